@@ -17,10 +17,10 @@ mod failures;
 mod logging;
 mod merge;
 mod metadata;
-pub mod observed;
+pub mod results;
 mod outcome;
 mod record;
-mod ruling;
+mod limit_verdicts;
 mod selection;
 pub mod store_report;
 mod verdict;
@@ -37,9 +37,9 @@ use self::error::DecideError;
 use self::failures::Failures;
 use self::logging::DecidedRequest;
 use self::merge::merge;
-use self::observed::ObservedDescriptor;
 use self::outcome::DescriptorOutcome;
 use self::record::Recorder;
+use self::results::DescriptorResults;
 use self::selection::{SelectedRequest, Selection, select};
 use crate::decision::Decision;
 use crate::decision_log::log::DecisionLog;
@@ -106,18 +106,18 @@ impl Decider {
         context: DecisionContext<'r>,
         request: &Request<'_>,
     ) -> Result<Decision<'r>, DecideError> {
-        self.decide_observed(context, request, |_| ())
+        self.decide_with_results(context, request, |_| ())
     }
 
     /// Decides a request as [`Decider::decide_now`], and passes the results of each descriptor's limits to `observe`.
     ///
     /// # Errors
     /// As [`Decider::decide_now`].
-    pub fn decide_observed<'r>(
+    pub fn decide_with_results<'r>(
         &'r self,
         context: DecisionContext<'r>,
         request: &Request<'_>,
-        mut observe: impl FnMut(ObservedDescriptor<'_, 'r>),
+        mut observe: impl FnMut(DescriptorResults<'_, 'r>),
     ) -> Result<Decision<'r>, DecideError> {
         if !self.store.is_immediate() {
             return Err(DecideError::Store);
@@ -133,7 +133,7 @@ impl Decider {
         drop(charger.charge_all(&dry_runs, &mut outcomes));
         drop(charger.charge_spared(&dry_runs, &mut outcomes));
         for (index, (selection, outcome)) in selections.iter().zip(&outcomes).enumerate() {
-            observe(ObservedDescriptor { index, selection, outcome, candidates: candidates.as_ref() });
+            observe(DescriptorResults { index, selection, outcome, candidates: candidates.as_ref() });
         }
         self.conclude(context, selected, &outcomes, candidates)
     }

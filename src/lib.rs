@@ -45,6 +45,7 @@ pub mod health;
 pub mod grpc;
 pub mod scrape;
 pub mod report;
+pub mod fleet;
 pub mod http;
 pub mod server;
 pub mod bench;

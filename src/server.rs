@@ -51,12 +51,17 @@ use crate::config::source::SourceConfig;
 use crate::decide::Decider;
 use crate::decision_log::log::{DecisionLog, ProcessFacts};
 use crate::decision_log::values::ValueForm;
+use crate::fleet::envelope::SummaryKey;
+use crate::fleet::membership::Fleet;
 use crate::grpc::health::GrpcHealth;
 use crate::grpc::service::Service;
 use crate::health::{Health, HealthRequirements};
 use crate::http::app_state::AppState;
+use crate::http::browser::AllowedHosts;
+use crate::http::live_events::LiveEvents;
 use crate::scrape::MetricsCollector;
 use crate::settings::Settings;
+use crate::settings::secret::Secret;
 use crate::settings::store::StoreSettings;
 use crate::store::Store;
 use crate::store::health::StoreHealth;
@@ -70,7 +75,7 @@ use crate::telemetry::service_metrics::ServiceMetrics;
 /// end of the shutdown.
 pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerError> {
     let server_stats = Arc::new(ServerStats::default());
-    let StartupResources { guards, exposition, exporter, logged_values } =
+    let StartupResources { guards, exposition, exporter, logged_values, fleet_secret } =
         StartupResources::load(&settings, &server_stats).map_err(ServerError::Startup)?;
     let listeners = BoundListeners::open(&settings, guards).map_err(|error| ServerError::Startup(vec![error]))?;
     let tracer = settings.tracing.as_ref().zip(exporter);
@@ -96,8 +101,16 @@ pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerE
     };
     let statsd = StatsdReporter::start(&settings.metrics, collector.clone())
         .map_err(|error| ServerError::System { resource: "the thread that reports metrics", error })?;
-    let max_body_bytes = settings.grpc.max_message_bytes;
-    let state = AppState { collector, max_body_bytes, exposition, admin_token: settings.admin.clone() };
+    let fleet = start_fleet(&settings, &service, &health, fleet_secret)?;
+    let state = AppState {
+        live: Arc::new(LiveEvents::new(collector.clone(), stopping.clone())),
+        collector,
+        fleet: Arc::clone(&fleet),
+        debug_hosts: AllowedHosts(settings.listeners.debug_hosts.clone().into()),
+        max_body_bytes: settings.grpc.max_message_bytes,
+        exposition,
+        admin_token: settings.admin.clone(),
+    };
     let mut background = JoinSet::new();
     background.spawn(updates.follow(grpc_health.clone()));
     background.spawn(grpc_health.clone().follow_store());
@@ -112,7 +125,7 @@ pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerE
     serve_until_stopped(&mut signals, &reload, &mut serving).await?;
     health.drain();
     grpc_health.sync();
-    let draining = Draining { service: &service, statsd, grpc_health, stop, serving };
+    let draining = Draining { service: &service, fleet: &fleet, statsd, grpc_health, stop, serving };
     let second_signal = async { while signals.wait().await != SignalAction::Stop {} };
     tokio::select! {
         result = draining.run(&settings.shutdown) => result,
@@ -172,6 +185,19 @@ fn start_decision_log(
     let started =
         started.map_err(|error| ServerError::System { resource: "the threads of the decision log", error })?;
     Ok(Some(Arc::new(started)))
+}
+
+/// Starts the view of all replicas.
+fn start_fleet(
+    settings: &Settings,
+    service: &Arc<Service>,
+    health: &Arc<Health>,
+    secret: Option<Secret>,
+) -> Result<Arc<Fleet>, ServerError> {
+    let key = secret.map(|secret| SummaryKey::new(secret.reveal()));
+    let fleet = Fleet::start(Arc::clone(service), Arc::clone(health), &settings.fleet, key);
+    let fleet = fleet.map_err(|error| ServerError::System { resource: "the thread of the fleet", error })?;
+    Ok(Arc::new(fleet))
 }
 
 /// Starts the source of the rules and loads them for the first time.

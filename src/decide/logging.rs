@@ -8,8 +8,8 @@ use smallvec::SmallVec;
 use super::candidates::{CandidateCharges, CandidateRef};
 use super::context::DecisionContext;
 use super::error::DecideError;
+use super::limit_verdicts::{CombinedVerdict, retry_after_us};
 use super::outcome::DescriptorOutcome;
-use super::ruling::{Ruling, retry_after_us};
 use super::selection::{SelectedLimit, SelectedRequest, Selection};
 use crate::algorithm::ChargeResult;
 use crate::counter::Path;
@@ -86,12 +86,12 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         let (Some(selection), Some(outcome)) = (self.selected.selections.get(index), self.outcomes.get(index)) else {
             return RecordedVerdict::Error;
         };
-        let ruling = outcome.ruling(self.behaviour, selection);
-        if ruling.enforced == Ruling::Fails || ruling.quotas == Some(Ruling::Fails) {
+        let limit_verdicts = outcome.limit_verdicts(self.behaviour, selection);
+        if limit_verdicts.enforced == CombinedVerdict::Fails || limit_verdicts.quotas == Some(CombinedVerdict::Fails) {
             return RecordedVerdict::Error;
         }
         let in_shadow = |(at, limit): (usize, &SelectedLimit<'_>)| limit.shadow && outcome.rejects(at);
-        match ruling.rejects() {
+        match limit_verdicts.rejects() {
             true => RecordedVerdict::OverLimit,
             false if selection.limits.iter().enumerate().any(in_shadow) => RecordedVerdict::Shadow,
             false => RecordedVerdict::Ok,
@@ -122,8 +122,9 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         decided: &Result<Decision<'_>, DecideError>,
     ) -> DecisionRecord<'a> {
         let SelectedRequest { request, selections } = self.selected;
-        let rulings = selections.iter().zip(self.outcomes);
-        let rulings = rulings.map(|(selection, outcome)| outcome.ruling(self.behaviour, selection));
+        let limit_verdicts = selections.iter().zip(self.outcomes);
+        let limit_verdicts =
+            limit_verdicts.map(|(selection, outcome)| outcome.limit_verdicts(self.behaviour, selection));
         let is_rejected = verdicts.request == RecordedVerdict::OverLimit;
         let descriptors = verdicts.descriptors.iter().enumerate();
         let time_us = self.context.now.as_micros();
@@ -136,7 +137,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             descriptors: descriptors.map(|(index, verdict)| self.descriptor(log, index, *verdict)).collect(),
             verdict: verdicts.request,
             error: decided.as_ref().err().map(|error| error.name().into()),
-            retry_after_us: if is_rejected { retry_after_us(rulings) } else { None },
+            retry_after_us: if is_rejected { retry_after_us(limit_verdicts) } else { None },
             delay_us: decided.as_ref().map_or(0, |decision| decision.delay_us),
             max_delay_us: self.context.max_delay_us,
             rules: self.context.rules.map(|rules| &*rules.id).unwrap_or_default().into(),

@@ -147,13 +147,12 @@ impl Recorder<'_> {
         };
         let Hits::Charge(hits) = descriptor.hits else { return };
         let key = selection.key;
+        let hash = distinct_hash(self.metrics, &path, key);
         for (at, (limit, result)) in selection.limits.iter().zip(results).enumerate() {
             // Limits that came with a request share the statistics of their domain.
             let Some(stats) = limit.stats.or_else(|| selection.domain.map(|domain| &domain.others)) else {
                 continue;
             };
-            // The lower half chooses the shard of the rejected keys.
-            let hash = upper_half(key);
             if at == 0 {
                 stats.keys.add(hash);
                 if is_charged && self.records_recent_keys && result.before == 0 && result.admitted {
@@ -204,6 +203,12 @@ impl Recorder<'_> {
             std::iter::once(&*domain.name).chain(parts.iter().map(String::as_str)).collect();
         self.metrics.limits.of_request(&names)
     }
+}
+
+/// Hash of a path among the distinct keys; `key` is its hash in this process.
+pub(super) fn distinct_hash(metrics: &ServiceMetrics, path: &Path<'_>, key: u128) -> u64 {
+    // The lower half chooses the shard of the rejected keys.
+    metrics.distinct_key_seed().map_or_else(|| upper_half(key), |seed| path.hash_with(seed))
 }
 
 /// `key=value,key=value`, truncated if it is too long; a shared value is replaced by its pattern.

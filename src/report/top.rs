@@ -71,17 +71,23 @@ pub struct TopKey {
 }
 
 impl TopQuery {
-    fn matches(&self, name: &LimitName) -> bool {
+    /// True if the limit is in the report.
+    pub fn matches(&self, name: &LimitName) -> bool {
         self.rule.as_ref().is_none_or(|rule| name.starts_with(rule))
     }
 }
 
 impl TopReport {
-    /// Computes the report.
+    /// Computes the report of this process.
     pub fn new(top_keys: &TopKeys, now: Time, query: &TopQuery) -> Self {
+        Self::of_snapshots(|minutes| top_keys.snapshot(now, minutes, |name| query.matches(name)), query)
+    }
+
+    /// Computes the report from the snapshot of this many minutes.
+    pub fn of_snapshots(snapshot: impl FnOnce(u64) -> TopKeysSnapshot, query: &TopQuery) -> Self {
         let minutes = query.minutes.unwrap_or(DEFAULT_MINUTES).clamp(1, MINUTES);
         let max_keys = query.most.unwrap_or(DEFAULT_KEYS).clamp(1, MAX_KEYS);
-        let TopKeysSnapshot { keys, max_missed } = top_keys.snapshot(now, minutes, |name| query.matches(name));
+        let TopKeysSnapshot { keys, max_missed } = snapshot(minutes);
         let mut by_limit: Vec<LimitTopKeys> = Vec::new();
         let mut indexes = HashMap::new();
         for rejected in &keys {

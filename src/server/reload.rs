@@ -56,8 +56,8 @@ pub(super) struct LastLoad {
 struct LoadedSet {
     compiled: Compiled,
     from: LoadedFrom,
-    /// For the decision log, if there is one.
-    recorded: Option<RuleSetRecord>,
+    /// For its id, and for the decision log.
+    recorded: RuleSetRecord,
 }
 
 /// A reloader with its running source.
@@ -191,7 +191,7 @@ impl Reloader {
         let accepted = self.last().accepted.clone();
         if let Some(snapshot) = accepted {
             let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
-            let recorded = self.recorded(&snapshot, &defaults);
+            let recorded = recorded::record(&snapshot.rules, snapshot.version.as_deref(), &defaults);
             let from = LoadedFrom { names: snapshot.rules.names(), version: snapshot.version };
             // Defaults make no rule invalid, so this does not fail.
             let compiled = snapshot.rules.compile(&options).map_err(|found| refuse_defaults(status, &texts(&found)))?;
@@ -217,7 +217,7 @@ impl Reloader {
         snapshot.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         let kept = self.defaults.is_some().then(|| snapshot.clone());
         let defaults = self.defaults.as_ref().map(|status| status.defaults()).unwrap_or_default();
-        let recorded = self.recorded(&snapshot, &defaults);
+        let recorded = recorded::record(&snapshot.rules, snapshot.version.as_deref(), &defaults);
         let from = LoadedFrom { names: snapshot.rules.names(), version: snapshot.version };
         let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
         let compiled = match snapshot.rules.compile(&options) {
@@ -239,8 +239,9 @@ impl Reloader {
         let known = std::mem::replace(&mut self.last().warnings, warnings.iter().cloned().collect());
         warnings.iter().filter(|warning| !known.contains(*warning)).for_each(|warning| tracing::warn!("{warning}"));
         let mut rules = RuleSet::with_stats(compiled.domains, &self.metrics.limits);
-        if let (Some(log), Some(recorded)) = (&self.log, recorded) {
-            rules.id = recorded.id.as_str().into();
+        rules.id = recorded.id.as_str().into();
+        rules.contents_hash = recorded::contents_hash(&recorded.documents).into();
+        if let Some(log) = &self.log {
             log.announce(Some(recorded));
         }
         if let Some(status) = &self.defaults {
@@ -249,11 +250,6 @@ impl Reloader {
         let version = self.rules.replace(rules, from, self.clock.now());
         let status = self.rules.status();
         tracing::warn!(version, domains = status.domains, rules = status.rules, "rules loaded");
-    }
-
-    /// Returns the rules as the decision log records them, if there is one.
-    fn recorded(&self, snapshot: &RuleSnapshot, defaults: &RuleDefaults) -> Option<RuleSetRecord> {
-        self.log.as_ref().map(|_| recorded::record(&snapshot.rules, snapshot.version.as_deref(), defaults))
     }
 
     fn last(&self) -> MutexGuard<'_, LastLoad> {

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::replay_tally::{DescriptorRejection, Rejections, ReplayTally};
 use super::verification::{Admissions, Verification, admissions};
 use crate::clock::Time;
-use crate::decide::observed::plain_key_text;
+use crate::decide::results::plain_key_text;
 use crate::replay::recorded::RecordedRequest;
 use crate::replay::replayer::{CounterLosses, RecordedHeader, ReplayError, ReplayOptions, ReplayRules, Replayer};
 use crate::request::Request;
