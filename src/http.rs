@@ -7,6 +7,7 @@ pub mod json;
 pub mod live_events;
 pub mod metrics_pages;
 pub mod routes;
+pub mod token_attempts;
 
 mod admin_pages;
 mod console_pages;

@@ -56,7 +56,7 @@ use crate::fleet::membership::Fleet;
 use crate::grpc::health::GrpcHealth;
 use crate::grpc::service::Service;
 use crate::health::{Health, HealthRequirements};
-use crate::http::app_state::AppState;
+use crate::http::app_state::{AppState, Exposition};
 use crate::http::browser::AllowedHosts;
 use crate::http::live_events::LiveEvents;
 use crate::scrape::MetricsCollector;
@@ -102,22 +102,15 @@ pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerE
     let statsd = StatsdReporter::start(&settings.metrics, collector.clone())
         .map_err(|error| ServerError::System { resource: "the thread that reports metrics", error })?;
     let fleet = start_fleet(&settings, &service, &health, fleet_secret)?;
-    let state = AppState {
-        live: Arc::new(LiveEvents::new(collector.clone(), stopping.clone())),
-        collector,
-        fleet: Arc::clone(&fleet),
-        debug_hosts: AllowedHosts(settings.listeners.debug_hosts.clone().into()),
-        max_body_bytes: settings.grpc.max_message_bytes,
-        exposition,
-        admin_token: settings.admin.clone(),
-    };
+    let pages = PageSources { collector, fleet: Arc::clone(&fleet), exposition, stopping: stopping.clone() };
+    let state = app_state(&settings, pages);
     let mut background = JoinSet::new();
     background.spawn(updates.follow(grpc_health.clone()));
     background.spawn(grpc_health.clone().follow_store());
     background.spawn(sweep(Arc::clone(&service)));
     listeners.watch_certificates(&mut background);
     background.spawn(report_store(Arc::clone(&service), store_health));
-    listeners.log_addresses();
+    listeners.log_addresses(settings.admin.is_some());
     let mut serving = listeners
         .serve(&settings.grpc, state, &grpc_health, &stopping)
         .map_err(|error| ServerError::System { resource: "the listeners", error })?;
@@ -133,6 +126,29 @@ pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerE
             tracing::warn!("second signal received: stopping at once");
             Ok(())
         }
+    }
+}
+
+/// Sources of the pages.
+struct PageSources {
+    collector: MetricsCollector,
+    fleet: Arc<Fleet>,
+    exposition: Option<Arc<Exposition>>,
+    /// Turns true when the listeners stop.
+    stopping: watch::Receiver<bool>,
+}
+
+fn app_state(settings: &Settings, pages: PageSources) -> AppState {
+    let PageSources { collector, fleet, exposition, stopping } = pages;
+    AppState {
+        live: Arc::new(LiveEvents::new(collector.clone(), stopping)),
+        collector,
+        fleet,
+        debug_hosts: AllowedHosts(settings.listeners.debug_hosts.clone().into()),
+        max_body_bytes: settings.grpc.max_message_bytes,
+        exposition,
+        admin_token: settings.admin.clone(),
+        token_attempts: Arc::default(),
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::browser::AllowedHosts;
 use super::live_events::LiveEvents;
+use super::token_attempts::TokenAttempts;
 use crate::fleet::membership::Fleet;
 use crate::scrape::MetricsCollector;
 use crate::settings::listeners::AdminToken;
@@ -32,6 +33,8 @@ pub struct AppState {
     pub exposition: Option<Arc<Exposition>>,
     /// Token for pages that change state or show keys; `None` switches these pages off.
     pub admin_token: Option<AdminToken>,
+    /// Wrong tokens of the last minute.
+    pub token_attempts: Arc<TokenAttempts>,
 }
 
 /// Page for Prometheus.

@@ -124,3 +124,19 @@ fn get_changes_nothing() {
     }
     assert_eq!(http::get(server.debug_port(), "/log_level").send().text(), "warn\n");
 }
+
+#[test]
+fn debug_listener_that_other_machines_reach_is_warned_of() {
+    for (host, is_open) in [("127.0.0.1", false), ("::1", false), ("localhost", false), ("0.0.0.0", true)] {
+        for token in [None, Some("correct horse battery staple")] {
+            let setup = server().env("DEBUG_HOST", host);
+            let server =
+                token.into_iter().fold(setup, |setup, token| setup.env("TOLLKEEPER_ADMIN_TOKEN", token)).start();
+            let log = server.stderr();
+            let lines: Vec<_> = log.lines().filter(|line| line.contains("DEBUG_HOST=127.0.0.1")).collect();
+            assert_eq!(lines.len(), usize::from(is_open), "{host}: {log}");
+            let expected = format!("has_admin_token={}", token.is_some());
+            assert!(lines.iter().all(|line| line.contains(&expected) && line.contains("docs/operations.md")), "{log}");
+        }
+    }
+}
