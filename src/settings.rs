@@ -119,6 +119,8 @@ impl Settings {
         let store = StoreSettings::read(&mut values, environment.backend());
         let hash_key = HashKey::read(&mut values);
         let decision_log = DecisionLogSettings::read(&mut values, &store, hash_key.as_ref());
+        let deployments = store.deployments().chain(decision_log.iter().flat_map(DecisionLogSettings::deployments));
+        redis::read::ignore_unused_certificates(&mut values, deployments);
         let exports_logs = decision_log.as_ref().is_some_and(DecisionLogSettings::uses_collector);
         let fleet = FleetSettings::read(&mut values, &store, decision_log.as_ref(), hash_key);
         let settings = Self {

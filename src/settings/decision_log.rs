@@ -192,6 +192,14 @@ impl DecisionLogSettings {
         self.sinks.iter().any(|sink| matches!(sink, SinkSettings::Otlp(_)))
     }
 
+    /// Deployments of Redis that hold a stream.
+    pub(super) fn deployments(&self) -> impl Iterator<Item = &DeploymentSettings> {
+        self.sinks.iter().filter_map(|sink| match sink {
+            SinkSettings::Redis(stream) => Some(&stream.deployment),
+            SinkSettings::Stdout | SinkSettings::File(_) | SinkSettings::Otlp(_) => None,
+        })
+    }
+
     pub(super) fn read(values: &mut Values, store: &StoreSettings, hash_key: Option<&HashKey>) -> Option<Self> {
         let sinks = sinks(values, store);
         ignore_unused(values, &sinks);
