@@ -14,6 +14,7 @@ pub mod error;
 pub mod explain;
 mod failure_policies;
 mod failures;
+mod key_text;
 mod logging;
 mod merge;
 mod metadata;
@@ -62,13 +63,15 @@ pub struct Decider {
     pub metrics: Arc<ServiceMetrics>,
     /// Decision log; `None` if it is off.
     pub log: Option<Arc<DecisionLog>>,
+    /// Form of the values in rejected keys.
+    pub key_values: ValueForm,
     failures: Failures,
 }
 
 impl Decider {
     /// Creates a decider that has not seen a failure.
     pub fn new(store: Store, behaviour: DecisionSettings, metrics: Arc<ServiceMetrics>) -> Self {
-        Self { store, behaviour, metrics, log: None, failures: Failures::default() }
+        Self { store, behaviour, metrics, log: None, key_values: ValueForm::Plain, failures: Failures::default() }
     }
 
     /// Decides a request, by the context's deadline.
@@ -186,6 +189,7 @@ impl Decider {
             metrics: &self.metrics,
             near_limit_ratio: self.behaviour.near_limit_ratio,
             records_recent_keys: !self.store.can_scan(),
+            key_values: &self.key_values,
         }
     }
 

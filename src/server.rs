@@ -61,6 +61,7 @@ use crate::http::browser::AllowedHosts;
 use crate::http::live_events::LiveEvents;
 use crate::scrape::MetricsCollector;
 use crate::settings::Settings;
+use crate::settings::choices::TopValues;
 use crate::settings::secret::Secret;
 use crate::settings::store::StoreSettings;
 use crate::store::Store;
@@ -86,6 +87,7 @@ pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerE
     let health = health(&settings, &rules, &store_health);
     let mut service = service(&settings, rules);
     service.tracer = tracer;
+    service.decider.key_values = key_values(&settings, fleet_secret.as_ref());
     service.decider.log = start_decision_log(&settings, logged_values, &service.clock)?;
     let service = Arc::new(service);
     let updates = load_rules(&settings, source, &service)?;
@@ -204,6 +206,15 @@ fn start_decision_log(
 }
 
 /// Starts the view of all replicas.
+/// Form of the values in rejected keys, hashed as in the decision log.
+fn key_values(settings: &Settings, secret: Option<&Secret>) -> ValueForm {
+    match (settings.fleet.top_values, secret) {
+        (TopValues::Plain, _) => ValueForm::Plain,
+        (TopValues::Hashed, Some(secret)) => ValueForm::hashed(secret.reveal()),
+        (TopValues::Hashed, None) => ValueForm::Omitted,
+    }
+}
+
 fn start_fleet(
     settings: &Settings,
     service: &Arc<Service>,

@@ -8,7 +8,8 @@
 use std::sync::Arc;
 
 use super::context::DecisionContext;
-use super::record::{LimitResult, Recorder, StatsRef, distinct_hash, key_text, near_hits, record_hits};
+use super::key_text::key_text;
+use super::record::{LimitResult, Recorder, StatsRef, distinct_hash, near_hits, record_hits};
 use super::selection::{SelectedLimit, SelectedRequest};
 use crate::algorithm::ChargeResult;
 use crate::clock::Time;
@@ -110,13 +111,14 @@ impl CandidateCharges {
         match outcomes {
             DeferredOutcomes::Ready(outcomes) => {
                 for (candidate, outcome) in refs.iter().zip(outcomes) {
-                    let text = || key_text(&path_of(selected, *candidate));
+                    let text = || key_text(&path_of(selected, *candidate), recorder.key_values);
                     record_of(*candidate).record(recorder.metrics, &outcome, text);
                 }
             }
             DeferredOutcomes::Pending(pending) => {
                 let records = refs.iter().map(|candidate| (record_of(*candidate), path_of(selected, *candidate)));
-                let records: Vec<_> = records.map(|(record, path)| (record, key_text(&path))).collect();
+                let records: Vec<_> =
+                    records.map(|(record, path)| (record, key_text(&path, recorder.key_values))).collect();
                 let metrics = Arc::clone(recorder.metrics);
                 spawn_on_outcomes(pending, move |outcomes| {
                     for ((record, text), outcome) in records.into_iter().zip(outcomes) {

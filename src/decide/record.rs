@@ -10,11 +10,13 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::context::DecisionContext;
+use super::key_text::key_text;
 use super::outcome::DescriptorOutcome;
 use super::selection::{SelectedLimit, SelectedRequest, Selection};
 use crate::algorithm::ChargeResult;
 use crate::clock::Time;
 use crate::counter::Path;
+use crate::decision_log::values::ValueForm;
 use crate::limit::{Limit, StorePolicy};
 use crate::request::{Descriptor, Entry, Hits};
 use crate::rule::naming::override_name;
@@ -23,7 +25,7 @@ use crate::sharded::upper_half;
 use crate::store::outcome::DecidedBy;
 use crate::telemetry::metrics::limit_stats::{LimitStat, LimitStats};
 use crate::telemetry::service_metrics::ServiceMetrics;
-use crate::telemetry::top_keys::{KeyRejection, MAX_KEY_BYTES};
+use crate::telemetry::top_keys::KeyRejection;
 
 /// Records outcomes in the metrics.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +35,8 @@ pub(super) struct Recorder<'d> {
     pub(super) near_limit_ratio: f32,
     /// Keys of new counters are recorded, because the store cannot list its keys.
     pub(super) records_recent_keys: bool,
+    /// Form of the values in rejected keys.
+    pub(super) key_values: &'d ValueForm,
 }
 
 /// Statistics that a limit counts under.
@@ -165,7 +169,9 @@ impl Recorder<'_> {
                 let id = stats.id_with_key(key);
                 let named = (limit.stats.is_none()).then(|| self.of_override(selection, descriptor)).flatten();
                 let limit = named.as_deref().unwrap_or(stats);
-                self.metrics.top_keys.record(KeyRejection { id, limit, hits }, now, || key_text(&path));
+                self.metrics
+                    .top_keys
+                    .record(KeyRejection { id, limit, hits }, now, || key_text(&path, self.key_values));
             }
         }
     }
@@ -209,25 +215,6 @@ impl Recorder<'_> {
 pub(super) fn distinct_hash(metrics: &ServiceMetrics, path: &Path<'_>, key: u128) -> u64 {
     // The lower half chooses the shard of the rejected keys.
     metrics.distinct_key_seed().map_or_else(|| upper_half(key), |seed| path.hash_with(seed))
-}
-
-/// `key=value,key=value`, truncated if it is too long; a shared value is replaced by its pattern.
-pub(super) fn key_text(path: &Path<'_>) -> Arc<str> {
-    let mut text = String::new();
-    for (index, entry) in path.entries.iter().enumerate() {
-        let shared = path.shared.iter().find(|(shared, _)| *shared == index).map(|(_, pattern)| *pattern);
-        let value = shared.unwrap_or(entry.value);
-        let part = |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_KEY_BYTES)]).into_owned();
-        let comma = if text.is_empty() { "" } else { "," };
-        text += &format!("{comma}{}={}", part(entry.key), part(value));
-        if text.len() > MAX_KEY_BYTES {
-            let end = (0..=MAX_KEY_BYTES).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-            text.truncate(end);
-            text += "...";
-            break;
-        }
-    }
-    text.into()
 }
 
 /// Returns true if a limit of the descriptor rejects the hits for that at `at` too.

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use super::candidates::CandidateCharges;
+use super::key_text::key_text;
 use super::outcome::DescriptorOutcome;
-use super::record::key_text;
 use super::selection::{SelectedLimit, Selection};
 use crate::algorithm::ChargeResult;
 use crate::counter::Path;
+use crate::decision_log::values::ValueForm;
 use crate::limit::Limit;
 use crate::request::Request;
 use crate::rule::set::{CompiledRule, DomainRules};
@@ -74,7 +75,7 @@ impl<'a, 'r> DescriptorResults<'a, 'r> {
 
     /// Text of the key of its counters, `key=value,key=value`, cut off if it is long.
     pub fn key_text(&self, request: &Request<'_>) -> Arc<str> {
-        key_text(&self.selection.path(request, self.index))
+        key_text(&self.selection.path(request, self.index), &ValueForm::Plain)
     }
 
     /// Limits with their results, candidates last; none if the store failed, for a candidate: failed to charge it.
@@ -103,5 +104,5 @@ impl<'a, 'r> DescriptorResults<'a, 'r> {
 /// Text of the key of the descriptor at `index`, whose values share no counter.
 pub fn plain_key_text(request: &Request<'_>, index: usize) -> Arc<str> {
     let entries = request.descriptors.get(index).map_or(&[][..], |descriptor| &descriptor.entries);
-    key_text(&Path { domain: request.domain, entries, shared: &[], candidate: None })
+    key_text(&Path { domain: request.domain, entries, shared: &[], candidate: None }, &ValueForm::Plain)
 }

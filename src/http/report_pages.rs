@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::app_state::AppState;
 use super::off_thread::render_off_thread;
 use super::response::{bad_query, internal_error, json, no_rules, text};
+use crate::decision_log::values::ValueForm;
 use crate::fleet::report::{FleetQuery, FleetReport};
 use crate::report::ReportFormat;
 use crate::report::rules::{RuleUsageReport, RulesQuery};
@@ -32,7 +33,10 @@ pub(super) async fn top(State(state): State<AppState>, query: Result<Query<TopQu
         return text(StatusCode::SERVICE_UNAVAILABLE, what);
     }
     let render = move || {
-        let report = TopReport::new(&service.decider.metrics.top_keys, service.clock.now(), &query);
+        let mut report = TopReport::new(&service.decider.metrics.top_keys, service.clock.now(), &query);
+        if !matches!(service.decider.key_values, ValueForm::Plain) {
+            report = report.without_values();
+        }
         encode(format, &report, TopReport::text)
     };
     page(format, render_off_thread(render).await)

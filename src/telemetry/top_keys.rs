@@ -66,7 +66,7 @@ pub struct KeyRejection<'l> {
 pub struct RejectedKey {
     /// Limit that rejected the key.
     pub limit: Arc<LimitName>,
-    /// `key=value,key=value`, cut to [`MAX_KEY_BYTES`].
+    /// `key=value,key=value`, escaped, with a hash if it is cut to [`MAX_KEY_BYTES`].
     pub text: Arc<str>,
     /// Lower bound of the rejected hits.
     pub at_least: u64,
@@ -87,6 +87,15 @@ pub struct RejectedInMinute {
     pub max_missed: u64,
     /// All keys that have a counter, the largest upper bound first.
     pub keys: Vec<RejectedKey>,
+}
+
+/// Hits rejected in one minute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MinuteSum {
+    /// Minutes since the Unix epoch.
+    pub minute: u64,
+    /// Lower bound of the hits.
+    pub rejected_at_least: u64,
 }
 
 /// Rejected keys at one time.
@@ -171,6 +180,22 @@ impl TopKeys {
             minute.keys.sort_by(|a, b| (b.at_most, b.at_least, &a.text).cmp(&(a.at_most, a.at_least, &b.text)));
         }
         minutes.into_values().collect()
+    }
+
+    /// Returns the lower bounds of the hits rejected in the last [`MINUTES`] by limits that `filter` accepts.
+    pub fn rejected_by_minute(&self, now: Time, filter: impl Fn(&LimitName) -> bool) -> Vec<MinuteSum> {
+        let current = self.minute_of(now);
+        let first = (current + 1).saturating_sub(MINUTES);
+        let mut sums: Vec<MinuteSum> =
+            (first..=current).map(|minute| MinuteSum { minute, rejected_at_least: 0 }).collect();
+        for windows in self.shards.iter().flat_map(Sharded::iter) {
+            for window in windows.iter() {
+                let Some(sum) = sums.iter_mut().find(|sum| sum.minute == window.minute) else { continue };
+                let counted = window.sketch.iter().filter(|(_, label, _)| filter(&label.limit));
+                sum.rejected_at_least += counted.map(|(_, _, count)| count.count - count.error).sum::<u64>();
+            }
+        }
+        sums
     }
 
     /// Sets the time of Redis less that of this process, in microseconds, so that minutes are the same in all replicas.
