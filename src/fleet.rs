@@ -11,6 +11,7 @@ pub mod findings;
 pub mod merge_keys;
 pub mod merge_limits;
 pub mod report;
+mod report_text;
 mod resets;
 mod sketch;
 pub mod summary;

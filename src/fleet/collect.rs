@@ -2,11 +2,12 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use super::sketch;
 use super::summary::*;
 use super::view::{FleetView, ViewBuilder};
-use crate::clock::Time;
+use crate::clock::{Time, micros};
 use crate::grpc::service::Service;
 use crate::health::Health;
 use crate::telemetry::metrics::histogram::HistogramSnapshot;
@@ -24,10 +25,12 @@ const KEYS_BUDGET: usize = 30 << 10;
 const LIMITS_BUDGET: usize = TEXT_BUDGET - KEYS_BUDGET;
 /// Part of the latter for sketches.
 const SKETCHES_BUDGET: usize = 16 << 10;
-/// Punctuation and names of fields of one count, key, limit.
-const COUNT_OVERHEAD: usize = 20;
-const KEY_OVERHEAD: usize = 20;
-const LIMIT_OVERHEAD: usize = 30;
+/// Punctuation and names of fields of one count, key, limit, in bytes.
+const COUNT_OVERHEAD: usize = r#"{"k":,"l":,"u":},"#.len();
+const KEY_OVERHEAD: usize = r#"{"n":,"t":}"#.len();
+const LIMIT_OVERHEAD: usize = r#"{"n":,"m":,"r":,"h":},"#.len();
+/// Maximum length of the version of the rules in bytes; readers show no longer text.
+const MAX_VERSION_BYTES: usize = 256;
 
 /// Facts about this process that do not change.
 #[derive(Clone, Debug)]
@@ -37,7 +40,7 @@ pub(super) struct ReplicaFacts {
     /// Host name.
     pub(super) name: String,
     /// Start of the process.
-    pub(super) started: Time,
+    pub(super) started: Instant,
     /// Form of published keys.
     pub(super) values: SummaryValues,
 }
@@ -52,9 +55,10 @@ pub(super) struct SummaryCollector {
 }
 
 /// Totals since the start.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Totals {
-    at: Time,
+    /// Time by a clock that never jumps.
+    at: Instant,
     calls: u64,
     verdicts: DecisionsByVerdict,
     latency: HistogramSnapshot,
@@ -86,18 +90,21 @@ impl SummaryCollector {
             incarnation: self.facts.incarnation.clone(),
             name: self.facts.name.clone(),
             build: env!("CARGO_PKG_VERSION").to_owned(),
-            started_us: at_redis(self.facts.started),
+            started_us: at_redis(now).saturating_sub(micros(self.facts.started.elapsed())),
             published_us: at_redis(now),
             clock_offset_us,
             rules: self.rules(),
-            recent: self.recent(now),
+            recent: self.recent(),
             distinct_seed: metrics.distinct_key_seed().map(|seed| seed.fingerprint()),
             values: self.facts.values,
             ..ReplicaSummary::default()
         };
         self.add_store(&mut summary);
         let mut names = Names::default();
-        if self.facts.values != SummaryValues::None {
+        if !metrics.top_keys.is_on() {
+            summary.values = SummaryValues::None;
+        }
+        if summary.values != SummaryValues::None {
             add_keys(&mut summary, &metrics.top_keys.by_minute(now), &mut names, KEYS_BUDGET);
         }
         add_limits(&mut summary, metrics, &mut names);
@@ -109,7 +116,7 @@ impl SummaryCollector {
         let status = self.service.rules.status();
         let hash = self.service.rules.load().as_ref().map(|loaded| loaded.rules.contents_hash.to_string());
         RulesSummary {
-            version: status.source_version.map(|version| version.to_string()),
+            version: status.source_version.map(|version| shortened(&version)),
             hash: hash.unwrap_or_default(),
             rules: status.rules,
             load_failed: status.last_error.is_some(),
@@ -130,12 +137,12 @@ impl SummaryCollector {
     }
 
     /// Decisions since the oldest totals that are kept.
-    fn recent(&self, now: Time) -> RecentSummary {
-        let totals = Totals::now(self.metrics(), now);
-        let since = self.totals.front().cloned().unwrap_or(Totals { at: self.facts.started, ..Totals::default() });
+    fn recent(&self) -> RecentSummary {
+        let totals = Totals::now(self.metrics());
+        let since = self.totals.front().cloned().unwrap_or_else(|| Totals::zero(self.facts.started));
         let counts = totals.latency.counts.iter().zip(since.latency.counts);
         RecentSummary {
-            span_us: now.since_us(since.at),
+            span_us: micros(totals.at.saturating_duration_since(since.at)),
             calls: totals.calls.saturating_sub(since.calls),
             verdicts: totals.verdicts.combine(since.verdicts, u64::saturating_sub),
             latency: LatencySummary {
@@ -147,7 +154,7 @@ impl SummaryCollector {
 
     /// Keeps the totals, from which later summaries tell what is recent; to be called every 5 s.
     pub(super) fn keep_totals(&mut self) {
-        self.totals.push_back(Totals::now(self.metrics(), self.service.clock.now()));
+        self.totals.push_back(Totals::now(self.metrics()));
         if self.totals.len() > KEPT_TOTALS {
             self.totals.pop_front();
         }
@@ -155,7 +162,12 @@ impl SummaryCollector {
 }
 
 impl Totals {
-    fn now(metrics: &ServiceMetrics, at: Time) -> Self {
+    fn zero(at: Instant) -> Self {
+        Self { at, calls: 0, verdicts: DecisionsByVerdict::default(), latency: HistogramSnapshot::default() }
+    }
+
+    fn now(metrics: &ServiceMetrics) -> Self {
+        let at = Instant::now();
         let verdicts = metrics.limits.all().iter().fold(DecisionsByVerdict::default(), |sum, limit| {
             let of_limit = DecisionsByVerdict {
                 ok: limit.get(LimitStat::Ok),
@@ -196,6 +208,11 @@ impl Names {
         if self.indexes.contains_key(name) { 0 } else { json_bytes(name) }
     }
 
+    /// Upper bound of the number of digits of a name's index.
+    fn index_digits(&self) -> usize {
+        digits(self.listed.len() as u64)
+    }
+
     fn index(&mut self, name: &str) -> usize {
         *self.indexes.entry(name.to_owned()).or_insert_with(|| {
             self.listed.push(name.to_owned());
@@ -216,9 +233,9 @@ pub(super) fn add_keys(summary: &mut ReplicaSummary, minutes: &[RejectedInMinute
         for (minute, of_summary) in minutes.iter().zip(&mut summary.minutes) {
             let Some(RejectedKey { limit, text, at_least, at_most, .. }) = minute.keys.get(rank) else { continue };
             let known = names.indexes.get(limit.key()).and_then(|name| indexes.get(&(*name, Arc::clone(text))));
-            let cost = COUNT_OVERHEAD
-                + 2 * at_most.ilog10_or_zero()
-                + if known.is_some() { 0 } else { names.cost(limit.key()) + json_bytes(text) + KEY_OVERHEAD };
+            let of_key = KEY_OVERHEAD + names.index_digits() + names.cost(limit.key()) + json_bytes(text);
+            let of_count = COUNT_OVERHEAD + digits(summary.keys.len() as u64) + digits(*at_least) + digits(*at_most);
+            let cost = of_count + if known.is_some() { 0 } else { of_key };
             if cost > room {
                 break 'ranks;
             }
@@ -255,8 +272,8 @@ fn add_limits(summary: &mut ReplicaSummary, metrics: &ServiceMetrics, names: &mu
     let (mut room, mut sketches) = (LIMITS_BUDGET - SKETCHES_BUDGET, SKETCHES_BUDGET);
     for (limit, rejected, matched) in &limits {
         let near_limit_hits = limit.get(LimitStat::NearLimit);
-        let digits: usize = [*matched, *rejected, near_limit_hits].iter().map(|count| count.ilog10_or_zero()).sum();
-        let cost = LIMIT_OVERHEAD + digits + names.cost(limit.name().key());
+        let of_counts: usize = [*matched, *rejected, near_limit_hits].into_iter().map(digits).sum();
+        let cost = LIMIT_OVERHEAD + names.index_digits() + of_counts + names.cost(limit.name().key());
         if cost > room {
             break;
         }
@@ -288,13 +305,60 @@ fn json_bytes(text: &str) -> usize {
     escaped.sum::<usize>() + "\"\",".len()
 }
 
-/// Number of decimal digits less one; 0 for 0.
-trait Digits {
-    fn ilog10_or_zero(self) -> usize;
+/// Number of decimal digits.
+fn digits(number: u64) -> usize {
+    number.checked_ilog10().map_or(1, |digits| digits as usize + 1)
 }
 
-impl Digits for u64 {
-    fn ilog10_or_zero(self) -> usize {
-        self.checked_ilog10().map_or(0, |digits| digits as usize)
+/// First [`MAX_VERSION_BYTES`] of a version.
+fn shortened(version: &str) -> String {
+    version[..version.floor_char_boundary(MAX_VERSION_BYTES)].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::envelope::seal;
+    use crate::telemetry::metrics::limit_stats::LimitName;
+    use crate::telemetry::top_keys::{KeyRejection, TopKeys};
+
+    /// Rejected keys of each of ten minutes: `texts` are the same in all.
+    fn minutes(limits: &[Arc<LimitStats>], texts: impl Fn(usize) -> String) -> Vec<RejectedInMinute> {
+        let top_keys = TopKeys::new(2048);
+        for minute in 0..10 {
+            for key in 0..2000 {
+                let rejection = KeyRejection {
+                    id: (key as u128 + 1) << 64 | key as u128,
+                    limit: &limits[key % limits.len()],
+                    hits: 1,
+                };
+                top_keys.record(rejection, Time::from_secs((30_000_000 + minute) * 60), || texts(key).into());
+            }
+        }
+        top_keys.by_minute(Time::from_secs(30_000_009 * 60))
+    }
+
+    #[test]
+    fn summary_of_many_limits_and_keys_fits() {
+        let metrics = ServiceMetrics::new(2048, 0);
+        let limits: Vec<Arc<LimitStats>> =
+            (0..10_000).map(|limit| metrics.limits.of_rule(LimitName::new(["d", &limit.to_string()]))).collect();
+        let texts: [fn(usize) -> String; 3] =
+            [|key| key.to_string(), |key| format!("{key}={}", "x".repeat(300)), |key| format!("{key}\u{1}\"")];
+        for text in texts {
+            let (mut summary, mut names) =
+                (ReplicaSummary { v: VERSION, ..ReplicaSummary::default() }, Names::default());
+            add_keys(&mut summary, &minutes(&limits, text), &mut names, KEYS_BUDGET);
+            let keys_bytes = serde_json::to_vec(&(&summary.keys, &summary.minutes, &names.listed)).unwrap().len();
+            assert!(keys_bytes <= KEYS_BUDGET + 1024, "{keys_bytes}");
+            add_limits(&mut summary, &metrics, &mut names);
+            summary.names = names.listed;
+            let sealed = seal(&summary, None).map(|sealed| sealed.len());
+            assert!(sealed.is_some_and(|bytes| bytes > MAX_BYTES / 2 && bytes <= MAX_BYTES - 1024), "{sealed:?}");
+            assert_eq!(summary.limits.len() + summary.limits_left_out, limits.len());
+            assert!(summary.limits_left_out > 0);
+            // Keys without room are within the bound of each minute.
+            assert!(summary.minutes.iter().all(|minute| minute.counts.len() == 2000 || minute.max_missed > 0));
+        }
     }
 }

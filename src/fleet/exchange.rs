@@ -30,8 +30,6 @@ pub(super) const SUMMARY_LIFETIME: Duration = Duration::from_secs(30);
 pub(super) const MAX_REPLICAS: usize = 1000;
 /// Number of summaries that are read at a time.
 const CHUNK: usize = 16;
-/// Number of summaries after which the index is cleared of replicas that are gone.
-const PUBLICATIONS_PER_CLEANUP: u64 = 12;
 /// Upper bound on each call. Only the fleet waits for it.
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// Approximate number of resets that are kept.
@@ -46,7 +44,6 @@ const MAX_ID_BYTES: usize = 64;
 pub(super) struct Exchange {
     client: Deployment,
     keys: FleetKeys,
-    publications: u64,
 }
 
 /// Keys in Redis, in one hash slot.
@@ -97,7 +94,7 @@ impl Exchange {
             health_check: Box::new(check),
             connect,
         };
-        Self { client: Deployment::start(settings.topology.clone(), options), keys, publications: 0 }
+        Self { client: Deployment::start(settings.topology.clone(), options), keys }
     }
 
     /// Reads the clock of the server that has the keys.
@@ -130,17 +127,22 @@ impl Exchange {
     ///
     /// # Errors
     /// Redis failed.
-    pub(super) async fn publish(&mut self, incarnation: &str, summary: &[u8], now: Time) -> Result<(), RedisError> {
+    pub(super) async fn publish(&self, incarnation: &str, summary: &[u8], now: Time) -> Result<(), RedisError> {
         let key = self.keys.summary(incarnation.as_bytes());
         let lifetime = SUMMARY_LIFETIME.as_millis().to_string();
         self.call(&[b"SET", &key, summary, b"PX", lifetime.as_bytes()]).await?;
         let score = seconds(now).to_string();
         self.call(&[b"ZADD", &self.keys.index, score.as_bytes(), incarnation.as_bytes()]).await?;
-        if self.publications.is_multiple_of(PUBLICATIONS_PER_CLEANUP) {
-            let oldest = oldest_second(now).to_string();
-            self.call(&[b"ZREMRANGEBYSCORE", &self.keys.index, b"-inf", oldest.as_bytes()]).await?;
-        }
-        self.publications += 1;
+        Ok(())
+    }
+
+    /// Clears the index of replicas that are gone; `now` is the time of Redis.
+    ///
+    /// # Errors
+    /// Redis failed.
+    pub(super) async fn remove_outdated(&self, now: Time) -> Result<(), RedisError> {
+        let oldest = oldest_second(now).to_string();
+        self.call(&[b"ZREMRANGEBYSCORE", &self.keys.index, b"-inf", oldest.as_bytes()]).await?;
         Ok(())
     }
 

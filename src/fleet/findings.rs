@@ -35,6 +35,8 @@ pub enum FleetFindingKind {
     ClocksApart,
     /// Replicas have another version of tollkeeper than most.
     DifferentBuilds,
+    /// Replicas publish keys in another form than most, so that bounds leave them out.
+    DifferentValues,
 }
 
 /// Maximum number of replicas that a finding names.
@@ -43,6 +45,12 @@ pub const MAX_NAMED: usize = 10;
 const MIN_CALLS: u64 = 100;
 /// Shortest time of observation for a replica without traffic to be found, in microseconds.
 const MIN_SPAN_US: u64 = 30_000_000;
+/// Smallest share of decisions by failure policy that is reported, in percent; fewer are single lost calls.
+const MIN_POLICY_PERCENT: u64 = 1;
+/// Time after the start in which a replica may still connect to the store, in microseconds.
+const STARTUP_US: u64 = 10_000_000;
+/// Number of characters of a hash of rules that are shown.
+pub(super) const SHOWN_HASH_LENGTH: usize = 6;
 /// Largest difference of a clock from the median that is not reported, in microseconds.
 const MAX_CLOCK_DIFFERENCE_US: u64 = 1_000_000;
 
@@ -59,6 +67,7 @@ pub fn find(replicas: &[ReplicaSummary]) -> Vec<FleetFinding> {
         no_traffic(replicas),
         clocks_apart(replicas),
         different_builds(replicas),
+        different_values(replicas),
     ];
     found.into_iter().flatten().collect()
 }
@@ -78,6 +87,11 @@ fn about(
     })
 }
 
+/// False while a replica may still connect to the store.
+const fn has_started(replica: &ReplicaSummary) -> bool {
+    replica.published_us.saturating_sub(replica.started_us) >= STARTUP_US
+}
+
 /// The most frequent value; of equally frequent ones the smallest.
 fn most_frequent<'r>(values: impl Iterator<Item = &'r str>) -> Option<&'r str> {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
@@ -93,12 +107,18 @@ fn different_rules(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
         |replica| replica.rules.hash != usual,
         |count| {
             format!(
-                "{count} of {} replicas have other rules than most: a change is not everywhere yet, or did not arrive \
-                 (compare /rlconfig/status of both)",
-                replicas.len()
+                "{count} of {} replicas have other rules than {}: a change is not everywhere yet, or did not arrive \
+                 (compare /rlconfig/status)",
+                replicas.len(),
+                shown_hash(usual)
             )
         },
     )
+}
+
+/// Start of a hash of rules.
+pub(super) fn shown_hash(hash: &str) -> String {
+    if hash.is_empty() { "none".to_owned() } else { hash.chars().take(SHOWN_HASH_LENGTH).collect() }
 }
 
 fn load_failed(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
@@ -114,7 +134,7 @@ fn store_lost(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     about(
         replicas,
         FleetFindingKind::StoreLost,
-        |replica| !replica.store.available || replica.store.breakers_open > 0,
+        |replica| has_started(replica) && (!replica.store.available || replica.store.breakers_open > 0),
         |count| {
             format!(
                 "{count} of {} replicas do not reach the store of the counters, or a part of it: check the network \
@@ -127,21 +147,21 @@ fn store_lost(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
 
 fn answers_by_policy(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     let by_policy = |replica: &ReplicaSummary| replica.recent.verdicts.by_policy();
+    let is_concerned = |replica: &ReplicaSummary| {
+        let least = replica.recent.verdicts.total() / 100 * MIN_POLICY_PERCENT;
+        has_started(replica) && by_policy(replica) > least
+    };
     let others = replicas.iter().any(|replica| by_policy(replica) == 0 && replica.recent.calls >= MIN_CALLS);
-    let decided: u64 = replicas.iter().map(by_policy).fold(0, u64::saturating_add);
+    let concerned = replicas.iter().filter(|replica| is_concerned(replica));
+    let decided: u64 = concerned.map(by_policy).fold(0, u64::saturating_add);
     others.then_some(())?;
-    about(
-        replicas,
-        FleetFindingKind::AnswersByPolicy,
-        |replica| by_policy(replica) > 0,
-        |count| {
-            format!(
-                "{count} of {} replicas decided {decided} times by failure policy in the last minute, others did not: \
+    about(replicas, FleetFindingKind::AnswersByPolicy, is_concerned, |count| {
+        format!(
+            "{count} of {} replicas decided {decided} times by failure policy in the last minute, others did not: \
                  their calls to the store fail",
-                replicas.len()
-            )
-        },
-    )
+            replicas.len()
+        )
+    })
 }
 
 fn no_traffic(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
@@ -191,10 +211,26 @@ fn different_builds(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     )
 }
 
+fn different_values(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
+    let usual = most_frequent(replicas.iter().map(|replica| replica.values.name()))?;
+    about(
+        replicas,
+        FleetFindingKind::DifferentValues,
+        |replica| replica.values.name() != usual,
+        |count| {
+            format!(
+                "{count} of {} replicas publish no rejected keys with {usual} values: the bounds of such keys leave \
+                 their rejections out (set TOLLKEEPER_TOP_VALUES and TOLLKEEPER_TOP_KEYS alike)",
+                replicas.len()
+            )
+        },
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::{FleetFindingKind, find};
-    use crate::fleet::summary::{ReplicaSummary, StoreSummary};
+    use crate::fleet::summary::{ReplicaSummary, StoreSummary, SummaryValues};
 
     /// Makes a replica differ from others.
     type Change = fn(&mut ReplicaSummary);
@@ -204,6 +240,7 @@ mod tests {
         summary.rules.hash = "a".to_owned();
         summary.store = StoreSummary { available: true, servers: 1, ..StoreSummary::default() };
         (summary.recent.calls, summary.recent.span_us) = (1000, 60_000_000);
+        summary.published_us = 60_000_000;
         summary
     }
 
@@ -211,7 +248,7 @@ mod tests {
     fn each_difference_is_found_with_the_replicas_that_differ() {
         let usual = || vec![usual("a"), usual("b"), usual("c")];
         assert_eq!(find(&usual()), []);
-        let changes: [(FleetFindingKind, Change); 7] = [
+        let changes: [(FleetFindingKind, Change); 8] = [
             (FleetFindingKind::DifferentRules, |replica| replica.rules.hash = "b".to_owned()),
             (FleetFindingKind::LoadFailed, |replica| replica.rules.load_failed = true),
             (FleetFindingKind::StoreLost, |replica| replica.store.breakers_open = 1),
@@ -219,6 +256,7 @@ mod tests {
             (FleetFindingKind::NoTraffic, |replica| replica.recent.calls = 0),
             (FleetFindingKind::ClocksApart, |replica| replica.clock_offset_us = -1_000_001),
             (FleetFindingKind::DifferentBuilds, |replica| replica.build = "2".to_owned()),
+            (FleetFindingKind::DifferentValues, |replica| replica.values = SummaryValues::Hashed),
         ];
         for (kind, change) in changes {
             let mut replicas = usual();
@@ -228,6 +266,20 @@ mod tests {
             assert_eq!((found[0].kind, &*found[0].replicas), (kind, &["b".to_owned()][..]));
             // One replica alone differs from none.
             assert_eq!(find(&replicas[1..2]), []);
+        }
+    }
+
+    #[test]
+    fn starting_replica_and_single_lost_calls_are_no_finding() {
+        let changes: [Change; 3] = [
+            |replica| (replica.started_us, replica.store.available) = (55_000_000, false),
+            |replica| (replica.started_us, replica.recent.verdicts.local) = (55_000_000, 9),
+            |replica| (replica.recent.verdicts.ok, replica.recent.verdicts.local) = (990, 9),
+        ];
+        for change in changes {
+            let mut replicas = vec![usual("a"), usual("b"), usual("c")];
+            change(&mut replicas[1]);
+            assert_eq!(find(&replicas), []);
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::task::spawn_blocking;
-use tokio::time::interval;
+use tokio::time::{interval, sleep, timeout};
 
 use super::collect::{ReplicaFacts, SummaryCollector, own_view};
 use super::envelope::SummaryKey;
@@ -23,13 +23,18 @@ use crate::settings::fleet::FleetSettings;
 
 /// Time for which a view is kept.
 const VIEW_LIFETIME: Duration = Duration::from_secs(5);
+/// Upper bound on the wait for a view; the client of `top` waits for ten seconds.
+const READ_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// View that is kept, and the time of reading it.
+type LastView = Arc<tokio::sync::Mutex<Option<(Instant, Arc<FleetView>)>>>;
 
 /// This replica as a member of the fleet.
 #[derive(Debug)]
 pub struct Fleet {
     collector: Arc<Mutex<SummaryCollector>>,
     worker: Result<WorkerHandle, &'static str>,
-    last: tokio::sync::Mutex<Option<(Instant, Arc<FleetView>)>>,
+    last: LastView,
 }
 
 impl Fleet {
@@ -48,7 +53,7 @@ impl Fleet {
             TopValues::Plain => SummaryValues::Plain,
             TopValues::Hashed => SummaryValues::Hashed,
         };
-        let facts = ReplicaFacts { incarnation: random_id(), name: host_name(), started: service.clock.now(), values };
+        let facts = ReplicaFacts { incarnation: random_id(), name: host_name(), started: Instant::now(), values };
         let collector = SummaryCollector::new(service, health, facts);
         let collector = Arc::new(Mutex::new(collector));
         let worker = match &settings.redis {
@@ -58,7 +63,7 @@ impl Fleet {
                 Err(*reason)
             }
         };
-        Ok(Self { collector, worker, last: tokio::sync::Mutex::default() })
+        Ok(Self { collector, worker, last: LastView::default() })
     }
 
     /// Returns the merged summaries of all replicas, at most 5 s old. One caller at a time reads; others wait for it.
@@ -69,25 +74,28 @@ impl Fleet {
         {
             return Arc::clone(view);
         }
+        let view = Arc::new(self.read().await);
+        *last = Some((Instant::now(), Arc::clone(&view)));
+        tokio::spawn(drop_outdated(Arc::downgrade(&self.last)));
+        view
+    }
+
+    /// Reads the summaries of all replicas, or only that of this one.
+    async fn read(&self) -> FleetView {
         let problem = match &self.worker {
-            Ok(worker) => match worker.read().await {
-                Some(view) => {
-                    let view = Arc::new(view);
-                    *last = Some((Instant::now(), Arc::clone(&view)));
-                    return view;
-                }
-                None => "the thread of the fleet has ended",
+            Ok(worker) => match timeout(READ_TIMEOUT, worker.read()).await {
+                Ok(Some(view)) => return view,
+                Ok(None) => "the thread of the fleet has ended",
+                Err(_) => "Redis answers too slowly",
             },
             Err(reason) => reason,
         };
         let collector = Arc::clone(&self.collector);
         let own = move || own_view(&collector, 0, problem.to_owned());
-        let view = match spawn_blocking(own).await {
-            Ok(view) => Arc::new(view),
-            Err(_) => Arc::new(own_view(&self.collector, 0, problem.to_owned())),
-        };
-        *last = Some((Instant::now(), Arc::clone(&view)));
-        view
+        match spawn_blocking(own).await {
+            Ok(view) => view,
+            Err(_) => own_view(&self.collector, 0, problem.to_owned()),
+        }
     }
 
     /// Tells all replicas that the counters of a request were reset. Returns false if they were not told, `None` if
@@ -102,6 +110,16 @@ impl Fleet {
         if let Ok(worker) = &self.worker {
             worker.stop().await;
         }
+    }
+}
+
+/// Drops the view, which may be large, once it is outdated.
+async fn drop_outdated(last: Weak<tokio::sync::Mutex<Option<(Instant, Arc<FleetView>)>>>) {
+    sleep(VIEW_LIFETIME).await;
+    let Some(last) = last.upgrade() else { return };
+    let mut last = last.lock().await;
+    if last.as_ref().is_some_and(|(at, _)| at.elapsed() >= VIEW_LIFETIME) {
+        *last = None;
     }
 }
 

@@ -95,3 +95,45 @@ impl MergedDistinctKeys {
         (self.merged == replicas).then(|| self.union.estimate())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{MAX_LIMITS, MergedLimits};
+    use crate::fleet::sketch;
+    use crate::fleet::summary::{LimitSummary, ReplicaSummary};
+    use crate::telemetry::hyperloglog::DistinctKeys;
+
+    fn with_sketch(seed: &str) -> ReplicaSummary {
+        let keys = DistinctKeys::from_set_registers([(1, 1), (2, 3)]).expect("both are in range");
+        ReplicaSummary {
+            distinct_seed: Some(seed.to_owned()),
+            names: vec!["shop.a".to_owned()],
+            limits: vec![LimitSummary { matched: 2, keys: Some(sketch::encode(&keys)), ..LimitSummary::default() }],
+            ..ReplicaSummary::default()
+        }
+    }
+
+    #[test]
+    fn distinct_keys_of_another_seed_are_not_merged() {
+        let mut merged = MergedLimits::default();
+        merged.add(&with_sketch("a"), Some("a"));
+        assert_eq!(merged.by_name["shop.a"].distinct_keys(), Some(2));
+        // The same sketch is the same keys.
+        merged.add(&with_sketch("a"), Some("a"));
+        assert_eq!(merged.by_name["shop.a"].distinct_keys(), Some(2));
+        merged.add(&with_sketch("b"), Some("a"));
+        assert_eq!(merged.by_name["shop.a"].distinct_keys(), None);
+        assert_eq!(merged.by_name["shop.a"].matched, 6);
+    }
+
+    #[test]
+    fn limits_without_room_are_counted() {
+        let mut merged = MergedLimits::default();
+        for part in 0..3 {
+            let names: Vec<String> = (0..MAX_LIMITS / 2).map(|name| format!("{part}.{name}")).collect();
+            let limits = (0..names.len()).map(|name| LimitSummary { name, ..LimitSummary::default() }).collect();
+            merged.add(&ReplicaSummary { names, limits, limits_left_out: 7, ..ReplicaSummary::default() }, None);
+        }
+        assert_eq!((merged.by_name.len(), merged.left_out), (MAX_LIMITS, MAX_LIMITS / 2 + 3 * 7));
+    }
+}

@@ -1,6 +1,6 @@
 //! Report on the fleet: the body of `/fleet`.
 
-use std::fmt::Write as _;
+use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,6 @@ use super::merge_limits::MergedLimit;
 use super::summary::{DecisionsByVerdict, LatencySummary, ReplicaSummary, RulesSummary, StoreSummary, SummaryValues};
 use super::view::FleetView;
 use crate::report::ReportFormat;
-use crate::report::text::{columns, plain};
 use crate::report::top::{TopQuery, TopReport};
 use crate::rule::set::RuleSet;
 use crate::telemetry::hyperloglog::STANDARD_ERROR;
@@ -42,6 +41,8 @@ pub enum FleetPart {
 }
 
 const DEFAULT_LIMITS: usize = 100;
+/// Shortest time that a rate is computed from, in microseconds: a call in the first millisecond is not 1000 a second.
+const MIN_SPAN_US: u64 = 1_000_000;
 const MAX_LIMITS: usize = 1000;
 
 /// Report on the fleet.
@@ -74,7 +75,7 @@ pub struct FleetReport {
 /// A replica.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct ReplicaReport {
-    /// Host name.
+    /// Host name; with the start of `incarnation` if several replicas have it.
     pub name: String,
     /// Random id of the process.
     pub incarnation: String,
@@ -111,8 +112,10 @@ pub struct FleetRecent {
     pub rejected_per_s: f64,
     /// Decisions of limits by verdict.
     pub verdicts: DecisionsByVerdict,
-    /// Duration of decisions; null if bounds of the replicas' histograms differ.
+    /// Duration of decisions; null if it has other bounds than this version of tollkeeper.
     pub latency_us: Option<Latency>,
+    /// Number of replicas without a part in `latency_us`, because their histograms have other bounds.
+    pub latency_left_out: usize,
 }
 
 /// Upper bounds of durations in microseconds; null without decisions.
@@ -194,36 +197,6 @@ impl FleetReport {
             rules: limits,
         }
     }
-
-    /// Formats the report as text.
-    pub fn text(&self, part: FleetPart) -> String {
-        let mut page = String::new();
-        if let Some(problem) = &self.problem {
-            let _ = writeln!(page, "This replica only: {}\n", plain(problem));
-        }
-        let headings = ["CALLS/S", "REJECTED/S", "P99 US", "STORE", "RULES", "SLOT", "AGE", "REPLICA"];
-        page += &columns(headings, self.replicas.iter().map(ReplicaReport::row));
-        for LeftOutSummaries { reason, summaries } in &self.left_out {
-            let _ = writeln!(page, "left out: {summaries} {}", plain(reason));
-        }
-        for finding in &self.findings {
-            let names: Vec<String> = finding.replicas.iter().map(|name| plain(name)).collect();
-            let _ = writeln!(page, "\n{}\n  {}", names.join(", "), plain(&finding.advice));
-        }
-        page.push('\n');
-        match part {
-            FleetPart::Keys => page += &self.top.text(),
-            FleetPart::Rules if self.rules.is_empty() => page += "no limit matches\n",
-            FleetPart::Rules => {
-                let headings = ["MATCHED", "REJECTED", "NEAR", "KEYS", "REJECTED KEYS", "REPLICAS", "RULE"];
-                page += &columns(headings, self.rules.iter().map(FleetLimit::row));
-                if self.limits > self.rules.len() {
-                    let _ = writeln!(page, "\n{} of {} limits", self.rules.len(), self.limits);
-                }
-            }
-        }
-        page
-    }
 }
 
 impl FleetQuery {
@@ -251,30 +224,6 @@ fn of_replica(view: &FleetView, index: usize, replica: &ReplicaSummary) -> Repli
     }
 }
 
-impl ReplicaReport {
-    /// Cells of the text form.
-    fn row(&self) -> [String; 8] {
-        let p99 = self.recent.latency_us.and_then(|latency| latency.p99);
-        let store = match (self.store.available, self.store.breakers_open) {
-            (false, _) => "lost".to_owned(),
-            (true, 0) => plain(&self.store.kind),
-            (true, open) => format!("{open} of {} lost", self.store.servers),
-        };
-        let hash: String = plain(&self.rules.hash).chars().take(8).collect();
-        let this = if self.this { " (this)" } else { "" };
-        [
-            format!("{:.1}", self.recent.calls_per_s),
-            format!("{:.1}", self.recent.rejected_per_s),
-            p99.map_or_else(|| "-".to_owned(), |p99| p99.to_string()),
-            store,
-            if hash.is_empty() { "none".to_owned() } else { hash },
-            self.slot.map_or_else(|| "-".to_owned(), |slot| slot.to_string()),
-            format!("{} s", self.age_s),
-            format!("{}{this}", plain(&self.name)),
-        ]
-    }
-}
-
 impl FleetLimit {
     fn new(name: &str, limit: &MergedLimit) -> Self {
         Self {
@@ -289,33 +238,15 @@ impl FleetLimit {
             distinct_rejected_keys: limit.distinct_rejected_keys(),
         }
     }
-
-    /// Cells of the text form.
-    fn row(&self) -> [String; 7] {
-        let estimate = |count: Option<u64>| count.map_or_else(|| "-".to_owned(), |count| count.to_string());
-        let mode = match (self.candidate, self.shadow_mode) {
-            (true, _) => " (candidate)",
-            (false, true) => " (shadow mode)",
-            (false, false) => "",
-        };
-        [
-            self.matched.to_string(),
-            self.rejected.to_string(),
-            self.near_limit_hits.to_string(),
-            estimate(self.distinct_keys),
-            estimate(self.distinct_rejected_keys),
-            self.replicas.to_string(),
-            format!("{}{mode}", plain(&self.rule)),
-        ]
-    }
 }
 
 /// Marks the limits that are in shadow mode or candidates.
 fn mark(limits: &mut [FleetLimit], rules: &RuleSet) {
+    let mut by_name: HashMap<String, &mut FleetLimit> =
+        limits.iter_mut().map(|limit| (limit.rule.clone(), limit)).collect();
     for compiled in rules.rules() {
         for limit in compiled.limits.iter().filter(|limit| limit.shadow || limit.candidate) {
-            let name = limit.stats.name().key();
-            if let Some(found) = limits.iter_mut().find(|found| found.rule == name) {
+            if let Some(found) = by_name.get_mut(limit.stats.name().key()) {
                 (found.shadow_mode, found.candidate) = (limit.shadow, limit.candidate);
             }
         }
@@ -325,16 +256,19 @@ fn mark(limits: &mut [FleetLimit], rules: &RuleSet) {
 /// Sums what the replicas decided; rates are sums of their rates.
 fn recent(replicas: &[ReplicaSummary]) -> FleetRecent {
     let mut sum = FleetRecent::default();
-    let mut latency = Some(LatencySummary::default());
+    let mut latency: Option<LatencySummary> = None;
     for replica in replicas {
         let of_replica = &replica.recent;
         #[expect(clippy::cast_precision_loss, reason = "rates need no more digits")]
-        let rate = |count: u64| count as f64 * 1e6 / of_replica.span_us.max(1) as f64;
+        let rate = |count: u64| count as f64 * 1e6 / of_replica.span_us.max(MIN_SPAN_US) as f64;
         sum.calls_per_s += rate(of_replica.calls);
         sum.decisions_per_s += rate(of_replica.verdicts.total());
         sum.rejected_per_s += rate(of_replica.verdicts.over_limit);
         sum.verdicts = sum.verdicts.combine(of_replica.verdicts, u64::saturating_add);
-        latency = latency.and_then(|latency| latency.merge(&of_replica.latency));
+        match latency.clone().unwrap_or_default().merge(&of_replica.latency) {
+            Some(merged) => latency = Some(merged),
+            None => sum.latency_left_out += 1,
+        }
     }
     sum.latency_us = latency.map(|latency| Latency {
         p50: latency.quantile_us(0.5),

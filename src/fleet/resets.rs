@@ -13,12 +13,14 @@ use tokio::time::sleep;
 
 use super::envelope::{SummaryKey, verified};
 use super::exchange::{FleetKeys, time_of};
+use crate::clock::Clock;
 use crate::decision_log::record::{EntryRecord, OverrideRecord};
 use crate::grpc::service::{DEFAULT_DEADLINE, Service};
 use crate::redis::key_connection::{KeyCommandError, KeyConnection};
 use crate::redis::reply::{Reply, bytes};
 use crate::request::{Descriptor, Entry, Hits, Request};
 use crate::settings::fleet::FleetRedis;
+use crate::telemetry::log_throttle::LogThrottle;
 
 /// Time before the start of reading from which on entries count, so that none is missed at a new connection.
 const OVERLAP_MS: u64 = 2000;
@@ -26,6 +28,10 @@ const OVERLAP_MS: u64 = 2000;
 const PAUSE: Duration = Duration::from_millis(20);
 /// Pause after a failure.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Pause after Redis rejected the command, which takes longer to mend.
+const REFUSED_INTERVAL: Duration = Duration::from_secs(5);
+/// Shortest time between two equal log lines.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Time for which Redis holds a read while there are no entries.
 const BLOCK: Duration = Duration::from_secs(5);
 /// Upper bound on the wait for a reply beyond that.
@@ -88,10 +94,19 @@ impl ResetReader {
 
     /// Drops what this process caches about counters that others reset, for ever.
     pub(super) async fn follow(mut self, service: Arc<Service>, authentication: Option<SummaryKey>) {
+        let failure_log = LogThrottle::every(LOG_INTERVAL);
         loop {
             // Entries may be lost or unreadable: begin at the current time again.
-            let _failed = self.follow_from_now(|entry| apply(&service, entry, authentication.as_ref())).await;
-            sleep(RETRY_INTERVAL).await;
+            let end = self.follow_from_now(|entry| apply(&service, entry, authentication.as_ref())).await;
+            let is_transient = end.as_ref().err().is_none_or(KeyCommandError::is_transient);
+            if let Err(error) = end
+                && !is_transient
+                && let Some(suppressed) = failure_log.allow(Clock::System.now())
+            {
+                let fix = "give the user of Redis the commands of docs/redis.md";
+                tracing::warn!(%error, fix, suppressed, "cannot read resets of other replicas: caches end after a second");
+            }
+            sleep(if is_transient { RETRY_INTERVAL } else { REFUSED_INTERVAL }).await;
         }
     }
 

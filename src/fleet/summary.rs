@@ -203,6 +203,17 @@ pub struct KeyCountSummary {
     pub at_most: u64,
 }
 
+impl SummaryValues {
+    /// Name for people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Hashed => "hashed",
+            Self::None => "no",
+        }
+    }
+}
+
 impl DecisionsByVerdict {
     /// Number of decisions.
     pub const fn total(&self) -> u64 {

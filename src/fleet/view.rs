@@ -1,6 +1,6 @@
 //! Merged summaries of all replicas at one time.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::envelope::{SummaryError, SummaryKey, open};
 use super::exchange::SUMMARY_LIFETIME;
@@ -15,6 +15,8 @@ const CLOCK_TOLERANCE_US: u64 = 5_000_000;
 const MINUTE_US: u64 = 60_000_000;
 /// Maximum length of a text in a summary that is shown, in bytes.
 const MAX_SHOWN_BYTES: usize = 256;
+/// Number of characters of an incarnation that tell replicas of one name apart.
+const SHOWN_ID_LENGTH: usize = 6;
 
 /// Merged summaries of all replicas at one time.
 #[derive(Debug)]
@@ -86,6 +88,7 @@ impl ViewBuilder {
             Some(&summary.build),
             Some(&summary.rules.hash),
             summary.rules.version.as_ref(),
+            summary.distinct_seed.as_ref(),
             Some(&summary.store.kind),
         ];
         let is_short = texts.into_iter().flatten().all(|text| text.len() <= MAX_SHOWN_BYTES);
@@ -118,6 +121,7 @@ impl ViewBuilder {
         if let Some((_, others)) = self.view.replicas.split_first_mut() {
             others.sort_by(|a, b| (&a.name, &a.incarnation).cmp(&(&b.name, &b.incarnation)));
         }
+        tell_apart(&mut self.view.replicas);
         self.view
     }
 
@@ -126,5 +130,82 @@ impl ViewBuilder {
         if count > 0 {
             *self.view.left_out.entry(SummaryError::TooMany).or_default() += count;
         }
+    }
+}
+
+/// Adds the start of the incarnation to names that several replicas have, as processes of one host do.
+fn tell_apart(replicas: &mut [ReplicaSummary]) {
+    let mut counts: HashMap<String, usize> = HashMap::new();
+    replicas.iter().for_each(|replica| *counts.entry(replica.name.clone()).or_default() += 1);
+    for replica in replicas.iter_mut().filter(|replica| counts.get(&replica.name).is_some_and(|count| *count > 1)) {
+        let id: String = replica.incarnation.chars().take(SHOWN_ID_LENGTH).collect();
+        replica.name = format!("{}/{id}", replica.name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ViewBuilder;
+    use crate::clock::Time;
+    use crate::fleet::envelope::{SummaryError, seal};
+    use crate::fleet::report::FleetReport;
+    use crate::fleet::summary::{LATENCY_BOUNDS_VERSION, LatencySummary, ReplicaSummary, VERSION};
+    use crate::telemetry::metrics::histogram::BOUNDS_US;
+
+    const NOW_US: u64 = 1_800_000_000_000_000;
+
+    fn summary(incarnation: &str) -> ReplicaSummary {
+        let mut summary = ReplicaSummary {
+            v: VERSION,
+            incarnation: incarnation.to_owned(),
+            name: "host".to_owned(),
+            published_us: NOW_US,
+            ..ReplicaSummary::default()
+        };
+        let counts = vec![1; BOUNDS_US.len() + 1];
+        summary.recent.latency = LatencySummary { bounds: LATENCY_BOUNDS_VERSION, counts };
+        summary
+    }
+
+    fn view(others: &[ReplicaSummary]) -> super::FleetView {
+        let mut view = ViewBuilder::new(summary("0000000000"), Time::from_micros(NOW_US));
+        others.iter().for_each(|other| view.add(&other.incarnation, &seal(other, None).unwrap(), None));
+        view.finish(None)
+    }
+
+    #[test]
+    fn replicas_of_one_name_are_told_apart() {
+        let mut other = summary("2222222222");
+        other.name = "another".to_owned();
+        let view = view(&[summary("1111111111"), other]);
+        let names: Vec<&str> = view.replicas.iter().map(|replica| &*replica.name).collect();
+        assert_eq!(names, ["host/000000", "another", "host/111111"]);
+    }
+
+    #[test]
+    fn histogram_of_another_version_is_left_out_and_counted() {
+        let mut other = summary("2");
+        other.recent.latency.bounds = LATENCY_BOUNDS_VERSION + 1;
+        let report = FleetReport::new(&view(&[summary("1"), other]), None, &Default::default());
+        assert_eq!(report.recent.latency_left_out, 1);
+        assert_eq!(report.recent.latency_us, report.replicas[0].recent.latency_us);
+        assert!(report.recent.latency_us.is_some());
+        assert!(report.text(Default::default()).contains("other bounds and are left out: 1"));
+    }
+
+    #[test]
+    fn long_seed_is_not_kept() {
+        let mut other = summary("1");
+        other.distinct_seed = Some("x".repeat(60_000));
+        let view = view(&[other]);
+        assert_eq!((view.replicas.len(), view.left_out[&SummaryError::Malformed]), (1, 1));
+    }
+
+    #[test]
+    fn rates_of_the_first_moment_are_not_multiplied() {
+        let mut other = summary("1");
+        (other.recent.calls, other.recent.span_us) = (5, 0);
+        let report = FleetReport::new(&view(&[other]), None, &Default::default());
+        assert!(report.recent.calls_per_s <= 5.0, "{}", report.recent.calls_per_s);
     }
 }

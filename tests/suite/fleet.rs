@@ -1,6 +1,7 @@
 //! `/fleet` and `top --fleet`: all replicas of one Redis, each of which shows the same.
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tollkeeper::fleet::envelope::{SummaryKey, seal};
@@ -343,4 +344,183 @@ fn missing_permissions_are_told_and_change_no_decision() {
     assert_eq!(report["top"]["overall"][0]["rejected_at_least"], 2, "{report}");
     let ready = http::get(replica.http_port(), "/readyz").send();
     assert_eq!(ready.status, 200, "{ready:?}");
+}
+
+#[test]
+fn seed_key_of_another_program_stops_no_summary() {
+    let redis = redis::options().start();
+    redis.query::<()>(&["LPUSH", "tk1:{fleet}:seed", "x"]);
+    let replicas = [replica(&redis, RULES).start(), replica(&redis, RULES).start()];
+    charge(&replicas[1], "user", "ann", 5);
+    let report = wait_for_fleet(&replicas[0], "the report", |report| matched(report, "shop.user") == 5);
+    assert_eq!((count(&report, "replicas"), &report["problem"]), (2, &Value::Null), "{report}");
+    assert_eq!(report["rules"][0]["distinct_keys"], Value::Null, "{report}");
+}
+
+#[test]
+fn frozen_redis_delays_neither_the_page_nor_the_stop() {
+    let redis = redis::options().start();
+    let mut replica = replica(&redis, RULES).start();
+    wait_for_fleet(&replica, "Redis", |report| report["problem"] == Value::Null);
+    charge(&replica, "user", "ann", 5);
+    redis.freeze();
+    let report = wait_for_fleet(&replica, "the loss of Redis", |report| report["problem"] != Value::Null);
+    assert_eq!(count(&report, "replicas"), 1, "{report}");
+    assert_eq!(report["top"]["overall"][0]["rejected_at_least"], 2, "{report}");
+    let began = Instant::now();
+    let text = top(&replica, &["--fleet"]);
+    assert!(text.starts_with("This replica only: Redis"), "{text}");
+    replica.signal("TERM");
+    assert!(replica.wait().success());
+    assert!(began.elapsed() < Duration::from_secs(25), "{:?}", began.elapsed());
+    redis.thaw();
+}
+
+/// Output of `top` with these arguments.
+fn top(server: &Tollkeeper, arguments: &[&str]) -> String {
+    let address = format!("127.0.0.1:{}", server.debug_port());
+    let output = Command::new(PROGRAM).arg("top").args(arguments).args(["--addr", &address]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn text_shows_the_sum_and_fits_a_terminal() {
+    let redis = redis::options().start();
+    let replicas = [replica(&redis, RULES).start(), replica(&redis, &RULES.replace("1000", "999")).start()];
+    replicas.iter().for_each(|replica| charge(replica, "user", "ann", 5));
+    wait_for_fleet(&replicas[0], "both", |report| matched(report, "shop.user") == 10 && count(report, "findings") == 1);
+    let (keys, rules) = (top(&replicas[0], &["--fleet"]), top(&replicas[0], &["--rules", "--fleet"]));
+    assert!(keys.contains("all 2") && keys.contains("user=ann") && keys.contains("other rules than"), "{keys}");
+    let row = rules.lines().find(|line| line.ends_with("shop.user")).unwrap_or_default();
+    assert_eq!(row.split_whitespace().collect::<Vec<_>>(), ["10", "7", "1", "1", "1", "2", "shop.user"], "{rules}");
+    assert!((keys + &rules).lines().all(|line| line.chars().count() <= 80));
+}
+
+#[test]
+fn replica_without_keys_is_told_and_one_without_statistics_has_no_page() {
+    let redis = redis::options().start();
+    let usual = [replica(&redis, RULES).start(), replica(&redis, RULES).start()];
+    let _without_keys = replica(&redis, RULES).env("TOLLKEEPER_TOP_KEYS", "0").start();
+    let without_statistics = replica(&redis, RULES).env("DISABLE_STATS", "true").start();
+    let report = wait_for_fleet(&usual[0], "the finding", |report| {
+        report["findings"].as_array().unwrap().iter().any(|finding| finding["kind"] == "different_values")
+    });
+    assert!(report["replicas"].as_array().unwrap().iter().any(|replica| replica["values"] == "none"), "{report}");
+    let response = http::get(without_statistics.debug_port(), "/fleet").send();
+    assert_eq!(response.status, 503, "{response:?}");
+    assert!(response.text().contains("DISABLE_STATS"), "{response:?}");
+}
+
+/// Largest summary whose limits and keys are those of no other.
+fn largest(index: usize, now_us: u64) -> Vec<u8> {
+    let mut summary = plausible(&format!("large{index}"), now_us);
+    summary.names = (0..600).map(|name| format!("{index}.{name}")).collect();
+    summary.limits =
+        (0..600).map(|name| LimitSummary { name, keys: Some("sAAAB".to_owned()), ..LimitSummary::default() }).collect();
+    summary.keys =
+        (0..80).map(|key| KeySummary { name: key, text: format!("{index}.{key}.{}", "x".repeat(380)) }).collect();
+    let minute = summary.minutes[0].minute;
+    summary.minutes = (0..10)
+        .map(|ago| MinuteSummary {
+            minute: minute - ago,
+            max_missed: u64::MAX,
+            counts: (0..4)
+                .map(|key| KeyCountSummary { key: (ago as usize) * 8 + key, at_least: 7, at_most: u64::MAX })
+                .collect(),
+        })
+        .collect();
+    seal(&summary, None).unwrap()
+}
+
+#[test]
+fn a_thousand_large_summaries_take_bounded_memory() {
+    let redis = redis::options().start();
+    let replica = replica(&redis, RULES).start();
+    let before = replica.peak_mib();
+    let now_us = redis_time_us(&redis);
+    for index in 0..999 {
+        publish(&redis, &format!("large{index}"), &largest(index, now_us), now_us);
+    }
+    let report = fleet(&replica, "?most=1000&minutes=10");
+    // A slow machine may not read them in time.
+    assert!(report["problem"] != Value::Null || count(&report, "replicas") > 900);
+    assert!(replica.peak_mib() - before < 200, "{before} to {} MiB", replica.peak_mib());
+    charge(&replica, "user", "bob", 1);
+}
+
+/// Adds an entry to the stream of resets.
+fn forge_reset(redis: &redis::Server, sealed: &str) {
+    redis.query::<String>(&["XADD", "tk1:{fleet}:resets", "*", "reset", sealed]);
+}
+
+#[test]
+fn forged_reset_drops_caches_and_no_counters() {
+    let redis = redis::options().start();
+    let debug = |setup: Setup| setup.env("LOG_LEVEL", "debug").env("REDIS_SOCKET_TYPE", "tcp");
+    let open = debug(replica(&redis, RULES)).start();
+    let keyed = debug(replica(&redis, RULES)).env("TOLLKEEPER_DECISION_LOG_HASH_KEY", "correct horse battery").start();
+    charge(&open, "user", "ann", 3);
+    let is_rejected = |replica: &Tollkeeper| {
+        let client = Client::connect(replica.grpc_port());
+        client.call(&rate_limit_request("shop", &[("user", "ann")])).unwrap().overall_code == 2
+    };
+    assert!(is_rejected(&open) && is_rejected(&keyed));
+    let message = json!({"domain": "shop", "descriptors": [{"entries": [{"key": "user", "value": "ann"}]}]});
+    forge_reset(&redis, "no reset");
+    forge_reset(&redis, &format!("{}\n{}", "-".repeat(64), "[".repeat(60_000)));
+    forge_reset(&redis, &"x".repeat(1 << 20));
+    redis.query::<String>(&["XADD", "tk1:{fleet}:resets", "*", "a", "b", "c", "d"]);
+    forge_reset(&redis, &format!("{}\n{message}", "-".repeat(64)));
+    let dropped = |replica: &Tollkeeper| replica.stderr().contains("dropped what was cached");
+    wait_for("the forged reset", || dropped(&open).then_some(()));
+    assert!(is_rejected(&open) && is_rejected(&keyed));
+    assert!(!dropped(&keyed));
+}
+
+#[test]
+fn reset_drops_leases_of_other_replicas_and_returns_none() {
+    const TOKEN: &str = "a token of an operator";
+    let rules = "\
+domain: shop
+descriptors:
+- key: user
+  rate_limit: {unit: year, requests_per_unit: 2000, consistency: eventual, max_overshoot: 10%}
+";
+    let redis = redis::options().start();
+    let replicas = [0, 1].map(|_| {
+        let setup = replica(&redis, rules).env("TOLLKEEPER_ADMIN_TOKEN", TOKEN).env("LOG_LEVEL", "debug");
+        setup.env("TOLLKEEPER_MAX_REPLICAS", "8").start()
+    });
+    let admitted = |replica: &Tollkeeper, hits: usize| {
+        let client = Client::connect(replica.grpc_port());
+        let request = rate_limit_request("shop", &[("user", "ann")]);
+        (0..hits).filter(|_| client.call(&request).unwrap().overall_code == 1).count()
+    };
+    let stat = |replica: &Tollkeeper, name: &str| replica.store_stats()[name].as_u64().unwrap();
+    let unused = |replica: &Tollkeeper| {
+        let [leased, admitted, left] =
+            ["leased_hits", "admitted_from_leases", "lease_hits_left"].map(|name| stat(replica, name));
+        leased - admitted - left
+    };
+    assert_eq!(admitted(&replicas[1], 300), 300);
+    wait_for("a lease with unused hits", || {
+        assert_eq!(admitted(&replicas[1], 1), 1);
+        (unused(&replicas[1]) > 0).then_some(())
+    });
+    let left = stat(&replicas[1], "lease_hits_left");
+    let body = json!({"domain": "shop", "descriptors": [{"entries": [{"key": "user", "value": "ann"}]}]});
+    let reset = http::post(replicas[0].debug_port(), "/reset", body.to_string())
+        .header("authorization", format!("Bearer {TOKEN}"))
+        .send();
+    assert_eq!(reset.status, 200, "{reset:?}");
+    let dropped = || replicas[1].stderr().contains("dropped what was cached");
+    wait_for("the other replica to drop its leases", || dropped().then_some(()));
+    // The next charge finds neither a lease nor a share that is free again, and nothing was returned.
+    let calls = stat(&replicas[1], "calls");
+    assert_eq!(admitted(&replicas[1], 1), 1);
+    assert_eq!(stat(&replicas[1], "calls"), calls + 1);
+    assert_eq!(stat(&replicas[1], "lease_hits_left"), left);
+    let after = 1 + admitted(&replicas[1], 2500) + admitted(&replicas[0], 2500);
+    assert!(after <= 2200, "{after}");
 }
