@@ -4,6 +4,7 @@
 //! that the debug listener and the command line share.
 
 pub mod live;
+pub mod problems;
 pub mod rules;
 pub mod text;
 pub mod top;

@@ -14,7 +14,7 @@ const STYLE: &str = include_str!("console/console.css");
 const SCRIPT: &str = include_str!("console/console.js");
 
 /// Pages of the debug listener with their descriptions, by path.
-const DEBUG_PAGES: [(&str, &str); 17] = [
+const DEBUG_PAGES: [(&str, &str); 18] = [
     ("/", "the console in a browser, this list elsewhere"),
     ("/counters?domain=D&rule=R", "counters of a rule as JSON; `most=N` (default 100); needs the token"),
     ("/explain", "rules and counters that a request (as for /json) matches, as JSON; charges nothing"),
@@ -23,6 +23,10 @@ const DEBUG_PAGES: [(&str, &str); 17] = [
     ("/live", "requests, verdicts, latency, store and rules as server-sent events, one a second"),
     ("/livez", "200 while the process runs"),
     ("/log_level", "current log level; PUT a level's name to change it until the process ends, needs the token"),
+    (
+        "/problems",
+        "last warnings and errors of the log, errors in rule files with their lines, failures of the store as JSON",
+    ),
     ("/readyz", "200 if the process can decide requests, otherwise the reason"),
     ("/reset", "POST a request (as for /json) to delete its counters; needs the token"),
     ("/rlconfig", "print out the currently loaded configuration for debugging"),

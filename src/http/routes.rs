@@ -40,6 +40,7 @@ pub fn debug(state: AppState) -> Router {
         .route("/rlconfig/status", get(status_pages::rlconfig_status))
         .route("/explain", any(decision_pages::explain))
         .route("/stats", get(metrics_pages::stats))
+        .route("/problems", get(status_pages::problems))
         .route("/store", get(status_pages::store))
         .route("/top", get(report_pages::top))
         .route("/rules", get(report_pages::rules))

@@ -18,10 +18,10 @@ use crate::config::defaults_file::{self, DefaultsStatus, DefaultsWatch};
 use crate::config::diagnostic::Diagnostics;
 use crate::config::files::ReadResult;
 use crate::config::files::watch::{WatchReloader, WatchTiming};
-use crate::config::live::{LiveRules, LoadedFrom};
+use crate::config::live::{LiveRules, LoadedFrom, RuleProblem};
 use crate::config::recorded;
 use crate::config::rule_defaults::RuleDefaults;
-use crate::config::source::{RuleSnapshot, RuleSource, RuleUpdate, SourceConfig, SourceReloader};
+use crate::config::source::{RejectedRules, RuleSnapshot, RuleSource, RuleUpdate, SourceConfig, SourceReloader};
 use crate::decision_log::header::RuleSetRecord;
 use crate::decision_log::log::DecisionLog;
 use crate::grpc::health::GrpcHealth;
@@ -220,10 +220,11 @@ impl Reloader {
         let recorded = recorded::record(&snapshot.rules, snapshot.version.as_deref(), &defaults);
         let from = LoadedFrom { names: snapshot.rules.names(), version: snapshot.version };
         let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
-        let compiled = match snapshot.rules.compile(&options) {
+        let compiled = match snapshot.rules.compile_with_lines(&options) {
             Ok(compiled) => compiled,
-            Err(problems) => {
-                return self.reject(&problems.errors().iter().map(ToString::to_string).collect::<Vec<_>>());
+            Err(RejectedRules { diagnostics, problems }) => {
+                let texts: Vec<_> = diagnostics.errors().iter().map(ToString::to_string).collect();
+                return self.reject_with(&texts, problems);
             }
         };
         self.replace(LoadedSet { compiled, from, recorded }, &defaults);
@@ -262,6 +263,11 @@ impl Reloader {
 
     /// Logs and records why a set was rejected. Returns the problems as an error.
     fn reject(&self, problems: &[String]) -> Result<(), String> {
+        self.reject_with(problems, Vec::new())
+    }
+
+    /// Rejects a set, with the lines of its files.
+    fn reject_with(&self, problems: &[String], in_files: Vec<RuleProblem>) -> Result<(), String> {
         for problem in problems.iter().take(MAX_LOGGED) {
             tracing::error!("Error loading new configuration: {problem}");
         }
@@ -269,7 +275,7 @@ impl Reloader {
             tracing::error!("Error loading new configuration: {more} more problems; `tollkeeper check` lists them all");
         }
         let error = problems.join("\n");
-        self.rules.reject(error.clone(), self.clock.now());
+        self.rules.reject(error.clone(), in_files, self.clock.now());
         Err(error)
     }
 }

@@ -2,6 +2,8 @@
 
 #[path = "console/live.rs"]
 mod live;
+#[path = "console/problems.rs"]
+mod problems;
 #[path = "console/sites.rs"]
 mod sites;
 
@@ -70,6 +72,7 @@ fn every_page_is_isolated_from_other_sites() {
         "/rlconfig",
         "/stats",
         "/log_level",
+        "/problems",
         "/counters",
         "/explain",
         "/nowhere",
