@@ -312,7 +312,8 @@ fn digits(number: u64) -> usize {
 
 /// First [`MAX_VERSION_BYTES`] of a version.
 fn shortened(version: &str) -> String {
-    version[..version.floor_char_boundary(MAX_VERSION_BYTES)].to_owned()
+    let fits = |(start, character): &(usize, char)| start + character.len_utf8() <= MAX_VERSION_BYTES;
+    version.char_indices().take_while(fits).map(|(_, character)| character).collect()
 }
 
 #[cfg(test)]

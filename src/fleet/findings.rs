@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::summary::ReplicaSummary;
+use crate::clock::Time;
 
 /// A finding about replicas.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -21,6 +22,8 @@ pub struct FleetFinding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FleetFindingKind {
+    /// Replicas published nothing for a while.
+    NotPublishing,
     /// Replicas have other rules than most.
     DifferentRules,
     /// Replicas rejected the last rules.
@@ -47,6 +50,8 @@ const MIN_CALLS: u64 = 100;
 const MIN_SPAN_US: u64 = 30_000_000;
 /// Smallest share of decisions by failure policy that is reported, in percent; fewer are single lost calls.
 const MIN_POLICY_PERCENT: u64 = 1;
+/// Time without a summary that is reported, in microseconds: two are missing.
+const MAX_SILENCE_US: u64 = 12_000_000;
 /// Time after the start in which a replica may still connect to the store, in microseconds.
 const STARTUP_US: u64 = 10_000_000;
 /// Number of characters of a hash of rules that are shown.
@@ -55,11 +60,14 @@ pub(super) const SHOWN_HASH_LENGTH: usize = 6;
 const MAX_CLOCK_DIFFERENCE_US: u64 = 1_000_000;
 
 /// Finds what replicas do differently.
-pub fn find(replicas: &[ReplicaSummary]) -> Vec<FleetFinding> {
+///
+/// `now` is the time of Redis.
+pub fn find(replicas: &[ReplicaSummary], now: Time) -> Vec<FleetFinding> {
     if replicas.len() < 2 {
         return Vec::new();
     }
     let found = [
+        not_publishing(replicas, now),
         different_rules(replicas),
         load_failed(replicas),
         store_lost(replicas),
@@ -97,6 +105,23 @@ fn most_frequent<'r>(values: impl Iterator<Item = &'r str>) -> Option<&'r str> {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     values.for_each(|value| *counts.entry(value).or_default() += 1);
     counts.into_iter().rev().max_by_key(|(_, count)| *count).map(|(value, _)| value)
+}
+
+fn not_publishing(replicas: &[ReplicaSummary], now: Time) -> Option<FleetFinding> {
+    let silence_us = |replica: &ReplicaSummary| now.as_micros().saturating_sub(replica.published_us);
+    let longest = replicas.iter().map(silence_us).max()?;
+    about(
+        replicas,
+        FleetFindingKind::NotPublishing,
+        |replica| silence_us(replica) >= MAX_SILENCE_US,
+        |count| {
+            format!(
+                "{count} of {} replicas published nothing for up to {} s and may have died: their rows are old",
+                replicas.len(),
+                longest / 1_000_000
+            )
+        },
+    )
 }
 
 fn different_rules(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
@@ -230,7 +255,10 @@ fn different_values(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
 #[cfg(test)]
 mod tests {
     use super::{FleetFindingKind, find};
+    use crate::clock::Time;
     use crate::fleet::summary::{ReplicaSummary, StoreSummary, SummaryValues};
+
+    const NOW: Time = Time::from_secs(61);
 
     /// Makes a replica differ from others.
     type Change = fn(&mut ReplicaSummary);
@@ -247,8 +275,9 @@ mod tests {
     #[test]
     fn each_difference_is_found_with_the_replicas_that_differ() {
         let usual = || vec![usual("a"), usual("b"), usual("c")];
-        assert_eq!(find(&usual()), []);
-        let changes: [(FleetFindingKind, Change); 8] = [
+        assert_eq!(find(&usual(), NOW), []);
+        let changes: [(FleetFindingKind, Change); 9] = [
+            (FleetFindingKind::NotPublishing, |replica| replica.published_us -= 12_000_000),
             (FleetFindingKind::DifferentRules, |replica| replica.rules.hash = "b".to_owned()),
             (FleetFindingKind::LoadFailed, |replica| replica.rules.load_failed = true),
             (FleetFindingKind::StoreLost, |replica| replica.store.breakers_open = 1),
@@ -261,11 +290,11 @@ mod tests {
         for (kind, change) in changes {
             let mut replicas = usual();
             change(&mut replicas[1]);
-            let found = find(&replicas);
+            let found = find(&replicas, NOW);
             assert_eq!(found.len(), 1, "{found:?}");
             assert_eq!((found[0].kind, &*found[0].replicas), (kind, &["b".to_owned()][..]));
             // One replica alone differs from none.
-            assert_eq!(find(&replicas[1..2]), []);
+            assert_eq!(find(&replicas[1..2], NOW), []);
         }
     }
 
@@ -279,7 +308,7 @@ mod tests {
         for change in changes {
             let mut replicas = vec![usual("a"), usual("b"), usual("c")];
             change(&mut replicas[1]);
-            assert_eq!(find(&replicas), []);
+            assert_eq!(find(&replicas, NOW), []);
         }
     }
 
@@ -290,6 +319,6 @@ mod tests {
             replica.recent.verdicts.local = 5;
             replica.clock_offset_us = 90_000_000;
         }
-        assert_eq!(find(&replicas), []);
+        assert_eq!(find(&replicas, NOW), []);
     }
 }

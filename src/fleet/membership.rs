@@ -27,14 +27,14 @@ const VIEW_LIFETIME: Duration = Duration::from_secs(5);
 const READ_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// View that is kept, and the time of reading it.
-type LastView = Arc<tokio::sync::Mutex<Option<(Instant, Arc<FleetView>)>>>;
+type LastView = tokio::sync::Mutex<Option<(Instant, Arc<FleetView>)>>;
 
 /// This replica as a member of the fleet.
 #[derive(Debug)]
 pub struct Fleet {
     collector: Arc<Mutex<SummaryCollector>>,
     worker: Result<WorkerHandle, &'static str>,
-    last: LastView,
+    last: Arc<LastView>,
 }
 
 impl Fleet {
@@ -63,7 +63,7 @@ impl Fleet {
                 Err(*reason)
             }
         };
-        Ok(Self { collector, worker, last: LastView::default() })
+        Ok(Self { collector, worker, last: Arc::default() })
     }
 
     /// Returns the merged summaries of all replicas, at most 5 s old. One caller at a time reads; others wait for it.
@@ -114,7 +114,7 @@ impl Fleet {
 }
 
 /// Drops the view, which may be large, once it is outdated.
-async fn drop_outdated(last: Weak<tokio::sync::Mutex<Option<(Instant, Arc<FleetView>)>>>) {
+async fn drop_outdated(last: Weak<LastView>) {
     sleep(VIEW_LIFETIME).await;
     let Some(last) = last.upgrade() else { return };
     let mut last = last.lock().await;

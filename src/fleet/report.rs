@@ -188,7 +188,7 @@ impl FleetReport {
                 .iter()
                 .map(|(reason, count)| LeftOutSummaries { reason: reason.text().to_owned(), summaries: *count })
                 .collect(),
-            findings: find(&view.replicas),
+            findings: find(&view.replicas, view.now),
             recent: recent(&view.replicas),
             top: TopReport::of_snapshots(snapshot, &top),
             limits: all_limits,

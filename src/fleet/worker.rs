@@ -223,7 +223,7 @@ impl Worker {
         match timeout(READ_TIMEOUT, self.read_all()).await.unwrap_or(Err(RedisError::Timeout)) {
             Ok(view) => view,
             Err(error) => {
-                let cause = self.exchange.misconfigured().unwrap_or_else(|| error.advice().to_owned());
+                let cause = self.cause(error);
                 own_view(&self.collector, self.clock_offset_us, format!("Redis: {error} ({cause})"))
             }
         }
@@ -246,9 +246,18 @@ impl Worker {
         lock(&self.collector)
     }
 
+    /// Cause of an error, free of secrets.
+    fn cause(&self, error: RedisError) -> String {
+        match error {
+            // The bound for decisions is another.
+            RedisError::Timeout => "Redis is slow, frozen or unreachable".to_owned(),
+            _ => self.exchange.misconfigured().unwrap_or_else(|| error.advice().to_owned()),
+        }
+    }
+
     fn log_failure(&self, error: RedisError) {
         if let Some(suppressed) = self.failure_log.allow(Clock::System.now()) {
-            let cause = self.exchange.misconfigured().unwrap_or_else(|| error.advice().to_owned());
+            let cause = self.cause(error);
             tracing::warn!(%error, cause, suppressed, "cannot publish to the fleet: /fleet shows this replica only");
         }
     }

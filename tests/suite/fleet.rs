@@ -102,6 +102,11 @@ fn every_replica_shows_all() {
     assert!(text.contains("(this)") && text.contains("user=ann") && text.contains("REPLICA"), "{text}");
     let mut replicas = replicas;
     let mut stopped = replicas.pop().unwrap();
+    stopped.freeze();
+    wait_for_fleet(&replicas[0], "the silence of a replica", |report| {
+        report["findings"].as_array().unwrap().iter().any(|finding| finding["kind"] == "not_publishing")
+    });
+    stopped.thaw();
     stopped.signal("TERM");
     assert!(stopped.wait().success());
     let report = wait_for_fleet(&replicas[0], "one replica less", |report| count(report, "replicas") == 2);
@@ -370,6 +375,8 @@ fn frozen_redis_delays_neither_the_page_nor_the_stop() {
     let began = Instant::now();
     let text = top(&replica, &["--fleet"]);
     assert!(text.starts_with("This replica only: Redis"), "{text}");
+    // The timeout of decisions is not that of the page.
+    assert!(!text.contains("TOLLKEEPER_STORE_TIMEOUT"), "{text}");
     replica.signal("TERM");
     assert!(replica.wait().success());
     assert!(began.elapsed() < Duration::from_secs(25), "{:?}", began.elapsed());
