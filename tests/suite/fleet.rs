@@ -337,8 +337,9 @@ fn replicas_of_a_cluster_and_behind_sentinels_see_each_other() {
 
 #[test]
 fn missing_permissions_are_told_and_change_no_decision() {
-    let redis =
-        redis::options().user("least", "on >secret ~tk1:* -@all +eval +evalsha +time +get +set +pexpire").start();
+    let redis = redis::options()
+        .user("least", "on >secret ~tk1:* -@all +eval +evalsha +time +get +set +pexpire +@list")
+        .start();
     let replica = replica(&redis, RULES).env("REDIS_AUTH", "least:secret").start();
     charge(&replica, "user", "ann", 5);
     // At first there is no connection yet.
