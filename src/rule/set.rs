@@ -25,10 +25,8 @@ use crate::telemetry::metrics::limit_stats::{LimitName, LimitStats};
 /// All rules, compiled and immutable.
 #[derive(Debug)]
 pub struct RuleSet {
-    /// Hash of the texts that the rules come from, with their names; empty in tools.
+    /// Id in the decision log; empty without one.
     pub id: Box<str>,
-    /// Hash of these texts without their names; empty in tools.
-    pub contents_hash: Box<str>,
     domains: HashMap<String, DomainRules>,
     roots: Vec<NodeId>,
     rule_count: usize,
@@ -150,7 +148,6 @@ impl RuleSet {
         let random = RandomState::new();
         let mut set = Self {
             id: Box::default(),
-            contents_hash: Box::default(),
             domains: HashMap::with_capacity(domains.len()),
             roots: Vec::with_capacity(domains.len()),
             rule_count: 0,

@@ -14,7 +14,6 @@ pub mod process;
 pub mod logs;
 pub mod decision_log;
 pub mod metrics;
-pub mod fleet;
 pub mod tracing;
 pub mod xds;
 pub mod redis;
@@ -23,7 +22,7 @@ pub mod memcache;
 use super::setting::{AnySetting, SettingGroup};
 
 /// All groups of settings.
-pub static GROUPS: [&SettingGroup; 16] = [
+pub static GROUPS: [&SettingGroup; 15] = [
     &listeners::GROUP,
     &grpc::GROUP,
     &client_limits::GROUP,
@@ -35,7 +34,6 @@ pub static GROUPS: [&SettingGroup; 16] = [
     &logs::GROUP,
     &decision_log::GROUP,
     &metrics::GROUP,
-    &fleet::GROUP,
     &tracing::GROUP,
     &xds::GROUP,
     &redis::GROUP,

@@ -14,7 +14,6 @@ mod sample;
 mod schema;
 mod stalled;
 mod stream;
-mod stream_settings;
 
 use std::path::Path;
 

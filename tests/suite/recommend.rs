@@ -3,7 +3,6 @@
 mod exact;
 mod figures;
 mod page;
-mod search;
 mod usage;
 
 use std::fs;

@@ -3,19 +3,18 @@
 use std::sync::Arc;
 
 use super::candidates::CandidateCharges;
-use super::key_text::key_text;
 use super::outcome::DescriptorOutcome;
+use super::record::key_text;
 use super::selection::{SelectedLimit, Selection};
 use crate::algorithm::ChargeResult;
 use crate::counter::Path;
-use crate::decision_log::values::ValueForm;
 use crate::limit::Limit;
 use crate::request::Request;
 use crate::rule::set::{CompiledRule, DomainRules};
 
 /// A decided descriptor.
 #[derive(Clone, Copy, Debug)]
-pub struct DescriptorResults<'a, 'r> {
+pub struct ObservedDescriptor<'a, 'r> {
     /// Index in the request.
     pub index: usize,
     pub(super) selection: &'a Selection<'r>,
@@ -25,7 +24,7 @@ pub struct DescriptorResults<'a, 'r> {
 
 /// A limit of a decided descriptor.
 #[derive(Clone, Copy, Debug)]
-pub struct LimitWithResult<'a, 'r> {
+pub struct ObservedLimit<'a, 'r> {
     /// The limit.
     pub limit: &'a Limit,
     /// Index among the limits of its rule.
@@ -44,7 +43,7 @@ pub struct LimitWithResult<'a, 'r> {
     pub result: &'a ChargeResult,
 }
 
-impl<'a, 'r> LimitWithResult<'a, 'r> {
+impl<'a, 'r> ObservedLimit<'a, 'r> {
     fn new(selected: &'a SelectedLimit<'r>, result: &'a ChargeResult, others: u64, candidate: bool) -> Self {
         let SelectedLimit { ref limit, index, name, shadow, quota, stats, .. } = *selected;
         let id = stats.map_or(others, |stats| stats.id());
@@ -52,7 +51,7 @@ impl<'a, 'r> LimitWithResult<'a, 'r> {
     }
 }
 
-impl<'a, 'r> DescriptorResults<'a, 'r> {
+impl<'a, 'r> ObservedDescriptor<'a, 'r> {
     /// The rule that matched; `None` if there is none, or if a limit of the request took precedence.
     pub const fn rule(&self) -> Option<&'r CompiledRule> {
         self.selection.rule
@@ -75,11 +74,11 @@ impl<'a, 'r> DescriptorResults<'a, 'r> {
 
     /// Text of the key of its counters, `key=value,key=value`, cut off if it is long.
     pub fn key_text(&self, request: &Request<'_>) -> Arc<str> {
-        key_text(&self.selection.path(request, self.index), &ValueForm::Plain)
+        key_text(&self.selection.path(request, self.index))
     }
 
     /// Limits with their results, candidates last; none if the store failed, for a candidate: failed to charge it.
-    pub fn limits(&self) -> impl Iterator<Item = LimitWithResult<'a, 'r>> + use<'a, 'r> {
+    pub fn limits(&self) -> impl Iterator<Item = ObservedLimit<'a, 'r>> + use<'a, 'r> {
         let results: &[ChargeResult] = match self.outcome {
             DescriptorOutcome::Charged(outcome) => &outcome.results,
             DescriptorOutcome::Unlimited | DescriptorOutcome::Failed(_) => &[],
@@ -89,10 +88,10 @@ impl<'a, 'r> DescriptorResults<'a, 'r> {
         let known = self.candidates.into_iter().flat_map(CandidateCharges::known);
         let candidates = known.filter(move |known| known.candidate.descriptor == index).filter_map(move |known| {
             let result = known.outcome.as_ref().ok()?.results.first()?;
-            Some(LimitWithResult::new(&selection.candidates[known.candidate.at], result, others, true))
+            Some(ObservedLimit::new(&selection.candidates[known.candidate.at], result, others, true))
         });
         let deciding = selection.limits.iter().zip(results);
-        deciding.map(move |(selected, result)| LimitWithResult::new(selected, result, others, false)).chain(candidates)
+        deciding.map(move |(selected, result)| ObservedLimit::new(selected, result, others, false)).chain(candidates)
     }
 
     /// True if the store had no room for a counter, so that a failure policy decided.
@@ -104,5 +103,5 @@ impl<'a, 'r> DescriptorResults<'a, 'r> {
 /// Text of the key of the descriptor at `index`, whose values share no counter.
 pub fn plain_key_text(request: &Request<'_>, index: usize) -> Arc<str> {
     let entries = request.descriptors.get(index).map_or(&[][..], |descriptor| &descriptor.entries);
-    key_text(&Path { domain: request.domain, entries, shared: &[], candidate: None }, &ValueForm::Plain)
+    key_text(&Path { domain: request.domain, entries, shared: &[], candidate: None })
 }
