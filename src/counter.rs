@@ -15,6 +15,7 @@ use crate::algorithm::{ChargeRequest, EnforcedLimit};
 use crate::limit::Limit;
 use crate::request::Entry;
 use crate::sharded::upper_half;
+use crate::telemetry::service_metrics::HashSeed;
 
 /// Charge on all counters of one descriptor, which are decided together.
 #[derive(Clone, Debug)]
@@ -86,6 +87,11 @@ impl Path<'_> {
     /// Hashes the path to a number that is the same in all processes and versions, for samples of keys.
     pub fn sample_hash(&self) -> u64 {
         upper_half(self.hash(SipHasher13::new_with_keys(0, 0)))
+    }
+
+    /// Hashes the path to a number that is the same in all processes with this seed.
+    pub fn hash_with(&self, seed: HashSeed) -> u64 {
+        upper_half(self.hash(SipHasher13::new_with_keys(seed.0, seed.1)))
     }
 
     /// Hashes the parts. Each part is preceded by its length, and a shared value by a mark, so that no two paths hash

@@ -14,13 +14,14 @@ pub mod error;
 pub mod explain;
 mod failure_policies;
 mod failures;
+mod key_text;
 mod logging;
 mod merge;
 mod metadata;
-pub mod observed;
+pub mod results;
 mod outcome;
 mod record;
-mod ruling;
+mod limit_verdicts;
 mod selection;
 pub mod store_report;
 mod verdict;
@@ -37,9 +38,9 @@ use self::error::DecideError;
 use self::failures::Failures;
 use self::logging::DecidedRequest;
 use self::merge::merge;
-use self::observed::ObservedDescriptor;
 use self::outcome::DescriptorOutcome;
 use self::record::Recorder;
+use self::results::DescriptorResults;
 use self::selection::{SelectedRequest, Selection, select};
 use crate::decision::Decision;
 use crate::decision_log::log::DecisionLog;
@@ -62,13 +63,15 @@ pub struct Decider {
     pub metrics: Arc<ServiceMetrics>,
     /// Decision log; `None` if it is off.
     pub log: Option<Arc<DecisionLog>>,
+    /// Form of the values in rejected keys.
+    pub key_values: ValueForm,
     failures: Failures,
 }
 
 impl Decider {
     /// Creates a decider that has not seen a failure.
     pub fn new(store: Store, behaviour: DecisionSettings, metrics: Arc<ServiceMetrics>) -> Self {
-        Self { store, behaviour, metrics, log: None, failures: Failures::default() }
+        Self { store, behaviour, metrics, log: None, key_values: ValueForm::Plain, failures: Failures::default() }
     }
 
     /// Decides a request, by the context's deadline.
@@ -106,18 +109,18 @@ impl Decider {
         context: DecisionContext<'r>,
         request: &Request<'_>,
     ) -> Result<Decision<'r>, DecideError> {
-        self.decide_observed(context, request, |_| ())
+        self.decide_with_results(context, request, |_| ())
     }
 
     /// Decides a request as [`Decider::decide_now`], and passes the results of each descriptor's limits to `observe`.
     ///
     /// # Errors
     /// As [`Decider::decide_now`].
-    pub fn decide_observed<'r>(
+    pub fn decide_with_results<'r>(
         &'r self,
         context: DecisionContext<'r>,
         request: &Request<'_>,
-        mut observe: impl FnMut(ObservedDescriptor<'_, 'r>),
+        mut observe: impl FnMut(DescriptorResults<'_, 'r>),
     ) -> Result<Decision<'r>, DecideError> {
         if !self.store.is_immediate() {
             return Err(DecideError::Store);
@@ -133,7 +136,7 @@ impl Decider {
         drop(charger.charge_all(&dry_runs, &mut outcomes));
         drop(charger.charge_spared(&dry_runs, &mut outcomes));
         for (index, (selection, outcome)) in selections.iter().zip(&outcomes).enumerate() {
-            observe(ObservedDescriptor { index, selection, outcome, candidates: candidates.as_ref() });
+            observe(DescriptorResults { index, selection, outcome, candidates: candidates.as_ref() });
         }
         self.conclude(context, selected, &outcomes, candidates)
     }
@@ -186,6 +189,7 @@ impl Decider {
             metrics: &self.metrics,
             near_limit_ratio: self.behaviour.near_limit_ratio,
             records_recent_keys: !self.store.can_scan(),
+            key_values: &self.key_values,
         }
     }
 

@@ -82,6 +82,11 @@ impl Health {
         self.store.changed().await;
     }
 
+    /// True while the process stops.
+    pub fn is_draining(&self) -> bool {
+        self.is_draining.load(Ordering::Relaxed)
+    }
+
     /// Makes the process unhealthy, before it stops.
     pub fn drain(&self) {
         self.is_draining.store(true, Ordering::Relaxed);

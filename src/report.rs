@@ -3,6 +3,8 @@
 //! A report is computed on demand from statistics that are kept anyway. It is data, encoded as JSON, with one text form
 //! that the debug listener and the command line share.
 
+pub mod live;
+pub mod problems;
 pub mod rules;
 pub mod text;
 pub mod top;

@@ -34,6 +34,7 @@ pub mod store;
 pub mod process;
 pub mod collector;
 pub mod decision_log;
+pub mod fleet;
 pub mod metrics;
 pub mod tracing;
 pub mod report;
@@ -43,9 +44,10 @@ use std::ffi::OsString;
 use std::num::NonZeroUsize;
 
 use client_limits::ClientLimits;
-use decision_log::DecisionLogSettings;
+use decision_log::{DecisionLogSettings, HashKey};
 use decisions::DecisionSettings;
 use environment::Environment;
+use fleet::FleetSettings;
 use grpc::GrpcSettings;
 use listeners::{AdminToken, Listeners};
 use metrics::MetricsSettings;
@@ -85,6 +87,8 @@ pub struct Settings {
     pub logs: LogSettings,
     /// Decision log; `None` means that there is none.
     pub decision_log: Option<DecisionLogSettings>,
+    /// View of all replicas, and the form of rejected keys.
+    pub fleet: FleetSettings,
     /// Destinations of metrics.
     pub metrics: MetricsSettings,
     /// Export of traces; `None` means that there are none.
@@ -113,8 +117,12 @@ impl Settings {
     fn read(environment: &Environment) -> (Self, EnvironmentFindings) {
         let mut values = Values::new(environment);
         let store = StoreSettings::read(&mut values, environment.backend());
-        let decision_log = DecisionLogSettings::read(&mut values, &store);
+        let hash_key = HashKey::read(&mut values);
+        let decision_log = DecisionLogSettings::read(&mut values, &store, hash_key.as_ref());
+        let deployments = store.deployments().chain(decision_log.iter().flat_map(DecisionLogSettings::deployments));
+        redis::read::ignore_unused_certificates(&mut values, deployments);
         let exports_logs = decision_log.as_ref().is_some_and(DecisionLogSettings::uses_collector);
+        let fleet = FleetSettings::read(&mut values, &store, decision_log.as_ref(), hash_key);
         let settings = Self {
             listeners: Listeners::read(&mut values),
             client_limits: ClientLimits::read(&values),
@@ -128,6 +136,7 @@ impl Settings {
             shutdown: ShutdownSettings::read(&mut values),
             logs: LogSettings::read(&values),
             decision_log,
+            fleet,
             metrics: MetricsSettings::read(&mut values),
             tracing: TracingSettings::read(&mut values, exports_logs),
             worker_threads: NonZeroUsize::new(values.get(&TOLLKEEPER_WORKER_THREADS)),

@@ -11,6 +11,7 @@ mod detach_on_drop;
 pub mod error;
 pub mod fallback;
 pub mod health;
+pub(crate) mod identity_hasher;
 pub mod key_scan;
 pub mod memcache;
 pub mod memory;
@@ -271,12 +272,10 @@ impl Store {
         deadline: Instant,
         filter: impl FnMut(&CounterPath) -> bool,
     ) -> Result<Option<KeyScan>, AdminError> {
-        match &self.backend {
-            StoreBackend::Memory(_) | StoreBackend::Memcache(_) => Ok(None),
-            StoreBackend::Redis(redis) => {
-                redis.scan(domain, max, deadline, filter).await.map(Some).map_err(AdminError::Redis)
-            }
-        }
+        Ok(match &self.backend {
+            StoreBackend::Memory(_) | StoreBackend::Memcache(_) => None,
+            StoreBackend::Redis(redis) => Some(redis.scan(domain, max, deadline, filter).await?),
+        })
     }
 
     /// Deletes the counters of a charge; returns how many existed.
@@ -284,12 +283,17 @@ impl Store {
     /// # Errors
     /// The store failed, or its user may not run UNLINK.
     pub async fn reset(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Result<u64, AdminError> {
-        match &self.backend {
-            StoreBackend::Memory(memory) => Ok(memory.reset(charge) as u64),
-            StoreBackend::Redis(redis) => redis.reset(charge, now, deadline).await.map_err(AdminError::Redis),
-            StoreBackend::Memcache(memcache) => {
-                memcache.reset(charge, now, deadline).await.map_err(AdminError::Memcache)
-            }
+        Ok(match &self.backend {
+            StoreBackend::Memory(memory) => memory.reset(charge) as u64,
+            StoreBackend::Redis(redis) => redis.reset(charge, now, deadline).await?,
+            StoreBackend::Memcache(memcache) => memcache.reset(charge, now, deadline).await?,
+        })
+    }
+
+    /// Forgets what this process caches about the counters of a charge, but no counter and no share.
+    pub fn forget_cached(&self, charge: &Charge<'_>, now: Time) {
+        if let StoreBackend::Redis(redis) = &self.backend {
+            redis.forget_cached(charge, now);
         }
     }
 

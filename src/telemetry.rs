@@ -9,6 +9,7 @@ pub mod http2_refusals;
 pub mod hyperloglog;
 pub mod listener_stats;
 pub mod log_throttle;
+pub mod recent_problems;
 pub mod logs;
 pub mod metrics;
 pub mod recently_created_keys;

@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use super::debug_listener;
 use super::outcome::CommandOutcome;
 use super::print::{finish, print, print_error};
+use crate::fleet::report::{FleetPart, FleetReport};
 use crate::report::{rules, top};
 use crate::settings::target::Target;
 
@@ -23,6 +24,9 @@ pub(super) struct Args {
     /// Show statistics of each limit and findings about it, instead of keys
     #[arg(long)]
     rules: bool,
+    /// Show all replicas that share the server's Redis
+    #[arg(long, conflicts_with = "finding")]
+    fleet: bool,
     /// Number of minutes to cover, the current one included
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=10),
         conflicts_with = "rules")]
@@ -62,12 +66,13 @@ enum FindingFilter {
 pub(super) const HELP: &str = "\
 The server counts rejections in a bounded sketch: the report gives a lower and an upper bound for each key, and its first \
 line the maximum for a missing key. Rules in shadow_mode appear as if they had rejected. With --rules, counts are since \
-the rule was loaded, and numbers of keys are estimates with a standard error of 4.6 %.
+the rule was loaded, and numbers of keys are estimates with a standard error of 4.6 %. With --fleet, counts are of all replicas, from the summaries that they publish every 5 s.
 
 Examples:
   tollkeeper top
   tollkeeper top --addr localhost:6070 --minutes 1 --rule shop.login --every 2
   tollkeeper top --rules --finding never_matched
+  tollkeeper top --fleet
 
 Exit codes: 0 shown, 1 the server did not answer, 2 invalid usage.";
 
@@ -99,7 +104,9 @@ fn page(args: &Args) -> Result<String, String> {
         // Strings in JSON are escaped already.
         return Ok(String::from_utf8_lossy(&page).into_owned() + "\n");
     }
+    let part = if args.rules { FleetPart::Rules } else { FleetPart::Keys };
     match args.rules {
+        _ if args.fleet => read::<FleetReport>(args, &page).map(|report| report.text(part)),
         true => read::<rules::RuleUsageReport>(args, &page).map(|report| report.text()),
         false => read::<top::TopReport>(args, &page).map(|report| report.text()),
     }
@@ -112,8 +119,16 @@ fn read<T: DeserializeOwned>(args: &Args, page: &[u8]) -> Result<T, String> {
 }
 
 fn path(args: &Args) -> String {
-    let mut path = if args.rules { "/rules?".to_owned() } else { format!("/top?minutes={}&", args.minutes) };
+    let page = match args.rules {
+        _ if args.fleet => "/fleet",
+        true => "/rules",
+        false => "/top",
+    };
+    let mut path = format!("{page}?");
     let mut add = |name: &str, value: &str| path += &format!("{name}={}&", percent_encoded(value));
+    if !args.rules {
+        add("minutes", &args.minutes.to_string());
+    }
     if let Some(rule) = &args.rule {
         add("rule", rule);
     }
@@ -123,7 +138,7 @@ fn path(args: &Args) -> String {
     if let Some(most) = args.most {
         add("most", &most.to_string());
     }
-    path.pop();
+    path.truncate(path.trim_end_matches(['&', '?']).len());
     path
 }
 

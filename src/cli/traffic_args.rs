@@ -73,11 +73,18 @@ pub(super) fn limit_paths(rules: &RuleSet) -> impl Iterator<Item = String> {
     rules.rules().flat_map(|compiled| (0..compiled.limits.len()).map(|index| compiled.rule.limit_path(index)))
 }
 
-/// Names the most similar path, for a message about an unknown one; empty without paths.
+/// Names the most similar paths, for a message about an unknown one; empty without paths.
 pub(super) fn nearest_hint(paths: impl Iterator<Item = String>, wanted: &str) -> String {
+    const MAX_NAMED: usize = 3;
+    /// Likeness from 0 to 1 that a path after the first needs.
+    const MIN_LIKENESS: f64 = 0.8;
     let likeness = |path: &str| strsim::jaro_winkler(path, wanted);
-    let nearest = paths.max_by(|one, two| likeness(one).total_cmp(&likeness(two)));
-    nearest.map_or_else(String::new, |path| format!(" (did you mean '{path}'?)"))
+    let mut paths: Vec<String> = paths.collect();
+    paths.sort_by(|one, two| likeness(two).total_cmp(&likeness(one)).then_with(|| one.cmp(two)));
+    paths.dedup();
+    let similar = paths.iter().enumerate().filter(|(rank, path)| *rank == 0 || likeness(path) >= MIN_LIKENESS);
+    let named: Vec<String> = similar.take(MAX_NAMED).map(|(_, path)| format!("'{path}'")).collect();
+    if named.is_empty() { String::new() } else { format!(" (did you mean {}?)", named.join(" or ")) }
 }
 
 /// Fails if a rule matches on values, which a log with hashed values does not have.

@@ -4,17 +4,18 @@ mod report;
 
 use std::env;
 use std::fs::File;
-use std::io::{self, IsTerminal as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
 use super::duration;
 use super::outcome::CommandOutcome;
 use super::print::{finish, print, print_error};
 use super::request_args::descriptor;
 use super::stream_settings::stream_settings;
+use super::traffic_args::progress_bar;
 use crate::clock::micros;
 use crate::decision_log::reader::{ReadError, RecordReader};
 use crate::decision_log::stream::input::{EntryRange, StreamInput};
@@ -101,7 +102,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let mut line = TimeLine::new(question, range, ShownDecisions { admitted: args.all, max: args.max.into() });
     let mut outcome = CommandOutcome::Success;
     for path in &args.log {
-        let added = open(path, range).and_then(|reader| add_records(reader, &mut line));
+        let added = open(path, range).and_then(|log| add_records(log, &mut line));
         if let Err(problem) = added {
             print_error(plain(&problem));
             outcome = CommandOutcome::Failure;
@@ -128,12 +129,15 @@ fn hash_form() -> Result<Option<ValueForm>, String> {
 
 /// Opens a log. Of a stream, only the part around an instant is read.
 fn open(path: &Path, range: TimeRange) -> Result<OpenLog, String> {
-    let bar = progress_bar(path);
+    let bar = progress_bar(&[path.to_owned()]);
+    bar.set_message(plain(&path.display().to_string()));
+    let mut is_partial = false;
     let reader = match path.to_str() {
         Some("-") => RecordReader::new("standard input", bar.wrap_read(io::stdin())),
         Some(text) if text.starts_with("redis:") => {
             let in_stream = |problem: String| format!("{text}: {problem}");
             let settings = stream_settings(&text["redis:".len()..], None).map_err(in_stream)?;
+            is_partial = range.bounds().is_some();
             let entries =
                 range.bounds().map_or(EntryRange::ALL, |range| EntryRange::of_decisions(range.from_us, range.to_us));
             let input = StreamInput::open(&settings, entries).map_err(|error| in_stream(error.to_string()))?;
@@ -144,18 +148,23 @@ fn open(path: &Path, range: TimeRange) -> Result<OpenLog, String> {
             RecordReader::new(&path.display().to_string(), bar.wrap_read(file))
         }
     };
-    Ok(OpenLog { reader: reader.map_err(|error| error.to_string())?, bar })
+    Ok(OpenLog { reader: reader.map_err(|error| error.to_string())?, bar, is_partial })
 }
 
 /// A log that is read, with its progress.
 struct OpenLog {
     reader: RecordReader,
     bar: ProgressBar,
+    /// Only the part around the asked time is read.
+    is_partial: bool,
 }
 
 /// Adds all records of a log. Invalid lines are left out and told.
 fn add_records(log: OpenLog, line: &mut TimeLine<'_>) -> Result<(), String> {
-    let OpenLog { mut reader, bar } = log;
+    let OpenLog { mut reader, bar, is_partial } = log;
+    if is_partial {
+        line.set_partial();
+    }
     let (mut records, mut invalid, mut first_problem) = (0_u64, 0_u64, None);
     loop {
         match reader.next_record() {
@@ -181,15 +190,4 @@ fn add_records(log: OpenLog, line: &mut TimeLine<'_>) -> Result<(), String> {
         line.add_problem("a log ends within a record, which is left out".to_owned());
     }
     Ok(())
-}
-
-/// Builds the progress bar over the bytes of a log, hidden if standard error is not a terminal.
-fn progress_bar(path: &Path) -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{elapsed_precise} [{bar:30}] {bytes} of {total_bytes}");
-    let size = path.metadata().ok().filter(std::fs::Metadata::is_file);
-    let bar = size.map_or_else(ProgressBar::no_length, |size| ProgressBar::new(size.len()));
-    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

@@ -51,7 +51,30 @@ pub struct LoadedFrom {
 struct LoadAttempt {
     at: Option<Time>,
     error: Option<String>,
+    problems: Vec<RuleProblem>,
     refused: u64,
+}
+
+/// An error in a rule file, with the lines around it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RuleProblem {
+    /// Position, message and fix.
+    pub message: String,
+    /// Name of the file.
+    pub file: Arc<str>,
+    /// Line, from 1; 0 if the rules were not text.
+    pub line: u32,
+    /// Lines of the file around it.
+    pub lines: Vec<FileLine>,
+}
+
+/// A line of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FileLine {
+    /// Number, from 1.
+    pub number: u32,
+    /// Text, cut if it is long.
+    pub text: String,
 }
 
 /// Body of `/rlconfig/status`.
@@ -121,7 +144,7 @@ impl LiveRules {
         let mut attempt = self.attempt();
         let version = self.current.load().as_ref().map_or(0, |loaded| loaded.version) + 1;
         let old = self.current.swap(Some(Arc::new(LoadedRules { rules, version, loaded_at: now, from })));
-        *attempt = LoadAttempt { at: Some(now), error: None, refused: attempt.refused };
+        *attempt = LoadAttempt { at: Some(now), error: None, problems: Vec::new(), refused: attempt.refused };
         drop(attempt);
         if let Some(old) = old {
             await_sole_owner(&old);
@@ -130,9 +153,14 @@ impl LiveRules {
     }
 
     /// Records a failed attempt; the loaded rules stay.
-    pub fn reject(&self, error: String, now: Time) {
+    pub fn reject(&self, error: String, problems: Vec<RuleProblem>, now: Time) {
         let mut attempt = self.attempt();
-        *attempt = LoadAttempt { at: Some(now), error: Some(error), refused: attempt.refused + 1 };
+        *attempt = LoadAttempt { at: Some(now), error: Some(error), problems, refused: attempt.refused + 1 };
+    }
+
+    /// Returns the errors of the last attempt that have a position, the first of them.
+    pub fn problems(&self) -> Vec<RuleProblem> {
+        self.attempt().problems.clone()
     }
 
     /// Returns the loaded set and the outcome of the last attempt.

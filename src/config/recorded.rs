@@ -52,15 +52,34 @@ fn contents(name: &str, bytes: &[u8], format: DocumentFormat) -> DocumentRecord 
     DocumentRecord { name: name.to_owned(), format, text: utf8, base64 }
 }
 
-/// Hash of the documents and their order. Each part is preceded by its length.
+/// Hash of the documents and their order.
 fn id(documents: &[DocumentRecord]) -> String {
+    hash(documents.iter().flat_map(|document| [document.name.as_str(), contents_of(document), format_of(document)]))
+}
+
+/// Hash of the documents and their order, but not of their names: replicas may read them from different directories.
+pub fn contents_hash(documents: &[DocumentRecord]) -> String {
+    hash(documents.iter().flat_map(|document| [contents_of(document), format_of(document)]))
+}
+
+fn contents_of(document: &DocumentRecord) -> &str {
+    document.text.as_ref().or(document.base64.as_ref()).map(String::as_str).unwrap_or_default()
+}
+
+const fn format_of(document: &DocumentRecord) -> &'static str {
+    match document.format {
+        DocumentFormat::Yaml => "yaml",
+        DocumentFormat::YamlFirst => "yaml_first",
+        DocumentFormat::Xds => "xds",
+        DocumentFormat::RuleDefaults => "rule_defaults",
+    }
+}
+
+/// Hash of the parts, each of which is preceded by its length.
+fn hash<'p>(parts: impl Iterator<Item = &'p str>) -> String {
     let mut hasher = blake3::Hasher::new();
-    for DocumentRecord { name, format, text, base64 } in documents {
-        let contents = text.as_ref().or(base64.as_ref()).map(String::as_str).unwrap_or_default();
-        for part in [name.as_str(), contents] {
-            hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
-        }
-        hasher.update(&[*format as u8]);
+    for part in parts {
+        hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
     }
     hasher.finalize().to_hex()[..2 * ID_BYTES].to_owned()
 }

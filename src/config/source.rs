@@ -9,10 +9,11 @@ use std::sync::Arc;
 
 use super::compile::options::CompileOptions;
 use super::compile::{Compiled, NamedDocument, RuleText, compile, compile_documents};
-use super::diagnostic::Diagnostics;
+use super::diagnostic::{Diagnostic, Diagnostics};
 use super::files::read::read;
 use super::files::watch::{Changes, WatchReloader, WatchTiming, Watcher};
 use super::files::{ReadResult, RuleFile, RuleLocation};
+use super::live::{FileLine, RuleProblem};
 use super::xds::client::ReceivedResources;
 use super::xds::status::StreamStatus;
 use super::xds::{XdsConfig, XdsSource};
@@ -86,6 +87,58 @@ impl SourceRules {
             Self::Texts(texts) => compile(&texts, options),
             Self::Documents(documents) => compile_documents(documents, options),
         }
+    }
+}
+
+/// Maximum number of errors that are kept with the lines of their files.
+const MAX_PROBLEMS: usize = 20;
+/// Number of lines before and after the line of an error.
+const LINES_AROUND: u32 = 2;
+/// Maximum number of characters of such a line.
+const MAX_LINE_CHARS: usize = 200;
+
+/// Errors of rules that did not compile.
+#[derive(Clone, Debug)]
+pub struct RejectedRules {
+    /// All of them.
+    pub diagnostics: Diagnostics,
+    /// The first of them, with the lines of their files.
+    pub problems: Vec<RuleProblem>,
+}
+
+impl SourceRules {
+    /// Compiles them, and keeps the lines of the files that errors are about.
+    ///
+    /// # Errors
+    /// Every problem, if at least one is an error.
+    pub fn compile_with_lines(self, options: &CompileOptions) -> Result<Compiled, RejectedRules> {
+        match self {
+            Self::Texts(texts) => compile(&texts, options).map_err(|diagnostics| {
+                let errors = diagnostics.errors().iter().take(MAX_PROBLEMS);
+                let problems = errors.map(|error| problem(error, &texts)).collect();
+                RejectedRules { diagnostics, problems }
+            }),
+            Self::Documents(documents) => compile_documents(documents, options)
+                .map_err(|diagnostics| RejectedRules { diagnostics, problems: Vec::new() }),
+        }
+    }
+}
+
+fn problem(error: &Diagnostic, texts: &[RuleText]) -> RuleProblem {
+    let bytes = texts.iter().find(|text| text.name == error.file).map(|text| &*text.bytes).unwrap_or_default();
+    let numbered = (1..).zip(bytes.split(|byte| *byte == b'\n'));
+    let around = error.line.saturating_sub(LINES_AROUND)..=error.line.saturating_add(LINES_AROUND);
+    let line = |(number, line): (u32, &[u8])| {
+        // Four bytes are the longest character.
+        let start = &line[..line.len().min(4 * MAX_LINE_CHARS)];
+        FileLine { number, text: String::from_utf8_lossy(start).trim_end().chars().take(MAX_LINE_CHARS).collect() }
+    };
+    let is_shown = |(number, _): &(u32, &[u8])| error.line > 0 && around.contains(number);
+    RuleProblem {
+        message: error.to_string(),
+        file: Arc::clone(&error.file),
+        line: error.line,
+        lines: numbered.filter(is_shown).map(line).collect(),
     }
 }
 

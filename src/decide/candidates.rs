@@ -8,16 +8,16 @@
 use std::sync::Arc;
 
 use super::context::DecisionContext;
-use super::record::{LimitResult, Recorder, StatsRef, key_text, near_hits, record_hits};
+use super::key_text::key_text;
+use super::record::{LimitResult, Recorder, StatsRef, distinct_hash, near_hits, record_hits};
 use super::selection::{SelectedLimit, SelectedRequest};
 use crate::algorithm::ChargeResult;
 use crate::clock::Time;
 use crate::counter::{Charge, Path};
 use crate::limit::Limit;
 use crate::request::Hits;
-use crate::sharded::upper_half;
 use crate::store::Store;
-use crate::store::deferred::{DeferredOutcomes, spawn_wait};
+use crate::store::deferred::{DeferredOutcomes, spawn_on_outcomes};
 use crate::store::error::ChargeError;
 use crate::store::outcome::StoreOutcome;
 use crate::telemetry::metrics::limit_stats::{LimitStat, LimitStats};
@@ -111,15 +111,16 @@ impl CandidateCharges {
         match outcomes {
             DeferredOutcomes::Ready(outcomes) => {
                 for (candidate, outcome) in refs.iter().zip(outcomes) {
-                    let text = || key_text(&path_of(selected, *candidate));
+                    let text = || key_text(&path_of(selected, *candidate), recorder.key_values);
                     record_of(*candidate).record(recorder.metrics, &outcome, text);
                 }
             }
             DeferredOutcomes::Pending(pending) => {
                 let records = refs.iter().map(|candidate| (record_of(*candidate), path_of(selected, *candidate)));
-                let records: Vec<_> = records.map(|(record, path)| (record, key_text(&path))).collect();
+                let records: Vec<_> =
+                    records.map(|(record, path)| (record, key_text(&path, recorder.key_values))).collect();
                 let metrics = Arc::clone(recorder.metrics);
-                spawn_wait(pending, move |outcomes| {
+                spawn_on_outcomes(pending, move |outcomes| {
                     for ((record, text), outcome) in records.into_iter().zip(outcomes) {
                         record.record(&metrics, &outcome, || text);
                     }
@@ -141,6 +142,8 @@ struct CandidateRecord {
     near: u64,
     hits: Hits,
     key: u128,
+    /// Hash of the key among the distinct keys.
+    distinct_hash: u64,
     now: Time,
     /// Span of the decision, if the request is sampled.
     span_ref: Option<SpanRef>,
@@ -162,12 +165,15 @@ impl CandidateRecord {
         let (limit, sent): (&SelectedLimit<'_>, _) =
             (&selection.candidates[at], &selected.request.descriptors[descriptor]);
         let is_on = !recorder.metrics.is_off();
+        let path = path_of(selected, candidate);
+        let key = path.key();
         let stats = is_on.then(|| recorder.stats_of(context, selection, limit, &sent.entries)).flatten();
         Self {
             limit: limit.limit,
             near: near_hits(&limit.limit, recorder.near_limit_ratio),
             hits: sent.hits,
-            key: path_of(selected, candidate).key(),
+            key,
+            distinct_hash: distinct_hash(recorder.metrics, &path, key),
             now: context.now,
             span_ref: context.span_ref.cloned(),
             of_rule: limit.stats.filter(|_| is_on).map(Arc::clone),
@@ -185,7 +191,8 @@ impl CandidateRecord {
         outcome: &Result<StoreOutcome, ChargeError>,
         text: impl FnOnce() -> Arc<str>,
     ) {
-        let Self { limit, near, hits, key, now, span_ref, of_rule: Some(of_rule), of_request } = self else { return };
+        let Self { limit, near, hits, key, distinct_hash, now, span_ref, of_rule, of_request } = self;
+        let Some(of_rule) = of_rule else { return };
         let stats = of_request.as_ref().unwrap_or(&of_rule);
         let result = outcome.as_ref().ok().and_then(|outcome| Some((outcome.results.first()?, outcome.decided_by)));
         let is_rejected = result.is_some_and(|(result, _)| !result.admitted);
@@ -212,7 +219,7 @@ impl CandidateRecord {
             of_rule.record_under_request_name(is_rejected);
         }
         if let (true, Hits::Charge(hits)) = (is_rejected, hits) {
-            of_rule.rejected_keys.add(upper_half(key));
+            of_rule.rejected_keys.add(distinct_hash);
             let id = of_rule.id_with_key(key);
             metrics.top_keys.record(KeyRejection { id, limit: &of_rule, hits }, now, text);
         }

@@ -13,8 +13,8 @@ use smallvec::SmallVec;
 use super::context::DecisionContext;
 use super::failure_policies::FailurePolicies;
 use super::failures::Failures;
+use super::limit_verdicts::{Answer, LimitRejection, LimitVerdicts, answer};
 use super::outcome::{DescriptorOutcome, FailedCharge};
-use super::ruling::{Answer, DescriptorRuling, LimitRejection, answer};
 use super::selection::{SelectedRequest, Selection};
 use crate::counter::Charge;
 use crate::limit::StorePolicy;
@@ -32,7 +32,7 @@ pub(super) type DryRuns = SmallVec<[DryRun; 2]>;
 /// Result of the dry run of a charge.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DryRun {
-    ruling: DescriptorRuling,
+    limit_verdicts: LimitVerdicts,
     /// A limit rejects the hits, in shadow mode too.
     is_exceeded: bool,
     /// Failure of the store.
@@ -54,7 +54,7 @@ impl<'a> Charger<'a, '_, '_> {
     pub(super) fn dry_run_all(self, dry_runs: &mut DryRuns) -> Option<impl Future<Output = ()>> {
         let SelectedRequest { request, selections } = self.selected;
         let without_limits = |selection: &Selection<'_>| DryRun {
-            ruling: DescriptorOutcome::Unlimited.ruling(self.behaviour, selection),
+            limit_verdicts: DescriptorOutcome::Unlimited.limit_verdicts(self.behaviour, selection),
             is_exceeded: false,
             error: None,
         };
@@ -74,13 +74,13 @@ impl<'a> Charger<'a, '_, '_> {
         charge: &Charge<'_>,
         admissions: Result<LimitAdmissions, ChargeError>,
     ) -> DryRun {
-        let ruling = |admissions: &LimitAdmissions| {
+        let limit_verdicts = |admissions: &LimitAdmissions| {
             let rejection = |admits: &bool| (!admits).then_some(LimitRejection { retry_after_us: None });
-            DescriptorRuling::of(&selection.limits, |index| admissions.get(index).and_then(rejection))
+            LimitVerdicts::of(&selection.limits, |index| admissions.get(index).and_then(rejection))
         };
         match admissions {
             Ok(admissions) => DryRun {
-                ruling: ruling(&admissions),
+                limit_verdicts: limit_verdicts(&admissions),
                 is_exceeded: admissions.iter().any(|admits| !admits),
                 error: None,
             },
@@ -90,8 +90,8 @@ impl<'a> Charger<'a, '_, '_> {
                 if policies.use_fallback() {
                     admissions = self.store.dry_run_fallback(charge, self.context.now);
                 }
-                let ruling = ruling(&admissions).under_policies(policies);
-                DryRun { ruling, is_exceeded: ruling.rejects(), error: Some(error) }
+                let limit_verdicts = limit_verdicts(&admissions).under_policies(policies);
+                DryRun { limit_verdicts, is_exceeded: limit_verdicts.rejects(), error: Some(error) }
             }
         }
     }
@@ -104,7 +104,7 @@ impl<'a> Charger<'a, '_, '_> {
     ) -> Option<impl Future<Output = ()>> {
         let selections = self.selected.selections;
         outcomes.extend(selections.iter().map(|_| DescriptorOutcome::Unlimited));
-        let spares_any = self.is_rejected(&dry_runs.iter().map(|dry_run| dry_run.ruling));
+        let spares_any = self.is_rejected(&dry_runs.iter().map(|dry_run| dry_run.limit_verdicts));
         let charge_of = move |index: usize| {
             let charge = self.charge(index)?;
             let is_spared = spares_any && dry_runs.get(index).is_some_and(|dry_run| !dry_run.is_exceeded);
@@ -120,9 +120,12 @@ impl<'a> Charger<'a, '_, '_> {
         dry_runs: &'a DryRuns,
         outcomes: &'a mut Outcomes,
     ) -> Option<impl Future<Output = ()>> {
-        let rulings = outcomes.iter().zip(self.selected.selections);
-        let rulings = rulings.map(|(outcome, selection)| outcome.ruling(self.behaviour, selection));
-        if !self.is_rejected(&dry_runs.iter().map(|dry_run| dry_run.ruling)) || self.is_rejected(&rulings) {
+        let limit_verdicts = outcomes.iter().zip(self.selected.selections);
+        let limit_verdicts =
+            limit_verdicts.map(|(outcome, selection)| outcome.limit_verdicts(self.behaviour, selection));
+        if !self.is_rejected(&dry_runs.iter().map(|dry_run| dry_run.limit_verdicts))
+            || self.is_rejected(&limit_verdicts)
+        {
             return None;
         }
         // Refunds and peeks were made as they are.
@@ -168,8 +171,8 @@ impl<'a> Charger<'a, '_, '_> {
     }
 
     /// Returns true if the limits reject the request.
-    fn is_rejected(self, rulings: &(impl Iterator<Item = DescriptorRuling> + Clone)) -> bool {
-        answer(rulings, !self.behaviour.shadow_mode) == Answer::Rejected
+    fn is_rejected(self, limit_verdicts: &(impl Iterator<Item = LimitVerdicts> + Clone)) -> bool {
+        answer(limit_verdicts, !self.behaviour.shadow_mode) == Answer::Rejected
     }
 
     /// Decides a charge that the store failed to decide. Refunds, peeks and limits in shadow mode are never rejected.

@@ -111,6 +111,14 @@ impl Decider {
         Ok(deleted)
     }
 
+    /// Forgets what this process caches about the counters of `request`, which another process has reset.
+    pub fn forget_cached(&self, context: DecisionContext<'_>, request: &Request<'_>) {
+        let Some(rules) = context.rules else { return };
+        for (index, selection) in select(&self.behaviour, rules, request).iter().enumerate() {
+            selection.all_charges(request, index, 0).for_each(|charge| self.store.forget_cached(&charge, context.now));
+        }
+    }
+
     /// Paths of a rule's recently created counters, as a scan of Redis would return them.
     fn recently_created_keys(&self, of: RuleRef<'_>) -> Vec<CounterPath> {
         let RuleRef { rules, domain, rule } = of;

@@ -1,17 +1,17 @@
 //! Merges the verdicts on descriptors into one answer: statuses, the overall code, headers and body.
 //!
-//! `ruling` tells if the request is rejected. Body and retry time are those of the descriptors that reject it.
+//! `limit_verdicts` tells if the request is rejected. Body and retry time are those of the descriptors that reject it.
 
 use std::borrow::Cow;
 
 use smallvec::SmallVec;
 
 use super::error::DecideError;
+use super::limit_verdicts::{Answer, LimitVerdicts, answer, quotas_reject, retry_after_us};
 use super::metadata;
 use super::outcome::DescriptorOutcome;
-use super::ruling::{Answer, DescriptorRuling, answer, quotas_reject, retry_after_us};
 use super::selection::{SelectedRequest, Selection};
-use super::verdict::Verdict;
+use super::verdict::DescriptorVerdict;
 use crate::decision::{Decision, Header};
 use crate::rule::OverLimitBody;
 use crate::settings::decisions::DecisionSettings;
@@ -24,9 +24,9 @@ pub(super) fn merge<'r>(
 ) -> Result<Decision<'r>, DecideError> {
     let SelectedRequest { request, selections } = selected;
     let verdicts = selections.iter().zip(outcomes);
-    let verdicts: SmallVec<[Verdict<'r>; 2]> =
-        verdicts.map(|(selection, outcome)| Verdict::of(behaviour, selection, outcome)).collect();
-    let rejected = match answer(&verdicts.iter().map(|verdict| verdict.ruling), !behaviour.shadow_mode) {
+    let verdicts: SmallVec<[DescriptorVerdict<'r>; 2]> =
+        verdicts.map(|(selection, outcome)| DescriptorVerdict::of(behaviour, selection, outcome)).collect();
+    let rejected = match answer(&verdicts.iter().map(|verdict| verdict.limit_verdicts), !behaviour.shadow_mode) {
         Answer::Failed => return Err(DecideError::Store),
         answer => answer == Answer::Rejected,
     };
@@ -54,21 +54,23 @@ pub(super) fn merge<'r>(
 }
 
 /// First body of the descriptors that reject the request. Exceeded quotas do only if all are.
-fn rejection_body<'r>(selections: &[Selection<'r>], verdicts: &[Verdict<'_>]) -> Option<&'r OverLimitBody> {
-    let quotas_reject = quotas_reject(verdicts.iter().map(|verdict| verdict.ruling));
-    let rejects = |ruling: &DescriptorRuling| ruling.enforced.rejects() || quotas_reject && ruling.quotas.is_some();
-    let rejecting = selections.iter().zip(verdicts).filter(|(_, verdict)| rejects(&verdict.ruling));
+fn rejection_body<'r>(selections: &[Selection<'r>], verdicts: &[DescriptorVerdict<'_>]) -> Option<&'r OverLimitBody> {
+    let quotas_reject = quotas_reject(verdicts.iter().map(|verdict| verdict.limit_verdicts));
+    let rejects = |limit_verdicts: &LimitVerdicts| {
+        limit_verdicts.enforced.rejects() || quotas_reject && limit_verdicts.quotas.is_some()
+    };
+    let rejecting = selections.iter().zip(verdicts).filter(|(_, verdict)| rejects(&verdict.limit_verdicts));
     let bodies = rejecting.filter_map(|(selection, _)| selection.over_limit_body);
     bodies.into_iter().find(|rejection| rejection.body.is_some())
 }
 
 /// `RateLimit-*` headers of the last exceeded limit that is not a quota, else of the first with the least remaining.
-fn limit_headers<'r>(behaviour: &'r DecisionSettings, verdicts: &[Verdict<'r>]) -> SmallVec<[Header<'r>; 4]> {
+fn limit_headers<'r>(behaviour: &'r DecisionSettings, verdicts: &[DescriptorVerdict<'r>]) -> SmallVec<[Header<'r>; 4]> {
     let Some(names) = &behaviour.limit_headers else { return SmallVec::new() };
     let mut least = (u32::MAX, None);
     for verdict in verdicts {
         let Some(limit) = verdict.status.current_limit else { continue };
-        let is_exceeded = verdict.ruling.enforced.rejects();
+        let is_exceeded = verdict.limit_verdicts.enforced.rejects();
         if is_exceeded || verdict.status.remaining < least.0 {
             least = (verdict.status.remaining, Some((limit, &verdict.status)));
         }
@@ -83,8 +85,8 @@ fn limit_headers<'r>(behaviour: &'r DecisionSettings, verdicts: &[Verdict<'r>]) 
 }
 
 /// `Retry-After` header: seconds until the same request could pass, rounded up, at least 1. `None` if it never will.
-fn retry_after_header<'r>(behaviour: &'r DecisionSettings, verdicts: &[Verdict<'r>]) -> Option<Header<'r>> {
+fn retry_after_header<'r>(behaviour: &'r DecisionSettings, verdicts: &[DescriptorVerdict<'r>]) -> Option<Header<'r>> {
     let name = behaviour.retry_after_header.as_deref()?;
-    let wait_us = retry_after_us(verdicts.iter().map(|verdict| verdict.ruling))?;
+    let wait_us = retry_after_us(verdicts.iter().map(|verdict| verdict.limit_verdicts))?;
     Some(Header { name, value: Cow::Owned(wait_us.div_ceil(1_000_000).max(1).to_string()) })
 }

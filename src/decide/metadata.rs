@@ -5,7 +5,7 @@
 use serde_json::{Map, Value, json};
 
 use super::selection::Selection;
-use super::verdict::Verdict;
+use super::verdict::DescriptorVerdict;
 use crate::limit::period::Unit;
 use crate::request::{Descriptor, Entry, LimitOverride, Request};
 use crate::rule::naming::override_name;
@@ -18,7 +18,7 @@ pub(super) fn of(
     behaviour: &DecisionSettings,
     request: &Request<'_>,
     selections: &[Selection<'_>],
-    verdicts: &[Verdict<'_>],
+    verdicts: &[DescriptorVerdict<'_>],
 ) -> Option<Map<String, Value>> {
     if !behaviour.response_dynamic_metadata && !behaviour.metadata_verdicts {
         return None;
@@ -82,7 +82,7 @@ fn override_text(sent: &LimitOverride) -> String {
 }
 
 /// Metadata of the rules whose descriptors pass, merged in the order of the request; the first value of a key stays.
-fn attached(selections: &[Selection<'_>], verdicts: &[Verdict<'_>]) -> Map<String, Value> {
+fn attached(selections: &[Selection<'_>], verdicts: &[DescriptorVerdict<'_>]) -> Map<String, Value> {
     let mut merged = Map::new();
     for (selection, verdict) in selections.iter().zip(verdicts) {
         let passed = !selection.limits.is_empty() && !verdict.status.over_limit && !verdict.fails();
@@ -110,7 +110,7 @@ fn merge_into(merged: &mut Map<String, Value>, added: &Map<String, Value>) {
 fn rejection(
     domain: &str,
     selection: &Selection<'_>,
-    verdict: &Verdict<'_>,
+    verdict: &DescriptorVerdict<'_>,
     descriptor: &Descriptor<'_>,
 ) -> Option<Value> {
     let status = verdict.status.over_limit.then_some(&verdict.status)?;

@@ -1,7 +1,7 @@
 //! Outcome of the charge of one descriptor, failures included.
 
 use super::failure_policies::FailurePolicies;
-use super::ruling::{DescriptorRuling, LimitRejection};
+use super::limit_verdicts::{LimitRejection, LimitVerdicts};
 use super::selection::Selection;
 use crate::algorithm::ChargeResult;
 use crate::settings::decisions::DecisionSettings;
@@ -31,13 +31,13 @@ pub(super) struct FailedCharge {
 }
 
 impl DescriptorOutcome {
-    /// Ruling of the outcome on its descriptor.
-    pub(super) fn ruling(&self, behaviour: &DecisionSettings, selection: &Selection<'_>) -> DescriptorRuling {
+    /// CombinedVerdict of the outcome on its descriptor.
+    pub(super) fn limit_verdicts(&self, behaviour: &DecisionSettings, selection: &Selection<'_>) -> LimitVerdicts {
         let by_results = |results: &ChargeResults| {
-            DescriptorRuling::of(&selection.limits, |index| results.get(index).and_then(LimitRejection::of))
+            LimitVerdicts::of(&selection.limits, |index| results.get(index).and_then(LimitRejection::of))
         };
         match self {
-            Self::Unlimited => DescriptorRuling::without_limits(behaviour.quota_mode && !selection.unlimited),
+            Self::Unlimited => LimitVerdicts::without_limits(behaviour.quota_mode && !selection.unlimited),
             Self::Charged(outcome) => by_results(&outcome.results),
             Self::Failed(failed) => by_results(&failed.fallback).under_policies(failed.policies),
         }

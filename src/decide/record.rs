@@ -5,17 +5,18 @@
 //! is over as a whole. Hits that another limit of the list rejects are neither within the limit nor over it. Beside
 //! them each decision counts once under its verdict. Recording changes no counter.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::context::DecisionContext;
+use super::key_text::key_text;
 use super::outcome::DescriptorOutcome;
 use super::selection::{SelectedLimit, SelectedRequest, Selection};
 use crate::algorithm::ChargeResult;
 use crate::clock::Time;
 use crate::counter::Path;
+use crate::decision_log::values::ValueForm;
 use crate::limit::{Limit, StorePolicy};
 use crate::request::{Descriptor, Entry, Hits};
 use crate::rule::naming::override_name;
@@ -24,7 +25,7 @@ use crate::sharded::upper_half;
 use crate::store::outcome::DecidedBy;
 use crate::telemetry::metrics::limit_stats::{LimitStat, LimitStats};
 use crate::telemetry::service_metrics::ServiceMetrics;
-use crate::telemetry::top_keys::{KeyRejection, MAX_KEY_BYTES};
+use crate::telemetry::top_keys::KeyRejection;
 
 /// Records outcomes in the metrics.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +35,8 @@ pub(super) struct Recorder<'d> {
     pub(super) near_limit_ratio: f32,
     /// Keys of new counters are recorded, because the store cannot list its keys.
     pub(super) records_recent_keys: bool,
+    /// Form of the values in rejected keys.
+    pub(super) key_values: &'d ValueForm,
 }
 
 /// Statistics that a limit counts under.
@@ -148,13 +151,12 @@ impl Recorder<'_> {
         };
         let Hits::Charge(hits) = descriptor.hits else { return };
         let key = selection.key;
+        let hash = distinct_hash(self.metrics, &path, key);
         for (at, (limit, result)) in selection.limits.iter().zip(results).enumerate() {
             // Limits that came with a request share the statistics of their domain.
             let Some(stats) = limit.stats.or_else(|| selection.domain.map(|domain| &domain.others)) else {
                 continue;
             };
-            // The lower half chooses the shard of the rejected keys.
-            let hash = upper_half(key);
             if at == 0 {
                 stats.keys.add(hash);
                 if is_charged && self.records_recent_keys && result.before == 0 && result.admitted {
@@ -167,7 +169,9 @@ impl Recorder<'_> {
                 let id = stats.id_with_key(key);
                 let named = (limit.stats.is_none()).then(|| self.of_override(selection, descriptor)).flatten();
                 let limit = named.as_deref().unwrap_or(stats);
-                self.metrics.top_keys.record(KeyRejection { id, limit, hits }, now, || key_text(&path));
+                self.metrics
+                    .top_keys
+                    .record(KeyRejection { id, limit, hits }, now, || key_text(&path, self.key_values));
             }
         }
     }
@@ -207,29 +211,10 @@ impl Recorder<'_> {
     }
 }
 
-/// `key=value,key=value`, truncated if it is too long; a shared value is replaced by its pattern.
-pub(super) fn key_text(path: &Path<'_>) -> Arc<str> {
-    let mut text = String::with_capacity(MAX_KEY_BYTES);
-    for (index, entry) in path.entries.iter().enumerate() {
-        let shared = path.shared.iter().find(|(shared, _)| *shared == index).map(|(_, pattern)| *pattern);
-        let value = shared.unwrap_or(entry.value);
-        let comma = if text.is_empty() { "" } else { "," };
-        for part in [comma, &text_start(entry.key), "=", &text_start(value)] {
-            text += part;
-        }
-        if text.len() > MAX_KEY_BYTES {
-            let end = (0..=MAX_KEY_BYTES).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-            text.truncate(end);
-            text += "...";
-            break;
-        }
-    }
-    text.into()
-}
-
-/// The first bytes as text; bytes that are not UTF-8 are replaced.
-fn text_start(bytes: &[u8]) -> Cow<'_, str> {
-    String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_KEY_BYTES)])
+/// Hash of a path among the distinct keys; `key` is its hash in this process.
+pub(super) fn distinct_hash(metrics: &ServiceMetrics, path: &Path<'_>, key: u128) -> u64 {
+    // The lower half chooses the shard of the rejected keys.
+    metrics.distinct_key_seed().map_or_else(|| upper_half(key), |seed| path.hash_with(seed))
 }
 
 /// Returns true if a limit of the descriptor rejects the hits for that at `at` too.

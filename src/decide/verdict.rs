@@ -5,8 +5,8 @@
 
 use std::cmp::{Ordering, Reverse};
 
+use super::limit_verdicts::{CombinedVerdict, LimitVerdicts};
 use super::outcome::{DescriptorOutcome, FailedCharge};
-use super::ruling::{DescriptorRuling, Ruling};
 use super::selection::{SelectedLimit, Selection};
 use crate::algorithm::ChargeResult;
 use crate::decision::{CurrentLimit, LimitStatus};
@@ -16,23 +16,25 @@ use crate::settings::decisions::DecisionSettings;
 
 /// Verdict on one descriptor.
 #[derive(Debug)]
-pub(super) struct Verdict<'r> {
+pub(super) struct DescriptorVerdict<'r> {
     pub(super) status: LimitStatus<'r>,
     /// Index of the limit that the status shows, among those selected.
     pub(super) shown: Option<usize>,
-    pub(super) ruling: DescriptorRuling,
+    pub(super) limit_verdicts: LimitVerdicts,
     /// Delay of the response for this descriptor, in microseconds.
     pub(super) delay_us: u64,
 }
 
-impl<'r> Verdict<'r> {
+impl<'r> DescriptorVerdict<'r> {
     /// Verdict of an outcome.
     pub(super) fn of(behaviour: &DecisionSettings, selection: &Selection<'r>, outcome: &DescriptorOutcome) -> Self {
-        let ruling = outcome.ruling(behaviour, selection);
+        let limit_verdicts = outcome.limit_verdicts(behaviour, selection);
         match outcome {
-            DescriptorOutcome::Unlimited => Self::without_limit(ruling, if selection.unlimited { u32::MAX } else { 0 }),
-            DescriptorOutcome::Charged(charged) => Self::of_results(selection, &charged.results, ruling),
-            DescriptorOutcome::Failed(failed) => Self::by_policy(selection, failed, ruling),
+            DescriptorOutcome::Unlimited => {
+                Self::without_limit(limit_verdicts, if selection.unlimited { u32::MAX } else { 0 })
+            }
+            DescriptorOutcome::Charged(charged) => Self::of_results(selection, &charged.results, limit_verdicts),
+            DescriptorOutcome::Failed(failed) => Self::by_policy(selection, failed, limit_verdicts),
         }
     }
 
@@ -44,16 +46,17 @@ impl<'r> Verdict<'r> {
 
     /// Returns true if the store failed under the policy `error`.
     pub(super) fn fails(&self) -> bool {
-        self.ruling.enforced == Ruling::Fails || self.ruling.quotas == Some(Ruling::Fails)
+        self.limit_verdicts.enforced == CombinedVerdict::Fails
+            || self.limit_verdicts.quotas == Some(CombinedVerdict::Fails)
     }
 
-    fn without_limit(ruling: DescriptorRuling, remaining: u32) -> Self {
-        Self { status: LimitStatus { remaining, ..LimitStatus::default() }, shown: None, ruling, delay_us: 0 }
+    fn without_limit(limit_verdicts: LimitVerdicts, remaining: u32) -> Self {
+        Self { status: LimitStatus { remaining, ..LimitStatus::default() }, shown: None, limit_verdicts, delay_us: 0 }
     }
 
     /// Verdict of failure policies. The status shows the first limit whose policy denies. If all policies admit, it
     /// shows no limit, because the counters are unknown.
-    fn by_policy(selection: &Selection<'r>, failed: &FailedCharge, ruling: DescriptorRuling) -> Self {
+    fn by_policy(selection: &Selection<'r>, failed: &FailedCharge, limit_verdicts: LimitVerdicts) -> Self {
         let denies = |selected: &SelectedLimit<'_>| {
             let policy = failed.policies.for_limit(selected);
             !selected.shadow && policy == StorePolicy::Deny && selected.limit.on_store_error() == policy
@@ -67,15 +70,15 @@ impl<'r> Verdict<'r> {
                     remaining: 0,
                     until_reset_s: Some(DENIED_FOR_S),
                 };
-                Self { status, shown: Some(index), ruling, delay_us: 0 }
+                Self { status, shown: Some(index), limit_verdicts, delay_us: 0 }
             }
-            None if failed.fallback.is_empty() => Self::without_limit(ruling, 0),
-            None => Self::of_results(selection, &failed.fallback, ruling),
+            None if failed.fallback.is_empty() => Self::without_limit(limit_verdicts, 0),
+            None => Self::of_results(selection, &failed.fallback, limit_verdicts),
         }
     }
 
     /// Verdict of limits that were decided together.
-    fn of_results(selection: &Selection<'r>, results: &[ChargeResult], ruling: DescriptorRuling) -> Self {
+    fn of_results(selection: &Selection<'r>, results: &[ChargeResult], limit_verdicts: LimitVerdicts) -> Self {
         let shown = shown(&selection.limits, results);
         let (selected, result) = (&selection.limits[shown], &results[shown]);
         let until_us = match result.retry_after_us {
@@ -94,7 +97,7 @@ impl<'r> Verdict<'r> {
                 until_reset_s: Some(until_reset_s),
             },
             shown: Some(shown),
-            ruling,
+            limit_verdicts,
             delay_us: enforced.map(|(_, result)| result.delay_us).max().unwrap_or(0),
         }
     }

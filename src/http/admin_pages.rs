@@ -35,6 +35,9 @@ pub(super) struct CountersQuery {
 struct ResetReport {
     /// Number of deleted counters, by descriptor.
     reset: Vec<u64>,
+    /// True if the other replicas were told; absent if there is no Redis to tell them through.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    announced: Option<bool>,
 }
 
 const DEFAULT_LISTED_COUNTERS: usize = 100;
@@ -97,8 +100,10 @@ pub(super) async fn reset(admin: AuthenticatedAdmin, State(state): State<AppStat
     let domain = request.domain;
     let AuthenticatedAdmin { peer, path } = &admin;
     tracing::warn!(target: AUDIT, peer, path, domain, descriptors, counters, "counters reset");
+    // After a failure too: some counters may be deleted.
+    let announced = state.fleet.announce_reset(&request).await;
     match result {
-        Ok(reset) => pretty_json(&ResetReport { reset }),
+        Ok(reset) => pretty_json(&ResetReport { reset, announced }),
         Err(error) => text(StatusCode::BAD_GATEWAY, format!("{error}\n")),
     }
 }

@@ -1,24 +1,27 @@
 //! Authentication of admin requests by a bearer token.
 //!
 //! Tokens are compared by hash, so the time of the comparison reveals nothing. A token file is read on each request, so
-//! a new token is valid at once. Every request is logged with the client's address, rejected ones too; the token never
-//! is.
+//! a new token is valid at once. Wrong tokens are bounded. Every request is logged with the client's address, rejected
+//! ones too; the token never is.
 
 use std::fmt::Display;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::Response;
 
 use super::app_state::AppState;
 use super::response;
+use super::token_attempts::{AttemptResult, TokenAttempt};
 use crate::settings::listeners::AdminToken;
 use crate::settings::problem::UnusableSetting;
 use crate::settings::setting::AnySetting as _;
 use crate::settings::table::listeners::TOLLKEEPER_ADMIN_TOKEN_FILE;
+use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::logs::AUDIT;
 
 /// Address of the client, as a request extension.
@@ -50,32 +53,74 @@ impl FromRequestParts<AppState> for AuthenticatedAdmin {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Response> {
-        let address = parts.extensions.get();
-        let peer = address.map_or_else(|| "unknown".to_owned(), |ClientAddress(address)| address.to_string());
-        let (status, reason) = match authenticate(state.admin_token.as_ref(), &parts.headers).await {
-            Ok(()) => return Ok(Self { peer, path: parts.uri.path().to_owned() }),
-            Err(rejection) => rejection,
+        let address = parts.extensions.get().map(|ClientAddress(address)| *address);
+        let peer = address.map_or_else(|| "unknown".to_owned(), |address| address.to_string());
+        let Err(rejection) = authenticate(state, address.map(|address| address.ip()), &parts.headers).await else {
+            return Ok(Self { peer, path: parts.uri.path().to_owned() });
         };
+        let status = rejection.status();
         let (path, code) = (parts.uri.path(), status.as_u16());
-        tracing::warn!(target: AUDIT, peer, path, status = code, "admin request rejected");
-        let mut response = response::error(status, reason + "\n");
-        if status == StatusCode::UNAUTHORIZED {
-            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        let suppressed = match rejection {
+            // A client may send these at any rate.
+            TokenRejection::TooManyWrong(_) => REFUSED.allow(state.collector.service.clock.now()),
+            _ => Some(0),
+        };
+        if let Some(suppressed) = suppressed {
+            tracing::warn!(target: AUDIT, peer, path, status = code, suppressed, "admin request rejected");
+        }
+        let mut response = response::error(status, format!("{rejection}\n"));
+        if let Some((name, value)) = rejection.header() {
+            response.headers_mut().insert(name, value);
         }
         Err(response)
     }
 }
 
-/// Compares the token of a request; an error is the status and the reason for the client.
-async fn authenticate(token: Option<&AdminToken>, headers: &HeaderMap) -> Result<(), (StatusCode, String)> {
-    let Some(token) = token else {
-        let reason = "this page needs a token: set TOLLKEEPER_ADMIN_TOKEN or TOLLKEEPER_ADMIN_TOKEN_FILE";
-        return Err((StatusCode::FORBIDDEN, reason.to_owned()));
-    };
-    let expected = expected_hash(token).await.map_err(|reason| (StatusCode::INTERNAL_SERVER_ERROR, reason))?;
-    match bearer_token(headers) {
-        Some(token) if blake3::hash(token) == expected => Ok(()),
-        _ => Err((StatusCode::UNAUTHORIZED, "send the token as `Authorization: Bearer TOKEN`".to_owned())),
+/// Lines about clients that sent too many wrong tokens.
+static REFUSED: LogThrottle = LogThrottle::every(Duration::from_secs(10));
+
+/// Reason why a request is not authenticated, for the client.
+#[derive(Debug, thiserror::Error)]
+enum TokenRejection {
+    #[error("this page needs a token: set TOLLKEEPER_ADMIN_TOKEN or TOLLKEEPER_ADMIN_TOKEN_FILE")]
+    NotConfigured,
+    #[error("{0}")]
+    Unusable(String),
+    #[error("send the token as `Authorization: Bearer TOKEN`")]
+    Wrong,
+    #[error("too many wrong tokens: no token is accepted for {} s", .0.as_secs() + 1)]
+    TooManyWrong(Duration),
+}
+
+impl TokenRejection {
+    const fn status(&self) -> StatusCode {
+        match self {
+            Self::NotConfigured => StatusCode::FORBIDDEN,
+            Self::Unusable(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Wrong => StatusCode::UNAUTHORIZED,
+            Self::TooManyWrong(_) => StatusCode::TOO_MANY_REQUESTS,
+        }
+    }
+
+    fn header(&self) -> Option<(HeaderName, HeaderValue)> {
+        match self {
+            Self::Wrong => Some((header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))),
+            Self::TooManyWrong(left) => Some((header::RETRY_AFTER, HeaderValue::from(left.as_secs() + 1))),
+            Self::NotConfigured | Self::Unusable(_) => None,
+        }
+    }
+}
+
+/// Compares the token of a request.
+async fn authenticate(state: &AppState, peer: Option<IpAddr>, headers: &HeaderMap) -> Result<(), TokenRejection> {
+    let token = state.admin_token.as_ref().ok_or(TokenRejection::NotConfigured)?;
+    let expected = expected_hash(token).await.map_err(TokenRejection::Unusable)?;
+    let presented = bearer_token(headers).ok_or(TokenRejection::Wrong)?;
+    let is_right = blake3::hash(presented) == expected;
+    match state.token_attempts.check(TokenAttempt { peer, is_right, now: Instant::now() }) {
+        AttemptResult::Accepted => Ok(()),
+        AttemptResult::Wrong => Err(TokenRejection::Wrong),
+        AttemptResult::Refused(left) => Err(TokenRejection::TooManyWrong(left)),
     }
 }
 

@@ -3,6 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use super::browser::AllowedHosts;
+use super::live_events::LiveEvents;
+use super::token_attempts::TokenAttempts;
+use crate::fleet::membership::Fleet;
 use crate::scrape::MetricsCollector;
 use crate::settings::listeners::AdminToken;
 use crate::settings::metrics::PrometheusSettings;
@@ -17,12 +21,20 @@ use crate::telemetry::metrics::prometheus::ExpositionOptions;
 pub struct AppState {
     /// The service, its health and its metrics.
     pub collector: MetricsCollector,
+    /// All replicas.
+    pub fleet: Arc<Fleet>,
+    /// Events of `/live`.
+    pub live: Arc<LiveEvents>,
+    /// Names by which requests may address the debug listener.
+    pub debug_hosts: AllowedHosts,
     /// Maximum size of a request body in bytes.
     pub max_body_bytes: usize,
     /// Page for Prometheus; `None` if it is off.
     pub exposition: Option<Arc<Exposition>>,
     /// Token for pages that change state or show keys; `None` switches these pages off.
     pub admin_token: Option<AdminToken>,
+    /// Wrong tokens of the last minute.
+    pub token_attempts: Arc<TokenAttempts>,
 }
 
 /// Page for Prometheus.

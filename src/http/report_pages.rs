@@ -12,6 +12,8 @@ use serde::Serialize;
 use super::app_state::AppState;
 use super::off_thread::render_off_thread;
 use super::response::{bad_query, internal_error, json, no_rules, text};
+use crate::decision_log::values::ValueForm;
+use crate::fleet::report::{FleetQuery, FleetReport};
 use crate::report::ReportFormat;
 use crate::report::rules::{RuleUsageReport, RulesQuery};
 use crate::report::top::{TopQuery, TopReport};
@@ -31,7 +33,10 @@ pub(super) async fn top(State(state): State<AppState>, query: Result<Query<TopQu
         return text(StatusCode::SERVICE_UNAVAILABLE, what);
     }
     let render = move || {
-        let report = TopReport::new(&service.decider.metrics.top_keys, service.clock.now(), &query);
+        let mut report = TopReport::new(&service.decider.metrics.top_keys, service.clock.now(), &query);
+        if !matches!(service.decider.key_values, ValueForm::Plain) {
+            report = report.without_values();
+        }
         encode(format, &report, TopReport::text)
     };
     page(format, render_off_thread(render).await)
@@ -52,6 +57,25 @@ pub(super) async fn rules(State(state): State<AppState>, query: Result<Query<Rul
         let top_keys = &service.decider.metrics.top_keys;
         let report = RuleUsageReport::new(&loaded.rules, top_keys, service.clock.now(), &query);
         encode(format, &report, RuleUsageReport::text)
+    };
+    page(format, render_off_thread(render).await)
+}
+
+/// `/fleet`
+pub(super) async fn fleet(State(state): State<AppState>, query: Result<Query<FleetQuery>, QueryRejection>) -> Response {
+    let query = match query {
+        Ok(Query(query)) => query,
+        Err(rejection) => return bad_query(&rejection),
+    };
+    let (service, format) = (state.collector.service, query.format);
+    if service.decider.metrics.is_off() {
+        return metrics_are_off();
+    }
+    let view = state.fleet.view().await;
+    let loaded = service.rules.load_full();
+    let render = move || {
+        let report = FleetReport::new(&view, loaded.as_ref().map(|loaded| &loaded.rules), &query);
+        encode(format, &report, |report| report.text(query.show))
     };
     page(format, render_off_thread(render).await)
 }

@@ -4,7 +4,6 @@
 //! `/rlconfig` on the debug listener. Unknown pages are 404. Pages that change state or show keys need the admin
 //! token. Request bodies are bounded in size and time.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use axum::Router;
@@ -15,8 +14,9 @@ use axum::response::Response;
 use axum::routing::{any, get, post};
 
 use super::app_state::AppState;
+use super::browser;
 use super::response::error;
-use super::{admin_pages, decision_pages, metrics_pages, report_pages, status_pages};
+use super::{admin_pages, console_pages, decision_pages, live_page, metrics_pages, report_pages, status_pages};
 use crate::grpc::service::DEFAULT_DEADLINE;
 
 /// Routes of the HTTP listener, for clients and health probes.
@@ -32,14 +32,19 @@ pub fn public(state: AppState) -> Router {
 /// Routes of the debug listener, for operators.
 pub fn debug(state: AppState) -> Router {
     health_pages()
-        .route("/", get(index))
+        .route("/", get(console_pages::index))
+        .route("/console.css", get(console_pages::style))
+        .route("/console.js", get(console_pages::script))
+        .route("/live", get(live_page::live))
         .route("/rlconfig", get(status_pages::rlconfig))
         .route("/rlconfig/status", get(status_pages::rlconfig_status))
         .route("/explain", any(decision_pages::explain))
         .route("/stats", get(metrics_pages::stats))
+        .route("/problems", get(status_pages::problems))
         .route("/store", get(status_pages::store))
         .route("/top", get(report_pages::top))
         .route("/rules", get(report_pages::rules))
+        .route("/fleet", get(report_pages::fleet))
         .route("/settings", get(admin_pages::settings))
         .route("/counters", get(admin_pages::counters))
         .route("/reset", post(admin_pages::reset))
@@ -47,6 +52,7 @@ pub fn debug(state: AppState) -> Router {
         .fallback(not_found)
         .layer(DefaultBodyLimit::max(state.max_body_bytes))
         .layer(middleware::from_fn(with_timeout))
+        .layer(middleware::from_fn_with_state(state.debug_hosts.clone(), browser::protect))
         .with_state(state)
 }
 
@@ -68,29 +74,4 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(2 * DEFAULT_DEADLINE.as_se
 async fn with_timeout(request: Request, next: Next) -> Response {
     let response = tokio::time::timeout(REQUEST_TIMEOUT, next.run(request)).await;
     response.unwrap_or_else(|_| error(StatusCode::REQUEST_TIMEOUT, "Request Timeout\n"))
-}
-
-/// Pages of the debug listener with their descriptions, by path.
-const DEBUG_PAGES: [(&str, &str); 14] = [
-    ("/counters?domain=D&rule=R", "counters of a rule as JSON; `most=N` (default 100); needs the token"),
-    ("/explain", "rules and counters that a request (as for /json) matches, as JSON; charges nothing"),
-    ("/healthcheck", "200 if the process accepts traffic, as on the HTTP listener"),
-    ("/livez", "200 while the process runs"),
-    ("/log_level", "current log level; PUT a level's name to change it until the process ends, needs the token"),
-    ("/readyz", "200 if the process can decide requests, otherwise the reason"),
-    ("/reset", "POST a request (as for /json) to delete its counters; needs the token"),
-    ("/rlconfig", "print out the currently loaded configuration for debugging"),
-    ("/rlconfig/status", "version, files and last error of the configuration as JSON"),
-    ("/rules", "decisions and findings by limit as JSON; `format=text`, `rule=NAME`, `finding=KIND`, `most=N`"),
-    ("/settings", "effective settings as JSON, secrets masked"),
-    ("/stats", "all metrics as text, under their statsd names, or else their Prometheus names"),
-    ("/store", "store statistics as JSON: failed charges, failure policies, leases, replicas"),
-    ("/top", "keys that are rejected most as JSON; `format=text`, `minutes=1..10`, `rule=NAME`, `most=N`"),
-];
-
-async fn index() -> String {
-    DEBUG_PAGES.iter().fold(String::new(), |mut page, (path, description)| {
-        let _ = writeln!(page, "{path}: {description}");
-        page
-    })
 }

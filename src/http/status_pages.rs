@@ -6,6 +6,7 @@ use axum::response::Response;
 
 use super::app_state::AppState;
 use super::response::{error, internal_error, pretty_json, text};
+use crate::report::problems::ProblemsReport;
 use crate::rule::render;
 
 /// Header of `/rlconfig`: version of the rules at their source.
@@ -42,6 +43,11 @@ pub(super) async fn rlconfig(State(state): State<AppState>) -> Response {
 /// `/rlconfig/status`: version and files of the loaded rules, and the last error.
 pub(super) async fn rlconfig_status(State(state): State<AppState>) -> Response {
     pretty_json(&state.collector.service.rules.status())
+}
+
+/// `/problems`: warnings, errors and failures.
+pub(super) async fn problems(State(state): State<AppState>) -> Response {
+    pretty_json(&ProblemsReport::new(&state.collector.service))
 }
 
 /// `/store`: statistics of the store.

@@ -7,12 +7,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::demand::{ChargeSequence, DemandSubject, LimitDemand, RecordedCharge};
-use crate::decide::observed::{ObservedDescriptor, ObservedLimit};
-use crate::identity_hasher::HashKeyMap;
+use crate::decide::results::{DescriptorResults, LimitWithResult};
 use crate::replay::recorded::{RecordedDescriptor, RecordedRequest};
 use crate::replay::replayer::{CounterLosses, RecordedHeader, ReplayError, ReplayOptions, ReplayRules, Replayer};
 use crate::request::Hits;
 use crate::simulate::simulation::{LogProperties, TrafficSpan};
+use crate::store::identity_hasher::HashKeyMap;
 
 /// Bounds of a collection.
 #[derive(Clone, Debug)]
@@ -168,7 +168,7 @@ impl DemandCollector {
 }
 
 impl DemandIndex {
-    fn add(&mut self, recorded: &RecordedRequest, descriptor: &ObservedDescriptor<'_, '_>) {
+    fn add(&mut self, recorded: &RecordedRequest, descriptor: &DescriptorResults<'_, '_>) {
         let Some(of) = recorded.descriptors().get(descriptor.index).filter(|of| of.is_sampled) else { return };
         if descriptor.rule().is_none() {
             let domain = self.path.strip_prefix(&*recorded.domain).is_some_and(|rest| rest.starts_with('.'));
@@ -187,14 +187,14 @@ impl DemandIndex {
         }
     }
 
-    fn is_subject(&mut self, descriptor: &ObservedDescriptor<'_, '_>, limit: &ObservedLimit<'_, '_>) -> bool {
+    fn is_subject(&mut self, descriptor: &DescriptorResults<'_, '_>, limit: &LimitWithResult<'_, '_>) -> bool {
         let path = &self.path;
         let has_path = || descriptor.rule().is_some_and(|rule| rule.rule.limit_path(limit.index) == *path);
         *self.is_subject.entry(limit.id).or_insert_with(has_path)
     }
 
     /// Keeps the limit, as it was last.
-    fn set_subject(&mut self, descriptor: &ObservedDescriptor<'_, '_>, limit: &ObservedLimit<'_, '_>) {
+    fn set_subject(&mut self, descriptor: &DescriptorResults<'_, '_>, limit: &LimitWithResult<'_, '_>) {
         if self.demand.subject.as_ref().is_some_and(|subject| subject.limit == *limit.limit) {
             return;
         }
@@ -212,7 +212,7 @@ impl DemandIndex {
         &mut self,
         recorded: &RecordedRequest,
         of: &RecordedDescriptor,
-        descriptor: &ObservedDescriptor<'_, '_>,
+        descriptor: &DescriptorResults<'_, '_>,
     ) {
         let (is_full, next) = (self.keys.len() >= self.max_keys, self.keys.len());
         let new_key = || KeyState { index: next, was_rejected: false };
@@ -230,6 +230,7 @@ impl DemandIndex {
         let at = of.charged_at.unwrap_or(recorded.arrival);
         let span = span.get_or_insert(TrafficSpan { first: at, last: at });
         (span.first, span.last) = (span.first.min(at), span.last.max(at));
+        totals.max_delay_us = totals.max_delay_us.max(recorded.max_delay_us);
         match of.hits {
             Hits::Charge(hits) => {
                 totals.requests += 1;
@@ -258,7 +259,7 @@ impl DemandIndex {
 fn add_rejecting_limits(
     rejected_by: &mut BTreeMap<String, u64>,
     of: &RecordedDescriptor,
-    descriptor: &ObservedDescriptor<'_, '_>,
+    descriptor: &DescriptorResults<'_, '_>,
 ) -> bool {
     let Some(compiled) = descriptor.rule() else { return false };
     let rejecting = of.admitted.iter().zip(compiled.deciding_limits()).enumerate();

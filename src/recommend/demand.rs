@@ -72,6 +72,8 @@ pub struct DemandTotals {
     pub overrides: u64,
     /// Charges of keys beyond the bound of keys.
     pub untracked: u64,
+    /// Longest delay that a caller could wait for, in microseconds.
+    pub max_delay_us: u64,
     /// Processes with counters of their own.
     pub own_counters: u64,
     /// Charges whose request has a known answer.

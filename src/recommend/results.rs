@@ -63,6 +63,8 @@ pub struct BasisResults {
     pub overrides: u64,
     /// Charges of keys beyond the bound of keys; excluded.
     pub untracked: u64,
+    /// Longest delay that a caller could wait for, in microseconds: a leaky_bucket rejects what would wait longer.
+    pub max_delay_us: u64,
     /// Time of the first charge, RFC 3339 in UTC.
     pub first: String,
     /// Time of the last charge.

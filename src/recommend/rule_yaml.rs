@@ -2,6 +2,7 @@
 
 use crate::limit::Limit;
 use crate::limit::algorithm::{Algorithm, Delay};
+use crate::report::text::plain;
 use crate::rule::tree::{RuleEntries, RuleEntry};
 
 /// Limit of a rule file.
@@ -55,15 +56,28 @@ fn keys(PastedLimit { limit, name, max_wait_us }: PastedLimit<'_>) -> Vec<(&'sta
         keys.push((key, limit.capacity().to_string()));
     }
     if let Some(max_wait_us) = max_wait_us.filter(|_| properties.delay != Delay::Never) {
-        keys.push(("max_wait", format!("{max_wait_us}us")));
+        let text = match max_wait_us {
+            whole if whole.is_multiple_of(1_000_000) => format!("{}s", whole / 1_000_000),
+            whole if whole.is_multiple_of(1000) => format!("{}ms", whole / 1000),
+            micros => format!("{micros}us"),
+        };
+        keys.push(("max_wait", text));
     }
     keys
 }
 
-/// Quotes text that YAML would read otherwise. JSON strings are YAML strings.
+/// Quotes text that YAML would read otherwise, and escapes what a terminal would. JSON strings are YAML strings.
 fn quoted(text: &str) -> String {
     let is_plain = text.starts_with(|first: char| first.is_ascii_alphabetic())
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "_-./".contains(c))
         && !["true", "false", "null", "yes", "no", "on", "off", "y", "n"].contains(&text.to_ascii_lowercase().as_str());
-    if is_plain { text.to_owned() } else { serde_json::Value::from(text).to_string() }
+    if is_plain {
+        return text.to_owned();
+    }
+    let escaped = |character: char| match plain(character.encode_utf8(&mut [0; 4])).chars().count() {
+        1 => character.to_string(),
+        _ => format!("\\u{:04x}", u32::from(character)),
+    };
+    // JSON has escaped the characters below U+0020; all others that need it are within 16 bits.
+    serde_json::Value::from(text).to_string().chars().map(escaped).collect()
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::collector::KeySet;
 use super::demand::DemandSubject;
 use super::results::VerifiedFigures;
-use crate::decide::observed::ObservedDescriptor;
+use crate::decide::results::DescriptorResults;
 use crate::limit::Limit;
 use crate::replay::recorded::RecordedRequest;
 use crate::replay::replayer::{
@@ -119,7 +119,7 @@ impl Verifier {
     }
 }
 
-fn add_results(tallies: &mut [CandidateTally], descriptor: &ObservedDescriptor<'_, '_>) {
+fn add_results(tallies: &mut [CandidateTally], descriptor: &DescriptorResults<'_, '_>) {
     for limit in descriptor.limits() {
         let index = limit.name.strip_prefix(NAME).filter(|_| limit.candidate).and_then(|index| index.parse().ok());
         let Some(tally) = index.and_then(|index: usize| tallies.get_mut(index)) else { continue };

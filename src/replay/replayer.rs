@@ -12,7 +12,7 @@ use crate::clock::Time;
 use crate::config::compile::options::CompileOptions;
 use crate::decide::Decider;
 use crate::decide::context::DecisionContext;
-use crate::decide::observed::ObservedDescriptor;
+use crate::decide::results::DescriptorResults;
 use crate::decision::Decision;
 use crate::request::Request;
 use crate::rule::set::RuleSet;
@@ -177,7 +177,7 @@ impl Replayer {
         &mut self,
         recorded: &RecordedRequest,
         request: &Request<'_>,
-        observe: impl FnMut(ObservedDescriptor<'_, '_>),
+        observe: impl FnMut(DescriptorResults<'_, '_>),
     ) -> Result<ReplayedAnswer, ReplayError> {
         let index = match self.current {
             Some(current) if self.processes[current].id == recorded.process => current,
@@ -201,7 +201,7 @@ impl Replayer {
             span_ref: None,
             charge_times: &charge_times,
         };
-        let answer = match counters.decider.decide_observed(context, request, observe) {
+        let answer = match counters.decider.decide_with_results(context, request, observe) {
             Ok(decision) => {
                 let Decision { over_limit, shadowed, .. } = decision;
                 ReplayedAnswer { over_limit, shadowed, failed: false }

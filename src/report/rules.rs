@@ -66,6 +66,18 @@ pub struct LimitReport {
     pub rule: String,
     /// Position in the rule files: `file:line:column`.
     pub origin: String,
+    /// File of the limit.
+    #[serde(default)]
+    pub file: String,
+    /// Line in the file, from 1.
+    #[serde(default)]
+    pub line: u64,
+    /// Domain.
+    #[serde(default)]
+    pub domain: String,
+    /// Keys, or keys with values, from the domain to the rule, as in the name.
+    #[serde(default)]
+    pub path: Vec<String>,
     /// Description of the limit.
     pub limit: String,
     /// True in shadow mode: rejections were only counted.
@@ -73,6 +85,9 @@ pub struct LimitReport {
     /// True for a candidate: charged as if it were the only limit of the rule.
     #[serde(default)]
     pub candidate: bool,
+    /// Name of the limit that is enforced beside a candidate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of: Option<String>,
     /// Time since counting began, in seconds.
     pub age_s: u64,
     /// Number of decisions.
@@ -175,15 +190,21 @@ impl LimitReport {
         let stats = &limit.stats;
         // Keys of a rule are counted with its first limit.
         let first = rule.limits.first().map_or(stats, |first| &first.stats);
+        let enforced = rule.limits.first().filter(|first| limit.candidate && !first.candidate);
         let decisions = stats.all_decisions();
         #[expect(clippy::cast_precision_loss, reason = "a share needs no more digits")]
         let burst_share = (bursts.rejected > 0).then(|| bursts.in_bursts as f64 / bursts.rejected as f64);
         let mut report = Self {
             rule: stats.name().key().to_owned(),
             origin: rule.rule.location.to_string(),
+            file: rule.rule.location.file.to_string(),
+            line: u64::from(rule.rule.location.line),
+            domain: stats.name().domain().to_owned(),
+            path: stats.name().parts().skip(1).map(str::to_owned).collect(),
             limit: limit_text(&limit.limit),
             shadow_mode: limit.shadow,
             candidate: limit.candidate,
+            of: enforced.map(|enforced| enforced.stats.name().key().to_owned()),
             age_s: stats.age().as_secs(),
             matched: decisions.total,
             rejected: decisions.rejected,

@@ -16,7 +16,7 @@ pub fn plain(text: &str) -> String {
 
 /// Formats a table with headings. Columns are as wide as their widest cell, numbers are aligned right, and the last
 /// column is not padded.
-pub(super) fn columns<const N: usize>(headings: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
+pub(crate) fn columns<const N: usize>(headings: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
     let rows: Vec<[String; N]> = std::iter::once(headings.map(str::to_owned)).chain(rows).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..N).map(width).collect();

@@ -11,7 +11,7 @@ use super::ReportFormat;
 use super::text::{columns, plain};
 use crate::clock::Time;
 use crate::telemetry::metrics::limit_stats::LimitName;
-use crate::telemetry::top_keys::{MINUTES, RejectedKey, TopKeys, TopKeysSnapshot};
+use crate::telemetry::top_keys::{MINUTES, MinuteSum, RejectedKey, TopKeys, TopKeysSnapshot};
 
 /// Query of `/top`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -44,6 +44,20 @@ pub struct TopReport {
     pub overall: Vec<TopKey>,
     /// Limits that rejected most, with their keys.
     pub by_limit: Vec<LimitTopKeys>,
+    /// Hits rejected in each of the last ten minutes, the oldest first; only of this process.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub by_minute: Vec<RejectedByMinute>,
+}
+
+/// Hits rejected in one minute.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct RejectedByMinute {
+    /// Start of the minute in UTC, `hour:minute`.
+    pub at: String,
+    /// Start of the minute, in seconds since the Unix epoch.
+    pub start_s: u64,
+    /// Lower bound of the hits, from keys with a counter.
+    pub rejected_at_least: u64,
 }
 
 /// Rejected keys of one limit.
@@ -62,26 +76,65 @@ pub struct LimitTopKeys {
 pub struct TopKey {
     /// Name of the limit that rejected it.
     pub rule: String,
-    /// `key=value,key=value`, cut after 256 bytes.
+    /// `key=value,key=value`; `,`, `=` and `\` in them are escaped by `\`; cut after 256 bytes, with `,#` and a hash.
     pub key: String,
+    /// Entries of the key; absent if it was cut, is not UTF-8, or comes from another replica.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entries: Option<Vec<KeyEntry>>,
     /// Lower bound of the rejected hits.
     pub rejected_at_least: u64,
     /// Upper bound of the rejected hits.
     pub rejected_at_most: u64,
 }
 
+/// Entry of a key.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct KeyEntry {
+    /// Key.
+    pub key: String,
+    /// Value, or the pattern of values that share a counter; absent if values are hashed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+}
+
 impl TopQuery {
-    fn matches(&self, name: &LimitName) -> bool {
+    /// True if the limit is in the report.
+    pub fn matches(&self, name: &LimitName) -> bool {
         self.rule.as_ref().is_none_or(|rule| name.starts_with(rule))
     }
 }
 
 impl TopReport {
-    /// Computes the report.
+    /// Computes the report of this process.
     pub fn new(top_keys: &TopKeys, now: Time, query: &TopQuery) -> Self {
+        let mut report =
+            Self::of_snapshots(|minutes| top_keys.snapshot(now, minutes, |name| query.matches(name)), query);
+        report.by_minute = top_keys
+            .rejected_by_minute(now, |name| query.matches(name))
+            .into_iter()
+            .map(RejectedByMinute::from)
+            .collect();
+        report.keys_mut().for_each(|key| key.entries = entries(&key.key));
+        report
+    }
+
+    /// Removes the values of entries, which are hashes that no request has.
+    #[must_use]
+    pub fn without_values(mut self) -> Self {
+        let entries = self.keys_mut().filter_map(|key| key.entries.as_mut()).flatten();
+        entries.for_each(|entry| entry.value = None);
+        self
+    }
+
+    fn keys_mut(&mut self) -> impl Iterator<Item = &mut TopKey> {
+        self.overall.iter_mut().chain(self.by_limit.iter_mut().flat_map(|limit| &mut limit.keys))
+    }
+
+    /// Computes the report from the snapshot of this many minutes.
+    pub fn of_snapshots(snapshot: impl FnOnce(u64) -> TopKeysSnapshot, query: &TopQuery) -> Self {
         let minutes = query.minutes.unwrap_or(DEFAULT_MINUTES).clamp(1, MINUTES);
         let max_keys = query.most.unwrap_or(DEFAULT_KEYS).clamp(1, MAX_KEYS);
-        let TopKeysSnapshot { keys, max_missed } = top_keys.snapshot(now, minutes, |name| query.matches(name));
+        let TopKeysSnapshot { keys, max_missed } = snapshot(minutes);
         let mut by_limit: Vec<LimitTopKeys> = Vec::new();
         let mut indexes = HashMap::new();
         for rejected in &keys {
@@ -99,7 +152,7 @@ impl TopReport {
         by_limit.sort_by(|a, b| (b.rejected_at_least, &a.rule).cmp(&(a.rejected_at_least, &b.rule)));
         by_limit.truncate(MAX_LIMITS);
         let overall = keys.iter().take(max_keys).map(TopKey::new).collect();
-        Self { minutes, max_missed_hits: max_missed, overall, by_limit }
+        Self { minutes, max_missed_hits: max_missed, overall, by_limit, by_minute: Vec::new() }
     }
 
     /// Formats the report as text.
@@ -134,8 +187,35 @@ impl TopKey {
         Self {
             rule: rejected.limit.key().to_owned(),
             key: rejected.text.to_string(),
+            entries: None,
             rejected_at_least: rejected.at_least,
             rejected_at_most: rejected.at_most,
         }
     }
+}
+
+impl From<MinuteSum> for RejectedByMinute {
+    fn from(sum: MinuteSum) -> Self {
+        let MinuteSum { minute, rejected_at_least } = sum;
+        let at = format!("{:02}:{:02}", minute / 60 % 24, minute % 60);
+        Self { at, start_s: minute * 60, rejected_at_least }
+    }
+}
+
+/// Entries of a key's text; `None` if it was cut or is not UTF-8.
+fn entries(text: &str) -> Option<Vec<KeyEntry>> {
+    let mut entries = vec![KeyEntry { key: String::new(), value: None }];
+    let mut characters = text.chars();
+    while let Some(character) = characters.next() {
+        let entry = entries.last_mut()?;
+        match character {
+            '=' if entry.value.is_none() => entry.value = Some(String::new()),
+            ',' => entries.push(KeyEntry { key: String::new(), value: None }),
+            character => {
+                let character = if character == '\\' { characters.next()? } else { character };
+                entry.value.as_mut().unwrap_or(&mut entry.key).push(character);
+            }
+        }
+    }
+    entries.iter().all(|entry| entry.value.is_some()).then_some(entries)
 }

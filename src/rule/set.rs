@@ -25,8 +25,10 @@ use crate::telemetry::metrics::limit_stats::{LimitName, LimitStats};
 /// All rules, compiled and immutable.
 #[derive(Debug)]
 pub struct RuleSet {
-    /// Id in the decision log; empty without one.
+    /// Hash of the texts that the rules come from, with their names; empty in tools.
     pub id: Box<str>,
+    /// Hash of these texts without their names; empty in tools.
+    pub contents_hash: Box<str>,
     domains: HashMap<String, DomainRules>,
     roots: Vec<NodeId>,
     rule_count: usize,
@@ -148,6 +150,7 @@ impl RuleSet {
         let random = RandomState::new();
         let mut set = Self {
             id: Box::default(),
+            contents_hash: Box::default(),
             domains: HashMap::with_capacity(domains.len()),
             roots: Vec::with_capacity(domains.len()),
             rule_count: 0,

@@ -1,12 +1,20 @@
 //! The wildcards of one level, and the first of them, in file order, that matches.
 //!
 //! Wildcards are indexed by their literal prefix, the part before the first `*`. A look-up probes once for each
-//! distinct prefix length, so thousands of wildcards with distinct prefixes of one length cost as much as one.
-//! Wildcards with the same prefix are tried in file order.
+//! distinct prefix length. Wildcards with the same prefix are indexed by another literal part, the rarest among them:
+//! an Aho-Corasick automaton finds in one pass over the text which of these parts it contains. So thousands of
+//! wildcards cost as much as one, unless they have all their literal parts in common; those are tried in file order.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 
+use aho_corasick::{AhoCorasick, AhoCorasickKind};
+use smallvec::SmallVec;
+
 use super::NodeId;
+
+/// Largest number of wildcards with one prefix that are tried without an automaton.
+const MAX_WITHOUT_AUTOMATON: usize = 4;
 
 /// All wildcards below one node.
 #[derive(Debug)]
@@ -15,21 +23,36 @@ pub(super) struct Wildcards {
     patterns: Vec<(NodeId, Pattern)>,
     /// Distinct lengths of prefixes, shortest first.
     prefix_lengths: Vec<usize>,
-    /// Indices in `patterns` by prefix, ascending.
-    by_prefix: HashMap<Box<[u8]>, Vec<u32>>,
+    by_prefix: HashMap<Box<[u8]>, SamePrefix>,
+}
+
+/// Patterns with one prefix, as indices in file order.
+#[derive(Debug)]
+struct SamePrefix {
+    /// Patterns that each text may match.
+    always: Vec<u32>,
+    /// Patterns that only a text with their literal part matches.
+    by_literal: Option<LiteralIndex>,
+}
+
+/// Patterns by a literal part.
+#[derive(Debug)]
+struct LiteralIndex {
+    automaton: AhoCorasick,
+    /// Patterns of each literal of the automaton, ascending.
+    patterns: Vec<Vec<u32>>,
 }
 
 impl Wildcards {
     /// Indexes composite keys, given in file order.
     pub(super) fn new(composites: Vec<(NodeId, Box<[u8]>)>) -> Self {
-        let mut by_prefix: HashMap<Box<[u8]>, Vec<u32>> = HashMap::new();
-        let mut patterns = Vec::with_capacity(composites.len());
-        for ((node, composite), index) in composites.into_iter().zip(0..) {
-            let pattern = Pattern::new(&composite);
-            by_prefix.entry(pattern.parts[0].clone()).or_default().push(index);
-            patterns.push((node, pattern));
-        }
-        let mut prefix_lengths: Vec<_> = by_prefix.keys().map(|prefix| prefix.len()).collect();
+        let patterns: Vec<_> =
+            composites.into_iter().map(|(node, composite)| (node, Pattern::new(&composite))).collect();
+        let by_prefix: HashMap<_, _> = by_prefix(patterns.iter().map(|(_, pattern)| pattern))
+            .into_iter()
+            .map(|(prefix, group)| (Box::from(prefix), SamePrefix::new(&group)))
+            .collect();
+        let mut prefix_lengths: Vec<_> = by_prefix.keys().map(|prefix: &Box<[u8]>| prefix.len()).collect();
         prefix_lengths.sort_unstable();
         prefix_lengths.dedup();
         Self { patterns, prefix_lengths, by_prefix }
@@ -39,15 +62,90 @@ impl Wildcards {
     pub(super) fn first_match(&self, composite: &[u8]) -> Option<NodeId> {
         let mut best = self.patterns.len();
         for length in &self.prefix_lengths {
-            let Some(indices) = composite.get(..*length).and_then(|prefix| self.by_prefix.get(prefix)) else {
-                continue;
-            };
-            let earlier = indices.iter().map(|index| *index as usize).take_while(|index| *index < best);
-            if let Some(index) = earlier.into_iter().find(|index| self.patterns[*index].1.matches(composite)) {
-                best = index;
+            let Some((prefix, rest)) = composite.split_at_checked(*length) else { break };
+            let Some(group) = self.by_prefix.get(prefix) else { continue };
+            self.try_in_order(&group.always, composite, &mut best);
+            if let Some(index) = &group.by_literal {
+                index.for_each_found(rest, |patterns| self.try_in_order(patterns, composite, &mut best));
             }
         }
         self.patterns.get(best).map(|(node, _)| *node)
+    }
+
+    /// Sets `best` to the first of these patterns that matches, if it is before `best`.
+    fn try_in_order(&self, indices: &[u32], composite: &[u8], best: &mut usize) {
+        let earlier = indices.iter().map(|index| *index as usize).take_while(|index| *index < *best);
+        if let Some(index) = earlier.into_iter().find(|index| self.patterns[*index].1.matches(composite)) {
+            *best = index;
+        }
+    }
+}
+
+/// Patterns by prefix, each with its index.
+fn by_prefix<'p>(patterns: impl Iterator<Item = &'p Pattern>) -> HashMap<&'p [u8], Vec<(u32, &'p Pattern)>> {
+    let mut groups: HashMap<&[u8], Vec<(u32, &Pattern)>> = HashMap::new();
+    for (index, pattern) in (0..).zip(patterns) {
+        groups.entry(&pattern.parts[0]).or_default().push((index, pattern));
+    }
+    groups
+}
+
+/// Patterns with one prefix by the literal part that the fewest of them have, of equally rare ones the longest. The
+/// empty literal has those without another part.
+fn by_literal<'p>(group: &[(u32, &'p Pattern)]) -> HashMap<&'p [u8], Vec<u32>> {
+    let mut users: HashMap<&[u8], usize> = HashMap::new();
+    let parts = |pattern: &'p Pattern| pattern.parts[1..].iter().map(|part| &**part).filter(|part| !part.is_empty());
+    group.iter().flat_map(|(_, pattern)| parts(pattern)).for_each(|part| *users.entry(part).or_default() += 1);
+    let mut literals: HashMap<&[u8], Vec<u32>> = HashMap::new();
+    for (index, pattern) in group {
+        let rarest = parts(pattern).min_by_key(|part| (users.get(part).copied(), Reverse(part.len())));
+        literals.entry(rarest.unwrap_or_default()).or_default().push(*index);
+    }
+    literals
+}
+
+/// Largest number of these patterns that must be tried one after the other for one text.
+pub(crate) fn most_tried<'p>(patterns: impl Iterator<Item = &'p Pattern>) -> usize {
+    let largest = |group: Vec<(u32, &Pattern)>| by_literal(&group).values().map(Vec::len).max().unwrap_or(0);
+    by_prefix(patterns).into_values().map(largest).max().unwrap_or(0)
+}
+
+impl SamePrefix {
+    fn new(group: &[(u32, &Pattern)]) -> Self {
+        let all = || Self { always: group.iter().map(|(index, _)| *index).collect(), by_literal: None };
+        if group.len() <= MAX_WITHOUT_AUTOMATON {
+            return all();
+        }
+        let mut literals = by_literal(group);
+        let always = literals.remove(&[][..]).unwrap_or_default();
+        let (literals, patterns): (Vec<&[u8]>, Vec<Vec<u32>>) = literals.into_iter().unzip();
+        // A prefilter makes few literals cheaper, so that the cost would depend on their number.
+        let automaton =
+            AhoCorasick::builder().kind(Some(AhoCorasickKind::ContiguousNFA)).prefilter(false).build(&literals);
+        match automaton {
+            Ok(automaton) => Self { always, by_literal: Some(LiteralIndex { automaton, patterns }) },
+            // The automaton would exceed four gigabytes.
+            Err(_) => all(),
+        }
+    }
+}
+
+impl LiteralIndex {
+    /// Calls `each` with the patterns of each literal in `text`, once.
+    fn for_each_found(&self, text: &[u8], mut each: impl FnMut(&[u32])) {
+        const BITS: usize = u64::BITS as usize;
+        let mut seen: SmallVec<[u64; 16]> = SmallVec::new();
+        for found in self.automaton.find_overlapping_iter(text) {
+            let literal = found.pattern().as_usize();
+            if seen.is_empty() {
+                seen.resize(self.patterns.len().div_ceil(BITS), 0);
+            }
+            let (word, bit) = (literal / BITS, 1 << (literal % BITS));
+            if seen[word] & bit == 0 {
+                seen[word] |= bit;
+                each(&self.patterns[literal]);
+            }
+        }
     }
 }
 
@@ -88,5 +186,42 @@ fn find(text: &[u8], part: &[u8]) -> Option<usize> {
         [] => Some(0),
         [byte] => text.iter().position(|b| b == byte),
         _ => memchr::memmem::find(text, part),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{Pattern, Wildcards, most_tried};
+
+    proptest! {
+        #[test]
+        fn first_match_is_that_of_trying_all_in_file_order(
+            patterns in prop::collection::vec("[ab/]{0,2}\\*[ab/]{0,3}(\\*[ab/]{0,2}){0,2}", 0..40),
+            texts in prop::collection::vec("[ab/]{0,12}", 1..20),
+        ) {
+            let composites = (0..).zip(&patterns).map(|(node, text)| (node, text.as_bytes().into())).collect();
+            let wildcards = Wildcards::new(composites);
+            for text in &texts {
+                let matches = |pattern: &String| Pattern::new(pattern.as_bytes()).matches(text.as_bytes());
+                let expected = patterns.iter().position(matches).map(|index| u32::try_from(index).unwrap_or(u32::MAX));
+                prop_assert_eq!(wildcards.first_match(text.as_bytes()), expected, "{} among {:?}", text, patterns);
+            }
+        }
+    }
+
+    #[test]
+    fn only_patterns_with_all_literals_in_common_are_tried_one_by_one() {
+        let tried = |texts: &[String]| {
+            let patterns: Vec<Pattern> = texts.iter().map(|text| Pattern::new(text.as_bytes())).collect();
+            most_tried(patterns.iter())
+        };
+        let numbered = |text: &str| (0..100).map(|index| text.replace('#', &format!("{index:03}"))).collect::<Vec<_>>();
+        assert_eq!(tried(&numbered("path_*/#/end")), 1);
+        assert_eq!(tried(&numbered("path_*.#")), 1);
+        assert_eq!(tried(&numbered("path_*common*/#*common")), 1);
+        assert_eq!(tried(&numbered("path_#*")), 1);
+        assert_eq!(tried(&numbered("path_*common")), 100);
     }
 }

@@ -124,8 +124,8 @@ impl BoundListeners {
         }
     }
 
-    /// Logs the addresses that are listened on.
-    pub(super) fn log_addresses(&self) {
+    /// Logs the addresses that are listened on, and that other machines reach the debug listener if they do.
+    pub(super) fn log_addresses(&self, has_admin_token: bool) {
         let grpc = match &self.grpc {
             GrpcSocket::Tcp(listener) => local_address(listener),
             GrpcSocket::Unix(_, path) => path.display().to_string(),
@@ -136,6 +136,14 @@ impl BoundListeners {
         let prometheus = self.prometheus.as_ref();
         let prometheus = prometheus.map_or_else(|| "off".to_owned(), |socket| local_address(&socket.listener));
         tracing::warn!(grpc, http, debug = debug_pages, prometheus, "serving");
+        if !self.debug.listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback()) {
+            tracing::warn!(
+                debug = debug_pages,
+                has_admin_token,
+                "the console and the other debug pages have no TLS and are open to other machines (set \
+                 DEBUG_HOST=127.0.0.1 or close the port by a NetworkPolicy: docs/operations.md)"
+            );
+        }
     }
 
     /// Serves on all listeners until `stopping` turns true and all connections are closed.

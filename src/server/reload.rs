@@ -18,10 +18,10 @@ use crate::config::defaults_file::{self, DefaultsStatus, DefaultsWatch};
 use crate::config::diagnostic::Diagnostics;
 use crate::config::files::ReadResult;
 use crate::config::files::watch::{WatchReloader, WatchTiming};
-use crate::config::live::{LiveRules, LoadedFrom};
+use crate::config::live::{LiveRules, LoadedFrom, RuleProblem};
 use crate::config::recorded;
 use crate::config::rule_defaults::RuleDefaults;
-use crate::config::source::{RuleSnapshot, RuleSource, RuleUpdate, SourceConfig, SourceReloader};
+use crate::config::source::{RejectedRules, RuleSnapshot, RuleSource, RuleUpdate, SourceConfig, SourceReloader};
 use crate::decision_log::header::RuleSetRecord;
 use crate::decision_log::log::DecisionLog;
 use crate::grpc::health::GrpcHealth;
@@ -56,8 +56,8 @@ pub(super) struct LastLoad {
 struct LoadedSet {
     compiled: Compiled,
     from: LoadedFrom,
-    /// For the decision log, if there is one.
-    recorded: Option<RuleSetRecord>,
+    /// For its id, and for the decision log.
+    recorded: RuleSetRecord,
 }
 
 /// A reloader with its running source.
@@ -191,7 +191,7 @@ impl Reloader {
         let accepted = self.last().accepted.clone();
         if let Some(snapshot) = accepted {
             let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
-            let recorded = self.recorded(&snapshot, &defaults);
+            let recorded = recorded::record(&snapshot.rules, snapshot.version.as_deref(), &defaults);
             let from = LoadedFrom { names: snapshot.rules.names(), version: snapshot.version };
             // Defaults make no rule invalid, so this does not fail.
             let compiled = snapshot.rules.compile(&options).map_err(|found| refuse_defaults(status, &texts(&found)))?;
@@ -217,13 +217,14 @@ impl Reloader {
         snapshot.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         let kept = self.defaults.is_some().then(|| snapshot.clone());
         let defaults = self.defaults.as_ref().map(|status| status.defaults()).unwrap_or_default();
-        let recorded = self.recorded(&snapshot, &defaults);
+        let recorded = recorded::record(&snapshot.rules, snapshot.version.as_deref(), &defaults);
         let from = LoadedFrom { names: snapshot.rules.names(), version: snapshot.version };
         let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
-        let compiled = match snapshot.rules.compile(&options) {
+        let compiled = match snapshot.rules.compile_with_lines(&options) {
             Ok(compiled) => compiled,
-            Err(problems) => {
-                return self.reject(&problems.errors().iter().map(ToString::to_string).collect::<Vec<_>>());
+            Err(RejectedRules { diagnostics, problems }) => {
+                let texts: Vec<_> = diagnostics.errors().iter().map(ToString::to_string).collect();
+                return self.reject_with(&texts, problems);
             }
         };
         self.replace(LoadedSet { compiled, from, recorded }, &defaults);
@@ -239,8 +240,9 @@ impl Reloader {
         let known = std::mem::replace(&mut self.last().warnings, warnings.iter().cloned().collect());
         warnings.iter().filter(|warning| !known.contains(*warning)).for_each(|warning| tracing::warn!("{warning}"));
         let mut rules = RuleSet::with_stats(compiled.domains, &self.metrics.limits);
-        if let (Some(log), Some(recorded)) = (&self.log, recorded) {
-            rules.id = recorded.id.as_str().into();
+        rules.id = recorded.id.as_str().into();
+        rules.contents_hash = recorded::contents_hash(&recorded.documents).into();
+        if let Some(log) = &self.log {
             log.announce(Some(recorded));
         }
         if let Some(status) = &self.defaults {
@@ -249,11 +251,6 @@ impl Reloader {
         let version = self.rules.replace(rules, from, self.clock.now());
         let status = self.rules.status();
         tracing::warn!(version, domains = status.domains, rules = status.rules, "rules loaded");
-    }
-
-    /// Returns the rules as the decision log records them, if there is one.
-    fn recorded(&self, snapshot: &RuleSnapshot, defaults: &RuleDefaults) -> Option<RuleSetRecord> {
-        self.log.as_ref().map(|_| recorded::record(&snapshot.rules, snapshot.version.as_deref(), defaults))
     }
 
     fn last(&self) -> MutexGuard<'_, LastLoad> {
@@ -266,6 +263,11 @@ impl Reloader {
 
     /// Logs and records why a set was rejected. Returns the problems as an error.
     fn reject(&self, problems: &[String]) -> Result<(), String> {
+        self.reject_with(problems, Vec::new())
+    }
+
+    /// Rejects a set, with the lines of its files.
+    fn reject_with(&self, problems: &[String], in_files: Vec<RuleProblem>) -> Result<(), String> {
         for problem in problems.iter().take(MAX_LOGGED) {
             tracing::error!("Error loading new configuration: {problem}");
         }
@@ -273,7 +275,7 @@ impl Reloader {
             tracing::error!("Error loading new configuration: {more} more problems; `tollkeeper check` lists them all");
         }
         let error = problems.join("\n");
-        self.rules.reject(error.clone(), self.clock.now());
+        self.rules.reject(error.clone(), in_files, self.clock.now());
         Err(error)
     }
 }

@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::error::ServerError;
 use super::statsd_reporter::StatsdReporter;
 use crate::decision_log::log::DecisionLog;
+use crate::fleet::membership::Fleet;
 use crate::grpc::health::GrpcHealth;
 use crate::grpc::service::Service;
 use crate::settings::process::ShutdownSettings;
@@ -32,6 +33,7 @@ const LAST_EXPORT_TIMEOUT: Duration = Duration::from_secs(1);
 /// A server that is unhealthy and still serves.
 pub(super) struct Draining<'s> {
     pub(super) service: &'s Service,
+    pub(super) fleet: &'s Fleet,
     pub(super) statsd: StatsdReporter,
     pub(super) grpc_health: GrpcHealth,
     /// Asks the listeners to stop.
@@ -49,7 +51,7 @@ impl Draining<'_> {
     /// # Errors
     /// Responses were still delayed at the end of the timeout; a listener's task panicked.
     pub(super) async fn run(self, settings: &ShutdownSettings) -> Result<(), ServerError> {
-        let Self { service, statsd, grpc_health, stop, mut serving } = self;
+        let Self { service, fleet, statsd, grpc_health, stop, mut serving } = self;
         let end = Instant::now() + settings.timeout;
         let reserved_from = end - LAST_WORK_TIMEOUT.min(settings.timeout / 2);
         tracing::warn!(drain_period = ?settings.drain_period, "stopping: reporting unhealthy, still serving");
@@ -67,7 +69,10 @@ impl Draining<'_> {
                 Err(_) => timeout_at(end, &mut serve_last).await,
             }
         };
-        let (served, _) = tokio::join!(serve_until_end, timeout_at(end, finish(service, statsd)));
+        let (served, _) = tokio::join!(
+            serve_until_end,
+            timeout_at(end, async { tokio::join!(finish(service, statsd), fleet.stop()) })
+        );
         match served {
             Ok(result) => result?,
             Err(_) if service.delayed_responses() > 0 => return Err(ServerError::CutOff(settings.timeout)),

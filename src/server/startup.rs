@@ -16,7 +16,9 @@ use crate::decision_log::values::ValueForm;
 use crate::http::admin_token;
 use crate::http::app_state::Exposition;
 use crate::settings::Settings;
+use crate::settings::decision_log::HashKey;
 use crate::settings::problem::UnusableSetting;
+use crate::settings::secret::Secret;
 use crate::store;
 use crate::telemetry::listener_stats::ServerStats;
 use crate::telemetry::otlp::OtlpExporter;
@@ -31,6 +33,8 @@ pub(super) struct StartupResources {
     pub(super) exporter: Option<OtlpExporter>,
     /// Form of values in the decision log; `None` if there is none.
     pub(super) logged_values: Option<ValueForm>,
+    /// Secret that replicas have in common.
+    pub(super) fleet_secret: Option<Secret>,
 }
 
 impl StartupResources {
@@ -48,9 +52,12 @@ impl StartupResources {
         let exporter = exporter.transpose().map_err(|unusable| errors.push(unusable.into()));
         let values = settings.decision_log.as_ref().map(log::check).transpose();
         let values = values.map_err(|unusable| errors.extend(unusable.into_iter().map(StartupError::from)));
-        match (guards, exposition, exporter, values) {
-            (Ok(guards), Ok(exposition), Ok(exporter), Ok(logged_values)) if errors.is_empty() => {
-                Ok(Self { guards, exposition: exposition.map(Arc::new), exporter, logged_values })
+        let secret = settings.fleet.secret.as_ref().map(HashKey::secret).transpose();
+        // The decision log has named a file that it cannot use.
+        let secret = secret.map_err(|unusable| values.is_ok().then(|| errors.push(unusable.into())));
+        match (guards, exposition, exporter, values, secret) {
+            (Ok(guards), Ok(exposition), Ok(exporter), Ok(logged_values), Ok(fleet_secret)) if errors.is_empty() => {
+                Ok(Self { guards, exposition: exposition.map(Arc::new), exporter, logged_values, fleet_secret })
             }
             _ => Err(errors),
         }

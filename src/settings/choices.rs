@@ -190,6 +190,19 @@ pub enum LoggedValues {
     None,
 }
 
+/// Values of descriptors among the rejected keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TopValues {
+    /// As sent.
+    Plain,
+    /// Keyed hash.
+    Hashed,
+}
+
+impl Choice for TopValues {
+    const WORDS: &'static [(&'static str, Self)] = &[("plain", Self::Plain), ("hashed", Self::Hashed)];
+}
+
 impl Choice for LoggedValues {
     const WORDS: &'static [(&'static str, Self)] =
         &[("plain", Self::Plain), ("hashed", Self::Hashed), ("none", Self::None)];

@@ -146,7 +146,7 @@ impl HashKey {
     /// Maximum size of a key file in bytes.
     const MAX_BYTES: u64 = 4096;
 
-    fn read(values: &mut Values) -> Option<Self> {
+    pub(super) fn read(values: &mut Values) -> Option<Self> {
         let (text, file) =
             (values.get(&TOLLKEEPER_DECISION_LOG_HASH_KEY), values.get(&TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE));
         if text.is_some() && file.is_some() {
@@ -192,10 +192,17 @@ impl DecisionLogSettings {
         self.sinks.iter().any(|sink| matches!(sink, SinkSettings::Otlp(_)))
     }
 
-    pub(super) fn read(values: &mut Values, store: &StoreSettings) -> Option<Self> {
+    /// Deployments of Redis that hold a stream.
+    pub(super) fn deployments(&self) -> impl Iterator<Item = &DeploymentSettings> {
+        self.sinks.iter().filter_map(|sink| match sink {
+            SinkSettings::Redis(stream) => Some(&stream.deployment),
+            SinkSettings::Stdout | SinkSettings::File(_) | SinkSettings::Otlp(_) => None,
+        })
+    }
+
+    pub(super) fn read(values: &mut Values, store: &StoreSettings, hash_key: Option<&HashKey>) -> Option<Self> {
         let sinks = sinks(values, store);
         ignore_unused(values, &sinks);
-        let hash_key = HashKey::read(values);
         let TextList(words) = values.get(&TOLLKEEPER_DECISION_LOG_WHEN);
         let when = LoggedDecisions::of(&words);
         if when.is_none() {
@@ -210,17 +217,12 @@ impl DecisionLogSettings {
             let fix = "give TOLLKEEPER_DECISION_LOG_HASH_KEY or TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE";
             values.problem(&TOLLKEEPER_DECISION_LOG_VALUES, "there is no key to hash with", fix);
         }
-        if logged_values != LoggedValues::Hashed {
-            const WHY: &str = "TOLLKEEPER_DECISION_LOG_VALUES is not hashed";
-            values.ignore_if_changed(&TOLLKEEPER_DECISION_LOG_HASH_KEY, WHY);
-            values.ignore_if_changed(&TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE, WHY);
-        }
         Some(Self {
             sinks,
             when: when.unwrap_or_default(),
             sample: values.get(&TOLLKEEPER_DECISION_LOG_SAMPLE),
             values: logged_values,
-            hash_key: hash_key.filter(|_| logged_values == LoggedValues::Hashed),
+            hash_key: hash_key.filter(|_| logged_values == LoggedValues::Hashed).cloned(),
             max_file_bytes: values.get(&TOLLKEEPER_DECISION_LOG_FILE_BYTES).0,
             max_files: values.get(&TOLLKEEPER_DECISION_LOG_FILES),
             queue_bytes: values.get(&TOLLKEEPER_DECISION_LOG_QUEUE_BYTES).as_usize(),

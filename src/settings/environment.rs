@@ -9,6 +9,7 @@ use super::choices::BackendType;
 use super::invalid::InvalidSetting;
 use super::setting::{AnySetting, Support};
 use super::table;
+use super::table::decision_log::TOLLKEEPER_DECISION_LOG_REDIS_URL;
 
 /// The variables of an environment, by name; of two with one name the first counts.
 #[derive(Clone, Default)]
@@ -77,7 +78,13 @@ impl Environment {
         if is_backend("memcache") {
             return Some(BackendType::Memcache);
         }
-        let is_redis = |variable: &Variable| variable.name.starts_with("REDIS_") && !text(variable).is_empty();
+        // Certificates may be those of the decision log's stream alone.
+        let is_url = |variable: &Variable| variable.name == TOLLKEEPER_DECISION_LOG_REDIS_URL.name();
+        let has_stream = self.known.iter().any(|variable| is_url(variable) && !text(variable).is_empty());
+        let is_of_stream = |name: &str| has_stream && name.starts_with("REDIS_TLS_");
+        let is_redis = |variable: &Variable| {
+            variable.name.starts_with("REDIS_") && !is_of_stream(&variable.name) && !text(variable).is_empty()
+        };
         (is_backend("redis") || self.known.iter().any(is_redis)).then_some(BackendType::Redis)
     }
 }

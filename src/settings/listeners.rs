@@ -7,6 +7,7 @@ use super::secret::Secret;
 use super::setting::Setting;
 use super::table::listeners::*;
 use super::tls::ListenerTls;
+use super::value::text::TextList;
 use super::values::Values;
 
 /// Addresses to listen on.
@@ -18,6 +19,8 @@ pub struct Listeners {
     pub http: Address,
     /// `/rlconfig` and the other debug pages.
     pub debug: Address,
+    /// Names by which requests may address the debug listener, in lower case.
+    pub debug_hosts: Vec<String>,
     /// TLS of the gRPC listener; `None` means plaintext.
     pub grpc_tls: Option<ListenerTls>,
     /// TLS of the HTTP listener; `None` means plaintext.
@@ -42,8 +45,27 @@ impl Listeners {
             None => GrpcListener::Tcp(address(&GRPC_HOST, &GRPC_PORT)),
         };
         let (http, debug) = (address(&HOST, &PORT), address(&DEBUG_HOST, &DEBUG_PORT));
-        Self { grpc, http, debug, grpc_tls: ListenerTls::read_grpc(values), http_tls: ListenerTls::read_http(values) }
+        let debug_hosts = debug_hosts(values);
+        Self {
+            grpc,
+            http,
+            debug,
+            debug_hosts,
+            grpc_tls: ListenerTls::read_grpc(values),
+            http_tls: ListenerTls::read_http(values),
+        }
     }
+}
+
+/// Names of `TOLLKEEPER_DEBUG_HOSTS`.
+fn debug_hosts(values: &mut Values) -> Vec<String> {
+    let TextList(names) = values.get(&TOLLKEEPER_DEBUG_HOSTS);
+    let names: Vec<String> = names.iter().map(|name| name.trim().to_ascii_lowercase()).collect();
+    if names.iter().any(|name| !matches!(Host::parse(name), Some(Host::Name(_)))) {
+        let fix = "give host names without ports, such as console.example; IP addresses need none";
+        values.problem(&TOLLKEEPER_DEBUG_HOSTS, "not a list of host names", fix);
+    }
+    names
 }
 
 /// Bearer token that admin requests to the debug listener must present.

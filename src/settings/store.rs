@@ -2,8 +2,8 @@
 
 use super::choices::BackendType;
 use super::memcache::MemcacheSettings;
-use super::redis::RedisSettings;
 use super::redis::read;
+use super::redis::{DeploymentSettings, RedisSettings};
 use super::setting::AnySetting;
 use super::table::counters::*;
 use super::table::memcache;
@@ -47,6 +47,15 @@ static SHARED_STORE: [&dyn AnySetting; 7] = [
 ];
 
 impl StoreSettings {
+    /// Deployments of Redis that hold counters.
+    pub(super) fn deployments(&self) -> impl Iterator<Item = &DeploymentSettings> {
+        let redis = match self {
+            Self::Redis(redis) => Some(redis),
+            Self::Memory | Self::Memcache(_) => None,
+        };
+        redis.into_iter().flat_map(|redis| [Some(&redis.main), redis.per_second.as_ref()]).flatten()
+    }
+
     /// Reads the store that the environment asks for; `None` means this process.
     pub(super) fn read(values: &mut Values, backend: Option<BackendType>) -> Self {
         let is_of_redis = |setting: &&&dyn AnySetting| !is_shared(**setting);

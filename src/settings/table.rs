@@ -14,6 +14,7 @@ pub mod process;
 pub mod logs;
 pub mod decision_log;
 pub mod metrics;
+pub mod fleet;
 pub mod tracing;
 pub mod xds;
 pub mod redis;
@@ -22,7 +23,7 @@ pub mod memcache;
 use super::setting::{AnySetting, SettingGroup};
 
 /// All groups of settings.
-pub static GROUPS: [&SettingGroup; 15] = [
+pub static GROUPS: [&SettingGroup; 16] = [
     &listeners::GROUP,
     &grpc::GROUP,
     &client_limits::GROUP,
@@ -34,6 +35,7 @@ pub static GROUPS: [&SettingGroup; 15] = [
     &logs::GROUP,
     &decision_log::GROUP,
     &metrics::GROUP,
+    &fleet::GROUP,
     &tracing::GROUP,
     &xds::GROUP,
     &redis::GROUP,

@@ -8,7 +8,7 @@ use super::key_tallies::{KeyChange, RejectionRun};
 use super::timeline::Timeline;
 use crate::clock::Time;
 use crate::decide::explain::limit_text;
-use crate::decide::observed::{ObservedDescriptor, ObservedLimit};
+use crate::decide::results::{DescriptorResults, LimitWithResult};
 use crate::request::Hits;
 use crate::sharded::upper_half;
 use crate::telemetry::hyperloglog::HyperLogLog;
@@ -79,7 +79,7 @@ const OVERRIDES: &str = "(limits of requests)";
 
 impl LimitLabel {
     /// Label of a limit of a descriptor.
-    pub fn new(descriptor: &ObservedDescriptor<'_, '_>, limit: &ObservedLimit<'_, '_>) -> Self {
+    pub fn new(descriptor: &DescriptorResults<'_, '_>, limit: &LimitWithResult<'_, '_>) -> Self {
         let (path, rule, location, text) = match descriptor.rule() {
             Some(compiled) => {
                 let rule = &compiled.rule;
@@ -92,7 +92,7 @@ impl LimitLabel {
                 (path.clone(), path, String::new(), String::new())
             }
         };
-        let ObservedLimit { shadow, quota, candidate, .. } = *limit;
+        let LimitWithResult { shadow, quota, candidate, .. } = *limit;
         Self { path, rule, location, text, name: limit.name.to_owned(), shadow, quota, candidate }
     }
 }
@@ -119,7 +119,7 @@ impl LimitTally {
     }
 
     /// Counts hits at `at`; returns true for a charge.
-    pub fn add(&mut self, hits: Hits, at: Time, limit: &ObservedLimit<'_, '_>) -> bool {
+    pub fn add(&mut self, hits: Hits, at: Time, limit: &LimitWithResult<'_, '_>) -> bool {
         let count = match hits {
             Hits::Charge(count) => count,
             Hits::Peek => {

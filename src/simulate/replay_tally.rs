@@ -9,7 +9,7 @@ use super::key_tallies::{KeyId, KeyTallies};
 use super::limit_tally::{LimitLabel, LimitTally};
 use super::timeline::Timeline;
 use crate::clock::Time;
-use crate::decide::observed::{ObservedDescriptor, ObservedLimit};
+use crate::decide::results::{DescriptorResults, LimitWithResult};
 use crate::replay::recorded::RecordedRequest;
 use crate::replay::replayer::ReplayedAnswer;
 use crate::request::Request;
@@ -75,7 +75,7 @@ impl ReplayTally {
         &mut self,
         recorded: &RecordedRequest,
         request: &Request<'_>,
-        descriptor: &ObservedDescriptor<'_, '_>,
+        descriptor: &DescriptorResults<'_, '_>,
     ) -> DescriptorRejection {
         let path = descriptor.key();
         let mut rejection = DescriptorRejection { by: None, path, shared_key: None };
@@ -110,7 +110,7 @@ impl ReplayTally {
     }
 
     /// Index of a limit, which is added if it is new. Limits of one path are one, as after a reload.
-    fn index(&mut self, descriptor: &ObservedDescriptor<'_, '_>, limit: &ObservedLimit<'_, '_>) -> usize {
+    fn index(&mut self, descriptor: &DescriptorResults<'_, '_>, limit: &LimitWithResult<'_, '_>) -> usize {
         if let Some((_, index)) = self.last.filter(|(id, _)| *id == limit.id) {
             return index;
         }

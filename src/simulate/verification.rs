@@ -3,7 +3,7 @@
 use serde::Serialize;
 use smallvec::SmallVec;
 
-use crate::decide::observed::ObservedDescriptor;
+use crate::decide::results::DescriptorResults;
 use crate::replay::recorded::RecordedRequest;
 use crate::replay::replayer::ReplayedAnswer;
 
@@ -23,7 +23,7 @@ pub struct Verification {
 pub type Admissions = SmallVec<[bool; 8]>;
 
 /// Returns the admissions by the limits of a replayed descriptor that decide.
-pub fn admissions(descriptor: &ObservedDescriptor<'_, '_>) -> Admissions {
+pub fn admissions(descriptor: &DescriptorResults<'_, '_>) -> Admissions {
     descriptor.limits().filter(|limit| !limit.candidate).map(|limit| limit.result.admitted).collect()
 }
 

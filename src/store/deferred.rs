@@ -57,6 +57,6 @@ impl DeferredOutcomes {
 }
 
 /// Waits for outcomes in a task, and passes them to `each`. Must be called within a tokio runtime.
-pub fn spawn_wait(pending: PendingOutcomes, each: impl FnOnce(StoreOutcomes) + Send + 'static) {
+pub fn spawn_on_outcomes(pending: PendingOutcomes, each: impl FnOnce(StoreOutcomes) + Send + 'static) {
     tokio::spawn(pending.map(each));
 }

@@ -59,8 +59,8 @@ impl ChargeError {
 pub enum AdminError {
     /// Redis failed.
     #[error("redis: {0}; the user needs +scan and +unlink for this")]
-    Redis(RedisError),
+    Redis(#[from] RedisError),
     /// Memcached failed.
     #[error("memcache: {0}")]
-    Memcache(MemcacheError),
+    Memcache(#[from] MemcacheError),
 }

@@ -31,7 +31,7 @@ use super::outcome::{ChargeResults, DecidedBy, StoreOutcome};
 use super::over_limit_cache::{CallTimes, OverLimitCache};
 use super::spans;
 use super::stats::{PoolStats, SharedStoreStats, StoreServerStats};
-use super::window_key::Jitter;
+use super::window_key::ExpiryJitter;
 use crate::algorithm::fixed_window;
 use crate::algorithm::state::{State, charge_together};
 use crate::clock::Time;
@@ -106,7 +106,7 @@ impl Memcache {
             keys: CounterKeys {
                 prefix: settings.key_prefix.clone(),
                 format: settings.key_format,
-                jitter: Jitter::below(settings.expiration_jitter),
+                jitter: ExpiryJitter::below(settings.expiration_jitter),
             },
             timeout: settings.timeout,
             stats: ChargeStats::default(),

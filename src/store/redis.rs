@@ -319,6 +319,14 @@ impl Redis {
         Ok(deleted)
     }
 
+    /// Forgets what this process caches about the counters of a charge: known rejections and leases, whose hits are not
+    /// returned. A used share stays used.
+    pub fn forget_cached(&self, charge: &Charge<'_>, now: Time) {
+        let ChargeGroup { id, .. } = ChargeGroup::of_one(&self.keys, charge, ChargeMode::Commit, now);
+        let _ended = self.calls.runner.local_admission.reset(id.path);
+        self.calls.runner.over_limit_cache.remove(id.counters);
+    }
+
     /// Returns statistics since the start.
     pub fn stats(&self) -> SharedStoreStats {
         let runner = &self.calls.runner;

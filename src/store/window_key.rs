@@ -21,11 +21,11 @@ pub(crate) struct WindowKey {
 
 /// Random addition to the lifetime of keys, so that they do not expire together.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Jitter {
+pub(crate) struct ExpiryJitter {
     bound_s: u64,
 }
 
-impl Jitter {
+impl ExpiryJitter {
     /// Creates a jitter below `bound`, in whole seconds; none if that is 0.
     pub(crate) const fn below(bound: Duration) -> Self {
         Self { bound_s: bound.as_secs() }

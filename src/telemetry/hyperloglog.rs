@@ -38,10 +38,63 @@ impl HyperLogLog {
 
     /// Estimates the number of distinct keys.
     pub fn estimate(&self) -> u64 {
-        let Some(registers) = self.registers.get() else { return 0 };
+        self.snapshot().estimate()
+    }
+
+    /// Returns the current state.
+    pub fn snapshot(&self) -> DistinctKeys {
+        let Some(registers) = self.registers.get() else { return DistinctKeys::default() };
+        DistinctKeys { registers: std::array::from_fn(|index| registers[index].load(Ordering::Relaxed)) }
+    }
+
+    /// Forgets all keys.
+    pub fn clear(&self) {
+        let registers = self.registers.get().into_iter().flat_map(|registers| registers.iter());
+        registers.for_each(|register| register.store(0, Ordering::Relaxed));
+    }
+}
+
+/// State of a sketch at one time, or of several sketches of one hash function together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DistinctKeys {
+    registers: [u8; REGISTERS],
+}
+
+impl Default for DistinctKeys {
+    fn default() -> Self {
+        Self { registers: [0; REGISTERS] }
+    }
+}
+
+impl DistinctKeys {
+    /// Number of registers.
+    pub const REGISTERS: usize = REGISTERS;
+
+    /// Adds the keys of another sketch of the same hash function.
+    pub fn merge(&mut self, other: &Self) {
+        self.registers.iter_mut().zip(&other.registers).for_each(|(mine, theirs)| *mine = (*mine).max(*theirs));
+    }
+
+    /// Registers that are not zero, each as its index and its value.
+    pub fn set_registers(&self) -> impl Iterator<Item = (u16, u8)> {
+        (0..).zip(self.registers).filter(|(_, value)| *value > 0)
+    }
+
+    /// Restores a sketch from its registers that are not zero; `None` if an index or a value is out of range.
+    pub fn from_set_registers(set: impl IntoIterator<Item = (u16, u8)>) -> Option<Self> {
+        let mut sketch = Self::default();
+        for (index, value) in set {
+            let register = sketch.registers.get_mut(usize::from(index))?;
+            *register = Some(value).filter(|value| u32::from(*value) <= MAX_ZEROS + 1)?;
+        }
+        Some(sketch)
+    }
+
+    /// Estimates the number of distinct keys.
+    pub fn estimate(&self) -> u64 {
         let mut counts = [0.0_f64; MAX_ZEROS as usize + 2];
-        for register in &**registers {
-            counts[usize::from(register.load(Ordering::Relaxed))] += 1.0;
+        for register in self.registers {
+            counts[usize::from(register)] += 1.0;
         }
         #[expect(clippy::cast_precision_loss, reason = "it is 512")]
         let all = REGISTERS as f64;

@@ -21,6 +21,7 @@ use tracing_subscriber::reload::{self, Handle};
 
 use crate::clock::{Clock, Time};
 use crate::telemetry::http2_refusals::RefusalLayer;
+use crate::telemetry::recent_problems::{LoggedProblem, RECENT_PROBLEMS};
 
 /// Maximum length of a message or field value in bytes; the rest is cut.
 pub const MAX_VALUE_BYTES: usize = 16 * 1024;
@@ -200,6 +201,7 @@ where
             line.fields.insert("target".to_owned(), AUDIT.into());
         }
         event.record(&mut line);
+        line.keep(event.metadata(), self.clock.now());
         let written = match self.format {
             LogFormat::Text => line.text(&timestamp(self.clock.now()), level_name(event.metadata())),
             LogFormat::Json => line.json(timestamp(self.clock.now()), level_name(event.metadata())),
@@ -233,6 +235,21 @@ struct EventLine {
 }
 
 impl EventLine {
+    /// Keeps a warning or an error for the page of problems.
+    fn keep(&self, metadata: &'static Metadata<'static>, now: Time) {
+        if *metadata.level() > tracing::Level::WARN || metadata.target() == AUDIT {
+            return;
+        }
+        RECENT_PROBLEMS.add(LoggedProblem {
+            time: now.to_string(),
+            level: level_name(metadata),
+            target: metadata.target(),
+            message: self.message.clone(),
+            fields: self.fields.clone(),
+            times: 1,
+        });
+    }
+
     fn text(&self, time: &str, level: &str) -> String {
         let mut line = format!("time=\"{time}\" level={level} msg={}", quoted(&self.message));
         for (name, value) in &self.fields {

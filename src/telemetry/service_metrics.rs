@@ -3,6 +3,7 @@
 //! A decision adds to counters that were looked up when its rules were loaded; all other work is done when metrics are
 //! collected. Statistics of other parts stay with them and are read from there.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -10,6 +11,18 @@ use super::metrics::histogram::Histogram;
 use super::metrics::limit_registry::LimitRegistry;
 use super::recently_created_keys::RecentlyCreatedKeys;
 use super::top_keys::TopKeys;
+
+/// Secret keys of a hash function that all replicas use, so that their numbers of distinct keys can be merged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HashSeed(pub u64, pub u64);
+
+impl HashSeed {
+    /// Hash of the seed, by which replicas see that they use the same.
+    pub fn fingerprint(self) -> String {
+        let bytes = [self.0.to_le_bytes(), self.1.to_le_bytes()].concat();
+        blake3::derive_key("tollkeeper fleet v1 seed", &bytes)[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
 
 /// Metrics that the request path updates.
 #[derive(Debug)]
@@ -26,6 +39,7 @@ pub struct ServiceMetrics {
     pub top_keys: TopKeys,
     /// Keys whose counters were created last.
     pub recently_created_keys: RecentlyCreatedKeys,
+    distinct_key_seed: OnceLock<HashSeed>,
     service_errors: AtomicU64,
     global_shadow_mode: AtomicU64,
     is_off: bool,
@@ -49,6 +63,7 @@ impl ServiceMetrics {
             health_checks: Histogram::default(),
             top_keys: TopKeys::new(top_keys),
             recently_created_keys: RecentlyCreatedKeys::default(),
+            distinct_key_seed: OnceLock::new(),
             service_errors: AtomicU64::new(0),
             global_shadow_mode: AtomicU64::new(0),
             is_off: false,
@@ -70,6 +85,21 @@ impl ServiceMetrics {
     /// Returns the current time for [`Histogram::observe_since`]; `None` if timing is off.
     pub fn start_timer(&self) -> Option<Instant> {
         (!self.is_off).then(Instant::now)
+    }
+
+    /// Seed that distinct keys are hashed with; `None`: their hashes are those of this process.
+    pub fn distinct_key_seed(&self) -> Option<HashSeed> {
+        self.distinct_key_seed.get().copied()
+    }
+
+    /// Sets the seed of distinct keys and counts them from zero; does nothing if it is set.
+    pub fn set_distinct_key_seed(&self, seed: HashSeed) {
+        if self.distinct_key_seed.set(seed).is_ok() {
+            for limit in self.limits.all() {
+                limit.keys.clear();
+                limit.rejected_keys.clear();
+            }
+        }
     }
 
     /// Counts a request that failed for a reason other than the store.

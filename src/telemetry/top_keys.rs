@@ -1,13 +1,15 @@
 //! Keys that are rejected most, over the last minutes.
 //!
 //! Rejections are counted by one [`SpaceSaving`] sketch per minute, in shards, so that threads rarely contend. A
-//! rejection takes a short lock; admitted requests never come here. A window is one minute of the decisions' clock, and
-//! the last [`MINUTES`] windows are kept. The count of a key is known as a lower and an upper bound.
+//! rejection takes a short lock; admitted requests never come here. A window is one minute, by the clock of Redis once
+//! its offset is known, and the last [`MINUTES`] windows are kept. The count of a key is known as a lower and an upper
+//! bound.
 
 pub mod space_saving;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use self::space_saving::{KeyCount, SpaceSaving};
 use super::metrics::limit_stats::{LimitName, LimitStats};
@@ -30,6 +32,8 @@ pub struct TopKeys {
     /// `None` if tracking is off.
     shards: Option<Sharded<VecDeque<MinuteWindow>>>,
     counters_per_shard: usize,
+    /// Time of Redis less that of this process, in microseconds.
+    clock_offset_us: AtomicI64,
 }
 
 #[derive(Debug)]
@@ -62,7 +66,7 @@ pub struct KeyRejection<'l> {
 pub struct RejectedKey {
     /// Limit that rejected the key.
     pub limit: Arc<LimitName>,
-    /// `key=value,key=value`, cut to [`MAX_KEY_BYTES`].
+    /// `key=value,key=value`, escaped, with a hash if it is cut to [`MAX_KEY_BYTES`].
     pub text: Arc<str>,
     /// Lower bound of the rejected hits.
     pub at_least: u64,
@@ -72,6 +76,26 @@ pub struct RejectedKey {
     pub in_bursts: u64,
     /// Hits of the largest burst.
     pub largest_burst: u64,
+}
+
+/// Keys rejected in one minute.
+#[derive(Clone, Debug, Default)]
+pub struct RejectedInMinute {
+    /// Minutes since the Unix epoch.
+    pub minute: u64,
+    /// Upper bound of the rejected hits of every key without a counter.
+    pub max_missed: u64,
+    /// All keys that have a counter, the largest upper bound first.
+    pub keys: Vec<RejectedKey>,
+}
+
+/// Hits rejected in one minute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MinuteSum {
+    /// Minutes since the Unix epoch.
+    pub minute: u64,
+    /// Lower bound of the hits.
+    pub rejected_at_least: u64,
 }
 
 /// Rejected keys at one time.
@@ -87,7 +111,7 @@ impl TopKeys {
     /// Tracks about `keys` keys at a time; 0 switches tracking off.
     pub fn new(keys: usize) -> Self {
         let shards = (keys > 0).then(|| Sharded::new(SHARDS, VecDeque::new));
-        Self { shards, counters_per_shard: keys.div_ceil(SHARDS) }
+        Self { shards, counters_per_shard: keys.div_ceil(SHARDS), clock_offset_us: AtomicI64::new(0) }
     }
 
     /// Returns `true` if keys are tracked.
@@ -99,7 +123,7 @@ impl TopKeys {
     pub fn record(&self, rejected: KeyRejection<'_>, now: Time, text: impl FnOnce() -> Arc<str>) {
         let Some(shards) = &self.shards else { return };
         let KeyRejection { id, limit, hits } = rejected;
-        let seconds = now.as_micros() / 1_000_000;
+        let seconds = self.seconds_of(now);
         let (minute, second_mark) = (seconds / MINUTE_S, 1 << (seconds % MINUTE_S));
         let mut windows = shards.lock(lower_half(id));
         if windows.back().is_none_or(|newest| newest.minute < minute) {
@@ -115,7 +139,7 @@ impl TopKeys {
 
     /// Returns the keys rejected in the last `minutes`, including the current one, by limits that `filter` accepts.
     pub fn snapshot(&self, now: Time, minutes: u64, filter: impl Fn(&LimitName) -> bool) -> TopKeysSnapshot {
-        let minute = now.as_micros() / 1_000_000 / MINUTE_S;
+        let minute = self.minute_of(now);
         let first = (minute + 1).saturating_sub(minutes.clamp(1, MINUTES));
         let mut snapshot = TopKeysSnapshot::default();
         for windows in self.shards.iter().flat_map(Sharded::iter) {
@@ -135,9 +159,61 @@ impl TopKeys {
         snapshot
     }
 
+    /// Returns the keys rejected in each of the last [`MINUTES`] minutes with rejections, the oldest first.
+    pub fn by_minute(&self, now: Time) -> Vec<RejectedInMinute> {
+        let current = self.minute_of(now);
+        let mut minutes: BTreeMap<u64, RejectedInMinute> = BTreeMap::new();
+        for windows in self.shards.iter().flat_map(Sharded::iter) {
+            for MinuteWindow { minute, sketch } in windows.iter().filter(|window| window.minute + MINUTES > current) {
+                let missed = sketch.max_missed();
+                let merged = minutes.entry(*minute).or_default();
+                merged.minute = *minute;
+                merged.max_missed = merged.max_missed.max(missed);
+                merged.keys.extend(sketch.iter().map(|(_, label, count)| {
+                    let mut sum = KeySum::new(label);
+                    sum.add(count, missed);
+                    sum.into_key(missed)
+                }));
+            }
+        }
+        for minute in minutes.values_mut() {
+            minute.keys.sort_by(|a, b| (b.at_most, b.at_least, &a.text).cmp(&(a.at_most, a.at_least, &b.text)));
+        }
+        minutes.into_values().collect()
+    }
+
+    /// Returns the lower bounds of the hits rejected in the last [`MINUTES`] by limits that `filter` accepts.
+    pub fn rejected_by_minute(&self, now: Time, filter: impl Fn(&LimitName) -> bool) -> Vec<MinuteSum> {
+        let current = self.minute_of(now);
+        let first = (current + 1).saturating_sub(MINUTES);
+        let mut sums: Vec<MinuteSum> =
+            (first..=current).map(|minute| MinuteSum { minute, rejected_at_least: 0 }).collect();
+        for windows in self.shards.iter().flat_map(Sharded::iter) {
+            for window in windows.iter() {
+                let Some(sum) = sums.iter_mut().find(|sum| sum.minute == window.minute) else { continue };
+                let counted = window.sketch.iter().filter(|(_, label, _)| filter(&label.limit));
+                sum.rejected_at_least += counted.map(|(_, _, count)| count.count - count.error).sum::<u64>();
+            }
+        }
+        sums
+    }
+
+    /// Sets the time of Redis less that of this process, in microseconds, so that minutes are the same in all replicas.
+    pub fn set_clock_offset(&self, offset_us: i64) {
+        self.clock_offset_us.store(offset_us, Ordering::Relaxed);
+    }
+
+    fn minute_of(&self, now: Time) -> u64 {
+        self.seconds_of(now) / MINUTE_S
+    }
+
+    fn seconds_of(&self, now: Time) -> u64 {
+        now.as_micros().saturating_add_signed(self.clock_offset_us.load(Ordering::Relaxed)) / 1_000_000
+    }
+
     /// Removes windows that are too old.
     pub fn sweep(&self, now: Time) {
-        let minute = now.as_micros() / 1_000_000 / MINUTE_S;
+        let minute = self.minute_of(now);
         self.shards.iter().flat_map(Sharded::iter).for_each(|mut windows| drop_old(&mut windows, minute));
     }
 }

@@ -69,9 +69,9 @@ pub struct TimeSpan {
 pub struct LogFacts {
     /// Number of decisions.
     pub decisions: u64,
-    /// Time of the first decision.
+    /// Time of the first record.
     pub first: Option<String>,
-    /// Time of the last decision.
+    /// Time of the last record.
     pub last: Option<String>,
     /// Number of decisions on the descriptor at any time.
     pub found: u64,
@@ -184,7 +184,10 @@ fn notes(line: &TimeLine<'_>) -> Vec<String> {
     let mut notes = line.problems.clone();
     let settings = line.headers.settings.as_ref();
     if counts.dropped > 0 {
-        notes.push(format!("{} records are missing here: the log was slower than the decisions", counts.dropped));
+        notes.push(format!(
+            "up to {} records are missing here: the destination of the log was too slow, or failed",
+            counts.dropped
+        ));
     }
     if line.headers.more_changes > 0 {
         notes.push(format!("{} more changes of rules are not listed", line.headers.more_changes));
@@ -224,23 +227,23 @@ fn reasons_for_absence(line: &TimeLine<'_>, settings: Option<&SettingsRecord>) -
         "the logs have no decision on this descriptor: entries must be all those of the request, in its order"
             .to_owned(),
     ];
+    if line.question.descriptor().contains('*') {
+        let hint = "a `*` is no pattern here: ask for a value as it was sent (`top` shows the pattern of values that \
+                    share a counter)";
+        reasons.push(hint.to_owned());
+    }
     if log.other_hashes > 0 {
-        reasons.push(match line.question.has_hash_key() {
-            true => format!(
-                "{} descriptors with these keys have other hashes: the value did not occur, or \
-                 TOLLKEEPER_DECISION_LOG_HASH_KEY is not the key of the log",
-                log.other_hashes
-            ),
-            false => format!(
-                "{} descriptors with these keys have hashed values: give the key of the log in \
-                 TOLLKEEPER_DECISION_LOG_HASH_KEY or TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE",
-                log.other_hashes
-            ),
-        });
+        let reason = match line.question.has_hash_key() {
+            true => "the value did not occur, or TOLLKEEPER_DECISION_LOG_HASH_KEY (or _FILE) is not the key of the log",
+            false => {
+                "give the key of the log in TOLLKEEPER_DECISION_LOG_HASH_KEY or TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE"
+            }
+        };
+        reasons.push(format!("descriptors with these keys and other, hashed values: {} ({reason})", log.other_hashes));
     }
     if log.hidden > 0 {
         reasons.push(format!(
-            "{} descriptors with these keys have no values (decision_log: none of their rule, or \
+            "descriptors with these keys and without values: {} (decision_log: none of their rule, or \
              TOLLKEEPER_DECISION_LOG_VALUES=none)",
             log.hidden
         ));
@@ -257,6 +260,9 @@ fn reasons_for_absence(line: &TimeLine<'_>, settings: Option<&SettingsRecord>) -
 /// Tells if the logs do not cover the range.
 fn bounds_of_log(line: &TimeLine<'_>) -> Option<String> {
     let log = &line.log;
+    if line.is_partial {
+        return None;
+    }
     let (first_us, last_us) = (log.first_us?, log.last_us?);
     if line.range.is_missing() {
         return Some(format!("the logs end before that time of day, at {}", time_text(last_us)));

@@ -13,6 +13,8 @@ use crate::decision_log::record::{DecisionRecord, Record, RecordedVerdict};
 
 /// Number of different causes that are counted.
 const MAX_CAUSES: usize = 100;
+/// Number of processes whose last record is noted.
+const MAX_PROCESSES: usize = 10_000;
 /// Name of all further causes.
 const OTHER_CAUSES: &str = "other limits";
 
@@ -33,6 +35,10 @@ pub struct TimeLine<'q> {
     shown: ShownDecisions,
     kept: BTreeMap<KeptOrder, KeptDecision>,
     records: u64,
+    /// Time of the last record of each process.
+    last_us: HashMap<String, u64>,
+    /// Only the part of the logs around the range was read.
+    pub(super) is_partial: bool,
     pub(super) counts: RangeCounts,
     pub(super) log: LogCounts,
     pub(super) headers: HeaderFacts,
@@ -81,6 +87,7 @@ pub(super) struct RangeCounts {
 #[derive(Debug, Default)]
 pub(super) struct LogCounts {
     pub(super) decisions: u64,
+    /// Times of the first and the last record.
     pub(super) first_us: Option<u64>,
     pub(super) last_us: Option<u64>,
     /// Decisions with the descriptor.
@@ -103,6 +110,8 @@ impl<'q> TimeLine<'q> {
             shown,
             kept: BTreeMap::new(),
             records: 0,
+            last_us: HashMap::new(),
+            is_partial: false,
             counts: RangeCounts::default(),
             log: LogCounts::default(),
             headers: HeaderFacts::default(),
@@ -114,6 +123,11 @@ impl<'q> TimeLine<'q> {
     /// Notes that a part of the logs is not known.
     pub fn add_problem(&mut self, problem: String) {
         self.problems.push(problem);
+    }
+
+    /// Notes that a log is read around the range only.
+    pub const fn set_partial(&mut self) {
+        self.is_partial = true;
     }
 
     /// Adds a record.
@@ -129,19 +143,40 @@ impl<'q> TimeLine<'q> {
             self.counts = RangeCounts::default();
             self.headers.clear_changes();
         }
+        extend(&mut self.log.first_us, &mut self.log.last_us, time_us);
         let is_in_range = self.range.contains(time_us);
         match record {
-            Record::Decision(decision) => self.add_decision(*decision, is_in_range),
-            Record::Header(header) => self.headers.add(&header, is_in_range),
-            Record::Dropped(dropped) if is_in_range => self.counts.add_dropped(dropped.count),
-            Record::Dropped(_) => {}
+            Record::Decision(decision) => {
+                self.note_time(&decision.process, time_us);
+                self.add_decision(*decision, is_in_range);
+            }
+            Record::Header(header) => {
+                self.note_time(&header.process, time_us);
+                self.headers.add(&header, is_in_range);
+            }
+            Record::Dropped(dropped) => {
+                // The records are missing since the last one of the process.
+                let since_us = self.last_us.get(&dropped.process).map_or(time_us, |last_us| time_us.min(*last_us));
+                if self.range.overlaps(since_us, time_us) {
+                    self.counts.add_dropped(dropped.count);
+                }
+                self.note_time(&dropped.process, time_us);
+            }
+        }
+    }
+
+    /// Notes the time of the last record of a process.
+    fn note_time(&mut self, process: &str, time_us: u64) {
+        if let Some(last_us) = self.last_us.get_mut(process) {
+            *last_us = time_us;
+        } else if self.last_us.len() < MAX_PROCESSES {
+            self.last_us.insert(process.to_owned(), time_us);
         }
     }
 
     fn add_decision(&mut self, decision: DecisionRecord<'_>, is_in_range: bool) {
         let time_us = decision.time_us;
         self.log.decisions += 1;
-        extend(&mut self.log.first_us, &mut self.log.last_us, time_us);
         let asked = self.find(&decision);
         if asked.is_empty() {
             return;

@@ -89,6 +89,12 @@ impl TimeRange {
         self.asked.is_none() || self.middle_us.is_some_and(|middle_us| middle_us.abs_diff(time_us) <= self.half_us)
     }
 
+    /// True if the range contains a part of the time between these two.
+    pub fn overlaps(&self, first_us: u64, last_us: u64) -> bool {
+        let bounds = self.bounds();
+        self.asked.is_none() || bounds.is_some_and(|range| range.from_us <= last_us && first_us <= range.to_us)
+    }
+
     /// Distance of a time from the middle in microseconds; without a middle, late times are nearer.
     pub fn distance_us(&self, time_us: u64) -> u64 {
         self.middle_us.map_or(u64::MAX - time_us, |middle_us| middle_us.abs_diff(time_us))

@@ -56,6 +56,14 @@ impl Request {
         self
     }
 
+    /// Names another host.
+    pub(crate) fn host(mut self, host: &str) -> Self {
+        let line = format!("host: 127.0.0.1:{}", self.port);
+        let at = self.head.windows(line.len()).position(|window| window == line.as_bytes()).expect("it names a host");
+        self.head.splice(at..at + line.len(), format!("host: {host}").into_bytes());
+        self
+    }
+
     /// Sends from 127.0.0.`last` instead of 127.0.0.1.
     pub(crate) fn from(mut self, last: u8) -> Self {
         self.source = Ipv4Addr::new(127, 0, 0, last);

@@ -136,6 +136,32 @@ fn counter_in_ratelimit_key_format_is_reset() {
 }
 
 #[test]
+fn wrong_tokens_are_bounded() {
+    let server = with_token().start();
+    let log_level = |token: &str| by(token, http::request("PUT", server.debug_port(), "/log_level"));
+    assert_eq!(log_level(TOKEN).status, 400, "the token is right, the level is missing");
+    for _ in 0..20 {
+        let without = http::request("PUT", server.debug_port(), "/log_level").send();
+        assert_eq!(without.status, 401, "a request without a token is no guess");
+    }
+    for guess in 0..10 {
+        assert_eq!(log_level(&format!("guess {guess}")).status, 401);
+    }
+    for token in ["guess 11", TOKEN] {
+        let refused = log_level(token);
+        assert_eq!(refused.status, 429, "{refused:?}");
+        assert!((1..=60).contains(&refused.number("retry-after")), "{refused:?}");
+    }
+    for _ in 0..50 {
+        log_level("more");
+    }
+    let log = server.stderr();
+    let refusals = log.lines().filter(|line| line.contains("status=429")).count();
+    assert!((1..=10).contains(&refusals), "{refusals} lines: {log}");
+    assert!(!log.contains(TOKEN) && !log.contains("guess"), "{log}");
+}
+
+#[test]
 fn listing_and_reset_require_the_token() {
     let cases = [
         (server(), vec![(None, 403), (Some(TOKEN), 403)]),

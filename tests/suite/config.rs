@@ -447,13 +447,15 @@ fn suspicious_rules_get_warnings() {
 }
 
 #[test]
-fn many_wildcards_with_one_prefix_get_a_warning() {
+fn many_wildcards_with_the_same_text_get_a_warning() {
     let wildcards = |pattern: fn(usize) -> String| {
         let nodes: String = (0..1200).map(|n| format!("  - {{key: k, value: '{}'}}\n", pattern(n))).collect();
         load(format!("domain: d\ndescriptors:\n{nodes}")).expect("it loads").warnings.to_string()
     };
-    assert!(wildcards(|n| format!("*{n}")).contains("1199 wildcards of this level begin like another one"));
+    let alike = wildcards(|n| format!("{}end", "*".repeat(n + 1)));
+    assert!(alike.contains("1200 wildcards of this level have the same text beside their `*`"), "{alike}");
     assert_eq!(wildcards(|n| format!("{n}*")), "");
+    assert_eq!(wildcards(|n| format!("*{n}")), "");
 }
 
 #[test]

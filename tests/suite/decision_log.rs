@@ -14,6 +14,7 @@ mod sample;
 mod schema;
 mod stalled;
 mod stream;
+mod stream_settings;
 
 use std::path::Path;
 

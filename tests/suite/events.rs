@@ -198,6 +198,8 @@ fn following_consumer_survives_a_restart_of_redis() {
     assert_eq!(number(&consumer.line()), 1);
     server.kill();
     wait_for("a message", || consumer.stderr().contains("trying again").then_some(()));
+    // Time for several attempts, of which one is told.
+    thread::sleep(Duration::from_secs(2));
     // Empty: it has no persistence.
     server.restart();
     append(&server, [2]);

@@ -9,10 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollkeeper::clock::Time;
+use tollkeeper::fleet::membership::Fleet;
 use tollkeeper::grpc::decode;
 use tollkeeper::grpc::health::GrpcHealth;
 use tollkeeper::health::{Health, HealthRequirements};
 use tollkeeper::http::app_state::AppState;
+use tollkeeper::http::browser::AllowedHosts;
+use tollkeeper::http::live_events::LiveEvents;
 use tollkeeper::http::routes;
 use tollkeeper::scrape::MetricsCollector;
 use tollkeeper::settings::Settings;
@@ -378,11 +381,20 @@ fn health_follows_the_store_as_configured() {
         let store = Arc::new(StoreHealth::default());
         let needs = HealthRequirements { domain: false, rules: false, store: needs_store };
         let health = Arc::new(Health::new(Arc::clone(&service.rules), Arc::clone(&store), needs));
+        let (settings, _) = Settings::from_env(std::iter::empty()).unwrap();
+        let fleet = runtime.block_on(async {
+            Fleet::start(Arc::clone(&service), Arc::clone(&health), &settings.fleet, None).unwrap()
+        });
+        let collector = MetricsCollector { service, health, listeners: Arc::default(), path_label: false };
         let site = AppState {
-            collector: MetricsCollector { service, health, listeners: Arc::default(), path_label: false },
+            fleet: Arc::new(fleet),
+            live: Arc::new(LiveEvents::new(collector.clone(), tokio::sync::watch::channel(false).1)),
+            collector,
+            debug_hosts: AllowedHosts(Arc::default()),
             max_body_bytes: 1 << 20,
             exposition: None,
             admin_token: None,
+            token_attempts: Arc::default(),
         };
         let port = runtime.block_on(async {
             let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();

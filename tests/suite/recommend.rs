@@ -3,6 +3,7 @@
 mod exact;
 mod figures;
 mod page;
+mod search;
 mod usage;
 
 use std::fs;

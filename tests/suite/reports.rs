@@ -12,7 +12,7 @@ use tollkeeper::telemetry::top_keys::space_saving::SpaceSaving;
 use tollkeeper::telemetry::top_keys::{KeyRejection, MINUTES, TopKeys};
 
 use crate::kit::fixtures::{decide, in_parallel, load_shop_rules, shop_request};
-use crate::kit::test_service::TestService;
+use crate::kit::test_service::{TestRequest, TestService};
 use crate::kit::tollkeeper::with_rules;
 use crate::kit::{grpc, http};
 
@@ -282,7 +282,7 @@ fn request_text_cannot_control_a_terminal() {
     assert!(text.contains(r"login=\u{1b}[2Jx\n\u{202e}y"), "{text}");
     assert!(!text.chars().any(|c| c != '\n' && c.is_control()), "{text:?}");
     let longest = report.overall.iter().map(|key| key.key.len()).max();
-    assert!(longest <= Some(256 + "...".len()), "{longest:?}");
+    assert!(longest <= Some(256 + ",#0123456789abcdef".len()), "{longest:?}");
 }
 
 #[test]
@@ -297,10 +297,25 @@ fn top_and_rules_pages_report_and_reject_unknown_parameters() {
     let json: serde_json::Value = serde_json::from_slice(&page("/top?minutes=10").body).unwrap();
     assert_eq!(json["overall"][0]["key"], "login=ann");
     assert_eq!(json["overall"][0]["rejected_at_least"], 4);
+    assert_eq!(json["overall"][0]["entries"], serde_json::json!([{"key": "login", "value": "ann"}]));
+    let minutes = json["by_minute"].as_array().unwrap();
+    assert_eq!(minutes.len(), 10);
+    assert_eq!(minutes.iter().map(|minute| minute["rejected_at_least"].as_u64().unwrap()).sum::<u64>(), 4, "{json:#}");
+    assert!(
+        minutes.is_sorted_by_key(|minute| minute["start_s"].as_u64()) && minutes[9]["at"].as_str().unwrap().len() == 5
+    );
+    let other: serde_json::Value = serde_json::from_slice(&page("/top?rule=shop.other").body).unwrap();
+    assert!(other["by_minute"].as_array().unwrap().iter().all(|minute| minute["rejected_at_least"] == 0), "{other:#}");
     let text = page("/top?format=text").text();
     assert!(text.contains("login=ann"), "{text}");
     let json: serde_json::Value = serde_json::from_slice(&page("/rules").body).unwrap();
     assert_eq!(json["rules"][0]["matched"], 5);
+    let rule = &json["rules"][0];
+    assert_eq!((&rule["domain"], &rule["line"], &rule["of"]), (&"shop".into(), &3.into(), &serde_json::Value::Null));
+    assert!(
+        rule["file"].as_str().unwrap().ends_with(".yaml") && rule["path"] == serde_json::json!(["login"]),
+        "{rule:#}"
+    );
     assert!(page("/rules?format=text").text().starts_with("MATCHED"));
     assert!(page("/rules?finding=never_matched").text().contains("\"limits\": 0"));
     for wrong in ["/top?minute=1", "/top?minutes=x", "/rules?finding=nothing", "/rules?format=xml"] {
@@ -337,4 +352,43 @@ fn override_has_one_name_in_top_metadata_and_stats() {
         let line = format!("ratelimit.service.rate_limit.{name}.over_limit: 1");
         assert!(stats.lines().any(|found| found == line), "{line} is not in {stats}");
     }
+}
+
+#[test]
+fn hostile_keys_have_exact_entries_or_none() {
+    let service = test_service("descriptors:\n- {key: login, rate_limit: {unit: day, requests_per_unit: 0}}\n");
+    let long = "x".repeat(300);
+    let cut_escape = format!("{},", "x".repeat(256 - "login=".len() - 1));
+    let values = ["a,b=c\\d", "", "=", "\\", ",#0123456789abcdef", &*long, &*cut_escape];
+    for value in values {
+        drop(decide(&service, &TestRequest::new("shop").descriptor(&[("login", value)])));
+    }
+    let report = top(&service, &top::TopQuery::default());
+    let mut found: Vec<_> = report.overall.iter().map(|key| key.entries.clone()).collect();
+    assert_eq!(found.len(), values.len());
+    found.retain(Option::is_some);
+    assert_eq!(found.len(), values.len() - 2, "{report:#?}");
+    for value in &values[..5] {
+        let entry = top::KeyEntry { key: "login".to_owned(), value: Some((*value).to_owned()) };
+        assert!(found.contains(&Some(vec![entry])), "{value}: {found:?}");
+    }
+}
+
+#[test]
+fn hashed_values_are_not_in_top() {
+    let server =
+        with_rules("domain: shop\ndescriptors:\n- {key: login, rate_limit: {unit: day, requests_per_unit: 1}}\n")
+            .env("TOLLKEEPER_TOP_VALUES", "hashed")
+            .env("TOLLKEEPER_DECISION_LOG_HASH_KEY", "a secret of all replicas")
+            .start();
+    let client = grpc::Client::connect(server.grpc_port());
+    (0..5).for_each(|_| drop(client.call(&grpc::rate_limit_request("shop", &[("login", "ann")])).unwrap()));
+    for page in ["/top", "/top?format=text", "/fleet", "/rules"] {
+        let text = http::get(server.debug_port(), page).send().text();
+        assert!(!text.contains("ann\"") && !text.contains("=ann"), "{page}: {text}");
+    }
+    let json: serde_json::Value = serde_json::from_slice(&http::get(server.debug_port(), "/top").send().body).unwrap();
+    let key = &json["overall"][0];
+    assert_eq!(key["key"].as_str().unwrap().len(), "login=".len() + 32, "{json:#}");
+    assert_eq!(key["entries"], serde_json::json!([{"key": "login"}]), "{json:#}");
 }

@@ -237,15 +237,18 @@ impl<'a> Delivery<'a> {
 
     /// Creates a missing group, or waits before the next attempt.
     async fn recover(&mut self, error: &KeyCommandError, failures: usize) -> Result<(), EventsError> {
-        if error.text.starts_with("NOGROUP") && failures < RETRY_PAUSES_MS.len() {
-            return match self.consumer.create_group(self.args.follow).await {
-                Ok(()) => {
-                    self.reporter.created_group();
-                    Ok(())
-                }
-                Err(error) if error.is_transient() && self.args.follow => Ok(()),
-                Err(error) => Err(self.reporter.redis_error(&error)),
-            };
+        let pause = Duration::from_millis(RETRY_PAUSES_MS[failures.min(RETRY_PAUSES_MS.len() - 1)]);
+        if error.text.starts_with("NOGROUP") {
+            match self.consumer.create_group(self.args.follow).await {
+                Ok(()) => self.reporter.created_group(),
+                Err(error) if error.is_transient() && self.args.follow => self.reporter.lost(&error),
+                Err(error) => return Err(self.reporter.redis_error(&error)),
+            }
+            // Not at once again if another program deletes it.
+            if failures > 0 {
+                sleep(pause).await;
+            }
+            return Ok(());
         }
         // A reply of many large entries: they are pending now, and are claimed in smaller parts.
         if error.is_too_large {
@@ -255,7 +258,7 @@ impl<'a> Delivery<'a> {
             return Err(self.reporter.redis_error(error));
         }
         self.reporter.lost(error);
-        sleep(Duration::from_millis(RETRY_PAUSES_MS[failures.min(RETRY_PAUSES_MS.len() - 1)])).await;
+        sleep(pause).await;
         Ok(())
     }
 }

@@ -119,8 +119,13 @@ fn limits(results: &RecommendationResults) -> String {
     };
     let headings = ["ALGORITHM", "PERIOD", "LIMIT", "BUCKET", "REJECTED KEYS", "REJECTED REQUESTS"];
     let table = table(&headings, results.limits.iter().map(row));
-    let note = "* recommended: the algorithm and the period of the rule come first\n";
-    format!("\n{table}{}", if results.yaml.is_some() { note } else { "" })
+    let mut page = format!("\n{table}");
+    if results.yaml.is_some() {
+        page += "* recommended: the algorithm and the period of the rule come first\n";
+    }
+    // Writing to a String does not fail.
+    let _ = writeln!(page, "leaky_bucket: callers wait for {} at most", micros_text(results.basis.max_delay_us));
+    page
 }
 
 /// Formats the smallest limit for several shares of rejected keys, with bars.

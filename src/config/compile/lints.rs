@@ -3,7 +3,6 @@
 //! Each is about a mistake that otherwise shows only in production. A correct file gets no warning, so that people do
 //! not learn to ignore them.
 
-use std::collections::HashSet;
 use std::num::NonZeroU32;
 
 use super::options::CompileOptions;
@@ -13,6 +12,7 @@ use crate::config::yaml::Position;
 use crate::limit::Limit;
 use crate::limit::algorithm::Capacity;
 use crate::rule::RuleNode;
+use crate::rule::wildcard::{Pattern, most_tried};
 use crate::store::command::OwnedCounter;
 use crate::store::redis::eventual::budget::LocalBudget;
 
@@ -82,21 +82,19 @@ fn on_eventual(
     }
 }
 
-/// Warns about wildcards of one level with the same prefix: they are tried one after the other.
+/// Warns about wildcards of one level that have all their literal parts in common: they are tried one after the other.
 pub(super) fn on_wildcards(reader: &mut DocumentReader<'_>, nodes: &[RuleNode], field_path: &FieldPath<'_>) {
-    let mut wildcards = 0;
-    let mut prefixes = HashSet::new();
-    for node in nodes.iter().filter(|node| node.value.contains('*') || node.key.contains('*')) {
-        wildcards += 1;
-        if wildcards > MAX_WILDCARDS || nodes.len() > MAX_WILDCARDS {
-            prefixes.insert((&node.key, node.value.split('*').next()));
-        }
+    if nodes.len() <= MAX_WILDCARDS {
+        return;
     }
-    let Some(first) = nodes.first() else { return };
-    if wildcards > prefixes.len() + MAX_WILDCARDS {
-        let alike = wildcards - prefixes.len();
+    let wildcards = nodes.iter().filter(|node| node.value.contains('*') || node.key.contains('*'));
+    let patterns: Vec<Pattern> =
+        wildcards.map(|node| Pattern::new(format!("{}_{}", node.key, node.value).as_bytes())).collect();
+    let alike = most_tried(patterns.iter());
+    if alike > MAX_WILDCARDS {
+        let Some(first) = nodes.first() else { return };
         let at = Position { line: first.location.line, column: first.location.column };
-        let message = format!("{alike} wildcards of this level begin like another one");
-        reader.warning(at, field_path, message, "they are tried one after the other; begin each with text of its own");
+        let message = format!("{alike} wildcards of this level have the same text beside their `*`");
+        reader.warning(at, field_path, message, "they are tried one after the other; give each text of its own");
     }
 }

@@ -26,11 +26,6 @@ pub(crate) fn redis(values: &mut Values) -> RedisSettings {
             values.ignore_if_changed(setting, "it is only read with REDIS_PERSECOND=true");
         }
     }
-    if [Some(&main), per_second.as_ref()].into_iter().flatten().all(|deployment| deployment.tls.is_none()) {
-        for setting in CERTIFICATES.all() {
-            values.ignore_if_changed(setting, "no connection to Redis uses TLS");
-        }
-    }
     let key_format = values.get(&TOLLKEEPER_KEY_FORMAT);
     RedisSettings {
         main,
@@ -44,6 +39,19 @@ pub(crate) fn redis(values: &mut Values) -> RedisSettings {
         expiration_jitter: expiration_jitter(values, key_format),
         over_limit_cache: over_limit_cache(values),
         health_needs_connection: values.get(&REDIS_HEALTH_CHECK_ACTIVE_CONNECTION),
+    }
+}
+
+/// Notes the certificates if there are deployments, and none has TLS.
+pub(crate) fn ignore_unused_certificates<'d>(
+    values: &mut Values,
+    deployments: impl Iterator<Item = &'d DeploymentSettings>,
+) {
+    let mut deployments = deployments.peekable();
+    if deployments.peek().is_some() && deployments.all(|deployment| deployment.tls.is_none()) {
+        for setting in CERTIFICATES.all() {
+            values.ignore_if_changed(setting, "no connection to Redis uses TLS");
+        }
     }
 }
 

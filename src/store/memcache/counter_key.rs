@@ -11,7 +11,7 @@ use crate::clock::Time;
 use crate::counter::Charge;
 use crate::settings::choices::KeyFormat;
 use crate::store::redis::key;
-use crate::store::window_key::{Jitter, WindowKey};
+use crate::store::window_key::{ExpiryJitter, WindowKey};
 
 /// Longest key that memcached takes, in bytes.
 const MAX_KEY_BYTES: usize = 250;
@@ -30,7 +30,7 @@ const MAX_SHARED_COUNT: u64 = i32::MAX as u64;
 pub(super) struct CounterKeys {
     pub(super) prefix: String,
     pub(super) format: KeyFormat,
-    pub(super) jitter: Jitter,
+    pub(super) jitter: ExpiryJitter,
 }
 
 /// Key of a counter in one window.
@@ -103,7 +103,7 @@ mod tests {
     use crate::limit::{Limit, LimitSpec};
     use crate::request::{Entry, Hits};
     use crate::settings::choices::KeyFormat;
-    use crate::store::window_key::Jitter;
+    use crate::store::window_key::ExpiryJitter;
 
     fn expiration(life_s: u64, now_s: u64) -> u64 {
         CounterKey { bytes: Default::default(), life_s, max_count: 0 }.expiration(now_s)
@@ -133,7 +133,7 @@ mod tests {
         for (format, bytes) in
             [(KeyFormat::Tollkeeper, "p:tk1:{d|k=v}:fixed_window:1s:7"), (KeyFormat::Ratelimit, "p:d_k_v_7")]
         {
-            let keys = CounterKeys { prefix: "p:".to_owned(), format, jitter: Jitter::below(Duration::ZERO) };
+            let keys = CounterKeys { prefix: "p:".to_owned(), format, jitter: ExpiryJitter::below(Duration::ZERO) };
             let key = keys.key(&charge, Time::from_secs(7)).expect("a key");
             // A tick may come at once, so a life of 1 s may end within the window.
             assert!(key.life_s > 2, "{key:?}");

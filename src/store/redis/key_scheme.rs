@@ -11,7 +11,7 @@ use super::script::compose::{Script, script_for};
 use crate::clock::Time;
 use crate::counter::{Charge, Counter};
 use crate::settings::choices::KeyFormat;
-use crate::store::window_key::{Jitter, WindowKey};
+use crate::store::window_key::{ExpiryJitter, WindowKey};
 
 /// Spreads a small number over all bits: 2^128 divided by the golden ratio.
 const MULTIPLIER: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
@@ -21,7 +21,7 @@ const MULTIPLIER: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
 pub(super) struct KeyScheme {
     prefix: String,
     format: KeyFormat,
-    jitter: Jitter,
+    jitter: ExpiryJitter,
 }
 
 /// Hashes that identify the counters of a descriptor in this process.
@@ -60,7 +60,7 @@ impl CountingMode {
 impl KeyScheme {
     /// Creates a scheme; `jitter` is the bound on the random extra life of keys in the format of envoyproxy/ratelimit.
     pub(super) fn new(prefix: &str, format: KeyFormat, jitter: Duration) -> Self {
-        Self { prefix: prefix.to_owned(), format, jitter: Jitter::below(jitter) }
+        Self { prefix: prefix.to_owned(), format, jitter: ExpiryJitter::below(jitter) }
     }
 
     /// Returns `CACHE_KEY_PREFIX`.

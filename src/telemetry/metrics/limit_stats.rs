@@ -139,6 +139,11 @@ impl LimitName {
         (length <= MAX_NAME_BYTES).then(|| Self::new(parts.iter().copied()))
     }
 
+    /// Restores a full name that another replica published; its parts are not known.
+    pub fn of_published(key: &str) -> Self {
+        Self { key: key.into(), ends: [u32::try_from(key.len()).unwrap_or(u32::MAX)].into() }
+    }
+
     /// Full name: `domain.composite.composite`.
     pub fn key(&self) -> &str {
         &self.key

@@ -82,6 +82,9 @@ fn without_follow_the_consumer_waits_for_acknowledgements_and_ends() {
     append(&server, 1..=2);
     let mut consumer = Consumer::start(&server, "--ack stdin");
     let lines: Vec<_> = (0..2).map(|_| consumer.json()).collect();
+    // The second read finds nothing; a consumer that did not wait would end.
+    wait_for("the second read", || (server.command_counts()["xreadgroup"] >= 2).then_some(()));
+    std::thread::sleep(Duration::from_millis(500));
     for line in &lines {
         assert_eq!(consumer.child.try_wait().unwrap(), None);
         consumer.acknowledge(&line["id"]);

@@ -173,5 +173,7 @@ fn limits_beside_others_and_in_wildcards_are_found_by_path() {
     // The limit that rejects first hides nothing of the demand on the other.
     assert!(rows.iter().all(|row| row["verified"]["rejected_keys"] == 0), "{minute}");
     let yaml = minute["yaml"].as_str().unwrap();
-    assert!(yaml.contains("value: \"a*\"\n  share_threshold: true\n"), "{yaml}");
+    assert!(yaml.contains("value: \"a*\"\n  share_threshold: true\n  descriptors:\n  - key: path\n"), "{yaml}");
+    let checked = files.with("pasted.yaml", yaml).run("check", "pasted.yaml");
+    assert!(checked.0.status.success(), "{yaml}\n{checked:?}");
 }

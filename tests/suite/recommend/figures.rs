@@ -56,6 +56,7 @@ fn text_shows_basis_table_and_rules() {
         "left out  hour, day: longer than the traffic",
         "any minute       5    9    10   10",
         "sliding_window_log *    minute  9              1 (10.00 %), verified  1 (1.79 %)",
+        "leaky_bucket: callers wait for 18.0 ms at most",
         "5      5 (50.00 %)    ####################",
         "    requests_per_unit: 9\n    algorithm: sliding_window_log\n",
     ] {
@@ -65,7 +66,7 @@ fn text_shows_basis_table_and_rules() {
 
 #[test]
 fn pasted_rules_pass_check_and_reject_as_told() {
-    let hostile = "domain: \"sh: op\"\ndescriptors:\n- {key: \"lo: #gin\", value: \"on\", rate_limit: {name: 'a\"b', unit: minute, unit_multiplier: 2, \
+    let hostile = "domain: \"sh: op\"\ndescriptors:\n- {key: \"lo: #gin\", value: \"on\", rate_limit: {name: 'a\"b\u{202e}', unit: minute, unit_multiplier: 2, \
                    requests_per_unit: 4, algorithm: token_bucket, bucket_size: 9, max_wait: 1500ms}}\n";
     let log = Log::new("p", hostile);
     let text = log.request(0, &["lo: #gin=on"]).request(1, &["lo: #gin=on"]).request(200_000, &["lo: #gin=on"]).text();
@@ -83,7 +84,9 @@ fn pasted_rules_pass_check_and_reject_as_told() {
         let checked = files.run("check", "pasted.yaml");
         assert!(checked.0.status.success(), "{yaml}\n{checked:?}");
         if rule == "PATH" {
-            assert!(yaml.contains("max_wait: 1500000us") && yaml.contains("unit_multiplier: 2"), "{yaml}");
+            // A terminal would print the rest from right to left.
+            assert!(yaml.contains("name: \"a\\\"b\\u202e\"") && !yaml.contains('\u{202e}'), "{yaml}");
+            assert!(yaml.contains("max_wait: 1500ms") && yaml.contains("unit_multiplier: 2"), "{yaml}");
         }
     }
     // simulate agrees with the figures under the pasted rules.

@@ -81,7 +81,7 @@ fn csv_has_a_line_of_headings_and_quoted_values() {
     assert_eq!((&results["traffic"]["requests"], &results["traffic"]["skipped"]), (&json!(3), &json!(1)));
     assert_eq!(
         results["rejected_keys"],
-        json!([{"limit": "shop.login", "key": "login=a,b", "requests": 1, "error": 0}])
+        json!([{"limit": "shop.login", "key": "login=a\\,b", "requests": 1, "error": 0}])
     );
     assert_eq!(limit(&results, "shop.login")["new"]["hits"], 5);
 }

@@ -31,10 +31,10 @@ fn hashed_log_needs_its_key() {
     std::fs::write(&path, format!("{HASH_KEY}\n")).unwrap();
     assert_eq!(ask(FILE, path.to_str().unwrap()).0, 0);
     let (code, text) = ask(KEY, "another key of sixteen bytes");
-    assert!(code == 1 && text.contains("1 descriptors with these keys have other hashes"), "{text}");
-    assert!(text.contains("TOLLKEEPER_DECISION_LOG_HASH_KEY is not the key of the log"), "{text}");
+    assert!(code == 1 && text.contains("descriptors with these keys and other, hashed values: 1"), "{text}");
+    assert!(text.contains("TOLLKEEPER_DECISION_LOG_HASH_KEY (or _FILE) is not the key of the log"), "{text}");
     let (code, text) = ask("UNRELATED", "1");
-    assert!(code == 1 && text.contains("have hashed values: give the key of the log"), "{text}");
+    assert!(code == 1 && text.contains("hashed values: 1 (give the key of the log"), "{text}");
     let (code, text) = ask(KEY, "short");
     assert!(code == 2 && text.contains("too short to be a secret"), "{text}");
     let (code, text) = ask(FILE, "/nowhere");
@@ -52,7 +52,7 @@ fn absent_descriptor_has_reasons_and_near_ones() {
         (vec![changed(of("login=ann"), &json!({"domain": "other"}))], "  login=ann in domain other\n"),
         (
             vec![decision(0, &[hidden])],
-            "1 descriptors with these keys have no values (decision_log: none of their rule",
+            "descriptors with these keys and without values: 1 (decision_log: none of their rule",
         ),
         (vec![start(&json!({"sample": 0.25})), anne.clone()], "TOLLKEEPER_DECISION_LOG_SAMPLE=0.25"),
         (vec![start(&json!({"when": ["rejected"]})), anne.clone()], "TOLLKEEPER_DECISION_LOG_WHEN=rejected"),
@@ -75,6 +75,16 @@ fn absent_descriptor_has_reasons_and_near_ones() {
 }
 
 #[test]
+fn pattern_is_told_apart_from_a_value() {
+    let logs = Logs::new(&[decision(0, &[descriptor("path=/search?q=1", "over_limit")])]);
+    let output = logs.command("--domain shop --descriptor path=/search* --log log.jsonl").output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("a `*` is no pattern here") && text.contains("  path=/search?q=1\n"), "{text}");
+    let sent = logs.command("--domain shop --descriptor path=/search?q=1 --log log.jsonl").output().unwrap();
+    assert!(!String::from_utf8(sent.stdout).unwrap().contains("pattern"));
+}
+
+#[test]
 fn near_descriptors_are_bounded() {
     let of = |number: u32| decision(0, &[descriptor(&format!("login=user{number}{}", "x".repeat(300)), "ok")]);
     let results = Logs::new(&(0..50).map(of).collect::<Vec<_>>()).json("");
@@ -90,9 +100,13 @@ fn gaps_in_the_range_are_told() {
                "count": 3, "reason": "queue_full"})
     };
     let logs = Logs::new(&[of_ann(1, "over_limit"), dropped(2), of_ann(600, "over_limit")]);
-    let is_told = |arguments: &str| logs.text(arguments).contains("3 records are missing here");
+    let is_told = |arguments: &str| logs.text(arguments).contains("up to 3 records are missing here");
     assert!(is_told("") && is_told("--at 12:00:30"));
     assert!(!is_told("--at 12:10:00"));
+    // The record is written later than the gap.
+    let logs = Logs::new(&[of_ann(1, "over_limit"), dropped(300), of_ann(600, "over_limit")]);
+    let is_told = |at: &str| logs.text(&format!("--at {at}")).contains("up to 3 records are missing here");
+    assert!(is_told("12:00:00") && is_told("12:03:00") && !is_told("12:08:00"));
     let text = logs.text("--at 12:05:00");
     assert!(text.contains("the descriptor 2 times at other times, 2026-07-08T12:00:01"), "{text}");
     let unsampled = changed(descriptor("login=ann", "over_limit"), &json!({"sampled": false}));
@@ -111,6 +125,9 @@ fn range_outside_of_the_log_is_told() {
         let text = logs.text(&format!("--at {at}"));
         assert!(text.contains(expected), "{expected:?} is missing: {text}");
     }
+    let from_start = Logs::new(&[header(0, "rotation", "r1", &json!({})), of_ann(70, "over_limit")]);
+    let text = from_start.text("--at 12:01:10");
+    assert!(!text.contains("the logs begin"), "its header is older: {text}");
 }
 
 #[test]

@@ -55,6 +55,11 @@ fn check(results: &Value) {
     assert!(remedies.contains(&limit), "{remedies:?}");
 }
 
+/// True if the results tell the begin of the log.
+fn has_begin(results: &Value) -> bool {
+    results["notes"].as_array().unwrap().iter().any(|note| note.as_str().unwrap().contains("the logs begin"))
+}
+
 #[test]
 fn log_of_a_server_tells_why() {
     let directory = tempdir().unwrap();
@@ -66,7 +71,9 @@ fn log_of_a_server_tells_why() {
     let at = results["first_rejected"].as_str().unwrap();
     let text = fs::read_to_string(&path).unwrap();
     assert_eq!(text.lines().count(), 6, "a header and five decisions: {text}");
-    check(&why(path.to_str().unwrap(), "", &["--at", at]));
+    let results = why(path.to_str().unwrap(), "", &["--at", at]);
+    check(&results);
+    assert!(has_begin(&results), "{results}");
 }
 
 #[test]
@@ -78,7 +85,9 @@ fn stream_of_a_server_tells_why() {
     let results = why("redis:decisions", &url, &[]);
     check(&results);
     let at = results["first_rejected"].as_str().unwrap();
-    check(&why("redis:decisions", &url, &["--at", at]));
+    let results = why("redis:decisions", &url, &["--at", at]);
+    check(&results);
+    assert!(!has_begin(&results), "only a part of the stream is read: {results}");
     let mut missing = Command::new(PROGRAM);
     missing.args(["why", "--domain", "shop", "--descriptor", "a=b", "--log", "redis:missing"]);
     missing.env_clear().envs(inherited_env()).env("TOLLKEEPER_DECISION_LOG_REDIS_URL", &url);

@@ -14,7 +14,8 @@ use crate::settings::values::Values;
 pub(super) struct UrlSettings {
     pub(super) url: &'static Setting<SecretUrl>,
     pub(super) kind: &'static Setting<DeploymentKind>,
-    pub(super) socket: &'static Setting<SocketKind>,
+    /// `None`: the form of the URL decides.
+    pub(super) socket: Option<&'static Setting<SocketKind>>,
 }
 
 /// Addresses in a `REDIS_URL`.
@@ -46,7 +47,8 @@ impl UrlSettings {
     /// Reads the addresses; a placeholder after a problem.
     pub(super) fn read(&self, values: &mut Values) -> Addresses {
         // Nothing can be checked against a value that is itself invalid.
-        if values.is_invalid(self.kind) || values.is_invalid(self.socket) || values.is_invalid(self.url) {
+        let is_socket_invalid = self.socket.is_some_and(|socket| values.is_invalid(socket));
+        if values.is_invalid(self.kind) || is_socket_invalid || values.is_invalid(self.url) {
             return Addresses::placeholder();
         }
         let url = values.get(self.url);
@@ -69,10 +71,15 @@ impl UrlSettings {
         })
     }
 
-    /// Parses the address of a single server; without `REDIS_SOCKET_TYPE` its form decides about the kind of socket.
+    /// Kind of socket, if it is set.
+    pub(super) fn given_socket(&self, values: &Values) -> Option<SocketKind> {
+        self.socket.filter(|socket| values.is_set(*socket)).map(|socket| values.get(socket))
+    }
+
+    /// Parses the address of a single server; without a given kind of socket its form decides about the kind of socket.
     fn single(&self, values: &Values, text: &str) -> Result<Url, InvalidSetting> {
-        let (socket, kind) = (self.socket.name(), self.kind.name());
-        let given_socket = values.is_set(self.socket).then(|| values.get(self.socket));
+        let (socket, kind) = (self.socket.map_or("", |socket| socket.name()), self.kind.name());
+        let given_socket = self.given_socket(values);
         let is_path = text.starts_with('/');
         if is_path && text.contains('?') {
             return Err(InvalidSetting::new(

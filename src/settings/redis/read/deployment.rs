@@ -26,7 +26,7 @@ pub(super) struct DeploymentReader {
 }
 
 pub(super) static MAIN: DeploymentReader = DeploymentReader {
-    url: UrlSettings { url: &REDIS_URL, kind: &REDIS_TYPE, socket: &REDIS_SOCKET_TYPE },
+    url: UrlSettings { url: &REDIS_URL, kind: &REDIS_TYPE, socket: Some(&REDIS_SOCKET_TYPE) },
     connections: &REDIS_POOL_SIZE,
     connect_timeout: &REDIS_TIMEOUT,
     tls: &REDIS_TLS,
@@ -35,7 +35,11 @@ pub(super) static MAIN: DeploymentReader = DeploymentReader {
 };
 
 pub(super) static PER_SECOND: DeploymentReader = DeploymentReader {
-    url: UrlSettings { url: &REDIS_PERSECOND_URL, kind: &REDIS_PERSECOND_TYPE, socket: &REDIS_PERSECOND_SOCKET_TYPE },
+    url: UrlSettings {
+        url: &REDIS_PERSECOND_URL,
+        kind: &REDIS_PERSECOND_TYPE,
+        socket: Some(&REDIS_PERSECOND_SOCKET_TYPE),
+    },
     connections: &REDIS_PERSECOND_POOL_SIZE,
     connect_timeout: &REDIS_PERSECOND_TIMEOUT,
     tls: &REDIS_PERSECOND_TLS,
@@ -51,7 +55,7 @@ pub(super) static STREAM: DeploymentReader = DeploymentReader {
     url: UrlSettings {
         url: &TOLLKEEPER_DECISION_LOG_REDIS_URL,
         kind: &TOLLKEEPER_DECISION_LOG_REDIS_TYPE,
-        socket: &REDIS_SOCKET_TYPE,
+        socket: None,
     },
     connections: &REDIS_POOL_SIZE,
     connect_timeout: &REDIS_TIMEOUT,
@@ -76,9 +80,8 @@ pub(super) static CERTIFICATES: StoreTlsSettings = StoreTlsSettings {
 
 impl DeploymentReader {
     /// Returns all settings of the deployment.
-    pub(super) fn all(&self) -> [&'static dyn AnySetting; 10] {
-        [
-            self.url.socket,
+    pub(super) fn all(&self) -> impl Iterator<Item = &'static dyn AnySetting> {
+        let others: [&'static dyn AnySetting; 9] = [
             self.url.kind,
             self.url.url,
             self.connections,
@@ -88,16 +91,17 @@ impl DeploymentReader {
             self.server.file,
             self.sentinels.auth,
             self.sentinels.file,
-        ]
+        ];
+        self.url.socket.into_iter().map(|socket| -> &'static dyn AnySetting { socket }).chain(others)
     }
 
     /// Reads the deployment; what is wrong is noted in `values`.
     pub(super) fn read(&self, values: &mut Values) -> DeploymentSettings {
         let kind = values.get(self.url.kind);
         let Addresses { primary, first, others } = self.url.read(values);
-        let is_unix = values.is_set(self.url.socket) && values.get(self.url.socket) == SocketKind::Unix;
-        if is_unix && kind != DeploymentKind::Single {
-            values.ignore(self.url.socket, "nodes of a cluster and sentinels always use TCP");
+        let is_unix = self.url.given_socket(values) == Some(SocketKind::Unix);
+        if let (Some(socket), true) = (self.url.socket, is_unix && kind != DeploymentKind::Single) {
+            values.ignore(socket, "nodes of a cluster and sentinels always use TCP");
         }
         let urls: Vec<&Url> = std::iter::once(&first).chain(&others).collect();
         let login = if kind == DeploymentKind::Sentinel { &self.sentinels } else { &self.server };

@@ -1,4 +1,4 @@
-//! Rulings on a request: rejected or not, and when the same request could pass.
+//! Verdicts of limits, and the answer to a request: rejected or not, and when the same request could pass.
 //!
 //! Limits in shadow mode never reject. A limit that is not a quota rejects a request alone. The quotas of one
 //! descriptor must all have room; quotas reject a request only if there are any, and no descriptor with quotas has
@@ -9,16 +9,16 @@ use super::selection::SelectedLimit;
 use crate::algorithm::ChargeResult;
 use crate::limit::StorePolicy;
 
-/// LimitRejection of hits by limits.
+/// Rejection of hits by limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LimitRejection {
     /// Microseconds until the limits admit the same hits; `None`: they never will.
     pub(super) retry_after_us: Option<u64>,
 }
 
-/// Ruling of some limits of a descriptor, which must all admit its hits.
+/// Verdict of some limits of a descriptor, which must all admit its hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ruling {
+pub(super) enum CombinedVerdict {
     /// All limits admit the hits.
     Admits,
     /// A limit rejects the hits.
@@ -27,13 +27,13 @@ pub(super) enum Ruling {
     Fails,
 }
 
-/// Rulings on one descriptor.
+/// Verdicts of the limits of one descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct DescriptorRuling {
-    /// Ruling of the limits that reject a request alone.
-    pub(super) enforced: Ruling,
-    /// Ruling of the quotas; `None`: the descriptor has none.
-    pub(super) quotas: Option<Ruling>,
+pub(super) struct LimitVerdicts {
+    /// Verdict of the limits that reject a request alone.
+    pub(super) enforced: CombinedVerdict,
+    /// Verdict of the quotas; `None`: the descriptor has none.
+    pub(super) quotas: Option<CombinedVerdict>,
     /// A failure policy ruled.
     pub(super) by_policy: bool,
 }
@@ -62,12 +62,12 @@ impl LimitRejection {
     }
 }
 
-impl Ruling {
+impl CombinedVerdict {
     fn of(rejections: impl Iterator<Item = LimitRejection>) -> Self {
         rejections.reduce(LimitRejection::and).map_or(Self::Admits, Self::Rejects)
     }
 
-    /// Ruling of a policy, if the fallback counters do not rule.
+    /// CombinedVerdict of a policy, if the fallback counters do not rule.
     const fn of_policy(policy: StorePolicy) -> Self {
         match policy {
             StorePolicy::Allow | StorePolicy::Local => Self::Admits,
@@ -82,50 +82,56 @@ impl Ruling {
     }
 }
 
-impl DescriptorRuling {
-    /// Ruling on a descriptor without limits; `is_quota` under QUOTA_MODE, unless its rule is unlimited.
+impl LimitVerdicts {
+    /// CombinedVerdict on a descriptor without limits; `is_quota` under QUOTA_MODE, unless its rule is unlimited.
     pub(super) fn without_limits(is_quota: bool) -> Self {
-        Self { enforced: Ruling::Admits, quotas: is_quota.then_some(Ruling::Admits), by_policy: false }
+        Self {
+            enforced: CombinedVerdict::Admits,
+            quotas: is_quota.then_some(CombinedVerdict::Admits),
+            by_policy: false,
+        }
     }
 
-    /// Ruling of counters: `rejection` returns that of the limit at an index.
+    /// CombinedVerdict of counters: `rejection` returns that of the limit at an index.
     pub(super) fn of(limits: &[SelectedLimit<'_>], rejection: impl Fn(usize) -> Option<LimitRejection>) -> Self {
         let of_kind = |quota: bool| {
             let decisive = |selected: &SelectedLimit<'_>| selected.quota == quota && !selected.shadow;
             let rejections = limits.iter().enumerate().filter(|(_, selected)| decisive(selected));
-            Ruling::of(rejections.filter_map(|(index, _)| rejection(index)))
+            CombinedVerdict::of(rejections.filter_map(|(index, _)| rejection(index)))
         };
         // A quota in shadow mode always has room.
         let has_quotas = limits.iter().any(|selected| selected.quota);
         Self { enforced: of_kind(false), quotas: has_quotas.then(|| of_kind(true)), by_policy: false }
     }
 
-    /// The ruling with that of the failure policies in place of each that is not `local`.
+    /// The verdicts with that of the failure policies in place of each that is not `local`.
     pub(super) fn under_policies(self, policies: FailurePolicies) -> Self {
-        let under = |ruling, policy| if policy == StorePolicy::Local { ruling } else { Ruling::of_policy(policy) };
+        let under =
+            |verdict, policy| if policy == StorePolicy::Local { verdict } else { CombinedVerdict::of_policy(policy) };
         Self {
             enforced: under(self.enforced, policies.enforced),
-            quotas: self.quotas.map(|ruling| under(ruling, policies.quotas)),
+            quotas: self.quotas.map(|verdict| under(verdict, policies.quotas)),
             by_policy: true,
         }
     }
 
     /// Returns true if a limit of the descriptor rejects the hits.
     pub(super) fn rejects(&self) -> bool {
-        self.enforced.rejects() || self.quotas.is_some_and(Ruling::rejects)
+        self.enforced.rejects() || self.quotas.is_some_and(CombinedVerdict::rejects)
     }
 }
 
-/// Merges the rulings on all descriptors of a request. `may_fail` is false if failures count as admissions.
+/// Merges the verdicts of the limits of all descriptors of a request. `may_fail` is false if failures count as
+/// admissions.
 ///
 /// A rejection by counters takes precedence over a failure under the policy `error`, and that over the other policies.
 /// A failure that cannot change the answer is ignored.
-pub(super) fn answer(rulings: &(impl Iterator<Item = DescriptorRuling> + Clone), may_fail: bool) -> Answer {
+pub(super) fn answer(limit_verdicts: &(impl Iterator<Item = LimitVerdicts> + Clone), may_fail: bool) -> Answer {
     let rejects = |by_policies: bool, by_failures: bool| {
-        is_rejected(rulings.clone(), |ruling, by_policy| match ruling {
-            Ruling::Admits => false,
-            Ruling::Rejects(_) => by_policies || !by_policy,
-            Ruling::Fails => by_failures,
+        is_rejected(limit_verdicts.clone(), |verdict, by_policy| match verdict {
+            CombinedVerdict::Admits => false,
+            CombinedVerdict::Rejects(_) => by_policies || !by_policy,
+            CombinedVerdict::Fails => by_failures,
         })
     };
     if !rejects(true, may_fail) {
@@ -142,34 +148,40 @@ pub(super) fn answer(rulings: &(impl Iterator<Item = DescriptorRuling> + Clone),
 }
 
 /// Returns true if quotas reject the request: there are some, and those of every descriptor that has any are exceeded.
-pub(super) fn quotas_reject(rulings: impl Iterator<Item = DescriptorRuling>) -> bool {
-    let mut quotas = rulings.filter_map(|ruling| ruling.quotas).peekable();
-    quotas.peek().is_some() && quotas.all(Ruling::rejects)
+pub(super) fn quotas_reject(limit_verdicts: impl Iterator<Item = LimitVerdicts>) -> bool {
+    let mut quotas = limit_verdicts.filter_map(|limit_verdicts| limit_verdicts.quotas).peekable();
+    quotas.peek().is_some() && quotas.all(CombinedVerdict::rejects)
 }
 
 /// Microseconds until a rejected request could pass; `None`: it never will.
 ///
 /// All limits that are not quotas must admit it and, if the quotas reject it, those of any one descriptor.
-pub(super) fn retry_after_us(rulings: impl Iterator<Item = DescriptorRuling> + Clone) -> Option<u64> {
-    let enforced = rulings.clone().try_fold(0, |longest: u64, ruling| match ruling.enforced {
-        Ruling::Rejects(LimitRejection { retry_after_us }) => retry_after_us.map(|wait_us| wait_us.max(longest)),
-        Ruling::Admits | Ruling::Fails => Some(longest),
-    })?;
-    if !quotas_reject(rulings.clone()) {
+pub(super) fn retry_after_us(limit_verdicts: impl Iterator<Item = LimitVerdicts> + Clone) -> Option<u64> {
+    let enforced =
+        limit_verdicts.clone().try_fold(0, |longest: u64, limit_verdicts| match limit_verdicts.enforced {
+            CombinedVerdict::Rejects(LimitRejection { retry_after_us }) => {
+                retry_after_us.map(|wait_us| wait_us.max(longest))
+            }
+            CombinedVerdict::Admits | CombinedVerdict::Fails => Some(longest),
+        })?;
+    if !quotas_reject(limit_verdicts.clone()) {
         return Some(enforced);
     }
-    let waits = rulings.filter_map(|ruling| match ruling.quotas {
-        Some(Ruling::Rejects(LimitRejection { retry_after_us })) => retry_after_us,
-        Some(Ruling::Admits | Ruling::Fails) | None => None,
+    let waits = limit_verdicts.filter_map(|limit_verdicts| match limit_verdicts.quotas {
+        Some(CombinedVerdict::Rejects(LimitRejection { retry_after_us })) => retry_after_us,
+        Some(CombinedVerdict::Admits | CombinedVerdict::Fails) | None => None,
     });
     waits.min().map(|shortest| shortest.max(enforced))
 }
 
-/// Returns true if a limit that is not a quota rejects the request, or if the quotas do; `counts` tells which rulings,
+/// Returns true if a limit that is not a quota rejects the request, or if the quotas do; `counts` tells which verdicts,
 /// by policy or not, are rejections.
-fn is_rejected(rulings: impl Iterator<Item = DescriptorRuling>, counts: impl Fn(Ruling, bool) -> bool) -> bool {
+fn is_rejected(
+    limit_verdicts: impl Iterator<Item = LimitVerdicts>,
+    counts: impl Fn(CombinedVerdict, bool) -> bool,
+) -> bool {
     let (mut any_quota, mut all_exceeded) = (false, true);
-    for DescriptorRuling { enforced, quotas, by_policy } in rulings {
+    for LimitVerdicts { enforced, quotas, by_policy } in limit_verdicts {
         if counts(enforced, by_policy) {
             return true;
         }

@@ -3,18 +3,19 @@
 use std::sync::Arc;
 
 use super::candidates::CandidateCharges;
+use super::key_text::key_text;
 use super::outcome::DescriptorOutcome;
-use super::record::key_text;
 use super::selection::{SelectedLimit, Selection};
 use crate::algorithm::ChargeResult;
 use crate::counter::Path;
+use crate::decision_log::values::ValueForm;
 use crate::limit::Limit;
 use crate::request::Request;
 use crate::rule::set::{CompiledRule, DomainRules};
 
 /// A decided descriptor.
 #[derive(Clone, Copy, Debug)]
-pub struct ObservedDescriptor<'a, 'r> {
+pub struct DescriptorResults<'a, 'r> {
     /// Index in the request.
     pub index: usize,
     pub(super) selection: &'a Selection<'r>,
@@ -24,7 +25,7 @@ pub struct ObservedDescriptor<'a, 'r> {
 
 /// A limit of a decided descriptor.
 #[derive(Clone, Copy, Debug)]
-pub struct ObservedLimit<'a, 'r> {
+pub struct LimitWithResult<'a, 'r> {
     /// The limit.
     pub limit: &'a Limit,
     /// Index among the limits of its rule.
@@ -43,7 +44,7 @@ pub struct ObservedLimit<'a, 'r> {
     pub result: &'a ChargeResult,
 }
 
-impl<'a, 'r> ObservedLimit<'a, 'r> {
+impl<'a, 'r> LimitWithResult<'a, 'r> {
     fn new(selected: &'a SelectedLimit<'r>, result: &'a ChargeResult, others: u64, candidate: bool) -> Self {
         let SelectedLimit { ref limit, index, name, shadow, quota, stats, .. } = *selected;
         let id = stats.map_or(others, |stats| stats.id());
@@ -51,7 +52,7 @@ impl<'a, 'r> ObservedLimit<'a, 'r> {
     }
 }
 
-impl<'a, 'r> ObservedDescriptor<'a, 'r> {
+impl<'a, 'r> DescriptorResults<'a, 'r> {
     /// The rule that matched; `None` if there is none, or if a limit of the request took precedence.
     pub const fn rule(&self) -> Option<&'r CompiledRule> {
         self.selection.rule
@@ -74,11 +75,11 @@ impl<'a, 'r> ObservedDescriptor<'a, 'r> {
 
     /// Text of the key of its counters, `key=value,key=value`, cut off if it is long.
     pub fn key_text(&self, request: &Request<'_>) -> Arc<str> {
-        key_text(&self.selection.path(request, self.index))
+        key_text(&self.selection.path(request, self.index), &ValueForm::Plain)
     }
 
     /// Limits with their results, candidates last; none if the store failed, for a candidate: failed to charge it.
-    pub fn limits(&self) -> impl Iterator<Item = ObservedLimit<'a, 'r>> + use<'a, 'r> {
+    pub fn limits(&self) -> impl Iterator<Item = LimitWithResult<'a, 'r>> + use<'a, 'r> {
         let results: &[ChargeResult] = match self.outcome {
             DescriptorOutcome::Charged(outcome) => &outcome.results,
             DescriptorOutcome::Unlimited | DescriptorOutcome::Failed(_) => &[],
@@ -88,10 +89,10 @@ impl<'a, 'r> ObservedDescriptor<'a, 'r> {
         let known = self.candidates.into_iter().flat_map(CandidateCharges::known);
         let candidates = known.filter(move |known| known.candidate.descriptor == index).filter_map(move |known| {
             let result = known.outcome.as_ref().ok()?.results.first()?;
-            Some(ObservedLimit::new(&selection.candidates[known.candidate.at], result, others, true))
+            Some(LimitWithResult::new(&selection.candidates[known.candidate.at], result, others, true))
         });
         let deciding = selection.limits.iter().zip(results);
-        deciding.map(move |(selected, result)| ObservedLimit::new(selected, result, others, false)).chain(candidates)
+        deciding.map(move |(selected, result)| LimitWithResult::new(selected, result, others, false)).chain(candidates)
     }
 
     /// True if the store had no room for a counter, so that a failure policy decided.
@@ -103,5 +104,5 @@ impl<'a, 'r> ObservedDescriptor<'a, 'r> {
 /// Text of the key of the descriptor at `index`, whose values share no counter.
 pub fn plain_key_text(request: &Request<'_>, index: usize) -> Arc<str> {
     let entries = request.descriptors.get(index).map_or(&[][..], |descriptor| &descriptor.entries);
-    key_text(&Path { domain: request.domain, entries, shared: &[], candidate: None })
+    key_text(&Path { domain: request.domain, entries, shared: &[], candidate: None }, &ValueForm::Plain)
 }

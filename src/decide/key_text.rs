@@ -1,0 +1,123 @@
+//! Text of a key: the entries of its path, as reports show it and as replicas merge it.
+//!
+//! Two paths have two texts. `,`, `=` and `\` inside keys and values are escaped by `\`. A text that is cut, or that
+//! replaces bytes that are not UTF-8, ends in `,#` and a hash of the whole path, which no entry looks like.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use crate::counter::Path;
+use crate::decision_log::values::ValueForm;
+use crate::telemetry::top_keys::MAX_KEY_BYTES;
+
+/// `key=value,key=value`; a value that others share a counter with is replaced by their pattern, as the rule has it.
+pub(super) fn key_text(path: &Path<'_>, form: &ValueForm) -> Arc<str> {
+    let mut text = String::new();
+    let mut is_exact = true;
+    for (index, entry) in path.entries.iter().enumerate() {
+        let shared = path.shared.iter().find(|(shared, _)| *shared == index).map(|(_, pattern)| *pattern);
+        let value = shared.map_or_else(|| form.bytes(entry), Cow::Borrowed);
+        if index > 0 {
+            text.push(',');
+        }
+        is_exact &= push_escaped(&mut text, entry.key);
+        text.push('=');
+        is_exact &= push_escaped(&mut text, &value);
+        if text.len() > MAX_KEY_BYTES {
+            is_exact = false;
+            break;
+        }
+    }
+    if !is_exact {
+        text.truncate((0..=MAX_KEY_BYTES).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0));
+        // The comma must not complete an escape that was cut.
+        if text.len() - text.trim_end_matches('\\').len() & 1 == 1 {
+            text.pop();
+        }
+        text += &format!(",#{}", hash(path, form));
+    }
+    text.into()
+}
+
+/// Appends an escaped part, of which more than [`MAX_KEY_BYTES`] need not be whole; false if it is not exact.
+fn push_escaped(text: &mut String, part: &[u8]) -> bool {
+    let start = &part[..part.len().min(MAX_KEY_BYTES + 1)];
+    for character in String::from_utf8_lossy(start).chars() {
+        if matches!(character, ',' | '=' | '\\') {
+            text.push('\\');
+        }
+        text.push(character);
+    }
+    start.len() == part.len() && std::str::from_utf8(part).is_ok()
+}
+
+/// 16 hexadecimal digits.
+fn hash(path: &Path<'_>, form: &ValueForm) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for (index, entry) in path.entries.iter().enumerate() {
+        let shared = path.shared.iter().find(|(shared, _)| *shared == index).map(|(_, pattern)| *pattern);
+        let value = shared.map_or_else(|| form.bytes(entry), Cow::Borrowed);
+        for part in [entry.key, &value] {
+            hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
+        }
+    }
+    hasher.finalize().to_hex()[..16].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+    use crate::request::Entry;
+
+    fn text(entries: &[(&[u8], &[u8])], form: &ValueForm) -> String {
+        let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
+        key_text(&Path { domain: "d", entries: &entries, shared: &[], candidate: None }, form).to_string()
+    }
+
+    #[test]
+    fn different_paths_have_different_texts() {
+        let long = |last: u8| [vec![b'a'; 300], vec![last]].concat();
+        let (long_a, long_b) = (long(b'a'), long(b'b'));
+        let escapes = b",".repeat(200);
+        let mut texts: HashMap<String, usize> = HashMap::new();
+        let paths: [&[(&[u8], &[u8])]; 16] = [
+            &[(b"a", b"b"), (b"c", b"d")],
+            &[(b"a", b"b,c=d")],
+            &[(b"a", b"b\\,c\\=d")],
+            &[(b"a,c", b"b=d")],
+            &[(b"a=b", b"c")],
+            &[(b"a", b"b=c")],
+            &[(b"a\\", b"b")],
+            &[(b"a", b"\\b")],
+            &[(b"a", b"\xff")],
+            &[(b"a", b"\xfe")],
+            &[(b"a", "\u{fffd}".as_bytes())],
+            &[(b"a", &long_a)],
+            &[(b"a", &long_b)],
+            &[(b"a", &long_a[..300])],
+            &[(b"a", &escapes), (b"b", b"1")],
+            &[(b"a", &escapes), (b"b", b"2")],
+        ];
+        for (index, path) in paths.iter().enumerate() {
+            let text = text(path, &ValueForm::Plain);
+            assert!(text.len() <= MAX_KEY_BYTES + 18, "{text}");
+            assert_eq!(texts.insert(text.clone(), index), None, "{text}");
+        }
+        let copied = text(&[(b"a", &long_a)], &ValueForm::Plain);
+        let (entry, hash) = copied.rsplit_once(",#").unwrap();
+        assert!(hash.len() == 16 && !hash.contains('='), "{copied}");
+        let forged = format!("{},#{hash}", entry.strip_prefix("a=").unwrap());
+        assert_ne!(text(&[(b"a", forged.as_bytes())], &ValueForm::Plain), copied, "a value that looks like the end");
+    }
+
+    #[test]
+    fn hashed_text_has_no_value() {
+        let form = ValueForm::hashed("a secret of the fleet");
+        let (ann, bob) = (text(&[(b"user", b"ann")], &form), text(&[(b"user", b"bob")], &form));
+        assert!(ann.starts_with("user=") && ann.len() == "user=".len() + 32 && ann != bob, "{ann} {bob}");
+        assert_eq!(ann, text(&[(b"user", b"ann")], &ValueForm::hashed("a secret of the fleet")));
+        assert_eq!(text(&[(b"user", b"ann")], &ValueForm::Omitted), "user=");
+    }
+}

@@ -1,0 +1,278 @@
+//! Summary that a replica publishes about itself: one JSON object of at most [`MAX_BYTES`].
+//!
+//! Readers ignore fields that they do not know; a change that old readers would misread raises [`VERSION`]. Names and
+//! keys are listed once and referred to by index. Anyone who can write to Redis can publish a summary, so a reader
+//! trusts no number and no index in it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::telemetry::metrics::histogram::BOUNDS_US;
+
+/// Version of the format.
+pub const VERSION: u32 = 1;
+/// Version of the bounds of latency histograms; changes together with [`BOUNDS_US`].
+pub const LATENCY_BOUNDS_VERSION: u32 = 1;
+/// Maximum size of a published summary in bytes, its authentication code included.
+pub const MAX_BYTES: usize = 64 << 10;
+
+/// Summary of a replica.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplicaSummary {
+    /// Version of the format.
+    pub v: u32,
+    /// Random id of the process.
+    pub incarnation: String,
+    /// Host name.
+    pub name: String,
+    /// Version of tollkeeper.
+    pub build: String,
+    /// Start of the process, in microseconds of Redis's clock.
+    pub started_us: u64,
+    /// Time of publishing, in microseconds of Redis's clock.
+    pub published_us: u64,
+    /// Time of Redis less that of the process, in microseconds.
+    pub clock_offset_us: i64,
+    /// Loaded rules.
+    pub rules: RulesSummary,
+    /// Slot of eventual rules.
+    pub slot: Option<u32>,
+    /// State of the store.
+    pub store: StoreSummary,
+    /// Decisions of about the last minute.
+    pub recent: RecentSummary,
+    /// Hash of the seed of distinct keys; only sketches of one seed can be merged.
+    pub distinct_seed: Option<String>,
+    /// Names of limits.
+    pub names: Vec<String>,
+    /// Decisions by limit, the busiest first.
+    pub limits: Vec<LimitSummary>,
+    /// Number of limits for which there was no room.
+    pub limits_left_out: usize,
+    /// Form of the keys.
+    pub values: SummaryValues,
+    /// Rejected keys.
+    pub keys: Vec<KeySummary>,
+    /// Rejected hits of these keys by minute.
+    pub minutes: Vec<MinuteSummary>,
+}
+
+/// Loaded rules of a replica.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RulesSummary {
+    /// Version at the source, if it has versions.
+    pub version: Option<String>,
+    /// Hash of the rule texts; empty without rules.
+    pub hash: String,
+    /// Number of rules.
+    pub rules: usize,
+    /// True if the last attempt to load rules failed.
+    pub load_failed: bool,
+}
+
+/// State of a replica's store.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreSummary {
+    /// `redis`.
+    pub kind: String,
+    /// True if the store answers.
+    pub available: bool,
+    /// Number of servers whose breaker is open.
+    pub breakers_open: usize,
+    /// Number of servers.
+    pub servers: usize,
+}
+
+/// Decisions of about the last minute.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecentSummary {
+    /// Duration in microseconds.
+    pub span_us: u64,
+    /// Number of calls.
+    pub calls: u64,
+    /// Decisions of limits by verdict.
+    pub verdicts: DecisionsByVerdict,
+    /// Duration of decisions.
+    pub latency: LatencySummary,
+}
+
+/// Decisions of limits by verdict.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DecisionsByVerdict {
+    /// Admitted.
+    pub ok: u64,
+    /// Rejected.
+    pub over_limit: u64,
+    /// Exceeded in shadow mode.
+    pub shadow: u64,
+    /// Decided by the failure policy `local`.
+    pub local: u64,
+    /// Decided by the failure policy `allow`.
+    pub allow: u64,
+    /// Decided by the failure policy `deny`.
+    pub deny: u64,
+    /// Decided by the failure policy `error`.
+    pub error: u64,
+}
+
+/// Histogram of durations.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LatencySummary {
+    /// Version of the bounds.
+    pub bounds: u32,
+    /// Number of durations in each bucket; the last one is above all bounds.
+    pub counts: Vec<u64>,
+}
+
+/// Decisions of a limit since it was loaded.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitSummary {
+    /// Index of its name.
+    #[serde(rename = "n")]
+    pub name: usize,
+    /// Number of decisions.
+    #[serde(rename = "m")]
+    pub matched: u64,
+    /// Number of decisions that rejected.
+    #[serde(rename = "r", default, skip_serializing_if = "is_zero")]
+    pub rejected: u64,
+    /// Hits within the limit and above NEAR_LIMIT_RATIO of it.
+    #[serde(rename = "h", default, skip_serializing_if = "is_zero")]
+    pub near_limit_hits: u64,
+    /// Sketch of the distinct keys, if there was room.
+    #[serde(rename = "k", default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<String>,
+    /// Sketch of the distinct rejected keys, if there was room.
+    #[serde(rename = "j", default, skip_serializing_if = "Option::is_none")]
+    pub rejected_keys: Option<String>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
+/// Form of the keys in a summary.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SummaryValues {
+    /// With values as sent.
+    #[default]
+    Plain,
+    /// With hashes of the values, by a key that all replicas share.
+    Hashed,
+    /// There are no keys.
+    None,
+}
+
+/// A rejected key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeySummary {
+    /// Index of the limit's name.
+    #[serde(rename = "n")]
+    pub name: usize,
+    /// Text of the key.
+    #[serde(rename = "t")]
+    pub text: String,
+}
+
+/// Rejected hits in a minute.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MinuteSummary {
+    /// Minutes of Redis's clock since the Unix epoch.
+    #[serde(rename = "m")]
+    pub minute: u64,
+    /// Upper bound of the rejected hits of every key that the minute lacks.
+    #[serde(rename = "f")]
+    pub max_missed: u64,
+    /// Counts of keys, the most rejected first.
+    #[serde(rename = "k")]
+    pub counts: Vec<KeyCountSummary>,
+}
+
+/// Rejected hits of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyCountSummary {
+    /// Index of the key.
+    #[serde(rename = "k")]
+    pub key: usize,
+    /// Lower bound of the hits.
+    #[serde(rename = "l")]
+    pub at_least: u64,
+    /// Upper bound of the hits.
+    #[serde(rename = "u")]
+    pub at_most: u64,
+}
+
+impl SummaryValues {
+    /// Name for people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Hashed => "hashed",
+            Self::None => "no",
+        }
+    }
+}
+
+impl DecisionsByVerdict {
+    /// Number of decisions.
+    pub const fn total(&self) -> u64 {
+        let Self { ok, over_limit, shadow, .. } = self;
+        ok.saturating_add(*over_limit).saturating_add(*shadow).saturating_add(self.by_policy())
+    }
+
+    /// Number of decisions by failure policies.
+    pub const fn by_policy(&self) -> u64 {
+        let Self { local, allow, deny, error, .. } = self;
+        local.saturating_add(*allow).saturating_add(*deny).saturating_add(*error)
+    }
+
+    /// Combines the counts of both, one by one.
+    #[must_use]
+    pub fn combine(self, other: Self, with: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            ok: with(self.ok, other.ok),
+            over_limit: with(self.over_limit, other.over_limit),
+            shadow: with(self.shadow, other.shadow),
+            local: with(self.local, other.local),
+            allow: with(self.allow, other.allow),
+            deny: with(self.deny, other.deny),
+            error: with(self.error, other.error),
+        }
+    }
+}
+
+impl LatencySummary {
+    /// True if the buckets are those of this version.
+    pub const fn has_known_bounds(&self) -> bool {
+        self.bounds == LATENCY_BOUNDS_VERSION && self.counts.len() == BOUNDS_US.len() + 1
+    }
+
+    /// Adds the durations of another histogram; `None` if its bounds are not known.
+    pub fn merge(mut self, other: &Self) -> Option<Self> {
+        if !other.has_known_bounds() {
+            return None;
+        }
+        self.bounds = other.bounds;
+        self.counts.resize(other.counts.len(), 0);
+        self.counts.iter_mut().zip(&other.counts).for_each(|(sum, count)| *sum = sum.saturating_add(*count));
+        Some(self)
+    }
+
+    /// Upper bound of the bucket that contains this share (0 to 1) of the durations, in microseconds; `None` without
+    /// durations, or if it is above all bounds.
+    pub fn quantile_us(&self, share: f64) -> Option<u64> {
+        let total = self.counts.iter().fold(0_u64, |sum, count| sum.saturating_add(*count));
+        #[expect(clippy::cast_precision_loss, reason = "a share needs no more digits")]
+        let target = total as f64 * share;
+        let mut below = 0_u64;
+        for (count, bound) in self.counts.iter().zip(BOUNDS_US) {
+            below = below.saturating_add(*count);
+            #[expect(clippy::cast_precision_loss, reason = "a share needs no more digits")]
+            if below > 0 && below as f64 >= target {
+                return Some(bound);
+            }
+        }
+        None
+    }
+}

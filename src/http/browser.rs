@@ -1,0 +1,105 @@
+//! Protection of the debug listener against web pages that an operator's browser has open.
+//!
+//! - A site whose DNS name is made to point at this process is same-origin to the browser. So the `Host` must be an IP
+//!   address, a name that no such site can have, or a name from `TOLLKEEPER_DEBUG_HOSTS`. The check applies to all
+//!   clients, because a script can hide that it runs in a browser: it may set `User-Agent` and `Accept`, and a browser
+//!   sends `Origin` and `Sec-Fetch-Site` not always.
+//! - Another site can send requests without reading the response. They are refused by the headers that the browser adds
+//!   and no script can change.
+//! - Response headers forbid other sites to frame or embed a page, and the console to load anything else.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::Response;
+
+use super::response::error;
+
+/// Names by which requests may address the debug listener, in lower case.
+#[derive(Clone, Debug)]
+pub struct AllowedHosts(pub Arc<[String]>);
+
+const HEADERS: [(HeaderName, &str); 5] = [
+    (
+        header::CONTENT_SECURITY_POLICY,
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri \
+         'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::CACHE_CONTROL, "no-store"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+];
+
+/// Relation of the requesting site to this one, as browsers tell it to `https:` and local addresses.
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
+const SEC_FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
+
+/// Refuses requests that another site may have caused, and adds the headers to every response.
+pub(super) async fn protect(State(allowed): State<AllowedHosts>, request: Request, next: Next) -> Response {
+    let mut response = if !allowed.allow(&request) {
+        let what = "the Host is neither an IP address nor localhost nor the name of a Kubernetes service (as protection \
+                    against DNS rebinding; add it to TOLLKEEPER_DEBUG_HOSTS)\n";
+        error(StatusCode::MISDIRECTED_REQUEST, what)
+    } else if is_cross_site(&request) {
+        error(StatusCode::FORBIDDEN, "another site caused this request; open the page itself\n")
+    } else {
+        next.run(request).await
+    };
+    for (name, value) in HEADERS {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+impl AllowedHosts {
+    /// True if every host that the request names is allowed. HTTP/1.0 may name none, which no browser does.
+    fn allow(&self, request: &Request) -> bool {
+        let hosts =
+            request.headers().get_all(header::HOST).iter().map(|host| Authority::try_from(host.as_bytes()).ok());
+        hosts
+            .chain(request.uri().authority().map(|authority| Some(authority.clone())))
+            .all(|authority| authority.is_some_and(|authority| self.allow_host(authority.host())))
+    }
+
+    fn allow_host(&self, host: &str) -> bool {
+        let ipv6 = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        if let Some(address) = ipv6 {
+            return address.parse::<Ipv6Addr>().is_ok();
+        }
+        if host.parse::<Ipv4Addr>().is_ok() {
+            return true;
+        }
+        let name = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
+        // Public DNS has no addresses for names of one label, and neither `localhost` nor `svc` as a top-level domain.
+        let is_private =
+            !name.contains('.') || [".localhost", ".svc", ".svc.cluster.local"].iter().any(|end| name.ends_with(end));
+        is_private || self.0.contains(&name)
+    }
+}
+
+/// True if the browser says that another site caused the request; a link to a page may be followed.
+fn is_cross_site(request: &Request) -> bool {
+    let headers = request.headers();
+    let is = |name: HeaderName, value: &str| headers.get_all(name).iter().all(|own| own == value);
+    let is_own_site = headers.get_all(SEC_FETCH_SITE).iter().all(|site| site == "same-origin" || site == "none");
+    let is_link = matches!(*request.method(), Method::GET | Method::HEAD)
+        && is(SEC_FETCH_MODE, "navigate")
+        && is(SEC_FETCH_DEST, "document");
+    !has_own_origin(headers) || !is_own_site && !is_link
+}
+
+/// True if the request has no `Origin`, or that of the host it is sent to.
+fn has_own_origin(headers: &HeaderMap) -> bool {
+    let host = headers.get(header::HOST).map(HeaderValue::as_bytes);
+    headers.get_all(header::ORIGIN).iter().all(|origin| {
+        let origin = origin.as_bytes();
+        let own = origin.strip_prefix(b"http://").or_else(|| origin.strip_prefix(b"https://"));
+        own.zip(host).is_some_and(|(own, host)| own.eq_ignore_ascii_case(host))
+    })
+}

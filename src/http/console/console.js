@@ -1,0 +1,2 @@
+const main = document.getElementById('main');
+new EventSource('live').onmessage = (event) => { main.textContent = event.data; };

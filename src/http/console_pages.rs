@@ -1,0 +1,92 @@
+//! The console: one HTML page with its style and script, embedded in the binary.
+//!
+//! A browser gets it at `/`, by its `Accept` header; other clients get the list of pages as text.
+
+use std::fmt::Write as _;
+
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+
+use super::response::text;
+
+const INDEX: &str = include_str!("console/index.html");
+const STYLE: &str = include_str!("console/console.css");
+const SCRIPT: &str = include_str!("console/console.js");
+
+/// Pages of the debug listener with their descriptions, by path.
+const DEBUG_PAGES: [(&str, &str); 18] = [
+    ("/", "the console in a browser, this list elsewhere"),
+    ("/counters?domain=D&rule=R", "counters of a rule as JSON; `most=N` (default 100); needs the token"),
+    ("/explain", "rules and counters that a request (as for /json) matches, as JSON; charges nothing"),
+    ("/fleet", "all replicas, their limits, rejected keys and findings as JSON; `format=text`, as for /top and /rules"),
+    ("/healthcheck", "200 if the process accepts traffic, as on the HTTP listener"),
+    ("/live", "requests, verdicts, latency, store and rules as server-sent events, one a second"),
+    ("/livez", "200 while the process runs"),
+    ("/log_level", "current log level; PUT a level's name to change it until the process ends, needs the token"),
+    (
+        "/problems",
+        "last warnings and errors of the log, errors in rule files with their lines, failures of the store as JSON",
+    ),
+    ("/readyz", "200 if the process can decide requests, otherwise the reason"),
+    ("/reset", "POST a request (as for /json) to delete its counters; needs the token"),
+    ("/rlconfig", "print out the currently loaded configuration for debugging"),
+    ("/rlconfig/status", "version, files and last error of the configuration as JSON"),
+    ("/rules", "decisions and findings by limit as JSON; `format=text`, `rule=NAME`, `finding=KIND`, `most=N`"),
+    ("/settings", "effective settings as JSON, secrets masked"),
+    ("/stats", "all metrics as text, under their statsd names, or else their Prometheus names"),
+    ("/store", "store statistics as JSON: failed charges, failure policies, leases, replicas"),
+    ("/top", "keys that are rejected most as JSON; `format=text`, `minutes=1..10`, `rule=NAME`, `most=N`"),
+];
+
+/// `/`: the console for a browser, otherwise the list of pages.
+pub(super) async fn index(headers: HeaderMap) -> Response {
+    let mut page = match prefers_html(&headers) {
+        true => file("text/html; charset=utf-8", INDEX),
+        false => text(StatusCode::OK, list_of_pages()),
+    };
+    page.headers_mut().insert(header::VARY, HeaderValue::from_static("accept"));
+    page
+}
+
+/// `/console.css`
+pub(super) async fn style() -> Response {
+    file("text/css; charset=utf-8", STYLE)
+}
+
+/// `/console.js`
+pub(super) async fn script() -> Response {
+    file("text/javascript; charset=utf-8", SCRIPT)
+}
+
+fn file(content_type: &'static str, text: &'static str) -> Response {
+    ([(header::CONTENT_TYPE, content_type)], text).into_response()
+}
+
+/// True if `Accept` names HTML with at least the weight of plain text, as browsers do and curl's `*/*` does not.
+fn prefers_html(headers: &HeaderMap) -> bool {
+    let accepted: Vec<&str> = headers
+        .get_all(header::ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|list| list.split(','))
+        .collect();
+    let weight =
+        |media_type: &str| accepted.iter().filter_map(|range| weight_of(range, media_type)).fold(0.0, f32::max);
+    let html = weight("text/html");
+    html > 0.0 && html >= weight("text/plain")
+}
+
+/// Weight of a media range of `Accept`, 0 to 1, if it is this type.
+fn weight_of(range: &str, media_type: &str) -> Option<f32> {
+    let mut parts = range.split(';').map(str::trim);
+    parts.next()?.eq_ignore_ascii_case(media_type).then_some(())?;
+    let weight = parts.find_map(|part| part.strip_prefix("q=").or_else(|| part.strip_prefix("Q=")));
+    Some(weight.map_or(1.0, |weight| weight.parse().unwrap_or(0.0)))
+}
+
+fn list_of_pages() -> String {
+    DEBUG_PAGES.iter().fold(String::new(), |mut page, (path, description)| {
+        let _ = writeln!(page, "{path}: {description}");
+        page
+    })
+}

@@ -1,0 +1,28 @@
+//! `/live`: what the replica does, as server-sent events.
+//!
+//! The stream of a slow listener skips events instead of queueing them. It ends when the listeners of the process stop.
+
+use std::convert::Infallible;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::sse::{Event, Sse};
+use axum::response::{IntoResponse as _, Response};
+use futures_util::stream;
+
+use super::app_state::AppState;
+use super::live_events::MAX_LISTENERS;
+use super::response::text;
+
+/// `/live`
+pub(super) async fn live(State(state): State<AppState>) -> Response {
+    let Some(listener) = state.live.listen() else {
+        let what = format!("/live has {MAX_LISTENERS} listeners already (close a console and retry)\n");
+        return text(StatusCode::SERVICE_UNAVAILABLE, what);
+    };
+    let events = stream::unfold(listener, |mut listener| async move {
+        let event = listener.next().await?;
+        Some((Ok::<_, Infallible>(Event::default().data(&*event)), listener))
+    });
+    Sse::new(events).into_response()
+}

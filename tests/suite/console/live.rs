@@ -1,0 +1,116 @@
+//! `/live`: values, bound on listeners, and what a listener that does not read can do.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::server;
+use crate::kit::grpc::{Client, rate_limit_request};
+use crate::kit::http;
+use crate::kit::tollkeeper::Tollkeeper;
+use crate::kit::{PATIENCE, wait_for};
+
+/// A listener of `/live`.
+struct Listener(BufReader<TcpStream>);
+
+impl Listener {
+    /// Connects and reads the head of the response.
+    fn connect(server: &Tollkeeper) -> Self {
+        let mut stream = http::connect(server.debug_port(), Ipv4Addr::LOCALHOST).unwrap();
+        stream.write_all(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
+        let mut listener = Self(BufReader::new(stream));
+        let mut head = String::new();
+        while listener.0.read_line(&mut head).unwrap() > 2 {}
+        assert!(head.starts_with("HTTP/1.1 200 ") && head.contains("content-type: text/event-stream\r\n"), "{head}");
+        listener
+    }
+
+    /// The next event; `None` at the end of the stream.
+    fn next(&mut self) -> Option<Value> {
+        loop {
+            let mut line = String::new();
+            self.0.read_line(&mut line).ok().filter(|read| *read > 0)?;
+            if let Some(data) = line.strip_prefix("data: ") {
+                return Some(serde_json::from_str(data).unwrap());
+            }
+        }
+    }
+}
+
+#[test]
+fn event_has_the_counts_of_its_interval() {
+    let server = server().start();
+    let mut listener = Listener::connect(&server);
+    let first = listener.next().unwrap();
+    assert_eq!(first["interval_us"], 0, "{first}");
+    assert_eq!((&first["requests"], &first["latency_us"]), (&Value::from(0), &Value::Null));
+    assert_eq!((&first["store"]["kind"], &first["store"]["available"]), (&"memory".into(), &true.into()));
+    assert_eq!((&first["rules"]["version"], &first["rules"]["limits"]), (&1.into(), &1.into()), "{first}");
+    assert_eq!((&first["ready"], &first["draining"], &first["replicas"]), (&true.into(), &false.into(), &Value::Null));
+
+    let client = Client::connect(server.grpc_port());
+    for _ in 0..5 {
+        client.call(&rate_limit_request("shop", &[("login", "ann")])).unwrap();
+    }
+    let (mut requests, mut rejected, mut ok) = (0, 0, 0);
+    while requests < 5 {
+        let event = listener.next().unwrap();
+        requests += event["requests"].as_u64().unwrap();
+        rejected += event["rejected"].as_u64().unwrap();
+        ok += event["verdicts"]["ok"].as_u64().unwrap();
+        assert_eq!(event["requests"] == 0, event["latency_us"].is_null(), "{event}");
+        assert!(event["interval_us"].as_u64().unwrap() >= 500_000, "more than one event a second: {event}");
+    }
+    assert_eq!((requests, rejected, ok), (5, 2, 3));
+}
+
+#[test]
+fn listeners_are_bounded_and_places_are_free_again() {
+    let server = server().start();
+    let mut listeners: Vec<_> = (0..16).map(|_| Listener::connect(&server)).collect();
+    let response = http::get(server.debug_port(), "/live").send();
+    assert_eq!(response.status, 503, "{response:?}");
+    assert!(response.text().contains("16 listeners"), "{response:?}");
+    listeners.truncate(15);
+    // The server notices a closed connection when it sends the next event.
+    let _again = wait_for("the place of a closed listener", || {
+        let mut stream = http::connect(server.debug_port(), Ipv4Addr::LOCALHOST).unwrap();
+        stream.write_all(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).unwrap();
+        (&status == b"HTTP/1.1 200").then_some(stream)
+    });
+}
+
+#[test]
+fn nothing_is_computed_without_a_listener() {
+    let server = server().start();
+    let mut listener = Listener::connect(&server);
+    let first = listener.next().unwrap();
+    listener.next().unwrap();
+    drop(listener);
+    // A sampler that ended starts again with zeros, one that runs on would send its last interval.
+    let again = wait_for("the sampler to end", || {
+        thread::sleep(Duration::from_secs(2));
+        let event = Listener::connect(&server).next().unwrap();
+        (event["interval_us"] == 0).then_some(event)
+    });
+    assert!(again["time_us"].as_u64() > first["time_us"].as_u64());
+}
+
+#[test]
+fn stream_ends_when_the_process_stops() {
+    let mut server = server().start();
+    let mut listener = Listener::connect(&server);
+    let silent: Vec<_> = (0..8).map(|_| Listener::connect(&server)).collect();
+    listener.next().unwrap();
+    let began = Instant::now();
+    server.signal("TERM");
+    while listener.next().is_some() {}
+    assert_eq!(server.wait().code(), Some(0));
+    assert!(began.elapsed() < PATIENCE / 2, "{:?}", began.elapsed());
+    drop(silent);
+}
