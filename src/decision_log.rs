@@ -5,7 +5,6 @@
 
 pub mod header;
 pub mod record;
-mod encode;
 pub mod convert;
 mod owned;
 pub mod reader;

@@ -3,6 +3,8 @@
 //! The hash is keyed, because an unkeyed one of a user name or an address is reversed by trying all of them. It covers
 //! the key of the entry, so that equal values under different keys have different hashes.
 
+use std::borrow::Cow;
+
 use super::record::EntryRecord;
 use crate::request::Entry;
 use crate::settings::choices::LoggedValues;
@@ -51,6 +53,15 @@ impl ValueForm {
     /// Hashes by a key that is derived from this secret.
     pub fn hashed(secret: &str) -> Self {
         Self::Hashed(Box::new(blake3::derive_key(KEY_CONTEXT, secret.as_bytes())))
+    }
+
+    /// Value of an entry in this form; empty if it is left out.
+    pub fn bytes<'a>(&self, entry: &Entry<'a>) -> Cow<'a, [u8]> {
+        match self {
+            Self::Plain => Cow::Borrowed(entry.value),
+            Self::Hashed(key) => Cow::Owned(value_hash(key, entry).into_bytes()),
+            Self::Omitted => Cow::Borrowed(&[]),
+        }
     }
 
     /// Record of an entry.

@@ -89,7 +89,12 @@ impl RedisSink {
 
     fn describe(&self, error: RedisError) -> io::Error {
         let key = String::from_utf8_lossy(&self.stream.key);
-        let cause = self.client.misconfigured().map_or_else(|| self.stream.advice(error), |text| text.to_string());
+        let advice = self.stream.advice(error);
+        let cause = match (self.client.misconfigured(), error) {
+            // A connection error comes with its own text.
+            (Some(text), RedisError::Unreachable | RedisError::Broken | RedisError::Timeout) => text.to_string(),
+            _ => advice,
+        };
         io::Error::other(format!("redis:{key}: {error}: {cause}"))
     }
 
@@ -115,7 +120,9 @@ impl StreamKey {
             RedisError::Timeout => format!("the server takes longer than {TIMEOUT:?}"),
             RedisError::WrongType => format!("TOLLKEEPER_DECISION_LOG must name a key that no other program uses, not {key}"),
             RedisError::Unauthenticated => format!("check {}", self.auth_setting),
-            RedisError::Misconfigured => format!("the user of {} needs +xadd +xtrim ~{key}", self.auth_setting),
+            RedisError::Misconfigured => {
+                format!("give +xadd +xtrim ~{key} to the user of {}; Redis must be 5.0 or newer", self.auth_setting)
+            }
             RedisError::NoWrites => {
                 "its memory (maxmemory) or its disk may be full; TOLLKEEPER_DECISION_LOG_STREAM_LENGTH bounds the stream".to_owned()
             }

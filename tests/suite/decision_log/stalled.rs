@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tempfile::{TempDir, tempdir};
 use tollkeeper::decision_log::log::RecordCounts;
@@ -46,8 +46,11 @@ fn wait_for_write_error(service: &TestService) {
 fn pipe_without_a_reader_delays_neither_a_decision_nor_the_end() {
     let directory = tempdir().unwrap();
     let (_file, service) = log_to_pipe(&directory);
+    let started = Instant::now();
     // The queue takes about a hundred records.
     decide(&service, 1000);
+    // A decision that waited for the pipe would wait for ever.
+    assert!(started.elapsed() < Duration::from_secs(20));
     let stalled = counts(&service);
     assert!(stalled.dropped > 500 && stalled.written == 0, "{stalled:?}");
     // The end does not wait for the pipe either.
