@@ -31,7 +31,7 @@ pub(super) fn key_text(path: &Path<'_>, form: &ValueForm) -> Arc<str> {
     if !is_exact {
         text.truncate((0..=MAX_KEY_BYTES).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0));
         // The comma must not complete an escape that was cut.
-        if text.len() - text.trim_end_matches('\\').len() & 1 == 1 {
+        if text.bytes().rev().take_while(|byte| *byte == b'\\').count() % 2 == 1 {
             text.pop();
         }
         text += &format!(",#{}", hash(path, form));
