@@ -5,6 +5,7 @@
 
 pub mod header;
 pub mod record;
+mod encode;
 pub mod convert;
 mod owned;
 pub mod reader;

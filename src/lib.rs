@@ -25,6 +25,7 @@ pub mod thread_time;
 pub mod coalesce;
 pub mod task_budget;
 pub mod sharded;
+pub mod identity_hasher;
 pub mod telemetry;
 pub mod request;
 pub mod limit;

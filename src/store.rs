@@ -11,7 +11,6 @@ mod detach_on_drop;
 pub mod error;
 pub mod fallback;
 pub mod health;
-pub(crate) mod identity_hasher;
 pub mod key_scan;
 pub mod memcache;
 pub mod memory;

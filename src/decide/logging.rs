@@ -1,7 +1,7 @@
 //! Decisions as records of the decision log.
 //!
-//! It runs after a decision and changes none. A decision that is not logged costs the verdicts on its descriptors and,
-//! with a sample, a hash of their keys.
+//! It runs after a decision and changes none. A decision that is not logged costs the verdicts on its descriptors, or
+//! with a sample, if it lacks their keys, a hash of these.
 
 use smallvec::SmallVec;
 
@@ -43,10 +43,24 @@ pub(super) struct Verdicts {
     pub(super) request: RecordedVerdict,
 }
 
+/// A decision that the log selects.
+struct LoggedDecision<'d, 'r> {
+    decided: &'d Result<Decision<'r>, DecideError>,
+    verdicts: Verdicts,
+    /// True for each descriptor whose key the sample contains.
+    sampled: SmallVec<[bool; 2]>,
+}
+
 impl<'a> DecidedRequest<'a, '_, '_> {
     /// Logs the decision if it is selected.
     #[inline(never)]
     pub(super) fn log(self, log: &'a DecisionLog, decided: &Result<Decision<'_>, DecideError>) {
+        let count = self.selected.request.descriptors.len();
+        // Before the verdicts, because a small sample contains few keys.
+        let sampled: SmallVec<[bool; 2]> = (0..count).map(|index| log.sample.contains(&self.path(index))).collect();
+        if count > 0 && !sampled.contains(&true) {
+            return;
+        }
         let verdicts = self.verdicts(decided);
         let facts = DecisionFacts {
             rejected: verdicts.request == RecordedVerdict::OverLimit,
@@ -54,16 +68,15 @@ impl<'a> DecidedRequest<'a, '_, '_> {
                 || self.candidates.is_some_and(CandidateCharges::would_reject),
             error: decided.is_err() || self.outcomes.iter().any(|it| matches!(it, DescriptorOutcome::Failed(_))),
         };
-        let is_selected = |index: usize| {
-            facts.are_selected(self.rule_logging(index), log.when) && log.sample.contains(&self.path(index))
-        };
+        let is_selected = |index: usize| facts.are_selected(self.rule_logging(index), log.when);
         // Without descriptors there is neither a rule nor a key.
-        let is_logged = match verdicts.descriptors.len() {
+        let is_logged = match count {
             0 => facts.are_selected(None, log.when),
-            count => (0..count).any(is_selected),
+            count => (0..count).any(|index| sampled[index] && is_selected(index)),
         };
         if is_logged {
-            log.write(|stamp| self.record(log, stamp, &verdicts, decided));
+            let logged = LoggedDecision { decided, verdicts, sampled };
+            log.write(|stamp| self.record(log, stamp, &logged));
         }
     }
 
@@ -114,19 +127,14 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         }
     }
 
-    fn record(
-        self,
-        log: &DecisionLog,
-        stamp: RecordStamp<'a>,
-        verdicts: &Verdicts,
-        decided: &Result<Decision<'_>, DecideError>,
-    ) -> DecisionRecord<'a> {
+    fn record(self, log: &DecisionLog, stamp: RecordStamp<'a>, logged: &LoggedDecision<'_, '_>) -> DecisionRecord<'a> {
+        let LoggedDecision { decided, verdicts, .. } = logged;
         let SelectedRequest { request, selections } = self.selected;
         let limit_verdicts = selections.iter().zip(self.outcomes);
         let limit_verdicts =
             limit_verdicts.map(|(selection, outcome)| outcome.limit_verdicts(self.behaviour, selection));
         let is_rejected = verdicts.request == RecordedVerdict::OverLimit;
-        let descriptors = verdicts.descriptors.iter().enumerate();
+        let count = verdicts.descriptors.len();
         let time_us = self.context.now.as_micros();
         DecisionRecord {
             process: stamp.process.into(),
@@ -134,7 +142,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             time_us,
             domain: request.domain.into(),
             hits_addend: request.hits_addend,
-            descriptors: descriptors.map(|(index, verdict)| self.descriptor(log, index, *verdict)).collect(),
+            descriptors: (0..count).map(|index| self.descriptor(log, index, logged)).collect(),
             verdict: verdicts.request,
             error: decided.as_ref().err().map(|error| error.name().into()),
             retry_after_us: if is_rejected { retry_after_us(limit_verdicts) } else { None },
@@ -146,7 +154,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         }
     }
 
-    fn descriptor(self, log: &DecisionLog, index: usize, verdict: RecordedVerdict) -> DescriptorRecord<'a> {
+    fn descriptor(self, log: &DecisionLog, index: usize, logged: &LoggedDecision<'_, '_>) -> DescriptorRecord<'a> {
         let SelectedRequest { request, selections } = self.selected;
         let descriptor = &request.descriptors[index];
         let (selection, outcome) = (selections.get(index), self.outcomes.get(index));
@@ -164,7 +172,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             entries: descriptor.entries.iter().map(entry).collect(),
             hits: signed_hits(descriptor.hits),
             limit_override: descriptor.limit_override.as_ref().map(OverrideRecord::from),
-            sampled: log.sample.contains(&self.path(index)),
+            sampled: logged.sampled[index],
             rule: selection.and_then(|selection| selection.rule).map(|compiled| rule_record(&compiled.rule)),
             unlimited: selection.is_some_and(|selection| selection.unlimited),
             limits: selection.map(|selection| self.limit_records(selection, index)).unwrap_or_default(),
@@ -172,7 +180,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             policy: failed.map(|failed| failed.policies.strictest()),
             reason: failed.map(|failed| failed.error.name().into()),
             now_us: charged_at.filter(|at| *at != self.context.now).map(|at| at.as_micros()),
-            verdict,
+            verdict: logged.verdicts.descriptors[index],
         }
     }
 

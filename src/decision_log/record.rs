@@ -88,7 +88,7 @@ pub struct DecisionRecord<'a> {
     pub hits_addend: u32,
     /// Descriptors, in the order of the request.
     #[serde(borrow)]
-    pub descriptors: SmallVec<[DescriptorRecord<'a>; 2]>,
+    pub descriptors: SmallVec<[DescriptorRecord<'a>; 1]>,
     /// Answer.
     pub verdict: RecordedVerdict,
     /// Reason why there is no answer, with the verdict `error`.
@@ -117,7 +117,7 @@ pub struct DecisionRecord<'a> {
 pub struct DescriptorRecord<'a> {
     /// Entries, outermost first.
     #[serde(borrow)]
-    pub entries: SmallVec<[EntryRecord<'a>; 4]>,
+    pub entries: SmallVec<[EntryRecord<'a>; 2]>,
     /// Number of hits: 0 peeks, a negative number refunds.
     pub hits: i64,
     /// Limit that came with the request.
@@ -297,6 +297,19 @@ pub enum DecisionSource {
     Policy,
 }
 
+impl DecisionSource {
+    /// Name in records.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::OverLimitCache => "over_limit_cache",
+            Self::Share => "share",
+            Self::Lease => "lease",
+            Self::Policy => "policy",
+        }
+    }
+}
+
 /// Records that are missing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DroppedRecord {
@@ -318,13 +331,6 @@ pub enum DropReason {
     QueueFull,
     /// The destination returned an error.
     WriteFailed,
-}
-
-impl DecisionRecord<'_> {
-    /// Appends the line of the record.
-    pub fn write(&self, line: &mut Vec<u8>) {
-        write_line(line, b"{\"v\":1,\"type\":\"decision\"", self);
-    }
 }
 
 impl HeaderRecord {

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use super::demand::{ChargeSequence, DemandSubject, LimitDemand, RecordedCharge};
 use crate::decide::results::{DescriptorResults, LimitWithResult};
+use crate::identity_hasher::HashKeyMap;
 use crate::replay::recorded::{RecordedDescriptor, RecordedRequest};
 use crate::replay::replayer::{CounterLosses, RecordedHeader, ReplayError, ReplayOptions, ReplayRules, Replayer};
 use crate::request::Hits;
 use crate::simulate::simulation::{LogProperties, TrafficSpan};
-use crate::store::identity_hasher::HashKeyMap;
 
 /// Bounds of a collection.
 #[derive(Clone, Debug)]

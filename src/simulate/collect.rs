@@ -42,11 +42,11 @@ impl SimulationResults {
             changes: old.map(|_| ChangeResults {
                 newly_rejected: simulation.newly_rejected,
                 newly_admitted: simulation.newly_admitted,
-                newly_rejected_keys: top_keys(&simulation.top.newly_rejected, top),
-                newly_admitted_keys: top_keys(&simulation.top.newly_admitted, top),
+                newly_rejected_keys: top_keys(&simulation.top.newly_rejected, new_tally, top),
+                newly_admitted_keys: top_keys(&simulation.top.newly_admitted, old_tally, top),
             }),
             limits: limits(new_tally, old_tally),
-            rejected_keys: top_keys(&simulation.top.rejected, top),
+            rejected_keys: top_keys(&simulation.top.rejected, new_tally, top),
             timeline: timeline(new_tally.map(|tally| &tally.timeline), old_tally.map(|tally| &tally.timeline)),
             conditions: Vec::new(),
         }
@@ -129,11 +129,13 @@ impl LimitFigures {
     }
 }
 
-fn top_keys(sketch: &SpaceSaving<KeyOfLimit>, top: usize) -> Vec<RejectedKeyResults> {
+/// Keys that a replay rejects most; `tally` has the counts of that replay.
+fn top_keys(sketch: &SpaceSaving<KeyOfLimit>, tally: Option<&ReplayTally>, top: usize) -> Vec<RejectedKeyResults> {
+    let path_of = |index: usize| Some(tally?.limits.get(index)?.label.path.clone());
     let mut keys: Vec<RejectedKeyResults> = sketch
         .iter()
         .map(|(_, label, count)| RejectedKeyResults {
-            limit: label.limit.clone(),
+            limit: path_of(label.limit).unwrap_or_default(),
             key: label.text.to_string(),
             requests: count.count,
             error: count.error,

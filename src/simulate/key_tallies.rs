@@ -3,7 +3,7 @@
 //! Further keys are not told apart: sketches estimate their number, and their runs of rejections are unknown.
 
 use crate::clock::Time;
-use crate::store::identity_hasher::HashKeyMap;
+use crate::identity_hasher::HashKeyMap;
 
 /// Rejections by limit and key.
 #[derive(Debug)]

@@ -86,8 +86,8 @@ pub struct TopKeySketches {
 /// Key with the limit that rejects it.
 #[derive(Clone, Debug)]
 pub struct KeyOfLimit {
-    /// Path of the limit.
-    pub limit: String,
+    /// Index of the limit in the counts of its replay.
+    pub limit: usize,
     /// `key=value,key=value`.
     pub text: Arc<str>,
 }
@@ -161,7 +161,7 @@ impl Simulation {
         let before = self.old.as_mut().map(|old| old.decide(recorded, &request)).transpose()?;
         let (Some(old), Some(before)) = (&mut self.old, before.filter(|before| !before.failed)) else {
             if new.rejected {
-                add_keys(&mut self.top.rejected, &self.new, &request, new.descriptors.iter());
+                add_keys(&mut self.top.rejected, &request, new.descriptors.iter());
             }
             return Ok(());
         };
@@ -171,11 +171,11 @@ impl Simulation {
         if new.rejected {
             self.newly_rejected += 1;
             self.new.add_changes(&new.descriptors);
-            add_keys(&mut self.top.newly_rejected, &self.new, &request, new.descriptors.iter());
+            add_keys(&mut self.top.newly_rejected, &request, new.descriptors.iter());
         } else {
             self.newly_admitted += 1;
             old.add_changes(&before.descriptors);
-            add_keys(&mut self.top.newly_admitted, old, &request, before.descriptors.iter());
+            add_keys(&mut self.top.newly_admitted, &request, before.descriptors.iter());
         }
         Ok(())
     }
@@ -199,15 +199,14 @@ impl Simulation {
 /// Adds the rejected keys of a request to a sketch.
 fn add_keys<'d>(
     sketch: &mut SpaceSaving<KeyOfLimit>,
-    replay: &RuleReplay,
     request: &Request<'_>,
     descriptors: impl Iterator<Item = &'d DescriptorRejection>,
 ) {
     for (index, rejection) in descriptors.enumerate() {
-        let (Some(by), Some(tally)) = (rejection.by, &replay.tally) else { continue };
+        let Some(by) = rejection.by else { continue };
         let id = rejection.path ^ by as u128;
         sketch.add(id, 1, 0, || KeyOfLimit {
-            limit: tally.limits[by].label.path.clone(),
+            limit: by,
             text: rejection.shared_key.clone().unwrap_or_else(|| plain_key_text(request, index)),
         });
     }

@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::command::{ChargeCommand, OwnedCounter};
-use super::identity_hasher::{HashKeyMap, SHARDS};
 use crate::algorithm::state::State;
 use crate::algorithm::{ChargeRequest, ChargeResult};
 use crate::clock::micros;
+use crate::identity_hasher::{HashKeyMap, SHARDS};
 use crate::request::Hits;
 use crate::sharded::{Sharded, upper_half};
 use crate::store::outcome::ChargeResults;

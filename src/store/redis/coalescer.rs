@@ -14,11 +14,11 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use crate::clock::Time;
+use crate::identity_hasher::{HashKeyMap, SHARDS};
 use crate::redis::error::RedisError;
 use crate::sharded::{Sharded, upper_half};
 use crate::store::charge_context::ChargeContext;
 use crate::store::command::{ChargeBatch, ChargeCommand, MAX_CHARGES_PER_CALL};
-use crate::store::identity_hasher::{HashKeyMap, SHARDS};
 use crate::store::outcome::{ChargeResults, StoreOutcome};
 use crate::store_client::deadline::timeout_with_grace;
 use crate::telemetry::traces::{MAX_LINKS, SpanRef};

@@ -7,14 +7,16 @@
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
-use std::hash::{Hash, Hasher};
+use std::hash::{BuildHasherDefault, Hash, Hasher};
 
 use priority_queue::PriorityQueue;
+
+use crate::identity_hasher::IdentityHasher;
 
 /// Sketch of a stream of keys.
 #[derive(Debug)]
 pub struct SpaceSaving<T> {
-    counters: PriorityQueue<LabelledKey<T>, KeyCount>,
+    counters: PriorityQueue<LabelledKey<T>, KeyCount, BuildHasherDefault<IdentityHasher>>,
     max_counters: usize,
 }
 
@@ -72,10 +74,10 @@ impl<T> Borrow<u128> for LabelledKey<T> {
 impl<T> SpaceSaving<T> {
     /// An empty sketch with room for `max_counters`, at least one.
     pub fn new(max_counters: usize) -> Self {
-        Self { counters: PriorityQueue::new(), max_counters: max_counters.max(1) }
+        Self { counters: PriorityQueue::with_default_hasher(), max_counters: max_counters.max(1) }
     }
 
-    /// Adds `count` to the key `id`, and the bits of `mark` to its marks. `label` is called if the key is new.
+    /// Adds `count` to the key `id`, a hash, and the bits of `mark` to its marks. `label` is called if the key is new.
     pub fn add(&mut self, id: u128, count: u64, mark: u64, label: impl FnOnce() -> T) {
         let is_known = self.counters.change_priority_by(&id, |counter| {
             counter.count += count;

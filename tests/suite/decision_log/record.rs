@@ -9,7 +9,7 @@ use tollkeeper::decision_log::header::{
 use tollkeeper::decision_log::reader::RecordReader;
 use tollkeeper::decision_log::record::{
     DecisionRecord, DecisionSource, DescriptorRecord, DropReason, DroppedRecord, EntryRecord, LimitRecord,
-    OverrideRecord, Record, RecordedVerdict, ResultRecord, RuleRecord,
+    OverrideRecord, Record, RecordedVerdict, ResultRecord, RuleRecord, VERSION,
 };
 use tollkeeper::limit::StorePolicy;
 use tollkeeper::limit::algorithm::Algorithm;
@@ -164,6 +164,115 @@ fn records_are_read_as_they_were_written_and_fit_the_schema() {
     assert_eq!(read_all(&lines), expected);
 }
 
+/// Line of a record by its `Serialize`, which the encoder must match.
+fn serialized(record: &DecisionRecord<'_>) -> String {
+    let fields = serde_json::to_string(record).unwrap();
+    format!("{{\"v\":{VERSION},\"type\":\"decision\",{}\n", fields.strip_prefix('{').unwrap())
+}
+
+fn encoded(record: &DecisionRecord<'_>) -> String {
+    let mut line = Vec::new();
+    record.write(&mut line);
+    String::from_utf8(line).unwrap()
+}
+
+#[test]
+fn a_record_without_optional_fields_is_encoded_as_it_is_serialized() {
+    let limit = LimitRecord {
+        name: "".into(),
+        algorithm: Algorithm::FixedWindow,
+        requests_per_unit: 0,
+        unit: Unit::Year,
+        unit_multiplier: 1,
+        capacity: None,
+        shadow: false,
+        candidate: false,
+        quota: false,
+        result: Some(ResultRecord {
+            admitted: true,
+            before: u64::MAX,
+            after: 0,
+            remaining: u32::MAX,
+            reset_us: 0,
+            retry_after_us: None,
+            delay_us: 0,
+        }),
+    };
+    let bare = LimitRecord { result: None, ..limit.clone() };
+    let descriptor = DescriptorRecord {
+        entries: smallvec![EntryRecord::default(), EntryRecord::default()],
+        hits: i64::MIN,
+        limit_override: None,
+        sampled: false,
+        rule: Some(RuleRecord { resource: Some("shop".into()), ..RuleRecord::default() }),
+        unlimited: false,
+        limits: smallvec![limit, bare],
+        decided_by: None,
+        policy: None,
+        reason: None,
+        now_us: None,
+        verdict: RecordedVerdict::OverLimit,
+    };
+    let empty = DescriptorRecord {
+        entries: smallvec![],
+        rule: None,
+        limits: smallvec![],
+        decided_by: Some(DecisionSource::OverLimitCache),
+        policy: Some(StorePolicy::Deny),
+        ..descriptor.clone()
+    };
+    let record = DecisionRecord {
+        process: "".into(),
+        hits_addend: 0,
+        descriptors: smallvec![descriptor, empty],
+        verdict: RecordedVerdict::Ok,
+        error: None,
+        retry_after_us: None,
+        delay_us: 0,
+        trace_id: None,
+        ..full_decision()
+    };
+    assert_eq!(encoded(&record), serialized(&record));
+    let without = DecisionRecord { descriptors: smallvec![], ..record };
+    assert_eq!(encoded(&without), serialized(&without));
+}
+
+#[test]
+fn every_word_is_encoded_as_it_is_serialized() {
+    let mut record = full_decision();
+    let sources = [
+        DecisionSource::Counter,
+        DecisionSource::OverLimitCache,
+        DecisionSource::Share,
+        DecisionSource::Lease,
+        DecisionSource::Policy,
+    ];
+    let verdicts = [RecordedVerdict::Ok, RecordedVerdict::OverLimit, RecordedVerdict::Shadow, RecordedVerdict::Error];
+    let words = sources.iter().zip(verdicts.iter().cycle()).zip(StorePolicy::ALL.iter().cycle());
+    for (((source, verdict), policy), unit) in words.zip(Unit::ALL.iter().cycle()) {
+        for algorithm in Algorithm::ALL {
+            let descriptor = &mut record.descriptors[0];
+            (descriptor.decided_by, descriptor.policy, descriptor.verdict) = (Some(*source), Some(*policy), *verdict);
+            (descriptor.limits[0].algorithm, descriptor.limits[0].unit) = (algorithm, *unit);
+            record.verdict = *verdict;
+            assert_eq!(encoded(&record), serialized(&record));
+        }
+    }
+}
+
+#[test]
+fn every_character_is_escaped_as_it_is_serialized() {
+    let mut record = full_decision();
+    for character in (0..=0x100).filter_map(char::from_u32) {
+        // At each place of the eight bytes that are scanned at once, and after them.
+        for before in 0..12 {
+            let value = format!("{}{character}{}", "a".repeat(before), "\u{7f}é".repeat(before % 4));
+            record.descriptors[0].entries[0].value = Some(value.into());
+            assert_eq!(encoded(&record), serialized(&record));
+        }
+    }
+}
+
 proptest! {
     #[test]
     fn keys_and_values_of_any_bytes_are_recorded_without_loss(
@@ -176,6 +285,7 @@ proptest! {
         let mut line = Vec::new();
         decision.write(&mut line);
         let text = std::str::from_utf8(&line).unwrap();
+        prop_assert_eq!(text, serialized(&decision));
         prop_assert_eq!(text.matches('\n').count(), 1);
         assert_valid(text);
         let records = read_all(&line);

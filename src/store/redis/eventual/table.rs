@@ -10,10 +10,10 @@ use super::counters::{DescriptorId, EventualCounters};
 use super::entry::EventualEntry;
 use super::lease::{CallReport, LeaseTicket};
 use crate::clock::Time;
+use crate::identity_hasher::{HashKeyMap, SHARDS};
 use crate::request::Hits;
 use crate::sharded::{Sharded, upper_half};
 use crate::store::command::ChargeCommand;
-use crate::store::identity_hasher::{HashKeyMap, SHARDS};
 use crate::store::outcome::{ChargeResults, DecidedBy, StoreOutcome};
 use crate::store::redis::lease_call::OwnLease;
 
