@@ -76,7 +76,8 @@ impl AllowedHosts {
             return true;
         }
         let name = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
-        // Public DNS has no addresses for names of one label, and neither `localhost` nor `svc` as a top-level domain.
+        // A site on the internet hardly has a name of one label, or one below `localhost` or `svc`. A machine of the
+        // same network or cluster may, and it reaches the listener itself.
         let is_private =
             !name.contains('.') || [".localhost", ".svc", ".svc.cluster.local"].iter().any(|end| name.ends_with(end));
         is_private || self.0.contains(&name)
@@ -86,7 +87,10 @@ impl AllowedHosts {
 /// True if the browser says that another site caused the request; a link to a page may be followed.
 fn is_cross_site(request: &Request) -> bool {
     let headers = request.headers();
-    let is = |name: HeaderName, value: &str| headers.get_all(name).iter().all(|own| own == value);
+    let is = |name: HeaderName, value: &str| {
+        let mut values = headers.get_all(name).iter();
+        values.next().is_some_and(|first| first == value) && values.next().is_none()
+    };
     let is_own_site = headers.get_all(SEC_FETCH_SITE).iter().all(|site| site == "same-origin" || site == "none");
     let is_link = matches!(*request.method(), Method::GET | Method::HEAD)
         && is(SEC_FETCH_MODE, "navigate")

@@ -12,10 +12,14 @@ use futures_util::stream;
 
 use super::app_state::AppState;
 use super::live_events::MAX_LISTENERS;
+use super::report_pages::metrics_are_off;
 use super::response::text;
 
 /// `/live`
 pub(super) async fn live(State(state): State<AppState>) -> Response {
+    if state.collector.service.decider.metrics.is_off() {
+        return metrics_are_off();
+    }
     let Some(listener) = state.live.listen() else {
         let what = format!("/live has {MAX_LISTENERS} listeners already (close a console and retry)\n");
         return text(StatusCode::SERVICE_UNAVAILABLE, what);

@@ -81,7 +81,7 @@ pub(super) async fn fleet(State(state): State<AppState>, query: Result<Query<Fle
 }
 
 /// Status 503 instead of a report of zeros, which would show every rule as unused.
-fn metrics_are_off() -> Response {
+pub(super) fn metrics_are_off() -> Response {
     let what = "DISABLE_STATS=true: keys and rules are not counted (unset it and restart)\n";
     text(StatusCode::SERVICE_UNAVAILABLE, what)
 }

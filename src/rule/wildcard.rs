@@ -16,6 +16,12 @@ use super::NodeId;
 /// Largest number of wildcards with one prefix that are tried without an automaton.
 const MAX_WITHOUT_AUTOMATON: usize = 4;
 
+/// Number of bytes of a literal that are searched in dense states, and that if dense states would take too much memory.
+const MAX_DENSE_DEPTH: usize = 64;
+const DEFAULT_DENSE_DEPTH: usize = 2;
+/// Maximum size of an automaton with dense states in bytes for each literal.
+const MAX_DENSE_BYTES: usize = 1024;
+
 /// All wildcards below one node.
 #[derive(Debug)]
 pub(super) struct Wildcards {
@@ -48,11 +54,11 @@ impl Wildcards {
     pub(super) fn new(composites: Vec<(NodeId, Box<[u8]>)>) -> Self {
         let patterns: Vec<_> =
             composites.into_iter().map(|(node, composite)| (node, Pattern::new(&composite))).collect();
-        let by_prefix: HashMap<_, _> = by_prefix(patterns.iter().map(|(_, pattern)| pattern))
+        let by_prefix: HashMap<Box<[u8]>, _> = by_prefix(patterns.iter().map(|(_, pattern)| pattern))
             .into_iter()
             .map(|(prefix, group)| (Box::from(prefix), SamePrefix::new(&group)))
             .collect();
-        let mut prefix_lengths: Vec<_> = by_prefix.keys().map(|prefix: &Box<[u8]>| prefix.len()).collect();
+        let mut prefix_lengths: Vec<_> = by_prefix.keys().map(|prefix| prefix.len()).collect();
         prefix_lengths.sort_unstable();
         prefix_lengths.dedup();
         Self { patterns, prefix_lengths, by_prefix }
@@ -119,33 +125,64 @@ impl SamePrefix {
         let mut literals = by_literal(group);
         let always = literals.remove(&[][..]).unwrap_or_default();
         let (literals, patterns): (Vec<&[u8]>, Vec<Vec<u32>>) = literals.into_iter().unzip();
-        // A prefilter makes few literals cheaper, so that the cost would depend on their number.
-        let automaton =
-            AhoCorasick::builder().kind(Some(AhoCorasickKind::ContiguousNFA)).prefilter(false).build(&literals);
-        match automaton {
-            Ok(automaton) => Self { always, by_literal: Some(LiteralIndex { automaton, patterns }) },
-            // The automaton would exceed four gigabytes.
-            Err(_) => all(),
+        match automaton(&literals) {
+            Some(automaton) => Self { always, by_literal: Some(LiteralIndex { automaton, patterns }) },
+            None => all(),
         }
     }
+}
+
+/// Builds the automaton that finds these literals; `None` if it would exceed four gigabytes.
+///
+/// A dense state takes the same steps for any number of literals, but may take a kilobyte.
+fn automaton(literals: &[&[u8]]) -> Option<AhoCorasick> {
+    let build = |dense_depth| {
+        // A prefilter makes few literals cheaper, so that the cost would depend on their number.
+        let mut builder = AhoCorasick::builder();
+        builder.kind(Some(AhoCorasickKind::ContiguousNFA)).prefilter(false).dense_depth(dense_depth).build(literals)
+    };
+    let dense = build(MAX_DENSE_DEPTH).ok().filter(|dense| dense.memory_usage() <= MAX_DENSE_BYTES * literals.len());
+    dense.or_else(|| build(DEFAULT_DENSE_DEPTH).ok())
 }
 
 impl LiteralIndex {
     /// Calls `each` with the patterns of each literal in `text`, once.
     fn for_each_found(&self, text: &[u8], mut each: impl FnMut(&[u32])) {
-        const BITS: usize = u64::BITS as usize;
-        let mut seen: SmallVec<[u64; 16]> = SmallVec::new();
+        let mut seen = SeenLiterals::default();
         for found in self.automaton.find_overlapping_iter(text) {
             let literal = found.pattern().as_usize();
-            if seen.is_empty() {
-                seen.resize(self.patterns.len().div_ceil(BITS), 0);
-            }
-            let (word, bit) = (literal / BITS, 1 << (literal % BITS));
-            if seen[word] & bit == 0 {
-                seen[word] |= bit;
+            if seen.insert(literal, self.patterns.len()) {
                 each(&self.patterns[literal]);
             }
         }
+    }
+}
+
+/// Literals that were found: a list while they are few, then one bit for each.
+#[derive(Debug, Default)]
+struct SeenLiterals {
+    few: SmallVec<[usize; 8]>,
+    bits: Vec<u64>,
+}
+
+impl SeenLiterals {
+    /// Adds one of `count` literals; returns false if it was there.
+    fn insert(&mut self, literal: usize, count: usize) -> bool {
+        const BITS: usize = u64::BITS as usize;
+        if self.few.contains(&literal) {
+            return false;
+        }
+        if self.few.len() < self.few.inline_size() {
+            self.few.push(literal);
+            return true;
+        }
+        if self.bits.is_empty() {
+            self.bits = vec![0; count.div_ceil(BITS)];
+        }
+        let (word, bit) = (literal / BITS, 1 << (literal % BITS));
+        let is_new = self.bits[word] & bit == 0;
+        self.bits[word] |= bit;
+        is_new
     }
 }
 

@@ -7,6 +7,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking, its kit too")]
 
+pub(crate) mod chromium;
 pub(crate) mod dns_server;
 pub(crate) mod envoy;
 pub(crate) mod fixtures;

@@ -434,7 +434,11 @@ fn largest(index: usize, now_us: u64) -> Vec<u8> {
             minute: minute - ago,
             max_missed: u64::MAX,
             counts: (0..4)
-                .map(|key| KeyCountSummary { key: (ago as usize) * 8 + key, at_least: 7, at_most: u64::MAX })
+                .map(|key| KeyCountSummary {
+                    key: usize::try_from(ago).unwrap() * 8 + key,
+                    at_least: 7,
+                    at_most: u64::MAX,
+                })
                 .collect(),
         })
         .collect();
