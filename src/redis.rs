@@ -10,6 +10,7 @@ pub mod reply;
 pub mod hash_slot;
 pub mod node_address;
 pub mod slot_range;
+pub mod server_clock;
 pub mod connection;
 pub(crate) mod send;
 pub(crate) mod connect_options;

@@ -4,6 +4,7 @@
 //! hash slot and the commands are plain, so any server, cluster or proxy will do. The connections are apart from those
 //! of the counters: whatever another user of this Redis writes here, no decision waits for it.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -91,6 +92,7 @@ impl Exchange {
             connections: 1,
             call_timeout: TIMEOUT,
             optional_commands: None,
+            clock_jumps: Arc::default(),
             health_check: Box::new(check),
             connect,
         };

@@ -9,6 +9,7 @@ use tokio::sync::Notify;
 use super::connect_options::ConnectOptions;
 use super::hash_slot::prepare_hash_tags;
 use super::health_check::{HealthCheck, OptionalCommands};
+use super::server_clock::ClockJumps;
 
 /// Settings of a deployment, and events and counters of its nodes.
 #[derive(Debug)]
@@ -29,6 +30,8 @@ pub(crate) struct DeploymentContext {
     pub(crate) refresh_topology: Notify,
     /// Number of connections opened since the start.
     pub(crate) opened: AtomicU64,
+    /// Jumps of the clocks that are compared with those of the nodes.
+    pub(crate) clock_jumps: Arc<ClockJumps>,
 }
 
 /// Settings of a deployment.
@@ -44,12 +47,15 @@ pub(crate) struct DeploymentOptions {
     pub(crate) health_check: Box<dyn HealthCheck>,
     /// Commands that a server may reject while it still serves the others; `None` if there are no such commands.
     pub(crate) optional_commands: Option<OptionalCommands>,
+    /// Jumps of the clocks that are compared with those of the nodes.
+    pub(crate) clock_jumps: Arc<ClockJumps>,
 }
 
 impl DeploymentContext {
     /// Creates the context; `is_cluster` is true if the nodes form a cluster.
     pub(crate) fn new(options: DeploymentOptions, is_cluster: bool) -> Self {
-        let DeploymentOptions { connect, connections, call_timeout, health_check, optional_commands } = options;
+        let DeploymentOptions { connect, connections, call_timeout, health_check, optional_commands, clock_jumps } =
+            options;
         if is_cluster {
             // Here, because a health check has a deadline and this takes milliseconds.
             prepare_hash_tags();
@@ -63,6 +69,7 @@ impl DeploymentContext {
             is_cluster,
             refresh_topology: Notify::new(),
             opened: AtomicU64::new(0),
+            clock_jumps,
         }
     }
 }

@@ -17,6 +17,8 @@ use super::deployment_context::DeploymentContext;
 use super::error::{RedisError, ReplyError};
 use super::reply::Reply;
 use super::send::send;
+use super::server_clock::{ClockReading, ServerClock};
+use crate::clock::Clock;
 use crate::settings::endpoint::Endpoint;
 use crate::store_client::deadline::timeout_with_grace;
 use crate::store_client::supervisor::Supervised;
@@ -61,6 +63,21 @@ impl Node {
     /// Text of a configuration error, free of secrets; `None` without one.
     pub(crate) fn misconfigured(&self) -> Option<Arc<String>> {
         self.state.server.misconfigured().or_else(|| self.state.rejected_commands.text())
+    }
+
+    /// Clock of the server, known from the readings recorded here.
+    pub(crate) fn clock(&self) -> &ServerClock {
+        &self.state.clock
+    }
+
+    /// Records a reading of the server's clock; logs a jump.
+    pub(crate) fn record_clock(&self, reading: &ClockReading) {
+        if self.state.clock.record(reading)
+            && let Some(suppressed) = self.state.clock_jump_log.allow(Clock::System.now())
+        {
+            let server = self.endpoint();
+            tracing::warn!(%server, suppressed, "the clock of this redis server or of this machine jumped: measuring again");
+        }
     }
 
     /// Sends a command, after an ASKING if `asking`, and waits for its reply until `deadline`.

@@ -15,4 +15,5 @@ mod replica_slots;
 mod replicas;
 mod replies;
 mod round_trips;
+mod server_clock;
 mod test_kit;

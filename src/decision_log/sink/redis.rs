@@ -64,6 +64,7 @@ impl RedisSink {
             connections: 1,
             call_timeout: TIMEOUT,
             optional_commands: None,
+            clock_jumps: Arc::default(),
             health_check: Box::new(StreamCheck(Arc::clone(&stream))),
             connect,
         };

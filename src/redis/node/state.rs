@@ -13,14 +13,18 @@ use crate::redis::connection::Connection;
 use crate::redis::deployment_context::DeploymentContext;
 use crate::redis::error::{RedisConnectError, RedisError};
 use crate::redis::health_check;
+use crate::redis::server_clock::ServerClock;
 use crate::settings::endpoint::Endpoint;
 use crate::store_client::connect::Connected;
 use crate::store_client::connect_error::ErrorKind;
 use crate::store_client::server_state::{ServerNames, ServerState};
 use crate::store_client::supervisor::{RECONNECT_AFTER, SupervisedServer};
+use crate::telemetry::log_throttle::LogThrottle;
 
 /// Maximum wait for the late reply of a health check before the next check is sent.
 const LATE_REPLY_TIMEOUT: Duration = Duration::from_secs(1);
+/// Minimum time between two log lines about jumps of the clock.
+const CLOCK_JUMP_LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// State of a node.
 #[derive(Debug)]
 pub(super) struct NodeState {
@@ -29,6 +33,8 @@ pub(super) struct NodeState {
     pub(super) rejected_commands: RejectedCommands,
     /// A slot that the node owns, for the keys of health checks.
     pub(super) slot: AtomicU16,
+    pub(super) clock: ServerClock,
+    pub(super) clock_jump_log: LogThrottle,
 }
 
 impl NodeState {
@@ -37,7 +43,15 @@ impl NodeState {
         let setting = Some(context.connect.setting);
         let names = ServerNames { program: "redis", files: "credentials or certificates", setting };
         let server = ServerState::new(endpoint, context.connections, names);
-        Self { server, context, rejected_commands: RejectedCommands::new(), slot: AtomicU16::new(0) }
+        let clock = ServerClock::new(Arc::clone(&context.clock_jumps));
+        Self {
+            server,
+            context,
+            rejected_commands: RejectedCommands::new(),
+            slot: AtomicU16::new(0),
+            clock,
+            clock_jump_log: LogThrottle::every(CLOCK_JUMP_LOG_INTERVAL),
+        }
     }
 
     /// Records a failed call, and opens the breaker after too many failures of the server.

@@ -10,6 +10,7 @@ use crate::limit::period::Unit;
 use crate::redis::connect_options::ConnectOptions;
 use crate::redis::deployment::Deployment;
 use crate::redis::deployment_context::DeploymentOptions;
+use crate::redis::server_clock::ClockJumps;
 use crate::settings::choices::KeyFormat;
 use crate::settings::redis::{DeploymentSettings, RedisSettings};
 
@@ -18,6 +19,8 @@ use crate::settings::redis::{DeploymentSettings, RedisSettings};
 pub(super) struct Deployments {
     pub(super) main: Arc<CounterDeployment>,
     pub(super) per_second: Option<Arc<CounterDeployment>>,
+    /// Jumps of the clocks of all their servers.
+    pub(super) clock_jumps: Arc<ClockJumps>,
 }
 
 /// A deployment, and knowledge of its counters.
@@ -30,13 +33,15 @@ pub(super) struct CounterDeployment {
 impl Deployments {
     /// Starts to connect.
     pub(super) fn start(settings: &RedisSettings) -> Self {
+        let clock_jumps = Arc::<ClockJumps>::default();
         let start = |deployment| {
             Arc::new(CounterDeployment {
-                client: Arc::new(start(settings, deployment)),
+                client: Arc::new(start(settings, deployment, Arc::clone(&clock_jumps))),
                 refunds: RefundSupport::default(),
             })
         };
-        Self { main: start(&settings.main), per_second: settings.per_second.as_ref().map(start) }
+        let (main, per_second) = (start(&settings.main), settings.per_second.as_ref().map(start));
+        Self { main, per_second, clock_jumps }
     }
 
     /// Returns the clients of all deployments.
@@ -66,7 +71,7 @@ fn is_per_second(limit: &Limit) -> bool {
     limit.period().unit() == Unit::Second && limit.period().multiplier() == 1
 }
 
-fn start(settings: &RedisSettings, deployment: &DeploymentSettings) -> Deployment {
+fn start(settings: &RedisSettings, deployment: &DeploymentSettings, clock_jumps: Arc<ClockJumps>) -> Deployment {
     let connect = ConnectOptions::new(deployment);
     let kind = match settings.key_format {
         KeyFormat::Tollkeeper => ProbeKind::Script,
@@ -79,6 +84,7 @@ fn start(settings: &RedisSettings, deployment: &DeploymentSettings) -> Deploymen
         optional_commands: probe.optional_commands(),
         health_check: Box::new(probe),
         connect,
+        clock_jumps,
     };
     Deployment::start(deployment.topology.clone(), options)
 }
