@@ -12,7 +12,8 @@ use crate::telemetry::top_keys::MAX_KEY_BYTES;
 
 /// `key=value,key=value`; a value that others share a counter with is replaced by their pattern, as the rule has it.
 pub(super) fn key_text(path: &Path<'_>, form: &ValueForm) -> Arc<str> {
-    let mut text = String::new();
+    let length: usize = path.entries.iter().map(|entry| entry.key.len() + entry.value.len() + 2).sum();
+    let mut text = String::with_capacity(length.min(MAX_KEY_BYTES));
     let mut is_exact = true;
     for (index, entry) in path.entries.iter().enumerate() {
         let shared = path.shared.iter().find(|(shared, _)| *shared == index).map(|(_, pattern)| *pattern);
@@ -42,6 +43,10 @@ pub(super) fn key_text(path: &Path<'_>, form: &ValueForm) -> Arc<str> {
 /// Appends an escaped part, of which more than [`MAX_KEY_BYTES`] need not be whole; false if it is not exact.
 fn push_escaped(text: &mut String, part: &[u8]) -> bool {
     let start = &part[..part.len().min(MAX_KEY_BYTES + 1)];
+    if start.iter().all(|byte| byte.is_ascii() && !matches!(byte, b',' | b'=' | b'\\')) {
+        text.push_str(std::str::from_utf8(start).unwrap_or_default());
+        return start.len() == part.len();
+    }
     for character in String::from_utf8_lossy(start).chars() {
         if matches!(character, ',' | '=' | '\\') {
             text.push('\\');
