@@ -14,8 +14,12 @@
 
 pub(crate) mod algorithm_state;
 pub mod fixed_window;
+pub mod global_clock;
 pub mod leaky_bucket;
 pub(crate) mod leaky_level;
+pub mod loss_allowance;
+pub mod region_bucket;
+pub mod region_window;
 pub mod reply_reader;
 pub(crate) mod share_ratio;
 pub mod sliding_window_counter;

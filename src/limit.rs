@@ -4,13 +4,20 @@
 //! way from one to the other, so a `Limit` is always valid and no algorithm checks it again.
 
 pub mod algorithm;
+pub mod counting;
+pub mod limit_error;
 mod names;
 pub mod period;
+pub mod region_loss;
+mod regions;
 
-use std::num::NonZeroU32;
+use std::num::{NonZeroU16, NonZeroU32};
 
 use self::algorithm::{Algorithm, AlgorithmProperties, Capacity, Delay, RejectedHitsPolicy};
+use self::counting::Counting;
+use self::limit_error::LimitError;
 use self::period::{Period, Unit};
+use self::region_loss::RegionLossPolicy;
 
 /// Consistency of a counter between replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,8 +38,45 @@ pub enum Overshoot {
 }
 
 impl Overshoot {
-    /// Overshoot of a rule with `consistency: eventual` and no `max_overshoot`: 5 %.
+    /// Overshoot of a rule without `max_overshoot`, with `consistency: eventual` or `scope: global`: 5 %.
     pub const DEFAULT: Self = Self::MilliPercent(5_000);
+}
+
+/// Regions that a limit holds over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Each region has the limit for itself.
+    Region,
+    /// All regions together have the limit.
+    Global(GlobalScope),
+}
+
+/// Keys of a limit that all regions share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GlobalScope {
+    /// Bound on the hits that all regions together admit over the limit in any period.
+    pub max_overshoot: Overshoot,
+    /// Part of the limit that is split evenly over the regions in advance: thousandths of a percent, up to 100 000.
+    pub reserve_milli_percent: u32,
+    /// Hits that a region admits while it is cut off.
+    pub on_region_loss: RegionLossPolicy,
+    /// Number of regions.
+    pub regions: NonZeroU16,
+}
+
+impl GlobalScope {
+    /// Reserve of a global limit without `reserve`: 10 %, in thousandths of a percent.
+    pub const DEFAULT_RESERVE_MILLI_PERCENT: u32 = 10_000;
+
+    /// Creates the scope of a limit over `regions` regions, with all optional keys at their defaults.
+    pub const fn new(regions: NonZeroU16) -> Self {
+        Self {
+            max_overshoot: Overshoot::DEFAULT,
+            reserve_milli_percent: Self::DEFAULT_RESERVE_MILLI_PERCENT,
+            on_region_loss: RegionLossPolicy::Share,
+            regions,
+        }
+    }
 }
 
 /// Failure policy: the decision of a rule while its store fails.
@@ -88,6 +132,8 @@ pub struct LimitSpec {
     pub count_rejected: Option<bool>,
     /// Consistency between replicas; default strict.
     pub consistency: Option<Consistency>,
+    /// Regions that the limit holds over; default region.
+    pub scope: Option<Scope>,
     /// Answer while the store fails; default local.
     pub on_store_error: Option<StorePolicy>,
     /// The limit is the only one of its descriptor.
@@ -110,6 +156,7 @@ impl LimitSpec {
             max_wait_us: None,
             count_rejected: None,
             consistency: None,
+            scope: None,
             on_store_error: None,
             sole: true,
             calendar_months: false,
@@ -121,54 +168,11 @@ impl LimitSpec {
 /// Default maximum of `requests_per_unit` for a sliding_window_log.
 pub const DEFAULT_LOG_MAX: u32 = 10_000;
 
-/// Reason why a [`LimitSpec`] is not a valid limit. Each names the key at fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LimitError {
-    /// The key does not apply to this algorithm.
-    #[error("`{key}` does not apply to {algorithm}")]
-    Meaningless {
-        /// Key at fault.
-        key: &'static str,
-        /// Algorithm of the limit.
-        algorithm: Algorithm,
-    },
-    /// The bucket or queue holds nothing.
-    #[error("`{key}` must be at least 1")]
-    Zero {
-        /// Key at fault.
-        key: &'static str,
-    },
-    /// The log would hold more entries than allowed.
-    #[error("sliding_window_log keeps an entry for each hit, {limit} here, and at most {max} are allowed")]
-    LogTooLong {
-        /// `requests_per_unit` of the limit.
-        limit: u32,
-        /// Maximum that is allowed.
-        max: u32,
-    },
-    /// `consistency: eventual` contradicts another key.
-    #[error("`consistency: eventual` cannot be kept with {with}")]
-    NotEventual {
-        /// Key or algorithm that contradicts it, with the reason.
-        with: &'static str,
-    },
-}
-
-impl LimitError {
-    /// Key of the rule file that is at fault.
-    pub const fn key(self) -> &'static str {
-        match self {
-            Self::Meaningless { key, .. } | Self::Zero { key } => key,
-            Self::LogTooLong { .. } => "requests_per_unit",
-            Self::NotEventual { .. } => "consistency",
-        }
-    }
-}
-
 /// Valid limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
     algorithm: Algorithm,
+    counting: Counting,
     requests_per_unit: u32,
     period: Period,
     capacity: u32,
@@ -176,6 +180,7 @@ pub struct Limit {
     count_rejected: bool,
     calendar_months: bool,
     consistency: Consistency,
+    scope: Scope,
     on_store_error: StorePolicy,
     /// Microseconds by which the period is longer than written.
     extension_us: u64,
@@ -193,9 +198,17 @@ impl Limit {
         if let Consistency::Eventual(_) = consistency {
             check_eventual(spec, properties)?;
         }
-        let counted_by_default = properties.rejected_hits == RejectedHitsPolicy::CountedByDefault;
-        Ok(Self {
+        let scope = spec.scope.unwrap_or(Scope::Region);
+        if let Scope::Global(_) = scope {
+            check_global(spec)?;
+        }
+        let counted_by_default = properties.rejected_hits == RejectedHitsPolicy::CountedByDefault
+            && spec.sole
+            && consistency == Consistency::Strict
+            && scope == Scope::Region;
+        let limit = Self {
             algorithm: spec.algorithm,
+            counting: spec.algorithm.into(),
             requests_per_unit: spec.requests_per_unit,
             period: spec.period,
             capacity: match properties.capacity {
@@ -207,19 +220,32 @@ impl Limit {
                 Delay::Never | Delay::IfMaxWait => 0,
                 Delay::UntilDeadline => u64::MAX,
             }),
-            count_rejected: spec
-                .count_rejected
-                .unwrap_or(counted_by_default && spec.sole && consistency == Consistency::Strict),
+            count_rejected: spec.count_rejected.unwrap_or(counted_by_default),
             calendar_months: spec.calendar_months
                 && properties.has_calendar_months
                 && spec.period.unit() == Unit::Month,
             consistency,
+            scope,
             on_store_error: spec.on_store_error.unwrap_or_default(),
             extension_us: 0,
-        })
+        };
+        limit.check_reserve()?;
+        Ok(limit)
     }
 
-    /// Returns the share of one replica, if `replicas` count independently.
+    /// Checks that the reserve gives each region a hit, and a token of the bucket.
+    fn check_reserve(&self) -> Result<(), LimitError> {
+        match self.scope {
+            Scope::Global(GlobalScope { regions, .. })
+                if self.requests_per_unit > 0 && (self.region_reserve() == 0 || self.region_capacity() == 0) =>
+            {
+                Err(LimitError::ReserveTooSmall { regions: regions.get() })
+            }
+            Scope::Global(_) | Scope::Region => Ok(()),
+        }
+    }
+
+    /// Returns the share of one replica, if `replicas` count independently in each region of the limit.
     ///
     /// `requests_per_unit` and the capacity are divided and rounded down, to at least 1 unless they were 0. Everything
     /// else stays.
@@ -228,6 +254,8 @@ impl Limit {
             let share = count / replicas.get();
             if share == 0 && count > 0 { 1 } else { share }
         }
+        let regions = NonZeroU32::new(self.regions().get() as u32).expect("a nonzero number stays nonzero");
+        let replicas = replicas.saturating_mul(regions);
         Self {
             requests_per_unit: divided(self.requests_per_unit, replicas),
             capacity: divided(self.capacity, replicas),
@@ -251,6 +279,11 @@ impl Limit {
     /// Algorithm that counts hits.
     pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
+    }
+
+    /// State and script that count the limit: those of the algorithm, unless [`Limit::in_region`] replaced them.
+    pub const fn counting(&self) -> Counting {
+        self.counting
     }
 
     /// Hits in a period; 0 rejects everything.
@@ -291,6 +324,11 @@ impl Limit {
     /// Consistency between replicas.
     pub const fn consistency(&self) -> Consistency {
         self.consistency
+    }
+
+    /// Regions that the limit holds over.
+    pub const fn scope(&self) -> Scope {
+        self.scope
     }
 
     /// Answer while the store fails.
@@ -339,4 +377,24 @@ fn check_eventual(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(
         return Ok(());
     };
     Err(LimitError::NotEventual { with })
+}
+
+/// Checks that nothing in the limit keeps a region from deciding alone by windows or rates that it was granted.
+fn check_global(spec: &LimitSpec) -> Result<(), LimitError> {
+    let with = match spec.algorithm {
+        Algorithm::LeakyBucket => "leaky_bucket: a queue needs one order of arrival for all regions",
+        Algorithm::SlidingWindowLog => "sliding_window_log: the time of each hit is known to its own region only",
+        _ if spec.count_rejected == Some(true) => "`count_rejected: true`: a rejection is known to its own region only",
+        _ if spec.max_wait_us.is_some_and(|wait| wait > 0) => {
+            "`max_wait`: tokens taken in advance need one order of arrival for all regions"
+        }
+        _ if spec.calendar_months && spec.period.unit() == Unit::Month => {
+            "calendar months: all regions number windows of one length"
+        }
+        _ if matches!(spec.consistency, Some(Consistency::Eventual(_))) => {
+            "`consistency: eventual`: replicas would lend hits that the region may lose"
+        }
+        _ => return Ok(()),
+    };
+    Err(LimitError::NotGlobal { with })
 }

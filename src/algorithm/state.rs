@@ -1,6 +1,6 @@
 //! State of a counter of any algorithm, and charges on several counters at once.
 //!
-//! The enum and its dispatch are generated from the [table of algorithms](crate::limit::algorithm), so an algorithm
+//! The enum and its dispatch are generated from the [table of countings](crate::limit::counting), so an algorithm
 //! without a module, a `State`, `charge`, `admits` or an `AlgorithmState` does not compile.
 
 use smallvec::SmallVec;
@@ -11,11 +11,11 @@ use super::share_ratio::ShareRatio;
 use super::{ChargeRequest, ChargeResult, EnforcedLimit, effective_time};
 use crate::clock::Time;
 use crate::limit::Limit;
-use crate::limit::algorithm::{Algorithm, for_each_algorithm};
+use crate::limit::counting::{Counting, for_each_counting};
 
 macro_rules! define_state {
-    ($($(#[$attribute:meta])* $variant:ident, $module:ident, $properties:expr;)*) => {
-        /// State of a counter: one variant for each algorithm.
+    ($($variant:ident, $module:ident, $properties:expr;)*) => {
+        /// State of a counter: one variant for each counting.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub enum State {
             $(
@@ -26,9 +26,9 @@ macro_rules! define_state {
 
         impl State {
             /// Creates the state of a counter without hits.
-            pub fn empty(algorithm: Algorithm) -> Self {
-                match algorithm {
-                    $(Algorithm::$variant => Self::$variant(Default::default()),)*
+            pub fn empty(counting: impl Into<Counting>) -> Self {
+                match counting.into() {
+                    $(Counting::$variant => Self::$variant(Default::default()),)*
                 }
             }
 
@@ -39,14 +39,14 @@ macro_rules! define_state {
                 }
             }
 
-            /// Applies a request to this state. A state of another algorithm than the limit's counts as empty.
+            /// Applies a request to this state. A state of another counting than the limit's is empty.
             pub fn charge(&mut self, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
-                match (limit.algorithm(), &mut *self) {
-                    $((Algorithm::$variant, Self::$variant(state)) => {
+                match (limit.counting(), &mut *self) {
+                    $((Counting::$variant, Self::$variant(state)) => {
                         super::$module::charge(limit, state, now, request)
                     })*
-                    (algorithm, _) => {
-                        *self = Self::empty(algorithm);
+                    (counting, _) => {
+                        *self = Self::empty(counting);
                         self.charge(limit, now, request)
                     }
                 }
@@ -54,11 +54,11 @@ macro_rules! define_state {
 
             /// Returns `true` if [`State::charge`] would admit the hits; changes nothing.
             pub fn admits(&self, limit: &Limit, now: Time, request: ChargeRequest) -> bool {
-                match (limit.algorithm(), self) {
-                    $((Algorithm::$variant, Self::$variant(state)) => {
+                match (limit.counting(), self) {
+                    $((Counting::$variant, Self::$variant(state)) => {
                         super::$module::admits(limit, state, now, request)
                     })*
-                    (algorithm, _) => Self::empty(algorithm).admits(limit, now, request),
+                    (counting, _) => Self::empty(counting).admits(limit, now, request),
                 }
             }
 
@@ -76,10 +76,10 @@ macro_rules! define_state {
 
             /// Unpacks the words of [`State::to_words`].
             #[inline]
-            pub(crate) fn from_words(algorithm: Algorithm, [last, a, b]: [u64; 3]) -> Self {
+            pub(crate) fn from_words(counting: impl Into<Counting>, [last, a, b]: [u64; 3]) -> Self {
                 let last = Time::from_micros(last);
-                match algorithm {
-                    $(Algorithm::$variant => Self::$variant(AlgorithmState::from_words([a, b], last)),)*
+                match counting.into() {
+                    $(Counting::$variant => Self::$variant(AlgorithmState::from_words([a, b], last)),)*
                 }
             }
 
@@ -89,12 +89,12 @@ macro_rules! define_state {
             /// The script cannot have returned these numbers.
             #[inline]
             pub(crate) fn read(
-                algorithm: Algorithm,
+                counting: Counting,
                 reply: &mut ReplyReader<'_>,
                 last: Time,
             ) -> Result<Self, MalformedReply> {
-                match algorithm {
-                    $(Algorithm::$variant => AlgorithmState::read(reply, last).map(Self::$variant),)*
+                match counting {
+                    $(Counting::$variant => AlgorithmState::read(reply, last).map(Self::$variant),)*
                 }
             }
 
@@ -109,33 +109,33 @@ macro_rules! define_state {
             /// Computes the script arguments `a` and `b` of a call that makes these charges on a counter.
             #[inline]
             pub(crate) fn script_arguments<'c>(
-                algorithm: Algorithm,
+                counting: Counting,
                 charges: impl Iterator<Item = CallCharge<'c>>,
             ) -> [i64; 2] {
-                match algorithm {
-                    $(Algorithm::$variant => super::$module::State::script_arguments(charges),)*
+                match counting {
+                    $(Counting::$variant => super::$module::State::script_arguments(charges),)*
                 }
             }
 
             /// Returns the longest delay in microseconds that keeps the numbers of a script exact.
             #[inline]
             pub(crate) fn max_delay_us(limit: &Limit) -> u64 {
-                match limit.algorithm() {
-                    $(Algorithm::$variant => super::$module::State::max_delay_us(limit),)*
+                match limit.counting() {
+                    $(Counting::$variant => super::$module::State::max_delay_us(limit),)*
                 }
             }
 
             /// Computes the time in microseconds until a rejected charge could pass, from the result of another one on
             /// the same state. The hits are at most the capacity. `None`: the result does not tell.
             pub(crate) fn wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
-                match limit.algorithm() {
-                    $(Algorithm::$variant => super::$module::State::wait_us(limit, result, request),)*
+                match limit.counting() {
+                    $(Counting::$variant => super::$module::State::wait_us(limit, result, request),)*
                 }
             }
         }
     };
 }
-for_each_algorithm!(define_state);
+for_each_counting!(define_state);
 
 impl State {
     /// Time that [`State::charge`] works at: the later of `now` and the last charge; `now` if the state is discarded.

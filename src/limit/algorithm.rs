@@ -1,9 +1,9 @@
 //! The table of algorithms.
 //!
-//! A new algorithm is a row of this table, a module of the same name in `src/algorithm/`, and a Lua file of the same
-//! name in `src/store/redis/lua/`. Everything else is generated from the table or derived from the properties in it:
-//! names, state, dispatch, scripts, keys of rule files, schema. The module implements
-//! `algorithm::algorithm_state::AlgorithmState`, so the compiler names what it lacks.
+//! A new algorithm is a row of this table and of that of [countings](super::counting), a module of the same name in
+//! `src/algorithm/`, and a Lua file of the same name in `src/store/redis/lua/`. Everything else is generated from the
+//! tables or derived from their properties: names, state, dispatch, scripts, keys of rule files, schema. The module
+//! implements `algorithm::algorithm_state::AlgorithmState`, so the compiler names what it lacks.
 
 use std::fmt;
 
@@ -16,8 +16,6 @@ macro_rules! for_each_algorithm {
         $callback! {
             /// Tokens are refilled continuously; idle time earns a burst.
             TokenBucket, token_bucket, AlgorithmProperties {
-                wire_id: 0,
-                lua_helpers: &["divide"],
                 capacity: Capacity::BucketSize,
                 delay: Delay::IfMaxWait,
                 rejected_hits: RejectedHitsPolicy::CountedOnRequest,
@@ -28,8 +26,6 @@ macro_rules! for_each_algorithm {
             };
             /// Requests leave one by one at a fixed rate; those that find others before them are delayed.
             LeakyBucket, leaky_bucket, AlgorithmProperties {
-                wire_id: 1,
-                lua_helpers: &["divide"],
                 capacity: Capacity::QueueSize,
                 delay: Delay::UntilDeadline,
                 rejected_hits: RejectedHitsPolicy::NeverCounted,
@@ -41,8 +37,6 @@ macro_rules! for_each_algorithm {
             /// One count for each window; windows are aligned to the Unix epoch.
             #[default]
             FixedWindow, fixed_window, AlgorithmProperties {
-                wire_id: 2,
-                lua_helpers: &[],
                 capacity: Capacity::RequestsPerUnit,
                 delay: Delay::Never,
                 rejected_hits: RejectedHitsPolicy::CountedByDefault,
@@ -53,8 +47,6 @@ macro_rules! for_each_algorithm {
             };
             /// One entry for each admitted hit; exact in any window.
             SlidingWindowLog, sliding_window_log, AlgorithmProperties {
-                wire_id: 3,
-                lua_helpers: &["log"],
                 capacity: Capacity::RequestsPerUnit,
                 delay: Delay::Never,
                 rejected_hits: RejectedHitsPolicy::CountedOnRequest,
@@ -65,8 +57,6 @@ macro_rules! for_each_algorithm {
             };
             /// Count of this window plus that of the previous one, weighted by the part of it that still overlaps.
             SlidingWindowCounter, sliding_window_counter, AlgorithmProperties {
-                wire_id: 4,
-                lua_helpers: &["divide"],
                 capacity: Capacity::RequestsPerUnit,
                 delay: Delay::Never,
                 rejected_hits: RejectedHitsPolicy::CountedOnRequest,
@@ -83,10 +73,6 @@ pub(crate) use for_each_algorithm;
 /// Properties of an algorithm: the keys of a rule that apply to it, and what stores need to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AlgorithmProperties {
-    /// Number of the algorithm in script arguments. Part of the wire format: replicas of all versions must agree.
-    pub wire_id: u8,
-    /// Helper functions that the Lua file calls, by the names of their parts.
-    pub lua_helpers: &'static [&'static str],
     /// Key that sets the number of hits that can pass at once.
     pub capacity: Capacity,
     /// Delay of an admitted request; decides whether `max_wait` applies.
@@ -213,32 +199,5 @@ impl Algorithm {
 impl fmt::Display for Algorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Algorithm;
-
-    #[test]
-    fn wire_ids_of_released_versions_stay() {
-        let released = [
-            ("token_bucket", 0),
-            ("leaky_bucket", 1),
-            ("fixed_window", 2),
-            ("sliding_window_log", 3),
-            ("sliding_window_counter", 4),
-        ];
-        for (name, id) in released {
-            let algorithm = Algorithm::from_name(name).expect(name);
-            assert_eq!(algorithm.properties().wire_id, id, "{name}");
-        }
-    }
-
-    #[test]
-    fn no_two_algorithms_share_a_wire_id() {
-        let mut ids = Algorithm::ALL.map(|algorithm| algorithm.properties().wire_id);
-        ids.sort_unstable();
-        assert!(ids.is_sorted_by(|id, next| id < next), "{ids:?}");
     }
 }

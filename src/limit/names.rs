@@ -8,6 +8,7 @@ use serde::ser::{Serialize, Serializer};
 use super::StorePolicy;
 use super::algorithm::Algorithm;
 use super::period::Unit;
+use super::region_loss::RegionLossPolicy;
 
 macro_rules! serialize_by_name {
     ($($type:ty),*) => {$(
@@ -25,4 +26,4 @@ macro_rules! serialize_by_name {
         }
     )*};
 }
-serialize_by_name!(Algorithm, Unit, StorePolicy);
+serialize_by_name!(Algorithm, Unit, StorePolicy, RegionLossPolicy);

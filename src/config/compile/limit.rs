@@ -13,8 +13,9 @@ use crate::config::diagnostic::quotable;
 use crate::config::document::fields::{DocumentReader, FieldPath};
 use crate::config::document::{DefaultableKeys, DescriptorSpec, RateLimitEntry, Spanned};
 use crate::config::yaml::Position;
+use crate::limit::limit_error::LimitError;
 use crate::limit::period::{Period, Unit};
-use crate::limit::{Consistency, Limit, LimitError, LimitSpec, Overshoot, StorePolicy};
+use crate::limit::{Consistency, Limit, LimitSpec, Overshoot, StorePolicy};
 use crate::rule::{Allowance, OverLimitBody, OverrideDefaults, RuleLimit};
 
 /// Creates the body of a rejection.
@@ -266,7 +267,8 @@ fn report(reader: &mut DocumentReader<'_>, written: &RateLimitEntry, error: Limi
         LimitError::Meaningless { .. } => "remove it; a leaky_bucket never counts rejected hits",
         LimitError::Zero { .. } => "write a larger number",
         LimitError::LogTooLong { .. } => "write `algorithm: sliding_window_counter`, which keeps two numbers",
-        LimitError::NotEventual { .. } => "remove one of them",
+        LimitError::NotEventual { .. } | LimitError::NotGlobal { .. } => "remove one of them",
+        LimitError::ReserveTooSmall { .. } => "raise the limit or `reserve`, or use `scope: region`",
     };
     let at = key_position(written, error.key());
     reader.error(at, &field_path.key(error.key()), error.to_string(), hint);

@@ -135,7 +135,7 @@ impl MemoryShard {
     /// Replaces the state of a counter; a new counter without room is left out.
     pub(super) fn put(&mut self, key: u128, limit: &Limit, mut state: State, now: Time) {
         let mut slots = [self.slot(key, EnforcedLimit { limit, enforced: true })];
-        let is_empty = state == State::empty(limit.algorithm());
+        let is_empty = state == State::empty(limit.counting());
         if (slots[0].index.is_none() && is_empty) || self.make_room(&mut slots, Hits::Charge(1), now).is_err() {
             return;
         }
@@ -297,7 +297,7 @@ impl MemoryShard {
 
     /// Takes the state of a counter; the records of a log are moved out until [`MemoryShard::put_state`] returns them.
     fn take_state(&mut self, slot: &CounterSlot<'_>) -> State {
-        let Some(index) = slot.index else { return State::empty(slot.enforced_limit.limit.algorithm()) };
+        let Some(index) = slot.index else { return State::empty(slot.enforced_limit.limit.counting()) };
         let entry = *self.entry(index);
         let log = match entry.log() {
             Some(log) => {
@@ -315,7 +315,7 @@ impl MemoryShard {
         let limit = slot.enforced_limit.limit;
         let index = match slot.index {
             Some(index) => index,
-            None if state == State::empty(limit.algorithm()) => return,
+            None if state == State::empty(limit.counting()) => return,
             None => self.insert(CounterEntry::new(slot.key, limit.algorithm())),
         };
         self.keep_state(index, state);

@@ -170,7 +170,7 @@ fn unescape(mut text: &[u8]) -> Option<Vec<u8>> {
 fn with_suffix(mut key: BytesMut, counter: &Counter<'_>) -> Bytes {
     let limit = counter.limit;
     key.extend_from_slice(b":");
-    key.extend_from_slice(limit.algorithm().name().as_bytes());
+    key.extend_from_slice(limit.counting().name().as_bytes());
     write_period(&mut key, limit);
     if counter.epoch != 0 {
         write!(key, ":{}", counter.epoch).expect("a buffer accepts all writes");

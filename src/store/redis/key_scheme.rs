@@ -99,7 +99,7 @@ impl KeyScheme {
         };
         window.map_or_else(
             || CountingMode::Script {
-                script: script_for(charge.counters.iter().map(|counter| counter.limit.algorithm())),
+                script: script_for(charge.counters.iter().map(|counter| counter.limit.counting())),
                 keys: key::keys(&self.prefix, &charge.path, &charge.counters),
             },
             CountingMode::Incrby,

@@ -285,6 +285,8 @@ fn last(state: &State) -> Time {
         State::FixedWindow(state) => state.last,
         State::SlidingWindowLog(state) => state.last,
         State::SlidingWindowCounter(state) => state.last,
+        State::RegionWindow(state) => state.last,
+        State::RegionBucket(state) => state.last,
     }
 }
 

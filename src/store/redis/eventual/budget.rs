@@ -45,9 +45,13 @@ impl LocalBudget {
             let Consistency::Eventual(overshoot) = limit.consistency() else { return None };
             let (for_shares, life_us) = match limit.algorithm().properties().hit_expiry {
                 // The other half of the overshoot is for what refills during the life of a lease.
-                HitExpiry::Continuous => (milli_hits(limit, overshoot) / 2, refill_life_us(limit, overshoot)),
-                HitExpiry::WithWindow => (milli_hits(limit, overshoot), MAX_LIFE_US),
-                HitExpiry::AfterPeriod => (milli_hits(limit, overshoot), log_life_us(limit.period().micros())),
+                HitExpiry::Continuous => {
+                    (overshoot.milli_hits(limit.requests_per_unit()) / 2, refill_life_us(limit, overshoot))
+                }
+                HitExpiry::WithWindow => (overshoot.milli_hits(limit.requests_per_unit()), MAX_LIFE_US),
+                HitExpiry::AfterPeriod => {
+                    (overshoot.milli_hits(limit.requests_per_unit()), log_life_us(limit.period().micros()))
+                }
             };
             budget.share = budget.share.min(for_shares / 1000 / (2 * u64::from(slots.get())));
             budget.period_us = budget.period_us.max(longest_period_us(limit));
@@ -137,17 +141,9 @@ fn log_life_us(period_us: u64) -> u64 {
 /// Returns the time in which half of the overshoot refills, in microseconds.
 fn refill_life_us(limit: &Limit, overshoot: Overshoot) -> u64 {
     let milli_limit = 1000 * u128::from(limit.requests_per_unit().max(1));
-    let half = u128::from(milli_hits(limit, overshoot) / 2);
+    let half = u128::from(overshoot.milli_hits(limit.requests_per_unit()) / 2);
     let life_us = half * u128::from(limit.period_us()) / milli_limit;
     u64::try_from(life_us).unwrap_or(u64::MAX)
-}
-
-/// Returns the overshoot in thousandths of a hit, rounded down.
-fn milli_hits(limit: &Limit, overshoot: Overshoot) -> u64 {
-    match overshoot {
-        Overshoot::MilliPercent(part) => u64::from(limit.requests_per_unit()) * u64::from(part) / 100,
-        Overshoot::Hits(hits) => 1000 * u64::from(hits),
-    }
 }
 
 /// Returns the end of the window in which hits were charged.

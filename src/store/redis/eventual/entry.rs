@@ -146,7 +146,7 @@ impl EventualEntry {
             return None;
         }
         if self.states.len() != command.counters.len() {
-            self.states = command.counters.iter().map(|counter| State::empty(counter.limit.algorithm())).collect();
+            self.states = command.counters.iter().map(|counter| State::empty(counter.limit.counting())).collect();
         }
         let results = self.charge_states(command, context);
         let passes =

@@ -1,6 +1,6 @@
 -- Record of the leases of a descriptor, which lies beside its counters: parts of driver.lua and together.lua.
 --
--- KEYS: if ARGV[2] is given, the last key is the record.
+-- KEYS: if ARGV[2] is given and not empty, the last key is the record.
 -- ARGV[2]: signed numbers as in ARGV[1]: purpose (0: charges, 1: the return of a lease, 2: a reset), requested (hits of
 -- the lease that the last charge requests, 0: none), kept_us (time for which that lease is recorded, in microseconds);
 -- then for each lease that the caller knows, as the record has it, its end and hits, and how many of these it will not
@@ -13,7 +13,7 @@
 
 --: leases
 local purpose, requested, kept_us, record, recorded
-if ARGV[2] then
+if ARGV[2] and ARGV[2] ~= '' then
   local start, known, is_known
   purpose, requested, kept_us, start = unpack('<i8i8i8', ARGV[2])
   recorded = redis.pcall('GET', KEYS[#KEYS]) or ''

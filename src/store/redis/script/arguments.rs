@@ -23,12 +23,12 @@ pub fn arguments(commands: &[ChargeCommand], now: Option<Time>) -> Bytes {
     let Some(first) = commands.first() else { return encoder.0.into() };
     for (index, counter) in first.counters.iter().enumerate() {
         let limit = &counter.limit;
-        encoder.push(i64::from(limit.algorithm().properties().wire_id));
+        encoder.push(i64::from(limit.counting().properties().wire_id));
         encoder.push(signed(limit.period_us()));
         let charges = commands
             .iter()
             .map(|command| CallCharge { limit: &command.counters[index].limit, hits: command.request.hits });
-        let [a, b] = State::script_arguments(limit.algorithm(), charges);
+        let [a, b] = State::script_arguments(limit.counting(), charges);
         encoder.push(a);
         encoder.push(b);
         encoder.push_digits(limit.period_us() / 1000);
@@ -93,8 +93,10 @@ impl ArgEncoder {
     fn push_limit(&mut self, counter: &OwnedCounter, wait_us: i64) {
         let limit = &counter.limit;
         self.push(i64::from(limit.requests_per_unit()));
-        self.push(i64::from(limit.capacity()));
+        self.push(i64::from(limit.counted_capacity()));
         self.push(wait_us);
-        self.push(i64::from(counter.enforced_limit().enforced) + 2 * i64::from(limit.count_rejected()));
+        // In a region, rejected hits are demand that the next grant must cover.
+        let counts_rejected = limit.count_rejected() || limit.is_counted_in_region();
+        self.push(i64::from(counter.enforced_limit().enforced) + 2 * i64::from(counts_rejected));
     }
 }

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 
 use sha1::{Digest, Sha1};
 
-use crate::limit::algorithm::{Algorithm, for_each_algorithm};
+use crate::limit::counting::{Counting, for_each_counting};
 
 /// Files of parts that any algorithm may use.
 const SHARED_FILES: [&str; 6] = [
@@ -27,19 +27,19 @@ const SHARED_FILES: [&str; 6] = [
 const HELPERS: [&str; 2] = ["divide", "log"];
 
 macro_rules! define_lua_files {
-    ($($(#[$attribute:meta])* $variant:ident, $name:ident, $properties:expr;)*) => {
-        /// Returns the text of an algorithm's Lua file.
-        const fn lua_file(algorithm: Algorithm) -> &'static str {
-            match algorithm {
-                $(Algorithm::$variant => include_str!(concat!("../lua/", stringify!($name), ".lua")),)*
+    ($($variant:ident, $name:ident, $properties:expr;)*) => {
+        /// Returns the text of a counting's Lua file.
+        const fn lua_file(counting: Counting) -> &'static str {
+            match counting {
+                $(Counting::$variant => include_str!(concat!("../lua/", stringify!($name), ".lua")),)*
             }
         }
     };
 }
-for_each_algorithm!(define_lua_files);
+for_each_counting!(define_lua_files);
 
-/// Number of algorithms.
-const ALGORITHMS: usize = Algorithm::ALL.len();
+/// Number of countings.
+const COUNTINGS: usize = Counting::ALL.len();
 
 /// Parts by name.
 type LuaParts<'t> = HashMap<&'t str, &'t str>;
@@ -60,18 +60,18 @@ impl Script {
     }
 }
 
-/// Returns the script for counters of these algorithms, one for each key of the call.
-pub fn script_for(algorithms: impl Iterator<Item = Algorithm>) -> &'static Script {
-    static SINGLE: [OnceLock<Script>; ALGORITHMS] = [const { OnceLock::new() }; ALGORITHMS];
-    static SEVERAL: [OnceLock<Script>; 1 << ALGORITHMS] = [const { OnceLock::new() }; 1 << ALGORITHMS];
-    let (mut keys, mut set, mut first) = (0, 0, Algorithm::default());
-    for algorithm in algorithms {
-        (keys, set, first) = (keys + 1, set | 1 << algorithm as usize, algorithm);
+/// Returns the script for counters of these countings, one for each key of the call.
+pub fn script_for(countings: impl Iterator<Item = impl Into<Counting>>) -> &'static Script {
+    static SINGLE: [OnceLock<Script>; COUNTINGS] = [const { OnceLock::new() }; COUNTINGS];
+    static SEVERAL: [OnceLock<Script>; 1 << COUNTINGS] = [const { OnceLock::new() }; 1 << COUNTINGS];
+    let (mut keys, mut set, mut first) = (0, 0, Counting::FixedWindow);
+    for counting in countings.map(Into::into) {
+        (keys, set, first) = (keys + 1, set | 1 << counting as usize, counting);
     }
     if keys == 1 {
         SINGLE[first as usize].get_or_init(|| Script::new(single_counter(first)))
     } else {
-        let used = Algorithm::ALL.into_iter().filter(|&algorithm| set >> algorithm as usize & 1 == 1);
+        let used = Counting::ALL.into_iter().filter(|&counting| set >> counting as usize & 1 == 1);
         SEVERAL[set].get_or_init(|| Script::new(several_counters(used)))
     }
 }
@@ -88,19 +88,19 @@ pub fn window_charges_script() -> &'static Script {
     SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/window_charges.lua"), &LuaParts::new())))
 }
 
-fn single_counter(algorithm: Algorithm) -> String {
-    let helpers = helpers(&[algorithm].into_iter());
-    let mut parts = parts_of(algorithm);
+fn single_counter(counting: Counting) -> String {
+    let helpers = helpers(&[counting].into_iter());
+    let mut parts = parts_of(counting);
     parts.insert("helpers", &helpers);
     expand(include_str!("../lua/driver.lua"), &parts)
 }
 
-fn several_counters(algorithms: impl Iterator<Item = Algorithm> + Clone) -> String {
-    let helpers = helpers(&algorithms);
-    let constructors: String = algorithms
-        .map(|algorithm| {
-            let constructor = expand(include_str!("../lua/counter.lua"), &parts_of(algorithm));
-            format!("constructors[{}] = {constructor}", algorithm.properties().wire_id)
+fn several_counters(countings: impl Iterator<Item = Counting> + Clone) -> String {
+    let helpers = helpers(&countings);
+    let constructors: String = countings
+        .map(|counting| {
+            let constructor = expand(include_str!("../lua/counter.lua"), &parts_of(counting));
+            format!("constructors[{}] = {constructor}", counting.properties().wire_id)
         })
         .collect();
     let mut parts = shared_parts();
@@ -108,10 +108,10 @@ fn several_counters(algorithms: impl Iterator<Item = Algorithm> + Clone) -> Stri
     expand(include_str!("../lua/together.lua"), &parts)
 }
 
-/// Returns the helper functions that these algorithms call.
-fn helpers(algorithms: &(impl Iterator<Item = Algorithm> + Clone)) -> String {
+/// Returns the helper functions that these countings call.
+fn helpers(countings: &(impl Iterator<Item = Counting> + Clone)) -> String {
     let shared = shared_parts();
-    let is_used = |name: &&str| algorithms.clone().any(|algorithm| algorithm.properties().lua_helpers.contains(name));
+    let is_used = |name: &&str| countings.clone().any(|counting| counting.properties().lua_helpers.contains(name));
     HELPERS.into_iter().filter(is_used).map(|name| shared[name]).collect()
 }
 
@@ -119,12 +119,12 @@ fn shared_parts() -> LuaParts<'static> {
     SHARED_FILES.iter().flat_map(|file| split(file)).collect()
 }
 
-/// Returns the parts of an algorithm's file and the shared parts that it does not replace.
-fn parts_of(algorithm: Algorithm) -> LuaParts<'static> {
+/// Returns the parts of a counting's file and the shared parts that it does not replace.
+fn parts_of(counting: Counting) -> LuaParts<'static> {
     let mut parts = shared_parts();
     // Optional: only a log reads more before it writes.
     parts.insert("plan", "");
-    parts.extend(split(lua_file(algorithm)));
+    parts.extend(split(lua_file(counting)));
     parts
 }
 

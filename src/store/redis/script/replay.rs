@@ -35,7 +35,7 @@ pub fn replay(commands: &[ChargeCommand], reply: &[u8], has_leases: bool) -> Res
     let mut states: SmallVec<[State; 1]> = SmallVec::with_capacity(counters.len());
     for counter in counters {
         let last = reader.time()?;
-        states.push(State::read(counter.limit.algorithm(), &mut reader, last)?);
+        states.push(State::read(counter.limit.counting(), &mut reader, last)?);
     }
     let lent = if has_leases { reader.number()? } else { 0 };
     if !reader.is_empty() {

@@ -1,0 +1,111 @@
+//! Division of a global limit among regions.
+//!
+//! Of a limit of L hits, each of n regions always has its *reserve*; the global Redis grants the rest. A region that is
+//! cut off may exceed its part by the *loss allowance* in each tumbling period. A limit of one region has neither.
+
+use std::num::NonZeroU16;
+
+use super::algorithm::Algorithm;
+use super::counting::Counting;
+use super::region_loss::RegionLossPolicy;
+use super::{GlobalScope, Limit, Overshoot, Scope};
+
+/// Allowance of a region that admits everything while it is cut off, in hits.
+const UNLIMITED_ALLOWANCE: u64 = 1 << 40;
+
+/// 100 % in thousandths of a percent.
+const WHOLE_MILLI_PERCENT: u64 = 100_000;
+
+impl Limit {
+    /// Keys of a global limit; `None` for a limit of one region.
+    pub const fn global_scope(&self) -> Option<GlobalScope> {
+        match self.scope() {
+            Scope::Global(scope) => Some(scope),
+            Scope::Region => None,
+        }
+    }
+
+    /// Number of regions that share the limit; 1 for a limit of one region.
+    pub const fn regions(&self) -> NonZeroU16 {
+        match self.scope() {
+            Scope::Global(scope) => scope.regions,
+            Scope::Region => NonZeroU16::MIN,
+        }
+    }
+
+    /// Returns the limit as the region's Redis counts it; a limit of one region stays as it is.
+    #[must_use]
+    pub const fn in_region(&self) -> Self {
+        let counting = match (self.scope(), self.algorithm()) {
+            (Scope::Global(_), Algorithm::FixedWindow | Algorithm::SlidingWindowCounter) => Counting::RegionWindow,
+            (Scope::Global(_), Algorithm::TokenBucket) => Counting::RegionBucket,
+            (Scope::Global(_), Algorithm::LeakyBucket | Algorithm::SlidingWindowLog) | (Scope::Region, _) => {
+                self.counting()
+            }
+        };
+        Self { counting, ..*self }
+    }
+
+    /// Returns true for a limit that the region's Redis counts from grants: one made by [`Limit::in_region`].
+    pub const fn is_counted_in_region(&self) -> bool {
+        matches!(self.counting(), Counting::RegionWindow | Counting::RegionBucket)
+    }
+
+    /// Hits in a period that a region always has: a window's reserve, or the rate of a bucket.
+    pub const fn region_reserve(&self) -> u32 {
+        self.reserve_of(self.requests_per_unit())
+    }
+
+    /// Tokens of the bucket that a region always has.
+    pub const fn region_capacity(&self) -> u32 {
+        self.reserve_of(self.capacity())
+    }
+
+    /// Hits that can pass at once as the limit is counted: the region's own tokens, or the capacity.
+    pub const fn counted_capacity(&self) -> u32 {
+        if let Counting::RegionBucket = self.counting() { self.region_capacity() } else { self.capacity() }
+    }
+
+    /// Hits in a period that the global Redis may grant to all regions together: for a window, or as rates.
+    pub const fn max_granted(&self) -> u32 {
+        self.requests_per_unit() - self.region_reserve() * self.regions().get() as u32
+    }
+
+    /// Tokens of the bucket that the global Redis may grant to all regions together.
+    pub const fn max_granted_capacity(&self) -> u32 {
+        self.capacity() - self.region_capacity() * self.regions().get() as u32
+    }
+
+    /// Hits that a cut-off region may admit in a tumbling period beyond its grants and its reserve.
+    pub const fn loss_allowance(&self) -> u64 {
+        let Scope::Global(scope) = self.scope() else { return 0 };
+        let regions = scope.regions.get() as u64;
+        // A rolling span meets two tumbling periods; a bucket refills in the span too.
+        let parts = if let Algorithm::TokenBucket = self.algorithm() { 4 } else { 2 };
+        match scope.on_region_loss {
+            RegionLossPolicy::Share => {
+                scope.max_overshoot.milli_hits(self.requests_per_unit()) / 1000 / (parts * regions)
+            }
+            RegionLossPolicy::Local => self.requests_per_unit() as u64 / regions,
+            RegionLossPolicy::Deny => 0,
+            RegionLossPolicy::Allow => UNLIMITED_ALLOWANCE,
+        }
+    }
+
+    const fn reserve_of(&self, hits: u32) -> u32 {
+        let Scope::Global(scope) = self.scope() else { return 0 };
+        let reserved = hits as u64 * scope.reserve_milli_percent as u64 / WHOLE_MILLI_PERCENT;
+        // At most `hits`: a valid scope reserves 100 % at most.
+        (reserved / scope.regions.get() as u64) as u32
+    }
+}
+
+impl Overshoot {
+    /// Returns the overshoot of a limit of `requests_per_unit`, in thousandths of a hit, rounded down.
+    pub const fn milli_hits(self, requests_per_unit: u32) -> u64 {
+        match self {
+            Self::MilliPercent(part) => requests_per_unit as u64 * part as u64 / 100,
+            Self::Hits(hits) => 1000 * hits as u64,
+        }
+    }
+}

@@ -1,0 +1,97 @@
+-- region_window: hits of a window of global time that the region was granted, and its reserve.
+--
+-- KEYS: the counter. a: reserve of the region. b: loss allowance in a tumbling period.
+-- ARGV[3]: clock of the global Redis, signed numbers as in ARGV[1]: valid_from and valid_until (times of this Redis
+-- between which the offsets hold), offset_lo and offset_hi (bounds on global time minus the time of this Redis, in
+-- microseconds), flags: 1 if a grant request may be opened, plus 2 if the region is cut off, plus 4 if a and b must not
+-- be used.
+-- State, 120 bytes: last, window (its number in global time), granted (hits left), granted_total, reserve_used,
+-- next_reserve_used (in the next window), requested and previous_requested (hits asked for), low (open a request when
+-- at most these are left), exhausted (1: the global Redis has none left), open_request (time of opening, 0: none),
+-- next_request_at, epoch, loss_start, loss_used.
+-- Flags of charges must include 2: rejected hits are counted as requested.
+-- Rounding: none. Writes: one SET with PX. TTL: two periods plus 2 s.
+
+--: load
+local bytes = 120
+--> read
+local window, granted, granted_total, reserve_used, next_reserve_used, requested_hits, previous_requested
+local low, exhausted, open_request, next_request_at, epoch, loss_start, loss_used
+last, window, granted, granted_total, reserve_used, next_reserve_used, requested_hits, previous_requested,
+  low, exhausted, open_request, next_request_at, epoch, loss_start, loss_used =
+  unpack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8', before)
+if max(window, granted, granted_total, reserve_used, next_reserve_used, requested_hits, previous_requested,
+  low, exhausted, open_request, next_request_at, epoch, loss_start, loss_used) > 9007199254740992 then
+  --> wrong_type
+end
+--> effective_now
+local valid_from, valid_until, offset_lo, offset_hi, call_flags = unpack('<i8i8i8i8i8', ARGV[3])
+if call_flags >= 4 then a, b = 0, 0 end
+local can_request, cut_off = call_flags % 2 == 1, call_flags % 4 >= 2
+-- Global time lies in `window` or, if spans_two, in the next one. It is unknown if it may lie in others.
+local is_known, spans_two = false, false
+local first, final = now + offset_lo, now + offset_hi
+if now >= valid_from and now < valid_until and first >= 0 and first <= final then
+  first, final = floor(first / period), floor(final / period)
+  if window <= final + 1 then first = max(first, window) end
+  if first <= final and final <= first + 1 then
+    is_known, spans_two = true, final > first
+    if first == window + 1 then
+      reserve_used, previous_requested = next_reserve_used, requested_hits
+    elseif first ~= window then
+      reserve_used, previous_requested = 0, 0
+    end
+    if first ~= window then
+      window, granted, granted_total, next_reserve_used, requested_hits = first, 0, 0, 0, 0
+      low, exhausted = floor(a / 2), 0
+    end
+  end
+end
+if now >= loss_start + period or loss_start > now + period then loss_start, loss_used = now, 0 end
+-- Set by each charge: grants and the reserve admit it; this counter admits it, whatever others say.
+local fits, accepted
+
+--: equal_charges
+-- Equal charges that fit as one also fit one by one, with the same result, if they are spent from one source.
+if times > 1 and hits > 0 then
+  local each = hits
+  hits = each * times
+  --> decide
+  if fits or admitted and not is_known then times = 1 else hits = each end
+end
+
+--: decide
+fits = hits < 0 or is_known and hits <= granted + max(a - reserve_used, 0)
+  and (not spans_two or hits <= max(a - next_reserve_used, 0))
+admitted = fits or (cut_off or not is_known) and loss_used + hits <= b
+accepted = admitted
+
+--: apply
+last = at
+if hits < 0 then
+  if is_known then
+    local returned = min(-hits, reserve_used)
+    reserve_used = reserve_used - returned
+    granted = max(min(granted - hits - returned, granted_total), granted)
+  end
+elseif admitted or not accepted then
+  requested_hits = min(requested_hits + hits, 9007199254740992)
+  if fits then
+    local spent = min(hits, granted)
+    granted, reserve_used = granted - spent, reserve_used + hits - spent
+    if spans_two then next_reserve_used = next_reserve_used + hits end
+  elseif admitted then
+    loss_used = loss_used + hits
+  end
+  if can_request and is_known and (not fits or granted + max(a - reserve_used, 0) <= low)
+    and (next_request_at <= now or next_request_at > now + period) then
+    open_request, next_request_at = now, now + 1000000
+  end
+end
+
+--: write
+local ttl_ms = 2 * period_ms + 2000
+local value = pack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8', last, window, granted, granted_total, reserve_used,
+  next_reserve_used, requested_hits, previous_requested, low, exhausted, open_request, next_request_at, epoch,
+  loss_start, loss_used)
+--> set
