@@ -14,6 +14,7 @@
 
 pub(crate) mod algorithm_state;
 pub mod fixed_window;
+pub mod global_bucket;
 pub mod global_clock;
 pub mod leaky_bucket;
 pub(crate) mod leaky_level;

@@ -13,6 +13,7 @@ mod charge_group;
 mod coalescer;
 mod deployments;
 pub mod eventual;
+pub mod global;
 mod in_flight;
 mod incrby;
 pub mod key;

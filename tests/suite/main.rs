@@ -43,6 +43,7 @@ mod redis;
 mod reload;
 mod reports;
 mod rolling;
+mod regions;
 mod rule_defaults;
 mod rule_files;
 mod settings;

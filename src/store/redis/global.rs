@@ -1,0 +1,3 @@
+//! Limits over several regions.
+
+pub mod bucket_grants;

@@ -1,0 +1,3 @@
+//! Limits over several regions.
+
+mod bucket_grants;
