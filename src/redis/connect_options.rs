@@ -71,6 +71,12 @@ impl ConnectOptions {
                 "TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH, its _FILE or the password in \
                  TOLLKEEPER_DECISION_LOG_REDIS_URL"
             }
+            ("TOLLKEEPER_GLOBAL_REDIS_URL", false, _) => {
+                "TOLLKEEPER_GLOBAL_REDIS_AUTH, its _FILE or the password in TOLLKEEPER_GLOBAL_REDIS_URL"
+            }
+            ("TOLLKEEPER_GLOBAL_REDIS_URL", true, _) => {
+                "TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH, its _FILE or the password in TOLLKEEPER_GLOBAL_REDIS_URL"
+            }
             ("REDIS_PERSECOND_URL", false, true) => "TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE",
             ("REDIS_PERSECOND_URL", false, false) => "REDIS_PERSECOND_AUTH or the password in REDIS_PERSECOND_URL",
             ("REDIS_PERSECOND_URL", true, true) => "TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE",

@@ -1,12 +1,12 @@
 //! Offset of a server's clock from the monotonic clock of this process.
 //!
-//! Each exchange with the server tells an interval: the server read its clock between sending and answer. A
-//! [`ServerClock`] intersects these intervals, and widens its own with time, because clocks drift by up to 500 ppm each.
-//! The true offset always lies inside. If an exchange contradicts the interval, a clock jumped: that of the server, or
-//! that of this process, which stops while its machine is suspended. So all clocks that share [`ClockJumps`] start over,
-//! with exchanges sent after the jump was noticed. A jump shorter than the interval cannot be noticed.
+//! Each reading of the clock tells an interval: the server read it between sending and answer. A [`ServerClock`]
+//! intersects these intervals, and widens its own with time, because clocks drift by up to 500 ppm each. The true offset
+//! always lies inside. If a reading contradicts the interval, a clock jumped: that of the server, or that of this
+//! process, which stops while its machine is suspended. So all clocks that share [`ClockJumps`] start over, with readings
+//! sent after the jump was noticed. A jump shorter than the interval cannot be noticed.
 //!
-//! Reading takes no lock and allocates nothing. Most exchanges change nothing worth keeping, and are dropped.
+//! Reading takes no lock and allocates nothing. Most readings change nothing worth keeping, and are dropped.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -18,7 +18,7 @@ use crate::clock::{Time, micros};
 
 /// Process time in which two clocks may move apart by 1: each drifts by up to 500 ppm, (1 + 0.0005) / (1 - 0.0005).
 const US_PER_DRIFT_US: u64 = 999;
-/// Age from which an exchange replaces the interval although it is hardly narrower.
+/// Age from which a reading replaces the interval although it is hardly narrower.
 const REFRESH_US: i64 = 100_000;
 /// Largest time of a server that is believed, as in scripts.
 const MAX_SERVER_US: u64 = 1 << 53;
@@ -85,7 +85,7 @@ impl OffsetInterval {
 #[derive(Debug)]
 pub struct ClockJumps {
     count: AtomicU64,
-    /// Process time of the last one's notice; exchanges sent before it prove nothing.
+    /// Process time of the last one's notice; readings sent before it prove nothing.
     void_before_us: AtomicI64,
 }
 
@@ -111,18 +111,18 @@ impl ClockJumps {
     }
 }
 
-/// Interval of the offset, and the exchanges that it comes from.
+/// Interval of the offset, and the start of the readings that it comes from.
 #[derive(Clone, Copy, Debug)]
 struct Estimate {
     offset: OffsetInterval,
     /// Process time of the interval; it is wider before and after.
     at_us: i64,
-    /// Process time at which the first exchange was sent.
+    /// Process time at which the first reading was sent.
     first_sent_us: i64,
 }
 
 impl Estimate {
-    /// Returns the interval of one exchange; `None` if its times are impossible.
+    /// Returns the interval of one reading; `None` if its times are impossible.
     fn of_reading(reading: &ClockReading) -> Option<Self> {
         let server_us = reading.server.as_micros();
         let (sent_us, answered_us) = (process_us(reading.within.from), process_us(reading.within.until));
@@ -137,7 +137,7 @@ impl Estimate {
         self.offset.drifted(self.at_us.abs_diff(process_us))
     }
 
-    /// Adds the knowledge of a later or earlier exchange; `None` if they contradict each other.
+    /// Adds the knowledge of a later or earlier reading; `None` if they contradict each other.
     fn combined(&self, other: &Self) -> Option<Self> {
         let at_us = self.at_us.max(other.at_us);
         let offset = self.offset_at(at_us).intersection(other.offset_at(at_us))?;
@@ -164,7 +164,7 @@ impl ServerClock {
         Self { estimate: ArcSwapOption::const_empty(), jumps }
     }
 
-    /// Returns an interval that contains the offset at all times of `range`; `None` without an exchange since the last
+    /// Returns an interval that contains the offset at all times of `range`; `None` without a reading since the last
     /// jump.
     pub fn offset(&self, range: InstantRange) -> Option<OffsetInterval> {
         let estimate = self.estimate.load();
@@ -173,7 +173,7 @@ impl ServerClock {
         Some(estimate.offset.drifted(distance(range.from).max(distance(range.until))))
     }
 
-    /// Records an exchange; returns true if it proves that a clock jumped.
+    /// Records a reading; returns true if it proves that a clock jumped.
     pub fn record(&self, reading: &ClockReading) -> bool {
         let Some(next) = Estimate::of_reading(reading).filter(|next| self.is_valid(next)) else { return false };
         {

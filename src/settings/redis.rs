@@ -23,6 +23,8 @@ pub struct RedisSettings {
     pub main: DeploymentSettings,
     /// Deployment of the counters of limits per second; `None` means `main`.
     pub per_second: Option<DeploymentSettings>,
+    /// Regions that share limits with `scope: global`; `None` means that there is only one.
+    pub regions: Option<RegionSettings>,
     /// Time limit of a call, 1 ms to 10 s.
     pub timeout: Duration,
     /// Number of replicas that share the limits while Redis is unavailable and each counts for itself; `None` means the
@@ -52,6 +54,26 @@ pub struct OverLimitCacheSettings {
     pub capacity_bytes: usize,
     /// `true` if fixed windows that count rejected hits are cached too; hits rejected here are then not counted.
     pub caches_counting_windows: bool,
+}
+
+/// Regions that share limits, and the Redis that all of them reach.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionSettings {
+    /// Index of this region in `names`.
+    pub index: usize,
+    /// Names of all regions in their order, 2 to 64, without duplicates.
+    pub names: Vec<String>,
+    /// Deployment that all regions reach.
+    pub global: DeploymentSettings,
+    /// Number of its replicas that must have a grant before it is used, 0 or 1.
+    pub wait_replicas: u32,
+}
+
+impl RegionSettings {
+    /// Returns the name of this region.
+    pub fn name(&self) -> &str {
+        &self.names[self.index]
+    }
 }
 
 /// One server, a primary with its replicas, or a cluster.

@@ -3,6 +3,7 @@
 use super::choices::BackendType;
 use super::memcache::MemcacheSettings;
 use super::redis::read;
+use super::redis::read::regions::require_redis;
 use super::redis::{DeploymentSettings, RedisSettings};
 use super::setting::AnySetting;
 use super::table::counters::*;
@@ -53,7 +54,10 @@ impl StoreSettings {
             Self::Redis(redis) => Some(redis),
             Self::Memory | Self::Memcache(_) => None,
         };
-        redis.into_iter().flat_map(|redis| [Some(&redis.main), redis.per_second.as_ref()]).flatten()
+        redis.into_iter().flat_map(|redis| {
+            let global = redis.regions.as_ref().map(|regions| &regions.global);
+            [Some(&redis.main), redis.per_second.as_ref(), global].into_iter().flatten()
+        })
     }
 
     /// Reads the store that the environment asks for; `None` means this process.
@@ -68,11 +72,13 @@ impl StoreSettings {
         match backend {
             Some(BackendType::Redis) => Self::Redis(read::redis(values)),
             Some(BackendType::Memcache) => {
+                require_redis(values, "counters are in memcache");
                 of_redis
                     .for_each(|setting| values.ignore_if_changed(*setting, "counters are in memcache, not in Redis"));
                 Self::Memcache(MemcacheSettings::read(values))
             }
             None => {
+                require_redis(values, "counters are in this process");
                 // Any REDIS_ variable selects Redis, and lints about rules read TOLLKEEPER_MAX_REPLICAS without it too.
                 let is_unread = |name: &str| name.starts_with("TOLLKEEPER_") && name != TOLLKEEPER_MAX_REPLICAS.name();
                 for setting in of_redis.filter(|setting| is_unread(setting.name())).chain(&SHARED_STORE) {

@@ -18,12 +18,13 @@ pub mod fleet;
 pub mod tracing;
 pub mod xds;
 pub mod redis;
+pub mod regions;
 pub mod memcache;
 
 use super::setting::{AnySetting, SettingGroup};
 
 /// All groups of settings.
-pub static GROUPS: [&SettingGroup; 16] = [
+pub static GROUPS: [&SettingGroup; 17] = [
     &listeners::GROUP,
     &grpc::GROUP,
     &client_limits::GROUP,
@@ -39,6 +40,7 @@ pub static GROUPS: [&SettingGroup; 16] = [
     &tracing::GROUP,
     &xds::GROUP,
     &redis::GROUP,
+    &regions::GROUP,
     &memcache::GROUP,
 ];
 

@@ -26,6 +26,7 @@ use tollkeeper::telemetry::logs;
 
 mod memcache;
 mod redis;
+mod regions;
 mod tls;
 
 type Vars<'a> = &'a [(&'a str, &'a str)];

@@ -7,6 +7,7 @@
 mod addresses;
 mod credentials;
 mod deployment;
+pub(crate) mod regions;
 
 use std::time::Duration;
 
@@ -27,9 +28,11 @@ pub(crate) fn redis(values: &mut Values) -> RedisSettings {
         }
     }
     let key_format = values.get(&TOLLKEEPER_KEY_FORMAT);
+    let regions = regions::regions(values, &main);
     RedisSettings {
         main,
         per_second,
+        regions,
         timeout: values.get(&TOLLKEEPER_STORE_TIMEOUT),
         replicas: values.get(&TOLLKEEPER_REPLICAS),
         max_replicas: values.get(&TOLLKEEPER_MAX_REPLICAS),

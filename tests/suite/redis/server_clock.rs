@@ -145,7 +145,7 @@ proptest! {
 }
 
 #[test]
-fn interval_narrows_to_the_fastest_exchange() {
+fn interval_narrows_to_the_fastest_reading() {
     let clock = ServerClock::new(Arc::default());
     let start = Instant::now();
     let at = |us| start + Duration::from_micros(us);
@@ -160,7 +160,7 @@ fn interval_narrows_to_the_fastest_exchange() {
     clock.record(&reading(100_000, 100_200, 100_400));
     assert!(width(100_400) <= Some(410));
     clock.record(&reading(200_000, 250_000, 300_000));
-    assert!(width(300_000) <= Some(820), "a slow exchange widened the interval: {:?}", width(300_000));
+    assert!(width(300_000) <= Some(820), "a slow reading widened the interval: {:?}", width(300_000));
 }
 
 #[test]

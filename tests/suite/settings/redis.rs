@@ -73,6 +73,7 @@ fn redis_defaults_match_envoyproxy_ratelimit() {
     let expected = RedisSettings {
         main: main.clone(),
         per_second: None,
+        regions: None,
         timeout: Duration::from_millis(15),
         replicas: None,
         max_replicas: NonZeroU32::new(16).unwrap(),

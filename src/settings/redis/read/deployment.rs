@@ -12,6 +12,7 @@ use crate::settings::setting::{AnySetting, Setting};
 use crate::settings::store_tls::{StoreTls, StoreTlsSettings};
 use crate::settings::table::decision_log::*;
 use crate::settings::table::redis::*;
+use crate::settings::table::regions::*;
 use crate::settings::url::Url;
 use crate::settings::values::Values;
 
@@ -67,6 +68,19 @@ pub(super) static STREAM: DeploymentReader = DeploymentReader {
     sentinels: CredentialSettings {
         auth: &TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH,
         file: &TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH_FILE,
+    },
+};
+
+/// Redis that all regions reach.
+pub(super) static GLOBAL: DeploymentReader = DeploymentReader {
+    url: UrlSettings { url: &TOLLKEEPER_GLOBAL_REDIS_URL, kind: &TOLLKEEPER_GLOBAL_REDIS_TYPE, socket: None },
+    connections: &TOLLKEEPER_GLOBAL_REDIS_POOL_SIZE,
+    connect_timeout: &TOLLKEEPER_GLOBAL_REDIS_TIMEOUT,
+    tls: &TOLLKEEPER_GLOBAL_REDIS_TLS,
+    server: CredentialSettings { auth: &TOLLKEEPER_GLOBAL_REDIS_AUTH, file: &TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE },
+    sentinels: CredentialSettings {
+        auth: &TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH,
+        file: &TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE,
     },
 };
 
