@@ -16,6 +16,7 @@ pub(crate) mod algorithm_state;
 pub mod fixed_window;
 pub mod global_bucket;
 pub mod global_clock;
+pub mod global_window;
 pub mod leaky_bucket;
 pub(crate) mod leaky_level;
 pub mod loss_allowance;

@@ -1,3 +1,4 @@
 //! Limits over several regions.
 
 mod bucket_grants;
+mod window_grants;
