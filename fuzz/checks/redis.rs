@@ -1,11 +1,15 @@
 //! Replies of Redis: parsing of any bytes, cut anywhere by the network.
 
+use std::num::NonZeroU16;
+
 use bytes::BytesMut;
 use smallvec::SmallVec;
 use tollkeeper::algorithm::ChargeRequest;
+use tollkeeper::algorithm::global_clock::GlobalClock;
+use tollkeeper::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
-use tollkeeper::limit::{Limit, LimitSpec};
+use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Scope};
 use tollkeeper::redis::error::ReplyError;
 use tollkeeper::redis::hash_slot::HASH_SLOTS;
 use tollkeeper::redis::reply::{self, Reply};
@@ -14,7 +18,7 @@ use tollkeeper::request::Hits;
 use tollkeeper::settings::endpoint::Endpoint;
 use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
 use tollkeeper::store::redis::key;
-use tollkeeper::store::redis::script::replay::replay;
+use tollkeeper::store::redis::script::replay::{CallArguments, replay};
 
 /// Maximum length of an input that is cut, since each piece is parsed from the beginning.
 const MAX_CUT_BYTES: usize = 512;
@@ -73,15 +77,26 @@ fn interpret(reply: &Reply) {
     let _number = reply::integer(reply);
 }
 
-/// Parses the bytes as results of a script, for each algorithm and for all together.
+/// Parses the bytes as results of a script, for each algorithm and global limit, and for all together.
 fn replay_all(bytes: &[u8]) {
-    let counted = |algorithm| {
-        let spec = LimitSpec::new(algorithm, 10, Period::new(Unit::Minute, 1).expect("a minute"));
-        OwnedCounter { limit: Limit::new(&spec).expect("a plain limit"), enforced: true, quota: false, tag: 0 }
+    let counted = |(algorithm, scope)| {
+        let plain = LimitSpec::new(algorithm, 100, Period::new(Unit::Minute, 1).expect("a minute"));
+        let limit = Limit::new(&LimitSpec { scope, ..plain }).expect("a plain limit").in_region();
+        OwnedCounter { limit, enforced: true, quota: false, tag: 0 }
     };
-    let alone = Algorithm::ALL.map(|algorithm| SmallVec::from_iter([counted(algorithm)]));
-    let together = [Algorithm::ALL.into_iter().map(counted).collect()];
-    for counters in alone.into_iter().chain(together) {
+    let global = Some(Scope::Global(GlobalScope::new(NonZeroU16::MIN)));
+    let kinds = [(Algorithm::FixedWindow, global), (Algorithm::TokenBucket, global)];
+    let kinds = Algorithm::ALL.into_iter().map(|algorithm| (algorithm, None)).chain(kinds);
+    let alone = kinds.clone().map(|kind| SmallVec::from_iter([counted(kind)]));
+    let together = [kinds.map(counted).collect()];
+    let last = Time::from_micros(1 << 53);
+    let wide = GlobalClock { valid_until: last, can_request: true, cut_off: true, ..GlobalClock::UNKNOWN };
+    let arguments = [
+        CallArguments::default(),
+        CallArguments { has_leases: true, clock: Some(&GlobalClock::UNKNOWN) },
+        CallArguments { has_leases: false, clock: Some(&wide) },
+    ];
+    for counters in alone.chain(together) {
         let charge = |hits| ChargeCommand {
             counters: counters.clone(),
             request: ChargeRequest::new(hits, 1000),
@@ -89,7 +104,7 @@ fn replay_all(bytes: &[u8]) {
             void_from: None,
         };
         let charges = [Hits::Charge(3), Hits::Peek, Hits::Refund(1), Hits::Charge(1 << 32)].map(charge);
-        for replayed in [false, true].into_iter().flat_map(|has_leases| replay(&charges, bytes, has_leases)) {
+        for replayed in arguments.into_iter().flat_map(|arguments| replay(&charges, bytes, arguments)) {
             assert_eq!((replayed.results.len(), replayed.states.len()), (charges.len(), counters.len()));
         }
     }

@@ -63,7 +63,7 @@ pub struct RegionWindowCounts {
     pub open_request: u64,
     /// Time of the region's Redis from which the next request may be opened.
     pub next_request_at: Time,
-    /// Epoch of the global counter.
+    /// Last reset of the limit that this counter follows, in global time; at first, its own creation.
     pub epoch: u64,
     /// Use of the loss allowance.
     pub loss: LossPeriod,
@@ -190,6 +190,10 @@ impl RegionWindow {
             };
             if first <= last && last <= first + 1 {
                 window.advance_to(first);
+                // An older reset of the limit does not concern this counter.
+                if window.counts.epoch == 0 {
+                    window.counts.epoch = global.hi;
+                }
                 window.global = Some(global);
                 window.spans_two = last > first;
             }

@@ -6,6 +6,7 @@
 use smallvec::SmallVec;
 
 use super::algorithm_state::{AlgorithmState, CallCharge};
+use super::global_clock::GlobalClock;
 use super::reply_reader::{MalformedReply, ReplyReader};
 use super::share_ratio::ShareRatio;
 use super::{ChargeRequest, ChargeResult, EnforcedLimit, effective_time};
@@ -138,6 +139,24 @@ macro_rules! define_state {
 for_each_counting!(define_state);
 
 impl State {
+    /// Sets the global clock of the call that charges this state, if a region counts it.
+    pub fn set_clock(&mut self, clock: &GlobalClock) {
+        match self {
+            Self::RegionWindow(state) => *state.clock = *clock,
+            Self::RegionBucket(state) => *state.clock = *clock,
+            _ => {}
+        }
+    }
+
+    /// Identity of the open grant request of a region's counter; 0: none is open.
+    pub fn open_request(&self) -> u64 {
+        match self {
+            Self::RegionWindow(state) => state.counts.open_request,
+            Self::RegionBucket(state) => state.counts.open_request,
+            _ => 0,
+        }
+    }
+
     /// Time that [`State::charge`] works at: the later of `now` and the last charge; `now` if the state is discarded.
     pub fn time(&self, limit: &Limit, now: Time) -> Time {
         effective_time(now, self.last(), limit.period_us()).map_or(now, |time| time.at)

@@ -1,6 +1,7 @@
 //! Fallback counters for `on_store_error: local`: in this process, under its share of each limit.
 //!
-//! The share is the limit divided by the number of replicas, rounded down, at least 1 unless the limit is 0. While
+//! The share is the limit divided by the number of replicas, and a global limit also by that of regions, rounded down,
+//! at least 1 unless the limit is 0. While
 //! Redis answers, the states that it reports for such rules are kept here, scaled to the share and rounded up, so that
 //! a replica that loses Redis continues from the last known level.
 //!
@@ -93,11 +94,13 @@ impl Fallback {
     }
 
     /// Stores the states that Redis reported for counters of a path, each given by its limit and tag. Times later than
-    /// `now`, the time of this process, are reduced to it.
+    /// `now`, the time of this process, are reduced to it. States of global limits are left out: they tell what a
+    /// region was granted.
     pub fn remember(&self, path: u128, counters: &[(Limit, u128)], states: &[State], now: Time) {
         let replicas = self.replicas.count();
         self.memory.put(path, now, |put| {
-            for ((limit, tag), state) in counters.iter().zip(states) {
+            let reported = counters.iter().zip(states);
+            for ((limit, tag), state) in reported.filter(|((limit, _), _)| !limit.is_counted_in_region()) {
                 let share = limit.share_of(replicas);
                 put(&share, *tag, state.scaled_to_share(limit, &share, now));
             }
@@ -122,7 +125,8 @@ impl Fallback {
     /// Calls `then` with the same charge under this process's share of its limits.
     fn with_shares<T>(&self, charge: &Charge<'_>, then: impl FnOnce(&Charge<'_>) -> T) -> T {
         let replicas = self.replicas.count();
-        if replicas == NonZeroU32::MIN {
+        let is_undivided = |counter: &Counter<'_>| counter.limit.global_scope().is_none();
+        if replicas == NonZeroU32::MIN && charge.counters.iter().all(is_undivided) {
             return then(charge);
         }
         let shares: SmallVec<[Limit; 2]> =

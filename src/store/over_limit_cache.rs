@@ -160,7 +160,10 @@ impl OverLimitCache {
         let Hits::Charge(hits) = command.request.hits else { return };
         let is_cacheable = |counter: &OwnedCounter| {
             let limit = &counter.limit;
-            !limit.count_rejected() || self.cache_counted && limit.algorithm().properties().rejection_end_is_fixed
+            // The next grant may end the rejection of a global limit at any time.
+            !limit.is_counted_in_region()
+                && (!limit.count_rejected()
+                    || self.cache_counted && limit.algorithm().properties().rejection_end_is_fixed)
         };
         if !command.counters.iter().all(is_cacheable) {
             return;

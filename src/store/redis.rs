@@ -41,6 +41,7 @@ use self::deployments::Deployments;
 use self::eventual::admission::Admission;
 use self::eventual::counters::EventualCounters;
 use self::eventual::local_admission::LocalAdmission;
+use self::global::GlobalGrants;
 use self::in_flight::InFlightCalls;
 use self::key_scheme::{CounterId, KeyScheme};
 use self::lease_call::reset_command;
@@ -72,6 +73,8 @@ const RETURN_LEASES_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct Redis {
     deployments: Deployments,
     keys: KeyScheme,
+    /// Grants of this region; `None` if there is only one.
+    grants: Option<Arc<GlobalGrants>>,
     calls: Arc<InFlightCalls>,
     heartbeat: Heartbeat,
     stats: ChargeStats,
@@ -114,9 +117,11 @@ impl Redis {
         let calls = Arc::new(InFlightCalls::new(runner, settings.timeout));
         let reaped = Arc::clone(&calls);
         let lease_reaper = tokio::spawn(async move { reaped.runner.reap_leases().await }).abort_handle();
+        let grants: Option<Arc<GlobalGrants>> = None;
         Self {
             deployments,
-            keys: KeyScheme::new(&settings.key_prefix, settings.key_format, settings.expiration_jitter),
+            keys: KeyScheme::new(settings, grants.is_some()),
+            grants,
             calls,
             heartbeat,
             stats: ChargeStats::default(),
@@ -276,10 +281,12 @@ impl Redis {
         eventual: Option<EventualCounters>,
         now: Time,
     ) -> PreparedCall {
+        let grants = self.grants.as_ref().filter(|_| self.keys.has_global_limit(charge)).cloned();
         PreparedCall {
             mode: self.keys.counting_mode(charge, now),
             id,
-            deployment: Arc::clone(self.deployments.of(charge)),
+            deployment: Arc::clone(self.deployments.of(charge, grants.is_some())),
+            grants,
             now,
             client_clock: self.client_clock,
             eventual,

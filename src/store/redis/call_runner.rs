@@ -58,7 +58,7 @@ impl CallRunner {
         if lease_hits > 0 {
             commands.pop();
         }
-        let ScriptOutcome { mut results, states, now } = outcome?;
+        let ScriptOutcome { mut results, states, now, grant_requests: _ } = outcome?;
         let lease = (lease_hits > 0).then(|| results.pop()).flatten();
         let lease = lease.map(|results| LeaseReply { hits: lease_hits, results });
         let times = CallTimes { sent, answered: Instant::now() };

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::eventual::budget::log_extension_us;
 use super::key_scheme::{CounterId, KeyScheme};
 use crate::algorithm::ChargeRequest;
 use crate::clock::Time;
@@ -28,7 +27,7 @@ impl ChargeGroup {
     pub(super) fn of_one(keys: &KeyScheme, charge: &Charge<'_>, mode: ChargeMode, now: Time) -> Self {
         Self {
             id: keys.counter_id(charge, now),
-            commands: SmallVec::from_iter([command(charge, mode)]),
+            commands: SmallVec::from_iter([command(keys, charge, mode)]),
             indices: smallvec![0],
         }
     }
@@ -45,7 +44,7 @@ pub(super) fn group(
     let mut group_of = HashMap::new();
     for (index, charge) in charges.iter().enumerate() {
         let id = keys.counter_id(charge, now);
-        let command = command(charge, mode);
+        let command = command(keys, charge, mode);
         let known = if charges.len() <= MAX_SEARCHED {
             groups.iter().rposition(|group| group.id.counters == id.counters)
         } else {
@@ -69,12 +68,12 @@ pub(super) fn group(
 }
 
 /// Copies a charge into a command.
-fn command(charge: &Charge<'_>, mode: ChargeMode) -> ChargeCommand {
+fn command(keys: &KeyScheme, charge: &Charge<'_>, mode: ChargeMode) -> ChargeCommand {
     let counters: SmallVec<[OwnedCounter; 1]> = charge
         .counters
         .iter()
         .map(|counter| OwnedCounter {
-            limit: counter.limit.lengthened(log_extension_us(counter.limit)),
+            limit: keys.counted(counter.limit),
             enforced: counter.enforced,
             quota: counter.quota,
             tag: counter.tag,

@@ -58,10 +58,13 @@ impl Deployments {
         [&self.main].into_iter().chain(&self.per_second).map(|deployment| &**deployment)
     }
 
-    /// Returns the deployment of a charge: that for limits per second, if its descriptor has no other limits.
-    pub(super) fn of(&self, charge: &Charge<'_>) -> &Arc<CounterDeployment> {
+    /// Returns the deployment of a charge: that for limits per second, if its descriptor has no other limits and none
+    /// that regions share. Only the main one has the identity of the region.
+    pub(super) fn of(&self, charge: &Charge<'_>, is_global: bool) -> &Arc<CounterDeployment> {
         match &self.per_second {
-            Some(per_second) if charge.counters.iter().all(|counter| is_per_second(counter.limit)) => per_second,
+            Some(per_second) if !is_global && charge.counters.iter().all(|counter| is_per_second(counter.limit)) => {
+                per_second
+            }
             Some(_) | None => &self.main,
         }
     }

@@ -128,6 +128,7 @@ impl<'a> IncrBatch<'a> {
             results: take(&mut self.results),
             states: SmallVec::from(self.states.clone()),
             now: self.now,
+            grant_requests: Vec::new(),
         })
     }
 

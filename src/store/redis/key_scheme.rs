@@ -1,7 +1,5 @@
 //! Identity of a descriptor's counters: their keys in Redis, and the hashes that stand for them in this process.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use smallvec::SmallVec;
 
@@ -9,8 +7,10 @@ use super::eventual::budget::log_extension_us;
 use super::key;
 use super::script::compose::{Script, script_for};
 use crate::clock::Time;
-use crate::counter::{Charge, Counter};
+use crate::counter::{Charge, Counter, Path};
+use crate::limit::Limit;
 use crate::settings::choices::KeyFormat;
+use crate::settings::redis::RedisSettings;
 use crate::store::window_key::{ExpiryJitter, WindowKey};
 
 /// Spreads a small number over all bits: 2^128 divided by the golden ratio.
@@ -22,6 +22,8 @@ pub(super) struct KeyScheme {
     prefix: String,
     format: KeyFormat,
     jitter: ExpiryJitter,
+    /// True if this Redis is that of a region, which counts global limits from grants.
+    is_regional: bool,
 }
 
 /// Hashes that identify the counters of a descriptor in this process.
@@ -58,9 +60,25 @@ impl CountingMode {
 }
 
 impl KeyScheme {
-    /// Creates a scheme; `jitter` is the bound on the random extra life of keys in the format of envoyproxy/ratelimit.
-    pub(super) fn new(prefix: &str, format: KeyFormat, jitter: Duration) -> Self {
-        Self { prefix: prefix.to_owned(), format, jitter: ExpiryJitter::below(jitter) }
+    /// Creates the scheme of a Redis; `is_regional` if it is that of a region.
+    pub(super) fn new(settings: &RedisSettings, is_regional: bool) -> Self {
+        Self {
+            prefix: settings.key_prefix.clone(),
+            format: settings.key_format,
+            jitter: ExpiryJitter::below(settings.expiration_jitter),
+            is_regional,
+        }
+    }
+
+    /// Returns the limit as this Redis counts it.
+    pub(super) fn counted(&self, limit: &Limit) -> Limit {
+        let limit = limit.lengthened(log_extension_us(limit));
+        if self.is_regional { limit.in_region() } else { limit }
+    }
+
+    /// Returns true if this Redis counts a limit of the charge from grants.
+    pub(super) fn has_global_limit(&self, charge: &Charge<'_>) -> bool {
+        self.is_regional && charge.counters.iter().any(|counter| counter.limit.in_region().is_counted_in_region())
     }
 
     /// Returns `CACHE_KEY_PREFIX`.
@@ -76,9 +94,10 @@ impl KeyScheme {
     /// Identifies the counters of a charge.
     pub(super) fn counter_id(&self, charge: &Charge<'_>, now: Time) -> CounterId {
         // The log of an eventual limit keeps hits for longer. A call has one period for each counter, so strict and
-        // eventual charges on a log are sent apart.
+        // eventual charges on a log are sent apart. So are those under a global limit and under one of the region.
         let tags = charge.counters.iter().fold(0_u128, |tags, Counter { limit, tag, .. }| {
-            tags.rotate_left(1) ^ tag ^ u128::from(log_extension_us(limit)).wrapping_mul(MULTIPLIER)
+            let mark = log_extension_us(limit) + u64::from(self.is_regional && limit.global_scope().is_some());
+            tags.rotate_left(1) ^ tag ^ u128::from(mark).wrapping_mul(MULTIPLIER)
         });
         let window = match self.format {
             KeyFormat::Tollkeeper => 0,
@@ -97,12 +116,22 @@ impl KeyScheme {
             KeyFormat::Tollkeeper => None,
             KeyFormat::Ratelimit => WindowKey::of(&self.prefix, charge, now, self.jitter.random_s()),
         };
-        window.map_or_else(
-            || CountingMode::Script {
-                script: script_for(charge.counters.iter().map(|counter| counter.limit.counting())),
-                keys: key::keys(&self.prefix, &charge.path, &charge.counters),
-            },
-            CountingMode::Incrby,
-        )
+        if let Some(window) = window {
+            return CountingMode::Incrby(window);
+        }
+        if !self.has_global_limit(charge) {
+            return self.script_mode(&charge.path, &charge.counters);
+        }
+        let limits: SmallVec<[Limit; 2]> = charge.counters.iter().map(|counter| self.counted(counter.limit)).collect();
+        let counted = |(counter, limit): (&Counter<'_>, _)| Counter { limit, ..*counter };
+        let counters: SmallVec<[Counter<'_>; 2]> = charge.counters.iter().zip(&limits).map(counted).collect();
+        self.script_mode(&charge.path, &counters)
+    }
+
+    fn script_mode(&self, path: &Path<'_>, counters: &[Counter<'_>]) -> CountingMode {
+        CountingMode::Script {
+            script: script_for(counters.iter().map(|counter| counter.limit.counting())),
+            keys: key::keys(&self.prefix, path, counters),
+        }
     }
 }

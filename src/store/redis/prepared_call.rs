@@ -12,19 +12,23 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::deployments::CounterDeployment;
+use super::eventual::budget::can_be_lent;
 use super::eventual::counters::EventualCounters;
+use super::global::GlobalGrants;
 use super::incrby::IncrBatch;
 use super::key::leases_key;
 use super::key_scheme::{CounterId, CountingMode};
 use super::lease_call::{LeaseCall, LeasePurpose, OwnLease};
-use super::script::arguments::arguments;
+use super::script::arguments::{arguments, clock_argument};
 use super::script::compose::Script;
-use super::script::replay::{ScriptOutcome, replay};
+use super::script::replay::{CallArguments, ScriptOutcome, replay};
+use crate::algorithm::global_clock::GlobalClock;
 use crate::clock::Time;
 use crate::redis::error::{RedisError, ReplyError};
 use crate::redis::hash_slot::hash_slot;
 use crate::redis::redirects::Redirects;
 use crate::redis::reply::{bytes, integer};
+use crate::redis::server_clock::{ClockReading, InstantRange};
 use crate::store::command::ChargeCommand;
 use crate::store::spans;
 use crate::telemetry::traces::{Span, SpanRef};
@@ -41,6 +45,8 @@ pub(super) struct PreparedCall {
     pub(super) client_clock: bool,
     /// The counters, if they are eventual.
     pub(super) eventual: Option<EventualCounters>,
+    /// Grants of the region, if a limit is global.
+    pub(super) grants: Option<Arc<GlobalGrants>>,
     /// Requests that the call serves, if they are sampled.
     pub(super) span_refs: Vec<SpanRef>,
 }
@@ -68,7 +74,8 @@ impl PreparedCall {
         let mut attempt = match &self.mode {
             CountingMode::Script { script, keys } => {
                 let arguments = arguments(commands, self.client_clock.then_some(self.now));
-                Attempt::Script { call: ScriptCall::new(script, keys, arguments, leases), commands }
+                let call = ScriptCall::new(script, keys, arguments, leases);
+                Attempt::Script { call, commands, grants: self.grants.as_deref() }
             }
             CountingMode::Incrby(window) => {
                 Attempt::Incrby(IncrBatch::new(window, commands, self.now, &self.deployment.refunds))
@@ -94,8 +101,7 @@ impl PreparedCall {
         deadline: Instant,
     ) -> Result<u64, RedisError> {
         let slot = || self.slot();
-        let can_be_lent =
-            command.counters.iter().all(|counter| counter.limit.algorithm().properties().can_be_eventual());
+        let can_be_lent = command.counters.iter().all(|counter| can_be_lent(&counter.limit));
         let script = match &self.mode {
             CountingMode::Script { script, keys } if can_be_lent => {
                 let arguments = arguments(slice::from_ref(command), self.client_clock.then_some(self.now));
@@ -126,7 +132,7 @@ impl PreparedCall {
 
 /// Work of a call, which continues at another node after a redirection.
 enum Attempt<'a> {
-    Script { call: ScriptCall<'a>, commands: &'a [ChargeCommand] },
+    Script { call: ScriptCall<'a>, commands: &'a [ChargeCommand], grants: Option<&'a GlobalGrants> },
     Incrby(IncrBatch<'a>),
 }
 
@@ -135,17 +141,15 @@ impl Attempt<'_> {
     async fn run(&mut self, target: &mut Redirects<'_>, deadline: Instant) -> Result<ScriptOutcome, ReplyError> {
         match self {
             Self::Incrby(batch) => batch.run(target, deadline).await,
-            Self::Script { call, commands } => {
-                let mut words = call.words();
-                let reply = match target.node.call(&words, target.asking, deadline).await {
-                    Err(ReplyError::NoScript) => {
-                        call.replace_hash_by_text(&mut words);
-                        target.node.call(&words, target.asking, deadline).await?
-                    }
-                    outcome => outcome?,
-                };
-                let bytes = bytes(&reply).ok_or(ReplyError::Failed(RedisError::BadReply))?;
-                replay(commands, bytes, call.leases.is_some()).map_err(|_| ReplyError::Failed(RedisError::BadReply))
+            Self::Script { call, commands, grants: None } => call.run(commands, target, deadline).await,
+            Self::Script { call, commands, grants: Some(grants) } => {
+                let within = InstantRange { from: Instant::now(), until: deadline };
+                // Another node has another clock.
+                call.set_clock(grants.clock(&target.node, || hash_slot(&call.keys[0]), within));
+                let outcome = call.run(commands, target, deadline).await?;
+                let within = InstantRange { until: Instant::now(), ..within };
+                target.node.record_clock(&ClockReading { within, server: outcome.now });
+                Ok(outcome)
             }
         }
     }
@@ -161,6 +165,13 @@ struct ScriptCall<'a> {
     key_count: String,
     arguments: Bytes,
     leases: Option<LeaseWords>,
+    clock: Option<ClockWord>,
+}
+
+/// Clock of the global Redis, and the argument that tells it.
+struct ClockWord {
+    clock: GlobalClock,
+    argument: [u8; 40],
 }
 
 /// Words of a script call that concerns leases: the key of their record, and the argument.
@@ -173,7 +184,33 @@ impl<'a> ScriptCall<'a> {
     fn new(script: &'static Script, keys: &'a [Bytes], arguments: Bytes, leases: Option<&LeaseCall>) -> Self {
         let leases = leases.map(|leases| LeaseWords { key: leases_key(&keys[0]), argument: leases.argument() });
         let key_count = (keys.len() + usize::from(leases.is_some())).to_string();
-        Self { script, keys, key_count, arguments, leases }
+        Self { script, keys, key_count, arguments, leases, clock: None }
+    }
+
+    /// Sets the clock of the global Redis, which a call on a global limit needs.
+    fn set_clock(&mut self, clock: GlobalClock) {
+        self.clock = Some(ClockWord { clock, argument: clock_argument(&clock) });
+    }
+
+    /// Sends the call to the current node, with the text of the script if the node lacks it.
+    async fn run(
+        &self,
+        commands: &[ChargeCommand],
+        target: &Redirects<'_>,
+        deadline: Instant,
+    ) -> Result<ScriptOutcome, ReplyError> {
+        let mut words = self.words();
+        let reply = match target.node.call(&words, target.asking, deadline).await {
+            Err(ReplyError::NoScript) => {
+                self.replace_hash_by_text(&mut words);
+                target.node.call(&words, target.asking, deadline).await?
+            }
+            outcome => outcome?,
+        };
+        let bytes = bytes(&reply).ok_or(ReplyError::Failed(RedisError::BadReply))?;
+        let clock = self.clock.as_ref().map(|word| &word.clock);
+        let arguments = CallArguments { has_leases: self.leases.is_some(), clock };
+        replay(commands, bytes, arguments).map_err(|_| ReplyError::Failed(RedisError::BadReply))
     }
 
     /// Returns the words of EVALSHA.
@@ -184,6 +221,12 @@ impl<'a> ScriptCall<'a> {
         words.extend(self.leases.iter().map(|leases| &*leases.key));
         words.push(&self.arguments);
         words.extend(self.leases.iter().map(|leases| &*leases.argument));
+        if let Some(word) = &self.clock {
+            if self.leases.is_none() {
+                words.push(b"");
+            }
+            words.push(&word.argument);
+        }
         words
     }
 

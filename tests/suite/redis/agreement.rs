@@ -29,7 +29,7 @@ use tollkeeper::request::Hits;
 use tollkeeper::store::command::{ChargeCommand, MAX_CHARGES_PER_CALL, OwnedCounter};
 use tollkeeper::store::redis::script::arguments::arguments;
 use tollkeeper::store::redis::script::compose::script_for;
-use tollkeeper::store::redis::script::replay::{ScriptOutcome, replay};
+use tollkeeper::store::redis::script::replay::{CallArguments, ScriptOutcome, replay};
 
 use crate::algorithms::scenario::{self, Amount, Backwards, Jump, MaxDelay};
 use crate::kit::redis::{Server, options};
@@ -319,7 +319,7 @@ impl Redis {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => call("EVAL", &script.text),
             reply => reply,
         };
-        Ok(replay(charges, &reply?, false).expect("a script's reply can be read"))
+        Ok(replay(charges, &reply?, CallArguments::default()).expect("a script's reply can be read"))
     }
 
     /// Remaining lifetime of keys in milliseconds, -2 if absent; then removes their expiry until the test ends.
@@ -568,14 +568,18 @@ fn malformed_script_reply_is_rejected() {
         let charges = [hit(&[counter])];
         let now = 1_767_225_600_000_000_u64.to_le_bytes();
         for reply in [&[][..], b"OK", &now, &[0xff; 24], &[0xff; 32], &[0xff; 40], &[0xff; 48]] {
-            assert!(replay(&charges, reply, false).is_err(), "{reply:?} for {}", counter.limit.algorithm());
+            assert!(
+                replay(&charges, reply, CallArguments::default()).is_err(),
+                "{reply:?} for {}",
+                counter.limit.algorithm()
+            );
         }
         // A log with a wrong number of records, and one whose records are out of order.
         let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
         if counter.limit.algorithm() == Algorithm::SlidingWindowLog {
-            assert!(replay(&charges, &words(&[9, 9, 0, 1 << 50, 9, 1]), false).is_err());
-            assert!(replay(&charges, &words(&[9, 9, 0, 2, 8, 1, 7, 2]), false).is_err());
-            assert!(replay(&charges, &words(&[9, 9, 0, 2, 7, 1, 8, 2]), false).is_ok());
+            assert!(replay(&charges, &words(&[9, 9, 0, 1 << 50, 9, 1]), CallArguments::default()).is_err());
+            assert!(replay(&charges, &words(&[9, 9, 0, 2, 8, 1, 7, 2]), CallArguments::default()).is_err());
+            assert!(replay(&charges, &words(&[9, 9, 0, 2, 7, 1, 8, 2]), CallArguments::default()).is_ok());
         }
     }
 }

@@ -18,12 +18,14 @@ use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
 use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease, RecordedLease, reset_command};
 use tollkeeper::store::redis::script::arguments::arguments;
 use tollkeeper::store::redis::script::compose::script_for;
-use tollkeeper::store::redis::script::replay::replay;
+use tollkeeper::store::redis::script::replay::{CallArguments, replay};
 
 use super::agreement::Redis;
 use super::eventual_model::redis::StoredCounters;
 use crate::algorithms::scenario;
 use crate::kit::redis::options;
+
+const WITH_LEASES: CallArguments<'_> = CallArguments { has_leases: true, clock: None };
 
 /// One call, `after_us` after the one before it.
 #[derive(Clone, Debug)]
@@ -136,7 +138,7 @@ fn run(redis: &mut Redis, counters: Vec<OwnedCounter>, calls: &[Call]) -> TestCa
         if leases.purpose == LeasePurpose::Reset {
             prop_assert!(matches!(reply, Value::Int(_)), "{:?}", reply);
         } else {
-            let outcome = replay(&commands, &from_redis_value::<Vec<u8>>(reply).unwrap(), true).unwrap();
+            let outcome = replay(&commands, &from_redis_value::<Vec<u8>>(reply).unwrap(), WITH_LEASES).unwrap();
             prop_assert_eq!(&outcome.results, &results, "{:?}, {} lent", kind, lent);
         }
         if let LeasePurpose::Charge { requested: 1.., .. } = leases.purpose {
@@ -182,7 +184,7 @@ fn record_of_more_than_256_leases_keeps_all_hits() {
         send(Kind::Lease(0, 2, 1_000_000));
     }
     let (reply, commands) = send(Kind::Refund(10_000, Vec::new()));
-    let outcome = replay(&commands, &from_redis_value::<Vec<u8>>(reply).unwrap(), true).unwrap();
+    let outcome = replay(&commands, &from_redis_value::<Vec<u8>>(reply).unwrap(), WITH_LEASES).unwrap();
     assert_eq!((outcome.results[0][0].before, outcome.results[0][0].after), (600, 600));
     let record: Vec<u8> = cmd("GET").arg(&keys[1]).query(&mut redis.connection).unwrap();
     assert_eq!(record.len(), 256 * 16);

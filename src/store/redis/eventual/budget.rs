@@ -115,6 +115,11 @@ impl LocalBudget {
     }
 }
 
+/// Returns true if hits of the counter may be lent to a process, now or under the rules of a moment ago.
+pub fn can_be_lent(limit: &Limit) -> bool {
+    limit.algorithm().properties().can_be_eventual() && !limit.is_counted_in_region()
+}
+
 /// Returns how much longer than a period the log of an eventual limit keeps hits, in microseconds.
 pub fn log_extension_us(limit: &Limit) -> u64 {
     match (limit.algorithm().properties().hit_expiry, limit.consistency()) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::admission::{Admission, AdmitContext};
-use super::budget::LocalBudget;
+use super::budget::{LocalBudget, can_be_lent};
 use super::counters::{DescriptorId, EventualCounters};
 use super::lease::{CallReport, LeaseTicket};
 use super::lease_reaper::LeaseReaper;
@@ -106,8 +106,7 @@ impl LocalAdmission {
         requested: u64,
     ) -> Option<LeaseCall> {
         let is_refund = |command: &ChargeCommand| {
-            let can_be_lent =
-                || command.counters.iter().any(|counter| counter.limit.algorithm().properties().can_be_eventual());
+            let can_be_lent = || command.counters.iter().any(|counter| can_be_lent(&counter.limit));
             matches!(command.request.hits, Hits::Refund(_)) && !command.dry_run && can_be_lent()
         };
         let has_refund = commands.iter().any(is_refund);

@@ -36,6 +36,7 @@ if now >= valid_from and now < valid_until and first >= 0 and first <= final the
   if window <= final + 1 then first = max(first, window) end
   if first <= final and final <= first + 1 then
     is_known, spans_two = true, final > first
+    if epoch == 0 then epoch = now + offset_hi end
     if first == window + 1 then
       reserve_used, previous_requested = next_reserve_used, requested_hits
     elseif first ~= window then

@@ -8,6 +8,7 @@ use std::io::Write as _;
 use bytes::Bytes;
 
 use crate::algorithm::algorithm_state::CallCharge;
+use crate::algorithm::global_clock::GlobalClock;
 use crate::algorithm::reply_reader::MAX_EXACT;
 use crate::algorithm::state::State;
 use crate::clock::Time;
@@ -46,6 +47,17 @@ pub fn arguments(commands: &[ChargeCommand], now: Option<Time>) -> Bytes {
         }
     }
     encoder.0.into()
+}
+
+/// Encodes the argument of a call on global limits: the clock of the global Redis, as `lua/region_window.lua` documents.
+pub fn clock_argument(clock: &GlobalClock) -> [u8; 40] {
+    let flags = i64::from(clock.can_request) + 2 * i64::from(clock.cut_off) + 4 * i64::from(clock.parts_unusable);
+    let numbers = [exact(clock.valid_from), exact(clock.valid_until), clock.offset_lo, clock.offset_hi, flags];
+    let mut argument = [0; 40];
+    for (bytes, number) in argument.chunks_exact_mut(8).zip(numbers) {
+        bytes.copy_from_slice(&number.to_le_bytes());
+    }
+    argument
 }
 
 /// Returns the hits that a command adds, negative for a refund; `None` if it cannot change a counter.

@@ -6,6 +6,7 @@
 
 use smallvec::SmallVec;
 
+use crate::algorithm::global_clock::GlobalClock;
 use crate::algorithm::reply_reader::{MalformedReply, ReplyReader};
 use crate::algorithm::state::{State, charge_together};
 use crate::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit};
@@ -21,28 +22,54 @@ pub struct ScriptOutcome {
     pub states: SmallVec<[State; 1]>,
     /// Time at which the charges were made.
     pub now: Time,
+    /// Indices of the counters on which the call opened a grant request. Their states describe it.
+    pub grant_requests: Vec<usize>,
 }
 
-/// Repeats the charges of a call on the states in its script's reply, which tells the lent hits if the call concerns
-/// leases.
+/// Arguments of a call beside its charges, which decide what its script did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CallArguments<'c> {
+    /// The call concerns leases, so the reply ends with the lent hits.
+    pub has_leases: bool,
+    /// Clock of the global Redis; needed by countings of regions.
+    pub clock: Option<&'c GlobalClock>,
+}
+
+/// Repeats the charges of a call on the states in its script's reply.
 ///
 /// # Errors
 /// The script cannot have returned this reply.
-pub fn replay(commands: &[ChargeCommand], reply: &[u8], has_leases: bool) -> Result<ScriptOutcome, MalformedReply> {
+pub fn replay(
+    commands: &[ChargeCommand],
+    reply: &[u8],
+    arguments: CallArguments<'_>,
+) -> Result<ScriptOutcome, MalformedReply> {
     let mut reader = ReplyReader::new(reply);
     let now = reader.time()?;
     let counters = commands.first().map_or(&[][..], |command| &command.counters);
     let mut states: SmallVec<[State; 1]> = SmallVec::with_capacity(counters.len());
     for counter in counters {
         let last = reader.time()?;
-        states.push(State::read(counter.limit.counting(), &mut reader, last)?);
+        let mut state = State::read(counter.limit.counting(), &mut reader, last)?;
+        arguments.clock.inspect(|clock| state.set_clock(clock));
+        states.push(state);
     }
-    let lent = if has_leases { reader.number()? } else { 0 };
+    let lent = if arguments.has_leases { reader.number()? } else { 0 };
     if !reader.is_empty() {
         return Err(MalformedReply);
     }
+    let requests_before = open_requests(&states, arguments);
     let results = commands.iter().map(|command| replay_one(command, &mut states, ReplyHead { now, lent })).collect();
-    Ok(ScriptOutcome { results, states, now })
+    let requests_after = open_requests(&states, arguments);
+    let is_new = |index: &usize| requests_before[*index] != requests_after[*index];
+    let grant_requests = (0..requests_after.len()).filter(is_new).collect();
+    Ok(ScriptOutcome { results, states, now, grant_requests })
+}
+
+/// Returns the open grant request of each counter; nothing for a call without global limits.
+fn open_requests(states: &[State], arguments: CallArguments<'_>) -> SmallVec<[u64; 4]> {
+    let states = if arguments.clock.is_some() { states } else { &[] };
+    states.iter().map(State::open_request).collect()
 }
 
 /// Time of a call, and the hits that are lent at it.
