@@ -69,6 +69,25 @@ pub struct RegionWindowCounts {
     pub loss: LossPeriod,
 }
 
+impl RegionWindowCounts {
+    /// Begins another window: nothing is granted yet, and a reserve used for the next window is used in this one.
+    pub(super) fn begin(&mut self, window: u64) {
+        let is_next = window == self.window + 1;
+        *self = Self {
+            window,
+            granted: 0,
+            granted_total: 0,
+            reserve_used: if is_next { self.next_reserve_used } else { 0 },
+            next_reserve_used: 0,
+            requested: 0,
+            previous_requested: if is_next { self.requested } else { 0 },
+            low: 0,
+            exhausted: false,
+            ..*self
+        };
+    }
+}
+
 impl AlgorithmState for State {
     /// The memory store never counts in a region.
     fn to_words(&self) -> [u64; 2] {
@@ -203,23 +222,10 @@ impl RegionWindow {
     }
 
     fn advance_to(&mut self, window: u64) {
-        let counts = &mut self.counts;
-        if window == counts.window {
-            return;
+        if window != self.counts.window {
+            self.counts.begin(window);
+            self.counts.low = self.reserve / 2;
         }
-        let is_next = window == counts.window + 1;
-        *counts = RegionWindowCounts {
-            window,
-            granted: 0,
-            granted_total: 0,
-            reserve_used: if is_next { counts.next_reserve_used } else { 0 },
-            next_reserve_used: 0,
-            requested: 0,
-            previous_requested: if is_next { counts.requested } else { 0 },
-            low: self.reserve / 2,
-            exhausted: false,
-            ..*counts
-        };
     }
 
     /// Hits left of the grants and the reserve, in the window of the counts.

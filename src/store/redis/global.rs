@@ -1,6 +1,7 @@
 //! Limits over several regions.
 
 pub mod bucket_grants;
+pub mod region_call;
 pub mod window_grants;
 
 use crate::algorithm::global_clock::GlobalClock;

@@ -82,6 +82,13 @@ pub fn replicas_script() -> &'static Script {
     SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/replicas.lua"), &shared_parts())))
 }
 
+/// Returns the script that gives a grant to a region's counter of windows, or takes unused hits from it;
+/// `global::region_call` encodes its argument.
+pub fn region_grant_script() -> &'static Script {
+    static SCRIPT: OnceLock<Script> = OnceLock::new();
+    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/region_grant.lua"), &shared_parts())))
+}
+
 /// Returns the script that grants hits of a window to regions; `global::window_grants` encodes its argument and decodes
 /// its reply.
 pub fn global_window_script() -> &'static Script {
