@@ -1,12 +1,13 @@
 //! The `/store` page: charges since the start, for operators.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::Serialize;
 
 use super::Decider;
 use crate::limit::StorePolicy;
-use crate::store::stats::{EventualSharing, SharedStoreStats};
+use crate::store::stats::{EventualSharing, RegionClock, RegionStats, SharedStoreStats};
 
 /// Charges and hits since the start of the process.
 #[derive(Clone, Debug, Serialize)]
@@ -32,6 +33,48 @@ pub struct SharedStoreReport {
     /// Figures of eventual rules, if the store has them.
     #[serde(flatten)]
     pub eventual: Option<EventualReport>,
+    /// Membership of this region, if there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub regions: Option<RegionsReport>,
+}
+
+/// Membership of a region.
+#[derive(Clone, Debug, Serialize)]
+pub struct RegionsReport {
+    /// Name of this region.
+    pub region: String,
+    /// Names of all regions.
+    pub names: Vec<String>,
+    /// False if the global Redis has not answered for 5 s.
+    pub connected: bool,
+    /// Seconds since its last answer; `null` before the first.
+    pub unanswered_s: Option<f64>,
+    /// Clocks of the region's Redis and the global one.
+    pub clocks: Vec<ClockReport>,
+    /// Jumps of these clocks.
+    pub clock_jumps: u64,
+    /// What restricts the region now.
+    pub notices: Vec<NoticeReport>,
+}
+
+/// Clock of a Redis server.
+#[derive(Clone, Debug, Serialize)]
+pub struct ClockReport {
+    /// `region` or `global`.
+    pub deployment: &'static str,
+    /// Address of the server.
+    pub address: String,
+    /// Width of the interval that contains the difference to the clock of this process; `null`: it is unknown.
+    pub uncertainty_ms: Option<f64>,
+}
+
+/// Something that restricts a region.
+#[derive(Clone, Debug, Serialize)]
+pub struct NoticeReport {
+    /// `second_redis`, `other_lists`, `list_changed`, `cut_off` or `misconfigured`.
+    pub notice: &'static str,
+    /// Meaning, and what to do.
+    pub text: String,
 }
 
 /// Figures of eventual rules.
@@ -61,6 +104,29 @@ impl From<SharedStoreStats> for SharedStoreReport {
             calls: stats.calls,
             rejected_locally: stats.rejected_locally,
             eventual: stats.eventual.map(EventualReport::from),
+            regions: stats.regions.map(RegionsReport::from),
+        }
+    }
+}
+
+impl From<RegionStats> for RegionsReport {
+    fn from(stats: RegionStats) -> Self {
+        let RegionStats { region, regions, connected, unanswered_us, clocks, clock_jumps, notices, misconfigured } =
+            stats;
+        let clocks = clocks.into_iter().map(|RegionClock { deployment, address, uncertainty_us }| {
+            let uncertainty_ms = uncertainty_us.map(|us| Duration::from_micros(us).as_secs_f64() * 1000.0);
+            ClockReport { deployment, address, uncertainty_ms }
+        });
+        let misconfigured = misconfigured.map(|text| NoticeReport { notice: "misconfigured", text });
+        let notices = notices.iter().map(|notice| NoticeReport { notice: notice.name(), text: notice.to_string() });
+        Self {
+            region,
+            names: regions,
+            connected,
+            unanswered_s: unanswered_us.map(|us| Duration::from_micros(us).as_secs_f64()),
+            clocks: clocks.collect(),
+            clock_jumps,
+            notices: notices.chain(misconfigured).collect(),
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::redis::error::RedisError;
 use crate::redis::hash_slot::hash_slot;
 use crate::redis::health_check::{CommandWords, HealthCheck};
 use crate::redis::redirects::Redirects;
-use crate::redis::reply::{Reply, bytes};
+use crate::redis::reply::{Reply, bytes, time};
 use crate::settings::redis::DeploymentSettings;
 use crate::telemetry::service_metrics::HashSeed;
 
@@ -107,7 +107,7 @@ impl Exchange {
         let sent = Instant::now();
         let reply = self.call(&[b"TIME"]).await?;
         let uncertainty = sent.elapsed() / 2;
-        let redis = time_of(&reply).ok_or(RedisError::BadReply)?;
+        let redis = time(&reply).ok_or(RedisError::BadReply)?;
         Ok(RedisTime { redis, uncertainty })
     }
 
@@ -234,18 +234,6 @@ impl Exchange {
     pub(super) fn misconfigured(&self) -> Option<String> {
         self.client.misconfigured().map(|text| text.to_string())
     }
-}
-
-/// Time in the reply to TIME.
-pub(super) fn time_of(reply: &Reply) -> Option<Time> {
-    let Reply::Array(parts) = reply else { return None };
-    let numbers: Vec<u64> = parts.iter().filter_map(|part| number(bytes(part)?)).collect();
-    let [seconds, micros] = *numbers else { return None };
-    Some(Time::from_micros(seconds.saturating_mul(1_000_000).saturating_add(micros)))
-}
-
-fn number(text: &[u8]) -> Option<u64> {
-    std::str::from_utf8(text).ok()?.parse().ok()
 }
 
 const fn seconds(time: Time) -> u64 {

@@ -12,12 +12,12 @@ use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
 use super::envelope::{SummaryKey, verified};
-use super::exchange::{FleetKeys, time_of};
+use super::exchange::FleetKeys;
 use crate::clock::Clock;
 use crate::decision_log::record::{EntryRecord, OverrideRecord};
 use crate::grpc::service::{DEFAULT_DEADLINE, Service};
 use crate::redis::key_connection::{KeyCommandError, KeyConnection};
-use crate::redis::reply::{Reply, bytes};
+use crate::redis::reply::{Reply, bytes, time};
 use crate::request::{Descriptor, Entry, Hits, Request};
 use crate::settings::fleet::FleetRedis;
 use crate::telemetry::log_throttle::LogThrottle;
@@ -113,7 +113,7 @@ impl ResetReader {
     /// Passes entries to `apply` until Redis fails.
     async fn follow_from_now(&mut self, apply: impl Fn(&ResetEntry)) -> Result<(), KeyCommandError> {
         let reply = self.connection.call(&[b"TIME"], TIMEOUT).await?;
-        let milliseconds = time_of(&reply).unwrap_or_default().as_micros() / 1000;
+        let milliseconds = time(&reply).unwrap_or_default().as_micros() / 1000;
         let mut last = format!("{}-0", milliseconds.saturating_sub(OVERLAP_MS)).into_bytes();
         loop {
             let entries = self.next(&last).await?;

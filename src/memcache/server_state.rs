@@ -22,7 +22,8 @@ pub(super) struct MemcacheState {
 impl MemcacheState {
     /// Creates the state of the server at `endpoint`, without connections.
     pub(super) fn new(endpoint: Endpoint, options: Arc<MemcacheOptions>) -> Self {
-        let names = ServerNames { program: "memcached", files: "certificates", setting: None };
+        let on_failure = "`on_store_error` decides";
+        let names = ServerNames { program: "memcached", files: "certificates", setting: None, on_failure };
         let server = ServerState::new(endpoint, options.connections, names);
         Self { server, options, opened: AtomicU64::new(0) }
     }

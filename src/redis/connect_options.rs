@@ -17,6 +17,12 @@ use crate::store_client::supervisor::hash_files;
 ///
 /// The kernel backs off SYN retransmits exponentially; a new attempt finds a recovered server sooner.
 const MAX_CONNECT_TIME: Duration = Duration::from_secs(1);
+/// Upper bound on a connection attempt to a distant server: TCP, TLS and login are up to five round trips.
+const MAX_DISTANT_CONNECT_TIME: Duration = Duration::from_secs(5);
+/// Upper bound on a query of discovery, and on connecting for it.
+const QUERY_TIMEOUT: Duration = Duration::from_millis(400);
+/// Upper bound on a query of a distant server.
+const DISTANT_QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Options of connections to the servers of a deployment, or to its sentinels.
 #[derive(Clone, Debug)]
@@ -33,6 +39,10 @@ pub(crate) struct ConnectOptions {
     pub(crate) database: Option<u8>,
     /// Upper bound on connecting, TLS handshake and login included.
     pub(crate) connect_timeout: Duration,
+    /// Upper bound on a query of discovery, and on connecting for it.
+    pub(crate) query_timeout: Duration,
+    /// Consequence of a failing server, for logs.
+    pub(crate) on_failure: &'static str,
 }
 
 /// User and password for AUTH.
@@ -52,6 +62,18 @@ impl ConnectOptions {
             tls: settings.tls.clone(),
             database: (settings.database != 0).then_some(settings.database),
             connect_timeout: settings.connect_timeout.min(MAX_CONNECT_TIME),
+            query_timeout: QUERY_TIMEOUT,
+            on_failure: "`on_store_error` decides",
+        }
+    }
+
+    /// Returns the options for servers in other parts of the world, which no decision waits for.
+    pub(crate) fn distant(settings: &DeploymentSettings) -> Self {
+        Self {
+            connect_timeout: settings.connect_timeout.min(MAX_DISTANT_CONNECT_TIME),
+            query_timeout: DISTANT_QUERY_TIMEOUT,
+            on_failure: "this region gets no grants",
+            ..Self::new(settings)
         }
     }
 

@@ -14,6 +14,7 @@ use super::discovery;
 use super::error::RedisError;
 use super::node::Node;
 use super::node_address::redirect_endpoint;
+use super::server_clock::{InstantRange, OffsetInterval};
 use super::slot_map::SlotOwner;
 use super::stats::DeploymentStats;
 use super::topology::Topology;
@@ -83,6 +84,14 @@ impl Deployment {
     /// Returns true if at least one node accepts calls.
     pub(crate) fn is_available(&self) -> bool {
         self.topology.slot_map.load().nodes().iter().any(|node| node.is_available())
+    }
+
+    /// Returns the offset of the clock of the node that owns `slot`; `None` if the node or its clock is unknown.
+    pub(crate) fn clock_offset(&self, slot: impl FnOnce() -> u16, range: InstantRange) -> Option<OffsetInterval> {
+        match self.topology.slot_map.load().owner(slot) {
+            SlotOwner::Node(node) => node.clock().offset(range),
+            SlotOwner::Unknown | SlotOwner::Unassigned => None,
+        }
     }
 
     /// Connections and breakers of the nodes.

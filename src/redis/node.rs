@@ -9,13 +9,13 @@ mod state;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use self::state::NodeState;
 use super::connection::Connection;
 use super::deployment_context::DeploymentContext;
 use super::error::{RedisError, ReplyError};
-use super::reply::Reply;
+use super::reply::{Reply, integer};
 use super::send::send;
 use super::server_clock::{ClockReading, ServerClock};
 use crate::clock::Clock;
@@ -27,6 +27,13 @@ use crate::store_client::supervisor::Supervised;
 #[derive(Debug)]
 pub(crate) struct Node {
     state: Supervised<NodeState>,
+}
+
+/// Reply to a command, and the number of replicas that have its writes.
+#[derive(Debug)]
+pub(crate) struct ReplicatedReply {
+    pub(crate) reply: Reply,
+    pub(crate) replicas: u32,
 }
 
 impl Node {
@@ -133,6 +140,26 @@ impl Node {
             self.record_health(&outcome);
         }
         outcome
+    }
+
+    /// Sends a command and WAIT in a row over one connection, and waits for both replies.
+    ///
+    /// The server runs no later command of that connection before a replica has the writes, or `limit` has passed.
+    pub(crate) async fn call_and_wait(
+        &self,
+        words: &[&[u8]],
+        asking: bool,
+        limit: Duration,
+        deadline: Instant,
+    ) -> Result<ReplicatedReply, ReplyError> {
+        // 0 would mean no limit.
+        let limit_ms = limit.as_millis().max(1).to_string();
+        let wait: [&[u8]; 3] = [b"WAIT", b"1", limit_ms.as_bytes()];
+        let (reply, replicas) = self.call_pair(words, &wait, asking, deadline).await;
+        let (reply, replicas) = (reply?, replicas?);
+        let replicas = integer(&replicas).and_then(|replicas| u32::try_from(replicas).ok());
+        let replicas = replicas.ok_or(ReplyError::Failed(RedisError::BadReply))?;
+        Ok(ReplicatedReply { reply, replicas })
     }
 
     /// Sends two commands in a row over one connection, and waits for both replies.

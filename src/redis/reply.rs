@@ -10,6 +10,8 @@ use redis_protocol::resp2::decode::decode_bytes_mut;
 use redis_protocol::resp2::types::BytesFrame;
 use smallvec::SmallVec;
 
+use crate::clock::Time;
+
 /// Reply to one command; may be an error reply.
 pub type Reply = BytesFrame;
 
@@ -104,4 +106,12 @@ pub fn bytes(reply: &Reply) -> Option<&[u8]> {
         Reply::BulkString(bytes) | Reply::SimpleString(bytes) => Some(bytes),
         Reply::Error(_) | Reply::Integer(_) | Reply::Array(_) | Reply::Null => None,
     }
+}
+
+/// Returns the time in the reply to TIME.
+pub fn time(reply: &Reply) -> Option<Time> {
+    let Reply::Array(parts) = reply else { return None };
+    let [seconds, micros] = &**parts else { return None };
+    let number = |part| u64::try_from(integer(part)?).ok();
+    Some(Time::from_micros(number(seconds)?.saturating_mul(1_000_000).saturating_add(number(micros)?)))
 }

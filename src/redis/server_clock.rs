@@ -1,10 +1,10 @@
 //! Offset of a server's clock from the monotonic clock of this process.
 //!
 //! Each reading of the clock tells an interval: the server read it between sending and answer. A [`ServerClock`]
-//! intersects these intervals, and widens its own with time, because clocks drift by up to 500 ppm each. The true offset
-//! always lies inside. If a reading contradicts the interval, a clock jumped: that of the server, or that of this
-//! process, which stops while its machine is suspended. So all clocks that share [`ClockJumps`] start over, with readings
-//! sent after the jump was noticed. A jump shorter than the interval cannot be noticed.
+//! intersects these intervals, and widens its own with time, because clocks drift by up to 500 ppm each. The true
+//! offset always lies inside. If a reading contradicts the interval, a clock jumped: that of the server, or that of
+//! this process, which stops while its machine is suspended. So all clocks that share [`ClockJumps`] start over, with
+//! readings sent after the jump was noticed. A jump shorter than the interval cannot be noticed.
 //!
 //! Reading takes no lock and allocates nothing. Most readings change nothing worth keeping, and are dropped.
 
@@ -171,6 +171,11 @@ impl ServerClock {
         let estimate = estimate.as_ref().filter(|estimate| self.is_valid(estimate))?;
         let distance = |at| estimate.at_us.abs_diff(process_us(at));
         Some(estimate.offset.drifted(distance(range.from).max(distance(range.until))))
+    }
+
+    /// Process time of the last reading that was kept; `None` without one since the last jump.
+    pub fn last_read_us(&self) -> Option<i64> {
+        self.estimate.load().as_ref().filter(|estimate| self.is_valid(estimate)).map(|estimate| estimate.at_us)
     }
 
     /// Records a reading; returns true if it proves that a clock jumped.

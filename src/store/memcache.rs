@@ -206,6 +206,7 @@ impl Memcache {
             rejected_locally: self.shared.over_limit_cache.rejected(),
             latency: self.stats.latency(),
             eventual: None,
+            regions: None,
             servers: servers
                 .iter()
                 .map(|server| StoreServerStats {

@@ -37,7 +37,7 @@ use tokio::time::{sleep, timeout};
 use self::call_runner::CallRunner;
 use self::charge_group::{ChargeGroup, group};
 use self::coalescer::{ChargeOutcome, Role};
-use self::deployments::Deployments;
+use self::deployments::{Deployments, ServersAndPools};
 use self::eventual::admission::Admission;
 use self::eventual::counters::EventualCounters;
 use self::eventual::local_admission::LocalAdmission;
@@ -53,7 +53,6 @@ use self::scan::{ScanOptions, scan};
 use crate::clock::Time;
 use crate::counter::Charge;
 use crate::redis::error::RedisError;
-use crate::redis::stats::DeploymentStats;
 use crate::settings::redis::RedisSettings;
 use crate::store::charge_context::{ChargeContext, ChargeMode, DEADLINE_TOLERANCE};
 use crate::store::charge_stats::ChargeStats;
@@ -63,7 +62,7 @@ use crate::store::health::{HEALTH_INTERVAL, StoreHealth};
 use crate::store::key_scan::{CounterPath, KeyScan};
 use crate::store::outcome::{DecidedBy, StoreOutcome};
 use crate::store::over_limit_cache::OverLimitCache;
-use crate::store::stats::{EventualSharing, PoolStats, SharedStoreStats, StoreServerStats};
+use crate::store::stats::{EventualSharing, SharedStoreStats};
 
 /// Upper bound on returning leased hits at shutdown.
 const RETURN_LEASES_TIMEOUT: Duration = Duration::from_secs(1);
@@ -117,7 +116,8 @@ impl Redis {
         let calls = Arc::new(InFlightCalls::new(runner, settings.timeout));
         let reaped = Arc::clone(&calls);
         let lease_reaper = tokio::spawn(async move { reaped.runner.reap_leases().await }).abort_handle();
-        let grants: Option<Arc<GlobalGrants>> = None;
+        // Clocks of servers cannot be compared with a manual one.
+        let grants = (!client_clock).then(|| GlobalGrants::start(settings, &deployments)).flatten();
         Self {
             deployments,
             keys: KeyScheme::new(settings, grants.is_some()),
@@ -339,16 +339,7 @@ impl Redis {
     pub fn stats(&self) -> SharedStoreStats {
         let runner = &self.calls.runner;
         let (table, replicas) = (runner.local_admission.table(), self.replicas());
-        let main = ("redis_pool", Some(&self.deployments.main));
-        let per_second = ("redis_per_second_pool", self.deployments.per_second.as_ref());
-        let (mut servers, mut pools) = (Vec::new(), Vec::new());
-        for (name, deployment) in [main, per_second] {
-            let Some(deployment) = deployment else { continue };
-            let DeploymentStats { connections, opened, nodes } = deployment.client.stats();
-            let server = |(address, is_breaker_open)| StoreServerStats { address, is_breaker_open };
-            servers.extend(nodes.into_iter().map(server));
-            pools.push(PoolStats { name, connections, opened });
-        }
+        let ServersAndPools { servers, pools } = self.deployments.stats();
         SharedStoreStats {
             charges: self.stats.requested(),
             calls: runner.calls(),
@@ -363,6 +354,7 @@ impl Redis {
                 slots: replicas.slots().get(),
                 live_replicas: replicas.live().map(NonZeroU32::get),
             }),
+            regions: self.grants.as_ref().map(|grants| grants.stats()),
             servers,
             pools,
             commands: Vec::new(),

@@ -2,6 +2,7 @@
 
 use super::memory::usage::MemoryUsage;
 use super::redis::eventual::table::EventualStats;
+use super::redis::global::notices::MembershipNotice;
 use crate::telemetry::metrics::histogram::HistogramSnapshot;
 
 /// Statistics of a store since the start of the process.
@@ -32,6 +33,8 @@ pub struct SharedStoreStats {
     pub latency: HistogramSnapshot,
     /// Sharing of eventual limits; `None` if the store has no such limits.
     pub eventual: Option<EventualSharing>,
+    /// Membership of this region; `None` if there is only one.
+    pub regions: Option<RegionStats>,
     /// Servers in use.
     pub servers: Vec<StoreServerStats>,
     /// Connections, by the settings that name their servers.
@@ -53,6 +56,38 @@ pub struct EventualSharing {
     pub slots: u32,
     /// Processes that share the store, at the last count; `None`: unknown.
     pub live_replicas: Option<u32>,
+}
+
+/// Membership of a region, and the clocks that it compares.
+#[derive(Clone, Debug)]
+pub struct RegionStats {
+    /// Name of this region.
+    pub region: String,
+    /// Names of all regions.
+    pub regions: Vec<String>,
+    /// True if the global Redis has answered within 5 s.
+    pub connected: bool,
+    /// Microseconds since its last answer; `None` before the first.
+    pub unanswered_us: Option<u64>,
+    /// Clocks of the region's Redis and the global one.
+    pub clocks: Vec<RegionClock>,
+    /// Jumps of these clocks that were noticed.
+    pub clock_jumps: u64,
+    /// What restricts the region now.
+    pub notices: Vec<MembershipNotice>,
+    /// Configuration error of the global Redis, free of secrets.
+    pub misconfigured: Option<String>,
+}
+
+/// Clock of a Redis server, as this process knows it.
+#[derive(Clone, Debug)]
+pub struct RegionClock {
+    /// `region` or `global`.
+    pub deployment: &'static str,
+    /// Address of the server.
+    pub address: String,
+    /// Width of the interval that contains its offset, in microseconds; `None`: it is unknown.
+    pub uncertainty_us: Option<u64>,
 }
 
 /// One server.

@@ -26,6 +26,8 @@ pub(crate) struct ServerNames {
     pub(crate) files: &'static str,
     /// Environment variable that names the servers; `None` if the program has only one.
     pub(crate) setting: Option<&'static str>,
+    /// Consequence of a failure, for logs.
+    pub(crate) on_failure: &'static str,
 }
 
 /// Connections of one server, its circuit breaker, and its errors to log.
@@ -104,7 +106,7 @@ impl<C> ServerState<C> {
                 let Self { endpoint: server, names, .. } = self;
                 tracing::error!(
                     %server, %error, suppressed,
-                    "{} fails: `on_store_error` decides until it is back", names.program
+                    "{} fails: {} until it is back", names.program, names.on_failure
                 );
             }
             self.breaker_opened.notify_one();

@@ -1,5 +1,7 @@
 //! Limits over several regions.
 
 mod bucket_grants;
+mod clocks;
+mod membership;
 mod region_grants;
 mod window_grants;

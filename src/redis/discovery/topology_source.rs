@@ -1,7 +1,6 @@
 //! Server that is queried for the topology: a sentinel, or a node of a cluster.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::timeout;
 
@@ -14,9 +13,6 @@ use crate::redis::send::{error_kind, send_with_error_text};
 use crate::settings::endpoint::Endpoint;
 use crate::store_client::connect::Connected;
 
-/// Upper bound on a query, and on connecting.
-const QUERY_TIMEOUT: Duration = Duration::from_millis(400);
-
 /// Queried server, with its own connection that is opened when needed.
 #[derive(Debug)]
 pub(super) struct TopologySource {
@@ -28,7 +24,7 @@ pub(super) struct TopologySource {
 impl TopologySource {
     /// Creates a source without a connection.
     pub(super) fn new(endpoint: Endpoint, options: &ConnectOptions) -> Self {
-        let connect_timeout = options.connect_timeout.min(QUERY_TIMEOUT);
+        let connect_timeout = options.connect_timeout.min(options.query_timeout);
         let options = Arc::new(ConnectOptions { connect_timeout, ..options.clone() });
         Self { endpoint, options, connected: None }
     }
@@ -45,7 +41,7 @@ impl TopologySource {
                 outcome.map_err(|error| self.error(error.kind, &error.text))?
             }
         };
-        match timeout(QUERY_TIMEOUT, send_with_error_text(&connected.connection, words)).await {
+        match timeout(self.options.query_timeout, send_with_error_text(&connected.connection, words)).await {
             Ok(Ok(reply)) => {
                 self.connected = Some(connected);
                 Ok(reply)

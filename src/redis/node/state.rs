@@ -40,8 +40,8 @@ pub(super) struct NodeState {
 impl NodeState {
     /// Creates the state of the node at `endpoint`, without connections.
     pub(super) fn new(endpoint: Endpoint, context: Arc<DeploymentContext>) -> Self {
-        let setting = Some(context.connect.setting);
-        let names = ServerNames { program: "redis", files: "credentials or certificates", setting };
+        let (setting, on_failure) = (Some(context.connect.setting), context.connect.on_failure);
+        let names = ServerNames { program: "redis", files: "credentials or certificates", setting, on_failure };
         let server = ServerState::new(endpoint, context.connections, names);
         let clock = ServerClock::new(Arc::clone(&context.clock_jumps));
         Self {

@@ -11,8 +11,10 @@ use crate::redis::connect_options::ConnectOptions;
 use crate::redis::deployment::Deployment;
 use crate::redis::deployment_context::DeploymentOptions;
 use crate::redis::server_clock::ClockJumps;
+use crate::redis::stats::DeploymentStats;
 use crate::settings::choices::KeyFormat;
 use crate::settings::redis::{DeploymentSettings, RedisSettings};
+use crate::store::stats::{PoolStats, StoreServerStats};
 
 /// The deployment of `REDIS_URL`, and that of `REDIS_PERSECOND_URL` if it is set.
 #[derive(Debug)]
@@ -21,6 +23,13 @@ pub(super) struct Deployments {
     pub(super) per_second: Option<Arc<CounterDeployment>>,
     /// Jumps of the clocks of all their servers.
     pub(super) clock_jumps: Arc<ClockJumps>,
+}
+
+/// Servers that keep counters, and the connections to them.
+#[derive(Debug, Default)]
+pub(super) struct ServersAndPools {
+    pub(super) servers: Vec<StoreServerStats>,
+    pub(super) pools: Vec<PoolStats>,
 }
 
 /// A deployment, and knowledge of its counters.
@@ -52,6 +61,21 @@ impl Deployments {
     /// Returns the number of refunds that were dropped.
     pub(super) fn refunds_dropped(&self) -> u64 {
         self.all().map(|deployment| deployment.refunds.dropped()).sum()
+    }
+
+    /// Returns the servers and the connections of all deployments.
+    pub(super) fn stats(&self) -> ServersAndPools {
+        let main = ("redis_pool", Some(&self.main));
+        let per_second = ("redis_per_second_pool", self.per_second.as_ref());
+        let mut stats = ServersAndPools::default();
+        for (name, deployment) in [main, per_second] {
+            let Some(deployment) = deployment else { continue };
+            let DeploymentStats { connections, opened, nodes } = deployment.client.stats();
+            let server = |(address, is_breaker_open)| StoreServerStats { address, is_breaker_open };
+            stats.servers.extend(nodes.into_iter().map(server));
+            stats.pools.push(PoolStats { name, connections, opened });
+        }
+        stats
     }
 
     fn all(&self) -> impl Iterator<Item = &CounterDeployment> {

@@ -1,26 +1,143 @@
 //! Limits over several regions.
+//!
+//! [`GlobalGrants`] holds what a process knows of the global Redis, which all regions reach slowly: a client, the
+//! clocks of its nodes, and the membership of this region.
 
 pub mod bucket_grants;
 pub mod region_call;
 pub mod window_grants;
+pub mod region_identity;
+pub mod members;
+pub mod clocks;
+pub mod membership;
+pub mod notices;
+mod script_call;
+mod probe;
+mod heartbeat;
 
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::task::AbortHandle;
+
+use self::clocks::{ClockOffsets, global_clock};
+use self::heartbeat::{GLOBAL_TIMEOUT, RegionHeartbeat};
+use self::membership::Membership;
+use self::notices::notices;
+use self::probe::GlobalProbe;
+use super::deployments::Deployments;
 use crate::algorithm::global_clock::GlobalClock;
+use crate::redis::connect_options::ConnectOptions;
+use crate::redis::deployment::Deployment;
+use crate::redis::deployment_context::DeploymentOptions;
 use crate::redis::node::Node;
-use crate::redis::server_clock::InstantRange;
+use crate::redis::server_clock::{ClockJumps, InstantRange};
+use crate::settings::redis::{RedisSettings, RegionSettings};
+use crate::store::stats::{RegionClock, RegionStats};
 
-/// Client of the global Redis.
+/// Client of the global Redis, and the membership of this region. Dropping it ends its tasks.
 #[derive(Debug)]
-pub struct GlobalGrants {}
+pub struct GlobalGrants {
+    settings: RegionSettings,
+    /// Client of the global Redis.
+    pub(super) client: Arc<Deployment>,
+    region: Arc<Deployment>,
+    membership: Arc<Membership>,
+    clock_jumps: Arc<ClockJumps>,
+    heartbeat: AbortHandle,
+}
+
+impl Drop for GlobalGrants {
+    fn drop(&mut self) {
+        self.heartbeat.abort();
+    }
+}
 
 impl GlobalGrants {
+    /// Starts to connect and to report; `None` if there is only one region. Needs a tokio runtime.
+    pub(super) fn start(settings: &RedisSettings, deployments: &Deployments) -> Option<Arc<Self>> {
+        let regions = settings.regions.clone()?;
+        let clock_jumps = Arc::clone(&deployments.clock_jumps);
+        let client = Arc::new(connect(settings, &regions, Arc::clone(&clock_jumps)));
+        let region = Arc::clone(&deployments.main.client);
+        let heartbeat = RegionHeartbeat::new(&regions, &settings.key_prefix, Arc::clone(&region), Arc::clone(&client));
+        let membership = Arc::clone(&heartbeat.membership);
+        let heartbeat = tokio::spawn(async move { heartbeat.run().await }).abort_handle();
+        Some(Arc::new(Self { settings: regions, client, region, membership, clock_jumps, heartbeat }))
+    }
+
     /// Returns the clock of the global Redis for a call on `region` that is sent and ends `within` a range. The counters
-    /// have the same slot in both.
+    /// have the same slot in both. `period_us` is the longest period of the limits.
+    ///
+    /// Takes no lock and allocates nothing.
     pub(super) fn clock(
         &self,
-        _region: &Node,
-        _global_slot: impl FnOnce() -> u16,
-        _within: InstantRange,
+        region: &Node,
+        global_slot: impl FnOnce() -> u16,
+        period_us: u64,
+        within: InstantRange,
     ) -> GlobalClock {
-        GlobalClock::UNKNOWN
+        let offsets = region.clock().offset(within).and_then(|region| {
+            let global = self.client.clock_offset(global_slot, within)?;
+            Some(ClockOffsets { region, global })
+        });
+        let clock = offsets.map_or(GlobalClock::UNKNOWN, |offsets| global_clock(offsets, within));
+        self.membership.restrict(clock, period_us, within.from)
     }
+
+    /// Returns the settings of the regions.
+    pub(super) const fn settings(&self) -> &RegionSettings {
+        &self.settings
+    }
+
+    /// Returns the membership of this region.
+    pub(super) fn membership(&self) -> &Membership {
+        &self.membership
+    }
+
+    /// Returns statistics of the regions.
+    pub(super) fn stats(&self) -> RegionStats {
+        let at = Instant::now();
+        let clocks = [("region", &self.region), ("global", &self.client)];
+        let clocks = clocks.into_iter().flat_map(|(deployment, client)| {
+            client.nodes().into_iter().map(move |node| RegionClock {
+                deployment,
+                address: node.endpoint().to_string(),
+                uncertainty_us: node
+                    .clock()
+                    .offset(InstantRange { from: at, until: at })
+                    .map(|offset| offset.width_us()),
+            })
+        });
+        RegionStats {
+            region: self.settings.name().to_owned(),
+            regions: self.settings.names.clone(),
+            connected: self.membership.is_connected(at),
+            unanswered_us: self.membership.unanswered_us(at),
+            clocks: clocks.collect(),
+            clock_jumps: self.clock_jumps.count(),
+            notices: notices(&self.membership, at),
+            misconfigured: self.client.misconfigured().map(|text| text.to_string()),
+        }
+    }
+}
+
+/// Starts to connect to the global Redis.
+fn connect(settings: &RedisSettings, regions: &RegionSettings, clock_jumps: Arc<ClockJumps>) -> Deployment {
+    let global = &regions.global;
+    let connect = ConnectOptions::distant(global);
+    let probe = GlobalProbe {
+        prefix: settings.key_prefix.clone(),
+        auth_setting: connect.auth_setting(),
+        waits_for_replicas: regions.wait_replicas > 0,
+    };
+    let options = DeploymentOptions {
+        connections: global.connections.get(),
+        call_timeout: GLOBAL_TIMEOUT,
+        optional_commands: None,
+        health_check: Box::new(probe),
+        connect,
+        clock_jumps,
+    };
+    Deployment::start(global.topology.clone(), options)
 }

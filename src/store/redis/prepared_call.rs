@@ -145,7 +145,8 @@ impl Attempt<'_> {
             Self::Script { call, commands, grants: Some(grants) } => {
                 let within = InstantRange { from: Instant::now(), until: deadline };
                 // Another node has another clock.
-                call.set_clock(grants.clock(&target.node, || hash_slot(&call.keys[0]), within));
+                let period_us = longest_period_us(commands);
+                call.set_clock(grants.clock(&target.node, || hash_slot(&call.keys[0]), period_us, within));
                 let outcome = call.run(commands, target, deadline).await?;
                 let within = InstantRange { until: Instant::now(), ..within };
                 target.node.record_clock(&ClockReading { within, server: outcome.now });
@@ -153,6 +154,13 @@ impl Attempt<'_> {
             }
         }
     }
+}
+
+/// Returns the longest period of the global limits, in microseconds.
+fn longest_period_us(commands: &[ChargeCommand]) -> u64 {
+    let counters = commands.first().map_or(&[][..], |command| &command.counters);
+    let global = counters.iter().filter(|counter| counter.limit.is_counted_in_region());
+    global.map(|counter| counter.limit.period_us()).max().unwrap_or(0)
 }
 
 /// Words of a call.

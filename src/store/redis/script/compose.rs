@@ -103,6 +103,25 @@ pub fn global_bucket_script() -> &'static Script {
     SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/global_bucket.lua"), &shared_parts())))
 }
 
+/// Returns the script that keeps the identity of a region's Redis; `global::region_identity` encodes its argument and
+/// decodes its reply.
+pub fn region_identity_script() -> &'static Script {
+    static SCRIPT: OnceLock<Script> = OnceLock::new();
+    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/region_identity.lua"), &shared_parts())))
+}
+
+/// Returns the script that keeps the registry of regions; `global::members` encodes its argument and decodes its reply.
+pub fn global_members_script() -> &'static Script {
+    static SCRIPT: OnceLock<Script> = OnceLock::new();
+    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/global_members.lua"), &shared_parts())))
+}
+
+/// Returns the script that the health check of the global Redis runs.
+pub fn global_probe_script() -> &'static Script {
+    static SCRIPT: OnceLock<Script> = OnceLock::new();
+    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/global_probe.lua"), &shared_parts())))
+}
+
 /// Returns the script that charges and refunds a counter in the key format of envoyproxy/ratelimit.
 pub fn window_charges_script() -> &'static Script {
     static SCRIPT: OnceLock<Script> = OnceLock::new();

@@ -1,0 +1,36 @@
+//! Clock of the global Redis for one call on a region's Redis.
+//!
+//! Both offsets are intervals relative to this process at the time of the call. If the script runs between sending and
+//! deadline, its `now` lies between `valid_from` and `valid_until`, and global time minus that `now` between both
+//! offsets. If it does not, because a clock jumped or another server answers, the script sees it by its own clock.
+
+use crate::algorithm::global_clock::GlobalClock;
+use crate::clock::Time;
+use crate::redis::server_clock::{InstantRange, OffsetInterval, process_us};
+
+/// Offsets of both servers' clocks from this process, valid while a call may run.
+#[derive(Clone, Copy, Debug)]
+pub struct ClockOffsets {
+    /// Offset of the region's Redis.
+    pub region: OffsetInterval,
+    /// Offset of the global Redis.
+    pub global: OffsetInterval,
+}
+
+/// Returns the clock for a call that is sent and answered `within` a range; unknown if a time would be before 1970.
+pub fn global_clock(offsets: ClockOffsets, within: InstantRange) -> GlobalClock {
+    let ClockOffsets { region, global } = offsets;
+    let time = |us: i64| u64::try_from(us).ok().map(Time::from_micros);
+    let valid_from = time(process_us(within.from).saturating_add(region.lo_us));
+    // Exclusive, and the process time was rounded down.
+    let valid_until = time(process_us(within.until).saturating_add(region.hi_us).saturating_add(2));
+    let (Some(valid_from), Some(valid_until)) = (valid_from, valid_until) else { return GlobalClock::UNKNOWN };
+    GlobalClock {
+        valid_from,
+        valid_until,
+        // Both clocks are read rounded down.
+        offset_lo: global.lo_us.saturating_sub(region.hi_us).saturating_sub(1),
+        offset_hi: global.hi_us.saturating_sub(region.lo_us).saturating_add(1),
+        ..GlobalClock::UNKNOWN
+    }
+}
