@@ -1,6 +1,6 @@
 //! region_bucket: tokens of a bucket that a region refills at the rate that it always has.
 
-use super::algorithm_state::{AlgorithmState, CallCharge};
+use super::algorithm_state::AlgorithmState;
 use super::global_clock::GlobalClock;
 use super::loss_allowance::LossPeriod;
 use super::reply_reader::{MalformedReply, ReplyReader};
@@ -81,14 +81,6 @@ impl AlgorithmState for State {
     /// The fallback counters never hold hits that a region was granted.
     fn scaled(&self, _ratio: ShareRatio, _limit: &Limit, _now: Time) -> Self {
         self.clone()
-    }
-
-    /// The rate of the region's reserve and the loss allowance.
-    fn script_arguments<'c>(mut charges: impl Iterator<Item = CallCharge<'c>>) -> [i64; 2] {
-        let limit = charges.next().map(|charge| charge.limit);
-        limit.map_or([0, 0], |limit| {
-            [i64::from(limit.region_reserve()), i64::try_from(limit.loss_allowance()).unwrap_or(i64::MAX)]
-        })
     }
 }
 

@@ -14,7 +14,7 @@
 //!
 //! Numbers are whole hits, so nothing is rounded.
 
-use super::algorithm_state::{AlgorithmState, CallCharge};
+use super::algorithm_state::AlgorithmState;
 use super::global_clock::{GlobalClock, GlobalTime};
 use super::loss_allowance::LossPeriod;
 use super::reply_reader::{MalformedReply, ReplyReader};
@@ -55,7 +55,7 @@ pub struct RegionWindowCounts {
     pub requested: u64,
     /// Hits that callers asked for in the previous window.
     pub previous_requested: u64,
-    /// A charge that leaves at most this many hits opens a grant request.
+    /// A charge that leaves at most this many hits opens a grant request; half of the reserve if nothing is granted.
     pub low: u64,
     /// True if the global Redis has nothing left for this window.
     pub exhausted: bool,
@@ -120,14 +120,6 @@ impl AlgorithmState for State {
     /// The fallback counters never hold hits that a region was granted.
     fn scaled(&self, _ratio: ShareRatio, _limit: &Limit, _now: Time) -> Self {
         self.clone()
-    }
-
-    /// The reserve and the loss allowance of the region.
-    fn script_arguments<'c>(mut charges: impl Iterator<Item = CallCharge<'c>>) -> [i64; 2] {
-        let limit = charges.next().map(|charge| charge.limit);
-        limit.map_or([0, 0], |limit| {
-            [i64::from(limit.region_reserve()), i64::try_from(limit.loss_allowance()).unwrap_or(i64::MAX)]
-        })
     }
 }
 
@@ -208,7 +200,7 @@ impl RegionWindow {
                 current => current.max(global.lo / period_us),
             };
             if first <= last && last <= first + 1 {
-                window.advance_to(first);
+                window.counts.begin(first);
                 // An older reset of the limit does not concern this counter.
                 if window.counts.epoch == 0 {
                     window.counts.epoch = global.hi;
@@ -219,13 +211,6 @@ impl RegionWindow {
         }
         window.counts.loss = window.counts.loss.at(now, period_us);
         window
-    }
-
-    fn advance_to(&mut self, window: u64) {
-        if window != self.counts.window {
-            self.counts.begin(window);
-            self.counts.low = self.reserve / 2;
-        }
     }
 
     /// Hits left of the grants and the reserve, in the window of the counts.
@@ -275,7 +260,8 @@ impl RegionWindow {
             Some(HitSource::Loss) => self.counts.loss.used += hits,
             None => {}
         }
-        let is_low = source != Some(HitSource::Window) || self.left() <= self.counts.low;
+        let low = if self.counts.granted_total == 0 { self.reserve / 2 } else { self.counts.low };
+        let is_low = source != Some(HitSource::Window) || self.left() <= low;
         if self.clock.can_request && self.global.is_some() && is_low && self.may_request() {
             self.counts.open_request = self.now.as_micros();
             self.counts.next_request_at = self.now.plus_us(REQUEST_INTERVAL_US);

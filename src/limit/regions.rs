@@ -61,9 +61,14 @@ impl Limit {
         self.reserve_of(self.capacity())
     }
 
-    /// Hits that can pass at once as the limit is counted: the region's own tokens, or the capacity.
+    /// Hits in a period as the limit is counted: of a region, its own; otherwise those of the limit.
+    pub const fn counted_requests(&self) -> u32 {
+        if self.is_counted_in_region() { self.region_reserve() } else { self.requests_per_unit() }
+    }
+
+    /// Hits that can pass at once as the limit is counted: of a region, its own; otherwise the capacity.
     pub const fn counted_capacity(&self) -> u32 {
-        if let Counting::RegionBucket = self.counting() { self.region_capacity() } else { self.capacity() }
+        if self.is_counted_in_region() { self.region_capacity() } else { self.capacity() }
     }
 
     /// Hits in a period that the global Redis may grant to all regions together: for a window, or as rates.

@@ -11,6 +11,7 @@ mod keys;
 mod lease_record;
 mod over_limit_cache;
 mod ratelimit_key_format;
+mod region_agreement;
 mod replica_slots;
 mod replicas;
 mod replies;

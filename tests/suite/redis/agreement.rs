@@ -15,6 +15,7 @@ use proptest::sample::Index;
 use proptest::test_runner::{TestCaseResult, TestRunner};
 use redis::{Connection, ErrorKind, RedisResult, ServerErrorKind, Value, cmd, from_redis_value};
 use smallvec::SmallVec;
+use tollkeeper::algorithm::global_clock::GlobalClock;
 use tollkeeper::algorithm::sliding_window_log::LogRecord;
 use tollkeeper::algorithm::state::{State, charge_together};
 use tollkeeper::algorithm::{
@@ -27,7 +28,7 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::Hits;
 use tollkeeper::store::command::{ChargeCommand, MAX_CHARGES_PER_CALL, OwnedCounter};
-use tollkeeper::store::redis::script::arguments::arguments;
+use tollkeeper::store::redis::script::arguments::{arguments, clock_argument};
 use tollkeeper::store::redis::script::compose::script_for;
 use tollkeeper::store::redis::script::replay::{CallArguments, ScriptOutcome, replay};
 
@@ -216,7 +217,7 @@ impl History {
 }
 
 /// Results of bare states, and for each key the limit of the last charge that changed it.
-fn expected(
+pub(super) fn expected(
     charges: &[ChargeCommand],
     states: &mut [State],
     now: Time,
@@ -308,18 +309,32 @@ impl Redis {
     }
 
     fn call(&mut self, keys: &[String], charges: &[ChargeCommand], now: Option<Time>) -> RedisResult<ScriptOutcome> {
-        let script = script_for(charges[0].counters.iter().map(|counter| counter.limit.algorithm()));
+        self.call_with_clock(keys, charges, now, None)
+    }
+
+    /// Calls the script as the store does, with the clock of the global Redis if a limit is global.
+    pub(super) fn call_with_clock(
+        &mut self,
+        keys: &[String],
+        charges: &[ChargeCommand],
+        now: Option<Time>,
+        clock: Option<&GlobalClock>,
+    ) -> RedisResult<ScriptOutcome> {
+        let script = script_for(charges[0].counters.iter().map(|counter| counter.limit.counting()));
         let arguments = arguments(charges, now);
         let mut call = |name: &str, which: &str| -> RedisResult<Vec<u8>> {
             let mut command = cmd(name);
             command.arg(which).arg(keys.len()).arg(keys).arg(&arguments[..]);
+            if let Some(clock) = clock {
+                command.arg("").arg(&clock_argument(clock)[..]);
+            }
             command.query(&mut self.connection)
         };
         let reply = match call("EVALSHA", &script.sha1) {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => call("EVAL", &script.text),
             reply => reply,
         };
-        Ok(replay(charges, &reply?, CallArguments::default()).expect("a script's reply can be read"))
+        Ok(replay(charges, &reply?, CallArguments { has_leases: false, clock }).expect("a script's reply can be read"))
     }
 
     /// Remaining lifetime of keys in milliseconds, -2 if absent; then removes their expiry until the test ends.
@@ -334,7 +349,7 @@ impl Redis {
         pipe.query(&mut self.connection).expect("keys can be asked")
     }
 
-    fn query<T: redis::FromRedisValue>(&mut self, words: &[&[u8]]) -> T {
+    pub(super) fn query<T: redis::FromRedisValue>(&mut self, words: &[&[u8]]) -> T {
         let mut command = redis::Cmd::new();
         for word in words {
             command.arg(*word);

@@ -1,8 +1,8 @@
 -- region_bucket: tokens of a bucket that the region refills at the rate that it always has.
 --
--- KEYS: the counter. a: rate of the region's reserve. b: loss allowance in a tumbling period.
+-- KEYS: the counter. a, b: unused.
 -- State, 112 bytes: last, tokens (whole ones that are left), part (fraction of a token), then the grant.
--- Charges: capacity (tokens in the region's own bucket). Flags of charges must include 2.
+-- Charges: limit (rate of the region), capacity (tokens in the region's own bucket). Flags of charges must include 2.
 -- Rounding: down. Writes: one SET with PX. TTL: two periods plus 2 s.
 
 --: load
@@ -21,7 +21,7 @@ level, level_part = tokens, part
 if last == 0 then
   level, level_part = capacity, 0
 elseif now > last then
-  local refilled, rest = divide(now - last, a, period)
+  local refilled, rest = divide(now - last, limit, period)
   level, level_part = level + refilled, level_part + rest
   if level_part >= period then level, level_part = level + 1, level_part - period end
 end

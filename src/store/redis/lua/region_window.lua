@@ -1,15 +1,15 @@
 -- region_window: hits of a window of global time that the region was granted, and its reserve.
 --
--- KEYS: the counter. a: reserve of the region. b: loss allowance in a tumbling period.
+-- KEYS: the counter. a, b: unused. Charges: limit (reserve of the region), wait (loss allowance in a tumbling period);
+-- flags must include 2: rejected hits are counted as requested.
 -- ARGV[3]: clock of the global Redis, signed numbers as in ARGV[1]: valid_from and valid_until (times of this Redis
 -- between which the offsets hold), offset_lo and offset_hi (bounds on global time minus the time of this Redis, in
--- microseconds), flags: 1 if a grant request may be opened, plus 2 if the region is cut off, plus 4 if a and b must not
--- be used.
+-- microseconds), flags: 1 if a grant request may be opened, plus 2 if the region is cut off, plus 4 if reserve and loss
+-- allowance must not be used.
 -- State, 120 bytes: last, window (its number in global time), granted (hits left), granted_total, reserve_used,
 -- next_reserve_used (in the next window), requested and previous_requested (hits asked for), low (open a request when
--- at most these are left), exhausted (1: the global Redis has none left), open_request (time of opening, 0: none),
+-- at most these are left; half of the reserve if nothing is granted), exhausted (1: the global Redis has none left), open_request (time of opening, 0: none),
 -- next_request_at, epoch, loss_start, loss_used.
--- Flags of charges must include 2: rejected hits are counted as requested.
 -- Rounding: none. Writes: one SET with PX. TTL: two periods plus 2 s.
 
 --: load
@@ -26,8 +26,7 @@ if max(window, granted, granted_total, reserve_used, next_reserve_used, requeste
 end
 --> effective_now
 local valid_from, valid_until, offset_lo, offset_hi, call_flags = unpack('<i8i8i8i8i8', ARGV[3])
-if call_flags >= 4 then a, b = 0, 0 end
-local can_request, cut_off = call_flags % 2 == 1, call_flags % 4 >= 2
+local can_request, cut_off, is_usable = call_flags % 2 == 1, call_flags % 4 >= 2, call_flags < 4
 -- Global time lies in `window` or, if spans_two, in the next one. It is unknown if it may lie in others.
 local is_known, spans_two = false, false
 local first, final = now + offset_lo, now + offset_hi
@@ -43,14 +42,14 @@ if now >= valid_from and now < valid_until and first >= 0 and first <= final the
       reserve_used, previous_requested = 0, 0
     end
     if first ~= window then
-      window, granted, granted_total, next_reserve_used, requested_hits = first, 0, 0, 0, 0
-      low, exhausted = floor(a / 2), 0
+      window, granted, granted_total, next_reserve_used, requested_hits, low, exhausted = first, 0, 0, 0, 0, 0, 0
     end
   end
 end
 if now >= loss_start + period or loss_start > now + period then loss_start, loss_used = now, 0 end
--- Set by each charge: grants and the reserve admit it; this counter admits it, whatever others say.
-local fits, accepted
+-- Set by each charge: reserve and allowance that it may use; true if grants and the reserve admit it; true if this
+-- counter admits it, whatever others say.
+local reserve, allowance, fits, accepted
 
 --: equal_charges
 -- Equal charges that fit as one also fit one by one, with the same result, if they are spent from one source.
@@ -62,9 +61,11 @@ if times > 1 and hits > 0 then
 end
 
 --: decide
-fits = hits < 0 or is_known and hits <= granted + max(a - reserve_used, 0)
-  and (not spans_two or hits <= max(a - next_reserve_used, 0))
-admitted = fits or (cut_off or not is_known) and loss_used + hits <= b
+reserve, allowance = limit, wait
+if not is_usable then reserve, allowance = 0, 0 end
+fits = hits < 0 or is_known and hits <= granted + max(reserve - reserve_used, 0)
+  and (not spans_two or hits <= max(reserve - next_reserve_used, 0))
+admitted = fits or (cut_off or not is_known) and loss_used + hits <= allowance
 accepted = admitted
 
 --: apply
@@ -84,7 +85,8 @@ elseif admitted or not accepted then
   elseif admitted then
     loss_used = loss_used + hits
   end
-  if can_request and is_known and (not fits or granted + max(a - reserve_used, 0) <= low)
+  if can_request and is_known
+    and (not fits or granted + max(reserve - reserve_used, 0) <= (granted_total == 0 and floor(reserve / 2) or low))
     and (next_request_at <= now or next_request_at > now + period) then
     open_request, next_request_at = now, now + 1000000
   end

@@ -49,7 +49,7 @@ pub fn arguments(commands: &[ChargeCommand], now: Option<Time>) -> Bytes {
     encoder.0.into()
 }
 
-/// Encodes the argument of a call on global limits: the clock of the global Redis, as `lua/region_window.lua` documents.
+/// Encodes the clock of the global Redis, an argument of calls on global limits that `lua/region_window.lua` documents.
 pub fn clock_argument(clock: &GlobalClock) -> [u8; 40] {
     let flags = i64::from(clock.can_request) + 2 * i64::from(clock.cut_off) + 4 * i64::from(clock.parts_unusable);
     let numbers = [exact(clock.valid_from), exact(clock.valid_until), clock.offset_lo, clock.offset_hi, flags];
@@ -70,10 +70,12 @@ fn signed_hits(command: &ChargeCommand) -> Option<i64> {
     }
 }
 
-/// Returns the longest wait of a charge; for a refund the time from which it is void, 0 if it never is.
+/// Returns the longest wait of a charge, or the loss allowance where a region counts; for a refund the time from which it
+/// is void, 0 if it never is.
 fn wait_us(command: &ChargeCommand, limit: &Limit) -> i64 {
     match command.request.hits {
         Hits::Refund(_) => command.void_from.map_or(0, exact),
+        Hits::Charge(_) | Hits::Peek if limit.is_counted_in_region() => signed(limit.loss_allowance()),
         Hits::Charge(_) | Hits::Peek => signed(command.max_delay_us().min(limit.max_wait_us())),
     }
 }
@@ -104,7 +106,7 @@ impl ArgEncoder {
 
     fn push_limit(&mut self, counter: &OwnedCounter, wait_us: i64) {
         let limit = &counter.limit;
-        self.push(i64::from(limit.requests_per_unit()));
+        self.push(i64::from(limit.counted_requests()));
         self.push(i64::from(limit.counted_capacity()));
         self.push(wait_us);
         // In a region, rejected hits are demand that the next grant must cover.
