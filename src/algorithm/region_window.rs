@@ -200,7 +200,9 @@ impl RegionWindow {
                 current => current.max(global.lo / period_us),
             };
             if first <= last && last <= first + 1 {
-                window.counts.begin(first);
+                if first != window.counts.window {
+                    window.counts.begin(first);
+                }
                 // An older reset of the limit does not concern this counter.
                 if window.counts.epoch == 0 {
                     window.counts.epoch = global.hi;

@@ -70,8 +70,8 @@ fn signed_hits(command: &ChargeCommand) -> Option<i64> {
     }
 }
 
-/// Returns the longest wait of a charge, or the loss allowance where a region counts; for a refund the time from which it
-/// is void, 0 if it never is.
+/// Returns the longest wait of a charge, or the loss allowance where a region counts; for a refund the time from which
+/// it is void, 0 if it never is.
 fn wait_us(command: &ChargeCommand, limit: &Limit) -> i64 {
     match command.request.hits {
         Hits::Refund(_) => command.void_from.map_or(0, exact),
