@@ -8,8 +8,8 @@
 //! - fixed_window: count + hits <= max
 //! - sliding_window_counter: current + floor(previous x (period - elapsed) / period) + hits <= max
 //!
-//! A region spends a grant only while global time lies in the grant's window, so each hit is admitted in the window that
-//! counts it. There the weight of the previous window only falls. What a region returns before the window ends is free
+//! A region spends a grant only while global time lies in the grant's window, so each hit is admitted in the window
+//! that counts it. There the weight of the previous window only falls. What a region returns before the window ends is free
 //! again.
 
 use crate::clock::Time;

@@ -1,7 +1,7 @@
 //! Grants as a region's counter of windows takes them, and returns of what it has not used.
 //!
-//! A grant answers the request that the counter has open, once: an answer that is repeated, or that comes after the next
-//! request was opened, or after its window, changes nothing. Its hits are wasted, never doubled.
+//! A grant answers the request that the counter has open, once: an answer that is repeated, or that comes after the
+//! next request was opened, or after its window, changes nothing. Its hits are wasted, never doubled.
 
 use super::region_window::RegionWindowCounts;
 use crate::clock::Time;

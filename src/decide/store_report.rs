@@ -49,6 +49,9 @@ pub struct RegionsReport {
     pub connected: bool,
     /// Seconds since its last answer; `null` before the first.
     pub unanswered_s: Option<f64>,
+    /// Seconds since the list of a region last changed, or a new Redis was first used; `null` if neither happened.
+    /// Limits with a longer period do not use their reserve yet.
+    pub changed_before_s: Option<f64>,
     /// Clocks of the region's Redis and the global one.
     pub clocks: Vec<ClockReport>,
     /// Jumps of these clocks.
@@ -71,7 +74,7 @@ pub struct ClockReport {
 /// Something that restricts a region.
 #[derive(Clone, Debug, Serialize)]
 pub struct NoticeReport {
-    /// `second_redis`, `other_lists`, `list_changed`, `cut_off` or `misconfigured`.
+    /// `second_redis`, `other_lists`, `list_changed`, `new_redis`, `cut_off` or `misconfigured`.
     pub notice: &'static str,
     /// Meaning, and what to do.
     pub text: String,
@@ -111,21 +114,22 @@ impl From<SharedStoreStats> for SharedStoreReport {
 
 impl From<RegionStats> for RegionsReport {
     fn from(stats: RegionStats) -> Self {
-        let RegionStats { region, regions, connected, unanswered_us, clocks, clock_jumps, notices, misconfigured } =
-            stats;
-        let clocks = clocks.into_iter().map(|RegionClock { deployment, address, uncertainty_us }| {
-            let uncertainty_ms = uncertainty_us.map(|us| Duration::from_micros(us).as_secs_f64() * 1000.0);
+        let seconds = |us| Duration::from_micros(us).as_secs_f64();
+        let clocks = stats.clocks.into_iter().map(|RegionClock { deployment, address, uncertainty_us }| {
+            let uncertainty_ms = uncertainty_us.map(|us| seconds(us) * 1000.0);
             ClockReport { deployment, address, uncertainty_ms }
         });
-        let misconfigured = misconfigured.map(|text| NoticeReport { notice: "misconfigured", text });
-        let notices = notices.iter().map(|notice| NoticeReport { notice: notice.name(), text: notice.to_string() });
+        let misconfigured = stats.misconfigured.map(|text| NoticeReport { notice: "misconfigured", text });
+        let notices =
+            stats.notices.iter().map(|notice| NoticeReport { notice: notice.name(), text: notice.to_string() });
         Self {
-            region,
-            names: regions,
-            connected,
-            unanswered_s: unanswered_us.map(|us| Duration::from_micros(us).as_secs_f64()),
+            region: stats.region,
+            names: stats.regions,
+            connected: stats.connected,
+            unanswered_s: stats.unanswered_us.map(seconds),
+            changed_before_s: stats.changed_before_us.map(seconds),
             clocks: clocks.collect(),
-            clock_jumps,
+            clock_jumps: stats.clock_jumps,
             notices: notices.chain(misconfigured).collect(),
         }
     }

@@ -69,6 +69,8 @@ pub struct RegionStats {
     pub connected: bool,
     /// Microseconds since its last answer; `None` before the first.
     pub unanswered_us: Option<u64>,
+    /// Microseconds since the list of a region last changed, or a new Redis was first used; `None` if neither happened.
+    pub changed_before_us: Option<u64>,
     /// Clocks of the region's Redis and the global one.
     pub clocks: Vec<RegionClock>,
     /// Jumps of these clocks that were noticed.

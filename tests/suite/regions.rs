@@ -3,5 +3,6 @@
 mod bucket_grants;
 mod clocks;
 mod membership;
+mod processes;
 mod region_grants;
 mod window_grants;

@@ -66,8 +66,8 @@ impl GlobalGrants {
         Some(Arc::new(Self { settings: regions, client, region, membership, clock_jumps, heartbeat }))
     }
 
-    /// Returns the clock of the global Redis for a call on `region` that is sent and ends `within` a range. The counters
-    /// have the same slot in both. `period_us` is the longest period of the limits.
+    /// Returns the clock of the global Redis for a call on `region` that is sent and ends `within` a range. The
+    /// counters have the same slot in both. `period_us` is the longest period of the limits.
     ///
     /// Takes no lock and allocates nothing.
     pub(super) fn clock(
@@ -114,6 +114,7 @@ impl GlobalGrants {
             regions: self.settings.names.clone(),
             connected: self.membership.is_connected(at),
             unanswered_us: self.membership.unanswered_us(at),
+            changed_before_us: self.membership.standing().changed_before_us(at),
             clocks: clocks.collect(),
             clock_jumps: self.clock_jumps.count(),
             notices: notices(&self.membership, at),

@@ -87,14 +87,18 @@ impl Standing {
 
     /// Returns true if the region's Redis counts its creation as a change, and need not.
     pub fn must_settle(&self) -> bool {
-        self.is_settled && self.identity.is_some_and(|identity| identity.is_new)
+        self.is_settled && self.is_new()
     }
 
-    /// Returns true if the list of a region changed within a period before `at`.
-    pub fn has_recent_change(&self, period_us: u64, at: Instant) -> bool {
+    /// Returns true if the region's Redis cannot know of an earlier list.
+    pub fn is_new(&self) -> bool {
+        self.identity.is_some_and(|identity| identity.is_new)
+    }
+
+    /// Microseconds since the list of a region last changed, or a new Redis was first used; `None` if neither happened.
+    pub fn changed_before_us(&self, at: Instant) -> Option<u64> {
         let changed_us = self.identity_changed_us.max(self.members_changed_us);
-        changed_us != NEVER_US
-            && process_us(at).saturating_sub(changed_us) < i64::try_from(period_us).unwrap_or(i64::MAX)
+        (changed_us != NEVER_US).then(|| u64::try_from(process_us(at).saturating_sub(changed_us)).unwrap_or(0))
     }
 
     /// Returns the standing after a reply of the region's Redis, received at a process time.

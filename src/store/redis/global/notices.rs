@@ -12,7 +12,7 @@ use crate::telemetry::log_throttle::LogThrottle;
 
 /// Shortest time between two equal log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// Period of the limits that the notice about a changed list is about, in microseconds: shorter ones wait as long.
+/// Time for which a change gets a notice, in microseconds; limits with a longer period wait for longer.
 const SHORT_PERIOD_US: u64 = 60_000_000;
 
 /// Notice about what a region may do.
@@ -24,6 +24,8 @@ pub enum MembershipNotice {
     OtherLists(Vec<String>),
     /// A list changed within the last minute.
     ListChanged,
+    /// The Redis of this region is new, and other regions have not told yet that no list changed.
+    NewRedis,
     /// The global Redis does not answer.
     CutOff,
 }
@@ -35,6 +37,7 @@ impl MembershipNotice {
             Self::SecondRedis => "second_redis",
             Self::OtherLists(_) => "other_lists",
             Self::ListChanged => "list_changed",
+            Self::NewRedis => "new_redis",
             Self::CutOff => "cut_off",
         }
     }
@@ -57,6 +60,10 @@ impl fmt::Display for MembershipNotice {
                 "TOLLKEEPER_REGIONS changed, so this region uses neither its reserve nor its part of max_overshoot \
                  for one period of the limit",
             ),
+            Self::NewRedis => f.write_str(
+                "the Redis of this region is new and may follow another TOLLKEEPER_REGIONS, so this region uses neither \
+                 its reserve nor its part of max_overshoot for one period of the limit",
+            ),
             Self::CutOff => f.write_str(
                 "the global Redis does not answer, so this region spends its grants, and then on_region_loss decides \
                  (see the preceding connection errors)",
@@ -75,8 +82,9 @@ pub fn notices(membership: &Membership, at: Instant) -> Vec<MembershipNotice> {
     if !standing.differing().is_empty() {
         notices.push(MembershipNotice::OtherLists(standing.differing().to_vec()));
     }
-    if standing.has_recent_change(SHORT_PERIOD_US, at) {
-        notices.push(MembershipNotice::ListChanged);
+    if standing.changed_before_us(at).is_some_and(|us| us < SHORT_PERIOD_US) {
+        let is_new = standing.is_new();
+        notices.push(if is_new { MembershipNotice::NewRedis } else { MembershipNotice::ListChanged });
     }
     if !membership.is_connected(at) {
         notices.push(MembershipNotice::CutOff);
@@ -115,7 +123,9 @@ impl MembershipNotices {
         for notice in now.iter().filter(|notice| !logged.contains(notice)) {
             let name = notice.name();
             match notice {
-                MembershipNotice::ListChanged => tracing::warn!(region, notice = name, "{notice}"),
+                MembershipNotice::ListChanged | MembershipNotice::NewRedis => {
+                    tracing::warn!(region, notice = name, "{notice}")
+                }
                 _ => tracing::error!(region, notice = name, "{notice}"),
             }
         }
@@ -125,6 +135,7 @@ impl MembershipNotices {
                 MembershipNotice::SecondRedis => "no other Redis has the name of this region any more",
                 MembershipNotice::OtherLists(_) => "TOLLKEEPER_REGIONS no longer differs as before",
                 MembershipNotice::ListChanged => "TOLLKEEPER_REGIONS has not changed for a minute",
+                MembershipNotice::NewRedis => "the Redis of this region is no longer new",
                 MembershipNotice::CutOff => "the global Redis answers again",
             };
             tracing::warn!(region, notice = name, "{text}");

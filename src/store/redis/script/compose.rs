@@ -96,8 +96,8 @@ pub fn global_window_script() -> &'static Script {
     SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/global_window.lua"), &shared_parts())))
 }
 
-/// Returns the script that divides a token bucket over regions; `global::bucket_grants` encodes its argument and decodes
-/// its reply.
+/// Returns the script that divides a token bucket over regions; `global::bucket_grants` encodes its argument and
+/// decodes its reply.
 pub fn global_bucket_script() -> &'static Script {
     static SCRIPT: OnceLock<Script> = OnceLock::new();
     SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/global_bucket.lua"), &shared_parts())))

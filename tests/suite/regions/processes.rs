@@ -1,0 +1,190 @@
+//! Processes of several regions, each with its Redis, and the global one behind a slow link: what `/store` shows.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::kit::redis::cluster::Cluster;
+use crate::kit::redis::{self as servers, Server};
+use crate::kit::tcp_proxy::{Mode, TcpProxy};
+use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use crate::kit::wait_for;
+
+const RULES: &str = "
+domain: shop
+descriptors:
+  - key: user
+    rate_limit: { unit: minute, requests_per_unit: 1000 }
+";
+
+/// A process of `region` with this list, and the addresses of its Redis and the global one.
+fn process(region: &str, regions: &str, redis: &str, global: &str) -> Setup {
+    with_rules(RULES)
+        .env("REDIS_SOCKET_TYPE", "tcp")
+        .env("REDIS_URL", redis)
+        .env("TOLLKEEPER_REGION", region)
+        .env("TOLLKEEPER_REGIONS", regions)
+        .env("TOLLKEEPER_GLOBAL_REDIS_URL", global)
+}
+
+fn stats(process: &Tollkeeper) -> Value {
+    process.store_stats()["regions"].clone()
+}
+
+fn notices(process: &Tollkeeper) -> Vec<String> {
+    let stats = stats(process);
+    let notices = stats["notices"].as_array().expect("there are notices");
+    notices.iter().map(|notice| notice["notice"].as_str().expect("a notice has a name").to_owned()).collect()
+}
+
+fn wait_for_notices(process: &Tollkeeper, expected: &[&str]) {
+    let mut last = Vec::new();
+    wait_for(&format!("the notices {expected:?}"), || {
+        last = notices(process);
+        (last == expected).then_some(())
+    });
+}
+
+fn wait_for_log(process: &Tollkeeper, text: &str) {
+    wait_for(text, || process.stderr().contains(text).then_some(()));
+}
+
+fn clock<'s>(stats: &'s Value, deployment: &str) -> Vec<&'s Value> {
+    let clocks = stats["clocks"].as_array().expect("there are clocks");
+    clocks.iter().filter(|clock| clock["deployment"] == deployment).collect()
+}
+
+#[test]
+fn store_page_shows_the_region_and_its_clocks() {
+    let (redis, global) = (servers::options().start(), servers::options().start());
+    let link = TcpProxy::to(&global.address());
+    link.set(Mode::Delay(Duration::from_millis(60)));
+    let process = process("eu", "us,eu", &redis.address(), &format!("127.0.0.1:{}", link.port())).start();
+    wait_for_notices(&process, &[]);
+    let stats = stats(&process);
+    assert_eq!((&stats["region"], &stats["connected"]), (&"eu".into(), &true.into()), "{stats}");
+    assert_eq!(stats["names"], serde_json::json!(["eu", "us"]));
+    assert!(stats["unanswered_s"].as_f64().is_some_and(|seconds| seconds < 5.0), "{stats}");
+    assert_eq!(stats["clock_jumps"], 0);
+    let (near, far) = (clock(&stats, "region"), clock(&stats, "global"));
+    assert_eq!((near.len(), far.len()), (1, 1), "{stats}");
+    assert_eq!(near[0]["address"], redis.address());
+    // The interval is as wide as the round trip at least.
+    let width = |clock: &Value| clock["uncertainty_ms"].as_f64().expect("the clock is known");
+    assert!((120.0..5000.0).contains(&width(far[0])) && width(near[0]) < 1000.0, "{stats}");
+    // Without regions there is nothing to show.
+    let alone = with_rules(RULES).env("REDIS_SOCKET_TYPE", "tcp").env("REDIS_URL", redis.address()).start();
+    assert!(alone.store_stats().get("regions").is_none());
+}
+
+#[test]
+fn region_is_cut_off_while_the_global_redis_is_silent() {
+    let (redis, global) = (servers::options().start(), servers::options().start());
+    let process = process("eu", "us,eu", &redis.address(), &global.address()).start();
+    wait_for_notices(&process, &[]);
+    for round in 0..2 {
+        if round == 0 {
+            global.freeze();
+        } else {
+            global.kill();
+        }
+        wait_for_notices(&process, &["cut_off"]);
+        assert_eq!(stats(&process)["connected"], false);
+        assert_eq!(process.healthcheck(), 200, "decisions do not need the global Redis");
+        if round == 0 {
+            global.thaw();
+        } else {
+            global.restart();
+        }
+        wait_for_notices(&process, &[]);
+    }
+    wait_for_log(&process, "on_region_loss decides");
+    wait_for_log(&process, "the global Redis answers again");
+}
+
+#[test]
+fn second_redis_of_a_region_is_noticed() {
+    let [first, second, global] = [(); 3].map(|()| servers::options().start());
+    let start = |redis: &Server| process("eu", "us,eu", &redis.address(), &global.address()).start();
+    let rightful = start(&first);
+    wait_for_notices(&rightful, &[]);
+    let replica = start(&first);
+    let wrong = start(&second);
+    wait_for_notices(&wrong, &["second_redis", "new_redis"]);
+    wait_for_notices(&replica, &[]);
+    wait_for_notices(&rightful, &[]);
+    wait_for_log(&wrong, "another Redis has the name of this region");
+}
+
+#[test]
+fn lists_that_differ_are_noticed_in_both_regions() {
+    let [first, second, global] = [(); 3].map(|()| servers::options().start());
+    let eu = process("eu", "us,eu", &first.address(), &global.address()).start();
+    wait_for_notices(&eu, &[]);
+    let us = process("us", "asia,us,eu", &second.address(), &global.address()).start();
+    wait_for_notices(&us, &["other_lists", "new_redis"]);
+    wait_for_notices(&eu, &["other_lists"]);
+    wait_for_log(&eu, "TOLLKEEPER_REGIONS differs in us,");
+    // A changed list is unused for a while, in all regions, and also after a restart.
+    drop(us);
+    let us = process("us", "eu,us", &second.address(), &global.address()).start();
+    wait_for_notices(&us, &["list_changed"]);
+    wait_for_notices(&eu, &["list_changed"]);
+    drop(us);
+    global.kill();
+    let us = process("us", "eu,us", &second.address(), &global.address()).start();
+    wait_for_notices(&us, &["list_changed", "cut_off"]);
+    assert!(stats(&us)["changed_before_s"].as_f64().is_some_and(|seconds| seconds < 600.0), "{}", stats(&us));
+}
+
+#[test]
+fn lost_identity_is_written_back() {
+    let [redis, global] = [(); 2].map(|()| servers::options().start());
+    let process = process("eu", "us,eu", &redis.address(), &global.address()).start();
+    let identity = || redis.command(&["GETRANGE", "tk1:{region}", "0", "47"]).expect("it answers");
+    let settled = || {
+        wait_for("the settled identity", || {
+            let is_new: Vec<u8> = redis.query(&["GETRANGE", "tk1:{region}", "40", "47"]);
+            (is_new == [0; 8]).then(identity)
+        })
+    };
+    wait_for_notices(&process, &[]);
+    let before = settled();
+    redis.kill();
+    redis.restart();
+    assert_eq!(settled(), before, "a Redis without persistence restarted");
+    wait_for_notices(&process, &[]);
+}
+
+#[test]
+fn each_node_of_a_global_cluster_has_a_clock() {
+    let (redis, cluster) = (servers::options().start(), Cluster::start());
+    let global = cluster.addresses().join(",");
+    let process =
+        process("eu", "us,eu", &redis.address(), &global).env("TOLLKEEPER_GLOBAL_REDIS_TYPE", "cluster").start();
+    wait_for("all clocks", || {
+        let stats = stats(&process);
+        let clocks = clock(&stats, "global");
+        (clocks.len() == 3 && clocks.iter().all(|clock| clock["uncertainty_ms"].is_f64())).then_some(())
+    });
+    wait_for_notices(&process, &[]);
+}
+
+#[test]
+fn missing_permission_in_the_global_redis_is_explained() {
+    let redis = servers::options().start();
+    let global = servers::options()
+        .user("ann", "on >word ~* +eval +evalsha +time +get +set")
+        .user("bob", "on >word ~* +eval +evalsha +time +get")
+        .start();
+    let url = |user: &str| format!("redis://{user}:word@{}", global.address());
+    let start = |user: &str| process("eu", "us,eu", &redis.address(), &url(user));
+    wait_for_notices(&start("ann").start(), &[]);
+    let without_set = start("bob").start();
+    wait_for_notices(&without_set, &["cut_off", "misconfigured"]);
+    let without_wait = start("ann").env("TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS", "1").start();
+    wait_for_notices(&without_wait, &["cut_off", "misconfigured"]);
+    let page = without_wait.store_stats().to_string();
+    assert!(page.contains("TOLLKEEPER_GLOBAL_REDIS_AUTH") && page.contains("+wait"), "{page}");
+    assert!(!page.contains("word@"), "{page}");
+}
