@@ -21,6 +21,7 @@ pub mod leaky_bucket;
 pub(crate) mod leaky_level;
 pub mod loss_allowance;
 pub mod region_bucket;
+pub mod region_bucket_grant;
 pub mod region_grant;
 pub mod region_window;
 pub mod reply_reader;

@@ -1,21 +1,41 @@
-//! region_bucket: tokens of a bucket that a region refills at the rate that it always has.
+//! region_bucket: a bucket of a region, refilled at the rate that the region always has and, for a term, at more.
+//!
+//! A global token_bucket is counted by this state in the Redis of each region. The rates and capacities of all regions
+//! add up to those of the limit. The region's own part holds at all times; the global Redis grants a rate and a capacity
+//! for a term, which ends at a time of the global Redis.
+//!
+//! - Tokens refill at both rates during the term, then at the region's own. They never exceed the capacity of the
+//!   moment, so a grant that ends takes the tokens above it. A grant creates no tokens.
+//! - The term ends early by the uncertainty of global time, and by a thousandth of the time since, as clocks drift. If
+//!   global time is unknown, the term has ended.
+//! - The loss allowance applies to hits that the tokens do not admit, while global time is unknown or the region is cut
+//!   off.
+//! - A charge that leaves at most half of the capacity, or is rejected, opens a *grant request*, as in region_window.
+//! - A refund returns at most the tokens spent since the last grant.
+//!
+//! The state keeps tokens that are *left*, because the capacity changes with each term. Tokens are rounded down.
 
 use super::algorithm_state::AlgorithmState;
-use super::global_clock::GlobalClock;
+use super::global_clock::{GlobalClock, GlobalTime};
+use super::leaky_level::to_us;
 use super::loss_allowance::LossPeriod;
+use super::region_window::REQUEST_INTERVAL_US;
 use super::reply_reader::{MalformedReply, ReplyReader};
 use super::share_ratio::ShareRatio;
-use super::{ChargeRequest, ChargeResult, effective_time, to_u32};
+use super::{ChargeRequest, ChargeResult, MAX_COUNT, effective_time, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
 use crate::request::Hits;
 
+/// Part of the time since the end of a term by which the term ends earlier: clocks drift by 500 ppm each.
+const DRIFT_DIVISOR: u64 = 1000;
+
 /// State of the counter, with the clock of the call that charges it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// Time of the last charge.
+    /// Time of the last charge; 0: the bucket is new.
     pub last: Time,
-    /// Tokens and grants.
+    /// Tokens, the grant, and the grant request.
     pub counts: Box<RegionBucketCounts>,
     /// Global clock of the call; not stored.
     pub clock: Box<GlobalClock>,
@@ -28,24 +48,26 @@ pub struct RegionBucketCounts {
     pub tokens: u64,
     /// Fraction of a token, 0 to period - 1 (microseconds).
     pub part: u64,
-    /// Granted rate, in hits per period.
+    /// Granted rate in tokens per period, beside the region's own.
     pub rate: u64,
-    /// Granted capacity, above the region's own.
+    /// Granted capacity, beside the region's own.
     pub capacity: u64,
     /// Global time at which the grant ends.
     pub term_end: Time,
-    /// Identity of the open grant request: the time at which it was opened; 0: none is open.
-    pub open_request: u64,
-    /// Time of the region's Redis from which the next request may be opened.
-    pub next_request_at: Time,
-    /// Epoch of the global counter.
-    pub epoch: u64,
+    /// Tokens spent since the last grant, less refunds.
+    pub spent: u64,
     /// Hits that callers asked for since `requested_since`, admitted or not.
     pub requested: u64,
     /// Start of the span of `requested`.
     pub requested_since: Time,
     /// True if the global Redis had nothing left.
     pub exhausted: bool,
+    /// Identity of the open grant request: the time at which it was opened; 0: none is open.
+    pub open_request: u64,
+    /// Time of the region's Redis from which the next request may be opened.
+    pub next_request_at: Time,
+    /// Last reset of the limit that this counter follows, in global time; at first, its own creation.
+    pub epoch: u64,
     /// Use of the loss allowance.
     pub loss: LossPeriod,
 }
@@ -64,21 +86,22 @@ impl AlgorithmState for State {
         let counts = RegionBucketCounts {
             tokens: reply.number()?,
             part: reply.number()?,
-            rate: reply.number()?,
-            capacity: reply.number()?,
+            rate: reply.number_u32()?.into(),
+            capacity: reply.number_u32()?.into(),
             term_end: reply.time()?,
-            open_request: reply.number()?,
-            next_request_at: reply.time()?,
-            epoch: reply.number()?,
+            spent: reply.number()?,
             requested: reply.number()?,
             requested_since: reply.time()?,
             exhausted: reply.number()? != 0,
+            open_request: reply.number()?,
+            next_request_at: reply.time()?,
+            epoch: reply.number()?,
             loss: LossPeriod { start: reply.time()?, used: reply.number()? },
         };
         Ok(Self { last, counts: Box::new(counts), clock: Box::default() })
     }
 
-    /// The fallback counters never hold hits that a region was granted.
+    /// The fallback counters never hold what a region was granted.
     fn scaled(&self, _ratio: ShareRatio, _limit: &Limit, _now: Time) -> Self {
         self.clone()
     }
@@ -86,50 +109,222 @@ impl AlgorithmState for State {
 
 /// Applies a request to the bucket.
 pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
-    let before = refilled(limit, state, now);
-    let capacity = u64::from(limit.region_capacity());
-    let fits = request.required_hits() <= before.tokens;
-    let mut after = before;
-    let is_changed = match request.hits {
-        Hits::Charge(hits) if fits && !request.rejected_elsewhere => {
-            after.tokens -= hits;
-            true
-        }
-        Hits::Refund(hits) => {
-            after.tokens = after.tokens.saturating_add(hits).min(capacity);
-            true
-        }
-        Hits::Charge(_) | Hits::Peek => false,
-    };
-    if is_changed {
-        state.last = effective_time(now, state.last, limit.period_us()).map_or(now, |time| time.at);
-        *state.counts = after;
+    let mut bucket = RegionBucket::at(limit, state, now);
+    let before = bucket.used();
+    let source = bucket.source(request);
+    match request.hits {
+        Hits::Peek => {}
+        Hits::Refund(hits) => bucket.refund(hits),
+        Hits::Charge(_) if source.is_some() && request.rejected_elsewhere => {}
+        Hits::Charge(hits) => bucket.charge(hits, source),
+    }
+    if request.hits != Hits::Peek {
+        bucket.store(state);
     }
     ChargeResult {
-        admitted: fits,
-        before: capacity - before.tokens,
-        after: capacity - after.tokens,
-        remaining: to_u32(after.tokens),
-        reset_us: 0,
-        retry_after_us: (!fits && request.required_hits() <= capacity).then_some(limit.period_us()),
+        admitted: source.is_some(),
+        before,
+        after: bucket.used(),
+        remaining: to_u32(bucket.remaining()).min(limit.capacity()),
+        reset_us: bucket.until_tokens_us(bucket.max_tokens()).unwrap_or(0).max(bucket.loss_ends_us()),
+        retry_after_us: if source.is_some() { None } else { bucket.retry_after_us(limit, request) },
         delay_us: 0,
     }
 }
 
 /// Returns `true` if [`charge`] would admit the hits.
 pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -> bool {
-    request.required_hits() <= refilled(limit, state, now).tokens
+    RegionBucket::at(limit, state, now).source(request).is_some()
 }
 
-/// Returns the counts at `now`; a full bucket if there is no state.
-fn refilled(limit: &Limit, state: &State, now: Time) -> RegionBucketCounts {
-    let capacity = u64::from(limit.region_capacity());
-    let period = u128::from(limit.period_us());
-    let elapsed = if state.last == Time::default() { u64::MAX } else { now.since_us(state.last) };
-    let units = u128::from(state.counts.tokens) * period
-        + u128::from(state.counts.part)
-        + u128::from(elapsed) * u128::from(limit.region_reserve());
-    let units = units.min(u128::from(capacity) * period);
-    let narrow = |units: u128| u64::try_from(units).unwrap_or(u64::MAX);
-    RegionBucketCounts { tokens: narrow(units / period), part: narrow(units % period), ..*state.counts }
+/// Hits that a charge is admitted from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TokenSource {
+    /// Tokens of the bucket.
+    Bucket,
+    /// The loss allowance.
+    Loss,
+}
+
+/// Bucket at the time of a request, refilled.
+#[derive(Clone, Copy)]
+pub(super) struct RegionBucket {
+    pub(super) counts: RegionBucketCounts,
+    now: Time,
+    /// The later of `now` and the last charge.
+    at: Time,
+    period_us: u64,
+    clock: GlobalClock,
+    global: Option<GlobalTime>,
+    /// Rate and capacity that the region always has.
+    own_rate: u64,
+    own_capacity: u64,
+    allowance: u64,
+    /// The term of the grant lasts.
+    is_granted: bool,
+}
+
+impl RegionBucket {
+    pub(super) fn at(limit: &Limit, state: &State, now: Time) -> Self {
+        let clock = *state.clock;
+        let usable = |part: u64| if clock.parts_unusable { 0 } else { part };
+        let period_us = limit.period_us();
+        let mut bucket = Self {
+            counts: *state.counts,
+            now,
+            at: effective_time(now, state.last, period_us).map_or(now, |time| time.at),
+            period_us,
+            clock,
+            global: clock.at(now),
+            own_rate: usable(limit.region_reserve().into()),
+            own_capacity: usable(limit.region_capacity().into()),
+            allowance: usable(limit.loss_allowance()),
+            is_granted: false,
+        };
+        if let Some(GlobalTime { hi, .. }) = bucket.global
+            && bucket.counts.epoch == 0
+        {
+            bucket.counts.epoch = hi;
+        }
+        if state.last == Time::default() {
+            bucket.counts.tokens = bucket.own_capacity;
+            bucket.counts.requested_since = now;
+        } else {
+            bucket.refill(state.last);
+        }
+        bucket.counts.loss = bucket.counts.loss.at(now, period_us);
+        bucket
+    }
+
+    /// Returns the time of the region's Redis at which the term has ended at the latest; 0 if that is unknown.
+    fn granted_until(&self) -> Time {
+        let end = self.global.and_then(|_| {
+            let end = self.counts.term_end.as_micros().checked_add_signed(self.clock.offset_hi.checked_neg()?)?;
+            let drift = self.at.as_micros().saturating_sub(end).div_ceil(DRIFT_DIVISOR);
+            end.checked_sub(drift)
+        });
+        Time::from_micros(end.unwrap_or(0))
+    }
+
+    /// Adds the tokens that refill from `last` on.
+    fn refill(&mut self, last: Time) {
+        let granted_until = self.granted_until();
+        self.is_granted = self.at < granted_until;
+        let granted_us = self.at.min(granted_until).since_us(last);
+        let own_us = self.at.since_us(last) - granted_us;
+        let rate = self.own_rate + self.counts.rate;
+        self.add(u128::from(granted_us) * u128::from(rate), self.own_capacity + self.counts.capacity);
+        if !self.is_granted {
+            self.add(u128::from(own_us) * u128::from(self.own_rate), self.own_capacity);
+        }
+    }
+
+    /// Adds tokens, given in tokens x period, to a bucket of `capacity`, which may be smaller than before.
+    fn add(&mut self, units: u128, capacity: u64) {
+        let period = u128::from(self.period_us);
+        let cap = |units: u128| units.min(u128::from(capacity) * period);
+        let left = cap(u128::from(self.counts.tokens) * period + u128::from(self.counts.part));
+        let left = cap(left + units);
+        let narrow = |units: u128| u64::try_from(units).unwrap_or(u64::MAX);
+        (self.counts.tokens, self.counts.part) = (narrow(left / period), narrow(left % period));
+    }
+
+    /// Capacity of the moment.
+    pub(super) const fn max_tokens(&self) -> u64 {
+        self.own_capacity + if self.is_granted { self.counts.capacity } else { 0 }
+    }
+
+    /// Fills the bucket of the region's own capacity: the limit was reset.
+    pub(super) const fn fill(&mut self) {
+        (self.counts.tokens, self.counts.part) = (self.own_capacity, 0);
+    }
+
+    /// Writes the bucket to a state.
+    pub(super) fn store(&self, state: &mut State) {
+        state.last = self.at;
+        *state.counts = self.counts;
+    }
+
+    const fn may_use_allowance(&self) -> bool {
+        self.global.is_none() || self.clock.cut_off
+    }
+
+    /// Returns the hits that the request is admitted from; `None` if it is rejected.
+    fn source(&self, request: ChargeRequest) -> Option<TokenSource> {
+        if request.required_hits() <= self.counts.tokens {
+            Some(TokenSource::Bucket)
+        } else if self.may_use_allowance() && self.counts.loss.fits(self.allowance, request) {
+            Some(TokenSource::Loss)
+        } else {
+            None
+        }
+    }
+
+    /// Counts the demand of a charge, spends its hits, and opens a grant request if one is due.
+    fn charge(&mut self, hits: u64, source: Option<TokenSource>) {
+        self.counts.requested = self.counts.requested.saturating_add(hits).min(MAX_COUNT);
+        match source {
+            Some(TokenSource::Bucket) => {
+                self.counts.tokens -= hits;
+                self.counts.spent = self.counts.spent.saturating_add(hits).min(MAX_COUNT);
+            }
+            Some(TokenSource::Loss) => self.counts.loss.used += hits,
+            None => {}
+        }
+        let is_low = source != Some(TokenSource::Bucket) || 2 * self.counts.tokens <= self.max_tokens();
+        if self.clock.can_request && self.global.is_some() && is_low && self.may_request() {
+            self.counts.open_request = self.now.as_micros();
+            self.counts.next_request_at = self.now.plus_us(REQUEST_INTERVAL_US);
+        }
+    }
+
+    /// Returns true if the next request is due, or its time comes from a clock that was wrong.
+    fn may_request(&self) -> bool {
+        let next = self.counts.next_request_at;
+        next <= self.now || next > self.now.plus_us(self.period_us)
+    }
+
+    fn refund(&mut self, hits: u64) {
+        let returned = hits.min(self.counts.spent);
+        self.counts.spent -= returned;
+        self.add(u128::from(returned) * u128::from(self.period_us), self.max_tokens());
+    }
+
+    const fn used(&self) -> u64 {
+        self.max_tokens().saturating_sub(self.counts.tokens) + self.counts.loss.used
+    }
+
+    fn remaining(&self) -> u64 {
+        let allowance = if self.may_use_allowance() { self.counts.loss.left(self.allowance) } else { 0 };
+        self.counts.tokens.max(allowance)
+    }
+
+    /// Microseconds until the bucket holds `tokens` at the rate of the moment; `None` if it never will.
+    fn until_tokens_us(&self, tokens: u64) -> Option<u64> {
+        let rate = self.own_rate + if self.is_granted { self.counts.rate } else { 0 };
+        if tokens > self.max_tokens() || rate == 0 {
+            return None;
+        }
+        let period = u128::from(self.period_us);
+        let left = u128::from(self.counts.tokens) * period + u128::from(self.counts.part);
+        Some(to_us((u128::from(tokens) * period).saturating_sub(left).div_ceil(rate.into())))
+    }
+
+    /// Microseconds until the tumbling period of the loss allowance ends; 0 if nothing of it is used.
+    fn loss_ends_us(&self) -> u64 {
+        if self.counts.loss.used == 0 { 0 } else { self.counts.loss.ends_us(self.now, self.period_us) }
+    }
+
+    /// Microseconds until a rejected request may pass; `None` if it never will.
+    fn retry_after_us(&self, limit: &Limit, request: ChargeRequest) -> Option<u64> {
+        let hits = request.required_hits();
+        if hits > u64::from(limit.capacity()) || limit.requests_per_unit() == 0 {
+            return None;
+        }
+        let refill_us = self.until_tokens_us(hits);
+        let loss_us = (self.may_use_allowance() && hits <= self.allowance).then(|| self.loss_ends_us());
+        let next_grant_us = (!self.clock.cut_off && !self.counts.exhausted).then_some(REQUEST_INTERVAL_US);
+        let waits = [refill_us, loss_us, next_grant_us].into_iter().flatten();
+        Some(waits.min().unwrap_or(REQUEST_INTERVAL_US).max(1))
+    }
 }

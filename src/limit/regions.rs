@@ -78,6 +78,9 @@ impl Limit {
 
     /// Tokens of the bucket that the global Redis may grant to all regions together.
     pub const fn max_granted_capacity(&self) -> u32 {
+        if self.requests_per_unit() == 0 {
+            return 0;
+        }
         self.capacity() - self.region_capacity() * self.regions().get() as u32
     }
 
@@ -88,6 +91,7 @@ impl Limit {
         // A rolling span meets two tumbling periods; a bucket refills in the span too.
         let parts = if let Algorithm::TokenBucket = self.algorithm() { 4 } else { 2 };
         match scope.on_region_loss {
+            _ if self.requests_per_unit() == 0 => 0,
             RegionLossPolicy::Share => {
                 scope.max_overshoot.milli_hits(self.requests_per_unit()) / 1000 / (parts * regions)
             }
@@ -99,6 +103,9 @@ impl Limit {
 
     const fn reserve_of(&self, hits: u32) -> u32 {
         let Scope::Global(scope) = self.scope() else { return 0 };
+        if self.requests_per_unit() == 0 {
+            return 0;
+        }
         let reserved = hits as u64 * scope.reserve_milli_percent as u64 / WHOLE_MILLI_PERCENT;
         // At most `hits`: a valid scope reserves 100 % at most.
         (reserved / scope.regions.get() as u64) as u32

@@ -11,6 +11,8 @@ use proptest::test_runner::{TestCaseResult, TestRunner};
 use smallvec::SmallVec;
 use tollkeeper::algorithm::ChargeRequest;
 use tollkeeper::algorithm::global_clock::GlobalClock;
+use tollkeeper::algorithm::region_bucket;
+use tollkeeper::algorithm::region_bucket_grant::RegionTerm;
 use tollkeeper::algorithm::region_window::RegionWindowCounts;
 use tollkeeper::algorithm::state::State;
 use tollkeeper::clock::Time;
@@ -20,6 +22,9 @@ use tollkeeper::limit::region_loss::RegionLossPolicy;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Overshoot, Scope};
 use tollkeeper::request::Hits;
 use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
+use tollkeeper::store::redis::global::region_call::encode_term;
+use tollkeeper::store::redis::script::arguments::clock_argument;
+use tollkeeper::store::redis::script::compose::region_bucket_grant_script;
 use tollkeeper::store::redis::script::replay::{CallArguments, replay};
 
 use super::agreement::{Redis, expected};
@@ -99,7 +104,7 @@ enum StepAmount {
 fn history(most_keys: usize, countings: &'static [(Algorithm, bool)]) -> impl Strategy<Value = History> {
     let key =
         proptest::sample::select(countings).prop_flat_map(|(algorithm, is_global)| counters(algorithm, is_global));
-    let start = prop_oneof![Just(0), 0..5_000_000_u64, 1_700_000_000_000_000..1_800_000_000_000_000_u64];
+    let start = prop_oneof![Just(1), 1..5_000_000_u64, 1_700_000_000_000_000..1_800_000_000_000_000_u64];
     let offset = prop_oneof![Just(0), -1500..1500_i64, -9_000..9_000_i64];
     (proptest::collection::vec(key, 1..=most_keys), start, offset, proptest::collection::vec(call(), 1..25))
         .prop_map(|(keys, start, offset, calls)| History { keys, start: Time::from_micros(start), offset, calls })
@@ -259,6 +264,23 @@ impl Grant {
     }
 }
 
+impl Grant {
+    /// Grant of a bucket that answers the open request, or another one.
+    fn term(self, state: &region_bucket::State, limit: &Limit, now: Time, clock: &GlobalClock) -> RegionTerm {
+        let part = |all: u32| u32::try_from(u64::from(all) * self.hits / 100).unwrap();
+        let left_us = limit.period_us() / 100 * self.low;
+        RegionTerm {
+            request: state.counts.open_request + u64::from(self.low % 7 == 6),
+            epoch: if self.low % 5 == 4 { state.counts.epoch + 1 } else { 0 },
+            rate: part(limit.max_granted()),
+            capacity: part(limit.max_granted_capacity()),
+            end: Time::from_micros(now.as_micros().saturating_add_signed(clock.offset_hi) + left_us),
+            exhausted: self.exhausted,
+            next_request_at: now.plus_us(self.next_request_ms * 1000),
+        }
+    }
+}
+
 impl History {
     /// Runs the history on new keys of a Redis and on bare states.
     fn live(&self, redis: &mut Redis) -> TestCaseResult {
@@ -269,7 +291,9 @@ impl History {
         let offset_us = period_us / 1000 * self.offset;
         let mut now = self.start;
         for call in &self.calls {
-            now = Time::from_micros(now.as_micros().saturating_add_signed(period_us / 1000 * call.after).min(1 << 52));
+            now = Time::from_micros(
+                now.as_micros().saturating_add_signed(period_us / 1000 * call.after).clamp(1, 1 << 52),
+            );
             for ((state, limit), name) in states.iter_mut().zip(&first).zip(&names) {
                 if let (State::RegionWindow(state), Some(grant)) = (&mut *state, call.grant) {
                     grant.apply(&mut state.counts, limit, now);
@@ -278,6 +302,13 @@ impl History {
             }
             let clock = call.clock(now, offset_us, period_us);
             states.iter_mut().for_each(|state| state.set_clock(&clock));
+            for ((state, limit), name) in states.iter_mut().zip(&first).zip(&names) {
+                if let (State::RegionBucket(state), Some(grant)) = (state, call.grant) {
+                    let term = grant.term(state, limit, now, &clock);
+                    let taken = redis.give_term(name, limit, now, &term, &clock);
+                    prop_assert_eq!(state.take_term(limit, now, &term), taken, "{:?} at {}", term, now);
+                }
+            }
             let requests_before: Vec<u64> = states.iter().map(State::open_request).collect();
             let charges: Vec<_> = call.steps.iter().flat_map(|step| step.charges(&self.keys, now)).collect();
             let outcome = redis.call_with_clock(&names, &charges, Some(now), Some(&clock));
@@ -296,8 +327,9 @@ impl History {
             }
             let lives = redis.lives(&names);
             for (limit, life_ms) in first.iter().zip(lives).filter(|(limit, _)| limit.is_counted_in_region()) {
-                let longest_ms = 2 * limit.period_us() / 1000 + 2000;
-                prop_assert!(life_ms < 0 || (u64::try_from(life_ms).unwrap() <= longest_ms), "{life_ms}");
+                let (window_ms, life_ms) = (2 * limit.period_us() / 1000 + 2000, u64::try_from(life_ms).unwrap_or(0));
+                let is_window = limit.algorithm() != Algorithm::TokenBucket;
+                prop_assert!(life_ms <= window_ms || !is_window, "{life_ms}");
             }
         }
         Ok(())
@@ -339,6 +371,15 @@ fn stored(redis: &mut Redis, name: &str, counter: OwnedCounter, clock: &GlobalCl
     replay(&[peek], &reply, arguments).expect("the value is a state").states.remove(0)
 }
 
+impl Redis {
+    /// Gives a grant to a bucket, as the store does; true if it was taken.
+    fn give_term(&mut self, name: &str, limit: &Limit, now: Time, term: &RegionTerm, clock: &GlobalClock) -> bool {
+        let script = region_bucket_grant_script().text.as_bytes();
+        let argument = encode_term(limit, Some(now), term);
+        self.query::<u64>(&[b"EVAL", script, b"1", name.as_bytes(), &argument, b"", &clock_argument(clock)]) == 1
+    }
+}
+
 /// Runs random histories, as many as `PROPTEST_CASES` says.
 fn check(histories: impl Strategy<Value = History>) {
     let server = options().start();
@@ -354,8 +395,14 @@ fn script_charges_a_region_window_like_the_algorithm() {
 }
 
 #[test]
+fn script_charges_a_region_bucket_like_the_algorithm() {
+    check(history(1, &[(Algorithm::TokenBucket, true)]));
+}
+
+#[test]
 fn script_charges_global_and_region_limits_together() {
-    const COUNTINGS: [(Algorithm, bool); 7] = [
+    const COUNTINGS: [(Algorithm, bool); 8] = [
+        (Algorithm::TokenBucket, true),
         (Algorithm::FixedWindow, true),
         (Algorithm::SlidingWindowCounter, true),
         (Algorithm::FixedWindow, false),

@@ -1,8 +1,11 @@
-//! Argument of `lua/region_grant.lua`: grants and returns at a region's counter of windows.
+//! Arguments of `lua/region_grant.lua` and `lua/region_bucket_grant.lua`: grants at a region's counters, and returns.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
+use crate::algorithm::region_bucket_grant::RegionTerm;
 use crate::algorithm::region_grant::RegionGrant;
+use crate::clock::Time;
+use crate::limit::Limit;
 
 /// Encodes a grant to a counter of windows of this length. The script replies 1 if the counter took it, else 0.
 pub fn encode_grant(period_ms: u64, grant: &RegionGrant) -> Bytes {
@@ -18,5 +21,20 @@ pub fn encode_grant(period_ms: u64, grant: &RegionGrant) -> Bytes {
 pub fn encode_return(period_ms: u64, window: u64) -> Bytes {
     let mut argument = BytesMut::with_capacity(24);
     [1, period_ms, window].into_iter().for_each(|number| argument.put_u64_le(number));
+    argument.freeze()
+}
+
+/// Encodes a grant to the bucket of a limit, given at `now`, or at the server's own time if `now` is `None`. Two more
+/// arguments follow it: an empty one, and the clock of the global Redis. The script replies 1 if the bucket took the
+/// grant, else 0.
+pub fn encode_term(limit: &Limit, now: Option<Time>, term: &RegionTerm) -> Bytes {
+    let mut argument = BytesMut::with_capacity(96);
+    argument.put_i64_le(now.and_then(|now| i64::try_from(now.as_micros()).ok()).unwrap_or(-1));
+    let own = [limit.region_reserve(), limit.region_capacity()].map(u64::from);
+    let head = [limit.period_us(), limit.period_us() / 1000].into_iter().chain(own);
+    let granted = [u64::from(term.rate), u64::from(term.capacity), term.end.as_micros()];
+    let rest = [u64::from(term.exhausted), term.next_request_at.as_micros()];
+    let numbers = head.chain([term.request, term.epoch]).chain(granted).chain(rest);
+    numbers.for_each(|number| argument.put_u64_le(number));
     argument.freeze()
 }

@@ -89,6 +89,15 @@ pub fn region_grant_script() -> &'static Script {
     SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/region_grant.lua"), &shared_parts())))
 }
 
+/// Returns the script that gives a grant to a region's bucket; `global::region_call` encodes its argument.
+pub fn region_bucket_grant_script() -> &'static Script {
+    static SCRIPT: OnceLock<Script> = OnceLock::new();
+    SCRIPT.get_or_init(|| {
+        let text = include_str!("../lua/region_bucket_grant.lua");
+        Script::new(with_parts_of(Counting::RegionBucket, text))
+    })
+}
+
 /// Returns the script that grants hits of a window to regions; `global::window_grants` encodes its argument and decodes
 /// its reply.
 pub fn global_window_script() -> &'static Script {
@@ -129,10 +138,15 @@ pub fn window_charges_script() -> &'static Script {
 }
 
 fn single_counter(counting: Counting) -> String {
+    with_parts_of(counting, include_str!("../lua/driver.lua"))
+}
+
+/// Returns a text with the parts of a counting and its helper functions.
+fn with_parts_of(counting: Counting, text: &str) -> String {
     let helpers = helpers(&[counting].into_iter());
     let mut parts = parts_of(counting);
     parts.insert("helpers", &helpers);
-    expand(include_str!("../lua/driver.lua"), &parts)
+    expand(text, &parts)
 }
 
 fn several_counters(countings: impl Iterator<Item = Counting> + Clone) -> String {

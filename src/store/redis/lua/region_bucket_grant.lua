@@ -1,0 +1,23 @@
+-- Gives a grant to a region's bucket: see src/algorithm/region_bucket_grant.rs.
+--
+-- KEYS: the counter, with the state of region_bucket.lua. ARGV[3]: clock of the global Redis, see region_window.lua.
+-- ARGV[1]: signed 64-bit little-endian numbers: now in microseconds (negative: use the server's time), period in
+-- microseconds and in milliseconds, the region's own rate and capacity; then request, epoch, rate, capacity, end of the
+-- term (global time), exhausted, next_request_at.
+-- Returns: 1 if the grant was taken, else 0. Writes: one SET with PX if it was.
+
+local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
+--> helpers
+local key, wait = KEYS[1], 0
+local now, period, period_ms, limit, capacity, request, new_epoch, new_rate, new_capacity, new_end, new_exhausted,
+  not_before = unpack('<i8i8i8i8i8i8i8i8i8i8i8i8', ARGV[1])
+--> clock
+--> load
+if request == 0 or request ~= open_request then return 0 end
+--> refill
+rate, granted_capacity, term_end, spent, requested_hits = new_rate, new_capacity, new_end, 0, 0
+requested_since, exhausted, open_request, next_request_at = now, new_exhausted, 0, max(next_request_at, not_before)
+if new_epoch > epoch then epoch, level, level_part = new_epoch, own_capacity, 0 end
+last, tokens, part = at, level, level_part
+--> write
+return 1
