@@ -124,7 +124,7 @@ impl MembershipNotices {
             let name = notice.name();
             match notice {
                 MembershipNotice::ListChanged | MembershipNotice::NewRedis => {
-                    tracing::warn!(region, notice = name, "{notice}")
+                    tracing::warn!(region, notice = name, "{notice}");
                 }
                 _ => tracing::error!(region, notice = name, "{notice}"),
             }
