@@ -11,14 +11,23 @@ fn interval() -> impl Strategy<Value = OffsetInterval> {
     (0..1_i64 << 50, 0..2_000_000_i64).prop_map(|(lo_us, width)| OffsetInterval { lo_us, hi_us: lo_us + width })
 }
 
+/// Place of a true offset in its interval.
+fn part() -> impl Strategy<Value = f64> {
+    prop_oneof![Just(0.0), Just(1.0), 0.0..=1.0]
+}
+
+fn fraction_ns() -> impl Strategy<Value = u64> {
+    prop_oneof![Just(0), Just(999), 0..1000_u64]
+}
+
 proptest! {
     #[test]
     fn script_that_runs_in_time_finds_global_time_inside_its_bounds(
         region in interval(),
         global in interval(),
-        (call_us, runs_after_us) in (1..10_000_000_u64).prop_flat_map(|call_us| (Just(call_us), 0..=call_us)),
-        parts in (0.0..=1.0_f64, 0.0..=1.0_f64),
-        fraction_ns in (0..1000_u64, 0..1000_u64, 0..1000_u64),
+        (call_us, runs_after_us) in (1..10_000_000_u64).prop_flat_map(|call_us| (Just(call_us), prop_oneof![Just(0), Just(call_us), 0..=call_us])),
+        parts in (part(), part()),
+        fraction_ns in (fraction_ns(), fraction_ns(), fraction_ns()),
     ) {
         let from = Instant::now() + Duration::from_nanos(fraction_ns.0);
         let within = InstantRange { from, until: from + Duration::from_micros(call_us) };

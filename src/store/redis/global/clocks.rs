@@ -2,7 +2,8 @@
 //!
 //! Both offsets are intervals relative to this process at the time of the call. If the script runs between sending and
 //! deadline, its `now` lies between `valid_from` and `valid_until`, and global time minus that `now` between both
-//! offsets. If it does not, because a clock jumped or another server answers, the script sees it by its own clock.
+//! offsets: clocks are read rounded down, and the ends of intervals are whole. If it does not run then, because a clock
+//! jumped or another server answers, the script sees it by its own clock.
 
 use crate::algorithm::global_clock::GlobalClock;
 use crate::clock::Time;
@@ -22,15 +23,14 @@ pub fn global_clock(offsets: ClockOffsets, within: InstantRange) -> GlobalClock 
     let ClockOffsets { region, global } = offsets;
     let time = |us: i64| u64::try_from(us).ok().map(Time::from_micros);
     let valid_from = time(process_us(within.from).saturating_add(region.lo_us));
-    // Exclusive, and the process time was rounded down.
-    let valid_until = time(process_us(within.until).saturating_add(region.hi_us).saturating_add(2));
+    // Exclusive.
+    let valid_until = time(process_us(within.until).saturating_add(region.hi_us).saturating_add(1));
     let (Some(valid_from), Some(valid_until)) = (valid_from, valid_until) else { return GlobalClock::UNKNOWN };
     GlobalClock {
         valid_from,
         valid_until,
-        // Both clocks are read rounded down.
-        offset_lo: global.lo_us.saturating_sub(region.hi_us).saturating_sub(1),
-        offset_hi: global.hi_us.saturating_sub(region.lo_us).saturating_add(1),
+        offset_lo: global.lo_us.saturating_sub(region.hi_us),
+        offset_hi: global.hi_us.saturating_sub(region.lo_us),
         ..GlobalClock::UNKNOWN
     }
 }
