@@ -5,4 +5,5 @@ mod clocks;
 mod membership;
 mod processes;
 mod region_grants;
+mod resets;
 mod window_grants;

@@ -5,6 +5,7 @@
 
 pub mod bucket_grants;
 pub mod region_call;
+pub mod reset_list;
 pub mod window_grants;
 pub mod region_identity;
 pub mod members;

@@ -1,4 +1,5 @@
-//! Arguments of `lua/region_grant.lua` and `lua/region_bucket_grant.lua`: grants at a region's counters, and returns.
+//! Arguments of `lua/region_grant.lua`, `lua/region_bucket_grant.lua` and `lua/region_reset.lua`: grants at a region's
+//! counters, returns, and resets.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -36,5 +37,13 @@ pub fn encode_term(limit: &Limit, now: Option<Time>, term: &RegionTerm) -> Bytes
     let rest = [u64::from(term.exhausted), term.next_request_at.as_micros()];
     let numbers = head.chain([term.request, term.epoch]).chain(granted).chain(rest);
     numbers.for_each(|number| argument.put_u64_le(number));
+    argument.freeze()
+}
+
+/// Encodes a reset of a counter with this period, at a time of the global Redis. The script replies 1 if the counter
+/// followed it, 0 if there is none or it is younger.
+pub fn encode_reset(period_ms: u64, epoch: Time) -> Bytes {
+    let mut argument = BytesMut::with_capacity(16);
+    [period_ms, epoch.as_micros()].into_iter().for_each(|number| argument.put_u64_le(number));
     argument.freeze()
 }

@@ -98,6 +98,18 @@ pub fn region_bucket_grant_script() -> &'static Script {
     })
 }
 
+/// Returns the script that lets a region's counter follow a reset; `global::region_call` encodes its argument.
+pub fn region_reset_script() -> &'static Script {
+    static SCRIPT: OnceLock<Script> = OnceLock::new();
+    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/region_reset.lua"), &shared_parts())))
+}
+
+/// Returns the script that keeps the list of resets; `global::reset_list` encodes its argument and decodes its reply.
+pub fn global_resets_script() -> &'static Script {
+    static SCRIPT: OnceLock<Script> = OnceLock::new();
+    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/global_resets.lua"), &shared_parts())))
+}
+
 /// Returns the script that grants hits of a window to regions; `global::window_grants` encodes its argument and decodes
 /// its reply.
 pub fn global_window_script() -> &'static Script {
