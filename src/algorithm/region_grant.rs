@@ -45,7 +45,7 @@ impl RegionWindowCounts {
         self.granted += grant.hits;
         self.granted_total += grant.hits;
         (self.low, self.exhausted, self.open_request) = (grant.low, grant.exhausted, 0);
-        self.next_request_at = self.next_request_at.max(grant.next_request_at);
+        self.next_request_at = grant.next_request_at;
         true
     }
 

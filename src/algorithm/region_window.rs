@@ -27,6 +27,9 @@ use crate::request::Hits;
 /// Shortest time between two grant requests, in microseconds.
 pub const REQUEST_INTERVAL_US: u64 = 1_000_000;
 
+/// Time after which a grant request without an answer counts as lost, and the next one may be opened, in microseconds.
+pub const ANSWER_TIME_US: u64 = 3_000_000;
+
 /// State of the counter, with the clock of the call that charges it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
@@ -266,7 +269,7 @@ impl RegionWindow {
         let is_low = source != Some(HitSource::Window) || self.left() <= low;
         if self.clock.can_request && self.global.is_some() && is_low && self.may_request() {
             self.counts.open_request = self.now.as_micros();
-            self.counts.next_request_at = self.now.plus_us(REQUEST_INTERVAL_US);
+            self.counts.next_request_at = self.now.plus_us(ANSWER_TIME_US);
         }
     }
 

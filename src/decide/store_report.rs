@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::Decider;
 use crate::limit::StorePolicy;
-use crate::store::stats::{EventualSharing, RegionClock, RegionStats, SharedStoreStats};
+use crate::store::stats::{EventualSharing, GrantTotals, RegionClock, RegionStats, SharedStoreStats};
 
 /// Charges and hits since the start of the process.
 #[derive(Clone, Debug, Serialize)]
@@ -56,6 +56,8 @@ pub struct RegionsReport {
     pub clocks: Vec<ClockReport>,
     /// Jumps of these clocks.
     pub clock_jumps: u64,
+    /// Grants from the global Redis.
+    pub grants: GrantsReport,
     /// What restricts the region now.
     pub notices: Vec<NoticeReport>,
 }
@@ -112,6 +114,25 @@ impl From<SharedStoreStats> for SharedStoreReport {
     }
 }
 
+/// Grant requests and hits of a region's counters, since the start of this process.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct GrantsReport {
+    /// Requests to the global Redis.
+    pub requested: u64,
+    /// Requests without an answer, or whose answer could not be given to the region's counter.
+    pub failed: u64,
+    /// Requests that were not sent, because too many were in progress.
+    pub dropped: u64,
+    /// Hits that the region's counters took.
+    pub granted_hits: u64,
+    /// Hits that came too late, or whose fate is not known.
+    pub wasted_hits: u64,
+    /// Unused hits that went back to the global Redis.
+    pub returned_hits: u64,
+    /// Time since the last grant in seconds; `null` before the first.
+    pub last_grant_s: Option<f64>,
+}
+
 impl From<RegionStats> for RegionsReport {
     fn from(stats: RegionStats) -> Self {
         let seconds = |us| Duration::from_micros(us).as_secs_f64();
@@ -130,7 +151,24 @@ impl From<RegionStats> for RegionsReport {
             changed_before_s: stats.changed_before_us.map(seconds),
             clocks: clocks.collect(),
             clock_jumps: stats.clock_jumps,
+            grants: GrantsReport::from(stats.grants),
             notices: notices.chain(misconfigured).collect(),
+        }
+    }
+}
+
+impl From<GrantTotals> for GrantsReport {
+    fn from(totals: GrantTotals) -> Self {
+        let GrantTotals { requested, failed, dropped, granted, wasted, returned, last_grant_us } = totals;
+        let last_grant_s = last_grant_us.map(|us| Duration::from_micros(us).as_secs_f64());
+        Self {
+            requested,
+            failed,
+            dropped,
+            granted_hits: granted,
+            wasted_hits: wasted,
+            returned_hits: returned,
+            last_grant_s,
         }
     }
 }

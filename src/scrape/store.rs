@@ -1,10 +1,14 @@
 //! Metrics of the store.
 
+use std::time::Duration;
+
 use crate::decide::Decider;
 use crate::health::Health;
 use crate::limit::StorePolicy;
 use crate::store::memory::usage::MemoryUsage;
-use crate::store::stats::{CommandCount, EventualSharing, PoolStats, SharedStoreStats, StoreServerStats};
+use crate::store::stats::{
+    CommandCount, EventualSharing, GrantTotals, PoolStats, RegionStats, SharedStoreStats, StoreServerStats,
+};
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 
 /// Emits the metrics of the store.
@@ -62,9 +66,38 @@ fn shared_store(stats: SharedStoreStats, emit: &mut dyn FnMut(Family)) {
     if let Some(sharing) = &stats.eventual {
         eventual(sharing, emit);
     }
+    if let Some(regions) = &stats.regions {
+        region(regions, emit);
+    }
     breakers(stats.servers, emit);
     stats.pools.iter().for_each(|connections| pool(connections, emit));
     commands(&stats.commands, emit);
+}
+
+/// This region among those that share global limits.
+fn region(stats: &RegionStats, emit: &mut dyn FnMut(Family)) {
+    let help = "1 if the global Redis has answered within 5 s; 0: the region is cut off.";
+    emit(Family::gauge("tollkeeper_region_connected", help, u8::from(stats.connected)));
+    let help =
+        "1 if the region may use less than its part: another region's list differs, or another Redis has its name.";
+    emit(Family::gauge("tollkeeper_region_restricted", help, u8::from(!stats.notices.is_empty())));
+    let help = "Total number of jumps of a Redis clock that were noticed.";
+    emit(Family::counter("tollkeeper_clock_jumps_total", help, stats.clock_jumps));
+    let GrantTotals { requested, failed, dropped, granted, wasted, returned, last_grant_us } = stats.grants;
+    let help = "Total number of grant requests to the global Redis, by outcome.";
+    let outcomes = [("answered", requested - failed.min(requested)), ("failed", failed), ("dropped", dropped)];
+    emit(Family::counters("tollkeeper_grant_requests_total", help, "outcome", outcomes));
+    let help = "Total number of hits of grants: taken by a counter of the region, returned unused, or wasted.";
+    let hits = [("granted", granted), ("returned", returned), ("wasted", wasted)];
+    emit(Family::counters("tollkeeper_grant_hits_total", help, "kind", hits));
+    if let Some(age_us) = last_grant_us {
+        let help = "Time since the last grant to this process, in seconds.";
+        let age_s = Duration::from_micros(age_us).as_secs_f64();
+        emit(
+            Family::new("tollkeeper_grant_age_seconds", MetricKind::Gauge, help)
+                .with(Series::new(MetricValue::Gauge(age_s))),
+        );
+    }
 }
 
 fn breakers(mut servers: Vec<StoreServerStats>, emit: &mut dyn FnMut(Family)) {

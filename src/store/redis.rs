@@ -379,7 +379,7 @@ impl Redis {
         }
     }
 
-    /// Returns leased hits and releases the slot of this process; takes up to 1 s. Later charges use neither the slot
+    /// Returns leased and granted hits and releases the slot of this process; takes up to 1 s. Later charges use neither the slot
     /// nor these leases; what they lease themselves is not returned.
     pub async fn shutdown(&self) {
         let return_leases = async {
@@ -387,6 +387,13 @@ impl Redis {
                 tracing::warn!("shutdown: not all leased hits could be returned to redis in time: they stay charged");
             }
         };
-        tokio::join!(return_leases, self.heartbeat.stop());
+        let return_grants = async {
+            if let Some(grants) = &self.grants
+                && timeout(RETURN_LEASES_TIMEOUT, grants.return_unused()).await.is_err()
+            {
+                tracing::warn!("shutdown: not all unused hits could be returned to the global redis in time");
+            }
+        };
+        tokio::join!(return_leases, return_grants, self.heartbeat.stop());
     }
 }

@@ -75,10 +75,31 @@ pub struct RegionStats {
     pub clocks: Vec<RegionClock>,
     /// Jumps of these clocks that were noticed.
     pub clock_jumps: u64,
+    /// Grants from the global Redis.
+    pub grants: GrantTotals,
     /// What restricts the region now.
     pub notices: Vec<MembershipNotice>,
     /// Configuration error of the global Redis, free of secrets.
     pub misconfigured: Option<String>,
+}
+
+/// Grant requests and hits of a region's counters, since the start of this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GrantTotals {
+    /// Requests to the global Redis.
+    pub requested: u64,
+    /// Requests without an answer, or whose answer could not be given to the region's counter.
+    pub failed: u64,
+    /// Requests that were not sent, because too many were in progress.
+    pub dropped: u64,
+    /// Hits that the region's counters took.
+    pub granted: u64,
+    /// Hits that came too late, or whose fate is not known: nobody may spend them.
+    pub wasted: u64,
+    /// Unused hits that went back to the global Redis.
+    pub returned: u64,
+    /// Microseconds since the last grant; `None` before the first.
+    pub last_grant_us: Option<u64>,
 }
 
 /// Clock of a Redis server, as this process knows it.

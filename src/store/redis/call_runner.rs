@@ -8,8 +8,11 @@ use smallvec::SmallVec;
 use super::coalescer::{CallReply, CallResults};
 use super::eventual::lease::CallReport;
 use super::eventual::local_admission::{LeaseReply, LocalAdmission};
+use super::global::requests::GrantRequest;
 use super::prepared_call::PreparedCall;
 use super::script::replay::ScriptOutcome;
+use crate::algorithm::state::State;
+use crate::clock::Time;
 use crate::limit::{Limit, StorePolicy};
 use crate::store::command::{ChargeBatch, OwnedCounter};
 use crate::store::fallback::Fallback;
@@ -23,6 +26,22 @@ pub(super) struct CallRunner {
     /// Counters that replace those in Redis while it is away.
     pub(super) fallback: Fallback,
     calls: AtomicU64,
+}
+
+/// Requests grants in the background for the counters at these indices, on which a call opened requests.
+fn request_grants(call: &PreparedCall, commands: &ChargeBatch, states: &[State], opened: &[usize]) {
+    let (Some(grants), Some(command)) = (&call.grants, commands.last()) else { return };
+    for &index in opened {
+        if let State::RegionWindow(state) = &states[index] {
+            grants.request(GrantRequest {
+                key: call.mode.keys()[index].clone(),
+                limit: command.counters[index].limit,
+                counts: *state.counts,
+                clock: *state.clock,
+                now: Time::from_micros(state.counts.open_request),
+            });
+        }
+    }
 }
 
 impl CallRunner {
@@ -58,7 +77,8 @@ impl CallRunner {
         if lease_hits > 0 {
             commands.pop();
         }
-        let ScriptOutcome { mut results, states, now, grant_requests: _ } = outcome?;
+        let ScriptOutcome { mut results, states, now, grant_requests } = outcome?;
+        request_grants(call, commands, &states, &grant_requests);
         let lease = (lease_hits > 0).then(|| results.pop()).flatten();
         let lease = lease.map(|results| LeaseReply { hits: lease_hits, results });
         let times = CallTimes { sent, answered: Instant::now() };

@@ -13,6 +13,10 @@ pub mod clocks;
 pub mod membership;
 pub mod notices;
 mod script_call;
+mod demand;
+mod grant_stats;
+mod returns;
+pub(super) mod requests;
 mod probe;
 mod heartbeat;
 
@@ -22,10 +26,13 @@ use std::time::Instant;
 use tokio::task::AbortHandle;
 
 use self::clocks::{ClockOffsets, global_clock};
+use self::grant_stats::GrantCounts;
 use self::heartbeat::{GLOBAL_TIMEOUT, RegionHeartbeat};
 use self::membership::Membership;
 use self::notices::notices;
 use self::probe::GlobalProbe;
+use self::requests::{GrantRequest, GrantRequests, GrantWorker};
+use self::returns::Returns;
 use super::deployments::Deployments;
 use crate::algorithm::global_clock::GlobalClock;
 use crate::redis::connect_options::ConnectOptions;
@@ -45,12 +52,17 @@ pub struct GlobalGrants {
     region: Arc<Deployment>,
     membership: Arc<Membership>,
     clock_jumps: Arc<ClockJumps>,
+    counts: Arc<GrantCounts>,
+    requests: GrantRequests,
+    returns: Arc<Returns>,
     heartbeat: AbortHandle,
+    workers: [AbortHandle; 2],
 }
 
 impl Drop for GlobalGrants {
     fn drop(&mut self) {
         self.heartbeat.abort();
+        self.workers.iter().for_each(AbortHandle::abort);
     }
 }
 
@@ -64,7 +76,31 @@ impl GlobalGrants {
         let heartbeat = RegionHeartbeat::new(&regions, &settings.key_prefix, Arc::clone(&region), Arc::clone(&client));
         let membership = Arc::clone(&heartbeat.membership);
         let heartbeat = tokio::spawn(async move { heartbeat.run().await }).abort_handle();
-        Some(Arc::new(Self { settings: regions, client, region, membership, clock_jumps, heartbeat }))
+        let counts = Arc::<GrantCounts>::default();
+        let returns = Arc::new(Returns::new(Arc::clone(&client), Arc::clone(&region), Arc::clone(&counts)));
+        let (requests, opened) = GrantRequests::new(Arc::clone(&counts));
+        let worker = GrantWorker {
+            global: Arc::clone(&client),
+            region: Arc::clone(&region),
+            wait_replicas: regions.wait_replicas,
+            counts: Arc::clone(&counts),
+            returns: Arc::clone(&returns),
+        };
+        let answering = tokio::spawn(async move { worker.run(opened).await }).abort_handle();
+        let returning = Arc::clone(&returns);
+        let returning = tokio::spawn(async move { returning.run().await }).abort_handle();
+        Some(Arc::new(Self {
+            settings: regions,
+            client,
+            region,
+            membership,
+            clock_jumps,
+            counts,
+            requests,
+            returns,
+            heartbeat,
+            workers: [answering, returning],
+        }))
     }
 
     /// Returns the clock of the global Redis for a call on `region` that is sent and ends `within` a range. The
@@ -96,6 +132,16 @@ impl GlobalGrants {
         &self.membership
     }
 
+    /// Requests a grant in the background.
+    pub(super) fn request(&self, request: GrantRequest) {
+        self.requests.push(request);
+    }
+
+    /// Returns unused hits to the global Redis, because the process stops.
+    pub(super) async fn return_unused(&self) {
+        self.returns.return_now().await;
+    }
+
     /// Returns statistics of the regions.
     pub(super) fn stats(&self) -> RegionStats {
         let at = Instant::now();
@@ -118,6 +164,7 @@ impl GlobalGrants {
             changed_before_us: self.membership.standing().changed_before_us(at),
             clocks: clocks.collect(),
             clock_jumps: self.clock_jumps.count(),
+            grants: self.counts.totals(at),
             notices: notices(&self.membership, at),
             misconfigured: self.client.misconfigured().map(|text| text.to_string()),
         }

@@ -19,6 +19,7 @@ use smallvec::SmallVec;
 
 use crate::counter::{Counter, Path};
 use crate::limit::Limit;
+use crate::limit::algorithm::Algorithm;
 use crate::store::key_scan::CounterPath;
 
 /// Longest path in a key, in bytes, without the prefix and the suffix.
@@ -60,6 +61,17 @@ pub fn leases_key(counter_key: &[u8]) -> Bytes {
         .strip_prefix(CANDIDATE)
         .map_or(0, |name| CANDIDATE.len() + name.iter().position(|byte| *byte == b':').unwrap_or(name.len()));
     [path, &rest[..candidate_end], LEASES_SUFFIX].concat().into()
+}
+
+/// Returns the key in the global Redis of a counter that a region counts: it has the same slot there.
+pub(super) fn global_key(region_key: &[u8], algorithm: Algorithm) -> Bytes {
+    let path_end = region_key.iter().position(|byte| *byte == b'}').map_or(region_key.len(), |brace| brace + 1);
+    let suffix = [&b":region_window:"[..], b":region_bucket:"].into_iter().find_map(|name| {
+        let start = region_key[path_end..].windows(name.len()).position(|part| part == name)?;
+        Some((path_end + start, path_end + start + name.len()))
+    });
+    let (start, end) = suffix.unwrap_or((region_key.len(), region_key.len()));
+    [&region_key[..start], b":global_", algorithm.name().as_bytes(), b":", &region_key[end..]].concat().into()
 }
 
 /// Returns true for the key of a record of leases.

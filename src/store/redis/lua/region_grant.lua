@@ -6,7 +6,7 @@
 -- Returns: 1 if the grant was taken, else 0; the number of hits of a return.
 -- Writes: one SET with PX if something changed. TTL: two periods plus 2 s.
 
-local unpack, pack, max, min = struct.unpack, struct.pack, math.max, math.min
+local unpack, pack, min = struct.unpack, struct.pack, math.min
 local key, purpose, period_ms, of_window = KEYS[1], unpack('<i8i8i8', ARGV[1])
 local before = redis.pcall('GET', key)
 if not before then
@@ -32,7 +32,7 @@ if purpose == 0 then
     granted, granted_total, reserve_used, next_reserve_used, epoch = 0, 0, 0, 0, granted_epoch
   end
   granted, granted_total, open_request = granted + hits, granted_total + hits, 0
-  low, exhausted, next_request_at = new_low, new_exhausted, max(next_request_at, not_before)
+  low, exhausted, next_request_at = new_low, new_exhausted, not_before
 else
   if of_window ~= window or granted == 0 then return 0 end
   result, granted, granted_total = granted, 0, granted_total - min(granted, granted_total)

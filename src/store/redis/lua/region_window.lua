@@ -88,7 +88,7 @@ elseif admitted or not accepted then
   if can_request and is_known
     and (not fits or granted + max(reserve - reserve_used, 0) <= (granted_total == 0 and floor(reserve / 2) or low))
     and (next_request_at <= now or next_request_at > now + period) then
-    open_request, next_request_at = now, now + 1000000
+    open_request, next_request_at = now, now + 3000000
   end
 end
 
