@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use crate::config::yaml::Position;
 use crate::limit::algorithm::Algorithm;
+use crate::limit::region_loss::RegionLossPolicy;
 use crate::limit::{Overshoot, StorePolicy};
 use crate::rule::RuleLogging;
 
@@ -135,6 +136,12 @@ pub struct DefaultableKeys {
     pub eventual: Option<Spanned<bool>>,
     /// `max_overshoot`.
     pub max_overshoot: Option<Spanned<Overshoot>>,
+    /// `scope`; true for `global`.
+    pub global: Option<Spanned<bool>>,
+    /// `reserve`, in thousandths of a percent.
+    pub reserve_milli_percent: Option<Spanned<u32>>,
+    /// `on_region_loss`.
+    pub on_region_loss: Option<Spanned<RegionLossPolicy>>,
     /// `on_store_error`.
     pub on_store_error: Option<Spanned<StorePolicy>>,
     /// `epoch`.
@@ -152,6 +159,9 @@ impl DefaultableKeys {
         count_rejected: None,
         eventual: None,
         max_overshoot: None,
+        global: None,
+        reserve_milli_percent: None,
+        on_region_loss: None,
         on_store_error: None,
         epoch: None,
         over_limit_body: OverLimitBodySpec { body: None, content_type: None },
@@ -170,6 +180,9 @@ impl DefaultableKeys {
             count_rejected,
             eventual,
             max_overshoot,
+            global,
+            reserve_milli_percent,
+            on_region_loss,
             on_store_error,
             epoch,
             over_limit_body: OverLimitBodySpec { body, content_type },
@@ -180,6 +193,9 @@ impl DefaultableKeys {
             && same(count_rejected.as_ref(), other.count_rejected.as_ref())
             && same(eventual.as_ref(), other.eventual.as_ref())
             && same(max_overshoot.as_ref(), other.max_overshoot.as_ref())
+            && same(global.as_ref(), other.global.as_ref())
+            && same(reserve_milli_percent.as_ref(), other.reserve_milli_percent.as_ref())
+            && same(on_region_loss.as_ref(), other.on_region_loss.as_ref())
             && same(on_store_error.as_ref(), other.on_store_error.as_ref())
             && same(epoch.as_ref(), other.epoch.as_ref())
             && same(body.as_ref(), other.over_limit_body.body.as_ref())
@@ -196,6 +212,9 @@ impl DefaultableKeys {
             count_rejected,
             eventual,
             max_overshoot,
+            global,
+            reserve_milli_percent,
+            on_region_loss,
             on_store_error,
             epoch,
             over_limit_body: OverLimitBodySpec { body, content_type },
@@ -207,6 +226,9 @@ impl DefaultableKeys {
             count_rejected: count_rejected.or(lower.count_rejected),
             eventual: eventual.or(lower.eventual),
             max_overshoot: max_overshoot.or(lower.max_overshoot),
+            global: global.or(lower.global),
+            reserve_milli_percent: reserve_milli_percent.or(lower.reserve_milli_percent),
+            on_region_loss: on_region_loss.or(lower.on_region_loss),
             on_store_error: on_store_error.or(lower.on_store_error),
             epoch: epoch.or(lower.epoch),
             over_limit_body: OverLimitBodySpec {
@@ -227,6 +249,9 @@ impl DefaultableKeys {
             .or_else(|| named("count_rejected", self.count_rejected.as_ref()))
             .or_else(|| named("consistency", self.eventual.as_ref()))
             .or_else(|| named("max_overshoot", self.max_overshoot.as_ref()))
+            .or_else(|| named("scope", self.global.as_ref()))
+            .or_else(|| named("reserve", self.reserve_milli_percent.as_ref()))
+            .or_else(|| named("on_region_loss", self.on_region_loss.as_ref()))
             .or_else(|| named("on_store_error", self.on_store_error.as_ref()))
             .or_else(|| named("epoch", self.epoch.as_ref()))
             .or_else(|| named("over_limit_body", self.over_limit_body.body.as_ref()))

@@ -7,7 +7,7 @@
 use crate::limit::algorithm::Algorithm;
 use crate::rule::RuleLogging;
 use Section::{Defaults, DefaultsFile, Descriptor, DomainDefaults, Limit, RateLimit, Replaces, Root};
-use ValueKind::{Choice, Count, Duration, Flag, Free, Limits, Overshoot, Table, Tables, Text, Unit};
+use ValueKind::{Choice, Count, Duration, Flag, Free, Limits, Overshoot, Percentage, Table, Tables, Text, Unit};
 
 /// Kind of mapping in a rule file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,6 +81,8 @@ pub enum ValueKind {
     Duration,
     /// Percentage or number of hits.
     Overshoot,
+    /// Percentage.
+    Percentage,
     /// One of these words.
     Choice(&'static [&'static str]),
     /// Unit of time; case is ignored.
@@ -225,7 +227,28 @@ pub const KEYS: &[RuleKey] = &[
         &[Defaults, RateLimit, Limit],
         Overshoot,
         "5%",
-        "eventual only: maximum that all replicas together admit over the limit in any period, as a percentage of it or as hits.",
+        "eventual or global only: maximum that all replicas, or all regions, together admit over the limit in any period, as a percentage of it or as hits.",
+    ),
+    own(
+        "scope",
+        &[Defaults, RateLimit, Limit],
+        Choice(&["region", "global"]),
+        "region",
+        "region: each region has the limit for itself. global: all regions (TOLLKEEPER_REGIONS) have it together, within max_overshoot.",
+    ),
+    own(
+        "reserve",
+        &[Defaults, RateLimit, Limit],
+        Percentage,
+        "10%",
+        "scope: global only: part of the limit that is split evenly over the regions in advance, for keys that are new to a region.",
+    ),
+    own(
+        "on_region_loss",
+        &[Defaults, RateLimit, Limit],
+        Choice(&["share", "local", "deny", "allow"]),
+        "share",
+        "scope: global only: hits of a region that is cut off, once its grants are used: share (its part of max_overshoot), local (limit / regions), deny, or allow.",
     ),
     own(
         "on_store_error",

@@ -46,6 +46,12 @@ impl Limit {
         Self { counting, ..*self }
     }
 
+    /// Returns the limit as one that each region has for itself.
+    #[must_use]
+    pub const fn in_one_region(&self) -> Self {
+        Self { scope: Scope::Region, ..*self }
+    }
+
     /// Returns true for a limit that the region's Redis counts from grants: one made by [`Limit::in_region`].
     pub const fn is_counted_in_region(&self) -> bool {
         matches!(self.counting(), Counting::RegionWindow | Counting::RegionBucket)

@@ -137,6 +137,9 @@ pub(super) fn limits(
         let field_path = written.index.map_or(*field_path, |index| field_path.index(index));
         lints::on_limit(reader, written, &limit.limit, scope.options, &field_path);
     }
+    if scope.options.regions.is_none() {
+        compiled.iter_mut().for_each(|entry| entry.limit.limit = entry.limit.limit.in_one_region());
+    }
     let mut limits: Vec<RuleLimit> = compiled.into_iter().map(|entry| entry.limit).collect();
     limits.sort_by_key(|limit| limit.candidate);
     for candidate in limits.iter_mut().filter(|limit| limit.candidate) {
@@ -185,6 +188,7 @@ fn limit(
     let period = if written.unreadable { period? } else { period.unwrap_or(Period::new(Unit::Second, 1)?) };
     let mut spec = limit_spec(written, period, sole, scope.file_defaults(), scope.options);
     check_overshoot(reader, written, &spec, field_path);
+    check_global_keys(reader, written, &spec, field_path);
     if scope.options.memcache {
         memcache::check_keys(reader, &written.defaultable, field_path);
     }
@@ -242,7 +246,7 @@ fn check_overshoot(
 ) {
     let Some(overshoot) = written.defaultable.max_overshoot else { return };
     let field_path = field_path.key("max_overshoot");
-    if spec.consistency.is_none() {
+    if spec.consistency.is_none() && spec.scope.is_none() {
         let hint = match spec.algorithm.properties().not_eventual {
             Some(_) => format!("remove it; a {} is always strict", spec.algorithm),
             None => "a strict limit is never exceeded; remove it, or add `consistency: eventual`".to_owned(),
@@ -254,6 +258,22 @@ fn check_overshoot(
     {
         let message = format!("a `max_overshoot` of {hits} hits is more than 100% of the limit");
         reader.error(overshoot.at, &field_path, message, "raise the limit instead");
+    }
+}
+
+/// Reports keys of a global limit that have no effect on this one.
+fn check_global_keys(
+    reader: &mut DocumentReader<'_>,
+    written: &RateLimitEntry,
+    spec: &LimitSpec,
+    field_path: &FieldPath<'_>,
+) {
+    let own = &written.defaultable;
+    let reserve = own.reserve_milli_percent.map(|spanned| ("reserve", spanned.at));
+    let loss = own.on_region_loss.map(|spanned| ("on_region_loss", spanned.at));
+    for (key, at) in reserve.into_iter().chain(loss).filter(|_| spec.scope.is_none()) {
+        let message = format!("`{key}` without `scope: global`");
+        reader.error(at, &field_path.key(key), message, "remove it, or add `scope: global`");
     }
 }
 
@@ -283,6 +303,7 @@ fn key_position(written: &RateLimitEntry, key: &str) -> Position {
         "max_wait" => own.max_wait_us.map(|spanned| spanned.at),
         "count_rejected" => own.count_rejected.map(|spanned| spanned.at),
         "consistency" => own.eventual.map(|spanned| spanned.at),
+        "scope" => own.global.map(|spanned| spanned.at),
         "requests_per_unit" => Some(written.requests_per_unit.at),
         _ => None,
     };
@@ -297,6 +318,7 @@ fn clear_key(spec: &mut LimitSpec, error: LimitError) -> bool {
         "max_wait" => spec.max_wait_us.take().is_some(),
         "count_rejected" => spec.count_rejected.take().is_some(),
         "consistency" => spec.consistency.take().is_some(),
+        "scope" => spec.scope.take().is_some(),
         _ => false,
     }
 }

@@ -1,12 +1,17 @@
 //! One limit as written, completed by the defaults that apply to it.
 
+use std::num::NonZeroU16;
+
 use super::options::CompileOptions;
 use crate::config::document::{DefaultableKeys, RateLimitEntry, Spanned};
 use crate::config::rule_defaults::DefaultLayers;
-use crate::limit::algorithm::{Capacity, Delay, RejectedHitsPolicy};
+use crate::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHitsPolicy};
 use crate::limit::period::Period;
-use crate::limit::{Consistency, Limit, LimitSpec, Overshoot};
+use crate::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, Scope};
 use crate::rule::RuleLimit;
+
+/// Regions that a global limit is checked for where only one is configured.
+const FEWEST_REGIONS: NonZeroU16 = NonZeroU16::new(2).expect("2 is not 0");
 
 /// Settings that apply to all limits of a domain.
 pub(super) struct DomainScope<'s> {
@@ -72,6 +77,25 @@ pub(super) fn limit_spec(
             Overshoot::MilliPercent(_) => overshoot,
         })
     });
+    let can_be_global = !eventual
+        && matches!(algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindowCounter | Algorithm::TokenBucket)
+        && own_wait.unwrap_or(0) == 0
+        && own_rejected != Some(true);
+    let default_global = defaults.global.map(value).filter(|_| can_be_global);
+    let is_global = own.global.map(value).or(default_global).unwrap_or(false);
+    let scope = is_global.then(|| {
+        Scope::Global(GlobalScope {
+            max_overshoot: overshoot.unwrap_or(Overshoot::DEFAULT),
+            reserve_milli_percent: own
+                .reserve_milli_percent
+                .or(defaults.reserve_milli_percent)
+                .map_or(GlobalScope::DEFAULT_RESERVE_MILLI_PERCENT, value),
+            on_region_loss: own.on_region_loss.or(defaults.on_region_loss).map(value).unwrap_or_default(),
+            regions: options.regions.unwrap_or(FEWEST_REGIONS),
+        })
+    });
+    let can_wait = can_wait && !(is_global && properties.delay == Delay::IfMaxWait);
+    let can_count_rejected = can_count_rejected && !is_global;
     let default_queue = defaults.queue_size.map(value).filter(|_| properties.capacity == Capacity::QueueSize);
     let default_rejected = defaults.count_rejected.map(value).filter(|counted| !counted || can_count_rejected);
     LimitSpec {
@@ -84,6 +108,7 @@ pub(super) fn limit_spec(
             own.on_store_error.or(defaults.on_store_error).map_or(options.on_store_error, |spanned| spanned.value),
         ),
         sole,
+        scope,
         calendar_months: options.calendar_months,
         log_max: options.log_max,
         ..LimitSpec::new(algorithm, written.requests_per_unit.value, period)

@@ -58,6 +58,40 @@ pub(super) fn on_limit(
         reader.warning(written.at, field_path, message, hint);
     }
     on_eventual(reader, written, limit, options, field_path);
+    on_global(reader, written, limit, options, field_path);
+}
+
+/// Limit and period from which on the use of a global limit follows demand.
+const SPLIT_WELL: (u32, u64) = (1000, 60_000_000);
+
+/// Warns about a global limit that has no effect, or that is too small to split well.
+fn on_global(
+    reader: &mut DocumentReader<'_>,
+    written: &RateLimitEntry,
+    limit: &Limit,
+    options: &CompileOptions,
+    field_path: &FieldPath<'_>,
+) {
+    if limit.global_scope().is_none() {
+        return;
+    }
+    let at = written.defaultable.global.map_or(written.at, |global| global.at);
+    let field_path = field_path.key("scope");
+    if options.regions.is_none() {
+        let message = "`scope: global` has no effect without TOLLKEEPER_REGIONS: each region has the limit for itself";
+        reader.warning(
+            at,
+            &field_path,
+            message,
+            "set TOLLKEEPER_REGION, TOLLKEEPER_REGIONS and TOLLKEEPER_GLOBAL_REDIS_URL",
+        );
+    } else if limit.requests_per_unit() > 0
+        && (limit.requests_per_unit() < SPLIT_WELL.0 || limit.period_us() < SPLIT_WELL.1)
+    {
+        let message = "a limit below 1000, or with a period below a minute, is split coarsely over regions";
+        let hint = "a region may reject although another one has hits left; raise the limit or the period";
+        reader.warning(at, &field_path, message, hint);
+    }
 }
 
 /// Warns about an overshoot that is too small to admit hits without the store.

@@ -1,5 +1,6 @@
 //! The settings of a process that change the meaning of rule files.
 
+use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use crate::config::rule_defaults::RuleDefaults;
@@ -22,6 +23,8 @@ pub struct CompileOptions {
     pub memcache: bool,
     /// Maximum number of replicas that share an eventual limit (`TOLLKEEPER_MAX_REPLICAS`), at least 1; for lints only.
     pub max_replicas: u32,
+    /// Number of regions that share a global limit (`TOLLKEEPER_REGIONS`); `None` if there is only one region.
+    pub regions: Option<NonZeroU16>,
     /// Defaults of `TOLLKEEPER_RULE_DEFAULTS`; none until its file is read.
     pub rule_defaults: Arc<RuleDefaults>,
 }
@@ -35,6 +38,7 @@ impl Default for CompileOptions {
             on_store_error: StorePolicy::default(),
             memcache: false,
             max_replicas: 16,
+            regions: None,
             rule_defaults: Arc::default(),
         }
     }
@@ -49,7 +53,13 @@ impl From<&Settings> for CompileOptions {
             on_store_error: settings.rules.on_store_error,
             memcache: matches!(settings.store, StoreSettings::Memcache(_)),
             max_replicas: settings.rules.max_replicas,
+            regions: regions(&settings.store),
             rule_defaults: Arc::default(),
         }
     }
+}
+
+fn regions(store: &StoreSettings) -> Option<NonZeroU16> {
+    let StoreSettings::Redis(redis) = store else { return None };
+    NonZeroU16::new(u16::try_from(redis.regions.as_ref()?.names.len()).ok()?)
 }

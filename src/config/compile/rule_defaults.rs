@@ -80,11 +80,23 @@ struct TriedKey {
     copy: fn(&mut DefaultableKeys, &DefaultableKeys) -> Option<Spanned<Option<&'static str>>>,
 }
 
-const KEYS: [TriedKey; 8] = [
+const KEYS: [TriedKey; 11] = [
     TriedKey { name: "algorithm", copy: |to, from| copy(&mut to.algorithm, from.algorithm, |it| Some(it.name())) },
     TriedKey {
         name: "consistency",
         copy: |to, from| copy(&mut to.eventual, from.eventual, |it| Some(if it { "eventual" } else { "strict" })),
+    },
+    TriedKey {
+        name: "scope",
+        copy: |to, from| copy(&mut to.global, from.global, |it| Some(if it { "global" } else { "region" })),
+    },
+    TriedKey {
+        name: "reserve",
+        copy: |to, from| copy(&mut to.reserve_milli_percent, from.reserve_milli_percent, |_| None),
+    },
+    TriedKey {
+        name: "on_region_loss",
+        copy: |to, from| copy(&mut to.on_region_loss, from.on_region_loss, |it| Some(it.name())),
     },
     TriedKey { name: "max_overshoot", copy: |to, from| copy(&mut to.max_overshoot, from.max_overshoot, |_| None) },
     TriedKey { name: "queue_size", copy: |to, from| copy(&mut to.queue_size, from.queue_size, |_| None) },
@@ -199,6 +211,7 @@ fn lost_key(before: &LimitSpec, after: &LimitSpec) -> Option<&'static str> {
         ("queue_size", before.queue_size.is_some() && after.queue_size.is_none()),
         ("max_wait", before.max_wait_us.is_some() && after.max_wait_us.is_none()),
         ("count_rejected", before.count_rejected.is_some() && after.count_rejected.is_none()),
+        ("scope: global", before.scope.is_some() && after.scope.is_none()),
         ("consistency: eventual", before.consistency.is_some() && after.consistency.is_none()),
     ];
     lost.into_iter().find(|(_, is_lost)| *is_lost).map(|(key, _)| key)

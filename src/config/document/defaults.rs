@@ -7,7 +7,8 @@ use crate::limit::algorithm::Algorithm;
 /// Reports contradictions within `defaults`.
 pub fn check_defaults(reader: &mut DocumentReader<'_>, settings: &DefaultableKeys, field_path: &FieldPath<'_>) {
     let eventual = settings.eventual.filter(|eventual| eventual.value);
-    let strict = settings.eventual.is_some() && eventual.is_none();
+    let is_global = settings.global.is_some_and(|global| global.value);
+    let strict = settings.eventual.is_some() && eventual.is_none() && !is_global;
     if let Some(overshoot) = settings.max_overshoot.filter(|_| strict) {
         let message = "`max_overshoot` without `consistency: eventual`";
         reader.error(

@@ -12,6 +12,7 @@ use crate::config::yaml::scalar::{Scalar, ScalarValue};
 use crate::config::yaml::{YamlContent, YamlNode};
 use crate::limit::StorePolicy;
 use crate::limit::algorithm::Algorithm;
+use crate::limit::region_loss::RegionLossPolicy;
 use crate::rule::RuleLogging;
 
 /// Reads a document. Reports a `root` that is not a mapping and returns `None`.
@@ -204,6 +205,14 @@ impl DocumentReader<'_> {
                 settings.eventual = self.choice(field, eventual, field_path);
             }
             "max_overshoot" => settings.max_overshoot = self.parsed(field, value::overshoot, field_path),
+            "scope" => {
+                let global = |word: &str| matches!(word, "region" | "global").then_some(word == "global");
+                settings.global = self.choice(field, global, field_path);
+            }
+            "reserve" => settings.reserve_milli_percent = self.parsed(field, value::percentage, field_path),
+            "on_region_loss" => {
+                settings.on_region_loss = self.choice(field, RegionLossPolicy::from_name, field_path);
+            }
             "on_store_error" => settings.on_store_error = self.choice(field, StorePolicy::from_name, field_path),
             "epoch" => settings.epoch = self.count(field, field_path),
             _ => self.over_limit_body(field, &mut settings.over_limit_body, field_path),

@@ -51,6 +51,19 @@ fn scaled(digits: &str, scale: u128) -> Option<u128> {
     value(whole)?.checked_mul(scale)?.checked_add(value(fraction)? * scale / parts)
 }
 
+/// `reserve`: a percentage to a thousandth, in thousandths of a percent.
+pub fn percentage(scalar: &Scalar<'_>) -> Result<u32, InvalidValue> {
+    let text = scalar.text().trim();
+    let milli = text.strip_suffix('%').and_then(|percent| scaled(percent.trim_end(), 1_000));
+    match milli.and_then(|milli| u32::try_from(milli).ok()) {
+        Some(milli @ 1..=100_000) => Ok(milli),
+        _ => invalid(
+            format!("`{}` is not a percentage from 0.001% to 100%", quotable(text)),
+            "write a percentage such as 10%",
+        ),
+    }
+}
+
 /// `max_overshoot`: a percentage to a thousandth, or a number of hits.
 pub fn overshoot(scalar: &Scalar<'_>) -> Result<Overshoot, InvalidValue> {
     let text = scalar.text().trim();
