@@ -379,8 +379,8 @@ impl Redis {
         }
     }
 
-    /// Returns leased and granted hits and releases the slot of this process; takes up to 1 s. Later charges use neither the slot
-    /// nor these leases; what they lease themselves is not returned.
+    /// Returns leased and granted hits and releases the slot of this process; takes up to 1 s. Later
+    /// charges use neither the slot nor these leases; what they lease themselves is not returned.
     pub async fn shutdown(&self) {
         let return_leases = async {
             if timeout(RETURN_LEASES_TIMEOUT, self.calls.runner.return_leases()).await.is_err() {

@@ -94,7 +94,7 @@ pub struct GrantTotals {
     pub dropped: u64,
     /// Hits that the region's counters took.
     pub granted: u64,
-    /// Hits that came too late, or whose fate is not known: nobody may spend them.
+    /// Hits that came too late, or whose fate is not known: they stay unused.
     pub wasted: u64,
     /// Unused hits that went back to the global Redis.
     pub returned: u64,

@@ -77,23 +77,8 @@ pub(super) fn limit_spec(
             Overshoot::MilliPercent(_) => overshoot,
         })
     });
-    let can_be_global = !eventual
-        && matches!(algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindowCounter | Algorithm::TokenBucket)
-        && own_wait.unwrap_or(0) == 0
-        && own_rejected != Some(true);
-    let default_global = defaults.global.map(value).filter(|_| can_be_global);
-    let is_global = own.global.map(value).or(default_global).unwrap_or(false);
-    let scope = is_global.then(|| {
-        Scope::Global(GlobalScope {
-            max_overshoot: overshoot.unwrap_or(Overshoot::DEFAULT),
-            reserve_milli_percent: own
-                .reserve_milli_percent
-                .or(defaults.reserve_milli_percent)
-                .map_or(GlobalScope::DEFAULT_RESERVE_MILLI_PERCENT, value),
-            on_region_loss: own.on_region_loss.or(defaults.on_region_loss).map(value).unwrap_or_default(),
-            regions: options.regions.unwrap_or(FEWEST_REGIONS),
-        })
-    });
+    let scope = global_scope(own, defaults, LimitKeys { algorithm, eventual, overshoot }, options);
+    let is_global = scope.is_some();
     let can_wait = can_wait && !(is_global && properties.delay == Delay::IfMaxWait);
     let can_count_rejected = can_count_rejected && !is_global;
     let default_queue = defaults.queue_size.map(value).filter(|_| properties.capacity == Capacity::QueueSize);
@@ -113,4 +98,38 @@ pub(super) fn limit_spec(
         log_max: options.log_max,
         ..LimitSpec::new(algorithm, written.requests_per_unit.value, period)
     }
+}
+
+/// Keys of a limit that decide what else applies to it.
+#[derive(Clone, Copy)]
+struct LimitKeys {
+    algorithm: Algorithm,
+    eventual: bool,
+    overshoot: Option<Overshoot>,
+}
+
+/// Returns the scope of a limit that all regions share; `None` for another one. A default that cannot be kept with the
+/// limit's other keys is left out.
+fn global_scope(
+    own: &DefaultableKeys,
+    defaults: &DefaultableKeys,
+    limit: LimitKeys,
+    options: &CompileOptions,
+) -> Option<Scope> {
+    let by_algorithm =
+        matches!(limit.algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindowCounter | Algorithm::TokenBucket);
+    let waits = own.max_wait_us.is_some_and(|wait| wait.value > 0);
+    let counts_rejected = own.count_rejected.is_some_and(|counted| counted.value);
+    let can_be_global = by_algorithm && !limit.eventual && !waits && !counts_rejected;
+    let global = own.global.or(defaults.global.filter(|_| can_be_global))?;
+    let reserve = own.reserve_milli_percent.or(defaults.reserve_milli_percent);
+    let on_region_loss = own.on_region_loss.or(defaults.on_region_loss);
+    global.value.then(|| {
+        Scope::Global(GlobalScope {
+            max_overshoot: limit.overshoot.unwrap_or(Overshoot::DEFAULT),
+            reserve_milli_percent: reserve.map_or(GlobalScope::DEFAULT_RESERVE_MILLI_PERCENT, |spanned| spanned.value),
+            on_region_loss: on_region_loss.map(|spanned| spanned.value).unwrap_or_default(),
+            regions: options.regions.unwrap_or(FEWEST_REGIONS),
+        })
+    })
 }

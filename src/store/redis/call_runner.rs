@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::coalescer::{CallReply, CallResults};
 use super::eventual::lease::CallReport;
 use super::eventual::local_admission::{LeaseReply, LocalAdmission};
-use super::global::requests::GrantRequest;
+use super::global::grant_request::GrantRequest;
 use super::prepared_call::PreparedCall;
 use super::script::replay::ScriptOutcome;
 use crate::algorithm::state::State;

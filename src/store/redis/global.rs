@@ -16,7 +16,8 @@ mod script_call;
 mod demand;
 mod grant_stats;
 mod returns;
-pub(super) mod requests;
+pub(super) mod grant_request;
+mod requests;
 mod probe;
 mod heartbeat;
 
@@ -26,12 +27,13 @@ use std::time::Instant;
 use tokio::task::AbortHandle;
 
 use self::clocks::{ClockOffsets, global_clock};
+use self::grant_request::GrantRequest;
 use self::grant_stats::GrantCounts;
 use self::heartbeat::{GLOBAL_TIMEOUT, RegionHeartbeat};
 use self::membership::Membership;
 use self::notices::notices;
 use self::probe::GlobalProbe;
-use self::requests::{GrantRequest, GrantRequests, GrantWorker};
+use self::requests::{GrantRequests, GrantWorker};
 use self::returns::Returns;
 use super::deployments::Deployments;
 use crate::algorithm::global_clock::GlobalClock;

@@ -1,6 +1,7 @@
 //! Scripts and algorithms agree on limits that regions share, alone and together with other limits.
 //!
-//! As `redis::agreement`, with what global limits add: the clock of the global Redis in each call, right, wide, wrong or
+//! As `redis::agreement`, with what global limits add: the clock of the global Redis in each call, right, wide, wrong
+//! or
 //! unknown, and grants that appear in a state between two calls.
 
 use std::cell::RefCell;

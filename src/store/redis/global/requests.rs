@@ -1,29 +1,25 @@
 //! Grant requests: a charge that leaves little opens one, and the process that made the charge answers it here.
 //!
-//! A request is asked of the global Redis, and the answer is given to the region's counter, both in the background. The
-//! counter takes an answer once and in its window only, so whatever is lost, late or repeated on the way wastes hits and
-//! never doubles them. If this process stops meanwhile, the counter opens a new request, which another process gets.
+//! The global Redis is asked, and its answer is given to the region's counter, both in the background. The counter
+//! takes an answer once and in its window only, so an answer that is lost, late or repeated wastes hits and doubles
+//! none. If this process stops meanwhile, the counter opens a new request, which another process gets.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use tokio::sync::mpsc;
 
 use super::demand::WindowDemand;
+use super::grant_request::{GrantRequest, pool};
 use super::grant_stats::GrantCounts;
 use super::heartbeat::GLOBAL_TIMEOUT;
 use super::region_call;
 use super::returns::{Returns, UnusedHits};
 use super::script_call::{CallKind, KeyScript};
 use super::window_grants::{self, WindowCall, WindowReply};
-use crate::algorithm::global_clock::GlobalClock;
-use crate::algorithm::global_window::WindowPool;
 use crate::algorithm::region_grant::RegionGrant;
-use crate::algorithm::region_window::{REQUEST_INTERVAL_US, RegionWindowCounts};
-use crate::clock::Time;
-use crate::limit::Limit;
+use crate::algorithm::region_window::REQUEST_INTERVAL_US;
 use crate::limit::algorithm::Algorithm;
 use crate::redis::deployment::Deployment;
 use crate::redis::error::RedisError;
@@ -40,19 +36,6 @@ const MAX_IN_FLIGHT: usize = 1024;
 const REGION_TIMEOUT: Duration = Duration::from_millis(500);
 /// Time between two requests of a window of which nothing is left to grant.
 const EXHAUSTED_INTERVAL_US: u64 = 5_000_000;
-
-/// Grant request that a charge opened.
-#[derive(Clone, Debug)]
-pub(in crate::store::redis) struct GrantRequest {
-    /// Key of the region's counter.
-    pub(in crate::store::redis) key: Bytes,
-    pub(in crate::store::redis) limit: Limit,
-    /// State of the counter after the charge.
-    pub(in crate::store::redis) counts: RegionWindowCounts,
-    pub(in crate::store::redis) clock: GlobalClock,
-    /// Time of the charge, by the region's Redis.
-    pub(in crate::store::redis) now: Time,
-}
 
 /// Queue of the requests of this process.
 #[derive(Debug)]
@@ -154,22 +137,5 @@ impl GrantWorker {
                 self.counts.add_wasted(grant.hits);
             }
         }
-    }
-}
-
-impl GrantRequest {
-    /// Global time of the request in microseconds: the middle of the interval that contains it.
-    pub(super) fn global_us(&self) -> u64 {
-        let offset = self.clock.offset_lo / 2 + self.clock.offset_hi / 2;
-        self.now.as_micros().saturating_add_signed(offset)
-    }
-}
-
-/// Returns the counter of a limit in the global Redis.
-pub(super) const fn pool(limit: &Limit) -> WindowPool {
-    WindowPool {
-        period_us: limit.period_us(),
-        is_sliding: matches!(limit.algorithm(), Algorithm::SlidingWindowCounter),
-        max: limit.max_granted(),
     }
 }

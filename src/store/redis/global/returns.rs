@@ -1,8 +1,8 @@
 //! Returns: hits that a region was granted and has not used go back to the global Redis before their window ends.
 //!
 //! A sliding_window_counter counts the hits of a window in the next one too, used or not. So shortly before the window
-//! ends, the process that gave a grant to the counter takes out of it what is left, and returns that. First the region's
-//! counter gives the hits up, then the global one takes them back: a process that stops in between wastes them.
+//! ends, the process that gave a grant to the counter takes out of it what is left, and returns that. The region's
+//! counter gives the hits up first, then the global one takes them back: a process that stops in between wastes them.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -14,10 +14,10 @@ use futures_util::{StreamExt, stream};
 use tokio::sync::Notify;
 use tokio::time::sleep_until;
 
+use super::grant_request::{GrantRequest, pool};
 use super::grant_stats::GrantCounts;
 use super::heartbeat::GLOBAL_TIMEOUT;
 use super::region_call;
-use super::requests::{GrantRequest, pool};
 use super::script_call::{CallKind, KeyScript};
 use super::window_grants::{self, WindowCall};
 use crate::limit::Limit;

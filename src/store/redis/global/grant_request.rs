@@ -1,0 +1,40 @@
+//! Grant request that a charge opened on a region's counter of windows.
+
+use bytes::Bytes;
+
+use crate::algorithm::global_clock::GlobalClock;
+use crate::algorithm::global_window::WindowPool;
+use crate::algorithm::region_window::RegionWindowCounts;
+use crate::clock::Time;
+use crate::limit::Limit;
+use crate::limit::algorithm::Algorithm;
+
+/// Grant request that a charge opened.
+#[derive(Clone, Debug)]
+pub(crate) struct GrantRequest {
+    /// Key of the region's counter.
+    pub(crate) key: Bytes,
+    pub(crate) limit: Limit,
+    /// State of the counter after the charge.
+    pub(crate) counts: RegionWindowCounts,
+    pub(crate) clock: GlobalClock,
+    /// Time of the charge, by the region's Redis.
+    pub(crate) now: Time,
+}
+
+impl GrantRequest {
+    /// Global time of the request in microseconds: the middle of the interval that contains it.
+    pub(super) fn global_us(&self) -> u64 {
+        let offset = self.clock.offset_lo / 2 + self.clock.offset_hi / 2;
+        self.now.as_micros().saturating_add_signed(offset)
+    }
+}
+
+/// Returns the counter of a limit in the global Redis.
+pub(super) const fn pool(limit: &Limit) -> WindowPool {
+    WindowPool {
+        period_us: limit.period_us(),
+        is_sliding: matches!(limit.algorithm(), Algorithm::SlidingWindowCounter),
+        max: limit.max_granted(),
+    }
+}
