@@ -4,6 +4,7 @@ mod bucket_grants;
 mod clocks;
 mod membership;
 mod processes;
+mod region_counters;
 mod region_grants;
 mod resets;
 mod window_grants;

@@ -1,0 +1,278 @@
+//! Counters of a region, by the true time of the global Redis, which their calls know as an interval only.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU16;
+
+use proptest::prelude::*;
+use tollkeeper::algorithm::global_clock::GlobalClock;
+use tollkeeper::algorithm::region_bucket_grant::RegionTerm;
+use tollkeeper::algorithm::region_grant::RegionGrant;
+use tollkeeper::algorithm::region_window::RegionWindowCounts;
+use tollkeeper::algorithm::state::State;
+use tollkeeper::algorithm::{ChargeRequest, ChargeResult};
+use tollkeeper::clock::Time;
+use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::region_loss::RegionLossPolicy;
+use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Scope};
+use tollkeeper::request::Hits;
+
+/// Period of all limits here: 10 s.
+const PERIOD_US: u64 = 10_000_000;
+/// Time of the region's Redis at the start of each history.
+const START_US: u64 = 1_783_512_000_000_000;
+
+/// Event at a counter.
+#[derive(Clone, Copy, Debug)]
+struct Event {
+    /// Time since the event before, in microseconds.
+    after_us: u64,
+    /// Uncertainty of the interval below and above true global time, in microseconds.
+    below_us: i64,
+    above_us: i64,
+    action: Action,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Action {
+    Charge(u64),
+    Refund(u64),
+    /// The open request is answered with so many hits, or with a rate and a capacity of so many.
+    Grant(u64),
+}
+
+fn events(with_refunds: bool) -> impl Strategy<Value = Vec<Event>> {
+    let uncertainty = || prop_oneof![Just(0_i64), 0..200_000_i64, 0..12_000_000_i64];
+    let after = prop_oneof![2 => Just(0), 5 => 0..1_500_000_u64, 1 => 0..25_000_000_u64];
+    let refunds = u32::from(with_refunds);
+    let action = prop_oneof![
+        6 => (1..40_u64).prop_map(Action::Charge),
+        2 => (0..60_u64).prop_map(Action::Grant),
+        refunds => (1..60_u64).prop_map(Action::Refund),
+    ];
+    let event = (after, uncertainty(), uncertainty(), action)
+        .prop_map(|(after_us, below_us, above_us, action)| Event { after_us, below_us, above_us, action });
+    proptest::collection::vec(event, 1..120)
+}
+
+/// A global limit of 400 in 10 s over 4 regions: the reserve of each is 10, its loss allowance 2.
+fn limit(algorithm: Algorithm, on_region_loss: RegionLossPolicy) -> Limit {
+    let scope = GlobalScope { on_region_loss, ..GlobalScope::new(NonZeroU16::new(4).unwrap()) };
+    let period = Period::new(Unit::Second, 10).unwrap();
+    let spec = LimitSpec { scope: Some(Scope::Global(scope)), ..LimitSpec::new(algorithm, 400, period) };
+    Limit::new(&spec).unwrap().in_region()
+}
+
+/// Counter of a region whose global Redis is ahead by a constant time.
+struct RegionCounter {
+    limit: Limit,
+    state: State,
+    now: Time,
+    offset_us: i64,
+}
+
+impl RegionCounter {
+    fn new(limit: Limit, offset_us: i64) -> Self {
+        Self { limit, state: State::empty(limit.counting()), now: Time::from_micros(START_US), offset_us }
+    }
+
+    fn advance(&mut self, event: &Event) {
+        self.now = self.now.plus_us(event.after_us);
+        let around = |us: i64| Time::from_micros(self.now.as_micros().saturating_add_signed(us));
+        self.state.set_clock(&GlobalClock {
+            valid_from: around(-1),
+            valid_until: around(1),
+            offset_lo: self.offset_us - event.below_us,
+            offset_hi: self.offset_us + event.above_us,
+            can_request: true,
+            ..GlobalClock::UNKNOWN
+        });
+    }
+
+    fn charge(&mut self, hits: Hits) -> ChargeResult {
+        self.state.charge(&self.limit, self.now, ChargeRequest::new(hits, 0))
+    }
+
+    /// True global time.
+    fn global(&self) -> Time {
+        Time::from_micros(self.now.as_micros().strict_add_signed(self.offset_us))
+    }
+
+    fn window(&self) -> u64 {
+        self.global().as_micros() / PERIOD_US
+    }
+
+    fn counts(&mut self) -> &mut RegionWindowCounts {
+        match &mut self.state {
+            State::RegionWindow(state) => &mut state.counts,
+            other => panic!("{other:?} is no window"),
+        }
+    }
+
+    /// Answers the open request in the true window; true if the counter took it.
+    fn grant(&mut self, hits: u64) -> bool {
+        let grant = RegionGrant {
+            request: self.state.open_request(),
+            window: self.window(),
+            epoch: 0,
+            hits,
+            low: hits / 3,
+            exhausted: false,
+            next_request_at: self.now,
+        };
+        self.counts().take_grant(&grant)
+    }
+}
+
+proptest! {
+    #[test]
+    fn window_admits_its_grants_and_its_reserve(events in events(false), offset_us in -9_000_000..9_000_000_i64) {
+        let limit = limit(Algorithm::FixedWindow, RegionLossPolicy::Deny);
+        let mut counter = RegionCounter::new(limit, offset_us);
+        let mut room: BTreeMap<u64, u64> = BTreeMap::new();
+        for event in &events {
+            counter.advance(event);
+            let left = room.entry(counter.window()).or_insert(u64::from(limit.region_reserve()));
+            match event.action {
+                Action::Grant(hits) => *left += if counter.grant(hits) { hits } else { 0 },
+                Action::Charge(hits) => {
+                    if counter.charge(Hits::Charge(hits)).admitted {
+                        prop_assert!(hits <= *left, "{hits} of {left} at {event:?}");
+                        *left -= hits;
+                    }
+                }
+                Action::Refund(_) => {}
+            }
+        }
+    }
+
+    #[test]
+    fn refund_returns_what_the_window_spent_at_most(events in events(true)) {
+        let limit = limit(Algorithm::FixedWindow, RegionLossPolicy::Deny);
+        let mut counter = RegionCounter::new(limit, 0);
+        for event in &events {
+            counter.advance(event);
+            match event.action {
+                Action::Grant(hits) => { counter.grant(hits); }
+                Action::Charge(hits) => { counter.charge(Hits::Charge(hits)); }
+                Action::Refund(hits) => {
+                    let result = counter.charge(Hits::Refund(hits));
+                    prop_assert_eq!(result.before - result.after, if result.before == result.after { 0 } else {
+                        hits.min(result.before)
+                    });
+                }
+            }
+            let reserve = u64::from(limit.region_reserve());
+            let counts = *counter.counts();
+            prop_assert!(counts.granted <= counts.granted_total);
+            prop_assert!(counts.reserve_used <= reserve && counts.next_reserve_used <= reserve, "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn grant_requests_are_opened_once_a_second(
+        events in events(true),
+        algorithm in prop_oneof![Just(Algorithm::FixedWindow), Just(Algorithm::TokenBucket)],
+    ) {
+        let mut counter = RegionCounter::new(limit(algorithm, RegionLossPolicy::Share), 0);
+        let mut opened_at = 0;
+        for event in &events {
+            counter.advance(event);
+            let before = counter.state.open_request();
+            match event.action {
+                Action::Charge(hits) => {
+                    let is_admitted = counter.charge(Hits::Charge(hits)).admitted;
+                    let request = counter.state.open_request();
+                    if request != before {
+                        prop_assert!(request >= opened_at + 1_000_000, "{opened_at} and {request}");
+                        opened_at = request;
+                    } else if !is_admitted && event.below_us + event.above_us < 1_000_000 {
+                        prop_assert!(counter.now.as_micros() < opened_at + 1_000_000, "a rejection without a request");
+                    }
+                }
+                Action::Refund(hits) => { counter.charge(Hits::Refund(hits)); }
+                Action::Grant(_) => {}
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_clock_only_the_loss_allowance_is_spent(
+        events in events(false),
+        algorithm in prop_oneof![Just(Algorithm::FixedWindow), Just(Algorithm::SlidingWindowCounter)],
+        is_jump in any::<bool>(),
+    ) {
+        let limit = limit(algorithm, RegionLossPolicy::Share);
+        let mut counter = RegionCounter::new(limit, 0);
+        counter.advance(&Event { after_us: 0, below_us: 0, above_us: 0, action: Action::Charge(9) });
+        counter.charge(Hits::Charge(9));
+        prop_assert!(counter.grant(50));
+        let before = *counter.counts();
+        let mut spent: Vec<(u64, u64)> = Vec::new();
+        for event in &events {
+            counter.now = counter.now.plus_us(event.after_us);
+            let valid_from = counter.now.plus_us(1);
+            let jumped = GlobalClock { valid_from, valid_until: valid_from.plus_us(9), ..GlobalClock::UNKNOWN };
+            counter.state.set_clock(if is_jump { &jumped } else { &GlobalClock::UNKNOWN });
+            let Action::Charge(hits) = event.action else { continue };
+            let hits = hits % 3 + 1;
+            let now_us = counter.now.as_micros();
+            if counter.charge(Hits::Charge(hits)).admitted {
+                spent.push((now_us, hits));
+            }
+            let in_span = spent.iter().filter(|(at, _)| at + PERIOD_US > now_us).map(|(_, hits)| hits).sum::<u64>();
+            prop_assert!(in_span <= 2 * limit.loss_allowance(), "{in_span} in a period");
+            let counts = *counter.counts();
+            prop_assert_eq!((counts.granted, counts.reserve_used), (before.granted, before.reserve_used));
+            prop_assert_eq!(counts.open_request, 0);
+        }
+    }
+
+    #[test]
+    fn bucket_admits_its_capacity_and_its_rates(events in events(false), offset_us in -9_000_000..9_000_000_i64) {
+        let limit = limit(Algorithm::TokenBucket, RegionLossPolicy::Deny);
+        let mut counter = RegionCounter::new(limit, offset_us);
+        // Tokens x period that a bucket has which knows global time exactly.
+        let own = (u64::from(limit.region_reserve()), u64::from(limit.region_capacity()));
+        let (mut units, mut last) = (own.1 * PERIOD_US, counter.global());
+        let mut term = (0, 0, Time::default());
+        for event in &events {
+            counter.advance(event);
+            let now = counter.global();
+            let granted_us = now.min(term.2).since_us(last);
+            units = (units + granted_us * (own.0 + term.0)).min((own.1 + term.1) * PERIOD_US);
+            if now >= term.2 {
+                units = units.min(own.1 * PERIOD_US);
+                units = (units + (now.since_us(last) - granted_us) * own.0).min(own.1 * PERIOD_US);
+            }
+            last = now;
+            match event.action {
+                Action::Grant(part) => {
+                    let end = now.plus_us(part * 100_000);
+                    let (rate, capacity) = (u32::try_from(3 * part).unwrap(), u32::try_from(2 * part).unwrap());
+                    let grant = RegionTerm {
+                        request: counter.state.open_request(),
+                        epoch: 0,
+                        rate,
+                        capacity,
+                        end,
+                        exhausted: false,
+                        next_request_at: counter.now,
+                    };
+                    let (limit, now) = (counter.limit, counter.now);
+                    let State::RegionBucket(state) = &mut counter.state else { panic!("no bucket") };
+                    if state.take_term(&limit, now, &grant) {
+                        term = (rate.into(), capacity.into(), end);
+                    }
+                }
+                Action::Charge(hits) => {
+                    if counter.charge(Hits::Charge(hits)).admitted {
+                        prop_assert!(hits * PERIOD_US <= units, "{hits} of {units} at {event:?}");
+                        units -= hits * PERIOD_US;
+                    }
+                }
+                Action::Refund(_) => {}
+            }
+        }
+    }
+}
