@@ -142,12 +142,22 @@ fn secrets_are_mounted_as_files_not_environment() {
     let items = list(&volume["secret"]["items"]);
     let settings = [
         "TOLLKEEPER_ADMIN_TOKEN_FILE",
+        "TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE",
+        "TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE",
         "TOLLKEEPER_REDIS_AUTH_FILE",
         "TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE",
         "TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE",
         "TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE",
     ];
-    let keys = ["token", "redis-password", "second-password", "second-sentinel-password", "sentinel-password"];
+    let keys = [
+        "token",
+        "global-password",
+        "global-sentinel-password",
+        "redis-password",
+        "second-password",
+        "second-sentinel-password",
+        "sentinel-password",
+    ];
     assert_eq!(items.len(), settings.len());
     for (setting, key) in settings.into_iter().zip(keys) {
         let file = RENDERINGS[1].setting(setting).strip_prefix(mount).and_then(|file| file.strip_prefix('/'));

@@ -166,8 +166,37 @@ imagePullSecrets:
 {{- end }}
 
 {{/*
-Ports of Redis or memcached as a JSON list: networkPolicy.redisPorts, or those of the addresses. An address without a
-port is a URL, which has the port of its protocol; a unix socket has none.
+Ports of a Redis as a JSON list. Takes a list: the settings, the prefix of its settings. An address without a port has
+that of its protocol; a unix socket has none.
+*/}}
+{{- define "tollkeeper.redisPorts" -}}
+{{- $settings := first . }}{{ $prefix := last . }}{{ $ports := list }}
+{{- $sentinel := eq "sentinel" (lower (default "" (get $settings (printf "%sTYPE" $prefix)))) }}
+{{- $addresses := splitList "," (default "" (get $settings (printf "%sURL" $prefix))) }}
+{{- if and $sentinel (gt (len $addresses) 1) }}
+{{- $ports = append $ports 6379 }}
+{{- $addresses = rest $addresses }}
+{{- end }}
+{{- range $address := $addresses }}
+{{- $address = trim $address }}
+{{- if and $address (not (hasPrefix "/" $address)) }}
+{{- $host := regexReplaceAll "^[A-Za-z]+://" $address "" | regexFind "^[^/?]*" }}
+{{- $port := regexFind ":[0-9]+$" $host | trimPrefix ":" }}
+{{- $ports = append $ports (int (default (ternary 26379 6379 $sentinel) $port)) }}
+{{- end }}
+{{- end }}
+{{- $ports | uniq | toJson }}
+{{- end }}
+
+{{/* Ports of the Redis that all regions reach, as a JSON list. */}}
+{{- define "tollkeeper.globalRedisPorts" -}}
+{{- $settings := include "tollkeeper.settings" . | fromJson }}
+{{- range .Values.extraEnv }}{{ if hasKey . "value" }}{{ $_ := set $settings .name (toString .value) }}{{ end }}{{ end }}
+{{- include "tollkeeper.redisPorts" (list $settings "TOLLKEEPER_GLOBAL_REDIS_") }}
+{{- end }}
+
+{{/*
+Ports of Redis or memcached as a JSON list: networkPolicy.redisPorts, or those of the addresses.
 */}}
 {{- define "tollkeeper.storePorts" -}}
 {{- $ports := list }}
@@ -183,20 +212,7 @@ port is a URL, which has the port of its protocol; a unix socket has none.
 {{- end }}
 {{- end }}
 {{- range $prefix := ternary (list) (list "REDIS_" "REDIS_PERSECOND_") $memcache }}
-{{- $sentinel := eq "sentinel" (lower (default "" (get $settings (printf "%sTYPE" $prefix)))) }}
-{{- $addresses := splitList "," (default "" (get $settings (printf "%sURL" $prefix))) }}
-{{- if and $sentinel (gt (len $addresses) 1) }}
-{{- $ports = append $ports 6379 }}
-{{- $addresses = rest $addresses }}
-{{- end }}
-{{- range $address := $addresses }}
-{{- $address = trim $address }}
-{{- if and $address (not (hasPrefix "/" $address)) }}
-{{- $host := regexReplaceAll "^[A-Za-z]+://" $address "" | regexFind "^[^/?]*" }}
-{{- $port := regexFind ":[0-9]+$" $host | trimPrefix ":" }}
-{{- $ports = append $ports (int (default (ternary 26379 6379 $sentinel) $port)) }}
-{{- end }}
-{{- end }}
+{{- $ports = concat $ports (include "tollkeeper.redisPorts" (list $settings $prefix) | fromJsonArray) }}
 {{- end }}
 {{- $address := get $settings (ternary "MEMCACHE_HOST_PORT" "REDIS_URL" $memcache) }}
 {{- if and (not $ports) (include "tollkeeper.sharesCounters" .) (not (hasPrefix "/" (default "" $address))) }}
@@ -204,6 +220,11 @@ port is a URL, which has the port of its protocol; a unix socket has none.
 {{- end }}
 {{- end }}
 {{- $ports | uniq | toJson }}
+{{- end }}
+
+{{/* `true` if connections to Redis use the certificates of redis.tls.existingSecret. */}}
+{{- define "tollkeeper.redisCertificates" -}}
+{{- if and .Values.redis.tls.existingSecret (or .Values.redis.tls.enabled .Values.regions.globalRedis.tls) }}true{{ end }}
 {{- end }}
 
 {{/* Settings of the process as JSON: those of the chart, then the value `settings`, which takes precedence. */}}
@@ -230,19 +251,28 @@ port is a URL, which has the port of its protocol; a unix socket has none.
 {{- if .url }}
 {{- $_ := merge $all (dict "REDIS_URL" .url "REDIS_TYPE" .type) }}
 {{- end }}
-{{- if .tls.enabled }}
-{{- $_ := set $all "REDIS_TLS" "true" }}
-{{- if .tls.existingSecret }}
+{{- if .tls.enabled }}{{ $_ := set $all "REDIS_TLS" "true" }}{{ end }}
+{{- if include "tollkeeper.redisCertificates" $ }}
 {{- with .tls.caKey }}{{ $_ := set $all "REDIS_TLS_CACERT" (printf "/etc/tollkeeper/redis-tls/%s" .) }}{{ end }}
 {{- with .tls.certKey }}{{ $_ := set $all "REDIS_TLS_CLIENT_CERT" (printf "/etc/tollkeeper/redis-tls/%s" .) }}{{ end }}
 {{- with .tls.keyKey }}{{ $_ := set $all "REDIS_TLS_CLIENT_KEY" (printf "/etc/tollkeeper/redis-tls/%s" .) }}{{ end }}
 {{- end }}
+{{- end }}
+{{- with .Values.regions }}
+{{- if .name }}
+{{- $_ := merge $all (dict
+  "TOLLKEEPER_REGION" .name "TOLLKEEPER_REGIONS" (join "," .names)
+  "TOLLKEEPER_GLOBAL_REDIS_URL" .globalRedis.url "TOLLKEEPER_GLOBAL_REDIS_TYPE" .globalRedis.type
+  "TOLLKEEPER_GLOBAL_REDIS_TLS" (toString .globalRedis.tls)
+  "TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS" (toString (int .globalRedis.waitReplicas))) }}
 {{- end }}
 {{- end }}
 {{- range $name, $setting := dict
   "redisAuth" "TOLLKEEPER_REDIS_AUTH_FILE" "redisSentinelAuth" "TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE"
   "redisPerSecondAuth" "TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE"
   "redisPerSecondSentinelAuth" "TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE"
+  "globalRedisAuth" "TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE"
+  "globalRedisSentinelAuth" "TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE"
   "adminToken" "TOLLKEEPER_ADMIN_TOKEN_FILE" }}
 {{- if hasKey $secrets $name }}{{ $_ := set $all $setting (printf "/etc/tollkeeper/secrets/%s" (kebabcase $name)) }}{{ end }}
 {{- end }}

@@ -10,6 +10,7 @@
 {{- include "tollkeeper.validateSecrets" . }}
 {{- include "tollkeeper.validateNames" . }}
 {{- include "tollkeeper.validateTls" . }}
+{{- include "tollkeeper.validateRegions" . }}
 {{- include "tollkeeper.validateMemory" . }}
 {{- if and .Values.rulesVolume (or .Values.rules .Values.existingConfigMaps) }}
 {{- fail "rulesVolume is set beside rules or existingConfigMaps, which it replaces: keep one source" }}
@@ -45,6 +46,9 @@ Secret. Messages never repeat a value.
 {{- if $auth }}
 {{- fail (printf "redis.url holds a user or password, which Helm would store and print: %s.redisAuth=KEY, and remove both from redis.url" $fix) }}
 {{- end }}
+{{- if include "tollkeeper.secretInUrl" .Values.regions.globalRedis.url }}
+{{- fail (printf "regions.globalRedis.url holds a user or password, which Helm would store and print: %s.globalRedisAuth=KEY, and remove both from the URL" $fix) }}
+{{- end }}
 {{- $variables := dict }}
 {{- range $name, $value := .Values.settings }}{{ $_ := set $variables $name (dict "place" (printf "settings.%s" $name) "value" (toString $value)) }}{{ end }}
 {{- range .Values.extraEnv }}{{ if hasKey . "value" }}{{ $_ := set $variables .name (dict "place" (printf "extraEnv: the value of %s" .name) "value" (toString .value)) }}{{ end }}{{ end }}
@@ -53,7 +57,9 @@ Secret. Messages never repeat a value.
 {{- $key := get (dict
   "REDIS_AUTH" "redisAuth" "REDIS_URL" "redisAuth" "REDIS_SENTINEL_AUTH" "redisSentinelAuth"
   "REDIS_PERSECOND_AUTH" "redisPerSecondAuth" "REDIS_PERSECOND_URL" "redisPerSecondAuth"
-  "REDIS_PERSECOND_SENTINEL_AUTH" "redisPerSecondSentinelAuth" "TOLLKEEPER_ADMIN_TOKEN" "adminToken") $name }}
+  "REDIS_PERSECOND_SENTINEL_AUTH" "redisPerSecondSentinelAuth" "TOLLKEEPER_ADMIN_TOKEN" "adminToken"
+  "TOLLKEEPER_GLOBAL_REDIS_AUTH" "globalRedisAuth" "TOLLKEEPER_GLOBAL_REDIS_URL" "globalRedisAuth"
+  "TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH" "globalRedisSentinelAuth") $name }}
 {{- $remedy := ternary (printf "%s.%s=KEY" $fix $key) (printf "set %s by extraEnv with valueFrom.secretKeyRef" $name) (not (empty $key)) }}
 {{- if regexMatch "_(AUTH|TOKEN|PASSWORD|SECRET|HEADERS|HASH_KEY)$" $name }}
 {{- fail (printf "%s is a secret, which Helm would store and print: %s" $it.place $remedy) }}
@@ -98,6 +104,28 @@ Secret. Messages never repeat a value.
 {{- range .Values.extraEnv }}
 {{- if hasKey $owned .name }}{{ fail (printf "extraEnv: the chart sets %s from the value %s: set that" .name (get $owned .name)) }}{{ end }}
 {{- if hasKey $set .name }}{{ fail (printf "extraEnv: %s is set already: put it into the value settings" .name) }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{/* The names of regions are in two values, and each region needs two Redis. */}}
+{{- define "tollkeeper.validateRegions" -}}
+{{- with .Values.regions }}
+{{- if .name }}
+{{- if not (has .name .names) }}
+{{- fail (printf "regions.names does not have regions.name (%s): give the names of all regions, the same list in each" .name) }}
+{{- end }}
+{{- if lt (len .names) 2 }}
+{{- fail "regions.names has one region: give all, or leave regions.name empty" }}
+{{- end }}
+{{- if not .globalRedis.url }}
+{{- fail "regions.name is set and regions.globalRedis.url is not: set the address of the Redis that all regions reach" }}
+{{- end }}
+{{- if not (include "tollkeeper.sharesCounters" $) }}
+{{- fail "regions.name is set and redis.url is not: each region needs a Redis of its own" }}
+{{- end }}
+{{- else if or .names .globalRedis.url .globalRedis.tls }}
+{{- fail "regions.names or regions.globalRedis is set and regions.name is not: set the name of this region" }}
+{{- end }}
 {{- end }}
 {{- end }}
 
