@@ -2,20 +2,22 @@
 //! sliding_window_counter.
 //!
 //! window(now) = floor(now / period). A grant is a charge of as many hits as are wanted, at most a quarter of what is
-//! free, so that several regions come to an even end; it is admitted as the algorithm admits it, under the limit less
-//! the reserves of all regions:
+//! free or a small rest as a whole, so that several regions come to an even end. The algorithm admits it, under the
+//! limit less the reserves of all regions:
 //!
 //! - fixed_window: count + hits <= max
 //! - sliding_window_counter: current + floor(previous x (period - elapsed) / period) + hits <= max
 //!
 //! A region spends a grant only while global time lies in the grant's window, so each hit is admitted in the window
-//! that counts it. There the weight of the previous window only falls. What a region returns before the window ends is free
-//! again.
+//! that counts it. There the weight of the previous window only falls. What a region returns before the window ends is
+//! free again.
 
 use crate::clock::Time;
 
 /// A request gets at most this part of the free hits, rounded up.
 const PARTS: u64 = 4;
+/// A request may get all of this part of the limit, rounded up: what a sliding window frees between two requests.
+const SMALL_PARTS: u64 = 32;
 
 /// Granted hits of two adjacent windows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,7 +60,8 @@ impl State {
         let left_us = self.advance(now, pool.period_us);
         let weight = if pool.is_sliding { scaled(self.previous, left_us, pool.period_us) } else { 0 };
         let free = u64::from(pool.max).saturating_sub(self.current.saturating_add(weight));
-        let hits = free.div_ceil(PARTS).min(u64::from(wanted));
+        let small = free.min(u64::from(pool.max).div_ceil(SMALL_PARTS));
+        let hits = free.div_ceil(PARTS).max(small).min(u64::from(wanted));
         self.current += hits;
         WindowGrant { window: self.window, hits: to_u32(hits), free: to_u32(free - hits) }
     }

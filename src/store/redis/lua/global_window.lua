@@ -41,7 +41,7 @@ if purpose == 0 then
   local weight = 0
   if sliding == 1 then weight = divide(left, previous, period) end
   free = max(most - current - weight, 0)
-  changed = min(floor((free + 3) / 4), hits)
+  changed = min(max(floor((free + 3) / 4), min(free, floor((most + 31) / 32))), hits)
   current, free = current + changed, free - changed
 elseif purpose == 1 then
   if of_window == window then changed = min(hits, current) end
