@@ -18,6 +18,7 @@ mod grant_stats;
 mod returns;
 pub(super) mod grant_request;
 mod requests;
+pub(super) mod resets;
 mod probe;
 mod heartbeat;
 
@@ -34,12 +35,14 @@ use self::membership::Membership;
 use self::notices::notices;
 use self::probe::GlobalProbe;
 use self::requests::{GrantRequests, GrantWorker};
+use self::resets::{RegionCounter, Resets};
 use self::returns::Returns;
 use super::deployments::Deployments;
 use crate::algorithm::global_clock::GlobalClock;
 use crate::redis::connect_options::ConnectOptions;
 use crate::redis::deployment::Deployment;
 use crate::redis::deployment_context::DeploymentOptions;
+use crate::redis::error::RedisError;
 use crate::redis::node::Node;
 use crate::redis::server_clock::{ClockJumps, InstantRange};
 use crate::settings::redis::{RedisSettings, RegionSettings};
@@ -57,8 +60,9 @@ pub struct GlobalGrants {
     counts: Arc<GrantCounts>,
     requests: GrantRequests,
     returns: Arc<Returns>,
+    resets: Resets,
     heartbeat: AbortHandle,
-    workers: [AbortHandle; 2],
+    workers: [AbortHandle; 3],
 }
 
 impl Drop for GlobalGrants {
@@ -85,12 +89,16 @@ impl GlobalGrants {
             global: Arc::clone(&client),
             region: Arc::clone(&region),
             wait_replicas: regions.wait_replicas,
+            membership: Arc::clone(&membership),
             counts: Arc::clone(&counts),
             returns: Arc::clone(&returns),
         };
         let answering = tokio::spawn(async move { worker.run(opened).await }).abort_handle();
         let returning = Arc::clone(&returns);
         let returning = tokio::spawn(async move { returning.run().await }).abort_handle();
+        let resets = Resets::new(Arc::clone(&client), Arc::clone(&region), &settings.key_prefix);
+        let following = resets.clone();
+        let following = tokio::spawn(async move { following.follow().await }).abort_handle();
         Some(Arc::new(Self {
             settings: regions,
             client,
@@ -100,8 +108,9 @@ impl GlobalGrants {
             counts,
             requests,
             returns,
+            resets,
             heartbeat,
-            workers: [answering, returning],
+            workers: [answering, returning, following],
         }))
     }
 
@@ -137,6 +146,14 @@ impl GlobalGrants {
     /// Requests a grant in the background.
     pub(super) fn request(&self, request: GrantRequest) {
         self.requests.push(request);
+    }
+
+    /// Resets counters in the global Redis, and lets all regions follow.
+    ///
+    /// # Errors
+    /// The global Redis failed.
+    pub(super) async fn reset(&self, counters: &[RegionCounter], deadline: Instant) -> Result<(), RedisError> {
+        self.resets.reset(counters, deadline).await
     }
 
     /// Returns unused hits to the global Redis, because the process stops.

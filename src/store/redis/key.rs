@@ -15,6 +15,7 @@
 use std::fmt::Write;
 
 use bytes::{Bytes, BytesMut};
+use memchr::memmem;
 use smallvec::SmallVec;
 
 use crate::counter::{Counter, Path};
@@ -63,10 +64,20 @@ pub fn leases_key(counter_key: &[u8]) -> Bytes {
     [path, &rest[..candidate_end], LEASES_SUFFIX].concat().into()
 }
 
+/// Names of the countings of a region, as they stand in keys.
+const REGION_COUNTINGS: [&[u8]; 2] = [b":region_window:", b":region_bucket:"];
+
+/// Returns true for the key of a counter that a region counts; `head` is the start of its keys.
+pub(super) fn is_region_key(head: &[u8], key: &[u8]) -> bool {
+    let path_end = key.iter().position(|byte| *byte == b'}').unwrap_or(key.len());
+    let is_counting = |name: &[u8]| memmem::find(&key[path_end..], name).is_some();
+    key.starts_with(head) && REGION_COUNTINGS.into_iter().any(is_counting)
+}
+
 /// Returns the key in the global Redis of a counter that a region counts: it has the same slot there.
 pub(super) fn global_key(region_key: &[u8], algorithm: Algorithm) -> Bytes {
     let path_end = region_key.iter().position(|byte| *byte == b'}').map_or(region_key.len(), |brace| brace + 1);
-    let suffix = [&b":region_window:"[..], b":region_bucket:"].into_iter().find_map(|name| {
+    let suffix = REGION_COUNTINGS.into_iter().find_map(|name| {
         let start = region_key[path_end..].windows(name.len()).position(|part| part == name)?;
         Some((path_end + start, path_end + start + name.len()))
     });

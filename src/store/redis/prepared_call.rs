@@ -15,6 +15,7 @@ use super::deployments::CounterDeployment;
 use super::eventual::budget::can_be_lent;
 use super::eventual::counters::EventualCounters;
 use super::global::GlobalGrants;
+use super::global::resets::RegionCounter;
 use super::incrby::IncrBatch;
 use super::key::leases_key;
 use super::key_scheme::{CounterId, CountingMode};
@@ -93,13 +94,16 @@ impl PreparedCall {
     }
 
     /// Resets the counters that `command` refunds, and ends the leases of this process in `own`; returns how many
-    /// counters existed. Hits that other replicas have leased stay charged.
+    /// counters existed. Hits that other replicas have leased stay charged. Global limits are reset in all regions.
     pub(super) async fn reset(
         &self,
         command: &ChargeCommand,
         own: SmallVec<[OwnLease; 2]>,
         deadline: Instant,
     ) -> Result<u64, RedisError> {
+        if let Some(grants) = &self.grants {
+            grants.reset(&self.region_counters(command), deadline).await?;
+        }
         let slot = || self.slot();
         let can_be_lent = command.counters.iter().all(|counter| can_be_lent(&counter.limit));
         let script = match &self.mode {
@@ -123,6 +127,13 @@ impl PreparedCall {
                 (Err(error), _) => redirects.follow(error, slot)?,
             }
         }
+    }
+
+    /// Returns the counters of global limits.
+    fn region_counters(&self, command: &ChargeCommand) -> Vec<RegionCounter> {
+        let counters = self.mode.keys().iter().zip(&command.counters);
+        let counters = counters.filter(|(_, counter)| counter.limit.is_counted_in_region());
+        counters.map(|(key, counter)| RegionCounter { key: key.clone(), limit: counter.limit }).collect()
     }
 
     fn slot(&self) -> u16 {

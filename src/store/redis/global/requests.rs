@@ -14,6 +14,7 @@ use super::demand::WindowDemand;
 use super::grant_request::{GrantRequest, pool};
 use super::grant_stats::GrantCounts;
 use super::heartbeat::GLOBAL_TIMEOUT;
+use super::membership::Membership;
 use super::region_call;
 use super::returns::{Returns, UnusedHits};
 use super::script_call::{CallKind, KeyScript};
@@ -24,7 +25,7 @@ use crate::limit::algorithm::Algorithm;
 use crate::redis::deployment::Deployment;
 use crate::redis::error::RedisError;
 use crate::redis::reply::{bytes, integer};
-use crate::redis::server_clock::ClockReading;
+use crate::redis::server_clock::{ClockReading, process_us};
 use crate::store::redis::key::global_key;
 use crate::store::redis::script::compose::{global_window_script, region_grant_script};
 
@@ -50,6 +51,7 @@ pub(super) struct GrantWorker {
     pub(super) global: Arc<Deployment>,
     pub(super) region: Arc<Deployment>,
     pub(super) wait_replicas: u32,
+    pub(super) membership: Arc<Membership>,
     pub(super) counts: Arc<GrantCounts>,
     pub(super) returns: Arc<Returns>,
 }
@@ -116,6 +118,7 @@ impl GrantWorker {
         let reply = bytes(&answer.reply).and_then(|reply| window_grants::decode(reply).ok());
         let reply = reply.ok_or(RedisError::BadReply)?;
         answer.node.record_clock(&ClockReading { within: answer.within, server: reply.now });
+        self.membership.record_answer(process_us(answer.within.until));
         Ok(reply)
     }
 
