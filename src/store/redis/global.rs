@@ -1,7 +1,58 @@
-//! Limits over several regions.
+//! Limits over several regions: each region decides in its own Redis, from what the global Redis granted it.
 //!
-//! [`GlobalGrants`] holds what a process knows of the global Redis, which all regions reach slowly: a client, the
-//! clocks of its nodes, and the membership of this region.
+//! # Terms
+//!
+//! - *Region*: replicas with one Redis, which decides their requests. n regions share a limit of L hits per period P.
+//! - *Global Redis*: the one that all regions reach, slowly. *Global time* is that of the node that has the counter.
+//! - *Reserve* r: the part that a region always has, floor(floor(L x `reserve`) / n). M = L - n x r is granted.
+//! - *Grant*: hits of one window, or a rate and a capacity of a token bucket until a stated global time.
+//! - *Loss allowance*: hits per tumbling period of a region whose global time is unknown, or that is cut off.
+//! - *Overshoot* O: L x `max_overshoot`.
+//!
+//! # Promise
+//!
+//! In any span of one period, all regions together admit at most what the algorithm could admit in a span of that
+//! length, plus O. This holds for any delays, losses and partitions between the regions and the global Redis, for
+//! processes and regions that stop, and for clocks that are any time apart and drift by up to 500 ppm. It excludes what
+//! a Redis loses in a failover or through eviction, and what `on_region_loss` `local` and `allow` admit.
+//!
+//! # Proof
+//!
+//! 1. *Global time is never wrong, only unknown.* A process knows the offset of each server's clock from its own as an
+//!    interval: the server read its clock between sending and answer. The interval widens by 1000 ppm of the time
+//!    since. Each call carries the difference of both intervals, and the times of the region's Redis between which it
+//!    holds ([`clocks`]). If the call runs at another time (a clock jumped, or another server answers), it knows
+//!    nothing.
+//! 2. *Windows.* The global Redis grants in window w what the algorithm admits of M
+//!    ([`global_window`](crate::algorithm::global_window)). A region admits a granted hit only while global time may
+//!    lie in w; if it may lie in w + 1 too, the hit is also charged to the reserve of w + 1. Each window has its
+//!    reserve once. So in every global window the regions admit at most what was granted for it plus n x r:
+//!    - fixed_window: at most M + n x r = L.
+//!    - sliding_window_counter: the granted hits are those of the algorithm under M; a span meets two windows, so the
+//!      reserves add at most 2 x n x r, and the algorithm itself admits up to twice its limit in a span.
+//! 3. *Token bucket.* At each moment of global time the capacities that regions hold add up to the bucket, and the
+//!    rates to L less a thousandth ([`global_bucket`](crate::algorithm::global_bucket)); the thousandth covers the
+//!    drift. A region uses a grant only while global time is surely before its end. A grant moves capacity, never
+//!    tokens. So a span s admits at most the bucket plus L x s / P.
+//! 4. *Allowances.* `share` is floor(O / 2n) per tumbling period, of which a span meets two: at most O in all regions.
+//!    For token_bucket it is half of that.
+//! 5. *A grant is used once.* The charge that leaves little opens a request, whose identity is its time at the region's
+//!    Redis. The counter takes one answer to its open request ([`region_grant`](crate::algorithm::region_grant)); a
+//!    late, repeated or lost answer wastes hits that the global Redis counts as granted. If the asking process stops,
+//!    another charge opens the next request after 3 s. So the region's Redis decides who asks.
+//! 6. *Returns* are taken out of the region's counter before the global Redis takes them back, and only in their
+//!    window.
+//! 7. *Refunds* return at most what the region used of its reserve and of the current grant.
+//! 8. *Rules that change.* Each call carries M and r by its own rules. Granted hits stay below the largest M, and the
+//!    reserves below the largest n x r, so the largest limit in force within the span counts.
+//! 9. *Regions.* The list and an identity of each region's Redis are registered in the global Redis ([`membership`]): a
+//!    second Redis of one name gets nothing, and reserve and allowance rest while lists differ and for a period after.
+//! 10. *Losses.* A region's Redis that is lost takes its grants and its reserve with it: absence grants nothing but the
+//!     reserve of the window. What its failover forgets of a window's use may be admitted once more, as for a strict
+//!     limit. What a failover of the global Redis forgets may be granted once more; with
+//!     `TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS=1` a grant is used only after a replica has it.
+//!
+//! [`GlobalGrants`] composes the parts.
 
 pub mod bucket_grants;
 pub mod region_call;
