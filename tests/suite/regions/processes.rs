@@ -19,11 +19,16 @@ descriptors:
 
 /// A process of `region` with this list, and the addresses of its Redis and the global one.
 fn process(region: &str, regions: &str, redis: &str, global: &str) -> Setup {
-    with_rules(RULES)
+    of_region(with_rules(RULES), region, redis, global).env("TOLLKEEPER_REGIONS", regions)
+}
+
+/// Settings of `region`, of two.
+fn of_region(setup: Setup, region: &str, redis: &str, global: &str) -> Setup {
+    setup
         .env("REDIS_SOCKET_TYPE", "tcp")
         .env("REDIS_URL", redis)
         .env("TOLLKEEPER_REGION", region)
-        .env("TOLLKEEPER_REGIONS", regions)
+        .env("TOLLKEEPER_REGIONS", "eu,us")
         .env("TOLLKEEPER_GLOBAL_REDIS_URL", global)
 }
 
@@ -187,4 +192,36 @@ fn missing_permission_in_the_global_redis_is_explained() {
     let page = without_wait.store_stats().to_string();
     assert!(page.contains("TOLLKEEPER_GLOBAL_REDIS_AUTH") && page.contains("+wait"), "{page}");
     assert!(!page.contains("word@"), "{page}");
+}
+
+#[test]
+fn grant_is_used_only_after_a_replica_has_it() {
+    const GLOBAL_RULES: &str = "
+domain: shop
+descriptors:
+  - key: user
+    rate_limit: { unit: hour, requests_per_unit: 1000, scope: global }
+";
+    let [redis, global] = [(); 2].map(|()| servers::options().start());
+    let setup = of_region(with_rules(GLOBAL_RULES), "eu", &redis.address(), &global.address());
+    let process = setup.env("TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS", "1").start();
+    wait_for_notices(&process, &[]);
+    let charge = || {
+        let body = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "user", "value": "ann"}]}]}"#;
+        process.post_json(body).status
+    };
+    let grants = |name: &str| stats(&process)["grants"][name].as_u64().expect("it is a number");
+    wait_for("a failed request", || {
+        charge();
+        (grants("failed") > 0).then_some(())
+    });
+    assert_eq!(grants("granted_hits"), 0);
+    wait_for("the end of the reserve", || (charge() == 429).then_some(()));
+    let primary = format!("127.0.0.1 {}", global.port());
+    let _replica = servers::options().with(&[("replicaof", &primary)]).start();
+    wait_for("a grant", || {
+        charge();
+        (grants("granted_hits") > 0).then_some(())
+    });
+    wait_for("an admitted request", || (charge() == 200).then_some(()));
 }
