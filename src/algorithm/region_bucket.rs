@@ -19,7 +19,7 @@ use super::algorithm_state::AlgorithmState;
 use super::global_clock::{GlobalClock, GlobalTime};
 use super::leaky_level::to_us;
 use super::loss_allowance::LossPeriod;
-use super::region_window::REQUEST_INTERVAL_US;
+use super::region_window::{ANSWER_TIME_US, REQUEST_INTERVAL_US};
 use super::reply_reader::{MalformedReply, ReplyReader};
 use super::share_ratio::ShareRatio;
 use super::{ChargeRequest, ChargeResult, MAX_COUNT, effective_time, to_u32};
@@ -274,14 +274,14 @@ impl RegionBucket {
         let is_low = source != Some(TokenSource::Bucket) || 2 * self.counts.tokens <= self.max_tokens();
         if self.clock.can_request && self.global.is_some() && is_low && self.may_request() {
             self.counts.open_request = self.now.as_micros();
-            self.counts.next_request_at = self.now.plus_us(REQUEST_INTERVAL_US);
+            self.counts.next_request_at = self.now.plus_us(ANSWER_TIME_US);
         }
     }
 
     /// Returns true if the next request is due, or its time comes from a clock that was wrong.
     fn may_request(&self) -> bool {
         let next = self.counts.next_request_at;
-        next <= self.now || next > self.now.plus_us(self.period_us)
+        next <= self.now || next > self.now.plus_us(self.period_us.max(ANSWER_TIME_US))
     }
 
     fn refund(&mut self, hits: u64) {

@@ -38,7 +38,7 @@ impl State {
         (counts.rate, counts.capacity, counts.term_end) = (term.rate.into(), term.capacity.into(), term.end);
         (counts.spent, counts.requested, counts.requested_since) = (0, 0, now);
         (counts.exhausted, counts.open_request) = (term.exhausted, 0);
-        counts.next_request_at = counts.next_request_at.max(term.next_request_at);
+        counts.next_request_at = term.next_request_at;
         if term.epoch > counts.epoch {
             counts.epoch = term.epoch;
             bucket.fill();

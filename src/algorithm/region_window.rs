@@ -105,12 +105,12 @@ impl AlgorithmState for State {
         let counts = RegionWindowCounts {
             window: reply.number()?,
             granted: reply.number()?,
-            granted_total: reply.number()?,
             reserve_used: reply.number()?,
-            next_reserve_used: reply.number()?,
             requested: reply.number()?,
-            previous_requested: reply.number()?,
             low: reply.number()?,
+            granted_total: reply.number()?,
+            next_reserve_used: reply.number()?,
+            previous_requested: reply.number()?,
             exhausted: reply.number()? != 0,
             open_request: reply.number()?,
             next_request_at: reply.time()?,
@@ -179,6 +179,8 @@ struct RegionWindow {
     global: Option<GlobalTime>,
     /// True if the hit may lie in the next window.
     spans_two: bool,
+    /// Use of the loss allowance at the time of the request.
+    loss: LossPeriod,
 }
 
 impl RegionWindow {
@@ -194,6 +196,7 @@ impl RegionWindow {
             allowance: if is_usable { limit.loss_allowance() } else { 0 },
             global: None,
             spans_two: false,
+            loss: state.counts.loss.at(now, period_us),
         };
         if let Some(global) = clock.at(now) {
             let last = global.hi / period_us;
@@ -214,7 +217,6 @@ impl RegionWindow {
                 window.spans_two = last > first;
             }
         }
-        window.counts.loss = window.counts.loss.at(now, period_us);
         window
     }
 
@@ -243,7 +245,7 @@ impl RegionWindow {
             Some(HitSource::Window)
         } else if self.global.is_some() && hits <= self.room() {
             Some(HitSource::Window)
-        } else if self.may_use_allowance() && self.counts.loss.fits(self.allowance, request) {
+        } else if self.may_use_allowance() && self.loss.fits(self.allowance, request) {
             Some(HitSource::Loss)
         } else {
             None
@@ -262,7 +264,10 @@ impl RegionWindow {
                     self.counts.next_reserve_used += hits;
                 }
             }
-            Some(HitSource::Loss) => self.counts.loss.used += hits,
+            Some(HitSource::Loss) => {
+                self.loss.used += hits;
+                self.counts.loss = self.loss;
+            }
             None => {}
         }
         let low = if self.counts.granted_total == 0 { self.reserve / 2 } else { self.counts.low };
@@ -276,7 +281,7 @@ impl RegionWindow {
     /// Returns true if the next request is due, or its time comes from a clock that was wrong.
     fn may_request(&self) -> bool {
         let next = self.counts.next_request_at;
-        next <= self.now || next > self.now.plus_us(self.period_us)
+        next <= self.now || next > self.now.plus_us(self.period_us.max(ANSWER_TIME_US))
     }
 
     fn refund(&mut self, hits: u64) {
@@ -291,11 +296,11 @@ impl RegionWindow {
 
     const fn used(&self) -> u64 {
         let counts = &self.counts;
-        counts.granted_total.saturating_sub(counts.granted) + counts.reserve_used + counts.loss.used
+        counts.granted_total.saturating_sub(counts.granted) + counts.reserve_used + self.loss.used
     }
 
     fn remaining(&self) -> u64 {
-        let allowance = if self.may_use_allowance() { self.counts.loss.left(self.allowance) } else { 0 };
+        let allowance = if self.may_use_allowance() { self.loss.left(self.allowance) } else { 0 };
         self.room().max(allowance)
     }
 
@@ -308,7 +313,7 @@ impl RegionWindow {
 
     /// Microseconds until the tumbling period of the loss allowance ends; 0 if nothing of it is used.
     fn loss_ends_us(&self) -> u64 {
-        if self.counts.loss.used == 0 { 0 } else { self.counts.loss.ends_us(self.now, self.period_us) }
+        if self.loss.used == 0 { 0 } else { self.loss.ends_us(self.now, self.period_us) }
     }
 
     fn reset_us(&self) -> u64 {

@@ -13,6 +13,9 @@ use super::{GlobalScope, Limit, Overshoot, Scope};
 /// Allowance of a region that admits everything while it is cut off, in hits.
 const UNLIMITED_ALLOWANCE: u64 = 1 << 40;
 
+/// Longest lifetime of a counter: 285 years.
+const MAX_TTL_MS: u64 = (1 << 53) / 1000;
+
 /// 100 % in thousandths of a percent.
 const WHOLE_MILLI_PERCENT: u64 = 100_000;
 
@@ -88,6 +91,19 @@ impl Limit {
             return 0;
         }
         self.capacity() - self.region_capacity() * self.regions().get() as u32
+    }
+
+    /// Time for which the Redis of a region keeps the counter after a charge, in milliseconds.
+    ///
+    /// Two windows, or the time in which the region's own bucket fills and a term ends.
+    pub fn region_ttl_ms(&self) -> u64 {
+        let periods = match self.algorithm() {
+            Algorithm::TokenBucket => {
+                2 + u64::from(self.region_capacity()).div_ceil(u64::from(self.region_reserve().max(1)))
+            }
+            _ => 2,
+        };
+        (self.period_us() / 1000).saturating_mul(periods).saturating_add(2000).min(MAX_TTL_MS)
     }
 
     /// Hits that a cut-off region may admit in a tumbling period beyond its grants and its reserve.

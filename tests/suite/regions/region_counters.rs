@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use tollkeeper::algorithm::global_clock::GlobalClock;
 use tollkeeper::algorithm::region_bucket_grant::RegionTerm;
 use tollkeeper::algorithm::region_grant::RegionGrant;
-use tollkeeper::algorithm::region_window::RegionWindowCounts;
+use tollkeeper::algorithm::region_window::{ANSWER_TIME_US, RegionWindowCounts};
 use tollkeeper::algorithm::state::State;
 use tollkeeper::algorithm::{ChargeRequest, ChargeResult};
 use tollkeeper::clock::Time;
@@ -170,7 +170,7 @@ proptest! {
     }
 
     #[test]
-    fn grant_requests_are_opened_once_a_second(
+    fn grant_requests_are_opened_once_until_their_answer_is_overdue(
         events in events(true),
         algorithm in prop_oneof![Just(Algorithm::FixedWindow), Just(Algorithm::TokenBucket)],
     ) {
@@ -184,10 +184,10 @@ proptest! {
                     let is_admitted = counter.charge(Hits::Charge(hits)).admitted;
                     let request = counter.state.open_request();
                     if request != before {
-                        prop_assert!(request >= opened_at + 1_000_000, "{opened_at} and {request}");
+                        prop_assert!(request >= opened_at + ANSWER_TIME_US, "{opened_at} and {request}");
                         opened_at = request;
                     } else if !is_admitted && event.below_us + event.above_us < 1_000_000 {
-                        prop_assert!(counter.now.as_micros() < opened_at + 1_000_000, "a rejection without a request");
+                        prop_assert!(counter.now.as_micros() < opened_at + ANSWER_TIME_US, "a rejection without a request");
                     }
                 }
                 Action::Refund(hits) => { counter.charge(Hits::Refund(hits)); }

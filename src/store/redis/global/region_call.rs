@@ -32,7 +32,7 @@ pub fn encode_term(limit: &Limit, now: Option<Time>, term: &RegionTerm) -> Bytes
     let mut argument = BytesMut::with_capacity(96);
     argument.put_i64_le(now.and_then(|now| i64::try_from(now.as_micros()).ok()).unwrap_or(-1));
     let own = [limit.region_reserve(), limit.region_capacity()].map(u64::from);
-    let head = [limit.period_us(), limit.period_us() / 1000].into_iter().chain(own);
+    let head = [limit.period_us(), limit.region_ttl_ms()].into_iter().chain(own);
     let granted = [u64::from(term.rate), u64::from(term.capacity), term.end.as_micros()];
     let rest = [u64::from(term.exhausted), term.next_request_at.as_micros()];
     let numbers = head.chain([term.request, term.epoch]).chain(granted).chain(rest);

@@ -2,6 +2,7 @@
 --
 -- KEYS: the counter. a, b: unused. ARGV[3]: see region_window.lua. Charges: limit (the region's own rate, in tokens per
 -- period), capacity (the region's own), wait (loss allowance in a tumbling period); flags must include 2.
+-- In place of the period in milliseconds: the TTL.
 -- State, 120 bytes: last, tokens (whole ones that are left), part (units of which a token has as many as the period has
 -- microseconds), rate and granted_capacity (of the grant, beside the region's own), term_end (global time), spent
 -- (since the last grant), requested (hits asked for) and requested_since, exhausted (1: the global Redis had less than
@@ -91,15 +92,14 @@ elseif admitted or not accepted then
     loss_used = loss_used + hits
   end
   if can_request and is_known and (not fits or 2 * level <= max_tokens)
-    and (next_request_at <= now or next_request_at > now + period) then
-    open_request, next_request_at = now, now + 1000000
+    and (next_request_at <= now or next_request_at > now + max(period, 3000000)) then
+    open_request, next_request_at = now, now + 3000000
   end
 end
 last, tokens, part = at, level, level_part
 
 --: write
-local ttl_ms = 2 * period_ms + 2000
-if limit > 0 then ttl_ms = floor(min(ttl_ms + capacity / limit * period_ms, 9007199254740)) end
+local ttl_ms = period_ms
 local value = pack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8', last, tokens, part, rate, granted_capacity, term_end, spent,
   requested_hits, requested_since, exhausted, open_request, next_request_at, epoch, loss_start, loss_used)
 --> set

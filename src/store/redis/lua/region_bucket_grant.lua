@@ -2,7 +2,7 @@
 --
 -- KEYS: the counter, with the state of region_bucket.lua. ARGV[3]: clock of the global Redis, see region_window.lua.
 -- ARGV[1]: signed 64-bit little-endian numbers: now in microseconds (negative: use the server's time), period in
--- microseconds and in milliseconds, the region's own rate and capacity; then request, epoch, rate, capacity, end of the
+-- microseconds, TTL in milliseconds, the region's own rate and capacity; then request, epoch, rate, capacity, end of the
 -- term (global time), exhausted, next_request_at.
 -- Returns: 1 if the grant was taken, else 0. Writes: one SET with PX if it was.
 
@@ -16,7 +16,7 @@ local now, period, period_ms, limit, capacity, request, new_epoch, new_rate, new
 if request == 0 or request ~= open_request then return 0 end
 --> refill
 rate, granted_capacity, term_end, spent, requested_hits = new_rate, new_capacity, new_end, 0, 0
-requested_since, exhausted, open_request, next_request_at = now, new_exhausted, 0, max(next_request_at, not_before)
+requested_since, exhausted, open_request, next_request_at = now, new_exhausted, 0, not_before
 if new_epoch > epoch then epoch, level, level_part = new_epoch, own_capacity, 0 end
 last, tokens, part = at, level, level_part
 --> write

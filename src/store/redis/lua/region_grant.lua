@@ -16,8 +16,8 @@ elseif type(before) == 'table' then
 elseif #before ~= 120 then
   --> wrong_type
 end
-local last, window, granted, granted_total, reserve_used, next_reserve_used, requested, previous_requested,
-  low, exhausted, open_request, next_request_at, epoch, loss_start, loss_used =
+local last, window, granted, reserve_used, requested, low, granted_total, next_reserve_used, previous_requested,
+  exhausted, open_request, next_request_at, epoch, loss_start, loss_used =
   unpack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8', before)
 local result = 1
 if purpose == 0 then
@@ -37,8 +37,8 @@ else
   if of_window ~= window or granted == 0 then return 0 end
   result, granted, granted_total = granted, 0, granted_total - min(granted, granted_total)
 end
-local done = redis.pcall('SET', key, pack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8', last, window, granted, granted_total,
-  reserve_used, next_reserve_used, requested, previous_requested, low, exhausted, open_request, next_request_at, epoch,
+local done = redis.pcall('SET', key, pack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8', last, window, granted, reserve_used,
+  requested, low, granted_total, next_reserve_used, previous_requested, exhausted, open_request, next_request_at, epoch,
   loss_start, loss_used), 'PX', 2 * period_ms + 2000)
 if done.err then return done end
 return result

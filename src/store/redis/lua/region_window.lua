@@ -1,55 +1,75 @@
 -- region_window: hits of a window of global time that the region was granted, and its reserve.
 --
 -- KEYS: the counter. a, b: unused. Charges: limit (reserve of the region), wait (loss allowance in a tumbling period);
--- flags must include 2: rejected hits are counted as requested.
+-- flags must include 2: rejected hits are counted as requested. In place of the period in milliseconds: the TTL.
 -- ARGV[3]: clock of the global Redis, signed numbers as in ARGV[1]: valid_from and valid_until (times of this Redis
 -- between which the offsets hold), offset_lo and offset_hi (bounds on global time minus the time of this Redis, in
 -- microseconds), flags: 1 if a grant request may be opened, plus 2 if the region is cut off, plus 4 if reserve and loss
 -- allowance must not be used.
--- State, 120 bytes: last, window (its number in global time), granted (hits left), granted_total, reserve_used,
--- next_reserve_used (in the next window), requested and previous_requested (hits asked for), low (open a request when
--- at most these are left; half of the reserve if nothing is granted), exhausted (1: the global Redis has none left), open_request (time of opening, 0: none),
+-- State, 120 bytes: last, window (its number in global time), granted (hits left), reserve_used, requested (hits asked
+-- for), low (open a request when at most these are left; half of the reserve if nothing is granted); then the rest,
+-- which most charges neither need nor change: granted_total, next_reserve_used (in the next window),
+-- previous_requested, exhausted (1: the global Redis has none left), open_request (time of opening, 0: none),
 -- next_request_at, epoch, loss_start, loss_used.
 -- Rounding: none. Writes: one SET with PX. TTL: two periods plus 2 s.
 
 --: load
 local bytes = 120
 --> read
-local window, granted, granted_total, reserve_used, next_reserve_used, requested_hits, previous_requested
-local low, exhausted, open_request, next_request_at, epoch, loss_start, loss_used
-last, window, granted, granted_total, reserve_used, next_reserve_used, requested_hits, previous_requested,
-  low, exhausted, open_request, next_request_at, epoch, loss_start, loss_used =
-  unpack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8', before)
-if max(window, granted, granted_total, reserve_used, next_reserve_used, requested_hits, previous_requested,
-  low, exhausted, open_request, next_request_at, epoch, loss_start, loss_used) > 9007199254740992 then
+local window, granted, reserve_used, requested_hits, low
+last, window, granted, reserve_used, requested_hits, low = unpack('<I8I8I8I8I8I8', before)
+if max(window, granted, reserve_used, requested_hits, low) > 9007199254740992 then
   --> wrong_type
 end
 --> effective_now
 local valid_from, valid_until, offset_lo, offset_hi, call_flags = unpack('<i8i8i8i8i8', ARGV[3])
 local can_request, cut_off, is_usable = call_flags % 2 == 1, call_flags % 4 >= 2, call_flags < 4
+local granted_total, next_reserve_used, previous_requested, exhausted, open_request, next_request_at, epoch
+local loss_start, loss_used, loss_from, loss_now
 -- Global time lies in `window` or, if spans_two, in the next one. It is unknown if it may lie in others.
 local is_known, spans_two = false, false
 local first, final = now + offset_lo, now + offset_hi
 if now >= valid_from and now < valid_until and first >= 0 and first <= final then
-  first, final = floor(first / period), floor(final / period)
-  if window <= final + 1 then first = max(first, window) end
-  if first <= final and final <= first + 1 then
-    is_known, spans_two = true, final > first
-    if epoch == 0 then epoch = now + offset_hi end
-    if first == window + 1 then
-      reserve_used, previous_requested = next_reserve_used, requested_hits
-    elseif first ~= window then
-      reserve_used, previous_requested = 0, 0
-    end
-    if first ~= window then
-      window, granted, granted_total, next_reserve_used, requested_hits, low, exhausted = first, 0, 0, 0, 0, 0, 0
+  local start = window * period
+  if window > 0 and not cut_off and start <= first and final < start + period then
+    is_known = true
+  else
+    --> rest
+    --> check_rest
+    first, final = floor(first / period), floor(final / period)
+    if window <= final + 1 then first = max(first, window) end
+    if first <= final and final <= first + 1 then
+      is_known, spans_two = true, final > first
+      if epoch == 0 then epoch = now + offset_hi end
+      if first == window + 1 then
+        reserve_used, previous_requested = next_reserve_used, requested_hits
+      elseif first ~= window then
+        reserve_used, previous_requested = 0, 0
+      end
+      if first ~= window then
+        window, granted, granted_total, next_reserve_used, requested_hits, low, exhausted = first, 0, 0, 0, 0, 0, 0
+      end
     end
   end
+else
+  --> rest
+  --> check_rest
 end
-if now >= loss_start + period or loss_start > now + period then loss_start, loss_used = now, 0 end
--- Set by each charge: reserve and allowance that it may use; true if grants and the reserve admit it; true if this
+-- Set by each charge: reserve that it may use; hits left of it and of the grants; true if they admit it; true if this
 -- counter admits it, whatever others say.
-local reserve, allowance, fits, accepted
+local reserve, left, fits, accepted
+
+--: rest
+granted_total, next_reserve_used, previous_requested, exhausted, open_request, next_request_at, epoch, loss_start,
+  loss_used = unpack('<I8I8I8I8I8I8I8I8I8', before, 49)
+loss_from, loss_now = loss_start, loss_used
+if now >= loss_start + period or loss_start > now + period then loss_from, loss_now = now, 0 end
+
+--: check_rest
+if max(granted_total, next_reserve_used, previous_requested, exhausted, open_request, next_request_at, epoch,
+  loss_start, loss_used) > 9007199254740992 then
+  --> wrong_type
+end
 
 --: equal_charges
 -- Equal charges that fit as one also fit one by one, with the same result, if they are spent from one source.
@@ -61,40 +81,56 @@ if times > 1 and hits > 0 then
 end
 
 --: decide
-reserve, allowance = limit, wait
-if not is_usable then reserve, allowance = 0, 0 end
-fits = hits < 0 or is_known and hits <= granted + max(reserve - reserve_used, 0)
-  and (not spans_two or hits <= max(reserve - next_reserve_used, 0))
-admitted = fits or (cut_off or not is_known) and loss_used + hits <= allowance
+reserve, left = is_usable and limit or 0, granted
+if reserve > reserve_used then left = left + reserve - reserve_used end
+fits = hits < 0 or is_known and hits <= left
+if fits and spans_two and hits > 0 then fits = hits <= max(reserve - next_reserve_used, 0) end
+admitted = fits
+if not fits and (cut_off or not is_known) then admitted = loss_now + hits <= (is_usable and wait or 0) end
 accepted = admitted
 
 --: apply
 last = at
-if hits < 0 then
-  if is_known then
-    local returned = min(-hits, reserve_used)
-    reserve_used = reserve_used - returned
-    granted = max(min(granted - hits - returned, granted_total), granted)
+if fits and admitted and hits >= 0 then
+  if hits <= granted then
+    granted = granted - hits
+  else
+    granted, reserve_used = 0, reserve_used + hits - granted
   end
-elseif admitted or not accepted then
+  left = left - hits
+  if spans_two then next_reserve_used = next_reserve_used + hits end
+end
+if hits >= 0 and (admitted or not accepted) then
   requested_hits = min(requested_hits + hits, 9007199254740992)
-  if fits then
-    local spent = min(hits, granted)
-    granted, reserve_used = granted - spent, reserve_used + hits - spent
-    if spans_two then next_reserve_used = next_reserve_used + hits end
-  elseif admitted then
-    loss_used = loss_used + hits
+end
+if not fits or granted == 0 or left <= low or hits < 0 then
+  if not epoch then
+    --> rest
   end
-  if can_request and is_known
-    and (not fits or granted + max(reserve - reserve_used, 0) <= (granted_total == 0 and floor(reserve / 2) or low))
-    and (next_request_at <= now or next_request_at > now + period) then
-    open_request, next_request_at = now, now + 3000000
+  if hits < 0 then
+    if is_known then
+      local returned = min(-hits, reserve_used)
+      reserve_used = reserve_used - returned
+      granted = max(min(granted - hits - returned, granted_total), granted)
+    end
+  elseif admitted or not accepted then
+    if admitted and not fits then
+      loss_now = loss_now + hits
+      loss_start, loss_used = loss_from, loss_now
+    end
+    if can_request and is_known and (not fits or left <= (granted_total == 0 and floor(reserve / 2) or low))
+      and (next_request_at <= now or next_request_at > now + max(period, 3000000)) then
+      open_request, next_request_at = now, now + 3000000
+    end
   end
 end
 
 --: write
-local ttl_ms = 2 * period_ms + 2000
-local value = pack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8', last, window, granted, granted_total, reserve_used,
-  next_reserve_used, requested_hits, previous_requested, low, exhausted, open_request, next_request_at, epoch,
-  loss_start, loss_used)
+local ttl_ms, value = period_ms, pack('<I8I8I8I8I8I8', last, window, granted, reserve_used, requested_hits, low)
+if epoch then
+  value = value .. pack('<I8I8I8I8I8I8I8I8I8', granted_total, next_reserve_used, previous_requested, exhausted,
+    open_request, next_request_at, epoch, loss_start, loss_used)
+else
+  value = value .. string.sub(before, 49)
+end
 --> set

@@ -32,7 +32,10 @@ pub fn arguments(commands: &[ChargeCommand], now: Option<Time>) -> Bytes {
         let [a, b] = State::script_arguments(limit.counting(), charges);
         encoder.push(a);
         encoder.push(b);
-        encoder.push_digits(limit.period_us() / 1000);
+        encoder.push_digits(match limit.is_counted_in_region() {
+            true => commands.iter().map(|command| command.counters[index].limit.region_ttl_ms()).fold(0, u64::max),
+            false => limit.period_us() / 1000,
+        });
     }
     let mut changing = commands.iter().filter_map(|command| Some((command, signed_hits(command)?))).peekable();
     while let Some((command, hits)) = changing.next() {
