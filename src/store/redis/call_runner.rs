@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::coalescer::{CallReply, CallResults};
 use super::eventual::lease::CallReport;
 use super::eventual::local_admission::{LeaseReply, LocalAdmission};
-use super::global::grant_request::GrantRequest;
+use super::global::grant_request::{GrantRequest, RegionCounts};
 use super::prepared_call::PreparedCall;
 use super::script::replay::ScriptOutcome;
 use crate::algorithm::state::State;
@@ -32,13 +32,13 @@ pub(super) struct CallRunner {
 fn request_grants(call: &PreparedCall, commands: &ChargeBatch, states: &[State], opened: &[usize]) {
     let (Some(grants), Some(command)) = (&call.grants, commands.last()) else { return };
     for &index in opened {
-        if let State::RegionWindow(state) = &states[index] {
+        if let Some((counts, clock)) = RegionCounts::of(&states[index]) {
             grants.request(GrantRequest {
                 key: call.mode.keys()[index].clone(),
                 limit: command.counters[index].limit,
-                counts: *state.counts,
-                clock: *state.clock,
-                now: Time::from_micros(state.counts.open_request),
+                counts,
+                clock,
+                now: Time::from_micros(states[index].open_request()),
             });
         }
     }

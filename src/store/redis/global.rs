@@ -69,6 +69,7 @@ mod grant_stats;
 mod returns;
 pub(super) mod grant_request;
 mod requests;
+mod bucket_requests;
 pub(super) mod resets;
 mod probe;
 mod heartbeat;
@@ -139,7 +140,7 @@ impl GlobalGrants {
         let worker = GrantWorker {
             global: Arc::clone(&client),
             region: Arc::clone(&region),
-            wait_replicas: regions.wait_replicas,
+            settings: regions.clone(),
             membership: Arc::clone(&membership),
             counts: Arc::clone(&counts),
             returns: Arc::clone(&returns),

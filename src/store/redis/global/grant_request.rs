@@ -1,10 +1,12 @@
-//! Grant request that a charge opened on a region's counter of windows.
+//! Grant request that a charge opened on a region's counter.
 
 use bytes::Bytes;
 
 use crate::algorithm::global_clock::GlobalClock;
 use crate::algorithm::global_window::WindowPool;
+use crate::algorithm::region_bucket::RegionBucketCounts;
 use crate::algorithm::region_window::RegionWindowCounts;
+use crate::algorithm::state::State;
 use crate::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::Algorithm;
@@ -16,10 +18,30 @@ pub(crate) struct GrantRequest {
     pub(crate) key: Bytes,
     pub(crate) limit: Limit,
     /// State of the counter after the charge.
-    pub(crate) counts: RegionWindowCounts,
+    pub(crate) counts: RegionCounts,
     pub(crate) clock: GlobalClock,
     /// Time of the charge, by the region's Redis.
     pub(crate) now: Time,
+}
+
+/// State of a region's counter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum RegionCounts {
+    /// Of windows.
+    Window(RegionWindowCounts),
+    /// Of a token bucket.
+    Bucket(RegionBucketCounts),
+}
+
+impl RegionCounts {
+    /// Returns the state of a counter that a region counts; `None` of another one.
+    pub(crate) fn of(state: &State) -> Option<(Self, GlobalClock)> {
+        match state {
+            State::RegionWindow(state) => Some((Self::Window(*state.counts), *state.clock)),
+            State::RegionBucket(state) => Some((Self::Bucket(*state.counts), *state.clock)),
+            _ => None,
+        }
+    }
 }
 
 impl GrantRequest {

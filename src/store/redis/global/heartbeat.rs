@@ -98,7 +98,8 @@ impl RegionHeartbeat {
     async fn report_to_region(&self, deadline: Instant) -> Result<(), RedisError> {
         let standing = self.membership.standing();
         let argument = region_identity::encode(standing.claim(self.proposal), self.list, None);
-        let script = KeyScript { script: region_identity_script(), key: &self.identity_key, argument: &argument };
+        let script =
+            KeyScript { script: region_identity_script(), key: &self.identity_key, argument: &argument, more: &[] };
         let reply = script.run(&self.region, CallKind::Unrecorded, deadline).await?;
         let identity =
             bytes(&reply.reply).and_then(|reply| region_identity::decode(reply).ok()).ok_or(RedisError::BadReply)?;
@@ -128,7 +129,8 @@ impl RegionHeartbeat {
         let Some(identity) = self.membership.standing().identity() else { return Ok(()) };
         let report = MemberReport { name: &self.name, id: identity.id, list: self.list };
         let argument = members::encode(report, None);
-        let script = KeyScript { script: global_members_script(), key: &self.members_key, argument: &argument };
+        let script =
+            KeyScript { script: global_members_script(), key: &self.members_key, argument: &argument, more: &[] };
         let reply = script.run(&self.global, CallKind::Recorded, deadline).await?;
         let members = bytes(&reply.reply).and_then(|reply| members::decode(reply).ok()).ok_or(RedisError::BadReply)?;
         record_clock(&reply, members.now);

@@ -11,21 +11,24 @@ use futures_util::{StreamExt, stream};
 use tokio::sync::mpsc;
 
 use super::demand::WindowDemand;
-use super::grant_request::{GrantRequest, pool};
+use super::grant_request::{GrantRequest, RegionCounts, pool};
 use super::grant_stats::GrantCounts;
 use super::heartbeat::GLOBAL_TIMEOUT;
 use super::membership::Membership;
 use super::region_call;
 use super::returns::{Returns, UnusedHits};
-use super::script_call::{CallKind, KeyScript};
+use super::script_call::{CallKind, KeyScript, ScriptReply};
 use super::window_grants::{self, WindowCall, WindowReply};
 use crate::algorithm::region_grant::RegionGrant;
-use crate::algorithm::region_window::REQUEST_INTERVAL_US;
+use crate::algorithm::region_window::{REQUEST_INTERVAL_US, RegionWindowCounts};
+use crate::algorithm::reply_reader::MalformedReply;
+use crate::clock::Time;
 use crate::limit::algorithm::Algorithm;
 use crate::redis::deployment::Deployment;
 use crate::redis::error::RedisError;
 use crate::redis::reply::{bytes, integer};
 use crate::redis::server_clock::{ClockReading, process_us};
+use crate::settings::redis::RegionSettings;
 use crate::store::redis::key::global_key;
 use crate::store::redis::script::compose::{global_window_script, region_grant_script};
 
@@ -50,7 +53,7 @@ pub(super) struct GrantRequests {
 pub(super) struct GrantWorker {
     pub(super) global: Arc<Deployment>,
     pub(super) region: Arc<Deployment>,
-    pub(super) wait_replicas: u32,
+    pub(super) settings: RegionSettings,
     pub(super) membership: Arc<Membership>,
     pub(super) counts: Arc<GrantCounts>,
     pub(super) returns: Arc<Returns>,
@@ -80,24 +83,24 @@ impl GrantWorker {
 
     async fn answer(&self, request: GrantRequest) {
         self.counts.add_requested();
+        match request.counts {
+            RegionCounts::Window(counts) => self.answer_window(&request, &counts).await,
+            RegionCounts::Bucket(counts) => self.answer_bucket(&request, &counts).await,
+        }
+    }
+
+    async fn answer_window(&self, request: &GrantRequest, counts: &RegionWindowCounts) {
         let reserve = u64::from(request.limit.region_reserve());
-        let demand = WindowDemand::at(&request.counts, reserve, request.limit.period_us(), request.global_us());
+        let demand = WindowDemand::at(counts, reserve, request.limit.period_us(), request.global_us());
         let wanted = demand.wanted();
-        let reply = match self.ask(&request, wanted).await {
-            Ok(reply) => reply,
-            Err(error) => {
-                self.counts.add_failed();
-                tracing::debug!(%error, "the global redis did not answer a grant request");
-                return;
-            }
-        };
+        let Some(reply) = self.ask(request, wanted).await else { return };
         let exhausted = reply.hits == 0;
         let pause_us = match request.limit.algorithm() {
             Algorithm::FixedWindow if exhausted => EXHAUSTED_INTERVAL_US.min(demand.rest_us).max(REQUEST_INTERVAL_US),
             _ => REQUEST_INTERVAL_US,
         };
         let grant = RegionGrant {
-            request: request.counts.open_request,
+            request: counts.open_request,
             window: reply.window,
             epoch: reply.epoch.as_micros(),
             hits: reply.hits,
@@ -105,40 +108,67 @@ impl GrantWorker {
             exhausted,
             next_request_at: request.now.plus_us(pause_us),
         };
-        self.give(&request, &grant).await;
+        self.give(request, &grant).await;
     }
 
     /// Asks the global Redis for hits.
-    async fn ask(&self, request: &GrantRequest, wanted: u32) -> Result<WindowReply, RedisError> {
+    async fn ask(&self, request: &GrantRequest, wanted: u32) -> Option<WindowReply> {
         let key = global_key(&request.key, request.limit.algorithm());
         let argument = window_grants::encode(pool(&request.limit), WindowCall::Grant { wanted }, None);
-        let call = KeyScript { script: global_window_script(), key: &key, argument: &argument };
+        let call = KeyScript { script: global_window_script(), key: &key, argument: &argument, more: &[] };
+        let (reply, answer) = self.call_global(call, window_grants::decode).await?;
+        self.record_answer(&answer, reply.now);
+        Some(reply)
+    }
+
+    /// Calls the global Redis and decodes its reply; counts a failure.
+    pub(super) async fn call_global<T>(
+        &self,
+        call: KeyScript<'_>,
+        decode: fn(&[u8]) -> Result<T, MalformedReply>,
+    ) -> Option<(T, ScriptReply)> {
         let deadline = Instant::now() + GLOBAL_TIMEOUT;
-        let answer = call.run(&self.global, CallKind::Replicated(self.wait_replicas), deadline).await?;
-        let reply = bytes(&answer.reply).and_then(|reply| window_grants::decode(reply).ok());
-        let reply = reply.ok_or(RedisError::BadReply)?;
-        answer.node.record_clock(&ClockReading { within: answer.within, server: reply.now });
+        let answer = call.run(&self.global, CallKind::Replicated(self.settings.wait_replicas), deadline).await;
+        let decoded = answer.and_then(|answer| {
+            let reply = bytes(&answer.reply).and_then(|reply| decode(reply).ok()).ok_or(RedisError::BadReply)?;
+            Ok((reply, answer))
+        });
+        decoded
+            .inspect_err(|error| {
+                self.counts.add_failed();
+                tracing::debug!(%error, "the global redis did not answer a grant request");
+            })
+            .ok()
+    }
+
+    /// Records the time of the global Redis in its answer, and that it answered.
+    pub(super) fn record_answer(&self, answer: &ScriptReply, now: Time) {
+        answer.node.record_clock(&ClockReading { within: answer.within, server: now });
         self.membership.record_answer(process_us(answer.within.until));
-        Ok(reply)
     }
 
     /// Gives a grant to the region's counter.
     async fn give(&self, request: &GrantRequest, grant: &RegionGrant) {
         let argument = region_call::encode_grant(request.limit.period_us() / 1000, grant);
-        let call = KeyScript { script: region_grant_script(), key: &request.key, argument: &argument };
+        let call = KeyScript { script: region_grant_script(), key: &request.key, argument: &argument, more: &[] };
+        let is_sliding = request.limit.algorithm() == Algorithm::SlidingWindowCounter;
+        if self.call_region(call, grant.hits).await && is_sliding && grant.hits > 0 {
+            self.returns.expect(UnusedHits::of(request, grant.window));
+        }
+    }
+
+    /// Gives `hits` to a counter of the region, and counts them; false if the counter did not take them.
+    pub(super) async fn call_region(&self, call: KeyScript<'_>, hits: u64) -> bool {
         let answer = call.run(&self.region, CallKind::Unrecorded, Instant::now() + REGION_TIMEOUT).await;
-        match answer.map(|answer| integer(&answer.reply)) {
-            Ok(Some(1)) => {
-                self.counts.add_granted(grant.hits, Instant::now());
-                if request.limit.algorithm() == Algorithm::SlidingWindowCounter && grant.hits > 0 {
-                    self.returns.expect(UnusedHits::of(request, grant.window));
-                }
-            }
-            Ok(Some(_)) => self.counts.add_wasted(grant.hits),
-            Ok(None) | Err(_) => {
+        let taken = answer.ok().and_then(|answer| integer(&answer.reply));
+        match taken {
+            Some(1) => self.counts.add_granted(hits, Instant::now()),
+            Some(_) => self.counts.add_wasted(hits),
+            None => {
                 self.counts.add_failed();
-                self.counts.add_wasted(grant.hits);
+                self.counts.add_wasted(hits);
             }
         }
+        taken == Some(1)
     }
 }

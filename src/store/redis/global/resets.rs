@@ -110,7 +110,8 @@ impl Resets {
         argument: &[u8],
         deadline: Instant,
     ) -> Result<Bytes, RedisError> {
-        let reply = KeyScript { script, key, argument }.run(&self.global, CallKind::Recorded, deadline).await?;
+        let reply =
+            KeyScript { script, key, argument, more: &[] }.run(&self.global, CallKind::Recorded, deadline).await?;
         bytes(&reply.reply).map(Bytes::copy_from_slice).ok_or(RedisError::BadReply)
     }
 
@@ -142,7 +143,7 @@ impl Resets {
 
     async fn follow_one(&self, Reset { time, counter }: Reset) -> Result<(), RedisError> {
         let argument = region_call::encode_reset(counter.period_ms, time);
-        let call = KeyScript { script: region_reset_script(), key: &counter.key, argument: &argument };
+        let call = KeyScript { script: region_reset_script(), key: &counter.key, argument: &argument, more: &[] };
         let reply = call.run(&self.region, CallKind::Unrecorded, Instant::now() + REGION_TIMEOUT).await?;
         integer(&reply.reply).map(|_| ()).ok_or(RedisError::BadReply)
     }

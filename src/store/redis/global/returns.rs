@@ -105,14 +105,14 @@ impl Returns {
 
     async fn return_one(&self, unused: UnusedHits) {
         let argument = region_call::encode_return(unused.limit.period_us() / 1000, unused.window);
-        let call = KeyScript { script: region_grant_script(), key: &unused.key, argument: &argument };
+        let call = KeyScript { script: region_grant_script(), key: &unused.key, argument: &argument, more: &[] };
         let taken = call.run(&self.region, CallKind::Unrecorded, Instant::now() + REGION_TIMEOUT).await;
         let taken = taken.ok().and_then(|taken| integer(&taken.reply)).and_then(|hits| u64::try_from(hits).ok());
         let Some(hits) = taken.filter(|hits| *hits > 0) else { return };
         let key = global_key(&unused.key, unused.limit.algorithm());
         let purpose = WindowCall::Return { window: unused.window, hits };
         let argument = window_grants::encode(pool(&unused.limit), purpose, None);
-        let call = KeyScript { script: global_window_script(), key: &key, argument: &argument };
+        let call = KeyScript { script: global_window_script(), key: &key, argument: &argument, more: &[] };
         let answer = call.run(&self.global, CallKind::Recorded, Instant::now() + GLOBAL_TIMEOUT).await;
         let reply = answer.ok().and_then(|answer| window_grants::decode(bytes(&answer.reply)?).ok());
         let returned = reply.map_or(0, |reply| reply.hits);

@@ -23,6 +23,8 @@ pub(super) struct KeyScript<'c> {
     pub(super) script: &'static Script,
     pub(super) key: &'c [u8],
     pub(super) argument: &'c [u8],
+    /// Arguments after it.
+    pub(super) more: &'c [&'c [u8]],
 }
 
 /// Importance of a call for the breaker of its server, and of its writes.
@@ -59,7 +61,8 @@ impl KeyScript<'_> {
         let slot = || hash_slot(self.key);
         let mut redirects = Redirects::start(deployment, slot, deadline).await?;
         let by_hash: [&[u8]; 5] = [b"EVALSHA", self.script.sha1.as_bytes(), b"1", self.key, self.argument];
-        let mut words: SmallVec<[&[u8]; 5]> = SmallVec::from_slice(&by_hash);
+        let mut words: SmallVec<[&[u8]; 7]> = SmallVec::from_slice(&by_hash);
+        words.extend_from_slice(self.more);
         loop {
             let from = Instant::now();
             let options = SendOptions { kind, asking: redirects.asking, deadline };
