@@ -1,8 +1,8 @@
 //! region_bucket: a bucket of a region, refilled at the rate that the region always has and, for a term, at more.
 //!
 //! A global token_bucket is counted by this state in the Redis of each region. The rates and capacities of all regions
-//! add up to those of the limit. The region's own part holds at all times; the global Redis grants a rate and a capacity
-//! for a term, which ends at a time of the global Redis.
+//! add up to those of the limit. The region's own part holds at all times; the global Redis grants a rate and a
+//! capacity for a term, which ends at a time of the global Redis.
 //!
 //! - Tokens refill at both rates during the term, then at the region's own. They never exceed the capacity of the
 //!   moment, so a grant that ends takes the tokens above it. A grant creates no tokens.

@@ -44,7 +44,7 @@
 //!    window.
 //! 7. *Refunds* return at most what the region used of its reserve and of the current grant.
 //! 8. *Rules that change.* Each call carries M and r by its own rules. Granted hits stay below the largest M, and the
-//!    reserves below the largest n x r, so the largest limit in force within the span counts.
+//!    reserves below the largest n x r, so the largest limit within the span counts.
 //! 9. *Regions.* The list and an identity of each region's Redis are registered in the global Redis ([`membership`]): a
 //!    second Redis of one name gets nothing, and reserve and allowance rest while lists differ and for a period after.
 //! 10. *Losses.* A region's Redis that is lost takes its grants and its reserve with it: absence grants nothing but the

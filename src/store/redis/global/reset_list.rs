@@ -47,7 +47,8 @@ pub fn encode_read(after: Time, now: Option<Time>) -> Bytes {
     head(after, now).freeze()
 }
 
-/// Encodes the addition of counters that were reset at a time, at `now`, or at the server's own time if `now` is `None`.
+/// Encodes the addition of counters that were reset at a time, at `now`, or at the server's own time if `now` is
+/// `None`.
 pub fn encode_add(time: Time, counters: &[ResetCounter], now: Option<Time>) -> Bytes {
     let mut argument = head(time, now);
     for ResetCounter { key, period_ms } in counters {

@@ -1,10 +1,10 @@
 //! Resets of global limits: `/reset` in one region reaches all.
 //!
-//! First the counter in the global Redis forgets all hits and takes a new *epoch*, the time of the reset. Then the reset is
-//! added to a list in the global Redis, and only then the region's own counters are deleted. Each process reads the list
-//! every second and lets its region's counters follow; a counter that has the epoch, or began later, stays as it is, so
-//! repeating a reset changes nothing. A region that was cut off reads the list when it is back, and one that missed more
-//! than the list holds follows with its next grant, which carries the epoch.
+//! First the counter in the global Redis forgets all hits and takes a new *epoch*, the time of the reset. Then the
+//! reset is added to a list in the global Redis, and only then the region's own counters are deleted. Each process
+//! reads the list every second and lets its region's counters follow; a counter that has the epoch, or began later,
+//! stays as it is, so repeating a reset changes nothing. A region that was cut off reads the list when it is back,
+//! and one that missed more than the list holds follows with its next grant, which carries the epoch.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,10 +42,10 @@ const MAX_PERIOD_MS: u64 = 1 << 44;
 
 /// Counter of a region that an operator resets.
 #[derive(Clone, Debug)]
-pub(in crate::store::redis) struct RegionCounter {
+pub(crate) struct RegionCounter {
     /// Key in the region's Redis.
-    pub(in crate::store::redis) key: Bytes,
-    pub(in crate::store::redis) limit: Limit,
+    pub(crate) key: Bytes,
+    pub(crate) limit: Limit,
 }
 
 /// Resets of global limits, and the task that follows those of other regions.
