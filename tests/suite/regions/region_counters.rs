@@ -276,3 +276,26 @@ proptest! {
         }
     }
 }
+
+/// A span of one period by another clock, which runs slower by 1000 ppm, lasts so long by the region's, in microseconds.
+const DRIFTED_PERIOD_US: u64 = PERIOD_US + PERIOD_US / 1000;
+
+#[test]
+fn period_meets_two_loss_allowances_however_clocks_drift() {
+    let limit = limit(Algorithm::FixedWindow, RegionLossPolicy::Share);
+    for length in [PERIOD_US, DRIFTED_PERIOD_US] {
+        let mut counter = RegionCounter::new(limit, 0);
+        counter.state.set_clock(&GlobalClock::UNKNOWN);
+        let start = counter.now;
+        let mut admitted: Vec<u64> = Vec::new();
+        // Of the first period, one hit at its start and the others at its end; then all at the start of each.
+        for (at_us, hits) in [(0, 1), (length - 1, 4), (length, 4), (2 * length - 1, 4), (2 * length, 4)] {
+            counter.now = start.plus_us(at_us);
+            let all = (0..hits).filter(|_| counter.charge(Hits::Charge(1)).admitted);
+            admitted.extend(all.map(|_| at_us).collect::<Vec<_>>());
+            let in_span = admitted.iter().filter(|at| *at + DRIFTED_PERIOD_US > at_us).count();
+            assert!(in_span as u64 <= 2 * limit.loss_allowance(), "{in_span} hits in a period");
+        }
+        assert!(admitted.len() >= 4, "{admitted:?}");
+    }
+}

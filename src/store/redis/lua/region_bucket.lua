@@ -35,7 +35,7 @@ if is_known then
 end
 local is_granted = last > 0 and at < granted_until
 if last == 0 then requested_since = now end
-if now >= loss_start + period or loss_start > now + period then loss_start, loss_used = now, 0 end
+if now >= loss_start + period + floor(period / 1000) or loss_start > now + period then loss_start, loss_used = now, 0 end
 -- The bucket under the limit of each charge, until a charge changes the state.
 local level, level_part, own_rate, own_capacity, max_tokens, allowance, fits, accepted
 -- Adds what refills in `us` microseconds at a rate, up to a capacity that may be smaller than before.

@@ -63,7 +63,7 @@ local reserve, left, fits, accepted
 granted_total, next_reserve_used, previous_requested, exhausted, open_request, next_request_at, epoch, loss_start,
   loss_used = unpack('<I8I8I8I8I8I8I8I8I8', before, 49)
 loss_from, loss_now = loss_start, loss_used
-if now >= loss_start + period or loss_start > now + period then loss_from, loss_now = now, 0 end
+if now >= loss_start + period + floor(period / 1000) or loss_start > now + period then loss_from, loss_now = now, 0 end
 
 --: check_rest
 if max(granted_total, next_reserve_used, previous_requested, exhausted, open_request, next_request_at, epoch,
