@@ -2,6 +2,7 @@
 
 mod bucket_grants;
 mod clocks;
+mod grants;
 mod membership;
 mod processes;
 mod region_counters;

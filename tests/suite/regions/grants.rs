@@ -1,0 +1,302 @@
+//! Global limits in processes of several regions, each with its Redis: demand, cuts, lost replies, takeover, resets.
+//!
+//! Limits of a day: their window does not end during a test.
+
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+use tollkeeper::algorithm::region_window::RegionWindowCounts;
+
+use crate::kit::redis::{self as servers, Server};
+use crate::kit::tcp_proxy::{Mode, TcpProxy};
+use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use crate::kit::{http, wait_for};
+
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+/// Limits of 1000 hits; two regions have 50 each in reserve, and 12 as share of the overshoot.
+const RULES: &str = "
+domain: shop
+descriptors:
+  - key: share
+    rate_limit: { unit: day, requests_per_unit: 1000, algorithm: fixed_window, scope: global }
+  - key: sliding
+    rate_limit: { unit: day, requests_per_unit: 1000, algorithm: sliding_window_counter, scope: global }
+  - key: deny
+    rate_limit: { unit: day, requests_per_unit: 1000, algorithm: fixed_window, scope: global, on_region_loss: deny }
+  - key: local
+    rate_limit: { unit: day, requests_per_unit: 1000, algorithm: fixed_window, scope: global, on_region_loss: local }
+  - key: allow
+    rate_limit: { unit: day, requests_per_unit: 1000, algorithm: fixed_window, scope: global, on_region_loss: allow }
+  - key: short
+    rate_limit: { unit: second, unit_multiplier: 10, requests_per_unit: 1000, algorithm: fixed_window, scope: global }
+";
+
+/// Share of the overshoot of one of two regions: a fourth of 5 %.
+const ALLOWANCE: u64 = 12;
+/// Reserve of one of two regions: half of 10 %.
+const RESERVE: u64 = 50;
+const PERIOD_S: u64 = 10;
+
+/// Region with its Redis, and a link to the global Redis for each process.
+struct Region {
+    redis: Server,
+    replicas: Vec<(Tollkeeper, TcpProxy)>,
+}
+
+impl Region {
+    fn start(name: &str, names: &str, global: &Server, replicas: usize) -> Self {
+        let redis = servers::options().start();
+        let start = |_| {
+            let link = TcpProxy::to(&global.address());
+            let process = setup(&redis, &link).env("TOLLKEEPER_REGION", name).env("TOLLKEEPER_REGIONS", names).start();
+            (process, link)
+        };
+        let region = Self { replicas: (0..replicas).map(start).collect(), redis };
+        region.wait_for_notices(&[]);
+        region
+    }
+
+    /// Waits until all processes show these notices.
+    fn wait_for_notices(&self, expected: &[&str]) {
+        for (process, _) in &self.replicas {
+            wait_for(&format!("the notices {expected:?}"), || {
+                let stats = stats(process);
+                let notices = stats["notices"].as_array().expect("there are notices");
+                let names: Vec<_> = notices.iter().map(|notice| notice["notice"].as_str().unwrap_or("")).collect();
+                // No clock is known before the first exchange.
+                let knows_clocks = clocks_are_known(&stats);
+                (names == expected && knows_clocks).then_some(())
+            });
+        }
+    }
+
+    fn set_links(&self, mode: Mode) {
+        self.replicas.iter().for_each(|(_, link)| link.set(mode));
+    }
+
+    /// Charges hits one by one, by turns at all replicas; returns how many were admitted.
+    fn charge(&self, key: &str, hits: usize) -> u64 {
+        (0..hits).map(|hit| u64::from(admits(&self.replicas[hit % self.replicas.len()].0, key))).sum()
+    }
+
+    /// State of the counter of a key; `None` if there is none.
+    fn state(&self, key: &str) -> Option<RegionWindowCounts> {
+        let key = format!("tk1:{{shop|{key}=ann}}:region_window:86400s");
+        let words = words(&self.redis, &key);
+        let &[_, window, granted, reserve_used, .., granted_total, _, _, _, open_request, _, epoch, _, _] = &*words
+        else {
+            return None;
+        };
+        let spent = RegionWindowCounts { window, granted, granted_total, reserve_used, ..Default::default() };
+        Some(RegionWindowCounts { open_request, epoch, ..spent })
+    }
+
+    /// Hits that were admitted in the window of the state of a key, without the loss allowance.
+    fn used(&self, key: &str) -> u64 {
+        self.state(key).map_or(0, |state| state.granted_total - state.granted + state.reserve_used)
+    }
+
+    fn epoch(&self, key: &str) -> u64 {
+        self.state(key).map_or(0, |state| state.epoch)
+    }
+}
+
+fn setup(redis: &Server, link: &TcpProxy) -> Setup {
+    with_rules(RULES)
+        .env("REDIS_SOCKET_TYPE", "tcp")
+        .env("REDIS_URL", redis.address())
+        .env("TOLLKEEPER_GLOBAL_REDIS_URL", format!("127.0.0.1:{}", link.port()))
+        .env("TOLLKEEPER_STORE_TIMEOUT", "5s")
+        .env("TOLLKEEPER_ADMIN_TOKEN", TOKEN)
+}
+
+fn clocks_are_known(stats: &Value) -> bool {
+    stats["clocks"].as_array().expect("there are clocks").iter().all(|clock| clock["uncertainty_ms"].is_number())
+}
+
+fn stats(process: &Tollkeeper) -> Value {
+    process.store_stats()["regions"].clone()
+}
+
+fn body(key: &str) -> String {
+    json!({"domain": "shop", "descriptors": [{"entries": [{"key": key, "value": "ann"}]}]}).to_string()
+}
+
+fn admits(process: &Tollkeeper, key: &str) -> bool {
+    match process.post_json(&body(key)).status {
+        200 => true,
+        429 => false,
+        status => panic!("{status}"),
+    }
+}
+
+fn words(server: &Server, key: &str) -> Vec<u64> {
+    let found: Option<Vec<u8>> = server.query(&["GET", key]);
+    found.unwrap_or_default().as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
+}
+
+/// Hits of a limit of a day that the global Redis has granted, less those returned.
+fn granted(global: &Server, key: &str, algorithm: &str) -> u64 {
+    words(global, &format!("tk1:{{shop|{key}=ann}}:global_{algorithm}:86400s")).get(1).copied().unwrap_or(0)
+}
+
+/// Charges in all regions at once until nothing is admitted for a while; returns what each admitted.
+fn exhaust(regions: &[&Region], key: &str) -> Vec<u64> {
+    thread::scope(|scope| {
+        let charging = regions.iter().map(|region| {
+            scope.spawn(move || {
+                let (mut admitted, mut idle) = (0, 0);
+                while idle < 2 {
+                    let hits = region.charge(key, 100);
+                    admitted += hits;
+                    idle = if hits == 0 { idle + 1 } else { 0 };
+                    thread::sleep(Duration::from_millis(if hits == 0 { 1_500 } else { 0 }));
+                }
+                admitted
+            })
+        });
+        let charging: Vec<_> = charging.collect();
+        charging.into_iter().map(|region| region.join().expect("no region panics")).collect()
+    })
+}
+
+#[test]
+fn total_over_regions_is_the_limit() {
+    let global = servers::options().start();
+    let [eu, us] = ["eu", "us"].map(|name| Region::start(name, "eu,us", &global, 2));
+    let admitted: u64 = exhaust(&[&eu, &us], "share").iter().sum();
+    assert!(admitted <= 1000, "{admitted}");
+    assert!(admitted >= 900, "what is left is granted to each region that asks: {admitted}");
+    assert!(granted(&global, "share", "fixed_window") <= 900, "the reserves are never granted");
+}
+
+#[test]
+fn cut_off_region_admits_its_reserve_and_what_the_policy_says() {
+    let global = servers::options().start();
+    let [eu, us] = ["eu", "us"].map(|name| Region::start(name, "eu,us", &global, 2));
+    eu.set_links(Mode::Reset);
+    let elsewhere = thread::scope(|scope| {
+        // The other region goes on, without the reserve of this one.
+        let elsewhere = scope.spawn(|| exhaust(&[&us], "sliding")[0]);
+        eu.wait_for_notices(&["cut_off"]);
+        for (key, expected) in [("deny", RESERVE), ("sliding", RESERVE + ALLOWANCE), ("local", RESERVE + 500)] {
+            assert_eq!(eu.charge(key, 700), expected, "{key}");
+        }
+        assert_eq!(eu.charge("allow", 1200), 1200);
+        elsewhere.join().expect("it does not panic")
+    });
+    assert!(elsewhere <= 1000 - RESERVE && elsewhere >= 700, "{elsewhere}");
+    eu.set_links(Mode::Pass);
+    eu.wait_for_notices(&[]);
+    let back = eu.charge("sliding", 100);
+    assert!(RESERVE + elsewhere + back <= 1000, "{elsewhere} + {back}");
+}
+
+#[test]
+fn region_with_all_demand_gets_most_of_the_limit() {
+    let global = servers::options().start();
+    let names = ["ap", "eu", "us"];
+    let regions = names.map(|name| Region::start(name, "ap,eu,us", &global, 1));
+    let eu = &regions[1];
+    eu.set_links(Mode::Delay(Duration::from_millis(40)));
+    let second = || SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is set").as_secs();
+    let start = second() / PERIOD_S;
+    let mut windows = vec![0_u64; 1];
+    // The first window begins before the test, and the demand of the second is known from it.
+    while windows.len() <= 3 {
+        let before = second() / PERIOD_S;
+        let is_admitted = admits(&eu.replicas[0].0, "short");
+        let window = usize::try_from(before - start).expect("it is small");
+        windows.resize(windows.len().max(window + 1), 0);
+        windows[window] += u64::from(is_admitted);
+    }
+    windows.truncate(3);
+    // A hit at the very end may be counted in the next window.
+    assert!(windows.iter().all(|admitted| *admitted <= 1020), "{windows:?}");
+    assert!(windows[1..].iter().any(|admitted| *admitted >= 750), "{windows:?}");
+    let totals = &stats(&eu.replicas[0].0)["grants"];
+    assert!(totals["requested"].as_u64() < Some(60), "about one request a second: {totals}");
+}
+
+#[test]
+fn lost_replies_waste_hits_and_never_double_them() {
+    let global = servers::options().start();
+    let eu = Region::start("eu", "eu,us", &global, 1);
+    let count = |name: &str| stats(&eu.replicas[0].0)["grants"][name].as_u64().expect("it is a number");
+    // The global Redis has the script from now on.
+    wait_for("a grant", || {
+        eu.charge("deny", 10);
+        Some(()).filter(|()| count("granted_hits") > 0)
+    });
+    let (failed, of_other) = (count("failed"), count("granted_hits"));
+    // The request arrives, and is answered when its process has given up.
+    global.freeze();
+    assert_eq!(eu.charge("share", 60), RESERVE);
+    wait_for("a failed request", || Some(()).filter(|()| count("failed") > failed));
+    global.thaw();
+    let lost = wait_for("a lost grant", || Some(granted(&global, "share", "fixed_window")).filter(|lost| *lost > 0));
+    assert_eq!(eu.state("share").map(|state| state.granted_total), Some(0), "nothing was granted to the region");
+    eu.wait_for_notices(&[]);
+    wait_for("another grant, and each reply used at most once", || {
+        eu.charge("share", 10);
+        let of_share = count("granted_hits") - of_other;
+        Some(()).filter(|()| of_share > 0 && of_share + lost == granted(&global, "share", "fixed_window"))
+    });
+    let total = eu.state("share").map(|state| state.granted_total + lost);
+    assert_eq!(total, Some(granted(&global, "share", "fixed_window")));
+}
+
+#[test]
+fn another_replica_requests_the_grants_of_one_that_died() {
+    let global = servers::options().start();
+    let mut eu = Region::start("eu", "eu,us", &global, 2);
+    let (first, link) = &eu.replicas[0];
+    // It opens a request that reaches nobody, and dies.
+    link.set(Mode::Blackhole);
+    while admits(first, "share") {}
+    let open_request = || eu.state("share").map_or(0, |state| state.open_request);
+    let open = open_request();
+    assert!(open > 0 && granted(&global, "share", "fixed_window") == 0);
+    eu.replicas[0].0.kill();
+    let second = &eu.replicas[1].0;
+    wait_for("a grant to the other replica", || admits(second, "share").then_some(()));
+    assert!(eu.state("share").is_some_and(|state| state.open_request != open));
+    assert!(granted(&global, "share", "fixed_window") > 0);
+}
+
+#[test]
+fn reset_reaches_all_regions_and_one_that_was_cut_off_later() {
+    let global = servers::options().start();
+    let [eu, us, ap] = ["eu", "us", "ap"].map(|name| Region::start(name, "ap,eu,us", &global, 2));
+    let reset = |expected: u16| {
+        let request = http::post(eu.replicas[0].0.debug_port(), "/reset", body("share"));
+        assert_eq!(request.header("authorization", format!("Bearer {TOKEN}")).send().status, expected);
+    };
+    for region in [&eu, &us, &ap] {
+        assert!(region.charge("share", 40) > 0);
+    }
+    wait_for("a grant", || (granted(&global, "share", "fixed_window") > 0).then_some(()));
+    let first_epochs = [&us, &ap].map(|region| region.epoch("share"));
+    ap.set_links(Mode::Reset);
+    let is_reset = |region: &Region, before: u64| region.used("share") == 0 && region.epoch("share") > before;
+    reset(200);
+    assert_eq!(granted(&global, "share", "fixed_window"), 0);
+    assert_eq!(eu.state("share"), None);
+    wait_for("the other region", || is_reset(&us, first_epochs[0]).then_some(()));
+    assert!(!is_reset(&ap, first_epochs[1]), "it is cut off");
+    let epoch = us.epoch("share");
+    // Neither replica repeats the reset.
+    let used = us.charge("share", 10);
+    thread::sleep(Duration::from_millis(2_500));
+    assert_eq!((us.used("share"), us.epoch("share")), (used, epoch));
+    ap.set_links(Mode::Pass);
+    wait_for("the region that was cut off", || is_reset(&ap, first_epochs[1]).then_some(()));
+    assert_eq!(ap.epoch("share"), epoch);
+    // Without the global Redis nothing is reset: the hits of other regions would stay.
+    let used = eu.charge("share", 10);
+    eu.set_links(Mode::Reset);
+    reset(502);
+    assert_eq!(eu.used("share"), used);
+}
