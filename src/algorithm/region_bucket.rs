@@ -262,6 +262,7 @@ impl RegionBucket {
 
     /// Counts the demand of a charge, spends its hits, and opens a grant request if one is due.
     fn charge(&mut self, hits: u64, source: Option<TokenSource>) {
+        self.forget_old_demand();
         self.counts.requested = self.counts.requested.saturating_add(hits).min(MAX_COUNT);
         match source {
             Some(TokenSource::Bucket) => {
@@ -275,6 +276,17 @@ impl RegionBucket {
         if self.clock.can_request && self.global.is_some() && is_low && self.may_request() {
             self.counts.open_request = self.now.as_micros();
             self.counts.next_request_at = self.now.plus_us(ANSWER_TIME_US);
+        }
+    }
+
+    /// Lets the demand of more than a period ago fade.
+    fn forget_old_demand(&mut self) {
+        let seen_us = self.now.since_us(self.counts.requested_since);
+        if seen_us > 2 * self.period_us {
+            (self.counts.requested, self.counts.requested_since) = (0, self.now);
+        } else if seen_us > self.period_us {
+            self.counts.requested /= 2;
+            self.counts.requested_since = Time::from_micros(self.now.as_micros() - self.period_us / 2);
         }
     }
 

@@ -13,6 +13,7 @@ use crate::algorithm::global_clock::GlobalClock;
 use crate::algorithm::region_bucket::RegionBucketCounts;
 use crate::algorithm::region_bucket_grant::RegionTerm;
 use crate::algorithm::region_window::REQUEST_INTERVAL_US;
+use crate::clock::Time;
 use crate::limit::Limit;
 use crate::redis::hash_slot::hash_slot;
 use crate::redis::server_clock::InstantRange;
@@ -56,9 +57,9 @@ impl BucketDemand {
     }
 
     /// Time after which the next request is opened: before the term ends, and sooner if less was granted than wanted.
-    /// At most four grants to a region run at once.
+    /// So at most three grants to a region run at once.
     fn pause_us(&self, granted: u32) -> u64 {
-        let pause_us = if granted < self.wanted { self.term_us / 3 } else { self.term_us / 4 * 3 };
+        let pause_us = if granted < self.wanted { self.term_us / 5 * 2 } else { self.term_us / 4 * 3 };
         pause_us.max(REQUEST_INTERVAL_US)
     }
 }
@@ -68,6 +69,11 @@ impl GrantWorker {
     pub(super) async fn answer_bucket(&self, request: &GrantRequest, counts: &RegionBucketCounts) {
         let demand = BucketDemand::at(&request.limit, counts, request.now.as_micros());
         let Some(reply) = self.ask_bucket(request, demand).await else { return };
+        if reply.end == Time::default() {
+            // Too many grants have not ended; the one that the bucket has goes on.
+            self.counts.add_failed();
+            return;
+        }
         let term = RegionTerm {
             request: counts.open_request,
             epoch: reply.epoch.as_micros(),

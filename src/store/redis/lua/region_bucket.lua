@@ -85,6 +85,12 @@ if hits < 0 then
   spent, level = spent - returned, level + returned
   if level >= max_tokens then level, level_part = max_tokens, 0 end
 elseif admitted or not accepted then
+  -- The demand of more than a period ago fades.
+  if now - requested_since > 2 * period then
+    requested_hits, requested_since = 0, now
+  elseif now - requested_since > period then
+    requested_hits, requested_since = floor(requested_hits / 2), now - floor(period / 2)
+  end
   requested_hits = min(requested_hits + hits, 9007199254740992)
   if fits then
     level, spent = level - hits, min(spent + hits, 9007199254740992)
@@ -99,7 +105,7 @@ end
 last, tokens, part = at, level, level_part
 
 --: write
-local ttl_ms = period_ms
+local ttl_ms = period_ms + math.ceil(period / 1000 * own_capacity / max(own_rate, 1))
 local value = pack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8', last, tokens, part, rate, granted_capacity, term_end, spent,
   requested_hits, requested_since, exhausted, open_request, next_request_at, epoch, loss_start, loss_used)
 --> set
