@@ -105,11 +105,33 @@ descriptors:
     let setup = with_rules(SHOP).env("BACKEND_TYPE", "memcache").env("MEMCACHE_HOST_PORT", servers.address());
     let memcache = Watched::start(setup);
     let mut all = scraped(&memory.scrape());
-    for (name, (kind, labels)) in [scrape, xds.scrape(), memcache.scrape()].iter().flat_map(scraped) {
+    for (name, (kind, labels)) in [scrape, xds.scrape(), memcache.scrape(), of_a_region()].iter().flat_map(scraped) {
         let known = all.entry(name).or_insert((kind, BTreeSet::new()));
         known.1.extend(labels);
     }
     all
+}
+
+/// Metrics of a process that was granted hits of a limit of two regions.
+fn of_a_region() -> Scrape {
+    const GLOBAL: &str = "\
+domain: shop
+descriptors:
+  - {key: worldwide, rate_limit: {unit: day, requests_per_unit: 1000, scope: global}}
+";
+    let (region, global) = (redis::options().start(), redis::options().start());
+    let setup = with_rules(GLOBAL)
+        .env("REDIS_URL", region.address())
+        .env("REDIS_SOCKET_TYPE", "tcp")
+        .env("TOLLKEEPER_REGION", "eu")
+        .env("TOLLKEEPER_REGIONS", "eu,us")
+        .env("TOLLKEEPER_GLOBAL_REDIS_URL", global.address());
+    let process = Watched::start(setup);
+    wait_for("a grant", || {
+        process.admits("shop", "worldwide=x", 10);
+        let found = process.scrape();
+        found.types.contains_key("tollkeeper_grant_age_seconds").then_some(found)
+    })
 }
 
 #[test]
