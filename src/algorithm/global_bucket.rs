@@ -20,7 +20,7 @@ pub const MAX_GRANTS_PER_REGION: usize = 4;
 /// Grant to one region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TermGrant {
-    /// Number of the region in the list of regions, from 0 on.
+    /// Number of the region, which stays when the list of regions changes.
     pub region: u32,
     /// Tokens per period, beside the region's reserve.
     pub rate: u32,
@@ -53,7 +53,7 @@ pub struct TokenPool {
 /// Request of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TermRequest {
-    /// Number of the region in the list of regions, from 0 on.
+    /// Number of the region, which stays when the list of regions changes.
     pub region: u32,
     /// Tokens per period that the region wants, beside its reserve.
     pub wanted: u32,

@@ -54,6 +54,17 @@ pub struct WindowGrant {
     pub free: u32,
 }
 
+/// Granted hits that a region has not used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowReturn {
+    /// Window of the grants.
+    pub window: u64,
+    /// Number of hits.
+    pub hits: u64,
+    /// Epoch of the grants.
+    pub epoch: Time,
+}
+
 impl State {
     /// Grants at most `wanted` hits of the window that contains `now`.
     pub fn grant(&mut self, now: Time, pool: WindowPool, wanted: u32) -> WindowGrant {
@@ -66,10 +77,12 @@ impl State {
         WindowGrant { window: self.window, hits: to_u32(hits), free: to_u32(free - hits) }
     }
 
-    /// Takes back unused hits of a window; nothing if it is over. Returns the number of hits.
-    pub fn take_back(&mut self, now: Time, pool: WindowPool, window: u64, hits: u64) -> u64 {
+    /// Takes back unused hits; nothing if their window is over, or if they were granted before a reset, which has
+    /// forgotten them. Returns the number of hits.
+    pub fn take_back(&mut self, now: Time, pool: WindowPool, unused: WindowReturn) -> u64 {
         self.advance(now, pool.period_us);
-        let taken = if window == self.window { hits.min(self.current) } else { 0 };
+        let is_counted = unused.window == self.window && unused.epoch >= self.epoch;
+        let taken = if is_counted { unused.hits.min(self.current) } else { 0 };
         self.current -= taken;
         taken
     }

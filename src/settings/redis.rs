@@ -11,6 +11,8 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use siphasher::sip::SipHasher13;
+
 use super::choices::KeyFormat;
 use super::endpoint::Endpoint;
 use super::secret::Secret;
@@ -74,6 +76,17 @@ impl RegionSettings {
     pub fn name(&self) -> &str {
         &self.names[self.index]
     }
+
+    /// Returns the number of this region.
+    pub fn number(&self) -> u32 {
+        region_number(self.name())
+    }
+}
+
+/// Number of a region in the global Redis: a hash of its name, so it stays when the list of regions changes.
+pub fn region_number(name: &str) -> u32 {
+    let [_, _, _, _, number @ ..] = SipHasher13::new().hash(name.as_bytes()).to_be_bytes();
+    u32::from_be_bytes(number)
 }
 
 /// One server, a primary with its replicas, or a cluster.

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use redis::{Connection, RedisResult, cmd};
 use tollkeeper::algorithm::ChargeRequest;
-use tollkeeper::algorithm::global_window::{State, WindowPool};
+use tollkeeper::algorithm::global_window::{State, WindowPool, WindowReturn};
 use tollkeeper::algorithm::state::State as AlgorithmState;
 use tollkeeper::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
@@ -31,6 +31,8 @@ enum Step {
     Return {
         hits: u64,
         windows_ago: u64,
+        /// The hits were granted before the last reset.
+        is_old: bool,
     },
     Reset,
 }
@@ -41,7 +43,8 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => pass.prop_map(Step::Pass),
         6 => prop_oneof![4 => 0..500_u32, 1 => any::<u32>()].prop_map(Step::Grant),
-        2 => (0..400_u64, 0..3_u64).prop_map(|(hits, windows_ago)| Step::Return { hits, windows_ago }),
+        2 => (0..400_u64, 0..3_u64, any::<bool>())
+            .prop_map(|(hits, windows_ago, is_old)| Step::Return { hits, windows_ago, is_old }),
         1 => Just(Step::Reset),
     ]
 }
@@ -49,6 +52,12 @@ fn step() -> impl Strategy<Value = Step> {
 fn pool() -> impl Strategy<Value = WindowPool> {
     let max = prop_oneof![6 => 1..2_000_u32, 1 => Just(0), 1 => Just(u32::MAX)];
     (any::<bool>(), max).prop_map(|(is_sliding, max)| WindowPool { period_us: PERIOD_US, is_sliding, max })
+}
+
+/// Return of hits of the epoch of `state`, or of the one before.
+fn returned(state: &State, window: u64, hits: u64, is_old: bool) -> WindowReturn {
+    let epoch = Time::from_micros(state.epoch.as_micros().saturating_sub(u64::from(is_old)));
+    WindowReturn { window, hits, epoch }
 }
 
 fn passed(now: Time, micros: i64) -> Time {
@@ -100,10 +109,11 @@ proptest! {
                     window = grant.window;
                     prop_assert!(granted <= u64::from(pool.max), "{granted} of {}", pool.max);
                 }
-                Step::Return { hits, windows_ago } => {
+                Step::Return { hits, windows_ago, is_old } => {
                     let of = (now.as_micros() / PERIOD_US).saturating_sub(windows_ago);
-                    let taken = state.take_back(now, pool, of, hits);
-                    prop_assert!(taken == 0 || windows_ago == 0);
+                    let is_forgotten = is_old && state.epoch > Time::default();
+                    let taken = state.take_back(now, pool, returned(&state, of, hits, is_old));
+                    prop_assert!(taken == 0 || windows_ago == 0 && !is_forgotten, "{taken} of {of}");
                     granted -= if of == window { taken } else { 0 };
                 }
             }
@@ -148,9 +158,10 @@ fn script_agrees_with_the_pure_grants() {
                     let grant = state.grant(now, pool, wanted);
                     (WindowCall::Grant { wanted }, u64::from(grant.hits), u64::from(grant.free))
                 }
-                Step::Return { hits, windows_ago } => {
+                Step::Return { hits, windows_ago, is_old } => {
                     let window = (now.as_micros() / PERIOD_US).saturating_sub(windows_ago);
-                    (WindowCall::Return { window, hits }, state.take_back(now, pool, window, hits), 0)
+                    let unused = returned(&state, window, hits, is_old);
+                    (WindowCall::Return(unused), state.take_back(now, pool, unused), 0)
                 }
             };
             let reply = call(connection, &encode(pool, purpose, Some(now)));

@@ -1,9 +1,10 @@
 //! Settings of several regions: what is read, and an error for each contradiction.
 
+use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use tollkeeper::settings::redis::{Credentials, RedisSettings, TopologySettings};
+use tollkeeper::settings::redis::{Credentials, RedisSettings, TopologySettings, region_number};
 use tollkeeper::settings::report::report;
 use tollkeeper::settings::secret::Secret;
 use tollkeeper::settings::store::StoreSettings;
@@ -59,6 +60,31 @@ fn each_variable_of_regions_reaches_its_setting() {
     let file = redis(&[URL, REGION, REGIONS, GLOBAL, ("TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE", "/f")]);
     assert_eq!(file.regions.unwrap().global.credentials, Credentials::File("/f".into()));
     assert_eq!(redis(&[URL]).regions, None);
+}
+
+#[test]
+fn number_of_a_region_stays_when_the_list_changes() {
+    // A number that another region had would free the grants that the other one still uses.
+    let number = |list| redis(&[URL, REGION, ("TOLLKEEPER_REGIONS", list), GLOBAL]).regions.unwrap().number();
+    assert_eq!(number("ap,eu-west,us"), number("aa,ap,eu-west,us"));
+    assert_ne!(region_number("us"), region_number("eu-west"));
+    // What regions store is read by those of another version.
+    assert_eq!(region_number("eu-west"), 589_638_446);
+}
+
+#[test]
+fn regions_with_one_number_are_refused() {
+    let names = (0_u32..).map(|region| format!("r{region}"));
+    let mut by_number = HashMap::new();
+    let pair =
+        names.map(|name| (by_number.insert(region_number(&name), name.clone()), name)).find_map(|pair| match pair {
+            (Some(other), name) => Some(format!("{other},{name}")),
+            (None, _) => None,
+        });
+    let pair = pair.expect("32 bits collide");
+    let own = pair.split(',').next().unwrap();
+    let found = problems(&[URL, ("TOLLKEEPER_REGION", own), ("TOLLKEEPER_REGIONS", &pair), GLOBAL]);
+    assert_eq!(found, [format!("TOLLKEEPER_REGIONS={pair}: two names have one hash; rename one of the regions")]);
 }
 
 #[test]

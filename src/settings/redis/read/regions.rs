@@ -1,10 +1,11 @@
 //! Reading of the regions and of the Redis that all of them reach.
 
+use std::collections::HashSet;
 use std::ops::RangeInclusive;
 
 use super::deployment::GLOBAL;
 use crate::settings::choices::KeyFormat;
-use crate::settings::redis::{DeploymentSettings, RegionSettings};
+use crate::settings::redis::{DeploymentSettings, RegionSettings, region_number};
 use crate::settings::setting::AnySetting;
 use crate::settings::table::redis::TOLLKEEPER_KEY_FORMAT;
 use crate::settings::table::regions::*;
@@ -99,6 +100,8 @@ fn names(values: &mut Values, own: &str) -> Vec<String> {
         values.problem(&TOLLKEEPER_REGIONS, "not a list of plain names", valid);
     } else if names.windows(2).any(|pair| pair[0] == pair[1]) {
         values.problem(&TOLLKEEPER_REGIONS, "names a region twice", "give each once");
+    } else if names.iter().map(|name| region_number(name)).collect::<HashSet<_>>().len() < names.len() {
+        values.problem(&TOLLKEEPER_REGIONS, "two names have one hash", "rename one of the regions");
     } else if !REGION_COUNT.contains(&names.len()) {
         let fix = format!("give {} to {} names", REGION_COUNT.start(), REGION_COUNT.end());
         values.problem(&TOLLKEEPER_REGIONS, format!("names {} regions", names.len()), fix);

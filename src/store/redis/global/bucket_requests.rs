@@ -97,7 +97,7 @@ impl GrantWorker {
     /// Asks the global Redis for a rate.
     async fn ask_bucket(&self, request: &GrantRequest, demand: BucketDemand) -> Option<TermReply> {
         let term = TermRequest {
-            region: u32::try_from(self.settings.index).ok()?,
+            region: self.settings.number(),
             wanted: demand.wanted,
             term_us: demand.term_us,
             pool: pool(&request.limit),

@@ -153,7 +153,7 @@ impl GrantWorker {
         let call = KeyScript { script: region_grant_script(), key: &request.key, argument: &argument, more: &[] };
         let is_sliding = request.limit.algorithm() == Algorithm::SlidingWindowCounter;
         if self.call_region(call, grant.hits).await && is_sliding && grant.hits > 0 {
-            self.returns.expect(UnusedHits::of(request, grant.window));
+            self.returns.expect(UnusedHits::of(request, grant));
         }
     }
 

@@ -20,6 +20,9 @@ use super::heartbeat::GLOBAL_TIMEOUT;
 use super::region_call;
 use super::script_call::{CallKind, KeyScript};
 use super::window_grants::{self, WindowCall};
+use crate::algorithm::global_window::WindowReturn;
+use crate::algorithm::region_grant::RegionGrant;
+use crate::clock::Time;
 use crate::limit::Limit;
 use crate::redis::deployment::Deployment;
 use crate::redis::reply::{bytes, integer};
@@ -41,6 +44,8 @@ pub(super) struct UnusedHits {
     key: Bytes,
     limit: Limit,
     window: u64,
+    /// Epoch of the grant.
+    epoch: Time,
     /// Time of the return.
     at: Instant,
 }
@@ -56,14 +61,15 @@ pub(super) struct Returns {
 }
 
 impl UnusedHits {
-    /// The hits granted on a request, in `window`.
-    pub(super) fn of(request: &GrantRequest, window: u64) -> Self {
-        let limit = request.limit;
+    /// The hits of a grant on a request.
+    pub(super) fn of(request: &GrantRequest, grant: &RegionGrant) -> Self {
+        let (limit, window) = (request.limit, grant.window);
         let end_us = (window + 1) * limit.period_us();
         let width_us = request.clock.offset_hi.abs_diff(request.clock.offset_lo);
         let rest_us = end_us.saturating_sub(request.global_us());
         let wait = Duration::from_micros(rest_us.saturating_sub(LEAD_US.max(2 * width_us)));
-        Self { key: request.key.clone(), limit, window, at: Instant::now() + wait }
+        let epoch = Time::from_micros(grant.epoch);
+        Self { key: request.key.clone(), limit, window, epoch, at: Instant::now() + wait }
     }
 }
 
@@ -110,7 +116,7 @@ impl Returns {
         let taken = taken.ok().and_then(|taken| integer(&taken.reply)).and_then(|hits| u64::try_from(hits).ok());
         let Some(hits) = taken.filter(|hits| *hits > 0) else { return };
         let key = global_key(&unused.key, unused.limit.algorithm());
-        let purpose = WindowCall::Return { window: unused.window, hits };
+        let purpose = WindowCall::Return(WindowReturn { window: unused.window, hits, epoch: unused.epoch });
         let argument = window_grants::encode(pool(&unused.limit), purpose, None);
         let call = KeyScript { script: global_window_script(), key: &key, argument: &argument, more: &[] };
         let answer = call.run(&self.global, CallKind::Recorded, Instant::now() + GLOBAL_TIMEOUT).await;
@@ -129,13 +135,21 @@ impl Returns {
 #[derive(Debug, Default)]
 struct Schedule {
     by_time: BinaryHeap<Reverse<(Instant, Bytes, u64)>>,
-    limits: HashMap<(Bytes, u64), Limit>,
+    grants: HashMap<(Bytes, u64), LastGrant>,
+}
+
+/// Limit and epoch of the last grant to a counter in a window.
+#[derive(Clone, Copy, Debug)]
+struct LastGrant {
+    limit: Limit,
+    epoch: Time,
 }
 
 impl Schedule {
     fn add(&mut self, unused: UnusedHits) {
-        let UnusedHits { key, limit, window, at } = unused;
-        if self.limits.len() < MAX_COUNTERS && self.limits.insert((key.clone(), window), limit).is_none() {
+        let UnusedHits { key, limit, window, epoch, at } = unused;
+        let last = LastGrant { limit, epoch };
+        if self.grants.len() < MAX_COUNTERS && self.grants.insert((key.clone(), window), last).is_none() {
             self.by_time.push(Reverse((at, key, window)));
         }
     }
@@ -149,8 +163,8 @@ impl Schedule {
         let mut due = Vec::new();
         while self.next_at().is_some_and(|at| now.is_none_or(|now| at <= now)) {
             let Some(Reverse((at, key, window))) = self.by_time.pop() else { break };
-            if let Some(limit) = self.limits.remove(&(key.clone(), window)) {
-                due.push(UnusedHits { key, limit, window, at });
+            if let Some(LastGrant { limit, epoch }) = self.grants.remove(&(key.clone(), window)) {
+                due.push(UnusedHits { key, limit, window, epoch, at });
             }
         }
         due

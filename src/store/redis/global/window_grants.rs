@@ -2,7 +2,7 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use crate::algorithm::global_window::WindowPool;
+use crate::algorithm::global_window::{WindowPool, WindowReturn};
 use crate::algorithm::reply_reader::{MalformedReply, ReplyReader};
 use crate::clock::Time;
 
@@ -15,12 +15,7 @@ pub enum WindowCall {
         wanted: u32,
     },
     /// Takes back hits that the region has not used.
-    Return {
-        /// Window of the grant.
-        window: u64,
-        /// Number of hits.
-        hits: u64,
-    },
+    Return(WindowReturn),
     /// Forgets all hits and starts a new epoch.
     Reset,
 }
@@ -42,14 +37,14 @@ pub struct WindowReply {
 
 /// Encodes a call, made at `now`, or at the server's own time if `now` is `None`.
 pub fn encode(pool: WindowPool, call: WindowCall, now: Option<Time>) -> Bytes {
-    let (purpose, hits, window) = match call {
-        WindowCall::Grant { wanted } => (0, u64::from(wanted), 0),
-        WindowCall::Return { window, hits } => (1, hits, window),
-        WindowCall::Reset => (2, 0, 0),
+    let (purpose, hits, window, epoch) = match call {
+        WindowCall::Grant { wanted } => (0, u64::from(wanted), 0, 0),
+        WindowCall::Return(WindowReturn { window, hits, epoch }) => (1, hits, window, epoch.as_micros()),
+        WindowCall::Reset => (2, 0, 0, 0),
     };
-    let mut argument = BytesMut::with_capacity(56);
+    let mut argument = BytesMut::with_capacity(64);
     argument.put_i64_le(now.and_then(|now| i64::try_from(now.as_micros()).ok()).unwrap_or(-1));
-    for number in [purpose, pool.period_us, u64::from(pool.is_sliding), u64::from(pool.max), hits, window] {
+    for number in [purpose, pool.period_us, u64::from(pool.is_sliding), u64::from(pool.max), hits, window, epoch] {
         argument.put_u64_le(number);
     }
     argument.freeze()

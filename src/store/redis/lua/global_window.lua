@@ -3,7 +3,7 @@
 -- KEYS: the count of one limit.
 -- ARGV[1]: signed 64-bit little-endian numbers: now in microseconds since the Unix epoch, negative: use the server's
 -- time; purpose (0: a grant, 1: a return, 2: a reset), period in microseconds, sliding (1 if the previous window
--- counts), max (hits that may be granted), then hits (wanted, or returned) and the window of a return.
+-- counts), max (hits that may be granted), then hits (wanted, or returned), and the window and epoch of a return.
 -- Returns: five numbers: now, the epoch, the window, hits granted or taken back, and hits that stay free (of a grant).
 -- State, 32 bytes, unsigned: window, current, previous (at most 2^34), epoch.
 -- Writes: one SET with PX. TTL: two periods, at least a day after a reset.
@@ -11,7 +11,7 @@
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
 --> divide
 local key = KEYS[1]
-local now, purpose, period, sliding, most, hits, of_window = unpack('<i8i8i8i8i8i8i8', ARGV[1])
+local now, purpose, period, sliding, most, hits, of_window, of_epoch = unpack('<i8i8i8i8i8i8i8i8', ARGV[1])
 --> clock
 local found = redis.pcall('GET', key)
 if not found then
@@ -44,7 +44,7 @@ if purpose == 0 then
   changed = min(max(floor((free + 3) / 4), min(free, floor((most + 31) / 32))), hits)
   current, free = current + changed, free - changed
 elseif purpose == 1 then
-  if of_window == window then changed = min(hits, current) end
+  if of_window == window and of_epoch >= epoch then changed = min(hits, current) end
   current = current - changed
 else
   current, previous, epoch = 0, 0, max(epoch, now)
