@@ -30,7 +30,7 @@ use tollkeeper::store::redis::script::replay::{CallArguments, replay};
 
 use super::agreement::{Redis, expected};
 use crate::algorithms::scenario;
-use crate::kit::redis::options;
+use crate::kit::redis::{Server, options};
 
 /// Sequence of calls on the counters of one descriptor.
 #[derive(Clone, Debug)]
@@ -383,8 +383,11 @@ impl Redis {
 
 /// Runs random histories, as many as `PROPTEST_CASES` says.
 fn check(histories: impl Strategy<Value = History>) {
-    let server = options().start();
-    let redis = RefCell::new(Redis::new(&server));
+    check_with(&options().start(), histories);
+}
+
+fn check_with(server: &Server, histories: impl Strategy<Value = History>) {
+    let redis = RefCell::new(Redis::new(server));
     let config = ProptestConfig { source_file: Some(file!()), ..scenario::config() };
     let outcome = TestRunner::new(config).run(&histories, |history| history.live(&mut redis.borrow_mut()));
     outcome.unwrap_or_else(|error| panic!("{error}"));
@@ -393,6 +396,13 @@ fn check(histories: impl Strategy<Value = History>) {
 #[test]
 fn script_charges_a_region_window_like_the_algorithm() {
     check(history(1, &[(Algorithm::FixedWindow, true), (Algorithm::SlidingWindowCounter, true)]));
+}
+
+#[test]
+fn script_of_a_user_without_setrange_charges_a_region_window_too() {
+    let server = options().start();
+    server.query::<()>(&["ACL", "SETUSER", "default", "-setrange"]);
+    check_with(&server, history(1, &[(Algorithm::FixedWindow, true)]));
 }
 
 #[test]

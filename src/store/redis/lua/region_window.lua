@@ -11,7 +11,8 @@
 -- which most charges neither need nor change: granted_total, next_reserve_used (in the next window),
 -- previous_requested, exhausted (1: the global Redis has none left), open_request (time of opening, 0: none),
 -- next_request_at, epoch, loss_start, loss_used.
--- Rounding: none. Writes: one SET with PX. TTL: two periods plus 2 s.
+-- Rounding: none. Writes: one SET with PX, or one SETRANGE of the first numbers. TTL: two periods plus 2 s from the
+-- last SET.
 
 --: load
 local bytes = 120
@@ -127,10 +128,14 @@ end
 
 --: write
 local ttl_ms, value = period_ms, pack('<I8I8I8I8I8I8', last, window, granted, reserve_used, requested_hits, low)
-if epoch then
-  value = value .. pack('<I8I8I8I8I8I8I8I8I8', granted_total, next_reserve_used, previous_requested, exhausted,
-    open_request, next_request_at, epoch, loss_start, loss_used)
-else
-  value = value .. string.sub(before, 49)
+-- The life that the first charge of the window gave the key lasts beyond the next window. A user who may not run
+-- SETRANGE writes all.
+if epoch or type(redis.pcall('SETRANGE', key, '0', value)) == 'table' then
+  if epoch then
+    value = value .. pack('<I8I8I8I8I8I8I8I8I8', granted_total, next_reserve_used, previous_requested, exhausted,
+      open_request, next_request_at, epoch, loss_start, loss_used)
+  else
+    value = value .. string.sub(before, 49)
+  end
+  --> set
 end
---> set
