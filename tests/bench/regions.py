@@ -89,7 +89,7 @@ class Replica:
         env = {
             "PATH": os.environ["PATH"], "BACKEND_TYPE": "redis", "REDIS_URL": f"127.0.0.1:{redis_port}",
             "TOLLKEEPER_REGION": region, "TOLLKEEPER_REGIONS": ",".join(REGIONS),
-            "TOLLKEEPER_GLOBAL_REDIS_URL": f"127.0.0.1:{link.port}", "LOG_LEVEL": "warn", "USE_STATSD": "false",
+            "TOLLKEEPER_GLOBAL_REDIS_URL": f"127.0.0.1:{link.port}", "TOLLKEEPER_STORE_TIMEOUT": "100ms", "LOG_LEVEL": "warn", "USE_STATSD": "false",
             "GRPC_PORT": str(free_port()), "PORT": str(http_port), "DEBUG_PORT": str(free_port()),
         }
         self.debug = env["DEBUG_PORT"]
@@ -118,7 +118,8 @@ class Fleet:
         lines = ["domain: shop", "descriptors:"]
         for algorithm in ALGORITHMS:
             lines.append(f"- {{key: {algorithm}, rate_limit: {{unit: second, unit_multiplier: {PERIOD_S}, "
-                         f"requests_per_unit: {LIMIT}, algorithm: {algorithm}, scope: global}}}}")
+                         f"requests_per_unit: {LIMIT}, algorithm: {algorithm}, scope: global, "
+                         "on_store_error: deny}}")
         rules.write_text("\n".join(lines) + "\n")
         self.links, self.replicas = {}, {}
         for region in REGIONS:

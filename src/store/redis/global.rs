@@ -44,7 +44,8 @@
 //!    window.
 //! 7. *Refunds* return at most what the region used of its reserve and of the current grant.
 //! 8. *Rules that change.* Each call carries M and r by its own rules. Granted hits stay below the largest M, and the
-//!    reserves below the largest n x r, so the largest limit within the span counts.
+//!    reserves below the largest n x r, so the largest limit within the span counts, and while regions load another
+//!    `reserve`, the difference of both reserves too.
 //! 9. *Regions.* The list and an identity of each region's Redis are registered in the global Redis ([`membership`]): a
 //!    second Redis of one name gets nothing, and reserve and allowance rest while lists differ and for a period after.
 //! 10. *Losses.* A region's Redis that is lost takes its grants and its reserve with it: absence grants nothing but the
@@ -75,7 +76,7 @@ mod probe;
 mod heartbeat;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::task::AbortHandle;
 
@@ -99,6 +100,10 @@ use crate::redis::node::Node;
 use crate::redis::server_clock::{ClockJumps, InstantRange};
 use crate::settings::redis::{RedisSettings, RegionSettings};
 use crate::store::stats::{RegionClock, RegionStats};
+
+/// Time for which a call knows the clocks: one that runs later knows nothing, and one that runs earlier allows for a
+/// jump of this length that was not noticed.
+const LONGEST_CERTAIN: Duration = Duration::from_millis(250);
 
 /// Client of the global Redis, and the membership of this region. Dropping it ends its tasks.
 #[derive(Debug)]
@@ -177,6 +182,7 @@ impl GlobalGrants {
         period_us: u64,
         within: InstantRange,
     ) -> GlobalClock {
+        let within = InstantRange { until: within.until.min(within.from + LONGEST_CERTAIN), ..within };
         let offsets = region.clock().offset(within).and_then(|region| {
             let global = self.client.clock_offset(global_slot, within)?;
             Some(ClockOffsets { region, global })

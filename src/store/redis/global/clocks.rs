@@ -18,7 +18,8 @@ pub struct ClockOffsets {
     pub global: OffsetInterval,
 }
 
-/// Returns the clock for a call that is sent and answered `within` a range; unknown if a time would be before 1970.
+/// Returns the clock for a call that is sent and answered `within` a range, also if the region's clock has jumped and
+/// still shows a time at which the call may run; unknown if a time would be before 1970.
 pub fn global_clock(offsets: ClockOffsets, within: InstantRange) -> GlobalClock {
     let ClockOffsets { region, global } = offsets;
     let time = |us: i64| u64::try_from(us).ok().map(Time::from_micros);
@@ -26,11 +27,13 @@ pub fn global_clock(offsets: ClockOffsets, within: InstantRange) -> GlobalClock 
     // Exclusive.
     let valid_until = time(process_us(within.until).saturating_add(region.hi_us).saturating_add(1));
     let (Some(valid_from), Some(valid_until)) = (valid_from, valid_until) else { return GlobalClock::UNKNOWN };
+    // A jump that keeps the time within these bounds is not noticed before the reply.
+    let unnoticed_us = i64::try_from(valid_until.since_us(valid_from)).unwrap_or(i64::MAX);
     GlobalClock {
         valid_from,
         valid_until,
-        offset_lo: global.lo_us.saturating_sub(region.hi_us),
-        offset_hi: global.hi_us.saturating_sub(region.lo_us),
+        offset_lo: global.lo_us.saturating_sub(region.hi_us).saturating_sub(unnoticed_us),
+        offset_hi: global.hi_us.saturating_sub(region.lo_us).saturating_add(unnoticed_us),
         ..GlobalClock::UNKNOWN
     }
 }
