@@ -253,7 +253,7 @@ fn another_replica_requests_the_grants_of_one_that_died() {
     let global = servers::options().start();
     let mut eu = Region::start("eu", "eu,us", &global, 2);
     let (first, link) = &eu.replicas[0];
-    // It opens a request that reaches nobody, and dies.
+    // It opens a request that reaches no server, and dies.
     link.set(Mode::Blackhole);
     while admits(first, "share") {}
     let open_request = || eu.state("share").map_or(0, |state| state.open_request);
@@ -278,6 +278,8 @@ fn reset_reaches_all_regions_and_one_that_was_cut_off_later() {
         assert!(region.charge("share", 40) > 0);
     }
     wait_for("a grant", || (granted(&global, "share", "fixed_window") > 0).then_some(()));
+    // A counter follows a reset that is surely younger than itself.
+    thread::sleep(Duration::from_secs(1));
     let first_epochs = [&us, &ap].map(|region| region.epoch("share"));
     ap.set_links(Mode::Reset);
     let is_reset = |region: &Region, before: u64| region.used("share") == 0 && region.epoch("share") > before;

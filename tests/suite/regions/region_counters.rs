@@ -277,7 +277,8 @@ proptest! {
     }
 }
 
-/// A span of one period by another clock, which runs slower by 1000 ppm, lasts so long by the region's, in microseconds.
+/// A span of one period by another clock, which runs slower by 1000 ppm, lasts so long by the region's, in
+/// microseconds.
 const DRIFTED_PERIOD_US: u64 = PERIOD_US + PERIOD_US / 1000;
 
 #[test]
