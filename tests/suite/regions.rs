@@ -2,6 +2,7 @@
 
 mod bucket_grants;
 mod clocks;
+mod division;
 mod grants;
 mod membership;
 mod processes;

@@ -1,0 +1,169 @@
+//! Division of a global limit among regions, and the parts of the service that leave global limits alone.
+
+use std::num::{NonZeroU16, NonZeroU32};
+use std::slice::from_ref;
+use std::time::Instant;
+
+use proptest::prelude::*;
+use smallvec::SmallVec;
+use tollkeeper::algorithm::ChargeRequest;
+use tollkeeper::algorithm::global_clock::GlobalClock;
+use tollkeeper::algorithm::state::State;
+use tollkeeper::clock::Time;
+use tollkeeper::counter::{Charge, Counter, Path};
+use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::limit_error::LimitError;
+use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::region_loss::RegionLossPolicy;
+use tollkeeper::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, Scope};
+use tollkeeper::request::{Entry, Hits};
+use tollkeeper::rule::set::counter_tag;
+use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
+use tollkeeper::store::fallback::Fallback;
+use tollkeeper::store::over_limit_cache::{CallTimes, OverLimitCache};
+use tollkeeper::store::redis::key::keys;
+
+const NOW: Time = Time::from_secs(1_783_468_800);
+
+fn global(regions: u16) -> GlobalScope {
+    GlobalScope::new(NonZeroU16::new(regions).unwrap())
+}
+
+fn spec(algorithm: Algorithm, requests: u32, scope: GlobalScope) -> LimitSpec {
+    let minute = Period::new(Unit::Minute, 1).unwrap();
+    LimitSpec { scope: Some(Scope::Global(scope)), ..LimitSpec::new(algorithm, requests, minute) }
+}
+
+fn with_charge<T>(limit: &Limit, hits: u64, then: impl FnOnce(&Charge<'_>) -> T) -> T {
+    let entries = [Entry { key: b"user", value: b"ann" }];
+    let counter = Counter { limit, enforced: true, quota: false, tag: counter_tag(limit, 0), epoch: 0 };
+    let path = Path { domain: "shop", entries: &entries, shared: &[], candidate: None };
+    then(&Charge::new(path, SmallVec::from_iter([counter]), ChargeRequest::new(Hits::Charge(hits), 0)))
+}
+
+proptest! {
+    #[test]
+    fn parts_of_all_regions_add_up_to_the_limit(
+        requests in any::<u32>(),
+        bucket_size in proptest::option::of(1..=u32::MAX),
+        reserve_milli_percent in 0..=100_000_u32,
+        overshoot in 1..=100_000_u32,
+        regions in 1..=u16::MAX,
+    ) {
+        let scope = GlobalScope {
+            reserve_milli_percent,
+            max_overshoot: Overshoot::MilliPercent(overshoot),
+            ..global(regions)
+        };
+        let spec = LimitSpec { bucket_size, ..spec(Algorithm::TokenBucket, requests, scope) };
+        let Ok(limit) = Limit::new(&spec) else { return Ok(()) };
+        let n = u64::from(regions);
+        let sum = |own: u32, granted: u32| n * u64::from(own) + u64::from(granted);
+        let is_zero = requests == 0;
+        prop_assert_eq!(sum(limit.region_reserve(), limit.max_granted()), u64::from(requests));
+        let capacity = if is_zero { 0 } else { u64::from(limit.capacity()) };
+        prop_assert_eq!(sum(limit.region_capacity(), limit.max_granted_capacity()), capacity);
+        prop_assert!(is_zero || limit.region_reserve() > 0 && limit.region_capacity() > 0);
+        // In thousandths of a hit; a span meets two allowances, and a bucket refills too.
+        let overshoot = u64::from(requests) * u64::from(overshoot) / 100;
+        prop_assert!(4 * n * limit.loss_allowance() * 1000 <= overshoot);
+    }
+}
+
+#[test]
+fn loss_allowance_follows_the_policy() {
+    // 5 % of 1000 is 50, of which a region of two may admit a quarter in each period.
+    let policies = [
+        (RegionLossPolicy::Share, 12),
+        (RegionLossPolicy::Local, 500),
+        (RegionLossPolicy::Deny, 0),
+        (RegionLossPolicy::Allow, 1 << 40),
+    ];
+    for (on_region_loss, allowance) in policies {
+        let scope = GlobalScope { on_region_loss, ..global(2) };
+        let limit = Limit::new(&spec(Algorithm::FixedWindow, 1000, scope)).unwrap();
+        assert_eq!(limit.loss_allowance(), allowance, "{on_region_loss:?}");
+    }
+}
+
+#[test]
+fn global_limit_refuses_what_regions_cannot_decide_alone() {
+    let plain = |algorithm| spec(algorithm, 1000, global(3));
+    let month = Period::new(Unit::Month, 1).unwrap();
+    let window = plain(Algorithm::FixedWindow);
+    let bucket = plain(Algorithm::TokenBucket);
+    let refused = [
+        (plain(Algorithm::LeakyBucket), "leaky_bucket"),
+        (plain(Algorithm::SlidingWindowLog), "sliding_window_log"),
+        (LimitSpec { count_rejected: Some(true), ..window }, "count_rejected"),
+        (LimitSpec { max_wait_us: Some(1), ..bucket }, "max_wait"),
+        (LimitSpec { calendar_months: true, period: month, ..window }, "calendar months"),
+        (LimitSpec { consistency: Some(Consistency::Eventual(Overshoot::DEFAULT)), ..window }, "eventual"),
+    ];
+    for (spec, with) in refused {
+        let error = Limit::new(&spec).unwrap_err();
+        assert_eq!(error.key(), "scope", "{error}");
+        assert!(error.to_string().contains(with), "{error}");
+    }
+    let small = Limit::new(&spec(Algorithm::FixedWindow, 29, global(3)));
+    assert_eq!(small, Err(LimitError::ReserveTooSmall { regions: 3 }));
+    assert!(Limit::new(&spec(Algorithm::FixedWindow, 30, global(3))).is_ok());
+    assert!(!Limit::new(&window).unwrap().count_rejected(), "a sole window counts rejected hits, but not a global one");
+}
+
+#[test]
+fn counter_of_a_region_has_a_key_of_its_own() {
+    let key_of = |limit: &Limit| with_charge(limit, 1, |charge| keys("", &charge.path, &charge.counters).remove(0));
+    for (algorithm, name) in [
+        (Algorithm::FixedWindow, "region_window"),
+        (Algorithm::SlidingWindowCounter, "region_window"),
+        (Algorithm::TokenBucket, "region_bucket"),
+    ] {
+        let limit = Limit::new(&spec(algorithm, 1000, global(3))).unwrap();
+        assert_eq!(key_of(&limit), format!("tk1:{{shop|user=ann}}:{algorithm}:60s"));
+        assert_eq!(key_of(&limit.in_region()), format!("tk1:{{shop|user=ann}}:{name}:60s"));
+    }
+}
+
+#[test]
+fn fallback_divides_a_global_limit_by_regions_too() {
+    let limit = Limit::new(&spec(Algorithm::FixedWindow, 120, global(4))).unwrap();
+    for (replicas, share) in [(1, 30), (2, 15)] {
+        let fallback = Fallback::new(1 << 20, NonZeroU32::new(replicas).unwrap());
+        let admits = |hits| with_charge(&limit, hits, |charge| fallback.charge(charge, NOW)[0].admitted);
+        assert_eq!((admits(share), admits(1)), (true, false), "{replicas} replicas");
+    }
+}
+
+#[test]
+fn fallback_ignores_the_state_of_a_region() {
+    let limit = Limit::new(&spec(Algorithm::FixedWindow, 120, global(4))).unwrap();
+    let fallback = Fallback::new(1 << 20, NonZeroU32::MIN);
+    let counted = limit.in_region();
+    let mut state = State::empty(counted.counting());
+    state.charge(&counted, NOW, ChargeRequest::new(Hits::Charge(1), 0));
+    with_charge(&limit, 30, |charge| {
+        fallback.remember(charge.key, &[(counted, counter_tag(&limit, 0))], from_ref(&state), NOW);
+        assert!(fallback.charge(charge, NOW)[0].admitted);
+    });
+}
+
+#[test]
+fn over_limit_cache_keeps_no_rejection_of_a_global_limit() {
+    let plain =
+        Limit::new(&LimitSpec { scope: None, ..spec(Algorithm::SlidingWindowCounter, 120, global(4)) }).unwrap();
+    let shared = Limit::new(&spec(Algorithm::SlidingWindowCounter, 120, global(4))).unwrap().in_region();
+    for (limit, is_kept) in [(plain, true), (shared, false)] {
+        let cache = OverLimitCache::new(1 << 20, true, Instant::now());
+        let counter = OwnedCounter { limit, enforced: true, quota: false, tag: 0 };
+        let request = ChargeRequest::new(Hits::Charge(100), 0);
+        let command = ChargeCommand::new(SmallVec::from_iter([counter]), request);
+        let mut state = State::empty(limit.counting());
+        state.set_clock(&GlobalClock { valid_until: NOW.plus_us(1), ..GlobalClock::UNKNOWN });
+        let results = [(); 2].map(|()| state.charge(&limit, NOW, request));
+        assert!(!results[1].admitted && results[1].retry_after_us.is_some(), "{results:?}");
+        let at = Instant::now();
+        cache.update(1, from_ref(&command), &[SmallVec::from_iter([results[1]])], CallTimes { sent: at, answered: at });
+        assert_eq!(cache.find(1, from_ref(&command), at).is_some(), is_kept, "{limit:?}");
+    }
+}
