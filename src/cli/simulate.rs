@@ -157,7 +157,7 @@ fn replay(
     let decode_seconds = traffic.decode_time.as_secs_f64();
     let speed = ReplaySpeed::new(simulation.replayed(), simulation.requests, replay_seconds, decode_seconds);
     let mut results = SimulationResults::new(simulation, traffic.summary, speed, args.top.into());
-    let of_rules = fixed.iter().filter_map(|rules| warnings::of_rules(rules));
+    let of_rules = fixed.iter().flat_map(|rules| warnings::of_rules(rules));
     results.warnings = warnings::warnings(simulation, traffic.summary, &results).into_iter().chain(of_rules).collect();
     results.conditions = args.fail_if.iter().map(|condition| condition.evaluate(&results)).collect();
     Ok(results)

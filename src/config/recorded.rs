@@ -145,6 +145,7 @@ pub fn compile_options(settings: &SettingsRecord) -> CompileOptions {
         log_max: settings.log_max,
         on_store_error: settings.on_store_error,
         max_replicas: settings.max_replicas,
+        regions: settings.regions,
         ..CompileOptions::default()
     }
 }

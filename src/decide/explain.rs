@@ -10,7 +10,8 @@ use super::context::DecisionContext;
 use super::selection::{SelectedLimit, SelectedRequest, Selection, select};
 use crate::algorithm::ChargeResult;
 use crate::counter::Charge;
-use crate::limit::{Consistency, Limit, Overshoot};
+use crate::limit::region_loss::RegionLossPolicy;
+use crate::limit::{Consistency, GlobalScope, Limit, Overshoot};
 use crate::request::{Descriptor, Entry, Request};
 use crate::rule::matching::MatchKind;
 use crate::rule::set::{DomainRules, RuleSet};
@@ -289,19 +290,48 @@ impl ExplainedCounter {
 }
 
 fn guarantee(limit: &Limit, any_is_strict: bool) -> Cow<'static, str> {
+    if let Some(scope) = limit.global_scope() {
+        return global_guarantee(limit, scope).into();
+    }
     let most = match limit.consistency() {
         Consistency::Strict => return "strict: every admitted hit is counted first".into(),
         Consistency::Eventual(_) if any_is_strict => {
             return "eventual, but strict like another limit of the descriptor: every admitted hit is counted first"
                 .into();
         }
-        Consistency::Eventual(Overshoot::Hits(hits)) => format!("{hits} hits"),
-        Consistency::Eventual(Overshoot::MilliPercent(part)) => {
+        Consistency::Eventual(overshoot) => overshoot_text(overshoot),
+    };
+    format!("eventual: all replicas together admit at most {most} beyond the limit in any span of a period").into()
+}
+
+/// Promise of a global limit, and what one of its regions may admit alone.
+fn global_guarantee(limit: &Limit, scope: GlobalScope) -> String {
+    let most = overshoot_text(scope.max_overshoot);
+    let (regions, reserve, allowance) = (scope.regions, limit.region_reserve(), limit.loss_allowance());
+    let promise = match scope.on_region_loss {
+        RegionLossPolicy::Share | RegionLossPolicy::Deny => {
+            format!("all {regions} regions together admit at most {most} beyond the limit in any span of a period")
+        }
+        RegionLossPolicy::Local | RegionLossPolicy::Allow => {
+            format!("no bound over all {regions} regions while one is cut off; otherwise they admit at most the limit")
+        }
+    };
+    let policy = scope.on_region_loss.name();
+    let cut_off = match scope.on_region_loss {
+        RegionLossPolicy::Allow => format!("any number (on_region_loss: {policy})"),
+        _ => format!("{allowance} per period (on_region_loss: {policy})"),
+    };
+    format!("global: {promise}; reserve of a region: {reserve}; when cut off, beyond its grants and reserve: {cut_off}")
+}
+
+fn overshoot_text(overshoot: Overshoot) -> String {
+    match overshoot {
+        Overshoot::Hits(hits) => format!("{hits} hits"),
+        Overshoot::MilliPercent(part) => {
             let percent = format!("{}.{:03}", part / 1000, part % 1000);
             format!("{} %", percent.trim_end_matches('0').trim_end_matches('.'))
         }
-    };
-    format!("eventual: all replicas together admit at most {most} beyond the limit in any span of a period").into()
+    }
 }
 
 /// `10 per 5 minutes by token_bucket, bucket_size 20`.
@@ -313,7 +343,8 @@ pub fn limit_text(limit: &Limit) -> String {
         None => String::new(),
     };
     let rejected = if limit.count_rejected() { ", rejected hits count" } else { "" };
-    format!("{} per {period} by {}{capacity}{rejected}", limit.requests_per_unit(), limit.algorithm())
+    let scope = if limit.global_scope().is_some() { ", scope global" } else { "" };
+    format!("{} per {period} by {}{capacity}{rejected}{scope}", limit.requests_per_unit(), limit.algorithm())
 }
 
 /// `key=value,key=value`, as it was sent.

@@ -1,5 +1,7 @@
 //! Headers of the decision log: the settings and rules from which a tool repeats the decisions that follow.
 
+use std::num::NonZeroU16;
+
 use serde::{Deserialize, Serialize};
 
 use crate::limit::StorePolicy;
@@ -57,6 +59,9 @@ pub struct SettingsRecord {
     pub on_store_error: StorePolicy,
     /// `TOLLKEEPER_MAX_REPLICAS`.
     pub max_replicas: u32,
+    /// Number of regions of `TOLLKEEPER_REGIONS`; absent if there is only one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub regions: Option<NonZeroU16>,
     /// `TOLLKEEPER_DECISION_LOG_WHEN`.
     pub when: Vec<String>,
     /// `TOLLKEEPER_DECISION_LOG_SAMPLE`, 0 to 1.

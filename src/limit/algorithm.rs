@@ -194,6 +194,11 @@ impl Algorithm {
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|algorithm| algorithm.name() == name)
     }
+
+    /// True if `scope: global` applies: a region can decide alone by windows or rates that it was granted.
+    pub const fn can_be_global(self) -> bool {
+        matches!(self, Self::FixedWindow | Self::SlidingWindowCounter | Self::TokenBucket)
+    }
 }
 
 impl fmt::Display for Algorithm {

@@ -208,5 +208,7 @@ fn warnings(parts: RecommendationParts<'_>) -> Vec<String> {
     warn(lost > 0, format!("{lost} charges found no room for a counter and were left out (raise --memory)"));
     let eventual = matches!(subject.limit.consistency(), Consistency::Eventual(_));
     warn(eventual, "the limit has `consistency: eventual`, and was replayed as strict".to_owned());
+    let global = subject.limit.global_scope().is_some();
+    warn(global, "the limit has `scope: global`, and was replayed as one limit without regions".to_owned());
     warnings
 }

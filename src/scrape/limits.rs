@@ -102,6 +102,7 @@ fn limit_series(compiled: &CompiledLimit) -> Series {
         .label("algorithm", limit.algorithm().to_string())
         .label("period", limit.period().to_string())
         .label("consistency", consistency)
+        .label("scope", if limit.global_scope().is_some() { "global" } else { "region" })
 }
 
 fn overshoot(limits: &[Arc<LimitStats>]) -> Family {

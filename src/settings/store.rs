@@ -1,5 +1,7 @@
 //! The store of the counters: this process, Redis or memcache.
 
+use std::num::NonZeroU16;
+
 use super::choices::BackendType;
 use super::memcache::MemcacheSettings;
 use super::redis::read;
@@ -48,6 +50,12 @@ static SHARED_STORE: [&dyn AnySetting; 7] = [
 ];
 
 impl StoreSettings {
+    /// Number of regions that share the store's global limits; `None` if there is only one.
+    pub fn number_of_regions(&self) -> Option<NonZeroU16> {
+        let Self::Redis(redis) = self else { return None };
+        NonZeroU16::new(u16::try_from(redis.regions.as_ref()?.names.len()).ok()?)
+    }
+
     /// Deployments of Redis that hold counters.
     pub(super) fn deployments(&self) -> impl Iterator<Item = &DeploymentSettings> {
         let redis = match self {

@@ -2,7 +2,7 @@
 
 use super::results::SimulationResults;
 use super::simulation::{LogProperties, Simulation};
-use crate::limit::Consistency;
+use crate::limit::{Consistency, Limit};
 use crate::replay::source::SourceSummary;
 use crate::rule::set::RuleSet;
 
@@ -75,9 +75,20 @@ fn of_log(log: &LogProperties) -> Vec<String> {
     warnings
 }
 
-/// Returns a warning about rules that a replay decides in another way than a server.
-pub fn of_rules(rules: &RuleSet) -> Option<String> {
-    let limits = rules.rules().flat_map(|rule| &rule.limits);
-    let eventual = limits.filter(|limit| matches!(limit.limit.consistency(), Consistency::Eventual(_))).count();
-    (eventual > 0).then(|| format!("{eventual} limits with `consistency: eventual` are replayed as strict"))
+/// Returns warnings about rules that a replay decides in another way than a server.
+pub fn of_rules(rules: &RuleSet) -> Vec<String> {
+    let count = |has: fn(&Limit) -> bool| {
+        rules.rules().flat_map(|rule| &rule.limits).filter(|compiled| has(&compiled.limit)).count()
+    };
+    let eventual = count(|limit| matches!(limit.consistency(), Consistency::Eventual(_)));
+    let eventual =
+        (eventual > 0).then(|| format!("{eventual} limits with `consistency: eventual` are replayed as strict"));
+    let global = count(|limit| limit.global_scope().is_some());
+    let global = (global > 0).then(|| {
+        format!(
+            "{global} limits with `scope: global` are replayed as one limit without regions \
+             (give the logs of all regions)"
+        )
+    });
+    eventual.into_iter().chain(global).collect()
 }

@@ -504,6 +504,37 @@ fn check_and_explain_apply_defaults_of_rules() {
 }
 
 #[test]
+fn explain_shows_the_promise_of_a_global_limit() {
+    let rules = |keys: &str| {
+        let limit = format!("{{unit: minute, requests_per_unit: 6000, scope: global{keys}}}");
+        format!("domain: good\ndescriptors:\n  - {{key: a, rate_limit: {limit}}}\n")
+    };
+    let (share, allow) = (rules(""), rules(", reserve: 5%, on_region_loss: allow"));
+    let directory = directory(&[("share.yaml", &share), ("allow.yaml", &allow)]);
+    let explained = |file: &str, env: &[(&str, &str)]| {
+        let explain = ["explain", "--config", file, "--domain", "good", "--descriptor", "a=1"];
+        Run { directory: directory.path(), env, ..Run::default() }.with(&explain).stdout
+    };
+    let regions = [
+        ("BACKEND_TYPE", "redis"),
+        ("REDIS_URL", "127.0.0.1:1"),
+        ("TOLLKEEPER_REGION", "eu"),
+        ("TOLLKEEPER_REGIONS", "eu,us,asia"),
+        ("TOLLKEEPER_GLOBAL_REDIS_URL", "127.0.0.1:2"),
+    ];
+    let text = explained("share.yaml", &regions);
+    assert!(text.contains("6000 per minute by fixed_window, scope global"), "{text}");
+    assert!(text.contains("all 3 regions together admit at most 5 % beyond the limit"), "{text}");
+    assert!(text.contains("reserve of a region: 200; "), "{text}");
+    assert!(text.contains("beyond its grants and reserve: 50 per period (on_region_loss: share)"), "{text}");
+    let text = explained("allow.yaml", &regions);
+    assert!(text.contains("no bound over all 3 regions while one is cut off"), "{text}");
+    assert!(text.contains("any number (on_region_loss: allow)"), "{text}");
+    let text = explained("share.yaml", &[]);
+    assert!(text.contains("strict: every admitted hit") && !text.contains("scope global"), "{text}");
+}
+
+#[test]
 fn closed_stdout_is_not_an_error() {
     let mut child =
         Command::new(PROGRAM).arg("schema").env_clear().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

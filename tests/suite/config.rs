@@ -3,6 +3,7 @@
 //! Each invalid file is in `config/bad`, with the expected diagnostics beside it. After a deliberate change of
 //! messages, `BLESS=1 cargo test --test suite config::` rewrites those texts; read them before the commit.
 
+use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -443,6 +444,31 @@ fn suspicious_rules_get_warnings() {
         let compiled = load(&text).unwrap_or_else(|found| panic!("{text}\n{found}"));
         assert!(compiled.warnings.to_string().contains(expected), "{text}\n{}", compiled.warnings);
         assert_eq!(compiled.warnings.warnings().len(), 1, "{text}\n{}", compiled.warnings);
+    }
+}
+
+#[test]
+fn global_limit_that_regions_cannot_share_well_gets_a_warning() {
+    let three = CompileOptions { regions: NonZeroU16::new(3), ..CompileOptions::default() };
+    let table = [
+        ("{unit: minute, requests_per_unit: 1000, scope: global}", &three, None),
+        ("{unit: minute, requests_per_unit: 999, scope: global}", &three, Some("is split coarsely")),
+        ("{unit: second, requests_per_unit: 1000, scope: global}", &three, Some("is split coarsely")),
+        ("{unit: minute, requests_per_unit: 999, scope: region}", &three, None),
+        (
+            "{unit: minute, requests_per_unit: 1000, scope: global}",
+            &CompileOptions::default(),
+            Some("`scope: global` has no effect without TOLLKEEPER_REGIONS"),
+        ),
+    ];
+    for (limit, options, expected) in table {
+        let text = rule(limit);
+        let compiled = compile(&[source("x.yaml", text.as_bytes())], options).expect("it loads");
+        let warnings = compiled.warnings.to_string();
+        match expected {
+            Some(expected) => assert!(warnings.contains(expected), "{limit}: {warnings}"),
+            None => assert_eq!(warnings, "", "{limit}"),
+        }
     }
 }
 

@@ -259,7 +259,7 @@ fn limit_of_each_rule_is_exported() {
     let of = |rule: &str, algorithm: &str, period: &str| {
         format!(
             "tollkeeper_rule_limit{{algorithm=\"{algorithm}\",consistency=\"strict\",domain=\"shop\",\
-             period=\"{period}\",rule=\"shop.{rule}\"}}"
+             period=\"{period}\",rule=\"shop.{rule}\",scope=\"region\"}}"
         )
     };
     let found = watched.scrape();

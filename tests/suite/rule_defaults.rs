@@ -233,6 +233,11 @@ fn default_that_a_limit_cannot_have_is_left_out_with_the_reason() {
         ),
         (
             "{unit: day, requests_per_unit: 5}",
+            "defaults: {shop: {scope: global}}",
+            "`scope: global` of defaults.yaml:1:19 is left out: `scope: global`: the reserve of this limit gives each of",
+        ),
+        (
+            "{unit: day, requests_per_unit: 5}",
             r#"defaults: {shop: {count_rejected: true}, "*": {consistency: eventual}}"#,
             "is left out: it contradicts `count_rejected`, which takes precedence",
         ),

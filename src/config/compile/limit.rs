@@ -249,7 +249,8 @@ fn check_overshoot(
     if spec.consistency.is_none() && spec.scope.is_none() {
         let hint = match spec.algorithm.properties().not_eventual {
             Some(_) => format!("remove it; a {} is always strict", spec.algorithm),
-            None => "a strict limit is never exceeded; remove it, or add `consistency: eventual`".to_owned(),
+            None => "a strict limit is never exceeded; remove it, or add `consistency: eventual` or `scope: global`"
+                .to_owned(),
         };
         reader.error(overshoot.at, &field_path, "`max_overshoot` without `consistency: eventual`", hint);
     }

@@ -116,11 +116,9 @@ fn global_scope(
     limit: LimitKeys,
     options: &CompileOptions,
 ) -> Option<Scope> {
-    let by_algorithm =
-        matches!(limit.algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindowCounter | Algorithm::TokenBucket);
     let waits = own.max_wait_us.is_some_and(|wait| wait.value > 0);
     let counts_rejected = own.count_rejected.is_some_and(|counted| counted.value);
-    let can_be_global = by_algorithm && !limit.eventual && !waits && !counts_rejected;
+    let can_be_global = limit.algorithm.can_be_global() && !limit.eventual && !waits && !counts_rejected;
     let global = own.global.or(defaults.global.filter(|_| can_be_global))?;
     let reserve = own.reserve_milli_percent.or(defaults.reserve_milli_percent);
     let on_region_loss = own.on_region_loss.or(defaults.on_region_loss);

@@ -72,7 +72,8 @@ fn on_global(
     options: &CompileOptions,
     field_path: &FieldPath<'_>,
 ) {
-    if limit.global_scope().is_none() {
+    // Memcache refuses such a limit.
+    if limit.global_scope().is_none() || options.memcache {
         return;
     }
     let at = written.defaultable.global.map_or(written.at, |global| global.at);

@@ -21,11 +21,16 @@ pub(super) fn check_keys(reader: &mut DocumentReader<'_>, keys: &DefaultableKeys
     check(uncounted.map(|spanned| spanned.at), "count_rejected", "false");
     let eventual = keys.eventual.filter(|eventual| eventual.value);
     check(eventual.map(|spanned| spanned.at), "consistency", "eventual");
+    let global = keys.global.filter(|global| global.value);
+    check(global.map(|spanned| spanned.at), "scope", "global");
 }
 
 /// Returns `true` if a limit needs more than an increment.
 pub(super) fn is_conditional(spec: &LimitSpec) -> bool {
-    spec.algorithm != Algorithm::FixedWindow || spec.count_rejected == Some(false) || spec.consistency.is_some()
+    spec.algorithm != Algorithm::FixedWindow
+        || spec.count_rejected == Some(false)
+        || spec.consistency.is_some()
+        || spec.scope.is_some()
 }
 
 /// Removes the keys of defaults that need more than an increment.
@@ -34,6 +39,7 @@ pub(super) fn without_conditions(keys: DefaultableKeys) -> DefaultableKeys {
         algorithm: keys.algorithm.filter(|algorithm| algorithm.value == Algorithm::FixedWindow),
         count_rejected: keys.count_rejected.filter(|counted| counted.value),
         eventual: keys.eventual.filter(|eventual| !eventual.value),
+        global: keys.global.filter(|global| !global.value),
         ..keys
     }
 }

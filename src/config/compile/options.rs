@@ -53,13 +53,8 @@ impl From<&Settings> for CompileOptions {
             on_store_error: settings.rules.on_store_error,
             memcache: matches!(settings.store, StoreSettings::Memcache(_)),
             max_replicas: settings.rules.max_replicas,
-            regions: regions(&settings.store),
+            regions: settings.store.number_of_regions(),
             rule_defaults: Arc::default(),
         }
     }
-}
-
-fn regions(store: &StoreSettings) -> Option<NonZeroU16> {
-    let StoreSettings::Redis(redis) = store else { return None };
-    NonZeroU16::new(u16::try_from(redis.regions.as_ref()?.names.len()).ok()?)
 }

@@ -18,6 +18,7 @@ pub fn check_defaults(reader: &mut DocumentReader<'_>, settings: &DefaultableKey
             "a strict limit is never exceeded; remove one",
         );
     }
+    check_global(reader, settings, field_path);
     let Some(eventual) = eventual else { return };
     let algorithm = settings.algorithm.map(|spanned| spanned.value);
     let clashes = [
@@ -31,5 +32,17 @@ pub fn check_defaults(reader: &mut DocumentReader<'_>, settings: &DefaultableKey
     for (_, with) in clashes.into_iter().filter(|(clash, _)| *clash) {
         let message = format!("`consistency: eventual` cannot be kept with {with}");
         reader.error(eventual.at, &field_path.key("consistency"), message, "set one of them in the rules instead");
+    }
+}
+
+/// Reports keys that no limit keeps beside a default of `scope: global`.
+fn check_global(reader: &mut DocumentReader<'_>, settings: &DefaultableKeys, field_path: &FieldPath<'_>) {
+    let Some(global) = settings.global.filter(|global| global.value) else { return };
+    let algorithm = settings.algorithm.map(|spanned| spanned.value);
+    let never_global = algorithm.filter(|algorithm| !algorithm.can_be_global()).map(Algorithm::name);
+    let eventual = settings.eventual.filter(|eventual| eventual.value).map(|_| "`consistency: eventual`");
+    for with in [never_global, eventual].into_iter().flatten() {
+        let message = format!("`scope: global` cannot be kept with {with}");
+        reader.error(global.at, &field_path.key("scope"), message, "set one of them in the rules instead");
     }
 }

@@ -1,5 +1,7 @@
 //! Records: what is written can be read, without a loss, and fits the schema.
 
+use std::num::NonZeroU16;
+
 use proptest::prelude::*;
 use smallvec::smallvec;
 use tollkeeper::decision_log::convert::{hits_of, signed_hits};
@@ -103,6 +105,7 @@ pub(super) fn header() -> HeaderRecord {
             log_max: 10_000,
             on_store_error: StorePolicy::Deny,
             max_replicas: 16,
+            regions: NonZeroU16::new(3),
             when: vec!["all".to_owned()],
             sample: 0.01,
             values: "plain".to_owned(),

@@ -112,6 +112,21 @@ fn keys_outside_the_sample_are_not_counted() {
 }
 
 #[test]
+fn global_limit_counts_the_requests_of_all_regions_once() {
+    let limit_text = "{unit: minute, requests_per_unit: 6000, scope: global}";
+    let rules = format!("domain: shop\ndescriptors:\n  - {{key: login, rate_limit: {limit_text}}}\n");
+    let log = Log::with_settings("p", &rules, &json!({"regions": 3})).ten_of_ann_and_two_of_bob();
+    let files = Files::new().with("log.jsonl", log.text()).with("global.yaml", &rules);
+    let results = files.simulate("--rules global.yaml --traffic log.jsonl --json").json();
+    let new = &limit(&results, "shop.login")["new"];
+    assert_eq!(new["limit"], "6000 per minute by fixed_window, scope global");
+    assert_eq!(new["rejected"], 0);
+    let told = "1 limits with `scope: global` are replayed as one limit without regions (give the logs of all regions)";
+    let warnings = results["warnings"].as_array().unwrap();
+    assert!(warnings.iter().any(|warning| warning == told), "{warnings:?}");
+}
+
+#[test]
 fn losses_and_bounds_are_told() {
     let mut log = Log::new("p", OLD_RULES);
     let names: Vec<String> = (0..30_000).map(|number| format!("login=user{number}")).collect();
