@@ -56,8 +56,13 @@ impl Files {
     }
 
     fn run(&self, arguments: &[&str]) -> Simulated {
+        self.run_with(arguments, &[])
+    }
+
+    fn run_with(&self, arguments: &[&str], env: &[(&str, &str)]) -> Simulated {
         let mut command = Command::new(PROGRAM);
         command.arg("simulate").args(arguments).current_dir(self.0.path()).env_clear().envs(inherited_env());
+        command.envs(env.iter().copied());
         Simulated(command.output().unwrap())
     }
 }

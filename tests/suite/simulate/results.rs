@@ -115,9 +115,18 @@ fn keys_outside_the_sample_are_not_counted() {
 fn global_limit_counts_the_requests_of_all_regions_once() {
     let limit_text = "{unit: minute, requests_per_unit: 6000, scope: global}";
     let rules = format!("domain: shop\ndescriptors:\n  - {{key: login, rate_limit: {limit_text}}}\n");
-    let log = Log::with_settings("p", &rules, &json!({"regions": 3})).ten_of_ann_and_two_of_bob();
+    let log = Log::with_settings("p", &rules, &json!({"regions": 2})).ten_of_ann_and_two_of_bob();
     let files = Files::new().with("log.jsonl", log.text()).with("global.yaml", &rules);
-    let results = files.simulate("--rules global.yaml --traffic log.jsonl --json").json();
+    let regions = [
+        ("BACKEND_TYPE", "redis"),
+        ("REDIS_URL", "127.0.0.1:1"),
+        ("TOLLKEEPER_REGION", "eu"),
+        ("TOLLKEEPER_REGIONS", "eu,us"),
+        ("TOLLKEEPER_GLOBAL_REDIS_URL", "127.0.0.1:2"),
+    ];
+    let arguments = ["--rules", "global.yaml", "--traffic", "log.jsonl", "--json"];
+    let results = files.run_with(&arguments, &regions).json();
+    assert_eq!(limit(&results, "shop.login")["old"]["limit"], "6000 per minute by fixed_window, scope global");
     let new = &limit(&results, "shop.login")["new"];
     assert_eq!(new["limit"], "6000 per minute by fixed_window, scope global");
     assert_eq!(new["rejected"], 0);
