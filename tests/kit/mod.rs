@@ -22,6 +22,7 @@ pub(crate) mod redis;
 pub(crate) mod redis_counters;
 pub(crate) mod replica;
 pub(crate) mod scrape;
+pub(crate) mod seeded_random;
 pub(crate) mod signal;
 pub(crate) mod statsd;
 pub(crate) mod tcp_proxy;

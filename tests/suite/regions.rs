@@ -5,6 +5,7 @@ mod clocks;
 mod division;
 mod grants;
 mod membership;
+mod model;
 mod processes;
 mod region_counters;
 mod region_grants;

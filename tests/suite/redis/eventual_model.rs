@@ -9,7 +9,6 @@
 //! `PROPTEST_CASES=2000 cargo test --test suite redis::eventual_model` executes 2000 runs of each scenario and
 //! number of replicas. `TOLLKEEPER_TABLE` names a file that the admitted hits are written to, as a table.
 
-mod seeded_random;
 mod ledger;
 mod scenario;
 pub(super) mod redis;

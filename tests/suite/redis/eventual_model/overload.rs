@@ -12,9 +12,9 @@ use tollkeeper::request::Hits;
 
 use super::ledger::By;
 use super::scenario::{Arrival, Network, Plan, counted, limit};
-use super::seeded_random::Chance;
 use super::simulation::World;
 use super::{ALGORITHMS, publish};
+use crate::kit::seeded_random::Chance;
 
 const MS: u64 = 1_000;
 const S: u64 = 1_000_000;

@@ -1,0 +1,727 @@
+//! Regions, their replicas, the links between them, and the global Redis.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tollkeeper::algorithm::ChargeRequest;
+use tollkeeper::algorithm::global_bucket::{self, TermRequest, TokenPool};
+use tollkeeper::algorithm::global_clock::GlobalClock;
+use tollkeeper::algorithm::global_window::{self, WindowPool};
+use tollkeeper::algorithm::loss_allowance::LossPeriod;
+use tollkeeper::algorithm::region_bucket_grant::RegionTerm;
+use tollkeeper::algorithm::region_grant::RegionGrant;
+use tollkeeper::algorithm::state::State;
+use tollkeeper::clock::Time;
+use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::region_loss::RegionLossPolicy;
+use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Scope};
+use tollkeeper::redis::server_clock::{ClockJumps, ClockReading, InstantRange, ServerClock, process_us};
+use tollkeeper::request::Hits;
+use tollkeeper::store::redis::global::clocks::{ClockOffsets, global_clock};
+use tollkeeper::store::redis::global::membership::Membership;
+use tollkeeper::store::redis::global::region_identity::{IdentityReply, RegionId, RegionIdentity};
+
+use super::ledger::{GrantUse, Use};
+use crate::kit::seeded_random::Chance;
+
+/// Period of the limit: 10 s.
+pub(super) const PERIOD_US: i64 = 10_000_000;
+const SECOND_US: i64 = 1_000_000;
+/// Duration of a run.
+const END_US: i64 = 9 * PERIOD_US;
+/// Time of all Redis at the start, but for their offsets.
+const START_US: i64 = 1_783_512_000_000_000;
+const STORE_TIMEOUT: Duration = Duration::from_millis(50);
+const REPLICAS: usize = 2;
+
+/// Rule that the simulation leaves out, to see that it matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Breakage {
+    /// Global time is taken as known exactly.
+    ExactClock,
+    /// The clock of a call is valid at any time of the region's Redis.
+    UncheckedJump,
+    /// An answer is taken although its request is not open.
+    RepeatedGrant,
+    /// A grant is taken in any window.
+    LateGrant,
+    /// What was granted returns if the answer is slow.
+    HastyReturn,
+    /// Each region takes the reserve of all.
+    WholeReserve,
+    /// A term lasts for a minute longer than the global Redis knows.
+    LongTerm,
+}
+
+impl Breakage {
+    const WINDOWS: &[Algorithm] = &[Algorithm::FixedWindow, Algorithm::SlidingWindowCounter];
+    const BUCKET: &[Algorithm] = &[Algorithm::TokenBucket];
+
+    /// All, with the algorithms that rest on the rule.
+    pub(super) const ALL: [(Self, &[Algorithm]); 7] = [
+        (Self::ExactClock, Self::WINDOWS),
+        (Self::UncheckedJump, Self::WINDOWS),
+        (Self::RepeatedGrant, Self::WINDOWS),
+        (Self::LateGrant, Self::WINDOWS),
+        (Self::HastyReturn, Self::WINDOWS),
+        (Self::WholeReserve, Self::WINDOWS),
+        (Self::LongTerm, Self::BUCKET),
+    ];
+}
+
+/// Circumstances of a run.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    seed: u64,
+    pub(super) regions: usize,
+    pub(super) limit: Limit,
+    /// Limit that regions change to, each at its own time; equal to `limit` in most runs.
+    pub(super) changed: Limit,
+    /// Chance of a fault in a second, one in this number; 0: none.
+    faults: u64,
+    breakage: Option<Breakage>,
+}
+
+impl Plan {
+    pub(super) fn random(algorithm: Algorithm, seed: u64, breakage: Option<Breakage>) -> Self {
+        let mut chance = Chance::new(seed);
+        let regions = 2 + chance.place(5);
+        let hits = u32::try_from(chance.between(200, 2000)).expect("it is small");
+        let on_region_loss = chance.pick(&[RegionLossPolicy::Share, RegionLossPolicy::Deny, RegionLossPolicy::Local]);
+        let parts = if breakage == Some(Breakage::WholeReserve) { 2 } else { regions };
+        let limit = |hits| {
+            let parts = NonZeroU16::new(u16::try_from(parts).expect("it is small")).expect("there are regions");
+            let scope = GlobalScope { on_region_loss, ..GlobalScope::new(parts) };
+            let period = Period::new(Unit::Second, 10).expect("it is a period");
+            let spec = LimitSpec { scope: Some(Scope::Global(scope)), ..LimitSpec::new(algorithm, hits, period) };
+            Limit::new(&spec).expect("the limit is valid").in_region()
+        };
+        let changed = if chance.one_in(4) { limit(hits / 2 + 50) } else { limit(hits) };
+        let regions = if breakage == Some(Breakage::WholeReserve) { regions.max(6) } else { regions };
+        Self { seed, regions, limit: limit(hits), changed, faults: chance.pick(&[0, 30, 10, 4]), breakage }
+    }
+
+    /// Largest value of both limits.
+    pub(super) fn largest(&self, of: impl Fn(&Limit) -> u32) -> u32 {
+        of(&self.limit).max(of(&self.changed))
+    }
+
+    fn is(&self, breakage: Breakage) -> bool {
+        self.breakage == Some(breakage)
+    }
+}
+
+/// Clock of a machine.
+#[derive(Clone, Copy, Debug)]
+struct Drifting {
+    offset_us: i64,
+    ppm: i64,
+}
+
+impl Drifting {
+    fn at(self, true_us: i64) -> i64 {
+        self.offset_us + true_us + true_us * self.ppm / 1_000_000
+    }
+
+    fn time(self, true_us: i64) -> Time {
+        Time::from_micros(u64::try_from(self.at(true_us)).expect("it is after 1970"))
+    }
+}
+
+struct Replica {
+    clock: Drifting,
+    /// Number of its starts.
+    incarnation: u64,
+    region_clock: ServerClock,
+    global_clock: ServerClock,
+    membership: Membership,
+}
+
+struct Region {
+    clock: Drifting,
+    limit: Limit,
+    state: State,
+    replicas: Vec<Replica>,
+    /// True time until which nothing passes to the global Redis or back.
+    cut_until_us: i64,
+    /// Mean time between two requests.
+    pause_us: u64,
+}
+
+/// Sender of a message, and the time when it sent.
+#[derive(Clone, Copy, Debug)]
+struct Sender {
+    region: usize,
+    replica: usize,
+    incarnation: u64,
+    sent: Instant,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Server {
+    Region,
+    Global,
+}
+
+/// Open grant request of a region's counter.
+#[derive(Clone, Copy, Debug)]
+struct Ask {
+    request: u64,
+    wanted: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    Window(RegionGrant),
+    Term(RegionTerm),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// A client sends a request to a region.
+    Arrive {
+        region: usize,
+    },
+    /// A charge or refund runs in the region's Redis.
+    Execute {
+        from: Sender,
+        clock: GlobalClock,
+        hits: Hits,
+    },
+    Reply {
+        from: Sender,
+        server: Time,
+        ask: Option<Ask>,
+    },
+    /// A grant request runs in the global Redis.
+    Grant {
+        from: Sender,
+        ask: Ask,
+    },
+    Granted {
+        from: Sender,
+        server: Time,
+        answer: Answer,
+    },
+    /// An answer is given to the region's counter.
+    Give {
+        region: usize,
+        clock: GlobalClock,
+        answer: Answer,
+    },
+    /// Unused hits of a window leave the region's counter.
+    GiveBack {
+        region: usize,
+        window: u64,
+    },
+    TakeBack {
+        region: usize,
+        window: u64,
+        hits: u64,
+    },
+    Heartbeat {
+        region: usize,
+        replica: usize,
+    },
+    /// A server tells its time.
+    Tell {
+        from: Sender,
+        server: Server,
+    },
+    Told {
+        from: Sender,
+        server: Server,
+        time: Time,
+    },
+    /// Something may fail.
+    Fault,
+    ChangeRule {
+        region: usize,
+    },
+}
+
+/// Counts over a run.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Tally {
+    pub(super) requests: u64,
+    pub(super) admitted: u64,
+    pub(super) from_loss: u64,
+    /// Grants that a counter took, and that it did not take.
+    pub(super) grants: u64,
+    pub(super) void_grants: u64,
+    /// Calls that ran without a valid clock, or while their process was cut off.
+    pub(super) unknown: u64,
+    pub(super) cut_off: u64,
+    pub(super) jumps: u64,
+}
+
+impl Tally {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.admitted += other.admitted;
+        self.from_loss += other.from_loss;
+        self.grants += other.grants;
+        self.void_grants += other.void_grants;
+        self.unknown += other.unknown;
+        self.cut_off += other.cut_off;
+        self.jumps += other.jumps;
+    }
+}
+
+pub(super) struct World {
+    plan: Plan,
+    chance: Chance,
+    now_us: i64,
+    events: BTreeMap<(i64, u64), Event>,
+    scheduled: u64,
+    origin: Instant,
+    global_clock: Drifting,
+    windows: global_window::State,
+    bucket: global_bucket::State,
+    /// True time until which the global Redis runs nothing.
+    paused_until_us: i64,
+    regions: Vec<Region>,
+    pub(super) uses: Vec<Use>,
+    /// Number of times that each region's Redis lost its data, and that its clock jumped.
+    pub(super) losses: Vec<i64>,
+    pub(super) jumps: Vec<i64>,
+    pub(super) tally: Tally,
+}
+
+impl World {
+    /// Executes a run.
+    pub(super) fn live(plan: &Plan) -> Self {
+        let mut world = Self::new(plan);
+        for region in 0..plan.regions {
+            world.schedule(0, Event::Arrive { region });
+            for replica in 0..REPLICAS {
+                world.schedule(0, Event::Heartbeat { region, replica });
+            }
+            let changes_at = world.chance.below(u64::try_from(END_US).expect("it is positive"));
+            world.schedule(i64::try_from(changes_at).expect("it is small"), Event::ChangeRule { region });
+        }
+        world.schedule(SECOND_US, Event::Fault);
+        while let Some(((at, _), event)) = world.events.pop_first() {
+            if at > END_US {
+                break;
+            }
+            world.now_us = at;
+            world.handle(event);
+        }
+        world
+    }
+
+    fn new(plan: &Plan) -> Self {
+        let mut chance = Chance::new(!plan.seed);
+        let origin = Instant::now();
+        let redis = |chance: &mut Chance| Drifting {
+            offset_us: START_US + signed(chance.below(7_200_000_000)),
+            ppm: signed(chance.below(1001)) - 500,
+        };
+        let regions = (0..plan.regions).map(|_| {
+            let clock = redis(&mut chance);
+            let replicas = (0..REPLICAS).map(|_| {
+                let clock = Drifting { offset_us: SECOND_US, ppm: signed(chance.below(1001)) - 500 };
+                Replica::start(clock, origin, 0, 0)
+            });
+            let replicas = replicas.collect();
+            // Together the regions want about twice the limit, unevenly.
+            let wanted = u64::from(plan.limit.requests_per_unit()) / plan.regions as u64 + 1;
+            let pause_us = 2 * 10_000_000 / (wanted * chance.between(1, 4));
+            let limit = plan.limit;
+            Region { clock, limit, state: State::empty(limit.counting()), replicas, cut_until_us: 0, pause_us }
+        });
+        let regions = regions.collect();
+        Self {
+            plan: plan.clone(),
+            global_clock: redis(&mut chance),
+            chance,
+            now_us: 0,
+            events: BTreeMap::new(),
+            scheduled: 0,
+            origin,
+            windows: global_window::State::default(),
+            bucket: global_bucket::State::default(),
+            paused_until_us: 0,
+            regions,
+            uses: Vec::new(),
+            losses: vec![0; plan.regions],
+            jumps: vec![0; plan.regions],
+            tally: Tally::default(),
+        }
+    }
+
+    fn schedule(&mut self, after_us: i64, event: Event) {
+        self.scheduled += 1;
+        self.events.insert((self.now_us + after_us, self.scheduled), event);
+    }
+
+    /// Time on the way to the region's Redis; some calls are late.
+    fn near_us(&mut self) -> i64 {
+        signed(if self.chance.one_in(50) { self.chance.between(1000, 400_000) } else { self.chance.between(50, 3000) })
+    }
+
+    /// Time on the way to the global Redis; some messages are very slow.
+    fn far_us(&mut self) -> i64 {
+        let is_slow = self.chance.one_in(40);
+        signed(if is_slow { self.chance.between(300_000, 12_000_000) } else { self.chance.between(25_000, 150_000) })
+    }
+
+    /// Returns true if a message between a region and the global Redis is lost now.
+    fn is_lost(&mut self, region: usize) -> bool {
+        self.regions[region].cut_until_us > self.now_us || (self.plan.faults > 0 && self.chance.one_in(30))
+    }
+
+    fn instant(&self, region: usize, replica: usize) -> Instant {
+        self.regions[region].replicas[replica].instant(self.origin, self.now_us)
+    }
+
+    fn sender(&self, region: usize, replica: usize) -> Sender {
+        let incarnation = self.regions[region].replicas[replica].incarnation;
+        Sender { region, replica, incarnation, sent: self.instant(region, replica) }
+    }
+
+    /// Returns the replica of a message, unless it has crashed since.
+    fn replica(&self, from: &Sender) -> Option<&Replica> {
+        Some(&self.regions[from.region].replicas[from.replica]).filter(|it| it.incarnation == from.incarnation)
+    }
+
+    /// Returns the clock that the process passes with a call it sends now.
+    fn clock_of_call(&self, region: usize, replica: usize) -> GlobalClock {
+        let from = self.instant(region, replica);
+        let within = InstantRange { from, until: from + STORE_TIMEOUT };
+        let replica = &self.regions[region].replicas[replica];
+        let offsets = replica.region_clock.offset(within).zip(replica.global_clock.offset(within));
+        let clock = offsets.map(|(region, global)| global_clock(ClockOffsets { region, global }, within));
+        let period_us = u64::try_from(PERIOD_US).expect("it is positive");
+        let mut clock = replica.membership.restrict(clock.unwrap_or(GlobalClock::UNKNOWN), period_us, from);
+        if self.plan.is(Breakage::ExactClock) {
+            let middle = i64::midpoint(clock.offset_lo, clock.offset_hi);
+            (clock.offset_lo, clock.offset_hi) = (middle, middle);
+        }
+        if self.plan.is(Breakage::UncheckedJump) && clock.valid_until > Time::default() {
+            (clock.valid_from, clock.valid_until) = (Time::default(), Time::from_micros(1 << 53));
+        }
+        clock
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Arrive { region } => self.arrive(region),
+            Event::Execute { from, clock, hits } => self.execute(from, &clock, hits),
+            Event::Reply { from, server, ask } => self.reply(from, server, ask),
+            Event::Grant { from, ask } => self.grant(from, ask),
+            Event::Granted { from, server, answer } => self.granted(from, server, answer),
+            Event::Give { region, clock, answer } => self.give(region, &clock, answer),
+            Event::GiveBack { region, window } => self.give_back(region, window),
+            Event::TakeBack { region, window, hits } => {
+                let (now, pool) = (self.global_clock.time(self.now_us), window_pool(&self.regions[region].limit));
+                self.windows.take_back(now, pool, window, hits);
+            }
+            Event::Heartbeat { region, replica } => self.heartbeat(region, replica),
+            Event::Tell { from, server } => self.tell(from, server),
+            Event::Told { from, server, time } => self.told(from, server, time),
+            Event::Fault => self.fault(),
+            Event::ChangeRule { region } => self.regions[region].limit = self.plan.changed,
+        }
+    }
+
+    fn arrive(&mut self, region: usize) {
+        let pause_us = self.chance.below(2 * self.regions[region].pause_us + 1);
+        self.schedule(signed(pause_us), Event::Arrive { region });
+        let replica = self.chance.place(REPLICAS);
+        let (from, clock) = (self.sender(region, replica), self.clock_of_call(region, replica));
+        let hits = Hits::Charge(self.chance.between(1, 3));
+        let after_us = self.near_us();
+        self.schedule(after_us, Event::Execute { from, clock, hits });
+        self.tally.requests += 1;
+    }
+
+    fn execute(&mut self, from: Sender, clock: &GlobalClock, hits: Hits) {
+        let region = &mut self.regions[from.region];
+        let now = region.clock.time(self.now_us);
+        region.state.set_clock(clock);
+        let (request_before, loss_before, granted_before) =
+            (region.state.open_request(), loss(&region.state), granted(&region.state));
+        let result = region.state.charge(&region.limit, now, ChargeRequest::new(hits, 0));
+        let (request, loss) = (region.state.open_request(), loss(&region.state));
+        let from_loss = loss.used > if loss.start == loss_before.start { loss_before.used } else { 0 };
+        let used = match hits {
+            Hits::Charge(hits) if result.admitted => signed(hits),
+            Hits::Refund(_) => -signed(result.before.saturating_sub(result.after)),
+            Hits::Charge(_) | Hits::Peek => 0,
+        };
+        let (global_us, region_us) = (self.global_clock.at(self.now_us), region.clock.at(self.now_us));
+        if used != 0 {
+            let grant = granted_before.spent(granted(&region.state));
+            self.uses.push(Use { region: from.region, global_us, region_us, hits: used, grant, from_loss });
+        }
+        if let Hits::Charge(_) = hits {
+            self.tally.admitted += u64::from(result.admitted);
+            self.tally.from_loss += u64::from(result.admitted && from_loss);
+            self.tally.unknown += u64::from(now < clock.valid_from || now >= clock.valid_until);
+            self.tally.cut_off += u64::from(clock.cut_off);
+        }
+        let most = u64::from(region.limit.requests_per_unit());
+        let wanted = u32::try_from(self.chance.between(1, most)).expect("it is small");
+        let ask = (request != request_before && request != 0).then_some(Ask { request, wanted });
+        let after_us = self.near_us();
+        self.schedule(after_us, Event::Reply { from, server: now, ask });
+        if used > 0 && self.chance.one_in(20) {
+            let (from, clock) = (self.sender(from.region, from.replica), self.clock_of_call(from.region, from.replica));
+            let after_us = 20 * self.near_us();
+            self.schedule(after_us, Event::Execute { from, clock, hits: Hits::Refund(used.unsigned_abs()) });
+        }
+    }
+
+    fn reply(&mut self, from: Sender, server: Time, ask: Option<Ask>) {
+        let within = InstantRange { from: from.sent, until: self.instant(from.region, from.replica) };
+        let Some(replica) = self.replica(&from) else { return };
+        let is_jump = replica.region_clock.record(&ClockReading { within, server });
+        self.tally.jumps += u64::from(is_jump);
+        if let Some(ask) = ask {
+            let from = Sender { sent: within.until, ..from };
+            let after_us = self.far_us();
+            if !self.is_lost(from.region) {
+                self.schedule(after_us, Event::Grant { from, ask });
+            }
+        }
+    }
+
+    fn grant(&mut self, from: Sender, ask: Ask) {
+        if self.paused_until_us > self.now_us {
+            return self.schedule(self.paused_until_us - self.now_us, Event::Grant { from, ask });
+        }
+        let (now, limit) = (self.global_clock.time(self.now_us), self.regions[from.region].limit);
+        let next_request_at = Time::from_micros(ask.request).plus_us(1_000_000);
+        let answer = if limit.algorithm() == Algorithm::TokenBucket {
+            let pool = TokenPool { rate: limit.max_granted(), capacity: limit.max_granted_capacity() };
+            let region = u32::try_from(from.region).expect("it is small");
+            let term_us = 5_000_000;
+            let Some(grant) = self.bucket.grant(now, TermRequest { region, wanted: ask.wanted, term_us, pool }) else {
+                return;
+            };
+            Answer::Term(RegionTerm {
+                request: ask.request,
+                epoch: 0,
+                rate: grant.rate,
+                capacity: grant.capacity,
+                end: grant.end,
+                exhausted: grant.rate < ask.wanted,
+                next_request_at,
+            })
+        } else {
+            let grant = self.windows.grant(now, window_pool(&limit), ask.wanted);
+            let (hits, exhausted) = (u64::from(grant.hits), grant.hits == 0);
+            Answer::Window(RegionGrant {
+                request: ask.request,
+                window: grant.window,
+                epoch: 0,
+                hits,
+                low: hits / 3,
+                exhausted,
+                next_request_at,
+            })
+        };
+        if let Answer::Window(RegionGrant { window, hits, .. }) = answer
+            && self.plan.is(Breakage::HastyReturn)
+        {
+            self.schedule(200_000, Event::TakeBack { region: from.region, window, hits });
+        }
+        let after_us = self.far_us();
+        if !self.is_lost(from.region) {
+            self.schedule(after_us, Event::Granted { from, server: now, answer });
+        }
+    }
+
+    fn granted(&mut self, from: Sender, server: Time, answer: Answer) {
+        let Sender { region, replica: index, sent, .. } = from;
+        let until = self.instant(region, index);
+        let Some(replica) = self.replica(&from) else { return };
+        replica.global_clock.record(&ClockReading { within: InstantRange { from: sent, until }, server });
+        replica.membership.record_answer(process_us(until));
+        let clock = self.clock_of_call(region, index);
+        let times = if self.chance.one_in(10) { 2 } else { 1 };
+        for time in 0..times {
+            let after_us = self.near_us() + time * signed(self.chance.below(3_000_000));
+            self.schedule(after_us, Event::Give { region, clock, answer });
+        }
+    }
+
+    fn give(&mut self, index: usize, clock: &GlobalClock, answer: Answer) {
+        let region = &mut self.regions[index];
+        let now = region.clock.time(self.now_us);
+        region.state.set_clock(clock);
+        let open_request = region.state.open_request();
+        let is_taken = match (&mut region.state, answer) {
+            (State::RegionWindow(state), Answer::Window(mut grant)) => {
+                if self.plan.is(Breakage::RepeatedGrant) {
+                    state.counts.open_request = grant.request;
+                }
+                if self.plan.is(Breakage::LateGrant) {
+                    (grant.window, grant.request) = (state.counts.window, open_request);
+                }
+                state.counts.take_grant(&grant)
+            }
+            (State::RegionBucket(state), Answer::Term(mut term)) => {
+                if self.plan.is(Breakage::LongTerm) {
+                    term.end = term.end.plus_us(60_000_000);
+                }
+                state.take_term(&region.limit, now, &term)
+            }
+            _ => false,
+        };
+        self.tally.grants += u64::from(is_taken);
+        self.tally.void_grants += u64::from(!is_taken);
+        if let Answer::Window(grant) = answer
+            && region.limit.algorithm() == Algorithm::SlidingWindowCounter
+        {
+            let end_us = signed((grant.window + 1) * u64::try_from(PERIOD_US).expect("it is positive"));
+            let rest_us = end_us - SECOND_US - self.global_clock.at(self.now_us);
+            self.schedule(rest_us.max(0), Event::GiveBack { region: index, window: grant.window });
+        }
+    }
+
+    fn give_back(&mut self, region: usize, window: u64) {
+        let State::RegionWindow(state) = &mut self.regions[region].state else { return };
+        let hits = state.counts.give_back(window);
+        let after_us = self.far_us();
+        if hits > 0 && !self.is_lost(region) {
+            self.schedule(after_us, Event::TakeBack { region, window, hits });
+        }
+    }
+
+    fn heartbeat(&mut self, region: usize, replica: usize) {
+        self.schedule(SECOND_US, Event::Heartbeat { region, replica });
+        let from = self.sender(region, replica);
+        let after_us = self.near_us();
+        self.schedule(after_us, Event::Tell { from, server: Server::Region });
+        let after_us = self.far_us();
+        if !self.is_lost(region) {
+            self.schedule(after_us, Event::Tell { from, server: Server::Global });
+        }
+    }
+
+    fn tell(&mut self, from: Sender, server: Server) {
+        let (time, after_us) = match server {
+            Server::Region => (self.regions[from.region].clock.time(self.now_us), self.near_us()),
+            Server::Global if self.paused_until_us > self.now_us => {
+                return self.schedule(self.paused_until_us - self.now_us, Event::Tell { from, server });
+            }
+            Server::Global => (self.global_clock.time(self.now_us), self.far_us()),
+        };
+        if matches!(server, Server::Region) || !self.is_lost(from.region) {
+            self.schedule(after_us, Event::Told { from, server, time });
+        }
+    }
+
+    fn told(&mut self, from: Sender, server: Server, time: Time) {
+        let until = self.instant(from.region, from.replica);
+        let Some(replica) = self.replica(&from) else { return };
+        let reading = ClockReading { within: InstantRange { from: from.sent, until }, server: time };
+        let is_jump = match server {
+            Server::Region => replica.region_clock.record(&reading),
+            Server::Global => {
+                replica.membership.record_answer(process_us(until));
+                replica.global_clock.record(&reading)
+            }
+        };
+        self.tally.jumps += u64::from(is_jump);
+    }
+
+    fn fault(&mut self) {
+        self.schedule(SECOND_US, Event::Fault);
+        if self.plan.faults == 0 {
+            return;
+        }
+        for region in 0..self.plan.regions {
+            if !self.chance.one_in(self.plan.faults) {
+                continue;
+            }
+            let span_us = signed(self.chance.between(500_000, 25_000_000));
+            match self.chance.below(6) {
+                0 | 1 => self.regions[region].cut_until_us = self.now_us + span_us,
+                2 => self.paused_until_us = self.now_us + span_us / 4,
+                3 => {
+                    let index = self.chance.place(REPLICAS);
+                    let replica = &mut self.regions[region].replicas[index];
+                    *replica = Replica::start(replica.clock, self.origin, self.now_us, replica.incarnation + 1);
+                }
+                4 => {
+                    let jump_us = signed(self.chance.between(2_000_000, 60_000_000));
+                    self.regions[region].clock.offset_us += if self.chance.one_in(2) { jump_us } else { -jump_us };
+                    self.jumps[region] += 1;
+                }
+                _ => {
+                    let region_state = &mut self.regions[region];
+                    region_state.state = State::empty(region_state.limit.counting());
+                    self.losses[region] += 1;
+                }
+            }
+        }
+    }
+}
+
+impl Replica {
+    fn start(clock: Drifting, origin: Instant, now_us: i64, incarnation: u64) -> Self {
+        let jumps = Arc::<ClockJumps>::default();
+        let membership = Membership::default();
+        let identity = RegionIdentity { id: RegionId([1; 16]), list_changed: Time::default(), is_new: false };
+        let reply = IdentityReply { now: Time::from_secs(1), identity };
+        let replica = Self {
+            clock,
+            incarnation,
+            region_clock: ServerClock::new(Arc::clone(&jumps)),
+            global_clock: ServerClock::new(jumps),
+            membership,
+        };
+        replica.membership.record_identity(&reply, process_us(replica.instant(origin, now_us)));
+        replica
+    }
+
+    fn instant(&self, origin: Instant, now_us: i64) -> Instant {
+        origin + Duration::from_micros(u64::try_from(self.clock.at(now_us)).expect("it is after the start"))
+    }
+}
+
+/// Granted hits that are left of a window.
+#[derive(Clone, Copy, Debug, Default)]
+struct GrantedHits {
+    window: u64,
+    left: u64,
+}
+
+impl GrantedHits {
+    /// Returns the hits that a charge spent; negative for a refund.
+    fn spent(self, after: Self) -> GrantUse {
+        let left = if self.window == after.window { self.left } else { 0 };
+        GrantUse { window: signed(after.window), hits: signed(left) - signed(after.left) }
+    }
+}
+
+fn granted(state: &State) -> GrantedHits {
+    match state {
+        State::RegionWindow(state) => GrantedHits { window: state.counts.window, left: state.counts.granted },
+        _ => GrantedHits::default(),
+    }
+}
+
+fn loss(state: &State) -> LossPeriod {
+    match state {
+        State::RegionWindow(state) => state.counts.loss,
+        State::RegionBucket(state) => state.counts.loss,
+        other => panic!("{other:?} does not count in a region"),
+    }
+}
+
+fn window_pool(limit: &Limit) -> WindowPool {
+    let is_sliding = limit.algorithm() == Algorithm::SlidingWindowCounter;
+    WindowPool { period_us: limit.period_us(), is_sliding, max: limit.max_granted() }
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).expect("it is small")
+}
