@@ -191,16 +191,6 @@ impl GlobalGrants {
         self.membership.restrict(clock, period_us, within.from)
     }
 
-    /// Returns the settings of the regions.
-    pub(super) const fn settings(&self) -> &RegionSettings {
-        &self.settings
-    }
-
-    /// Returns the membership of this region.
-    pub(super) fn membership(&self) -> &Membership {
-        &self.membership
-    }
-
     /// Requests a grant in the background.
     pub(super) fn request(&self, request: GrantRequest) {
         self.requests.push(request);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tollkeeper::algorithm::ChargeRequest;
 use tollkeeper::algorithm::global_bucket::{self, TermRequest, TokenPool};
 use tollkeeper::algorithm::global_clock::GlobalClock;
-use tollkeeper::algorithm::global_window::{self, WindowPool};
+use tollkeeper::algorithm::global_window::{self, WindowPool, WindowReturn};
 use tollkeeper::algorithm::loss_allowance::LossPeriod;
 use tollkeeper::algorithm::region_bucket_grant::RegionTerm;
 use tollkeeper::algorithm::region_grant::RegionGrant;
@@ -419,7 +419,8 @@ impl World {
             Event::GiveBack { region, window } => self.give_back(region, window),
             Event::TakeBack { region, window, hits } => {
                 let (now, pool) = (self.global_clock.time(self.now_us), window_pool(&self.regions[region].limit));
-                self.windows.take_back(now, pool, window, hits);
+                let epoch = Time::default();
+                self.windows.take_back(now, pool, WindowReturn { window, hits, epoch });
             }
             Event::Heartbeat { region, replica } => self.heartbeat(region, replica),
             Event::Tell { from, server } => self.tell(from, server),
