@@ -136,15 +136,16 @@ fn fallback_divides_a_global_limit_by_regions_too() {
 }
 
 #[test]
-fn fallback_ignores_the_state_of_a_region() {
+fn fallback_keeps_its_hits_whatever_a_region_reports() {
     let limit = Limit::new(&spec(Algorithm::FixedWindow, 120, global(4))).unwrap();
     let fallback = Fallback::new(1 << 20, NonZeroU32::MIN);
     let counted = limit.in_region();
     let mut state = State::empty(counted.counting());
     state.charge(&counted, NOW, ChargeRequest::new(Hits::Charge(1), 0));
     with_charge(&limit, 30, |charge| {
-        fallback.remember(charge.key, &[(counted, counter_tag(&limit, 0))], from_ref(&state), NOW);
         assert!(fallback.charge(charge, NOW)[0].admitted);
+        fallback.remember(charge.key, &[(counted, counter_tag(&limit, 0))], from_ref(&state), NOW);
+        assert!(!fallback.charge(charge, NOW)[0].admitted);
     });
 }
 
