@@ -103,6 +103,10 @@ fn text(explanation: &Explanation, has_counters: bool) -> String {
     if let Some(version) = &explanation.source_version {
         let _ = writeln!(page, "version {} of the rules", truncated(version));
     }
+    if let Some(region) = &explanation.region {
+        let state = if region.cut_off { ", cut off from the global Redis" } else { "" };
+        let _ = writeln!(page, "region {}{state}", truncated(&region.name));
+    }
     for (index, descriptor) in explanation.descriptors.iter().enumerate() {
         let _ = writeln!(page, "\ndescriptor {}: {}", index + 1, truncated(&descriptor.descriptor));
         describe(&mut page, descriptor, has_counters);

@@ -31,8 +31,20 @@ pub struct Explanation {
     /// Version of the rules at their source; absent if it has no versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source_version: Option<String>,
+    /// Region of the process; absent if there is only one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub region: Option<ExplainedRegion>,
     /// One for each descriptor, in its order.
     pub descriptors: Vec<ExplainedDescriptor>,
+}
+
+/// Region whose counters are shown.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct ExplainedRegion {
+    /// Its name.
+    pub name: String,
+    /// True if the global Redis does not answer it.
+    pub cut_off: bool,
 }
 
 /// Explanation of one descriptor.
@@ -138,12 +150,19 @@ impl Explanation {
             domain: request.domain.to_owned(),
             known_domain: domain.is_some(),
             source_version: None,
+            region: None,
             descriptors: descriptors.collect(),
         }
     }
 }
 
 impl Decider {
+    /// Region of this process; `None` if there is only one.
+    pub fn explained_region(&self) -> Option<ExplainedRegion> {
+        let stats = self.store.stats().shared?.regions?;
+        Some(ExplainedRegion { name: stats.region, cut_off: !stats.connected })
+    }
+
     /// Peeks at the counters that `request` would charge: the results of each descriptor's limits, candidates last;
     /// `None` where the store failed.
     pub async fn peek(&self, context: DecisionContext<'_>, request: &Request<'_>) -> Vec<Vec<Option<ChargeResult>>> {

@@ -99,7 +99,8 @@ pub(super) async fn explain(State(state): State<AppState>, body: Bytes) -> Respo
         let behaviour = &service.decider.behaviour;
         let explained = Explanation::of(behaviour, &loaded.rules, &decode::request(&request), &counters);
         let source_version = service.rules.source_version().map(|version| version.to_string());
-        pretty_json(&Explanation { source_version, ..explained })
+        let region = service.decider.explained_region();
+        pretty_json(&Explanation { source_version, region, ..explained })
     };
     tokio::task::spawn_blocking(explain).await.unwrap_or_else(|_| internal_error())
 }

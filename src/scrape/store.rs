@@ -6,6 +6,7 @@ use crate::decide::Decider;
 use crate::health::Health;
 use crate::limit::StorePolicy;
 use crate::store::memory::usage::MemoryUsage;
+use crate::store::redis::global::notices::MembershipNotice;
 use crate::store::stats::{
     CommandCount, EventualSharing, GrantTotals, PoolStats, RegionStats, SharedStoreStats, StoreServerStats,
 };
@@ -78,9 +79,10 @@ fn shared_store(stats: SharedStoreStats, emit: &mut dyn FnMut(Family)) {
 fn region(stats: &RegionStats, emit: &mut dyn FnMut(Family)) {
     let help = "1 if the global Redis has answered within 5 s; 0: the region is cut off.";
     emit(Family::gauge("tollkeeper_region_connected", help, u8::from(stats.connected)));
-    let help =
-        "1 if the region may use less than its part: another region's list differs, or another Redis has its name.";
-    emit(Family::gauge("tollkeeper_region_restricted", help, u8::from(!stats.notices.is_empty())));
+    let help = "1 if another region has another list of regions, or another Redis has the name of this region.";
+    let differs = |notice| matches!(notice, &MembershipNotice::SecondRedis | &MembershipNotice::OtherLists(_));
+    let is_restricted = stats.notices.iter().any(differs);
+    emit(Family::gauge("tollkeeper_region_restricted", help, u8::from(is_restricted)));
     let help = "Total number of jumps of a Redis clock that were noticed.";
     emit(Family::counter("tollkeeper_clock_jumps_total", help, stats.clock_jumps));
     let GrantTotals { requested, failed, dropped, granted, wasted, returned, last_grant_us } = stats.grants;

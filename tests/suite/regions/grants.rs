@@ -185,6 +185,15 @@ fn cut_off_region_admits_its_reserve_and_what_the_policy_says() {
             assert_eq!(eu.charge(key, 700), expected, "{key}");
         }
         assert_eq!(eu.charge("allow", 1200), 1200);
+        let explained = |region: &Region, key: &str| region.replicas[0].0.explain(&body(key));
+        let [here, there] = [&eu, &us].map(|region| explained(region, "local")["region"].clone());
+        assert_eq!(here, json!({"name": "eu", "cut_off": true}));
+        assert_eq!(there, json!({"name": "us", "cut_off": false}));
+        let share = explained(&eu, "sliding");
+        let limit = &share["descriptors"][0]["limits"][0];
+        let promise = "global: all 2 regions together admit at most 5 % beyond the limit in any span of a period; reserve \
+                       of a region: 50; when cut off, beyond its grants and reserve: 12 per period (on_region_loss: share)";
+        assert_eq!((&limit["guarantee"], &limit["counter"]["remaining"]), (&json!(promise), &json!(0)));
         elsewhere.join().expect("it does not panic")
     });
     assert!(elsewhere <= 1000 - RESERVE && elsewhere >= 700, "{elsewhere}");
