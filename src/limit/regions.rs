@@ -123,13 +123,13 @@ impl Limit {
         }
     }
 
+    #[expect(clippy::cast_possible_truncation, reason = "at most `hits`: a valid scope reserves 100 % at most")]
     const fn reserve_of(&self, hits: u32) -> u32 {
         let Scope::Global(scope) = self.scope() else { return 0 };
         if self.requests_per_unit() == 0 {
             return 0;
         }
         let reserved = hits as u64 * scope.reserve_milli_percent as u64 / WHOLE_MILLI_PERCENT;
-        // At most `hits`: a valid scope reserves 100 % at most.
         (reserved / scope.regions.get() as u64) as u32
     }
 }

@@ -1,5 +1,6 @@
 //! Membership of a region: its identity, the registry of regions, and the times in which its own parts are unused.
 
+use std::slice::from_ref;
 use std::time::{Duration, Instant};
 
 use redis::{Connection, RedisResult, cmd};
@@ -148,11 +149,11 @@ fn registry_tells_the_lists_and_changes_of_the_other_regions() {
     let reply = scripts.report("eu", id(1), two(), START);
     assert_eq!(reply, MembersReply { now: START, is_second: false, list_changed: NEVER, others: vec![] });
     let eu = OtherRegion { name: "eu".into(), has_other_list: false, list_changed: NEVER, seen: START };
-    assert_eq!(scripts.report("us", id(2), two(), after(1)).others, [eu.clone()]);
+    assert_eq!(scripts.report("us", id(2), two(), after(1)).others, from_ref(&eu));
     let reply = scripts.report("us", id(2), three(), after(2));
     assert_eq!((reply.list_changed, reply.others), (after(2), vec![OtherRegion { has_other_list: true, ..eu }]));
     let us = OtherRegion { name: "us".into(), has_other_list: true, list_changed: after(2), seen: after(2) };
-    assert_eq!(scripts.report("eu", id(1), two(), after(3)).others, [us.clone()]);
+    assert_eq!(scripts.report("eu", id(1), two(), after(3)).others, from_ref(&us));
     let reply = scripts.report("eu", id(1), three(), after(4));
     assert_eq!((reply.list_changed, reply.others), (after(4), vec![OtherRegion { has_other_list: false, ..us }]));
     // A region's first list is no change.
