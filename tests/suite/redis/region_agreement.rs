@@ -374,6 +374,7 @@ fn stored(redis: &mut Redis, name: &str, counter: OwnedCounter, clock: &GlobalCl
 
 impl Redis {
     /// Gives a grant to a bucket, as the store does; true if it was taken.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of one call")]
     fn give_term(&mut self, name: &str, limit: &Limit, now: Time, term: &RegionTerm, clock: &GlobalClock) -> bool {
         let script = region_bucket_grant_script().text.as_bytes();
         let argument = encode_term(limit, Some(now), term);

@@ -196,7 +196,7 @@ fn cut_off_region_admits_its_reserve_and_what_the_policy_says() {
         assert_eq!((&limit["guarantee"], &limit["counter"]["remaining"]), (&json!(promise), &json!(0)));
         elsewhere.join().expect("it does not panic")
     });
-    assert!(elsewhere <= 1000 - RESERVE && elsewhere >= 700, "{elsewhere}");
+    assert!((700..=1000 - RESERVE).contains(&elsewhere), "{elsewhere}");
     eu.set_links(Mode::Pass);
     eu.wait_for_notices(&[]);
     let back = eu.charge("sliding", 100);

@@ -95,7 +95,7 @@ impl RegionCounter {
 
     /// True global time.
     fn global(&self) -> Time {
-        Time::from_micros(self.now.as_micros().strict_add_signed(self.offset_us))
+        Time::from_micros(self.now.as_micros().saturating_add_signed(self.offset_us))
     }
 
     fn window(&self) -> u64 {
