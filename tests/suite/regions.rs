@@ -2,6 +2,7 @@
 
 mod bucket_grants;
 mod clocks;
+mod demand;
 mod division;
 mod grants;
 mod membership;

@@ -34,16 +34,16 @@ const MIN_RATE_SPAN_US: u64 = 1_000_000;
 
 /// Demand on a bucket at the time of its grant request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct BucketDemand {
+pub struct BucketDemand {
     /// Tokens per period, beside the region's own.
-    wanted: u32,
+    pub wanted: u32,
     /// Duration of the grant in microseconds.
-    term_us: u64,
+    pub term_us: u64,
 }
 
 impl BucketDemand {
     /// Wants a quarter more than callers asked for, for two thirds of the period.
-    fn at(limit: &Limit, counts: &RegionBucketCounts, now_us: u64) -> Self {
+    pub fn at(limit: &Limit, counts: &RegionBucketCounts, now_us: u64) -> Self {
         let period_us = limit.period_us();
         let elapsed_us = now_us.saturating_sub(counts.requested_since.as_micros());
         let asked = u128::from(counts.requested) * u128::from(period_us) / u128::from(elapsed_us.max(MIN_RATE_SPAN_US));
@@ -58,7 +58,7 @@ impl BucketDemand {
 
     /// Time after which the next request is opened: before the term ends, and sooner if less was granted than wanted.
     /// So at most three grants to a region run at once.
-    fn pause_us(&self, granted: u32) -> u64 {
+    pub fn pause_us(&self, granted: u32) -> u64 {
         let pause_us = if granted < self.wanted { self.term_us / 5 * 2 } else { self.term_us / 4 * 3 };
         pause_us.max(REQUEST_INTERVAL_US)
     }
@@ -122,7 +122,7 @@ impl GrantWorker {
 
 /// Tokens that regions may be granted: all but their own, less a thousandth of the rate, as a region's clock may run
 /// that much faster than the global one.
-const fn pool(limit: &Limit) -> TokenPool {
+pub const fn pool(limit: &Limit) -> TokenPool {
     let drift = limit.requests_per_unit().div_ceil(1000);
     TokenPool { rate: limit.max_granted().saturating_sub(drift), capacity: limit.max_granted_capacity() }
 }

@@ -11,7 +11,7 @@ const STEADY_PARTS: u64 = 12;
 
 /// Demand on a counter of windows at the time of its grant request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct WindowDemand {
+pub struct WindowDemand {
     /// Hits that are left.
     left: u64,
     /// Hits that callers ask for until the window ends.
@@ -19,12 +19,12 @@ pub(super) struct WindowDemand {
     /// Hits that callers ask for within [`LOOKAHEAD_US`].
     soon: u64,
     /// Microseconds until the window ends.
-    pub(super) rest_us: u64,
+    pub rest_us: u64,
 }
 
 impl WindowDemand {
     /// Estimates the demand at `global_us`, a time of the window in microseconds. `reserve` is that of the region.
-    pub(super) fn at(counts: &RegionWindowCounts, reserve: u64, period_us: u64, global_us: u64) -> Self {
+    pub fn at(counts: &RegionWindowCounts, reserve: u64, period_us: u64, global_us: u64) -> Self {
         let elapsed_us = global_us.saturating_sub(counts.window * period_us).min(period_us);
         let rest_us = period_us - elapsed_us;
         let now = scaled(counts.requested, rest_us, elapsed_us.max(period_us / STEADY_PARTS));
@@ -38,14 +38,14 @@ impl WindowDemand {
     }
 
     /// Hits to request: those of the rest of the window and a tenth more, less what is left; at least one.
-    pub(super) fn wanted(&self) -> u32 {
+    pub fn wanted(&self) -> u32 {
         let until_end = self.until_end + self.until_end / 10;
         let wanted = until_end.max(self.soon).saturating_sub(self.left).max(1);
         u32::try_from(wanted).unwrap_or(u32::MAX)
     }
 
     /// Hits of which the next request is opened when no more are left, after a grant of `hits`.
-    pub(super) fn low_after(&self, hits: u64) -> u64 {
+    pub fn low_after(&self, hits: u64) -> u64 {
         self.soon.min((self.left + hits) / 2)
     }
 }
