@@ -1,8 +1,8 @@
 //! Use of global limits: hits go where the demand is, over regions in a simulation without faults.
 //!
-//! Regions ask and are answered as their processes do it, over links with a delay; the counters are those of both Redis.
-//! Requests are spread evenly over time. `cargo test --test suite regions::demand --
-//! --nocapture` prints what each period admits, in percent of the limit, and the grant requests.
+//! Regions ask and are answered as their processes do it, over links with a delay. The counters are those of both
+//! Redis. Requests are spread evenly over time. `cargo test --test suite regions::demand -- --nocapture` prints what
+//! each period admits, in percent of the limit, and the number of grant requests.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
@@ -178,7 +178,7 @@ impl Simulation {
             State::RegionBucket(state) => {
                 Ask::Bucket { request, demand: BucketDemand::at(&self.limit, &state.counts, self.now_us) }
             }
-            other => panic!("{other:?} is no counter of a region"),
+            other => panic!("{other:?} is not counted in a region"),
         };
         self.requests.push(self.now_us);
         self.send(self.delay_us / 2, Message::Request { region, ask });
