@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use tollkeeper::config::compile::options::CompileOptions;
 use tollkeeper::config::compile::{RuleText, compile};
 use tollkeeper::config::rule_defaults::RuleDefaults;
@@ -160,4 +161,17 @@ fn defaults_of_the_documentation_apply_to_rules() {
             assert_eq!((limit.algorithm().name(), limit.on_store_error().name()), (algorithm, "deny"));
         }
     }
+}
+
+#[test]
+fn values_of_two_regions_fit_the_chart() {
+    let page = read(&repository("docs/regions.md"));
+    let block = page.split("```yaml\n").find(|rest| rest.contains("globalRedis:")).expect("the page has an example");
+    let block = block.split("```").next().expect("a block ends");
+    let schema: Value = serde_json::from_str(&read(&repository("deploy/chart/values.schema.json"))).unwrap();
+    let chart = jsonschema::validator_for(&schema).unwrap();
+    let of_values = |yaml: &str| -> Value { serde_saphyr::from_str(yaml).unwrap() };
+    let errors = |yaml: &str| chart.iter_errors(&of_values(yaml)).map(|error| error.to_string()).collect::<Vec<_>>();
+    assert_eq!(errors(block), [""; 0]);
+    assert_eq!(errors(&block.replace("waitReplicas: 1", "waitReplicas: 2")).len(), 1, "the schema tells");
 }
