@@ -129,7 +129,9 @@ impl Limit {
         if self.requests_per_unit() == 0 {
             return 0;
         }
-        let reserved = hits as u64 * scope.reserve_milli_percent as u64 / WHOLE_MILLI_PERCENT;
+        let part = scope.reserve_milli_percent as u64;
+        let part = if part < WHOLE_MILLI_PERCENT { part } else { WHOLE_MILLI_PERCENT };
+        let reserved = hits as u64 * part / WHOLE_MILLI_PERCENT;
         (reserved / scope.regions.get() as u64) as u32
     }
 }
