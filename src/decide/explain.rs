@@ -332,7 +332,7 @@ fn global_guarantee(limit: &Limit, scope: GlobalScope) -> String {
             format!("all {regions} regions together admit at most {most} beyond the limit in any span of a period")
         }
         RegionLossPolicy::Local | RegionLossPolicy::Allow => {
-            format!("no bound over all {regions} regions while one is cut off; otherwise they admit at most the limit")
+            format!("no bound over all {regions} regions while one is cut off; otherwise as in one region")
         }
     };
     let policy = scope.on_region_loss.name();
