@@ -20,7 +20,6 @@ use smallvec::SmallVec;
 
 use crate::counter::{Counter, Path};
 use crate::limit::Limit;
-use crate::limit::algorithm::Algorithm;
 use crate::store::key_scan::CounterPath;
 
 /// Longest path in a key, in bytes, without the prefix and the suffix.
@@ -64,25 +63,24 @@ pub fn leases_key(counter_key: &[u8]) -> Bytes {
     [path, &rest[..candidate_end], LEASES_SUFFIX].concat().into()
 }
 
-/// Names of the countings of a region, as they stand in keys.
-const REGION_COUNTINGS: [&[u8]; 2] = [b":region_window:", b":region_bucket:"];
+/// Precedes the algorithm in the key of a counter that a region counts.
+const REGION: &[u8] = b":region_";
 
 /// Returns true for the key of a counter that a region counts; `head` is the start of its keys.
 pub(super) fn is_region_key(head: &[u8], key: &[u8]) -> bool {
-    let path_end = key.iter().position(|byte| *byte == b'}').unwrap_or(key.len());
-    let is_counting = |name: &[u8]| memmem::find(&key[path_end..], name).is_some();
-    key.starts_with(head) && REGION_COUNTINGS.into_iter().any(is_counting)
+    key.starts_with(head) && region_mark(key).is_some()
 }
 
 /// Returns the key in the global Redis of a counter that a region counts: it has the same slot there.
-pub(super) fn global_key(region_key: &[u8], algorithm: Algorithm) -> Bytes {
-    let path_end = region_key.iter().position(|byte| *byte == b'}').map_or(region_key.len(), |brace| brace + 1);
-    let suffix = REGION_COUNTINGS.into_iter().find_map(|name| {
-        let start = region_key[path_end..].windows(name.len()).position(|part| part == name)?;
-        Some((path_end + start, path_end + start + name.len()))
-    });
-    let (start, end) = suffix.unwrap_or((region_key.len(), region_key.len()));
-    [&region_key[..start], b":global_", algorithm.name().as_bytes(), b":", &region_key[end..]].concat().into()
+pub(super) fn global_key(region_key: &[u8]) -> Bytes {
+    let (start, end) = region_mark(region_key).map_or((0, 0), |at| (at, at + REGION.len()));
+    [&region_key[..start], b":global_", &region_key[end..]].concat().into()
+}
+
+/// Returns the position of [`REGION`], which stands after the path.
+fn region_mark(key: &[u8]) -> Option<usize> {
+    let path_end = key.iter().position(|byte| *byte == b'}')?;
+    memmem::find(&key[path_end..], REGION).map(|at| path_end + at)
 }
 
 /// Returns true for the key of a record of leases.
@@ -192,8 +190,8 @@ fn unescape(mut text: &[u8]) -> Option<Vec<u8>> {
 /// Appends algorithm, period and epoch, which distinguish the counters of a path. Equal lengths of periods are equal.
 fn with_suffix(mut key: BytesMut, counter: &Counter<'_>) -> Bytes {
     let limit = counter.limit;
-    key.extend_from_slice(b":");
-    key.extend_from_slice(limit.counting().name().as_bytes());
+    key.extend_from_slice(if limit.is_counted_in_region() { REGION } else { b":" });
+    key.extend_from_slice(limit.algorithm().name().as_bytes());
     write_period(&mut key, limit);
     if counter.epoch != 0 {
         write!(key, ":{}", counter.epoch).expect("a buffer accepts all writes");

@@ -29,6 +29,10 @@ descriptors:
     rate_limit: { unit: day, requests_per_unit: 1000, algorithm: fixed_window, scope: global, on_region_loss: local }
   - key: allow
     rate_limit: { unit: day, requests_per_unit: 1000, algorithm: fixed_window, scope: global, on_region_loss: allow }
+  - key: both
+    rate_limit:
+      - { unit: day, requests_per_unit: 1000, algorithm: fixed_window, scope: global }
+      - { unit: day, requests_per_unit: 900, algorithm: sliding_window_counter, scope: global }
   - key: short
     rate_limit: { unit: second, unit_multiplier: 10, requests_per_unit: 1000, algorithm: fixed_window, scope: global }
 ";
@@ -83,7 +87,8 @@ impl Region {
 
     /// State of the counter of a key; `None` if there is none.
     fn state(&self, key: &str) -> Option<RegionWindowCounts> {
-        let key = format!("tk1:{{shop|{key}=ann}}:region_window:86400s");
+        let algorithm = if key == "sliding" { "sliding_window_counter" } else { "fixed_window" };
+        let key = format!("tk1:{{shop|{key}=ann}}:region_{algorithm}:86400s");
         let words = words(&self.redis, &key);
         let &[_, window, granted, reserve_used, .., granted_total, _, _, _, open_request, _, epoch, _, _] = &*words
         else {
@@ -140,6 +145,17 @@ fn words(server: &Server, key: &str) -> Vec<u64> {
 /// Hits of a limit of a day that the global Redis has granted, less those returned.
 fn granted(global: &Server, key: &str, algorithm: &str) -> u64 {
     words(global, &format!("tk1:{{shop|{key}=ann}}:global_{algorithm}:86400s")).get(1).copied().unwrap_or(0)
+}
+
+#[test]
+fn two_algorithms_of_a_descriptor_count_apart() {
+    let global = servers::options().start();
+    let eu = Region::start("eu", "eu,us", &global, 1);
+    assert_eq!(eu.charge("both", 3), 3);
+    for algorithm in ["fixed_window", "sliding_window_counter"] {
+        let words = words(&eu.redis, &format!("tk1:{{shop|both=ann}}:region_{algorithm}:86400s"));
+        assert_eq!(words.get(3), Some(&3), "reserve used of {algorithm}: {words:?}");
+    }
 }
 
 /// Charges in all regions at once until nothing is admitted for a while; returns what each admitted.

@@ -10,7 +10,7 @@ use crate::kit::redis::{self as servers, Server};
 
 const START: Time = Time::from_secs(1_783_512_000);
 const LIST: &str = "tk1:{resets}";
-const COUNTER: &str = "tk1:{shop|user=ann}:region_window:60s";
+const COUNTER: &str = "tk1:{shop|user=ann}:region_fixed_window:60s";
 const NEVER: Time = Time::from_micros(0);
 
 fn after(seconds: u64) -> Time {

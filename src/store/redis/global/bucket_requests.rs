@@ -102,7 +102,7 @@ impl GrantWorker {
             term_us: demand.term_us,
             pool: pool(&request.limit),
         };
-        let key = global_key(&request.key, request.limit.algorithm());
+        let key = global_key(&request.key);
         let argument = bucket_grants::encode_request(term, None);
         let call = KeyScript { script: global_bucket_script(), key: &key, argument: &argument, more: &[] };
         let (reply, answer) = self.call_global(call, bucket_grants::decode_request).await?;

@@ -18,6 +18,8 @@ pub struct WindowDemand {
     until_end: u64,
     /// Hits that callers ask for within [`LOOKAHEAD_US`].
     soon: u64,
+    /// Hits that the region has used in the window.
+    used: u64,
     /// Microseconds until the window ends.
     pub rest_us: u64,
 }
@@ -32,15 +34,17 @@ impl WindowDemand {
         Self {
             left: counts.granted + reserve.saturating_sub(counts.reserve_used),
             until_end: now.max(before),
+            used: counts.granted_total.saturating_sub(counts.granted) + counts.reserve_used,
             soon: scaled(counts.requested, LOOKAHEAD_US.min(rest_us), elapsed_us.max(MIN_RATE_SPAN_US)),
             rest_us,
         }
     }
 
-    /// Hits to request: those of the rest of the window and a tenth more, less what is left; at least one.
+    /// Hits to request: those of the rest of the window and a tenth more, less what is left. At least a fourth of what
+    /// is used, so that requests grow with a burst late in a long window, and at least one.
     pub fn wanted(&self) -> u32 {
         let until_end = self.until_end + self.until_end / 10;
-        let wanted = until_end.max(self.soon).saturating_sub(self.left).max(1);
+        let wanted = until_end.max(self.soon).saturating_sub(self.left).max(self.used / 4).max(1);
         u32::try_from(wanted).unwrap_or(u32::MAX)
     }
 
@@ -82,6 +86,13 @@ mod tests {
         assert!(wanted >= 750, "what comes within 1.5 s: {wanted}");
         let steady = RegionWindowCounts { previous_requested: 600, ..Default::default() };
         assert_eq!(demand(steady, 0).wanted(), 630, "as in the window before, less the reserve");
+    }
+
+    #[test]
+    fn requests_grow_with_a_burst_late_in_a_window() {
+        let counts = RegionWindowCounts { requested: 430, granted_total: 400, reserve_used: 30, ..Default::default() };
+        let wanted = demand(counts, 59_000_000).wanted();
+        assert_eq!(wanted, 107, "a fourth of 430, where the mean of the window asks for 10");
     }
 
     #[test]

@@ -113,7 +113,7 @@ impl GrantWorker {
 
     /// Asks the global Redis for hits.
     async fn ask(&self, request: &GrantRequest, wanted: u32) -> Option<WindowReply> {
-        let key = global_key(&request.key, request.limit.algorithm());
+        let key = global_key(&request.key);
         let argument = window_grants::encode(pool(&request.limit), WindowCall::Grant { wanted }, None);
         let call = KeyScript { script: global_window_script(), key: &key, argument: &argument, more: &[] };
         let (reply, answer) = self.call_global(call, window_grants::decode).await?;

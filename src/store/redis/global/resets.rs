@@ -87,7 +87,7 @@ impl Resets {
     /// Resets the counter of all regions, and returns its epoch.
     async fn reset_globally(&self, counter: &RegionCounter, deadline: Instant) -> Result<Time, RedisError> {
         let algorithm = counter.limit.algorithm();
-        let key = global_key(&counter.key, algorithm);
+        let key = global_key(&counter.key);
         if algorithm == Algorithm::TokenBucket {
             let argument = bucket_grants::encode_reset(None);
             let reply = self.call_global(global_bucket_script(), &key, &argument, deadline).await?;

@@ -115,7 +115,7 @@ impl Returns {
         let taken = call.run(&self.region, CallKind::Unrecorded, Instant::now() + REGION_TIMEOUT).await;
         let taken = taken.ok().and_then(|taken| integer(&taken.reply)).and_then(|hits| u64::try_from(hits).ok());
         let Some(hits) = taken.filter(|hits| *hits > 0) else { return };
-        let key = global_key(&unused.key, unused.limit.algorithm());
+        let key = global_key(&unused.key);
         let purpose = WindowCall::Return(WindowReturn { window: unused.window, hits, epoch: unused.epoch });
         let argument = window_grants::encode(pool(&unused.limit), purpose, None);
         let call = KeyScript { script: global_window_script(), key: &key, argument: &argument, more: &[] };
