@@ -14,7 +14,8 @@
 //! In any span of one period, all regions together admit at most what the algorithm could admit in a span of that
 //! length, plus O. This holds for any delays, losses and partitions between the regions and the global Redis, for
 //! processes and regions that stop, and for clocks that are any time apart and drift by up to 500 ppm. It excludes what
-//! a Redis loses in a failover or through eviction, and what `on_region_loss` `local` and `allow` admit.
+//! a Redis loses in a failover or through eviction, what `on_region_loss` `local` and `allow` admit, and what refills
+//! in a token bucket, at most its region's capacity, when the clock of that region's Redis jumps forward.
 //!
 //! # Proof
 //!
