@@ -91,7 +91,9 @@ fn every_replica_shows_all() {
         // The replicas saw the same ten keys.
         let paths = report["rules"].as_array().unwrap().iter().find(|limit| limit["rule"] == "shop.path").unwrap();
         assert_eq!((&paths["matched"], &paths["replicas"]), (&json!(30), &json!(3)), "{report}");
-        assert_eq!(paths["distinct_keys"], json!(10), "{report}");
+        // An estimate: two of the ten keys share a register of the sketch in one run of ten, three in very few.
+        let distinct = paths["distinct_keys"].as_u64().expect("it is a number");
+        assert!((8..=11).contains(&distinct), "{report}");
         assert_eq!(report["recent"]["verdicts"], replicas_verdicts(&report), "{report}");
     }
     let text = Command::new(PROGRAM)

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use tollkeeper::clock::Clock;
 use tollkeeper::telemetry::logs::{Level, LogFormat, subscriber};
+use tracing::callsite::rebuild_interest_cache;
 use tracing::subscriber::with_default;
 
 use super::NOON;
@@ -37,7 +38,11 @@ fn lines(level: Level, env: &[(&str, &str)], requests: &[TestRequest]) -> Vec<St
     load_shop_rules(&service, RULES);
     let buffer = LogBuffer::default();
     let writer = buffer.clone();
-    let decide = || requests.iter().for_each(|request| drop(service.decide(request)));
+    let decide = || {
+        // Other tests change subscribers at the same time, and may have left this level off.
+        rebuild_interest_cache();
+        requests.iter().for_each(|request| drop(service.decide(request)));
+    };
     with_default(subscriber(level, LogFormat::Text, Clock::manual(NOON), move || writer.clone()), decide);
     let text = String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap();
     text.lines().map(|line| line.split_once(" level=").unwrap().1.to_owned()).collect()
