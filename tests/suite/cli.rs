@@ -546,7 +546,7 @@ fn closed_stdout_is_not_an_error() {
 #[test]
 fn readme_example_works() {
     let readme = read(&repository("README.md"));
-    let line = readme.lines().find_map(|line| line.trim().strip_prefix("cargo run --release -- call ")).unwrap();
+    let line = readme.lines().find_map(|line| line.trim().strip_prefix("cargo run -- call ")).unwrap();
     let server = with_rules(&read(&repository("config/example.yaml"))).start();
     let address = format!("127.0.0.1:{}", server.grpc_port());
     let arguments: Vec<&str> = ["call", "--addr", &address].into_iter().chain(line.split_whitespace()).collect();
