@@ -26,6 +26,7 @@ mod fallback;
 mod fleet;
 mod floods;
 mod fuzz_corpus;
+mod generated_code;
 mod grpc_protocol;
 mod help_examples;
 mod hostile;
