@@ -1,6 +1,6 @@
 //! Rust code and descriptors in `proto/generated/` agree with the files of `proto/`.
 //!
-//! They are committed, so that a build compiles no code generator. `BLESS=1 cargo test --test suite -- generated_code::`
+//! They are committed, so that builds compile no generator. `BLESS=1 cargo test --test suite -- generated_code::`
 //! writes them. Code and descriptors differ in one point. The Rust code takes `Entry.key` and `Entry.value` as bytes,
 //! because Envoy puts raw header bytes there; the descriptor set says `string`, as Envoy's own files do, so that
 //! requests written as text need no base64. On the wire both are the same.
