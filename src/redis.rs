@@ -7,10 +7,14 @@
 
 pub mod error;
 pub mod reply;
+pub mod script;
+pub mod key_call;
+pub(crate) mod merge_check;
 pub mod hash_slot;
 pub mod node_address;
 pub mod slot_range;
 pub mod server_clock;
+pub(crate) mod command;
 pub mod connection;
 pub(crate) mod send;
 pub(crate) mod connect_options;

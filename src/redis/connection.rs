@@ -4,15 +4,15 @@
 //! reply, learn that the connection closed. The rest of the client uses nothing below it, so that another connection,
 //! such as `MultiplexedConnection` of the `redis` crate, could take its place by a change of this file alone.
 
-mod command;
-
+use std::cmp::Ordering;
 use std::io;
 use std::time::Instant;
 
 use bytes::BytesMut;
 
-use self::command::write_command;
+use super::command::write_command;
 use super::error::RedisError;
+use super::key_call::{self, KeyCall, MAX_MERGED};
 use super::reply::{self, Reply};
 use crate::store_client::pipeline::{Closed, Pipeline};
 use crate::store_client::stream::Stream;
@@ -24,9 +24,11 @@ struct Resp;
 
 impl WireProtocol for Resp {
     type Reply = Reply;
+    type Mergeable = KeyCall;
 
     /// Replies of scripts have a few kilobytes.
     const MAX_REPLY_BYTES: usize = 16 << 20;
+    const MAX_MERGED: usize = MAX_MERGED;
 
     #[inline]
     fn encode(out: &mut BytesMut, words: &[&[u8]]) {
@@ -36,6 +38,22 @@ impl WireProtocol for Resp {
     #[inline]
     fn decode(input: &mut BytesMut) -> io::Result<Option<Reply>> {
         reply::next(input)
+    }
+
+    fn merge_order(one: &KeyCall, other: &KeyCall) -> Ordering {
+        one.merge_order(other)
+    }
+
+    fn can_merge(one: &KeyCall, other: &KeyCall) -> bool {
+        one.can_merge(other)
+    }
+
+    fn encode_merged(out: &mut BytesMut, calls: &[KeyCall]) {
+        key_call::encode(out, calls);
+    }
+
+    fn split(reply: Reply, calls: usize) -> Vec<Reply> {
+        key_call::split(reply, calls)
     }
 
     fn error_text(reply: &Reply) -> Option<&str> {
@@ -67,6 +85,15 @@ impl Connection {
     pub async fn call(&self, words: &[&[u8]], asking: bool, deadline: Option<Instant>) -> Result<Reply, RedisError> {
         let prefix: Option<&[&[u8]]> = asking.then_some(&[b"ASKING"]);
         Ok(self.0.call(words, prefix, deadline).await?)
+    }
+
+    /// Calls a script on one key, in one command with calls that are queued at the same moment, and waits for its reply
+    /// until `deadline`.
+    ///
+    /// # Errors
+    /// As for [`Connection::call`].
+    pub async fn call_key(&self, call: KeyCall, deadline: Instant) -> Result<Reply, RedisError> {
+        Ok(self.0.call_merged(call, deadline).await?)
     }
 }
 

@@ -24,6 +24,12 @@ pub(crate) trait HealthCheck: fmt::Debug + Send + Sync + 'static {
     /// Returns the commands to send; all keys contain `{hash_tag}`, so that they hash to one slot, and expire.
     fn commands(&self, hash_tag: u32) -> Vec<CommandWords>;
 
+    /// Returns keys that expire and hash to many slots, for the check that one script sees them all; empty: no call has
+    /// several keys.
+    fn merge_check_keys(&self) -> Vec<Bytes> {
+        Vec::new()
+    }
+
     /// Explains to an operator what an error reply means and what to do; `text` is the reply.
     fn advice(&self, error: RedisError, text: &str) -> String;
 }

@@ -15,8 +15,9 @@ use self::state::NodeState;
 use super::connection::Connection;
 use super::deployment_context::DeploymentContext;
 use super::error::{RedisError, ReplyError};
+use super::key_call::KeyCall;
 use super::reply::{Reply, integer};
-use super::send::send;
+use super::send::{checked, send};
 use super::server_clock::{ClockReading, ServerClock};
 use crate::clock::Clock;
 use crate::settings::endpoint::Endpoint;
@@ -104,6 +105,20 @@ impl Node {
             }
             None => self.record(&outcome),
         }
+        outcome
+    }
+
+    /// Returns true if calls on several keys may share a command.
+    pub(crate) fn can_merge(&self) -> bool {
+        self.state.can_merge.load(Ordering::Relaxed)
+    }
+
+    /// Calls a script on one key, in one command with calls that are queued at the same moment, and waits for its reply
+    /// until `deadline`. For nodes with [`Node::can_merge`].
+    pub(crate) async fn call_key(&self, call: KeyCall, deadline: Instant) -> Result<Reply, ReplyError> {
+        let connection = self.connection(deadline).await?;
+        let outcome = checked(connection.call_key(call, deadline).await);
+        self.record(&outcome);
         outcome
     }
 

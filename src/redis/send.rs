@@ -25,7 +25,12 @@ pub(crate) async fn send(
     asking: bool,
     deadline: Instant,
 ) -> Result<Reply, ReplyError> {
-    match connection.call(words, asking, Some(deadline)).await {
+    checked(connection.call(words, asking, Some(deadline)).await)
+}
+
+/// Turns an error reply into an error.
+pub(crate) fn checked(outcome: Result<Reply, RedisError>) -> Result<Reply, ReplyError> {
+    match outcome {
         Ok(Reply::Error(text)) => Err(ReplyError::from_reply(&text)),
         Ok(reply) => Ok(reply),
         Err(error) => Err(ReplyError::Failed(error)),

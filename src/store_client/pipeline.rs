@@ -71,4 +71,14 @@ impl<P: WireProtocol> Pipeline<P> {
         let reply = self.queue.push(words, prefix, deadline)?;
         reply.await.unwrap_or(Err(PipelineError::Broken))
     }
+
+    /// Sends a call, in one command with calls that are queued at the same moment and can share it, and waits for its
+    /// reply until `deadline`.
+    ///
+    /// # Errors
+    /// No reply arrived. An error reply is a reply.
+    pub async fn call_merged(&self, call: P::Mergeable, deadline: Instant) -> Result<P::Reply, PipelineError> {
+        let reply = self.queue.push_mergeable(call, deadline)?;
+        reply.await.unwrap_or(Err(PipelineError::Broken))
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
@@ -13,6 +13,7 @@ use crate::redis::connection::Connection;
 use crate::redis::deployment_context::DeploymentContext;
 use crate::redis::error::{RedisConnectError, RedisError};
 use crate::redis::health_check;
+use crate::redis::merge_check;
 use crate::redis::server_clock::ServerClock;
 use crate::settings::endpoint::Endpoint;
 use crate::store_client::connect::Connected;
@@ -33,6 +34,8 @@ pub(super) struct NodeState {
     pub(super) rejected_commands: RejectedCommands,
     /// A slot that the node owns, for the keys of health checks.
     pub(super) slot: AtomicU16,
+    /// Calls on several keys may share a command.
+    pub(super) can_merge: AtomicBool,
     pub(super) clock: ServerClock,
     pub(super) clock_jump_log: LogThrottle,
 }
@@ -49,6 +52,7 @@ impl NodeState {
             context,
             rejected_commands: RejectedCommands::new(),
             slot: AtomicU16::new(0),
+            can_merge: AtomicBool::new(false),
             clock,
             clock_jump_log: LogThrottle::every(CLOCK_JUMP_LOG_INTERVAL),
         }
@@ -62,6 +66,21 @@ impl NodeState {
         if self.server.record_failure(error) {
             self.request_refresh();
         }
+    }
+
+    /// Finds out if calls on several keys may share a command.
+    async fn check_merging(&self, connection: &Connection) {
+        let keys = self.context.health_check.merge_check_keys();
+        if self.context.is_cluster || keys.is_empty() {
+            return;
+        }
+        let outcome = timeout(self.context.call_timeout, merge_check::sees_all(connection, &keys)).await;
+        let can_merge = outcome.unwrap_or(false);
+        if !can_merge {
+            let server = &self.server.endpoint;
+            tracing::info!(%server, "a script does not see the keys of this redis server together: calls are not merged");
+        }
+        self.can_merge.store(can_merge, Ordering::Relaxed);
     }
 
     async fn run_health_check(&self, connection: &Connection) -> Result<(), RedisConnectError> {
@@ -86,11 +105,12 @@ impl SupervisedServer for NodeState {
         self.context.connect.fingerprint()
     }
 
-    /// Connects, then runs the health check.
+    /// Connects, then runs the health check and the check for merged calls.
     async fn connect(&self) -> Result<Connected<Connection>, RedisConnectError> {
         let connected = connect::connect(&self.server.endpoint, &self.context.connect).await?;
         let check = self.run_health_check(&connected.connection);
         timeout(self.context.call_timeout, check).await.unwrap_or_else(|_| Err(health_check_timeout()))?;
+        self.check_merging(&connected.connection).await;
         Ok(connected)
     }
 

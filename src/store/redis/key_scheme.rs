@@ -5,10 +5,11 @@ use smallvec::SmallVec;
 
 use super::eventual::budget::log_extension_us;
 use super::key;
-use super::script::compose::{Script, script_for};
+use super::script::compose::script_for;
 use crate::clock::Time;
 use crate::counter::{Charge, Counter, Path};
 use crate::limit::Limit;
+use crate::redis::script::Script;
 use crate::settings::choices::KeyFormat;
 use crate::settings::redis::RedisSettings;
 use crate::store::window_key::{ExpiryJitter, WindowKey};

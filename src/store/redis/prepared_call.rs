@@ -21,18 +21,23 @@ use super::key::leases_key;
 use super::key_scheme::{CounterId, CountingMode};
 use super::lease_call::{LeaseCall, LeasePurpose, OwnLease};
 use super::script::arguments::{arguments, clock_argument};
-use super::script::compose::Script;
 use super::script::replay::{CallArguments, ScriptOutcome, replay};
 use crate::algorithm::global_clock::GlobalClock;
 use crate::clock::Time;
 use crate::redis::error::{RedisError, ReplyError};
 use crate::redis::hash_slot::hash_slot;
+use crate::redis::key_call::KeyCall;
+use crate::redis::node::Node;
 use crate::redis::redirects::Redirects;
-use crate::redis::reply::{bytes, integer};
+use crate::redis::reply::{Reply, bytes, integer};
+use crate::redis::script::Script;
 use crate::redis::server_clock::{ClockReading, InstantRange};
 use crate::store::command::ChargeCommand;
 use crate::store::spans;
 use crate::telemetry::traces::{Span, SpanRef};
+
+/// Maximum number of charges of a call that shares a command, so that the server is not busy with it for long.
+const MAX_MERGED_CHARGES: usize = 8;
 
 /// Call on the counters of one descriptor.
 #[derive(Clone, Debug)]
@@ -75,7 +80,8 @@ impl PreparedCall {
         let mut attempt = match &self.mode {
             CountingMode::Script { script, keys } => {
                 let arguments = arguments(commands, self.client_clock.then_some(self.now));
-                let call = ScriptCall::new(script, keys, arguments, leases);
+                let mut call = ScriptCall::new(script, keys, arguments, leases);
+                call.can_merge = commands.len() <= MAX_MERGED_CHARGES && !self.client_clock && self.grants.is_none();
                 Attempt::Script { call, commands, grants: self.grants.as_deref() }
             }
             CountingMode::Incrby(window) => {
@@ -185,6 +191,8 @@ struct ScriptCall<'a> {
     arguments: Bytes,
     leases: Option<LeaseWords>,
     clock: Option<ClockWord>,
+    /// The call may share a command with calls on other keys.
+    can_merge: bool,
 }
 
 /// Clock of the global Redis, and the argument that tells it.
@@ -203,7 +211,7 @@ impl<'a> ScriptCall<'a> {
     fn new(script: &'static Script, keys: &'a [Bytes], arguments: Bytes, leases: Option<&LeaseCall>) -> Self {
         let leases = leases.map(|leases| LeaseWords { key: leases_key(&keys[0]), argument: leases.argument() });
         let key_count = (keys.len() + usize::from(leases.is_some())).to_string();
-        Self { script, keys, key_count, arguments, leases, clock: None }
+        Self { script, keys, key_count, arguments, leases, clock: None, can_merge: false }
     }
 
     /// Sets the clock of the global Redis, which a call on a global limit needs.
@@ -218,18 +226,46 @@ impl<'a> ScriptCall<'a> {
         target: &Redirects<'_>,
         deadline: Instant,
     ) -> Result<ScriptOutcome, ReplyError> {
-        let mut words = self.words();
-        let reply = match target.node.call(&words, target.asking, deadline).await {
-            Err(ReplyError::NoScript) => {
-                self.replace_hash_by_text(&mut words);
-                target.node.call(&words, target.asking, deadline).await?
-            }
-            outcome => outcome?,
+        let reply = match self.key_call(&target.node) {
+            Some(call) => Self::send_key_call(call, &target.node, deadline).await?,
+            None => self.send_alone(target, deadline).await?,
         };
         let bytes = bytes(&reply).ok_or(ReplyError::Failed(RedisError::BadReply))?;
         let clock = self.clock.as_ref().map(|word| &word.clock);
         let arguments = CallArguments { has_leases: self.leases.is_some(), clock };
         replay(commands, bytes, arguments).map_err(|_| ReplyError::Failed(RedisError::BadReply))
+    }
+
+    async fn send_alone(&self, target: &Redirects<'_>, deadline: Instant) -> Result<Reply, ReplyError> {
+        let mut words = self.words();
+        match target.node.call(&words, target.asking, deadline).await {
+            Err(ReplyError::NoScript) => {
+                self.replace_hash_by_text(&mut words);
+                target.node.call(&words, target.asking, deadline).await
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Returns the call in the form that can share a command with others, if it can.
+    fn key_call(&self, node: &Node) -> Option<KeyCall> {
+        let [key] = self.keys else { return None };
+        let is_alone = self.script.merged.is_none() || self.leases.is_some() || self.clock.is_some();
+        if is_alone || !self.can_merge || !node.can_merge() {
+            return None;
+        }
+        let (script, key, argument) = (self.script, key.clone(), self.arguments.clone());
+        Some(KeyCall { script, key, argument, sends_text: false })
+    }
+
+    async fn send_key_call(mut call: KeyCall, node: &Node, deadline: Instant) -> Result<Reply, ReplyError> {
+        match node.call_key(call.clone(), deadline).await {
+            Err(ReplyError::NoScript) => {
+                call.sends_text = true;
+                node.call_key(call, deadline).await
+            }
+            outcome => outcome,
+        }
     }
 
     /// Returns the words of EVALSHA.

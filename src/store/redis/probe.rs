@@ -37,6 +37,10 @@ pub(super) struct Probe {
 /// Algorithms of the script: one that keeps numbers, and the one that keeps a list.
 const PROBED: [Algorithm; 2] = [Algorithm::FixedWindow, Algorithm::SlidingWindowLog];
 
+/// Number of keys that a script must see together before calls share a command: a proxy over two servers has all of
+/// them on one in one of 32 768 cases.
+const MERGE_CHECK_KEYS: u32 = 16;
+
 /// Lifetime of the key of an INCRBY probe, in seconds.
 const KEY_LIFETIME_S: &[u8] = b"60";
 
@@ -90,6 +94,13 @@ impl HealthCheck for Probe {
             ProbeKind::Incrby => {
                 vec![vec![word(b"INCRBY"), key.clone(), word(b"1")], vec![word(b"EXPIRE"), key, word(KEY_LIFETIME_S)]]
             }
+        }
+    }
+
+    fn merge_check_keys(&self) -> Vec<Bytes> {
+        match self.kind {
+            ProbeKind::Script => (0..MERGE_CHECK_KEYS).map(|tag| self.key(tag, "merge_probe")).collect(),
+            ProbeKind::Incrby => Vec::new(),
         }
     }
 

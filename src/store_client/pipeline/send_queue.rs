@@ -1,4 +1,6 @@
-//! Queue between callers and the connection driver: unsent bytes, and the commands that wait for a reply.
+//! Queue between callers and the connection driver: unsent commands, and the callers that wait for a reply.
+//!
+//! Calls that can share a command wait unencoded until the driver takes them, and are merged then.
 
 use std::collections::VecDeque;
 use std::collections::vec_deque::Drain;
@@ -7,12 +9,13 @@ use std::time::Instant;
 
 use bytes::BytesMut;
 use futures_util::task::AtomicWaker;
+use smallvec::{SmallVec, smallvec};
 use tokio::sync::oneshot;
 
 use crate::store_client::wire_protocol::{PipelineError, WireProtocol};
 
-/// Maximum number of commands that wait for a reply on one connection; bounds memory when a server is frozen.
-const MAX_PENDING_COMMANDS: usize = 16_384;
+/// Maximum number of calls that wait for a reply on one connection; bounds memory when a server is frozen.
+const MAX_WAITING: usize = 16_384;
 /// Maximum size of unsent commands, in bytes.
 const MAX_UNSENT_BYTES: usize = 64 << 20;
 
@@ -34,19 +37,33 @@ pub(super) struct QueueState<P: WireProtocol> {
     pending: VecDeque<PendingCommand<P>>,
     /// Number of commands at the end of `pending` whose bytes are in `unsent`.
     unsent_commands: usize,
-    /// First deadline of all pending commands; `None` if no command has one.
+    /// Unsent calls that can share a command.
+    mergeable: Vec<MergeableCall<P>>,
+    /// Number of callers of all pending commands and mergeable calls.
+    waiting: usize,
+    /// First deadline of all of them; `None` if none has one.
     earliest: Option<Instant>,
 }
 
 /// A command without a reply.
 pub(super) struct PendingCommand<P: WireProtocol> {
-    /// Sender of the reply; `None` after the deadline, and for a prefix.
-    caller: Option<oneshot::Sender<CallResult<P>>>,
-    deadline: Option<Instant>,
+    /// Those that wait for the reply: one, none for a prefix, several if calls share the command.
+    callers: SmallVec<[Caller<P>; 1]>,
     /// Size of the encoded command.
     bytes: usize,
-    /// The command is a prefix, which belongs to the next command.
-    is_prefix: bool,
+}
+
+/// An unsent call that can share a command.
+struct MergeableCall<P: WireProtocol> {
+    call: P::Mergeable,
+    caller: Caller<P>,
+}
+
+/// Receiver of a reply.
+struct Caller<P: WireProtocol> {
+    /// Sender of the reply; `None` after the deadline.
+    reply: Option<oneshot::Sender<CallResult<P>>>,
+    deadline: Option<Instant>,
 }
 
 impl<P: WireProtocol> Default for SendQueue<P> {
@@ -57,8 +74,15 @@ impl<P: WireProtocol> Default for SendQueue<P> {
 
 impl<P: WireProtocol> Default for QueueState<P> {
     fn default() -> Self {
-        let unsent = BytesMut::new();
-        Self { closed: false, unsent, pending: VecDeque::new(), unsent_commands: 0, earliest: None }
+        Self {
+            closed: false,
+            unsent: BytesMut::new(),
+            pending: VecDeque::new(),
+            unsent_commands: 0,
+            mergeable: Vec::new(),
+            waiting: 0,
+            earliest: None,
+        }
     }
 }
 
@@ -78,19 +102,42 @@ impl<P: WireProtocol> SendQueue<P> {
         prefix: Option<&[&[u8]]>,
         deadline: Option<Instant>,
     ) -> Result<oneshot::Receiver<CallResult<P>>, PipelineError> {
+        self.push_with(deadline, |state, caller| {
+            if let Some(prefix) = prefix {
+                state.append(SmallVec::new(), |out| P::encode(out, prefix));
+            }
+            state.append(smallvec![caller], |out| P::encode(out, words));
+        })
+    }
+
+    /// Adds a call that can share a command, and wakes the driver if needed.
+    ///
+    /// # Errors
+    /// The connection is closed, or the queue is full.
+    pub(super) fn push_mergeable(
+        &self,
+        call: P::Mergeable,
+        deadline: Instant,
+    ) -> Result<oneshot::Receiver<CallResult<P>>, PipelineError> {
+        self.push_with(Some(deadline), |state, caller| state.mergeable.push(MergeableCall { call, caller }))
+    }
+
+    fn push_with(
+        &self,
+        deadline: Option<Instant>,
+        add: impl FnOnce(&mut QueueState<P>, Caller<P>),
+    ) -> Result<oneshot::Receiver<CallResult<P>>, PipelineError> {
         let mut state = self.lock();
         if state.closed {
             return Err(PipelineError::Broken);
         }
-        if state.pending.len() >= MAX_PENDING_COMMANDS || state.unsent.len() >= MAX_UNSENT_BYTES {
+        if state.waiting >= MAX_WAITING || state.unsent.len() >= MAX_UNSENT_BYTES {
             return Err(PipelineError::Overloaded);
         }
-        let mut wakes_driver = state.unsent.is_empty();
-        if let Some(prefix) = prefix {
-            state.append(prefix, None, None);
-        }
-        let (caller, reply) = oneshot::channel();
-        state.append(words, Some(caller), deadline);
+        let mut wakes_driver = !state.has_unsent();
+        let (reply, receiver) = oneshot::channel();
+        state.waiting += 1;
+        add(&mut state, Caller { reply: Some(reply), deadline });
         if let Some(deadline) = deadline
             && state.earliest.is_none_or(|earliest| deadline < earliest)
         {
@@ -101,57 +148,81 @@ impl<P: WireProtocol> SendQueue<P> {
         if wakes_driver {
             self.driver.wake();
         }
-        Ok(reply)
+        Ok(receiver)
     }
 
     /// Closes the queue; all pending and later commands fail with [`PipelineError::Broken`].
     pub(super) fn close(&self) {
-        let mut state = self.lock();
-        let pending = std::mem::take(&mut *state).pending;
-        state.closed = true;
-        drop(state);
+        let closed = QueueState { closed: true, ..QueueState::default() };
+        let state = std::mem::replace(&mut *self.lock(), closed);
         // Callers learn of the closed connection when their senders are dropped.
-        drop(pending);
+        drop(state);
     }
 }
 
 impl<P: WireProtocol> QueueState<P> {
-    fn append(&mut self, words: &[&[u8]], caller: Option<oneshot::Sender<CallResult<P>>>, deadline: Option<Instant>) {
+    fn append(&mut self, callers: SmallVec<[Caller<P>; 1]>, encode: impl FnOnce(&mut BytesMut)) {
         let before = self.unsent.len();
-        P::encode(&mut self.unsent, words);
-        let (bytes, is_prefix) = (self.unsent.len() - before, caller.is_none());
-        self.pending.push_back(PendingCommand { caller, deadline, bytes, is_prefix });
+        encode(&mut self.unsent);
+        self.pending.push_back(PendingCommand { callers, bytes: self.unsent.len() - before });
         self.unsent_commands += 1;
     }
 
-    /// First deadline of all pending commands.
+    /// First deadline of all callers.
     pub(super) const fn earliest(&self) -> Option<Instant> {
         self.earliest
     }
 
     /// Returns true if there are commands to send.
     pub(super) fn has_unsent(&self) -> bool {
-        !self.unsent.is_empty()
+        !self.unsent.is_empty() || !self.mergeable.is_empty()
     }
 
     /// Moves the unsent commands that a caller still waits for to `output`, which must be empty.
     pub(super) fn take_unsent(&mut self, output: &mut BytesMut) {
         self.discard_abandoned();
+        self.merge();
         std::mem::swap(output, &mut self.unsent);
         self.unsent_commands = 0;
     }
 
-    /// Removes unsent commands whose caller was dropped or whose deadline has passed: they have not run and never will.
+    /// Encodes the mergeable calls, as many as possible in one command.
+    fn merge(&mut self) {
+        let mut calls = std::mem::take(&mut self.mergeable);
+        // Stable: calls with equal arguments stay in order.
+        calls.sort_by(|one, other| P::merge_order(&one.call, &other.call));
+        let mut rest = calls.drain(..).peekable();
+        while let Some(first) = rest.next() {
+            let (mut merged, mut callers) = (SmallVec::<[P::Mergeable; 1]>::new(), SmallVec::new());
+            merged.push(first.call);
+            callers.push(first.caller);
+            while merged.len() < P::MAX_MERGED
+                && let Some(next) = rest.next_if(|next| P::can_merge(&merged[0], &next.call))
+            {
+                merged.push(next.call);
+                callers.push(next.caller);
+            }
+            self.append(callers, |out| P::encode_merged(out, &merged));
+        }
+        drop(rest);
+        // Keeps the capacity.
+        self.mergeable = calls;
+    }
+
+    /// Removes unsent commands whose callers were dropped or have expired: they have not run and never will.
     fn discard_abandoned(&mut self) {
+        let before = self.mergeable.len();
+        self.mergeable.retain(|call| !call.caller.is_gone());
+        self.waiting -= before - self.mergeable.len();
         let first = self.pending.len() - self.unsent_commands;
         if !self.pending.range(first..).any(PendingCommand::is_abandoned) {
             return;
         }
         let (mut kept, mut from, mut to) = (first, 0, 0);
         for index in first..self.pending.len() {
-            let PendingCommand { bytes, is_prefix, .. } = self.pending[index];
+            let bytes = self.pending[index].bytes;
             // The command behind a prefix decides for both.
-            if !self.pending[index + usize::from(is_prefix)].is_abandoned() {
+            if !self.pending[index + usize::from(self.pending[index].is_prefix())].is_abandoned() {
                 self.unsent.copy_within(from..from + bytes, to);
                 to += bytes;
                 self.pending.swap(kept, index);
@@ -160,6 +231,7 @@ impl<P: WireProtocol> QueueState<P> {
             from += bytes;
         }
         self.unsent.truncate(to);
+        self.waiting -= self.pending.range(kept..).map(|command| command.callers.len()).sum::<usize>();
         self.pending.truncate(kept);
         self.unsent_commands = kept - first;
     }
@@ -167,19 +239,21 @@ impl<P: WireProtocol> QueueState<P> {
     /// Removes up to `count` commands that got a reply; fewer if fewer were sent.
     pub(super) fn take_answered(&mut self, count: usize) -> Drain<'_, PendingCommand<P>> {
         let count = count.min(self.pending.len() - self.unsent_commands);
+        self.waiting -= self.pending.range(..count).map(|command| command.callers.len()).sum::<usize>();
         self.pending.drain(..count)
     }
 
-    /// Fails commands whose deadline is at or before `now`, drops those of them that are unsent, and finds the next
-    /// deadline.
+    /// Fails callers whose deadline is at or before `now`, drops unsent commands that nobody waits for any more, and
+    /// finds the next deadline.
     pub(super) fn expire(&mut self, now: Instant) {
         self.earliest = None;
-        for PendingCommand { caller, deadline, .. } in &mut self.pending {
-            let Some(due) = *deadline else { continue };
+        let pending = self.pending.iter_mut().flat_map(|command| &mut command.callers);
+        for caller in pending.chain(self.mergeable.iter_mut().map(|call| &mut call.caller)) {
+            let Some(due) = caller.deadline else { continue };
             if due <= now {
-                *deadline = None;
-                if let Some(caller) = caller.take() {
-                    let _gone = caller.send(Err(PipelineError::Timeout));
+                caller.deadline = None;
+                if let Some(reply) = caller.reply.take() {
+                    let _gone = reply.send(Err(PipelineError::Timeout));
                 }
             } else if self.earliest.is_none_or(|earliest| due < earliest) {
                 self.earliest = Some(due);
@@ -190,14 +264,33 @@ impl<P: WireProtocol> QueueState<P> {
 }
 
 impl<P: WireProtocol> PendingCommand<P> {
-    /// Returns true if no caller waits for the reply. A prefix has no caller and is never abandoned by itself.
-    fn is_abandoned(&self) -> bool {
-        !self.is_prefix && self.caller.as_ref().is_none_or(oneshot::Sender::is_closed)
+    fn is_prefix(&self) -> bool {
+        self.callers.is_empty()
     }
 
-    /// Passes the reply to the caller, if the caller still waits.
+    /// Returns true if no caller waits for the reply. A prefix is never abandoned by itself.
+    fn is_abandoned(&self) -> bool {
+        !self.is_prefix() && self.callers.iter().all(Caller::is_gone)
+    }
+
+    /// Passes the reply to the callers that still wait.
     pub(super) fn answer(self, reply: P::Reply) {
-        if let Some(caller) = self.caller {
+        if self.callers.len() > 1 {
+            let replies = P::split(reply, self.callers.len());
+            self.callers.into_iter().zip(replies).for_each(|(caller, reply)| caller.answer(reply));
+        } else if let Some(caller) = self.callers.into_iter().next() {
+            caller.answer(reply);
+        }
+    }
+}
+
+impl<P: WireProtocol> Caller<P> {
+    fn is_gone(&self) -> bool {
+        self.reply.as_ref().is_none_or(oneshot::Sender::is_closed)
+    }
+
+    fn answer(self, reply: P::Reply) {
+        if let Some(caller) = self.reply {
             let _gone = caller.send(Ok(reply));
         }
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use redis::{Connection, RedisResult, cmd};
 use tollkeeper::algorithm::global_clock::GlobalClock;
 use tollkeeper::clock::Time;
+use tollkeeper::redis::script::Script;
 use tollkeeper::redis::server_clock::process_us;
 use tollkeeper::store::redis::global::members::{self, MemberReport, MembersReply, OtherRegion};
 use tollkeeper::store::redis::global::membership::{CUT_OFF_AFTER, Membership, Standing};
@@ -13,7 +14,7 @@ use tollkeeper::store::redis::global::notices::{MembershipNotice, notices};
 use tollkeeper::store::redis::global::region_identity::{
     self, IdentityClaim, IdentityReply, RegionId, RegionIdentity, RegionListHash,
 };
-use tollkeeper::store::redis::script::compose::{Script, global_members_script, region_identity_script};
+use tollkeeper::store::redis::script::compose::{global_members_script, region_identity_script};
 
 use crate::kit::redis::{self as servers, Server};
 

@@ -2,9 +2,10 @@
 
 use redis::{Connection, RedisResult, cmd};
 use tollkeeper::clock::Time;
+use tollkeeper::redis::script::Script;
 use tollkeeper::store::redis::global::region_call::encode_reset;
 use tollkeeper::store::redis::global::reset_list::{self, Reset, ResetCounter, ResetsReply};
-use tollkeeper::store::redis::script::compose::{Script, global_resets_script, region_reset_script};
+use tollkeeper::store::redis::script::compose::{global_resets_script, region_reset_script};
 
 use crate::kit::redis::{self as servers, Server};
 

@@ -26,9 +26,10 @@ use crate::limit::algorithm::Algorithm;
 use crate::redis::deployment::Deployment;
 use crate::redis::error::RedisError;
 use crate::redis::reply::{bytes, integer};
+use crate::redis::script::Script;
 use crate::store::redis::key::{self, global_key, is_region_key};
 use crate::store::redis::script::compose::{
-    Script, global_bucket_script, global_resets_script, global_window_script, region_reset_script,
+    global_bucket_script, global_resets_script, global_window_script, region_reset_script,
 };
 
 /// Time from one read of the list to the next.

@@ -11,8 +11,8 @@ use crate::redis::hash_slot::hash_slot;
 use crate::redis::node::Node;
 use crate::redis::redirects::Redirects;
 use crate::redis::reply::Reply;
+use crate::redis::script::Script;
 use crate::redis::server_clock::InstantRange;
-use crate::store::redis::script::compose::Script;
 
 /// Upper bound on the wait for replicas, which delays all calls of the same connection.
 const REPLICA_TIMEOUT: Duration = Duration::from_millis(500);

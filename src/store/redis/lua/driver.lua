@@ -15,29 +15,19 @@
 -- Errors are returned, not raised, so that they begin with Redis's own error word in every version.
 --
 -- A script is this text with the parts of its algorithm in place of the arrows. The parts share local variables: those
--- below and those of state.lua. `decide` sets admitted; `apply` charges the hits, or enters rejected hits as debt.
+-- below, those of state.lua and those of charge_loop.lua.
 
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
 --> helpers
 local args, key = ARGV[1], KEYS[1]
 local now, algorithm_id, period, a, b, period_ms, position = unpack('<i8i8i8i8i8Bc0', args)
-local lent = 0
+local lent, is_server_time = 0, now < 0
 --> clock
 --> leases
 --> load
-local hits, limit, capacity, wait, flags, admitted, times, changed
-while position < #args do
-  times, hits, limit, capacity, wait, flags, position = unpack('<i8i8i8i8i8i8', args, position)
-  --> equal_charges
-  repeat
-    --> decide
-    -- A charge that changed nothing would change nothing when repeated. `wait` of a refund: the time it is void from.
-    if not admitted and flags < 2 or hits < 0 and wait > 0 and at >= wait then break end
-    --> apply
-    changed = true
-    times = times - 1
-  until times == 0
-end
+local times, hits, limit, capacity, wait, flags
+--> next_run
+--> charge_loop
 local rejected = record and requested > 0 and not admitted and flags % 2 == 1
 --> record_leases
 if changed then

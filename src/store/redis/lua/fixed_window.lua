@@ -2,8 +2,9 @@
 --
 -- KEYS: the counter. a: number of calendar months in a window, 0 if a window has the period's length. b: unused.
 -- State, 16 bytes: last, count of the window of last (at most 2^53). Charges: limit.
--- Rounding: none. Writes: one SET with PX.
--- TTL: one period after the counter's now; for calendar months a few days past the window's end. Rounded up.
+-- Rounding: none. Writes: one SET with PX, or a SETRANGE if the last charge was in the same window: its expiry is past
+-- the window's end. TTL: one period after the counter's now; for calendar months a few days past the window's end.
+-- Rounded up.
 
 --: load
 local bytes = 16
@@ -15,8 +16,9 @@ if count > 9007199254740992 then
 end
 --> effective_now
 local window
+local is_new = void
 if a == 0 then
-  if void or floor(at / period) > floor(last / period) then count = 0 end
+  is_new = is_new or floor(at / period) > floor(last / period)
 else
   -- Index of the window: groups of `a` months since January of year 0. Days are counted from March 1st of that year.
   local function window_of(us)
@@ -27,8 +29,10 @@ else
     return floor(((era * 400 + year) * 12 + month + 2) / a)
   end
   window = window_of(at)
-  if void or window > window_of(last) then count = 0 end
+  is_new = is_new or window > window_of(last)
 end
+if is_new then count = 0 end
+local keeps_expiry = ahead == 0 and last > 0 and not is_new
 
 --: decide
 admitted = hits < 0 or count + hits <= limit
@@ -50,4 +54,4 @@ elseif ahead > 0 then
   ttl_ms = math.ceil((ahead + period) / 1000)
 end
 local value = pack('<I8I8', last, count)
---> set
+--> set_or_overwrite

@@ -3,7 +3,7 @@
 -- KEYS: the counter. a, b: unused. State, 32 bytes: last, queued (whole places), part (see leaky_level.lua), tail:
 -- places of the request admitted last, the only ones that a refund may take.
 -- Charges: limit, capacity (places), wait (longest delay, in microseconds).
--- Rounding: none. Writes: one SET with PX. TTL: see leaky_level.lua.
+-- Rounding: none. Writes: one SET with PX or SETRANGE. TTL: see leaky_level.lua.
 
 --: load
 local bytes = 32
@@ -45,4 +45,4 @@ end
 --: write
 --> level_ttl
 local value = pack('<I8I8I8I8', last, whole, part, tail)
---> set
+--> set_or_overwrite

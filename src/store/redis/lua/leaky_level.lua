@@ -7,6 +7,7 @@
 --: level
 -- Drained level. Until a charge changes the state, the level drains from `last` on, under the limit of each charge.
 local level_whole, level_part, charged_limit
+local found = last
 
 --: drain
 level_whole, level_part = whole, part
@@ -34,4 +35,9 @@ if whole < 0 then whole, part = 0, 0 end
 --: level_ttl
 local ttl_us = ahead + period
 if charged_limit > 0 then ttl_us = ttl_us + (whole * period + part) / charged_limit end
+-- The first charge in each half of a period sets the expiry, at least a period ahead. If the level has drained by then,
+-- the others keep it; 2 ms allow for rounding.
+local half = at - at % (period / 2)
+local keeps_expiry = ahead == 0 and found >= half and found > 0 and charged_limit > 0
+  and at + ttl_us + 2000 <= half + 2 * period
 local ttl_ms = floor(min(ttl_us, 9007199254740991) / 1000)

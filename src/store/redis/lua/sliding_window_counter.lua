@@ -3,7 +3,7 @@
 --
 -- KEYS: the counter. a, b: unused. State, 24 bytes: last, current, previous: counts of the window of last and of the
 -- window before it, each at most 2^34. Charges: limit.
--- Rounding: the weighted count is rounded down. Writes: one SET with PX.
+-- Rounding: the weighted count is rounded down. Writes: one SET with PX, or a SETRANGE if current was above 0 already.
 -- TTL: until the end of the next window, or one period after the counter's now if current is 0; rounded up.
 
 --: load
@@ -15,12 +15,14 @@ if current > 17179869184 or previous > 17179869184 then
   --> wrong_type
 end
 --> effective_now
+local keeps_expiry = ahead == 0 and current > 0
 local windows = floor(at / period) - floor(last / period)
 if void or windows > 1 then
   current, previous = 0, 0
 elseif windows == 1 then
   current, previous = 0, current
 end
+keeps_expiry = keeps_expiry and windows == 0
 local left_us = period - at % period
 
 --: decide
@@ -41,4 +43,4 @@ last = at
 --: write
 local ttl_ms = math.ceil((ahead + period + (current > 0 and left_us or 0)) / 1000)
 local value = pack('<I8I8I8', last, current, previous)
---> set
+--> set_or_overwrite

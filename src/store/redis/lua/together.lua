@@ -8,9 +8,10 @@
 
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
 --> helpers
-local args, constructors, lent, rejected = ARGV[1], {}, 0
+local args, constructors, lent, rejected, is_server_time = ARGV[1], {}, 0
 --> constructors
 local now, position = unpack('<i8', args)
+is_server_time = now < 0
 --> clock
 --> leases
 local counters, reply = {}, {pack('<i8', now)}

@@ -2,7 +2,7 @@
 --
 -- KEYS: the counter. a, b: unused. State, 24 bytes: last, used (whole tokens), part (see leaky_level.lua).
 -- Charges: limit, capacity (tokens in a full bucket), wait (longest delay for missing tokens, in microseconds).
--- Rounding: none. Writes: one SET with PX. TTL: see leaky_level.lua.
+-- Rounding: none. Writes: one SET with PX or SETRANGE. TTL: see leaky_level.lua.
 
 --: load
 local bytes = 24
@@ -45,4 +45,4 @@ end
 --: write
 --> level_ttl
 local value = pack('<I8I8I8', last, whole, part)
---> set
+--> set_or_overwrite

@@ -9,13 +9,13 @@
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-use sha1::{Digest, Sha1};
-
 use crate::limit::counting::{Counting, for_each_counting};
+use crate::redis::script::Script;
 
 /// Files of parts that any algorithm may use.
-const SHARED_FILES: [&str; 6] = [
+const SHARED_FILES: [&str; 7] = [
     include_str!("../lua/state.lua"),
+    include_str!("../lua/charge_loop.lua"),
     include_str!("../lua/leases.lua"),
     include_str!("../lua/equal_charges.lua"),
     include_str!("../lua/exact.lua"),
@@ -44,22 +44,6 @@ const COUNTINGS: usize = Counting::ALL.len();
 /// Parts by name.
 type LuaParts<'t> = HashMap<&'t str, &'t str>;
 
-/// A script.
-#[derive(Debug)]
-pub struct Script {
-    /// Text for EVAL.
-    pub text: String,
-    /// SHA-1 of the text in lower-case hexadecimal digits, for EVALSHA.
-    pub sha1: String,
-}
-
-impl Script {
-    fn new(text: String) -> Self {
-        let sha1 = Sha1::digest(&text).iter().fold(String::new(), |digits, byte| format!("{digits}{byte:02x}"));
-        Self { sha1, text }
-    }
-}
-
 /// Returns the script for counters of these countings, one for each key of the call.
 pub fn script_for(countings: impl Iterator<Item = impl Into<Counting>>) -> &'static Script {
     static SINGLE: [OnceLock<Script>; COUNTINGS] = [const { OnceLock::new() }; COUNTINGS];
@@ -69,7 +53,7 @@ pub fn script_for(countings: impl Iterator<Item = impl Into<Counting>>) -> &'sta
         (keys, set, first) = (keys + 1, set | 1 << counting as usize, counting);
     }
     if keys == 1 {
-        SINGLE[first as usize].get_or_init(|| Script::new(single_counter(first)))
+        SINGLE[first as usize].get_or_init(|| single_counter(first))
     } else {
         let used = Counting::ALL.into_iter().filter(|&counting| set >> counting as usize & 1 == 1);
         SEVERAL[set].get_or_init(|| Script::new(several_counters(used)))
@@ -149,8 +133,10 @@ pub fn window_charges_script() -> &'static Script {
     SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/window_charges.lua"), &LuaParts::new())))
 }
 
-fn single_counter(counting: Counting) -> String {
-    with_parts_of(counting, include_str!("../lua/driver.lua"))
+fn single_counter(counting: Counting) -> Script {
+    let merged = || Box::new(Script::new(with_parts_of(counting, include_str!("../lua/merged.lua"))));
+    let merged = (!counting.is_in_region()).then(merged);
+    Script { merged, ..Script::new(with_parts_of(counting, include_str!("../lua/driver.lua"))) }
 }
 
 /// Returns a text with the parts of a counting and its helper functions.
