@@ -99,6 +99,8 @@ impl Connection {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
+    use std::sync::LazyLock;
     use std::time::{Duration, Instant};
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
@@ -106,7 +108,9 @@ mod tests {
 
     use super::Connection;
     use crate::redis::error::RedisError;
+    use crate::redis::key_call::KeyCall;
     use crate::redis::reply::Reply;
+    use crate::redis::script::Script;
 
     const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
 
@@ -193,6 +197,88 @@ mod tests {
                 server.write_all(if asking { b"+OK\r\n:1\r\n" } else { b":1\r\n" }).await.expect("the client reads");
                 assert_eq!(kept.await, Ok(Reply::Integer(1)));
             }
+        });
+    }
+
+    /// Calls on `count` keys, of which a number have each argument.
+    fn key_calls(
+        connection: &Connection,
+        count: usize,
+    ) -> Vec<Pin<Box<dyn Future<Output = Result<Reply, RedisError>> + '_>>> {
+        static SCRIPT: LazyLock<Script> = LazyLock::new(|| {
+            let merged = Some(Box::new(Script::new("merged".to_owned())));
+            Script { merged, ..Script::new("alone".to_owned()) }
+        });
+        let call = |number: usize| KeyCall {
+            script: &SCRIPT,
+            key: format!("k{number}").into(),
+            argument: if number.is_multiple_of(3) { "third" } else { "other" }.into(),
+            sends_text: true,
+        };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        (0..count).map(|number| Box::pin(connection.call_key(call(number), deadline)) as Pin<Box<_>>).collect()
+    }
+
+    #[test]
+    fn calls_queued_together_share_a_command() {
+        with_connection(|connection, mut server| async move {
+            let mut calls = key_calls(&connection, 5);
+            for call in &mut calls {
+                assert!(futures_util::poll!(call.as_mut()).is_pending());
+            }
+            // One that nobody waits for any more is not sent.
+            drop(calls.remove(1));
+            let words = ["EVAL", "merged", "4", "k2", "k4", "k0", "k3", "2", "other", "2", "third"];
+            let lines: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
+            assert_eq!(sent(&mut server).await, format!("*11\r\n{lines}"));
+            server
+                .write_all(b"*5\r\n$1\r\n@\r\n$1\r\n2\r\n-ERR 4\r\n$1\r\n0\r\n$1\r\n3\r\n")
+                .await
+                .expect("the client reads");
+            let replies = futures_util::future::join_all(calls).await;
+            let text = |text: &'static str| Ok(Reply::BulkString(text.into()));
+            assert_eq!(replies, [text("@0"), text("@2"), text("@3"), Ok(Reply::Error("ERR 4".into()))]);
+        });
+    }
+
+    #[test]
+    fn at_most_16_calls_share_a_command_and_all_get_its_error() {
+        with_connection(|connection, mut server| async move {
+            let mut calls = key_calls(&connection, 33);
+            for call in &mut calls {
+                assert!(futures_util::poll!(call.as_mut()).is_pending());
+            }
+            let text = sent(&mut server).await;
+            assert_eq!(text.matches("EVAL").count(), 3, "{text}");
+            assert_eq!(text.matches("\r\nmerged\r\n$2\r\n16\r\n").count(), 2);
+            assert_eq!(text.matches("\r\nalone\r\n$1\r\n1\r\n").count(), 1);
+            server.write_all(b"-BUSY\r\n:1\r\n$1\r\nx\r\n").await.expect("the client reads");
+            let replies = futures_util::future::join_all(calls).await;
+            let count = |wanted: &Reply| replies.iter().filter(|reply| reply.as_ref() == Ok(wanted)).count();
+            assert_eq!(count(&Reply::Error("BUSY".into())), 16);
+            assert_eq!((count(&Reply::Null), count(&Reply::BulkString("x".into()))), (16, 1));
+        });
+    }
+
+    #[test]
+    fn call_of_a_dropped_caller_is_not_merged() {
+        with_connection(|connection, mut server| async move {
+            let mut waiting = Box::pin(connection.call(&[b"PING"], false, None));
+            assert!(futures_util::poll!(waiting.as_mut()).is_pending());
+            expect_pings(&mut server, 1).await;
+            let mut calls = key_calls(&connection, 2);
+            for call in &mut calls {
+                assert!(futures_util::poll!(call.as_mut()).is_pending());
+            }
+            drop(calls);
+            server.write_all(b"+PONG\r\n").await.expect("the client reads");
+            waiting.await.expect("a reply");
+            let ping = connection.call(&[b"PING"], false, None);
+            let answer = async {
+                expect_pings(&mut server, 1).await;
+                server.write_all(b"+PONG\r\n").await.expect("the client reads");
+            };
+            assert!(tokio::join!(biased; ping, answer).0.is_ok());
         });
     }
 

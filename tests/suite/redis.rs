@@ -15,6 +15,7 @@ mod region_agreement;
 mod replica_slots;
 mod replicas;
 mod replies;
+mod merged_calls;
 mod round_trips;
 mod server_clock;
 mod test_kit;

@@ -174,6 +174,9 @@ impl History {
                 }
                 _ => {}
             }
+            if redis.form != ScriptForm::CallerTime {
+                redis.mark(name);
+            }
         }
         let (mut now, mut last) = (self.start, ChargeResult::default());
         for (jump, steps) in &self.calls {
@@ -181,7 +184,7 @@ impl History {
             let charges: Vec<_> = steps.iter().flat_map(|step| step.charges(&self.keys, &states[0], now)).collect();
             let began = Instant::now();
             let outcome = redis.call(&names, &charges, Some(now)).expect("a script that fails has a mistake");
-            let lives = redis.lives(&names);
+            let lives = redis.lives_at(&names, now, began);
             let took = began.elapsed();
             let (results, written) = expected(&charges, &mut states, now);
             prop_assert_eq!(outcome.now, now);
@@ -191,8 +194,8 @@ impl History {
                 let stored = redis.state(name, algorithm);
                 prop_assert_eq!(&stored.unwrap_or_else(|| State::empty(algorithm)), state, "{:?} at {}", charges, now);
                 prop_assert!(alike(&outcome.states[place], state), "{:?} is not {:?}", outcome.states[place], state);
-                if let Some(limit) = &written[place] {
-                    check_life(lives[place], took, state, limit, now)?;
+                if let (Some(limit), Some(life)) = (&written[place], lives[place]) {
+                    check_life(life, took, state, limit, now)?;
                 }
             }
             last = results.last().map_or(last, |results| results[0]);
@@ -268,14 +271,27 @@ fn alike(outcome: &State, state: &State) -> bool {
     }
 }
 
+/// Remaining lifetime of a key.
+#[derive(Clone, Copy, Debug)]
+struct KeyLife {
+    ms: i64,
+    /// The call left the expiry as it was.
+    is_kept: bool,
+}
+
 /// Checks that a key lives between its time to empty and one period longer; `took` may have passed.
-fn check_life(life_ms: i64, took: Duration, state: &State, limit: &Limit, now: Time) -> TestCaseResult {
+fn check_life(life: KeyLife, took: Duration, state: &State, limit: &Limit, now: Time) -> TestCaseResult {
     let reset_us = state.clone().charge(limit, now, ChargeRequest::new(Hits::Peek, 0)).reset_us;
     let empty_us = u128::from(reset_us.max(last(state).since_us(now))).min(1 << 53);
-    let life_us = u128::try_from(life_ms).expect("a key has a life") * 1000;
-    prop_assert!(life_us + took.as_micros() + 1000 >= empty_us.min((1 << 53) - 1_000_000), "{life_us} of {empty_us}");
+    let life_us = u128::try_from(life.ms).expect("a key has a life") * 1000;
+    // A life that an earlier call set was read in whole milliseconds, and counted from there in whole milliseconds.
+    let rounding_us = if life.is_kept { 3000 } else { 1000 };
+    prop_assert!(
+        life_us + took.as_micros() + rounding_us >= empty_us.min((1 << 53) - 1_000_000),
+        "{life_us} of {empty_us}"
+    );
     let most_us = empty_us + u128::from(limit.period_us()) + 1000;
-    prop_assert!(life_us <= most_us, "{life_us} of {empty_us} for {state:?} at {now} under {limit:?}");
+    prop_assert!(life.is_kept || life_us <= most_us, "{life_us} of {empty_us} for {state:?} at {now} under {limit:?}");
     Ok(())
 }
 
@@ -291,16 +307,34 @@ fn last(state: &State) -> Time {
     }
 }
 
+/// Source of the time at which a script charges, and its form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ScriptForm {
+    /// The time is an argument; all writes set the expiry.
+    CallerTime,
+    /// The script asks the server for the time, for which the test substitutes its own.
+    ServerTime,
+    /// As before, and the call could share its command.
+    Merged,
+}
+
 /// Connection that calls scripts as the store does.
 pub(super) struct Redis {
     pub(super) connection: Connection,
     keys: u64,
+    form: ScriptForm,
+    /// Time at which each key expires, in microseconds, for scripts that do not always set it.
+    expiries: HashMap<String, u64>,
 }
+
+/// Expiry in milliseconds that the test sets after each call, to see if the next one sets its own; 3000 years.
+const MARKED_MS: i64 = 100_000_000_000_000;
 
 impl Redis {
     pub(super) fn new(server: &Server) -> Self {
         let client = redis::Client::open(format!("redis://{}", server.address())).expect("it is an address");
-        Self { connection: client.get_connection().expect("the server answers"), keys: 0 }
+        let connection = client.get_connection().expect("the server answers");
+        Self { connection, keys: 0, form: ScriptForm::CallerTime, expiries: HashMap::new() }
     }
 
     pub(super) fn new_keys(&mut self, count: usize) -> Vec<String> {
@@ -309,7 +343,39 @@ impl Redis {
     }
 
     fn call(&mut self, keys: &[String], charges: &[ChargeCommand], now: Option<Time>) -> RedisResult<ScriptOutcome> {
-        self.call_with_clock(keys, charges, now, None)
+        match (self.form, now) {
+            (ScriptForm::CallerTime, _) | (_, None) => self.call_with_clock(keys, charges, now, None),
+            (_, Some(now)) => self.call_at_server_time(keys, charges, now),
+        }
+    }
+
+    /// Calls the script with `now` as the server's time.
+    fn call_at_server_time(
+        &mut self,
+        keys: &[String],
+        charges: &[ChargeCommand],
+        now: Time,
+    ) -> RedisResult<ScriptOutcome> {
+        let (seconds, rest) = (now.as_micros() / 1_000_000, now.as_micros() % 1_000_000);
+        let clock = [seconds.to_string(), rest.to_string()];
+        self.query::<()>(&[b"DEL", b"clock"]);
+        self.query::<()>(&[b"RPUSH", b"clock", clock[0].as_bytes(), clock[1].as_bytes()]);
+        let script = script_for(charges[0].counters.iter().map(|counter| counter.limit.counting()));
+        let merged = script.merged.as_ref().filter(|_| self.form == ScriptForm::Merged);
+        let text = &merged.map_or(script, |merged| merged).text;
+        assert!(text.contains("redis.call('TIME')"));
+        let text = text.replace("redis.call('TIME')", "redis.call('LRANGE', 'clock', 0, 1)");
+        let mut command = cmd("EVAL");
+        command.arg(text).arg(keys.len()).arg(keys);
+        if merged.is_some() {
+            command.arg(keys.len());
+        }
+        command.arg(&arguments(charges, None)[..]);
+        let reply = match command.query(&mut self.connection)? {
+            Value::Array(parts) => from_redis_value::<Vec<Vec<u8>>>(Value::Array(parts))?.concat(),
+            reply => from_redis_value(reply)?,
+        };
+        Ok(replay(charges, &reply, CallArguments::default()).expect("a script's reply can be read"))
     }
 
     /// Calls the script as the store does, with the clock of the global Redis if a limit is global.
@@ -335,6 +401,33 @@ impl Redis {
             reply => reply,
         };
         Ok(replay(charges, &reply?, CallArguments { has_leases: false, clock }).expect("a script's reply can be read"))
+    }
+
+    /// Remaining lifetime of each key at `now` in milliseconds; `None` if the test itself wrote the key. The call that
+    /// may have set it began at `began`.
+    fn lives_at(&mut self, keys: &[String], now: Time, began: Instant) -> Vec<Option<KeyLife>> {
+        if self.form == ScriptForm::CallerTime {
+            return self.lives(keys).into_iter().map(|ms| Some(KeyLife { ms, is_kept: false })).collect();
+        }
+        let life = |key: &String| {
+            let ms: i64 = self.query(&[b"PTTL", key.as_bytes()]);
+            self.mark(key);
+            if ms > MARKED_MS / 2 {
+                let left_us = i128::from(*self.expiries.get(key)?) - i128::from(now.as_micros());
+                return Some(KeyLife { ms: i64::try_from(left_us / 1000).expect("a short life"), is_kept: true });
+            }
+            if let Ok(left) = u64::try_from(ms) {
+                let set_for = Duration::from_millis(left) + began.elapsed();
+                self.expiries.insert(key.clone(), now.as_micros() + u64::try_from(set_for.as_micros()).unwrap());
+            }
+            Some(KeyLife { ms, is_kept: false })
+        };
+        keys.iter().map(life).collect()
+    }
+
+    /// Sets an expiry that shows if the next call sets its own.
+    fn mark(&mut self, key: &str) {
+        self.query::<()>(&[b"PEXPIRE", key.as_bytes(), MARKED_MS.to_string().as_bytes()]);
     }
 
     /// Remaining lifetime of keys in milliseconds, -2 if absent; then removes their expiry until the test ends.
@@ -423,9 +516,9 @@ fn read_log(elements: &[Vec<u8>]) -> sliding_window_log::State {
 }
 
 /// Runs random histories, as many as `PROPTEST_CASES` says.
-fn check(histories: impl Strategy<Value = History>) {
+fn check(histories: impl Strategy<Value = History>, form: ScriptForm) {
     let server = options().start();
-    let redis = std::cell::RefCell::new(Redis::new(&server));
+    let redis = std::cell::RefCell::new(Redis { form, ..Redis::new(&server) });
     let config = ProptestConfig { source_file: Some(file!()), ..scenario::config() };
     let outcome = TestRunner::new(config).run(&histories, |history| history.live(&mut redis.borrow_mut()));
     outcome.unwrap_or_else(|error| panic!("{error}"));
@@ -433,17 +526,32 @@ fn check(histories: impl Strategy<Value = History>) {
 
 #[test]
 fn script_charges_one_limit_like_memory() {
-    check(history(1, &Algorithm::ALL, 0));
+    check(history(1, &Algorithm::ALL, 0), ScriptForm::CallerTime);
+}
+
+#[test]
+fn script_at_server_time_charges_one_limit_like_memory() {
+    check(history(1, &Algorithm::ALL, 0), ScriptForm::ServerTime);
+}
+
+#[test]
+fn merged_script_charges_one_limit_like_memory() {
+    check(history(1, &Algorithm::ALL, 0), ScriptForm::Merged);
 }
 
 #[test]
 fn script_charges_several_limits_like_memory() {
-    check(history(3, &Algorithm::ALL, 3));
+    check(history(3, &Algorithm::ALL, 3), ScriptForm::CallerTime);
+}
+
+#[test]
+fn script_at_server_time_charges_several_limits_like_memory() {
+    check(history(3, &Algorithm::ALL, 3), ScriptForm::ServerTime);
 }
 
 #[test]
 fn ends_of_a_long_log_suffice() {
-    check(history(2, &[Algorithm::SlidingWindowLog], 300));
+    check(history(2, &[Algorithm::SlidingWindowLog], 300), ScriptForm::CallerTime);
 }
 
 #[test]

@@ -80,7 +80,8 @@ fn one_each(values: impl IntoIterator<Item = String>) -> Vec<TestCharge> {
 fn all_calls_of_a_request_are_pipelined() {
     let server = options().start();
     let proxy = TcpProxy::to(&server.address());
-    let counters = RedisCounters::at(&format!("127.0.0.1:{}", proxy.port()), TimeSource::Redis);
+    // Calls at the caller's time do not share commands.
+    let counters = RedisCounters::at(&format!("127.0.0.1:{}", proxy.port()), TimeSource::Caller);
     store_runtime().block_on(async {
         for test_charges in one_each((0..5).map(|n| format!("prime {n}"))) {
             counters.charge(&[test_charges], ChargeMode::Commit, NOON).await;

@@ -32,7 +32,7 @@ else
   is_new = is_new or window > window_of(last)
 end
 if is_new then count = 0 end
-local keeps_expiry = ahead == 0 and last > 0 and not is_new
+local keeps_expiry = last > 0 and not is_new
 
 --: decide
 admitted = hits < 0 or count + hits <= limit
