@@ -200,11 +200,10 @@ mod tests {
         });
     }
 
-    /// Calls on `count` keys, of which a number have each argument.
-    fn key_calls(
-        connection: &Connection,
-        count: usize,
-    ) -> Vec<Pin<Box<dyn Future<Output = Result<Reply, RedisError>> + '_>>> {
+    type PendingReply<'c> = Pin<Box<dyn Future<Output = Result<Reply, RedisError>> + 'c>>;
+
+    /// Calls on `count` keys with one of two arguments.
+    fn key_calls(connection: &Connection, count: usize) -> Vec<PendingReply<'_>> {
         static SCRIPT: LazyLock<Script> = LazyLock::new(|| {
             let merged = Some(Box::new(Script::new("merged".to_owned())));
             Script { merged, ..Script::new("alone".to_owned()) }
@@ -226,7 +225,7 @@ mod tests {
             for call in &mut calls {
                 assert!(futures_util::poll!(call.as_mut()).is_pending());
             }
-            // One that nobody waits for any more is not sent.
+            // A call without a caller is not sent.
             drop(calls.remove(1));
             let words = ["EVAL", "merged", "4", "k2", "k4", "k0", "k3", "2", "other", "2", "third"];
             let lines: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();

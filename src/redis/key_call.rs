@@ -31,9 +31,6 @@ pub struct KeyCall {
     pub sends_text: bool,
 }
 
-/// Words of a command.
-type Words<'c> = SmallVec<[&'c [u8]; 8]>;
-
 impl KeyCall {
     /// Order in which calls that can share a command, and among these calls with equal arguments, are neighbours.
     pub(super) fn merge_order(&self, other: &Self) -> Ordering {
@@ -59,7 +56,7 @@ pub(super) fn encode(out: &mut BytesMut, calls: &[KeyCall]) {
         .map(|group| (group.len().to_string(), &group[0].argument))
         .collect();
     let key_count = calls.len().to_string();
-    let mut words = Words::new();
+    let mut words: SmallVec<[&[u8]; 8]> = SmallVec::new();
     words.push(if first.sends_text { b"EVAL" } else { b"EVALSHA" });
     words.push(if first.sends_text { script.text.as_bytes() } else { script.sha1.as_bytes() });
     words.push(key_count.as_bytes());

@@ -243,7 +243,7 @@ impl<P: WireProtocol> QueueState<P> {
         self.pending.drain(..count)
     }
 
-    /// Fails callers whose deadline is at or before `now`, drops unsent commands that nobody waits for any more, and
+    /// Fails callers whose deadline is at or before `now`, drops unsent commands without a caller, and
     /// finds the next deadline.
     pub(super) fn expire(&mut self, now: Instant) {
         self.earliest = None;

@@ -5,6 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 
 use bytes::BytesMut;
+use tollkeeper::algorithm::ChargeRequest;
 use tollkeeper::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
@@ -26,9 +27,11 @@ fn limit(algorithm: Algorithm) -> Limit {
     Limit::new(&LimitSpec { sole: false, queue_size, ..LimitSpec::new(algorithm, 1_000, year) }).unwrap()
 }
 
-/// Charges of these hits on distinct values.
+/// Charges of these hits on distinct values; they accept any delay.
 fn charges(algorithm: Algorithm, count: usize, hits: Hits) -> Vec<TestCharge> {
-    (0..count).map(|number| TestCharge::new(&format!("value {number}"), limit(algorithm), hits)).collect()
+    let request = ChargeRequest::new(hits, u64::MAX);
+    let charge = |number| TestCharge { request, ..TestCharge::new(&format!("value {number}"), limit(algorithm), hits) };
+    (0..count).map(charge).collect()
 }
 
 fn counters(server: &Server) -> RedisCounters {
