@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
 use std::thread;
 
 use bytes::BytesMut;
@@ -34,16 +35,18 @@ fn charges(algorithm: Algorithm, count: usize, hits: Hits) -> Vec<TestCharge> {
     (0..count).map(charge).collect()
 }
 
-fn counters(server: &Server) -> RedisCounters {
+fn counters(server: &Server) -> Arc<RedisCounters> {
     let counters = RedisCounters::at(&server.address(), TimeSource::Redis);
     wait_until_connected(&counters.redis);
-    counters
+    Arc::new(counters)
 }
 
-/// Hits charged before each of the charges.
-fn before(counters: &RedisCounters, test_charges: &[TestCharge]) -> Vec<u64> {
-    let charge = counters.charge(test_charges, ChargeMode::Commit, Time::from_secs(1));
-    store_runtime().block_on(charge).iter().map(|results| results[0].before).collect()
+/// Hits charged before each of the charges of one request, which a thread of the runtime serves, as in a server.
+fn before(counters: &Arc<RedisCounters>, test_charges: &[TestCharge]) -> Vec<u64> {
+    let (counters, test_charges) = (Arc::clone(counters), test_charges.to_vec());
+    let request = async move { counters.charge(&test_charges, ChargeMode::Commit, Time::from_secs(1)).await };
+    let results = store_runtime().block_on(store_runtime().spawn(request)).unwrap();
+    results.iter().map(|results| results[0].before).collect()
 }
 
 /// Number of commands that ran a script since the last look.
@@ -66,9 +69,9 @@ fn calls_on_many_keys_share_commands() {
         let mut expected = vec![2; 33];
         expected[0] = 4;
         assert_eq!(before(&counters, &charges(algorithm, 33, Hits::Charge(1))), expected, "{algorithm}");
-        // Those that the connection took at once.
+        // A health check may be among them.
         let commands = scripts_run(&server);
-        assert!((3..12).contains(&commands), "{commands} for {algorithm}");
+        assert!((3..=5).contains(&commands), "{commands} for {algorithm}");
         assert_eq!(before(&counters, &charges(algorithm, 5, Hits::Refund(1)))[0], 5, "{algorithm}");
         server.query::<()>(&["FLUSHALL"]);
     }
@@ -89,7 +92,7 @@ fn calls_of_different_rules_share_commands_by_algorithm() {
     let hits: Vec<u64> = (0..40).map(|number| 1 + number % 3).collect();
     assert_eq!(before(&counters, &mixed), hits);
     let commands = scripts_run(&server);
-    assert!((4..14).contains(&commands), "{commands}");
+    assert!((4..=6).contains(&commands), "{commands}");
 }
 
 #[test]
@@ -130,7 +133,8 @@ fn scripts_that_the_server_forgot_are_sent_again() {
 fn calls_in_a_cluster_stay_alone() {
     let cluster = Cluster::start();
     let nodes = cluster.addresses().join(",");
-    let counters = RedisCounters::new(&[("REDIS_TYPE", "cluster"), ("REDIS_URL", &nodes)], TimeSource::Redis);
+    let env = [("REDIS_TYPE", "cluster"), ("REDIS_URL", nodes.as_str())];
+    let counters = Arc::new(RedisCounters::new(&env, TimeSource::Redis));
     wait_until_connected(&counters.redis);
     let test_charges = charges(Algorithm::FixedWindow, 50, Hits::Charge(1));
     assert_eq!(before(&counters, &test_charges), [0; 50]);
@@ -141,7 +145,8 @@ fn calls_in_a_cluster_stay_alone() {
 fn calls_through_a_proxy_that_divides_keys_stay_alone() {
     let servers = [options().start(), options().start()];
     let proxy = divide_keys([servers[0].address(), servers[1].address()]);
-    let counters = RedisCounters::at(&format!("127.0.0.1:{}", proxy.number()), TimeSource::Redis);
+    let address = format!("127.0.0.1:{}", proxy.number());
+    let counters = Arc::new(RedisCounters::at(&address, TimeSource::Redis));
     wait_until_connected(&counters.redis);
     let test_charges = charges(Algorithm::FixedWindow, 50, Hits::Charge(1));
     assert_eq!(before(&counters, &test_charges), [0; 50]);

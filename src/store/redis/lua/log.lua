@@ -12,10 +12,20 @@
 -- b is the sum of all refunds.
 
 --: log
--- Returns the time and the sum of an element. `log` has key, size (elements after element 0) and base (the sum before
--- the window), and gets bad = true if an element has a form that no charge writes.
+-- Returns an element as it is stored, from the server once. `log` has key, size (elements after element 0), base (the
+-- sum before the window) and the elements read so far by their index.
+local function stored(log, index)
+  local raw = log[index]
+  if not raw then
+    raw = redis.call('LINDEX', log.key, index)
+    log[index] = raw
+  end
+  return raw
+end
+
+-- Returns the time and the sum of an element; sets log.bad if it has a form that no charge writes.
 local function element(log, index)
-  local raw = redis.call('LINDEX', log.key, index)
+  local raw = stored(log, index)
   if raw and #raw == 16 then
     local at, sum = unpack('<I8I8', raw)
     if at < 9007199254740992 and sum < 4503599627370496 then return at, sum end
@@ -42,7 +52,7 @@ end
 
 local function elements(log, from, to)
   if from > to then return '' end
-  local raw = table.concat(redis.call('LRANGE', log.key, from, to))
+  local raw = from == to and stored(log, from) or table.concat(redis.call('LRANGE', log.key, from, to))
   if #raw ~= (to - from + 1) * 16 then log.bad = true end
   return raw
 end

@@ -11,6 +11,8 @@ if type(length) == 'table' then return length end
 local log, last, top, expired = {key = key, size = max(length - 1, 0), base = 0}, 0, 0, 0
 if length > 0 then
   local head
+  local oldest = redis.call('LRANGE', key, 0, 1)
+  log[0], log[1] = oldest[1], oldest[2]
   head, log.base = element(log, 0)
   last, top = element(log, log.size)
   last = max(last, head)
