@@ -68,7 +68,7 @@ impl Probe {
     /// Permissions and server version that scripts need.
     fn script_requirements(&self) -> String {
         format!(
-            "the user ({}) needs `+eval +evalsha +time +get +set +pexpire +@list` on all keys that begin with \
+            "the user ({}) needs `+eval +evalsha +time +get +set +setrange +pexpire +@list` on all keys that begin with \
              `{}tk1:`, and the server must be Redis 5.0 or newer, which lets a script read the time before it writes",
             self.auth_setting, self.prefix
         )
