@@ -40,7 +40,7 @@ pub(super) fn group(
     mode: ChargeMode,
     now: Time,
 ) -> SmallVec<[ChargeGroup; 2]> {
-    let mut groups: SmallVec<[ChargeGroup; 2]> = SmallVec::new();
+    let mut groups: SmallVec<[ChargeGroup; 2]> = SmallVec::with_capacity(charges.len());
     let mut group_of = HashMap::new();
     for (index, charge) in charges.iter().enumerate() {
         let id = keys.counter_id(charge, now);

@@ -12,39 +12,43 @@
 //!
 //! The format is public: other programs read it, and counters survive an upgrade. An incompatible format becomes `tk2`.
 
-use std::fmt::Write;
-
 use bytes::{Bytes, BytesMut};
 use memchr::memmem;
 use smallvec::SmallVec;
 
 use crate::counter::{Counter, Path};
-use crate::limit::Limit;
 use crate::store::key_scan::CounterPath;
 
 /// Longest path in a key, in bytes, without the prefix and the suffix.
 pub const MAX_PATH_BYTES: usize = 200;
+
+/// Initial capacity of the buffer of a key, in bytes.
+const KEY_CAPACITY: usize = 160;
 
 /// Length of the digest of a truncated path: `\#` and 32 digits.
 const DIGEST_BYTES: usize = 34;
 
 /// Returns the keys of a descriptor's counters, in their order. `prefix` is `CACHE_KEY_PREFIX`.
 pub fn keys(prefix: &str, path: &Path<'_>, counters: &[Counter<'_>]) -> SmallVec<[Bytes; 1]> {
-    let mut head = head(prefix);
-    let start = head.len();
-    write_path(&mut head, path);
-    truncate(&mut head, start);
-    head.extend_from_slice(b"}");
+    let mut key = Vec::with_capacity(KEY_CAPACITY);
+    write_head(&mut key, prefix);
+    let start = key.len();
+    write_path(&mut key, path);
+    truncate(&mut key, start);
+    key.push(b'}');
     if let Some(name) = path.candidate {
-        head.extend_from_slice(CANDIDATE);
-        let start = head.len();
-        escape(&mut head, name.as_bytes(), br"\|={}:");
-        truncate(&mut head, start);
+        key.extend_from_slice(CANDIDATE);
+        let start = key.len();
+        escape(&mut key, name.as_bytes(), &ESCAPED_IN_CANDIDATE);
+        truncate(&mut key, start);
     }
-    let Some((last, others)) = counters.split_last() else { return SmallVec::new() };
-    let mut keys: SmallVec<[Bytes; 1]> = others.iter().map(|counter| with_suffix(head.clone(), counter)).collect();
-    keys.push(with_suffix(head, last));
-    keys
+    let path_end = key.len();
+    let with_suffix = |counter| {
+        key.truncate(path_end);
+        write_suffix(&mut key, counter);
+        Bytes::copy_from_slice(&key)
+    };
+    counters.iter().map(with_suffix).collect()
 }
 
 /// Begins the name of a candidate, after the path. No algorithm has this name.
@@ -90,58 +94,83 @@ pub(super) fn is_leases_key(key: &[u8]) -> bool {
 
 /// Returns the text before the path: the prefix, the version and the opening brace.
 pub(super) fn head(prefix: &str) -> BytesMut {
-    let mut head = BytesMut::with_capacity(prefix.len() + 128);
-    escape(&mut head, prefix.as_bytes(), br"\{}");
-    head.extend_from_slice(b"tk1:{");
-    head
+    let mut head = Vec::with_capacity(KEY_CAPACITY);
+    write_head(&mut head, prefix);
+    BytesMut::from(&head[..])
 }
 
-/// Bytes that are escaped in a path.
-const SPECIAL: &[u8] = br"\|={}";
+fn write_head(key: &mut Vec<u8>, prefix: &str) {
+    escape(key, prefix.as_bytes(), &ESCAPED_IN_PREFIX);
+    key.extend_from_slice(b"tk1:{");
+}
 
-fn write_path(key: &mut BytesMut, path: &Path<'_>) {
-    escape(key, path.domain.as_bytes(), SPECIAL);
+/// Set of bytes, as a table.
+type ByteSet = [bool; 256];
+
+static ESCAPED_IN_PREFIX: ByteSet = byte_set(br"\{}");
+static ESCAPED_IN_PATH: ByteSet = byte_set(br"\|={}");
+static ESCAPED_IN_CANDIDATE: ByteSet = byte_set(br"\|={}:");
+
+const fn byte_set(bytes: &[u8]) -> ByteSet {
+    let (mut set, mut index) = ([false; 256], 0);
+    while index < bytes.len() {
+        set[bytes[index] as usize] = true;
+        index += 1;
+    }
+    set
+}
+
+fn write_path(key: &mut Vec<u8>, path: &Path<'_>) {
+    escape(key, path.domain.as_bytes(), &ESCAPED_IN_PATH);
     let mut shared = path.shared.iter().peekable();
     for (index, entry) in path.entries.iter().enumerate() {
-        key.extend_from_slice(b"|");
-        escape(key, entry.key, SPECIAL);
-        key.extend_from_slice(b"=");
+        key.push(b'|');
+        escape(key, entry.key, &ESCAPED_IN_PATH);
+        key.push(b'=');
         match shared.next_if(|(shared_index, _)| *shared_index == index) {
             Some((_, pattern)) => {
                 key.extend_from_slice(br"\*");
-                escape(key, pattern, SPECIAL);
+                escape(key, pattern, &ESCAPED_IN_PATH);
             }
-            None => escape(key, entry.value, SPECIAL),
+            None => escape(key, entry.value, &ESCAPED_IN_PATH),
         }
     }
 }
 
-fn escape(key: &mut BytesMut, mut text: &[u8], special: &[u8]) {
-    while let Some(index) = text.iter().position(|byte| special.contains(byte)) {
+fn escape(key: &mut Vec<u8>, mut text: &[u8], escaped: &ByteSet) {
+    while let Some(index) = text.iter().position(|byte| escaped[usize::from(*byte)]) {
         key.extend_from_slice(&text[..index]);
-        write!(key, "\\{:02x}", text[index]).expect("a buffer accepts all writes");
+        key.push(b'\\');
+        write_hex(key, text[index]);
         text = &text[index + 1..];
     }
     key.extend_from_slice(text);
 }
 
+/// Appends a byte as two hexadecimal digits.
+fn write_hex(key: &mut Vec<u8>, byte: u8) {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    key.extend_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+}
+
 /// Truncates a long path. A path that is not truncated contains no `\#`, so the two cannot be equal.
-fn truncate(key: &mut BytesMut, start: usize) {
+fn truncate(key: &mut Vec<u8>, start: usize) {
     if key.len() - start > MAX_PATH_BYTES {
         let digest = blake3::hash(&key[start..]);
         key.truncate(start + MAX_PATH_BYTES - DIGEST_BYTES);
         key.extend_from_slice(br"\#");
         for byte in &digest.as_bytes()[..16] {
-            write!(key, "{byte:02x}").expect("a buffer accepts all writes");
+            write_hex(key, *byte);
         }
     }
 }
 
 /// Returns the SCAN pattern of a domain's counters.
 pub(super) fn pattern_of(prefix: &str, domain: &str) -> Vec<u8> {
-    let mut key = head(prefix);
-    escape(&mut key, domain.as_bytes(), SPECIAL);
-    key.extend_from_slice(b"|");
+    let mut key = Vec::with_capacity(KEY_CAPACITY);
+    write_head(&mut key, prefix);
+    escape(&mut key, domain.as_bytes(), &ESCAPED_IN_PATH);
+    key.push(b'|');
     let mut pattern = Vec::with_capacity(key.len() + 8);
     for byte in key {
         if br"*?[]\".contains(&byte) {
@@ -188,22 +217,23 @@ fn unescape(mut text: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Appends algorithm, period and epoch, which distinguish the counters of a path. Equal lengths of periods are equal.
-fn with_suffix(mut key: BytesMut, counter: &Counter<'_>) -> Bytes {
+fn write_suffix(key: &mut Vec<u8>, counter: &Counter<'_>) {
     let limit = counter.limit;
     key.extend_from_slice(if limit.is_counted_in_region() { REGION } else { b":" });
     key.extend_from_slice(limit.algorithm().name().as_bytes());
-    write_period(&mut key, limit);
+    let (period, unit) = match limit.calendar_months() {
+        true => (u64::from(limit.period().multiplier()), &b"mo"[..]),
+        false => (limit.period_us() / 1_000_000, &b"s"[..]),
+    };
+    write_number(key, period);
+    key.extend_from_slice(unit);
     if counter.epoch != 0 {
-        write!(key, ":{}", counter.epoch).expect("a buffer accepts all writes");
+        write_number(key, counter.epoch);
     }
-    key.freeze()
 }
 
-fn write_period(key: &mut BytesMut, limit: &Limit) {
-    let written = if limit.calendar_months() {
-        write!(key, ":{}mo", limit.period().multiplier())
-    } else {
-        write!(key, ":{}s", limit.period_us() / 1_000_000)
-    };
-    written.expect("a buffer accepts all writes");
+/// Appends a colon and a number.
+fn write_number(key: &mut Vec<u8>, number: u64) {
+    key.push(b':');
+    key.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
 }

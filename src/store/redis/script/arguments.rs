@@ -3,8 +3,6 @@
 //! Dry runs and peeks change nothing and are not sent. Delays are bounded so that a Lua number holds every value
 //! exactly.
 
-use std::io::Write as _;
-
 use bytes::Bytes;
 
 use crate::algorithm::algorithm_state::CallCharge;
@@ -101,10 +99,10 @@ impl ArgEncoder {
 
     /// Appends the number of digits as one byte, then the decimal digits.
     fn push_digits(&mut self, number: u64) {
-        let start = self.0.len();
-        self.0.push(0);
-        write!(self.0, "{number}").expect("a vector accepts all writes");
-        self.0[start] = u8::try_from(self.0.len() - start - 1).expect("a number has at most 20 digits");
+        let mut buffer = itoa::Buffer::new();
+        let digits = buffer.format(number);
+        self.0.push(u8::try_from(digits.len()).expect("a number has at most 20 digits"));
+        self.0.extend_from_slice(digits.as_bytes());
     }
 
     fn push_limit(&mut self, counter: &OwnedCounter, wait_us: i64) {
