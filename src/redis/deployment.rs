@@ -51,7 +51,9 @@ impl Deployment {
     /// No node is known by `deadline`, or the slot has no owner.
     pub(crate) async fn owner(&self, slot: impl FnOnce() -> u16, deadline: Instant) -> Result<Arc<Node>, RedisError> {
         if !self.topology.discovered.initialized() {
-            timeout_with_grace(self.topology.discovered.wait(), deadline).await.ok_or(RedisError::Timeout)?;
+            // Boxed, because it happens once and its state is large.
+            let discovered = Box::pin(timeout_with_grace(self.topology.discovered.wait(), deadline));
+            discovered.await.ok_or(RedisError::Timeout)?;
         }
         match self.topology.slot_map.load().owner(slot) {
             SlotOwner::Node(node) => Ok(Arc::clone(node)),

@@ -212,7 +212,8 @@ impl Node {
         if let Some(connection) = self.state.server.pool.get() {
             return Ok(connection);
         }
-        match timeout_with_grace(self.state.server.pool.get_after_first_attempt(), deadline).await {
+        // Boxed, because it is rare and its state is large.
+        match Box::pin(timeout_with_grace(self.state.server.pool.get_after_first_attempt(), deadline)).await {
             Some(connection) => connection.ok_or(unreachable),
             None => Err(self.record_timeout()),
         }

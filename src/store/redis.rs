@@ -177,8 +177,9 @@ impl Redis {
     ) -> SmallVec<[ChargeOutcome; 2]> {
         if let [charge] = charges {
             let group = ChargeGroup::of_one(&self.keys, charge, mode, context.now);
-            let mut outcomes = self.submit(group, charges, context).outcomes().await;
-            return outcomes.pop().into_iter().collect();
+            let mut groups = PendingGroups::with_capacity(1);
+            self.submit(group, charges, context, &mut groups);
+            return groups.outcomes().await;
         }
         self.submit_all(charges, mode, context).outcomes().await
     }
@@ -202,16 +203,21 @@ impl Redis {
 
     /// Submits all groups of charges before the first await, so that their calls are sent together.
     fn submit_all(&self, charges: &[Charge<'_>], mode: ChargeMode, context: ChargeContext<'_>) -> PendingGroups {
-        let mut groups = PendingGroups::default();
+        let mut groups = PendingGroups::with_capacity(charges.len());
         for group in group(&self.keys, charges, mode, context.now) {
-            groups.indices.extend_from_slice(&group.indices);
-            groups.pending.push(self.submit(group, charges, context));
+            self.submit(group, charges, context, &mut groups);
         }
         groups
     }
 
     /// Decides a group in this process if possible; otherwise sends it, or adds it to the call in flight.
-    fn submit(&self, group: ChargeGroup, charges: &[Charge<'_>], context: ChargeContext<'_>) -> PendingCharges {
+    fn submit(
+        &self,
+        group: ChargeGroup,
+        charges: &[Charge<'_>],
+        context: ChargeContext<'_>,
+        groups: &mut PendingGroups,
+    ) {
         let ChargeContext { now, until, span_ref } = context;
         let runner = &self.calls.runner;
         let charge = &charges[group.indices[0]];
@@ -220,12 +226,12 @@ impl Redis {
         if let Some(eventual) = &eventual
             && let Some(outcome) = self.admit_locally(&group, charge, eventual, now)
         {
-            return PendingCharges::known(1, outcome);
+            return groups.decide(&group.indices, outcome);
         }
         let started = Instant::now();
         if let Some(results) = runner.over_limit_cache.find(group.id.counters, &group.commands, started) {
             let outcome = StoreOutcome { results, decided_by: DecidedBy::KnownOver, now };
-            return PendingCharges::known(group.commands.len(), outcome);
+            return groups.decide(&group.indices, outcome);
         }
         // A caller's short deadline must not count against the server: the call continues until the store's timeout.
         let deadline = started + self.timeout();
@@ -239,10 +245,10 @@ impl Redis {
             Role::Leader(commands) => {
                 let mut call = self.prepare(charge, group.id, eventual, now);
                 call.span_refs = span_ref.cloned().into_iter().collect();
-                PendingKind::Leading { charges: commands.len(), call: self.calls.lead(call, commands, deadline) }
+                PendingKind::Leading(self.calls.lead(call, commands, deadline))
             }
         };
-        PendingCharges { kind, until: is_hurried.then_some(until) }
+        groups.push(PendingCharges { kind, until: is_hurried.then_some(until), indices: group.indices });
     }
 
     /// Admits a single charge from a lease or a share, and requests the next lease when it is time.

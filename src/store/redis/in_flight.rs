@@ -79,17 +79,20 @@ impl Drop for InFlightGuard {
 }
 
 /// Sends the leader's call, and leaves its followers to a task.
-async fn lead(
+#[expect(clippy::manual_async_fn, reason = "an async function has room for its arguments twice")]
+fn lead(
     mut guard: InFlightGuard,
     call: PreparedCall,
     mut commands: ChargeBatch,
     deadline: Instant,
-) -> CallResults {
-    let results = guard.calls.runner.run(&call, &mut commands, deadline).await;
-    if let Some(batch) = guard.next_batch() {
-        tokio::spawn(follow(guard, call, batch));
+) -> impl Future<Output = CallResults> {
+    async move {
+        let results = guard.calls.runner.run(&call, &mut commands, deadline).await;
+        if let Some(batch) = guard.next_batch() {
+            tokio::spawn(follow(guard, call, batch));
+        }
+        results
     }
-    results
 }
 
 /// Sends calls until there are no followers left.
