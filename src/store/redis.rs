@@ -164,24 +164,9 @@ impl Redis {
         context: ChargeContext<'_>,
     ) -> SmallVec<[ChargeOutcome; 2]> {
         let guard = self.stats.begin(charges.len());
-        let outcomes = self.charge_groups(charges, mode, context).await;
+        let outcomes = self.submit_all(charges, mode, context).outcomes().await;
         guard.finish(&outcomes, |error| *error == RedisError::Timeout);
         outcomes
-    }
-
-    async fn charge_groups(
-        &self,
-        charges: &[Charge<'_>],
-        mode: ChargeMode,
-        context: ChargeContext<'_>,
-    ) -> SmallVec<[ChargeOutcome; 2]> {
-        if let [charge] = charges {
-            let group = ChargeGroup::of_one(&self.keys, charge, mode, context.now);
-            let mut groups = PendingGroups::with_capacity(1);
-            self.submit(group, charges, context, &mut groups);
-            return groups.outcomes().await;
-        }
-        self.submit_all(charges, mode, context).outcomes().await
     }
 
     /// Makes charges that no answer waits for. They are in the order of arrival from now on; their calls are sent when
@@ -204,6 +189,11 @@ impl Redis {
     /// Submits all groups of charges before the first await, so that their calls are sent together.
     fn submit_all(&self, charges: &[Charge<'_>], mode: ChargeMode, context: ChargeContext<'_>) -> PendingGroups {
         let mut groups = PendingGroups::with_capacity(charges.len());
+        if let [charge] = charges {
+            let group = ChargeGroup::of_one(&self.keys, charge, mode, context.now);
+            self.submit(group, charges, context, &mut groups);
+            return groups;
+        }
         for group in group(&self.keys, charges, mode, context.now) {
             self.submit(group, charges, context, &mut groups);
         }
