@@ -6,8 +6,10 @@
 //!
 //! - Tokens refill at both rates during the term, then at the region's own. They never exceed the capacity of the
 //!   moment, so a grant that ends takes the tokens above it. A grant creates no tokens.
-//! - The term ends early by the uncertainty of global time, and by a thousandth of the time since, as clocks drift. If
-//!   global time is unknown, the term has ended.
+//! - Tokens refill by global time, of which the region knows an interval, up to its lower end; the granted capacity
+//!   ends when the upper end reaches the end of the term. So a jump of the region's clock creates nothing. If global
+//!   time is unknown, nothing refills and the term has ended; if tokens are spent then, the refill of that time is lost.
+//! - What the uncertainty may refill later, beyond [`Limit::clock_slack_us`], lowers the capacity.
 //! - The loss allowance applies to hits that the tokens do not admit, while global time is unknown or the region is cut
 //!   off.
 //! - A charge that leaves at most half of the capacity, or is rejected, opens a *grant request*, as in region_window.
@@ -26,9 +28,6 @@ use super::{ChargeRequest, ChargeResult, MAX_COUNT, effective_time, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
 use crate::request::Hits;
-
-/// Part of the time since the end of a term by which the term ends earlier: clocks drift by 500 ppm each.
-const DRIFT_DIVISOR: u64 = 1000;
 
 /// State of the counter, with the clock of the call that charges it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,6 +53,8 @@ pub struct RegionBucketCounts {
     pub capacity: u64,
     /// Global time at which the grant ends.
     pub term_end: Time,
+    /// Global time up to which tokens have refilled; 0 if that is unknown.
+    pub refilled_until: Time,
     /// Tokens spent since the last grant, less refunds.
     pub spent: u64,
     /// Hits that callers asked for since `requested_since`, admitted or not.
@@ -89,6 +90,7 @@ impl AlgorithmState for State {
             rate: reply.number_u32()?.into(),
             capacity: reply.number_u32()?.into(),
             term_end: reply.time()?,
+            refilled_until: reply.time()?,
             spent: reply.number()?,
             requested: reply.number()?,
             requested_since: reply.time()?,
@@ -126,7 +128,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
         before,
         after: bucket.used(),
         remaining: to_u32(bucket.remaining()).min(limit.capacity()),
-        reset_us: bucket.until_tokens_us(bucket.max_tokens()).unwrap_or(0).max(bucket.loss_ends_us()),
+        reset_us: bucket.until_tokens_us(bucket.max_tokens).unwrap_or(0).max(bucket.loss_ends_us()),
         retry_after_us: if source.is_some() { None } else { bucket.retry_after_us(limit, request) },
         delay_us: 0,
     }
@@ -160,12 +162,21 @@ pub(super) struct RegionBucket {
     own_rate: u64,
     own_capacity: u64,
     allowance: u64,
+    /// Uncertainty of global time that needs no smaller capacity, in microseconds.
+    slack_us: u64,
     /// The term of the grant lasts.
     is_granted: bool,
+    /// Capacity of the moment.
+    max_tokens: u64,
 }
 
 impl RegionBucket {
-    pub(super) fn at(limit: &Limit, state: &State, now: Time) -> Self {
+    fn at(limit: &Limit, state: &State, now: Time) -> Self {
+        Self::after(limit, state, now, Time::default())
+    }
+
+    /// Refills the bucket at `now`, which is not before the global time `past`.
+    pub(super) fn after(limit: &Limit, state: &State, now: Time, past: Time) -> Self {
         let clock = *state.clock;
         let usable = |part: u64| if clock.parts_unusable { 0 } else { part };
         let period_us = limit.period_us();
@@ -175,11 +186,13 @@ impl RegionBucket {
             at: effective_time(now, state.last, period_us).map_or(now, |time| time.at),
             period_us,
             clock,
-            global: clock.at(now),
+            global: clock.at(now).map(|time| GlobalTime { lo: time.lo.max(past.as_micros()).min(time.hi), ..time }),
             own_rate: usable(limit.region_reserve().into()),
             own_capacity: usable(limit.region_capacity().into()),
             allowance: usable(limit.loss_allowance()),
+            slack_us: limit.clock_slack_us(),
             is_granted: false,
+            max_tokens: 0,
         };
         if let Some(GlobalTime { hi, .. }) = bucket.global
             && bucket.counts.epoch == 0
@@ -189,34 +202,39 @@ impl RegionBucket {
         if state.last == Time::default() {
             bucket.counts.tokens = bucket.own_capacity;
             bucket.counts.requested_since = now;
-        } else {
-            bucket.refill(state.last);
         }
+        bucket.refill();
         bucket.counts.loss = bucket.counts.loss.at(now, period_us);
         bucket
     }
 
-    /// Returns the time of the region's Redis at which the term has ended at the latest; 0 if that is unknown.
-    fn granted_until(&self) -> Time {
-        let end = self.global.and_then(|_| {
-            let end = self.counts.term_end.as_micros().checked_add_signed(self.clock.offset_hi.checked_neg()?)?;
-            let drift = self.at.as_micros().saturating_sub(end).div_ceil(DRIFT_DIVISOR);
-            end.checked_sub(drift)
-        });
-        Time::from_micros(end.unwrap_or(0))
-    }
-
-    /// Adds the tokens that refill from `last` on.
-    fn refill(&mut self, last: Time) {
-        let granted_until = self.granted_until();
-        self.is_granted = self.at < granted_until;
-        let granted_us = self.at.min(granted_until).since_us(last);
-        let own_us = self.at.since_us(last) - granted_us;
-        let rate = self.own_rate + self.counts.rate;
-        self.add(u128::from(granted_us) * u128::from(rate), self.own_capacity + self.counts.capacity);
-        if !self.is_granted {
-            self.add(u128::from(own_us) * u128::from(self.own_rate), self.own_capacity);
+    /// Adds the tokens that have refilled by the lower end of global time, and finds the capacity of the moment.
+    fn refill(&mut self) {
+        self.max_tokens = self.own_capacity;
+        if let Some(GlobalTime { lo, hi }) = self.global {
+            let counts = self.counts;
+            let from = match counts.refilled_until.as_micros() {
+                0 => hi,
+                refilled_until => refilled_until,
+            };
+            let (until, term_end) = (from.max(lo), counts.term_end.as_micros());
+            let granted_us = until.min(term_end).saturating_sub(from);
+            let both_rates = self.own_rate + counts.rate;
+            self.add(u128::from(granted_us) * u128::from(both_rates), self.own_capacity + counts.capacity);
+            self.is_granted = hi < term_end;
+            if self.is_granted {
+                self.max_tokens += counts.capacity;
+            } else {
+                let own_us = until - from - granted_us;
+                self.add(u128::from(own_us) * u128::from(self.own_rate), self.own_capacity);
+            }
+            let rate = if until < term_end { both_rates } else { self.own_rate };
+            let unsure_us = hi.saturating_sub(until).saturating_sub(self.slack_us);
+            let unsure = (u128::from(unsure_us) * u128::from(rate)).div_ceil(u128::from(self.period_us));
+            self.max_tokens = self.max_tokens.saturating_sub(u64::try_from(unsure).unwrap_or(u64::MAX));
+            self.counts.refilled_until = Time::from_micros(until);
         }
+        self.add(0, self.max_tokens);
     }
 
     /// Adds tokens, given in tokens x period, to a bucket of `capacity`, which may be smaller than before.
@@ -227,11 +245,6 @@ impl RegionBucket {
         let left = cap(left + units);
         let narrow = |units: u128| u64::try_from(units).unwrap_or(u64::MAX);
         (self.counts.tokens, self.counts.part) = (narrow(left / period), narrow(left % period));
-    }
-
-    /// Capacity of the moment.
-    pub(super) const fn max_tokens(&self) -> u64 {
-        self.own_capacity + if self.is_granted { self.counts.capacity } else { 0 }
     }
 
     /// Fills the bucket of the region's own capacity: the limit was reset.
@@ -266,13 +279,16 @@ impl RegionBucket {
         self.counts.requested = self.counts.requested.saturating_add(hits).min(MAX_COUNT);
         match source {
             Some(TokenSource::Bucket) => {
+                if self.global.is_none() && hits > 0 {
+                    self.counts.refilled_until = Time::default();
+                }
                 self.counts.tokens -= hits;
                 self.counts.spent = self.counts.spent.saturating_add(hits).min(MAX_COUNT);
             }
             Some(TokenSource::Loss) => self.counts.loss.used += hits,
             None => {}
         }
-        let is_low = source != Some(TokenSource::Bucket) || 2 * self.counts.tokens <= self.max_tokens();
+        let is_low = source != Some(TokenSource::Bucket) || 2 * self.counts.tokens <= self.max_tokens;
         if self.clock.can_request && self.global.is_some() && is_low && self.may_request() {
             self.counts.open_request = self.now.as_micros();
             self.counts.next_request_at = self.now.plus_us(ANSWER_TIME_US);
@@ -299,11 +315,11 @@ impl RegionBucket {
     fn refund(&mut self, hits: u64) {
         let returned = hits.min(self.counts.spent);
         self.counts.spent -= returned;
-        self.add(u128::from(returned) * u128::from(self.period_us), self.max_tokens());
+        self.add(u128::from(returned) * u128::from(self.period_us), self.max_tokens);
     }
 
     const fn used(&self) -> u64 {
-        self.max_tokens().saturating_sub(self.counts.tokens) + self.counts.loss.used
+        self.max_tokens.saturating_sub(self.counts.tokens) + self.counts.loss.used
     }
 
     fn remaining(&self) -> u64 {
@@ -314,7 +330,7 @@ impl RegionBucket {
     /// Microseconds until the bucket holds `tokens` at the rate of the moment; `None` if it never will.
     fn until_tokens_us(&self, tokens: u64) -> Option<u64> {
         let rate = self.own_rate + if self.is_granted { self.counts.rate } else { 0 };
-        if tokens > self.max_tokens() || rate == 0 {
+        if tokens > self.max_tokens || rate == 0 {
             return None;
         }
         let period = u128::from(self.period_us);

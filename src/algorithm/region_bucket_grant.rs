@@ -18,6 +18,8 @@ pub struct RegionTerm {
     pub rate: u32,
     /// Tokens that the bucket holds, beside the region's own.
     pub capacity: u32,
+    /// Time of the global Redis at which the grant was made.
+    pub start: Time,
     /// Time of the global Redis at which the grant ends.
     pub end: Time,
     /// True if the global Redis had less than was wanted.
@@ -27,13 +29,13 @@ pub struct RegionTerm {
 }
 
 impl State {
-    /// Replaces the grant by another one, after the refill under the one before; false if it does not answer the open
-    /// request.
+    /// Replaces the grant by another one, after the refill under the one before up to its start; false if it does not
+    /// answer the open request.
     pub fn take_term(&mut self, limit: &Limit, now: Time, term: &RegionTerm) -> bool {
         if term.request == 0 || term.request != self.counts.open_request {
             return false;
         }
-        let mut bucket = RegionBucket::at(limit, self, now);
+        let mut bucket = RegionBucket::after(limit, self, now, term.start);
         let counts = &mut bucket.counts;
         (counts.rate, counts.capacity, counts.term_end) = (term.rate.into(), term.capacity.into(), term.end);
         (counts.spent, counts.requested, counts.requested_since) = (0, 0, now);

@@ -106,6 +106,15 @@ impl Limit {
         (self.period_us() / 1000).saturating_mul(periods).saturating_add(2000).min(MAX_TTL_MS)
     }
 
+    /// Uncertainty of global time in microseconds, of which a token bucket may make half of its overshoot: period x
+    /// `max_overshoot` / 2, as a part of the limit.
+    pub fn clock_slack_us(&self) -> u64 {
+        let Scope::Global(scope) = self.scope() else { return 0 };
+        let (limit, milli_hits) = (self.requests_per_unit(), scope.max_overshoot.milli_hits(self.requests_per_unit()));
+        let slack_us = u128::from(self.period_us()) * u128::from(milli_hits) / (2000 * u128::from(limit.max(1)));
+        u64::try_from(slack_us).unwrap_or(u64::MAX).min(self.period_us())
+    }
+
     /// Hits that a cut-off region may admit in a tumbling period beyond its grants and its reserve.
     pub const fn loss_allowance(&self) -> u64 {
         let Scope::Global(scope) = self.scope() else { return 0 };

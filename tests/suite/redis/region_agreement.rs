@@ -275,6 +275,7 @@ impl Grant {
             epoch: if self.low % 5 == 4 { state.counts.epoch + 1 } else { 0 },
             rate: part(limit.max_granted()),
             capacity: part(limit.max_granted_capacity()),
+            start: Time::from_micros(now.as_micros().saturating_add_signed(clock.offset_lo) + self.low % 3),
             end: Time::from_micros(now.as_micros().saturating_add_signed(clock.offset_hi) + left_us),
             exhausted: self.exhausted,
             next_request_at: now.plus_us(self.next_request_ms * 1000),

@@ -238,6 +238,7 @@ impl Simulation {
                     epoch: 0,
                     rate: grant.rate,
                     capacity: grant.capacity,
+                    start: now,
                     end: grant.end,
                     exhausted: grant.rate < wanted,
                     next_request_at: Time::from_micros(request).plus_us(pause_us),

@@ -22,6 +22,9 @@ const PERIOD_US: u64 = 10_000_000;
 /// Time of the region's Redis at the start of each history.
 const START_US: u64 = 1_783_512_000_000_000;
 
+/// Upper bound on the hits of a grant, exclusive.
+const MOST_GRANTED: u64 = 60;
+
 /// Event at a counter.
 #[derive(Clone, Copy, Debug)]
 struct Event {
@@ -47,7 +50,7 @@ fn events(with_refunds: bool) -> impl Strategy<Value = Vec<Event>> {
     let refunds = u32::from(with_refunds);
     let action = prop_oneof![
         6 => (1..40_u64).prop_map(Action::Charge),
-        2 => (0..60_u64).prop_map(Action::Grant),
+        2 => (0..MOST_GRANTED).prop_map(Action::Grant),
         refunds => (1..60_u64).prop_map(Action::Refund),
     ];
     let event = (after, uncertainty(), uncertainty(), action)
@@ -229,21 +232,31 @@ proptest! {
     }
 
     #[test]
-    fn bucket_admits_its_capacity_and_its_rates(events in events(false), offset_us in -9_000_000..9_000_000_i64) {
+    fn bucket_admits_its_capacity_and_its_rates(
+        events in events(false),
+        jumps in proptest::collection::vec(proptest::option::weighted(0.1, -60_000_000..60_000_000_i64), 120),
+        offset_us in -9_000_000..9_000_000_i64,
+    ) {
         let limit = limit(Algorithm::TokenBucket, RegionLossPolicy::Deny);
         let mut counter = RegionCounter::new(limit, offset_us);
-        // Tokens x period that a bucket has which knows global time exactly.
+        // Tokens x period that a bucket has which knows global time exactly, and what half of the overshoot adds.
         let own = (u64::from(limit.region_reserve()), u64::from(limit.region_capacity()));
-        let (mut units, mut last) = (own.1 * PERIOD_US, counter.global());
+        let slack = limit.clock_slack_us() * (own.0 + 3 * MOST_GRANTED);
+        let most = |tokens: u64| tokens * PERIOD_US + slack;
+        let (mut units, mut last) = (most(own.1), counter.global());
         let mut term = (0, 0, Time::default());
-        for event in &events {
+        for (event, jump) in events.iter().zip(&jumps) {
+            if let Some(jump_us) = jump {
+                counter.now = Time::from_micros(counter.now.as_micros().saturating_add_signed(*jump_us));
+                counter.offset_us -= jump_us;
+            }
             counter.advance(event);
             let now = counter.global();
             let granted_us = now.min(term.2).since_us(last);
-            units = (units + granted_us * (own.0 + term.0)).min((own.1 + term.1) * PERIOD_US);
+            units = (units + granted_us * (own.0 + term.0)).min(most(own.1 + term.1));
             if now >= term.2 {
-                units = units.min(own.1 * PERIOD_US);
-                units = (units + (now.since_us(last) - granted_us) * own.0).min(own.1 * PERIOD_US);
+                units = units.min(most(own.1));
+                units = (units + (now.since_us(last) - granted_us) * own.0).min(most(own.1));
             }
             last = now;
             match event.action {
@@ -255,6 +268,7 @@ proptest! {
                         epoch: 0,
                         rate,
                         capacity,
+                        start: now,
                         end,
                         exhausted: false,
                         next_request_at: counter.now,
@@ -274,6 +288,53 @@ proptest! {
                 Action::Refund(_) => {}
             }
         }
+    }
+}
+
+/// Clock of a call at `now`, when global time is exactly `offset_us` later.
+fn exact_clock(now: Time, offset_us: i64) -> GlobalClock {
+    let (valid_from, valid_until) = (now, now.plus_us(1));
+    GlobalClock { valid_from, valid_until, offset_lo: offset_us, offset_hi: offset_us, ..GlobalClock::UNKNOWN }
+}
+
+#[test]
+fn jump_of_the_regions_clock_refills_no_tokens() {
+    const HOUR_US: i64 = 3_600_000_000;
+    let limit = limit(Algorithm::TokenBucket, RegionLossPolicy::Deny);
+    for jump_us in [HOUR_US, -HOUR_US, 1_000_000] {
+        for is_known_at_once in [true, false] {
+            let mut counter = RegionCounter::new(limit, 0);
+            counter.state.set_clock(&exact_clock(counter.now, 0));
+            assert!(counter.charge(Hits::Charge(10)).admitted, "all that the region always has");
+            counter.now = Time::from_micros(counter.now.as_micros().saturating_add_signed(jump_us));
+            if !is_known_at_once {
+                counter.state.set_clock(&GlobalClock::UNKNOWN);
+                assert!(!counter.charge(Hits::Charge(1)).admitted, "{jump_us}");
+            }
+            counter.state.set_clock(&exact_clock(counter.now, -jump_us));
+            assert!(!counter.charge(Hits::Charge(1)).admitted, "{jump_us}");
+            // A tenth of the period later by global time, and by that of the region.
+            counter.now = counter.now.plus_us(PERIOD_US / 10);
+            counter.state.set_clock(&exact_clock(counter.now, -jump_us));
+            assert!(counter.charge(Hits::Charge(1)).admitted && !counter.charge(Hits::Charge(1)).admitted, "{jump_us}");
+        }
+    }
+}
+
+#[test]
+fn tokens_spent_at_an_unknown_time_do_not_refill_twice() {
+    let limit = limit(Algorithm::TokenBucket, RegionLossPolicy::Deny);
+    let mut counter = RegionCounter::new(limit, 0);
+    counter.state.set_clock(&exact_clock(counter.now, 0));
+    assert!(counter.charge(Hits::Charge(1)).admitted);
+    counter.now = counter.now.plus_us(10 * PERIOD_US);
+    counter.state.set_clock(&GlobalClock::UNKNOWN);
+    assert!(counter.charge(Hits::Charge(9)).admitted);
+    // Known to half a period at first, then exactly.
+    for offset_lo in [-5_000_000, 0] {
+        counter.now = counter.now.plus_us(1);
+        counter.state.set_clock(&GlobalClock { offset_lo, ..exact_clock(counter.now, 0) });
+        assert!(!counter.charge(Hits::Charge(2)).admitted, "they were spent 2 us ago");
     }
 }
 

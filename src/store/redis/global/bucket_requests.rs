@@ -79,6 +79,7 @@ impl GrantWorker {
             epoch: reply.epoch.as_micros(),
             rate: reply.rate,
             capacity: reply.capacity,
+            start: Time::from_micros(reply.end.as_micros().saturating_sub(demand.term_us)),
             end: reply.end,
             exhausted: reply.rate < demand.wanted,
             next_request_at: request.now.plus_us(demand.pause_us(reply.rate)),
@@ -120,9 +121,7 @@ impl GrantWorker {
     }
 }
 
-/// Tokens that regions may be granted: all but their own, less a thousandth of the rate, as a region's clock may run
-/// that much faster than the global one.
+/// Tokens that regions may be granted: all but their own.
 pub const fn pool(limit: &Limit) -> TokenPool {
-    let drift = limit.requests_per_unit().div_ceil(1000);
-    TokenPool { rate: limit.max_granted().saturating_sub(drift), capacity: limit.max_granted_capacity() }
+    TokenPool { rate: limit.max_granted(), capacity: limit.max_granted_capacity() }
 }

@@ -29,11 +29,11 @@ pub fn encode_return(period_ms: u64, window: u64) -> Bytes {
 /// arguments follow it: an empty one, and the clock of the global Redis. The script replies 1 if the bucket took the
 /// grant, else 0.
 pub fn encode_term(limit: &Limit, now: Option<Time>, term: &RegionTerm) -> Bytes {
-    let mut argument = BytesMut::with_capacity(96);
+    let mut argument = BytesMut::with_capacity(112);
     argument.put_i64_le(now.and_then(|now| i64::try_from(now.as_micros()).ok()).unwrap_or(-1));
-    let own = [limit.region_reserve(), limit.region_capacity()].map(u64::from);
+    let own = [limit.region_reserve().into(), limit.region_capacity().into(), limit.clock_slack_us()];
     let head = [limit.period_us(), limit.region_ttl_ms()].into_iter().chain(own);
-    let granted = [u64::from(term.rate), u64::from(term.capacity), term.end.as_micros()];
+    let granted = [u64::from(term.rate), u64::from(term.capacity), term.start.as_micros(), term.end.as_micros()];
     let rest = [u64::from(term.exhausted), term.next_request_at.as_micros()];
     let numbers = head.chain([term.request, term.epoch]).chain(granted).chain(rest);
     numbers.for_each(|number| argument.put_u64_le(number));

@@ -11,6 +11,7 @@ use crate::algorithm::reply_reader::MAX_EXACT;
 use crate::algorithm::state::State;
 use crate::clock::Time;
 use crate::limit::Limit;
+use crate::limit::counting::Counting;
 use crate::request::Hits;
 use crate::store::command::{ChargeCommand, OwnedCounter};
 
@@ -112,6 +113,7 @@ impl ArgEncoder {
         self.push(wait_us);
         // In a region, rejected hits are demand that the next grant must cover.
         let counts_rejected = limit.count_rejected() || limit.is_counted_in_region();
-        self.push(i64::from(counter.enforced_limit().enforced) + 2 * i64::from(counts_rejected));
+        let slack_us = if limit.counting() == Counting::RegionBucket { signed(limit.clock_slack_us()) } else { 0 };
+        self.push(i64::from(counter.enforced_limit().enforced) + 2 * i64::from(counts_rejected) + 4 * slack_us);
     }
 }

@@ -12,8 +12,6 @@ pub(super) struct Use {
     pub(super) region: usize,
     /// Time of the global Redis when the region's Redis decided.
     pub(super) global_us: i64,
-    /// Time of the region's Redis.
-    pub(super) region_us: i64,
     pub(super) hits: i64,
     /// Those of them that were granted.
     pub(super) grant: GrantUse,
@@ -76,35 +74,35 @@ fn check_windows<'u>(plan: &Plan, world: &World, uses: impl Iterator<Item = &'u 
     Ok(())
 }
 
-/// A bucket of the whole limit admits all of it, with the drift of clocks. A region's Redis that lost its data may use
-/// its own capacity again.
+/// A bucket of the whole limit admits all of it, with half of the overshoot for the uncertainty of clocks. A region's
+/// Redis that lost its data may use its own capacity again.
 fn check_bucket<'u>(plan: &Plan, world: &World, uses: impl Iterator<Item = &'u Use>) -> Result<(), String> {
     let rate = i128::from(plan.largest(|limit| limit.requests_per_unit()));
     let lost = i128::from(plan.largest(|limit| limit.region_capacity())) * i128::from(world.losses.iter().sum::<i64>());
     let capacity = i128::from(plan.largest(|limit| limit.capacity())) + lost;
     let period = i128::from(PERIOD_US);
+    let slack = i128::from(plan.limit.clock_slack_us().max(plan.changed.clock_slack_us())) * rate;
     let (mut level, mut last) = (0_i128, i64::MIN);
     for it in uses {
         let elapsed = i128::from(it.global_us.saturating_sub(last).min(1 << 50));
-        // Thousandths of a token x period: two clocks drift by 500 ppm each.
-        level = (level - elapsed * rate * 1001).max(0) + i128::from(it.hits) * period * 1000;
+        level = (level - elapsed * rate).max(0) + i128::from(it.hits) * period;
         last = it.global_us;
-        if level > capacity * period * 1000 {
-            return Err(format!("{} tokens of {capacity} at {last}", level / period / 1000));
+        if level > capacity * period + slack {
+            return Err(format!("{} tokens of {capacity} and {} at {last}", level / period, slack / period));
         }
     }
     Ok(())
 }
 
-/// In any period of its own time a region admits at most twice its loss allowance.
+/// In any period of global time a region admits at most twice its loss allowance.
 fn check_loss(plan: &Plan, world: &World, region: usize) -> Result<(), String> {
     let allowance = i64::try_from(plan.limit.loss_allowance().max(plan.changed.loss_allowance())).expect("it is small");
     // A clock that jumped, or lost data, starts another tumbling period.
     let bound = (2 + world.losses[region] + world.jumps[region]) * allowance;
     let lost: Vec<&Use> = world.uses.iter().filter(|it| it.from_loss && it.region == region).collect();
     for it in &lost {
-        let span = it.region_us - PERIOD_US + 1..=it.region_us;
-        let hits: i64 = lost.iter().filter(|other| span.contains(&other.region_us)).map(|other| other.hits).sum();
+        let span = it.global_us - PERIOD_US + 1..=it.global_us;
+        let hits: i64 = lost.iter().filter(|other| span.contains(&other.global_us)).map(|other| other.hits).sum();
         if hits > bound {
             return Err(format!("{hits} hits of {bound} of the loss allowance in region {region}"));
         }

@@ -455,10 +455,10 @@ impl World {
             Hits::Refund(_) => -signed(result.before.saturating_sub(result.after)),
             Hits::Charge(_) | Hits::Peek => 0,
         };
-        let (global_us, region_us) = (self.global_clock.at(self.now_us), region.clock.at(self.now_us));
+        let global_us = self.global_clock.at(self.now_us);
         if used != 0 {
             let grant = granted_before.spent(granted(&region.state));
-            self.uses.push(Use { region: from.region, global_us, region_us, hits: used, grant, from_loss });
+            self.uses.push(Use { region: from.region, global_us, hits: used, grant, from_loss });
         }
         if let Hits::Charge(_) = hits {
             self.tally.admitted += u64::from(result.admitted);
@@ -510,6 +510,7 @@ impl World {
                 epoch: 0,
                 rate: grant.rate,
                 capacity: grant.capacity,
+                start: now,
                 end: grant.end,
                 exhausted: grant.rate < ask.wanted,
                 next_request_at,
