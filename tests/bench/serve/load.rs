@@ -72,6 +72,24 @@ impl Caller {
     }
 }
 
+/// Closed loop: each stream makes its next call when the last one is answered.
+#[derive(Clone, Copy)]
+pub(crate) struct ClosedLoop {
+    pub(crate) connections: usize,
+    /// Concurrent calls per connection.
+    pub(crate) streams: usize,
+    pub(crate) time: Duration,
+}
+
+/// Wait of an open loop for the next due calls.
+#[derive(Clone, Copy)]
+pub(crate) enum Pace {
+    /// Sleeps about a millisecond, and starts what has become due.
+    Sleep,
+    /// Occupies a core, and starts each call in time.
+    Spin,
+}
+
 /// Calls in a closed loop for `time`; `request` builds the frame for a key.
 pub(crate) async fn closed_loop(
     server: &MeasuredServer,
@@ -79,11 +97,21 @@ pub(crate) async fn closed_loop(
     request: fn(u64) -> Bytes,
     (streams, time): (usize, Duration),
 ) -> Cost {
+    closed_loop_over(server, keys, request, ClosedLoop { connections: CONNECTIONS, streams, time }).await
+}
+
+/// As [`closed_loop`], over a number of connections.
+pub(crate) async fn closed_loop_over(
+    server: &MeasuredServer,
+    keys: u64,
+    request: fn(u64) -> Bytes,
+    ClosedLoop { connections, streams, time }: ClosedLoop,
+) -> Cost {
     let calls = Arc::new(AtomicU64::new(0));
     let rejected = Arc::new(AtomicU64::new(0));
     let stop = Arc::new(AtomicBool::new(false));
     let mut callers = JoinSet::new();
-    for connection in 0..CONNECTIONS {
+    for connection in 0..connections {
         let caller = Caller::connect(server.address()).await;
         for stream in 0..streams {
             let (caller, calls, stop) = (caller.clone(), Arc::clone(&calls), Arc::clone(&stop));
@@ -134,6 +162,7 @@ pub(crate) async fn open_loop_latencies(
     server: &MeasuredServer,
     per_second: u32,
     time: Duration,
+    pace: Pace,
     request: fn(u64) -> Bytes,
 ) -> Vec<u64> {
     let mut callers = Vec::new();
@@ -145,7 +174,7 @@ pub(crate) async fn open_loop_latencies(
     let mut place: u32 = 0;
     let total = per_second * u32::try_from(time.as_secs()).expect("seconds");
     while place < total {
-        // Starts all due calls, because the runtime's timer has a resolution of one millisecond.
+        // Starts all due calls: the runtime's timer has a resolution of one millisecond.
         let due = u32::try_from(started.elapsed().as_micros() * u128::from(per_second) / 1_000_000).unwrap_or(total);
         // The first call is due at once.
         while place < (due + 1).min(total) {
@@ -157,7 +186,10 @@ pub(crate) async fn open_loop_latencies(
             });
             place += 1;
         }
-        tokio::time::sleep(Duration::from_micros(200)).await;
+        match pace {
+            Pace::Sleep => tokio::time::sleep(Duration::from_micros(200)).await,
+            Pace::Spin => tokio::task::yield_now().await,
+        }
     }
     let mut latencies = calls.join_all().await;
     latencies.sort_unstable();

@@ -6,7 +6,7 @@
 //! bench asserts nothing.
 //!
 //! `cargo bench --bench serve [-- SCENARIO...]`, scenarios: hot, keys, million, rules, size, reload, redis-keys,
-//! redis-hot, redis-open, redis-ten, eventual, eventual-calls, eventual-flood, metrics, scrape, log.
+//! redis-hot, redis-open, redis-ten, eventual, eventual-calls, eventual-flood, metrics, scrape, log, cores, latency.
 
 #![expect(clippy::print_stdout, reason = "a bench talks to a person")]
 
@@ -14,6 +14,7 @@
 #[allow(dead_code, reason = "the suite uses all of the kit, this bench a part")]
 mod kit;
 
+mod cores;
 mod decision_log;
 mod load;
 mod metrics;
@@ -32,7 +33,7 @@ use tollkeeper::pb::rate_limit_service_server::{RateLimitService, RateLimitServi
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use self::load::{Caller, STREAMS, call_once_for_each, closed_loop, median, open_loop_latencies, percentile};
+use self::load::{Caller, Pace, STREAMS, call_once_for_each, closed_loop, median, open_loop_latencies, percentile};
 use self::process::MeasuredServer;
 
 /// Duration of one measurement.
@@ -47,6 +48,15 @@ fn main() {
         return runtime.block_on(empty_handler(port));
     }
     let selected = |name: &str| arguments.is_empty() || arguments.iter().any(|argument| argument == name);
+    if selected("cores") {
+        cores::throughput();
+    }
+    if selected("latency") {
+        cores::latency();
+    }
+    if !arguments.is_empty() && arguments.iter().all(|name| ["cores", "latency"].contains(&name.as_str())) {
+        return;
+    }
     runtime.block_on(async {
         println!("{:<34} {:>10} {:>10} {:>7} {:>9}", "scenario", "us/call", "empty", "ratio", "calls/s");
         for (name, situation) in [
@@ -154,7 +164,7 @@ async fn reload() {
             }
             written
         });
-        let latencies = open_loop_latencies(&server, 2000, Duration::from_secs(15), request).await;
+        let latencies = open_loop_latencies(&server, 2000, Duration::from_secs(15), Pace::Sleep, request).await;
         stop.store(true, Ordering::Relaxed);
         let written = writer.join().expect("the writer ends");
         println!(

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::kit::port::Port;
 use crate::kit::{http, scrape};
-use crate::load::{STREAMS, closed_loop, median, open_loop_latencies, percentile};
+use crate::load::{Pace, STREAMS, closed_loop, median, open_loop_latencies, percentile};
 use crate::process::{self, MeasuredServer};
 use crate::{ROUND, ROUNDS, request, rules, rules_with};
 
@@ -98,7 +98,8 @@ pub(crate) async fn scrape() {
         let mut found = [Vec::new(), Vec::new()];
         for scraped in if round % 2 == 0 { [true, false] } else { [false, true] } {
             let scraper = scraped.then(|| Scraper::start(page.number()));
-            found[usize::from(scraped)] = open_loop_latencies(&server, 2000, Duration::from_secs(10), request).await;
+            found[usize::from(scraped)] =
+                open_loop_latencies(&server, 2000, Duration::from_secs(10), Pace::Sleep, request).await;
             let slowest = scraper.map(Scraper::stop);
             let latencies = &found[usize::from(scraped)];
             println!(

@@ -46,6 +46,17 @@ impl MeasuredServer {
         Self { address: on_loopback(server.port()), pid, _process: Box::new(()) }
     }
 
+    /// A Redis that this value keeps running.
+    pub(crate) fn owned_redis(server: redis::Server) -> Self {
+        let Self { address, pid, .. } = Self::redis(&server);
+        Self { address, pid, _process: Box::new(server) }
+    }
+
+    /// This process, the load generator.
+    pub(crate) fn this_process() -> Self {
+        Self { address: on_loopback(0), pid: std::process::id(), _process: Box::new(()) }
+    }
+
     /// Address of its gRPC or Redis port.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address

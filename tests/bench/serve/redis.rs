@@ -12,7 +12,7 @@ use tollkeeper::pb;
 use crate::frame;
 use crate::kit::redis::cluster::Cluster;
 use crate::kit::redis::{Server, options};
-use crate::load::{STREAMS, call_once_for_each, closed_loop, median, open_loop_latencies, percentile};
+use crate::load::{Pace, STREAMS, call_once_for_each, closed_loop, median, open_loop_latencies, percentile};
 use crate::process::{self, MeasuredServer};
 
 const ROUND: Duration = Duration::from_secs(3);
@@ -22,7 +22,7 @@ const ROUNDS: usize = 5;
 /// With more, on two cores, responses arrive after the store's timeout, and policy decides.
 const FEW_STREAMS: usize = 8;
 
-const RULES: &str = "domain: bench
+pub(crate) const RULES: &str = "domain: bench
 defaults: {on_store_error: deny}
 descriptors:
   - {key: fixed, rate_limit: {unit: day, requests_per_unit: 4000000000}}
@@ -175,8 +175,8 @@ async fn open_loop(tollkeeper: &MeasuredServer, empty: &MeasuredServer) {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some tens of thousands")]
     let rate = (capacity / 2.0) as u32;
     for round in 1..=3 {
-        let floor = open_loop_latencies(empty, rate, Duration::from_secs(5), request).await;
-        let ours = open_loop_latencies(tollkeeper, rate, Duration::from_secs(5), request).await;
+        let floor = open_loop_latencies(empty, rate, Duration::from_secs(5), Pace::Sleep, request).await;
+        let ours = open_loop_latencies(tollkeeper, rate, Duration::from_secs(5), Pace::Sleep, request).await;
         for (who, latencies) in [("empty handler", &floor), ("redis", &ours)] {
             println!(
                 "open loop {round}, {rate} calls/s, {who:<13}: p50 {} us, p99 {} us, p99.9 {} us",
@@ -197,8 +197,9 @@ async fn ten_descriptors(empty: &MeasuredServer) {
     let ten: fn(u64) -> Bytes = |key| many("fixed", key, 10);
     compare("redis cluster, 10 descriptors", (&tollkeeper, &node, empty), 100_000, (FEW_STREAMS, ten)).await;
     for round in 1..=3 {
-        let single = open_loop_latencies(&tollkeeper, 200, Duration::from_secs(5), |key| one("fixed", key)).await;
-        let tenfold = open_loop_latencies(&tollkeeper, 200, Duration::from_secs(5), ten).await;
+        let single =
+            open_loop_latencies(&tollkeeper, 200, Duration::from_secs(5), Pace::Sleep, |key| one("fixed", key)).await;
+        let tenfold = open_loop_latencies(&tollkeeper, 200, Duration::from_secs(5), Pace::Sleep, ten).await;
         println!(
             "cluster {round}, 200 calls/s: 1 descriptor p50 {} us, 10 descriptors p50 {} us, ratio {:.2}",
             percentile(&single, 500),
@@ -208,11 +209,11 @@ async fn ten_descriptors(empty: &MeasuredServer) {
     }
 }
 
-fn one(rule: &str, key: u64) -> Bytes {
+pub(crate) fn one(rule: &str, key: u64) -> Bytes {
     many(rule, key, 1)
 }
 
-fn many(rule: &str, key: u64, count: u64) -> Bytes {
+pub(crate) fn many(rule: &str, key: u64, count: u64) -> Bytes {
     let descriptor = |place: u64| {
         let value = format!("user-{:08}-{place}", key).into();
         let entry = pb::rate_limit_descriptor::Entry { key: rule.to_owned().into(), value };
