@@ -20,6 +20,7 @@ pub mod global_window;
 pub mod leaky_bucket;
 pub(crate) mod leaky_level;
 pub mod loss_allowance;
+pub mod region_use;
 pub mod region_bucket;
 pub mod region_bucket_grant;
 pub mod region_grant;

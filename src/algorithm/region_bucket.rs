@@ -21,6 +21,7 @@ use super::algorithm_state::AlgorithmState;
 use super::global_clock::{GlobalClock, GlobalTime};
 use super::leaky_level::to_us;
 use super::loss_allowance::LossPeriod;
+use super::region_use::RegionUse;
 use super::region_window::{ANSWER_TIME_US, REQUEST_INTERVAL_US};
 use super::reply_reader::{MalformedReply, ReplyReader};
 use super::share_ratio::ShareRatio;
@@ -137,6 +138,13 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
 /// Returns `true` if [`charge`] would admit the hits.
 pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -> bool {
     RegionBucket::at(limit, state, now).source(request).is_some()
+}
+
+/// Returns the hits used at `now`, since the last grant and in the period of the loss allowance.
+pub(super) fn region_use(limit: &Limit, state: &State, now: Time) -> RegionUse {
+    let RegionBucket { counts, is_granted, .. } = RegionBucket::at(limit, state, now);
+    let (grant, reserve) = if is_granted { (counts.spent, 0) } else { (0, counts.spent) };
+    RegionUse { grant, reserve, loss_allowance: counts.loss.used }
 }
 
 /// Hits that a charge is admitted from.

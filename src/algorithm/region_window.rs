@@ -17,6 +17,7 @@
 use super::algorithm_state::AlgorithmState;
 use super::global_clock::{GlobalClock, GlobalTime};
 use super::loss_allowance::LossPeriod;
+use super::region_use::RegionUse;
 use super::reply_reader::{MalformedReply, ReplyReader};
 use super::share_ratio::ShareRatio;
 use super::{ChargeRequest, ChargeResult, MAX_COUNT, effective_time, to_u32};
@@ -157,6 +158,11 @@ pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -
     RegionWindow::at(limit, state, now).source(request).is_some()
 }
 
+/// Returns the hits used at `now`.
+pub(super) fn region_use(limit: &Limit, state: &State, now: Time) -> RegionUse {
+    RegionWindow::at(limit, state, now).used_by_source()
+}
+
 /// Hits that a charge is admitted from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HitSource {
@@ -294,9 +300,17 @@ impl RegionWindow {
         counts.granted = (counts.granted + hits - reserve).min(counts.granted_total).max(counts.granted);
     }
 
+    const fn used_by_source(&self) -> RegionUse {
+        RegionUse {
+            grant: self.counts.granted_total.saturating_sub(self.counts.granted),
+            reserve: self.counts.reserve_used,
+            loss_allowance: self.loss.used,
+        }
+    }
+
     const fn used(&self) -> u64 {
-        let counts = &self.counts;
-        counts.granted_total.saturating_sub(counts.granted) + counts.reserve_used + self.loss.used
+        let RegionUse { grant, reserve, loss_allowance } = self.used_by_source();
+        grant + reserve + loss_allowance
     }
 
     fn remaining(&self) -> u64 {

@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 
 use super::algorithm_state::{AlgorithmState, CallCharge};
 use super::global_clock::GlobalClock;
+use super::region_use::RegionUse;
 use super::reply_reader::{MalformedReply, ReplyReader};
 use super::share_ratio::ShareRatio;
 use super::{ChargeRequest, ChargeResult, EnforcedLimit, effective_time};
@@ -154,6 +155,15 @@ impl State {
             Self::RegionWindow(state) => state.counts.open_request,
             Self::RegionBucket(state) => state.counts.open_request,
             _ => 0,
+        }
+    }
+
+    /// Returns the hits of a region's counter that are used at `now`; nothing of another counter.
+    pub fn region_use(&self, limit: &Limit, now: Time) -> RegionUse {
+        match self {
+            Self::RegionWindow(state) => super::region_window::region_use(limit, state, now),
+            Self::RegionBucket(state) => super::region_bucket::region_use(limit, state, now),
+            _ => RegionUse::default(),
         }
     }
 

@@ -129,6 +129,12 @@ pub struct GrantsReport {
     pub wasted_hits: u64,
     /// Unused hits that went back to the global Redis.
     pub returned_hits: u64,
+    /// Hits that this process admitted from grants; of a token bucket all hits while a grant lasts.
+    pub admitted_from_grants: u64,
+    /// Hits that this process admitted from the region's reserve.
+    pub admitted_from_reserves: u64,
+    /// Hits that this process admitted from the allowance of a region that is cut off.
+    pub admitted_from_loss_allowances: u64,
     /// Time since the last grant in seconds; `null` before the first.
     pub last_grant_s: Option<f64>,
 }
@@ -159,7 +165,7 @@ impl From<RegionStats> for RegionsReport {
 
 impl From<GrantTotals> for GrantsReport {
     fn from(totals: GrantTotals) -> Self {
-        let GrantTotals { requested, failed, dropped, granted, wasted, returned, last_grant_us } = totals;
+        let GrantTotals { requested, failed, dropped, granted, wasted, returned, used, last_grant_us } = totals;
         let last_grant_s = last_grant_us.map(|us| Duration::from_micros(us).as_secs_f64());
         Self {
             requested,
@@ -168,6 +174,9 @@ impl From<GrantTotals> for GrantsReport {
             granted_hits: granted,
             wasted_hits: wasted,
             returned_hits: returned,
+            admitted_from_grants: used.grant,
+            admitted_from_reserves: used.reserve,
+            admitted_from_loss_allowances: used.loss_allowance,
             last_grant_s,
         }
     }

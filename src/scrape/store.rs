@@ -85,13 +85,16 @@ fn region(stats: &RegionStats, emit: &mut dyn FnMut(Family)) {
     emit(Family::gauge("tollkeeper_region_restricted", help, u8::from(is_restricted)));
     let help = "Total number of jumps of a Redis clock that were noticed.";
     emit(Family::counter("tollkeeper_clock_jumps_total", help, stats.clock_jumps));
-    let GrantTotals { requested, failed, dropped, granted, wasted, returned, last_grant_us } = stats.grants;
+    let GrantTotals { requested, failed, dropped, granted, wasted, returned, used, last_grant_us } = stats.grants;
     let help = "Total number of grant requests to the global Redis, by outcome.";
     let outcomes = [("answered", requested - failed.min(requested)), ("failed", failed), ("dropped", dropped)];
     emit(Family::counters("tollkeeper_grant_requests_total", help, "outcome", outcomes));
     let help = "Total number of hits of grants: taken by a counter of the region, returned unused, or wasted.";
     let hits = [("granted", granted), ("returned", returned), ("wasted", wasted)];
     emit(Family::counters("tollkeeper_grant_hits_total", help, "kind", hits));
+    let help = "Total number of hits of global limits that this process admitted, by what they were admitted from.";
+    let sources = [("grant", used.grant), ("reserve", used.reserve), ("loss_allowance", used.loss_allowance)];
+    emit(Family::counters("tollkeeper_region_hits_total", help, "from", sources));
     if let Some(age_us) = last_grant_us {
         let help = "Time since the last grant to this process, in seconds.";
         let age_s = Duration::from_micros(age_us).as_secs_f64();

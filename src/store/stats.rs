@@ -3,6 +3,7 @@
 use super::memory::usage::MemoryUsage;
 use super::redis::eventual::table::EventualStats;
 use super::redis::global::notices::MembershipNotice;
+use crate::algorithm::region_use::RegionUse;
 use crate::telemetry::metrics::histogram::HistogramSnapshot;
 
 /// Statistics of a store since the start of the process.
@@ -98,6 +99,8 @@ pub struct GrantTotals {
     pub wasted: u64,
     /// Unused hits that went back to the global Redis.
     pub returned: u64,
+    /// Hits that the region's counters admitted for this process, by what they were admitted from.
+    pub used: RegionUse,
     /// Microseconds since the last grant; `None` before the first.
     pub last_grant_us: Option<u64>,
 }

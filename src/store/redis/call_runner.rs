@@ -77,7 +77,8 @@ impl CallRunner {
         if lease_hits > 0 {
             commands.pop();
         }
-        let ScriptOutcome { mut results, states, now, grant_requests } = outcome?;
+        let ScriptOutcome { mut results, states, now, grant_requests, region_use } = outcome?;
+        call.grants.iter().for_each(|grants| grants.record_use(region_use));
         request_grants(call, commands, &states, &grant_requests);
         let lease = (lease_hits > 0).then(|| results.pop()).flatten();
         let lease = lease.map(|results| LeaseReply { hits: lease_hits, results });

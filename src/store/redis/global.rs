@@ -95,6 +95,7 @@ use self::resets::{RegionCounter, Resets};
 use self::returns::Returns;
 use super::deployments::Deployments;
 use crate::algorithm::global_clock::GlobalClock;
+use crate::algorithm::region_use::RegionUse;
 use crate::redis::connect_options::ConnectOptions;
 use crate::redis::deployment::Deployment;
 use crate::redis::deployment_context::DeploymentOptions;
@@ -197,6 +198,11 @@ impl GlobalGrants {
     /// Requests a grant in the background.
     pub(super) fn request(&self, request: GrantRequest) {
         self.requests.push(request);
+    }
+
+    /// Counts hits that a call admitted.
+    pub(super) fn record_use(&self, admitted: RegionUse) {
+        self.counts.add_use(admitted);
     }
 
     /// Resets counters in the global Redis, and lets all regions follow.

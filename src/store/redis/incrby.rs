@@ -28,6 +28,7 @@ use smallvec::SmallVec;
 use self::refunds::RefundSupport;
 use super::script::compose::window_charges_script;
 use super::script::replay::ScriptOutcome;
+use crate::algorithm::region_use::RegionUse;
 use crate::algorithm::state::{State, charge_together};
 use crate::algorithm::{ChargeRequest, ChargeResult, MAX_COUNT, fixed_window};
 use crate::clock::Time;
@@ -129,6 +130,7 @@ impl<'a> IncrBatch<'a> {
             states: SmallVec::from(self.states.clone()),
             now: self.now,
             grant_requests: Vec::new(),
+            region_use: RegionUse::default(),
         })
     }
 

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
+use tollkeeper::algorithm::region_bucket::RegionBucketCounts;
 use tollkeeper::algorithm::region_window::RegionWindowCounts;
 
 use crate::kit::redis::{self as servers, Server};
@@ -29,6 +30,8 @@ descriptors:
     rate_limit: { unit: day, requests_per_unit: 1000, algorithm: fixed_window, scope: global, on_region_loss: local }
   - key: allow
     rate_limit: { unit: day, requests_per_unit: 1000, algorithm: fixed_window, scope: global, on_region_loss: allow }
+  - key: bucket
+    rate_limit: { unit: day, requests_per_unit: 1000, algorithm: token_bucket, scope: global }
   - key: both
     rate_limit:
       - { unit: day, requests_per_unit: 1000, algorithm: fixed_window, scope: global }
@@ -39,6 +42,8 @@ descriptors:
 
 /// Share of the overshoot of one of two regions: a fourth of 5 %.
 const ALLOWANCE: u64 = 12;
+/// That of a token bucket.
+const BUCKET_ALLOWANCE: u64 = 6;
 /// Reserve of one of two regions: half of 10 %.
 const RESERVE: u64 = 50;
 const PERIOD_S: u64 = 10;
@@ -96,6 +101,13 @@ impl Region {
         };
         let spent = RegionWindowCounts { window, granted, granted_total, reserve_used, ..Default::default() };
         Some(RegionWindowCounts { open_request, epoch, ..spent })
+    }
+
+    /// State of the bucket; `None` if there is none.
+    fn bucket(&self) -> Option<RegionBucketCounts> {
+        let words = words(&self.redis, "tk1:{shop|bucket=ann}:region_token_bucket:86400s");
+        let &[_, tokens, .., epoch, _, _] = &*words else { return None };
+        Some(RegionBucketCounts { tokens, epoch, ..Default::default() })
     }
 
     /// Hits that were admitted in the window of the state of a key, without the loss allowance.
@@ -291,14 +303,110 @@ fn another_replica_requests_the_grants_of_one_that_died() {
     assert!(granted(&global, "share", "fixed_window") > 0);
 }
 
+/// Hits that a region admitted, as its only process counts them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Admitted {
+    from_grants: u64,
+    from_reserves: u64,
+    from_loss_allowances: u64,
+}
+
+impl Admitted {
+    fn by(region: &Region) -> Self {
+        let grants = stats(&region.replicas[0].0)["grants"].clone();
+        let count = |name: &str| grants[name].as_u64().expect("it is a number");
+        Self {
+            from_grants: count("admitted_from_grants"),
+            from_reserves: count("admitted_from_reserves"),
+            from_loss_allowances: count("admitted_from_loss_allowances"),
+        }
+    }
+
+    fn total(self) -> u64 {
+        self.from_grants + self.from_reserves + self.from_loss_allowances
+    }
+}
+
+#[test]
+fn admitted_hits_are_counted_by_what_they_came_from() {
+    for (key, allowance) in [("share", ALLOWANCE), ("sliding", ALLOWANCE), ("bucket", BUCKET_ALLOWANCE)] {
+        let global = servers::options().start();
+        let eu = Region::start("eu", "eu,us", &global, 1);
+        let mut total = eu.charge(key, 5);
+        let first = Admitted { from_grants: 0, from_reserves: 5, from_loss_allowances: 0 };
+        assert_eq!(Admitted::by(&eu), first, "{key}");
+        wait_for("granted hits", || {
+            total += eu.charge(key, 10);
+            Some(()).filter(|()| Admitted::by(&eu).from_grants > 0)
+        });
+        if let Some(state) = eu.state(key) {
+            let Admitted { from_grants, from_reserves, .. } = Admitted::by(&eu);
+            assert_eq!(
+                (from_grants, from_reserves),
+                (state.granted_total - state.granted, state.reserve_used),
+                "{key}"
+            );
+        }
+        eu.set_links(Mode::Reset);
+        eu.wait_for_notices(&["cut_off"]);
+        total += eu.charge(key, 1_000);
+        let admitted = Admitted::by(&eu);
+        assert_eq!((admitted.total(), admitted.from_loss_allowances), (total, allowance), "{key}: {admitted:?}");
+    }
+}
+
+/// Resets the counters of a key in all regions, by a request to one.
+fn reset(region: &Region, key: &str, expected: u16) {
+    let request = http::post(region.replicas[0].0.debug_port(), "/reset", body(key));
+    assert_eq!(request.header("authorization", format!("Bearer {TOKEN}")).send().status, expected);
+}
+
+/// Charges until the bucket of a region has nothing left at the moment.
+fn empty_bucket(region: &Region) {
+    wait_for("an empty bucket", || (region.charge("bucket", 20) == 0).then_some(()));
+}
+
+#[test]
+fn reset_fills_the_token_buckets_of_all_regions_and_of_one_that_was_cut_off_later() {
+    let global = servers::options().start();
+    let [eu, us, ap] = ["eu", "us", "ap"].map(|name| Region::start(name, "ap,eu,us", &global, 1));
+    // Part of a bucket that a region has without any grant: a third of the reserve.
+    let own = RESERVE * 2 / 3;
+    let epoch = || words(&global, "tk1:{shop|bucket=ann}:global_token_bucket:86400s").first().copied().unwrap_or(0);
+    [&eu, &us, &ap].into_iter().for_each(empty_bucket);
+    // A counter follows a reset that is surely younger than itself.
+    thread::sleep(Duration::from_secs(1));
+    ap.set_links(Mode::Reset);
+    ap.wait_for_notices(&["cut_off"]);
+    // The loss allowance is all that is left.
+    let lost = ap.charge("bucket", 100);
+    assert!(lost <= BUCKET_ALLOWANCE, "{lost}");
+    assert_eq!(epoch(), 0);
+    reset(&eu, "bucket", 200);
+    let first = epoch();
+    assert!(first > 0);
+    assert_eq!(eu.bucket(), None);
+    let follows = |region: &Region| region.bucket().is_some_and(|bucket| bucket.epoch >= first);
+    wait_for("the other region", || follows(&us).then_some(()));
+    assert!(!follows(&ap) && ap.charge("bucket", 20) == 0, "it is cut off");
+    for region in [&eu, &us] {
+        let admitted = region.charge("bucket", usize::try_from(own).expect("it is small"));
+        assert_eq!(admitted, own, "the region's own part is full again");
+    }
+    ap.set_links(Mode::Pass);
+    wait_for("the region that was cut off", || follows(&ap).then_some(()));
+    assert_eq!(ap.charge("bucket", 20), 20);
+    assert_eq!(epoch(), first, "nothing repeats the reset");
+    // Without the global Redis nothing is reset.
+    eu.set_links(Mode::Reset);
+    reset(&eu, "bucket", 502);
+    assert!(eu.bucket().is_some() && epoch() == first);
+}
+
 #[test]
 fn reset_reaches_all_regions_and_one_that_was_cut_off_later() {
     let global = servers::options().start();
     let [eu, us, ap] = ["eu", "us", "ap"].map(|name| Region::start(name, "ap,eu,us", &global, 2));
-    let reset = |expected: u16| {
-        let request = http::post(eu.replicas[0].0.debug_port(), "/reset", body("share"));
-        assert_eq!(request.header("authorization", format!("Bearer {TOKEN}")).send().status, expected);
-    };
     for region in [&eu, &us, &ap] {
         assert!(region.charge("share", 40) > 0);
     }
@@ -308,7 +416,7 @@ fn reset_reaches_all_regions_and_one_that_was_cut_off_later() {
     let first_epochs = [&us, &ap].map(|region| region.epoch("share"));
     ap.set_links(Mode::Reset);
     let is_reset = |region: &Region, before: u64| region.used("share") == 0 && region.epoch("share") > before;
-    reset(200);
+    reset(&eu, "share", 200);
     assert_eq!(granted(&global, "share", "fixed_window"), 0);
     assert_eq!(eu.state("share"), None);
     wait_for("the other region", || is_reset(&us, first_epochs[0]).then_some(()));
@@ -324,6 +432,6 @@ fn reset_reaches_all_regions_and_one_that_was_cut_off_later() {
     // Without the global Redis nothing is reset: the hits of other regions would stay.
     let used = eu.charge("share", 10);
     eu.set_links(Mode::Reset);
-    reset(502);
+    reset(&eu, "share", 502);
     assert_eq!(eu.used("share"), used);
 }

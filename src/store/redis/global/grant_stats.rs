@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use crate::algorithm::region_use::RegionUse;
 use crate::clock::micros;
 use crate::store::stats::GrantTotals;
 
@@ -16,6 +17,9 @@ pub(super) struct GrantCounts {
     granted: AtomicU64,
     wasted: AtomicU64,
     returned: AtomicU64,
+    used_grant: AtomicU64,
+    used_reserve: AtomicU64,
+    used_loss_allowance: AtomicU64,
     last_grant: Mutex<Option<Instant>>,
 }
 
@@ -45,6 +49,16 @@ impl GrantCounts {
         self.returned.fetch_add(hits, Ordering::Relaxed);
     }
 
+    /// Adds hits that a call admitted.
+    pub(super) fn add_use(&self, admitted: RegionUse) {
+        let RegionUse { grant, reserve, loss_allowance } = admitted;
+        let counts =
+            [(&self.used_grant, grant), (&self.used_reserve, reserve), (&self.used_loss_allowance, loss_allowance)];
+        for (count, hits) in counts.into_iter().filter(|(_, hits)| *hits > 0) {
+            count.fetch_add(hits, Ordering::Relaxed);
+        }
+    }
+
     pub(super) fn totals(&self, at: Instant) -> GrantTotals {
         let last = *self.last_grant.lock().unwrap_or_else(PoisonError::into_inner);
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -55,6 +69,11 @@ impl GrantCounts {
             granted: load(&self.granted),
             wasted: load(&self.wasted),
             returned: load(&self.returned),
+            used: RegionUse {
+                grant: load(&self.used_grant),
+                reserve: load(&self.used_reserve),
+                loss_allowance: load(&self.used_loss_allowance),
+            },
             last_grant_us: last.map(|last| micros(at.duration_since(last))),
         }
     }

@@ -7,11 +7,12 @@
 use smallvec::SmallVec;
 
 use crate::algorithm::global_clock::GlobalClock;
+use crate::algorithm::region_use::RegionUse;
 use crate::algorithm::reply_reader::{MalformedReply, ReplyReader};
 use crate::algorithm::state::{State, charge_together};
 use crate::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit};
 use crate::clock::Time;
-use crate::store::command::ChargeCommand;
+use crate::store::command::{ChargeCommand, OwnedCounter};
 
 /// Outcome of a call.
 #[derive(Clone, Debug)]
@@ -24,6 +25,8 @@ pub struct ScriptOutcome {
     pub now: Time,
     /// Indices of the counters on which the call opened a grant request. Their states describe it.
     pub grant_requests: Vec<usize>,
+    /// Hits of global limits that the call admitted.
+    pub region_use: RegionUse,
 }
 
 /// Arguments of a call beside its charges, which decide what its script did.
@@ -59,17 +62,28 @@ pub fn replay(
         return Err(MalformedReply);
     }
     let requests_before = open_requests(&states, arguments);
+    let use_of =
+        |states: &[State]| arguments.clock.map_or_else(RegionUse::default, |_| region_use(counters, states, now));
+    let use_before = use_of(&states);
     let results = commands.iter().map(|command| replay_one(command, &mut states, ReplyHead { now, lent })).collect();
     let requests_after = open_requests(&states, arguments);
     let is_new = |index: &usize| requests_before[*index] != requests_after[*index];
     let grant_requests = (0..requests_after.len()).filter(is_new).collect();
-    Ok(ScriptOutcome { results, states, now, grant_requests })
+    let region_use = use_of(&states).since(use_before);
+    Ok(ScriptOutcome { results, states, now, grant_requests, region_use })
 }
 
 /// Returns the open grant request of each counter; nothing for a call without global limits.
 fn open_requests(states: &[State], arguments: CallArguments<'_>) -> SmallVec<[u64; 4]> {
     let states = if arguments.clock.is_some() { states } else { &[] };
     states.iter().map(State::open_request).collect()
+}
+
+/// Returns the hits that all counters of regions have used at `now`.
+fn region_use(counters: &[OwnedCounter], states: &[State], now: Time) -> RegionUse {
+    let mut used = RegionUse::default();
+    counters.iter().zip(states).for_each(|(counter, state)| used += state.region_use(&counter.limit, now));
+    used
 }
 
 /// Time of a call, and the hits that are lent at it.
