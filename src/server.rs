@@ -104,7 +104,8 @@ pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerE
     let statsd = StatsdReporter::start(&settings.metrics, collector.clone())
         .map_err(|error| ServerError::System { resource: "the thread that reports metrics", error })?;
     let fleet = start_fleet(&settings, &service, &health, fleet_secret)?;
-    let pages = PageSources { collector, fleet: Arc::clone(&fleet), exposition, stopping: stopping.clone() };
+    let (drain, draining) = watch::channel(false);
+    let pages = PageSources { collector, fleet: Arc::clone(&fleet), exposition, draining };
     let state = app_state(&settings, pages);
     let mut background = JoinSet::new();
     background.spawn(updates.follow(grpc_health.clone()));
@@ -119,6 +120,7 @@ pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerE
 
     serve_until_stopped(&mut signals, &reload, &mut serving).await?;
     health.drain();
+    drain.send_replace(true);
     grpc_health.sync();
     let draining = Draining { service: &service, fleet: &fleet, statsd, grpc_health, stop, serving };
     let second_signal = async { while signals.wait().await != SignalAction::Stop {} };
@@ -136,14 +138,14 @@ struct PageSources {
     collector: MetricsCollector,
     fleet: Arc<Fleet>,
     exposition: Option<Arc<Exposition>>,
-    /// Turns true when the listeners stop.
-    stopping: watch::Receiver<bool>,
+    /// Turns true when the process begins to stop.
+    draining: watch::Receiver<bool>,
 }
 
 fn app_state(settings: &Settings, pages: PageSources) -> AppState {
-    let PageSources { collector, fleet, exposition, stopping } = pages;
+    let PageSources { collector, fleet, exposition, draining } = pages;
     AppState {
-        live: Arc::new(LiveEvents::new(collector.clone(), stopping)),
+        live: Arc::new(LiveEvents::new(collector.clone(), draining)),
         collector,
         fleet,
         debug_hosts: AllowedHosts(settings.listeners.debug_hosts.clone().into()),

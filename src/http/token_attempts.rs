@@ -75,12 +75,16 @@ impl TokenAttempts {
     }
 }
 
-/// Key under which an address is bounded: those of this machine as one, IPv6 addresses by their /64 network.
+/// Key under which an address is bounded: those of this machine as one, others by [`client_network`].
 fn address_key(peer: Option<IpAddr>) -> IpAddr {
-    match peer {
-        Some(IpAddr::V4(ip)) if !ip.is_loopback() => ip.into(),
-        Some(IpAddr::V6(ip)) if !ip.is_loopback() => Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into(),
-        _ => Ipv4Addr::LOCALHOST.into(),
+    peer.filter(|ip| !ip.is_loopback()).map_or(Ipv4Addr::LOCALHOST.into(), client_network)
+}
+
+/// Returns the addresses that one client can have, by their first: an IPv4 address, or the /64 network of an IPv6 one.
+pub(super) fn client_network(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        ip @ IpAddr::V4(_) => ip,
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into(),
     }
 }
 

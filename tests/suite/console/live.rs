@@ -19,7 +19,12 @@ struct Listener(BufReader<TcpStream>);
 impl Listener {
     /// Connects and reads the head of the response.
     fn connect(server: &Tollkeeper) -> Self {
-        let mut stream = http::connect(server.debug_port(), Ipv4Addr::LOCALHOST).unwrap();
+        Self::connect_from(server, Ipv4Addr::LOCALHOST)
+    }
+
+    /// Connects from an address.
+    fn connect_from(server: &Tollkeeper, source: Ipv4Addr) -> Self {
+        let mut stream = http::connect(server.debug_port(), source).unwrap();
         stream.write_all(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
         let mut listener = Self(BufReader::new(stream));
         let mut head = String::new();
@@ -28,11 +33,12 @@ impl Listener {
         listener
     }
 
-    /// The next event; `None` at the end of the stream.
+    /// The next event; `None` at the end of the stream or the connection.
     fn next(&mut self) -> Option<Value> {
+        const LAST_CHUNK: &str = "0\r\n";
         loop {
             let mut line = String::new();
-            self.0.read_line(&mut line).ok().filter(|read| *read > 0)?;
+            self.0.read_line(&mut line).ok().filter(|read| *read > 0 && line != LAST_CHUNK)?;
             if let Some(data) = line.strip_prefix("data: ") {
                 return Some(serde_json::from_str(data).unwrap());
             }
@@ -70,11 +76,19 @@ fn event_has_the_counts_of_its_interval() {
 #[test]
 fn listeners_are_bounded_and_places_are_free_again() {
     let server = server().start();
-    let mut listeners: Vec<_> = (0..16).map(|_| Listener::connect(&server)).collect();
-    let response = http::get(server.debug_port(), "/live").send();
-    assert_eq!(response.status, 503, "{response:?}");
-    assert!(response.text().contains("16 listeners"), "{response:?}");
-    listeners.truncate(15);
+    let refused = |source: Ipv4Addr, expected: &str| {
+        let mut stream = http::connect(server.debug_port(), source).unwrap();
+        stream.write_all(b"GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        assert!(response.starts_with("HTTP/1.1 503 ") && response.contains(expected), "{source}: {response}");
+    };
+    let [first, second, third] = [1, 2, 3].map(|last| Ipv4Addr::new(127, 0, 0, last));
+    let mut listeners: Vec<_> = (0..8).map(|_| Listener::connect_from(&server, first)).collect();
+    refused(first, "/live has 8 listeners of this address already");
+    let _others: Vec<_> = (0..8).map(|_| Listener::connect_from(&server, second)).collect();
+    refused(third, "/live has 16 listeners already");
+    listeners.truncate(7);
     // The server notices a closed connection when it sends the next event.
     let _again = wait_for("the place of a closed listener", || {
         let mut stream = http::connect(server.debug_port(), Ipv4Addr::LOCALHOST).unwrap();
@@ -105,7 +119,7 @@ fn nothing_is_computed_without_a_listener() {
 fn stream_ends_when_the_process_stops() {
     let mut server = server().start();
     let mut listener = Listener::connect(&server);
-    let silent: Vec<_> = (0..8).map(|_| Listener::connect(&server)).collect();
+    let silent: Vec<_> = (0..7).map(|_| Listener::connect(&server)).collect();
     listener.next().unwrap();
     let began = Instant::now();
     server.signal("TERM");
@@ -113,4 +127,17 @@ fn stream_ends_when_the_process_stops() {
     assert_eq!(server.wait().code(), Some(0));
     assert!(began.elapsed() < PATIENCE / 2, "{:?}", began.elapsed());
     drop(silent);
+}
+
+#[test]
+fn stream_ends_when_the_drain_period_begins() {
+    let mut server = server().env("TOLLKEEPER_DRAIN_PERIOD", "30s").env("TOLLKEEPER_SHUTDOWN_TIMEOUT", "40s").start();
+    let mut listener = Listener::connect(&server);
+    listener.next().unwrap();
+    let began = Instant::now();
+    server.signal("TERM");
+    while listener.next().is_some() {}
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    assert_eq!(http::get(server.debug_port(), "/livez").send().status, 200, "the process still serves");
+    server.kill();
 }
