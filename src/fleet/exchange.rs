@@ -85,7 +85,7 @@ impl FleetKeys {
 impl Exchange {
     /// Starts to connect. Needs a tokio runtime.
     pub(super) fn start(settings: &DeploymentSettings, prefix: &str) -> Self {
-        let connect = ConnectOptions::new(settings);
+        let connect = ConnectOptions::beside_decisions(settings, "`/fleet` lacks this replica");
         let keys = FleetKeys::new(prefix);
         let check = IndexCheck { index: keys.index.clone(), auth_setting: connect.auth_setting() };
         let options = DeploymentOptions {

@@ -67,6 +67,11 @@ impl ConnectOptions {
         }
     }
 
+    /// Returns the options for servers whose failure changes no decision; `on_failure` is its consequence.
+    pub(crate) fn beside_decisions(settings: &DeploymentSettings, on_failure: &'static str) -> Self {
+        Self { on_failure, ..Self::new(settings) }
+    }
+
     /// Returns the options for servers in other parts of the world, which no decision waits for.
     pub(crate) fn distant(settings: &DeploymentSettings) -> Self {
         Self {

@@ -86,7 +86,7 @@ struct OpenConnection {
 impl KeyConnection {
     /// Starts to look for the server; connects with the first command. Needs a tokio runtime.
     pub(crate) fn start(settings: &DeploymentSettings, key: &[u8]) -> Self {
-        let connect = ConnectOptions::new(settings);
+        let connect = ConnectOptions::beside_decisions(settings, "its data cannot be read");
         let options = Arc::new(connect.clone());
         let deployment = DeploymentOptions {
             connect,

@@ -54,7 +54,7 @@ impl RedisSink {
             .on_thread_start(thread_priority::lower)
             .enable_all()
             .build()?;
-        let connect = ConnectOptions::new(&settings.deployment);
+        let connect = ConnectOptions::beside_decisions(&settings.deployment, "records of decisions are lost");
         let stream = Arc::new(StreamKey {
             key: settings.key.clone().into(),
             max_length: settings.max_length.to_string().into(),
