@@ -9,7 +9,7 @@ pub mod limit_error;
 mod names;
 pub mod period;
 pub mod region_loss;
-mod regions;
+pub mod regions;
 
 use std::num::{NonZeroU16, NonZeroU32};
 

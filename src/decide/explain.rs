@@ -362,7 +362,9 @@ pub fn limit_text(limit: &Limit) -> String {
         None => String::new(),
     };
     let rejected = if limit.count_rejected() { ", rejected hits count" } else { "" };
-    let scope = if limit.global_scope().is_some() { ", scope global" } else { "" };
+    let keys =
+        limit.global_scope().into_iter().flat_map(GlobalScope::keys).map(|(key, value)| format!(", {key} {value}"));
+    let scope: String = keys.collect();
     format!("{} per {period} by {}{capacity}{rejected}{scope}", limit.requests_per_unit(), limit.algorithm())
 }
 

@@ -17,8 +17,8 @@ use crate::decision::Decision;
 use crate::decision_log::convert::signed_hits;
 use crate::decision_log::log::{DecisionLog, RecordStamp};
 use crate::decision_log::record::{
-    DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, LimitRecord, OverrideRecord, RecordedVerdict,
-    ResultRecord, RuleRecord,
+    DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, GlobalRecord, LimitRecord, OverrideRecord,
+    RecordedVerdict, ResultRecord, RuleRecord,
 };
 use crate::decision_log::selection::DecisionFacts;
 use crate::rule::{Rule, RuleLogging};
@@ -216,6 +216,11 @@ fn limit_record<'a>(selected: &SelectedLimit<'a>, result: Option<&ChargeResult>)
         unit: period.unit(),
         unit_multiplier: period.multiplier(),
         capacity: Some(limit.capacity()).filter(|capacity| *capacity != limit.requests_per_unit()),
+        global: limit.global_scope().map(|scope| GlobalRecord {
+            reserve_milli_percent: scope.reserve_milli_percent,
+            max_overshoot: scope.max_overshoot.milli_hits(limit.requests_per_unit()) / 1000,
+            on_region_loss: scope.on_region_loss,
+        }),
         shadow: selected.shadow,
         candidate: false,
         quota: selected.quota,

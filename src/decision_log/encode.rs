@@ -4,7 +4,8 @@
 //! scanned eight bytes at a time. A test compares both encodings.
 
 use super::record::{
-    DecisionRecord, DescriptorRecord, EntryRecord, LimitRecord, OverrideRecord, ResultRecord, RuleRecord, Text,
+    DecisionRecord, DescriptorRecord, EntryRecord, GlobalRecord, LimitRecord, OverrideRecord, ResultRecord, RuleRecord,
+    Text,
 };
 
 /// Length of most records with one descriptor, in bytes.
@@ -108,6 +109,12 @@ fn limit(line: &mut Vec<u8>, record: &LimitRecord<'_>) {
         number(line, ",\"unit_multiplier\":", record.unit_multiplier);
     }
     optional_number(line, ",\"capacity\":", record.capacity);
+    if let Some(GlobalRecord { reserve_milli_percent, max_overshoot, on_region_loss }) = record.global {
+        number(line, ",\"global\":{\"reserve_milli_percent\":", reserve_milli_percent);
+        number(line, ",\"max_overshoot\":", max_overshoot);
+        word(line, ",\"on_region_loss\":\"", on_region_loss.name());
+        line.push(b'}');
+    }
     for (name, is_set) in
         [(",\"shadow\":", record.shadow), (",\"candidate\":", record.candidate), (",\"quota\":", record.quota)]
     {

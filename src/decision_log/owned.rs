@@ -99,6 +99,7 @@ impl LimitRecord<'_> {
             unit: self.unit,
             unit_multiplier: self.unit_multiplier,
             capacity: self.capacity,
+            global: self.global,
             shadow: self.shadow,
             candidate: self.candidate,
             quota: self.quota,

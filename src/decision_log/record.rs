@@ -13,6 +13,7 @@ use super::header::HeaderRecord;
 use crate::limit::StorePolicy;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::period::Unit;
+use crate::limit::region_loss::RegionLossPolicy;
 
 /// Version of the format.
 pub const VERSION: u32 = 1;
@@ -219,6 +220,9 @@ pub struct LimitRecord<'a> {
     /// `bucket_size` or `queue_size`; absent: `requests_per_unit`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<u32>,
+    /// Keys of a limit that all regions share; absent: each region has the limit for itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub global: Option<GlobalRecord>,
     /// True in shadow mode.
     #[serde(default, skip_serializing_if = "is_default")]
     pub shadow: bool,
@@ -232,6 +236,17 @@ pub struct LimitRecord<'a> {
     /// came after the answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<ResultRecord>,
+}
+
+/// Keys of a limit with `scope: global`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GlobalRecord {
+    /// `reserve` in thousandths of a percent.
+    pub reserve_milli_percent: u32,
+    /// `max_overshoot` in hits, rounded down.
+    pub max_overshoot: u64,
+    /// `on_region_loss`.
+    pub on_region_loss: RegionLossPolicy,
 }
 
 /// Result of a charge on one limit. Durations count from the time that the counters worked at.

@@ -3,6 +3,7 @@
 //! Of a limit of L hits, each of n regions always has its *reserve*; the global Redis grants the rest. A region that is
 //! cut off may exceed its part by the *loss allowance* in each tumbling period. A limit of one region has neither.
 
+use std::fmt;
 use std::num::NonZeroU16;
 
 use super::algorithm::Algorithm;
@@ -53,6 +54,20 @@ impl Limit {
     #[must_use]
     pub const fn in_one_region(&self) -> Self {
         Self { scope: Scope::Region, ..*self }
+    }
+
+    /// Returns the limit as one that all regions share, without counting rejected hits; `None` if it cannot be global.
+    #[must_use]
+    pub fn shared_by_regions(&self, scope: GlobalScope) -> Option<Self> {
+        let max_overshoot = match scope.max_overshoot {
+            Overshoot::Hits(hits) => Overshoot::Hits(hits.min(self.requests_per_unit())),
+            part @ Overshoot::MilliPercent(_) => part,
+        };
+        let scope = Scope::Global(GlobalScope { max_overshoot, ..scope });
+        let limit = Self { scope, count_rejected: false, ..*self };
+        let can_be_global = self.algorithm().can_be_global() && !self.calendar_months();
+        let has_reserve = limit.region_reserve() > 0 && limit.region_capacity() > 0;
+        Some(limit).filter(|_| can_be_global && has_reserve)
     }
 
     /// Returns true for a limit that the region's Redis counts from grants: one made by [`Limit::in_region`].
@@ -142,6 +157,34 @@ impl Limit {
         let part = if part < WHOLE_MILLI_PERCENT { part } else { WHOLE_MILLI_PERCENT };
         let reserved = hits as u64 * part / WHOLE_MILLI_PERCENT;
         (reserved / scope.regions.get() as u64) as u32
+    }
+}
+
+impl GlobalScope {
+    /// Returns the keys of a rule file that make a limit global, with their values.
+    pub fn keys(self) -> [(&'static str, String); 4] {
+        [
+            ("scope", "global".to_owned()),
+            ("reserve", percent_text(self.reserve_milli_percent)),
+            ("max_overshoot", self.max_overshoot.to_string()),
+            ("on_region_loss", self.on_region_loss.name().to_owned()),
+        ]
+    }
+}
+
+/// Formats thousandths of a percent: `12.5%`.
+pub fn percent_text(milli_percent: u32) -> String {
+    let decimals = format!("{}.{:03}", milli_percent / 1000, milli_percent % 1000);
+    format!("{}%", decimals.trim_end_matches('0').trim_end_matches('.'))
+}
+
+impl fmt::Display for Overshoot {
+    /// Writes the value of `max_overshoot` in a rule file.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hits(hits) => write!(f, "{hits}"),
+            Self::MilliPercent(part) => f.write_str(&percent_text(*part)),
+        }
     }
 }
 

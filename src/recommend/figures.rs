@@ -161,7 +161,8 @@ fn yaml(parts: RecommendationParts<'_>) -> Option<String> {
     let RecommendationParts { path, entries, subject, recommendation, .. } = parts;
     let limit = recommendation.candidates.first()?.limit?;
     let max_wait_us = max_wait_us(&subject.limit).filter(|_| limit.algorithm() == subject.limit.algorithm());
-    let text = rule_yaml(entries?, PastedLimit { limit: &limit, name: &subject.name, max_wait_us });
+    let global = subject.limit.global_scope().and_then(|scope| limit.shared_by_regions(scope));
+    let text = rule_yaml(entries?, PastedLimit { limit: &global.unwrap_or(limit), name: &subject.name, max_wait_us });
     Some(format!("# {}: other keys and limits of the rule stay as they are\n{text}", plain(path)))
 }
 
@@ -210,5 +211,11 @@ fn warnings(parts: RecommendationParts<'_>) -> Vec<String> {
     warn(eventual, "the limit has `consistency: eventual`, and was replayed as strict".to_owned());
     let global = subject.limit.global_scope().is_some();
     warn(global, "the limit has `scope: global`, and was replayed as one limit without regions".to_owned());
+    let recommended = recommendation.candidates.first().and_then(|candidate| candidate.limit);
+    let remains_global = |scope| recommended.is_none_or(|limit| limit.shared_by_regions(scope).is_some());
+    warn(
+        subject.limit.global_scope().is_some_and(|scope| !remains_global(scope)),
+        "the recommended limit cannot have `scope: global`, so the rule to paste is for one region".to_owned(),
+    );
     warnings
 }

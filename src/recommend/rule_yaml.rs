@@ -1,7 +1,7 @@
 //! A rule file with one limit, to paste.
 
-use crate::limit::Limit;
 use crate::limit::algorithm::{Algorithm, Delay};
+use crate::limit::{GlobalScope, Limit};
 use crate::report::text::plain;
 use crate::rule::tree::{RuleEntries, RuleEntry};
 
@@ -63,6 +63,7 @@ fn keys(PastedLimit { limit, name, max_wait_us }: PastedLimit<'_>) -> Vec<(&'sta
         };
         keys.push(("max_wait", text));
     }
+    keys.extend(limit.global_scope().into_iter().flat_map(GlobalScope::keys));
     keys
 }
 

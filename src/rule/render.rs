@@ -6,6 +6,7 @@
 
 use super::set::RuleSet;
 use super::{Allowance, Rule, RuleLimit};
+use crate::limit::GlobalScope;
 use crate::limit::algorithm::Algorithm;
 
 /// Returns the lines of `/rlconfig`, without line breaks.
@@ -35,6 +36,9 @@ fn line(path: &str, RuleLimit { limit, shadow, quota, .. }: &RuleLimit) -> Strin
     }
     if limit.algorithm() != Algorithm::default() {
         line.push_str(&format!(", algorithm: {}", limit.algorithm()));
+    }
+    for (key, value) in limit.global_scope().into_iter().flat_map(GlobalScope::keys) {
+        line.push_str(&format!(", {key}: {value}"));
     }
     line
 }

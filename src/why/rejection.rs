@@ -1,10 +1,11 @@
 //! The rule, limit or policy that rejected a descriptor, as text.
 
 use crate::decision_log::record::{
-    DecisionSource, DescriptorRecord, LimitRecord, OverrideRecord, RecordedVerdict, RuleRecord,
+    DecisionSource, DescriptorRecord, GlobalRecord, LimitRecord, OverrideRecord, RecordedVerdict, RuleRecord,
 };
 use crate::limit::StorePolicy;
 use crate::limit::algorithm::Capacity;
+use crate::limit::regions::percent_text;
 
 use super::remedy::rejects;
 
@@ -19,6 +20,11 @@ pub fn limit_text(limit: &LimitRecord<'_>) -> String {
             Capacity::QueueSize => "queue_size",
         };
         text += &format!(", {key} {capacity}");
+    }
+    if let Some(GlobalRecord { reserve_milli_percent, max_overshoot, on_region_loss }) = limit.global {
+        let reserve = percent_text(reserve_milli_percent);
+        let policy = on_region_loss.name();
+        text += &format!(", scope global, reserve {reserve}, max_overshoot {max_overshoot}, on_region_loss {policy}");
     }
     if !limit.name.is_empty() {
         text += &format!(" ({})", &*limit.name);

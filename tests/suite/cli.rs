@@ -523,7 +523,12 @@ fn explain_shows_the_promise_of_a_global_limit() {
         ("TOLLKEEPER_GLOBAL_REDIS_URL", "127.0.0.1:2"),
     ];
     let text = explained("share.yaml", &regions);
-    assert!(text.contains("6000 per minute by fixed_window, scope global"), "{text}");
+    assert!(
+        text.contains(
+            "6000 per minute by fixed_window, scope global, reserve 10%, max_overshoot 5%, on_region_loss share"
+        ),
+        "{text}"
+    );
     assert!(text.contains("all 3 regions together admit at most 5 % beyond the limit"), "{text}");
     assert!(text.contains("reserve of a region: 200; "), "{text}");
     assert!(text.contains("beyond its grants and reserve: 50 per period (on_region_loss: share)"), "{text}");

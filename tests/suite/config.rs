@@ -501,6 +501,20 @@ descriptors:
 }
 
 #[test]
+fn rlconfig_shows_the_keys_of_a_global_limit() {
+    let line = |keys: &str| {
+        let text = rule(&format!("{{unit: day, requests_per_unit: 5000, scope: global{keys}}}"));
+        let options = CompileOptions { regions: NonZeroU16::new(3), ..CompileOptions::default() };
+        let compiled = compile(&[source("x.yaml", text)], &options).expect("the rule is valid");
+        rlconfig_lines(&RuleSet::new(compiled.domains)).remove(0)
+    };
+    let expected = ", scope: global, reserve: 10%, max_overshoot: 5%, on_region_loss: share";
+    assert!(line("").ends_with(expected), "{}", line(""));
+    let keys = ", reserve: 12.5%, max_overshoot: 40, on_region_loss: deny";
+    assert!(line(keys).ends_with(&format!(", scope: global{keys}")), "{}", line(keys));
+}
+
+#[test]
 fn scalars_follow_yaml_1_1() {
     for (number, value) in
         [("0x1F", 31), ("010", 8), ("0o10", 8), ("0b11", 3), ("1_000", 1000), ("+5", 5), ("!!int 7", 7)]

@@ -1,6 +1,7 @@
 //! Defaults for rules of any source: their file, their precedence, and limits that cannot have them.
 
 use std::fs;
+use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -130,18 +131,19 @@ fn any_keys() -> impl Strategy<Value = String> {
         one_of("count_rejected", &["true", "false"]),
         one_of("consistency", &["strict", "eventual"]),
         one_of("max_overshoot", &["5%", "50"]),
+        one_of("scope", &["global", "region"]),
         one_of("on_store_error", &["deny", "error"]),
         one_of("epoch", &["3"]),
     );
-    keys.prop_map(|(a, b, c, d, e, f, g, h)| {
+    keys.prop_map(|(a, b, c, d, e, f, g, h, i)| {
         let written =
-            [a, b, c, d, e, f, g, h].into_iter().filter_map(|(key, value)| Some(format!("{key}: {}", value?)));
+            [a, b, c, d, e, f, g, h, i].into_iter().filter_map(|(key, value)| Some(format!("{key}: {}", value?)));
         written.collect::<Vec<_>>().join(", ")
     })
 }
 
 fn any_limits() -> impl Strategy<Value = String> {
-    let limit = (prop::sample::select(vec!["second", "day"]), 0..20_000_u32, any_keys());
+    let limit = (prop::sample::select(vec!["second", "day", "month"]), 0..20_000_u32, any_keys());
     let limit =
         limit.prop_map(|(unit, requests, keys)| format!("{{unit: {unit}, requests_per_unit: {requests}, {keys}}}"));
     prop::collection::vec(limit, 1..4).prop_map(|limits| match limits.as_slice() {
@@ -156,10 +158,12 @@ proptest! {
     /// Valid rules stay valid under all defaults, so a control plane never gets a refusal for them.
     #[test]
     fn no_default_makes_a_rule_invalid(
-        rate_limit in any_limits(), file in any_keys(), layers in prop::collection::vec(any_keys(), 4), memcache: bool
+        rate_limit in any_limits(), file in any_keys(), layers in prop::collection::vec(any_keys(), 4), memcache: bool,
+        calendar_months: bool,
     ) {
         let rules = format!("domain: shop\ndefaults: {{{file}}}\ndescriptors:\n  - key: k\n    rate_limit: {rate_limit}\n");
-        let options = CompileOptions { memcache, ..CompileOptions::default() };
+        let regions = NonZeroU16::new(2);
+        let options = CompileOptions { memcache, calendar_months, regions, ..CompileOptions::default() };
         let text = format!(
             "defaults:\n  shop: {{by_unit: {{day: {{{}}}}}, {}}}\n  \"*\": {{by_unit: {{day: {{{}}}}}, {}}}\n",
             layers[0], layers[1], layers[2], layers[3]
@@ -180,6 +184,7 @@ proptest! {
                 prop_assert!(after.limit.count_rejected());
             }
             // A key with precedence is not undone by one without.
+            prop_assert!(before.limit.global_scope().is_none() || after.limit.global_scope().is_some());
             if let Consistency::Eventual(_) = before.limit.consistency() {
                 prop_assert!(matches!(after.limit.consistency(), Consistency::Eventual(_)));
             }
@@ -215,6 +220,7 @@ fn default_that_a_limit_cannot_have_is_left_out_with_the_reason() {
     let log = r#"defaults: {shop: {algorithm: sliding_window_log}, "*": {algorithm: sliding_window_counter}}"#;
     let long = "{unit: day, requests_per_unit: 10001}";
     let eventual = "defaults: {shop: {consistency: eventual}}";
+    let global = "defaults: {shop: {scope: global}}";
     let cases = [
         (
             long,
@@ -235,6 +241,36 @@ fn default_that_a_limit_cannot_have_is_left_out_with_the_reason() {
             "{unit: day, requests_per_unit: 5}",
             "defaults: {shop: {scope: global}}",
             "`scope: global` of defaults.yaml:1:19 is left out: `scope: global`: the reserve of this limit gives each of",
+        ),
+        (
+            "{unit: day, requests_per_unit: 5000, algorithm: leaky_bucket}",
+            global,
+            "`scope: global` of defaults.yaml:1:19 is left out: `scope: global` cannot be kept with leaky_bucket",
+        ),
+        (
+            "{unit: day, requests_per_unit: 5000, algorithm: sliding_window_log}",
+            global,
+            "is left out: `scope: global` cannot be kept with sliding_window_log",
+        ),
+        (
+            "{unit: day, requests_per_unit: 5000, count_rejected: true}",
+            global,
+            "is left out: `scope: global` cannot be kept with `count_rejected: true`",
+        ),
+        (
+            "{unit: day, requests_per_unit: 5000, algorithm: token_bucket, max_wait: 1s}",
+            global,
+            "is left out: `scope: global` cannot be kept with `max_wait`",
+        ),
+        (
+            "{unit: day, requests_per_unit: 5000, consistency: eventual}",
+            global,
+            "is left out: `scope: global` cannot be kept with `consistency: eventual`",
+        ),
+        (
+            "{unit: day, requests_per_unit: 5000, algorithm: token_bucket}",
+            r#"defaults: {shop: {scope: global}, "*": {max_wait: 10ms}}"#,
+            "`max_wait` of defaults.yaml:1:41 is left out: it contradicts `scope: global`",
         ),
         (
             "{unit: day, requests_per_unit: 5}",
@@ -264,6 +300,30 @@ fn default_that_a_limit_cannot_have_is_left_out_with_the_reason() {
     }
     // The next layer applies instead.
     assert_eq!(limit(long, log).algorithm(), Algorithm::SlidingWindowCounter);
+}
+
+#[test]
+fn global_default_is_left_out_for_calendar_months() {
+    let regions = NonZeroU16::new(3);
+    let options = CompileOptions { calendar_months: true, regions, ..CompileOptions::default() };
+    let global = "defaults: {shop: {scope: global}}";
+    let month = "{unit: month, requests_per_unit: 5000}";
+    let found = compiled(&rule(month), defaults(global).unwrap(), &options).unwrap();
+    let RuleLimit { limit, left_out_defaults, .. } = &limits(&found.domains)[0];
+    assert_eq!(limit.global_scope(), None);
+    let expected = "`scope: global` cannot be kept with calendar months";
+    assert!(left_out_defaults.len() == 1 && left_out_defaults[0].contains(expected), "{left_out_defaults:?}");
+    // The `defaults` of a rule file too, without a warning.
+    let text = format!("{}defaults: {{scope: global}}\n", rule(month));
+    let found = compiled(&text, RuleDefaults::default(), &options).unwrap();
+    assert_eq!(limits(&found.domains)[0].limit.global_scope(), None);
+    // Years, and months of 30 days, have windows of one length.
+    for (unit, calendar_months) in [("year", true), ("month", false)] {
+        let options = CompileOptions { calendar_months, regions, ..CompileOptions::default() };
+        let text = rule(&format!("{{unit: {unit}, requests_per_unit: 5000}}"));
+        let found = compiled(&text, defaults(global).unwrap(), &options).unwrap();
+        assert!(limits(&found.domains)[0].limit.global_scope().is_some(), "{unit}");
+    }
 }
 
 #[test]
@@ -300,6 +360,15 @@ fn memcache_gets_no_default_that_an_increment_cannot_count() {
     assert_eq!((limit.algorithm(), limit.on_store_error(), *epoch), (Algorithm::FixedWindow, StorePolicy::Deny, 4));
     assert!(left_out_defaults[0].contains("BACKEND_TYPE=memcache"), "{left_out_defaults:?}");
     assert_eq!(compiled.domains[0].defaults.algorithm, Algorithm::FixedWindow);
+    let global = defaults("defaults: {shop: {scope: global}}").unwrap();
+    let found = self::compiled(&rule("{unit: day, requests_per_unit: 5000}"), global, &options).unwrap();
+    let RuleLimit { limit, left_out_defaults, .. } = &limits(&found.domains)[0];
+    assert_eq!((limit.global_scope(), left_out_defaults.len()), (None, 1));
+    assert!(left_out_defaults[0].contains("BACKEND_TYPE=memcache"), "{left_out_defaults:?}");
+    // Written in a rule file it is refused.
+    let text = format!("{}defaults: {{scope: global}}\n", rule("{unit: day, requests_per_unit: 5000}"));
+    let refused = self::compiled(&text, RuleDefaults::default(), &options).unwrap_err().to_string();
+    assert!(refused.contains("`scope: global` is not possible with BACKEND_TYPE=memcache"), "{refused}");
 }
 
 #[test]

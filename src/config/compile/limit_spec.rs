@@ -6,12 +6,12 @@ use super::options::CompileOptions;
 use crate::config::document::{DefaultableKeys, RateLimitEntry, Spanned};
 use crate::config::rule_defaults::DefaultLayers;
 use crate::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHitsPolicy};
-use crate::limit::period::Period;
+use crate::limit::period::{Period, Unit};
 use crate::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, Scope};
 use crate::rule::RuleLimit;
 
 /// Regions that a global limit is checked for where only one is configured.
-const FEWEST_REGIONS: NonZeroU16 = NonZeroU16::new(2).expect("2 is not 0");
+pub(super) const FEWEST_REGIONS: NonZeroU16 = NonZeroU16::new(2).expect("2 is not 0");
 
 /// Settings that apply to all limits of a domain.
 pub(super) struct DomainScope<'s> {
@@ -77,7 +77,7 @@ pub(super) fn limit_spec(
             Overshoot::MilliPercent(_) => overshoot,
         })
     });
-    let scope = global_scope(own, defaults, LimitKeys { algorithm, eventual, overshoot }, options);
+    let scope = global_scope(own, defaults, LimitKeys { algorithm, period, eventual, overshoot }, options);
     let is_global = scope.is_some();
     let can_wait = can_wait && !(is_global && properties.delay == Delay::IfMaxWait);
     let can_count_rejected = can_count_rejected && !is_global;
@@ -104,6 +104,7 @@ pub(super) fn limit_spec(
 #[derive(Clone, Copy)]
 struct LimitKeys {
     algorithm: Algorithm,
+    period: Period,
     eventual: bool,
     overshoot: Option<Overshoot>,
 }
@@ -118,7 +119,9 @@ fn global_scope(
 ) -> Option<Scope> {
     let waits = own.max_wait_us.is_some_and(|wait| wait.value > 0);
     let counts_rejected = own.count_rejected.is_some_and(|counted| counted.value);
-    let can_be_global = limit.algorithm.can_be_global() && !limit.eventual && !waits && !counts_rejected;
+    let is_calendar_month = options.calendar_months && limit.period.unit() == Unit::Month;
+    let can_be_global =
+        limit.algorithm.can_be_global() && !limit.eventual && !waits && !counts_rejected && !is_calendar_month;
     let global = own.global.or(defaults.global.filter(|_| can_be_global))?;
     let reserve = own.reserve_milli_percent.or(defaults.reserve_milli_percent);
     let on_region_loss = own.on_region_loss.or(defaults.on_region_loss);

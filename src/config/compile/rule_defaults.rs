@@ -3,14 +3,14 @@
 //! The limits are valid without them. Each default is tried, those with precedence first. One that would make a limit
 //! invalid, or undo a key with precedence, is left out with a warning. So no default makes a rule invalid.
 
-use super::limit_spec::{CompiledEntry, DomainScope, has_same_counter, limit_spec};
+use super::limit_spec::{CompiledEntry, DomainScope, FEWEST_REGIONS, has_same_counter, limit_spec};
 use super::memcache;
 use super::options::CompileOptions;
 use crate::config::document::fields::{DocumentReader, FieldPath};
 use crate::config::document::{DefaultableKeys, RateLimitEntry, Spanned};
 use crate::config::yaml::Position;
 use crate::limit::algorithm::{Delay, RejectedHitsPolicy};
-use crate::limit::{Consistency, Limit, LimitSpec, Overshoot};
+use crate::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, Scope};
 
 /// Applies the defaults to the limits of a rule; warns about those that are left out.
 pub(super) fn apply(
@@ -185,21 +185,30 @@ impl<'s> Completion<'s> {
             let reason = Limit::new(&eventual_spec).err().map(|error| error.to_string()).unwrap_or_default();
             unused.push(LeftOut { key: "consistency: eventual".to_owned(), at: eventual.at, reason });
         }
-        let because_eventual = |key: &str, at| {
-            let reason = "it contradicts `consistency: eventual`".to_owned();
+        if let Some(global) = self.accepted.global.filter(|global| global.value)
+            && self.spec.scope.is_none()
+        {
+            let scope = Some(Scope::Global(GlobalScope::new(FEWEST_REGIONS)));
+            let reason = Limit::new(&LimitSpec { scope, ..self.spec }).err();
+            let reason = reason.map(|error| error.to_string()).unwrap_or_default();
+            unused.push(LeftOut { key: "scope: global".to_owned(), at: global.at, reason });
+        }
+        let contradicted = if self.spec.scope.is_some() { "scope: global" } else { "consistency: eventual" };
+        let contradiction = |key: &str, at| {
+            let reason = format!("it contradicts `{contradicted}`");
             LeftOut { key: key.to_owned(), at, reason }
         };
         if let Some(wait) = self.accepted.max_wait_us.filter(|wait| wait.value > 0)
             && self.spec.max_wait_us.is_none()
             && properties.delay == Delay::IfMaxWait
         {
-            unused.push(because_eventual("max_wait", wait.at));
+            unused.push(contradiction("max_wait", wait.at));
         }
         if let Some(counted) = self.accepted.count_rejected.filter(|counted| counted.value)
             && self.spec.count_rejected.is_none()
             && properties.rejected_hits != RejectedHitsPolicy::NeverCounted
         {
-            unused.push(because_eventual("count_rejected: true", counted.at));
+            unused.push(contradiction("count_rejected: true", counted.at));
         }
         self.left_out.extend(unused);
     }

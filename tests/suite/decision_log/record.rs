@@ -10,12 +10,13 @@ use tollkeeper::decision_log::header::{
 };
 use tollkeeper::decision_log::reader::RecordReader;
 use tollkeeper::decision_log::record::{
-    DecisionRecord, DecisionSource, DescriptorRecord, DropReason, DroppedRecord, EntryRecord, LimitRecord,
-    OverrideRecord, Record, RecordedVerdict, ResultRecord, RuleRecord, VERSION,
+    DecisionRecord, DecisionSource, DescriptorRecord, DropReason, DroppedRecord, EntryRecord, GlobalRecord,
+    LimitRecord, OverrideRecord, Record, RecordedVerdict, ResultRecord, RuleRecord, VERSION,
 };
 use tollkeeper::limit::StorePolicy;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::Unit;
+use tollkeeper::limit::region_loss::RegionLossPolicy;
 use tollkeeper::request::{Entry, Hits, LimitOverride};
 
 use super::schema::assert_valid;
@@ -40,6 +41,11 @@ pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
         unit: Unit::Day,
         unit_multiplier: 2,
         capacity: Some(20),
+        global: Some(GlobalRecord {
+            reserve_milli_percent: 10_000,
+            max_overshoot: 60,
+            on_region_loss: RegionLossPolicy::Local,
+        }),
         shadow: true,
         candidate: true,
         quota: true,
@@ -188,6 +194,7 @@ fn a_record_without_optional_fields_is_encoded_as_it_is_serialized() {
         unit: Unit::Year,
         unit_multiplier: 1,
         capacity: None,
+        global: None,
         shadow: false,
         candidate: false,
         quota: false,

@@ -97,6 +97,38 @@ fn pasted_rules_pass_check_and_reject_as_told() {
 }
 
 #[test]
+fn recommended_limit_stays_global_if_it_can() {
+    let recommended = |requests: u32, algorithm: &str| {
+        let rules = format!(
+            "domain: shop\ndescriptors:\n- {{key: login, rate_limit: {{unit: minute, requests_per_unit: 5000, \
+             algorithm: {algorithm}, scope: global, max_overshoot: 40, reserve: 20%, on_region_loss: deny}}}}\n"
+        );
+        let mut log = Log::with_settings("p", &rules, &settings(&json!({"regions": 3})));
+        for request in 0..requests {
+            log = log.request(u64::from(request), &["login=a"]);
+        }
+        let files = Files::new().with("log", log.request(90_000, &["login=a"]).text());
+        let results = files.recommend("--rule shop.login --traffic log --json").json();
+        let yaml = results["yaml"].as_str().expect("there is a rule to paste").to_owned();
+        std::fs::write(files.path("pasted.yaml"), &yaml).unwrap();
+        let checked = files.run("check", "pasted.yaml");
+        assert!(checked.0.status.success(), "{yaml}\n{checked:?}");
+        (yaml, results["warnings"].to_string())
+    };
+    for algorithm in ["fixed_window", "token_bucket"] {
+        let (yaml, warnings) = recommended(200, algorithm);
+        let keys = "    scope: global\n    reserve: 20%\n    max_overshoot: 40\n    on_region_loss: deny\n";
+        assert!(yaml.ends_with(keys), "{yaml}");
+        assert!(warnings.contains("was replayed as one limit without regions"), "{warnings}");
+        assert!(!warnings.contains("for one region"), "{warnings}");
+    }
+    // The reserve of a limit this small is nothing for three regions.
+    let (yaml, warnings) = recommended(3, "fixed_window");
+    assert!(!yaml.contains("scope"), "{yaml}");
+    assert!(warnings.contains("the recommended limit cannot have `scope: global`"), "{warnings}");
+}
+
+#[test]
 fn what_limits_the_figures_is_told() {
     let warned = |files: &Files, arguments: &str, expected: &str| {
         let results = files.recommend(&format!("--rule shop.login --json {arguments}")).json();

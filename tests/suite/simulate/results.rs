@@ -126,9 +126,15 @@ fn global_limit_counts_the_requests_of_all_regions_once() {
     ];
     let arguments = ["--rules", "global.yaml", "--traffic", "log.jsonl", "--json"];
     let results = files.run_with(&arguments, &regions).json();
-    assert_eq!(limit(&results, "shop.login")["old"]["limit"], "6000 per minute by fixed_window, scope global");
+    assert_eq!(
+        limit(&results, "shop.login")["old"]["limit"],
+        "6000 per minute by fixed_window, scope global, reserve 10%, max_overshoot 5%, on_region_loss share"
+    );
     let new = &limit(&results, "shop.login")["new"];
-    assert_eq!(new["limit"], "6000 per minute by fixed_window, scope global");
+    assert_eq!(
+        new["limit"],
+        "6000 per minute by fixed_window, scope global, reserve 10%, max_overshoot 5%, on_region_loss share"
+    );
     assert_eq!(new["rejected"], 0);
     let told = "1 limits with `scope: global` are replayed as one limit without regions (give the logs of all regions)";
     let warnings = results["warnings"].as_array().unwrap();

@@ -82,6 +82,7 @@ impl RejectedCharge<'_> {
             unit: Unit::Minute,
             unit_multiplier: 1,
             capacity: Some(limit.capacity()).filter(|capacity| *capacity != self.spec.requests_per_unit),
+            global: None,
             shadow: false,
             candidate: false,
             quota: false,
