@@ -3,7 +3,11 @@
 //! Many small writes to one connection cost a system call each. A writer that first waits for a [`YieldBarrier`] lets
 //! the other ready tasks of its thread run, so that their writes go out with its own. If no other task is ready, the
 //! barrier resolves at once.
+//!
+//! A task that queues several writes wakes their writers only after the last one, in [`wake_together`]: another thread
+//! would otherwise write the first one alone.
 
+use std::cell::RefCell;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -11,7 +15,52 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
 use futures_util::task::AtomicWaker;
+use smallvec::SmallVec;
 use tokio::task::yield_now;
+
+type Wakers = SmallVec<[Waker; 4]>;
+
+thread_local! {
+    /// Wakers to be woken later; `None` outside [`wake_together`].
+    static DEFERRED: RefCell<Option<Wakers>> = const { RefCell::new(None) };
+}
+
+/// Wakes all deferred wakers when it is dropped.
+struct WakeOnDrop;
+
+impl Drop for WakeOnDrop {
+    fn drop(&mut self) {
+        // Taken first: a waker may run code that defers again.
+        let wakers = DEFERRED.with(|deferred| deferred.borrow_mut().take());
+        wakers.into_iter().flatten().for_each(Waker::wake);
+    }
+}
+
+/// Runs `work`, and then wakes the wakers that it passed to [`wake`]. The outermost of nested calls does so.
+pub fn wake_together<T>(work: impl FnOnce() -> T) -> T {
+    let is_outermost = DEFERRED.with(|deferred| {
+        let mut deferred = deferred.borrow_mut();
+        let is_outermost = deferred.is_none();
+        deferred.get_or_insert_default();
+        is_outermost
+    });
+    let _wake_on_drop = is_outermost.then_some(WakeOnDrop);
+    work()
+}
+
+/// Wakes a waker: at once, or at the end of [`wake_together`] if this thread is in it.
+pub fn wake(waker: Waker) {
+    let at_once = DEFERRED.with(|deferred| match &mut *deferred.borrow_mut() {
+        Some(wakers) => {
+            wakers.push(waker);
+            None
+        }
+        None => Some(waker),
+    });
+    if let Some(waker) = at_once {
+        waker.wake();
+    }
+}
 
 /// Resolves once the other ready tasks of this thread have run. Reusable, by one task.
 #[derive(Debug, Default)]

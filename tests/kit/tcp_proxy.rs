@@ -56,8 +56,14 @@ pub(crate) struct TcpProxy {
 struct Counts {
     accepted: AtomicU64,
     open: AtomicU64,
-    request_bytes: AtomicU64,
-    response_bytes: AtomicU64,
+    requests: DirectionCounts,
+    responses: DirectionCounts,
+}
+
+#[derive(Debug, Default)]
+struct DirectionCounts {
+    bytes: AtomicU64,
+    reads: AtomicU64,
 }
 
 impl TcpProxy {
@@ -101,12 +107,17 @@ impl TcpProxy {
 
     /// Bytes read from clients, forwarded or not.
     pub(crate) fn request_bytes(&self) -> u64 {
-        self.counts.request_bytes.load(Ordering::Relaxed)
+        self.counts.requests.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Number of reads from clients that returned bytes.
+    pub(crate) fn request_reads(&self) -> u64 {
+        self.counts.requests.reads.load(Ordering::Relaxed)
     }
 
     /// Bytes read from the server, forwarded or not.
     pub(crate) fn response_bytes(&self) -> u64 {
-        self.counts.response_bytes.load(Ordering::Relaxed)
+        self.counts.responses.bytes.load(Ordering::Relaxed)
     }
 
     fn wait_until_taken_up(&self) {
@@ -189,17 +200,23 @@ impl Link {
         server.set_nodelay(true)?;
         let counts = &self.counts;
         tokio::select! {
-            ended = self.pump(client, &server, &counts.request_bytes, false) => ended,
-            ended = self.pump(&server, client, &counts.response_bytes, true) => ended,
+            ended = self.pump(client, &server, &counts.requests, false) => ended,
+            ended = self.pump(&server, client, &counts.responses, true) => ended,
         }
     }
 
     /// Carries one direction until it is closed.
-    async fn pump(&self, from: &TcpStream, to: &TcpStream, bytes: &AtomicU64, responses: bool) -> io::Result<()> {
+    async fn pump(
+        &self,
+        from: &TcpStream,
+        to: &TcpStream,
+        counts: &DirectionCounts,
+        responses: bool,
+    ) -> io::Result<()> {
         let (pieces, waiting) = mpsc::channel(1024);
         // The reader drops `pieces` at its end, so that what it has read is still written before the writer ends.
         let read = async {
-            self.read(from, bytes, pieces).await;
+            self.read(from, counts, pieces).await;
             pending::<()>().await;
         };
         tokio::select! {
@@ -208,7 +225,7 @@ impl Link {
         }
     }
 
-    async fn read(&self, from: &TcpStream, bytes: &AtomicU64, pieces: mpsc::Sender<Piece>) {
+    async fn read(&self, from: &TcpStream, counts: &DirectionCounts, pieces: mpsc::Sender<Piece>) {
         let mut modes = self.modes.clone();
         let mut buffer = vec![0; 64 << 10];
         loop {
@@ -219,7 +236,8 @@ impl Link {
                 Ok(length) if length > 0 => length,
                 _ => break,
             };
-            bytes.fetch_add(u64::try_from(length).expect("a length fits"), Ordering::Relaxed);
+            counts.bytes.fetch_add(u64::try_from(length).expect("a length fits"), Ordering::Relaxed);
+            counts.reads.fetch_add(1, Ordering::Relaxed);
             let mode = *modes.borrow();
             let delay = if let Mode::Delay(delay) = mode { delay } else { Duration::ZERO };
             let piece = Piece { due: Instant::now() + delay, bytes: buffer[..length].to_vec() };

@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 use tokio::task::coop::has_budget_remaining;
 
 use super::coalescer::{CallReply, CallResults, ChargeOutcome};
+use crate::coalesce::wake_together;
 use crate::redis::error::RedisError;
 use crate::store::detach_on_drop::DetachOnDrop;
 use crate::store::outcome::StoreOutcome;
@@ -106,15 +107,15 @@ impl PendingGroups {
     pub(super) async fn outcomes(mut self) -> SmallVec<[ChargeOutcome; 2]> {
         let until = self.groups.iter().find_map(|group| group.until);
         if let Some(until) = until
-            && timeout_with_grace(poll_fn(|context| self.poll(context)), until).await.is_none()
+            && timeout_with_grace(poll_fn(|context| wake_together(|| self.poll(context))), until).await.is_none()
         {
             self.fail_late();
         }
-        poll_fn(|context| self.poll(context)).await;
+        poll_fn(|context| wake_together(|| self.poll(context))).await;
         self.outcomes
     }
 
-    /// Polls all groups without outcomes, so that the calls of all are sent at once.
+    /// Polls all groups without outcomes: all calls are queued before the first one is written.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let mut result = Poll::Ready(());
         for index in self.decided..self.groups.len() {

@@ -12,6 +12,7 @@ use futures_util::task::AtomicWaker;
 use smallvec::{SmallVec, smallvec};
 use tokio::sync::oneshot;
 
+use crate::coalesce::wake;
 use crate::store_client::wire_protocol::{PipelineError, WireProtocol};
 
 /// Maximum number of calls that wait for a reply on one connection; bounds memory when a server is frozen.
@@ -145,8 +146,8 @@ impl<P: WireProtocol> SendQueue<P> {
             wakes_driver = true;
         }
         drop(state);
-        if wakes_driver {
-            self.driver.wake();
+        if wakes_driver && let Some(driver) = self.driver.take() {
+            wake(driver);
         }
         Ok(receiver)
     }

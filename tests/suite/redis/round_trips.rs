@@ -105,6 +105,28 @@ fn all_calls_of_a_request_are_pipelined() {
 }
 
 #[test]
+fn calls_of_a_request_are_one_write_to_each_server() {
+    let server = options().start();
+    let proxy = TcpProxy::to(&server.address());
+    let counters = RedisCounters::at(&format!("127.0.0.1:{}", proxy.port()), TimeSource::Redis);
+    store_runtime().block_on(async {
+        // More keys than fit into one command.
+        let test_charges = one_each((0..20).map(|n| format!("value {n}")));
+        for _ in 0..3 {
+            counters.charge(&test_charges, ChargeMode::Commit, NOON).await;
+        }
+        let mut writes = 0;
+        for _ in 0..100 {
+            let before = proxy.request_reads();
+            counters.charge(&test_charges, ChargeMode::Commit, NOON).await;
+            writes += proxy.request_reads() - before;
+        }
+        // A connection that still handles the replies to one request may write a part of the next one.
+        assert!((100..120).contains(&writes), "{writes} writes for 100 requests");
+    });
+}
+
+#[test]
 fn cluster_nodes_are_called_concurrently() {
     let cluster = Cluster::start();
     let nodes = cluster.addresses().join(",");
