@@ -9,6 +9,7 @@ use super::redis::read::regions::require_redis;
 use super::redis::{DeploymentSettings, RedisSettings};
 use super::setting::AnySetting;
 use super::table::counters::*;
+use super::table::decision_log::TOLLKEEPER_DECISION_LOG_REDIS_URL;
 use super::table::memcache;
 use super::table::redis::{self, *};
 use super::values::Values;
@@ -49,6 +50,15 @@ static SHARED_STORE: [&dyn AnySetting; 7] = [
     &TOLLKEEPER_OVER_LIMIT_CACHE_BYTES,
 ];
 
+/// Settings of Redis that the stream of the decision log needs too, wherever the counters are.
+static STREAM: [&dyn AnySetting; 5] = [
+    &REDIS_TIMEOUT,
+    &REDIS_TLS_CACERT,
+    &REDIS_TLS_CLIENT_CERT,
+    &REDIS_TLS_CLIENT_KEY,
+    &REDIS_TLS_SKIP_HOSTNAME_VERIFICATION,
+];
+
 impl StoreSettings {
     /// Number of regions that share the store's global limits; `None` if there is only one.
     pub fn number_of_regions(&self) -> Option<NonZeroU16> {
@@ -81,8 +91,11 @@ impl StoreSettings {
             Some(BackendType::Redis) => Self::Redis(read::redis(values)),
             Some(BackendType::Memcache) => {
                 require_redis(values, "counters are in memcache");
-                of_redis
-                    .for_each(|setting| values.ignore_if_changed(*setting, "counters are in memcache, not in Redis"));
+                let has_stream = !values.get(&TOLLKEEPER_DECISION_LOG_REDIS_URL).reveal().is_empty();
+                let is_of_stream = |name: &str| STREAM.iter().any(|of_stream| of_stream.name() == name);
+                for setting in of_redis.filter(|setting| !(has_stream && is_of_stream(setting.name()))) {
+                    values.ignore_if_changed(*setting, "counters are in memcache, not in Redis");
+                }
                 Self::Memcache(MemcacheSettings::read(values))
             }
             None => {

@@ -206,3 +206,12 @@ fn setting_that_memcache_does_not_read_gets_one_line() {
         assert_eq!(notices(vars), *expected, "{vars:?}");
     }
 }
+
+#[test]
+fn settings_of_the_decision_logs_stream_are_not_reported_as_ignored() {
+    let log = [("TOLLKEEPER_DECISION_LOG", "redis:decisions"), ("TOLLKEEPER_DECISION_LOG_REDIS_URL", "log:6379")];
+    let stream = [BACKEND, HOST, ("REDIS_TIMEOUT", "3s"), ("REDIS_POOL_SIZE", "4")];
+    let ignored = |name: &str| format!("{name} has no effect: counters are in memcache, not in Redis");
+    assert_eq!(notices(&[&stream[..], &log].concat()), [ignored("REDIS_POOL_SIZE")]);
+    assert_eq!(notices(&stream), [ignored("REDIS_POOL_SIZE"), ignored("REDIS_TIMEOUT")]);
+}
