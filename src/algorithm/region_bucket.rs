@@ -8,7 +8,7 @@
 //!   moment, so a grant that ends takes the tokens above it. A grant creates no tokens.
 //! - Tokens refill by global time, of which the region knows an interval, up to its lower end; the granted capacity
 //!   ends when the upper end reaches the end of the term. So a jump of the region's clock creates nothing. If global
-//!   time is unknown, nothing refills and the term has ended; if tokens are spent then, the refill of that time is lost.
+//!   time is unknown, nothing refills and the term has ended; if tokens are spent then, that refill is lost.
 //! - What the uncertainty may refill later, beyond [`Limit::clock_slack_us`], lowers the capacity.
 //! - The loss allowance applies to hits that the tokens do not admit, while global time is unknown or the region is cut
 //!   off.

@@ -215,12 +215,23 @@ defaults:
     assert_eq!((per_second.algorithm(), per_second.consistency()), (Algorithm::TokenBucket, Consistency::Strict));
 }
 
+/// Asserts that a default is left out of a limit, with a reason that contains `expected`.
+fn assert_left_out(rate_limit: &str, text: &str, expected: &str) {
+    let (domains, warnings) = applied(&rule(rate_limit), text);
+    assert!(warnings.contains("rules.yaml:4:"), "{warnings}");
+    assert!(
+        warnings.contains(&format!("warning: the default {expected}")) || warnings.contains(expected),
+        "{warnings}"
+    );
+    let left_out = &limits(&domains)[0].left_out_defaults;
+    assert!(left_out.len() == 1 && left_out[0].contains(expected), "{left_out:?}");
+}
+
 #[test]
 fn default_that_a_limit_cannot_have_is_left_out_with_the_reason() {
     let log = r#"defaults: {shop: {algorithm: sliding_window_log}, "*": {algorithm: sliding_window_counter}}"#;
     let long = "{unit: day, requests_per_unit: 10001}";
     let eventual = "defaults: {shop: {consistency: eventual}}";
-    let global = "defaults: {shop: {scope: global}}";
     let cases = [
         (
             long,
@@ -242,6 +253,33 @@ fn default_that_a_limit_cannot_have_is_left_out_with_the_reason() {
             "defaults: {shop: {scope: global}}",
             "`scope: global` of defaults.yaml:1:19 is left out: `scope: global`: the reserve of this limit gives each of",
         ),
+        (
+            "{unit: day, requests_per_unit: 5}",
+            r#"defaults: {shop: {count_rejected: true}, "*": {consistency: eventual}}"#,
+            "is left out: it contradicts `count_rejected`, which takes precedence",
+        ),
+        (
+            "[{unit: day, requests_per_unit: 5}, {unit: day, requests_per_unit: 3, algorithm: token_bucket}]",
+            "defaults: {shop: {algorithm: token_bucket}}",
+            "is left out: another limit of the descriptor has this algorithm and period",
+        ),
+        (
+            "{unit: day, requests_per_unit: 500000, algorithm: token_bucket}",
+            r#"defaults: {shop: {consistency: eventual}, "*": {max_wait: 10ms}}"#,
+            "`max_wait` of defaults.yaml:1:49 is left out: it contradicts `consistency: eventual`",
+        ),
+    ];
+    for (rate_limit, text, expected) in cases {
+        assert_left_out(rate_limit, text, expected);
+    }
+    // The next layer applies instead.
+    assert_eq!(limit(long, log).algorithm(), Algorithm::SlidingWindowCounter);
+}
+
+#[test]
+fn global_default_is_left_out_of_limits_that_cannot_be_global() {
+    let global = "defaults: {shop: {scope: global}}";
+    let cases = [
         (
             "{unit: day, requests_per_unit: 5000, algorithm: leaky_bucket}",
             global,
@@ -272,34 +310,10 @@ fn default_that_a_limit_cannot_have_is_left_out_with_the_reason() {
             r#"defaults: {shop: {scope: global}, "*": {max_wait: 10ms}}"#,
             "`max_wait` of defaults.yaml:1:41 is left out: it contradicts `scope: global`",
         ),
-        (
-            "{unit: day, requests_per_unit: 5}",
-            r#"defaults: {shop: {count_rejected: true}, "*": {consistency: eventual}}"#,
-            "is left out: it contradicts `count_rejected`, which takes precedence",
-        ),
-        (
-            "[{unit: day, requests_per_unit: 5}, {unit: day, requests_per_unit: 3, algorithm: token_bucket}]",
-            "defaults: {shop: {algorithm: token_bucket}}",
-            "is left out: another limit of the descriptor has this algorithm and period",
-        ),
-        (
-            "{unit: day, requests_per_unit: 500000, algorithm: token_bucket}",
-            r#"defaults: {shop: {consistency: eventual}, "*": {max_wait: 10ms}}"#,
-            "`max_wait` of defaults.yaml:1:49 is left out: it contradicts `consistency: eventual`",
-        ),
     ];
     for (rate_limit, text, expected) in cases {
-        let (domains, warnings) = applied(&rule(rate_limit), text);
-        assert!(warnings.contains("rules.yaml:4:"), "{warnings}");
-        assert!(
-            warnings.contains(&format!("warning: the default {expected}")) || warnings.contains(expected),
-            "{warnings}"
-        );
-        let left_out = &limits(&domains)[0].left_out_defaults;
-        assert!(left_out.len() == 1 && left_out[0].contains(expected), "{left_out:?}");
+        assert_left_out(rate_limit, text, expected);
     }
-    // The next layer applies instead.
-    assert_eq!(limit(long, log).algorithm(), Algorithm::SlidingWindowCounter);
 }
 
 #[test]

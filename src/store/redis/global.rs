@@ -32,11 +32,11 @@
 //!    - sliding_window_counter: the granted hits are those of the algorithm under M; a span meets two windows, so the
 //!      reserves add at most 2 x n x r, and the algorithm itself admits up to twice its limit in a span.
 //! 3. *Token bucket.* At each moment of global time the capacities that regions hold add up to the bucket, and the
-//!    rates to L ([`global_bucket`](crate::algorithm::global_bucket)). A region uses a granted capacity only while global
-//!    time is surely before its end, and a grant moves capacity, never tokens. Tokens refill up to the lower end of
-//!    global time ([`region_bucket`](crate::algorithm::region_bucket)), so they never refill twice, but the last of them
-//!    may refill late: of an uncertainty w at most rate x w. The capacity is lowered by that, less rate x P x O / 2L. So a
-//!    span s admits at most the bucket plus L x s / P plus O / 2.
+//!    rates to L ([`global_bucket`](crate::algorithm::global_bucket)). A region uses a granted capacity only while
+//!    global time is surely before its end, and a grant moves capacity, never tokens. Tokens refill up to the lower end
+//!    of global time ([`region_bucket`](crate::algorithm::region_bucket)), so they never refill twice, but the last of
+//!    them may refill late: of an uncertainty w at most rate x w. The capacity is lowered by that, less
+//!    rate x P x O / 2L. So a span s admits at most the bucket plus L x s / P plus O / 2.
 //! 4. *Allowances.* `share` is floor(O / 2n) per tumbling period, of which a span meets two: at most O in all regions.
 //!    For token_bucket it is half of that.
 //! 5. *A grant is used once.* The charge that leaves little opens a request, whose identity is its time at the region's
