@@ -391,9 +391,6 @@ fn check_global(spec: &LimitSpec) -> Result<(), LimitError> {
         _ if spec.calendar_months && spec.period.unit() == Unit::Month => {
             "calendar months: all regions number windows of one length"
         }
-        _ if matches!(spec.consistency, Some(Consistency::Eventual(_))) => {
-            "`consistency: eventual`: replicas would lend hits that the region may lose"
-        }
         _ => return Ok(()),
     };
     Err(LimitError::NotGlobal { with })

@@ -110,6 +110,20 @@ impl AlgorithmState for State {
     }
 }
 
+impl State {
+    /// Returns the time in microseconds until the granted capacity ends: `u64::MAX` without a grant, 0 if global time
+    /// is unknown or the region is cut off.
+    pub(super) fn grant_left_us(&self, now: Time) -> u64 {
+        match self.clock.at(now) {
+            Some(GlobalTime { hi, .. }) if !self.clock.cut_off => {
+                let left_us = self.counts.term_end.as_micros().saturating_sub(hi);
+                if left_us == 0 { u64::MAX } else { left_us }
+            }
+            _ => 0,
+        }
+    }
+}
+
 /// Applies a request to the bucket.
 pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
     let mut bucket = RegionBucket::at(limit, state, now);
@@ -117,7 +131,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
     let source = bucket.source(request);
     match request.hits {
         Hits::Peek => {}
-        Hits::Refund(hits) => bucket.refund(hits),
+        Hits::Refund(hits) => bucket.refund(hits, request.lent),
         Hits::Charge(_) if source.is_some() && request.rejected_elsewhere => {}
         Hits::Charge(hits) => bucket.charge(hits, source),
     }
@@ -320,8 +334,9 @@ impl RegionBucket {
         next <= self.now || next > self.now.plus_us(self.period_us.max(ANSWER_TIME_US))
     }
 
-    fn refund(&mut self, hits: u64) {
-        let returned = hits.min(self.counts.spent);
+    /// Returns tokens, but leaves those spent that replicas may still admit.
+    fn refund(&mut self, hits: u64, lent: u64) {
+        let returned = hits.min(self.counts.spent.saturating_sub(lent));
         self.counts.spent -= returned;
         self.add(u128::from(returned) * u128::from(self.period_us), self.max_tokens);
     }

@@ -127,6 +127,19 @@ impl AlgorithmState for State {
     }
 }
 
+impl State {
+    /// Returns the time in microseconds until the window of the last charge may end; 0 if that is unknown or the region
+    /// is cut off.
+    pub(super) fn grant_left_us(&self, limit: &Limit, now: Time) -> u64 {
+        match self.clock.at(now) {
+            Some(GlobalTime { hi, .. }) if !self.clock.cut_off => {
+                (self.counts.window + 1).saturating_mul(limit.period_us()).saturating_sub(hi)
+            }
+            _ => 0,
+        }
+    }
+}
+
 /// Applies a request to the counts.
 pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
     let mut window = RegionWindow::at(limit, state, now);
@@ -134,7 +147,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
     let source = window.source(request);
     match request.hits {
         Hits::Peek => {}
-        Hits::Refund(hits) => window.refund(hits),
+        Hits::Refund(hits) => window.refund(hits, request.lent),
         Hits::Charge(_) if source.is_some() && request.rejected_elsewhere => {}
         Hits::Charge(hits) => window.charge(hits, source),
     }
@@ -290,11 +303,14 @@ impl RegionWindow {
         next <= self.now || next > self.now.plus_us(self.period_us.max(ANSWER_TIME_US))
     }
 
-    fn refund(&mut self, hits: u64) {
+    /// Returns hits, but leaves those charged that replicas may still admit.
+    fn refund(&mut self, hits: u64, lent: u64) {
         if self.global.is_none() {
             return;
         }
         let counts = &mut self.counts;
+        let used = counts.granted_total.saturating_sub(counts.granted) + counts.reserve_used;
+        let hits = hits.min(used.saturating_sub(lent));
         let reserve = hits.min(counts.reserve_used);
         counts.reserve_used -= reserve;
         counts.granted = (counts.granted + hits - reserve).min(counts.granted_total).max(counts.granted);

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::algorithm_state::{AlgorithmState, CallCharge};
 use super::global_clock::GlobalClock;
 use super::region_use::RegionUse;
-use super::reply_reader::{MalformedReply, ReplyReader};
+use super::reply_reader::{MAX_EXACT, MalformedReply, ReplyReader};
 use super::share_ratio::ShareRatio;
 use super::{ChargeRequest, ChargeResult, EnforcedLimit, effective_time};
 use crate::clock::Time;
@@ -146,6 +146,28 @@ impl State {
             Self::RegionWindow(state) => *state.clock = *clock,
             Self::RegionBucket(state) => *state.clock = *clock,
             _ => {}
+        }
+    }
+
+    /// Lets the global clock of the last call hold at any time, for an estimate.
+    pub(crate) fn assume_clock_holds(&mut self) {
+        let clock = match self {
+            Self::RegionWindow(state) => &mut state.clock,
+            Self::RegionBucket(state) => &mut state.clock,
+            _ => return,
+        };
+        if clock.valid_until > Time::default() {
+            (clock.valid_from, clock.valid_until) = (Time::default(), Time::from_micros(MAX_EXACT));
+        }
+    }
+
+    /// Returns the time in microseconds for which hits charged at `now` are surely of the grant that admitted them:
+    /// 0 if that is unknown or the region is cut off, `u64::MAX` for tokens of the region's own.
+    pub fn grant_left_us(&self, limit: &Limit, now: Time) -> u64 {
+        match self {
+            Self::RegionWindow(state) => state.grant_left_us(limit, now),
+            Self::RegionBucket(state) => state.grant_left_us(now),
+            _ => 0,
         }
     }
 

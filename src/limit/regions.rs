@@ -9,7 +9,7 @@ use std::num::NonZeroU16;
 use super::algorithm::Algorithm;
 use super::counting::Counting;
 use super::region_loss::RegionLossPolicy;
-use super::{GlobalScope, Limit, Overshoot, Scope};
+use super::{Consistency, GlobalScope, Limit, Overshoot, Scope};
 
 /// Allowance of a region that admits everything while it is cut off, in hits.
 const UNLIMITED_ALLOWANCE: u64 = 1 << 40;
@@ -122,11 +122,12 @@ impl Limit {
     }
 
     /// Uncertainty of global time in microseconds, of which a token bucket may make half of its overshoot: period x
-    /// `max_overshoot` / 2, as a part of the limit.
+    /// `max_overshoot` / 2, as a part of the limit. Half as much where leases use the other quarter.
     pub fn clock_slack_us(&self) -> u64 {
         let Scope::Global(scope) = self.scope() else { return 0 };
         let (limit, milli_hits) = (self.requests_per_unit(), scope.max_overshoot.milli_hits(self.requests_per_unit()));
-        let slack_us = u128::from(self.period_us()) * u128::from(milli_hits) / (2000 * u128::from(limit.max(1)));
+        let parts = if self.consistency() == Consistency::Strict { 2000 } else { 4000 };
+        let slack_us = u128::from(self.period_us()) * u128::from(milli_hits) / (parts * u128::from(limit.max(1)));
         u64::try_from(slack_us).unwrap_or(u64::MAX).min(self.period_us())
     }
 

@@ -77,7 +77,7 @@ pub(super) fn limit_spec(
             Overshoot::MilliPercent(_) => overshoot,
         })
     });
-    let scope = global_scope(own, defaults, LimitKeys { algorithm, period, eventual, overshoot }, options);
+    let scope = global_scope(own, defaults, LimitKeys { algorithm, period, overshoot }, options);
     let is_global = scope.is_some();
     let can_wait = can_wait && !(is_global && properties.delay == Delay::IfMaxWait);
     let can_count_rejected = can_count_rejected && !is_global;
@@ -105,7 +105,6 @@ pub(super) fn limit_spec(
 struct LimitKeys {
     algorithm: Algorithm,
     period: Period,
-    eventual: bool,
     overshoot: Option<Overshoot>,
 }
 
@@ -120,8 +119,7 @@ fn global_scope(
     let waits = own.max_wait_us.is_some_and(|wait| wait.value > 0);
     let counts_rejected = own.count_rejected.is_some_and(|counted| counted.value);
     let is_calendar_month = options.calendar_months && limit.period.unit() == Unit::Month;
-    let can_be_global =
-        limit.algorithm.can_be_global() && !limit.eventual && !waits && !counts_rejected && !is_calendar_month;
+    let can_be_global = limit.algorithm.can_be_global() && !waits && !counts_rejected && !is_calendar_month;
     let global = own.global.or(defaults.global.filter(|_| can_be_global))?;
     let reserve = own.reserve_milli_percent.or(defaults.reserve_milli_percent);
     let on_region_loss = own.on_region_loss.or(defaults.on_region_loss);

@@ -110,7 +110,7 @@ fn on_eventual(
     if terms.life_us == 0 {
         let message = "with so small an overshoot and so short a period hits cannot be leased";
         reader.warning(at, field_path, message, "each request asks the store; raise `max_overshoot` or use strict");
-    } else if terms.share == 0 {
+    } else if terms.share == 0 && limit.global_scope().is_none() {
         let message = format!("the overshoot is too small to share it among {slots} replicas");
         let hint = "the first hits on each key ask the store; raise `max_overshoot` or use strict";
         reader.warning(at, field_path, message, hint);

@@ -39,9 +39,7 @@ pub fn check_defaults(reader: &mut DocumentReader<'_>, settings: &DefaultableKey
 fn check_global(reader: &mut DocumentReader<'_>, settings: &DefaultableKeys, field_path: &FieldPath<'_>) {
     let Some(global) = settings.global.filter(|global| global.value) else { return };
     let algorithm = settings.algorithm.map(|spanned| spanned.value);
-    let never_global = algorithm.filter(|algorithm| !algorithm.can_be_global()).map(Algorithm::name);
-    let eventual = settings.eventual.filter(|eventual| eventual.value).map(|_| "`consistency: eventual`");
-    for with in [never_global, eventual].into_iter().flatten() {
+    if let Some(with) = algorithm.filter(|algorithm| !algorithm.can_be_global()).map(Algorithm::name) {
         let message = format!("`scope: global` cannot be kept with {with}");
         reader.error(global.at, &field_path.key("scope"), message, "set one of them in the rules instead");
     }

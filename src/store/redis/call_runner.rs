@@ -74,12 +74,14 @@ impl CallRunner {
             span.fail(error.name(), error.to_string());
         }
         drop(span);
+        if let Ok(outcome) = &outcome {
+            request_grants(call, commands, &outcome.states, &outcome.grant_requests);
+        }
         if lease_hits > 0 {
             commands.pop();
         }
-        let ScriptOutcome { mut results, states, now, grant_requests, region_use } = outcome?;
+        let ScriptOutcome { mut results, states, now, region_use, .. } = outcome?;
         call.grants.iter().for_each(|grants| grants.record_use(region_use));
-        request_grants(call, commands, &states, &grant_requests);
         let lease = (lease_hits > 0).then(|| results.pop()).flatten();
         let lease = lease.map(|results| LeaseReply { hits: lease_hits, results });
         let times = CallTimes { sent, answered: Instant::now() };

@@ -49,9 +49,15 @@
 //! 8. *Rules that change.* Each call carries M and r by its own rules. Granted hits stay below the largest M, and the
 //!    reserves below the largest n x r, so the largest limit within the span counts, and while regions load another
 //!    `reserve`, the difference of both reserves too.
-//! 9. *Regions.* The list and an identity of each region's Redis are registered in the global Redis ([`membership`]): a
-//!    second Redis of one name gets nothing, and reserve and allowance rest while lists differ and for a period after.
-//! 10. *Losses.* A region's Redis that is lost takes its grants and its reserve with it: absence grants nothing but the
+//! 9. *Leases* of eventual limits ([`eventual`](super::eventual)) are charged in the region's counter before any of
+//!    their hits is admitted. There are no shares, and no leases while global time is unknown or the region is cut off.
+//!    Those of a window end before it, so step 2 holds. Those of a bucket end before the grant, and shift hits by their
+//!    life T at most: L x T / P is at most O / 4, and the uncertainty of step 3 gets O / 4. Nothing is returned, and a
+//!    refund leaves lent hits charged. After a reset lent hits are still admitted, for a second at most.
+//! 10. *Regions.* The list and an identity of each region's Redis are registered in the global Redis ([`membership`]):
+//!     a second Redis of one name gets nothing, and reserve and allowance rest while lists differ and for a period
+//!     after.
+//! 11. *Losses.* A region's Redis that is lost takes its grants and its reserve with it: absence grants nothing but the
 //!     reserve of the window. What its failover forgets of a window's use may be admitted once more, as for a strict
 //!     limit. What a failover of the global Redis forgets may be granted once more; with
 //!     `TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS=1` a grant is used only after a replica has it.

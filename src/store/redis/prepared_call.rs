@@ -24,6 +24,7 @@ use super::script::arguments::{arguments, clock_argument};
 use super::script::replay::{CallArguments, ScriptOutcome, replay};
 use crate::algorithm::global_clock::GlobalClock;
 use crate::clock::Time;
+use crate::limit::Limit;
 use crate::redis::error::{RedisError, ReplyError};
 use crate::redis::hash_slot::hash_slot;
 use crate::redis::key_call::KeyCall;
@@ -111,7 +112,8 @@ impl PreparedCall {
             grants.reset(&self.region_counters(command), deadline).await?;
         }
         let slot = || self.slot();
-        let can_be_lent = command.counters.iter().all(|counter| can_be_lent(&counter.limit));
+        let in_script = |limit: &Limit| can_be_lent(limit) && !limit.is_counted_in_region();
+        let can_be_lent = command.counters.iter().all(|counter| in_script(&counter.limit));
         let script = match &self.mode {
             CountingMode::Script { script, keys } if can_be_lent => {
                 let arguments = arguments(slice::from_ref(command), self.client_clock.then_some(self.now));

@@ -15,7 +15,7 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::limit_error::LimitError;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::region_loss::RegionLossPolicy;
-use tollkeeper::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, Scope};
+use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Overshoot, Scope};
 use tollkeeper::request::{Entry, Hits};
 use tollkeeper::rule::set::counter_tag;
 use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
@@ -98,7 +98,6 @@ fn global_limit_refuses_what_regions_cannot_decide_alone() {
         (LimitSpec { count_rejected: Some(true), ..window }, "count_rejected"),
         (LimitSpec { max_wait_us: Some(1), ..bucket }, "max_wait"),
         (LimitSpec { calendar_months: true, period: month, ..window }, "calendar months"),
-        (LimitSpec { consistency: Some(Consistency::Eventual(Overshoot::DEFAULT)), ..window }, "eventual"),
     ];
     for (spec, with) in refused {
         let error = Limit::new(&spec).unwrap_err();

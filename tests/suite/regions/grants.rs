@@ -38,6 +38,27 @@ descriptors:
       - { unit: day, requests_per_unit: 900, algorithm: sliding_window_counter, scope: global }
   - key: short
     rate_limit: { unit: second, unit_multiplier: 10, requests_per_unit: 1000, algorithm: fixed_window, scope: global }
+  - key: lent
+    rate_limit: { unit: day, requests_per_unit: 5000, algorithm: fixed_window, scope: global, consistency: eventual }
+  - key: lent_sliding
+    rate_limit:
+      { unit: day, requests_per_unit: 5000, algorithm: sliding_window_counter, scope: global, consistency: eventual }
+  - key: lent_bucket
+    rate_limit: { unit: day, requests_per_unit: 5000, algorithm: token_bucket, scope: global, consistency: eventual }
+  - key: lent_much
+    rate_limit: { unit: day, requests_per_unit: 500000, algorithm: fixed_window, scope: global, consistency: eventual }
+  - key: lent_much_bucket
+    rate_limit: { unit: day, requests_per_unit: 500000, algorithm: token_bucket, scope: global, consistency: eventual }
+  - key: strict_much
+    rate_limit: { unit: day, requests_per_unit: 500000, algorithm: fixed_window, scope: global }
+  - key: lent_deny
+    rate_limit:
+      unit: day
+      requests_per_unit: 1000
+      algorithm: fixed_window
+      scope: global
+      consistency: eventual
+      on_region_loss: deny
 ";
 
 /// Share of the overshoot of one of two regions: a fourth of 5 %.
@@ -198,6 +219,40 @@ fn total_over_regions_is_the_limit() {
     assert!(admitted <= 1000, "{admitted}");
     assert!(admitted >= 900, "what is left is granted to each region that asks: {admitted}");
     assert!(granted(&global, "share", "fixed_window") <= 900, "the reserves are never granted");
+}
+
+#[test]
+fn leases_of_replicas_stay_within_the_limit() {
+    let global = servers::options().start();
+    let [eu, us] = ["eu", "us"].map(|name| Region::start(name, "eu,us", &global, 2));
+    // A grant to a bucket has no tokens; in so short a time each region has its own 250 only.
+    let expected = [("lent", 4000..=5000), ("lent_sliding", 4000..=5000), ("lent_bucket", 400..=510)];
+    for (key, expected) in expected {
+        let admitted: u64 = exhaust(&[&eu, &us], key).iter().sum();
+        assert!(expected.contains(&admitted), "{admitted} of {key}");
+    }
+}
+
+#[test]
+fn leases_of_a_global_limit_save_calls() {
+    let global = servers::options().start();
+    let [eu, _us] = ["eu", "us"].map(|name| Region::start(name, "eu,us", &global, 2));
+    for (key, expected) in [("lent_much", 1..1000), ("lent_much_bucket", 1..1000), ("strict_much", 1900..4000)] {
+        eu.redis.reset_stats();
+        assert_eq!(eu.charge(key, 2000), 2000, "{key}");
+        let counts = eu.redis.command_counts();
+        let calls = counts.get("evalsha").copied().unwrap_or(0);
+        assert!(expected.contains(&calls), "{calls} calls for 2000 decisions of {key}");
+    }
+}
+
+#[test]
+fn cut_off_region_lends_no_hits() {
+    let global = servers::options().start();
+    let [eu, _us] = ["eu", "us"].map(|name| Region::start(name, "eu,us", &global, 2));
+    eu.set_links(Mode::Reset);
+    eu.wait_for_notices(&["cut_off"]);
+    assert_eq!(eu.charge("lent_deny", 700), RESERVE);
 }
 
 #[test]

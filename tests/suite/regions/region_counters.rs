@@ -291,6 +291,28 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn lent_hits_end_with_their_window(
+        (below_us, above_us) in (0..3_000_000_i64, 0..3_000_000_i64),
+        offset_us in -9_000_000..9_000_000_i64,
+        later in 0..100_u64,
+    ) {
+        for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindowCounter] {
+            let mut counter = RegionCounter::new(limit(algorithm, RegionLossPolicy::Deny), offset_us);
+            counter.advance(&Event { after_us: 0, below_us, above_us, action: Action::Charge(1) });
+            if counter.charge(Hits::Charge(1)).admitted {
+                let window = counter.counts().window;
+                let left_us = counter.state.grant_left_us(&counter.limit, counter.now);
+                let last_us = (left_us * later / 100).min(left_us.saturating_sub(1));
+                let global_us = counter.global().as_micros() + last_us;
+                prop_assert!(left_us == 0 || global_us / PERIOD_US == window, "{global_us} is not in {window}");
+                prop_assert!(left_us + above_us.unsigned_abs() <= PERIOD_US);
+            }
+        }
+    }
+}
+
 /// Clock of a call at `now`, when global time is exactly `offset_us` later.
 fn exact_clock(now: Time, offset_us: i64) -> GlobalClock {
     let (valid_from, valid_until) = (now, now.plus_us(1));

@@ -43,16 +43,19 @@ impl LocalBudget {
         let mut budget = Self { share: u64::MAX, period_us: 0, life_us: MAX_LIFE_US };
         for OwnedCounter { limit, .. } in counters {
             let Consistency::Eventual(overshoot) = limit.consistency() else { return None };
+            let is_global = limit.global_scope().is_some();
             let (for_shares, life_us) = match limit.algorithm().properties().hit_expiry {
                 // The other half of the overshoot is for what refills during the life of a lease.
                 HitExpiry::Continuous => {
-                    (overshoot.milli_hits(limit.requests_per_unit()) / 2, refill_life_us(limit, overshoot))
+                    (overshoot.milli_hits(limit.requests_per_unit()) / 2, refill_life_us(limit, overshoot, is_global))
                 }
                 HitExpiry::WithWindow => (overshoot.milli_hits(limit.requests_per_unit()), MAX_LIFE_US),
                 HitExpiry::AfterPeriod => {
                     (overshoot.milli_hits(limit.requests_per_unit()), log_life_us(limit.period().micros()))
                 }
             };
+            // The overshoot of a global limit is for regions.
+            let for_shares = if is_global { 0 } else { for_shares };
             budget.share = budget.share.min(for_shares / 1000 / (2 * u64::from(slots.get())));
             budget.period_us = budget.period_us.max(longest_period_us(limit));
             budget.life_us = budget.life_us.min(life_us);
@@ -63,18 +66,15 @@ impl LocalBudget {
         Some(budget)
     }
 
-    /// Returns the life of a lease charged at `now`, in microseconds: it ends before its window.
+    /// Returns the life of a lease charged at `now`, in microseconds: it ends before its window, or its grant.
     pub(super) fn life_at(&self, counters: &[OwnedCounter], states: &[State], now: Time) -> u64 {
-        let left_us = |(OwnedCounter { limit, .. }, state): (&OwnedCounter, &State)| match limit
-            .algorithm()
-            .properties()
-            .hit_expiry
-        {
-            HitExpiry::WithWindow => {
-                let margin_us = MAX_WINDOW_MARGIN_US.min(limit.period_us() / 20);
-                window_end(limit, state, now).since_us(now).saturating_sub(margin_us)
+        let left_us = |(OwnedCounter { limit, .. }, state): (&OwnedCounter, &State)| {
+            let margin_us = MAX_WINDOW_MARGIN_US.min(limit.period_us() / 20);
+            match limit.algorithm().properties().hit_expiry {
+                _ if limit.is_counted_in_region() => state.grant_left_us(limit, now).saturating_sub(margin_us),
+                HitExpiry::WithWindow => window_end(limit, state, now).since_us(now).saturating_sub(margin_us),
+                HitExpiry::Continuous | HitExpiry::AfterPeriod => u64::MAX,
             }
-            HitExpiry::Continuous | HitExpiry::AfterPeriod => u64::MAX,
         };
         counters.iter().zip(states).map(left_us).fold(self.life_us, u64::min)
     }
@@ -89,6 +89,7 @@ impl LocalBudget {
     pub(super) fn covered_span_us(counters: &[OwnedCounter], life_us: u64) -> u64 {
         let span_us = |counter: &OwnedCounter| match counter.limit.algorithm().properties().hit_expiry {
             HitExpiry::AfterPeriod => (life_us / 4).min(MAX_LOG_SPAN_US),
+            _ if counter.limit.is_counted_in_region() => life_us,
             HitExpiry::Continuous => life_us / 2,
             HitExpiry::WithWindow => life_us,
         };
@@ -104,6 +105,8 @@ impl LocalBudget {
         let mut refilled = 0;
         for (OwnedCounter { limit, .. }, state) in counters.iter().zip(&report.states) {
             match limit.algorithm().properties().hit_expiry {
+                // A return could meet another grant, or another epoch.
+                _ if limit.is_counted_in_region() => void_from = None,
                 HitExpiry::WithWindow => {
                     void_from = void_from.map(|time| time.min(window_end(limit, state, report.now)));
                 }
@@ -117,7 +120,7 @@ impl LocalBudget {
 
 /// Returns true if hits of the counter may be lent to a process, now or under the rules of a moment ago.
 pub fn can_be_lent(limit: &Limit) -> bool {
-    limit.algorithm().properties().can_be_eventual() && !limit.is_counted_in_region()
+    limit.algorithm().properties().can_be_eventual()
 }
 
 /// Returns how much longer than a period the log of an eventual limit keeps hits, in microseconds.
@@ -143,11 +146,12 @@ fn log_life_us(period_us: u64) -> u64 {
     (period_us / 50 / 1000 * 1000).min(MAX_LIFE_US)
 }
 
-/// Returns the time in which half of the overshoot refills, in microseconds.
-fn refill_life_us(limit: &Limit, overshoot: Overshoot) -> u64 {
+/// Returns the time in which half of the overshoot refills, in microseconds; a quarter for a global limit.
+fn refill_life_us(limit: &Limit, overshoot: Overshoot, is_global: bool) -> u64 {
     let milli_limit = 1000 * u128::from(limit.requests_per_unit().max(1));
-    let half = u128::from(overshoot.milli_hits(limit.requests_per_unit()) / 2);
-    let life_us = half * u128::from(limit.period_us()) / milli_limit;
+    let parts = if is_global { 4 } else { 2 };
+    let part = u128::from(overshoot.milli_hits(limit.requests_per_unit()) / parts);
+    let life_us = part * u128::from(limit.period_us()) / milli_limit;
     u64::try_from(life_us).unwrap_or(u64::MAX)
 }
 

@@ -91,7 +91,7 @@ accepted = admitted
 
 --: apply
 if hits < 0 then
-  local returned = min(-hits, spent)
+  local returned = min(-hits, max(spent - lent, 0))
   spent, level = spent - returned, level + returned
   if level >= max_tokens then level, level_part = max_tokens, 0 end
 elseif admitted or not accepted then

@@ -110,9 +110,10 @@ if not fits or granted == 0 or left <= low or hits < 0 then
   end
   if hits < 0 then
     if is_known then
-      local returned = min(-hits, reserve_used)
+      local back = min(-hits, max(max(granted_total - granted, 0) + reserve_used - lent, 0))
+      local returned = min(back, reserve_used)
       reserve_used = reserve_used - returned
-      granted = max(min(granted - hits - returned, granted_total), granted)
+      granted = max(min(granted + back - returned, granted_total), granted)
     end
   elseif admitted or not accepted then
     if admitted and not fits then
