@@ -301,11 +301,6 @@ fn global_default_is_left_out_of_limits_that_cannot_be_global() {
             "is left out: `scope: global` cannot be kept with `max_wait`",
         ),
         (
-            "{unit: day, requests_per_unit: 5000, consistency: eventual}",
-            global,
-            "is left out: `scope: global` cannot be kept with `consistency: eventual`",
-        ),
-        (
             "{unit: day, requests_per_unit: 5000, algorithm: token_bucket}",
             r#"defaults: {shop: {scope: global}, "*": {max_wait: 10ms}}"#,
             "`max_wait` of defaults.yaml:1:41 is left out: it contradicts `scope: global`",
