@@ -128,15 +128,12 @@ impl AlgorithmState for State {
 }
 
 impl State {
-    /// Returns the time in microseconds until the window of the last charge may end; 0 if that is unknown or the region
-    /// is cut off.
+    /// Returns the time in microseconds until the window of a charge at `now` may end; 0 if that window is not known for
+    /// sure, or the region is cut off.
     pub(super) fn grant_left_us(&self, limit: &Limit, now: Time) -> u64 {
-        match self.clock.at(now) {
-            Some(GlobalTime { hi, .. }) if !self.clock.cut_off => {
-                (self.counts.window + 1).saturating_mul(limit.period_us()).saturating_sub(hi)
-            }
-            _ => 0,
-        }
+        let window = RegionWindow::at(limit, self, now);
+        let Some(global) = window.global.filter(|_| !window.clock.cut_off) else { return 0 };
+        (window.counts.window + 1).saturating_mul(window.period_us).saturating_sub(global.hi)
     }
 }
 

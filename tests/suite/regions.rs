@@ -5,6 +5,7 @@ mod clocks;
 mod demand;
 mod division;
 mod grants;
+mod leases;
 mod membership;
 mod model;
 mod processes;

@@ -28,6 +28,7 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::Hits;
 use tollkeeper::store::command::{ChargeCommand, MAX_CHARGES_PER_CALL, OwnedCounter};
+use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, RecordedLease};
 use tollkeeper::store::redis::script::arguments::{arguments, clock_argument};
 use tollkeeper::store::redis::script::compose::script_for;
 use tollkeeper::store::redis::script::replay::{CallArguments, ScriptOutcome, replay};
@@ -401,6 +402,29 @@ impl Redis {
             reply => reply,
         };
         Ok(replay(charges, &reply?, CallArguments { has_leases: false, clock }).expect("a script's reply can be read"))
+    }
+
+    /// Calls the script at `now` while hits are lent, with the clock of the global Redis.
+    pub(super) fn call_while_lent(
+        &mut self,
+        keys: &[String],
+        charges: &[ChargeCommand],
+        lent: RecordedLease,
+        clock: &GlobalClock,
+        now: Time,
+    ) -> ScriptOutcome {
+        let record = format!("{}:leases", keys[0]);
+        let state: Vec<u8> = [lent.end.as_micros(), lent.hits].into_iter().flat_map(u64::to_le_bytes).collect();
+        self.query::<()>(&[b"SET", record.as_bytes(), &state]);
+        let script = script_for(charges[0].counters.iter().map(|counter| counter.limit.counting()));
+        let purpose = LeasePurpose::Charge { requested: 0, kept_us: 0 };
+        let leases = LeaseCall { purpose, own: SmallVec::new() }.argument();
+        let mut command = cmd("EVAL");
+        command.arg(&script.text).arg(keys.len() + 1).arg(keys).arg(record);
+        command.arg(&arguments(charges, Some(now))[..]).arg(&leases[..]).arg(&clock_argument(clock)[..]);
+        let reply: Vec<u8> = command.query(&mut self.connection).expect("a script that fails has a mistake");
+        let arguments = CallArguments { has_leases: true, clock: Some(clock) };
+        replay(charges, &reply, arguments).expect("a script's reply can be read")
     }
 
     /// Remaining lifetime of each key at `now` in milliseconds; `None` if the test itself wrote the key. The call that

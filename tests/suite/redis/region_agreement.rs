@@ -24,6 +24,7 @@ use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Overshoot, Scope};
 use tollkeeper::request::Hits;
 use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
 use tollkeeper::store::redis::global::region_call::encode_term;
+use tollkeeper::store::redis::lease_call::RecordedLease;
 use tollkeeper::store::redis::script::arguments::clock_argument;
 use tollkeeper::store::redis::script::compose::region_bucket_grant_script;
 use tollkeeper::store::redis::script::replay::{CallArguments, replay};
@@ -50,6 +51,8 @@ struct Call {
     clock: ClockKind,
     flags: [bool; 3],
     grant: Option<Grant>,
+    /// Hits that are lent meanwhile.
+    lent: Option<u64>,
     steps: Vec<Step>,
 }
 
@@ -185,8 +188,9 @@ fn call() -> impl Strategy<Value = Call> {
     let grant = (0..80_u64, 0..40_u64, proptest::bool::weighted(0.2), 0..5_000_u64)
         .prop_map(|(hits, low, exhausted, next_request_ms)| Grant { hits, low, exhausted, next_request_ms });
     let steps = proptest::collection::vec(step(), 1..6);
-    (after, clock, flags, proptest::option::weighted(0.3, grant), steps)
-        .prop_map(|(after, clock, flags, grant, steps)| Call { after, clock, flags, grant, steps })
+    let lent = proptest::option::weighted(0.3, 0..200_u64);
+    (after, clock, flags, proptest::option::weighted(0.3, grant), lent, steps)
+        .prop_map(|(after, clock, flags, grant, lent, steps)| Call { after, clock, flags, grant, lent, steps })
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -312,9 +316,15 @@ impl History {
                 }
             }
             let requests_before: Vec<u64> = states.iter().map(State::open_request).collect();
-            let charges: Vec<_> = call.steps.iter().flat_map(|step| step.charges(&self.keys, now)).collect();
-            let outcome = redis.call_with_clock(&names, &charges, Some(now), Some(&clock));
-            let outcome = outcome.expect("a script that fails has a mistake");
+            let mut charges: Vec<_> = call.steps.iter().flat_map(|step| step.charges(&self.keys, now)).collect();
+            let outcome = if let Some(hits) = call.lent {
+                charges.iter_mut().for_each(|charge| charge.request.lent = hits);
+                let lent = RecordedLease { end: now.plus_us(1_000_000), hits };
+                redis.call_while_lent(&names, &charges, lent, &clock, now)
+            } else {
+                let outcome = redis.call_with_clock(&names, &charges, Some(now), Some(&clock));
+                outcome.expect("a script that fails has a mistake")
+            };
             let (results, _) = expected(&charges, &mut states, now);
             prop_assert_eq!(&outcome.results, &results, "{:?} at {} with {:?}", charges, now, clock);
             let requests = (0..states.len()).filter(|&place| states[place].open_request() != requests_before[place]);
