@@ -128,8 +128,8 @@ impl AlgorithmState for State {
 }
 
 impl State {
-    /// Returns the time in microseconds until the window of a charge at `now` may end; 0 if that window is not known for
-    /// sure, or the region is cut off.
+    /// Returns the time in microseconds until the window of a charge at `now` may end; 0 if that window is not surely
+    /// known, or the region is cut off.
     pub(super) fn grant_left_us(&self, limit: &Limit, now: Time) -> u64 {
         let window = RegionWindow::at(limit, self, now);
         let Some(global) = window.global.filter(|_| !window.clock.cut_off) else { return 0 };
