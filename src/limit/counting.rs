@@ -66,13 +66,6 @@ macro_rules! define_counting {
 }
 for_each_counting!(define_counting);
 
-impl Counting {
-    /// Returns true if the counter is one of a region.
-    pub const fn is_in_region(self) -> bool {
-        matches!(self, Self::RegionWindow | Self::RegionBucket)
-    }
-}
-
 macro_rules! define_conversion {
     ($($(#[$attribute:meta])* $variant:ident, $name:ident, $properties:expr;)*) => {
         impl From<Algorithm> for Counting {

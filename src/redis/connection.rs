@@ -103,6 +103,7 @@ mod tests {
     use std::sync::LazyLock;
     use std::time::{Duration, Instant};
 
+    use bytes::Bytes;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
     use tokio::runtime::Builder;
 
@@ -211,7 +212,7 @@ mod tests {
         let call = |number: usize| KeyCall {
             script: &SCRIPT,
             key: format!("k{number}").into(),
-            argument: if number.is_multiple_of(3) { "third" } else { "other" }.into(),
+            arguments: [if number.is_multiple_of(3) { "third" } else { "other" }.into(), Bytes::new()],
             sends_text: true,
         };
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -227,9 +228,9 @@ mod tests {
             }
             // A call without a caller is not sent.
             drop(calls.remove(1));
-            let words = ["EVAL", "merged", "4", "k2", "k4", "k0", "k3", "2", "other", "2", "third"];
+            let words = ["EVAL", "merged", "4", "k2", "k4", "k0", "k3", "2", "other", "", "2", "third", ""];
             let lines: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
-            assert_eq!(sent(&mut server).await, format!("*11\r\n{lines}"));
+            assert_eq!(sent(&mut server).await, format!("*13\r\n{lines}"));
             server
                 .write_all(b"*5\r\n$1\r\n@\r\n$1\r\n2\r\n-ERR 4\r\n$1\r\n0\r\n$1\r\n3\r\n")
                 .await

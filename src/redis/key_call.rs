@@ -4,7 +4,8 @@
 //! call waits for others.
 //!
 //! A merged script has all keys as KEYS. Its ARGV are, for each group of keys with equal arguments, the number of keys
-//! and the argument. It returns a head, then for each key the rest of the reply to its call, or the error of that call.
+//! and both arguments. It returns a head, then for each key the rest of the reply to its call, or the error of that
+//! call.
 
 use std::cmp::Ordering;
 
@@ -18,15 +19,16 @@ use super::script::Script;
 /// Maximum number of calls in one command; bounds the time for which the server runs nothing else.
 pub(crate) const MAX_MERGED: usize = 16;
 
-/// Call of a script with one key and one argument.
+/// Call of a script with one key and two arguments.
 #[derive(Clone, Debug)]
 pub struct KeyCall {
     /// The script, which has a merged one.
     pub script: &'static Script,
     /// The key.
     pub key: Bytes,
-    /// The argument; calls with equal ones have it once in their command.
-    pub argument: Bytes,
+    /// The arguments; calls with equal ones have them once in their command. Alone, a call has them as ARGV[1] and
+    /// ARGV[3], or only the first if the second is empty.
+    pub arguments: [Bytes; 2],
     /// The server lacks the script, so its text is sent.
     pub sends_text: bool,
 }
@@ -35,7 +37,7 @@ impl KeyCall {
     /// Order in which calls that can share a command, and among these calls with equal arguments, are neighbours.
     pub(super) fn merge_order(&self, other: &Self) -> Ordering {
         let kind = |call: &Self| (std::ptr::from_ref(call.script).addr(), call.sends_text);
-        kind(self).cmp(&kind(other)).then_with(|| self.argument.cmp(&other.argument))
+        kind(self).cmp(&kind(other)).then_with(|| self.arguments.cmp(&other.arguments))
     }
 
     /// Returns true if both calls can share a command.
@@ -51,9 +53,9 @@ pub(super) fn encode(out: &mut BytesMut, calls: &[KeyCall]) {
         Some(merged) if calls.len() > 1 => merged,
         _ => first.script,
     };
-    let groups: SmallVec<[(String, &Bytes); MAX_MERGED]> = calls
-        .chunk_by(|one, next| one.argument == next.argument)
-        .map(|group| (group.len().to_string(), &group[0].argument))
+    let groups: SmallVec<[(String, &[Bytes; 2]); MAX_MERGED]> = calls
+        .chunk_by(|one, next| one.arguments == next.arguments)
+        .map(|group| (group.len().to_string(), &group[0].arguments))
         .collect();
     let key_count = calls.len().to_string();
     let mut words: SmallVec<[&[u8]; 8]> = SmallVec::new();
@@ -61,11 +63,16 @@ pub(super) fn encode(out: &mut BytesMut, calls: &[KeyCall]) {
     words.push(if first.sends_text { script.text.as_bytes() } else { script.sha1.as_bytes() });
     words.push(key_count.as_bytes());
     words.extend(calls.iter().map(|call| &*call.key));
-    for (keys, argument) in &groups {
-        if calls.len() > 1 {
-            words.push(keys.as_bytes());
+    if let [call] = calls {
+        let [first, second] = &call.arguments;
+        words.push(first);
+        if !second.is_empty() {
+            words.extend([&b""[..], second]);
         }
-        words.push(argument);
+    } else {
+        for (keys, [first, second]) in &groups {
+            words.extend([keys.as_bytes(), first, second]);
+        }
     }
     write_command(out, &words);
 }

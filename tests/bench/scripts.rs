@@ -155,7 +155,7 @@ fn cases() -> Vec<Case> {
         for keys in [2, 4, 8, 16] {
             let name = format!("{} x {keys}", algorithm.name());
             let merged = &single.merged.as_ref().expect("calls can share a command").text;
-            cases.push(Case::script(name, keys, merged, &[keys.to_string().as_bytes(), &argument]));
+            cases.push(Case::script(name, keys, merged, &[keys.to_string().as_bytes(), &argument, b""]));
         }
     }
     cases

@@ -82,7 +82,7 @@ impl PreparedCall {
             CountingMode::Script { script, keys } => {
                 let arguments = arguments(commands, self.client_clock.then_some(self.now));
                 let mut call = ScriptCall::new(script, keys, arguments, leases);
-                call.can_merge = commands.len() <= MAX_MERGED_CHARGES && !self.client_clock && self.grants.is_none();
+                call.can_merge = commands.len() <= MAX_MERGED_CHARGES && !self.client_clock;
                 Attempt::Script { call, commands, grants: self.grants.as_deref() }
             }
             CountingMode::Incrby(window) => {
@@ -252,12 +252,13 @@ impl<'a> ScriptCall<'a> {
     /// Returns the call in the form that can share a command with others, if it can.
     fn key_call(&self, node: &Node) -> Option<KeyCall> {
         let [key] = self.keys else { return None };
-        let is_alone = self.script.merged.is_none() || self.leases.is_some() || self.clock.is_some();
+        let is_alone = self.script.merged.is_none() || self.leases.is_some();
         if is_alone || !self.can_merge || !node.can_merge() {
             return None;
         }
-        let (script, key, argument) = (self.script, key.clone(), self.arguments.clone());
-        Some(KeyCall { script, key, argument, sends_text: false })
+        let clock = self.clock.as_ref().map_or_else(Bytes::new, |word| Bytes::copy_from_slice(&word.argument));
+        let arguments = [self.arguments.clone(), clock];
+        Some(KeyCall { script: self.script, key: key.clone(), arguments, sends_text: false })
     }
 
     async fn send_key_call(mut call: KeyCall, node: &Node, deadline: Instant) -> Result<Reply, ReplyError> {

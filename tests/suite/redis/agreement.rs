@@ -310,7 +310,7 @@ fn last(state: &State) -> Time {
 
 /// Source of the time at which a script charges, and its form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ScriptForm {
+pub(super) enum ScriptForm {
     /// The time is an argument; all writes set the expiry.
     CallerTime,
     /// The script asks the server for the time, for which the test substitutes its own.
@@ -323,7 +323,7 @@ enum ScriptForm {
 pub(super) struct Redis {
     pub(super) connection: Connection,
     keys: u64,
-    form: ScriptForm,
+    pub(super) form: ScriptForm,
     /// Time at which each key expires, in microseconds, for scripts that do not always set it.
     expiries: HashMap<String, u64>,
 }
@@ -344,10 +344,7 @@ impl Redis {
     }
 
     fn call(&mut self, keys: &[String], charges: &[ChargeCommand], now: Option<Time>) -> RedisResult<ScriptOutcome> {
-        match (self.form, now) {
-            (ScriptForm::CallerTime, _) | (_, None) => self.call_with_clock(keys, charges, now, None),
-            (_, Some(now)) => self.call_at_server_time(keys, charges, now),
-        }
+        self.call_with_clock(keys, charges, now, None)
     }
 
     /// Calls the script with `now` as the server's time.
@@ -356,11 +353,12 @@ impl Redis {
         keys: &[String],
         charges: &[ChargeCommand],
         now: Time,
+        clock: Option<&GlobalClock>,
     ) -> RedisResult<ScriptOutcome> {
         let (seconds, rest) = (now.as_micros() / 1_000_000, now.as_micros() % 1_000_000);
-        let clock = [seconds.to_string(), rest.to_string()];
+        let time = [seconds.to_string(), rest.to_string()];
         self.query::<()>(&[b"DEL", b"clock"]);
-        self.query::<()>(&[b"RPUSH", b"clock", clock[0].as_bytes(), clock[1].as_bytes()]);
+        self.query::<()>(&[b"RPUSH", b"clock", time[0].as_bytes(), time[1].as_bytes()]);
         let script = script_for(charges[0].counters.iter().map(|counter| counter.limit.counting()));
         let merged = script.merged.as_ref().filter(|_| self.form == ScriptForm::Merged);
         let text = &merged.map_or(script, |merged| merged).text;
@@ -372,11 +370,20 @@ impl Redis {
             command.arg(keys.len());
         }
         command.arg(&arguments(charges, None)[..]);
+        match (merged, clock) {
+            (Some(_), clock) => {
+                command.arg(&clock.map(clock_argument).map_or(Vec::new(), |argument| argument.to_vec())[..]);
+            }
+            (None, Some(clock)) => {
+                command.arg("").arg(&clock_argument(clock)[..]);
+            }
+            (None, None) => {}
+        }
         let reply = match command.query(&mut self.connection)? {
             Value::Array(parts) => from_redis_value::<Vec<Vec<u8>>>(Value::Array(parts))?.concat(),
             reply => from_redis_value(reply)?,
         };
-        Ok(replay(charges, &reply, CallArguments::default()).expect("a script's reply can be read"))
+        Ok(replay(charges, &reply, CallArguments { has_leases: false, clock }).expect("a script's reply can be read"))
     }
 
     /// Calls the script as the store does, with the clock of the global Redis if a limit is global.
@@ -387,6 +394,9 @@ impl Redis {
         now: Option<Time>,
         clock: Option<&GlobalClock>,
     ) -> RedisResult<ScriptOutcome> {
+        if let (ScriptForm::ServerTime | ScriptForm::Merged, Some(now)) = (self.form, now) {
+            return self.call_at_server_time(keys, charges, now, clock);
+        }
         let script = script_for(charges[0].counters.iter().map(|counter| counter.limit.counting()));
         let arguments = arguments(charges, now);
         let mut call = |name: &str, which: &str| -> RedisResult<Vec<u8>> {

@@ -29,7 +29,7 @@ use tollkeeper::store::redis::script::arguments::clock_argument;
 use tollkeeper::store::redis::script::compose::region_bucket_grant_script;
 use tollkeeper::store::redis::script::replay::{CallArguments, replay};
 
-use super::agreement::{Redis, expected};
+use super::agreement::{Redis, ScriptForm, expected};
 use crate::algorithms::scenario;
 use crate::kit::redis::{Server, options};
 
@@ -395,11 +395,13 @@ impl Redis {
 
 /// Runs random histories, as many as `PROPTEST_CASES` says.
 fn check(histories: impl Strategy<Value = History>) {
-    check_with(&options().start(), histories);
+    check_with(&options().start(), ScriptForm::CallerTime, histories);
 }
 
-fn check_with(server: &Server, histories: impl Strategy<Value = History>) {
-    let redis = RefCell::new(Redis::new(server));
+fn check_with(server: &Server, form: ScriptForm, histories: impl Strategy<Value = History>) {
+    let mut redis = Redis::new(server);
+    redis.form = form;
+    let redis = RefCell::new(redis);
     let config = ProptestConfig { source_file: Some(file!()), ..scenario::config() };
     let outcome = TestRunner::new(config).run(&histories, |history| history.live(&mut redis.borrow_mut()));
     outcome.unwrap_or_else(|error| panic!("{error}"));
@@ -414,7 +416,14 @@ fn script_charges_a_region_window_like_the_algorithm() {
 fn script_of_a_user_without_setrange_charges_a_region_window_too() {
     let server = options().start();
     server.query::<()>(&["ACL", "SETUSER", "default", "-setrange"]);
-    check_with(&server, history(1, &[(Algorithm::FixedWindow, true)]));
+    check_with(&server, ScriptForm::CallerTime, history(1, &[(Algorithm::FixedWindow, true)]));
+}
+
+#[test]
+fn merged_script_charges_regions_like_the_algorithms() {
+    const WINDOWS: [(Algorithm, bool); 2] = [(Algorithm::FixedWindow, true), (Algorithm::SlidingWindowCounter, true)];
+    check_with(&options().start(), ScriptForm::Merged, history(1, &WINDOWS));
+    check_with(&options().start(), ScriptForm::Merged, history(1, &[(Algorithm::TokenBucket, true)]));
 }
 
 #[test]

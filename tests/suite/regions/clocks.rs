@@ -47,8 +47,8 @@ proptest! {
         prop_assert!(region_us < i128::from(clock.valid_until.as_micros()), "{clock:?} {region_us}");
         prop_assert!(region_us + i128::from(clock.offset_lo) <= global_us, "{clock:?} {region_us} {global_us}");
         prop_assert!(global_us <= region_us + i128::from(clock.offset_hi), "{clock:?} {region_us} {global_us}");
-        // A clock that jumped by more than the call and its uncertainty is outside.
-        let jump_us = i128::from(call_us) + i128::from(region.width_us()) + 10;
+        // A clock that jumped by more than the call, its uncertainty and the rounding of its bounds is outside.
+        let jump_us = i128::from(call_us) + i128::from(region.width_us()) + 10_010;
         for elsewhere in [region_us - jump_us, region_us + jump_us] {
             let known = i128::from(clock.valid_from.as_micros()) <= elsewhere
                 && elsewhere < i128::from(clock.valid_until.as_micros());

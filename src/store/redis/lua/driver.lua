@@ -19,7 +19,7 @@
 
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
 --> helpers
-local args, key = ARGV[1], KEYS[1]
+local args, global_clock, key = ARGV[1], ARGV[3], KEYS[1]
 local now, algorithm_id, period, a, b, period_ms, position = unpack('<i8i8i8i8i8Bc0', args)
 local lent, is_server_time = 0, now < 0
 --> clock

@@ -1,7 +1,7 @@
 -- Driver for several calls on one counter each that travel together: each does what driver.lua does, without leases.
 --
--- KEYS: the counters. ARGV: for each group of keys with the same charges, its number of keys, and the ARGV[1] of
--- driver.lua, whose time is the server's.
+-- KEYS: the counters. ARGV: for each group of keys with the same charges and clock, its number of keys, the ARGV[1] of
+-- driver.lua, whose time is the server's, and its ARGV[3] or an empty string.
 -- Returns: the time, a number as in driver.lua, then for each key its state before the call, or the error of that key.
 -- Writes, TTL: as in driver.lua. Each key is decided and written before the next one.
 
@@ -9,7 +9,7 @@ local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, ma
 --> helpers
 local now, lent, is_server_time = -1, 0, true
 --> clock
-local args, period, a, b, period_ms, times, hits, limit, capacity, wait, flags
+local args, global_clock, period, a, b, period_ms, times, hits, limit, capacity, wait, flags
 local function charge(key, times, hits, limit, capacity, wait, flags, position)
   --> load
   --> charge_loop
@@ -20,9 +20,9 @@ local function charge(key, times, hits, limit, capacity, wait, flags, position)
   return before
 end
 local replies = {pack('<i8', now)}
-for group = 1, #ARGV, 2 do
+for group = 1, #ARGV, 3 do
   local position, algorithm_id
-  args = ARGV[group + 1]
+  args, global_clock = ARGV[group + 1], ARGV[group + 2]
   algorithm_id, algorithm_id, period, a, b, period_ms, position = unpack('<i8i8i8i8i8Bc0', args)
   --> next_run
   for _ = 1, ARGV[group] do

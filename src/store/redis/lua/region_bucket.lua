@@ -24,7 +24,7 @@ if max(tokens, term_end, refilled_until, spent, requested_hits, requested_since,
   --> wrong_type
 end
 --> effective_now
-local valid_from, valid_until, offset_lo, offset_hi, call_flags = unpack('<i8i8i8i8i8', ARGV[3])
+local valid_from, valid_until, offset_lo, offset_hi, call_flags = unpack('<i8i8i8i8i8', global_clock)
 local can_request, cut_off, is_usable = call_flags % 2 == 1, call_flags % 4 >= 2, call_flags < 4
 local is_known = now >= valid_from and now < valid_until and now + offset_lo >= 0 and offset_lo <= offset_hi
 local first, final, from, is_granted = 0, 0, 0, false

@@ -9,7 +9,7 @@
 
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
 --> helpers
-local key, wait, lent, is_server_time = KEYS[1], 0, 0, false
+local key, global_clock, wait, lent, is_server_time = KEYS[1], ARGV[3], 0, 0, false
 local now, period, period_ms, limit, capacity, slack_us, request, new_epoch, new_rate, new_capacity, new_start, new_end,
   new_exhausted, not_before = unpack('<i8i8i8i8i8i8i8i8i8i8i8i8i8i8', ARGV[1])
 local flags = 4 * slack_us

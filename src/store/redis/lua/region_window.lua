@@ -23,7 +23,7 @@ if max(window, granted, reserve_used, requested_hits, low) > 9007199254740992 th
   --> wrong_type
 end
 --> effective_now
-local valid_from, valid_until, offset_lo, offset_hi, call_flags = unpack('<i8i8i8i8i8', ARGV[3])
+local valid_from, valid_until, offset_lo, offset_hi, call_flags = unpack('<i8i8i8i8i8', global_clock)
 local can_request, cut_off, is_usable = call_flags % 2 == 1, call_flags % 4 >= 2, call_flags < 4
 local granted_total, next_reserve_used, previous_requested, exhausted, open_request, next_request_at, epoch
 local loss_start, loss_used, loss_from, loss_now

@@ -134,9 +134,8 @@ pub fn window_charges_script() -> &'static Script {
 }
 
 fn single_counter(counting: Counting) -> Script {
-    let merged = || Box::new(Script::new(with_parts_of(counting, include_str!("../lua/merged.lua"))));
-    let merged = (!counting.is_in_region()).then(merged);
-    Script { merged, ..Script::new(with_parts_of(counting, include_str!("../lua/driver.lua"))) }
+    let merged = Script::new(with_parts_of(counting, include_str!("../lua/merged.lua")));
+    Script { merged: Some(Box::new(merged)), ..Script::new(with_parts_of(counting, include_str!("../lua/driver.lua"))) }
 }
 
 /// Returns a text with the parts of a counting and its helper functions.
