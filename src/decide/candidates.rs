@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use super::context::DecisionContext;
-use super::key_text::key_text;
+use super::key_text::{key_text, push_key_text};
 use super::record::{LimitResult, Recorder, StatsRef, distinct_hash, near_hits, record_hits};
 use super::selection::{SelectedLimit, SelectedRequest};
 use crate::algorithm::ChargeResult;
@@ -111,8 +111,9 @@ impl CandidateCharges {
         match outcomes {
             DeferredOutcomes::Ready(outcomes) => {
                 for (candidate, outcome) in refs.iter().zip(outcomes) {
-                    let text = || key_text(&path_of(selected, *candidate), recorder.key_values);
-                    record_of(*candidate).record(recorder.metrics, &outcome, text);
+                    let push_text =
+                        |text: &mut String| push_key_text(text, &path_of(selected, *candidate), recorder.key_values);
+                    record_of(*candidate).record(recorder.metrics, &outcome, push_text);
                 }
             }
             DeferredOutcomes::Pending(pending) => {
@@ -122,7 +123,7 @@ impl CandidateCharges {
                 let metrics = Arc::clone(recorder.metrics);
                 spawn_on_outcomes(pending, move |outcomes| {
                     for ((record, text), outcome) in records.into_iter().zip(outcomes) {
-                        record.record(&metrics, &outcome, || text);
+                        record.record(&metrics, &outcome, |pushed| pushed.push_str(&text));
                     }
                 });
             }
@@ -184,12 +185,12 @@ impl CandidateRecord {
         }
     }
 
-    /// Records an outcome. `text` returns the key as `/top` shows it.
+    /// Records an outcome. `push_text` appends the key as `/top` shows it.
     fn record(
         self,
         metrics: &ServiceMetrics,
         outcome: &Result<StoreOutcome, ChargeError>,
-        text: impl FnOnce() -> Arc<str>,
+        push_text: impl FnOnce(&mut String),
     ) {
         let Self { limit, near, hits, key, distinct_hash, now, span_ref, of_rule, of_request } = self;
         let Some(of_rule) = of_rule else { return };
@@ -221,7 +222,7 @@ impl CandidateRecord {
         if let (true, Hits::Charge(hits)) = (is_rejected, hits) {
             of_rule.rejected_keys.add(distinct_hash);
             let id = of_rule.id_with_key(key);
-            metrics.top_keys.record(KeyRejection { id, limit: &of_rule, hits }, now, text);
+            metrics.top_keys.record(KeyRejection { id, limit: &of_rule, hits }, now, push_text);
         }
     }
 }

@@ -10,10 +10,19 @@ use crate::counter::Path;
 use crate::decision_log::values::ValueForm;
 use crate::telemetry::top_keys::MAX_KEY_BYTES;
 
-/// `key=value,key=value`; a value that others share a counter with is replaced by their pattern, as the rule has it.
+/// Text of a key, as [`push_key_text`] makes it.
 pub(super) fn key_text(path: &Path<'_>, form: &ValueForm) -> Arc<str> {
+    let mut text = String::new();
+    push_key_text(&mut text, path, form);
+    text.into()
+}
+
+/// Appends `key=value,key=value` to an empty text.
+///
+/// A value that others share a counter with is replaced by their pattern, as the rule has it.
+pub(super) fn push_key_text(text: &mut String, path: &Path<'_>, form: &ValueForm) {
     let length: usize = path.entries.iter().map(|entry| entry.key.len() + entry.value.len() + 2).sum();
-    let mut text = String::with_capacity(length.min(MAX_KEY_BYTES));
+    text.reserve_exact(length.min(MAX_KEY_BYTES));
     let mut is_exact = true;
     for (index, entry) in path.entries.iter().enumerate() {
         let shared = path.shared.iter().find(|(shared, _)| *shared == index).map(|(_, pattern)| *pattern);
@@ -21,9 +30,9 @@ pub(super) fn key_text(path: &Path<'_>, form: &ValueForm) -> Arc<str> {
         if index > 0 {
             text.push(',');
         }
-        is_exact &= push_escaped(&mut text, entry.key);
+        is_exact &= push_escaped(text, entry.key);
         text.push('=');
-        is_exact &= push_escaped(&mut text, &value);
+        is_exact &= push_escaped(text, &value);
         if text.len() > MAX_KEY_BYTES {
             is_exact = false;
             break;
@@ -35,9 +44,12 @@ pub(super) fn key_text(path: &Path<'_>, form: &ValueForm) -> Arc<str> {
         if text.bytes().rev().take_while(|byte| *byte == b'\\').count() % 2 == 1 {
             text.pop();
         }
-        text += &format!(",#{}", hash(path, form));
+        text.push_str(",#");
+        text.push_str(&hash(path, form));
     }
-    text.into()
+    if text.capacity() > MAX_KEY_BYTES {
+        text.shrink_to_fit();
+    }
 }
 
 /// Appends an escaped part, of which more than [`MAX_KEY_BYTES`] need not be whole; false if it is not exact.

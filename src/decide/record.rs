@@ -10,7 +10,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::context::DecisionContext;
-use super::key_text::key_text;
+use super::key_text::push_key_text;
 use super::outcome::DescriptorOutcome;
 use super::selection::{SelectedLimit, SelectedRequest, Selection};
 use crate::algorithm::ChargeResult;
@@ -169,9 +169,8 @@ impl Recorder<'_> {
                 let id = stats.id_with_key(key);
                 let named = (limit.stats.is_none()).then(|| self.of_override(selection, descriptor)).flatten();
                 let limit = named.as_deref().unwrap_or(stats);
-                self.metrics
-                    .top_keys
-                    .record(KeyRejection { id, limit, hits }, now, || key_text(&path, self.key_values));
+                let rejection = KeyRejection { id, limit, hits };
+                self.metrics.top_keys.record(rejection, now, |text| push_key_text(text, &path, self.key_values));
             }
         }
     }

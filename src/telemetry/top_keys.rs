@@ -47,7 +47,7 @@ struct MinuteWindow {
 #[derive(Clone, Debug)]
 struct KeyLabel {
     limit: Arc<LimitName>,
-    text: Arc<str>,
+    text: String,
 }
 
 /// Rejection of a key by a limit.
@@ -119,8 +119,8 @@ impl TopKeys {
         self.shards.is_some()
     }
 
-    /// Counts rejected hits of a key. `text` is called if the key is new.
-    pub fn record(&self, rejected: KeyRejection<'_>, now: Time, text: impl FnOnce() -> Arc<str>) {
+    /// Counts rejected hits of a key. `push_text` is called with an empty text if the key is new.
+    pub fn record(&self, rejected: KeyRejection<'_>, now: Time, push_text: impl FnOnce(&mut String)) {
         let Some(shards) = &self.shards else { return };
         let KeyRejection { id, limit, hits } = rejected;
         let seconds = self.seconds_of(now);
@@ -132,7 +132,13 @@ impl TopKeys {
         }
         // If the clock was set back, count in the newest window.
         if let Some(window) = windows.back_mut() {
-            let label = || KeyLabel { limit: Arc::clone(limit.shared_name()), text: text() };
+            let label = |replaced: Option<KeyLabel>| {
+                // The memory of a replaced text is used again, so that a new key allocates nothing.
+                let mut text = replaced.map(|label| label.text).unwrap_or_default();
+                text.clear();
+                push_text(&mut text);
+                KeyLabel { limit: Arc::clone(limit.shared_name()), text }
+            };
             window.sketch.add(id, hits, second_mark, label);
         }
     }
@@ -229,7 +235,7 @@ impl KeySum {
     fn new(label: &KeyLabel) -> Self {
         let key = RejectedKey {
             limit: Arc::clone(&label.limit),
-            text: Arc::clone(&label.text),
+            text: label.text.as_str().into(),
             at_least: 0,
             at_most: 0,
             in_bursts: 0,

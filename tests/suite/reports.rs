@@ -61,12 +61,19 @@ proptest! {
         let mut sketch = SpaceSaving::new(most);
         let mut truth: BTreeMap<u128, u64> = BTreeMap::new();
         for (key, hits) in &keys {
-            sketch.add(*key, *hits, 1, || *key);
+            let (is_known, smallest) = (sketch.iter().any(|(id, ..)| id == *key), sketch.max_missed());
+            sketch.add(*key, *hits, 1, |_| *key);
+            let error = sketch.iter().find(|(id, ..)| id == key).map(|(.., counter)| counter.error);
+            prop_assert!(is_known || error == Some(smallest), "{key} did not take over the smallest counter");
             *truth.entry(*key).or_default() += hits;
         }
         let counted: BTreeMap<u128, _> = sketch.iter().map(|(id, _, counter)| (id, counter)).collect();
         prop_assert!(counted.len() <= most);
+        prop_assert!(sketch.iter().all(|(id, label, _)| id == *label));
+        let smallest = counted.values().map(|counter| counter.count).min().unwrap_or(0);
+        prop_assert_eq!(sketch.max_missed(), if counted.len() < most { 0 } else { smallest });
         let sum: u64 = truth.values().sum();
+        prop_assert_eq!(counted.values().map(|counter| counter.count).sum::<u64>(), sum);
         prop_assert!(sketch.max_missed() <= sum / most as u64);
         for (key, hits) in truth {
             match counted.get(&key) {
@@ -91,7 +98,7 @@ proptest! {
         for (minute, key, hits) in rejections {
             let id = (key as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
             let now = NOON.plus_us(minute * 60 * SECOND_US);
-            top.record(KeyRejection { id, limit: &stats, hits }, now, || key.to_string().into());
+            top.record(KeyRejection { id, limit: &stats, hits }, now, |text| text.push_str(&key.to_string()));
             *truth.entry(key.to_string()).or_default() += hits;
         }
         let found = top.snapshot(NOON.plus_us(5 * 60 * SECOND_US), MINUTES, |_| true);

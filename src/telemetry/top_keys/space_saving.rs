@@ -4,19 +4,26 @@
 //! without a counter takes over the smallest counter, whose count becomes the key's error. A count is never too low,
 //! and too high by its error at most. A key without a counter has at most the smallest count, which is at most the sum
 //! of all counts divided by the number of counters.
+//!
+//! A heap finds the smallest counter. An addition to a counter leaves the heap as it is; a count in the heap is brought
+//! up to date when it is the smallest there.
 
-use std::borrow::Borrow;
-use std::cmp::Ordering;
-use std::hash::{BuildHasherDefault, Hash, Hasher};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::collections::binary_heap::PeekMut;
 
-use priority_queue::PriorityQueue;
+use hashbrown::HashTable;
 
-use crate::identity_hasher::IdentityHasher;
+use crate::sharded::{lower_half, upper_half};
 
 /// Sketch of a stream of keys.
 #[derive(Debug)]
 pub struct SpaceSaving<T> {
-    counters: PriorityQueue<LabelledKey<T>, KeyCount, BuildHasherDefault<IdentityHasher>>,
+    counters: Vec<LabelledCounter<T>>,
+    /// Indices of counters, by the hash of their key.
+    by_key: HashTable<usize>,
+    /// One entry for each counter, the smallest count first.
+    heap: BinaryHeap<Reverse<HeapEntry>>,
     max_counters: usize,
 }
 
@@ -31,71 +38,84 @@ pub struct KeyCount {
     pub marks: u64,
 }
 
-/// Orders the smallest count first.
-impl Ord for KeyCount {
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.count, other.error, other.marks).cmp(&(self.count, self.error, self.marks))
-    }
-}
-
-impl PartialOrd for KeyCount {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-/// Hash of a key and its label. Equality and hash use the first only.
 #[derive(Debug)]
-struct LabelledKey<T> {
+struct LabelledCounter<T> {
     id: u128,
-    label: T,
+    count: KeyCount,
+    /// `None` only while it is made.
+    label: Option<T>,
 }
 
-impl<T> PartialEq for LabelledKey<T> {
-    fn eq(&self, other: &Self) -> bool {
-        self.id == other.id
-    }
-}
-
-impl<T> Eq for LabelledKey<T> {}
-
-impl<T> Hash for LabelledKey<T> {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.id.hash(state);
-    }
-}
-
-impl<T> Borrow<u128> for LabelledKey<T> {
-    fn borrow(&self) -> &u128 {
-        &self.id
-    }
+/// Counter in the heap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct HeapEntry {
+    /// Count that the counter had once; at most its count.
+    count: u64,
+    /// Index of the counter.
+    index: usize,
 }
 
 impl<T> SpaceSaving<T> {
     /// An empty sketch with room for `max_counters`, at least one.
     pub fn new(max_counters: usize) -> Self {
-        Self { counters: PriorityQueue::with_default_hasher(), max_counters: max_counters.max(1) }
+        let max_counters = max_counters.max(1);
+        Self { counters: Vec::new(), by_key: HashTable::new(), heap: BinaryHeap::new(), max_counters }
     }
 
-    /// Adds `count` to the key `id`, a hash, and the bits of `mark` to its marks. `label` is called if the key is new.
-    pub fn add(&mut self, id: u128, count: u64, mark: u64, label: impl FnOnce() -> T) {
-        let is_known = self.counters.change_priority_by(&id, |counter| {
-            counter.count += count;
-            counter.marks |= mark;
-        });
-        if is_known {
+    /// Adds `count` to the key `id`, a hash, and the bits of `mark` to its marks.
+    ///
+    /// `label` is called if the key is new, with the label of the key whose counter it takes over.
+    pub fn add(&mut self, id: u128, count: u64, mark: u64, label: impl FnOnce(Option<T>) -> T) {
+        let counters = &mut self.counters;
+        if let Some(index) = self.by_key.find(table_hash(id), |index| counters[*index].id == id) {
+            let known = &mut counters[*index].count;
+            known.count += count;
+            known.marks |= mark;
             return;
         }
-        let error = match self.counters.len() < self.max_counters {
-            true => 0,
-            false => self.counters.pop().map_or(0, |(_, smallest)| smallest.count),
+        let index = if counters.len() < self.max_counters {
+            let index = counters.len();
+            counters.push(LabelledCounter {
+                id,
+                count: KeyCount { count, error: 0, marks: mark },
+                label: Some(label(None)),
+            });
+            self.heap.push(Reverse(HeapEntry { count, index }));
+            index
+        } else {
+            let Some(index) = self.take_smallest(count) else { return };
+            let counter = &mut self.counters[index];
+            if let Ok(replaced) = self.by_key.find_entry(table_hash(counter.id), |other| *other == index) {
+                replaced.remove();
+            }
+            let error = counter.count.count;
+            counter.label = Some(label(counter.label.take()));
+            counter.id = id;
+            counter.count = KeyCount { count: error + count, error, marks: mark };
+            index
         };
-        self.counters.push(LabelledKey { id, label: label() }, KeyCount { count: error + count, error, marks: mark });
+        let counters = &self.counters;
+        self.by_key.insert_unique(table_hash(id), index, |index| table_hash(counters[*index].id));
+    }
+
+    /// Finds the smallest counter, and adds `added` to its entry in the heap.
+    fn take_smallest(&mut self, added: u64) -> Option<usize> {
+        loop {
+            let mut smallest = self.heap.peek_mut()?;
+            let HeapEntry { count: known, index } = smallest.0;
+            let count = self.counters[index].count.count;
+            let is_current = known == count;
+            smallest.0.count = if is_current { count + added } else { count };
+            drop::<PeekMut<'_, _>>(smallest);
+            if is_current {
+                return Some(index);
+            }
+        }
     }
 
     /// Iterates over all counters, in no order.
     pub fn iter(&self) -> impl Iterator<Item = (u128, &T, KeyCount)> {
-        self.counters.iter().map(|(key, count)| (key.id, &key.label, *count))
+        self.counters.iter().filter_map(|counter| Some((counter.id, counter.label.as_ref()?, counter.count)))
     }
 
     /// Upper bound of the count of every key without a counter.
@@ -103,7 +123,12 @@ impl<T> SpaceSaving<T> {
         if self.counters.len() < self.max_counters {
             0
         } else {
-            self.counters.peek().map_or(0, |(_, least)| least.count)
+            self.counters.iter().map(|counter| counter.count.count).min().unwrap_or(0)
         }
     }
+}
+
+/// Both halves of a hash, because shards are chosen by its lower half.
+const fn table_hash(id: u128) -> u64 {
+    upper_half(id) ^ lower_half(id)
 }
