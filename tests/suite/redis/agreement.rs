@@ -415,6 +415,7 @@ impl Redis {
     }
 
     /// Calls the script at `now` while hits are lent, with the clock of the global Redis.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of one call")]
     pub(super) fn call_while_lent(
         &mut self,
         keys: &[String],
