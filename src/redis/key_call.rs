@@ -1,6 +1,6 @@
 //! Calls of a script on one key each, which travel as one command if they are queued at the same moment.
 //!
-//! The server then parses one command, starts one script and reads its clock once for up to [`MAX_MERGED`] calls. No
+//! The server then parses one command, starts one script and reads its clock once for up to 16 calls. No
 //! call waits for others.
 //!
 //! A merged script has all keys as KEYS. Its ARGV are, for each group of keys with equal arguments, the number of keys
@@ -26,8 +26,8 @@ pub struct KeyCall {
     pub script: &'static Script,
     /// The key.
     pub key: Bytes,
-    /// The arguments; calls with equal ones have them once in their command. Alone, a call has them as ARGV[1] and
-    /// ARGV[3], or only the first if the second is empty.
+    /// The arguments; calls with equal ones have them once in their command. Alone, a call has them as its first and
+    /// third, or only the first if the second is empty.
     pub arguments: [Bytes; 2],
     /// The server lacks the script, so its text is sent.
     pub sends_text: bool,
