@@ -310,7 +310,11 @@ impl ExplainedCounter {
 
 fn guarantee(limit: &Limit, any_is_strict: bool) -> Cow<'static, str> {
     if let Some(scope) = limit.global_scope() {
-        return global_guarantee(limit, scope).into();
+        let leases = match limit.consistency() {
+            Consistency::Eventual(_) if !any_is_strict => "; replicas lease hits of their region",
+            _ => "",
+        };
+        return (global_guarantee(limit, scope) + leases).into();
     }
     let most = match limit.consistency() {
         Consistency::Strict => return "strict: every admitted hit is counted first".into(),

@@ -510,7 +510,8 @@ fn explain_shows_the_promise_of_a_global_limit() {
         format!("domain: good\ndescriptors:\n  - {{key: a, rate_limit: {limit}}}\n")
     };
     let (share, allow) = (rules(""), rules(", reserve: 5%, on_region_loss: allow"));
-    let directory = directory(&[("share.yaml", &share), ("allow.yaml", &allow)]);
+    let lent = rules(", consistency: eventual");
+    let directory = directory(&[("share.yaml", &share), ("allow.yaml", &allow), ("lent.yaml", &lent)]);
     let explained = |file: &str, env: &[(&str, &str)]| {
         let explain = ["explain", "--config", file, "--domain", "good", "--descriptor", "a=1"];
         Run { directory: directory.path(), env, ..Run::default() }.with(&explain).stdout
@@ -535,6 +536,11 @@ fn explain_shows_the_promise_of_a_global_limit() {
     let text = explained("allow.yaml", &regions);
     assert!(text.contains("no bound over all 3 regions while one is cut off"), "{text}");
     assert!(text.contains("any number (on_region_loss: allow)"), "{text}");
+    let text = explained("lent.yaml", &regions);
+    assert!(
+        text.contains("all 3 regions together") && text.contains("; replicas lease hits of their region"),
+        "{text}"
+    );
     let text = explained("share.yaml", &[]);
     assert!(text.contains("strict: every admitted hit") && !text.contains("scope global"), "{text}");
 }
