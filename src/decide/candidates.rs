@@ -112,7 +112,7 @@ impl CandidateCharges {
             DeferredOutcomes::Ready(outcomes) => {
                 for (candidate, outcome) in refs.iter().zip(outcomes) {
                     let push_text =
-                        |text: &mut String| push_key_text(text, &path_of(selected, *candidate), recorder.key_values);
+                        |text: &mut Vec<u8>| push_key_text(text, &path_of(selected, *candidate), recorder.key_values);
                     record_of(*candidate).record(recorder.metrics, &outcome, push_text);
                 }
             }
@@ -123,7 +123,7 @@ impl CandidateCharges {
                 let metrics = Arc::clone(recorder.metrics);
                 spawn_on_outcomes(pending, move |outcomes| {
                     for ((record, text), outcome) in records.into_iter().zip(outcomes) {
-                        record.record(&metrics, &outcome, |pushed| pushed.push_str(&text));
+                        record.record(&metrics, &outcome, |pushed| pushed.extend_from_slice(text.as_bytes()));
                     }
                 });
             }
@@ -190,7 +190,7 @@ impl CandidateRecord {
         self,
         metrics: &ServiceMetrics,
         outcome: &Result<StoreOutcome, ChargeError>,
-        push_text: impl FnOnce(&mut String),
+        push_text: impl FnOnce(&mut Vec<u8>),
     ) {
         let Self { limit, near, hits, key, distinct_hash, now, span_ref, of_rule, of_request } = self;
         let Some(of_rule) = of_rule else { return };

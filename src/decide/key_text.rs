@@ -12,15 +12,15 @@ use crate::telemetry::top_keys::MAX_KEY_BYTES;
 
 /// Text of a key, as [`push_key_text`] makes it.
 pub(super) fn key_text(path: &Path<'_>, form: &ValueForm) -> Arc<str> {
-    let mut text = String::new();
+    let mut text = Vec::new();
     push_key_text(&mut text, path, form);
-    text.into()
+    String::from_utf8_lossy(&text).into()
 }
 
-/// Appends `key=value,key=value` to an empty text.
+/// Appends `key=value,key=value` to an empty text, in UTF-8.
 ///
 /// A value that others share a counter with is replaced by their pattern, as the rule has it.
-pub(super) fn push_key_text(text: &mut String, path: &Path<'_>, form: &ValueForm) {
+pub(super) fn push_key_text(text: &mut Vec<u8>, path: &Path<'_>, form: &ValueForm) {
     let length: usize = path.entries.iter().map(|entry| entry.key.len() + entry.value.len() + 2).sum();
     text.reserve_exact(length.min(MAX_KEY_BYTES));
     let mut is_exact = true;
@@ -28,10 +28,10 @@ pub(super) fn push_key_text(text: &mut String, path: &Path<'_>, form: &ValueForm
         let shared = path.shared.iter().find(|(shared, _)| *shared == index).map(|(_, pattern)| *pattern);
         let value = shared.map_or_else(|| form.bytes(entry), Cow::Borrowed);
         if index > 0 {
-            text.push(',');
+            text.push(b',');
         }
         is_exact &= push_escaped(text, entry.key);
-        text.push('=');
+        text.push(b'=');
         is_exact &= push_escaped(text, &value);
         if text.len() > MAX_KEY_BYTES {
             is_exact = false;
@@ -39,13 +39,14 @@ pub(super) fn push_key_text(text: &mut String, path: &Path<'_>, form: &ValueForm
         }
     }
     if !is_exact {
-        text.truncate((0..=MAX_KEY_BYTES).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0));
+        let is_boundary = |end: usize| text.get(end).is_none_or(|byte| !is_utf8_continuation(*byte));
+        text.truncate((0..=MAX_KEY_BYTES).rev().find(|end| is_boundary(*end)).unwrap_or(0));
         // The comma must not complete an escape that was cut.
-        if text.bytes().rev().take_while(|byte| *byte == b'\\').count() % 2 == 1 {
+        if text.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1 {
             text.pop();
         }
-        text.push_str(",#");
-        text.push_str(&hash(path, form));
+        text.extend_from_slice(b",#");
+        text.extend_from_slice(hash(path, form).as_bytes());
     }
     if text.capacity() > MAX_KEY_BYTES {
         text.shrink_to_fit();
@@ -53,19 +54,36 @@ pub(super) fn push_key_text(text: &mut String, path: &Path<'_>, form: &ValueForm
 }
 
 /// Appends an escaped part, of which more than [`MAX_KEY_BYTES`] need not be whole; false if it is not exact.
-fn push_escaped(text: &mut String, part: &[u8]) -> bool {
+fn push_escaped(text: &mut Vec<u8>, part: &[u8]) -> bool {
     let start = &part[..part.len().min(MAX_KEY_BYTES + 1)];
-    if start.iter().all(|byte| byte.is_ascii() && !matches!(byte, b',' | b'=' | b'\\')) {
-        text.push_str(std::str::from_utf8(start).unwrap_or_default());
+    // Tests each byte without a branch.
+    if start.iter().fold(true, |is_plain, byte| is_plain & IS_PLAIN[usize::from(*byte)]) {
+        text.extend_from_slice(start);
         return start.len() == part.len();
     }
     for character in String::from_utf8_lossy(start).chars() {
         if matches!(character, ',' | '=' | '\\') {
-            text.push('\\');
+            text.push(b'\\');
         }
-        text.push(character);
+        text.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
     }
     start.len() == part.len() && std::str::from_utf8(part).is_ok()
+}
+
+/// True for each byte of ASCII that needs no escape.
+const IS_PLAIN: [bool; 256] = {
+    let mut is_plain = [false; 256];
+    let mut byte = 0;
+    while byte < 128 {
+        is_plain[byte] = !matches!(byte as u8, b',' | b'=' | b'\\');
+        byte += 1;
+    }
+    is_plain
+};
+
+/// True for a byte inside a character's encoding, after its first.
+const fn is_utf8_continuation(byte: u8) -> bool {
+    byte & 0xc0 == 0x80
 }
 
 /// 16 hexadecimal digits.

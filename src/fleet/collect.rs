@@ -333,8 +333,9 @@ mod tests {
                     limit: &limits[key % limits.len()],
                     hits: 1,
                 };
-                top_keys
-                    .record(rejection, Time::from_secs((30_000_000 + minute) * 60), |text| text.push_str(&texts(key)));
+                top_keys.record(rejection, Time::from_secs((30_000_000 + minute) * 60), |text| {
+                    text.extend_from_slice(texts(key).as_bytes())
+                });
             }
         }
         top_keys.by_minute(Time::from_secs(30_000_009 * 60))

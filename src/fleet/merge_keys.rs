@@ -228,7 +228,7 @@ mod tests {
                 // Each process hashes keys in its own way.
                 let id = (key as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835 + replica as u128 * 2);
                 let rejection = KeyRejection { id, limit, hits };
-                replicas[replica].record(rejection, minute(at), |pushed| pushed.push_str(&text));
+                replicas[replica].record(rejection, minute(at), |pushed| pushed.extend_from_slice(text.as_bytes()));
                 *truth.entry((limit.name().key().to_owned(), text)).or_default() += hits;
             }
             let mut merged = MergedKeys::default();

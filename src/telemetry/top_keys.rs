@@ -47,7 +47,8 @@ struct MinuteWindow {
 #[derive(Clone, Debug)]
 struct KeyLabel {
     limit: Arc<LimitName>,
-    text: String,
+    /// UTF-8.
+    text: Vec<u8>,
 }
 
 /// Rejection of a key by a limit.
@@ -119,8 +120,9 @@ impl TopKeys {
         self.shards.is_some()
     }
 
-    /// Counts rejected hits of a key. `push_text` is called with an empty text if the key is new.
-    pub fn record(&self, rejected: KeyRejection<'_>, now: Time, push_text: impl FnOnce(&mut String)) {
+    /// Counts rejected hits of a key. `push_text` is called with an empty text if the key is new, and
+    /// appends UTF-8.
+    pub fn record(&self, rejected: KeyRejection<'_>, now: Time, push_text: impl FnOnce(&mut Vec<u8>)) {
         let Some(shards) = &self.shards else { return };
         let KeyRejection { id, limit, hits } = rejected;
         let seconds = self.seconds_of(now);
@@ -235,7 +237,7 @@ impl KeySum {
     fn new(label: &KeyLabel) -> Self {
         let key = RejectedKey {
             limit: Arc::clone(&label.limit),
-            text: label.text.as_str().into(),
+            text: String::from_utf8_lossy(&label.text).into(),
             at_least: 0,
             at_most: 0,
             in_bursts: 0,

@@ -85,6 +85,7 @@ fn sliding_window_log(keys: usize) -> Charging {
 #[library_benchmark(teardown = forget)]
 #[benches::admitted(args = [1, 2, 5, 10], setup = admitted)]
 #[benches::rejected(args = [1, 2, 5, 10], setup = rejected)]
+#[benches::rejected_untracked(args = [1, 10], setup = rejected_untracked)]
 #[benches::without_metrics(args = [1, 10], setup = without_metrics)]
 #[benches::among_100_000_rules(args = [1, 10], setup = among_many_rules)]
 #[benches::logged_1_percent(args = [1, 10], setup = logged_1_percent)]
@@ -99,6 +100,11 @@ fn admitted(descriptors: usize) -> Deciding {
 
 fn rejected(descriptors: usize) -> Deciding {
     Deciding::new(Options { descriptors, rejected: true, ..Options::default() })
+}
+
+/// Rejections of keys of which each replaces another among the tracked ones.
+fn rejected_untracked(descriptors: usize) -> Deciding {
+    Deciding::new(Options { descriptors, rejected: true, top_keys: 256, ..Options::default() })
 }
 
 fn without_metrics(descriptors: usize) -> Deciding {

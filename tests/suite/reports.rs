@@ -98,7 +98,7 @@ proptest! {
         for (minute, key, hits) in rejections {
             let id = (key as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
             let now = NOON.plus_us(minute * 60 * SECOND_US);
-            top.record(KeyRejection { id, limit: &stats, hits }, now, |text| text.push_str(&key.to_string()));
+            top.record(KeyRejection { id, limit: &stats, hits }, now, |text| text.extend_from_slice(key.to_string().as_bytes()));
             *truth.entry(key.to_string()).or_default() += hits;
         }
         let found = top.snapshot(NOON.plus_us(5 * 60 * SECOND_US), MINUTES, |_| true);

@@ -39,6 +39,8 @@ pub(crate) struct Options {
     pub(crate) rejected: bool,
     /// True if metrics are counted.
     pub(crate) metrics: bool,
+    /// Number of rejected keys that the metrics track.
+    pub(crate) top_keys: usize,
     /// True if the response has headers that describe the limits.
     pub(crate) headers: bool,
     /// Share of the keys in the decision log, as text; the log goes to /dev/null. Empty: no log.
@@ -48,7 +50,15 @@ pub(crate) struct Options {
 impl Default for Options {
     /// One descriptor, admitted; counted; no headers.
     fn default() -> Self {
-        Self { descriptors: 1, rules: 10, rejected: false, metrics: true, headers: false, logged: "" }
+        Self {
+            descriptors: 1,
+            rules: 10,
+            rejected: false,
+            metrics: true,
+            top_keys: 2048 * MAX_DESCRIPTORS,
+            headers: false,
+            logged: "",
+        }
     }
 }
 
@@ -60,7 +70,8 @@ impl Options {
         let [limit, remaining, reset] =
             ["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"].map(str::to_owned);
         behaviour.limit_headers = self.headers.then_some(HeaderNames { limit, remaining, reset });
-        let metrics = if self.metrics { ServiceMetrics::default() } else { ServiceMetrics::default().disabled() };
+        let metrics = ServiceMetrics::new(settings.metrics.max_request_series, self.top_keys);
+        let metrics = if self.metrics { metrics } else { metrics.disabled() };
         let mut decider = Decider::new(MemoryStore::new(CAPACITY_BYTES).into(), behaviour, Arc::new(metrics));
         decider.log = (!self.logged.is_empty()).then(|| Arc::new(log(self.logged)));
         let service = Service::new(Clock::manual(BEGIN), Arc::new(LiveRules::default()), decider);
