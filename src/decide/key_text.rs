@@ -21,8 +21,10 @@ pub(super) fn key_text(path: &Path<'_>, form: &ValueForm) -> Arc<str> {
 ///
 /// A value that others share a counter with is replaced by their pattern, as the rule has it.
 pub(super) fn push_key_text(text: &mut Vec<u8>, path: &Path<'_>, form: &ValueForm) {
-    let length: usize = path.entries.iter().map(|entry| entry.key.len() + entry.value.len() + 2).sum();
-    text.reserve_exact(length.min(MAX_KEY_BYTES));
+    if text.capacity() == 0 {
+        let length: usize = path.entries.iter().map(|entry| entry.key.len() + entry.value.len() + 2).sum();
+        text.reserve_exact(length.min(MAX_KEY_BYTES));
+    }
     let mut is_exact = true;
     for (index, entry) in path.entries.iter().enumerate() {
         let shared = path.shared.iter().find(|(shared, _)| *shared == index).map(|(_, pattern)| *pattern);

@@ -36,11 +36,15 @@ pub(super) fn merge<'r>(
     let mut headers = limit_headers(behaviour, &verdicts);
     let mut body = None;
     if over_limit {
-        headers.extend(retry_after_header(behaviour, &verdicts));
+        if let Some(header) = retry_after_header(behaviour, &verdicts) {
+            headers.push(header);
+        }
         let rejection = rejection_body(selections, &verdicts);
         body = rejection.and_then(|rejection| rejection.body.as_deref());
         let content_type = rejection.and_then(|rejection| rejection.content_type.as_deref());
-        headers.extend(content_type.map(|value| Header { name: "content-type", value: Cow::Borrowed(value) }));
+        if let Some(value) = content_type {
+            headers.push(Header { name: "content-type", value: Cow::Borrowed(value) });
+        }
     }
     Ok(Decision {
         over_limit,

@@ -205,9 +205,11 @@ fn add_keys<'d>(
     for (index, rejection) in descriptors.enumerate() {
         let Some(by) = rejection.by else { continue };
         let id = rejection.path ^ by as u128;
-        sketch.add(id, 1, 0, |_| KeyOfLimit {
-            limit: by,
-            text: rejection.shared_key.clone().unwrap_or_else(|| plain_key_text(request, index)),
+        sketch.add(id, 1, 0, |label| {
+            *label = Some(KeyOfLimit {
+                limit: by,
+                text: rejection.shared_key.clone().unwrap_or_else(|| plain_key_text(request, index)),
+            });
         });
     }
 }

@@ -134,14 +134,16 @@ impl TopKeys {
         }
         // If the clock was set back, count in the newest window.
         if let Some(window) = windows.back_mut() {
-            let label = |replaced: Option<KeyLabel>| {
-                // The memory of a replaced text is used again, so that a new key allocates nothing.
-                let mut text = replaced.map(|label| label.text).unwrap_or_default();
-                text.clear();
-                push_text(&mut text);
-                KeyLabel { limit: Arc::clone(limit.shared_name()), text }
+            // The memory of a replaced text is used again, so that a new key allocates nothing.
+            let set_label = |label: &mut Option<KeyLabel>| {
+                let label = label.get_or_insert_with(|| KeyLabel::new(limit));
+                if !Arc::ptr_eq(&label.limit, limit.shared_name()) {
+                    label.limit = Arc::clone(limit.shared_name());
+                }
+                label.text.clear();
+                push_text(&mut label.text);
             };
-            window.sketch.add(id, hits, second_mark, label);
+            window.sketch.add(id, hits, second_mark, set_label);
         }
     }
 
@@ -223,6 +225,12 @@ impl TopKeys {
     pub fn sweep(&self, now: Time) {
         let minute = self.minute_of(now);
         self.shards.iter().flat_map(Sharded::iter).for_each(|mut windows| drop_old(&mut windows, minute));
+    }
+}
+
+impl KeyLabel {
+    fn new(limit: &LimitStats) -> Self {
+        Self { limit: Arc::clone(limit.shared_name()), text: Vec::new() }
     }
 }
 

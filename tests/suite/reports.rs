@@ -62,7 +62,7 @@ proptest! {
         let mut truth: BTreeMap<u128, u64> = BTreeMap::new();
         for (key, hits) in &keys {
             let (is_known, smallest) = (sketch.iter().any(|(id, ..)| id == *key), sketch.max_missed());
-            sketch.add(*key, *hits, 1, |_| *key);
+            sketch.add(*key, *hits, 1, |label| *label = Some(*key));
             let error = sketch.iter().find(|(id, ..)| id == key).map(|(.., counter)| counter.error);
             prop_assert!(is_known || error == Some(smallest), "{key} did not take over the smallest counter");
             *truth.entry(*key).or_default() += hits;

@@ -8,7 +8,7 @@
 //! A heap finds the smallest counter. An addition to a counter leaves the heap as it is; a count in the heap is brought
 //! up to date when it is the smallest there.
 
-use std::cmp::Reverse;
+use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 use std::collections::binary_heap::PeekMut;
 
@@ -23,7 +23,7 @@ pub struct SpaceSaving<T> {
     /// Indices of counters, by the hash of their key.
     by_key: HashTable<usize>,
     /// One entry for each counter, the smallest count first.
-    heap: BinaryHeap<Reverse<HeapEntry>>,
+    heap: BinaryHeap<HeapEntry>,
     max_counters: usize,
 }
 
@@ -42,12 +42,12 @@ pub struct KeyCount {
 struct LabelledCounter<T> {
     id: u128,
     count: KeyCount,
-    /// `None` only while it is made.
+    /// `None` until it is set for the first key.
     label: Option<T>,
 }
 
-/// Counter in the heap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// Counter in the heap; the greatest entry is the one with the smallest count.
+#[derive(Clone, Copy, Debug)]
 struct HeapEntry {
     /// Count that the counter had once; at most its count.
     count: u64,
@@ -64,8 +64,8 @@ impl<T> SpaceSaving<T> {
 
     /// Adds `count` to the key `id`, a hash, and the bits of `mark` to its marks.
     ///
-    /// `label` is called if the key is new, with the label of the key whose counter it takes over.
-    pub fn add(&mut self, id: u128, count: u64, mark: u64, label: impl FnOnce(Option<T>) -> T) {
+    /// `set_label` is called if the key is new, with the label of the key whose counter it takes over, or `None`.
+    pub fn add(&mut self, id: u128, count: u64, mark: u64, set_label: impl FnOnce(&mut Option<T>)) {
         let counters = &mut self.counters;
         if let Some(index) = self.by_key.find(table_hash(id), |index| counters[*index].id == id) {
             let known = &mut counters[*index].count;
@@ -75,12 +75,10 @@ impl<T> SpaceSaving<T> {
         }
         let index = if counters.len() < self.max_counters {
             let index = counters.len();
-            counters.push(LabelledCounter {
-                id,
-                count: KeyCount { count, error: 0, marks: mark },
-                label: Some(label(None)),
-            });
-            self.heap.push(Reverse(HeapEntry { count, index }));
+            let mut label = None;
+            set_label(&mut label);
+            counters.push(LabelledCounter { id, count: KeyCount { count, error: 0, marks: mark }, label });
+            self.heap.push(HeapEntry { count, index });
             index
         } else {
             let Some(index) = self.take_smallest(count) else { return };
@@ -89,7 +87,7 @@ impl<T> SpaceSaving<T> {
                 replaced.remove();
             }
             let error = counter.count.count;
-            counter.label = Some(label(counter.label.take()));
+            set_label(&mut counter.label);
             counter.id = id;
             counter.count = KeyCount { count: error + count, error, marks: mark };
             index
@@ -102,10 +100,10 @@ impl<T> SpaceSaving<T> {
     fn take_smallest(&mut self, added: u64) -> Option<usize> {
         loop {
             let mut smallest = self.heap.peek_mut()?;
-            let HeapEntry { count: known, index } = smallest.0;
+            let HeapEntry { count: known, index } = *smallest;
             let count = self.counters[index].count.count;
             let is_current = known == count;
-            smallest.0.count = if is_current { count + added } else { count };
+            smallest.count = if is_current { count + added } else { count };
             drop::<PeekMut<'_, _>>(smallest);
             if is_current {
                 return Some(index);
@@ -127,6 +125,26 @@ impl<T> SpaceSaving<T> {
         }
     }
 }
+
+impl Ord for HeapEntry {
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.count.cmp(&self.count)
+    }
+}
+
+impl PartialOrd for HeapEntry {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for HeapEntry {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for HeapEntry {}
 
 /// Both halves of a hash, because shards are chosen by its lower half.
 const fn table_hash(id: u128) -> u64 {
