@@ -7,3 +7,5 @@ pub mod limit_stats;
 pub mod mapper;
 pub mod prometheus;
 pub mod statsd;
+mod striped_counters;
+mod stripes;

@@ -4,9 +4,10 @@
 //! made for those keep working. Counters are striped by thread, so that cores rarely write to the same cache line. A
 //! snapshot sums the stripes and can miss half of an observation made meanwhile.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use super::stripes::{STRIPES, stripe_of_thread};
 use crate::clock::micros;
 
 /// Upper bounds of the buckets in microseconds, ascending; one more bucket counts what is above the last.
@@ -16,8 +17,6 @@ pub const BOUNDS_US: [u64; 22] = [
 ];
 
 const BUCKETS: usize = BOUNDS_US.len() + 1;
-/// Number of stripes, a power of two; threads beyond it share one.
-const STRIPES: usize = 8;
 
 /// Histogram of durations.
 #[derive(Debug, Default)]
@@ -79,11 +78,4 @@ impl HistogramSnapshot {
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
-}
-
-/// Index of the calling thread's stripe.
-fn stripe_of_thread() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local!(static STRIPE: usize = NEXT.fetch_add(1, Ordering::Relaxed) % STRIPES);
-    STRIPE.with(|stripe| *stripe)
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::family::Label;
+use super::striped_counters::StripedCounters;
 use crate::telemetry::hyperloglog::HyperLogLog;
 
 /// Counter of a limit.
@@ -84,9 +85,8 @@ impl LimitStat {
 
 /// Statistics of one limit.
 #[derive(Debug)]
-#[repr(align(128))]
 pub struct LimitStats {
-    counts: [AtomicU64; LimitStat::ALL],
+    counts: StripedCounters<{ LimitStat::ALL }>,
     name: Arc<LimitName>,
     id: u64,
     created: Instant,
@@ -236,13 +236,13 @@ impl LimitStats {
     /// Adds to a counter; adding 0 does not write.
     pub fn add(&self, stat: LimitStat, count: u64) {
         if count > 0 {
-            self.counts[stat as usize].fetch_add(count, Ordering::Relaxed);
+            self.counts.add(stat as usize, count);
         }
     }
 
     /// Current value of a counter.
     pub fn get(&self, stat: LimitStat) -> u64 {
-        self.counts[stat as usize].load(Ordering::Relaxed)
+        self.counts.get(stat as usize)
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! `taskset` pins each process when it starts, so that the number of its threads follows. The load generator has one
 //! thread and the last core. With three cores for the server, Redis shares that one. The columns of CPU show which
-//! process limits a figure.
+//! process limits a figure. The same cores also serve with a process for each core: such processes share nothing, so
+//! that what they lose against linear is the machine's.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -10,6 +11,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 
 use crate::kit::redis::options;
 use crate::load::{ClosedLoop, Pace, closed_loop_over, median, open_loop_latencies, percentile};
@@ -22,6 +24,8 @@ const CONNECTIONS: usize = 12;
 /// Descriptors of a call on counters in memory: the server then does much more per call than the load generator.
 const DESCRIPTORS: u64 = 50;
 const MAX_SERVER_CORES: usize = 3;
+/// Calls in flight on each connection to counters in memory.
+const MEMORY_STREAMS: usize = 24;
 
 /// Calls on counters in memory, encoded in advance.
 static FRAMES: LazyLock<Vec<Bytes>> = LazyLock::new(|| (0..2000).map(|key| many("fixed", key, DESCRIPTORS)).collect());
@@ -32,8 +36,8 @@ type FrameOfKey = fn(u64) -> Bytes;
 pub(crate) fn throughput() {
     run_alone(3, async |cores| {
         println!(
-            "{:<8} {:>5} {:>9} {:>8} {:>9} {:>8} {:>7}",
-            "store", "cores", "calls/s", "/ linear", "server %", "redis %", "load %"
+            "{:<8} {:>5} {:>9} {:>8} {:>10} {:>9} {:>8} {:>7}",
+            "store", "cores", "calls/s", "/ linear", "/ separate", "server %", "redis %", "load %"
         );
         for is_redis in [false, true] {
             let mut first = None;
@@ -52,7 +56,7 @@ async fn throughput_with(place: &Placement<'_>, is_redis: bool, first: Option<f6
         true => (|key| one("fixed", key), 100_000),
         false => (|key| FRAMES[usize::try_from(key).expect("a small number")].clone(), FRAMES.len() as u64),
     };
-    let streams = if is_redis { 32 } else { 8 };
+    let streams = if is_redis { 32 } else { MEMORY_STREAMS };
     let load = ClosedLoop { connections: CONNECTIONS, streams, time: ROUND };
     let own = MeasuredServer::this_process();
     closed_loop_over(&tollkeeper, keys, request, load).await;
@@ -61,8 +65,13 @@ async fn throughput_with(place: &Placement<'_>, is_redis: bool, first: Option<f6
     let rate = closed_loop_over(&tollkeeper, keys, request, load).await.calls_per_s;
     let (after, elapsed) = (cpu(), started.elapsed().as_secs_f64());
     let percent = |before: Duration, after: Duration| 100.0 * (after - before).as_secs_f64() / elapsed;
+    drop((tollkeeper, redis));
+    let separate = match is_redis {
+        true => "-".to_owned(),
+        false => format!("{:.2}", rate / separate_processes(place).await),
+    };
     println!(
-        "{:<8} {:>5} {rate:>9.0} {:>8.2} {:>9.0} {:>8.0} {:>7.0}",
+        "{:<8} {:>5} {rate:>9.0} {:>8.2} {separate:>10} {:>9.0} {:>8.0} {:>7.0}",
         if is_redis { "redis" } else { "memory" },
         place.server,
         rate / first.unwrap_or(rate) / place.server as f64,
@@ -71,6 +80,17 @@ async fn throughput_with(place: &Placement<'_>, is_redis: bool, first: Option<f6
         percent(before.2, after.2),
     );
     rate
+}
+
+/// Calls a second of processes with one core each, over as many cores as the server has.
+async fn separate_processes(place: &Placement<'_>) -> f64 {
+    let start = |core| place.start_pinned(&[core], || MeasuredServer::start(process::tollkeeper(RULES)));
+    let servers: Vec<_> = place.cores[..place.server].iter().copied().map(start).collect();
+    let load = ClosedLoop { connections: CONNECTIONS / servers.len(), streams: MEMORY_STREAMS, time: ROUND };
+    let request: FrameOfKey = |key| FRAMES[usize::try_from(key).expect("a small number")].clone();
+    let loops = || join_all(servers.iter().map(|server| closed_loop_over(server, FRAMES.len() as u64, request, load)));
+    loops().await;
+    loops().await.iter().map(|cost| cost.calls_per_s).sum()
 }
 
 /// Latency at half of capacity, beside the empty handler at the same rate on the same core.

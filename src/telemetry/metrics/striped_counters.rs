@@ -1,0 +1,100 @@
+//! Counters that stay cheap when many threads add to them.
+//!
+//! All threads share one block of counters until they contend for it. From then on each stripe of threads has a block
+//! of its own, as in Java's `LongAdder`. A limit that is rarely used keeps one block.
+
+use std::array;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::stripes::{STRIPES, stripe_of_thread};
+
+/// Minimum number of conflicts before there are blocks for stripes.
+const MIN_CONFLICTS: u64 = 64;
+/// Additions for each conflict; fewer mean contention.
+const ADDITIONS_PER_CONFLICT: u64 = 64;
+
+/// `N` counters.
+#[derive(Debug, Default)]
+pub(super) struct StripedCounters<const N: usize> {
+    shared: Block<N>,
+    /// Additions to `shared` during which another thread changed the counter.
+    conflicts: AtomicU64,
+    stripes: OnceLock<Box<[Block<N>; STRIPES]>>,
+}
+
+/// Counters on cache lines of their own.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Block<const N: usize>([AtomicU64; N]);
+
+impl<const N: usize> StripedCounters<N> {
+    /// Adds to the counter `at`, which is below `N`; wraps.
+    pub(super) fn add(&self, at: usize, count: u64) {
+        if let Some(stripes) = self.stripes.get() {
+            stripes[stripe_of_thread()].0[at].fetch_add(count, Ordering::Relaxed);
+            return;
+        }
+        let counter = &self.shared.0[at];
+        let before = counter.load(Ordering::Relaxed);
+        let exchanged =
+            counter.compare_exchange(before, before.wrapping_add(count), Ordering::Relaxed, Ordering::Relaxed);
+        if exchanged.is_err() {
+            counter.fetch_add(count, Ordering::Relaxed);
+            self.count_conflict(before);
+        }
+    }
+
+    /// Value of the counter `at`, which is below `N`.
+    pub(super) fn get(&self, at: usize) -> u64 {
+        let blocks = self.stripes.get().into_iter().flat_map(|stripes| stripes.iter());
+        let values = blocks.chain([&self.shared]).map(|block| block.0[at].load(Ordering::Relaxed));
+        values.fold(0, u64::wrapping_add)
+    }
+
+    /// Counts a conflict on a counter that has been added to about `additions` times.
+    #[cold]
+    fn count_conflict(&self, additions: u64) {
+        let conflicts = self.conflicts.fetch_add(1, Ordering::Relaxed) + 1;
+        if conflicts >= MIN_CONFLICTS && conflicts > additions / ADDITIONS_PER_CONFLICT {
+            self.stripes.get_or_init(Box::default);
+        }
+    }
+}
+
+impl<const N: usize> Default for Block<N> {
+    fn default() -> Self {
+        Self(array::from_fn(|_| AtomicU64::new(0)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn additions_of_many_threads_are_all_counted() {
+        let counters = StripedCounters::<2>::default();
+        std::thread::scope(|scope| {
+            for _ in 0..2 * STRIPES {
+                scope.spawn(|| (0..100_000).for_each(|count| counters.add(count % 2, 3)));
+            }
+        });
+        let expected = 3 * 50_000 * 2 * STRIPES as u64;
+        assert_eq!([counters.get(0), counters.get(1)], [expected, expected]);
+    }
+
+    #[test]
+    fn contention_gives_each_stripe_a_block() {
+        let counters = StripedCounters::<1>::default();
+        counters.add(0, 5);
+        (1..MIN_CONFLICTS).for_each(|_| counters.count_conflict(5));
+        assert!(counters.stripes.get().is_none(), "too few conflicts");
+        counters.count_conflict(MIN_CONFLICTS * ADDITIONS_PER_CONFLICT);
+        assert!(counters.stripes.get().is_none(), "one conflict in {ADDITIONS_PER_CONFLICT} additions");
+        counters.count_conflict(5);
+        counters.add(0, 2);
+        assert_eq!(counters.shared.0[0].load(Ordering::Relaxed), 5, "the addition went to a stripe");
+        assert_eq!(counters.get(0), 7);
+    }
+}
