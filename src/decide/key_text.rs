@@ -75,9 +75,9 @@ fn push_escaped(text: &mut Vec<u8>, part: &[u8]) -> bool {
 /// True for each byte of ASCII that needs no escape.
 const IS_PLAIN: [bool; 256] = {
     let mut is_plain = [false; 256];
-    let mut byte = 0;
-    while byte < 128 {
-        is_plain[byte] = !matches!(byte as u8, b',' | b'=' | b'\\');
+    let mut byte = 0_u8;
+    while byte.is_ascii() {
+        is_plain[byte as usize] = !matches!(byte, b',' | b'=' | b'\\');
         byte += 1;
     }
     is_plain

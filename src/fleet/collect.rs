@@ -334,7 +334,7 @@ mod tests {
                     hits: 1,
                 };
                 top_keys.record(rejection, Time::from_secs((30_000_000 + minute) * 60), |text| {
-                    text.extend_from_slice(texts(key).as_bytes())
+                    text.extend_from_slice(texts(key).as_bytes());
                 });
             }
         }
