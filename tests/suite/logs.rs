@@ -2,39 +2,18 @@
 
 #![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
 
-use std::io;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tollkeeper::clock::{Clock, Time};
 use tollkeeper::telemetry::log_throttle::LogThrottle;
-use tollkeeper::telemetry::logs::{FATAL, Level, LogFormat, MAX_VALUE_BYTES, subscriber};
-use tracing::subscriber::with_default;
+use tollkeeper::telemetry::logs::{FATAL, Level, LogFormat, MAX_VALUE_BYTES};
 
-/// Writer that keeps its output.
-#[derive(Clone, Default)]
-struct LogBuffer(Arc<Mutex<Vec<u8>>>);
+use crate::kit::log_capture::log_of;
 
-impl io::Write for LogBuffer {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// Log output of `say` at 2026-01-02T03:04:05.006007Z.
+/// Log output of `emit` at 2026-01-02T03:04:05.006007Z.
 fn log(level: Level, format: LogFormat, emit: impl FnOnce()) -> String {
-    let written = LogBuffer::default();
-    let writer = written.clone();
-    let clock = Clock::manual(Time::from_micros(1_767_323_045_006_007));
-    with_default(subscriber(level, format, clock, move || writer.clone()), emit);
-    let bytes = written.0.lock().unwrap().clone();
-    String::from_utf8(bytes).unwrap()
+    log_of(level, format, Clock::manual(Time::from_micros(1_767_323_045_006_007)), emit)
 }
 
 fn json_log(emit: impl FnOnce()) -> Value {

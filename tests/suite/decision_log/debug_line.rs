@@ -1,30 +1,12 @@
 //! Decisions as lines of the process's log, at the level debug.
 
-use std::io::{self, Write};
-use std::sync::{Arc, Mutex};
-
 use tollkeeper::clock::Clock;
-use tollkeeper::telemetry::logs::{Level, LogFormat, subscriber};
-use tracing::callsite::rebuild_interest_cache;
-use tracing::subscriber::with_default;
+use tollkeeper::telemetry::logs::{Level, LogFormat};
 
 use super::NOON;
 use crate::kit::fixtures::{load_shop_rules, shop_request};
+use crate::kit::log_capture::log_of;
 use crate::kit::test_service::{TestRequest, TestService};
-
-#[derive(Clone, Default)]
-struct LogBuffer(Arc<Mutex<Vec<u8>>>);
-
-impl Write for LogBuffer {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 const RULES: &str = "descriptors:
   - {key: user, rate_limit: {unit: minute, requests_per_unit: 1, algorithm: token_bucket}}
@@ -36,15 +18,8 @@ const RULES: &str = "descriptors:
 fn lines(level: Level, env: &[(&str, &str)], requests: &[TestRequest]) -> Vec<String> {
     let service = TestService::new(env.iter().copied(), NOON);
     load_shop_rules(&service, RULES);
-    let buffer = LogBuffer::default();
-    let writer = buffer.clone();
-    let decide = || {
-        // Other tests change subscribers at the same time, and may have left this level off.
-        rebuild_interest_cache();
-        requests.iter().for_each(|request| drop(service.decide(request)));
-    };
-    with_default(subscriber(level, LogFormat::Text, Clock::manual(NOON), move || writer.clone()), decide);
-    let text = String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap();
+    let decide = || requests.iter().for_each(|request| drop(service.decide(request)));
+    let text = log_of(level, LogFormat::Text, Clock::manual(NOON), decide);
     text.lines().map(|line| line.split_once(" level=").unwrap().1.to_owned()).collect()
 }
 
