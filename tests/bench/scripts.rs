@@ -41,8 +41,7 @@ const GET_SET_TIME: &str = "redis.call('TIME') local v = redis.call('GET', KEYS[
 
 fn main() {
     let selected: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
-    let program = std::env::var("REDIS_SERVER").map_or("redis-server", |program| &*program.leak());
-    let server = kit::redis::options().program(program).start();
+    let server = kit::redis::options().start();
     let pid: u32 = server.info("process_id").parse().expect("a process id is a number");
     let mut connection = TcpStream::connect(server.address()).expect("the server accepts");
     connection.set_nodelay(true).expect("it is a socket");

@@ -2,7 +2,8 @@
 //!
 //! The kit and replicas connect as an ACL user of their own, so tests may change the default user and its password,
 //! and the kit can still query and configure. Options are lines of `redis.conf`. A missing redis-server
-//! fails the test; version 7.0 is needed, as older ones lack `cluster-port`.
+//! fails the test. `REDIS_SERVER=PROGRAM` tests another version: single servers from 6.0, which has ACL users, clusters
+//! from 7.0, which has `cluster-port`.
 
 pub(crate) mod client;
 pub(crate) mod certificates;
@@ -36,7 +37,7 @@ pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Options to start a server with.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
-    program: &'static str,
+    program: String,
     lines: Vec<(String, String)>,
     kind: Kind,
     tls: bool,
@@ -51,7 +52,8 @@ enum Kind {
 
 /// A server without password, persistence or TLS.
 pub(crate) fn options() -> Options {
-    Options { program: "redis-server", lines: Vec::new(), kind: Kind::Single, tls: false }
+    let program = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
+    Options { program, lines: Vec::new(), kind: Kind::Single, tls: false }
 }
 
 impl Options {
@@ -90,9 +92,9 @@ impl Options {
         ])
     }
 
-    /// Starts a program other than `redis-server`.
-    pub(crate) fn program(mut self, program: &'static str) -> Self {
-        self.program = program;
+    /// Starts this program.
+    pub(crate) fn program(mut self, program: &str) -> Self {
+        program.clone_into(&mut self.program);
         self
     }
 
@@ -130,7 +132,7 @@ impl Options {
             }
         }
         fs::write(files.path().join("redis.conf"), config).expect("the configuration can be written");
-        let child = Mutex::new(spawn(self.program, self.kind, files.path()));
+        let child = Mutex::new(spawn(&self.program, self.kind, files.path()));
         let frozen = AtomicBool::new(false);
         Server { child, frozen, program: self.program, kind: self.kind, plain, tls, bus, files }
     }
@@ -149,7 +151,6 @@ impl Options {
                 ("masterauth", KIT_USER.to_owned()),
                 // Diskless replication delays writes until the replica reports, a second later, that it is in sync.
                 ("repl-diskless-sync", "no".to_owned()),
-                ("enable-debug-command", "yes".to_owned()),
             ]);
         }
         let own = self.lines.iter().map(|(name, value)| (name.as_str(), value.clone()));
@@ -180,7 +181,7 @@ fn spawn(program: &str, kind: Kind, directory: &Path) -> Child {
 pub(crate) struct Server {
     child: Mutex<Child>,
     frozen: AtomicBool,
-    program: &'static str,
+    program: String,
     kind: Kind,
     plain: Port,
     tls: Option<Port>,
@@ -277,7 +278,7 @@ impl Server {
         let mut child = self.child();
         assert!(child.try_wait().expect("the child's status can be read").is_some(), "the server still runs");
         self.frozen.store(false, Ordering::Relaxed);
-        *child = spawn(self.program, self.kind, self.files.path());
+        *child = spawn(&self.program, self.kind, self.files.path());
     }
 
     /// Its log so far.
