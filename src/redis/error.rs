@@ -185,9 +185,9 @@ impl ReplyError {
     }
 }
 
-/// Parses an `ERR` reply. Servers before 7.0 wrap errors of a script in such a text.
+/// Parses an `ERR` reply. Servers before 7.0 wrap errors of a script in such a text, and from 7.2 on those of its ACL.
 fn parse_generic_error(text: &str) -> RedisError {
-    const WRAPPED: [(&str, RedisError); 8] = [
+    const WRAPPED: [(&str, RedisError); 9] = [
         ("-OOM ", RedisError::NoWrites),
         ("-MISCONF ", RedisError::NoWrites),
         ("-NOREPLICAS ", RedisError::NoWrites),
@@ -196,6 +196,7 @@ fn parse_generic_error(text: &str) -> RedisError {
         ("WRONGTYPE ", RedisError::WrongType),
         ("Write commands not allowed after non deterministic", RedisError::Misconfigured),
         ("can't run this command or subcommand", RedisError::Misconfigured),
+        ("ACL failure in script", RedisError::Misconfigured),
     ];
     const PLAIN: [&str; 6] = [
         "unknown command",

@@ -1,4 +1,4 @@
-//! A fake Redis server, for versions that can no longer be installed.
+//! A fake Redis server, for versions that are seldom installed.
 //!
 //! Each connection is served by a thread that ends with it; replies depend on the command's name alone.
 
@@ -55,6 +55,16 @@ pub(super) fn redis_4(name: &str) -> &'static str {
              non deterministic commands. Call redis.replicate_commands() at the start of your script in order to \
              switch to single commands replication mode.\r\n"
         }
+        _ => "-ERR unknown command\r\n",
+    }
+}
+
+/// Redis 8, for a user without LLEN. Redis 7.0 and older word this differently.
+pub(super) fn redis_8_without_llen(name: &str) -> &'static str {
+    match name {
+        "PING" => "+PONG\r\n",
+        "EVALSHA" => "-NOSCRIPT No matching script. Please use EVAL.\r\n",
+        "EVAL" => "-ERR ACL failure in script: User nolist has no permissions to run the 'llen' command\r\n",
         _ => "-ERR unknown command\r\n",
     }
 }

@@ -155,6 +155,12 @@ fn missing_acl_permission_is_named() {
 }
 
 #[test]
+fn missing_permission_is_named_in_the_words_of_redis_8() {
+    let address = format!("127.0.0.1:{}", fake_server::serve(fake_server::redis_8_without_llen));
+    assert_reported(vec![misconfigured_env(&[("REDIS_URL", &address)], &["'llen'", "+eval +evalsha", "`tk1:`"])]);
+}
+
+#[test]
 fn tls_mismatch_is_reported() {
     let directory = TempDir::new().unwrap();
     let certificates = Certificates::new(directory.path());
