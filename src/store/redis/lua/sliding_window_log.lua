@@ -6,24 +6,28 @@
 -- those from `dropped` to `kept` remain; `new` hits follow them.
 
 --: load
-local length = redis.pcall('LLEN', key)
-if type(length) == 'table' then return length end
-local log, last, top, expired = {key = key, size = max(length - 1, 0), base = 0}, 0, 0, 0
+local read = redis.pcall('LRANGE', key, '0', '1')
+local length = #read
+if length == 2 then
+  length = redis.call('LLEN', key)
+elseif length == 0 and read.err then
+  return read
+end
+local log, last, top, expired = {key = key, size = max(length - 1, 0), base = 0, read = read}, 0, 0, 0
+local head_at, head_sum, last_at
 if length > 0 then
-  local head
-  local oldest = redis.call('LRANGE', key, 0, 1)
-  log[0], log[1] = oldest[1], oldest[2]
-  head, log.base = element(log, 0)
-  last, top = element(log, log.size)
-  last = max(last, head)
+  head_at, head_sum = element(log, 0)
+  last_at, top = element(log, log.size)
+  last, log.base = max(last_at, head_at), head_sum
 end
 --> effective_now
 if void then expired = log.size else expired = seek(log, 0, at - period, 4503599627370496) end
 if expired > 0 then log.base = select(2, element(log, expired)) end
 local held = (top - log.base) % 4503599627370496
 local dropped, kept, new = 0, held, 0
--- Elements that stay: first becomes element 0, final is the newest record that stays, at time newest.
-local first, final, newest, head_at, head_sum
+-- Elements that stay: first becomes element 0, at time head_at and with the sum head_sum, and final is the newest record
+-- that stays, at time newest.
+local first, final, newest
 local before = ends(log, expired, held + a, b)
 before = pack('<I8I8I8', last, log.base, #before / 16) .. before
 if log.bad then
@@ -56,11 +60,13 @@ end
 first, final = expired, expired
 if kept > dropped then
   if dropped > 0 then first = seek(log, expired, at, dropped) end
-  final = log.size
-  if kept < held then final = seek(log, first, at, kept - 1) + 1 end
-  newest = element(log, final)
+  final, newest = log.size, last_at
+  if kept < held then
+    final = seek(log, first, at, kept - 1) + 1
+    newest = element(log, final)
+  end
 end
-if length > 0 then head_at, head_sum = element(log, first) end
+if first > 0 then head_at, head_sum = element(log, first) end
 if log.bad then
   --> wrong_type
 end
@@ -76,13 +82,13 @@ if length == 0 then
 else
   if first > 0 or final < log.size then write('LTRIM', key, first, final) end
   if new == 0 or head_at > at or head_sum ~= (log.base + dropped) % 4503599627370496 then
-    write('LSET', key, 0, packed(log, at, dropped))
+    write('LSET', key, '0', packed(log, at, dropped))
   end
 end
 if newest == at and new > 0 then
-  write('LSET', key, -1, packed(log, at, kept + new))
+  write('LSET', key, '-1', packed(log, at, kept + new))
 else
-  if newest and kept < held then write('LSET', key, -1, packed(log, newest, kept)) end
+  if newest and kept < held then write('LSET', key, '-1', packed(log, newest, kept)) end
   if new > 0 then write('RPUSH', key, packed(log, at, kept + new)) end
 end
 write('PEXPIRE', key, ahead == 0 and period_ms or math.ceil((ahead + period) / 1000))
