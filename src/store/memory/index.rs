@@ -3,6 +3,9 @@
 //! Open addressing with linear probing. A slot has the index of an entry and eight bits of its hash, so that a probe
 //! reads the entry only if those bits agree. Library tables double, so that an entry costs up to twice as much, and
 //! they need one byte more per slot. A rebuild reads the hashes from the entries in order.
+//!
+//! The slots are in segments of one size. One block that is replaced by a larger one would leave memory behind which
+//! the allocator does not reuse: three times the size of the index.
 
 /// A slot without an entry.
 const EMPTY: u32 = u32::MAX;
@@ -10,33 +13,39 @@ const EMPTY: u32 = u32::MAX;
 const INDEX_BITS: u32 = 24;
 /// Maximum number of entries in an index.
 pub(super) const MAX_ENTRIES: usize = (1 << INDEX_BITS) - 1;
-/// Minimum number of slots, once there are any.
-const MIN_SLOTS: usize = 16;
+/// Slots of a segment: 1 KiB.
+const SEGMENT_SLOTS: usize = 256;
+/// Number of entries below which an index of one segment is not sparse.
+const MIN_ENTRIES: usize = SEGMENT_SLOTS / SPARSE_FACTOR;
+/// Slots per entry beyond which an index is sparse.
+const SPARSE_FACTOR: usize = 8;
 
 /// Indices of entries by hash.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    slots: Vec<u32>,
+    #[expect(clippy::vec_box, reason = "a vector of arrays would be the one block that is replaced by a larger one")]
+    segments: Vec<Box<[u32; SEGMENT_SLOTS]>>,
     length: usize,
 }
 
 impl Index {
     /// Finds the index of the entry with this hash that `is_it` accepts.
     pub(super) fn find(&self, hash: u64, is_it: impl Fn(usize) -> bool) -> Option<usize> {
-        self.slot_of(hash, is_it).map(|slot| index_of(self.slots[slot]))
+        self.slot_of(hash, is_it).map(|slot| index_of(self.at(slot)))
     }
 
     /// True if `more` insertions need [`Index::rebuild`] first: at most five of six slots may be occupied.
     pub(super) const fn is_full(&self, more: usize) -> bool {
-        (self.length + more) * 6 > self.slots.len() * 5
+        (self.length + more) * 6 > self.slots() * 5
     }
 
     /// Rebuilds the index from the hashes of all entries, in the order of their indices, with room for half as many
     /// more.
     pub(super) fn rebuild(&mut self, hashes: impl ExactSizeIterator<Item = u64>) {
-        // Free the old slots before the new ones are allocated.
-        self.slots = Vec::new();
-        self.slots = vec![EMPTY; slots_for(hashes.len())];
+        let segments = segments_for(hashes.len());
+        self.segments.truncate(segments);
+        self.segments.iter_mut().for_each(|segment| segment.fill(EMPTY));
+        self.segments.resize_with(segments, || Box::new([EMPTY; SEGMENT_SLOTS]));
         self.length = 0;
         for (index, hash) in hashes.enumerate() {
             self.insert(hash, index);
@@ -46,17 +55,17 @@ impl Index {
     /// Adds a new entry; the index must not be full.
     pub(super) fn insert(&mut self, hash: u64, index: usize) {
         let mut slot = self.home(hash);
-        while self.slots[slot] != EMPTY {
+        while self.at(slot) != EMPTY {
             slot = self.after(slot);
         }
-        self.slots[slot] = filled(hash, index);
+        self.set(slot, filled(hash, index));
         self.length += 1;
     }
 
     /// Changes the index of an entry from `from` to `to`.
     pub(super) fn relocate(&mut self, hash: u64, from: usize, to: usize) {
         if let Some(slot) = self.slot_of(hash, |index| index == from) {
-            self.slots[slot] = filled(hash, to);
+            self.set(slot, filled(hash, to));
         }
     }
 
@@ -65,65 +74,80 @@ impl Index {
         let Some(mut hole) = self.slot_of(hash, |other| other == index) else { return };
         self.length -= 1;
         let mut slot = self.after(hole);
-        while self.slots[slot] != EMPTY {
-            let home = self.home(hash_of(index_of(self.slots[slot])));
+        while self.at(slot) != EMPTY {
+            let home = self.home(hash_of(index_of(self.at(slot))));
             // An entry may move if the hole lies between its home slot and its slot.
             if self.distance(home, slot) >= self.distance(hole, slot) {
-                self.slots[hole] = self.slots[slot];
+                self.set(hole, self.at(slot));
                 hole = slot;
             }
             slot = self.after(slot);
         }
-        self.slots[hole] = EMPTY;
+        self.set(hole, EMPTY);
     }
 
     /// True if it has many times the slots that it needs.
     pub(super) fn is_sparse(&self) -> bool {
-        self.slots.len() > 8 * self.length.max(MIN_SLOTS)
+        self.slots() > SPARSE_FACTOR * self.length.max(MIN_ENTRIES)
     }
 
     /// Size in bytes.
     pub(super) const fn bytes(&self) -> usize {
-        self.slots.len() * size_of::<u32>()
+        self.slots() * size_of::<u32>()
     }
 
     /// Additional bytes after a rebuild for `more` entries.
     pub(super) const fn growth_bytes(&self, more: usize) -> usize {
-        (slots_for(self.length + more) * size_of::<u32>()).saturating_sub(self.bytes())
+        (segments_for(self.length + more) * SEGMENT_SLOTS * size_of::<u32>()).saturating_sub(self.bytes())
     }
 
     fn slot_of(&self, hash: u64, is_it: impl Fn(usize) -> bool) -> Option<usize> {
-        if self.slots.is_empty() {
+        if self.segments.is_empty() {
             return None;
         }
         let mut slot = self.home(hash);
-        while self.slots[slot] != EMPTY {
-            if self.slots[slot] >> INDEX_BITS == tag(hash) && is_it(index_of(self.slots[slot])) {
+        loop {
+            let found = self.at(slot);
+            if found == EMPTY {
+                return None;
+            }
+            if found >> INDEX_BITS == tag(hash) && is_it(index_of(found)) {
                 return Some(slot);
             }
             slot = self.after(slot);
         }
-        None
+    }
+
+    const fn slots(&self) -> usize {
+        self.segments.len() * SEGMENT_SLOTS
+    }
+
+    fn at(&self, slot: usize) -> u32 {
+        self.segments[slot / SEGMENT_SLOTS][slot % SEGMENT_SLOTS]
+    }
+
+    fn set(&mut self, slot: usize, value: u32) {
+        self.segments[slot / SEGMENT_SLOTS][slot % SEGMENT_SLOTS] = value;
     }
 
     /// Home slot of a hash: its upper half, scaled to the number of slots.
     const fn home(&self, hash: u64) -> usize {
-        (((hash >> 32) * self.slots.len() as u64) >> 32) as usize
+        (((hash >> 32) * self.slots() as u64) >> 32) as usize
     }
 
     const fn after(&self, slot: usize) -> usize {
-        if slot + 1 == self.slots.len() { 0 } else { slot + 1 }
+        if slot + 1 == self.slots() { 0 } else { slot + 1 }
     }
 
     /// Number of slots from `from` to `to`, wrapping around.
     const fn distance(&self, from: usize, to: usize) -> usize {
-        if to >= from { to - from } else { to + self.slots.len() - from }
+        if to >= from { to - from } else { to + self.slots() - from }
     }
 }
 
-const fn slots_for(entries: usize) -> usize {
-    let slots = entries + entries / 2;
-    if slots < MIN_SLOTS { MIN_SLOTS } else { slots }
+/// Number of segments with room for half as many more entries; at least one.
+const fn segments_for(entries: usize) -> usize {
+    (entries + entries / 2) / SEGMENT_SLOTS + 1
 }
 
 const fn tag(hash: u64) -> u32 {

@@ -20,9 +20,10 @@ use crate::limit::algorithm::Algorithm;
 use crate::request::Hits;
 use crate::store::outcome::LimitAdmissions;
 
-/// Entries in a chunk: 3 KiB.
-const CHUNK_ENTRIES: usize = 64;
-const CHUNK_BYTES: usize = CHUNK_ENTRIES * size_of::<CounterEntry>();
+/// Size of a chunk: a page, of which allocators waste nothing.
+const CHUNK_BYTES: usize = 4096;
+/// Entries in a chunk: 85.
+const CHUNK_ENTRIES: usize = CHUNK_BYTES / size_of::<CounterEntry>();
 /// Size of a log without its records, and of its first allocation: a deque begins with four records.
 const LOG_BYTES: usize = size_of::<sliding_window_log::State>();
 const MIN_RECORDS_BYTES: usize = 4 * size_of::<sliding_window_log::LogRecord>();
