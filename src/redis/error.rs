@@ -178,14 +178,15 @@ impl ReplyError {
             "NOAUTH" | "WRONGPASS" => RedisError::Unauthenticated,
             "WRONGTYPE" => RedisError::WrongType,
             "NOPERM" | "CROSSSLOT" | "NOPROTO" => RedisError::Misconfigured,
-            "ERR" => parse_generic_error(text),
+            "ERR" | "@user_script:" => parse_generic_error(text),
             _ => RedisError::BadReply,
         };
         Self::Failed(failure)
     }
 }
 
-/// Parses an `ERR` reply. Servers before 7.0 wrap errors of a script in such a text, and from 7.2 on those of its ACL.
+/// Parses an `ERR` reply. Servers before 7.0 wrap errors of a script in such a text or begin it with `@user_script:`,
+/// and servers from 7.2 on wrap those of its ACL.
 fn parse_generic_error(text: &str) -> RedisError {
     const WRAPPED: [(&str, RedisError); 9] = [
         ("-OOM ", RedisError::NoWrites),

@@ -234,14 +234,14 @@ impl Server {
     }
 
     /// Calls of each command since the start or [`Server::reset_stats`], by lower-case name, subcommands as
-    /// `config|get`. Those of scripts count too; `auth`, `info` and `config|resetstat`, which the kit itself
-    /// calls, are left out.
+    /// `config|get`, or as `config` before 7.0. Those of scripts count too; `auth`, `info` and `config|resetstat`, which
+    /// the kit itself calls, are left out.
     pub(crate) fn command_counts(&self) -> BTreeMap<String, u64> {
         let info: String = self.query(&["INFO", "commandstats"]);
         let calls = info.lines().filter_map(|line| {
             let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
             let calls = rest.split(',').next()?.parse().expect("calls are a number");
-            (!["auth", "info", "config|resetstat"].contains(&name)).then(|| (name.to_owned(), calls))
+            (!["auth", "info", "config", "config|resetstat"].contains(&name)).then(|| (name.to_owned(), calls))
         });
         calls.collect()
     }

@@ -26,6 +26,7 @@ use tollkeeper::clock::{Clock, Time};
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Limit, LimitSpec};
+use tollkeeper::redis::error::{RedisError, ReplyError};
 use tollkeeper::request::Hits;
 use tollkeeper::store::command::{ChargeCommand, MAX_CHARGES_PER_CALL, OwnedCounter};
 use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, RecordedLease};
@@ -637,8 +638,10 @@ fn hit(counters: &[OwnedCounter]) -> ChargeCommand {
 }
 
 /// First word of an error reply.
-fn error_word(reply: RedisResult<ScriptOutcome>) -> String {
-    reply.expect_err("it fails").code().unwrap_or_default().to_owned()
+fn failure(reply: RedisResult<ScriptOutcome>) -> ReplyError {
+    let error = reply.expect_err("it fails");
+    let [word, rest] = [error.code(), error.detail()].map(Option::unwrap_or_default);
+    ReplyError::from_reply(&format!("{word} {rest}"))
 }
 
 #[test]
@@ -662,8 +665,14 @@ fn foreign_value_fails_the_charge_and_stays() {
             redis.query::<Value>(&words);
             let planted: Vec<u8> = redis.query(&[b"DUMP", keys[place].as_bytes()]);
             let alone = redis.call(&keys[place..=place], &[hit(&counters[place..=place])], None);
-            assert_eq!(error_word(alone), "WRONGTYPE", "{words:?} for {}", counters[place].limit.algorithm());
-            assert_eq!(error_word(redis.call(&keys, &[hit(&counters)], None)), "WRONGTYPE");
+            assert_eq!(
+                failure(alone),
+                ReplyError::Failed(RedisError::WrongType),
+                "{words:?} for {}",
+                counters[place].limit.algorithm()
+            );
+            let together = redis.call(&keys, &[hit(&counters)], None);
+            assert_eq!(failure(together), ReplyError::Failed(RedisError::WrongType));
             for (other, key) in keys.iter().enumerate() {
                 let now: Option<Vec<u8>> = redis.query(&[b"DUMP", key.as_bytes()]);
                 assert_eq!(now.as_ref(), (other == place).then_some(&planted), "{key} after {words:?}");
@@ -681,9 +690,10 @@ fn full_server_fails_the_charge_and_writes_nothing() {
     redis.query::<()>(&[b"CONFIG", b"SET", b"maxmemory", b"1"]);
     for (place, counter) in counters.iter().enumerate() {
         let alone = redis.call(&keys[place..=place], &[hit(&[*counter])], None);
-        assert_eq!(error_word(alone), "OOM", "{}", counter.limit.algorithm());
+        assert_eq!(failure(alone), ReplyError::Failed(RedisError::NoWrites), "{}", counter.limit.algorithm());
     }
-    assert_eq!(error_word(redis.call(&keys, &[hit(&counters)], None)), "OOM");
+    let together = redis.call(&keys, &[hit(&counters)], None);
+    assert_eq!(failure(together), ReplyError::Failed(RedisError::NoWrites));
     let peek = ChargeCommand { request: ChargeRequest::new(Hits::Peek, 0), ..hit(&counters) };
     assert!(redis.call(&keys, &[peek], None).unwrap().results[0].iter().all(|result| result.admitted));
     assert_eq!(redis.query::<u64>(&[b"DBSIZE"]), 0);

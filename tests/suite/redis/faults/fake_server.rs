@@ -59,12 +59,18 @@ pub(super) fn redis_4(name: &str) -> &'static str {
     }
 }
 
-/// Redis 8, for a user without LLEN. Redis 7.0 and older word this differently.
+/// Redis 8, for a user without LLEN.
 pub(super) fn redis_8_without_llen(name: &str) -> &'static str {
     match name {
-        "PING" => "+PONG\r\n",
-        "EVALSHA" => "-NOSCRIPT No matching script. Please use EVAL.\r\n",
         "EVAL" => "-ERR ACL failure in script: User nolist has no permissions to run the 'llen' command\r\n",
-        _ => "-ERR unknown command\r\n",
+        name => redis_4(name),
+    }
+}
+
+/// Redis 6, for a user without LLEN.
+pub(super) fn redis_6_without_llen(name: &str) -> &'static str {
+    match name {
+        "EVAL" => "-@user_script: 134: The user executing the script can't run this command or subcommand\r\n",
+        name => redis_4(name),
     }
 }

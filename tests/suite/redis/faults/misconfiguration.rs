@@ -155,9 +155,13 @@ fn missing_acl_permission_is_named() {
 }
 
 #[test]
-fn missing_permission_is_named_in_the_words_of_redis_8() {
-    let address = format!("127.0.0.1:{}", fake_server::serve(fake_server::redis_8_without_llen));
-    assert_reported(vec![misconfigured_env(&[("REDIS_URL", &address)], &["'llen'", "+eval +evalsha", "`tk1:`"])]);
+fn missing_permission_is_named_in_the_words_of_any_version() {
+    let redis_6 = format!("127.0.0.1:{}", fake_server::serve(fake_server::redis_6_without_llen));
+    let redis_8 = format!("127.0.0.1:{}", fake_server::serve(fake_server::redis_8_without_llen));
+    assert_reported(vec![
+        misconfigured_env(&[("REDIS_URL", &redis_6)], &["executing the script", "+eval +evalsha", "`tk1:`"]),
+        misconfigured_env(&[("REDIS_URL", &redis_8)], &["'llen'", "+eval +evalsha", "`tk1:`"]),
+    ]);
 }
 
 #[test]
