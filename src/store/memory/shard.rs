@@ -20,7 +20,7 @@ use crate::limit::algorithm::Algorithm;
 use crate::request::Hits;
 use crate::store::outcome::LimitAdmissions;
 
-/// Size of a chunk: a page, of which allocators waste nothing.
+/// Upper bound on the size of a chunk. Allocators have blocks of this size; with 3 KiB they wasted a sixth.
 const CHUNK_BYTES: usize = 4096;
 /// Entries in a chunk: 85.
 const CHUNK_ENTRIES: usize = CHUNK_BYTES / size_of::<CounterEntry>();
