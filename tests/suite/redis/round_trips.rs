@@ -127,6 +127,36 @@ fn calls_of_a_request_are_one_write_to_each_server() {
 }
 
 #[test]
+fn calls_of_a_request_to_a_node_of_a_cluster_are_one_write_and_one_read() {
+    let cluster = Cluster::start_with(&options(), 0);
+    let nodes = cluster.addresses().join(",");
+    let counters = RedisCounters::new(&[("REDIS_TYPE", "cluster"), ("REDIS_URL", &nodes)], TimeSource::Redis);
+    wait_until_connected(&counters.redis);
+    let slot = |value: &String| cluster.slot(&format!("{{counters|value={value}}}"));
+    let values = (0..).map(|n| format!("value {n}")).filter(|value| cluster.primary_of(slot(value)) == 0);
+    let test_charges = one_each(values.take(20));
+    let node = cluster.node(0);
+    // The node reads what the client writes, and the other way around.
+    let transfers = || {
+        let count = |field| node.info(field).parse::<u64>().expect("a count");
+        [count("total_reads_processed"), count("total_writes_processed")]
+    };
+    store_runtime().block_on(async {
+        for _ in 0..3 {
+            counters.charge(&test_charges, ChargeMode::Commit, NOON).await;
+        }
+        let before = transfers();
+        for _ in 0..100 {
+            counters.charge(&test_charges, ChargeMode::Commit, NOON).await;
+        }
+        let after = transfers();
+        let counts = [after[0] - before[0], after[1] - before[1]];
+        // The kit's own queries and health checks are a few.
+        assert!(counts.iter().all(|count| (100..130).contains(count)), "{counts:?} for 100 requests");
+    });
+}
+
+#[test]
 fn cluster_nodes_are_called_concurrently() {
     let cluster = Cluster::start();
     let nodes = cluster.addresses().join(",");
