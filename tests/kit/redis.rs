@@ -2,8 +2,8 @@
 //!
 //! The kit and replicas connect as an ACL user of their own, so tests may change the default user and its password,
 //! and the kit can still query and configure. Options are lines of `redis.conf`. A missing redis-server
-//! fails the test. `REDIS_SERVER=PROGRAM` tests another version: single servers from 6.0, which has ACL users, clusters
-//! from 7.0, which has `cluster-port`.
+//! fails the test. `REDIS_SERVER=PROGRAM` tests another version: 7.0 or newer, which has `cluster-port`, or most of
+//! single servers with 6.2.
 
 pub(crate) mod client;
 pub(crate) mod certificates;
@@ -234,8 +234,8 @@ impl Server {
     }
 
     /// Calls of each command since the start or [`Server::reset_stats`], by lower-case name, subcommands as
-    /// `config|get`, or as `config` before 7.0. Those of scripts count too; `auth`, `info` and `config|resetstat`, which
-    /// the kit itself calls, are left out.
+    /// `config|get`, or as `config` before 7.0. Those of scripts count too; `auth`, `info` and `config|resetstat`,
+    /// which the kit itself calls, are left out.
     pub(crate) fn command_counts(&self) -> BTreeMap<String, u64> {
         let info: String = self.query(&["INFO", "commandstats"]);
         let calls = info.lines().filter_map(|line| {
