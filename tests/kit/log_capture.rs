@@ -25,7 +25,7 @@ impl io::Write for LogBuffer {
 
 /// What `emit` logs, on this thread.
 pub(crate) fn log_of(level: Level, format: LogFormat, clock: Clock, emit: impl FnOnce()) -> String {
-    // As long as a process has one subscriber only, tracing turns a log statement off for all threads if the first
+    // While a process has one subscriber only, tracing turns a log statement off for all threads if the first
     // thread to reach it has none. Other tests are such threads.
     let _second = Dispatch::new(NoSubscriber::new());
     let written = LogBuffer::default();
