@@ -5,26 +5,28 @@
 //! charged together, and their verdicts merge. A failure of the store becomes a verdict by the rule's failure policy
 //! here and nowhere else.
 
-mod candidates;
-mod charge;
+pub mod decision;
+pub mod log;
 pub mod context;
-pub mod counters;
-mod debug_line;
 pub mod error;
-pub mod explain;
-mod failure_policies;
 mod failures;
 mod key_text;
-mod logging;
-mod merge;
-mod metadata;
-pub mod results;
-mod outcome;
-mod record;
-mod limit_verdicts;
 mod selection;
+pub mod explain;
+pub mod counters;
+mod failure_policies;
+mod limit_verdicts;
+mod outcome;
+mod charge;
+mod record;
+mod candidates;
+mod logging;
+mod debug_line;
+pub mod results;
 pub mod store_report;
 mod verdict;
+mod metadata;
+mod merge;
 
 use std::sync::Arc;
 
@@ -42,11 +44,11 @@ use self::outcome::DescriptorOutcome;
 use self::record::Recorder;
 use self::results::DescriptorResults;
 use self::selection::{SelectedRequest, Selection, select};
-use crate::decision::Decision;
-use crate::decision_log::log::DecisionLog;
-use crate::decision_log::values::ValueForm;
+use crate::decide::decision::Decision;
+use crate::decide::log::DecisionLog;
+use crate::decide::log::values::ValueForm;
 use crate::limit::StorePolicy;
-use crate::request::Request;
+use crate::limit::request::Request;
 use crate::settings::decisions::DecisionSettings;
 use crate::store::Store;
 use crate::store::error::ChargeError;

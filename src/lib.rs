@@ -18,40 +18,12 @@
 //!
 //! The modules stand in reading order, and a module uses only modules above it (a test checks this).
 
-pub mod clock;
-pub mod go_syntax;
-pub mod thread_priority;
-pub mod thread_time;
-pub mod coalesce;
-pub mod task_budget;
-pub mod sharded;
-pub mod identity_hasher;
+pub mod base;
 pub mod telemetry;
-pub mod request;
 pub mod limit;
 pub mod settings;
-pub mod store_client;
-pub mod redis;
-pub mod memcache;
-pub mod algorithm;
-pub mod rule;
-pub mod counter;
 pub mod store;
-pub mod decision;
-pub mod decision_log;
+pub mod rules;
 pub mod decide;
-pub mod pb;
-pub mod config;
-pub mod health;
-pub mod grpc;
-pub mod scrape;
-pub mod report;
-pub mod fleet;
-pub mod http;
-pub mod server;
-pub mod bench;
-pub mod replay;
-pub mod simulate;
-pub mod recommend;
-pub mod why;
-pub mod cli;
+pub mod serve;
+pub mod tools;

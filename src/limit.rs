@@ -3,18 +3,20 @@
 //! A [`LimitSpec`] is a limit as written; a [`Limit`] is a limit as the algorithms use it. [`Limit::new`] is the only
 //! way from one to the other, so a `Limit` is always valid and no algorithm checks it again.
 
+pub mod request;
+pub mod charge;
 pub mod algorithm;
-pub mod counting;
+pub mod counter;
 pub mod limit_error;
-mod names;
 pub mod period;
 pub mod region_loss;
+mod names;
 pub mod regions;
 
 use std::num::{NonZeroU16, NonZeroU32};
 
+use self::algorithm::counting::Counting;
 use self::algorithm::{Algorithm, AlgorithmProperties, Capacity, Delay, RejectedHitsPolicy};
-use self::counting::Counting;
 use self::limit_error::LimitError;
 use self::period::{Period, Unit};
 use self::region_loss::RegionLossPolicy;

@@ -9,5 +9,5 @@ use std::process::ExitCode;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    tollkeeper::cli::main(&std::env::args_os().collect::<Vec<_>>())
+    tollkeeper::tools::cli::main(&std::env::args_os().collect::<Vec<_>>())
 }

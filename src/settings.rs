@@ -8,6 +8,7 @@
 pub mod address;
 pub mod target;
 pub mod secret;
+pub mod credentials;
 pub mod invalid;
 pub mod value;
 pub mod choices;

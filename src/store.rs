@@ -3,23 +3,24 @@
 //! Callers use the verbs of [`Store`] and do not know which backend answers. A memory store is immediate: it completes
 //! every operation without waiting and without a future in memory. Any other store answers by the caller's deadline.
 
+pub mod client;
 pub mod charge_context;
-mod charge_stats;
 pub mod command;
-pub mod deferred;
 mod detach_on_drop;
-pub mod error;
-pub mod fallback;
 pub mod health;
 pub mod key_scan;
-pub mod memcache;
-pub mod memory;
 pub mod outcome;
+mod charge_stats;
+pub mod memory;
+pub mod error;
+pub mod deferred;
+pub mod fallback;
 pub mod over_limit_cache;
-pub mod redis;
 mod spans;
 pub mod stats;
 mod window_key;
+pub mod redis;
+pub mod memcache;
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -38,14 +39,14 @@ use self::memory::MemoryStore;
 use self::outcome::{ChargeResults, LimitAdmissions, StoreOutcome};
 use self::redis::Redis;
 use self::stats::StoreStats;
-use crate::clock::Time;
-use crate::counter::Charge;
-use crate::memcache::error::MemcacheError;
-use crate::redis::connect_options;
-use crate::redis::error::RedisError;
-use crate::request::Hits;
+use crate::base::clock::Time;
+use crate::limit::counter::Charge;
+use crate::limit::request::Hits;
 use crate::settings::problem::UnusableSetting;
 use crate::settings::store::StoreSettings;
+use crate::store::client::memcache::error::MemcacheError;
+use crate::store::client::redis::connect_options;
+use crate::store::client::redis::error::RedisError;
 use crate::telemetry::traces::SpanRef;
 
 /// Counters of all rules.

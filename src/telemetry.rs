@@ -5,16 +5,16 @@
 //! is.
 
 pub(crate) mod error_dedup;
-pub mod http2_refusals;
 pub mod hyperloglog;
 pub mod listener_stats;
 pub mod log_throttle;
+pub mod http2_refusals;
 pub mod recent_problems;
 pub mod logs;
 pub mod metrics;
 pub mod recently_created_keys;
-pub mod service_metrics;
 pub mod top_keys;
+pub mod service_metrics;
 pub mod otlp;
 pub mod otlp_logs;
 pub mod traces;

@@ -2,15 +2,15 @@
 //!
 //! Input: 12 bytes for the limit, then 8 for each charge: change of the clock, its amount, and the hits.
 
-use tollkeeper::algorithm::state::{State, charge_together};
-use tollkeeper::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit};
-use tollkeeper::clock::Time;
-use tollkeeper::counter::{Charge, Counter, Path};
+use tollkeeper::base::clock::Time;
+use tollkeeper::limit::algorithm::state::{State, charge_together};
 use tollkeeper::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHitsPolicy};
+use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, EnforcedLimit};
+use tollkeeper::limit::counter::{Charge, Counter, Path};
 use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::request::{Entry, Hits};
-use tollkeeper::rule::set::counter_tag;
+use tollkeeper::rules::rule::set::counter_tag;
 use tollkeeper::store::memory::MemoryStore;
 
 /// 2026-01-01.

@@ -6,10 +6,10 @@
 use prost::Message;
 use prost::bytes::Bytes;
 use prost_reflect::{DescriptorPool, DynamicMessage};
-use tollkeeper::grpc::decode;
-use tollkeeper::pb::codec::{self, MAX_FIELDS};
-use tollkeeper::pb::{self, RateLimitRequest, RateLimitResponse};
-use tollkeeper::request::{Hits, MAX_HITS};
+use tollkeeper::base::pb::codec::{self, MAX_FIELDS};
+use tollkeeper::base::pb::{self, RateLimitRequest, RateLimitResponse};
+use tollkeeper::limit::request::{Hits, MAX_HITS};
+use tollkeeper::serve::grpc::decode;
 
 use super::decider;
 

@@ -3,15 +3,15 @@
 use std::ffi::OsString;
 use std::sync::{Arc, LazyLock};
 
-use tollkeeper::clock::Time;
-use tollkeeper::config::compile::options::CompileOptions;
-use tollkeeper::config::compile::{RuleText, compile};
-use tollkeeper::config::yaml::Documents;
+use tollkeeper::base::clock::Time;
+use tollkeeper::base::pb::{RateLimitRequest, RateLimitResponse};
 use tollkeeper::decide::Decider;
 use tollkeeper::decide::context::DecisionContext;
-use tollkeeper::grpc::{decode, encode};
-use tollkeeper::pb::{RateLimitRequest, RateLimitResponse};
-use tollkeeper::rule::set::RuleSet;
+use tollkeeper::rules::compile::options::CompileOptions;
+use tollkeeper::rules::compile::{RuleText, compile};
+use tollkeeper::rules::rule::set::RuleSet;
+use tollkeeper::rules::yaml::Documents;
+use tollkeeper::serve::grpc::{decode, encode};
 use tollkeeper::settings::Settings;
 use tollkeeper::store::memory::MemoryStore;
 

@@ -1,12 +1,12 @@
 //! Responses of a control plane with arbitrary bytes: they fail with messages, or compile to the same rules each time.
 
 use prost::Message as _;
-use tollkeeper::config::compile::compile_documents;
-use tollkeeper::config::compile::options::CompileOptions;
-use tollkeeper::config::xds::resource::documents;
-use tollkeeper::pb::xds::DiscoveryResponse;
-use tollkeeper::rule::render::rlconfig_lines;
-use tollkeeper::rule::set::RuleSet;
+use tollkeeper::base::pb::xds::DiscoveryResponse;
+use tollkeeper::rules::compile::compile_documents;
+use tollkeeper::rules::compile::options::CompileOptions;
+use tollkeeper::rules::rule::render::rlconfig_lines;
+use tollkeeper::rules::rule::set::RuleSet;
+use tollkeeper::rules::xds::resource::documents;
 
 pub(crate) fn check(data: &[u8]) {
     let Ok(mut response) = DiscoveryResponse::decode(data) else { return };

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use tollkeeper::config::compile::options::CompileOptions;
-use tollkeeper::config::compile::{RuleText, compile};
-use tollkeeper::config::yaml::Documents;
-use tollkeeper::rule::render::rlconfig_lines;
-use tollkeeper::rule::set::RuleSet;
+use tollkeeper::rules::compile::options::CompileOptions;
+use tollkeeper::rules::compile::{RuleText, compile};
+use tollkeeper::rules::rule::render::rlconfig_lines;
+use tollkeeper::rules::rule::set::RuleSet;
+use tollkeeper::rules::yaml::Documents;
 
 pub(crate) fn check(data: &[u8]) {
     for documents in [Documents::All, Documents::FirstOnly] {

@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::request::Entry;
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::request::Entry;
-use tollkeeper::rule::set::RuleSet;
-use tollkeeper::rule::{Allowance, Domain, OverLimitBody, OverrideDefaults, Rule, RuleLimit, RuleNode, SourceLocation};
+use tollkeeper::rules::rule::set::RuleSet;
+use tollkeeper::rules::rule::{
+    Allowance, Domain, OverLimitBody, OverrideDefaults, Rule, RuleLimit, RuleNode, SourceLocation,
+};
 
 /// Maximum input: the reference matcher takes quadratic time.
 const MAX_BYTES: usize = 256;

@@ -149,7 +149,7 @@ pub mod aggregated_discovery_service_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::pb::codec::BoundedCodec::default();
+            let codec = crate::base::pb::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources",
             );
@@ -310,7 +310,7 @@ pub mod aggregated_discovery_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = StreamAggregatedResourcesSvc(inner);
-                        let codec = crate::pb::codec::BoundedCodec::default();
+                        let codec = crate::base::pb::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,

@@ -321,7 +321,7 @@ pub mod rate_limit_service_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::pb::codec::BoundedCodec::default();
+            let codec = crate::base::pb::codec::BoundedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
             );
@@ -467,7 +467,7 @@ pub mod rate_limit_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ShouldRateLimitSvc(inner);
-                        let codec = crate::pb::codec::BoundedCodec::default();
+                        let codec = crate::base::pb::codec::BoundedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,

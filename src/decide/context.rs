@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use crate::clock::Time;
-use crate::rule::set::RuleSet;
+use crate::base::clock::Time;
+use crate::rules::rule::set::RuleSet;
 use crate::store::StoreContext;
 use crate::telemetry::traces::SpanRef;
 

@@ -13,8 +13,8 @@ use super::Decider;
 use super::context::DecisionContext;
 use super::explain::ExplainedCounter;
 use super::selection::{SelectedRequest, Selection, select};
-use crate::request::{Descriptor, Entry, Hits, Request};
-use crate::rule::set::{CompiledRule, DomainRules, RuleSet};
+use crate::limit::request::{Descriptor, Entry, Hits, Request};
+use crate::rules::rule::set::{CompiledRule, DomainRules, RuleSet};
 use crate::store::error::AdminError;
 use crate::store::key_scan::CounterPath;
 

@@ -10,12 +10,12 @@ use super::error::DecideError;
 use super::explain::limit_text;
 use super::logging::DecidedRequest;
 use super::outcome::DescriptorOutcome;
-use crate::decision::Decision;
-use crate::decision_log::convert::signed_hits;
-use crate::decision_log::record::EntryRecord;
-use crate::decision_log::values::ValueForm;
-use crate::request::Entry;
-use crate::rule::RuleLogging;
+use crate::decide::decision::Decision;
+use crate::decide::log::convert::signed_hits;
+use crate::decide::log::record::EntryRecord;
+use crate::decide::log::values::ValueForm;
+use crate::limit::request::Entry;
+use crate::rules::rule::RuleLogging;
 
 /// Maximum number of descriptors in a line.
 const MAX_DESCRIPTORS: usize = 16;

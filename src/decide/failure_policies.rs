@@ -6,7 +6,7 @@
 
 use super::selection::SelectedLimit;
 use crate::limit::StorePolicy;
-use crate::request::Hits;
+use crate::limit::request::Hits;
 
 /// Failure policies of one descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::clock::Time;
+use crate::base::clock::Time;
 use crate::limit::StorePolicy;
 use crate::store::error::ChargeError;
 use crate::telemetry::log_throttle::LogThrottle;

@@ -6,8 +6,8 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use crate::counter::Path;
-use crate::decision_log::values::ValueForm;
+use crate::decide::log::values::ValueForm;
+use crate::limit::counter::Path;
 use crate::telemetry::top_keys::MAX_KEY_BYTES;
 
 /// Text of a key, as [`push_key_text`] makes it.
@@ -106,7 +106,7 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
-    use crate::request::Entry;
+    use crate::limit::request::Entry;
 
     fn text(entries: &[(&[u8], &[u8])], form: &ValueForm) -> String {
         let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();

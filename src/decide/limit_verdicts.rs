@@ -6,8 +6,8 @@
 
 use super::failure_policies::FailurePolicies;
 use super::selection::SelectedLimit;
-use crate::algorithm::ChargeResult;
 use crate::limit::StorePolicy;
+use crate::limit::charge::ChargeResult;
 
 /// Rejection of hits by limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,17 +11,17 @@ use super::error::DecideError;
 use super::limit_verdicts::{CombinedVerdict, retry_after_us};
 use super::outcome::DescriptorOutcome;
 use super::selection::{SelectedLimit, SelectedRequest, Selection};
-use crate::algorithm::ChargeResult;
-use crate::counter::Path;
-use crate::decision::Decision;
-use crate::decision_log::convert::signed_hits;
-use crate::decision_log::log::{DecisionLog, RecordStamp};
-use crate::decision_log::record::{
+use crate::decide::decision::Decision;
+use crate::decide::log::convert::signed_hits;
+use crate::decide::log::record::{
     DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, GlobalRecord, LimitRecord, OverrideRecord,
     RecordedVerdict, ResultRecord, RuleRecord,
 };
-use crate::decision_log::selection::DecisionFacts;
-use crate::rule::{Rule, RuleLogging};
+use crate::decide::log::selection::DecisionFacts;
+use crate::decide::log::{DecisionLog, RecordStamp};
+use crate::limit::charge::ChargeResult;
+use crate::limit::counter::Path;
+use crate::rules::rule::{Rule, RuleLogging};
 use crate::settings::decisions::DecisionSettings;
 use crate::store::outcome::{DecidedBy, StoreOutcome};
 

@@ -12,8 +12,8 @@ use super::metadata;
 use super::outcome::DescriptorOutcome;
 use super::selection::{SelectedRequest, Selection};
 use super::verdict::DescriptorVerdict;
-use crate::decision::{Decision, Header};
-use crate::rule::OverLimitBody;
+use crate::decide::decision::{Decision, Header};
+use crate::rules::rule::OverLimitBody;
 use crate::settings::decisions::DecisionSettings;
 
 /// Merges the outcomes of the charges.

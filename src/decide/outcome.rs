@@ -3,7 +3,7 @@
 use super::failure_policies::FailurePolicies;
 use super::limit_verdicts::{LimitRejection, LimitVerdicts};
 use super::selection::Selection;
-use crate::algorithm::ChargeResult;
+use crate::limit::charge::ChargeResult;
 use crate::settings::decisions::DecisionSettings;
 use crate::store::error::ChargeError;
 use crate::store::outcome::{ChargeResults, StoreOutcome};

@@ -6,12 +6,12 @@ use super::candidates::CandidateCharges;
 use super::key_text::key_text;
 use super::outcome::DescriptorOutcome;
 use super::selection::{SelectedLimit, Selection};
-use crate::algorithm::ChargeResult;
-use crate::counter::Path;
-use crate::decision_log::values::ValueForm;
+use crate::decide::log::values::ValueForm;
 use crate::limit::Limit;
-use crate::request::Request;
-use crate::rule::set::{CompiledRule, DomainRules};
+use crate::limit::charge::ChargeResult;
+use crate::limit::counter::Path;
+use crate::limit::request::Request;
+use crate::rules::rule::set::{CompiledRule, DomainRules};
 
 /// A decided descriptor.
 #[derive(Clone, Copy, Debug)]

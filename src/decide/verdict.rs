@@ -8,10 +8,10 @@ use std::cmp::{Ordering, Reverse};
 use super::limit_verdicts::{CombinedVerdict, LimitVerdicts};
 use super::outcome::{DescriptorOutcome, FailedCharge};
 use super::selection::{SelectedLimit, Selection};
-use crate::algorithm::ChargeResult;
-use crate::decision::{CurrentLimit, LimitStatus};
+use crate::decide::decision::{CurrentLimit, LimitStatus};
 use crate::limit::StorePolicy;
 use crate::limit::algorithm::Algorithm;
+use crate::limit::charge::ChargeResult;
 use crate::settings::decisions::DecisionSettings;
 
 /// Verdict on one descriptor.

@@ -1,9 +1,30 @@
 //! The table of algorithms.
 //!
-//! A new algorithm is a row of this table and of that of [countings](super::counting), a module of the same name in
-//! `src/algorithm/`, and a Lua file of the same name in `src/store/redis/lua/`. Everything else is generated from the
-//! tables or derived from their properties: names, state, dispatch, scripts, keys of rule files, schema. The module
+//! A new algorithm is a row of this table and of that of [countings](counting), a module of the same name in
+//! `src/limit/algorithm/`, and a Lua file of the same name in `src/store/redis/lua/`. Everything else is generated from
+//! the tables or derived from their properties: names, state, dispatch, scripts, keys of rule files, schema. The module
 //! implements `algorithm::algorithm_state::AlgorithmState`, so the compiler names what it lacks.
+
+pub mod counting;
+pub(crate) mod algorithm_state;
+pub mod fixed_window;
+pub mod global_bucket;
+pub mod global_clock;
+pub mod global_window;
+pub mod leaky_bucket;
+pub(crate) mod leaky_level;
+pub mod loss_allowance;
+pub mod region_use;
+pub mod region_bucket;
+pub mod region_bucket_grant;
+pub mod region_grant;
+pub mod region_window;
+pub mod reply_reader;
+pub(crate) mod share_ratio;
+pub mod sliding_window_counter;
+pub mod sliding_window_log;
+pub mod state;
+pub mod token_bucket;
 
 use std::fmt;
 

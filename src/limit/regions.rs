@@ -7,7 +7,7 @@ use std::fmt;
 use std::num::NonZeroU16;
 
 use super::algorithm::Algorithm;
-use super::counting::Counting;
+use super::algorithm::counting::Counting;
 use super::region_loss::RegionLossPolicy;
 use super::{Consistency, GlobalScope, Limit, Overshoot, Scope};
 

@@ -1,6 +1,6 @@
 //! Conditions on the text of a variable.
 
-use crate::go_syntax::parse_bool;
+use crate::base::go_syntax::parse_bool;
 
 /// A condition on the text of a variable that is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

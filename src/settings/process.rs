@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::table::logs::{LOG_FORMAT, LOG_LEVEL};
 use super::table::process::{TOLLKEEPER_DRAIN_PERIOD, TOLLKEEPER_SHUTDOWN_TIMEOUT};
 use super::values::Values;
-use crate::go_syntax::DurationText;
+use crate::base::go_syntax::DurationText;
 use crate::telemetry::logs::{Level, LogFormat};
 
 /// Time limits of a shutdown.

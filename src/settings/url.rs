@@ -6,9 +6,9 @@
 
 use std::net::Ipv6Addr;
 
+use super::credentials::Credentials;
 use super::endpoint::Endpoint;
 use super::invalid::InvalidSetting;
-use super::redis::Credentials;
 use super::secret::Secret;
 
 /// One address with its credentials, database and TLS.

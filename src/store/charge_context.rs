@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::clock::Time;
+use crate::base::clock::Time;
 use crate::telemetry::traces::SpanRef;
 
 /// Deadlines closer than this count as equal; they were computed from two clock readings.

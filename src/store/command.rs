@@ -1,16 +1,16 @@
 //! Charges in owned form, as calls to a store carry them.
 //!
 //! A call outlives the request that started it, so a command owns all that it needs of a
-//! [`Charge`](crate::counter::Charge). The commands of one call have the same counters in the same order; limits and
-//! capacities may differ between them.
+//! [`Charge`](crate::limit::counter::Charge). The commands of one call have the same counters in the same order; limits
+//! and capacities may differ between them.
 
 use smallvec::SmallVec;
 
-use crate::algorithm::reply_reader::MAX_EXACT;
-use crate::algorithm::state::State;
-use crate::algorithm::{ChargeRequest, EnforcedLimit};
-use crate::clock::Time;
+use crate::base::clock::Time;
 use crate::limit::Limit;
+use crate::limit::algorithm::reply_reader::MAX_EXACT;
+use crate::limit::algorithm::state::State;
+use crate::limit::charge::{ChargeRequest, EnforcedLimit};
 
 /// Upper bound on the charges of one call; other clients of the server wait while a script runs.
 pub const MAX_CHARGES_PER_CALL: usize = 512;
@@ -56,14 +56,14 @@ impl ChargeCommand {
         self.counters.iter().map(bound_us).fold(self.request.max_delay_us.min(MAX_EXACT - 1), u64::min)
     }
 
-    /// Limits of the counters, as [`charge_together`](crate::algorithm::state::charge_together) takes them.
+    /// Limits of the counters, as [`charge_together`](crate::limit::algorithm::state::charge_together) takes them.
     pub fn limits(&self) -> SmallVec<[EnforcedLimit<'_>; 1]> {
         self.counters.iter().map(OwnedCounter::enforced_limit).collect()
     }
 }
 
 impl OwnedCounter {
-    /// The limit of the counter, as [`charge_together`](crate::algorithm::state::charge_together) takes it.
+    /// The limit of the counter, as [`charge_together`](crate::limit::algorithm::state::charge_together) takes it.
     pub const fn enforced_limit(&self) -> EnforcedLimit<'_> {
         EnforcedLimit { limit: &self.limit, enforced: self.enforced && !self.quota }
     }

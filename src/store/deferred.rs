@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::error::ChargeError;
 use super::outcome::StoreOutcome;
-use crate::redis::error::RedisError;
+use crate::store::client::redis::error::RedisError;
 
 /// Outcomes of charges, in their order.
 pub type StoreOutcomes = Vec<Result<StoreOutcome, ChargeError>>;

@@ -1,8 +1,8 @@
 //! Reasons why a store did not decide a charge, or did not run an operator's command.
 
 use super::memory::usage::MemoryFull;
-use crate::memcache::error::MemcacheError;
-use crate::redis::error::RedisError;
+use crate::store::client::memcache::error::MemcacheError;
+use crate::store::client::redis::error::RedisError;
 
 /// Failure of one charge. The rule's failure policy decides instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

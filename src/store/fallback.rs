@@ -24,12 +24,12 @@ use smallvec::SmallVec;
 use super::memory::MemoryStore;
 use super::memory::usage::MemoryUsage;
 use super::outcome::LimitAdmissions;
-use crate::algorithm::ChargeResult;
-use crate::algorithm::state::State;
-use crate::clock::Time;
-use crate::counter::{Charge, Counter};
+use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::request::Hits;
+use crate::limit::algorithm::state::State;
+use crate::limit::charge::ChargeResult;
+use crate::limit::counter::{Charge, Counter};
+use crate::limit::request::Hits;
 
 /// Fallback counters.
 #[derive(Debug)]

@@ -20,12 +20,12 @@ use smallvec::SmallVec;
 use self::shard::MemoryShard;
 use self::usage::{MemoryFull, MemoryUsage};
 use super::outcome::LimitAdmissions;
-use crate::algorithm::ChargeResult;
-use crate::algorithm::state::State;
-use crate::clock::Time;
-use crate::counter::{Charge, Counter};
+use crate::base::clock::Time;
+use crate::base::sharded::{Sharded, lock, upper_half};
 use crate::limit::Limit;
-use crate::sharded::{Sharded, lock, upper_half};
+use crate::limit::algorithm::state::State;
+use crate::limit::charge::ChargeResult;
+use crate::limit::counter::{Charge, Counter};
 
 /// Counters of this process.
 #[derive(Debug)]

@@ -2,8 +2,8 @@
 
 use smallvec::SmallVec;
 
-use crate::algorithm::ChargeResult;
-use crate::clock::Time;
+use crate::base::clock::Time;
+use crate::limit::charge::ChargeResult;
 
 /// Results of a descriptor's limits, in their order.
 pub type ChargeResults = SmallVec<[ChargeResult; 1]>;

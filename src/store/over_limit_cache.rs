@@ -14,12 +14,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::command::{ChargeCommand, OwnedCounter};
-use crate::algorithm::state::State;
-use crate::algorithm::{ChargeRequest, ChargeResult};
-use crate::clock::micros;
-use crate::identity_hasher::{HashKeyMap, SHARDS};
-use crate::request::Hits;
-use crate::sharded::{Sharded, upper_half};
+use crate::base::clock::micros;
+use crate::base::identity_hasher::{HashKeyMap, SHARDS};
+use crate::base::sharded::{Sharded, upper_half};
+use crate::limit::algorithm::state::State;
+use crate::limit::charge::{ChargeRequest, ChargeResult};
+use crate::limit::request::Hits;
 use crate::store::outcome::ChargeResults;
 
 /// Longest validity of an entry.

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use crate::algorithm::fixed_window;
-use crate::clock::Time;
-use crate::counter::{Charge, Counter, Path};
+use crate::base::clock::Time;
 use crate::limit::algorithm::Algorithm;
+use crate::limit::algorithm::fixed_window;
+use crate::limit::counter::{Charge, Counter, Path};
 use crate::limit::{Consistency, Limit};
-use crate::redis::hash_slot::{hash_slot, hash_tag};
+use crate::store::client::redis::hash_slot::{hash_slot, hash_tag};
 
 /// Key of one window's counter, and its lifetime.
 #[derive(Clone, Debug)]
@@ -125,7 +125,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::WindowKey;
-    use crate::redis::hash_slot::hash_slot;
+    use crate::store::client::redis::hash_slot::hash_slot;
 
     #[test]
     fn reserved_key_extends_the_key_within_its_slot() {

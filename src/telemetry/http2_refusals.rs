@@ -13,7 +13,7 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
-use crate::clock::Clock;
+use crate::base::clock::Clock;
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Reason of a refusal.

@@ -6,7 +6,7 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use tollkeeper::clock::Clock;
+//! use tollkeeper::base::clock::Clock;
 //! use tollkeeper::telemetry::log_throttle::LogThrottle;
 //!
 //! static UNKNOWN_UNIT: LogThrottle = LogThrottle::every(Duration::from_secs(60));
@@ -18,7 +18,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::clock::Time;
+use crate::base::clock::Time;
 
 /// Maximum difference between the clock readings of threads that call at the same time.
 const SLACK_US: u64 = 1_000_000;

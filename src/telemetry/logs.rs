@@ -19,7 +19,7 @@ use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::registry::{LookupSpan, Registry};
 use tracing_subscriber::reload::{self, Handle};
 
-use crate::clock::{Clock, Time};
+use crate::base::clock::{Clock, Time};
 use crate::telemetry::http2_refusals::RefusalLayer;
 use crate::telemetry::recent_problems::{LoggedProblem, RECENT_PROBLEMS};
 

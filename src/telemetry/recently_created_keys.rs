@@ -6,7 +6,7 @@
 //! not recorded.
 
 use super::metrics::limit_stats::LimitStats;
-use crate::sharded::Sharded;
+use crate::base::sharded::Sharded;
 
 const SHARDS: usize = 16;
 /// Number of keys per shard.

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use self::space_saving::{KeyCount, SpaceSaving};
 use super::metrics::limit_stats::{LimitName, LimitStats};
-use crate::clock::Time;
-use crate::sharded::{Sharded, lower_half};
+use crate::base::clock::Time;
+use crate::base::sharded::{Sharded, lower_half};
 
 /// Number of minutes that are kept, including the current one.
 pub const MINUTES: u64 = 10;

@@ -18,13 +18,13 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use tollkeeper::algorithm::ChargeRequest;
 use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::redis::reply::{self, Reply};
-use tollkeeper::redis::script::Script;
-use tollkeeper::request::Hits;
+use tollkeeper::store::client::redis::reply::{self, Reply};
+use tollkeeper::store::client::redis::script::Script;
 use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
 use tollkeeper::store::redis::script::arguments::arguments;
 use tollkeeper::store::redis::script::compose::script_for;

@@ -14,14 +14,14 @@ pub(crate) mod matching;
 pub(crate) mod messages;
 
 use bytes::Bytes;
-use tollkeeper::clock::Time;
-use tollkeeper::config::compile::options::CompileOptions;
-use tollkeeper::config::compile::{RuleText, compile};
-use tollkeeper::config::yaml::Documents;
-use tollkeeper::pb::codec;
-use tollkeeper::pb::rate_limit_descriptor::Entry;
-use tollkeeper::pb::{RateLimitDescriptor, RateLimitRequest};
-use tollkeeper::rule::{Domain, RuleNode};
+use tollkeeper::base::clock::Time;
+use tollkeeper::base::pb::codec;
+use tollkeeper::base::pb::rate_limit_descriptor::Entry;
+use tollkeeper::base::pb::{RateLimitDescriptor, RateLimitRequest};
+use tollkeeper::rules::compile::options::CompileOptions;
+use tollkeeper::rules::compile::{RuleText, compile};
+use tollkeeper::rules::rule::{Domain, RuleNode};
+use tollkeeper::rules::yaml::Documents;
 
 /// The domain of all rules and requests here.
 pub(crate) const DOMAIN: &str = "bench";

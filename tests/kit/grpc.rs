@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use bytes::{Buf as _, BufMut as _, Bytes};
 use tokio::runtime::{self, Runtime};
-use tollkeeper::pb::rate_limit_descriptor::Entry;
-use tollkeeper::pb::rate_limit_service_client::RateLimitServiceClient;
-use tollkeeper::pb::{RateLimitDescriptor, RateLimitRequest, RateLimitResponse};
+use tollkeeper::base::pb::rate_limit_descriptor::Entry;
+use tollkeeper::base::pb::rate_limit_service_client::RateLimitServiceClient;
+use tollkeeper::base::pb::{RateLimitDescriptor, RateLimitRequest, RateLimitResponse};
 use tonic::codec::{Codec, CompressionEncoding, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};

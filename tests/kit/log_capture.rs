@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use tollkeeper::clock::Clock;
+use tollkeeper::base::clock::Clock;
 use tollkeeper::telemetry::logs::{Level, LogFormat, subscriber};
 use tracing::Dispatch;
 use tracing::subscriber::{NoSubscriber, with_default};

@@ -7,10 +7,10 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use tokio::runtime::{Builder, Runtime};
-use tollkeeper::clock::Time;
-use tollkeeper::grpc::answer::{AnswerError, DelayedResponse};
-use tollkeeper::grpc::decode;
-use tollkeeper::grpc::service::DEFAULT_DEADLINE;
+use tollkeeper::base::clock::Time;
+use tollkeeper::serve::grpc::answer::{AnswerError, DelayedResponse};
+use tollkeeper::serve::grpc::decode;
+use tollkeeper::serve::grpc::service::DEFAULT_DEADLINE;
 use tollkeeper::settings::{self, Settings};
 use tollkeeper::store::Store;
 use tollkeeper::store::fallback::Fallback;

@@ -16,10 +16,10 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use tokio::sync::mpsc;
-use tollkeeper::pb::xds::aggregated_discovery_service_server::{
+use tollkeeper::base::pb::xds::aggregated_discovery_service_server::{
     AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
 };
-use tollkeeper::pb::xds::{
+use tollkeeper::base::pb::xds::{
     DiscoveryRequest, DiscoveryResponse, RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
 };
 use tonic::metadata::MetadataMap;

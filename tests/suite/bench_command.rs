@@ -7,10 +7,10 @@ use proptest::prelude::*;
 use rand::SeedableRng as _;
 use rand::rngs::SmallRng;
 use serde_json::Value;
-use tollkeeper::bench::accuracy::{Accuracy, TimedVerdict, evaluate};
-use tollkeeper::bench::key_space::KeySpace;
-use tollkeeper::bench::template::{PlaceholderValues, RequestMix, RequestTemplate};
-use tollkeeper::pb::RateLimitRequest;
+use tollkeeper::base::pb::RateLimitRequest;
+use tollkeeper::tools::bench::accuracy::{Accuracy, TimedVerdict, evaluate};
+use tollkeeper::tools::bench::key_space::KeySpace;
+use tollkeeper::tools::bench::template::{PlaceholderValues, RequestMix, RequestTemplate};
 
 use crate::kit::redis::certificates::Certificates;
 use crate::kit::tollkeeper::{PROGRAM, Setup, inherited_env, with_rules};

@@ -4,12 +4,12 @@
 
 mod faults;
 
-use tollkeeper::clock::Time;
+use tollkeeper::base::clock::Time;
 use tollkeeper::decide::explain::Explanation;
-use tollkeeper::grpc::decode;
-use tollkeeper::grpc::service::DEFAULT_DEADLINE;
-use tollkeeper::report::rules::{LimitReport, RuleUsageReport, RulesQuery};
-use tollkeeper::report::top::{TopQuery, TopReport};
+use tollkeeper::serve::grpc::decode;
+use tollkeeper::serve::grpc::service::DEFAULT_DEADLINE;
+use tollkeeper::serve::report::rules::{LimitReport, RuleUsageReport, RulesQuery};
+use tollkeeper::serve::report::top::{TopQuery, TopReport};
 use tollkeeper::store::Store;
 use tollkeeper::telemetry::metrics::limit_stats::LimitStat;
 

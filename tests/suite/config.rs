@@ -8,18 +8,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use tollkeeper::config::compile::options::CompileOptions;
-use tollkeeper::config::compile::{Compiled, RuleText, compile};
-use tollkeeper::config::diagnostic::Diagnostics;
-use tollkeeper::config::keys::{KEYS, Section};
-use tollkeeper::config::schema::json_schema;
-use tollkeeper::config::yaml::Documents;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Consistency, Limit, LimitSpec, Overshoot, StorePolicy};
-use tollkeeper::rule::render::rlconfig_lines;
-use tollkeeper::rule::set::RuleSet;
-use tollkeeper::rule::{Allowance, Domain, RuleLimit, RuleNode};
+use tollkeeper::rules::compile::options::CompileOptions;
+use tollkeeper::rules::compile::{Compiled, RuleText, compile};
+use tollkeeper::rules::diagnostic::Diagnostics;
+use tollkeeper::rules::keys::{KEYS, Section};
+use tollkeeper::rules::rule::render::rlconfig_lines;
+use tollkeeper::rules::rule::set::RuleSet;
+use tollkeeper::rules::rule::{Allowance, Domain, RuleLimit, RuleNode};
+use tollkeeper::rules::schema::json_schema;
+use tollkeeper::rules::yaml::Documents;
 
 fn source(name: &str, text: impl AsRef<[u8]>) -> RuleText {
     RuleText { name: Arc::from(name), bytes: text.as_ref().to_vec(), documents: Documents::All }

@@ -13,12 +13,12 @@ use std::time::Duration;
 use axum::http::{HeaderMap, HeaderName};
 use jiff::Timestamp;
 use serde_json::{Value, json};
-use tollkeeper::clock::Time;
-use tollkeeper::grpc::call_head::CallHead;
-use tollkeeper::grpc::decode;
-use tollkeeper::health::{Health, HealthRequirements};
-use tollkeeper::pb::RateLimitDescriptor;
-use tollkeeper::scrape::MetricsCollector;
+use tollkeeper::base::clock::Time;
+use tollkeeper::base::pb::RateLimitDescriptor;
+use tollkeeper::serve::grpc::call_head::CallHead;
+use tollkeeper::serve::grpc::decode;
+use tollkeeper::serve::health::{Health, HealthRequirements};
+use tollkeeper::serve::scrape::MetricsCollector;
 use tollkeeper::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 use tollkeeper::telemetry::metrics::limit_stats::LimitStat;
 use tollkeeper::telemetry::metrics::statsd::{StatsdEncoder, StatsdFormat};
@@ -867,7 +867,7 @@ descriptors:
 
 /// A protobuf struct as JSON, whole numbers as such.
 fn metadata(response: &TestResponse) -> Value {
-    let line = tollkeeper::http::json::response_to_json(&response.response).unwrap();
+    let line = tollkeeper::serve::http::json::response_to_json(&response.response).unwrap();
     let response: Value = serde_json::from_str(&line).unwrap();
     response["dynamicMetadata"].clone()
 }

@@ -18,9 +18,9 @@ mod stream_settings;
 
 use std::path::Path;
 
-use tollkeeper::clock::Time;
-use tollkeeper::decision_log::reader::RecordReader;
-use tollkeeper::decision_log::record::{DecisionRecord, Record};
+use tollkeeper::base::clock::Time;
+use tollkeeper::decide::log::reader::RecordReader;
+use tollkeeper::decide::log::record::{DecisionRecord, Record};
 
 use self::schema::assert_valid;
 use crate::kit::test_service::TestService;

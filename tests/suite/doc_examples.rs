@@ -9,11 +9,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tollkeeper::config::compile::options::CompileOptions;
-use tollkeeper::config::compile::{RuleText, compile};
-use tollkeeper::config::rule_defaults::RuleDefaults;
-use tollkeeper::config::yaml::Documents;
-use tollkeeper::rule::set::RuleSet;
+use tollkeeper::rules::compile::options::CompileOptions;
+use tollkeeper::rules::compile::{RuleText, compile};
+use tollkeeper::rules::rule::set::RuleSet;
+use tollkeeper::rules::rule_defaults::RuleDefaults;
+use tollkeeper::rules::yaml::Documents;
 
 use crate::kit::{read, repository};
 

@@ -3,14 +3,14 @@
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use tollkeeper::clock::Time;
-use tollkeeper::config::compile::options::CompileOptions;
-use tollkeeper::config::compile::{RuleText, compile};
-use tollkeeper::config::yaml::Documents;
+use tollkeeper::base::clock::Time;
 use tollkeeper::decide::Decider;
 use tollkeeper::decide::context::DecisionContext;
-use tollkeeper::request::{Descriptor, Entry, Hits, Request};
-use tollkeeper::rule::set::RuleSet;
+use tollkeeper::limit::request::{Descriptor, Entry, Hits, Request};
+use tollkeeper::rules::compile::options::CompileOptions;
+use tollkeeper::rules::compile::{RuleText, compile};
+use tollkeeper::rules::rule::set::RuleSet;
+use tollkeeper::rules::yaml::Documents;
 use tollkeeper::settings::Settings;
 use tollkeeper::store::memory::MemoryStore;
 

@@ -3,15 +3,15 @@
 use std::num::NonZeroU32;
 
 use proptest::prelude::*;
-use tollkeeper::algorithm::state::State;
-use tollkeeper::algorithm::{ChargeRequest, ChargeResult};
-use tollkeeper::clock::Time;
-use tollkeeper::counter::{Charge, Counter, Path};
+use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::algorithm::state::State;
+use tollkeeper::limit::charge::{ChargeRequest, ChargeResult};
+use tollkeeper::limit::counter::{Charge, Counter, Path};
 use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::request::{Entry, Hits};
-use tollkeeper::rule::set::counter_tag;
+use tollkeeper::rules::rule::set::counter_tag;
 use tollkeeper::store::fallback::Fallback;
 
 use super::algorithms::scenario::config;

@@ -4,8 +4,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tollkeeper::fleet::envelope::{SummaryKey, seal};
-use tollkeeper::fleet::summary::{
+use tollkeeper::serve::fleet::envelope::{SummaryKey, seal};
+use tollkeeper::serve::fleet::summary::{
     KeyCountSummary, KeySummary, LimitSummary, MAX_BYTES, MinuteSummary, ReplicaSummary, VERSION,
 };
 

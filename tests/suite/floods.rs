@@ -5,9 +5,9 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use ::tollkeeper::clock::Time;
-use ::tollkeeper::grpc::call_head::CallHead;
-use ::tollkeeper::grpc::rate_limit_method::RateLimitMethod;
+use ::tollkeeper::base::clock::Time;
+use ::tollkeeper::serve::grpc::call_head::CallHead;
+use ::tollkeeper::serve::grpc::rate_limit_method::RateLimitMethod;
 use axum::http::{HeaderMap, HeaderName};
 use bytes::Bytes;
 use http_body_util::Full;

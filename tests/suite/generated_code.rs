@@ -48,7 +48,7 @@ fn generate(directory: &Path) {
     tonic_prost_build::configure()
         .out_dir(directory)
         .bytes(format!(".{}", ENTRY.join(".")))
-        .codec_path("crate::pb::codec::BoundedCodec")
+        .codec_path("crate::base::pb::codec::BoundedCodec")
         .include_file("pb.rs")
         .emit_rerun_if_changed(false)
         .compile_fds(protox::compile([ROOT, XDS_ROOTS[0], XDS_ROOTS[1]], [&proto]).unwrap())

@@ -6,8 +6,8 @@ use std::net::Ipv4Addr;
 use std::thread;
 use std::time::Duration;
 
-use ::tollkeeper::pb::RateLimitResponse;
-use ::tollkeeper::pb::rate_limit_response::Code as Verdict;
+use ::tollkeeper::base::pb::RateLimitResponse;
+use ::tollkeeper::base::pb::rate_limit_response::Code as Verdict;
 use axum::http::{HeaderMap, Request};
 use bytes::Bytes;
 use prost::Message as _;

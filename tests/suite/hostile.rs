@@ -7,9 +7,9 @@ use std::iter;
 use std::net::{Ipv4Addr, Shutdown};
 use std::thread;
 
-use ::tollkeeper::grpc::answer::MAX_DESCRIPTORS;
-use ::tollkeeper::pb::rate_limit_descriptor::RateLimitOverride;
-use ::tollkeeper::pb::{RateLimitRequest, RateLimitResponse};
+use ::tollkeeper::base::pb::rate_limit_descriptor::RateLimitOverride;
+use ::tollkeeper::base::pb::{RateLimitRequest, RateLimitResponse};
+use ::tollkeeper::serve::grpc::answer::MAX_DESCRIPTORS;
 use bytes::Bytes;
 use prost::Message as _;
 use tonic::{Code, Status};

@@ -1,6 +1,6 @@
 //! Headers of gRPC calls that HTTP/2 libraries do not send: each call is answered, or refused, counted and logged.
 
-use ::tollkeeper::pb::RateLimitResponse;
+use ::tollkeeper::base::pb::RateLimitResponse;
 use prost::Message as _;
 
 use crate::kit::grpc::{SHOULD_RATE_LIMIT, rate_limit_request};

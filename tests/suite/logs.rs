@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tollkeeper::clock::{Clock, Time};
+use tollkeeper::base::clock::{Clock, Time};
 use tollkeeper::telemetry::log_throttle::LogThrottle;
 use tollkeeper::telemetry::logs::{FATAL, Level, LogFormat, MAX_VALUE_BYTES};
 
@@ -88,11 +88,11 @@ fn level_passes_itself_and_more_severe_ones() {
     {
         let text = log(Level::from_name(name).unwrap(), LogFormat::Json, || {
             tracing::error!(target: FATAL, "a");
-            tracing::error!(target: "tollkeeper::server", "b");
-            tracing::warn!(target: "tollkeeper::server", "c");
-            tracing::info!(target: "tollkeeper::server", "d");
-            tracing::debug!(target: "tollkeeper::server", "e");
-            tracing::trace!(target: "tollkeeper::server", "f");
+            tracing::error!(target: "tollkeeper::serve::server", "b");
+            tracing::warn!(target: "tollkeeper::serve::server", "c");
+            tracing::info!(target: "tollkeeper::serve::server", "d");
+            tracing::debug!(target: "tollkeeper::serve::server", "e");
+            tracing::trace!(target: "tollkeeper::serve::server", "f");
         });
         let levels: Vec<Value> =
             text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["level"].clone()).collect();

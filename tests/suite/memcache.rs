@@ -47,7 +47,7 @@ fn call_with_hits(client: &Client, key: &str, value: &str, hits: u64) -> Result<
     let mut request = rate_limit_request("shop", &[(key, value)]);
     request.descriptors[0].hits_addend = Some(hits);
     let response = client.call(&request).map_err(|status| status.code())?;
-    let admitted = response.overall_code() == tollkeeper::pb::rate_limit_response::Code::Ok;
+    let admitted = response.overall_code() == tollkeeper::base::pb::rate_limit_response::Code::Ok;
     Ok((admitted, response.statuses[0].limit_remaining))
 }
 

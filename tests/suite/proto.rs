@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use prost::Message;
 use prost::encoding::{DecodeContext, decode_key, skip_field};
 use prost_types::{DescriptorProto, EnumDescriptorProto, FileDescriptorProto, FileDescriptorSet};
-use tollkeeper::pb;
+use tollkeeper::base::pb;
 
 /// Messages and enums of Envoy's files that ours omit.
 const LEFT_OUT: [(&str, &str); 2] = [

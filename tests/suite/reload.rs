@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use ::tollkeeper::pb::RateLimitResponse;
+use ::tollkeeper::base::pb::RateLimitResponse;
 use serde_json::Value;
 use tempfile::TempDir;
 use tonic::Code;

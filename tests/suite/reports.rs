@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashSet};
 
 use proptest::prelude::*;
-use tollkeeper::clock::Time;
-use tollkeeper::report::rules::{self, FindingKind};
-use tollkeeper::report::top;
+use tollkeeper::base::clock::Time;
+use tollkeeper::serve::report::rules::{self, FindingKind};
+use tollkeeper::serve::report::top;
 use tollkeeper::telemetry::hyperloglog::HyperLogLog;
 use tollkeeper::telemetry::metrics::limit_stats::{LimitName, LimitStats};
 use tollkeeper::telemetry::top_keys::space_saving::SpaceSaving;

@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tollkeeper::pb::RateLimitRequest;
-use tollkeeper::pb::rate_limit_response::Code;
-use tollkeeper::pb::rate_limit_service_client::RateLimitServiceClient;
+use tollkeeper::base::pb::RateLimitRequest;
+use tollkeeper::base::pb::rate_limit_response::Code;
+use tollkeeper::base::pb::rate_limit_service_client::RateLimitServiceClient;
 use tonic::transport::{Channel, Endpoint};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;

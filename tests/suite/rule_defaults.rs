@@ -6,18 +6,18 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use serde_json::Value;
-use tollkeeper::config::compile::options::CompileOptions;
-use tollkeeper::config::compile::{Compiled, RuleText, compile};
-use tollkeeper::config::diagnostic::Diagnostics;
-use tollkeeper::config::recorded;
-use tollkeeper::config::rule_defaults::{MAX_BYTES, RuleDefaults};
-use tollkeeper::config::schema::defaults_schema;
-use tollkeeper::config::source::SourceRules;
-use tollkeeper::config::yaml::Documents;
+use tollkeeper::decide::log::recorded;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::Unit;
 use tollkeeper::limit::{Consistency, Limit, Overshoot, StorePolicy};
-use tollkeeper::rule::{Allowance, Domain, RuleLimit};
+use tollkeeper::rules::compile::options::CompileOptions;
+use tollkeeper::rules::compile::{Compiled, RuleText, compile};
+use tollkeeper::rules::diagnostic::Diagnostics;
+use tollkeeper::rules::rule::{Allowance, Domain, RuleLimit};
+use tollkeeper::rules::rule_defaults::{MAX_BYTES, RuleDefaults};
+use tollkeeper::rules::schema::defaults_schema;
+use tollkeeper::rules::source::SourceRules;
+use tollkeeper::rules::yaml::Documents;
 
 use crate::kit::{read, repository};
 

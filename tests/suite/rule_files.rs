@@ -10,8 +10,8 @@ use std::thread;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tollkeeper::config::files::read::read;
-use tollkeeper::config::files::{MAX_FILE_BYTES, MAX_FILES, PathProblem, ReadFailure, ReadResult, RuleLocation};
+use tollkeeper::rules::files::read::read;
+use tollkeeper::rules::files::{MAX_FILE_BYTES, MAX_FILES, PathProblem, ReadFailure, ReadResult, RuleLocation};
 
 /// A directory with these files; a path that ends in `/` is a directory, `link -> target` a symbolic link.
 pub(crate) fn tree(entries: &[&str]) -> TempDir {

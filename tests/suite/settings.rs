@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tollkeeper::limit::StorePolicy;
-use tollkeeper::server::sockets::listen_tcp;
+use tollkeeper::serve::server::sockets::listen_tcp;
 use tollkeeper::settings::address::{Address, Host};
 use tollkeeper::settings::decisions::HeaderNames;
 use tollkeeper::settings::endpoint::Endpoint;

@@ -9,15 +9,15 @@
 
 use std::collections::HashMap;
 
-use tollkeeper::algorithm::state::{State, charge_together};
-use tollkeeper::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit};
-use tollkeeper::clock::Time;
-use tollkeeper::counter::{Charge, Counter, Path};
+use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::algorithm::state::{State, charge_together};
+use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, EnforcedLimit};
+use tollkeeper::limit::counter::{Charge, Counter, Path};
 use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::request::{Entry, Hits};
-use tollkeeper::rule::set::counter_tag;
+use tollkeeper::rules::rule::set::counter_tag;
 use tollkeeper::store::memory::MemoryStore;
 
 /// 2026-01-01 00:00:00 UTC.

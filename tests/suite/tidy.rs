@@ -5,22 +5,19 @@
 
 #[path = "tidy/imports.rs"]
 mod imports;
-#[path = "tidy/names.rs"]
-mod names;
-#[path = "tidy/phrases.rs"]
-mod phrases;
-#[path = "tidy/sizes_and_docs.rs"]
-mod sizes_and_docs;
+#[path = "tidy/sizes.rs"]
+mod sizes;
 #[path = "tidy/sources.rs"]
 mod sources;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use tollkeeper::config::compile::options::CompileOptions;
-use tollkeeper::config::compile::{RuleText, compile};
-use tollkeeper::config::yaml::Documents;
+use tollkeeper::rules::compile::options::CompileOptions;
+use tollkeeper::rules::compile::{RuleText, compile};
+use tollkeeper::rules::yaml::Documents;
 
+use self::sources::module_path;
 use crate::kit::{read, repository};
 
 /// A file of the repository.
@@ -52,17 +49,13 @@ fn texts(directory: &str, ending: &str) -> Vec<Text> {
 }
 
 impl Text {
-    /// A single file, by its path from the root of the repository.
-    fn of(name: &str) -> Self {
-        Self { name: name.to_owned(), content: read(&repository(name)) }
-    }
-
-    /// The module of `lib.rs` that a source file belongs to; `None` for the roots.
-    fn module(&self) -> Option<&str> {
-        let path = Path::new(self.name.strip_prefix("src/")?);
-        let first = path.iter().next()?.to_str()?;
-        let module = first.strip_suffix(".rs").unwrap_or(first);
-        (!["lib", "main"].contains(&module)).then_some(module)
+    /// True if the source file belongs to one of these modules (`limit`, `serve::grpc`), or is `main.rs` or `lib.rs`.
+    fn is_of(&self, modules: &[&str]) -> bool {
+        let module = module_path(&self.name).join("::");
+        let is_below = |ancestor: &str| {
+            module.strip_prefix(ancestor).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+        };
+        module.is_empty() || modules.iter().any(|ancestor| is_below(ancestor))
     }
 
     /// The lines that are code, with their numbers; without tests, which stand last in a file.
@@ -87,65 +80,44 @@ fn mentions(texts: &[Text], words: &[&str], allowed: impl Fn(&Text) -> bool) -> 
         .collect()
 }
 
-fn is_word(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || byte == b'_'
+/// Modules that a file declares, in its order.
+fn declared_modules(file: &str) -> Vec<String> {
+    let declared = read(&repository(file));
+    let declared = declared.lines().filter_map(|line| line.split_once("mod ")?.1.strip_suffix(';'));
+    declared.map(str::to_owned).collect()
 }
 
-/// The names that follow `crate::` in code, also those of `use crate::{a, b::c}`.
-fn used_modules(text: &Text) -> Vec<(usize, String)> {
-    let mut used = Vec::new();
-    let code: Vec<_> = text.code().collect();
-    for (place, (number, line)) in code.iter().enumerate() {
-        for (at, _) in line.match_indices("crate::") {
-            let before = line[..at].bytes().next_back();
-            if before.is_some_and(is_word) {
-                continue;
-            }
-            let rest = &line[at + "crate::".len()..];
-            if !rest.starts_with('{') {
-                used.push((*number, rest.bytes().take_while(|byte| is_word(*byte)).map(char::from).collect()));
-                continue;
-            }
-            // A group, perhaps over several lines: what follows `{` and each `,` of the outermost level.
-            let group: String = code[place..].iter().map(|(_, line)| *line).collect::<Vec<_>>().join(" ");
-            let group = &group[group.find("crate::{").unwrap() + "crate::{".len()..];
-            let mut depth = 0;
-            let mut name = String::new();
-            for character in group.chars() {
-                match character {
-                    '{' => depth += 1,
-                    '}' if depth == 0 => break,
-                    '}' => depth -= 1,
-                    ',' if depth == 0 => used.push((*number, std::mem::take(&mut name).trim().to_owned())),
-                    _ if depth == 0 => name.push(character),
-                    _ => {}
-                }
-            }
-            used.push((*number, name.trim().to_owned()));
-        }
-    }
-    let first = |name: String| name.split("::").next().unwrap_or_default().trim().to_owned();
-    used.into_iter().map(|(number, name)| (number, first(name))).filter(|(_, name)| !name.is_empty()).collect()
+/// Place of the module `name` in `modules`.
+fn place(modules: &[String], name: Option<&str>) -> Option<usize> {
+    name.and_then(|name| modules.iter().position(|other| other == name))
 }
 
 #[test]
 fn a_module_uses_only_modules_above_it() {
-    let library = read(&repository("src/lib.rs"));
-    let order: Vec<_> = library.lines().filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(';')).collect();
-    assert!(order.len() > 10, "{order:?}");
-    let place = |module: &str| order.iter().position(|other| *other == module);
+    let rooms = declared_modules("src/lib.rs");
+    assert!((5..=10).contains(&rooms.len()), "{rooms:?}");
+    let parts: Vec<_> = rooms.iter().map(|room| declared_modules(&format!("src/{room}.rs"))).collect();
     let mut found = Vec::new();
-    for text in texts("src", ".rs") {
-        let Some(module) = text.module() else { continue };
-        let own = place(module).unwrap_or_else(|| panic!("{} is of no module of lib.rs", text.name));
-        for (number, used) in used_modules(&text) {
-            // What is no module is a macro or a name of this file.
-            if place(&used).is_some_and(|used| used > own) {
-                found.push(format!("{}:{number}: {module} uses {used}, which stands below it", text.name));
+    for (user, imports) in imports::of_all_modules() {
+        let mut user_path = user.split("::");
+        let Some(own_room) = place(&rooms, user_path.next()) else { continue };
+        let own_part = place(&parts[own_room], user_path.next());
+        for used in imports.keys() {
+            let mut used_path = used.split("::");
+            let Some(room) = place(&rooms, used_path.next()) else { panic!("{used} is in no module of lib.rs") };
+            let is_below = if room == own_room {
+                let part = place(&parts[room], used_path.next());
+                // The file of a module uses its children, or they use it; the test of circles says which.
+                own_part.zip(part).is_some_and(|(own, part)| part > own)
+            } else {
+                room > own_room
+            };
+            if is_below {
+                found.push(format!("{user} uses {used}, which stands below it"));
             }
         }
     }
-    assert_none("modules used against the order of lib.rs", &found);
+    assert_none("modules used against the order of lib.rs and of its modules", &found);
 }
 
 #[test]
@@ -158,13 +130,10 @@ fn every_file_says_what_it_is_for() {
 }
 
 #[test]
-fn files_are_short_and_lines_fit() {
-    const MOST_LINES: usize = 500;
+fn lines_of_comments_fit() {
     const LONGEST_LINE: usize = 120;
-    let sources = texts("src", ".rs");
-    let long = sources.iter().filter(|text| text.content.lines().count() > MOST_LINES);
-    let mut found: Vec<_> = long.map(|text| format!("{}: more than {MOST_LINES} lines", text.name)).collect();
-    for text in sources.iter().chain(&texts("tests", ".rs")) {
+    let mut found = Vec::new();
+    for text in texts("src", ".rs").iter().chain(&texts("tests", ".rs")) {
         // Code is broken by rustfmt, but for strings and macros, which it leaves alone.
         let is_wide = |line: &str| line.trim_start().starts_with("//") && line.chars().count() > LONGEST_LINE;
         let wide = (1_usize..).zip(text.content.lines()).filter(|(_, line)| is_wide(line));
@@ -189,31 +158,29 @@ fn nothing_is_left_to_do_or_to_chance() {
 #[test]
 fn only_those_who_may_know_a_library_name_it() {
     let sources = texts("src", ".rs");
-    let of = |modules: &'static [&'static str]| {
-        move |text: &Text| text.module().is_none_or(|module| modules.contains(&module))
-    };
-    let protobuf = of(&["pb", "grpc", "http", "cli", "bench"]);
-    let protobuf = |text: &Text| protobuf(text) || text.name.starts_with("src/config/xds");
-    let protobuf = mentions(&sources, &["crate::pb", "prost"], protobuf);
+    let of = |modules: &'static [&'static str]| move |text: &Text| text.is_of(modules);
+    let protobuf = of(&["base::pb", "serve::grpc", "serve::http", "tools::cli", "tools::bench"]);
+    let protobuf = |text: &Text| protobuf(text) || text.name.starts_with("src/rules/xds");
+    let protobuf = mentions(&sources, &["crate::base::pb", "prost"], protobuf);
     assert_none("protobuf", &protobuf);
-    assert_none("printing", &mentions(&sources, &["println!", "eprintln!", "print!", "eprint!"], of(&["cli"])));
+    assert_none("printing", &mentions(&sources, &["println!", "eprintln!", "print!", "eprint!"], of(&["tools::cli"])));
     // Rules are read from events; mappings of metrics and of fields, by the typed layer.
-    let mappings = ["src/telemetry/metrics/mapper.rs", "src/replay/field_map.rs"];
-    let yaml = |text: &Text| text.name.starts_with("src/config/yaml") || mappings.contains(&text.name.as_str());
+    let mappings = ["src/telemetry/metrics/mapper.rs", "src/tools/replay/field_map.rs"];
+    let yaml = |text: &Text| text.name.starts_with("src/rules/yaml") || mappings.contains(&text.name.as_str());
     assert_none("YAML", &mentions(&sources, &["granit_parser", "serde_saphyr"], yaml));
-    assert_none("the command line", &mentions(&sources, &["clap"], of(&["cli"])));
-    let network = of(&["grpc", "http", "server", "cli", "pb", "bench"]);
+    assert_none("the command line", &mentions(&sources, &["clap"], of(&["tools::cli"])));
+    let network = of(&["base::pb", "serve::grpc", "serve::http", "serve::server", "tools::cli", "tools::bench"]);
     // The exporter speaks gRPC to the collector; refusals are read from the events of h2.
     let also = ["src/telemetry/otlp.rs", "src/telemetry/http2_refusals.rs"];
-    let is_xds = |text: &Text| text.name.starts_with("src/config/xds");
+    let is_xds = |text: &Text| text.name.starts_with("src/rules/xds");
     let network = |text: &Text| network(text) || is_xds(text) || also.contains(&text.name.as_str());
     assert_none("HTTP and gRPC", &mentions(&sources, &["tonic", "axum", "hyper::", "hyper_util", "h2::"], network));
-    assert_none("file events", &mentions(&sources, &["notify::"], |text| text.name.starts_with("src/config/files")));
+    assert_none("file events", &mentions(&sources, &["notify::"], |text| text.name.starts_with("src/rules/files")));
     assert_none("OpenTelemetry", &mentions(&sources, &["opentelemetry"], of(&["telemetry"])));
     // The pure ones: time and input come to them as arguments.
-    let pure = ["algorithm", "rule", "limit", "request", "decision"];
+    let pure = ["limit", "rules::rule", "decide::decision"];
     let words = ["SystemTime", "Instant::now", "std::fs", "std::env", "tokio", "tracing::"];
-    let found = mentions(&sources, &words, |text| text.module().is_none_or(|module| !pure.contains(&module)));
+    let found = mentions(&sources, &words, |text| module_path(&text.name).is_empty() || !text.is_of(&pure));
     assert_none("what is pure has no clock, no files, no log", &found);
 }
 

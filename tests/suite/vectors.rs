@@ -16,12 +16,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
 use serde_json::Value;
-use tollkeeper::clock::Time;
-use tollkeeper::http::json::{request_from_json, response_to_json};
-use tollkeeper::pb::rate_limit_response::{Code, DescriptorStatus};
-use tollkeeper::pb::rate_limit_service_client::RateLimitServiceClient;
-use tollkeeper::pb::{self, HeaderValue, RateLimitResponse};
-use tollkeeper::rule::render::rlconfig_lines;
+use tollkeeper::base::clock::Time;
+use tollkeeper::base::pb::rate_limit_response::{Code, DescriptorStatus};
+use tollkeeper::base::pb::rate_limit_service_client::RateLimitServiceClient;
+use tollkeeper::base::pb::{self, HeaderValue, RateLimitResponse};
+use tollkeeper::rules::rule::render::rlconfig_lines;
+use tollkeeper::serve::http::json::{request_from_json, response_to_json};
 
 use crate::kit::redis::{self, Server};
 use crate::kit::replica::Replica;

@@ -10,9 +10,9 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use tempfile::TempDir;
-use tollkeeper::config::files::read::read;
-use tollkeeper::config::files::watch::{Changes, WatchTiming, Watcher};
-use tollkeeper::config::files::{FileSet, PathProblem, ReadResult, RuleLocation};
+use tollkeeper::rules::files::read::read;
+use tollkeeper::rules::files::watch::{Changes, WatchTiming, Watcher};
+use tollkeeper::rules::files::{FileSet, PathProblem, ReadResult, RuleLocation};
 
 use crate::rule_files::{runtime, tree};
 

@@ -7,14 +7,14 @@ use prost::Message;
 use prost::bytes::Bytes;
 use prost_types::value::Kind;
 use serde_json::json;
-use tollkeeper::decision::{CurrentLimit, Decision, Header, LimitStatus};
-use tollkeeper::grpc::{decode, encode};
-use tollkeeper::http::json::{JsonError, request_from_json, response_to_json};
+use tollkeeper::base::pb::rate_limit_descriptor::{Entry, RateLimitOverride};
+use tollkeeper::base::pb::rate_limit_response::{Code, Quota, quota, rate_limit};
+use tollkeeper::base::pb::{RateLimitDescriptor, RateLimitRequest, RateLimitResponse, RateLimitUnit};
+use tollkeeper::decide::decision::{CurrentLimit, Decision, Header, LimitStatus};
 use tollkeeper::limit::period::{Period, Unit};
-use tollkeeper::pb::rate_limit_descriptor::{Entry, RateLimitOverride};
-use tollkeeper::pb::rate_limit_response::{Code, Quota, quota, rate_limit};
-use tollkeeper::pb::{RateLimitDescriptor, RateLimitRequest, RateLimitResponse, RateLimitUnit};
-use tollkeeper::request::{self, Hits, LimitOverride, MAX_HITS};
+use tollkeeper::limit::request::{self, Hits, LimitOverride, MAX_HITS};
+use tollkeeper::serve::grpc::{decode, encode};
+use tollkeeper::serve::http::json::{JsonError, request_from_json, response_to_json};
 
 /// A request with one descriptor.
 fn request(hits_addend: u32, descriptor: RateLimitDescriptor) -> RateLimitRequest {
@@ -380,7 +380,7 @@ fn response_without_json_form_is_an_error() {
 
 #[test]
 fn file_descriptors_name_the_service_and_use_strings() {
-    let pool = prost_reflect::DescriptorPool::decode(tollkeeper::pb::descriptor_set()).unwrap();
+    let pool = prost_reflect::DescriptorPool::decode(tollkeeper::base::pb::descriptor_set()).unwrap();
     let service = pool.get_service_by_name("envoy.service.ratelimit.v3.RateLimitService").unwrap();
     assert_eq!(service.methods().map(|method| method.name().to_owned()).collect::<Vec<_>>(), ["ShouldRateLimit"]);
     let entry = pool.get_message_by_name("envoy.extensions.common.ratelimit.v3.RateLimitDescriptor.Entry").unwrap();

@@ -19,7 +19,7 @@ mod subscription;
 #[path = "xds/tls.rs"]
 mod tls;
 
-use ::tollkeeper::pb::xds::DiscoveryRequest;
+use ::tollkeeper::base::pb::xds::DiscoveryRequest;
 use ::tollkeeper::settings::Settings;
 use ::tollkeeper::settings::xds::XdsSettings;
 use serde_json::Value;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::go_syntax::MAX_DURATION;
+use crate::base::go_syntax::MAX_DURATION;
 use crate::settings::setting::settings;
 use crate::settings::value::number::{DurationRange, IntRange};
 use crate::settings::value::size::{ByteSize, SizeRange};

@@ -4,7 +4,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::Duration;
 
 use super::SettingValue;
-use crate::go_syntax::{DurationError, DurationText, MAX_DURATION, parse_bool, parse_duration, parse_int};
+use crate::base::go_syntax::{DurationError, DurationText, MAX_DURATION, parse_bool, parse_duration, parse_int};
 use crate::settings::invalid::InvalidSetting;
 
 /// Fails if `text` is empty: no value of these types is.

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::memcache::error::MemcacheError;
-use crate::memcache::reply::MemcacheReply;
+use crate::store::client::memcache::error::MemcacheError;
+use crate::store::client::memcache::reply::MemcacheReply;
 use crate::store::stats::CommandCount;
 
 /// Commands since the start, by outcome.

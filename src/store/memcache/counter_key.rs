@@ -6,9 +6,10 @@
 
 use bytes::Bytes;
 
-use crate::algorithm::{MAX_COUNT, fixed_window};
-use crate::clock::Time;
-use crate::counter::Charge;
+use crate::base::clock::Time;
+use crate::limit::algorithm::fixed_window;
+use crate::limit::charge::MAX_COUNT;
+use crate::limit::counter::Charge;
 use crate::settings::choices::KeyFormat;
 use crate::store::redis::key;
 use crate::store::window_key::{ExpiryJitter, WindowKey};
@@ -95,13 +96,13 @@ mod tests {
     use smallvec::smallvec;
 
     use super::{CounterKey, CounterKeys, MAX_ABSOLUTE_S, MAX_KEY_BYTES, accepted};
-    use crate::algorithm::ChargeRequest;
-    use crate::clock::Time;
-    use crate::counter::{Charge, Counter, Path};
+    use crate::base::clock::Time;
     use crate::limit::algorithm::Algorithm;
+    use crate::limit::charge::ChargeRequest;
+    use crate::limit::counter::{Charge, Counter, Path};
     use crate::limit::period::{Period, Unit};
+    use crate::limit::request::{Entry, Hits};
     use crate::limit::{Limit, LimitSpec};
-    use crate::request::{Entry, Hits};
     use crate::settings::choices::KeyFormat;
     use crate::store::window_key::ExpiryJitter;
 

@@ -8,12 +8,12 @@ use std::time::Instant;
 
 use super::command_stats::CommandStats;
 use super::counter_key::CounterKey;
-use crate::algorithm::MAX_COUNT;
-use crate::clock::Clock;
-use crate::memcache::error::MemcacheError;
-use crate::memcache::reply::{MemcacheReply, number};
-use crate::memcache::server::MemcacheServer;
-use crate::request::Hits;
+use crate::base::clock::Clock;
+use crate::limit::charge::MAX_COUNT;
+use crate::limit::request::Hits;
+use crate::store::client::memcache::error::MemcacheError;
+use crate::store::client::memcache::reply::{MemcacheReply, number};
+use crate::store::client::memcache::server::MemcacheServer;
 
 /// Number of times that a missing key is added; more are needed only if the server drops what it stores.
 const MAX_ROUNDS: usize = 3;

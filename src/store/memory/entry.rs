@@ -3,11 +3,12 @@
 //! A state is packed into three words. The records of a log are stored outside the entries, and the entry has their
 //! index. The remaining bytes are the inputs of expiry and eviction, so that neither needs the limit.
 
-use crate::algorithm::state::State;
-use crate::algorithm::{ChargeResult, sliding_window_log};
-use crate::clock::Time;
+use crate::base::clock::Time;
 use crate::limit::Limit;
+use crate::limit::algorithm::sliding_window_log;
+use crate::limit::algorithm::state::State;
 use crate::limit::algorithm::{Algorithm, HitExpiry};
+use crate::limit::charge::ChargeResult;
 
 /// One counter.
 #[derive(Clone, Copy, Debug)]

@@ -11,13 +11,14 @@ use smallvec::SmallVec;
 use super::entry::{CounterEntry, seconds_down};
 use super::index::{Index, MAX_ENTRIES};
 use super::usage::{MemoryFull, MemoryUsage};
-use crate::algorithm::state::{State, charge_together};
-use crate::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit, sliding_window_log};
-use crate::clock::Time;
-use crate::counter::Charge;
+use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::Algorithm;
-use crate::request::Hits;
+use crate::limit::algorithm::sliding_window_log;
+use crate::limit::algorithm::state::{State, charge_together};
+use crate::limit::charge::{ChargeRequest, ChargeResult, EnforcedLimit};
+use crate::limit::counter::Charge;
+use crate::limit::request::Hits;
 use crate::store::outcome::LimitAdmissions;
 
 /// Upper bound on the size of a chunk. Allocators have blocks of this size; with 3 KiB they wasted a sixth.

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use smallvec::{SmallVec, smallvec};
 
 use super::key_scheme::{CounterId, KeyScheme};
-use crate::algorithm::ChargeRequest;
-use crate::clock::Time;
-use crate::counter::Charge;
+use crate::base::clock::Time;
+use crate::limit::charge::ChargeRequest;
+use crate::limit::counter::Charge;
 use crate::store::charge_context::ChargeMode;
 use crate::store::command::{ChargeBatch, ChargeCommand, MAX_CHARGES_PER_CALL, OwnedCounter};
 

@@ -13,14 +13,14 @@ use std::time::Instant;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use crate::clock::Time;
-use crate::identity_hasher::{HashKeyMap, SHARDS};
-use crate::redis::error::RedisError;
-use crate::sharded::{Sharded, upper_half};
+use crate::base::clock::Time;
+use crate::base::identity_hasher::{HashKeyMap, SHARDS};
+use crate::base::sharded::{Sharded, upper_half};
 use crate::store::charge_context::ChargeContext;
+use crate::store::client::deadline::timeout_with_grace;
+use crate::store::client::redis::error::RedisError;
 use crate::store::command::{ChargeBatch, ChargeCommand, MAX_CHARGES_PER_CALL};
 use crate::store::outcome::{ChargeResults, StoreOutcome};
-use crate::store_client::deadline::timeout_with_grace;
 use crate::telemetry::traces::{MAX_LINKS, SpanRef};
 
 /// Upper bound on the charges that wait for one counter; further charges fail at once.

@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use super::incrby::refunds::RefundSupport;
 use super::probe::{Probe, ProbeKind};
-use crate::counter::Charge;
 use crate::limit::Limit;
+use crate::limit::counter::Charge;
 use crate::limit::period::Unit;
-use crate::redis::connect_options::ConnectOptions;
-use crate::redis::deployment::Deployment;
-use crate::redis::deployment_context::DeploymentOptions;
-use crate::redis::server_clock::ClockJumps;
-use crate::redis::stats::DeploymentStats;
 use crate::settings::choices::KeyFormat;
 use crate::settings::redis::{DeploymentSettings, RedisSettings};
+use crate::store::client::redis::connect_options::ConnectOptions;
+use crate::store::client::redis::deployment::Deployment;
+use crate::store::client::redis::deployment_context::DeploymentOptions;
+use crate::store::client::redis::server_clock::ClockJumps;
+use crate::store::client::redis::stats::DeploymentStats;
 use crate::store::stats::{PoolStats, StoreServerStats};
 
 /// The deployment of `REDIS_URL`, and that of `REDIS_PERSECOND_URL` if it is set.

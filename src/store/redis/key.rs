@@ -16,7 +16,7 @@ use bytes::{Bytes, BytesMut};
 use memchr::memmem;
 use smallvec::SmallVec;
 
-use crate::counter::{Counter, Path};
+use crate::limit::counter::{Counter, Path};
 use crate::store::key_scan::CounterPath;
 
 /// Longest path in a key, in bytes, without the prefix and the suffix.

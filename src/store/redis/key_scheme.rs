@@ -6,12 +6,12 @@ use smallvec::SmallVec;
 use super::eventual::budget::log_extension_us;
 use super::key;
 use super::script::compose::script_for;
-use crate::clock::Time;
-use crate::counter::{Charge, Counter, Path};
+use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::redis::script::Script;
+use crate::limit::counter::{Charge, Counter, Path};
 use crate::settings::choices::KeyFormat;
 use crate::settings::redis::RedisSettings;
+use crate::store::client::redis::script::Script;
 use crate::store::window_key::{ExpiryJitter, WindowKey};
 
 /// Spreads a small number over all bits: 2^128 divided by the golden ratio.

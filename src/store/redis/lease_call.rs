@@ -6,9 +6,9 @@
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use crate::algorithm::{ChargeRequest, MAX_COUNT};
-use crate::clock::Time;
-use crate::request::Hits;
+use crate::base::clock::Time;
+use crate::limit::charge::{ChargeRequest, MAX_COUNT};
+use crate::limit::request::Hits;
 use crate::store::command::{ChargeCommand, OwnedCounter};
 
 /// Lease as the record has it.

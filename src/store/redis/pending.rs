@@ -10,11 +10,11 @@ use tokio::sync::oneshot;
 use tokio::task::coop::has_budget_remaining;
 
 use super::coalescer::{CallReply, CallResults, ChargeOutcome};
-use crate::coalesce::wake_together;
-use crate::redis::error::RedisError;
+use crate::base::coalesce::wake_together;
+use crate::store::client::deadline::timeout_with_grace;
+use crate::store::client::redis::error::RedisError;
 use crate::store::detach_on_drop::DetachOnDrop;
 use crate::store::outcome::StoreOutcome;
-use crate::store_client::deadline::timeout_with_grace;
 
 /// Charges of a request on one counter.
 pub(super) struct PendingCharges {

@@ -5,13 +5,13 @@ use bytes::{Bytes, BytesMut};
 use super::key;
 use super::script::arguments::arguments;
 use super::script::compose::script_for;
-use crate::algorithm::ChargeRequest;
 use crate::limit::algorithm::Algorithm;
+use crate::limit::charge::ChargeRequest;
 use crate::limit::period::{Period, Unit};
+use crate::limit::request::Hits;
 use crate::limit::{Limit, LimitSpec};
-use crate::redis::error::RedisError;
-use crate::redis::health_check::{CommandWords, HealthCheck, OptionalCommands};
-use crate::request::Hits;
+use crate::store::client::redis::error::RedisError;
+use crate::store::client::redis::health_check::{CommandWords, HealthCheck, OptionalCommands};
 use crate::store::command::{ChargeCommand, OwnedCounter};
 
 /// Commands that most rules are counted with.

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwapOption;
 
 use self::claim::ClaimReply;
-use crate::clock::{Time, micros};
+use crate::base::clock::{Time, micros};
 
 /// Duration of a claim after it was sent; `lua/replicas.lua` has the same.
 pub const CLAIM_DURATION: Duration = Duration::from_secs(30);

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::key;
-use crate::redis::error::{RedisError, ReplyError};
-use crate::redis::node::Node;
-use crate::redis::reply::{Reply, bytes};
+use crate::store::client::redis::error::{RedisError, ReplyError};
+use crate::store::client::redis::node::Node;
+use crate::store::client::redis::reply::{Reply, bytes};
 use crate::store::key_scan::{CounterPath, KeyScan};
 
 /// Upper bound on the keys that a scan visits.

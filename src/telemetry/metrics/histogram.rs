@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::stripes::{STRIPES, stripe_of_thread};
-use crate::clock::micros;
+use crate::base::clock::micros;
 
 /// Upper bounds of the buckets in microseconds, ascending; one more bucket counts what is above the last.
 pub const BOUNDS_US: [u64; 22] = [

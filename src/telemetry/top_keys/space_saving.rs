@@ -14,7 +14,7 @@ use std::collections::binary_heap::PeekMut;
 
 use hashbrown::HashTable;
 
-use crate::sharded::{lower_half, upper_half};
+use crate::base::sharded::{lower_half, upper_half};
 
 /// Sketch of a stream of keys.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{BatchConfigBuilder, BatchSpanProcessor, SpanData, SpanExporter, SpanProcessor as _};
 
-use crate::clock::Clock;
+use crate::base::clock::Clock;
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Semantic conventions that the attribute names follow.

@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message as _;
 use tokio::net::TcpListener;
-use tollkeeper::pb;
-use tollkeeper::pb::rate_limit_service_server::{RateLimitService, RateLimitServiceServer};
+use tollkeeper::base::pb;
+use tollkeeper::base::pb::rate_limit_service_server::{RateLimitService, RateLimitServiceServer};
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 

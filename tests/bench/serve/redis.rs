@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tollkeeper::pb;
+use tollkeeper::base::pb;
 
 use crate::frame;
 use crate::kit::redis::cluster::Cluster;

@@ -4,14 +4,14 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use smallvec::smallvec;
-use tollkeeper::algorithm::ChargeRequest;
-use tollkeeper::clock::Time;
-use tollkeeper::counter::{Charge, Counter, Path};
+use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::{Algorithm, HitExpiry};
+use tollkeeper::limit::charge::ChargeRequest;
+use tollkeeper::limit::counter::{Charge, Counter, Path};
 use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::request::{Entry, Hits};
-use tollkeeper::rule::set::counter_tag;
+use tollkeeper::rules::rule::set::counter_tag;
 use tollkeeper::store::memory::MemoryStore;
 
 use super::{BEGIN, CAPACITY_BYTES, DOMAIN, Situation, Walk};

@@ -3,17 +3,17 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use tollkeeper::clock::Clock;
-use tollkeeper::config::live::{LiveRules, LoadedFrom};
+use tollkeeper::base::clock::Clock;
+use tollkeeper::base::pb::codec::FRAME_HEAD_BYTES;
 use tollkeeper::decide::Decider;
-use tollkeeper::decision_log::log::{DecisionLog, ProcessFacts};
-use tollkeeper::decision_log::values::ValueForm;
-use tollkeeper::grpc::decode;
-use tollkeeper::grpc::service::{DEFAULT_DEADLINE, Service};
-use tollkeeper::pb::codec::FRAME_HEAD_BYTES;
-use tollkeeper::request::Request;
-use tollkeeper::rule::Domain;
-use tollkeeper::rule::set::RuleSet;
+use tollkeeper::decide::log::values::ValueForm;
+use tollkeeper::decide::log::{DecisionLog, ProcessFacts};
+use tollkeeper::limit::request::Request;
+use tollkeeper::rules::live::{LiveRules, LoadedFrom};
+use tollkeeper::rules::rule::Domain;
+use tollkeeper::rules::rule::set::RuleSet;
+use tollkeeper::serve::grpc::decode;
+use tollkeeper::serve::grpc::service::{DEFAULT_DEADLINE, Service};
 use tollkeeper::settings::Settings;
 use tollkeeper::settings::decisions::HeaderNames;
 use tollkeeper::store::memory::MemoryStore;

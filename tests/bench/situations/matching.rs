@@ -3,9 +3,9 @@
 use std::hint::black_box;
 
 use smallvec::SmallVec;
-use tollkeeper::request::Entry;
-use tollkeeper::rule::Domain;
-use tollkeeper::rule::set::RuleSet;
+use tollkeeper::limit::request::Entry;
+use tollkeeper::rules::rule::Domain;
+use tollkeeper::rules::rule::set::RuleSet;
 
 use super::{DOMAIN, Situation, Walk, many_rules};
 

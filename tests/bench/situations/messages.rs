@@ -4,12 +4,12 @@ use std::hint::black_box;
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
-use tollkeeper::config::live::LoadedRules;
-use tollkeeper::decision::Decision;
-use tollkeeper::grpc::service::{DEFAULT_DEADLINE, Service};
-use tollkeeper::grpc::{decode, encode};
-use tollkeeper::pb::RateLimitRequest;
-use tollkeeper::pb::codec::{self, FRAME_HEAD_BYTES};
+use tollkeeper::base::pb::RateLimitRequest;
+use tollkeeper::base::pb::codec::{self, FRAME_HEAD_BYTES};
+use tollkeeper::decide::decision::Decision;
+use tollkeeper::rules::live::LoadedRules;
+use tollkeeper::serve::grpc::service::{DEFAULT_DEADLINE, Service};
+use tollkeeper::serve::grpc::{decode, encode};
 
 use super::deciding::{Options, request};
 use super::{NAME_BYTES, Situation, USERS, Walk, frame};

@@ -1,7 +1,7 @@
 //! Agreement of every result with the reference model, field by field.
 
 use proptest::prelude::*;
-use tollkeeper::algorithm::state::State;
+use tollkeeper::limit::algorithm::state::State;
 
 use super::model::Model;
 use super::scenario::{WILD, config, scenario};
@@ -18,7 +18,7 @@ proptest! {
             charges += 1;
             // In one of four histories, another limit rejects some charges, and some hits are lent at times.
             let (rejected_elsewhere, lent) = (elsewhere == 0 && charges % 3 == 0, if charges % 2 == 0 { lent } else { 0 });
-            let request = tollkeeper::algorithm::ChargeRequest { rejected_elsewhere, lent, ..request };
+            let request = tollkeeper::limit::charge::ChargeRequest { rejected_elsewhere, lent, ..request };
             let result = state.charge(limit, now, request);
             prop_assert_eq!(result, model.charge(limit, now, request), "{:?} at {:?} under {:?}", request, now, limit);
             Ok(result)

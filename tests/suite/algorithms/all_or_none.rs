@@ -3,13 +3,13 @@
 //! If one limit rejects, only limits that count rejected hits are charged. Shadow limits reject nothing.
 
 use proptest::prelude::*;
-use tollkeeper::algorithm::state::{State, charge_together};
-use tollkeeper::algorithm::{ChargeRequest, EnforcedLimit};
-use tollkeeper::clock::Time;
+use tollkeeper::base::clock::Time;
 use tollkeeper::limit::Limit;
 use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::algorithm::state::{State, charge_together};
+use tollkeeper::limit::charge::{ChargeRequest, EnforcedLimit};
 use tollkeeper::limit::period::{Period, Unit};
-use tollkeeper::request::{Hits, MAX_HITS};
+use tollkeeper::limit::request::{Hits, MAX_HITS};
 
 use super::model::Model;
 use super::scenario::{config, limit};

@@ -2,12 +2,12 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use tollkeeper::algorithm::ChargeRequest;
-use tollkeeper::algorithm::state::State;
-use tollkeeper::clock::Time;
+use tollkeeper::base::clock::Time;
 use tollkeeper::limit::Limit;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::request::Hits;
+use tollkeeper::limit::algorithm::state::State;
+use tollkeeper::limit::charge::ChargeRequest;
+use tollkeeper::limit::request::Hits;
 
 use super::model::window;
 use super::scenario::{Backwards, CALM, HistoryOptions, Scenario, config, scenario_of};

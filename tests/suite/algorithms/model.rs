@@ -7,12 +7,12 @@
 
 use std::collections::BTreeMap;
 
-use tollkeeper::algorithm::{ChargeRequest, ChargeResult, MAX_COUNT};
-use tollkeeper::clock::Time;
+use tollkeeper::base::clock::Time;
 use tollkeeper::limit::Limit;
 use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, MAX_COUNT};
 use tollkeeper::limit::period::Unit;
-use tollkeeper::request::Hits;
+use tollkeeper::limit::request::Hits;
 
 use super::fraction::Ratio;
 

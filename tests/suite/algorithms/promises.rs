@@ -4,16 +4,16 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use tollkeeper::algorithm::state::State;
-use tollkeeper::algorithm::{
-    ChargeRequest, ChargeResult, MAX_COUNT, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log,
-    token_bucket,
-};
-use tollkeeper::clock::Time;
+use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::algorithm::state::State;
+use tollkeeper::limit::algorithm::{
+    fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log, token_bucket,
+};
+use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, MAX_COUNT};
 use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::request::{Hits, MAX_HITS};
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::request::{Hits, MAX_HITS};
 
 use super::model::{can_ever_pass, window};
 use super::scenario::{WILD, config, limit, scenario};

@@ -1,12 +1,12 @@
 //! Regression tests for bugs that the property tests found.
 
-use tollkeeper::algorithm::ChargeRequest;
-use tollkeeper::algorithm::state::State;
-use tollkeeper::clock::Time;
+use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::algorithm::state::State;
+use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::request::Hits;
 
 const NOW: Time = Time::from_secs(1_750_000_000);
 

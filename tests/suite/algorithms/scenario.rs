@@ -6,12 +6,13 @@
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::{FileFailurePersistence, TestCaseResult};
-use tollkeeper::algorithm::{ChargeRequest, ChargeResult, fixed_window};
-use tollkeeper::clock::Time;
+use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::algorithm::fixed_window;
+use tollkeeper::limit::charge::{ChargeRequest, ChargeResult};
 use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::request::{Hits, MAX_HITS};
 use tollkeeper::limit::{DEFAULT_LOG_MAX, Limit, LimitSpec};
-use tollkeeper::request::{Hits, MAX_HITS};
 
 /// Configuration of the properties: `PROPTEST_CASES` cases; failed seeds are kept beside the source.
 pub(crate) fn config() -> ProptestConfig {

@@ -1,7 +1,7 @@
 //! Candidate limits in records of decisions: listed after the limits that decide, and without effect on verdicts.
 
 use tempfile::tempdir;
-use tollkeeper::decision_log::record::{DecisionRecord, RecordedVerdict};
+use tollkeeper::decide::log::record::{DecisionRecord, RecordedVerdict};
 
 use super::{decisions, logging_service};
 use crate::kit::fixtures::shop_request;

@@ -1,6 +1,6 @@
 //! Decisions as lines of the process's log, at the level debug.
 
-use tollkeeper::clock::Clock;
+use tollkeeper::base::clock::Clock;
 use tollkeeper::telemetry::logs::{Level, LogFormat};
 
 use super::NOON;

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 use tempfile::tempdir;
-use tollkeeper::decision_log::header::HeaderEvent;
-use tollkeeper::decision_log::record::{DecisionRecord, Record, RecordedVerdict};
+use tollkeeper::decide::log::header::HeaderEvent;
+use tollkeeper::decide::log::record::{DecisionRecord, Record, RecordedVerdict};
 
 use super::{decisions, logging_service, records};
 use crate::kit::fixtures::shop_request;
@@ -165,7 +165,7 @@ fn explain_is_not_logged() {
     let file = directory.path().join("log");
     let service = logging_service(&file, &[ALL], RULES);
     let request = shop_request("user=alice");
-    let decoded = tollkeeper::grpc::decode::request(&request.0);
+    let decoded = tollkeeper::serve::grpc::decode::request(&request.0);
     let rules = service.inner.rules.load_full();
     let context = service.inner.context(rules.as_deref(), std::time::Duration::from_secs(1));
     let peek = service.inner.decider.peek(context, &decoded);

@@ -5,8 +5,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use tempfile::tempdir;
-use tollkeeper::decision_log::header::HeaderEvent;
-use tollkeeper::decision_log::record::Record;
+use tollkeeper::decide::log::header::HeaderEvent;
+use tollkeeper::decide::log::record::Record;
 
 use super::{decisions, logging_service, records};
 use crate::kit::fixtures::shop_request;
@@ -87,7 +87,7 @@ fn file_of_an_earlier_process_is_continued_unless_its_end_is_damaged() {
     fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(length - 10).unwrap();
     log();
     assert_eq!(decisions(&file).len(), 2);
-    let mut damaged = tollkeeper::decision_log::reader::RecordReader::open(&numbered(&file, 1)).unwrap();
+    let mut damaged = tollkeeper::decide::log::reader::RecordReader::open(&numbered(&file, 1)).unwrap();
     assert_eq!(damaged.by_ref().filter(|record| matches!(record, Ok(Record::Decision(_)))).count(), 3);
     assert!(damaged.is_truncated());
 }
@@ -122,7 +122,7 @@ fn destination_that_cannot_be_written_is_refused_at_the_start() {
         let sink = format!("file:{}", path.display());
         let vars = [("TOLLKEEPER_DECISION_LOG".into(), sink.into())];
         let (settings, _) = tollkeeper::settings::Settings::from_env(vars.into_iter()).unwrap();
-        let problems = tollkeeper::server::startup::problems(&settings);
+        let problems = tollkeeper::serve::server::startup::problems(&settings);
         problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
     };
     let (missing, parent) = (directory.path().join("missing/log"), directory.path());

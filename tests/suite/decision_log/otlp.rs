@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use opentelemetry_proto::tonic::logs::v1::SeverityNumber;
 use tempfile::tempdir;
-use tollkeeper::decision_log::log::RecordCounts;
+use tollkeeper::decide::log::RecordCounts;
 
 use super::NOON;
 use super::schema::assert_valid;

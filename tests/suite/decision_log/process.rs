@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::Command;
 
 use tempfile::tempdir;
-use tollkeeper::decision_log::header::HeaderEvent;
-use tollkeeper::decision_log::record::Record;
+use tollkeeper::decide::log::header::HeaderEvent;
+use tollkeeper::decide::log::record::Record;
 
 use super::records;
 use crate::kit::grpc::{Client, rate_limit_request};

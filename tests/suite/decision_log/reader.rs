@@ -5,8 +5,8 @@ use std::path::Path;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use tollkeeper::decision_log::reader::{ReadError, RecordReader};
-use tollkeeper::decision_log::record::Record;
+use tollkeeper::decide::log::reader::{ReadError, RecordReader};
+use tollkeeper::decide::log::record::Record;
 
 use super::record::{full_decision, header};
 

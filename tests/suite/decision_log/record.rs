@@ -4,12 +4,12 @@ use std::num::NonZeroU16;
 
 use proptest::prelude::*;
 use smallvec::smallvec;
-use tollkeeper::decision_log::convert::{hits_of, signed_hits};
-use tollkeeper::decision_log::header::{
+use tollkeeper::decide::log::convert::{hits_of, signed_hits};
+use tollkeeper::decide::log::header::{
     DocumentFormat, DocumentRecord, HeaderEvent, HeaderRecord, RuleSetRecord, SettingsRecord,
 };
-use tollkeeper::decision_log::reader::RecordReader;
-use tollkeeper::decision_log::record::{
+use tollkeeper::decide::log::reader::RecordReader;
+use tollkeeper::decide::log::record::{
     DecisionRecord, DecisionSource, DescriptorRecord, DropReason, DroppedRecord, EntryRecord, GlobalRecord,
     LimitRecord, OverrideRecord, Record, RecordedVerdict, ResultRecord, RuleRecord, VERSION,
 };
@@ -17,7 +17,7 @@ use tollkeeper::limit::StorePolicy;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::Unit;
 use tollkeeper::limit::region_loss::RegionLossPolicy;
-use tollkeeper::request::{Entry, Hits, LimitOverride};
+use tollkeeper::limit::request::{Entry, Hits, LimitOverride};
 
 use super::schema::assert_valid;
 

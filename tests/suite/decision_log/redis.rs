@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tempfile::tempdir;
-use tollkeeper::decision_log::record::{DecisionRecord, DecisionSource};
+use tollkeeper::decide::log::record::{DecisionRecord, DecisionSource};
 use tollkeeper::limit::StorePolicy;
 use tollkeeper::store::Store;
 

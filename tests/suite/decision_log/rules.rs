@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use tollkeeper::config::compile::RuleText;
-use tollkeeper::config::compile::options::CompileOptions;
-use tollkeeper::config::recorded;
-use tollkeeper::config::rule_defaults::RuleDefaults;
-use tollkeeper::config::source::SourceRules;
-use tollkeeper::config::xds::resource::documents;
-use tollkeeper::config::yaml::Documents;
-use tollkeeper::decision_log::header::RuleSetRecord;
-use tollkeeper::pb::xds::{RateLimitConfig, RateLimitUnit};
-use tollkeeper::rule::render::rlconfig_lines;
-use tollkeeper::rule::set::RuleSet;
+use tollkeeper::base::pb::xds::{RateLimitConfig, RateLimitUnit};
+use tollkeeper::decide::log::header::RuleSetRecord;
+use tollkeeper::decide::log::recorded;
+use tollkeeper::rules::compile::RuleText;
+use tollkeeper::rules::compile::options::CompileOptions;
+use tollkeeper::rules::rule::render::rlconfig_lines;
+use tollkeeper::rules::rule::set::RuleSet;
+use tollkeeper::rules::rule_defaults::RuleDefaults;
+use tollkeeper::rules::source::SourceRules;
+use tollkeeper::rules::xds::resource::documents;
+use tollkeeper::rules::yaml::Documents;
 
 use crate::kit::xds_server::{limited, resource};
 

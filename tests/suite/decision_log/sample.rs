@@ -5,10 +5,10 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use tempfile::tempdir;
-use tollkeeper::counter;
-use tollkeeper::decision_log::selection::KeySample;
-use tollkeeper::decision_log::values::ValueForm;
-use tollkeeper::request::Entry;
+use tollkeeper::decide::log::selection::KeySample;
+use tollkeeper::decide::log::values::ValueForm;
+use tollkeeper::limit::counter;
+use tollkeeper::limit::request::Entry;
 
 use super::{decisions, logging_service};
 use crate::kit::fixtures::shop_request;
@@ -54,7 +54,7 @@ fn sampled_log(file: &Path, users: &[u32]) -> Vec<(String, u64)> {
         service.decide(&shop_request(&format!("user={user}"))).unwrap();
     }
     service.finish_log();
-    let facts = |decision: tollkeeper::decision_log::record::DecisionRecord<'static>| {
+    let facts = |decision: tollkeeper::decide::log::record::DecisionRecord<'static>| {
         let descriptor = &decision.descriptors[0];
         assert!(descriptor.sampled);
         let user = descriptor.entries[0].value.as_deref().unwrap().to_owned();

@@ -67,7 +67,7 @@ fn examples_of_the_documentation_are_records() {
     for example in examples {
         assert_valid(example);
         let reader =
-            tollkeeper::decision_log::reader::RecordReader::new("docs", std::io::Cursor::new(example.to_owned()));
+            tollkeeper::decide::log::reader::RecordReader::new("docs", std::io::Cursor::new(example.to_owned()));
         assert_eq!(reader.unwrap().filter(Result::is_ok).count(), example.lines().count());
     }
 }

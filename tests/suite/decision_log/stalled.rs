@@ -7,8 +7,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tempfile::{TempDir, tempdir};
-use tollkeeper::decision_log::log::RecordCounts;
-use tollkeeper::decision_log::record::{DropReason, Record};
+use tollkeeper::decide::log::RecordCounts;
+use tollkeeper::decide::log::record::{DropReason, Record};
 
 use super::{logging_service, records};
 use crate::kit::fixtures::shop_request;

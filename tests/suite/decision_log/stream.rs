@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tollkeeper::decision_log::log::RecordCounts;
+use tollkeeper::decide::log::RecordCounts;
 
 use super::NOON;
 use super::schema::assert_valid;

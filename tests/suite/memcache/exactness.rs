@@ -1,6 +1,6 @@
 //! Exact limits over several replicas, refunds and peeks.
 
-use tollkeeper::pb::rate_limit_response::Code;
+use tollkeeper::base::pb::rate_limit_response::Code;
 
 use super::servers::keys_with;
 use super::{call, call_with_hits, client_of, counting_in};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use tollkeeper::clock::Time;
+use tollkeeper::base::clock::Time;
 use tollkeeper::settings::Settings;
 use tollkeeper::store::Store;
 

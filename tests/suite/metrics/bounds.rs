@@ -113,7 +113,7 @@ fn unmatched_names_share_one_overflow_name() {
     let client = Client::connect(watched.server.grpc_port());
     for value in ["x", "y"] {
         let mut request = grpc::rate_limit_request("shop", &[("brought", value)]);
-        request.descriptors[0].limit = Some(tollkeeper::pb::rate_limit_descriptor::RateLimitOverride {
+        request.descriptors[0].limit = Some(tollkeeper::base::pb::rate_limit_descriptor::RateLimitOverride {
             requests_per_unit: 5,
             unit: 3,
             ..Default::default()

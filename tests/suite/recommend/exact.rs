@@ -7,7 +7,7 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::Value;
-use tollkeeper::clock::Time;
+use tollkeeper::base::clock::Time;
 
 use super::{Files, row};
 use crate::kit::fixtures::{decide, load_shop_rules, shop_request};

@@ -1,13 +1,13 @@
 //! Search: bisection finds what a scan of all limits finds, because a larger limit never rejects more keys.
 
 use proptest::prelude::*;
-use tollkeeper::clock::Time;
+use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
-use tollkeeper::recommend::demand::{ChargeSequence, RecordedCharge};
-use tollkeeper::recommend::limit_shape::{FixedKeys, LimitFamily};
-use tollkeeper::recommend::search::{SearchRange, admits_all, smallest};
-use tollkeeper::request::Hits;
+use tollkeeper::limit::request::Hits;
+use tollkeeper::tools::recommend::demand::{ChargeSequence, RecordedCharge};
+use tollkeeper::tools::recommend::limit_shape::{FixedKeys, LimitFamily};
+use tollkeeper::tools::recommend::search::{SearchRange, admits_all, smallest};
 
 /// Largest limit of the scan.
 const MAX: u32 = 60;

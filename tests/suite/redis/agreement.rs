@@ -15,19 +15,19 @@ use proptest::sample::Index;
 use proptest::test_runner::{TestCaseResult, TestRunner};
 use redis::{Connection, ErrorKind, RedisResult, ServerErrorKind, Value, cmd, from_redis_value};
 use smallvec::SmallVec;
-use tollkeeper::algorithm::global_clock::GlobalClock;
-use tollkeeper::algorithm::sliding_window_log::LogRecord;
-use tollkeeper::algorithm::state::{State, charge_together};
-use tollkeeper::algorithm::{
-    ChargeRequest, ChargeResult, EnforcedLimit, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log,
-    token_bucket,
-};
-use tollkeeper::clock::{Clock, Time};
+use tollkeeper::base::clock::{Clock, Time};
 use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::algorithm::global_clock::GlobalClock;
+use tollkeeper::limit::algorithm::sliding_window_log::LogRecord;
+use tollkeeper::limit::algorithm::state::{State, charge_together};
+use tollkeeper::limit::algorithm::{
+    fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log, token_bucket,
+};
+use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, EnforcedLimit};
 use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::redis::error::{RedisError, ReplyError};
-use tollkeeper::request::Hits;
+use tollkeeper::store::client::redis::error::{RedisError, ReplyError};
 use tollkeeper::store::command::{ChargeCommand, MAX_CHARGES_PER_CALL, OwnedCounter};
 use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, RecordedLease};
 use tollkeeper::store::redis::script::arguments::{arguments, clock_argument};

@@ -22,7 +22,7 @@ use std::fs::File;
 use std::io::Write as _;
 
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::store::redis::eventual::table::EventualStats;
+use tollkeeper::store::stats::EventualStats;
 
 use self::ledger::{Worst, check, check_changed};
 use self::scenario::{Plan, ScenarioKind};

@@ -7,14 +7,14 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use smallvec::SmallVec;
-use tollkeeper::clock::Time;
-use tollkeeper::counter::{Counter, Path};
+use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::counter::{Counter, Path};
 use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::request::Entry;
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::redis::hash_slot::hash_slot;
-use tollkeeper::request::Entry;
-use tollkeeper::rule::set::counter_tag;
+use tollkeeper::rules::rule::set::counter_tag;
+use tollkeeper::store::client::redis::hash_slot::hash_slot;
 use tollkeeper::store::redis::key::{MAX_PATH_BYTES, keys, leases_key};
 
 use crate::kit::replica::Replica;

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::thread;
 
 use bytes::BytesMut;
-use tollkeeper::algorithm::ChargeRequest;
-use tollkeeper::clock::Time;
+use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::redis::error::RedisError;
-use tollkeeper::redis::reply::{self, Reply, bytes};
-use tollkeeper::request::Hits;
 use tollkeeper::store::charge_context::ChargeMode;
+use tollkeeper::store::client::redis::error::RedisError;
+use tollkeeper::store::client::redis::reply::{self, Reply, bytes};
 
 use crate::kit::port::Port;
 use crate::kit::redis::cluster::Cluster;

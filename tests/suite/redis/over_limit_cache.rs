@@ -9,13 +9,13 @@ use std::slice::from_ref;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
-use tollkeeper::algorithm::ChargeRequest;
-use tollkeeper::algorithm::state::{State, charge_together};
-use tollkeeper::clock::Time;
+use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::algorithm::state::{State, charge_together};
+use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::request::Hits;
 use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
 use tollkeeper::store::outcome::ChargeResults;
 use tollkeeper::store::over_limit_cache::{CallTimes, OverLimitCache};

@@ -8,7 +8,7 @@ mod refunds;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tollkeeper::clock::Time;
+use tollkeeper::base::clock::Time;
 
 use crate::kit::redis::cluster::Cluster;
 use crate::kit::redis::{self, Server};

@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use redis::{Connection, RedisResult, cmd};
-use tollkeeper::clock::Time;
+use tollkeeper::base::clock::Time;
 use tollkeeper::store::redis::Redis;
 use tollkeeper::store::redis::replicas::claim::{self, ClaimAction, ClaimReply, OwnerId};
 use tollkeeper::store::redis::replicas::{CLAIM_DURATION, Replicas};

@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use tollkeeper::base::pb::RateLimitRequest;
+use tollkeeper::base::pb::rate_limit_response::Code;
+use tollkeeper::base::pb::rate_limit_service_client::RateLimitServiceClient;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::pb::RateLimitRequest;
-use tollkeeper::pb::rate_limit_response::Code;
-use tollkeeper::pb::rate_limit_service_client::RateLimitServiceClient;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::kit::redis::cluster::Cluster;

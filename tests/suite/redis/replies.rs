@@ -1,7 +1,7 @@
 //! Decoding of replies: any bytes decode to a reply of bounded size, or to an error.
 
 use bytes::BytesMut;
-use tollkeeper::redis::reply::{MAX_DEPTH, MAX_ELEMENTS, Reply, next};
+use tollkeeper::store::client::redis::reply::{MAX_DEPTH, MAX_ELEMENTS, Reply, next};
 
 /// Decodes all replies in `bytes`, and returns them with the error that followed.
 fn replies(bytes: &[u8]) -> (Vec<Reply>, Option<String>) {

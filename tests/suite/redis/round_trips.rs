@@ -8,12 +8,12 @@ use std::pin::Pin;
 use std::time::Instant;
 
 use futures_util::future::join_all;
-use tollkeeper::algorithm::ChargeRequest;
-use tollkeeper::clock::Time;
+use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::request::Hits;
 use tollkeeper::store::Store;
 use tollkeeper::store::charge_context::ChargeMode;
 use tollkeeper::store::outcome::ChargeResults;

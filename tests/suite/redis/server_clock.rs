@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use tollkeeper::clock::Time;
-use tollkeeper::redis::server_clock::{ClockJumps, ClockReading, InstantRange, ServerClock, process_us};
+use tollkeeper::base::clock::Time;
+use tollkeeper::store::client::redis::server_clock::{ClockJumps, ClockReading, InstantRange, ServerClock, process_us};
 
 /// Largest drift of a clock against true time, in parts per billion.
 const MAX_DRIFT_PPB: i128 = 500_000;

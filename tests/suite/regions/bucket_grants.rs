@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseResult, TestRunner};
 use redis::{Connection, RedisResult, cmd};
-use tollkeeper::algorithm::global_bucket::{MAX_GRANTS_PER_REGION, State, TermGrant, TermRequest, TokenPool};
-use tollkeeper::clock::Time;
-use tollkeeper::store::redis::global::bucket_grants::{
+use tollkeeper::base::clock::Time;
+use tollkeeper::limit::algorithm::global_bucket::{MAX_GRANTS_PER_REGION, State, TermGrant, TermRequest, TokenPool};
+use tollkeeper::store::redis::regions::bucket_grants::{
     ResetReply, TermReply, decode_request, decode_reset, encode_request, encode_reset,
 };
 use tollkeeper::store::redis::script::compose::global_bucket_script;
@@ -113,7 +113,7 @@ proptest! {
 fn call<T>(
     connection: &mut Connection,
     argument: &[u8],
-    decode: fn(&[u8]) -> Result<T, tollkeeper::algorithm::reply_reader::MalformedReply>,
+    decode: fn(&[u8]) -> Result<T, tollkeeper::limit::algorithm::reply_reader::MalformedReply>,
 ) -> T {
     let reply: RedisResult<Vec<u8>> =
         cmd("EVAL").arg(&global_bucket_script().text).arg(1).arg(KEY).arg(argument).query(connection);

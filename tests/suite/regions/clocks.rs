@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use tollkeeper::algorithm::global_clock::GlobalClock;
-use tollkeeper::redis::server_clock::{InstantRange, OffsetInterval, process_us};
-use tollkeeper::store::redis::global::clocks::{ClockOffsets, global_clock};
+use tollkeeper::limit::algorithm::global_clock::GlobalClock;
+use tollkeeper::store::client::redis::server_clock::{InstantRange, OffsetInterval, process_us};
+use tollkeeper::store::redis::regions::clocks::{ClockOffsets, global_clock};
 
 fn interval() -> impl Strategy<Value = OffsetInterval> {
     (0..1_i64 << 50, 0..2_000_000_i64).prop_map(|(lo_us, width)| OffsetInterval { lo_us, hi_us: lo_us + width })

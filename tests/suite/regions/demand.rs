@@ -7,21 +7,21 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 
-use tollkeeper::algorithm::ChargeRequest;
-use tollkeeper::algorithm::global_bucket::{self, TermRequest};
-use tollkeeper::algorithm::global_clock::GlobalClock;
-use tollkeeper::algorithm::global_window::{self, WindowPool, WindowReturn};
-use tollkeeper::algorithm::region_bucket_grant::RegionTerm;
-use tollkeeper::algorithm::region_grant::RegionGrant;
-use tollkeeper::algorithm::region_window::REQUEST_INTERVAL_US;
-use tollkeeper::algorithm::state::State;
-use tollkeeper::clock::Time;
+use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::algorithm::global_bucket::{self, TermRequest};
+use tollkeeper::limit::algorithm::global_clock::GlobalClock;
+use tollkeeper::limit::algorithm::global_window::{self, WindowPool, WindowReturn};
+use tollkeeper::limit::algorithm::region_bucket_grant::RegionTerm;
+use tollkeeper::limit::algorithm::region_grant::RegionGrant;
+use tollkeeper::limit::algorithm::region_window::REQUEST_INTERVAL_US;
+use tollkeeper::limit::algorithm::state::State;
+use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Scope};
-use tollkeeper::request::Hits;
-use tollkeeper::store::redis::global::bucket_requests::{self, BucketDemand};
-use tollkeeper::store::redis::global::demand::WindowDemand;
+use tollkeeper::store::redis::regions::bucket_requests::{self, BucketDemand};
+use tollkeeper::store::redis::regions::demand::WindowDemand;
 
 const REGIONS: usize = 3;
 const LIMIT: u32 = 1200;

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
-use tollkeeper::algorithm::region_bucket::RegionBucketCounts;
-use tollkeeper::algorithm::region_window::RegionWindowCounts;
+use tollkeeper::limit::algorithm::region_bucket::RegionBucketCounts;
+use tollkeeper::limit::algorithm::region_window::RegionWindowCounts;
 
 use crate::kit::redis::{self as servers, Server};
 use crate::kit::tcp_proxy::{Mode, TcpProxy};

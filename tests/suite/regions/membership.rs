@@ -4,17 +4,18 @@ use std::slice::from_ref;
 use std::time::{Duration, Instant};
 
 use redis::{Connection, RedisResult, cmd};
-use tollkeeper::algorithm::global_clock::GlobalClock;
-use tollkeeper::clock::Time;
-use tollkeeper::redis::script::Script;
-use tollkeeper::redis::server_clock::process_us;
-use tollkeeper::store::redis::global::members::{self, MemberReport, MembersReply, OtherRegion};
-use tollkeeper::store::redis::global::membership::{CUT_OFF_AFTER, Membership, Standing};
-use tollkeeper::store::redis::global::notices::{MembershipNotice, notices};
-use tollkeeper::store::redis::global::region_identity::{
+use tollkeeper::base::clock::Time;
+use tollkeeper::limit::algorithm::global_clock::GlobalClock;
+use tollkeeper::store::client::redis::script::Script;
+use tollkeeper::store::client::redis::server_clock::process_us;
+use tollkeeper::store::redis::regions::members::{self, MemberReport, MembersReply, OtherRegion};
+use tollkeeper::store::redis::regions::membership::{CUT_OFF_AFTER, Membership, Standing};
+use tollkeeper::store::redis::regions::notices::notices;
+use tollkeeper::store::redis::regions::region_identity::{
     self, IdentityClaim, IdentityReply, RegionId, RegionIdentity, RegionListHash,
 };
 use tollkeeper::store::redis::script::compose::{global_members_script, region_identity_script};
+use tollkeeper::store::stats::MembershipNotice;
 
 use crate::kit::redis::{self as servers, Server};
 

@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 
 use proptest::prelude::*;
-use tollkeeper::algorithm::global_clock::GlobalClock;
-use tollkeeper::algorithm::region_bucket_grant::RegionTerm;
-use tollkeeper::algorithm::region_grant::RegionGrant;
-use tollkeeper::algorithm::region_window::{ANSWER_TIME_US, RegionWindowCounts};
-use tollkeeper::algorithm::state::State;
-use tollkeeper::algorithm::{ChargeRequest, ChargeResult};
-use tollkeeper::clock::Time;
+use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::algorithm::global_clock::GlobalClock;
+use tollkeeper::limit::algorithm::region_bucket_grant::RegionTerm;
+use tollkeeper::limit::algorithm::region_grant::RegionGrant;
+use tollkeeper::limit::algorithm::region_window::{ANSWER_TIME_US, RegionWindowCounts};
+use tollkeeper::limit::algorithm::state::State;
+use tollkeeper::limit::charge::{ChargeRequest, ChargeResult};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::region_loss::RegionLossPolicy;
+use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Scope};
-use tollkeeper::request::Hits;
 
 /// Period of all limits here: 10 s.
 const PERIOD_US: u64 = 10_000_000;

@@ -5,11 +5,11 @@ use std::cell::RefCell;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use redis::{Connection, RedisResult, cmd};
-use tollkeeper::algorithm::loss_allowance::LossPeriod;
-use tollkeeper::algorithm::region_grant::RegionGrant;
-use tollkeeper::algorithm::region_window::RegionWindowCounts;
-use tollkeeper::clock::Time;
-use tollkeeper::store::redis::global::region_call::{encode_grant, encode_return};
+use tollkeeper::base::clock::Time;
+use tollkeeper::limit::algorithm::loss_allowance::LossPeriod;
+use tollkeeper::limit::algorithm::region_grant::RegionGrant;
+use tollkeeper::limit::algorithm::region_window::RegionWindowCounts;
+use tollkeeper::store::redis::regions::region_call::{encode_grant, encode_return};
 use tollkeeper::store::redis::script::compose::region_grant_script;
 
 use crate::kit::redis::options;

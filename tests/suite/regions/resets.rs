@@ -1,10 +1,10 @@
 //! Resets of global limits: the list in the global Redis, and counters that follow it.
 
 use redis::{Connection, RedisResult, cmd};
-use tollkeeper::clock::Time;
-use tollkeeper::redis::script::Script;
-use tollkeeper::store::redis::global::region_call::encode_reset;
-use tollkeeper::store::redis::global::reset_list::{self, Reset, ResetCounter, ResetsReply};
+use tollkeeper::base::clock::Time;
+use tollkeeper::store::client::redis::script::Script;
+use tollkeeper::store::redis::regions::region_call::encode_reset;
+use tollkeeper::store::redis::regions::reset_list::{self, Reset, ResetCounter, ResetsReply};
 use tollkeeper::store::redis::script::compose::{global_resets_script, region_reset_script};
 
 use crate::kit::redis::{self as servers, Server};

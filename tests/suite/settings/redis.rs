@@ -5,11 +5,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use tollkeeper::settings::choices::KeyFormat;
+use tollkeeper::settings::credentials::Credentials;
 use tollkeeper::settings::endpoint::Endpoint;
 use tollkeeper::settings::pem::{ClientCertificate, PemFile};
-use tollkeeper::settings::redis::{
-    Credentials, DeploymentSettings, OverLimitCacheSettings, RedisSettings, TopologySettings,
-};
+use tollkeeper::settings::redis::{DeploymentSettings, OverLimitCacheSettings, RedisSettings, TopologySettings};
 use tollkeeper::settings::report::{Disposition, report};
 use tollkeeper::settings::secret::Secret;
 use tollkeeper::settings::store::StoreSettings;

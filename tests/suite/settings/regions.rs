@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use tollkeeper::settings::redis::{Credentials, RedisSettings, TopologySettings, region_number};
+use tollkeeper::settings::credentials::Credentials;
+use tollkeeper::settings::redis::{RedisSettings, TopologySettings, region_number};
 use tollkeeper::settings::report::report;
 use tollkeeper::settings::secret::Secret;
 use tollkeeper::settings::store::StoreSettings;

@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
-use tollkeeper::algorithm::ChargeResult;
-use tollkeeper::grpc::decode;
-use tollkeeper::grpc::service::DEFAULT_DEADLINE;
-use tollkeeper::rule::set::CompiledLimit;
+use tollkeeper::limit::charge::ChargeResult;
+use tollkeeper::rules::rule::set::CompiledLimit;
+use tollkeeper::serve::grpc::decode;
+use tollkeeper::serve::grpc::service::DEFAULT_DEADLINE;
 use tollkeeper::telemetry::metrics::limit_stats::LimitStat;
 
 use super::model::Random;

@@ -7,9 +7,9 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 
-use tollkeeper::clock::Time;
-use tollkeeper::grpc::decode;
-use tollkeeper::grpc::service::DEFAULT_DEADLINE;
+use tollkeeper::base::clock::Time;
+use tollkeeper::serve::grpc::decode;
+use tollkeeper::serve::grpc::service::DEFAULT_DEADLINE;
 
 use super::{SECOND, StoreUnderTest};
 use crate::kit::fixtures::{decide, shop_request};

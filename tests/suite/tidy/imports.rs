@@ -12,7 +12,7 @@ use super::assert_none;
 use super::sources::{Source, is_test_only, modules};
 
 /// Imports of one module, each with the names that it takes.
-type Imports = BTreeMap<String, BTreeSet<String>>;
+pub(super) type Imports = BTreeMap<String, BTreeSet<String>>;
 
 /// Collects the paths of a file that lead to other modules.
 struct PathCollector<'m> {
@@ -128,10 +128,16 @@ fn cycles(graph: &BTreeMap<String, Imports>) -> Vec<String> {
     found
 }
 
-#[test]
-fn modules_do_not_import_each_other_in_a_circle() {
+/// The imports of each module in `src`, without those of `lib.rs`.
+pub(super) fn of_all_modules() -> BTreeMap<String, Imports> {
     let mut graph = imports(&modules());
     graph.remove("");
+    graph
+}
+
+#[test]
+fn modules_do_not_import_each_other_in_a_circle() {
+    let graph = of_all_modules();
     assert!(graph.len() > 100, "only {} modules were found", graph.len());
     assert_none("import cycles", &cycles(&graph));
 }

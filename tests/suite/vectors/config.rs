@@ -6,12 +6,12 @@
 use std::sync::Arc;
 
 use serde_json::Value;
-use tollkeeper::config::compile::options::CompileOptions;
-use tollkeeper::config::compile::{Compiled, RuleText, compile};
-use tollkeeper::config::diagnostic::Diagnostics;
-use tollkeeper::config::yaml::Documents;
-use tollkeeper::rule::render::rlconfig_lines;
-use tollkeeper::rule::set::RuleSet;
+use tollkeeper::rules::compile::options::CompileOptions;
+use tollkeeper::rules::compile::{Compiled, RuleText, compile};
+use tollkeeper::rules::diagnostic::Diagnostics;
+use tollkeeper::rules::rule::render::rlconfig_lines;
+use tollkeeper::rules::rule::set::RuleSet;
+use tollkeeper::rules::yaml::Documents;
 
 /// Files that fail there and load here, with the reason.
 const LOADS_HERE: &[(&str, &str)] = &[

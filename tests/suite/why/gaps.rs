@@ -1,8 +1,8 @@
 //! Absent descriptors, hidden and hashed values, samples, missing records and damaged logs.
 
 use serde_json::{Value, json};
-use tollkeeper::decision_log::values::ValueForm;
-use tollkeeper::request::Entry;
+use tollkeeper::decide::log::values::ValueForm;
+use tollkeeper::limit::request::Entry;
 
 use super::{Logs, changed, decision, descriptor, header, lines, of_ann};
 

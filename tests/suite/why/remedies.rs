@@ -4,17 +4,17 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 use serde_json::{Value, json};
 use smallvec::smallvec;
-use tollkeeper::algorithm::state::State;
-use tollkeeper::algorithm::{ChargeRequest, ChargeResult};
-use tollkeeper::clock::Time;
-use tollkeeper::decision_log::record::{
+use tollkeeper::base::clock::Time;
+use tollkeeper::decide::log::record::{
     DecisionRecord, DecisionSource, DescriptorRecord, LimitRecord, RecordedVerdict, ResultRecord,
 };
+use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::algorithm::{Algorithm, RejectedHitsPolicy};
+use tollkeeper::limit::charge::{ChargeRequest, ChargeResult};
 use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::request::Hits;
-use tollkeeper::why::remedy::{RejectingLimit, Remedy};
+use tollkeeper::tools::why::remedy::{RejectingLimit, Remedy};
 
 use super::{Logs, NOON_US, changed, decision, descriptor};
 

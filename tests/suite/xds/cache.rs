@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use prost_types::Any;
 use serde_json::Value;
 use tempfile::TempDir;
-use tollkeeper::clock::Time;
-use tollkeeper::config::xds::cache::ResourceCache;
-use tollkeeper::pb::xds::RateLimitUnit;
+use tollkeeper::base::clock::Time;
+use tollkeeper::base::pb::xds::RateLimitUnit;
+use tollkeeper::rules::xds::cache::ResourceCache;
 
 use super::{limit, stream_status, waiting_client_of, xds_settings};
 use crate::kit::tollkeeper::Setup;

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use rcgen::KeyPair;
 use socket2::{Domain, Socket, Type};
 use tokio::runtime::Runtime;
-use tollkeeper::config::source::{RuleSource, SourceConfig};
-use tollkeeper::config::xds::XdsConfig;
-use tollkeeper::config::xds::connect::{ResolveHost, connect, resolve_host};
+use tollkeeper::rules::source::{RuleSource, SourceConfig};
+use tollkeeper::rules::xds::XdsConfig;
+use tollkeeper::rules::xds::connect::{ResolveHost, connect, resolve_host};
 use tollkeeper::settings::xds::XdsSettings;
 
 use super::{client_of, tls, xds_settings};

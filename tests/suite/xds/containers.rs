@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use ::tollkeeper::pb::xds::{RateLimitConfig, RateLimitDescriptor, RateLimitUnit};
+use ::tollkeeper::base::pb::xds::{RateLimitConfig, RateLimitDescriptor, RateLimitUnit};
 
 use super::tls::{issue, rsa_key, start};
 use super::{accepted, facts};

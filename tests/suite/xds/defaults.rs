@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use tempfile::TempDir;
-use tollkeeper::clock::Time;
-use tollkeeper::config::compile::options::CompileOptions;
-use tollkeeper::config::recorded;
-use tollkeeper::config::rule_defaults::RuleDefaults;
-use tollkeeper::config::source::SourceRules;
-use tollkeeper::config::xds::resource::documents;
-use tollkeeper::pb::xds::{RateLimitConfig, RateLimitUnit};
+use tollkeeper::base::clock::Time;
+use tollkeeper::base::pb::xds::{RateLimitConfig, RateLimitUnit};
+use tollkeeper::decide::log::recorded;
+use tollkeeper::rules::compile::options::CompileOptions;
+use tollkeeper::rules::rule_defaults::RuleDefaults;
+use tollkeeper::rules::source::SourceRules;
+use tollkeeper::rules::xds::resource::documents;
 
 use super::{client_of, limit, waiting_client_of};
 use crate::kit::http;

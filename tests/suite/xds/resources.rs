@@ -2,13 +2,15 @@
 
 use prost_types::value::Kind;
 use prost_types::{Any, Struct, Value};
-use tollkeeper::config::compile::options::CompileOptions;
-use tollkeeper::config::compile::{Compiled, RuleText, compile, compile_documents};
-use tollkeeper::config::xds::resource::documents;
-use tollkeeper::config::yaml::Documents;
-use tollkeeper::pb::xds::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitReplace, RateLimitUnit};
-use tollkeeper::rule::render::rlconfig_lines;
-use tollkeeper::rule::set::RuleSet;
+use tollkeeper::base::pb::xds::{
+    RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitReplace, RateLimitUnit,
+};
+use tollkeeper::rules::compile::options::CompileOptions;
+use tollkeeper::rules::compile::{Compiled, RuleText, compile, compile_documents};
+use tollkeeper::rules::rule::render::rlconfig_lines;
+use tollkeeper::rules::rule::set::RuleSet;
+use tollkeeper::rules::xds::resource::documents;
+use tollkeeper::rules::yaml::Documents;
 
 use crate::kit::xds_server::{TYPE_URL, daily, limited, resource};
 

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tollkeeper::config::source::{RuleSource, SourceConfig};
-use tollkeeper::config::xds::XdsConfig;
-use tollkeeper::pb::xds::RateLimitUnit;
+use tollkeeper::base::pb::xds::RateLimitUnit;
+use tollkeeper::rules::source::{RuleSource, SourceConfig};
+use tollkeeper::rules::xds::XdsConfig;
 
 use super::{accepted, client_of, facts, limit, stream_status, wait_for_limit, waiting_client_of, xds_settings};
 use crate::kit::scrape::{scrape, with_prometheus};

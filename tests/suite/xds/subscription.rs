@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use prost_types::Any;
-use tollkeeper::config::xds::subscription::{MAX_REFUSAL_DELAY, MIN_REFUSAL_DELAY, Reaction, Subscription, TYPE_URL};
-use tollkeeper::pb::xds::{DiscoveryRequest, DiscoveryResponse, Node};
+use tollkeeper::base::pb::xds::{DiscoveryRequest, DiscoveryResponse, Node};
+use tollkeeper::rules::xds::subscription::{MAX_REFUSAL_DELAY, MIN_REFUSAL_DELAY, Reaction, Subscription, TYPE_URL};
 
 fn subscription() -> Subscription {
     Subscription::new(Node { id: "node".to_owned(), metadata: None })

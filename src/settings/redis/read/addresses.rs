@@ -1,9 +1,9 @@
 //! Reading of the addresses in a `REDIS_URL`, by the kind of deployment.
 
 use crate::settings::choices::{DeploymentKind, SocketKind};
+use crate::settings::credentials::Credentials;
 use crate::settings::endpoint::Endpoint;
 use crate::settings::invalid::InvalidSetting;
-use crate::settings::redis::Credentials;
 use crate::settings::setting::{AnySetting as _, Setting};
 use crate::settings::url::{self, Url};
 use crate::settings::value::choice::Choice as _;

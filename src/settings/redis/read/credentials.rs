@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::settings::redis::Credentials;
+use crate::settings::credentials::Credentials;
 use crate::settings::secret::Secret;
 use crate::settings::setting::{AnySetting as _, Setting};
 use crate::settings::url::Url;

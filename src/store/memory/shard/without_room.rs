@@ -6,10 +6,10 @@
 use smallvec::SmallVec;
 
 use super::{CounterSlot, MemoryShard};
-use crate::algorithm::state::{State, charge_together};
-use crate::algorithm::{ChargeResult, EnforcedLimit};
-use crate::clock::Time;
-use crate::counter::Charge;
+use crate::base::clock::Time;
+use crate::limit::algorithm::state::{State, charge_together};
+use crate::limit::charge::{ChargeResult, EnforcedLimit};
+use crate::limit::counter::Charge;
 
 impl MemoryShard {
     /// Returns the results of a charge if an existing counter rejects it for all limits; changes no counter. `None` if

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::clock::Time;
+use crate::base::clock::Time;
 use crate::store::outcome::StoreOutcome;
 
 /// Inputs of a local admission.

@@ -5,10 +5,10 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::lease::{CallReport, LeaseTicket};
-use crate::algorithm::fixed_window;
-use crate::algorithm::state::State;
-use crate::clock::Time;
+use crate::base::clock::Time;
 use crate::limit::algorithm::HitExpiry;
+use crate::limit::algorithm::fixed_window;
+use crate::limit::algorithm::state::State;
 use crate::limit::{Consistency, Limit, Overshoot};
 use crate::store::command::OwnedCounter;
 use crate::store::redis::lease_call::RecordedLease;

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use smallvec::SmallVec;
 
-use crate::algorithm::state::State;
-use crate::clock::Time;
+use crate::base::clock::Time;
+use crate::limit::algorithm::state::State;
 use crate::store::redis::lease_call::RecordedLease;
 
 /// Report of Redis on a descriptor: the outcome of one call.

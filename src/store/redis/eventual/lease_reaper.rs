@@ -16,8 +16,8 @@ use tokio::time::sleep;
 
 use super::lease::LeaseTicket;
 use super::table::EventualTable;
-use crate::algorithm::ChargeRequest;
-use crate::request::Hits;
+use crate::limit::charge::ChargeRequest;
+use crate::limit::request::Hits;
 use crate::store::command::{ChargeBatch, ChargeCommand};
 use crate::store::over_limit_cache::OverLimitCache;
 use crate::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease};

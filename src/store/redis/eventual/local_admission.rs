@@ -12,9 +12,9 @@ use super::lease_reaper::LeaseReaper;
 use super::table::EventualTable;
 use smallvec::SmallVec;
 
-use crate::algorithm::ChargeRequest;
-use crate::clock::Time;
-use crate::request::Hits;
+use crate::base::clock::Time;
+use crate::limit::charge::ChargeRequest;
+use crate::limit::request::Hits;
 use crate::store::command::{ChargeBatch, ChargeCommand};
 use crate::store::outcome::{ChargeResults, StoreOutcome};
 use crate::store::over_limit_cache::OverLimitCache;

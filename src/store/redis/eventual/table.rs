@@ -9,13 +9,14 @@ use super::admission::{Admission, AdmitContext};
 use super::counters::{DescriptorId, EventualCounters};
 use super::entry::EventualEntry;
 use super::lease::{CallReport, LeaseTicket};
-use crate::clock::Time;
-use crate::identity_hasher::{HashKeyMap, SHARDS};
-use crate::request::Hits;
-use crate::sharded::{Sharded, upper_half};
+use crate::base::clock::Time;
+use crate::base::identity_hasher::{HashKeyMap, SHARDS};
+use crate::base::sharded::{Sharded, upper_half};
+use crate::limit::request::Hits;
 use crate::store::command::ChargeCommand;
 use crate::store::outcome::{ChargeResults, DecidedBy, StoreOutcome};
 use crate::store::redis::lease_call::OwnLease;
+use crate::store::stats::EventualStats;
 
 /// Memory of a descriptor, table included, in bytes.
 const ENTRY_BYTES: usize = 2 * size_of::<EventualEntry>();
@@ -46,19 +47,6 @@ struct EventualCounts {
     leased: AtomicU64,
     lent: AtomicU64,
     returned: AtomicU64,
-}
-
-/// Hits of eventual rules since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EventualStats {
-    /// Admitted from shares.
-    pub shared: u64,
-    /// Admitted from leases.
-    pub leased: u64,
-    /// Charged in Redis for leases.
-    pub lent: u64,
-    /// Left of leases when they ended.
-    pub returned: u64,
 }
 
 impl EventualTable {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::redis::error::{RedisError, ReplyError};
+use crate::store::client::redis::error::{RedisError, ReplyError};
 
 /// Time from a rejected script to the next attempt: the permissions of the user may have changed.
 const RETRY_AFTER_REJECTION: Duration = Duration::from_secs(60);
@@ -88,7 +88,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::RefundSupport;
-    use crate::redis::error::{RedisError, ReplyError};
+    use crate::store::client::redis::error::{RedisError, ReplyError};
 
     #[test]
     fn scripts_are_tried_again_after_a_rejection() {

@@ -1,4 +1,4 @@
--- Division of a token bucket over regions, in the global Redis: see src/algorithm/global_bucket.rs.
+-- Division of a token bucket over regions, in the global Redis: see src/limit/algorithm/global_bucket.rs.
 --
 -- KEYS: the grants of one bucket.
 -- ARGV[1]: signed 64-bit little-endian numbers: now in microseconds since the Unix epoch, negative: use the server's

@@ -1,4 +1,4 @@
--- List of resets in the global Redis, which all regions follow: see src/store/redis/global/resets.rs.
+-- List of resets in the global Redis, which all regions follow: see src/store/redis/regions/resets.rs.
 --
 -- KEYS: the list.
 -- ARGV[1]: signed 64-bit little-endian numbers: now in microseconds since the Unix epoch, negative: use the server's

@@ -1,4 +1,4 @@
--- Grants of a window's hits to regions, in the global Redis: see src/algorithm/global_window.rs.
+-- Grants of a window's hits to regions, in the global Redis: see src/limit/algorithm/global_window.rs.
 --
 -- KEYS: the count of one limit.
 -- ARGV[1]: signed 64-bit little-endian numbers: now in microseconds since the Unix epoch, negative: use the server's

@@ -1,4 +1,4 @@
--- Gives a grant to a region's bucket: see src/algorithm/region_bucket_grant.rs.
+-- Gives a grant to a region's bucket: see src/limit/algorithm/region_bucket_grant.rs.
 --
 -- KEYS: the counter, with the state of region_bucket.lua. ARGV[3]: clock of the global Redis, see region_window.lua.
 -- ARGV[1]: signed 64-bit little-endian numbers: now in microseconds (negative: use the server's time), period in

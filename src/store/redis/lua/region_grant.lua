@@ -1,4 +1,4 @@
--- Gives a grant to a region's counter of windows, or takes its unused hits: see src/algorithm/region_grant.rs.
+-- Gives a grant to a region's counter of windows, or takes its unused hits: see src/limit/algorithm/region_grant.rs.
 --
 -- KEYS: the counter, with the state of region_window.lua.
 -- ARGV[1]: signed 64-bit little-endian numbers: purpose (0: a grant, 1: a return), period in milliseconds, window; then

@@ -4,8 +4,8 @@ use std::hash::{BuildHasher, RandomState};
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use crate::algorithm::reply_reader::MalformedReply;
-use crate::clock::Time;
+use crate::base::clock::Time;
+use crate::limit::algorithm::reply_reader::MalformedReply;
 use crate::store::redis::key;
 
 /// Random identity of a process, different from all others, earlier ones included.

@@ -14,12 +14,12 @@ use tokio::time::timeout;
 
 use super::Replicas;
 use super::claim::{self, ClaimAction, ClaimReply, OwnerId};
-use crate::clock::Clock;
-use crate::redis::deployment::Deployment;
-use crate::redis::error::RedisError;
-use crate::redis::hash_slot::hash_slot;
-use crate::redis::redirects::Redirects;
-use crate::redis::reply::bytes;
+use crate::base::clock::Clock;
+use crate::store::client::redis::deployment::Deployment;
+use crate::store::client::redis::error::RedisError;
+use crate::store::client::redis::hash_slot::hash_slot;
+use crate::store::client::redis::redirects::Redirects;
+use crate::store::client::redis::reply::bytes;
 use crate::store::fallback::ReplicaCount;
 use crate::store::redis::script::compose::replicas_script;
 use crate::telemetry::log_throttle::LogThrottle;

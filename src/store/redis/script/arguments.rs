@@ -5,14 +5,14 @@
 
 use bytes::Bytes;
 
-use crate::algorithm::algorithm_state::CallCharge;
-use crate::algorithm::global_clock::GlobalClock;
-use crate::algorithm::reply_reader::MAX_EXACT;
-use crate::algorithm::state::State;
-use crate::clock::Time;
+use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::counting::Counting;
-use crate::request::Hits;
+use crate::limit::algorithm::algorithm_state::CallCharge;
+use crate::limit::algorithm::counting::Counting;
+use crate::limit::algorithm::global_clock::GlobalClock;
+use crate::limit::algorithm::reply_reader::MAX_EXACT;
+use crate::limit::algorithm::state::State;
+use crate::limit::request::Hits;
 use crate::store::command::{ChargeCommand, OwnedCounter};
 
 /// Encodes a call of at most [`MAX_CHARGES_PER_CALL`](crate::store::command::MAX_CHARGES_PER_CALL) charges.

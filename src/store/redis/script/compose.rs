@@ -9,8 +9,8 @@
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-use crate::limit::counting::{Counting, for_each_counting};
-use crate::redis::script::Script;
+use crate::limit::algorithm::counting::{Counting, for_each_counting};
+use crate::store::client::redis::script::Script;
 
 /// Files of parts that any algorithm may use.
 const SHARED_FILES: [&str; 7] = [

@@ -2,16 +2,16 @@
 //!
 //! A script decides charges and changes states, but does not compute results. It returns its time and the states as it
 //! found them. The same charges are repeated here on those states by the algorithms of
-//! [`algorithm`](crate::algorithm), so that each result is computed in one place for all stores.
+//! [`algorithm`](crate::limit::charge), so that each result is computed in one place for all stores.
 
 use smallvec::SmallVec;
 
-use crate::algorithm::global_clock::GlobalClock;
-use crate::algorithm::region_use::RegionUse;
-use crate::algorithm::reply_reader::{MalformedReply, ReplyReader};
-use crate::algorithm::state::{State, charge_together};
-use crate::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit};
-use crate::clock::Time;
+use crate::base::clock::Time;
+use crate::limit::algorithm::global_clock::GlobalClock;
+use crate::limit::algorithm::region_use::RegionUse;
+use crate::limit::algorithm::reply_reader::{MalformedReply, ReplyReader};
+use crate::limit::algorithm::state::{State, charge_together};
+use crate::limit::charge::{ChargeRequest, ChargeResult, EnforcedLimit};
 use crate::store::command::{ChargeCommand, OwnedCounter};
 
 /// Outcome of a call.

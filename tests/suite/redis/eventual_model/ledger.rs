@@ -2,12 +2,12 @@
 //!
 //! All numbers are integers: overshoot is in hundred-thousandths of a hit.
 
-use tollkeeper::algorithm::ChargeRequest;
-use tollkeeper::algorithm::state::State;
-use tollkeeper::clock::Time;
+use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::algorithm::state::State;
+use tollkeeper::limit::charge::ChargeRequest;
+use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Consistency, Limit, LimitSpec, Overshoot};
-use tollkeeper::request::Hits;
 
 use super::scenario::Adjustment;
 

@@ -3,12 +3,12 @@
 use std::fmt::Write as _;
 
 use smallvec::SmallVec;
-use tollkeeper::algorithm::ChargeRequest;
-use tollkeeper::algorithm::state::State;
-use tollkeeper::clock::Time;
+use tollkeeper::base::clock::Time;
+use tollkeeper::limit::algorithm::state::State;
+use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec, Overshoot};
-use tollkeeper::request::Hits;
 
 use super::ledger::By;
 use super::scenario::{Arrival, Network, Plan, counted, limit};

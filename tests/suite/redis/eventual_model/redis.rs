@@ -4,9 +4,9 @@
 //! `src/store/redis/lua/leases.lua`.
 
 use smallvec::SmallVec;
-use tollkeeper::algorithm::state::{State, charge_together};
-use tollkeeper::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit, MAX_COUNT};
-use tollkeeper::clock::Time;
+use tollkeeper::base::clock::Time;
+use tollkeeper::limit::algorithm::state::{State, charge_together};
+use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, EnforcedLimit, MAX_COUNT};
 use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
 use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, RecordedLease};
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
-use tollkeeper::clock::Time;
+use tollkeeper::base::clock::Time;
 use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
 use tollkeeper::store::redis::eventual::budget::LocalBudget;
 use tollkeeper::store::redis::eventual::counters::{DescriptorId, EventualCounters};

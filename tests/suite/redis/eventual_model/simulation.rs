@@ -8,15 +8,15 @@ use std::collections::BinaryHeap;
 use std::time::{Duration, Instant};
 
 use smallvec::{SmallVec, smallvec};
-use tollkeeper::algorithm::ChargeRequest;
-use tollkeeper::clock::Time;
-use tollkeeper::request::Hits;
+use tollkeeper::base::clock::Time;
+use tollkeeper::limit::charge::ChargeRequest;
+use tollkeeper::limit::request::Hits;
 use tollkeeper::store::command::{ChargeCommand, MAX_CHARGES_PER_CALL};
 use tollkeeper::store::redis::eventual::admission::{Admission, AdmitContext};
 use tollkeeper::store::redis::eventual::counters::EventualCounters;
 use tollkeeper::store::redis::eventual::lease::{CallReport, LeaseTicket};
-use tollkeeper::store::redis::eventual::table::EventualStats;
 use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease, reset_command};
+use tollkeeper::store::stats::EventualStats;
 
 use super::ledger::{By, Use};
 use super::redis::{ChargeResults, Redis, States};

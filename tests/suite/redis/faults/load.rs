@@ -16,9 +16,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use tokio::time::{MissedTickBehavior, interval};
-use tollkeeper::pb::RateLimitResponse;
-use tollkeeper::pb::rate_limit_response::Code;
-use tollkeeper::pb::rate_limit_service_client::RateLimitServiceClient;
+use tollkeeper::base::pb::RateLimitResponse;
+use tollkeeper::base::pb::rate_limit_response::Code;
+use tollkeeper::base::pb::rate_limit_service_client::RateLimitServiceClient;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code as Status, Request};
 

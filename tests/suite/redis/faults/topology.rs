@@ -11,7 +11,7 @@ use crate::kit::redis::options;
 use crate::kit::redis::sentinels::{NAME, Sentinels};
 use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
 use crate::kit::wait_for;
-use tollkeeper::pb::rate_limit_response::Code;
+use tollkeeper::base::pb::rate_limit_response::Code;
 
 /// A tollkeeper that counts in the cluster, and knows only some of its nodes.
 fn counting_in(cluster: &Cluster, setup: Setup) -> Tollkeeper {

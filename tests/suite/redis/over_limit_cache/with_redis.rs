@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::request::Hits;
 use tollkeeper::store::Store;
 use tollkeeper::store::charge_context::ChargeMode;
 use tollkeeper::store::outcome::ChargeResults;

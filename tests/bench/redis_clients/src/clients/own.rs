@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::net::TcpStream;
-use tollkeeper::redis::connection::Connection;
-use tollkeeper::redis::reply::Reply;
-use tollkeeper::store_client::pipeline::Closed;
+use tollkeeper::store::client::redis::connection::Connection;
+use tollkeeper::store::client::redis::reply::Reply;
+use tollkeeper::store::client::pipeline::Closed;
 
 use super::{Call, RedisClient};
 use crate::DEADLINE;

@@ -1,0 +1,51 @@
+//! Protobuf messages and services of Envoy's rate limit and discovery APIs, each under one path. The code in
+//! `proto/generated` is generated from `proto/` by a test, `generated_code`.
+//!
+//! `Entry.key` and `Entry.value` are `Bytes`: slices of the received message, UTF-8 or not. Well-known wrappers are
+//! `Option`s, so that a number that was not sent differs from 0. Nothing here interprets a message; `grpc` does.
+
+pub mod codec;
+
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    unused_qualifications,
+    clippy::all,
+    clippy::too_many_lines,
+    reason = "generated"
+)]
+mod generated {
+    include!("../../proto/generated/pb.rs");
+}
+
+// The generated modules follow the packages, up to five levels deep; the names are distinct without them.
+pub use generated::envoy::config::core::v3::HeaderValue;
+pub use generated::envoy::extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor};
+pub use generated::envoy::service::ratelimit::v3::{
+    RateLimitRequest, RateLimitResponse, rate_limit_response, rate_limit_service_client, rate_limit_service_server,
+};
+pub use generated::envoy::r#type::v3::RateLimitUnit;
+
+/// Messages and service of a control plane that sends rules.
+pub mod xds {
+    pub use super::generated::envoy::config::core::v3::Node;
+    pub use super::generated::envoy::service::discovery::v3::{
+        DiscoveryRequest, DiscoveryResponse, aggregated_discovery_service_client, aggregated_discovery_service_server,
+    };
+    pub use super::generated::google::rpc::Status;
+    pub use super::generated::ratelimit::config::ratelimit::v3::{
+        RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitReplace, RateLimitUnit,
+    };
+}
+
+/// Path of the service's only method in HTTP/2 requests.
+pub const METHOD_PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+/// Name of that method in traces.
+pub const METHOD: &str = METHOD_PATH.split_at(1).1;
+
+/// Messages and service as a serialized `google.protobuf.FileDescriptorSet`, imports included.
+///
+/// There `Entry.key` and `Entry.value` are `string`, as in Envoy's own files.
+pub const fn descriptor_set() -> &'static [u8] {
+    include_bytes!("../../proto/generated/descriptors.bin")
+}

@@ -1,0 +1,222 @@
+//! Decision log: one record of each decision, which the server writes and every tool reads.
+//!
+//! [`record`] and [`header`] are the format, [`reader`] reads it. [`DecisionLog`] selects and encodes, a [`queue`] per
+//! sink decouples decisions from I/O, and a `writer` per sink writes.
+//!
+//! A record is encoded once, in the thread of its decision, into a buffer that the thread reuses, and copied to the
+//! queue of each sink. Sinks never hold up a decision: a full queue drops the record.
+
+pub mod header;
+pub mod record;
+mod encode;
+pub mod convert;
+mod owned;
+pub mod reader;
+pub mod stream;
+pub mod selection;
+pub mod values;
+pub mod queue;
+pub mod recorded;
+mod lost_records;
+mod sink;
+mod writer;
+
+use std::cell::Cell;
+use std::hash::{BuildHasher as _, RandomState};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use self::header::{HeaderEvent, HeaderRecord, RuleSetRecord, SettingsRecord};
+use self::record::DecisionRecord;
+use self::selection::KeySample;
+use self::values::ValueForm;
+use self::writer::SinkHandle;
+use crate::base::clock::Clock;
+use crate::settings::Settings;
+use crate::settings::decision_log::{DecisionLogSettings, LoggedDecisions, SinkSettings};
+use crate::settings::problem::UnusableSetting;
+use crate::settings::store::StoreSettings;
+use crate::settings::value::choice::Choice as _;
+
+/// Capacity of a thread's buffer that is kept, in bytes.
+const MAX_KEPT_BYTES: usize = 64 * 1024;
+
+thread_local! {
+    static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// Decision log of a process.
+#[derive(Debug)]
+pub struct DecisionLog {
+    /// Decisions that are logged.
+    pub when: LoggedDecisions,
+    /// Keys whose decisions are logged.
+    pub sample: KeySample,
+    /// Form of values.
+    pub values: ValueForm,
+    process: String,
+    clock: Clock,
+    store: &'static str,
+    settings: SettingsRecord,
+    last_seq: AtomicU64,
+    has_started: AtomicBool,
+    sinks: Vec<SinkHandle>,
+}
+
+/// Facts about the process for the headers of its log.
+#[derive(Clone, Debug)]
+pub struct ProcessFacts {
+    /// Store of the counters: `memory`, `redis` or `memcache`.
+    pub store: &'static str,
+    /// Settings that change answers.
+    pub settings: SettingsRecord,
+    /// Source of the time.
+    pub clock: Clock,
+}
+
+impl ProcessFacts {
+    /// Facts that the settings tell.
+    pub fn new(settings: &Settings, clock: Clock) -> Self {
+        let (decisions, log) = (&settings.decisions, settings.decision_log.as_ref());
+        let recorded = SettingsRecord {
+            shadow_mode: decisions.shadow_mode,
+            quota_mode: decisions.quota_mode,
+            stop_cache_key_increment_when_overlimit: decisions.stop_cache_key_increment_when_overlimit,
+            merge_domains: settings.rules.merge_domains,
+            calendar_months: decisions.calendar_months,
+            log_max: decisions.log_max,
+            on_store_error: settings.rules.on_store_error,
+            max_replicas: settings.rules.max_replicas,
+            regions: settings.store.number_of_regions(),
+            when: log.iter().flat_map(|log| log.when.words()).map(str::to_owned).collect(),
+            sample: log.map_or(0.0, |log| log.sample),
+            values: log.map(|log| log.values.word()).unwrap_or_default().to_owned(),
+        };
+        let store = match &settings.store {
+            StoreSettings::Memory => "memory",
+            StoreSettings::Redis(_) => "redis",
+            StoreSettings::Memcache(_) => "memcache",
+        };
+        Self { store, settings: recorded, clock }
+    }
+}
+
+/// Fields of a record that the log knows.
+#[derive(Clone, Copy, Debug)]
+pub struct RecordStamp<'l> {
+    /// Id of the process.
+    pub process: &'l str,
+    /// Number of the record.
+    pub seq: u64,
+    /// Current time in microseconds since the Unix epoch.
+    pub now_us: u64,
+}
+
+/// Number of records of one sink since the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordCounts {
+    /// Name of the sink.
+    pub sink: &'static str,
+    /// Written.
+    pub written: u64,
+    /// Dropped because the queue was full.
+    pub dropped: u64,
+    /// Lost because the sink returned an error.
+    pub failed: u64,
+}
+
+impl DecisionLog {
+    /// Starts the writers of all sinks.
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub fn start(settings: &DecisionLogSettings, values: ValueForm, facts: ProcessFacts) -> io::Result<Self> {
+        let process = format!("{:016x}", RandomState::new().hash_one(1_u8));
+        let start = |sink: &SinkSettings| SinkHandle::start(sink, settings, &process);
+        let sinks = settings.sinks.iter().map(start).collect::<io::Result<_>>()?;
+        let ProcessFacts { store, settings: recorded, clock } = facts;
+        Ok(Self {
+            when: settings.when,
+            sample: KeySample { share: settings.sample },
+            values,
+            process,
+            clock,
+            store,
+            settings: recorded,
+            last_seq: AtomicU64::new(0),
+            has_started: AtomicBool::new(false),
+            sinks,
+        })
+    }
+
+    /// Writes the record that `record` makes.
+    pub fn write<'a>(&'a self, record: impl FnOnce(RecordStamp<'a>) -> DecisionRecord<'a>) {
+        let mut line = BUFFER.take();
+        line.clear();
+        let seq = self.last_seq.fetch_add(1, Ordering::Relaxed) + 1;
+        let stamp = RecordStamp { process: &self.process, seq, now_us: self.clock.now().as_micros() };
+        record(stamp).write(&mut line);
+        for sink in &self.sinks {
+            sink.queue.push(&line);
+        }
+        if line.capacity() <= MAX_KEPT_BYTES {
+            BUFFER.set(line);
+        }
+    }
+
+    /// Writes a header: that of the start, and later of a reload. It precedes the decisions by these rules.
+    pub fn announce(&self, rules: Option<RuleSetRecord>) {
+        let event =
+            if self.has_started.swap(true, Ordering::Relaxed) { HeaderEvent::Reload } else { HeaderEvent::Start };
+        let header = Arc::new(HeaderRecord {
+            event,
+            process: self.process.clone(),
+            seq: self.last_seq.load(Ordering::Relaxed),
+            time_us: self.clock.now().as_micros(),
+            program: env!("CARGO_PKG_VERSION").to_owned(),
+            store: self.store.to_owned(),
+            settings: self.settings.clone(),
+            rules,
+        });
+        for sink in &self.sinks {
+            sink.queue.push_header(Arc::clone(&header));
+        }
+    }
+
+    /// Returns true if a header was written.
+    pub fn has_started(&self) -> bool {
+        self.has_started.load(Ordering::Relaxed)
+    }
+
+    /// Number of records by sink.
+    pub fn counts(&self) -> impl Iterator<Item = RecordCounts> {
+        self.sinks.iter().map(|sink| {
+            let counters = sink.queue.counters();
+            let [written, dropped, failed] =
+                [&counters.written, &counters.dropped, &counters.failed].map(|count| count.load(Ordering::Relaxed));
+            RecordCounts { sink: sink.name, written, dropped, failed }
+        })
+    }
+
+    /// Writes what waits, for at most `timeout`, and ends the log. Returns false if a sink takes longer.
+    pub fn finish(&self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        self.sinks.iter().for_each(|sink| sink.queue.close());
+        self.sinks.iter().filter(|sink| !sink.wait(deadline)).count() == 0
+    }
+}
+
+/// Validates the key of hashed values and the destinations. Returns the form of values.
+///
+/// # Errors
+/// Every problem.
+pub fn check(settings: &DecisionLogSettings) -> Result<ValueForm, Vec<UnusableSetting>> {
+    let problems: Vec<_> = settings.sinks.iter().flat_map(sink::problems).collect();
+    match ValueForm::new(settings) {
+        Ok(values) if problems.is_empty() => Ok(values),
+        Ok(_) => Err(problems),
+        Err(problem) => Err(problems.into_iter().chain([problem]).collect()),
+    }
+}

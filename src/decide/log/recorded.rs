@@ -1,0 +1,151 @@
+//! Rules in the headers of the decision log, and back: a tool compiles from them the rule set of the decisions.
+
+use std::sync::Arc;
+
+use crate::decide::log::header::{DocumentFormat, DocumentRecord, RuleSetRecord, SettingsRecord};
+use crate::rules::compile::RuleText;
+use crate::rules::compile::options::CompileOptions;
+use crate::rules::rule_defaults::RuleDefaults;
+use crate::rules::source::SourceRules;
+use crate::rules::xds::resource::recorded_documents;
+use crate::rules::yaml::Documents;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+
+/// Length of a rule set's id in bytes.
+const ID_BYTES: usize = 16;
+
+/// Records rules as their source delivered them, with the version at the source and the defaults.
+pub fn record(rules: &SourceRules, version: Option<&str>, defaults: &RuleDefaults) -> RuleSetRecord {
+    let mut documents: Vec<DocumentRecord> = match rules {
+        SourceRules::Texts(texts) => texts.iter().map(of_text).collect(),
+        SourceRules::Documents(documents) => {
+            let resource = |bytes: &[u8]| Some(BASE64_STANDARD.encode(bytes));
+            documents
+                .iter()
+                .map(|named| DocumentRecord {
+                    name: named.file.to_string(),
+                    format: DocumentFormat::Xds,
+                    text: None,
+                    base64: resource(&named.resource),
+                })
+                .collect()
+        }
+    };
+    documents.extend(defaults.text().map(|(file, text)| contents(file, text, DocumentFormat::RuleDefaults)));
+    RuleSetRecord { id: id(&documents), version: version.map(str::to_owned), documents }
+}
+
+fn of_text(text: &RuleText) -> DocumentRecord {
+    let format = match text.documents {
+        Documents::All => DocumentFormat::Yaml,
+        Documents::FirstOnly => DocumentFormat::YamlFirst,
+    };
+    contents(&text.name, &text.bytes, format)
+}
+
+fn contents(name: &str, bytes: &[u8], format: DocumentFormat) -> DocumentRecord {
+    let (utf8, base64) = match std::str::from_utf8(bytes) {
+        Ok(utf8) => (Some(utf8.to_owned()), None),
+        Err(_) => (None, Some(BASE64_STANDARD.encode(bytes))),
+    };
+    DocumentRecord { name: name.to_owned(), format, text: utf8, base64 }
+}
+
+/// Hash of the documents and their order.
+fn id(documents: &[DocumentRecord]) -> String {
+    hash(documents.iter().flat_map(|document| [document.name.as_str(), contents_of(document), format_of(document)]))
+}
+
+/// Hash of the documents and their order, but not of their names: replicas may read them from different directories.
+pub fn contents_hash(documents: &[DocumentRecord]) -> String {
+    hash(documents.iter().flat_map(|document| [contents_of(document), format_of(document)]))
+}
+
+fn contents_of(document: &DocumentRecord) -> &str {
+    document.text.as_ref().or(document.base64.as_ref()).map(String::as_str).unwrap_or_default()
+}
+
+const fn format_of(document: &DocumentRecord) -> &'static str {
+    match document.format {
+        DocumentFormat::Yaml => "yaml",
+        DocumentFormat::YamlFirst => "yaml_first",
+        DocumentFormat::Xds => "xds",
+        DocumentFormat::RuleDefaults => "rule_defaults",
+    }
+}
+
+/// Hash of the parts, each of which is preceded by its length.
+fn hash<'p>(parts: impl Iterator<Item = &'p str>) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for part in parts {
+        hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+    }
+    hasher.finalize().to_hex()[..2 * ID_BYTES].to_owned()
+}
+
+/// Rules as their source delivered them, with their defaults.
+#[derive(Clone, Debug)]
+pub struct RecordedRules {
+    /// The rules.
+    pub rules: SourceRules,
+    /// Defaults to compile them with.
+    pub defaults: RuleDefaults,
+}
+
+/// Returns recorded rules; [`SourceRules::compile`] with the recorded defaults and settings makes the same rule set.
+///
+/// # Errors
+/// The documents that cannot be decoded.
+pub fn rules(record: RuleSetRecord) -> Result<RecordedRules, Vec<String>> {
+    let mut defaults = RuleDefaults::default();
+    let mut errors = Vec::new();
+    let (mut texts, mut resources) = (Vec::new(), Vec::new());
+    for DocumentRecord { name, format, text, base64 } in record.documents {
+        let decoded = base64.map(|base64| BASE64_STANDARD.decode(base64)).transpose();
+        let bytes = match (text, decoded) {
+            (Some(text), _) => text.into_bytes(),
+            (None, Ok(Some(bytes))) => bytes,
+            (None, Ok(None)) => {
+                errors.push(format!("{name}: the document has no contents"));
+                continue;
+            }
+            (None, Err(error)) => {
+                errors.push(format!("{name}: the document is not base64: {error}"));
+                continue;
+            }
+        };
+        let name: Arc<str> = name.into();
+        match format {
+            DocumentFormat::Yaml => texts.push(RuleText { name, bytes, documents: Documents::All }),
+            DocumentFormat::YamlFirst => texts.push(RuleText { name, bytes, documents: Documents::FirstOnly }),
+            DocumentFormat::Xds => resources.push(bytes),
+            DocumentFormat::RuleDefaults => match RuleDefaults::read(&name, &bytes) {
+                Ok((read, _)) => defaults = read,
+                Err(problems) => errors.extend(problems.errors().iter().map(ToString::to_string)),
+            },
+        }
+    }
+    if !texts.is_empty() && !resources.is_empty() {
+        errors.push("the rule set has both files and resources".to_owned());
+    }
+    let rules = match (errors.is_empty(), resources.is_empty()) {
+        (false, _) => return Err(errors),
+        (true, true) => SourceRules::Texts(texts),
+        (true, false) => SourceRules::Documents(recorded_documents(resources)?),
+    };
+    Ok(RecordedRules { rules, defaults })
+}
+
+/// Returns the recorded settings that change the meaning of rules.
+pub fn compile_options(settings: &SettingsRecord) -> CompileOptions {
+    CompileOptions {
+        merge_domains: settings.merge_domains,
+        calendar_months: settings.calendar_months,
+        log_max: settings.log_max,
+        on_store_error: settings.on_store_error,
+        max_replicas: settings.max_replicas,
+        regions: settings.regions,
+        ..CompileOptions::default()
+    }
+}

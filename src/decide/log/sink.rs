@@ -1,0 +1,106 @@
+//! Sinks: destinations of the lines of the log.
+//!
+//! A sink blocks with its destination, in a thread of its own. To add one: a variant of
+//! [`SinkSettings`] and of [`Sink`], and a file beside this one.
+
+mod file;
+mod otlp;
+mod redis;
+mod stdout;
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::file::FileSink;
+use self::otlp::OtlpSink;
+use self::redis::RedisSink;
+use self::stdout::StdoutSink;
+use super::header::HeaderRecord;
+use super::lost_records::LostRecords;
+use crate::base::thread_priority;
+use crate::settings::decision_log::{DecisionLogSettings, SinkSettings};
+use crate::settings::problem::UnusableSetting;
+use crate::settings::setting::AnySetting as _;
+use crate::settings::table::decision_log::TOLLKEEPER_DECISION_LOG;
+use crate::store::client::redis::connect_options::unusable_files;
+
+/// Destination of the lines of the log.
+#[derive(Debug)]
+pub(super) enum Sink {
+    Stdout(StdoutSink),
+    File(FileSink),
+    Redis(RedisSink),
+    Otlp(Box<OtlpSink>),
+}
+
+impl Sink {
+    /// Opens a sink; a file that cannot be opened is opened later.
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub(super) fn new(sink: &SinkSettings, settings: &DecisionLogSettings) -> io::Result<Self> {
+        Ok(match sink {
+            SinkSettings::Stdout => Self::Stdout(StdoutSink::default()),
+            SinkSettings::File(path) => Self::File(FileSink::new(path, settings)),
+            SinkSettings::Redis(stream) => Self::Redis(RedisSink::start(stream)?),
+            SinkSettings::Otlp(collector) => Self::Otlp(Box::new(OtlpSink::start(collector)?)),
+        })
+    }
+
+    /// Time for which lines gather before they are written.
+    pub(super) const fn gather_time(&self) -> Duration {
+        match self {
+            Self::File(file) if file.is_compressed() => Duration::from_secs(1),
+            Self::Stdout(_) | Self::File(_) | Self::Redis(_) | Self::Otlp(_) => Duration::from_millis(100),
+        }
+    }
+
+    /// Writes the line of a header.
+    ///
+    /// # Errors
+    /// The header was not written.
+    pub(super) fn write_header(&mut self, header: &Arc<HeaderRecord>) -> Result<(), LostRecords> {
+        match self {
+            Self::File(file) => file.write_header(header).map_err(|error| LostRecords { count: 1, error }),
+            Self::Stdout(_) | Self::Redis(_) | Self::Otlp(_) => self.write(&header.line()),
+        }
+    }
+
+    /// Writes whole lines.
+    ///
+    /// # Errors
+    /// Some of the lines are not known to be written; none was written in part.
+    pub(super) fn write(&mut self, lines: &[u8]) -> Result<(), LostRecords> {
+        let written = match self {
+            Self::Stdout(stdout) => stdout.write(lines),
+            Self::File(file) => file.write(lines),
+            Self::Redis(redis) => return redis.write(lines),
+            Self::Otlp(otlp) => otlp.write(lines),
+        };
+        written.map_err(|error| LostRecords::all(lines, error))
+    }
+}
+
+/// Name of a sink in logs and metrics.
+pub(super) const fn name(sink: &SinkSettings) -> &'static str {
+    match sink {
+        SinkSettings::Stdout => "stdout",
+        SinkSettings::File(_) => "file",
+        SinkSettings::Redis(_) => "redis",
+        SinkSettings::Otlp(_) => "otlp",
+    }
+}
+
+/// Settings for which a sink cannot be opened, with a fix. Nothing is opened or created.
+pub(super) fn problems(sink: &SinkSettings) -> Vec<UnusableSetting> {
+    match sink {
+        SinkSettings::Stdout => Vec::new(),
+        SinkSettings::File(path) => {
+            let (setting, shown) = (TOLLKEEPER_DECISION_LOG.name(), format!("file:{}", path.display()));
+            file::check(path).err().map(|what| UnusableSetting { setting, shown, what }).into_iter().collect()
+        }
+        SinkSettings::Redis(stream) => unusable_files(&stream.deployment),
+        SinkSettings::Otlp(collector) => collector.options(thread_priority::lower).err().into_iter().collect(),
+    }
+}

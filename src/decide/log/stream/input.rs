@@ -1,0 +1,162 @@
+//! Input that reads the records of a stream as the lines of a file.
+//!
+//! It reads the entries that the stream has at the start, in parts, and leaves them there.
+
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Runtime};
+
+use super::entry::{EntryId, StreamEntry, entries};
+use crate::settings::decision_log::StreamSettings;
+use crate::store::client::redis::key_connection::{KeyCommandError, KeyConnection};
+use crate::store::client::redis::reply::Reply;
+
+/// Maximum number of entries of a read.
+const MAX_ENTRIES: u64 = 500;
+/// Upper bound on a read.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Number of times that a read is tried while the server cannot be reached.
+const MAX_TRIES: u32 = 5;
+/// Pause between two tries.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// Longest time between a decision and its entry that a range of times allows for, clocks that differ included.
+const MARGIN_MS: u64 = 60_000;
+
+/// Part of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EntryRange {
+    first: EntryId,
+    last: EntryId,
+}
+
+impl EntryRange {
+    /// All entries.
+    pub const ALL: Self = Self { first: EntryId { ms: 0, number: 0 }, last: EntryId::MAX };
+
+    /// Entries that decisions of these times may have, in microseconds since the Unix epoch; a minute more at each end.
+    ///
+    /// Headers before them are outside.
+    pub const fn of_decisions(from_us: u64, to_us: u64) -> Self {
+        let first = EntryId { ms: (from_us / 1000).saturating_sub(MARGIN_MS), number: 0 };
+        Self { first, last: EntryId { ms: (to_us / 1000).saturating_add(MARGIN_MS), number: u64::MAX } }
+    }
+}
+
+/// Reader of the lines of a stream.
+#[derive(Debug)]
+pub struct StreamInput {
+    settings: Arc<StreamSettings>,
+    connection: KeyConnection,
+    /// Next entry, and the last one; `None` at the end.
+    rest: Option<EntryRange>,
+    /// Lines that were read from Redis, and the number of bytes that were passed on.
+    lines: Vec<u8>,
+    passed: usize,
+    /// Thread of the connection; dropped after it.
+    runtime: Runtime,
+}
+
+impl StreamInput {
+    /// Opens a stream, and finds its last entry. Blocks; not for asynchronous code.
+    ///
+    /// # Errors
+    /// Redis cannot be reached or rejects the command, or the stream has no entries.
+    pub fn open(settings: &StreamSettings, range: EntryRange) -> io::Result<Self> {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let connection = {
+            let _within = runtime.enter();
+            KeyConnection::start(&settings.deployment, settings.key.as_bytes())
+        };
+        let settings = Arc::new(settings.clone());
+        let mut input = Self { settings, connection, rest: None, lines: Vec::new(), passed: 0, runtime };
+        let last = input.call(&[b"XREVRANGE", input.settings.clone().key.as_bytes(), b"+", b"-", b"COUNT", b"1"])?;
+        let last = entries(&last).ok_or_else(|| input.invalid_reply())?.first().map(|entry| entry.id);
+        let Some(last) = last else {
+            let text = "the stream has no entries (check its name, and the address of Redis)";
+            return Err(io::Error::new(io::ErrorKind::NotFound, text));
+        };
+        // Entries that are written meanwhile are left out, so that the input ends.
+        input.rest = Some(EntryRange { last: range.last.min(last), ..range });
+        Ok(input)
+    }
+
+    /// Reads the next entries; no lines at the end.
+    fn fill(&mut self) -> io::Result<()> {
+        (self.passed, self.lines) = (0, Vec::new());
+        let mut count = MAX_ENTRIES;
+        while let Some(EntryRange { first, last }) = self.rest.filter(|range| range.first <= range.last) {
+            let settings = Arc::clone(&self.settings);
+            let [from, to, most] = [first.to_string(), last.to_string(), count.to_string()];
+            let words = [b"XRANGE", settings.key.as_bytes(), from.as_bytes(), to.as_bytes(), b"COUNT", most.as_bytes()];
+            let reply = match self.call(&words) {
+                // Large entries: fewer at a time.
+                Err(error) if error.kind() == io::ErrorKind::FileTooLarge && count > 1 => {
+                    count = count.div_ceil(8);
+                    continue;
+                }
+                reply => reply?,
+            };
+            let found = entries(&reply).ok_or_else(|| self.invalid_reply())?;
+            self.rest = found.last().and_then(|entry| entry.id.next()).map(|first| EntryRange { first, last });
+            found.iter().try_for_each(|entry| self.append(entry))?;
+            if !self.lines.is_empty() {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends the line of an entry.
+    fn append(&mut self, entry: &StreamEntry<'_>) -> io::Result<()> {
+        let Some(record) = entry.record else {
+            let text = format!("the entry {} has no field `record` (is it a decision log?)", entry.id);
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        };
+        let start = self.lines.len();
+        self.lines.extend_from_slice(record);
+        // One entry is one line; in JSON, a line break can only be white space.
+        self.lines[start..].iter_mut().filter(|byte| **byte == b'\n').for_each(|byte| *byte = b' ');
+        self.lines.push(b'\n');
+        Ok(())
+    }
+
+    /// Sends a command that changes nothing, again if the server cannot be reached.
+    fn call(&mut self, words: &[&[u8]]) -> io::Result<Reply> {
+        let mut tries = 1;
+        loop {
+            match self.runtime.block_on(self.connection.call(words, TIMEOUT)) {
+                Ok(reply) => return Ok(reply),
+                Err(error) if error.is_transient() && !error.is_too_large && tries < MAX_TRIES => {
+                    tries += 1;
+                    thread::sleep(RETRY_INTERVAL);
+                }
+                Err(error) => return Err(io_error(&error)),
+            }
+        }
+    }
+
+    fn invalid_reply(&self) -> io::Error {
+        io::Error::other("an invalid reply (is it Redis 5.0 or newer, or Valkey?)")
+    }
+}
+
+fn io_error(error: &KeyCommandError) -> io::Error {
+    let kind = if error.is_too_large { io::ErrorKind::FileTooLarge } else { io::ErrorKind::Other };
+    let needs = if error.text.starts_with("NOPERM") { " (the user needs +xrange +xrevrange)" } else { "" };
+    io::Error::new(kind, format!("redis: {}{needs}", error.text))
+}
+
+impl Read for StreamInput {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.passed == self.lines.len() {
+            self.fill()?;
+        }
+        let read = buffer.len().min(self.lines.len() - self.passed);
+        buffer[..read].copy_from_slice(&self.lines[self.passed..self.passed + read]);
+        self.passed += read;
+        Ok(read)
+    }
+}

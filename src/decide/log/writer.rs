@@ -1,0 +1,116 @@
+//! Writer of one sink: a thread that takes records from their queue and writes them.
+//!
+//! It alone waits for the sink. Records that the queue dropped, and those that the sink did not take, are counted, and
+//! told in the log itself once it can be written again. A sink that never returns keeps its thread, and nothing else:
+//! a shutdown waits for it for a bounded time.
+
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::lost_records::LostRecords;
+use super::queue::{Batch, RecordQueue};
+use super::record::{DropReason, DroppedRecord};
+use super::sink::{self, Sink};
+use crate::base::clock::Clock;
+use crate::base::thread_priority;
+use crate::settings::decision_log::{DecisionLogSettings, SinkSettings};
+use crate::telemetry::log_throttle::LogThrottle;
+
+/// Handle to the writer of a sink.
+#[derive(Debug)]
+pub(super) struct SinkHandle {
+    pub(super) name: &'static str,
+    pub(super) queue: Arc<RecordQueue>,
+    /// Receives an error when the thread has ended.
+    ended: Mutex<mpsc::Receiver<()>>,
+}
+
+impl SinkHandle {
+    /// Starts the writer of a sink.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(super) fn start(of: &SinkSettings, settings: &DecisionLogSettings, process: &str) -> io::Result<Self> {
+        let queue = Arc::new(RecordQueue::new(settings.queue_bytes));
+        let (alive, ended) = mpsc::channel();
+        let mut writer = Writer {
+            sink: Sink::new(of, settings)?,
+            name: sink::name(of),
+            process: process.to_owned(),
+            untold_failures: 0,
+            throttle: LogThrottle::every(Duration::from_secs(60)),
+        };
+        let own_queue = Arc::clone(&queue);
+        thread::Builder::new().name("decision-log".to_owned()).spawn(move || {
+            thread_priority::lower();
+            writer.run(&own_queue);
+            drop(alive);
+        })?;
+        Ok(Self { name: sink::name(of), queue, ended: Mutex::new(ended) })
+    }
+
+    /// Waits until the writer of a closed queue has written everything; false if it has not by `deadline`.
+    pub(super) fn wait(&self, deadline: Instant) -> bool {
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = deadline.saturating_duration_since(Instant::now());
+        ended.recv_timeout(left) == Err(mpsc::RecvTimeoutError::Disconnected)
+    }
+}
+
+struct Writer {
+    sink: Sink,
+    name: &'static str,
+    process: String,
+    /// Records that the sink did not take, and that the log does not tell yet.
+    untold_failures: u64,
+    throttle: LogThrottle,
+}
+
+impl Writer {
+    /// Writes until the queue is closed and empty.
+    fn run(&mut self, queue: &RecordQueue) {
+        while let Some(Batch { headers, chunks, dropped }) = queue.take(self.sink.gather_time()) {
+            for header in &headers {
+                let written = self.sink.write_header(header);
+                self.log_failure(written);
+            }
+            for chunk in &chunks {
+                let lines = memchr::memchr_iter(b'\n', chunk).count() as u64;
+                let written = self.sink.write(chunk);
+                let failed = written.as_ref().err().map_or(0, |lost| lost.count);
+                queue.counters().written.fetch_add(lines - failed, Ordering::Relaxed);
+                queue.counters().failed.fetch_add(failed, Ordering::Relaxed);
+                self.untold_failures += failed;
+                self.log_failure(written);
+            }
+            queue.reuse(chunks.into_iter());
+            self.tell(dropped, DropReason::QueueFull);
+            self.untold_failures -= self.tell(self.untold_failures, DropReason::WriteFailed);
+        }
+    }
+
+    /// Writes that records are missing. Returns their number, or 0 if that could not be written.
+    fn tell(&mut self, count: u64, reason: DropReason) -> u64 {
+        if count == 0 {
+            return 0;
+        }
+        let time_us = Clock::System.now().as_micros();
+        let record = DroppedRecord { process: self.process.clone(), time_us, count, reason };
+        if self.sink.write(&record.line()).is_ok() { count } else { 0 }
+    }
+
+    fn log_failure(&self, written: Result<(), LostRecords>) {
+        let Err(LostRecords { error, .. }) = written else { return };
+        if let Some(suppressed) = self.throttle.allow(Clock::System.now()) {
+            let sink = self.name;
+            tracing::error!(
+                sink,
+                suppressed,
+                "records of the decision log are lost: {error} (check TOLLKEEPER_DECISION_LOG)"
+            );
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Operations on the state of one algorithm that stores need.
+
+use super::reply_reader::{MAX_EXACT, MalformedReply, ReplyReader};
+use super::share_ratio::ShareRatio;
+use crate::base::clock::Time;
+use crate::limit::Limit;
+use crate::limit::charge::{ChargeRequest, ChargeResult};
+use crate::limit::request::Hits;
+
+/// One of the charges that a call of a script makes on a counter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CallCharge<'c> {
+    /// Limit of the counter.
+    pub(crate) limit: &'c Limit,
+    /// Hits to charge, peek at or refund.
+    pub(crate) hits: Hits,
+}
+
+/// State of a counter of one algorithm, as stores encode and scale it.
+///
+/// Defaults are those of most algorithms.
+pub(crate) trait AlgorithmState: Sized {
+    /// Packs all but the time of the last charge into two words.
+    ///
+    /// The memory store does not pack a `sliding_window_log`: it keeps the records apart.
+    fn to_words(&self) -> [u64; 2];
+
+    /// Unpacks the words of [`to_words`](Self::to_words).
+    fn from_words(words: [u64; 2], last: Time) -> Self;
+
+    /// Decodes the state that follows the time of the last charge in a script's reply.
+    ///
+    /// # Errors
+    /// The script cannot have returned these numbers.
+    fn read(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply>;
+
+    /// Returns a state that uses the same part of a share as this one uses of `limit`, rounded up.
+    fn scaled(&self, ratio: ShareRatio, limit: &Limit, now: Time) -> Self;
+
+    /// Computes the script arguments `a` and `b` of a call that makes these charges.
+    fn script_arguments<'c>(_charges: impl Iterator<Item = CallCharge<'c>>) -> [i64; 2] {
+        [0, 0]
+    }
+
+    /// Returns the longest delay in microseconds that keeps the numbers of a script exact.
+    fn max_delay_us(_limit: &Limit) -> u64 {
+        MAX_EXACT - 1
+    }
+
+    /// Computes the time in microseconds until a rejected charge could pass, from the result of another one on the same
+    /// state. The hits are at most the capacity. `None`: the result does not tell.
+    fn wait_us(_limit: &Limit, _result: &ChargeResult, _request: ChargeRequest) -> Option<u64> {
+        None
+    }
+}

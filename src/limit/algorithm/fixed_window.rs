@@ -1,0 +1,156 @@
+//! fixed_window: one count for each window; windows are aligned to the Unix epoch.
+//!
+//! window(now) = floor(now / period); a request of n hits passes if count + n <= requests_per_unit. Source:
+//! envoyproxy/ratelimit, which has only this algorithm. Counts are whole hits, so nothing is rounded.
+//!
+//! Twice the limit can pass within a moment across a boundary; the sliding windows exist for that reason. With
+//! `count_rejected` (the default of a rule's only limit, as in envoyproxy/ratelimit) the count grows past the limit,
+//! and a peek is rejected only when the count is past it.
+//!
+//! A window of months can follow the calendar in UTC. Months are then counted from the year 0, so that a multiplier of
+//! 3 gives quarters.
+
+use jiff::Timestamp;
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
+
+use super::algorithm_state::{AlgorithmState, CallCharge};
+use super::reply_reader::{MalformedReply, ReplyReader};
+use super::share_ratio::ShareRatio;
+use crate::base::clock::Time;
+use crate::limit::Limit;
+use crate::limit::charge::{
+    ChargeRequest, ChargeResult, EffectiveTime, MAX_COUNT, StateChange, effective_time, to_u32,
+};
+use crate::limit::request::Hits;
+
+/// Hits in the window of the last charge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// Hits counted, at most [`MAX_COUNT`].
+    pub count: u64,
+    /// Time of the last charge.
+    pub last: Time,
+}
+
+impl AlgorithmState for State {
+    #[inline]
+    fn to_words(&self) -> [u64; 2] {
+        [self.count, 0]
+    }
+
+    #[inline]
+    fn from_words([count, _]: [u64; 2], last: Time) -> Self {
+        Self { count, last }
+    }
+
+    #[inline]
+    fn read(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
+        Ok(Self { count: reply.number()?, last })
+    }
+
+    fn scaled(&self, ratio: ShareRatio, _limit: &Limit, now: Time) -> Self {
+        Self { count: ratio.rounded_up(self.count), last: self.last.min(now) }
+    }
+
+    /// The number of calendar months in a window, 0 if a window has the period's length.
+    #[inline]
+    fn script_arguments<'c>(mut charges: impl Iterator<Item = CallCharge<'c>>) -> [i64; 2] {
+        let calendar = charges.next().map(|charge| charge.limit).filter(|limit| limit.calendar_months());
+        [calendar.map_or(0, |limit| i64::from(limit.period().multiplier())), 0]
+    }
+
+    fn wait_us(_limit: &Limit, result: &ChargeResult, _request: ChargeRequest) -> Option<u64> {
+        Some(result.reset_us)
+    }
+}
+
+/// Applies a request to the count.
+pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
+    let window = CurrentWindow::at(limit, state, now);
+    let fits = window.fits(limit, request);
+    let effect = request.effect(fits, limit);
+    let after = match effect {
+        StateChange::None => window.count,
+        StateChange::Charge(hits) | StateChange::ChargeRejected(hits) => {
+            window.count.saturating_add(hits).min(MAX_COUNT)
+        }
+        StateChange::Refund(hits) => window.count.saturating_sub(hits).max(window.count.min(request.lent)),
+    };
+    if effect != StateChange::None {
+        *state = State { count: after, last: window.at };
+    }
+    let ends_us = window.ahead_us + window.end.since_us(window.at);
+    // In the next window the count is 0: a request that could not pass then never will.
+    let can_ever_pass = CurrentWindow { count: 0, ..window }.fits(limit, request);
+    ChargeResult {
+        admitted: fits,
+        before: window.count,
+        after,
+        remaining: to_u32(u64::from(limit.requests_per_unit()).saturating_sub(after)),
+        reset_us: ends_us,
+        retry_after_us: (!fits && can_ever_pass).then_some(ends_us),
+        delay_us: 0,
+    }
+}
+
+/// Returns `true` if [`charge`] would admit the hits.
+pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -> bool {
+    CurrentWindow::at(limit, state, now).fits(limit, request)
+}
+
+/// The window that contains a request, with its count.
+#[derive(Clone, Copy)]
+struct CurrentWindow {
+    count: u64,
+    at: Time,
+    /// Microseconds by which `at` lies ahead of the request's `now`.
+    ahead_us: u64,
+    end: Time,
+}
+
+impl CurrentWindow {
+    fn at(limit: &Limit, state: &State, now: Time) -> Self {
+        let discarded = EffectiveTime { at: now, ahead_us: 0 };
+        let EffectiveTime { at, ahead_us } = effective_time(now, state.last, limit.period_us()).unwrap_or(discarded);
+        let (start, end) = window(limit, at);
+        // A discarded state lies after `at`, and one of an earlier window before `start`.
+        let live = start <= state.last && state.last <= at;
+        Self { count: if live { state.count } else { 0 }, at, ahead_us, end }
+    }
+
+    fn fits(&self, limit: &Limit, request: ChargeRequest) -> bool {
+        let max = u64::from(limit.requests_per_unit());
+        match request.hits {
+            Hits::Refund(_) => true,
+            Hits::Peek if limit.count_rejected() => self.count <= max,
+            Hits::Peek | Hits::Charge(_) => self.count.saturating_add(request.required_hits()) <= max,
+        }
+    }
+}
+
+/// Returns the window that contains `at`: its start, and its end, which is the start of the next one.
+pub fn window(limit: &Limit, at: Time) -> (Time, Time) {
+    if limit.calendar_months()
+        && let Some(window) = calendar_window(limit.period().multiplier(), at)
+    {
+        return window;
+    }
+    let start = Time::from_micros(at.as_micros() / limit.period_us() * limit.period_us());
+    (start, start.plus_us(limit.period_us()))
+}
+
+/// Returns the run of `months` calendar months that contains `at`; `None` beyond the year 9999.
+fn calendar_window(months: u32, at: Time) -> Option<(Time, Time)> {
+    let date = Timestamp::from_microsecond(i64::try_from(at.as_micros()).ok()?).ok()?.to_zoned(TimeZone::UTC).date();
+    let months = i32::try_from(months).ok()?;
+    let index = (i32::from(date.year()) * 12 + i32::from(date.month()) - 1) / months * months;
+    Some((first_of_month(index)?, first_of_month(index + months)?))
+}
+
+/// Returns midnight on the first of a month; months are counted from January of the year 0.
+fn first_of_month(index: i32) -> Option<Time> {
+    let date = Date::new(i16::try_from(index / 12).ok()?, i8::try_from(index % 12 + 1).ok()?, 1).ok()?;
+    let midnight = date.to_zoned(TimeZone::UTC).ok()?.timestamp();
+    Some(Time::from_micros(u64::try_from(midnight.as_microsecond()).unwrap_or(0)))
+}

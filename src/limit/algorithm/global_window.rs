@@ -1,0 +1,124 @@
+//! Grants of a window's hits to regions: the count that the global Redis keeps of a global fixed_window or
+//! sliding_window_counter.
+//!
+//! window(now) = floor(now / period). A grant is a charge of as many hits as are wanted, at most a quarter of what is
+//! free or a small rest as a whole, so that several regions come to an even end. The algorithm admits it, under the
+//! limit less the reserves of all regions:
+//!
+//! - fixed_window: count + hits <= max
+//! - sliding_window_counter: current + floor(previous x (period - elapsed) / period) + hits <= max
+//!
+//! A region spends a grant only while global time lies in the grant's window, so each hit is admitted in the window
+//! that counts it. There the weight of the previous window only falls. What a region returns before the window ends is
+//! free again.
+
+use crate::base::clock::Time;
+
+/// A request gets at most this part of the free hits, rounded up.
+const PARTS: u64 = 4;
+/// A request may get all of this part of the limit, rounded up: what a sliding window frees between two requests.
+const SMALL_PARTS: u64 = 32;
+
+/// Granted hits of two adjacent windows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// Number of the window.
+    pub window: u64,
+    /// Hits granted in it, less those returned.
+    pub current: u64,
+    /// Hits of the window before it.
+    pub previous: u64,
+    /// Time of the last reset; 0: none is known.
+    pub epoch: Time,
+}
+
+/// Counter that a call concerns, as the region's rules have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowPool {
+    /// Length of a window in microseconds.
+    pub period_us: u64,
+    /// The previous window counts too: sliding_window_counter.
+    pub is_sliding: bool,
+    /// Hits that all regions together may be granted: the limit less the reserves.
+    pub max: u32,
+}
+
+/// Hits granted to a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowGrant {
+    /// Window in which the hits may be spent.
+    pub window: u64,
+    /// Number of hits; 0 if none are free.
+    pub hits: u32,
+    /// Hits that stay free.
+    pub free: u32,
+}
+
+/// Granted hits that a region has not used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowReturn {
+    /// Window of the grants.
+    pub window: u64,
+    /// Number of hits.
+    pub hits: u64,
+    /// Epoch of the grants.
+    pub epoch: Time,
+}
+
+impl State {
+    /// Grants at most `wanted` hits of the window that contains `now`.
+    pub fn grant(&mut self, now: Time, pool: WindowPool, wanted: u32) -> WindowGrant {
+        let left_us = self.advance(now, pool.period_us);
+        let weight = if pool.is_sliding { scaled(self.previous, left_us, pool.period_us) } else { 0 };
+        let free = u64::from(pool.max).saturating_sub(self.current.saturating_add(weight));
+        let small = free.min(u64::from(pool.max).div_ceil(SMALL_PARTS));
+        let hits = free.div_ceil(PARTS).max(small).min(u64::from(wanted));
+        self.current += hits;
+        WindowGrant { window: self.window, hits: to_u32(hits), free: to_u32(free - hits) }
+    }
+
+    /// Takes back unused hits; nothing if their window is over, or if they were granted before a reset, which has
+    /// forgotten them. Returns the number of hits.
+    pub fn take_back(&mut self, now: Time, pool: WindowPool, unused: WindowReturn) -> u64 {
+        self.advance(now, pool.period_us);
+        let is_counted = unused.window == self.window && unused.epoch >= self.epoch;
+        let taken = if is_counted { unused.hits.min(self.current) } else { 0 };
+        self.current -= taken;
+        taken
+    }
+
+    /// Forgets all hits, and starts a new epoch: each region forgets its own when it learns of it.
+    pub fn reset(&mut self, now: Time, pool: WindowPool) {
+        self.advance(now, pool.period_us);
+        (self.current, self.previous, self.epoch) = (0, 0, self.epoch.max(now));
+    }
+
+    /// Moves to the window that contains `now`; returns the microseconds that are left of it. A clock that was set back
+    /// stays in the window, and a state two windows ahead comes from a clock that was wrong.
+    fn advance(&mut self, now: Time, period_us: u64) -> u64 {
+        let window = now.as_micros() / period_us;
+        if self.window == window + 1 {
+            return period_us;
+        }
+        if window == self.window + 1 {
+            (self.previous, self.current) = (self.current, 0);
+        } else if window != self.window {
+            (self.previous, self.current) = (0, 0);
+        }
+        self.window = window;
+        period_us - now.as_micros() % period_us
+    }
+}
+
+/// Computes floor(count x part / whole).
+fn scaled(count: u64, part: u64, whole: u64) -> u64 {
+    to_u64(u128::from(count) * u128::from(part) / u128::from(whole))
+}
+
+fn to_u64(count: u128) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
+}
+
+fn to_u32(count: u64) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,138 @@
+//! leaky_bucket: a queue that requests leave one by one, every period / `requests_per_unit`.
+//!
+//! level(now) = max(0, level(last) - (now - last) x requests_per_unit / period); a request of n hits passes if
+//! level + n <= queue_size, and is delayed until everything before it has left. Source: the leaky bucket as a queue
+//! (Turner 1986; nginx `limit_req` with a burst).
+//!
+//! A full queue rejects at once; so does one in which the request would wait longer than it accepts. n hits take n
+//! places and leave together with the first of them. Levels and waits are rounded up.
+//!
+//! A refund takes places from the end of the queue only, never before a departure that was promised. The state
+//! therefore keeps the number of places that belong to the request admitted last.
+
+use super::algorithm_state::AlgorithmState;
+use super::leaky_level::{LeakyLevel, LevelParts, level_wait_us, to_us};
+use super::reply_reader::{MalformedReply, ReplyReader};
+use super::share_ratio::ShareRatio;
+use crate::base::clock::Time;
+use crate::limit::Limit;
+use crate::limit::charge::{ChargeRequest, ChargeResult, StateChange, to_u32};
+
+/// Places taken: `queued` whole ones and `part`/period of one more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// Whole places, at most `queue_size`.
+    pub queued: u32,
+    /// Fraction of a place, 0 to period - 1 (microseconds).
+    pub part: u64,
+    /// Places at the end that a refund may remove: those left of the request admitted last.
+    pub tail: u32,
+    /// Time of the last charge.
+    pub last: Time,
+}
+
+impl State {
+    /// Returns the state after departures until `now`; the default state if the queue is empty by then.
+    ///
+    /// A `now` before the last charge changes nothing.
+    pub fn drained(self, limit: &Limit, now: Time) -> Self {
+        if now <= self.last {
+            return self;
+        }
+        match self.level(limit, now).parts() {
+            LevelParts { whole: 0, part: 0 } => Self::default(),
+            LevelParts { whole, part } => Self { queued: to_u32(whole), part, tail: self.tail, last: now },
+        }
+    }
+
+    fn level<'l>(&self, limit: &'l Limit, now: Time) -> LeakyLevel<'l> {
+        LeakyLevel::at(limit, LevelParts { whole: u64::from(self.queued), part: self.part }, self.last, now)
+    }
+}
+
+impl AlgorithmState for State {
+    #[inline]
+    fn to_words(&self) -> [u64; 2] {
+        [u64::from(self.queued) << 32 | u64::from(self.tail), self.part]
+    }
+
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "each half is meant")]
+    fn from_words([queued_and_tail, part]: [u64; 2], last: Time) -> Self {
+        Self { queued: (queued_and_tail >> 32) as u32, part, tail: queued_and_tail as u32, last }
+    }
+
+    #[inline]
+    fn read(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
+        Ok(Self { queued: reply.number_u32()?, part: reply.number()?, tail: reply.number_u32()?, last })
+    }
+
+    /// A share may drain faster than that part of the limit, so the hits that drained until now are excluded.
+    fn scaled(&self, ratio: ShareRatio, limit: &Limit, now: Time) -> Self {
+        let Self { queued, part, tail, last } = self.drained(limit, now);
+        let LevelParts { whole, part } = ratio.scale_level(LevelParts { whole: u64::from(queued), part }, limit);
+        // Rounded down, because refunds of these hits favour the caller.
+        let tail = to_u32(ratio.rounded_down(u64::from(tail)));
+        Self { queued: to_u32(whole), part, tail, last: last.min(now) }
+    }
+
+    fn wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
+        // A request leaves when everything before it has left.
+        let delay_us = request.max_delay_us.min(limit.max_wait_us());
+        let without_delay = ChargeRequest { max_delay_us: 0, ..request };
+        Some(level_wait_us(limit, result, without_delay)?.max(result.reset_us.saturating_sub(delay_us)))
+    }
+}
+
+/// Applies a request to the queue.
+pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
+    let mut level = state.level(limit, now);
+    let before = level.hits();
+    let until_admitted_us = until_admitted_us(&level, request);
+    let fits = until_admitted_us == Some(0);
+    let effect = request.effect(fits, limit);
+    let delay_us = if matches!(effect, StateChange::Charge(_)) { to_us(level.until_us(0)) } else { 0 };
+    let mut tail = state.tail;
+    match effect {
+        // Rejected hits never count: see the table of algorithms.
+        StateChange::None | StateChange::ChargeRejected(_) => {}
+        StateChange::Charge(hits) => {
+            level.units += level.units_of(hits);
+            tail = to_u32(hits);
+        }
+        StateChange::Refund(hits) => {
+            let removed = tail.min(to_u32(hits));
+            level.units = level.units.saturating_sub(level.units_of(u64::from(removed)));
+            tail -= removed;
+        }
+    }
+    if effect != StateChange::None {
+        let LevelParts { whole, part } = level.parts();
+        *state = State { queued: to_u32(whole), part, tail, last: level.at };
+    }
+    ChargeResult {
+        admitted: fits,
+        before,
+        after: level.hits(),
+        remaining: level.remaining(),
+        reset_us: level.until_empty_us(),
+        retry_after_us: if fits { None } else { until_admitted_us },
+        delay_us,
+    }
+}
+
+/// Returns `true` if [`charge`] would admit the hits.
+pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -> bool {
+    until_admitted_us(&state.level(limit, now), request) == Some(0)
+}
+
+/// Microseconds until the request could pass with a delay that it accepts; 0 if it can now, `None` if it never will.
+fn until_admitted_us(level: &LeakyLevel<'_>, request: ChargeRequest) -> Option<u64> {
+    let until_room_us = level.until_room_us(request)?;
+    if request.required_hits() == 0 {
+        return Some(0);
+    }
+    // A request leaves when everything before it has left.
+    let departure_us = level.until_us(0);
+    Some(to_us(until_room_us.max(departure_us.saturating_sub(level.max_delay_us(request)))))
+}

@@ -1,0 +1,113 @@
+//! A level that falls linearly, by `requests_per_unit` hits in a period: the common part of token_bucket and
+//! leaky_bucket.
+//!
+//! The level is kept in hits x period, in microseconds. In this unit a microsecond lowers it by a whole number,
+//! `requests_per_unit`, so passing time is never rounded; only results are, upwards. A state keeps the level as
+//! quotient and remainder by the period, so that both fit a Lua number.
+
+use crate::base::clock::Time;
+use crate::limit::Limit;
+use crate::limit::charge::{ChargeRequest, ChargeResult, EffectiveTime, effective_time, to_u32};
+use crate::limit::request::Hits;
+
+/// A level as a state keeps it: `whole` hits and `part`/period of one more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LevelParts {
+    pub(super) whole: u64,
+    /// Fraction of a hit, 0 to period - 1 (microseconds).
+    pub(super) part: u64,
+}
+
+/// A level at the time of a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LeakyLevel<'l> {
+    limit: &'l Limit,
+    /// Hits x period in microseconds.
+    pub(super) units: u128,
+    /// Time of the level.
+    pub(super) at: Time,
+    /// Microseconds by which `at` lies ahead of the request's `now`.
+    ahead_us: u64,
+}
+
+impl<'l> LeakyLevel<'l> {
+    /// Computes the level at `now` from that at `last`; 0 if the state is discarded.
+    pub(super) fn at(limit: &'l Limit, level: LevelParts, last: Time, now: Time) -> Self {
+        let Some(EffectiveTime { at, ahead_us }) = effective_time(now, last, limit.period_us()) else {
+            return Self { limit, units: 0, at: now, ahead_us: 0 };
+        };
+        let units = u128::from(level.whole) * u128::from(limit.period_us()) + u128::from(level.part);
+        let leaked = u128::from(at.since_us(last)) * u128::from(limit.requests_per_unit());
+        Self { limit, units: units.saturating_sub(leaked), at, ahead_us }
+    }
+
+    /// The level as a state keeps it.
+    pub(super) fn parts(&self) -> LevelParts {
+        let period = u128::from(self.limit.period_us());
+        let narrow = |units: u128| u64::try_from(units).unwrap_or(u64::MAX);
+        LevelParts { whole: narrow(self.units / period), part: narrow(self.units % period) }
+    }
+
+    /// The level in hits, rounded up.
+    pub(super) fn hits(&self) -> u64 {
+        let LevelParts { whole, part } = self.parts();
+        whole.saturating_add(u64::from(part > 0))
+    }
+
+    /// Hits up to the capacity; 0 for a limit of 0, whatever its capacity.
+    pub(super) fn remaining(&self) -> u32 {
+        match self.limit.requests_per_unit() {
+            0 => 0,
+            _ => to_u32(u64::from(self.limit.capacity()).saturating_sub(self.hits())),
+        }
+    }
+
+    /// `hits` in the unit of the level.
+    pub(super) fn units_of(&self, hits: u64) -> u128 {
+        u128::from(hits) * u128::from(self.limit.period_us())
+    }
+
+    /// Microseconds from the request's `now` until the level has fallen to `units`, rounded up; 0 if it has.
+    ///
+    /// The result can exceed 64 bits: 2^32 hits at one a year. The limit must not be 0.
+    pub(super) fn until_us(&self, units: u128) -> u128 {
+        match self.units.saturating_sub(units) {
+            0 => 0,
+            excess => u128::from(self.ahead_us) + excess.div_ceil(u128::from(self.limit.requests_per_unit())),
+        }
+    }
+
+    /// Microseconds from the request's `now` until its hits fit under the capacity; 0 if they do, `None` if they never
+    /// will.
+    pub(super) fn until_room_us(&self, request: ChargeRequest) -> Option<u128> {
+        if request.required_hits() == 0 {
+            return Some(0);
+        }
+        let room = u64::from(self.limit.capacity()).checked_sub(request.required_hits())?;
+        (self.limit.requests_per_unit() > 0).then(|| self.until_us(self.units_of(room)))
+    }
+
+    /// Microseconds from the request's `now` until the level is 0; 0 if it is, or if it never falls.
+    pub(super) fn until_empty_us(&self) -> u64 {
+        if self.limit.requests_per_unit() == 0 { 0 } else { to_us(self.until_us(0)) }
+    }
+
+    /// Maximum delay of the answer, in microseconds.
+    pub(super) fn max_delay_us(&self, request: ChargeRequest) -> u128 {
+        u128::from(request.max_delay_us.min(self.limit.max_wait_us()))
+    }
+}
+
+/// Computes the wait of a charge on a level, which falls evenly: `reset_us` is the time until it is 0.
+pub(super) fn level_wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
+    let Hits::Charge(hits) = request.hits else { return None };
+    let room = u128::from(u64::from(limit.capacity()).checked_sub(hits)?);
+    let room_us = to_us(room * u128::from(limit.period_us()) / u128::from(limit.requests_per_unit().max(1)));
+    let delay_us = request.max_delay_us.min(limit.max_wait_us());
+    Some(result.reset_us.saturating_sub(room_us).saturating_sub(delay_us))
+}
+
+/// Clamps a duration in microseconds to 64 bits.
+pub(super) fn to_us(duration_us: u128) -> u64 {
+    u64::try_from(duration_us).unwrap_or(u64::MAX)
+}

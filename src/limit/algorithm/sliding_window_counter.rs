@@ -1,0 +1,156 @@
+//! sliding_window_counter: the count of this window plus that of the previous one, weighted by the part of it that
+//! overlaps the last period.
+//!
+//! weight = current + floor(previous x (period - elapsed) / period), with `elapsed` the time since this window began.
+//! A request of n hits passes if weight + n <= requests_per_unit. Source: Cloudflare's "How we built rate limiting
+//! capable of scaling to millions of domains" (2017).
+//!
+//! The algorithm assumes that the hits of the previous window were evenly spaced, so the weight can be too high or too
+//! low. A state has two counts only. The weight is rounded down: the one rounding in favour of the caller.
+
+use super::algorithm_state::AlgorithmState;
+use super::reply_reader::{MalformedReply, ReplyReader};
+use super::share_ratio::ShareRatio;
+use crate::base::clock::Time;
+use crate::limit::Limit;
+use crate::limit::charge::{ChargeRequest, ChargeResult, EffectiveTime, StateChange, effective_time, to_u32};
+
+/// Counts of two adjacent windows, aligned to the Unix epoch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// Hits in the window of the last charge.
+    pub current: u64,
+    /// Hits in the window before it.
+    pub previous: u64,
+    /// Time of the last charge.
+    pub last: Time,
+}
+
+impl AlgorithmState for State {
+    #[inline]
+    fn to_words(&self) -> [u64; 2] {
+        [self.current, self.previous]
+    }
+
+    #[inline]
+    fn from_words([current, previous]: [u64; 2], last: Time) -> Self {
+        Self { current, previous, last }
+    }
+
+    #[inline]
+    fn read(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
+        Ok(Self { current: reply.number()?, previous: reply.number()?, last })
+    }
+
+    fn scaled(&self, ratio: ShareRatio, _limit: &Limit, now: Time) -> Self {
+        Self {
+            current: ratio.rounded_up(self.current),
+            previous: ratio.rounded_up(self.previous),
+            last: self.last.min(now),
+        }
+    }
+}
+
+/// Applies a request to the counts.
+pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
+    let mut counts = WindowCounts::at(limit, state, now);
+    let before = counts.weight();
+    let max = u64::from(limit.requests_per_unit());
+    let fits = counts.fits(limit, request);
+    let effect = request.effect(fits, limit);
+    match effect {
+        StateChange::None => {}
+        StateChange::Charge(hits) => counts.current += hits,
+        // Rejected hits add up to twice the limit, and never lower the count.
+        StateChange::ChargeRejected(hits) => counts.current = counts.current.max((2 * max).min(counts.current + hits)),
+        StateChange::Refund(hits) => {
+            let beyond = hits.saturating_sub(counts.current);
+            counts.current = counts.current.saturating_sub(hits).max(counts.current.min(request.lent));
+            counts.previous = counts.previous.saturating_sub(beyond);
+        }
+    }
+    if effect != StateChange::None {
+        *state = State { current: counts.current, previous: counts.previous, last: counts.at };
+    }
+    let after = counts.weight();
+    ChargeResult {
+        admitted: fits,
+        before,
+        after,
+        remaining: to_u32(max.saturating_sub(after)),
+        reset_us: counts.until_weight_us(0),
+        retry_after_us: match max.checked_sub(request.required_hits()) {
+            Some(room) if !fits => Some(counts.until_weight_us(room)),
+            Some(_) | None => None,
+        },
+        delay_us: 0,
+    }
+}
+
+/// Returns `true` if [`charge`] would admit the hits.
+pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -> bool {
+    WindowCounts::at(limit, state, now).fits(limit, request)
+}
+
+/// Counts of the windows around a request.
+struct WindowCounts {
+    current: u64,
+    previous: u64,
+    at: Time,
+    /// Microseconds by which `at` lies ahead of the request's `now`.
+    ahead_us: u64,
+    /// Microseconds since this window began, less than the period.
+    elapsed_us: u64,
+    period_us: u64,
+}
+
+impl WindowCounts {
+    fn at(limit: &Limit, state: &State, now: Time) -> Self {
+        let period_us = limit.period_us();
+        let (state, EffectiveTime { at, ahead_us }) = match effective_time(now, state.last, period_us) {
+            Some(time) => (*state, time),
+            None => (State::default(), EffectiveTime { at: now, ahead_us: 0 }),
+        };
+        let windows = at.as_micros() / period_us - state.last.as_micros() / period_us;
+        let (current, previous) = match windows {
+            0 => (state.current, state.previous),
+            1 => (0, state.current),
+            _ => (0, 0),
+        };
+        Self { current, previous, at, ahead_us, elapsed_us: at.as_micros() % period_us, period_us }
+    }
+
+    fn weight(&self) -> u64 {
+        self.current + scale(self.previous, self.period_us - self.elapsed_us, self.period_us)
+    }
+
+    fn fits(&self, limit: &Limit, request: ChargeRequest) -> bool {
+        request.required_hits() == 0 || self.weight() + request.required_hits() <= u64::from(limit.requests_per_unit())
+    }
+
+    /// Microseconds from the request's `now` until the weight is at most `max`; 0 if it is.
+    ///
+    /// In this window only the share of the previous count falls; in the next one that of this window's count does.
+    fn until_weight_us(&self, max: u64) -> u64 {
+        let until_us = match max.checked_sub(self.current) {
+            _ if self.weight() <= max => return 0,
+            Some(room) => share_falls_to_at(self.previous, room, self.period_us) - self.elapsed_us,
+            None => self.period_us - self.elapsed_us + share_falls_to_at(self.current, max, self.period_us),
+        };
+        self.ahead_us + until_us
+    }
+}
+
+/// Returns floor(count x left / period).
+fn scale(count: u64, left_us: u64, period_us: u64) -> u64 {
+    let product = u128::from(count) * u128::from(left_us) / u128::from(period_us);
+    u64::try_from(product).unwrap_or(u64::MAX)
+}
+
+/// Returns the first time t in a window, in microseconds from its start, at which the share of the previous window's
+/// `count` is at most `max`: count x (period - t) < (max + 1) x period. At most the window's end. `count` > `max`.
+fn share_falls_to_at(count: u64, max: u64, period_us: u64) -> u64 {
+    let left = (u128::from(max + 1) * u128::from(period_us)).div_ceil(u128::from(count));
+    let left = u64::try_from(left).unwrap_or(period_us).min(period_us);
+    (period_us - left + 1).min(period_us)
+}

@@ -1,0 +1,217 @@
+//! State of a counter of any algorithm, and charges on several counters at once.
+//!
+//! The enum and its dispatch are generated from the [table of countings](crate::limit::algorithm::counting), so an
+//! algorithm without a module, a `State`, `charge`, `admits` or an `AlgorithmState` does not compile.
+
+use smallvec::SmallVec;
+
+use super::algorithm_state::{AlgorithmState, CallCharge};
+use super::global_clock::GlobalClock;
+use super::region_use::RegionUse;
+use super::reply_reader::{MAX_EXACT, MalformedReply, ReplyReader};
+use super::share_ratio::ShareRatio;
+use crate::base::clock::Time;
+use crate::limit::Limit;
+use crate::limit::algorithm::counting::{Counting, for_each_counting};
+use crate::limit::charge::{ChargeRequest, ChargeResult, EnforcedLimit, effective_time};
+
+macro_rules! define_state {
+    ($($variant:ident, $module:ident, $properties:expr;)*) => {
+        /// State of a counter: one variant for each counting.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub enum State {
+            $(
+                #[doc = concat!("State of a [", stringify!($module), "](super::", stringify!($module), ").")]
+                $variant(super::$module::State),
+            )*
+        }
+
+        impl State {
+            /// Creates the state of a counter without hits.
+            pub fn empty(counting: impl Into<Counting>) -> Self {
+                match counting.into() {
+                    $(Counting::$variant => Self::$variant(Default::default()),)*
+                }
+            }
+
+            /// Time of the last charge that changed the state.
+            pub const fn last(&self) -> Time {
+                match self {
+                    $(Self::$variant(state) => state.last,)*
+                }
+            }
+
+            /// Applies a request to this state. A state of another counting than the limit's is empty.
+            pub fn charge(&mut self, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
+                match (limit.counting(), &mut *self) {
+                    $((Counting::$variant, Self::$variant(state)) => {
+                        super::$module::charge(limit, state, now, request)
+                    })*
+                    (counting, _) => {
+                        *self = Self::empty(counting);
+                        self.charge(limit, now, request)
+                    }
+                }
+            }
+
+            /// Returns `true` if [`State::charge`] would admit the hits; changes nothing.
+            pub fn admits(&self, limit: &Limit, now: Time, request: ChargeRequest) -> bool {
+                match (limit.counting(), self) {
+                    $((Counting::$variant, Self::$variant(state)) => {
+                        super::$module::admits(limit, state, now, request)
+                    })*
+                    (counting, _) => Self::empty(counting).admits(limit, now, request),
+                }
+            }
+
+            /// Packs the state into three words; the first is the time of the last charge in microseconds. Records of a
+            /// log are left out.
+            #[inline]
+            pub(crate) fn to_words(&self) -> [u64; 3] {
+                match self {
+                    $(Self::$variant(state) => {
+                        let [a, b] = state.to_words();
+                        [state.last.as_micros(), a, b]
+                    })*
+                }
+            }
+
+            /// Unpacks the words of [`State::to_words`].
+            #[inline]
+            pub(crate) fn from_words(counting: impl Into<Counting>, [last, a, b]: [u64; 3]) -> Self {
+                let last = Time::from_micros(last);
+                match counting.into() {
+                    $(Counting::$variant => Self::$variant(AlgorithmState::from_words([a, b], last)),)*
+                }
+            }
+
+            /// Decodes the state that follows the time of the last charge in a script's reply.
+            ///
+            /// # Errors
+            /// The script cannot have returned these numbers.
+            #[inline]
+            pub(crate) fn read(
+                counting: Counting,
+                reply: &mut ReplyReader<'_>,
+                last: Time,
+            ) -> Result<Self, MalformedReply> {
+                match counting {
+                    $(Counting::$variant => AlgorithmState::read(reply, last).map(Self::$variant),)*
+                }
+            }
+
+            /// Returns a state that uses the same part of `share` as this one uses of `limit`, rounded up.
+            pub(crate) fn scaled_to_share(&self, limit: &Limit, share: &Limit, now: Time) -> Self {
+                let ratio = ShareRatio::of(share, limit);
+                match self {
+                    $(Self::$variant(state) => Self::$variant(state.scaled(ratio, limit, now)),)*
+                }
+            }
+
+            /// Computes the script arguments `a` and `b` of a call that makes these charges on a counter.
+            #[inline]
+            pub(crate) fn script_arguments<'c>(
+                counting: Counting,
+                charges: impl Iterator<Item = CallCharge<'c>>,
+            ) -> [i64; 2] {
+                match counting {
+                    $(Counting::$variant => super::$module::State::script_arguments(charges),)*
+                }
+            }
+
+            /// Returns the longest delay in microseconds that keeps the numbers of a script exact.
+            #[inline]
+            pub(crate) fn max_delay_us(limit: &Limit) -> u64 {
+                match limit.counting() {
+                    $(Counting::$variant => super::$module::State::max_delay_us(limit),)*
+                }
+            }
+
+            /// Computes the time in microseconds until a rejected charge could pass, from the result of another one on
+            /// the same state. The hits are at most the capacity. `None`: the result does not tell.
+            pub(crate) fn wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
+                match limit.counting() {
+                    $(Counting::$variant => super::$module::State::wait_us(limit, result, request),)*
+                }
+            }
+        }
+    };
+}
+for_each_counting!(define_state);
+
+impl State {
+    /// Sets the global clock of the call that charges this state, if a region counts it.
+    pub fn set_clock(&mut self, clock: &GlobalClock) {
+        match self {
+            Self::RegionWindow(state) => *state.clock = *clock,
+            Self::RegionBucket(state) => *state.clock = *clock,
+            _ => {}
+        }
+    }
+
+    /// Lets the global clock of the last call hold at any time, for an estimate.
+    pub(crate) fn assume_clock_holds(&mut self) {
+        let clock = match self {
+            Self::RegionWindow(state) => &mut state.clock,
+            Self::RegionBucket(state) => &mut state.clock,
+            _ => return,
+        };
+        if clock.valid_until > Time::default() {
+            (clock.valid_from, clock.valid_until) = (Time::default(), Time::from_micros(MAX_EXACT));
+        }
+    }
+
+    /// Returns the time in microseconds for which hits charged at `now` are surely of the grant that admitted them:
+    /// 0 if that is unknown or the region is cut off, `u64::MAX` for tokens of the region's own.
+    pub fn grant_left_us(&self, limit: &Limit, now: Time) -> u64 {
+        match self {
+            Self::RegionWindow(state) => state.grant_left_us(limit, now),
+            Self::RegionBucket(state) => state.grant_left_us(now),
+            _ => 0,
+        }
+    }
+
+    /// Identity of the open grant request of a region's counter; 0: none is open.
+    pub fn open_request(&self) -> u64 {
+        match self {
+            Self::RegionWindow(state) => state.counts.open_request,
+            Self::RegionBucket(state) => state.counts.open_request,
+            _ => 0,
+        }
+    }
+
+    /// Returns the hits of a region's counter that are used at `now`; nothing of another counter.
+    pub fn region_use(&self, limit: &Limit, now: Time) -> RegionUse {
+        match self {
+            Self::RegionWindow(state) => super::region_window::region_use(limit, state, now),
+            Self::RegionBucket(state) => super::region_bucket::region_use(limit, state, now),
+            _ => RegionUse::default(),
+        }
+    }
+
+    /// Time that [`State::charge`] works at: the later of `now` and the last charge; `now` if the state is discarded.
+    pub fn time(&self, limit: &Limit, now: Time) -> Time {
+        effective_time(now, self.last(), limit.period_us()).map_or(now, |time| time.at)
+    }
+}
+
+/// Applies a request to all limits of a descriptor at once.
+///
+/// If an enforced limit rejects the hits, only limits where rejected hits count are charged. Otherwise each limit that
+/// admits the hits is charged, and one that does not (a quota, or in shadow mode) only if its rejected hits count.
+/// `states` are those of `limits`, in the same order.
+pub fn charge_together(
+    limits: &[EnforcedLimit<'_>],
+    states: &mut [State],
+    now: Time,
+    request: ChargeRequest,
+) -> SmallVec<[ChargeResult; 1]> {
+    if let ([only], [state]) = (limits, &mut *states) {
+        return SmallVec::from([state.charge(only.limit, now, request)]);
+    }
+    let rejected =
+        limits.iter().zip(states.iter()).any(|(one, state)| one.enforced && !state.admits(one.limit, now, request));
+    // For a limit that rejects these hits itself, the flag makes no difference.
+    let request = ChargeRequest { rejected_elsewhere: request.rejected_elsewhere || rejected, ..request };
+    limits.iter().zip(states).map(|(one, state)| state.charge(one.limit, now, request)).collect()
+}

@@ -1,0 +1,128 @@
+//! token_bucket: tokens are refilled continuously, `requests_per_unit` in a period; idle time earns a burst.
+//!
+//! used(now) = max(0, used(last) - (now - last) x requests_per_unit / period); a request of n hits passes if
+//! used + n <= bucket_size. Source: the token bucket of RFC 2697 and of most cloud APIs, with the level stored as
+//! tokens *used*. The refill is computed at each request; there is no timer.
+//!
+//! With `max_wait`, a request that lacks tokens takes them in advance and is delayed until they are refilled. The
+//! tokens used can then exceed the bucket. Used tokens and waits are rounded up, so never in favour of the caller.
+
+use super::algorithm_state::AlgorithmState;
+use super::leaky_level::{LeakyLevel, LevelParts, level_wait_us, to_us};
+use super::reply_reader::{MAX_EXACT, MalformedReply, ReplyReader};
+use super::share_ratio::ShareRatio;
+use crate::base::clock::Time;
+use crate::limit::Limit;
+use crate::limit::charge::{ChargeRequest, ChargeResult, StateChange};
+
+/// Tokens used: `used` whole ones and `part`/period of one more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// Whole tokens.
+    pub used: u64,
+    /// Fraction of a token, 0 to period - 1 (microseconds).
+    pub part: u64,
+    /// Time of the last charge.
+    pub last: Time,
+}
+
+impl State {
+    /// Returns the state after the refill until `now`; the default state if the bucket is full by then.
+    ///
+    /// A `now` before the last charge changes nothing.
+    pub fn drained(self, limit: &Limit, now: Time) -> Self {
+        if now <= self.last {
+            return self;
+        }
+        match self.level(limit, now).parts() {
+            LevelParts { whole: 0, part: 0 } => Self::default(),
+            LevelParts { whole, part } => Self { used: whole, part, last: now },
+        }
+    }
+
+    fn level<'l>(&self, limit: &'l Limit, now: Time) -> LeakyLevel<'l> {
+        LeakyLevel::at(limit, LevelParts { whole: self.used, part: self.part }, self.last, now)
+    }
+}
+
+impl AlgorithmState for State {
+    #[inline]
+    fn to_words(&self) -> [u64; 2] {
+        [self.used, self.part]
+    }
+
+    #[inline]
+    fn from_words([used, part]: [u64; 2], last: Time) -> Self {
+        Self { used, part, last }
+    }
+
+    #[inline]
+    fn read(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
+        Ok(Self { used: reply.number()?, part: reply.number()?, last })
+    }
+
+    /// A share may drain faster than that part of the limit, so the hits that drained until now are excluded.
+    fn scaled(&self, ratio: ShareRatio, limit: &Limit, now: Time) -> Self {
+        let Self { used, part, last } = self.drained(limit, now);
+        let LevelParts { whole, part } = ratio.scale_level(LevelParts { whole: used, part }, limit);
+        Self { used: whole, part, last: last.min(now) }
+    }
+
+    /// The time in which 2^52 tokens refill: borrowed tokens must stay countable. At least 12 days.
+    fn max_delay_us(limit: &Limit) -> u64 {
+        let longest_us = (1 << 52) * u128::from(limit.period_us()) / u128::from(limit.requests_per_unit().max(1));
+        to_us(longest_us).min(MAX_EXACT - 1)
+    }
+
+    fn wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
+        level_wait_us(limit, result, request)
+    }
+}
+
+/// Applies a request to the bucket.
+pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
+    let mut used = state.level(limit, now);
+    let before = used.hits();
+    let fits = until_admitted_us(&used, request) == Some(0);
+    let effect = request.effect(fits, limit);
+    match effect {
+        StateChange::None => {}
+        StateChange::Charge(hits) => used.units += used.units_of(hits),
+        StateChange::ChargeRejected(hits) => {
+            // Rejected hits add up to one period's tokens beyond an empty bucket, and never lower what is used.
+            let max = used.units_of(u64::from(limit.capacity()) + u64::from(limit.requests_per_unit()));
+            used.units = used.units.max(max.min(used.units + used.units_of(hits)));
+        }
+        StateChange::Refund(hits) => {
+            let min = used.units.min(used.units_of(request.lent));
+            used.units = used.units.saturating_sub(used.units_of(hits)).max(min);
+        }
+    }
+    if effect != StateChange::None {
+        let LevelParts { whole, part } = used.parts();
+        *state = State { used: whole, part, last: used.at };
+    }
+    ChargeResult {
+        admitted: fits,
+        before,
+        after: used.hits(),
+        remaining: used.remaining(),
+        reset_us: used.until_empty_us(),
+        retry_after_us: if fits { None } else { until_admitted_us(&used, request) },
+        delay_us: match effect {
+            // Tokens taken in advance are refilled once no more are used than the bucket holds.
+            StateChange::Charge(_) => to_us(used.until_us(used.units_of(u64::from(limit.capacity())))),
+            StateChange::None | StateChange::ChargeRejected(_) | StateChange::Refund(_) => 0,
+        },
+    }
+}
+
+/// Returns `true` if [`charge`] would admit the hits.
+pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -> bool {
+    until_admitted_us(&state.level(limit, now), request) == Some(0)
+}
+
+/// Microseconds until the request could pass with a delay that it accepts; 0 if it can now, `None` if it never will.
+fn until_admitted_us(used: &LeakyLevel<'_>, request: ChargeRequest) -> Option<u64> {
+    Some(to_us(used.until_room_us(request)?.saturating_sub(used.max_delay_us(request))))
+}

@@ -1,0 +1,124 @@
+//! Rate-limit algorithms: pure arithmetic on the state of a counter.
+//!
+//! Each algorithm is a module with a `State` and two functions: `charge(limit, state, now, request) -> ChargeResult`
+//! and `admits`, which is a charge that changes nothing. Its `State` implements `AlgorithmState`, the operations that
+//! stores need. [`state`] dispatches to them. Common types are here.
+//!
+//! - A state holds what was *used*, never what is left, so a limit may change under a live counter.
+//! - All numbers are integers; times are in microseconds; products that can exceed 64 bits are computed in u128.
+//! - Rounding is against the caller. The one exception is sliding_window_counter, which rounds down.
+//! - A counter's time never runs backwards: an algorithm works at the later of `now` and the last charge. A last
+//!   charge more than a period ahead of `now` means that a clock was wrong, and the state is discarded.
+//!
+//! There is no clock, I/O or logging here, and no knowledge of the store that keeps a state.
+
+use crate::base::clock::Time;
+use crate::limit::Limit;
+use crate::limit::request::Hits;
+
+/// Maximum count of a counter: above it, a double in a Lua script would not be exact.
+pub const MAX_COUNT: u64 = 1 << 53;
+
+/// One request to a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChargeRequest {
+    /// Hits to charge, peek at or refund.
+    pub hits: Hits,
+    /// Maximum delay that the caller accepts, in microseconds; the limit's own `max_wait` applies too.
+    pub max_delay_us: u64,
+    /// Another limit of the descriptor rejects these hits: count them only where rejected hits count.
+    pub rejected_elsewhere: bool,
+    /// Hits that replicas may still admit from leases; a refund leaves at least these charged.
+    pub lent: u64,
+}
+
+impl ChargeRequest {
+    /// Creates a request that no other limit has rejected.
+    pub const fn new(hits: Hits, max_delay_us: u64) -> Self {
+        Self { hits, max_delay_us, rejected_elsewhere: false, lent: 0 }
+    }
+
+    /// Hits that must fit for the request to pass: one more for a peek, none for a refund.
+    pub(crate) const fn required_hits(self) -> u64 {
+        match self.hits {
+            Hits::Peek => 1,
+            Hits::Charge(count) => count,
+            Hits::Refund(_) => 0,
+        }
+    }
+
+    /// Change that the request makes to the state, given whether its hits fit.
+    pub(crate) const fn effect(self, fits: bool, limit: &Limit) -> StateChange {
+        match self.hits {
+            Hits::Charge(count) if fits && !self.rejected_elsewhere => StateChange::Charge(count),
+            Hits::Charge(count) if limit.count_rejected() => StateChange::ChargeRejected(count),
+            Hits::Refund(count) => StateChange::Refund(count),
+            Hits::Charge(_) | Hits::Peek => StateChange::None,
+        }
+    }
+}
+
+/// Change that a request makes to a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StateChange {
+    /// No change: a peek, or rejected hits that do not count.
+    None,
+    /// Adds admitted hits.
+    Charge(u64),
+    /// Adds rejected hits, up to the bound of the algorithm.
+    ChargeRejected(u64),
+    /// Removes hits.
+    Refund(u64),
+}
+
+/// Result of a request for one limit. Durations count from the `now` of the request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChargeResult {
+    /// The limit admits the hits.
+    pub admitted: bool,
+    /// Hits counted before the request, rounded as the algorithm rounds.
+    pub before: u64,
+    /// Hits counted after the request; includes rejected hits only if they count.
+    pub after: u64,
+    /// Hits that would pass at once; 0 for a limit of 0.
+    ///
+    /// Hits that a leaky_bucket would delay, or for which a token_bucket would take tokens in advance, are excluded.
+    pub remaining: u32,
+    /// Microseconds until nothing is counted (fixed_window: until the window ends); 0 if nothing is, or if that never
+    /// happens.
+    pub reset_us: u64,
+    /// Microseconds until the same request could pass. `None` if it passed or never will.
+    pub retry_after_us: Option<u64>,
+    /// Delay of the response, in microseconds; 0 if the hits are rejected.
+    pub delay_us: u64,
+}
+
+/// A limit with its enforced flag, as one of the limits that are charged together.
+#[derive(Clone, Copy, Debug)]
+pub struct EnforcedLimit<'r> {
+    /// The limit.
+    pub limit: &'r Limit,
+    /// Exceeding the limit keeps the other limits from being charged; `false` for quotas and in shadow mode.
+    pub enforced: bool,
+}
+
+/// Time that an algorithm works at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EffectiveTime {
+    /// The later of `now` and the last charge.
+    pub(crate) at: Time,
+    /// Microseconds by which `at` lies ahead of `now`.
+    pub(crate) ahead_us: u64,
+}
+
+/// Returns the time that an algorithm works at; `None` if the last charge lies more than a period ahead of `now`, so
+/// that the state is discarded.
+pub(crate) fn effective_time(now: Time, last: Time, period_us: u64) -> Option<EffectiveTime> {
+    let ahead_us = last.since_us(now);
+    (ahead_us <= period_us).then(|| EffectiveTime { at: now.max(last), ahead_us })
+}
+
+/// Clamps a count to 32 bits.
+pub(crate) fn to_u32(count: u64) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,18 @@
+//! Rules: from their source to the compiled set that decides.
+//!
+//! `source` delivers rules (`files` and `xds` are its implementations), `compile` turns them into checked rules by way
+//! of `yaml` and `document`, and `live` holds the compiled set that decides.
+
+pub mod rule;
+pub mod diagnostic;
+pub mod keys;
+pub mod yaml;
+pub mod document;
+pub mod rule_defaults;
+pub mod compile;
+pub mod schema;
+pub mod files;
+pub mod defaults_file;
+pub mod xds;
+pub mod live;
+pub mod source;

@@ -1,0 +1,371 @@
+//! Compiler: turns the documents of all rule texts into checked rules.
+//!
+//! One run finds every problem of every text; no problem hides another, and one error rejects all rules. Messages
+//! contain those of envoyproxy/ratelimit word for word, because people search for them.
+//!
+//! All documents are read before the first rule is compiled, because the `defaults` of a domain apply to its rules in
+//! every file.
+//!
+//! The work is linear in the size of the texts: siblings are compared by hash, and strings are moved from the document
+//! into the rules. Rules without an error are complete, so `RuleSet::new` checks nothing.
+
+pub mod options;
+pub mod lints;
+mod candidate;
+mod limit_spec;
+mod memcache;
+mod rule_defaults;
+mod domain;
+pub mod limit;
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+
+use crate::limit::period::Unit;
+use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, quotable};
+use crate::rules::document::defaults::check_defaults;
+use crate::rules::document::fields::{DocumentReader, FieldPath};
+use crate::rules::document::{self, DescriptorSpec, Document, RateLimitSpec, Spanned, read};
+use crate::rules::rule::{Allowance, Domain, OverLimitBody, Rule, RuleNode, SourceLocation};
+use crate::rules::yaml::{self, Documents, Position, text};
+use domain::{DomainBuilder, LocatedDefaults, Siblings};
+use limit_spec::DomainScope;
+use options::CompileOptions;
+
+/// Text of rules, such as a rule file.
+#[derive(Clone, Debug)]
+pub struct RuleText {
+    /// Name in messages.
+    pub name: Arc<str>,
+    /// YAML or JSON.
+    pub bytes: Vec<u8>,
+    /// Documents of the text that count.
+    pub documents: Documents,
+}
+
+/// Rules that compiled without errors.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    /// Domains, in order of first appearance.
+    pub domains: Vec<Domain>,
+    /// Warnings; never errors.
+    pub warnings: Diagnostics,
+}
+
+/// Compiles the rules of all `texts` together, in the order given.
+///
+/// # Errors
+/// Every problem of every text, if at least one is an error.
+pub fn compile(texts: &[RuleText], options: &CompileOptions) -> Result<Compiled, Diagnostics> {
+    let mut compiler = Compiler::new(options);
+    let documents: Vec<_> = texts.iter().flat_map(|text| compiler.read(text)).collect();
+    let files: Vec<_> = texts.iter().map(|text| Arc::clone(&text.name)).collect();
+    compiler.compile(documents, &files)
+}
+
+/// Compiles rules that were not written as text, in the order given.
+///
+/// # Errors
+/// Every problem of every document, if at least one is an error.
+pub fn compile_documents(documents: Vec<NamedDocument>, options: &CompileOptions) -> Result<Compiled, Diagnostics> {
+    let files: Vec<_> = documents.iter().map(|document| Arc::clone(&document.file)).collect();
+    Compiler::new(options).compile(documents, &files)
+}
+
+struct Compiler<'o> {
+    options: &'o CompileOptions,
+    found: Diagnostics,
+    domains: Vec<DomainBuilder>,
+    by_name: HashMap<String, usize>,
+}
+
+/// A document with the name of its file or resource.
+#[derive(Clone, Debug)]
+pub struct NamedDocument {
+    /// Name in messages.
+    pub file: Arc<str>,
+    /// The document.
+    pub document: Document,
+    /// Encoded resource that it was converted from; empty for a text.
+    pub resource: Vec<u8>,
+}
+
+/// Descriptors of a document, with the index of their domain.
+struct DeclaredDescriptors {
+    file: Arc<str>,
+    domain: usize,
+    descriptors: Vec<DescriptorSpec>,
+}
+
+impl<'o> Compiler<'o> {
+    fn new(options: &'o CompileOptions) -> Self {
+        Self { options, found: Diagnostics::default(), domains: Vec::new(), by_name: HashMap::new() }
+    }
+
+    /// Compiles the documents of `files`.
+    fn compile(mut self, documents: Vec<NamedDocument>, files: &[Arc<str>]) -> Result<Compiled, Diagnostics> {
+        let declared: Vec<_> = documents.into_iter().map(|document| self.declare(document)).collect();
+        for document in declared {
+            self.add_descriptors(document);
+        }
+        self.found.sort(files);
+        if self.found.has_errors() {
+            return Err(self.found);
+        }
+        let options = self.options;
+        let domains = self.domains.into_iter().map(|builder| builder.finish(options)).collect();
+        Ok(Compiled { domains, warnings: self.found })
+    }
+
+    /// Reads the documents of a text.
+    fn read(&mut self, source: &RuleText) -> Vec<NamedDocument> {
+        let file = &source.name;
+        let text = match text::decode(&source.bytes) {
+            Ok(text) => text,
+            Err(text::Unreadable { at: Position { line, column }, message, hint }) => {
+                let message = format!("error loading config file: yaml: {message}");
+                let (file, path, hint) = (Arc::clone(file), String::new(), Some(hint.to_owned()));
+                let severity = Severity::Error;
+                self.found.push(Diagnostic { severity, file, line, column, path, message, hint });
+                return Vec::new();
+            }
+        };
+        let before = self.found.error_count();
+        let mut roots = yaml::parse::parse(&text, source.documents, file, &mut self.found);
+        // An empty document beside others is a stray `---`; an empty document alone is the text.
+        if roots.len() > 1 {
+            roots.retain(|root| !root.is_null());
+        }
+        let named = |document| NamedDocument { file: Arc::clone(file), document, resource: Vec::new() };
+        if roots.is_empty() && self.found.error_count() == before {
+            return vec![named(Document { at: Position { line: 1, column: 1 }, ..Document::default() })];
+        }
+        let mut reader = DocumentReader { file, found: &mut self.found };
+        roots.iter().filter_map(|root| read::document(&mut reader, root)).map(named).collect()
+    }
+
+    /// Registers the domain of a document, with its defaults.
+    fn declare(&mut self, NamedDocument { file, document, .. }: NamedDocument) -> DeclaredDescriptors {
+        let mut reader = DocumentReader { file: &file, found: &mut self.found };
+        let name = document.domain.unwrap_or(Spanned { value: String::new(), at: document.at });
+        if name.value.is_empty() && !document.unreadable {
+            let message = "config file cannot have empty domain";
+            reader.error(name.at, &FieldPath::ROOT, message, "begin the file with `domain: NAME`");
+        }
+        let domain = self.domain_index(name, &file);
+        if let Some(Spanned { value: keys, at }) = document.defaults {
+            let mut reader = DocumentReader { file: &file, found: &mut self.found };
+            let field_path = FieldPath::ROOT.key("defaults");
+            check_defaults(&mut reader, &keys, &field_path);
+            if self.options.memcache {
+                memcache::check_keys(&mut reader, &keys, &field_path);
+            }
+            let defaults = LocatedDefaults { keys, location: location(&file, at) };
+            self.domains[domain].set_defaults(&mut reader, defaults);
+        }
+        DeclaredDescriptors { file, domain, descriptors: document.descriptors }
+    }
+
+    /// Compiles the descriptors of a document, with the defaults of their domain.
+    fn add_descriptors(&mut self, DeclaredDescriptors { file, domain, descriptors }: DeclaredDescriptors) {
+        let DomainBuilder { domain, siblings, defaults, .. } = &mut self.domains[domain];
+        let scope = DomainScope {
+            defaults: defaults.as_ref().map(|defaults| &defaults.keys),
+            layers: self.options.rule_defaults.layers(&domain.name),
+            options: self.options,
+        };
+        let mut reader = DocumentReader { file: &file, found: &mut self.found };
+        let level = DescriptorLevel { nodes: &mut domain.descriptors, siblings, path: &domain.name };
+        DescriptorScope { reader: &mut reader, scope: &scope }.extend(level, descriptors, &FieldPath::ROOT);
+    }
+
+    /// Returns the index of the domain to add to: a new one, unless it exists and may be merged.
+    fn domain_index(&mut self, domain: Spanned<String>, file: &Arc<str>) -> usize {
+        let location = location(file, domain.at);
+        match self.by_name.entry(domain.value.clone()) {
+            Entry::Occupied(known) if self.options.merge_domains => return *known.get(),
+            Entry::Occupied(known) if !domain.value.is_empty() => {
+                let first = &self.domains[*known.get()].location;
+                let message = format!("duplicate domain '{}' in config file", quotable(&domain.value));
+                let hint = format!("it is in {first} already; rename one, or merge them (MERGE_DOMAIN_CONFIG=true)");
+                DocumentReader { file, found: &mut self.found }.error(
+                    domain.at,
+                    &FieldPath::ROOT.key("domain"),
+                    message,
+                    hint,
+                );
+            }
+            Entry::Occupied(_) => {}
+            Entry::Vacant(vacant) => {
+                vacant.insert(self.domains.len());
+            }
+        }
+        // A rejected duplicate becomes a domain of its own, so that its descriptors are still checked.
+        self.domains.push(DomainBuilder::new(domain.value, location));
+        self.domains.len() - 1
+    }
+}
+
+fn location(file: &Arc<str>, at: Position) -> SourceLocation {
+    SourceLocation { file: Arc::clone(file), line: at.line, column: at.column }
+}
+
+/// Compiles descriptors of one document, at any depth.
+struct DescriptorScope<'l, 'f> {
+    reader: &'l mut DocumentReader<'f>,
+    scope: &'l DomainScope<'l>,
+}
+
+/// Descriptors of one level, to which more are added.
+struct DescriptorLevel<'l> {
+    nodes: &'l mut Vec<RuleNode>,
+    siblings: &'l mut Siblings,
+    /// Name of the parent: `domain.composite.composite`.
+    path: &'l str,
+}
+
+impl DescriptorScope<'_, '_> {
+    /// Adds descriptors to one level.
+    fn extend(&mut self, level: DescriptorLevel<'_>, written: Vec<DescriptorSpec>, field_path: &FieldPath<'_>) {
+        let DescriptorLevel { nodes, siblings, path: parent } = level;
+        nodes.reserve_exact(written.len());
+        siblings.reserve(written.len());
+        let field_path = field_path.key("descriptors");
+        for descriptor in written {
+            let field_path = field_path.index(descriptor.index);
+            let node = self.node(descriptor, parent, &field_path);
+            // A descriptor without a key was reported; do not report that two of them collide.
+            if !node.key.is_empty() {
+                match siblings.entry(node.composite()) {
+                    Entry::Vacant(vacant) => {
+                        vacant.insert(nodes.len());
+                    }
+                    Entry::Occupied(first) => self.report_collision(&node, &nodes[*first.get()], parent, &field_path),
+                }
+            }
+            nodes.push(node);
+        }
+        lints::on_wildcards(self.reader, nodes, &field_path);
+    }
+
+    fn report_collision(&mut self, node: &RuleNode, first: &RuleNode, parent: &str, field_path: &FieldPath<'_>) {
+        let path = quotable(&format!("{parent}.{}", node.composite()));
+        let quirk = if node.key == first.key { "" } else { "; a key `a_b` is the same as a key `a` with a value `b`" };
+        let hint = format!("the first is at {}{quirk}", first.location);
+        let at = Position { line: node.location.line, column: node.location.column };
+        self.reader.error(at, field_path, format!("duplicate descriptor composite key '{path}'"), hint);
+    }
+
+    fn node(&mut self, mut written: DescriptorSpec, parent: &str, field_path: &FieldPath<'_>) -> RuleNode {
+        if written.key.value.is_empty() && !written.unreadable {
+            self.reader.error(written.key.at, field_path, "descriptor has empty key", "write `key: NAME`");
+        }
+        lints::on_descriptor(self.reader, &written, field_path);
+        let mut node = RuleNode {
+            key: std::mem::take(&mut written.key.value),
+            value: std::mem::take(&mut written.value),
+            rule: None,
+            share_threshold: written.share_threshold.is_some_and(|share| share.value),
+            value_to_metric: written.value_to_metric,
+            descriptors: Vec::new(),
+            location: location(self.reader.file, written.key.at),
+        };
+        let composite = node.composite();
+        if let Some(share) = written.share_threshold.filter(|share| share.value && !composite.contains('*')) {
+            let message = format!(
+                "share_threshold can only be used with wildcard values (containing '*'), but found key '{}'",
+                quotable(&composite)
+            );
+            self.reader.error(
+                share.at,
+                &field_path.key("share_threshold"),
+                message,
+                "add a `*` to the value or leave it out",
+            );
+        }
+        let path = format!("{parent}.{composite}");
+        let children = std::mem::take(&mut written.descriptors);
+        if !children.is_empty() {
+            let level = DescriptorLevel { nodes: &mut node.descriptors, siblings: &mut Siblings::new(), path: &path };
+            self.extend(level, children, field_path);
+        }
+        node.rule = self.rule(&mut written, path, field_path);
+        node
+    }
+
+    fn rule(&mut self, written: &mut DescriptorSpec, path: String, field_path: &FieldPath<'_>) -> Option<Rule> {
+        let field_path = field_path.key("rate_limit");
+        let rate_limit = std::mem::take(&mut written.rate_limit);
+        let (limits, at): (&[document::RateLimitEntry], Position) = match &rate_limit {
+            RateLimitSpec::None | RateLimitSpec::Unreadable => return None,
+            RateLimitSpec::One(one) => (std::slice::from_ref(&*one.value), one.at),
+            RateLimitSpec::Many(many) => (&many.value, many.at),
+        };
+        let over_limit_body = self.over_limit_body(written, limits, &field_path);
+        let replaces = limit::replaces(self.reader, limits, &field_path);
+        if self.scope.options.memcache {
+            memcache::check_list(self.reader, at, limits.len(), &field_path);
+        }
+        let unlimited = limits.iter().find(|limit| limit.unlimited);
+        let allowance = if let Some(only) = unlimited {
+            limit::unlimited(self.reader, only, written, &field_path)
+        } else {
+            Allowance::Limits(limit::limits(self.reader, limits, written, self.scope, &field_path))
+        };
+        Some(Rule {
+            path,
+            location: location(self.reader.file, at),
+            allowance,
+            replaces,
+            metadata: written.metadata.take(),
+            over_limit_body,
+            detailed_metric: written.detailed_metric,
+            logging: written.logging,
+        })
+    }
+
+    /// Body of a rejection: beside or in the `rate_limit`, else that of the defaults.
+    fn over_limit_body(
+        &mut self,
+        beside: &DescriptorSpec,
+        limits: &[document::RateLimitEntry],
+        field_path: &FieldPath<'_>,
+    ) -> OverLimitBody {
+        let inside = limits.first().map(|limit| &limit.defaultable.over_limit_body);
+        let unit = limits.first().and_then(|limit| Unit::from_name(&limit.unit.as_ref()?.value));
+        let defaults = || self.scope.defaults.into_iter().chain(self.scope.layers.of_unit(unit));
+        let default_body = defaults().find_map(|keys| keys.over_limit_body.body.as_ref());
+        let default_type = defaults().find_map(|keys| keys.over_limit_body.content_type.as_ref());
+        let body = self.beside_or_inside(
+            beside.over_limit_body.body.as_ref(),
+            inside.and_then(|over_limit_body| over_limit_body.body.as_ref()),
+            &field_path.key("over_limit_body"),
+        );
+        let content_type = self.beside_or_inside(
+            beside.over_limit_body.content_type.as_ref(),
+            inside.and_then(|over_limit_body| over_limit_body.content_type.as_ref()),
+            &field_path.key("over_limit_content_type"),
+        );
+        let body = body.or(default_body);
+        if let Some(content_type) = content_type.filter(|_| body.is_none()) {
+            let message = "`over_limit_content_type` without `over_limit_body`";
+            self.reader.warning(content_type.at, field_path, message, "it has no effect; add a body");
+        }
+        limit::over_limit_body(body, content_type.or(default_type))
+    }
+
+    /// Value of a key that may be written beside or inside `rate_limit`, but not both.
+    fn beside_or_inside<'w>(
+        &mut self,
+        beside: Option<&'w Spanned<Arc<str>>>,
+        inside: Option<&'w Spanned<Arc<str>>>,
+        field_path: &FieldPath<'_>,
+    ) -> Option<&'w Spanned<Arc<str>>> {
+        if let (Some(_), Some(inside)) = (beside, inside) {
+            let message = "this is written beside `rate_limit` too";
+            self.reader.error(inside.at, field_path, message, "write it in one of the two places");
+        }
+        beside.or(inside)
+    }
+}

@@ -1,0 +1,68 @@
+//! A domain while it is compiled.
+
+use std::collections::HashMap;
+
+use super::options::CompileOptions;
+use super::{limit, memcache};
+use crate::rules::diagnostic::quotable;
+use crate::rules::document::DefaultableKeys;
+use crate::rules::document::fields::{DocumentReader, FieldPath};
+use crate::rules::rule::{Domain, OverrideDefaults, SourceLocation, UnitOverrideDefaults};
+use crate::rules::yaml::Position;
+
+/// A domain to which documents add descriptors.
+pub(super) struct DomainBuilder {
+    pub(super) domain: Domain,
+    /// Indices of the outermost descriptors.
+    pub(super) siblings: Siblings,
+    pub(super) location: SourceLocation,
+    /// `defaults` of the first document that has them.
+    pub(super) defaults: Option<LocatedDefaults>,
+}
+
+/// `defaults` of a document, with their location.
+pub(super) struct LocatedDefaults {
+    pub(super) keys: DefaultableKeys,
+    pub(super) location: SourceLocation,
+}
+
+/// Index of each descriptor of one level, by composite key.
+pub(super) type Siblings = HashMap<String, usize>;
+
+impl DomainBuilder {
+    /// A domain without descriptors.
+    pub(super) fn new(name: String, location: SourceLocation) -> Self {
+        let defaults = OverrideDefaults::default();
+        let domain = Domain { name, defaults, defaults_by_unit: Vec::new(), descriptors: Vec::new() };
+        Self { domain, siblings: Siblings::new(), location, defaults: None }
+    }
+
+    /// Returns the domain, with the defaults for limits that are sent with a request.
+    pub(super) fn finish(self, options: &CompileOptions) -> Domain {
+        let Self { mut domain, defaults, .. } = self;
+        let layers = options.rule_defaults.layers(&domain.name);
+        let own = defaults.map(|defaults| defaults.keys).unwrap_or_default();
+        let merged = |unit| {
+            let merged = layers.of_unit(unit).fold(own.clone(), DefaultableKeys::or);
+            if options.memcache { memcache::without_conditions(merged) } else { merged }
+        };
+        let of_unit = |unit| UnitOverrideDefaults { unit, defaults: limit::defaults(&merged(Some(unit)), options) };
+        domain.defaults_by_unit = layers.units().map(of_unit).collect();
+        domain.defaults = limit::defaults(&merged(None), options);
+        domain
+    }
+
+    /// Sets the defaults of a domain from the first document that has them; those of other documents must be the same.
+    pub(super) fn set_defaults(&mut self, reader: &mut DocumentReader<'_>, defaults: LocatedDefaults) {
+        match &self.defaults {
+            None => self.defaults = Some(defaults),
+            Some(first) if first.keys.has_values_of(&defaults.keys) => {}
+            Some(LocatedDefaults { location: first, .. }) => {
+                let at = Position { line: defaults.location.line, column: defaults.location.column };
+                let message = format!("domain '{}' has two different `defaults`", quotable(&self.domain.name));
+                let hint = format!("make them the same as in {first}, or state them in one file only");
+                reader.error(at, &FieldPath::ROOT.key("defaults"), message, hint);
+            }
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! Compiler of one limit: its period, its defaults, and contradictions between its keys.
+//!
+//! A key of the limit itself must apply to its algorithm; otherwise it is an error. A key of `defaults` is skipped
+//! where it does not apply, so that one set of defaults can serve limits of several algorithms.
+
+use std::sync::Arc;
+
+use super::candidate;
+use super::limit_spec::{CompiledEntry, DomainScope, has_same_counter, limit_spec};
+use super::options::CompileOptions;
+use super::{lints, memcache, rule_defaults};
+use crate::limit::limit_error::LimitError;
+use crate::limit::period::{Period, Unit};
+use crate::limit::{Consistency, Limit, LimitSpec, Overshoot, StorePolicy};
+use crate::rules::diagnostic::quotable;
+use crate::rules::document::fields::{DocumentReader, FieldPath};
+use crate::rules::document::{DefaultableKeys, DescriptorSpec, RateLimitEntry, Spanned};
+use crate::rules::rule::{Allowance, OverLimitBody, OverrideDefaults, RuleLimit};
+use crate::rules::yaml::Position;
+
+/// Creates the body of a rejection.
+pub(super) fn over_limit_body(
+    body: Option<&Spanned<Arc<str>>>,
+    content_type: Option<&Spanned<Arc<str>>>,
+) -> OverLimitBody {
+    let shared = |spanned: &Spanned<Arc<str>>| Arc::clone(&spanned.value);
+    OverLimitBody { body: body.map(shared), content_type: content_type.map(shared) }
+}
+
+/// Converts `defaults` to those of limits that are sent with a request.
+pub(super) fn defaults(settings: &DefaultableKeys, options: &CompileOptions) -> OverrideDefaults {
+    let overshoot = settings.max_overshoot.map_or(Overshoot::DEFAULT, |spanned| spanned.value);
+    let consistency = settings
+        .eventual
+        .map(|spanned| if spanned.value { Consistency::Eventual(overshoot) } else { Consistency::Strict });
+    OverrideDefaults {
+        algorithm: settings.algorithm.map(|spanned| spanned.value).unwrap_or_default(),
+        queue_size: settings.queue_size.map(|spanned| spanned.value),
+        max_wait_us: settings.max_wait_us.map(|spanned| spanned.value),
+        count_rejected: settings.count_rejected.map(|spanned| spanned.value),
+        consistency,
+        on_store_error: Some(settings.on_store_error.map_or(options.on_store_error, |spanned| spanned.value)),
+        epoch: settings.epoch.map_or(0, |spanned| spanned.value),
+        over_limit_body: over_limit_body(
+            settings.over_limit_body.body.as_ref(),
+            settings.over_limit_body.content_type.as_ref(),
+        ),
+    }
+}
+
+/// Returns the names that a rule's limits replace, each once.
+pub(super) fn replaces(
+    reader: &mut DocumentReader<'_>,
+    limits: &[RateLimitEntry],
+    field_path: &FieldPath<'_>,
+) -> Vec<String> {
+    let own: Vec<&str> = limits.iter().map(|limit| limit.name.value.as_str()).filter(|name| !name.is_empty()).collect();
+    let mut names: Vec<String> = Vec::new();
+    let mut seen = std::collections::HashSet::new();
+    for name in limits.iter().flat_map(|limit| &limit.replaces) {
+        let field_path = field_path.key("replaces");
+        if name.value.is_empty() {
+            let message = "should not have an empty replaces entry";
+            reader.error(name.at, &field_path, message, "write `- name: NAME` of the limit to switch off");
+        } else if own.contains(&name.value.as_str()) {
+            let message = "replaces should not contain name of same descriptor";
+            reader.error(name.at, &field_path, message, format!("remove '{}'", quotable(&name.value)));
+        } else if seen.insert(&name.value) {
+            names.push(name.value.clone());
+        }
+    }
+    names
+}
+
+/// Compiles a `rate_limit` that is unlimited; reports keys that do not apply to it.
+pub(super) fn unlimited(
+    reader: &mut DocumentReader<'_>,
+    limit: &RateLimitEntry,
+    descriptor: &DescriptorSpec,
+    field_path: &FieldPath<'_>,
+) -> Allowance {
+    if let Some(unit) = limit.unit.as_ref().filter(|unit| Unit::from_name(&unit.value).is_some()) {
+        let message = "should not specify rate limit unit when unlimited";
+        reader.error(unit.at, &field_path.key("unit"), message, "remove `unit` or `unlimited`");
+    }
+    let other = limit.unit_multiplier.map(|spanned| Spanned { value: "unit_multiplier", at: spanned.at });
+    let other = other.or(limit.bucket_size.map(|spanned| Spanned { value: "bucket_size", at: spanned.at }));
+    if let Some(key) = other.or(limit.defaultable.first()) {
+        let message = format!("`{}` does not apply when unlimited", key.value);
+        reader.error(key.at, &field_path.key(key.value), message, "remove it or `unlimited`");
+    }
+    Allowance::Unlimited {
+        name: limit.name.value.clone(),
+        requests_per_unit: limit.requests_per_unit.value,
+        shadow: descriptor.shadow_mode,
+        quota: descriptor.quota_mode,
+    }
+}
+
+/// Compiles the limits of a rule; leaves out those with errors.
+pub(super) fn limits(
+    reader: &mut DocumentReader<'_>,
+    written: &[RateLimitEntry],
+    descriptor: &DescriptorSpec,
+    scope: &DomainScope<'_>,
+    field_path: &FieldPath<'_>,
+) -> Vec<RuleLimit> {
+    let deciding = candidate::deciding_count(written);
+    let mut compiled: Vec<CompiledEntry<'_>> = Vec::with_capacity(written.len());
+    // Bounded, because the checks below compare all pairs.
+    if let Some(extra) = written.get(MAX_LIMITS) {
+        let message = format!("{} limits on one descriptor", written.len());
+        reader.error(extra.at, field_path, message, format!("at most {MAX_LIMITS} are decided together"));
+        return Vec::new();
+    }
+    for one in written {
+        let field_path = one.index.map_or(*field_path, |index| field_path.index(index));
+        let candidate = candidate::is_candidate(one, deciding);
+        // Each side counts as if the other were not there.
+        let sole = candidate || written.len() == 1 || deciding == 1;
+        let Some(limit) = limit(reader, one, sole, scope, &field_path) else { continue };
+        let limit = RuleLimit {
+            limit,
+            name: one.name.value.clone(),
+            shadow: descriptor.shadow_mode || one.shadow_mode,
+            quota: !candidate && (descriptor.quota_mode || one.quota_mode),
+            candidate,
+            epoch: one.defaultable.epoch.or(scope.file_defaults().epoch).map_or(0, |spanned| spanned.value),
+            left_out_defaults: Vec::new(),
+        };
+        let entry = CompiledEntry { limit, written: one, sole };
+        check_beside(reader, &entry, &compiled, &field_path);
+        compiled.push(entry);
+    }
+    rule_defaults::apply(reader, &mut compiled, scope, field_path);
+    for CompiledEntry { limit, written, .. } in compiled.iter().filter(|entry| !entry.written.unreadable) {
+        let field_path = written.index.map_or(*field_path, |index| field_path.index(index));
+        lints::on_limit(reader, written, &limit.limit, scope.options, &field_path);
+    }
+    if scope.options.regions.is_none() {
+        compiled.iter_mut().for_each(|entry| entry.limit.limit = entry.limit.limit.in_one_region());
+    }
+    let mut limits: Vec<RuleLimit> = compiled.into_iter().map(|entry| entry.limit).collect();
+    limits.sort_by_key(|limit| limit.candidate);
+    for candidate in limits.iter_mut().filter(|limit| limit.candidate) {
+        // A candidate that fails is counted, and nothing else.
+        candidate.limit = candidate.limit.under_policy(StorePolicy::Allow);
+    }
+    limits
+}
+
+/// Reports a limit that cannot stand beside `others`.
+fn check_beside(
+    reader: &mut DocumentReader<'_>,
+    entry: &CompiledEntry<'_>,
+    others: &[CompiledEntry<'_>],
+    field_path: &FieldPath<'_>,
+) {
+    let CompiledEntry { limit: RuleLimit { limit, name, candidate, .. }, written, .. } = entry;
+    let shares_counter =
+        |other: &CompiledEntry<'_>| !candidate && !other.limit.candidate && has_same_counter(&other.limit.limit, limit);
+    if others.iter().any(shares_counter) {
+        let message = format!("two limits of {} for {} on one descriptor", limit.algorithm(), limit.period());
+        let hint = "keep the lower one, change the period or the algorithm of one, or try one beside an enforced one, \
+                    in `shadow_mode` and with a `name`";
+        reader.error(written.at, field_path, message, hint);
+    }
+    if *candidate {
+        candidate::check(reader, written, field_path);
+    }
+    if !name.is_empty() && others.iter().any(|other| other.limit.name == *name) {
+        let message = format!("two limits named '{}' on one descriptor", quotable(name));
+        reader.error(written.name.at, &field_path.key("name"), message, "rename one");
+    }
+}
+
+/// Maximum number of limits of one descriptor.
+const MAX_LIMITS: usize = 16;
+
+fn limit(
+    reader: &mut DocumentReader<'_>,
+    written: &RateLimitEntry,
+    sole: bool,
+    scope: &DomainScope<'_>,
+    field_path: &FieldPath<'_>,
+) -> Option<Limit> {
+    let period = period(reader, written, field_path);
+    let period = if written.unreadable { period? } else { period.unwrap_or(Period::new(Unit::Second, 1)?) };
+    let mut spec = limit_spec(written, period, sole, scope.file_defaults(), scope.options);
+    check_overshoot(reader, written, &spec, field_path);
+    check_global_keys(reader, written, &spec, field_path);
+    if scope.options.memcache {
+        memcache::check_keys(reader, &written.defaultable, field_path);
+    }
+    loop {
+        match Limit::new(&spec) {
+            Ok(limit) => return Some(limit),
+            Err(error) => {
+                report(reader, written, error, field_path);
+                // Clear the reported key, to find further errors.
+                if !clear_key(&mut spec, error) {
+                    return None;
+                }
+            }
+        }
+    }
+}
+
+/// Returns the period, or reports its errors.
+fn period(reader: &mut DocumentReader<'_>, written: &RateLimitEntry, field_path: &FieldPath<'_>) -> Option<Period> {
+    let name = written.unit.as_ref().map_or("", |unit| unit.value.as_str());
+    let at = written.unit.as_ref().map_or(written.at, |unit| unit.at);
+    let Some(unit) = Unit::from_name(name) else {
+        // A unit that could not be read was reported already.
+        if written.unit.is_some() || !written.unreadable {
+            let message = format!("invalid rate limit unit '{}'", quotable(name));
+            reader.error(at, &field_path.key("unit"), message, unit_hint(name));
+        }
+        return None;
+    };
+    let multiplier = written.unit_multiplier.map_or(1, |multiplier| multiplier.value);
+    let period = Period::new(unit, multiplier);
+    if period.is_none() {
+        let at = written.unit_multiplier.map_or(at, |multiplier| multiplier.at);
+        let message = format!("a period of {multiplier} {}s", unit.name());
+        reader.error(at, &field_path.key("unit_multiplier"), message, "the longest is 366 days");
+    }
+    period
+}
+
+fn unit_hint(name: &str) -> String {
+    let lower = name.trim().to_ascii_lowercase();
+    let meant = Unit::ALL.into_iter().find(|unit| !lower.is_empty() && lower.trim_end_matches('s') == unit.name());
+    match meant {
+        Some(unit) => format!("did you mean `{}`?", unit.name()),
+        None => format!("write one of {}", Unit::ALL.map(Unit::name).join(", ")),
+    }
+}
+
+/// Reports a `max_overshoot` that has no effect or exceeds the limit.
+fn check_overshoot(
+    reader: &mut DocumentReader<'_>,
+    written: &RateLimitEntry,
+    spec: &LimitSpec,
+    field_path: &FieldPath<'_>,
+) {
+    let Some(overshoot) = written.defaultable.max_overshoot else { return };
+    let field_path = field_path.key("max_overshoot");
+    if spec.consistency.is_none() && spec.scope.is_none() {
+        let hint = match spec.algorithm.properties().not_eventual {
+            Some(_) => format!("remove it; a {} is always strict", spec.algorithm),
+            None => "a strict limit is never exceeded; remove it, or add `consistency: eventual` or `scope: global`"
+                .to_owned(),
+        };
+        reader.error(overshoot.at, &field_path, "`max_overshoot` without `consistency: eventual`", hint);
+    }
+    if let Overshoot::Hits(hits) = overshoot.value
+        && hits > spec.requests_per_unit
+    {
+        let message = format!("a `max_overshoot` of {hits} hits is more than 100% of the limit");
+        reader.error(overshoot.at, &field_path, message, "raise the limit instead");
+    }
+}
+
+/// Reports keys of a global limit that have no effect on this one.
+fn check_global_keys(
+    reader: &mut DocumentReader<'_>,
+    written: &RateLimitEntry,
+    spec: &LimitSpec,
+    field_path: &FieldPath<'_>,
+) {
+    let own = &written.defaultable;
+    let reserve = own.reserve_milli_percent.map(|spanned| ("reserve", spanned.at));
+    let loss = own.on_region_loss.map(|spanned| ("on_region_loss", spanned.at));
+    for (key, at) in reserve.into_iter().chain(loss).filter(|_| spec.scope.is_none()) {
+        let message = format!("`{key}` without `scope: global`");
+        reader.error(at, &field_path.key(key), message, "remove it, or add `scope: global`");
+    }
+}
+
+fn report(reader: &mut DocumentReader<'_>, written: &RateLimitEntry, error: LimitError, field_path: &FieldPath<'_>) {
+    let hint = match error {
+        LimitError::Meaningless { key: "bucket_size", .. } => "remove it, or write `algorithm: token_bucket`",
+        LimitError::Meaningless { key: "queue_size", .. } => "remove it, or write `algorithm: leaky_bucket`",
+        LimitError::Meaningless { key: "max_wait", .. } => {
+            "remove it; only leaky_bucket and token_bucket delay answers"
+        }
+        LimitError::Meaningless { .. } => "remove it; a leaky_bucket never counts rejected hits",
+        LimitError::Zero { .. } => "write a larger number",
+        LimitError::LogTooLong { .. } => "write `algorithm: sliding_window_counter`, which keeps two numbers",
+        LimitError::NotEventual { .. } | LimitError::NotGlobal { .. } => "remove one of them",
+        LimitError::ReserveTooSmall { .. } => "raise the limit or `reserve`, or use `scope: region`",
+    };
+    let at = key_position(written, error.key());
+    reader.error(at, &field_path.key(error.key()), error.to_string(), hint);
+}
+
+/// Returns the position of a key, or of the limit if the key is not written.
+fn key_position(written: &RateLimitEntry, key: &str) -> Position {
+    let own = &written.defaultable;
+    let at = match key {
+        "bucket_size" => written.bucket_size.map(|spanned| spanned.at),
+        "queue_size" => own.queue_size.map(|spanned| spanned.at),
+        "max_wait" => own.max_wait_us.map(|spanned| spanned.at),
+        "count_rejected" => own.count_rejected.map(|spanned| spanned.at),
+        "consistency" => own.eventual.map(|spanned| spanned.at),
+        "scope" => own.global.map(|spanned| spanned.at),
+        "requests_per_unit" => Some(written.requests_per_unit.at),
+        _ => None,
+    };
+    at.unwrap_or(written.at)
+}
+
+/// Clears the key at fault; returns `false` if it cannot be cleared.
+fn clear_key(spec: &mut LimitSpec, error: LimitError) -> bool {
+    match error.key() {
+        "bucket_size" => spec.bucket_size.take().is_some(),
+        "queue_size" => spec.queue_size.take().is_some(),
+        "max_wait" => spec.max_wait_us.take().is_some(),
+        "count_rejected" => spec.count_rejected.take().is_some(),
+        "consistency" => spec.consistency.take().is_some(),
+        "scope" => spec.scope.take().is_some(),
+        _ => false,
+    }
+}

@@ -1,0 +1,134 @@
+//! One limit as written, completed by the defaults that apply to it.
+
+use std::num::NonZeroU16;
+
+use super::options::CompileOptions;
+use crate::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHitsPolicy};
+use crate::limit::period::{Period, Unit};
+use crate::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, Scope};
+use crate::rules::document::{DefaultableKeys, RateLimitEntry, Spanned};
+use crate::rules::rule::RuleLimit;
+use crate::rules::rule_defaults::DefaultLayers;
+
+/// Regions that a global limit is checked for where only one is configured.
+pub(super) const FEWEST_REGIONS: NonZeroU16 = NonZeroU16::new(2).expect("2 is not 0");
+
+/// Settings that apply to all limits of a domain.
+pub(super) struct DomainScope<'s> {
+    /// `defaults` of the domain in its rule file.
+    pub(super) defaults: Option<&'s DefaultableKeys>,
+    /// Defaults of `TOLLKEEPER_RULE_DEFAULTS`, which come after those.
+    pub(super) layers: DefaultLayers<'s>,
+    /// Settings of the process.
+    pub(super) options: &'s CompileOptions,
+}
+
+impl<'s> DomainScope<'s> {
+    /// `defaults` of the domain in its rule file, or none.
+    pub(super) fn file_defaults(&self) -> &'s DefaultableKeys {
+        self.defaults.unwrap_or(const { &DefaultableKeys::NONE })
+    }
+}
+
+/// A limit with the entry that it was compiled from.
+pub(super) struct CompiledEntry<'w> {
+    pub(super) limit: RuleLimit,
+    pub(super) written: &'w RateLimitEntry,
+    /// The only limit of the descriptor that decides, or a candidate.
+    pub(super) sole: bool,
+}
+
+/// Returns `true` if two limits of one descriptor would share a counter.
+pub(super) fn has_same_counter(one: &Limit, other: &Limit) -> bool {
+    one.algorithm() == other.algorithm()
+        && one.period_us() == other.period_us()
+        && one.calendar_months() == other.calendar_months()
+}
+
+/// Completes a limit. Defaults that do not apply to its other keys are left out.
+pub(super) fn limit_spec(
+    written: &RateLimitEntry,
+    period: Period,
+    sole: bool,
+    defaults: &DefaultableKeys,
+    options: &CompileOptions,
+) -> LimitSpec {
+    let own = &written.defaultable;
+    fn value<T>(spanned: Spanned<T>) -> T {
+        spanned.value
+    }
+    let algorithm = own.algorithm.or(defaults.algorithm).map(value).unwrap_or_default();
+    let properties = algorithm.properties();
+    let own_wait = own.max_wait_us.map(value);
+    let own_rejected = own.count_rejected.map(value);
+    let can_be_eventual = properties.can_be_eventual() && own_wait.unwrap_or(0) == 0 && own_rejected != Some(true);
+    let default_eventual = defaults.eventual.map(value).filter(|_| can_be_eventual);
+    let eventual = own.eventual.map(value).or(default_eventual).unwrap_or(false);
+    let can_wait = match properties.delay {
+        Delay::Never => false,
+        Delay::IfMaxWait => !eventual,
+        Delay::UntilDeadline => true,
+    };
+    let can_count_rejected = properties.rejected_hits != RejectedHitsPolicy::NeverCounted && !eventual;
+    let overshoot = own.max_overshoot.map(value).or_else(|| {
+        // A default of more hits than this limit has means all of them.
+        defaults.max_overshoot.map(value).map(|overshoot| match overshoot {
+            Overshoot::Hits(hits) => Overshoot::Hits(hits.min(written.requests_per_unit.value).max(1)),
+            Overshoot::MilliPercent(_) => overshoot,
+        })
+    });
+    let scope = global_scope(own, defaults, LimitKeys { algorithm, period, overshoot }, options);
+    let is_global = scope.is_some();
+    let can_wait = can_wait && !(is_global && properties.delay == Delay::IfMaxWait);
+    let can_count_rejected = can_count_rejected && !is_global;
+    let default_queue = defaults.queue_size.map(value).filter(|_| properties.capacity == Capacity::QueueSize);
+    let default_rejected = defaults.count_rejected.map(value).filter(|counted| !counted || can_count_rejected);
+    LimitSpec {
+        bucket_size: written.bucket_size.map(value),
+        queue_size: own.queue_size.map(value).or(default_queue),
+        max_wait_us: own_wait.or(defaults.max_wait_us.map(value).filter(|_| can_wait)),
+        count_rejected: own_rejected.or(default_rejected),
+        consistency: eventual.then(|| Consistency::Eventual(overshoot.unwrap_or(Overshoot::DEFAULT))),
+        on_store_error: Some(
+            own.on_store_error.or(defaults.on_store_error).map_or(options.on_store_error, |spanned| spanned.value),
+        ),
+        sole,
+        scope,
+        calendar_months: options.calendar_months,
+        log_max: options.log_max,
+        ..LimitSpec::new(algorithm, written.requests_per_unit.value, period)
+    }
+}
+
+/// Keys of a limit that decide what else applies to it.
+#[derive(Clone, Copy)]
+struct LimitKeys {
+    algorithm: Algorithm,
+    period: Period,
+    overshoot: Option<Overshoot>,
+}
+
+/// Returns the scope of a limit that all regions share; `None` for another one. A default that cannot be kept with the
+/// limit's other keys is left out.
+fn global_scope(
+    own: &DefaultableKeys,
+    defaults: &DefaultableKeys,
+    limit: LimitKeys,
+    options: &CompileOptions,
+) -> Option<Scope> {
+    let waits = own.max_wait_us.is_some_and(|wait| wait.value > 0);
+    let counts_rejected = own.count_rejected.is_some_and(|counted| counted.value);
+    let is_calendar_month = options.calendar_months && limit.period.unit() == Unit::Month;
+    let can_be_global = limit.algorithm.can_be_global() && !waits && !counts_rejected && !is_calendar_month;
+    let global = own.global.or(defaults.global.filter(|_| can_be_global))?;
+    let reserve = own.reserve_milli_percent.or(defaults.reserve_milli_percent);
+    let on_region_loss = own.on_region_loss.or(defaults.on_region_loss);
+    global.value.then(|| {
+        Scope::Global(GlobalScope {
+            max_overshoot: limit.overshoot.unwrap_or(Overshoot::DEFAULT),
+            reserve_milli_percent: reserve.map_or(GlobalScope::DEFAULT_RESERVE_MILLI_PERCENT, |spanned| spanned.value),
+            on_region_loss: on_region_loss.map(|spanned| spanned.value).unwrap_or_default(),
+            regions: options.regions.unwrap_or(FEWEST_REGIONS),
+        })
+    })
+}

@@ -1,0 +1,135 @@
+//! Warnings about rules that load but probably do not do what is intended.
+//!
+//! Each is about a mistake that otherwise shows only in production. A correct file gets no warning, so that people do
+//! not learn to ignore them.
+
+use std::num::NonZeroU32;
+
+use super::options::CompileOptions;
+use crate::limit::Limit;
+use crate::limit::algorithm::Capacity;
+use crate::rules::document::fields::{DocumentReader, FieldPath};
+use crate::rules::document::{DescriptorSpec, RateLimitEntry, RateLimitSpec};
+use crate::rules::rule::RuleNode;
+use crate::rules::rule::wildcard::{Pattern, most_tried};
+use crate::rules::yaml::Position;
+use crate::store::command::OwnedCounter;
+use crate::store::redis::eventual::budget::LocalBudget;
+
+/// Default timeout of Envoy's rate limit filter, in microseconds.
+const ENVOY_TIMEOUT_US: u64 = 20_000;
+
+/// Maximum number of wildcards of one level that may be tried one by one without a warning.
+const MAX_WILDCARDS: usize = 1000;
+
+/// Warns about a descriptor that has no limit and no children, and exempts no value.
+pub(super) fn on_descriptor(reader: &mut DocumentReader<'_>, written: &DescriptorSpec, field_path: &FieldPath<'_>) {
+    if !written.key.value.is_empty() && !written.unreadable && !does_something(written) {
+        let message = "this descriptor does nothing";
+        reader.warning(
+            written.at,
+            field_path,
+            message,
+            "give it a `rate_limit`, `descriptors`, or a `value` to exempt",
+        );
+    }
+}
+
+/// Returns `true` if a descriptor affects any request.
+fn does_something(written: &DescriptorSpec) -> bool {
+    let has_rule = !matches!(written.rate_limit, RateLimitSpec::None);
+    has_rule || !written.descriptors.is_empty() || !written.value.is_empty() || written.key.value.contains('*')
+}
+
+/// Warns about a delay that exceeds Envoy's timeout, and about a share or lease that is too small.
+pub(super) fn on_limit(
+    reader: &mut DocumentReader<'_>,
+    written: &RateLimitEntry,
+    limit: &Limit,
+    options: &CompileOptions,
+    field_path: &FieldPath<'_>,
+) {
+    let each_us = limit.period_us() / u64::from(limit.requests_per_unit().max(1));
+    let is_queue = limit.algorithm().properties().capacity == Capacity::QueueSize;
+    let waits = is_queue && limit.capacity() > 1 && limit.max_wait_us() >= each_us;
+    if waits && each_us > ENVOY_TIMEOUT_US {
+        let message = format!("a request that waits in this queue waits {} ms or more", each_us / 1000);
+        let hint = "Envoy gives up after 20 ms unless `timeout` of its rate limit filter says otherwise";
+        reader.warning(written.at, field_path, message, hint);
+    }
+    on_eventual(reader, written, limit, options, field_path);
+    on_global(reader, written, limit, options, field_path);
+}
+
+/// Limit and period from which on the use of a global limit follows demand.
+const SPLIT_WELL: (u32, u64) = (1000, 60_000_000);
+
+/// Warns about a global limit that has no effect, or that is too small to split well.
+fn on_global(
+    reader: &mut DocumentReader<'_>,
+    written: &RateLimitEntry,
+    limit: &Limit,
+    options: &CompileOptions,
+    field_path: &FieldPath<'_>,
+) {
+    // Memcache refuses such a limit.
+    if limit.global_scope().is_none() || options.memcache {
+        return;
+    }
+    let at = written.defaultable.global.map_or(written.at, |global| global.at);
+    let field_path = field_path.key("scope");
+    if options.regions.is_none() {
+        let message = "`scope: global` has no effect without TOLLKEEPER_REGIONS: each region has the limit for itself";
+        reader.warning(
+            at,
+            &field_path,
+            message,
+            "set TOLLKEEPER_REGION, TOLLKEEPER_REGIONS and TOLLKEEPER_GLOBAL_REDIS_URL",
+        );
+    } else if limit.requests_per_unit() > 0
+        && (limit.requests_per_unit() < SPLIT_WELL.0 || limit.period_us() < SPLIT_WELL.1)
+    {
+        let message = "a limit below 1000, or with a period below a minute, is split coarsely over regions";
+        let hint = "a region may reject although another one has hits left; raise the limit or the period";
+        reader.warning(at, &field_path, message, hint);
+    }
+}
+
+/// Warns about an overshoot that is too small to admit hits without the store.
+fn on_eventual(
+    reader: &mut DocumentReader<'_>,
+    written: &RateLimitEntry,
+    limit: &Limit,
+    options: &CompileOptions,
+    field_path: &FieldPath<'_>,
+) {
+    let slots = NonZeroU32::new(options.max_replicas).unwrap_or(NonZeroU32::MIN);
+    let counted = OwnedCounter { limit: *limit, enforced: true, quota: false, tag: 0 };
+    let Some(terms) = LocalBudget::of(&[counted], slots).filter(|_| limit.requests_per_unit() > 0) else { return };
+    let at = written.defaultable.eventual.map_or(written.at, |eventual| eventual.at);
+    if terms.life_us == 0 {
+        let message = "with so small an overshoot and so short a period hits cannot be leased";
+        reader.warning(at, field_path, message, "each request asks the store; raise `max_overshoot` or use strict");
+    } else if terms.share == 0 && limit.global_scope().is_none() {
+        let message = format!("the overshoot is too small to share it among {slots} replicas");
+        let hint = "the first hits on each key ask the store; raise `max_overshoot` or use strict";
+        reader.warning(at, field_path, message, hint);
+    }
+}
+
+/// Warns about wildcards of one level that have all their literal parts in common: they are tried one after the other.
+pub(super) fn on_wildcards(reader: &mut DocumentReader<'_>, nodes: &[RuleNode], field_path: &FieldPath<'_>) {
+    if nodes.len() <= MAX_WILDCARDS {
+        return;
+    }
+    let wildcards = nodes.iter().filter(|node| node.value.contains('*') || node.key.contains('*'));
+    let patterns: Vec<Pattern> =
+        wildcards.map(|node| Pattern::new(format!("{}_{}", node.key, node.value).as_bytes())).collect();
+    let alike = most_tried(patterns.iter());
+    if alike > MAX_WILDCARDS {
+        let Some(first) = nodes.first() else { return };
+        let at = Position { line: first.location.line, column: first.location.column };
+        let message = format!("{alike} wildcards of this level have the same text beside their `*`");
+        reader.warning(at, field_path, message, "they are tried one after the other; give each text of its own");
+    }
+}

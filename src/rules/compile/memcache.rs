@@ -1,0 +1,58 @@
+//! Checks of rules whose counters are in memcache.
+//!
+//! Memcache adds to a number and reads the sum, whatever the sum is. That counts a fixed window with its rejected hits,
+//! and nothing else.
+
+use crate::limit::LimitSpec;
+use crate::limit::algorithm::Algorithm;
+use crate::rules::document::DefaultableKeys;
+use crate::rules::document::fields::{DocumentReader, FieldPath};
+use crate::rules::yaml::Position;
+
+/// Reports the keys of a limit, or of `defaults`, that need more than an increment.
+pub(super) fn check_keys(reader: &mut DocumentReader<'_>, keys: &DefaultableKeys, field_path: &FieldPath<'_>) {
+    let mut check = |at: Option<Position>, key: &str, value: &str| {
+        let Some(at) = at else { return };
+        refuse(reader, at, &field_path.key(key), &format!("`{key}: {value}`"));
+    };
+    let algorithm = keys.algorithm.filter(|algorithm| algorithm.value != Algorithm::FixedWindow);
+    check(algorithm.map(|spanned| spanned.at), "algorithm", algorithm.map_or("", |spanned| spanned.value.name()));
+    let uncounted = keys.count_rejected.filter(|counted| !counted.value);
+    check(uncounted.map(|spanned| spanned.at), "count_rejected", "false");
+    let eventual = keys.eventual.filter(|eventual| eventual.value);
+    check(eventual.map(|spanned| spanned.at), "consistency", "eventual");
+    let global = keys.global.filter(|global| global.value);
+    check(global.map(|spanned| spanned.at), "scope", "global");
+}
+
+/// Returns `true` if a limit needs more than an increment.
+pub(super) fn is_conditional(spec: &LimitSpec) -> bool {
+    spec.algorithm != Algorithm::FixedWindow
+        || spec.count_rejected == Some(false)
+        || spec.consistency.is_some()
+        || spec.scope.is_some()
+}
+
+/// Removes the keys of defaults that need more than an increment.
+pub(super) fn without_conditions(keys: DefaultableKeys) -> DefaultableKeys {
+    DefaultableKeys {
+        algorithm: keys.algorithm.filter(|algorithm| algorithm.value == Algorithm::FixedWindow),
+        count_rejected: keys.count_rejected.filter(|counted| counted.value),
+        eventual: keys.eventual.filter(|eventual| !eventual.value),
+        global: keys.global.filter(|global| !global.value),
+        ..keys
+    }
+}
+
+/// Reports a list of limits: whether a hit counts in one of them depends on the others.
+pub(super) fn check_list(reader: &mut DocumentReader<'_>, at: Position, count: usize, field_path: &FieldPath<'_>) {
+    if count > 1 {
+        refuse(reader, at, field_path, &format!("a list of {count} limits"));
+    }
+}
+
+fn refuse(reader: &mut DocumentReader<'_>, at: Position, field_path: &FieldPath<'_>, what: &str) {
+    let message =
+        format!("{what} is not possible with BACKEND_TYPE=memcache, where an increment cannot be conditional");
+    reader.error(at, field_path, message, "count one fixed window with its rejected hits, or use Redis");
+}

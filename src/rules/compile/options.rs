@@ -1,0 +1,60 @@
+//! The settings of a process that change the meaning of rule files.
+
+use std::num::NonZeroU16;
+use std::sync::Arc;
+
+use crate::limit::{DEFAULT_LOG_MAX, StorePolicy};
+use crate::rules::rule_defaults::RuleDefaults;
+use crate::settings::Settings;
+use crate::settings::store::StoreSettings;
+
+/// Settings that change the meaning of rule files.
+#[derive(Clone, Debug)]
+pub struct CompileOptions {
+    /// Files may add to each other's domains (`MERGE_DOMAIN_CONFIG`).
+    pub merge_domains: bool,
+    /// Fixed windows of months follow the calendar (`USE_CALENDAR_MONTH_RATE_LIMIT`).
+    pub calendar_months: bool,
+    /// Maximum `requests_per_unit` of a sliding_window_log.
+    pub log_max: u32,
+    /// Policy of limits without `on_store_error` in their rule or domain.
+    pub on_store_error: StorePolicy,
+    /// Counters are in memcache, which only counts fixed windows (`BACKEND_TYPE=memcache`).
+    pub memcache: bool,
+    /// Maximum number of replicas that share an eventual limit (`TOLLKEEPER_MAX_REPLICAS`), at least 1; for lints only.
+    pub max_replicas: u32,
+    /// Number of regions that share a global limit (`TOLLKEEPER_REGIONS`); `None` if there is only one region.
+    pub regions: Option<NonZeroU16>,
+    /// Defaults of `TOLLKEEPER_RULE_DEFAULTS`; none until its file is read.
+    pub rule_defaults: Arc<RuleDefaults>,
+}
+
+impl Default for CompileOptions {
+    fn default() -> Self {
+        Self {
+            merge_domains: false,
+            calendar_months: false,
+            log_max: DEFAULT_LOG_MAX,
+            on_store_error: StorePolicy::default(),
+            memcache: false,
+            max_replicas: 16,
+            regions: None,
+            rule_defaults: Arc::default(),
+        }
+    }
+}
+
+impl From<&Settings> for CompileOptions {
+    fn from(settings: &Settings) -> Self {
+        Self {
+            merge_domains: settings.rules.merge_domains,
+            calendar_months: settings.decisions.calendar_months,
+            log_max: settings.decisions.log_max,
+            on_store_error: settings.rules.on_store_error,
+            memcache: matches!(settings.store, StoreSettings::Memcache(_)),
+            max_replicas: settings.rules.max_replicas,
+            regions: settings.store.number_of_regions(),
+            rule_defaults: Arc::default(),
+        }
+    }
+}

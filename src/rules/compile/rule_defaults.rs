@@ -1,0 +1,227 @@
+//! Applies the defaults of `TOLLKEEPER_RULE_DEFAULTS` to the limits of one rule.
+//!
+//! The limits are valid without them. Each default is tried, those with precedence first. One that would make a limit
+//! invalid, or undo a key with precedence, is left out with a warning. So no default makes a rule invalid.
+
+use super::limit_spec::{CompiledEntry, DomainScope, FEWEST_REGIONS, has_same_counter, limit_spec};
+use super::memcache;
+use super::options::CompileOptions;
+use crate::limit::algorithm::{Delay, RejectedHitsPolicy};
+use crate::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, Scope};
+use crate::rules::document::fields::{DocumentReader, FieldPath};
+use crate::rules::document::{DefaultableKeys, RateLimitEntry, Spanned};
+use crate::rules::yaml::Position;
+
+/// Applies the defaults to the limits of a rule; warns about those that are left out.
+pub(super) fn apply(
+    reader: &mut DocumentReader<'_>,
+    entries: &mut [CompiledEntry<'_>],
+    scope: &DomainScope<'_>,
+    field_path: &FieldPath<'_>,
+) {
+    if scope.layers.is_empty() {
+        return;
+    }
+    for index in 0..entries.len() {
+        // Candidates share no counter.
+        let candidate = entries[index].limit.candidate;
+        let others =
+            entries.iter().enumerate().filter(|(at, other)| *at != index && !candidate && !other.limit.candidate);
+        let others: Vec<Limit> = others.map(|(_, other)| other.limit.limit).collect();
+        let CompiledEntry { limit, written, sole } = &mut entries[index];
+        let mut completion = Completion::of(written, &limit.limit, *sole, scope);
+        completion.others = others;
+        for layer in scope.layers.of_unit(Some(limit.limit.period().unit())) {
+            completion.add_layer(layer);
+        }
+        completion.report_unused();
+        let field_path = written.index.map_or(*field_path, |index| field_path.index(index));
+        for LeftOut { key, at, reason } in completion.left_out {
+            let Position { line, column } = at;
+            let text = format!("the default `{key}` of {}:{line}:{column} is left out: {reason}", scope.layers.file());
+            reader.warning(written.at, &field_path, text.clone(), "");
+            limit.left_out_defaults.push(text);
+        }
+        limit.limit = completion.limit;
+        limit.epoch = completion.keys.epoch.map_or(0, |epoch| epoch.value);
+    }
+}
+
+/// A default that is not applied.
+struct LeftOut {
+    /// The key, with its value if that is a word.
+    key: String,
+    /// Its position in the file of defaults.
+    at: Position,
+    reason: String,
+}
+
+/// A limit to which defaults are added.
+struct Completion<'s> {
+    written: &'s RateLimitEntry,
+    options: &'s CompileOptions,
+    sole: bool,
+    /// Keys of the limit itself and of the `defaults` of its rule file, then accepted defaults.
+    keys: DefaultableKeys,
+    /// Keys that are accepted defaults.
+    accepted: DefaultableKeys,
+    spec: LimitSpec,
+    limit: Limit,
+    /// Other limits of the descriptor.
+    others: Vec<Limit>,
+    left_out: Vec<LeftOut>,
+}
+
+/// A key that can have a default.
+#[derive(Clone, Copy)]
+struct TriedKey {
+    name: &'static str,
+    /// Copies the key to keys without it; returns its position and its value as a word, if it is one.
+    copy: fn(&mut DefaultableKeys, &DefaultableKeys) -> Option<Spanned<Option<&'static str>>>,
+}
+
+const KEYS: [TriedKey; 11] = [
+    TriedKey { name: "algorithm", copy: |to, from| copy(&mut to.algorithm, from.algorithm, |it| Some(it.name())) },
+    TriedKey {
+        name: "consistency",
+        copy: |to, from| copy(&mut to.eventual, from.eventual, |it| Some(if it { "eventual" } else { "strict" })),
+    },
+    TriedKey {
+        name: "scope",
+        copy: |to, from| copy(&mut to.global, from.global, |it| Some(if it { "global" } else { "region" })),
+    },
+    TriedKey {
+        name: "reserve",
+        copy: |to, from| copy(&mut to.reserve_milli_percent, from.reserve_milli_percent, |_| None),
+    },
+    TriedKey {
+        name: "on_region_loss",
+        copy: |to, from| copy(&mut to.on_region_loss, from.on_region_loss, |it| Some(it.name())),
+    },
+    TriedKey { name: "max_overshoot", copy: |to, from| copy(&mut to.max_overshoot, from.max_overshoot, |_| None) },
+    TriedKey { name: "queue_size", copy: |to, from| copy(&mut to.queue_size, from.queue_size, |_| None) },
+    TriedKey { name: "max_wait", copy: |to, from| copy(&mut to.max_wait_us, from.max_wait_us, |_| None) },
+    TriedKey {
+        name: "count_rejected",
+        copy: |to, from| {
+            copy(&mut to.count_rejected, from.count_rejected, |it| Some(if it { "true" } else { "false" }))
+        },
+    },
+    TriedKey {
+        name: "on_store_error",
+        copy: |to, from| copy(&mut to.on_store_error, from.on_store_error, |it| Some(it.name())),
+    },
+    TriedKey { name: "epoch", copy: |to, from| copy(&mut to.epoch, from.epoch, |_| None) },
+];
+
+fn copy<T: Copy>(
+    to: &mut Option<Spanned<T>>,
+    from: Option<Spanned<T>>,
+    word: impl Fn(T) -> Option<&'static str>,
+) -> Option<Spanned<Option<&'static str>>> {
+    let from = from.filter(|_| to.is_none())?;
+    *to = Some(from);
+    Some(Spanned { value: word(from.value), at: from.at })
+}
+
+impl<'s> Completion<'s> {
+    fn of(written: &'s RateLimitEntry, limit: &Limit, sole: bool, scope: &DomainScope<'s>) -> Self {
+        let keys = written.defaultable.clone().or(scope.file_defaults());
+        let spec = limit_spec(written, limit.period(), sole, &keys, scope.options);
+        Self {
+            written,
+            options: scope.options,
+            sole,
+            keys,
+            accepted: DefaultableKeys::NONE,
+            spec,
+            limit: *limit,
+            others: Vec::new(),
+            left_out: Vec::new(),
+        }
+    }
+
+    fn add_layer(&mut self, layer: &DefaultableKeys) {
+        for key in KEYS {
+            let mut keys = self.keys.clone();
+            let Some(Spanned { value: word, at }) = (key.copy)(&mut keys, layer) else { continue };
+            let spec = limit_spec(self.written, self.limit.period(), self.sole, &keys, self.options);
+            match self.checked(&spec) {
+                Ok(limit) => {
+                    (self.keys, self.spec, self.limit) = (keys, spec, limit);
+                    (key.copy)(&mut self.accepted, layer);
+                }
+                Err(reason) => {
+                    let key = word.map_or_else(|| key.name.to_owned(), |word| format!("{}: {word}", key.name));
+                    self.left_out.push(LeftOut { key, at, reason });
+                }
+            }
+        }
+    }
+
+    /// Checks a limit with one more default.
+    fn checked(&self, spec: &LimitSpec) -> Result<Limit, String> {
+        if let Some(key) = lost_key(&self.spec, spec) {
+            return Err(format!("it contradicts `{key}`, which takes precedence"));
+        }
+        if self.options.memcache && memcache::is_conditional(spec) {
+            return Err("BACKEND_TYPE=memcache counts only fixed windows with their rejected hits".to_owned());
+        }
+        let limit = Limit::new(spec).map_err(|error| error.to_string())?;
+        if !has_same_counter(&limit, &self.limit) && self.others.iter().any(|other| has_same_counter(&limit, other)) {
+            return Err("another limit of the descriptor has this algorithm and period".to_owned());
+        }
+        Ok(limit)
+    }
+
+    /// Reports accepted defaults that another key keeps from having an effect. A key of another algorithm is not one.
+    fn report_unused(&mut self) {
+        let properties = self.spec.algorithm.properties();
+        let mut unused = Vec::new();
+        if let Some(eventual) = self.accepted.eventual.filter(|eventual| eventual.value)
+            && self.spec.consistency.is_none()
+        {
+            let eventual_spec = LimitSpec { consistency: Some(Consistency::Eventual(Overshoot::DEFAULT)), ..self.spec };
+            let reason = Limit::new(&eventual_spec).err().map(|error| error.to_string()).unwrap_or_default();
+            unused.push(LeftOut { key: "consistency: eventual".to_owned(), at: eventual.at, reason });
+        }
+        if let Some(global) = self.accepted.global.filter(|global| global.value)
+            && self.spec.scope.is_none()
+        {
+            let scope = Some(Scope::Global(GlobalScope::new(FEWEST_REGIONS)));
+            let reason = Limit::new(&LimitSpec { scope, ..self.spec }).err();
+            let reason = reason.map(|error| error.to_string()).unwrap_or_default();
+            unused.push(LeftOut { key: "scope: global".to_owned(), at: global.at, reason });
+        }
+        let contradicted = if self.spec.scope.is_some() { "scope: global" } else { "consistency: eventual" };
+        let contradiction = |key: &str, at| {
+            let reason = format!("it contradicts `{contradicted}`");
+            LeftOut { key: key.to_owned(), at, reason }
+        };
+        if let Some(wait) = self.accepted.max_wait_us.filter(|wait| wait.value > 0)
+            && self.spec.max_wait_us.is_none()
+            && properties.delay == Delay::IfMaxWait
+        {
+            unused.push(contradiction("max_wait", wait.at));
+        }
+        if let Some(counted) = self.accepted.count_rejected.filter(|counted| counted.value)
+            && self.spec.count_rejected.is_none()
+            && properties.rejected_hits != RejectedHitsPolicy::NeverCounted
+        {
+            unused.push(contradiction("count_rejected: true", counted.at));
+        }
+        self.left_out.extend(unused);
+    }
+}
+
+/// Returns a key that has an effect before and none after.
+fn lost_key(before: &LimitSpec, after: &LimitSpec) -> Option<&'static str> {
+    let lost = [
+        ("queue_size", before.queue_size.is_some() && after.queue_size.is_none()),
+        ("max_wait", before.max_wait_us.is_some() && after.max_wait_us.is_none()),
+        ("count_rejected", before.count_rejected.is_some() && after.count_rejected.is_none()),
+        ("scope: global", before.scope.is_some() && after.scope.is_none()),
+        ("consistency: eventual", before.consistency.is_some() && after.consistency.is_none()),
+    ];
+    lost.into_iter().find(|(_, is_lost)| *is_lost).map(|(key, _)| key)
+}

@@ -1,0 +1,212 @@
+//! The file of `TOLLKEEPER_RULE_DEFAULTS`: read, watched, and its state for pages and metrics.
+//!
+//! A file that cannot be used changes nothing: the last usable one stays. At the start there is none, and the built-in
+//! defaults apply, because without a rate limit service Envoy would admit everything.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::Serialize;
+
+use super::diagnostic::{Diagnostics, Severity};
+use super::files::read::read;
+use super::files::watch::{Changes, WatchReloader, WatchTiming, Watcher};
+use super::files::{PathError, PathProblem, ReadResult, RuleLocation};
+use super::rule_defaults::RuleDefaults;
+use crate::base::clock::Time;
+use crate::rules::rule::set::RuleSet;
+use crate::rules::rule::{Allowance, RuleLimit};
+use crate::settings::problem::UnusableSetting;
+use crate::settings::setting::AnySetting as _;
+use crate::settings::table::rules::TOLLKEEPER_RULE_DEFAULTS;
+
+/// Maximum number of findings, and of domains, in a report.
+const MAX_REPORTED: usize = 20;
+
+/// The watched file.
+#[derive(Debug)]
+pub struct DefaultsWatch {
+    watcher: Watcher,
+    changes: Changes,
+}
+
+/// Defaults that were read, or all problems of their file; with warnings.
+pub type ReadDefaults = Result<(RuleDefaults, Diagnostics), Diagnostics>;
+
+impl DefaultsWatch {
+    /// Reads the file and starts to watch it. Blocks on disk I/O.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn start(path: &Path, timing: WatchTiming) -> io::Result<(Self, ReadResult)> {
+        let location = RuleLocation::Paths(vec![path.to_owned()]);
+        let first = read(&location);
+        let (watcher, changes) = Watcher::start(location, timing, &first)?;
+        Ok((Self { watcher, changes }, first))
+    }
+
+    /// Returns the changed file, or its errors; `None` after the watcher has ended. Cancel safe.
+    pub async fn next(&mut self) -> Option<ReadResult> {
+        self.changes.next().await
+    }
+
+    /// Handle that requests the file again.
+    pub fn reloader(&self) -> WatchReloader {
+        self.watcher.reloader()
+    }
+}
+
+/// Reads the file once. Blocks on disk I/O.
+pub fn load(path: &Path) -> ReadDefaults {
+    parse(path, read(&RuleLocation::Paths(vec![path.to_owned()])))
+}
+
+/// Parses what was read at `path`.
+pub fn parse(path: &Path, result: ReadResult) -> ReadDefaults {
+    let failed = |errors: &[PathError]| {
+        let mut problems = Diagnostics::default();
+        errors.iter().for_each(|error| problems.push(error.diagnostic(Severity::Error)));
+        problems
+    };
+    let set = result.map_err(|failure| failed(&failure.errors))?;
+    match set.files.as_slice() {
+        [file] if file.path == path => RuleDefaults::read(&file.name, &file.bytes),
+        _ => {
+            let problem = PathProblem::NotAFile("a directory");
+            Err(failed(&[PathError { path: path.to_owned(), problem }]))
+        }
+    }
+}
+
+/// Finds a file that cannot be used; its first problem.
+pub fn unusable_file(path: &Path) -> Option<UnusableSetting> {
+    let problems = load(path).err()?;
+    let what = problems.errors().first().map(ToString::to_string).unwrap_or_default();
+    Some(UnusableSetting { setting: TOLLKEEPER_RULE_DEFAULTS.name(), shown: path.display().to_string(), what })
+}
+
+/// State of the file.
+#[derive(Debug)]
+pub struct DefaultsStatus {
+    path: PathBuf,
+    state: Mutex<DefaultsState>,
+}
+
+#[derive(Debug, Default)]
+struct DefaultsState {
+    defaults: Arc<RuleDefaults>,
+    warnings: Vec<String>,
+    loaded_at: Option<Time>,
+    last_error: Option<String>,
+    refused: u64,
+    use_by_rules: DefaultsUse,
+}
+
+/// Use of the defaults by the loaded rules.
+#[derive(Clone, Debug, Default)]
+struct DefaultsUse {
+    left_out: u64,
+    first_left_out: Vec<String>,
+    domains_without_rules: Vec<String>,
+}
+
+/// Copy of the state: `rule_defaults` of `/rlconfig/status`.
+#[derive(Clone, Debug, Serialize)]
+pub struct DefaultsReport {
+    /// Path of the file.
+    pub path: String,
+    /// Time when the defaults that apply were loaded, RFC 3339 in UTC; `null`: the built-in ones apply.
+    pub loaded_at: Option<String>,
+    /// Problems of the file, if it cannot be used now.
+    pub last_error: Option<String>,
+    /// Number of contents of the file that could not be used.
+    pub refused: u64,
+    /// Number of defaults that were left out of a limit.
+    pub left_out: u64,
+    /// Warnings about the file, and the first defaults that were left out.
+    pub findings: Vec<String>,
+    /// Domains in the file that have no rules; the first of them.
+    pub domains_without_rules: Vec<String>,
+}
+
+impl DefaultsStatus {
+    /// State before the file was read.
+    pub fn new(path: PathBuf) -> Self {
+        Self { path, state: Mutex::default() }
+    }
+
+    /// Path of the file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Defaults that apply.
+    pub fn defaults(&self) -> Arc<RuleDefaults> {
+        Arc::clone(&self.lock().defaults)
+    }
+
+    /// Returns `true` once the file could be used.
+    pub fn is_loaded(&self) -> bool {
+        self.lock().loaded_at.is_some()
+    }
+
+    /// Records defaults that apply from now on, with the warnings about their file.
+    pub fn accept(&self, defaults: Arc<RuleDefaults>, warnings: &Diagnostics, now: Time) {
+        let mut state = self.lock();
+        state.defaults = defaults;
+        state.warnings = warnings.warnings().iter().take(MAX_REPORTED).map(ToString::to_string).collect();
+        state.loaded_at = Some(now);
+        state.last_error = None;
+    }
+
+    /// Records a file that cannot be used.
+    pub fn refuse(&self, error: String) {
+        let mut state = self.lock();
+        state.last_error = Some(error);
+        state.refused += 1;
+    }
+
+    /// Records the rules that these defaults were applied to.
+    pub fn record_use(&self, rules: &RuleSet, defaults: &RuleDefaults) {
+        let recorded = DefaultsUse::of(rules, defaults);
+        self.lock().use_by_rules = recorded;
+    }
+
+    /// Returns a copy.
+    pub fn report(&self) -> DefaultsReport {
+        let state = self.lock();
+        let DefaultsUse { left_out, first_left_out, domains_without_rules } = state.use_by_rules.clone();
+        DefaultsReport {
+            path: self.path.to_string_lossy().into_owned(),
+            loaded_at: state.loaded_at.map(|at| at.to_string()),
+            last_error: state.last_error.clone(),
+            refused: state.refused,
+            left_out,
+            findings: state.warnings.iter().cloned().chain(first_left_out).collect(),
+            domains_without_rules,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, DefaultsState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl DefaultsUse {
+    fn of(rules: &RuleSet, defaults: &RuleDefaults) -> Self {
+        let mut found = Self::default();
+        for rule in rules.rules().map(|compiled| &compiled.rule) {
+            let Allowance::Limits(limits) = &rule.allowance else { continue };
+            for RuleLimit { left_out_defaults, .. } in limits {
+                found.left_out += left_out_defaults.len() as u64;
+                let room = MAX_REPORTED.saturating_sub(found.first_left_out.len());
+                let texts = left_out_defaults.iter().take(room).map(|text| format!("{}: {text}", rule.path));
+                found.first_left_out.extend(texts);
+            }
+        }
+        let without_rules = defaults.domains().into_iter().filter(|name| rules.domain(name).is_none());
+        found.domains_without_rules = without_rules.take(MAX_REPORTED).map(str::to_owned).collect();
+        found
+    }
+}

@@ -1,0 +1,241 @@
+//! The keys of one mapping, checked against the table of keys.
+//!
+//! A [`DocumentReader`] collects diagnostics while a document is read. A [`FieldPath`] is the path to a field, as a
+//! linked list on the stack, so a path is formatted only for a diagnostic. [`DocumentReader::fields`] sorts the keys of
+//! a mapping into fields, keys to ignore as envoyproxy/ratelimit does, and errors.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::value::{described, go_value};
+use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, quotable};
+use crate::rules::keys::{RuleKey, Section, find, nearest};
+use crate::rules::yaml::scalar::ScalarValue;
+use crate::rules::yaml::{Position, YamlContent, YamlNode};
+
+/// Path from the root of a document to a field.
+#[derive(Clone, Copy, Debug)]
+pub struct FieldPath<'p> {
+    parent: Option<&'p FieldPath<'p>>,
+    step: PathStep<'p>,
+}
+
+/// One step of a path.
+#[derive(Clone, Copy, Debug)]
+enum PathStep<'p> {
+    Key(&'p str),
+    Index(usize),
+}
+
+impl<'p> FieldPath<'p> {
+    /// Path of the document itself.
+    pub const ROOT: FieldPath<'static> = FieldPath { parent: None, step: PathStep::Key("") };
+
+    /// Appends a key.
+    pub fn key(&'p self, key: &'p str) -> Self {
+        Self { parent: Some(self), step: PathStep::Key(key) }
+    }
+
+    /// Appends the index of a list element, from 0.
+    pub fn index(&'p self, index: usize) -> Self {
+        Self { parent: Some(self), step: PathStep::Index(index) }
+    }
+}
+
+/// Writes `descriptors[2].rate_limit.unit`.
+impl fmt::Display for FieldPath<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(parent) = self.parent else { return Ok(()) };
+        parent.fmt(f)?;
+        match self.step {
+            PathStep::Key(key) if parent.parent.is_none() => write!(f, "{}", quotable(key)),
+            PathStep::Key(key) => write!(f, ".{}", quotable(key)),
+            PathStep::Index(index) => write!(f, "[{index}]"),
+        }
+    }
+}
+
+/// Collects diagnostics of one file.
+#[derive(Debug)]
+pub struct DocumentReader<'f> {
+    /// Name of the file.
+    pub file: &'f Arc<str>,
+    /// All diagnostics so far.
+    pub found: &'f mut Diagnostics,
+}
+
+impl DocumentReader<'_> {
+    /// Records an error. An empty hint is omitted.
+    pub fn error(
+        &mut self,
+        at: Position,
+        field_path: &FieldPath<'_>,
+        message: impl Into<String>,
+        hint: impl Into<String>,
+    ) {
+        let error = self.diagnostic(at, field_path, message.into(), hint.into());
+        self.found.push(error);
+    }
+
+    /// Records a warning. An empty hint is omitted.
+    pub fn warning(
+        &mut self,
+        at: Position,
+        field_path: &FieldPath<'_>,
+        message: impl Into<String>,
+        hint: impl Into<String>,
+    ) {
+        let warning = self.diagnostic(at, field_path, message.into(), hint.into());
+        self.found.push(Diagnostic { severity: Severity::Warning, ..warning });
+    }
+
+    /// Creates an error.
+    fn diagnostic(&self, at: Position, field_path: &FieldPath<'_>, message: String, hint: String) -> Diagnostic {
+        Diagnostic {
+            severity: Severity::Error,
+            file: Arc::clone(self.file),
+            line: at.line,
+            column: at.column,
+            path: field_path.to_string(),
+            message,
+            hint: (!hint.is_empty()).then_some(hint),
+        }
+    }
+}
+
+/// A key in a section to which it belongs, with its value.
+#[derive(Clone, Copy, Debug)]
+pub struct Field<'n, 'a> {
+    /// Row of the key in the table.
+    pub key: &'static RuleKey,
+    /// Position of the key.
+    pub at: Position,
+    /// Value of the key.
+    pub node: &'n YamlNode<'a>,
+}
+
+impl DocumentReader<'_> {
+    /// Returns the fields of a mapping in `section`. Reports a node that is not a mapping, as not convertible to the Go
+    /// type `into`.
+    pub fn fields<'n, 'a>(
+        &mut self,
+        node: &'n YamlNode<'a>,
+        section: Section,
+        into: &str,
+        field_path: &FieldPath<'_>,
+    ) -> Option<Vec<Field<'n, 'a>>> {
+        let YamlContent::Map(map) = &node.content else {
+            self.wrong_type(node, into, "write a mapping here", field_path);
+            return None;
+        };
+        let mut fields = Vec::with_capacity(map.len());
+        for (name, node) in map.iter() {
+            let Some(known) = self.known(name, Some(section), field_path) else { continue };
+            if known.belongs_in(section) {
+                fields.push(Field { key: known, at: name.at, node });
+            } else {
+                self.misplaced(Field { key: known, at: name.at, node }, section, field_path);
+            }
+        }
+        Some(fields)
+    }
+
+    /// Returns the key of that name, or reports it as unknown.
+    fn known(
+        &mut self,
+        name: &YamlNode<'_>,
+        section: Option<Section>,
+        field_path: &FieldPath<'_>,
+    ) -> Option<&'static RuleKey> {
+        let text = match name.scalar() {
+            Some(scalar) if scalar.value() == ScalarValue::Text => scalar.text(),
+            _ => {
+                let message = format!("config error, key is not of type string: {}", go_value(name));
+                self.error(name.at, field_path, message, "put it in quotes if it is meant as a name");
+                return None;
+            }
+        };
+        let known = find(text);
+        if known.is_none() {
+            let hint = nearest(text, section).map_or_else(String::new, |near| format!("did you mean `{near}`?"));
+            self.error(name.at, &field_path.key(text), format!("config error, unknown key '{}'", quotable(text)), hint);
+        }
+        known
+    }
+
+    /// Reports a known key in a section to which it does not belong.
+    fn misplaced(&mut self, field: Field<'_, '_>, section: Section, field_path: &FieldPath<'_>) {
+        let Field { key, at, node } = field;
+        let field_path = field_path.key(key.name);
+        let message = format!("`{}` does not belong in {}", key.name, section.phrase());
+        let belongs = key.sections.iter().map(|section| section.phrase()).collect::<Vec<_>>().join(" or ");
+        if section == Section::Limit && key.name == "unlimited" {
+            self.error(
+                at,
+                &field_path,
+                "`unlimited` in a list of limits",
+                "write `rate_limit: {unlimited: true}` alone",
+            );
+        } else if key.peer && section.is_of_rule_files() {
+            self.warning(at, &field_path, message, format!("it is ignored; it belongs in {belongs}"));
+            self.ignored(node, &field_path);
+        } else {
+            self.error(at, &field_path, message, format!("it belongs in {belongs}"));
+        }
+    }
+
+    /// Checks the value of an ignored key for the names and types that envoyproxy/ratelimit checks everywhere.
+    fn ignored(&mut self, node: &YamlNode<'_>, field_path: &FieldPath<'_>) {
+        match &node.content {
+            YamlContent::Scalar(scalar) => {
+                if matches!(scalar.value(), ScalarValue::Float(_) | ScalarValue::Large(_)) {
+                    self.error(node.at, field_path, "error checking config: no key accepts this number", "");
+                }
+            }
+            YamlContent::List(list) => {
+                for (index, element) in list.iter().enumerate() {
+                    let field_path = field_path.index(index);
+                    match &element.content {
+                        YamlContent::Map(_) => self.ignored(element, &field_path),
+                        _ => self.not_a_mapping(element, &field_path),
+                    }
+                }
+            }
+            YamlContent::Map(map) => {
+                for (name, node) in map.iter() {
+                    match self.known(name, None, field_path) {
+                        Some(key) if !key.peer => {
+                            let message = format!("config error, unknown key '{}'", key.name);
+                            self.error(name.at, &field_path.key(key.name), message, "it does not belong here");
+                        }
+                        // Metadata can hold any keys.
+                        Some(key) if key.name != "metadata" => self.ignored(node, &field_path.key(key.name)),
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reports a list element that is not a mapping.
+    pub fn not_a_mapping(&mut self, element: &YamlNode<'_>, field_path: &FieldPath<'_>) {
+        let message = format!("config error, yaml file contains list of type other than map: {}", go_value(element));
+        self.error(element.at, field_path, message, "write a mapping such as `- key: ...`");
+    }
+
+    /// Reports a value that is not convertible to the Go type `into`, in the words of envoyproxy/ratelimit.
+    pub fn wrong_type(&mut self, node: &YamlNode<'_>, into: &str, hint: &str, field_path: &FieldPath<'_>) {
+        // At the root, envoyproxy/ratelimit reports the type of the list, not that of its elements.
+        if let YamlContent::List(list) = &node.content
+            && field_path.parent.is_some()
+            && let Some((index, element)) =
+                list.iter().enumerate().find(|(_, element)| !matches!(element.content, YamlContent::Map(_)))
+        {
+            return self.not_a_mapping(element, &field_path.index(index));
+        }
+        let odd =
+            node.scalar().is_some_and(|scalar| matches!(scalar.value(), ScalarValue::Float(_) | ScalarValue::Large(_)));
+        let prefix = if odd { "error checking config: " } else { "" };
+        self.error(node.at, field_path, format!("{prefix}cannot unmarshal {} into {into}", described(node)), hint);
+    }
+}

@@ -1,0 +1,364 @@
+//! Reads YAML nodes into the typed document.
+//!
+//! One function for each kind of mapping loops over the keys of that section. A key whose value is null counts as not
+//! written, as in envoyproxy/ratelimit. A value that cannot be read is reported and left at its default.
+
+use super::fields::{DocumentReader, Field, FieldPath};
+use super::value::{self, InvalidValue};
+use super::{DefaultableKeys, DescriptorSpec, Document, OverLimitBodySpec, RateLimitEntry, RateLimitSpec, Spanned};
+use crate::limit::StorePolicy;
+use crate::limit::algorithm::Algorithm;
+use crate::limit::region_loss::RegionLossPolicy;
+use crate::rules::diagnostic::quotable;
+use crate::rules::keys::{MAX_BODY_BYTES, Section, ValueKind};
+use crate::rules::rule::RuleLogging;
+use crate::rules::yaml::scalar::{Scalar, ScalarValue};
+use crate::rules::yaml::{YamlContent, YamlNode};
+
+/// Reads a document. Reports a `root` that is not a mapping and returns `None`.
+pub fn document(reader: &mut DocumentReader<'_>, root: &YamlNode<'_>) -> Option<Document> {
+    let field_path = FieldPath::ROOT;
+    let mut document = Document { at: root.at, ..Document::default() };
+    if root.is_null() {
+        return Some(document);
+    }
+    let errors = reader.found.error_count();
+    let fields = reader.fields(root, Section::Root, "map[interface {}]interface {}", &field_path)?;
+    document.unreadable = reader.found.error_count() > errors;
+    for field in fields {
+        let field_path = field_path.key(field.key.name);
+        match field.key.name {
+            "domain" => {
+                let errors = reader.found.error_count();
+                document.domain = reader.text(&field, &field_path);
+                document.unreadable |= reader.found.error_count() > errors;
+            }
+            "descriptors" => document.descriptors = reader.descriptors(&field, &field_path),
+            "defaults" if !field.node.is_null() => {
+                document.defaults =
+                    reader.defaults(field.node, &field_path).map(|value| Spanned { value, at: field.at });
+            }
+            _ => {}
+        }
+    }
+    Some(document)
+}
+
+impl DocumentReader<'_> {
+    fn descriptors(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Vec<DescriptorSpec> {
+        let Some(list) = self.list(field.node, "[]config.YamlDescriptor", field_path) else { return Vec::new() };
+        let mut descriptors = Vec::with_capacity(list.len());
+        for (index, node) in list.iter().enumerate() {
+            let field_path = field_path.index(index);
+            if matches!(node.content, YamlContent::Map(_)) {
+                descriptors.push(self.descriptor(node, index, &field_path));
+            } else {
+                self.not_a_mapping(node, &field_path);
+            }
+        }
+        descriptors
+    }
+
+    fn descriptor(&mut self, node: &YamlNode<'_>, index: usize, field_path: &FieldPath<'_>) -> DescriptorSpec {
+        let errors = self.found.error_count();
+        let mut read = DescriptorSpec { at: node.at, index, ..DescriptorSpec::default() };
+        read.key.at = node.at;
+        let fields = self.fields(node, Section::Descriptor, "config.YamlDescriptor", field_path).unwrap_or_default();
+        read.unreadable = self.found.error_count() > errors;
+        for field in fields {
+            let field_path = field_path.key(field.key.name);
+            match field.key.name {
+                "key" => {
+                    read.key = self.text(&field, &field_path).unwrap_or(Spanned { value: String::new(), at: field.at });
+                }
+                "value" => read.value = self.text(&field, &field_path).map(|spanned| spanned.value).unwrap_or_default(),
+                "rate_limit" => read.rate_limit = self.rate_limit(&field, &field_path),
+                "shadow_mode" => read.shadow_mode = self.is_on(&field, &field_path),
+                "quota_mode" => read.quota_mode = self.is_on(&field, &field_path),
+                "detailed_metric" => read.detailed_metric = self.is_on(&field, &field_path),
+                "decision_log" => {
+                    let logging = self.choice(&field, RuleLogging::from_name, &field_path);
+                    read.logging = logging.map(|spanned| spanned.value);
+                }
+                "value_to_metric" => read.value_to_metric = self.is_on(&field, &field_path),
+                "share_threshold" => read.share_threshold = self.flag(&field, &field_path),
+                "metadata" => read.metadata = self.metadata(&field, &field_path),
+                "descriptors" => read.descriptors = self.descriptors(&field, &field_path),
+                _ => self.over_limit_body(&field, &mut read.over_limit_body, &field_path),
+            }
+        }
+        read
+    }
+
+    fn metadata(
+        &mut self,
+        field: &Field<'_, '_>,
+        field_path: &FieldPath<'_>,
+    ) -> Option<serde_json::Map<String, serde_json::Value>> {
+        match value::json(field.node) {
+            serde_json::Value::Null => None,
+            serde_json::Value::Object(map) => Some(map),
+            _ => {
+                let message =
+                    format!("cannot unmarshal {} into map[string]interface {{}}", value::described(field.node));
+                self.error(field.node.at, field_path, message, "write a mapping here");
+                None
+            }
+        }
+    }
+
+    fn rate_limit(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> RateLimitSpec {
+        let at = field.at;
+        match &field.node.content {
+            YamlContent::Map(_) => match self.limit(field.node, Section::RateLimit, field_path) {
+                Some(limit) => RateLimitSpec::One(Spanned { value: Box::new(limit), at }),
+                None => RateLimitSpec::Unreadable,
+            },
+            YamlContent::List(list) if list.is_empty() => {
+                self.error(at, field_path, "an empty list of limits", "leave `rate_limit` out if there is no limit");
+                RateLimitSpec::Unreadable
+            }
+            YamlContent::List(list) => {
+                let mut limits = Vec::with_capacity(list.len());
+                for (index, node) in list.iter().enumerate() {
+                    let field_path = field_path.index(index);
+                    if matches!(node.content, YamlContent::Map(_)) {
+                        let limit = self.limit(node, Section::Limit, &field_path);
+                        limits.extend(limit.map(|limit| RateLimitEntry { index: Some(index), ..limit }));
+                    } else {
+                        self.not_a_mapping(node, &field_path);
+                    }
+                }
+                RateLimitSpec::Many(Spanned { value: limits, at })
+            }
+            YamlContent::Scalar(_) if field.node.is_null() => RateLimitSpec::None,
+            YamlContent::Scalar(_) => {
+                let hint = "write a mapping such as {unit: minute, requests_per_unit: 10}";
+                self.wrong_type(field.node, "config.YamlRateLimit", hint, field_path);
+                RateLimitSpec::Unreadable
+            }
+        }
+    }
+
+    fn limit(&mut self, node: &YamlNode<'_>, section: Section, field_path: &FieldPath<'_>) -> Option<RateLimitEntry> {
+        let errors = self.found.error_count();
+        let mut read = RateLimitEntry { at: node.at, ..RateLimitEntry::default() };
+        read.requests_per_unit.at = node.at;
+        for field in self.fields(node, section, "config.YamlRateLimit", field_path)? {
+            let field_path = field_path.key(field.key.name);
+            match field.key.name {
+                "unit" => read.unit = self.text(&field, &field_path),
+                "unit_multiplier" => read.unit_multiplier = self.small(&field, &field_path),
+                "requests_per_unit" => {
+                    read.requests_per_unit =
+                        self.small(&field, &field_path).unwrap_or(Spanned { value: 0, at: field.at });
+                }
+                "unlimited" => read.unlimited = self.is_on(&field, &field_path),
+                "name" => read.name = self.text(&field, &field_path).unwrap_or_default(),
+                "replaces" => read.replaces = self.replaces(&field, &field_path),
+                "shadow_mode" => read.shadow_mode = self.is_on(&field, &field_path),
+                "quota_mode" => read.quota_mode = self.is_on(&field, &field_path),
+                "bucket_size" => read.bucket_size = self.small(&field, &field_path),
+                _ => self.setting(&field, &mut read.defaultable, &field_path),
+            }
+        }
+        read.unreadable = self.found.error_count() > errors;
+        Some(read)
+    }
+
+    fn replaces(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Vec<Spanned<String>> {
+        let Some(list) = self.list(field.node, "[]config.yamlReplaces", field_path) else { return Vec::new() };
+        let mut names = Vec::with_capacity(list.len());
+        for (index, node) in list.iter().enumerate() {
+            let field_path = field_path.index(index);
+            if !matches!(node.content, YamlContent::Map(_)) {
+                self.not_a_mapping(node, &field_path);
+                continue;
+            }
+            let fields = self.fields(node, Section::Replaces, "config.yamlReplaces", &field_path).unwrap_or_default();
+            let name = fields.iter().find_map(|field| self.text(field, &field_path.key(field.key.name)));
+            names.push(name.unwrap_or(Spanned { value: String::new(), at: node.at }));
+        }
+        names
+    }
+
+    /// Reads a mapping with the keys of `defaults`.
+    pub fn defaults(&mut self, node: &YamlNode<'_>, field_path: &FieldPath<'_>) -> Option<DefaultableKeys> {
+        let mut settings = DefaultableKeys::default();
+        for field in self.fields(node, Section::Defaults, "defaults", field_path)? {
+            self.setting(&field, &mut settings, &field_path.key(field.key.name));
+        }
+        Some(settings)
+    }
+
+    /// Reads a key of a limit or of `defaults`.
+    pub fn setting(&mut self, field: &Field<'_, '_>, settings: &mut DefaultableKeys, field_path: &FieldPath<'_>) {
+        match field.key.name {
+            "algorithm" => settings.algorithm = self.choice(field, Algorithm::from_name, field_path),
+            "queue_size" => settings.queue_size = self.small(field, field_path),
+            "max_wait" => {
+                settings.max_wait_us = self.parsed(field, |scalar| value::duration_us(scalar.text()), field_path);
+            }
+            "count_rejected" => settings.count_rejected = self.flag(field, field_path),
+            "consistency" => {
+                let eventual = |word: &str| matches!(word, "strict" | "eventual").then_some(word == "eventual");
+                settings.eventual = self.choice(field, eventual, field_path);
+            }
+            "max_overshoot" => settings.max_overshoot = self.parsed(field, value::overshoot, field_path),
+            "scope" => {
+                let global = |word: &str| matches!(word, "region" | "global").then_some(word == "global");
+                settings.global = self.choice(field, global, field_path);
+            }
+            "reserve" => settings.reserve_milli_percent = self.parsed(field, value::percentage, field_path),
+            "on_region_loss" => {
+                settings.on_region_loss = self.choice(field, RegionLossPolicy::from_name, field_path);
+            }
+            "on_store_error" => settings.on_store_error = self.choice(field, StorePolicy::from_name, field_path),
+            "epoch" => settings.epoch = self.count(field, field_path),
+            _ => self.over_limit_body(field, &mut settings.over_limit_body, field_path),
+        }
+    }
+
+    fn over_limit_body(
+        &mut self,
+        field: &Field<'_, '_>,
+        over_limit_body: &mut OverLimitBodySpec,
+        field_path: &FieldPath<'_>,
+    ) {
+        let Some(text) = self.text(field, field_path) else { return };
+        let shared = |value: &str| Some(Spanned { value: value.into(), at: text.at });
+        if field.key.name == "over_limit_body" {
+            if text.value.len() > MAX_BODY_BYTES {
+                let message = format!("an `over_limit_body` of {} bytes", text.value.len());
+                self.error(text.at, field_path, message, format!("at most {MAX_BODY_BYTES} are sent"));
+            }
+            over_limit_body.body = shared(&text.value);
+        } else {
+            // A header value: anything but visible ASCII would break the response or split it.
+            let visible = text.value.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
+            if !visible || text.value.trim().is_empty() || text.value.len() > 256 {
+                let message = format!("`{}` is not a content type", quotable(&text.value));
+                self.error(text.at, field_path, message, "write one such as application/json");
+            }
+            over_limit_body.content_type = shared(text.value.trim());
+        }
+    }
+}
+
+/// Scalars. Each is `None` if the key is not written, or if its value was reported.
+impl DocumentReader<'_> {
+    fn text(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<String>> {
+        match field.node.scalar() {
+            Some(scalar) if scalar.is_null() => None,
+            Some(scalar) => Some(Spanned { value: scalar.text().to_owned(), at: field.at }),
+            None => {
+                self.wrong_type(field.node, "string", "write text here", field_path);
+                None
+            }
+        }
+    }
+
+    fn is_on(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> bool {
+        self.flag(field, field_path).is_some_and(|flag| flag.value)
+    }
+
+    fn flag(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<bool>> {
+        match field.node.scalar().map(|scalar| scalar.value()) {
+            Some(ScalarValue::Null) => None,
+            Some(ScalarValue::Bool(value)) => Some(Spanned { value, at: field.at }),
+            _ => {
+                self.wrong_type(field.node, "bool", "write true or false, without quotes", field_path);
+                None
+            }
+        }
+    }
+
+    /// Reads a whole number in the range of the table.
+    fn count(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<u64>> {
+        let (min, max) = match field.key.kind {
+            ValueKind::Count(min, max) => (min, max),
+            _ => (0, u64::MAX),
+        };
+        let number = match field.node.scalar().map(|scalar| scalar.value()) {
+            Some(ScalarValue::Null) => return None,
+            Some(ScalarValue::Int(number)) => u64::try_from(number).ok(),
+            _ => None,
+        };
+        match number {
+            Some(value) if (min..=max).contains(&value) => Some(Spanned { value, at: field.at }),
+            Some(value) if !field.key.peer => {
+                let message = format!("`{}` is {value}, out of range", field.key.name);
+                self.error(field.node.at, field_path, message, format!("write a whole number from {min} to {max}"));
+                None
+            }
+            _ => {
+                let into = if max == u64::from(u32::MAX) { "uint32" } else { "uint64" };
+                let hint = format!("write a whole number from {min} to {max}, without quotes");
+                self.wrong_type(field.node, into, &hint, field_path);
+                None
+            }
+        }
+    }
+
+    fn small(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<u32>> {
+        let count = self.count(field, field_path)?;
+        // The table bounds these numbers by 32 bits.
+        Some(Spanned { value: u32::try_from(count.value).ok()?, at: count.at })
+    }
+
+    fn choice<T>(
+        &mut self,
+        field: &Field<'_, '_>,
+        from_name: impl Fn(&str) -> Option<T>,
+        field_path: &FieldPath<'_>,
+    ) -> Option<Spanned<T>> {
+        let ValueKind::Choice(words) = field.key.kind else { return None };
+        let hint = format!("write one of {}", words.join(", "));
+        let parse = |scalar: &Scalar<'_>| {
+            from_name(scalar.text()).ok_or_else(|| InvalidValue {
+                message: format!("unknown {} '{}'", field.key.name, quotable(scalar.text())),
+                hint: hint.clone(),
+            })
+        };
+        self.parsed(field, parse, field_path)
+    }
+
+    fn parsed<T>(
+        &mut self,
+        field: &Field<'_, '_>,
+        parse: impl Fn(&Scalar<'_>) -> Result<T, InvalidValue>,
+        field_path: &FieldPath<'_>,
+    ) -> Option<Spanned<T>> {
+        match field.node.scalar() {
+            None => {
+                self.wrong_type(field.node, "string", "write text here", field_path);
+                None
+            }
+            Some(scalar) if scalar.is_null() => None,
+            Some(scalar) => match parse(scalar) {
+                Ok(value) => Some(Spanned { value, at: field.at }),
+                Err(InvalidValue { message, hint }) => {
+                    self.error(field.node.at, field_path, message, hint);
+                    None
+                }
+            },
+        }
+    }
+
+    /// Returns the elements of a list; none for null.
+    fn list<'n, 'a>(
+        &mut self,
+        node: &'n YamlNode<'a>,
+        into: &str,
+        field_path: &FieldPath<'_>,
+    ) -> Option<&'n [YamlNode<'a>]> {
+        match &node.content {
+            YamlContent::List(list) => Some(list),
+            _ if node.is_null() => None,
+            _ => {
+                self.wrong_type(node, into, "write a list, its elements beginning with `- `", field_path);
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Values without a type in YAML, and formats of values in messages.
+//!
+//! Durations are Go's (`150us`, `1h30m`), because every other setting of the service writes them so. Overshoots are a
+//! percentage or a count. Parsers here return what is wrong in words, without a section; the reader knows that.
+
+use std::fmt::Write as _;
+
+use crate::base::go_syntax::{DurationError, parse_unsigned_duration};
+use crate::limit::Overshoot;
+use crate::limit::period::MAX_PERIOD_US;
+use crate::rules::diagnostic::quotable;
+use crate::rules::yaml::scalar::{Scalar, ScalarValue};
+use crate::rules::yaml::{YamlContent, YamlNode};
+
+/// Reason why a value is invalid, and a valid one to write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidValue {
+    /// Error message.
+    pub message: String,
+    /// Suggested fix.
+    pub hint: String,
+}
+
+fn invalid<T>(message: impl Into<String>, hint: impl Into<String>) -> Result<T, InvalidValue> {
+    Err(InvalidValue { message: message.into(), hint: hint.into() })
+}
+
+/// A duration in Go's notation, in microseconds; what is finer is cut off. At most 366 days.
+pub fn duration_us(text: &str) -> Result<u64, InvalidValue> {
+    let too_long = || invalid(format!("`{}` is longer than 366 days", quotable(text)), "write a shorter one");
+    match parse_unsigned_duration(text) {
+        Ok(duration) => match u64::try_from(duration.as_micros()) {
+            Ok(micros) if micros <= MAX_PERIOD_US => Ok(micros),
+            _ => too_long(),
+        },
+        Err(DurationError::TooLong) => too_long(),
+        Err(_) => invalid(format!("`{}` is not a duration", quotable(text)), "write it like 10ms, 1.5s or 1h30m"),
+    }
+}
+
+/// A decimal number times `scale`, rounded down.
+fn scaled(digits: &str, scale: u128) -> Option<u128> {
+    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
+    // Beyond these lengths a number is out of every range, or its rest below every precision.
+    if (whole.is_empty() && fraction.is_empty()) || whole.len() > 18 || fraction.contains('.') {
+        return None;
+    }
+    let fraction = fraction.get(..18).unwrap_or(fraction);
+    let value = |digits: &str| if digits.is_empty() { Some(0) } else { digits.parse::<u128>().ok() };
+    let parts = 10_u128.pow(u32::try_from(fraction.len()).ok()?);
+    value(whole)?.checked_mul(scale)?.checked_add(value(fraction)? * scale / parts)
+}
+
+/// `reserve`: a percentage to a thousandth, in thousandths of a percent.
+pub fn percentage(scalar: &Scalar<'_>) -> Result<u32, InvalidValue> {
+    let text = scalar.text().trim();
+    let milli = text.strip_suffix('%').and_then(|percent| scaled(percent.trim_end(), 1_000));
+    match milli.and_then(|milli| u32::try_from(milli).ok()) {
+        Some(milli @ 1..=100_000) => Ok(milli),
+        _ => invalid(
+            format!("`{}` is not a percentage from 0.001% to 100%", quotable(text)),
+            "write a percentage such as 10%",
+        ),
+    }
+}
+
+/// `max_overshoot`: a percentage to a thousandth, or a number of hits.
+pub fn overshoot(scalar: &Scalar<'_>) -> Result<Overshoot, InvalidValue> {
+    let text = scalar.text().trim();
+    let hint = "write a percentage such as 5% or 0.5%, or a number of hits";
+    let none = || invalid("`max_overshoot` of 0", "use `consistency: strict`");
+    if let Some(percent) = text.strip_suffix('%').map(str::trim_end) {
+        let (milli, exact) = (scaled(percent, 1_000), scaled(percent, 1_000_000));
+        return match (milli, exact) {
+            (Some(0), Some(0)) => none(),
+            (Some(milli), Some(exact)) if milli * 1_000 != exact => {
+                invalid(format!("`{}` is finer than 0.001%", quotable(text)), "round it")
+            }
+            (Some(milli @ 1..=100_000), _) => {
+                Ok(Overshoot::MilliPercent(u32::try_from(milli).expect("100 000 fits in 32 bits")))
+            }
+            (Some(_), _) => invalid(format!("`{}` is more than 100%", quotable(text)), "raise the limit instead"),
+            (None, _) => invalid(format!("`{}` is not a percentage", quotable(text)), hint),
+        };
+    }
+    match scalar.value() {
+        ScalarValue::Int(0) => none(),
+        ScalarValue::Int(hits) if u32::try_from(hits).is_ok() => {
+            Ok(Overshoot::Hits(u32::try_from(hits).expect("checked by the guard")))
+        }
+        _ => invalid(format!("`{}` is neither a percentage nor a number of hits", quotable(text)), hint),
+    }
+}
+
+/// Describes a value for a type error: YAML's short tag, and its text unless it is a collection.
+pub fn described(node: &YamlNode<'_>) -> String {
+    let scalar = match &node.content {
+        YamlContent::List(_) => return "!!seq".into(),
+        YamlContent::Map(_) => return "!!map".into(),
+        YamlContent::Scalar(scalar) => scalar,
+    };
+    let tag = match scalar.value() {
+        ScalarValue::Null => "!!null",
+        ScalarValue::Bool(_) => "!!bool",
+        ScalarValue::Int(_) | ScalarValue::Large(_) => "!!int",
+        ScalarValue::Float(_) => "!!float",
+        ScalarValue::Text => "!!str",
+    };
+    // Truncated as envoyproxy/ratelimit's YAML reader does.
+    let text = scalar.text();
+    if text.len() > 10 {
+        let end = (0..=7).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        return format!("{tag} `{}...`", quotable(&text[..end]));
+    }
+    format!("{tag} `{}`", quotable(text))
+}
+
+/// Formats a value as Go prints it, truncated after about 200 bytes. Envoyproxy/ratelimit shows list elements so.
+pub fn go_value(node: &YamlNode<'_>) -> String {
+    let mut out = String::new();
+    write_go_value(node, &mut out);
+    quotable(&out)
+}
+
+fn write_go_value(node: &YamlNode<'_>, out: &mut String) {
+    if out.len() > 200 {
+        return;
+    }
+    match &node.content {
+        YamlContent::Scalar(scalar) => {
+            // Writing to a string does not fail.
+            let _ = match scalar.value() {
+                ScalarValue::Null => write!(out, "<nil>"),
+                ScalarValue::Bool(truth) => write!(out, "{truth}"),
+                ScalarValue::Int(number) => write!(out, "{number}"),
+                ScalarValue::Large(number) => write!(out, "{number}"),
+                ScalarValue::Float(number) => write!(out, "{number}"),
+                ScalarValue::Text => write!(out, "{}", scalar.text()),
+            };
+        }
+        YamlContent::List(list) => {
+            out.push('[');
+            for (index, node) in list.iter().enumerate().take(100) {
+                out.push_str(if index == 0 { "" } else { " " });
+                write_go_value(node, out);
+            }
+            out.push(']');
+        }
+        YamlContent::Map(map) => {
+            out.push_str("map[");
+            for (index, (key, value)) in map.iter().enumerate().take(100) {
+                out.push_str(if index == 0 { "" } else { " " });
+                write_go_value(key, out);
+                out.push(':');
+                write_go_value(value, out);
+            }
+            out.push(']');
+        }
+    }
+}
+
+/// Converts a value to JSON. Infinities and NaN, which JSON lacks, become their names; keys become text.
+pub fn json(node: &YamlNode<'_>) -> serde_json::Value {
+    match &node.content {
+        YamlContent::Scalar(scalar) => match scalar.value() {
+            ScalarValue::Null => serde_json::Value::Null,
+            ScalarValue::Bool(truth) => truth.into(),
+            ScalarValue::Int(number) => number.into(),
+            ScalarValue::Large(number) => number.into(),
+            ScalarValue::Float(number) if number.is_finite() => number.into(),
+            ScalarValue::Float(number) if number.is_nan() => "NaN".into(),
+            ScalarValue::Float(number) => if number > 0.0 { "Infinity" } else { "-Infinity" }.into(),
+            ScalarValue::Text => scalar.text().into(),
+        },
+        YamlContent::List(list) => list.iter().map(json).collect(),
+        YamlContent::Map(map) => map.iter().map(|(key, value)| (json_key(key), json(value))).collect(),
+    }
+}
+
+fn json_key(key: &YamlNode<'_>) -> String {
+    key.scalar().map_or_else(|| go_value(key), |scalar| scalar.text().to_owned())
+}

@@ -1,0 +1,388 @@
+//! The table of keys of a rule file: sections, type, default and description of each.
+//!
+//! The reader rejects keys that are not in the table, the JSON Schema is generated from it, and tests compare
+//! `config/reference.yaml` and the defaults of the code with it. In a section to which it does not belong, a key of
+//! envoyproxy/ratelimit (`peer`) is ignored with a warning, as there; a key of tollkeeper is an error.
+
+use crate::limit::algorithm::Algorithm;
+use crate::rules::rule::RuleLogging;
+use Section::{Defaults, DefaultsFile, Descriptor, DomainDefaults, Limit, RateLimit, Replaces, Root};
+use ValueKind::{Choice, Count, Duration, Flag, Free, Limits, Overshoot, Percentage, Table, Tables, Text, Unit};
+
+/// Kind of mapping in a rule file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Section {
+    /// The document itself.
+    Root,
+    /// `defaults:` of the document.
+    Defaults,
+    /// An element of `descriptors:`.
+    Descriptor,
+    /// `rate_limit:` written as a mapping.
+    RateLimit,
+    /// An element of `rate_limit:` written as a list.
+    Limit,
+    /// An element of `replaces:`.
+    Replaces,
+    /// The file of `TOLLKEEPER_RULE_DEFAULTS`.
+    DefaultsFile,
+    /// A domain in that file.
+    DomainDefaults,
+}
+
+impl Section {
+    /// All sections of a rule file, outermost first.
+    pub const ALL: [Self; 6] = [Root, Defaults, Descriptor, RateLimit, Limit, Replaces];
+
+    /// Name in messages, after "in".
+    pub(crate) const fn phrase(self) -> &'static str {
+        match self {
+            Root => "the document itself",
+            Defaults => "`defaults`",
+            Descriptor => "a descriptor",
+            RateLimit => "a `rate_limit`",
+            Limit => "a list of limits",
+            Replaces => "`replaces`",
+            DefaultsFile => "a file of defaults",
+            DomainDefaults => "a domain of a file of defaults",
+        }
+    }
+
+    /// Returns `true` for a section of a rule file.
+    pub(crate) fn is_of_rule_files(self) -> bool {
+        Self::ALL.contains(&self)
+    }
+
+    /// Name in the schema.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Root => "document",
+            Defaults => "defaults",
+            Descriptor => "descriptor",
+            RateLimit => "rate_limit",
+            Limit => "limit",
+            Replaces => "replaces",
+            DefaultsFile => "defaults_file",
+            DomainDefaults => "domain_defaults",
+        }
+    }
+}
+
+/// Type of a key's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ValueKind {
+    /// Text; a plain number, date or boolean counts as text.
+    Text,
+    /// Whole number between these, inclusive.
+    Count(u64, u64),
+    /// Boolean.
+    Flag,
+    /// Duration in Go's notation, such as `1h30m`, 366 days at most.
+    Duration,
+    /// Percentage or number of hits.
+    Overshoot,
+    /// Percentage.
+    Percentage,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// Unit of time; case is ignored.
+    Unit,
+    /// Mapping.
+    Table(Section),
+    /// List of mappings.
+    Tables(Section),
+    /// One limit as a mapping, or several as a list of mappings.
+    Limits,
+    /// Mapping with any content.
+    Free,
+}
+
+/// A key of a rule file.
+#[derive(Clone, Copy, Debug)]
+pub struct RuleKey {
+    /// Name as written.
+    pub name: &'static str,
+    /// Envoyproxy/ratelimit has the key too.
+    pub peer: bool,
+    /// Sections to which it belongs.
+    pub sections: &'static [Section],
+    /// Type of its value.
+    pub kind: ValueKind,
+    /// Default in YAML; empty if there is none, or if it depends on other keys.
+    pub default: &'static str,
+    /// Description in one or two sentences.
+    pub doc: &'static str,
+}
+
+/// Maximum epoch: above it, a double is not exact.
+pub const MAX_EPOCH: u64 = 1 << 53;
+
+/// Maximum length of `over_limit_body`, in bytes.
+pub const MAX_BODY_BYTES: usize = 64 * 1024;
+
+/// The table, in the order of the documentation.
+pub const KEYS: &[RuleKey] = &[
+    peer(
+        "domain",
+        &[Root],
+        Text,
+        "",
+        "The namespace that requests name. Required, and unique over all files unless domains are merged.",
+    ),
+    own(
+        "defaults",
+        &[Root],
+        Table(Defaults),
+        "",
+        "Defaults for every rule of the domain, and for limits that are sent with a request.",
+    ),
+    peer(
+        "descriptors",
+        &[Root, Descriptor],
+        Tables(Descriptor),
+        "",
+        "The rules of this level, in order. An entry matches one of them: the exact value, else the first wildcard in this order, else the bare key.",
+    ),
+    peer("key", &[Descriptor], Text, "", "The key of a descriptor entry. Required."),
+    peer(
+        "value",
+        &[Descriptor],
+        Text,
+        "",
+        "The value of the entry. If absent: any value, each with a counter of its own. Each `*` matches any run of characters, also an empty one.",
+    ),
+    peer(
+        "rate_limit",
+        &[Descriptor],
+        Limits,
+        "",
+        "Limits of a descriptor that ends here: one as a mapping, or several as a list, all of which must pass. If absent: no limit.",
+    ),
+    peer(
+        "unit",
+        &[RateLimit, Limit],
+        Unit,
+        "",
+        "The unit of the period: second, minute, hour, day, week (from Thursday 00:00 UTC), month (30 days) or year (365 days).",
+    ),
+    own(
+        "unit_multiplier",
+        &[RateLimit, Limit],
+        Count(1, u32::MAX as u64),
+        "1",
+        "The period is the unit times this, 366 days at most.",
+    ),
+    peer(
+        "requests_per_unit",
+        &[RateLimit, Limit],
+        Count(0, u32::MAX as u64),
+        "0",
+        "Hits allowed in a period; 0 rejects everything.",
+    ),
+    peer("unlimited", &[RateLimit], Flag, "false", "Admits everything, uncounted. Must not have a unit."),
+    own(
+        "algorithm",
+        &[Defaults, RateLimit, Limit],
+        Choice(Algorithm::NAMES),
+        "fixed_window",
+        "Algorithm that counts hits.",
+    ),
+    own(
+        "bucket_size",
+        &[RateLimit, Limit],
+        Count(1, u32::MAX as u64),
+        "",
+        "token_bucket: number of tokens, which can pass at once. If absent: requests_per_unit.",
+    ),
+    own(
+        "queue_size",
+        &[Defaults, RateLimit, Limit],
+        Count(1, u32::MAX as u64),
+        "1",
+        "leaky_bucket: requests in the bucket at once, including the one that leaves; 1: no request waits.",
+    ),
+    own(
+        "max_wait",
+        &[Defaults, RateLimit, Limit],
+        Duration,
+        "",
+        "leaky_bucket, token_bucket: maximum delay of an answer. If absent: leaky_bucket up to the caller's deadline, token_bucket 0.",
+    ),
+    own(
+        "count_rejected",
+        &[Defaults, RateLimit, Limit],
+        Flag,
+        "",
+        "Counts rejected hits too. If absent: true for a single strict fixed_window, else false. Not for leaky_bucket.",
+    ),
+    own(
+        "consistency",
+        &[Defaults, RateLimit, Limit],
+        Choice(&["strict", "eventual"]),
+        "strict",
+        "strict: every hit is counted in the store before it is admitted. eventual: answered from this process, within max_overshoot.",
+    ),
+    own(
+        "max_overshoot",
+        &[Defaults, RateLimit, Limit],
+        Overshoot,
+        "5%",
+        "eventual or global only: maximum that all replicas, or all regions, together admit over the limit in any period, as a percentage of it or as hits.",
+    ),
+    own(
+        "scope",
+        &[Defaults, RateLimit, Limit],
+        Choice(&["region", "global"]),
+        "region",
+        "region: each region has the limit for itself. global: all regions (TOLLKEEPER_REGIONS) have it together, within max_overshoot.",
+    ),
+    own(
+        "reserve",
+        &[Defaults, RateLimit, Limit],
+        Percentage,
+        "10%",
+        "scope: global only: part of the limit that is split evenly over the regions in advance, for keys that are new to a region.",
+    ),
+    own(
+        "on_region_loss",
+        &[Defaults, RateLimit, Limit],
+        Choice(&["share", "local", "deny", "allow"]),
+        "share",
+        "scope: global only: hits of a region that is cut off, once its grants are used: share (its part of max_overshoot), local (limit / regions), deny, or allow.",
+    ),
+    own(
+        "on_store_error",
+        &[Defaults, RateLimit, Limit],
+        Choice(&["local", "allow", "deny", "error"]),
+        "local",
+        "Answer while the store fails: local (limit within this process), allow, deny, or error. TOLLKEEPER_ON_STORE_ERROR changes the default.",
+    ),
+    own(
+        "epoch",
+        &[Defaults, RateLimit, Limit],
+        Count(0, MAX_EPOCH),
+        "0",
+        "Part of the counter's key: raising it resets the counters at once.",
+    ),
+    peer(
+        "name",
+        &[RateLimit, Limit, Replaces],
+        Text,
+        "",
+        "The limit's name, returned to the client and used by replaces.",
+    ),
+    peer(
+        "replaces",
+        &[RateLimit, Limit],
+        Tables(Replaces),
+        "",
+        "Names of the limits that this one replaces in the same request.",
+    ),
+    peer(
+        "shadow_mode",
+        &[Descriptor, Limit],
+        Flag,
+        "false",
+        "Shadow mode: the limit is counted and reported, but rejects nothing. With a name in a list, beside a limit without these two: a candidate, which is charged as if it were the only limit.",
+    ),
+    peer(
+        "quota_mode",
+        &[Descriptor, Limit],
+        Flag,
+        "false",
+        "Quota mode: the limit rejects a request only together with all other quotas of that request.",
+    ),
+    own("over_limit_body", &[Defaults, Descriptor, RateLimit], Text, "", "Body of a rejection, 64 KiB at most."),
+    own("over_limit_content_type", &[Defaults, Descriptor, RateLimit], Text, "", "Content type of over_limit_body."),
+    peer(
+        "detailed_metric",
+        &[Descriptor],
+        Flag,
+        "false",
+        "Metrics of this rule are named after the whole path with the request's values. Avoid it where clients choose the values.",
+    ),
+    peer(
+        "value_to_metric",
+        &[Descriptor],
+        Flag,
+        "false",
+        "Metrics of this rule and those below it are named after the request's value of this entry.",
+    ),
+    own(
+        "decision_log",
+        &[Descriptor],
+        Choice(&RuleLogging::NAMES),
+        "",
+        "Decisions of this rule that the decision log has, in place of TOLLKEEPER_DECISION_LOG_WHEN.",
+    ),
+    peer("share_threshold", &[Descriptor], Flag, "false", "All values that the wildcard matches share one counter."),
+    peer(
+        "metadata",
+        &[Descriptor],
+        Free,
+        "",
+        "Dynamic metadata to return when the descriptor passes, if RESPONSE_DYNAMIC_METADATA is on.",
+    ),
+];
+
+/// The key that only the file of `TOLLKEEPER_RULE_DEFAULTS` has.
+pub const BY_UNIT: RuleKey = own(
+    "by_unit",
+    &[DomainDefaults],
+    Free,
+    "",
+    "Defaults for limits of a unit, by its name; they take precedence over those of the domain.",
+);
+
+impl RuleKey {
+    /// Returns `true` if the key can be written in `section`.
+    pub fn belongs_in(&self, section: Section) -> bool {
+        self.sections.contains(&section)
+            || match section {
+                DefaultsFile => self.name == "defaults",
+                DomainDefaults => self.sections.contains(&Defaults),
+                _ => false,
+            }
+    }
+}
+
+const fn peer(
+    name: &'static str,
+    sections: &'static [Section],
+    kind: ValueKind,
+    default: &'static str,
+    doc: &'static str,
+) -> RuleKey {
+    RuleKey { name, peer: true, sections, kind, default, doc }
+}
+
+const fn own(
+    name: &'static str,
+    sections: &'static [Section],
+    kind: ValueKind,
+    default: &'static str,
+    doc: &'static str,
+) -> RuleKey {
+    RuleKey { name, peer: false, sections, kind, default, doc }
+}
+
+/// Returns the key of that name, in any section.
+pub fn find(name: &str) -> Option<&'static RuleKey> {
+    KEYS.iter().chain([&BY_UNIT]).find(|key| key.name == name)
+}
+
+/// Returns the key of `section` that is most similar to `name`, if one is similar enough.
+pub(crate) fn nearest(name: &str, section: Option<Section>) -> Option<&'static str> {
+    // Bounded, because a comparison takes time proportional to the length.
+    if name.len() > 40 {
+        return None;
+    }
+    let lower = name.to_ascii_lowercase().replace('-', "_");
+    KEYS.iter()
+        .chain([&BY_UNIT])
+        .filter(|key| section.is_none_or(|section| key.belongs_in(section)))
+        .map(|key| (strsim::normalized_damerau_levenshtein(&lower, key.name), key.name))
+        .filter(|(likeness, _)| *likeness >= 0.6)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, name)| name)
+}

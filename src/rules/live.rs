@@ -1,0 +1,202 @@
+//! The loaded rules, and the outcome of the last attempt to replace them.
+//!
+//! A reload replaces all rules or none. A decision loads the rules once and keeps them until it is made, so no decision
+//! sees half a change. Loading them takes no lock.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use arc_swap::{ArcSwapOption, Guard};
+use serde::Serialize;
+
+use super::defaults_file::{DefaultsReport, DefaultsStatus};
+use super::xds::status::{StreamReport, StreamStatus};
+use crate::base::clock::Time;
+use crate::rules::rule::set::RuleSet;
+
+/// Rules that decide, replaced as a whole.
+#[derive(Debug, Default)]
+pub struct LiveRules {
+    current: ArcSwapOption<LoadedRules>,
+    attempt: Mutex<LoadAttempt>,
+    stream: OnceLock<Arc<StreamStatus>>,
+    defaults: OnceLock<Arc<DefaultsStatus>>,
+}
+
+/// A set of rules that was loaded.
+#[derive(Debug)]
+pub struct LoadedRules {
+    /// The rules.
+    pub rules: RuleSet,
+    /// Number of the set in this process, from 1.
+    pub version: u64,
+    /// Time of loading.
+    pub loaded_at: Time,
+    /// Texts and version at the source.
+    pub from: LoadedFrom,
+}
+
+/// Identity of a loaded set at its source.
+#[derive(Clone, Debug, Default)]
+pub struct LoadedFrom {
+    /// Names of the rule texts.
+    pub names: Vec<Arc<str>>,
+    /// Version that the source gives the set, if it has versions.
+    pub version: Option<Arc<str>>,
+}
+
+/// The last attempt to load rules.
+#[derive(Clone, Debug, Default)]
+struct LoadAttempt {
+    at: Option<Time>,
+    error: Option<String>,
+    problems: Vec<RuleProblem>,
+    refused: u64,
+}
+
+/// An error in a rule file, with the lines around it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RuleProblem {
+    /// Position, message and fix.
+    pub message: String,
+    /// Name of the file.
+    pub file: Arc<str>,
+    /// Line, from 1; 0 if the rules were not text.
+    pub line: u32,
+    /// Lines of the file around it.
+    pub lines: Vec<FileLine>,
+}
+
+/// A line of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FileLine {
+    /// Number, from 1.
+    pub number: u32,
+    /// Text, cut if it is long.
+    pub text: String,
+}
+
+/// Body of `/rlconfig/status`.
+#[derive(Clone, Debug, Serialize)]
+pub struct LoadStatus {
+    /// Number of the loaded set in this process; 0 before the first.
+    pub version: u64,
+    /// Time of loading, RFC 3339 in UTC.
+    pub loaded_at: Option<String>,
+    /// Names of the rule texts.
+    pub sources: Vec<Arc<str>>,
+    /// Version that the source gives the set; absent if it has no versions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source_version: Option<Arc<str>>,
+    /// Number of domains.
+    pub domains: usize,
+    /// Number of rules.
+    pub rules: usize,
+    /// Time of the last attempt to load rules.
+    pub last_attempt_at: Option<String>,
+    /// Errors of the last attempt, if it failed.
+    pub last_error: Option<String>,
+    /// Number of failed attempts since the start.
+    pub refused: u64,
+    /// Stream from the control plane; absent if rules come from files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub xds: Option<StreamReport>,
+    /// File of `TOLLKEEPER_RULE_DEFAULTS`; absent without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rule_defaults: Option<DefaultsReport>,
+}
+
+impl LiveRules {
+    /// Sets the state of the stream that rules come from, once.
+    pub fn set_stream_status(&self, status: Arc<StreamStatus>) {
+        // A process has one source of rules.
+        let _ = self.stream.set(status);
+    }
+
+    /// Sets the state of the file of `TOLLKEEPER_RULE_DEFAULTS`, once.
+    pub fn set_defaults_status(&self, status: Arc<DefaultsStatus>) {
+        // A process has one such file.
+        let _ = self.defaults.set(status);
+    }
+
+    /// Returns the version at the source; `None` if it has no versions.
+    ///
+    /// A control plane may give the same rules a new version.
+    pub fn source_version(&self) -> Option<Arc<str>> {
+        let accepted = self.stream.get().and_then(|stream| stream.report().version);
+        let loaded = || self.current.load().as_ref().and_then(|loaded| loaded.from.version.clone());
+        accepted.map(Arc::from).or_else(loaded)
+    }
+
+    /// Returns the loaded rules, if any.
+    pub fn load(&self) -> Guard<Option<Arc<LoadedRules>>> {
+        self.current.load()
+    }
+
+    /// Returns the loaded rules for a decision that waits.
+    pub fn load_full(&self) -> Option<Arc<LoadedRules>> {
+        self.current.load_full()
+    }
+
+    /// Replaces the rules. Returns the number of the new set.
+    pub fn replace(&self, rules: RuleSet, from: LoadedFrom, now: Time) -> u64 {
+        let mut attempt = self.attempt();
+        let version = self.current.load().as_ref().map_or(0, |loaded| loaded.version) + 1;
+        let old = self.current.swap(Some(Arc::new(LoadedRules { rules, version, loaded_at: now, from })));
+        *attempt = LoadAttempt { at: Some(now), error: None, problems: Vec::new(), refused: attempt.refused };
+        drop(attempt);
+        if let Some(old) = old {
+            await_sole_owner(&old);
+        }
+        version
+    }
+
+    /// Records a failed attempt; the loaded rules stay.
+    pub fn reject(&self, error: String, problems: Vec<RuleProblem>, now: Time) {
+        let mut attempt = self.attempt();
+        *attempt = LoadAttempt { at: Some(now), error: Some(error), problems, refused: attempt.refused + 1 };
+    }
+
+    /// Returns the errors of the last attempt that have a position, the first of them.
+    pub fn problems(&self) -> Vec<RuleProblem> {
+        self.attempt().problems.clone()
+    }
+
+    /// Returns the loaded set and the outcome of the last attempt.
+    pub fn status(&self) -> LoadStatus {
+        let attempt = self.attempt().clone();
+        let loaded = self.current.load();
+        let loaded = loaded.as_ref();
+        let from = loaded.map(|loaded| loaded.from.clone()).unwrap_or_default();
+        LoadStatus {
+            version: loaded.map_or(0, |loaded| loaded.version),
+            loaded_at: loaded.map(|loaded| loaded.loaded_at.to_string()),
+            sources: from.names,
+            source_version: self.source_version(),
+            domains: loaded.map_or(0, |loaded| loaded.rules.domain_count()),
+            rules: loaded.map_or(0, |loaded| loaded.rules.rule_count()),
+            last_attempt_at: attempt.at.map(|at| at.to_string()),
+            last_error: attempt.error,
+            refused: attempt.refused,
+            xds: self.stream.get().map(|stream| stream.report()),
+            rule_defaults: self.defaults.get().map(|defaults| defaults.report()),
+        }
+    }
+
+    fn attempt(&self) -> MutexGuard<'_, LoadAttempt> {
+        self.attempt.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Waits up to 1 s until no decision holds an old set, so that it is dropped on the reload thread.
+///
+/// Dropping a set takes time for every rule in it, which must not delay a decision. A decision holds a set for
+/// microseconds.
+fn await_sole_owner(old: &Arc<LoadedRules>) {
+    const MAX_WAIT: Duration = Duration::from_secs(1);
+    let started = Instant::now();
+    while Arc::strong_count(old) > 1 && started.elapsed() < MAX_WAIT {
+        thread::sleep(Duration::from_millis(1));
+    }
+}

@@ -1,0 +1,69 @@
+//! Metric names with a request's values: `detailed_metric`, `value_to_metric` and limits that came with the request.
+//!
+//! The names are those of envoyproxy/ratelimit: the whole path as sent, or the value of one level in place of the
+//! rule's. A value with a shared counter does not appear; its pattern does. The number of names is bounded by
+//! telemetry.
+
+use smallvec::SmallVec;
+
+use super::matching::MatchKind;
+use super::set::{CompiledRule, DomainRules, RuleSet};
+use crate::limit::request::Entry;
+
+/// Parts of a name below the domain.
+pub type NameParts = SmallVec<[String; 4]>;
+
+/// Returns the metric name of a limit that came with a request: a composite key for each entry.
+pub fn override_name(entries: &[Entry<'_>]) -> NameParts {
+    entries.iter().map(|entry| joined(entry, false)).collect()
+}
+
+/// An entry with the node that it matched.
+struct MatchedEntry<'r> {
+    composite: &'r [u8],
+    match_kind: MatchKind,
+    /// Values share one counter.
+    shares: bool,
+    /// The name contains the value.
+    by_value: bool,
+}
+
+impl RuleSet {
+    /// Returns the metric name of `rule`, which `entries` matched in `domain`, with the values of this request.
+    pub fn name_by_request(&self, domain: &DomainRules, rule: &CompiledRule, entries: &[Entry<'_>]) -> NameParts {
+        let mut steps: SmallVec<[MatchedEntry<'_>; 4]> = SmallVec::new();
+        let mut node = domain.root;
+        for entry in entries {
+            let Some((next, match_kind)) = self.step(node, entry) else { break };
+            let matched = &self.nodes[next as usize];
+            let shares = match_kind == MatchKind::Wildcard && matched.share_threshold;
+            steps.push(MatchedEntry {
+                composite: &matched.composite,
+                match_kind,
+                shares,
+                by_value: matched.value_to_metric,
+            });
+            node = next;
+        }
+        let any_shares = steps.iter().any(|step| step.shares);
+        let part = |(entry, step): (&Entry<'_>, &MatchedEntry<'_>)| match step.match_kind {
+            _ if step.shares => text(step.composite),
+            _ if rule.rule.detailed_metric => joined(entry, !any_shares),
+            MatchKind::Wildcard | MatchKind::Default if step.by_value => joined(entry, false),
+            _ => text(step.composite),
+        };
+        entries.iter().zip(&steps).map(part).collect()
+    }
+}
+
+/// Returns `key_value`; without a value, `key_` if `always`, else `key`.
+fn joined(entry: &Entry<'_>, always: bool) -> String {
+    match entry.value.is_empty() && !always {
+        true => text(entry.key),
+        false => format!("{}_{}", text(entry.key), text(entry.value)),
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}

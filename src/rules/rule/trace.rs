@@ -1,0 +1,155 @@
+//! Trace of a match: the node that each entry matched, and the reasons why similar nodes did not match.
+//!
+//! A trace takes the same steps as matching and also inspects siblings. It serves `explain`, so it may be slow; its
+//! lists are bounded.
+
+use super::NodeId;
+use super::SourceLocation;
+use super::matching::MatchKind;
+use super::set::{CompiledRule, DomainRules, RuleSet};
+use super::wildcard::Pattern;
+use crate::limit::request::Entry;
+
+/// Path of a descriptor through the rule tree.
+#[derive(Clone, Debug)]
+pub struct MatchTrace<'r> {
+    /// One step for each entry that was matched or did not match.
+    pub steps: Vec<TraceStep<'r>>,
+    /// End of the path.
+    pub end: TraceEnd<'r>,
+}
+
+/// Match of one entry.
+#[derive(Clone, Debug)]
+pub struct TraceStep<'r> {
+    /// Kind of match and node, if any.
+    pub matched: Option<(MatchKind, NodeRef<'r>)>,
+    /// Similar siblings with the reason why they do not match; the first [`MAX_NEAR_MISSES`].
+    pub near_misses: Vec<(NodeRef<'r>, NearMiss)>,
+    /// Near near_misses beyond those.
+    pub more_near_misses: usize,
+}
+
+/// Reference to a node, for people.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeRef<'r> {
+    /// Composite key: `key` or `key_value`.
+    pub composite: &'r [u8],
+    /// Location in the rule files.
+    pub location: &'r SourceLocation,
+}
+
+/// Reason why a sibling did not match.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NearMiss {
+    /// It has the key and another value.
+    OtherValue,
+    /// Its wildcard does not match the value.
+    PatternDiffers,
+    /// Its wildcard matches too, but is later in the file.
+    LaterWildcard,
+    /// It matches too, but a value goes before a wildcard, and a wildcard before a bare key.
+    LessExact,
+    /// It has another key.
+    OtherKey,
+}
+
+/// End of a trace.
+#[derive(Clone, Copy, Debug)]
+pub enum TraceEnd<'r> {
+    /// At a rule.
+    Rule(&'r CompiledRule),
+    /// The descriptor has no entries.
+    NoEntries,
+    /// The last entry matches no node.
+    NoMatch,
+    /// The path ends at a node without a `rate_limit`.
+    NoLimit {
+        /// Number of nodes below it.
+        children: usize,
+    },
+    /// The path continues below a node without children, whose limit is for paths that end there.
+    TooLong {
+        /// Number of entries beyond it.
+        beyond: usize,
+    },
+}
+
+/// Maximum number of near misses in a step.
+pub const MAX_NEAR_MISSES: usize = 16;
+
+impl RuleSet {
+    /// Traces the path of `entries` through the rules of `domain`.
+    pub fn trace<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> MatchTrace<'r> {
+        let mut steps = Vec::new();
+        let mut node = domain.root;
+        for (index, entry) in entries.iter().enumerate() {
+            let matched = self.step(node, entry);
+            steps.push(self.describe(node, entry, matched));
+            let Some((next, _)) = matched else { return MatchTrace { steps, end: TraceEnd::NoMatch } };
+            let node_reached = &self.nodes[next as usize];
+            let beyond = entries.len() - index - 1;
+            if beyond == 0 {
+                let end = match node_reached.rule.as_deref() {
+                    Some(rule) => TraceEnd::Rule(rule),
+                    None => TraceEnd::NoLimit { children: node_reached.children.len() },
+                };
+                return MatchTrace { steps, end };
+            }
+            if node_reached.children.is_empty() {
+                return MatchTrace { steps, end: TraceEnd::TooLong { beyond } };
+            }
+            node = next;
+        }
+        MatchTrace { steps, end: TraceEnd::NoEntries }
+    }
+
+    fn describe(&self, parent: NodeId, entry: &Entry<'_>, matched: Option<(NodeId, MatchKind)>) -> TraceStep<'_> {
+        let composite = [entry.key, b"_", entry.value].concat();
+        let siblings =
+            self.nodes[parent as usize].children.iter().filter(|child| matched.is_none_or(|(node, _)| node != **child));
+        // Nodes with the entry's key come first, in file order; only as many are kept as are listed.
+        let (mut near, mut far, mut count) = (Vec::new(), Vec::new(), 0);
+        for child in siblings {
+            let miss = self.near_miss(*child, entry.key, &composite, matched);
+            let kept = if miss == NearMiss::OtherKey { &mut far } else { &mut near };
+            if matched.is_some() && miss == NearMiss::OtherKey {
+                continue;
+            }
+            count += 1;
+            if kept.len() < MAX_NEAR_MISSES {
+                kept.extend(self.node_ref(*child).map(|node| (node, miss)));
+            }
+        }
+        let near_misses: Vec<_> = near.into_iter().chain(far).take(MAX_NEAR_MISSES).collect();
+        let more_near_misses = count - near_misses.len();
+        TraceStep {
+            matched: matched.and_then(|(node, kind)| Some((kind, self.node_ref(node)?))),
+            near_misses,
+            more_near_misses,
+        }
+    }
+
+    fn near_miss(&self, child: NodeId, key: &[u8], composite: &[u8], matched: Option<(NodeId, MatchKind)>) -> NearMiss {
+        let node = &self.nodes[child as usize];
+        let has_key = node.composite.get(..node.key_length) == Some(key);
+        if node.composite.contains(&b'*') {
+            return match (Pattern::new(&node.composite).matches(composite), matched) {
+                (true, Some((_, MatchKind::Exact))) => NearMiss::LessExact,
+                (true, _) => NearMiss::LaterWildcard,
+                (false, _) if has_key => NearMiss::PatternDiffers,
+                (false, _) => NearMiss::OtherKey,
+            };
+        }
+        match has_key {
+            true if node.composite.len() == node.key_length => NearMiss::LessExact,
+            true => NearMiss::OtherValue,
+            false => NearMiss::OtherKey,
+        }
+    }
+
+    fn node_ref(&self, node: NodeId) -> Option<NodeRef<'_>> {
+        let node = &self.nodes[node as usize];
+        node.location.as_ref().map(|location| NodeRef { composite: &node.composite, location })
+    }
+}

@@ -1,0 +1,131 @@
+//! JSON Schemas of a rule file and of a file of defaults, for completion and checks in editors.
+//!
+//! Generated from the table of keys, with one definition for each section. It is stricter than the reader where that
+//! helps (it marks keys that would be ignored), and looser where a schema cannot express a rule (contradictions between
+//! keys). `tollkeeper check` is authoritative.
+
+use serde_json::{Map, Value, json};
+
+use crate::limit::period::Unit;
+use crate::rules::keys::{BY_UNIT, KEYS, RuleKey, Section, ValueKind};
+
+/// Returns the schema of a rule file, draft 2020-12.
+pub fn json_schema() -> Value {
+    let definitions: Map<String, Value> =
+        Section::ALL.into_iter().skip(1).map(|section| (section.name().to_owned(), mapping(section))).collect();
+    let mut schema = Map::new();
+    schema.insert("$schema".into(), json!("https://json-schema.org/draft/2020-12/schema"));
+    schema.insert("title".into(), json!("tollkeeper rules"));
+    schema.insert("description".into(), json!("Rate limits of one domain: a superset of envoyproxy/ratelimit's."));
+    if let Value::Object(root) = mapping(Section::Root) {
+        schema.extend(root);
+    }
+    schema.insert("$defs".into(), Value::Object(definitions));
+    Value::Object(schema)
+}
+
+/// Returns the schema of the file of `TOLLKEEPER_RULE_DEFAULTS`, draft 2020-12.
+pub fn defaults_schema() -> Value {
+    let units = Unit::ALL.map(|unit| any_case(unit.name())).join("|");
+    let mut of_domain = mapping(Section::DomainDefaults);
+    of_domain["properties"][BY_UNIT.name] = json!({
+        "type": ["object", "null"],
+        "description": BY_UNIT.doc,
+        "patternProperties": { (format!("^({units})$")): nullable(Section::Defaults) },
+        "additionalProperties": false,
+    });
+    let domains = json!({
+        "type": ["object", "null"],
+        "description": "Defaults by domain; `*` stands for all domains.",
+        "additionalProperties": nullable(Section::DomainDefaults),
+    });
+    let definitions =
+        json!({ (Section::DomainDefaults.name()): of_domain, (Section::Defaults.name()): mapping(Section::Defaults) });
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "tollkeeper defaults",
+        "description": "Defaults for rules of any source: the file of TOLLKEEPER_RULE_DEFAULTS.",
+        "type": "object",
+        "properties": { "defaults": domains },
+        "required": ["defaults"],
+        "additionalProperties": false,
+        "$defs": definitions,
+    })
+}
+
+fn nullable(section: Section) -> Value {
+    json!({ "anyOf": [reference(section), { "type": "null" }] })
+}
+
+/// Schema of a mapping with the keys of a section.
+fn mapping(section: Section) -> Value {
+    let keys = KEYS.iter().filter(|key| key.belongs_in(section));
+    let properties: Map<String, Value> = keys.map(|key| (key.name.to_owned(), property(key))).collect();
+    let mut mapping = Map::new();
+    mapping.insert("type".into(), json!("object"));
+    mapping.insert("properties".into(), Value::Object(properties));
+    // `<<` is YAML's merge key; editors that do not resolve it see it as a key.
+    mapping.insert("patternProperties".into(), json!({"^<<$": true}));
+    mapping.insert("additionalProperties".into(), json!(false));
+    match section {
+        Section::Root => mapping.insert("required".into(), json!(["domain"])),
+        Section::Descriptor => mapping.insert("required".into(), json!(["key"])),
+        Section::Replaces => mapping.insert("required".into(), json!(["name"])),
+        Section::Limit => mapping.insert("required".into(), json!(["unit"])),
+        Section::Defaults | Section::RateLimit | Section::DefaultsFile | Section::DomainDefaults => None,
+    };
+    Value::Object(mapping)
+}
+
+/// Schema of a key's value, with description and default.
+fn property(key: &RuleKey) -> Value {
+    let mut property = match kind(key.kind) {
+        Value::Object(property) => property,
+        _ => Map::new(),
+    };
+    property.insert("description".into(), json!(key.doc));
+    if !key.default.is_empty() {
+        let default = serde_json::from_str(key.default).unwrap_or_else(|_| json!(key.default));
+        property.insert("default".into(), default);
+    }
+    Value::Object(property)
+}
+
+fn reference(section: Section) -> Value {
+    json!({ "$ref": format!("#/$defs/{}", section.name()) })
+}
+
+fn kind(kind: ValueKind) -> Value {
+    match kind {
+        ValueKind::Text => json!({ "type": ["string", "number", "boolean", "null"] }),
+        ValueKind::Count(min, max) => json!({ "type": ["integer", "null"], "minimum": min, "maximum": max }),
+        ValueKind::Flag => json!({ "type": ["boolean", "null"] }),
+        ValueKind::Duration => {
+            let number = r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h)";
+            json!({ "anyOf": [{ "type": "string", "pattern": format!("^({number})+$|^0$") }, { "const": 0 }] })
+        }
+        ValueKind::Overshoot => {
+            let percent = json!({ "type": "string", "pattern": r"^[0-9]*\.?[0-9]*\s*%$" });
+            json!({ "anyOf": [percent, { "type": "integer", "minimum": 1 }] })
+        }
+        ValueKind::Percentage => json!({ "type": "string", "pattern": r"^[0-9]*\.?[0-9]*\s*%$" }),
+        ValueKind::Choice(words) => json!({ "enum": words }),
+        ValueKind::Unit => {
+            let any_case = Unit::ALL.map(|unit| any_case(unit.name())).join("|");
+            // The names are for completion, the pattern for other cases.
+            json!({ "anyOf": [{ "enum": Unit::ALL.map(Unit::name) }, { "type": "string", "pattern": format!("^({any_case})$") }] })
+        }
+        ValueKind::Table(section) => nullable(section),
+        ValueKind::Tables(section) => json!({ "type": ["array", "null"], "items": reference(section) }),
+        ValueKind::Limits => {
+            let list = json!({ "type": "array", "minItems": 1, "items": reference(Section::Limit) });
+            json!({ "anyOf": [reference(Section::RateLimit), list, { "type": "null" }] })
+        }
+        ValueKind::Free => json!({ "type": ["object", "null"] }),
+    }
+}
+
+/// Returns a pattern that matches `word` in any case.
+fn any_case(word: &str) -> String {
+    word.chars().map(|letter| format!("[{letter}{}]", letter.to_ascii_uppercase())).collect()
+}

@@ -1,0 +1,137 @@
+//! Rules of a control plane, over xDS.
+//!
+//! One stream to the aggregated discovery service, State of the World, carries all rules. `client` keeps it open,
+//! `subscription` is its protocol, `resource` converts what it brings, and `status` tells what happened.
+
+pub mod status;
+pub mod subscription;
+pub mod resource;
+pub mod retry;
+pub mod connect;
+pub mod cache;
+pub mod client;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use crate::base::clock::{Clock, Time};
+use crate::settings::problem::UnusableSetting;
+use crate::settings::xds::XdsSettings;
+use cache::{CachedResources, ResourceCache};
+use client::{ANSWER_TIMEOUT, ReceivedResources, XdsClient};
+use connect::{ResolveHost, resolve_host};
+use status::StreamStatus;
+
+/// Configuration of a control plane as a source.
+#[derive(Clone, Debug)]
+pub struct XdsConfig {
+    /// Settings of the stream.
+    pub settings: XdsSettings,
+    /// Time without a response on a new stream after which a warning is logged.
+    pub answer_timeout: Duration,
+    /// Resolver of the server's name.
+    pub resolve: ResolveHost,
+}
+
+impl XdsConfig {
+    /// Configuration with the default times and the system's resolver.
+    pub const fn new(settings: XdsSettings) -> Self {
+        Self { settings, answer_timeout: ANSWER_TIMEOUT, resolve: resolve_host }
+    }
+}
+
+/// A control plane as a source of rules.
+#[derive(Debug)]
+pub struct XdsSource {
+    updates: mpsc::Receiver<ReceivedResources>,
+    results: mpsc::Sender<Result<(), String>>,
+    status: Arc<StreamStatus>,
+    client: JoinHandle<()>,
+    /// Rules from the cache that are being applied.
+    cached: Option<CachedVersion>,
+}
+
+/// Version of rules from the cache.
+#[derive(Debug)]
+struct CachedVersion {
+    version: String,
+    accepted_at: Time,
+}
+
+impl XdsSource {
+    /// Starts the client, and returns the resources in the cache. Requires a runtime; blocks on disk I/O.
+    pub(super) fn start(config: XdsConfig) -> (Self, Option<ReceivedResources>) {
+        let status = Arc::new(StreamStatus::new(&config.settings, Clock::System));
+        // The client waits for the result of each update, so there is never more than one.
+        let (update_sender, updates) = mpsc::channel(1);
+        let (results, result_receiver) = mpsc::channel(1);
+        let cache = ResourceCache::new(&config.settings);
+        let (cached, first) = cache.as_ref().and_then(read_cache).unzip();
+        let client = XdsClient {
+            cache,
+            settings: config.settings,
+            answer_timeout: config.answer_timeout,
+            resolve: config.resolve,
+            status: Arc::clone(&status),
+            updates: update_sender,
+            results: result_receiver,
+        };
+        (Self { updates, results, status, client: tokio::spawn(client.run()), cached }, first)
+    }
+
+    /// Returns the next resources; `None` after the client has ended. Cancel safe.
+    pub(super) async fn next(&mut self) -> Option<ReceivedResources> {
+        self.updates.recv().await
+    }
+
+    /// Passes the result of the last resources to the client, unless they are from the cache.
+    pub(super) fn acknowledge(&mut self, result: &Result<(), String>) {
+        if let Some(CachedVersion { version, accepted_at }) = self.cached.take() {
+            match result {
+                Ok(()) => self.status.loaded_from_cache(version, accepted_at),
+                Err(_) => tracing::warn!("TOLLKEEPER_XDS_CACHE is ignored: its rules cannot be used"),
+            }
+            return;
+        }
+        // Fails only if the client has ended.
+        let _ = self.results.try_send(result.clone());
+    }
+
+    /// State of the stream.
+    pub(super) const fn status(&self) -> &Arc<StreamStatus> {
+        &self.status
+    }
+}
+
+impl Drop for XdsSource {
+    fn drop(&mut self) {
+        self.client.abort();
+    }
+}
+
+/// Reads the cache; an unusable one is reported and ignored.
+fn read_cache(cache: &ResourceCache) -> Option<(CachedVersion, ReceivedResources)> {
+    let path = cache.path().display();
+    match cache.read() {
+        Ok(Some(CachedResources { version, accepted_at, resources })) => {
+            tracing::warn!(
+                "starting with the rules in TOLLKEEPER_XDS_CACHE={path}, version '{version}' of {accepted_at}"
+            );
+            let documents = resource::documents(&resources);
+            Some((CachedVersion { version: version.clone(), accepted_at }, ReceivedResources { version, documents }))
+        }
+        Ok(None) => None,
+        Err(error) => {
+            tracing::warn!("TOLLKEEPER_XDS_CACHE={path} is ignored: {error}");
+            None
+        }
+    }
+}
+
+/// Finds a file of the TLS settings that cannot be used.
+pub fn unusable_file(settings: &XdsSettings) -> Option<UnusableSetting> {
+    settings.tls.as_ref().and_then(|tls| connect::client_config(tls).err())
+}

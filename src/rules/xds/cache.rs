@@ -1,0 +1,129 @@
+//! Last accepted resources in a file, for a start while the control plane is away.
+//!
+//! The file is replaced atomically and readable by its owner only. Its first line is a format version and a checksum of
+//! the rest; the second one says who sent the resources, and when. A file that is damaged, or of another server or
+//! node, is not used. A failure to write concerns nothing else.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use prost::Message as _;
+use prost_types::Any;
+use serde::{Deserialize, Serialize};
+
+use crate::base::clock::Time;
+use crate::base::pb::xds::DiscoveryResponse;
+use crate::settings::xds::XdsSettings;
+
+/// First word of the file, with its format version.
+const FORMAT: &str = "tollkeeper-xds-cache-1";
+
+/// Upper bound on the first two lines, in bytes.
+const MAX_HEAD_BYTES: u64 = 64 << 10;
+
+/// Cache of one subscription.
+#[derive(Clone, Debug)]
+pub struct ResourceCache {
+    path: PathBuf,
+    server: String,
+    node_id: String,
+    max_bytes: u64,
+}
+
+/// Resources from a file.
+#[derive(Debug)]
+pub struct CachedResources {
+    /// Version at the control plane.
+    pub version: String,
+    /// Time when they were accepted.
+    pub accepted_at: Time,
+    /// The resources.
+    pub resources: Vec<Any>,
+}
+
+/// Second line of the file.
+#[derive(Debug, Serialize, Deserialize)]
+struct CacheOrigin {
+    server: String,
+    node_id: String,
+    accepted_at_us: u64,
+}
+
+impl ResourceCache {
+    /// The cache of a subscription; `None` without `TOLLKEEPER_XDS_CACHE`.
+    pub fn new(settings: &XdsSettings) -> Option<Self> {
+        Some(Self {
+            path: settings.cache.clone()?,
+            server: settings.server(),
+            node_id: settings.node_id.clone(),
+            max_bytes: settings.max_message_bytes as u64 + MAX_HEAD_BYTES,
+        })
+    }
+
+    /// Path of the file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Replaces the file.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, version: &str, resources: Vec<Any>, now: Time) -> io::Result<()> {
+        let (server, node_id) = (self.server.clone(), self.node_id.clone());
+        let origin = CacheOrigin { server, node_id, accepted_at_us: now.as_micros() };
+        let mut rest = serde_json::to_vec(&origin)?;
+        rest.push(b'\n');
+        let set = DiscoveryResponse { version_info: version.to_owned(), resources, ..DiscoveryResponse::default() };
+        rest.extend(set.encode_to_vec());
+        let mut next = self.path.clone().into_os_string();
+        next.push(".new");
+        // A file that an interrupted write left has other permissions, perhaps.
+        let _ = fs::remove_file(&next);
+        let mut file = File::options().write(true).create_new(true).mode(0o600).open(&next)?;
+        writeln!(file, "{FORMAT} {}", blake3::hash(&rest).to_hex())?;
+        file.write_all(&rest)?;
+        file.sync_all()?;
+        fs::rename(next, &self.path)
+    }
+
+    /// Reads the file; `None` if there is none.
+    ///
+    /// # Errors
+    /// The reason why the file cannot be used.
+    pub fn read(&self) -> Result<Option<CachedResources>, String> {
+        let mut bytes = Vec::new();
+        let read = File::open(&self.path).and_then(|file| file.take(self.max_bytes + 1).read_to_end(&mut bytes));
+        match read {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(format!("it cannot be read: {error}")),
+            Ok(length) if length as u64 > self.max_bytes => return Err("it is too large".to_owned()),
+            Ok(_) => {}
+        }
+        self.parse(&bytes).map(Some)
+    }
+
+    fn parse(&self, bytes: &[u8]) -> Result<CachedResources, String> {
+        let damaged = || "it is damaged".to_owned();
+        let (first, rest) = split_line(bytes).ok_or_else(damaged)?;
+        if first != format!("{FORMAT} {}", blake3::hash(rest).to_hex()).as_bytes() {
+            return Err(damaged());
+        }
+        let (origin, set) = split_line(rest).ok_or_else(damaged)?;
+        let origin: CacheOrigin = serde_json::from_slice(origin).map_err(|_| damaged())?;
+        let CacheOrigin { server, node_id, accepted_at_us } = origin;
+        if server != self.server || node_id != self.node_id {
+            return Err(format!("it is of node {node_id:?} of {server:?}"));
+        }
+        let set = DiscoveryResponse::decode(set).map_err(|_| damaged())?;
+        let accepted_at = Time::from_micros(accepted_at_us);
+        Ok(CachedResources { version: set.version_info, accepted_at, resources: set.resources })
+    }
+}
+
+fn split_line(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let end = memchr::memchr(b'\n', bytes)?;
+    Some((&bytes[..end], &bytes[end + 1..]))
+}

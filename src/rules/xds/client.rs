@@ -1,0 +1,265 @@
+//! Client of the control plane: keeps one stream open, for ever.
+//!
+//! Decisions of the protocol are in `subscription`; this is its I/O. A lost stream changes no rule. While a refusal
+//! waits for its time, further responses are read.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::stream;
+use prost_types::{Any, Struct, Value};
+use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, sleep_until, timeout};
+use tonic::metadata::{MetadataKey, MetadataValue};
+use tonic::{Code, Request, Status, Streaming};
+
+use super::cache::ResourceCache;
+use super::connect::{ResolveHost, connect, with_causes};
+use super::resource;
+use super::retry::RetryDelays;
+use super::status::StreamStatus;
+use super::subscription::{Reaction, Subscription};
+use crate::base::clock::Clock;
+use crate::base::pb::xds::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
+use crate::base::pb::xds::{DiscoveryRequest, DiscoveryResponse, Node};
+use crate::rules::compile::NamedDocument;
+use crate::settings::xds::XdsSettings;
+use crate::telemetry::error_dedup::ErrorDedup;
+
+/// Time without a response on a new stream after which a warning is logged.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Maximum time in which the server takes a request.
+const SEND_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Requests that wait for the connection.
+const QUEUED_REQUESTS: usize = 16;
+
+/// Resources of one accepted or refused response.
+#[derive(Debug)]
+pub struct ReceivedResources {
+    /// Version at the control plane.
+    pub version: String,
+    /// Documents, or the reasons why there are none.
+    pub documents: Result<Vec<NamedDocument>, Vec<String>>,
+}
+
+/// Client of the control plane.
+#[derive(Debug)]
+pub struct XdsClient {
+    /// Settings of the stream.
+    pub settings: XdsSettings,
+    /// Keeps the accepted resources, if set.
+    pub cache: Option<ResourceCache>,
+    /// Time without a response after which a warning is logged.
+    pub answer_timeout: Duration,
+    /// Resolver of the server's name.
+    pub resolve: ResolveHost,
+    /// State for pages and metrics.
+    pub status: Arc<StreamStatus>,
+    /// Receives the resources.
+    pub updates: mpsc::Sender<ReceivedResources>,
+    /// Results of the updates, one for each.
+    pub results: mpsc::Receiver<Result<(), String>>,
+}
+
+/// Node of the first and all further requests.
+pub fn node(settings: &XdsSettings) -> Node {
+    let text = |value: &String| Value { kind: Some(prost_types::value::Kind::StringValue(value.clone())) };
+    let fields = settings.node_metadata.iter().map(|(name, value)| (name.clone(), text(value))).collect();
+    Node { id: settings.node_id.clone(), metadata: Some(Struct { fields }) }
+}
+
+/// Returns a random number from 0 to 1.
+fn random_share() -> f64 {
+    (RandomState::new().hash_one(0_u8) >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+impl XdsClient {
+    /// Keeps a stream open until the receiver of the updates is gone.
+    pub async fn run(mut self) {
+        let mut subscription = Subscription::new(node(&self.settings));
+        let mut delays = RetryDelays::new(self.settings.backoff);
+        let mut errors = ErrorDedup::default();
+        let server = self.settings.server();
+        while !self.updates.is_closed() {
+            let answered = self.status.report().accepted_or_refused();
+            let error = self.follow_stream(&mut subscription).await;
+            if self.status.report().accepted_or_refused() != answered {
+                delays.reset();
+                errors.clear();
+            }
+            if errors.is_new(&error) {
+                tracing::warn!("xDS stream to {server}: {error}; rules stay as they are");
+            }
+            self.status.lost(error);
+            sleep(delays.next(random_share())).await;
+        }
+    }
+
+    /// Opens a stream and follows it to its end; returns the reason.
+    async fn follow_stream(&mut self, subscription: &mut Subscription) -> String {
+        let channel = match connect(&self.settings, self.resolve).await {
+            Ok(channel) => channel,
+            Err(error) => return error,
+        };
+        let (requests, mut queued) = mpsc::channel(QUEUED_REQUESTS);
+        let outgoing = stream::poll_fn(move |context| queued.poll_recv(context));
+        let mut client =
+            AggregatedDiscoveryServiceClient::new(channel).max_decoding_message_size(self.settings.max_message_bytes);
+        if requests.try_send(subscription.begin_stream()).is_err() {
+            return "the connection was lost".to_owned();
+        }
+        self.status.opened();
+        let call = client.stream_aggregated_resources(self.with_headers(outgoing));
+        // Servers send the head of the response with the first message.
+        let responses = match self.await_answer(call).await {
+            Ok(response) => response.into_inner(),
+            Err(error) => return status_text(&error),
+        };
+        StreamExchange { requests, responses, subscription }.run(self).await
+    }
+
+    /// Adds `CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS`.
+    fn with_headers<S>(&self, outgoing: S) -> Request<S> {
+        let mut request = Request::new(outgoing);
+        for header in &self.settings.headers {
+            let name = MetadataKey::from_bytes(header.name.as_bytes());
+            // Both were checked with the settings.
+            if let (Ok(name), Ok(value)) = (name, MetadataValue::try_from(header.value.reveal())) {
+                request.metadata_mut().append(name, value);
+            }
+        }
+        request
+    }
+
+    /// Waits for the first answer, with a warning if it does not come.
+    async fn await_answer<T>(&self, answer: impl Future<Output = T>) -> T {
+        let mut answer = std::pin::pin!(answer);
+        if let Ok(answer) = timeout(self.answer_timeout, &mut answer).await {
+            return answer;
+        }
+        let seconds = self.answer_timeout.as_secs();
+        let error = format!(
+            "no answer for {seconds} s: the control plane has no rules for CONFIG_GRPC_XDS_NODE_ID={}, or is not ready",
+            self.settings.node_id
+        );
+        tracing::warn!("xDS stream to {}: {error}", self.settings.server());
+        self.status.silent(error);
+        answer.await
+    }
+
+    /// Writes accepted resources to the cache.
+    async fn keep(&self, version: &str, resources: Vec<Any>) {
+        let Some(cache) = self.cache.clone() else { return };
+        let (version, path) = (version.to_owned(), cache.path().display().to_string());
+        let write = spawn_blocking(move || cache.write(&version, resources, Clock::System.now()));
+        if let Ok(Err(error)) = write.await {
+            tracing::warn!("TOLLKEEPER_XDS_CACHE={path} cannot be written: {error}");
+        }
+    }
+
+    /// Passes resources on and waits until they are applied or rejected.
+    async fn apply(&mut self, version: String, resources: &[Any]) -> Option<Result<(), String>> {
+        let documents = resource::documents(resources);
+        self.updates.send(ReceivedResources { version, documents }).await.ok()?;
+        self.results.recv().await
+    }
+}
+
+/// Messages of one stream.
+struct StreamExchange<'s> {
+    requests: mpsc::Sender<DiscoveryRequest>,
+    responses: Streaming<DiscoveryResponse>,
+    subscription: &'s mut Subscription,
+}
+
+impl StreamExchange<'_> {
+    /// Exchanges messages until the stream ends; returns the reason.
+    async fn run(mut self, client: &mut XdsClient) -> String {
+        let mut is_first = true;
+        loop {
+            let due = self.subscription.due();
+            tokio::select! {
+                message = next_message(&mut self.responses, client, is_first) => match message {
+                    Ok(Some(response)) => {
+                        is_first = false;
+                        client.status.answered();
+                        if let Err(ended) = self.receive(response, client).await {
+                            return ended;
+                        }
+                    }
+                    Ok(None) => return "the server closed the stream".to_owned(),
+                    Err(error) => return status_text(&error),
+                },
+                () = sleep_until(due.unwrap_or_else(Instant::now).into()), if due.is_some() => {
+                    if let Some(refusal) = self.subscription.take_due() {
+                        client.status.refused_again();
+                        if let Err(ended) = self.send(refusal).await {
+                            return ended;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Handles a response; the error is the reason why the stream cannot go on.
+    async fn receive(&mut self, response: DiscoveryResponse, client: &mut XdsClient) -> Result<(), String> {
+        let version = response.version_info.clone();
+        match self.subscription.receive(response, Instant::now()) {
+            Reaction::RefuseLater | Reaction::Ignore => Ok(()),
+            Reaction::Accept(accepted) => {
+                client.status.accepted(&version);
+                self.send(accepted).await
+            }
+            Reaction::Apply(resources) => {
+                let Some(result) = client.apply(version.clone(), &resources).await else {
+                    return Err("the process is stopping".to_owned());
+                };
+                match &result {
+                    Ok(()) => {
+                        client.status.accepted(&version);
+                        client.keep(&version, resources).await;
+                    }
+                    Err(error) => {
+                        tracing::warn!("xDS version '{version}' is refused; rules stay as they are");
+                        client.status.refused(version, error.clone());
+                    }
+                }
+                match self.subscription.conclude(&result) {
+                    Some(answer) => self.send(answer).await,
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    async fn send(&self, request: DiscoveryRequest) -> Result<(), String> {
+        match timeout(SEND_TIMEOUT, self.requests.send(request)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) => Err("the connection was lost".to_owned()),
+            Err(_) => Err("the server does not read".to_owned()),
+        }
+    }
+}
+
+/// Waits for the next response, with a warning if the first one does not come. Cancel safe.
+async fn next_message(
+    responses: &mut Streaming<DiscoveryResponse>,
+    client: &XdsClient,
+    is_first: bool,
+) -> Result<Option<DiscoveryResponse>, Status> {
+    if is_first { client.await_answer(responses.message()).await } else { responses.message().await }
+}
+
+fn status_text(status: &Status) -> String {
+    let text = match status.code() {
+        // tonic's own code of a lost connection, too.
+        Code::Unknown => status.message().to_owned(),
+        code => format!("{code}: {}", status.message()),
+    };
+    with_causes(text, std::error::Error::source(status))
+}

@@ -1,0 +1,187 @@
+//! State of the stream to the control plane, for pages and metrics.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::Serialize;
+
+use crate::base::clock::{Clock, Time};
+use crate::settings::xds::XdsSettings;
+
+/// State of the stream, written by the client of the control plane.
+#[derive(Debug)]
+pub struct StreamStatus {
+    clock: Clock,
+    report: Mutex<StreamReport>,
+}
+
+/// Copy of the state of the stream: `xds` of `/rlconfig/status`.
+#[derive(Clone, Debug, Serialize)]
+pub struct StreamReport {
+    /// Address of the control plane.
+    pub server: String,
+    /// Node id of this client.
+    pub node_id: String,
+    /// State of the stream.
+    pub stream: StreamState,
+    /// Time of the last change of that state, RFC 3339 in UTC.
+    pub stream_since: String,
+    /// Error that ended the last stream, or of the last attempt to connect; absent while the stream is up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stream_error: Option<String>,
+    /// Version that was accepted last; absent before the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// Time when that version was accepted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version_since: Option<String>,
+    /// Time when rules that were read from the cache had been accepted; absent for rules of the control plane.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cached_since: Option<String>,
+    /// That time, for metrics.
+    #[serde(skip)]
+    pub cached_at: Option<Time>,
+    /// Last version that was refused; absent if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_refusal: Option<RefusedVersion>,
+    /// Number of streams that were opened.
+    pub streams: u64,
+    /// Number of accepted responses.
+    pub accepted: u64,
+    /// Number of refusals, repeated ones included.
+    pub refused: u64,
+}
+
+/// State of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StreamState {
+    /// There is no connection.
+    Down,
+    /// The server has not sent a response on this stream.
+    Unanswered,
+    /// The server has sent a response on this stream.
+    Up,
+}
+
+/// A version that was refused.
+#[derive(Clone, Debug, Serialize)]
+pub struct RefusedVersion {
+    /// The version.
+    pub version: String,
+    /// Time of its first refusal.
+    pub at: String,
+    /// Problems of its rules.
+    pub error: String,
+}
+
+impl StreamReport {
+    /// Number of responses that were accepted or refused.
+    pub const fn accepted_or_refused(&self) -> u64 {
+        self.accepted + self.refused
+    }
+}
+
+impl StreamStatus {
+    /// State before the first stream.
+    pub fn new(settings: &XdsSettings, clock: Clock) -> Self {
+        let report = StreamReport {
+            server: settings.server(),
+            node_id: settings.node_id.clone(),
+            stream: StreamState::Down,
+            stream_since: clock.now().to_string(),
+            stream_error: None,
+            version: None,
+            version_since: None,
+            cached_since: None,
+            cached_at: None,
+            last_refusal: None,
+            streams: 0,
+            accepted: 0,
+            refused: 0,
+        };
+        Self { clock, report: Mutex::new(report) }
+    }
+
+    /// Returns a copy.
+    pub fn report(&self) -> StreamReport {
+        self.lock().clone()
+    }
+
+    /// Records a stream that was opened.
+    pub(super) fn opened(&self) {
+        self.lock().streams += 1;
+        self.change(StreamState::Unanswered, None);
+    }
+
+    /// Records a response.
+    pub(super) fn answered(&self) {
+        self.change(StreamState::Up, None);
+    }
+
+    /// Records that the server does not answer.
+    pub(super) fn silent(&self, error: String) {
+        self.lock().stream_error = Some(error);
+    }
+
+    /// Records the end of a stream, or a failure to connect.
+    pub(super) fn lost(&self, error: String) {
+        self.change(StreamState::Down, Some(error));
+    }
+
+    /// Records a version that was accepted.
+    pub(super) fn accepted(&self, version: &str) {
+        let now = self.now();
+        let mut report = self.lock();
+        report.accepted += 1;
+        report.cached_since = None;
+        let was_cached = report.cached_at.take().is_some();
+        if was_cached || report.version.as_deref() != Some(version) {
+            report.version = Some(version.to_owned());
+            report.version_since = Some(now.to_string());
+        }
+    }
+
+    /// Records that rules from the cache are applied.
+    pub(super) fn loaded_from_cache(&self, version: String, accepted_at: Time) {
+        let now = self.now().to_string();
+        let mut report = self.lock();
+        // The control plane may have been faster.
+        if report.accepted == 0 {
+            report.version = Some(version);
+            report.version_since = Some(now);
+            report.cached_since = Some(accepted_at.to_string());
+            report.cached_at = Some(accepted_at);
+        }
+    }
+
+    /// Records the first refusal of a version.
+    pub(super) fn refused(&self, version: String, error: String) {
+        let at = self.now().to_string();
+        let mut report = self.lock();
+        report.refused += 1;
+        report.last_refusal = Some(RefusedVersion { version, at, error });
+    }
+
+    /// Records that the same content was refused again.
+    pub(super) fn refused_again(&self) {
+        self.lock().refused += 1;
+    }
+
+    fn change(&self, state: StreamState, error: Option<String>) {
+        let now = self.now();
+        let mut report = self.lock();
+        if report.stream != state {
+            report.stream = state;
+            report.stream_since = now.to_string();
+        }
+        report.stream_error = error;
+    }
+
+    fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, StreamReport> {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

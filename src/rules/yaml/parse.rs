@@ -1,0 +1,333 @@
+//! Parser of YAML text: builds the tree from the events of `granit_parser`.
+//!
+//! `granit_parser` is the parser of serde-saphyr, the maintained successor of serde_yaml. The typed layer of
+//! serde-saphyr is not used, because it hides whether a scalar was plain or quoted, and `"3"` is not a number here.
+//!
+//! The number of nodes that aliases expand to is bounded, because a walk over the tree visits them. Depth is bounded
+//! too, including aliases, so a walk can recurse. Merge keys are resolved, and of duplicate keys the last one counts.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use serde_saphyr::granit_parser::{self, Event, Parser, ScalarStyle, Span, Tag};
+
+use super::scalar::Scalar;
+use super::{Documents, Position, YamlContent, YamlEntry, YamlNode};
+use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, quotable};
+
+/// Maximum depth of nested nodes, including aliases: 127 levels of descriptors.
+pub const MAX_DEPTH: usize = 256;
+
+/// Maximum number of nodes that the aliases and merge keys of one file expand to.
+pub const MAX_ALIASED_NODES: usize = 1_000_000;
+
+/// Parses the documents of `text` up to the first syntax error. Errors and warnings go to `found`.
+pub fn parse<'a>(text: &'a str, which: Documents, file: &Arc<str>, found: &mut Diagnostics) -> Vec<YamlNode<'a>> {
+    let options = granit_parser::options! {
+        emit_comments: false,
+        // The tree has a tighter bound of its own, with a better message.
+        flow_nesting_limit: 2 * MAX_DEPTH,
+        block_nesting_limit: 2 * MAX_DEPTH,
+    };
+    let mut builder = Builder::new(file, found);
+    for event in Parser::new_from_str_with_options(text, options) {
+        match event {
+            Ok((Event::DocumentStart(..), span)) if which == Documents::FirstOnly && !builder.documents.is_empty() => {
+                builder.skipped(position(&span));
+                break;
+            }
+            Ok((event, span)) => {
+                if builder.add_event(event, &span).is_none() {
+                    break;
+                }
+            }
+            // An error after the only document that is read does not affect it.
+            Err(error) if which == Documents::FirstOnly && !builder.documents.is_empty() => {
+                builder.skipped(marked(error.marker()));
+                break;
+            }
+            Err(error) => {
+                builder.fail(marked(error.marker()), &error.info(), hint_for(error.kind()));
+                break;
+            }
+        }
+    }
+    builder.documents
+}
+
+/// Returns hints for common mistakes.
+fn hint_for(kind: &granit_parser::ErrorKind) -> Option<&'static str> {
+    use granit_parser::ErrorKind as Kind;
+    Some(match kind {
+        Kind::TabNotAllowed | Kind::TabInBlockIndentation | Kind::TabInIndentation => "indent with spaces, not tabs",
+        Kind::MissingAnchorOrAliasName | Kind::UnknownAnchor => "put text that begins with `*` or `&` in quotes",
+        Kind::UnexpectedCharacter { character: '%' | '@' | '`' } => "put text that begins so in quotes",
+        Kind::MappingValueNotAllowed | Kind::InvalidIndentation | Kind::ExpectedBlockMappingKey => {
+            "check the indentation of this line and the one before"
+        }
+        Kind::UnclosedQuotedScalar | Kind::InvalidQuotedScalarIndent => "close the quote",
+        _ => return None,
+    })
+}
+
+fn position(span: &Span) -> Position {
+    marked(&span.start)
+}
+
+fn marked(marker: &granit_parser::Marker) -> Position {
+    let small = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    Position { line: small(marker.line().max(1)), column: small(marker.col()).saturating_add(1) }
+}
+
+/// Node of an anchor, with the size that an alias of it adds.
+struct Anchored<'a> {
+    node: YamlNode<'a>,
+    nodes: usize,
+    height: usize,
+}
+
+/// A collection that is still open.
+struct OpenCollection {
+    at: Position,
+    mapping: bool,
+    anchor: usize,
+    /// Index of its first item in `Builder::finished`.
+    first: usize,
+    /// Number of nodes before it.
+    before: usize,
+    /// Height of its highest child.
+    height: usize,
+}
+
+struct Builder<'a, 'f> {
+    file: &'f Arc<str>,
+    found: &'f mut Diagnostics,
+    documents: Vec<YamlNode<'a>>,
+    open: Vec<OpenCollection>,
+    /// Finished nodes of open collections, those of the innermost last.
+    finished: Vec<YamlNode<'a>>,
+    anchors: HashMap<usize, Anchored<'a>>,
+    /// Number of nodes so far, including those that aliases expand to.
+    nodes: usize,
+    /// Number of nodes that aliases expand to.
+    aliased: usize,
+}
+
+impl<'a, 'f> Builder<'a, 'f> {
+    fn new(file: &'f Arc<str>, found: &'f mut Diagnostics) -> Self {
+        let (documents, open, finished, anchors) = (Vec::new(), Vec::new(), Vec::new(), HashMap::new());
+        Self { file, found, documents, open, finished, anchors, nodes: 0, aliased: 0 }
+    }
+
+    /// Adds an event; `None` ends the parse after an error.
+    fn add_event(&mut self, event: Event<'a>, span: &Span) -> Option<()> {
+        let at = position(span);
+        match event {
+            Event::Scalar(text, style, anchor, tag) => {
+                let scalar = Scalar::new(text, style == ScalarStyle::Plain, suffix(tag.as_deref()).as_deref());
+                self.nodes += 1;
+                self.add_node(YamlNode { at, content: YamlContent::Scalar(scalar) }, anchor, 1, 1)
+            }
+            Event::SequenceStart(_, anchor, _) => self.begin(at, false, anchor),
+            Event::MappingStart(_, anchor, _) => self.begin(at, true, anchor),
+            Event::SequenceEnd | Event::MappingEnd => self.end(),
+            Event::Alias(anchor) => self.alias(anchor, at),
+            Event::DocumentStart(..) => {
+                self.anchors.clear();
+                Some(())
+            }
+            _ => Some(()),
+        }
+    }
+
+    fn begin(&mut self, at: Position, mapping: bool, anchor: usize) -> Option<()> {
+        self.nodes += 1;
+        let first = self.finished.len();
+        self.open.push(OpenCollection { at, mapping, anchor, first, before: self.nodes - 1, height: 0 });
+        self.check_depth(at, 0)
+    }
+
+    fn end(&mut self) -> Option<()> {
+        let open = self.open.pop().expect("the parser ends only what it began");
+        let items = self.finished.split_off(open.first);
+        let content = if open.mapping {
+            YamlContent::Map(Rc::new(self.mapping(items)?))
+        } else {
+            YamlContent::List(Rc::new(items))
+        };
+        let nodes = self.nodes - open.before;
+        self.add_node(YamlNode { at: open.at, content }, open.anchor, nodes, open.height + 1)
+    }
+
+    fn alias(&mut self, anchor: usize, at: Position) -> Option<()> {
+        let Some(Anchored { node, nodes, height }) = self.anchors.get(&anchor) else {
+            return self.fail(at, "an alias is inside the value that it names", Some("write the value out"));
+        };
+        let (node, nodes, height) = (node.clone(), *nodes, *height);
+        self.nodes += nodes;
+        self.count_aliased(nodes, at)?;
+        self.check_depth(at, height)?;
+        self.add_node(node, 0, nodes, height)
+    }
+
+    /// Counts nodes that an alias expands to.
+    fn count_aliased(&mut self, nodes: usize, at: Position) -> Option<()> {
+        self.aliased += nodes;
+        if self.aliased > MAX_ALIASED_NODES {
+            return self.fail(at, "document contains excessive aliasing", Some("write the values out"));
+        }
+        Some(())
+    }
+
+    fn check_depth(&mut self, at: Position, height: usize) -> Option<()> {
+        if self.open.len() + height > MAX_DEPTH {
+            let message = format!("nested deeper than {MAX_DEPTH} levels");
+            return self.fail(at, &message, Some("no request has that many entries"));
+        }
+        Some(())
+    }
+
+    /// Puts a finished node where it belongs.
+    fn add_node(&mut self, node: YamlNode<'a>, anchor: usize, nodes: usize, height: usize) -> Option<()> {
+        if anchor != 0 {
+            self.anchors.insert(anchor, Anchored { node: node.clone(), nodes, height });
+        }
+        match self.open.last_mut() {
+            Some(parent) => {
+                parent.height = parent.height.max(height);
+                self.finished.push(node);
+            }
+            None => self.documents.push(node),
+        }
+        Some(())
+    }
+
+    /// Pairs keys with values, resolves merge keys and drops all but the last of equal keys.
+    ///
+    /// A written key takes precedence over a merged one in any order; of merged keys the first takes precedence.
+    fn mapping(&mut self, items: Vec<YamlNode<'a>>) -> Option<Vec<YamlEntry<'a>>> {
+        let mut entries: Vec<YamlEntry<'a>> = Vec::with_capacity(items.len() / 2);
+        let mut merges: Vec<(YamlNode<'a>, usize)> = Vec::new();
+        let mut seen = SeenKeys::default();
+        let mut items = items.into_iter();
+        while let (Some(key), Some(value)) = (items.next(), items.next()) {
+            if key.is_merge() {
+                merges.push((value, entries.len()));
+                continue;
+            }
+            match seen.index(&key, &entries) {
+                Some(earlier) => {
+                    self.duplicate(&key, entries[earlier].0.at);
+                    entries[earlier] = (key, value);
+                }
+                None => seen.add((key, value), &mut entries),
+            }
+        }
+        for (source, before) in merges {
+            self.merge(&source, before, &mut seen, &mut entries)?;
+        }
+        Some(entries)
+    }
+
+    /// Adds the entries of `source`, the value of a merge key after `before` entries, whose keys `entries` lacks.
+    fn merge(
+        &mut self,
+        source: &YamlNode<'a>,
+        before: usize,
+        seen: &mut SeenKeys,
+        entries: &mut Vec<YamlEntry<'a>>,
+    ) -> Option<()> {
+        let maps = match &source.content {
+            YamlContent::List(list) => list.as_slice(),
+            _ => std::slice::from_ref(source),
+        };
+        for map in maps {
+            let YamlContent::Map(merged) = &map.content else {
+                let message = "map merge requires map or sequence of maps as the value";
+                return self.fail(map.at, message, Some("merge with `<<: *anchor` of a mapping"));
+            };
+            self.count_aliased(merged.len(), map.at)?;
+            for entry in merged.iter() {
+                match seen.index(&entry.0, entries) {
+                    None => seen.add(entry.clone(), entries),
+                    Some(earlier) if earlier < before => self.overridden(&entries[earlier].0),
+                    Some(_) => {}
+                }
+            }
+        }
+        Some(())
+    }
+
+    fn duplicate(&mut self, key: &YamlNode<'a>, earlier: Position) {
+        let message = format!("the key `{}` is written twice in this mapping", quotable(&key.label()));
+        let hint = format!("this one counts, the one in line {} does not", earlier.line);
+        self.warn(key.at, message, hint);
+    }
+
+    fn overridden(&mut self, key: &YamlNode<'a>) {
+        let message = format!("the key `{}` is written before a merge key that has it too", quotable(&key.label()));
+        self.warn(key.at, message, "this one counts; put `<<` first to be read alike everywhere".into());
+    }
+
+    fn skipped(&mut self, at: Position) {
+        let message = "only the first document of this file is read".into();
+        self.warn(at, message, "put each domain in a file of its own, or load this file with --config".into());
+    }
+
+    fn warn(&mut self, at: Position, message: String, hint: String) {
+        self.found.push(diagnostic(Severity::Warning, self.file, at, message, Some(hint)));
+    }
+
+    /// Records an error that ends the parse.
+    fn fail(&mut self, at: Position, message: &str, hint: Option<&str>) -> Option<()> {
+        let message = format!("error loading config file: yaml: {}", quotable(message));
+        self.found.push(diagnostic(Severity::Error, self.file, at, message, hint.map(Into::into)));
+        None
+    }
+}
+
+/// Creates a diagnostic about the text, without a path in the document.
+fn diagnostic(severity: Severity, file: &Arc<str>, at: Position, message: String, hint: Option<String>) -> Diagnostic {
+    let Position { line, column } = at;
+    Diagnostic { severity, file: Arc::clone(file), line, column, path: String::new(), message, hint }
+}
+
+/// Index of the keys of one mapping: a linear search while they are few, a hash map once they are many.
+#[derive(Default)]
+struct SeenKeys {
+    by_text: HashMap<String, usize>,
+}
+
+impl SeenKeys {
+    const FEW: usize = 16;
+
+    fn index(&self, key: &YamlNode<'_>, entries: &[YamlEntry<'_>]) -> Option<usize> {
+        let YamlContent::Scalar(key) = &key.content else { return None };
+        if entries.len() <= Self::FEW {
+            return entries
+                .iter()
+                .position(|(other, _)| other.scalar().is_some_and(|other| other.text() == key.text()));
+        }
+        self.by_text.get(key.text()).copied()
+    }
+
+    fn add<'a>(&mut self, entry: YamlEntry<'a>, entries: &mut Vec<YamlEntry<'a>>) {
+        entries.push(entry);
+        if entries.len() <= Self::FEW {
+            return;
+        }
+        let from = if entries.len() == Self::FEW + 1 { 0 } else { entries.len() - 1 };
+        for (index, (key, _)) in entries.iter().enumerate().skip(from) {
+            if let YamlContent::Scalar(key) = &key.content {
+                self.by_text.insert(key.text().to_owned(), index);
+            }
+        }
+    }
+}
+
+/// Returns the tag of YAML's own schema, such as `str`; empty for a tag of another schema.
+fn suffix(tag: Option<&Tag>) -> Option<Cow<'_, str>> {
+    tag.map(|tag| tag.suffix_in_namespace("tag:yaml.org,2002:").unwrap_or_default())
+}

@@ -1,0 +1,275 @@
+//! Exchange of summaries through Redis.
+//!
+//! A replica writes its summary under a key of its own with a lifetime, and its name to an index. All keys are in one
+//! hash slot and the commands are plain, so any server, cluster or proxy will do. The connections are apart from those
+//! of the counters: whatever another user of this Redis writes here, no decision waits for it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+
+use super::summary::MAX_BYTES;
+use crate::base::clock::Time;
+use crate::settings::redis::DeploymentSettings;
+use crate::store::client::redis::connect_options::ConnectOptions;
+use crate::store::client::redis::deployment::Deployment;
+use crate::store::client::redis::deployment_context::DeploymentOptions;
+use crate::store::client::redis::error::RedisError;
+use crate::store::client::redis::hash_slot::hash_slot;
+use crate::store::client::redis::health_check::{CommandWords, HealthCheck};
+use crate::store::client::redis::redirects::Redirects;
+use crate::store::client::redis::reply::{Reply, bytes, time};
+use crate::telemetry::service_metrics::HashSeed;
+
+/// Interval between two summaries of a replica.
+pub(super) const PUBLISH_INTERVAL: Duration = Duration::from_secs(5);
+/// Lifetime of a published summary; a replica that stops is gone after this time.
+pub(super) const SUMMARY_LIFETIME: Duration = Duration::from_secs(30);
+/// Maximum number of replicas that are read, those that published last.
+pub(super) const MAX_REPLICAS: usize = 1000;
+/// Number of summaries that are read at a time.
+const CHUNK: usize = 16;
+/// Upper bound on each call. Only the fleet waits for it.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// Approximate number of resets that are kept.
+const MAX_RESETS: &[u8] = b"1000";
+/// Time for which they are kept after the last one, in milliseconds.
+const RESETS_LIFETIME_MS: &[u8] = b"60000";
+/// Maximum length of the id of a process in bytes.
+const MAX_ID_BYTES: usize = 64;
+
+/// Client of the keys that replicas share.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    client: Deployment,
+    keys: FleetKeys,
+}
+
+/// Keys in Redis, in one hash slot.
+#[derive(Clone, Debug)]
+pub(super) struct FleetKeys {
+    index: Bytes,
+    seed: Bytes,
+    pub(super) resets: Bytes,
+    summary_prefix: Vec<u8>,
+}
+
+/// Time of Redis, and of this process when Redis told it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RedisTime {
+    /// Time of Redis.
+    pub(super) redis: Time,
+    /// Half of the round trip.
+    pub(super) uncertainty: Duration,
+}
+
+impl FleetKeys {
+    /// Keys under `CACHE_KEY_PREFIX`.
+    pub(super) fn new(prefix: &str) -> Self {
+        let key = |name: &str| Bytes::from(format!("{prefix}tk1:{{fleet}}:{name}"));
+        Self {
+            index: key("replicas"),
+            seed: key("seed"),
+            resets: key("resets"),
+            summary_prefix: key("replica:").to_vec(),
+        }
+    }
+
+    fn summary(&self, incarnation: &[u8]) -> Vec<u8> {
+        [&self.summary_prefix, incarnation].concat()
+    }
+}
+
+impl Exchange {
+    /// Starts to connect. Needs a tokio runtime.
+    pub(super) fn start(settings: &DeploymentSettings, prefix: &str) -> Self {
+        let connect = ConnectOptions::beside_decisions(settings, "`/fleet` lacks this replica");
+        let keys = FleetKeys::new(prefix);
+        let check = IndexCheck { index: keys.index.clone(), auth_setting: connect.auth_setting() };
+        let options = DeploymentOptions {
+            connections: 1,
+            call_timeout: TIMEOUT,
+            optional_commands: None,
+            clock_jumps: Arc::default(),
+            health_check: Box::new(check),
+            connect,
+        };
+        Self { client: Deployment::start(settings.topology.clone(), options), keys }
+    }
+
+    /// Reads the clock of the server that has the keys.
+    ///
+    /// # Errors
+    /// Redis failed.
+    pub(super) async fn time(&self) -> Result<RedisTime, RedisError> {
+        let sent = Instant::now();
+        let reply = self.call(&[b"TIME"]).await?;
+        let uncertainty = sent.elapsed() / 2;
+        let redis = time(&reply).ok_or(RedisError::BadReply)?;
+        Ok(RedisTime { redis, uncertainty })
+    }
+
+    /// Returns the seed of distinct keys that all replicas use; `proposal` becomes it if there is none.
+    ///
+    /// # Errors
+    /// Redis failed, or another program wrote the key.
+    pub(super) async fn seed(&self, proposal: HashSeed) -> Result<HashSeed, RedisError> {
+        let text = format!("{:016x}{:016x}", proposal.0, proposal.1);
+        self.call(&[b"SET", &self.keys.seed, text.as_bytes(), b"NX"]).await?;
+        let reply = self.call(&[b"GETRANGE", &self.keys.seed, b"0", b"31"]).await?;
+        let text = bytes(&reply).and_then(|text| std::str::from_utf8(text).ok()).filter(|text| text.len() == 32);
+        let part = |part: Option<&str>| part.and_then(|part| u64::from_str_radix(part, 16).ok());
+        let seed = text.and_then(|text| Some(HashSeed(part(text.get(..16))?, part(text.get(16..))?)));
+        seed.ok_or(RedisError::BadReply)
+    }
+
+    /// Publishes the summary of the process `incarnation`; `now` is the time of Redis.
+    ///
+    /// # Errors
+    /// Redis failed.
+    pub(super) async fn publish(&self, incarnation: &str, summary: &[u8], now: Time) -> Result<(), RedisError> {
+        let key = self.keys.summary(incarnation.as_bytes());
+        let lifetime = SUMMARY_LIFETIME.as_millis().to_string();
+        self.call(&[b"SET", &key, summary, b"PX", lifetime.as_bytes()]).await?;
+        let score = seconds(now).to_string();
+        self.call(&[b"ZADD", &self.keys.index, score.as_bytes(), incarnation.as_bytes()]).await?;
+        Ok(())
+    }
+
+    /// Clears the index of replicas that are gone; `now` is the time of Redis.
+    ///
+    /// # Errors
+    /// Redis failed.
+    pub(super) async fn remove_outdated(&self, now: Time) -> Result<(), RedisError> {
+        let oldest = oldest_second(now).to_string();
+        self.call(&[b"ZREMRANGEBYSCORE", &self.keys.index, b"-inf", oldest.as_bytes()]).await?;
+        Ok(())
+    }
+
+    /// Removes the summary of the process `incarnation`, which stops.
+    ///
+    /// # Errors
+    /// Redis failed.
+    pub(super) async fn withdraw(&self, incarnation: &str) -> Result<(), RedisError> {
+        self.call(&[b"ZREM", &self.keys.index, incarnation.as_bytes()]).await?;
+        self.call(&[b"UNLINK", &self.keys.summary(incarnation.as_bytes())]).await?;
+        Ok(())
+    }
+
+    /// Passes the published summaries to `read`, each with the id that it is published under; `now` is the time of
+    /// Redis. Returns the number of replicas beyond [`MAX_REPLICAS`], as far as Redis tells.
+    ///
+    /// # Errors
+    /// Redis failed; some summaries may have been read.
+    pub(super) async fn read_all(&self, now: Time, mut read: impl FnMut(&str, &[u8])) -> Result<usize, RedisError> {
+        // Scores far ahead are not those of replicas.
+        let newest = seconds(now).saturating_add(60).to_string();
+        let oldest = format!("({}", oldest_second(now));
+        let limit = (MAX_REPLICAS + 1).to_string();
+        let words: [&[u8]; 7] = [
+            b"ZREVRANGEBYSCORE",
+            &self.keys.index,
+            newest.as_bytes(),
+            oldest.as_bytes(),
+            b"LIMIT",
+            b"0",
+            limit.as_bytes(),
+        ];
+        let reply = self.call(&words).await?;
+        let Reply::Array(members) = &reply else { return Err(RedisError::BadReply) };
+        let ids: Vec<&str> = members
+            .iter()
+            .filter_map(|member| std::str::from_utf8(bytes(member)?).ok())
+            .filter(|id| id.len() <= MAX_ID_BYTES)
+            .collect();
+        let read_ids = &ids[..ids.len().min(MAX_REPLICAS)];
+        for chunk in read_ids.chunks(CHUNK) {
+            for (id, summary) in chunk.iter().zip(join_all(chunk.iter().map(|id| self.summary(id))).await) {
+                let summary = match summary {
+                    // Another program wrote under this name.
+                    Err(RedisError::WrongType) => Reply::BulkString(Bytes::from_static(b"-")),
+                    summary => summary?,
+                };
+                if let Some(summary) = bytes(&summary).filter(|summary| !summary.is_empty()) {
+                    read(id, summary);
+                }
+            }
+        }
+        Ok(ids.len() - read_ids.len())
+    }
+
+    /// Reads one summary, and one byte more than its maximum size.
+    async fn summary(&self, id: &str) -> Result<Reply, RedisError> {
+        let last = MAX_BYTES.to_string();
+        self.call(&[b"GETRANGE", &self.keys.summary(id.as_bytes()), b"0", last.as_bytes()]).await
+    }
+
+    /// Tells all replicas about a reset.
+    ///
+    /// # Errors
+    /// Redis failed.
+    pub(super) async fn announce_reset(&self, sealed: &[u8]) -> Result<(), RedisError> {
+        let key = &self.keys.resets;
+        self.call(&[b"XADD", key, b"MAXLEN", b"~", MAX_RESETS, b"*", b"reset", sealed]).await?;
+        self.call(&[b"PEXPIRE", key, RESETS_LIFETIME_MS]).await?;
+        Ok(())
+    }
+
+    /// Sends a command to the server that has the keys.
+    async fn call(&self, words: &[&[u8]]) -> Result<Reply, RedisError> {
+        let deadline = Instant::now() + TIMEOUT;
+        let slot = || hash_slot(&self.keys.index);
+        let mut redirects = Redirects::start(&self.client, slot, deadline).await?;
+        loop {
+            match redirects.node.call(words, redirects.asking, deadline).await {
+                Ok(reply) => return Ok(reply),
+                Err(reply) => redirects.follow(reply, slot)?,
+            }
+        }
+    }
+
+    /// Text of a configuration error, free of secrets; `None` without one.
+    pub(super) fn misconfigured(&self) -> Option<String> {
+        self.client.misconfigured().map(|text| text.to_string())
+    }
+}
+
+const fn seconds(time: Time) -> u64 {
+    time.as_micros() / 1_000_000
+}
+
+/// Second of the latest summary that has expired.
+const fn oldest_second(now: Time) -> u64 {
+    seconds(now).saturating_sub(SUMMARY_LIFETIME.as_secs())
+}
+
+/// Write of the index that changes nothing.
+#[derive(Debug)]
+struct IndexCheck {
+    index: Bytes,
+    auth_setting: &'static str,
+}
+
+impl HealthCheck for IndexCheck {
+    /// Other nodes of a cluster redirect the command, which is an answer too.
+    fn commands(&self, _hash_tag: u32) -> Vec<CommandWords> {
+        let word = Bytes::from_static;
+        vec![vec![word(b"ZREMRANGEBYSCORE"), self.index.clone(), word(b"-inf"), word(b"-inf")]]
+    }
+
+    fn advice(&self, error: RedisError, text: &str) -> String {
+        match error {
+            RedisError::Unauthenticated => format!("{text} (check {})", self.auth_setting),
+            RedisError::Misconfigured => {
+                let key = String::from_utf8_lossy(&self.index);
+                format!(
+                    "{text} (to publish under {key} the user needs the commands of docs/redis.md, or set \
+                         TOLLKEEPER_FLEET=false)"
+                )
+            }
+            _ => format!("{text} ({})", error.advice()),
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Findings about the fleet: what one replica does and others do not.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::summary::ReplicaSummary;
+use crate::base::clock::Time;
+
+/// A finding about replicas.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct FleetFinding {
+    /// Kind of the finding.
+    pub kind: FleetFindingKind,
+    /// Replicas that it is about, by name, at most [`MAX_NAMED`].
+    pub replicas: Vec<String>,
+    /// Numbers that the finding is based on, and a remedy.
+    pub advice: String,
+}
+
+/// Kind of a finding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FleetFindingKind {
+    /// Replicas published nothing for a while.
+    NotPublishing,
+    /// Replicas have other rules than most.
+    DifferentRules,
+    /// Replicas rejected the last rules.
+    LoadFailed,
+    /// Replicas answer by failure policy, and others do not.
+    AnswersByPolicy,
+    /// Replicas lost the store, and others did not.
+    StoreLost,
+    /// Replicas get no traffic, and others do.
+    NoTraffic,
+    /// Clocks differ.
+    ClocksApart,
+    /// Replicas have another version of tollkeeper than most.
+    DifferentBuilds,
+    /// Replicas publish keys in another form than most, so that bounds leave them out.
+    DifferentValues,
+}
+
+/// Maximum number of replicas that a finding names.
+pub const MAX_NAMED: usize = 10;
+/// Smallest number of calls of another replica for a replica without any to be found.
+const MIN_CALLS: u64 = 100;
+/// Shortest time of observation for a replica without traffic to be found, in microseconds.
+const MIN_SPAN_US: u64 = 30_000_000;
+/// Smallest share of decisions by failure policy that is reported, in percent; fewer are single lost calls.
+const MIN_POLICY_PERCENT: u64 = 1;
+/// Time without a summary that is reported, in microseconds: two are missing.
+const MAX_SILENCE_US: u64 = 12_000_000;
+/// Time after the start in which a replica may still connect to the store, in microseconds.
+const STARTUP_US: u64 = 10_000_000;
+/// Number of characters of a hash of rules that are shown.
+pub(super) const SHOWN_HASH_LENGTH: usize = 6;
+/// Largest difference of a clock from the median that is not reported, in microseconds.
+const MAX_CLOCK_DIFFERENCE_US: u64 = 1_000_000;
+
+/// Finds what replicas do differently.
+///
+/// `now` is the time of Redis.
+pub fn find(replicas: &[ReplicaSummary], now: Time) -> Vec<FleetFinding> {
+    if replicas.len() < 2 {
+        return Vec::new();
+    }
+    let found = [
+        not_publishing(replicas, now),
+        different_rules(replicas),
+        load_failed(replicas),
+        store_lost(replicas),
+        answers_by_policy(replicas),
+        no_traffic(replicas),
+        clocks_apart(replicas),
+        different_builds(replicas),
+        different_values(replicas),
+    ];
+    found.into_iter().flatten().collect()
+}
+
+/// A finding about the replicas that `is_concerned` selects; `None` if it selects none.
+fn about(
+    replicas: &[ReplicaSummary],
+    kind: FleetFindingKind,
+    is_concerned: impl Fn(&ReplicaSummary) -> bool,
+    advice: impl FnOnce(usize) -> String,
+) -> Option<FleetFinding> {
+    let concerned: Vec<&ReplicaSummary> = replicas.iter().filter(|replica| is_concerned(replica)).collect();
+    (!concerned.is_empty()).then(|| FleetFinding {
+        kind,
+        replicas: concerned.iter().take(MAX_NAMED).map(|replica| replica.name.clone()).collect(),
+        advice: advice(concerned.len()),
+    })
+}
+
+/// False while a replica may still connect to the store.
+const fn has_started(replica: &ReplicaSummary) -> bool {
+    replica.published_us.saturating_sub(replica.started_us) >= STARTUP_US
+}
+
+/// The most frequent value; of equally frequent ones the smallest.
+fn most_frequent<'r>(values: impl Iterator<Item = &'r str>) -> Option<&'r str> {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    values.for_each(|value| *counts.entry(value).or_default() += 1);
+    counts.into_iter().rev().max_by_key(|(_, count)| *count).map(|(value, _)| value)
+}
+
+fn not_publishing(replicas: &[ReplicaSummary], now: Time) -> Option<FleetFinding> {
+    let silence_us = |replica: &ReplicaSummary| now.as_micros().saturating_sub(replica.published_us);
+    let longest = replicas.iter().map(silence_us).max()?;
+    about(
+        replicas,
+        FleetFindingKind::NotPublishing,
+        |replica| silence_us(replica) >= MAX_SILENCE_US,
+        |count| {
+            format!(
+                "{count} of {} replicas published nothing for up to {} s and may have died: their rows are old",
+                replicas.len(),
+                longest / 1_000_000
+            )
+        },
+    )
+}
+
+fn different_rules(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
+    let usual = most_frequent(replicas.iter().map(|replica| replica.rules.hash.as_str()))?;
+    about(
+        replicas,
+        FleetFindingKind::DifferentRules,
+        |replica| replica.rules.hash != usual,
+        |count| {
+            format!(
+                "{count} of {} replicas have other rules than {}: a change is not everywhere yet, or did not arrive \
+                 (compare /rlconfig/status)",
+                replicas.len(),
+                shown_hash(usual)
+            )
+        },
+    )
+}
+
+/// Start of a hash of rules.
+pub(super) fn shown_hash(hash: &str) -> String {
+    if hash.is_empty() { "none".to_owned() } else { hash.chars().take(SHOWN_HASH_LENGTH).collect() }
+}
+
+fn load_failed(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
+    about(
+        replicas,
+        FleetFindingKind::LoadFailed,
+        |replica| replica.rules.load_failed,
+        |count| format!("{count} of {} replicas rejected the last rules (see their log)", replicas.len()),
+    )
+}
+
+fn store_lost(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
+    about(
+        replicas,
+        FleetFindingKind::StoreLost,
+        |replica| has_started(replica) && (!replica.store.available || replica.store.breakers_open > 0),
+        |count| {
+            format!(
+                "{count} of {} replicas do not reach the store of the counters, or a part of it: check the network \
+                 between them and Redis",
+                replicas.len()
+            )
+        },
+    )
+}
+
+fn answers_by_policy(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
+    let by_policy = |replica: &ReplicaSummary| replica.recent.verdicts.by_policy();
+    let is_concerned = |replica: &ReplicaSummary| {
+        let least = replica.recent.verdicts.total() / 100 * MIN_POLICY_PERCENT;
+        has_started(replica) && by_policy(replica) > least
+    };
+    let others = replicas.iter().any(|replica| by_policy(replica) == 0 && replica.recent.calls >= MIN_CALLS);
+    let concerned = replicas.iter().filter(|replica| is_concerned(replica));
+    let decided: u64 = concerned.map(by_policy).fold(0, u64::saturating_add);
+    others.then_some(())?;
+    about(replicas, FleetFindingKind::AnswersByPolicy, is_concerned, |count| {
+        format!(
+            "{count} of {} replicas decided {decided} times by failure policy in the last minute, others did not: \
+                 their calls to the store fail",
+            replicas.len()
+        )
+    })
+}
+
+fn no_traffic(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
+    let busiest = replicas.iter().map(|replica| replica.recent.calls).max().filter(|calls| *calls >= MIN_CALLS)?;
+    about(
+        replicas,
+        FleetFindingKind::NoTraffic,
+        |replica| replica.recent.calls == 0 && replica.recent.span_us >= MIN_SPAN_US,
+        |count| {
+            format!(
+                "{count} of {} replicas got no call in the last minute, the busiest got {busiest}: clients may keep \
+                 their connections to the others (see GRPC_MAX_CONNECTION_AGE)",
+                replicas.len()
+            )
+        },
+    )
+}
+
+fn clocks_apart(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
+    let mut offsets: Vec<i64> = replicas.iter().map(|replica| replica.clock_offset_us).collect();
+    offsets.sort_unstable();
+    let median = *offsets.get(offsets.len() / 2)?;
+    let difference = |replica: &ReplicaSummary| replica.clock_offset_us.abs_diff(median);
+    let largest = replicas.iter().map(difference).max()?;
+    about(
+        replicas,
+        FleetFindingKind::ClocksApart,
+        |replica| difference(replica) > MAX_CLOCK_DIFFERENCE_US,
+        |count| {
+            format!(
+                "the clocks of {count} of {} replicas differ from most by up to {} s: logs and windows in the key \
+                 format of envoyproxy/ratelimit follow them (synchronize the hosts' clocks)",
+                replicas.len(),
+                largest.div_ceil(1_000_000)
+            )
+        },
+    )
+}
+
+fn different_builds(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
+    let usual = most_frequent(replicas.iter().map(|replica| replica.build.as_str()))?;
+    about(
+        replicas,
+        FleetFindingKind::DifferentBuilds,
+        |replica| replica.build != usual,
+        |count| format!("{count} of {} replicas have another version of tollkeeper than {usual}", replicas.len()),
+    )
+}
+
+fn different_values(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
+    let usual = most_frequent(replicas.iter().map(|replica| replica.values.name()))?;
+    about(
+        replicas,
+        FleetFindingKind::DifferentValues,
+        |replica| replica.values.name() != usual,
+        |count| {
+            format!(
+                "{count} of {} replicas publish no rejected keys with {usual} values: the bounds of such keys leave \
+                 their rejections out (set TOLLKEEPER_TOP_VALUES and TOLLKEEPER_TOP_KEYS alike)",
+                replicas.len()
+            )
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FleetFindingKind, find};
+    use crate::base::clock::Time;
+    use crate::serve::fleet::summary::{ReplicaSummary, StoreSummary, SummaryValues};
+
+    const NOW: Time = Time::from_secs(61);
+
+    /// Makes a replica differ from others.
+    type Change = fn(&mut ReplicaSummary);
+
+    fn usual(name: &str) -> ReplicaSummary {
+        let mut summary = ReplicaSummary { name: name.to_owned(), build: "1".to_owned(), ..ReplicaSummary::default() };
+        summary.rules.hash = "a".to_owned();
+        summary.store = StoreSummary { available: true, servers: 1, ..StoreSummary::default() };
+        (summary.recent.calls, summary.recent.span_us) = (1000, 60_000_000);
+        summary.published_us = 60_000_000;
+        summary
+    }
+
+    #[test]
+    fn each_difference_is_found_with_the_replicas_that_differ() {
+        let usual = || vec![usual("a"), usual("b"), usual("c")];
+        assert_eq!(find(&usual(), NOW), []);
+        let changes: [(FleetFindingKind, Change); 9] = [
+            (FleetFindingKind::NotPublishing, |replica| replica.published_us -= 12_000_000),
+            (FleetFindingKind::DifferentRules, |replica| replica.rules.hash = "b".to_owned()),
+            (FleetFindingKind::LoadFailed, |replica| replica.rules.load_failed = true),
+            (FleetFindingKind::StoreLost, |replica| replica.store.breakers_open = 1),
+            (FleetFindingKind::AnswersByPolicy, |replica| replica.recent.verdicts.allow = 1),
+            (FleetFindingKind::NoTraffic, |replica| replica.recent.calls = 0),
+            (FleetFindingKind::ClocksApart, |replica| replica.clock_offset_us = -1_000_001),
+            (FleetFindingKind::DifferentBuilds, |replica| replica.build = "2".to_owned()),
+            (FleetFindingKind::DifferentValues, |replica| replica.values = SummaryValues::Hashed),
+        ];
+        for (kind, change) in changes {
+            let mut replicas = usual();
+            change(&mut replicas[1]);
+            let found = find(&replicas, NOW);
+            assert_eq!(found.len(), 1, "{found:?}");
+            assert_eq!((found[0].kind, &*found[0].replicas), (kind, &["b".to_owned()][..]));
+            // One replica alone differs from none.
+            assert_eq!(find(&replicas[1..2], NOW), []);
+        }
+    }
+
+    #[test]
+    fn starting_replica_and_single_lost_calls_are_no_finding() {
+        let changes: [Change; 3] = [
+            |replica| (replica.started_us, replica.store.available) = (55_000_000, false),
+            |replica| (replica.started_us, replica.recent.verdicts.local) = (55_000_000, 9),
+            |replica| (replica.recent.verdicts.ok, replica.recent.verdicts.local) = (990, 9),
+        ];
+        for change in changes {
+            let mut replicas = vec![usual("a"), usual("b"), usual("c")];
+            change(&mut replicas[1]);
+            assert_eq!(find(&replicas, NOW), []);
+        }
+    }
+
+    #[test]
+    fn what_all_replicas_do_is_no_difference() {
+        let mut replicas = vec![usual("a"), usual("b")];
+        for replica in &mut replicas {
+            replica.recent.verdicts.local = 5;
+            replica.clock_offset_us = 90_000_000;
+        }
+        assert_eq!(find(&replicas, NOW), []);
+    }
+}

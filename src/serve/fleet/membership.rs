@@ -1,0 +1,147 @@
+//! This replica as a member of the fleet: it publishes its summary, and reads those of all.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use tokio::task::spawn_blocking;
+use tokio::time::{interval, sleep, timeout};
+
+use super::collect::{ReplicaFacts, SummaryCollector, own_view};
+use super::envelope::SummaryKey;
+use super::exchange::PUBLISH_INTERVAL;
+use super::resets;
+use super::summary::SummaryValues;
+use super::view::FleetView;
+use super::worker::{Worker, WorkerHandle};
+use crate::limit::request::Request;
+use crate::serve::grpc::service::Service;
+use crate::serve::health::Health;
+use crate::settings::choices::TopValues;
+use crate::settings::fleet::FleetSettings;
+
+/// Time for which a view is kept.
+const VIEW_LIFETIME: Duration = Duration::from_secs(5);
+/// Upper bound on the wait for a view; the client of `top` waits for ten seconds.
+const READ_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// View that is kept, and the time of reading it.
+type LastView = tokio::sync::Mutex<Option<(Instant, Arc<FleetView>)>>;
+
+/// This replica as a member of the fleet.
+#[derive(Debug)]
+pub struct Fleet {
+    collector: Arc<Mutex<SummaryCollector>>,
+    worker: Result<WorkerHandle, &'static str>,
+    last: Arc<LastView>,
+}
+
+impl Fleet {
+    /// Starts to publish, if there is a Redis. `key` authenticates summaries, if replicas have a common secret.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn start(
+        service: Arc<Service>,
+        health: Arc<Health>,
+        settings: &FleetSettings,
+        key: Option<SummaryKey>,
+    ) -> io::Result<Self> {
+        let values = match settings.top_values {
+            _ if !settings.publishes_keys => SummaryValues::None,
+            TopValues::Plain => SummaryValues::Plain,
+            TopValues::Hashed => SummaryValues::Hashed,
+        };
+        let facts = ReplicaFacts { incarnation: random_id(), name: host_name(), started: Instant::now(), values };
+        let collector = SummaryCollector::new(service, health, facts);
+        let collector = Arc::new(Mutex::new(collector));
+        let worker = match &settings.redis {
+            Ok(redis) => Ok(Worker::start(redis.clone(), key, Arc::clone(&collector))?),
+            Err(reason) => {
+                tokio::spawn(keep_totals(Arc::downgrade(&collector)));
+                Err(*reason)
+            }
+        };
+        Ok(Self { collector, worker, last: Arc::default() })
+    }
+
+    /// Returns the merged summaries of all replicas, at most 5 s old. One caller at a time reads; others wait for it.
+    pub async fn view(&self) -> Arc<FleetView> {
+        let mut last = self.last.lock().await;
+        if let Some((at, view)) = &*last
+            && at.elapsed() < VIEW_LIFETIME
+        {
+            return Arc::clone(view);
+        }
+        let view = Arc::new(self.read().await);
+        *last = Some((Instant::now(), Arc::clone(&view)));
+        tokio::spawn(drop_outdated(Arc::downgrade(&self.last)));
+        view
+    }
+
+    /// Reads the summaries of all replicas, or only that of this one.
+    async fn read(&self) -> FleetView {
+        let problem = match &self.worker {
+            Ok(worker) => match timeout(READ_TIMEOUT, worker.read()).await {
+                Ok(Some(view)) => return view,
+                Ok(None) => "the thread of the fleet has ended",
+                Err(_) => "Redis answers too slowly",
+            },
+            Err(reason) => reason,
+        };
+        let collector = Arc::clone(&self.collector);
+        let own = move || own_view(&collector, 0, problem.to_owned());
+        match spawn_blocking(own).await {
+            Ok(view) => view,
+            Err(_) => own_view(&self.collector, 0, problem.to_owned()),
+        }
+    }
+
+    /// Tells all replicas that the counters of a request were reset. Returns false if they were not told, `None` if
+    /// there is no Redis to tell them through.
+    pub async fn announce_reset(&self, request: &Request<'_>) -> Option<bool> {
+        let worker = self.worker.as_ref().ok()?;
+        Some(worker.announce_reset(resets::encode(request)).await)
+    }
+
+    /// Withdraws the summary of this replica and stops. Takes up to a second.
+    pub async fn stop(&self) {
+        if let Ok(worker) = &self.worker {
+            worker.stop().await;
+        }
+    }
+}
+
+/// Drops the view, which may be large, once it is outdated.
+async fn drop_outdated(last: Weak<LastView>) {
+    sleep(VIEW_LIFETIME).await;
+    let Some(last) = last.upgrade() else { return };
+    let mut last = last.lock().await;
+    if last.as_ref().is_some_and(|(at, _)| at.elapsed() >= VIEW_LIFETIME) {
+        *last = None;
+    }
+}
+
+/// Keeps the totals of a replica that publishes nothing, until the collector is dropped.
+async fn keep_totals(collector: Weak<Mutex<SummaryCollector>>) {
+    let mut ticks = interval(PUBLISH_INTERVAL);
+    loop {
+        ticks.tick().await;
+        let Some(collector) = collector.upgrade() else { return };
+        let keep = move || collector.lock().unwrap_or_else(PoisonError::into_inner).keep_totals();
+        // A panic in it is logged; the next tick tries again.
+        let _ = spawn_blocking(keep).await;
+    }
+}
+
+/// Random id of this process. The hash keys come from the operating system.
+fn random_id() -> String {
+    let random = RandomState::new();
+    format!("{:016x}{:016x}", random.hash_one(0_u8), random.hash_one(1_u8))
+}
+
+/// Name of this host; in Kubernetes the name of the pod.
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}

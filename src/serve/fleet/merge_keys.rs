@@ -1,0 +1,302 @@
+//! Rejected keys of all replicas, from the sketches in their summaries.
+//!
+//! A summary tells for each minute the counts of some keys, as bounds, and a *floor*: no other key had more hits. So in
+//! one minute, over all summaries, a key has
+//!
+//! - at least the sum of its lower bounds, and
+//! - at most the sum of its upper bounds, plus the floors of the summaries that lack it.
+//!
+//! The second sum is kept as the sum of all floors plus, for each summary that has the key, what its bound exceeds the
+//! floor by, if it does: the key's *excess*. See Agarwal et al., "Mergeable summaries", 2013, section 3. If there are
+//! too many keys, those with the smallest excess are dropped; from then on, their largest excess is added to that of
+//! every key that is new or missing, because it may be one of those dropped.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use super::summary::{MinuteSummary, ReplicaSummary};
+use crate::telemetry::metrics::limit_stats::LimitName;
+use crate::telemetry::top_keys::{MINUTES, RejectedKey, TopKeysSnapshot};
+
+/// Maximum number of keys in a minute; more are kept until there are twice as many.
+const MAX_KEYS: usize = 3_000;
+/// Maximum length of a key's text in bytes; replicas publish shorter ones.
+const MAX_TEXT_BYTES: usize = 400;
+/// Maximum length of a limit's name in bytes; replicas publish shorter ones.
+const MAX_NAME_BYTES: usize = 1024;
+/// Maximum number of limits with rejected keys.
+const MAX_LIMITS: usize = 20_000;
+
+/// Rejected keys of several replicas.
+#[derive(Debug, Default)]
+pub struct MergedKeys {
+    minutes: HashMap<u64, MergedMinute>,
+    limits: HashMap<String, Arc<LimitName>>,
+}
+
+/// A key: its limit, and its text.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct MergedKey {
+    limit: Arc<LimitName>,
+    text: Arc<str>,
+}
+
+#[derive(Debug, Default)]
+struct MergedMinute {
+    keys: HashMap<MergedKey, MergedCount>,
+    /// Sum of the floors of all summaries.
+    floor: u64,
+    /// Largest excess of a key that was dropped.
+    dropped: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct MergedCount {
+    at_least: u64,
+    excess: u64,
+}
+
+impl MergedKeys {
+    /// Adds the keys of a summary, without minutes that are not among the last [`MINUTES`] before `minute`.
+    ///
+    /// Returns false if a part was left out because it contradicts itself.
+    pub fn add(&mut self, summary: &ReplicaSummary, minute: u64) -> bool {
+        let keys: Vec<Option<MergedKey>> = summary
+            .keys
+            .iter()
+            .map(|key| {
+                let limit = summary.names.get(key.name).filter(|_| key.text.len() <= MAX_TEXT_BYTES)?;
+                Some(MergedKey { limit: self.limit(limit)?, text: key.text.as_str().into() })
+            })
+            .collect();
+        let mut is_complete = true;
+        let mut known = HashSet::new();
+        for of_summary in &summary.minutes {
+            if !is_recent(of_summary.minute, minute) {
+                continue;
+            }
+            let is_valid = known.insert(of_summary.minute) && is_consistent(of_summary, &keys);
+            is_complete &= is_valid;
+            if is_valid {
+                self.minutes.entry(of_summary.minute).or_default().add(of_summary, &keys);
+            }
+        }
+        is_complete
+    }
+
+    /// Name of a limit; `None` if it is too long or one too many.
+    fn limit(&mut self, name: &str) -> Option<Arc<LimitName>> {
+        if let Some(limit) = self.limits.get(name) {
+            return Some(Arc::clone(limit));
+        }
+        let has_room = name.len() <= MAX_NAME_BYTES && self.limits.len() < MAX_LIMITS;
+        has_room.then(|| {
+            let limit = Arc::new(LimitName::of_published(name));
+            self.limits.insert(name.to_owned(), Arc::clone(&limit));
+            limit
+        })
+    }
+
+    /// Returns the keys rejected in the last `minutes` up to `minute`, by limits that `filter` accepts.
+    pub fn snapshot(&self, minute: u64, minutes: u64, filter: impl Fn(&LimitName) -> bool) -> TopKeysSnapshot {
+        let first = (minute + 1).saturating_sub(minutes.clamp(1, MINUTES));
+        let mut max_missed = 0_u64;
+        let mut sums: HashMap<&MergedKey, KeyTotal> = HashMap::new();
+        for (_, merged) in self.minutes.iter().filter(|(at, _)| **at >= first) {
+            let missed = merged.max_missed();
+            max_missed = max_missed.saturating_add(missed);
+            for (key, count) in merged.keys.iter().filter(|(key, _)| filter(&key.limit)) {
+                let sum = sums.entry(key).or_default();
+                sum.at_least = sum.at_least.saturating_add(count.at_least);
+                sum.at_most = sum.at_most.saturating_add(merged.floor.saturating_add(count.excess));
+                sum.covered = sum.covered.saturating_add(missed);
+            }
+        }
+        let mut keys: Vec<RejectedKey> = sums
+            .into_iter()
+            .map(|(key, sum)| RejectedKey {
+                limit: Arc::clone(&key.limit),
+                text: Arc::clone(&key.text),
+                at_least: sum.at_least,
+                at_most: sum.at_most.saturating_add(max_missed.saturating_sub(sum.covered)),
+                in_bursts: 0,
+                largest_burst: 0,
+            })
+            .collect();
+        keys.sort_by(|a, b| (b.at_least, b.at_most, &a.text).cmp(&(a.at_least, a.at_most, &b.text)));
+        TopKeysSnapshot { keys, max_missed }
+    }
+}
+
+/// Sum of a key's counts over several minutes.
+#[derive(Clone, Copy, Debug, Default)]
+struct KeyTotal {
+    at_least: u64,
+    at_most: u64,
+    /// Upper bound of the hits that a missing key had in the minutes that have this key.
+    covered: u64,
+}
+
+impl MergedMinute {
+    fn add(&mut self, summary: &MinuteSummary, keys: &[Option<MergedKey>]) {
+        let floor = summary.max_missed;
+        self.floor = self.floor.saturating_add(floor);
+        let mut known = HashSet::new();
+        for count in &summary.counts {
+            let Some(key) = keys.get(count.key).and_then(Option::as_ref) else { continue };
+            let new = MergedCount { at_least: 0, excess: self.dropped };
+            let merged = self.keys.entry(key.clone()).or_insert(new);
+            // A key that is listed twice covers the floor once.
+            let covered = if known.insert(key) { floor } else { 0 };
+            merged.at_least = merged.at_least.saturating_add(count.at_least);
+            merged.excess = merged.excess.saturating_add(count.at_most.saturating_sub(covered));
+        }
+        if self.keys.len() > 2 * MAX_KEYS {
+            self.drop_smallest();
+        }
+    }
+
+    /// Keeps [`MAX_KEYS`] keys.
+    fn drop_smallest(&mut self) {
+        let mut excesses: Vec<u64> = self.keys.values().map(|count| count.excess).collect();
+        let (_, largest_dropped, _) = excesses.select_nth_unstable_by(MAX_KEYS, |a, b| b.cmp(a));
+        let largest_dropped = *largest_dropped;
+        self.keys.retain(|_, count| count.excess > largest_dropped);
+        self.dropped = self.dropped.max(largest_dropped);
+    }
+
+    /// Upper bound of the hits of a key that is missing.
+    fn max_missed(&self) -> u64 {
+        self.floor.saturating_add(self.dropped)
+    }
+}
+
+fn is_recent(minute: u64, current: u64) -> bool {
+    minute <= current.saturating_add(1) && minute.saturating_add(MINUTES) > current
+}
+
+/// True if all keys exist, and all bounds are in order.
+fn is_consistent(minute: &MinuteSummary, keys: &[Option<MergedKey>]) -> bool {
+    minute
+        .counts
+        .iter()
+        .all(|count| keys.get(count.key).is_some_and(Option::is_some) && count.at_least <= count.at_most)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::{MAX_KEYS, MergedKeys};
+    use crate::base::clock::Time;
+    use crate::serve::fleet::collect::{Names, add_keys};
+    use crate::serve::fleet::summary::{KeyCountSummary, KeySummary, MinuteSummary, ReplicaSummary};
+    use crate::telemetry::metrics::limit_stats::{LimitName, LimitStats};
+    use crate::telemetry::top_keys::{KeyRejection, MINUTES, TopKeys};
+
+    /// First minute of the tests.
+    const FIRST: u64 = 30_000_000;
+
+    fn minute(number: u64) -> Time {
+        Time::from_secs((FIRST + number) * 60)
+    }
+
+    /// Summary of these rejections, with room for this many bytes of keys.
+    fn summary(top_keys: &TopKeys, room: usize) -> ReplicaSummary {
+        let (mut summary, mut names) = (ReplicaSummary::default(), Names::default());
+        add_keys(&mut summary, &top_keys.by_minute(minute(5)), &mut names, room);
+        summary.names = names.listed;
+        summary
+    }
+
+    proptest! {
+        /// Rejections are (replica, minute, key, hits).
+        #[test]
+        fn merged_counts_stay_within_their_bounds(
+            mut rejections in prop::collection::vec((0_usize..5, 0_u64..6, 0_usize..40, 1_u64..5), 1..600),
+            counters in 8_usize..64,
+            room in 100_usize..4000,
+        ) {
+            rejections.sort_by_key(|(_, minute, ..)| *minute);
+            let stats = [["shop", "a"], ["shop", "b"]].map(|name| LimitStats::new(LimitName::new(name)));
+            let replicas: Vec<TopKeys> = (0..5).map(|_| TopKeys::new(counters)).collect();
+            let mut truth: BTreeMap<(String, String), u64> = BTreeMap::new();
+            for (replica, at, key, hits) in rejections {
+                let (limit, text) = (&stats[key % 2], key.to_string());
+                // Each process hashes keys in its own way.
+                let id = (key as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835 + replica as u128 * 2);
+                let rejection = KeyRejection { id, limit, hits };
+                replicas[replica].record(rejection, minute(at), |pushed| pushed.extend_from_slice(text.as_bytes()));
+                *truth.entry((limit.name().key().to_owned(), text)).or_default() += hits;
+            }
+            let mut merged = MergedKeys::default();
+            for top_keys in &replicas {
+                prop_assert!(merged.add(&summary(top_keys, room), FIRST + 5));
+            }
+            let found = merged.snapshot(FIRST + 5, MINUTES, |_| true);
+            let bounds: BTreeMap<_, _> = found
+                .keys
+                .iter()
+                .map(|key| ((key.limit.key().to_owned(), key.text.to_string()), (key.at_least, key.at_most)))
+                .collect();
+            for (key, hits) in &truth {
+                match bounds.get(key) {
+                    Some((least, most)) => prop_assert!(least <= hits && hits <= most, "{key:?}: {hits} in {least}..={most}"),
+                    None => prop_assert!(*hits <= found.max_missed, "{key:?}: {hits} > {}", found.max_missed),
+                }
+            }
+        }
+    }
+
+    /// Summary with these keys and their exact counts in one minute.
+    fn exact(keys: impl Iterator<Item = (usize, u64)>) -> ReplicaSummary {
+        let mut summary = ReplicaSummary { names: vec!["shop.a".to_owned()], ..ReplicaSummary::default() };
+        let mut minute = MinuteSummary { minute: FIRST, ..MinuteSummary::default() };
+        for (index, (key, hits)) in keys.enumerate() {
+            summary.keys.push(KeySummary { name: 0, text: key.to_string() });
+            minute.counts.push(KeyCountSummary { key: index, at_least: hits, at_most: hits });
+        }
+        summary.minutes.push(minute);
+        summary
+    }
+
+    #[test]
+    fn keys_are_bounded_and_those_dropped_are_in_the_bound() {
+        let mut merged = MergedKeys::default();
+        for part in 0..5 {
+            let keys = (0..MAX_KEYS).map(|key| (part * MAX_KEYS + key, 1 + (key % 7) as u64));
+            assert!(merged.add(&exact(keys), FIRST));
+            assert!(merged.minutes[&FIRST].keys.len() <= 2 * MAX_KEYS, "{part}");
+        }
+        // A key that was dropped comes back.
+        assert!(merged.add(&exact([(0, 10)].into_iter()), FIRST));
+        let found = merged.snapshot(FIRST, 1, |_| true);
+        let key = found.keys.iter().find(|key| &*key.text == "0").expect("the last key is kept");
+        assert!(key.at_least <= 11 && 11 <= key.at_most, "{key:?}");
+        assert!(found.max_missed >= 7, "{}", found.max_missed);
+    }
+
+    #[test]
+    fn contradictory_minute_is_left_out() {
+        let broken: [fn(&mut ReplicaSummary); 4] = [
+            |summary| summary.minutes[0].counts[0].key = 7,
+            |summary| summary.minutes[0].counts[0].at_least = 9,
+            |summary| summary.keys[0].name = usize::MAX,
+            |summary| summary.keys[0].text = "x".repeat(10_000),
+        ];
+        for change in broken {
+            let mut summary = exact([(1, 5)].into_iter());
+            change(&mut summary);
+            let mut merged = MergedKeys::default();
+            assert!(!merged.add(&summary, FIRST), "{summary:?}");
+            assert!(merged.snapshot(FIRST, 1, |_| true).keys.is_empty());
+        }
+        let mut far = exact([(1, 5)].into_iter());
+        far.minutes[0].minute = u64::MAX;
+        let mut merged = MergedKeys::default();
+        assert!(merged.add(&far, FIRST));
+        assert!(merged.snapshot(FIRST, 1, |_| true).keys.is_empty());
+    }
+}

@@ -1,0 +1,139 @@
+//! Decisions by limit, over all replicas.
+
+use std::collections::HashMap;
+
+use super::sketch;
+use super::summary::{LimitSummary, ReplicaSummary};
+use crate::telemetry::hyperloglog::DistinctKeys;
+
+/// Maximum number of limits; the others are left out.
+const MAX_LIMITS: usize = 20_000;
+/// Maximum length of a name in bytes.
+const MAX_NAME_BYTES: usize = 1024;
+
+/// Decisions by limit.
+#[derive(Debug, Default)]
+pub struct MergedLimits {
+    /// Decisions by the limit's name.
+    pub by_name: HashMap<String, MergedLimit>,
+    /// Number of times that a limit of a replica was left out.
+    pub left_out: usize,
+}
+
+/// Decisions of a limit, over all replicas.
+#[derive(Debug, Default)]
+pub struct MergedLimit {
+    /// Number of replicas that have the limit.
+    pub replicas: usize,
+    /// Number of decisions.
+    pub matched: u64,
+    /// Number of decisions that rejected.
+    pub rejected: u64,
+    /// Hits within the limit and above NEAR_LIMIT_RATIO of it.
+    pub near_limit_hits: u64,
+    /// Distinct keys.
+    pub keys: MergedDistinctKeys,
+    /// Distinct keys that were rejected.
+    pub rejected_keys: MergedDistinctKeys,
+}
+
+/// Union of sketches.
+#[derive(Debug, Default)]
+pub struct MergedDistinctKeys {
+    union: DistinctKeys,
+    merged: usize,
+}
+
+impl MergedLimits {
+    /// Adds the limits of a summary; its sketches count if they have the seed `distinct_seed`.
+    pub fn add(&mut self, summary: &ReplicaSummary, distinct_seed: Option<&str>) {
+        let has_seed = distinct_seed.is_some() && summary.distinct_seed.as_deref() == distinct_seed;
+        self.left_out = self.left_out.saturating_add(summary.limits_left_out);
+        for limit in &summary.limits {
+            let name = summary.names.get(limit.name).filter(|name| name.len() <= MAX_NAME_BYTES);
+            let has_room = |name: &String| self.by_name.len() < MAX_LIMITS || self.by_name.contains_key(name);
+            match name.filter(|name| has_room(name)) {
+                Some(name) => self.by_name.entry(name.clone()).or_default().add(limit, has_seed),
+                None => self.left_out = self.left_out.saturating_add(1),
+            }
+        }
+    }
+}
+
+impl MergedLimit {
+    fn add(&mut self, limit: &LimitSummary, has_seed: bool) {
+        self.replicas += 1;
+        self.matched = self.matched.saturating_add(limit.matched);
+        self.rejected = self.rejected.saturating_add(limit.rejected);
+        self.near_limit_hits = self.near_limit_hits.saturating_add(limit.near_limit_hits);
+        if has_seed {
+            self.keys.add(limit.keys.as_deref());
+            self.rejected_keys.add(limit.rejected_keys.as_deref());
+        }
+    }
+
+    /// Estimated number of distinct keys; `None` unless the sketches of all replicas were merged.
+    pub fn distinct_keys(&self) -> Option<u64> {
+        self.keys.estimate(self.replicas)
+    }
+
+    /// Estimated number of distinct rejected keys; `None` unless the sketches of all replicas were merged.
+    pub fn distinct_rejected_keys(&self) -> Option<u64> {
+        self.rejected_keys.estimate(self.replicas)
+    }
+}
+
+impl MergedDistinctKeys {
+    fn add(&mut self, sketch: Option<&str>) {
+        if let Some(sketch) = sketch.and_then(sketch::decode) {
+            self.union.merge(&sketch);
+            self.merged += 1;
+        }
+    }
+
+    fn estimate(&self, replicas: usize) -> Option<u64> {
+        (self.merged == replicas).then(|| self.union.estimate())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MAX_LIMITS, MergedLimits};
+    use crate::serve::fleet::sketch;
+    use crate::serve::fleet::summary::{LimitSummary, ReplicaSummary};
+    use crate::telemetry::hyperloglog::DistinctKeys;
+
+    fn with_sketch(seed: &str) -> ReplicaSummary {
+        let keys = DistinctKeys::from_set_registers([(1, 1), (2, 3)]).expect("both are in range");
+        ReplicaSummary {
+            distinct_seed: Some(seed.to_owned()),
+            names: vec!["shop.a".to_owned()],
+            limits: vec![LimitSummary { matched: 2, keys: Some(sketch::encode(&keys)), ..LimitSummary::default() }],
+            ..ReplicaSummary::default()
+        }
+    }
+
+    #[test]
+    fn distinct_keys_of_another_seed_are_not_merged() {
+        let mut merged = MergedLimits::default();
+        merged.add(&with_sketch("a"), Some("a"));
+        assert_eq!(merged.by_name["shop.a"].distinct_keys(), Some(2));
+        // The same sketch is the same keys.
+        merged.add(&with_sketch("a"), Some("a"));
+        assert_eq!(merged.by_name["shop.a"].distinct_keys(), Some(2));
+        merged.add(&with_sketch("b"), Some("a"));
+        assert_eq!(merged.by_name["shop.a"].distinct_keys(), None);
+        assert_eq!(merged.by_name["shop.a"].matched, 6);
+    }
+
+    #[test]
+    fn limits_without_room_are_counted() {
+        let mut merged = MergedLimits::default();
+        for part in 0..3 {
+            let names: Vec<String> = (0..MAX_LIMITS / 2).map(|name| format!("{part}.{name}")).collect();
+            let limits = (0..names.len()).map(|name| LimitSummary { name, ..LimitSummary::default() }).collect();
+            merged.add(&ReplicaSummary { names, limits, limits_left_out: 7, ..ReplicaSummary::default() }, None);
+        }
+        assert_eq!((merged.by_name.len(), merged.left_out), (MAX_LIMITS, MAX_LIMITS / 2 + 3 * 7));
+    }
+}

@@ -1,0 +1,172 @@
+//! Resets of counters, told to all replicas.
+//!
+//! The replica that resets a counter adds the request to a stream in Redis. Each replica waits for the next entry with
+//! a blocking read, and drops what it caches about the same counters. An entry is only a hint: rejections are cached
+//! for a second at most anyway, and a forged one can drop caches, but neither counters nor shares.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use tokio::time::sleep;
+
+use super::envelope::{SummaryKey, verified};
+use super::exchange::FleetKeys;
+use crate::base::clock::Clock;
+use crate::decide::log::record::{EntryRecord, OverrideRecord};
+use crate::limit::request::{Descriptor, Entry, Hits, Request};
+use crate::serve::grpc::service::{DEFAULT_DEADLINE, Service};
+use crate::settings::fleet::FleetRedis;
+use crate::store::client::redis::key_connection::{KeyCommandError, KeyConnection};
+use crate::store::client::redis::reply::{Reply, bytes, time};
+use crate::telemetry::log_throttle::LogThrottle;
+
+/// Time before the start of reading from which on entries count, so that none is missed at a new connection.
+const OVERLAP_MS: u64 = 2000;
+/// Pause after entries, which bounds what a flood of them costs.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Pause after a failure.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Pause after Redis rejected the command, which takes longer to mend.
+const REFUSED_INTERVAL: Duration = Duration::from_secs(5);
+/// Shortest time between two equal log lines.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+/// Time for which Redis holds a read while there are no entries.
+const BLOCK: Duration = Duration::from_secs(5);
+/// Upper bound on the wait for a reply beyond that.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum number of descriptors of an entry; `/reset` takes no more.
+const MAX_DESCRIPTORS: usize = 100;
+
+/// Request whose counters were reset.
+#[derive(Debug, Serialize, Deserialize)]
+struct ResetMessage<'m> {
+    domain: String,
+    #[serde(borrow)]
+    descriptors: Vec<ResetDescriptor<'m>>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct ResetDescriptor<'m> {
+    #[serde(borrow)]
+    entries: Vec<EntryRecord<'m>>,
+    #[serde(rename = "override", borrow)]
+    limit_override: Option<OverrideRecord<'m>>,
+}
+
+impl<'m> From<&Descriptor<'m>> for ResetDescriptor<'m> {
+    fn from(descriptor: &Descriptor<'m>) -> Self {
+        Self {
+            entries: descriptor.entries.iter().map(EntryRecord::plain).collect(),
+            limit_override: descriptor.limit_override.as_ref().map(OverrideRecord::from),
+        }
+    }
+}
+
+/// Encodes a request whose counters were reset.
+pub(super) fn encode(request: &Request<'_>) -> Vec<u8> {
+    let descriptors = request.descriptors.iter().map(ResetDescriptor::from).collect();
+    serde_json::to_vec(&ResetMessage { domain: request.domain.to_owned(), descriptors }).unwrap_or_default()
+}
+
+/// Entry of the stream.
+#[derive(Debug)]
+struct ResetEntry {
+    id: Vec<u8>,
+    /// Authenticated message.
+    sealed: Vec<u8>,
+}
+
+/// Reads the stream, over a connection of its own.
+#[derive(Debug)]
+pub(super) struct ResetReader {
+    connection: KeyConnection,
+    key: Bytes,
+}
+
+impl ResetReader {
+    /// Starts to look for the server. Needs a tokio runtime.
+    pub(super) fn start(redis: &FleetRedis) -> Self {
+        let key = FleetKeys::new(&redis.key_prefix).resets;
+        Self { connection: KeyConnection::start(&redis.deployment, &key), key }
+    }
+
+    /// Drops what this process caches about counters that others reset, for ever.
+    pub(super) async fn follow(mut self, service: Arc<Service>, authentication: Option<SummaryKey>) {
+        let failure_log = LogThrottle::every(LOG_INTERVAL);
+        loop {
+            // Entries may be lost or unreadable: begin at the current time again.
+            let end = self.follow_from_now(|entry| apply(&service, entry, authentication.as_ref())).await;
+            let is_transient = end.as_ref().err().is_none_or(KeyCommandError::is_transient);
+            if let Err(error) = end
+                && !is_transient
+                && let Some(suppressed) = failure_log.allow(Clock::System.now())
+            {
+                let fix = "give the user of Redis the commands of docs/redis.md";
+                tracing::warn!(%error, fix, suppressed, "cannot read resets of other replicas: caches end after a second");
+            }
+            sleep(if is_transient { RETRY_INTERVAL } else { REFUSED_INTERVAL }).await;
+        }
+    }
+
+    /// Passes entries to `apply` until Redis fails.
+    async fn follow_from_now(&mut self, apply: impl Fn(&ResetEntry)) -> Result<(), KeyCommandError> {
+        let reply = self.connection.call(&[b"TIME"], TIMEOUT).await?;
+        let milliseconds = time(&reply).unwrap_or_default().as_micros() / 1000;
+        let mut last = format!("{}-0", milliseconds.saturating_sub(OVERLAP_MS)).into_bytes();
+        loop {
+            let entries = self.next(&last).await?;
+            entries.iter().for_each(&apply);
+            if let Some(newest) = entries.into_iter().next_back() {
+                last = newest.id;
+                sleep(PAUSE).await;
+            }
+        }
+    }
+
+    /// Waits up to [`BLOCK`] for entries after `last`, and returns them in their order.
+    async fn next(&mut self, last: &[u8]) -> Result<Vec<ResetEntry>, KeyCommandError> {
+        let block = BLOCK.as_millis().to_string();
+        let words: [&[u8]; 8] = [b"XREAD", b"COUNT", b"16", b"BLOCK", block.as_bytes(), b"STREAMS", &self.key, last];
+        let reply = self.connection.call(&words, BLOCK + TIMEOUT).await?;
+        // One stream: its key, and its entries, each an id and a list of names and values.
+        let streams = array(&reply).unwrap_or_default();
+        let entries = streams.first().and_then(|stream| array(array(stream)?.get(1)?)).unwrap_or_default();
+        let entry = |entry: &Reply| {
+            let [id, fields] = array(entry)? else { return None };
+            let sealed = array(fields).and_then(|fields| bytes(fields.get(1)?)).unwrap_or_default().to_vec();
+            Some(ResetEntry { id: bytes(id)?.to_vec(), sealed })
+        };
+        Ok(entries.iter().filter_map(entry).collect())
+    }
+}
+
+fn array(reply: &Reply) -> Option<&[Reply]> {
+    if let Reply::Array(parts) = reply { Some(parts) } else { None }
+}
+
+fn apply(service: &Service, entry: &ResetEntry, key: Option<&SummaryKey>) {
+    let Ok(Ok(message)) = verified(&entry.sealed, key).map(serde_json::from_slice::<ResetMessage<'_>>) else { return };
+    if message.descriptors.len() > MAX_DESCRIPTORS {
+        return;
+    }
+    for descriptor in &message.descriptors {
+        forget(service, &message.domain, descriptor);
+    }
+    tracing::debug!(domain = message.domain, "dropped what was cached about counters that were reset");
+}
+
+fn forget(service: &Service, domain: &str, descriptor: &ResetDescriptor<'_>) {
+    let parts = descriptor.entries.iter().map(|entry| Some([entry.key_bytes()?, entry.value_bytes()?]));
+    let Some(parts) = parts.collect::<Option<Vec<_>>>() else { return };
+    let sent = Descriptor {
+        entries: parts.iter().map(|[key, value]| Entry { key, value }).collect(),
+        hits: Hits::Charge(1),
+        hits_addend: None,
+        limit_override: descriptor.limit_override.as_ref().and_then(OverrideRecord::as_sent),
+    };
+    let request = Request { domain, descriptors: [sent].into_iter().collect(), hits_addend: 0 };
+    let Some(loaded) = service.rules.load_full() else { return };
+    service.decider.forget_cached(service.context(Some(&loaded), DEFAULT_DEADLINE), &request);
+}

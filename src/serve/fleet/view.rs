@@ -1,0 +1,211 @@
+//! Merged summaries of all replicas at one time.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::envelope::{SummaryError, SummaryKey, open};
+use super::exchange::SUMMARY_LIFETIME;
+use super::merge_keys::MergedKeys;
+use super::merge_limits::MergedLimits;
+use super::summary::ReplicaSummary;
+use crate::base::clock::{Time, micros};
+
+/// Tolerated difference between the time in a summary and that of Redis, in microseconds.
+const CLOCK_TOLERANCE_US: u64 = 5_000_000;
+/// Microseconds in a minute.
+const MINUTE_US: u64 = 60_000_000;
+/// Maximum length of a text in a summary that is shown, in bytes.
+const MAX_SHOWN_BYTES: usize = 256;
+/// Number of characters of an incarnation that tell replicas of one name apart.
+const SHOWN_ID_LENGTH: usize = 6;
+
+/// Merged summaries of all replicas at one time.
+#[derive(Debug)]
+pub struct FleetView {
+    /// Reason why other replicas are missing; `None` if they were read.
+    pub problem: Option<String>,
+    /// Time of Redis, or of this process without Redis.
+    pub now: Time,
+    /// Summaries without keys and limits: this replica first, then the others by name.
+    pub replicas: Vec<ReplicaSummary>,
+    /// Rejected keys.
+    pub keys: MergedKeys,
+    /// Decisions by limit.
+    pub limits: MergedLimits,
+    /// Number of summaries that were left out, by reason.
+    pub left_out: BTreeMap<SummaryError, usize>,
+}
+
+/// Merges summaries one after the other.
+#[derive(Debug)]
+pub(super) struct ViewBuilder {
+    view: FleetView,
+    distinct_seed: Option<String>,
+    known: HashSet<String>,
+}
+
+impl FleetView {
+    /// Minute of the view since the Unix epoch.
+    pub const fn minute(&self) -> u64 {
+        self.now.as_micros() / MINUTE_US
+    }
+}
+
+impl ViewBuilder {
+    /// Starts with the summary of this replica.
+    pub(super) fn new(own: ReplicaSummary, now: Time) -> Self {
+        let view = FleetView {
+            problem: None,
+            now,
+            replicas: Vec::new(),
+            keys: MergedKeys::default(),
+            limits: MergedLimits::default(),
+            left_out: BTreeMap::new(),
+        };
+        let mut builder = Self { view, distinct_seed: own.distinct_seed.clone(), known: HashSet::new() };
+        builder.known.insert(own.incarnation.clone());
+        builder.merge(own);
+        builder
+    }
+
+    /// Adds a summary that was published under `id`; that of this replica is not added again.
+    pub(super) fn add(&mut self, id: &str, sealed: &[u8], key: Option<&SummaryKey>) {
+        if !self.known.insert(id.to_owned()) {
+            return;
+        }
+        let summary = open(sealed, key).and_then(|summary| self.check(id, summary));
+        match summary {
+            Ok(summary) => self.merge(summary),
+            Err(reason) => *self.view.left_out.entry(reason).or_default() += 1,
+        }
+    }
+
+    fn check(&self, id: &str, summary: ReplicaSummary) -> Result<ReplicaSummary, SummaryError> {
+        let now_us = self.view.now.as_micros();
+        let oldest = now_us.saturating_sub(micros(SUMMARY_LIFETIME)).saturating_sub(CLOCK_TOLERANCE_US);
+        let newest = now_us.saturating_add(CLOCK_TOLERANCE_US);
+        let texts = [
+            Some(&summary.name),
+            Some(&summary.build),
+            Some(&summary.rules.hash),
+            summary.rules.version.as_ref(),
+            summary.distinct_seed.as_ref(),
+            Some(&summary.store.kind),
+        ];
+        let is_short = texts.into_iter().flatten().all(|text| text.len() <= MAX_SHOWN_BYTES);
+        match summary {
+            _ if summary.incarnation != id || !is_short => Err(SummaryError::Malformed),
+            _ if !(oldest..=newest).contains(&summary.published_us) => Err(SummaryError::Outdated),
+            summary => Ok(summary),
+        }
+    }
+
+    fn merge(&mut self, mut summary: ReplicaSummary) {
+        if !self.view.keys.add(&summary, self.view.minute()) {
+            *self.view.left_out.entry(SummaryError::Contradictory).or_default() += 1;
+        }
+        self.view.limits.add(&summary, self.distinct_seed.as_deref());
+        // Only what is shown for each replica is kept.
+        summary.names = Vec::new();
+        summary.limits = Vec::new();
+        summary.keys = Vec::new();
+        summary.minutes = Vec::new();
+        if !summary.recent.latency.has_known_bounds() {
+            summary.recent.latency.counts = Vec::new();
+        }
+        self.view.replicas.push(summary);
+    }
+
+    /// Ends the view. `problem` tells why other replicas are missing.
+    pub(super) fn finish(mut self, problem: Option<String>) -> FleetView {
+        self.view.problem = problem;
+        if let Some((_, others)) = self.view.replicas.split_first_mut() {
+            others.sort_by(|a, b| (&a.name, &a.incarnation).cmp(&(&b.name, &b.incarnation)));
+        }
+        tell_apart(&mut self.view.replicas);
+        self.view
+    }
+
+    /// Counts replicas beyond the maximum.
+    pub(super) fn left_out_beyond_maximum(&mut self, count: usize) {
+        if count > 0 {
+            *self.view.left_out.entry(SummaryError::TooMany).or_default() += count;
+        }
+    }
+}
+
+/// Adds the start of the incarnation to names that several replicas have, as processes of one host do.
+fn tell_apart(replicas: &mut [ReplicaSummary]) {
+    let mut counts: HashMap<String, usize> = HashMap::new();
+    replicas.iter().for_each(|replica| *counts.entry(replica.name.clone()).or_default() += 1);
+    for replica in replicas.iter_mut().filter(|replica| counts.get(&replica.name).is_some_and(|count| *count > 1)) {
+        let id: String = replica.incarnation.chars().take(SHOWN_ID_LENGTH).collect();
+        replica.name = format!("{}/{id}", replica.name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ViewBuilder;
+    use crate::base::clock::Time;
+    use crate::serve::fleet::envelope::{SummaryError, seal};
+    use crate::serve::fleet::report::FleetReport;
+    use crate::serve::fleet::summary::{LATENCY_BOUNDS_VERSION, LatencySummary, ReplicaSummary, VERSION};
+    use crate::telemetry::metrics::histogram::BOUNDS_US;
+
+    const NOW_US: u64 = 1_800_000_000_000_000;
+
+    fn summary(incarnation: &str) -> ReplicaSummary {
+        let mut summary = ReplicaSummary {
+            v: VERSION,
+            incarnation: incarnation.to_owned(),
+            name: "host".to_owned(),
+            published_us: NOW_US,
+            ..ReplicaSummary::default()
+        };
+        let counts = vec![1; BOUNDS_US.len() + 1];
+        summary.recent.latency = LatencySummary { bounds: LATENCY_BOUNDS_VERSION, counts };
+        summary
+    }
+
+    fn view(others: &[ReplicaSummary]) -> super::FleetView {
+        let mut view = ViewBuilder::new(summary("0000000000"), Time::from_micros(NOW_US));
+        others.iter().for_each(|other| view.add(&other.incarnation, &seal(other, None).unwrap(), None));
+        view.finish(None)
+    }
+
+    #[test]
+    fn replicas_of_one_name_are_told_apart() {
+        let mut other = summary("2222222222");
+        other.name = "another".to_owned();
+        let view = view(&[summary("1111111111"), other]);
+        let names: Vec<&str> = view.replicas.iter().map(|replica| &*replica.name).collect();
+        assert_eq!(names, ["host/000000", "another", "host/111111"]);
+    }
+
+    #[test]
+    fn histogram_of_another_version_is_left_out_and_counted() {
+        let mut other = summary("2");
+        other.recent.latency.bounds = LATENCY_BOUNDS_VERSION + 1;
+        let report = FleetReport::new(&view(&[summary("1"), other]), None, &Default::default());
+        assert_eq!(report.recent.latency_left_out, 1);
+        assert_eq!(report.recent.latency_us, report.replicas[0].recent.latency_us);
+        assert!(report.recent.latency_us.is_some());
+        assert!(report.text(Default::default()).contains("other bounds and are left out: 1"));
+    }
+
+    #[test]
+    fn long_seed_is_not_kept() {
+        let mut other = summary("1");
+        other.distinct_seed = Some("x".repeat(60_000));
+        let view = view(&[other]);
+        assert_eq!((view.replicas.len(), view.left_out[&SummaryError::Malformed]), (1, 1));
+    }
+
+    #[test]
+    fn rates_of_the_first_moment_are_not_multiplied() {
+        let mut other = summary("1");
+        (other.recent.calls, other.recent.span_us) = (5, 0);
+        let report = FleetReport::new(&view(&[other]), None, &Default::default());
+        assert!(report.recent.calls_per_s <= 5.0, "{}", report.recent.calls_per_s);
+    }
+}

@@ -1,0 +1,301 @@
+//! Thread that publishes the summary of this replica and reads those of the others.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use tokio::runtime::Builder;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::collect::{SummaryCollector, collect, own_view};
+use super::envelope::{SummaryKey, authenticated, seal};
+use super::exchange::{Exchange, PUBLISH_INTERVAL, RedisTime};
+use super::resets::ResetReader;
+use super::view::{FleetView, ViewBuilder};
+use crate::base::clock::{Clock, Time, micros};
+use crate::base::thread_priority;
+use crate::settings::fleet::FleetRedis;
+use crate::store::client::redis::error::RedisError;
+use crate::telemetry::log_throttle::LogThrottle;
+use crate::telemetry::service_metrics::{HashSeed, ServiceMetrics};
+
+/// Round trip beyond which a reply does not tell the time.
+const MAX_UNCERTAINTY: Duration = Duration::from_millis(250);
+/// Upper bound on publishing a summary.
+const PUBLISH_TIMEOUT: Duration = Duration::from_secs(3);
+/// Upper bound on reading all summaries. A page waits for both bounds at most.
+const READ_TIMEOUT: Duration = Duration::from_secs(4);
+/// Number of summaries after which the index is cleared of replicas that are gone.
+const PUBLICATIONS_PER_CLEANUP: u64 = 12;
+/// Upper bound on withdrawing the summary.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+/// Shortest time between two equal log lines.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+/// Number of requests that may wait.
+const MAX_REQUESTS: usize = 16;
+
+/// Request to the worker.
+#[derive(Debug)]
+enum WorkerRequest {
+    Read(oneshot::Sender<FleetView>),
+    Stop(oneshot::Sender<()>),
+}
+
+/// Reset that other replicas have to be told.
+#[derive(Debug)]
+struct Announcement {
+    message: Vec<u8>,
+    is_told: oneshot::Sender<bool>,
+}
+
+/// Handle to the thread, which ends when it is dropped.
+#[derive(Debug)]
+pub(super) struct WorkerHandle {
+    requests: mpsc::Sender<WorkerRequest>,
+    announcements: mpsc::Sender<Announcement>,
+}
+
+/// State of the thread.
+#[derive(Debug)]
+pub(super) struct Worker {
+    exchange: Arc<Exchange>,
+    publications: u64,
+    collector: Arc<Mutex<SummaryCollector>>,
+    incarnation: String,
+    key: Option<SummaryKey>,
+    /// Time of Redis less that of this process, in microseconds.
+    clock_offset_us: i64,
+    failure_log: LogThrottle,
+}
+
+impl WorkerHandle {
+    /// Reads the summaries of all replicas; `None` if the thread has ended.
+    pub(super) async fn read(&self) -> Option<FleetView> {
+        let (reply, view) = oneshot::channel();
+        self.requests.send(WorkerRequest::Read(reply)).await.ok()?;
+        view.await.ok()
+    }
+
+    /// Tells all replicas that counters were reset; returns false if Redis failed.
+    pub(super) async fn announce_reset(&self, message: Vec<u8>) -> bool {
+        let (is_told, done) = oneshot::channel();
+        let sent = self.announcements.send(Announcement { message, is_told }).await;
+        sent.is_ok() && done.await.unwrap_or(false)
+    }
+
+    /// Withdraws the summary of this replica, and ends the thread.
+    pub(super) async fn stop(&self) {
+        let (reply, done) = oneshot::channel();
+        let stop = async {
+            if self.requests.send(WorkerRequest::Stop(reply)).await.is_ok() {
+                let _ = done.await;
+            }
+        };
+        // If this fails, the summary expires.
+        let _ = timeout(STOP_TIMEOUT, stop).await;
+    }
+}
+
+impl Worker {
+    /// Starts the thread.
+    pub(super) fn start(
+        redis: FleetRedis,
+        key: Option<SummaryKey>,
+        collector: Arc<Mutex<SummaryCollector>>,
+    ) -> io::Result<WorkerHandle> {
+        let (sender, requests) = mpsc::channel(MAX_REQUESTS);
+        let (announcements, announced) = mpsc::channel(MAX_REQUESTS);
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let incarnation = collect(&collector, 0).incarnation;
+        let run = move || {
+            thread_priority::lower();
+            runtime.block_on(async move {
+                let exchange = Arc::new(Exchange::start(&redis.deployment, &redis.key_prefix));
+                let service = Arc::clone(lock(&collector).service());
+                tokio::spawn(ResetReader::start(&redis).follow(service, key.clone()));
+                // Apart from the worker, so that no reset waits until a thousand summaries are read.
+                tokio::spawn(announce(Arc::clone(&exchange), key.clone(), announced));
+                let worker = Self {
+                    exchange,
+                    publications: 0,
+                    collector,
+                    incarnation,
+                    key,
+                    clock_offset_us: 0,
+                    failure_log: LogThrottle::every(LOG_INTERVAL),
+                };
+                worker.run(requests).await;
+            });
+        };
+        thread::Builder::new().name("fleet".to_owned()).spawn(run)?;
+        Ok(WorkerHandle { requests: sender, announcements })
+    }
+
+    async fn run(mut self, mut requests: mpsc::Receiver<WorkerRequest>) {
+        let mut ticks = interval(PUBLISH_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                // However often others read, this replica publishes.
+                biased;
+                _ = ticks.tick() => {
+                    self.collector().keep_totals();
+                    let published = timeout(PUBLISH_TIMEOUT, self.publish()).await;
+                    if let Err(error) = published.unwrap_or(Err(RedisError::Timeout)) {
+                        self.log_failure(error);
+                    }
+                }
+                request = requests.recv() => match request {
+                    Some(WorkerRequest::Read(reply)) => {
+                        let view = self.read().await;
+                        let _ = reply.send(view);
+                    }
+                    Some(WorkerRequest::Stop(reply)) => {
+                        let _ = timeout(STOP_TIMEOUT, self.exchange.withdraw(&self.incarnation)).await;
+                        let _ = reply.send(());
+                        return;
+                    }
+                    None => return,
+                },
+            }
+        }
+    }
+
+    async fn publish(&mut self) -> Result<(), RedisError> {
+        let now = self.synchronize().await?;
+        let is_cleanup = self.publications.is_multiple_of(PUBLICATIONS_PER_CLEANUP);
+        if is_cleanup {
+            self.agree_on_seed().await?;
+        }
+        let mut summary = collect(&self.collector, self.clock_offset_us);
+        let sealed = seal(&summary, self.key.as_ref()).or_else(|| {
+            // The estimate of its size was wrong: the figures without names and keys always fit.
+            summary.limits_left_out += summary.limits.len();
+            summary.limits.clear();
+            summary.keys.clear();
+            summary.minutes.clear();
+            summary.names.clear();
+            seal(&summary, self.key.as_ref())
+        });
+        match sealed {
+            Some(sealed) => self.exchange.publish(&self.incarnation, &sealed, now).await?,
+            None => return Ok(()),
+        }
+        if is_cleanup {
+            self.exchange.remove_outdated(now).await?;
+        }
+        self.publications += 1;
+        Ok(())
+    }
+
+    /// Takes the seed of distinct keys from Redis, or restores it there if Redis lost it.
+    async fn agree_on_seed(&mut self) -> Result<(), RedisError> {
+        let random = RandomState::new();
+        let own = self.collector().metrics().distinct_key_seed();
+        let proposal = own.unwrap_or_else(|| HashSeed(random.hash_one(0_u8), random.hash_one(1_u8)));
+        match self.exchange.seed(proposal).await {
+            Ok(seed) => self.metrics(|metrics| metrics.set_distinct_key_seed(seed)),
+            // Another program wrote the key. Everything but the numbers of distinct keys adds up without it.
+            Err(RedisError::WrongType | RedisError::BadReply) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Asks Redis for its time, and sets the minutes of rejected keys by it.
+    async fn synchronize(&mut self) -> Result<Time, RedisError> {
+        let RedisTime { redis, uncertainty } = self.exchange.time().await?;
+        let now = Clock::System.now();
+        let at_redis = redis.plus_us(micros(uncertainty));
+        let (ahead, behind) = (at_redis.since_us(now), now.since_us(at_redis));
+        let measured = i64::try_from(ahead).unwrap_or(i64::MAX) - i64::try_from(behind).unwrap_or(i64::MAX);
+        if is_better_offset(measured, uncertainty, self.clock_offset_us) {
+            self.clock_offset_us = measured;
+            self.metrics(|metrics| metrics.top_keys.set_clock_offset(measured));
+        }
+        Ok(redis)
+    }
+
+    async fn read(&mut self) -> FleetView {
+        match timeout(READ_TIMEOUT, self.read_all()).await.unwrap_or(Err(RedisError::Timeout)) {
+            Ok(view) => view,
+            Err(error) => {
+                let cause = self.cause(error);
+                own_view(&self.collector, self.clock_offset_us, format!("Redis: {error} ({cause})"))
+            }
+        }
+    }
+
+    async fn read_all(&mut self) -> Result<FleetView, RedisError> {
+        let now = self.synchronize().await?;
+        let mut view = ViewBuilder::new(collect(&self.collector, self.clock_offset_us), now);
+        let key = self.key.as_ref();
+        let beyond = self.exchange.read_all(now, |id, sealed| view.add(id, sealed, key)).await?;
+        view.left_out_beyond_maximum(beyond);
+        Ok(view.finish(None))
+    }
+
+    fn metrics(&self, with: impl FnOnce(&ServiceMetrics)) {
+        with(self.collector().metrics());
+    }
+
+    fn collector(&self) -> MutexGuard<'_, SummaryCollector> {
+        lock(&self.collector)
+    }
+
+    /// Cause of an error, free of secrets.
+    fn cause(&self, error: RedisError) -> String {
+        match error {
+            // The bound for decisions is another.
+            RedisError::Timeout => "Redis is slow, frozen or unreachable".to_owned(),
+            _ => self.exchange.misconfigured().unwrap_or_else(|| error.advice().to_owned()),
+        }
+    }
+
+    fn log_failure(&self, error: RedisError) {
+        if let Some(suppressed) = self.failure_log.allow(Clock::System.now()) {
+            let cause = self.cause(error);
+            tracing::warn!(%error, cause, suppressed, "cannot publish to the fleet: /fleet shows this replica only");
+        }
+    }
+}
+
+/// Returns true if a measured clock offset is to replace the last one: it is exact, or it refutes the last one, after
+/// a clock jumped.
+const fn is_better_offset(measured_us: i64, uncertainty: Duration, last_us: i64) -> bool {
+    let uncertainty_us = uncertainty.as_micros();
+    uncertainty_us <= MAX_UNCERTAINTY.as_micros() || measured_us.abs_diff(last_us) as u128 > uncertainty_us
+}
+
+/// Tells other replicas about resets, one after the other, until the handle is dropped.
+async fn announce(exchange: Arc<Exchange>, key: Option<SummaryKey>, mut announced: mpsc::Receiver<Announcement>) {
+    while let Some(Announcement { message, is_told }) = announced.recv().await {
+        let told = match authenticated(&message, key.as_ref()) {
+            Some(sealed) => exchange.announce_reset(&sealed).await.is_ok(),
+            None => false,
+        };
+        let _ = is_told.send(told);
+    }
+}
+
+fn lock(collector: &Mutex<SummaryCollector>) -> MutexGuard<'_, SummaryCollector> {
+    collector.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::is_better_offset;
+
+    #[test]
+    fn inexact_clock_offset_counts_only_if_it_refutes_the_last() {
+        assert!(is_better_offset(5, Duration::from_millis(1), 0));
+        assert!(!is_better_offset(400_000, Duration::from_millis(500), 0));
+        // The clock of the host jumped by an hour.
+        assert!(is_better_offset(3_600_000_000, Duration::from_millis(500), 0));
+    }
+}

@@ -1,0 +1,137 @@
+//! Decodes a protobuf message into the pipeline's request, which borrows from it.
+//!
+//! A number of hits that was not sent differs from 0: a descriptor without one takes the request's, at least 1, and a
+//! descriptor with 0 is a peek. Nothing is rejected here: `decide` answers an empty domain or list, and the unit and
+//! multiplier of an override stay as sent.
+//!
+//! [`decode_borrowed`] reads common messages without prost, which allocates for every list and string. It returns
+//! `None` for all others, but never a result that differs from prost's.
+
+use prost::encoding::{WireType, decode_key, decode_varint};
+use smallvec::SmallVec;
+
+use crate::base::pb::codec::MAX_FIELDS;
+use crate::base::pb::rate_limit_descriptor::RateLimitOverride;
+use crate::base::pb::{RateLimitDescriptor, RateLimitRequest};
+use crate::limit::request::{Descriptor, Entry, Hits, LimitOverride, Request};
+
+/// Converts a decoded message. Hits are clamped to [`crate::limit::request::MAX_HITS`].
+pub fn request(message: &RateLimitRequest) -> Request<'_> {
+    let hits_addend = message.hits_addend;
+    Request {
+        domain: &message.domain,
+        descriptors: message.descriptors.iter().map(|sent| descriptor(sent, hits_addend)).collect(),
+        hits_addend,
+    }
+}
+
+fn descriptor(sent: &RateLimitDescriptor, request_hits: u32) -> Descriptor<'_> {
+    Descriptor {
+        entries: sent.entries.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect(),
+        hits: hits(sent.hits_addend, sent.is_negative_hits, request_hits),
+        hits_addend: sent.hits_addend,
+        limit_override: sent.limit.as_ref().map(limit_override),
+    }
+}
+
+fn hits(sent: Option<u64>, is_negative: bool, request_hits: u32) -> Hits {
+    Hits::new(sent.unwrap_or(u64::from(request_hits.max(1))), is_negative)
+}
+
+fn limit_override(sent: &RateLimitOverride) -> LimitOverride {
+    LimitOverride {
+        requests_per_unit: sent.requests_per_unit,
+        unit: sent.unit,
+        unit_multiplier: sent.unit_multiplier.unwrap_or(1),
+    }
+}
+
+/// Decodes a message in protobuf; `None` if it is long, has an override or unknown fields, or may be malformed.
+pub fn decode_borrowed(message: &[u8]) -> Option<Request<'_>> {
+    // A shorter message cannot have more fields than may be decoded.
+    if message.len() >= MAX_FIELDS {
+        return None;
+    }
+    let mut request = Request::default();
+    for_each_field(message, |number, value| {
+        match (number, value) {
+            (1, FieldValue::Bytes(domain)) => request.domain = std::str::from_utf8(domain).ok()?,
+            (2, FieldValue::Bytes(descriptor)) => request.descriptors.push(descriptor_borrowed(descriptor)?),
+            (3, FieldValue::Number(hits)) => request.hits_addend = u32::try_from(hits).ok()?,
+            _ => return None,
+        }
+        Some(())
+    })?;
+    // The hits of the request may come after its descriptors.
+    for descriptor in &mut request.descriptors {
+        descriptor.hits = hits(descriptor.hits_addend, matches!(descriptor.hits, Hits::Refund(_)), request.hits_addend);
+    }
+    Some(request)
+}
+
+/// Decodes a descriptor; its hits only tell charge and refund apart, the caller sets their number.
+fn descriptor_borrowed(message: &[u8]) -> Option<Descriptor<'_>> {
+    let (mut entries, mut hits, mut hits_addend) = (SmallVec::new(), Hits::Charge(1), None);
+    for_each_field(message, |number, value| {
+        match (number, value) {
+            (1, FieldValue::Bytes(entry)) => entries.push(entry_borrowed(entry)?),
+            // Duplicate fields: defer to prost, which merges them.
+            (3, FieldValue::Bytes(number)) if hits_addend.is_none() => hits_addend = Some(number_borrowed(number)?),
+            (4, FieldValue::Number(is_negative)) => hits = Hits::new(1, is_negative != 0),
+            _ => return None,
+        }
+        Some(())
+    })?;
+    Some(Descriptor { entries, hits, hits_addend, limit_override: None })
+}
+
+fn entry_borrowed(message: &[u8]) -> Option<Entry<'_>> {
+    let mut entry = Entry { key: &[], value: &[] };
+    for_each_field(message, |number, value| {
+        match (number, value) {
+            (1, FieldValue::Bytes(key)) => entry.key = key,
+            (2, FieldValue::Bytes(value)) => entry.value = value,
+            _ => return None,
+        }
+        Some(())
+    })?;
+    Some(entry)
+}
+
+/// Decodes a `google.protobuf.UInt64Value`.
+fn number_borrowed(message: &[u8]) -> Option<u64> {
+    let mut found = 0;
+    for_each_field(message, |number, value| match (number, value) {
+        (1, FieldValue::Number(number)) => {
+            found = number;
+            Some(())
+        }
+        _ => None,
+    })?;
+    Some(found)
+}
+
+/// Value of a field; requests have no other types.
+enum FieldValue<'a> {
+    Number(u64),
+    Bytes(&'a [u8]),
+}
+
+/// Calls `each` for every field of a message; `None` if `each` returns it or the bytes are malformed.
+fn for_each_field<'a>(mut message: &'a [u8], mut each: impl FnMut(u32, FieldValue<'a>) -> Option<()>) -> Option<()> {
+    while !message.is_empty() {
+        let (number, wire_type) = decode_key(&mut message).ok()?;
+        let value = match wire_type {
+            WireType::Varint => FieldValue::Number(decode_varint(&mut message).ok()?),
+            WireType::LengthDelimited => {
+                let length = usize::try_from(decode_varint(&mut message).ok()?).ok()?;
+                let (bytes, rest) = message.split_at_checked(length)?;
+                message = rest;
+                FieldValue::Bytes(bytes)
+            }
+            _ => return None,
+        };
+        each(number, value)?;
+    }
+    Some(())
+}

@@ -1,0 +1,101 @@
+//! Encodes a decision into the protobuf response: copies every field and computes none.
+//!
+//! Fields that envoyproxy/ratelimit leaves unset stay unset: a multiplier of 1, the quotas, headers for the upstream.
+//! Envoy reads only `HeaderValue.value` and whole seconds. Control characters are removed from text that Envoy writes
+//! into headers. Metadata is cut where it nests too deep: protobuf parsers stop at 100 levels, and Envoy would treat
+//! the whole response as an error.
+
+use std::borrow::Cow;
+
+use prost_types::value::Kind;
+use prost_types::{Duration, ListValue, NullValue, Struct, Value};
+
+use crate::base::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit};
+use crate::base::pb::{HeaderValue, RateLimitResponse};
+use crate::decide::decision::{CurrentLimit, Decision, Header, LimitStatus};
+
+/// Maximum nesting of maps and lists in dynamic metadata; deeper ones are sent as null.
+///
+/// A map takes three levels of protobuf (struct, entry, value), and 3 x 32 is within a parser's 100.
+pub const MAX_METADATA_DEPTH: u32 = 32;
+
+/// Encodes a decision.
+pub fn response(decision: &Decision<'_>) -> RateLimitResponse {
+    let body = decision.body.filter(|_| decision.over_limit);
+    RateLimitResponse {
+        overall_code: code(decision.over_limit).into(),
+        statuses: decision.statuses.iter().map(status).collect(),
+        response_headers_to_add: decision.headers.iter().map(header).collect(),
+        raw_body: body.map(|text| text.as_bytes().to_vec()).unwrap_or_default(),
+        dynamic_metadata: decision.metadata.as_ref().map(|fields| structure(fields, MAX_METADATA_DEPTH - 1)),
+        request_headers_to_add: Vec::new(),
+        quota: None,
+    }
+}
+
+fn code(over_limit: bool) -> Code {
+    if over_limit { Code::OverLimit } else { Code::Ok }
+}
+
+fn status(status: &LimitStatus<'_>) -> DescriptorStatus {
+    DescriptorStatus {
+        code: code(status.over_limit).into(),
+        current_limit: status.current_limit.as_ref().map(current_limit),
+        limit_remaining: status.remaining,
+        duration_until_reset: status.until_reset_s.map(duration),
+        quota: None,
+    }
+}
+
+fn current_limit(limit: &CurrentLimit<'_>) -> RateLimit {
+    let multiplier = limit.period.multiplier();
+    RateLimit {
+        name: printable(limit.name).into_owned(),
+        requests_per_unit: limit.requests_per_unit,
+        unit: limit.period.unit().number(),
+        unit_multiplier: (multiplier != 1).then_some(multiplier),
+    }
+}
+
+/// Encodes whole seconds, at most the 10 000 years of a protobuf duration.
+fn duration(seconds: u64) -> Duration {
+    const LONGEST_S: i64 = 315_576_000_000;
+    Duration { seconds: i64::try_from(seconds).map_or(LONGEST_S, |seconds| seconds.min(LONGEST_S)), nanos: 0 }
+}
+
+fn header(header: &Header<'_>) -> HeaderValue {
+    let (key, value) = (printable(header.name).into_owned(), printable(&header.value).into_owned());
+    HeaderValue { key, value, raw_value: Vec::new() }
+}
+
+/// Removes control characters. Envoy writes names and values into headers unchanged, and a line end would start another
+/// header.
+fn printable(text: &str) -> Cow<'_, str> {
+    if !text.contains(char::is_control) {
+        return Cow::Borrowed(text);
+    }
+    text.chars().filter(|character| !character.is_control()).collect()
+}
+
+/// Encodes a map with at most `deeper` more levels of maps and lists.
+fn structure(fields: &serde_json::Map<String, serde_json::Value>, deeper: u32) -> Struct {
+    Struct { fields: fields.iter().map(|(name, field)| (name.clone(), value(field, deeper))).collect() }
+}
+
+fn value(json: &serde_json::Value, deeper: u32) -> Value {
+    use serde_json::Value as Json;
+    let null = Kind::NullValue(NullValue::NullValue.into());
+    let kind = match json {
+        Json::Null => null,
+        Json::Bool(truth) => Kind::BoolValue(*truth),
+        // Protobuf numbers are doubles, which are inexact above 2^53.
+        Json::Number(number) => number.as_f64().map_or(null, Kind::NumberValue),
+        Json::String(text) => Kind::StringValue(text.clone()),
+        Json::Array(_) | Json::Object(_) if deeper == 0 => null,
+        Json::Array(items) => {
+            Kind::ListValue(ListValue { values: items.iter().map(|item| value(item, deeper - 1)).collect() })
+        }
+        Json::Object(fields) => Kind::StructValue(structure(fields, deeper - 1)),
+    };
+    Value { kind: Some(kind) }
+}

@@ -1,0 +1,118 @@
+//! gRPC health: the same answer as `/healthcheck`, under the service names that probes use.
+//!
+//! Envoy uses the empty name, manifests use `ratelimit`, and other clients the full name of the service. A watch stream
+//! receives every change; that of another name receives SERVICE_UNKNOWN and stays open, as the protocol demands. Watch
+//! streams are closed before the connections, because an open stream would delay the shutdown.
+
+use std::sync::Arc;
+
+use futures_util::stream::{self, BoxStream, StreamExt as _};
+use tokio::sync::watch;
+use tonic::{Request, Response, Status};
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_server::{self, HealthServer};
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
+
+use crate::base::pb::rate_limit_service_server::SERVICE_NAME;
+use crate::serve::health::Health;
+use crate::telemetry::service_metrics::ServiceMetrics;
+
+/// gRPC health service, and the reporter of its status.
+#[derive(Clone, Debug)]
+pub struct GrpcHealth {
+    health: Arc<Health>,
+    metrics: Arc<ServiceMetrics>,
+    /// Status of all known services; `None` once the watch streams are closed.
+    status: Arc<watch::Sender<Option<ServingStatus>>>,
+}
+
+const NAMES: [&str; 3] = ["", "ratelimit", SERVICE_NAME];
+
+impl GrpcHealth {
+    /// Creates a service that reports `health` and counts its calls in `metrics`.
+    pub fn new(health: Arc<Health>, metrics: Arc<ServiceMetrics>) -> Self {
+        let status = Arc::new(watch::Sender::new(Some(status(&health))));
+        Self { health, metrics, status }
+    }
+
+    /// Sends the current status to all watch streams.
+    pub fn sync(&self) {
+        self.status.send_if_modified(|sent| {
+            let status = sent.map(|_| status(&self.health));
+            std::mem::replace(sent, status) != status
+        });
+    }
+
+    /// Sends the status after every change of the store's health; never returns.
+    pub async fn follow_store(self) {
+        loop {
+            self.health.store_changed().await;
+            self.sync();
+        }
+    }
+
+    /// Closes the watch streams.
+    pub fn close(&self) {
+        self.status.send_replace(None);
+    }
+
+    /// The service for tonic.
+    pub fn server(&self) -> HealthServer<Self> {
+        HealthServer::new(self.clone())
+    }
+}
+
+fn status(health: &Health) -> ServingStatus {
+    if health.is_healthy() { ServingStatus::Serving } else { ServingStatus::NotServing }
+}
+
+fn is_known(request: &Request<HealthCheckRequest>) -> bool {
+    NAMES.contains(&request.get_ref().service.as_str())
+}
+
+const fn response(status: ServingStatus) -> HealthCheckResponse {
+    HealthCheckResponse { status: status as i32 }
+}
+
+#[tonic::async_trait]
+impl health_server::Health for GrpcHealth {
+    type WatchStream = BoxStream<'static, Result<HealthCheckResponse, Status>>;
+
+    async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+        let begun = self.metrics.start_timer();
+        let answer = match is_known(&request) {
+            true => Ok(Response::new(response(status(&self.health)))),
+            false => Err(Status::not_found("service not registered")),
+        };
+        self.metrics.health_checks.observe_since(begun);
+        answer
+    }
+
+    async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let statuses = WatchState { statuses: self.status.subscribe(), is_known: is_known(&request), sent: None };
+        Ok(Response::new(stream::unfold(statuses, WatchState::next).boxed()))
+    }
+}
+
+/// State of a watch stream.
+struct WatchState {
+    statuses: watch::Receiver<Option<ServingStatus>>,
+    /// False for a name that has no status here.
+    is_known: bool,
+    /// Status that the client has.
+    sent: Option<ServingStatus>,
+}
+
+impl WatchState {
+    /// Waits until the status differs from the one that the client has; `None` once the streams are closed.
+    async fn next(mut self) -> Option<(Result<HealthCheckResponse, Status>, Self)> {
+        loop {
+            let status = (*self.statuses.borrow_and_update())?;
+            let status = if self.is_known { status } else { ServingStatus::ServiceUnknown };
+            if self.sent.replace(status) != Some(status) {
+                return Some((Ok(response(status)), self));
+            }
+            self.statuses.changed().await.ok()?;
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! `ShouldRateLimit`: one request, one response.
+//!
+//! Takes the time and the rules once for each request and passes them down. A decision by an immediate store never
+//! waits. Any other decision waits no longer than the caller's deadline and the store's timeout allow, and keeps its
+//! rules meanwhile. A response that a leaky bucket delays sleeps here, after the rules were released, and costs a
+//! timer. Errors become gRPC codes here and nowhere else. The trace of a call is read here too.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use axum::http::HeaderValue;
+use tonic::Status;
+
+use super::answer::{AnswerError, DelayedResponse, MAX_DESCRIPTORS};
+use super::call_head::CallHead;
+use super::spans;
+use crate::base::clock::{Clock, micros};
+use crate::base::pb::{METHOD, RateLimitResponse};
+use crate::decide::Decider;
+use crate::decide::context::DecisionContext;
+use crate::decide::error::DecideError;
+use crate::limit::request::Request;
+use crate::rules::live::{LiveRules, LoadedRules};
+use crate::telemetry::traces::{Span, SpanKind, Tracer};
+
+/// Answers requests of every listener.
+#[derive(Debug)]
+pub struct Service {
+    /// Source of the time.
+    pub clock: Clock,
+    /// The rules that are loaded.
+    pub rules: Arc<LiveRules>,
+    /// Decides the requests.
+    pub decider: Decider,
+    /// Starts traces; `None`: traces are off.
+    pub tracer: Option<Tracer>,
+    delayed_responses: AtomicUsize,
+}
+
+/// Deadline of a caller that sends none.
+pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(30);
+/// Longest delay of a response, regardless of the caller's deadline.
+const MAX_DELAY: Duration = Duration::from_secs(3600);
+/// Time reserved after the store's answer, so that the response reaches the caller before its deadline.
+const ANSWER_MARGIN: Duration = Duration::from_millis(5);
+/// Time reserved after a delay, so that the response reaches the caller before its deadline.
+const RETURN_MARGIN: Duration = Duration::from_millis(2);
+
+/// An answer, and the time that it took.
+struct TimedAnswer {
+    answer: Result<RateLimitResponse, AnswerError>,
+    /// Duration including the delay; `None` if metrics are off.
+    took: Option<Duration>,
+}
+
+impl Service {
+    /// Creates a service without a tracer.
+    pub const fn new(clock: Clock, rules: Arc<LiveRules>, decider: Decider) -> Self {
+        Self { clock, rules, decider, tracer: None, delayed_responses: AtomicUsize::new(0) }
+    }
+
+    /// Starts the span of a request with these headers; `None` if the request is not sampled.
+    pub fn start_span<'h>(
+        &self,
+        name: &'static str,
+        header: impl Fn(&'static str) -> Option<&'h [u8]>,
+    ) -> Option<Span> {
+        self.tracer.as_ref()?.start(name, header)
+    }
+
+    /// Answers a call with this head.
+    ///
+    /// # Errors
+    /// The request is invalid, or there is no decision.
+    pub async fn call(&self, head: CallHead<'_>, request: &Request<'_>) -> Result<RateLimitResponse, Status> {
+        let deadline = head.timeout.unwrap_or(DEFAULT_DEADLINE);
+        let mut span = self.start_span(METHOD, |name| head.headers.get(name).map(HeaderValue::as_bytes));
+        if let Some(span) = &mut span {
+            spans::begin_call(span);
+        }
+        let TimedAnswer { answer, took } = self.answer_timed(request, deadline, span.as_ref()).await;
+        if let Some(took) = took {
+            self.decider.metrics.calls.observe(took);
+        }
+        if let Some(span) = span {
+            spans::end_call(span, answer.as_ref().err());
+        }
+        answer.map_err(|error| Status::new(error.code(), error.to_string()))
+    }
+
+    /// Decides a request, and sleeps for the delay of its response. `deadline` is the time that the caller waits from
+    /// now on; `span` is the span of the request.
+    ///
+    /// # Errors
+    /// The request is invalid, or there is no decision.
+    pub async fn answer(
+        &self,
+        request: &Request<'_>,
+        deadline: Duration,
+        span: Option<&Span>,
+    ) -> Result<RateLimitResponse, AnswerError> {
+        self.answer_timed(request, deadline, span).await.answer
+    }
+
+    async fn answer_timed(&self, request: &Request<'_>, deadline: Duration, span: Option<&Span>) -> TimedAnswer {
+        let metrics = &self.decider.metrics;
+        let begun = metrics.start_timer();
+        let span = span.map(|span| span.span_ref().child("decide", SpanKind::Internal));
+        let decided = if self.decider.store.is_immediate() {
+            self.decide_now(request, deadline, span.as_ref())
+        } else {
+            // Boxed, so that futures of immediate decisions stay small.
+            Box::pin(self.decide(request, deadline, span.as_ref())).await
+        };
+        let took = begun.map(|begun| begun.elapsed());
+        if let Some(took) = took {
+            metrics.decisions.observe(took);
+        }
+        if decided.as_ref().is_err_and(|error| *error != AnswerError::Undecided(DecideError::Store)) {
+            metrics.record_service_error();
+        }
+        if let Some(span) = span {
+            let shows_descriptors = self.tracer.as_ref().is_some_and(|tracer| tracer.shows_descriptors);
+            spans::end_decision(span, request, &decided, shows_descriptors);
+        }
+        match decided {
+            Ok(DelayedResponse { response, delay: Duration::ZERO }) => TimedAnswer { answer: Ok(response), took },
+            Ok(DelayedResponse { response, delay }) => {
+                let _counted = CountGuard::new(&self.delayed_responses);
+                tokio::time::sleep(delay).await;
+                TimedAnswer { answer: Ok(response), took: begun.map(|begun| begun.elapsed()) }
+            }
+            Err(error) => TimedAnswer { answer: Err(error), took },
+        }
+    }
+
+    /// Number of responses that are delayed now: decided, and not yet due.
+    pub fn delayed_responses(&self) -> usize {
+        self.delayed_responses.load(Ordering::Relaxed)
+    }
+
+    /// Decides a request with an immediate store. `span` is the span of the decision.
+    ///
+    /// # Errors
+    /// The request is invalid, there is no decision, or the store is not immediate.
+    pub fn decide_now(
+        &self,
+        request: &Request<'_>,
+        deadline: Duration,
+        span: Option<&Span>,
+    ) -> Result<DelayedResponse, AnswerError> {
+        check_size(request)?;
+        // A guard is cheaper than an `Arc` of the rules, but must not be kept across an await.
+        let rules = self.rules.load();
+        let context =
+            DecisionContext { span_ref: span.map(Span::span_ref), ..self.context(rules.as_deref(), deadline) };
+        let decision = self.decider.decide_now(context, request)?;
+        Ok(DelayedResponse::of(&decision))
+    }
+
+    /// Decides a request with any store. `span` is the span of the decision.
+    ///
+    /// # Errors
+    /// The request is invalid, or there is no decision.
+    pub async fn decide(
+        &self,
+        request: &Request<'_>,
+        deadline: Duration,
+        span: Option<&Span>,
+    ) -> Result<DelayedResponse, AnswerError> {
+        check_size(request)?;
+        let rules = self.rules.load_full();
+        let context =
+            DecisionContext { span_ref: span.map(Span::span_ref), ..self.context(rules.as_deref(), deadline) };
+        Ok(DelayedResponse::of(&self.decider.decide(context, request).await?))
+    }
+
+    /// Context of a decision that is due within `deadline` from now: time, rules, deadline of the store, longest delay.
+    pub fn context<'r>(&self, rules: Option<&'r LoadedRules>, deadline: Duration) -> DecisionContext<'r> {
+        let store_time = self.decider.store.timeout().min(deadline.saturating_sub(ANSWER_MARGIN));
+        let max_delay = deadline.saturating_sub(store_time + RETURN_MARGIN).min(MAX_DELAY);
+        DecisionContext {
+            rules: rules.map(|loaded| &loaded.rules),
+            now: self.clock.now(),
+            max_delay_us: micros(max_delay),
+            deadline: (!store_time.is_zero()).then(|| Instant::now() + store_time),
+            span_ref: None,
+            charge_times: &[],
+        }
+    }
+}
+
+fn check_size(request: &Request<'_>) -> Result<(), AnswerError> {
+    match request.descriptors.len() {
+        0..=MAX_DESCRIPTORS => Ok(()),
+        count => Err(AnswerError::TooManyDescriptors { count }),
+    }
+}
+
+/// Counts itself while it exists, also if the caller gives up.
+struct CountGuard<'a>(&'a AtomicUsize);
+
+impl<'a> CountGuard<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for CountGuard<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,94 @@
+//! Health and readiness of the process, the same over HTTP and gRPC.
+//!
+//! Healthy: not draining, and rules and store are there if the settings require them. A lost store alone does not make
+//! the process unhealthy by default, because that would restart all replicas at once. Ready: healthy, rules are loaded,
+//! the store is configured correctly, and it is reachable if a rule, or the defaults of a domain, need it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::rules::live::LiveRules;
+use crate::rules::rule::set::RuleSet;
+use crate::store::health::StoreHealth;
+
+/// Health and readiness of the process.
+#[derive(Debug)]
+pub struct Health {
+    is_draining: AtomicBool,
+    requirements: HealthRequirements,
+    rules: Arc<LiveRules>,
+    store: Arc<StoreHealth>,
+}
+
+/// Conditions of being healthy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HealthRequirements {
+    /// The loaded rules must have at least one domain.
+    pub domain: bool,
+    /// Rules must be loaded, even if they have no domain.
+    pub rules: bool,
+    /// The store must be reachable.
+    pub store: bool,
+}
+
+impl Health {
+    /// Health of a process with these rules and this store.
+    pub fn new(rules: Arc<LiveRules>, store: Arc<StoreHealth>, requirements: HealthRequirements) -> Self {
+        Self { is_draining: AtomicBool::new(false), requirements, rules, store }
+    }
+
+    /// True if the process accepts new traffic.
+    pub fn is_healthy(&self) -> bool {
+        let has_domain = || self.rules.load().as_ref().is_some_and(|loaded| loaded.rules.domain_count() > 0);
+        let lacks_domain = self.requirements.domain && !has_domain();
+        let lacks_rules = self.requirements.rules && self.rules.load().is_none();
+        let lacks_store = self.requirements.store && self.store.is_lost();
+        !(self.is_draining.load(Ordering::Relaxed) || lacks_domain || lacks_rules || lacks_store)
+    }
+
+    /// True if the process can decide requests as its rules demand.
+    ///
+    /// A roll-out of invalid rules or of a misconfigured store stops at this check instead of admitting all requests.
+    pub fn is_ready(&self) -> bool {
+        self.not_ready_reason().is_none()
+    }
+
+    /// Reason why the process is not ready; `None` if it is.
+    pub fn not_ready_reason(&self) -> Option<&'static str> {
+        let needs_store = |rules: &RuleSet| self.store.is_lost() && rules.can_error();
+        match self.rules.load().as_ref() {
+            _ if self.is_draining.load(Ordering::Relaxed) => Some("the process is stopping"),
+            None => Some("no rules are loaded"),
+            Some(_) if self.is_store_misconfigured() => Some("the store is misconfigured (see the log)"),
+            Some(loaded) if needs_store(&loaded.rules) => {
+                Some("the store is unreachable, and a rule or the defaults of a domain have `on_store_error: error`")
+            }
+            Some(_) => (!self.is_healthy()).then_some("the process is not healthy"),
+        }
+    }
+
+    /// True if the store is unreachable.
+    pub fn is_store_lost(&self) -> bool {
+        self.store.is_lost()
+    }
+
+    /// True if the store is misconfigured.
+    pub fn is_store_misconfigured(&self) -> bool {
+        self.store.misconfigured().is_some()
+    }
+
+    /// Waits until the state of the store changes. One task at a time may wait.
+    pub async fn store_changed(&self) {
+        self.store.changed().await;
+    }
+
+    /// True while the process stops.
+    pub fn is_draining(&self) -> bool {
+        self.is_draining.load(Ordering::Relaxed)
+    }
+
+    /// Makes the process unhealthy, before it stops.
+    pub fn drain(&self) {
+        self.is_draining.store(true, Ordering::Relaxed);
+    }
+}

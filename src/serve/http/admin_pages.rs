@@ -1,0 +1,130 @@
+//! Pages for administration: settings, counters, log level.
+//!
+//! All but `/settings` and reading the log level need the admin token and write a line to the audit log, which names
+//! the client, the page and the domain, rule or descriptors.
+
+use axum::body::Bytes;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+
+use super::admin_token::AuthenticatedAdmin;
+use super::app_state::AppState;
+use super::json;
+use super::response::{no_rules, pretty_json, text};
+use crate::decide::counters::RuleRef;
+use crate::decide::explain::descriptor_text;
+use crate::serve::grpc::decode;
+use crate::serve::grpc::service::DEFAULT_DEADLINE;
+use crate::settings::report::effective;
+use crate::telemetry::logs::{self, AUDIT, Level};
+
+/// Query of `/counters`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CountersQuery {
+    domain: String,
+    rule: String,
+    most: Option<usize>,
+}
+
+/// Result of `/reset`.
+#[derive(Debug, Serialize)]
+struct ResetReport {
+    /// Number of deleted counters, by descriptor.
+    reset: Vec<u64>,
+    /// True if the other replicas were told; absent if there is no Redis to tell them through.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    announced: Option<bool>,
+}
+
+const DEFAULT_LISTED_COUNTERS: usize = 100;
+const MAX_LISTED_COUNTERS: usize = 1000;
+const MAX_RESET_DESCRIPTORS: usize = 100;
+
+/// `/settings`: all effective settings, secrets masked.
+pub(super) async fn settings() -> Response {
+    pretty_json(&effective(std::env::vars_os()))
+}
+
+/// `/counters`: the counters of a rule.
+pub(super) async fn counters(
+    admin: AuthenticatedAdmin,
+    State(state): State<AppState>,
+    query: Result<Query<CountersQuery>, QueryRejection>,
+) -> Response {
+    let Query(query) = match query {
+        Ok(query) => query,
+        Err(rejection) => return admin.reject(StatusCode::BAD_REQUEST, rejection.body_text()),
+    };
+    let AuthenticatedAdmin { peer, path } = &admin;
+    tracing::warn!(target: AUDIT, peer, path, domain = query.domain, rule = query.rule, "counters listed");
+    let service = &state.collector.service;
+    let Some(loaded) = service.rules.load_full() else { return no_rules() };
+    let Some(domain) = loaded.rules.domain(&query.domain) else {
+        return text(StatusCode::NOT_FOUND, "domain not found\n");
+    };
+    let Some(rule) = loaded.rules.rules().find(|rule| rule.rule.path == query.rule) else {
+        return text(StatusCode::NOT_FOUND, "rule not found (/rlconfig and /rules list the names)\n");
+    };
+    let most = query.most.unwrap_or(DEFAULT_LISTED_COUNTERS).clamp(1, MAX_LISTED_COUNTERS);
+    let context = service.context(Some(&loaded), DEFAULT_DEADLINE);
+    match service.decider.list_counters(context, RuleRef { rules: &loaded.rules, domain, rule }, most).await {
+        Ok(listing) => pretty_json(&listing),
+        Err(error) => text(StatusCode::BAD_GATEWAY, format!("{error}\n")),
+    }
+}
+
+/// `POST /reset`: deletes the counters that a request, as for `/json`, would charge.
+pub(super) async fn reset(admin: AuthenticatedAdmin, State(state): State<AppState>, body: Bytes) -> Response {
+    let request = match json::request_from_json(&body) {
+        Ok(request) => request,
+        Err(error) => return admin.reject(StatusCode::BAD_REQUEST, error),
+    };
+    if request.descriptors.len() > MAX_RESET_DESCRIPTORS {
+        let problem = format!("the request is too large: at most {MAX_RESET_DESCRIPTORS} descriptors");
+        return admin.reject(StatusCode::BAD_REQUEST, problem);
+    }
+    let service = &state.collector.service;
+    let Some(loaded) = service.rules.load_full() else { return no_rules() };
+    let context = service.context(Some(&loaded), DEFAULT_DEADLINE);
+    let request = decode::request(&request);
+    if loaded.rules.domain(request.domain).is_none() {
+        return admin.reject(StatusCode::NOT_FOUND, "domain not found");
+    }
+    let result = service.decider.reset_counters(context, &request).await;
+    let counters = result.as_ref().map_or(0, |reset| reset.iter().sum::<u64>());
+    let descriptors = request.descriptors.iter().map(descriptor_text).collect::<Vec<_>>().join("; ");
+    let domain = request.domain;
+    let AuthenticatedAdmin { peer, path } = &admin;
+    tracing::warn!(target: AUDIT, peer, path, domain, descriptors, counters, "counters reset");
+    // After a failure too: some counters may be deleted.
+    let announced = state.fleet.announce_reset(&request).await;
+    match result {
+        Ok(reset) => pretty_json(&ResetReport { reset, announced }),
+        Err(error) => text(StatusCode::BAD_GATEWAY, format!("{error}\n")),
+    }
+}
+
+/// `GET /log_level`: the current log level.
+pub(super) async fn log_level() -> Response {
+    text(StatusCode::OK, format!("{}\n", logs::current().name()))
+}
+
+/// `PUT /log_level`: sets the log level, until the process ends.
+pub(super) async fn set_log_level(admin: AuthenticatedAdmin, body: Bytes) -> Response {
+    let Some(level) = std::str::from_utf8(body.trim_ascii()).ok().and_then(Level::from_name) else {
+        let names = Level::NAMES.join(", ");
+        return admin.reject(StatusCode::BAD_REQUEST, format_args!("the body must be a log level: {names}"));
+    };
+    // Logged before the change, so that the log shows where it begins.
+    let AuthenticatedAdmin { peer, path } = &admin;
+    let (from, to) = (logs::current().name(), level.name());
+    tracing::warn!(target: AUDIT, peer, path, from, to, "log level changed");
+    match logs::set(level) {
+        Ok(()) => log_level().await,
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+    }
+}

@@ -1,0 +1,66 @@
+//! State that all pages share.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::browser::AllowedHosts;
+use super::live_events::LiveEvents;
+use super::token_attempts::TokenAttempts;
+use crate::serve::fleet::membership::Fleet;
+use crate::serve::scrape::MetricsCollector;
+use crate::settings::listeners::AdminToken;
+use crate::settings::metrics::PrometheusSettings;
+use crate::settings::problem::UnusableSetting;
+use crate::settings::setting::AnySetting as _;
+use crate::settings::table::metrics::PROMETHEUS_MAPPER_YAML;
+use crate::telemetry::metrics::mapper::Mapper;
+use crate::telemetry::metrics::prometheus::ExpositionOptions;
+
+/// State that all pages share.
+#[derive(Clone, Debug)]
+pub struct AppState {
+    /// The service, its health and its metrics.
+    pub collector: MetricsCollector,
+    /// All replicas.
+    pub fleet: Arc<Fleet>,
+    /// Events of `/live`.
+    pub live: Arc<LiveEvents>,
+    /// Names by which requests may address the debug listener.
+    pub debug_hosts: AllowedHosts,
+    /// Maximum size of a request body in bytes.
+    pub max_body_bytes: usize,
+    /// Page for Prometheus; `None` if it is off.
+    pub exposition: Option<Arc<Exposition>>,
+    /// Token for pages that change state or show keys; `None` switches these pages off.
+    pub admin_token: Option<AdminToken>,
+    /// Wrong tokens of the last minute.
+    pub token_attempts: Arc<TokenAttempts>,
+}
+
+/// Page for Prometheus.
+#[derive(Debug)]
+pub struct Exposition {
+    /// Path of the page.
+    pub(super) path: String,
+    /// Names, labels and units.
+    pub(super) options: ExpositionOptions,
+}
+
+impl Exposition {
+    /// Reads the mapping file that the settings name. `tags` are labels of every series.
+    ///
+    /// # Errors
+    /// Names the setting, the file and the problem.
+    pub fn new(settings: &PrometheusSettings, tags: &[(String, String)]) -> Result<Self, UnusableSetting> {
+        let read = |path: &Path| {
+            Mapper::read(path).map_err(|error| UnusableSetting {
+                setting: PROMETHEUS_MAPPER_YAML.name(),
+                shown: path.display().to_string(),
+                what: format!("{error} (fix the file or unset the variable)"),
+            })
+        };
+        let mapper = settings.mapper.as_deref().map(read).transpose()?;
+        let options = ExpositionOptions { tags: tags.to_vec(), mapper, milliseconds: settings.milliseconds };
+        Ok(Self { path: settings.path.clone(), options })
+    }
+}

@@ -1,0 +1,106 @@
+//! `/json` decides a request, `/explain` shows how it would be decided.
+
+use std::fmt::Display;
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use axum::response::Response;
+use tokio::sync::Semaphore;
+
+use super::app_state::AppState;
+use super::json;
+use super::response::{self, error, internal_error, no_rules, pretty_json, text};
+use crate::base::pb::RateLimitResponse;
+use crate::base::pb::rate_limit_response::Code;
+use crate::decide::explain::Explanation;
+use crate::serve::grpc::decode;
+use crate::serve::grpc::service::DEFAULT_DEADLINE;
+use crate::settings::decisions::DecisionSettings;
+use crate::telemetry::traces::Span;
+
+/// Maximum number of descriptors, and of entries of all descriptors, that `/explain` accepts.
+const MAX_EXPLAINED: usize = 100;
+
+/// `/json`
+pub(super) async fn decide(State(state): State<AppState>, method: Method, headers: HeaderMap, body: Bytes) -> Response {
+    let name = if method == Method::POST { "POST /json" } else { "/json" };
+    let span = state.collector.service.start_span(name, |name| headers.get(name).map(HeaderValue::as_bytes));
+    let response = decide_body(&state, &body, span.as_ref()).await;
+    if let Some(mut span) = span {
+        span.set_text("http.request.method", method.as_str());
+        span.set("http.route", "/json");
+        span.set("http.response.status_code", i64::from(response.status().as_u16()));
+        if response.status().is_server_error() {
+            span.fail("500", "the response cannot be encoded as JSON");
+        }
+    }
+    response
+}
+
+async fn decide_body(state: &AppState, body: &[u8], span: Option<&Span>) -> Response {
+    let request = match json::request_from_json(body) {
+        Ok(request) => request,
+        Err(error) => return bad_request(error),
+    };
+    let request = decode::request(&request);
+    let service = &state.collector.service;
+    let response = match service.answer(&request, DEFAULT_DEADLINE, span).await {
+        Ok(response) => response,
+        Err(error) => return bad_request(error),
+    };
+    let status = match response.overall_code() {
+        Code::Ok => StatusCode::OK,
+        Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
+        Code::Unknown => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    match json::response_to_json(&response) {
+        Ok(body) => {
+            let mut page = response::json(status, body);
+            page.headers_mut().extend(retry_after(&response, &service.decider.behaviour));
+            page
+        }
+        Err(_) => error(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error\n"),
+    }
+}
+
+/// Status 400 with the reason, also for errors of the service, as in envoyproxy/ratelimit.
+fn bad_request(reason: impl Display) -> Response {
+    error(StatusCode::BAD_REQUEST, format!("Bad Request: {reason}\n"))
+}
+
+/// The header of a rejection for the seconds until a retry, which the response names for Envoy, as one of the page.
+fn retry_after(response: &RateLimitResponse, behaviour: &DecisionSettings) -> Option<(HeaderName, HeaderValue)> {
+    let name = behaviour.retry_after_header.as_deref()?;
+    let header = response.response_headers_to_add.iter().find(|header| header.key == name)?;
+    Some((HeaderName::from_bytes(name.as_bytes()).ok()?, HeaderValue::from_str(&header.value).ok()?))
+}
+
+/// `/explain`
+pub(super) async fn explain(State(state): State<AppState>, body: Bytes) -> Response {
+    let request = match json::request_from_json(&body) {
+        Ok(request) => request,
+        Err(error) => return text(StatusCode::BAD_REQUEST, format!("{error}\n")),
+    };
+    let entries: usize = request.descriptors.iter().map(|descriptor| descriptor.entries.len()).sum();
+    if request.descriptors.len() > MAX_EXPLAINED || entries > MAX_EXPLAINED {
+        let problem = format!("the request is too large: at most {MAX_EXPLAINED} descriptors and entries in total\n");
+        return text(StatusCode::BAD_REQUEST, problem);
+    }
+    // The search for near misses visits all rules of a level, so it runs on a blocking thread, one request at a time.
+    static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
+    let Ok(_permit) = ONE_AT_A_TIME.acquire().await else { return internal_error() };
+    let service = Arc::clone(&state.collector.service);
+    let Some(loaded) = service.rules.load_full() else { return no_rules() };
+    let context = service.context(Some(&loaded), DEFAULT_DEADLINE);
+    let counters = service.decider.peek(context, &decode::request(&request)).await;
+    let explain = move || {
+        let behaviour = &service.decider.behaviour;
+        let explained = Explanation::of(behaviour, &loaded.rules, &decode::request(&request), &counters);
+        let source_version = service.rules.source_version().map(|version| version.to_string());
+        let region = service.decider.explained_region();
+        pretty_json(&Explanation { source_version, region, ..explained })
+    };
+    tokio::task::spawn_blocking(explain).await.unwrap_or_else(|_| internal_error())
+}

@@ -1,0 +1,80 @@
+//! `/metrics` for Prometheus, and `/stats` for people.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+
+use super::app_state::{AppState, Exposition};
+use super::off_thread::render_off_thread;
+use super::response::{internal_error, text};
+use crate::serve::scrape::MetricsCollector;
+use crate::telemetry::metrics::family::{MetricValue, Series};
+use crate::telemetry::metrics::prometheus::TextPage;
+
+/// State of the page for Prometheus.
+#[derive(Clone)]
+struct ExpositionState {
+    collector: MetricsCollector,
+    exposition: Arc<Exposition>,
+}
+
+/// Routes of the Prometheus listener.
+pub fn routes(state: &AppState) -> Router {
+    let Some(exposition) = state.exposition.clone() else { return Router::new() };
+    let path = exposition.path.clone();
+    let state = ExpositionState { collector: state.collector.clone(), exposition };
+    Router::new().route(&path, get(metrics)).with_state(state)
+}
+
+async fn metrics(State(ExpositionState { collector, exposition }): State<ExpositionState>) -> Response {
+    let page = render_off_thread(move || {
+        let mut page = TextPage::new(&exposition.options);
+        collector.collect(&mut |family| page.add(family));
+        page.finish()
+    });
+    match page.await {
+        Some(page) => (StatusCode::OK, [(header::CONTENT_TYPE, "text/plain; version=0.0.4")], page).into_response(),
+        None => internal_error(),
+    }
+}
+
+/// `/stats`: a line `name: value` for each series, zeros included, sorted.
+pub(super) async fn stats(State(state): State<AppState>) -> Response {
+    let page = render_off_thread(move || {
+        let mut lines = Vec::new();
+        state.collector.collect(&mut |family| {
+            for series in &family.series {
+                lines.push(format!("{}: {}\n", series_name(&family.name, series), value_text(&series.value)));
+            }
+        });
+        lines.sort_unstable();
+        lines.concat()
+    });
+    page.await.map_or_else(internal_error, |page| text(StatusCode::OK, page))
+}
+
+/// Name of a series: in statsd if it has one there, otherwise in Prometheus.
+fn series_name(family: &str, series: &Series) -> String {
+    if let Some(name) = &series.statsd_name {
+        return name.clone();
+    }
+    let mut name = family.to_owned();
+    for (index, (label, value)) in series.labels.iter().enumerate() {
+        let _ = write!(name, "{}{label}={value:?}", if index == 0 { '{' } else { ',' });
+    }
+    name.push_str(if series.labels.is_empty() { "" } else { "}" });
+    name
+}
+
+fn value_text(value: &MetricValue) -> String {
+    match value {
+        MetricValue::Counter(count) => count.to_string(),
+        MetricValue::Gauge(level) => level.to_string(),
+        MetricValue::Histogram(times) => format!("count {} sum_ms {}", times.count(), times.sum_ns / 1_000_000),
+    }
+}

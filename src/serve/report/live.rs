@@ -1,0 +1,215 @@
+//! Report of the last second: requests, verdicts, latency, store and rules.
+//!
+//! Counts are differences of two totals. All of them are statistics that are kept anyway.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::base::clock::Time;
+use crate::serve::scrape::MetricsCollector;
+use crate::telemetry::metrics::histogram::{BOUNDS_US, HistogramSnapshot};
+use crate::telemetry::metrics::limit_stats::LimitStat;
+
+/// Totals since the start.
+#[derive(Clone, Debug, Default)]
+pub struct LiveTotals {
+    at: Time,
+    decisions: HistogramSnapshot,
+    verdicts: [u64; LimitStat::VERDICTS.len()],
+    failed_charges: u64,
+}
+
+/// State of this replica, with the counts of an interval.
+#[derive(Clone, Debug, Serialize)]
+pub struct LiveReport {
+    /// End of the interval, in microseconds since the Unix epoch.
+    pub time_us: u64,
+    /// Duration of the interval in microseconds; 0 in the first report.
+    pub interval_us: u64,
+    /// Number of decided requests.
+    pub requests: u64,
+    /// Decisions of limits that reject: by the limit, or by the policy `deny`.
+    pub rejected: u64,
+    /// Decisions of limits, by verdict.
+    pub verdicts: BTreeMap<&'static str, u64>,
+    /// Duration of decisions; `null` without any.
+    pub latency_us: Option<LatencyReport>,
+    /// State of the store.
+    pub store: LiveStore,
+    /// Loaded rules.
+    pub rules: LiveRulesReport,
+    /// Processes that share the store; `null` if they are not counted.
+    pub replicas: Option<LiveReplicas>,
+    /// True if the process can decide requests.
+    pub ready: bool,
+    /// Reason why it cannot.
+    pub not_ready_reason: Option<&'static str>,
+    /// True while the process stops.
+    pub draining: bool,
+}
+
+/// Percentiles of durations in microseconds, each the upper bound of its bucket; the last bound stands for more, too.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct LatencyReport {
+    /// Median.
+    pub p50: u64,
+    /// 90th percentile.
+    pub p90: u64,
+    /// 99th percentile.
+    pub p99: u64,
+    /// 99.9th percentile.
+    pub p999: u64,
+}
+
+/// State of the store.
+#[derive(Clone, Debug, Serialize)]
+pub struct LiveStore {
+    /// `memory`, `redis` or `memcache`.
+    pub kind: &'static str,
+    /// True if charges reach the store.
+    pub available: bool,
+    /// Number of servers.
+    pub nodes: usize,
+    /// Number of servers whose circuit breaker is open.
+    pub breakers_open: usize,
+    /// Number of open connections.
+    pub connections: usize,
+    /// Charges of the interval that failed in the store.
+    pub failed_charges: u64,
+}
+
+/// Loaded rules.
+#[derive(Clone, Debug, Serialize)]
+pub struct LiveRulesReport {
+    /// Number of the loaded set in this process; 0 before the first.
+    pub version: u64,
+    /// Version at the source, if it has versions.
+    pub source_version: Option<Arc<str>>,
+    /// Time of loading, in microseconds since the Unix epoch.
+    pub loaded_at_us: Option<u64>,
+    /// Number of domains.
+    pub domains: usize,
+    /// Number of limits.
+    pub limits: usize,
+    /// Number of problems of the last attempt to load rules.
+    pub problems: usize,
+    /// True if that attempt failed.
+    pub reload_failed: bool,
+}
+
+/// Processes that share the store.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct LiveReplicas {
+    /// Number at the last count; `null`: unknown.
+    pub live: Option<u32>,
+    /// Slot of this process; `null`: none.
+    pub slot: Option<u32>,
+}
+
+impl LiveTotals {
+    /// Totals now. Reads the statistics of every limit.
+    pub fn new(collector: &MetricsCollector) -> Self {
+        let decider = &collector.service.decider;
+        let mut verdicts = [0; LimitStat::VERDICTS.len()];
+        for limit in decider.metrics.limits.all() {
+            for (sum, (stat, _)) in verdicts.iter_mut().zip(LimitStat::VERDICTS) {
+                *sum += limit.get(stat);
+            }
+        }
+        Self {
+            at: collector.service.clock.now(),
+            decisions: decider.metrics.decisions.snapshot(),
+            verdicts,
+            failed_charges: decider.failed_charges().map(|(_, count)| count).sum(),
+        }
+    }
+}
+
+impl LiveReport {
+    /// Report of the interval between two totals.
+    pub fn new(collector: &MetricsCollector, before: &LiveTotals, now: &LiveTotals) -> Self {
+        let health = &collector.health;
+        let mut decisions = HistogramSnapshot::default();
+        for (index, count) in decisions.counts.iter_mut().enumerate() {
+            *count = now.decisions.counts[index].saturating_sub(before.decisions.counts[index]);
+        }
+        let counts = now.verdicts.iter().zip(before.verdicts).map(|(now, before)| now.saturating_sub(before));
+        let verdicts: BTreeMap<_, _> = LimitStat::VERDICTS.iter().map(|(_, name)| *name).zip(counts).collect();
+        let count_of = |verdict| verdicts.get(verdict).copied().unwrap_or(0);
+        let sharing = collector.service.decider.store.stats().shared.and_then(|shared| shared.eventual);
+        let not_ready_reason = health.not_ready_reason();
+        Self {
+            time_us: now.at.as_micros(),
+            interval_us: now.at.since_us(before.at),
+            requests: decisions.count(),
+            rejected: count_of("over_limit") + count_of("deny"),
+            latency_us: LatencyReport::new(&decisions),
+            store: LiveStore::new(collector, now.failed_charges.saturating_sub(before.failed_charges)),
+            rules: LiveRulesReport::new(collector),
+            replicas: sharing.map(|sharing| LiveReplicas { live: sharing.live_replicas, slot: sharing.slot }),
+            ready: not_ready_reason.is_none(),
+            not_ready_reason,
+            draining: health.is_draining(),
+            verdicts,
+        }
+    }
+}
+
+impl LatencyReport {
+    fn new(durations: &HistogramSnapshot) -> Option<Self> {
+        let total = durations.count();
+        let percentile = |per_mille: u64| {
+            // Rank of the percentile, from 1, rounded up.
+            let rank = (u128::from(total) * u128::from(per_mille)).div_ceil(1000);
+            let mut seen = 0;
+            let bucket = durations.counts.iter().position(|count| {
+                seen += u128::from(*count);
+                seen >= rank
+            });
+            let last = BOUNDS_US.len() - 1;
+            BOUNDS_US[bucket.unwrap_or(last).min(last)]
+        };
+        (total > 0).then(|| Self {
+            p50: percentile(500),
+            p90: percentile(900),
+            p99: percentile(990),
+            p999: percentile(999),
+        })
+    }
+}
+
+impl LiveStore {
+    fn new(collector: &MetricsCollector, failed_charges: u64) -> Self {
+        let stats = collector.service.decider.store.stats();
+        let (mut servers, pools) = stats.shared.map(|shared| (shared.servers, shared.pools)).unwrap_or_default();
+        servers.sort_unstable();
+        servers.dedup_by(|a, b| a.address == b.address);
+        Self {
+            kind: stats.store,
+            available: !collector.health.is_store_lost(),
+            nodes: servers.len(),
+            breakers_open: servers.iter().filter(|server| server.is_breaker_open).count(),
+            connections: pools.iter().map(|pool| pool.connections).sum(),
+            failed_charges,
+        }
+    }
+}
+
+impl LiveRulesReport {
+    fn new(collector: &MetricsCollector) -> Self {
+        let rules = &collector.service.rules;
+        let (status, loaded) = (rules.status(), rules.load_full());
+        let loaded = loaded.as_deref();
+        Self {
+            version: status.version,
+            source_version: status.source_version,
+            loaded_at_us: loaded.map(|loaded| loaded.loaded_at.as_micros()),
+            domains: status.domains,
+            limits: loaded.map_or(0, |loaded| loaded.rules.rules().map(|rule| rule.limits.len()).sum()),
+            problems: status.last_error.as_ref().map_or(0, |error| error.lines().count()),
+            reload_failed: status.last_error.is_some(),
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! Report of the decisions of each limit, with findings.
+//!
+//! Five things are found: a limit that no request matched, one that never rejected, one whose keys are nearly all seen
+//! once, one that mostly rejects short bursts, which a token bucket would admit at the same long-term rate, and a
+//! default that a limit cannot have. A finding is advice and names what it is based on.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::ReportFormat;
+use super::text::{columns, plain};
+use crate::base::clock::Time;
+use crate::decide::explain::limit_text;
+use crate::limit::Limit;
+use crate::limit::algorithm::Capacity;
+use crate::rules::rule::set::{CompiledRule, RuleSet};
+use crate::telemetry::hyperloglog::STANDARD_ERROR;
+use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat};
+use crate::telemetry::top_keys::{BURST_SECONDS, MINUTES, TopKeys, TopKeysSnapshot};
+
+/// Query of `/rules`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RulesQuery {
+    /// ReportFormat of the report.
+    pub format: ReportFormat,
+    /// Maximum number of limits: 1 to 10 000, default 100.
+    pub most: Option<usize>,
+    /// Name of a limit, `domain.key_value.key`, or the start of one up to a dot.
+    pub rule: Option<String>,
+    /// Finding that limits must have.
+    pub finding: Option<FindingKind>,
+}
+
+const DEFAULT_LIMITS: usize = 100;
+const MAX_LIMITS: usize = 10_000;
+/// Minimum number of decisions for findings about keys.
+const MIN_DECISIONS: u64 = 100;
+/// Minimum share of distinct keys per decision for keys that are seen once, in percent: 90 less twice the estimate's
+/// error.
+const MIN_DISTINCT_PERCENT: u64 = 80;
+/// Minimum number of rejected hits for findings about bursts.
+const MIN_REJECTED_HITS: u64 = 20;
+/// Maximum period for findings about bursts; a limit with a longer period is a budget.
+const MAX_BURST_PERIOD_US: u64 = 3_600_000_000;
+
+/// Decisions and findings by limit.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct RuleUsageReport {
+    /// Number of limits that match the query, in the report or not.
+    pub limits: usize,
+    /// Relative standard error of the numbers of distinct keys.
+    pub distinct_standard_error: f64,
+    /// Number of minutes in which bursts are counted.
+    pub burst_minutes: u64,
+    /// Limits, ordered by rejected and then by matched decisions.
+    pub rules: Vec<LimitReport>,
+}
+
+/// Decisions and findings of one limit, since it was loaded.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct LimitReport {
+    /// Name: `domain.key_value.key`.
+    pub rule: String,
+    /// Position in the rule files: `file:line:column`.
+    pub origin: String,
+    /// File of the limit.
+    #[serde(default)]
+    pub file: String,
+    /// Line in the file, from 1.
+    #[serde(default)]
+    pub line: u64,
+    /// Domain.
+    #[serde(default)]
+    pub domain: String,
+    /// Keys, or keys with values, from the domain to the rule, as in the name.
+    #[serde(default)]
+    pub path: Vec<String>,
+    /// Description of the limit.
+    pub limit: String,
+    /// True in shadow mode: rejections were only counted.
+    pub shadow_mode: bool,
+    /// True for a candidate: charged as if it were the only limit of the rule.
+    #[serde(default)]
+    pub candidate: bool,
+    /// Name of the limit that is enforced beside a candidate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of: Option<String>,
+    /// Time since counting began, in seconds.
+    pub age_s: u64,
+    /// Number of decisions.
+    pub matched: u64,
+    /// Number of decisions that rejected.
+    pub rejected: u64,
+    /// Hits within the limit and above NEAR_LIMIT_RATIO of it.
+    pub near_limit_hits: u64,
+    /// Estimated number of distinct keys.
+    pub distinct_keys: u64,
+    /// Estimated number of distinct keys that were rejected.
+    pub distinct_rejected_keys: u64,
+    /// Share of the recently rejected hits that came in bursts, 0 to 1; null if none were rejected.
+    pub burst_share: Option<f64>,
+    /// Findings.
+    pub findings: Vec<Finding>,
+}
+
+/// A finding about a limit.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Finding {
+    /// Kind of the finding.
+    pub kind: FindingKind,
+    /// Numbers that the finding is based on, and a remedy.
+    pub advice: String,
+}
+
+/// Kind of a finding.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FindingKind {
+    /// No request matched the limit.
+    NeverMatched,
+    /// The limit rejected nothing.
+    NeverRejected,
+    /// Nearly every request has another key.
+    KeysSeenOnce,
+    /// Most rejected hits came in short bursts.
+    TokenBucket,
+    /// A default of `TOLLKEEPER_RULE_DEFAULTS` was left out.
+    DefaultLeftOut,
+}
+
+/// Rejected hits of a limit in the last minutes.
+#[derive(Clone, Copy, Debug, Default)]
+struct BurstStats {
+    rejected: u64,
+    in_bursts: u64,
+    largest: u64,
+}
+
+impl RuleUsageReport {
+    /// Computes the report for the limits of `rules`.
+    pub fn new(rules: &RuleSet, top_keys: &TopKeys, now: Time, query: &RulesQuery) -> Self {
+        let bursts = burst_stats(&top_keys.snapshot(now, MINUTES, |name| query.matches(name)));
+        let limits = rules.rules().flat_map(|rule| (0..rule.limits.len()).map(move |index| (rule, index)));
+        let mut reports: Vec<LimitReport> = limits
+            .filter(|(rule, index)| query.matches(rule.limits[*index].stats.name()))
+            .map(|(rule, index)| {
+                let bursts = bursts.get(rule.limits[index].stats.shared_name()).copied();
+                LimitReport::new(rule, index, bursts.unwrap_or_default())
+            })
+            .filter(|limit| query.finding.is_none_or(|kind| limit.findings.iter().any(|found| found.kind == kind)))
+            .collect();
+        reports.sort_by(|a, b| (b.rejected, b.matched, &a.rule).cmp(&(a.rejected, a.matched, &b.rule)));
+        let limits = reports.len();
+        reports.truncate(query.most.unwrap_or(DEFAULT_LIMITS).clamp(1, MAX_LIMITS));
+        Self { limits, distinct_standard_error: STANDARD_ERROR, burst_minutes: MINUTES, rules: reports }
+    }
+
+    /// Formats the report as text.
+    pub fn text(&self) -> String {
+        if self.rules.is_empty() {
+            return "no limit matches\n".to_owned();
+        }
+        let headings = ["MATCHED", "REJECTED", "NEAR", "KEYS", "REJECTED KEYS", "BURSTS", "RULE"];
+        let mut page = columns(headings, self.rules.iter().map(LimitReport::row));
+        for limit in self.rules.iter().filter(|limit| !limit.findings.is_empty()) {
+            page += &format!("\n{} ({}), {}\n", plain(&limit.rule), plain(&limit.limit), plain(&limit.origin));
+            for finding in &limit.findings {
+                page += &format!("  {}\n", plain(&finding.advice));
+            }
+        }
+        if self.limits > self.rules.len() {
+            page += &format!("\n{} of {} limits\n", self.rules.len(), self.limits);
+        }
+        page
+    }
+}
+
+impl RulesQuery {
+    fn matches(&self, name: &LimitName) -> bool {
+        self.rule.as_ref().is_none_or(|rule| name.starts_with(rule))
+    }
+}
+
+impl LimitReport {
+    fn new(rule: &CompiledRule, index: usize, bursts: BurstStats) -> Self {
+        let limit = &rule.limits[index];
+        let stats = &limit.stats;
+        // Keys of a rule are counted with its first limit.
+        let first = rule.limits.first().map_or(stats, |first| &first.stats);
+        let enforced = rule.limits.first().filter(|first| limit.candidate && !first.candidate);
+        let decisions = stats.all_decisions();
+        #[expect(clippy::cast_precision_loss, reason = "a share needs no more digits")]
+        let burst_share = (bursts.rejected > 0).then(|| bursts.in_bursts as f64 / bursts.rejected as f64);
+        let mut report = Self {
+            rule: stats.name().key().to_owned(),
+            origin: rule.rule.location.to_string(),
+            file: rule.rule.location.file.to_string(),
+            line: u64::from(rule.rule.location.line),
+            domain: stats.name().domain().to_owned(),
+            path: stats.name().parts().skip(1).map(str::to_owned).collect(),
+            limit: limit_text(&limit.limit),
+            shadow_mode: limit.shadow,
+            candidate: limit.candidate,
+            of: enforced.map(|enforced| enforced.stats.name().key().to_owned()),
+            age_s: stats.age().as_secs(),
+            matched: decisions.total,
+            rejected: decisions.rejected,
+            near_limit_hits: stats.get(LimitStat::NearLimit),
+            distinct_keys: first.keys.estimate(),
+            distinct_rejected_keys: stats.rejected_keys.estimate(),
+            burst_share,
+            findings: Vec::new(),
+        };
+        report.findings = report.findings(&limit.limit, bursts);
+        let left_out = rule.left_out_defaults(index).iter();
+        report
+            .findings
+            .extend(left_out.map(|text| Finding { kind: FindingKind::DefaultLeftOut, advice: text.clone() }));
+        report
+    }
+
+    /// Cells of the text form.
+    fn row(&self) -> [String; 7] {
+        let share = self.burst_share.map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", share * 100.0));
+        let numbers =
+            [self.matched, self.rejected, self.near_limit_hits, self.distinct_keys, self.distinct_rejected_keys];
+        let [matched, rejected, near, keys, rejected_keys] = numbers.map(|number| number.to_string());
+        let shadow = match (self.candidate, self.shadow_mode) {
+            (true, _) => " (candidate)",
+            (false, true) => " (shadow mode)",
+            (false, false) => "",
+        };
+        [matched, rejected, near, keys, rejected_keys, share, format!("{}{shadow}", plain(&self.rule))]
+    }
+
+    fn findings(&self, limit: &Limit, bursts: BurstStats) -> Vec<Finding> {
+        if self.matched == 0 {
+            let advice = format!(
+                "no request matched for {} s: `tollkeeper explain` shows which rule a request matches, and why",
+                self.age_s
+            );
+            return vec![Finding { kind: FindingKind::NeverMatched, advice }];
+        }
+        let found = [
+            (FindingKind::NeverRejected, self.never_rejected()),
+            (FindingKind::KeysSeenOnce, self.keys_seen_once()),
+            (FindingKind::TokenBucket, bursty(limit, bursts)),
+        ];
+        found.into_iter().filter_map(|(kind, advice)| Some(Finding { kind, advice: advice? })).collect()
+    }
+
+    fn never_rejected(&self) -> Option<String> {
+        let near = match self.near_limit_hits {
+            0 => "no hit came near the limit".to_owned(),
+            hits => format!("{hits} hits came near the limit"),
+        };
+        (self.rejected == 0).then(|| {
+            format!("nothing was rejected in {} decisions, and {near}: the limit may be too high", self.matched)
+        })
+    }
+
+    fn keys_seen_once(&self) -> Option<String> {
+        let is_mostly_distinct =
+            self.distinct_keys.saturating_mul(100) >= self.matched.saturating_mul(MIN_DISTINCT_PERCENT);
+        (self.matched >= MIN_DECISIONS && is_mostly_distinct).then(|| {
+            format!(
+                "about {} distinct keys in {} decisions: nearly every request has its own key, so the limit rejects \
+                 no one; check whether the key contains a request id or a time",
+                self.distinct_keys, self.matched
+            )
+        })
+    }
+}
+
+fn bursty(limit: &Limit, bursts: BurstStats) -> Option<String> {
+    let has_bucket = limit.algorithm().properties().capacity != Capacity::RequestsPerUnit;
+    let is_short = limit.period_us() <= MAX_BURST_PERIOD_US && limit.requests_per_unit() > 0;
+    let is_mostly_bursts = bursts.rejected >= MIN_REJECTED_HITS && bursts.in_bursts * 2 >= bursts.rejected;
+    (!has_bucket && is_short && is_mostly_bursts).then(|| {
+        let bucket_size = u64::from(limit.requests_per_unit()).saturating_add(bursts.largest);
+        format!(
+            "{} of {} hits rejected in {MINUTES} minutes came in bursts of at most {BURST_SECONDS} s: `algorithm: \
+             token_bucket` with `bucket_size: {bucket_size}` would admit a burst as large as the largest of them, at \
+             the same long-term rate",
+            bursts.in_bursts, bursts.rejected
+        )
+    })
+}
+
+fn burst_stats(snapshot: &TopKeysSnapshot) -> HashMap<Arc<LimitName>, BurstStats> {
+    let mut by_limit: HashMap<Arc<LimitName>, BurstStats> = HashMap::new();
+    for key in &snapshot.keys {
+        let bursts = by_limit.entry(Arc::clone(&key.limit)).or_default();
+        bursts.rejected += key.at_least;
+        bursts.in_bursts += key.in_bursts;
+        bursts.largest = bursts.largest.max(key.largest_burst);
+    }
+    by_limit
+}

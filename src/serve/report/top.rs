@@ -1,0 +1,221 @@
+//! Report of the keys that were rejected most, overall and by limit.
+//!
+//! Counts have a lower and an upper bound, and `max_missed_hits` bounds the hits of every key that is not in the
+//! report. Limits in shadow mode are included with the hits that they would have rejected.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::ReportFormat;
+use super::text::{columns, plain};
+use crate::base::clock::Time;
+use crate::telemetry::metrics::limit_stats::LimitName;
+use crate::telemetry::top_keys::{MINUTES, MinuteSum, RejectedKey, TopKeys, TopKeysSnapshot};
+
+/// Query of `/top`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TopQuery {
+    /// ReportFormat of the report.
+    pub format: ReportFormat,
+    /// Number of minutes, including the current one: 1 to [`MINUTES`], default 5.
+    pub minutes: Option<u64>,
+    /// Maximum number of keys, overall and by limit: 1 to 1000, default 10.
+    pub most: Option<usize>,
+    /// Name of a limit, `domain.key_value.key`, or the start of one up to a dot.
+    pub rule: Option<String>,
+}
+
+const DEFAULT_MINUTES: u64 = 5;
+const DEFAULT_KEYS: usize = 10;
+const MAX_KEYS: usize = 1000;
+/// Maximum number of limits in [`TopReport::by_limit`].
+const MAX_LIMITS: usize = 100;
+
+/// The keys that were rejected most.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct TopReport {
+    /// Number of minutes, including the current one.
+    pub minutes: u64,
+    /// Upper bound of the rejected hits of every key without a counter.
+    pub max_missed_hits: u64,
+    /// Keys of all limits, the most rejected first.
+    pub overall: Vec<TopKey>,
+    /// Limits that rejected most, with their keys.
+    pub by_limit: Vec<LimitTopKeys>,
+    /// Hits rejected in each of the last ten minutes, the oldest first; only of this process.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub by_minute: Vec<RejectedByMinute>,
+}
+
+/// Hits rejected in one minute.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct RejectedByMinute {
+    /// Start of the minute in UTC, `hour:minute`.
+    pub at: String,
+    /// Start of the minute, in seconds since the Unix epoch.
+    pub start_s: u64,
+    /// Lower bound of the hits, from keys with a counter.
+    pub rejected_at_least: u64,
+}
+
+/// Rejected keys of one limit.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct LimitTopKeys {
+    /// Name of the limit: `domain.key_value.key`.
+    pub rule: String,
+    /// Lower bound of the hits rejected by the limit, from keys with a counter.
+    pub rejected_at_least: u64,
+    /// Keys, the most rejected first.
+    pub keys: Vec<TopKey>,
+}
+
+/// A rejected key.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct TopKey {
+    /// Name of the limit that rejected it.
+    pub rule: String,
+    /// `key=value,key=value`; `,`, `=` and `\` in them are escaped by `\`; cut after 256 bytes, with `,#` and a hash.
+    pub key: String,
+    /// Entries of the key; absent if it was cut, is not UTF-8, or comes from another replica.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entries: Option<Vec<KeyEntry>>,
+    /// Lower bound of the rejected hits.
+    pub rejected_at_least: u64,
+    /// Upper bound of the rejected hits.
+    pub rejected_at_most: u64,
+}
+
+/// Entry of a key.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct KeyEntry {
+    /// Key.
+    pub key: String,
+    /// Value, or the pattern of values that share a counter; absent if values are hashed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+}
+
+impl TopQuery {
+    /// True if the limit is in the report.
+    pub fn matches(&self, name: &LimitName) -> bool {
+        self.rule.as_ref().is_none_or(|rule| name.starts_with(rule))
+    }
+}
+
+impl TopReport {
+    /// Computes the report of this process.
+    pub fn new(top_keys: &TopKeys, now: Time, query: &TopQuery) -> Self {
+        let mut report =
+            Self::of_snapshots(|minutes| top_keys.snapshot(now, minutes, |name| query.matches(name)), query);
+        report.by_minute = top_keys
+            .rejected_by_minute(now, |name| query.matches(name))
+            .into_iter()
+            .map(RejectedByMinute::from)
+            .collect();
+        report.keys_mut().for_each(|key| key.entries = entries(&key.key));
+        report
+    }
+
+    /// Removes the values of entries, which are hashes that no request has.
+    #[must_use]
+    pub fn without_values(mut self) -> Self {
+        let entries = self.keys_mut().filter_map(|key| key.entries.as_mut()).flatten();
+        entries.for_each(|entry| entry.value = None);
+        self
+    }
+
+    fn keys_mut(&mut self) -> impl Iterator<Item = &mut TopKey> {
+        self.overall.iter_mut().chain(self.by_limit.iter_mut().flat_map(|limit| &mut limit.keys))
+    }
+
+    /// Computes the report from the snapshot of this many minutes.
+    pub fn of_snapshots(snapshot: impl FnOnce(u64) -> TopKeysSnapshot, query: &TopQuery) -> Self {
+        let minutes = query.minutes.unwrap_or(DEFAULT_MINUTES).clamp(1, MINUTES);
+        let max_keys = query.most.unwrap_or(DEFAULT_KEYS).clamp(1, MAX_KEYS);
+        let TopKeysSnapshot { keys, max_missed } = snapshot(minutes);
+        let mut by_limit: Vec<LimitTopKeys> = Vec::new();
+        let mut indexes = HashMap::new();
+        for rejected in &keys {
+            let index = *indexes.entry(rejected.limit.key()).or_insert_with(|| {
+                let rule = rejected.limit.key().to_owned();
+                by_limit.push(LimitTopKeys { rule, rejected_at_least: 0, keys: Vec::new() });
+                by_limit.len() - 1
+            });
+            let limit = &mut by_limit[index];
+            limit.rejected_at_least += rejected.at_least;
+            if limit.keys.len() < max_keys {
+                limit.keys.push(TopKey::new(rejected));
+            }
+        }
+        by_limit.sort_by(|a, b| (b.rejected_at_least, &a.rule).cmp(&(a.rejected_at_least, &b.rule)));
+        by_limit.truncate(MAX_LIMITS);
+        let overall = keys.iter().take(max_keys).map(TopKey::new).collect();
+        Self { minutes, max_missed_hits: max_missed, overall, by_limit, by_minute: Vec::new() }
+    }
+
+    /// Formats the report as text.
+    pub fn text(&self) -> String {
+        let minutes =
+            if self.minutes == 1 { "this minute".to_owned() } else { format!("the last {} minutes", self.minutes) };
+        if self.overall.is_empty() {
+            return format!("no hits were rejected in {minutes}\n");
+        }
+        let missed = match self.max_missed_hits {
+            0 => "no key is missing".to_owned(),
+            max => format!("every missing key had at most {max}"),
+        };
+        let mut page = format!("Hits rejected in {minutes}; {missed}.\n\n");
+        let row = |key: &TopKey| {
+            [key.rejected_at_least.to_string(), key.rejected_at_most.to_string(), plain(&key.rule), plain(&key.key)]
+        };
+        page += &columns(["AT LEAST", "AT MOST", "RULE", "KEY"], self.overall.iter().map(row));
+        for limit in self.by_limit.iter().filter(|_| self.by_limit.len() > 1) {
+            page += &format!("\n{}: at least {}\n", plain(&limit.rule), limit.rejected_at_least);
+            let row = |key: &TopKey| {
+                [format!("  {}", key.rejected_at_least), key.rejected_at_most.to_string(), plain(&key.key)]
+            };
+            page += &columns(["  AT LEAST", "AT MOST", "KEY"], limit.keys.iter().map(row));
+        }
+        page
+    }
+}
+
+impl TopKey {
+    fn new(rejected: &RejectedKey) -> Self {
+        Self {
+            rule: rejected.limit.key().to_owned(),
+            key: rejected.text.to_string(),
+            entries: None,
+            rejected_at_least: rejected.at_least,
+            rejected_at_most: rejected.at_most,
+        }
+    }
+}
+
+impl From<MinuteSum> for RejectedByMinute {
+    fn from(sum: MinuteSum) -> Self {
+        let MinuteSum { minute, rejected_at_least } = sum;
+        let at = format!("{:02}:{:02}", minute / 60 % 24, minute % 60);
+        Self { at, start_s: minute * 60, rejected_at_least }
+    }
+}
+
+/// Entries of a key's text; `None` if it was cut or is not UTF-8.
+fn entries(text: &str) -> Option<Vec<KeyEntry>> {
+    let mut entries = vec![KeyEntry { key: String::new(), value: None }];
+    let mut characters = text.chars();
+    while let Some(character) = characters.next() {
+        let entry = entries.last_mut()?;
+        match character {
+            '=' if entry.value.is_none() => entry.value = Some(String::new()),
+            ',' => entries.push(KeyEntry { key: String::new(), value: None }),
+            character => {
+                let character = if character == '\\' { characters.next()? } else { character };
+                entry.value.as_mut().unwrap_or(&mut entry.key).push(character);
+            }
+        }
+    }
+    entries.iter().all(|entry| entry.value.is_some()).then_some(entries)
+}

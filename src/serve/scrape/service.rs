@@ -1,0 +1,93 @@
+//! Metrics of requests, decisions and spans.
+
+use crate::decide::log::{DecisionLog, RecordCounts};
+use crate::serve::grpc::service::Service;
+use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
+use crate::telemetry::service_metrics::ServiceMetrics;
+use crate::telemetry::traces::span_queue::{ExportCounts, SpanQueue};
+
+/// Emits the metrics of requests, decisions and spans.
+pub(super) fn collect(service: &Service, emit: &mut dyn FnMut(Family)) {
+    let metrics = &service.decider.metrics;
+    calls(metrics, emit);
+    let decisions = Series::new(MetricValue::Histogram(Box::new(metrics.decisions.snapshot())));
+    let help = "Duration of decisions in seconds, including the store, without the delay of responses.";
+    emit(Family::new("tollkeeper_decision_duration_seconds", MetricKind::Histogram, help).with(decisions));
+    emit(errors(service));
+    let shadow = Series::new(MetricValue::Counter(metrics.global_shadow_mode()));
+    let help = "Total number of requests admitted because of SHADOW_MODE.";
+    emit(
+        Family::new("ratelimit_service_global_shadow_mode", MetricKind::Counter, help)
+            .with(shadow.statsd_name("ratelimit.service.global_shadow_mode")),
+    );
+    if let Some(tracer) = &service.tracer {
+        emit(spans(&tracer.span_queue));
+    }
+    if let Some(log) = &service.decider.log {
+        emit(records(log));
+    }
+    emit(Family::gauge(
+        "tollkeeper_answers_held",
+        "Number of responses that are delayed now.",
+        service.delayed_responses(),
+    ));
+}
+
+/// Calls by gRPC method.
+fn calls(metrics: &ServiceMetrics, emit: &mut dyn FnMut(Family)) {
+    let mut requests = Family::new(
+        "ratelimit_service_total_requests",
+        MetricKind::Counter,
+        "Total number of calls of the rate limit service and the health service.",
+    );
+    let mut times = Family::new(
+        "ratelimit_service_response_time_seconds",
+        MetricKind::Histogram,
+        "Duration of calls in seconds, including the delay of responses.",
+    );
+    let methods = [("ShouldRateLimit", metrics.calls.snapshot()), ("Check", metrics.health_checks.snapshot())];
+    for (method, snapshot) in methods {
+        let series = |value| Series::new(value).label("grpc_method", method);
+        let statsd_name = |metric: &str| format!("ratelimit_server.{method}.{metric}");
+        let count = series(MetricValue::Counter(snapshot.count()));
+        requests.series.push(count.statsd_name(statsd_name("total_requests")));
+        let time = series(MetricValue::Histogram(Box::new(snapshot)));
+        times.series.push(time.statsd_name(statsd_name("response_time")));
+    }
+    emit(requests);
+    emit(times);
+}
+
+fn errors(service: &Service) -> Family {
+    let failed: u64 = service.decider.failed_charges().map(|(_, count)| count).sum();
+    let series = |kind: &'static str, count| {
+        let statsd_name = format!("ratelimit.service.call.should_rate_limit.{kind}");
+        Series::new(MetricValue::Counter(count)).label("err_type", kind).statsd_name(statsd_name)
+    };
+    Family::new(
+        "ratelimit_service_should_rate_limit_error",
+        MetricKind::Counter,
+        "Total number of charges that failed in the store, and of requests that failed for another reason.",
+    )
+    .with(series("redis_error", failed))
+    .with(series("service_error", service.decider.metrics.service_errors()))
+}
+
+fn spans(span_queue: &SpanQueue) -> Family {
+    let ExportCounts { sent, dropped, failed } = span_queue.export_counts();
+    let help = "Total number of ended spans: sent to the collector, dropped by the full queue, or failed to send.";
+    let counts = [("sent", sent), ("dropped", dropped), ("failed", failed)];
+    Family::counters("tollkeeper_spans_total", help, "outcome", counts)
+}
+
+fn records(log: &DecisionLog) -> Family {
+    let help = "Total number of records of the decision log: written, dropped by the full queue, or failed to write.";
+    let mut family = Family::new("tollkeeper_decision_log_records_total", MetricKind::Counter, help);
+    for RecordCounts { sink, written, dropped, failed } in log.counts() {
+        for (outcome, count) in [("written", written), ("dropped", dropped), ("failed", failed)] {
+            let series = Series::new(MetricValue::Counter(count)).label("sink", sink).label("outcome", outcome);
+            family.series.push(series);
+        }
+    }
+    family
+}

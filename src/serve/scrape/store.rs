@@ -1,0 +1,174 @@
+//! Metrics of the store.
+
+use std::time::Duration;
+
+use crate::decide::Decider;
+use crate::limit::StorePolicy;
+use crate::serve::health::Health;
+use crate::store::memory::usage::MemoryUsage;
+use crate::store::stats::MembershipNotice;
+use crate::store::stats::{
+    CommandCount, EventualSharing, GrantTotals, PoolStats, RegionStats, SharedStoreStats, StoreServerStats,
+};
+use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
+
+/// Emits the metrics of the store.
+pub(super) fn collect(decider: &Decider, health: &Health, emit: &mut dyn FnMut(Family)) {
+    let stats = decider.store.stats();
+    emit(
+        Family::new("tollkeeper_store_info", MetricKind::Gauge, "Store of the counters; always 1.")
+            .with(Series::new(MetricValue::Gauge(1.0)).label("store", stats.store)),
+    );
+    let help = "Total number of charges that failed in the store, by kind of failure.";
+    emit(Family::counters("tollkeeper_store_errors_total", help, "kind", decider.failed_charges()));
+    let help = "Total number of charges that failed in the store, by the failure policy that decided.";
+    let counts = StorePolicy::ALL.map(|policy| (policy.name(), decider.decided_by(policy)));
+    emit(Family::counters("tollkeeper_policy_verdicts_total", help, "policy", counts));
+    let help = "1 if no server of a deployment accepts charges.";
+    emit(Family::gauge("tollkeeper_store_lost", help, u8::from(health.is_store_lost())));
+    let help = "1 if the store is misconfigured.";
+    emit(Family::gauge("tollkeeper_store_misconfigured", help, u8::from(health.is_store_misconfigured())));
+    memory_usage(stats.memory, emit);
+    if let Some(shared) = stats.shared {
+        shared_store(shared, emit);
+    }
+}
+
+/// Counters in this process: those of the memory store, or of the fallback.
+fn memory_usage(usage: MemoryUsage, emit: &mut dyn FnMut(Family)) {
+    emit(Family::gauge("tollkeeper_keys", "Number of counters in this process.", usage.counters));
+    emit(Family::gauge("tollkeeper_memory_bytes", "Memory used by in-process counters, in bytes.", usage.bytes));
+    let help = "Maximum memory of in-process counters, in bytes.";
+    emit(Family::gauge("tollkeeper_memory_capacity_bytes", help, usage.capacity_bytes));
+    let help = "Total number of in-process counters evicted for lack of memory.";
+    emit(Family::counter("tollkeeper_keys_evicted_total", help, usage.evicted));
+}
+
+/// A store that all replicas share.
+fn shared_store(stats: SharedStoreStats, emit: &mut dyn FnMut(Family)) {
+    emit(
+        Family::new(
+            "tollkeeper_store_duration_seconds",
+            MetricKind::Histogram,
+            "Duration of charges that needed a round trip to the store, per request, in seconds.",
+        )
+        .with(Series::new(MetricValue::Histogram(Box::new(stats.latency)))),
+    );
+    emit(Family::counter("tollkeeper_draws_total", "Total number of requested charges and peeks.", stats.charges));
+    emit(Family::counter("tollkeeper_store_calls_total", "Total number of calls to the store.", stats.calls));
+    let help = "Total number of charges whose caller stopped waiting; they may have been charged.";
+    emit(Family::counter("tollkeeper_draws_abandoned_total", help, stats.abandoned));
+    if let Some(dropped) = stats.refunds_dropped {
+        let help = "Total number of refunds dropped because they would have gone below 0, where Redis runs no scripts.";
+        emit(Family::counter("tollkeeper_refunds_dropped_total", help, dropped));
+    }
+    let help = "Total number of charges rejected by the over-limit cache, without a call to the store.";
+    emit(Family::counter("tollkeeper_known_over_hits_total", help, stats.rejected_locally));
+    if let Some(sharing) = &stats.eventual {
+        eventual(sharing, emit);
+    }
+    if let Some(regions) = &stats.regions {
+        region(regions, emit);
+    }
+    breakers(stats.servers, emit);
+    stats.pools.iter().for_each(|connections| pool(connections, emit));
+    commands(&stats.commands, emit);
+}
+
+/// This region among those that share global limits.
+fn region(stats: &RegionStats, emit: &mut dyn FnMut(Family)) {
+    let help = "1 if the global Redis has answered within 5 s; 0: the region is cut off.";
+    emit(Family::gauge("tollkeeper_region_connected", help, u8::from(stats.connected)));
+    let help = "1 if another region has another list of regions, or another Redis has the name of this region.";
+    let differs = |notice| matches!(notice, &MembershipNotice::SecondRedis | &MembershipNotice::OtherLists(_));
+    let is_restricted = stats.notices.iter().any(differs);
+    emit(Family::gauge("tollkeeper_region_restricted", help, u8::from(is_restricted)));
+    let help = "Total number of jumps of a Redis clock that were noticed.";
+    emit(Family::counter("tollkeeper_clock_jumps_total", help, stats.clock_jumps));
+    let GrantTotals { requested, failed, dropped, granted, wasted, returned, used, last_grant_us } = stats.grants;
+    let help = "Total number of grant requests to the global Redis, by outcome.";
+    let outcomes = [("answered", requested - failed.min(requested)), ("failed", failed), ("dropped", dropped)];
+    emit(Family::counters("tollkeeper_grant_requests_total", help, "outcome", outcomes));
+    let help = "Total number of hits of grants: taken by a counter of the region, returned unused, or wasted.";
+    let hits = [("granted", granted), ("returned", returned), ("wasted", wasted)];
+    emit(Family::counters("tollkeeper_grant_hits_total", help, "kind", hits));
+    let help = "Total number of hits of global limits that this process admitted, by what they were admitted from.";
+    let sources = [("grant", used.grant), ("reserve", used.reserve), ("loss_allowance", used.loss_allowance)];
+    emit(Family::counters("tollkeeper_region_hits_total", help, "from", sources));
+    if let Some(age_us) = last_grant_us {
+        let help = "Time since the last grant to this process, in seconds.";
+        let age_s = Duration::from_micros(age_us).as_secs_f64();
+        emit(
+            Family::new("tollkeeper_grant_age_seconds", MetricKind::Gauge, help)
+                .with(Series::new(MetricValue::Gauge(age_s))),
+        );
+    }
+}
+
+fn breakers(mut servers: Vec<StoreServerStats>, emit: &mut dyn FnMut(Family)) {
+    let mut breakers = Family::new(
+        "tollkeeper_breaker_open",
+        MetricKind::Gauge,
+        "1 if the circuit breaker of a server of the store is open.",
+    );
+    servers.sort_unstable();
+    servers.dedup_by(|a, b| a.address == b.address);
+    breakers.series.extend(servers.into_iter().map(|StoreServerStats { address, is_breaker_open }| {
+        Series::new(MetricValue::level(u8::from(is_breaker_open))).label("node", address)
+    }));
+    emit(breakers);
+}
+
+/// Shares and leases of eventual rules.
+fn eventual(sharing: &EventualSharing, emit: &mut dyn FnMut(Family)) {
+    let usage = sharing.hits;
+    let help = "Total number of hits that eventual rules admitted in this process, by source.";
+    let counts = [("share", usage.shared), ("lease", usage.leased)];
+    emit(Family::counters("tollkeeper_eventual_hits_total", help, "from", counts));
+    emit(Family::counter("tollkeeper_leased_hits_total", "Total number of hits leased from Redis.", usage.lent));
+    let help = "Total number of leased hits that were unused when their lease ended.";
+    emit(Family::counter("tollkeeper_lease_hits_left_total", help, usage.returned));
+    if let Some(live) = sharing.live_replicas {
+        let help = "Number of processes that share this Redis, as last counted.";
+        emit(Family::gauge("tollkeeper_live_replicas", help, live));
+    }
+    if let Some(slot) = sharing.slot {
+        let help = "Slot whose share of eventual limits this process may use.";
+        emit(Family::gauge("tollkeeper_slot", help, slot));
+    }
+}
+
+/// Connections to servers, under the names of envoyproxy/ratelimit.
+fn pool(stats: &PoolStats, emit: &mut dyn FnMut(Family)) {
+    let PoolStats { name: prefix, connections, opened } = *stats;
+    let statsd_name = |metric: &str| format!("ratelimit.{prefix}.{metric}");
+    let name = |metric: &str| format!("ratelimit_{prefix}_{metric}");
+    let closed = opened.saturating_sub(connections as u64);
+    let counter = |metric, help, count| {
+        Family::new(name(metric), MetricKind::Counter, help)
+            .with(Series::new(MetricValue::Counter(count)).statsd_name(statsd_name(metric)))
+    };
+    emit(
+        Family::new(name("cx_active"), MetricKind::Gauge, "Number of open connections to the store.")
+            .with(Series::new(MetricValue::level(connections)).statsd_name(statsd_name("cx_active"))),
+    );
+    emit(counter("cx_total", "Total number of connections to the store that were opened.", opened));
+    emit(counter("cx_local_close", "Total number of connections to the store that were closed.", closed));
+}
+
+/// Commands, under the names of envoyproxy/ratelimit, which writes the outcome as a tag.
+fn commands(counts: &[CommandCount], emit: &mut dyn FnMut(Family)) {
+    for counts in counts.chunk_by(|a, b| a.name == b.name) {
+        let name = format!("ratelimit_{}", counts[0].name.replace('.', "_"));
+        let mut family =
+            Family::new(name, MetricKind::Counter, "Total number of commands to memcached, or of their keys.");
+        family.series.extend(counts.iter().map(|CommandCount { name, code, count }| {
+            let series = Series::new(MetricValue::Counter(*count));
+            match code {
+                None => series.statsd_name(format!("ratelimit.{name}")),
+                Some(code) => series.label("code", *code).statsd_name(format!("ratelimit.{name}.__code={code}")),
+            }
+        }));
+        emit(family);
+    }
+}

@@ -1,0 +1,282 @@
+//! The life of the server process: load, listen, serve, drain, stop.
+//!
+//! Everything that the settings name is validated and the listeners open first, so that problems are found before
+//! anything else. Then the rules are loaded and requests are answered, with or without rules, because health probes
+//! need an answer. On SIGTERM or SIGINT the process reports that it is unhealthy and serves on for the drain period, so
+//! that load balancers notice. Then connections are asked to close and requests in flight are finished, up to the
+//! shutdown timeout. A second signal ends the process at once.
+
+mod addresses;
+mod admission;
+mod admission_service;
+mod background;
+mod buffered_bytes;
+mod coalesced_writer;
+mod connection;
+pub mod error;
+mod graceful;
+mod http2;
+mod in_flight;
+mod inbound_frames;
+mod listeners;
+mod reload;
+mod reloading_tls;
+mod shutdown;
+mod signals;
+pub mod sockets;
+pub mod startup;
+mod statsd_reporter;
+mod statsd_socket;
+mod tracing_setup;
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use self::background::{report_store, sweep};
+use self::error::ServerError;
+use self::listeners::BoundListeners;
+use self::reload::{Reloader, RuleReloader, RuleUpdates};
+use self::shutdown::Draining;
+use self::signals::{SignalAction, Signals};
+use self::startup::StartupResources;
+use self::statsd_reporter::StatsdReporter;
+use crate::base::clock::Clock;
+use crate::decide::Decider;
+use crate::decide::log::values::ValueForm;
+use crate::decide::log::{DecisionLog, ProcessFacts};
+use crate::rules::compile::options::CompileOptions;
+use crate::rules::defaults_file::DefaultsStatus;
+use crate::rules::files::watch::WatchTiming;
+use crate::rules::live::LiveRules;
+use crate::rules::source::SourceConfig;
+use crate::serve::fleet::envelope::SummaryKey;
+use crate::serve::fleet::membership::Fleet;
+use crate::serve::grpc::health::GrpcHealth;
+use crate::serve::grpc::service::Service;
+use crate::serve::health::{Health, HealthRequirements};
+use crate::serve::http::app_state::{AppState, Exposition};
+use crate::serve::http::browser::AllowedHosts;
+use crate::serve::http::live_events::LiveEvents;
+use crate::serve::scrape::MetricsCollector;
+use crate::settings::Settings;
+use crate::settings::choices::TopValues;
+use crate::settings::secret::Secret;
+use crate::settings::store::StoreSettings;
+use crate::store::Store;
+use crate::store::health::StoreHealth;
+use crate::telemetry::listener_stats::ServerStats;
+use crate::telemetry::service_metrics::ServiceMetrics;
+
+/// Runs the server until a signal or an error ends it.
+///
+/// # Errors
+/// A listener, certificate, thread or file that the settings name cannot be used; responses that were cut off at the
+/// end of the shutdown.
+pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerError> {
+    let server_stats = Arc::new(ServerStats::default());
+    let StartupResources { guards, exposition, exporter, logged_values, fleet_secret } =
+        StartupResources::load(&settings, &server_stats).map_err(ServerError::Startup)?;
+    let listeners = BoundListeners::open(&settings, guards).map_err(|error| ServerError::Startup(vec![error]))?;
+    let tracer = settings.tracing.as_ref().zip(exporter);
+    let tracer = tracer.map(|(tracing, exporter)| tracing_setup::start_tracer(tracing, exporter));
+    let mut signals = Signals::listen().map_err(|error| ServerError::System { resource: "signal handlers", error })?;
+    let rules = Arc::new(LiveRules::default());
+    let store_health = Arc::new(StoreHealth::default());
+    let health = health(&settings, &rules, &store_health);
+    let mut service = service(&settings, rules);
+    service.tracer = tracer;
+    service.decider.key_values = key_values(&settings, fleet_secret.as_ref());
+    service.decider.log = start_decision_log(&settings, logged_values, &service.clock)?;
+    let service = Arc::new(service);
+    let updates = load_rules(&settings, source, &service)?;
+    let reload = updates.reloader();
+
+    let (stop, stopping) = watch::channel(false);
+    let grpc_health = GrpcHealth::new(Arc::clone(&health), Arc::clone(&service.decider.metrics));
+    let collector = MetricsCollector {
+        service: Arc::clone(&service),
+        health: Arc::clone(&health),
+        listeners: server_stats,
+        path_label: settings.metrics.path_label,
+    };
+    let statsd = StatsdReporter::start(&settings.metrics, collector.clone())
+        .map_err(|error| ServerError::System { resource: "the thread that reports metrics", error })?;
+    let fleet = start_fleet(&settings, &service, &health, fleet_secret)?;
+    let (drain, draining) = watch::channel(false);
+    let pages = PageSources { collector, fleet: Arc::clone(&fleet), exposition, draining };
+    let state = app_state(&settings, pages);
+    let mut background = JoinSet::new();
+    background.spawn(updates.follow(grpc_health.clone()));
+    background.spawn(grpc_health.clone().follow_store());
+    background.spawn(sweep(Arc::clone(&service)));
+    listeners.watch_certificates(&mut background);
+    background.spawn(report_store(Arc::clone(&service), store_health));
+    listeners.log_addresses(settings.admin.is_some());
+    let mut serving = listeners
+        .serve(&settings.grpc, state, &grpc_health, &stopping)
+        .map_err(|error| ServerError::System { resource: "the listeners", error })?;
+
+    serve_until_stopped(&mut signals, &reload, &mut serving).await?;
+    health.drain();
+    drain.send_replace(true);
+    grpc_health.sync();
+    let draining = Draining { service: &service, fleet: &fleet, statsd, grpc_health, stop, serving };
+    let second_signal = async { while signals.wait().await != SignalAction::Stop {} };
+    tokio::select! {
+        result = draining.run(&settings.shutdown) => result,
+        () = second_signal => {
+            tracing::warn!("second signal received: stopping at once");
+            Ok(())
+        }
+    }
+}
+
+/// Sources of the pages.
+struct PageSources {
+    collector: MetricsCollector,
+    fleet: Arc<Fleet>,
+    exposition: Option<Arc<Exposition>>,
+    /// Turns true when the process begins to stop.
+    draining: watch::Receiver<bool>,
+}
+
+fn app_state(settings: &Settings, pages: PageSources) -> AppState {
+    let PageSources { collector, fleet, exposition, draining } = pages;
+    AppState {
+        live: Arc::new(LiveEvents::new(collector.clone(), draining)),
+        collector,
+        fleet,
+        debug_hosts: AllowedHosts(settings.listeners.debug_hosts.clone().into()),
+        max_body_bytes: settings.grpc.max_message_bytes,
+        exposition,
+        admin_token: settings.admin.clone(),
+        token_attempts: Arc::default(),
+    }
+}
+
+/// Serves until a signal asks to stop; reloads the rules on SIGHUP.
+async fn serve_until_stopped(
+    signals: &mut Signals,
+    reload: &RuleReloader,
+    serving: &mut JoinSet<()>,
+) -> Result<(), ServerError> {
+    loop {
+        tokio::select! {
+            action = signals.wait() => match action {
+                SignalAction::Stop => return Ok(()),
+                SignalAction::Reload => {
+                    tracing::warn!("SIGHUP received: reloading the rules");
+                    reload.reload();
+                }
+            },
+            // A listener's task does not end before the shutdown unless it panics.
+            Some(result) = serving.join_next() => result?,
+        }
+    }
+}
+
+fn health(settings: &Settings, rules: &Arc<LiveRules>, store: &Arc<StoreHealth>) -> Arc<Health> {
+    let requirements = HealthRequirements {
+        domain: settings.rules.healthy_with_at_least_one_config,
+        rules: settings.rules.healthy_with_rules_only,
+        store: matches!(&settings.store, StoreSettings::Redis(redis) if redis.health_needs_connection),
+    };
+    Arc::new(Health::new(Arc::clone(rules), Arc::clone(store), requirements))
+}
+
+fn service(settings: &Settings, rules: Arc<LiveRules>) -> Service {
+    let metrics = ServiceMetrics::new(settings.metrics.max_request_series, settings.metrics.top_keys);
+    let metrics = Arc::new(if settings.metrics.is_off { metrics.disabled() } else { metrics });
+    let decider = Decider::new(open_store(settings), settings.decisions.clone(), metrics);
+    Service::new(Clock::System, rules, decider)
+}
+
+/// Starts the decision log, if there is one.
+fn start_decision_log(
+    settings: &Settings,
+    values: Option<ValueForm>,
+    clock: &Clock,
+) -> Result<Option<Arc<DecisionLog>>, ServerError> {
+    let Some((log, values)) = settings.decision_log.as_ref().zip(values) else { return Ok(None) };
+    let facts = ProcessFacts::new(settings, clock.clone());
+    let started = DecisionLog::start(log, values, facts);
+    let started =
+        started.map_err(|error| ServerError::System { resource: "the threads of the decision log", error })?;
+    Ok(Some(Arc::new(started)))
+}
+
+/// Starts the view of all replicas.
+/// Form of the values in rejected keys, hashed as in the decision log.
+fn key_values(settings: &Settings, secret: Option<&Secret>) -> ValueForm {
+    match (settings.fleet.top_values, secret) {
+        (TopValues::Plain, _) => ValueForm::Plain,
+        (TopValues::Hashed, Some(secret)) => ValueForm::hashed(secret.reveal()),
+        (TopValues::Hashed, None) => ValueForm::Omitted,
+    }
+}
+
+fn start_fleet(
+    settings: &Settings,
+    service: &Arc<Service>,
+    health: &Arc<Health>,
+    secret: Option<Secret>,
+) -> Result<Arc<Fleet>, ServerError> {
+    let key = secret.map(|secret| SummaryKey::new(secret.reveal()));
+    let fleet = Fleet::start(Arc::clone(service), Arc::clone(health), &settings.fleet, key);
+    let fleet = fleet.map_err(|error| ServerError::System { resource: "the thread of the fleet", error })?;
+    Ok(Arc::new(fleet))
+}
+
+/// Starts the source of the rules and loads them for the first time.
+fn load_rules(settings: &Settings, source: SourceConfig, service: &Service) -> Result<RuleUpdates, ServerError> {
+    let reloader = Reloader {
+        rules: Arc::clone(&service.rules),
+        options: CompileOptions::from(settings),
+        clock: service.clock.clone(),
+        metrics: Arc::clone(&service.decider.metrics),
+        log: service.decider.log.clone(),
+        defaults: settings.rules.defaults.clone().map(|path| Arc::new(DefaultsStatus::new(path))),
+        last: Arc::default(),
+    };
+    let updates = RuleUpdates::start(reloader, source, WatchTiming::from(&settings.rules))
+        .map_err(|error| ServerError::System { resource: "the source of the rules", error })?;
+    if service.rules.load().is_some() {
+        return Ok(updates);
+    }
+    if let Some(log) = &service.decider.log {
+        log.announce(None);
+    }
+    if let Some(xds) = &settings.xds {
+        let (server, node_id) = (xds.server(), &xds.node_id);
+        tracing::warn!(server, node_id, "waiting for rules over xDS: every request gets an error until they are there");
+    } else {
+        tracing::error!("no rules are loaded: every request gets an error until the rules are valid");
+    }
+    Ok(updates)
+}
+
+/// Opens the store. A Redis store connects in the background.
+fn open_store(settings: &Settings) -> Store {
+    let capacity_bytes = settings.memory.capacity_bytes as u64;
+    match &settings.store {
+        StoreSettings::Memory => {
+            tracing::warn!(capacity_bytes, "counters are in this process's memory: each replica counts separately");
+        }
+        StoreSettings::Redis(redis) => {
+            tracing::warn!(
+                setting = redis.main.setting,
+                redis = %redis.main.topology,
+                per_second = redis.per_second.as_ref().map(|deployment| deployment.topology.to_string()),
+                timeout_ms = redis.timeout.as_millis(),
+                "counters are in redis"
+            );
+        }
+        StoreSettings::Memcache(memcache) => {
+            let timeout_ms = memcache.timeout.as_millis();
+            tracing::warn!(memcache = %memcache.servers, timeout_ms, "counters are in memcache");
+        }
+    }
+    Store::open(&settings.store, capacity_bytes)
+}

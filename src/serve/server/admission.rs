@@ -1,0 +1,333 @@
+//! Limits on connections and requests, per listener and per client address.
+//!
+//! A connection above the limit is closed right after it is accepted, a request above the limit is answered before its
+//! body is read; neither ever waits. Limits per address keep one client from using up the rest. Health probes have a
+//! small limit of their own, because restarting a busy process makes the overload worse. Listeners for operators limit
+//! connections only.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::base::clock::Clock;
+use crate::settings::client_limits::ClientLimits;
+use crate::telemetry::listener_stats::{ListenerStats, RefusedLimit, ServerStats};
+use crate::telemetry::log_throttle::LogThrottle;
+
+/// The listener that a connection came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ListenerKind {
+    /// Rate limit service over gRPC.
+    Grpc,
+    /// `/json` and the health pages.
+    Http,
+    /// Debug pages for operators.
+    Debug,
+    /// Metrics for Prometheus.
+    Prometheus,
+}
+
+impl ListenerKind {
+    /// Name in metrics and logs.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Grpc => "grpc",
+            Self::Http => "http",
+            Self::Debug => "debug",
+            Self::Prometheus => "prometheus",
+        }
+    }
+
+    /// True for listeners that clients use, false for those of operators.
+    pub(super) const fn is_public(self) -> bool {
+        matches!(self, Self::Grpc | Self::Http)
+    }
+}
+
+/// Limits and counters that all listeners share.
+#[derive(Debug)]
+pub(super) struct AdmissionLimits {
+    bounds: ClientLimits,
+    /// Maximum number of open connections per listener.
+    max_connections: usize,
+    stats: Arc<ServerStats>,
+    /// Requests in flight on all public listeners.
+    requests: CachePadded<AtomicUsize>,
+    /// Bytes that requests and responses in flight take.
+    buffered_bytes: CachePadded<AtomicUsize>,
+    log_throttles: [LogThrottle; RefusedLimit::ALL.len()],
+}
+
+/// A value on a cache line of its own, so that threads that change its neighbours do not slow it down.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct CachePadded<T>(T);
+
+/// Admission of one listener.
+#[derive(Debug)]
+pub(super) struct ListenerAdmission {
+    kind: ListenerKind,
+    limits: Arc<AdmissionLimits>,
+    usage: Mutex<HashMap<IpAddr, AddressUsage>>,
+}
+
+/// Connections and requests of one client address.
+#[derive(Debug, Default)]
+struct AddressUsage {
+    connections: usize,
+    in_flight: Arc<CachePadded<InFlight>>,
+}
+
+/// What one client address, or one connection, has in flight.
+#[derive(Debug, Default)]
+struct InFlight {
+    requests: AtomicUsize,
+    probes: AtomicUsize,
+    /// Bytes that requests and responses take.
+    buffered_bytes: AtomicUsize,
+}
+
+/// An admitted connection. It counts until the connection and its last request have ended.
+#[derive(Debug)]
+pub(super) struct ConnectionPermit {
+    listener: Arc<ListenerAdmission>,
+    /// Address of the client; `None` for a Unix socket.
+    pub(super) peer: Option<SocketAddr>,
+    of_address: Arc<CachePadded<InFlight>>,
+    of_connection: InFlight,
+    /// Set by each request, cleared by [`ConnectionPermit::take_active`].
+    is_active: AtomicBool,
+}
+
+/// An admitted request. Dropping it frees its place.
+#[derive(Debug)]
+pub(super) struct RequestPermit(Arc<ConnectionPermit>);
+
+/// A health probe that may stay in progress. Dropping it frees its place.
+#[derive(Debug)]
+pub(super) struct ProbePermit(Arc<ConnectionPermit>);
+
+/// Maximum number of health probes in progress on a connection. Each is one short call, or a watch stream.
+const MAX_PROBES_PER_CONNECTION: usize = 16;
+/// Maximum number of health probes in progress from one address.
+const MAX_PROBES_PER_ADDRESS: usize = 2048;
+
+/// Interval between log lines about rejections.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+impl AdmissionLimits {
+    /// Raises the limit of open files to its maximum and derives the connection limit from it.
+    pub(super) fn new(bounds: ClientLimits, stats: Arc<ServerStats>) -> Self {
+        let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+        // If raising RLIMIT_NOFILE fails, derive the connection limit from the current value.
+        let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).is_ok();
+        let open_files = if raised { maximum } else { current };
+        let third = open_files.map_or(usize::MAX, |files| usize::try_from(files / 3).unwrap_or(usize::MAX));
+        let max_connections = bounds.connections.unwrap_or(third).min(third);
+        tracing::info!(max_connections, open_files, "connection limit of each listener");
+        let log_throttles = [const { LogThrottle::every(LOG_INTERVAL) }; RefusedLimit::ALL.len()];
+        let (requests, buffered_bytes) = (CachePadded::default(), CachePadded::default());
+        Self { bounds, max_connections, stats, requests, buffered_bytes, log_throttles }
+    }
+
+    /// Admission of one listener under these limits.
+    pub(super) fn listener(self: &Arc<Self>, kind: ListenerKind) -> Arc<ListenerAdmission> {
+        Arc::new(ListenerAdmission { kind, limits: Arc::clone(self), usage: Mutex::default() })
+    }
+}
+
+impl ListenerAdmission {
+    /// Counters of this listener.
+    pub(super) fn stats(&self) -> &ListenerStats {
+        let stats = &self.limits.stats;
+        match self.kind {
+            ListenerKind::Grpc => &stats.grpc,
+            ListenerKind::Http => &stats.http,
+            ListenerKind::Debug => &stats.debug,
+            ListenerKind::Prometheus => &stats.prometheus,
+        }
+    }
+
+    /// The listener that is guarded.
+    pub(super) const fn kind(&self) -> ListenerKind {
+        self.kind
+    }
+
+    /// Admits a connection; `None` if a connection limit is reached.
+    pub(super) fn admit(self: &Arc<Self>, peer: Option<SocketAddr>) -> Option<Arc<ConnectionPermit>> {
+        let max = self.limits.max_connections;
+        if self.stats().connections() >= max {
+            self.reject_connection("TOLLKEEPER_MAX_CONNECTIONS", max, peer);
+            return None;
+        }
+        let max = self.limits.bounds.connections_per_address.unwrap_or(usize::MAX);
+        let Some(of_address) = self.add_connection(peer, max) else {
+            self.reject_connection("TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS", max, peer);
+            return None;
+        };
+        self.stats().connection_opened();
+        let (of_connection, is_active) = (InFlight::default(), AtomicBool::new(false));
+        Some(Arc::new(ConnectionPermit { listener: Arc::clone(self), peer, of_address, of_connection, is_active }))
+    }
+
+    /// Counts a connection of an address and returns its other counters; `None` if it has `max` connections already.
+    fn add_connection(&self, peer: Option<SocketAddr>, max: usize) -> Option<Arc<CachePadded<InFlight>>> {
+        let Some(peer) = peer else { return Some(Arc::default()) };
+        let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        let address = usage.entry(address_key(peer)).or_default();
+        if address.connections >= max {
+            return None;
+        }
+        address.connections += 1;
+        Some(Arc::clone(&address.in_flight))
+    }
+
+    fn reject_connection(&self, setting: &'static str, max: usize, peer: Option<SocketAddr>) {
+        static THROTTLE: LogThrottle = LogThrottle::every(LOG_INTERVAL);
+        self.limits.stats.record_rejected_connection();
+        if let Some(suppressed) = THROTTLE.allow(Clock::System.now()) {
+            let (listener, peer) = (self.kind.name(), peer.map(|peer| peer.to_string()));
+            tracing::warn!(listener, peer, suppressed, "connection closed: {setting} of {max} is reached (raise it)");
+        }
+    }
+}
+
+/// Key under which an address is limited: IPv4 addresses each, IPv6 addresses by their /64 network.
+fn address_key(peer: SocketAddr) -> IpAddr {
+    match peer.ip() {
+        IpAddr::V4(ip) => ip.into(),
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into(),
+    }
+}
+
+impl ConnectionPermit {
+    /// Admits a request.
+    ///
+    /// # Errors
+    /// The limit on requests in flight that is reached.
+    pub(super) fn admit_request(self: &Arc<Self>) -> Result<RequestPermit, RefusedLimit> {
+        let (limits, bounds) = (&self.listener.limits, &self.listener.limits.bounds);
+        let total = limits.requests.0.fetch_add(1, Ordering::Relaxed);
+        let of_address = self.of_address.0.requests.fetch_add(1, Ordering::Relaxed);
+        // Dropping the permit subtracts from both counters.
+        let permit = RequestPermit(Arc::clone(self));
+        if is_reached(total, bounds.requests) {
+            Err(RefusedLimit::Requests)
+        } else if is_reached(of_address, bounds.requests_per_address) {
+            Err(RefusedLimit::RequestsPerAddress)
+        } else {
+            Ok(permit)
+        }
+    }
+
+    /// Admits a health probe that stays in progress; `None` if too many do.
+    pub(super) fn admit_probe(self: &Arc<Self>) -> Option<ProbePermit> {
+        let of_connection = self.of_connection.probes.fetch_add(1, Ordering::Relaxed);
+        let of_address = self.of_address.0.probes.fetch_add(1, Ordering::Relaxed);
+        // Dropping the permit subtracts from both counters.
+        let permit = ProbePermit(Arc::clone(self));
+        (of_connection < MAX_PROBES_PER_CONNECTION && of_address < MAX_PROBES_PER_ADDRESS).then_some(permit)
+    }
+
+    /// Adds bytes, unless a limit is reached.
+    pub(super) fn add_buffered(&self, bytes: usize) -> Result<(), RefusedLimit> {
+        let (limits, bounds) = (&self.listener.limits, &self.listener.limits.bounds);
+        let is_exceeded = |before: usize, max: Option<usize>| max.is_some_and(|max| before + bytes > max);
+        let of_connection = self.of_connection.buffered_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let of_address = self.of_address.0.buffered_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let total = limits.buffered_bytes.0.fetch_add(bytes, Ordering::Relaxed);
+        let exceeded = if is_exceeded(of_connection, bounds.buffered_bytes_per_connection) {
+            RefusedLimit::BufferedBytesPerConnection
+        } else if is_exceeded(of_address, bounds.buffered_bytes_per_address) {
+            RefusedLimit::BufferedBytesPerAddress
+        } else if is_exceeded(total, bounds.buffered_bytes) {
+            RefusedLimit::BufferedBytes
+        } else {
+            return Ok(());
+        };
+        self.remove_buffered(bytes);
+        Err(exceeded)
+    }
+
+    /// Subtracts bytes that were added.
+    pub(super) fn remove_buffered(&self, bytes: usize) {
+        for counter in [
+            &self.of_connection.buffered_bytes,
+            &self.of_address.0.buffered_bytes,
+            &self.listener.limits.buffered_bytes.0,
+        ] {
+            counter.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a refusal, and logs it unless one for the same limit was logged within a minute.
+    pub(super) fn record_refusal(&self, limit: RefusedLimit) {
+        let limits = &self.listener.limits;
+        limits.stats.record_refusal(limit);
+        if let Some(suppressed) = limits.log_throttles[limit as usize].allow(Clock::System.now()) {
+            let peer = self.peer.map(|peer| peer.to_string());
+            tracing::warn!(peer, suppressed, "{}", limit.message());
+        }
+    }
+
+    /// The listener that the connection came to.
+    pub(super) fn kind(&self) -> ListenerKind {
+        self.listener.kind
+    }
+
+    /// Marks the connection as active. Reads first: most requests find the mark set and keep the cache line shared.
+    pub(super) fn set_active(&self) {
+        if !self.is_active.load(Ordering::Relaxed) {
+            self.is_active.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns and clears the mark: true if a request came since the last call.
+    pub(super) fn take_active(&self) -> bool {
+        self.is_active.swap(false, Ordering::Relaxed)
+    }
+}
+
+impl Drop for ConnectionPermit {
+    fn drop(&mut self) {
+        self.listener.stats().connection_closed();
+        let Some(peer) = self.peer else { return };
+        let mut usage = self.listener.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Entry::Occupied(mut address) = usage.entry(address_key(peer)) {
+            address.get_mut().connections -= 1;
+            if address.get().connections == 0 {
+                address.remove();
+            }
+        }
+    }
+}
+
+fn is_reached(count: usize, max: Option<usize>) -> bool {
+    max.is_some_and(|max| count >= max)
+}
+
+impl RequestPermit {
+    /// The connection of the request.
+    pub(super) const fn connection(&self) -> &Arc<ConnectionPermit> {
+        &self.0
+    }
+}
+
+impl Drop for RequestPermit {
+    fn drop(&mut self) {
+        self.0.listener.limits.requests.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.of_address.0.requests.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for ProbePermit {
+    fn drop(&mut self) {
+        self.0.of_connection.probes.fetch_sub(1, Ordering::Relaxed);
+        self.0.of_address.0.probes.fetch_sub(1, Ordering::Relaxed);
+    }
+}

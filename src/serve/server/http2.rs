@@ -1,0 +1,337 @@
+//! gRPC server directly on h2: no layer between the frames and `ShouldRateLimit`.
+//!
+//! Nearly all requests are one small call that is answered at once. A general HTTP server wraps its body and response,
+//! spawns a task, tracks frame times and scans the headers again, which costs a tenth of a response. Every other
+//! request is converted to an `http::Request` and passed to the router.
+//!
+//! A request is dropped when the client resets its stream or the connection ends.
+
+mod keep_alive;
+mod request_body;
+mod response;
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Uri};
+use futures_util::FutureExt as _;
+use h2::server::{Builder, Connection, Handshake, SendResponse};
+use h2::{Reason, RecvStream};
+use http_body_util::BodyExt as _;
+use hyper::service::Service as _;
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::timeout;
+
+use self::keep_alive::{KeepAlive, KeepAliveTimes};
+use self::request_body::{RequestBody, too_many_bytes};
+use self::response::{ResponseData, send_head, send_message, send_page};
+use super::admission::ConnectionPermit;
+use super::admission_service::{Admitted, admit};
+use super::buffered_bytes::BufferedBytes;
+use super::graceful::GracefulConnection;
+use super::in_flight::InFlightRequests;
+use super::inbound_frames::{InboundFrames, InboundState};
+use crate::serve::grpc::call_head::{CallHead, InvalidHead};
+use crate::serve::grpc::rate_limit_method::RateLimitMethod;
+use crate::settings::client_limits::ClientLimits;
+use crate::settings::grpc::GrpcSettings;
+use crate::telemetry::listener_stats::RefusedLimit;
+
+/// Configuration of HTTP/2 and the services that answer.
+#[derive(Debug)]
+pub(super) struct Http2Server {
+    builder: Builder,
+    /// `None` switches pings off.
+    keep_alive: Option<KeepAliveTimes>,
+    /// Maximum time for the message of a call, from the first wait for it.
+    message_timeout: Duration,
+    rate_limit_method: RateLimitMethod,
+    /// Answers calls of the other methods.
+    router: TowerToHyperService<Router>,
+}
+
+/// Maximum number of streams that the client has reset before they were accepted; more close the connection.
+///
+/// h2's default of 20 is too low: an Envoy with a timeout of 20 ms resets that many while this process is descheduled.
+const MAX_PENDING_RESETS: usize = 2048;
+/// Initial flow-control window in bytes, of a stream and of a connection.
+const WINDOW_BYTES: u32 = 1024 * 1024;
+
+/// Budget of a connection for small DATA frames that are received and not yet read, for h2.
+///
+/// Each of them costs at most 256. Clients may send a message in two frames and the end of the stream in a third, on
+/// all streams at once. h2's default would close the connection after 2000 such calls.
+fn data_frame_budget(max_concurrent_streams: u32) -> usize {
+    const FRAME_COST: usize = 256;
+    const FRAMES_PER_STREAM: usize = 2;
+    let streams = usize::try_from(max_concurrent_streams).unwrap_or(usize::MAX);
+    streams.saturating_mul(FRAMES_PER_STREAM * FRAME_COST)
+}
+
+impl Http2Server {
+    /// Server with the limits and keepalive of the settings.
+    pub(super) fn new(
+        bounds: &ClientLimits,
+        settings: &GrpcSettings,
+        rate_limit_method: RateLimitMethod,
+        router: Router,
+    ) -> Self {
+        let mut builder = Builder::new();
+        builder
+            .max_header_list_size(settings.max_header_bytes)
+            .max_concurrent_streams(settings.max_concurrent_streams)
+            .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
+            .data_frame_budget(data_frame_budget(settings.max_concurrent_streams))
+            .initial_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES);
+        let timeout = settings.keepalive_timeout;
+        let keep_alive = settings.keepalive_interval.map(|interval| KeepAliveTimes { interval, timeout });
+        let message_timeout = bounds.head_timeout;
+        Self { builder, keep_alive, message_timeout, rate_limit_method, router: TowerToHyperService::new(router) }
+    }
+
+    /// Serves a connection.
+    pub(super) fn serve<I>(self: Arc<Self>, io: I, permit: Arc<ConnectionPermit>) -> impl GracefulConnection + Send
+    where
+        I: AsyncRead + AsyncWrite + Unpin + Send,
+    {
+        let (io, inbound) = InboundFrames::new(io);
+        let state = State::Handshaking(self.builder.handshake(io));
+        let requests = InFlightRequests::new(self.rate_limit_method.is_immediate());
+        let keep_alive = self.keep_alive;
+        let connection = Arc::clone(&permit);
+        let respond = move |request, sender| respond(Arc::clone(&self), Arc::clone(&connection), request, sender);
+        Http2Connection {
+            state,
+            permit,
+            respond,
+            requests,
+            keep_alive,
+            inbound,
+            is_refused: false,
+            is_shutting_down: false,
+        }
+    }
+
+    /// Answers a request through the router.
+    async fn route(&self, request: Request<Body>, mut sender: SendResponse<ResponseData>) -> Result<(), h2::Error> {
+        match until_reset(&mut sender, pin!(self.router.call(request))).await {
+            Some(Ok::<_, Infallible>(page)) => send_page(&mut sender, page).await,
+            None => Ok(()),
+        }
+    }
+}
+
+/// An HTTP/2 connection with its requests; polling it serves both.
+struct Http2Connection<I, R, F> {
+    state: State<I>,
+    permit: Arc<ConnectionPermit>,
+    /// Starts the response to a request.
+    respond: R,
+    requests: InFlightRequests<F>,
+    keep_alive: Option<KeepAliveTimes>,
+    inbound: Arc<InboundState>,
+    /// True once the connection closes because it sent too many frames.
+    is_refused: bool,
+    is_shutting_down: bool,
+}
+
+enum State<I> {
+    Handshaking(Handshake<InboundFrames<I>, ResponseData>),
+    Open(Connection<InboundFrames<I>, ResponseData>, Option<KeepAlive>),
+}
+
+impl<I, R, F> GracefulConnection for Http2Connection<I, R, F>
+where
+    I: AsyncRead + AsyncWrite + Unpin,
+    R: Fn(Request<RecvStream>, SendResponse<ResponseData>) -> F + Unpin,
+    F: Future<Output = ()>,
+{
+    fn graceful_shutdown(mut self: Pin<&mut Self>) {
+        self.is_shutting_down = true;
+        if let State::Open(connection, _) = &mut self.state {
+            connection.graceful_shutdown();
+        }
+    }
+}
+
+impl<I, R, F> Future for Http2Connection<I, R, F>
+where
+    I: AsyncRead + AsyncWrite + Unpin,
+    R: Fn(Request<RecvStream>, SendResponse<ResponseData>) -> F + Unpin,
+    F: Future<Output = ()>,
+{
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        loop {
+            let (connection, keep_alive) = match &mut this.state {
+                State::Open(connection, keep_alive) => (connection, keep_alive),
+                State::Handshaking(handshake) => {
+                    let Ok(mut connection) = ready!(Pin::new(handshake).poll(context)) else { return Poll::Ready(()) };
+                    if this.is_shutting_down {
+                        connection.graceful_shutdown();
+                    }
+                    let times = this.keep_alive;
+                    let keep_alive = times.and_then(|times| Some(KeepAlive::new(connection.ping_pong()?, times)));
+                    this.state = State::Open(connection, keep_alive);
+                    continue;
+                }
+            };
+            if keep_alive.as_mut().is_some_and(|pings| pings.poll_timeout(context).is_ready()) {
+                return Poll::Ready(());
+            }
+            // `poll_accept` also writes the responses.
+            loop {
+                ready!(this.requests.poll_budget(context));
+                match connection.poll_accept(context) {
+                    Poll::Ready(Some(Ok((request, sender)))) => this.requests.start((this.respond)(request, sender)),
+                    Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(()),
+                    Poll::Pending => break,
+                }
+            }
+            if this.inbound.is_exceeded() && !this.is_refused {
+                this.is_refused = true;
+                this.permit.record_refusal(RefusedLimit::Frames);
+                connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+                continue;
+            }
+            let has_completed = this.requests.poll_pending(context);
+            if this.inbound.resume() {
+                // Lets other connections run first.
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            if !has_completed {
+                return Poll::Pending;
+            }
+        }
+    }
+}
+
+/// Answers one request. Client I/O errors are not actionable, so they are ignored.
+async fn respond(
+    server: Arc<Http2Server>,
+    connection: Arc<ConnectionPermit>,
+    request: Request<RecvStream>,
+    mut sender: SendResponse<ResponseData>,
+) {
+    let (mut head, body) = request.into_parts();
+    let admitted = match admit(&connection, head.uri.path()) {
+        Ok(admitted) => admitted,
+        Err(rejection) => {
+            let _sent = send_head(&mut sender, rejection.response(), true);
+            return;
+        }
+    };
+    let mut buffered = BufferedBytes::new(connection);
+    if let Err(limit) = buffered.add(shrink_head(&mut head)) {
+        buffered.connection().record_refusal(limit);
+        let _sent = send_head(&mut sender, too_many_bytes().into_http::<Body>(), true);
+        return;
+    }
+    let mut body = RequestBody::new(body, buffered, server.message_timeout);
+    let call = match (CallHead::parse(&head), &admitted) {
+        (Ok(call), _) => call,
+        (Err(_), Admitted::Probe(None)) => return,
+        (Err(invalid), _) => return Box::pin(refuse(invalid, body, sender)).await,
+    };
+    let _sent = match admitted {
+        Admitted::Request(permit) if head.uri.path() == RateLimitMethod::PATH => {
+            let result = {
+                let answer = pin!(server.rate_limit_method.answer(call, &mut body));
+                until_reset(&mut sender, answer).await
+            };
+            match result.map(|answer| ResponseData::of_request(answer?, permit)) {
+                Some(Ok(message)) => send_message(&mut sender, message),
+                Some(Err(status)) => send_head(&mut sender, status.into_http::<Body>(), true).map(drop),
+                None => Ok(()),
+            }
+        }
+        admitted => {
+            let connection = Arc::clone(body.connection());
+            // Boxed, so that the future of the common call stays small.
+            let routed = Box::pin(server.route(Request::from_parts(head, Body::new(body)), sender));
+            match admitted {
+                Admitted::Probe(None) => {
+                    // Dropping it resets the stream.
+                    let result = routed.now_or_never();
+                    if result.is_none() {
+                        connection.record_refusal(RefusedLimit::Probes);
+                    }
+                    result.unwrap_or(Ok(()))
+                }
+                Admitted::Probe(Some(_permit)) => routed.await,
+                _unlimited => routed.await,
+            }
+        }
+    };
+}
+
+/// Maximum time to wait for the end of an invalid call.
+const MAX_REFUSAL_DELAY: Duration = Duration::from_secs(1);
+
+/// Refuses an invalid call, if possible after its end.
+///
+/// An earlier response is followed by a reset of the stream, which many clients report in place of the response.
+async fn refuse(invalid: InvalidHead, mut body: RequestBody, mut sender: SendResponse<ResponseData>) {
+    let rest = async { while let Some(Ok(_discarded)) = body.frame().await {} };
+    if until_reset(&mut sender, pin!(timeout(MAX_REFUSAL_DELAY, rest))).await.is_some() {
+        let _sent = send_head(&mut sender, invalid.response(), true);
+    }
+}
+
+/// Removes long values from large headers, so that a call does not hold them; returns the memory that the rest takes.
+///
+/// No answer depends on a long value, and refusing the call would let Envoy's request through without a limit.
+fn shrink_head(head: &mut Parts) -> usize {
+    /// Size of headers that are left as they are, in bytes.
+    const SMALL_BYTES: usize = 2048;
+    /// Memory of an entry of the map, without name and value, in bytes.
+    const ENTRY_BYTES: usize = 128;
+    /// Maximum length of a value that is kept: above that of each header that is read, `tracestate` included.
+    const MAX_KEPT_VALUE_BYTES: usize = 1024;
+
+    let size = header_bytes(&head.headers);
+    if size <= SMALL_BYTES {
+        return size;
+    }
+    let is_kept = |(_, value): &(&HeaderName, &HeaderValue)| value.len() <= MAX_KEPT_VALUE_BYTES;
+    // All parts are copied: each can be a slice of the frame that it came in, and would keep the whole frame.
+    let copy = |(name, value): (&HeaderName, &HeaderValue)| {
+        let name = HeaderName::from_bytes(name.as_str().as_bytes()).ok()?;
+        Some((name, HeaderValue::from_bytes(value.as_bytes()).ok()?))
+    };
+    let mut kept = HeaderMap::new();
+    for (name, value) in head.headers.iter().filter(is_kept).filter_map(copy) {
+        kept.append(name, value);
+    }
+    head.headers = kept;
+    if let Ok(uri) = Uri::try_from(head.uri.to_string()) {
+        head.uri = uri;
+    }
+    header_bytes(&head.headers) + head.headers.len() * ENTRY_BYTES
+}
+
+/// Size of headers as HTTP/2 defines it: the bytes of each name and value, and 32.
+fn header_bytes(headers: &HeaderMap) -> usize {
+    headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32).sum()
+}
+
+/// Runs `work`; `None` if the client resets the stream first.
+async fn until_reset<F: Future>(sender: &mut SendResponse<ResponseData>, mut work: Pin<&mut F>) -> Option<F::Output> {
+    poll_fn(|context| match work.as_mut().poll(context) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => sender.poll_reset(context).map(|_| None),
+    })
+    .await
+}

@@ -1,0 +1,194 @@
+//! Opens all listeners before anything is served, so that a port in use is a startup error.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::serve::{Listener, ListenerExt as _};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::addresses::{self, ListenerAddress};
+use super::admission::{AdmissionLimits, ListenerKind};
+use super::connection::{ConnectionPolicy, ListenerGuards};
+use super::error::StartupError;
+use super::http2::Http2Server;
+use super::reloading_tls::ReloadingTls;
+use super::sockets::{listen_tcp, listen_unix};
+use crate::serve::grpc;
+use crate::serve::grpc::health::GrpcHealth;
+use crate::serve::grpc::rate_limit_method::RateLimitMethod;
+use crate::serve::http::app_state::AppState;
+use crate::serve::http::{metrics_pages, routes};
+use crate::settings::Settings;
+use crate::settings::client_limits::ClientLimits;
+use crate::settings::grpc::GrpcSettings;
+use crate::settings::listeners::GrpcListener;
+use crate::settings::problem::UnusableSetting;
+use crate::settings::tls::ListenerTls;
+use crate::telemetry::listener_stats::ServerStats;
+
+/// Open listeners that do not serve yet.
+#[derive(Debug)]
+pub(super) struct BoundListeners {
+    grpc: GrpcSocket,
+    grpc_guards: ListenerGuards,
+    http: HttpSocket,
+    debug: HttpSocket,
+    prometheus: Option<HttpSocket>,
+    bounds: ClientLimits,
+}
+
+/// Guards of all listeners, with the certificates of those that have TLS.
+#[derive(Debug)]
+pub(super) struct GuardsByListener {
+    grpc: ListenerGuards,
+    http: ListenerGuards,
+    debug: ListenerGuards,
+    prometheus: ListenerGuards,
+}
+
+#[derive(Debug)]
+struct HttpSocket {
+    listener: TcpListener,
+    guards: ListenerGuards,
+}
+
+#[derive(Debug)]
+enum GrpcSocket {
+    Tcp(TcpListener),
+    Unix(std::os::unix::net::UnixListener, PathBuf),
+}
+
+impl GuardsByListener {
+    /// Loads the certificates.
+    ///
+    /// # Errors
+    /// All certificates that cannot be used.
+    pub(super) fn load(settings: &Settings, stats: &Arc<ServerStats>) -> Result<Self, Vec<StartupError>> {
+        let limits = Arc::new(AdmissionLimits::new(settings.client_limits, Arc::clone(stats)));
+        let plaintext = |kind| ListenerGuards { admission: limits.listener(kind), tls: None };
+        let guards = |kind, tls: Option<&ListenerTls>| -> Result<ListenerGuards, UnusableSetting> {
+            let admission = limits.listener(kind);
+            let tls = tls.map(|tls| ReloadingTls::load(tls, &admission)).transpose()?;
+            Ok(ListenerGuards { admission, tls: tls.map(Arc::new) })
+        };
+        let grpc = guards(ListenerKind::Grpc, settings.listeners.grpc_tls.as_ref());
+        let http = guards(ListenerKind::Http, settings.listeners.http_tls.as_ref());
+        match (grpc, http) {
+            (Ok(grpc), Ok(http)) => Ok(Self {
+                grpc,
+                http,
+                debug: plaintext(ListenerKind::Debug),
+                prometheus: plaintext(ListenerKind::Prometheus),
+            }),
+            (grpc, http) => Err([grpc.err(), http.err()].into_iter().flatten().map(StartupError::from).collect()),
+        }
+    }
+}
+
+impl BoundListeners {
+    /// Opens all listeners.
+    ///
+    /// # Errors
+    /// The first listener that cannot be opened.
+    pub(super) fn open(settings: &Settings, guards: GuardsByListener) -> Result<Self, StartupError> {
+        let open = |listener: ListenerAddress<'_>| listen_tcp(listener.address).map_err(|error| listener.error(error));
+        let grpc = match &settings.listeners.grpc {
+            GrpcListener::Tcp(address) => GrpcSocket::Tcp(open(addresses::grpc(address))?),
+            GrpcListener::Unix(path) => {
+                let listener = listen_unix(path).map_err(|error| addresses::unix_error(path, error))?;
+                GrpcSocket::Unix(listener, path.clone())
+            }
+        };
+        let GuardsByListener { grpc: grpc_guards, http, debug, prometheus } = guards;
+        Ok(Self {
+            grpc,
+            grpc_guards,
+            http: HttpSocket { listener: open(addresses::http(settings))?, guards: http },
+            debug: HttpSocket { listener: open(addresses::debug(settings))?, guards: debug },
+            prometheus: match addresses::prometheus(settings) {
+                Some(listener) => Some(HttpSocket { listener: open(listener)?, guards: prometheus }),
+                None => None,
+            },
+            bounds: settings.client_limits,
+        })
+    }
+
+    /// Starts the tasks that reload certificates.
+    pub(super) fn watch_certificates(&self, background: &mut JoinSet<()>) {
+        for tls in [&self.grpc_guards.tls, &self.http.guards.tls].into_iter().flatten() {
+            background.spawn(Arc::clone(tls).watch());
+        }
+    }
+
+    /// Logs the addresses that are listened on, and that other machines reach the debug listener if they do.
+    pub(super) fn log_addresses(&self, has_admin_token: bool) {
+        let grpc = match &self.grpc {
+            GrpcSocket::Tcp(listener) => local_address(listener),
+            GrpcSocket::Unix(_, path) => path.display().to_string(),
+        };
+        let http = local_address(&self.http.listener);
+        // Not named `debug`, which is a function in the macro's scope.
+        let debug_pages = local_address(&self.debug.listener);
+        let prometheus = self.prometheus.as_ref();
+        let prometheus = prometheus.map_or_else(|| "off".to_owned(), |socket| local_address(&socket.listener));
+        tracing::warn!(grpc, http, debug = debug_pages, prometheus, "serving");
+        if !self.debug.listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback()) {
+            tracing::warn!(
+                debug = debug_pages,
+                has_admin_token,
+                "the console and the other debug pages have no TLS and are open to other machines (set \
+                 DEBUG_HOST=127.0.0.1 or close the port by a NetworkPolicy: docs/operations.md)"
+            );
+        }
+    }
+
+    /// Serves on all listeners until `stopping` turns true and all connections are closed.
+    pub(super) fn serve(
+        self,
+        settings: &GrpcSettings,
+        state: AppState,
+        health: &GrpcHealth,
+        stopping: &watch::Receiver<bool>,
+    ) -> io::Result<JoinSet<()>> {
+        let mut serving = JoinSet::new();
+        let bounds = &self.bounds;
+        let service = &state.collector.service;
+        let method = RateLimitMethod::new(Arc::clone(service), settings.max_message_bytes);
+        let http2 = Http2Server::new(bounds, settings, method, grpc::routes::routes(settings, health));
+        let policy = ConnectionPolicy::grpc(bounds, settings, http2);
+        match self.grpc {
+            GrpcSocket::Tcp(listener) => {
+                serving.spawn(policy.serve(without_delay(listener)?, self.grpc_guards, stopping.clone()))
+            }
+            GrpcSocket::Unix(listener, _) => {
+                let listener = tokio::net::UnixListener::from_std(listener)?;
+                serving.spawn(policy.serve(listener, self.grpc_guards, stopping.clone()))
+            }
+        };
+        let mut serve_pages = |HttpSocket { listener, guards }: HttpSocket, pages: Router| -> io::Result<()> {
+            let policy = ConnectionPolicy::http(bounds, guards.admission.kind(), guards.tls.is_some(), pages);
+            serving.spawn(policy.serve(without_delay(listener)?, guards, stopping.clone()));
+            Ok(())
+        };
+        if let Some(prometheus) = self.prometheus {
+            serve_pages(prometheus, metrics_pages::routes(&state))?;
+        }
+        serve_pages(self.http, routes::public(state.clone()))?;
+        serve_pages(self.debug, routes::debug(state))?;
+        Ok(serving)
+    }
+}
+
+/// Sets TCP_NODELAY on accepted connections, so that small responses are sent at once.
+fn without_delay(listener: TcpListener) -> io::Result<impl Listener<Addr = SocketAddr>> {
+    // The call fails only on a connection that is closed already.
+    Ok(tokio::net::TcpListener::from_std(listener)?.tap_io(|stream| drop(stream.set_nodelay(true))))
+}
+
+fn local_address(listener: &TcpListener) -> String {
+    listener.local_addr().map_or_else(|error| error.to_string(), |address| address.to_string())
+}

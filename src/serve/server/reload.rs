@@ -1,0 +1,292 @@
+//! Applies rules: at the start, and whenever their source delivers an update.
+//!
+//! Rules are compiled on a thread of their own, so a large set delays no decision. A set with errors is rejected as a
+//! whole, with every problem in the log, and the last good set stays. The outcome is reported to the source. With
+//! `TOLLKEEPER_RULE_DEFAULTS` the accepted rules are kept, and compiled again when that file changes.
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use tokio::sync::oneshot;
+
+use crate::base::clock::Clock;
+use crate::base::thread_priority;
+use crate::decide::log::DecisionLog;
+use crate::decide::log::header::RuleSetRecord;
+use crate::decide::log::recorded;
+use crate::rules::compile::Compiled;
+use crate::rules::compile::options::CompileOptions;
+use crate::rules::defaults_file::{self, DefaultsStatus, DefaultsWatch};
+use crate::rules::diagnostic::Diagnostics;
+use crate::rules::files::ReadResult;
+use crate::rules::files::watch::{WatchReloader, WatchTiming};
+use crate::rules::live::{LiveRules, LoadedFrom, RuleProblem};
+use crate::rules::rule::set::RuleSet;
+use crate::rules::rule_defaults::RuleDefaults;
+use crate::rules::source::{RejectedRules, RuleSnapshot, RuleSource, RuleUpdate, SourceConfig, SourceReloader};
+use crate::serve::grpc::health::GrpcHealth;
+use crate::telemetry::service_metrics::ServiceMetrics;
+
+/// Compiles updates and replaces the rules.
+#[derive(Clone, Debug)]
+pub(super) struct Reloader {
+    pub(super) rules: Arc<LiveRules>,
+    pub(super) options: CompileOptions,
+    pub(super) clock: Clock,
+    pub(super) metrics: Arc<ServiceMetrics>,
+    pub(super) log: Option<Arc<DecisionLog>>,
+    /// State of the file of defaults, if there is one.
+    pub(super) defaults: Option<Arc<DefaultsStatus>>,
+    /// Warnings of the last set, which are not logged again, and its rules.
+    pub(super) last: Arc<Mutex<LastLoad>>,
+}
+
+/// The last set that was accepted.
+#[derive(Debug, Default)]
+pub(super) struct LastLoad {
+    /// Its rules, if there is a file of defaults.
+    accepted: Option<RuleSnapshot>,
+    /// Its warnings.
+    warnings: HashSet<String>,
+}
+
+/// A compiled set that replaces the rules.
+struct LoadedSet {
+    compiled: Compiled,
+    from: LoadedFrom,
+    /// For its id, and for the decision log.
+    recorded: RuleSetRecord,
+}
+
+/// A reloader with its running source.
+#[derive(Debug)]
+pub(super) struct RuleUpdates {
+    reloader: Reloader,
+    source: RuleSource,
+    defaults: Option<DefaultsWatch>,
+}
+
+/// Requests the rules and the file of defaults again.
+#[derive(Clone, Debug)]
+pub(super) struct RuleReloader {
+    source: SourceReloader,
+    defaults: Option<WatchReloader>,
+}
+
+/// Result of work on a thread of its own.
+type ThreadResult = Result<(), String>;
+
+/// Maximum number of problems of one set that are logged.
+const MAX_LOGGED: usize = 20;
+
+impl RuleUpdates {
+    /// Reads the defaults, starts the source and applies the update that it has at once, if any.
+    ///
+    /// # Errors
+    /// The source or the watcher of the defaults cannot be started.
+    pub(super) fn start(reloader: Reloader, config: SourceConfig, timing: WatchTiming) -> io::Result<Self> {
+        let mut watch = None;
+        if let Some(status) = &reloader.defaults {
+            reloader.rules.set_defaults_status(Arc::clone(status));
+            let (started, first) = DefaultsWatch::start(status.path(), timing)?;
+            // A file that cannot be used is logged; the built-in defaults apply.
+            let _ = reloader.apply_defaults(status, first);
+            watch = Some(started);
+        }
+        let (mut source, first) = RuleSource::start(config)?;
+        if let Some(status) = source.stream_status() {
+            reloader.rules.set_stream_status(Arc::clone(status));
+        }
+        if let Some(update) = first {
+            source.acknowledge(&reloader.apply(update));
+        }
+        Ok(Self { reloader, source, defaults: watch })
+    }
+
+    /// Handle that requests the rules again.
+    pub(super) fn reloader(&self) -> RuleReloader {
+        let defaults = self.defaults.as_ref().map(DefaultsWatch::reloader);
+        RuleReloader { source: self.source.reloader(), defaults }
+    }
+
+    /// Applies updates until the source ends.
+    pub(super) async fn follow(mut self, health: GrpcHealth) {
+        loop {
+            tokio::select! {
+                update = self.source.next() => {
+                    let Some(update) = update else { return };
+                    let result = self.reloader.clone().on_thread(move |reloader| reloader.apply(update)).await;
+                    let result = result.unwrap_or_else(|failure| self.reloader.reject(&[failure]));
+                    self.source.acknowledge(&result);
+                }
+                Some(changed) = next_change(&mut self.defaults) => self.reloader.change_defaults(changed).await,
+            }
+            health.sync();
+        }
+    }
+}
+
+/// Returns the next change of the file of defaults; waits for ever without one. Cancel safe.
+async fn next_change(defaults: &mut Option<DefaultsWatch>) -> Option<ReadResult> {
+    match defaults {
+        Some(defaults) => defaults.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+impl RuleReloader {
+    /// Requests an update even if nothing changed.
+    pub(super) fn reload(&self) {
+        if let Some(defaults) = &self.defaults {
+            defaults.reload();
+        }
+        // A source that sends each change by itself only says so.
+        if self.defaults.is_none() || !matches!(self.source, SourceReloader::Pushed) {
+            self.source.reload();
+        }
+    }
+}
+
+impl Reloader {
+    /// Works on a thread of its own.
+    ///
+    /// # Errors
+    /// The thread cannot be started, or it panicked.
+    async fn on_thread(
+        self,
+        work: impl FnOnce(&Self) -> ThreadResult + Send + 'static,
+    ) -> Result<ThreadResult, String> {
+        let (done, finished) = oneshot::channel();
+        let apply = move || {
+            thread_priority::lower();
+            let _ = done.send(work(&self));
+        };
+        match thread::Builder::new().name("rules".to_owned()).spawn(apply) {
+            Ok(_) => finished.await.map_err(|_| "loading the rules panicked".to_owned()),
+            Err(error) => Err(format!("cannot start a thread to load the rules: {error}")),
+        }
+    }
+
+    /// Applies a changed file of defaults, or keeps the last one.
+    async fn change_defaults(&self, changed: ReadResult) {
+        let Some(status) = self.defaults.clone() else { return };
+        let applied = Arc::clone(&status);
+        let result = self.clone().on_thread(move |reloader| reloader.apply_defaults(&applied, changed)).await;
+        if let Err(failure) = result {
+            refuse_defaults(&status, &[failure]);
+        }
+    }
+
+    /// Reads the file of defaults and compiles the rules again with it.
+    ///
+    /// # Errors
+    /// The file cannot be used; it was logged, and nothing changed.
+    fn apply_defaults(&self, status: &DefaultsStatus, changed: ReadResult) -> ThreadResult {
+        let texts = |problems: &Diagnostics| problems.errors().iter().map(ToString::to_string).collect::<Vec<_>>();
+        let (defaults, warnings) = defaults_file::parse(status.path(), changed)
+            .map_err(|problems| refuse_defaults(status, &texts(&problems)))?;
+        let defaults = Arc::new(defaults);
+        let accepted = self.last().accepted.clone();
+        if let Some(snapshot) = accepted {
+            let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
+            let recorded = recorded::record(&snapshot.rules, snapshot.version.as_deref(), &defaults);
+            let from = LoadedFrom { names: snapshot.rules.names(), version: snapshot.version };
+            // Defaults make no rule invalid, so this does not fail.
+            let compiled = snapshot.rules.compile(&options).map_err(|found| refuse_defaults(status, &texts(&found)))?;
+            self.replace(LoadedSet { compiled, from, recorded }, &defaults);
+        }
+        for warning in warnings.warnings().iter().take(MAX_LOGGED) {
+            tracing::warn!("TOLLKEEPER_RULE_DEFAULTS: {warning}");
+        }
+        tracing::warn!(path = %status.path().display(), "defaults of rules loaded");
+        status.accept(defaults, &warnings, self.clock.now());
+        Ok(())
+    }
+
+    /// Compiles an update and replaces the rules, or rejects it with all its errors.
+    fn apply(&self, update: RuleUpdate) -> Result<(), String> {
+        let snapshot = match update {
+            Ok(snapshot) => snapshot,
+            Err(errors) => return self.reject(&errors),
+        };
+        if snapshot.rules.is_empty() && snapshot.keep_rules_if_empty && self.has_rules() {
+            return self.reject(&snapshot.warnings);
+        }
+        snapshot.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        let kept = self.defaults.is_some().then(|| snapshot.clone());
+        let defaults = self.defaults.as_ref().map(|status| status.defaults()).unwrap_or_default();
+        let recorded = recorded::record(&snapshot.rules, snapshot.version.as_deref(), &defaults);
+        let from = LoadedFrom { names: snapshot.rules.names(), version: snapshot.version };
+        let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
+        let compiled = match snapshot.rules.compile_with_lines(&options) {
+            Ok(compiled) => compiled,
+            Err(RejectedRules { diagnostics, problems }) => {
+                let texts: Vec<_> = diagnostics.errors().iter().map(ToString::to_string).collect();
+                return self.reject_with(&texts, problems);
+            }
+        };
+        self.replace(LoadedSet { compiled, from, recorded }, &defaults);
+        self.last().accepted = kept;
+        Ok(())
+    }
+
+    /// Replaces the rules. Logs warnings that the last set did not have.
+    fn replace(&self, set: LoadedSet, defaults: &RuleDefaults) {
+        let LoadedSet { compiled, from, recorded } = set;
+        let warnings = compiled.warnings.warnings().iter().take(MAX_LOGGED).map(ToString::to_string);
+        let warnings: Vec<String> = warnings.collect();
+        let known = std::mem::replace(&mut self.last().warnings, warnings.iter().cloned().collect());
+        warnings.iter().filter(|warning| !known.contains(*warning)).for_each(|warning| tracing::warn!("{warning}"));
+        let mut rules = RuleSet::with_stats(compiled.domains, &self.metrics.limits);
+        rules.id = recorded.id.as_str().into();
+        rules.contents_hash = recorded::contents_hash(&recorded.documents).into();
+        if let Some(log) = &self.log {
+            log.announce(Some(recorded));
+        }
+        if let Some(status) = &self.defaults {
+            status.record_use(&rules, defaults);
+        }
+        let version = self.rules.replace(rules, from, self.clock.now());
+        let status = self.rules.status();
+        tracing::warn!(version, domains = status.domains, rules = status.rules, "rules loaded");
+    }
+
+    fn last(&self) -> MutexGuard<'_, LastLoad> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has_rules(&self) -> bool {
+        self.rules.load().as_ref().is_some_and(|loaded| loaded.rules.domain_count() > 0)
+    }
+
+    /// Logs and records why a set was rejected. Returns the problems as an error.
+    fn reject(&self, problems: &[String]) -> Result<(), String> {
+        self.reject_with(problems, Vec::new())
+    }
+
+    /// Rejects a set, with the lines of its files.
+    fn reject_with(&self, problems: &[String], in_files: Vec<RuleProblem>) -> Result<(), String> {
+        for problem in problems.iter().take(MAX_LOGGED) {
+            tracing::error!("Error loading new configuration: {problem}");
+        }
+        if let Some(more) = problems.len().checked_sub(MAX_LOGGED).filter(|more| *more > 0) {
+            tracing::error!("Error loading new configuration: {more} more problems; `tollkeeper check` lists them all");
+        }
+        let error = problems.join("\n");
+        self.rules.reject(error.clone(), in_files, self.clock.now());
+        Err(error)
+    }
+}
+
+/// Logs and records why a file of defaults cannot be used. Returns the problems as an error.
+fn refuse_defaults(status: &DefaultsStatus, problems: &[String]) -> String {
+    let kept = if status.is_loaded() { "the last usable defaults stay" } else { "the built-in defaults apply" };
+    for problem in problems.iter().take(MAX_LOGGED) {
+        tracing::error!("TOLLKEEPER_RULE_DEFAULTS cannot be used, {kept}: {problem}");
+    }
+    let error = problems.join("\n");
+    status.refuse(error.clone());
+    error
+}

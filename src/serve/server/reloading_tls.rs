@@ -1,0 +1,174 @@
+//! TLS of a listener, reloaded when its certificate files change.
+//!
+//! The files are read every second and compared by content, so it does not matter how they are replaced: by rename, by
+//! a swapped symlink, or in place. A change is applied after two equal reads in a row, completely or not at all: if the
+//! files do not fit together, the previous certificate stays and a line is logged. Open connections keep their
+//! certificate, and sessions are not resumed across a change.
+
+mod san_verifier;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use arc_swap::ArcSwap;
+use rustls::ServerConfig;
+use rustls::crypto::ring;
+use rustls::pki_types::CertificateDer;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::{Accept, TlsAcceptor};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+use super::admission::{ListenerAdmission, ListenerKind};
+use crate::base::clock::Clock;
+use crate::settings::pem::PemFile;
+use crate::settings::problem::UnusableSetting;
+use crate::settings::tls::ListenerTls;
+use crate::telemetry::log_throttle::LogThrottle;
+
+/// TLS configuration of a listener, replaced when its files change.
+#[derive(Debug)]
+pub(super) struct ReloadingTls {
+    tls: ListenerTls,
+    admission: Arc<ListenerAdmission>,
+    config: ArcSwap<ServerConfig>,
+    /// Fingerprint of the files read at startup.
+    initial: blake3::Hash,
+}
+
+/// Interval at which the files are compared.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+impl ReloadingTls {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// Names the setting, the problem and the remedy.
+    pub(super) fn load(tls: &ListenerTls, admission: &Arc<ListenerAdmission>) -> Result<Self, UnusableSetting> {
+        let pem = PemFiles::read(tls);
+        let initial = fingerprint(&pem);
+        let (config, not_after) = pem?.config(tls, admission.kind())?;
+        record_expiry(admission, tls, not_after);
+        Ok(Self { tls: tls.clone(), admission: Arc::clone(admission), config: ArcSwap::from_pointee(config), initial })
+    }
+
+    /// Starts a handshake.
+    pub(super) fn accept<I: AsyncRead + AsyncWrite + Unpin>(&self, io: I) -> Accept<I> {
+        TlsAcceptor::from(self.config.load_full()).accept(io)
+    }
+
+    /// Compares the files forever and applies changes.
+    pub(super) async fn watch(self: Arc<Self>) {
+        let (mut applied, mut previous) = (self.initial, self.initial);
+        loop {
+            tokio::time::sleep(CHECK_INTERVAL).await;
+            let tls = self.tls.clone();
+            let Ok(pem) = tokio::task::spawn_blocking(move || PemFiles::read(&tls)).await else { continue };
+            let current = fingerprint(&pem);
+            if current != applied && current == previous {
+                applied = current;
+                self.replace(pem);
+            }
+            previous = current;
+        }
+    }
+
+    fn replace(&self, pem: Result<PemFiles, UnusableSetting>) {
+        match pem.and_then(|pem| pem.config(&self.tls, self.admission.kind())) {
+            Ok((config, not_after)) => {
+                self.config.store(Arc::new(config));
+                let PemFile { setting, path } = &self.tls.certificate;
+                tracing::warn!("new certificate loaded: {setting}={}", path.display());
+                record_expiry(&self.admission, &self.tls, not_after);
+            }
+            Err(problem) => tracing::warn!("new certificate rejected, the previous one stays active: {problem}"),
+        }
+    }
+}
+
+/// Records the expiry of a certificate and warns if it has passed.
+fn record_expiry(admission: &ListenerAdmission, tls: &ListenerTls, not_after: i64) {
+    admission.stats().set_certificate_not_after(not_after);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    if i64::try_from(now).is_ok_and(|now| not_after < now) {
+        let PemFile { setting, path } = &tls.certificate;
+        tracing::warn!("certificate has expired: clients will reject it (replace {setting}={})", path.display());
+    }
+}
+
+/// Logs a failed handshake. A client that closes the connection early, such as a port probe, is not logged.
+pub(super) fn log_handshake_failure(error: &io::Error, listener: ListenerKind, peer: Option<SocketAddr>) {
+    static THROTTLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
+    if error.kind() == io::ErrorKind::InvalidData
+        && let Some(suppressed) = THROTTLE.allow(Clock::System.now())
+    {
+        let peer = peer.map(|peer| peer.to_string());
+        tracing::warn!(listener = listener.name(), peer, suppressed, %error, "TLS handshake failed");
+    }
+}
+
+/// Contents of the certificate files.
+struct PemFiles {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+    client_authorities: Option<Vec<u8>>,
+}
+
+impl PemFiles {
+    fn read(tls: &ListenerTls) -> Result<Self, UnusableSetting> {
+        Ok(Self {
+            certificate: tls.certificate.contents()?,
+            key: tls.key.contents()?,
+            client_authorities: tls.clients.as_ref().map(|clients| clients.authorities.contents()).transpose()?,
+        })
+    }
+
+    /// Builds the TLS configuration; also returns the certificate's expiry in seconds since the Unix epoch.
+    fn config(&self, tls: &ListenerTls, listener: ListenerKind) -> Result<(ServerConfig, i64), UnusableSetting> {
+        let provider = Arc::new(ring::default_provider());
+        let chain = tls.certificate.certificates(&self.certificate)?;
+        let not_after = not_after(&chain[0]).ok_or_else(|| {
+            tls.certificate.wrong("its first certificate cannot be parsed; give an X.509 certificate as PEM")
+        })?;
+        let key = tls.key.private_key(&self.key)?;
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| tls.certificate.wrong(error))?;
+        let builder = match (&tls.clients, &self.client_authorities) {
+            (Some(clients), Some(pem)) => {
+                builder.with_client_cert_verifier(san_verifier::client_verifier(clients, pem, provider)?)
+            }
+            _ => builder.with_no_client_auth(),
+        };
+        let mut config =
+            builder.with_single_cert(chain, key).map_err(|error| tls.key.key_mismatch(&tls.certificate, &error))?;
+        config.alpn_protocols = match listener {
+            ListenerKind::Grpc => vec![b"h2".to_vec()],
+            _ => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+        };
+        Ok((config, not_after))
+    }
+}
+
+/// Hash of the files' contents, or of the error that reading them gave.
+fn fingerprint(pem: &Result<PemFiles, UnusableSetting>) -> blake3::Hash {
+    let mut hasher = blake3::Hasher::new();
+    let mut add = |part: &[u8]| {
+        hasher.update(&part.len().to_le_bytes());
+        hasher.update(part);
+    };
+    match pem {
+        Ok(PemFiles { certificate, key, client_authorities }) => {
+            let parts = [certificate.as_slice(), key, client_authorities.as_deref().unwrap_or_default()];
+            parts.into_iter().for_each(add);
+        }
+        Err(problem) => add(problem.to_string().as_bytes()),
+    }
+    hasher.finalize()
+}
+
+fn not_after(certificate: &CertificateDer<'_>) -> Option<i64> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    Some(certificate.validity().not_after.timestamp())
+}

@@ -1,0 +1,147 @@
+//! Graceful shutdown: drain, close connections, finish responses, send the last metrics and spans.
+//!
+//! The shutdown does not wait for connections to close: a client that is frozen would keep the process until the
+//! timeout. It waits for delayed responses, and then a moment for clients to read them. Part of the timeout is reserved
+//! for the last work, which begins even if responses are still delayed.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::error::ServerError;
+use super::statsd_reporter::StatsdReporter;
+use crate::decide::log::DecisionLog;
+use crate::serve::fleet::membership::Fleet;
+use crate::serve::grpc::health::GrpcHealth;
+use crate::serve::grpc::service::Service;
+use crate::settings::process::ShutdownSettings;
+use crate::telemetry::traces::span_queue::SpanQueue;
+
+/// Time for clients to read their last responses and to close.
+const CLOSE_GRACE: Duration = Duration::from_secs(1);
+/// Interval at which delayed responses are counted.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Maximum time to shut down the store and to send the last metrics and spans; half of a shorter shutdown timeout.
+const LAST_WORK_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum time to send the last spans.
+const LAST_EXPORT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A server that is unhealthy and still serves.
+pub(super) struct Draining<'s> {
+    pub(super) service: &'s Service,
+    pub(super) fleet: &'s Fleet,
+    pub(super) statsd: StatsdReporter,
+    pub(super) grpc_health: GrpcHealth,
+    /// Asks the listeners to stop.
+    pub(super) stop: watch::Sender<bool>,
+    /// Tasks of the listeners.
+    pub(super) serving: JoinSet<()>,
+}
+
+impl Draining<'_> {
+    /// Serves for the drain period, then stops; all within the shutdown timeout.
+    ///
+    /// The last part of the timeout is reserved to shut down the store and to send metrics and spans, so that delayed
+    /// responses do not keep the process from releasing its slot.
+    ///
+    /// # Errors
+    /// Responses were still delayed at the end of the timeout; a listener's task panicked.
+    pub(super) async fn run(self, settings: &ShutdownSettings) -> Result<(), ServerError> {
+        let Self { service, fleet, statsd, grpc_health, stop, mut serving } = self;
+        let end = Instant::now() + settings.timeout;
+        let reserved_from = end - LAST_WORK_TIMEOUT.min(settings.timeout / 2);
+        tracing::warn!(drain_period = ?settings.drain_period, "stopping: reporting unhealthy, still serving");
+        let mut serve_last = pin!(async {
+            sleep(settings.drain_period).await;
+            grpc_health.close();
+            stop.send_replace(true);
+            // Outlives the timeout: dropping the tasks would end the delayed responses before they are counted.
+            serve_last(service, &mut serving).await
+        });
+        let served = timeout_at(reserved_from, &mut serve_last).await;
+        let serve_until_end = async {
+            match served {
+                Ok(result) => Ok(result),
+                Err(_) => timeout_at(end, &mut serve_last).await,
+            }
+        };
+        let (served, _) = tokio::join!(
+            serve_until_end,
+            timeout_at(end, async { tokio::join!(finish(service, statsd), fleet.stop()) })
+        );
+        match served {
+            Ok(result) => result?,
+            Err(_) if service.delayed_responses() > 0 => return Err(ServerError::CutOff(settings.timeout)),
+            Err(_) => {}
+        }
+        tracing::warn!("stopped");
+        Ok(())
+    }
+}
+
+/// Waits until all connections are closed or all responses are sent.
+async fn serve_last(service: &Service, serving: &mut JoinSet<()>) -> Result<(), ServerError> {
+    let all_closed = async {
+        while let Some(result) = serving.join_next().await {
+            result?;
+        }
+        Ok(())
+    };
+    tokio::select! {
+        result = all_closed => result,
+        () = all_answered(service) => Ok(()),
+    }
+}
+
+/// Shuts down the store, and sends the last metrics, spans and records of decisions; takes up to 2 s.
+async fn finish(service: &Service, statsd: StatsdReporter) {
+    let span_queue = service.tracer.as_ref().map(|tracer| Arc::clone(&tracer.span_queue));
+    let last_spans = async {
+        if let Some(span_queue) = span_queue {
+            export_last_spans(span_queue).await;
+        }
+    };
+    let last_records = async {
+        if let Some(log) = &service.decider.log {
+            write_last_records(Arc::clone(log)).await;
+        }
+    };
+    let last_metrics = async {
+        service.decider.store.shutdown().await;
+        statsd.finish().await;
+    };
+    tokio::join!(last_metrics, last_spans, last_records);
+}
+
+/// Waits until no response is delayed, and clients had [`CLOSE_GRACE`] to read the last ones.
+async fn all_answered(service: &Service) {
+    loop {
+        sleep(CLOSE_GRACE).await;
+        if service.delayed_responses() == 0 {
+            break;
+        }
+        while service.delayed_responses() > 0 {
+            sleep(POLL_INTERVAL).await;
+        }
+    }
+}
+
+/// Writes the queued records of decisions, for at most [`LAST_EXPORT_TIMEOUT`].
+async fn write_last_records(log: Arc<DecisionLog>) {
+    let written = tokio::task::spawn_blocking(move || log.finish(LAST_EXPORT_TIMEOUT)).await;
+    if !written.unwrap_or(false) {
+        tracing::warn!("last records of the decision log not written: a destination takes longer than 1 s");
+    }
+}
+
+/// Sends the queued spans, for at most [`LAST_EXPORT_TIMEOUT`].
+async fn export_last_spans(span_queue: Arc<SpanQueue>) {
+    let exported = tokio::task::spawn_blocking(move || span_queue.finish(LAST_EXPORT_TIMEOUT));
+    if !tokio::time::timeout(LAST_EXPORT_TIMEOUT, exported).await.is_ok_and(|result| result.unwrap_or(false)) {
+        tracing::warn!("last spans not sent: the collector takes longer than 1 s");
+    }
+}

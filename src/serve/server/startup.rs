@@ -1,0 +1,81 @@
+//! Validation of everything that the settings name and the process cannot start without.
+//!
+//! `serve` starts with it and `check --env` consists of it, so they cannot disagree. It finds all problems at once. A
+//! port in use is found later, when the listeners open, because another process may hold it at the moment. Files that
+//! are read again later, such as a password for Redis, do not prevent the start; their problems are found separately.
+
+use std::sync::Arc;
+
+use super::addresses;
+use super::error::StartupError;
+use super::listeners::GuardsByListener;
+use super::tracing_setup;
+use crate::decide::log;
+use crate::decide::log::values::ValueForm;
+use crate::rules::{defaults_file, xds};
+use crate::serve::http::admin_token;
+use crate::serve::http::app_state::Exposition;
+use crate::settings::Settings;
+use crate::settings::decision_log::HashKey;
+use crate::settings::problem::UnusableSetting;
+use crate::settings::secret::Secret;
+use crate::store;
+use crate::telemetry::listener_stats::ServerStats;
+use crate::telemetry::otlp::OtlpExporter;
+
+/// Contents of the files that the settings name.
+pub(super) struct StartupResources {
+    /// Guards of the listeners, with their certificates.
+    pub(super) guards: GuardsByListener,
+    /// Page for Prometheus; `None` if it is off.
+    pub(super) exposition: Option<Arc<Exposition>>,
+    /// Exporter of traces; `None` if there are none.
+    pub(super) exporter: Option<OtlpExporter>,
+    /// Form of values in the decision log; `None` if there is none.
+    pub(super) logged_values: Option<ValueForm>,
+    /// Secret that replicas have in common.
+    pub(super) fleet_secret: Option<Secret>,
+}
+
+impl StartupResources {
+    /// Reads the files and checks the addresses.
+    ///
+    /// # Errors
+    /// All problems, at least one.
+    pub(super) fn load(settings: &Settings, stats: &Arc<ServerStats>) -> Result<Self, Vec<StartupError>> {
+        let mut errors = addresses::problems(settings);
+        let guards = GuardsByListener::load(settings, stats).map_err(|unusable| errors.extend(unusable));
+        let metrics = &settings.metrics;
+        let exposition = metrics.prometheus.as_ref().map(|prometheus| Exposition::new(prometheus, &metrics.tags));
+        let exposition = exposition.transpose().map_err(|unusable| errors.push(unusable.into()));
+        let exporter = settings.tracing.as_ref().map(tracing_setup::exporter);
+        let exporter = exporter.transpose().map_err(|unusable| errors.push(unusable.into()));
+        let values = settings.decision_log.as_ref().map(log::check).transpose();
+        let values = values.map_err(|unusable| errors.extend(unusable.into_iter().map(StartupError::from)));
+        let secret = settings.fleet.secret.as_ref().map(HashKey::secret).transpose();
+        // The decision log has named a file that it cannot use.
+        let secret = secret.map_err(|unusable| values.is_ok().then(|| errors.push(unusable.into())));
+        match (guards, exposition, exporter, values, secret) {
+            (Ok(guards), Ok(exposition), Ok(exporter), Ok(logged_values), Ok(fleet_secret)) if errors.is_empty() => {
+                Ok(Self { guards, exposition: exposition.map(Arc::new), exporter, logged_values, fleet_secret })
+            }
+            _ => Err(errors),
+        }
+    }
+}
+
+/// Finds what prevents a start with these settings, ports that another process uses aside.
+pub fn problems(settings: &Settings) -> Vec<StartupError> {
+    StartupResources::load(settings, &Arc::default()).err().unwrap_or_default()
+}
+
+/// Finds files that do not prevent the start and without which a part of the service does not work.
+pub fn unusable_files(settings: &Settings) -> Vec<UnusableSetting> {
+    let mut unusable = store::unusable_files(&settings.store);
+    unusable.extend(settings.xds.as_ref().and_then(xds::unusable_file));
+    unusable.extend(settings.rules.defaults.as_deref().and_then(defaults_file::unusable_file));
+    unusable.extend(settings.admin.as_ref().and_then(admin_token::unusable_file));
+    // Both deployments have the same certificates.
+    unusable.dedup();
+    unusable
+}

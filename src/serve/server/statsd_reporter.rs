@@ -1,0 +1,127 @@
+//! Thread that reports metrics to statsd, and removes metrics that are no longer used.
+//!
+//! The thread has a lower priority than decisions. A server that is unreachable costs a log line per minute.
+
+use std::io;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use regex::Regex;
+use tokio::sync::oneshot;
+
+use super::statsd_socket::StatsdSocket;
+use crate::base::clock::Clock;
+use crate::base::thread_priority;
+use crate::serve::scrape::MetricsCollector;
+use crate::settings::choices::StatsdTransport;
+use crate::settings::metrics::{MetricsSettings, Mogrifier, StatsdProtocol, StatsdServer};
+use crate::telemetry::log_throttle::LogThrottle;
+use crate::telemetry::metrics::statsd::{NameRewrite, StatsdEncoder, StatsdFormat};
+
+/// Handle to the thread.
+#[derive(Debug)]
+pub(super) struct StatsdReporter {
+    stop: mpsc::Sender<oneshot::Sender<()>>,
+    _thread: JoinHandle<()>,
+}
+
+/// A statsd server.
+struct StatsdClient {
+    encoder: StatsdEncoder,
+    socket: StatsdSocket,
+}
+
+/// Interval at which unused metrics are removed.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
+/// Maximum time of the last report.
+const LAST_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl StatsdReporter {
+    /// Starts the thread, also if no server is configured: it removes unused metrics.
+    pub(super) fn start(settings: &MetricsSettings, collector: MetricsCollector) -> io::Result<Self> {
+        let servers: Vec<_> = settings.statsd.iter().map(|server| StatsdClient::new(server, &settings.tags)).collect();
+        let interval = if servers.is_empty() { SWEEP_INTERVAL } else { settings.flush_interval };
+        let (stop, stopped) = mpsc::channel();
+        let work = move || {
+            thread_priority::lower();
+            run(&collector, servers, interval, &stopped);
+        };
+        let thread = thread::Builder::new().name("statsd".to_owned()).spawn(work)?;
+        Ok(Self { stop, _thread: thread })
+    }
+
+    /// Reports a last time, for at most a second, and stops the thread.
+    pub(super) async fn finish(self) {
+        let (done, finished) = oneshot::channel();
+        if self.stop.send(done).is_ok() && tokio::time::timeout(LAST_REPORT_TIMEOUT, finished).await.is_err() {
+            tracing::warn!("last metrics not sent: the statsd server takes longer than 1 s");
+        }
+    }
+}
+
+fn run(
+    collector: &MetricsCollector,
+    mut servers: Vec<StatsdClient>,
+    interval: Duration,
+    stop: &mpsc::Receiver<oneshot::Sender<()>>,
+) {
+    let mut since_sweep = Duration::ZERO;
+    loop {
+        let stopping = match stop.recv_timeout(interval) {
+            Ok(done) => Some(done),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
+        report(collector, &mut servers);
+        since_sweep += interval;
+        if since_sweep >= SWEEP_INTERVAL {
+            since_sweep = Duration::ZERO;
+            collector.service.decider.metrics.limits.sweep();
+        }
+        if let Some(done) = stopping {
+            // The receiver is gone if the timeout has expired.
+            let _ = done.send(());
+            return;
+        }
+    }
+}
+
+fn report(collector: &MetricsCollector, servers: &mut [StatsdClient]) {
+    static THROTTLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
+    if servers.is_empty() {
+        return;
+    }
+    collector.collect(&mut |family| servers.iter_mut().for_each(|server| server.encoder.add(&family)));
+    for StatsdClient { encoder, socket } in servers {
+        if let Err(error) = encoder.report(|packet| socket.send(packet))
+            && let Some(suppressed) = THROTTLE.allow(Clock::System.now())
+        {
+            let server = socket.address();
+            tracing::warn!(server, suppressed, "metrics not sent: {error} (check STATSD_HOST and STATSD_PORT)");
+        }
+    }
+}
+
+impl StatsdClient {
+    fn new(server: &StatsdServer, tags: &[(String, String)]) -> Self {
+        let (transport, format) = match &server.protocol {
+            StatsdProtocol::Tcp => (StatsdTransport::Tcp, StatsdFormat::Statsd),
+            StatsdProtocol::Udp => (StatsdTransport::Udp, StatsdFormat::Statsd),
+            StatsdProtocol::DogStatsd(mogrifiers) => {
+                let rewrites = mogrifiers.iter().filter_map(name_rewrite).collect();
+                (StatsdTransport::Udp, StatsdFormat::DogStatsd(rewrites))
+            }
+        };
+        Self {
+            encoder: StatsdEncoder::new(format, tags.to_vec()),
+            socket: StatsdSocket::new(server.host.clone(), server.port, transport),
+        }
+    }
+}
+
+/// Compiles a mogrifier. The settings have already checked its pattern.
+fn name_rewrite(mogrifier: &Mogrifier) -> Option<NameRewrite> {
+    let Mogrifier { pattern, name, tags } = mogrifier;
+    Some(NameRewrite { pattern: Regex::new(pattern).ok()?, name: name.clone(), tags: tags.clone() })
+}

@@ -1,0 +1,99 @@
+//! One memcached server: its connections and its circuit breaker.
+//!
+//! Background tasks keep the connections open; calls wait only for the first connection. While the breaker is open,
+//! calls fail at once, and a task checks the server ten times a second. A command is sent once. Commands on one key use
+//! one connection, so they run in the order of their calls.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use super::connect::{MemcacheConnection, MemcacheOptions};
+use super::error::MemcacheError;
+use super::reply::MemcacheReply;
+use super::server_state::MemcacheState;
+use crate::settings::endpoint::Endpoint;
+use crate::store::client::deadline::timeout_with_grace;
+use crate::store::client::supervisor::{Supervised, SupervisedServer};
+
+/// Client of one server; dropping it closes its connections once their pending commands are done.
+#[derive(Debug)]
+pub(crate) struct MemcacheServer {
+    state: Supervised<MemcacheState>,
+}
+
+impl MemcacheServer {
+    /// Starts to connect to `endpoint`. Needs a tokio runtime.
+    pub(super) fn start(endpoint: Endpoint, options: Arc<MemcacheOptions>) -> Arc<Self> {
+        Arc::new(Self { state: Supervised::start(MemcacheState::new(endpoint, options)) })
+    }
+
+    /// Address of the server.
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.state.server.endpoint
+    }
+
+    /// Returns true if calls are sent to the server now.
+    pub(crate) fn is_available(&self) -> bool {
+        self.state.server.is_available()
+    }
+
+    /// Returns true while calls fail at once because the server failed too often.
+    pub(crate) fn is_breaker_open(&self) -> bool {
+        self.state.server.is_breaker_open()
+    }
+
+    /// Number of open connections.
+    pub(crate) fn connections(&self) -> usize {
+        self.state.server.pool.open()
+    }
+
+    /// Number of connections opened since the start.
+    pub(crate) fn opened(&self) -> u64 {
+        self.state.opened().load(Ordering::Relaxed)
+    }
+
+    /// Text of a configuration error, free of secrets; `None` without one.
+    pub(crate) fn misconfigured(&self) -> Option<Arc<String>> {
+        self.state.server.misconfigured()
+    }
+
+    /// Sends a command, whose second word is the key, and waits for its reply until `deadline`. An error reply is an
+    /// error.
+    pub(crate) async fn call(&self, words: &[&[u8]], deadline: Instant) -> Result<MemcacheReply, MemcacheError> {
+        let connection = self.connection(words.get(1).copied().unwrap_or_default(), deadline).await?;
+        let outcome = match connection.call(words, None, Some(deadline)).await {
+            Ok(MemcacheReply::Error(text)) => Err(MemcacheError::from_reply(&text)),
+            Ok(reply) => Ok(reply),
+            Err(error) => Err(error.into()),
+        };
+        match &outcome {
+            Ok(_) => self.state.server.record_success(),
+            Err(error) => self.record_failure(*error),
+        }
+        outcome
+    }
+
+    fn record_failure(&self, error: MemcacheError) {
+        let _opened_breaker = self.state.server.record_failure(error);
+    }
+
+    /// Returns a connection, unless the breaker is open.
+    async fn connection(&self, key: &[u8], deadline: Instant) -> Result<Arc<MemcacheConnection>, MemcacheError> {
+        if self.is_breaker_open() {
+            return Err(MemcacheError::Unreachable);
+        }
+        // The lower bits have selected the server.
+        let slot = (crc32fast::hash(key) >> 16) as usize;
+        if let Some(connection) = self.state.server.pool.get_from(slot) {
+            return Ok(connection);
+        }
+        match timeout_with_grace(self.state.server.pool.get_after_first_attempt(), deadline).await {
+            Some(connection) => connection.ok_or(MemcacheError::Unreachable),
+            None => {
+                self.record_failure(MemcacheError::Timeout);
+                Err(MemcacheError::Timeout)
+            }
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Servers in their order, and the choice of the server that holds a key.
+//!
+//! The choice is that of envoyproxy/ratelimit, whatever the format of keys: the CRC-32 of the key, modulo the number of
+//! servers. A server that is away keeps its keys, because other replicas may still reach it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use tokio::sync::SetOnce;
+use tokio::task::AbortHandle;
+use tokio::time::sleep;
+
+use super::connect::MemcacheOptions;
+use super::error::MemcacheError;
+use super::server::MemcacheServer;
+use super::srv;
+use crate::settings::endpoint::Endpoint;
+use crate::settings::memcache::MemcacheServers;
+use crate::store::client::deadline::timeout_with_grace;
+use crate::telemetry::error_dedup::ErrorDedup;
+
+/// Pause after a failed query of the SRV record, until the first one has succeeded.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Minimum interval of queries, so that a misread setting does not flood the resolver.
+const MIN_REFRESH: Duration = Duration::from_secs(1);
+
+/// Servers that share the counters; dropping the list stops the queries.
+#[derive(Debug)]
+pub(crate) struct ServerList {
+    shared: Arc<SharedList>,
+    refresh: Option<AbortHandle>,
+}
+
+/// Servers in use, shared with the task that replaces them.
+#[derive(Debug)]
+struct SharedList {
+    options: Arc<MemcacheOptions>,
+    servers: ArcSwap<Vec<Arc<MemcacheServer>>>,
+    /// Set once servers are known, or the first query has failed.
+    known: SetOnce<()>,
+}
+
+impl Drop for ServerList {
+    fn drop(&mut self) {
+        if let Some(task) = &self.refresh {
+            task.abort();
+        }
+    }
+}
+
+impl ServerList {
+    /// Starts to connect to the servers, and returns at once. Needs a tokio runtime.
+    pub(crate) fn start(servers: &MemcacheServers, options: MemcacheOptions) -> Self {
+        let shared =
+            Arc::new(SharedList { options: Arc::new(options), servers: ArcSwap::default(), known: SetOnce::new() });
+        let refresh = match servers {
+            MemcacheServers::List(endpoints) => {
+                shared.replace(endpoints);
+                None
+            }
+            MemcacheServers::Srv { name, refresh } => {
+                Some(tokio::spawn(query_repeatedly(Arc::clone(&shared), name.clone(), *refresh)).abort_handle())
+            }
+        };
+        Self { shared, refresh }
+    }
+
+    /// Returns the server that holds `key`; waits only for the first query of an SRV record.
+    ///
+    /// # Errors
+    /// No server is known by `deadline`.
+    pub(crate) async fn owner(&self, key: &[u8], deadline: Instant) -> Result<Arc<MemcacheServer>, MemcacheError> {
+        if !self.shared.known.initialized() {
+            timeout_with_grace(self.shared.known.wait(), deadline).await.ok_or(MemcacheError::Timeout)?;
+        }
+        let servers = self.shared.servers.load();
+        servers.get(index_of(key, servers.len())).map(Arc::clone).ok_or(MemcacheError::Unreachable)
+    }
+
+    /// Servers in use, each once.
+    pub(crate) fn servers(&self) -> Vec<Arc<MemcacheServer>> {
+        let mut servers: Vec<Arc<MemcacheServer>> = Vec::new();
+        for server in self.shared.servers.load().iter() {
+            if !servers.iter().any(|known| Arc::ptr_eq(known, server)) {
+                servers.push(Arc::clone(server));
+            }
+        }
+        servers
+    }
+
+    /// Returns true if every server accepts calls, and there is one.
+    pub(crate) fn is_available(&self) -> bool {
+        let servers = self.shared.servers.load();
+        !servers.is_empty() && servers.iter().all(|server| server.is_available())
+    }
+}
+
+impl SharedList {
+    /// Puts servers into use, in this order; those that are in use already keep their connections.
+    fn replace(&self, endpoints: &[Endpoint]) {
+        let mut servers: Vec<Arc<MemcacheServer>> = Vec::with_capacity(endpoints.len());
+        let current = self.servers.load();
+        for endpoint in endpoints {
+            let known = servers.iter().chain(current.iter()).find(|server| server.endpoint() == endpoint);
+            let server = known.map(Arc::clone);
+            servers.push(server.unwrap_or_else(|| MemcacheServer::start(endpoint.clone(), Arc::clone(&self.options))));
+        }
+        self.servers.store(Arc::new(servers));
+        let _already_set = self.known.set(());
+    }
+}
+
+/// Index of the server that holds `key`; 0 if there are less than two.
+fn index_of(key: &[u8], servers: usize) -> usize {
+    if servers < 2 { 0 } else { crc32fast::hash(key) as usize % servers }
+}
+
+/// Queries the SRV record until it names servers, and then at each interval unless that is zero. A failed query leaves
+/// the servers as they are.
+async fn query_repeatedly(list: Arc<SharedList>, name: String, refresh: Duration) {
+    let mut errors = ErrorDedup::default();
+    loop {
+        match srv::query(&name).await {
+            Ok(endpoints) => {
+                let servers = list.servers.load();
+                if !servers.iter().map(|server| server.endpoint()).eq(&endpoints) {
+                    tracing::info!(name, servers = endpoints.len(), "MEMCACHE_SRV: servers changed");
+                    list.replace(&endpoints);
+                }
+                errors.clear();
+                if refresh.is_zero() {
+                    return;
+                }
+            }
+            Err(error) => {
+                let _already_set = list.known.set(());
+                if errors.is_new(&error) {
+                    tracing::error!(name, "MEMCACHE_SRV: cannot find memcached servers: {error}");
+                }
+            }
+        }
+        let is_known = !list.servers.load().is_empty();
+        sleep(if is_known { refresh.max(MIN_REFRESH) } else { RETRY_INTERVAL }).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::index_of;
+
+    /// The digests are those of Go's `crc32.ChecksumIEEE`, such as 0xcbf43926 for `123456789`.
+    #[test]
+    fn server_is_the_checksum_of_the_key_modulo_their_number() {
+        assert_eq!(index_of(b"123456789", 1), 0);
+        assert_eq!(index_of(b"123456789", 0), 0);
+        for servers in [2, 3, 7] {
+            assert_eq!(index_of(b"123456789", servers), 0xcbf4_3926 % servers);
+        }
+        assert_eq!(index_of(b"", 5), 0);
+    }
+}

@@ -1,0 +1,98 @@
+//! Opening of connections: socket, TLS and credentials.
+
+use std::io;
+
+use rustls::ClientConfig;
+use smallvec::SmallVec;
+
+use super::connect_options::{AuthCredentials, ConnectOptions};
+use super::connection::Connection;
+use super::error::{RedisConnectError, RedisError, ReplyError};
+use super::send::{ErrorWithText, error_kind, send_with_error_text};
+use crate::settings::endpoint::Endpoint;
+use crate::settings::store_tls::StoreTls;
+use crate::store::client::connect::{ConnectAdvice, Connected};
+use crate::store::client::stream;
+use crate::store::client::tls_advice::TlsSettingNames;
+use crate::store::client::tls_mismatch::PlaintextProbe;
+
+const ADVICE: ConnectAdvice = ConnectAdvice {
+    tls_settings: TlsSettingNames {
+        prefix: "REDIS",
+        address: "REDIS_URL",
+        plaintext: "unset REDIS_TLS and write redis:// in REDIS_URL",
+        server: "Redis",
+    },
+    plaintext_probe: PlaintextProbe { command: b"PING\r\n", replies: b"+-" },
+    server_lacks_tls: "the server speaks no TLS: unset REDIS_TLS, and write redis:// in the URL",
+    server_needs_tls: "the server speaks TLS: set REDIS_TLS=true, or write rediss:// in the URL",
+};
+
+/// Connects to a server and logs in.
+///
+/// # Errors
+/// The server cannot be reached in time, or rejects the credentials; the text names the setting to check.
+pub(crate) async fn connect(
+    endpoint: &Endpoint,
+    options: &ConnectOptions,
+) -> Result<Connected<Connection>, RedisConnectError> {
+    let credentials = options.read_auth_credentials()?;
+    let tls = options.tls.as_ref().map(StoreTls::config).transpose();
+    let tls = tls.map_err(|unusable| RedisConnectError::misconfigured(unusable.to_string()))?;
+    let uses_tls = tls.is_some();
+    let open = open(endpoint, options, tls, credentials);
+    ADVICE.connect(endpoint, uses_tls, options.connect_timeout, open).await
+}
+
+async fn open(
+    endpoint: &Endpoint,
+    options: &ConnectOptions,
+    tls: Option<ClientConfig>,
+    credentials: Option<AuthCredentials>,
+) -> Result<Connected<Connection>, RedisConnectError> {
+    let uses_tls = tls.is_some();
+    let stream = stream::open(endpoint, tls).await.map_err(|error| ADVICE.socket_error(&error, uses_tls))?;
+    let (connection, closed) = Connection::open_boxed(stream);
+    match handshake(&connection, credentials, options.database).await {
+        Ok(()) => Ok(Connected { connection, closed }),
+        Err((ReplyError::Failed(RedisError::Broken), text)) => {
+            let reason = closed.await.unwrap_or_else(|_| io::Error::other(text));
+            Err(ADVICE.socket_error(&reason, uses_tls))
+        }
+        Err((error, text)) => Err(login_error(&error, text, options)),
+    }
+}
+
+/// Sends AUTH, SELECT and PING.
+async fn handshake(
+    connection: &Connection,
+    credentials: Option<AuthCredentials>,
+    database: Option<u8>,
+) -> Result<(), ErrorWithText> {
+    if let Some(AuthCredentials { user, password }) = &credentials {
+        let mut words: SmallVec<[&[u8]; 3]> = SmallVec::from_slice(&[&b"AUTH"[..]]);
+        words.extend(user.as_ref().map(|user| user.as_bytes()));
+        words.push(password.as_bytes());
+        send_with_error_text(connection, &words).await?;
+    }
+    if let Some(database) = database {
+        send_with_error_text(connection, &[b"SELECT", database.to_string().as_bytes()]).await?;
+    }
+    match send_with_error_text(connection, &[b"PING"]).await {
+        // The user may lack the permission for PING and still have all that calls need.
+        Err((ReplyError::Failed(RedisError::Misconfigured), _)) => Ok(()),
+        outcome => outcome.map(drop),
+    }
+}
+
+fn login_error(error: &ReplyError, text: String, options: &ConnectOptions) -> RedisConnectError {
+    let kind = match error {
+        ReplyError::Failed(RedisError::BadReply) => RedisError::Broken,
+        error => error_kind(error),
+    };
+    let text = match kind {
+        RedisError::Unauthenticated => format!("{text}; look at {}", options.auth_setting()),
+        _ => text,
+    };
+    RedisConnectError { kind, text }
+}

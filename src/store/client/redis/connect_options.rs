@@ -1,0 +1,188 @@
+//! Options of connections: credentials, TLS, database and timeout.
+//!
+//! Files with credentials and certificates are read for each connection, so that rotating them needs no restart.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::error::RedisConnectError;
+use crate::settings::credentials::Credentials;
+use crate::settings::problem::UnusableSetting;
+use crate::settings::redis::{DeploymentSettings, TopologySettings};
+use crate::settings::store_tls::StoreTls;
+use crate::store::client::supervisor::hash_files;
+
+/// Upper bound on a connection attempt, regardless of REDIS_TIMEOUT.
+///
+/// The kernel backs off SYN retransmits exponentially; a new attempt finds a recovered server sooner.
+const MAX_CONNECT_TIME: Duration = Duration::from_secs(1);
+/// Upper bound on a connection attempt to a distant server: TCP, TLS and login are up to five round trips.
+const MAX_DISTANT_CONNECT_TIME: Duration = Duration::from_secs(5);
+/// Upper bound on a query of discovery, and on connecting for it.
+const QUERY_TIMEOUT: Duration = Duration::from_millis(400);
+/// Upper bound on a query of a distant server.
+const DISTANT_QUERY_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Options of connections to the servers of a deployment, or to its sentinels.
+#[derive(Clone, Debug)]
+pub(crate) struct ConnectOptions {
+    /// Environment variable that names the servers, for messages.
+    pub(crate) setting: &'static str,
+    /// True for sentinels, which have their own credentials.
+    pub(crate) is_sentinel: bool,
+    /// Credentials for AUTH.
+    pub(crate) credentials: Credentials,
+    /// TLS options; `None` for plaintext.
+    pub(crate) tls: Option<StoreTls>,
+    /// Database to SELECT; `None` for database 0.
+    pub(crate) database: Option<u8>,
+    /// Upper bound on connecting, TLS handshake and login included.
+    pub(crate) connect_timeout: Duration,
+    /// Upper bound on a query of discovery, and on connecting for it.
+    pub(crate) query_timeout: Duration,
+    /// Consequence of a failing server, for logs.
+    pub(crate) on_failure: &'static str,
+}
+
+/// User and password for AUTH.
+pub(super) struct AuthCredentials {
+    /// User; `None` for the default user.
+    pub(super) user: Option<String>,
+    pub(super) password: String,
+}
+
+impl ConnectOptions {
+    /// Returns the options for the servers of a deployment.
+    pub(crate) fn new(settings: &DeploymentSettings) -> Self {
+        Self {
+            setting: settings.setting,
+            is_sentinel: false,
+            credentials: settings.credentials.clone(),
+            tls: settings.tls.clone(),
+            database: (settings.database != 0).then_some(settings.database),
+            connect_timeout: settings.connect_timeout.min(MAX_CONNECT_TIME),
+            query_timeout: QUERY_TIMEOUT,
+            on_failure: "`on_store_error` decides",
+        }
+    }
+
+    /// Returns the options for servers whose failure changes no decision; `on_failure` is its consequence.
+    pub(crate) fn beside_decisions(settings: &DeploymentSettings, on_failure: &'static str) -> Self {
+        Self { on_failure, ..Self::new(settings) }
+    }
+
+    /// Returns the options for servers in other parts of the world, which no decision waits for.
+    pub(crate) fn distant(settings: &DeploymentSettings) -> Self {
+        Self {
+            connect_timeout: settings.connect_timeout.min(MAX_DISTANT_CONNECT_TIME),
+            query_timeout: DISTANT_QUERY_TIMEOUT,
+            on_failure: "this region gets no grants",
+            ..Self::new(settings)
+        }
+    }
+
+    /// Returns the options for the sentinels of the same deployment.
+    pub(super) fn for_sentinels(&self, credentials: &Credentials) -> Self {
+        Self { is_sentinel: true, credentials: credentials.clone(), database: None, ..self.clone() }
+    }
+
+    /// Names the settings that hold the credentials, for messages.
+    pub(crate) fn auth_setting(&self) -> &'static str {
+        let is_file = matches!(self.credentials, Credentials::File(_));
+        match (self.setting, self.is_sentinel, is_file) {
+            ("TOLLKEEPER_DECISION_LOG_REDIS_URL", false, _) => {
+                "TOLLKEEPER_DECISION_LOG_REDIS_AUTH, its _FILE or the password in TOLLKEEPER_DECISION_LOG_REDIS_URL"
+            }
+            ("TOLLKEEPER_DECISION_LOG_REDIS_URL", true, _) => {
+                "TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH, its _FILE or the password in \
+                 TOLLKEEPER_DECISION_LOG_REDIS_URL"
+            }
+            ("TOLLKEEPER_GLOBAL_REDIS_URL", false, _) => {
+                "TOLLKEEPER_GLOBAL_REDIS_AUTH, its _FILE or the password in TOLLKEEPER_GLOBAL_REDIS_URL"
+            }
+            ("TOLLKEEPER_GLOBAL_REDIS_URL", true, _) => {
+                "TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH, its _FILE or the password in TOLLKEEPER_GLOBAL_REDIS_URL"
+            }
+            ("REDIS_PERSECOND_URL", false, true) => "TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE",
+            ("REDIS_PERSECOND_URL", false, false) => "REDIS_PERSECOND_AUTH or the password in REDIS_PERSECOND_URL",
+            ("REDIS_PERSECOND_URL", true, true) => "TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE",
+            ("REDIS_PERSECOND_URL", true, false) => {
+                "REDIS_PERSECOND_SENTINEL_AUTH or the password in REDIS_PERSECOND_URL"
+            }
+            (_, false, true) => "TOLLKEEPER_REDIS_AUTH_FILE",
+            (_, false, false) => "REDIS_AUTH or the password in REDIS_URL",
+            (_, true, true) => "TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE",
+            (_, true, false) => "REDIS_SENTINEL_AUTH or the password in REDIS_URL",
+        }
+    }
+
+    /// Reads the credentials; a file holds `password` or `user:password`, and white space at its end is ignored.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub(super) fn read_auth_credentials(&self) -> Result<Option<AuthCredentials>, RedisConnectError> {
+        match &self.credentials {
+            Credentials::None => Ok(None),
+            Credentials::Inline { user, password } => {
+                Ok(Some(AuthCredentials { user: user.clone(), password: password.reveal().to_owned() }))
+            }
+            Credentials::File(path) => {
+                let text = read_trimmed(path).map_err(|error| {
+                    let setting = self.auth_setting();
+                    RedisConnectError::misconfigured(format!("{setting}: cannot read {}: {error}", path.display()))
+                })?;
+                Ok(Some(match text.split_once(':') {
+                    Some((user, password)) if !user.is_empty() => {
+                        AuthCredentials { user: Some(user.to_owned()), password: password.to_owned() }
+                    }
+                    Some((_, password)) => AuthCredentials { user: None, password: password.to_owned() },
+                    None => AuthCredentials { user: None, password: text },
+                }))
+            }
+        }
+    }
+
+    /// Returns the settings whose files cannot be used to connect.
+    fn unusable_files(&self) -> Vec<UnusableSetting> {
+        let credentials = match &self.credentials {
+            Credentials::File(path) => read_trimmed(path).err().map(|error| UnusableSetting {
+                setting: self.auth_setting(),
+                shown: path.display().to_string(),
+                what: format!("it cannot be read: {error}"),
+            }),
+            Credentials::None | Credentials::Inline { .. } => None,
+        };
+        let tls = self.tls.as_ref().and_then(|tls| tls.config().err());
+        credentials.into_iter().chain(tls).collect()
+    }
+
+    /// Hash of the files that connecting reads, to detect changes; `None` if connecting reads none.
+    pub(crate) fn fingerprint(&self) -> Option<[u8; 32]> {
+        hash_files(self.files())
+    }
+
+    fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        let credentials = match &self.credentials {
+            Credentials::File(path) => Some(path),
+            Credentials::None | Credentials::Inline { .. } => None,
+        };
+        credentials.into_iter().chain(self.tls.iter().flat_map(StoreTls::files))
+    }
+}
+
+/// Returns the settings whose files cannot be used to connect to a deployment, now or later.
+pub(crate) fn unusable_files(settings: &DeploymentSettings) -> Vec<UnusableSetting> {
+    let servers = ConnectOptions::new(settings);
+    let sentinels = match &settings.topology {
+        TopologySettings::Sentinel { credentials, .. } => Some(servers.for_sentinels(credentials)),
+        TopologySettings::Single(_) | TopologySettings::Cluster(_) => None,
+    };
+    [Some(servers), sentinels].iter().flatten().flat_map(ConnectOptions::unusable_files).collect()
+}
+
+fn read_trimmed(path: &Path) -> io::Result<String> {
+    let text = fs::read_to_string(path)?;
+    Ok(text.trim_end_matches(['\n', '\r', ' ', '\t']).to_owned())
+}

@@ -1,0 +1,230 @@
+//! Errors of the client: kinds of failed calls, and the meaning of error replies.
+//!
+//! An error is a kind without text: kinds are counted, select the failure policy and open breakers. The text of a reply
+//! is logged where the reply is read. Redirections and missing scripts are error replies, but not failures.
+
+use crate::store::client::connect_error::{ConnectError, ErrorKind};
+use crate::store::client::wire_protocol::PipelineError;
+
+/// Reason why Redis did not complete a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
+pub enum RedisError {
+    /// No reply arrived before the deadline; the call may have run.
+    #[error("no answer in time")]
+    Timeout,
+    /// The caller's deadline is too short for a call.
+    #[error("the caller leaves no time to ask")]
+    NoTime,
+    /// No connection is open, or the breaker is open.
+    #[error("not connected")]
+    Unreachable,
+    /// The connection closed before the reply; the call may have run.
+    #[error("the connection broke")]
+    Broken,
+    /// The server is a replica, or has lost its primary.
+    #[error("the server is read-only")]
+    ReadOnly,
+    /// The server is out of memory, or is configured to reject writes.
+    #[error("the server takes no writes")]
+    NoWrites,
+    /// Another script runs for too long.
+    #[error("the server is busy with a script")]
+    Busy,
+    /// The server is reading its data from disk.
+    #[error("the server is loading its data")]
+    Loading,
+    /// The server rejects the password or user.
+    #[error("the server does not accept the credentials")]
+    Unauthenticated,
+    /// No node serves the slot of the key now.
+    #[error("no node serves the slot")]
+    SlotDown,
+    /// The key holds a value of another type.
+    #[error("the key holds a value of another type")]
+    WrongType,
+    /// The reply is invalid.
+    #[error("an invalid reply")]
+    BadReply,
+    /// The user lacks a permission, or the server lacks a command or is of another kind.
+    #[error("the server rejects a command that is needed")]
+    Misconfigured,
+    /// Too many calls wait for one key or one server.
+    #[error("too many calls are queued")]
+    Overloaded,
+}
+
+impl RedisError {
+    /// All kinds, in the order of declaration.
+    pub const ALL: [Self; 14] = [
+        Self::Timeout,
+        Self::NoTime,
+        Self::Unreachable,
+        Self::Broken,
+        Self::ReadOnly,
+        Self::NoWrites,
+        Self::Busy,
+        Self::Loading,
+        Self::Unauthenticated,
+        Self::SlotDown,
+        Self::WrongType,
+        Self::BadReply,
+        Self::Misconfigured,
+        Self::Overloaded,
+    ];
+
+    /// Name in metrics and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Timeout => "timeout",
+            Self::NoTime => "no_time",
+            Self::Unreachable => "unreachable",
+            Self::Broken => "broken",
+            Self::ReadOnly => "read_only",
+            Self::NoWrites => "no_writes",
+            Self::Busy => "busy",
+            Self::Loading => "loading",
+            Self::Unauthenticated => "unauthenticated",
+            Self::SlotDown => "slot_down",
+            Self::WrongType => "wrong_type",
+            Self::BadReply => "bad_reply",
+            Self::Misconfigured => "misconfigured",
+            Self::Overloaded => "overloaded",
+        }
+    }
+
+    /// Setting or server property that an operator should check.
+    pub const fn advice(self) -> &'static str {
+        match self {
+            Self::Timeout => "TOLLKEEPER_STORE_TIMEOUT bounds the wait",
+            Self::NoTime => "its deadline (grpc-timeout) must leave more than 5 ms",
+            Self::Unreachable | Self::Broken => "see the preceding connection errors",
+            Self::ReadOnly | Self::SlotDown => "the client looks for a primary until it finds one",
+            Self::NoWrites => "its memory (maxmemory) or its disk may be full",
+            Self::Busy => "SCRIPT KILL ends the script",
+            Self::Loading => "the server serves again once it has loaded its data",
+            Self::Unauthenticated => "REDIS_AUTH or TOLLKEEPER_REDIS_AUTH_FILE holds the password",
+            Self::WrongType => "CACHE_KEY_PREFIX separates keys from those of other programs",
+            Self::BadReply => "is it Redis 5.0 or newer, or Valkey?",
+            Self::Misconfigured => "see the preceding errors for the missing permission or setting",
+            Self::Overloaded => "the server cannot keep up with the load",
+        }
+    }
+}
+
+impl ErrorKind for RedisError {
+    const TIMEOUT: Self = Self::Timeout;
+    const BROKEN: Self = Self::Broken;
+    const MISCONFIGURED: Self = Self::Misconfigured;
+
+    fn is_of_server(self) -> bool {
+        matches!(
+            self,
+            Self::Timeout
+                | Self::Broken
+                | Self::ReadOnly
+                | Self::NoWrites
+                | Self::Busy
+                | Self::Loading
+                | Self::Unauthenticated
+                | Self::Misconfigured
+        )
+    }
+
+    fn is_misconfiguration(self) -> bool {
+        matches!(self, Self::Misconfigured | Self::Unauthenticated)
+    }
+}
+
+/// Reason why a server cannot be used.
+pub(crate) type RedisConnectError = ConnectError<RedisError>;
+
+impl From<PipelineError> for RedisError {
+    fn from(error: PipelineError) -> Self {
+        match error {
+            PipelineError::Timeout => Self::Timeout,
+            PipelineError::Broken => Self::Broken,
+            PipelineError::Overloaded => Self::Overloaded,
+        }
+    }
+}
+
+/// Meaning of an error reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReplyError {
+    /// The server does not have the script; send its text.
+    NoScript,
+    /// The node at this address owns the slot now.
+    Moved(String),
+    /// The node at this address serves the key during a migration; send ASKING first.
+    Ask(String),
+    /// The command failed.
+    Failed(RedisError),
+}
+
+impl ReplyError {
+    /// Parses the text of an error reply.
+    pub fn from_reply(text: &str) -> Self {
+        let mut words = text.split_ascii_whitespace();
+        let address = |words: &mut dyn Iterator<Item = &str>| words.nth(1).map(str::to_owned);
+        let failure = match words.next().unwrap_or_default() {
+            "NOSCRIPT" => return Self::NoScript,
+            "MOVED" => return address(&mut words).map_or(Self::Failed(RedisError::BadReply), Self::Moved),
+            "ASK" => return address(&mut words).map_or(Self::Failed(RedisError::BadReply), Self::Ask),
+            "TRYAGAIN" | "CLUSTERDOWN" => RedisError::SlotDown,
+            "READONLY" | "MASTERDOWN" => RedisError::ReadOnly,
+            "OOM" | "MISCONF" | "NOREPLICAS" => RedisError::NoWrites,
+            "BUSY" => RedisError::Busy,
+            "LOADING" => RedisError::Loading,
+            "NOAUTH" | "WRONGPASS" => RedisError::Unauthenticated,
+            "WRONGTYPE" => RedisError::WrongType,
+            "NOPERM" | "CROSSSLOT" | "NOPROTO" => RedisError::Misconfigured,
+            "ERR" | "@user_script:" => parse_generic_error(text),
+            _ => RedisError::BadReply,
+        };
+        Self::Failed(failure)
+    }
+}
+
+/// Parses an `ERR` reply. Servers before 7.0 wrap errors of a script in such a text or begin it with `@user_script:`,
+/// and servers from 7.2 on wrap those of its ACL.
+fn parse_generic_error(text: &str) -> RedisError {
+    const WRAPPED: [(&str, RedisError); 9] = [
+        ("-OOM ", RedisError::NoWrites),
+        ("-MISCONF ", RedisError::NoWrites),
+        ("-NOREPLICAS ", RedisError::NoWrites),
+        ("-READONLY ", RedisError::ReadOnly),
+        ("-NOPERM ", RedisError::Misconfigured),
+        ("WRONGTYPE ", RedisError::WrongType),
+        ("Write commands not allowed after non deterministic", RedisError::Misconfigured),
+        ("can't run this command or subcommand", RedisError::Misconfigured),
+        ("ACL failure in script", RedisError::Misconfigured),
+    ];
+    const PLAIN: [&str; 6] = [
+        "unknown command",
+        "cluster support disabled",
+        "is not allowed",
+        "AUTH <password> called without any password",
+        "invalid DB index",
+        "DB index is out of range",
+    ];
+    if let Some((_, kind)) = WRAPPED.iter().find(|(mark, _)| text.contains(mark)) {
+        *kind
+    } else if PLAIN.iter().any(|mark| text.contains(mark)) {
+        RedisError::Misconfigured
+    } else if text.contains("not an integer") {
+        RedisError::WrongType
+    } else if text.contains("invalid password") {
+        RedisError::Unauthenticated
+    } else {
+        RedisError::BadReply
+    }
+}
+
+/// Maximum number of characters of an error reply in logs.
+const MAX_LOG_CHARS: usize = 160;
+
+/// Returns the text of an error reply for logs: shortened, and without arguments.
+pub(crate) fn log_text(text: &str) -> String {
+    // Some servers quote the arguments of the command, passwords included.
+    text.split(", with args").next().unwrap_or_default().chars().take(MAX_LOG_CHARS).collect()
+}

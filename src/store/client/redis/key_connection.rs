@@ -1,0 +1,202 @@
+//! Connection of its own to the server that has one key, for tools.
+//!
+//! Connections of a [`Deployment`] are shared, so no command may block them, and they keep only the kind of an error.
+//! This one belongs to its caller, and keeps the text. It is opened when it is needed and closed after an error, and it
+//! follows the key through failovers and moved slots.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::connect;
+use super::connect_options::ConnectOptions;
+use super::connection::Connection;
+use super::deployment::Deployment;
+use super::deployment_context::DeploymentOptions;
+use super::error::{RedisConnectError, RedisError, ReplyError, log_text};
+use super::hash_slot::hash_slot;
+use super::health_check::{CommandWords, HealthCheck};
+use super::node::Node;
+use super::reply::{Reply, is_too_large};
+use crate::settings::redis::DeploymentSettings;
+use crate::store::client::connect::Connected;
+
+/// Upper bound on the search for the server, in addition to that on a connection attempt.
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of times a command is sent to another node.
+const MAX_REDIRECTS: usize = 5;
+
+/// Failed command, with the text of the server.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{text}")]
+pub(crate) struct KeyCommandError {
+    /// Kind of the error.
+    pub(crate) kind: RedisError,
+    /// Text for operators, free of secrets.
+    pub(crate) text: String,
+    /// The reply exceeds the bounds of the client: ask for less.
+    pub(crate) is_too_large: bool,
+}
+
+impl KeyCommandError {
+    /// Returns true if the same command may succeed later.
+    pub(crate) fn is_transient(&self) -> bool {
+        match self.kind {
+            RedisError::Timeout
+            | RedisError::Unreachable
+            | RedisError::Broken
+            | RedisError::ReadOnly
+            | RedisError::NoWrites
+            | RedisError::Busy
+            | RedisError::Loading
+            | RedisError::SlotDown
+            | RedisError::Overloaded => true,
+            // A blocked command ends so when the server changes its role.
+            RedisError::BadReply => self.text.starts_with("UNBLOCKED"),
+            RedisError::NoTime | RedisError::Unauthenticated | RedisError::WrongType | RedisError::Misconfigured => {
+                false
+            }
+        }
+    }
+}
+
+impl From<RedisConnectError> for KeyCommandError {
+    fn from(RedisConnectError { kind, text }: RedisConnectError) -> Self {
+        Self { kind, text, is_too_large: false }
+    }
+}
+
+/// Connection to the server that has a key.
+#[derive(Debug)]
+pub(crate) struct KeyConnection {
+    deployment: Arc<Deployment>,
+    options: Arc<ConnectOptions>,
+    slot: u16,
+    open: Option<OpenConnection>,
+}
+
+/// Open connection to one node.
+#[derive(Debug)]
+struct OpenConnection {
+    connected: Connected<Connection>,
+    node: Arc<Node>,
+    /// True to send ASKING before each command: the slot moves to this node.
+    asking: bool,
+}
+
+impl KeyConnection {
+    /// Starts to look for the server; connects with the first command. Needs a tokio runtime.
+    pub(crate) fn start(settings: &DeploymentSettings, key: &[u8]) -> Self {
+        let connect = ConnectOptions::beside_decisions(settings, "its data cannot be read");
+        let options = Arc::new(connect.clone());
+        let deployment = DeploymentOptions {
+            connect,
+            connections: 0,
+            call_timeout: DISCOVERY_TIMEOUT,
+            health_check: Box::new(NoHealthCheck),
+            optional_commands: None,
+            clock_jumps: Arc::default(),
+        };
+        let deployment = Arc::new(Deployment::start(settings.topology.clone(), deployment));
+        Self { deployment, options, slot: hash_slot(key), open: None }
+    }
+
+    /// Creates another connection to the same server.
+    pub(crate) fn another(&self) -> Self {
+        let (deployment, options) = (Arc::clone(&self.deployment), Arc::clone(&self.options));
+        Self { deployment, options, slot: self.slot, open: None }
+    }
+
+    /// Sends a command, and waits up to `limit` for its reply. Dropping the future closes the connection.
+    ///
+    /// # Errors
+    /// The server cannot be reached or rejects the command. After [`RedisError::Timeout`] and [`RedisError::Broken`]
+    /// the command may have run.
+    pub(crate) async fn call(&mut self, words: &[&[u8]], limit: Duration) -> Result<Reply, KeyCommandError> {
+        for _ in 0..MAX_REDIRECTS {
+            let open = match self.open.take() {
+                Some(open) => open,
+                None => self.connect().await?,
+            };
+            let reply = open.connected.connection.call(words, open.asking, Some(Instant::now() + limit)).await;
+            let text = match reply {
+                Ok(Reply::Error(text)) => text,
+                Ok(reply) => {
+                    self.open = Some(open);
+                    return Ok(reply);
+                }
+                Err(kind) => return Err(open.closing_reason(kind).await),
+            };
+            let (address, asking) = match ReplyError::from_reply(&text) {
+                ReplyError::Moved(address) => (address, false),
+                ReplyError::Ask(address) => (address, true),
+                ReplyError::NoScript => (String::new(), false),
+                ReplyError::Failed(kind) => {
+                    if matches!(kind, RedisError::ReadOnly | RedisError::SlotDown) {
+                        // Another node may be the primary now.
+                        self.deployment.request_refresh();
+                    } else {
+                        self.open = Some(open);
+                    }
+                    return Err(RedisConnectError { kind, text: log_text(&text) }.into());
+                }
+            };
+            let Some(node) = self.deployment.node_at(&address, &open.node) else {
+                return Err(RedisConnectError::misconfigured(log_text(&text)).into());
+            };
+            if !asking {
+                self.deployment.set_slot_owner(self.slot, &node);
+            }
+            self.open = Some(self.open(node, asking).await?);
+        }
+        let text = "the command was redirected too often".to_owned();
+        Err(RedisConnectError { kind: RedisError::SlotDown, text }.into())
+    }
+
+    /// Connects to the owner of the key.
+    async fn connect(&self) -> Result<OpenConnection, KeyCommandError> {
+        let owner = self.deployment.owner(|| self.slot, Instant::now() + DISCOVERY_TIMEOUT).await;
+        let node = owner.map_err(|kind| {
+            let cause = self.deployment.misconfigured();
+            let text = cause.map_or_else(|| format!("{kind}: no server is known"), |text| text.to_string());
+            let kind = if self.deployment.misconfigured().is_some() { RedisError::Misconfigured } else { kind };
+            RedisConnectError { kind, text }
+        })?;
+        self.open(node, false).await
+    }
+
+    async fn open(&self, node: Arc<Node>, asking: bool) -> Result<OpenConnection, KeyCommandError> {
+        match connect::connect(node.endpoint(), &self.options).await {
+            Ok(connected) => Ok(OpenConnection { connected, node, asking }),
+            Err(RedisConnectError { kind, text }) => {
+                self.deployment.request_refresh();
+                Err(RedisConnectError { kind, text: format!("{}: {text}", node.endpoint()) }.into())
+            }
+        }
+    }
+}
+
+impl OpenConnection {
+    /// Closes the connection, and returns the reason why a command got no reply.
+    async fn closing_reason(self, kind: RedisError) -> KeyCommandError {
+        let Self { connected: Connected { connection, closed }, node, .. } = self;
+        let reason = if kind == RedisError::Broken { closed.await.ok() } else { None };
+        drop(connection);
+        let text = reason.as_ref().map_or_else(|| kind.to_string(), ToString::to_string);
+        let is_too_large = reason.is_some_and(|reason| is_too_large(&reason));
+        KeyCommandError { kind, text: format!("{}: {text}", node.endpoint()), is_too_large }
+    }
+}
+
+/// Check of a deployment without shared connections.
+#[derive(Debug)]
+struct NoHealthCheck;
+
+impl HealthCheck for NoHealthCheck {
+    fn commands(&self, _hash_tag: u32) -> Vec<CommandWords> {
+        Vec::new()
+    }
+
+    fn advice(&self, error: RedisError, text: &str) -> String {
+        format!("{text} ({})", error.advice())
+    }
+}

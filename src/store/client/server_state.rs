@@ -1,0 +1,154 @@
+//! State of one server that calls share with the tasks of its supervisor.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use tokio::sync::Notify;
+
+use super::circuit_breaker::CircuitBreaker;
+use super::connect_error::{ConnectError, ErrorKind};
+use super::connection_pool::ConnectionPool;
+use crate::base::clock::Clock;
+use crate::settings::endpoint::Endpoint;
+use crate::telemetry::error_dedup::ErrorDedup;
+use crate::telemetry::log_throttle::LogThrottle;
+
+/// Minimum time between two log lines of one kind.
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Names of a kind of server in log lines.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ServerNames {
+    /// Program of the server.
+    pub(crate) program: &'static str,
+    /// Contents of the files that connecting reads.
+    pub(crate) files: &'static str,
+    /// Environment variable that names the servers; `None` if the program has only one.
+    pub(crate) setting: Option<&'static str>,
+    /// Consequence of a failure, for logs.
+    pub(crate) on_failure: &'static str,
+}
+
+/// Connections of one server, its circuit breaker, and its errors to log.
+#[derive(Debug)]
+pub(crate) struct ServerState<C> {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) pool: ConnectionPool<C>,
+    pub(super) names: ServerNames,
+    pub(super) breaker: CircuitBreaker,
+    /// Notified when the breaker opens.
+    pub(super) breaker_opened: Notify,
+    /// Notified to replace connections by new ones.
+    pub(super) reconnect: Notify,
+    pub(super) closed_log: LogThrottle,
+    opened_log: LogThrottle,
+    recovered_log: LogThrottle,
+    connect_errors: Mutex<ErrorDedup>,
+    misconfigured: ArcSwapOption<String>,
+}
+
+impl<C> ServerState<C> {
+    /// Creates the state of the server at `endpoint`, with `connections` empty slots.
+    pub(crate) fn new(endpoint: Endpoint, connections: usize, names: ServerNames) -> Self {
+        Self {
+            endpoint,
+            pool: ConnectionPool::new(connections),
+            names,
+            breaker: CircuitBreaker::default(),
+            breaker_opened: Notify::new(),
+            reconnect: Notify::new(),
+            closed_log: LogThrottle::every(LOG_INTERVAL),
+            opened_log: LogThrottle::every(LOG_INTERVAL),
+            recovered_log: LogThrottle::every(LOG_INTERVAL),
+            connect_errors: Mutex::default(),
+            misconfigured: ArcSwapOption::empty(),
+        }
+    }
+
+    /// Returns true if calls are sent to the server now.
+    pub(crate) fn is_available(&self) -> bool {
+        !self.is_breaker_open() && self.pool.get().is_some()
+    }
+
+    /// Returns true while calls fail at once because the server failed too often.
+    pub(crate) fn is_breaker_open(&self) -> bool {
+        self.breaker.is_open()
+    }
+
+    /// Text of a configuration error, free of secrets; `None` without one.
+    pub(crate) fn misconfigured(&self) -> Option<Arc<String>> {
+        self.misconfigured.load_full()
+    }
+
+    /// Clears the configuration error.
+    pub(crate) fn clear_misconfigured(&self) {
+        // Load first: in the common case there is nothing to clear.
+        if self.misconfigured.load().is_some() {
+            self.misconfigured.store(None);
+        }
+    }
+
+    /// Records a success of the server.
+    pub(crate) fn record_success(&self) {
+        if self.breaker.record_success()
+            && let Some(suppressed) = self.recovered_log.allow(Clock::System.now())
+        {
+            tracing::warn!(server = %self.endpoint, suppressed, "{} serves again", self.names.program);
+        }
+    }
+
+    /// Records a failed call; returns true if it opened the breaker, after too many failures of the server.
+    pub(crate) fn record_failure(&self, error: impl ErrorKind) -> bool {
+        let opened = error.is_of_server() && self.breaker.record_failure();
+        if opened {
+            if let Some(suppressed) = self.opened_log.allow(Clock::System.now()) {
+                let Self { endpoint: server, names, .. } = self;
+                tracing::error!(
+                    %server, %error, suppressed,
+                    "{} fails: {} until it is back", names.program, names.on_failure
+                );
+            }
+            self.breaker_opened.notify_one();
+        }
+        opened
+    }
+
+    /// Records a configuration error; any other error but a timeout clears it.
+    pub(crate) fn record_misconfigured<K: ErrorKind>(&self, error: &ConnectError<K>) {
+        // A slow server may still be misconfigured.
+        if error.kind != K::TIMEOUT {
+            let text = || Arc::new(format!("{}: {}", self.endpoint, error.text));
+            self.misconfigured.store(error.kind.is_misconfiguration().then(text));
+        }
+    }
+
+    /// Records why the server cannot be used, and logs it.
+    pub(crate) fn record_connect_error<K: ErrorKind>(&self, error: &ConnectError<K>) {
+        self.record_misconfigured(error);
+        self.log_connect_error(error);
+    }
+
+    /// Logs why the server cannot be used, if that is new.
+    pub(super) fn log_connect_error<K>(&self, error: &ConnectError<K>) {
+        if self.connect_errors.lock().unwrap_or_else(PoisonError::into_inner).is_new(&error.text) {
+            let ServerNames { program, setting, .. } = self.names;
+            tracing::error!(setting, server = %self.endpoint, "cannot use {program}: {}", error.text);
+        }
+    }
+
+    /// Logs that the server is connected.
+    pub(super) fn log_connected(&self) {
+        let program = self.names.program;
+        if self.connect_errors.lock().unwrap_or_else(PoisonError::into_inner).clear() {
+            tracing::warn!(server = %self.endpoint, "connected to {program} again");
+        } else {
+            tracing::info!(server = %self.endpoint, "connected to {program}");
+        }
+    }
+
+    /// Requests a new connection in place of one.
+    pub(crate) fn replace_connection(&self) {
+        self.reconnect.notify_one();
+    }
+}

@@ -1,0 +1,230 @@
+//! Background tasks of a server: keep its connections open, and find out when a failing server serves again.
+
+use std::future::Future;
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::task::AbortHandle;
+use tokio::time::sleep;
+
+use super::connect::Connected;
+use super::connect_error::{ConnectError, ErrorKind};
+use super::pipeline::Closed;
+use super::server_state::ServerState;
+use super::stream::io_error_text;
+use crate::base::clock::Clock;
+
+/// Pause between two connection attempts or checks of a failing server.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// Time that a server fails before its connections are replaced.
+pub(crate) const RECONNECT_AFTER: Duration = Duration::from_millis(200);
+/// Lifetime below which a closed connection is reopened only after [`RETRY_INTERVAL`].
+const MIN_LIFETIME: Duration = Duration::from_millis(20);
+/// Pause between two attempts to replace a connection that still works.
+const REPLACE_INTERVAL: Duration = Duration::from_secs(1);
+/// Pause between two checks for changed files.
+const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Server whose connections a supervisor keeps open.
+pub(crate) trait SupervisedServer: Send + Sync + 'static {
+    /// Open connection.
+    type Connection: Send + Sync + 'static;
+    /// Reason of a failed call.
+    type Error: ErrorKind;
+
+    /// State that the supervisor and calls share.
+    fn state(&self) -> &ServerState<Self::Connection>;
+
+    /// Number of connections opened since the start.
+    fn opened(&self) -> &AtomicU64;
+
+    /// Hash of the files that connecting reads, to detect changes; `None` if connecting reads none.
+    fn fingerprint(&self) -> Option<[u8; 32]>;
+
+    /// Opens a connection that is ready for commands.
+    fn connect(&self) -> impl Future<Output = Result<Connected<Self::Connection>, ConnectError<Self::Error>>> + Send;
+
+    /// Checks that the server serves again, over an open connection.
+    fn check(
+        &self,
+        connection: &Self::Connection,
+    ) -> impl Future<Output = Result<(), ConnectError<Self::Error>>> + Send;
+
+    /// Warns of settings of the server, before its first connection is used.
+    fn inspect(&self, _connection: &Self::Connection) -> impl Future<Output = ()> + Send {
+        async {}
+    }
+
+    /// Requests a discovery: another server may be responsible now.
+    fn request_refresh(&self) {}
+}
+
+/// Handle to a server and its tasks; dropping it closes the connections once their pending commands are done.
+#[derive(Debug)]
+pub(crate) struct Supervised<S: SupervisedServer> {
+    server: Arc<S>,
+    tasks: Vec<AbortHandle>,
+}
+
+impl<S: SupervisedServer> Supervised<S> {
+    /// Starts the tasks of a server. Needs a tokio runtime.
+    pub(crate) fn start(server: S) -> Self {
+        let server = Arc::new(server);
+        let connections = (0..server.state().pool.size()).map(|slot| tokio::spawn(maintain(Arc::clone(&server), slot)));
+        let mut tasks: Vec<AbortHandle> = connections.map(|task| task.abort_handle()).collect();
+        tasks.push(tokio::spawn(recover(Arc::clone(&server))).abort_handle());
+        tasks.push(tokio::spawn(watch_files(Arc::clone(&server))).abort_handle());
+        Self { server, tasks }
+    }
+}
+
+impl<S: SupervisedServer> Deref for Supervised<S> {
+    type Target = S;
+
+    fn deref(&self) -> &S {
+        &self.server
+    }
+}
+
+impl<S: SupervisedServer> Drop for Supervised<S> {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+        self.server.state().pool.clear();
+    }
+}
+
+/// Keeps the connection of one pool slot open.
+async fn maintain<S: SupervisedServer>(server: Arc<S>, slot: usize) {
+    let state = server.state();
+    loop {
+        match server.connect().await {
+            Ok(connected) => {
+                state.log_connected();
+                if slot == 0 {
+                    server.inspect(&connected.connection).await;
+                }
+                let closed = publish(&*server, slot, connected);
+                let since = Instant::now();
+                let reason = serve_until_closed(&*server, slot, closed).await;
+                state.pool.remove(slot);
+                if since.elapsed() < MIN_LIFETIME {
+                    sleep(RETRY_INTERVAL).await;
+                }
+                if let Some(suppressed) = state.closed_log.allow(Clock::System.now()) {
+                    let program = state.names.program;
+                    tracing::warn!(server = %state.endpoint, reason, suppressed, "a connection to {program} closed");
+                }
+                server.request_refresh();
+            }
+            Err(error) => {
+                state.record_connect_error(&error);
+                state.pool.set_first_attempt_done();
+                server.request_refresh();
+                sleep(RETRY_INTERVAL).await;
+            }
+        }
+    }
+}
+
+/// Puts a connection into use.
+fn publish<S: SupervisedServer>(server: &S, slot: usize, connected: Connected<S::Connection>) -> Closed {
+    let state = server.state();
+    server.opened().fetch_add(1, Ordering::Relaxed);
+    state.clear_misconfigured();
+    state.pool.insert(slot, connected.connection);
+    state.record_success();
+    connected.closed
+}
+
+/// Waits until a connection closes, and returns the reason. Replaces it by a new one when requested.
+///
+/// The old connection serves until the new one is checked; a failed attempt is only logged.
+async fn serve_until_closed<S: SupervisedServer>(server: &S, slot: usize, mut closed: Closed) -> String {
+    let state = server.state();
+    let mut retry = false;
+    loop {
+        tokio::select! {
+            reason = &mut closed => {
+                return reason.map_or_else(|_| "closed".to_owned(), |reason| io_error_text(&reason));
+            }
+            () = state.reconnect.notified() => {}
+            () = sleep(REPLACE_INTERVAL), if retry => {}
+        }
+        match server.connect().await {
+            // Commands in flight on the old connection complete there.
+            Ok(connected) => {
+                state.log_connected();
+                closed = publish(server, slot, connected);
+                retry = false;
+            }
+            Err(error) => {
+                state.log_connect_error(&error);
+                retry = true;
+            }
+        }
+    }
+}
+
+/// Checks a server whose breaker is open, over its connections and over new ones, until it serves again.
+///
+/// New connections are needed after a network partition: an old one waits for the kernel's retransmission, which may
+/// take longer than the partition did.
+async fn recover<S: SupervisedServer>(server: Arc<S>) {
+    let state = server.state();
+    loop {
+        state.breaker_opened.notified().await;
+        let since = Instant::now();
+        while state.breaker.is_open() {
+            if let Some(connection) = state.pool.get() {
+                match server.check(&connection).await {
+                    Ok(()) => {
+                        state.clear_misconfigured();
+                        state.record_success();
+                        break;
+                    }
+                    Err(error) => state.record_connect_error(&error),
+                }
+            }
+            server.request_refresh();
+            if since.elapsed() > RECONNECT_AFTER {
+                // One connection at a time, because the server may be overloaded.
+                state.replace_connection();
+            }
+            sleep(RETRY_INTERVAL).await;
+        }
+    }
+}
+
+/// Requests new connections when files with credentials or certificates change.
+async fn watch_files<S: SupervisedServer>(server: Arc<S>) {
+    let state = server.state();
+    let Some(mut seen) = server.fingerprint() else { return };
+    loop {
+        sleep(FILE_CHECK_INTERVAL).await;
+        let Some(now) = server.fingerprint() else { return };
+        if now != seen {
+            seen = now;
+            let names = state.names;
+            tracing::info!(server = %state.endpoint, "{} for {} changed: reconnecting", names.files, names.program);
+            state.reconnect.notify_waiters();
+        }
+    }
+}
+
+/// Returns the hash of files; `None` if there are none. A file that cannot be read counts as empty.
+pub(crate) fn hash_files<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Option<[u8; 32]> {
+    let mut files = files.peekable();
+    files.peek()?;
+    let mut hasher = blake3::Hasher::new();
+    for path in files {
+        let contents = std::fs::read(path).unwrap_or_default();
+        hasher.update(&(contents.len() as u64).to_le_bytes());
+        hasher.update(&contents);
+    }
+    Some(*hasher.finalize().as_bytes())
+}

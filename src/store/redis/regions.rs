@@ -1,0 +1,275 @@
+//! Limits over several regions: each region decides in its own Redis, from what the global Redis granted it.
+//!
+//! # Terms
+//!
+//! - *Region*: replicas with one Redis, which decides their requests. n regions share a limit of L hits per period P.
+//! - *Global Redis*: the one that all regions reach, slowly. *Global time* is that of the node that has the counter.
+//! - *Reserve* r: the part that a region always has, floor(floor(L x `reserve`) / n). M = L - n x r is granted.
+//! - *Grant*: hits of one window, or a rate and a capacity of a token bucket until a stated global time.
+//! - *Loss allowance*: hits per tumbling period of a region whose global time is unknown, or that is cut off.
+//! - *Overshoot* O: L x `max_overshoot`.
+//!
+//! # Promise
+//!
+//! In any span of one period, all regions together admit at most what the algorithm could admit in a span of that
+//! length, plus O. This holds for any delays, losses and partitions between the regions and the global Redis, for
+//! processes and regions that stop, and for clocks that are any time apart and drift by up to 500 ppm. It excludes what
+//! a Redis loses in a failover, through eviction or by a jump of its clock beyond the expiry of a counter, what
+//! `on_region_loss` `local` and `allow` admit, and one loss allowance for each jump of a region's clock.
+//!
+//! # Proof
+//!
+//! 1. *Global time is never wrong, only unknown.* A process knows the offset of each server's clock from its own as an
+//!    interval: the server read its clock between sending and answer. The interval widens by 1000 ppm of the time
+//!    since. Each call carries the difference of both intervals, and the times of the region's Redis between which it
+//!    holds ([`clocks`]). If the call runs at another time (a clock jumped, or another server answers), it knows
+//!    nothing.
+//! 2. *Windows.* The global Redis grants in window w what the algorithm admits of M
+//!    ([`global_window`](crate::limit::algorithm::global_window)). A region admits a granted hit only while global time
+//!    may lie in w; if it may lie in w + 1 too, the hit is also charged to the reserve of w + 1. Each window has its
+//!    reserve once. So in every global window the regions admit at most what was granted for it plus n x r:
+//!    - fixed_window: at most M + n x r = L.
+//!    - sliding_window_counter: the granted hits are those of the algorithm under M; a span meets two windows, so the
+//!      reserves add at most 2 x n x r, and the algorithm itself admits up to twice its limit in a span.
+//! 3. *Token bucket.* At each moment of global time the capacities that regions hold add up to the bucket, and the
+//!    rates to L ([`global_bucket`](crate::limit::algorithm::global_bucket)). A region uses a granted capacity only
+//!    while global time is surely before its end, and a grant moves capacity, never tokens. Tokens refill up to the
+//!    lower end of global time ([`region_bucket`](crate::limit::algorithm::region_bucket)), so they never refill twice,
+//!    but the last of them may refill late: of an uncertainty w at most rate x w. The capacity is lowered by that, less
+//!    rate x P x O / 2L. So a span s admits at most the bucket plus L x s / P plus O / 2.
+//! 4. *Allowances.* `share` is floor(O / 2n) per tumbling period, of which a span meets two: at most O in all regions.
+//!    For token_bucket it is half of that.
+//! 5. *A grant is used once.* The charge that leaves little opens a request, whose identity is its time at the region's
+//!    Redis. The counter takes one answer to its open request
+//!    ([`region_grant`](crate::limit::algorithm::region_grant)); a late, repeated or lost answer wastes hits that the
+//!    global Redis counts as granted. If the asking process stops, another charge opens the next request after 3 s. So
+//!    the region's Redis decides who asks.
+//! 6. *Returns* are taken out of the region's counter before the global Redis takes them back, and only in their
+//!    window.
+//! 7. *Refunds* return at most what the region used of its reserve and of the current grant.
+//! 8. *Rules that change.* Each call carries M and r by its own rules. Granted hits stay below the largest M, and the
+//!    reserves below the largest n x r, so the largest limit within the span counts, and while regions load another
+//!    `reserve`, the difference of both reserves too.
+//! 9. *Leases* of eventual limits ([`eventual`](super::eventual)) are charged in the region's counter before any of
+//!    their hits is admitted. There are no shares, and no leases while global time is unknown or the region is cut off.
+//!    Those of a window end before it, so step 2 holds. Those of a bucket end before the grant, and shift hits by their
+//!    life T at most: L x T / P is at most O / 4, and the uncertainty of step 3 gets O / 4. Nothing is returned, and a
+//!    refund leaves lent hits charged. After a reset lent hits are still admitted, for a second at most.
+//! 10. *Regions.* The list and an identity of each region's Redis are registered in the global Redis ([`membership`]):
+//!     a second Redis of one name gets nothing, and reserve and allowance rest while lists differ and for a period
+//!     after.
+//! 11. *Losses.* A region's Redis that is lost takes its grants and its reserve with it: absence grants nothing but the
+//!     reserve of the window. What its failover forgets of a window's use may be admitted once more, as for a strict
+//!     limit. What a failover of the global Redis forgets may be granted once more; with
+//!     `TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS=1` a grant is used only after a replica has it.
+//!
+//! [`GlobalGrants`] composes the parts.
+
+pub mod bucket_grants;
+pub mod region_call;
+pub mod reset_list;
+pub mod window_grants;
+pub mod region_identity;
+pub mod members;
+pub mod clocks;
+pub mod membership;
+pub mod notices;
+mod script_call;
+pub mod demand;
+mod grant_stats;
+mod returns;
+pub(super) mod grant_request;
+mod requests;
+pub mod bucket_requests;
+pub(super) mod resets;
+mod probe;
+mod heartbeat;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::task::AbortHandle;
+
+use self::clocks::{ClockOffsets, global_clock};
+use self::grant_request::GrantRequest;
+use self::grant_stats::GrantCounts;
+use self::heartbeat::{GLOBAL_TIMEOUT, RegionHeartbeat};
+use self::membership::Membership;
+use self::notices::notices;
+use self::probe::GlobalProbe;
+use self::requests::{GrantRequests, GrantWorker};
+use self::resets::{RegionCounter, Resets};
+use self::returns::Returns;
+use super::deployments::Deployments;
+use crate::limit::algorithm::global_clock::GlobalClock;
+use crate::limit::algorithm::region_use::RegionUse;
+use crate::settings::redis::{RedisSettings, RegionSettings};
+use crate::store::client::redis::connect_options::ConnectOptions;
+use crate::store::client::redis::deployment::Deployment;
+use crate::store::client::redis::deployment_context::DeploymentOptions;
+use crate::store::client::redis::error::RedisError;
+use crate::store::client::redis::node::Node;
+use crate::store::client::redis::server_clock::{ClockJumps, InstantRange};
+use crate::store::stats::{RegionClock, RegionStats};
+
+/// Time for which a call knows the clocks: one that runs later knows nothing, and one that runs earlier allows for a
+/// jump of this length that was not noticed.
+const LONGEST_CERTAIN: Duration = Duration::from_millis(250);
+
+/// Client of the global Redis, and the membership of this region. Dropping it ends its tasks.
+#[derive(Debug)]
+pub struct GlobalGrants {
+    settings: RegionSettings,
+    /// Client of the global Redis.
+    pub(super) client: Arc<Deployment>,
+    region: Arc<Deployment>,
+    membership: Arc<Membership>,
+    clock_jumps: Arc<ClockJumps>,
+    counts: Arc<GrantCounts>,
+    requests: GrantRequests,
+    returns: Arc<Returns>,
+    resets: Resets,
+    heartbeat: AbortHandle,
+    workers: [AbortHandle; 3],
+}
+
+impl Drop for GlobalGrants {
+    fn drop(&mut self) {
+        self.heartbeat.abort();
+        self.workers.iter().for_each(AbortHandle::abort);
+    }
+}
+
+impl GlobalGrants {
+    /// Starts to connect and to report; `None` if there is only one region. Needs a tokio runtime.
+    pub(super) fn start(settings: &RedisSettings, deployments: &Deployments) -> Option<Arc<Self>> {
+        let regions = settings.regions.clone()?;
+        let clock_jumps = Arc::clone(&deployments.clock_jumps);
+        let client = Arc::new(connect(settings, &regions, Arc::clone(&clock_jumps)));
+        let region = Arc::clone(&deployments.main.client);
+        let heartbeat = RegionHeartbeat::new(&regions, &settings.key_prefix, Arc::clone(&region), Arc::clone(&client));
+        let membership = Arc::clone(&heartbeat.membership);
+        let heartbeat = tokio::spawn(async move { heartbeat.run().await }).abort_handle();
+        let counts = Arc::<GrantCounts>::default();
+        let returns = Arc::new(Returns::new(Arc::clone(&client), Arc::clone(&region), Arc::clone(&counts)));
+        let (requests, opened) = GrantRequests::new(Arc::clone(&counts));
+        let worker = GrantWorker {
+            global: Arc::clone(&client),
+            region: Arc::clone(&region),
+            settings: regions.clone(),
+            membership: Arc::clone(&membership),
+            counts: Arc::clone(&counts),
+            returns: Arc::clone(&returns),
+        };
+        let answering = tokio::spawn(async move { worker.run(opened).await }).abort_handle();
+        let returning = Arc::clone(&returns);
+        let returning = tokio::spawn(async move { returning.run().await }).abort_handle();
+        let resets = Resets::new(Arc::clone(&client), Arc::clone(&region), &settings.key_prefix);
+        let following = resets.clone();
+        let following = tokio::spawn(async move { following.follow().await }).abort_handle();
+        Some(Arc::new(Self {
+            settings: regions,
+            client,
+            region,
+            membership,
+            clock_jumps,
+            counts,
+            requests,
+            returns,
+            resets,
+            heartbeat,
+            workers: [answering, returning, following],
+        }))
+    }
+
+    /// Returns the clock of the global Redis for a call on `region` that is sent and ends `within` a range. The
+    /// counters have the same slot in both. `period_us` is the longest period of the limits.
+    ///
+    /// Takes no lock and allocates nothing.
+    pub(super) fn clock(
+        &self,
+        region: &Node,
+        global_slot: impl FnOnce() -> u16,
+        period_us: u64,
+        within: InstantRange,
+    ) -> GlobalClock {
+        let within = InstantRange { until: within.until.min(within.from + LONGEST_CERTAIN), ..within };
+        let offsets = region.clock().offset(within).and_then(|region| {
+            let global = self.client.clock_offset(global_slot, within)?;
+            Some(ClockOffsets { region, global })
+        });
+        let clock = offsets.map_or(GlobalClock::UNKNOWN, |offsets| global_clock(offsets, within));
+        self.membership.restrict(clock, period_us, within.from)
+    }
+
+    /// Requests a grant in the background.
+    pub(super) fn request(&self, request: GrantRequest) {
+        self.requests.push(request);
+    }
+
+    /// Counts hits that a call admitted.
+    pub(super) fn record_use(&self, admitted: RegionUse) {
+        self.counts.add_use(admitted);
+    }
+
+    /// Resets counters in the global Redis, and lets all regions follow.
+    ///
+    /// # Errors
+    /// The global Redis failed.
+    pub(super) async fn reset(&self, counters: &[RegionCounter], deadline: Instant) -> Result<(), RedisError> {
+        self.resets.reset(counters, deadline).await
+    }
+
+    /// Returns unused hits to the global Redis, because the process stops.
+    pub(super) async fn return_unused(&self) {
+        self.returns.return_now().await;
+    }
+
+    /// Returns statistics of the regions.
+    pub(super) fn stats(&self) -> RegionStats {
+        let at = Instant::now();
+        let clocks = [("region", &self.region), ("global", &self.client)];
+        let clocks = clocks.into_iter().flat_map(|(deployment, client)| {
+            client.nodes().into_iter().map(move |node| RegionClock {
+                deployment,
+                address: node.endpoint().to_string(),
+                uncertainty_us: node
+                    .clock()
+                    .offset(InstantRange { from: at, until: at })
+                    .map(|offset| offset.width_us()),
+            })
+        });
+        RegionStats {
+            region: self.settings.name().to_owned(),
+            regions: self.settings.names.clone(),
+            connected: self.membership.is_connected(at),
+            unanswered_us: self.membership.unanswered_us(at),
+            changed_before_us: self.membership.standing().changed_before_us(at),
+            clocks: clocks.collect(),
+            clock_jumps: self.clock_jumps.count(),
+            grants: self.counts.totals(at),
+            notices: notices(&self.membership, at),
+            misconfigured: self.client.misconfigured().map(|text| text.to_string()),
+        }
+    }
+}
+
+/// Starts to connect to the global Redis.
+fn connect(settings: &RedisSettings, regions: &RegionSettings, clock_jumps: Arc<ClockJumps>) -> Deployment {
+    let global = &regions.global;
+    let connect = ConnectOptions::distant(global);
+    let probe = GlobalProbe {
+        prefix: settings.key_prefix.clone(),
+        auth_setting: connect.auth_setting(),
+        waits_for_replicas: regions.wait_replicas > 0,
+    };
+    let options = DeploymentOptions {
+        connections: global.connections.get(),
+        call_timeout: GLOBAL_TIMEOUT,
+        optional_commands: None,
+        health_check: Box::new(probe),
+        connect,
+        clock_jumps,
+    };
+    Deployment::start(global.topology.clone(), options)
+}

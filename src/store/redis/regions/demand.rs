@@ -1,0 +1,104 @@
+//! Hits that a region asks for, by what callers asked of its counter.
+
+use crate::limit::algorithm::region_window::RegionWindowCounts;
+
+/// Time that the hits which are left must last: until a grant is requested and has crossed an ocean, with some reserve.
+const LOOKAHEAD_US: u64 = 1_500_000;
+/// Shortest time over which the rate of the present is measured.
+const MIN_RATE_SPAN_US: u64 = 100_000;
+/// A rate is extended to the rest of the window only if it was measured over this part of it.
+const STEADY_PARTS: u64 = 12;
+
+/// Demand on a counter of windows at the time of its grant request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowDemand {
+    /// Hits that are left.
+    left: u64,
+    /// Hits that callers ask for until the window ends.
+    until_end: u64,
+    /// Hits that callers ask for within [`LOOKAHEAD_US`].
+    soon: u64,
+    /// Hits that the region has used in the window.
+    used: u64,
+    /// Microseconds until the window ends.
+    pub rest_us: u64,
+}
+
+impl WindowDemand {
+    /// Estimates the demand at `global_us`, a time of the window in microseconds. `reserve` is that of the region.
+    pub fn at(counts: &RegionWindowCounts, reserve: u64, period_us: u64, global_us: u64) -> Self {
+        let elapsed_us = global_us.saturating_sub(counts.window * period_us).min(period_us);
+        let rest_us = period_us - elapsed_us;
+        let now = scaled(counts.requested, rest_us, elapsed_us.max(period_us / STEADY_PARTS));
+        let before = scaled(counts.previous_requested, rest_us, period_us);
+        Self {
+            left: counts.granted + reserve.saturating_sub(counts.reserve_used),
+            until_end: now.max(before),
+            used: counts.granted_total.saturating_sub(counts.granted) + counts.reserve_used,
+            soon: scaled(counts.requested, LOOKAHEAD_US.min(rest_us), elapsed_us.max(MIN_RATE_SPAN_US)),
+            rest_us,
+        }
+    }
+
+    /// Hits to request: those of the rest of the window and a tenth more, less what is left. At least a fourth of what
+    /// is used, so that requests grow with a burst late in a long window, and at least one.
+    pub fn wanted(&self) -> u32 {
+        let until_end = self.until_end + self.until_end / 10;
+        let wanted = until_end.max(self.soon).saturating_sub(self.left).max(self.used / 4).max(1);
+        u32::try_from(wanted).unwrap_or(u32::MAX)
+    }
+
+    /// Hits of which the next request is opened when no more are left, after a grant of `hits`.
+    pub fn low_after(&self, hits: u64) -> u64 {
+        self.soon.min((self.left + hits) / 2)
+    }
+}
+
+/// Computes floor(count x part / whole).
+fn scaled(count: u64, part: u64, whole: u64) -> u64 {
+    u64::try_from(u128::from(count) * u128::from(part) / u128::from(whole.max(1))).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PERIOD_US: u64 = 60_000_000;
+
+    fn demand(counts: RegionWindowCounts, elapsed_us: u64) -> WindowDemand {
+        WindowDemand::at(&RegionWindowCounts { window: 7, ..counts }, 30, PERIOD_US, 7 * PERIOD_US + elapsed_us)
+    }
+
+    #[test]
+    fn steady_demand_is_requested_once_for_the_whole_window() {
+        // 10 a second for 6 s, of which the reserve took 30 and the rest was rejected.
+        let counts = RegionWindowCounts { requested: 60, reserve_used: 30, ..Default::default() };
+        let demand = demand(counts, 6_000_000);
+        assert_eq!(demand.wanted(), 540 + 54);
+        assert_eq!(demand.low_after(594), 15);
+    }
+
+    #[test]
+    fn first_moment_of_a_window_is_not_extended_to_all_of_it() {
+        let counts = RegionWindowCounts { requested: 100, reserve_used: 30, ..Default::default() };
+        let wanted = demand(counts, 200_000).wanted();
+        assert!(wanted < 1_400, "{wanted}");
+        assert!(wanted >= 750, "what comes within 1.5 s: {wanted}");
+        let steady = RegionWindowCounts { previous_requested: 600, ..Default::default() };
+        assert_eq!(demand(steady, 0).wanted(), 630, "as in the window before, less the reserve");
+    }
+
+    #[test]
+    fn requests_grow_with_a_burst_late_in_a_window() {
+        let counts = RegionWindowCounts { requested: 430, granted_total: 400, reserve_used: 30, ..Default::default() };
+        let wanted = demand(counts, 59_000_000).wanted();
+        assert_eq!(wanted, 107, "a fourth of 430, where the mean of the window asks for 10");
+    }
+
+    #[test]
+    fn at_least_one_hit_is_requested() {
+        let counts = RegionWindowCounts { requested: 1, granted: 500, granted_total: 500, ..Default::default() };
+        assert_eq!(demand(counts, 59_999_999).wanted(), 1);
+        assert_eq!(demand(counts, 70_000_000).rest_us, 0, "a clock ahead of the window");
+    }
+}

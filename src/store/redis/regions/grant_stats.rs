@@ -1,0 +1,80 @@
+//! Counts of grants, since the start of the process.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use crate::base::clock::micros;
+use crate::limit::algorithm::region_use::RegionUse;
+use crate::store::stats::GrantTotals;
+
+/// Counts of requests and hits.
+#[derive(Debug, Default)]
+pub(super) struct GrantCounts {
+    requested: AtomicU64,
+    failed: AtomicU64,
+    dropped: AtomicU64,
+    granted: AtomicU64,
+    wasted: AtomicU64,
+    returned: AtomicU64,
+    used_grant: AtomicU64,
+    used_reserve: AtomicU64,
+    used_loss_allowance: AtomicU64,
+    last_grant: Mutex<Option<Instant>>,
+}
+
+impl GrantCounts {
+    pub(super) fn add_requested(&self) {
+        self.requested.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn add_failed(&self) {
+        self.failed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn add_dropped(&self) {
+        self.dropped.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn add_granted(&self, hits: u64, at: Instant) {
+        self.granted.fetch_add(hits, Ordering::Relaxed);
+        *self.last_grant.lock().unwrap_or_else(PoisonError::into_inner) = Some(at);
+    }
+
+    pub(super) fn add_wasted(&self, hits: u64) {
+        self.wasted.fetch_add(hits, Ordering::Relaxed);
+    }
+
+    pub(super) fn add_returned(&self, hits: u64) {
+        self.returned.fetch_add(hits, Ordering::Relaxed);
+    }
+
+    /// Adds hits that a call admitted.
+    pub(super) fn add_use(&self, admitted: RegionUse) {
+        let RegionUse { grant, reserve, loss_allowance } = admitted;
+        let counts =
+            [(&self.used_grant, grant), (&self.used_reserve, reserve), (&self.used_loss_allowance, loss_allowance)];
+        for (count, hits) in counts.into_iter().filter(|(_, hits)| *hits > 0) {
+            count.fetch_add(hits, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn totals(&self, at: Instant) -> GrantTotals {
+        let last = *self.last_grant.lock().unwrap_or_else(PoisonError::into_inner);
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        GrantTotals {
+            requested: load(&self.requested),
+            failed: load(&self.failed),
+            dropped: load(&self.dropped),
+            granted: load(&self.granted),
+            wasted: load(&self.wasted),
+            returned: load(&self.returned),
+            used: RegionUse {
+                grant: load(&self.used_grant),
+                reserve: load(&self.used_reserve),
+                loss_allowance: load(&self.used_loss_allowance),
+            },
+            last_grant_us: last.map(|last| micros(at.duration_since(last))),
+        }
+    }
+}

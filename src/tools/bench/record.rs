@@ -1,0 +1,133 @@
+//! Measurements of a run: latencies, verdicts, errors, and the verdict of each descriptor.
+
+use std::collections::BTreeMap;
+
+use hdrhistogram::Histogram;
+
+use super::connection::CallError;
+use super::server_usage::ResourceUsage;
+use crate::base::pb::RateLimitResponse;
+use crate::base::pb::rate_limit_response::Code;
+
+/// Measurements of a run.
+#[derive(Debug)]
+pub struct LoadRecord {
+    /// Latencies of calls that were answered or timed out, in microseconds.
+    pub latencies: Histogram<u64>,
+    /// Delays between the due time and the sending of calls in an open loop, in microseconds.
+    pub send_delays: Histogram<u64>,
+    /// Responses by overall code.
+    pub verdicts: VerdictCounts,
+    /// Calls without a response, by error.
+    pub errors: BTreeMap<String, u64>,
+    /// Verdicts on descriptors, those of the warm-up included.
+    pub events: Vec<VerdictEvent>,
+    /// Number of descriptors that did not fit in `events`.
+    pub dropped_events: u64,
+    /// Resource usage of the server between warm-up and end, if it was asked for.
+    pub usage: Option<UsageSpan>,
+}
+
+/// Responses by overall code.
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+pub struct VerdictCounts {
+    /// Responses with OK.
+    pub ok: u64,
+    /// Responses with OVER_LIMIT.
+    pub over_limit: u64,
+    /// Responses with another code.
+    pub unknown: u64,
+}
+
+/// Resource usage of the server at both ends of a time span.
+#[derive(Clone, Copy, Debug)]
+pub struct UsageSpan {
+    /// Usage at the beginning.
+    pub before: ResourceUsage,
+    /// Usage at the end.
+    pub after: ResourceUsage,
+    /// Number of responses in between.
+    pub responses: u64,
+}
+
+/// Verdict on one descriptor.
+#[derive(Clone, Copy, Debug)]
+pub struct VerdictEvent {
+    /// Hash of the domain and the entries, which identifies the counter.
+    pub counter: u64,
+    /// Middle of the time between request and response, in microseconds since the Unix epoch.
+    pub at_us: u64,
+    /// Requested hits.
+    pub hits: u32,
+    /// Index of the template.
+    pub template: u16,
+    /// Index of the descriptor in the template.
+    pub descriptor: u16,
+    /// Limit in the response.
+    pub limit: Option<ReportedLimit>,
+    /// `true` if the descriptor was not over its limit.
+    pub admitted: bool,
+}
+
+/// Limit as a response states it.
+#[derive(Clone, Copy, Debug)]
+pub struct ReportedLimit {
+    /// Requests per unit.
+    pub requests_per_unit: u32,
+    /// Number of the unit in protobuf.
+    pub unit: i32,
+}
+
+/// Maximum number of events in memory, which take 400 MB.
+pub(super) const MAX_EVENTS: usize = 10_000_000;
+/// Maximum number of distinct errors.
+const MAX_ERROR_KINDS: usize = 32;
+/// Maximum latency in a histogram, in microseconds; longer ones are recorded as this.
+const MAX_LATENCY_US: u64 = 3_600_000_000;
+
+impl LoadRecord {
+    pub(super) fn new() -> Self {
+        let histogram = || Histogram::new_with_max(MAX_LATENCY_US, 3).expect("three digits up to an hour can be kept");
+        Self {
+            latencies: histogram(),
+            send_delays: histogram(),
+            verdicts: VerdictCounts::default(),
+            errors: BTreeMap::new(),
+            events: Vec::new(),
+            dropped_events: 0,
+            usage: None,
+        }
+    }
+
+    /// Counts a response.
+    pub(super) fn count_response(&mut self, response: &RateLimitResponse) {
+        let count = match response.overall_code() {
+            Code::Ok => &mut self.verdicts.ok,
+            Code::OverLimit => &mut self.verdicts.over_limit,
+            Code::Unknown => &mut self.verdicts.unknown,
+        };
+        *count += 1;
+    }
+
+    /// Counts a call without a response.
+    pub(super) fn count_error(&mut self, error: &CallError) {
+        let mut kind = error.to_string();
+        if self.errors.len() >= MAX_ERROR_KINDS && !self.errors.contains_key(&kind) {
+            "others".clone_into(&mut kind);
+        }
+        *self.errors.entry(kind).or_default() += 1;
+    }
+
+    /// Adds the measurements of another connection.
+    pub(super) fn merge(&mut self, other: Self) {
+        // Adding cannot fail: all histograms have the same bounds.
+        let _ = self.latencies.add(&other.latencies);
+        let _ = self.send_delays.add(&other.send_delays);
+        self.verdicts.ok += other.verdicts.ok;
+        self.verdicts.over_limit += other.verdicts.over_limit;
+        self.verdicts.unknown += other.verdicts.unknown;
+        other.errors.into_iter().for_each(|(kind, count)| *self.errors.entry(kind).or_default() += count);
+        self.events.extend(other.events);
+        self.dropped_events += other.dropped_events;
+    }
+}

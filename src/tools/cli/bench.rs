@@ -1,0 +1,286 @@
+//! `bench`: load-test a rate limit service, and measure the accuracy of its limits.
+
+mod report;
+
+use std::io::{self, IsTerminal as _};
+use std::sync::Arc;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Deserialize;
+use tokio::runtime;
+
+use super::duration;
+use super::outcome::CommandOutcome;
+use super::print::{finish, print, print_error, print_note};
+use super::request_args::RequestArgs;
+use super::rpc_client::{block_on, connection_hint};
+use super::tls_args::{ClientTls, TlsArgs};
+use crate::base::clock::micros;
+use crate::base::pb::RateLimitRequest;
+use crate::serve::http::json::request_from_json;
+use crate::serve::report::text::plain;
+use crate::settings::target::Target;
+use crate::settings::value::number::DurationRange;
+use crate::tools::bench::connection::{BenchTarget, BenchTls, CallError};
+use crate::tools::bench::key_space::KeySpace;
+use crate::tools::bench::load_generator::{self, LoadError, LoadPlan, LoadProgress};
+use crate::tools::bench::results::{BenchResults, StatedLimit};
+use crate::tools::bench::server_usage::UsageSource;
+use crate::tools::bench::template::{RequestMix, RequestTemplate};
+
+/// Arguments of `bench`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Address of the gRPC listener of any rate limit service; unix:PATH for a unix socket
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8081")]
+    addr: Target,
+    #[command(flatten)]
+    tls: TlsArgs,
+    #[command(flatten)]
+    request: RequestArgs,
+    /// Hits per request
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "request",
+        value_parser = clap::value_parser!(u32).range(1..))]
+    hits: u32,
+    /// Key space for {key}: one, uniform:COUNT, or zipf:COUNT:EXPONENT
+    #[arg(long, value_name = "SPACE", default_value = "uniform:10000")]
+    keys: KeySpace,
+    /// Calls per second, sent when they are due (open loop); without it each call waits for the previous one (closed
+    /// loop)
+    #[arg(long, value_name = "N", value_parser = rate)]
+    rate: Option<f64>,
+    /// Number of connections
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    connections: u16,
+    /// Concurrent calls per connection: constant, or the maximum with --rate [default: 64, or 250 with --rate]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    streams: Option<u16>,
+    /// Time of the measurement
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = up_to_a_day)]
+    duration: Duration,
+    /// Time of load before the measurement; 0 for none
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = up_to_an_hour_or_zero)]
+    warm_up: Duration,
+    /// Time limit of a call, sent to the server as deadline
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = up_to_a_day)]
+    timeout: Duration,
+    /// Limit of every descriptor, if the server does not report it correctly, such as 100/90s
+    #[arg(long, value_name = "HITS/DURATION", value_parser = limit)]
+    limit: Option<StatedLimit>,
+    /// Process id of the server on this machine, to report its CPU time and memory
+    #[arg(long, value_name = "PID", conflicts_with = "metrics", value_parser = clap::value_parser!(i32).range(1..))]
+    pid: Option<i32>,
+    /// URL of the server's metrics, to report its CPU time and memory, such as http://127.0.0.1:9090/metrics
+    #[arg(long, value_name = "URL")]
+    metrics: Option<String>,
+    /// Seed of the random numbers
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Write the results as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+// The escape sequence keeps clap from replacing `{n}` by a line end; clap removes it where colours are off.
+pub(super) const HELP: &str = "\
+Placeholders in keys and values: {key} is a number from the key space, {\u{1b}[0mn} the number of the call, {random:N} a random \
+number below N, {run} eight letters that differ in each run, for fresh counters. {{ is a brace.
+
+Latencies of an open loop count from the due time of a call, so that a pause of the server is charged with every call of \
+that pause. A closed loop finds the maximum throughput of a server; its latencies say little.
+
+A request file (--request) with a list is a weighted mix: [{\"weight\": 9, \"request\": {\"domain\": \"shop\", ...}}, ...].
+
+`limits` shows how accurate the verdicts were: the maximum of hits that one counter admitted in any period, and the \
+verdicts that an exact sliding window log would have given differently. A fixed window admits up to twice its limit around \
+its end and differs from a log without being wrong; so does a bucket. Times are measured on this machine, so concurrent \
+requests count as simultaneous. Use fresh counters (see {run}) and limits on hits that all requests have.
+
+Examples:
+  tollkeeper bench --domain example --descriptor 'login={key}'
+  tollkeeper bench --domain example --descriptor 'api_key={run}{key}' \\
+    --keys zipf:1000000:1.1 --rate 2000 --duration 30s
+  tollkeeper bench --addr localhost:8081 --domain example \\
+    --descriptor 'user=u{key},action=a{random:20}' --json
+  tollkeeper bench --addr localhost:8081 --tls --ca ca.crt --cert me.crt \\
+    --key me.key --domain example --descriptor 'login={key}'
+  tollkeeper bench --request mix.json --pid $(pidof -s tollkeeper)
+
+Exit codes: 0 every call got a response, 1 some got none, or no call was possible, 2 invalid usage.";
+
+/// Concurrent calls on each connection of a closed loop, as many as Envoy has at full load.
+const DEFAULT_CLOSED_STREAMS: u16 = 64;
+/// Maximum of concurrent calls on each connection of an open loop, more than a server that keeps up needs.
+const DEFAULT_OPEN_STREAMS: u16 = 250;
+
+/// Runs the load and prints the results.
+pub(super) fn run(args: &Args) -> CommandOutcome {
+    let prepared = args.tls.read(&args.addr).and_then(|tls| Ok((plan(args, tls.as_ref())?, tls)));
+    let (plan, tls) = match prepared {
+        Ok(prepared) => prepared,
+        Err(problem) => {
+            print_error(plain(&problem));
+            return CommandOutcome::UsageError;
+        }
+    };
+    let bar = progress_bar(&plan);
+    let recorded = block_on(runtime::Builder::new_multi_thread(), async {
+        let recorded = load_generator::run(plan.clone(), |progress| update(&bar, &plan, progress)).await;
+        recorded.map_err(|error| error_text(&error, &args.addr, tls.as_ref()))
+    });
+    bar.finish_and_clear();
+    let results = match recorded {
+        Ok(record) => BenchResults::new(&plan, record, args.limit),
+        Err(problem) => {
+            print_error(plain(&problem));
+            return CommandOutcome::Failure;
+        }
+    };
+    print_results(args, &plan, &results)
+}
+
+fn print_results(args: &Args, plan: &LoadPlan, results: &BenchResults) -> CommandOutcome {
+    let outcome = if results.errors.is_empty() { CommandOutcome::Success } else { CommandOutcome::Failure };
+    if !args.json {
+        return finish(print(report::text(plan, results)), outcome);
+    }
+    let page = match serde_json::to_string_pretty(results) {
+        Ok(json) => json + "\n",
+        Err(error) => {
+            print_error(error);
+            return CommandOutcome::Failure;
+        }
+    };
+    if outcome == CommandOutcome::Failure {
+        print_note("tollkeeper: some calls got no response; see `errors`\n");
+    }
+    finish(print(page), outcome)
+}
+
+/// Builds the progress bar, hidden if standard error is not a terminal.
+fn progress_bar(plan: &LoadPlan) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let length = u64::try_from((plan.warm_up + plan.duration).as_millis()).unwrap_or(u64::MAX);
+    let style = ProgressStyle::with_template("{elapsed_precise} [{bar:30}] {msg}");
+    ProgressBar::new(length).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+fn update(bar: &ProgressBar, plan: &LoadPlan, progress: LoadProgress) {
+    let LoadProgress { elapsed, responses, errors } = progress;
+    let whole = plan.warm_up + plan.duration;
+    bar.set_position(u64::try_from(elapsed.min(whole).as_millis()).unwrap_or(u64::MAX));
+    let phase = if elapsed < plan.warm_up { "warm-up" } else { "measuring" };
+    let rate = responses as f64 / elapsed.as_secs_f64().max(0.001);
+    bar.set_message(format!("{phase}: {responses} responses, {rate:.0} per second, {errors} without a response"));
+}
+
+/// Formats the error of a run without a result.
+fn error_text(error: &LoadError, target: &Target, tls: Option<&ClientTls>) -> String {
+    let hint = match error {
+        LoadError::Connection(CallError::Unreachable(_)) => "; is the service running there?".to_owned(),
+        LoadError::Connection(failure) => connection_hint(target, tls, &failure.to_string()),
+        LoadError::Other(_) => return error.to_string(),
+    };
+    format!("{target}: {error}{hint}")
+}
+
+fn plan(args: &Args, tls: Option<&ClientTls>) -> Result<LoadPlan, String> {
+    let run = random_letters();
+    let template = |request| RequestTemplate::new(request, &run);
+    let mix = match args.request.file()? {
+        Some(file) => mix(&file.text, template).map_err(|why| format!("{}: {why}", file.name))?,
+        None => {
+            let mut request = args.request.flag_request();
+            // 1 is the default of the protocol, and an unset field takes no bytes.
+            request.hits_addend = if args.hits > 1 { args.hits } else { 0 };
+            RequestMix::new([(1, template(request)?)])?
+        }
+    };
+    let default_streams = if args.rate.is_some() { DEFAULT_OPEN_STREAMS } else { DEFAULT_CLOSED_STREAMS };
+    let usage = args.pid.map(UsageSource::Pid).or_else(|| args.metrics.clone().map(UsageSource::Metrics));
+    Ok(LoadPlan {
+        target: BenchTarget {
+            target: args.addr.clone(),
+            tls: tls.map(|tls| BenchTls { config: Arc::clone(&tls.config), server_name: tls.server_name.clone() }),
+            timeout: args.timeout,
+        },
+        mix,
+        keys: args.keys,
+        rate: args.rate,
+        connections: args.connections.into(),
+        streams: args.streams.unwrap_or(default_streams).into(),
+        warm_up: args.warm_up,
+        duration: args.duration,
+        seed: args.seed,
+        usage,
+    })
+}
+
+/// A request of a mix.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WeightedRequest {
+    /// Frequency relative to the others.
+    #[serde(default = "one")]
+    weight: u32,
+    /// The request, like the body of /json.
+    request: serde_json::Value,
+}
+
+const fn one() -> u32 {
+    1
+}
+
+/// Parses one request, or a list of requests with weights.
+fn mix(
+    text: &[u8],
+    template: impl Fn(RateLimitRequest) -> Result<RequestTemplate, String>,
+) -> Result<RequestMix, String> {
+    if !text.trim_ascii_start().starts_with(b"[") {
+        return RequestMix::new([(1, template(request_from_json(text).map_err(|error| error.to_string())?)?)]);
+    }
+    let all: Vec<WeightedRequest> = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    let mut mix = Vec::with_capacity(all.len());
+    for (number, WeightedRequest { weight, request }) in (1..).zip(all) {
+        let in_request = |why: String| format!("request {number}: {why}");
+        let body = serde_json::to_vec(&request).map_err(|error| in_request(error.to_string()))?;
+        let request = request_from_json(&body).map_err(|error| in_request(error.to_string()))?;
+        mix.push((weight, template(request).map_err(in_request)?));
+    }
+    RequestMix::new(mix)
+}
+
+/// Returns eight random letters.
+fn random_letters() -> String {
+    let mut random = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), std::process::id());
+    let letter = || {
+        let letter = char::from(b'a' + u8::try_from(random % 26).unwrap_or(0));
+        random /= 26;
+        letter
+    };
+    std::iter::repeat_with(letter).take(8).collect()
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match text.replace('_', "").parse() {
+        Ok(rate @ 0.001..=10_000_000.0) => Ok(rate),
+        _ => Err("give calls per second, from 0.001 to 10000000".to_owned()),
+    }
+}
+
+fn up_to_a_day(text: &str) -> Result<Duration, String> {
+    duration::parse(text, &DurationRange::new(Duration::from_millis(1), Duration::from_secs(86_400)))
+}
+
+fn up_to_an_hour_or_zero(text: &str) -> Result<Duration, String> {
+    duration::parse(text, &DurationRange::new(Duration::from_millis(1), Duration::from_secs(3600)).or_zero())
+}
+
+fn limit(text: &str) -> Result<StatedLimit, String> {
+    let (hits, period) = text.split_once('/').ok_or("give HITS/DURATION, such as 100/90s")?;
+    let hits = hits.parse().map_err(|_| format!("`{hits}` is not a number of hits"))?;
+    Ok(StatedLimit { hits, period_us: micros(up_to_a_day(period)?) })
+}

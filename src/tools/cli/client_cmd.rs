@@ -1,0 +1,118 @@
+//! `client_cmd`: the test client of envoyproxy/ratelimit, with its flags and output.
+//!
+//! Sends one request with one hit. The original splits descriptors at every `=` and rejects values that contain it;
+//! here the first `=` separates. TLS files without `-grpc-use-tls` are an error instead of a request in plaintext.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::runtime;
+
+use super::go_flags::{self, Flag, GivenFlags};
+use super::outcome::CommandOutcome;
+use super::print::{finish, print, print_error};
+use super::request_args::{descriptor, descriptor_text};
+use super::rpc_client::{RateLimitClient, block_on};
+use super::tls_args::{ClientTls, TlsFiles};
+use crate::base::pb::{RateLimitDescriptor, RateLimitRequest};
+use crate::serve::http::json::response_to_json;
+use crate::serve::report::text::plain;
+use crate::settings::pem::{ClientCertificate, PemFile};
+use crate::settings::target::Target;
+
+const fn text(name: &'static str, help: &'static str) -> Flag {
+    Flag { name, is_switch: false, help }
+}
+
+const FLAGS: [Flag; 8] = [
+    text("dial_string", "url of ratelimit server in <host>:<port> form (default \"localhost:8081\")"),
+    text("domain", "rate limit configuration domain to query"),
+    text("descriptors", "descriptor list to query in <key>=<value>,<key>=<value>,... form; repeatable"),
+    Flag { name: "grpc-use-tls", is_switch: true, help: "connect over TLS" },
+    text("grpc-server-ca-file", "CA certificates to trust beside the system's, PEM file"),
+    text("grpc-cert-file", "client certificate, PEM file"),
+    text("grpc-key-file", "private key of the client certificate, PEM file"),
+    text("oltp-protocol", "no effect: this client sends no spans"),
+];
+
+/// Time limit of the call; the original has none.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Sends one request and prints the response.
+pub(super) fn run(arguments: &[OsString]) -> CommandOutcome {
+    let given = match go_flags::read(&FLAGS, arguments) {
+        Ok(given) => given,
+        Err(outcome) => return outcome,
+    };
+    let address = given.last("dial_string").unwrap_or("localhost:8081");
+    let target: Target = match address.parse() {
+        Ok(target) => target,
+        Err(fix) => return usage_error(&format!("-dial_string {address}: {fix}")),
+    };
+    let tls = match tls(&given, &target) {
+        Ok(tls) => tls,
+        Err(problem) => return usage_error(&problem),
+    };
+    let descriptors: Result<Vec<RateLimitDescriptor>, String> = given
+        .all("descriptors")
+        .map(|text| descriptor(text).map_err(|error| format!("-descriptors {text}: {error}")))
+        .collect();
+    let descriptors = match descriptors {
+        Ok(descriptors) => descriptors,
+        Err(problem) => return usage_error(&problem),
+    };
+    let domain = given.last("domain").unwrap_or_default().to_owned();
+    call(&target, tls, &RateLimitRequest { domain, descriptors, hits_addend: 1 })
+}
+
+/// Reads the TLS files; `None` without `-grpc-use-tls`.
+fn tls(given: &GivenFlags, target: &Target) -> Result<Option<ClientTls>, String> {
+    let file = |setting: &'static str| {
+        let path = given.last(&setting[1..]).filter(|path| !path.is_empty()).map(PathBuf::from)?;
+        Some(PemFile { setting, path })
+    };
+    let (ca, certificate, key) = (file("-grpc-server-ca-file"), file("-grpc-cert-file"), file("-grpc-key-file"));
+    if !given.is_on("grpc-use-tls") {
+        return match [ca, certificate, key].iter().flatten().next() {
+            Some(file) => Err(format!("{}: it needs -grpc-use-tls; give that too", file.setting)),
+            None => Ok(None),
+        };
+    }
+    if certificate.is_some() != key.is_some() {
+        return Err("-grpc-cert-file and -grpc-key-file: give both or none".to_owned());
+    }
+    let files = TlsFiles {
+        switch: "-grpc-use-tls",
+        ca,
+        identity: certificate.zip(key).map(|(certificate, key)| ClientCertificate { certificate, key }),
+    };
+    ClientTls::read(&files, target, None).map(Some)
+}
+
+fn usage_error(what: &str) -> CommandOutcome {
+    print_error(plain(what));
+    CommandOutcome::UsageError
+}
+
+fn call(target: &Target, tls: Option<ClientTls>, request: &RateLimitRequest) -> CommandOutcome {
+    let shown: Vec<String> =
+        request.descriptors.iter().map(|descriptor| format!("[{}]", plain(&descriptor_text(descriptor)))).collect();
+    let mut page =
+        format!("dial string: {target}\ndomain: {}\ndescriptors: {}\n", plain(&request.domain), shown.join(" "));
+    let response = block_on(runtime::Builder::new_current_thread(), async {
+        let response = RateLimitClient::connect(target, TIMEOUT, tls).await?.call(request).await?;
+        response_to_json(&response.response).map_err(|error| error.to_string())
+    });
+    let outcome = match response {
+        Ok(response) => {
+            page += &format!("response: {}\n", plain(&response));
+            CommandOutcome::Success
+        }
+        Err(problem) => {
+            page += &format!("request error: {problem}\n");
+            CommandOutcome::Failure
+        }
+    };
+    finish(print(page), outcome)
+}

@@ -1,0 +1,102 @@
+//! `config_check_cmd`: the rule checker of envoyproxy/ratelimit, with its flags and output.
+//!
+//! It checks the files directly in a directory, with any extension, in the order of their names, and reads the first
+//! document of each. Unlike the original it reports all problems, and skips versions of a Kubernetes ConfigMap
+//! (`..data`). Warnings go to standard error.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::go_flags::{self, Flag};
+use super::outcome::CommandOutcome;
+use super::print::{finish, print, print_error};
+use super::rule_files::{self, CheckedRules};
+use crate::rules::compile::RuleText;
+use crate::rules::compile::options::CompileOptions;
+use crate::rules::diagnostic::Diagnostics;
+use crate::rules::files::read::read;
+use crate::rules::files::{MAX_FILES, MAX_TOTAL_BYTES, RuleLocation};
+use crate::rules::yaml::Documents;
+use crate::serve::report::text::plain;
+
+const FLAGS: [Flag; 2] = [
+    Flag { name: "config_dir", is_switch: false, help: "path to directory containing rate limit configs" },
+    Flag {
+        name: "merge_domain_configs",
+        is_switch: true,
+        help: "whether to merge configurations, referencing the same domain",
+    },
+];
+
+/// Checks the files of a directory.
+pub(super) fn run(arguments: &[OsString]) -> CommandOutcome {
+    let given = match go_flags::read(&FLAGS, arguments) {
+        Ok(given) => given,
+        Err(outcome) => return outcome,
+    };
+    let directory = given.last("config_dir").unwrap_or_default();
+    let mut page = format!("checking rate limit configs...\nloading config directory: {}\n", plain(directory));
+    let outcome = match check(Path::new(directory), given.is_on("merge_domain_configs"), &mut page) {
+        Ok(()) => CommandOutcome::Success,
+        Err(problem) => {
+            page += &problem;
+            CommandOutcome::Failure
+        }
+    };
+    finish(print(page), outcome)
+}
+
+/// Writes a line to `page` for each step; the error is the last lines.
+fn check(directory: &Path, merge_domains: bool, page: &mut String) -> Result<(), String> {
+    let options = CompileOptions { merge_domains, ..CompileOptions::from(&rule_files::settings_or_defaults()) };
+    let failed =
+        |error: io::Error| format!("error opening directory {}: {error}\n", plain(&directory.to_string_lossy()));
+    let (mut sources, mut bytes): (Vec<RuleText>, u64) = (Vec::new(), 0);
+    for path in entries(directory).map_err(failed)? {
+        *page += &format!("opening config file: {}\n", plain(&path.to_string_lossy()));
+        let source = source_at(&path)?;
+        bytes += source.bytes.len() as u64;
+        if sources.len() == MAX_FILES || bytes > MAX_TOTAL_BYTES {
+            return Err(format!("error opening config file: more than {MAX_FILES} files or {MAX_TOTAL_BYTES} bytes\n"));
+        }
+        sources.push(source);
+    }
+    let rules = CheckedRules::compile(sources, &options, Diagnostics::default());
+    rules.diagnostics.warnings().iter().for_each(|warning| print_error(plain(&warning.to_string())));
+    match rules.diagnostics.errors() {
+        [] => *page += "all rate limit configs ok\n",
+        errors => {
+            let line = |error| format!("error loading rate limit configs: {}\n", plain(&format!("{error}")));
+            return Err(errors.iter().map(line).collect());
+        }
+    }
+    Ok(())
+}
+
+/// Lists a directory, sorted, without versions of a ConfigMap and JSON Schemas.
+fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut entries = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let is_version = entry.file_name().as_encoded_bytes().starts_with(b"..") && entry.path().is_dir();
+        let is_schema = entry.file_name().as_encoded_bytes().ends_with(b".schema.json");
+        if !is_version && !is_schema {
+            entries.push(entry.path());
+        }
+    }
+    entries.sort();
+    Ok(entries)
+}
+
+/// Reads a rule file with any name; a directory is an error.
+fn source_at(path: &Path) -> Result<RuleText, String> {
+    let failed = |what: &dyn std::fmt::Display| format!("error opening config file: {}\n", plain(&what.to_string()));
+    if path.is_dir() {
+        return Err(failed(&format_args!("{}: is a directory", path.display())));
+    }
+    let read = read(&RuleLocation::Paths(vec![path.to_owned()])).map_err(|refused| failed(&refused.errors[0]))?;
+    let file = read.files.into_iter().next().ok_or_else(|| failed(&path.display()))?;
+    Ok(RuleText { name: file.name, bytes: file.bytes, documents: Documents::FirstOnly })
+}

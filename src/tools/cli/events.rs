@@ -1,0 +1,84 @@
+//! `events`: prints the records of a decision log's stream, as one consumer of a group.
+
+mod acknowledge;
+pub(super) mod args;
+mod delivery;
+mod report;
+
+use std::io;
+use std::process;
+use std::sync::Arc;
+
+use tokio::runtime::Builder;
+use tokio::signal::unix::{SignalKind, signal};
+
+use self::acknowledge::{Acknowledgements, Outstanding};
+use self::args::{AckSource, Args};
+use self::delivery::Delivery;
+use self::report::{EventsError, Reporter};
+use super::outcome::CommandOutcome;
+use super::print::print_error;
+use super::stream_settings::stream_settings;
+use crate::decide::log::stream::group::{ConsumerName, GroupConsumer};
+use crate::serve::report::text::plain;
+use crate::settings::decision_log::StreamSettings;
+
+/// Prints records until there are no more, or until a signal.
+pub(super) fn run(args: &Args) -> CommandOutcome {
+    let settings = match stream_settings(&args.stream, args.url.as_deref()) {
+        Ok(settings) => settings,
+        Err(problem) => {
+            print_error(plain(&problem));
+            return CommandOutcome::UsageError;
+        }
+    };
+    let runtime = match Builder::new_multi_thread().worker_threads(1).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            print_error(error);
+            return CommandOutcome::Failure;
+        }
+    };
+    let outcome = runtime.block_on(consume(args, &settings));
+    // A write to a pipe that is not read would block the end.
+    runtime.shutdown_background();
+    match outcome {
+        Ok(()) => CommandOutcome::Success,
+        Err(EventsError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => CommandOutcome::Success,
+        Err(error) => {
+            print_error(plain(&error.to_string()));
+            CommandOutcome::Failure
+        }
+    }
+}
+
+async fn consume(args: &Args, settings: &StreamSettings) -> Result<(), EventsError> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let consumer = args.consumer.clone().unwrap_or_else(|| format!("{}-{}", host(), process::id()));
+    let reader = GroupConsumer::start(settings, ConsumerName { group: args.group.clone(), consumer: consumer.clone() });
+    let reporter = Arc::new(Reporter::new(args));
+    let outstanding = Arc::new(Outstanding::default());
+    let mut acknowledgements = (args.ack == AckSource::Stdin).then(|| {
+        Acknowledgements::start(reader.another(), Arc::clone(&outstanding), Arc::clone(&reporter), args.claim_after / 3)
+    });
+    let mut delivery = Delivery::new(args, reader, consumer, outstanding, Arc::clone(&reporter));
+    let outcome = {
+        let acknowledge = async {
+            match &mut acknowledgements {
+                Some(acknowledgements) => acknowledgements.run().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            _ = interrupt.recv() => Ok(()),
+            _ = terminate.recv() => Ok(()),
+            outcome = acknowledge => outcome,
+            outcome = delivery.run() => outcome,
+        }
+    };
+    delivery.finish().await;
+    reporter.finish();
+    outcome
+}

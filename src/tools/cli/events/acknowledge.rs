@@ -1,0 +1,135 @@
+//! Acknowledgements by the ids that standard input has.
+//!
+//! Records that were printed and are not acknowledged are *outstanding*. While this process lives it keeps them: no
+//! other consumer claims them, even if a worker waits for hours before it acknowledges.
+
+use std::collections::BTreeSet;
+use std::io::{self, BufRead, Read as _};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use super::report::{EventsError, Reporter};
+use crate::decide::log::stream::entry::EntryId;
+use crate::decide::log::stream::group::{GroupConsumer, MAX_ENTRIES};
+use crate::store::client::redis::key_connection::KeyCommandError;
+use crate::tools::cli::print::truncated;
+
+/// Maximum length of a line of standard input, in bytes.
+const MAX_LINE_BYTES: u64 = 64;
+/// Pause before an acknowledgement is sent again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Records that were printed and are not acknowledged.
+#[derive(Debug, Default)]
+pub(super) struct Outstanding {
+    ids: Mutex<BTreeSet<EntryId>>,
+    /// Notified after records were acknowledged.
+    pub(super) acknowledged: Notify,
+}
+
+impl Outstanding {
+    pub(super) fn lock(&self) -> MutexGuard<'_, BTreeSet<EntryId>> {
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reader of ids, and sender of acknowledgements.
+#[derive(Debug)]
+pub(super) struct Acknowledgements {
+    consumer: GroupConsumer,
+    outstanding: Arc<Outstanding>,
+    reporter: Arc<Reporter>,
+    keep_interval: Duration,
+    ids: mpsc::Receiver<Result<EntryId, EventsError>>,
+}
+
+impl Acknowledgements {
+    /// Starts to read standard input on a thread of its own, which ends with the process.
+    pub(super) fn start(
+        consumer: GroupConsumer,
+        outstanding: Arc<Outstanding>,
+        reporter: Arc<Reporter>,
+        keep_interval: Duration,
+    ) -> Self {
+        let (sender, ids) = mpsc::channel(MAX_ENTRIES);
+        thread::spawn(move || read_ids(&sender));
+        Self { consumer, outstanding, reporter, keep_interval, ids }
+    }
+
+    /// Acknowledges until the end of standard input: the worker is gone.
+    ///
+    /// # Errors
+    /// Redis rejects a command, or a line is not an id.
+    pub(super) async fn run(&mut self) -> Result<(), EventsError> {
+        let mut keep = interval(self.keep_interval);
+        keep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let mut received = Vec::new();
+            tokio::select! {
+                biased;
+                count = self.ids.recv_many(&mut received, MAX_ENTRIES) => if count == 0 {
+                    return Ok(());
+                },
+                _ = keep.tick() => self.keep().await?,
+            }
+            let ids: Vec<EntryId> = received.into_iter().collect::<Result<_, _>>()?;
+            self.acknowledge(&ids).await?;
+        }
+    }
+
+    /// Acknowledges records until Redis answers.
+    async fn acknowledge(&mut self, ids: &[EntryId]) -> Result<(), EventsError> {
+        let is_outstanding = |id: &EntryId| self.outstanding.lock().contains(id);
+        let ids: Vec<EntryId> = ids.iter().copied().filter(is_outstanding).collect();
+        if ids.is_empty() {
+            return Ok(());
+        }
+        while let Err(error) = self.consumer.acknowledge(&ids).await {
+            self.check_transient(&error)?;
+            sleep(RETRY_INTERVAL).await;
+        }
+        self.outstanding.lock().retain(|id| !ids.contains(id));
+        self.outstanding.acknowledged.notify_one();
+        Ok(())
+    }
+
+    /// Keeps the outstanding records; a failure is made up for by the next time.
+    async fn keep(&mut self) -> Result<(), EventsError> {
+        let ids: Vec<EntryId> = self.outstanding.lock().iter().copied().collect();
+        match self.consumer.keep(&ids).await {
+            Err(error) => self.check_transient(&error),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    fn check_transient(&self, error: &KeyCommandError) -> Result<(), EventsError> {
+        // The reader creates a missing group.
+        if error.is_transient() || error.text.starts_with("NOGROUP") {
+            return Ok(());
+        }
+        Err(self.reporter.redis_error(error))
+    }
+}
+
+/// Sends the ids of standard input until its end, or until the first line that is not an id.
+fn read_ids(sender: &mpsc::Sender<Result<EntryId, EventsError>>) {
+    let mut input = io::stdin().lock();
+    loop {
+        let mut line = Vec::new();
+        let read = (&mut input).take(MAX_LINE_BYTES).read_until(b'\n', &mut line);
+        let text = String::from_utf8_lossy(&line);
+        let id = match read {
+            Ok(0) | Err(_) => return,
+            Ok(_) if text.trim().is_empty() => continue,
+            Ok(_) => text.trim().parse().map_err(|_| EventsError::Input(truncated(text.trim()))),
+        };
+        let is_last = id.is_err();
+        if sender.blocking_send(id).is_err() || is_last {
+            return;
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! Reading and printing of records.
+//!
+//! Pending entries come first: those of this consumer's own name, left by an earlier run or a lost reply, and those
+//! that another consumer has not acknowledged for `--claim-after`. They are read in parts, so that new entries are not
+//! held up by many that others work on.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
+
+use super::acknowledge::Outstanding;
+use super::args::{AckSource, Args};
+use super::report::{EventsError, Reporter};
+use crate::decide::log::stream::entry::EntryId;
+use crate::decide::log::stream::group::{DeliveredEntry, GroupConsumer, MAX_ENTRIES, PendingEntry};
+use crate::store::client::redis::key_connection::KeyCommandError;
+use crate::tools::cli::print::print;
+
+/// Maximum number of outstanding records.
+const MAX_OUTSTANDING: usize = 1000;
+/// Maximum time that a read blocks.
+const MAX_BLOCK: Duration = Duration::from_secs(5);
+/// Pauses between two attempts while Redis does not answer; the last one repeats.
+const RETRY_PAUSES_MS: [u64; 5] = [100, 200, 500, 1000, 2000];
+/// Upper bound on the acknowledgement of printed records at the end.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Reason why a step failed.
+enum StepError {
+    Redis(KeyCommandError),
+    End(EventsError),
+}
+
+impl From<KeyCommandError> for StepError {
+    fn from(error: KeyCommandError) -> Self {
+        Self::Redis(error)
+    }
+}
+
+/// Pass over the pending entries of the group.
+#[derive(Clone, Copy)]
+struct PendingPass {
+    next: EntryId,
+    /// True to claim entries of this consumer's own name that it does not know of.
+    claims_own: bool,
+}
+
+/// Reader and printer of records.
+pub(super) struct Delivery<'a> {
+    args: &'a Args,
+    consumer: GroupConsumer,
+    consumer_name: String,
+    outstanding: Arc<Outstanding>,
+    reporter: Arc<Reporter>,
+    /// Printed or skipped entries that are to be acknowledged.
+    done: Vec<EntryId>,
+    /// Records that may still be printed.
+    remaining: u64,
+    pass: Option<PendingPass>,
+    next_pass: Instant,
+}
+
+impl<'a> Delivery<'a> {
+    pub(super) fn new(
+        args: &'a Args,
+        consumer: GroupConsumer,
+        consumer_name: String,
+        outstanding: Arc<Outstanding>,
+        reporter: Arc<Reporter>,
+    ) -> Self {
+        Self {
+            args,
+            consumer,
+            consumer_name,
+            outstanding,
+            reporter,
+            done: Vec::new(),
+            remaining: args.count.unwrap_or(u64::MAX),
+            pass: Some(PendingPass { next: EntryId::default(), claims_own: true }),
+            next_pass: Instant::now(),
+        }
+    }
+
+    /// Prints records until there are no more.
+    ///
+    /// # Errors
+    /// Redis rejects a command or, without `--follow`, does not answer; or the output is closed.
+    pub(super) async fn run(&mut self) -> Result<(), EventsError> {
+        let mut failures = 0;
+        loop {
+            match self.step().await {
+                Ok(true) => {
+                    failures = 0;
+                    self.reporter.recovered();
+                }
+                Ok(false) => return Ok(()),
+                Err(StepError::End(error)) => return Err(error),
+                Err(StepError::Redis(error)) => {
+                    self.recover(&error, failures).await?;
+                    failures += 1;
+                    // A reply may be lost; its entries are pending now.
+                    self.pass = Some(PendingPass { next: EntryId::default(), claims_own: true });
+                }
+            }
+        }
+    }
+
+    /// Acknowledges the records that were printed before a signal.
+    pub(super) async fn finish(&mut self) {
+        if !self.done.is_empty() {
+            // Without an answer they are printed again, which is allowed.
+            let _ = timeout(FINISH_TIMEOUT, self.consumer.acknowledge(&self.done)).await;
+        }
+    }
+
+    /// Reads and prints some entries. Returns false if there are no more.
+    async fn step(&mut self) -> Result<bool, StepError> {
+        self.acknowledge().await?;
+        let room = MAX_OUTSTANDING.saturating_sub(self.outstanding.lock().len());
+        let count = room.min(MAX_ENTRIES).min(usize::try_from(self.remaining).unwrap_or(usize::MAX));
+        if self.remaining == 0 && room == MAX_OUTSTANDING {
+            return Ok(false);
+        }
+        if count == 0 {
+            self.outstanding.acknowledged.notified().await;
+            return Ok(true);
+        }
+        if self.pass.is_none() && Instant::now() >= self.next_pass {
+            self.pass = Some(PendingPass { next: EntryId::default(), claims_own: false });
+        }
+        if let Some(pass) = self.pass {
+            self.claim(pass, count).await?;
+            return Ok(true);
+        }
+        let block = self.args.follow.then(|| MAX_BLOCK.min(self.next_pass.saturating_duration_since(Instant::now())));
+        let entries = self.consumer.read_new(count, block).await?;
+        if entries.is_empty() && !self.args.follow {
+            if room == MAX_OUTSTANDING {
+                return Ok(false);
+            }
+            self.outstanding.acknowledged.notified().await;
+        }
+        self.deliver(entries).await?;
+        Ok(true)
+    }
+
+    /// Claims and prints up to `count` entries of the next part of a pass.
+    async fn claim(&mut self, pass: PendingPass, count: usize) -> Result<(), StepError> {
+        let pending = self.consumer.pending(pass.next).await?;
+        let is_last = pending.len() < MAX_ENTRIES;
+        let (mut own, mut idle) = (Vec::new(), Vec::new());
+        let mut last = None;
+        for entry in pending {
+            if own.len() + idle.len() == count {
+                break;
+            }
+            last = Some(entry.id);
+            if self.outstanding.lock().contains(&entry.id) {
+                continue;
+            }
+            if pass.claims_own && entry.consumer == self.consumer_name {
+                own.push(entry);
+            } else if entry.idle >= self.args.claim_after {
+                idle.push(entry);
+            }
+        }
+        let is_last = is_last && own.len() + idle.len() < count;
+        for (entries, min_idle) in [(own, Duration::ZERO), (idle, self.args.claim_after)] {
+            self.claim_and_deliver(&entries, min_idle).await?;
+        }
+        self.pass = last.and_then(EntryId::next).filter(|_| !is_last).map(|next| PendingPass { next, ..pass });
+        if self.pass.is_none() {
+            self.next_pass = Instant::now() + self.args.claim_after / 4;
+        }
+        Ok(())
+    }
+
+    async fn claim_and_deliver(&mut self, entries: &[PendingEntry], min_idle: Duration) -> Result<(), StepError> {
+        let claimed = self.consumer.claim(entries, min_idle).await?;
+        for id in claimed.trimmed {
+            self.reporter.trimmed(id);
+            self.done.push(id);
+        }
+        self.deliver(claimed.entries).await?;
+        // Before the next part of the pass, which would find them pending.
+        Ok(self.acknowledge().await?)
+    }
+
+    /// Prints records; entries without one are skipped.
+    async fn deliver(&mut self, entries: Vec<DeliveredEntry>) -> Result<(), StepError> {
+        let (mut lines, mut ids) = (String::new(), Vec::new());
+        for DeliveredEntry { id, deliveries, line } in entries {
+            match line {
+                Err(reason) => {
+                    self.reporter.unusable(id, reason);
+                    self.done.push(id);
+                    continue;
+                }
+                Ok(line) if self.args.ack == AckSource::Stdin => {
+                    lines += &format!("{{\"id\":\"{id}\",\"deliveries\":{deliveries},\"record\":{line}}}\n");
+                }
+                Ok(line) => {
+                    lines += &line;
+                    lines.push('\n');
+                }
+            }
+            ids.push(id);
+        }
+        if ids.is_empty() {
+            return Ok(());
+        }
+        self.remaining = self.remaining.saturating_sub(ids.len() as u64);
+        if self.args.ack == AckSource::Stdin {
+            // Before they are printed, because an acknowledgement may arrive at once.
+            self.outstanding.lock().extend(&ids);
+        }
+        // On a thread of its own: a pipe that is not read blocks.
+        let printed = spawn_blocking(move || print(lines)).await;
+        printed.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(|error| StepError::End(error.into()))?;
+        if self.args.ack == AckSource::Printed {
+            self.done.extend(ids);
+        }
+        Ok(())
+    }
+
+    /// Acknowledges what was printed or skipped.
+    async fn acknowledge(&mut self) -> Result<(), KeyCommandError> {
+        if !self.done.is_empty() {
+            self.consumer.acknowledge(&self.done).await?;
+            self.done.clear();
+        }
+        Ok(())
+    }
+
+    /// Creates a missing group, or waits before the next attempt.
+    async fn recover(&mut self, error: &KeyCommandError, failures: usize) -> Result<(), EventsError> {
+        let pause = Duration::from_millis(RETRY_PAUSES_MS[failures.min(RETRY_PAUSES_MS.len() - 1)]);
+        if error.text.starts_with("NOGROUP") {
+            match self.consumer.create_group(self.args.follow).await {
+                Ok(()) => self.reporter.created_group(),
+                Err(error) if error.is_transient() && self.args.follow => self.reporter.lost(&error),
+                Err(error) => return Err(self.reporter.redis_error(&error)),
+            }
+            // Not at once again if another program deletes it.
+            if failures > 0 {
+                sleep(pause).await;
+            }
+            return Ok(());
+        }
+        // A reply of many large entries: they are pending now, and are claimed in smaller parts.
+        if error.is_too_large {
+            return Ok(());
+        }
+        if !self.args.follow || !error.is_transient() {
+            return Err(self.reporter.redis_error(error));
+        }
+        self.reporter.lost(error);
+        sleep(pause).await;
+        Ok(())
+    }
+}

@@ -1,0 +1,179 @@
+//! `explain`: shows which rule each descriptor of a request matches, and why similar rules do not match.
+//!
+//! Uses rule files without a server, or a running server with its counters; neither charges anything. `decide` produces
+//! the explanation; this module formats it. Names and values are untrusted and are escaped.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use super::debug_listener;
+use super::outcome::CommandOutcome;
+use super::print::{finish, micros_text, print, print_error, truncated};
+use super::request_args::RequestArgs;
+use super::rule_files::{self, CheckedRules, settings_or_defaults};
+use crate::base::pb::RateLimitRequest;
+use crate::decide::explain::{ExplainedCounter, ExplainedDescriptor, ExplainedLimit, ExplainedStep, Explanation};
+use crate::rules::diagnostic::Diagnostics;
+use crate::serve::grpc::decode;
+use crate::serve::http::json::request_to_json;
+use crate::serve::report::text::plain;
+use crate::settings::target::Target;
+
+/// Arguments of `explain`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Rule file, directory of rule files, or - for standard input; repeatable. Explains them without a server
+    #[arg(long = "config", value_name = "PATH")]
+    config: Vec<PathBuf>,
+    /// Address of the debug listener of a running server, which explains with its counters; not with --config
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6070", conflicts_with = "config")]
+    addr: Target,
+    #[command(flatten)]
+    request: RequestArgs,
+    /// Write the explanation as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) const HELP: &str = "\
+Nothing is charged. With --config the rules are those of the files, compiled with the environment of this command, and \
+no counters are shown. Without it, the running server at --addr explains the request and shows its counters.
+
+Examples:
+  tollkeeper explain --config config/example.yaml --domain example \\
+    --descriptor user=42,action=like
+  tollkeeper explain --domain example --descriptor login=ann --descriptor path=/
+  tollkeeper explain --addr localhost:6070 --request request.json --json
+
+Exit codes: 0 explained, 1 the rules have errors or the server did not answer, 2 invalid usage.";
+
+const NO_COUNTERS: &str = "\nThis is based on the files only; a running server (--addr) shows its counters too.\n";
+
+/// Explains the request.
+pub(super) fn run(args: &Args) -> CommandOutcome {
+    let request = match args.request.request() {
+        Ok(request) => request,
+        Err(problem) => {
+            print_error(plain(&problem));
+            return CommandOutcome::UsageError;
+        }
+    };
+    let explained =
+        if args.config.is_empty() { from_server(&args.addr, &request) } else { from_files(&args.config, &request) };
+    let explanation = match explained {
+        Ok(explanation) => explanation,
+        Err(problem) => {
+            print_error(problem);
+            return CommandOutcome::Failure;
+        }
+    };
+    let page = if args.json {
+        serde_json::to_string_pretty(&explanation).expect("it holds only texts, numbers and flags") + "\n"
+    } else {
+        text(&explanation, args.config.is_empty())
+    };
+    finish(print(page), CommandOutcome::Success)
+}
+
+/// Explains with rule files, without counters.
+fn from_files(paths: &[PathBuf], request: &RateLimitRequest) -> Result<Explanation, String> {
+    let settings = settings_or_defaults();
+    let mut found = Diagnostics::default();
+    let options = rule_files::options(&settings, None, &mut found);
+    let rules = CheckedRules::read(paths, &options, found);
+    let Some(set) = &rules.set else {
+        return Err(format!("the rules have errors\n{}", rules.text().trim_end()));
+    };
+    // Without a store there are no counters to show.
+    Ok(Explanation::of(&settings.decisions, set, &decode::request(request), &[]))
+}
+
+/// Fetches the explanation of a running server.
+fn from_server(target: &Target, request: &RateLimitRequest) -> Result<Explanation, String> {
+    let body = request_to_json(request).map_err(|error| error.to_string())?;
+    let page = debug_listener::fetch(target, "/explain", Some(&body))?;
+    serde_json::from_slice(&page).map_err(|_| {
+        format!("{target} answered, but not with an explanation; is it the debug listener of this version?")
+    })
+}
+
+/// Formats an explanation; `has_counters` is true for that of a server.
+fn text(explanation: &Explanation, has_counters: bool) -> String {
+    let mut page = format!("domain {}\n", truncated(&explanation.domain));
+    if let Some(version) = &explanation.source_version {
+        let _ = writeln!(page, "version {} of the rules", truncated(version));
+    }
+    if let Some(region) = &explanation.region {
+        let state = if region.cut_off { ", cut off from the global Redis" } else { "" };
+        let _ = writeln!(page, "region {}{state}", truncated(&region.name));
+    }
+    for (index, descriptor) in explanation.descriptors.iter().enumerate() {
+        let _ = writeln!(page, "\ndescriptor {}: {}", index + 1, truncated(&descriptor.descriptor));
+        describe(&mut page, descriptor, has_counters);
+    }
+    if !has_counters {
+        page += NO_COUNTERS;
+    }
+    page
+}
+
+/// Formats a descriptor. Writing to a String does not fail.
+fn describe(page: &mut String, descriptor: &ExplainedDescriptor, has_counters: bool) {
+    descriptor.steps.iter().for_each(|step| step_text(page, step));
+    let _ = writeln!(page, "  => {}", plain(&descriptor.outcome));
+    if let Some(rule) = &descriptor.rule {
+        let _ = writeln!(page, "     {} at {}", plain(&rule.path), plain(&rule.origin));
+    }
+    descriptor.limits.iter().for_each(|limit| limit_text(page, limit, has_counters));
+}
+
+fn step_text(page: &mut String, step: &ExplainedStep) {
+    let entry = truncated(&step.entry);
+    let _ = match &step.matched {
+        Some([how, node, origin]) => {
+            let how = match how.as_str() {
+                "exact" => "exactly",
+                "wildcard" => "by its wildcard",
+                _ => "by its key alone",
+            };
+            writeln!(page, "  {entry} matches {} {how}, at {}", truncated(node), plain(origin))
+        }
+        None => writeln!(page, "  {entry} matches nothing"),
+    };
+    for [node, origin, why] in &step.near_misses {
+        let _ = writeln!(page, "    not {} at {}: {}", truncated(node), plain(origin), plain(why));
+    }
+    if step.more_near_misses > 0 {
+        let _ = writeln!(page, "    and {} more near misses", step.more_near_misses);
+    }
+}
+
+fn limit_text(page: &mut String, limit: &ExplainedLimit, has_counters: bool) {
+    let name = if limit.name.is_empty() { String::new() } else { format!(" ({})", truncated(&limit.name)) };
+    let _ = writeln!(page, "     limit {}{name}", plain(&limit.limit));
+    let _ = writeln!(page, "       {}", plain(&limit.guarantee));
+    for (is_so, what) in [
+        (limit.candidate, "candidate: charged on its own, and it rejects nothing"),
+        (limit.shadow_mode && !limit.candidate, "shadow_mode: it rejects nothing"),
+        (limit.quota_mode, "quota_mode: it rejects only together with all other quotas"),
+    ] {
+        if is_so {
+            let _ = writeln!(page, "       {what}");
+        }
+    }
+    match &limit.counter {
+        Some(counter) => *page += &format!("       {}\n", counter_text(counter)),
+        None if has_counters => *page += "       the counter could not be read\n",
+        None => {}
+    }
+}
+
+fn counter_text(counter: &ExplainedCounter) -> String {
+    let ExplainedCounter { passes, used, remaining, reset_us, retry_after_us } = counter;
+    let next = match (passes, retry_after_us) {
+        (true, _) => "one more hit is admitted".to_owned(),
+        (false, Some(retry)) => format!("one more hit is rejected for {}", micros_text(*retry)),
+        (false, None) => "one more hit is rejected".to_owned(),
+    };
+    format!("{used} used, {remaining} remaining, reset in {}; {next}", micros_text(*reset_us))
+}

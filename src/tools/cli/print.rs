@@ -1,0 +1,88 @@
+//! Output of the commands: results to standard output, errors and progress to standard error.
+//!
+//! A closed pipe, as after `head`, is neither an error nor a panic. Untrusted text (a value, the name of a file, the
+//! message of a server) is escaped first, so that it cannot control the terminal. There are no colours: output looks
+//! the same in a terminal, a pipe and a log.
+
+use std::fmt::Display;
+use std::io::{self, ErrorKind, Write as _};
+
+use comfy_table::{Table, presets};
+
+use super::outcome::CommandOutcome;
+use crate::serve::report::text::plain;
+
+/// Writes text to standard output.
+pub(super) fn print(text: impl Display) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    write!(out, "{text}")?;
+    out.flush()
+}
+
+/// Writes an error to standard error, and ignores a failure to do so.
+pub(super) fn print_error(what: impl Display) {
+    let _ = writeln!(io::stderr(), "tollkeeper: {what}");
+}
+
+/// Writes progress or a remark to standard error, without a line break.
+pub(super) fn print_note(what: impl Display) {
+    let _ = write!(io::stderr(), "{what}");
+}
+
+/// Returns `outcome`, or a failure if the output could not be written for another reason than a closed pipe.
+pub(super) fn finish(written: io::Result<()>, outcome: CommandOutcome) -> CommandOutcome {
+    match written {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            print_error(format_args!("standard output: {error}"));
+            CommandOutcome::Failure
+        }
+        _ => outcome,
+    }
+}
+
+/// Escapes untrusted text and cuts it at 60 characters.
+pub(super) fn truncated(text: &str) -> String {
+    const MAX_CHARS: usize = 60;
+    match text.char_indices().nth(MAX_CHARS) {
+        Some((end, _)) => plain(&text[..end]) + "...",
+        None => plain(text),
+    }
+}
+
+/// Formats rows under headings, in aligned columns; the cells must be escaped.
+pub(super) fn table(headings: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_header(headings).add_rows(rows);
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    table.trim_fmt() + "\n"
+}
+
+/// Formats a duration, rounded up from a second on: `1.2 ms`, `34 s`, `2 h 5 min`.
+pub(super) fn micros_text(micros: u64) -> String {
+    const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3600, "h"), (60, "min"), (1, "s")];
+    match micros {
+        0 => return "0 s".to_owned(),
+        1..1_000 => return format!("{micros} us"),
+        1_000..1_000_000 => return format!("{}.{} ms", micros / 1_000, micros % 1_000 / 100),
+        _ => {}
+    }
+    let seconds = micros.div_ceil(1_000_000);
+    // At least two of a unit: `90 s` is clearer than `1 min 30 s`.
+    let Some(largest) = UNITS.iter().position(|(unit, _)| seconds >= 2 * *unit) else { return format!("{seconds} s") };
+    let (unit, name) = UNITS[largest];
+    let mut text = format!("{} {name}", seconds / unit);
+    if let Some((next, name)) = UNITS.get(largest + 1)
+        && seconds % unit >= *next
+    {
+        text += &format!(" {} {name}", seconds % unit / next);
+    }
+    text
+}
+
+/// Formats a number with its noun: `1 file`, `2 files`.
+pub(super) fn counted(number: u64, what: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {what}{plural}")
+}

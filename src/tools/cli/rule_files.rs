@@ -1,0 +1,124 @@
+//! Rule files of the commands, read as `serve` reads them, with all problems.
+//!
+//! A file that cannot be read is a problem at line 1, and hides no problem of another file. The settings that change
+//! the meaning of rules come from the environment. Invalid ones are replaced by their defaults, so that rules can be
+//! checked on any machine.
+
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::print::print_error;
+use crate::rules::compile::options::CompileOptions;
+use crate::rules::compile::{Compiled, RuleText, compile};
+use crate::rules::defaults_file;
+use crate::rules::diagnostic::{Diagnostics, Severity};
+use crate::rules::files::read::read;
+use crate::rules::files::{MAX_FILE_BYTES, PathError, PathProblem, ReadFailure, RuleFile, RuleLocation};
+use crate::rules::rule::set::RuleSet;
+use crate::rules::yaml::{Documents, text};
+use crate::serve::report::text::plain;
+use crate::settings::Settings;
+
+/// Rule files with their problems.
+pub(super) struct CheckedRules {
+    /// The readable files.
+    pub(super) sources: Vec<RuleText>,
+    /// All problems and warnings.
+    pub(super) diagnostics: Diagnostics,
+    /// The rules, if there are no errors.
+    pub(super) set: Option<RuleSet>,
+}
+
+/// Path that means standard input.
+const STDIN: &str = "-";
+
+impl CheckedRules {
+    /// Reads and compiles files, directories and `-`.
+    ///
+    /// `diagnostics` are problems found before.
+    pub(super) fn read(paths: &[PathBuf], options: &CompileOptions, mut diagnostics: Diagnostics) -> Self {
+        let mut sources = Vec::new();
+        let (stdin, paths): (Vec<_>, Vec<_>) = paths.iter().cloned().partition(|path| path == Path::new(STDIN));
+        if !paths.is_empty() {
+            let read = read(&RuleLocation::Paths(paths)).unwrap_or_else(|ReadFailure { errors, readable }| {
+                errors.iter().for_each(|error| diagnostics.push(error.diagnostic(Severity::Error)));
+                readable
+            });
+            read.warnings.iter().for_each(|warning| diagnostics.push(warning.diagnostic(Severity::Warning)));
+            let source = |file: RuleFile| RuleText { name: file.name, bytes: file.bytes, documents: Documents::All };
+            sources.extend(read.files.into_iter().map(source));
+        }
+        if !stdin.is_empty() {
+            let mut text = Vec::new();
+            // One more byte makes the compiler report that it is too large.
+            if let Err(error) = io::stdin().lock().take(MAX_FILE_BYTES + 1).read_to_end(&mut text) {
+                let problem = PathProblem::Unreadable(error.to_string());
+                diagnostics.push(PathError { path: STDIN.into(), problem }.diagnostic(Severity::Error));
+            }
+            sources.push(RuleText { name: STDIN.into(), bytes: text, documents: Documents::All });
+        }
+        Self::compile(sources, options, diagnostics)
+    }
+
+    /// Compiles files; `diagnostics` are problems of others.
+    pub(super) fn compile(sources: Vec<RuleText>, options: &CompileOptions, mut diagnostics: Diagnostics) -> Self {
+        let set = match compile(&sources, options) {
+            Ok(Compiled { domains, warnings }) => {
+                diagnostics.append(warnings);
+                (!diagnostics.has_errors()).then(|| RuleSet::new(domains))
+            }
+            Err(problems) => {
+                diagnostics.append(problems);
+                None
+            }
+        };
+        Self { sources, diagnostics, set }
+    }
+
+    /// Formats every problem with its line, errors first.
+    pub(super) fn text(&self) -> String {
+        let texts: Vec<(&Arc<str>, _)> =
+            self.sources.iter().filter_map(|file| Some((&file.name, text::decode(&file.bytes).ok()?))).collect();
+        let mut page = String::new();
+        for diagnostic in self.diagnostics.errors().iter().chain(self.diagnostics.warnings()) {
+            page += &plain(&diagnostic.to_string());
+            page.push('\n');
+            if let Some((_, text)) = texts.iter().find(|(name, _)| **name == diagnostic.file) {
+                page += &diagnostic.excerpt(text);
+            }
+        }
+        let (errors, warnings) = self.diagnostics.more();
+        for (more, what) in [(errors, "errors"), (warnings, "warnings")] {
+            if more > 0 {
+                page += &format!("and {more} more {what}\n");
+            }
+        }
+        page
+    }
+}
+
+/// Options by the settings, with the defaults of a file, or of `TOLLKEEPER_RULE_DEFAULTS`. Problems of the file go to
+/// `found`.
+pub(super) fn options(settings: &Settings, defaults: Option<&Path>, found: &mut Diagnostics) -> CompileOptions {
+    let mut options = CompileOptions::from(settings);
+    if let Some(path) = defaults.or(settings.rules.defaults.as_deref()) {
+        match defaults_file::load(path) {
+            Ok((defaults, warnings)) => {
+                options.rule_defaults = Arc::new(defaults);
+                found.append(warnings);
+            }
+            Err(problems) => found.append(problems),
+        }
+    }
+    options
+}
+
+/// Returns the settings of the environment, with the defaults and a message for what `serve` would refuse.
+pub(super) fn settings_or_defaults() -> Settings {
+    let (settings, has_problem) = Settings::from_valid_vars(std::env::vars_os());
+    if has_problem {
+        print_error("invalid settings of the environment are replaced by their defaults; see `tollkeeper check --env`");
+    }
+    settings
+}

@@ -1,0 +1,137 @@
+//! `serve`: runs the service.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use super::outcome::CommandOutcome;
+use super::print::print_error;
+use crate::rules::files::RuleLocation;
+use crate::rules::files::watch::WatchTiming;
+use crate::rules::source::{FilesConfig, SourceConfig};
+use crate::rules::xds::XdsConfig;
+use crate::rules::yaml::Documents;
+use crate::serve::report::text::plain;
+use crate::serve::server;
+use crate::serve::server::error::ServerError;
+use crate::settings::{Settings, reference};
+use crate::telemetry::logs;
+
+/// Arguments of `serve`.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(super) struct Args {
+    /// Rule file or directory of rule files; repeatable. Takes precedence over the RUNTIME_ variables
+    #[arg(long = "config", value_name = "PATH")]
+    config: Vec<PathBuf>,
+}
+
+const HELP: &str = "\
+Rules are read from --config, or else from files below RUNTIME_ROOT or a control plane (CONFIG_TYPE), and reloaded when they change or on SIGHUP. A set \
+with errors is rejected as a whole, and the last valid one stays in use. SIGTERM and SIGINT drain and then stop the \
+service; a second signal stops it at once.
+
+Examples:
+  tollkeeper serve --config config/example.yaml
+  tollkeeper serve --config rules/ --config more.yaml
+  RUNTIME_ROOT=/data RUNTIME_SUBDIRECTORY=ratelimit tollkeeper
+
+Exit codes: 0 stopped by a signal, 1 failed, 2 a setting or certificate is invalid or a port is in use.
+
+All other settings are environment variables, listed here as NAME=default; `tollkeeper check --env` checks them.
+
+";
+
+/// Formats the help below the flags, with all environment variables.
+pub(super) fn help() -> String {
+    HELP.to_owned() + &reference::help()
+}
+
+/// Serves until a signal stops the process.
+pub(super) fn run(args: &Args) -> CommandOutcome {
+    let (settings, notices) = match Settings::from_env(std::env::vars_os()) {
+        Ok(read) => read,
+        Err(problems) => {
+            problems.problems.iter().for_each(print_error);
+            return CommandOutcome::UsageError;
+        }
+    };
+    if let Err(error) = logs::init(settings.logs.level, settings.logs.format) {
+        print_error(error);
+        return CommandOutcome::Failure;
+    }
+    for notice in notices {
+        tracing::warn!("{notice}");
+    }
+    let files = rule_source(args, &settings);
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.enable_all();
+    if let Some(threads) = settings.worker_threads {
+        runtime.worker_threads(threads.get());
+    }
+    let runtime = match runtime.build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            print_error(format_args!("TOLLKEEPER_WORKER_THREADS: the threads cannot be started: {error}"));
+            return CommandOutcome::Failure;
+        }
+    };
+    let ended = runtime.block_on(server::run(settings, files));
+    // Tasks that still run, such as a delayed response, must not keep the process alive.
+    runtime.shutdown_background();
+    match ended {
+        Ok(()) => CommandOutcome::Success,
+        Err(error) => {
+            let ServerError::Startup(problems) = error else {
+                tracing::error!(target: logs::FATAL, "{error}");
+                return CommandOutcome::Failure;
+            };
+            for problem in problems {
+                tracing::error!(target: logs::FATAL, "{problem}");
+            }
+            CommandOutcome::UsageError
+        }
+    }
+}
+
+/// Serves under the name of envoyproxy/ratelimit's binary: unknown arguments of its manifests cause only a warning.
+pub(super) fn as_ratelimit(arguments: &[OsString]) -> CommandOutcome {
+    const CONFIG: &str = "--config";
+    let mut args = Args::default();
+    let mut rest = arguments.iter().skip(1);
+    while let Some(argument) = rest.next() {
+        let value = argument.as_bytes().strip_prefix(b"--config=").map(OsStr::from_bytes);
+        let value = value.or_else(|| if argument == CONFIG { rest.next().map(OsString::as_os_str) } else { None });
+        match value {
+            Some(path) => args.config.push(path.into()),
+            None => print_error(format_args!("{}: this argument has no effect", plain(&argument.to_string_lossy()))),
+        }
+    }
+    run(&args)
+}
+
+/// Locates the rules: `--config`, or else the control plane or the RUNTIME_ variables.
+fn rule_source(args: &Args, settings: &Settings) -> SourceConfig {
+    let rules = &settings.rules;
+    let timing = WatchTiming::from(rules);
+    if let Some(xds) = settings.xds.as_ref().filter(|_| args.config.is_empty()) {
+        return SourceConfig::Xds(Box::new(XdsConfig::new(xds.clone())));
+    }
+    if args.config.is_empty() {
+        let location = RuleLocation::Runtime {
+            root: rules.root.clone(),
+            subdirectory: rules.subdirectory.to_string_lossy().into_owned(),
+            app_directory: rules.app_directory.to_string_lossy().into_owned(),
+            ignore_dotfiles: rules.ignore_dot_files,
+            watch_root: rules.watch_root,
+        };
+        return SourceConfig::Files(FilesConfig { location, documents: Documents::FirstOnly, timing });
+    }
+    if settings.xds.is_some() {
+        tracing::warn!("--config is given, so CONFIG_TYPE=GRPC_XDS_SOTW has no effect");
+    }
+    if std::env::vars_os().any(|(name, _)| name.as_encoded_bytes().starts_with(b"RUNTIME_")) {
+        tracing::warn!("--config is given, so the RUNTIME_ variables have no effect");
+    }
+    let location = RuleLocation::Paths(args.config.clone());
+    SourceConfig::Files(FilesConfig { location, documents: Documents::All, timing })
+}

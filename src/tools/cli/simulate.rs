@@ -1,0 +1,212 @@
+//! `simulate`: shows the effect that rules would have had on recorded traffic.
+
+mod report;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::outcome::CommandOutcome;
+use super::print::{finish, print, print_error};
+use super::rule_files::settings_or_defaults;
+use super::traffic_args::{
+    Failure, compile, limit_paths, memory, nearest_hint, open_traffic, progress_bar, read_map, refuse_hashed_values,
+};
+use crate::base::thread_time::thread_cpu_time;
+use crate::rules::rule::set::RuleSet;
+use crate::serve::report::text::plain;
+use crate::settings::value::size::ByteSize;
+use crate::tools::replay::merge::MAX_FILES;
+use crate::tools::replay::replayer::{ReplayOptions, ReplayRules};
+use crate::tools::replay::source::{SourceOptions, TrafficEvent};
+use crate::tools::simulate::fail_condition::FailCondition;
+use crate::tools::simulate::page;
+use crate::tools::simulate::results::{ReplaySpeed, SimulationResults};
+use crate::tools::simulate::simulation::{Simulation, SimulationOptions};
+use crate::tools::simulate::warnings;
+
+/// Arguments of `simulate`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// New rules: rule files, directories of rule files, or -; without them the recorded rules
+    #[arg(long, value_name = "PATH", num_args = 1..)]
+    rules: Vec<PathBuf>,
+    /// Rules to compare with; without them those that the log recorded
+    #[arg(long, value_name = "PATH", num_args = 1.., requires = "rules")]
+    against: Vec<PathBuf>,
+    /// Decision logs: files, plain or compressed (zstd, gzip), redis:STREAM, or - for standard input
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    traffic: Vec<PathBuf>,
+    /// Mapping of the fields of an access log (JSON lines) or of CSV to requests, in YAML
+    #[arg(long, value_name = "FILE")]
+    map: Option<PathBuf>,
+    /// Fail if a figure is reached, such as 'rejected(shop.login) > 1%'; repeatable
+    #[arg(long, value_name = "CONDITION")]
+    fail_if: Vec<FailCondition>,
+    /// Write a page with plots, in one file
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Write the results as one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Number of keys in each list
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    top: u16,
+    /// Memory of the counters of each replay
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = memory)]
+    memory: ByteSize,
+    /// Number of keys that are told apart in each replay; beyond it they are estimated
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..))]
+    max_keys: u32,
+}
+
+pub(super) const HELP: &str = "\
+Replays recorded decisions through the code of the server, each at its time, with counters in memory, once under the \
+new rules and once under those to compare with. Nothing is sent anywhere.
+
+A condition is METRIC(LIMIT) and >, >=, < or <= with a number, or a share with %. LIMIT is the path of a limit, as in \
+/rlconfig, or * for all requests. METRIC is rejected, rejected_keys, newly_rejected, newly_admitted, delayed or \
+longest_run (of rejections of one key).
+
+The log must have all decisions (TOLLKEEPER_DECISION_LOG_WHEN=all) with their values. See docs/simulate.md for other \
+formats, for the fields of the JSON, and for what makes a simulation differ from the server.
+
+Examples:
+  tollkeeper simulate --rules new.yaml --traffic decisions.jsonl
+  tollkeeper simulate --rules new.yaml --traffic decisions.jsonl \\
+    --report effect.html
+  tollkeeper simulate --rules new.yaml --against old.yaml \\
+    --traffic decisions.jsonl --fail-if 'newly_rejected(*) > 60%'
+  tollkeeper simulate --rules new.yaml --traffic access.log --map map.yaml
+  tollkeeper simulate --traffic decisions.jsonl --json
+
+Exit codes: 0 simulated, 1 a condition of --fail-if holds, or the rules or the traffic have errors, 2 invalid usage.";
+
+/// Simulates, and prints the results.
+pub(super) fn run(args: &Args) -> CommandOutcome {
+    match simulate(args) {
+        Ok(outcome) => outcome,
+        Err(Failure { outcome, problem }) => {
+            print_error(problem);
+            outcome
+        }
+    }
+}
+
+fn simulate(args: &Args) -> Result<CommandOutcome, Failure> {
+    check_usage(args)?;
+    let settings = settings_or_defaults();
+    let map = args.map.as_deref().map(read_map).transpose()?;
+    let new = (!args.rules.is_empty()).then(|| compile("--rules", &args.rules, &settings)).transpose()?;
+    let against = (!args.against.is_empty()).then(|| compile("--against", &args.against, &settings)).transpose()?;
+    check_subjects(args, new.as_deref(), against.as_deref())?;
+    let fixed: Vec<Arc<RuleSet>> = new.iter().chain(&against).cloned().collect();
+    let old = match (&new, against, &map) {
+        (_, Some(against), _) => Some(ReplayRules::Fixed(against)),
+        // Only a decision log has rules.
+        (Some(_), None, None) => Some(ReplayRules::Recorded),
+        _ => None,
+    };
+    let new = new.map_or(ReplayRules::Recorded, ReplayRules::Fixed);
+    let options = SimulationOptions {
+        replay: ReplayOptions { memory_bytes: args.memory.0, behaviour: Arc::new(settings.decisions.clone()) },
+        max_keys: args.max_keys as usize,
+    };
+    let mut simulation = Simulation::new(new, old, &options);
+    let sources = SourceOptions::new(map, settings.decisions);
+    let results = replay(args, &mut simulation, &sources, &fixed)?;
+    print_results(args, &results)
+}
+
+/// Replays all traffic.
+fn replay(
+    args: &Args,
+    simulation: &mut Simulation,
+    sources: &SourceOptions,
+    fixed: &[Arc<RuleSet>],
+) -> Result<SimulationResults, Failure> {
+    let bytes = Arc::new(AtomicU64::new(0));
+    let mut traffic = open_traffic(&args.traffic, sources, &bytes)?;
+    let bar = progress_bar(&args.traffic);
+    let started = thread_cpu_time();
+    while let Some(event) = traffic.next_event()? {
+        match event {
+            TrafficEvent::Request(request) => {
+                simulation.add(request)?;
+                if simulation.requests.is_multiple_of(1 << 14) {
+                    bar.set_position(bytes.load(Ordering::Relaxed));
+                    bar.set_message(format!("{} requests", simulation.requests));
+                }
+            }
+            TrafficEvent::Header(header) => {
+                if header.hashed_values {
+                    refuse_hashed_values(fixed.iter().chain(&header.rules))?;
+                }
+                simulation.apply(header)?;
+            }
+            TrafficEvent::Dropped(count) => simulation.log.dropped += count,
+        }
+    }
+    bar.finish_and_clear();
+    if simulation.requests == 0 {
+        return Err(Failure { outcome: CommandOutcome::Failure, problem: "the traffic has no requests".to_owned() });
+    }
+    simulation.discard_empty_comparison();
+    let replay_seconds = (thread_cpu_time() - started).as_secs_f64();
+    let decode_seconds = traffic.decode_time.as_secs_f64();
+    let speed = ReplaySpeed::new(simulation.replayed(), simulation.requests, replay_seconds, decode_seconds);
+    let mut results = SimulationResults::new(simulation, traffic.summary, speed, args.top.into());
+    let of_rules = fixed.iter().flat_map(|rules| warnings::of_rules(rules));
+    results.warnings = warnings::warnings(simulation, traffic.summary, &results).into_iter().chain(of_rules).collect();
+    results.conditions = args.fail_if.iter().map(|condition| condition.evaluate(&results)).collect();
+    Ok(results)
+}
+
+fn print_results(args: &Args, results: &SimulationResults) -> Result<CommandOutcome, Failure> {
+    if let Some(path) = &args.report {
+        let written = fs::write(path, page::html(results)?);
+        written.map_err(|error| Failure::usage(plain(&format!("--report {}: {error}", path.display()))))?;
+    }
+    let page = if args.json { serde_json::to_string_pretty(results)? + "\n" } else { report::text(results) };
+    let fails = results.conditions.iter().any(|condition| condition.fails);
+    let outcome = if fails { CommandOutcome::Failure } else { CommandOutcome::Success };
+    let outcome = finish(print(page), outcome);
+    for condition in results.conditions.iter().filter(|condition| condition.fails) {
+        print_error(plain(&format!("--fail-if '{}': {}", condition.condition, condition.figure)));
+    }
+    Ok(outcome)
+}
+
+/// Checks the combination of flags.
+fn check_usage(args: &Args) -> Result<(), Failure> {
+    let Args { traffic, rules, against, map, fail_if, .. } = args;
+    let reads = [traffic, rules, against].into_iter().flatten();
+    let problem = if traffic.len() > MAX_FILES {
+        format!("--traffic has more than {MAX_FILES} files (replay them in parts)")
+    } else if reads.filter(|path| *path == Path::new("-")).count() > 1 {
+        "standard input (-) can be read only once".to_owned()
+    } else if map.is_some() && rules.is_empty() {
+        "--map needs --rules: such traffic has no rules of its own".to_owned()
+    } else if map.is_some() && against.is_empty() && fail_if.iter().any(FailCondition::compares) {
+        "newly_rejected and newly_admitted need --against".to_owned()
+    } else {
+        return Ok(());
+    };
+    Err(Failure::usage(problem))
+}
+
+/// Checks that the rules have the limits of all conditions.
+fn check_subjects(args: &Args, new: Option<&RuleSet>, against: Option<&RuleSet>) -> Result<(), Failure> {
+    let Some(new) = new else { return Ok(()) };
+    let paths = || [Some(new), against].into_iter().flatten().flat_map(limit_paths);
+    for condition in &args.fail_if {
+        let Some(subject) = condition.subject() else { continue };
+        if !paths().any(|path| path == subject) {
+            let hint = nearest_hint(paths(), subject);
+            let problem = format!("--fail-if '{condition}': the rules have no limit '{subject}'{hint}");
+            return Err(Failure::usage(plain(&problem)));
+        }
+    }
+    Ok(())
+}

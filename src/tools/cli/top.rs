@@ -1,0 +1,155 @@
+//! `top`: shows the most rejected keys of a running server, or findings about its limits.
+//!
+//! The server sends the data as JSON; this module formats it with the server's own code, so that untrusted text is
+//! escaped here too.
+
+use std::thread;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+
+use super::debug_listener;
+use super::outcome::CommandOutcome;
+use super::print::{finish, print, print_error};
+use crate::serve::fleet::report::{FleetPart, FleetReport};
+use crate::serve::report::{rules, top};
+use crate::settings::target::Target;
+
+/// Arguments of `top`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Address of the debug listener of a running server
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6070")]
+    addr: Target,
+    /// Show statistics of each limit and findings about it, instead of keys
+    #[arg(long)]
+    rules: bool,
+    /// Show all replicas that share the server's Redis
+    #[arg(long, conflicts_with = "finding")]
+    fleet: bool,
+    /// Number of minutes to cover, the current one included
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=10),
+        conflicts_with = "rules")]
+    minutes: u64,
+    /// Show only this limit and those below it, by name: domain.key_value.key
+    #[arg(long, value_name = "NAME")]
+    rule: Option<String>,
+    /// Show only limits with this finding
+    #[arg(long, value_name = "KIND", requires = "rules")]
+    finding: Option<FindingFilter>,
+    /// Maximum number of rows
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    most: Option<u32>,
+    /// Write the report as one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Repeat with this many seconds in between
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    every: Option<u64>,
+}
+
+/// Finding about a limit, by its name in `/rules`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum FindingFilter {
+    /// No request has matched it
+    NeverMatched,
+    /// It has rejected nothing
+    #[value(alias = "never_refused")]
+    NeverRejected,
+    /// Nearly every request has a new key
+    KeysSeenOnce,
+    /// It mostly rejects short bursts
+    TokenBucket,
+}
+
+pub(super) const HELP: &str = "\
+The server counts rejections in a bounded sketch: the report gives a lower and an upper bound for each key, and its first \
+line the maximum for a missing key. Rules in shadow_mode appear as if they had rejected. With --rules, counts are since \
+the rule was loaded, and numbers of keys are estimates with a standard error of 4.6 %. With --fleet, counts are of all replicas, from the summaries that they publish every 5 s.
+
+Examples:
+  tollkeeper top
+  tollkeeper top --addr localhost:6070 --minutes 1 --rule shop.login --every 2
+  tollkeeper top --rules --finding never_matched
+  tollkeeper top --fleet
+
+Exit codes: 0 shown, 1 the server did not answer, 2 invalid usage.";
+
+/// Prints the report, once or until the process is stopped.
+pub(super) fn run(args: &Args) -> CommandOutcome {
+    loop {
+        let page = match page(args) {
+            Ok(page) => page,
+            Err(problem) => {
+                print_error(problem);
+                return CommandOutcome::Failure;
+            }
+        };
+        let written = print(page);
+        match args.every {
+            Some(seconds) if written.is_ok() => thread::sleep(Duration::from_secs(seconds)),
+            _ => return finish(written, CommandOutcome::Success),
+        }
+        if !args.json && print("\n").is_err() {
+            return CommandOutcome::Success;
+        }
+    }
+}
+
+fn page(args: &Args) -> Result<String, String> {
+    let path = path(args);
+    let page = debug_listener::fetch(&args.addr, &path, None)?;
+    if args.json {
+        // Strings in JSON are escaped already.
+        return Ok(String::from_utf8_lossy(&page).into_owned() + "\n");
+    }
+    let part = if args.rules { FleetPart::Rules } else { FleetPart::Keys };
+    match args.rules {
+        _ if args.fleet => read::<FleetReport>(args, &page).map(|report| report.text(part)),
+        true => read::<rules::RuleUsageReport>(args, &page).map(|report| report.text()),
+        false => read::<top::TopReport>(args, &page).map(|report| report.text()),
+    }
+}
+
+fn read<T: DeserializeOwned>(args: &Args, page: &[u8]) -> Result<T, String> {
+    serde_json::from_slice(page).map_err(|_| {
+        format!("{} answered, but not with a report; is it the debug listener of this version?", args.addr)
+    })
+}
+
+fn path(args: &Args) -> String {
+    let page = match args.rules {
+        _ if args.fleet => "/fleet",
+        true => "/rules",
+        false => "/top",
+    };
+    let mut path = format!("{page}?");
+    let mut add = |name: &str, value: &str| path += &format!("{name}={}&", percent_encoded(value));
+    if !args.rules {
+        add("minutes", &args.minutes.to_string());
+    }
+    if let Some(rule) = &args.rule {
+        add("rule", rule);
+    }
+    if let Some(kind) = args.finding.and_then(|kind| clap::ValueEnum::to_possible_value(&kind)) {
+        add("finding", kind.get_name());
+    }
+    if let Some(most) = args.most {
+        add("most", &most.to_string());
+    }
+    path.truncate(path.trim_end_matches(['&', '?']).len());
+    path
+}
+
+/// Percent-encodes `text` for a query.
+fn percent_encoded(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => encoded.push(char::from(byte)),
+            _ => encoded += &format!("%{byte:02X}"),
+        }
+    }
+    encoded
+}

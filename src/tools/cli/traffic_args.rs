@@ -1,0 +1,134 @@
+//! Common parts of the commands that replay traffic: their files, bounds, progress and errors.
+
+use std::fs;
+use std::io::{self, IsTerminal as _, Read as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::outcome::CommandOutcome;
+use super::rule_files::{self, CheckedRules};
+use super::stream_settings::stream_settings;
+use crate::rules::diagnostic::Diagnostics;
+use crate::rules::rule::set::RuleSet;
+use crate::serve::report::text::plain;
+use crate::settings::Settings;
+use crate::settings::value::SettingValue as _;
+use crate::settings::value::size::{ByteSize, SizeRange};
+use crate::tools::replay::field_map::FieldMap;
+use crate::tools::replay::merge::MergedTraffic;
+use crate::tools::replay::source::{SourceOptions, TrafficLocation};
+
+/// Problem of a command, with its outcome.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) outcome: CommandOutcome,
+    pub(super) problem: String,
+}
+
+impl Failure {
+    pub(super) fn usage(problem: String) -> Self {
+        Self { outcome: CommandOutcome::UsageError, problem }
+    }
+}
+
+impl<E: std::error::Error> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self { outcome: CommandOutcome::Failure, problem: plain(&error.to_string()) }
+    }
+}
+
+/// Parses the memory of counters.
+pub(super) fn memory(text: &str) -> Result<ByteSize, String> {
+    const SIZES: SizeRange = SizeRange::new(1 << 20, 1 << 40);
+    ByteSize::parse(text, &SIZES).map_err(|invalid| format!("{}; {}", invalid.what, invalid.fix))
+}
+
+/// Compiles the rules of a flag.
+pub(super) fn compile(flag: &str, paths: &[PathBuf], settings: &Settings) -> Result<Arc<RuleSet>, Failure> {
+    let mut found = Diagnostics::default();
+    let options = rule_files::options(settings, None, &mut found);
+    let rules = CheckedRules::read(paths, &options, found);
+    let problem = || format!("the rules of {flag} have errors\n{}", rules.text().trim_end());
+    match rules.set {
+        Some(set) => Ok(Arc::new(set)),
+        None => Err(Failure { outcome: CommandOutcome::Failure, problem: problem() }),
+    }
+}
+
+/// Reads the mapping of `--map`.
+pub(super) fn read_map(path: &Path) -> Result<FieldMap, Failure> {
+    const MAX_BYTES: u64 = 1 << 20;
+    let usage = |problem: String| Failure::usage(plain(&format!("--map {}: {problem}", path.display())));
+    let mut text = String::new();
+    let read = fs::File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text));
+    read.map_err(|error| usage(error.to_string()))?;
+    FieldMap::parse(&text).map_err(usage)
+}
+
+/// Paths of all limits.
+pub(super) fn limit_paths(rules: &RuleSet) -> impl Iterator<Item = String> {
+    rules.rules().flat_map(|compiled| (0..compiled.limits.len()).map(|index| compiled.rule.limit_path(index)))
+}
+
+/// Names the most similar paths, for a message about an unknown one; empty without paths.
+pub(super) fn nearest_hint(paths: impl Iterator<Item = String>, wanted: &str) -> String {
+    const MAX_NAMED: usize = 3;
+    /// Likeness from 0 to 1 that a path after the first needs.
+    const MIN_LIKENESS: f64 = 0.8;
+    let likeness = |path: &str| strsim::jaro_winkler(path, wanted);
+    let mut paths: Vec<String> = paths.collect();
+    paths.sort_by(|one, two| likeness(two).total_cmp(&likeness(one)).then_with(|| one.cmp(two)));
+    paths.dedup();
+    let similar = paths.iter().enumerate().filter(|(rank, path)| *rank == 0 || likeness(path) >= MIN_LIKENESS);
+    let named: Vec<String> = similar.take(MAX_NAMED).map(|(_, path)| format!("'{path}'")).collect();
+    if named.is_empty() { String::new() } else { format!(" (did you mean {}?)", named.join(" or ")) }
+}
+
+/// Fails if a rule matches on values, which a log with hashed values does not have.
+pub(super) fn refuse_hashed_values<'r>(mut rules: impl Iterator<Item = &'r Arc<RuleSet>>) -> Result<(), Failure> {
+    match rules.find_map(|rules| rules.first_with_value()) {
+        None => Ok(()),
+        Some(location) => Err(Failure {
+            outcome: CommandOutcome::Failure,
+            problem: plain(&format!(
+                "the values of the log are hashed, and {location} matches on a value (record with \
+                 TOLLKEEPER_DECISION_LOG_VALUES=plain)"
+            )),
+        }),
+    }
+}
+
+/// Opens files and streams of `--traffic`. Adds the bytes that are read to `bytes`.
+pub(super) fn open_traffic(
+    paths: &[PathBuf],
+    sources: &SourceOptions,
+    bytes: &Arc<AtomicU64>,
+) -> Result<MergedTraffic, Failure> {
+    let locations: Vec<TrafficLocation> = paths.iter().map(|path| location(path)).collect::<Result<_, _>>()?;
+    Ok(MergedTraffic::open(&locations, sources, bytes)?)
+}
+
+/// Returns the location of traffic; a stream is in the Redis of the server's settings.
+fn location(path: &Path) -> Result<TrafficLocation, Failure> {
+    match path.to_str().and_then(|text| text.strip_prefix("redis:")) {
+        None => Ok(TrafficLocation::File(path.to_owned())),
+        Some(key) => match stream_settings(key, None) {
+            Ok(stream) => Ok(TrafficLocation::Stream(Box::new(stream))),
+            Err(problem) => Err(Failure::usage(plain(&format!("--traffic redis:{key}: {problem}")))),
+        },
+    }
+}
+
+/// Builds the progress bar over the bytes of all files, hidden if standard error is not a terminal.
+pub(super) fn progress_bar(paths: &[PathBuf]) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let sizes: Option<u64> = paths.iter().map(|path| Some(fs::metadata(path).ok()?.len())).sum();
+    let style = ProgressStyle::with_template("{elapsed_precise} [{bar:30}] {bytes} of {total_bytes}, {msg}");
+    let bar = sizes.map_or_else(ProgressBar::no_length, ProgressBar::new);
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}

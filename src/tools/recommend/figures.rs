@@ -1,0 +1,221 @@
+//! Figures of a recommendation from its parts.
+
+use std::collections::BTreeSet;
+
+use super::collector::DemandCollector;
+use super::demand::{DemandSubject, LimitDemand};
+use super::recommendation::{Recommendation, RejectedKeysGoal, max_wait_us};
+use super::results::{
+    AlreadyRejected, BasisResults, GoalResults, RecommendationResults, SmallestLimit, SubjectResults, VerifiedFigures,
+};
+use super::rule_yaml::{PastedLimit, rule_yaml};
+use crate::decide::explain::limit_text;
+use crate::limit::Consistency;
+use crate::rules::rule::tree::RuleEntries;
+use crate::serve::report::text::plain;
+use crate::tools::replay::replayer::CounterLosses;
+use crate::tools::simulate::results::share;
+use crate::tools::simulate::simulation::LogProperties;
+
+/// Version of the JSON.
+const VERSION: u32 = 1;
+
+/// Traffic of a recommendation.
+#[derive(Clone, Debug)]
+pub struct TrafficBasis {
+    /// Properties of the log.
+    pub log: LogProperties,
+    /// Number of processes.
+    pub processes: u64,
+    /// Counters that the first replay lost.
+    pub losses: CounterLosses,
+    /// Requests of all rules that were read.
+    pub requests: u64,
+    /// Memory was full after these requests, and the rest was left out.
+    pub is_cut: bool,
+    /// Warnings about the files.
+    pub warnings: Vec<String>,
+}
+
+impl TrafficBasis {
+    /// The basis of a collection.
+    pub fn new(collector: &DemandCollector, is_cut: bool, warnings: Vec<String>) -> Self {
+        let processes: &BTreeSet<_> = &collector.processes;
+        Self {
+            log: collector.log.clone(),
+            processes: processes.len() as u64,
+            losses: collector.losses(),
+            requests: collector.requests,
+            is_cut,
+            warnings,
+        }
+    }
+}
+
+/// Parts of the figures.
+#[derive(Clone, Copy, Debug)]
+pub struct RecommendationParts<'a> {
+    /// Path of the limit.
+    pub path: &'a str,
+    /// Descriptors of its rule.
+    pub entries: Option<&'a RuleEntries>,
+    /// The demand.
+    pub demand: &'a LimitDemand,
+    /// The limit that is in the rules.
+    pub subject: &'a DemandSubject,
+    /// The goal.
+    pub goal: RejectedKeysGoal,
+    /// The traffic.
+    pub basis: &'a TrafficBasis,
+    /// The limits found.
+    pub recommendation: &'a Recommendation,
+}
+
+impl RecommendationResults {
+    /// Figures without verification.
+    pub fn new(parts: RecommendationParts<'_>) -> Self {
+        let RecommendationParts { path, demand, subject, goal, recommendation, .. } = parts;
+        let keys = demand.keys as u64;
+        let rejected_now = recommendation.rejected_now;
+        let limits = recommendation.candidates.iter().enumerate().map(|(index, candidate)| {
+            let row = SmallestLimit::from(candidate);
+            let recommended = index == 0 && candidate.limit.is_some();
+            SmallestLimit { rejected_keys_share: share(row.rejected_keys, keys), recommended, ..row }
+        });
+        Self {
+            version: VERSION,
+            rule: SubjectResults {
+                path: path.to_owned(),
+                location: subject.location.clone(),
+                limit: limit_text(&subject.limit),
+                rejected_keys: rejected_now,
+                rejected_keys_share: share(rejected_now, keys),
+            },
+            basis: basis(parts),
+            goal: GoalResults {
+                rejected_keys_share: match goal {
+                    RejectedKeysGoal::Keys(_) => None,
+                    RejectedKeysGoal::Billionths(of) => Some(of as f64 / RejectedKeysGoal::WHOLE as f64),
+                },
+                rejected_keys: recommendation.allowed,
+            },
+            warnings: warnings(parts),
+            uses: recommendation.uses.clone(),
+            left_out_periods: recommendation.left_out_periods.clone(),
+            limits: limits.collect(),
+            curve: recommendation.curve.clone(),
+            yaml: yaml(parts),
+        }
+    }
+
+    /// Adds the figures of the verified limits, in their order.
+    pub fn add_verification(&mut self, figures: impl Iterator<Item = VerifiedFigures>, losses: CounterLosses) {
+        let found = self.limits.iter_mut().filter(|row| row.requests_per_unit.is_some());
+        let mut differing = 0;
+        for (row, figures) in found.zip(figures) {
+            differing += u64::from(figures.rejected_keys != row.rejected_keys);
+            row.verified = Some(figures);
+        }
+        let CounterLosses { evicted, without_counter } = losses;
+        if evicted + without_counter > 0 {
+            self.warnings.push(format!(
+                "the verification lost {} counters, so it rejects too little (raise --memory)",
+                evicted + without_counter
+            ));
+        }
+        if differing > 0 {
+            self.warnings.push(format!("the verification differs from the search for {differing} limits"));
+        }
+    }
+}
+
+fn basis(RecommendationParts { demand, basis, .. }: RecommendationParts<'_>) -> BasisResults {
+    let totals = &demand.totals;
+    let span = demand.span;
+    BasisResults {
+        keys: demand.keys as u64,
+        requests: totals.requests,
+        hits: totals.hits,
+        peeks: totals.peeks,
+        refunds: totals.refunds,
+        overrides: totals.overrides,
+        untracked: totals.untracked,
+        max_delay_us: totals.max_delay_us,
+        first: span.map_or_else(String::new, |span| span.first.to_string()),
+        last: span.map_or_else(String::new, |span| span.last.to_string()),
+        span_seconds: span.map_or(0.0, |span| span.last.since_us(span.first) as f64 / 1e6),
+        processes: basis.processes,
+        sample: basis.log.sample,
+        dropped: basis.log.dropped,
+        already_rejected: (totals.answered > 0).then(|| AlreadyRejected {
+            requests: totals.rejected,
+            share: share(totals.rejected, totals.answered),
+            keys: totals.rejected_keys,
+            by_limit: totals.rejected_by.clone(),
+            elsewhere: totals.rejected_elsewhere,
+        }),
+    }
+}
+
+fn yaml(parts: RecommendationParts<'_>) -> Option<String> {
+    let RecommendationParts { path, entries, subject, recommendation, .. } = parts;
+    let limit = recommendation.candidates.first()?.limit?;
+    let max_wait_us = max_wait_us(&subject.limit).filter(|_| limit.algorithm() == subject.limit.algorithm());
+    let global = subject.limit.global_scope().and_then(|scope| limit.shared_by_regions(scope));
+    let text = rule_yaml(entries?, PastedLimit { limit: &global.unwrap_or(limit), name: &subject.name, max_wait_us });
+    Some(format!("# {}: other keys and limits of the rule stay as they are\n{text}", plain(path)))
+}
+
+fn warnings(parts: RecommendationParts<'_>) -> Vec<String> {
+    let RecommendationParts { demand, subject, basis, recommendation, .. } = parts;
+    let mut warnings = basis.warnings.clone();
+    let mut warn = |applies: bool, text: String| {
+        if applies {
+            warnings.push(text);
+        }
+    };
+    let totals = &demand.totals;
+    warn(
+        totals.rejected > 0,
+        "rejected requests are part of the use, but clients may have asked for more (raise the limit, or record in \
+         shadow mode)"
+            .to_owned(),
+    );
+    warn(
+        totals.answered == 0,
+        "the traffic has no answers: requests that were rejected before it was recorded are unknown".to_owned(),
+    );
+    warn(
+        recommendation.is_short,
+        format!("the traffic is shorter than a {}: use in a whole one may be higher", subject.limit.period()),
+    );
+    let keys = demand.keys as u64;
+    warn(
+        recommendation.allowed == 0
+            && !matches!(parts.goal, RejectedKeysGoal::Keys(0) | RejectedKeysGoal::Billionths(0)),
+        format!("{keys} keys are too few for this share: no key is rejected, so the busiest one decides"),
+    );
+    warn(
+        basis.is_cut,
+        format!("memory was full after {} requests: the rest was left out (raise --memory)", basis.requests),
+    );
+    let untracked = totals.untracked;
+    warn(untracked > 0, format!("{untracked} requests of keys beyond --max-keys were left out (raise it)"));
+    let overrides = totals.overrides;
+    warn(overrides > 0, format!("{overrides} descriptors brought a limit of their own and were left out"));
+    let own = totals.own_counters;
+    warn(own > 1, format!("{own} processes counted in their own memory: a limit is for each of them"));
+    let lost = basis.losses.without_counter;
+    warn(lost > 0, format!("{lost} charges found no room for a counter and were left out (raise --memory)"));
+    let eventual = matches!(subject.limit.consistency(), Consistency::Eventual(_));
+    warn(eventual, "the limit has `consistency: eventual`, and was replayed as strict".to_owned());
+    let global = subject.limit.global_scope().is_some();
+    warn(global, "the limit has `scope: global`, and was replayed as one limit without regions".to_owned());
+    let recommended = recommendation.candidates.first().and_then(|candidate| candidate.limit);
+    let remains_global = |scope| recommended.is_none_or(|limit| limit.shared_by_regions(scope).is_some());
+    warn(
+        subject.limit.global_scope().is_some_and(|scope| !remains_global(scope)),
+        "the recommended limit cannot have `scope: global`, so the rule to paste is for one region".to_owned(),
+    );
+    warnings
+}

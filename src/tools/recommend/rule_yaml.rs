@@ -1,0 +1,84 @@
+//! A rule file with one limit, to paste.
+
+use crate::limit::algorithm::{Algorithm, Delay};
+use crate::limit::{GlobalScope, Limit};
+use crate::rules::rule::tree::{RuleEntries, RuleEntry};
+use crate::serve::report::text::plain;
+
+/// Limit of a rule file.
+#[derive(Clone, Copy, Debug)]
+pub struct PastedLimit<'a> {
+    /// The limit.
+    pub limit: &'a Limit,
+    /// Name; empty for none.
+    pub name: &'a str,
+    /// `max_wait` in microseconds, if it is written.
+    pub max_wait_us: Option<u64>,
+}
+
+/// Formats the rule file. Other keys of the rule are absent.
+pub fn rule_yaml(entries: &RuleEntries, pasted: PastedLimit<'_>) -> String {
+    let mut text = format!("domain: {}\n", quoted(&entries.domain));
+    let mut indent = String::new();
+    for RuleEntry { key, value, share_threshold } in &entries.entries {
+        text += &format!("{indent}descriptors:\n{indent}- key: {}\n", quoted(key));
+        indent += "  ";
+        if !value.is_empty() {
+            text += &format!("{indent}value: {}\n", quoted(value));
+        }
+        if *share_threshold {
+            text += &format!("{indent}share_threshold: true\n");
+        }
+    }
+    text += &format!("{indent}rate_limit:\n");
+    for (key, value) in keys(pasted) {
+        text += &format!("{indent}  {key}: {value}\n");
+    }
+    text
+}
+
+fn keys(PastedLimit { limit, name, max_wait_us }: PastedLimit<'_>) -> Vec<(&'static str, String)> {
+    let period = limit.period();
+    let mut keys = Vec::new();
+    if !name.is_empty() {
+        keys.push(("name", quoted(name)));
+    }
+    keys.push(("unit", period.unit().name().to_owned()));
+    if period.multiplier() != 1 {
+        keys.push(("unit_multiplier", period.multiplier().to_string()));
+    }
+    keys.push(("requests_per_unit", limit.requests_per_unit().to_string()));
+    let properties = limit.algorithm().properties();
+    if limit.algorithm() != Algorithm::default() {
+        keys.push(("algorithm", limit.algorithm().name().to_owned()));
+    }
+    if let Some(key) = properties.capacity.key() {
+        keys.push((key, limit.capacity().to_string()));
+    }
+    if let Some(max_wait_us) = max_wait_us.filter(|_| properties.delay != Delay::Never) {
+        let text = match max_wait_us {
+            whole if whole.is_multiple_of(1_000_000) => format!("{}s", whole / 1_000_000),
+            whole if whole.is_multiple_of(1000) => format!("{}ms", whole / 1000),
+            micros => format!("{micros}us"),
+        };
+        keys.push(("max_wait", text));
+    }
+    keys.extend(limit.global_scope().into_iter().flat_map(GlobalScope::keys));
+    keys
+}
+
+/// Quotes text that YAML would read otherwise, and escapes what a terminal would. JSON strings are YAML strings.
+fn quoted(text: &str) -> String {
+    let is_plain = text.starts_with(|first: char| first.is_ascii_alphabetic())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || "_-./".contains(c))
+        && !["true", "false", "null", "yes", "no", "on", "off", "y", "n"].contains(&text.to_ascii_lowercase().as_str());
+    if is_plain {
+        return text.to_owned();
+    }
+    let escaped = |character: char| match plain(character.encode_utf8(&mut [0; 4])).chars().count() {
+        1 => character.to_string(),
+        _ => format!("\\u{:04x}", u32::from(character)),
+    };
+    // JSON has escaped the characters below U+0020; all others that need it are within 16 bits.
+    serde_json::Value::from(text).to_string().chars().map(escaped).collect()
+}

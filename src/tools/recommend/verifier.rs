@@ -1,0 +1,166 @@
+//! Verification: all traffic again, with the limits found as candidates beside the limits of the rule.
+//!
+//! A candidate is charged as if it were the only limit of its rule, so one replay verifies all of them.
+
+use std::sync::Arc;
+
+use super::collector::KeySet;
+use super::demand::DemandSubject;
+use super::results::VerifiedFigures;
+use crate::decide::results::DescriptorResults;
+use crate::limit::Limit;
+use crate::limit::request::Hits;
+use crate::rules::rule::set::RuleSet;
+use crate::rules::rule::{Allowance, Rule, RuleLimit};
+use crate::tools::replay::recorded::RecordedRequest;
+use crate::tools::replay::replayer::{
+    CounterLosses, RecordedHeader, ReplayError, ReplayOptions, ReplayRules, ReplayedAnswer, Replayer,
+};
+
+/// Beginning of the names of the candidates.
+const NAME: &str = "recommended-";
+
+/// Replays traffic under limits that were found.
+#[derive(Debug)]
+pub struct Verifier {
+    replayer: Replayer,
+    editor: RuleEditor,
+    keys: KeySet,
+    tallies: Vec<CandidateTally>,
+}
+
+/// Adds the limits to rules.
+#[derive(Debug)]
+struct RuleEditor {
+    rule: String,
+    name: String,
+    limits: Vec<Limit>,
+    /// Rules of headers, before and after.
+    edited: Vec<EditedRules>,
+}
+
+#[derive(Debug)]
+struct EditedRules {
+    before: Arc<RuleSet>,
+    after: Arc<RuleSet>,
+}
+
+#[derive(Debug, Default)]
+struct CandidateTally {
+    figures: VerifiedFigures,
+    rejected: KeySet,
+}
+
+impl Verifier {
+    /// Creates a verifier of `limits`; only keys of `keys` are counted.
+    pub fn new(
+        subject: &DemandSubject,
+        limits: Vec<Limit>,
+        keys: KeySet,
+        rules: ReplayRules,
+        options: ReplayOptions,
+    ) -> Self {
+        let tallies = limits.iter().map(|_| CandidateTally::default()).collect();
+        let mut editor =
+            RuleEditor { rule: subject.rule.clone(), name: subject.name.clone(), limits, edited: Vec::new() };
+        let rules = match rules {
+            ReplayRules::Fixed(rules) => ReplayRules::Fixed(editor.edited(&rules)),
+            ReplayRules::Recorded => ReplayRules::Recorded,
+        };
+        Self { replayer: Replayer::new(rules, options), editor, keys, tallies }
+    }
+
+    /// Takes over settings and rules of a process.
+    ///
+    /// # Errors
+    /// There are too many processes.
+    pub fn apply(&mut self, header: &RecordedHeader) -> Result<(), ReplayError> {
+        let rules = header.rules.as_ref().map(|rules| self.editor.edited(rules));
+        self.replayer.apply(&RecordedHeader { rules, ..header.clone() })
+    }
+
+    /// Replays a request.
+    ///
+    /// # Errors
+    /// There are too many processes, or their counters need too much memory.
+    pub fn add(&mut self, recorded: &RecordedRequest) -> Result<ReplayedAnswer, ReplayError> {
+        let mut with_rules;
+        let recorded = match &recorded.rules {
+            // Rare: a decision that was logged after the header of later rules.
+            Some(rules) => {
+                with_rules = recorded.clone();
+                with_rules.rules = Some(self.editor.edited(rules));
+                &with_rules
+            }
+            None => recorded,
+        };
+        let request = recorded.request();
+        let Self { replayer, editor, keys, tallies } = self;
+        replayer.decide(recorded, &request, |descriptor| {
+            let is_charge = recorded
+                .descriptors()
+                .get(descriptor.index)
+                .is_some_and(|of| of.is_sampled && matches!(of.hits, Hits::Charge(_)));
+            let of_rule = descriptor.rule().is_some_and(|compiled| compiled.rule.path == editor.rule);
+            if is_charge && of_rule && keys.contains(descriptor.key()) {
+                add_results(tallies, &descriptor);
+            }
+        })
+    }
+
+    /// Figures of each limit.
+    pub fn figures(&self) -> impl Iterator<Item = VerifiedFigures> {
+        self.tallies.iter().map(|tally| VerifiedFigures { rejected_keys: tally.rejected.len() as u64, ..tally.figures })
+    }
+
+    /// Counters that the replay lost.
+    pub fn losses(&self) -> CounterLosses {
+        self.replayer.losses()
+    }
+}
+
+fn add_results(tallies: &mut [CandidateTally], descriptor: &DescriptorResults<'_, '_>) {
+    for limit in descriptor.limits() {
+        let index = limit.name.strip_prefix(NAME).filter(|_| limit.candidate).and_then(|index| index.parse().ok());
+        let Some(tally) = index.and_then(|index: usize| tallies.get_mut(index)) else { continue };
+        tally.figures.requests += 1;
+        if !limit.result.admitted {
+            tally.figures.rejected_requests += 1;
+            tally.rejected.insert(descriptor.key());
+        }
+    }
+}
+
+impl RuleEditor {
+    /// Returns rules with the limits as candidates.
+    fn edited(&mut self, rules: &Arc<RuleSet>) -> Arc<RuleSet> {
+        if let Some(known) = self.edited.iter().find(|known| Arc::ptr_eq(&known.before, rules)) {
+            return Arc::clone(&known.after);
+        }
+        let after = Arc::new(RuleSet::new(rules.edited(|rule| self.edit(rule))));
+        self.edited.push(EditedRules { before: Arc::clone(rules), after: Arc::clone(&after) });
+        after
+    }
+
+    fn edit(&self, rule: &mut Rule) {
+        let name = |index: usize| format!("{NAME}{index}");
+        // A rule that replaces the limit replaces the candidates too.
+        if !self.name.is_empty() && rule.replaces.contains(&self.name) {
+            rule.replaces.extend((0..self.limits.len()).map(name));
+        }
+        let Allowance::Limits(limits) = &mut rule.allowance else { return };
+        if rule.path != self.rule {
+            return;
+        }
+        limits.retain(|limit| !limit.candidate);
+        limits.extend(self.limits.iter().enumerate().map(|(index, limit)| RuleLimit {
+            limit: *limit,
+            name: name(index),
+            shadow: true,
+            quota: false,
+            candidate: true,
+            epoch: 0,
+            left_out_defaults: Vec::new(),
+        }));
+    }
+}

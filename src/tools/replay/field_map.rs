@@ -1,0 +1,241 @@
+//! Mapping of the fields of an access log or a table to requests.
+//!
+//! The mapping is a YAML file. Descriptors are built as Envoy builds them: an entry whose field is absent drops its
+//! descriptor, and a row without descriptors is no request.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::Deserialize;
+
+use super::recorded::{RecordedDescriptor, RecordedRequest};
+use crate::base::clock::{Time, micros};
+use crate::limit::request::Hits;
+use crate::settings::value::SettingValue as _;
+use crate::settings::value::number::DurationRange;
+
+/// A mapping file.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MapFile {
+    /// Field with the time of a request.
+    time: String,
+    /// Domain of all requests.
+    domain: Option<String>,
+    /// Field with the domain.
+    domain_field: Option<String>,
+    /// Field with the hits.
+    hits: Option<String>,
+    /// Longest delay of an answer.
+    max_delay: Option<String>,
+    /// Descriptors, each a list of entries.
+    descriptors: Vec<Vec<MappedEntry>>,
+}
+
+/// Entry of a descriptor: a key with a field or a constant value.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MappedEntry {
+    key: String,
+    field: Option<String>,
+    value: Option<String>,
+}
+
+/// Mapping of fields to requests.
+#[derive(Clone, Debug)]
+pub struct FieldMap {
+    /// Names of the fields that are used, without repetition.
+    fields: Vec<String>,
+    time: usize,
+    domain: FieldSource,
+    hits: Option<usize>,
+    max_delay_us: u64,
+    descriptors: Vec<Vec<EntrySource>>,
+}
+
+#[derive(Clone, Debug)]
+struct EntrySource {
+    key: String,
+    value: FieldSource,
+}
+
+/// Source of a text.
+#[derive(Clone, Debug)]
+enum FieldSource {
+    Constant(Arc<str>),
+    /// Index of a field.
+    Field(usize),
+}
+
+/// Values of the fields of one row, in the order of [`FieldMap::fields`].
+pub type FieldValues<'a> = [Option<Cow<'a, str>>];
+
+/// Delay that Envoy's default timeout of 20 ms leaves, in microseconds.
+const DEFAULT_MAX_DELAY_US: u64 = 18_000;
+/// Range of the longest delay.
+const DELAYS: DurationRange = DurationRange::new(Duration::ZERO, Duration::from_secs(30));
+
+impl FieldMap {
+    /// Parses a mapping file.
+    ///
+    /// # Errors
+    /// The text is no mapping; the error says what to write.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let file: MapFile = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+        let mut fields = Vec::new();
+        let mut index = |name: String| {
+            fields.iter().position(|known| *known == name).unwrap_or_else(|| {
+                fields.push(name);
+                fields.len() - 1
+            })
+        };
+        let time = index(file.time);
+        let domain = match (file.domain, file.domain_field) {
+            (Some(domain), None) => FieldSource::Constant(domain.into()),
+            (None, Some(field)) => FieldSource::Field(index(field)),
+            _ => return Err("give either `domain: NAME` or `domain_field: FIELD`".to_owned()),
+        };
+        let hits = file.hits.map(&mut index);
+        let mut descriptors = Vec::with_capacity(file.descriptors.len());
+        for (number, written) in file.descriptors.into_iter().enumerate() {
+            let entry = |MappedEntry { key, field, value }| match (field, value) {
+                (Some(field), None) => Ok(EntrySource { key, value: FieldSource::Field(index(field)) }),
+                (None, Some(value)) => Ok(EntrySource { key, value: FieldSource::Constant(value.into()) }),
+                _ => Err(format!("descriptor {}, key '{key}': give either `field` or `value`", number + 1)),
+            };
+            let entries: Vec<EntrySource> = written.into_iter().map(entry).collect::<Result<_, _>>()?;
+            if entries.is_empty() {
+                return Err(format!("descriptor {} has no entries", number + 1));
+            }
+            descriptors.push(entries);
+        }
+        if descriptors.is_empty() {
+            return Err("`descriptors` is empty (list at least one)".to_owned());
+        }
+        let max_delay_us = match file.max_delay {
+            None => DEFAULT_MAX_DELAY_US,
+            Some(text) => Duration::parse(&text, &DELAYS)
+                .map(micros)
+                .map_err(|invalid| format!("max_delay: {} ({})", invalid.what, invalid.fix))?,
+        };
+        Ok(Self { fields, time, domain, hits, max_delay_us, descriptors })
+    }
+
+    /// Names of the fields that are used, without repetition.
+    pub fn fields(&self) -> &[String] {
+        &self.fields
+    }
+
+    /// Builds the request of a row; `None` if no descriptor has all of its fields.
+    ///
+    /// # Errors
+    /// A time or a number of hits cannot be read, or the time or the domain is absent.
+    pub fn request(&self, values: &FieldValues<'_>) -> Result<Option<RecordedRequest>, String> {
+        let mut request = RecordedRequest::default();
+        request.max_delay_us = self.max_delay_us;
+        let hits = match self.hits.and_then(|index| values[index].as_deref()) {
+            Some(text) => parse_hits(text).ok_or_else(|| format!("'{text}' is not a number of hits"))?,
+            None => Hits::Charge(1),
+        };
+        for entries in &self.descriptors {
+            if entries.iter().any(|entry| text(&entry.value, values).is_none()) {
+                continue;
+            }
+            request.push_descriptor(RecordedDescriptor::new(hits));
+            for entry in entries {
+                if let Some(value) = text(&entry.value, values) {
+                    request.push_entry(entry.key.as_bytes(), value.as_bytes());
+                }
+            }
+        }
+        if request.descriptors().is_empty() {
+            return Ok(None);
+        }
+        request.domain = match &self.domain {
+            FieldSource::Constant(domain) => Arc::clone(domain),
+            FieldSource::Field(index) => values[*index].as_deref().ok_or_else(|| self.absent(*index))?.into(),
+        };
+        let time = values[self.time].as_deref().ok_or_else(|| self.absent(self.time))?;
+        request.arrival = parse_time(time)
+            .ok_or_else(|| format!("'{time}' is not a time (RFC 3339, or seconds to nanoseconds since 1970)"))?;
+        Ok(Some(request))
+    }
+
+    fn absent(&self, field: usize) -> String {
+        format!("the field '{}' is absent", self.fields[field])
+    }
+}
+
+fn text<'v>(source: &'v FieldSource, values: &'v FieldValues<'_>) -> Option<&'v str> {
+    match source {
+        FieldSource::Constant(text) => Some(text),
+        FieldSource::Field(index) => values[*index].as_deref(),
+    }
+}
+
+/// Parses a number of hits, rounded up; a negative number refunds.
+fn parse_hits(text: &str) -> Option<Hits> {
+    if let Ok(count) = text.parse::<i64>() {
+        return Some(Hits::new(count.unsigned_abs(), count < 0));
+    }
+    let count: f64 = text.parse().ok().filter(|count: &f64| count.is_finite())?;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates, and hits are clamped")]
+    let whole = count.abs().ceil() as u64;
+    Some(Hits::new(whole, count < 0.0))
+}
+
+/// Parses RFC 3339, or a number since 1970 in seconds, milliseconds, microseconds or nanoseconds, told apart by its
+/// size.
+fn parse_time(text: &str) -> Option<Time> {
+    if let Ok(timestamp) = text.parse::<Timestamp>() {
+        return u64::try_from(timestamp.as_microsecond()).ok().map(Time::from_micros);
+    }
+    let number: f64 = text.parse().ok().filter(|number: &f64| (0.0..1e20).contains(number))?;
+    let micros = match number {
+        0.0..1e11 => number * 1e6,
+        1e11..1e14 => number * 1e3,
+        1e14..1e17 => number,
+        _ => number / 1e3,
+    };
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is in range")]
+    Some(Time::from_micros(micros.round() as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_in_every_unit() {
+        let expected = Some(Time::from_micros(1_700_000_000_250_000));
+        for text in [
+            "2023-11-14T22:13:20.250Z",
+            "2023-11-14T23:13:20.25+01:00",
+            "1700000000.25",
+            "1700000000250",
+            "1700000000250000",
+            "1700000000250000000",
+        ] {
+            assert_eq!(parse_time(text), expected, "{text}");
+        }
+        for text in ["", "-", "yesterday", "-1", "nan", "inf", "2023-11-14", "1960-01-01T00:00:00Z"] {
+            assert_eq!(parse_time(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn hits_are_rounded_up_and_may_be_negative() {
+        for (text, hits) in [
+            ("0", Some(Hits::Peek)),
+            ("3", Some(Hits::Charge(3))),
+            ("2.1", Some(Hits::Charge(3))),
+            ("-4", Some(Hits::Refund(4))),
+            ("many", None),
+            ("inf", None),
+        ] {
+            assert_eq!(parse_hits(text), hits, "{text}");
+        }
+    }
+}

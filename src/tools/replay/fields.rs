@@ -1,0 +1,209 @@
+//! Readers of rows: one JSON object on each line, or CSV with a line of headings.
+//!
+//! Only the fields of the mapping are kept. The format is recognized by the first character.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::io::{self, BufRead, Read};
+
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+use super::field_map::FieldMap;
+use super::recorded::RecordedRequest;
+use crate::decide::log::record::Text;
+
+/// Maximum length of a line, in bytes.
+const MAX_LINE_BYTES: u64 = 16 << 20;
+
+/// Reader of rows.
+pub(super) struct RowReader {
+    map: FieldMap,
+    rows: Rows,
+    line: u64,
+    /// Rows without a descriptor.
+    pub(super) skipped: u64,
+}
+
+enum Rows {
+    Json { input: Box<dyn BufRead + Send>, buffer: Vec<u8> },
+    Csv(Box<CsvRows>),
+}
+
+/// Rows of CSV.
+struct CsvRows {
+    reader: csv::Reader<BoundedInput>,
+    record: csv::StringRecord,
+    /// Column of each field.
+    columns: Vec<usize>,
+}
+
+/// Input that fails after a number of bytes, because a quoted value has no bound of its own.
+struct BoundedInput {
+    input: Box<dyn BufRead + Send>,
+    left: u64,
+}
+
+impl Read for BoundedInput {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.input.read(buffer)?;
+        self.left = self.left.saturating_sub(read as u64);
+        if read > 0 && self.left == 0 {
+            return Err(io::Error::other(format!("a row is longer than {MAX_LINE_BYTES} bytes (is a quote missing?)")));
+        }
+        Ok(read)
+    }
+}
+
+/// Problem of a row, with the number of its line.
+#[derive(Debug)]
+pub(super) struct RowError {
+    pub(super) line: u64,
+    pub(super) problem: String,
+}
+
+impl RowReader {
+    /// Reads the first character and, of CSV, the headings.
+    pub(super) fn new(mut input: Box<dyn BufRead + Send>, map: FieldMap) -> Result<Self, RowError> {
+        let at_start = |problem: String| RowError { line: 1, problem };
+        let start = input.fill_buf().map_err(|error| at_start(error.to_string()))?;
+        let is_json = start.trim_ascii_start().first().is_none_or(|first| *first == b'{');
+        let rows = if is_json {
+            Rows::Json { input, buffer: Vec::new() }
+        } else {
+            Rows::Csv(Box::new(CsvRows::new(input, &map).map_err(at_start)?))
+        };
+        Ok(Self { map, rows, line: 0, skipped: 0 })
+    }
+
+    /// Reads the next request; `None` at the end.
+    pub(super) fn next_request(&mut self) -> Result<Option<RecordedRequest>, RowError> {
+        loop {
+            let map = &self.map;
+            let read = match &mut self.rows {
+                Rows::Json { input, buffer } => {
+                    self.line += 1;
+                    json_row(input, buffer, map)
+                }
+                Rows::Csv(rows) => {
+                    let read = rows.next(map);
+                    self.line = rows.reader.position().line();
+                    read
+                }
+            };
+            match read.map_err(|problem| RowError { line: self.line, problem })? {
+                Row::End => return Ok(None),
+                Row::Request(request) => return Ok(Some(*request)),
+                Row::Blank => {}
+                Row::WithoutDescriptor => self.skipped += 1,
+            }
+        }
+    }
+}
+
+/// Result of reading a row.
+enum Row {
+    End,
+    Blank,
+    WithoutDescriptor,
+    Request(Box<RecordedRequest>),
+}
+
+impl Row {
+    fn of(request: Option<RecordedRequest>) -> Self {
+        request.map_or(Self::WithoutDescriptor, |request| Self::Request(Box::new(request)))
+    }
+}
+
+impl CsvRows {
+    fn new(input: Box<dyn BufRead + Send>, map: &FieldMap) -> Result<Self, String> {
+        let mut reader = csv::Reader::from_reader(BoundedInput { input, left: MAX_LINE_BYTES });
+        let headings = reader.headers().map_err(|error| error.to_string())?;
+        let column = |field: &String| {
+            headings.iter().position(|heading| heading == field).ok_or_else(|| {
+                let known: Vec<&str> = headings.iter().take(20).collect();
+                format!("there is no column '{field}' (the columns are: {})", known.join(", "))
+            })
+        };
+        let columns = map.fields().iter().map(column).collect::<Result<_, _>>()?;
+        Ok(Self { reader, record: csv::StringRecord::new(), columns })
+    }
+
+    fn next(&mut self, map: &FieldMap) -> Result<Row, String> {
+        self.reader.get_mut().left = MAX_LINE_BYTES;
+        if !self.reader.read_record(&mut self.record).map_err(|error| error.to_string())? {
+            return Ok(Row::End);
+        }
+        let value = |column: &usize| self.record.get(*column).filter(|text| !is_absent(text)).map(Cow::Borrowed);
+        let values: Vec<_> = self.columns.iter().map(value).collect();
+        Ok(Row::of(map.request(&values)?))
+    }
+}
+
+/// Envoy writes `-` for what is absent.
+fn is_absent(text: &str) -> bool {
+    text.is_empty() || text == "-"
+}
+
+fn json_row(input: &mut Box<dyn BufRead + Send>, buffer: &mut Vec<u8>, map: &FieldMap) -> Result<Row, String> {
+    buffer.clear();
+    let read = input.take(MAX_LINE_BYTES).read_until(b'\n', buffer).map_err(|error| error.to_string())?;
+    if read == 0 {
+        return Ok(Row::End);
+    }
+    if read as u64 == MAX_LINE_BYTES {
+        return Err(format!("the line is longer than {MAX_LINE_BYTES} bytes"));
+    }
+    if buffer.trim_ascii().is_empty() {
+        return Ok(Row::Blank);
+    }
+    let mut json = serde_json::Deserializer::from_slice(buffer);
+    let values = FieldSeed(map).deserialize(&mut json).and_then(|values| json.end().map(|()| values));
+    match values {
+        // The last line of a log that is still written.
+        Err(_) if !buffer.ends_with(b"\n") => Ok(Row::End),
+        Err(error) => Err(format!("not a JSON object: {error}")),
+        Ok(values) => Ok(Row::of(map.request(&values)?)),
+    }
+}
+
+/// Deserializes the fields of a mapping from an object.
+struct FieldSeed<'m>(&'m FieldMap);
+
+impl<'de> DeserializeSeed<'de> for FieldSeed<'_> {
+    type Value = Vec<Option<Cow<'de, str>>>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for FieldSeed<'_> {
+    type Value = Vec<Option<Cow<'de, str>>>;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut values = vec![None; self.0.fields().len()];
+        while let Some(Text(key)) = map.next_key::<Text<'de>>()? {
+            match self.0.fields().iter().position(|field| **field == *key) {
+                Some(index) => values[index] = text_of(map.next_value()?),
+                None => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(values)
+    }
+}
+
+/// Text of a JSON value; `None` if it is absent, as Envoy writes it.
+fn text_of(value: &RawValue) -> Option<Cow<'_, str>> {
+    let json = value.get();
+    let text = match json.as_bytes().first() {
+        Some(b'"') => serde_json::from_str::<Text<'_>>(json).ok()?.0,
+        Some(b'n') => return None,
+        _ => Cow::Borrowed(json),
+    };
+    Some(text).filter(|text| !is_absent(text))
+}

@@ -1,0 +1,198 @@
+//! Records of a decision log as recorded requests, and its headers as settings and rules.
+//!
+//! Replicas share rules, and each file repeats them, so equal rule sets are compiled once for all files.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use smallvec::SmallVec;
+
+use super::recorded::{RecordedAnswer, RecordedDescriptor, RecordedRequest};
+use super::replayer::RecordedHeader;
+use crate::base::clock::Time;
+use crate::base::sharded::lock;
+use crate::decide::log::convert::hits_of;
+use crate::decide::log::header::{HeaderEvent, HeaderRecord, RuleSetRecord, SettingsRecord};
+use crate::decide::log::record::{
+    DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, RecordedVerdict, Text,
+};
+use crate::decide::log::recorded;
+use crate::rules::compile::options::CompileOptions;
+use crate::rules::rule::set::RuleSet;
+use crate::settings::decisions::DecisionSettings;
+
+/// Rule sets of headers by id and settings, shared by the readers of all files.
+#[derive(Debug, Default)]
+pub(super) struct RuleSetCache(Mutex<HashMap<String, Arc<RuleSet>>>);
+
+/// Maximum number of rule sets.
+const MAX_RULE_SETS: usize = 1000;
+
+/// Converts the records of one file.
+#[derive(Debug)]
+pub(super) struct RecordConverter {
+    cache: Arc<RuleSetCache>,
+    defaults: DecisionSettings,
+    /// Id of the current rule set, by process.
+    rule_ids: HashMap<Arc<str>, String>,
+    /// Rule sets of all headers so far, by id.
+    by_id: HashMap<String, Arc<RuleSet>>,
+    /// Process and domain of the last record, because they rarely change.
+    process: Arc<str>,
+    domain: Arc<str>,
+    /// Descriptors without values.
+    pub(super) hidden: u64,
+}
+
+impl RecordConverter {
+    /// Creates a converter; `defaults` are settings that headers do not have.
+    pub(super) fn new(cache: Arc<RuleSetCache>, defaults: DecisionSettings) -> Self {
+        let (process, domain) = (Arc::from(""), Arc::from(""));
+        Self { cache, defaults, rule_ids: HashMap::new(), by_id: HashMap::new(), process, domain, hidden: 0 }
+    }
+
+    /// Copies the text that requests share.
+    pub(super) fn renew_shared_text(&mut self) {
+        self.process = Arc::from(&*self.process);
+        self.domain = Arc::from(&*self.domain);
+    }
+
+    /// Converts a header.
+    pub(super) fn header(&mut self, record: HeaderRecord) -> Result<RecordedHeader, String> {
+        let HeaderRecord { event, process, seq, time_us, store, settings, rules, .. } = record;
+        if settings.values == "none" {
+            return Err(VALUES_LEFT_OUT.to_owned());
+        }
+        let process: Arc<str> = process.into();
+        let id = rules.as_ref().map_or_else(String::new, |rules| rules.id.clone());
+        let rules = rules.map(|rules| self.cache.compile(&rules, &settings)).transpose()?;
+        if let Some(rules) = &rules {
+            self.by_id.insert(id.clone(), Arc::clone(rules));
+        }
+        self.rule_ids.insert(Arc::clone(&process), id);
+        let behaviour = DecisionSettings {
+            shadow_mode: settings.shadow_mode,
+            quota_mode: settings.quota_mode,
+            stop_cache_key_increment_when_overlimit: settings.stop_cache_key_increment_when_overlimit,
+            calendar_months: settings.calendar_months,
+            log_max: settings.log_max,
+            ..self.defaults.clone()
+        };
+        Ok(RecordedHeader {
+            process,
+            seq,
+            at: Time::from_micros(time_us),
+            is_start: event == HeaderEvent::Start,
+            in_memory: store == "memory",
+            behaviour: Arc::new(behaviour),
+            rules,
+            options: recorded::compile_options(&settings),
+            sample: settings.sample,
+            is_complete: settings.when.iter().any(|when| when == "all"),
+            hashed_values: settings.values == "hashed",
+        })
+    }
+
+    /// Converts a decision.
+    pub(super) fn decision(&mut self, record: &DecisionRecord<'_>) -> Result<RecordedRequest, String> {
+        if *record.process != *self.process {
+            self.process = Arc::from(&*record.process);
+        }
+        if *record.domain != *self.domain {
+            self.domain = Arc::from(&*record.domain);
+        }
+        let mut request = RecordedRequest::default();
+        request.arrival = Time::from_micros(record.time_us);
+        request.process = Arc::clone(&self.process);
+        request.seq = record.seq;
+        request.domain = Arc::clone(&self.domain);
+        request.max_delay_us = record.max_delay_us;
+        request.answer = answer(record);
+        request.rules = self.other_rules(record);
+        for descriptor in &record.descriptors {
+            if add_descriptor(&mut request, descriptor)? {
+                self.hidden += 1;
+                request.answer = None;
+            }
+        }
+        Ok(request)
+    }
+}
+
+impl RecordConverter {
+    /// Rules of a decision that was logged after a header with newer ones.
+    fn other_rules(&self, record: &DecisionRecord<'_>) -> Option<Arc<RuleSet>> {
+        let current = self.rule_ids.get(&*record.process)?;
+        if **current == *record.rules { None } else { self.by_id.get(&*record.rules).cloned() }
+    }
+}
+
+const VALUES_LEFT_OUT: &str = "the log has no values, so keys cannot be told apart (record with \
+    TOLLKEEPER_DECISION_LOG_VALUES=plain, or hashed)";
+
+/// Adds a descriptor; returns true if its values were left out, so that it can match no rule.
+fn add_descriptor(request: &mut RecordedRequest, record: &DescriptorRecord<'_>) -> Result<bool, String> {
+    let limit_override = record.limit_override.as_ref();
+    let limit_override = limit_override.map(|sent| sent.as_sent().ok_or("the unit of an override is invalid"));
+    let mut descriptor = RecordedDescriptor::new(hits_of(record.hits));
+    descriptor.limit_override = limit_override.transpose()?;
+    descriptor.charged_at = record.now_us.map(Time::from_micros);
+    descriptor.is_sampled = record.sampled && record.entries.iter().all(has_value);
+    // A candidate's result may come after the answer, and be absent.
+    let deciding = record.limits.iter().filter(|limit| !limit.candidate);
+    descriptor.admitted = deciding.filter_map(|limit| Some(limit.result?.admitted)).collect();
+    request.push_descriptor(descriptor);
+    let entries = record.entries.iter().map(entry).collect::<Result<Option<SmallVec<[_; 4]>>, String>>()?;
+    // Without entries it matches no rule.
+    for (key, value) in entries.iter().flatten() {
+        request.push_entry(key, value);
+    }
+    Ok(entries.is_none())
+}
+
+fn has_value(entry: &EntryRecord<'_>) -> bool {
+    entry.value.is_some() || entry.value_base64.is_some() || entry.value_hash.is_some()
+}
+
+/// Bytes of a key and of its value, or of the value's hash.
+type EntryBytes<'a> = (Cow<'a, [u8]>, Cow<'a, [u8]>);
+
+/// Returns the bytes of an entry; `None` if its value was left out.
+fn entry<'a>(entry: &'a EntryRecord<'_>) -> Result<Option<EntryBytes<'a>>, String> {
+    let key = entry.key_bytes().ok_or("an entry has no key")?;
+    let hash = || entry.value_hash.as_ref().map(|Text(hash)| Cow::Borrowed(hash.as_bytes()));
+    Ok(entry.value_bytes().or_else(hash).map(|value| (key, value)))
+}
+
+/// The answer of a decision; `None` if there was none.
+fn answer(record: &DecisionRecord<'_>) -> Option<RecordedAnswer> {
+    let by_counters = |descriptor: &DescriptorRecord<'_>| {
+        descriptor.sampled && descriptor.decided_by.is_none_or(|decided_by| decided_by == DecisionSource::Counter)
+    };
+    (record.verdict != RecordedVerdict::Error).then(|| RecordedAnswer {
+        rejected: record.verdict == RecordedVerdict::OverLimit,
+        repeatable: record.descriptors.iter().all(by_counters),
+    })
+}
+
+impl RuleSetCache {
+    fn compile(&self, rules: &RuleSetRecord, settings: &SettingsRecord) -> Result<Arc<RuleSet>, String> {
+        let options = recorded::compile_options(settings);
+        let key = format!("{} {options:?}", rules.id);
+        let mut known = lock(&self.0);
+        if let Some(compiled) = known.get(&key) {
+            return Ok(Arc::clone(compiled));
+        }
+        if known.len() == MAX_RULE_SETS {
+            return Err(format!("the traffic has more than {MAX_RULE_SETS} rule sets (replay fewer files)"));
+        }
+        let with_errors = |problems: String| format!("the recorded rules have errors: {problems}");
+        let source = recorded::rules(rules.clone()).map_err(|problems| with_errors(problems.join("; ")))?;
+        let options = CompileOptions { rule_defaults: Arc::new(source.defaults), ..options };
+        let compiled = source.rules.compile(&options).map_err(|problems| with_errors(problems.to_string()))?;
+        let compiled = Arc::new(RuleSet::new(compiled.domains));
+        known.insert(key, Arc::clone(&compiled));
+        Ok(compiled)
+    }
+}

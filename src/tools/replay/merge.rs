@@ -1,0 +1,184 @@
+//! All files of traffic as one stream, ordered by time.
+//!
+//! Each file is decoded on a thread of its own, in batches over a bounded channel. A file keeps its own order, because
+//! a log has the order in which a process decided; the heads of all files are compared by time, process and number.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+use super::source::{SourceError, SourceOptions, SourceSummary, TrafficEvent, TrafficLocation, TrafficSource};
+use crate::base::clock::Time;
+use crate::base::thread_time::thread_cpu_time;
+
+/// Events of a batch.
+const BATCH_EVENTS: usize = 1024;
+/// Batches of a file that wait to be merged.
+const WAITING_BATCHES: usize = 4;
+/// Maximum number of files.
+pub const MAX_FILES: usize = 1000;
+
+/// Message of a decoding thread.
+enum Decoded {
+    Batch(Vec<TrafficEvent>),
+    End { summary: SourceSummary, cpu_time: Duration },
+    Failed(SourceError),
+}
+
+/// All traffic, in order.
+pub struct MergedTraffic {
+    files: Vec<OpenFile>,
+    /// Next event of each file but the current one; unused for a single file.
+    heads: BinaryHeap<Reverse<FileHead>>,
+    /// File of the last event.
+    current: Option<usize>,
+    /// Properties of all files that ended, summed up.
+    pub summary: SourceSummary,
+    /// CPU time of decoding the files that ended.
+    pub decode_time: Duration,
+}
+
+/// A file that is decoded.
+struct OpenFile {
+    batches: Receiver<Decoded>,
+    batch: Vec<TrafficEvent>,
+    /// Index of the next event in the batch.
+    next: usize,
+    /// Order of the last event.
+    last: EventOrder,
+}
+
+/// Order of an event among all files.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct EventOrder {
+    at: Time,
+    process: Arc<str>,
+    seq: u64,
+}
+
+/// Next event of a file.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct FileHead {
+    order: EventOrder,
+    file: usize,
+}
+
+impl MergedTraffic {
+    /// Opens all files and begins to decode them. Adds the bytes that are read to `bytes`.
+    ///
+    /// # Errors
+    /// A file cannot be opened or read.
+    pub fn open(
+        locations: &[TrafficLocation],
+        options: &SourceOptions,
+        bytes: &Arc<AtomicU64>,
+    ) -> Result<Self, SourceError> {
+        let open = |location: &TrafficLocation| TrafficSource::open(location, options, Arc::clone(bytes));
+        let sources: Vec<TrafficSource> = locations.iter().map(open).collect::<Result<_, _>>()?;
+        let files = sources.into_iter().map(|source| {
+            let (sender, batches) = sync_channel(WAITING_BATCHES);
+            // The thread ends when its file does, or when the receiver is dropped.
+            thread::spawn(move || decode(source, &sender));
+            OpenFile { batches, batch: Vec::new(), next: 0, last: EventOrder::default() }
+        });
+        Ok(Self {
+            files: files.collect(),
+            heads: BinaryHeap::new(),
+            current: None,
+            summary: SourceSummary::default(),
+            decode_time: Duration::ZERO,
+        })
+    }
+
+    /// Returns the next event of all files; `None` at the end.
+    ///
+    /// # Errors
+    /// A file cannot be read further.
+    pub fn next_event(&mut self) -> Result<Option<&TrafficEvent>, SourceError> {
+        match self.current {
+            Some(file) => {
+                self.files[file].next += 1;
+                self.compare(file)?;
+            }
+            None => (0..self.files.len()).try_for_each(|file| self.compare(file))?,
+        }
+        let file = if self.files.len() == 1 { 0 } else { self.heads.pop().map_or(0, |Reverse(head)| head.file) };
+        self.current = Some(file);
+        let OpenFile { batch, next, .. } = &self.files[file];
+        Ok(batch.get(*next))
+    }
+
+    /// Compares the next event of a file with those of the others.
+    fn compare(&mut self, file: usize) -> Result<(), SourceError> {
+        if !self.receive(file)? || self.files.len() == 1 {
+            return Ok(());
+        }
+        let open = &mut self.files[file];
+        let order = match &open.batch[open.next] {
+            TrafficEvent::Request(request) => {
+                EventOrder { at: request.order_time(), process: Arc::clone(&request.process), seq: request.seq }
+            }
+            TrafficEvent::Header(header) => {
+                EventOrder { at: header.at, process: Arc::clone(&header.process), seq: header.seq }
+            }
+            TrafficEvent::Dropped(_) => open.last.clone(),
+        };
+        open.last = order.clone();
+        self.heads.push(Reverse(FileHead { order, file }));
+        Ok(())
+    }
+
+    /// Waits for the next event of a file; false at its end.
+    fn receive(&mut self, file: usize) -> Result<bool, SourceError> {
+        let open = &mut self.files[file];
+        while open.next >= open.batch.len() {
+            match open.batches.recv() {
+                Ok(Decoded::Batch(batch)) => (open.batch, open.next) = (batch, 0),
+                Ok(Decoded::End { summary, cpu_time }) => {
+                    self.summary.skipped += summary.skipped;
+                    self.summary.hidden += summary.hidden;
+                    self.summary.late += summary.late;
+                    self.summary.truncated |= summary.truncated;
+                    self.decode_time += cpu_time;
+                }
+                Ok(Decoded::Failed(error)) => return Err(error),
+                // Every thread sends an end or an error last.
+                Err(_) => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Decodes a file to its end, or until nothing receives its batches.
+fn decode(mut source: TrafficSource, sender: &SyncSender<Decoded>) {
+    let mut batch = Vec::with_capacity(BATCH_EVENTS);
+    loop {
+        match source.next_event() {
+            Ok(Some(event)) => {
+                batch.push(event);
+                if batch.len() == BATCH_EVENTS {
+                    source.renew_shared_text();
+                    let full = std::mem::replace(&mut batch, Vec::with_capacity(BATCH_EVENTS));
+                    if sender.send(Decoded::Batch(full)).is_err() {
+                        return;
+                    }
+                }
+            }
+            Ok(None) => {
+                let _ = sender.send(Decoded::Batch(batch));
+                let _ = sender.send(Decoded::End { summary: source.summary(), cpu_time: thread_cpu_time() });
+                return;
+            }
+            Err(error) => {
+                let _ = sender.send(Decoded::Batch(batch));
+                let _ = sender.send(Decoded::Failed(error));
+                return;
+            }
+        }
+    }
+}

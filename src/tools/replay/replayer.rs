@@ -1,0 +1,297 @@
+//! Decides recorded requests with the code of the server, at their recorded times.
+//!
+//! Counters are in memory. Processes that shared a Redis share counters here; a process that counted in its own memory
+//! has counters of its own, and starts with none. The store is bounded: it reports evictions, because they falsify a
+//! replay.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::recorded::RecordedRequest;
+use crate::base::clock::Time;
+use crate::decide::Decider;
+use crate::decide::context::DecisionContext;
+use crate::decide::decision::Decision;
+use crate::decide::results::DescriptorResults;
+use crate::limit::request::Request;
+use crate::rules::compile::options::CompileOptions;
+use crate::rules::rule::set::RuleSet;
+use crate::settings::decisions::DecisionSettings;
+use crate::store::memory::MemoryStore;
+use crate::telemetry::service_metrics::ServiceMetrics;
+
+/// Rules that a replay decides by.
+#[derive(Clone, Debug)]
+pub enum ReplayRules {
+    /// These, from the first request to the last.
+    Fixed(Arc<RuleSet>),
+    /// Those that each process had loaded, as the headers of its log say.
+    Recorded,
+}
+
+/// Settings and rules of a process, from a header of its log.
+#[derive(Clone, Debug)]
+pub struct RecordedHeader {
+    /// Id of the process.
+    pub process: Arc<str>,
+    /// Number of its last decision before.
+    pub seq: u64,
+    /// Time of the header.
+    pub at: Time,
+    /// The process started, so its own counters are empty.
+    pub is_start: bool,
+    /// The process counts in its own memory.
+    pub in_memory: bool,
+    /// Settings of its decisions.
+    pub behaviour: Arc<DecisionSettings>,
+    /// Rules that it loaded; `None` before any.
+    pub rules: Option<Arc<RuleSet>>,
+    /// Settings that change the meaning of its rules.
+    pub options: CompileOptions,
+    /// Share of keys in the log, 0 to 1.
+    pub sample: f64,
+    /// The log has all decisions of these keys.
+    pub is_complete: bool,
+    /// Values are hashed.
+    pub hashed_values: bool,
+}
+
+/// Bounds and defaults of a replay.
+#[derive(Clone, Debug)]
+pub struct ReplayOptions {
+    /// Memory of all counters, in bytes.
+    pub memory_bytes: u64,
+    /// Settings of processes without a header.
+    pub behaviour: Arc<DecisionSettings>,
+}
+
+/// Problem that ends a replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReplayError {
+    /// Too many processes have counters of their own.
+    #[error("the traffic comes from more than {MAX_PROCESSES} processes (replay fewer files)")]
+    TooManyProcesses,
+    /// The counters of all processes need too much memory.
+    #[error("the counters of {processes} processes need more than {memory_bytes} bytes (raise --memory)")]
+    OutOfMemory {
+        /// Number of processes.
+        processes: usize,
+        /// Bound of the memory.
+        memory_bytes: u64,
+    },
+}
+
+/// Answer of a replay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReplayedAnswer {
+    /// The request is rejected.
+    pub over_limit: bool,
+    /// The request would be rejected without SHADOW_MODE.
+    pub shadowed: bool,
+    /// The request got no answer: there were no rules, or no room for its counters under the policy `error`.
+    pub failed: bool,
+}
+
+/// Counters that a replay could not keep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CounterLosses {
+    /// Counters evicted, because memory was full.
+    pub evicted: u64,
+    /// Charges without a counter, because memory was full of counters over their limits.
+    pub without_counter: u64,
+}
+
+/// Maximum number of processes.
+const MAX_PROCESSES: usize = 1000;
+/// Decisions between the sweeps of two parts of a store.
+const SWEEP_INTERVAL: u32 = 1 << 14;
+/// Parts of a store that are swept one after the other.
+const SWEEP_PARTS: usize = 32;
+
+/// Decides recorded requests.
+#[derive(Debug)]
+pub struct Replayer {
+    rules: ReplayRules,
+    options: ReplayOptions,
+    shared: CounterSet,
+    processes: Vec<ReplayedProcess>,
+    by_id: HashMap<Arc<str>, usize>,
+    /// Process of the last request.
+    current: Option<usize>,
+    /// Losses of counters that were dropped at the end of their process.
+    past_losses: CounterLosses,
+}
+
+/// A process of the traffic.
+#[derive(Debug)]
+struct ReplayedProcess {
+    id: Arc<str>,
+    behaviour: Arc<DecisionSettings>,
+    rules: Option<Arc<RuleSet>>,
+    /// Counters of its own; `None`: it shares those of all.
+    own: Option<Box<CounterSet>>,
+}
+
+/// Counters with the decider that charges them.
+#[derive(Debug)]
+struct CounterSet {
+    decider: Decider,
+    behaviour: Arc<DecisionSettings>,
+    until_sweep: u32,
+    sweeps: usize,
+}
+
+impl Replayer {
+    /// Creates a replayer with empty counters.
+    pub fn new(rules: ReplayRules, options: ReplayOptions) -> Self {
+        let shared = CounterSet::new(&options, &options.behaviour);
+        let (processes, by_id) = (Vec::new(), HashMap::new());
+        Self { rules, options, shared, processes, by_id, current: None, past_losses: CounterLosses::default() }
+    }
+
+    /// Takes over settings and rules of a process.
+    ///
+    /// # Errors
+    /// There are too many processes.
+    pub fn apply(&mut self, header: &RecordedHeader) -> Result<(), ReplayError> {
+        let index = self.process(&header.process)?;
+        let process = &mut self.processes[index];
+        process.behaviour = Arc::clone(&header.behaviour);
+        process.rules.clone_from(&header.rules);
+        if header.in_memory && (header.is_start || process.own.is_none()) {
+            let own = CounterSet::new(&self.options, &process.behaviour);
+            if let Some(old) = process.own.replace(Box::new(own)) {
+                self.past_losses.add(old.losses());
+            }
+        }
+        Ok(())
+    }
+
+    /// Decides a recorded request, and passes the results of each descriptor's limits to `observe`.
+    ///
+    /// `request` is that of `recorded`.
+    ///
+    /// # Errors
+    /// There are too many processes, or their counters need too much memory.
+    pub fn decide(
+        &mut self,
+        recorded: &RecordedRequest,
+        request: &Request<'_>,
+        observe: impl FnMut(DescriptorResults<'_, '_>),
+    ) -> Result<ReplayedAnswer, ReplayError> {
+        let index = match self.current {
+            Some(current) if self.processes[current].id == recorded.process => current,
+            _ => self.process(&recorded.process)?,
+        };
+        self.current = Some(index);
+        let Self { rules, shared, processes, .. } = self;
+        let process = &mut processes[index];
+        let rules = match rules {
+            ReplayRules::Fixed(rules) => Some(&**rules),
+            ReplayRules::Recorded => recorded.rules.as_deref().or(process.rules.as_deref()),
+        };
+        let counters = process.own.as_deref_mut().unwrap_or(shared);
+        counters.follow(&process.behaviour);
+        let charge_times = recorded.charge_times();
+        let context = DecisionContext {
+            rules,
+            now: recorded.arrival,
+            max_delay_us: recorded.max_delay_us,
+            deadline: None,
+            span_ref: None,
+            charge_times: &charge_times,
+        };
+        let answer = match counters.decider.decide_with_results(context, request, observe) {
+            Ok(decision) => {
+                let Decision { over_limit, shadowed, .. } = decision;
+                ReplayedAnswer { over_limit, shadowed, failed: false }
+            }
+            Err(_) => ReplayedAnswer { failed: true, ..ReplayedAnswer::default() },
+        };
+        if counters.sweep_if_due(recorded.order_time()) {
+            self.check_memory()?;
+        }
+        Ok(answer)
+    }
+
+    /// Counters that were lost so far.
+    pub fn losses(&self) -> CounterLosses {
+        let own = self.processes.iter().filter_map(|process| process.own.as_deref());
+        let mut losses = self.past_losses;
+        own.chain([&self.shared]).for_each(|counters| losses.add(counters.losses()));
+        losses
+    }
+
+    /// Index of a process, which is added if it is new.
+    fn process(&mut self, id: &Arc<str>) -> Result<usize, ReplayError> {
+        if let Some(index) = self.by_id.get(id) {
+            return Ok(*index);
+        }
+        if self.processes.len() == MAX_PROCESSES {
+            return Err(ReplayError::TooManyProcesses);
+        }
+        let behaviour = Arc::clone(&self.options.behaviour);
+        self.processes.push(ReplayedProcess { id: Arc::clone(id), behaviour, rules: None, own: None });
+        self.by_id.insert(Arc::clone(id), self.processes.len() - 1);
+        Ok(self.processes.len() - 1)
+    }
+
+    /// Compares the memory of all counters with its bound.
+    fn check_memory(&self) -> Result<(), ReplayError> {
+        let own = self.processes.iter().filter_map(|process| process.own.as_deref());
+        let bytes: u64 = own.chain([&self.shared]).map(|counters| counters.decider.store.stats().memory.bytes).sum();
+        let memory_bytes = self.options.memory_bytes;
+        // A single store keeps its own bound, and evicts.
+        if bytes > 2 * memory_bytes {
+            return Err(ReplayError::OutOfMemory { processes: self.processes.len(), memory_bytes });
+        }
+        Ok(())
+    }
+}
+
+impl CounterSet {
+    fn new(options: &ReplayOptions, behaviour: &Arc<DecisionSettings>) -> Self {
+        let store = MemoryStore::new(options.memory_bytes).into();
+        let metrics = Arc::new(ServiceMetrics::new(0, 0).disabled());
+        Self {
+            decider: Decider::new(store, DecisionSettings::clone(behaviour), metrics),
+            behaviour: Arc::clone(behaviour),
+            until_sweep: SWEEP_INTERVAL,
+            sweeps: 0,
+        }
+    }
+
+    /// Takes over the settings of the process that decides next.
+    fn follow(&mut self, behaviour: &Arc<DecisionSettings>) {
+        if !Arc::ptr_eq(&self.behaviour, behaviour) {
+            self.decider.behaviour.clone_from(behaviour);
+            self.behaviour = Arc::clone(behaviour);
+        }
+    }
+
+    /// Removes the expired counters of a part of the store, now and then. Returns true after the last part.
+    fn sweep_if_due(&mut self, now: Time) -> bool {
+        self.until_sweep -= 1;
+        if self.until_sweep > 0 {
+            return false;
+        }
+        self.until_sweep = SWEEP_INTERVAL;
+        self.decider.store.sweep(now, self.sweeps % SWEEP_PARTS, SWEEP_PARTS);
+        self.sweeps += 1;
+        self.sweeps.is_multiple_of(SWEEP_PARTS)
+    }
+
+    fn losses(&self) -> CounterLosses {
+        CounterLosses {
+            evicted: self.decider.store.stats().memory.evicted,
+            without_counter: self.decider.failed_charges().map(|(_, count)| count).sum(),
+        }
+    }
+}
+
+impl CounterLosses {
+    fn add(&mut self, other: Self) {
+        self.evicted += other.evicted;
+        self.without_counter += other.without_counter;
+    }
+}

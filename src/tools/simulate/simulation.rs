@@ -1,0 +1,257 @@
+//! One pass over the traffic: replays each request under the new rules and under those to compare with.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::replay_tally::{DescriptorRejection, Rejections, ReplayTally};
+use super::verification::{Admissions, Verification, admissions};
+use crate::base::clock::Time;
+use crate::decide::results::plain_key_text;
+use crate::limit::request::Request;
+use crate::telemetry::top_keys::space_saving::SpaceSaving;
+use crate::tools::replay::recorded::RecordedRequest;
+use crate::tools::replay::replayer::{
+    CounterLosses, RecordedHeader, ReplayError, ReplayOptions, ReplayRules, Replayer,
+};
+
+/// Keys in each sketch of top keys.
+const TOP_KEYS: usize = 2000;
+
+/// Bounds of a simulation.
+#[derive(Clone, Debug)]
+pub struct SimulationOptions {
+    /// Bounds and defaults of each replay.
+    pub replay: ReplayOptions,
+    /// Keys that are told apart, in each replay.
+    pub max_keys: usize,
+}
+
+/// Replay of all traffic under one or two rule sets.
+#[derive(Debug)]
+pub struct Simulation {
+    /// Replay under the new rules.
+    pub new: RuleReplay,
+    /// Replay under the rules to compare with.
+    pub old: Option<RuleReplay>,
+    /// Requests.
+    pub requests: u64,
+    /// Times of the first and the last request.
+    pub span: Option<TrafficSpan>,
+    /// Properties of the log.
+    pub log: LogProperties,
+    /// Requests that only the new rules reject.
+    pub newly_rejected: u64,
+    /// Requests that only the old rules reject.
+    pub newly_admitted: u64,
+    /// Keys with changed answers, or else the rejected keys.
+    pub top: TopKeySketches,
+}
+
+/// First and last time of the traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrafficSpan {
+    /// Time of the first request.
+    pub first: Time,
+    /// Latest time.
+    pub last: Time,
+}
+
+/// Properties of a decision log, from its headers and records.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LogProperties {
+    /// Headers with rules.
+    pub rule_sets: u64,
+    /// Starts of processes.
+    pub starts: u64,
+    /// Records that the log lost.
+    pub dropped: u64,
+    /// Smallest sample of keys of a header, 0 to 1.
+    pub sample: Option<f64>,
+    /// The log of a process leaves out decisions.
+    pub is_incomplete: bool,
+    /// Values are hashed.
+    pub hashed_values: bool,
+}
+
+/// Top keys by change.
+#[derive(Debug)]
+pub struct TopKeySketches {
+    /// Keys that are rejected, where there is no answer to compare with.
+    pub rejected: SpaceSaving<KeyOfLimit>,
+    /// Keys that only the new rules reject.
+    pub newly_rejected: SpaceSaving<KeyOfLimit>,
+    /// Keys that only the old rules reject.
+    pub newly_admitted: SpaceSaving<KeyOfLimit>,
+}
+
+/// Key with the limit that rejects it.
+#[derive(Clone, Debug)]
+pub struct KeyOfLimit {
+    /// Index of the limit in the counts of its replay.
+    pub limit: usize,
+    /// `key=value,key=value`.
+    pub text: Arc<str>,
+}
+
+/// Replay under one rule set, with its counts.
+#[derive(Debug)]
+pub struct RuleReplay {
+    replayer: Replayer,
+    /// Counts; `None` before the first request.
+    pub tally: Option<ReplayTally>,
+    /// Agreement with the record; `None` unless the rules are the recorded ones.
+    pub verification: Option<Verification>,
+    max_keys: usize,
+}
+
+/// Replayed decision with the rejection of each descriptor.
+struct ReplayedDecision {
+    rejected: bool,
+    failed: bool,
+    descriptors: Rejections,
+}
+
+impl LogProperties {
+    /// Takes over a header.
+    pub fn add(&mut self, header: &RecordedHeader) {
+        self.rule_sets += u64::from(header.rules.is_some());
+        self.starts += u64::from(header.is_start);
+        self.sample = Some(self.sample.unwrap_or(1.0).min(header.sample));
+        self.is_incomplete |= !header.is_complete;
+        self.hashed_values |= header.hashed_values;
+    }
+}
+
+impl Simulation {
+    /// Creates a simulation of `new` rules, compared with `old` ones.
+    pub fn new(new: ReplayRules, old: Option<ReplayRules>, options: &SimulationOptions) -> Self {
+        let sketch = || SpaceSaving::new(TOP_KEYS);
+        Self {
+            new: RuleReplay::new(new, options),
+            old: old.map(|rules| RuleReplay::new(rules, options)),
+            requests: 0,
+            span: None,
+            log: LogProperties::default(),
+            newly_rejected: 0,
+            newly_admitted: 0,
+            top: TopKeySketches { rejected: sketch(), newly_rejected: sketch(), newly_admitted: sketch() },
+        }
+    }
+
+    /// Takes over settings and rules of a process.
+    ///
+    /// # Errors
+    /// There are too many processes.
+    pub fn apply(&mut self, header: &RecordedHeader) -> Result<(), ReplayError> {
+        self.log.add(header);
+        self.new.replayer.apply(header)?;
+        self.old.as_mut().map_or(Ok(()), |old| old.replayer.apply(header))
+    }
+
+    /// Replays a request.
+    ///
+    /// # Errors
+    /// There are too many processes, or their counters need too much memory.
+    pub fn add(&mut self, recorded: &RecordedRequest) -> Result<(), ReplayError> {
+        let at = recorded.arrival;
+        self.requests += 1;
+        let span = self.span.get_or_insert(TrafficSpan { first: at, last: at });
+        span.last = span.last.max(at);
+        let request = recorded.request();
+        let new = self.new.decide(recorded, &request)?;
+        let before = self.old.as_mut().map(|old| old.decide(recorded, &request)).transpose()?;
+        let (Some(old), Some(before)) = (&mut self.old, before.filter(|before| !before.failed)) else {
+            if new.rejected {
+                add_keys(&mut self.top.rejected, &request, new.descriptors.iter());
+            }
+            return Ok(());
+        };
+        if new.failed || before.rejected == new.rejected {
+            return Ok(());
+        }
+        if new.rejected {
+            self.newly_rejected += 1;
+            self.new.add_changes(&new.descriptors);
+            add_keys(&mut self.top.newly_rejected, &request, new.descriptors.iter());
+        } else {
+            self.newly_admitted += 1;
+            old.add_changes(&before.descriptors);
+            add_keys(&mut self.top.newly_admitted, &request, before.descriptors.iter());
+        }
+        Ok(())
+    }
+
+    /// Drops the replay of the recorded rules if the traffic had none.
+    pub fn discard_empty_comparison(&mut self) {
+        let has_answers = |old: &RuleReplay| {
+            old.verification.is_none() || old.tally.as_ref().is_some_and(|tally| tally.failed < self.requests)
+        };
+        if !self.old.as_ref().is_some_and(has_answers) {
+            self.old = None;
+        }
+    }
+
+    /// Number of decisions that were replayed.
+    pub fn replayed(&self) -> u64 {
+        self.requests * if self.old.is_some() { 2 } else { 1 }
+    }
+}
+
+/// Adds the rejected keys of a request to a sketch.
+fn add_keys<'d>(
+    sketch: &mut SpaceSaving<KeyOfLimit>,
+    request: &Request<'_>,
+    descriptors: impl Iterator<Item = &'d DescriptorRejection>,
+) {
+    for (index, rejection) in descriptors.enumerate() {
+        let Some(by) = rejection.by else { continue };
+        let id = rejection.path ^ by as u128;
+        sketch.add(id, 1, 0, |label| {
+            *label = Some(KeyOfLimit {
+                limit: by,
+                text: rejection.shared_key.clone().unwrap_or_else(|| plain_key_text(request, index)),
+            });
+        });
+    }
+}
+
+impl RuleReplay {
+    fn new(rules: ReplayRules, options: &SimulationOptions) -> Self {
+        let verification = matches!(rules, ReplayRules::Recorded).then(Verification::default);
+        let replayer = Replayer::new(rules, options.replay.clone());
+        Self { replayer, tally: None, verification, max_keys: options.max_keys }
+    }
+
+    /// Counts a request that only these rules reject, for the limits that do.
+    fn add_changes(&mut self, descriptors: &[DescriptorRejection]) {
+        let Some(tally) = &mut self.tally else { return };
+        for index in descriptors.iter().filter_map(|rejection| rejection.by) {
+            tally.limits[index].changed += 1;
+        }
+    }
+
+    /// Counters that were lost.
+    pub fn losses(&self) -> CounterLosses {
+        self.replayer.losses()
+    }
+
+    fn decide(&mut self, recorded: &RecordedRequest, request: &Request<'_>) -> Result<ReplayedDecision, ReplayError> {
+        let max_keys = self.max_keys;
+        let tally = self.tally.get_or_insert_with(|| ReplayTally::new(recorded.arrival, max_keys));
+        let mut descriptors = Rejections::new();
+        let mut admitted: SmallVec<[Admissions; 2]> = SmallVec::new();
+        let verifies = self.verification.is_some();
+        let answer = self.replayer.decide(recorded, request, |descriptor| {
+            if verifies {
+                admitted.push(admissions(&descriptor));
+            }
+            descriptors.push(tally.add_descriptor(recorded, request, &descriptor));
+        })?;
+        tally.add_answer(recorded.arrival, answer);
+        if let Some(verification) = &mut self.verification {
+            verification.add(recorded, answer, &admitted);
+        }
+        Ok(ReplayedDecision { rejected: answer.over_limit || answer.shadowed, failed: answer.failed, descriptors })
+    }
+}

@@ -1,0 +1,85 @@
+//! The asked descriptor, compared with those of records.
+
+use crate::decide::log::record::{DescriptorRecord, EntryRecord};
+use crate::decide::log::values::ValueForm;
+use crate::limit::request::Entry;
+
+/// A domain and a whole descriptor.
+#[derive(Clone, Debug)]
+pub struct Question<'a> {
+    /// Domain.
+    pub domain: &'a str,
+    /// Entries with their values.
+    plain: Vec<EntryRecord<'a>>,
+    /// Entries with hashed values, if there is a key to hash with.
+    hashed: Option<Vec<EntryRecord<'a>>>,
+}
+
+/// Likeness of a recorded descriptor to the asked one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Likeness {
+    /// The same keys and values.
+    Same,
+    /// The same keys, and values that were left out.
+    HiddenValues,
+    /// The same keys, and hashes that are not those of the asked values, or that no key was given for.
+    OtherHashes,
+    /// Other keys or values.
+    Different,
+}
+
+impl<'a> Question<'a> {
+    /// Creates a question; `hash` is the form of hashed values, if their key is known.
+    pub fn new(domain: &'a str, entries: &[Entry<'a>], hash: Option<&ValueForm>) -> Self {
+        let plain = entries.iter().map(EntryRecord::plain).collect();
+        let hashed = hash.map(|hash| entries.iter().map(|entry| hash.record(entry)).collect());
+        Self { domain, plain, hashed }
+    }
+
+    /// True if hashed values can be compared.
+    pub const fn has_hash_key(&self) -> bool {
+        self.hashed.is_some()
+    }
+
+    /// Text of the descriptor, not escaped.
+    pub fn descriptor(&self) -> String {
+        entries_text(&self.plain)
+    }
+
+    /// Compares a recorded descriptor, apart from its domain.
+    pub fn likeness(&self, record: &DescriptorRecord<'_>) -> Likeness {
+        let same_keys = record.entries.len() == self.plain.len()
+            && record.entries.iter().zip(&self.plain).all(|(one, other)| one.key_bytes() == other.key_bytes());
+        if !same_keys {
+            return Likeness::Different;
+        }
+        let mut likeness = Likeness::Same;
+        for (index, entry) in record.entries.iter().enumerate() {
+            let asked_hash = self.hashed.as_ref().and_then(|hashed| hashed[index].value_hash.as_ref());
+            match (entry.value_bytes(), &entry.value_hash) {
+                (Some(value), _) if Some(&value) == self.plain[index].value_bytes().as_ref() => {}
+                (Some(_), _) => return Likeness::Different,
+                (None, Some(hash)) if Some(hash) == asked_hash => {}
+                (None, Some(_)) => likeness = Likeness::OtherHashes,
+                (None, None) if likeness == Likeness::Same => likeness = Likeness::HiddenValues,
+                (None, None) => {}
+            }
+        }
+        likeness
+    }
+}
+
+/// Formats entries as `key=value,key=value`, not escaped; a hash is `hash:...`, a value that was left out `?`.
+pub fn entries_text(entries: &[EntryRecord<'_>]) -> String {
+    let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let text = |entry: &EntryRecord<'_>| {
+        let key = entry.key_bytes().map(|key| lossy(&key)).unwrap_or_default();
+        let value = match (entry.value_bytes(), &entry.value_hash) {
+            (Some(value), _) => lossy(&value),
+            (None, Some(hash)) => format!("hash:{}", &**hash),
+            (None, None) => "?".to_owned(),
+        };
+        format!("{key}={value}")
+    };
+    entries.iter().map(text).collect::<Vec<_>>().join(",")
+}

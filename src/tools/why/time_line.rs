@@ -1,0 +1,284 @@
+//! Collection of the decisions on one descriptor, in bounded memory, from logs in any order.
+
+use std::collections::{BTreeMap, HashMap};
+
+use smallvec::SmallVec;
+
+use super::nearest::NearestDescriptors;
+use super::question::{Likeness, Question, entries_text};
+use super::rejection;
+use super::rule_changes::HeaderFacts;
+use super::time_range::TimeRange;
+use crate::decide::log::record::{DecisionRecord, Record, RecordedVerdict};
+
+/// Number of different causes that are counted.
+const MAX_CAUSES: usize = 100;
+/// Number of processes whose last record is noted.
+const MAX_PROCESSES: usize = 10_000;
+/// Name of all further causes.
+const OTHER_CAUSES: &str = "other limits";
+
+/// Decisions that are kept.
+#[derive(Clone, Copy, Debug)]
+pub struct ShownDecisions {
+    /// Keep admitted requests too.
+    pub admitted: bool,
+    /// Maximum number of decisions; those nearest to the asked time are kept, or else the last.
+    pub max: usize,
+}
+
+/// Collected decisions on one descriptor.
+#[derive(Debug)]
+pub struct TimeLine<'q> {
+    pub(super) question: Question<'q>,
+    pub(super) range: TimeRange,
+    shown: ShownDecisions,
+    kept: BTreeMap<KeptOrder, KeptDecision>,
+    records: u64,
+    /// Time of the last record of each process.
+    last_us: HashMap<String, u64>,
+    /// Only the part of the logs around the range was read.
+    pub(super) is_partial: bool,
+    pub(super) counts: RangeCounts,
+    pub(super) log: LogCounts,
+    pub(super) headers: HeaderFacts,
+    pub(super) nearest: NearestDescriptors,
+    /// Problems of the logs.
+    pub(super) problems: Vec<String>,
+}
+
+/// Order of the kept decisions: the first are kept.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct KeptOrder {
+    distance_us: u64,
+    record: u64,
+}
+
+/// A decision with the positions of the asked descriptor.
+#[derive(Debug)]
+pub(super) struct KeptDecision {
+    pub(super) record: DecisionRecord<'static>,
+    pub(super) asked: SmallVec<[usize; 1]>,
+}
+
+/// Counts of requests with the descriptor within the range.
+#[derive(Debug, Default)]
+pub(super) struct RangeCounts {
+    pub(super) requests: u64,
+    /// Requests that were rejected, whatever descriptor did so.
+    pub(super) rejected: u64,
+    /// Rejected requests in which the asked descriptor had room.
+    pub(super) rejected_by_others: u64,
+    pub(super) shadow: u64,
+    pub(super) errors: u64,
+    pub(super) first_rejected_us: Option<u64>,
+    pub(super) last_rejected_us: Option<u64>,
+    /// Requests by the cause of their rejection.
+    pub(super) causes: HashMap<String, u64>,
+    /// Decisions of the key that the sample leaves out.
+    pub(super) unsampled: u64,
+    /// Records that are missing.
+    pub(super) dropped: u64,
+    /// Decisions that would be shown, kept or not.
+    pub(super) showable: u64,
+}
+
+/// Counts over the whole logs.
+#[derive(Debug, Default)]
+pub(super) struct LogCounts {
+    pub(super) decisions: u64,
+    /// Times of the first and the last record.
+    pub(super) first_us: Option<u64>,
+    pub(super) last_us: Option<u64>,
+    /// Decisions with the descriptor.
+    pub(super) found: u64,
+    pub(super) first_found_us: Option<u64>,
+    pub(super) last_found_us: Option<u64>,
+    /// Descriptors with the same keys whose values were left out.
+    pub(super) hidden: u64,
+    /// Descriptors with the same keys and other hashes.
+    pub(super) other_hashes: u64,
+}
+
+impl<'q> TimeLine<'q> {
+    /// Creates an empty time line.
+    pub fn new(question: Question<'q>, range: TimeRange, shown: ShownDecisions) -> Self {
+        let nearest = NearestDescriptors::new(&question.descriptor());
+        Self {
+            question,
+            range,
+            shown,
+            kept: BTreeMap::new(),
+            records: 0,
+            last_us: HashMap::new(),
+            is_partial: false,
+            counts: RangeCounts::default(),
+            log: LogCounts::default(),
+            headers: HeaderFacts::default(),
+            nearest,
+            problems: Vec::new(),
+        }
+    }
+
+    /// Notes that a part of the logs is not known.
+    pub fn add_problem(&mut self, problem: String) {
+        self.problems.push(problem);
+    }
+
+    /// Notes that a log is read around the range only.
+    pub const fn set_partial(&mut self) {
+        self.is_partial = true;
+    }
+
+    /// Adds a record.
+    pub fn add(&mut self, record: Record<'_>) {
+        self.records += 1;
+        let time_us = match &record {
+            Record::Decision(decision) => decision.time_us,
+            Record::Header(header) => header.time_us,
+            Record::Dropped(dropped) => dropped.time_us,
+        };
+        if self.range.observe(time_us) {
+            self.kept.clear();
+            self.counts = RangeCounts::default();
+            self.headers.clear_changes();
+        }
+        extend(&mut self.log.first_us, &mut self.log.last_us, time_us);
+        let is_in_range = self.range.contains(time_us);
+        match record {
+            Record::Decision(decision) => {
+                self.note_time(&decision.process, time_us);
+                self.add_decision(*decision, is_in_range);
+            }
+            Record::Header(header) => {
+                self.note_time(&header.process, time_us);
+                self.headers.add(&header, is_in_range);
+            }
+            Record::Dropped(dropped) => {
+                // The records are missing since the last one of the process.
+                let since_us = self.last_us.get(&dropped.process).map_or(time_us, |last_us| time_us.min(*last_us));
+                if self.range.overlaps(since_us, time_us) {
+                    self.counts.add_dropped(dropped.count);
+                }
+                self.note_time(&dropped.process, time_us);
+            }
+        }
+    }
+
+    /// Notes the time of the last record of a process.
+    fn note_time(&mut self, process: &str, time_us: u64) {
+        if let Some(last_us) = self.last_us.get_mut(process) {
+            *last_us = time_us;
+        } else if self.last_us.len() < MAX_PROCESSES {
+            self.last_us.insert(process.to_owned(), time_us);
+        }
+    }
+
+    fn add_decision(&mut self, decision: DecisionRecord<'_>, is_in_range: bool) {
+        let time_us = decision.time_us;
+        self.log.decisions += 1;
+        let asked = self.find(&decision);
+        if asked.is_empty() {
+            return;
+        }
+        self.log.found += 1;
+        extend(&mut self.log.first_found_us, &mut self.log.last_found_us, time_us);
+        if is_in_range {
+            self.counts.add(&decision, &asked);
+            self.keep(decision, asked);
+        }
+    }
+
+    /// Positions of the asked descriptor; takes note of descriptors like it.
+    fn find(&mut self, decision: &DecisionRecord<'_>) -> SmallVec<[usize; 1]> {
+        let is_domain = *decision.domain == *self.question.domain;
+        let mut asked = SmallVec::new();
+        for (index, descriptor) in decision.descriptors.iter().enumerate() {
+            match (is_domain, self.question.likeness(descriptor)) {
+                (true, Likeness::Same) => asked.push(index),
+                (true, Likeness::HiddenValues) => self.log.hidden += 1,
+                (true, Likeness::OtherHashes) => self.log.other_hashes += 1,
+                // Only of use if the descriptor is nowhere.
+                _ if self.log.found > 0 || self.nearest.is_full() => {}
+                (true, Likeness::Different) => self.nearest.add(&entries_text(&descriptor.entries)),
+                (false, Likeness::Same) => {
+                    let text = entries_text(&descriptor.entries);
+                    self.nearest.add(&format!("{text} in domain {}", &*decision.domain));
+                }
+                (false, _) => {}
+            }
+        }
+        asked
+    }
+
+    fn keep(&mut self, decision: DecisionRecord<'_>, asked: SmallVec<[usize; 1]>) {
+        if !self.shown.admitted && decision.verdict == RecordedVerdict::Ok {
+            return;
+        }
+        self.counts.showable += 1;
+        let order = KeptOrder { distance_us: self.range.distance_us(decision.time_us), record: self.records };
+        let is_kept = self.kept.len() < self.shown.max
+            || self.kept.last_key_value().is_some_and(|(furthest, _)| order < *furthest);
+        if !is_kept {
+            return;
+        }
+        self.kept.insert(order, KeptDecision { record: decision.into_owned(), asked });
+        if self.kept.len() > self.shown.max {
+            self.kept.pop_last();
+        }
+    }
+
+    /// The kept decisions by time.
+    pub(super) fn by_time(&self) -> Vec<&KeptDecision> {
+        let mut kept: Vec<&KeptDecision> = self.kept.values().collect();
+        kept.sort_by(|one, other| {
+            let order = |kept: &KeptDecision| (kept.record.time_us, kept.record.seq);
+            order(one).cmp(&order(other)).then_with(|| one.record.process.cmp(&other.record.process))
+        });
+        kept
+    }
+}
+
+impl RangeCounts {
+    /// Adds missing records; a log may claim any number.
+    const fn add_dropped(&mut self, count: u64) {
+        self.dropped = self.dropped.saturating_add(count);
+    }
+
+    fn add(&mut self, decision: &DecisionRecord<'_>, asked: &[usize]) {
+        self.requests += 1;
+        let mut descriptors = asked.iter().filter_map(|index| decision.descriptors.get(*index));
+        self.unsampled += u64::from(descriptors.clone().all(|descriptor| !descriptor.sampled));
+        match decision.verdict {
+            RecordedVerdict::Ok => return,
+            RecordedVerdict::Shadow => {
+                self.shadow += 1;
+                return;
+            }
+            RecordedVerdict::Error => {
+                self.errors += 1;
+                return;
+            }
+            RecordedVerdict::OverLimit => {}
+        }
+        self.rejected += 1;
+        extend(&mut self.first_rejected_us, &mut self.last_rejected_us, decision.time_us);
+        if descriptors.all(|descriptor| descriptor.verdict != RecordedVerdict::OverLimit) {
+            self.rejected_by_others += 1;
+        }
+        let mut causes: Vec<String> = decision.descriptors.iter().flat_map(rejection::causes).collect();
+        causes.sort_unstable();
+        causes.dedup();
+        for cause in causes {
+            let has_room = self.causes.len() < MAX_CAUSES || self.causes.contains_key(&cause);
+            let cause = if has_room { cause } else { OTHER_CAUSES.to_owned() };
+            *self.causes.entry(cause).or_default() += 1;
+        }
+    }
+}
+
+/// Extends a span of time by a time.
+fn extend(first_us: &mut Option<u64>, last_us: &mut Option<u64>, time_us: u64) {
+    *first_us = Some(first_us.map_or(time_us, |first| first.min(time_us)));
+    *last_us = Some(last_us.map_or(time_us, |last| last.max(time_us)));
+}
