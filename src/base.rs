@@ -4,10 +4,7 @@
 
 pub mod clock;
 pub mod go_syntax;
-pub mod thread_priority;
-pub mod thread_time;
+pub mod threads;
 pub mod coalesce;
-pub mod task_budget;
 pub mod sharded;
-pub mod identity_hasher;
 pub mod pb;

@@ -1,9 +1,15 @@
-//! A value split into shards, each behind its own lock, so that threads rarely wait for each other.
+//! A value split into shards, each behind its own lock, so that threads rarely wait for each other; and maps keyed by
+//! hashes, which are not hashed again.
 //!
 //! A shard is chosen by the upper bits of a hash, with a multiplication in place of a division. Poisoned
 //! locks are used too: every user leaves its shards consistent between any two statements that can panic.
 
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+/// Number of shards of a table, so that threads rarely wait for one another.
+pub(crate) const SHARDS: usize = 64;
 
 /// Shards of one type, each behind a lock.
 #[derive(Debug)]
@@ -63,4 +69,29 @@ pub const fn lower_half(key: u128) -> u64 {
 /// Locks a mutex, poisoned or not.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Map from 128-bit hashes to values.
+pub(crate) type HashKeyMap<V> = HashMap<u128, V, BuildHasherDefault<IdentityHasher>>;
+
+/// Hasher of keys that are keyed hashes already.
+#[derive(Debug, Default)]
+pub(crate) struct IdentityHasher(u64);
+
+impl Hasher for IdentityHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.0 ^= u64::from_le_bytes(word);
+        }
+    }
+
+    fn write_u128(&mut self, key: u128) {
+        self.0 = lower_half(key);
+    }
 }

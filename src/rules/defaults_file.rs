@@ -5,7 +5,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde::Serialize;
 
@@ -15,6 +15,7 @@ use super::files::watch::{Changes, WatchReloader, WatchTiming, Watcher};
 use super::files::{PathError, PathProblem, ReadResult, RuleLocation};
 use super::rule_defaults::RuleDefaults;
 use crate::base::clock::Time;
+use crate::base::sharded::lock;
 use crate::rules::rule::set::RuleSet;
 use crate::rules::rule::{Allowance, RuleLimit};
 use crate::settings::problem::UnusableSetting;
@@ -189,7 +190,7 @@ impl DefaultsStatus {
     }
 
     fn lock(&self) -> MutexGuard<'_, DefaultsState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

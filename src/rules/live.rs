@@ -3,7 +3,7 @@
 //! A reload replaces all rules or none. A decision loads the rules once and keeps them until it is made, so no decision
 //! sees half a change. Loading them takes no lock.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::defaults_file::{DefaultsReport, DefaultsStatus};
 use super::xds::status::{StreamReport, StreamStatus};
 use crate::base::clock::Time;
+use crate::base::sharded::lock;
 use crate::rules::rule::set::RuleSet;
 
 /// Rules that decide, replaced as a whole.
@@ -185,7 +186,7 @@ impl LiveRules {
     }
 
     fn attempt(&self) -> MutexGuard<'_, LoadAttempt> {
-        self.attempt.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.attempt)
     }
 }
 

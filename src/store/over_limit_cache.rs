@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::command::{ChargeCommand, OwnedCounter};
 use crate::base::clock::micros;
-use crate::base::identity_hasher::{HashKeyMap, SHARDS};
+use crate::base::sharded::{HashKeyMap, SHARDS};
 use crate::base::sharded::{Sharded, upper_half};
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::{ChargeRequest, ChargeResult};

@@ -7,7 +7,7 @@
 //! traces. The level can be changed while the process runs, and disabled events stay as cheap as from the start.
 
 use std::fmt::{self, Write as _};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -20,6 +20,7 @@ use tracing_subscriber::registry::{LookupSpan, Registry};
 use tracing_subscriber::reload::{self, Handle};
 
 use crate::base::clock::{Clock, Time};
+use crate::base::sharded::lock;
 use crate::telemetry::http2_refusals::RefusalLayer;
 use crate::telemetry::recent_problems::{LoggedProblem, RECENT_PROBLEMS};
 
@@ -126,20 +127,20 @@ pub fn init(level: Level, format: LogFormat) -> Result<(), LogError> {
     let (subscriber, filter) = reloadable(level, format, Clock::System, std::io::stderr);
     tracing::subscriber::set_global_default(subscriber).map_err(|_| LogError::AlreadyInitialized)?;
     FILTER.set(filter).map_err(|_| LogError::AlreadyInitialized)?;
-    *LEVEL.lock().unwrap_or_else(PoisonError::into_inner) = level;
+    *lock(&LEVEL) = level;
     Ok(())
 }
 
 /// Current level.
 pub fn current() -> Level {
-    *LEVEL.lock().unwrap_or_else(PoisonError::into_inner)
+    *lock(&LEVEL)
 }
 
 /// Changes the level until the process ends; an error before [`init`].
 pub fn set(level: Level) -> Result<(), LogError> {
     let filter = FILTER.get().ok_or(LogError::NotInitialized)?;
     // Locked during the change, so that `current` agrees with the filter.
-    let mut current = LEVEL.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut current = lock(&LEVEL);
     filter.reload(targets(level)).map_err(|_| LogError::NotInitialized)?;
     *current = level;
     Ok(())

@@ -4,10 +4,12 @@
 //! any rate. Memory is bounded by the number of lines and the size of each.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
+
+use crate::base::sharded::lock;
 
 /// Maximum number of lines that are kept.
 pub const MAX_LINES: usize = 100;
@@ -51,7 +53,7 @@ impl RecentProblems {
             room = left;
             problem.fields.insert(name, value);
         }
-        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = lock(&self.0);
         if let Some(last) = lines.back_mut()
             && (last.level, &last.message, &last.fields) == (problem.level, &problem.message, &problem.fields)
         {
@@ -67,7 +69,7 @@ impl RecentProblems {
 
     /// Returns the lines, the oldest first.
     pub fn all(&self) -> Vec<LoggedProblem> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        lock(&self.0).iter().cloned().collect()
     }
 }
 

@@ -11,6 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::header::HeaderRecord;
+use crate::base::sharded::lock;
 
 /// Size of a chunk in bytes; a longer line has its own.
 const CHUNK_BYTES: usize = 32 * 1024;
@@ -170,6 +171,6 @@ impl RecordQueue {
     }
 
     fn lock(&self) -> MutexGuard<'_, WaitingRecords> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }

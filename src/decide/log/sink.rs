@@ -18,7 +18,7 @@ use self::redis::RedisSink;
 use self::stdout::StdoutSink;
 use super::header::HeaderRecord;
 use super::lost_records::LostRecords;
-use crate::base::thread_priority;
+use crate::base::threads;
 use crate::settings::decision_log::{DecisionLogSettings, SinkSettings};
 use crate::settings::problem::UnusableSetting;
 use crate::settings::setting::AnySetting as _;
@@ -101,6 +101,6 @@ pub(super) fn problems(sink: &SinkSettings) -> Vec<UnusableSetting> {
             file::check(path).err().map(|what| UnusableSetting { setting, shown, what }).into_iter().collect()
         }
         SinkSettings::Redis(stream) => unusable_files(&stream.deployment),
-        SinkSettings::Otlp(collector) => collector.options(thread_priority::lower).err().into_iter().collect(),
+        SinkSettings::Otlp(collector) => collector.options(threads::lower_priority).err().into_iter().collect(),
     }
 }

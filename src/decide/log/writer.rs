@@ -6,7 +6,7 @@
 
 use std::io;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,8 @@ use super::queue::{Batch, RecordQueue};
 use super::record::{DropReason, DroppedRecord};
 use super::sink::{self, Sink};
 use crate::base::clock::Clock;
-use crate::base::thread_priority;
+use crate::base::sharded::lock;
+use crate::base::threads;
 use crate::settings::decision_log::{DecisionLogSettings, SinkSettings};
 use crate::telemetry::log_throttle::LogThrottle;
 
@@ -45,7 +46,7 @@ impl SinkHandle {
         };
         let own_queue = Arc::clone(&queue);
         thread::Builder::new().name("decision-log".to_owned()).spawn(move || {
-            thread_priority::lower();
+            threads::lower_priority();
             writer.run(&own_queue);
             drop(alive);
         })?;
@@ -54,7 +55,7 @@ impl SinkHandle {
 
     /// Waits until the writer of a closed queue has written everything; false if it has not by `deadline`.
     pub(super) fn wait(&self, deadline: Instant) -> bool {
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = lock(&self.ended);
         let left = deadline.saturating_duration_since(Instant::now());
         ended.recv_timeout(left) == Err(mpsc::RecvTimeoutError::Disconnected)
     }

@@ -19,7 +19,8 @@ use notify::event::{AccessKind, AccessMode, EventKind};
 use notify::{ErrorKind, Event, RecommendedWatcher, RecursiveMode, Watcher as _};
 
 use super::scan::WatchedPath;
-use super::wakeup::{Wakeup, lock};
+use super::wakeup::Wakeup;
+use crate::base::sharded::lock;
 
 /// Watches that are placed.
 pub(super) struct FsWatches {

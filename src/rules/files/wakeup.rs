@@ -1,7 +1,9 @@
 //! Wakes the thread that watches rule files.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Instant;
+
+use crate::base::sharded::lock;
 
 /// Reasons for which the thread was woken.
 #[derive(Clone, Copy, Debug, Default)]
@@ -38,9 +40,4 @@ impl Wakeup {
         *reason = WakeReason { stop: woken_by.stop, ..WakeReason::default() };
         woken_by
     }
-}
-
-/// Locks a value that is valid even if a thread panicked: it is replaced in one step.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -19,10 +19,11 @@ use tokio::sync::watch;
 
 use super::fs_events::FsWatches;
 use super::read::load;
-use super::wakeup::{WakeReason, Wakeup, lock};
+use super::wakeup::{WakeReason, Wakeup};
 use super::walk::search;
 use super::{ReadResult, RuleLocation};
-use crate::base::thread_priority;
+use crate::base::sharded::lock;
+use crate::base::threads;
 use crate::settings::rules::RuleSettings;
 
 /// Intervals of the watcher.
@@ -92,7 +93,7 @@ impl Watcher {
             filled,
         };
         thread::Builder::new().name("rule-files".to_owned()).spawn(move || {
-            thread_priority::lower();
+            threads::lower_priority();
             thread.run();
         })?;
         Ok((Self { wakeup, comparisons }, Changes { slot, filled: changes }))

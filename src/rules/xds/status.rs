@@ -1,10 +1,11 @@
 //! State of the stream to the control plane, for pages and metrics.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use serde::Serialize;
 
 use crate::base::clock::{Clock, Time};
+use crate::base::sharded::lock;
 use crate::settings::xds::XdsSettings;
 
 /// State of the stream, written by the client of the control plane.
@@ -182,6 +183,6 @@ impl StreamStatus {
     }
 
     fn lock(&self) -> MutexGuard<'_, StreamReport> {
-        self.report.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.report)
     }
 }

@@ -1,13 +1,14 @@
 //! Summary of this replica, from the statistics that it keeps anyway.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::sketch;
 use super::summary::*;
 use super::view::{FleetView, ViewBuilder};
 use crate::base::clock::{Time, micros};
+use crate::base::sharded::lock;
 use crate::serve::grpc::service::Service;
 use crate::serve::health::Health;
 use crate::telemetry::metrics::histogram::HistogramSnapshot;
@@ -192,7 +193,7 @@ pub(super) fn own_view(collector: &Mutex<SummaryCollector>, clock_offset_us: i64
 }
 
 pub(super) fn collect(collector: &Mutex<SummaryCollector>, clock_offset_us: i64) -> ReplicaSummary {
-    collector.lock().unwrap_or_else(PoisonError::into_inner).collect(clock_offset_us)
+    lock(collector).collect(clock_offset_us)
 }
 
 /// Names of limits, each listed once.

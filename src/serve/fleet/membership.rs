@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::task::spawn_blocking;
@@ -15,6 +15,7 @@ use super::resets;
 use super::summary::SummaryValues;
 use super::view::FleetView;
 use super::worker::{Worker, WorkerHandle};
+use crate::base::sharded::lock;
 use crate::limit::request::Request;
 use crate::serve::grpc::service::Service;
 use crate::serve::health::Health;
@@ -129,7 +130,7 @@ async fn keep_totals(collector: Weak<Mutex<SummaryCollector>>) {
     loop {
         ticks.tick().await;
         let Some(collector) = collector.upgrade() else { return };
-        let keep = move || collector.lock().unwrap_or_else(PoisonError::into_inner).keep_totals();
+        let keep = move || lock(&collector).keep_totals();
         // A panic in it is logged; the next tick tries again.
         let _ = spawn_blocking(keep).await;
     }

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
@@ -16,7 +16,8 @@ use super::exchange::{Exchange, PUBLISH_INTERVAL, RedisTime};
 use super::resets::ResetReader;
 use super::view::{FleetView, ViewBuilder};
 use crate::base::clock::{Clock, Time, micros};
-use crate::base::thread_priority;
+use crate::base::sharded::lock;
+use crate::base::threads;
 use crate::settings::fleet::FleetRedis;
 use crate::store::client::redis::error::RedisError;
 use crate::telemetry::log_throttle::LogThrottle;
@@ -111,7 +112,7 @@ impl Worker {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let incarnation = collect(&collector, 0).incarnation;
         let run = move || {
-            thread_priority::lower();
+            threads::lower_priority();
             runtime.block_on(async move {
                 let exchange = Arc::new(Exchange::start(&redis.deployment, &redis.key_prefix));
                 let service = Arc::clone(lock(&collector).service());
@@ -279,10 +280,6 @@ async fn announce(exchange: Arc<Exchange>, key: Option<SummaryKey>, mut announce
         };
         let _ = is_told.send(told);
     }
-}
-
-fn lock(collector: &Mutex<SummaryCollector>) -> MutexGuard<'_, SummaryCollector> {
-    collector.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use tonic::Status;
 use tonic::codec::{CompressionEncoding, DecodeBuf, Decoder, Streaming};
 
 use crate::base::pb::codec::FRAME_HEAD_BYTES;
-use crate::base::task_budget;
+use crate::base::threads;
 
 /// Reads messages of calls with one compression.
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +104,7 @@ impl MessageReader {
     /// The decompressed message of a whole frame.
     async fn decompress(self, frame: Bytes, compression: CompressionEncoding) -> Result<Bytes, Status> {
         // Decompressing takes longer than everything else that a call does.
-        task_budget::consume(task_budget::ALL_UNITS);
+        threads::consume_task_budget(threads::ALL_UNITS);
         let max_bytes = Some(self.max_bytes.min(MAX_DECOMPRESSED_BYTES));
         let mut messages = Streaming::new_request(RawDecoder, Full::new(frame), Some(compression), max_bytes);
         // Boxed, so that the future of the common call stays small.

@@ -15,7 +15,7 @@ use super::message::MessageReader;
 use super::service::Service;
 use crate::base::pb::codec::{self, frame};
 use crate::base::pb::{METHOD_PATH, RateLimitRequest};
-use crate::base::task_budget;
+use crate::base::threads;
 
 /// Bytes of a message that cost one of the 128 units of a task's budget, so that a connection yields after a long one.
 const BYTES_PER_BUDGET_UNIT: usize = 512;
@@ -58,7 +58,7 @@ impl RateLimitMethod {
             }
         };
         let response = self.service.call(call, &request).await;
-        task_budget::consume(
+        threads::consume_task_budget(
             message.len() / BYTES_PER_BUDGET_UNIT + request.descriptors.len() / DESCRIPTORS_PER_BUDGET_UNIT,
         );
         Ok(frame(&response?))

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -14,6 +14,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::off_thread::render_off_thread;
 use super::token_attempts::client_network;
+use crate::base::sharded::lock;
 use crate::serve::report::live::{LiveReport, LiveTotals};
 use crate::serve::scrape::MetricsCollector;
 
@@ -71,7 +72,7 @@ impl ListenerCounts {
     /// Adds a listener of a client.
     fn take(self: &Arc<Self>, peer: IpAddr) -> Result<ListenerPermit, TooManyListeners> {
         let client = client_network(peer);
-        let mut listeners = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut listeners = lock(&self.0);
         if listeners.values().sum::<usize>() >= MAX_LISTENERS {
             return Err(TooManyListeners::InAll);
         }
@@ -86,7 +87,7 @@ impl ListenerCounts {
 
 impl Drop for ListenerPermit {
     fn drop(&mut self) {
-        let mut listeners = self.listeners_by_client.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut listeners = lock(&self.listeners_by_client.0);
         if let Entry::Occupied(mut of_client) = listeners.entry(self.client) {
             *of_client.get_mut() -= 1;
             if *of_client.get() == 0 {
@@ -160,7 +161,7 @@ impl LiveEvents {
     }
 
     fn sampler(&self) -> MutexGuard<'_, Option<watch::Sender<NewestEvent>>> {
-        self.sampler.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.sampler)
     }
 }
 

@@ -4,7 +4,7 @@ use std::thread;
 
 use tokio::sync::{Semaphore, oneshot};
 
-use crate::base::thread_priority;
+use crate::base::threads;
 
 /// Renders a page on a thread of its own, one page at a time; `None` if no thread could be started.
 ///
@@ -14,7 +14,7 @@ pub(super) async fn render_off_thread<T: Send + 'static>(render: impl FnOnce() -
     let _permit = ONE_AT_A_TIME.acquire().await.ok()?;
     let (sender, page) = oneshot::channel();
     let work = move || {
-        thread_priority::lower();
+        threads::lower_priority();
         let _ = sender.send(render());
     };
     thread::Builder::new().name("metrics".to_owned()).spawn(work).ok()?;

@@ -9,12 +9,13 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::base::clock::Clock;
+use crate::base::sharded::lock;
 use crate::settings::client_limits::ClientLimits;
 use crate::telemetry::listener_stats::{ListenerStats, RefusedLimit, ServerStats};
 use crate::telemetry::log_throttle::LogThrottle;
@@ -178,7 +179,7 @@ impl ListenerAdmission {
     /// Counts a connection of an address and returns its other counters; `None` if it has `max` connections already.
     fn add_connection(&self, peer: Option<SocketAddr>, max: usize) -> Option<Arc<CachePadded<InFlight>>> {
         let Some(peer) = peer else { return Some(Arc::default()) };
-        let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut usage = lock(&self.usage);
         let address = usage.entry(address_key(peer)).or_default();
         if address.connections >= max {
             return None;
@@ -297,7 +298,7 @@ impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.listener.stats().connection_closed();
         let Some(peer) = self.peer else { return };
-        let mut usage = self.listener.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut usage = lock(&self.listener.usage);
         if let Entry::Occupied(mut address) = usage.entry(address_key(peer)) {
             address.get_mut().connections -= 1;
             if address.get().connections == 0 {

@@ -14,7 +14,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::task::coop::consume_budget;
 
-use crate::base::task_budget;
+use crate::base::threads;
 
 /// Requests that were started and have no response yet.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl<F: Future<Output = ()>> InFlightRequests<F> {
     /// Polls the pending requests while the budget lasts; returns true if any completed.
     pub(super) fn poll_pending(&mut self, context: &mut Context<'_>) -> bool {
         let mut has_completed = false;
-        while task_budget::has_remaining()
+        while threads::has_task_budget()
             && let Poll::Ready(Some(())) = self.pending.poll_next_unpin(context)
         {
             has_completed = true;
@@ -119,7 +119,7 @@ mod tests {
         let connection = tokio::spawn(async {
             let mut requests = InFlightRequests::new(false);
             for _ in 0..3 {
-                requests.start(async { task_budget::consume(1000) });
+                requests.start(async { threads::consume_task_budget(1000) });
             }
             poll_fn(|context| {
                 let has_completed = requests.poll_pending(context);

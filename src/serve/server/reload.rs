@@ -6,13 +6,14 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
 use tokio::sync::oneshot;
 
 use crate::base::clock::Clock;
-use crate::base::thread_priority;
+use crate::base::sharded::lock;
+use crate::base::threads;
 use crate::decide::log::DecisionLog;
 use crate::decide::log::header::RuleSetRecord;
 use crate::decide::log::recorded;
@@ -160,7 +161,7 @@ impl Reloader {
     ) -> Result<ThreadResult, String> {
         let (done, finished) = oneshot::channel();
         let apply = move || {
-            thread_priority::lower();
+            threads::lower_priority();
             let _ = done.send(work(&self));
         };
         match thread::Builder::new().name("rules".to_owned()).spawn(apply) {
@@ -254,7 +255,7 @@ impl Reloader {
     }
 
     fn last(&self) -> MutexGuard<'_, LastLoad> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.last)
     }
 
     fn has_rules(&self) -> bool {

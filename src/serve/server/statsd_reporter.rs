@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use super::statsd_socket::StatsdSocket;
 use crate::base::clock::Clock;
-use crate::base::thread_priority;
+use crate::base::threads;
 use crate::serve::scrape::MetricsCollector;
 use crate::settings::choices::StatsdTransport;
 use crate::settings::metrics::{MetricsSettings, Mogrifier, StatsdProtocol, StatsdServer};
@@ -44,7 +44,7 @@ impl StatsdReporter {
         let interval = if servers.is_empty() { SWEEP_INTERVAL } else { settings.flush_interval };
         let (stop, stopped) = mpsc::channel();
         let work = move || {
-            thread_priority::lower();
+            threads::lower_priority();
             run(&collector, servers, interval, &stopped);
         };
         let thread = thread::Builder::new().name("statsd".to_owned()).spawn(work)?;

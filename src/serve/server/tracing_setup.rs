@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use crate::base::thread_priority;
+use crate::base::threads;
 use crate::settings::problem::UnusableSetting;
 use crate::settings::tracing::TracingSettings;
 use crate::telemetry::otlp::{self, OtlpExporter};
@@ -17,7 +17,7 @@ use crate::telemetry::traces::span_queue::{ExportThread, SpanQueue};
 /// Names the setting and the problem.
 pub(super) fn exporter(settings: &TracingSettings) -> Result<OtlpExporter, UnusableSetting> {
     let collector = &settings.collector;
-    let options = collector.options(thread_priority::lower)?;
+    let options = collector.options(threads::lower_priority)?;
     otlp::span_exporter(&options).map_err(|error| UnusableSetting {
         setting: collector.setting,
         shown: collector.endpoint.clone(),
@@ -27,7 +27,7 @@ pub(super) fn exporter(settings: &TracingSettings) -> Result<OtlpExporter, Unusa
 
 /// Starts to export.
 pub(super) fn start_tracer(settings: &TracingSettings, exporter: OtlpExporter) -> Tracer {
-    let thread = ExportThread { setting: settings.collector.setting, on_start: thread_priority::lower };
+    let thread = ExportThread { setting: settings.collector.setting, on_start: threads::lower_priority };
     let span_queue = SpanQueue::start(exporter, &otlp::resource(&settings.collector.resource), settings.queue, thread);
     let (protocol, endpoint) = (settings.collector.protocol, settings.collector.endpoint.as_str());
     tracing::warn!(?protocol, endpoint, ratio = settings.sampler.ratio, "exporting traces");

@@ -1,6 +1,6 @@
 //! State of one server that calls share with the tasks of its supervisor.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -10,6 +10,7 @@ use super::circuit_breaker::CircuitBreaker;
 use super::connect_error::{ConnectError, ErrorKind};
 use super::connection_pool::ConnectionPool;
 use crate::base::clock::Clock;
+use crate::base::sharded::lock;
 use crate::settings::endpoint::Endpoint;
 use crate::telemetry::error_dedup::ErrorDedup;
 use crate::telemetry::log_throttle::LogThrottle;
@@ -131,7 +132,7 @@ impl<C> ServerState<C> {
 
     /// Logs why the server cannot be used, if that is new.
     pub(super) fn log_connect_error<K>(&self, error: &ConnectError<K>) {
-        if self.connect_errors.lock().unwrap_or_else(PoisonError::into_inner).is_new(&error.text) {
+        if lock(&self.connect_errors).is_new(&error.text) {
             let ServerNames { program, setting, .. } = self.names;
             tracing::error!(setting, server = %self.endpoint, "cannot use {program}: {}", error.text);
         }
@@ -140,7 +141,7 @@ impl<C> ServerState<C> {
     /// Logs that the server is connected.
     pub(super) fn log_connected(&self) {
         let program = self.names.program;
-        if self.connect_errors.lock().unwrap_or_else(PoisonError::into_inner).clear() {
+        if lock(&self.connect_errors).clear() {
             tracing::warn!(server = %self.endpoint, "connected to {program} again");
         } else {
             tracing::info!(server = %self.endpoint, "connected to {program}");

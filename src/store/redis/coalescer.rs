@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use crate::base::clock::Time;
-use crate::base::identity_hasher::{HashKeyMap, SHARDS};
+use crate::base::sharded::{HashKeyMap, SHARDS};
 use crate::base::sharded::{Sharded, upper_half};
 use crate::store::charge_context::ChargeContext;
 use crate::store::client::deadline::timeout_with_grace;

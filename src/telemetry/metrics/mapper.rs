@@ -10,12 +10,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use regex::{Regex, RegexBuilder};
 use serde::Deserialize;
 
 use super::family::MetricKind;
+use crate::base::sharded::lock;
 
 /// Mapping of statsd names, read from a file.
 #[derive(Debug)]
@@ -151,7 +152,7 @@ impl Mapper {
 
     /// Maps a name; `None` drops the series. A name without a mapping stays, with invalid characters replaced by `_`.
     pub fn map(&self, statsd_name: &str, kind: MetricKind) -> Option<Arc<MappedName>> {
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cache = lock(&self.cache);
         if let Some(mapped) = cache.get(statsd_name).and_then(|cached| cached[kind as usize].as_ref()) {
             return mapped.clone();
         }
@@ -162,7 +163,7 @@ impl Mapper {
 
     /// Clears the cache if it holds many more names than are in use.
     pub fn sweep(&self, used: usize) {
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cache = lock(&self.cache);
         if cache.len() > 2 * used + 1000 {
             cache.clear();
         }

@@ -6,7 +6,7 @@
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rand::SeedableRng as _;
@@ -22,6 +22,7 @@ use super::template::{PlaceholderValues, RequestMix};
 use crate::base::clock::{Clock, micros};
 use crate::base::pb::rate_limit_response::Code;
 use crate::base::pb::{RateLimitRequest, RateLimitResponse};
+use crate::base::sharded::lock;
 
 /// Parameters of a run.
 #[derive(Clone)]
@@ -177,7 +178,7 @@ impl LoadRun {
     fn collect(&self, usage: Option<UsageSpan>) -> LoadRecord {
         let mut all = LoadRecord { usage, ..LoadRecord::new() };
         for connection in &self.connections {
-            let mut record = connection.record.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut record = lock(&connection.record);
             all.merge(std::mem::replace(&mut *record, LoadRecord::new()));
         }
         all
@@ -265,7 +266,7 @@ impl LoadRun {
         let done = Instant::now();
         let counter = if response.is_ok() { &self.responses } else { &self.errors };
         counter.fetch_add(1, Ordering::Relaxed);
-        let mut record = self.connections[connection].record.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut record = lock(&self.connections[connection].record);
         if (self.measured_from()..self.end()).contains(&call.due) {
             if matches!(response, Ok(_) | Err(CallError::Timeout)) {
                 record.latencies.saturating_record(micros(done - call.due));

@@ -13,7 +13,7 @@ use super::rule_files::settings_or_defaults;
 use super::traffic_args::{
     Failure, compile, limit_paths, memory, nearest_hint, open_traffic, progress_bar, read_map, refuse_hashed_values,
 };
-use crate::base::thread_time::thread_cpu_time;
+use crate::base::threads::thread_cpu_time;
 use crate::rules::rule::set::RuleSet;
 use crate::serve::report::text::plain;
 use crate::settings::value::size::ByteSize;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::demand::{ChargeSequence, DemandSubject, LimitDemand, RecordedCharge};
-use crate::base::identity_hasher::HashKeyMap;
+use crate::base::sharded::HashKeyMap;
 use crate::decide::results::{DescriptorResults, LimitWithResult};
 use crate::limit::request::Hits;
 use crate::tools::replay::recorded::{RecordedDescriptor, RecordedRequest};

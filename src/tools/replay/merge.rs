@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::source::{SourceError, SourceOptions, SourceSummary, TrafficEvent, TrafficLocation, TrafficSource};
 use crate::base::clock::Time;
-use crate::base::thread_time::thread_cpu_time;
+use crate::base::threads::thread_cpu_time;
 
 /// Events of a batch.
 const BATCH_EVENTS: usize = 1024;

@@ -3,7 +3,7 @@
 //! Further keys are not told apart: sketches estimate their number, and their runs of rejections are unknown.
 
 use crate::base::clock::Time;
-use crate::base::identity_hasher::HashKeyMap;
+use crate::base::sharded::HashKeyMap;
 
 /// Rejections by limit and key.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use std::io;
 
 use serde::Deserialize;
 
-use crate::base::thread_priority;
+use crate::base::threads;
 use crate::decide::log::record::RecordedVerdict;
 use crate::settings::collector::CollectorSettings;
 use crate::telemetry::otlp_logs::{ExportedLog, LogClient, Severity};
@@ -27,7 +27,7 @@ impl OtlpSink {
     /// # Errors
     /// A certificate cannot be used, or a thread cannot be started.
     pub(super) fn start(settings: &CollectorSettings) -> io::Result<Self> {
-        let options = settings.options(thread_priority::lower).map_err(io::Error::other)?;
+        let options = settings.options(threads::lower_priority).map_err(io::Error::other)?;
         Ok(Self { client: LogClient::new(&options, &settings.resource)?, setting: settings.setting })
     }
 

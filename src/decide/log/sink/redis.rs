@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::base::thread_priority;
+use crate::base::threads;
 use crate::decide::log::lost_records::LostRecords;
 use crate::settings::decision_log::StreamSettings;
 use crate::store::client::redis::connect_options::ConnectOptions;
@@ -51,7 +51,7 @@ impl RedisSink {
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("decision-log")
-            .on_thread_start(thread_priority::lower)
+            .on_thread_start(threads::lower_priority)
             .enable_all()
             .build()?;
         let connect = ConnectOptions::beside_decisions(&settings.deployment, "records of decisions are lost");

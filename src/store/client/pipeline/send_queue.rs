@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::collections::vec_deque::Drain;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use bytes::BytesMut;
@@ -13,6 +13,7 @@ use smallvec::{SmallVec, smallvec};
 use tokio::sync::oneshot;
 
 use crate::base::coalesce::wake;
+use crate::base::sharded::lock;
 use crate::store::client::wire_protocol::{PipelineError, WireProtocol};
 
 /// Maximum number of calls that wait for a reply on one connection; bounds memory when a server is frozen.
@@ -90,7 +91,7 @@ impl<P: WireProtocol> Default for QueueState<P> {
 impl<P: WireProtocol> SendQueue<P> {
     /// Locks the queue.
     pub(super) fn lock(&self) -> MutexGuard<'_, QueueState<P>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Appends a command, after a prefix if there is one, and wakes the driver if needed.

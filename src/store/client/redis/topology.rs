@@ -4,7 +4,7 @@
 //! once. A node is dropped when it owns no slot and has no calls left.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::SetOnce;
@@ -13,6 +13,7 @@ use super::deployment_context::DeploymentContext;
 use super::node::Node;
 use super::slot_map::SlotMap;
 use super::slot_range::SlotRange;
+use crate::base::sharded::lock;
 use crate::settings::endpoint::Endpoint;
 use crate::settings::redis::TopologySettings;
 
@@ -61,7 +62,7 @@ impl Topology {
 
     /// Returns the cluster node at `endpoint`; connecting starts if the node is new.
     pub(crate) fn node(&self, endpoint: &Endpoint) -> Arc<Node> {
-        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut nodes = lock(&self.nodes);
         let start = || Node::start(endpoint.clone(), Arc::clone(&self.context));
         Arc::clone(nodes.entry(endpoint.clone()).or_insert_with(start))
     }
@@ -85,10 +86,7 @@ impl Topology {
     /// Replaces the slot map of a cluster.
     pub(crate) fn set_slots(&self, ranges: &[SlotRange]) {
         let slot_map = SlotMap::cluster(ranges, |endpoint| self.node(endpoint));
-        self.nodes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|endpoint, _| slot_map.nodes().iter().any(|node| node.endpoint() == endpoint));
+        lock(&self.nodes).retain(|endpoint, _| slot_map.nodes().iter().any(|node| node.endpoint() == endpoint));
         self.slot_map.store(Arc::new(slot_map));
     }
 

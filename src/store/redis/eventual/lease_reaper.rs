@@ -7,7 +7,7 @@
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -16,6 +16,7 @@ use tokio::time::sleep;
 
 use super::lease::LeaseTicket;
 use super::table::EventualTable;
+use crate::base::sharded::lock;
 use crate::limit::charge::ChargeRequest;
 use crate::limit::request::Hits;
 use crate::store::command::{ChargeBatch, ChargeCommand};
@@ -87,7 +88,7 @@ impl LeaseReaper {
     }
 
     fn outstanding(&self) -> MutexGuard<'_, BinaryHeap<OutstandingLease>> {
-        self.outstanding.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.outstanding)
     }
 }
 

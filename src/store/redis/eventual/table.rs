@@ -10,7 +10,7 @@ use super::counters::{DescriptorId, EventualCounters};
 use super::entry::EventualEntry;
 use super::lease::{CallReport, LeaseTicket};
 use crate::base::clock::Time;
-use crate::base::identity_hasher::{HashKeyMap, SHARDS};
+use crate::base::sharded::{HashKeyMap, SHARDS};
 use crate::base::sharded::{Sharded, upper_half};
 use crate::limit::request::Hits;
 use crate::store::command::ChargeCommand;

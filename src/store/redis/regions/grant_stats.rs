@@ -1,10 +1,11 @@
 //! Counts of grants, since the start of the process.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::base::clock::micros;
+use crate::base::sharded::lock;
 use crate::limit::algorithm::region_use::RegionUse;
 use crate::store::stats::GrantTotals;
 
@@ -38,7 +39,7 @@ impl GrantCounts {
 
     pub(super) fn add_granted(&self, hits: u64, at: Instant) {
         self.granted.fetch_add(hits, Ordering::Relaxed);
-        *self.last_grant.lock().unwrap_or_else(PoisonError::into_inner) = Some(at);
+        *lock(&self.last_grant) = Some(at);
     }
 
     pub(super) fn add_wasted(&self, hits: u64) {
@@ -60,7 +61,7 @@ impl GrantCounts {
     }
 
     pub(super) fn totals(&self, at: Instant) -> GrantTotals {
-        let last = *self.last_grant.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = *lock(&self.last_grant);
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         GrantTotals {
             requested: load(&self.requested),

@@ -1,10 +1,11 @@
 //! Notices about the membership of a region: log lines when one appears or ends, and texts for pages.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::membership::Membership;
 use crate::base::clock::Clock;
+use crate::base::sharded::lock;
 use crate::settings::redis::RegionSettings;
 use crate::store::client::redis::error::RedisError;
 use crate::store::stats::MembershipNotice;
@@ -61,7 +62,7 @@ impl MembershipNotices {
         if at < self.since {
             now.retain(|notice| *notice != MembershipNotice::CutOff);
         }
-        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = lock(&self.logged);
         let region = self.region.as_str();
         for notice in now.iter().filter(|notice| !logged.contains(notice)) {
             let name = notice.name();

@@ -6,7 +6,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -21,6 +21,7 @@ use super::region_call;
 use super::script_call::{CallKind, KeyScript};
 use super::window_grants::{self, WindowCall};
 use crate::base::clock::Time;
+use crate::base::sharded::lock;
 use crate::limit::Limit;
 use crate::limit::algorithm::global_window::WindowReturn;
 use crate::limit::algorithm::region_grant::RegionGrant;
@@ -127,7 +128,7 @@ impl Returns {
     }
 
     fn schedule(&self) -> MutexGuard<'_, Schedule> {
-        self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.schedule)
     }
 }
 

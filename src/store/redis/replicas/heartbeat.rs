@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use super::Replicas;
 use super::claim::{self, ClaimAction, ClaimReply, OwnerId};
 use crate::base::clock::Clock;
+use crate::base::sharded::lock;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::hash_slot::hash_slot;
@@ -84,7 +85,7 @@ impl Heartbeat {
     /// Claims a slot now and from then on; renews the claim now if it is started. Must be called within a tokio
     /// runtime.
     pub(crate) fn start(&self) {
-        let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut task = lock(&self.task);
         if task.is_some() {
             self.state.renew_now.notify_one();
         } else {
@@ -95,7 +96,7 @@ impl Heartbeat {
 
     /// Stops the heartbeat and releases the slot. Takes up to 500 ms; does nothing if it is not started.
     pub(crate) async fn stop(&self) {
-        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let task = lock(&self.task).take();
         if let Some(task) = task {
             task.abort();
             // No reply is recorded once the task has ended.

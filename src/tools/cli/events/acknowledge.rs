@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, Read as _};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::report::{EventsError, Reporter};
+use crate::base::sharded::lock;
 use crate::decide::log::stream::entry::EntryId;
 use crate::decide::log::stream::group::{GroupConsumer, MAX_ENTRIES};
 use crate::store::client::redis::key_connection::KeyCommandError;
@@ -33,7 +34,7 @@ pub(super) struct Outstanding {
 
 impl Outstanding {
     pub(super) fn lock(&self) -> MutexGuard<'_, BTreeSet<EntryId>> {
-        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.ids)
     }
 }
 

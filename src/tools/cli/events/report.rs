@@ -2,10 +2,10 @@
 
 use std::io;
 use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use super::args::Args;
+use crate::base::sharded::lock;
 use crate::decide::log::stream::entry::EntryId;
 use crate::decide::log::stream::json_line::UnusableRecord;
 use crate::serve::report::text::plain;
@@ -76,7 +76,7 @@ impl Reporter {
 
     /// Reports a lost connection, at most twice a minute.
     pub(super) fn lost(&self, error: &KeyCommandError) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         if state.lost_since.is_none_or(|since| since.elapsed() >= LOST_INTERVAL) {
             state.lost_since = Some(Instant::now());
             print_error(plain(&format!("{}; trying again", self.redis_error(error))));
@@ -85,7 +85,7 @@ impl Reporter {
 
     /// Reports that Redis answers, if it did not.
     pub(super) fn recovered(&self) {
-        if self.state.lock().unwrap_or_else(PoisonError::into_inner).lost_since.take().is_some() {
+        if lock(&self.state).lost_since.take().is_some() {
             print_error("redis answers again");
         }
     }
@@ -98,7 +98,7 @@ impl Reporter {
 
     /// Reports an entry that is acknowledged without being printed.
     pub(super) fn unusable(&self, id: EntryId, reason: UnusableRecord) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         state.unusable += 1;
         if state.unusable <= MAX_ENTRY_MESSAGES {
             print_error(format_args!("entry {id} is skipped: {reason}"));
@@ -107,7 +107,7 @@ impl Reporter {
 
     /// Reports an entry that was removed from the stream before it was acknowledged.
     pub(super) fn trimmed(&self, id: EntryId) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         state.trimmed += 1;
         if state.trimmed <= MAX_ENTRY_MESSAGES {
             print_error(format_args!("entry {id} was trimmed from the stream before it was acknowledged"));
@@ -116,7 +116,7 @@ impl Reporter {
 
     /// Reports the numbers of entries that were not printed.
     pub(super) fn finish(&self) {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = lock(&self.state);
         if state.unusable > 0 {
             print_error(format_args!("{} without a usable record: skipped", entries(state.unusable)));
         }
