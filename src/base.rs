@@ -3,6 +3,7 @@
 //! Every other module may use them; they use nothing of the crate but each other.
 
 pub mod clock;
+pub(crate) mod words;
 pub mod go_syntax;
 pub mod threads;
 pub mod coalesce;

@@ -9,8 +9,6 @@ pub mod algorithm;
 pub mod counter;
 pub mod limit_error;
 pub mod period;
-pub mod region_loss;
-mod names;
 pub mod regions;
 
 use std::num::{NonZeroU16, NonZeroU32};
@@ -19,7 +17,7 @@ use self::algorithm::counting::Counting;
 use self::algorithm::{Algorithm, AlgorithmProperties, Capacity, Delay, RejectedHitsPolicy};
 use self::limit_error::LimitError;
 use self::period::{Period, Unit};
-use self::region_loss::RegionLossPolicy;
+use crate::base::words::{serialize_by_name, words};
 
 /// Consistency of a counter between replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,39 +79,39 @@ impl GlobalScope {
     }
 }
 
-/// Failure policy: the decision of a rule while its store fails.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum StorePolicy {
-    /// Limit within this process.
-    #[default]
-    Local,
-    /// Admit.
-    Allow,
-    /// Reject, with a retry after 1 s.
-    Deny,
-    /// Answer UNAVAILABLE, so that Envoy's `failure_mode_deny` decides.
-    Error,
-}
-
-impl StorePolicy {
-    /// All policies.
-    pub const ALL: [Self; 4] = [Self::Local, Self::Allow, Self::Deny, Self::Error];
-
-    /// Name in rule files and settings.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Local => "local",
-            Self::Allow => "allow",
-            Self::Deny => "deny",
-            Self::Error => "error",
-        }
-    }
-
-    /// Returns the policy of that name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|policy| policy.name() == name)
+words! {
+    /// Failure policy: the decision of a rule while its store fails.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub enum StorePolicy {
+        /// Limit within this process.
+        #[default]
+        Local = "local",
+        /// Admit.
+        Allow = "allow",
+        /// Reject, with a retry after 1 s.
+        Deny = "deny",
+        /// Answer UNAVAILABLE, so that Envoy's `failure_mode_deny` decides.
+        Error = "error",
     }
 }
+
+words! {
+    /// Hits that a cut-off region admits in a period, once those that it was granted are used.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub enum RegionLossPolicy {
+        /// The region's part of half the overshoot.
+        #[default]
+        Share = "share",
+        /// The limit divided by the number of regions, which may exceed the overshoot.
+        Local = "local",
+        /// None.
+        Deny = "deny",
+        /// Any number.
+        Allow = "allow",
+    }
+}
+
+serialize_by_name!(Algorithm, Unit, StorePolicy, RegionLossPolicy);
 
 /// Unvalidated limit. `None` stands for a key that was not written.
 #[derive(Clone, Copy, Debug)]

@@ -6,9 +6,9 @@
 use std::fmt;
 use std::num::NonZeroU16;
 
+use super::RegionLossPolicy;
 use super::algorithm::Algorithm;
 use super::algorithm::counting::Counting;
-use super::region_loss::RegionLossPolicy;
 use super::{Consistency, GlobalScope, Limit, Overshoot, Scope};
 
 /// Allowance of a region that admits everything while it is cut off, in hits.

@@ -11,8 +11,8 @@ pub mod read;
 
 use std::sync::Arc;
 
+use crate::limit::RegionLossPolicy;
 use crate::limit::algorithm::Algorithm;
-use crate::limit::region_loss::RegionLossPolicy;
 use crate::limit::{Overshoot, StorePolicy};
 use crate::rules::rule::RuleLogging;
 use crate::rules::yaml::Position;

@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::header::HeaderRecord;
+use crate::limit::RegionLossPolicy;
 use crate::limit::StorePolicy;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::period::Unit;
-use crate::limit::region_loss::RegionLossPolicy;
 
 /// Version of the format.
 pub const VERSION: u32 = 1;

@@ -6,9 +6,9 @@
 use super::fields::{DocumentReader, Field, FieldPath};
 use super::value::{self, InvalidValue};
 use super::{DefaultableKeys, DescriptorSpec, Document, OverLimitBodySpec, RateLimitEntry, RateLimitSpec, Spanned};
+use crate::limit::RegionLossPolicy;
 use crate::limit::StorePolicy;
 use crate::limit::algorithm::Algorithm;
-use crate::limit::region_loss::RegionLossPolicy;
 use crate::rules::diagnostic::quotable;
 use crate::rules::keys::{MAX_BODY_BYTES, Section, ValueKind};
 use crate::rules::rule::RuleLogging;

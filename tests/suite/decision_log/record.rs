@@ -13,10 +13,10 @@ use tollkeeper::decide::log::record::{
     DecisionRecord, DecisionSource, DescriptorRecord, DropReason, DroppedRecord, EntryRecord, GlobalRecord,
     LimitRecord, OverrideRecord, Record, RecordedVerdict, ResultRecord, RuleRecord, VERSION,
 };
+use tollkeeper::limit::RegionLossPolicy;
 use tollkeeper::limit::StorePolicy;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::Unit;
-use tollkeeper::limit::region_loss::RegionLossPolicy;
 use tollkeeper::limit::request::{Entry, Hits, LimitOverride};
 
 use super::schema::assert_valid;

@@ -5,6 +5,7 @@ use std::num::NonZeroU16;
 
 use proptest::prelude::*;
 use tollkeeper::base::clock::Time;
+use tollkeeper::limit::RegionLossPolicy;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::global_clock::GlobalClock;
 use tollkeeper::limit::algorithm::region_bucket_grant::RegionTerm;
@@ -13,7 +14,6 @@ use tollkeeper::limit::algorithm::region_window::{ANSWER_TIME_US, RegionWindowCo
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::{ChargeRequest, ChargeResult};
 use tollkeeper::limit::period::{Period, Unit};
-use tollkeeper::limit::region_loss::RegionLossPolicy;
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Scope};
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tollkeeper::base::clock::Time;
+use tollkeeper::limit::RegionLossPolicy;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::global_bucket::{self, TermRequest, TokenPool};
 use tollkeeper::limit::algorithm::global_clock::GlobalClock;
@@ -16,7 +17,6 @@ use tollkeeper::limit::algorithm::region_grant::RegionGrant;
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
-use tollkeeper::limit::region_loss::RegionLossPolicy;
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Scope};
 use tollkeeper::store::client::redis::server_clock::{ClockJumps, ClockReading, InstantRange, ServerClock, process_us};
