@@ -22,7 +22,6 @@ mod sink;
 mod writer;
 
 use std::cell::Cell;
-use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -34,6 +33,7 @@ use self::selection::KeySample;
 use self::values::ValueForm;
 use self::writer::SinkHandle;
 use crate::base::clock::Clock;
+use crate::base::random::random_u64;
 use crate::settings::Settings;
 use crate::settings::decision_log::{DecisionLogSettings, LoggedDecisions, SinkSettings};
 use crate::settings::problem::UnusableSetting;
@@ -133,7 +133,7 @@ impl DecisionLog {
     /// # Errors
     /// A thread cannot be started.
     pub fn start(settings: &DecisionLogSettings, values: ValueForm, facts: ProcessFacts) -> io::Result<Self> {
-        let process = format!("{:016x}", RandomState::new().hash_one(1_u8));
+        let process = format!("{:016x}", random_u64());
         let start = |sink: &SinkSettings| SinkHandle::start(sink, settings, &process);
         let sinks = settings.sinks.iter().map(start).collect::<io::Result<_>>()?;
         let ProcessFacts { store, settings: recorded, clock } = facts;

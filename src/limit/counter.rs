@@ -5,12 +5,13 @@
 //! every part of a key is delimited. The number of hits that a limit allows is not part of the key, so a counter
 //! survives a change of it.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::hash::Hasher;
 use std::sync::LazyLock;
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 use smallvec::SmallVec;
 
+use crate::base::random::random_pair;
 use crate::base::sharded::upper_half;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, EnforcedLimit};
@@ -74,8 +75,8 @@ pub struct Path<'a> {
 
 /// Random hash key of this process. Clients choose the values, and must not be able to choose two that collide.
 static SECRET: LazyLock<SipHasher13> = LazyLock::new(|| {
-    let random = RandomState::new();
-    SipHasher13::new_with_keys(random.hash_one(1_u8), random.hash_one(2_u8))
+    let (first, second) = random_pair();
+    SipHasher13::new_with_keys(first, second)
 });
 
 impl Path<'_> {

@@ -1,11 +1,11 @@
 //! Keys of envoyproxy/ratelimit: `<prefix><domain>_<key>_<value>_..._<start of the window in seconds>`.
 
-use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::base::clock::Time;
+use crate::base::random::random_u64;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::algorithm::fixed_window;
 use crate::limit::counter::{Charge, Counter, Path};
@@ -33,7 +33,7 @@ impl ExpiryJitter {
 
     /// Returns a number of seconds below the bound, random enough to spread expirations.
     pub(crate) fn random_s(self) -> u64 {
-        if self.bound_s == 0 { 0 } else { RandomState::new().hash_one(0_u8) % self.bound_s }
+        if self.bound_s == 0 { 0 } else { random_u64() % self.bound_s }
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::hash::Hasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 
 use super::wildcard::Wildcards;
 use super::{Allowance, Domain, NodeId, OverrideDefaults, Rule, RuleNode, SourceLocation, UnitOverrideDefaults};
+use crate::base::random::random_pair;
 use crate::limit::period::Unit;
 use crate::limit::{Limit, StorePolicy};
 use crate::telemetry::metrics::limit_registry::{LimitRegistry, OTHER};
@@ -147,7 +148,6 @@ impl RuleSet {
 
     /// Compiles domains; their statistics are registered in `limit_stats`.
     pub fn with_stats(domains: Vec<Domain>, limit_stats: &LimitRegistry) -> Self {
-        let random = RandomState::new();
         let mut set = Self {
             id: Box::default(),
             contents_hash: Box::default(),
@@ -157,7 +157,7 @@ impl RuleSet {
             can_error: false,
             nodes: Vec::new(),
             edges: HashTable::new(),
-            hash_keys: (random.hash_one(1_u8), random.hash_one(2_u8)),
+            hash_keys: random_pair(),
         };
         for domain in domains {
             let root = set.add_node(0, 0, Box::default());

@@ -3,7 +3,6 @@
 //! Decisions of the protocol are in `subscription`; this is its I/O. A lost stream changes no rule. While a refusal
 //! waits for its time, further responses are read.
 
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,6 +23,7 @@ use super::subscription::{Reaction, Subscription};
 use crate::base::clock::Clock;
 use crate::base::pb::xds::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use crate::base::pb::xds::{DiscoveryRequest, DiscoveryResponse, Node};
+use crate::base::random::random_share;
 use crate::rules::compile::NamedDocument;
 use crate::settings::xds::XdsSettings;
 use crate::telemetry::error_dedup::ErrorDedup;
@@ -70,11 +70,6 @@ pub fn node(settings: &XdsSettings) -> Node {
     let text = |value: &String| Value { kind: Some(prost_types::value::Kind::StringValue(value.clone())) };
     let fields = settings.node_metadata.iter().map(|(name, value)| (name.clone(), text(value))).collect();
     Node { id: settings.node_id.clone(), metadata: Some(Struct { fields }) }
-}
-
-/// Returns a random number from 0 to 1.
-fn random_share() -> f64 {
-    (RandomState::new().hash_one(0_u8) >> 11) as f64 / (1_u64 << 53) as f64
 }
 
 impl XdsClient {

@@ -1,6 +1,5 @@
 //! This replica as a member of the fleet: it publishes its summary, and reads those of all.
 
-use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -15,6 +14,7 @@ use super::resets;
 use super::summary::SummaryValues;
 use super::view::FleetView;
 use super::worker::{Worker, WorkerHandle};
+use crate::base::random::random_pair;
 use crate::base::sharded::lock;
 use crate::limit::request::Request;
 use crate::serve::grpc::service::Service;
@@ -136,10 +136,10 @@ async fn keep_totals(collector: Weak<Mutex<SummaryCollector>>) {
     }
 }
 
-/// Random id of this process. The hash keys come from the operating system.
+/// Random id of this process.
 fn random_id() -> String {
-    let random = RandomState::new();
-    format!("{:016x}{:016x}", random.hash_one(0_u8), random.hash_one(1_u8))
+    let (high, low) = random_pair();
+    format!("{high:016x}{low:016x}")
 }
 
 /// Name of this host; in Kubernetes the name of the pod.

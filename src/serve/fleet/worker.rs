@@ -1,6 +1,5 @@
 //! Thread that publishes the summary of this replica and reads those of the others.
 
-use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
@@ -16,6 +15,7 @@ use super::exchange::{Exchange, PUBLISH_INTERVAL, RedisTime};
 use super::resets::ResetReader;
 use super::view::{FleetView, ViewBuilder};
 use crate::base::clock::{Clock, Time, micros};
+use crate::base::random::random_pair;
 use crate::base::sharded::lock;
 use crate::base::threads;
 use crate::settings::fleet::FleetRedis;
@@ -194,9 +194,11 @@ impl Worker {
 
     /// Takes the seed of distinct keys from Redis, or restores it there if Redis lost it.
     async fn agree_on_seed(&mut self) -> Result<(), RedisError> {
-        let random = RandomState::new();
         let own = self.collector().metrics().distinct_key_seed();
-        let proposal = own.unwrap_or_else(|| HashSeed(random.hash_one(0_u8), random.hash_one(1_u8)));
+        let proposal = own.unwrap_or_else(|| {
+            let (first, second) = random_pair();
+            HashSeed(first, second)
+        });
         match self.exchange.seed(proposal).await {
             Ok(seed) => self.metrics(|metrics| metrics.set_distinct_key_seed(seed)),
             // Another program wrote the key. Everything but the numbers of distinct keys adds up without it.

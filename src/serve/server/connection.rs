@@ -27,6 +27,7 @@ use super::coalesced_writer::CoalescedWriter;
 use super::graceful::GracefulConnection;
 use super::http2::Http2Server;
 use super::reloading_tls::{ReloadingTls, log_handshake_failure};
+use crate::base::random::random_share;
 use crate::settings::client_limits::ClientLimits;
 use crate::settings::grpc::GrpcSettings;
 
@@ -213,8 +214,7 @@ impl ConnectionPolicy {
 
 /// `age` +-10 %, so that connections opened together are not closed together.
 fn jitter(age: Duration) -> Duration {
-    let random = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0_u8) % 2001;
-    age.mul_f64(0.9 + f64::from(u32::try_from(random).unwrap_or(1000)) / 10_000.0)
+    age.mul_f64(0.9 + 0.2 * random_share())
 }
 
 async fn stopped(stopping: &mut watch::Receiver<bool>) {

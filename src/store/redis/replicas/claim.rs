@@ -1,10 +1,9 @@
 //! Argument and reply of `lua/replicas.lua`: claims on slots.
 
-use std::hash::{BuildHasher, RandomState};
-
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::base::clock::Time;
+use crate::base::random::random_pair;
 use crate::limit::algorithm::reply_reader::MalformedReply;
 use crate::store::redis::key;
 
@@ -15,12 +14,10 @@ pub struct OwnerId(pub [u8; 16]);
 impl OwnerId {
     /// Creates a new identity.
     pub fn random() -> Self {
-        // The hash keys come from the operating system.
-        let random = RandomState::new();
-        let half = |index: u8| random.hash_one(index).to_le_bytes();
+        let (first, second) = random_pair();
         let mut id = [0; 16];
-        id[..8].copy_from_slice(&half(0));
-        id[8..].copy_from_slice(&half(1));
+        id[..8].copy_from_slice(&first.to_le_bytes());
+        id[8..].copy_from_slice(&second.to_le_bytes());
         Self(id)
     }
 }
