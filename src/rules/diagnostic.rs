@@ -6,10 +6,12 @@
 //! [`Diagnostics`] is bounded: of a million errors a thousand are kept and the rest are counted. Errors and warnings
 //! have separate bounds, so that no flood of warnings hides an error. Text quoted from a file is made printable first.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
+
+use crate::base::text::{replaced, shortened};
 
 /// Maximum number of errors, and of warnings, that are kept; the rest are counted.
 pub const MAX_KEPT: usize = 1000;
@@ -83,20 +85,10 @@ impl Diagnostic {
         let column = usize::try_from(self.column).map_or(0, |column| column.saturating_sub(1));
         // A long line is cut before the column, so that the caret is visible.
         let skipped = if column < EXCERPT_CHARS - 20 { 0 } else { column - 40 };
-        let shown: String = line.chars().skip(skipped).take(EXCERPT_CHARS).map(printable).collect();
+        let shown = line.chars().skip(skipped).take(EXCERPT_CHARS).map(|c| if c == '\t' { ' ' } else { replaced(c) });
+        let shown: String = shown.collect();
         let caret = " ".repeat(column - skipped);
         format!("{:>5} | {}\n      | {caret}^\n", self.line, shown.trim_end())
-    }
-}
-
-/// Replaces control characters, so that no terminal interprets them.
-fn printable(character: char) -> char {
-    if character == '\t' {
-        ' '
-    } else if character.is_control() {
-        char::REPLACEMENT_CHARACTER
-    } else {
-        character
     }
 }
 
@@ -194,21 +186,7 @@ impl fmt::Display for Diagnostics {
 
 impl std::error::Error for Diagnostics {}
 
-/// Makes `text` fit for a message: escapes control characters and truncates it to 200 characters.
+/// Makes `text` fit for a message: printable, and at most 200 characters of it.
 pub(crate) fn quotable(text: &str) -> String {
-    const MAX_CHARS: usize = 200;
-    let mut quoted = String::with_capacity(text.len().min(MAX_CHARS));
-    for (index, character) in text.chars().enumerate() {
-        if index == MAX_CHARS {
-            quoted.push_str("...");
-            break;
-        }
-        if character.is_control() {
-            // Writing to a string does not fail.
-            let _ = write!(quoted, "{}", character.escape_default());
-        } else {
-            quoted.push(character);
-        }
-    }
-    quoted
+    shortened(text, 200)
 }

@@ -4,7 +4,8 @@
 //! are shown. Shown text is short and on one line.
 
 use std::fmt;
-use std::fmt::Write as _;
+
+use crate::base::text::shortened;
 
 /// A text that neither `Display` nor `Debug` reveals.
 #[derive(Clone, PartialEq, Eq)]
@@ -70,20 +71,7 @@ fn mask_false_ports(text: &str) -> String {
     shown.collect::<Vec<_>>().join(",")
 }
 
-/// Escapes line breaks and other control characters, and cuts the text at 100 characters.
+/// Makes a text of a variable fit for a message: printable, and at most 100 characters of it.
 pub(crate) fn one_line(text: &str) -> String {
-    const MAX_CHARS: usize = 100;
-    let mut line = String::new();
-    for c in text.chars().take(MAX_CHARS) {
-        if c.is_control() {
-            // Writing to a String does not fail.
-            let _ = write!(line, "{}", c.escape_default());
-        } else {
-            line.push(c);
-        }
-    }
-    if text.chars().nth(MAX_CHARS).is_some() {
-        line.push_str("...");
-    }
-    line
+    shortened(text, 100)
 }

@@ -21,6 +21,7 @@ use tracing_subscriber::reload::{self, Handle};
 
 use crate::base::clock::{Clock, Time};
 use crate::base::sharded::lock;
+use crate::base::text::{first_bytes, printable_json, quoted};
 use crate::telemetry::http2_refusals::RefusalLayer;
 use crate::telemetry::recent_problems::{LoggedProblem, RECENT_PROBLEMS};
 
@@ -274,18 +275,7 @@ impl EventLine {
             let name = if object.contains_key(&name) { format!("fields.{name}") } else { name };
             object.insert(name, value);
         }
-        // JSON escapes only ASCII control characters. Other unprintable characters occur only inside strings, where an
-        // escape is valid.
-        let plain = serde_json::Value::Object(object).to_string();
-        let mut escaped = String::with_capacity(plain.len());
-        for c in plain.chars() {
-            if is_unprintable(c) {
-                let _ = write!(escaped, "\\u{:04x}", u32::from(c));
-            } else {
-                escaped.push(c);
-            }
-        }
-        escaped
+        printable_json(&serde_json::Value::Object(object).to_string()).into_owned()
     }
 
     fn put(&mut self, field: &Field, value: serde_json::Value) {
@@ -327,35 +317,11 @@ fn cut(text: &str) -> String {
     if text.len() <= MAX_VALUE_BYTES {
         return text.to_owned();
     }
-    let kept = (0..=MAX_VALUE_BYTES).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-    format!("{}... ({} bytes more)", &text[..kept], text.len() - kept)
-}
-
-/// Quotes `text` and escapes unprintable characters.
-fn quoted(text: &str) -> String {
-    let mut quoted = String::with_capacity(text.len() + 2);
-    quoted.push('"');
-    for c in text.chars() {
-        match c {
-            '"' => quoted.push_str("\\\""),
-            '\\' => quoted.push_str("\\\\"),
-            '\n' => quoted.push_str("\\n"),
-            '\r' => quoted.push_str("\\r"),
-            '\t' => quoted.push_str("\\t"),
-            c if is_unprintable(c) => drop(write!(quoted, "\\u{:04x}", u32::from(c))),
-            c => quoted.push(c),
-        }
-    }
-    quoted.push('"');
-    quoted
+    let start = first_bytes(text, MAX_VALUE_BYTES);
+    format!("{start}... ({} bytes more)", text.len() - start.len())
 }
 
 /// True if a value needs no quotes.
 fn is_plain(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-._/@^+:".contains(c))
-}
-
-/// True for control characters, line and paragraph separators, and marks that change the text direction.
-fn is_unprintable(c: char) -> bool {
-    c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::base::sharded::lock;
+use crate::base::text::{first_bytes, replace_unprintable};
 
 /// Maximum number of lines that are kept.
 pub const MAX_LINES: usize = 100;
@@ -73,14 +74,11 @@ impl RecentProblems {
     }
 }
 
-/// `text` without control characters, cut to [`MAX_TEXT_BYTES`].
+/// Replaces unprintable characters of `text` but line feeds, and cuts it to [`MAX_TEXT_BYTES`].
 fn bounded(text: &str) -> String {
-    let end = (0..=MAX_TEXT_BYTES.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-    let mut bounded: String = text[..end]
-        .chars()
-        .map(|c| if c.is_control() && c != '\n' { char::REPLACEMENT_CHARACTER } else { c })
-        .collect();
-    if end < text.len() {
+    let start = first_bytes(text, MAX_TEXT_BYTES);
+    let mut bounded = replace_unprintable(start);
+    if start.len() < text.len() {
         bounded.push_str("...");
     }
     bounded

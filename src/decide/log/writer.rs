@@ -16,6 +16,7 @@ use super::record::{DropReason, DroppedRecord};
 use super::sink::{self, Sink};
 use crate::base::clock::Clock;
 use crate::base::sharded::lock;
+use crate::base::text::printable_json_lines;
 use crate::base::threads;
 use crate::settings::decision_log::{DecisionLogSettings, SinkSettings};
 use crate::telemetry::log_throttle::LogThrottle;
@@ -80,7 +81,7 @@ impl Writer {
             }
             for chunk in &chunks {
                 let lines = memchr::memchr_iter(b'\n', chunk).count() as u64;
-                let written = self.sink.write(chunk);
+                let written = self.sink.write(&printable_json_lines(chunk));
                 let failed = written.as_ref().err().map_or(0, |lost| lost.count);
                 queue.counters().written.fetch_add(lines - failed, Ordering::Relaxed);
                 queue.counters().failed.fetch_add(failed, Ordering::Relaxed);

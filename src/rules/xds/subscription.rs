@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use prost_types::Any;
 
 use crate::base::pb::xds::{DiscoveryRequest, DiscoveryResponse, Node, Status};
+use crate::base::text::{first_bytes, printable};
 
 /// Type of the resources.
 pub const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";
@@ -193,12 +194,7 @@ impl Subscription {
     }
 }
 
-/// Returns the first of several problems, bounded.
+/// Returns the first of several problems, bounded and printable.
 fn first_line(message: &str) -> String {
-    let line = message.lines().next().unwrap_or_default();
-    let mut end = line.len().min(MAX_ERROR_BYTES);
-    while !line.is_char_boundary(end) {
-        end -= 1;
-    }
-    line[..end].to_owned()
+    printable(first_bytes(message.lines().next().unwrap_or_default(), MAX_ERROR_BYTES))
 }

@@ -9,6 +9,7 @@ use super::summary::*;
 use super::view::{FleetView, ViewBuilder};
 use crate::base::clock::{Time, micros};
 use crate::base::sharded::lock;
+use crate::base::text::first_bytes;
 use crate::serve::grpc::service::Service;
 use crate::serve::health::Health;
 use crate::telemetry::metrics::histogram::HistogramSnapshot;
@@ -117,7 +118,7 @@ impl SummaryCollector {
         let status = self.service.rules.status();
         let hash = self.service.rules.load().as_ref().map(|loaded| loaded.rules.contents_hash.to_string());
         RulesSummary {
-            version: status.source_version.map(|version| shortened(&version)),
+            version: status.source_version.map(|version| first_bytes(&version, MAX_VERSION_BYTES).to_owned()),
             hash: hash.unwrap_or_default(),
             rules: status.rules,
             load_failed: status.last_error.is_some(),
@@ -309,12 +310,6 @@ fn json_bytes(text: &str) -> usize {
 /// Number of decimal digits.
 fn digits(number: u64) -> usize {
     number.checked_ilog10().map_or(1, |digits| digits as usize + 1)
-}
-
-/// First [`MAX_VERSION_BYTES`] of a version.
-fn shortened(version: &str) -> String {
-    let fits = |(start, character): &(usize, char)| start + character.len_utf8() <= MAX_VERSION_BYTES;
-    version.char_indices().take_while(fits).map(|(_, character)| character).collect()
 }
 
 #[cfg(test)]

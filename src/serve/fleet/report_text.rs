@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use super::findings::shown_hash;
 use super::report::{FleetLimit, FleetPart, FleetRecent, FleetReport, LeftOutSummaries, ReplicaReport};
-use crate::serve::report::text::{columns, plain};
+use crate::base::text::printable;
+use crate::serve::report::text::columns;
 
 /// Width of a terminal.
 const MAX_COLUMNS: usize = 80;
@@ -14,13 +15,13 @@ impl FleetReport {
     pub fn text(&self, part: FleetPart) -> String {
         let mut page = String::new();
         if let Some(problem) = &self.problem {
-            let _ = writeln!(page, "This replica only: {}\n", plain(problem));
+            let _ = writeln!(page, "This replica only: {}\n", printable(problem));
         }
         let headings = ["CALLS/S", "REJECTED/S", "P99", "STORE", "RULES", "SLOT", "AGE", "REPLICA"];
         let total = (self.replicas.len() > 1).then(|| self.total_row());
         page += &columns(headings, total.into_iter().chain(self.replicas.iter().map(ReplicaReport::row)));
         for LeftOutSummaries { reason, summaries } in &self.left_out {
-            let _ = writeln!(page, "\nSummaries left out: {summaries}, {}", plain(reason));
+            let _ = writeln!(page, "\nSummaries left out: {summaries}, {}", printable(reason));
         }
         if self.recent.latency_left_out > 0 {
             let count = self.recent.latency_left_out;
@@ -28,8 +29,8 @@ impl FleetReport {
         }
         for finding in &self.findings {
             page += "\n";
-            page += &wrapped(&plain(&finding.advice), "");
-            let names: Vec<String> = finding.replicas.iter().map(|name| plain(name)).collect();
+            page += &wrapped(&printable(&finding.advice), "");
+            let names: Vec<String> = finding.replicas.iter().map(|name| printable(name)).collect();
             page += &wrapped(&names.join(", "), "  ");
         }
         page.push('\n');
@@ -76,7 +77,7 @@ impl ReplicaReport {
         let [calls, rejected, p99] = self.recent.cells();
         let store = match (self.store.available, self.store.breakers_open) {
             (false, _) => "lost".to_owned(),
-            (true, 0) => plain(&self.store.kind),
+            (true, 0) => printable(&self.store.kind),
             (true, open) => format!("{open} of {} lost", self.store.servers),
         };
         let this = if self.this { " (this)" } else { "" };
@@ -85,10 +86,10 @@ impl ReplicaReport {
             rejected,
             p99,
             store,
-            plain(&shown_hash(&self.rules.hash)),
+            printable(&shown_hash(&self.rules.hash)),
             self.slot.map_or_else(|| "-".to_owned(), |slot| slot.to_string()),
             age(self.age_s),
-            format!("{}{this}", plain(&self.name)),
+            format!("{}{this}", printable(&self.name)),
         ]
     }
 }
@@ -109,7 +110,7 @@ impl FleetLimit {
             estimate(self.distinct_keys),
             estimate(self.distinct_rejected_keys),
             self.replicas.to_string(),
-            format!("{}{mode}", plain(&self.rule)),
+            format!("{}{mode}", printable(&self.rule)),
         ]
     }
 }

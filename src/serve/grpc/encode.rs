@@ -5,13 +5,12 @@
 //! into headers. Metadata is cut where it nests too deep: protobuf parsers stop at 100 levels, and Envoy would treat
 //! the whole response as an error.
 
-use std::borrow::Cow;
-
 use prost_types::value::Kind;
 use prost_types::{Duration, ListValue, NullValue, Struct, Value};
 
 use crate::base::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit};
 use crate::base::pb::{HeaderValue, RateLimitResponse};
+use crate::base::text::without_unprintable;
 use crate::decide::decision::{CurrentLimit, Decision, Header, LimitStatus};
 
 /// Maximum nesting of maps and lists in dynamic metadata; deeper ones are sent as null.
@@ -50,7 +49,7 @@ fn status(status: &LimitStatus<'_>) -> DescriptorStatus {
 fn current_limit(limit: &CurrentLimit<'_>) -> RateLimit {
     let multiplier = limit.period.multiplier();
     RateLimit {
-        name: printable(limit.name).into_owned(),
+        name: without_unprintable(limit.name).into_owned(),
         requests_per_unit: limit.requests_per_unit,
         unit: limit.period.unit().number(),
         unit_multiplier: (multiplier != 1).then_some(multiplier),
@@ -63,18 +62,11 @@ fn duration(seconds: u64) -> Duration {
     Duration { seconds: i64::try_from(seconds).map_or(LONGEST_S, |seconds| seconds.min(LONGEST_S)), nanos: 0 }
 }
 
+/// Encodes a header. Envoy writes names and values into headers unchanged, and a line end would start another header.
 fn header(header: &Header<'_>) -> HeaderValue {
-    let (key, value) = (printable(header.name).into_owned(), printable(&header.value).into_owned());
+    let key = without_unprintable(header.name).into_owned();
+    let value = without_unprintable(&header.value).into_owned();
     HeaderValue { key, value, raw_value: Vec::new() }
-}
-
-/// Removes control characters. Envoy writes names and values into headers unchanged, and a line end would start another
-/// header.
-fn printable(text: &str) -> Cow<'_, str> {
-    if !text.contains(char::is_control) {
-        return Cow::Borrowed(text);
-    }
-    text.chars().filter(|character| !character.is_control()).collect()
 }
 
 /// Encodes a map with at most `deeper` more levels of maps and lists.

@@ -15,6 +15,7 @@ use serde_json::ser::Formatter;
 use serde_json::{Deserializer, Serializer};
 
 use crate::base::pb::{self, RateLimitRequest, RateLimitResponse};
+use crate::base::text::printable_json;
 
 /// Error of a conversion.
 #[derive(Debug, thiserror::Error)]
@@ -77,7 +78,7 @@ pub fn request_to_json(request: &RateLimitRequest) -> Result<String, JsonError> 
 fn to_line(message: &DynamicMessage) -> Result<String, JsonError> {
     let mut line = Vec::new();
     message.serialize(&mut Serializer::with_formatter(&mut line, ShortNumbers)).map_err(JsonError::Unprintable)?;
-    Ok(String::from_utf8(line).expect("the serializer writes UTF-8"))
+    Ok(printable_json(str::from_utf8(&line).expect("the serializer writes UTF-8")).into_owned())
 }
 
 /// Descriptor of a message of the service.

@@ -15,6 +15,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::off_thread::render_off_thread;
 use super::token_attempts::client_network;
 use crate::base::sharded::lock;
+use crate::base::text::printable_json;
 use crate::serve::report::live::{LiveReport, LiveTotals};
 use crate::serve::scrape::MetricsCollector;
 
@@ -138,7 +139,7 @@ impl LiveEvents {
             let render = move || {
                 let totals = LiveTotals::new(&collector);
                 let report = LiveReport::new(&collector, before.as_ref().unwrap_or(&totals), &totals);
-                (serde_json::to_string(&report).unwrap_or_default(), totals)
+                (printable_json(&serde_json::to_string(&report).unwrap_or_default()).into_owned(), totals)
             };
             // Without a thread the next tick tries again.
             let Some((event, totals)) = render_off_thread(render).await else { continue };

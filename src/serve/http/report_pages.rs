@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::app_state::AppState;
 use super::off_thread::render_off_thread;
 use super::response::{bad_query, internal_error, json, no_rules, text};
+use crate::base::text::to_pretty_json;
 use crate::decide::log::values::ValueForm;
 use crate::serve::fleet::report::{FleetQuery, FleetReport};
 use crate::serve::report::ReportFormat;
@@ -88,7 +89,7 @@ pub(super) fn metrics_are_off() -> Response {
 
 fn encode<T: Serialize>(format: ReportFormat, report: &T, as_text: impl FnOnce(&T) -> String) -> String {
     match format {
-        ReportFormat::Json => serde_json::to_string_pretty(report).unwrap_or_default(),
+        ReportFormat::Json => to_pretty_json(report).unwrap_or_default(),
         ReportFormat::Text => as_text(report),
     }
 }

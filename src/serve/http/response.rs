@@ -6,6 +6,8 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use serde::Serialize;
 
+use crate::base::text::to_pretty_json;
+
 /// Plain text.
 pub(super) fn text(status: StatusCode, body: impl Into<Body>) -> Response {
     (status, [(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body.into()).into_response()
@@ -18,7 +20,7 @@ pub(super) fn json(status: StatusCode, body: String) -> Response {
 
 /// Indented JSON of a value, with status 200.
 pub(super) fn pretty_json(value: &impl Serialize) -> Response {
-    serde_json::to_string_pretty(value).map_or_else(|_| internal_error(), |page| json(StatusCode::OK, page))
+    to_pretty_json(value).map_or_else(|_| internal_error(), |page| json(StatusCode::OK, page))
 }
 
 /// An error in the form of Go's `http.Error`, as envoyproxy/ratelimit sends it.

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::ReportFormat;
-use super::text::{columns, plain};
+use super::text::columns;
 use crate::base::clock::Time;
+use crate::base::text::printable;
 use crate::decide::explain::limit_text;
 use crate::limit::Limit;
 use crate::limit::algorithm::Capacity;
@@ -166,9 +167,10 @@ impl RuleUsageReport {
         let headings = ["MATCHED", "REJECTED", "NEAR", "KEYS", "REJECTED KEYS", "BURSTS", "RULE"];
         let mut page = columns(headings, self.rules.iter().map(LimitReport::row));
         for limit in self.rules.iter().filter(|limit| !limit.findings.is_empty()) {
-            page += &format!("\n{} ({}), {}\n", plain(&limit.rule), plain(&limit.limit), plain(&limit.origin));
+            page +=
+                &format!("\n{} ({}), {}\n", printable(&limit.rule), printable(&limit.limit), printable(&limit.origin));
             for finding in &limit.findings {
-                page += &format!("  {}\n", plain(&finding.advice));
+                page += &format!("  {}\n", printable(&finding.advice));
             }
         }
         if self.limits > self.rules.len() {
@@ -233,7 +235,7 @@ impl LimitReport {
             (false, true) => " (shadow mode)",
             (false, false) => "",
         };
-        [matched, rejected, near, keys, rejected_keys, share, format!("{}{shadow}", plain(&self.rule))]
+        [matched, rejected, near, keys, rejected_keys, share, format!("{}{shadow}", printable(&self.rule))]
     }
 
     fn findings(&self, limit: &Limit, bursts: BurstStats) -> Vec<Finding> {

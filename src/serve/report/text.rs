@@ -1,18 +1,4 @@
-//! Text form of reports: aligned columns, without control characters from clients.
-
-/// Escapes control characters and marks that change the text direction, so that `text` is safe on a terminal.
-pub fn plain(text: &str) -> String {
-    let mut plain = String::with_capacity(text.len());
-    for character in text.chars() {
-        let is_mark = matches!(character, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        if character.is_control() || is_mark {
-            plain.extend(character.escape_default());
-        } else {
-            plain.push(character);
-        }
-    }
-    plain
-}
+//! Text form of reports: aligned columns.
 
 /// Formats a table with headings. Columns are as wide as their widest cell, numbers are aligned right, and the last
 /// column is not padded.

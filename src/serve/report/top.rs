@@ -8,8 +8,9 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::ReportFormat;
-use super::text::{columns, plain};
+use super::text::columns;
 use crate::base::clock::Time;
+use crate::base::text::printable;
 use crate::telemetry::metrics::limit_stats::LimitName;
 use crate::telemetry::top_keys::{MINUTES, MinuteSum, RejectedKey, TopKeys, TopKeysSnapshot};
 
@@ -168,13 +169,18 @@ impl TopReport {
         };
         let mut page = format!("Hits rejected in {minutes}; {missed}.\n\n");
         let row = |key: &TopKey| {
-            [key.rejected_at_least.to_string(), key.rejected_at_most.to_string(), plain(&key.rule), plain(&key.key)]
+            [
+                key.rejected_at_least.to_string(),
+                key.rejected_at_most.to_string(),
+                printable(&key.rule),
+                printable(&key.key),
+            ]
         };
         page += &columns(["AT LEAST", "AT MOST", "RULE", "KEY"], self.overall.iter().map(row));
         for limit in self.by_limit.iter().filter(|_| self.by_limit.len() > 1) {
-            page += &format!("\n{}: at least {}\n", plain(&limit.rule), limit.rejected_at_least);
+            page += &format!("\n{}: at least {}\n", printable(&limit.rule), limit.rejected_at_least);
             let row = |key: &TopKey| {
-                [format!("  {}", key.rejected_at_least), key.rejected_at_most.to_string(), plain(&key.key)]
+                [format!("  {}", key.rejected_at_least), key.rejected_at_most.to_string(), printable(&key.key)]
             };
             page += &columns(["  AT LEAST", "AT MOST", "KEY"], limit.keys.iter().map(row));
         }

@@ -17,6 +17,7 @@ use serde::Deserialize;
 
 use super::family::MetricKind;
 use crate::base::sharded::lock;
+use crate::base::text::shortened;
 
 /// Mapping of statsd names, read from a file.
 #[derive(Debug)]
@@ -200,8 +201,8 @@ impl Mapping {
             "regex" => (anchored(&entry.pattern)?, false),
             other => return Err(format!("match_type `{other}` is neither glob nor regex")),
         };
-        let pattern =
-            expression(&pattern).map_err(|problem| format!("match `{}` {problem}", shortened(&entry.pattern)))?;
+        let pattern = expression(&pattern)
+            .map_err(|problem| format!("match `{}` {problem}", shortened(&entry.pattern, SHOWN_CHARS)))?;
         let drops = match entry.action.as_deref() {
             None | Some("" | "map") => false,
             Some("drop") => true,
@@ -245,7 +246,7 @@ impl MappingEntry {
             return Err(format!("more than {MAX_LABELS} labels"));
         }
         match self.labels.iter().find(|(label, value)| is_too_long(label) || is_too_long(value)) {
-            Some((label, _)) => Err(format!("label `{}` {TOO_LONG}", shortened(label))),
+            Some((label, _)) => Err(format!("label `{}` {TOO_LONG}", shortened(label, SHOWN_CHARS))),
             None => Ok(()),
         }
     }
@@ -254,14 +255,11 @@ impl MappingEntry {
 /// Problem of a template that exceeds a bound.
 const TOO_LONG: &str = "is too long: 1024 bytes at most, with 16 references to groups";
 
+/// Characters of a pattern or a label that a message shows.
+const SHOWN_CHARS: usize = 80;
+
 fn is_too_long(template: &str) -> bool {
     template.len() > MAX_TEMPLATE_BYTES || template.bytes().filter(|byte| *byte == b'$').count() > MAX_GROUP_REFERENCES
-}
-
-/// Start of a text, for a message.
-fn shortened(text: &str) -> String {
-    const SHOWN: usize = 80;
-    text.char_indices().nth(SHOWN).map_or_else(|| text.to_owned(), |(end, _)| format!("{}...", &text[..end]))
 }
 
 /// Compiles a regular expression of bounded size; an error is the problem.
@@ -274,7 +272,7 @@ fn expression(pattern: &str) -> Result<Regex, String> {
 
 /// Anchors a regular expression. It must be valid by itself: `a)|(b` would be valid only between the brackets.
 fn anchored(pattern: &str) -> Result<String, String> {
-    expression(pattern).map_err(|problem| format!("match `{}` {problem}", shortened(pattern)))?;
+    expression(pattern).map_err(|problem| format!("match `{}` {problem}", shortened(pattern, SHOWN_CHARS)))?;
     Ok(format!("^(?:{pattern})$"))
 }
 

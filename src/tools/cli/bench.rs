@@ -18,8 +18,10 @@ use super::rpc_client::{block_on, connection_hint};
 use super::tls_args::{ClientTls, TlsArgs};
 use crate::base::clock::micros;
 use crate::base::pb::RateLimitRequest;
+use crate::base::random::random_u64;
+use crate::base::text::printable;
+use crate::base::text::to_pretty_json;
 use crate::serve::http::json::request_from_json;
-use crate::serve::report::text::plain;
 use crate::settings::target::Target;
 use crate::settings::value::number::DurationRange;
 use crate::tools::bench::connection::{BenchTarget, BenchTls, CallError};
@@ -120,7 +122,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let (plan, tls) = match prepared {
         Ok(prepared) => prepared,
         Err(problem) => {
-            print_error(plain(&problem));
+            print_error(printable(&problem));
             return CommandOutcome::UsageError;
         }
     };
@@ -133,7 +135,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let results = match recorded {
         Ok(record) => BenchResults::new(&plan, record, args.limit),
         Err(problem) => {
-            print_error(plain(&problem));
+            print_error(printable(&problem));
             return CommandOutcome::Failure;
         }
     };
@@ -145,7 +147,7 @@ fn print_results(args: &Args, plan: &LoadPlan, results: &BenchResults) -> Comman
     if !args.json {
         return finish(print(report::text(plan, results)), outcome);
     }
-    let page = match serde_json::to_string_pretty(results) {
+    let page = match to_pretty_json(results) {
         Ok(json) => json + "\n",
         Err(error) => {
             print_error(error);
@@ -255,7 +257,7 @@ fn mix(
 
 /// Returns eight random letters.
 fn random_letters() -> String {
-    let mut random = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), std::process::id());
+    let mut random = random_u64();
     let letter = || {
         let letter = char::from(b'a' + u8::try_from(random % 26).unwrap_or(0));
         random /= 26;

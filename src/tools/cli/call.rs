@@ -17,8 +17,8 @@ use super::request_args::RequestArgs;
 use super::rpc_client::{RateLimitClient, block_on};
 use super::tls_args::{ClientTls, TlsArgs};
 use crate::base::pb::RateLimitRequest;
+use crate::base::text::printable;
 use crate::serve::http::json::response_to_json;
-use crate::serve::report::text::plain;
 use crate::settings::target::Target;
 use crate::settings::value::number::DurationRange;
 use report::CallSummary;
@@ -77,7 +77,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let (mut request, tls) = match prepared {
         Ok(prepared) => prepared,
         Err(problem) => {
-            print_error(plain(&problem));
+            print_error(printable(&problem));
             return CommandOutcome::UsageError;
         }
     };

@@ -11,6 +11,7 @@ use super::env_report::{self, VariableReport};
 use super::outcome::CommandOutcome;
 use super::print::{counted, finish, print};
 use super::rule_files::{self, CheckedRules, settings_or_defaults};
+use crate::base::text::to_pretty_json;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::diagnostic::{Diagnostic, Diagnostics};
 
@@ -127,6 +128,6 @@ fn json(ok: bool, rules: Option<&CheckedRules>, environment: Option<&[VariableRe
         warnings: diagnostics.warning_count(),
         diagnostics: diagnostics.errors().iter().chain(diagnostics.warnings()).collect(),
     });
-    let report = serde_json::to_string_pretty(&CheckReport { ok, rules, environment });
+    let report = to_pretty_json(&CheckReport { ok, rules, environment });
     report.expect("it holds only texts, numbers and flags") + "\n"
 }

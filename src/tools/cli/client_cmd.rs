@@ -16,8 +16,8 @@ use super::request_args::{descriptor, descriptor_text};
 use super::rpc_client::{RateLimitClient, block_on};
 use super::tls_args::{ClientTls, TlsFiles};
 use crate::base::pb::{RateLimitDescriptor, RateLimitRequest};
+use crate::base::text::printable;
 use crate::serve::http::json::response_to_json;
-use crate::serve::report::text::plain;
 use crate::settings::pem::{ClientCertificate, PemFile};
 use crate::settings::target::Target;
 
@@ -91,22 +91,22 @@ fn tls(given: &GivenFlags, target: &Target) -> Result<Option<ClientTls>, String>
 }
 
 fn usage_error(what: &str) -> CommandOutcome {
-    print_error(plain(what));
+    print_error(printable(what));
     CommandOutcome::UsageError
 }
 
 fn call(target: &Target, tls: Option<ClientTls>, request: &RateLimitRequest) -> CommandOutcome {
     let shown: Vec<String> =
-        request.descriptors.iter().map(|descriptor| format!("[{}]", plain(&descriptor_text(descriptor)))).collect();
+        request.descriptors.iter().map(|descriptor| format!("[{}]", printable(&descriptor_text(descriptor)))).collect();
     let mut page =
-        format!("dial string: {target}\ndomain: {}\ndescriptors: {}\n", plain(&request.domain), shown.join(" "));
+        format!("dial string: {target}\ndomain: {}\ndescriptors: {}\n", printable(&request.domain), shown.join(" "));
     let response = block_on(runtime::Builder::new_current_thread(), async {
         let response = RateLimitClient::connect(target, TIMEOUT, tls).await?.call(request).await?;
         response_to_json(&response.response).map_err(|error| error.to_string())
     });
     let outcome = match response {
         Ok(response) => {
-            page += &format!("response: {}\n", plain(&response));
+            page += &format!("response: {}\n", printable(&response));
             CommandOutcome::Success
         }
         Err(problem) => {

@@ -13,13 +13,13 @@ use super::go_flags::{self, Flag};
 use super::outcome::CommandOutcome;
 use super::print::{finish, print, print_error};
 use super::rule_files::{self, CheckedRules};
+use crate::base::text::printable;
 use crate::rules::compile::RuleText;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::files::read::read;
 use crate::rules::files::{MAX_FILES, MAX_TOTAL_BYTES, RuleLocation};
 use crate::rules::yaml::Documents;
-use crate::serve::report::text::plain;
 
 const FLAGS: [Flag; 2] = [
     Flag { name: "config_dir", is_switch: false, help: "path to directory containing rate limit configs" },
@@ -37,7 +37,7 @@ pub(super) fn run(arguments: &[OsString]) -> CommandOutcome {
         Err(outcome) => return outcome,
     };
     let directory = given.last("config_dir").unwrap_or_default();
-    let mut page = format!("checking rate limit configs...\nloading config directory: {}\n", plain(directory));
+    let mut page = format!("checking rate limit configs...\nloading config directory: {}\n", printable(directory));
     let outcome = match check(Path::new(directory), given.is_on("merge_domain_configs"), &mut page) {
         Ok(()) => CommandOutcome::Success,
         Err(problem) => {
@@ -52,10 +52,10 @@ pub(super) fn run(arguments: &[OsString]) -> CommandOutcome {
 fn check(directory: &Path, merge_domains: bool, page: &mut String) -> Result<(), String> {
     let options = CompileOptions { merge_domains, ..CompileOptions::from(&rule_files::settings_or_defaults()) };
     let failed =
-        |error: io::Error| format!("error opening directory {}: {error}\n", plain(&directory.to_string_lossy()));
+        |error: io::Error| format!("error opening directory {}: {error}\n", printable(&directory.to_string_lossy()));
     let (mut sources, mut bytes): (Vec<RuleText>, u64) = (Vec::new(), 0);
     for path in entries(directory).map_err(failed)? {
-        *page += &format!("opening config file: {}\n", plain(&path.to_string_lossy()));
+        *page += &format!("opening config file: {}\n", printable(&path.to_string_lossy()));
         let source = source_at(&path)?;
         bytes += source.bytes.len() as u64;
         if sources.len() == MAX_FILES || bytes > MAX_TOTAL_BYTES {
@@ -64,11 +64,11 @@ fn check(directory: &Path, merge_domains: bool, page: &mut String) -> Result<(),
         sources.push(source);
     }
     let rules = CheckedRules::compile(sources, &options, Diagnostics::default());
-    rules.diagnostics.warnings().iter().for_each(|warning| print_error(plain(&warning.to_string())));
+    rules.diagnostics.warnings().iter().for_each(|warning| print_error(printable(&warning.to_string())));
     match rules.diagnostics.errors() {
         [] => *page += "all rate limit configs ok\n",
         errors => {
-            let line = |error| format!("error loading rate limit configs: {}\n", plain(&format!("{error}")));
+            let line = |error| format!("error loading rate limit configs: {}\n", printable(&format!("{error}")));
             return Err(errors.iter().map(line).collect());
         }
     }
@@ -92,7 +92,8 @@ fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// Reads a rule file with any name; a directory is an error.
 fn source_at(path: &Path) -> Result<RuleText, String> {
-    let failed = |what: &dyn std::fmt::Display| format!("error opening config file: {}\n", plain(&what.to_string()));
+    let failed =
+        |what: &dyn std::fmt::Display| format!("error opening config file: {}\n", printable(&what.to_string()));
     if path.is_dir() {
         return Err(failed(&format_args!("{}: is a directory", path.display())));
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::serve::report::text::plain;
+use crate::base::text::printable;
 use crate::settings::target::Target;
 
 /// Time limit of a request.
@@ -42,7 +42,7 @@ pub(super) fn fetch(target: &Target, path: &str, body: Option<&str>) -> Result<V
     }
     if response.status() != 200 {
         let text = String::from_utf8_lossy(&page[..page.len().min(MAX_REASON_BYTES)]);
-        let message = plain(text.trim_end());
+        let message = printable(text.trim_end());
         return Err(format!("{address} answered {}: {message}", response.status()));
     }
     Ok(page)

@@ -5,7 +5,7 @@
 use serde::Serialize;
 
 use super::print::{counted, table};
-use crate::serve::report::text::plain;
+use crate::base::text::printable;
 use crate::serve::server::startup;
 use crate::settings::report::{self, Disposition, ReportedVariable};
 use crate::settings::setting::AnySetting as _;
@@ -110,7 +110,9 @@ pub(super) fn text(variables: &[VariableReport]) -> String {
         let known = DISPOSITIONS.iter().find(|(name, _)| *name == variable.disposition);
         let disposition = known.map_or(variable.disposition, |(_, word)| word);
         let note = [variable.why.as_deref(), variable.fix.as_deref()].into_iter().flatten().collect::<Vec<_>>();
-        [&variable.name, variable.value.as_deref().unwrap_or_default(), disposition, &note.join("; ")].map(plain).into()
+        [&variable.name, variable.value.as_deref().unwrap_or_default(), disposition, &note.join("; ")]
+            .map(printable)
+            .into()
     });
     let page = table(&["VARIABLE", "VALUE", "DISPOSITION", "NOTE"], rows);
     let sums: Vec<String> = DISPOSITIONS

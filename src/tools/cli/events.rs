@@ -19,8 +19,8 @@ use self::report::{EventsError, Reporter};
 use super::outcome::CommandOutcome;
 use super::print::print_error;
 use super::stream_settings::stream_settings;
+use crate::base::text::printable;
 use crate::decide::log::stream::group::{ConsumerName, GroupConsumer};
-use crate::serve::report::text::plain;
 use crate::settings::decision_log::StreamSettings;
 
 /// Prints records until there are no more, or until a signal.
@@ -28,7 +28,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let settings = match stream_settings(&args.stream, args.url.as_deref()) {
         Ok(settings) => settings,
         Err(problem) => {
-            print_error(plain(&problem));
+            print_error(printable(&problem));
             return CommandOutcome::UsageError;
         }
     };
@@ -46,7 +46,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
         Ok(()) => CommandOutcome::Success,
         Err(EventsError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => CommandOutcome::Success,
         Err(error) => {
-            print_error(plain(&error.to_string()));
+            print_error(printable(&error.to_string()));
             CommandOutcome::Failure
         }
     }

@@ -12,11 +12,12 @@ use super::print::{finish, micros_text, print, print_error, truncated};
 use super::request_args::RequestArgs;
 use super::rule_files::{self, CheckedRules, settings_or_defaults};
 use crate::base::pb::RateLimitRequest;
+use crate::base::text::printable;
+use crate::base::text::to_pretty_json;
 use crate::decide::explain::{ExplainedCounter, ExplainedDescriptor, ExplainedLimit, ExplainedStep, Explanation};
 use crate::rules::diagnostic::Diagnostics;
 use crate::serve::grpc::decode;
 use crate::serve::http::json::request_to_json;
-use crate::serve::report::text::plain;
 use crate::settings::target::Target;
 
 /// Arguments of `explain`.
@@ -54,7 +55,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let request = match args.request.request() {
         Ok(request) => request,
         Err(problem) => {
-            print_error(plain(&problem));
+            print_error(printable(&problem));
             return CommandOutcome::UsageError;
         }
     };
@@ -68,7 +69,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
         }
     };
     let page = if args.json {
-        serde_json::to_string_pretty(&explanation).expect("it holds only texts, numbers and flags") + "\n"
+        to_pretty_json(&explanation).expect("it holds only texts, numbers and flags") + "\n"
     } else {
         text(&explanation, args.config.is_empty())
     };
@@ -120,9 +121,9 @@ fn text(explanation: &Explanation, has_counters: bool) -> String {
 /// Formats a descriptor. Writing to a String does not fail.
 fn describe(page: &mut String, descriptor: &ExplainedDescriptor, has_counters: bool) {
     descriptor.steps.iter().for_each(|step| step_text(page, step));
-    let _ = writeln!(page, "  => {}", plain(&descriptor.outcome));
+    let _ = writeln!(page, "  => {}", printable(&descriptor.outcome));
     if let Some(rule) = &descriptor.rule {
-        let _ = writeln!(page, "     {} at {}", plain(&rule.path), plain(&rule.origin));
+        let _ = writeln!(page, "     {} at {}", printable(&rule.path), printable(&rule.origin));
     }
     descriptor.limits.iter().for_each(|limit| limit_text(page, limit, has_counters));
 }
@@ -136,12 +137,12 @@ fn step_text(page: &mut String, step: &ExplainedStep) {
                 "wildcard" => "by its wildcard",
                 _ => "by its key alone",
             };
-            writeln!(page, "  {entry} matches {} {how}, at {}", truncated(node), plain(origin))
+            writeln!(page, "  {entry} matches {} {how}, at {}", truncated(node), printable(origin))
         }
         None => writeln!(page, "  {entry} matches nothing"),
     };
     for [node, origin, why] in &step.near_misses {
-        let _ = writeln!(page, "    not {} at {}: {}", truncated(node), plain(origin), plain(why));
+        let _ = writeln!(page, "    not {} at {}: {}", truncated(node), printable(origin), printable(why));
     }
     if step.more_near_misses > 0 {
         let _ = writeln!(page, "    and {} more near misses", step.more_near_misses);
@@ -150,8 +151,8 @@ fn step_text(page: &mut String, step: &ExplainedStep) {
 
 fn limit_text(page: &mut String, limit: &ExplainedLimit, has_counters: bool) {
     let name = if limit.name.is_empty() { String::new() } else { format!(" ({})", truncated(&limit.name)) };
-    let _ = writeln!(page, "     limit {}{name}", plain(&limit.limit));
-    let _ = writeln!(page, "       {}", plain(&limit.guarantee));
+    let _ = writeln!(page, "     limit {}{name}", printable(&limit.limit));
+    let _ = writeln!(page, "       {}", printable(&limit.guarantee));
     for (is_so, what) in [
         (limit.candidate, "candidate: charged on its own, and it rejects nothing"),
         (limit.shadow_mode && !limit.candidate, "shadow_mode: it rejects nothing"),

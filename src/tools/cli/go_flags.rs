@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use super::outcome::CommandOutcome;
 use super::print::{finish, print, print_error};
 use crate::base::go_syntax::parse_bool;
-use crate::serve::report::text::plain;
+use crate::base::text::printable;
 
 /// A flag of a tool.
 pub(super) struct Flag {
@@ -49,7 +49,7 @@ pub(super) fn read(flags: &[Flag], arguments: &[OsString]) -> Result<GivenFlags,
     let mut rest = arguments.iter().skip(1).map(|argument| argument.to_string_lossy());
     while let Some(argument) = rest.next() {
         let Some(body) = argument.strip_prefix("--").or_else(|| argument.strip_prefix('-')) else {
-            print_error(format_args!("{}: this argument has no effect", plain(&argument)));
+            print_error(format_args!("{}: this argument has no effect", printable(&argument)));
             break;
         };
         if body.is_empty() {
@@ -79,7 +79,7 @@ pub(super) fn read(flags: &[Flag], arguments: &[OsString]) -> Result<GivenFlags,
 }
 
 fn usage_error(flags: &[Flag], what: &str) -> CommandOutcome {
-    print_error(format_args!("{}\n{}", plain(what), usage(flags).trim_end()));
+    print_error(format_args!("{}\n{}", printable(what), usage(flags).trim_end()));
     CommandOutcome::UsageError
 }
 

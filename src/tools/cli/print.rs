@@ -10,7 +10,7 @@ use std::io::{self, ErrorKind, Write as _};
 use comfy_table::{Table, presets};
 
 use super::outcome::CommandOutcome;
-use crate::serve::report::text::plain;
+use crate::base::text::shortened;
 
 /// Writes text to standard output.
 pub(super) fn print(text: impl Display) -> io::Result<()> {
@@ -42,11 +42,7 @@ pub(super) fn finish(written: io::Result<()>, outcome: CommandOutcome) -> Comman
 
 /// Escapes untrusted text and cuts it at 60 characters.
 pub(super) fn truncated(text: &str) -> String {
-    const MAX_CHARS: usize = 60;
-    match text.char_indices().nth(MAX_CHARS) {
-        Some((end, _)) => plain(&text[..end]) + "...",
-        None => plain(text),
-    }
+    shortened(text, 60)
 }
 
 /// Formats rows under headings, in aligned columns; the cells must be escaped.

@@ -15,8 +15,9 @@ use super::rule_files::settings_or_defaults;
 use super::traffic_args::{
     Failure, compile, limit_paths, memory, nearest_hint, open_traffic, progress_bar, read_map, refuse_hashed_values,
 };
+use crate::base::text::printable;
+use crate::base::text::to_pretty_json;
 use crate::rules::rule::set::RuleSet;
-use crate::serve::report::text::plain;
 use crate::settings::value::size::ByteSize;
 use crate::tools::recommend::collector::{CollectedDemand, CollectorOptions, DemandCollector};
 use crate::tools::recommend::demand::DemandSubject;
@@ -133,7 +134,7 @@ fn recommended(args: &Args) -> Result<CommandOutcome, Failure> {
     let (collected, basis) = input.collect()?;
     check_path(&args.rule, &input.rule_sets)?;
     let Some(subject) = collected.demand.subject.clone() else {
-        let problem = plain(&format!("no request of the traffic charged {}", args.rule));
+        let problem = printable(&format!("no request of the traffic charged {}", args.rule));
         return Err(Failure { outcome: CommandOutcome::Failure, problem });
     };
     let results = input.results(collected, &subject, &basis)?;
@@ -260,9 +261,9 @@ fn read(
 fn print_results(args: &Args, results: &RecommendationResults) -> Result<CommandOutcome, Failure> {
     if let Some(path) = &args.report {
         let written = fs::write(path, page::html(results)?);
-        written.map_err(|error| Failure::usage(plain(&format!("--report {}: {error}", path.display()))))?;
+        written.map_err(|error| Failure::usage(printable(&format!("--report {}: {error}", path.display()))))?;
     }
-    let text = if args.json { serde_json::to_string_pretty(results)? + "\n" } else { report::text(results) };
+    let text = if args.json { to_pretty_json(results)? + "\n" } else { report::text(results) };
     let is_found = results.limits.iter().any(|limit| limit.recommended);
     let outcome = finish(print(text), if is_found { CommandOutcome::Success } else { CommandOutcome::Failure });
     if !is_found {
@@ -298,7 +299,7 @@ fn check_path(path: &str, rule_sets: &[Arc<RuleSet>]) -> Result<(), Failure> {
     } else {
         format!("--rule {path}: the rules have no limit of that path{}", nearest_hint(paths(), path))
     };
-    Err(Failure::usage(plain(&problem)))
+    Err(Failure::usage(printable(&problem)))
 }
 
 /// Builds the progress bar of the search, hidden if standard error is not a terminal.

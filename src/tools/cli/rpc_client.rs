@@ -15,7 +15,7 @@ use super::tls_args::ClientTls;
 use crate::base::clock::micros;
 use crate::base::pb::rate_limit_service_client::RateLimitServiceClient;
 use crate::base::pb::{RateLimitRequest, RateLimitResponse};
-use crate::serve::report::text::plain;
+use crate::base::text::printable;
 use crate::settings::target::Target;
 
 /// Connection to a server.
@@ -88,7 +88,7 @@ impl RateLimitClient {
                 let hint = connection_hint(target, self.tls.as_ref(), &why);
                 format!("{target} did not answer: {why}{hint}")
             }
-            code => format!("{target} answered {code:?}: {}", plain(status.message())),
+            code => format!("{target} answered {code:?}: {}", printable(status.message())),
         }
     }
 }
@@ -117,5 +117,5 @@ fn root_cause(error: &dyn Error) -> String {
     while let Some(source) = last.source() {
         last = source;
     }
-    plain(&last.to_string())
+    printable(&last.to_string())
 }

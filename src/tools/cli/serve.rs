@@ -6,12 +6,12 @@ use std::path::PathBuf;
 
 use super::outcome::CommandOutcome;
 use super::print::print_error;
+use crate::base::text::printable;
 use crate::rules::files::RuleLocation;
 use crate::rules::files::watch::WatchTiming;
 use crate::rules::source::{FilesConfig, SourceConfig};
 use crate::rules::xds::XdsConfig;
 use crate::rules::yaml::Documents;
-use crate::serve::report::text::plain;
 use crate::serve::server;
 use crate::serve::server::error::ServerError;
 use crate::settings::{Settings, reference};
@@ -103,7 +103,9 @@ pub(super) fn as_ratelimit(arguments: &[OsString]) -> CommandOutcome {
         let value = value.or_else(|| if argument == CONFIG { rest.next().map(OsString::as_os_str) } else { None });
         match value {
             Some(path) => args.config.push(path.into()),
-            None => print_error(format_args!("{}: this argument has no effect", plain(&argument.to_string_lossy()))),
+            None => {
+                print_error(format_args!("{}: this argument has no effect", printable(&argument.to_string_lossy())))
+            }
         }
     }
     run(&args)

@@ -13,9 +13,10 @@ use super::rule_files::settings_or_defaults;
 use super::traffic_args::{
     Failure, compile, limit_paths, memory, nearest_hint, open_traffic, progress_bar, read_map, refuse_hashed_values,
 };
+use crate::base::text::printable;
+use crate::base::text::to_pretty_json;
 use crate::base::threads::thread_cpu_time;
 use crate::rules::rule::set::RuleSet;
-use crate::serve::report::text::plain;
 use crate::settings::value::size::ByteSize;
 use crate::tools::replay::merge::MAX_FILES;
 use crate::tools::replay::replayer::{ReplayOptions, ReplayRules};
@@ -166,14 +167,14 @@ fn replay(
 fn print_results(args: &Args, results: &SimulationResults) -> Result<CommandOutcome, Failure> {
     if let Some(path) = &args.report {
         let written = fs::write(path, page::html(results)?);
-        written.map_err(|error| Failure::usage(plain(&format!("--report {}: {error}", path.display()))))?;
+        written.map_err(|error| Failure::usage(printable(&format!("--report {}: {error}", path.display()))))?;
     }
-    let page = if args.json { serde_json::to_string_pretty(results)? + "\n" } else { report::text(results) };
+    let page = if args.json { to_pretty_json(results)? + "\n" } else { report::text(results) };
     let fails = results.conditions.iter().any(|condition| condition.fails);
     let outcome = if fails { CommandOutcome::Failure } else { CommandOutcome::Success };
     let outcome = finish(print(page), outcome);
     for condition in results.conditions.iter().filter(|condition| condition.fails) {
-        print_error(plain(&format!("--fail-if '{}': {}", condition.condition, condition.figure)));
+        print_error(printable(&format!("--fail-if '{}': {}", condition.condition, condition.figure)));
     }
     Ok(outcome)
 }
@@ -205,7 +206,7 @@ fn check_subjects(args: &Args, new: Option<&RuleSet>, against: Option<&RuleSet>)
         if !paths().any(|path| path == subject) {
             let hint = nearest_hint(paths(), subject);
             let problem = format!("--fail-if '{condition}': the rules have no limit '{subject}'{hint}");
-            return Err(Failure::usage(plain(&problem)));
+            return Err(Failure::usage(printable(&problem)));
         }
     }
     Ok(())

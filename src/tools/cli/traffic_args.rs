@@ -11,9 +11,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::outcome::CommandOutcome;
 use super::rule_files::{self, CheckedRules};
 use super::stream_settings::stream_settings;
+use crate::base::text::printable;
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::rule::set::RuleSet;
-use crate::serve::report::text::plain;
 use crate::settings::Settings;
 use crate::settings::value::SettingValue as _;
 use crate::settings::value::size::{ByteSize, SizeRange};
@@ -36,7 +36,7 @@ impl Failure {
 
 impl<E: std::error::Error> From<E> for Failure {
     fn from(error: E) -> Self {
-        Self { outcome: CommandOutcome::Failure, problem: plain(&error.to_string()) }
+        Self { outcome: CommandOutcome::Failure, problem: printable(&error.to_string()) }
     }
 }
 
@@ -61,7 +61,7 @@ pub(super) fn compile(flag: &str, paths: &[PathBuf], settings: &Settings) -> Res
 /// Reads the mapping of `--map`.
 pub(super) fn read_map(path: &Path) -> Result<FieldMap, Failure> {
     const MAX_BYTES: u64 = 1 << 20;
-    let usage = |problem: String| Failure::usage(plain(&format!("--map {}: {problem}", path.display())));
+    let usage = |problem: String| Failure::usage(printable(&format!("--map {}: {problem}", path.display())));
     let mut text = String::new();
     let read = fs::File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text));
     read.map_err(|error| usage(error.to_string()))?;
@@ -93,7 +93,7 @@ pub(super) fn refuse_hashed_values<'r>(mut rules: impl Iterator<Item = &'r Arc<R
         None => Ok(()),
         Some(location) => Err(Failure {
             outcome: CommandOutcome::Failure,
-            problem: plain(&format!(
+            problem: printable(&format!(
                 "the values of the log are hashed, and {location} matches on a value (record with \
                  TOLLKEEPER_DECISION_LOG_VALUES=plain)"
             )),
@@ -117,7 +117,7 @@ fn location(path: &Path) -> Result<TrafficLocation, Failure> {
         None => Ok(TrafficLocation::File(path.to_owned())),
         Some(key) => match stream_settings(key, None) {
             Ok(stream) => Ok(TrafficLocation::Stream(Box::new(stream))),
-            Err(problem) => Err(Failure::usage(plain(&format!("--traffic redis:{key}: {problem}")))),
+            Err(problem) => Err(Failure::usage(printable(&format!("--traffic redis:{key}: {problem}")))),
         },
     }
 }

@@ -18,11 +18,12 @@ use super::stream_settings::stream_settings;
 use super::traffic_args::progress_bar;
 use crate::base::clock::micros;
 use crate::base::pb::RateLimitDescriptor;
+use crate::base::text::printable;
+use crate::base::text::to_pretty_json;
 use crate::decide::log::reader::{ReadError, RecordReader};
 use crate::decide::log::stream::input::{EntryRange, StreamInput};
 use crate::decide::log::values::ValueForm;
 use crate::limit::request::Entry;
-use crate::serve::report::text::plain;
 use crate::settings::decision_log::HashKey;
 use crate::settings::value::number::DurationRange;
 use crate::tools::why::question::Question;
@@ -91,7 +92,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let hash = match hash_form() {
         Ok(hash) => hash,
         Err(problem) => {
-            print_error(plain(&problem));
+            print_error(printable(&problem));
             return CommandOutcome::UsageError;
         }
     };
@@ -104,7 +105,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     for path in &args.log {
         let added = open(path, range).and_then(|log| add_records(log, &mut line));
         if let Err(problem) = added {
-            print_error(plain(&problem));
+            print_error(printable(&problem));
             outcome = CommandOutcome::Failure;
         }
     }
@@ -113,7 +114,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
         outcome = CommandOutcome::Failure;
     }
     let page = if args.json {
-        serde_json::to_string_pretty(&results).expect("it holds only texts, numbers and flags") + "\n"
+        to_pretty_json(&results).expect("it holds only texts, numbers and flags") + "\n"
     } else {
         report::text(&results)
     };
@@ -130,7 +131,7 @@ fn hash_form() -> Result<Option<ValueForm>, String> {
 /// Opens a log. Of a stream, only the part around an instant is read.
 fn open(path: &Path, range: TimeRange) -> Result<OpenLog, String> {
     let bar = progress_bar(&[path.to_owned()]);
-    bar.set_message(plain(&path.display().to_string()));
+    bar.set_message(printable(&path.display().to_string()));
     let mut is_partial = false;
     let reader = match path.to_str() {
         Some("-") => RecordReader::new("standard input", bar.wrap_read(io::stdin())),

@@ -9,10 +9,10 @@ use super::results::{
     AlreadyRejected, BasisResults, GoalResults, RecommendationResults, SmallestLimit, SubjectResults, VerifiedFigures,
 };
 use super::rule_yaml::{PastedLimit, rule_yaml};
+use crate::base::text::printable;
 use crate::decide::explain::limit_text;
 use crate::limit::Consistency;
 use crate::rules::rule::tree::RuleEntries;
-use crate::serve::report::text::plain;
 use crate::tools::replay::replayer::CounterLosses;
 use crate::tools::simulate::results::share;
 use crate::tools::simulate::simulation::LogProperties;
@@ -163,7 +163,7 @@ fn yaml(parts: RecommendationParts<'_>) -> Option<String> {
     let max_wait_us = max_wait_us(&subject.limit).filter(|_| limit.algorithm() == subject.limit.algorithm());
     let global = subject.limit.global_scope().and_then(|scope| limit.shared_by_regions(scope));
     let text = rule_yaml(entries?, PastedLimit { limit: &global.unwrap_or(limit), name: &subject.name, max_wait_us });
-    Some(format!("# {}: other keys and limits of the rule stay as they are\n{text}", plain(path)))
+    Some(format!("# {}: other keys and limits of the rule stay as they are\n{text}", printable(path)))
 }
 
 fn warnings(parts: RecommendationParts<'_>) -> Vec<String> {

@@ -4,6 +4,7 @@ use askama::Template;
 
 use super::plot::{StepPlot, step_plot};
 use super::results::RecommendationResults;
+use crate::base::text::replace_unprintable;
 use crate::tools::simulate::page::PageError;
 
 /// The page.
@@ -49,7 +50,8 @@ pub fn html(results: &RecommendationResults) -> Result<String, PageError> {
         first_share: 1.0,
     };
     let curve = if results.curve.is_empty() { String::new() } else { step_plot(curve)? };
-    Ok(RecommendationPage { results, yaml: results.yaml.as_deref().unwrap_or_default(), uses, curve }.render()?)
+    let page = RecommendationPage { results, yaml: results.yaml.as_deref().unwrap_or_default(), uses, curve };
+    Ok(replace_unprintable(&page.render()?))
 }
 
 /// Filters of the template.

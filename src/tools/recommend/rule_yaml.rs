@@ -1,9 +1,9 @@
 //! A rule file with one limit, to paste.
 
+use crate::base::text::printable_json;
 use crate::limit::algorithm::{Algorithm, Delay};
 use crate::limit::{GlobalScope, Limit};
 use crate::rules::rule::tree::{RuleEntries, RuleEntry};
-use crate::serve::report::text::plain;
 
 /// Limit of a rule file.
 #[derive(Clone, Copy, Debug)]
@@ -75,10 +75,5 @@ fn quoted(text: &str) -> String {
     if is_plain {
         return text.to_owned();
     }
-    let escaped = |character: char| match plain(character.encode_utf8(&mut [0; 4])).chars().count() {
-        1 => character.to_string(),
-        _ => format!("\\u{:04x}", u32::from(character)),
-    };
-    // JSON has escaped the characters below U+0020; all others that need it are within 16 bits.
-    serde_json::Value::from(text).to_string().chars().map(escaped).collect()
+    printable_json(&serde_json::Value::from(text).to_string()).into_owned()
 }

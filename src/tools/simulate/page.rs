@@ -5,6 +5,8 @@ use askama::Template;
 use super::plot::{PlotError, timeline_plot};
 use super::results::{RejectedKeyResults, SimulationResults};
 
+use crate::base::text::replace_unprintable;
+
 /// Limits with a plot of their own.
 const MAX_LIMIT_PLOTS: usize = 20;
 
@@ -75,7 +77,7 @@ pub fn html(results: &SimulationResults) -> Result<String, PageError> {
         limit_plots: limit_plots.collect::<Result<_, PlotError>>()?,
         lists: lists.into_iter().filter(|list| !list.keys.is_empty()).collect(),
     };
-    Ok(page.render()?)
+    Ok(replace_unprintable(&page.render()?))
 }
 
 /// Filters of the template.

@@ -2,6 +2,8 @@
 
 use std::collections::HashSet;
 
+use crate::base::text::first_chars;
+
 /// Number of descriptors that are told.
 const MAX_TOLD: usize = 5;
 /// Number of different descriptors that are compared.
@@ -27,7 +29,7 @@ struct LikeDescriptor {
 impl NearestDescriptors {
     /// Creates an empty list for the text of a descriptor.
     pub(super) fn new(asked: &str) -> Self {
-        Self { asked: shortened(asked), compared: HashSet::new(), nearest: Vec::new() }
+        Self { asked: cut(asked), compared: HashSet::new(), nearest: Vec::new() }
     }
 
     /// True after 10 000 different descriptors: no more are compared.
@@ -37,7 +39,7 @@ impl NearestDescriptors {
 
     /// Adds a descriptor; forgets it if others are nearer.
     pub(super) fn add(&mut self, text: &str) {
-        let text = shortened(text);
+        let text = cut(text);
         if self.is_full() || self.compared.contains(&text) {
             return;
         }
@@ -56,9 +58,7 @@ impl NearestDescriptors {
     }
 }
 
-fn shortened(text: &str) -> String {
-    match text.char_indices().nth(MAX_CHARS) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text.to_owned(),
-    }
+/// Cuts a text; whoever prints it escapes it.
+fn cut(text: &str) -> String {
+    first_chars(text, MAX_CHARS).map_or_else(|| text.to_owned(), |start| format!("{start}..."))
 }

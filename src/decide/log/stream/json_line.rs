@@ -1,8 +1,8 @@
 //! Record of an entry as a line that is safe to print.
 
-use std::fmt::Write as _;
-
 use serde::de::IgnoredAny;
+
+use crate::base::text::printable_json;
 
 /// Reason why the record of an entry cannot be printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -18,7 +18,7 @@ pub(crate) enum UnusableRecord {
     TooLarge,
 }
 
-/// Returns a record as one line of JSON without control characters, and without a line break at its end.
+/// Returns a record as one line of JSON without unprintable characters, and without a line break at its end.
 ///
 /// # Errors
 /// The record is missing, or is no JSON object.
@@ -28,20 +28,8 @@ pub(crate) fn json_line(record: Option<&[u8]>) -> Result<String, UnusableRecord>
     if !text.trim_start().starts_with('{') || serde_json::from_str::<IgnoredAny>(text).is_err() {
         return Err(UnusableRecord::NotJson);
     }
-    let mut line = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            // White space between values: JSON has these only escaped within a string.
-            '\n' | '\r' | '\t' => line.push(' '),
-            // Within a string, where an escape means the same. Terminals act on U+0080 to U+009F too.
-            _ if character.is_control() => {
-                // Writing to memory does not fail.
-                let _ = write!(line, "\\u{:04x}", u32::from(character));
-            }
-            _ => line.push(character),
-        }
-    }
-    Ok(line)
+    // Raw line feeds are between values only.
+    Ok(printable_json(text).replace('\n', " "))
 }
 
 #[cfg(test)]

@@ -1,3 +1,5 @@
+
+use crate::base::text::printable;
 // The console of the debug listener. Data is only ever put into the page as text, never as HTML.
 
 const MAX_POINTS = 120;
@@ -52,7 +54,7 @@ function timeOf(text) {
 
 /** Text of a client: control characters and marks that change the direction of text are spelled out. */
 const plain = (text) =>
-  text.replace(/[\u0000-\u001f\u007f-\u009f\u200e\u200f\u2028-\u202e\u2066-\u2069]/g, (mark) => `\\u{${mark.codePointAt(0).toString(16)}}`);
+  text.replace(/[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g, (mark) => `\\u{${mark.codePointAt(0).toString(16)}}`);
 
 // Requests to the server.
 
@@ -268,8 +270,8 @@ function keysTable(caption, keys, withRule = true) {
   if (keys.length === 0) return empty('No hits were rejected in this time.');
   const open = (key) =>
     key.entries?.length > 0 && key.entries.every((entry) => entry.value !== undefined && entry.value !== null)
-      ? element('button', { class: 'link mono', onclick: () => showKey(key) }, plain(key.key))
-      : element('span', { class: 'mono' }, plain(key.key));
+      ? element('button', { class: 'link mono', onclick: () => showKey(key) }, printable(key.key))
+      : element('span', { class: 'mono' }, printable(key.key));
   const columns = [
     { title: 'Rejected hits', number: true, cell: bounds },
     { title: 'Key', class: 'name', cell: open },
@@ -334,7 +336,7 @@ const explain = (domain, entries) => getJson('explain', { method: 'POST', body: 
 
 function explanation(explained) {
   const shown = explained.descriptors.map((descriptor) => element('section', { class: 'card' },
-    element('h2', {}, plain(descriptor.descriptor)),
+    element('h2', {}, printable(descriptor.descriptor)),
     details([
       ['Outcome', descriptor.outcome],
       ['Rule', descriptor.rule ? [ruleLink(descriptor.rule.path), ` ${descriptor.rule.origin}`] : 'none'],
@@ -342,7 +344,7 @@ function explanation(explained) {
     descriptor.limits?.length > 0 ? counterRows(descriptor.limits) : null,
     element('h3', {}, 'How it was matched'),
     element('ol', {}, descriptor.steps.map((step) => element('li', {},
-      element('code', {}, plain(step.entry)),
+      element('code', {}, printable(step.entry)),
       step.matched ? ` matched ${step.matched.join(' ')}` : ' matched nothing',
       step.near_misses?.length > 0 ? `; near: ${step.near_misses.map((miss) => (typeof miss === 'string' ? miss : JSON.stringify(miss))).join(', ')}` : ''))),
   ));
@@ -362,12 +364,12 @@ async function showKey(key) {
   };
   load();
   const reset = await ask({
-    title: `Key ${plain(key.key)}`,
+    title: `Key ${printable(key.key)}`,
     body: [body, element('p', { class: 'soft' }, 'Resetting deletes its counters in all replicas: the key starts at zero.')],
     confirm: 'Reset its counters',
     danger: true,
   });
-  if (reset) await resetKey(domain, key.entries, plain(key.key));
+  if (reset) await resetKey(domain, key.entries, printable(key.key));
 }
 
 async function resetKey(domain, entries, name) {
@@ -596,7 +598,7 @@ async function listCounters(limit) {
     await tell('Counters',
       element('p', { class: 'soft' }, `${listing.note}${listing.complete ? '' : '; there may be others'}`),
       rows.length === 0 ? empty('No counter is above zero.') : table('Counters', [
-        { title: 'Key', class: 'name', cell: ({ entries }) => element('span', { class: 'mono' }, plain(entries.map((entry) => entry.join('=')).join(', '))) },
+        { title: 'Key', class: 'name', cell: ({ entries }) => element('span', { class: 'mono' }, printable(entries.map((entry) => entry.join('=')).join(', '))) },
         { title: 'Used', number: true, cell: ({ counter }) => number(counter.used) },
         { title: 'Left', number: true, cell: ({ counter }) => number(counter.remaining) },
         { title: 'Passes', cell: ({ counter }) => passes(counter) },

@@ -3,6 +3,7 @@
 //! An error is a kind without text: kinds are counted, select the failure policy and open breakers. The text of a reply
 //! is logged where the reply is read. Redirections and missing scripts are error replies, but not failures.
 
+use crate::base::text::first_chars;
 use crate::store::client::connect_error::{ConnectError, ErrorKind};
 use crate::store::client::wire_protocol::PipelineError;
 
@@ -226,5 +227,6 @@ const MAX_LOG_CHARS: usize = 160;
 /// Returns the text of an error reply for logs: shortened, and without arguments.
 pub(crate) fn log_text(text: &str) -> String {
     // Some servers quote the arguments of the command, passwords included.
-    text.split(", with args").next().unwrap_or_default().chars().take(MAX_LOG_CHARS).collect()
+    let text = text.split(", with args").next().unwrap_or_default();
+    first_chars(text, MAX_LOG_CHARS).unwrap_or(text).to_owned()
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::serve::report::text::plain;
+use crate::base::text::printable;
 use crate::tools::bench::load_generator::LoadPlan;
 use crate::tools::bench::record::VerdictCounts;
 use crate::tools::bench::results::{BenchResults, LimitAccuracy, Percentiles, ServerUsage};
@@ -38,7 +38,7 @@ pub(super) fn text(plan: &LoadPlan, results: &BenchResults) -> String {
         line("", format!("{after:.1} MB resident, {before:.1} MB after the warm-up"));
     }
     for (error, count) in &results.errors {
-        line("errors", format!("{count} times: {}", plain(error)));
+        line("errors", format!("{count} times: {}", printable(error)));
     }
     page + &limits_text(results)
 }
@@ -71,7 +71,7 @@ fn limits_table(limits: &[LimitAccuracy]) -> String {
         let period = micros_text((limit.period_seconds * 1e6) as u64);
         let share = |hits: u64| format!("{hits} ({:.4} %)", hits as f64 / limit.requested.max(1) as f64 * 100.0);
         vec![
-            format!("{} {}", plain(&limit.domain), plain(&limit.descriptor)),
+            format!("{} {}", printable(&limit.domain), printable(&limit.descriptor)),
             format!("{} in {period}", limit.limit),
             limit.counters.to_string(),
             format!("{} of {}", limit.admitted, limit.requested),

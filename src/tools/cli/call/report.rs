@@ -5,7 +5,7 @@
 use crate::base::clock::micros;
 use crate::base::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit::Unit};
 use crate::base::pb::{HeaderValue, RateLimitRequest, RateLimitResponse};
-use crate::serve::report::text::plain;
+use crate::base::text::printable;
 use crate::tools::cli::print::{micros_text, table, truncated};
 use crate::tools::cli::request_args::descriptor_text;
 use crate::tools::cli::rpc_client::TimedResponse;
@@ -140,7 +140,7 @@ fn extras(response: &RateLimitResponse) -> String {
     let line = |what: &str, header: &HeaderValue| {
         let raw = String::from_utf8_lossy(&header.raw_value);
         let value = if header.value.is_empty() { raw.as_ref() } else { &header.value };
-        format!("{what} {}: {}\n", plain(&header.key), truncated(value))
+        format!("{what} {}: {}\n", printable(&header.key), truncated(value))
     };
     let mut lines = String::new();
     lines.extend(response.response_headers_to_add.iter().map(|header| line("header", header)));

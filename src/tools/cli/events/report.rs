@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::args::Args;
 use crate::base::sharded::lock;
+use crate::base::text::printable;
 use crate::decide::log::stream::entry::EntryId;
 use crate::decide::log::stream::json_line::UnusableRecord;
-use crate::serve::report::text::plain;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::key_connection::KeyCommandError;
 use crate::tools::cli::print::{counted, print_error};
@@ -79,7 +79,7 @@ impl Reporter {
         let mut state = lock(&self.state);
         if state.lost_since.is_none_or(|since| since.elapsed() >= LOST_INTERVAL) {
             state.lost_since = Some(Instant::now());
-            print_error(plain(&format!("{}; trying again", self.redis_error(error))));
+            print_error(printable(&format!("{}; trying again", self.redis_error(error))));
         }
     }
 
@@ -93,7 +93,7 @@ impl Reporter {
     /// Reports that the group was missing.
     pub(super) fn created_group(&self) {
         let Self { stream, group, .. } = self;
-        print_error(plain(&format!("created the group '{group}' at the start of the stream '{stream}'")));
+        print_error(printable(&format!("created the group '{group}' at the start of the stream '{stream}'")));
     }
 
     /// Reports an entry that is acknowledged without being printed.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::serve::report::text::plain;
+use crate::base::text::printable;
 use crate::tools::cli::print::{counted, micros_text, table};
 use crate::tools::recommend::results::{
     AlreadyRejected, BasisResults, CurvePoint, RecommendationResults, SmallestLimit, UseResults,
@@ -22,7 +22,7 @@ pub(super) fn text(results: &RecommendationResults) -> String {
         let _ = writeln!(page, "{name:<10}{text}");
     };
     let (rule, basis) = (&results.rule, &results.basis);
-    line("rule", plain(&format!("{}: {} ({})", rule.path, rule.limit, rule.location)));
+    line("rule", printable(&format!("{}: {} ({})", rule.path, rule.limit, rule.location)));
     line("basis", basis_text(basis));
     line("", format!("{} to {}", basis.first, basis.last));
     if let Some(already) = &basis.already_rejected {
@@ -32,7 +32,7 @@ pub(super) fn text(results: &RecommendationResults) -> String {
     let allowed = results.goal.rejected_keys;
     line("goal", format!("at most {} of {} rejected", counted(allowed, "key"), basis.keys));
     for warning in &results.warnings {
-        line("warning", plain(warning));
+        line("warning", printable(warning));
     }
     if let Some(first) = results.left_out_periods.first() {
         let periods: Vec<&str> = results.left_out_periods.iter().map(|left_out| &*left_out.period).collect();
@@ -80,7 +80,7 @@ fn already_text(already: &AlreadyRejected) -> String {
     if !causes.is_empty() {
         text += &format!(": {}", causes.join(", "));
     }
-    plain(&text)
+    printable(&text)
 }
 
 /// Formats a number and its share: `5 (2.50 %)`.

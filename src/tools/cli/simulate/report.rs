@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::serve::report::text::plain;
+use crate::base::text::printable;
 use crate::tools::cli::print::{counted, micros_text, table, truncated};
 use crate::tools::simulate::results::{
     ChangeResults, LimitFigures, LimitResults, RejectedKeyResults, ReplayTotals, SimulationResults, TimelineResults,
@@ -34,7 +34,7 @@ pub(super) fn text(results: &SimulationResults) -> String {
         let (agreed, compared) = (verification.agreed, verification.compared);
         let percent = share(agreed, compared) * 100.0;
         let first = verification.first_difference.as_ref();
-        let first = first.map_or_else(String::new, |first| format!("; first difference: {}", plain(first)));
+        let first = first.map_or_else(String::new, |first| format!("; first difference: {}", printable(first)));
         line("fidelity", format!("{agreed} of {compared} recorded decisions repeated ({percent:.2} %){first}"));
     }
     let speed = results.speed;
@@ -47,7 +47,7 @@ pub(super) fn text(results: &SimulationResults) -> String {
         ),
     );
     for warning in &results.warnings {
-        line("warning", plain(warning));
+        line("warning", printable(warning));
     }
     page += &limits(&results.limits, results.old.is_some());
     page += &keys(results);
@@ -82,7 +82,7 @@ fn limits(limits: &[LimitResults], has_old: bool) -> String {
             (false, true) => " (shadow)",
             (false, false) => "",
         };
-        let mut row = vec![format!("{}{mode}", plain(&limit.path))];
+        let mut row = vec![format!("{}{mode}", printable(&limit.path))];
         let none = LimitFigures::default();
         let new = limit.new.as_ref().unwrap_or(&none);
         row.push(if limit.new.is_some() { new.requests.to_string() } else { "removed".to_owned() });
@@ -114,7 +114,7 @@ fn keys(results: &SimulationResults) -> String {
         if !keys.is_empty() {
             let row = |key: &RejectedKeyResults| {
                 let about = if key.error > 0 { "at most " } else { "" };
-                vec![format!("{about}{}", key.requests), plain(&key.limit), truncated(&key.key)]
+                vec![format!("{about}{}", key.requests), printable(&key.limit), truncated(&key.key)]
             };
             page += &format!("\n{}", table(&[title, "LIMIT", "KEY"], keys.iter().map(row)));
         }

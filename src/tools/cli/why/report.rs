@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
+use crate::base::text::printable;
 use crate::decide::log::record::{DescriptorRecord, LimitRecord, RecordedVerdict};
-use crate::serve::report::text::plain;
 use crate::tools::cli::print::{counted, micros_text, truncated};
 use crate::tools::why::question::entries_text;
 use crate::tools::why::rejection::{decider_text, limit_text, origin_text};
@@ -53,7 +53,7 @@ fn summary(results: &WhyResults<'_>) -> String {
         page += "no requests with this descriptor were found\n";
     }
     for cause in results.causes.iter().take(MAX_CAUSES) {
-        let _ = writeln!(page, "  {} by {}", cause.requests, plain(&cause.cause));
+        let _ = writeln!(page, "  {} by {}", cause.requests, printable(&cause.cause));
     }
     if results.causes.len() > MAX_CAUSES {
         let _ = writeln!(page, "  and {} more causes", results.causes.len() - MAX_CAUSES);
@@ -77,7 +77,7 @@ fn summary(results: &WhyResults<'_>) -> String {
         let _ = writeln!(page, "  {hidden} admitted, not shown (--all)");
     }
     for note in &results.notes {
-        let _ = writeln!(page, "note: {}", plain(note));
+        let _ = writeln!(page, "note: {}", printable(note));
     }
     if !results.nearest.is_empty() {
         page += "nearest descriptors in the logs:\n";
@@ -141,12 +141,12 @@ fn descriptor_text(descriptor: &DescriptorRecord<'_>) -> String {
         hits if hits < 0 => format!("refund of {}", counted(hits.unsigned_abs(), "hit")),
         hits => counted(hits.unsigned_abs(), "hit"),
     };
-    let mut text = format!("{hits}: {}, {}", descriptor.verdict.name(), plain(&origin_text(descriptor)));
+    let mut text = format!("{hits}: {}, {}", descriptor.verdict.name(), printable(&origin_text(descriptor)));
     if descriptor.unlimited {
         text += ", unlimited";
     }
     if let Some(decider) = decider_text(descriptor) {
-        let _ = write!(text, ", decided by {}", plain(&decider));
+        let _ = write!(text, ", decided by {}", printable(&decider));
     }
     text
 }
@@ -163,7 +163,7 @@ fn limits_text(page: &mut String, descriptor: &DescriptorRecord<'_>, rejected_by
 
 /// Formats a limit with its level before and after.
 fn limit_line(limit: &LimitRecord<'_>) -> String {
-    let mut text = plain(&limit_text(limit));
+    let mut text = printable(&limit_text(limit));
     for (is_so, mode) in [
         (limit.candidate, "candidate, rejects nothing"),
         (limit.shadow && !limit.candidate, "shadow_mode, rejects nothing"),

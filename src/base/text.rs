@@ -1,0 +1,143 @@
+//! Text that people read, made safe and short.
+//!
+//! Names, values and messages come from clients, files and other servers. A terminal acts on control characters, and
+//! marks of writing direction show a text in another order than it has. [`is_unprintable`] is the one set of such
+//! characters, and no output has one of them raw: text for people escapes them, JSON escapes them so that it decodes to
+//! the same text, and where no escape exists, as in headers, they are replaced or removed.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+/// True for control characters, line and paragraph separators, and marks of writing direction.
+pub fn is_unprintable(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// True if all bytes are printable ASCII, as in nearly all texts.
+fn is_printable_ascii(bytes: &[u8]) -> bool {
+    // Without branches inside a run, so that the compiler can vectorize it.
+    bytes.chunks(64).all(|run| run.iter().fold(true, |all, byte| all & matches!(byte, b' '..=b'~')))
+}
+
+/// Escapes unprintable characters as in Rust's string literals, such as `\n` and `\u{202e}`.
+pub fn printable(text: &str) -> String {
+    if is_printable_ascii(text.as_bytes()) {
+        return text.to_owned();
+    }
+    let mut printable = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_unprintable(c) {
+            printable.extend(c.escape_default());
+        } else {
+            printable.push(c);
+        }
+    }
+    printable
+}
+
+/// Cuts a text at a number of characters, and escapes unprintable ones; `...` stands for the rest.
+pub fn shortened(text: &str, max_chars: usize) -> String {
+    match first_chars(text, max_chars) {
+        Some(start) => printable(start) + "...",
+        None => printable(text),
+    }
+}
+
+/// Returns the first characters of a text; `None` if it has no more than these.
+pub fn first_chars(text: &str, max_chars: usize) -> Option<&str> {
+    text.char_indices().nth(max_chars).map(|(end, _)| &text[..end])
+}
+
+/// Returns the whole characters among the first bytes of a text.
+pub fn first_bytes(text: &str, max_bytes: usize) -> &str {
+    &text[..text.floor_char_boundary(max_bytes)]
+}
+
+/// Returns a character, or U+FFFD in place of an unprintable one.
+pub fn replaced(c: char) -> char {
+    if is_unprintable(c) { char::REPLACEMENT_CHARACTER } else { c }
+}
+
+/// Replaces unprintable characters of a text or a page by U+FFFD; line feeds stay.
+pub fn replace_unprintable(text: &str) -> String {
+    text.chars().map(|c| if c == '\n' { c } else { replaced(c) }).collect()
+}
+
+/// Removes unprintable characters.
+pub fn without_unprintable(text: &str) -> Cow<'_, str> {
+    if is_printable_ascii(text.as_bytes()) || !text.contains(is_unprintable) {
+        return Cow::Borrowed(text);
+    }
+    text.chars().filter(|c| !is_unprintable(*c)).collect()
+}
+
+/// Encloses a text in quotes, with escapes as in JSON.
+pub fn quoted(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 2);
+    quoted.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => quoted.push_str("\\\""),
+            '\\' => quoted.push_str("\\\\"),
+            '\n' => quoted.push_str("\\n"),
+            '\r' => quoted.push_str("\\r"),
+            '\t' => quoted.push_str("\\t"),
+            c if is_unprintable(c) => push_json_escape(&mut quoted, c),
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+/// Escapes the unprintable characters that valid JSON may have, so that it decodes to the same values.
+///
+/// Line feeds stay: JSON has them raw only between values. Other white space between values becomes a space.
+pub fn printable_json(json: &str) -> Cow<'_, str> {
+    if is_printable_ascii(json.as_bytes()) {
+        return Cow::Borrowed(json);
+    }
+    let must_change = |c: char| c != '\n' && is_unprintable(c);
+    let Some(first) = json.find(must_change) else { return Cow::Borrowed(json) };
+    let mut printable = String::with_capacity(json.len() + 16);
+    printable.push_str(&json[..first]);
+    for c in json[first..].chars() {
+        match c {
+            '\r' | '\t' => printable.push(' '),
+            c if must_change(c) => push_json_escape(&mut printable, c),
+            c => printable.push(c),
+        }
+    }
+    Cow::Owned(printable)
+}
+
+/// Does what [`printable_json`] does, for lines of JSON in UTF-8.
+pub fn printable_json_lines(lines: &[u8]) -> Cow<'_, [u8]> {
+    if lines.split(|byte| *byte == b'\n').all(is_printable_ascii) {
+        return Cow::Borrowed(lines);
+    }
+    match String::from_utf8_lossy(lines) {
+        Cow::Owned(text) => Cow::Owned(printable_json(&text).into_owned().into_bytes()),
+        Cow::Borrowed(text) => match printable_json(text) {
+            Cow::Borrowed(_) => Cow::Borrowed(lines),
+            Cow::Owned(printable) => Cow::Owned(printable.into_bytes()),
+        },
+    }
+}
+
+/// Encodes a value as indented JSON without unprintable characters.
+///
+/// # Errors
+/// The value has a map whose keys are not text.
+pub fn to_pretty_json(value: &impl Serialize) -> serde_json::Result<String> {
+    serde_json::to_string_pretty(value).map(|json| printable_json(&json).into_owned())
+}
+
+/// Appends an escape of JSON; all unprintable characters are within 16 bits.
+fn push_json_escape(json: &mut String, c: char) {
+    // Writing to a String does not fail.
+    let _ = write!(json, "\\u{:04x}", u32::from(c));
+}
