@@ -50,6 +50,7 @@ mod rule_files;
 mod settings;
 mod simulate;
 mod stores;
+mod text;
 mod textbook;
 mod tidy;
 mod tls;

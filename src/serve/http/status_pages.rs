@@ -6,6 +6,7 @@ use axum::response::Response;
 
 use super::app_state::AppState;
 use super::response::{error, internal_error, pretty_json, text};
+use crate::base::text::printable;
 use crate::rules::rule::render;
 use crate::serve::report::problems::ProblemsReport;
 
@@ -32,7 +33,7 @@ pub(super) async fn ready(State(state): State<AppState>) -> Response {
 pub(super) async fn rlconfig(State(state): State<AppState>) -> Response {
     let loaded = state.collector.service.rules.load();
     let lines = loaded.as_ref().map(|loaded| render::rlconfig_lines(&loaded.rules)).unwrap_or_default();
-    let mut page = text(StatusCode::OK, lines.into_iter().fold(String::new(), |page, line| page + &line + "\n"));
+    let mut page = text(StatusCode::OK, lines.iter().fold(String::new(), |page, line| page + &printable(line) + "\n"));
     let version = state.collector.service.rules.source_version();
     if let Some(version) = version.and_then(|version| HeaderValue::from_str(&version).ok()) {
         page.headers_mut().insert(RULES_VERSION, version);
