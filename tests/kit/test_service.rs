@@ -17,7 +17,7 @@ use tollkeeper::base::pb::{RateLimitDescriptor, RateLimitRequest, RateLimitRespo
 use tollkeeper::decide::Decider;
 use tollkeeper::decide::log;
 use tollkeeper::decide::log::header::RuleSetRecord;
-use tollkeeper::decide::log::recorded;
+use tollkeeper::decide::log::recorded_rules;
 use tollkeeper::decide::log::{DecisionLog, ProcessFacts};
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{Compiled, RuleText, compile};

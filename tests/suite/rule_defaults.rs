@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use serde_json::Value;
-use tollkeeper::decide::log::recorded;
+use tollkeeper::decide::log::recorded_rules;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::Unit;
 use tollkeeper::limit::{Consistency, Limit, Overshoot, StorePolicy};

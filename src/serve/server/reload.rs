@@ -16,7 +16,7 @@ use crate::base::sharded::lock;
 use crate::base::threads;
 use crate::decide::log::DecisionLog;
 use crate::decide::log::header::RuleSetRecord;
-use crate::decide::log::recorded;
+use crate::decide::log::recorded_rules;
 use crate::rules::compile::Compiled;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::defaults_file::{self, DefaultsStatus, DefaultsWatch};

@@ -17,7 +17,7 @@ use crate::decide::log::header::{HeaderEvent, HeaderRecord, RuleSetRecord, Setti
 use crate::decide::log::record::{
     DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, RecordedVerdict, Text,
 };
-use crate::decide::log::recorded;
+use crate::decide::log::recorded_rules;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::rule::set::RuleSet;
 use crate::settings::decisions::DecisionSettings;

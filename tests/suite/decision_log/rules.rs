@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tollkeeper::base::pb::xds::{RateLimitConfig, RateLimitUnit};
 use tollkeeper::decide::log::header::RuleSetRecord;
-use tollkeeper::decide::log::recorded;
+use tollkeeper::decide::log::recorded_rules;
 use tollkeeper::rules::compile::RuleText;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::rule::render::rlconfig_lines;

@@ -9,7 +9,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tollkeeper::base::clock::Time;
 use tollkeeper::base::pb::xds::{RateLimitConfig, RateLimitUnit};
-use tollkeeper::decide::log::recorded;
+use tollkeeper::decide::log::recorded_rules;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::rule_defaults::RuleDefaults;
 use tollkeeper::rules::source::SourceRules;
