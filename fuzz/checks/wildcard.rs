@@ -8,6 +8,7 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Entry;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::rules::rule::set::RuleSet;
+use tollkeeper::rules::rule::value_pattern::ValuePattern;
 use tollkeeper::rules::rule::{
     Allowance, Domain, OverLimitBody, OverrideDefaults, Rule, RuleLimit, RuleNode, SourceLocation,
 };
@@ -82,7 +83,7 @@ fn node(key: String, value: String) -> RuleNode {
     };
     let mut node = RuleNode {
         key,
-        value,
+        value: ValuePattern::from(value),
         rule: None,
         share_threshold: false,
         value_to_metric: false,

@@ -13,7 +13,6 @@ use crate::limit::charge::ChargeResult;
 use crate::limit::counter::Charge;
 use crate::limit::request::{Descriptor, Entry, Request};
 use crate::limit::{Consistency, GlobalScope, Limit, Overshoot};
-use crate::rules::rule::matching::MatchKind;
 use crate::rules::rule::set::{DomainRules, RuleSet};
 use crate::rules::rule::trace::{NearMiss, NodeRef, TraceEnd, TraceStep};
 use crate::settings::decisions::DecisionSettings;
@@ -254,11 +253,6 @@ fn explained(
 
 fn explained_step(step: &TraceStep<'_>, entry: &Entry<'_>) -> ExplainedStep {
     let name = |node: &NodeRef<'_>| String::from_utf8_lossy(node.composite).into_owned();
-    let kind_name = |kind| match kind {
-        MatchKind::Exact => "exact",
-        MatchKind::Wildcard => "wildcard",
-        MatchKind::Default => "default",
-    };
     let reason = |miss| match miss {
         NearMiss::OtherValue => "it has another value",
         NearMiss::PatternDiffers => "its wildcard does not match the value",
@@ -273,7 +267,7 @@ fn explained_step(step: &TraceStep<'_>, entry: &Entry<'_>) -> ExplainedStep {
         matched: step
             .matched
             .as_ref()
-            .map(|(kind, node)| [kind_name(*kind).to_owned(), name(node), node.location.to_string()]),
+            .map(|(kind, node)| [kind.name().to_owned(), name(node), node.location.to_string()]),
         near_misses: step
             .near_misses
             .iter()

@@ -63,14 +63,14 @@ fn described(descriptor: &Descriptor<'_>) -> Value {
     Value::Object(fields)
 }
 
-/// The limit in protobuf's text format, without fields at their default. A unit without a name in Envoy's own enum is
-/// written as its number; so is WEEK, which only the rate limit service's enum has.
+/// The limit in protobuf's text format, without fields at their default. A unit that Envoy's own enum lacks, such as a
+/// week, is written as its number.
 fn override_text(sent: &LimitOverride) -> String {
     let mut fields = Vec::new();
     if sent.requests_per_unit != 0 {
         fields.push(format!("requests_per_unit:{}", sent.requests_per_unit));
     }
-    match Unit::ALL.into_iter().find(|unit| unit.number() == sent.unit && *unit != Unit::Week) {
+    match Unit::from_number(sent.unit).filter(|unit| unit.is_in_envoy_type()) {
         Some(unit) => fields.push(format!("unit:{}", unit.name().to_uppercase())),
         None if sent.unit != 0 => fields.push(format!("unit:{}", sent.unit)),
         None => {}

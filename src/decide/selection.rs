@@ -272,7 +272,7 @@ fn candidates_of(compiled: &CompiledRule) -> Vec<SelectedLimit<'_>> {
 
 /// Limit that came with a request, under the domain's defaults; `None` if its period is invalid.
 fn override_limit(behaviour: &DecisionSettings, domain: &DomainRules, sent: &LimitOverride) -> Option<Limit> {
-    let unit = Unit::ALL.into_iter().find(|unit| unit.number() == sent.unit)?;
+    let unit = Unit::from_number(sent.unit)?;
     let period = Period::new(unit, sent.unit_multiplier)?;
     let defaults = domain.override_defaults(unit);
     let log_is_too_long = defaults.algorithm.properties().has_log() && sent.requests_per_unit > behaviour.log_max;

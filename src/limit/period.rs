@@ -1,7 +1,7 @@
 //! The period of a limit: a unit of time times a multiplier, 366 days at most.
 //!
-//! Units have fixed lengths: a month is 30 days and a year 365 days. Only fixed windows of months can follow the
-//! calendar instead.
+//! A unit is one row of a table. Units have fixed lengths: a month is 30 days and a year 365 days. Only fixed windows of
+//! months can follow the calendar instead.
 
 use std::fmt;
 
@@ -11,40 +11,68 @@ const DAY_US: u64 = 86_400_000_000;
 /// Maximum length of a period, in microseconds: 366 days.
 pub const MAX_PERIOD_US: u64 = 366 * DAY_US;
 
-/// Unit of a period.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Unit {
+/// Number of a unit in protobuf; it is the same in every enum that has the unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum UnitNumber {
+    /// `envoy.type.v3.RateLimitUnit` has the unit, and so has `RateLimitResponse.RateLimit.Unit`.
+    Envoy(i32),
+    /// Only `RateLimitResponse.RateLimit.Unit` of the rate limit service has the unit.
+    Service(i32),
+}
+
+/// A unit's row in the table of units.
+struct UnitProperties {
+    /// Name in rule files: lower case, singular.
+    name: &'static str,
+    seconds: u64,
+    /// `None` for a unit that protobuf lacks: responses then name no unit.
+    number: Option<UnitNumber>,
+}
+
+/// Declares the table of units.
+macro_rules! define_units {
+    ($($(#[$attribute:meta])* $variant:ident: $properties:expr;)*) => {
+        /// Unit of a period.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Unit {
+            $($(#[$attribute])* $variant,)*
+        }
+
+        impl Unit {
+            /// All units, shortest first.
+            pub const ALL: [Self; [$(stringify!($variant)),*].len()] = [$(Self::$variant),*];
+
+            /// Row of the table.
+            const fn properties(self) -> UnitProperties {
+                match self {
+                    $(Self::$variant => $properties,)*
+                }
+            }
+        }
+    };
+}
+
+define_units! {
     /// 1 s.
-    Second,
+    Second: UnitProperties { name: "second", seconds: 1, number: Some(UnitNumber::Envoy(1)) };
     /// 60 s.
-    Minute,
+    Minute: UnitProperties { name: "minute", seconds: 60, number: Some(UnitNumber::Envoy(2)) };
     /// 3600 s.
-    Hour,
+    Hour: UnitProperties { name: "hour", seconds: 3600, number: Some(UnitNumber::Envoy(3)) };
     /// 86 400 s.
-    Day,
-    /// 30 days.
-    Month,
-    /// 365 days.
-    Year,
+    Day: UnitProperties { name: "day", seconds: 86_400, number: Some(UnitNumber::Envoy(4)) };
     /// 7 days; windows begin on Thursdays, because the Unix epoch did.
-    Week,
+    Week: UnitProperties { name: "week", seconds: 7 * 86_400, number: Some(UnitNumber::Service(7)) };
+    /// 30 days.
+    Month: UnitProperties { name: "month", seconds: 30 * 86_400, number: Some(UnitNumber::Envoy(5)) };
+    /// 365 days.
+    Year: UnitProperties { name: "year", seconds: 365 * 86_400, number: Some(UnitNumber::Envoy(6)) };
 }
 
 impl Unit {
-    /// All units, shortest first.
-    pub const ALL: [Self; 7] = [Self::Second, Self::Minute, Self::Hour, Self::Day, Self::Week, Self::Month, Self::Year];
-
     /// Name in rule files: lower case, singular.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Second => "second",
-            Self::Minute => "minute",
-            Self::Hour => "hour",
-            Self::Day => "day",
-            Self::Week => "week",
-            Self::Month => "month",
-            Self::Year => "year",
-        }
+        self.properties().name
     }
 
     /// Returns the unit of that name; ignores case.
@@ -52,30 +80,27 @@ impl Unit {
         Self::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(name))
     }
 
-    /// Number of the unit in `RateLimitResponse.RateLimit.Unit`.
-    pub const fn number(self) -> i32 {
-        match self {
-            Self::Second => 1,
-            Self::Minute => 2,
-            Self::Hour => 3,
-            Self::Day => 4,
-            Self::Month => 5,
-            Self::Year => 6,
-            Self::Week => 7,
+    /// Length in seconds.
+    pub const fn seconds(self) -> u64 {
+        self.properties().seconds
+    }
+
+    /// Number of the unit in `RateLimitResponse.RateLimit.Unit`; `None` if that lacks the unit.
+    pub const fn number(self) -> Option<i32> {
+        match self.properties().number {
+            Some(UnitNumber::Envoy(number) | UnitNumber::Service(number)) => Some(number),
+            None => None,
         }
     }
 
-    /// Length in seconds.
-    pub const fn seconds(self) -> u64 {
-        match self {
-            Self::Second => 1,
-            Self::Minute => 60,
-            Self::Hour => 3600,
-            Self::Day => 86_400,
-            Self::Week => 7 * 86_400,
-            Self::Month => 30 * 86_400,
-            Self::Year => 365 * 86_400,
-        }
+    /// Returns the unit of a number in `RateLimitResponse.RateLimit.Unit`.
+    pub fn from_number(number: i32) -> Option<Self> {
+        Self::ALL.into_iter().find(|unit| unit.number() == Some(number))
+    }
+
+    /// Returns true if `envoy.type.v3.RateLimitUnit` has the unit.
+    pub const fn is_in_envoy_type(self) -> bool {
+        matches!(self.properties().number, Some(UnitNumber::Envoy(_)))
     }
 }
 

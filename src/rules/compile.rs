@@ -27,6 +27,7 @@ use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, quotable};
 use crate::rules::document::defaults::check_defaults;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{self, DescriptorSpec, Document, RateLimitSpec, Spanned, read};
+use crate::rules::rule::value_pattern::ValuePattern;
 use crate::rules::rule::{Allowance, Domain, OverLimitBody, Rule, RuleNode, SourceLocation};
 use crate::rules::yaml::{self, Documents, Position, text};
 use domain::{DomainBuilder, LocatedDefaults, Siblings};
@@ -261,18 +262,19 @@ impl DescriptorScope<'_, '_> {
         if written.key.value.is_empty() && !written.unreadable {
             self.reader.error(written.key.at, field_path, "descriptor has empty key", "write `key: NAME`");
         }
-        lints::on_descriptor(self.reader, &written, field_path);
         let mut node = RuleNode {
             key: std::mem::take(&mut written.key.value),
-            value: std::mem::take(&mut written.value),
+            value: ValuePattern::from(std::mem::take(&mut written.value)),
             rule: None,
             share_threshold: written.share_threshold.is_some_and(|share| share.value),
             value_to_metric: written.value_to_metric,
             descriptors: Vec::new(),
             location: location(self.reader.file, written.key.at),
         };
+        lints::on_descriptor(self.reader, &written, &node, field_path);
         let composite = node.composite();
-        if let Some(share) = written.share_threshold.filter(|share| share.value && !composite.contains('*')) {
+        let cannot_share = !node.match_kind().can_share_counter();
+        if let Some(share) = written.share_threshold.filter(|share| share.value && cannot_share) {
             let message = format!(
                 "share_threshold can only be used with wildcard values (containing '*'), but found key '{}'",
                 quotable(&composite)

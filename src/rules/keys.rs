@@ -311,7 +311,7 @@ pub const KEYS: &[RuleKey] = &[
     own(
         "decision_log",
         &[Descriptor],
-        Choice(&RuleLogging::NAMES),
+        Choice(RuleLogging::NAMES),
         "",
         "Decisions of this rule that the decision log has, in place of TOLLKEEPER_DECISION_LOG_WHEN.",
     ),

@@ -6,6 +6,7 @@
 //!
 //! The types of this file are checked rules in tree form; `RuleSet::new` compiles them and cannot fail.
 
+pub mod value_pattern;
 pub mod matching;
 pub mod naming;
 pub mod render;
@@ -17,6 +18,8 @@ pub(crate) mod wildcard;
 use std::fmt;
 use std::sync::Arc;
 
+use self::value_pattern::{MatchKind, ValuePattern};
+use crate::base::words::words;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::period::Unit;
 use crate::limit::{Consistency, Limit, StorePolicy};
@@ -102,11 +105,11 @@ pub struct OverLimitBody {
 pub struct RuleNode {
     /// Key, never empty.
     pub key: String,
-    /// Value; empty matches any value of the key. Each `*` matches any run of bytes.
-    pub value: String,
+    /// Values of the key that it matches.
+    pub value: ValuePattern,
     /// Rule for a path that ends here, if any.
     pub rule: Option<Rule>,
-    /// All values that the wildcard matches share one counter.
+    /// All values that the pattern matches share one counter.
     pub share_threshold: bool,
     /// Metric names contain the value.
     pub value_to_metric: bool,
@@ -119,7 +122,15 @@ pub struct RuleNode {
 impl RuleNode {
     /// Composite key, which identifies the node among its siblings: `key`, or `key_value` if it has a value.
     pub fn composite(&self) -> String {
-        if self.value.is_empty() { self.key.clone() } else { format!("{}_{}", self.key, self.value) }
+        match self.value.text() {
+            "" => self.key.clone(),
+            value => format!("{}_{value}", self.key),
+        }
+    }
+
+    /// Kind of match that the node gives.
+    pub fn match_kind(&self) -> MatchKind {
+        self.value.match_kind(&self.key)
     }
 }
 
@@ -203,28 +214,15 @@ pub struct RuleLimit {
     pub left_out_defaults: Vec<String>,
 }
 
-/// A rule's own choice of the decisions that are logged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RuleLogging {
-    /// All decisions.
-    All,
-    /// Rejected requests.
-    Rejected,
-    /// None; the values of its descriptors are never logged.
-    None,
-}
-
-impl RuleLogging {
-    /// Words in rule files.
-    pub const NAMES: [&'static str; 3] = ["all", "rejected", "none"];
-
-    /// Returns the choice of that name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Some(match name {
-            "all" => Self::All,
-            "rejected" => Self::Rejected,
-            "none" => Self::None,
-            _ => return None,
-        })
+words! {
+    /// A rule's own choice of the decisions that are logged.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum RuleLogging {
+        /// All decisions.
+        All = "all",
+        /// Rejected requests.
+        Rejected = "rejected",
+        /// None; the values of its descriptors are never logged.
+        None = "none",
     }
 }

@@ -11,6 +11,7 @@ use crate::limit::algorithm::Capacity;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{DescriptorSpec, RateLimitEntry, RateLimitSpec};
 use crate::rules::rule::RuleNode;
+use crate::rules::rule::value_pattern::MatchKind;
 use crate::rules::rule::wildcard::{Pattern, most_tried};
 use crate::rules::yaml::Position;
 use crate::store::command::OwnedCounter;
@@ -23,8 +24,13 @@ const ENVOY_TIMEOUT_US: u64 = 20_000;
 const MAX_WILDCARDS: usize = 1000;
 
 /// Warns about a descriptor that has no limit and no children, and exempts no value.
-pub(super) fn on_descriptor(reader: &mut DocumentReader<'_>, written: &DescriptorSpec, field_path: &FieldPath<'_>) {
-    if !written.key.value.is_empty() && !written.unreadable && !does_something(written) {
+pub(super) fn on_descriptor(
+    reader: &mut DocumentReader<'_>,
+    written: &DescriptorSpec,
+    node: &RuleNode,
+    field_path: &FieldPath<'_>,
+) {
+    if !node.key.is_empty() && !written.unreadable && !does_something(written, node) {
         let message = "this descriptor does nothing";
         reader.warning(
             written.at,
@@ -36,9 +42,13 @@ pub(super) fn on_descriptor(reader: &mut DocumentReader<'_>, written: &Descripto
 }
 
 /// Returns `true` if a descriptor affects any request.
-fn does_something(written: &DescriptorSpec) -> bool {
+fn does_something(written: &DescriptorSpec, node: &RuleNode) -> bool {
     let has_rule = !matches!(written.rate_limit, RateLimitSpec::None);
-    has_rule || !written.descriptors.is_empty() || !written.value.is_empty() || written.key.value.contains('*')
+    let exempts_values = match node.match_kind() {
+        MatchKind::Exact | MatchKind::Wildcard => true,
+        MatchKind::Any => false,
+    };
+    has_rule || !written.descriptors.is_empty() || exempts_values
 }
 
 /// Warns about a delay that exceeds Envoy's timeout, and about a share or lease that is too small.
@@ -122,9 +132,11 @@ pub(super) fn on_wildcards(reader: &mut DocumentReader<'_>, nodes: &[RuleNode], 
     if nodes.len() <= MAX_WILDCARDS {
         return;
     }
-    let wildcards = nodes.iter().filter(|node| node.value.contains('*') || node.key.contains('*'));
-    let patterns: Vec<Pattern> =
-        wildcards.map(|node| Pattern::new(format!("{}_{}", node.key, node.value).as_bytes())).collect();
+    let pattern = |node: &RuleNode| match node.match_kind() {
+        MatchKind::Wildcard => Some(Pattern::new(node.composite().as_bytes())),
+        MatchKind::Exact | MatchKind::Any => None,
+    };
+    let patterns: Vec<Pattern> = nodes.iter().filter_map(pattern).collect();
     let alike = most_tried(patterns.iter());
     if alike > MAX_WILDCARDS {
         let Some(first) = nodes.first() else { return };

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use super::NodeId;
 use super::set::{CompiledRule, DomainRules, RuleSet};
+use super::value_pattern::MatchKind;
 use crate::limit::request::Entry;
 
 /// Rule that applies to a descriptor.
@@ -19,17 +20,6 @@ pub struct Match<'r> {
     pub shared: SmallVec<[(usize, &'r [u8]); 1]>,
 }
 
-/// Kind of match between an entry and a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MatchKind {
-    /// The value is equal.
-    Exact,
-    /// A wildcard matches the value.
-    Wildcard,
-    /// The node has only the key.
-    Default,
-}
-
 impl RuleSet {
     /// Returns the rule for the path of `entries` in `domain`, if any.
     pub fn find<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> Option<Match<'r>> {
@@ -39,7 +29,7 @@ impl RuleSet {
         for (index, entry) in entries.iter().enumerate() {
             let (next, match_kind) = self.step(node, entry)?;
             let matched = &self.nodes[next as usize];
-            if match_kind == MatchKind::Wildcard && matched.share_threshold {
+            if match_kind.can_share_counter() && matched.share_threshold {
                 shared.push((index, shared_text(&matched.composite, entry.key)));
             }
             if index == last {
@@ -66,7 +56,7 @@ impl RuleSet {
                 return Some((wildcard, MatchKind::Wildcard));
             }
         }
-        self.child(node, &[entry.key]).map(|default| (default, MatchKind::Default))
+        self.child(node, &[entry.key]).map(|bare_key| (bare_key, MatchKind::Any))
     }
 }
 

@@ -6,8 +6,8 @@
 
 use smallvec::SmallVec;
 
-use super::matching::MatchKind;
 use super::set::{CompiledRule, DomainRules, RuleSet};
+use super::value_pattern::MatchKind;
 use crate::limit::request::Entry;
 
 /// Parts of a name below the domain.
@@ -36,7 +36,7 @@ impl RuleSet {
         for entry in entries {
             let Some((next, match_kind)) = self.step(node, entry) else { break };
             let matched = &self.nodes[next as usize];
-            let shares = match_kind == MatchKind::Wildcard && matched.share_threshold;
+            let shares = match_kind.can_share_counter() && matched.share_threshold;
             steps.push(MatchedEntry {
                 composite: &matched.composite,
                 match_kind,
@@ -46,11 +46,16 @@ impl RuleSet {
             node = next;
         }
         let any_shares = steps.iter().any(|step| step.shares);
-        let part = |(entry, step): (&Entry<'_>, &MatchedEntry<'_>)| match step.match_kind {
-            _ if step.shares => text(step.composite),
-            _ if rule.rule.detailed_metric => joined(entry, !any_shares),
-            MatchKind::Wildcard | MatchKind::Default if step.by_value => joined(entry, false),
-            _ => text(step.composite),
+        let part = |(entry, step): (&Entry<'_>, &MatchedEntry<'_>)| {
+            if step.shares {
+                text(step.composite)
+            } else if rule.rule.detailed_metric {
+                joined(entry, !any_shares)
+            } else if step.by_value && step.match_kind.has_many_values() {
+                joined(entry, false)
+            } else {
+                text(step.composite)
+            }
         };
         entries.iter().zip(&steps).map(part).collect()
     }

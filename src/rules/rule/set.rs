@@ -15,6 +15,7 @@ use siphasher::sip::SipHasher13;
 use siphasher::sip128::{Hasher128, SipHasher13 as SipHasher13_128};
 use smallvec::SmallVec;
 
+use super::value_pattern::MatchKind;
 use super::wildcard::Wildcards;
 use super::{Allowance, Domain, NodeId, OverrideDefaults, Rule, RuleNode, SourceLocation, UnitOverrideDefaults};
 use crate::base::random::random_pair;
@@ -59,6 +60,8 @@ pub(super) struct CompiledNode {
     pub(super) composite: Box<[u8]>,
     /// Length of the key in `composite`, in bytes.
     pub(super) key_length: usize,
+    /// Kind of match that the node gives; a wildcard is also matched by its own text, as a value.
+    pub(super) match_kind: MatchKind,
     pub(super) rule: Option<Box<CompiledRule>>,
     pub(super) wildcards: Option<Box<Wildcards>>,
     pub(super) children: SmallVec<[NodeId; 2]>,
@@ -160,7 +163,7 @@ impl RuleSet {
             hash_keys: random_pair(),
         };
         for domain in domains {
-            let root = set.add_node(0, 0, Box::default());
+            let root = set.add_node(0, Box::default(), 0, MatchKind::Any);
             set.add_children(root, domain.descriptors, &domain.name, limit_stats);
             let others = limit_stats.of_rule(LimitName::new([&*domain.name, OTHER]));
             let Domain { name, defaults, defaults_by_unit, .. } = domain;
@@ -247,12 +250,13 @@ impl RuleSet {
         hasher.finish()
     }
 
-    fn add_node(&mut self, parent: NodeId, key_length: usize, composite: Box<[u8]>) -> NodeId {
+    fn add_node(&mut self, parent: NodeId, composite: Box<[u8]>, key_length: usize, match_kind: MatchKind) -> NodeId {
         let id = NodeId::try_from(self.nodes.len()).expect("rule files are bounded far below 2^32 descriptors");
         self.nodes.push(CompiledNode {
             parent,
             composite,
             key_length,
+            match_kind,
             rule: None,
             wildcards: None,
             children: SmallVec::new(),
@@ -270,10 +274,12 @@ impl RuleSet {
             let mut wildcards = Vec::new();
             for node in nodes {
                 let composite = node.composite().into_bytes().into_boxed_slice();
-                let id = self.add_node(parent, node.key.len(), composite);
+                let id = self.add_node(parent, composite, node.key.len(), node.match_kind());
                 self.link(parent, id);
-                if self.nodes[id as usize].composite.contains(&b'*') {
-                    wildcards.push((id, self.nodes[id as usize].composite.clone()));
+                match node.match_kind() {
+                    MatchKind::Wildcard => wildcards.push((id, self.nodes[id as usize].composite.clone())),
+                    // Found by the hash of the composite key.
+                    MatchKind::Exact | MatchKind::Any => {}
                 }
                 let by_value = by_value || node.value_to_metric;
                 let rule = node.rule.map(|rule| {

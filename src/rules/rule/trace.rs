@@ -5,8 +5,8 @@
 
 use super::NodeId;
 use super::SourceLocation;
-use super::matching::MatchKind;
 use super::set::{CompiledRule, DomainRules, RuleSet};
+use super::value_pattern::MatchKind;
 use super::wildcard::Pattern;
 use crate::limit::request::Entry;
 
@@ -26,7 +26,7 @@ pub struct TraceStep<'r> {
     pub matched: Option<(MatchKind, NodeRef<'r>)>,
     /// Similar siblings with the reason why they do not match; the first [`MAX_NEAR_MISSES`].
     pub near_misses: Vec<(NodeRef<'r>, NearMiss)>,
-    /// Near near_misses beyond those.
+    /// Number of near misses beyond those.
     pub more_near_misses: usize,
 }
 
@@ -133,18 +133,15 @@ impl RuleSet {
     fn near_miss(&self, child: NodeId, key: &[u8], composite: &[u8], matched: Option<(NodeId, MatchKind)>) -> NearMiss {
         let node = &self.nodes[child as usize];
         let has_key = node.composite.get(..node.key_length) == Some(key);
-        if node.composite.contains(&b'*') {
-            return match (Pattern::new(&node.composite).matches(composite), matched) {
-                (true, Some((_, MatchKind::Exact))) => NearMiss::LessExact,
-                (true, _) => NearMiss::LaterWildcard,
-                (false, _) if has_key => NearMiss::PatternDiffers,
-                (false, _) => NearMiss::OtherKey,
-            };
-        }
-        match has_key {
-            true if node.composite.len() == node.key_length => NearMiss::LessExact,
-            true => NearMiss::OtherValue,
-            false => NearMiss::OtherKey,
+        match node.match_kind {
+            MatchKind::Wildcard if Pattern::new(&node.composite).matches(composite) => match matched {
+                Some((_, MatchKind::Exact)) => NearMiss::LessExact,
+                Some((_, MatchKind::Wildcard | MatchKind::Any)) | None => NearMiss::LaterWildcard,
+            },
+            MatchKind::Exact | MatchKind::Wildcard | MatchKind::Any if !has_key => NearMiss::OtherKey,
+            MatchKind::Exact => NearMiss::OtherValue,
+            MatchKind::Wildcard => NearMiss::PatternDiffers,
+            MatchKind::Any => NearMiss::LessExact,
         }
     }
 

@@ -1,6 +1,7 @@
 //! Compiled rules in tree form again, for tools that change them.
 
 use super::set::RuleSet;
+use super::value_pattern::{MatchKind, ValuePattern};
 use super::{Domain, Rule, RuleNode, SourceLocation};
 
 /// Descriptors that lead to a rule.
@@ -17,9 +18,9 @@ pub struct RuleEntries {
 pub struct RuleEntry {
     /// Key.
     pub key: String,
-    /// Value; empty matches any value.
-    pub value: String,
-    /// All values that the wildcard matches share one counter.
+    /// Values of the key that it matches.
+    pub value: ValuePattern,
+    /// All values that the pattern matches share one counter.
     pub share_threshold: bool,
 }
 
@@ -78,8 +79,12 @@ impl RuleSet {
         let node = &self.nodes[id];
         let (key, rest) = node.composite.split_at(node.key_length);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        // A value follows the key and `_`.
-        let value = text(rest.get(1..).unwrap_or_default());
+        let value = match node.match_kind {
+            // A value follows the key and `_`.
+            MatchKind::Exact | MatchKind::Wildcard | MatchKind::Any => {
+                ValuePattern::from(text(rest.get(1..).unwrap_or_default()))
+            }
+        };
         RuleEntry { key: text(key), value, share_threshold: node.share_threshold }
     }
 }

@@ -8,7 +8,7 @@
 use prost_types::value::Kind;
 use prost_types::{Duration, ListValue, NullValue, Struct, Value};
 
-use crate::base::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit};
+use crate::base::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit};
 use crate::base::pb::{HeaderValue, RateLimitResponse};
 use crate::base::text::without_unprintable;
 use crate::decide::decision::{CurrentLimit, Decision, Header, LimitStatus};
@@ -51,7 +51,7 @@ fn current_limit(limit: &CurrentLimit<'_>) -> RateLimit {
     RateLimit {
         name: without_unprintable(limit.name).into_owned(),
         requests_per_unit: limit.requests_per_unit,
-        unit: limit.period.unit().number(),
+        unit: limit.period.unit().number().unwrap_or(rate_limit::Unit::Unknown as i32),
         unit_multiplier: (multiplier != 1).then_some(multiplier),
     }
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::accuracy::{Accuracy, TimedVerdict, evaluate};
 use super::load_generator::LoadPlan;
 use super::record::{LoadRecord, ReportedLimit, UsageSpan, VerdictCounts, VerdictEvent};
-use crate::base::pb::RateLimitUnit;
+use crate::limit::period::Unit;
 
 /// Results of a run.
 #[derive(Clone, Debug, Serialize)]
@@ -235,24 +235,7 @@ fn verdict(event: &VerdictEvent) -> TimedVerdict {
 
 impl ReportedLimit {
     fn to_stated(self) -> Option<StatedLimit> {
-        Some(StatedLimit { hits: self.requests_per_unit.into(), period_us: period_us(self.unit)? })
+        let unit = Unit::from_number(self.unit)?;
+        Some(StatedLimit { hits: self.requests_per_unit.into(), period_us: unit.seconds() * 1_000_000 })
     }
-}
-
-/// Returns the length of a unit in microseconds; a month has 30 days.
-fn period_us(unit: i32) -> Option<u64> {
-    const SECOND: u64 = 1_000_000;
-    const DAY: u64 = 86_400 * SECOND;
-    /// Number of a unit that Envoy does not have and some servers report.
-    const WEEK: i32 = 7;
-    Some(match RateLimitUnit::try_from(unit) {
-        Ok(RateLimitUnit::Second) => SECOND,
-        Ok(RateLimitUnit::Minute) => 60 * SECOND,
-        Ok(RateLimitUnit::Hour) => 3600 * SECOND,
-        Ok(RateLimitUnit::Day) => DAY,
-        Ok(RateLimitUnit::Month) => 30 * DAY,
-        Ok(RateLimitUnit::Year) => 365 * DAY,
-        _ if unit == WEEK => 7 * DAY,
-        _ => return None,
-    })
 }

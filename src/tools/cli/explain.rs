@@ -16,6 +16,7 @@ use crate::base::text::printable;
 use crate::base::text::to_pretty_json;
 use crate::decide::explain::{ExplainedCounter, ExplainedDescriptor, ExplainedLimit, ExplainedStep, Explanation};
 use crate::rules::diagnostic::Diagnostics;
+use crate::rules::rule::value_pattern::MatchKind;
 use crate::serve::grpc::decode;
 use crate::serve::http::json::request_to_json;
 use crate::settings::target::Target;
@@ -132,10 +133,10 @@ fn step_text(page: &mut String, step: &ExplainedStep) {
     let entry = truncated(&step.entry);
     let _ = match &step.matched {
         Some([how, node, origin]) => {
-            let how = match how.as_str() {
-                "exact" => "exactly",
-                "wildcard" => "by its wildcard",
-                _ => "by its key alone",
+            let how = match MatchKind::from_name(how) {
+                Some(MatchKind::Exact) => "exactly",
+                Some(MatchKind::Wildcard) => "by its wildcard",
+                Some(MatchKind::Any) | None => "by its key alone",
             };
             writeln!(page, "  {entry} matches {} {how}, at {}", truncated(node), printable(origin))
         }

@@ -4,6 +4,7 @@ use crate::base::text::printable_json;
 use crate::limit::algorithm::{Algorithm, Delay};
 use crate::limit::{GlobalScope, Limit};
 use crate::rules::rule::tree::{RuleEntries, RuleEntry};
+use crate::rules::rule::value_pattern::ValuePattern;
 
 /// Limit of a rule file.
 #[derive(Clone, Copy, Debug)]
@@ -23,8 +24,11 @@ pub fn rule_yaml(entries: &RuleEntries, pasted: PastedLimit<'_>) -> String {
     for RuleEntry { key, value, share_threshold } in &entries.entries {
         text += &format!("{indent}descriptors:\n{indent}- key: {}\n", quoted(key));
         indent += "  ";
-        if !value.is_empty() {
-            text += &format!("{indent}value: {}\n", quoted(value));
+        match value {
+            ValuePattern::Any => {}
+            ValuePattern::Exact(value) | ValuePattern::Wildcard(value) => {
+                text += &format!("{indent}value: {}\n", quoted(value));
+            }
         }
         if *share_threshold {
             text += &format!("{indent}share_threshold: true\n");

@@ -87,7 +87,9 @@ impl Options {
         let met = (0..MAX_DESCRIPTORS).map(|i| format!("- {{key: {}, rate_limit: {limit}}}\n", key(i)));
         let other = format!("- {{key: path, value: /, rate_limit: {limit}}}\n");
         let descriptors: String = met.chain([other]).collect();
-        many_rules(&descriptors, self.rules - MAX_DESCRIPTORS, |i, node| node.value = format!("/service/{i}/items"))
+        many_rules(&descriptors, self.rules - MAX_DESCRIPTORS, |i, node| {
+            node.value = format!("/service/{i}/items").into()
+        })
     }
 }
 

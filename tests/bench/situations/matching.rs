@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 use tollkeeper::limit::request::Entry;
 use tollkeeper::rules::rule::Domain;
 use tollkeeper::rules::rule::set::RuleSet;
+use tollkeeper::rules::rule::value_pattern::ValuePattern;
 
 use super::{DOMAIN, Situation, Walk, many_rules};
 
@@ -24,26 +25,28 @@ impl Matching {
     /// Rules with a key and a value.
     pub(crate) fn exact(count: usize) -> Self {
         let path = |i| format!("/service/{i}/items");
-        Self::new(many_rules(PATH, count, |i, node| node.value = path(i)), count, |i| vec![("path".into(), path(i))])
+        Self::new(many_rules(PATH, count, |i, node| node.value = path(i).into()), count, |i| {
+            vec![("path".into(), path(i))]
+        })
     }
 
     /// Rules with a key alone.
     pub(crate) fn default_key(count: usize) -> Self {
         let key = |i| format!("user-of-{i}");
-        Self::new(many_rules(PATH, count, |i, node| (node.key, node.value) = (key(i), String::new())), count, |i| {
+        Self::new(many_rules(PATH, count, |i, node| (node.key, node.value) = (key(i), ValuePattern::Any)), count, |i| {
             vec![(key(i), format!("user-{i:08}"))]
         })
     }
 
     /// Wildcard rules with different prefixes.
     pub(crate) fn wildcard(count: usize) -> Self {
-        let rules = many_rules(PATH, count, |i, node| node.value = format!("/service/{i:06}/*"));
+        let rules = many_rules(PATH, count, |i, node| node.value = format!("/service/{i:06}/*").into());
         Self::new(rules, count, |i| vec![("path".into(), format!("/service/{i:06}/items"))])
     }
 
     /// Wildcard rules without a prefix, which are tried in the order of the file.
     pub(crate) fn wildcard_in_order(count: usize) -> Self {
-        let rules = many_rules(PATH, count, |i, node| node.value = format!("*/service/{i:06}"));
+        let rules = many_rules(PATH, count, |i, node| node.value = format!("*/service/{i:06}").into());
         Self::new(rules, count, |i| vec![("path".into(), format!("/eu/service/{i:06}"))])
     }
 
@@ -52,7 +55,7 @@ impl Matching {
         let inner = |i| format!("  {}", PATH.replace("/,", &format!("/items/{i},")));
         let outer = (0..10).map(inner).fold("- key: tenant\n  descriptors:\n".to_owned(), |text, inner| text + &inner);
         let tenant = |i| format!("tenant-{i}");
-        Self::new(many_rules(&outer, count / 10, |i, node| node.value = tenant(i)), count, |i| {
+        Self::new(many_rules(&outer, count / 10, |i, node| node.value = tenant(i).into()), count, |i| {
             vec![("tenant".into(), tenant(i / 10)), ("path".into(), format!("/items/{}", i % 10))]
         })
     }
