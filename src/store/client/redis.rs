@@ -27,5 +27,4 @@ pub(crate) mod topology;
 pub mod stats;
 pub(crate) mod discovery;
 pub(crate) mod deployment;
-pub(crate) mod redirects;
 pub(crate) mod key_connection;

@@ -35,9 +35,9 @@ use crate::limit::algorithm::region_use::RegionUse;
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::charge::{ChargeRequest, ChargeResult, MAX_COUNT};
 use crate::limit::request::Hits;
+use crate::store::client::redis::deployment::TargetNode;
 use crate::store::client::redis::error::{RedisError, ReplyError};
 use crate::store::client::redis::node::Node;
-use crate::store::client::redis::redirects::Redirects;
 use crate::store::client::redis::reply::{self, Reply};
 use crate::store::command::ChargeCommand;
 use crate::store::window_key::WindowKey;
@@ -119,7 +119,7 @@ impl<'a> IncrBatch<'a> {
     /// Does the remaining steps. After a redirection, call it again with the next node in `target`.
     pub(super) async fn run(
         &mut self,
-        target: &mut Redirects<'_>,
+        target: &mut TargetNode<'_>,
         deadline: Instant,
     ) -> Result<ScriptOutcome, ReplyError> {
         while self.expire_pending || !matches!(self.step, Step::Done) {

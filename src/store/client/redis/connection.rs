@@ -92,7 +92,7 @@ impl Connection {
     ///
     /// # Errors
     /// As for [`Connection::call`].
-    pub async fn call_key(&self, call: KeyCall, deadline: Instant) -> Result<Reply, RedisError> {
+    pub async fn call_merged(&self, call: KeyCall, deadline: Instant) -> Result<Reply, RedisError> {
         Ok(self.0.call_merged(call, deadline).await?)
     }
 }
@@ -216,7 +216,7 @@ mod tests {
             sends_text: true,
         };
         let deadline = Instant::now() + Duration::from_secs(60);
-        (0..count).map(|number| Box::pin(connection.call_key(call(number), deadline)) as Pin<Box<_>>).collect()
+        (0..count).map(|number| Box::pin(connection.call_merged(call(number), deadline)) as Pin<Box<_>>).collect()
     }
 
     #[test]

@@ -115,9 +115,9 @@ impl Node {
 
     /// Calls a script on one key, in one command with calls that are queued at the same moment, and waits for its reply
     /// until `deadline`. For nodes with [`Node::can_merge`].
-    pub(crate) async fn call_key(&self, call: KeyCall, deadline: Instant) -> Result<Reply, ReplyError> {
+    pub(crate) async fn call_merged(&self, call: KeyCall, deadline: Instant) -> Result<Reply, ReplyError> {
         let connection = self.connection(deadline).await?;
-        let outcome = checked(connection.call_key(call, deadline).await);
+        let outcome = checked(connection.call_merged(call, deadline).await);
         self.record(&outcome);
         outcome
     }
