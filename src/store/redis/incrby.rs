@@ -335,7 +335,7 @@ fn signed(hits: u64) -> i64 {
 async fn increment(key: &[u8], window: &WindowKey, hits: i64, to: Destination<'_>) -> Result<IncrOutcome, ReplyError> {
     let (hits, seconds) = (hits.to_string(), window.expire_s().to_string());
     let incrby: [&[u8]; 3] = [b"INCRBY", key, hits.as_bytes()];
-    let (count, expired) = to.node.call_pair(&incrby, &expire(key, &seconds), to.asking, to.deadline).await;
+    let (count, expired) = to.node.call_two(&incrby, &expire(key, &seconds), to.asking, to.deadline).await;
     Ok(IncrOutcome { after: integer(&count?)?, expire: expired.map(|_| ()) })
 }
 

@@ -15,17 +15,26 @@ use super::discovery;
 use super::error::{RedisError, ReplyError};
 use super::hash_slot::hash_slot;
 use super::node::Node;
-use super::node_address::redirect_endpoint;
 use super::reply::Reply;
 use super::server_clock::{InstantRange, OffsetInterval};
-use super::slot_map::SlotOwner;
-use super::stats::DeploymentStats;
+use super::slot_map::{SlotOwner, redirect_endpoint};
 use super::topology::Topology;
 use crate::settings::redis::TopologySettings;
 use crate::store::client::deadline::timeout_with_grace;
 
 /// Maximum number of times a call is sent to another node.
 const MAX_REDIRECTS: usize = 5;
+
+/// Connections and breakers of a deployment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DeploymentStats {
+    /// Connections in use.
+    pub(crate) connections: usize,
+    /// Connections opened since the start.
+    pub(crate) opened: u64,
+    /// Address of each server in use, and whether its breaker is open.
+    pub(crate) nodes: Vec<(String, bool)>,
+}
 
 /// Client of a deployment; dropping it stops discovery and closes all connections.
 #[derive(Debug)]
