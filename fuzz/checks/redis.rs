@@ -15,7 +15,7 @@ use tollkeeper::settings::endpoint::Endpoint;
 use tollkeeper::store::client::redis::error::ReplyError;
 use tollkeeper::store::client::redis::hash_slot::HASH_SLOTS;
 use tollkeeper::store::client::redis::reply::{self, Reply};
-use tollkeeper::store::client::redis::slot_range::slot_ranges;
+use tollkeeper::store::client::redis::slot_map::slot_ranges;
 use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
 use tollkeeper::store::redis::key;
 use tollkeeper::store::redis::script::replay::{CallArguments, replay};

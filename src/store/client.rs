@@ -4,14 +4,8 @@
 //! Nothing here knows a protocol. `redis` and `memcache` define theirs, and what a failure means.
 
 pub(crate) mod deadline;
-pub(crate) mod circuit_breaker;
-pub(crate) mod connection_pool;
-pub mod stream;
-pub(crate) mod tls_mismatch;
-pub(crate) mod tls_advice;
 pub mod wire_protocol;
 pub mod pipeline;
-pub(crate) mod connect_error;
 pub(crate) mod connect;
 pub(crate) mod server_state;
 pub(crate) mod supervisor;

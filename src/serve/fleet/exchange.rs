@@ -17,9 +17,7 @@ use crate::store::client::redis::connect_options::ConnectOptions;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::deployment_context::DeploymentOptions;
 use crate::store::client::redis::error::RedisError;
-use crate::store::client::redis::hash_slot::hash_slot;
 use crate::store::client::redis::health_check::{CommandWords, HealthCheck};
-use crate::store::client::redis::redirects::Redirects;
 use crate::store::client::redis::reply::{Reply, bytes, time};
 use crate::telemetry::service_metrics::HashSeed;
 
@@ -219,15 +217,7 @@ impl Exchange {
 
     /// Sends a command to the server that has the keys.
     async fn call(&self, words: &[&[u8]]) -> Result<Reply, RedisError> {
-        let deadline = Instant::now() + TIMEOUT;
-        let slot = || hash_slot(&self.keys.index);
-        let mut redirects = Redirects::start(&self.client, slot, deadline).await?;
-        loop {
-            match redirects.node.call(words, redirects.asking, deadline).await {
-                Ok(reply) => return Ok(reply),
-                Err(reply) => redirects.follow(reply, slot)?,
-            }
-        }
+        self.client.call_key(&self.keys.index, words, Instant::now() + TIMEOUT).await
     }
 
     /// Text of a configuration error, free of secrets; `None` without one.

@@ -1,16 +1,23 @@
-//! Opening of connections within a time, and the explanation of failures.
+//! Opening of connections: TCP, TLS and unix sockets within a time, and the explanation of failures.
+//!
+//! An error of connecting has a kind for decisions, and a text for operators that names the setting to check.
 
+use std::fmt::Display;
 use std::future::Future;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
 
-use super::connect_error::{ConnectError, ErrorKind};
 use super::pipeline::Closed;
-use super::stream::io_error_text;
-use super::tls_advice::TlsSettingNames;
-use super::tls_mismatch::{self, PlaintextProbe, TlsMismatch};
+use super::wire_protocol::Stream;
 use crate::settings::endpoint::Endpoint;
 
 /// Connection that is ready for commands.
@@ -46,7 +53,7 @@ impl ConnectAdvice {
         match timeout(limit, open).await.unwrap_or_else(|_| late()) {
             // A server with the other protocol closes the connection or waits for more, which looks like an outage.
             Err(error) if error.kind == K::TIMEOUT || error.kind == K::BROKEN => {
-                let advice = match tls_mismatch::detect(endpoint, uses_tls, &self.plaintext_probe).await {
+                let advice = match detect_tls_mismatch(endpoint, uses_tls, &self.plaintext_probe).await {
                     None => return Err(error),
                     Some(TlsMismatch::ServerLacksTls) => self.server_lacks_tls,
                     Some(TlsMismatch::ServerNeedsTls) => self.server_needs_tls,
@@ -65,4 +72,155 @@ impl ConnectAdvice {
             None => ConnectError { kind: K::BROKEN, text },
         }
     }
+}
+
+/// Reason of a failed call to one kind of server.
+pub(crate) trait ErrorKind: Copy + PartialEq + Display + Send + Sync + 'static {
+    /// No reply arrived before the deadline.
+    const TIMEOUT: Self;
+    /// The connection closed before the reply.
+    const BROKEN: Self;
+    /// The server or the connection needs other settings.
+    const MISCONFIGURED: Self;
+
+    /// Returns true if the error concerns the whole server, not one key or slot.
+    fn is_of_server(self) -> bool;
+
+    /// Returns true if the error lasts until an operator changes a setting.
+    fn is_misconfiguration(self) -> bool;
+}
+
+/// Reason why a server cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub(crate) struct ConnectError<K> {
+    pub(crate) kind: K,
+    /// Text for logs and health pages, free of secrets.
+    pub(crate) text: String,
+}
+
+impl<K: ErrorKind> ConnectError<K> {
+    /// Creates an error that an operator must fix.
+    pub(crate) const fn misconfigured(text: String) -> Self {
+        Self { kind: K::MISCONFIGURED, text }
+    }
+}
+
+/// Time after which the kernel closes a connection with unacknowledged data.
+const TCP_USER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Connects to a server, over TLS if `tls` is given; a unix socket has no TLS.
+///
+/// # Errors
+/// The server cannot be reached, or the TLS handshake fails.
+pub(crate) async fn open_stream(endpoint: &Endpoint, tls: Option<ClientConfig>) -> io::Result<Box<dyn Stream>> {
+    let (host, port) = match endpoint {
+        Endpoint::Tcp { host, port } => (host, *port),
+        Endpoint::Unix(path) => return Ok(Box::new(UnixStream::connect(path).await?)),
+    };
+    let stream = TcpStream::connect((&**host, port)).await?;
+    stream.set_nodelay(true)?;
+    #[cfg(target_os = "linux")]
+    SockRef::from(&stream).set_tcp_user_timeout(Some(TCP_USER_TIMEOUT))?;
+    match tls {
+        None => Ok(Box::new(stream)),
+        Some(config) => {
+            // A name in DNS may end in a dot, and a name in a certificate never does.
+            let name = ServerName::try_from(host.trim_end_matches('.').to_owned()).map_err(io::Error::other)?;
+            Ok(Box::new(TlsConnector::from(Arc::new(config)).connect(name, stream).await?))
+        }
+    }
+}
+
+/// Returns the text of an I/O error without the number of the OS error.
+pub(crate) fn io_error_text(error: &io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or_default().to_owned()
+}
+
+/// Names of one client's settings.
+pub(crate) struct TlsSettingNames {
+    /// Start of the names: `REDIS` in `REDIS_TLS_CACERT`.
+    pub(crate) prefix: &'static str,
+    /// Setting that names the servers.
+    pub(crate) address: &'static str,
+    /// Way to connect without TLS.
+    pub(crate) plaintext: &'static str,
+    /// Program that the server should be.
+    pub(crate) server: &'static str,
+}
+
+impl TlsSettingNames {
+    /// Returns the advice if `error` is a failed handshake.
+    pub(crate) fn advice(&self, error: &io::Error) -> Option<String> {
+        let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
+        let Self { prefix, address, plaintext, server } = self;
+        let name = format!("{error:?}");
+        let is = |kind: &str| name.contains(kind);
+        Some(if is("NotValidForName") {
+            let check = format!("{prefix}_TLS_SKIP_HOSTNAME_VERIFICATION=true skips this check");
+            format!("the host in {address} is not a name of the server's certificate; {check}")
+        } else if is("InvalidCertificate") {
+            format!("{prefix}_TLS_CACERT names the authorities that are trusted")
+        } else if is("CertificateRequired") {
+            format!("{prefix}_TLS_CLIENT_CERT and {prefix}_TLS_CLIENT_KEY name the certificate to show")
+        } else if is("AlertReceived") {
+            format!("does the server accept the certificate of {prefix}_TLS_CLIENT_CERT?")
+        } else if is("InvalidMessage") {
+            format!("does the server speak TLS? If not, {plaintext}")
+        } else if is("PeerIncompatible") {
+            "the server offers neither TLS 1.2 nor 1.3 as is needed".to_owned()
+        } else if is("PeerMisbehaved") {
+            format!("is the server a {server}?")
+        } else {
+            format!("look at {prefix}_TLS_CACERT")
+        })
+    }
+}
+
+/// Upper bound on the probe.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// ClientHello without contents.
+const INVALID_CLIENT_HELLO: &[u8] = &[0x16, 3, 1, 0, 4, 1, 0, 0, 0];
+/// First byte of a TLS alert.
+const ALERT: u8 = 0x15;
+
+/// Command that a server answers in plaintext.
+pub(crate) struct PlaintextProbe {
+    /// The command.
+    pub(crate) command: &'static [u8],
+    /// Bytes that a reply may start with.
+    pub(crate) replies: &'static [u8],
+}
+
+/// Difference between the client and the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TlsMismatch {
+    /// Only the client uses TLS.
+    ServerLacksTls,
+    /// Only the server uses TLS.
+    ServerNeedsTls,
+}
+
+/// Finds out if a server uses TLS and the client does not, or the reverse; `None` if that is not the reason.
+///
+/// Such a server closes the connection or waits for more bytes, which looks like an outage. The probe opens a separate
+/// connection and sends bytes that hold no secret and that only the other protocol answers: a command in plaintext, or
+/// an invalid ClientHello, which a TLS server answers with an alert.
+async fn detect_tls_mismatch(endpoint: &Endpoint, uses_tls: bool, plaintext: &PlaintextProbe) -> Option<TlsMismatch> {
+    let Endpoint::Tcp { host, port } = endpoint else { return None };
+    let probe = if uses_tls { plaintext.command } else { INVALID_CLIENT_HELLO };
+    let first = timeout(PROBE_TIMEOUT, first_reply_byte(host, *port, probe)).await.ok()??;
+    match (uses_tls, first) {
+        (true, byte) if plaintext.replies.contains(&byte) => Some(TlsMismatch::ServerLacksTls),
+        (false, ALERT) => Some(TlsMismatch::ServerNeedsTls),
+        _ => None,
+    }
+}
+
+async fn first_reply_byte(host: &str, port: u16, probe: &[u8]) -> Option<u8> {
+    let mut stream = TcpStream::connect((host, port)).await.ok()?;
+    stream.write_all(probe).await.ok()?;
+    stream.read_u8().await.ok()
 }

@@ -8,7 +8,5 @@ pub mod error;
 pub mod reply;
 pub mod protocol;
 pub(crate) mod connect;
-mod server_state;
 pub(crate) mod server;
-mod srv;
 pub(crate) mod server_list;

@@ -7,19 +7,17 @@ mod deadline_timer;
 mod driver;
 mod send_queue;
 
-use std::fmt;
 use std::future::poll_fn;
-use std::io;
 use std::sync::Arc;
 use std::time::Instant;
+use std::{fmt, io};
 
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use self::driver::ConnectionDriver;
 use self::send_queue::SendQueue;
-use super::stream::Stream;
-use super::wire_protocol::{PipelineError, WireProtocol};
+use super::wire_protocol::{PipelineError, Stream, WireProtocol};
 
 /// Receives the reason once the connection is closed.
 pub type Closed = oneshot::Receiver<io::Error>;

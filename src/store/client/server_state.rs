@@ -1,14 +1,16 @@
-//! State of one server that calls share with the tasks of its supervisor.
+//! State of one server that calls share with the tasks of its supervisor: connections, circuit breaker, errors.
+//!
+//! The breaker opens after [`MAX_FAILURES`] failures in a row and closes with the first success. It only counts: callers
+//! decide which failures count, how to respond while it is open, and when to probe the server.
 
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, SetOnce};
 
-use super::circuit_breaker::CircuitBreaker;
-use super::connect_error::{ConnectError, ErrorKind};
-use super::connection_pool::ConnectionPool;
+use super::connect::{ConnectError, ErrorKind};
 use crate::base::clock::Clock;
 use crate::base::sharded::lock;
 use crate::settings::endpoint::Endpoint;
@@ -151,5 +153,110 @@ impl<C> ServerState<C> {
     /// Requests a new connection in place of one.
     pub(crate) fn replace_connection(&self) {
         self.reconnect.notify_one();
+    }
+}
+
+/// Fixed number of connection slots, used in turn.
+#[derive(Debug)]
+pub(crate) struct ConnectionPool<C> {
+    slots: Box<[ArcSwapOption<C>]>,
+    next: AtomicUsize,
+    /// Set once the first connection attempt has succeeded or failed.
+    first_attempt_done: SetOnce<()>,
+}
+
+impl<C> ConnectionPool<C> {
+    /// Creates a pool of `size` empty slots.
+    pub(crate) fn new(size: usize) -> Self {
+        Self {
+            slots: (0..size).map(|_| ArcSwapOption::empty()).collect(),
+            next: AtomicUsize::new(0),
+            first_attempt_done: SetOnce::new(),
+        }
+    }
+
+    /// Number of slots.
+    pub(crate) fn size(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Number of open connections.
+    pub(crate) fn open(&self) -> usize {
+        self.slots.iter().filter(|slot| slot.load().is_some()).count()
+    }
+
+    /// Returns the next open connection; `None` if none is open.
+    pub(crate) fn get(&self) -> Option<Arc<C>> {
+        if let [slot] = &*self.slots {
+            return slot.load_full();
+        }
+        self.get_from(self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Returns the first open connection from slot `first` on, modulo the number of slots; `None` if none is open.
+    pub(crate) fn get_from(&self, first: usize) -> Option<Arc<C>> {
+        let size = self.slots.len();
+        (0..size).find_map(|step| self.slots[first.wrapping_add(step) % size].load_full())
+    }
+
+    /// Waits for the first connection attempt, then calls [`ConnectionPool::get`]; callers bound the wait.
+    pub(crate) async fn get_after_first_attempt(&self) -> Option<Arc<C>> {
+        self.first_attempt_done.wait().await;
+        self.get()
+    }
+
+    /// Puts a connection into a slot.
+    pub(crate) fn insert(&self, slot: usize, connection: C) {
+        self.slots[slot].store(Some(Arc::new(connection)));
+        self.set_first_attempt_done();
+    }
+
+    /// Empties a slot.
+    pub(crate) fn remove(&self, slot: usize) {
+        self.slots[slot].store(None);
+    }
+
+    /// Empties all slots.
+    pub(crate) fn clear(&self) {
+        self.slots.iter().for_each(|slot| slot.store(None));
+    }
+
+    /// Ends the wait for the first connection attempt.
+    pub(crate) fn set_first_attempt_done(&self) {
+        if !self.first_attempt_done.initialized() {
+            let _already_set = self.first_attempt_done.set(());
+        }
+    }
+}
+
+/// Consecutive failures that open a breaker.
+const MAX_FAILURES: u32 = 5;
+
+/// Counter of consecutive failures.
+#[derive(Debug, Default)]
+pub(crate) struct CircuitBreaker {
+    failures: AtomicU32,
+}
+
+impl CircuitBreaker {
+    /// Returns true while calls are blocked.
+    pub(crate) fn is_open(&self) -> bool {
+        self.failures.load(Ordering::Relaxed) >= MAX_FAILURES
+    }
+
+    /// Records a failure; returns true if this failure opened the breaker.
+    pub(crate) fn record_failure(&self) -> bool {
+        // The count stops at the maximum, so it cannot wrap.
+        let max = MAX_FAILURES;
+        let counted = self
+            .failures
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |failures| (failures < max).then_some(failures + 1));
+        counted == Ok(max - 1)
+    }
+
+    /// Records a success; returns true if it closed the breaker.
+    pub(crate) fn record_success(&self) -> bool {
+        // Load first: in the common case, success after success, nothing is written.
+        self.failures.load(Ordering::Relaxed) > 0 && self.failures.swap(0, Ordering::Relaxed) >= MAX_FAILURES
     }
 }

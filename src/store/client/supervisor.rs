@@ -1,4 +1,7 @@
-//! Background tasks of a server: keep its connections open, and find out when a failing server serves again.
+//! Supervisor of one store server: background tasks that keep the connections to it open, and find out when a failing
+//! server serves again.
+//!
+//! [`Supervised`] starts the tasks and ends them when it is dropped. A kind of server implements [`SupervisedServer`].
 
 use std::future::Future;
 use std::ops::Deref;
@@ -10,11 +13,9 @@ use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
-use super::connect::Connected;
-use super::connect_error::{ConnectError, ErrorKind};
+use super::connect::{ConnectError, Connected, ErrorKind, io_error_text};
 use super::pipeline::Closed;
 use super::server_state::ServerState;
-use super::stream::io_error_text;
 use crate::base::clock::Clock;
 
 /// Pause between two connection attempts or checks of a failing server.
@@ -28,7 +29,7 @@ const REPLACE_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause between two checks for changed files.
 const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Server whose connections a supervisor keeps open.
+/// Kind of store server whose connections a supervisor keeps open.
 pub(crate) trait SupervisedServer: Send + Sync + 'static {
     /// Open connection.
     type Connection: Send + Sync + 'static;

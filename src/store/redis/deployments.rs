@@ -10,10 +10,9 @@ use crate::limit::period::Unit;
 use crate::settings::choices::KeyFormat;
 use crate::settings::redis::{DeploymentSettings, RedisSettings};
 use crate::store::client::redis::connect_options::ConnectOptions;
-use crate::store::client::redis::deployment::Deployment;
+use crate::store::client::redis::deployment::{Deployment, DeploymentStats};
 use crate::store::client::redis::deployment_context::DeploymentOptions;
 use crate::store::client::redis::server_clock::ClockJumps;
-use crate::store::client::redis::stats::DeploymentStats;
 use crate::store::stats::{PoolStats, StoreServerStats};
 
 /// The deployment of `REDIS_URL`, and that of `REDIS_PERSECOND_URL` if it is set.

@@ -35,9 +35,9 @@ use crate::limit::algorithm::region_use::RegionUse;
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::charge::{ChargeRequest, ChargeResult, MAX_COUNT};
 use crate::limit::request::Hits;
+use crate::store::client::redis::deployment::TargetNode;
 use crate::store::client::redis::error::{RedisError, ReplyError};
 use crate::store::client::redis::node::Node;
-use crate::store::client::redis::redirects::Redirects;
 use crate::store::client::redis::reply::{self, Reply};
 use crate::store::command::ChargeCommand;
 use crate::store::window_key::WindowKey;
@@ -119,7 +119,7 @@ impl<'a> IncrBatch<'a> {
     /// Does the remaining steps. After a redirection, call it again with the next node in `target`.
     pub(super) async fn run(
         &mut self,
-        target: &mut Redirects<'_>,
+        target: &mut TargetNode<'_>,
         deadline: Instant,
     ) -> Result<ScriptOutcome, ReplyError> {
         while self.expire_pending || !matches!(self.step, Step::Done) {
@@ -335,7 +335,7 @@ fn signed(hits: u64) -> i64 {
 async fn increment(key: &[u8], window: &WindowKey, hits: i64, to: Destination<'_>) -> Result<IncrOutcome, ReplyError> {
     let (hits, seconds) = (hits.to_string(), window.expire_s().to_string());
     let incrby: [&[u8]; 3] = [b"INCRBY", key, hits.as_bytes()];
-    let (count, expired) = to.node.call_pair(&incrby, &expire(key, &seconds), to.asking, to.deadline).await;
+    let (count, expired) = to.node.call_two(&incrby, &expire(key, &seconds), to.asking, to.deadline).await;
     Ok(IncrOutcome { after: integer(&count?)?, expire: expired.map(|_| ()) })
 }
 

@@ -25,13 +25,12 @@ use super::script::replay::{CallArguments, ScriptOutcome, replay};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::global_clock::GlobalClock;
+use crate::store::client::redis::deployment::TargetNode;
 use crate::store::client::redis::error::{RedisError, ReplyError};
 use crate::store::client::redis::hash_slot::hash_slot;
-use crate::store::client::redis::key_call::KeyCall;
 use crate::store::client::redis::node::Node;
-use crate::store::client::redis::redirects::Redirects;
 use crate::store::client::redis::reply::{Reply, bytes, integer};
-use crate::store::client::redis::script::Script;
+use crate::store::client::redis::script::{KeyCall, Script};
 use crate::store::client::redis::server_clock::{ClockReading, InstantRange};
 use crate::store::command::ChargeCommand;
 use crate::store::spans;
@@ -76,8 +75,7 @@ impl PreparedCall {
         deadline: Instant,
         mut span: Option<&mut Span>,
     ) -> Result<ScriptOutcome, RedisError> {
-        let slot = || self.slot();
-        let mut redirects = Redirects::start(&self.deployment.client, slot, deadline).await?;
+        let mut target = self.deployment.client.target(self.first_key(), deadline).await?;
         let mut attempt = match &self.mode {
             CountingMode::Script { script, keys } => {
                 let arguments = arguments(commands, self.client_clock.then_some(self.now));
@@ -91,11 +89,11 @@ impl PreparedCall {
         };
         loop {
             if let Some(span) = &mut span {
-                spans::set_server(span, redirects.node.endpoint());
+                spans::set_server(span, target.node.endpoint());
             }
-            match attempt.run(&mut redirects, deadline).await {
+            match attempt.run(&mut target, deadline).await {
                 Ok(outcome) => return Ok(outcome),
-                Err(error) => redirects.follow(error, slot)?,
+                Err(error) => target.follow(error)?,
             }
         }
     }
@@ -111,7 +109,6 @@ impl PreparedCall {
         if let Some(grants) = &self.grants {
             grants.reset(&self.region_counters(command), deadline).await?;
         }
-        let slot = || self.slot();
         let in_script = |limit: &Limit| can_be_lent(limit) && !limit.is_counted_in_region();
         let can_be_lent = command.counters.iter().all(|counter| in_script(&counter.limit));
         let script = match &self.mode {
@@ -124,15 +121,15 @@ impl PreparedCall {
         };
         let unlink = || [&b"UNLINK"[..]].into_iter().chain(self.mode.keys().iter().map(|key| &**key)).collect();
         let mut words: CallWords<'_> = script.as_ref().map_or_else(unlink, ScriptCall::words);
-        let mut redirects = Redirects::start(&self.deployment.client, slot, deadline).await?;
+        let mut target = self.deployment.client.target(self.first_key(), deadline).await?;
         loop {
-            match (redirects.node.call_unrecorded(&words, redirects.asking, deadline).await, &script) {
+            match (target.node.call_unrecorded(&words, target.asking, deadline).await, &script) {
                 (Ok(reply), _) => {
                     let deleted = integer(&reply).and_then(|deleted| u64::try_from(deleted).ok());
                     return deleted.ok_or(RedisError::BadReply);
                 }
                 (Err(ReplyError::NoScript), Some(script)) => script.replace_hash_by_text(&mut words),
-                (Err(error), _) => redirects.follow(error, slot)?,
+                (Err(error), _) => target.follow(error)?,
             }
         }
     }
@@ -144,8 +141,9 @@ impl PreparedCall {
         counters.map(|(key, counter)| RegionCounter { key: key.clone(), limit: counter.limit }).collect()
     }
 
-    fn slot(&self) -> u16 {
-        hash_slot(&self.mode.keys()[0])
+    /// Key that says which node has the counters: all of a call are in one slot.
+    fn first_key(&self) -> &[u8] {
+        &self.mode.keys()[0]
     }
 }
 
@@ -157,7 +155,7 @@ enum Attempt<'a> {
 
 impl Attempt<'_> {
     /// Does the rest of the work at the current node.
-    async fn run(&mut self, target: &mut Redirects<'_>, deadline: Instant) -> Result<ScriptOutcome, ReplyError> {
+    async fn run(&mut self, target: &mut TargetNode<'_>, deadline: Instant) -> Result<ScriptOutcome, ReplyError> {
         match self {
             Self::Incrby(batch) => batch.run(target, deadline).await,
             Self::Script { call, commands, grants: None } => call.run(commands, target, deadline).await,
@@ -225,7 +223,7 @@ impl<'a> ScriptCall<'a> {
     async fn run(
         &self,
         commands: &[ChargeCommand],
-        target: &Redirects<'_>,
+        target: &TargetNode<'_>,
         deadline: Instant,
     ) -> Result<ScriptOutcome, ReplyError> {
         let reply = match self.key_call(&target.node) {
@@ -238,7 +236,7 @@ impl<'a> ScriptCall<'a> {
         replay(commands, bytes, arguments).map_err(|_| ReplyError::Failed(RedisError::BadReply))
     }
 
-    async fn send_alone(&self, target: &Redirects<'_>, deadline: Instant) -> Result<Reply, ReplyError> {
+    async fn send_alone(&self, target: &TargetNode<'_>, deadline: Instant) -> Result<Reply, ReplyError> {
         let mut words = self.words();
         match target.node.call(&words, target.asking, deadline).await {
             Err(ReplyError::NoScript) => {
@@ -262,10 +260,10 @@ impl<'a> ScriptCall<'a> {
     }
 
     async fn send_key_call(mut call: KeyCall, node: &Node, deadline: Instant) -> Result<Reply, ReplyError> {
-        match node.call_key(call.clone(), deadline).await {
+        match node.call_merged(call.clone(), deadline).await {
             Err(ReplyError::NoScript) => {
                 call.sends_text = true;
-                node.call_key(call, deadline).await
+                node.call_merged(call, deadline).await
             }
             outcome => outcome,
         }

@@ -18,9 +18,7 @@ use crate::store::client::redis::connect_options::ConnectOptions;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::deployment_context::DeploymentOptions;
 use crate::store::client::redis::error::RedisError;
-use crate::store::client::redis::hash_slot::hash_slot;
 use crate::store::client::redis::health_check::{CommandWords, HealthCheck};
-use crate::store::client::redis::redirects::Redirects;
 
 /// Upper bound on a write and on a health check. Nothing but the sink waits for it.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -102,14 +100,7 @@ impl RedisSink {
     async fn append(&self, line: &[u8], deadline: Instant) -> Result<(), RedisError> {
         let StreamKey { key, max_length, .. } = &*self.stream;
         let words: [&[u8]; 8] = [b"XADD", key, b"MAXLEN", b"~", max_length, b"*", b"record", line];
-        let slot = || hash_slot(key);
-        let mut redirects = Redirects::start(&self.client, slot, deadline).await?;
-        loop {
-            match redirects.node.call(&words, redirects.asking, deadline).await {
-                Ok(_) => return Ok(()),
-                Err(reply) => redirects.follow(reply, slot)?,
-            }
-        }
+        self.client.call_key(key, &words, deadline).await.map(drop)
     }
 }
 

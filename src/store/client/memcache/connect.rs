@@ -8,12 +8,9 @@ use super::protocol::MemcacheProtocol;
 use super::reply::MemcacheReply;
 use crate::settings::endpoint::Endpoint;
 use crate::settings::store_tls::StoreTls;
-use crate::store::client::connect::{ConnectAdvice, Connected};
+use crate::store::client::connect::{ConnectAdvice, Connected, PlaintextProbe, TlsSettingNames, open_stream};
 use crate::store::client::pipeline::Pipeline;
-use crate::store::client::stream;
 use crate::store::client::supervisor::hash_files;
-use crate::store::client::tls_advice::TlsSettingNames;
-use crate::store::client::tls_mismatch::PlaintextProbe;
 
 /// Open connection to a server.
 pub(crate) type MemcacheConnection = Pipeline<MemcacheProtocol>;
@@ -70,7 +67,7 @@ async fn open(
     let tls = tls.map_err(|unusable| MemcacheConnectError::misconfigured(unusable.to_string()))?;
     let uses_tls = tls.is_some();
     let socket_error = |error: &io::Error| ADVICE.socket_error(error, uses_tls);
-    let stream = stream::open(endpoint, tls).await.map_err(|error| socket_error(&error))?;
+    let stream = open_stream(endpoint, tls).await.map_err(|error| socket_error(&error))?;
     let (connection, closed) = Pipeline::open(stream);
     match check(&connection, Some(Instant::now() + options.call_timeout)).await {
         Ok(()) => Ok(Connected { connection, closed }),

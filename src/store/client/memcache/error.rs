@@ -1,74 +1,47 @@
 //! Errors of the client: kinds of failed calls, and the meaning of error replies.
 
-use crate::store::client::connect_error::{ConnectError, ErrorKind};
+use crate::base::words::words;
+use crate::store::client::connect::{ConnectError, ErrorKind};
 use crate::store::client::wire_protocol::PipelineError;
 
-/// Reason why memcached did not complete a call. Kinds that Redis has too have the same names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
-pub enum MemcacheError {
-    /// No reply arrived before the deadline; the call may have run.
-    #[error("no answer in time")]
-    Timeout,
-    /// The caller's deadline is too short for a call.
-    #[error("the caller leaves no time to ask")]
-    NoTime,
-    /// No connection is open, the breaker is open, or no server is known.
-    #[error("not connected")]
-    Unreachable,
-    /// The connection closed before the reply; the call may have run.
-    #[error("the connection broke")]
-    Broken,
-    /// The server cannot store values.
-    #[error("the server takes no writes")]
-    NoWrites,
-    /// The value is not a number.
-    #[error("the key holds a value that is no number")]
-    WrongType,
-    /// The reply is invalid, or an error that the client does not know.
-    #[error("an invalid reply")]
-    BadReply,
-    /// The server or the connection needs other settings.
-    #[error("the server does not serve this client")]
-    Misconfigured,
-    /// Too many calls wait for one server.
-    #[error("too many calls are queued")]
-    Overloaded,
-    /// The limit needs more than an increment.
-    #[error("memcache cannot count such a limit")]
-    Unsupported,
+words! {
+    /// Reason why memcached did not complete a call. Kinds that Redis has too have the same names.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
+    pub enum MemcacheError {
+        /// No reply arrived before the deadline; the call may have run.
+        #[error("no answer in time")]
+        Timeout = "timeout",
+        /// The caller's deadline is too short for a call.
+        #[error("the caller leaves no time to ask")]
+        NoTime = "no_time",
+        /// No connection is open, the breaker is open, or no server is known.
+        #[error("not connected")]
+        Unreachable = "unreachable",
+        /// The connection closed before the reply; the call may have run.
+        #[error("the connection broke")]
+        Broken = "broken",
+        /// The server cannot store values.
+        #[error("the server takes no writes")]
+        NoWrites = "no_writes",
+        /// The value is not a number.
+        #[error("the key holds a value that is no number")]
+        WrongType = "wrong_type",
+        /// The reply is invalid, or an error that the client does not know.
+        #[error("an invalid reply")]
+        BadReply = "bad_reply",
+        /// The server or the connection needs other settings.
+        #[error("the server does not serve this client")]
+        Misconfigured = "misconfigured",
+        /// Too many calls wait for one server.
+        #[error("too many calls are queued")]
+        Overloaded = "overloaded",
+        /// The limit needs more than an increment.
+        #[error("memcache cannot count such a limit")]
+        Unsupported = "unsupported",
+    }
 }
 
 impl MemcacheError {
-    /// All kinds, in the order of declaration.
-    pub const ALL: [Self; 10] = [
-        Self::Timeout,
-        Self::NoTime,
-        Self::Unreachable,
-        Self::Broken,
-        Self::NoWrites,
-        Self::WrongType,
-        Self::BadReply,
-        Self::Misconfigured,
-        Self::Overloaded,
-        Self::Unsupported,
-    ];
-
-    /// Name in metrics and logs.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Timeout => "timeout",
-            Self::NoTime => "no_time",
-            Self::Unreachable => "unreachable",
-            Self::Broken => "broken",
-            Self::NoWrites => "no_writes",
-            Self::WrongType => "wrong_type",
-            Self::BadReply => "bad_reply",
-            Self::Misconfigured => "misconfigured",
-            Self::Overloaded => "overloaded",
-            Self::Unsupported => "unsupported",
-        }
-    }
-
     /// Setting or server property that an operator should check.
     pub const fn advice(self) -> &'static str {
         match self {

@@ -1,13 +1,11 @@
 //! Text protocol of memcached, as a pipelined connection uses it.
 
-use std::cmp::Ordering;
-use std::convert::Infallible;
 use std::io;
 
 use bytes::{BufMut, BytesMut};
 
 use super::reply::{self, MAX_VALUE_BYTES, MemcacheReply};
-use crate::store::client::wire_protocol::WireProtocol;
+use crate::store::client::wire_protocol::{NoMergeableCall, WireProtocol};
 
 /// Text protocol of memcached. The last word of `add` is the value; keys must hold neither spaces nor control bytes.
 #[derive(Debug)]
@@ -15,10 +13,9 @@ pub struct MemcacheProtocol;
 
 impl WireProtocol for MemcacheProtocol {
     type Reply = MemcacheReply;
-    type Mergeable = Infallible;
+    type Mergeable = NoMergeableCall;
 
     const MAX_REPLY_BYTES: usize = MAX_VALUE_BYTES + (4 << 10);
-    const MAX_MERGED: usize = 1;
 
     fn encode(out: &mut BytesMut, words: &[&[u8]]) {
         let (line, value) = match words {
@@ -36,20 +33,6 @@ impl WireProtocol for MemcacheProtocol {
             out.put_slice(value);
             out.put_slice(b"\r\n");
         }
-    }
-
-    fn merge_order(one: &Infallible, _: &Infallible) -> Ordering {
-        match *one {}
-    }
-
-    fn can_merge(one: &Infallible, _: &Infallible) -> bool {
-        match *one {}
-    }
-
-    fn encode_merged(_: &mut BytesMut, _: &[Infallible]) {}
-
-    fn split(reply: MemcacheReply, _: usize) -> Vec<MemcacheReply> {
-        vec![reply]
     }
 
     fn decode(input: &mut BytesMut) -> io::Result<Option<MemcacheReply>> {

@@ -7,14 +7,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use hickory_resolver::TokioResolver;
+use hickory_resolver::proto::rr::RData;
 use tokio::sync::SetOnce;
 use tokio::task::AbortHandle;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::connect::MemcacheOptions;
 use super::error::MemcacheError;
 use super::server::MemcacheServer;
-use super::srv;
 use crate::settings::endpoint::Endpoint;
 use crate::settings::memcache::MemcacheServers;
 use crate::store::client::deadline::timeout_with_grace;
@@ -121,7 +122,7 @@ fn index_of(key: &[u8], servers: usize) -> usize {
 async fn query_repeatedly(list: Arc<SharedList>, name: String, refresh: Duration) {
     let mut errors = ErrorDedup::default();
     loop {
-        match srv::query(&name).await {
+        match query_srv(&name).await {
             Ok(endpoints) => {
                 let servers = list.servers.load();
                 if !servers.iter().map(|server| server.endpoint()).eq(&endpoints) {
@@ -145,9 +146,48 @@ async fn query_repeatedly(list: Arc<SharedList>, name: String, refresh: Duration
     }
 }
 
+/// Upper bound on a query of the SRV record, its repetitions included.
+const SRV_QUERY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of servers; each has connections and tasks.
+const MAX_SERVERS: usize = 1000;
+
+/// Queries the servers of an SRV record, sorted by their text as envoyproxy/ratelimit sorts them: the order decides
+/// which server holds a key. The system's resolver configuration is read for each query.
+///
+/// # Errors
+/// The text says why there are no servers.
+async fn query_srv(name: &str) -> Result<Vec<Endpoint>, String> {
+    let resolver = TokioResolver::builder_tokio().and_then(|builder| builder.build());
+    let resolver = resolver.map_err(|error| format!("no resolver: {error}"))?;
+    let lookup =
+        timeout(SRV_QUERY_TIMEOUT, resolver.srv_lookup(name)).await.map_err(|_| "no answer in time".to_owned())?;
+    let lookup = lookup.map_err(|error| error.to_string())?;
+    let mut found: Vec<(String, u16)> = lookup
+        .answers()
+        .iter()
+        .filter_map(|record| match &record.data {
+            RData::SRV(srv) if srv.port != 0 && !srv.target.is_root() => Some((srv.target.to_ascii(), srv.port)),
+            _ => None,
+        })
+        .collect();
+    if found.is_empty() {
+        return Err("the record names no servers".to_owned());
+    }
+    if found.len() > MAX_SERVERS {
+        return Err(format!("the record names {} servers; the maximum is {MAX_SERVERS}", found.len()));
+    }
+    sort_servers(&mut found);
+    Ok(found.into_iter().map(|(host, port)| Endpoint::Tcp { host, port }).collect())
+}
+
+/// Sorts by the text `host:port`.
+fn sort_servers(servers: &mut [(String, u16)]) {
+    servers.sort_by_cached_key(|(host, port)| format!("{host}:{port}"));
+}
+
 #[cfg(test)]
 mod tests {
-    use super::index_of;
+    use super::{index_of, sort_servers};
 
     /// The digests are those of Go's `crc32.ChecksumIEEE`, such as 0xcbf43926 for `123456789`.
     #[test]
@@ -158,5 +198,13 @@ mod tests {
             assert_eq!(index_of(b"123456789", servers), 0xcbf4_3926 % servers);
         }
         assert_eq!(index_of(b"", 5), 0);
+    }
+
+    #[test]
+    fn servers_are_sorted_as_text() {
+        let mut servers = [("b.x.", 1), ("a.x.", 9), ("a.x.", 10), ("a.x.y.", 1)].map(|(h, p)| (h.to_owned(), p));
+        sort_servers(&mut servers);
+        let sorted: Vec<String> = servers.iter().map(|(host, port)| format!("{host}:{port}")).collect();
+        assert_eq!(sorted, ["a.x.:10", "a.x.:9", "a.x.y.:1", "b.x.:1"]);
     }
 }

@@ -18,8 +18,7 @@ use tokio::io::{AsyncReadExt, AsyncWrite};
 use super::deadline_timer::DeadlineTimer;
 use super::send_queue::{PendingCommand, SendQueue};
 use crate::base::coalesce::YieldBarrier;
-use crate::store::client::stream::Stream;
-use crate::store::client::wire_protocol::WireProtocol;
+use crate::store::client::wire_protocol::{Stream, WireProtocol};
 
 /// Free space in the input buffer before each read, in bytes.
 const READ_BYTES: usize = 16 << 10;

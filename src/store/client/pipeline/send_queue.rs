@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use crate::base::coalesce::wake;
 use crate::base::sharded::lock;
-use crate::store::client::wire_protocol::{PipelineError, WireProtocol};
+use crate::store::client::wire_protocol::{MergeableCall, PipelineError, WireProtocol};
 
 /// Maximum number of calls that wait for a reply on one connection; bounds memory when a server is frozen.
 const MAX_WAITING: usize = 16_384;
@@ -40,7 +40,7 @@ pub(super) struct QueueState<P: WireProtocol> {
     /// Number of commands at the end of `pending` whose bytes are in `unsent`.
     unsent_commands: usize,
     /// Unsent calls that can share a command.
-    mergeable: Vec<MergeableCall<P>>,
+    mergeable: Vec<QueuedCall<P>>,
     /// Number of callers of all pending commands and mergeable calls.
     waiting: usize,
     /// First deadline of all of them; `None` if none has one.
@@ -56,7 +56,7 @@ pub(super) struct PendingCommand<P: WireProtocol> {
 }
 
 /// An unsent call that can share a command.
-struct MergeableCall<P: WireProtocol> {
+struct QueuedCall<P: WireProtocol> {
     call: P::Mergeable,
     caller: Caller<P>,
 }
@@ -121,7 +121,7 @@ impl<P: WireProtocol> SendQueue<P> {
         call: P::Mergeable,
         deadline: Instant,
     ) -> Result<oneshot::Receiver<CallResult<P>>, PipelineError> {
-        self.push_with(Some(deadline), |state, caller| state.mergeable.push(MergeableCall { call, caller }))
+        self.push_with(Some(deadline), |state, caller| state.mergeable.push(QueuedCall { call, caller }))
     }
 
     fn push_with(
@@ -192,19 +192,19 @@ impl<P: WireProtocol> QueueState<P> {
     fn merge(&mut self) {
         let mut calls = std::mem::take(&mut self.mergeable);
         // Stable: calls with equal arguments stay in order.
-        calls.sort_by(|one, other| P::merge_order(&one.call, &other.call));
+        calls.sort_by(|one, other| one.call.merge_order(&other.call));
         let mut rest = calls.drain(..).peekable();
         while let Some(first) = rest.next() {
             let (mut merged, mut callers) = (SmallVec::<[P::Mergeable; 1]>::new(), SmallVec::new());
             merged.push(first.call);
             callers.push(first.caller);
-            while merged.len() < P::MAX_MERGED
-                && let Some(next) = rest.next_if(|next| P::can_merge(&merged[0], &next.call))
+            while merged.len() < P::Mergeable::MAX_MERGED
+                && let Some(next) = rest.next_if(|next| merged[0].can_merge(&next.call))
             {
                 merged.push(next.call);
                 callers.push(next.caller);
             }
-            self.append(callers, |out| P::encode_merged(out, &merged));
+            self.append(callers, |out| P::Mergeable::encode_merged(out, &merged));
         }
         drop(rest);
         // Keeps the capacity.
@@ -278,7 +278,7 @@ impl<P: WireProtocol> PendingCommand<P> {
     /// Passes the reply to the callers that still wait.
     pub(super) fn answer(self, reply: P::Reply) {
         if self.callers.len() > 1 {
-            let replies = P::split(reply, self.callers.len());
+            let replies = P::Mergeable::split_reply(reply, self.callers.len());
             self.callers.into_iter().zip(replies).for_each(|(caller, reply)| caller.answer(reply));
         } else if let Some(caller) = self.callers.into_iter().next() {
             caller.answer(reply);

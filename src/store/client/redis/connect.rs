@@ -6,15 +6,11 @@ use rustls::ClientConfig;
 use smallvec::SmallVec;
 
 use super::connect_options::{AuthCredentials, ConnectOptions};
-use super::connection::Connection;
+use super::connection::{Connection, ErrorWithText, error_kind, send_with_error_text};
 use super::error::{RedisConnectError, RedisError, ReplyError};
-use super::send::{ErrorWithText, error_kind, send_with_error_text};
 use crate::settings::endpoint::Endpoint;
 use crate::settings::store_tls::StoreTls;
-use crate::store::client::connect::{ConnectAdvice, Connected};
-use crate::store::client::stream;
-use crate::store::client::tls_advice::TlsSettingNames;
-use crate::store::client::tls_mismatch::PlaintextProbe;
+use crate::store::client::connect::{ConnectAdvice, Connected, PlaintextProbe, TlsSettingNames, open_stream};
 
 const ADVICE: ConnectAdvice = ConnectAdvice {
     tls_settings: TlsSettingNames {
@@ -51,7 +47,7 @@ async fn open(
     credentials: Option<AuthCredentials>,
 ) -> Result<Connected<Connection>, RedisConnectError> {
     let uses_tls = tls.is_some();
-    let stream = stream::open(endpoint, tls).await.map_err(|error| ADVICE.socket_error(&error, uses_tls))?;
+    let stream = open_stream(endpoint, tls).await.map_err(|error| ADVICE.socket_error(&error, uses_tls))?;
     let (connection, closed) = Connection::open_boxed(stream);
     match handshake(&connection, credentials, options.database).await {
         Ok(()) => Ok(Connected { connection, closed }),

@@ -4,19 +4,17 @@
 //! reply, learn that the connection closed. The rest of the client uses nothing below it, so that another connection,
 //! such as `MultiplexedConnection` of the `redis` crate, could take its place by a change of this file alone.
 
-use std::cmp::Ordering;
 use std::io;
 use std::time::Instant;
 
 use bytes::BytesMut;
 
 use super::command::write_command;
-use super::error::RedisError;
-use super::key_call::{self, KeyCall, MAX_MERGED};
+use super::error::{RedisError, ReplyError, log_text};
 use super::reply::{self, Reply};
+use super::script::KeyCall;
 use crate::store::client::pipeline::{Closed, Pipeline};
-use crate::store::client::stream::Stream;
-use crate::store::client::wire_protocol::WireProtocol;
+use crate::store::client::wire_protocol::{Stream, WireProtocol};
 
 /// RESP2.
 #[derive(Debug)]
@@ -28,7 +26,6 @@ impl WireProtocol for Resp {
 
     /// Replies of scripts have a few kilobytes.
     const MAX_REPLY_BYTES: usize = 16 << 20;
-    const MAX_MERGED: usize = MAX_MERGED;
 
     #[inline]
     fn encode(out: &mut BytesMut, words: &[&[u8]]) {
@@ -38,22 +35,6 @@ impl WireProtocol for Resp {
     #[inline]
     fn decode(input: &mut BytesMut) -> io::Result<Option<Reply>> {
         reply::next(input)
-    }
-
-    fn merge_order(one: &KeyCall, other: &KeyCall) -> Ordering {
-        one.merge_order(other)
-    }
-
-    fn can_merge(one: &KeyCall, other: &KeyCall) -> bool {
-        one.can_merge(other)
-    }
-
-    fn encode_merged(out: &mut BytesMut, calls: &[KeyCall]) {
-        key_call::encode(out, calls);
-    }
-
-    fn split(reply: Reply, calls: usize) -> Vec<Reply> {
-        key_call::split(reply, calls)
     }
 
     fn error_text(reply: &Reply) -> Option<&str> {
@@ -92,8 +73,47 @@ impl Connection {
     ///
     /// # Errors
     /// As for [`Connection::call`].
-    pub async fn call_key(&self, call: KeyCall, deadline: Instant) -> Result<Reply, RedisError> {
+    pub async fn call_merged(&self, call: KeyCall, deadline: Instant) -> Result<Reply, RedisError> {
         Ok(self.0.call_merged(call, deadline).await?)
+    }
+}
+
+/// Error of a command, and its text for logs.
+pub(crate) type ErrorWithText = (ReplyError, String);
+
+/// Sends a command without a deadline, and keeps the text of an error.
+pub(crate) async fn send_with_error_text(connection: &Connection, words: &[&[u8]]) -> Result<Reply, ErrorWithText> {
+    match connection.call(words, false, None).await {
+        Ok(Reply::Error(text)) => Err((ReplyError::from_reply(&text), log_text(&text))),
+        Ok(reply) => Ok(reply),
+        Err(error) => Err((ReplyError::Failed(error), error.to_string())),
+    }
+}
+
+/// Sends a command, after an ASKING if `asking`, and waits for its reply until `deadline`.
+pub(crate) async fn send(
+    connection: &Connection,
+    words: &[&[u8]],
+    asking: bool,
+    deadline: Instant,
+) -> Result<Reply, ReplyError> {
+    checked(connection.call(words, asking, Some(deadline)).await)
+}
+
+/// Turns an error reply into an error.
+pub(crate) fn checked(outcome: Result<Reply, RedisError>) -> Result<Reply, ReplyError> {
+    match outcome {
+        Ok(Reply::Error(text)) => Err(ReplyError::from_reply(&text)),
+        Ok(reply) => Ok(reply),
+        Err(error) => Err(ReplyError::Failed(error)),
+    }
+}
+
+/// Returns the kind of an error reply to a command that cannot be redirected.
+pub(crate) const fn error_kind(error: &ReplyError) -> RedisError {
+    match error {
+        ReplyError::Failed(kind) => *kind,
+        ReplyError::NoScript | ReplyError::Moved(_) | ReplyError::Ask(_) => RedisError::BadReply,
     }
 }
 
@@ -109,8 +129,8 @@ mod tests {
 
     use super::Connection;
     use crate::store::client::redis::error::RedisError;
-    use crate::store::client::redis::key_call::KeyCall;
     use crate::store::client::redis::reply::Reply;
+    use crate::store::client::redis::script::KeyCall;
     use crate::store::client::redis::script::Script;
 
     const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
@@ -216,7 +236,7 @@ mod tests {
             sends_text: true,
         };
         let deadline = Instant::now() + Duration::from_secs(60);
-        (0..count).map(|number| Box::pin(connection.call_key(call(number), deadline)) as Pin<Box<_>>).collect()
+        (0..count).map(|number| Box::pin(connection.call_merged(call(number), deadline)) as Pin<Box<_>>).collect()
     }
 
     #[test]

@@ -11,29 +11,6 @@ use super::hash_slot::prepare_hash_tags;
 use super::health_check::{HealthCheck, OptionalCommands};
 use super::server_clock::ClockJumps;
 
-/// Settings of a deployment, and events and counters of its nodes.
-#[derive(Debug)]
-pub(crate) struct DeploymentContext {
-    /// Options of new connections.
-    pub(crate) connect: Arc<ConnectOptions>,
-    /// Number of connections to each node.
-    pub(crate) connections: usize,
-    /// Upper bound on a health check, the same as on a call.
-    pub(crate) call_timeout: Duration,
-    /// Check of a server before calls are sent to it.
-    pub(crate) health_check: Box<dyn HealthCheck>,
-    /// Commands that a server may reject while it still serves the others; `None` if there are no such commands.
-    pub(crate) optional_commands: Option<OptionalCommands>,
-    /// True if the nodes form a cluster.
-    pub(crate) is_cluster: bool,
-    /// Notified when a node fails, so that discovery looks for a new primary at once.
-    pub(crate) refresh_topology: Notify,
-    /// Number of connections opened since the start.
-    pub(crate) opened: AtomicU64,
-    /// Jumps of the clocks that are compared with those of the nodes.
-    pub(crate) clock_jumps: Arc<ClockJumps>,
-}
-
 /// Settings of a deployment.
 #[derive(Debug)]
 pub(crate) struct DeploymentOptions {
@@ -51,25 +28,25 @@ pub(crate) struct DeploymentOptions {
     pub(crate) clock_jumps: Arc<ClockJumps>,
 }
 
+/// Settings of a deployment, and events and counters of its nodes.
+#[derive(Debug)]
+pub(crate) struct DeploymentContext {
+    pub(crate) options: DeploymentOptions,
+    /// True if the nodes form a cluster.
+    pub(crate) is_cluster: bool,
+    /// Notified when a node fails, so that discovery looks for a new primary at once.
+    pub(crate) refresh_topology: Notify,
+    /// Number of connections opened since the start.
+    pub(crate) opened: AtomicU64,
+}
+
 impl DeploymentContext {
     /// Creates the context; `is_cluster` is true if the nodes form a cluster.
     pub(crate) fn new(options: DeploymentOptions, is_cluster: bool) -> Self {
-        let DeploymentOptions { connect, connections, call_timeout, health_check, optional_commands, clock_jumps } =
-            options;
         if is_cluster {
             // Here, because a health check has a deadline and this takes milliseconds.
             prepare_hash_tags();
         }
-        Self {
-            connect: Arc::new(connect),
-            connections,
-            call_timeout,
-            health_check,
-            optional_commands,
-            is_cluster,
-            refresh_topology: Notify::new(),
-            opened: AtomicU64::new(0),
-            clock_jumps,
-        }
+        Self { options, is_cluster, refresh_topology: Notify::new(), opened: AtomicU64::new(0) }
     }
 }

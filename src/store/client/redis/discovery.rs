@@ -2,23 +2,22 @@
 //!
 //! Discovery runs at intervals, and at once when a node fails, at most ten times a second.
 
-mod cluster;
-mod sentinel;
-mod topology_source;
-
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
-use self::topology_source::TopologySource;
+use super::connect;
 use super::connect_options::ConnectOptions;
-use super::error::RedisConnectError;
+use super::connection::{Connection, error_kind, send_with_error_text};
+use super::error::{RedisConnectError, RedisError};
+use super::reply::Reply;
+use super::slot_map::{SlotRange, announced_endpoint, slot_ranges};
 use super::topology::Topology;
 use crate::settings::endpoint::Endpoint;
 use crate::settings::redis::TopologySettings;
-use crate::store::client::connect_error::ErrorKind;
+use crate::store::client::connect::{Connected, ErrorKind};
 use crate::telemetry::error_dedup::ErrorDedup;
 
 /// Interval of sentinel queries.
@@ -28,13 +27,22 @@ const CLUSTER_INTERVAL: Duration = Duration::from_secs(5);
 /// Minimum time between two discoveries.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Server that is queried for the topology: a sentinel, or a node of a cluster. Its own connection is
+/// opened when it is needed.
+#[derive(Debug)]
+struct TopologySource {
+    endpoint: Endpoint,
+    options: Arc<ConnectOptions>,
+    connected: Option<Connected<Connection>>,
+}
+
 /// Starts to keep `topology` up to date; a single server needs no discovery.
 pub(crate) fn start(topology: &Arc<Topology>) -> Option<AbortHandle> {
     let start = |sources: &[Endpoint], options: &ConnectOptions, interval| {
         let sources = sources.iter().map(|endpoint| TopologySource::new(endpoint.clone(), options)).collect();
         Some(tokio::spawn(run(Arc::downgrade(topology), sources, interval)).abort_handle())
     };
-    let options = &*topology.context.connect;
+    let options = &topology.context.options.connect;
     match &topology.settings {
         TopologySettings::Single(_) => {
             topology.set_discovered();
@@ -63,7 +71,7 @@ async fn run(topology: Weak<Topology>, mut sources: Vec<TopologySource>, interva
                 let misconfigured = error.kind.is_misconfiguration();
                 topology.misconfigured.store(misconfigured.then(|| Arc::new(error.text.clone())));
                 if errors.is_new(&error.text) {
-                    tracing::error!(setting = topology.context.connect.setting, "cannot find redis: {error}");
+                    tracing::error!(setting = topology.context.options.connect.setting, "cannot find redis: {error}");
                 }
                 MIN_INTERVAL
             }
@@ -77,9 +85,162 @@ async fn run(topology: Weak<Topology>, mut sources: Vec<TopologySource>, interva
 async fn refresh(topology: &Topology, sources: &mut Vec<TopologySource>) -> Result<(), RedisConnectError> {
     if let TopologySettings::Sentinel { primary, .. } = &topology.settings {
         let current = topology.nodes().first().map(|node| node.endpoint().clone());
-        topology.set_primary(&sentinel::query_primary(sources, primary, current.as_ref()).await?);
+        topology.set_primary(&query_primary(sources, primary, current.as_ref()).await?);
     } else {
-        topology.set_slots(&cluster::query_slots(topology, sources).await?);
+        topology.set_slots(&query_slots(topology, sources).await?);
     }
     Ok(())
+}
+
+impl TopologySource {
+    /// Creates a source without a connection.
+    fn new(endpoint: Endpoint, options: &ConnectOptions) -> Self {
+        let connect_timeout = options.connect_timeout.min(options.query_timeout);
+        let options = Arc::new(ConnectOptions { connect_timeout, ..options.clone() });
+        Self { endpoint, options, connected: None }
+    }
+
+    /// Sends a command and returns its reply.
+    ///
+    /// # Errors
+    /// The server cannot be reached in time, or sends an error reply.
+    async fn query(&mut self, words: &[&[u8]]) -> Result<Reply, RedisConnectError> {
+        let connected = match self.connected.take() {
+            Some(connected) => connected,
+            None => {
+                let outcome = connect::connect(&self.endpoint, &self.options).await;
+                outcome.map_err(|error| self.error(error.kind, &error.text))?
+            }
+        };
+        match timeout(self.options.query_timeout, send_with_error_text(&connected.connection, words)).await {
+            Ok(Ok(reply)) => {
+                self.connected = Some(connected);
+                Ok(reply)
+            }
+            Ok(Err((error, text))) => Err(self.error(error_kind(&error), &text)),
+            Err(_) => Err(self.error(RedisError::Timeout, "no answer")),
+        }
+    }
+
+    /// Returns the error for a reply that cannot be parsed.
+    fn invalid_reply(&self) -> RedisConnectError {
+        self.error(RedisError::BadReply, "an invalid reply")
+    }
+
+    fn error(&self, kind: RedisError, text: &str) -> RedisConnectError {
+        RedisConnectError { kind, text: format!("{}: {text}", self.endpoint) }
+    }
+}
+
+/// Adds a question to the error of a command that the server does not know.
+fn with_hint(error: RedisConnectError, hint: &str) -> RedisConnectError {
+    match error.kind {
+        // Errors of connecting name the setting to check.
+        RedisError::Misconfigured if error.text.contains("ERR ") => {
+            RedisConnectError::misconfigured(format!("{error}; {hint}"))
+        }
+        _ => error,
+    }
+}
+
+/// Queries all sentinels at once, and returns the primary that most of them name.
+///
+/// A sentinel that was partitioned may not know of a failover yet. A tie keeps the `current` primary.
+///
+/// # Errors
+/// No sentinel names a primary.
+async fn query_primary(
+    sentinels: &mut Vec<TopologySource>,
+    name: &str,
+    current: Option<&Endpoint>,
+) -> Result<Endpoint, RedisConnectError> {
+    let mut queries = JoinSet::new();
+    for mut sentinel in sentinels.drain(..) {
+        let name = name.to_owned();
+        queries.spawn(async move {
+            let reply = sentinel.query(&[b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", name.as_bytes()]).await;
+            (sentinel, reply)
+        });
+    }
+    let mut votes: Vec<(Endpoint, usize)> = Vec::new();
+    let mut last_error = RedisConnectError { kind: RedisError::Unreachable, text: "no sentinel answers".to_owned() };
+    for (sentinel, reply) in queries.join_all().await {
+        let reply = reply.map_err(|error| with_hint(error, "is it a sentinel, as REDIS_TYPE=sentinel says?"));
+        match reply.and_then(|reply| parse_primary(&reply, &sentinel, name)) {
+            Ok(endpoint) => match votes.iter_mut().find(|(voted, _)| *voted == endpoint) {
+                Some((_, count)) => *count += 1,
+                None => votes.push((endpoint, 1)),
+            },
+            Err(error) => last_error = error,
+        }
+        sentinels.push(sentinel);
+    }
+    votes
+        .into_iter()
+        .max_by_key(|(endpoint, count)| (*count, current == Some(endpoint)))
+        .map(|(endpoint, _)| endpoint)
+        .ok_or(last_error)
+}
+
+fn parse_primary(reply: &Reply, sentinel: &TopologySource, name: &str) -> Result<Endpoint, RedisConnectError> {
+    match reply {
+        Reply::Null => Err(RedisConnectError::misconfigured(format!(
+            "the sentinel {} knows no master `{name}`; the first word of the URL is its name",
+            sentinel.endpoint
+        ))),
+        Reply::Array(parts) => match &**parts {
+            [host, port] => announced_endpoint(host, port, &sentinel.endpoint),
+            _ => None,
+        }
+        .ok_or_else(|| sentinel.invalid_reply()),
+        _ => Err(sentinel.invalid_reply()),
+    }
+}
+
+/// Returns the slots that the first available node reports, or else the first seed that answers.
+///
+/// # Errors
+/// No node reports any slots.
+async fn query_slots(
+    topology: &Topology,
+    sources: &mut Vec<TopologySource>,
+) -> Result<Vec<SlotRange>, RedisConnectError> {
+    // Known nodes become sources too, because the seeds may have left the cluster.
+    let nodes = topology.nodes();
+    for node in &nodes {
+        if !sources.iter().any(|source| source.endpoint == *node.endpoint()) {
+            sources.push(TopologySource::new(node.endpoint().clone(), &topology.context.options.connect));
+        }
+    }
+    let available: Vec<&Endpoint> =
+        nodes.iter().filter(|node| node.is_available()).map(|node| node.endpoint()).collect();
+    // In turn, because a partitioned node reports outdated slots.
+    sources.rotate_left(1);
+    sources.sort_by_key(|source| !available.contains(&&source.endpoint));
+    let mut last_error = RedisConnectError { kind: RedisError::Unreachable, text: "no node answers".to_owned() };
+    for index in 0..sources.len() {
+        let source = &mut sources[index];
+        match source.query(&[b"CLUSTER", b"SLOTS"]).await {
+            Ok(reply) => match slot_ranges(&reply, &source.endpoint) {
+                Some(ranges) if !ranges.is_empty() => {
+                    retain_members(sources, &topology.settings, &ranges);
+                    return Ok(ranges);
+                }
+                Some(_) => {
+                    last_error =
+                        RedisConnectError { kind: RedisError::SlotDown, text: "no node owns a slot".to_owned() };
+                }
+                None => last_error = source.invalid_reply(),
+            },
+            Err(error) => last_error = with_hint(error, "is it a node of a cluster, as REDIS_TYPE=cluster says?"),
+        }
+    }
+    Err(last_error)
+}
+
+/// Keeps the seeds and the owners of slots as sources.
+fn retain_members(sources: &mut Vec<TopologySource>, settings: &TopologySettings, ranges: &[SlotRange]) {
+    let TopologySettings::Cluster(seeds) = settings else { return };
+    sources
+        .retain(|source| seeds.contains(&source.endpoint) || ranges.iter().any(|range| range.owner == source.endpoint));
 }

@@ -4,95 +4,60 @@
 //! is logged where the reply is read. Redirections and missing scripts are error replies, but not failures.
 
 use crate::base::text::first_chars;
-use crate::store::client::connect_error::{ConnectError, ErrorKind};
+use crate::base::words::words;
+use crate::store::client::connect::{ConnectError, ErrorKind};
 use crate::store::client::wire_protocol::PipelineError;
 
-/// Reason why Redis did not complete a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
-pub enum RedisError {
-    /// No reply arrived before the deadline; the call may have run.
-    #[error("no answer in time")]
-    Timeout,
-    /// The caller's deadline is too short for a call.
-    #[error("the caller leaves no time to ask")]
-    NoTime,
-    /// No connection is open, or the breaker is open.
-    #[error("not connected")]
-    Unreachable,
-    /// The connection closed before the reply; the call may have run.
-    #[error("the connection broke")]
-    Broken,
-    /// The server is a replica, or has lost its primary.
-    #[error("the server is read-only")]
-    ReadOnly,
-    /// The server is out of memory, or is configured to reject writes.
-    #[error("the server takes no writes")]
-    NoWrites,
-    /// Another script runs for too long.
-    #[error("the server is busy with a script")]
-    Busy,
-    /// The server is reading its data from disk.
-    #[error("the server is loading its data")]
-    Loading,
-    /// The server rejects the password or user.
-    #[error("the server does not accept the credentials")]
-    Unauthenticated,
-    /// No node serves the slot of the key now.
-    #[error("no node serves the slot")]
-    SlotDown,
-    /// The key holds a value of another type.
-    #[error("the key holds a value of another type")]
-    WrongType,
-    /// The reply is invalid.
-    #[error("an invalid reply")]
-    BadReply,
-    /// The user lacks a permission, or the server lacks a command or is of another kind.
-    #[error("the server rejects a command that is needed")]
-    Misconfigured,
-    /// Too many calls wait for one key or one server.
-    #[error("too many calls are queued")]
-    Overloaded,
+words! {
+    /// Reason why Redis did not complete a call.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
+    pub enum RedisError {
+        /// No reply arrived before the deadline; the call may have run.
+        #[error("no answer in time")]
+        Timeout = "timeout",
+        /// The caller's deadline is too short for a call.
+        #[error("the caller leaves no time to ask")]
+        NoTime = "no_time",
+        /// No connection is open, or the breaker is open.
+        #[error("not connected")]
+        Unreachable = "unreachable",
+        /// The connection closed before the reply; the call may have run.
+        #[error("the connection broke")]
+        Broken = "broken",
+        /// The server is a replica, or has lost its primary.
+        #[error("the server is read-only")]
+        ReadOnly = "read_only",
+        /// The server is out of memory, or is configured to reject writes.
+        #[error("the server takes no writes")]
+        NoWrites = "no_writes",
+        /// Another script runs for too long.
+        #[error("the server is busy with a script")]
+        Busy = "busy",
+        /// The server is reading its data from disk.
+        #[error("the server is loading its data")]
+        Loading = "loading",
+        /// The server rejects the password or user.
+        #[error("the server does not accept the credentials")]
+        Unauthenticated = "unauthenticated",
+        /// No node serves the slot of the key now.
+        #[error("no node serves the slot")]
+        SlotDown = "slot_down",
+        /// The key holds a value of another type.
+        #[error("the key holds a value of another type")]
+        WrongType = "wrong_type",
+        /// The reply is invalid.
+        #[error("an invalid reply")]
+        BadReply = "bad_reply",
+        /// The user lacks a permission, or the server lacks a command or is of another kind.
+        #[error("the server rejects a command that is needed")]
+        Misconfigured = "misconfigured",
+        /// Too many calls wait for one key or one server.
+        #[error("too many calls are queued")]
+        Overloaded = "overloaded",
+    }
 }
 
 impl RedisError {
-    /// All kinds, in the order of declaration.
-    pub const ALL: [Self; 14] = [
-        Self::Timeout,
-        Self::NoTime,
-        Self::Unreachable,
-        Self::Broken,
-        Self::ReadOnly,
-        Self::NoWrites,
-        Self::Busy,
-        Self::Loading,
-        Self::Unauthenticated,
-        Self::SlotDown,
-        Self::WrongType,
-        Self::BadReply,
-        Self::Misconfigured,
-        Self::Overloaded,
-    ];
-
-    /// Name in metrics and logs.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Timeout => "timeout",
-            Self::NoTime => "no_time",
-            Self::Unreachable => "unreachable",
-            Self::Broken => "broken",
-            Self::ReadOnly => "read_only",
-            Self::NoWrites => "no_writes",
-            Self::Busy => "busy",
-            Self::Loading => "loading",
-            Self::Unauthenticated => "unauthenticated",
-            Self::SlotDown => "slot_down",
-            Self::WrongType => "wrong_type",
-            Self::BadReply => "bad_reply",
-            Self::Misconfigured => "misconfigured",
-            Self::Overloaded => "overloaded",
-        }
-    }
-
     /// Setting or server property that an operator should check.
     pub const fn advice(self) -> &'static str {
         match self {

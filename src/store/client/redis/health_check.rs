@@ -10,11 +10,10 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 
-use super::connection::Connection;
+use super::connection::{Connection, send_with_error_text};
 use super::error::{RedisConnectError, RedisError, ReplyError};
 use super::hash_slot::{FIRST_AND_LAST_TAGS, hash_tag};
-use super::reply::text;
-use super::send::send_with_error_text;
+use super::reply::{integer, text};
 
 /// Words of a command.
 pub(crate) type CommandWords = Vec<Bytes>;
@@ -106,4 +105,26 @@ pub(crate) async fn eviction_policy(connection: &Connection) -> Option<String> {
     let info = send_with_error_text(connection, &[b"INFO", b"memory"]).await.ok()?;
     let policy = text(&info)?.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"))?.trim();
     (policy != "noeviction").then(|| policy.to_owned())
+}
+
+/// Lifetime of the keys of the merge check in milliseconds. Their values never change, so several replicas may check at once.
+const MERGE_CHECK_LIFETIME_MS: &[u8] = b"10000";
+/// Counts the keys that it sees.
+const MERGE_CHECK_SCRIPT: &[u8] = b"local found = 0
+for _, key in ipairs(KEYS) do if redis.call('GET', key) == '1' then found = found + 1 end end
+return found";
+
+/// Returns true if calls on several keys may share a command: a script over `connection` sees all of these keys.
+///
+/// Behind a proxy that divides keys over servers, a script with several keys would run on the server of the first one,
+/// and create the others there. So the check writes keys one by one, and a script must then see all of them.
+pub(crate) async fn can_merge_calls(connection: &Connection, keys: &[Bytes]) -> bool {
+    let set =
+        |key| async move { connection.call(&[b"SET", key, b"1", b"PX", MERGE_CHECK_LIFETIME_MS], false, None).await };
+    join_all(keys.iter().map(|key| set(&**key))).await;
+    let key_count = keys.len().to_string();
+    let mut words: Vec<&[u8]> = vec![b"EVAL", MERGE_CHECK_SCRIPT, key_count.as_bytes()];
+    words.extend(keys.iter().map(|key| &**key));
+    let found = connection.call(&words, false, None).await;
+    !keys.is_empty() && found.ok().and_then(|found| integer(&found)) == i64::try_from(keys.len()).ok()
 }

@@ -4,7 +4,6 @@
 //! breaker is open, calls fail at once, and a task checks the server ten times a second. A node sends a command once:
 //! callers follow redirections and load scripts.
 
-mod rejected_commands;
 mod state;
 
 use std::sync::Arc;
@@ -12,12 +11,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use self::state::NodeState;
-use super::connection::Connection;
+use super::connection::{Connection, checked, send};
 use super::deployment_context::DeploymentContext;
 use super::error::{RedisError, ReplyError};
-use super::key_call::KeyCall;
 use super::reply::{Reply, integer};
-use super::send::{checked, send};
+use super::script::KeyCall;
 use super::server_clock::{ClockReading, ServerClock};
 use crate::base::clock::Clock;
 use crate::settings::endpoint::Endpoint;
@@ -92,7 +90,7 @@ impl Node {
     pub(crate) async fn call(&self, words: &[&[u8]], asking: bool, deadline: Instant) -> Result<Reply, ReplyError> {
         let connection = self.connection(deadline).await?;
         let outcome = send(&connection, words, asking, deadline).await;
-        let optional = self.state.context.optional_commands.as_ref();
+        let optional = self.state.context.options.optional_commands.as_ref();
         match optional.filter(|optional| words[0].starts_with(optional.prefix)) {
             Some(optional) if matches!(outcome, Err(ReplyError::Failed(RedisError::Misconfigured))) => {
                 self.state.rejected_commands.record(&self.state.server.endpoint, optional);
@@ -115,9 +113,9 @@ impl Node {
 
     /// Calls a script on one key, in one command with calls that are queued at the same moment, and waits for its reply
     /// until `deadline`. For nodes with [`Node::can_merge`].
-    pub(crate) async fn call_key(&self, call: KeyCall, deadline: Instant) -> Result<Reply, ReplyError> {
+    pub(crate) async fn call_merged(&self, call: KeyCall, deadline: Instant) -> Result<Reply, ReplyError> {
         let connection = self.connection(deadline).await?;
-        let outcome = checked(connection.call_key(call, deadline).await);
+        let outcome = checked(connection.call_merged(call, deadline).await);
         self.record(&outcome);
         outcome
     }
@@ -170,7 +168,7 @@ impl Node {
         // 0 would mean no limit.
         let limit_ms = limit.as_millis().max(1).to_string();
         let wait: [&[u8]; 3] = [b"WAIT", b"1", limit_ms.as_bytes()];
-        let (reply, replicas) = self.call_pair(words, &wait, asking, deadline).await;
+        let (reply, replicas) = self.call_two(words, &wait, asking, deadline).await;
         let (reply, replicas) = (reply?, replicas?);
         let replicas = integer(&replicas).and_then(|replicas| u32::try_from(replicas).ok());
         let replicas = replicas.ok_or(ReplyError::Failed(RedisError::BadReply))?;
@@ -178,7 +176,7 @@ impl Node {
     }
 
     /// Sends two commands in a row over one connection, and waits for both replies.
-    pub(crate) async fn call_pair(
+    pub(crate) async fn call_two(
         &self,
         first: &[&[u8]],
         second: &[&[u8]],

@@ -11,8 +11,7 @@ use tokio::sync::SetOnce;
 
 use super::deployment_context::DeploymentContext;
 use super::node::Node;
-use super::slot_map::SlotMap;
-use super::slot_range::SlotRange;
+use super::slot_map::{SlotMap, SlotRange};
 use crate::base::sharded::lock;
 use crate::settings::endpoint::Endpoint;
 use crate::settings::redis::TopologySettings;
@@ -76,7 +75,7 @@ impl Topology {
     pub(crate) fn set_primary(&self, endpoint: &Endpoint) {
         let same = self.slot_map.load().nodes().iter().any(|node| node.endpoint() == endpoint);
         if !same {
-            let setting = self.context.connect.setting;
+            let setting = self.context.options.connect.setting;
             tracing::warn!(setting, primary = %endpoint, "switched to a new redis primary");
             let node = Node::start(endpoint.clone(), Arc::clone(&self.context));
             self.slot_map.store(Arc::new(SlotMap::Single(node)));

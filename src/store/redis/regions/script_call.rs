@@ -7,9 +7,7 @@ use smallvec::SmallVec;
 
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::{RedisError, ReplyError};
-use crate::store::client::redis::hash_slot::hash_slot;
 use crate::store::client::redis::node::Node;
-use crate::store::client::redis::redirects::Redirects;
 use crate::store::client::redis::reply::Reply;
 use crate::store::client::redis::script::Script;
 use crate::store::client::redis::server_clock::InstantRange;
@@ -58,21 +56,20 @@ impl KeyScript<'_> {
         kind: CallKind,
         deadline: Instant,
     ) -> Result<ScriptReply, RedisError> {
-        let slot = || hash_slot(self.key);
-        let mut redirects = Redirects::start(deployment, slot, deadline).await?;
         let by_hash: [&[u8]; 5] = [b"EVALSHA", self.script.sha1.as_bytes(), b"1", self.key, self.argument];
         let mut words: SmallVec<[&[u8]; 7]> = SmallVec::from_slice(&by_hash);
         words.extend_from_slice(self.more);
+        let mut target = deployment.target(self.key, deadline).await?;
         loop {
             let from = Instant::now();
-            let options = SendOptions { kind, asking: redirects.asking, deadline };
-            match send(&redirects.node, &words, options).await {
+            let options = SendOptions { kind, asking: target.asking, deadline };
+            match send(&target.node, &words, options).await {
                 Ok(reply) => {
                     let within = InstantRange { from, until: Instant::now() };
-                    return Ok(ScriptReply { reply, node: redirects.node, within });
+                    return Ok(ScriptReply { reply, node: target.node, within });
                 }
                 Err(ReplyError::NoScript) => (words[0], words[1]) = (b"EVAL", self.script.text.as_bytes()),
-                Err(error) => redirects.follow(error, slot)?,
+                Err(error) => target.follow(error)?,
             }
         }
     }

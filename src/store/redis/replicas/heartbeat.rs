@@ -18,8 +18,6 @@ use crate::base::clock::Clock;
 use crate::base::sharded::lock;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
-use crate::store::client::redis::hash_slot::hash_slot;
-use crate::store::client::redis::redirects::Redirects;
 use crate::store::client::redis::reply::bytes;
 use crate::store::fallback::ReplicaCount;
 use crate::store::redis::script::compose::replicas_script;
@@ -140,14 +138,7 @@ impl HeartbeatState {
         let argument = claim::encode(self.owner, self.replicas.slots().get(), action, None);
         let script = replicas_script();
         let words: [&[u8]; 5] = [b"EVAL", script.text.as_bytes(), b"1", &self.key, &argument];
-        let slot = || hash_slot(&self.key);
-        let mut redirects = Redirects::start(&self.deployment, slot, deadline).await?;
-        let reply = loop {
-            match redirects.node.call_unrecorded(&words, redirects.asking, deadline).await {
-                Ok(reply) => break reply,
-                Err(error) => redirects.follow(error, slot)?,
-            }
-        };
+        let reply = self.deployment.call_key_unrecorded(&self.key, &words, deadline).await?;
         bytes(&reply).and_then(|reply| claim::decode(reply).ok()).ok_or(RedisError::BadReply)
     }
 

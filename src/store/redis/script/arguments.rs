@@ -3,7 +3,7 @@
 //! Dry runs and peeks change nothing and are not sent. Delays are bounded so that a Lua number holds every value
 //! exactly.
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::base::clock::Time;
 use crate::limit::Limit;
@@ -49,6 +49,11 @@ pub fn arguments(commands: &[ChargeCommand], now: Option<Time>) -> Bytes {
         }
     }
     encoder.0.into()
+}
+
+/// Appends a time in microseconds, or -1 for the server's own time, to an argument of numbers.
+pub fn put_time(argument: &mut BytesMut, time: Option<Time>) {
+    argument.put_i64_le(time.and_then(|time| i64::try_from(time.as_micros()).ok()).unwrap_or(-1));
 }
 
 /// Encodes the clock of the global Redis, an argument of calls on global limits that `lua/region_window.lua` documents.
