@@ -11,12 +11,13 @@ pub mod limit_error;
 pub mod period;
 pub mod regions;
 
+use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};
 
 use self::algorithm::counting::Counting;
 use self::algorithm::{Algorithm, AlgorithmProperties, Capacity, Delay, RejectedHitsPolicy};
 use self::limit_error::LimitError;
-use self::period::{Period, Unit};
+use self::period::{Period, Unit, period_in_words};
 use crate::base::words::{serialize_by_name, words};
 
 /// Consistency of a counter between replicas.
@@ -334,6 +335,22 @@ impl Limit {
     /// Answer while the store fails.
     pub const fn on_store_error(&self) -> StorePolicy {
         self.on_store_error
+    }
+}
+
+/// Writes the limit for people: `10 per 5 minutes by token_bucket, bucket_size 20`.
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let period = period_in_words(self.period.unit().name(), self.period.multiplier());
+        write!(f, "{} per {period} by {}", self.requests_per_unit, self.algorithm)?;
+        if let Some(key) = self.algorithm.properties().capacity.key() {
+            write!(f, ", {key} {}", self.capacity)?;
+        }
+        if self.count_rejected {
+            f.write_str(", rejected hits count")?;
+        }
+        let mut keys = self.global_scope().into_iter().flat_map(GlobalScope::keys);
+        keys.try_for_each(|(key, value)| write!(f, ", {key} {value}"))
     }
 }
 

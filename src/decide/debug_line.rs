@@ -8,7 +8,6 @@ use std::fmt::Write as _;
 
 use super::decided_request::DecidedRequest;
 use super::error::DecideError;
-use super::explain::limit_text;
 use super::outcome::DescriptorOutcome;
 use crate::decide::decision::Decision;
 use crate::decide::log::convert::signed_hits;
@@ -70,7 +69,7 @@ impl DecidedRequest<'_, '_, '_> {
         for (at, limit) in selection.limits.iter().enumerate() {
             let result = outcome.and_then(|outcome| outcome.result(at));
             let mode = if limit.shadow { ", in shadow mode" } else { "" };
-            let _ = write!(text, ": {}{mode}", limit_text(&limit.limit));
+            let _ = write!(text, ": {}{mode}", limit.limit);
             if let Some(result) = result {
                 let _ = write!(text, ", {} used, {} remaining", result.after, result.remaining);
             }

@@ -280,7 +280,7 @@ fn explained_step(step: &TraceStep<'_>, entry: &Entry<'_>) -> ExplainedStep {
 fn explained_limit(selected: &SelectedLimit<'_>, any_is_strict: bool, candidate: bool) -> ExplainedLimit {
     ExplainedLimit {
         name: selected.name.to_owned(),
-        limit: limit_text(&selected.limit),
+        limit: selected.limit.to_string(),
         guarantee: guarantee(&selected.limit, any_is_strict),
         shadow_mode: selected.shadow,
         quota_mode: selected.quota,
@@ -349,21 +349,6 @@ fn overshoot_text(overshoot: Overshoot) -> String {
             format!("{} %", percent.trim_end_matches('0').trim_end_matches('.'))
         }
     }
-}
-
-/// `10 per 5 minutes by token_bucket, bucket_size 20`.
-pub fn limit_text(limit: &Limit) -> String {
-    let (count, unit) = (limit.period().multiplier(), limit.period().unit().name());
-    let period = if count == 1 { unit.to_owned() } else { format!("{count} {unit}s") };
-    let capacity = match limit.algorithm().properties().capacity.key() {
-        Some(key) => format!(", {key} {}", limit.capacity()),
-        None => String::new(),
-    };
-    let rejected = if limit.count_rejected() { ", rejected hits count" } else { "" };
-    let keys =
-        limit.global_scope().into_iter().flat_map(GlobalScope::keys).map(|(key, value)| format!(", {key} {value}"));
-    let scope: String = keys.collect();
-    format!("{} per {period} by {}{capacity}{rejected}{scope}", limit.requests_per_unit(), limit.algorithm())
 }
 
 /// `key=value,key=value`, as it was sent.

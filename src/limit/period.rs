@@ -136,6 +136,11 @@ impl Period {
     }
 }
 
+/// Returns `count` units in words: `minute` or `5 minutes`.
+pub fn period_in_words(unit: &str, count: u32) -> String {
+    if count == 1 { unit.to_owned() } else { format!("{count} {unit}s") }
+}
+
 /// Writes `minute` or `5_minute`, the form used in counter keys and metric names.
 impl fmt::Display for Period {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -26,10 +26,10 @@ use crate::limit::period::Unit;
 use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, quotable};
 use crate::rules::document::defaults::check_defaults;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
-use crate::rules::document::{self, DescriptorSpec, Document, RateLimitSpec, Spanned, read};
+use crate::rules::document::{self, DescriptorSpec, Document, RateLimitSpec, read};
 use crate::rules::rule::value_pattern::ValuePattern;
 use crate::rules::rule::{Allowance, Domain, OverLimitBody, Rule, RuleNode, SourceLocation};
-use crate::rules::yaml::{self, Documents, Position, text};
+use crate::rules::yaml::{self, Documents, Position, Spanned, text};
 use domain::{DomainBuilder, LocatedDefaults, Siblings};
 use limit_spec::DomainScope;
 use options::CompileOptions;
@@ -334,19 +334,19 @@ impl DescriptorScope<'_, '_> {
         limits: &[document::RateLimitEntry],
         field_path: &FieldPath<'_>,
     ) -> OverLimitBody {
-        let inside = limits.first().map(|limit| &limit.defaultable.over_limit_body);
+        let inside = limits.first().map(|limit| &limit.defaultable);
         let unit = limits.first().and_then(|limit| Unit::from_name(&limit.unit.as_ref()?.value));
         let defaults = || self.scope.defaults.into_iter().chain(self.scope.layers.of_unit(unit));
-        let default_body = defaults().find_map(|keys| keys.over_limit_body.body.as_ref());
-        let default_type = defaults().find_map(|keys| keys.over_limit_body.content_type.as_ref());
+        let default_body = defaults().find_map(|keys| keys.over_limit_body.as_ref());
+        let default_type = defaults().find_map(|keys| keys.over_limit_content_type.as_ref());
         let body = self.beside_or_inside(
-            beside.over_limit_body.body.as_ref(),
-            inside.and_then(|over_limit_body| over_limit_body.body.as_ref()),
+            beside.over_limit_body.as_ref(),
+            inside.and_then(|keys| keys.over_limit_body.as_ref()),
             &field_path.key("over_limit_body"),
         );
         let content_type = self.beside_or_inside(
-            beside.over_limit_body.content_type.as_ref(),
-            inside.and_then(|over_limit_body| over_limit_body.content_type.as_ref()),
+            beside.over_limit_content_type.as_ref(),
+            inside.and_then(|keys| keys.over_limit_content_type.as_ref()),
             &field_path.key("over_limit_content_type"),
         );
         let body = body.or(default_body);

@@ -4,7 +4,9 @@
 //! `config/reference.yaml` and the defaults of the code with it. In a section to which it does not belong, a key of
 //! envoyproxy/ratelimit (`peer`) is ignored with a warning, as there; a key of tollkeeper is an error.
 
+use crate::base::words::words;
 use crate::limit::algorithm::Algorithm;
+use crate::limit::{RegionLossPolicy, StorePolicy};
 use crate::rules::rule::RuleLogging;
 use Section::{Defaults, DefaultsFile, Descriptor, DomainDefaults, Limit, RateLimit, Replaces, Root};
 use ValueKind::{Choice, Count, Duration, Flag, Free, Limits, Overshoot, Percentage, Table, Tables, Text, Unit};
@@ -95,6 +97,28 @@ pub enum ValueKind {
     Limits,
     /// Mapping with any content.
     Free,
+}
+
+words! {
+    /// Value of `consistency`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum ConsistencyWord {
+        /// Every hit is counted in the store first.
+        Strict = "strict",
+        /// Hits are admitted from the process, within `max_overshoot`.
+        Eventual = "eventual",
+    }
+}
+
+words! {
+    /// Value of `scope`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum ScopeWord {
+        /// Each region has the limit for itself.
+        Region = "region",
+        /// All regions have the limit together.
+        Global = "global",
+    }
 }
 
 /// A key of a rule file.
@@ -218,7 +242,7 @@ pub const KEYS: &[RuleKey] = &[
     own(
         "consistency",
         &[Defaults, RateLimit, Limit],
-        Choice(&["strict", "eventual"]),
+        Choice(ConsistencyWord::NAMES),
         "strict",
         "strict: every hit is counted in the store before it is admitted. eventual: answered from this process, within max_overshoot.",
     ),
@@ -232,7 +256,7 @@ pub const KEYS: &[RuleKey] = &[
     own(
         "scope",
         &[Defaults, RateLimit, Limit],
-        Choice(&["region", "global"]),
+        Choice(ScopeWord::NAMES),
         "region",
         "region: each region has the limit for itself. global: all regions (TOLLKEEPER_REGIONS) have it together, within max_overshoot.",
     ),
@@ -246,14 +270,14 @@ pub const KEYS: &[RuleKey] = &[
     own(
         "on_region_loss",
         &[Defaults, RateLimit, Limit],
-        Choice(&["share", "local", "deny", "allow"]),
+        Choice(RegionLossPolicy::NAMES),
         "share",
         "scope: global only: hits of a region that is cut off, once its grants are used: share (its part of max_overshoot), local (limit / regions), deny, or allow.",
     ),
     own(
         "on_store_error",
         &[Defaults, RateLimit, Limit],
-        Choice(&["local", "allow", "deny", "error"]),
+        Choice(StorePolicy::NAMES),
         "local",
         "Answer while the store fails: local (limit within this process), allow, deny, or error. TOLLKEEPER_ON_STORE_ERROR changes the default.",
     ),

@@ -8,11 +8,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::diagnostic::{Diagnostics, quotable};
-use super::document::defaults::check_defaults;
+use super::document::defaults::{DefaultableKeys, check_defaults};
 use super::document::fields::{DocumentReader, Field, FieldPath};
-use super::document::{DefaultableKeys, Spanned};
 use super::keys::{BY_UNIT, Section};
-use super::yaml::{Documents, Position, YamlContent, YamlNode, parse, text};
+use super::yaml::{Documents, Position, Spanned, YamlContent, YamlNode, parse, text};
 use crate::limit::period::Unit;
 
 /// Maximum size of the file, in bytes.
@@ -170,7 +169,7 @@ impl DocumentReader<'_> {
             if field.key.name == BY_UNIT.name {
                 read.by_unit = self.by_unit(&field, &field_path);
             } else {
-                self.setting(&field, &mut read.keys, &field_path);
+                self.defaultable_key(&field, &mut read.keys, &field_path);
             }
         }
         check_defaults(self, &read.keys, field_path);

@@ -21,6 +21,21 @@ pub struct Position {
     pub column: u32,
 }
 
+/// A value with its position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spanned<T> {
+    /// Value as written.
+    pub value: T,
+    /// Position of its key; in a list, that of the value.
+    pub at: Position,
+}
+
+impl<T: Default> Default for Spanned<T> {
+    fn default() -> Self {
+        Self { value: T::default(), at: Position::default() }
+    }
+}
+
 /// A node with its position. A node behind an alias has the position of its anchor.
 #[derive(Clone, Debug)]
 pub struct YamlNode<'a> {

@@ -82,7 +82,7 @@ impl TestService {
             })
             .collect();
         let compiled = compile(&sources, &self.options).unwrap_or_else(|found| panic!("{found}"));
-        let recorded = recorded::record(&SourceRules::Texts(sources), None, &self.options.rule_defaults);
+        let recorded = recorded_rules::record(&SourceRules::Texts(sources), None, &self.options.rule_defaults);
         self.replace(compiled, recorded);
     }
 

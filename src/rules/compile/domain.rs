@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::options::CompileOptions;
 use super::{limit, memcache};
 use crate::rules::diagnostic::quotable;
-use crate::rules::document::DefaultableKeys;
+use crate::rules::document::defaults::DefaultableKeys;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::rule::{Domain, OverrideDefaults, SourceLocation, UnitOverrideDefaults};
 use crate::rules::yaml::Position;

@@ -13,10 +13,12 @@ use crate::limit::limit_error::LimitError;
 use crate::limit::period::{Period, Unit};
 use crate::limit::{Consistency, Limit, LimitSpec, Overshoot, StorePolicy};
 use crate::rules::diagnostic::quotable;
+use crate::rules::document::defaults::{DefaultableKey, DefaultableKeys};
 use crate::rules::document::fields::{DocumentReader, FieldPath};
-use crate::rules::document::{DefaultableKeys, DescriptorSpec, RateLimitEntry, Spanned};
+use crate::rules::document::{DescriptorSpec, RateLimitEntry};
+use crate::rules::keys::ConsistencyWord;
 use crate::rules::rule::{Allowance, OverLimitBody, OverrideDefaults, RuleLimit};
-use crate::rules::yaml::Position;
+use crate::rules::yaml::{Position, Spanned};
 
 /// Creates the body of a rejection.
 pub(super) fn over_limit_body(
@@ -28,23 +30,38 @@ pub(super) fn over_limit_body(
 }
 
 /// Converts `defaults` to those of limits that are sent with a request.
-pub(super) fn defaults(settings: &DefaultableKeys, options: &CompileOptions) -> OverrideDefaults {
-    let overshoot = settings.max_overshoot.map_or(Overshoot::DEFAULT, |spanned| spanned.value);
-    let consistency = settings
-        .eventual
-        .map(|spanned| if spanned.value { Consistency::Eventual(overshoot) } else { Consistency::Strict });
-    OverrideDefaults {
-        algorithm: settings.algorithm.map(|spanned| spanned.value).unwrap_or_default(),
-        queue_size: settings.queue_size.map(|spanned| spanned.value),
-        max_wait_us: settings.max_wait_us.map(|spanned| spanned.value),
-        count_rejected: settings.count_rejected.map(|spanned| spanned.value),
+pub(super) fn defaults(keys: &DefaultableKeys, options: &CompileOptions) -> OverrideDefaults {
+    // Exhaustive, so that a new key cannot be forgotten here.
+    let DefaultableKeys {
+        algorithm,
+        queue_size,
+        max_wait_us,
+        count_rejected,
         consistency,
-        on_store_error: Some(settings.on_store_error.map_or(options.on_store_error, |spanned| spanned.value)),
-        epoch: settings.epoch.map_or(0, |spanned| spanned.value),
-        over_limit_body: over_limit_body(
-            settings.over_limit_body.body.as_ref(),
-            settings.over_limit_body.content_type.as_ref(),
-        ),
+        max_overshoot,
+        // Such a limit is always one of its region.
+        scope: _,
+        reserve_milli_percent: _,
+        on_region_loss: _,
+        on_store_error,
+        epoch,
+        over_limit_body: body,
+        over_limit_content_type: content_type,
+    } = keys;
+    let overshoot = max_overshoot.map_or(Overshoot::DEFAULT, |spanned| spanned.value);
+    let consistency = consistency.map(|spanned| match spanned.value {
+        ConsistencyWord::Strict => Consistency::Strict,
+        ConsistencyWord::Eventual => Consistency::Eventual(overshoot),
+    });
+    OverrideDefaults {
+        algorithm: algorithm.map(|spanned| spanned.value).unwrap_or_default(),
+        queue_size: queue_size.map(|spanned| spanned.value),
+        max_wait_us: max_wait_us.map(|spanned| spanned.value),
+        count_rejected: count_rejected.map(|spanned| spanned.value),
+        consistency,
+        on_store_error: Some(on_store_error.map_or(options.on_store_error, |spanned| spanned.value)),
+        epoch: epoch.map_or(0, |spanned| spanned.value),
+        over_limit_body: over_limit_body(body.as_ref(), content_type.as_ref()),
     }
 }
 
@@ -85,7 +102,8 @@ pub(super) fn unlimited(
     }
     let other = limit.unit_multiplier.map(|spanned| Spanned { value: "unit_multiplier", at: spanned.at });
     let other = other.or(limit.bucket_size.map(|spanned| Spanned { value: "bucket_size", at: spanned.at }));
-    if let Some(key) = other.or(limit.defaultable.first()) {
+    let defaultable = || limit.defaultable.first().map(|key| Spanned { value: key.value.name(), at: key.at });
+    if let Some(key) = other.or_else(defaultable) {
         let message = format!("`{}` does not apply when unlimited", key.value);
         reader.error(key.at, &field_path.key(key.value), message, "remove it or `unlimited`");
     }
@@ -297,16 +315,10 @@ fn report(reader: &mut DocumentReader<'_>, written: &RateLimitEntry, error: Limi
 
 /// Returns the position of a key, or of the limit if the key is not written.
 fn key_position(written: &RateLimitEntry, key: &str) -> Position {
-    let own = &written.defaultable;
     let at = match key {
         "bucket_size" => written.bucket_size.map(|spanned| spanned.at),
-        "queue_size" => own.queue_size.map(|spanned| spanned.at),
-        "max_wait" => own.max_wait_us.map(|spanned| spanned.at),
-        "count_rejected" => own.count_rejected.map(|spanned| spanned.at),
-        "consistency" => own.eventual.map(|spanned| spanned.at),
-        "scope" => own.global.map(|spanned| spanned.at),
         "requests_per_unit" => Some(written.requests_per_unit.at),
-        _ => None,
+        _ => DefaultableKey::from_name(key).and_then(|key| written.defaultable.position(key)),
     };
     at.unwrap_or(written.at)
 }

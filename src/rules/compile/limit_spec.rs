@@ -6,9 +6,12 @@ use super::options::CompileOptions;
 use crate::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHitsPolicy};
 use crate::limit::period::{Period, Unit};
 use crate::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, Scope};
-use crate::rules::document::{DefaultableKeys, RateLimitEntry, Spanned};
+use crate::rules::document::RateLimitEntry;
+use crate::rules::document::defaults::DefaultableKeys;
+use crate::rules::keys::{ConsistencyWord, ScopeWord};
 use crate::rules::rule::RuleLimit;
 use crate::rules::rule_defaults::DefaultLayers;
+use crate::rules::yaml::Spanned;
 
 /// Regions that a global limit is checked for where only one is configured.
 pub(super) const FEWEST_REGIONS: NonZeroU16 = NonZeroU16::new(2).expect("2 is not 0");
@@ -62,8 +65,8 @@ pub(super) fn limit_spec(
     let own_wait = own.max_wait_us.map(value);
     let own_rejected = own.count_rejected.map(value);
     let can_be_eventual = properties.can_be_eventual() && own_wait.unwrap_or(0) == 0 && own_rejected != Some(true);
-    let default_eventual = defaults.eventual.map(value).filter(|_| can_be_eventual);
-    let eventual = own.eventual.map(value).or(default_eventual).unwrap_or(false);
+    let consistency = own.consistency.or(defaults.consistency.filter(|_| can_be_eventual)).map(value);
+    let eventual = consistency == Some(ConsistencyWord::Eventual);
     let can_wait = match properties.delay {
         Delay::Never => false,
         Delay::IfMaxWait => !eventual,
@@ -120,10 +123,10 @@ fn global_scope(
     let counts_rejected = own.count_rejected.is_some_and(|counted| counted.value);
     let is_calendar_month = options.calendar_months && limit.period.unit() == Unit::Month;
     let can_be_global = limit.algorithm.can_be_global() && !waits && !counts_rejected && !is_calendar_month;
-    let global = own.global.or(defaults.global.filter(|_| can_be_global))?;
+    let scope = own.scope.or(defaults.scope.filter(|_| can_be_global))?.value;
     let reserve = own.reserve_milli_percent.or(defaults.reserve_milli_percent);
     let on_region_loss = own.on_region_loss.or(defaults.on_region_loss);
-    global.value.then(|| {
+    (scope == ScopeWord::Global).then(|| {
         Scope::Global(GlobalScope {
             max_overshoot: limit.overshoot.unwrap_or(Overshoot::DEFAULT),
             reserve_milli_percent: reserve.map_or(GlobalScope::DEFAULT_RESERVE_MILLI_PERCENT, |spanned| spanned.value),

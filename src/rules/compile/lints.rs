@@ -86,7 +86,7 @@ fn on_global(
     if limit.global_scope().is_none() || options.memcache {
         return;
     }
-    let at = written.defaultable.global.map_or(written.at, |global| global.at);
+    let at = written.defaultable.scope.map_or(written.at, |scope| scope.at);
     let field_path = field_path.key("scope");
     if options.regions.is_none() {
         let message = "`scope: global` has no effect without TOLLKEEPER_REGIONS: each region has the limit for itself";
@@ -116,7 +116,7 @@ fn on_eventual(
     let slots = NonZeroU32::new(options.max_replicas).unwrap_or(NonZeroU32::MIN);
     let counted = OwnedCounter { limit: *limit, enforced: true, quota: false, tag: 0 };
     let Some(terms) = LocalBudget::of(&[counted], slots).filter(|_| limit.requests_per_unit() > 0) else { return };
-    let at = written.defaultable.eventual.map_or(written.at, |eventual| eventual.at);
+    let at = written.defaultable.consistency.map_or(written.at, |consistency| consistency.at);
     if terms.life_us == 0 {
         let message = "with so small an overshoot and so short a period hits cannot be leased";
         reader.warning(at, field_path, message, "each request asks the store; raise `max_overshoot` or use strict");

@@ -5,8 +5,9 @@
 
 use crate::limit::LimitSpec;
 use crate::limit::algorithm::Algorithm;
-use crate::rules::document::DefaultableKeys;
+use crate::rules::document::defaults::DefaultableKeys;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
+use crate::rules::keys::{ConsistencyWord, ScopeWord};
 use crate::rules::yaml::Position;
 
 /// Reports the keys of a limit, or of `defaults`, that need more than an increment.
@@ -19,10 +20,8 @@ pub(super) fn check_keys(reader: &mut DocumentReader<'_>, keys: &DefaultableKeys
     check(algorithm.map(|spanned| spanned.at), "algorithm", algorithm.map_or("", |spanned| spanned.value.name()));
     let uncounted = keys.count_rejected.filter(|counted| !counted.value);
     check(uncounted.map(|spanned| spanned.at), "count_rejected", "false");
-    let eventual = keys.eventual.filter(|eventual| eventual.value);
-    check(eventual.map(|spanned| spanned.at), "consistency", "eventual");
-    let global = keys.global.filter(|global| global.value);
-    check(global.map(|spanned| spanned.at), "scope", "global");
+    check(keys.eventual_at(), "consistency", "eventual");
+    check(keys.global_at(), "scope", "global");
 }
 
 /// Returns `true` if a limit needs more than an increment.
@@ -38,8 +37,8 @@ pub(super) fn without_conditions(keys: DefaultableKeys) -> DefaultableKeys {
     DefaultableKeys {
         algorithm: keys.algorithm.filter(|algorithm| algorithm.value == Algorithm::FixedWindow),
         count_rejected: keys.count_rejected.filter(|counted| counted.value),
-        eventual: keys.eventual.filter(|eventual| !eventual.value),
-        global: keys.global.filter(|global| !global.value),
+        consistency: keys.consistency.filter(|consistency| consistency.value == ConsistencyWord::Strict),
+        scope: keys.scope.filter(|scope| scope.value == ScopeWord::Region),
         ..keys
     }
 }

@@ -8,8 +8,9 @@ use super::memcache;
 use super::options::CompileOptions;
 use crate::limit::algorithm::{Delay, RejectedHitsPolicy};
 use crate::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, Scope};
+use crate::rules::document::RateLimitEntry;
+use crate::rules::document::defaults::{DefaultableKey, DefaultableKeys};
 use crate::rules::document::fields::{DocumentReader, FieldPath};
-use crate::rules::document::{DefaultableKeys, RateLimitEntry, Spanned};
 use crate::rules::yaml::Position;
 
 /// Applies the defaults to the limits of a rule; warns about those that are left out.
@@ -36,7 +37,7 @@ pub(super) fn apply(
         }
         completion.report_unused();
         let field_path = written.index.map_or(*field_path, |index| field_path.index(index));
-        for LeftOut { key, at, reason } in completion.left_out {
+        for LeftOutDefault { key, at, reason } in completion.left_out {
             let Position { line, column } = at;
             let text = format!("the default `{key}` of {}:{line}:{column} is left out: {reason}", scope.layers.file());
             reader.warning(written.at, &field_path, text.clone(), "");
@@ -48,7 +49,7 @@ pub(super) fn apply(
 }
 
 /// A default that is not applied.
-struct LeftOut {
+struct LeftOutDefault {
     /// The key, with its value if that is a word.
     key: String,
     /// Its position in the file of defaults.
@@ -69,59 +70,42 @@ struct Completion<'s> {
     limit: Limit,
     /// Other limits of the descriptor.
     others: Vec<Limit>,
-    left_out: Vec<LeftOut>,
+    left_out: Vec<LeftOutDefault>,
 }
 
-/// A key that can have a default.
-#[derive(Clone, Copy)]
-struct TriedKey {
-    name: &'static str,
-    /// Copies the key to keys without it; returns its position and its value as a word, if it is one.
-    copy: fn(&mut DefaultableKeys, &DefaultableKeys) -> Option<Spanned<Option<&'static str>>>,
-}
-
-const KEYS: [TriedKey; 11] = [
-    TriedKey { name: "algorithm", copy: |to, from| copy(&mut to.algorithm, from.algorithm, |it| Some(it.name())) },
-    TriedKey {
-        name: "consistency",
-        copy: |to, from| copy(&mut to.eventual, from.eventual, |it| Some(if it { "eventual" } else { "strict" })),
-    },
-    TriedKey {
-        name: "scope",
-        copy: |to, from| copy(&mut to.global, from.global, |it| Some(if it { "global" } else { "region" })),
-    },
-    TriedKey {
-        name: "reserve",
-        copy: |to, from| copy(&mut to.reserve_milli_percent, from.reserve_milli_percent, |_| None),
-    },
-    TriedKey {
-        name: "on_region_loss",
-        copy: |to, from| copy(&mut to.on_region_loss, from.on_region_loss, |it| Some(it.name())),
-    },
-    TriedKey { name: "max_overshoot", copy: |to, from| copy(&mut to.max_overshoot, from.max_overshoot, |_| None) },
-    TriedKey { name: "queue_size", copy: |to, from| copy(&mut to.queue_size, from.queue_size, |_| None) },
-    TriedKey { name: "max_wait", copy: |to, from| copy(&mut to.max_wait_us, from.max_wait_us, |_| None) },
-    TriedKey {
-        name: "count_rejected",
-        copy: |to, from| {
-            copy(&mut to.count_rejected, from.count_rejected, |it| Some(if it { "true" } else { "false" }))
-        },
-    },
-    TriedKey {
-        name: "on_store_error",
-        copy: |to, from| copy(&mut to.on_store_error, from.on_store_error, |it| Some(it.name())),
-    },
-    TriedKey { name: "epoch", copy: |to, from| copy(&mut to.epoch, from.epoch, |_| None) },
+/// Keys in the order in which their defaults are tried: all but the two of the body of a rejection, which fits any limit.
+const TRIED: [DefaultableKey; DefaultableKey::ALL.len() - 2] = [
+    DefaultableKey::Algorithm,
+    DefaultableKey::Consistency,
+    DefaultableKey::Scope,
+    DefaultableKey::Reserve,
+    DefaultableKey::OnRegionLoss,
+    DefaultableKey::MaxOvershoot,
+    DefaultableKey::QueueSize,
+    DefaultableKey::MaxWait,
+    DefaultableKey::CountRejected,
+    DefaultableKey::OnStoreError,
+    DefaultableKey::Epoch,
 ];
 
-fn copy<T: Copy>(
-    to: &mut Option<Spanned<T>>,
-    from: Option<Spanned<T>>,
-    word: impl Fn(T) -> Option<&'static str>,
-) -> Option<Spanned<Option<&'static str>>> {
-    let from = from.filter(|_| to.is_none())?;
-    *to = Some(from);
-    Some(Spanned { value: word(from.value), at: from.at })
+/// Returns the name of a key, with its value if that is a word.
+fn key_text(key: DefaultableKey, keys: &DefaultableKeys) -> String {
+    let word = match key {
+        DefaultableKey::Algorithm => keys.algorithm.map(|it| it.value.name()),
+        DefaultableKey::Consistency => keys.consistency.map(|it| it.value.name()),
+        DefaultableKey::Scope => keys.scope.map(|it| it.value.name()),
+        DefaultableKey::OnRegionLoss => keys.on_region_loss.map(|it| it.value.name()),
+        DefaultableKey::OnStoreError => keys.on_store_error.map(|it| it.value.name()),
+        DefaultableKey::CountRejected => keys.count_rejected.map(|it| if it.value { "true" } else { "false" }),
+        DefaultableKey::QueueSize
+        | DefaultableKey::MaxWait
+        | DefaultableKey::MaxOvershoot
+        | DefaultableKey::Reserve
+        | DefaultableKey::Epoch
+        | DefaultableKey::OverLimitBody
+        | DefaultableKey::OverLimitContentType => None,
+    };
+    word.map_or_else(|| key.name().to_owned(), |word| format!("{}: {word}", key.name()))
 }
 
 impl<'s> Completion<'s> {
@@ -142,19 +126,17 @@ impl<'s> Completion<'s> {
     }
 
     fn add_layer(&mut self, layer: &DefaultableKeys) {
-        for key in KEYS {
+        for key in TRIED {
+            let Some(at) = layer.position(key).filter(|_| self.keys.position(key).is_none()) else { continue };
             let mut keys = self.keys.clone();
-            let Some(Spanned { value: word, at }) = (key.copy)(&mut keys, layer) else { continue };
+            keys.copy_key(key, layer);
             let spec = limit_spec(self.written, self.limit.period(), self.sole, &keys, self.options);
             match self.checked(&spec) {
                 Ok(limit) => {
                     (self.keys, self.spec, self.limit) = (keys, spec, limit);
-                    (key.copy)(&mut self.accepted, layer);
+                    self.accepted.copy_key(key, layer);
                 }
-                Err(reason) => {
-                    let key = word.map_or_else(|| key.name.to_owned(), |word| format!("{}: {word}", key.name));
-                    self.left_out.push(LeftOut { key, at, reason });
-                }
+                Err(reason) => self.left_out.push(LeftOutDefault { key: key_text(key, layer), at, reason }),
             }
         }
     }
@@ -178,25 +160,25 @@ impl<'s> Completion<'s> {
     fn report_unused(&mut self) {
         let properties = self.spec.algorithm.properties();
         let mut unused = Vec::new();
-        if let Some(eventual) = self.accepted.eventual.filter(|eventual| eventual.value)
+        if let Some(at) = self.accepted.eventual_at()
             && self.spec.consistency.is_none()
         {
             let eventual_spec = LimitSpec { consistency: Some(Consistency::Eventual(Overshoot::DEFAULT)), ..self.spec };
             let reason = Limit::new(&eventual_spec).err().map(|error| error.to_string()).unwrap_or_default();
-            unused.push(LeftOut { key: "consistency: eventual".to_owned(), at: eventual.at, reason });
+            unused.push(LeftOutDefault { key: "consistency: eventual".to_owned(), at, reason });
         }
-        if let Some(global) = self.accepted.global.filter(|global| global.value)
+        if let Some(at) = self.accepted.global_at()
             && self.spec.scope.is_none()
         {
             let scope = Some(Scope::Global(GlobalScope::new(FEWEST_REGIONS)));
             let reason = Limit::new(&LimitSpec { scope, ..self.spec }).err();
             let reason = reason.map(|error| error.to_string()).unwrap_or_default();
-            unused.push(LeftOut { key: "scope: global".to_owned(), at: global.at, reason });
+            unused.push(LeftOutDefault { key: "scope: global".to_owned(), at, reason });
         }
         let contradicted = if self.spec.scope.is_some() { "scope: global" } else { "consistency: eventual" };
         let contradiction = |key: &str, at| {
             let reason = format!("it contradicts `{contradicted}`");
-            LeftOut { key: key.to_owned(), at, reason }
+            LeftOutDefault { key: key.to_owned(), at, reason }
         };
         if let Some(wait) = self.accepted.max_wait_us.filter(|wait| wait.value > 0)
             && self.spec.max_wait_us.is_none()

@@ -1,14 +1,119 @@
-//! Contradictions within one mapping of defaults, in a rule file or in a file of defaults.
+//! The table of keys that a limit and `defaults` can both have, and contradictions within `defaults`.
+//!
+//! A new key is a row of this table and of [that of all keys](crate::rules::keys). The compiler then asks for the
+//! reader of its value (`read`), its place among the defaults that are tried (`compile::rule_defaults`), and its value
+//! for limits of requests (`compile::limit`). What it means for a limit is for `compile::limit_spec` to say.
 
-use super::DefaultableKeys;
+use std::sync::Arc;
+
 use super::fields::{DocumentReader, FieldPath};
+use crate::base::words::words;
 use crate::limit::algorithm::Algorithm;
+use crate::limit::{Overshoot, RegionLossPolicy, StorePolicy};
+use crate::rules::keys::{ConsistencyWord, ScopeWord};
+use crate::rules::yaml::{Position, Spanned};
+
+/// Declares the keys: a row is the variant, the name in rule files, the field, and the type of its value.
+macro_rules! defaultable_keys {
+    ($($(#[$attribute:meta])* $variant:ident = $name:literal, $field:ident: $type:ty;)+) => {
+        words! {
+            /// A key that a limit and `defaults` can both have.
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            pub enum DefaultableKey {
+                $(#[doc = concat!("`", $name, "`.")] $variant = $name,)+
+            }
+        }
+
+        /// Keys that a limit and `defaults` can both have; those of `defaults` are for limits without them.
+        #[derive(Clone, Debug, Default)]
+        pub struct DefaultableKeys {
+            $($(#[$attribute])* pub $field: Option<Spanned<$type>>,)+
+        }
+
+        impl DefaultableKeys {
+            /// No keys.
+            pub const NONE: Self = Self { $($field: None,)+ };
+
+            /// Returns `true` if both have the same keys with the same values, at any position.
+            pub fn has_values_of(&self, other: &Self) -> bool {
+                fn same<T: PartialEq>(one: Option<&Spanned<T>>, other: Option<&Spanned<T>>) -> bool {
+                    one.map(|spanned| &spanned.value) == other.map(|spanned| &spanned.value)
+                }
+                true $(&& same(self.$field.as_ref(), other.$field.as_ref()))+
+            }
+
+            /// Returns these keys, and those of `lower` that are not written here.
+            pub fn or(self, lower: &Self) -> Self {
+                Self { $($field: self.$field.or_else(|| Clone::clone(&lower.$field)),)+ }
+            }
+
+            /// Returns the position of a key; `None` if it is not written.
+            pub fn position(&self, key: DefaultableKey) -> Option<Position> {
+                match key {
+                    $(DefaultableKey::$variant => self.$field.as_ref().map(|spanned| spanned.at),)+
+                }
+            }
+
+            /// Sets a key to what it is in `from`.
+            pub fn copy_key(&mut self, key: DefaultableKey, from: &Self) {
+                match key {
+                    $(DefaultableKey::$variant => self.$field.clone_from(&from.$field),)+
+                }
+            }
+        }
+    };
+}
+
+defaultable_keys! {
+    /// `algorithm`.
+    Algorithm = "algorithm", algorithm: Algorithm;
+    /// `queue_size`.
+    QueueSize = "queue_size", queue_size: u32;
+    /// `max_wait`, in microseconds.
+    MaxWait = "max_wait", max_wait_us: u64;
+    /// `count_rejected`.
+    CountRejected = "count_rejected", count_rejected: bool;
+    /// `consistency`.
+    Consistency = "consistency", consistency: ConsistencyWord;
+    /// `max_overshoot`.
+    MaxOvershoot = "max_overshoot", max_overshoot: Overshoot;
+    /// `scope`.
+    Scope = "scope", scope: ScopeWord;
+    /// `reserve`, in thousandths of a percent.
+    Reserve = "reserve", reserve_milli_percent: u32;
+    /// `on_region_loss`.
+    OnRegionLoss = "on_region_loss", on_region_loss: RegionLossPolicy;
+    /// `on_store_error`.
+    OnStoreError = "on_store_error", on_store_error: StorePolicy;
+    /// `epoch`.
+    Epoch = "epoch", epoch: u64;
+    /// `over_limit_body`; rules share the text.
+    OverLimitBody = "over_limit_body", over_limit_body: Arc<str>;
+    /// `over_limit_content_type`.
+    OverLimitContentType = "over_limit_content_type", over_limit_content_type: Arc<str>;
+}
+
+impl DefaultableKeys {
+    /// Returns the first written key, in the order of the table.
+    pub fn first(&self) -> Option<Spanned<DefaultableKey>> {
+        DefaultableKey::ALL.into_iter().find_map(|key| Some(Spanned { value: key, at: self.position(key)? }))
+    }
+
+    /// Position of `consistency: eventual`; `None` if it is not written.
+    pub fn eventual_at(&self) -> Option<Position> {
+        self.consistency.filter(|consistency| consistency.value == ConsistencyWord::Eventual).map(|it| it.at)
+    }
+
+    /// Position of `scope: global`; `None` if it is not written.
+    pub fn global_at(&self) -> Option<Position> {
+        self.scope.filter(|scope| scope.value == ScopeWord::Global).map(|it| it.at)
+    }
+}
 
 /// Reports contradictions within `defaults`.
 pub fn check_defaults(reader: &mut DocumentReader<'_>, settings: &DefaultableKeys, field_path: &FieldPath<'_>) {
-    let eventual = settings.eventual.filter(|eventual| eventual.value);
-    let is_global = settings.global.is_some_and(|global| global.value);
-    let strict = settings.eventual.is_some() && eventual.is_none() && !is_global;
+    let eventual_at = settings.eventual_at();
+    let strict = settings.consistency.is_some() && eventual_at.is_none() && settings.global_at().is_none();
     if let Some(overshoot) = settings.max_overshoot.filter(|_| strict) {
         let message = "`max_overshoot` without `consistency: eventual`";
         reader.error(
@@ -19,7 +124,7 @@ pub fn check_defaults(reader: &mut DocumentReader<'_>, settings: &DefaultableKey
         );
     }
     check_global(reader, settings, field_path);
-    let Some(eventual) = eventual else { return };
+    let Some(eventual_at) = eventual_at else { return };
     let algorithm = settings.algorithm.map(|spanned| spanned.value);
     let clashes = [
         (
@@ -31,16 +136,32 @@ pub fn check_defaults(reader: &mut DocumentReader<'_>, settings: &DefaultableKey
     ];
     for (_, with) in clashes.into_iter().filter(|(clash, _)| *clash) {
         let message = format!("`consistency: eventual` cannot be kept with {with}");
-        reader.error(eventual.at, &field_path.key("consistency"), message, "set one of them in the rules instead");
+        reader.error(eventual_at, &field_path.key("consistency"), message, "set one of them in the rules instead");
     }
 }
 
 /// Reports keys that no limit keeps beside a default of `scope: global`.
 fn check_global(reader: &mut DocumentReader<'_>, settings: &DefaultableKeys, field_path: &FieldPath<'_>) {
-    let Some(global) = settings.global.filter(|global| global.value) else { return };
+    let Some(global_at) = settings.global_at() else { return };
     let algorithm = settings.algorithm.map(|spanned| spanned.value);
     if let Some(with) = algorithm.filter(|algorithm| !algorithm.can_be_global()).map(Algorithm::name) {
         let message = format!("`scope: global` cannot be kept with {with}");
-        reader.error(global.at, &field_path.key("scope"), message, "set one of them in the rules instead");
+        reader.error(global_at, &field_path.key("scope"), message, "set one of them in the rules instead");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::DefaultableKey;
+    use crate::rules::keys::{KEYS, Section};
+
+    #[test]
+    fn defaultable_keys_are_those_that_defaults_can_have() {
+        let mut rows: Vec<_> =
+            KEYS.iter().filter(|key| key.belongs_in(Section::Defaults)).map(|key| key.name).collect();
+        let mut names = DefaultableKey::NAMES.to_vec();
+        rows.sort_unstable();
+        names.sort_unstable();
+        assert_eq!(rows, names);
     }
 }

@@ -3,17 +3,19 @@
 //! One function for each kind of mapping loops over the keys of that section. A key whose value is null counts as not
 //! written, as in envoyproxy/ratelimit. A value that cannot be read is reported and left at its default.
 
+use std::sync::Arc;
+
+use super::defaults::{DefaultableKey, DefaultableKeys};
 use super::fields::{DocumentReader, Field, FieldPath};
 use super::value::{self, InvalidValue};
-use super::{DefaultableKeys, DescriptorSpec, Document, OverLimitBodySpec, RateLimitEntry, RateLimitSpec, Spanned};
-use crate::limit::RegionLossPolicy;
-use crate::limit::StorePolicy;
+use super::{DescriptorSpec, Document, RateLimitEntry, RateLimitSpec};
 use crate::limit::algorithm::Algorithm;
+use crate::limit::{RegionLossPolicy, StorePolicy};
 use crate::rules::diagnostic::quotable;
-use crate::rules::keys::{MAX_BODY_BYTES, Section, ValueKind};
+use crate::rules::keys::{ConsistencyWord, MAX_BODY_BYTES, ScopeWord, Section, ValueKind};
 use crate::rules::rule::RuleLogging;
 use crate::rules::yaml::scalar::{Scalar, ScalarValue};
-use crate::rules::yaml::{YamlContent, YamlNode};
+use crate::rules::yaml::{Spanned, YamlContent, YamlNode};
 
 /// Reads a document. Reports a `root` that is not a mapping and returns `None`.
 pub fn document(reader: &mut DocumentReader<'_>, root: &YamlNode<'_>) -> Option<Document> {
@@ -84,7 +86,9 @@ impl DocumentReader<'_> {
                 "share_threshold" => read.share_threshold = self.flag(&field, &field_path),
                 "metadata" => read.metadata = self.metadata(&field, &field_path),
                 "descriptors" => read.descriptors = self.descriptors(&field, &field_path),
-                _ => self.over_limit_body(&field, &mut read.over_limit_body, &field_path),
+                "over_limit_body" => read.over_limit_body = self.over_limit_body(&field, &field_path),
+                "over_limit_content_type" => read.over_limit_content_type = self.content_type(&field, &field_path),
+                _ => {}
             }
         }
         read
@@ -159,7 +163,7 @@ impl DocumentReader<'_> {
                 "shadow_mode" => read.shadow_mode = self.is_on(&field, &field_path),
                 "quota_mode" => read.quota_mode = self.is_on(&field, &field_path),
                 "bucket_size" => read.bucket_size = self.small(&field, &field_path),
-                _ => self.setting(&field, &mut read.defaultable, &field_path),
+                _ => self.defaultable_key(&field, &mut read.defaultable, &field_path),
             }
         }
         read.unreadable = self.found.error_count() > errors;
@@ -184,64 +188,62 @@ impl DocumentReader<'_> {
 
     /// Reads a mapping with the keys of `defaults`.
     pub fn defaults(&mut self, node: &YamlNode<'_>, field_path: &FieldPath<'_>) -> Option<DefaultableKeys> {
-        let mut settings = DefaultableKeys::default();
+        let mut keys = DefaultableKeys::default();
         for field in self.fields(node, Section::Defaults, "defaults", field_path)? {
-            self.setting(&field, &mut settings, &field_path.key(field.key.name));
+            self.defaultable_key(&field, &mut keys, &field_path.key(field.key.name));
         }
-        Some(settings)
+        Some(keys)
     }
 
-    /// Reads a key of a limit or of `defaults`.
-    pub fn setting(&mut self, field: &Field<'_, '_>, settings: &mut DefaultableKeys, field_path: &FieldPath<'_>) {
-        match field.key.name {
-            "algorithm" => settings.algorithm = self.choice(field, Algorithm::from_name, field_path),
-            "queue_size" => settings.queue_size = self.small(field, field_path),
-            "max_wait" => {
-                settings.max_wait_us = self.parsed(field, |scalar| value::duration_us(scalar.text()), field_path);
+    /// Reads a key that a limit and `defaults` can both have.
+    pub fn defaultable_key(&mut self, field: &Field<'_, '_>, keys: &mut DefaultableKeys, field_path: &FieldPath<'_>) {
+        let Some(key) = DefaultableKey::from_name(field.key.name) else { return };
+        match key {
+            DefaultableKey::Algorithm => keys.algorithm = self.choice(field, Algorithm::from_name, field_path),
+            DefaultableKey::QueueSize => keys.queue_size = self.small(field, field_path),
+            DefaultableKey::MaxWait => {
+                keys.max_wait_us = self.parsed(field, |scalar| value::duration_us(scalar.text()), field_path);
             }
-            "count_rejected" => settings.count_rejected = self.flag(field, field_path),
-            "consistency" => {
-                let eventual = |word: &str| matches!(word, "strict" | "eventual").then_some(word == "eventual");
-                settings.eventual = self.choice(field, eventual, field_path);
+            DefaultableKey::CountRejected => keys.count_rejected = self.flag(field, field_path),
+            DefaultableKey::Consistency => {
+                keys.consistency = self.choice(field, ConsistencyWord::from_name, field_path);
             }
-            "max_overshoot" => settings.max_overshoot = self.parsed(field, value::overshoot, field_path),
-            "scope" => {
-                let global = |word: &str| matches!(word, "region" | "global").then_some(word == "global");
-                settings.global = self.choice(field, global, field_path);
+            DefaultableKey::MaxOvershoot => keys.max_overshoot = self.parsed(field, value::overshoot, field_path),
+            DefaultableKey::Scope => keys.scope = self.choice(field, ScopeWord::from_name, field_path),
+            DefaultableKey::Reserve => keys.reserve_milli_percent = self.parsed(field, value::percentage, field_path),
+            DefaultableKey::OnRegionLoss => {
+                keys.on_region_loss = self.choice(field, RegionLossPolicy::from_name, field_path);
             }
-            "reserve" => settings.reserve_milli_percent = self.parsed(field, value::percentage, field_path),
-            "on_region_loss" => {
-                settings.on_region_loss = self.choice(field, RegionLossPolicy::from_name, field_path);
+            DefaultableKey::OnStoreError => {
+                keys.on_store_error = self.choice(field, StorePolicy::from_name, field_path);
             }
-            "on_store_error" => settings.on_store_error = self.choice(field, StorePolicy::from_name, field_path),
-            "epoch" => settings.epoch = self.count(field, field_path),
-            _ => self.over_limit_body(field, &mut settings.over_limit_body, field_path),
+            DefaultableKey::Epoch => keys.epoch = self.count(field, field_path),
+            DefaultableKey::OverLimitBody => keys.over_limit_body = self.over_limit_body(field, field_path),
+            DefaultableKey::OverLimitContentType => {
+                keys.over_limit_content_type = self.content_type(field, field_path);
+            }
         }
     }
 
-    fn over_limit_body(
-        &mut self,
-        field: &Field<'_, '_>,
-        over_limit_body: &mut OverLimitBodySpec,
-        field_path: &FieldPath<'_>,
-    ) {
-        let Some(text) = self.text(field, field_path) else { return };
-        let shared = |value: &str| Some(Spanned { value: value.into(), at: text.at });
-        if field.key.name == "over_limit_body" {
-            if text.value.len() > MAX_BODY_BYTES {
-                let message = format!("an `over_limit_body` of {} bytes", text.value.len());
-                self.error(text.at, field_path, message, format!("at most {MAX_BODY_BYTES} are sent"));
-            }
-            over_limit_body.body = shared(&text.value);
-        } else {
-            // A header value: anything but visible ASCII would break the response or split it.
-            let visible = text.value.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
-            if !visible || text.value.trim().is_empty() || text.value.len() > 256 {
-                let message = format!("`{}` is not a content type", quotable(&text.value));
-                self.error(text.at, field_path, message, "write one such as application/json");
-            }
-            over_limit_body.content_type = shared(text.value.trim());
+    fn over_limit_body(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<Arc<str>>> {
+        let Spanned { value: body, at } = self.text(field, field_path)?;
+        if body.len() > MAX_BODY_BYTES {
+            let message = format!("an `over_limit_body` of {} bytes", body.len());
+            self.error(at, field_path, message, format!("at most {MAX_BODY_BYTES} are sent"));
         }
+        Some(Spanned { value: body.into(), at })
+    }
+
+    /// Reads `over_limit_content_type`.
+    fn content_type(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<Arc<str>>> {
+        let Spanned { value: content_type, at } = self.text(field, field_path)?;
+        // A header value: anything but visible ASCII would break the response or split it.
+        let visible = content_type.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
+        if !visible || content_type.trim().is_empty() || content_type.len() > 256 {
+            let message = format!("`{}` is not a content type", quotable(&content_type));
+            self.error(at, field_path, message, "write one such as application/json");
+        }
+        Some(Spanned { value: content_type.trim().into(), at })
     }
 }
 

@@ -13,8 +13,8 @@ use super::subscription::TYPE_URL;
 use crate::base::pb::xds::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit};
 use crate::rules::compile::NamedDocument;
 use crate::rules::diagnostic::quotable;
-use crate::rules::document::{DescriptorSpec, Document, RateLimitEntry, RateLimitSpec, Spanned};
-use crate::rules::yaml::Position;
+use crate::rules::document::{DescriptorSpec, Document, RateLimitEntry, RateLimitSpec};
+use crate::rules::yaml::{Position, Spanned};
 
 /// Decodes resources to documents, sorted by name and domain.
 ///

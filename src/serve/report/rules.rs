@@ -13,7 +13,6 @@ use super::ReportFormat;
 use super::text::columns;
 use crate::base::clock::Time;
 use crate::base::text::printable;
-use crate::decide::explain::limit_text;
 use crate::limit::Limit;
 use crate::limit::algorithm::Capacity;
 use crate::rules::rule::set::{CompiledRule, RuleSet};
@@ -203,7 +202,7 @@ impl LimitReport {
             line: u64::from(rule.rule.location.line),
             domain: stats.name().domain().to_owned(),
             path: stats.name().parts().skip(1).map(str::to_owned).collect(),
-            limit: limit_text(&limit.limit),
+            limit: limit.limit.to_string(),
             shadow_mode: limit.shadow,
             candidate: limit.candidate,
             of: enforced.map(|enforced| enforced.stats.name().key().to_owned()),

@@ -10,7 +10,6 @@ use super::results::{
 };
 use super::rule_yaml::{PastedLimit, rule_yaml};
 use crate::base::text::printable;
-use crate::decide::explain::limit_text;
 use crate::limit::Consistency;
 use crate::rules::rule::tree::RuleEntries;
 use crate::tools::replay::replayer::CounterLosses;
@@ -87,7 +86,7 @@ impl RecommendationResults {
             rule: SubjectResults {
                 path: path.to_owned(),
                 location: subject.location.clone(),
-                limit: limit_text(&subject.limit),
+                limit: subject.limit.to_string(),
                 rejected_keys: rejected_now,
                 rejected_keys_share: share(rejected_now, keys),
             },

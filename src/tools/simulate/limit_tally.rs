@@ -8,7 +8,6 @@ use super::key_tallies::{KeyChange, RejectionRun};
 use super::timeline::Timeline;
 use crate::base::clock::Time;
 use crate::base::sharded::upper_half;
-use crate::decide::explain::limit_text;
 use crate::decide::results::{DescriptorResults, LimitWithResult};
 use crate::limit::request::Hits;
 use crate::telemetry::hyperloglog::HyperLogLog;
@@ -84,7 +83,7 @@ impl LimitLabel {
             Some(compiled) => {
                 let rule = &compiled.rule;
                 let location = rule.location.to_string();
-                (rule.limit_path(limit.index), rule.path.clone(), location, limit_text(limit.limit))
+                (rule.limit_path(limit.index), rule.path.clone(), location, limit.limit.to_string())
             }
             None => {
                 let domain = descriptor.domain().map_or("", |domain| &domain.name);

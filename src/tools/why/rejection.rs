@@ -4,21 +4,17 @@ use crate::decide::log::record::{
     DecisionSource, DescriptorRecord, GlobalRecord, LimitRecord, OverrideRecord, RecordedVerdict, RuleRecord,
 };
 use crate::limit::StorePolicy;
-use crate::limit::algorithm::Capacity;
+use crate::limit::period::period_in_words;
 use crate::limit::regions::percent_text;
 
 use super::remedy::rejects;
 
 /// Formats a limit: `10 per minute token_bucket, bucket_size 20 (burst)`.
 pub fn limit_text(limit: &LimitRecord<'_>) -> String {
-    let mut text = format!("{} per {}", limit.requests_per_unit, period_text(limit.unit.name(), limit.unit_multiplier));
-    text += &format!(" {}", limit.algorithm.name());
+    let period = period_in_words(limit.unit.name(), limit.unit_multiplier);
+    let mut text = format!("{} per {period} {}", limit.requests_per_unit, limit.algorithm);
     if let Some(capacity) = limit.capacity {
-        let key = match limit.algorithm.properties().capacity {
-            Capacity::RequestsPerUnit => "capacity",
-            Capacity::BucketSize => "bucket_size",
-            Capacity::QueueSize => "queue_size",
-        };
+        let key = limit.algorithm.properties().capacity.key().unwrap_or("capacity");
         text += &format!(", {key} {capacity}");
     }
     if let Some(GlobalRecord { reserve_milli_percent, max_overshoot, on_region_loss }) = limit.global {
@@ -30,10 +26,6 @@ pub fn limit_text(limit: &LimitRecord<'_>) -> String {
         text += &format!(" ({})", &*limit.name);
     }
     text
-}
-
-fn period_text(unit: &str, multiplier: u32) -> String {
-    if multiplier == 1 { unit.to_owned() } else { format!("{multiplier} {unit}s") }
 }
 
 /// Formats a rule: `shop.login (rules.yaml:7)`.
@@ -51,7 +43,7 @@ pub fn origin_text(descriptor: &DescriptorRecord<'_>) -> String {
     match (&descriptor.rule, &descriptor.limit_override) {
         (Some(rule), _) => rule_text(rule),
         (None, Some(OverrideRecord { requests_per_unit, unit, multiplier })) => {
-            let period = period_text(unit, (*multiplier).max(1));
+            let period = period_in_words(unit, (*multiplier).max(1));
             format!("the limit that came with the request: {requests_per_unit} per {period}")
         }
         (None, None) => "no rule".to_owned(),

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::time_range::time_text;
 use crate::decide::log::record::{DecisionRecord, DecisionSource, DescriptorRecord, LimitRecord};
-use crate::limit::algorithm::{Algorithm, Capacity};
+use crate::limit::algorithm::Algorithm;
 
 /// Change that would have let rejected hits pass a limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -131,11 +131,7 @@ impl RejectingLimit<'_, '_> {
         let result = self.limit.result?;
         let counted = result.before;
         let value = counted.checked_add(self.hits()).filter(|value| *value <= u64::from(u32::MAX))?;
-        let key = match self.limit.algorithm.properties().capacity {
-            Capacity::RequestsPerUnit => "requests_per_unit",
-            Capacity::BucketSize => "bucket_size",
-            Capacity::QueueSize => "queue_size",
-        };
+        let key = self.limit.algorithm.properties().capacity.key().unwrap_or("requests_per_unit");
         // A request leaves a queue when everything before it has left.
         let is_queue = self.limit.algorithm == Algorithm::LeakyBucket;
         let delay_us = Some(result.reset_us).filter(|delay_us| is_queue && *delay_us > 0);

@@ -6,6 +6,7 @@ use crate::base::clock::micros;
 use crate::base::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit::Unit};
 use crate::base::pb::{HeaderValue, RateLimitRequest, RateLimitResponse};
 use crate::base::text::printable;
+use crate::limit::period::period_in_words;
 use crate::tools::cli::print::{micros_text, table, truncated};
 use crate::tools::cli::request_args::descriptor_text;
 use crate::tools::cli::rpc_client::TimedResponse;
@@ -123,10 +124,7 @@ fn status_cells(status: &DescriptorStatus) -> Vec<String> {
 /// Formats a limit: `300 per 3 hours (name)`.
 fn limit_text(limit: &RateLimit) -> String {
     let unit = Unit::try_from(limit.unit).map_or("?", |unit| unit.as_str_name()).to_ascii_lowercase();
-    let period = match limit.unit_multiplier {
-        None | Some(1) => unit,
-        Some(count) => format!("{count} {unit}s"),
-    };
+    let period = period_in_words(&unit, limit.unit_multiplier.unwrap_or(1));
     let name = if limit.name.is_empty() { String::new() } else { format!(" ({})", truncated(&limit.name)) };
     format!("{} per {period}{name}", limit.requests_per_unit)
 }
