@@ -1,23 +1,19 @@
 //! Counters: in this process, or in Redis or memcached with this process as the fallback.
 //!
-//! Callers use the verbs of [`Store`] and do not know which backend answers. A memory store is immediate: it completes
-//! every operation without waiting and without a future in memory. Any other store answers by the caller's deadline.
+//! Callers use the verbs of [`Store`] and do not know which backend answers. A memory store is *immediate*: it completes
+//! every operation without waiting, and needs neither a future nor a deadline. Any other store answers by the caller's
+//! deadline.
 
 pub mod client;
-pub mod charge_context;
-pub mod command;
-mod detach_on_drop;
-pub mod health;
-pub mod key_scan;
-pub mod outcome;
-mod charge_stats;
-pub mod memory;
 pub mod error;
-pub mod deferred;
+pub mod charge;
+pub mod outcome;
+pub mod health;
+pub mod stats;
+pub mod memory;
 pub mod fallback;
 pub mod over_limit_cache;
-mod spans;
-pub mod stats;
+mod remote_call;
 mod window_key;
 pub mod redis;
 pub mod memcache;
@@ -28,15 +24,13 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
-use self::charge_context::{ChargeContext, ChargeMode};
-use self::deferred::DeferredOutcomes;
+use self::charge::{ChargeContext, ChargeMode};
 use self::error::{AdminError, ChargeError};
 use self::fallback::Fallback;
 use self::health::StoreHealth;
-use self::key_scan::{CounterPath, KeyScan};
 use self::memcache::Memcache;
 use self::memory::MemoryStore;
-use self::outcome::{ChargeResults, LimitAdmissions, StoreOutcome};
+use self::outcome::{ChargeResults, CounterPath, DeferredOutcomes, KeyScan, LimitAdmissions, StoreOutcome};
 use self::redis::Redis;
 use self::stats::StoreStats;
 use crate::base::clock::Time;
@@ -115,7 +109,6 @@ impl Store {
     /// runtime.
     pub fn open(settings: &StoreSettings, capacity_bytes: u64) -> Self {
         match settings {
-            // Settings with memcache are refused before a store is opened.
             StoreSettings::Memory => MemoryStore::new(capacity_bytes).into(),
             StoreSettings::Redis(settings) => {
                 let replicas = settings.replicas.unwrap_or(NonZeroU32::MIN);
@@ -127,7 +120,7 @@ impl Store {
         }
     }
 
-    /// True if every operation completes on its first poll.
+    /// True for the memory store, which completes every operation without waiting.
     pub const fn is_immediate(&self) -> bool {
         matches!(self.backend, StoreBackend::Memory(_))
     }

@@ -12,11 +12,11 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Scope};
 use tollkeeper::settings::endpoint::Endpoint;
+use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::client::redis::error::ReplyError;
 use tollkeeper::store::client::redis::hash_slot::HASH_SLOTS;
 use tollkeeper::store::client::redis::reply::{self, Reply};
 use tollkeeper::store::client::redis::slot_map::slot_ranges;
-use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
 use tollkeeper::store::redis::key;
 use tollkeeper::store::redis::script::replay::{CallArguments, replay};
 
@@ -97,7 +97,7 @@ fn replay_all(bytes: &[u8]) {
         CallArguments { has_leases: false, clock: Some(&wide) },
     ];
     for counters in alone.chain(together) {
-        let charge = |hits| ChargeCommand {
+        let charge = |hits| OwnedCharge {
             counters: counters.clone(),
             request: ChargeRequest::new(hits, 1000),
             dry_run: false,

@@ -16,7 +16,7 @@ use super::selection::{SelectedRequest, Selection, select};
 use crate::limit::request::{Descriptor, Entry, Hits, Request};
 use crate::rules::rule::set::{CompiledRule, DomainRules, RuleSet};
 use crate::store::error::AdminError;
-use crate::store::key_scan::CounterPath;
+use crate::store::outcome::CounterPath;
 
 /// Upper bound on each call of Redis.
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,8 +1,12 @@
 //! Reasons why a store did not decide a charge, or did not run an operator's command.
 
-use super::memory::usage::MemoryFull;
 use crate::store::client::memcache::error::MemcacheError;
 use crate::store::client::redis::error::RedisError;
+
+/// Error of a charge whose counter could not be added: every counter that was sampled for eviction is over its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the memory store is full of counters that are over their limits")]
+pub struct MemoryFull;
 
 /// Failure of one charge. The rule's failure policy decides instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

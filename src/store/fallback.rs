@@ -22,8 +22,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use smallvec::SmallVec;
 
 use super::memory::MemoryStore;
-use super::memory::usage::MemoryUsage;
 use super::outcome::LimitAdmissions;
+use super::stats::MemoryUsage;
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::state::State;

@@ -21,21 +21,17 @@ use tokio::time::sleep;
 use self::command_stats::CommandStats;
 use self::counter_key::{CounterKey, CounterKeys};
 use self::counting::ServerCounter;
-use super::charge_context::{ChargeContext, ChargeMode, DEADLINE_TOLERANCE};
-use super::charge_stats::ChargeStats;
-use super::command::{ChargeCommand, OwnedCounter};
-use super::detach_on_drop::DetachOnDrop;
+use super::charge::{ChargeContext, ChargeMode, OwnedCharge, OwnedCounter};
 use super::fallback::Fallback;
 use super::health::{HEALTH_INTERVAL, StoreHealth};
 use super::outcome::{ChargeResults, DecidedBy, StoreOutcome};
 use super::over_limit_cache::{CallTimes, OverLimitCache};
-use super::spans;
-use super::stats::{PoolStats, SharedStoreStats, StoreServerStats};
+use super::remote_call::{CallDeadlines, DetachOnDrop, set_span_server, start_span};
+use super::stats::{ChargeStats, PoolStats, SharedStoreStats, StoreServerStats};
 use super::window_key::ExpiryJitter;
 use crate::base::clock::Time;
-use crate::limit::algorithm::Algorithm;
-use crate::limit::algorithm::fixed_window;
 use crate::limit::algorithm::state::{State, charge_together};
+use crate::limit::algorithm::{Algorithm, fixed_window};
 use crate::limit::counter::Charge;
 use crate::limit::request::Hits;
 use crate::limit::{Consistency, StorePolicy};
@@ -72,7 +68,7 @@ struct SharedState {
 /// Call for one charge, in owned form.
 struct MemcacheCall {
     key: CounterKey,
-    command: ChargeCommand,
+    charge: OwnedCharge,
     /// Hash of the counter, for the over-limit cache.
     id: u128,
     /// Hash of the path, which the fallback counters are keyed by.
@@ -141,20 +137,16 @@ impl Memcache {
         let Some(mut call) = self.prepare(charge, mode, now) else { return Err(MemcacheError::Unsupported) };
         let started = Instant::now();
         let shared = &self.shared;
-        if let Some(results) = shared.over_limit_cache.find(call.id, slice::from_ref(&call.command), started) {
+        if let Some(results) = shared.over_limit_cache.find(call.id, slice::from_ref(&call.charge), started) {
             return Ok(StoreOutcome { results, decided_by: DecidedBy::KnownOver, now });
         }
         call.span_ref = span_ref.cloned();
-        // A caller's short deadline must not count against the server: the call continues until the store's timeout.
-        let deadline = started + self.timeout;
-        let is_hurried = until + DEADLINE_TOLERANCE < deadline;
-        let deadline = if is_hurried { deadline } else { until };
+        let CallDeadlines { call: deadline, caller } = CallDeadlines::new(until, started, self.timeout);
         let detached = Arc::clone(shared);
         let call = DetachOnDrop::new(async move { detached.run(call, deadline).await });
-        let results = if is_hurried {
-            timeout_with_grace(call, until).await.unwrap_or(Err(MemcacheError::Timeout))
-        } else {
-            call.await
+        let results = match caller {
+            Some(until) => timeout_with_grace(call, until).await.unwrap_or(Err(MemcacheError::Timeout)),
+            None => call.await,
         };
         results.map(|results| StoreOutcome::by_store(results, now))
     }
@@ -169,13 +161,13 @@ impl Memcache {
         if !is_supported {
             return None;
         }
-        let owned = OwnedCounter { limit, enforced: counter.enforced, quota: counter.quota, tag: counter.tag };
-        let command = ChargeCommand {
+        let counter = OwnedCounter { limit, enforced: counter.enforced, quota: counter.quota, tag: counter.tag };
+        let owned = OwnedCharge {
             dry_run: mode == ChargeMode::DryRun,
-            ..ChargeCommand::new(SmallVec::from_iter([owned]), charge.request)
+            ..OwnedCharge::new(SmallVec::from_iter([counter]), charge.request)
         };
         let key = self.keys.key(charge, now)?;
-        Some(MemcacheCall { key, command, id: charge.key ^ counter.tag, path: charge.key, now, span_ref: None })
+        Some(MemcacheCall { key, charge: owned, id: charge.key ^ counter.tag, path: charge.key, now, span_ref: None })
     }
 
     /// Deletes the counter of a charge, in memcached and in the caches of this process; returns 1 if it existed.
@@ -244,18 +236,18 @@ impl SharedState {
     /// Counts the hits of a call and decides, by `deadline`; updates the caches of this process.
     async fn run(&self, call: MemcacheCall, deadline: Instant) -> Result<ChargeResults, MemcacheError> {
         self.calls.fetch_add(1, Ordering::Relaxed);
-        let hits = if call.command.dry_run { Hits::Peek } else { call.command.request.hits };
+        let hits = if call.charge.dry_run { Hits::Peek } else { call.charge.request.hits };
         let verb = match hits {
             Hits::Peek => "get",
             Hits::Charge(_) => "incr",
             Hits::Refund(_) => "decr",
         };
-        let mut span = spans::start("memcached", call.span_ref.as_slice(), verb, 1);
+        let mut span = start_span("memcached", call.span_ref.as_slice(), verb, 1);
         let sent = Instant::now();
         let counted = async {
             let server = self.servers.owner(&call.key.bytes, deadline).await?;
             if let Some(span) = &mut span {
-                spans::set_server(span, server.endpoint());
+                set_span_server(span, server.endpoint());
             }
             ServerCounter { server, key: &call.key, deadline, stats: &self.commands }.count(hits).await
         };
@@ -267,8 +259,8 @@ impl SharedState {
         let mut states = [State::FixedWindow(fixed_window::State { count: counted?, last: call.now })];
         let results = call.decide(&mut states);
         let times = CallTimes { sent, answered: Instant::now() };
-        self.over_limit_cache.update(call.id, slice::from_ref(&call.command), slice::from_ref(&results), times);
-        for OwnedCounter { limit, enforced, tag, .. } in &call.command.counters {
+        self.over_limit_cache.update(call.id, slice::from_ref(&call.charge), slice::from_ref(&results), times);
+        for OwnedCounter { limit, enforced, tag, .. } in &call.charge.counters {
             if *enforced && limit.on_store_error() == StorePolicy::Local {
                 self.fallback.remember(call.path, &[(*limit, *tag)], &states, call.now);
             }
@@ -280,10 +272,10 @@ impl SharedState {
 impl MemcacheCall {
     /// Computes the results from the count before the charge, and applies the charge to it.
     fn decide(&self, states: &mut [State; 1]) -> ChargeResults {
-        let limits = self.command.limits();
-        match self.command.dry_run {
-            true => charge_together(&limits, &mut states.clone(), self.now, self.command.request),
-            false => charge_together(&limits, states, self.now, self.command.request),
+        let limits = self.charge.limits();
+        match self.charge.dry_run {
+            true => charge_together(&limits, &mut states.clone(), self.now, self.charge.request),
+            false => charge_together(&limits, states, self.now, self.charge.request),
         }
     }
 }

@@ -11,14 +11,12 @@
 mod entry;
 mod index;
 mod shard;
-pub mod usage;
 
 use std::sync::{Mutex, MutexGuard};
 
 use smallvec::SmallVec;
 
 use self::shard::MemoryShard;
-use self::usage::{MemoryFull, MemoryUsage};
 use super::outcome::LimitAdmissions;
 use crate::base::clock::Time;
 use crate::base::sharded::{Sharded, lock, upper_half};
@@ -26,6 +24,8 @@ use crate::limit::Limit;
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::ChargeResult;
 use crate::limit::counter::{Charge, Counter};
+use crate::store::error::MemoryFull;
+use crate::store::stats::MemoryUsage;
 
 /// Counters of this process.
 #[derive(Debug)]

@@ -13,10 +13,9 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::command::{ChargeCommand, OwnedCounter};
+use super::charge::{OwnedCharge, OwnedCounter};
 use crate::base::clock::micros;
-use crate::base::sharded::{HashKeyMap, SHARDS};
-use crate::base::sharded::{Sharded, upper_half};
+use crate::base::sharded::{HashKeyMap, SHARDS, Sharded, upper_half};
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::{ChargeRequest, ChargeResult};
 use crate::limit::request::Hits;
@@ -93,7 +92,7 @@ impl OverLimitCache {
 
     /// Returns the result of each of these charges if all are equal and known to be rejected, with times relative to
     /// `now`. `id` is the hash of their counters.
-    pub fn find(&self, id: u128, commands: &[ChargeCommand], now: Instant) -> Option<ChargeResults> {
+    pub fn find(&self, id: u128, charges: &[OwnedCharge], now: Instant) -> Option<ChargeResults> {
         if self.entries() == 0 {
             return None;
         }
@@ -104,25 +103,25 @@ impl OverLimitCache {
             self.remove_from(&mut shard, id);
             return None;
         }
-        let (first, others) = commands.split_first()?;
-        if others.iter().any(|command| command != first) {
+        let (first, others) = charges.split_first()?;
+        if others.iter().any(|charge| charge != first) {
             return None;
         }
         let results = rejection.results(first, now_us)?;
-        self.rejected.fetch_add(commands.len() as u64, Ordering::Relaxed);
+        self.rejected.fetch_add(charges.len() as u64, Ordering::Relaxed);
         Some(results)
     }
 
     /// Updates the cache from the results of a call's charges. The last rejection replaces an older one; an admitted
     /// charge or a refund after it removes the entry.
-    pub fn update(&self, id: u128, commands: &[ChargeCommand], results: &[ChargeResults], times: CallTimes) {
+    pub fn update(&self, id: u128, charges: &[OwnedCharge], results: &[ChargeResults], times: CallTimes) {
         if self.shards.is_none() {
             return;
         }
-        for (command, results) in commands.iter().zip(results).rev() {
-            match (command.request.hits, is_rejected(command, results)) {
-                (Hits::Charge(_), true) if !command.dry_run => {
-                    return self.insert(id, command, results, times);
+        for (charge, results) in charges.iter().zip(results).rev() {
+            match (charge.request.hits, is_rejected(charge, results)) {
+                (Hits::Charge(_), true) if !charge.dry_run => {
+                    return self.insert(id, charge, results, times);
                 }
                 // A dry run too: it shows that an older rejection no longer holds.
                 (Hits::Charge(_), false) | (Hits::Refund(_), _) => return self.remove(id),
@@ -156,8 +155,8 @@ impl OverLimitCache {
         }
     }
 
-    fn insert(&self, id: u128, command: &ChargeCommand, results: &ChargeResults, times: CallTimes) {
-        let Hits::Charge(hits) = command.request.hits else { return };
+    fn insert(&self, id: u128, charge: &OwnedCharge, results: &ChargeResults, times: CallTimes) {
+        let Hits::Charge(hits) = charge.request.hits else { return };
         let is_cacheable = |counter: &OwnedCounter| {
             let limit = &counter.limit;
             // The next grant may end the rejection of a global limit at any time.
@@ -165,7 +164,7 @@ impl OverLimitCache {
                 && (!limit.count_rejected()
                     || self.cache_counted && limit.algorithm().properties().rejection_end_is_fixed)
         };
-        if !command.counters.iter().all(is_cacheable) {
+        if !charge.counters.iter().all(is_cacheable) {
             return;
         }
         // The results are wrong as soon as one of the rejecting limits could admit the charge.
@@ -175,9 +174,9 @@ impl OverLimitCache {
         if end_us <= at_us {
             return;
         }
-        let limits = command.counters.iter().zip(results);
+        let limits = charge.counters.iter().zip(results);
         let limits = limits.map(|(counter, result)| CachedLimit { counter: *counter, result: *result }).collect();
-        let rejection = CachedRejection { at_us, end_us, hits, max_delay_us: command.request.max_delay_us, limits };
+        let rejection = CachedRejection { at_us, end_us, hits, max_delay_us: charge.request.max_delay_us, limits };
         let Some(shards) = &self.shards else { return };
         let mut shard = shards.lock(upper_half(id));
         self.remove_from(&mut shard, id);
@@ -223,15 +222,15 @@ impl OverLimitCache {
 impl CachedRejection {
     /// Returns the results of a charge if this rejection implies that it is rejected too, and when it could pass; times
     /// are reduced by what has passed since.
-    fn results(&self, command: &ChargeCommand, now_us: u64) -> Option<ChargeResults> {
-        let Hits::Charge(hits) = command.request.hits else { return None };
-        let same_counters = command.counters.iter().eq(self.limits.iter().map(|limit| &limit.counter));
-        if command.dry_run || !same_counters || hits < self.hits || command.request.max_delay_us > self.max_delay_us {
+    fn results(&self, charge: &OwnedCharge, now_us: u64) -> Option<ChargeResults> {
+        let Hits::Charge(hits) = charge.request.hits else { return None };
+        let same_counters = charge.counters.iter().eq(self.limits.iter().map(|limit| &limit.counter));
+        if charge.dry_run || !same_counters || hits < self.hits || charge.request.max_delay_us > self.max_delay_us {
             return None;
         }
         let passed_us = now_us.saturating_sub(self.at_us);
-        let is_equal = hits == self.hits && command.request.max_delay_us == self.max_delay_us;
-        let request = ChargeRequest { max_delay_us: command.max_delay_us(), ..command.request };
+        let is_equal = hits == self.hits && charge.request.max_delay_us == self.max_delay_us;
+        let request = ChargeRequest { max_delay_us: charge.max_delay_us(), ..charge.request };
         let later = |limit: &CachedLimit| {
             let result = if is_equal { limit.result } else { limit.result_of(request)? };
             Some(ChargeResult {
@@ -268,8 +267,8 @@ impl CachedLimit {
 
 /// Returns true if the descriptor rejects the charge and charges no admitted hits: if a limit rejects it that is not a
 /// quota, or if all enforced limits do. Beside a quota that rejects alone, the other limits must be charged each time.
-fn is_rejected(command: &ChargeCommand, results: &ChargeResults) -> bool {
-    let mut enforced = command.counters.iter().zip(results).filter(|(counter, _)| counter.enforced).peekable();
+fn is_rejected(charge: &OwnedCharge, results: &ChargeResults) -> bool {
+    let mut enforced = charge.counters.iter().zip(results).filter(|(counter, _)| counter.enforced).peekable();
     enforced.peek().is_some()
         && (enforced.clone().any(|(counter, result)| !counter.quota && !result.admitted)
             || enforced.all(|(_, result)| !result.admitted))

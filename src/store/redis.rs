@@ -6,25 +6,24 @@
 //! coalesced into the next call. Every charge ends by its deadline, with an outcome or an error.
 //!
 //! [`Redis`] composes the parts: it groups the charges of a request, answers those that this process may decide
-//! ([`eventual`], [`OverLimitCache`]), and submits the others to `in_flight`.
+//! ([`eventual`], [`OverLimitCache`]), and submits the others to `calls`.
 
-mod call_runner;
 mod charge_group;
-mod coalescer;
-mod deployments;
 pub mod eventual;
-pub mod regions;
-mod in_flight;
-mod incrby;
-pub mod key;
-mod key_scheme;
-pub mod lease_call;
+mod calls;
+mod coalescer;
 mod pending;
 mod prepared_call;
+mod deployments;
 mod probe;
-pub mod replicas;
-mod scan;
+pub mod key;
+mod key_scheme;
 pub mod script;
+mod incrby;
+pub mod lease_call;
+pub mod replicas;
+pub mod regions;
+mod scan;
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -34,16 +33,15 @@ use smallvec::SmallVec;
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
-use self::call_runner::CallRunner;
+use self::calls::RedisCalls;
 use self::charge_group::{ChargeGroup, group};
 use self::coalescer::{ChargeOutcome, Role};
 use self::deployments::{Deployments, ServersAndPools};
-use self::eventual::admission::Admission;
-use self::eventual::counters::EventualCounters;
+use self::eventual::Admission;
+use self::eventual::budget::EventualCounters;
 use self::eventual::local_admission::LocalAdmission;
-use self::in_flight::InFlightCalls;
 use self::key_scheme::{CounterId, KeyScheme};
-use self::lease_call::reset_command;
+use self::lease_call::reset_charge;
 use self::pending::{PendingCharges, PendingGroups, PendingKind};
 use self::prepared_call::PreparedCall;
 use self::regions::GlobalGrants;
@@ -53,16 +51,14 @@ use self::scan::{ScanOptions, scan};
 use crate::base::clock::Time;
 use crate::limit::counter::Charge;
 use crate::settings::redis::RedisSettings;
-use crate::store::charge_context::{ChargeContext, ChargeMode, DEADLINE_TOLERANCE};
-use crate::store::charge_stats::ChargeStats;
+use crate::store::charge::{ChargeBatch, ChargeContext, ChargeMode};
 use crate::store::client::redis::error::RedisError;
-use crate::store::command::ChargeBatch;
 use crate::store::fallback::Fallback;
 use crate::store::health::{HEALTH_INTERVAL, StoreHealth};
-use crate::store::key_scan::{CounterPath, KeyScan};
-use crate::store::outcome::{DecidedBy, StoreOutcome};
+use crate::store::outcome::{CounterPath, DecidedBy, KeyScan, StoreOutcome};
 use crate::store::over_limit_cache::OverLimitCache;
-use crate::store::stats::{EventualSharing, SharedStoreStats};
+use crate::store::remote_call::CallDeadlines;
+use crate::store::stats::{ChargeStats, EventualSharing, SharedStoreStats};
 
 /// Upper bound on returning leased hits at shutdown.
 const RETURN_LEASES_TIMEOUT: Duration = Duration::from_secs(1);
@@ -74,7 +70,7 @@ pub struct Redis {
     keys: KeyScheme,
     /// Grants of this region; `None` if there is only one.
     grants: Option<Arc<GlobalGrants>>,
-    calls: Arc<InFlightCalls>,
+    calls: Arc<RedisCalls>,
     heartbeat: Heartbeat,
     stats: ChargeStats,
     /// True if counters follow the clock of charges instead of the server's: in tests.
@@ -112,10 +108,10 @@ impl Redis {
         let over_limit_cache =
             OverLimitCache::new(cache_bytes, settings.over_limit_cache.caches_counting_windows, Instant::now());
         let local_admission = LocalAdmission::new(settings.eventual_bytes, replicas, !client_clock);
-        let runner = CallRunner::new(local_admission, over_limit_cache, fallback);
-        let calls = Arc::new(InFlightCalls::new(runner, settings.timeout));
+        let calls = RedisCalls::new(local_admission, over_limit_cache, fallback, settings.timeout);
+        let calls = Arc::new(calls);
         let reaped = Arc::clone(&calls);
-        let lease_reaper = tokio::spawn(async move { reaped.runner.reap_leases().await }).abort_handle();
+        let lease_reaper = tokio::spawn(async move { reaped.reap_leases().await }).abort_handle();
         // Clocks of servers cannot be compared with a manual one.
         let grants = (!client_clock).then(|| GlobalGrants::start(settings, &deployments)).flatten();
         Self {
@@ -132,7 +128,7 @@ impl Redis {
 
     /// Returns the counters that decide while Redis is away.
     pub fn fallback(&self) -> &Fallback {
-        &self.calls.runner.fallback
+        &self.calls.fallback
     }
 
     /// Returns the slot of this replica and the number of live replicas.
@@ -209,36 +205,36 @@ impl Redis {
         groups: &mut PendingGroups,
     ) {
         let ChargeContext { now, until, span_ref } = context;
-        let runner = &self.calls.runner;
+        let calls = &*self.calls;
         let charge = &charges[group.indices[0]];
-        let first = group.commands.first();
-        let eventual = first.and_then(|command| runner.local_admission.descriptor(group.id.path, command));
+        let first = group.charges.first();
+        let eventual = first.and_then(|first| calls.local_admission.descriptor(group.id.path, first));
         if let Some(eventual) = &eventual
             && let Some(outcome) = self.admit_locally(&group, charge, eventual, now)
         {
             return groups.decide(&group.indices, outcome);
         }
         let started = Instant::now();
-        if let Some(results) = runner.over_limit_cache.find(group.id.counters, &group.commands, started) {
+        if let Some(results) = calls.over_limit_cache.find(group.id.counters, &group.charges, started) {
             let outcome = StoreOutcome { results, decided_by: DecidedBy::KnownOver, now };
             return groups.decide(&group.indices, outcome);
         }
-        // A caller's short deadline must not count against the server: the call continues until the store's timeout.
-        let deadline = started + self.timeout();
-        let mut is_hurried = until + DEADLINE_TOLERANCE < deadline;
-        let deadline = if is_hurried { deadline } else { until };
-        let kind = match self.calls.join(group.id.counters, group.commands, context) {
+        let mut deadlines = CallDeadlines::new(until, started, self.timeout());
+        let kind = match self.calls.join(group.id.counters, group.charges, context) {
             Role::Follower { outcomes, beyond_next_call } => {
-                is_hurried |= beyond_next_call;
+                if beyond_next_call {
+                    // The call that will take these charges may end after their caller's deadline.
+                    deadlines.caller = Some(until);
+                }
                 PendingKind::Following(outcomes)
             }
-            Role::Leader(commands) => {
+            Role::Leader(charges) => {
                 let mut call = self.prepare(charge, group.id, eventual, now);
                 call.span_refs = span_ref.cloned().into_iter().collect();
-                PendingKind::Leading(self.calls.lead(call, commands, deadline))
+                PendingKind::Leading(self.calls.lead(call, charges, deadlines.call))
             }
         };
-        groups.push(PendingCharges { kind, until: is_hurried.then_some(until), indices: group.indices });
+        groups.push(PendingCharges { kind, caller_deadline: deadlines.caller, indices: group.indices });
     }
 
     /// Admits a single charge from a lease or a share, and requests the next lease when it is time.
@@ -249,12 +245,12 @@ impl Redis {
         eventual: &EventualCounters,
         now: Time,
     ) -> Option<StoreOutcome> {
-        let [command] = &*group.commands else { return None };
-        if command.dry_run {
+        let [owned] = &*group.charges else { return None };
+        if owned.dry_run {
             return None;
         }
         let at = Instant::now();
-        match self.calls.runner.local_admission.admit(eventual, command, now, at) {
+        match self.calls.local_admission.admit(eventual, owned, now, at) {
             Admission::Local { outcome, lease_ahead } => {
                 // A call in flight requests a lease itself.
                 if lease_ahead
@@ -279,7 +275,7 @@ impl Redis {
     ) -> PreparedCall {
         let grants = self.grants.as_ref().filter(|_| self.keys.has_global_limit(charge)).cloned();
         PreparedCall {
-            mode: self.keys.counting_mode(charge, now),
+            command: self.keys.count_command(charge, now),
             id,
             deployment: Arc::clone(self.deployments.of(charge, grants.is_some())),
             grants,
@@ -313,12 +309,12 @@ impl Redis {
     /// # Errors
     /// Redis failed, or its user may not run UNLINK.
     pub async fn reset(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Result<u64, RedisError> {
-        let ChargeGroup { id, commands, .. } = ChargeGroup::of_one(&self.keys, charge, ChargeMode::Commit, now);
-        let Some(command) = commands.into_iter().next() else { return Ok(0) };
-        let own = self.calls.runner.local_admission.reset(id.path);
+        let ChargeGroup { id, charges, .. } = ChargeGroup::of_one(&self.keys, charge, ChargeMode::Commit, now);
+        let Some(owned) = charges.into_iter().next() else { return Ok(0) };
+        let own = self.calls.local_admission.reset(id.path);
         let call = self.prepare(charge, id, None, now);
-        let deleted = call.reset(&reset_command(command.counters), own, deadline).await?;
-        self.calls.runner.over_limit_cache.remove(id.counters);
+        let deleted = call.reset(&reset_charge(owned.counters), own, deadline).await?;
+        self.calls.over_limit_cache.remove(id.counters);
         self.fallback().reset(charge);
         Ok(deleted)
     }
@@ -327,21 +323,21 @@ impl Redis {
     /// returned. A used share stays used.
     pub fn forget_cached(&self, charge: &Charge<'_>, now: Time) {
         let ChargeGroup { id, .. } = ChargeGroup::of_one(&self.keys, charge, ChargeMode::Commit, now);
-        let _ended = self.calls.runner.local_admission.reset(id.path);
-        self.calls.runner.over_limit_cache.remove(id.counters);
+        let _ended = self.calls.local_admission.reset(id.path);
+        self.calls.over_limit_cache.remove(id.counters);
     }
 
     /// Returns statistics since the start.
     pub fn stats(&self) -> SharedStoreStats {
-        let runner = &self.calls.runner;
-        let (table, replicas) = (runner.local_admission.table(), self.replicas());
+        let calls = &*self.calls;
+        let (table, replicas) = (calls.local_admission.table(), self.replicas());
         let ServersAndPools { servers, pools } = self.deployments.stats();
         SharedStoreStats {
             charges: self.stats.requested(),
-            calls: runner.calls(),
+            calls: calls.sent(),
             abandoned: self.stats.abandoned(),
             refunds_dropped: Some(self.deployments.refunds_dropped()),
-            rejected_locally: runner.over_limit_cache.rejected(),
+            rejected_locally: calls.over_limit_cache.rejected(),
             latency: self.stats.latency(),
             eventual: Some(EventualSharing {
                 hits: table.stats(),
@@ -359,10 +355,10 @@ impl Redis {
 
     /// Drops expired entries from one of `parts` equal parts of the tables in this process: the part with index `part`.
     pub fn sweep(&self, now: Time, part: usize, parts: usize) {
-        let (at, runner) = (Instant::now(), &self.calls.runner);
-        runner.fallback.sweep(now, part, parts);
-        runner.over_limit_cache.sweep(at, part, parts);
-        runner.local_admission.sweep(at, part, parts);
+        let (at, calls) = (Instant::now(), &self.calls);
+        calls.fallback.sweep(now, part, parts);
+        calls.over_limit_cache.sweep(at, part, parts);
+        calls.local_admission.sweep(at, part, parts);
     }
 
     /// Reports to `health` until it is dropped. The store is lost if a deployment has no server that takes charges.
@@ -379,7 +375,7 @@ impl Redis {
     /// charges use neither the slot nor these leases; what they lease themselves is not returned.
     pub async fn shutdown(&self) {
         let return_leases = async {
-            if timeout(RETURN_LEASES_TIMEOUT, self.calls.runner.return_leases()).await.is_err() {
+            if timeout(RETURN_LEASES_TIMEOUT, self.calls.return_leases()).await.is_err() {
                 tracing::warn!("shutdown: not all leased hits could be returned to redis in time: they stay charged");
             }
         };

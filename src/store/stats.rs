@@ -1,10 +1,12 @@
 //! Statistics of a store, as plain values for metrics, `/store` and health.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
-use super::memory::usage::MemoryUsage;
+use super::outcome::{DecidedBy, StoreOutcome};
 use crate::limit::algorithm::region_use::RegionUse;
-use crate::telemetry::metrics::histogram::HistogramSnapshot;
+use crate::telemetry::metrics::histogram::{Histogram, HistogramSnapshot};
 
 /// Statistics of a store since the start of the process.
 #[derive(Clone, Debug)]
@@ -42,6 +44,19 @@ pub struct SharedStoreStats {
     pub pools: Vec<PoolStats>,
     /// Commands sent, as envoyproxy/ratelimit counts them.
     pub commands: Vec<CommandCount>,
+}
+
+/// Counters and bytes in the memory store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUsage {
+    /// Counters.
+    pub counters: u64,
+    /// Bytes that they use, index and logs included.
+    pub bytes: u64,
+    /// Counters evicted to make room for others since the start.
+    pub evicted: u64,
+    /// Upper bound of `bytes`.
+    pub capacity_bytes: u64,
 }
 
 /// Sharing of eventual limits between replicas.
@@ -215,4 +230,60 @@ pub struct CommandCount {
     pub code: Option<&'static str>,
     /// Commands since the start.
     pub count: u64,
+}
+
+/// Charges since the start.
+#[derive(Debug, Default)]
+pub(super) struct ChargeStats {
+    requested: AtomicU64,
+    abandoned: AtomicU64,
+    latency: Histogram,
+}
+
+/// Charges in progress. If it is dropped before they finish, they are counted as abandoned.
+pub(super) struct AbandonGuard<'a> {
+    stats: &'a ChargeStats,
+    started: Instant,
+    charges: usize,
+}
+
+impl ChargeStats {
+    /// Counts charges that begin now.
+    pub(super) fn begin(&self, charges: usize) -> AbandonGuard<'_> {
+        self.requested.fetch_add(charges as u64, Ordering::Relaxed);
+        AbandonGuard { stats: self, started: Instant::now(), charges }
+    }
+
+    /// Returns the number of charges requested.
+    pub(super) fn requested(&self) -> u64 {
+        self.requested.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of charges whose caller gave up or timed out.
+    pub(super) fn abandoned(&self) -> u64 {
+        self.abandoned.load(Ordering::Relaxed)
+    }
+
+    /// Returns the latency of charges that needed a round trip to the store.
+    pub(super) fn latency(&self) -> HistogramSnapshot {
+        self.latency.snapshot()
+    }
+}
+
+impl AbandonGuard<'_> {
+    /// Counts the outcomes of all charges: those that timed out are abandoned.
+    pub(super) fn finish<E>(mut self, outcomes: &[Result<StoreOutcome, E>], is_timeout: impl Fn(&E) -> bool) {
+        self.charges = outcomes.iter().filter(|outcome| outcome.as_ref().is_err_and(&is_timeout)).count();
+        let is_local =
+            |outcome: &Result<StoreOutcome, E>| outcome.as_ref().is_ok_and(|it| it.decided_by != DecidedBy::Store);
+        if !outcomes.iter().all(is_local) {
+            self.stats.latency.observe(self.started.elapsed());
+        }
+    }
+}
+
+impl Drop for AbandonGuard<'_> {
+    fn drop(&mut self) {
+        self.stats.abandoned.fetch_add(self.charges as u64, Ordering::Relaxed);
+    }
 }

@@ -23,9 +23,9 @@ use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
+use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::client::redis::reply::{self, Reply};
 use tollkeeper::store::client::redis::script::Script;
-use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
 use tollkeeper::store::redis::script::arguments::arguments;
 use tollkeeper::store::redis::script::compose::script_for;
 
@@ -164,7 +164,7 @@ fn cases() -> Vec<Case> {
 fn argument(algorithm: Algorithm) -> Vec<u8> {
     let counter = OwnedCounter { limit: limit(algorithm), enforced: true, quota: false, tag: 0 };
     let request = ChargeRequest::new(Hits::Charge(1), 0);
-    arguments(&[ChargeCommand::new([counter].into_iter().collect(), request)], None).to_vec()
+    arguments(&[OwnedCharge::new([counter].into_iter().collect(), request)], None).to_vec()
 }
 
 /// Returns a limit that the bench does not reach.

@@ -20,7 +20,7 @@ use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::rules::rule::set::counter_tag;
 use tollkeeper::settings::{self, Settings};
-use tollkeeper::store::charge_context::{ChargeContext, ChargeMode};
+use tollkeeper::store::charge::{ChargeContext, ChargeMode};
 use tollkeeper::store::client::redis::error::RedisError;
 use tollkeeper::store::fallback::Fallback;
 use tollkeeper::store::outcome::ChargeResults;

@@ -19,8 +19,8 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::rules::rule::set::counter_tag;
+use tollkeeper::store::error::MemoryFull;
 use tollkeeper::store::memory::MemoryStore;
-use tollkeeper::store::memory::usage::MemoryFull;
 
 use crate::kit::fixtures::in_parallel;
 use crate::kit::test_service::{TestRequest, TestService};

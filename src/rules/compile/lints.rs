@@ -14,7 +14,7 @@ use crate::rules::rule::RuleNode;
 use crate::rules::rule::value_pattern::MatchKind;
 use crate::rules::rule::wildcard::{Pattern, most_tried};
 use crate::rules::yaml::Position;
-use crate::store::command::OwnedCounter;
+use crate::store::charge::OwnedCounter;
 use crate::store::redis::eventual::budget::LocalBudget;
 
 /// Default timeout of Envoy's rate limit filter, in microseconds.

@@ -152,12 +152,12 @@ fn apply(service: &Service, entry: &ResetEntry, key: Option<&SummaryKey>) {
         return;
     }
     for descriptor in &message.descriptors {
-        forget(service, &message.domain, descriptor);
+        forget_reset_counter(service, &message.domain, descriptor);
     }
     tracing::debug!(domain = message.domain, "dropped what was cached about counters that were reset");
 }
 
-fn forget(service: &Service, domain: &str, descriptor: &ResetDescriptor<'_>) {
+fn forget_reset_counter(service: &Service, domain: &str, descriptor: &ResetDescriptor<'_>) {
     let parts = descriptor.entries.iter().map(|entry| Some([entry.key_bytes()?, entry.value_bytes()?]));
     let Some(parts) = parts.collect::<Option<Vec<_>>>() else { return };
     let sent = Descriptor {

@@ -5,10 +5,9 @@ use std::time::Duration;
 use crate::decide::Decider;
 use crate::limit::StorePolicy;
 use crate::serve::health::Health;
-use crate::store::memory::usage::MemoryUsage;
-use crate::store::stats::MembershipNotice;
 use crate::store::stats::{
-    CommandCount, EventualSharing, GrantTotals, PoolStats, RegionStats, SharedStoreStats, StoreServerStats,
+    CommandCount, EventualSharing, GrantTotals, MembershipNotice, MemoryUsage, PoolStats, RegionStats,
+    SharedStoreStats, StoreServerStats,
 };
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 

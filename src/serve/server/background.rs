@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::base::clock::Time;
 use crate::serve::grpc::service::Service;
 use crate::store::health::StoreHealth;
-use crate::store::memory::usage::MemoryUsage;
+use crate::store::stats::MemoryUsage;
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Interval between the sweeps of two parts of the memory store.

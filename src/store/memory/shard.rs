@@ -4,22 +4,20 @@
 //! slot, so that there are no holes: a sweep is a walk, and a random index is a random counter. Nothing doubles:
 //! entries grow by a chunk at a time, the index by a quarter.
 
-mod without_room;
-
 use smallvec::SmallVec;
 
 use super::entry::{CounterEntry, seconds_down};
 use super::index::{Index, MAX_ENTRIES};
-use super::usage::{MemoryFull, MemoryUsage};
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::algorithm::Algorithm;
-use crate::limit::algorithm::sliding_window_log;
 use crate::limit::algorithm::state::{State, charge_together};
+use crate::limit::algorithm::{Algorithm, sliding_window_log};
 use crate::limit::charge::{ChargeRequest, ChargeResult, EnforcedLimit};
 use crate::limit::counter::Charge;
 use crate::limit::request::Hits;
+use crate::store::error::MemoryFull;
 use crate::store::outcome::LimitAdmissions;
+use crate::store::stats::MemoryUsage;
 
 /// Upper bound on the size of a chunk. Allocators have blocks of this size; with 3 KiB they wasted a sixth.
 const CHUNK_BYTES: usize = 4096;
@@ -109,6 +107,35 @@ impl MemoryShard {
             }
         }
         Ok(results)
+    }
+
+    /// Returns the results of a charge if an existing counter rejects it for all limits; changes no counter. `None` if
+    /// the charge needs room.
+    ///
+    /// A rejection needs no room. Without this, a descriptor over its limit would be decided by a failure policy
+    /// whenever a new counter beside it has no room, as after the end of a shorter period.
+    fn reject_without_room(
+        &mut self,
+        slots: &[CounterSlot<'_>],
+        charge: &Charge<'_>,
+        now: Time,
+    ) -> Option<SmallVec<[ChargeResult; 1]>> {
+        let states: SmallVec<[State; 4]> = slots.iter().map(|slot| self.take_state(slot)).collect();
+        let is_rejected = slots.iter().zip(&states).any(|(slot, state)| {
+            let EnforcedLimit { limit, enforced } = slot.enforced_limit;
+            let decides = slot.index.is_some() && (enforced || slots.len() == 1);
+            decides && !state.admits(limit, now, charge.request)
+        });
+        let results = is_rejected.then(|| {
+            let limits: SmallVec<[EnforcedLimit<'_>; 4]> = slots.iter().map(|slot| slot.enforced_limit).collect();
+            charge_together(&limits, &mut states.clone(), now, charge.request)
+        });
+        for (slot, state) in slots.iter().zip(states) {
+            if let Some(index) = slot.index {
+                self.keep_state(index, state);
+            }
+        }
+        results
     }
 
     /// Returns which limits of a descriptor would admit a charge.

@@ -1,7 +1,7 @@
 //! Coalescing of charges: charges that arrive while a call on their counters is in flight wait and share the next call.
 //!
 //! A counter is in the table only while a call on it is in flight. The charge that finds no call becomes the leader and
-//! sends one at once; later charges are followers and leave a command and a channel for the result. When the call ends,
+//! sends one at once; later ones are followers and leave their charge and a channel for the outcome. When the call ends,
 //! all followers are taken as one batch, in order of arrival, without those whose caller has given up. Charges of one
 //! request on one counter stay in one batch. No lock is held across an await.
 
@@ -14,12 +14,10 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use crate::base::clock::Time;
-use crate::base::sharded::{HashKeyMap, SHARDS};
-use crate::base::sharded::{Sharded, upper_half};
-use crate::store::charge_context::ChargeContext;
+use crate::base::sharded::{HashKeyMap, SHARDS, Sharded, upper_half};
+use crate::store::charge::{ChargeBatch, ChargeContext, MAX_CHARGES_PER_CALL, OwnedCharge};
 use crate::store::client::deadline::timeout_with_grace;
 use crate::store::client::redis::error::RedisError;
-use crate::store::command::{ChargeBatch, ChargeCommand, MAX_CHARGES_PER_CALL};
 use crate::store::outcome::{ChargeResults, StoreOutcome};
 use crate::telemetry::traces::{MAX_LINKS, SpanRef};
 
@@ -50,7 +48,7 @@ type WaitQueues = HashKeyMap<VecDeque<WaitingCharge>>;
 /// Charge of a follower.
 #[derive(Debug)]
 struct WaitingCharge {
-    command: ChargeCommand,
+    charge: OwnedCharge,
     outcome: oneshot::Sender<ChargeOutcome>,
     /// Latest time for its outcome.
     until: Instant,
@@ -78,12 +76,12 @@ pub(super) enum Role {
 /// Charges of followers, taken to be sent as one call.
 #[derive(Debug, Default)]
 pub(super) struct FollowerBatch {
-    pub(super) commands: ChargeBatch,
+    pub(super) charges: ChargeBatch,
     /// Latest time of the charges.
     pub(super) now: Time,
     /// Parents of the call's span, as many as a span can link to.
     pub(super) span_refs: Vec<SpanRef>,
-    /// One for each command; `None` once it has its outcome.
+    /// One for each charge; `None` once it has its outcome.
     waiters: Vec<Option<Waiter>>,
 }
 
@@ -109,27 +107,27 @@ impl Default for Coalescer {
 
 impl Coalescer {
     /// Adds the charges of one request on one counter, at most [`MAX_CHARGES_PER_CALL`].
-    pub(super) fn join(&self, id: u128, commands: ChargeBatch, context: ChargeContext<'_>) -> Role {
+    pub(super) fn join(&self, id: u128, charges: ChargeBatch, context: ChargeContext<'_>) -> Role {
         let ChargeContext { now, until, span_ref } = context;
         let mut shard = self.0.lock(upper_half(id));
         let Some(waiting) = shard.get_mut(&id) else {
             shard.insert(id, VecDeque::new());
-            return Role::Leader(commands);
+            return Role::Leader(charges);
         };
         let is_full = waiting.len() >= MAX_WAITING;
         let mut joined = false;
-        let wait = |command| {
+        let wait = |charge| {
             let (outcome, receiver) = oneshot::channel();
             if is_full {
                 let _dropped = outcome.send(Err(RedisError::Overloaded));
             } else {
                 let span_ref = span_ref.filter(|_| !joined).cloned();
-                waiting.push_back(WaitingCharge { command, outcome, until, now, joined, span_ref });
+                waiting.push_back(WaitingCharge { charge, outcome, until, now, joined, span_ref });
                 joined = true;
             }
             receiver
         };
-        let outcomes = commands.into_iter().map(wait).collect();
+        let outcomes = charges.into_iter().map(wait).collect();
         Role::Follower { outcomes, beyond_next_call: waiting.len() > MAX_CHARGES_PER_CALL }
     }
 
@@ -148,17 +146,17 @@ impl Coalescer {
                 }
                 continue;
             }
-            if !batch.commands.is_empty() && batch.commands.len() + in_request > MAX_CHARGES_PER_CALL {
+            if !batch.charges.is_empty() && batch.charges.len() + in_request > MAX_CHARGES_PER_CALL {
                 break;
             }
-            for WaitingCharge { command, outcome, until, now, span_ref, .. } in waiting.drain(..in_request) {
+            for WaitingCharge { charge, outcome, until, now, span_ref, .. } in waiting.drain(..in_request) {
                 batch.now = batch.now.max(now);
                 batch.span_refs.extend(span_ref.filter(|_| batch.span_refs.len() <= MAX_LINKS));
-                batch.commands.push(command);
+                batch.charges.push(charge);
                 batch.waiters.push(Some(Waiter { outcome, until }));
             }
         }
-        if batch.commands.is_empty() {
+        if batch.charges.is_empty() {
             shard.remove(&id);
             return None;
         }
@@ -181,14 +179,14 @@ impl FollowerBatch {
     }
 
     /// Removes the charges that `decide` decides, and sends their outcomes.
-    pub(super) fn answer_locally(&mut self, decide: impl Fn(&ChargeCommand) -> Option<StoreOutcome>) {
-        let commands = std::mem::take(&mut self.commands);
+    pub(super) fn answer_locally(&mut self, decide: impl Fn(&OwnedCharge) -> Option<StoreOutcome>) {
+        let charges = std::mem::take(&mut self.charges);
         let waiters = std::mem::take(&mut self.waiters);
-        for (command, waiter) in commands.into_iter().zip(waiters) {
-            match (decide(&command), waiter) {
+        for (charge, waiter) in charges.into_iter().zip(waiters) {
+            match (decide(&charge), waiter) {
                 (Some(outcome), Some(waiter)) => waiter.send(Ok(outcome)),
                 (_, waiter) => {
-                    self.commands.push(command);
+                    self.charges.push(charge);
                     self.waiters.push(waiter);
                 }
             }

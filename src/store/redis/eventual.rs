@@ -76,12 +76,72 @@
 //! This module reads no clock and sends no call, except for `lease_reaper`; callers pass the time and the reports of
 //! Redis.
 
-pub mod admission;
 pub mod budget;
-pub mod counters;
-mod demand;
 mod entry;
-pub mod lease;
 pub(super) mod lease_reaper;
 pub(super) mod local_admission;
 pub mod table;
+
+use std::time::Instant;
+
+use smallvec::SmallVec;
+
+use super::lease_call::RecordedLease;
+use crate::base::clock::Time;
+use crate::limit::algorithm::state::State;
+use crate::store::outcome::StoreOutcome;
+
+/// Inputs of a local admission.
+#[derive(Clone, Copy, Debug)]
+pub struct AdmitContext {
+    /// Now.
+    pub at: Instant,
+    /// Approximate time of Redis, for descriptors that Redis has not reported on.
+    pub now: Time,
+    /// True if the share of this process may be used.
+    pub may_share: bool,
+    /// True if the charge was tried before and waited since: it is not new demand.
+    pub is_retry: bool,
+}
+
+/// Decision of a charge.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// Admitted in this process.
+    Local {
+        /// Results by the last report of Redis.
+        outcome: StoreOutcome,
+        /// True if it is time to request the next lease.
+        lease_ahead: bool,
+    },
+    /// Redis must decide.
+    CallRedis,
+}
+
+/// Report of Redis on a descriptor: the outcome of one call.
+#[derive(Clone, Debug)]
+pub struct CallReport {
+    /// Time of sending the call.
+    pub sent: Instant,
+    /// Time of Redis.
+    pub now: Time,
+    /// States after all charges, the lease included.
+    pub states: SmallVec<[State; 1]>,
+    /// Hits charged for a lease; 0: no lease was granted.
+    pub leased: u64,
+}
+
+/// Lease that was granted, and the terms of its return.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseTicket {
+    /// Number of the lease.
+    pub serial: u64,
+    /// End of its life.
+    pub end: Instant,
+    /// The lease as Redis has recorded it.
+    pub recorded: RecordedLease,
+    /// Time of Redis from which a return has no effect; `None`: nothing is returned.
+    pub void_from: Option<Time>,
+    /// Hits that may have refilled meanwhile, and are not returned.
+    pub refilled: u64,
+}

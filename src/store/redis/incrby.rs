@@ -29,24 +29,23 @@ use self::refunds::RefundSupport;
 use super::script::compose::window_charges_script;
 use super::script::replay::ScriptOutcome;
 use crate::base::clock::Time;
-use crate::limit::algorithm::Algorithm;
-use crate::limit::algorithm::fixed_window;
 use crate::limit::algorithm::region_use::RegionUse;
 use crate::limit::algorithm::state::{State, charge_together};
+use crate::limit::algorithm::{Algorithm, fixed_window};
 use crate::limit::charge::{ChargeRequest, ChargeResult, MAX_COUNT};
 use crate::limit::request::Hits;
+use crate::store::charge::OwnedCharge;
 use crate::store::client::redis::deployment::TargetNode;
 use crate::store::client::redis::error::{RedisError, ReplyError};
 use crate::store::client::redis::node::Node;
 use crate::store::client::redis::reply::{self, Reply};
-use crate::store::command::ChargeCommand;
 use crate::store::window_key::WindowKey;
 
 /// Progress of a batch of charges.
 pub(super) struct IncrBatch<'a> {
     window: &'a WindowKey,
     now: Time,
-    commands: &'a [ChargeCommand],
+    charges: &'a [OwnedCharge],
     refunds: &'a RefundSupport,
     step: Step,
     states: [State; 1],
@@ -99,19 +98,19 @@ impl<'a> IncrBatch<'a> {
     /// Creates a batch of which nothing is counted. `now` is this process's time, within the window.
     pub(super) fn new(
         window: &'a WindowKey,
-        commands: &'a [ChargeCommand],
+        charges: &'a [OwnedCharge],
         now: Time,
         refunds: &'a RefundSupport,
     ) -> Self {
-        let by_script = commands.iter().any(is_refund) && refunds.may_use_script(Instant::now());
+        let by_script = charges.iter().any(is_refund) && refunds.may_use_script(Instant::now());
         Self {
             window,
             now,
-            commands,
+            charges,
             refunds,
             step: if by_script { Step::Script { reads_reserved: true } } else { Step::Charge },
             states: [State::empty(Algorithm::FixedWindow)],
-            results: vec![SmallVec::new(); commands.len()],
+            results: vec![SmallVec::new(); charges.len()],
             expire_pending: false,
         }
     }
@@ -175,7 +174,7 @@ impl<'a> IncrBatch<'a> {
 
     /// Counts all charges and refunds in order, as one atomic step.
     async fn run_script(&mut self, reads_reserved: bool, to: Destination<'_>) -> Result<(), ReplyError> {
-        let hits: Vec<String> = self.commands.iter().map(|command| signed_hits(command).to_string()).collect();
+        let hits: Vec<String> = self.charges.iter().map(|charge| signed_hits(charge).to_string()).collect();
         let (seconds, reserved_key) = (self.window.expire_s().to_string(), self.window.reserved_key());
         let script = window_charges_script();
         let mut words: Vec<&[u8]> = vec![b"EVALSHA", script.sha1.as_bytes(), b"1", self.window.key()];
@@ -212,7 +211,7 @@ impl<'a> IncrBatch<'a> {
         let [before, reserved] = &fields[..] else { return Err(ReplyError::Failed(RedisError::BadReply)) };
         let reserved = u64::try_from(integer(reserved)?).unwrap_or(0);
         self.set_count(integer(before)?);
-        for index in 0..self.commands.len() {
+        for index in 0..self.charges.len() {
             let room = self.count().saturating_sub(reserved);
             self.record(index, |hits| hits.min(room));
         }
@@ -221,20 +220,20 @@ impl<'a> IncrBatch<'a> {
 
     /// Counts all charges that are no refunds.
     async fn charge(&mut self, to: Destination<'_>) -> Result<(), ReplyError> {
-        let refunds = self.commands.iter().filter(|command| is_refund(command)).count();
+        let refunds = self.charges.iter().filter(|charge| is_refund(charge)).count();
         let next = if refunds == 0 { Step::Done } else { Step::Reserve };
-        if refunds == self.commands.len() {
+        if refunds == self.charges.len() {
             self.step = next;
             return Ok(());
         }
-        if self.commands.iter().all(|command| is_refund(command) || command.dry_run) {
+        if self.charges.iter().all(|charge| is_refund(charge) || charge.dry_run) {
             let count = to.node.call(&[b"GET", self.window.key()], to.asking, to.deadline).await?;
             self.set_count(count_of(&count)?);
             self.record_charges();
             self.step = next;
             return Ok(());
         }
-        let hits = self.commands.iter().filter(|command| !is_refund(command)).map(signed_hits).sum();
+        let hits = self.charges.iter().filter(|charge| !is_refund(charge)).map(signed_hits).sum();
         let counted = increment(self.window.key(), self.window, hits, to).await?;
         self.set_count(counted.after.checked_sub(hits).ok_or(ReplyError::Failed(RedisError::BadReply))?);
         self.record_charges();
@@ -243,8 +242,8 @@ impl<'a> IncrBatch<'a> {
     }
 
     fn record_charges(&mut self) {
-        for index in 0..self.commands.len() {
-            if !is_refund(&self.commands[index]) {
+        for index in 0..self.charges.len() {
+            if !is_refund(&self.charges[index]) {
                 self.record(index, |hits| hits);
             }
         }
@@ -256,8 +255,8 @@ impl<'a> IncrBatch<'a> {
         let others = reserved.saturating_sub(self.refunded_hits()).max(0);
         let mut room = u64::try_from(count.saturating_sub(others)).unwrap_or(0);
         let (mut selected, mut dropped) = (0, 0);
-        for index in 0..self.commands.len() {
-            if is_refund(&self.commands[index]) {
+        for index in 0..self.charges.len() {
+            if is_refund(&self.charges[index]) {
                 self.record(index, |hits| {
                     let fits = hits <= room;
                     let hits = if fits { hits } else { 0 };
@@ -272,7 +271,7 @@ impl<'a> IncrBatch<'a> {
 
     /// Sum of the hits of all refunds.
     fn refunded_hits(&self) -> i64 {
-        -self.commands.iter().filter(|command| is_refund(command)).map(signed_hits).sum::<i64>()
+        -self.charges.iter().filter(|charge| is_refund(charge)).map(signed_hits).sum::<i64>()
     }
 
     fn count(&self) -> u64 {
@@ -289,14 +288,14 @@ impl<'a> IncrBatch<'a> {
     /// Computes the result of a charge from the count before it. `refunded` returns the hits by which a refund of that
     /// many lowers the count.
     fn record(&mut self, index: usize, refunded: impl FnOnce(u64) -> u64) {
-        let command = &self.commands[index];
-        let limits = command.limits();
-        let hits = match command.request.hits {
-            Hits::Refund(hits) if is_refund(command) => Hits::Refund(refunded(hits)),
+        let charge = &self.charges[index];
+        let limits = charge.limits();
+        let hits = match charge.request.hits {
+            Hits::Refund(hits) if is_refund(charge) => Hits::Refund(refunded(hits)),
             hits => hits,
         };
-        let request = ChargeRequest { hits, ..command.request };
-        self.results[index] = match command.dry_run {
+        let request = ChargeRequest { hits, ..charge.request };
+        self.results[index] = match charge.dry_run {
             true => charge_together(&limits, &mut self.states.clone(), self.now, request),
             false => charge_together(&limits, &mut self.states, self.now, request),
         };
@@ -313,15 +312,15 @@ impl<'a> IncrBatch<'a> {
 }
 
 /// Returns true if the charge subtracts hits.
-fn is_refund(command: &ChargeCommand) -> bool {
-    matches!(command.request.hits, Hits::Refund(_)) && !command.dry_run
+fn is_refund(charge: &OwnedCharge) -> bool {
+    matches!(charge.request.hits, Hits::Refund(_)) && !charge.dry_run
 }
 
 /// Returns the hits that a charge adds; negative for a refund.
-fn signed_hits(command: &ChargeCommand) -> i64 {
-    match command.request.hits {
-        Hits::Charge(hits) if !command.dry_run => signed(hits),
-        Hits::Refund(hits) if !command.dry_run => -signed(hits),
+fn signed_hits(charge: &OwnedCharge) -> i64 {
+    match charge.request.hits {
+        Hits::Charge(hits) if !charge.dry_run => signed(hits),
+        Hits::Refund(hits) if !charge.dry_run => -signed(hits),
         Hits::Charge(_) | Hits::Peek | Hits::Refund(_) => 0,
     }
 }

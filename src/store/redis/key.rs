@@ -17,7 +17,7 @@ use memchr::memmem;
 use smallvec::SmallVec;
 
 use crate::limit::counter::{Counter, Path};
-use crate::store::key_scan::CounterPath;
+use crate::store::outcome::CounterPath;
 
 /// Longest path in a key, in bytes, without the prefix and the suffix.
 pub const MAX_PATH_BYTES: usize = 200;

@@ -36,21 +36,21 @@ pub(super) struct CounterId {
     pub(super) path: u128,
 }
 
-/// Commands that count the hits of a descriptor.
+/// Redis command that counts the hits of a descriptor, and the keys that it works on.
 #[derive(Clone, Debug)]
-pub(super) enum CountingMode {
-    /// A script, on these keys.
+pub(super) enum CountCommand {
+    /// EVALSHA of a script on these keys.
     Script {
         /// The script.
         script: &'static Script,
         /// One key for each counter.
         keys: SmallVec<[Bytes; 1]>,
     },
-    /// INCRBY and EXPIRE.
+    /// INCRBY, and EXPIRE after it.
     Incrby(WindowKey),
 }
 
-impl CountingMode {
+impl CountCommand {
     /// Returns the keys of the counters; all have the same hash slot.
     pub(super) fn keys(&self) -> &[Bytes] {
         match self {
@@ -72,7 +72,7 @@ impl KeyScheme {
     }
 
     /// Returns the limit as this Redis counts it.
-    pub(super) fn counted(&self, limit: &Limit) -> Limit {
+    pub(super) fn counted_limit(&self, limit: &Limit) -> Limit {
         let limit = limit.lengthened(log_extension_us(limit));
         if self.is_regional { limit.in_region() } else { limit }
     }
@@ -110,27 +110,28 @@ impl KeyScheme {
         CounterId { counters: charge.key ^ tags ^ window, path: charge.key }
     }
 
-    /// Selects the commands that count a charge. The format of envoyproxy/ratelimit has keys for some limits only; all
+    /// Selects the command that counts a charge. The format of envoyproxy/ratelimit has keys for some limits only; all
     /// others use scripts.
-    pub(super) fn counting_mode(&self, charge: &Charge<'_>, now: Time) -> CountingMode {
+    pub(super) fn count_command(&self, charge: &Charge<'_>, now: Time) -> CountCommand {
         let window = match self.format {
             KeyFormat::Tollkeeper => None,
             KeyFormat::Ratelimit => WindowKey::of(&self.prefix, charge, now, self.jitter.random_s()),
         };
         if let Some(window) = window {
-            return CountingMode::Incrby(window);
+            return CountCommand::Incrby(window);
         }
         if !self.has_global_limit(charge) {
-            return self.script_mode(&charge.path, &charge.counters);
+            return self.script_command(&charge.path, &charge.counters);
         }
-        let limits: SmallVec<[Limit; 2]> = charge.counters.iter().map(|counter| self.counted(counter.limit)).collect();
+        let limits: SmallVec<[Limit; 2]> =
+            charge.counters.iter().map(|counter| self.counted_limit(counter.limit)).collect();
         let counted = |(counter, limit): (&Counter<'_>, _)| Counter { limit, ..*counter };
         let counters: SmallVec<[Counter<'_>; 2]> = charge.counters.iter().zip(&limits).map(counted).collect();
-        self.script_mode(&charge.path, &counters)
+        self.script_command(&charge.path, &counters)
     }
 
-    fn script_mode(&self, path: &Path<'_>, counters: &[Counter<'_>]) -> CountingMode {
-        CountingMode::Script {
+    fn script_command(&self, path: &Path<'_>, counters: &[Counter<'_>]) -> CountCommand {
+        CountCommand::Script {
             script: script_for(counters.iter().map(|counter| counter.limit.counting())),
             keys: key::keys(&self.prefix, path, counters),
         }

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use crate::base::clock::Time;
 use crate::limit::charge::{ChargeRequest, MAX_COUNT};
 use crate::limit::request::Hits;
-use crate::store::command::{ChargeCommand, OwnedCounter};
+use crate::store::charge::{OwnedCharge, OwnedCounter};
 
 /// Lease as the record has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +68,6 @@ impl LeaseCall {
 }
 
 /// Returns the charge of a reset: a refund of all hits.
-pub fn reset_command(counters: SmallVec<[OwnedCounter; 1]>) -> ChargeCommand {
-    ChargeCommand::new(counters, ChargeRequest::new(Hits::Refund(MAX_COUNT), 0))
+pub fn reset_charge(counters: SmallVec<[OwnedCounter; 1]>) -> OwnedCharge {
+    OwnedCharge::new(counters, ChargeRequest::new(Hits::Refund(MAX_COUNT), 0))
 }

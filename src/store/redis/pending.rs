@@ -13,14 +13,14 @@ use super::coalescer::{CallReply, CallResults, ChargeOutcome};
 use crate::base::coalesce::wake_together;
 use crate::store::client::deadline::timeout_with_grace;
 use crate::store::client::redis::error::RedisError;
-use crate::store::detach_on_drop::DetachOnDrop;
 use crate::store::outcome::StoreOutcome;
+use crate::store::remote_call::DetachOnDrop;
 
 /// Charges of a request on one counter.
 pub(super) struct PendingCharges {
     pub(super) kind: PendingKind,
-    /// Latest time for the outcomes, equal for all charges of a request; `None`: the call itself ends in time.
-    pub(super) until: Option<Instant>,
+    /// Time until which the caller waits, equal for all charges of a request; `None`: the call itself ends in time.
+    pub(super) caller_deadline: Option<Instant>,
     /// Index of each charge in the request.
     pub(super) indices: SmallVec<[usize; 1]>,
 }
@@ -105,7 +105,7 @@ impl PendingGroups {
 
     /// Waits for all outcomes, in the order of the request's charges. An outcome that is late is a timeout.
     pub(super) async fn outcomes(mut self) -> SmallVec<[ChargeOutcome; 2]> {
-        let until = self.groups.iter().find_map(|group| group.until);
+        let until = self.groups.iter().find_map(|group| group.caller_deadline);
         if let Some(until) = until
             && timeout_with_grace(poll_fn(|context| wake_together(|| self.poll(context))), until).await.is_none()
         {
@@ -135,7 +135,7 @@ impl PendingGroups {
     /// Fails the charges whose time is up. Their calls continue without them.
     fn fail_late(&mut self) {
         for group in &mut self.groups[self.decided..] {
-            if group.until.is_some() && !matches!(group.kind, PendingKind::Decided) {
+            if group.caller_deadline.is_some() && !matches!(group.kind, PendingKind::Decided) {
                 group.fail(RedisError::Timeout, &mut self.outcomes);
                 group.kind = PendingKind::Decided;
             }

@@ -1,4 +1,6 @@
-//! A call to Redis that is ready to be sent: its commands, its keys and its deployment.
+//! A call to Redis without its charges: the command that counts them, its keys and its deployment.
+//!
+//! The charges of the leader and of its followers come later, so [`PreparedCall::send`] takes them.
 //!
 //! A call is sent again only if the reply proves that it did not run: the server lacks the script, or another node has
 //! the slot. A call belongs to its connection and not to its caller: if the caller gives up, the call continues, and
@@ -12,11 +14,10 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::deployments::CounterDeployment;
-use super::eventual::budget::can_be_lent;
-use super::eventual::counters::EventualCounters;
+use super::eventual::budget::{EventualCounters, can_be_lent};
 use super::incrby::IncrBatch;
 use super::key::leases_key;
-use super::key_scheme::{CounterId, CountingMode};
+use super::key_scheme::{CountCommand, CounterId};
 use super::lease_call::{LeaseCall, LeasePurpose, OwnLease};
 use super::regions::GlobalGrants;
 use super::regions::resets::RegionCounter;
@@ -25,6 +26,9 @@ use super::script::replay::{CallArguments, ScriptOutcome, replay};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::global_clock::GlobalClock;
+use crate::limit::charge::ChargeRequest;
+use crate::limit::request::Hits;
+use crate::store::charge::OwnedCharge;
 use crate::store::client::redis::deployment::TargetNode;
 use crate::store::client::redis::error::{RedisError, ReplyError};
 use crate::store::client::redis::hash_slot::hash_slot;
@@ -32,17 +36,16 @@ use crate::store::client::redis::node::Node;
 use crate::store::client::redis::reply::{Reply, bytes, integer};
 use crate::store::client::redis::script::{KeyCall, Script};
 use crate::store::client::redis::server_clock::{ClockReading, InstantRange};
-use crate::store::command::ChargeCommand;
-use crate::store::spans;
+use crate::store::remote_call::{set_span_server, start_span};
 use crate::telemetry::traces::{Span, SpanRef};
 
 /// Maximum number of charges of a call that shares a command, so that the server is not busy with it for long.
 const MAX_MERGED_CHARGES: usize = 8;
 
-/// Call on the counters of one descriptor.
+/// Call on the counters of one descriptor, without its charges.
 #[derive(Clone, Debug)]
 pub(super) struct PreparedCall {
-    pub(super) mode: CountingMode,
+    pub(super) command: CountCommand,
     pub(super) id: CounterId,
     pub(super) deployment: Arc<CounterDeployment>,
     /// Time of the charges, by the clock of this process.
@@ -60,36 +63,44 @@ pub(super) struct PreparedCall {
 impl PreparedCall {
     /// Starts the span of the call for a number of charges; `None` if no request is sampled.
     pub(super) fn span(&self, charges: usize) -> Option<Span> {
-        let command = match self.mode {
-            CountingMode::Script { .. } => "EVALSHA",
-            CountingMode::Incrby(_) => "INCRBY",
+        let command = match self.command {
+            CountCommand::Script { .. } => "EVALSHA",
+            CountCommand::Incrby(_) => "INCRBY",
         };
-        spans::start("redis", &self.span_refs, command, charges)
+        start_span("redis", &self.span_refs, command, charges)
+    }
+
+    /// Returns the charge of a lease of this size; `None` if the counters are not eventual.
+    pub(super) fn lease_charge(&self, hits: u64) -> Option<OwnedCharge> {
+        let mut counters = self.eventual.as_ref()?.counters.clone();
+        // A lease is charged to all limits or, if one has no room, to none: quotas too.
+        counters.iter_mut().for_each(|counter| counter.quota = false);
+        Some(OwnedCharge::new(counters, ChargeRequest::new(Hits::Charge(hits), 0)))
     }
 
     /// Sends the call, and follows redirections. Ends by `deadline`, or later only if other tasks delay this one.
     pub(super) async fn send(
         &self,
-        commands: &[ChargeCommand],
+        charges: &[OwnedCharge],
         leases: Option<&LeaseCall>,
         deadline: Instant,
         mut span: Option<&mut Span>,
     ) -> Result<ScriptOutcome, RedisError> {
         let mut target = self.deployment.client.target(self.first_key(), deadline).await?;
-        let mut attempt = match &self.mode {
-            CountingMode::Script { script, keys } => {
-                let arguments = arguments(commands, self.client_clock.then_some(self.now));
+        let mut attempt = match &self.command {
+            CountCommand::Script { script, keys } => {
+                let arguments = arguments(charges, self.client_clock.then_some(self.now));
                 let mut call = ScriptCall::new(script, keys, arguments, leases);
-                call.can_merge = commands.len() <= MAX_MERGED_CHARGES && !self.client_clock;
-                Attempt::Script { call, commands, grants: self.grants.as_deref() }
+                call.can_merge = charges.len() <= MAX_MERGED_CHARGES && !self.client_clock;
+                Attempt::Script { call, charges, grants: self.grants.as_deref() }
             }
-            CountingMode::Incrby(window) => {
-                Attempt::Incrby(IncrBatch::new(window, commands, self.now, &self.deployment.refunds))
+            CountCommand::Incrby(window) => {
+                Attempt::Incrby(IncrBatch::new(window, charges, self.now, &self.deployment.refunds))
             }
         };
         loop {
             if let Some(span) = &mut span {
-                spans::set_server(span, target.node.endpoint());
+                set_span_server(span, target.node.endpoint());
             }
             match attempt.run(&mut target, deadline).await {
                 Ok(outcome) => return Ok(outcome),
@@ -98,28 +109,28 @@ impl PreparedCall {
         }
     }
 
-    /// Resets the counters that `command` refunds, and ends the leases of this process in `own`; returns how many
+    /// Resets the counters that `refund` refunds, and ends the leases of this process in `own`; returns how many
     /// counters existed. Hits that other replicas have leased stay charged. Global limits are reset in all regions.
     pub(super) async fn reset(
         &self,
-        command: &ChargeCommand,
+        refund: &OwnedCharge,
         own: SmallVec<[OwnLease; 2]>,
         deadline: Instant,
     ) -> Result<u64, RedisError> {
         if let Some(grants) = &self.grants {
-            grants.reset(&self.region_counters(command), deadline).await?;
+            grants.reset(&self.region_counters(refund), deadline).await?;
         }
         let in_script = |limit: &Limit| can_be_lent(limit) && !limit.is_counted_in_region();
-        let can_be_lent = command.counters.iter().all(|counter| in_script(&counter.limit));
-        let script = match &self.mode {
-            CountingMode::Script { script, keys } if can_be_lent => {
-                let arguments = arguments(slice::from_ref(command), self.client_clock.then_some(self.now));
+        let can_be_lent = refund.counters.iter().all(|counter| in_script(&counter.limit));
+        let script = match &self.command {
+            CountCommand::Script { script, keys } if can_be_lent => {
+                let arguments = arguments(slice::from_ref(refund), self.client_clock.then_some(self.now));
                 let leases = LeaseCall { purpose: LeasePurpose::Reset, own };
                 Some(ScriptCall::new(script, keys, arguments, Some(&leases)))
             }
-            CountingMode::Script { .. } | CountingMode::Incrby(_) => None,
+            CountCommand::Script { .. } | CountCommand::Incrby(_) => None,
         };
-        let unlink = || [&b"UNLINK"[..]].into_iter().chain(self.mode.keys().iter().map(|key| &**key)).collect();
+        let unlink = || [&b"UNLINK"[..]].into_iter().chain(self.command.keys().iter().map(|key| &**key)).collect();
         let mut words: CallWords<'_> = script.as_ref().map_or_else(unlink, ScriptCall::words);
         let mut target = self.deployment.client.target(self.first_key(), deadline).await?;
         loop {
@@ -135,21 +146,21 @@ impl PreparedCall {
     }
 
     /// Returns the counters of global limits.
-    fn region_counters(&self, command: &ChargeCommand) -> Vec<RegionCounter> {
-        let counters = self.mode.keys().iter().zip(&command.counters);
+    fn region_counters(&self, refund: &OwnedCharge) -> Vec<RegionCounter> {
+        let counters = self.command.keys().iter().zip(&refund.counters);
         let counters = counters.filter(|(_, counter)| counter.limit.is_counted_in_region());
         counters.map(|(key, counter)| RegionCounter { key: key.clone(), limit: counter.limit }).collect()
     }
 
     /// Key that says which node has the counters: all of a call are in one slot.
     fn first_key(&self) -> &[u8] {
-        &self.mode.keys()[0]
+        &self.command.keys()[0]
     }
 }
 
 /// Work of a call, which continues at another node after a redirection.
 enum Attempt<'a> {
-    Script { call: ScriptCall<'a>, commands: &'a [ChargeCommand], grants: Option<&'a GlobalGrants> },
+    Script { call: ScriptCall<'a>, charges: &'a [OwnedCharge], grants: Option<&'a GlobalGrants> },
     Incrby(IncrBatch<'a>),
 }
 
@@ -158,13 +169,13 @@ impl Attempt<'_> {
     async fn run(&mut self, target: &mut TargetNode<'_>, deadline: Instant) -> Result<ScriptOutcome, ReplyError> {
         match self {
             Self::Incrby(batch) => batch.run(target, deadline).await,
-            Self::Script { call, commands, grants: None } => call.run(commands, target, deadline).await,
-            Self::Script { call, commands, grants: Some(grants) } => {
+            Self::Script { call, charges, grants: None } => call.run(charges, target, deadline).await,
+            Self::Script { call, charges, grants: Some(grants) } => {
                 let within = InstantRange { from: Instant::now(), until: deadline };
                 // Another node has another clock.
-                let period_us = longest_period_us(commands);
+                let period_us = longest_period_us(charges);
                 call.set_clock(grants.clock(&target.node, || hash_slot(&call.keys[0]), period_us, within));
-                let outcome = call.run(commands, target, deadline).await?;
+                let outcome = call.run(charges, target, deadline).await?;
                 let within = InstantRange { until: Instant::now(), ..within };
                 target.node.record_clock(&ClockReading { within, server: outcome.now });
                 Ok(outcome)
@@ -174,8 +185,8 @@ impl Attempt<'_> {
 }
 
 /// Returns the longest period of the global limits, in microseconds.
-fn longest_period_us(commands: &[ChargeCommand]) -> u64 {
-    let counters = commands.first().map_or(&[][..], |command| &command.counters);
+fn longest_period_us(charges: &[OwnedCharge]) -> u64 {
+    let counters = charges.first().map_or(&[][..], |charge| &charge.counters);
     let global = counters.iter().filter(|counter| counter.limit.is_counted_in_region());
     global.map(|counter| counter.limit.period_us()).max().unwrap_or(0)
 }
@@ -222,7 +233,7 @@ impl<'a> ScriptCall<'a> {
     /// Sends the call to the current node, with the text of the script if the node lacks it.
     async fn run(
         &self,
-        commands: &[ChargeCommand],
+        charges: &[OwnedCharge],
         target: &TargetNode<'_>,
         deadline: Instant,
     ) -> Result<ScriptOutcome, ReplyError> {
@@ -233,7 +244,7 @@ impl<'a> ScriptCall<'a> {
         let bytes = bytes(&reply).ok_or(ReplyError::Failed(RedisError::BadReply))?;
         let clock = self.clock.as_ref().map(|word| &word.clock);
         let arguments = CallArguments { has_leases: self.leases.is_some(), clock };
-        replay(commands, bytes, arguments).map_err(|_| ReplyError::Failed(RedisError::BadReply))
+        replay(charges, bytes, arguments).map_err(|_| ReplyError::Failed(RedisError::BadReply))
     }
 
     async fn send_alone(&self, target: &TargetNode<'_>, deadline: Instant) -> Result<Reply, ReplyError> {

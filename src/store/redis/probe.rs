@@ -10,9 +10,9 @@ use crate::limit::charge::ChargeRequest;
 use crate::limit::period::{Period, Unit};
 use crate::limit::request::Hits;
 use crate::limit::{Limit, LimitSpec};
+use crate::store::charge::{OwnedCharge, OwnedCounter};
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::health_check::{CommandWords, HealthCheck, OptionalCommands};
-use crate::store::command::{ChargeCommand, OwnedCounter};
 
 /// Commands that most rules are counted with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,8 +52,8 @@ impl Probe {
             let limit = Limit::new(&LimitSpec::new(algorithm, 1, period)).expect("so plain a limit is valid");
             OwnedCounter { limit, enforced: true, quota: false, tag: 0 }
         });
-        let command = ChargeCommand::new(counters.into_iter().collect(), ChargeRequest::new(Hits::Charge(1), 0));
-        Self { kind, prefix: prefix.to_owned(), auth_setting, argument: arguments(&[command], None) }
+        let charge = OwnedCharge::new(counters.into_iter().collect(), ChargeRequest::new(Hits::Charge(1), 0));
+        Self { kind, prefix: prefix.to_owned(), auth_setting, argument: arguments(&[charge], None) }
     }
 
     /// Scripts, if most rules do not need them.

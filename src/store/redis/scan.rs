@@ -12,7 +12,7 @@ use super::key;
 use crate::store::client::redis::error::{RedisError, ReplyError};
 use crate::store::client::redis::node::Node;
 use crate::store::client::redis::reply::{Reply, bytes};
-use crate::store::key_scan::{CounterPath, KeyScan};
+use crate::store::outcome::{CounterPath, KeyScan};
 
 /// Upper bound on the keys that a scan visits.
 const MAX_KEYS: usize = 1_000_000;

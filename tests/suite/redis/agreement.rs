@@ -16,19 +16,18 @@ use proptest::test_runner::{TestCaseResult, TestRunner};
 use redis::{Connection, ErrorKind, RedisResult, ServerErrorKind, Value, cmd, from_redis_value};
 use smallvec::SmallVec;
 use tollkeeper::base::clock::{Clock, Time};
-use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::global_clock::GlobalClock;
 use tollkeeper::limit::algorithm::sliding_window_log::LogRecord;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
 use tollkeeper::limit::algorithm::{
-    fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log, token_bucket,
+    Algorithm, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log, token_bucket,
 };
 use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, EnforcedLimit};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
+use tollkeeper::store::charge::{MAX_CHARGES_PER_CALL, OwnedCharge, OwnedCounter};
 use tollkeeper::store::client::redis::error::{RedisError, ReplyError};
-use tollkeeper::store::command::{ChargeCommand, MAX_CHARGES_PER_CALL, OwnedCounter};
 use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, RecordedLease};
 use tollkeeper::store::redis::script::arguments::{arguments, clock_argument};
 use tollkeeper::store::redis::script::compose::script_for;
@@ -137,7 +136,7 @@ impl Step {
         keys: &[Vec<(Limit, bool)>],
         state: &State,
         now: Time,
-    ) -> impl Iterator<Item = ChargeCommand> + use<> {
+    ) -> impl Iterator<Item = OwnedCharge> + use<> {
         let counter = |limits: &Vec<(Limit, bool)>| {
             let &(limit, enforced) = self.limit.get(limits);
             OwnedCounter { limit, enforced, quota: false, tag: 0 }
@@ -153,7 +152,7 @@ impl Step {
         let until = self.until.filter(|_| matches!(request.hits, Hits::Refund(_)));
         let until =
             until.map(|off| Time::from_micros(now.as_micros().saturating_add_signed(off).max(1)).min(LAST_TIME));
-        std::iter::repeat_n(ChargeCommand { counters, request, dry_run: self.dry_run, void_from: until }, self.times)
+        std::iter::repeat_n(OwnedCharge { counters, request, dry_run: self.dry_run, void_from: until }, self.times)
     }
 }
 
@@ -223,7 +222,7 @@ impl History {
 
 /// Results of bare states, and for each key the limit of the last charge that changed it.
 pub(super) fn expected(
-    charges: &[ChargeCommand],
+    charges: &[OwnedCharge],
     states: &mut [State],
     now: Time,
 ) -> (Vec<SmallVec<[ChargeResult; 1]>>, Vec<Option<Limit>>) {
@@ -344,7 +343,7 @@ impl Redis {
         (0..count).map(|place| format!("{{{}}}:{place}", self.keys)).collect()
     }
 
-    fn call(&mut self, keys: &[String], charges: &[ChargeCommand], now: Option<Time>) -> RedisResult<ScriptOutcome> {
+    fn call(&mut self, keys: &[String], charges: &[OwnedCharge], now: Option<Time>) -> RedisResult<ScriptOutcome> {
         self.call_with_clock(keys, charges, now, None)
     }
 
@@ -352,7 +351,7 @@ impl Redis {
     fn call_at_server_time(
         &mut self,
         keys: &[String],
-        charges: &[ChargeCommand],
+        charges: &[OwnedCharge],
         now: Time,
         clock: Option<&GlobalClock>,
     ) -> RedisResult<ScriptOutcome> {
@@ -391,7 +390,7 @@ impl Redis {
     pub(super) fn call_with_clock(
         &mut self,
         keys: &[String],
-        charges: &[ChargeCommand],
+        charges: &[OwnedCharge],
         now: Option<Time>,
         clock: Option<&GlobalClock>,
     ) -> RedisResult<ScriptOutcome> {
@@ -420,7 +419,7 @@ impl Redis {
     pub(super) fn call_while_lent(
         &mut self,
         keys: &[String],
-        charges: &[ChargeCommand],
+        charges: &[OwnedCharge],
         lent: RecordedLease,
         clock: &GlobalClock,
         now: Time,
@@ -604,7 +603,7 @@ fn textbook_cases_hold_in_redis() {
                 quota: false,
                 tag: 0,
             };
-            let charges = [ChargeCommand {
+            let charges = [OwnedCharge {
                 counters: terms.iter().map(counted).collect(),
                 request,
                 dry_run: false,
@@ -628,8 +627,8 @@ fn all_limits() -> SmallVec<[OwnedCounter; 1]> {
     Algorithm::ALL.into_iter().map(counted).collect()
 }
 
-fn hit(counters: &[OwnedCounter]) -> ChargeCommand {
-    ChargeCommand {
+fn hit(counters: &[OwnedCounter]) -> OwnedCharge {
+    OwnedCharge {
         counters: counters.into(),
         request: ChargeRequest::new(Hits::Charge(1), u64::MAX),
         dry_run: false,
@@ -694,7 +693,7 @@ fn full_server_fails_the_charge_and_writes_nothing() {
     }
     let together = redis.call(&keys, &[hit(&counters)], None);
     assert_eq!(failure(together), ReplyError::Failed(RedisError::NoWrites));
-    let peek = ChargeCommand { request: ChargeRequest::new(Hits::Peek, 0), ..hit(&counters) };
+    let peek = OwnedCharge { request: ChargeRequest::new(Hits::Peek, 0), ..hit(&counters) };
     assert!(redis.call(&keys, &[peek], None).unwrap().results[0].iter().all(|result| result.admitted));
     assert_eq!(redis.query::<u64>(&[b"DBSIZE"]), 0);
 }

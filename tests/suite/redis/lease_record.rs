@@ -14,8 +14,8 @@ use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
-use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease, RecordedLease, reset_command};
+use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
+use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease, RecordedLease, reset_charge};
 use tollkeeper::store::redis::script::arguments::arguments;
 use tollkeeper::store::redis::script::compose::script_for;
 use tollkeeper::store::redis::script::replay::{CallArguments, replay};
@@ -77,8 +77,8 @@ impl Kind {
         counters: &SmallVec<[OwnedCounter; 1]>,
         granted: &[RecordedLease],
         now: Time,
-    ) -> (Vec<ChargeCommand>, LeaseCall) {
-        let command = |hits| ChargeCommand::new(counters.clone(), ChargeRequest::new(hits, 0));
+    ) -> (Vec<OwnedCharge>, LeaseCall) {
+        let command = |hits| OwnedCharge::new(counters.clone(), ChargeRequest::new(hits, 0));
         let own = |leases: Vec<(Index, u64)>| {
             let mut own: SmallVec<[OwnLease; 2]> = SmallVec::new();
             for (index, done) in leases.into_iter().filter(|_| !granted.is_empty()) {
@@ -100,20 +100,20 @@ impl Kind {
             }
             Self::Return(index, hits, void_us) => {
                 let void_from = void_us.map(|after_us| now.plus_us(after_us));
-                let refund = ChargeCommand { void_from, ..command(Hits::Refund(hits)) };
+                let refund = OwnedCharge { void_from, ..command(Hits::Refund(hits)) };
                 let own = own(vec![(index, u64::MAX)]);
                 (vec![refund], LeaseCall { purpose: LeasePurpose::Return, own })
             }
             Self::Reset(leases) => {
                 let own = own(leases.into_iter().map(|index| (index, u64::MAX)).collect());
-                (vec![reset_command(counters.clone())], LeaseCall { purpose: LeasePurpose::Reset, own })
+                (vec![reset_charge(counters.clone())], LeaseCall { purpose: LeasePurpose::Reset, own })
             }
         }
     }
 }
 
 /// Calls the script of the counters at `now`.
-fn eval(redis: &mut Redis, keys: &[String], commands: &[ChargeCommand], leases: &LeaseCall, now: Time) -> Value {
+fn eval(redis: &mut Redis, keys: &[String], commands: &[OwnedCharge], leases: &LeaseCall, now: Time) -> Value {
     let script = script_for(commands[0].counters.iter().map(|counter| counter.limit.algorithm()));
     let mut command = cmd("EVAL");
     command.arg(&script.text).arg(keys.len()).arg(keys);

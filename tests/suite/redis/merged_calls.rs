@@ -12,7 +12,7 @@ use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::store::charge_context::ChargeMode;
+use tollkeeper::store::charge::ChargeMode;
 use tollkeeper::store::client::redis::error::RedisError;
 use tollkeeper::store::client::redis::reply::{self, Reply, bytes};
 

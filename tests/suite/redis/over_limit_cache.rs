@@ -16,7 +16,7 @@ use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
+use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::outcome::ChargeResults;
 use tollkeeper::store::over_limit_cache::{CallTimes, OverLimitCache};
 
@@ -68,14 +68,14 @@ impl Counters {
         Self::new(&[(limit, true)], OverLimitCache::new(MIB, false, origin), origin)
     }
 
-    fn command(&self, request: ChargeRequest) -> ChargeCommand {
+    fn command(&self, request: ChargeRequest) -> OwnedCharge {
         let counted = |(limit, enforced): &(Limit, bool)| OwnedCounter {
             limit: *limit,
             enforced: *enforced,
             quota: self.quotas && limit.requests_per_unit() < 10,
             tag: 3,
         };
-        ChargeCommand { counters: self.limits.iter().map(counted).collect(), request, dry_run: false, void_from: None }
+        OwnedCharge { counters: self.limits.iter().map(counted).collect(), request, dry_run: false, void_from: None }
     }
 
     /// Result of the store for a charge, at a time in microseconds.
@@ -151,7 +151,7 @@ fn peeks_refunds_and_shadow_limits_are_never_rejected() {
     for hits in [Hits::Peek, Hits::Refund(1)] {
         assert_eq!(counters.known(1, ChargeRequest::new(hits, 0)), None, "{hits:?}");
     }
-    let dry_run = ChargeCommand { dry_run: true, ..counters.command(take(1)) };
+    let dry_run = OwnedCharge { dry_run: true, ..counters.command(take(1)) };
     assert_eq!(counters.over.find(ID, from_ref(&dry_run), counters.at(1)), None);
     // If one charge of a request must be sent, all are.
     let request = [counters.command(take(1)), counters.command(ChargeRequest::new(Hits::Refund(1), 0))];
@@ -166,7 +166,7 @@ fn rejected_peek_or_shadow_charge_is_not_cached() {
     let mut counters = Counters::of(yearly(1));
     counters.decide(0, take(1));
     assert!(!counters.decide(0, ChargeRequest::new(Hits::Peek, 0))[0].admitted);
-    let dry_run = ChargeCommand { dry_run: true, ..counters.command(take(1)) };
+    let dry_run = OwnedCharge { dry_run: true, ..counters.command(take(1)) };
     let results = counters.charge(0, take(1));
     counters.over.update(ID, &[dry_run], &[results], CallTimes { sent: counters.at(0), answered: counters.at(0) });
     assert_eq!((counters.known(0, take(1)), counters.over.entries()), (None, 0));
@@ -259,7 +259,7 @@ fn refund_or_admission_ends_an_entry() {
     assert_eq!(smaller.known(0, take(4)), None, "its levels are no longer right");
 
     let tried = full();
-    let dry_run = ChargeCommand { dry_run: true, ..tried.command(take(1)) };
+    let dry_run = OwnedCharge { dry_run: true, ..tried.command(take(1)) };
     let passes = Counters::of(yearly(10)).charge(0, take(1));
     tried.over.update(
         ID,

@@ -11,18 +11,16 @@ use proptest::prelude::*;
 use proptest::test_runner::{TestCaseResult, TestRunner};
 use smallvec::SmallVec;
 use tollkeeper::base::clock::Time;
-use tollkeeper::limit::RegionLossPolicy;
-use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::global_clock::GlobalClock;
-use tollkeeper::limit::algorithm::region_bucket;
 use tollkeeper::limit::algorithm::region_bucket_grant::RegionTerm;
 use tollkeeper::limit::algorithm::region_window::RegionWindowCounts;
 use tollkeeper::limit::algorithm::state::State;
+use tollkeeper::limit::algorithm::{Algorithm, region_bucket};
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::Period;
 use tollkeeper::limit::request::Hits;
-use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Overshoot, Scope};
-use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
+use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Overshoot, RegionLossPolicy, Scope};
+use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::lease_call::RecordedLease;
 use tollkeeper::store::redis::regions::region_call::encode_term;
 use tollkeeper::store::redis::script::arguments::clock_argument;
@@ -216,7 +214,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 impl Step {
-    fn charges(&self, keys: &[[OwnedCounter; 2]], now: Time) -> impl Iterator<Item = ChargeCommand> + use<> {
+    fn charges(&self, keys: &[[OwnedCounter; 2]], now: Time) -> impl Iterator<Item = OwnedCharge> + use<> {
         let counters: SmallVec<[_; 1]> = keys.iter().map(|counters| counters[usize::from(self.changed_rule)]).collect();
         let requests = u64::from(counters[0].limit.requests_per_unit());
         let hits = match self.amount {
@@ -229,7 +227,7 @@ impl Step {
         let void_from = self.void_from_us.filter(|_| matches!(hits, Hits::Refund(_)));
         let void_from = void_from.map(|off| Time::from_micros(now.as_micros().saturating_add_signed(off).max(1)));
         let request = ChargeRequest::new(hits, 0);
-        std::iter::repeat_n(ChargeCommand { counters, request, dry_run: self.dry_run, void_from }, self.times)
+        std::iter::repeat_n(OwnedCharge { counters, request, dry_run: self.dry_run, void_from }, self.times)
     }
 }
 
@@ -377,7 +375,7 @@ fn stored(redis: &mut Redis, name: &str, counter: OwnedCounter, clock: &GlobalCl
         empty.set_clock(clock);
         return empty;
     };
-    let peek = ChargeCommand::new(SmallVec::from_iter([counter]), ChargeRequest::new(Hits::Peek, 0));
+    let peek = OwnedCharge::new(SmallVec::from_iter([counter]), ChargeRequest::new(Hits::Peek, 0));
     let reply = [&0_u64.to_le_bytes()[..], &value].concat();
     let arguments = CallArguments { has_leases: false, clock: Some(clock) };
     replay(&[peek], &reply, arguments).expect("the value is a state").states.remove(0)

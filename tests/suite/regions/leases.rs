@@ -7,20 +7,17 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use smallvec::{SmallVec, smallvec};
 use tollkeeper::base::clock::Time;
-use tollkeeper::limit::RegionLossPolicy;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::global_clock::GlobalClock;
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
-use tollkeeper::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, Scope};
-use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
-use tollkeeper::store::redis::eventual::admission::{Admission, AdmitContext};
-use tollkeeper::store::redis::eventual::budget::LocalBudget;
-use tollkeeper::store::redis::eventual::counters::{DescriptorId, EventualCounters};
-use tollkeeper::store::redis::eventual::lease::{CallReport, LeaseTicket};
+use tollkeeper::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, RegionLossPolicy, Scope};
+use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
+use tollkeeper::store::redis::eventual::budget::{DescriptorId, EventualCounters, LocalBudget};
 use tollkeeper::store::redis::eventual::table::EventualTable;
+use tollkeeper::store::redis::eventual::{Admission, AdmitContext, CallReport, LeaseTicket};
 
 const PERIOD_US: u64 = 2_000_000;
 /// Global time minus the time of the region's Redis.
@@ -177,7 +174,7 @@ impl Region {
             }
             Kind::Charge { process, hits, there_us, back_us, below_us, above_us } => {
                 let command =
-                    ChargeCommand::new(self.descriptor.counters.clone(), ChargeRequest::new(Hits::Charge(hits), 0));
+                    OwnedCharge::new(self.descriptor.counters.clone(), ChargeRequest::new(Hits::Charge(hits), 0));
                 let at = self.at();
                 let now = self.redis_time();
                 let (table, tickets) = &mut self.processes[process];

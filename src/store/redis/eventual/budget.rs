@@ -4,13 +4,14 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use super::lease::{CallReport, LeaseTicket};
+use smallvec::SmallVec;
+
 use crate::base::clock::Time;
-use crate::limit::algorithm::HitExpiry;
-use crate::limit::algorithm::fixed_window;
 use crate::limit::algorithm::state::State;
+use crate::limit::algorithm::{HitExpiry, fixed_window};
 use crate::limit::{Consistency, Limit, Overshoot};
-use crate::store::command::OwnedCounter;
+use crate::store::charge::OwnedCounter;
+use crate::store::redis::eventual::{CallReport, LeaseTicket};
 use crate::store::redis::lease_call::RecordedLease;
 
 /// A day in microseconds.
@@ -164,4 +165,35 @@ fn window_end(limit: &Limit, state: &State, now: Time) -> Time {
 fn refill(limit: &Limit, span_us: u64) -> u64 {
     let hits = u128::from(limit.requests_per_unit()) * u128::from(span_us);
     u64::try_from(hits.div_ceil(u128::from(limit.period_us()))).unwrap_or(u64::MAX)
+}
+
+/// Identity of a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DescriptorId {
+    /// Hash of its path.
+    pub path: u128,
+    /// Hash of its set of counters and their limits.
+    pub tags: u128,
+}
+
+/// Descriptor whose counters are all eventual.
+#[derive(Clone, Debug)]
+pub struct EventualCounters {
+    /// Identity.
+    pub id: DescriptorId,
+    /// Hits that this process may admit by itself.
+    pub budget: LocalBudget,
+    /// The counters.
+    pub counters: SmallVec<[OwnedCounter; 1]>,
+}
+
+impl DescriptorId {
+    /// Identifies a descriptor. The limits are part of it: a budget of one limit must not be used under another.
+    pub fn new(path: u128, counters: &[OwnedCounter]) -> Self {
+        let tags = counters.iter().fold(0_u128, |tags, OwnedCounter { limit, tag, .. }| {
+            let amounts = u128::from(limit.requests_per_unit()) << 32 | u128::from(limit.capacity());
+            tags.rotate_left(1) ^ tag ^ amounts.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)
+        });
+        Self { path, tags }
+    }
 }

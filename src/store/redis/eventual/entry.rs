@@ -4,17 +4,14 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
-use super::admission::AdmitContext;
-use super::budget::LocalBudget;
-use super::counters::{DescriptorId, EventualCounters};
-use super::demand::Demand;
-use super::lease::{CallReport, LeaseTicket};
+use super::budget::{DescriptorId, EventualCounters, LocalBudget};
 use crate::base::clock::{Time, micros};
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::charge::{ChargeRequest, ChargeResult, EnforcedLimit};
 use crate::limit::request::Hits;
-use crate::store::command::{ChargeCommand, OwnedCounter};
+use crate::store::charge::{OwnedCharge, OwnedCounter};
 use crate::store::outcome::ChargeResults;
+use crate::store::redis::eventual::{AdmitContext, CallReport, LeaseTicket};
 use crate::store::redis::lease_call::{OwnLease, RecordedLease};
 
 /// Leases of a descriptor at one time: the current one and the next.
@@ -111,15 +108,15 @@ impl EventualEntry {
     pub(super) fn admit_leased(
         &mut self,
         hits: u64,
-        command: &ChargeCommand,
+        charge: &OwnedCharge,
         context: AdmitContext,
     ) -> Option<ChargeResults> {
         let lease = self.leases.iter_mut().find(|lease| context.at < lease.end && lease.left >= hits)?;
         lease.left -= hits;
         self.used = context.at;
-        let mut results = self.charge_states(command, context);
+        let mut results = self.charge_known_states(charge, context);
         // The hits were charged already, whatever Redis has reported since.
-        for (result, counter) in results.iter_mut().zip(&command.counters) {
+        for (result, counter) in results.iter_mut().zip(&charge.counters) {
             if counter.enforced && !result.admitted {
                 *result = ChargeResult {
                     admitted: true,
@@ -136,7 +133,7 @@ impl EventualEntry {
     pub(super) fn admit_shared(
         &mut self,
         hits: u64,
-        command: &ChargeCommand,
+        charge: &OwnedCharge,
         budget: &LocalBudget,
         context: AdmitContext,
     ) -> Option<ChargeResults> {
@@ -145,12 +142,11 @@ impl EventualEntry {
         if used + hits > budget.share {
             return None;
         }
-        if self.states.len() != command.counters.len() {
-            self.states = command.counters.iter().map(|counter| State::empty(counter.limit.counting())).collect();
+        if self.states.len() != charge.counters.len() {
+            self.states = charge.counters.iter().map(|counter| State::empty(counter.limit.counting())).collect();
         }
-        let results = self.charge_states(command, context);
-        let passes =
-            results.iter().zip(&command.counters).all(|(result, counter)| result.admitted || !counter.enforced);
+        let results = self.charge_known_states(charge, context);
+        let passes = results.iter().zip(&charge.counters).all(|(result, counter)| result.admitted || !counter.enforced);
         passes.then(|| {
             if is_new_period {
                 let end = context.at + Duration::from_micros(budget.period_us);
@@ -164,11 +160,11 @@ impl EventualEntry {
 
     /// Charges the states known here: all of them or, if one rejects, none. Quotas reject for all too, so that their
     /// hits come from the share and leases.
-    fn charge_states(&mut self, command: &ChargeCommand, context: AdmitContext) -> ChargeResults {
+    fn charge_known_states(&mut self, charge: &OwnedCharge, context: AdmitContext) -> ChargeResults {
         let now = self.redis_time(context.at).unwrap_or(context.now);
-        let request = ChargeRequest { max_delay_us: 0, ..command.request };
+        let request = ChargeRequest { max_delay_us: 0, ..charge.request };
         let limits =
-            command.counters.iter().map(|counter| EnforcedLimit { limit: &counter.limit, enforced: counter.enforced });
+            charge.counters.iter().map(|counter| EnforcedLimit { limit: &counter.limit, enforced: counter.enforced });
         let limits: SmallVec<[EnforcedLimit<'_>; 1]> = limits.collect();
         charge_together(&limits, &mut self.states, now, request)
     }
@@ -214,9 +210,9 @@ impl EventualEntry {
         let span_us = LocalBudget::covered_span_us(counters, life_us);
         let wanted = self.demand.predict(span_us, at).saturating_sub(available);
         // Round down to whole charges of the last size: a remainder could not be used.
-        let charge = self.demand.last_hits.max(1);
-        let size = wanted.min((room / (4 * live.max(1))).max(charge)).min(room);
-        size / charge * charge
+        let charge_hits = self.demand.last_hits.max(1);
+        let size = wanted.min((room / (4 * live.max(1))).max(charge_hits)).min(room);
+        size / charge_hits * charge_hits
     }
 
     /// Records a report of Redis, and the lease that came with it. The report that was sent last wins.
@@ -256,5 +252,51 @@ impl EventualEntry {
         self.states.clear();
         self.last_report = None;
         self.leases.drain(..).map(|lease| OwnLease { lease: lease.recorded, done: lease.granted }).collect()
+    }
+}
+
+/// Width of the time slots in which hits are counted.
+const SLOT: Duration = Duration::from_millis(100);
+
+/// Hits requested in this time slot and in the previous one. The first charge of a slot is not counted: a single charge
+/// does not predict another.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Demand {
+    slot_start: Instant,
+    /// Hits of the last charge.
+    pub(super) last_hits: u64,
+    slot_is_new: bool,
+    hits: u64,
+    previous_hits: u64,
+}
+
+impl Demand {
+    /// No demand yet.
+    pub(super) const fn new(at: Instant) -> Self {
+        Self { slot_start: at, last_hits: 0, slot_is_new: true, hits: 0, previous_hits: 0 }
+    }
+
+    /// Counts the hits of a charge.
+    pub(super) fn record(&mut self, hits: u64, at: Instant) {
+        self.advance(at);
+        self.last_hits = hits;
+        if !std::mem::take(&mut self.slot_is_new) {
+            self.hits = self.hits.saturating_add(hits);
+        }
+    }
+
+    /// Predicts the hits of the next `span_us` microseconds, if demand stays the same.
+    pub(super) fn predict(&mut self, span_us: u64, at: Instant) -> u64 {
+        self.advance(at);
+        let max_hits = u128::from(self.hits.max(self.previous_hits));
+        u64::try_from(max_hits * u128::from(span_us) / SLOT.as_micros()).unwrap_or(u64::MAX)
+    }
+
+    fn advance(&mut self, at: Instant) {
+        let passed = at.saturating_duration_since(self.slot_start);
+        if passed >= SLOT {
+            self.previous_hits = if passed < 2 * SLOT { self.hits } else { 0 };
+            (self.slot_start, self.slot_is_new, self.hits) = (at, true, 0);
+        }
     }
 }

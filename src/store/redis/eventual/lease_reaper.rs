@@ -14,13 +14,13 @@ use futures_util::future::join_all;
 use smallvec::smallvec;
 use tokio::time::sleep;
 
-use super::lease::LeaseTicket;
 use super::table::EventualTable;
 use crate::base::sharded::lock;
 use crate::limit::charge::ChargeRequest;
 use crate::limit::request::Hits;
-use crate::store::command::{ChargeBatch, ChargeCommand};
+use crate::store::charge::{ChargeBatch, OwnedCharge};
 use crate::store::over_limit_cache::OverLimitCache;
+use crate::store::redis::eventual::LeaseTicket;
 use crate::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease};
 use crate::store::redis::prepared_call::PreparedCall;
 
@@ -98,15 +98,15 @@ impl OutstandingLease {
         let Some(descriptor) = &self.call.eventual else { return };
         let unused = table.end_lease(descriptor.id, self.ticket.serial).saturating_sub(self.ticket.refilled);
         let Some(void_from) = self.ticket.void_from.filter(|_| unused > 0) else { return };
-        let refund = ChargeCommand {
+        let refund = OwnedCharge {
             void_from: Some(void_from),
-            ..ChargeCommand::new(descriptor.counters.clone(), ChargeRequest::new(Hits::Refund(unused), 0))
+            ..OwnedCharge::new(descriptor.counters.clone(), ChargeRequest::new(Hits::Refund(unused), 0))
         };
-        let commands: ChargeBatch = smallvec![refund];
+        let charges: ChargeBatch = smallvec![refund];
         let own = smallvec![OwnLease { lease: self.ticket.recorded, done: self.ticket.recorded.hits }];
         let leases = LeaseCall { purpose: LeasePurpose::Return, own };
         // If it fails, the hits stay charged, which is safe.
-        let _failed = self.call.send(&commands, Some(&leases), Instant::now() + RETURN_TIMEOUT, None).await;
+        let _failed = self.call.send(&charges, Some(&leases), Instant::now() + RETURN_TIMEOUT, None).await;
         rejections.remove(self.call.id.counters);
     }
 }

@@ -4,20 +4,17 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::admission::{Admission, AdmitContext};
-use super::budget::{LocalBudget, can_be_lent};
-use super::counters::{DescriptorId, EventualCounters};
-use super::lease::{CallReport, LeaseTicket};
-use super::lease_reaper::LeaseReaper;
-use super::table::EventualTable;
 use smallvec::SmallVec;
 
+use super::budget::{DescriptorId, EventualCounters, LocalBudget, can_be_lent};
+use super::lease_reaper::LeaseReaper;
+use super::table::EventualTable;
 use crate::base::clock::Time;
-use crate::limit::charge::ChargeRequest;
 use crate::limit::request::Hits;
-use crate::store::command::{ChargeBatch, ChargeCommand};
+use crate::store::charge::OwnedCharge;
 use crate::store::outcome::{ChargeResults, StoreOutcome};
 use crate::store::over_limit_cache::OverLimitCache;
+use crate::store::redis::eventual::{Admission, AdmitContext, CallReport, LeaseTicket};
 use crate::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease};
 use crate::store::redis::prepared_call::PreparedCall;
 use crate::store::redis::replicas::Replicas;
@@ -48,8 +45,8 @@ impl LocalAdmission {
     }
 
     /// Returns the eventual counters of a charge; `None` if one of them is strict.
-    pub(crate) fn descriptor(&self, path: u128, command: &ChargeCommand) -> Option<EventualCounters> {
-        let counters = &command.counters;
+    pub(crate) fn descriptor(&self, path: u128, charge: &OwnedCharge) -> Option<EventualCounters> {
+        let counters = &charge.counters;
         let budget = LocalBudget::of(counters, self.replicas.slots()).filter(|_| self.is_enabled)?;
         Some(EventualCounters { id: DescriptorId::new(path, counters), budget, counters: counters.clone() })
     }
@@ -58,20 +55,20 @@ impl LocalAdmission {
     pub(crate) fn admit(
         &self,
         descriptor: &EventualCounters,
-        command: &ChargeCommand,
+        charge: &OwnedCharge,
         now: Time,
         at: Instant,
     ) -> Admission {
-        self.table.admit(descriptor, command, self.context(descriptor, now, at))
+        self.table.admit(descriptor, charge, self.context(descriptor, now, at))
     }
 
     /// Decides a charge that has waited for a call, if the call brought what it needs.
-    pub(crate) fn admit_waiting(&self, call: &PreparedCall, command: &ChargeCommand) -> Option<StoreOutcome> {
+    pub(crate) fn admit_waiting(&self, call: &PreparedCall, charge: &OwnedCharge) -> Option<StoreOutcome> {
         // The charge may have another limit than the leader's.
-        let is_same = |descriptor: &&EventualCounters| !command.dry_run && command.counters == descriptor.counters;
+        let is_same = |descriptor: &&EventualCounters| !charge.dry_run && charge.counters == descriptor.counters;
         let descriptor = call.eventual.as_ref().filter(is_same)?;
         let context = AdmitContext { is_retry: true, ..self.context(descriptor, call.now, Instant::now()) };
-        match self.table.admit(descriptor, command, context) {
+        match self.table.admit(descriptor, charge, context) {
             Admission::Local { outcome, .. } => Some(outcome),
             Admission::CallRedis => None,
         }
@@ -83,33 +80,21 @@ impl LocalAdmission {
         AdmitContext { at, now: self.replicas.redis_time(at).unwrap_or(now), may_share, is_retry: false }
     }
 
-    /// Adds the charge of a lease to a call that is about to be sent, if demand requires one; returns its hits.
-    pub(crate) fn request_lease(&self, call: &PreparedCall, commands: &mut ChargeBatch, sent: Instant) -> u64 {
+    /// Returns the number of hits that a call which is about to be sent should lease; 0 if demand requires no lease.
+    pub(crate) fn lease_size(&self, call: &PreparedCall, sent: Instant) -> u64 {
         let Some(descriptor) = call.eventual.as_ref().filter(|_| self.reaper.has_room()) else { return 0 };
         let live = self.replicas.live().map_or(1, NonZeroU32::get);
-        let hits = self.table.lease_size(descriptor, sent, u64::from(live));
-        if hits > 0 {
-            let mut counters = descriptor.counters.clone();
-            // A lease is charged to all limits or, if one has no room, to none: quotas too.
-            counters.iter_mut().for_each(|counter| counter.quota = false);
-            commands.push(ChargeCommand::new(counters, ChargeRequest::new(Hits::Charge(hits), 0)));
-        }
-        hits
+        self.table.lease_size(descriptor, sent, u64::from(live))
     }
 
     /// Returns what a call says of leases: `requested` hits that its last charge leases, and for refunds the current
     /// leases of this process; `None` if it concerns no lease.
-    pub(crate) fn lease_call(
-        &self,
-        call: &PreparedCall,
-        commands: &[ChargeCommand],
-        requested: u64,
-    ) -> Option<LeaseCall> {
-        let is_refund = |command: &ChargeCommand| {
-            let can_be_lent = || command.counters.iter().any(|counter| can_be_lent(&counter.limit));
-            matches!(command.request.hits, Hits::Refund(_)) && !command.dry_run && can_be_lent()
+    pub(crate) fn lease_call(&self, call: &PreparedCall, charges: &[OwnedCharge], requested: u64) -> Option<LeaseCall> {
+        let is_refund = |charge: &OwnedCharge| {
+            let can_be_lent = || charge.counters.iter().any(|counter| can_be_lent(&counter.limit));
+            matches!(charge.request.hits, Hits::Refund(_)) && !charge.dry_run && can_be_lent()
         };
-        let has_refund = commands.iter().any(is_refund);
+        let has_refund = charges.iter().any(is_refund);
         (requested > 0 || has_refund).then(|| LeaseCall {
             purpose: LeasePurpose::Charge {
                 requested,

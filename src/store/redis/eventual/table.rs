@@ -5,16 +5,14 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
-use super::admission::{Admission, AdmitContext};
-use super::counters::{DescriptorId, EventualCounters};
+use super::budget::{DescriptorId, EventualCounters};
 use super::entry::EventualEntry;
-use super::lease::{CallReport, LeaseTicket};
 use crate::base::clock::Time;
-use crate::base::sharded::{HashKeyMap, SHARDS};
-use crate::base::sharded::{Sharded, upper_half};
+use crate::base::sharded::{HashKeyMap, SHARDS, Sharded, upper_half};
 use crate::limit::request::Hits;
-use crate::store::command::ChargeCommand;
+use crate::store::charge::OwnedCharge;
 use crate::store::outcome::{ChargeResults, DecidedBy, StoreOutcome};
+use crate::store::redis::eventual::{Admission, AdmitContext, CallReport, LeaseTicket};
 use crate::store::redis::lease_call::OwnLease;
 use crate::store::stats::EventualStats;
 
@@ -61,9 +59,9 @@ impl EventualTable {
     }
 
     /// Admits a charge from a lease or the share, or leaves it to Redis.
-    pub fn admit(&self, descriptor: &EventualCounters, command: &ChargeCommand, context: AdmitContext) -> Admission {
+    pub fn admit(&self, descriptor: &EventualCounters, charge: &OwnedCharge, context: AdmitContext) -> Admission {
         let &EventualCounters { id, ref budget, .. } = descriptor;
-        let Hits::Charge(hits @ 1..) = command.request.hits else { return Admission::CallRedis };
+        let Hits::Charge(hits @ 1..) = charge.request.hits else { return Admission::CallRedis };
         let may_share = context.may_share && hits <= budget.share;
         let mut shard = self.shards.lock(upper_half(id.path));
         if let Some(entry) = shard.entries.get_mut(&id.path) {
@@ -73,12 +71,12 @@ impl EventualTable {
             if !context.is_retry {
                 entry.demand.record(hits, context.at);
             }
-            if let Some(results) = entry.admit_leased(hits, command, context) {
+            if let Some(results) = entry.admit_leased(hits, charge, context) {
                 self.counts.leased.fetch_add(hits, Ordering::Relaxed);
                 let outcome = StoreOutcome { results, decided_by: DecidedBy::Lease, now: context.now };
                 return Admission::Local { outcome, lease_ahead: entry.wants_lease(budget, context.at) };
             }
-            let results = if may_share { entry.admit_shared(hits, command, budget, context) } else { None };
+            let results = if may_share { entry.admit_shared(hits, charge, budget, context) } else { None };
             return results.map_or(Admission::CallRedis, |results| self.admitted_shared(hits, results, context.now));
         }
         if !(may_share && self.has_room(&mut shard, context.at)) {
@@ -86,7 +84,7 @@ impl EventualTable {
         }
         let mut entry = EventualEntry::new(id.tags, context.at);
         entry.demand.record(hits, context.at);
-        let Some(results) = entry.admit_shared(hits, command, budget, context) else { return Admission::CallRedis };
+        let Some(results) = entry.admit_shared(hits, charge, budget, context) else { return Admission::CallRedis };
         shard.entries.insert(id.path, entry);
         self.admitted_shared(hits, results, context.now)
     }

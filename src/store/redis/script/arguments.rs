@@ -3,7 +3,7 @@
 //! Dry runs and peeks change nothing and are not sent. Delays are bounded so that a Lua number holds every value
 //! exactly.
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 
 use crate::base::clock::Time;
 use crate::limit::Limit;
@@ -13,47 +13,41 @@ use crate::limit::algorithm::global_clock::GlobalClock;
 use crate::limit::algorithm::reply_reader::MAX_EXACT;
 use crate::limit::algorithm::state::State;
 use crate::limit::request::Hits;
-use crate::store::command::{ChargeCommand, OwnedCounter};
+use crate::store::charge::{OwnedCharge, OwnedCounter};
 
-/// Encodes a call of at most [`MAX_CHARGES_PER_CALL`](crate::store::command::MAX_CHARGES_PER_CALL) charges.
+/// Encodes a call of at most [`MAX_CHARGES_PER_CALL`](crate::store::charge::MAX_CHARGES_PER_CALL) charges.
 /// The charges happen at `now`, or at the server's own time if `now` is `None`.
-pub fn arguments(commands: &[ChargeCommand], now: Option<Time>) -> Bytes {
+pub fn arguments(charges: &[OwnedCharge], now: Option<Time>) -> Bytes {
     let mut encoder = ArgEncoder(Vec::with_capacity(128));
     encoder.push(now.map_or(-1, exact));
-    let Some(first) = commands.first() else { return encoder.0.into() };
+    let Some(first) = charges.first() else { return encoder.0.into() };
     for (index, counter) in first.counters.iter().enumerate() {
         let limit = &counter.limit;
         encoder.push(i64::from(limit.counting().properties().wire_id));
         encoder.push(signed(limit.period_us()));
-        let charges = commands
-            .iter()
-            .map(|command| CallCharge { limit: &command.counters[index].limit, hits: command.request.hits });
-        let [a, b] = State::script_arguments(limit.counting(), charges);
+        let call_charges =
+            charges.iter().map(|charge| CallCharge { limit: &charge.counters[index].limit, hits: charge.request.hits });
+        let [a, b] = State::script_arguments(limit.counting(), call_charges);
         encoder.push(a);
         encoder.push(b);
         encoder.push_digits(match limit.is_counted_in_region() {
-            true => commands.iter().map(|command| command.counters[index].limit.region_ttl_ms()).fold(0, u64::max),
+            true => charges.iter().map(|charge| charge.counters[index].limit.region_ttl_ms()).fold(0, u64::max),
             false => limit.period_us() / 1000,
         });
     }
-    let mut changing = commands.iter().filter_map(|command| Some((command, signed_hits(command)?))).peekable();
-    while let Some((command, hits)) = changing.next() {
+    let mut changing = charges.iter().filter_map(|charge| Some((charge, signed_hits(charge)?))).peekable();
+    while let Some((charge, hits)) = changing.next() {
         let mut times = 1;
-        while changing.next_if(|(next, _)| *next == command).is_some() {
+        while changing.next_if(|(next, _)| *next == charge).is_some() {
             times += 1;
         }
         encoder.push(times);
         encoder.push(hits);
-        for counter in &command.counters {
-            encoder.push_limit(counter, wait_us(command, &counter.limit));
+        for counter in &charge.counters {
+            encoder.push_limit(counter, wait_us(charge, &counter.limit));
         }
     }
     encoder.0.into()
-}
-
-/// Appends a time in microseconds, or -1 for the server's own time, to an argument of numbers.
-pub fn put_time(argument: &mut BytesMut, time: Option<Time>) {
-    argument.put_i64_le(time.and_then(|time| i64::try_from(time.as_micros()).ok()).unwrap_or(-1));
 }
 
 /// Encodes the clock of the global Redis, an argument of calls on global limits that `lua/region_window.lua` documents.
@@ -67,10 +61,10 @@ pub fn clock_argument(clock: &GlobalClock) -> [u8; 40] {
     argument
 }
 
-/// Returns the hits that a command adds, negative for a refund; `None` if it cannot change a counter.
-fn signed_hits(command: &ChargeCommand) -> Option<i64> {
-    match command.request.hits {
-        _ if command.dry_run => None,
+/// Returns the hits that a charge adds, negative for a refund; `None` if it cannot change a counter.
+fn signed_hits(charge: &OwnedCharge) -> Option<i64> {
+    match charge.request.hits {
+        _ if charge.dry_run => None,
         Hits::Peek => None,
         Hits::Charge(hits) => Some(signed(hits)),
         Hits::Refund(hits) => Some(-signed(hits)),
@@ -79,11 +73,11 @@ fn signed_hits(command: &ChargeCommand) -> Option<i64> {
 
 /// Returns the longest wait of a charge, or the loss allowance where a region counts; for a refund the time from which
 /// it is void, 0 if it never is.
-fn wait_us(command: &ChargeCommand, limit: &Limit) -> i64 {
-    match command.request.hits {
-        Hits::Refund(_) => command.void_from.map_or(0, exact),
+fn wait_us(charge: &OwnedCharge, limit: &Limit) -> i64 {
+    match charge.request.hits {
+        Hits::Refund(_) => charge.void_from.map_or(0, exact),
         Hits::Charge(_) | Hits::Peek if limit.is_counted_in_region() => signed(limit.loss_allowance()),
-        Hits::Charge(_) | Hits::Peek => signed(command.max_delay_us().min(limit.max_wait_us())),
+        Hits::Charge(_) | Hits::Peek => signed(charge.max_delay_us().min(limit.max_wait_us())),
     }
 }
 

@@ -12,7 +12,7 @@ use crate::limit::algorithm::region_use::RegionUse;
 use crate::limit::algorithm::reply_reader::{MalformedReply, ReplyReader};
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::charge::{ChargeRequest, ChargeResult, EnforcedLimit};
-use crate::store::command::{ChargeCommand, OwnedCounter};
+use crate::store::charge::{OwnedCharge, OwnedCounter};
 
 /// Outcome of a call.
 #[derive(Clone, Debug)]
@@ -43,13 +43,13 @@ pub struct CallArguments<'c> {
 /// # Errors
 /// The script cannot have returned this reply.
 pub fn replay(
-    commands: &[ChargeCommand],
+    charges: &[OwnedCharge],
     reply: &[u8],
     arguments: CallArguments<'_>,
 ) -> Result<ScriptOutcome, MalformedReply> {
     let mut reader = ReplyReader::new(reply);
     let now = reader.time()?;
-    let counters = commands.first().map_or(&[][..], |command| &command.counters);
+    let counters = charges.first().map_or(&[][..], |charge| &charge.counters);
     let mut states: SmallVec<[State; 1]> = SmallVec::with_capacity(counters.len());
     for counter in counters {
         let last = reader.time()?;
@@ -65,7 +65,7 @@ pub fn replay(
     let use_of =
         |states: &[State]| arguments.clock.map_or_else(RegionUse::default, |_| region_use(counters, states, now));
     let use_before = use_of(&states);
-    let results = commands.iter().map(|command| replay_one(command, &mut states, ReplyHead { now, lent })).collect();
+    let results = charges.iter().map(|charge| replay_one(charge, &mut states, ReplyHead { now, lent })).collect();
     let requests_after = open_requests(&states, arguments);
     let is_new = |index: &usize| requests_before[*index] != requests_after[*index];
     let grant_requests = (0..requests_after.len()).filter(is_new).collect();
@@ -93,13 +93,13 @@ struct ReplyHead {
     lent: u64,
 }
 
-fn replay_one(command: &ChargeCommand, states: &mut [State], head: ReplyHead) -> SmallVec<[ChargeResult; 1]> {
+fn replay_one(charge: &OwnedCharge, states: &mut [State], head: ReplyHead) -> SmallVec<[ChargeResult; 1]> {
     let ReplyHead { now, lent } = head;
-    let limits = command.limits();
-    let request = ChargeRequest { max_delay_us: command.max_delay_us(), lent, ..command.request };
-    if command.dry_run {
+    let limits = charge.limits();
+    let request = ChargeRequest { max_delay_us: charge.max_delay_us(), lent, ..charge.request };
+    if charge.dry_run {
         charge_together(&limits, &mut states.to_vec(), now, request)
-    } else if let Some(void_from) = command.void_from {
+    } else if let Some(void_from) = charge.void_from {
         // A refund always passes, and each counter decides for itself whether the refund is void.
         let refund = |(limit, state): (&EnforcedLimit<'_>, &mut State)| {
             if state.time(limit.limit, now) >= void_from {

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
 use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, EnforcedLimit, MAX_COUNT};
-use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
+use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, RecordedLease};
 
 /// Results of a charge's limits.
@@ -34,7 +34,7 @@ impl Redis {
     pub(super) fn call(
         &mut self,
         key: usize,
-        commands: &[ChargeCommand],
+        commands: &[OwnedCharge],
         leases: Option<&LeaseCall>,
         now: Time,
     ) -> (Vec<ChargeResults>, States) {
@@ -60,7 +60,7 @@ impl StoredCounters {
     /// Makes charges in order; returns their results, and the hits that refunds leave charged.
     pub(in crate::redis) fn call(
         &mut self,
-        commands: &[ChargeCommand],
+        commands: &[OwnedCharge],
         leases: Option<&LeaseCall>,
         now: Time,
     ) -> (Vec<ChargeResults>, u64) {
@@ -107,7 +107,7 @@ impl StoredCounters {
     }
 }
 
-fn charge(command: &ChargeCommand, states: &mut States, now: Time, lent: u64) -> ChargeResults {
+fn charge(command: &OwnedCharge, states: &mut States, now: Time, lent: u64) -> ChargeResults {
     let limits = command.limits();
     let request = ChargeRequest { lent, ..command.request };
     let Some(until) = command.void_from else { return charge_together(&limits, states, now, request) };

@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use tollkeeper::base::clock::Time;
-use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
-use tollkeeper::store::redis::eventual::budget::LocalBudget;
-use tollkeeper::store::redis::eventual::counters::{DescriptorId, EventualCounters};
-use tollkeeper::store::redis::eventual::lease::LeaseTicket;
+use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
+use tollkeeper::store::redis::eventual::LeaseTicket;
+use tollkeeper::store::redis::eventual::budget::{DescriptorId, EventualCounters, LocalBudget};
 use tollkeeper::store::redis::eventual::table::EventualTable;
 
 use super::scenario::{Plan, slots};
@@ -40,7 +39,7 @@ pub(super) struct Queue {
     /// Call in flight.
     pub(super) call: Option<u64>,
     /// Waiting charges and their deadlines.
-    pub(super) waiting: VecDeque<(ChargeCommand, u64)>,
+    pub(super) waiting: VecDeque<(OwnedCharge, u64)>,
 }
 
 /// Claimed slot.

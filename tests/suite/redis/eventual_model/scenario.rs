@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Consistency, Limit, LimitSpec, Overshoot};
-use tollkeeper::store::command::OwnedCounter;
+use tollkeeper::store::charge::OwnedCounter;
 use tollkeeper::store::redis::eventual::budget::{LocalBudget, log_extension_us};
 
 use crate::kit::seeded_random::Chance;

@@ -11,11 +11,10 @@ use smallvec::{SmallVec, smallvec};
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::request::Hits;
-use tollkeeper::store::command::{ChargeCommand, MAX_CHARGES_PER_CALL};
-use tollkeeper::store::redis::eventual::admission::{Admission, AdmitContext};
-use tollkeeper::store::redis::eventual::counters::EventualCounters;
-use tollkeeper::store::redis::eventual::lease::{CallReport, LeaseTicket};
-use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease, reset_command};
+use tollkeeper::store::charge::{MAX_CHARGES_PER_CALL, OwnedCharge};
+use tollkeeper::store::redis::eventual::budget::EventualCounters;
+use tollkeeper::store::redis::eventual::{Admission, AdmitContext, CallReport, LeaseTicket};
+use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease, reset_charge};
 use tollkeeper::store::stats::EventualStats;
 
 use super::ledger::{By, Use};
@@ -73,7 +72,7 @@ enum Event {
 #[derive(Debug)]
 enum Message {
     Call(Call),
-    Return(usize, Box<ChargeCommand>, LeaseCall),
+    Return(usize, Box<OwnedCharge>, LeaseCall),
     Adjust(usize, Adjustment, LeaseCall),
     Claim { sent: Instant },
     Leave,
@@ -83,7 +82,7 @@ enum Message {
 struct Call {
     key: usize,
     number: u64,
-    commands: Vec<ChargeCommand>,
+    commands: Vec<OwnedCharge>,
     sent: Instant,
     leased: u64,
     descriptor: Box<EventualCounters>,
@@ -259,7 +258,7 @@ impl<'p> World<'p> {
         }
         let key = arrival.key;
         let request = ChargeRequest::new(Hits::Charge(arrival.hits), 0);
-        let command = ChargeCommand::new(self.replicas[replica].descriptors[key].counters.clone(), request);
+        let command = OwnedCharge::new(self.replicas[replica].descriptors[key].counters.clone(), request);
         match self.admit(replica, key, &command, false) {
             Some(lease_ahead) => {
                 if lease_ahead && self.replicas[replica].keys[key].call.is_none() {
@@ -275,7 +274,7 @@ impl<'p> World<'p> {
     }
 
     /// True if a charge is admitted locally; then, true if the next lease is due.
-    fn admit(&mut self, replica: usize, key: usize, command: &ChargeCommand, again: bool) -> Option<bool> {
+    fn admit(&mut self, replica: usize, key: usize, command: &OwnedCharge, again: bool) -> Option<bool> {
         let context = self.context(replica, key, again);
         let it = &self.replicas[replica];
         if command.counters != it.descriptors[key].counters {
@@ -294,14 +293,14 @@ impl<'p> World<'p> {
     }
 
     /// Sends a call, and after it the calls of waiting charges.
-    fn lead(&mut self, replica: usize, key: usize, commands: Vec<ChargeCommand>) {
+    fn lead(&mut self, replica: usize, key: usize, commands: Vec<OwnedCharge>) {
         if !self.calls(replica, key, commands) {
             self.is_over(replica, key);
         }
     }
 
     /// Sends a call, with a lease if demand requires one; returns false if there is nothing to send.
-    fn calls(&mut self, replica: usize, key: usize, mut commands: Vec<ChargeCommand>) -> bool {
+    fn calls(&mut self, replica: usize, key: usize, mut commands: Vec<OwnedCharge>) -> bool {
         let sent = self.instant(replica);
         let live = match self.plan.live {
             Some(live) => live,
@@ -312,7 +311,7 @@ impl<'p> World<'p> {
         let descriptor = Box::new(it.descriptors[key].clone());
         if leased > 0 {
             let request = ChargeRequest::new(Hits::Charge(leased), 0);
-            commands.push(ChargeCommand::new(descriptor.counters.clone(), request));
+            commands.push(OwnedCharge::new(descriptor.counters.clone(), request));
         }
         if commands.is_empty() {
             return false;
@@ -336,8 +335,8 @@ impl<'p> World<'p> {
                 return;
             }
             let count = queue.waiting.len().min(MAX_CHARGES_PER_CALL);
-            let batch: Vec<ChargeCommand> = queue.waiting.drain(..count).map(|(command, _)| command).collect();
-            let left: Vec<ChargeCommand> =
+            let batch: Vec<OwnedCharge> = queue.waiting.drain(..count).map(|(command, _)| command).collect();
+            let left: Vec<OwnedCharge> =
                 batch.into_iter().filter(|command| self.admit(replica, key, command, true).is_none()).collect();
             if !left.is_empty() {
                 self.calls(replica, key, left);
@@ -398,7 +397,7 @@ impl<'p> World<'p> {
         let Some(until) = ticket.void_from.filter(|_| left > 0) else { return };
         let request = ChargeRequest::new(Hits::Refund(left), 0);
         let command =
-            ChargeCommand { counters: self.plan.keys[key].clone(), request, dry_run: false, void_from: Some(until) };
+            OwnedCharge { counters: self.plan.keys[key].clone(), request, dry_run: false, void_from: Some(until) };
         self.outcome.calls += 1;
         self.outcome.returns += 1;
         let own = smallvec![OwnLease { lease: ticket.recorded, done: ticket.recorded.hits }];
@@ -522,7 +521,7 @@ impl<'p> World<'p> {
                 None
             }
             Message::Adjust(key, adjustment, leases) => {
-                let mut command = reset_command(self.plan.keys[key].clone());
+                let mut command = reset_charge(self.plan.keys[key].clone());
                 if let Adjustment::Refund(hits) = adjustment {
                     command.request.hits = Hits::Refund(hits);
                 }

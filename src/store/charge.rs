@@ -1,8 +1,10 @@
-//! Charges in owned form, as calls to a store carry them.
+//! Charges as a store takes them: the inputs of a request besides counters and hits, and the owned form that calls carry.
 //!
-//! A call outlives the request that started it, so a command owns all that it needs of a
-//! [`Charge`](crate::limit::counter::Charge). The commands of one call have the same counters in the same order; limits
+//! A call outlives the request that started it, so its charges own all that they need of a
+//! [`Charge`](crate::limit::counter::Charge). The charges of one call have the same counters in the same order; limits
 //! and capacities may differ between them.
+
+use std::time::Instant;
 
 use smallvec::SmallVec;
 
@@ -11,14 +13,42 @@ use crate::limit::Limit;
 use crate::limit::algorithm::reply_reader::MAX_EXACT;
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::{ChargeRequest, EnforcedLimit};
+use crate::telemetry::traces::SpanRef;
 
 /// Upper bound on the charges of one call; other clients of the server wait while a script runs.
 pub const MAX_CHARGES_PER_CALL: usize = 512;
 
-/// Charges of one call, decided in this order.
-pub type ChargeBatch = SmallVec<[ChargeCommand; 1]>;
+/// Effect of charges on the counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChargeMode {
+    /// Hits are charged.
+    Commit,
+    /// Results are computed, and nothing is charged.
+    DryRun,
+}
 
-/// Counter of a command: its limit and what identifies it.
+/// Time, deadline and span of charges.
+#[derive(Clone, Copy, Debug)]
+pub struct ChargeContext<'s> {
+    /// Time of the charges by the clock of this process.
+    pub now: Time,
+    /// Latest time for an answer.
+    pub until: Instant,
+    /// Parent of the call's span, if the request is sampled.
+    pub span_ref: Option<&'s SpanRef>,
+}
+
+impl ChargeContext<'_> {
+    /// A context of an unsampled request.
+    pub const fn new(now: Time, until: Instant) -> Self {
+        Self { now, until, span_ref: None }
+    }
+}
+
+/// Charges of one call, decided in this order.
+pub type ChargeBatch = SmallVec<[OwnedCharge; 1]>;
+
+/// Counter of an owned charge: its limit and what identifies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnedCounter {
     /// The limit.
@@ -31,9 +61,9 @@ pub struct OwnedCounter {
     pub tag: u128,
 }
 
-/// One charge of a call.
+/// One charge of a call, in owned form.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ChargeCommand {
+pub struct OwnedCharge {
     /// One counter for each key of the call.
     pub counters: SmallVec<[OwnedCounter; 1]>,
     /// Hits and the longest delay.
@@ -44,7 +74,7 @@ pub struct ChargeCommand {
     pub void_from: Option<Time>,
 }
 
-impl ChargeCommand {
+impl OwnedCharge {
     /// A charge of `request` that changes the counters.
     pub const fn new(counters: SmallVec<[OwnedCounter; 1]>, request: ChargeRequest) -> Self {
         Self { counters, request, dry_run: false, void_from: None }
