@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::context::DecisionContext;
 use super::key_text::{key_text, push_key_text};
-use super::record::{LimitResult, Recorder, StatsRef, distinct_hash, near_hits, record_hits};
+use super::metrics::{LimitResult, Recorder, StatsRef, distinct_hash, near_hits, record_hits};
 use super::selection::{SelectedLimit, SelectedRequest};
 use crate::base::clock::Time;
 use crate::limit::Limit;

@@ -10,12 +10,12 @@
 
 use smallvec::SmallVec;
 
+use super::answer::{Answer, LimitRejection, LimitVerdicts, answer};
 use super::context::DecisionContext;
 use super::failure_policies::FailurePolicies;
-use super::failures::Failures;
-use super::limit_verdicts::{Answer, LimitRejection, LimitVerdicts, answer};
 use super::outcome::{DescriptorOutcome, FailedCharge};
 use super::selection::{SelectedRequest, Selection};
+use super::store_failures::Failures;
 use crate::limit::StorePolicy;
 use crate::limit::counter::Charge;
 use crate::limit::request::Hits;

@@ -6,9 +6,9 @@
 
 use std::fmt::Write as _;
 
+use super::decided_request::DecidedRequest;
 use super::error::DecideError;
 use super::explain::limit_text;
-use super::logging::DecidedRequest;
 use super::outcome::DescriptorOutcome;
 use crate::decide::decision::Decision;
 use crate::decide::log::convert::signed_hits;

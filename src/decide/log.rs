@@ -16,7 +16,7 @@ pub mod stream;
 pub mod selection;
 pub mod values;
 pub mod queue;
-pub mod recorded;
+pub mod recorded_rules;
 mod lost_records;
 mod sink;
 mod writer;

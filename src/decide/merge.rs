@@ -6,12 +6,12 @@ use std::borrow::Cow;
 
 use smallvec::SmallVec;
 
+use super::answer::{Answer, LimitVerdicts, answer, quotas_reject, retry_after_us};
 use super::error::DecideError;
-use super::limit_verdicts::{Answer, LimitVerdicts, answer, quotas_reject, retry_after_us};
 use super::metadata;
 use super::outcome::DescriptorOutcome;
 use super::selection::{SelectedRequest, Selection};
-use super::verdict::DescriptorVerdict;
+use super::status::DescriptorVerdict;
 use crate::decide::decision::{Decision, Header};
 use crate::rules::rule::OverLimitBody;
 use crate::settings::decisions::DecisionSettings;

@@ -5,7 +5,7 @@
 use serde_json::{Map, Value, json};
 
 use super::selection::Selection;
-use super::verdict::DescriptorVerdict;
+use super::status::DescriptorVerdict;
 use crate::limit::period::Unit;
 use crate::limit::request::{Descriptor, Entry, LimitOverride, Request};
 use crate::rules::rule::naming::override_name;

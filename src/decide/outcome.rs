@@ -1,7 +1,7 @@
 //! Outcome of the charge of one descriptor, failures included.
 
+use super::answer::{LimitRejection, LimitVerdicts};
 use super::failure_policies::FailurePolicies;
-use super::limit_verdicts::{LimitRejection, LimitVerdicts};
 use super::selection::Selection;
 use crate::limit::charge::ChargeResult;
 use crate::settings::decisions::DecisionSettings;

@@ -17,7 +17,7 @@ use tollkeeper::base::pb::{RateLimitDescriptor, RateLimitRequest, RateLimitRespo
 use tollkeeper::decide::Decider;
 use tollkeeper::decide::log;
 use tollkeeper::decide::log::header::RuleSetRecord;
-use tollkeeper::decide::log::recorded;
+use tollkeeper::decide::log::recorded_rules;
 use tollkeeper::decide::log::{DecisionLog, ProcessFacts};
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{Compiled, RuleText, compile};
@@ -82,7 +82,7 @@ impl TestService {
             })
             .collect();
         let compiled = compile(&sources, &self.options).unwrap_or_else(|found| panic!("{found}"));
-        let recorded = recorded::record(&SourceRules::Texts(sources), None, &self.options.rule_defaults);
+        let recorded = recorded_rules::record(&SourceRules::Texts(sources), None, &self.options.rule_defaults);
         self.replace(compiled, recorded);
     }
 

@@ -17,7 +17,7 @@ use crate::decide::log::header::{HeaderEvent, HeaderRecord, RuleSetRecord, Setti
 use crate::decide::log::record::{
     DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, RecordedVerdict, Text,
 };
-use crate::decide::log::recorded;
+use crate::decide::log::recorded_rules;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::rule::set::RuleSet;
 use crate::settings::decisions::DecisionSettings;
@@ -87,7 +87,7 @@ impl RecordConverter {
             in_memory: store == "memory",
             behaviour: Arc::new(behaviour),
             rules,
-            options: recorded::compile_options(&settings),
+            options: recorded_rules::compile_options(&settings),
             sample: settings.sample,
             is_complete: settings.when.iter().any(|when| when == "all"),
             hashed_values: settings.values == "hashed",
@@ -178,7 +178,7 @@ fn answer(record: &DecisionRecord<'_>) -> Option<RecordedAnswer> {
 
 impl RuleSetCache {
     fn compile(&self, rules: &RuleSetRecord, settings: &SettingsRecord) -> Result<Arc<RuleSet>, String> {
-        let options = recorded::compile_options(settings);
+        let options = recorded_rules::compile_options(settings);
         let key = format!("{} {options:?}", rules.id);
         let mut known = lock(&self.0);
         if let Some(compiled) = known.get(&key) {
@@ -188,7 +188,7 @@ impl RuleSetCache {
             return Err(format!("the traffic has more than {MAX_RULE_SETS} rule sets (replay fewer files)"));
         }
         let with_errors = |problems: String| format!("the recorded rules have errors: {problems}");
-        let source = recorded::rules(rules.clone()).map_err(|problems| with_errors(problems.join("; ")))?;
+        let source = recorded_rules::rules(rules.clone()).map_err(|problems| with_errors(problems.join("; ")))?;
         let options = CompileOptions { rule_defaults: Arc::new(source.defaults), ..options };
         let compiled = source.rules.compile(&options).map_err(|problems| with_errors(problems.to_string()))?;
         let compiled = Arc::new(RuleSet::new(compiled.domains));

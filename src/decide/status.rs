@@ -5,7 +5,7 @@
 
 use std::cmp::{Ordering, Reverse};
 
-use super::limit_verdicts::{CombinedVerdict, LimitVerdicts};
+use super::answer::{CombinedVerdict, LimitVerdicts};
 use super::outcome::{DescriptorOutcome, FailedCharge};
 use super::selection::{SelectedLimit, Selection};
 use crate::decide::decision::{CurrentLimit, LimitStatus};

@@ -5,10 +5,10 @@
 
 use smallvec::SmallVec;
 
+use super::answer::{CombinedVerdict, retry_after_us};
 use super::candidates::{CandidateCharges, CandidateRef};
 use super::context::DecisionContext;
 use super::error::DecideError;
-use super::limit_verdicts::{CombinedVerdict, retry_after_us};
 use super::outcome::DescriptorOutcome;
 use super::selection::{SelectedLimit, SelectedRequest, Selection};
 use crate::decide::decision::Decision;
