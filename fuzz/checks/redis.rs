@@ -82,7 +82,7 @@ fn replay_all(bytes: &[u8]) {
     let counted = |(algorithm, scope)| {
         let plain = LimitSpec::new(algorithm, 100, Period::new(Unit::Minute, 1).expect("a minute"));
         let limit = Limit::new(&LimitSpec { scope, ..plain }).expect("a plain limit").in_region();
-        OwnedCounter { limit, enforced: true, quota: false, tag: 0 }
+        OwnedCounter { limit, shadow: false, quota: false, tag: 0 }
     };
     let global = Some(Scope::Global(GlobalScope::new(NonZeroU16::MIN)));
     let kinds = [(Algorithm::FixedWindow, global), (Algorithm::TokenBucket, global)];

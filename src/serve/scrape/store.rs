@@ -53,6 +53,7 @@ fn shared_store(stats: SharedStoreStats, emit: &mut dyn FnMut(Family)) {
         )
         .with(Series::new(MetricValue::Histogram(Box::new(stats.latency)))),
     );
+    // Charges were called draws when this name was published, as was `tollkeeper.draws` of spans: published names stay.
     emit(Family::counter("tollkeeper_draws_total", "Total number of requested charges and peeks.", stats.charges));
     emit(Family::counter("tollkeeper_store_calls_total", "Total number of calls to the store.", stats.calls));
     let help = "Total number of charges whose caller stopped waiting; they may have been charged.";

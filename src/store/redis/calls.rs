@@ -141,7 +141,7 @@ impl RedisCalls {
     fn update_fallback(&self, call: &PreparedCall, charges: &ChargeBatch, report: &CallReport) {
         let Some(last) = charges.last() else { return };
         let uses_fallback =
-            |counter: &OwnedCounter| counter.enforced && counter.limit.on_store_error() == StorePolicy::Local;
+            |counter: &OwnedCounter| !counter.shadow && counter.limit.on_store_error() == StorePolicy::Local;
         if last.counters.iter().any(uses_fallback) {
             let counters: SmallVec<[(Limit, u128); 1]> =
                 last.counters.iter().map(|counter| (counter.limit, counter.tag)).collect();

@@ -139,7 +139,7 @@ impl Step {
     ) -> impl Iterator<Item = OwnedCharge> + use<> {
         let counter = |limits: &Vec<(Limit, bool)>| {
             let &(limit, enforced) = self.limit.get(limits);
-            OwnedCounter { limit, enforced, quota: false, tag: 0 }
+            OwnedCounter { limit, shadow: !enforced, quota: false, tag: 0 }
         };
         let counters: SmallVec<[_; 1]> = keys.iter().map(counter).collect();
         let limit = counters[0].limit;
@@ -231,7 +231,7 @@ pub(super) fn expected(
         let terms: Vec<_> = charge
             .counters
             .iter()
-            .map(|counter| EnforcedLimit { limit: &counter.limit, enforced: counter.enforced })
+            .map(|counter| EnforcedLimit { limit: &counter.limit, enforced: !counter.shadow })
             .collect();
         let request = ChargeRequest { max_delay_us: charge.max_delay_us(), ..charge.request };
         if charge.dry_run {
@@ -599,7 +599,7 @@ fn textbook_cases_hold_in_redis() {
             let keys = keys.entry(key.to_owned()).or_insert_with(|| redis.new_keys(terms.len()));
             let counted = |term: &EnforcedLimit<'_>| OwnedCounter {
                 limit: *term.limit,
-                enforced: term.enforced,
+                shadow: !term.enforced,
                 quota: false,
                 tag: 0,
             };
@@ -622,7 +622,7 @@ fn all_limits() -> SmallVec<[OwnedCounter; 1]> {
         let queue_size = (algorithm == Algorithm::LeakyBucket).then_some(500);
         let terms = LimitSpec::new(algorithm, 500, Period::new(Unit::Minute, 1).unwrap());
         let limit = Limit::new(&LimitSpec { queue_size, sole: false, ..terms }).unwrap();
-        OwnedCounter { limit, enforced: true, quota: false, tag: 0 }
+        OwnedCounter { limit, shadow: false, quota: false, tag: 0 }
     };
     Algorithm::ALL.into_iter().map(counted).collect()
 }

@@ -119,7 +119,7 @@ fn counters(algorithm: Algorithm, is_global: bool) -> impl Strategy<Value = [Own
         move |(period, first, second, enforced)| {
             let counter = |numbers: &LimitNumbers| {
                 let limit = numbers.limit(algorithm, period, is_global)?;
-                Some(OwnedCounter { limit, enforced, quota: false, tag: 0 })
+                Some(OwnedCounter { limit, shadow: !enforced, quota: false, tag: 0 })
             };
             Some([counter(&first)?, counter(&second)?])
         },

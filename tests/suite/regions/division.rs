@@ -35,7 +35,7 @@ fn spec(algorithm: Algorithm, requests: u32, scope: GlobalScope) -> LimitSpec {
 
 fn with_charge<T>(limit: &Limit, hits: u64, then: impl FnOnce(&Charge<'_>) -> T) -> T {
     let entries = [Entry { key: b"user", value: b"ann" }];
-    let counter = Counter { limit, enforced: true, quota: false, tag: counter_tag(limit, 0), epoch: 0 };
+    let counter = Counter { limit, shadow: false, quota: false, tag: counter_tag(limit, 0), epoch: 0 };
     let path = Path { domain: "shop", entries: &entries, shared: &[], candidate: None };
     then(&Charge::new(path, SmallVec::from_iter([counter]), ChargeRequest::new(Hits::Charge(hits), 0)))
 }
@@ -150,7 +150,7 @@ fn over_limit_cache_keeps_no_rejection_of_a_global_limit() {
     let shared = Limit::new(&spec(Algorithm::SlidingWindowCounter, 120, global(4))).unwrap().in_region();
     for (limit, is_kept) in [(plain, true), (shared, false)] {
         let cache = OverLimitCache::new(1 << 20, true, Instant::now());
-        let counter = OwnedCounter { limit, enforced: true, quota: false, tag: 0 };
+        let counter = OwnedCounter { limit, shadow: false, quota: false, tag: 0 };
         let request = ChargeRequest::new(Hits::Charge(100), 0);
         let command = OwnedCharge::new(SmallVec::from_iter([counter]), request);
         let mut state = State::empty(limit.counting());
