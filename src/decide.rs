@@ -7,11 +7,11 @@
 
 pub mod decision;
 pub mod log;
-mod store_failures;
 mod key_text;
 mod selection;
 pub mod explain;
 pub mod counters;
+mod store_failures;
 mod outcome;
 mod answer;
 mod charge;

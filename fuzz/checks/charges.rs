@@ -5,7 +5,7 @@
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
 use tollkeeper::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHitsPolicy};
-use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, EnforcedLimit};
+use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
 use tollkeeper::limit::counter::{Charge, Counter, Path};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};
@@ -20,7 +20,7 @@ pub(crate) fn check(data: &[u8]) {
     let Some((head, charges)) = data.split_first_chunk::<12>() else { return };
     let Some(limits) = limits(head) else { return };
     let memory = MemoryStore::new(0);
-    let enforced: Vec<EnforcedLimit<'_>> = limits.iter().map(|limit| EnforcedLimit { limit, enforced: true }).collect();
+    let enforced: Vec<JointLimit<'_>> = limits.iter().map(|limit| JointLimit { limit, rejects_others: true }).collect();
     let mut states: Vec<State> = limits.iter().map(|limit| State::empty(limit.algorithm())).collect();
     // A sweep drops counters together with their time, which shows if a clock is set back.
     let sweeps = head[1] & 8 == 0;
@@ -72,13 +72,13 @@ fn check_invariants(result: &ChargeResult, limit: &Limit, request: ChargeRequest
     assert!(result.delay_us <= request.max_delay_us, "{result:?}");
 }
 
-fn charged(memory: &MemoryStore, limits: &[EnforcedLimit<'_>], now: Time, request: ChargeRequest) -> Vec<ChargeResult> {
+fn charged(memory: &MemoryStore, limits: &[JointLimit<'_>], now: Time, request: ChargeRequest) -> Vec<ChargeResult> {
     let entries = [Entry { key: b"k", value: b"v" }];
     let counters = limits
         .iter()
-        .map(|EnforcedLimit { limit, enforced }| Counter {
+        .map(|JointLimit { limit, rejects_others }| Counter {
             limit,
-            shadow: !enforced,
+            shadow: !rejects_others,
             quota: false,
             tag: counter_tag(limit, 0),
             epoch: 0,

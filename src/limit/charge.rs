@@ -93,13 +93,13 @@ pub struct ChargeResult {
     pub delay_us: u64,
 }
 
-/// A limit with its enforced flag, as one of the limits that are charged together.
+/// One of the limits that are charged together.
 #[derive(Clone, Copy, Debug)]
-pub struct EnforcedLimit<'r> {
+pub struct JointLimit<'r> {
     /// The limit.
     pub limit: &'r Limit,
     /// Exceeding the limit keeps the other limits from being charged; `false` for quotas and in shadow mode.
-    pub enforced: bool,
+    pub rejects_others: bool,
 }
 
 /// Time that an algorithm works at.

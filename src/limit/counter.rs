@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use crate::base::random::random_pair;
 use crate::base::sharded::upper_half;
 use crate::limit::Limit;
-use crate::limit::charge::{ChargeRequest, EnforcedLimit};
+use crate::limit::charge::{ChargeRequest, JointLimit};
 use crate::limit::request::Entry;
 use crate::telemetry::service_metrics::HashSeed;
 
@@ -55,8 +55,8 @@ pub struct Counter<'a> {
 
 impl<'a> Counter<'a> {
     /// The limit of the counter, as [`charge_together`](crate::limit::algorithm::state::charge_together) takes it.
-    pub const fn enforced_limit(&self) -> EnforcedLimit<'a> {
-        EnforcedLimit { limit: self.limit, enforced: !self.shadow && !self.quota }
+    pub const fn joint_limit(&self) -> JointLimit<'a> {
+        JointLimit { limit: self.limit, rejects_others: !self.shadow && !self.quota }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::reply_reader::MAX_EXACT;
 use crate::limit::algorithm::state::State;
-use crate::limit::charge::{ChargeRequest, EnforcedLimit};
+use crate::limit::charge::{ChargeRequest, JointLimit};
 use crate::telemetry::traces::SpanRef;
 
 /// Upper bound on the charges of one call; other clients of the server wait while a script runs.
@@ -87,14 +87,14 @@ impl OwnedCharge {
     }
 
     /// Limits of the counters, as [`charge_together`](crate::limit::algorithm::state::charge_together) takes them.
-    pub fn limits(&self) -> SmallVec<[EnforcedLimit<'_>; 1]> {
-        self.counters.iter().map(OwnedCounter::enforced_limit).collect()
+    pub fn limits(&self) -> SmallVec<[JointLimit<'_>; 1]> {
+        self.counters.iter().map(OwnedCounter::joint_limit).collect()
     }
 }
 
 impl OwnedCounter {
     /// The limit of the counter, as [`charge_together`](crate::limit::algorithm::state::charge_together) takes it.
-    pub const fn enforced_limit(&self) -> EnforcedLimit<'_> {
-        EnforcedLimit { limit: &self.limit, enforced: !self.shadow && !self.quota }
+    pub const fn joint_limit(&self) -> JointLimit<'_> {
+        JointLimit { limit: &self.limit, rejects_others: !self.shadow && !self.quota }
     }
 }

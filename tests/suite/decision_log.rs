@@ -39,12 +39,29 @@ fn logging_service(file: &Path, env: &[(&str, &str)], rules: &str) -> TestServic
 
 /// Records of a file, all of which fit the schema.
 fn records(file: &Path) -> Vec<Record<'static>> {
-    let reader = RecordReader::open(file).unwrap();
+    let mut reader = RecordReader::open(file).unwrap();
     // Others are compressed.
     if let Ok(lines) = String::from_utf8(std::fs::read(file).unwrap()) {
         assert_valid(&lines);
     }
-    reader.map(|record| record.unwrap()).collect()
+    read_records(&mut reader)
+}
+
+/// Reads all records; the text of each stays in memory.
+fn read_records(reader: &mut RecordReader) -> Vec<Record<'static>> {
+    let mut records = Vec::new();
+    while let Some(record) = reader.next_record().unwrap() {
+        records.push(match record {
+            Record::Decision(decision) => {
+                let mut line = Vec::new();
+                decision.write(&mut line);
+                Record::Decision(serde_json::from_slice(line.leak()).unwrap())
+            }
+            Record::Header(header) => Record::Header(header),
+            Record::Dropped(dropped) => Record::Dropped(dropped),
+        });
+    }
+    records
 }
 
 /// Decisions in a file.

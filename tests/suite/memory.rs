@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
-use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, EnforcedLimit};
+use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
 use tollkeeper::limit::counter::{Charge, Counter, Path};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};
@@ -487,7 +487,7 @@ proptest! {
                 Step::Charge { key, set, hits, ahead_us } => {
                     let limits = &palette[set];
                     let at = now.plus_us(ahead_us);
-                    let spec: Vec<EnforcedLimit<'_>> = limits.iter().map(|limit| EnforcedLimit { limit, enforced: true }).collect();
+                    let spec: Vec<JointLimit<'_>> = limits.iter().map(|limit| JointLimit { limit, rejects_others: true }).collect();
                     let tags: Vec<u128> = limits.iter().map(|limit| counter_tag(limit, 0)).collect();
                     let state = |(limit, tag): (&Limit, &u128)| {
                         states.get(&(key, *tag)).cloned().unwrap_or_else(|| State::empty(limit.algorithm()))

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
-use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, EnforcedLimit};
+use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
 use tollkeeper::limit::counter::{Charge, Counter, Path};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};
@@ -33,7 +33,7 @@ const DAY: u64 = 24 * HOUR;
 const PATIENCE: u64 = 30 * SECOND;
 
 /// Charges a counter, by its key, limits, time and hits; returns one result per limit, in their order.
-pub(crate) type Driver<'d> = dyn FnMut(&str, &[EnforcedLimit<'_>], Time, ChargeRequest) -> Vec<ChargeResult> + 'd;
+pub(crate) type Driver<'d> = dyn FnMut(&str, &[JointLimit<'_>], Time, ChargeRequest) -> Vec<ChargeResult> + 'd;
 
 /// A worked case.
 pub(crate) struct Case {
@@ -67,7 +67,7 @@ pub(crate) struct Answer {
 /// Runs a case; the driver's counters of all its keys must be empty.
 pub(crate) fn run_case(case: &Case, charge: &mut Driver<'_>) {
     for (index, row) in case.rows.iter().enumerate() {
-        let limits: Vec<_> = row.limits.iter().map(|limit| EnforcedLimit { limit, enforced: true }).collect();
+        let limits: Vec<_> = row.limits.iter().map(|limit| JointLimit { limit, rejects_others: true }).collect();
         // A key without limits is never charged from.
         if limits.is_empty() {
             continue;
@@ -116,9 +116,9 @@ fn textbook_cases_hold_in_memory() {
             let entries = [Entry { key: b"key", value: key.as_bytes() }];
             let counters = limits
                 .iter()
-                .map(|&EnforcedLimit { limit, enforced }| Counter {
+                .map(|&JointLimit { limit, rejects_others }| Counter {
                     limit,
-                    shadow: !enforced,
+                    shadow: !rejects_others,
                     quota: false,
                     tag: counter_tag(limit, 0),
                     epoch: 0,

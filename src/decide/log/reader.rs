@@ -228,15 +228,6 @@ fn text(line: &[u8]) -> Result<&str, LineProblem> {
     std::str::from_utf8(line).map_err(|error| LineProblem::NotARecord(error.to_string()))
 }
 
-/// Copies each record; [`RecordReader::next_record`] copies nothing.
-impl Iterator for RecordReader {
-    type Item = Result<Record<'static>, ReadError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        self.next_record().map(|record| record.map(Record::into_owned)).transpose()
-    }
-}
-
 /// Decompresses zstd and gzip, recognized by their first bytes.
 ///
 /// # Errors

@@ -13,7 +13,7 @@ use super::share_ratio::ShareRatio;
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::counting::{Counting, for_each_counting};
-use crate::limit::charge::{ChargeRequest, ChargeResult, EnforcedLimit, effective_time};
+use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit, effective_time};
 
 macro_rules! define_state {
     ($($variant:ident, $module:ident, $properties:expr;)*) => {
@@ -197,11 +197,11 @@ impl State {
 
 /// Applies a request to all limits of a descriptor at once.
 ///
-/// If an enforced limit rejects the hits, only limits where rejected hits count are charged. Otherwise each limit that
-/// admits the hits is charged, and one that does not (a quota, or in shadow mode) only if its rejected hits count.
+/// If a limit that rejects others is exceeded, only limits where rejected hits count are charged. Otherwise each limit
+/// that admits the hits is charged, and one that does not (a quota, or in shadow mode) only if its rejected hits count.
 /// `states` are those of `limits`, in the same order.
 pub fn charge_together(
-    limits: &[EnforcedLimit<'_>],
+    limits: &[JointLimit<'_>],
     states: &mut [State],
     now: Time,
     request: ChargeRequest,
@@ -209,8 +209,10 @@ pub fn charge_together(
     if let ([only], [state]) = (limits, &mut *states) {
         return SmallVec::from([state.charge(only.limit, now, request)]);
     }
-    let rejected =
-        limits.iter().zip(states.iter()).any(|(one, state)| one.enforced && !state.admits(one.limit, now, request));
+    let rejected = limits
+        .iter()
+        .zip(states.iter())
+        .any(|(one, state)| one.rejects_others && !state.admits(one.limit, now, request));
     // For a limit that rejects these hits itself, the flag makes no difference.
     let request = ChargeRequest { rejected_elsewhere: request.rejected_elsewhere || rejected, ..request };
     limits.iter().zip(states).map(|(one, state)| state.charge(one.limit, now, request)).collect()

@@ -12,7 +12,7 @@ use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::algorithm::{Algorithm, sliding_window_log};
-use crate::limit::charge::{ChargeRequest, ChargeResult, EnforcedLimit};
+use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
 use crate::limit::counter::Charge;
 use crate::limit::request::Hits;
 use crate::store::error::MemoryFull;
@@ -48,7 +48,7 @@ pub(super) struct MemoryShard {
 /// Counter of a charge, with the index of its entry if it exists.
 struct CounterSlot<'r> {
     key: u128,
-    enforced_limit: EnforcedLimit<'r>,
+    joint_limit: JointLimit<'r>,
     index: Option<usize>,
 }
 
@@ -79,7 +79,7 @@ impl MemoryShard {
         // Peeks and refunds add no counter.
         let may_add = matches!(charge.request.hits, Hits::Charge(_));
         if let [counter] = &*charge.counters {
-            let mut slots = [self.slot(charge.key ^ counter.tag, counter.enforced_limit())];
+            let mut slots = [self.slot(charge.key ^ counter.tag, counter.joint_limit())];
             if let Err(full) = self.make_room(&mut slots, charge.request.hits, now) {
                 return self.reject_without_room(&slots, charge, now).ok_or(full);
             }
@@ -90,15 +90,12 @@ impl MemoryShard {
             }
             return Ok(SmallVec::from([result]));
         }
-        let mut slots: SmallVec<[CounterSlot<'_>; 4]> = charge
-            .counters
-            .iter()
-            .map(|counter| self.slot(charge.key ^ counter.tag, counter.enforced_limit()))
-            .collect();
+        let mut slots: SmallVec<[CounterSlot<'_>; 4]> =
+            charge.counters.iter().map(|counter| self.slot(charge.key ^ counter.tag, counter.joint_limit())).collect();
         if let Err(full) = self.make_room(&mut slots, charge.request.hits, now) {
             return self.reject_without_room(&slots, charge, now).ok_or(full);
         }
-        let limits: SmallVec<[EnforcedLimit<'_>; 4]> = slots.iter().map(|slot| slot.enforced_limit).collect();
+        let limits: SmallVec<[JointLimit<'_>; 4]> = slots.iter().map(|slot| slot.joint_limit).collect();
         let mut states: SmallVec<[State; 4]> = slots.iter().map(|slot| self.take_state(slot)).collect();
         let results = charge_together(&limits, &mut states, now, charge.request);
         for ((slot, state), result) in slots.iter().zip(states).zip(&results) {
@@ -122,12 +119,12 @@ impl MemoryShard {
     ) -> Option<SmallVec<[ChargeResult; 1]>> {
         let states: SmallVec<[State; 4]> = slots.iter().map(|slot| self.take_state(slot)).collect();
         let is_rejected = slots.iter().zip(&states).any(|(slot, state)| {
-            let EnforcedLimit { limit, enforced } = slot.enforced_limit;
-            let decides = slot.index.is_some() && (enforced || slots.len() == 1);
+            let JointLimit { limit, rejects_others } = slot.joint_limit;
+            let decides = slot.index.is_some() && (rejects_others || slots.len() == 1);
             decides && !state.admits(limit, now, charge.request)
         });
         let results = is_rejected.then(|| {
-            let limits: SmallVec<[EnforcedLimit<'_>; 4]> = slots.iter().map(|slot| slot.enforced_limit).collect();
+            let limits: SmallVec<[JointLimit<'_>; 4]> = slots.iter().map(|slot| slot.joint_limit).collect();
             charge_together(&limits, &mut states.clone(), now, charge.request)
         });
         for (slot, state) in slots.iter().zip(states) {
@@ -141,7 +138,7 @@ impl MemoryShard {
     /// Returns which limits of a descriptor would admit a charge.
     pub(super) fn admits(&mut self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
         let admits = charge.counters.iter().map(|counter| {
-            let slot = self.slot(charge.key ^ counter.tag, counter.enforced_limit());
+            let slot = self.slot(charge.key ^ counter.tag, counter.joint_limit());
             let state = self.take_state(&slot);
             let admits = state.admits(counter.limit, now, charge.request);
             if let Some(index) = slot.index {
@@ -163,7 +160,7 @@ impl MemoryShard {
 
     /// Replaces the state of a counter; a new counter without room is left out.
     pub(super) fn put(&mut self, key: u128, limit: &Limit, mut state: State, now: Time) {
-        let mut slots = [self.slot(key, EnforcedLimit { limit, enforced: true })];
+        let mut slots = [self.slot(key, JointLimit { limit, rejects_others: true })];
         let is_empty = state == State::empty(limit.counting());
         if (slots[0].index.is_none() && is_empty) || self.make_room(&mut slots, Hits::Charge(1), now).is_err() {
             return;
@@ -228,8 +225,8 @@ impl MemoryShard {
     }
 
     /// Finds a counter.
-    fn slot<'r>(&self, key: u128, enforced_limit: EnforcedLimit<'r>) -> CounterSlot<'r> {
-        CounterSlot { key, enforced_limit, index: self.index_of(key) }
+    fn slot<'r>(&self, key: u128, joint_limit: JointLimit<'r>) -> CounterSlot<'r> {
+        CounterSlot { key, joint_limit, index: self.index_of(key) }
     }
 
     /// Makes room for a charge: for new counters and for records of logs.
@@ -264,7 +261,7 @@ impl MemoryShard {
         if self.index.is_full(missing) {
             bytes += self.index.growth_bytes(missing);
         }
-        let logs = slots.iter().filter(|slot| slot.enforced_limit.limit.algorithm() == Algorithm::SlidingWindowLog);
+        let logs = slots.iter().filter(|slot| slot.joint_limit.limit.algorithm() == Algorithm::SlidingWindowLog);
         for slot in logs {
             bytes += match slot.index.and_then(|index| self.entry(index).log()) {
                 Some(log) if self.logs[log].records.len() < self.logs[log].records.capacity() => 0,
@@ -326,7 +323,7 @@ impl MemoryShard {
 
     /// Takes the state of a counter; the records of a log are moved out until [`MemoryShard::put_state`] returns them.
     fn take_state(&mut self, slot: &CounterSlot<'_>) -> State {
-        let Some(index) = slot.index else { return State::empty(slot.enforced_limit.limit.counting()) };
+        let Some(index) = slot.index else { return State::empty(slot.joint_limit.limit.counting()) };
         let entry = *self.entry(index);
         let log = match entry.log() {
             Some(log) => {
@@ -341,7 +338,7 @@ impl MemoryShard {
 
     /// Stores the state of a counter. Adds a new counter unless its state is empty.
     fn put_state(&mut self, slot: &CounterSlot<'_>, state: State, result: &ChargeResult, now: Time) {
-        let limit = slot.enforced_limit.limit;
+        let limit = slot.joint_limit.limit;
         let index = match slot.index {
             Some(index) => index,
             None if state == State::empty(limit.counting()) => return,

@@ -11,6 +11,7 @@ use comfy_table::{Table, presets};
 
 use super::outcome::CommandOutcome;
 use crate::base::text::shortened;
+use crate::tools::simulate::results::share;
 
 /// Writes text to standard output.
 pub(super) fn print(text: impl Display) -> io::Result<()> {
@@ -75,6 +76,11 @@ pub(super) fn micros_text(micros: u64) -> String {
         text += &format!(" {} {name}", seconds % unit / next);
     }
     text
+}
+
+/// Formats a number and its share: `5 (2.50 %)`.
+pub(super) fn part(part: u64, whole: u64) -> String {
+    format!("{part} ({:.2} %)", share(part, whole) * 100.0)
 }
 
 /// Formats a number with its noun: `1 file`, `2 files`.

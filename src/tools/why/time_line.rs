@@ -241,7 +241,7 @@ impl<'q> TimeLine<'q> {
     pub(super) fn by_time(&self) -> Vec<AskedDecision<'_>> {
         let mut kept: Vec<_> = self.kept.values().map(KeptDecision::asked_decision).collect();
         kept.sort_by(|AskedDecision { record: one, .. }, AskedDecision { record: other, .. }| {
-            (one.time_us, one.seq, &one.process).cmp(&(other.time_us, other.seq, &other.process))
+            (one.time_us, one.seq, &*one.process).cmp(&(other.time_us, other.seq, &*other.process))
         });
         kept
     }

@@ -7,7 +7,7 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::limit::Limit;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
-use tollkeeper::limit::charge::{ChargeRequest, EnforcedLimit};
+use tollkeeper::limit::charge::{ChargeRequest, JointLimit};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Hits, MAX_HITS};
 
@@ -43,7 +43,7 @@ proptest! {
 
     #[test]
     fn several_limits_are_charged_all_or_none(pairs in proptest::collection::vec(enforced_limit(), 0..5), charges in charges()) {
-        let limits: Vec<_> = pairs.iter().map(|(limit, enforced)| EnforcedLimit { limit, enforced: *enforced }).collect();
+        let limits: Vec<_> = pairs.iter().map(|(limit, enforced)| JointLimit { limit, rejects_others: *enforced }).collect();
         let mut states: Vec<_> = limits.iter().map(|one| State::empty(one.limit.algorithm())).collect();
         let mut models: Vec<_> = limits.iter().map(|_| Model::new()).collect();
         let mut now = Time::from_secs(1_750_000_000);
@@ -53,7 +53,7 @@ proptest! {
             let before = states.clone();
             let results = charge_together(&limits, &mut states, now, request);
             prop_assert_eq!(results.len(), limits.len());
-            let rejected = limits.iter().zip(&results).any(|(one, result)| one.enforced && !result.admitted);
+            let rejected = limits.iter().zip(&results).any(|(one, result)| one.rejects_others && !result.admitted);
             for (index, one) in limits.iter().enumerate() {
                 let expected = models[index].charge(one.limit, now, ChargeRequest { rejected_elsewhere: rejected, ..request });
                 prop_assert_eq!(results[index], expected, "{:?} under {:?}", request, one);
@@ -72,7 +72,7 @@ proptest! {
         for (later_us, hits, max_delay_us) in charges {
             now = now.plus_us(later_us);
             let request = ChargeRequest::new(hits, max_delay_us);
-            let results = charge_together(&[EnforcedLimit { limit: &limit, enforced }], &mut together, now, request);
+            let results = charge_together(&[JointLimit { limit: &limit, rejects_others: enforced }], &mut together, now, request);
             prop_assert_eq!(results[0], alone.charge(&limit, now, request));
             prop_assert_eq!(&together[0], &alone);
         }

@@ -129,8 +129,7 @@ pub(super) fn header() -> HeaderRecord {
 }
 
 fn read_all(lines: &[u8]) -> Vec<Record<'static>> {
-    let reader = RecordReader::new("log", std::io::Cursor::new(lines.to_vec())).unwrap();
-    reader.map(|record| record.unwrap()).collect()
+    super::read_records(&mut RecordReader::new("log", std::io::Cursor::new(lines.to_vec())).unwrap())
 }
 
 #[test]

@@ -22,7 +22,7 @@ use tollkeeper::limit::algorithm::state::{State, charge_together};
 use tollkeeper::limit::algorithm::{
     Algorithm, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log, token_bucket,
 };
-use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, EnforcedLimit};
+use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
@@ -231,7 +231,7 @@ pub(super) fn expected(
         let terms: Vec<_> = charge
             .counters
             .iter()
-            .map(|counter| EnforcedLimit { limit: &counter.limit, enforced: !counter.shadow })
+            .map(|counter| JointLimit { limit: &counter.limit, rejects_others: !counter.shadow })
             .collect();
         let request = ChargeRequest { max_delay_us: charge.max_delay_us(), ..charge.request };
         if charge.dry_run {
@@ -248,7 +248,7 @@ pub(super) fn expected(
         for (place, found) in found.into_iter().enumerate().filter(|(place, _)| late[*place]) {
             states[place] = found;
         }
-        let all = terms.iter().zip(&results).all(|(term, result)| result.admitted || !term.enforced);
+        let all = terms.iter().zip(&results).all(|(term, result)| result.admitted || !term.rejects_others);
         for (place, counter) in charge.counters.iter().enumerate() {
             let counts = match request.hits {
                 Hits::Peek => false,
@@ -597,9 +597,9 @@ fn textbook_cases_hold_in_redis() {
         let mut keys: HashMap<String, Vec<String>> = HashMap::new();
         textbook::run_case(&case, &mut |key, terms, now, request| {
             let keys = keys.entry(key.to_owned()).or_insert_with(|| redis.new_keys(terms.len()));
-            let counted = |term: &EnforcedLimit<'_>| OwnedCounter {
+            let counted = |term: &JointLimit<'_>| OwnedCounter {
                 limit: *term.limit,
-                shadow: !term.enforced,
+                shadow: !term.rejects_others,
                 quota: false,
                 tag: 0,
             };

@@ -18,7 +18,7 @@ use tokio::time::sleep;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
-use tollkeeper::limit::charge::{ChargeRequest, EnforcedLimit};
+use tollkeeper::limit::charge::{ChargeRequest, JointLimit};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
@@ -192,7 +192,7 @@ impl OneByOne<'_> {
     fn charge(&mut self, hit: &Hit, mode: ChargeMode, now: Time) -> ChargeResults {
         let limits = &self.meeting.ways[hit.way];
         let terms: Vec<_> =
-            limits.iter().map(|(limit, enforced)| EnforcedLimit { limit, enforced: *enforced }).collect();
+            limits.iter().map(|(limit, enforced)| JointLimit { limit, rejects_others: *enforced }).collect();
         let empty = || self.meeting.kinds.iter().map(|(algorithm, _)| State::empty(*algorithm)).collect();
         let states = self.states.entry(hit.value).or_insert_with(empty);
         match mode {

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::budget::{DescriptorId, EventualCounters, LocalBudget};
 use crate::base::clock::{Time, micros};
 use crate::limit::algorithm::state::{State, charge_together};
-use crate::limit::charge::{ChargeRequest, ChargeResult, EnforcedLimit};
+use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
 use crate::limit::request::Hits;
 use crate::store::charge::{OwnedCharge, OwnedCounter};
 use crate::store::outcome::ChargeResults;
@@ -164,8 +164,8 @@ impl EventualEntry {
         let now = self.redis_time(context.at).unwrap_or(context.now);
         let request = ChargeRequest { max_delay_us: 0, ..charge.request };
         let limits =
-            charge.counters.iter().map(|counter| EnforcedLimit { limit: &counter.limit, enforced: !counter.shadow });
-        let limits: SmallVec<[EnforcedLimit<'_>; 1]> = limits.collect();
+            charge.counters.iter().map(|counter| JointLimit { limit: &counter.limit, rejects_others: !counter.shadow });
+        let limits: SmallVec<[JointLimit<'_>; 1]> = limits.collect();
         charge_together(&limits, &mut self.states, now, request)
     }
 

@@ -113,6 +113,6 @@ impl ArgEncoder {
         // In a region, rejected hits are demand that the next grant must cover.
         let counts_rejected = limit.count_rejected() || limit.is_counted_in_region();
         let slack_us = if limit.counting() == Counting::RegionBucket { signed(limit.clock_slack_us()) } else { 0 };
-        self.push(i64::from(counter.enforced_limit().enforced) + 2 * i64::from(counts_rejected) + 4 * slack_us);
+        self.push(i64::from(counter.joint_limit().rejects_others) + 2 * i64::from(counts_rejected) + 4 * slack_us);
     }
 }

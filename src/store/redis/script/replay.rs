@@ -11,7 +11,7 @@ use crate::limit::algorithm::global_clock::GlobalClock;
 use crate::limit::algorithm::region_use::RegionUse;
 use crate::limit::algorithm::reply_reader::{MalformedReply, ReplyReader};
 use crate::limit::algorithm::state::{State, charge_together};
-use crate::limit::charge::{ChargeRequest, ChargeResult, EnforcedLimit};
+use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
 use crate::store::charge::{OwnedCharge, OwnedCounter};
 
 /// Outcome of a call.
@@ -101,7 +101,7 @@ fn replay_one(charge: &OwnedCharge, states: &mut [State], head: ReplyHead) -> Sm
         charge_together(&limits, &mut states.to_vec(), now, request)
     } else if let Some(void_from) = charge.void_from {
         // A refund always passes, and each counter decides for itself whether the refund is void.
-        let refund = |(limit, state): (&EnforcedLimit<'_>, &mut State)| {
+        let refund = |(limit, state): (&JointLimit<'_>, &mut State)| {
             if state.time(limit.limit, now) >= void_from {
                 state.clone().charge(limit.limit, now, request)
             } else {

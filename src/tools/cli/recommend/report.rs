@@ -3,11 +3,10 @@
 use std::fmt::Write as _;
 
 use crate::base::text::printable;
-use crate::tools::cli::print::{counted, micros_text, table};
+use crate::tools::cli::print::{counted, micros_text, part, table};
 use crate::tools::recommend::results::{
     AlreadyRejected, BasisResults, CurvePoint, RecommendationResults, SmallestLimit, UseResults,
 };
-use crate::tools::simulate::results::share;
 
 /// Shares of rejected keys in the text plot, in percent.
 const PLOTTED_PERCENT: [f64; 9] = [50.0, 20.0, 10.0, 5.0, 2.0, 1.0, 0.5, 0.1, 0.0];
@@ -81,11 +80,6 @@ fn already_text(already: &AlreadyRejected) -> String {
         text += &format!(": {}", causes.join(", "));
     }
     printable(&text)
-}
-
-/// Formats a number and its share: `5 (2.50 %)`.
-fn part(part: u64, whole: u64) -> String {
-    format!("{part} ({:.2} %)", share(part, whole) * 100.0)
 }
 
 fn uses(uses: &[UseResults]) -> String {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::base::text::printable;
-use crate::tools::cli::print::{counted, micros_text, table, truncated};
+use crate::tools::cli::print::{counted, micros_text, part, table, truncated};
 use crate::tools::simulate::results::{
     ChangeResults, LimitFigures, LimitResults, RejectedKeyResults, ReplayTotals, SimulationResults, TimelineResults,
     share,
@@ -65,11 +65,6 @@ fn totals(totals: &ReplayTotals, requests: u64) -> String {
         text += &format!(", {failed} without an answer");
     }
     text
-}
-
-/// Formats a number and its share: `5 (2.50 %)`.
-fn part(part: u64, whole: u64) -> String {
-    format!("{part} ({:.2} %)", share(part, whole) * 100.0)
 }
 
 fn limits(limits: &[LimitResults], has_old: bool) -> String {

@@ -6,7 +6,7 @@
 use smallvec::SmallVec;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
-use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, EnforcedLimit, MAX_COUNT};
+use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, JointLimit, MAX_COUNT};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, RecordedLease};
 
@@ -111,7 +111,7 @@ fn charge(command: &OwnedCharge, states: &mut States, now: Time, lent: u64) -> C
     let limits = command.limits();
     let request = ChargeRequest { lent, ..command.request };
     let Some(until) = command.void_from else { return charge_together(&limits, states, now, request) };
-    let refund = |(limit, state): (&EnforcedLimit<'_>, &mut State)| {
+    let refund = |(limit, state): (&JointLimit<'_>, &mut State)| {
         let is_void = state.time(limit.limit, now) >= until;
         if is_void { state.clone().charge(limit.limit, now, request) } else { state.charge(limit.limit, now, request) }
     };
