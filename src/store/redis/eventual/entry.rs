@@ -222,8 +222,8 @@ impl EventualEntry {
         if self.last_report.is_none_or(|last| last.sent <= report.sent) {
             self.last_report = Some(ReportTime { sent: report.sent, now: report.now });
             self.states = report.states;
-            // Only what a call decides needs a clock that is surely right.
-            self.states.iter_mut().for_each(State::assume_clock_holds);
+            // Only what a call decides needs a view that is surely right.
+            self.states.iter_mut().for_each(State::assume_view_holds);
             // Leased hits are counted here when they are admitted.
             if report.leased > 0 {
                 for (OwnedCounter { limit, .. }, state) in counters.iter().zip(&mut self.states) {
