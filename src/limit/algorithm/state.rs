@@ -14,7 +14,7 @@ use crate::limit::algorithm::counting::{Counting, for_each_counting};
 use crate::limit::charge::{ChargeRequest, ChargeResult, EnforcedLimit, effective_time};
 
 macro_rules! define_state {
-    ($($variant:ident, $module:ident, $properties:expr;)*) => {
+    ($($variant:ident, $module:ident, $lua_file:literal, $properties:expr;)*) => {
         /// State of a counter: one variant for each counting.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub enum State {
