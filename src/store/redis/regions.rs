@@ -7,6 +7,8 @@
 //! - *Reserve* r: the part that a region always has, floor(floor(L x `reserve`) / n). M = L - n x r is granted.
 //! - *Grant*: hits of one window, or a rate and a capacity of a token bucket until a stated global time.
 //! - *Cut-off allowance*: hits per tumbling period of a region whose global time is unknown, or that is cut off.
+//! - *Grant request*: a charge that leaves little opens it on the region's counter, and its process asks the global
+//!   Redis. *Return*: unused hits of a grant go back.
 //! - *Epoch*: time of the last reset of a limit, in global time.
 //! - *Overshoot* O: L x `max_overshoot`.
 //!
@@ -38,13 +40,14 @@
 //!    lower end of global time ([`region_bucket`](crate::limit::algorithm::region_bucket)), so they never refill twice,
 //!    but the last of them may refill late: of an uncertainty w at most rate x w. The capacity is lowered by that, less
 //!    rate x P x O / 2L. So a span s admits at most the bucket plus L x s / P plus O / 2.
-//! 4. *Allowances.* `share` is floor(O / 2n) per tumbling period, of which a span meets two: at most O in all regions.
-//!    For token_bucket it is half of that.
+//! 4. *Allowances.* The cut-off allowance of `share` is floor(O / 2n) per tumbling period, of which a span meets two
+//!    ([`CutOffPeriod`](crate::limit::algorithm::region::CutOffPeriod)): at most O in all regions. For token_bucket it
+//!    is half of that.
 //! 5. *A grant is used once.* The charge that leaves little opens a request, whose identity is its time at the region's
 //!    Redis. The counter takes one answer to its open request
-//!    ([`region`](crate::limit::algorithm::region)); a late, repeated or lost answer wastes hits that the
-//!    global Redis counts as granted. If the asking process stops, another charge opens the next request after 3 s. So
-//!    the region's Redis decides who asks.
+//!    ([`GrantCycle`](crate::limit::algorithm::region::GrantCycle)); a late, repeated or lost answer wastes hits that
+//!    the global Redis counts as granted. If the asking process stops, another charge opens the next request after 3 s.
+//!    So the region's Redis decides who asks.
 //! 6. *Returns* are taken out of the region's counter before the global Redis takes them back, and only in their
 //!    window.
 //! 7. *Refunds* return at most what the region used of its reserve and of the current grant.
@@ -59,12 +62,14 @@
 //! 10. *Regions.* The list and an identity of each region's Redis are registered in the global Redis ([`standing`]):
 //!     a second Redis of one name gets nothing, and reserve and allowance rest while lists differ and for a period
 //!     after.
-//! 11. *Lost data.* A region's Redis that is lost takes its grants and its reserve with it: absence grants nothing but the
-//!     reserve of the window. What its failover forgets of a window's use may be admitted once more, as for a strict
-//!     limit. What a failover of the global Redis forgets may be granted once more; with
+//! 11. *Lost data.* A region's Redis that is lost takes its grants and its reserve with it: absence grants nothing but
+//!     the reserve of the window. What its failover forgets of a window's use may be admitted once more, as for a
+//!     strict limit. What a failover of the global Redis forgets may be granted once more; with
 //!     `TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS=1` a grant is used only after a replica has it.
 //!
-//! [`GlobalGrants`] composes the parts.
+//! The arithmetic is pure: what counters of windows and of buckets share is in
+//! [`region`](crate::limit::algorithm::region), and each has a file of its own beside it. The scripts in `lua/regions/`
+//! do the same. [`GlobalGrants`] composes the parts that ask and answer.
 
 pub mod calls;
 pub mod registry;

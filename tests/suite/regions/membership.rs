@@ -229,7 +229,7 @@ fn identity_reply(list_changed: Time, is_new: bool, now: Time) -> IdentityReply 
     IdentityReply { now, identity: RegionIdentity { id: id(1), list_changed, is_new } }
 }
 
-fn members_reply(list_changed: Time, others: Vec<OtherRegion>) -> RegistryReply {
+fn registry_reply(list_changed: Time, others: Vec<OtherRegion>) -> RegistryReply {
     RegistryReply { now: after(1000), is_second: false, list_changed, others }
 }
 
@@ -245,36 +245,36 @@ fn parts_are_unused_while_lists_differ_and_for_a_period_after_a_change() {
     let settled = unknown.with_identity(&identity_reply(NEVER, false, START), received);
     assert!(settled.parts_usable_from_us(hour).unwrap() < 0, "a list that never changed");
     let waits =
-        |standing: &Findings, period| standing.parts_usable_from_us(period).map(|from| from.saturating_sub(received));
+        |findings: &Findings, period| findings.parts_usable_from_us(period).map(|from| from.saturating_sub(received));
     let changed = unknown.with_identity(&identity_reply(START, false, after(10)), received);
     assert_eq!(waits(&changed, hour), Some(3_590_000_000));
     assert_eq!(waits(&changed, SECOND), Some(50_000_000), "at least a minute");
     // Another region changed later.
-    let reply = members_reply(NEVER, vec![other(false, after(999), after(1000))]);
+    let reply = registry_reply(NEVER, vec![other(false, after(999), after(1000))]);
     assert_eq!(waits(&changed.with_registry(&reply, received), hour), Some(3_599_000_000));
-    let differs = |seen| settled.with_registry(&members_reply(NEVER, vec![other(true, NEVER, seen)]), received);
+    let differs = |seen| settled.with_registry(&registry_reply(NEVER, vec![other(true, NEVER, seen)]), received);
     assert_eq!(waits(&differs(after(940)), hour), None);
     assert_eq!(differs(after(940)).differing(), ["us"]);
     assert!(waits(&differs(after(939)), hour).is_some(), "not seen for more than a minute");
     // What was known stands.
     let later = differs(after(940)).with_identity(&identity_reply(NEVER, false, after(2000)), received);
     assert_eq!(waits(&later, hour), None);
-    let second = settled.with_registry(&RegistryReply { is_second: true, ..members_reply(NEVER, vec![]) }, received);
+    let second = settled.with_registry(&RegistryReply { is_second: true, ..registry_reply(NEVER, vec![]) }, received);
     assert!(second.is_second() && waits(&second, hour).is_none());
-    assert!(!second.with_registry(&members_reply(NEVER, vec![]), received).is_second());
+    assert!(!second.with_registry(&registry_reply(NEVER, vec![]), received).is_second());
 }
 
 #[test]
 fn new_identity_is_settled_if_no_region_has_had_another_list() {
     let new = Findings::default().with_identity(&identity_reply(START, true, START), 0);
     assert_eq!(new.claim(id(9)), remember(new.identity().unwrap(), false));
-    let alike = members_reply(NEVER, vec![other(false, NEVER, after(1000))]);
+    let alike = registry_reply(NEVER, vec![other(false, NEVER, after(1000))]);
     assert!(new.with_registry(&alike, 0).must_settle());
     assert_eq!(new.with_registry(&alike, 0).claim(id(9)), remember(new.identity().unwrap(), true));
     let cases = [
-        members_reply(after(1), vec![]),
-        members_reply(NEVER, vec![other(false, after(1), after(1000))]),
-        members_reply(NEVER, vec![other(true, NEVER, after(1000))]),
+        registry_reply(after(1), vec![]),
+        registry_reply(NEVER, vec![other(false, after(1), after(1000))]),
+        registry_reply(NEVER, vec![other(true, NEVER, after(1000))]),
         RegistryReply { is_second: true, ..alike },
     ];
     for reply in cases {
@@ -292,7 +292,7 @@ fn region_is_cut_off_five_seconds_after_the_last_answer() {
     assert_eq!(membership_notices(&standing, start), [MembershipNotice::CutOff]);
     standing.record_identity(&identity_reply(NEVER, false, START), process_us(start));
     assert!(restricted(start).cut_off && !restricted(start).parts_unusable, "parts need no answer");
-    standing.record_registry(&members_reply(NEVER, vec![]), process_us(start));
+    standing.record_registry(&registry_reply(NEVER, vec![]), process_us(start));
     let free = GlobalView { can_request: true, ..clock };
     assert_eq!(restricted(start + CUT_OFF_AFTER), free);
     assert_eq!(membership_notices(&standing, start + CUT_OFF_AFTER), []);
@@ -300,7 +300,7 @@ fn region_is_cut_off_five_seconds_after_the_last_answer() {
     assert_eq!(restricted(cut_off), GlobalView { cut_off: true, ..clock });
     standing.record_answer(process_us(start) + 7_000_000);
     assert_eq!(restricted(cut_off), free, "a grant is an answer too");
-    let second = RegistryReply { is_second: true, ..members_reply(NEVER, vec![]) };
+    let second = RegistryReply { is_second: true, ..registry_reply(NEVER, vec![]) };
     standing.record_registry(&second, process_us(start));
     assert_eq!(
         restricted(start),

@@ -73,7 +73,12 @@ impl ScriptReply {
     }
 }
 
-impl KeyScript<'_> {
+impl<'c> KeyScript<'c> {
+    /// Creates a call with one argument.
+    pub(super) const fn new(script: &'static Script, key: &'c [u8], argument: &'c [u8]) -> Self {
+        Self { script, key, argument, more: &[] }
+    }
+
     /// Sends the script to the node that has its key, until `deadline`.
     ///
     /// # Errors

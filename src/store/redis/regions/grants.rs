@@ -155,9 +155,9 @@ impl GrantWorker {
         let (limit, reserve) = (&request.limit, u64::from(request.limit.region_reserve()));
         let demand = WindowDemand::at(counts, reserve, limit.period_us(), request.global_us());
         let purpose = WindowCall::Grant { wanted: demand.wanted() };
-        let (key, argument) =
-            (global_key(&request.key), grant_calls::encode_window_call(WindowPool::of(limit), purpose, None));
-        let call = KeyScript { script: global_window_script(), key: &key, argument: &argument, more: &[] };
+        let key = global_key(&request.key);
+        let argument = grant_calls::encode_window_call(WindowPool::of(limit), purpose, None);
+        let call = KeyScript::new(global_window_script(), &key, &argument);
         let Some(reply) = self.ask(call, grant_calls::decode_window_call, |reply| reply.now).await else { return };
         let exhausted = reply.hits == 0;
         let pause_us = match limit.algorithm() {
@@ -174,7 +174,7 @@ impl GrantWorker {
             next_request_at: request.now.plus_us(pause_us),
         };
         let argument = grant_calls::encode_hits_grant(limit.period_us() / 1000, &grant);
-        let call = KeyScript { script: region_grant_script(), key: &request.key, argument: &argument, more: &[] };
+        let call = KeyScript::new(region_grant_script(), &request.key, &argument);
         let is_sliding = limit.algorithm() == Algorithm::SlidingWindowCounter;
         if self.give(call, grant.hits).await && is_sliding && grant.hits > 0 {
             self.returns.expect(request.unused_hits(&grant));
@@ -184,10 +184,12 @@ impl GrantWorker {
     /// Gets a rate and a capacity for a token bucket.
     async fn answer_bucket(&self, request: &GrantRequest, counts: &BucketCounts) {
         let limit = &request.limit;
-        let BucketDemand { wanted, term_us } = BucketDemand::at(limit, counts, request.now.as_micros());
+        let demand = BucketDemand::at(limit, counts, request.now.as_micros());
+        let BucketDemand { wanted, term_us } = demand;
         let term = TermRequest { region: self.settings.number(), wanted, term_us, pool: TokenPool::of(limit) };
-        let (key, argument) = (global_key(&request.key), grant_calls::encode_bucket_request(term, None));
-        let call = KeyScript { script: global_bucket_script(), key: &key, argument: &argument, more: &[] };
+        let key = global_key(&request.key);
+        let argument = grant_calls::encode_bucket_request(term, None);
+        let call = KeyScript::new(global_bucket_script(), &key, &argument);
         let Some(reply) = self.ask(call, grant_calls::decode_bucket_request, |reply| reply.now).await else { return };
         if reply.end == Time::default() {
             // Too many grants have not ended; the one that the bucket has goes on.
@@ -202,7 +204,7 @@ impl GrantWorker {
             start: Time::from_micros(reply.end.as_micros().saturating_sub(term_us)),
             end: reply.end,
             exhausted: reply.rate < wanted,
-            next_request_at: request.now.plus_us(BucketDemand { wanted, term_us }.pause_us(reply.rate)),
+            next_request_at: request.now.plus_us(demand.pause_us(reply.rate)),
         };
         let argument = grant_calls::encode_rate_grant(limit, None, &grant);
         let more: [&[u8]; 2] = [b"", &view_argument(&self.view(&request.key))];

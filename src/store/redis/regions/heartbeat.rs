@@ -14,7 +14,7 @@ use tokio::time::{sleep, sleep_until, timeout};
 
 use super::calls::{CallKind, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT};
 use super::membership_notices::NoticeLog;
-use super::registry::{self, RegionId, RegionListHash, RegionReport, region_identity_key, registry_key};
+use super::registry::{self, RegionId, RegionListHash, RegionReport, region_identity_key, region_registry_key};
 use super::standing::RegionStanding;
 use crate::settings::redis::RegionSettings;
 use crate::store::client::redis::deployment::Deployment;
@@ -64,7 +64,7 @@ impl RegionHeartbeat {
             list: RegionListHash::new(&regions.names),
             proposal: RegionId::random(),
             identity_key: region_identity_key(prefix),
-            registry_key: registry_key(prefix),
+            registry_key: region_registry_key(prefix),
             tell_region: Notify::new(),
             tell_global: Notify::new(),
             notices: NoticeLog::new(regions),
@@ -93,8 +93,7 @@ impl RegionHeartbeat {
     async fn report_to_region(&self, deadline: Instant) -> Result<(), RedisError> {
         let findings = self.standing.findings();
         let argument = registry::encode_claim(findings.claim(self.proposal), self.list, None);
-        let script =
-            KeyScript { script: region_identity_script(), key: &self.identity_key, argument: &argument, more: &[] };
+        let script = KeyScript::new(region_identity_script(), &self.identity_key, &argument);
         let reply = script.run(&self.region, CallKind::Unrecorded, deadline).await?;
         let identity =
             bytes(&reply.reply).and_then(|reply| registry::decode_identity(reply).ok()).ok_or(RedisError::BadReply)?;
@@ -124,8 +123,7 @@ impl RegionHeartbeat {
         let Some(identity) = self.standing.findings().identity() else { return Ok(()) };
         let report = RegionReport { name: &self.name, id: identity.id, list: self.list };
         let argument = registry::encode_report(report, None);
-        let script =
-            KeyScript { script: global_members_script(), key: &self.registry_key, argument: &argument, more: &[] };
+        let script = KeyScript::new(global_members_script(), &self.registry_key, &argument);
         let reply = script.run(&self.global, CallKind::Recorded, deadline).await?;
         let regions =
             bytes(&reply.reply).and_then(|reply| registry::decode_registry(reply).ok()).ok_or(RedisError::BadReply)?;

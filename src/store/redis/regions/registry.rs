@@ -157,7 +157,7 @@ pub struct OtherRegion {
 }
 
 /// Returns the key of the registry. `prefix` is `CACHE_KEY_PREFIX`. No counter's key ends in a brace.
-pub fn registry_key(prefix: &str) -> Bytes {
+pub fn region_registry_key(prefix: &str) -> Bytes {
     let mut key = key::head(prefix);
     key.extend_from_slice(b"regions}");
     key.freeze()

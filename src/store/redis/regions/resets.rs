@@ -107,8 +107,7 @@ impl Resets {
         argument: &[u8],
         deadline: Instant,
     ) -> Result<Bytes, RedisError> {
-        let reply =
-            KeyScript { script, key, argument, more: &[] }.run(&self.global, CallKind::Recorded, deadline).await?;
+        let reply = KeyScript::new(script, key, argument).run(&self.global, CallKind::Recorded, deadline).await?;
         bytes(&reply.reply).map(Bytes::copy_from_slice).ok_or(RedisError::BadReply)
     }
 
@@ -140,7 +139,7 @@ impl Resets {
 
     async fn follow_one(&self, Reset { time, counter }: Reset) -> Result<(), RedisError> {
         let argument = grant_calls::encode_counter_reset(counter.period_ms, time);
-        let call = KeyScript { script: region_reset_script(), key: &counter.key, argument: &argument, more: &[] };
+        let call = KeyScript::new(region_reset_script(), &counter.key, &argument);
         let reply = call.run(&self.region, CallKind::Unrecorded, Instant::now() + REGION_TIMEOUT).await?;
         integer(&reply.reply).map(|_| ()).ok_or(RedisError::BadReply)
     }

@@ -10,8 +10,7 @@ use tollkeeper::limit::RegionLossPolicy;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::global_bucket::{self, TermRequest, TokenPool};
 use tollkeeper::limit::algorithm::global_window::{self, WindowPool, WindowReturn};
-use tollkeeper::limit::algorithm::region::CutOffPeriod;
-use tollkeeper::limit::algorithm::region::GlobalView;
+use tollkeeper::limit::algorithm::region::{CutOffPeriod, GlobalView};
 use tollkeeper::limit::algorithm::region_bucket::RateGrant;
 use tollkeeper::limit::algorithm::region_window::HitsGrant;
 use tollkeeper::limit::algorithm::state::State;
@@ -446,9 +445,9 @@ impl World {
         let now = region.clock.time(self.now_us);
         region.state.set_view(clock);
         let (request_before, loss_before, granted_before) =
-            (region.state.open_request(), loss(&region.state), granted(&region.state));
+            (region.state.open_request(), cut_off(&region.state), granted(&region.state));
         let result = region.state.charge(&region.limit, now, ChargeRequest::new(hits, 0));
-        let (request, loss) = (region.state.open_request(), loss(&region.state));
+        let (request, loss) = (region.state.open_request(), cut_off(&region.state));
         let from_loss = loss.used > if loss.start == loss_before.start { loss_before.used } else { 0 };
         let used = match hits {
             Hits::Charge(hits) if result.admitted => signed(hits),
@@ -711,7 +710,7 @@ fn granted(state: &State) -> GrantedHits {
     }
 }
 
-fn loss(state: &State) -> CutOffPeriod {
+fn cut_off(state: &State) -> CutOffPeriod {
     match state {
         State::RegionWindow(state) => state.counts.cycle.cut_off,
         State::RegionBucket(state) => state.counts.cycle.cut_off,
