@@ -16,7 +16,6 @@ use super::eventual::local_admission::{LeaseReply, LocalAdmission};
 use super::prepared_call::PreparedCall;
 use super::regions::grants::GrantRequest;
 use super::script::replay::ScriptOutcome;
-use crate::base::clock::Time;
 use crate::limit::algorithm::state::State;
 use crate::limit::{Limit, StorePolicy};
 use crate::store::charge::{ChargeBatch, ChargeContext, OwnedCounter};
