@@ -7,16 +7,13 @@
 
 pub mod decision;
 pub mod log;
-pub mod context;
-pub mod error;
 mod store_failures;
 mod key_text;
 mod selection;
 pub mod explain;
 pub mod counters;
-mod failure_policies;
-mod answer;
 mod outcome;
+mod answer;
 mod charge;
 mod metrics;
 mod candidates;
@@ -35,16 +32,14 @@ use smallvec::SmallVec;
 
 use self::candidates::CandidateCharges;
 use self::charge::{Charger, DryRuns, Outcomes};
-use self::context::DecisionContext;
 use self::decided_request::DecidedRequest;
-use self::error::DecideError;
 use self::merge::merge;
 use self::metrics::Recorder;
 use self::outcome::DescriptorOutcome;
 use self::results::DescriptorResults;
 use self::selection::{SelectedRequest, Selection, select};
 use self::store_failures::Failures;
-use crate::decide::decision::Decision;
+use crate::decide::decision::{DecideError, Decision, DecisionContext};
 use crate::decide::log::DecisionLog;
 use crate::decide::log::values::ValueForm;
 use crate::limit::StorePolicy;
@@ -95,7 +90,8 @@ impl Decider {
             OptionFuture::from(charger.dry_run_all(&mut dry_runs)).await;
         }
         OptionFuture::from(charger.charge_all(&dry_runs, &mut outcomes)).await;
-        OptionFuture::from(charger.charge_spared(&dry_runs, &mut outcomes)).await;
+        // Nothing to do without dry runs, that is without STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT.
+        OptionFuture::from(charger.charge_held_back(&dry_runs, &mut outcomes)).await;
         self.conclude(context, selected, &outcomes, candidates)
     }
 
@@ -133,10 +129,11 @@ impl Decider {
         let charger = self.charger(context, selected);
         let (mut dry_runs, mut outcomes) = (DryRuns::new(), Outcomes::new());
         if self.behaviour.stop_cache_key_increment_when_overlimit {
-            drop(charger.dry_run_all(&mut dry_runs));
+            assert_done(charger.dry_run_all(&mut dry_runs));
         }
-        drop(charger.charge_all(&dry_runs, &mut outcomes));
-        drop(charger.charge_spared(&dry_runs, &mut outcomes));
+        assert_done(charger.charge_all(&dry_runs, &mut outcomes));
+        // Nothing to do without dry runs, that is without STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT.
+        assert_done(charger.charge_held_back(&dry_runs, &mut outcomes));
         for (index, (selection, outcome)) in selections.iter().zip(&outcomes).enumerate() {
             observe(DescriptorResults { index, selection, outcome, candidates: candidates.as_ref() });
         }
@@ -222,4 +219,9 @@ impl Decider {
         self.log(DecidedRequest { behaviour, context, selected, outcomes: &[], candidates: None }, &Err(error));
         Err(error)
     }
+}
+
+/// Takes what is left of a step of the pipeline: nothing, because an immediate store does all of it within the call.
+fn assert_done(left: Option<impl Future<Output = ()>>) {
+    debug_assert!(left.is_none(), "an immediate store leaves no future");
 }

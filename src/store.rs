@@ -65,11 +65,12 @@ enum StoreBackend {
 pub struct StoreContext<'r> {
     /// Time of the request; counters in Redis follow the time of Redis instead.
     pub now: Time,
-    /// Latest time for answers from Redis; `None` if no time is left for a call. The memory store ignores the deadline.
+    /// Latest time for answers from Redis; `None`: the caller leaves no time for a call. The memory store ignores it.
     pub deadline: Option<Instant>,
-    /// Span that calls belong to, if the request is sampled.
+    /// Span of the decision, which calls belong to, if the request is sampled.
     pub span_ref: Option<&'r SpanRef>,
-    /// Time of the charge of each descriptor, if it differs from `now`; counters in Redis ignore it.
+    /// Time of the charge of each descriptor, if it differs from `now`: a replay of charges that Redis timed. The memory
+    /// store uses them; empty in a server.
     pub charge_times: &'r [Time],
 }
 

@@ -78,7 +78,7 @@ fn charged(memory: &MemoryStore, limits: &[EnforcedLimit<'_>], now: Time, reques
         .iter()
         .map(|EnforcedLimit { limit, enforced }| Counter {
             limit,
-            enforced: *enforced,
+            shadow: !enforced,
             quota: false,
             tag: counter_tag(limit, 0),
             epoch: 0,

@@ -6,13 +6,14 @@ use std::sync::{Arc, LazyLock};
 use tollkeeper::base::clock::Time;
 use tollkeeper::base::pb::{RateLimitRequest, RateLimitResponse};
 use tollkeeper::decide::Decider;
-use tollkeeper::decide::context::DecisionContext;
+use tollkeeper::decide::decision::DecisionContext;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{RuleText, compile};
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::yaml::Documents;
 use tollkeeper::serve::grpc::{decode, encode};
 use tollkeeper::settings::Settings;
+use tollkeeper::store::StoreContext;
 use tollkeeper::store::memory::MemoryStore;
 
 /// 2026-01-01.
@@ -43,11 +44,8 @@ pub(crate) fn decide(message: &RateLimitRequest) -> Option<RateLimitResponse> {
         let now = NOW.plus_us(passed_us);
         let context = DecisionContext {
             rules: Some(&SET),
-            now,
             max_delay_us: 1_000_000,
-            deadline: None,
-            span_ref: None,
-            charge_times: &[],
+            store: StoreContext { now, deadline: None, span_ref: None, charge_times: &[] },
         };
         let decided = decider.decide_now(context, &request);
         let is_invalid = message.domain.is_empty() || message.descriptors.is_empty();

@@ -1,5 +1,5 @@
-//! Protobuf messages and services of Envoy's rate limit and discovery APIs, each under one path. The code in
-//! `proto/generated` is generated from `proto/` by a test, `generated_code`.
+//! Protobuf messages and services of Envoy's rate limit and discovery APIs, each under one path, generated
+//! by `build.rs` from `proto/`.
 //!
 //! `Entry.key` and `Entry.value` are `Bytes`: slices of the received message, UTF-8 or not. Well-known wrappers are
 //! `Option`s, so that a number that was not sent differs from 0. Nothing here interprets a message; `grpc` does.
@@ -15,7 +15,7 @@ pub mod codec;
     reason = "generated"
 )]
 mod generated {
-    include!("../../proto/generated/pb.rs");
+    include!(concat!(env!("OUT_DIR"), "/pb.rs"));
 }
 
 // The generated modules follow the packages, up to five levels deep; the names are distinct without them.
@@ -47,5 +47,5 @@ pub const METHOD: &str = METHOD_PATH.split_at(1).1;
 ///
 /// There `Entry.key` and `Entry.value` are `string`, as in Envoy's own files.
 pub const fn descriptor_set() -> &'static [u8] {
-    include_bytes!("../../proto/generated/descriptors.bin")
+    include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"))
 }

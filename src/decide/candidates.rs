@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::context::DecisionContext;
+use super::decision::DecisionContext;
 use super::key_text::{key_text, push_key_text};
 use super::metrics::{LimitResult, Recorder, StatsRef, distinct_hash, near_hits, record_hits};
 use super::selection::{SelectedLimit, SelectedRequest};
@@ -68,7 +68,7 @@ impl CandidateCharges {
             (descriptor, selections[descriptor].candidate_charge(request, descriptor, at, context.max_delay_us))
         };
         let charges: Vec<(usize, Charge<'_>)> = refs.iter().map(charge).collect();
-        Some(Self { refs, outcomes: store.charge_deferred(&charges, context.of_store()) })
+        Some(Self { refs, outcomes: store.charge_deferred(&charges, context.store) })
     }
 
     /// Outcomes that are known by now.
@@ -174,8 +174,8 @@ impl CandidateRecord {
             hits: sent.hits,
             key,
             distinct_hash: distinct_hash(recorder.metrics, &path, key),
-            now: context.now,
-            span_ref: context.span_ref.cloned(),
+            now: context.store.now,
+            span_ref: context.store.span_ref.cloned(),
             of_rule: limit.stats.filter(|_| is_on).map(Arc::clone),
             of_request: stats.and_then(|stats| match stats {
                 StatsRef::Request(stats) => Some(stats),

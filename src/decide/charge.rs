@@ -4,18 +4,17 @@
 //! store fails to decide falls to the rule's failure policy.
 //!
 //! With STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT a dry run comes first. If it rejects the request, descriptors without
-//! an exceeded limit are *spared*: they only peek. Counters may change between the two, and a descriptor may be
-//! admitted from a lease that the dry run does not see. If the request passes after all, the spared descriptors are
+//! an exceeded limit are *held back*: they only peek. Counters may change between the two, and a descriptor may be
+//! admitted from a lease that the dry run does not see. If the request passes after all, the descriptors held back are
 //! charged, so that no hit is admitted without a charge.
 
 use smallvec::SmallVec;
 
-use super::answer::{Answer, LimitRejection, LimitVerdicts, answer};
-use super::context::DecisionContext;
-use super::failure_policies::FailurePolicies;
-use super::outcome::{DescriptorOutcome, FailedCharge};
+use super::answer::{Answer, answer};
+use super::decision::DecisionContext;
+use super::outcome::{DescriptorOutcome, FailedCharge, LimitRejection, LimitVerdicts};
 use super::selection::{SelectedRequest, Selection};
-use super::store_failures::Failures;
+use super::store_failures::{FailurePolicies, Failures};
 use crate::limit::StorePolicy;
 use crate::limit::counter::Charge;
 use crate::limit::request::Hits;
@@ -26,7 +25,8 @@ use crate::store::outcome::{ChargeResults, LimitAdmissions, StoreOutcome};
 
 /// Outcomes of the charges of a request, one for each descriptor.
 pub(super) type Outcomes = SmallVec<[DescriptorOutcome; 2]>;
-/// Dry runs of the charges of a request, one for each descriptor; empty if there was none.
+/// Dry runs of the charges of a request, one for each descriptor; empty without
+/// STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT.
 pub(super) type DryRuns = SmallVec<[DryRun; 2]>;
 
 /// Result of the dry run of a charge.
@@ -65,7 +65,7 @@ impl<'a> Charger<'a, '_, '_> {
         let record = move |index: usize, charge: &Charge<'_>, admissions: Result<LimitAdmissions, ChargeError>| {
             dry_runs[index] = self.dry_run(&selections[index], charge, admissions);
         };
-        self.store.dry_run_all(charges, self.context.of_store(), record)
+        self.store.dry_run_all(charges, self.context.store, record)
     }
 
     fn dry_run(
@@ -88,7 +88,7 @@ impl<'a> Charger<'a, '_, '_> {
                 let policies = FailurePolicies::of(&selection.limits, charge.request.hits);
                 let mut admissions = LimitAdmissions::new();
                 if policies.use_fallback() {
-                    admissions = self.store.dry_run_fallback(charge, self.context.now);
+                    admissions = self.store.dry_run_fallback(charge, self.context.store.now);
                 }
                 let limit_verdicts = limit_verdicts(&admissions).under_policies(policies);
                 DryRun { limit_verdicts, is_exceeded: limit_verdicts.rejects(), error: Some(error) }
@@ -104,18 +104,18 @@ impl<'a> Charger<'a, '_, '_> {
     ) -> Option<impl Future<Output = ()>> {
         let selections = self.selected.selections;
         outcomes.extend(selections.iter().map(|_| DescriptorOutcome::Unlimited));
-        let spares_any = self.is_rejected(&dry_runs.iter().map(|dry_run| dry_run.limit_verdicts));
+        let holds_back_any = self.is_rejected(&dry_runs.iter().map(|dry_run| dry_run.limit_verdicts));
         let charge_of = move |index: usize| {
             let charge = self.charge(index)?;
-            let is_spared = spares_any && dry_runs.get(index).is_some_and(|dry_run| !dry_run.is_exceeded);
-            Some(if is_spared { peek_only(charge) } else { charge })
+            let is_held_back = holds_back_any && dry_runs.get(index).is_some_and(|dry_run| !dry_run.is_exceeded);
+            Some(if is_held_back { peek_only(charge) } else { charge })
         };
         self.make(charge_of, dry_runs, outcomes)
     }
 
-    /// Charges the spared descriptors if the request is not rejected after all; `None` if there is nothing to do, or if
-    /// that is done when the call returns.
-    pub(super) fn charge_spared(
+    /// Charges the descriptors held back if the request is not rejected after all; `None` if there is nothing to do, or
+    /// if that is done when the call returns.
+    pub(super) fn charge_held_back(
         self,
         dry_runs: &'a DryRuns,
         outcomes: &'a mut Outcomes,
@@ -156,13 +156,13 @@ impl<'a> Charger<'a, '_, '_> {
             let selection: &Selection<'_> = &selections[index];
             outcomes[index] = match outcome {
                 Ok(outcome) => {
-                    selection.warn_lost_reports(request.descriptors[index].hits, &outcome);
+                    selection.warn_lost_hits(request.descriptors[index].hits, &outcome);
                     DescriptorOutcome::Charged(outcome)
                 }
                 Err(error) => self.decide_by_policy(error, selection, charge),
             };
         };
-        self.store.charge_all(charges, self.context.of_store(), record)
+        self.store.charge_all(charges, self.context.store, record)
     }
 
     fn charge(self, index: usize) -> Option<Charge<'a>> {
@@ -178,10 +178,10 @@ impl<'a> Charger<'a, '_, '_> {
     /// Decides a charge that the store failed to decide. Refunds, peeks and limits in shadow mode are never rejected.
     fn decide_by_policy(self, error: ChargeError, selection: &Selection<'_>, charge: &Charge<'_>) -> DescriptorOutcome {
         let policies = FailurePolicies::of(&selection.limits, charge.request.hits);
-        self.failures.record(error, policies.strictest(), self.context.now);
+        self.failures.record(error, policies.strictest(), self.context.store.now);
         let mut fallback = ChargeResults::new();
         if policies.use_fallback() {
-            fallback = self.store.charge_fallback(charge, self.context.now);
+            fallback = self.store.charge_fallback(charge, self.context.store.now);
         }
         for (selected, result) in selection.limits.iter().zip(&mut fallback) {
             let is_allowed = policies.for_limit(selected) == StorePolicy::Allow;

@@ -10,11 +10,12 @@ use serde::Serialize;
 use smallvec::SmallVec;
 
 use super::Decider;
-use super::context::DecisionContext;
+use super::decision::DecisionContext;
 use super::explain::ExplainedCounter;
 use super::selection::{SelectedRequest, Selection, select};
 use crate::limit::request::{Descriptor, Entry, Hits, Request};
 use crate::rules::rule::set::{CompiledRule, DomainRules, RuleSet};
+use crate::store::StoreContext;
 use crate::store::error::AdminError;
 use crate::store::outcome::CounterPath;
 
@@ -104,7 +105,7 @@ impl Decider {
         for (index, selection) in selections.iter().enumerate() {
             let mut of_descriptor = 0;
             for charge in selection.all_charges(request, index, 0) {
-                of_descriptor += self.store.reset(&charge, context.now, Instant::now() + TIMEOUT).await?;
+                of_descriptor += self.store.reset(&charge, context.store.now, Instant::now() + TIMEOUT).await?;
             }
             deleted.push(of_descriptor);
         }
@@ -115,7 +116,9 @@ impl Decider {
     pub fn forget_cached(&self, context: DecisionContext<'_>, request: &Request<'_>) {
         let Some(rules) = context.rules else { return };
         for (index, selection) in select(&self.behaviour, rules, request).iter().enumerate() {
-            selection.all_charges(request, index, 0).for_each(|charge| self.store.forget_cached(&charge, context.now));
+            selection
+                .all_charges(request, index, 0)
+                .for_each(|charge| self.store.forget_cached(&charge, context.store.now));
         }
     }
 
@@ -157,15 +160,18 @@ impl Decider {
             .enumerate()
             .map(|(index, path)| Selection::of_rule(of.rule, shared(path), &request, index))
             .collect();
-        let context = DecisionContext { deadline: Some(Instant::now() + TIMEOUT), ..context };
+        let context = DecisionContext {
+            store: StoreContext { deadline: Some(Instant::now() + TIMEOUT), ..context.store },
+            ..context
+        };
         let found = self.peek_selected(context, SelectedRequest { request: &request, selections: &selections }).await;
-        let counting = paths.iter().zip(found).filter_map(|(path, results)| {
+        let listed = paths.iter().zip(found).filter_map(|(path, results)| {
             results.iter().flatten().any(|result| result.after > 0).then_some(())?;
             let text = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).into_owned();
             let entries = path.entries.iter().map(|[key, value]| [text(key), text(value)]).collect();
             Some(ListedCounters { entries, limits: results.iter().flatten().map(ExplainedCounter::of).collect() })
         });
-        counting.collect()
+        listed.collect()
     }
 }
 

@@ -7,9 +7,8 @@
 use std::fmt::Write as _;
 
 use super::decided_request::DecidedRequest;
-use super::error::DecideError;
 use super::outcome::DescriptorOutcome;
-use crate::decide::decision::Decision;
+use crate::decide::decision::{DecideError, Decision};
 use crate::decide::log::convert::signed_hits;
 use crate::decide::log::record::EntryRecord;
 use crate::decide::log::values::ValueForm;

@@ -5,13 +5,11 @@
 
 use smallvec::SmallVec;
 
-use super::answer::{CombinedVerdict, retry_after_us};
+use super::answer::retry_after_us;
 use super::candidates::{CandidateCharges, CandidateRef};
-use super::context::DecisionContext;
-use super::error::DecideError;
-use super::outcome::DescriptorOutcome;
+use super::outcome::{CombinedVerdict, DescriptorOutcome};
 use super::selection::{SelectedLimit, SelectedRequest, Selection};
-use crate::decide::decision::Decision;
+use crate::decide::decision::{DecideError, Decision, DecisionContext};
 use crate::decide::log::convert::signed_hits;
 use crate::decide::log::record::{
     DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, GlobalRecord, LimitRecord, OverrideRecord,
@@ -100,7 +98,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             return RecordedVerdict::Error;
         };
         let limit_verdicts = outcome.limit_verdicts(self.behaviour, selection);
-        if limit_verdicts.enforced == CombinedVerdict::Fails || limit_verdicts.quotas == Some(CombinedVerdict::Fails) {
+        if limit_verdicts.hard == CombinedVerdict::Fails || limit_verdicts.quotas == Some(CombinedVerdict::Fails) {
             return RecordedVerdict::Error;
         }
         let in_shadow = |(at, limit): (usize, &SelectedLimit<'_>)| limit.shadow && outcome.rejects(at);
@@ -135,7 +133,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             limit_verdicts.map(|(selection, outcome)| outcome.limit_verdicts(self.behaviour, selection));
         let is_rejected = verdicts.request == RecordedVerdict::OverLimit;
         let count = verdicts.descriptors.len();
-        let time_us = self.context.now.as_micros();
+        let time_us = self.context.store.now.as_micros();
         DecisionRecord {
             process: stamp.process.into(),
             seq: stamp.seq,
@@ -149,7 +147,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             delay_us: decided.as_ref().map_or(0, |decision| decision.delay_us),
             max_delay_us: self.context.max_delay_us,
             rules: self.context.rules.map(|rules| &*rules.id).unwrap_or_default().into(),
-            trace_id: self.context.span_ref.map(|span_ref| span_ref.trace_id().to_string().into()),
+            trace_id: self.context.store.span_ref.map(|span_ref| span_ref.trace_id().to_string().into()),
             duration_us: stamp.now_us.saturating_sub(time_us),
         }
     }
@@ -179,7 +177,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             decided_by: outcome.and_then(decider),
             policy: failed.map(|failed| failed.policies.strictest()),
             reason: failed.map(|failed| failed.error.name().into()),
-            now_us: charged_at.filter(|at| *at != self.context.now).map(|at| at.as_micros()),
+            now_us: charged_at.filter(|at| *at != self.context.store.now).map(|at| at.as_micros()),
             verdict: logged.verdicts.descriptors[index],
         }
     }

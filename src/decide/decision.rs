@@ -1,13 +1,27 @@
-//! The answer to a request: a status for each descriptor, and the merged result.
+//! A decision: its inputs besides the request, its result, and the reasons why there is none.
 //!
-//! Over limit is a value here, never an error. Names are borrowed from the rule set that decided. The encoders turn a
-//! decision into protobuf or JSON and add nothing.
+//! The result has a status for each descriptor, and the merged answer. Over limit is a value here, never an error.
+//! Names are borrowed from the rule set that decided. The encoders turn a decision into protobuf or JSON and add
+//! nothing.
 
 use std::borrow::Cow;
 
 use smallvec::SmallVec;
 
 use crate::limit::period::Period;
+use crate::rules::rule::set::RuleSet;
+use crate::store::StoreContext;
+
+/// Inputs taken once for each decision, when its request arrives.
+#[derive(Clone, Copy, Debug)]
+pub struct DecisionContext<'r> {
+    /// The rules; `None` before any were loaded.
+    pub rules: Option<&'r RuleSet>,
+    /// Longest delay of the response that the caller can wait for, in microseconds, after the store's timeout.
+    pub max_delay_us: u64,
+    /// Time of the request, deadline and span of the store's operations.
+    pub store: StoreContext<'r>,
+}
 
 /// The answer to a request.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,4 +74,33 @@ pub struct Header<'r> {
     pub name: &'r str,
     /// Value of the header.
     pub value: Cow<'r, str>,
+}
+
+/// Reason why a request has no decision. The texts, but for [`DecideError::Store`], are those of envoyproxy/ratelimit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecideError {
+    /// The request names no domain: the caller's fault.
+    #[error("rate limit domain must not be empty")]
+    EmptyDomain,
+    /// The request has no descriptor: the caller's fault.
+    #[error("rate limit descriptor list must not be empty")]
+    NoDescriptors,
+    /// No rules were ever loaded: our fault.
+    #[error("no rate limit configuration loaded")]
+    NoRules,
+    /// The store failed under a rule with the policy `error`.
+    #[error("the store failed, and the rule says `on_store_error: error`")]
+    Store,
+}
+
+impl DecideError {
+    /// Name of the reason in the decision log.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::EmptyDomain => "empty_domain",
+            Self::NoDescriptors => "no_descriptors",
+            Self::NoRules => "no_rules",
+            Self::Store => "store",
+        }
+    }
 }

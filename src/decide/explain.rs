@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 
 use super::Decider;
-use super::context::DecisionContext;
+use super::decision::DecisionContext;
 use super::selection::{SelectedLimit, SelectedRequest, Selection, select};
 use crate::limit::RegionLossPolicy;
 use crate::limit::charge::ChargeResult;
@@ -186,7 +186,7 @@ impl Decider {
             outcomes[at] = outcome.ok().map(|outcome| outcome.results);
         };
         let peeks = charges.iter().map(|(_, charge)| charge.clone()).enumerate();
-        self.store.peek_all(peeks, context.of_store(), record).await;
+        self.store.peek_all(peeks, context.store, record).await;
         let mut counters = vec![Vec::new(); selections.len()];
         for ((index, charge), results) in charges.iter().zip(outcomes) {
             let result = |at: usize| results.as_ref().and_then(|results| results.get(at).copied());
@@ -198,7 +198,7 @@ impl Decider {
 
 fn unknown_domain(descriptor: &Descriptor<'_>) -> ExplainedDescriptor {
     ExplainedDescriptor {
-        descriptor: descriptor_text(descriptor),
+        descriptor: descriptor.to_string(),
         steps: Vec::new(),
         outcome: "no rule file has this domain, so everything passes".to_owned(),
         rule: None,
@@ -243,7 +243,7 @@ fn explained(
         }
     };
     ExplainedDescriptor {
-        descriptor: descriptor_text(descriptor),
+        descriptor: descriptor.to_string(),
         steps: trace.steps.iter().zip(&descriptor.entries).map(|(step, entry)| explained_step(step, entry)).collect(),
         outcome,
         rule: rule.map(|rule| ExplainedRule { path: rule.path.clone(), origin: rule.location.to_string() }),
@@ -263,7 +263,7 @@ fn explained_step(step: &TraceStep<'_>, entry: &Entry<'_>) -> ExplainedStep {
         NearMiss::OtherKey => "it has another key",
     };
     ExplainedStep {
-        entry: entry_text(entry),
+        entry: entry.to_string(),
         matched: step
             .matched
             .as_ref()
@@ -324,7 +324,7 @@ fn guarantee(limit: &Limit, any_is_strict: bool) -> Cow<'static, str> {
 /// Promise of a global limit, and what one of its regions may admit alone.
 fn global_guarantee(limit: &Limit, scope: GlobalScope) -> String {
     let most = overshoot_text(scope.max_overshoot);
-    let (regions, reserve, allowance) = (scope.regions, limit.region_reserve(), limit.loss_allowance());
+    let (regions, reserve, allowance) = (scope.regions, limit.region_reserve(), limit.cut_off_allowance());
     let promise = match scope.on_region_loss {
         RegionLossPolicy::Share | RegionLossPolicy::Deny => {
             format!("all {regions} regions together admit at most {most} beyond the limit in any span of a period")
@@ -349,13 +349,4 @@ fn overshoot_text(overshoot: Overshoot) -> String {
             format!("{} %", percent.trim_end_matches('0').trim_end_matches('.'))
         }
     }
-}
-
-/// `key=value,key=value`, as it was sent.
-pub fn descriptor_text(descriptor: &Descriptor<'_>) -> String {
-    descriptor.entries.iter().map(entry_text).collect::<Vec<_>>().join(",")
-}
-
-fn entry_text(entry: &Entry<'_>) -> String {
-    format!("{}={}", String::from_utf8_lossy(entry.key), String::from_utf8_lossy(entry.value))
 }

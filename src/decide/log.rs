@@ -10,14 +10,12 @@ pub mod header;
 pub mod record;
 mod encode;
 pub mod convert;
-mod owned;
 pub mod reader;
 pub mod stream;
 pub mod selection;
 pub mod values;
 pub mod queue;
 pub mod recorded_rules;
-mod lost_records;
 mod sink;
 mod writer;
 

@@ -1,18 +1,17 @@
-//! Merges the verdicts on descriptors into one answer: statuses, the overall code, headers and body.
+//! Merges the outcomes of all descriptors into one decision: statuses, the overall code, headers and body.
 //!
-//! `limit_verdicts` tells if the request is rejected. Body and retry time are those of the descriptors that reject it.
+//! [`answer`] tells if the request is rejected. Body and retry time are those of the descriptors that reject it.
 
 use std::borrow::Cow;
 
 use smallvec::SmallVec;
 
-use super::answer::{Answer, LimitVerdicts, answer, quotas_reject, retry_after_us};
-use super::error::DecideError;
+use super::answer::{Answer, answer, quotas_reject, retry_after_us};
 use super::metadata;
-use super::outcome::DescriptorOutcome;
+use super::outcome::{DescriptorOutcome, LimitVerdicts};
 use super::selection::{SelectedRequest, Selection};
-use super::status::DescriptorVerdict;
-use crate::decide::decision::{Decision, Header};
+use super::status::DescriptorStatus;
+use crate::decide::decision::{DecideError, Decision, Header};
 use crate::rules::rule::OverLimitBody;
 use crate::settings::decisions::DecisionSettings;
 
@@ -23,23 +22,23 @@ pub(super) fn merge<'r>(
     outcomes: &[DescriptorOutcome],
 ) -> Result<Decision<'r>, DecideError> {
     let SelectedRequest { request, selections } = selected;
-    let verdicts = selections.iter().zip(outcomes);
-    let verdicts: SmallVec<[DescriptorVerdict<'r>; 2]> =
-        verdicts.map(|(selection, outcome)| DescriptorVerdict::of(behaviour, selection, outcome)).collect();
-    let rejected = match answer(&verdicts.iter().map(|verdict| verdict.limit_verdicts), !behaviour.shadow_mode) {
+    let decided = selections.iter().zip(outcomes);
+    let statuses: SmallVec<[DescriptorStatus<'r>; 2]> =
+        decided.map(|(selection, outcome)| DescriptorStatus::of(behaviour, selection, outcome)).collect();
+    let rejected = match answer(&statuses.iter().map(|status| status.limit_verdicts), !behaviour.shadow_mode) {
         Answer::Failed => return Err(DecideError::Store),
         answer => answer == Answer::Rejected,
     };
     let over_limit = rejected && !behaviour.shadow_mode;
     // Delay only admitted responses; SHADOW_MODE must not add latency.
     let may_delay = !rejected && !behaviour.shadow_mode;
-    let mut headers = limit_headers(behaviour, &verdicts);
+    let mut headers = limit_headers(behaviour, &statuses);
     let mut body = None;
     if over_limit {
-        if let Some(header) = retry_after_header(behaviour, &verdicts) {
+        if let Some(header) = retry_after_header(behaviour, &statuses) {
             headers.push(header);
         }
-        let rejection = rejection_body(selections, &verdicts);
+        let rejection = rejection_body(selections, &statuses);
         body = rejection.and_then(|rejection| rejection.body.as_deref());
         let content_type = rejection.and_then(|rejection| rejection.content_type.as_deref());
         if let Some(value) = content_type {
@@ -51,32 +50,32 @@ pub(super) fn merge<'r>(
         shadowed: rejected && !over_limit,
         headers,
         body,
-        metadata: metadata::of(behaviour, request, selections, &verdicts),
-        delay_us: verdicts.iter().map(|verdict| verdict.delay_us).max().filter(|_| may_delay).unwrap_or(0),
-        statuses: verdicts.into_iter().map(|verdict| verdict.status).collect(),
+        metadata: metadata::of(behaviour, request, selections, &statuses),
+        delay_us: statuses.iter().map(|status| status.delay_us).max().filter(|_| may_delay).unwrap_or(0),
+        statuses: statuses.into_iter().map(|status| status.shown).collect(),
     })
 }
 
 /// First body of the descriptors that reject the request. Exceeded quotas do only if all are.
-fn rejection_body<'r>(selections: &[Selection<'r>], verdicts: &[DescriptorVerdict<'_>]) -> Option<&'r OverLimitBody> {
-    let quotas_reject = quotas_reject(verdicts.iter().map(|verdict| verdict.limit_verdicts));
+fn rejection_body<'r>(selections: &[Selection<'r>], statuses: &[DescriptorStatus<'_>]) -> Option<&'r OverLimitBody> {
+    let quotas_reject = quotas_reject(statuses.iter().map(|status| status.limit_verdicts));
     let rejects = |limit_verdicts: &LimitVerdicts| {
-        limit_verdicts.enforced.rejects() || quotas_reject && limit_verdicts.quotas.is_some()
+        limit_verdicts.hard.rejects() || quotas_reject && limit_verdicts.quotas.is_some()
     };
-    let rejecting = selections.iter().zip(verdicts).filter(|(_, verdict)| rejects(&verdict.limit_verdicts));
+    let rejecting = selections.iter().zip(statuses).filter(|(_, status)| rejects(&status.limit_verdicts));
     let bodies = rejecting.filter_map(|(selection, _)| selection.over_limit_body);
     bodies.into_iter().find(|rejection| rejection.body.is_some())
 }
 
 /// `RateLimit-*` headers of the last exceeded limit that is not a quota, else of the first with the least remaining.
-fn limit_headers<'r>(behaviour: &'r DecisionSettings, verdicts: &[DescriptorVerdict<'r>]) -> SmallVec<[Header<'r>; 4]> {
+fn limit_headers<'r>(behaviour: &'r DecisionSettings, statuses: &[DescriptorStatus<'r>]) -> SmallVec<[Header<'r>; 4]> {
     let Some(names) = &behaviour.limit_headers else { return SmallVec::new() };
     let mut least = (u32::MAX, None);
-    for verdict in verdicts {
-        let Some(limit) = verdict.status.current_limit else { continue };
-        let is_exceeded = verdict.limit_verdicts.enforced.rejects();
-        if is_exceeded || verdict.status.remaining < least.0 {
-            least = (verdict.status.remaining, Some((limit, &verdict.status)));
+    for status in statuses {
+        let Some(limit) = status.shown.current_limit else { continue };
+        let is_exceeded = status.limit_verdicts.hard.rejects();
+        if is_exceeded || status.shown.remaining < least.0 {
+            least = (status.shown.remaining, Some((limit, &status.shown)));
         }
     }
     let (_, Some((limit, status))) = least else { return SmallVec::new() };
@@ -89,8 +88,8 @@ fn limit_headers<'r>(behaviour: &'r DecisionSettings, verdicts: &[DescriptorVerd
 }
 
 /// `Retry-After` header: seconds until the same request could pass, rounded up, at least 1. `None` if it never will.
-fn retry_after_header<'r>(behaviour: &'r DecisionSettings, verdicts: &[DescriptorVerdict<'r>]) -> Option<Header<'r>> {
+fn retry_after_header<'r>(behaviour: &'r DecisionSettings, statuses: &[DescriptorStatus<'r>]) -> Option<Header<'r>> {
     let name = behaviour.retry_after_header.as_deref()?;
-    let wait_us = retry_after_us(verdicts.iter().map(|verdict| verdict.limit_verdicts))?;
+    let wait_us = retry_after_us(statuses.iter().map(|status| status.limit_verdicts))?;
     Some(Header { name, value: Cow::Owned(wait_us.div_ceil(1_000_000).max(1).to_string()) })
 }

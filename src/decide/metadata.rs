@@ -5,9 +5,9 @@
 use serde_json::{Map, Value, json};
 
 use super::selection::Selection;
-use super::status::DescriptorVerdict;
+use super::status::DescriptorStatus;
 use crate::limit::period::Unit;
-use crate::limit::request::{Descriptor, Entry, LimitOverride, Request};
+use crate::limit::request::{Descriptor, LimitOverride, Request};
 use crate::rules::rule::naming::override_name;
 use crate::settings::decisions::DecisionSettings;
 use crate::telemetry::metrics::limit_registry::OTHER;
@@ -18,7 +18,7 @@ pub(super) fn of(
     behaviour: &DecisionSettings,
     request: &Request<'_>,
     selections: &[Selection<'_>],
-    verdicts: &[DescriptorVerdict<'_>],
+    statuses: &[DescriptorStatus<'_>],
 ) -> Option<Map<String, Value>> {
     if !behaviour.response_dynamic_metadata && !behaviour.metadata_verdicts {
         return None;
@@ -31,16 +31,16 @@ pub(super) fn of(
         if request.hits_addend != 0 {
             fields.insert("hitsAddend".to_owned(), json!(request.hits_addend));
         }
-        let attached = attached(selections, verdicts);
+        let attached = attached(selections, statuses);
         if !attached.is_empty() {
             fields.insert("metadata".to_owned(), Value::Object(attached));
         }
     }
     if behaviour.metadata_verdicts {
-        let rejections = selections.iter().zip(verdicts);
+        let rejections = selections.iter().zip(statuses);
         let rejections = rejections.zip(&request.descriptors);
         let rejections: Vec<_> = rejections
-            .filter_map(|((selection, verdict), descriptor)| rejection(request.domain, selection, verdict, descriptor))
+            .filter_map(|((selection, status), descriptor)| rejection(request.domain, selection, status, descriptor))
             .collect();
         if !rejections.is_empty() {
             fields.insert("over_limit".to_owned(), Value::Array(rejections));
@@ -50,10 +50,8 @@ pub(super) fn of(
 }
 
 fn described(descriptor: &Descriptor<'_>) -> Value {
-    let text =
-        |entry: &Entry<'_>| format!("{}={}", String::from_utf8_lossy(entry.key), String::from_utf8_lossy(entry.value));
     let mut fields = Map::new();
-    fields.insert("entries".to_owned(), descriptor.entries.iter().map(text).collect());
+    fields.insert("entries".to_owned(), descriptor.entries.iter().map(ToString::to_string).collect());
     if let Some(limit_override) = &descriptor.limit_override {
         fields.insert("limit".to_owned(), Value::String(override_text(limit_override)));
     }
@@ -82,10 +80,10 @@ fn override_text(sent: &LimitOverride) -> String {
 }
 
 /// Metadata of the rules whose descriptors pass, merged in the order of the request; the first value of a key stays.
-fn attached(selections: &[Selection<'_>], verdicts: &[DescriptorVerdict<'_>]) -> Map<String, Value> {
+fn attached(selections: &[Selection<'_>], statuses: &[DescriptorStatus<'_>]) -> Map<String, Value> {
     let mut merged = Map::new();
-    for (selection, verdict) in selections.iter().zip(verdicts) {
-        let passed = !selection.limits.is_empty() && !verdict.status.over_limit && !verdict.fails();
+    for (selection, status) in selections.iter().zip(statuses) {
+        let passed = !selection.limits.is_empty() && !status.shown.over_limit && !status.fails();
         let metadata = selection.rule.filter(|_| passed).and_then(|compiled| compiled.rule.metadata.as_ref());
         if let Some(metadata) = metadata {
             merge_into(&mut merged, metadata);
@@ -110,15 +108,15 @@ fn merge_into(merged: &mut Map<String, Value>, added: &Map<String, Value>) {
 fn rejection(
     domain: &str,
     selection: &Selection<'_>,
-    verdict: &DescriptorVerdict<'_>,
+    status: &DescriptorStatus<'_>,
     descriptor: &Descriptor<'_>,
 ) -> Option<Value> {
-    let status = verdict.status.over_limit.then_some(&verdict.status)?;
-    let rule = verdict.limit_path(selection).unwrap_or_else(|| {
+    let shown = status.shown.over_limit.then_some(&status.shown)?;
+    let rule = status.limit_path(selection).unwrap_or_else(|| {
         let parts = override_name(&descriptor.entries);
         let parts: Vec<_> = std::iter::once(domain).chain(parts.iter().map(String::as_str)).collect();
         let name = LimitName::of_request(&parts).unwrap_or_else(|| LimitName::new([domain, OTHER]));
         name.key().to_owned()
     });
-    Some(json!({ "rule": rule, "name": status.current_limit.map_or("", |limit| limit.name) }))
+    Some(json!({ "rule": rule, "name": shown.current_limit.map_or("", |limit| limit.name) }))
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::context::DecisionContext;
+use super::decision::DecisionContext;
 use super::key_text::push_key_text;
 use super::outcome::DescriptorOutcome;
 use super::selection::{SelectedLimit, SelectedRequest, Selection};
@@ -95,7 +95,7 @@ impl Recorder<'_> {
             }
             let descriptor = &request.descriptors[index];
             let decided = DecidedDescriptor { descriptor, path: selection.path(request, index), selection, outcome };
-            self.record_keys(context.now, decided);
+            self.record_keys(context.store.now, decided);
             for (at, limit) in selection.limits.iter().enumerate() {
                 let Some(stats) = self.stats_of(context, selection, limit, &descriptor.entries) else { continue };
                 if let (StatsRef::Request(_), Some(rule)) = (&stats, limit.stats) {

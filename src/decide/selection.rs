@@ -144,7 +144,7 @@ impl<'r> Selection<'r> {
             return None;
         }
         let hits = request.descriptors[index].hits;
-        let counter = |selected: &'a SelectedLimit<'_>| Counter { enforced: !selected.shadow, ..selected.counter() };
+        let counter = |selected: &'a SelectedLimit<'_>| Counter { shadow: selected.shadow, ..selected.counter() };
         Some(Charge {
             path: self.path(request, index),
             key: self.key,
@@ -153,7 +153,7 @@ impl<'r> Selection<'r> {
         })
     }
 
-    /// The charge of the candidate at `at`: that of its limit if it were the only one, and enforced.
+    /// The charge of the candidate at `at`: that of its limit if it were the only one, and not in shadow mode.
     pub(super) fn candidate_charge<'a>(
         &'a self,
         request: &'a Request<'_>,
@@ -213,7 +213,7 @@ impl<'r> Selection<'r> {
 
     /// Warns, once for a rule that is peeked at, if it rejects a charge and does not count it: hits that are reported
     /// after the peek are lost then.
-    pub(super) fn warn_lost_reports(&self, hits: Hits, outcome: &StoreOutcome) {
+    pub(super) fn warn_lost_hits(&self, hits: Hits, outcome: &StoreOutcome) {
         let Some(compiled) = self.rule else { return };
         match hits {
             Hits::Peek => compiled.peek_warning.record_peek(),
@@ -248,10 +248,10 @@ impl<'r> SelectedLimit<'r> {
         }
     }
 
-    /// Counter of the limit, as if it were enforced.
+    /// Counter of the limit, as if it were not in shadow mode.
     const fn counter(&self) -> Counter<'_> {
         let Self { limit, quota, tag, epoch, .. } = self;
-        Counter { limit, enforced: true, quota: *quota, tag: *tag, epoch: *epoch }
+        Counter { limit, shadow: false, quota: *quota, tag: *tag, epoch: *epoch }
     }
 }
 

@@ -1,12 +1,11 @@
-//! The verdict on one descriptor: the results of its limits as one status.
+//! Status of one descriptor: the results of its limits as the response shows them.
 //!
 //! The status of a descriptor with several limits shows one of them. A failure of the store becomes a status by the
 //! rule's failure policy.
 
 use std::cmp::{Ordering, Reverse};
 
-use super::answer::{CombinedVerdict, LimitVerdicts};
-use super::outcome::{DescriptorOutcome, FailedCharge};
+use super::outcome::{CombinedVerdict, DescriptorOutcome, FailedCharge, LimitVerdicts};
 use super::selection::{SelectedLimit, Selection};
 use crate::decide::decision::{CurrentLimit, LimitStatus};
 use crate::limit::StorePolicy;
@@ -14,19 +13,20 @@ use crate::limit::algorithm::Algorithm;
 use crate::limit::charge::ChargeResult;
 use crate::settings::decisions::DecisionSettings;
 
-/// Verdict on one descriptor.
+/// Status of one descriptor, with the verdicts that it follows from.
 #[derive(Debug)]
-pub(super) struct DescriptorVerdict<'r> {
-    pub(super) status: LimitStatus<'r>,
-    /// Index of the limit that the status shows, among those selected.
-    pub(super) shown: Option<usize>,
+pub(super) struct DescriptorStatus<'r> {
+    /// What the response shows.
+    pub(super) shown: LimitStatus<'r>,
+    /// Index of the limit that it shows, among those selected.
+    pub(super) shown_limit: Option<usize>,
     pub(super) limit_verdicts: LimitVerdicts,
     /// Delay of the response for this descriptor, in microseconds.
     pub(super) delay_us: u64,
 }
 
-impl<'r> DescriptorVerdict<'r> {
-    /// Verdict of an outcome.
+impl<'r> DescriptorStatus<'r> {
+    /// Status by an outcome.
     pub(super) fn of(behaviour: &DecisionSettings, selection: &Selection<'r>, outcome: &DescriptorOutcome) -> Self {
         let limit_verdicts = outcome.limit_verdicts(behaviour, selection);
         match outcome {
@@ -40,47 +40,51 @@ impl<'r> DescriptorVerdict<'r> {
 
     /// Path of the shown limit, as in `/rlconfig` and metrics.
     pub(super) fn limit_path(&self, selection: &Selection<'_>) -> Option<String> {
-        let selected = selection.limits.get(self.shown?)?;
+        let selected = selection.limits.get(self.shown_limit?)?;
         selection.rule.map(|compiled| compiled.rule.limit_path(selected.index))
     }
 
     /// Returns true if the store failed under the policy `error`.
     pub(super) fn fails(&self) -> bool {
-        self.limit_verdicts.enforced == CombinedVerdict::Fails
-            || self.limit_verdicts.quotas == Some(CombinedVerdict::Fails)
+        self.limit_verdicts.hard == CombinedVerdict::Fails || self.limit_verdicts.quotas == Some(CombinedVerdict::Fails)
     }
 
     fn without_limit(limit_verdicts: LimitVerdicts, remaining: u32) -> Self {
-        Self { status: LimitStatus { remaining, ..LimitStatus::default() }, shown: None, limit_verdicts, delay_us: 0 }
+        Self {
+            shown: LimitStatus { remaining, ..LimitStatus::default() },
+            shown_limit: None,
+            limit_verdicts,
+            delay_us: 0,
+        }
     }
 
-    /// Verdict of failure policies. The status shows the first limit whose policy denies. If all policies admit, it
-    /// shows no limit, because the counters are unknown.
+    /// Status by failure policies. It shows the first limit whose policy denies. If all policies admit, it
+    /// shows none, because the counters are unknown.
     fn by_policy(selection: &Selection<'r>, failed: &FailedCharge, limit_verdicts: LimitVerdicts) -> Self {
         let denies = |selected: &SelectedLimit<'_>| {
             let policy = failed.policies.for_limit(selected);
             !selected.shadow && policy == StorePolicy::Deny && selected.limit.on_store_error() == policy
         };
-        let shown = selection.limits.iter().enumerate().filter(|(_, selected)| denies(selected));
-        match shown.min_by_key(|(_, selected)| selected.quota) {
+        let denying = selection.limits.iter().enumerate().filter(|(_, selected)| denies(selected));
+        match denying.min_by_key(|(_, selected)| selected.quota) {
             Some((index, selected)) => {
-                let status = LimitStatus {
+                let shown = LimitStatus {
                     over_limit: true,
                     current_limit: Some(current_limit(selected)),
                     remaining: 0,
                     until_reset_s: Some(DENIED_FOR_S),
                 };
-                Self { status, shown: Some(index), limit_verdicts, delay_us: 0 }
+                Self { shown, shown_limit: Some(index), limit_verdicts, delay_us: 0 }
             }
             None if failed.fallback.is_empty() => Self::without_limit(limit_verdicts, 0),
             None => Self::of_results(selection, &failed.fallback, limit_verdicts),
         }
     }
 
-    /// Verdict of limits that were decided together.
+    /// Status by limits that were decided together.
     fn of_results(selection: &Selection<'r>, results: &[ChargeResult], limit_verdicts: LimitVerdicts) -> Self {
-        let shown = shown(&selection.limits, results);
-        let (selected, result) = (&selection.limits[shown], &results[shown]);
+        let index = shown_limit(&selection.limits, results);
+        let (selected, result) = (&selection.limits[index], &results[index]);
         let until_us = match result.retry_after_us {
             Some(retry_after_us) if !result.admitted && selected.limit.algorithm() != Algorithm::FixedWindow => {
                 retry_after_us
@@ -88,17 +92,17 @@ impl<'r> DescriptorVerdict<'r> {
             _ => result.reset_us,
         };
         let until_reset_s = until_us.div_ceil(1_000_000).max(u64::from(!result.admitted));
-        let enforced = selection.limits.iter().zip(results).filter(|(selected, _)| !selected.shadow);
+        let deciding = selection.limits.iter().zip(results).filter(|(selected, _)| !selected.shadow);
         Self {
-            status: LimitStatus {
+            shown: LimitStatus {
                 over_limit: !result.admitted && !selected.shadow,
                 current_limit: Some(current_limit(selected)),
                 remaining: if result.admitted { result.remaining } else { 0 },
                 until_reset_s: Some(until_reset_s),
             },
-            shown: Some(shown),
+            shown_limit: Some(index),
             limit_verdicts,
-            delay_us: enforced.map(|(_, result)| result.delay_us).max().unwrap_or(0),
+            delay_us: deciding.map(|(_, result)| result.delay_us).max().unwrap_or(0),
         }
     }
 }
@@ -116,9 +120,9 @@ fn current_limit<'r>(selected: &SelectedLimit<'r>) -> CurrentLimit<'r> {
 
 /// Index of the limit that the status shows: among exceeded limits the one with the longest wait, quotas last; else the
 /// one with the least share left; the first on a tie. Limits in shadow mode only if there are no others.
-fn shown(limits: &[SelectedLimit<'_>], results: &[ChargeResult]) -> usize {
-    let any_enforced = limits.iter().any(|selected| !selected.shadow);
-    let eligible = (0..limits.len()).filter(|index| !(any_enforced && limits[*index].shadow));
+fn shown_limit(limits: &[SelectedLimit<'_>], results: &[ChargeResult]) -> usize {
+    let any_decides = limits.iter().any(|selected| !selected.shadow);
+    let eligible = (0..limits.len()).filter(|index| !(any_decides && limits[*index].shadow));
     let exceeded = eligible.clone().filter(|index| !results[*index].admitted);
     // Without a promised time the wait is the longest. `min_by_key` returns the first on a tie.
     let longest =

@@ -1,4 +1,8 @@
-//! Charges that the store failed to decide: counted and logged.
+//! Charges that the store failed to decide: the policies that decide in its place, and how many there were.
+//!
+//! The strictest policy of the hard limits decides for these, and that of the quotas for the quotas: a quota rejects
+//! only together with all others, so its policy must not replace that of the limits beside it. Limits in shadow mode do
+//! not count.
 //!
 //! Every failed charge counts, also where its policy answered without an error. The first failure of each kind is
 //! logged at once; after that, one line per kind every 10 s, with the policy that decided and advice for the operator.
@@ -6,8 +10,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::selection::SelectedLimit;
 use crate::base::clock::Time;
 use crate::limit::StorePolicy;
+use crate::limit::request::Hits;
 use crate::store::error::ChargeError;
 use crate::telemetry::log_throttle::LogThrottle;
 
@@ -52,5 +58,59 @@ impl Failures {
     /// Number of failed charges that this policy decided.
     pub(super) fn decided_by(&self, policy: StorePolicy) -> u64 {
         self.policies[policy as usize].load(Ordering::Relaxed)
+    }
+}
+
+/// Failure policies of one descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FailurePolicies {
+    /// Policy of the hard limits; `allow` if there are none.
+    pub(super) hard: StorePolicy,
+    /// Policy of the quotas; `allow` if there are none.
+    pub(super) quotas: StorePolicy,
+}
+
+impl FailurePolicies {
+    /// Policies for a charge of `hits`. Peeks and refunds are never rejected: all policies but `local` allow them.
+    pub(super) fn of(limits: &[SelectedLimit<'_>], hits: Hits) -> Self {
+        let strictest = |quota: bool| {
+            let of_kind = limits.iter().filter(|selected| selected.quota == quota && !selected.shadow);
+            let strictest =
+                of_kind.map(|selected| selected.limit.on_store_error()).max_by_key(|policy| strictness(*policy));
+            match strictest {
+                Some(StorePolicy::Local) => StorePolicy::Local,
+                Some(policy) if matches!(hits, Hits::Charge(_)) => policy,
+                _ => StorePolicy::Allow,
+            }
+        };
+        Self { hard: strictest(false), quotas: strictest(true) }
+    }
+
+    /// Policy that decides for a limit.
+    pub(super) const fn for_limit(self, selected: &SelectedLimit<'_>) -> StorePolicy {
+        if selected.quota { self.quotas } else { self.hard }
+    }
+
+    /// The stricter of both policies.
+    pub(super) fn strictest(self) -> StorePolicy {
+        if strictness(self.quotas) > strictness(self.hard) { self.quotas } else { self.hard }
+    }
+
+    /// Returns true if the fallback counters decide for some limits.
+    pub(super) fn use_fallback(self) -> bool {
+        match self.hard {
+            StorePolicy::Local => true,
+            StorePolicy::Allow => self.quotas == StorePolicy::Local,
+            StorePolicy::Deny | StorePolicy::Error => false,
+        }
+    }
+}
+
+const fn strictness(policy: StorePolicy) -> u8 {
+    match policy {
+        StorePolicy::Allow => 0,
+        StorePolicy::Local => 1,
+        StorePolicy::Deny => 2,
+        StorePolicy::Error => 3,
     }
 }

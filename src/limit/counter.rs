@@ -43,8 +43,8 @@ impl<'a> Charge<'a> {
 pub struct Counter<'a> {
     /// Limit of the counter.
     pub limit: &'a Limit,
-    /// Exceeding the limit rejects the descriptor; `false` in shadow mode.
-    pub enforced: bool,
+    /// The limit is in shadow mode: it never rejects the descriptor.
+    pub shadow: bool,
     /// The limit is a quota: its rejection does not keep the other counters from being charged.
     pub quota: bool,
     /// Hash that identifies the counter within its path: see [`crate::rules::rule::set::counter_tag`].
@@ -56,7 +56,7 @@ pub struct Counter<'a> {
 impl<'a> Counter<'a> {
     /// The limit of the counter, as [`charge_together`](crate::limit::algorithm::state::charge_together) takes it.
     pub const fn enforced_limit(&self) -> EnforcedLimit<'a> {
-        EnforcedLimit { limit: self.limit, enforced: self.enforced && !self.quota }
+        EnforcedLimit { limit: self.limit, enforced: !self.shadow && !self.quota }
     }
 }
 

@@ -4,6 +4,8 @@
 //! other. Protobuf, JSON and command lines are converted to this form on arrival, so the decision path does not know
 //! their origin. A request without a domain or descriptors can be built; `decide` rejects it as invalid.
 
+use std::fmt;
+
 use smallvec::SmallVec;
 
 /// Maximum number of hits of one charge; larger numbers are clamped.
@@ -40,6 +42,24 @@ pub struct Entry<'a> {
     pub key: &'a [u8],
     /// Value as raw bytes, not necessarily UTF-8; may be empty.
     pub value: &'a [u8],
+}
+
+/// Writes `key=value,key=value` as it was sent; bytes that are not UTF-8 become U+FFFD. Whoever prints it escapes it.
+impl fmt::Display for Descriptor<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, entry) in self.entries.iter().enumerate() {
+            let separator = if index > 0 { "," } else { "" };
+            write!(f, "{separator}{entry}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes `key=value`, as a descriptor does.
+impl fmt::Display for Entry<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", String::from_utf8_lossy(self.key), String::from_utf8_lossy(self.value))
+    }
 }
 
 /// Limit sent with a request, not validated.

@@ -53,8 +53,8 @@ pub type ChargeBatch = SmallVec<[OwnedCharge; 1]>;
 pub struct OwnedCounter {
     /// The limit.
     pub limit: Limit,
-    /// Exceeding the limit rejects the descriptor; `false` in shadow mode.
-    pub enforced: bool,
+    /// The limit is in shadow mode: it never rejects the descriptor.
+    pub shadow: bool,
     /// The limit is a quota: its rejection does not keep the other counters from being charged.
     pub quota: bool,
     /// Distinguishes the counter from others of the same path.
@@ -95,6 +95,6 @@ impl OwnedCharge {
 impl OwnedCounter {
     /// The limit of the counter, as [`charge_together`](crate::limit::algorithm::state::charge_together) takes it.
     pub const fn enforced_limit(&self) -> EnforcedLimit<'_> {
-        EnforcedLimit { limit: &self.limit, enforced: self.enforced && !self.quota }
+        EnforcedLimit { limit: &self.limit, enforced: !self.shadow && !self.quota }
     }
 }

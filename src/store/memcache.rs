@@ -161,7 +161,7 @@ impl Memcache {
         if !is_supported {
             return None;
         }
-        let counter = OwnedCounter { limit, enforced: counter.enforced, quota: counter.quota, tag: counter.tag };
+        let counter = OwnedCounter { limit, shadow: counter.shadow, quota: counter.quota, tag: counter.tag };
         let owned = OwnedCharge {
             dry_run: mode == ChargeMode::DryRun,
             ..OwnedCharge::new(SmallVec::from_iter([counter]), charge.request)
@@ -260,8 +260,8 @@ impl SharedState {
         let results = call.decide(&mut states);
         let times = CallTimes { sent, answered: Instant::now() };
         self.over_limit_cache.update(call.id, slice::from_ref(&call.charge), slice::from_ref(&results), times);
-        for OwnedCounter { limit, enforced, tag, .. } in &call.charge.counters {
-            if *enforced && limit.on_store_error() == StorePolicy::Local {
+        for OwnedCounter { limit, shadow, tag, .. } in &call.charge.counters {
+            if !shadow && limit.on_store_error() == StorePolicy::Local {
                 self.fallback.remember(call.path, &[(*limit, *tag)], &states, call.now);
             }
         }

@@ -266,10 +266,11 @@ impl CachedLimit {
 }
 
 /// Returns true if the descriptor rejects the charge and charges no admitted hits: if a limit rejects it that is not a
-/// quota, or if all enforced limits do. Beside a quota that rejects alone, the other limits must be charged each time.
+/// quota, or if all limits that are not in shadow mode do. Beside a quota that rejects alone, the other limits must be
+/// charged each time.
 fn is_rejected(charge: &OwnedCharge, results: &ChargeResults) -> bool {
-    let mut enforced = charge.counters.iter().zip(results).filter(|(counter, _)| counter.enforced).peekable();
-    enforced.peek().is_some()
-        && (enforced.clone().any(|(counter, result)| !counter.quota && !result.admitted)
-            || enforced.all(|(_, result)| !result.admitted))
+    let mut deciding = charge.counters.iter().zip(results).filter(|(counter, _)| !counter.shadow).peekable();
+    deciding.peek().is_some()
+        && (deciding.clone().any(|(counter, result)| !counter.quota && !result.admitted)
+            || deciding.all(|(_, result)| !result.admitted))
 }

@@ -162,7 +162,7 @@ fn cases() -> Vec<Case> {
 
 /// Returns the argument of a charge of one hit, as the server sends it.
 fn argument(algorithm: Algorithm) -> Vec<u8> {
-    let counter = OwnedCounter { limit: limit(algorithm), enforced: true, quota: false, tag: 0 };
+    let counter = OwnedCounter { limit: limit(algorithm), shadow: false, quota: false, tag: 0 };
     let request = ChargeRequest::new(Hits::Charge(1), 0);
     arguments(&[OwnedCharge::new([counter].into_iter().collect(), request)], None).to_vec()
 }

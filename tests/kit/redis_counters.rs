@@ -135,7 +135,7 @@ impl RedisCounters {
 fn counters(limits: &[(Limit, bool)]) -> SmallVec<[Counter<'_>; 1]> {
     let mut counters = SmallVec::new();
     for (limit, enforced) in limits {
-        counters.push(Counter { limit, enforced: *enforced, quota: false, tag: counter_tag(limit, 0), epoch: 0 });
+        counters.push(Counter { limit, shadow: !enforced, quota: false, tag: counter_tag(limit, 0), epoch: 0 });
     }
     counters
 }

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use tollkeeper::base::clock::Time;
 use tollkeeper::decide::Decider;
-use tollkeeper::decide::context::DecisionContext;
+use tollkeeper::decide::decision::DecisionContext;
 use tollkeeper::limit::request::{Descriptor, Entry, Hits, Request};
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{RuleText, compile};
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::yaml::Documents;
 use tollkeeper::settings::Settings;
+use tollkeeper::store::StoreContext;
 use tollkeeper::store::memory::MemoryStore;
 
 /// 2026-01-01 00:00:00 UTC, a Thursday: a second, a minute, an hour, a day and a week begin.
@@ -48,11 +49,8 @@ impl ExampleService {
         let request = Request { domain: "example", descriptors: [descriptor].into_iter().collect(), hits_addend: 0 };
         let edge = DecisionContext {
             rules: Some(&self.rules),
-            now: ORIGIN.plus_us(at_us),
             max_delay_us: 0,
-            deadline: None,
-            span_ref: None,
-            charge_times: &[],
+            store: StoreContext { now: ORIGIN.plus_us(at_us), deadline: None, span_ref: None, charge_times: &[] },
         };
         let passes = |_: &u64| {
             let decision = self.decider.decide_now(edge, &request);

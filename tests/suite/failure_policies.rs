@@ -313,7 +313,7 @@ fn redis_timeout_follows_the_caller_deadline() {
         let before = std::time::Instant::now();
         let context = service.inner.context(None, Duration::from_micros(deadline_us));
         let after = std::time::Instant::now();
-        match (context.deadline, expected_us.map(Duration::from_micros)) {
+        match (context.store.deadline, expected_us.map(Duration::from_micros)) {
             (Some(until), Some(given)) => assert!(before + given <= until && until <= after + given, "{deadline_us}"),
             (until, given) => assert_eq!((until, given), (None, None), "{deadline_us}"),
         }

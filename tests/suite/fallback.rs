@@ -34,7 +34,7 @@ impl FallbackCounter {
     fn with_charge<T>(&self, value: &[u8], hits: Hits, then: impl FnOnce(&Charge<'_>) -> T) -> T {
         let entries = [Entry { key: b"user", value }];
         let counter =
-            Counter { limit: &self.limit, enforced: true, quota: false, tag: counter_tag(&self.limit, 0), epoch: 0 };
+            Counter { limit: &self.limit, shadow: false, quota: false, tag: counter_tag(&self.limit, 0), epoch: 0 };
         then(&Charge::new(
             Path { domain: "shop", entries: &entries, shared: &[], candidate: None },
             [counter].into_iter().collect(),

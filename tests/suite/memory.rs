@@ -55,7 +55,7 @@ fn charge(
 
 fn with_charge<T>(value: &[u8], limits: &[Limit], hits: Hits, then: impl FnOnce(&Charge<'_>) -> T) -> T {
     let entries = [Entry { key: b"user", value }];
-    let counter = |limit| Counter { limit, enforced: true, quota: false, tag: counter_tag(limit, 0), epoch: 0 };
+    let counter = |limit| Counter { limit, shadow: false, quota: false, tag: counter_tag(limit, 0), epoch: 0 };
     then(&Charge::new(
         Path { domain: "shop", entries: &entries, shared: &[], candidate: None },
         limits.iter().map(counter).collect(),

@@ -133,7 +133,7 @@ proptest! {
         }
         let top_keys = &service.inner.decider.metrics.top_keys;
         let top = TopReport::new(top_keys, service.now(), &TopQuery::default());
-        prop_assert_eq!(top.keys.len(), 1);
+        prop_assert_eq!(top.overall.len(), 1);
         assert_printable("/top", &top.text());
         let loaded = service.inner.rules.load_full().unwrap();
         let usage = RuleUsageReport::new(&loaded.rules, top_keys, service.now(), &RulesQuery::default());
@@ -213,7 +213,7 @@ fn outputs_of_a_server_and_of_commands_are_printable() {
         assert_printable(page, &http::get(server.debug_port(), page).send().text());
     }
     let top: Value = serde_json::from_str(&http::get(server.debug_port(), "/top?format=json").send().text()).unwrap();
-    assert_eq!(top["keys"].as_array().unwrap().len(), 3, "{top}");
+    assert_eq!(top["overall"].as_array().unwrap().len(), 3, "{top}");
 
     let lines = wait_for("the decisions to be logged", || {
         let lines = fs::read_to_string(&log).ok()?;

@@ -118,7 +118,7 @@ fn textbook_cases_hold_in_memory() {
                 .iter()
                 .map(|&EnforcedLimit { limit, enforced }| Counter {
                     limit,
-                    enforced,
+                    shadow: !enforced,
                     quota: false,
                     tag: counter_tag(limit, 0),
                     epoch: 0,

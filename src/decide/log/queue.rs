@@ -6,6 +6,7 @@
 //! moment, so that most decisions wake no thread.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -61,6 +62,22 @@ pub struct RecordCounters {
     pub dropped: AtomicU64,
     /// Lost, because the sink returned an error.
     pub failed: AtomicU64,
+}
+
+/// Records that a sink did not take.
+#[derive(Debug)]
+pub(super) struct LostRecords {
+    /// Number of records, at least 1.
+    pub(super) count: u64,
+    /// Reason, without secrets.
+    pub(super) error: io::Error,
+}
+
+impl LostRecords {
+    /// All of these lines.
+    pub(super) fn all(lines: &[u8], error: io::Error) -> Self {
+        Self { count: memchr::memchr_iter(b'\n', lines).count() as u64, error }
+    }
 }
 
 /// Contents of a queue, for its writer.

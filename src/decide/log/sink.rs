@@ -17,7 +17,7 @@ use self::otlp::OtlpSink;
 use self::redis::RedisSink;
 use self::stdout::StdoutSink;
 use super::header::HeaderRecord;
-use super::lost_records::LostRecords;
+use super::queue::LostRecords;
 use crate::base::threads;
 use crate::settings::decision_log::{DecisionLogSettings, SinkSettings};
 use crate::settings::problem::UnusableSetting;

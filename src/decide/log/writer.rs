@@ -10,8 +10,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::lost_records::LostRecords;
-use super::queue::{Batch, RecordQueue};
+use super::queue::{Batch, LostRecords, RecordQueue};
 use super::record::{DropReason, DroppedRecord};
 use super::sink::{self, Sink};
 use crate::base::clock::Clock;
@@ -38,7 +37,7 @@ impl SinkHandle {
     pub(super) fn start(of: &SinkSettings, settings: &DecisionLogSettings, process: &str) -> io::Result<Self> {
         let queue = Arc::new(RecordQueue::new(settings.queue_bytes));
         let (alive, ended) = mpsc::channel();
-        let mut writer = Writer {
+        let mut writer = SinkWriter {
             sink: Sink::new(of, settings)?,
             name: sink::name(of),
             process: process.to_owned(),
@@ -62,7 +61,7 @@ impl SinkHandle {
     }
 }
 
-struct Writer {
+struct SinkWriter {
     sink: Sink,
     name: &'static str,
     process: String,
@@ -71,7 +70,7 @@ struct Writer {
     throttle: LogThrottle,
 }
 
-impl Writer {
+impl SinkWriter {
     /// Writes until the queue is closed and empty.
     fn run(&mut self, queue: &RecordQueue) {
         while let Some(Batch { headers, chunks, dropped }) = queue.take(self.sink.gather_time()) {

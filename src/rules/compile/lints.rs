@@ -114,7 +114,7 @@ fn on_eventual(
     field_path: &FieldPath<'_>,
 ) {
     let slots = NonZeroU32::new(options.max_replicas).unwrap_or(NonZeroU32::MIN);
-    let counted = OwnedCounter { limit: *limit, enforced: true, quota: false, tag: 0 };
+    let counted = OwnedCounter { limit: *limit, shadow: false, quota: false, tag: 0 };
     let Some(terms) = LocalBudget::of(&[counted], slots).filter(|_| limit.requests_per_unit() > 0) else { return };
     let at = written.defaultable.consistency.map_or(written.at, |consistency| consistency.at);
     if terms.life_us == 0 {

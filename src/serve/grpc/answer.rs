@@ -6,8 +6,7 @@ use tonic::Code;
 
 use super::encode;
 use crate::base::pb::RateLimitResponse;
-use crate::decide::decision::Decision;
-use crate::decide::error::DecideError;
+use crate::decide::decision::{DecideError, Decision};
 
 /// Maximum number of descriptors in one request: many times what any proxy sends, and few enough that such a request
 /// costs its sender more than it costs this process.

@@ -18,10 +18,10 @@ use super::spans;
 use crate::base::clock::{Clock, micros};
 use crate::base::pb::{METHOD, RateLimitResponse};
 use crate::decide::Decider;
-use crate::decide::context::DecisionContext;
-use crate::decide::error::DecideError;
+use crate::decide::decision::{DecideError, DecisionContext};
 use crate::limit::request::Request;
 use crate::rules::live::{LiveRules, LoadedRules};
+use crate::store::StoreContext;
 use crate::telemetry::traces::{Span, SpanKind, Tracer};
 
 /// Answers requests of every listener.
@@ -153,8 +153,8 @@ impl Service {
         check_size(request)?;
         // A guard is cheaper than an `Arc` of the rules, but must not be kept across an await.
         let rules = self.rules.load();
-        let context =
-            DecisionContext { span_ref: span.map(Span::span_ref), ..self.context(rules.as_deref(), deadline) };
+        let mut context = self.context(rules.as_deref(), deadline);
+        context.store.span_ref = span.map(Span::span_ref);
         let decision = self.decider.decide_now(context, request)?;
         Ok(DelayedResponse::of(&decision))
     }
@@ -171,8 +171,8 @@ impl Service {
     ) -> Result<DelayedResponse, AnswerError> {
         check_size(request)?;
         let rules = self.rules.load_full();
-        let context =
-            DecisionContext { span_ref: span.map(Span::span_ref), ..self.context(rules.as_deref(), deadline) };
+        let mut context = self.context(rules.as_deref(), deadline);
+        context.store.span_ref = span.map(Span::span_ref);
         Ok(DelayedResponse::of(&self.decider.decide(context, request).await?))
     }
 
@@ -182,11 +182,13 @@ impl Service {
         let max_delay = deadline.saturating_sub(store_time + RETURN_MARGIN).min(MAX_DELAY);
         DecisionContext {
             rules: rules.map(|loaded| &loaded.rules),
-            now: self.clock.now(),
             max_delay_us: micros(max_delay),
-            deadline: (!store_time.is_zero()).then(|| Instant::now() + store_time),
-            span_ref: None,
-            charge_times: &[],
+            store: StoreContext {
+                now: self.clock.now(),
+                deadline: (!store_time.is_zero()).then(|| Instant::now() + store_time),
+                span_ref: None,
+                charge_times: &[],
+            },
         }
     }
 }

@@ -6,7 +6,6 @@
 use super::answer::{AnswerError, DelayedResponse};
 use crate::base::pb::METHOD;
 use crate::base::pb::rate_limit_response::Code;
-use crate::decide::explain::descriptor_text;
 use crate::limit::request::Request;
 use crate::telemetry::traces::Span;
 
@@ -54,7 +53,7 @@ pub(super) fn end_decision(
     span.set_text("tollkeeper.domain", request.domain);
     span.set("tollkeeper.descriptors", i64::try_from(request.descriptors.len()).unwrap_or(i64::MAX));
     if shows_descriptors {
-        let descriptors = request.descriptors.iter().take(MAX_RECORDED_DESCRIPTORS).map(descriptor_text);
+        let descriptors = request.descriptors.iter().take(MAX_RECORDED_DESCRIPTORS).map(ToString::to_string);
         span.set_text("tollkeeper.request", &descriptors.collect::<Vec<_>>().join("; "));
     }
     match decided {

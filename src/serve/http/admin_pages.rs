@@ -15,7 +15,6 @@ use super::app_state::AppState;
 use super::json;
 use super::response::{no_rules, pretty_json, text};
 use crate::decide::counters::RuleRef;
-use crate::decide::explain::descriptor_text;
 use crate::serve::grpc::decode;
 use crate::serve::grpc::service::DEFAULT_DEADLINE;
 use crate::settings::report::effective;
@@ -96,7 +95,7 @@ pub(super) async fn reset(admin: AuthenticatedAdmin, State(state): State<AppStat
     }
     let result = service.decider.reset_counters(context, &request).await;
     let counters = result.as_ref().map_or(0, |reset| reset.iter().sum::<u64>());
-    let descriptors = request.descriptors.iter().map(descriptor_text).collect::<Vec<_>>().join("; ");
+    let descriptors = request.descriptors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
     let domain = request.domain;
     let AuthenticatedAdmin { peer, path } = &admin;
     tracing::warn!(target: AUDIT, peer, path, domain, descriptors, counters, "counters reset");

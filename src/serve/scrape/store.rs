@@ -53,6 +53,7 @@ fn shared_store(stats: SharedStoreStats, emit: &mut dyn FnMut(Family)) {
         )
         .with(Series::new(MetricValue::Histogram(Box::new(stats.latency)))),
     );
+    // Charges were called draws when this name was published, as was `tollkeeper.draws` of spans: published names stay.
     emit(Family::counter("tollkeeper_draws_total", "Total number of requested charges and peeks.", stats.charges));
     emit(Family::counter("tollkeeper_store_calls_total", "Total number of calls to the store.", stats.calls));
     let help = "Total number of charges whose caller stopped waiting; they may have been charged.";
@@ -92,7 +93,7 @@ fn region(stats: &RegionStats, emit: &mut dyn FnMut(Family)) {
     let hits = [("granted", granted), ("returned", returned), ("wasted", wasted)];
     emit(Family::counters("tollkeeper_grant_hits_total", help, "kind", hits));
     let help = "Total number of hits of global limits that this process admitted, by what they were admitted from.";
-    let sources = [("grant", used.grant), ("reserve", used.reserve), ("loss_allowance", used.loss_allowance)];
+    let sources = [("grant", used.grant), ("reserve", used.reserve), ("loss_allowance", used.cut_off_allowance)];
     emit(Family::counters("tollkeeper_region_hits_total", help, "from", sources));
     if let Some(age_us) = last_grant_us {
         let help = "Time since the last grant to this process, in seconds.";

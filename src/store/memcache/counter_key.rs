@@ -128,7 +128,7 @@ mod tests {
         let spec = LimitSpec { count_rejected: Some(true), ..LimitSpec::new(Algorithm::FixedWindow, 1, period) };
         let limit = Limit::new(&spec).expect("a limit");
         let entries = [Entry { key: b"k", value: b"v" }];
-        let counter = Counter { limit: &limit, enforced: true, quota: false, tag: 0, epoch: 0 };
+        let counter = Counter { limit: &limit, shadow: false, quota: false, tag: 0, epoch: 0 };
         let path = Path { domain: "d", entries: &entries, shared: &[], candidate: None };
         let charge = Charge::new(path, smallvec![counter], ChargeRequest::new(Hits::Charge(1), 0));
         for (format, bytes) in

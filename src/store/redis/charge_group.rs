@@ -73,7 +73,7 @@ fn owned_charge(keys: &KeyScheme, charge: &Charge<'_>, mode: ChargeMode) -> Owne
         .iter()
         .map(|counter| OwnedCounter {
             limit: keys.counted_limit(counter.limit),
-            enforced: counter.enforced,
+            shadow: counter.shadow,
             quota: counter.quota,
             tag: counter.tag,
         })

@@ -50,7 +50,7 @@ impl Probe {
         let counters = PROBED.map(|algorithm| {
             let period = Period::new(Unit::Second, 1).expect("a second is a period");
             let limit = Limit::new(&LimitSpec::new(algorithm, 1, period)).expect("so plain a limit is valid");
-            OwnedCounter { limit, enforced: true, quota: false, tag: 0 }
+            OwnedCounter { limit, shadow: false, quota: false, tag: 0 }
         });
         let charge = OwnedCharge::new(counters.into_iter().collect(), ChargeRequest::new(Hits::Charge(1), 0));
         Self { kind, prefix: prefix.to_owned(), auth_setting, argument: arguments(&[charge], None) }

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use super::recorded::RecordedRequest;
 use crate::base::clock::Time;
 use crate::decide::Decider;
-use crate::decide::context::DecisionContext;
-use crate::decide::decision::Decision;
+use crate::decide::decision::{Decision, DecisionContext};
 use crate::decide::results::DescriptorResults;
 use crate::limit::request::Request;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::rule::set::RuleSet;
 use crate::settings::decisions::DecisionSettings;
+use crate::store::StoreContext;
 use crate::store::memory::MemoryStore;
 use crate::telemetry::service_metrics::ServiceMetrics;
 
@@ -195,11 +195,8 @@ impl Replayer {
         let charge_times = recorded.charge_times();
         let context = DecisionContext {
             rules,
-            now: recorded.arrival,
             max_delay_us: recorded.max_delay_us,
-            deadline: None,
-            span_ref: None,
-            charge_times: &charge_times,
+            store: StoreContext { now: recorded.arrival, deadline: None, span_ref: None, charge_times: &charge_times },
         };
         let answer = match counters.decider.decide_with_results(context, request, observe) {
             Ok(decision) => {

@@ -69,7 +69,7 @@ impl<'a> Question<'a> {
     }
 }
 
-/// Formats entries as `key=value,key=value`, not escaped; a hash is `hash:...`, a value that was left out `?`.
+/// Formats recorded entries as `key=value,key=value`, not escaped; a hash is `hash:...`, a value that was left out `?`.
 pub fn entries_text(entries: &[EntryRecord<'_>]) -> String {
     let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let text = |entry: &EntryRecord<'_>| {

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::remedy::{RejectingLimit, Remedy, rejects};
 use super::rule_changes::RuleChange;
-use super::time_line::{KeptDecision, TimeLine};
+use super::time_line::{AskedDecision, TimeLine};
 use super::time_range::time_text;
 use crate::decide::log::header::SettingsRecord;
 use crate::decide::log::record::{DecisionRecord, DecisionSource, RecordedVerdict};
@@ -96,7 +96,7 @@ pub struct ShownDecision<'l> {
     /// Limits that rejected the request.
     pub rejected_by: Vec<LimitRemedies>,
     /// The record of the log.
-    pub record: &'l DecisionRecord<'static>,
+    pub record: DecisionRecord<'l>,
 }
 
 /// Changes that would have let the hits of a descriptor pass one limit.
@@ -155,8 +155,7 @@ impl<'l> WhyResults<'l> {
     }
 }
 
-fn shown(kept: &KeptDecision) -> ShownDecision<'_> {
-    let KeptDecision { record, asked } = kept;
+fn shown(AskedDecision { record, asked }: AskedDecision<'_>) -> ShownDecision<'_> {
     let mut rejected_by = Vec::new();
     if record.verdict == RecordedVerdict::OverLimit {
         for (index, descriptor) in record.descriptors.iter().enumerate() {
@@ -165,7 +164,7 @@ fn shown(kept: &KeptDecision) -> ShownDecision<'_> {
             }
             let before = rejected_by.len();
             for (at, limit) in descriptor.limits.iter().enumerate().filter(|(_, limit)| rejects(limit)) {
-                let remedies = RejectingLimit { decision: record, descriptor, limit }.remedies();
+                let remedies = RejectingLimit { decision: &record, descriptor, limit }.remedies();
                 rejected_by.push(LimitRemedies { descriptor: index, limit: Some(at), remedies });
             }
             if rejected_by.len() == before {

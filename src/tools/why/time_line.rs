@@ -54,11 +54,18 @@ struct KeptOrder {
     record: u64,
 }
 
+/// A decision that is kept: the line of its record, which is parsed again to be printed.
+#[derive(Debug)]
+struct KeptDecision {
+    line: Vec<u8>,
+    asked: SmallVec<[usize; 1]>,
+}
+
 /// A decision with the positions of the asked descriptor.
 #[derive(Debug)]
-pub(super) struct KeptDecision {
-    pub(super) record: DecisionRecord<'static>,
-    pub(super) asked: SmallVec<[usize; 1]>,
+pub(super) struct AskedDecision<'l> {
+    pub(super) record: DecisionRecord<'l>,
+    pub(super) asked: &'l [usize],
 }
 
 /// Counts of requests with the descriptor within the range.
@@ -185,7 +192,7 @@ impl<'q> TimeLine<'q> {
         extend(&mut self.log.first_found_us, &mut self.log.last_found_us, time_us);
         if is_in_range {
             self.counts.add(&decision, &asked);
-            self.keep(decision, asked);
+            self.keep(&decision, asked);
         }
     }
 
@@ -211,7 +218,7 @@ impl<'q> TimeLine<'q> {
         asked
     }
 
-    fn keep(&mut self, decision: DecisionRecord<'_>, asked: SmallVec<[usize; 1]>) {
+    fn keep(&mut self, decision: &DecisionRecord<'_>, asked: SmallVec<[usize; 1]>) {
         if !self.shown.admitted && decision.verdict == RecordedVerdict::Ok {
             return;
         }
@@ -222,20 +229,28 @@ impl<'q> TimeLine<'q> {
         if !is_kept {
             return;
         }
-        self.kept.insert(order, KeptDecision { record: decision.into_owned(), asked });
+        let mut line = Vec::new();
+        decision.write(&mut line);
+        self.kept.insert(order, KeptDecision { line, asked });
         if self.kept.len() > self.shown.max {
             self.kept.pop_last();
         }
     }
 
     /// The kept decisions by time.
-    pub(super) fn by_time(&self) -> Vec<&KeptDecision> {
-        let mut kept: Vec<&KeptDecision> = self.kept.values().collect();
-        kept.sort_by(|one, other| {
-            let order = |kept: &KeptDecision| (kept.record.time_us, kept.record.seq);
-            order(one).cmp(&order(other)).then_with(|| one.record.process.cmp(&other.record.process))
+    pub(super) fn by_time(&self) -> Vec<AskedDecision<'_>> {
+        let mut kept: Vec<_> = self.kept.values().map(KeptDecision::asked_decision).collect();
+        kept.sort_by(|AskedDecision { record: one, .. }, AskedDecision { record: other, .. }| {
+            (one.time_us, one.seq, &one.process).cmp(&(other.time_us, other.seq, &other.process))
         });
         kept
+    }
+}
+
+impl KeptDecision {
+    fn asked_decision(&self) -> AskedDecision<'_> {
+        let record = serde_json::from_slice(&self.line).expect("a record that was parsed from such a line");
+        AskedDecision { record, asked: &self.asked }
     }
 }
 

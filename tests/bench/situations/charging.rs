@@ -78,7 +78,7 @@ impl Charging {
         self.now = self.now.plus_us(self.step_us);
         let entries = [Entry { key: b"user", value: &key.to_be_bytes() }];
         let path = Path { domain: DOMAIN, entries: black_box(&entries), shared: &[], candidate: None };
-        let counter = Counter { limit: &self.limit, enforced: true, quota: false, tag: self.tag, epoch: 0 };
+        let counter = Counter { limit: &self.limit, shadow: false, quota: false, tag: self.tag, epoch: 0 };
         let charge = Charge::new(path, smallvec![counter], ChargeRequest::new(Hits::Charge(1), u64::MAX));
         black_box(self.memory.charge(black_box(&charge), self.now)).is_ok_and(|levels| levels[0].admitted)
     }

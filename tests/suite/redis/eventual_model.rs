@@ -53,7 +53,7 @@ impl Tally {
         let (Outcome { uses, adjustments, requests, calls, .. }, usage) = World::live(plan, seed);
         for (key, (counters, (uses, adjustments))) in plan.keys.iter().zip(uses.iter().zip(&adjustments)).enumerate() {
             self.charged += uses.iter().filter(|it| it.by == ledger::By::Redis).map(|it| it.hits).sum::<u64>();
-            for (place, counted) in counters.iter().enumerate().filter(|(_, counted)| counted.enforced) {
+            for (place, counted) in counters.iter().enumerate().filter(|(_, counted)| !counted.shadow) {
                 let limit = counted.limit.lengthened(0);
                 let changed = plan.changed_keys.get(key).map(|counters| counters[place].limit.lengthened(0));
                 let outcome = changed.map_or_else(

@@ -67,7 +67,7 @@ fn keys_of(prefix: &str, domain: &str, entries: &[(Vec<u8>, Value)], limits: &[(
         .iter()
         .map(|(limit, epoch)| Counter {
             limit,
-            enforced: true,
+            shadow: false,
             quota: false,
             tag: counter_tag(limit, *epoch),
             epoch: *epoch,

@@ -25,7 +25,7 @@ use super::eventual_model::redis::StoredCounters;
 use crate::algorithms::scenario;
 use crate::kit::redis::options;
 
-const WITH_LEASES: CallArguments<'_> = CallArguments { has_leases: true, clock: None };
+const WITH_LEASES: CallArguments<'_> = CallArguments { has_leases: true, view: None };
 
 /// One call, `after_us` after the one before it.
 #[derive(Clone, Debug)]
@@ -65,7 +65,7 @@ fn counters() -> impl Strategy<Value = Vec<OwnedCounter>> {
     let counter = counter.prop_map(|(algorithm, requests, seconds, enforced)| {
         let spec = LimitSpec::new(algorithm, requests, Period::new(Unit::Second, seconds).unwrap());
         let limit = Limit::new(&LimitSpec { count_rejected: Some(false), ..spec }).unwrap();
-        OwnedCounter { limit, enforced, quota: false, tag: 0 }
+        OwnedCounter { limit, shadow: !enforced, quota: false, tag: 0 }
     });
     proptest::collection::vec(counter, 1..=3)
 }
@@ -174,7 +174,7 @@ fn record_of_more_than_256_leases_keeps_all_hits() {
     let mut redis = Redis::new(&server);
     let spec = LimitSpec::new(Algorithm::FixedWindow, 1000, Period::new(Unit::Day, 1).unwrap());
     let counters =
-        SmallVec::from_iter([OwnedCounter { limit: Limit::new(&spec).unwrap(), enforced: true, quota: false, tag: 0 }]);
+        SmallVec::from_iter([OwnedCounter { limit: Limit::new(&spec).unwrap(), shadow: false, quota: false, tag: 0 }]);
     let (keys, now) = (redis.new_keys(2), Time::from_secs(1_767_225_600));
     let mut send = |kind: Kind| {
         let (commands, leases) = kind.of(&counters, &[], now);

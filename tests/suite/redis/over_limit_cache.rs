@@ -71,7 +71,7 @@ impl Counters {
     fn command(&self, request: ChargeRequest) -> OwnedCharge {
         let counted = |(limit, enforced): &(Limit, bool)| OwnedCounter {
             limit: *limit,
-            enforced: *enforced,
+            shadow: !enforced,
             quota: self.quotas && limit.requests_per_unit() < 10,
             tag: 3,
         };

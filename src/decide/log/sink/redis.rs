@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::base::threads;
-use crate::decide::log::lost_records::LostRecords;
+use crate::decide::log::queue::LostRecords;
 use crate::settings::decision_log::StreamSettings;
 use crate::store::client::redis::connect_options::ConnectOptions;
 use crate::store::client::redis::deployment::Deployment;

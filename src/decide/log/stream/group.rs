@@ -8,8 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::entry::{EntryId, StreamEntry, entries};
-use super::json_line::{UnusableRecord, json_line};
+use super::{EntryId, StreamEntry, UnusableRecord, entries, json_line};
 use crate::settings::decision_log::StreamSettings;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::key_connection::{KeyCommandError, KeyConnection};

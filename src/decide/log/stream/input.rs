@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 
-use super::entry::{EntryId, StreamEntry, entries};
+use super::{EntryId, StreamEntry, entries};
 use crate::settings::decision_log::StreamSettings;
 use crate::store::client::redis::key_connection::{KeyCommandError, KeyConnection};
 use crate::store::client::redis::reply::Reply;

@@ -117,7 +117,7 @@ impl EventualEntry {
         let mut results = self.charge_known_states(charge, context);
         // The hits were charged already, whatever Redis has reported since.
         for (result, counter) in results.iter_mut().zip(&charge.counters) {
-            if counter.enforced && !result.admitted {
+            if !counter.shadow && !result.admitted {
                 *result = ChargeResult {
                     admitted: true,
                     after: result.before.saturating_add(hits),
@@ -146,7 +146,7 @@ impl EventualEntry {
             self.states = charge.counters.iter().map(|counter| State::empty(counter.limit.counting())).collect();
         }
         let results = self.charge_known_states(charge, context);
-        let passes = results.iter().zip(&charge.counters).all(|(result, counter)| result.admitted || !counter.enforced);
+        let passes = results.iter().zip(&charge.counters).all(|(result, counter)| result.admitted || counter.shadow);
         passes.then(|| {
             if is_new_period {
                 let end = context.at + Duration::from_micros(budget.period_us);
@@ -164,7 +164,7 @@ impl EventualEntry {
         let now = self.redis_time(context.at).unwrap_or(context.now);
         let request = ChargeRequest { max_delay_us: 0, ..charge.request };
         let limits =
-            charge.counters.iter().map(|counter| EnforcedLimit { limit: &counter.limit, enforced: counter.enforced });
+            charge.counters.iter().map(|counter| EnforcedLimit { limit: &counter.limit, enforced: !counter.shadow });
         let limits: SmallVec<[EnforcedLimit<'_>; 1]> = limits.collect();
         charge_together(&limits, &mut self.states, now, request)
     }
@@ -203,9 +203,9 @@ impl EventualEntry {
         let Some(now) = self.redis_time(at) else { return 0 };
         let peek = ChargeRequest::new(Hits::Peek, 0);
         let remaining =
-            counters.iter().zip(&self.states).map(|(OwnedCounter { limit, enforced, .. }, state)| match enforced {
-                true => u64::from(state.clone().charge(limit, now, peek).remaining),
-                false => u64::MAX,
+            counters.iter().zip(&self.states).map(|(OwnedCounter { limit, shadow, .. }, state)| match shadow {
+                true => u64::MAX,
+                false => u64::from(state.clone().charge(limit, now, peek).remaining),
             });
         let outstanding: u64 = self.leases.iter().map(|lease| lease.left).sum();
         let room = remaining.min().unwrap_or(0).saturating_sub(outstanding);
@@ -226,8 +226,8 @@ impl EventualEntry {
         if self.last_report.is_none_or(|last| last.sent <= report.sent) {
             self.last_report = Some(ReportTime { sent: report.sent, now: report.now });
             self.states = report.states;
-            // Only what a call decides needs a clock that is surely right.
-            self.states.iter_mut().for_each(State::assume_clock_holds);
+            // Only what a call decides needs a view that is surely right.
+            self.states.iter_mut().for_each(State::assume_view_holds);
             // Leased hits are counted here when they are admitted.
             if report.leased > 0 {
                 for (OwnedCounter { limit, .. }, state) in counters.iter().zip(&mut self.states) {

@@ -116,7 +116,7 @@ impl LocalAdmission {
         let is_charged_everywhere = lease.as_ref().is_some_and(|lease| lease.results.iter().all(|it| it.admitted));
         let is_granted = |lease: &LeaseReply| {
             let mut results = lease.results.iter().zip(&descriptor.counters);
-            results.all(|(result, counter)| result.admitted || !counter.enforced)
+            results.all(|(result, counter)| result.admitted || counter.shadow)
         };
         report.leased = lease.filter(is_granted).map_or(0, |lease| lease.hits);
         if let Some(ticket) = self.table.record_report(descriptor, report) {

@@ -14,7 +14,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::report::{EventsError, Reporter};
 use crate::base::sharded::lock;
-use crate::decide::log::stream::entry::EntryId;
+use crate::decide::log::stream::EntryId;
 use crate::decide::log::stream::group::{GroupConsumer, MAX_ENTRIES};
 use crate::store::client::redis::key_connection::KeyCommandError;
 use crate::tools::cli::print::truncated;

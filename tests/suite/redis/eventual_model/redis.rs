@@ -74,7 +74,7 @@ impl StoredCounters {
         let results: Vec<_> = commands.iter().map(|command| charge(command, &mut self.states, now, lent)).collect();
         if let Some(&LeaseCall { purpose: LeasePurpose::Charge { requested: hits @ 1.., kept_us }, .. }) = leases {
             let (charge, results) = (commands.last().unwrap(), results.last().unwrap());
-            if results.iter().zip(&charge.counters).all(|(result, it)| result.admitted || !it.enforced) {
+            if results.iter().zip(&charge.counters).all(|(result, it)| result.admitted || it.shadow) {
                 self.record.push(RecordedLease { end: now.plus_us(kept_us), hits });
             }
         }

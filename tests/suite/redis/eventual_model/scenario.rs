@@ -150,7 +150,7 @@ pub(super) fn limit(budget: LimitSpec, overshoot: Overshoot) -> Limit {
 
 /// Counter in Redis.
 pub(super) fn counted(limit: Limit, enforced: bool, tag: u128) -> OwnedCounter {
-    OwnedCounter { limit: limit.lengthened(log_extension_us(&limit)), enforced, quota: false, tag }
+    OwnedCounter { limit: limit.lengthened(log_extension_us(&limit)), shadow: !enforced, quota: false, tag }
 }
 
 /// Share of one of `count` slots.
@@ -271,7 +271,7 @@ impl Plan {
                 let bucket_size = (limit.algorithm() == Algorithm::TokenBucket).then_some(requests);
                 let spec = LimitSpec { bucket_size, ..LimitSpec::new(limit.algorithm(), requests, limit.period()) };
                 let overshoot = Overshoot::MilliPercent(chance.pick(&[5_000, 20_000, 50_000]));
-                counted(self::limit(spec, overshoot), counter.enforced, counter.tag)
+                counted(self::limit(spec, overshoot), !counter.shadow, counter.tag)
             };
             self.changed_keys.push(counters.iter().map(changed).collect());
         }

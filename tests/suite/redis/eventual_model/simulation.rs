@@ -365,7 +365,7 @@ impl<'p> World<'p> {
         let Call { key, number, mut commands, sent, leased, descriptor } = call;
         let plan = self.plan;
         let passed = |results: &ChargeResults| {
-            results.iter().zip(&plan.keys[key]).all(|(result, it)| result.admitted || !it.enforced)
+            results.iter().zip(&plan.keys[key]).all(|(result, it)| result.admitted || it.shadow)
         };
         let lease = (leased > 0).then(|| (commands.pop(), results.pop())).and_then(|(_, results)| results);
         if self.replicas[who.replica].keys[key].call != Some(number) {
