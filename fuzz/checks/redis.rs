@@ -6,7 +6,7 @@ use bytes::BytesMut;
 use smallvec::SmallVec;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::algorithm::global_clock::GlobalClock;
+use tollkeeper::limit::algorithm::region::GlobalView;
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
@@ -90,11 +90,11 @@ fn replay_all(bytes: &[u8]) {
     let alone = kinds.clone().map(|kind| SmallVec::from_iter([counted(kind)]));
     let together = [kinds.map(counted).collect()];
     let last = Time::from_micros(1 << 53);
-    let wide = GlobalClock { valid_until: last, can_request: true, cut_off: true, ..GlobalClock::UNKNOWN };
+    let wide = GlobalView { valid_until: last, can_request: true, cut_off: true, ..GlobalView::UNKNOWN };
     let arguments = [
         CallArguments::default(),
-        CallArguments { has_leases: true, clock: Some(&GlobalClock::UNKNOWN) },
-        CallArguments { has_leases: false, clock: Some(&wide) },
+        CallArguments { has_leases: true, view: Some(&GlobalView::UNKNOWN) },
+        CallArguments { has_leases: false, view: Some(&wide) },
     ];
     for counters in alone.chain(together) {
         let charge = |hits| OwnedCharge {

@@ -324,7 +324,7 @@ fn guarantee(limit: &Limit, any_is_strict: bool) -> Cow<'static, str> {
 /// Promise of a global limit, and what one of its regions may admit alone.
 fn global_guarantee(limit: &Limit, scope: GlobalScope) -> String {
     let most = overshoot_text(scope.max_overshoot);
-    let (regions, reserve, allowance) = (scope.regions, limit.region_reserve(), limit.loss_allowance());
+    let (regions, reserve, allowance) = (scope.regions, limit.region_reserve(), limit.cut_off_allowance());
     let promise = match scope.on_region_loss {
         RegionLossPolicy::Share | RegionLossPolicy::Deny => {
             format!("all {regions} regions together admit at most {most} beyond the limit in any span of a period")

@@ -176,7 +176,7 @@ impl From<GrantTotals> for GrantsReport {
             returned_hits: returned,
             admitted_from_grants: used.grant,
             admitted_from_reserves: used.reserve,
-            admitted_from_loss_allowances: used.loss_allowance,
+            admitted_from_loss_allowances: used.cut_off_allowance,
             last_grant_s,
         }
     }

@@ -6,25 +6,20 @@
 //! implements `algorithm::algorithm_state::AlgorithmState`, so the compiler names what it lacks.
 
 pub mod counting;
-pub(crate) mod algorithm_state;
-pub mod fixed_window;
-pub mod global_bucket;
-pub mod global_clock;
-pub mod global_window;
-pub mod leaky_bucket;
-pub(crate) mod leaky_level;
-pub mod loss_allowance;
-pub mod region_use;
-pub mod region_bucket;
-pub mod region_bucket_grant;
-pub mod region_grant;
-pub mod region_window;
 pub mod reply_reader;
-pub(crate) mod share_ratio;
-pub mod sliding_window_counter;
-pub mod sliding_window_log;
-pub mod state;
+pub(crate) mod leaky_level;
+pub(crate) mod algorithm_state;
 pub mod token_bucket;
+pub mod leaky_bucket;
+pub mod fixed_window;
+pub mod sliding_window_log;
+pub mod sliding_window_counter;
+pub mod region;
+pub mod region_window;
+pub mod region_bucket;
+pub mod global_window;
+pub mod global_bucket;
+pub mod state;
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! Division of a global limit among regions.
 //!
 //! Of a limit of L hits, each of n regions always has its *reserve*; the global Redis grants the rest. A region that is
-//! cut off may exceed its part by the *loss allowance* in each tumbling period. A limit of one region has neither.
+//! cut off may exceed its part by the *cut-off allowance* in each tumbling period. A limit of one region has neither.
 
 use std::fmt;
 use std::num::NonZeroU16;
@@ -132,7 +132,7 @@ impl Limit {
     }
 
     /// Hits that a cut-off region may admit in a tumbling period beyond its grants and its reserve.
-    pub const fn loss_allowance(&self) -> u64 {
+    pub const fn cut_off_allowance(&self) -> u64 {
         let Scope::Global(scope) = self.scope() else { return 0 };
         let regions = scope.regions.get() as u64;
         // A rolling span meets two tumbling periods; a bucket refills in the span too.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::outcome::{DecidedBy, StoreOutcome};
-use crate::limit::algorithm::region_use::RegionUse;
+use crate::limit::algorithm::region::RegionUse;
 use crate::telemetry::metrics::histogram::{Histogram, HistogramSnapshot};
 
 /// Statistics of a store since the start of the process.

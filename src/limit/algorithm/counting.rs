@@ -7,18 +7,25 @@ use super::{Algorithm, for_each_algorithm};
 
 /// Applies a macro to all rows of the table.
 ///
-/// A row is the variant, the module (also the name in keys of counters, and of the Lua file), and its
+/// A row is the variant, the module (also the name in keys of counters), the Lua file in `src/store/redis/lua/`, and its
 /// [`CountingProperties`].
 macro_rules! for_each_counting {
     ($callback:ident) => {
         $callback! {
-            TokenBucket, token_bucket, CountingProperties { wire_id: 0, lua_helpers: &["divide"] };
-            LeakyBucket, leaky_bucket, CountingProperties { wire_id: 1, lua_helpers: &["divide"] };
-            FixedWindow, fixed_window, CountingProperties { wire_id: 2, lua_helpers: &[] };
-            SlidingWindowLog, sliding_window_log, CountingProperties { wire_id: 3, lua_helpers: &["log"] };
-            SlidingWindowCounter, sliding_window_counter, CountingProperties { wire_id: 4, lua_helpers: &["divide"] };
-            RegionWindow, region_window, CountingProperties { wire_id: 5, lua_helpers: &[] };
-            RegionBucket, region_bucket, CountingProperties { wire_id: 6, lua_helpers: &["divide"] };
+            TokenBucket, token_bucket, "token_bucket.lua",
+                CountingProperties { wire_id: 0, lua_helpers: &["divide"] };
+            LeakyBucket, leaky_bucket, "leaky_bucket.lua",
+                CountingProperties { wire_id: 1, lua_helpers: &["divide"] };
+            FixedWindow, fixed_window, "fixed_window.lua",
+                CountingProperties { wire_id: 2, lua_helpers: &[] };
+            SlidingWindowLog, sliding_window_log, "sliding_window_log.lua",
+                CountingProperties { wire_id: 3, lua_helpers: &["log"] };
+            SlidingWindowCounter, sliding_window_counter, "sliding_window_counter.lua",
+                CountingProperties { wire_id: 4, lua_helpers: &["divide"] };
+            RegionWindow, region_window, "regions/region_window.lua",
+                CountingProperties { wire_id: 5, lua_helpers: &[] };
+            RegionBucket, region_bucket, "regions/region_bucket.lua",
+                CountingProperties { wire_id: 6, lua_helpers: &["divide"] };
         }
     };
 }
@@ -34,7 +41,7 @@ pub struct CountingProperties {
 }
 
 macro_rules! define_counting {
-    ($($variant:ident, $name:ident, $properties:expr;)*) => {
+    ($($variant:ident, $name:ident, $lua_file:literal, $properties:expr;)*) => {
         /// State and script that count a limit.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Counting {

@@ -14,9 +14,8 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 
-use super::algorithm_state::{AlgorithmState, CallCharge};
+use super::algorithm_state::{AlgorithmState, CallCharge, ShareRatio};
 use super::reply_reader::{MalformedReply, ReplyReader};
-use super::share_ratio::ShareRatio;
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{

@@ -13,6 +13,8 @@
 use std::collections::BTreeMap;
 
 use crate::base::clock::Time;
+use crate::limit::Limit;
+use crate::limit::charge::to_u32;
 
 /// Upper bound on the grants of one region that have not ended; it gets nothing more until one ends.
 pub const MAX_GRANTS_PER_REGION: usize = 4;
@@ -48,6 +50,13 @@ pub struct TokenPool {
     pub rate: u32,
     /// Tokens that the bucket holds.
     pub capacity: u32,
+}
+
+impl TokenPool {
+    /// Returns the tokens of a limit that regions may be granted: all but their own.
+    pub const fn of(limit: &Limit) -> Self {
+        Self { rate: limit.max_granted(), capacity: limit.max_granted_capacity() }
+    }
 }
 
 /// Request of a region.
@@ -114,8 +123,4 @@ impl State {
 /// Computes floor(whole x part / all).
 fn part_of(whole: u32, part: u32, all: u64) -> u64 {
     u64::from(whole) * u64::from(part) / all.max(1)
-}
-
-fn to_u32(count: u64) -> u32 {
-    u32::try_from(count).unwrap_or(u32::MAX)
 }

@@ -13,6 +13,9 @@
 //! free again.
 
 use crate::base::clock::Time;
+use crate::limit::Limit;
+use crate::limit::algorithm::Algorithm;
+use crate::limit::charge::to_u32;
 
 /// A request gets at most this part of the free hits, rounded up.
 const PARTS: u64 = 4;
@@ -41,6 +44,17 @@ pub struct WindowPool {
     pub is_sliding: bool,
     /// Hits that all regions together may be granted: the limit less the reserves.
     pub max: u32,
+}
+
+impl WindowPool {
+    /// Returns the counter of a limit in the global Redis.
+    pub const fn of(limit: &Limit) -> Self {
+        Self {
+            period_us: limit.period_us(),
+            is_sliding: matches!(limit.algorithm(), Algorithm::SlidingWindowCounter),
+            max: limit.max_granted(),
+        }
+    }
 }
 
 /// Hits granted to a region.
@@ -117,8 +131,4 @@ fn scaled(count: u64, part: u64, whole: u64) -> u64 {
 
 fn to_u64(count: u128) -> u64 {
     u64::try_from(count).unwrap_or(u64::MAX)
-}
-
-fn to_u32(count: u64) -> u32 {
-    u32::try_from(count).unwrap_or(u32::MAX)
 }

@@ -10,10 +10,9 @@
 //! A refund takes places from the end of the queue only, never before a departure that was promised. The state
 //! therefore keeps the number of places that belong to the request admitted last.
 
-use super::algorithm_state::AlgorithmState;
+use super::algorithm_state::{AlgorithmState, ShareRatio};
 use super::leaky_level::{LeakyLevel, LevelParts, level_wait_us, to_us};
 use super::reply_reader::{MalformedReply, ReplyReader};
-use super::share_ratio::ShareRatio;
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult, StateChange, to_u32};

@@ -3,48 +3,25 @@
 //! A global fixed_window or sliding_window_counter is counted by this state in the Redis of each region. Windows are
 //! numbered by global time: window(g) = floor(g / period). Global time is known as an interval, so a hit may lie in
 //! either of two adjacent windows; it must then fit both. In each window a region may spend the hits that the global
-//! Redis granted to it, then its reserve. Grants end with their window.
-//!
-//! - If global time is unknown, nothing granted is spent: only the loss allowance is, in tumbling periods of the
-//!   region's time. A cut-off region uses the allowance once its other hits are used.
-//! - A charge that leaves little, or is rejected, opens a *grant request*: the caller that made it asks the global
-//!   Redis. At most one is opened each second, whatever the number of callers.
-//! - Rejected hits count as demand, so that a request asks for enough.
-//! - A refund returns what this region used of this window, and nothing while global time is unknown.
+//! Redis granted to it, then its reserve. Grants end with their window. If global time is unknown, nothing of this is
+//! spent, and a refund returns nothing. What else a region's counter does: see [`region`](super::region).
 //!
 //! Numbers are whole hits, so nothing is rounded.
 
-use super::algorithm_state::AlgorithmState;
-use super::global_clock::{GlobalClock, GlobalTime};
-use super::loss_allowance::LossPeriod;
-use super::region_use::RegionUse;
+use super::region::{
+    self, GrantCycle, REQUEST_INTERVAL_US, RegionCall, RegionCounter, RegionState, RegionUse, StoredCounts,
+};
 use super::reply_reader::{MalformedReply, ReplyReader};
-use super::share_ratio::ShareRatio;
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::charge::{ChargeRequest, ChargeResult, MAX_COUNT, effective_time, to_u32};
-use crate::limit::request::Hits;
+use crate::limit::charge::{ChargeRequest, ChargeResult, MAX_COUNT};
 
-/// Shortest time between two grant requests, in microseconds.
-pub const REQUEST_INTERVAL_US: u64 = 1_000_000;
+/// State of the counter.
+pub type State = RegionState<WindowCounts>;
 
-/// Time after which a grant request without an answer counts as lost, and the next one may be opened, in microseconds.
-pub const ANSWER_TIME_US: u64 = 3_000_000;
-
-/// State of the counter, with the clock of the call that charges it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct State {
-    /// Time of the last charge.
-    pub last: Time,
-    /// RegionWindowCounts of the window, and the grant request.
-    pub counts: Box<RegionWindowCounts>,
-    /// Global clock of the call; not stored.
-    pub clock: Box<GlobalClock>,
-}
-
-/// RegionWindowCounts of a window, and the grant request.
+/// Counts of a window, and the grant cycle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RegionWindowCounts {
+pub struct WindowCounts {
     /// Number of the window.
     pub window: u64,
     /// Granted hits that are left.
@@ -61,21 +38,32 @@ pub struct RegionWindowCounts {
     pub previous_requested: u64,
     /// A charge that leaves at most this many hits opens a grant request; half of the reserve if nothing is granted.
     pub low: u64,
-    /// True if the global Redis has nothing left for this window.
-    pub exhausted: bool,
-    /// Identity of the open grant request: the time at which it was opened; 0: none is open.
-    pub open_request: u64,
-    /// Time of the region's Redis from which the next request may be opened.
-    pub next_request_at: Time,
-    /// Last reset of the limit that this counter follows, in global time; at first, its own creation.
-    pub epoch: u64,
-    /// Use of the loss allowance.
-    pub loss: LossPeriod,
+    /// Grant request, last reset and cut-off use.
+    pub cycle: GrantCycle,
 }
 
-impl RegionWindowCounts {
+/// Answer of the global Redis to a grant request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HitsGrant {
+    /// Identity of the request: the time of the region's Redis at which it was opened.
+    pub request: u64,
+    /// Window in which the hits may be spent.
+    pub window: u64,
+    /// Epoch of the global counter.
+    pub epoch: u64,
+    /// Number of hits; 0 if none were free.
+    pub hits: u64,
+    /// A charge that leaves at most this many hits opens the next request.
+    pub low: u64,
+    /// True if the global Redis has nothing left for this window.
+    pub exhausted: bool,
+    /// Time of the region's Redis before which the next request is not opened.
+    pub next_request_at: Time,
+}
+
+impl WindowCounts {
     /// Begins another window: nothing is granted yet, and a reserve used for the next window is used in this one.
-    pub(super) fn begin(&mut self, window: u64) {
+    fn begin(&mut self, window: u64) {
         let is_next = window == self.window + 1;
         *self = Self {
             window,
@@ -86,24 +74,47 @@ impl RegionWindowCounts {
             requested: 0,
             previous_requested: if is_next { self.requested } else { 0 },
             low: 0,
-            exhausted: false,
-            ..*self
+            cycle: GrantCycle { exhausted: false, ..self.cycle },
         };
+    }
+
+    /// Adds the hits of a grant; false if it does not answer the open request, or its window is over.
+    pub fn take_grant(&mut self, grant: &HitsGrant) -> bool {
+        if !self.cycle.waits_for(grant.request) {
+            return false;
+        }
+        // The global Redis has seen that the next window began.
+        if grant.window == self.window + 1 {
+            self.begin(grant.window);
+        }
+        if grant.window != self.window {
+            return false;
+        }
+        if grant.epoch > self.cycle.epoch {
+            (self.granted, self.granted_total, self.reserve_used, self.next_reserve_used) = (0, 0, 0, 0);
+            self.cycle.epoch = grant.epoch;
+        }
+        self.granted += grant.hits;
+        self.granted_total += grant.hits;
+        self.low = grant.low;
+        self.cycle.close(grant.exhausted, grant.next_request_at);
+        true
+    }
+
+    /// Removes the granted hits of a window that are left, and returns them; 0 in another window.
+    pub fn give_back(&mut self, window: u64) -> u64 {
+        if window != self.window {
+            return 0;
+        }
+        let unused = std::mem::take(&mut self.granted);
+        self.granted_total -= unused.min(self.granted_total);
+        unused
     }
 }
 
-impl AlgorithmState for State {
-    /// The memory store never counts in a region.
-    fn to_words(&self) -> [u64; 2] {
-        [0, 0]
-    }
-
-    fn from_words(_words: [u64; 2], last: Time) -> Self {
-        Self { last, ..Self::default() }
-    }
-
-    fn read(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
-        let counts = RegionWindowCounts {
+impl StoredCounts for WindowCounts {
+    fn read(reply: &mut ReplyReader<'_>) -> Result<Self, MalformedReply> {
+        Ok(Self {
             window: reply.number()?,
             granted: reply.number()?,
             reserve_used: reply.number()?,
@@ -112,18 +123,8 @@ impl AlgorithmState for State {
             granted_total: reply.number()?,
             next_reserve_used: reply.number()?,
             previous_requested: reply.number()?,
-            exhausted: reply.number()? != 0,
-            open_request: reply.number()?,
-            next_request_at: reply.time()?,
-            epoch: reply.number()?,
-            loss: LossPeriod { start: reply.time()?, used: reply.number()? },
-        };
-        Ok(Self { last, counts: Box::new(counts), clock: Box::default() })
-    }
-
-    /// The fallback counters never hold hits that a region was granted.
-    fn scaled(&self, _ratio: ShareRatio, _limit: &Limit, _now: Time) -> Self {
-        self.clone()
+            cycle: GrantCycle::read(reply)?,
+        })
     }
 }
 
@@ -131,237 +132,153 @@ impl State {
     /// Returns the time in microseconds until the window of a charge at `now` may end; 0 if that window is not surely
     /// known, or the region is cut off.
     pub(super) fn grant_left_us(&self, limit: &Limit, now: Time) -> u64 {
-        let window = RegionWindow::at(limit, self, now);
-        let Some(global) = window.global.filter(|_| !window.clock.cut_off) else { return 0 };
-        (window.counts.window + 1).saturating_mul(window.period_us).saturating_sub(global.hi)
+        let RegionWindow { call, counts, .. } = RegionWindow::at(limit, self, now);
+        let Some(global) = call.global.filter(|_| !call.view.cut_off) else { return 0 };
+        (counts.window + 1).saturating_mul(call.period_us).saturating_sub(global.hi)
+    }
+
+    /// Returns the hits used at `now`.
+    pub(super) fn region_use(&self, limit: &Limit, now: Time) -> RegionUse {
+        let RegionWindow { call, counts, .. } = RegionWindow::at(limit, self, now);
+        RegionUse {
+            grant: counts.granted_total.saturating_sub(counts.granted),
+            reserve: counts.reserve_used,
+            cut_off_allowance: call.cut_off.used,
+        }
     }
 }
 
 /// Applies a request to the counts.
 pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
-    let mut window = RegionWindow::at(limit, state, now);
-    let before = window.used();
-    let source = window.source(request);
-    match request.hits {
-        Hits::Peek => {}
-        Hits::Refund(hits) => window.refund(hits, request.lent),
-        Hits::Charge(_) if source.is_some() && request.rejected_elsewhere => {}
-        Hits::Charge(hits) => window.charge(hits, source),
-    }
-    if request.hits != Hits::Peek {
-        state.last = effective_time(now, state.last, limit.period_us()).map_or(now, |time| time.at);
-        *state.counts = window.counts;
-    }
-    ChargeResult {
-        admitted: source.is_some(),
-        before,
-        after: window.used(),
-        remaining: to_u32(window.remaining()).min(limit.requests_per_unit()),
-        reset_us: window.reset_us(),
-        retry_after_us: if source.is_some() { None } else { window.retry_after_us(limit, request) },
-        delay_us: 0,
-    }
+    region::charge::<RegionWindow>(limit, state, now, request)
 }
 
 /// Returns `true` if [`charge`] would admit the hits.
 pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -> bool {
-    RegionWindow::at(limit, state, now).source(request).is_some()
+    region::admits::<RegionWindow>(limit, state, now, request)
 }
 
-/// Returns the hits used at `now`.
-pub(super) fn region_use(limit: &Limit, state: &State, now: Time) -> RegionUse {
-    RegionWindow::at(limit, state, now).used_by_source()
-}
-
-/// Hits that a charge is admitted from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum HitSource {
-    /// Grants and the reserve.
-    Window,
-    /// The loss allowance.
-    Loss,
-}
-
-/// RegionWindowCounts at the time of a request.
+/// Counts of a window at the time of a request. Global time is that of the call if it is known to lie in the window of
+/// the counts or in the next one.
 #[derive(Clone, Copy)]
 struct RegionWindow {
-    counts: RegionWindowCounts,
-    now: Time,
-    period_us: u64,
-    clock: GlobalClock,
+    call: RegionCall,
+    counts: WindowCounts,
     reserve: u64,
-    allowance: u64,
-    /// Global time, if it is known to lie in the window of the counts or in the next one.
-    global: Option<GlobalTime>,
     /// True if the hit may lie in the next window.
     spans_two: bool,
-    /// Use of the loss allowance at the time of the request.
-    loss: LossPeriod,
 }
 
-impl RegionWindow {
+impl RegionCounter for RegionWindow {
+    type Counts = WindowCounts;
+
     fn at(limit: &Limit, state: &State, now: Time) -> Self {
-        let (period_us, clock) = (limit.period_us(), *state.clock);
-        let is_usable = !clock.parts_unusable;
-        let mut window = Self {
-            counts: *state.counts,
-            now,
-            period_us,
-            clock,
-            reserve: if is_usable { u64::from(limit.region_reserve()) } else { 0 },
-            allowance: if is_usable { limit.loss_allowance() } else { 0 },
-            global: None,
-            spans_two: false,
-            loss: state.counts.loss.at(now, period_us),
-        };
-        if let Some(global) = clock.at(now) {
+        let mut call = RegionCall::new(limit, *state.view, state.counts.cycle.cut_off, now);
+        let (mut counts, period_us, mut spans_two) = (*state.counts, call.period_us, false);
+        call.global = call.global.filter(|global| {
             let last = global.hi / period_us;
-            // RegionWindowCounts of a window further ahead come from a clock that was wrong.
-            let first = match window.counts.window {
+            // Counts of a window further ahead come from a clock that was wrong.
+            let first = match counts.window {
                 ahead if ahead > last + 1 => global.lo / period_us,
                 current => current.max(global.lo / period_us),
             };
-            if first <= last && last <= first + 1 {
-                if first != window.counts.window {
-                    window.counts.begin(first);
+            let is_known = first <= last && last <= first + 1;
+            if is_known {
+                if first != counts.window {
+                    counts.begin(first);
                 }
-                // An older reset of the limit does not concern this counter.
-                if window.counts.epoch == 0 {
-                    window.counts.epoch = global.hi;
-                }
-                window.global = Some(global);
-                window.spans_two = last > first;
+                counts.cycle.begin_epoch(*global);
+                spans_two = last > first;
             }
-        }
-        window
+            is_known
+        });
+        Self { call, counts, reserve: call.own(limit.region_reserve()), spans_two }
     }
 
-    /// Hits left of the grants and the reserve, in the window of the counts.
-    const fn left(&self) -> u64 {
-        self.counts.granted + self.reserve.saturating_sub(self.counts.reserve_used)
+    fn call(&self) -> &RegionCall {
+        &self.call
     }
 
-    /// Hits that grants and the reserve would admit at once.
-    fn room(&self) -> u64 {
-        match (self.global, self.spans_two) {
-            (None, _) => 0,
-            (Some(_), false) => self.left(),
-            (Some(_), true) => self.left().min(self.reserve.saturating_sub(self.counts.next_reserve_used)),
-        }
+    fn counts(&self) -> WindowCounts {
+        self.counts
     }
 
-    const fn may_use_allowance(&self) -> bool {
-        self.global.is_none() || self.clock.cut_off
+    fn cycle_mut(&mut self) -> (&mut RegionCall, &mut GrantCycle) {
+        (&mut self.call, &mut self.counts.cycle)
     }
 
-    /// Returns the hits that the request is admitted from; `None` if it is rejected.
-    fn source(&self, request: ChargeRequest) -> Option<HitSource> {
-        let hits = request.required_hits();
-        if let Hits::Refund(_) = request.hits {
-            Some(HitSource::Window)
-        } else if self.global.is_some() && hits <= self.room() {
-            Some(HitSource::Window)
-        } else if self.may_use_allowance() && self.loss.fits(self.allowance, request) {
-            Some(HitSource::Loss)
-        } else {
-            None
-        }
+    fn room(&self) -> Option<u64> {
+        self.call.global?;
+        let next_left = self.reserve.saturating_sub(self.counts.next_reserve_used);
+        Some(if self.spans_two { self.left().min(next_left) } else { self.left() })
     }
 
-    /// RegionWindowCounts the demand of a charge, spends its hits, and opens a grant request if one is due.
-    fn charge(&mut self, hits: u64, source: Option<HitSource>) {
+    fn used(&self) -> u64 {
+        self.counts.granted_total.saturating_sub(self.counts.granted) + self.counts.reserve_used
+    }
+
+    fn count_demand(&mut self, hits: u64) {
         self.counts.requested = self.counts.requested.saturating_add(hits).min(MAX_COUNT);
-        match source {
-            Some(HitSource::Window) => {
-                let granted = hits.min(self.counts.granted);
-                self.counts.granted -= granted;
-                self.counts.reserve_used += hits - granted;
-                if self.spans_two {
-                    self.counts.next_reserve_used += hits;
-                }
-            }
-            Some(HitSource::Loss) => {
-                self.loss.used += hits;
-                self.counts.loss = self.loss;
-            }
-            None => {}
-        }
-        let low = if self.counts.granted_total == 0 { self.reserve / 2 } else { self.counts.low };
-        let is_low = source != Some(HitSource::Window) || self.left() <= low;
-        if self.clock.can_request && self.global.is_some() && is_low && self.may_request() {
-            self.counts.open_request = self.now.as_micros();
-            self.counts.next_request_at = self.now.plus_us(ANSWER_TIME_US);
+    }
+
+    fn spend(&mut self, hits: u64) {
+        let granted = hits.min(self.counts.granted);
+        self.counts.granted -= granted;
+        self.counts.reserve_used += hits - granted;
+        if self.spans_two {
+            self.counts.next_reserve_used += hits;
         }
     }
 
-    /// Returns true if the next request is due, or its time comes from a clock that was wrong.
-    fn may_request(&self) -> bool {
-        let next = self.counts.next_request_at;
-        next <= self.now || next > self.now.plus_us(self.period_us.max(ANSWER_TIME_US))
-    }
-
-    /// Returns hits, but leaves those charged that replicas may still admit.
     fn refund(&mut self, hits: u64, lent: u64) {
-        if self.global.is_none() {
+        if self.call.global.is_none() {
             return;
         }
+        let hits = hits.min(self.used().saturating_sub(lent));
         let counts = &mut self.counts;
-        let used = counts.granted_total.saturating_sub(counts.granted) + counts.reserve_used;
-        let hits = hits.min(used.saturating_sub(lent));
         let reserve = hits.min(counts.reserve_used);
         counts.reserve_used -= reserve;
         counts.granted = (counts.granted + hits - reserve).min(counts.granted_total).max(counts.granted);
     }
 
-    const fn used_by_source(&self) -> RegionUse {
-        RegionUse {
-            grant: self.counts.granted_total.saturating_sub(self.counts.granted),
-            reserve: self.counts.reserve_used,
-            loss_allowance: self.loss.used,
-        }
+    fn is_low(&self) -> bool {
+        self.left() <= if self.counts.granted_total == 0 { self.reserve / 2 } else { self.counts.low }
     }
 
-    const fn used(&self) -> u64 {
-        let RegionUse { grant, reserve, loss_allowance } = self.used_by_source();
-        grant + reserve + loss_allowance
+    fn until_full_us(&self) -> u64 {
+        self.window_ends_us().unwrap_or(0)
     }
 
-    fn remaining(&self) -> u64 {
-        let allowance = if self.may_use_allowance() { self.loss.left(self.allowance) } else { 0 };
-        self.room().max(allowance)
-    }
-
-    /// Microseconds until the last window that the request may lie in ends; `None` if global time is unknown.
-    fn window_ends_us(&self) -> Option<u64> {
-        let global = self.global?;
-        let windows = self.counts.window + 1 + u64::from(self.spans_two);
-        Some(windows * self.period_us - global.lo)
-    }
-
-    /// Microseconds until the tumbling period of the loss allowance ends; 0 if nothing of it is used.
-    fn loss_ends_us(&self) -> u64 {
-        if self.loss.used == 0 { 0 } else { self.loss.ends_us(self.now, self.period_us) }
-    }
-
-    fn reset_us(&self) -> u64 {
-        self.window_ends_us().unwrap_or(0).max(self.loss_ends_us())
-    }
-
-    /// Microseconds until a rejected request may pass; `None` if it never will.
     fn retry_after_us(&self, limit: &Limit, request: ChargeRequest) -> Option<u64> {
         let hits = request.required_hits();
         if hits > u64::from(limit.requests_per_unit()) {
             return None;
         }
-        // A loss period without any hit used cannot be waited for.
-        let loss_ends_us = (hits <= self.allowance).then(|| self.loss_ends_us()).filter(|ends_us| *ends_us > 0);
+        let (cut_off, exhausted) = (self.call.view.cut_off, self.counts.cycle.exhausted);
+        // A tumbling period without any hit used cannot be waited for.
+        let allowance_ends_us =
+            (hits <= self.call.allowance).then(|| self.call.allowance_ends_us()).filter(|ends_us| *ends_us > 0);
         let wait_us = match self.window_ends_us() {
-            Some(ends_us) if self.clock.cut_off => loss_ends_us.map_or(ends_us, |loss_us| loss_us.min(ends_us)),
-            Some(ends_us) if self.counts.exhausted => ends_us,
+            Some(ends_us) if cut_off => allowance_ends_us.map_or(ends_us, |allowance_us| allowance_us.min(ends_us)),
+            Some(ends_us) if exhausted => ends_us,
             Some(ends_us) => ends_us.min(REQUEST_INTERVAL_US),
-            None if self.clock.cut_off => loss_ends_us.unwrap_or(REQUEST_INTERVAL_US),
-            None => loss_ends_us.map_or(REQUEST_INTERVAL_US, |loss_us| loss_us.min(REQUEST_INTERVAL_US)),
+            None if cut_off => allowance_ends_us.unwrap_or(REQUEST_INTERVAL_US),
+            None => allowance_ends_us.map_or(REQUEST_INTERVAL_US, |ends_us| ends_us.min(REQUEST_INTERVAL_US)),
         };
         Some(wait_us.max(1))
+    }
+}
+
+impl RegionWindow {
+    /// Hits left of the grants and the reserve, in the window of the counts.
+    const fn left(&self) -> u64 {
+        self.counts.granted + self.reserve.saturating_sub(self.counts.reserve_used)
+    }
+
+    /// Microseconds until the last window that the request may lie in ends; `None` if global time is unknown.
+    fn window_ends_us(&self) -> Option<u64> {
+        let global = self.call.global?;
+        let windows = self.counts.window + 1 + u64::from(self.spans_two);
+        Some(windows * self.call.period_us - global.lo)
     }
 }

@@ -10,9 +10,8 @@
 
 use std::collections::VecDeque;
 
-use super::algorithm_state::{AlgorithmState, CallCharge};
+use super::algorithm_state::{AlgorithmState, CallCharge, ShareRatio};
 use super::reply_reader::{MalformedReply, ReplyReader};
-use super::share_ratio::ShareRatio;
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult, EffectiveTime, StateChange, effective_time, to_u32};

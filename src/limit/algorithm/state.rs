@@ -5,18 +5,16 @@
 
 use smallvec::SmallVec;
 
-use super::algorithm_state::{AlgorithmState, CallCharge};
-use super::global_clock::GlobalClock;
-use super::region_use::RegionUse;
+use super::algorithm_state::{AlgorithmState, CallCharge, ShareRatio};
+use super::region::{GlobalView, RegionUse};
 use super::reply_reader::{MAX_EXACT, MalformedReply, ReplyReader};
-use super::share_ratio::ShareRatio;
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::counting::{Counting, for_each_counting};
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit, effective_time};
 
 macro_rules! define_state {
-    ($($variant:ident, $module:ident, $properties:expr;)*) => {
+    ($($variant:ident, $module:ident, $lua_file:literal, $properties:expr;)*) => {
         /// State of a counter: one variant for each counting.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub enum State {
@@ -140,24 +138,26 @@ macro_rules! define_state {
 for_each_counting!(define_state);
 
 impl State {
-    /// Sets the global clock of the call that charges this state, if a region counts it.
-    pub fn set_clock(&mut self, clock: &GlobalClock) {
+    /// View of the global Redis that the last call on a region's counter had; `None` of another counter.
+    fn view_mut(&mut self) -> Option<&mut GlobalView> {
         match self {
-            Self::RegionWindow(state) => *state.clock = *clock,
-            Self::RegionBucket(state) => *state.clock = *clock,
-            _ => {}
+            Self::RegionWindow(state) => Some(&mut state.view),
+            Self::RegionBucket(state) => Some(&mut state.view),
+            _ => None,
         }
     }
 
-    /// Lets the global clock of the last call hold at any time, for an estimate.
-    pub(crate) fn assume_clock_holds(&mut self) {
-        let clock = match self {
-            Self::RegionWindow(state) => &mut state.clock,
-            Self::RegionBucket(state) => &mut state.clock,
-            _ => return,
-        };
-        if clock.valid_until > Time::default() {
-            (clock.valid_from, clock.valid_until) = (Time::default(), Time::from_micros(MAX_EXACT));
+    /// Sets the view of the call that charges this state, if a region counts it.
+    pub fn set_view(&mut self, view: &GlobalView) {
+        if let Some(own) = self.view_mut() {
+            *own = *view;
+        }
+    }
+
+    /// Lets the global time of the last call hold at any time, for an estimate.
+    pub(crate) fn assume_view_holds(&mut self) {
+        if let Some(view) = self.view_mut().filter(|view| view.valid_until > Time::default()) {
+            (view.valid_from, view.valid_until) = (Time::default(), Time::from_micros(MAX_EXACT));
         }
     }
 
@@ -174,8 +174,8 @@ impl State {
     /// Identity of the open grant request of a region's counter; 0: none is open.
     pub fn open_request(&self) -> u64 {
         match self {
-            Self::RegionWindow(state) => state.counts.open_request,
-            Self::RegionBucket(state) => state.counts.open_request,
+            Self::RegionWindow(state) => state.counts.cycle.open_request,
+            Self::RegionBucket(state) => state.counts.cycle.open_request,
             _ => 0,
         }
     }
@@ -183,8 +183,8 @@ impl State {
     /// Returns the hits of a region's counter that are used at `now`; nothing of another counter.
     pub fn region_use(&self, limit: &Limit, now: Time) -> RegionUse {
         match self {
-            Self::RegionWindow(state) => super::region_window::region_use(limit, state, now),
-            Self::RegionBucket(state) => super::region_bucket::region_use(limit, state, now),
+            Self::RegionWindow(state) => state.region_use(limit, now),
+            Self::RegionBucket(state) => state.region_use(limit, now),
             _ => RegionUse::default(),
         }
     }

@@ -7,10 +7,9 @@
 //! With `max_wait`, a request that lacks tokens takes them in advance and is delayed until they are refilled. The
 //! tokens used can then exceed the bucket. Used tokens and waits are rounded up, so never in favour of the caller.
 
-use super::algorithm_state::AlgorithmState;
+use super::algorithm_state::{AlgorithmState, ShareRatio};
 use super::leaky_level::{LeakyLevel, LevelParts, level_wait_us, to_us};
 use super::reply_reader::{MAX_EXACT, MalformedReply, ReplyReader};
-use super::share_ratio::ShareRatio;
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult, StateChange};

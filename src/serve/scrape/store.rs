@@ -93,7 +93,7 @@ fn region(stats: &RegionStats, emit: &mut dyn FnMut(Family)) {
     let hits = [("granted", granted), ("returned", returned), ("wasted", wasted)];
     emit(Family::counters("tollkeeper_grant_hits_total", help, "kind", hits));
     let help = "Total number of hits of global limits that this process admitted, by what they were admitted from.";
-    let sources = [("grant", used.grant), ("reserve", used.reserve), ("loss_allowance", used.loss_allowance)];
+    let sources = [("grant", used.grant), ("reserve", used.reserve), ("loss_allowance", used.cut_off_allowance)];
     emit(Family::counters("tollkeeper_region_hits_total", help, "from", sources));
     if let Some(age_us) = last_grant_us {
         let help = "Time since the last grant to this process, in seconds.";

@@ -14,9 +14,8 @@ use super::coalescer::{CallReply, CallResults, Coalescer, FollowerBatch, Role};
 use super::eventual::CallReport;
 use super::eventual::local_admission::{LeaseReply, LocalAdmission};
 use super::prepared_call::PreparedCall;
-use super::regions::grant_request::{GrantRequest, RegionCounts};
+use super::regions::grants::GrantRequest;
 use super::script::replay::ScriptOutcome;
-use crate::base::clock::Time;
 use crate::limit::algorithm::state::State;
 use crate::limit::{Limit, StorePolicy};
 use crate::store::charge::{ChargeBatch, ChargeContext, OwnedCounter};
@@ -111,7 +110,7 @@ impl RedisCalls {
         }
         drop(span);
         if let Ok(outcome) = &outcome {
-            request_grants(call, charges, &outcome.states, &outcome.grant_requests);
+            request_grants(call, charges, &outcome.states, &outcome.requesting_counters);
         }
         let ScriptOutcome { mut results, states, now, region_use, .. } = outcome?;
         call.grants.iter().for_each(|grants| grants.record_use(region_use));
@@ -151,18 +150,11 @@ impl RedisCalls {
 }
 
 /// Requests grants in the background for the counters at these indices, on which a call opened requests.
-fn request_grants(call: &PreparedCall, charges: &ChargeBatch, states: &[State], opened: &[usize]) {
+fn request_grants(call: &PreparedCall, charges: &ChargeBatch, states: &[State], requesting_counters: &[usize]) {
     let (Some(grants), Some(charge)) = (&call.grants, charges.last()) else { return };
-    for &index in opened {
-        if let Some((counts, clock)) = RegionCounts::of(&states[index]) {
-            grants.request(GrantRequest {
-                key: call.command.keys()[index].clone(),
-                limit: charge.counters[index].limit,
-                counts,
-                clock,
-                now: Time::from_micros(states[index].open_request()),
-            });
-        }
+    for &index in requesting_counters {
+        let (limit, key) = (charge.counters[index].limit, call.command.keys()[index].clone());
+        GrantRequest::of(&states[index], limit, key).into_iter().for_each(|request| grants.request(request));
     }
 }
 

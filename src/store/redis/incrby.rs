@@ -29,7 +29,7 @@ use self::refunds::RefundSupport;
 use super::script::compose::window_charges_script;
 use super::script::replay::ScriptOutcome;
 use crate::base::clock::Time;
-use crate::limit::algorithm::region_use::RegionUse;
+use crate::limit::algorithm::region::RegionUse;
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::algorithm::{Algorithm, fixed_window};
 use crate::limit::charge::{ChargeRequest, ChargeResult, MAX_COUNT};
@@ -129,7 +129,7 @@ impl<'a> IncrBatch<'a> {
             results: take(&mut self.results),
             states: SmallVec::from(self.states.clone()),
             now: self.now,
-            grant_requests: Vec::new(),
+            requesting_counters: Vec::new(),
             region_use: RegionUse::default(),
         })
     }

@@ -21,11 +21,11 @@ use super::key_scheme::{CountCommand, CounterId};
 use super::lease_call::{LeaseCall, LeasePurpose, OwnLease};
 use super::regions::GlobalGrants;
 use super::regions::resets::RegionCounter;
-use super::script::arguments::{arguments, clock_argument};
+use super::script::arguments::{arguments, view_argument};
 use super::script::replay::{CallArguments, ScriptOutcome, replay};
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::algorithm::global_clock::GlobalClock;
+use crate::limit::algorithm::region::GlobalView;
 use crate::limit::charge::ChargeRequest;
 use crate::limit::request::Hits;
 use crate::store::charge::OwnedCharge;
@@ -174,7 +174,7 @@ impl Attempt<'_> {
                 let within = InstantRange { from: Instant::now(), until: deadline };
                 // Another node has another clock.
                 let period_us = longest_period_us(charges);
-                call.set_clock(grants.clock(&target.node, || hash_slot(&call.keys[0]), period_us, within));
+                call.set_view(grants.view(&target.node, || hash_slot(&call.keys[0]), period_us, within));
                 let outcome = call.run(charges, target, deadline).await?;
                 let within = InstantRange { until: Instant::now(), ..within };
                 target.node.record_clock(&ClockReading { within, server: outcome.now });
@@ -201,14 +201,14 @@ struct ScriptCall<'a> {
     key_count: String,
     arguments: Bytes,
     leases: Option<LeaseWords>,
-    clock: Option<ClockWord>,
+    view: Option<ViewWord>,
     /// The call may share a command with calls on other keys.
     can_merge: bool,
 }
 
-/// Clock of the global Redis, and the argument that tells it.
-struct ClockWord {
-    clock: GlobalClock,
+/// View of the global Redis, and the argument that tells it.
+struct ViewWord {
+    view: GlobalView,
     argument: [u8; 40],
 }
 
@@ -222,12 +222,12 @@ impl<'a> ScriptCall<'a> {
     fn new(script: &'static Script, keys: &'a [Bytes], arguments: Bytes, leases: Option<&LeaseCall>) -> Self {
         let leases = leases.map(|leases| LeaseWords { key: leases_key(&keys[0]), argument: leases.argument() });
         let key_count = (keys.len() + usize::from(leases.is_some())).to_string();
-        Self { script, keys, key_count, arguments, leases, clock: None, can_merge: false }
+        Self { script, keys, key_count, arguments, leases, view: None, can_merge: false }
     }
 
-    /// Sets the clock of the global Redis, which a call on a global limit needs.
-    fn set_clock(&mut self, clock: GlobalClock) {
-        self.clock = Some(ClockWord { clock, argument: clock_argument(&clock) });
+    /// Sets the view of the global Redis, which a call on a global limit needs.
+    fn set_view(&mut self, view: GlobalView) {
+        self.view = Some(ViewWord { view, argument: view_argument(&view) });
     }
 
     /// Sends the call to the current node, with the text of the script if the node lacks it.
@@ -242,8 +242,8 @@ impl<'a> ScriptCall<'a> {
             None => self.send_alone(target, deadline).await?,
         };
         let bytes = bytes(&reply).ok_or(ReplyError::Failed(RedisError::BadReply))?;
-        let clock = self.clock.as_ref().map(|word| &word.clock);
-        let arguments = CallArguments { has_leases: self.leases.is_some(), clock };
+        let view = self.view.as_ref().map(|word| &word.view);
+        let arguments = CallArguments { has_leases: self.leases.is_some(), view };
         replay(charges, bytes, arguments).map_err(|_| ReplyError::Failed(RedisError::BadReply))
     }
 
@@ -265,8 +265,8 @@ impl<'a> ScriptCall<'a> {
         if is_alone || !self.can_merge || !node.can_merge() {
             return None;
         }
-        let clock = self.clock.as_ref().map_or_else(Bytes::new, |word| Bytes::copy_from_slice(&word.argument));
-        let arguments = [self.arguments.clone(), clock];
+        let view = self.view.as_ref().map_or_else(Bytes::new, |word| Bytes::copy_from_slice(&word.argument));
+        let arguments = [self.arguments.clone(), view];
         Some(KeyCall { script: self.script, key: key.clone(), arguments, sends_text: false })
     }
 
@@ -288,7 +288,7 @@ impl<'a> ScriptCall<'a> {
         words.extend(self.leases.iter().map(|leases| &*leases.key));
         words.push(&self.arguments);
         words.extend(self.leases.iter().map(|leases| &*leases.argument));
-        if let Some(word) = &self.clock {
+        if let Some(word) = &self.view {
             if self.leases.is_none() {
                 words.push(b"");
             }

@@ -6,7 +6,10 @@
 //! - *Global Redis*: the one that all regions reach, slowly. *Global time* is that of the node that has the counter.
 //! - *Reserve* r: the part that a region always has, floor(floor(L x `reserve`) / n). M = L - n x r is granted.
 //! - *Grant*: hits of one window, or a rate and a capacity of a token bucket until a stated global time.
-//! - *Loss allowance*: hits per tumbling period of a region whose global time is unknown, or that is cut off.
+//! - *Cut-off allowance*: hits per tumbling period of a region whose global time is unknown, or that is cut off.
+//! - *Grant request*: a charge that leaves little opens it on the region's counter, and its process asks the global
+//!   Redis. *Return*: unused hits of a grant go back.
+//! - *Epoch*: time of the last reset of a limit, in global time.
 //! - *Overshoot* O: L x `max_overshoot`.
 //!
 //! # Promise
@@ -15,14 +18,14 @@
 //! length, plus O. This holds for any delays, losses and partitions between the regions and the global Redis, for
 //! processes and regions that stop, and for clocks that are any time apart and drift by up to 500 ppm. It excludes what
 //! a Redis loses in a failover, through eviction or by a jump of its clock beyond the expiry of a counter, what
-//! `on_region_loss` `local` and `allow` admit, and one loss allowance for each jump of a region's clock.
+//! `on_region_loss` `local` and `allow` admit, and one cut-off allowance for each jump of a region's clock.
 //!
 //! # Proof
 //!
 //! 1. *Global time is never wrong, only unknown.* A process knows the offset of each server's clock from its own as an
 //!    interval: the server read its clock between sending and answer. The interval widens by 1000 ppm of the time
 //!    since. Each call carries the difference of both intervals, and the times of the region's Redis between which it
-//!    holds ([`clocks`]). If the call runs at another time (a clock jumped, or another server answers), it knows
+//!    holds ([`calls`]). If the call runs at another time (a clock jumped, or another server answers), it knows
 //!    nothing.
 //! 2. *Windows.* The global Redis grants in window w what the algorithm admits of M
 //!    ([`global_window`](crate::limit::algorithm::global_window)). A region admits a granted hit only while global time
@@ -37,13 +40,14 @@
 //!    lower end of global time ([`region_bucket`](crate::limit::algorithm::region_bucket)), so they never refill twice,
 //!    but the last of them may refill late: of an uncertainty w at most rate x w. The capacity is lowered by that, less
 //!    rate x P x O / 2L. So a span s admits at most the bucket plus L x s / P plus O / 2.
-//! 4. *Allowances.* `share` is floor(O / 2n) per tumbling period, of which a span meets two: at most O in all regions.
-//!    For token_bucket it is half of that.
+//! 4. *Allowances.* The cut-off allowance of `share` is floor(O / 2n) per tumbling period, of which a span meets two
+//!    ([`CutOffPeriod`](crate::limit::algorithm::region::CutOffPeriod)): at most O in all regions. For token_bucket it
+//!    is half of that.
 //! 5. *A grant is used once.* The charge that leaves little opens a request, whose identity is its time at the region's
 //!    Redis. The counter takes one answer to its open request
-//!    ([`region_grant`](crate::limit::algorithm::region_grant)); a late, repeated or lost answer wastes hits that the
-//!    global Redis counts as granted. If the asking process stops, another charge opens the next request after 3 s. So
-//!    the region's Redis decides who asks.
+//!    ([`GrantCycle`](crate::limit::algorithm::region::GrantCycle)); a late, repeated or lost answer wastes hits that
+//!    the global Redis counts as granted. If the asking process stops, another charge opens the next request after 3 s.
+//!    So the region's Redis decides who asks.
 //! 6. *Returns* are taken out of the region's counter before the global Redis takes them back, and only in their
 //!    window.
 //! 7. *Refunds* return at most what the region used of its reserve and of the current grant.
@@ -55,54 +59,45 @@
 //!    Those of a window end before it, so step 2 holds. Those of a bucket end before the grant, and shift hits by their
 //!    life T at most: L x T / P is at most O / 4, and the uncertainty of step 3 gets O / 4. Nothing is returned, and a
 //!    refund leaves lent hits charged. After a reset lent hits are still admitted, for a second at most.
-//! 10. *Regions.* The list and an identity of each region's Redis are registered in the global Redis ([`membership`]):
+//! 10. *Regions.* The list and an identity of each region's Redis are registered in the global Redis ([`standing`]):
 //!     a second Redis of one name gets nothing, and reserve and allowance rest while lists differ and for a period
 //!     after.
-//! 11. *Losses.* A region's Redis that is lost takes its grants and its reserve with it: absence grants nothing but the
-//!     reserve of the window. What its failover forgets of a window's use may be admitted once more, as for a strict
-//!     limit. What a failover of the global Redis forgets may be granted once more; with
+//! 11. *Lost data.* A region's Redis that is lost takes its grants and its reserve with it: absence grants nothing but
+//!     the reserve of the window. What its failover forgets of a window's use may be admitted once more, as for a
+//!     strict limit. What a failover of the global Redis forgets may be granted once more; with
 //!     `TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS=1` a grant is used only after a replica has it.
 //!
-//! [`GlobalGrants`] composes the parts.
+//! The arithmetic is pure: what counters of windows and of buckets share is in
+//! [`region`](crate::limit::algorithm::region), and each has a file of its own beside it. The scripts in `lua/regions/`
+//! do the same. [`GlobalGrants`] composes the parts that ask and answer.
 
-pub mod bucket_grants;
-pub mod region_call;
-pub mod reset_list;
-pub mod window_grants;
-pub mod region_identity;
-pub mod members;
-pub mod clocks;
-pub mod membership;
-pub mod notices;
-mod script_call;
+pub mod calls;
+pub mod registry;
+pub mod standing;
+pub mod membership_notices;
+mod heartbeat;
+pub mod grant_calls;
 pub mod demand;
 mod grant_stats;
-mod returns;
-pub(super) mod grant_request;
-mod requests;
-pub mod bucket_requests;
-pub(super) mod resets;
-mod probe;
-mod heartbeat;
+mod unused_hits;
+pub(super) mod grants;
+pub mod resets;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::task::AbortHandle;
 
-use self::clocks::{ClockOffsets, global_clock};
-use self::grant_request::GrantRequest;
+use self::calls::{ClockOffsets, GLOBAL_TIMEOUT, GlobalProbe, global_view};
 use self::grant_stats::GrantCounts;
-use self::heartbeat::{GLOBAL_TIMEOUT, RegionHeartbeat};
-use self::membership::Membership;
-use self::notices::notices;
-use self::probe::GlobalProbe;
-use self::requests::{GrantRequests, GrantWorker};
+use self::grants::{GrantRequest, GrantRequests, GrantWorker};
+use self::heartbeat::RegionHeartbeat;
+use self::membership_notices::membership_notices;
 use self::resets::{RegionCounter, Resets};
-use self::returns::Returns;
+use self::standing::RegionStanding;
+use self::unused_hits::HitReturns;
 use super::deployments::Deployments;
-use crate::limit::algorithm::global_clock::GlobalClock;
-use crate::limit::algorithm::region_use::RegionUse;
+use crate::limit::algorithm::region::{GlobalView, RegionUse};
 use crate::settings::redis::{RedisSettings, RegionSettings};
 use crate::store::client::redis::connect_options::ConnectOptions;
 use crate::store::client::redis::deployment::Deployment;
@@ -112,22 +107,22 @@ use crate::store::client::redis::node::Node;
 use crate::store::client::redis::server_clock::{ClockJumps, InstantRange};
 use crate::store::stats::{RegionClock, RegionStats};
 
-/// Time for which a call knows the clocks: one that runs later knows nothing, and one that runs earlier allows for a
+/// Time for which a call knows global time: one that runs later knows nothing, and one that runs earlier allows for a
 /// jump of this length that was not noticed.
 const LONGEST_CERTAIN: Duration = Duration::from_millis(250);
 
-/// Client of the global Redis, and the membership of this region. Dropping it ends its tasks.
+/// Client of the global Redis, and the standing of this region. Dropping it ends its tasks.
 #[derive(Debug)]
 pub struct GlobalGrants {
     settings: RegionSettings,
     /// Client of the global Redis.
     pub(super) client: Arc<Deployment>,
     region: Arc<Deployment>,
-    membership: Arc<Membership>,
+    standing: Arc<RegionStanding>,
     clock_jumps: Arc<ClockJumps>,
     counts: Arc<GrantCounts>,
     requests: GrantRequests,
-    returns: Arc<Returns>,
+    returns: Arc<HitReturns>,
     resets: Resets,
     heartbeat: AbortHandle,
     workers: [AbortHandle; 3],
@@ -148,20 +143,20 @@ impl GlobalGrants {
         let client = Arc::new(connect(settings, &regions, Arc::clone(&clock_jumps)));
         let region = Arc::clone(&deployments.main.client);
         let heartbeat = RegionHeartbeat::new(&regions, &settings.key_prefix, Arc::clone(&region), Arc::clone(&client));
-        let membership = Arc::clone(&heartbeat.membership);
+        let standing = Arc::clone(&heartbeat.standing);
         let heartbeat = tokio::spawn(async move { heartbeat.run().await }).abort_handle();
         let counts = Arc::<GrantCounts>::default();
-        let returns = Arc::new(Returns::new(Arc::clone(&client), Arc::clone(&region), Arc::clone(&counts)));
-        let (requests, opened) = GrantRequests::new(Arc::clone(&counts));
+        let returns = Arc::new(HitReturns::new(Arc::clone(&client), Arc::clone(&region), Arc::clone(&counts)));
+        let (requests, opened_requests) = GrantRequests::new(Arc::clone(&counts));
         let worker = GrantWorker {
             global: Arc::clone(&client),
             region: Arc::clone(&region),
             settings: regions.clone(),
-            membership: Arc::clone(&membership),
+            standing: Arc::clone(&standing),
             counts: Arc::clone(&counts),
             returns: Arc::clone(&returns),
         };
-        let answering = tokio::spawn(async move { worker.run(opened).await }).abort_handle();
+        let answering = tokio::spawn(async move { worker.run(opened_requests).await }).abort_handle();
         let returning = Arc::clone(&returns);
         let returning = tokio::spawn(async move { returning.run().await }).abort_handle();
         let resets = Resets::new(Arc::clone(&client), Arc::clone(&region), &settings.key_prefix);
@@ -171,7 +166,7 @@ impl GlobalGrants {
             settings: regions,
             client,
             region,
-            membership,
+            standing,
             clock_jumps,
             counts,
             requests,
@@ -182,24 +177,24 @@ impl GlobalGrants {
         }))
     }
 
-    /// Returns the clock of the global Redis for a call on `region` that is sent and ends `within` a range. The
-    /// counters have the same slot in both. `period_us` is the longest period of the limits.
+    /// Returns the view of the global Redis for a call on `region` that is sent and ends `within` a range. The counters
+    /// have the same hash slot in both. `period_us` is the longest period of the limits.
     ///
     /// Takes no lock and allocates nothing.
-    pub(super) fn clock(
+    pub(super) fn view(
         &self,
         region: &Node,
-        global_slot: impl FnOnce() -> u16,
+        key_slot: impl FnOnce() -> u16,
         period_us: u64,
         within: InstantRange,
-    ) -> GlobalClock {
+    ) -> GlobalView {
         let within = InstantRange { until: within.until.min(within.from + LONGEST_CERTAIN), ..within };
         let offsets = region.clock().offset(within).and_then(|region| {
-            let global = self.client.clock_offset(global_slot, within)?;
+            let global = self.client.clock_offset(key_slot, within)?;
             Some(ClockOffsets { region, global })
         });
-        let clock = offsets.map_or(GlobalClock::UNKNOWN, |offsets| global_clock(offsets, within));
-        self.membership.restrict(clock, period_us, within.from)
+        let view = offsets.map_or(GlobalView::UNKNOWN, |offsets| global_view(offsets, within));
+        self.standing.restrict(view, period_us, within.from)
     }
 
     /// Requests a grant in the background.
@@ -242,13 +237,13 @@ impl GlobalGrants {
         RegionStats {
             region: self.settings.name().to_owned(),
             regions: self.settings.names.clone(),
-            connected: self.membership.is_connected(at),
-            unanswered_us: self.membership.unanswered_us(at),
-            changed_before_us: self.membership.standing().changed_before_us(at),
+            connected: self.standing.is_connected(at),
+            unanswered_us: self.standing.unanswered_us(at),
+            changed_before_us: self.standing.findings().changed_before_us(at),
             clocks: clocks.collect(),
             clock_jumps: self.clock_jumps.count(),
             grants: self.counts.totals(at),
-            notices: notices(&self.membership, at),
+            notices: membership_notices(&self.standing, at),
             misconfigured: self.client.misconfigured().map(|text| text.to_string()),
         }
     }

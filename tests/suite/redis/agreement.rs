@@ -16,7 +16,7 @@ use proptest::test_runner::{TestCaseResult, TestRunner};
 use redis::{Connection, ErrorKind, RedisResult, ServerErrorKind, Value, cmd, from_redis_value};
 use smallvec::SmallVec;
 use tollkeeper::base::clock::{Clock, Time};
-use tollkeeper::limit::algorithm::global_clock::GlobalClock;
+use tollkeeper::limit::algorithm::region::GlobalView;
 use tollkeeper::limit::algorithm::sliding_window_log::LogRecord;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
 use tollkeeper::limit::algorithm::{
@@ -29,7 +29,7 @@ use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::charge::{MAX_CHARGES_PER_CALL, OwnedCharge, OwnedCounter};
 use tollkeeper::store::client::redis::error::{RedisError, ReplyError};
 use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, RecordedLease};
-use tollkeeper::store::redis::script::arguments::{arguments, clock_argument};
+use tollkeeper::store::redis::script::arguments::{arguments, view_argument};
 use tollkeeper::store::redis::script::compose::script_for;
 use tollkeeper::store::redis::script::replay::{CallArguments, ScriptOutcome, replay};
 
@@ -353,7 +353,7 @@ impl Redis {
         keys: &[String],
         charges: &[OwnedCharge],
         now: Time,
-        clock: Option<&GlobalClock>,
+        clock: Option<&GlobalView>,
     ) -> RedisResult<ScriptOutcome> {
         let (seconds, rest) = (now.as_micros() / 1_000_000, now.as_micros() % 1_000_000);
         let time = [seconds.to_string(), rest.to_string()];
@@ -372,10 +372,10 @@ impl Redis {
         command.arg(&arguments(charges, None)[..]);
         match (merged, clock) {
             (Some(_), clock) => {
-                command.arg(&clock.map(clock_argument).map_or(Vec::new(), |argument| argument.to_vec())[..]);
+                command.arg(&clock.map(view_argument).map_or(Vec::new(), |argument| argument.to_vec())[..]);
             }
             (None, Some(clock)) => {
-                command.arg("").arg(&clock_argument(clock)[..]);
+                command.arg("").arg(&view_argument(clock)[..]);
             }
             (None, None) => {}
         }
@@ -383,7 +383,8 @@ impl Redis {
             Value::Array(parts) => from_redis_value::<Vec<Vec<u8>>>(Value::Array(parts))?.concat(),
             reply => from_redis_value(reply)?,
         };
-        Ok(replay(charges, &reply, CallArguments { has_leases: false, clock }).expect("a script's reply can be read"))
+        Ok(replay(charges, &reply, CallArguments { has_leases: false, view: clock })
+            .expect("a script's reply can be read"))
     }
 
     /// Calls the script as the store does, with the clock of the global Redis if a limit is global.
@@ -392,7 +393,7 @@ impl Redis {
         keys: &[String],
         charges: &[OwnedCharge],
         now: Option<Time>,
-        clock: Option<&GlobalClock>,
+        clock: Option<&GlobalView>,
     ) -> RedisResult<ScriptOutcome> {
         if let (ScriptForm::ServerTime | ScriptForm::Merged, Some(now)) = (self.form, now) {
             return self.call_at_server_time(keys, charges, now, clock);
@@ -403,7 +404,7 @@ impl Redis {
             let mut command = cmd(name);
             command.arg(which).arg(keys.len()).arg(keys).arg(&arguments[..]);
             if let Some(clock) = clock {
-                command.arg("").arg(&clock_argument(clock)[..]);
+                command.arg("").arg(&view_argument(clock)[..]);
             }
             command.query(&mut self.connection)
         };
@@ -411,7 +412,8 @@ impl Redis {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => call("EVAL", &script.text),
             reply => reply,
         };
-        Ok(replay(charges, &reply?, CallArguments { has_leases: false, clock }).expect("a script's reply can be read"))
+        Ok(replay(charges, &reply?, CallArguments { has_leases: false, view: clock })
+            .expect("a script's reply can be read"))
     }
 
     /// Calls the script at `now` while hits are lent, with the clock of the global Redis.
@@ -421,7 +423,7 @@ impl Redis {
         keys: &[String],
         charges: &[OwnedCharge],
         lent: RecordedLease,
-        clock: &GlobalClock,
+        clock: &GlobalView,
         now: Time,
     ) -> ScriptOutcome {
         let record = format!("{}:leases", keys[0]);
@@ -432,9 +434,9 @@ impl Redis {
         let leases = LeaseCall { purpose, own: SmallVec::new() }.argument();
         let mut command = cmd("EVAL");
         command.arg(&script.text).arg(keys.len() + 1).arg(keys).arg(record);
-        command.arg(&arguments(charges, Some(now))[..]).arg(&leases[..]).arg(&clock_argument(clock)[..]);
+        command.arg(&arguments(charges, Some(now))[..]).arg(&leases[..]).arg(&view_argument(clock)[..]);
         let reply: Vec<u8> = command.query(&mut self.connection).expect("a script that fails has a mistake");
-        let arguments = CallArguments { has_leases: true, clock: Some(clock) };
+        let arguments = CallArguments { has_leases: true, view: Some(clock) };
         replay(charges, &reply, arguments).expect("a script's reply can be read")
     }
 

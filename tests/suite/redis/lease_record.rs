@@ -25,7 +25,7 @@ use super::eventual_model::redis::StoredCounters;
 use crate::algorithms::scenario;
 use crate::kit::redis::options;
 
-const WITH_LEASES: CallArguments<'_> = CallArguments { has_leases: true, clock: None };
+const WITH_LEASES: CallArguments<'_> = CallArguments { has_leases: true, view: None };
 
 /// One call, `after_us` after the one before it.
 #[derive(Clone, Debug)]

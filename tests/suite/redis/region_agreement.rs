@@ -11,9 +11,9 @@ use proptest::prelude::*;
 use proptest::test_runner::{TestCaseResult, TestRunner};
 use smallvec::SmallVec;
 use tollkeeper::base::clock::Time;
-use tollkeeper::limit::algorithm::global_clock::GlobalClock;
-use tollkeeper::limit::algorithm::region_bucket_grant::RegionTerm;
-use tollkeeper::limit::algorithm::region_window::RegionWindowCounts;
+use tollkeeper::limit::algorithm::region::GlobalView;
+use tollkeeper::limit::algorithm::region_bucket::RateGrant;
+use tollkeeper::limit::algorithm::region_window::WindowCounts;
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::algorithm::{Algorithm, region_bucket};
 use tollkeeper::limit::charge::ChargeRequest;
@@ -22,8 +22,8 @@ use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Overshoot, RegionLossPolicy, Scope};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::lease_call::RecordedLease;
-use tollkeeper::store::redis::regions::region_call::encode_term;
-use tollkeeper::store::redis::script::arguments::clock_argument;
+use tollkeeper::store::redis::regions::grant_calls::encode_rate_grant;
+use tollkeeper::store::redis::script::arguments::view_argument;
 use tollkeeper::store::redis::script::compose::region_bucket_grant_script;
 use tollkeeper::store::redis::script::replay::{CallArguments, replay};
 
@@ -233,12 +233,12 @@ impl Step {
 
 impl Call {
     /// Clock of the call, if global time is `offset_us` ahead of the region's.
-    fn clock(&self, now: Time, offset_us: i64, period_us: i64) -> GlobalClock {
+    fn clock(&self, now: Time, offset_us: i64, period_us: i64) -> GlobalView {
         let [can_request, cut_off, parts_unusable] = self.flags;
         let from_now = |off| Time::from_micros(now.as_micros().saturating_add_signed(off));
         let thousandths = |part: i64| offset_us + period_us / 1000 * part;
         let (offset_lo, offset_hi, from_us, until_us) = match self.clock {
-            ClockKind::Unknown => return GlobalClock { can_request, cut_off, parts_unusable, ..GlobalClock::UNKNOWN },
+            ClockKind::Unknown => return GlobalView { can_request, cut_off, parts_unusable, ..GlobalView::UNKNOWN },
             ClockKind::Known { below, above, from_us, until_us } => {
                 (thousandths(below), thousandths(above), from_us, until_us)
             }
@@ -250,31 +250,31 @@ impl Call {
         };
         let valid = [from_us, until_us].map(from_now);
         let [valid_from, valid_until] = valid;
-        GlobalClock { valid_from, valid_until, offset_lo, offset_hi, can_request, cut_off, parts_unusable }
+        GlobalView { valid_from, valid_until, offset_lo, offset_hi, can_request, cut_off, parts_unusable }
     }
 }
 
 impl Grant {
     /// Puts the grant into the state, as the script of a grant does.
-    fn apply(self, counts: &mut RegionWindowCounts, limit: &Limit, now: Time) {
+    fn apply(self, counts: &mut WindowCounts, limit: &Limit, now: Time) {
         let part = |hundredths: u64| u64::from(limit.max_granted()) * hundredths / 100;
         counts.granted += part(self.hits);
         counts.granted_total += part(self.hits);
         counts.low = part(self.low);
-        counts.exhausted = self.exhausted;
-        counts.open_request = 0;
-        counts.next_request_at = now.plus_us(self.next_request_ms * 1000);
+        counts.cycle.exhausted = self.exhausted;
+        counts.cycle.open_request = 0;
+        counts.cycle.next_request_at = now.plus_us(self.next_request_ms * 1000);
     }
 }
 
 impl Grant {
     /// Grant of a bucket that answers the open request, or another one.
-    fn term(self, state: &region_bucket::State, limit: &Limit, now: Time, clock: &GlobalClock) -> RegionTerm {
+    fn term(self, state: &region_bucket::State, limit: &Limit, now: Time, clock: &GlobalView) -> RateGrant {
         let part = |all: u32| u32::try_from(u64::from(all) * self.hits / 100).unwrap();
         let left_us = limit.period_us() / 100 * self.low;
-        RegionTerm {
-            request: state.counts.open_request + u64::from(self.low % 7 == 6),
-            epoch: if self.low % 5 == 4 { state.counts.epoch + 1 } else { 0 },
+        RateGrant {
+            request: state.counts.cycle.open_request + u64::from(self.low % 7 == 6),
+            epoch: if self.low % 5 == 4 { state.counts.cycle.epoch + 1 } else { 0 },
             rate: part(limit.max_granted()),
             capacity: part(limit.max_granted_capacity()),
             start: Time::from_micros(now.as_micros().saturating_add_signed(clock.offset_lo) + self.low % 3),
@@ -305,12 +305,12 @@ impl History {
                 }
             }
             let clock = call.clock(now, offset_us, period_us);
-            states.iter_mut().for_each(|state| state.set_clock(&clock));
+            states.iter_mut().for_each(|state| state.set_view(&clock));
             for ((state, limit), name) in states.iter_mut().zip(&first).zip(&names) {
                 if let (State::RegionBucket(state), Some(grant)) = (state, call.grant) {
                     let term = grant.term(state, limit, now, &clock);
                     let taken = redis.give_term(name, limit, now, &term, &clock);
-                    prop_assert_eq!(state.take_term(limit, now, &term), taken, "{:?} at {}", term, now);
+                    prop_assert_eq!(state.take_grant(limit, now, &term), taken, "{:?} at {}", term, now);
                 }
             }
             let requests_before: Vec<u64> = states.iter().map(State::open_request).collect();
@@ -326,7 +326,7 @@ impl History {
             let (results, _) = expected(&charges, &mut states, now);
             prop_assert_eq!(&outcome.results, &results, "{:?} at {} with {:?}", charges, now, clock);
             let requests = (0..states.len()).filter(|&place| states[place].open_request() != requests_before[place]);
-            prop_assert_eq!(&outcome.grant_requests, &requests.collect::<Vec<_>>());
+            prop_assert_eq!(&outcome.requesting_counters, &requests.collect::<Vec<_>>());
             for (place, (name, state)) in names.iter().zip(&states).enumerate() {
                 if let State::SlidingWindowLog(_) = state {
                     continue;
@@ -347,7 +347,7 @@ impl History {
 }
 
 /// Value of a key with a state of `region_window`.
-fn encoded(last: Time, counts: &RegionWindowCounts) -> Vec<u8> {
+fn encoded(last: Time, counts: &WindowCounts) -> Vec<u8> {
     let words = [
         last.as_micros(),
         counts.window,
@@ -358,36 +358,36 @@ fn encoded(last: Time, counts: &RegionWindowCounts) -> Vec<u8> {
         counts.granted_total,
         counts.next_reserve_used,
         counts.previous_requested,
-        u64::from(counts.exhausted),
-        counts.open_request,
-        counts.next_request_at.as_micros(),
-        counts.epoch,
-        counts.loss.start.as_micros(),
-        counts.loss.used,
+        u64::from(counts.cycle.exhausted),
+        counts.cycle.open_request,
+        counts.cycle.next_request_at.as_micros(),
+        counts.cycle.epoch,
+        counts.cycle.cut_off.start.as_micros(),
+        counts.cycle.cut_off.used,
     ];
     words.into_iter().flat_map(u64::to_le_bytes).collect()
 }
 
 /// State of a key: a script returns it as it is stored.
-fn stored(redis: &mut Redis, name: &str, counter: OwnedCounter, clock: &GlobalClock) -> State {
+fn stored(redis: &mut Redis, name: &str, counter: OwnedCounter, clock: &GlobalView) -> State {
     let Some(value) = redis.query::<Option<Vec<u8>>>(&[b"GET", name.as_bytes()]) else {
         let mut empty = State::empty(counter.limit.counting());
-        empty.set_clock(clock);
+        empty.set_view(clock);
         return empty;
     };
     let peek = OwnedCharge::new(SmallVec::from_iter([counter]), ChargeRequest::new(Hits::Peek, 0));
     let reply = [&0_u64.to_le_bytes()[..], &value].concat();
-    let arguments = CallArguments { has_leases: false, clock: Some(clock) };
+    let arguments = CallArguments { has_leases: false, view: Some(clock) };
     replay(&[peek], &reply, arguments).expect("the value is a state").states.remove(0)
 }
 
 impl Redis {
     /// Gives a grant to a bucket, as the store does; true if it was taken.
     #[expect(clippy::too_many_arguments, reason = "the arguments of one call")]
-    fn give_term(&mut self, name: &str, limit: &Limit, now: Time, term: &RegionTerm, clock: &GlobalClock) -> bool {
+    fn give_term(&mut self, name: &str, limit: &Limit, now: Time, term: &RateGrant, clock: &GlobalView) -> bool {
         let script = region_bucket_grant_script().text.as_bytes();
-        let argument = encode_term(limit, Some(now), term);
-        self.query::<u64>(&[b"EVAL", script, b"1", name.as_bytes(), &argument, b"", &clock_argument(clock)]) == 1
+        let argument = encode_rate_grant(limit, Some(now), term);
+        self.query::<u64>(&[b"EVAL", script, b"1", name.as_bytes(), &argument, b"", &view_argument(clock)]) == 1
     }
 }
 

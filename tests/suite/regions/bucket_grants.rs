@@ -8,8 +8,9 @@ use proptest::test_runner::{Config, TestCaseResult, TestRunner};
 use redis::{Connection, RedisResult, cmd};
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::global_bucket::{MAX_GRANTS_PER_REGION, State, TermGrant, TermRequest, TokenPool};
-use tollkeeper::store::redis::regions::bucket_grants::{
-    ResetReply, TermReply, decode_request, decode_reset, encode_request, encode_reset,
+use tollkeeper::store::redis::regions::grant_calls::{
+    BucketReply, BucketResetReply, decode_bucket_request, decode_bucket_reset, encode_bucket_request,
+    encode_bucket_reset,
 };
 use tollkeeper::store::redis::script::compose::global_bucket_script;
 
@@ -160,16 +161,16 @@ fn script_agrees_with_the_pure_division() {
                 Step::Pass { micros } => now = now.plus_us(micros),
                 Step::Reset => {
                     state.reset(now);
-                    let reply = call(connection, &encode_reset(Some(now)), decode_reset);
-                    prop_assert_eq!(reply, ResetReply { now, epoch: state.epoch });
+                    let reply = call(connection, &encode_bucket_reset(Some(now)), decode_bucket_reset);
+                    prop_assert_eq!(reply, BucketResetReply { now, epoch: state.epoch });
                     prop_assert_eq!(read(connection), state.clone());
                 }
                 Step::Request(request) => {
                     let grant = state.grant(now, request);
-                    let reply = call(connection, &encode_request(request, Some(now)), decode_request);
+                    let reply = call(connection, &encode_bucket_request(request, Some(now)), decode_bucket_request);
                     let (rate, capacity) = grant.map_or((0, 0), |grant| (grant.rate, grant.capacity));
                     let end = grant.map_or(Time::default(), |grant| grant.end);
-                    prop_assert_eq!(reply, TermReply { now, epoch: state.epoch, rate, capacity, end });
+                    prop_assert_eq!(reply, BucketReply { now, epoch: state.epoch, rate, capacity, end });
                     prop_assert_eq!(read(connection), state.clone());
                 }
             }

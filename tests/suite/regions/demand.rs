@@ -9,19 +9,18 @@ use std::num::NonZeroU16;
 
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::algorithm::global_bucket::{self, TermRequest};
-use tollkeeper::limit::algorithm::global_clock::GlobalClock;
+use tollkeeper::limit::algorithm::global_bucket::{self, TermRequest, TokenPool};
 use tollkeeper::limit::algorithm::global_window::{self, WindowPool, WindowReturn};
-use tollkeeper::limit::algorithm::region_bucket_grant::RegionTerm;
-use tollkeeper::limit::algorithm::region_grant::RegionGrant;
-use tollkeeper::limit::algorithm::region_window::REQUEST_INTERVAL_US;
+use tollkeeper::limit::algorithm::region::GlobalView;
+use tollkeeper::limit::algorithm::region::REQUEST_INTERVAL_US;
+use tollkeeper::limit::algorithm::region_bucket::RateGrant;
+use tollkeeper::limit::algorithm::region_window::HitsGrant;
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Scope};
-use tollkeeper::store::redis::regions::bucket_requests::{self, BucketDemand};
-use tollkeeper::store::redis::regions::demand::WindowDemand;
+use tollkeeper::store::redis::regions::demand::{BucketDemand, WindowDemand};
 
 const REGIONS: usize = 3;
 const LIMIT: u32 = 1200;
@@ -65,11 +64,11 @@ enum Message {
     },
     Grant {
         region: usize,
-        grant: RegionGrant,
+        grant: HitsGrant,
     },
     Term {
         region: usize,
-        term: RegionTerm,
+        term: RateGrant,
     },
     /// The unused hits of a window leave the region's counter.
     GiveBack {
@@ -146,11 +145,11 @@ impl Simulation {
     }
 
     /// Clock of a process that has measured the round trip only.
-    fn clock(&self) -> GlobalClock {
+    fn clock(&self) -> GlobalView {
         let half = i64::try_from(self.delay_us / 2).expect("it is small");
         let (valid_from, valid_until) = (Time::from_micros(0), Time::from_micros(1 << 53));
         let (offset_lo, offset_hi) = (-half, half);
-        GlobalClock { valid_from, valid_until, offset_lo, offset_hi, can_request: true, ..GlobalClock::UNKNOWN }
+        GlobalView { valid_from, valid_until, offset_lo, offset_hi, can_request: true, ..GlobalView::UNKNOWN }
     }
 
     fn send(&mut self, after_us: u64, message: Message) {
@@ -162,7 +161,7 @@ impl Simulation {
         let (now, clock) = (self.now(), self.clock());
         let state = &mut self.regions[region];
         let before = state.open_request();
-        state.set_clock(&clock);
+        state.set_view(&clock);
         if state.charge(&self.limit, now, ChargeRequest::new(Hits::Charge(1), 0)).admitted {
             self.admitted.push(self.now_us);
         }
@@ -192,8 +191,8 @@ impl Simulation {
                 Message::Grant { region, grant } => self.give(region, &grant),
                 Message::Term { region, term } => {
                     let State::RegionBucket(state) = &mut self.regions[region] else { panic!("it is no bucket") };
-                    *state.clock = clock;
-                    state.take_term(&self.limit, now, &term);
+                    *state.view = clock;
+                    state.take_grant(&self.limit, now, &term);
                 }
                 // Its process died too.
                 Message::GiveBack { region: 0, .. } if self.is_first_dead => {}
@@ -224,16 +223,16 @@ impl Simulation {
                 let pause_us = if is_over { demand.rest_us.min(5_000_000) } else { 0 }.max(REQUEST_INTERVAL_US);
                 let next_request_at = Time::from_micros(request).plus_us(pause_us);
                 let (window, low) = (grant.window, demand.low_after(hits));
-                let grant = RegionGrant { request, window, epoch: 0, hits, low, exhausted, next_request_at };
+                let grant = HitsGrant { request, window, epoch: 0, hits, low, exhausted, next_request_at };
                 Message::Grant { region, grant }
             }
             Ask::Bucket { request, demand: BucketDemand { wanted, term_us } } => {
-                let pool = bucket_requests::pool(&self.limit);
+                let pool = TokenPool::of(&self.limit);
                 let number = u32::try_from(region).expect("it is small");
                 let grant = self.bucket.grant(now, TermRequest { region: number, wanted, term_us, pool });
                 let Some(grant) = grant else { return };
                 let pause_us = BucketDemand { wanted, term_us }.pause_us(grant.rate);
-                let term = RegionTerm {
+                let term = RateGrant {
                     request,
                     epoch: 0,
                     rate: grant.rate,
@@ -249,7 +248,7 @@ impl Simulation {
         self.send(self.delay_us / 2, answer);
     }
 
-    fn give(&mut self, region: usize, grant: &RegionGrant) {
+    fn give(&mut self, region: usize, grant: &HitsGrant) {
         let State::RegionWindow(state) = &mut self.regions[region] else { panic!("it has no windows") };
         let is_first = state.counts.granted_total == 0;
         if state.counts.take_grant(grant) && is_first && self.limit.algorithm() == Algorithm::SlidingWindowCounter {

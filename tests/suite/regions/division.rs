@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use smallvec::SmallVec;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::algorithm::global_clock::GlobalClock;
+use tollkeeper::limit::algorithm::region::GlobalView;
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::counter::{Charge, Counter, Path};
@@ -65,7 +65,7 @@ proptest! {
         prop_assert!(is_zero || limit.region_reserve() > 0 && limit.region_capacity() > 0);
         // In thousandths of a hit; a span meets two allowances, and a bucket refills too.
         let overshoot = u64::from(requests) * u64::from(overshoot) / 100;
-        prop_assert!(4 * n * limit.loss_allowance() * 1000 <= overshoot);
+        prop_assert!(4 * n * limit.cut_off_allowance() * 1000 <= overshoot);
     }
 }
 
@@ -81,7 +81,7 @@ fn loss_allowance_follows_the_policy() {
     for (on_region_loss, allowance) in policies {
         let scope = GlobalScope { on_region_loss, ..global(2) };
         let limit = Limit::new(&spec(Algorithm::FixedWindow, 1000, scope)).unwrap();
-        assert_eq!(limit.loss_allowance(), allowance, "{on_region_loss:?}");
+        assert_eq!(limit.cut_off_allowance(), allowance, "{on_region_loss:?}");
     }
 }
 
@@ -154,7 +154,7 @@ fn over_limit_cache_keeps_no_rejection_of_a_global_limit() {
         let request = ChargeRequest::new(Hits::Charge(100), 0);
         let command = OwnedCharge::new(SmallVec::from_iter([counter]), request);
         let mut state = State::empty(limit.counting());
-        state.set_clock(&GlobalClock { valid_until: NOW.plus_us(1), ..GlobalClock::UNKNOWN });
+        state.set_view(&GlobalView { valid_until: NOW.plus_us(1), ..GlobalView::UNKNOWN });
         let results = [(); 2].map(|()| state.charge(&limit, NOW, request));
         assert!(!results[1].admitted && results[1].retry_after_us.is_some(), "{results:?}");
         let at = Instant::now();

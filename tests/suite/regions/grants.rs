@@ -6,8 +6,9 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
-use tollkeeper::limit::algorithm::region_bucket::RegionBucketCounts;
-use tollkeeper::limit::algorithm::region_window::RegionWindowCounts;
+use tollkeeper::limit::algorithm::region::GrantCycle;
+use tollkeeper::limit::algorithm::region_bucket::BucketCounts;
+use tollkeeper::limit::algorithm::region_window::WindowCounts;
 
 use crate::kit::redis::{self as servers, Server};
 use crate::kit::tcp_proxy::{Mode, TcpProxy};
@@ -112,7 +113,7 @@ impl Region {
     }
 
     /// State of the counter of a key; `None` if there is none.
-    fn state(&self, key: &str) -> Option<RegionWindowCounts> {
+    fn state(&self, key: &str) -> Option<WindowCounts> {
         let algorithm = if key == "sliding" { "sliding_window_counter" } else { "fixed_window" };
         let key = format!("tk1:{{shop|{key}=ann}}:region_{algorithm}:86400s");
         let words = words(&self.redis, &key);
@@ -120,15 +121,15 @@ impl Region {
         else {
             return None;
         };
-        let spent = RegionWindowCounts { window, granted, granted_total, reserve_used, ..Default::default() };
-        Some(RegionWindowCounts { open_request, epoch, ..spent })
+        let spent = WindowCounts { window, granted, granted_total, reserve_used, ..Default::default() };
+        Some(WindowCounts { cycle: GrantCycle { open_request, epoch, ..Default::default() }, ..spent })
     }
 
     /// State of the bucket; `None` if there is none.
-    fn bucket(&self) -> Option<RegionBucketCounts> {
+    fn bucket(&self) -> Option<BucketCounts> {
         let words = words(&self.redis, "tk1:{shop|bucket=ann}:region_token_bucket:86400s");
         let &[_, tokens, .., epoch, _, _] = &*words else { return None };
-        Some(RegionBucketCounts { tokens, epoch, ..Default::default() })
+        Some(BucketCounts { tokens, cycle: GrantCycle { epoch, ..Default::default() }, ..Default::default() })
     }
 
     /// Hits that were admitted in the window of the state of a key, without the loss allowance.
@@ -137,7 +138,7 @@ impl Region {
     }
 
     fn epoch(&self, key: &str) -> u64 {
-        self.state(key).map_or(0, |state| state.epoch)
+        self.state(key).map_or(0, |state| state.cycle.epoch)
     }
 }
 
@@ -348,13 +349,13 @@ fn another_replica_requests_the_grants_of_one_that_died() {
     // It opens a request that reaches no server, and dies.
     link.set(Mode::Blackhole);
     while admits(first, "share") {}
-    let open_request = || eu.state("share").map_or(0, |state| state.open_request);
+    let open_request = || eu.state("share").map_or(0, |state| state.cycle.open_request);
     let open = open_request();
     assert!(open > 0 && granted(&global, "share", "fixed_window") == 0);
     eu.replicas[0].0.kill();
     let second = &eu.replicas[1].0;
     wait_for("a grant to the other replica", || admits(second, "share").then_some(()));
-    assert!(eu.state("share").is_some_and(|state| state.open_request != open));
+    assert!(eu.state("share").is_some_and(|state| state.cycle.open_request != open));
     assert!(granted(&global, "share", "fixed_window") > 0);
 }
 
@@ -441,7 +442,7 @@ fn reset_fills_the_token_buckets_of_all_regions_and_of_one_that_was_cut_off_late
     let first = epoch();
     assert!(first > 0);
     assert_eq!(eu.bucket(), None);
-    let follows = |region: &Region| region.bucket().is_some_and(|bucket| bucket.epoch >= first);
+    let follows = |region: &Region| region.bucket().is_some_and(|bucket| bucket.cycle.epoch >= first);
     wait_for("the other region", || follows(&us).then_some(()));
     assert!(!follows(&ap) && ap.charge("bucket", 20) == 0, "it is cut off");
     for region in [&eu, &us] {

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use smallvec::{SmallVec, smallvec};
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::algorithm::global_clock::GlobalClock;
+use tollkeeper::limit::algorithm::region::GlobalView;
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
@@ -139,15 +139,15 @@ impl Region {
         *self.admitted.entry(self.window()).or_default() += hits;
     }
 
-    fn clock(&self, below_us: u64, above_us: u64) -> GlobalClock {
+    fn clock(&self, below_us: u64, above_us: u64) -> GlobalView {
         let offset = |us: u64| i64::try_from(us).unwrap();
-        GlobalClock {
+        GlobalView {
             valid_until: Time::from_micros(REGION_START_US + self.elapsed_us + 1),
             offset_lo: offset(OFFSET_US) - offset(below_us),
             offset_hi: offset(OFFSET_US + above_us),
             can_request: true,
             cut_off: self.cut_off,
-            ..GlobalClock::UNKNOWN
+            ..GlobalView::UNKNOWN
         }
     }
 
@@ -166,7 +166,7 @@ impl Region {
                 let (now, limit, clock) = (self.redis_time(), self.limit(), self.clock(0, 0));
                 self.record.retain(|(end, _)| *end > now);
                 let lent = self.record.iter().map(|(_, hits)| hits).sum();
-                self.state.set_clock(&clock);
+                self.state.set_view(&clock);
                 let refund = ChargeRequest { lent, ..ChargeRequest::new(Hits::Refund(hits), 0) };
                 self.state.charge(&limit, now, refund);
                 let admitted = self.admitted.entry(self.window()).or_default();
@@ -193,7 +193,7 @@ impl Region {
                 let lease = table.lease_size(&self.descriptor, at, 3);
                 self.elapsed_us += there_us;
                 let (now, limit, clock) = (self.redis_time(), self.limit(), self.clock(below_us, above_us));
-                self.state.set_clock(&clock);
+                self.state.set_view(&clock);
                 if self.state.charge(&limit, now, command.request).admitted {
                     self.admit(hits);
                 }
@@ -253,7 +253,7 @@ fn steady_demand_is_admitted_from_leases() {
 fn allowance_of_an_unknown_window_is_not_lent() {
     let mut region = Region::new(Algorithm::FixedWindow);
     let (now, limit, clock) = (region.redis_time(), region.limit(), region.clock(0, 0));
-    region.state.set_clock(&clock);
+    region.state.set_view(&clock);
     if let State::RegionWindow(state) = &mut region.state {
         // A window ahead of global time comes from a clock that was wrong.
         state.counts.window = (REGION_START_US + OFFSET_US) / PERIOD_US + 1;

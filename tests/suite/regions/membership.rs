@@ -5,15 +5,15 @@ use std::time::{Duration, Instant};
 
 use redis::{Connection, RedisResult, cmd};
 use tollkeeper::base::clock::Time;
-use tollkeeper::limit::algorithm::global_clock::GlobalClock;
+use tollkeeper::limit::algorithm::region::GlobalView;
 use tollkeeper::store::client::redis::script::Script;
 use tollkeeper::store::client::redis::server_clock::process_us;
-use tollkeeper::store::redis::regions::members::{self, MemberReport, MembersReply, OtherRegion};
-use tollkeeper::store::redis::regions::membership::{CUT_OFF_AFTER, Membership, Standing};
-use tollkeeper::store::redis::regions::notices::notices;
-use tollkeeper::store::redis::regions::region_identity::{
-    self, IdentityClaim, IdentityReply, RegionId, RegionIdentity, RegionListHash,
+use tollkeeper::store::redis::regions::membership_notices::membership_notices;
+use tollkeeper::store::redis::regions::registry::{
+    self, IdentityClaim, IdentityReply, OtherRegion, RegionId, RegionIdentity, RegionListHash, RegionReport,
+    RegistryReply,
 };
+use tollkeeper::store::redis::regions::standing::{CUT_OFF_AFTER, Findings, RegionStanding};
 use tollkeeper::store::redis::script::compose::{global_members_script, region_identity_script};
 use tollkeeper::store::stats::MembershipNotice;
 
@@ -59,19 +59,19 @@ impl Scripts {
     }
 
     fn identity(&mut self, claim: IdentityClaim, list: RegionListHash, now: Time) -> RegionIdentity {
-        let argument = region_identity::encode(claim, list, Some(now));
+        let argument = registry::encode_claim(claim, list, Some(now));
         let reply =
             self.try_run(region_identity_script(), "tk1:{region}", &argument).expect("the script has no mistake");
-        let reply = region_identity::decode(&reply).expect("the reply can be read");
+        let reply = registry::decode_identity(&reply).expect("the reply can be read");
         assert_eq!(reply.now, now);
         reply.identity
     }
 
-    fn report(&mut self, name: &str, id: RegionId, list: RegionListHash, now: Time) -> MembersReply {
-        let argument = members::encode(MemberReport { name, id, list }, Some(now));
+    fn report(&mut self, name: &str, id: RegionId, list: RegionListHash, now: Time) -> RegistryReply {
+        let argument = registry::encode_report(RegionReport { name, id, list }, Some(now));
         let reply =
             self.try_run(global_members_script(), "tk1:{regions}", &argument).expect("the script has no mistake");
-        let reply = members::decode(&reply).expect("the reply can be read");
+        let reply = registry::decode_registry(&reply).expect("the reply can be read");
         assert_eq!(reply.now, now);
         reply
     }
@@ -149,7 +149,7 @@ fn registry_tells_the_lists_and_changes_of_the_other_regions() {
     let server = servers::options().start();
     let mut scripts = Scripts::new(&server);
     let reply = scripts.report("eu", id(1), two(), START);
-    assert_eq!(reply, MembersReply { now: START, is_second: false, list_changed: NEVER, others: vec![] });
+    assert_eq!(reply, RegistryReply { now: START, is_second: false, list_changed: NEVER, others: vec![] });
     let eu = OtherRegion { name: "eu".into(), has_other_list: false, list_changed: NEVER, seen: START };
     assert_eq!(scripts.report("us", id(2), two(), after(1)).others, from_ref(&eu));
     let reply = scripts.report("us", id(2), three(), after(2));
@@ -184,8 +184,8 @@ fn registry_is_bounded_and_forgets_old_regions() {
 fn foreign_values_are_an_error_and_stay() {
     let server = servers::options().start();
     let mut scripts = Scripts::new(&server);
-    let identity = region_identity::encode(IdentityClaim::Propose(id(1)), two(), Some(START));
-    let report = members::encode(MemberReport { name: "eu", id: id(1), list: two() }, Some(START));
+    let identity = registry::encode_claim(IdentityClaim::Propose(id(1)), two(), Some(START));
+    let report = registry::encode_report(RegionReport { name: "eu", id: id(1), list: two() }, Some(START));
     let cases = [
         (region_identity_script(), "tk1:{region}", &identity, vec!["x".to_owned(), "y".repeat(49)]),
         (global_members_script(), "tk1:{regions}", &report, vec!["\u{1}".to_owned(), "z".repeat(60)]),
@@ -207,21 +207,21 @@ fn foreign_values_are_an_error_and_stay() {
 fn malformed_replies_are_errors() {
     let word = |number: u64| number.to_le_bytes().to_vec();
     let identity = |is_new: u64, id: usize| [word(1), word(0), word(is_new), vec![7; id]].concat();
-    assert!(region_identity::decode(&identity(1, 16)).is_ok());
+    assert!(registry::decode_identity(&identity(1, 16)).is_ok());
     for bytes in [identity(2, 16), identity(0, 15), identity(0, 17), vec![], vec![0; 23]] {
-        assert!(region_identity::decode(&bytes).is_err(), "{bytes:?}");
+        assert!(registry::decode_identity(&bytes).is_err(), "{bytes:?}");
     }
     let head = || [word(1), word(0), word(0)].concat();
     let row = |name: &[u8], differs: u8| {
         let length = vec![u8::try_from(name.len()).unwrap()];
         [length, name.to_vec(), vec![differs], word(1), word(2)].concat()
     };
-    assert_eq!(members::decode(&[head(), row(b"eu", 1)].concat()).unwrap().others.len(), 1);
+    assert_eq!(registry::decode_registry(&[head(), row(b"eu", 1)].concat()).unwrap().others.len(), 1);
     let many = [head(), row(b"eu", 0).repeat(129)].concat();
     let unread = [row(b"", 0), row(b"e u", 0), row(b"eu\n", 0), row(&[b'x'; 64], 0), row(b"eu", 2), vec![9, 1]];
     let unread = unread.into_iter().map(|row| [head(), row].concat());
     for bytes in unread.chain([many, [word(1), word(2), word(0)].concat(), vec![1]]) {
-        assert!(members::decode(&bytes).is_err(), "{bytes:?}");
+        assert!(registry::decode_registry(&bytes).is_err(), "{bytes:?}");
     }
 }
 
@@ -229,8 +229,8 @@ fn identity_reply(list_changed: Time, is_new: bool, now: Time) -> IdentityReply 
     IdentityReply { now, identity: RegionIdentity { id: id(1), list_changed, is_new } }
 }
 
-fn members_reply(list_changed: Time, others: Vec<OtherRegion>) -> MembersReply {
-    MembersReply { now: after(1000), is_second: false, list_changed, others }
+fn registry_reply(list_changed: Time, others: Vec<OtherRegion>) -> RegistryReply {
+    RegistryReply { now: after(1000), is_second: false, list_changed, others }
 }
 
 fn other(has_other_list: bool, list_changed: Time, seen: Time) -> OtherRegion {
@@ -239,73 +239,73 @@ fn other(has_other_list: bool, list_changed: Time, seen: Time) -> OtherRegion {
 
 #[test]
 fn parts_are_unused_while_lists_differ_and_for_a_period_after_a_change() {
-    let unknown = Standing::default();
+    let unknown = Findings::default();
     assert_eq!(unknown.parts_usable_from_us(MINUTE), None);
     let (received, hour) = (5_000_000_000, 60 * MINUTE);
     let settled = unknown.with_identity(&identity_reply(NEVER, false, START), received);
     assert!(settled.parts_usable_from_us(hour).unwrap() < 0, "a list that never changed");
     let waits =
-        |standing: &Standing, period| standing.parts_usable_from_us(period).map(|from| from.saturating_sub(received));
+        |findings: &Findings, period| findings.parts_usable_from_us(period).map(|from| from.saturating_sub(received));
     let changed = unknown.with_identity(&identity_reply(START, false, after(10)), received);
     assert_eq!(waits(&changed, hour), Some(3_590_000_000));
     assert_eq!(waits(&changed, SECOND), Some(50_000_000), "at least a minute");
     // Another region changed later.
-    let reply = members_reply(NEVER, vec![other(false, after(999), after(1000))]);
-    assert_eq!(waits(&changed.with_members(&reply, received), hour), Some(3_599_000_000));
-    let differs = |seen| settled.with_members(&members_reply(NEVER, vec![other(true, NEVER, seen)]), received);
+    let reply = registry_reply(NEVER, vec![other(false, after(999), after(1000))]);
+    assert_eq!(waits(&changed.with_registry(&reply, received), hour), Some(3_599_000_000));
+    let differs = |seen| settled.with_registry(&registry_reply(NEVER, vec![other(true, NEVER, seen)]), received);
     assert_eq!(waits(&differs(after(940)), hour), None);
     assert_eq!(differs(after(940)).differing(), ["us"]);
     assert!(waits(&differs(after(939)), hour).is_some(), "not seen for more than a minute");
     // What was known stands.
     let later = differs(after(940)).with_identity(&identity_reply(NEVER, false, after(2000)), received);
     assert_eq!(waits(&later, hour), None);
-    let second = settled.with_members(&MembersReply { is_second: true, ..members_reply(NEVER, vec![]) }, received);
+    let second = settled.with_registry(&RegistryReply { is_second: true, ..registry_reply(NEVER, vec![]) }, received);
     assert!(second.is_second() && waits(&second, hour).is_none());
-    assert!(!second.with_members(&members_reply(NEVER, vec![]), received).is_second());
+    assert!(!second.with_registry(&registry_reply(NEVER, vec![]), received).is_second());
 }
 
 #[test]
 fn new_identity_is_settled_if_no_region_has_had_another_list() {
-    let new = Standing::default().with_identity(&identity_reply(START, true, START), 0);
+    let new = Findings::default().with_identity(&identity_reply(START, true, START), 0);
     assert_eq!(new.claim(id(9)), remember(new.identity().unwrap(), false));
-    let alike = members_reply(NEVER, vec![other(false, NEVER, after(1000))]);
-    assert!(new.with_members(&alike, 0).must_settle());
-    assert_eq!(new.with_members(&alike, 0).claim(id(9)), remember(new.identity().unwrap(), true));
+    let alike = registry_reply(NEVER, vec![other(false, NEVER, after(1000))]);
+    assert!(new.with_registry(&alike, 0).must_settle());
+    assert_eq!(new.with_registry(&alike, 0).claim(id(9)), remember(new.identity().unwrap(), true));
     let cases = [
-        members_reply(after(1), vec![]),
-        members_reply(NEVER, vec![other(false, after(1), after(1000))]),
-        members_reply(NEVER, vec![other(true, NEVER, after(1000))]),
-        MembersReply { is_second: true, ..alike },
+        registry_reply(after(1), vec![]),
+        registry_reply(NEVER, vec![other(false, after(1), after(1000))]),
+        registry_reply(NEVER, vec![other(true, NEVER, after(1000))]),
+        RegistryReply { is_second: true, ..alike },
     ];
     for reply in cases {
-        assert!(!new.with_members(&reply, 0).must_settle(), "{reply:?}");
+        assert!(!new.with_registry(&reply, 0).must_settle(), "{reply:?}");
     }
-    assert_eq!(Standing::default().claim(id(9)), IdentityClaim::Propose(id(9)));
+    assert_eq!(Findings::default().claim(id(9)), IdentityClaim::Propose(id(9)));
 }
 
 #[test]
 fn region_is_cut_off_five_seconds_after_the_last_answer() {
-    let (membership, start) = (Membership::default(), Instant::now());
-    let clock = GlobalClock { valid_until: after(1), ..GlobalClock::UNKNOWN };
-    let restricted = |at| membership.restrict(clock, MINUTE, at);
+    let (standing, start) = (RegionStanding::default(), Instant::now());
+    let clock = GlobalView { valid_until: after(1), ..GlobalView::UNKNOWN };
+    let restricted = |at| standing.restrict(clock, MINUTE, at);
     assert!(restricted(start).cut_off && !restricted(start).can_request && restricted(start).parts_unusable);
-    assert_eq!(notices(&membership, start), [MembershipNotice::CutOff]);
-    membership.record_identity(&identity_reply(NEVER, false, START), process_us(start));
+    assert_eq!(membership_notices(&standing, start), [MembershipNotice::CutOff]);
+    standing.record_identity(&identity_reply(NEVER, false, START), process_us(start));
     assert!(restricted(start).cut_off && !restricted(start).parts_unusable, "parts need no answer");
-    membership.record_members(&members_reply(NEVER, vec![]), process_us(start));
-    let free = GlobalClock { can_request: true, ..clock };
+    standing.record_registry(&registry_reply(NEVER, vec![]), process_us(start));
+    let free = GlobalView { can_request: true, ..clock };
     assert_eq!(restricted(start + CUT_OFF_AFTER), free);
-    assert_eq!(notices(&membership, start + CUT_OFF_AFTER), []);
+    assert_eq!(membership_notices(&standing, start + CUT_OFF_AFTER), []);
     let cut_off = start + CUT_OFF_AFTER + Duration::from_micros(1);
-    assert_eq!(restricted(cut_off), GlobalClock { cut_off: true, ..clock });
-    membership.record_answer(process_us(start) + 7_000_000);
+    assert_eq!(restricted(cut_off), GlobalView { cut_off: true, ..clock });
+    standing.record_answer(process_us(start) + 7_000_000);
     assert_eq!(restricted(cut_off), free, "a grant is an answer too");
-    let second = MembersReply { is_second: true, ..members_reply(NEVER, vec![]) };
-    membership.record_members(&second, process_us(start));
+    let second = RegistryReply { is_second: true, ..registry_reply(NEVER, vec![]) };
+    standing.record_registry(&second, process_us(start));
     assert_eq!(
         restricted(start),
-        GlobalClock { cut_off: true, parts_unusable: true, ..GlobalClock::UNKNOWN },
+        GlobalView { cut_off: true, parts_unusable: true, ..GlobalView::UNKNOWN },
         "a second Redis spends nothing"
     );
-    assert_eq!(notices(&membership, start), [MembershipNotice::SecondRedis]);
+    assert_eq!(membership_notices(&standing, start), [MembershipNotice::SecondRedis]);
 }

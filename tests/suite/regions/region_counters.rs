@@ -7,10 +7,11 @@ use proptest::prelude::*;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::RegionLossPolicy;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::algorithm::global_clock::GlobalClock;
-use tollkeeper::limit::algorithm::region_bucket_grant::RegionTerm;
-use tollkeeper::limit::algorithm::region_grant::RegionGrant;
-use tollkeeper::limit::algorithm::region_window::{ANSWER_TIME_US, RegionWindowCounts};
+use tollkeeper::limit::algorithm::region::ANSWER_TIME_US;
+use tollkeeper::limit::algorithm::region::GlobalView;
+use tollkeeper::limit::algorithm::region_bucket::RateGrant;
+use tollkeeper::limit::algorithm::region_window::HitsGrant;
+use tollkeeper::limit::algorithm::region_window::WindowCounts;
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::{ChargeRequest, ChargeResult};
 use tollkeeper::limit::period::{Period, Unit};
@@ -82,13 +83,13 @@ impl RegionCounter {
     fn advance(&mut self, event: &Event) {
         self.now = self.now.plus_us(event.after_us);
         let around = |us: i64| Time::from_micros(self.now.as_micros().saturating_add_signed(us));
-        self.state.set_clock(&GlobalClock {
+        self.state.set_view(&GlobalView {
             valid_from: around(-1),
             valid_until: around(1),
             offset_lo: self.offset_us - event.below_us,
             offset_hi: self.offset_us + event.above_us,
             can_request: true,
-            ..GlobalClock::UNKNOWN
+            ..GlobalView::UNKNOWN
         });
     }
 
@@ -105,7 +106,7 @@ impl RegionCounter {
         self.global().as_micros() / PERIOD_US
     }
 
-    fn counts(&mut self) -> &mut RegionWindowCounts {
+    fn counts(&mut self) -> &mut WindowCounts {
         match &mut self.state {
             State::RegionWindow(state) => &mut state.counts,
             other => panic!("{other:?} is no window"),
@@ -114,7 +115,7 @@ impl RegionCounter {
 
     /// Answers the open request in the true window; true if the counter took it.
     fn grant(&mut self, hits: u64) -> bool {
-        let grant = RegionGrant {
+        let grant = HitsGrant {
             request: self.state.open_request(),
             window: self.window(),
             epoch: 0,
@@ -215,8 +216,8 @@ proptest! {
         for event in &events {
             counter.now = counter.now.plus_us(event.after_us);
             let valid_from = counter.now.plus_us(1);
-            let jumped = GlobalClock { valid_from, valid_until: valid_from.plus_us(9), ..GlobalClock::UNKNOWN };
-            counter.state.set_clock(if is_jump { &jumped } else { &GlobalClock::UNKNOWN });
+            let jumped = GlobalView { valid_from, valid_until: valid_from.plus_us(9), ..GlobalView::UNKNOWN };
+            counter.state.set_view(if is_jump { &jumped } else { &GlobalView::UNKNOWN });
             let Action::Charge(hits) = event.action else { continue };
             let hits = hits % 3 + 1;
             let now_us = counter.now.as_micros();
@@ -224,10 +225,10 @@ proptest! {
                 spent.push((now_us, hits));
             }
             let in_span = spent.iter().filter(|(at, _)| at + PERIOD_US > now_us).map(|(_, hits)| hits).sum::<u64>();
-            prop_assert!(in_span <= 2 * limit.loss_allowance(), "{in_span} in a period");
+            prop_assert!(in_span <= 2 * limit.cut_off_allowance(), "{in_span} in a period");
             let counts = *counter.counts();
             prop_assert_eq!((counts.granted, counts.reserve_used), (before.granted, before.reserve_used));
-            prop_assert_eq!(counts.open_request, 0);
+            prop_assert_eq!(counts.cycle.open_request, 0);
         }
     }
 
@@ -263,7 +264,7 @@ proptest! {
                 Action::Grant(part) => {
                     let end = now.plus_us(part * 100_000);
                     let (rate, capacity) = (u32::try_from(3 * part).unwrap(), u32::try_from(2 * part).unwrap());
-                    let grant = RegionTerm {
+                    let grant = RateGrant {
                         request: counter.state.open_request(),
                         epoch: 0,
                         rate,
@@ -275,7 +276,7 @@ proptest! {
                     };
                     let (limit, now) = (counter.limit, counter.now);
                     let State::RegionBucket(state) = &mut counter.state else { panic!("no bucket") };
-                    if state.take_term(&limit, now, &grant) {
+                    if state.take_grant(&limit, now, &grant) {
                         term = (rate.into(), capacity.into(), end);
                     }
                 }
@@ -314,9 +315,9 @@ proptest! {
 }
 
 /// Clock of a call at `now`, when global time is exactly `offset_us` later.
-fn exact_clock(now: Time, offset_us: i64) -> GlobalClock {
+fn exact_clock(now: Time, offset_us: i64) -> GlobalView {
     let (valid_from, valid_until) = (now, now.plus_us(1));
-    GlobalClock { valid_from, valid_until, offset_lo: offset_us, offset_hi: offset_us, ..GlobalClock::UNKNOWN }
+    GlobalView { valid_from, valid_until, offset_lo: offset_us, offset_hi: offset_us, ..GlobalView::UNKNOWN }
 }
 
 #[test]
@@ -326,18 +327,18 @@ fn jump_of_the_regions_clock_refills_no_tokens() {
     for jump_us in [HOUR_US, -HOUR_US, 1_000_000] {
         for is_known_at_once in [true, false] {
             let mut counter = RegionCounter::new(limit, 0);
-            counter.state.set_clock(&exact_clock(counter.now, 0));
+            counter.state.set_view(&exact_clock(counter.now, 0));
             assert!(counter.charge(Hits::Charge(10)).admitted, "all that the region always has");
             counter.now = Time::from_micros(counter.now.as_micros().saturating_add_signed(jump_us));
             if !is_known_at_once {
-                counter.state.set_clock(&GlobalClock::UNKNOWN);
+                counter.state.set_view(&GlobalView::UNKNOWN);
                 assert!(!counter.charge(Hits::Charge(1)).admitted, "{jump_us}");
             }
-            counter.state.set_clock(&exact_clock(counter.now, -jump_us));
+            counter.state.set_view(&exact_clock(counter.now, -jump_us));
             assert!(!counter.charge(Hits::Charge(1)).admitted, "{jump_us}");
             // A tenth of the period later by global time, and by that of the region.
             counter.now = counter.now.plus_us(PERIOD_US / 10);
-            counter.state.set_clock(&exact_clock(counter.now, -jump_us));
+            counter.state.set_view(&exact_clock(counter.now, -jump_us));
             assert!(counter.charge(Hits::Charge(1)).admitted && !counter.charge(Hits::Charge(1)).admitted, "{jump_us}");
         }
     }
@@ -347,15 +348,15 @@ fn jump_of_the_regions_clock_refills_no_tokens() {
 fn tokens_spent_at_an_unknown_time_do_not_refill_twice() {
     let limit = limit(Algorithm::TokenBucket, RegionLossPolicy::Deny);
     let mut counter = RegionCounter::new(limit, 0);
-    counter.state.set_clock(&exact_clock(counter.now, 0));
+    counter.state.set_view(&exact_clock(counter.now, 0));
     assert!(counter.charge(Hits::Charge(1)).admitted);
     counter.now = counter.now.plus_us(10 * PERIOD_US);
-    counter.state.set_clock(&GlobalClock::UNKNOWN);
+    counter.state.set_view(&GlobalView::UNKNOWN);
     assert!(counter.charge(Hits::Charge(9)).admitted);
     // Known to half a period at first, then exactly.
     for offset_lo in [-5_000_000, 0] {
         counter.now = counter.now.plus_us(1);
-        counter.state.set_clock(&GlobalClock { offset_lo, ..exact_clock(counter.now, 0) });
+        counter.state.set_view(&GlobalView { offset_lo, ..exact_clock(counter.now, 0) });
         assert!(!counter.charge(Hits::Charge(2)).admitted, "they were spent 2 us ago");
     }
 }
@@ -369,7 +370,7 @@ fn period_meets_two_loss_allowances_however_clocks_drift() {
     let limit = limit(Algorithm::FixedWindow, RegionLossPolicy::Share);
     for length in [PERIOD_US, DRIFTED_PERIOD_US] {
         let mut counter = RegionCounter::new(limit, 0);
-        counter.state.set_clock(&GlobalClock::UNKNOWN);
+        counter.state.set_view(&GlobalView::UNKNOWN);
         let start = counter.now;
         let mut admitted: Vec<u64> = Vec::new();
         // Of the first period, one hit at its start and the others at its end; then all at the start of each.
@@ -378,7 +379,7 @@ fn period_meets_two_loss_allowances_however_clocks_drift() {
             let all = (0..hits).filter(|_| counter.charge(Hits::Charge(1)).admitted);
             admitted.extend(all.map(|_| at_us).collect::<Vec<_>>());
             let in_span = admitted.iter().filter(|at| *at + DRIFTED_PERIOD_US > at_us).count();
-            assert!(in_span as u64 <= 2 * limit.loss_allowance(), "{in_span} hits in a period");
+            assert!(in_span as u64 <= 2 * limit.cut_off_allowance(), "{in_span} hits in a period");
         }
         assert!(admitted.len() >= 4, "{admitted:?}");
     }

@@ -6,10 +6,10 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use redis::{Connection, RedisResult, cmd};
 use tollkeeper::base::clock::Time;
-use tollkeeper::limit::algorithm::loss_allowance::LossPeriod;
-use tollkeeper::limit::algorithm::region_grant::RegionGrant;
-use tollkeeper::limit::algorithm::region_window::RegionWindowCounts;
-use tollkeeper::store::redis::regions::region_call::{encode_grant, encode_return};
+use tollkeeper::limit::algorithm::region::{CutOffPeriod, GrantCycle};
+use tollkeeper::limit::algorithm::region_window::HitsGrant;
+use tollkeeper::limit::algorithm::region_window::WindowCounts;
+use tollkeeper::store::redis::regions::grant_calls::{encode_hits_grant, encode_hits_return};
 use tollkeeper::store::redis::script::compose::region_grant_script;
 
 use crate::kit::redis::options;
@@ -18,12 +18,12 @@ const KEY: &str = "tk1:{shop|user=ann}:region_window:60s";
 const LAST: u64 = 1_783_512_000_000_000;
 const PERIOD_MS: u64 = 60_000;
 
-fn counts() -> impl Strategy<Value = RegionWindowCounts> {
+fn counts() -> impl Strategy<Value = WindowCounts> {
     let hits = || 0..1_000_u64;
     let spent = (hits(), hits(), hits(), hits());
     let demand = (hits(), hits(), hits(), any::<bool>());
     (100..103_u64, spent, demand, 0..3_u64, 0..5_u64, 0..3_u64).prop_map(
-        |(window, spent, demand, open_request, next_request_at, epoch)| RegionWindowCounts {
+        |(window, spent, demand, open_request, next_request_at, epoch)| WindowCounts {
             window,
             granted: spent.0,
             granted_total: spent.0 + spent.1,
@@ -32,18 +32,20 @@ fn counts() -> impl Strategy<Value = RegionWindowCounts> {
             requested: demand.0,
             previous_requested: demand.1,
             low: demand.2,
-            exhausted: demand.3,
-            open_request,
-            next_request_at: Time::from_micros(next_request_at),
-            epoch,
-            loss: LossPeriod { start: Time::from_micros(7), used: 3 },
+            cycle: GrantCycle {
+                exhausted: demand.3,
+                open_request,
+                next_request_at: Time::from_micros(next_request_at),
+                epoch,
+                cut_off: CutOffPeriod { start: Time::from_micros(7), used: 3 },
+            },
         },
     )
 }
 
-fn grant() -> impl Strategy<Value = RegionGrant> {
+fn grant() -> impl Strategy<Value = HitsGrant> {
     (0..3_u64, 100..104_u64, 0..3_u64, 0..1_000_u64, 0..500_u64, any::<bool>(), 0..5_u64).prop_map(
-        |(request, window, epoch, hits, low, exhausted, next_request_at)| RegionGrant {
+        |(request, window, epoch, hits, low, exhausted, next_request_at)| HitsGrant {
             request,
             window,
             epoch,
@@ -60,12 +62,12 @@ proptest! {
     fn grant_is_taken_once_and_in_its_window(before in counts(), grant in grant()) {
         let mut after = before;
         let taken = after.take_grant(&grant);
-        let is_answer = grant.request != 0 && grant.request == before.open_request;
+        let is_answer = grant.request != 0 && grant.request == before.cycle.open_request;
         prop_assert_eq!(taken, is_answer && (grant.window == before.window || grant.window == before.window + 1));
         if taken {
-            let kept = if grant.window == before.window && grant.epoch <= before.epoch { before.granted } else { 0 };
+            let kept = if grant.window == before.window && grant.epoch <= before.cycle.epoch { before.granted } else { 0 };
             prop_assert_eq!(after.granted, kept + grant.hits);
-            prop_assert_eq!((after.window, after.epoch), (grant.window, before.epoch.max(grant.epoch)));
+            prop_assert_eq!((after.window, after.cycle.epoch), (grant.window, before.cycle.epoch.max(grant.epoch)));
             let again = after;
             prop_assert!(!after.take_grant(&grant), "the same answer twice");
             prop_assert_eq!(after, again);
@@ -88,7 +90,7 @@ proptest! {
     }
 }
 
-fn write(connection: &mut Connection, counts: &RegionWindowCounts) {
+fn write(connection: &mut Connection, counts: &WindowCounts) {
     let value: Vec<u8> = words(counts).into_iter().flat_map(u64::to_le_bytes).collect();
     let _: () = cmd("SET").arg(KEY).arg(value).query(connection).expect("the server answers");
 }
@@ -98,7 +100,7 @@ fn read(connection: &mut Connection) -> Vec<u64> {
     found.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
 }
 
-fn words(counts: &RegionWindowCounts) -> Vec<u64> {
+fn words(counts: &WindowCounts) -> Vec<u64> {
     vec![
         LAST,
         counts.window,
@@ -109,12 +111,12 @@ fn words(counts: &RegionWindowCounts) -> Vec<u64> {
         counts.granted_total,
         counts.next_reserve_used,
         counts.previous_requested,
-        u64::from(counts.exhausted),
-        counts.open_request,
-        counts.next_request_at.as_micros(),
-        counts.epoch,
-        counts.loss.start.as_micros(),
-        counts.loss.used,
+        u64::from(counts.cycle.exhausted),
+        counts.cycle.open_request,
+        counts.cycle.next_request_at.as_micros(),
+        counts.cycle.epoch,
+        counts.cycle.cut_off.start.as_micros(),
+        counts.cycle.cut_off.used,
     ]
 }
 
@@ -135,17 +137,17 @@ fn script_agrees_with_the_pure_counts() {
             let mut taken = before;
             write(connection, &before);
             let is_taken = u64::from(taken.take_grant(&grant));
-            prop_assert_eq!(call(connection, &encode_grant(PERIOD_MS, &grant)), is_taken);
+            prop_assert_eq!(call(connection, &encode_hits_grant(PERIOD_MS, &grant)), is_taken);
             prop_assert_eq!(read(connection), words(if is_taken == 1 { &taken } else { &before }));
             write(connection, &before);
             let mut returned = before;
             let hits = returned.give_back(window);
-            prop_assert_eq!(call(connection, &encode_return(PERIOD_MS, window)), hits);
+            prop_assert_eq!(call(connection, &encode_hits_return(PERIOD_MS, window)), hits);
             prop_assert_eq!(read(connection), words(&returned));
             Ok(())
         });
     outcome.unwrap();
     let connection = &mut *connection.borrow_mut();
     let _: i64 = cmd("DEL").arg(KEY).query(connection).expect("the server answers");
-    assert_eq!(call(connection, &encode_return(PERIOD_MS, 100)), 0, "a counter that has expired");
+    assert_eq!(call(connection, &encode_hits_return(PERIOD_MS, 100)), 0, "a counter that has expired");
 }

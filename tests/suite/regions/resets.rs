@@ -3,8 +3,8 @@
 use redis::{Connection, RedisResult, cmd};
 use tollkeeper::base::clock::Time;
 use tollkeeper::store::client::redis::script::Script;
-use tollkeeper::store::redis::regions::region_call::encode_reset;
-use tollkeeper::store::redis::regions::reset_list::{self, Reset, ResetCounter, ResetsReply};
+use tollkeeper::store::redis::regions::grant_calls::encode_counter_reset;
+use tollkeeper::store::redis::regions::resets::{self, Reset, ResetCounter, ResetsReply};
 use tollkeeper::store::redis::script::compose::{global_resets_script, region_reset_script};
 
 use crate::kit::redis::{self as servers, Server};
@@ -34,7 +34,7 @@ fn try_run<T: redis::FromRedisValue>(
 
 fn list(connection: &mut Connection, argument: &[u8]) -> ResetsReply {
     let reply: Vec<u8> = try_run(connection, global_resets_script(), LIST, argument).expect("the script runs");
-    reset_list::decode(&reply).expect("the reply can be read")
+    resets::decode_list(&reply).expect("the reply can be read")
 }
 
 fn counter(name: &str) -> ResetCounter {
@@ -43,14 +43,14 @@ fn counter(name: &str) -> ResetCounter {
 
 fn add(connection: &mut Connection, time: Time, names: &[&str], now: Time) -> Time {
     let counters: Vec<ResetCounter> = names.iter().copied().map(counter).collect();
-    let reply = list(connection, &reset_list::encode_add(time, &counters, Some(now)));
+    let reply = list(connection, &resets::encode_list_addition(time, &counters, Some(now)));
     assert_eq!((reply.now, reply.resets), (now, vec![]));
     reply.newest
 }
 
 /// Names of the counters after a time, and the time of the newest.
 fn read(connection: &mut Connection, after: Time, now: Time) -> (Vec<String>, Time) {
-    let reply = list(connection, &reset_list::encode_read(after, Some(now)));
+    let reply = list(connection, &resets::encode_list_read(after, Some(now)));
     let name = |Reset { time, counter }: Reset| {
         assert!(time <= reply.newest && counter.period_ms == 60_000);
         String::from_utf8(counter.key.to_vec()).expect("it is text")
@@ -94,13 +94,13 @@ fn list_is_bounded_and_rejects_other_values() {
     assert_eq!(read(connection, NEVER, after(4)).0.len(), 1000);
     for value in ["x", &"\u{1}".repeat(30)] {
         server.query::<()>(&["SET", LIST, value]);
-        let argument = reset_list::encode_read(NEVER, None);
+        let argument = resets::encode_list_read(NEVER, None);
         let error = try_run::<Vec<u8>>(connection, global_resets_script(), LIST, &argument).unwrap_err();
         assert!(error.to_string().contains("WRONGTYPE"), "{error}");
     }
-    assert!(reset_list::decode(&[0; 40]).is_ok_and(|reply| reply.resets.len() == 1));
+    assert!(resets::decode_list(&[0; 40]).is_ok_and(|reply| reply.resets.len() == 1));
     for broken in [&[0; 15][..], &[0; 39], &[255; 16], &[&[0; 32][..], &[1, 0, 0, 0, 0, 0, 0, 0]].concat()] {
-        assert!(reset_list::decode(broken).is_err(), "{broken:?}");
+        assert!(resets::decode_list(broken).is_err(), "{broken:?}");
     }
 }
 
@@ -109,7 +109,8 @@ fn counter_follows_a_reset_once() {
     let server = servers::options().start();
     let connection = &mut connect(&server);
     let mut follow = |time: Time| -> u64 {
-        try_run(connection, region_reset_script(), COUNTER, &encode_reset(60_000, time)).expect("the script runs")
+        try_run(connection, region_reset_script(), COUNTER, &encode_counter_reset(60_000, time))
+            .expect("the script runs")
     };
     assert_eq!(follow(after(1)), 0, "no counter");
     let state = |epoch: u64| [[7_u64; 12].as_slice(), &[epoch, 5, 6]].concat();
@@ -136,6 +137,7 @@ fn counter_follows_a_reset_once() {
     assert_eq!(follow(START), 0, "an older reset");
     assert_eq!(read(), used);
     server.query::<()>(&["SET", COUNTER, "x"]);
-    let error = try_run::<u64>(&mut connect(&server), region_reset_script(), COUNTER, &encode_reset(60_000, START));
+    let error =
+        try_run::<u64>(&mut connect(&server), region_reset_script(), COUNTER, &encode_counter_reset(60_000, START));
     assert!(error.unwrap_err().to_string().contains("WRONGTYPE"));
 }

@@ -13,7 +13,7 @@ use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::store::redis::regions::window_grants::{WindowCall, WindowReply, decode, encode};
+use tollkeeper::store::redis::regions::grant_calls::{WindowCall, WindowReply, decode_window_call, encode_window_call};
 use tollkeeper::store::redis::script::compose::global_window_script;
 
 use crate::kit::redis::options;
@@ -124,7 +124,7 @@ proptest! {
 fn call(connection: &mut Connection, argument: &[u8]) -> WindowReply {
     let reply: RedisResult<Vec<u8>> =
         cmd("EVAL").arg(&global_window_script().text).arg(1).arg(KEY).arg(argument).query(connection);
-    decode(&reply.expect("the script runs")).expect("the reply can be read")
+    decode_window_call(&reply.expect("the script runs")).expect("the reply can be read")
 }
 
 fn read(connection: &mut Connection) -> State {
@@ -164,7 +164,7 @@ fn script_agrees_with_the_pure_grants() {
                     (WindowCall::Return(unused), state.take_back(now, pool, unused), 0)
                 }
             };
-            let reply = call(connection, &encode(pool, purpose, Some(now)));
+            let reply = call(connection, &encode_window_call(pool, purpose, Some(now)));
             let State { window, epoch, .. } = state;
             prop_assert_eq!(reply, WindowReply { now, epoch, window, hits, free });
             prop_assert_eq!(read(connection), state);

@@ -191,6 +191,10 @@ impl EventualEntry {
     }
 
     /// Returns the number of hits to lease now; `live` replicas share what is left of the limit.
+    ///
+    /// A lease covers the demand that is expected while it lives, less what the current leases still cover. Hits that
+    /// lie unused in a lease are missing to other replicas, so it has at most a quarter of what is left for each live
+    /// replica: leases get smaller towards the limit. It has at least the hits of one charge, if so many are left.
     pub(super) fn lease_size(&mut self, descriptor: &EventualCounters, at: Instant, live: u64) -> u64 {
         let EventualCounters { budget, counters, .. } = descriptor;
         if budget.life_us == 0 || self.leases.len() >= MAX_LEASES || self.states.len() != counters.len() {
@@ -222,8 +226,8 @@ impl EventualEntry {
         if self.last_report.is_none_or(|last| last.sent <= report.sent) {
             self.last_report = Some(ReportTime { sent: report.sent, now: report.now });
             self.states = report.states;
-            // Only what a call decides needs a clock that is surely right.
-            self.states.iter_mut().for_each(State::assume_clock_holds);
+            // Only what a call decides needs a view that is surely right.
+            self.states.iter_mut().for_each(State::assume_view_holds);
             // Leased hits are counted here when they are admitted.
             if report.leased > 0 {
                 for (OwnedCounter { limit, .. }, state) in counters.iter().zip(&mut self.states) {
@@ -255,17 +259,18 @@ impl EventualEntry {
     }
 }
 
-/// Width of the time slots in which hits are counted.
-const SLOT: Duration = Duration::from_millis(100);
+/// Length of the intervals in which demand is counted.
+const DEMAND_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Hits requested in this time slot and in the previous one. The first charge of a slot is not counted: a single charge
-/// does not predict another.
+/// Demand of a descriptor: hits requested in this interval and in the previous one.
+///
+/// The first charge of an interval is not counted: a single charge does not predict another.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Demand {
-    slot_start: Instant,
+    interval_start: Instant,
     /// Hits of the last charge.
     pub(super) last_hits: u64,
-    slot_is_new: bool,
+    interval_is_new: bool,
     hits: u64,
     previous_hits: u64,
 }
@@ -273,14 +278,14 @@ pub(super) struct Demand {
 impl Demand {
     /// No demand yet.
     pub(super) const fn new(at: Instant) -> Self {
-        Self { slot_start: at, last_hits: 0, slot_is_new: true, hits: 0, previous_hits: 0 }
+        Self { interval_start: at, last_hits: 0, interval_is_new: true, hits: 0, previous_hits: 0 }
     }
 
     /// Counts the hits of a charge.
     pub(super) fn record(&mut self, hits: u64, at: Instant) {
         self.advance(at);
         self.last_hits = hits;
-        if !std::mem::take(&mut self.slot_is_new) {
+        if !std::mem::take(&mut self.interval_is_new) {
             self.hits = self.hits.saturating_add(hits);
         }
     }
@@ -289,14 +294,14 @@ impl Demand {
     pub(super) fn predict(&mut self, span_us: u64, at: Instant) -> u64 {
         self.advance(at);
         let max_hits = u128::from(self.hits.max(self.previous_hits));
-        u64::try_from(max_hits * u128::from(span_us) / SLOT.as_micros()).unwrap_or(u64::MAX)
+        u64::try_from(max_hits * u128::from(span_us) / DEMAND_INTERVAL.as_micros()).unwrap_or(u64::MAX)
     }
 
     fn advance(&mut self, at: Instant) {
-        let passed = at.saturating_duration_since(self.slot_start);
-        if passed >= SLOT {
-            self.previous_hits = if passed < 2 * SLOT { self.hits } else { 0 };
-            (self.slot_start, self.slot_is_new, self.hits) = (at, true, 0);
+        let passed = at.saturating_duration_since(self.interval_start);
+        if passed >= DEMAND_INTERVAL {
+            self.previous_hits = if passed < 2 * DEMAND_INTERVAL { self.hits } else { 0 };
+            (self.interval_start, self.interval_is_new, self.hits) = (at, true, 0);
         }
     }
 }

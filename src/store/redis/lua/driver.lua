@@ -1,7 +1,7 @@
 -- Driver for one counter: decides a batch of charges on it, in order, at one time.
 --
 -- KEYS: the counter, and the record of leases if the call concerns them. ARGV[2]: see leases.lua. ARGV[3]:
--- clock of the global Redis, for the countings of regions: see region_window.lua; ARGV[2] may then be empty.
+-- view of the global Redis, for the countings of regions: see region_window.lua; ARGV[2] may then be empty.
 -- ARGV[1]: signed 64-bit little-endian numbers:
 --   now in microseconds since the Unix epoch, negative: use the server's time;
 --   the counter: algorithm_id, period in microseconds, a, b (each algorithm says what they mean), then one byte with a
@@ -19,7 +19,7 @@
 
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
 --> helpers
-local args, global_clock, key = ARGV[1], ARGV[3], KEYS[1]
+local args, global_view, key = ARGV[1], ARGV[3], KEYS[1]
 local now, algorithm_id, period, a, b, period_ms, position = unpack('<i8i8i8i8i8Bc0', args)
 local lent, is_server_time = 0, now < 0
 --> clock

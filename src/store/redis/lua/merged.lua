@@ -9,7 +9,7 @@ local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, ma
 --> helpers
 local now, lent, is_server_time = -1, 0, true
 --> clock
-local args, global_clock, period, a, b, period_ms, times, hits, limit, capacity, wait, flags
+local args, global_view, period, a, b, period_ms, times, hits, limit, capacity, wait, flags
 local function charge(key, times, hits, limit, capacity, wait, flags, position)
   --> load
   --> charge_loop
@@ -22,7 +22,7 @@ end
 local replies = {pack('<i8', now)}
 for group = 1, #ARGV, 3 do
   local position, algorithm_id
-  args, global_clock = ARGV[group + 1], ARGV[group + 2]
+  args, global_view = ARGV[group + 1], ARGV[group + 2]
   algorithm_id, algorithm_id, period, a, b, period_ms, position = unpack('<i8i8i8i8i8Bc0', args)
   --> next_run
   for _ = 1, ARGV[group] do

@@ -8,7 +8,7 @@
 
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
 --> helpers
-local args, global_clock, constructors, lent, rejected, is_server_time = ARGV[1], ARGV[3], {}, 0
+local args, global_view, constructors, lent, rejected, is_server_time = ARGV[1], ARGV[3], {}, 0
 --> constructors
 local now, position = unpack('<i8', args)
 is_server_time = now < 0

@@ -1,13 +1,23 @@
-//! Hits that a region asks for, by what callers asked of its counter.
+//! What a region asks the global Redis for, by what callers asked of its counter: hits of a window, or a rate.
 
-use crate::limit::algorithm::region_window::RegionWindowCounts;
+use crate::limit::Limit;
+use crate::limit::algorithm::region::REQUEST_INTERVAL_US;
+use crate::limit::algorithm::region_bucket::BucketCounts;
+use crate::limit::algorithm::region_window::WindowCounts;
 
 /// Time that the hits which are left must last: until a grant is requested and has crossed an ocean, with some reserve.
 const LOOKAHEAD_US: u64 = 1_500_000;
-/// Shortest time over which the rate of the present is measured.
-const MIN_RATE_SPAN_US: u64 = 100_000;
-/// A rate is extended to the rest of the window only if it was measured over this part of it.
+/// Shortest time over which the present rate of a window is measured.
+const MIN_WINDOW_SPAN_US: u64 = 100_000;
+/// Shortest time over which the demand on a bucket is measured, in microseconds.
+const MIN_BUCKET_SPAN_US: u64 = 1_000_000;
+/// Demand is steady, so that it holds for the rest of the window or for a whole term, if it was seen for this part of
+/// the period.
 const STEADY_PARTS: u64 = 12;
+/// Longest term of a grant in microseconds; others have a region's part that long after it died.
+const MAX_TERM_US: u64 = 40_000_000;
+/// Term of a grant to a bucket whose demand was seen for a moment only.
+const FIRST_TERM_US: u64 = 5_000_000;
 
 /// Demand on a counter of windows at the time of its grant request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +36,7 @@ pub struct WindowDemand {
 
 impl WindowDemand {
     /// Estimates the demand at `global_us`, a time of the window in microseconds. `reserve` is that of the region.
-    pub fn at(counts: &RegionWindowCounts, reserve: u64, period_us: u64, global_us: u64) -> Self {
+    pub fn at(counts: &WindowCounts, reserve: u64, period_us: u64, global_us: u64) -> Self {
         let elapsed_us = global_us.saturating_sub(counts.window * period_us).min(period_us);
         let rest_us = period_us - elapsed_us;
         let now = scaled(counts.requested, rest_us, elapsed_us.max(period_us / STEADY_PARTS));
@@ -35,7 +45,7 @@ impl WindowDemand {
             left: counts.granted + reserve.saturating_sub(counts.reserve_used),
             until_end: now.max(before),
             used: counts.granted_total.saturating_sub(counts.granted) + counts.reserve_used,
-            soon: scaled(counts.requested, LOOKAHEAD_US.min(rest_us), elapsed_us.max(MIN_RATE_SPAN_US)),
+            soon: scaled(counts.requested, LOOKAHEAD_US.min(rest_us), elapsed_us.max(MIN_WINDOW_SPAN_US)),
             rest_us,
         }
     }
@@ -54,6 +64,39 @@ impl WindowDemand {
     }
 }
 
+/// Demand on a bucket at the time of its grant request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BucketDemand {
+    /// Tokens per period, beside the region's own.
+    pub wanted: u32,
+    /// Duration of the grant in microseconds.
+    pub term_us: u64,
+}
+
+impl BucketDemand {
+    /// Wants a quarter more than callers asked for, for two thirds of the period.
+    pub fn at(limit: &Limit, counts: &BucketCounts, now_us: u64) -> Self {
+        let period_us = limit.period_us();
+        let elapsed_us = now_us.saturating_sub(counts.requested_since.as_micros());
+        let asked =
+            u128::from(counts.requested) * u128::from(period_us) / u128::from(elapsed_us.max(MIN_BUCKET_SPAN_US));
+        let wanted = (asked + asked / 4).saturating_sub(u128::from(limit.region_reserve())).max(1);
+        let term_us = (period_us / 3 * 2).clamp(REQUEST_INTERVAL_US, MAX_TERM_US);
+        let is_steady = elapsed_us >= (period_us / STEADY_PARTS).min(FIRST_TERM_US);
+        Self {
+            wanted: u32::try_from(wanted).unwrap_or(u32::MAX),
+            term_us: if is_steady { term_us } else { term_us.min(FIRST_TERM_US) },
+        }
+    }
+
+    /// Time after which the next request is opened: before the term ends, and sooner if less was granted than wanted.
+    /// So at most three grants to a region run at once.
+    pub fn pause_us(&self, granted: u32) -> u64 {
+        let pause_us = if granted < self.wanted { self.term_us / 5 * 2 } else { self.term_us / 4 * 3 };
+        pause_us.max(REQUEST_INTERVAL_US)
+    }
+}
+
 /// Computes floor(count x part / whole).
 fn scaled(count: u64, part: u64, whole: u64) -> u64 {
     u64::try_from(u128::from(count) * u128::from(part) / u128::from(whole.max(1))).unwrap_or(u64::MAX)
@@ -65,14 +108,14 @@ mod tests {
 
     const PERIOD_US: u64 = 60_000_000;
 
-    fn demand(counts: RegionWindowCounts, elapsed_us: u64) -> WindowDemand {
-        WindowDemand::at(&RegionWindowCounts { window: 7, ..counts }, 30, PERIOD_US, 7 * PERIOD_US + elapsed_us)
+    fn demand(counts: WindowCounts, elapsed_us: u64) -> WindowDemand {
+        WindowDemand::at(&WindowCounts { window: 7, ..counts }, 30, PERIOD_US, 7 * PERIOD_US + elapsed_us)
     }
 
     #[test]
     fn steady_demand_is_requested_once_for_the_whole_window() {
         // 10 a second for 6 s, of which the reserve took 30 and the rest was rejected.
-        let counts = RegionWindowCounts { requested: 60, reserve_used: 30, ..Default::default() };
+        let counts = WindowCounts { requested: 60, reserve_used: 30, ..Default::default() };
         let demand = demand(counts, 6_000_000);
         assert_eq!(demand.wanted(), 540 + 54);
         assert_eq!(demand.low_after(594), 15);
@@ -80,24 +123,24 @@ mod tests {
 
     #[test]
     fn first_moment_of_a_window_is_not_extended_to_all_of_it() {
-        let counts = RegionWindowCounts { requested: 100, reserve_used: 30, ..Default::default() };
+        let counts = WindowCounts { requested: 100, reserve_used: 30, ..Default::default() };
         let wanted = demand(counts, 200_000).wanted();
         assert!(wanted < 1_400, "{wanted}");
         assert!(wanted >= 750, "what comes within 1.5 s: {wanted}");
-        let steady = RegionWindowCounts { previous_requested: 600, ..Default::default() };
+        let steady = WindowCounts { previous_requested: 600, ..Default::default() };
         assert_eq!(demand(steady, 0).wanted(), 630, "as in the window before, less the reserve");
     }
 
     #[test]
     fn requests_grow_with_a_burst_late_in_a_window() {
-        let counts = RegionWindowCounts { requested: 430, granted_total: 400, reserve_used: 30, ..Default::default() };
+        let counts = WindowCounts { requested: 430, granted_total: 400, reserve_used: 30, ..Default::default() };
         let wanted = demand(counts, 59_000_000).wanted();
         assert_eq!(wanted, 107, "a fourth of 430, where the mean of the window asks for 10");
     }
 
     #[test]
     fn at_least_one_hit_is_requested() {
-        let counts = RegionWindowCounts { requested: 1, granted: 500, granted_total: 500, ..Default::default() };
+        let counts = WindowCounts { requested: 1, granted: 500, granted_total: 500, ..Default::default() };
         assert_eq!(demand(counts, 59_999_999).wanted(), 1);
         assert_eq!(demand(counts, 70_000_000).rest_us, 0, "a clock ahead of the window");
     }

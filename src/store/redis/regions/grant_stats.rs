@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::base::clock::micros;
 use crate::base::sharded::lock;
-use crate::limit::algorithm::region_use::RegionUse;
+use crate::limit::algorithm::region::RegionUse;
 use crate::store::stats::GrantTotals;
 
 /// Counts of requests and hits.
@@ -20,7 +20,7 @@ pub(super) struct GrantCounts {
     returned: AtomicU64,
     used_grant: AtomicU64,
     used_reserve: AtomicU64,
-    used_loss_allowance: AtomicU64,
+    used_cut_off_allowance: AtomicU64,
     last_grant: Mutex<Option<Instant>>,
 }
 
@@ -52,9 +52,12 @@ impl GrantCounts {
 
     /// Adds hits that a call admitted.
     pub(super) fn add_use(&self, admitted: RegionUse) {
-        let RegionUse { grant, reserve, loss_allowance } = admitted;
-        let counts =
-            [(&self.used_grant, grant), (&self.used_reserve, reserve), (&self.used_loss_allowance, loss_allowance)];
+        let RegionUse { grant, reserve, cut_off_allowance } = admitted;
+        let counts = [
+            (&self.used_grant, grant),
+            (&self.used_reserve, reserve),
+            (&self.used_cut_off_allowance, cut_off_allowance),
+        ];
         for (count, hits) in counts.into_iter().filter(|(_, hits)| *hits > 0) {
             count.fetch_add(hits, Ordering::Relaxed);
         }
@@ -73,7 +76,7 @@ impl GrantCounts {
             used: RegionUse {
                 grant: load(&self.used_grant),
                 reserve: load(&self.used_reserve),
-                loss_allowance: load(&self.used_loss_allowance),
+                cut_off_allowance: load(&self.used_cut_off_allowance),
             },
             last_grant_us: last.map(|last| micros(at.duration_since(last))),
         }

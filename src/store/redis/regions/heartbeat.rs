@@ -1,7 +1,8 @@
 //! Heartbeat of this process in its region's Redis and in the global Redis, once a second each.
 //!
-//! One script call each keeps the membership up to date and reads a server's clock. Other nodes, of clusters, are asked
-//! for their time; the region's only while no decision has read it. No decision waits for any of this.
+//! One script call each keeps the standing of the region up to date and reads a server's clock. Other nodes, of
+//! clusters, are asked for their time; the region's only while no decision has read it. No decision waits for any of
+//! this.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,12 +12,10 @@ use futures_util::future::join_all;
 use tokio::sync::Notify;
 use tokio::time::{sleep, sleep_until, timeout};
 
-use super::members::{self, MemberReport, members_key};
-use super::membership::Membership;
-use super::notices::MembershipNotices;
-use super::region_identity::{self, RegionId, RegionListHash, identity_key};
-use super::script_call::{CallKind, KeyScript, ScriptReply};
-use crate::base::clock::Time;
+use super::calls::{CallKind, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT};
+use super::membership_notices::NoticeLog;
+use super::registry::{self, RegionId, RegionListHash, RegionReport, region_identity_key, region_registry_key};
+use super::standing::RegionStanding;
 use crate::settings::redis::RegionSettings;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
@@ -29,28 +28,24 @@ use crate::store::redis::script::compose::{global_members_script, region_identit
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Age of a reading from which a clock is read again, in microseconds.
 const IDLE_US: i64 = 900_000;
-/// Upper bound on the wait for a reply of the region's Redis.
-const REGION_TIMEOUT: Duration = Duration::from_millis(500);
-/// Upper bound on the wait for a reply of the global Redis.
-pub(super) const GLOBAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Task that reports to both Redis.
 #[derive(Debug)]
 pub(super) struct RegionHeartbeat {
     pub(super) region: Arc<Deployment>,
     pub(super) global: Arc<Deployment>,
-    pub(super) membership: Arc<Membership>,
+    pub(super) standing: Arc<RegionStanding>,
     name: String,
     list: RegionListHash,
     /// Id of the region's Redis if it has none.
     proposal: RegionId,
     identity_key: Bytes,
-    members_key: Bytes,
+    registry_key: Bytes,
     /// Notified when the region's Redis must be told something at once.
     tell_region: Notify,
     /// Notified when the first identity is known.
     tell_global: Notify,
-    notices: MembershipNotices,
+    notices: NoticeLog,
 }
 
 impl RegionHeartbeat {
@@ -64,15 +59,15 @@ impl RegionHeartbeat {
         Self {
             region,
             global,
-            membership: Arc::default(),
+            standing: Arc::default(),
             name: regions.name().to_owned(),
             list: RegionListHash::new(&regions.names),
             proposal: RegionId::random(),
-            identity_key: identity_key(prefix),
-            members_key: members_key(prefix),
+            identity_key: region_identity_key(prefix),
+            registry_key: region_registry_key(prefix),
             tell_region: Notify::new(),
             tell_global: Notify::new(),
-            notices: MembershipNotices::new(regions),
+            notices: NoticeLog::new(regions),
         }
     }
 
@@ -96,16 +91,15 @@ impl RegionHeartbeat {
     }
 
     async fn report_to_region(&self, deadline: Instant) -> Result<(), RedisError> {
-        let standing = self.membership.standing();
-        let argument = region_identity::encode(standing.claim(self.proposal), self.list, None);
-        let script =
-            KeyScript { script: region_identity_script(), key: &self.identity_key, argument: &argument, more: &[] };
+        let findings = self.standing.findings();
+        let argument = registry::encode_claim(findings.claim(self.proposal), self.list, None);
+        let script = KeyScript::new(region_identity_script(), &self.identity_key, &argument);
         let reply = script.run(&self.region, CallKind::Unrecorded, deadline).await?;
         let identity =
-            bytes(&reply.reply).and_then(|reply| region_identity::decode(reply).ok()).ok_or(RedisError::BadReply)?;
-        record_clock(&reply, identity.now);
-        self.membership.record_identity(&identity, process_us(reply.within.until));
-        if standing.identity().is_none() {
+            bytes(&reply.reply).and_then(|reply| registry::decode_identity(reply).ok()).ok_or(RedisError::BadReply)?;
+        reply.record_clock(identity.now);
+        self.standing.record_identity(&identity, process_us(reply.within.until));
+        if findings.identity().is_none() {
             self.tell_global.notify_one();
         }
         Ok(())
@@ -119,24 +113,24 @@ impl RegionHeartbeat {
             let read_times = read_idle_clocks(&self.global, CallKind::Recorded, deadline);
             let (outcome, ()) = tokio::join!(self.report_globally(deadline), read_times);
             if let Err(error) = outcome {
-                self.notices.log_failure("registry of regions", &self.members_key, error);
+                self.notices.log_failure("registry of regions", &self.registry_key, error);
             }
             sleep_until(next.into()).await;
         }
     }
 
     async fn report_globally(&self, deadline: Instant) -> Result<(), RedisError> {
-        let Some(identity) = self.membership.standing().identity() else { return Ok(()) };
-        let report = MemberReport { name: &self.name, id: identity.id, list: self.list };
-        let argument = members::encode(report, None);
-        let script =
-            KeyScript { script: global_members_script(), key: &self.members_key, argument: &argument, more: &[] };
+        let Some(identity) = self.standing.findings().identity() else { return Ok(()) };
+        let report = RegionReport { name: &self.name, id: identity.id, list: self.list };
+        let argument = registry::encode_report(report, None);
+        let script = KeyScript::new(global_members_script(), &self.registry_key, &argument);
         let reply = script.run(&self.global, CallKind::Recorded, deadline).await?;
-        let members = bytes(&reply.reply).and_then(|reply| members::decode(reply).ok()).ok_or(RedisError::BadReply)?;
-        record_clock(&reply, members.now);
-        self.membership.record_members(&members, process_us(reply.within.until));
-        let standing = self.membership.standing();
-        if standing.must_settle() {
+        let regions =
+            bytes(&reply.reply).and_then(|reply| registry::decode_registry(reply).ok()).ok_or(RedisError::BadReply)?;
+        reply.record_clock(regions.now);
+        self.standing.record_registry(&regions, process_us(reply.within.until));
+        let findings = self.standing.findings();
+        if findings.must_settle() {
             self.tell_region.notify_one();
         }
         Ok(())
@@ -145,15 +139,10 @@ impl RegionHeartbeat {
     /// Logs changes of what this region may do.
     async fn watch(&self) {
         loop {
-            self.notices.log_changes(&self.membership, Instant::now());
+            self.notices.log_changes(&self.standing, Instant::now());
             sleep(INTERVAL).await;
         }
     }
-}
-
-/// Records the clock reading of a reply.
-fn record_clock(reply: &ScriptReply, server: Time) {
-    reply.node.record_clock(&ClockReading { within: reply.within, server });
 }
 
 /// Reads the clocks that have not been read for an interval.

@@ -9,33 +9,29 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
 use tokio::time::sleep_until;
 
-use super::bucket_grants;
-use super::grant_request::pool;
-use super::heartbeat::GLOBAL_TIMEOUT;
-use super::region_call;
-use super::reset_list::{self, Reset, ResetCounter, ResetsReply, resets_key};
-use super::script_call::{CallKind, KeyScript};
-use super::window_grants::{self, WindowCall};
+use super::calls::{CallKind, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT};
+use super::grant_calls::{self, WindowCall};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::Algorithm;
+use crate::limit::algorithm::global_window::WindowPool;
+use crate::limit::algorithm::reply_reader::{MalformedReply, ReplyReader};
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::reply::{bytes, integer};
 use crate::store::client::redis::script::Script;
 use crate::store::redis::key::{self, global_key, is_region_key};
+use crate::store::redis::script::arguments::put_time;
 use crate::store::redis::script::compose::{
     global_bucket_script, global_resets_script, global_window_script, region_reset_script,
 };
 
 /// Time from one read of the list to the next.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Upper bound on the reset of a region's counter.
-const REGION_TIMEOUT: Duration = Duration::from_millis(500);
 /// Upper bound on counters that are reset at a time.
 const MAX_IN_FLIGHT: usize = 32;
 /// Upper bound on the period of a counter in the list, in milliseconds.
@@ -80,7 +76,7 @@ impl Resets {
         };
         let listed: Vec<ResetCounter> = counters.iter().map(listed).collect();
         if !listed.is_empty() {
-            self.call_list(&reset_list::encode_add(newest, &listed, None), deadline).await?;
+            self.call_list(&encode_list_addition(newest, &listed, None), deadline).await?;
         }
         Ok(())
     }
@@ -90,18 +86,18 @@ impl Resets {
         let algorithm = counter.limit.algorithm();
         let key = global_key(&counter.key);
         if algorithm == Algorithm::TokenBucket {
-            let argument = bucket_grants::encode_reset(None);
+            let argument = grant_calls::encode_bucket_reset(None);
             let reply = self.call_global(global_bucket_script(), &key, &argument, deadline).await?;
-            return bucket_grants::decode_reset(&reply).map(|reply| reply.epoch).map_err(|_| RedisError::BadReply);
+            return grant_calls::decode_bucket_reset(&reply).map(|reply| reply.epoch).map_err(|_| RedisError::BadReply);
         }
-        let argument = window_grants::encode(pool(&counter.limit), WindowCall::Reset, None);
+        let argument = grant_calls::encode_window_call(WindowPool::of(&counter.limit), WindowCall::Reset, None);
         let reply = self.call_global(global_window_script(), &key, &argument, deadline).await?;
-        window_grants::decode(&reply).map(|reply| reply.epoch).map_err(|_| RedisError::BadReply)
+        grant_calls::decode_window_call(&reply).map(|reply| reply.epoch).map_err(|_| RedisError::BadReply)
     }
 
     async fn call_list(&self, argument: &[u8], deadline: Instant) -> Result<ResetsReply, RedisError> {
         let reply = self.call_global(global_resets_script(), &self.list_key, argument, deadline).await?;
-        reset_list::decode(&reply).map_err(|_| RedisError::BadReply)
+        decode_list(&reply).map_err(|_| RedisError::BadReply)
     }
 
     async fn call_global(
@@ -111,8 +107,7 @@ impl Resets {
         argument: &[u8],
         deadline: Instant,
     ) -> Result<Bytes, RedisError> {
-        let reply =
-            KeyScript { script, key, argument, more: &[] }.run(&self.global, CallKind::Recorded, deadline).await?;
+        let reply = KeyScript::new(script, key, argument).run(&self.global, CallKind::Recorded, deadline).await?;
         bytes(&reply.reply).map(Bytes::copy_from_slice).ok_or(RedisError::BadReply)
     }
 
@@ -131,7 +126,7 @@ impl Resets {
 
     /// Follows the resets after a time, and returns the time of the newest.
     async fn follow_after(&self, followed: Time) -> Result<Time, RedisError> {
-        let argument = reset_list::encode_read(followed, None);
+        let argument = encode_list_read(followed, None);
         let ResetsReply { newest, resets, .. } = self.call_list(&argument, Instant::now() + GLOBAL_TIMEOUT).await?;
         let own = resets.into_iter().filter(|Reset { counter, .. }| {
             counter.period_ms <= MAX_PERIOD_MS && is_region_key(&self.key_head, &counter.key)
@@ -143,9 +138,89 @@ impl Resets {
     }
 
     async fn follow_one(&self, Reset { time, counter }: Reset) -> Result<(), RedisError> {
-        let argument = region_call::encode_reset(counter.period_ms, time);
-        let call = KeyScript { script: region_reset_script(), key: &counter.key, argument: &argument, more: &[] };
+        let argument = grant_calls::encode_counter_reset(counter.period_ms, time);
+        let call = KeyScript::new(region_reset_script(), &counter.key, &argument);
         let reply = call.run(&self.region, CallKind::Unrecorded, Instant::now() + REGION_TIMEOUT).await?;
         integer(&reply.reply).map(|_| ()).ok_or(RedisError::BadReply)
     }
+}
+
+/// Counter of a region that follows a reset.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResetCounter {
+    /// Key of the counter, in all regions.
+    pub key: Bytes,
+    /// Its period in milliseconds.
+    pub period_ms: u64,
+}
+
+/// Entry of the list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reset {
+    /// Time of the reset, by the global Redis.
+    pub time: Time,
+    /// The counter.
+    pub counter: ResetCounter,
+}
+
+/// Reply of `lua/regions/global_resets.lua`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResetsReply {
+    /// Time of the global Redis.
+    pub now: Time,
+    /// Time of the newest reset; 0: there is none.
+    pub newest: Time,
+    /// Resets that were asked for, newest first.
+    pub resets: Vec<Reset>,
+}
+
+/// Returns the key of the list. `prefix` is `CACHE_KEY_PREFIX`. No counter's key ends in a brace.
+pub fn resets_key(prefix: &str) -> Bytes {
+    let mut key = key::head(prefix);
+    key.extend_from_slice(b"resets}");
+    key.freeze()
+}
+
+/// Encodes a read of the resets after a time, at `now`, or at the server's own time if `now` is `None`.
+pub fn encode_list_read(after: Time, now: Option<Time>) -> Bytes {
+    list_head(after, now).freeze()
+}
+
+/// Encodes the addition of counters that were reset at a time, at `now`, or at the server's own time if `now` is
+/// `None`.
+pub fn encode_list_addition(time: Time, counters: &[ResetCounter], now: Option<Time>) -> Bytes {
+    let mut argument = list_head(time, now);
+    for ResetCounter { key, period_ms } in counters {
+        argument.put_u64_le(*period_ms);
+        argument.put_u64_le(key.len() as u64);
+        argument.put_slice(key);
+    }
+    argument.freeze()
+}
+
+/// Decodes the reply of `lua/regions/global_resets.lua`.
+///
+/// # Errors
+/// The script cannot have returned this reply.
+pub fn decode_list(reply: &[u8]) -> Result<ResetsReply, MalformedReply> {
+    let (times, mut rest) = reply.split_at_checked(16).ok_or(MalformedReply)?;
+    let mut reader = ReplyReader::new(times);
+    let (now, newest, mut resets) = (reader.time()?, reader.time()?, Vec::new());
+    while !rest.is_empty() {
+        let (numbers, after) = rest.split_at_checked(24).ok_or(MalformedReply)?;
+        let mut reader = ReplyReader::new(numbers);
+        let (time, period_ms, length) = (reader.time()?, reader.number()?, reader.number()?);
+        let length = usize::try_from(length).map_err(|_| MalformedReply)?;
+        let (key, after) = after.split_at_checked(length).ok_or(MalformedReply)?;
+        resets.push(Reset { time, counter: ResetCounter { key: Bytes::copy_from_slice(key), period_ms } });
+        rest = after;
+    }
+    Ok(ResetsReply { now, newest, resets })
+}
+
+fn list_head(time: Time, now: Option<Time>) -> BytesMut {
+    let mut argument = BytesMut::with_capacity(128);
+    put_time(&mut argument, now);
+    argument.put_u64_le(time.as_micros());
+    argument
 }

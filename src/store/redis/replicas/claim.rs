@@ -6,6 +6,7 @@ use crate::base::clock::Time;
 use crate::base::random::random_pair;
 use crate::limit::algorithm::reply_reader::MalformedReply;
 use crate::store::redis::key;
+use crate::store::redis::script::arguments::put_time;
 
 /// Random identity of a process, different from all others, earlier ones included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +57,7 @@ pub fn registry_key(prefix: &str) -> Bytes {
 /// Encodes the argument of the script. The claim is made at `now`, or at the server's own time if `now` is `None`.
 pub fn encode(owner: OwnerId, slots: u32, action: ClaimAction, now: Option<Time>) -> Bytes {
     let mut argument = BytesMut::with_capacity(40);
-    argument.put_i64_le(now.and_then(|now| i64::try_from(now.as_micros()).ok()).unwrap_or(-1));
+    put_time(&mut argument, now);
     argument.put_i64_le(i64::from(slots));
     argument.put_i64_le(i64::from(action == ClaimAction::Release));
     argument.put_slice(&owner.0);

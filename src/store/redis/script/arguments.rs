@@ -3,13 +3,13 @@
 //! Dry runs and peeks change nothing and are not sent. Delays are bounded so that a Lua number holds every value
 //! exactly.
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::algorithm_state::CallCharge;
 use crate::limit::algorithm::counting::Counting;
-use crate::limit::algorithm::global_clock::GlobalClock;
+use crate::limit::algorithm::region::GlobalView;
 use crate::limit::algorithm::reply_reader::MAX_EXACT;
 use crate::limit::algorithm::state::State;
 use crate::limit::request::Hits;
@@ -50,10 +50,16 @@ pub fn arguments(charges: &[OwnedCharge], now: Option<Time>) -> Bytes {
     encoder.0.into()
 }
 
-/// Encodes the clock of the global Redis, an argument of calls on global limits that `lua/region_window.lua` documents.
-pub fn clock_argument(clock: &GlobalClock) -> [u8; 40] {
-    let flags = i64::from(clock.can_request) + 2 * i64::from(clock.cut_off) + 4 * i64::from(clock.parts_unusable);
-    let numbers = [exact(clock.valid_from), exact(clock.valid_until), clock.offset_lo, clock.offset_hi, flags];
+/// Appends a time in microseconds, or -1 for the server's own time, to an argument of numbers.
+pub fn put_time(argument: &mut BytesMut, time: Option<Time>) {
+    argument.put_i64_le(time.and_then(|time| i64::try_from(time.as_micros()).ok()).unwrap_or(-1));
+}
+
+/// Encodes the view of the global Redis, an argument of calls on global limits that `lua/regions/region_window.lua`
+/// documents.
+pub fn view_argument(view: &GlobalView) -> [u8; 40] {
+    let flags = i64::from(view.can_request) + 2 * i64::from(view.cut_off) + 4 * i64::from(view.parts_unusable);
+    let numbers = [exact(view.valid_from), exact(view.valid_until), view.offset_lo, view.offset_hi, flags];
     let mut argument = [0; 40];
     for (bytes, number) in argument.chunks_exact_mut(8).zip(numbers) {
         bytes.copy_from_slice(&number.to_le_bytes());
@@ -71,12 +77,12 @@ fn signed_hits(charge: &OwnedCharge) -> Option<i64> {
     }
 }
 
-/// Returns the longest wait of a charge, or the loss allowance where a region counts; for a refund the time from which
-/// it is void, 0 if it never is.
+/// Returns the longest wait of a charge, or the cut-off allowance where a region counts; for a refund the time from
+/// which it is void, 0 if it never is.
 fn wait_us(charge: &OwnedCharge, limit: &Limit) -> i64 {
     match charge.request.hits {
         Hits::Refund(_) => charge.void_from.map_or(0, exact),
-        Hits::Charge(_) | Hits::Peek if limit.is_counted_in_region() => signed(limit.loss_allowance()),
+        Hits::Charge(_) | Hits::Peek if limit.is_counted_in_region() => signed(limit.cut_off_allowance()),
         Hits::Charge(_) | Hits::Peek => signed(charge.max_delay_us().min(limit.max_wait_us())),
     }
 }

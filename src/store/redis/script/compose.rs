@@ -27,11 +27,11 @@ const SHARED_FILES: [&str; 7] = [
 const HELPERS: [&str; 2] = ["divide", "log"];
 
 macro_rules! define_lua_files {
-    ($($variant:ident, $name:ident, $properties:expr;)*) => {
+    ($($variant:ident, $name:ident, $lua_file:literal, $properties:expr;)*) => {
         /// Returns the text of a counting's Lua file.
         const fn lua_file(counting: Counting) -> &'static str {
             match counting {
-                $(Counting::$variant => include_str!(concat!("../lua/", stringify!($name), ".lua")),)*
+                $(Counting::$variant => include_str!(concat!("../lua/", $lua_file)),)*
             }
         }
     };
@@ -67,64 +67,64 @@ pub fn replicas_script() -> &'static Script {
 }
 
 /// Returns the script that gives a grant to a region's counter of windows, or takes unused hits from it;
-/// `global::region_call` encodes its argument.
+/// `regions::grant_calls` encodes its argument.
 pub fn region_grant_script() -> &'static Script {
     static SCRIPT: OnceLock<Script> = OnceLock::new();
-    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/region_grant.lua"), &shared_parts())))
+    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/regions/region_grant.lua"), &shared_parts())))
 }
 
-/// Returns the script that gives a grant to a region's bucket; `global::region_call` encodes its argument.
+/// Returns the script that gives a grant to a region's bucket; `regions::grant_calls` encodes its argument.
 pub fn region_bucket_grant_script() -> &'static Script {
     static SCRIPT: OnceLock<Script> = OnceLock::new();
     SCRIPT.get_or_init(|| {
-        let text = include_str!("../lua/region_bucket_grant.lua");
+        let text = include_str!("../lua/regions/region_bucket_grant.lua");
         Script::new(with_parts_of(Counting::RegionBucket, text))
     })
 }
 
-/// Returns the script that lets a region's counter follow a reset; `global::region_call` encodes its argument.
+/// Returns the script that lets a region's counter follow a reset; `regions::grant_calls` encodes its argument.
 pub fn region_reset_script() -> &'static Script {
     static SCRIPT: OnceLock<Script> = OnceLock::new();
-    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/region_reset.lua"), &shared_parts())))
+    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/regions/region_reset.lua"), &shared_parts())))
 }
 
-/// Returns the script that keeps the list of resets; `global::reset_list` encodes its argument and decodes its reply.
+/// Returns the script that keeps the list of resets; `regions::resets` encodes its argument and decodes its reply.
 pub fn global_resets_script() -> &'static Script {
     static SCRIPT: OnceLock<Script> = OnceLock::new();
-    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/global_resets.lua"), &shared_parts())))
+    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/regions/global_resets.lua"), &shared_parts())))
 }
 
-/// Returns the script that grants hits of a window to regions; `global::window_grants` encodes its argument and decodes
+/// Returns the script that grants hits of a window to regions; `regions::grant_calls` encodes its argument and decodes
 /// its reply.
 pub fn global_window_script() -> &'static Script {
     static SCRIPT: OnceLock<Script> = OnceLock::new();
-    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/global_window.lua"), &shared_parts())))
+    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/regions/global_window.lua"), &shared_parts())))
 }
 
-/// Returns the script that divides a token bucket over regions; `global::bucket_grants` encodes its argument and
+/// Returns the script that divides a token bucket over regions; `regions::grant_calls` encodes its argument and
 /// decodes its reply.
 pub fn global_bucket_script() -> &'static Script {
     static SCRIPT: OnceLock<Script> = OnceLock::new();
-    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/global_bucket.lua"), &shared_parts())))
+    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/regions/global_bucket.lua"), &shared_parts())))
 }
 
-/// Returns the script that keeps the identity of a region's Redis; `global::region_identity` encodes its argument and
+/// Returns the script that keeps the identity of a region's Redis; `regions::registry` encodes its argument and
 /// decodes its reply.
 pub fn region_identity_script() -> &'static Script {
     static SCRIPT: OnceLock<Script> = OnceLock::new();
-    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/region_identity.lua"), &shared_parts())))
+    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/regions/region_identity.lua"), &shared_parts())))
 }
 
-/// Returns the script that keeps the registry of regions; `global::members` encodes its argument and decodes its reply.
+/// Returns the script that keeps the registry of regions; `regions::registry` encodes its argument and decodes its reply.
 pub fn global_members_script() -> &'static Script {
     static SCRIPT: OnceLock<Script> = OnceLock::new();
-    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/global_members.lua"), &shared_parts())))
+    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/regions/global_members.lua"), &shared_parts())))
 }
 
 /// Returns the script that the health check of the global Redis runs.
 pub fn global_probe_script() -> &'static Script {
     static SCRIPT: OnceLock<Script> = OnceLock::new();
-    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/global_probe.lua"), &shared_parts())))
+    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/regions/global_probe.lua"), &shared_parts())))
 }
 
 /// Returns the script that charges and refunds a counter in the key format of envoyproxy/ratelimit.

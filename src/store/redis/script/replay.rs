@@ -7,8 +7,7 @@
 use smallvec::SmallVec;
 
 use crate::base::clock::Time;
-use crate::limit::algorithm::global_clock::GlobalClock;
-use crate::limit::algorithm::region_use::RegionUse;
+use crate::limit::algorithm::region::{GlobalView, RegionUse};
 use crate::limit::algorithm::reply_reader::{MalformedReply, ReplyReader};
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
@@ -24,7 +23,7 @@ pub struct ScriptOutcome {
     /// Time at which the charges were made.
     pub now: Time,
     /// Indices of the counters on which the call opened a grant request. Their states describe it.
-    pub grant_requests: Vec<usize>,
+    pub requesting_counters: Vec<usize>,
     /// Hits of global limits that the call admitted.
     pub region_use: RegionUse,
 }
@@ -34,8 +33,8 @@ pub struct ScriptOutcome {
 pub struct CallArguments<'c> {
     /// The call concerns leases, so the reply ends with the lent hits.
     pub has_leases: bool,
-    /// Clock of the global Redis; needed by countings of regions.
-    pub clock: Option<&'c GlobalClock>,
+    /// View of the global Redis; needed by countings of regions.
+    pub view: Option<&'c GlobalView>,
 }
 
 /// Repeats the charges of a call on the states in its script's reply.
@@ -54,7 +53,7 @@ pub fn replay(
     for counter in counters {
         let last = reader.time()?;
         let mut state = State::read(counter.limit.counting(), &mut reader, last)?;
-        arguments.clock.inspect(|clock| state.set_clock(clock));
+        arguments.view.inspect(|view| state.set_view(view));
         states.push(state);
     }
     let lent = if arguments.has_leases { reader.number()? } else { 0 };
@@ -63,19 +62,19 @@ pub fn replay(
     }
     let requests_before = open_requests(&states, arguments);
     let use_of =
-        |states: &[State]| arguments.clock.map_or_else(RegionUse::default, |_| region_use(counters, states, now));
+        |states: &[State]| arguments.view.map_or_else(RegionUse::default, |_| region_use(counters, states, now));
     let use_before = use_of(&states);
     let results = charges.iter().map(|charge| replay_one(charge, &mut states, ReplyHead { now, lent })).collect();
     let requests_after = open_requests(&states, arguments);
     let is_new = |index: &usize| requests_before[*index] != requests_after[*index];
-    let grant_requests = (0..requests_after.len()).filter(is_new).collect();
+    let requesting_counters = (0..requests_after.len()).filter(is_new).collect();
     let region_use = use_of(&states).since(use_before);
-    Ok(ScriptOutcome { results, states, now, grant_requests, region_use })
+    Ok(ScriptOutcome { results, states, now, requesting_counters, region_use })
 }
 
 /// Returns the open grant request of each counter; nothing for a call without global limits.
 fn open_requests(states: &[State], arguments: CallArguments<'_>) -> SmallVec<[u64; 4]> {
-    let states = if arguments.clock.is_some() { states } else { &[] };
+    let states = if arguments.view.is_some() { states } else { &[] };
     states.iter().map(State::open_request).collect()
 }
 

@@ -96,7 +96,8 @@ fn check_bucket<'u>(plan: &Plan, world: &World, uses: impl Iterator<Item = &'u U
 
 /// In any period of global time a region admits at most twice its loss allowance.
 fn check_loss(plan: &Plan, world: &World, region: usize) -> Result<(), String> {
-    let allowance = i64::try_from(plan.limit.loss_allowance().max(plan.changed.loss_allowance())).expect("it is small");
+    let allowance =
+        i64::try_from(plan.limit.cut_off_allowance().max(plan.changed.cut_off_allowance())).expect("it is small");
     // A clock that jumped, or lost data, starts another tumbling period.
     let bound = (2 + world.losses[region] + world.jumps[region]) * allowance;
     let lost: Vec<&Use> = world.uses.iter().filter(|it| it.from_loss && it.region == region).collect();

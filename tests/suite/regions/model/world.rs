@@ -9,20 +9,19 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::limit::RegionLossPolicy;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::global_bucket::{self, TermRequest, TokenPool};
-use tollkeeper::limit::algorithm::global_clock::GlobalClock;
 use tollkeeper::limit::algorithm::global_window::{self, WindowPool, WindowReturn};
-use tollkeeper::limit::algorithm::loss_allowance::LossPeriod;
-use tollkeeper::limit::algorithm::region_bucket_grant::RegionTerm;
-use tollkeeper::limit::algorithm::region_grant::RegionGrant;
+use tollkeeper::limit::algorithm::region::{CutOffPeriod, GlobalView};
+use tollkeeper::limit::algorithm::region_bucket::RateGrant;
+use tollkeeper::limit::algorithm::region_window::HitsGrant;
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Scope};
 use tollkeeper::store::client::redis::server_clock::{ClockJumps, ClockReading, InstantRange, ServerClock, process_us};
-use tollkeeper::store::redis::regions::clocks::{ClockOffsets, global_clock};
-use tollkeeper::store::redis::regions::membership::Membership;
-use tollkeeper::store::redis::regions::region_identity::{IdentityReply, RegionId, RegionIdentity};
+use tollkeeper::store::redis::regions::calls::{ClockOffsets, global_view};
+use tollkeeper::store::redis::regions::registry::{IdentityReply, RegionId, RegionIdentity};
+use tollkeeper::store::redis::regions::standing::RegionStanding;
 
 use super::ledger::{GrantUse, Use};
 use crate::kit::seeded_random::Chance;
@@ -137,7 +136,7 @@ struct Replica {
     incarnation: u64,
     region_clock: ServerClock,
     global_clock: ServerClock,
-    membership: Membership,
+    standing: RegionStanding,
 }
 
 struct Region {
@@ -175,8 +174,8 @@ struct Ask {
 
 #[derive(Clone, Copy, Debug)]
 enum Answer {
-    Window(RegionGrant),
-    Term(RegionTerm),
+    Window(HitsGrant),
+    Term(RateGrant),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -188,7 +187,7 @@ enum Event {
     /// A charge or refund runs in the region's Redis.
     Execute {
         from: Sender,
-        clock: GlobalClock,
+        clock: GlobalView,
         hits: Hits,
     },
     Reply {
@@ -209,7 +208,7 @@ enum Event {
     /// An answer is given to the region's counter.
     Give {
         region: usize,
-        clock: GlobalClock,
+        clock: GlobalView,
         answer: Answer,
     },
     /// Unused hits of a window leave the region's counter.
@@ -390,14 +389,14 @@ impl World {
     }
 
     /// Returns the clock that the process passes with a call it sends now.
-    fn clock_of_call(&self, region: usize, replica: usize) -> GlobalClock {
+    fn clock_of_call(&self, region: usize, replica: usize) -> GlobalView {
         let from = self.instant(region, replica);
         let within = InstantRange { from, until: from + STORE_TIMEOUT };
         let replica = &self.regions[region].replicas[replica];
         let offsets = replica.region_clock.offset(within).zip(replica.global_clock.offset(within));
-        let clock = offsets.map(|(region, global)| global_clock(ClockOffsets { region, global }, within));
+        let clock = offsets.map(|(region, global)| global_view(ClockOffsets { region, global }, within));
         let period_us = u64::try_from(PERIOD_US).expect("it is positive");
-        let mut clock = replica.membership.restrict(clock.unwrap_or(GlobalClock::UNKNOWN), period_us, from);
+        let mut clock = replica.standing.restrict(clock.unwrap_or(GlobalView::UNKNOWN), period_us, from);
         if self.plan.is(Breakage::ExactClock) {
             let middle = i64::midpoint(clock.offset_lo, clock.offset_hi);
             (clock.offset_lo, clock.offset_hi) = (middle, middle);
@@ -441,14 +440,14 @@ impl World {
         self.tally.requests += 1;
     }
 
-    fn execute(&mut self, from: Sender, clock: &GlobalClock, hits: Hits) {
+    fn execute(&mut self, from: Sender, clock: &GlobalView, hits: Hits) {
         let region = &mut self.regions[from.region];
         let now = region.clock.time(self.now_us);
-        region.state.set_clock(clock);
+        region.state.set_view(clock);
         let (request_before, loss_before, granted_before) =
-            (region.state.open_request(), loss(&region.state), granted(&region.state));
+            (region.state.open_request(), cut_off(&region.state), granted(&region.state));
         let result = region.state.charge(&region.limit, now, ChargeRequest::new(hits, 0));
-        let (request, loss) = (region.state.open_request(), loss(&region.state));
+        let (request, loss) = (region.state.open_request(), cut_off(&region.state));
         let from_loss = loss.used > if loss.start == loss_before.start { loss_before.used } else { 0 };
         let used = match hits {
             Hits::Charge(hits) if result.admitted => signed(hits),
@@ -505,7 +504,7 @@ impl World {
             let Some(grant) = self.bucket.grant(now, TermRequest { region, wanted: ask.wanted, term_us, pool }) else {
                 return;
             };
-            Answer::Term(RegionTerm {
+            Answer::Term(RateGrant {
                 request: ask.request,
                 epoch: 0,
                 rate: grant.rate,
@@ -518,7 +517,7 @@ impl World {
         } else {
             let grant = self.windows.grant(now, window_pool(&limit), ask.wanted);
             let (hits, exhausted) = (u64::from(grant.hits), grant.hits == 0);
-            Answer::Window(RegionGrant {
+            Answer::Window(HitsGrant {
                 request: ask.request,
                 window: grant.window,
                 epoch: 0,
@@ -528,7 +527,7 @@ impl World {
                 next_request_at,
             })
         };
-        if let Answer::Window(RegionGrant { window, hits, .. }) = answer
+        if let Answer::Window(HitsGrant { window, hits, .. }) = answer
             && self.plan.is(Breakage::HastyReturn)
         {
             self.schedule(200_000, Event::TakeBack { region: from.region, window, hits });
@@ -544,7 +543,7 @@ impl World {
         let until = self.instant(region, index);
         let Some(replica) = self.replica(&from) else { return };
         replica.global_clock.record(&ClockReading { within: InstantRange { from: sent, until }, server });
-        replica.membership.record_answer(process_us(until));
+        replica.standing.record_answer(process_us(until));
         let clock = self.clock_of_call(region, index);
         let times = if self.chance.one_in(10) { 2 } else { 1 };
         for time in 0..times {
@@ -553,15 +552,15 @@ impl World {
         }
     }
 
-    fn give(&mut self, index: usize, clock: &GlobalClock, answer: Answer) {
+    fn give(&mut self, index: usize, clock: &GlobalView, answer: Answer) {
         let region = &mut self.regions[index];
         let now = region.clock.time(self.now_us);
-        region.state.set_clock(clock);
+        region.state.set_view(clock);
         let open_request = region.state.open_request();
         let is_taken = match (&mut region.state, answer) {
             (State::RegionWindow(state), Answer::Window(mut grant)) => {
                 if self.plan.is(Breakage::RepeatedGrant) {
-                    state.counts.open_request = grant.request;
+                    state.counts.cycle.open_request = grant.request;
                 }
                 if self.plan.is(Breakage::LateGrant) {
                     (grant.window, grant.request) = (state.counts.window, open_request);
@@ -572,7 +571,7 @@ impl World {
                 if self.plan.is(Breakage::LongTerm) {
                     term.end = term.end.plus_us(60_000_000);
                 }
-                state.take_term(&region.limit, now, &term)
+                state.take_grant(&region.limit, now, &term)
             }
             _ => false,
         };
@@ -627,7 +626,7 @@ impl World {
         let is_jump = match server {
             Server::Region => replica.region_clock.record(&reading),
             Server::Global => {
-                replica.membership.record_answer(process_us(until));
+                replica.standing.record_answer(process_us(until));
                 replica.global_clock.record(&reading)
             }
         };
@@ -670,7 +669,7 @@ impl World {
 impl Replica {
     fn start(clock: Drifting, origin: Instant, now_us: i64, incarnation: u64) -> Self {
         let jumps = Arc::<ClockJumps>::default();
-        let membership = Membership::default();
+        let standing = RegionStanding::default();
         let identity = RegionIdentity { id: RegionId([1; 16]), list_changed: Time::default(), is_new: false };
         let reply = IdentityReply { now: Time::from_secs(1), identity };
         let replica = Self {
@@ -678,9 +677,9 @@ impl Replica {
             incarnation,
             region_clock: ServerClock::new(Arc::clone(&jumps)),
             global_clock: ServerClock::new(jumps),
-            membership,
+            standing,
         };
-        replica.membership.record_identity(&reply, process_us(replica.instant(origin, now_us)));
+        replica.standing.record_identity(&reply, process_us(replica.instant(origin, now_us)));
         replica
     }
 
@@ -711,10 +710,10 @@ fn granted(state: &State) -> GrantedHits {
     }
 }
 
-fn loss(state: &State) -> LossPeriod {
+fn cut_off(state: &State) -> CutOffPeriod {
     match state {
-        State::RegionWindow(state) => state.counts.loss,
-        State::RegionBucket(state) => state.counts.loss,
+        State::RegionWindow(state) => state.counts.cycle.cut_off,
+        State::RegionBucket(state) => state.counts.cycle.cut_off,
         other => panic!("{other:?} does not count in a region"),
     }
 }

@@ -1,4 +1,4 @@
-//! Returns: hits that a region was granted and has not used go back to the global Redis before their window ends.
+//! Unused hits: what a region was granted and has not used goes back to the global Redis before its window ends.
 //!
 //! A sliding_window_counter counts the hits of a window in the next one too, used or not. So shortly before the window
 //! ends, the process that gave a grant to the counter takes out of it what is left, and returns that. The region's
@@ -7,24 +7,20 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use tokio::sync::Notify;
 use tokio::time::sleep_until;
 
-use super::grant_request::{GrantRequest, pool};
+use super::calls::{CallKind, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT};
+use super::grant_calls::{self, WindowCall};
 use super::grant_stats::GrantCounts;
-use super::heartbeat::GLOBAL_TIMEOUT;
-use super::region_call;
-use super::script_call::{CallKind, KeyScript};
-use super::window_grants::{self, WindowCall};
 use crate::base::clock::Time;
 use crate::base::sharded::lock;
 use crate::limit::Limit;
-use crate::limit::algorithm::global_window::WindowReturn;
-use crate::limit::algorithm::region_grant::RegionGrant;
+use crate::limit::algorithm::global_window::{WindowPool, WindowReturn};
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::reply::{bytes, integer};
 use crate::store::redis::key::global_key;
@@ -34,26 +30,22 @@ use crate::store::redis::script::compose::{global_window_script, region_grant_sc
 const MAX_COUNTERS: usize = 100_000;
 /// Upper bound on returns that wait for answers.
 const MAX_IN_FLIGHT: usize = 256;
-/// Upper bound on taking hits out of the region's counter.
-const REGION_TIMEOUT: Duration = Duration::from_millis(500);
-/// Shortest time between a return and the end of the window: it must cross an ocean.
-const LEAD_US: u64 = 1_000_000;
 
 /// Hits of a counter that may be left when their window ends.
 #[derive(Clone, Debug)]
 pub(super) struct UnusedHits {
-    key: Bytes,
-    limit: Limit,
-    window: u64,
+    pub(super) key: Bytes,
+    pub(super) limit: Limit,
+    pub(super) window: u64,
     /// Epoch of the grant.
-    epoch: Time,
+    pub(super) epoch: Time,
     /// Time of the return.
-    at: Instant,
+    pub(super) at: Instant,
 }
 
 /// Returns of this process.
 #[derive(Debug)]
-pub(super) struct Returns {
+pub(super) struct HitReturns {
     global: Arc<Deployment>,
     region: Arc<Deployment>,
     counts: Arc<GrantCounts>,
@@ -61,20 +53,7 @@ pub(super) struct Returns {
     added: Notify,
 }
 
-impl UnusedHits {
-    /// The hits of a grant on a request.
-    pub(super) fn of(request: &GrantRequest, grant: &RegionGrant) -> Self {
-        let (limit, window) = (request.limit, grant.window);
-        let end_us = (window + 1) * limit.period_us();
-        let width_us = request.clock.offset_hi.abs_diff(request.clock.offset_lo);
-        let rest_us = end_us.saturating_sub(request.global_us());
-        let wait = Duration::from_micros(rest_us.saturating_sub(LEAD_US.max(2 * width_us)));
-        let epoch = Time::from_micros(grant.epoch);
-        Self { key: request.key.clone(), limit, window, epoch, at: Instant::now() + wait }
-    }
-}
-
-impl Returns {
+impl HitReturns {
     /// Creates an empty schedule.
     pub(super) fn new(global: Arc<Deployment>, region: Arc<Deployment>, counts: Arc<GrantCounts>) -> Self {
         Self { global, region, counts, schedule: Mutex::default(), added: Notify::new() }
@@ -111,17 +90,17 @@ impl Returns {
     }
 
     async fn return_one(&self, unused: UnusedHits) {
-        let argument = region_call::encode_return(unused.limit.period_us() / 1000, unused.window);
-        let call = KeyScript { script: region_grant_script(), key: &unused.key, argument: &argument, more: &[] };
+        let argument = grant_calls::encode_hits_return(unused.limit.period_us() / 1000, unused.window);
+        let call = KeyScript::new(region_grant_script(), &unused.key, &argument);
         let taken = call.run(&self.region, CallKind::Unrecorded, Instant::now() + REGION_TIMEOUT).await;
         let taken = taken.ok().and_then(|taken| integer(&taken.reply)).and_then(|hits| u64::try_from(hits).ok());
         let Some(hits) = taken.filter(|hits| *hits > 0) else { return };
         let key = global_key(&unused.key);
         let purpose = WindowCall::Return(WindowReturn { window: unused.window, hits, epoch: unused.epoch });
-        let argument = window_grants::encode(pool(&unused.limit), purpose, None);
-        let call = KeyScript { script: global_window_script(), key: &key, argument: &argument, more: &[] };
+        let argument = grant_calls::encode_window_call(WindowPool::of(&unused.limit), purpose, None);
+        let call = KeyScript::new(global_window_script(), &key, &argument);
         let answer = call.run(&self.global, CallKind::Recorded, Instant::now() + GLOBAL_TIMEOUT).await;
-        let reply = answer.ok().and_then(|answer| window_grants::decode(bytes(&answer.reply)?).ok());
+        let reply = answer.ok().and_then(|answer| grant_calls::decode_window_call(bytes(&answer.reply)?).ok());
         let returned = reply.map_or(0, |reply| reply.hits);
         self.counts.add_returned(returned);
         self.counts.add_wasted(hits - returned.min(hits));

@@ -1,4 +1,4 @@
--- Gives a grant to a region's counter of windows, or takes its unused hits: see src/limit/algorithm/region_grant.rs.
+-- Gives a grant to a region's counter of windows, or takes its unused hits: see src/limit/algorithm/region_window.rs.
 --
 -- KEYS: the counter, with the state of region_window.lua.
 -- ARGV[1]: signed 64-bit little-endian numbers: purpose (0: a grant, 1: a return), period in milliseconds, window; then
@@ -17,7 +17,7 @@ elseif #before ~= 120 then
   --> wrong_type
 end
 local last, window, granted, reserve_used, requested, low, granted_total, next_reserve_used, previous_requested,
-  exhausted, open_request, next_request_at, epoch, loss_start, loss_used =
+  exhausted, open_request, next_request_at, epoch, cut_off_start, cut_off_used =
   unpack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8', before)
 local result = 1
 if purpose == 0 then
@@ -39,6 +39,6 @@ else
 end
 local done = redis.pcall('SET', key, pack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8', last, window, granted, reserve_used,
   requested, low, granted_total, next_reserve_used, previous_requested, exhausted, open_request, next_request_at, epoch,
-  loss_start, loss_used), 'PX', 2 * period_ms + 2000)
+  cut_off_start, cut_off_used), 'PX', 2 * period_ms + 2000)
 if done.err then return done end
 return result

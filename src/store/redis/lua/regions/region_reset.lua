@@ -1,7 +1,7 @@
 -- Lets a region's counter follow a reset of its limit in another region.
 --
--- KEYS: the counter, with the state of region_window.lua or region_bucket.lua, which end in epoch, loss_start and
--- loss_used.
+-- KEYS: the counter, with the state of region_window.lua or region_bucket.lua, which end in epoch, cut_off_start and
+-- cut_off_used.
 -- ARGV[1]: signed 64-bit little-endian numbers: period in milliseconds; time of the reset, by the global Redis.
 -- Returns: 1 if the counter was reset, 0 if there is none or it is younger than the reset.
 -- Writes: one SET with PX: an empty state that has the time as its epoch, so a repeated reset changes nothing. TTL: two
@@ -18,6 +18,7 @@ elseif #before ~= 120 and #before ~= 128 then
   --> wrong_type
 end
 if unpack('<I8', before, #before - 23) >= epoch then return 0 end
-local done = redis.pcall('SET', key, string.rep('\0', #before - 24) .. pack('<I8I8I8', epoch, 0, 0), 'PX', 2 * period_ms + 2000)
+local value = string.rep('\0', #before - 24) .. pack('<I8I8I8', epoch, 0, 0)
+local done = redis.pcall('SET', key, value, 'PX', 2 * period_ms + 2000)
 if done.err then return done end
 return 1

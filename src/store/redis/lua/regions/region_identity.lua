@@ -1,4 +1,4 @@
--- Identity of a region's Redis, and the last change of its list of regions: see src/store/redis/regions/membership.rs.
+-- Identity of a region's Redis, and the last change of its list of regions: see src/store/redis/regions/standing.rs.
 --
 -- KEYS: the identity.
 -- ARGV[1]: signed 64-bit little-endian numbers: now in microseconds since the Unix epoch, negative: use the server's

@@ -1,6 +1,6 @@
--- Gives a grant to a region's bucket: see src/limit/algorithm/region_bucket_grant.rs.
+-- Gives a grant to a region's bucket: see src/limit/algorithm/region_bucket.rs.
 --
--- KEYS: the counter, with the state of region_bucket.lua. ARGV[3]: clock of the global Redis, see region_window.lua.
+-- KEYS: the counter, with the state of region_bucket.lua. ARGV[3]: view of the global Redis, see region_window.lua.
 -- ARGV[1]: signed 64-bit little-endian numbers: now in microseconds (negative: use the server's time), period in
 -- microseconds, TTL in milliseconds, the region's own rate and capacity, the uncertainty of global time that needs no
 -- smaller capacity; then request, epoch, rate, capacity, start and end of the term (global time), exhausted,
@@ -9,7 +9,7 @@
 
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
 --> helpers
-local key, global_clock, wait, lent, is_server_time = KEYS[1], ARGV[3], 0, 0, false
+local key, global_view, wait, lent, is_server_time = KEYS[1], ARGV[3], 0, 0, false
 local now, period, period_ms, limit, capacity, slack_us, request, new_epoch, new_rate, new_capacity, new_start, new_end,
   new_exhausted, not_before = unpack('<i8i8i8i8i8i8i8i8i8i8i8i8i8i8', ARGV[1])
 local flags = 4 * slack_us

@@ -1,7 +1,7 @@
-//! Membership of a region: whether its Redis is the one that all regions know, and whether they agree on their
-//! number.
+//! Standing of a region: whether its Redis is the one that all regions know, whether they agree on their number, and
+//! so what the region may do.
 //!
-//! Each region's own parts, its reserve and its loss allowance, are fractions of a limit by the number of regions.
+//! Each region's own parts, its reserve and its cut-off allowance, are fractions of a limit by the number of regions.
 //! Their sum is within the limit only if all regions have one list, and each region is one Redis. A process learns
 //! about both from two replies, one a second each:
 //!
@@ -16,10 +16,9 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 
-use super::members::{MembersReply, OtherRegion};
-use super::region_identity::{IdentityClaim, IdentityReply, RegionId, RegionIdentity};
+use super::registry::{IdentityClaim, IdentityReply, OtherRegion, RegionId, RegionIdentity, RegistryReply};
 use crate::base::clock::{Time, micros};
-use crate::limit::algorithm::global_clock::GlobalClock;
+use crate::limit::algorithm::region::GlobalView;
 use crate::store::client::redis::server_clock::process_us;
 
 /// Time without an answer of the global Redis after which a region is cut off.
@@ -33,13 +32,13 @@ const NEVER_US: i64 = i64::MIN;
 
 /// Findings of the last replies.
 #[derive(Clone, Debug)]
-pub struct Standing {
+pub struct Findings {
     /// Identity of the region's Redis; `None` before the first reply.
     identity: Option<RegionIdentity>,
     /// Process time of the last change that the region's Redis knows.
     identity_changed_us: i64,
     /// Process time of the last change of any region's list that the registry knows.
-    members_changed_us: i64,
+    registry_changed_us: i64,
     /// True if another Redis has the name of this region.
     is_second: bool,
     /// Names of the regions with another list.
@@ -48,12 +47,12 @@ pub struct Standing {
     is_settled: bool,
 }
 
-impl Default for Standing {
+impl Default for Findings {
     fn default() -> Self {
         Self {
             identity: None,
             identity_changed_us: NEVER_US,
-            members_changed_us: NEVER_US,
+            registry_changed_us: NEVER_US,
             is_second: false,
             differing: Vec::new(),
             is_settled: false,
@@ -61,7 +60,7 @@ impl Default for Standing {
     }
 }
 
-impl Standing {
+impl Findings {
     /// Returns the claim for the next call to the region's Redis; `proposal` is the id if none is known.
     pub fn claim(&self, proposal: RegionId) -> IdentityClaim {
         match self.identity {
@@ -97,27 +96,27 @@ impl Standing {
 
     /// Microseconds since the list of a region last changed, or a new Redis was first used; `None` if neither happened.
     pub fn changed_before_us(&self, at: Instant) -> Option<u64> {
-        let changed_us = self.identity_changed_us.max(self.members_changed_us);
+        let changed_us = self.identity_changed_us.max(self.registry_changed_us);
         (changed_us != NEVER_US).then(|| u64::try_from(process_us(at).saturating_sub(changed_us)).unwrap_or(0))
     }
 
-    /// Returns the standing after a reply of the region's Redis, received at a process time.
+    /// Returns the findings after a reply of the region's Redis, received at a process time.
     #[must_use]
     pub fn with_identity(&self, reply: &IdentityReply, received_us: i64) -> Self {
         let identity_changed_us = changed_us(reply.identity.list_changed, reply.now, received_us);
         Self { identity: Some(reply.identity), identity_changed_us, ..self.clone() }
     }
 
-    /// Returns the standing after a reply of the registry, received at a process time.
+    /// Returns the findings after a reply of the registry, received at a process time.
     #[must_use]
-    pub fn with_members(&self, reply: &MembersReply, received_us: i64) -> Self {
+    pub fn with_registry(&self, reply: &RegistryReply, received_us: i64) -> Self {
         let last_change = reply.others.iter().map(|other| other.list_changed).fold(reply.list_changed, Time::max);
         let counts =
             |other: &&OtherRegion| other.has_other_list && reply.now.since_us(other.seen) <= OTHER_LIST_VALIDITY_US;
         let differing: Vec<String> = reply.others.iter().filter(counts).map(|other| other.name.clone()).collect();
         let is_settled = !reply.is_second && differing.is_empty() && last_change == Time::default();
         Self {
-            members_changed_us: changed_us(last_change, reply.now, received_us),
+            registry_changed_us: changed_us(last_change, reply.now, received_us),
             is_second: reply.is_second,
             differing,
             is_settled,
@@ -131,7 +130,7 @@ impl Standing {
             return None;
         }
         let unused_us = i64::try_from(period_us.max(MIN_UNUSED_US)).unwrap_or(i64::MAX);
-        Some(self.identity_changed_us.max(self.members_changed_us).saturating_add(unused_us))
+        Some(self.identity_changed_us.max(self.registry_changed_us).saturating_add(unused_us))
     }
 }
 
@@ -143,34 +142,35 @@ fn changed_us(changed: Time, now: Time, received_us: i64) -> i64 {
     received_us.saturating_sub(i64::try_from(now.since_us(changed)).unwrap_or(i64::MAX))
 }
 
-/// Standing of the region, and the time of the last answer of the global Redis. Reading takes no lock.
+/// What the region may do: the findings of the last replies, and the time of the last answer of the global Redis.
+/// Reading takes no lock.
 #[derive(Debug)]
-pub struct Membership {
-    standing: ArcSwap<Standing>,
+pub struct RegionStanding {
+    findings: ArcSwap<Findings>,
     /// Process time of the last answer of the global Redis.
     answered_us: AtomicI64,
 }
 
-impl Default for Membership {
+impl Default for RegionStanding {
     fn default() -> Self {
-        Self { standing: ArcSwap::default(), answered_us: AtomicI64::new(NEVER_US) }
+        Self { findings: ArcSwap::default(), answered_us: AtomicI64::new(NEVER_US) }
     }
 }
 
-impl Membership {
+impl RegionStanding {
     /// Returns the findings of the last replies.
-    pub fn standing(&self) -> Standing {
-        Standing::clone(&self.standing.load())
+    pub fn findings(&self) -> Findings {
+        Findings::clone(&self.findings.load())
     }
 
     /// Records a reply of the region's Redis, received at a process time.
     pub fn record_identity(&self, reply: &IdentityReply, received_us: i64) {
-        self.standing.rcu(|standing| standing.with_identity(reply, received_us));
+        self.findings.rcu(|findings| findings.with_identity(reply, received_us));
     }
 
     /// Records a reply of the registry, received at a process time.
-    pub fn record_members(&self, reply: &MembersReply, received_us: i64) {
-        self.standing.rcu(|standing| standing.with_members(reply, received_us));
+    pub fn record_registry(&self, reply: &RegistryReply, received_us: i64) {
+        self.findings.rcu(|findings| findings.with_registry(reply, received_us));
         self.record_answer(received_us);
     }
 
@@ -190,14 +190,14 @@ impl Membership {
         self.unanswered_us(at).is_some_and(|us| us <= micros(CUT_OFF_AFTER))
     }
 
-    /// Adds what the region may do at `at` to the clock of a call on limits with periods up to `period_us`.
-    pub fn restrict(&self, clock: GlobalClock, period_us: u64, at: Instant) -> GlobalClock {
-        let standing = self.standing.load();
-        if standing.is_second {
-            return GlobalClock { cut_off: true, parts_unusable: true, ..GlobalClock::UNKNOWN };
+    /// Adds what the region may do at `at` to the view of a call on limits with periods up to `period_us`.
+    pub fn restrict(&self, view: GlobalView, period_us: u64, at: Instant) -> GlobalView {
+        let findings = self.findings.load();
+        if findings.is_second {
+            return GlobalView { cut_off: true, parts_unusable: true, ..GlobalView::UNKNOWN };
         }
-        let is_member = self.is_connected(at) && standing.identity.is_some();
-        let parts_usable = standing.parts_usable_from_us(period_us).is_some_and(|from_us| process_us(at) >= from_us);
-        GlobalClock { can_request: is_member, cut_off: !is_member, parts_unusable: !parts_usable, ..clock }
+        let may_ask = self.is_connected(at) && findings.identity.is_some();
+        let parts_usable = findings.parts_usable_from_us(period_us).is_some_and(|from_us| process_us(at) >= from_us);
+        GlobalView { can_request: may_ask, cut_off: !may_ask, parts_unusable: !parts_usable, ..view }
     }
 }

@@ -1,16 +1,16 @@
 -- region_window: hits of a window of global time that the region was granted, and its reserve.
 --
--- KEYS: the counter. a, b: unused. Charges: limit (reserve of the region), wait (loss allowance in a tumbling period);
--- flags must include 2: rejected hits are counted as requested. In place of the period in milliseconds: the TTL.
--- ARGV[3]: clock of the global Redis, signed numbers as in ARGV[1]: valid_from and valid_until (times of this Redis
+-- KEYS: the counter. a, b: unused. Charges: limit (reserve of the region), wait (cut-off allowance of a period); flags
+-- must include 2: rejected hits are counted as requested. In place of the period in milliseconds: the TTL.
+-- ARGV[3]: view of the global Redis, signed numbers as in ARGV[1]: valid_from and valid_until (times of this Redis
 -- between which the offsets hold), offset_lo and offset_hi (bounds on global time minus the time of this Redis, in
--- microseconds), flags: 1 if a grant request may be opened, plus 2 if the region is cut off, plus 4 if reserve and loss
--- allowance must not be used.
+-- microseconds), flags: 1 if a grant request may be opened, plus 2 if the region is cut off, plus 4 if reserve and
+-- cut-off allowance must not be used.
 -- State, 120 bytes: last, window (its number in global time), granted (hits left), reserve_used, requested (hits asked
 -- for), low (open a request when at most these are left; half of the reserve if nothing is granted); then the rest,
 -- which most charges neither need nor change: granted_total, next_reserve_used (in the next window),
 -- previous_requested, exhausted (1: the global Redis has none left), open_request (time of opening, 0: none),
--- next_request_at, epoch, loss_start, loss_used.
+-- next_request_at, epoch, cut_off_start, cut_off_used.
 -- Rounding: none. Writes: one SET with PX, or one SETRANGE of the first numbers. TTL: two periods plus 2 s from the
 -- last SET.
 
@@ -23,10 +23,10 @@ if max(window, granted, reserve_used, requested_hits, low) > 9007199254740992 th
   --> wrong_type
 end
 --> effective_now
-local valid_from, valid_until, offset_lo, offset_hi, call_flags = unpack('<i8i8i8i8i8', global_clock)
+local valid_from, valid_until, offset_lo, offset_hi, call_flags = unpack('<i8i8i8i8i8', global_view)
 local can_request, cut_off, is_usable = call_flags % 2 == 1, call_flags % 4 >= 2, call_flags < 4
 local granted_total, next_reserve_used, previous_requested, exhausted, open_request, next_request_at, epoch
-local loss_start, loss_used, loss_from, loss_now
+local cut_off_start, cut_off_used, cut_off_from, cut_off_now
 -- Global time lies in `window` or, if spans_two, in the next one. It is unknown if it may lie in others.
 local is_known, spans_two = false, false
 local first, final = now + offset_lo, now + offset_hi
@@ -61,14 +61,16 @@ end
 local reserve, left, fits, accepted
 
 --: rest
-granted_total, next_reserve_used, previous_requested, exhausted, open_request, next_request_at, epoch, loss_start,
-  loss_used = unpack('<I8I8I8I8I8I8I8I8I8', before, 49)
-loss_from, loss_now = loss_start, loss_used
-if now >= loss_start + period + floor(period / 1000) or loss_start > now + period then loss_from, loss_now = now, 0 end
+granted_total, next_reserve_used, previous_requested, exhausted, open_request, next_request_at, epoch, cut_off_start,
+  cut_off_used = unpack('<I8I8I8I8I8I8I8I8I8', before, 49)
+cut_off_from, cut_off_now = cut_off_start, cut_off_used
+if now >= cut_off_start + period + floor(period / 1000) or cut_off_start > now + period then
+  cut_off_from, cut_off_now = now, 0
+end
 
 --: check_rest
 if max(granted_total, next_reserve_used, previous_requested, exhausted, open_request, next_request_at, epoch,
-  loss_start, loss_used) > 9007199254740992 then
+  cut_off_start, cut_off_used) > 9007199254740992 then
   --> wrong_type
 end
 
@@ -87,7 +89,7 @@ if reserve > reserve_used then left = left + reserve - reserve_used end
 fits = hits < 0 or is_known and hits <= left
 if fits and spans_two and hits > 0 then fits = hits <= max(reserve - next_reserve_used, 0) end
 admitted = fits
-if not fits and (cut_off or not is_known) then admitted = loss_now + hits <= (is_usable and wait or 0) end
+if not fits and (cut_off or not is_known) then admitted = cut_off_now + hits <= (is_usable and wait or 0) end
 accepted = admitted
 
 --: apply
@@ -117,8 +119,8 @@ if not fits or granted == 0 or left <= low or hits < 0 then
     end
   elseif admitted or not accepted then
     if admitted and not fits then
-      loss_now = loss_now + hits
-      loss_start, loss_used = loss_from, loss_now
+      cut_off_now = cut_off_now + hits
+      cut_off_start, cut_off_used = cut_off_from, cut_off_now
     end
     if can_request and is_known and (not fits or left <= (granted_total == 0 and floor(reserve / 2) or low))
       and (next_request_at <= now or next_request_at > now + max(period, 3000000)) then
@@ -134,7 +136,7 @@ local ttl_ms, value = period_ms, pack('<I8I8I8I8I8I8', last, window, granted, re
 if epoch or type(redis.pcall('SETRANGE', key, '0', value)) == 'table' then
   if epoch then
     value = value .. pack('<I8I8I8I8I8I8I8I8I8', granted_total, next_reserve_used, previous_requested, exhausted,
-      open_request, next_request_at, epoch, loss_start, loss_used)
+      open_request, next_request_at, epoch, cut_off_start, cut_off_used)
   else
     value = value .. string.sub(before, 49)
   end

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use super::membership::Membership;
+use super::standing::{CUT_OFF_AFTER, RegionStanding};
 use crate::base::clock::Clock;
 use crate::base::sharded::lock;
 use crate::settings::redis::RegionSettings;
@@ -17,20 +17,20 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 const SHORT_PERIOD_US: u64 = 60_000_000;
 
 /// Returns the notices that hold at `at`.
-pub fn notices(membership: &Membership, at: Instant) -> Vec<MembershipNotice> {
-    let standing = membership.standing();
+pub fn membership_notices(standing: &RegionStanding, at: Instant) -> Vec<MembershipNotice> {
+    let findings = standing.findings();
     let mut notices = Vec::new();
-    if standing.is_second() {
+    if findings.is_second() {
         notices.push(MembershipNotice::SecondRedis);
     }
-    if !standing.differing().is_empty() {
-        notices.push(MembershipNotice::OtherLists(standing.differing().to_vec()));
+    if !findings.differing().is_empty() {
+        notices.push(MembershipNotice::OtherLists(findings.differing().to_vec()));
     }
-    if standing.changed_before_us(at).is_some_and(|us| us < SHORT_PERIOD_US) {
-        let is_new = standing.is_new();
+    if findings.changed_before_us(at).is_some_and(|us| us < SHORT_PERIOD_US) {
+        let is_new = findings.is_new();
         notices.push(if is_new { MembershipNotice::NewRedis } else { MembershipNotice::ListChanged });
     }
-    if !membership.is_connected(at) {
+    if !standing.is_connected(at) {
         notices.push(MembershipNotice::CutOff);
     }
     notices
@@ -38,7 +38,7 @@ pub fn notices(membership: &Membership, at: Instant) -> Vec<MembershipNotice> {
 
 /// Log of notices.
 #[derive(Debug)]
-pub(super) struct MembershipNotices {
+pub(super) struct NoticeLog {
     region: String,
     logged: Mutex<Vec<MembershipNotice>>,
     /// Nothing is logged before: a process that starts is cut off.
@@ -46,19 +46,19 @@ pub(super) struct MembershipNotices {
     failure_log: LogThrottle,
 }
 
-impl MembershipNotices {
+impl NoticeLog {
     pub(super) fn new(regions: &RegionSettings) -> Self {
         Self {
             region: regions.name().to_owned(),
             logged: Mutex::default(),
-            since: Instant::now() + super::membership::CUT_OFF_AFTER,
+            since: Instant::now() + CUT_OFF_AFTER,
             failure_log: LogThrottle::every(LOG_INTERVAL),
         }
     }
 
     /// Logs the notices that are new, and those that ended.
-    pub(super) fn log_changes(&self, membership: &Membership, at: Instant) {
-        let mut now = notices(membership, at);
+    pub(super) fn log_changes(&self, standing: &RegionStanding, at: Instant) {
+        let mut now = membership_notices(standing, at);
         if at < self.since {
             now.retain(|notice| *notice != MembershipNotice::CutOff);
         }

@@ -1,4 +1,4 @@
--- Registry of the regions in the global Redis: see src/store/redis/regions/membership.rs.
+-- Registry of the regions in the global Redis: see src/store/redis/regions/standing.rs.
 --
 -- KEYS: the registry.
 -- ARGV[1]: a signed 64-bit little-endian number: now in microseconds since the Unix epoch, negative: use the server's

@@ -1,13 +1,15 @@
 -- region_bucket: a bucket of a region, refilled at the rate that the region always has and, for a term, at more.
 --
 -- KEYS: the counter. a, b: unused. ARGV[3]: see region_window.lua. Charges: limit (the region's own rate, in tokens per
--- period), capacity (the region's own), wait (loss allowance in a tumbling period); flags must include 2, and 4 times
+-- period), capacity (the region's own), wait (cut-off allowance per tumbling period); flags must include 2, and 4 times
 -- the uncertainty of global time in microseconds that needs no smaller capacity.
 -- In place of the period in milliseconds: the TTL.
 -- State, 128 bytes: last, tokens (whole ones that are left), part (units of which a token has as many as the period has
 -- microseconds), rate and granted_capacity (of the grant, beside the region's own), term_end (global time),
--- refilled_until (global time up to which tokens have refilled, 0: unknown), spent (since the last grant), requested (hits asked for) and requested_since, exhausted (1: the global Redis had less than
--- was wanted), open_request (time of opening, 0: none), next_request_at, epoch, loss_start, loss_used.
+-- refilled_until (global time up to which tokens have refilled, 0: unknown), spent (since the last grant), requested
+-- (hits asked for) and requested_since, exhausted (1: the global Redis had less than was wanted), open_request (time of
+-- opening, 0: none), next_request_at, epoch, cut_off_start, cut_off_used. src/limit/algorithm/region_bucket.rs has a
+-- table of them.
 -- Rounding: tokens down, the uncertainty of global time up. Writes: one SET with PX or SETRANGE.
 -- TTL: the time in which the region's own rate fills its own capacity, plus two periods and 2 s.
 
@@ -15,16 +17,17 @@
 local bytes = 128
 --> read
 local tokens, part, rate, granted_capacity, term_end, refilled_until, spent, requested_hits
-local requested_since, exhausted, open_request, next_request_at, epoch, loss_start, loss_used
+local requested_since, exhausted, open_request, next_request_at, epoch, cut_off_start, cut_off_used
 last, tokens, part, rate, granted_capacity, term_end, refilled_until, spent, requested_hits, requested_since,
-  exhausted, open_request, next_request_at, epoch, loss_start, loss_used =
+  exhausted, open_request, next_request_at, epoch, cut_off_start, cut_off_used =
   unpack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8', before)
 if max(tokens, term_end, refilled_until, spent, requested_hits, requested_since, exhausted, open_request,
-  next_request_at, epoch, loss_start, loss_used) > 9007199254740992 or part >= period or max(rate, granted_capacity) > 4294967295 then
+  next_request_at, epoch, cut_off_start, cut_off_used) > 9007199254740992 or part >= period
+  or max(rate, granted_capacity) > 4294967295 then
   --> wrong_type
 end
 --> effective_now
-local valid_from, valid_until, offset_lo, offset_hi, call_flags = unpack('<i8i8i8i8i8', global_clock)
+local valid_from, valid_until, offset_lo, offset_hi, call_flags = unpack('<i8i8i8i8i8', global_view)
 local can_request, cut_off, is_usable = call_flags % 2 == 1, call_flags % 4 >= 2, call_flags < 4
 local is_known = now >= valid_from and now < valid_until and now + offset_lo >= 0 and offset_lo <= offset_hi
 local first, final, from, is_granted = 0, 0, 0, false
@@ -37,7 +40,9 @@ end
 if last == 0 then requested_since = now end
 -- The first charge in each half of a period sets the expiry; what it adds to the time to fill outlasts the half.
 local keeps_expiry = ahead == 0 and last > 0 and last >= at - at % (period / 2)
-if now >= loss_start + period + floor(period / 1000) or loss_start > now + period then loss_start, loss_used = now, 0 end
+if now >= cut_off_start + period + floor(period / 1000) or cut_off_start > now + period then
+  cut_off_start, cut_off_used = now, 0
+end
 -- The bucket under the limit of each charge, until a charge changes the state.
 local level, level_part, own_rate, own_capacity, max_tokens, allowance, fits, accepted
 -- Adds what refills in `us` microseconds at a rate, up to a capacity that may be smaller than before.
@@ -86,7 +91,7 @@ end
 --: decide
 --> refill
 fits = hits <= level
-admitted = fits or (cut_off or not is_known) and loss_used + hits <= allowance
+admitted = fits or (cut_off or not is_known) and cut_off_used + hits <= allowance
 accepted = admitted
 
 --: apply
@@ -106,7 +111,7 @@ elseif admitted or not accepted then
     if not is_known and hits > 0 then refilled_until = 0 end
     level, spent = level - hits, min(spent + hits, 9007199254740992)
   elseif admitted then
-    loss_used = loss_used + hits
+    cut_off_used = cut_off_used + hits
   end
   if can_request and is_known and (not fits or 2 * level <= max_tokens)
     and (next_request_at <= now or next_request_at > now + max(period, 3000000)) then
@@ -118,5 +123,6 @@ last, tokens, part, from = at, level, level_part, refilled_until
 --: write
 local ttl_ms = period_ms + math.ceil(period / 1000 * own_capacity / max(own_rate, 1))
 local value = pack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8', last, tokens, part, rate, granted_capacity, term_end,
-  refilled_until, spent, requested_hits, requested_since, exhausted, open_request, next_request_at, epoch, loss_start, loss_used)
+  refilled_until, spent, requested_hits, requested_since, exhausted, open_request, next_request_at, epoch, cut_off_start,
+  cut_off_used)
 --> set_or_overwrite

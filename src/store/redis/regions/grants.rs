@@ -1,0 +1,265 @@
+//! Grant requests: a charge that leaves little opens one, and the process that made the charge answers it here.
+//!
+//! A request passes three steps, in the background: the demand on the counter ([`demand`](super::demand)), a grant of the
+//! global Redis, and the region's counter, which takes the grant. The counter takes a grant once, so one that is lost,
+//! late or repeated wastes hits and doubles none. If this process stops meanwhile, the counter opens a new request,
+//! which another process gets. Unused hits of a sliding window go back ([`unused_hits`](super::unused_hits)).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use tokio::sync::mpsc;
+
+use super::calls::{CallKind, ClockOffsets, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT, global_view};
+use super::demand::{BucketDemand, WindowDemand};
+use super::grant_calls::{self, WindowCall};
+use super::grant_stats::GrantCounts;
+use super::standing::RegionStanding;
+use super::unused_hits::{HitReturns, UnusedHits};
+use crate::base::clock::Time;
+use crate::limit::Limit;
+use crate::limit::algorithm::Algorithm;
+use crate::limit::algorithm::global_bucket::{TermRequest, TokenPool};
+use crate::limit::algorithm::global_window::WindowPool;
+use crate::limit::algorithm::region::{GlobalView, REQUEST_INTERVAL_US};
+use crate::limit::algorithm::region_bucket::{BucketCounts, RateGrant};
+use crate::limit::algorithm::region_window::{HitsGrant, WindowCounts};
+use crate::limit::algorithm::reply_reader::MalformedReply;
+use crate::limit::algorithm::state::State;
+use crate::settings::redis::RegionSettings;
+use crate::store::client::redis::deployment::Deployment;
+use crate::store::client::redis::error::RedisError;
+use crate::store::client::redis::hash_slot::hash_slot;
+use crate::store::client::redis::reply::{bytes, integer};
+use crate::store::client::redis::server_clock::{InstantRange, process_us};
+use crate::store::redis::key::global_key;
+use crate::store::redis::script::arguments::view_argument;
+use crate::store::redis::script::compose::{
+    global_bucket_script, global_window_script, region_bucket_grant_script, region_grant_script,
+};
+
+/// Upper bound on requests that wait to be sent; further ones are dropped, and opened again by their counters.
+const MAX_WAITING: usize = 65_536;
+/// Upper bound on requests that wait for answers.
+const MAX_IN_FLIGHT: usize = 1024;
+/// Time between two requests of a window of which nothing is left to grant.
+const EXHAUSTED_INTERVAL_US: u64 = 5_000_000;
+/// Shortest time between a return of unused hits and the end of the window: the return must cross an ocean.
+const RETURN_LEAD_US: u64 = 1_000_000;
+
+/// Grant request that a charge opened on a region's counter.
+#[derive(Clone, Debug)]
+pub(crate) struct GrantRequest {
+    /// Key of the region's counter.
+    key: Bytes,
+    limit: Limit,
+    /// Counts after the charge.
+    counts: RegionCounts,
+    view: GlobalView,
+    /// Time of the charge, by the region's Redis.
+    now: Time,
+}
+
+/// Counts of a region's counter.
+#[derive(Clone, Copy, Debug)]
+enum RegionCounts {
+    Window(WindowCounts),
+    Bucket(BucketCounts),
+}
+
+impl GrantRequest {
+    /// Returns the request that is open in a state; `None` if no region counts it.
+    pub(crate) fn of(state: &State, limit: Limit, key: Bytes) -> Option<Self> {
+        let (counts, view) = match state {
+            State::RegionWindow(state) => (RegionCounts::Window(*state.counts), *state.view),
+            State::RegionBucket(state) => (RegionCounts::Bucket(*state.counts), *state.view),
+            _ => return None,
+        };
+        Some(Self { key, limit, counts, view, now: Time::from_micros(state.open_request()) })
+    }
+
+    /// Global time of the request in microseconds: the middle of the interval that contains it.
+    fn global_us(&self) -> u64 {
+        let offset = self.view.offset_lo / 2 + self.view.offset_hi / 2;
+        self.now.as_micros().saturating_add_signed(offset)
+    }
+
+    /// Returns the hits of a grant, to be returned before their window ends.
+    fn unused_hits(&self, grant: &HitsGrant) -> UnusedHits {
+        let end_us = (grant.window + 1) * self.limit.period_us();
+        let width_us = self.view.offset_hi.abs_diff(self.view.offset_lo);
+        let rest_us = end_us.saturating_sub(self.global_us());
+        let wait = Duration::from_micros(rest_us.saturating_sub(RETURN_LEAD_US.max(2 * width_us)));
+        UnusedHits {
+            key: self.key.clone(),
+            limit: self.limit,
+            window: grant.window,
+            epoch: Time::from_micros(grant.epoch),
+            at: Instant::now() + wait,
+        }
+    }
+}
+
+/// Queue of the requests of this process.
+#[derive(Debug)]
+pub(super) struct GrantRequests {
+    queue: mpsc::Sender<GrantRequest>,
+    counts: Arc<GrantCounts>,
+}
+
+/// Clients and settings of the worker that answers requests.
+#[derive(Debug)]
+pub(super) struct GrantWorker {
+    pub(super) global: Arc<Deployment>,
+    pub(super) region: Arc<Deployment>,
+    pub(super) settings: RegionSettings,
+    pub(super) standing: Arc<RegionStanding>,
+    pub(super) counts: Arc<GrantCounts>,
+    pub(super) returns: Arc<HitReturns>,
+}
+
+impl GrantRequests {
+    /// Creates a queue, and the end that [`GrantWorker::run`] takes requests from.
+    pub(super) fn new(counts: Arc<GrantCounts>) -> (Self, mpsc::Receiver<GrantRequest>) {
+        let (queue, requests) = mpsc::channel(MAX_WAITING);
+        (Self { queue, counts }, requests)
+    }
+
+    /// Adds a request; never waits.
+    pub(super) fn push(&self, request: GrantRequest) {
+        if self.queue.try_send(request).is_err() {
+            self.counts.add_dropped();
+        }
+    }
+}
+
+impl GrantWorker {
+    /// Answers requests, many at a time, until all senders are gone.
+    pub(super) async fn run(&self, requests: mpsc::Receiver<GrantRequest>) {
+        let requests = stream::unfold(requests, |mut requests| async move { Some((requests.recv().await?, requests)) });
+        requests.for_each_concurrent(MAX_IN_FLIGHT, |request| self.answer(request)).await;
+    }
+
+    async fn answer(&self, request: GrantRequest) {
+        self.counts.add_requested();
+        match &request.counts {
+            RegionCounts::Window(counts) => self.answer_window(&request, counts).await,
+            RegionCounts::Bucket(counts) => self.answer_bucket(&request, counts).await,
+        }
+    }
+
+    /// Gets hits for a counter of windows.
+    async fn answer_window(&self, request: &GrantRequest, counts: &WindowCounts) {
+        let (limit, reserve) = (&request.limit, u64::from(request.limit.region_reserve()));
+        let demand = WindowDemand::at(counts, reserve, limit.period_us(), request.global_us());
+        let purpose = WindowCall::Grant { wanted: demand.wanted() };
+        let key = global_key(&request.key);
+        let argument = grant_calls::encode_window_call(WindowPool::of(limit), purpose, None);
+        let call = KeyScript::new(global_window_script(), &key, &argument);
+        let Some(reply) = self.ask(call, grant_calls::decode_window_call, |reply| reply.now).await else { return };
+        let exhausted = reply.hits == 0;
+        let pause_us = match limit.algorithm() {
+            Algorithm::FixedWindow if exhausted => EXHAUSTED_INTERVAL_US.min(demand.rest_us).max(REQUEST_INTERVAL_US),
+            _ => REQUEST_INTERVAL_US,
+        };
+        let grant = HitsGrant {
+            request: counts.cycle.open_request,
+            window: reply.window,
+            epoch: reply.epoch.as_micros(),
+            hits: reply.hits,
+            low: demand.low_after(reply.hits),
+            exhausted,
+            next_request_at: request.now.plus_us(pause_us),
+        };
+        let argument = grant_calls::encode_hits_grant(limit.period_us() / 1000, &grant);
+        let call = KeyScript::new(region_grant_script(), &request.key, &argument);
+        let is_sliding = limit.algorithm() == Algorithm::SlidingWindowCounter;
+        if self.give(call, grant.hits).await && is_sliding && grant.hits > 0 {
+            self.returns.expect(request.unused_hits(&grant));
+        }
+    }
+
+    /// Gets a rate and a capacity for a token bucket.
+    async fn answer_bucket(&self, request: &GrantRequest, counts: &BucketCounts) {
+        let limit = &request.limit;
+        let demand = BucketDemand::at(limit, counts, request.now.as_micros());
+        let BucketDemand { wanted, term_us } = demand;
+        let term = TermRequest { region: self.settings.number(), wanted, term_us, pool: TokenPool::of(limit) };
+        let key = global_key(&request.key);
+        let argument = grant_calls::encode_bucket_request(term, None);
+        let call = KeyScript::new(global_bucket_script(), &key, &argument);
+        let Some(reply) = self.ask(call, grant_calls::decode_bucket_request, |reply| reply.now).await else { return };
+        if reply.end == Time::default() {
+            // Too many grants have not ended; the one that the bucket has goes on.
+            self.counts.add_failed();
+            return;
+        }
+        let grant = RateGrant {
+            request: counts.cycle.open_request,
+            epoch: reply.epoch.as_micros(),
+            rate: reply.rate,
+            capacity: reply.capacity,
+            start: Time::from_micros(reply.end.as_micros().saturating_sub(term_us)),
+            end: reply.end,
+            exhausted: reply.rate < wanted,
+            next_request_at: request.now.plus_us(demand.pause_us(reply.rate)),
+        };
+        let argument = grant_calls::encode_rate_grant(limit, None, &grant);
+        let more: [&[u8]; 2] = [b"", &view_argument(&self.view(&request.key))];
+        let call =
+            KeyScript { script: region_bucket_grant_script(), key: &request.key, argument: &argument, more: &more };
+        // What the rate makes in the term.
+        let hits = u128::from(reply.rate) * u128::from(term_us) / u128::from(limit.period_us());
+        self.give(call, u64::try_from(hits).unwrap_or(u64::MAX)).await;
+    }
+
+    /// Asks the global Redis for a grant, and records that it answered and at what time of its clock; counts a failure.
+    async fn ask<T>(
+        &self,
+        call: KeyScript<'_>,
+        decode: fn(&[u8]) -> Result<T, MalformedReply>,
+        time_of: fn(&T) -> Time,
+    ) -> Option<T> {
+        let deadline = Instant::now() + GLOBAL_TIMEOUT;
+        let answer = call.run(&self.global, CallKind::Replicated(self.settings.wait_replicas), deadline).await;
+        let decoded = answer.and_then(|answer| {
+            let reply = bytes(&answer.reply).and_then(|reply| decode(reply).ok()).ok_or(RedisError::BadReply)?;
+            answer.record_clock(time_of(&reply));
+            self.standing.record_answer(process_us(answer.within.until));
+            Ok(reply)
+        });
+        decoded
+            .inspect_err(|error| {
+                self.counts.add_failed();
+                tracing::debug!(%error, "the global redis did not answer a grant request");
+            })
+            .ok()
+    }
+
+    /// Gives `hits` to a counter of the region, and counts them; false if the counter did not take them.
+    async fn give(&self, call: KeyScript<'_>, hits: u64) -> bool {
+        let answer = call.run(&self.region, CallKind::Unrecorded, Instant::now() + REGION_TIMEOUT).await;
+        let taken = answer.ok().and_then(|answer| integer(&answer.reply));
+        match taken {
+            Some(1) => self.counts.add_granted(hits, Instant::now()),
+            Some(_) => self.counts.add_wasted(hits),
+            None => {
+                self.counts.add_failed();
+                self.counts.add_wasted(hits);
+            }
+        }
+        taken == Some(1)
+    }
+
+    /// Returns the view of global time for a call on the region's counter that is sent now.
+    fn view(&self, key: &[u8]) -> GlobalView {
+        let (from, key_slot) = (Instant::now(), || hash_slot(key));
+        let within = InstantRange { from, until: from + REGION_TIMEOUT };
+        let region = self.region.clock_offset(key_slot, within);
+        let global = self.global.clock_offset(key_slot, within);
+        let offsets = region.zip(global).map(|(region, global)| ClockOffsets { region, global });
+        offsets.map_or(GlobalView::UNKNOWN, |offsets| global_view(offsets, within))
+    }
+}
