@@ -76,8 +76,10 @@ began=$SECONDS
 if [ $# -gt 0 ]; then
     cargo test --locked "$@"
 else
+    # Tests of the suite print their times.
+    timed=(--config "target.'cfg(all())'.runner=['$PWD/.ci/test-runner']")
     # Tests that judge latencies run by themselves, one after the other.
-    cargo test --locked -- --skip redis::faults:: --skip memcache::faults::
-    cargo test --locked --test suite -- redis::faults:: memcache::faults:: --test-threads=1
+    cargo test --locked "${timed[@]}" -- --skip redis::faults:: --skip memcache::faults::
+    cargo test --locked "${timed[@]}" --test suite -- redis::faults:: memcache::faults:: --test-threads=1
 fi
 echo "tests/run.sh: cargo test: $((SECONDS - began)) s"

@@ -15,6 +15,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::io::Errno;
+
 use super::diagnostic::{Diagnostic, Severity};
 
 /// Maximum size of a rule file, in bytes.
@@ -183,9 +185,9 @@ impl PathProblem {
 /// Classifies an error of the operating system.
 impl From<&io::Error> for PathProblem {
     fn from(error: &io::Error) -> Self {
-        match error.raw_os_error() {
-            Some(libc::ENOENT) => Self::Missing,
-            Some(libc::ELOOP) => Self::Loop,
+        match Errno::from_io_error(error) {
+            Some(Errno::NOENT) => Self::Missing,
+            Some(Errno::LOOP) => Self::Loop,
             _ => Self::Unreadable(error.to_string()),
         }
     }

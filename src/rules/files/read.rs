@@ -8,6 +8,8 @@ use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
+use rustix::fs::OFlags;
+
 use super::scan::{FileScan, FoundFile};
 use super::walk::search;
 use super::{
@@ -78,7 +80,7 @@ fn contents(path: &Path, bytes_left: u64) -> Result<Vec<u8>, PathProblem> {
 /// elsewhere by then. Without O_NONBLOCK, a FIFO in between would block.
 fn open(path: &Path) -> Result<File, PathProblem> {
     check_regular(&fs::metadata(path).map_err(|error| PathProblem::from(&error))?)?;
-    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
     let file =
         OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(|error| PathProblem::from(&error))?;
     check_regular(&file.metadata().map_err(|error| PathProblem::from(&error))?)?;

@@ -13,12 +13,12 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
+use der::asn1::{AnyRef, GeneralizedTime, UtcTime};
+use der::{Reader as _, SliceReader, Tag, Tagged as _};
 use rustls::ServerConfig;
 use rustls::crypto::ring;
-use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{Accept, TlsAcceptor};
-use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::admission::{ListenerAdmission, ListenerKind};
 use crate::base::clock::Clock;
@@ -128,7 +128,7 @@ impl PemFiles {
     fn config(&self, tls: &ListenerTls, listener: ListenerKind) -> Result<(ServerConfig, i64), UnusableSetting> {
         let provider = Arc::new(ring::default_provider());
         let chain = tls.certificate.certificates(&self.certificate)?;
-        let not_after = not_after(&chain[0]).ok_or_else(|| {
+        let not_after = not_after(&chain[0]).map_err(|_| {
             tls.certificate.wrong("its first certificate cannot be parsed; give an X.509 certificate as PEM")
         })?;
         let key = tls.key.private_key(&self.key)?;
@@ -168,7 +168,31 @@ fn fingerprint(pem: &Result<PemFiles, UnusableSetting>) -> blake3::Hash {
     hasher.finalize()
 }
 
-fn not_after(certificate: &CertificateDer<'_>) -> Option<i64> {
-    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
-    Some(certificate.validity().not_after.timestamp())
+/// Reads the expiry of a certificate, in seconds since the Unix epoch.
+///
+/// RFC 5280, 4.1: a certificate starts with its signed part, and that with an optional version, serial number,
+/// algorithm, issuer and validity.
+fn not_after(certificate: &[u8]) -> der::Result<i64> {
+    let mut certificate = read_sequence(&mut SliceReader::new(certificate)?)?;
+    let mut fields = read_sequence(&mut certificate)?;
+    let version_or_serial: AnyRef<'_> = fields.decode()?;
+    let before_validity = if matches!(version_or_serial.tag(), Tag::ContextSpecific { .. }) { 3 } else { 2 };
+    for _ in 0..before_validity {
+        fields.tlv_bytes()?;
+    }
+    let mut validity = read_sequence(&mut fields)?;
+    validity.tlv_bytes()?;
+    let not_after: AnyRef<'_> = validity.decode()?;
+    let since_epoch = match not_after.tag() {
+        Tag::GeneralizedTime => not_after.decode_as::<GeneralizedTime>()?.to_unix_duration(),
+        _ => not_after.decode_as::<UtcTime>()?.to_unix_duration(),
+    };
+    Ok(since_epoch.as_secs().cast_signed())
+}
+
+/// Reads a SEQUENCE and returns a reader of its contents.
+fn read_sequence<'d>(reader: &mut SliceReader<'d>) -> der::Result<SliceReader<'d>> {
+    let sequence: AnyRef<'d> = reader.decode()?;
+    sequence.tag().assert_eq(Tag::Sequence)?;
+    SliceReader::new(sequence.value())
 }

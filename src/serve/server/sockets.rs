@@ -9,6 +9,7 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
+use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::settings::address::{Address, Host};
@@ -45,9 +46,9 @@ fn open_first<T>(address: &Address, open: impl Fn(SocketAddr) -> io::Result<T>) 
         Host::Wildcard => {
             let dual_stack = SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port));
             let ipv4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port));
-            open(dual_stack).or_else(|error| match error.raw_os_error() {
+            open(dual_stack).or_else(|error| match Errno::from_io_error(&error) {
                 // The system has no IPv6.
-                Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL | libc::EPROTONOSUPPORT) => open(ipv4),
+                Some(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL | Errno::PROTONOSUPPORT) => open(ipv4),
                 _ => Err(error),
             })
         }

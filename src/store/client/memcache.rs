@@ -9,4 +9,5 @@ pub mod reply;
 pub mod protocol;
 pub(crate) mod connect;
 pub(crate) mod server;
+mod dns;
 pub(crate) mod server_list;

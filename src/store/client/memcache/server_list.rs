@@ -7,13 +7,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use hickory_resolver::TokioResolver;
-use hickory_resolver::proto::rr::RData;
 use tokio::sync::SetOnce;
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use super::connect::MemcacheOptions;
+use super::dns::query_srv_records;
 use super::error::MemcacheError;
 use super::server::MemcacheServer;
 use crate::settings::endpoint::Endpoint;
@@ -157,19 +156,10 @@ const MAX_SERVERS: usize = 1000;
 /// # Errors
 /// The text says why there are no servers.
 async fn query_srv(name: &str) -> Result<Vec<Endpoint>, String> {
-    let resolver = TokioResolver::builder_tokio().and_then(|builder| builder.build());
-    let resolver = resolver.map_err(|error| format!("no resolver: {error}"))?;
-    let lookup =
-        timeout(SRV_QUERY_TIMEOUT, resolver.srv_lookup(name)).await.map_err(|_| "no answer in time".to_owned())?;
-    let lookup = lookup.map_err(|error| error.to_string())?;
-    let mut found: Vec<(String, u16)> = lookup
-        .answers()
-        .iter()
-        .filter_map(|record| match &record.data {
-            RData::SRV(srv) if srv.port != 0 && !srv.target.is_root() => Some((srv.target.to_ascii(), srv.port)),
-            _ => None,
-        })
-        .collect();
+    let records = timeout(SRV_QUERY_TIMEOUT, query_srv_records(name)).await;
+    let records = records.map_err(|_| "no answer in time".to_owned())??;
+    let offered = records.into_iter().filter(|target| target.port != 0 && target.host != ".");
+    let mut found: Vec<(String, u16)> = offered.map(|target| (target.host, target.port)).collect();
     if found.is_empty() {
         return Err("the record names no servers".to_owned());
     }

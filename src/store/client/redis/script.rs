@@ -10,7 +10,7 @@
 use std::cmp::Ordering;
 
 use bytes::{Bytes, BytesMut};
-use sha1::{Digest, Sha1};
+use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use smallvec::SmallVec;
 
 use super::command::write_command;
@@ -31,7 +31,8 @@ pub struct Script {
 impl Script {
     /// Creates a script of this text.
     pub fn new(text: String) -> Self {
-        let sha1 = Sha1::digest(&text).iter().fold(String::new(), |digits, byte| format!("{digits}{byte:02x}"));
+        let hash = digest(&SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes());
+        let sha1 = hash.as_ref().iter().fold(String::new(), |digits, byte| format!("{digits}{byte:02x}"));
         Self { text, sha1, merged: None }
     }
 }
