@@ -48,7 +48,7 @@ impl ReloadingTls {
     pub(super) fn load(tls: &ListenerTls, admission: &Arc<ListenerAdmission>) -> Result<Self, UnusableSetting> {
         let pem = PemFiles::read(tls);
         let initial = fingerprint(&pem);
-        let (config, not_after) = pem?.config(tls, admission.kind())?;
+        let (config, not_after) = pem?.build_config(tls, admission.kind())?;
         record_expiry(admission, tls, not_after);
         Ok(Self { tls: tls.clone(), admission: Arc::clone(admission), config: ArcSwap::from_pointee(config), initial })
     }
@@ -75,7 +75,7 @@ impl ReloadingTls {
     }
 
     fn replace(&self, pem: Result<PemFiles, UnusableSetting>) {
-        match pem.and_then(|pem| pem.config(&self.tls, self.admission.kind())) {
+        match pem.and_then(|pem| pem.build_config(&self.tls, self.admission.kind())) {
             Ok((config, not_after)) => {
                 self.config.store(Arc::new(config));
                 let PemFile { setting, path } = &self.tls.certificate;
@@ -125,10 +125,10 @@ impl PemFiles {
     }
 
     /// Builds the TLS configuration; also returns the certificate's expiry in seconds since the Unix epoch.
-    fn config(&self, tls: &ListenerTls, listener: ListenerKind) -> Result<(ServerConfig, i64), UnusableSetting> {
+    fn build_config(&self, tls: &ListenerTls, listener: ListenerKind) -> Result<(ServerConfig, i64), UnusableSetting> {
         let provider = Arc::new(ring::default_provider());
         let chain = tls.certificate.certificates(&self.certificate)?;
-        let not_after = not_after(&chain[0]).ok_or_else(|| {
+        let not_after = read_not_after(&chain[0]).ok_or_else(|| {
             tls.certificate.wrong("its first certificate cannot be parsed; give an X.509 certificate as PEM")
         })?;
         let key = tls.key.private_key(&self.key)?;
@@ -168,7 +168,7 @@ fn fingerprint(pem: &Result<PemFiles, UnusableSetting>) -> blake3::Hash {
     hasher.finalize()
 }
 
-fn not_after(certificate: &CertificateDer<'_>) -> Option<i64> {
+fn read_not_after(certificate: &CertificateDer<'_>) -> Option<i64> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     Some(certificate.validity().not_after.timestamp())
 }
