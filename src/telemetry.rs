@@ -4,7 +4,6 @@
 //! log; algorithms and matching never do. Text from outside is escaped where it is written, so callers pass it as it
 //! is.
 
-pub(crate) mod error_dedup;
 pub mod hyperloglog;
 pub mod listener_stats;
 pub mod log_throttle;

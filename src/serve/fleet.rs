@@ -4,17 +4,15 @@
 //! an operator asks. Decisions never wait for it: the work is done on a thread of its own with low priority, over
 //! connections of its own. Summaries come from a store that others may write to, so they are untrusted input.
 
-pub mod envelope;
+pub mod summary;
+pub mod authentication;
 mod exchange;
-mod collect;
-pub mod findings;
 pub mod merge_keys;
 pub mod merge_limits;
-pub mod report;
-mod report_text;
-mod resets;
-mod sketch;
-pub mod summary;
 pub mod view;
+mod collect;
+mod resets;
 mod worker;
-pub mod membership;
+pub mod member;
+pub mod findings;
+pub mod report;

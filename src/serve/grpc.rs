@@ -1,15 +1,43 @@
 //! The rate limit service over gRPC: decodes protobuf into requests and encodes decisions into protobuf.
 //!
-//! Between `decode` and `encode` stand the pipeline's own types: the code that decides does not know protobuf. `/json`
-//! and the `call` subcommand use the same messages.
+//! `service` answers `ShouldRateLimit`; tonic's services, built here, answer all other methods. Between `decode` and
+//! `encode` stand the pipeline's own types: the code that decides does not know protobuf. `/json` and the `call`
+//! subcommand use the same messages.
 
+pub mod call_head;
+mod message;
 pub mod decode;
 pub mod encode;
-pub mod answer;
-pub mod call_head;
-pub mod health;
-mod message;
 mod spans;
 pub mod service;
-pub mod rate_limit_method;
-pub mod routes;
+pub mod health;
+
+use axum::Router;
+use tonic::service::Routes;
+
+use self::health::GrpcHealth;
+use crate::base::pb;
+use crate::settings::grpc::GrpcSettings;
+
+/// Builds the router of all methods but `ShouldRateLimit`; unknown methods get UNIMPLEMENTED.
+pub fn build_router(settings: &GrpcSettings, health: &GrpcHealth) -> Router {
+    let routes = Routes::new(health.build_server());
+    let routes = if settings.reflection { add_reflection(routes) } else { routes };
+    routes.prepare().into_axum_router()
+}
+
+fn add_reflection(routes: Routes) -> Routes {
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(pb::descriptor_set())
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    // Some clients know only the older name.
+    match (reflection().build_v1(), reflection().build_v1alpha()) {
+        (Ok(v1), Ok(v1alpha)) => routes.add_service(v1).add_service(v1alpha),
+        (Err(error), _) | (_, Err(error)) => {
+            tracing::error!(%error, "reflection is disabled: the descriptors cannot be served");
+            routes
+        }
+    }
+}

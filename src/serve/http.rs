@@ -12,8 +12,6 @@ pub mod token_attempts;
 mod admin_pages;
 mod console_pages;
 mod decision_pages;
-mod live_page;
-mod off_thread;
 mod report_pages;
 mod response;
 mod status_pages;

@@ -1,7 +1,8 @@
 //! Reports for the people who set limits: the keys that are rejected most, and findings about the limits.
 //!
 //! A report is computed on demand from statistics that are kept anyway. It is data, encoded as JSON, with one text form
-//! that the debug listener and the command line share.
+//! that the debug listener and the command line share. The reports here are about this process; the one about all
+//! replicas is in `fleet/report`.
 
 pub mod live;
 pub mod problems;
@@ -11,10 +12,10 @@ pub mod top;
 
 use serde::{Deserialize, Serialize};
 
-/// ReportFormat of a report.
+/// Format of a report.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ReportFormat {
+pub enum Format {
     /// JSON, for programs.
     #[default]
     Json,

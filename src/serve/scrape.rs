@@ -4,18 +4,25 @@
 //! statistics; the collector reads them and keeps none. Collecting takes a few locks, each for a moment.
 
 mod limits;
-mod listeners;
-mod process;
-mod rules;
 mod service;
 mod store;
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use procfs::WithCurrentSystemInfo as _;
+use procfs::process::{LimitValue, Process};
+
+use self::limits::emit_limits;
+use self::service::emit_service;
+use self::store::emit_store;
+use crate::rules::live::LiveRules;
+use crate::rules::xds::status::StreamState;
 use crate::serve::grpc::service::Service;
 use crate::serve::health::Health;
-use crate::telemetry::listener_stats::ServerStats;
-use crate::telemetry::metrics::family::Family;
+use crate::telemetry::http2_refusals::{HTTP2_REFUSALS, RefusalReason};
+use crate::telemetry::listener_stats::{RefusedLimit, StatsByListener};
+use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 
 /// Collects all metrics of the process.
 #[derive(Clone, Debug)]
@@ -25,7 +32,7 @@ pub struct MetricsCollector {
     /// Health of the process.
     pub health: Arc<Health>,
     /// Counters of the listeners.
-    pub listeners: Arc<ServerStats>,
+    pub listeners: Arc<StatsByListener>,
     /// True if metrics of limits have a `path` label.
     pub path_label: bool,
 }
@@ -33,12 +40,130 @@ pub struct MetricsCollector {
 impl MetricsCollector {
     /// Passes each family to `emit`, once.
     pub fn collect(&self, emit: &mut dyn FnMut(Family)) {
-        limits::collect(&self.service, self.path_label, emit);
-        service::collect(&self.service, emit);
-        store::collect(&self.service.decider, &self.health, emit);
-        rules::collect(&self.service.rules, emit);
-        process::collect_build(&self.health, emit);
-        listeners::collect(&self.listeners, emit);
-        process::collect(emit);
+        emit_limits(&self.service, self.path_label, emit);
+        emit_service(&self.service, emit);
+        emit_store(&self.service.decider, &self.health, emit);
+        emit_loaded_rules(&self.service.rules, emit);
+        emit_build(&self.health, emit);
+        emit_listeners(&self.listeners, emit);
+        emit_process(emit);
+    }
+}
+
+/// Emits the metrics of the loaded rules and of reloads.
+fn emit_loaded_rules(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
+    let status = rules.status();
+    let loads = |name, outcome: &str, help, count| {
+        let statsd_name = format!("ratelimit.service.config_load_{outcome}");
+        Family::new(name, MetricKind::Counter, help)
+            .with(Series::new(MetricValue::Counter(count)).statsd_name(statsd_name))
+    };
+    let help = "Total number of successful loads of the rules.";
+    emit(loads("ratelimit_service_config_load_success", "success", help, status.version));
+    let help = "Total number of failed loads of the rules.";
+    emit(loads("ratelimit_service_config_load_error", "error", help, status.refused));
+    let help = "Version of the loaded rules, from 1; 0 if none are loaded.";
+    emit(Family::gauge("tollkeeper_config_version", help, status.version));
+    let is_successful = u8::from(status.last_error.is_none() && status.version > 0);
+    let help = "1 if the last load of the rules was successful.";
+    emit(Family::gauge("tollkeeper_config_last_load_successful", help, is_successful));
+    emit(Family::gauge("tollkeeper_domains", "Number of loaded domains.", status.domains));
+    emit(Family::gauge("tollkeeper_rules", "Number of loaded rules.", status.rules));
+    if let Some(defaults) = &status.rule_defaults {
+        let help = "1 if the file of TOLLKEEPER_RULE_DEFAULTS can be used as it is now.";
+        emit(Family::gauge("tollkeeper_rule_defaults_valid", help, u8::from(defaults.last_error.is_none())));
+        let help = "Total number of contents of that file that could not be used.";
+        emit(Family::counter("tollkeeper_rule_defaults_refused_total", help, defaults.refused));
+        let help = "Number of its defaults that the loaded limits cannot have.";
+        emit(Family::gauge("tollkeeper_rule_defaults_left_out", help, defaults.left_out));
+    }
+    if let Some(xds) = &status.xds {
+        let help = "1 if the stream from the control plane is open and was answered.";
+        emit(Family::gauge("tollkeeper_xds_stream_up", help, u8::from(xds.stream == StreamState::Up)));
+        let help = "Time when the loaded rules, read from the cache, had been accepted, in Unix seconds; 0 for others.";
+        let cached_s = xds.cached_at.map_or(0, |at| at.as_micros() / 1_000_000);
+        emit(Family::gauge("tollkeeper_xds_cached_rules_timestamp_seconds", help, cached_s));
+        emit(Family::counter(
+            "tollkeeper_xds_streams_total",
+            "Total number of streams to the control plane.",
+            xds.streams,
+        ));
+        let help = "Total number of responses of the control plane that were accepted.";
+        emit(Family::counter("tollkeeper_xds_accepted_total", help, xds.accepted));
+        let help = "Total number of refusals sent to the control plane, repeated ones included.";
+        emit(Family::counter("tollkeeper_xds_refused_total", help, xds.refused));
+    }
+    if let Some(loaded) = rules.load().as_ref() {
+        let seconds = loaded.loaded_at.as_micros() / 1_000_000;
+        let help = "Time when the rules were loaded, in seconds since the Unix epoch.";
+        emit(Family::gauge("tollkeeper_config_last_load_timestamp_seconds", help, seconds));
+    }
+}
+
+/// Emits the version and the readiness.
+fn emit_build(health: &Health, emit: &mut dyn FnMut(Family)) {
+    let version = Series::new(MetricValue::Gauge(1.0)).label("version", env!("CARGO_PKG_VERSION"));
+    emit(Family::new("tollkeeper_build_info", MetricKind::Gauge, "Version of tollkeeper; always 1.").with(version));
+    emit(Family::gauge("tollkeeper_ready", "1 if the process is ready, as /readyz says.", u8::from(health.is_ready())));
+}
+
+/// Emits the metrics of the listeners.
+fn emit_listeners(stats: &StatsByListener, emit: &mut dyn FnMut(Family)) {
+    let mut connections = Family::new("tollkeeper_connections", MetricKind::Gauge, "Number of open connections.");
+    let mut expiry = Family::new(
+        "tollkeeper_certificate_not_after_seconds",
+        MetricKind::Gauge,
+        "Expiry of the listener's certificate, in seconds since the Unix epoch.",
+    );
+    for (name, listener) in stats.all() {
+        let open = Series::new(MetricValue::level(listener.connections()));
+        connections.series.push(open.label("listener", name));
+        if let Some(seconds) = listener.certificate_not_after() {
+            expiry.series.push(Series::new(MetricValue::level(seconds)).label("listener", name));
+        }
+    }
+    emit(connections);
+    emit(expiry);
+    let help = "Total number of connections closed on accept because a limit was reached.";
+    emit(Family::counter("tollkeeper_connections_refused_total", help, stats.rejected_connections()));
+    let help = "Total number of requests rejected, and of connections closed, because a limit on clients was reached.";
+    let counts = RefusedLimit::ALL.map(|limit| (limit.name(), stats.refusals(limit)));
+    emit(Family::counters("tollkeeper_overload_refusals_total", help, "reason", counts));
+    let help = "Total number of calls and connections that were refused because of their HTTP/2 headers.";
+    let counts = RefusalReason::ALL.map(|reason| (reason.name(), HTTP2_REFUSALS.count(reason)));
+    emit(Family::counters("tollkeeper_http2_refusals_total", help, "reason", counts));
+}
+
+/// Emits what `/proc` has about the process; values that cannot be read are left out.
+fn emit_process(emit: &mut dyn FnMut(Family)) {
+    let Ok(process) = Process::myself() else { return };
+    if let Ok(stat) = process.stat() {
+        let ticks_per_second = procfs::ticks_per_second().max(1);
+        let cpu_ticks = stat.utime.saturating_add(stat.stime);
+        let cpu = Duration::from_millis(cpu_ticks.saturating_mul(1000) / ticks_per_second).as_secs_f64();
+        emit(
+            Family::new(
+                "process_cpu_seconds_total",
+                MetricKind::Counter,
+                "Total user and system CPU time spent in seconds.",
+            )
+            .with(Series::new(MetricValue::Gauge(cpu))),
+        );
+        emit(Family::gauge("process_resident_memory_bytes", "Resident memory size in bytes.", stat.rss_bytes().get()));
+        emit(Family::gauge("process_virtual_memory_bytes", "Virtual memory size in bytes.", stat.vsize));
+        emit(Family::gauge("process_threads", "Number of threads.", stat.num_threads));
+        if let Ok(boot) = procfs::boot_time_secs() {
+            let start = boot.saturating_add(stat.starttime / ticks_per_second);
+            let help = "Start time of the process, in seconds since the Unix epoch.";
+            emit(Family::gauge("process_start_time_seconds", help, start));
+        }
+    }
+    if let Ok(count) = process.fd_count() {
+        emit(Family::gauge("process_open_fds", "Number of open file descriptors.", count));
+    }
+    if let Ok(limits) = process.limits()
+        && let LimitValue::Value(max) = limits.max_open_files.soft_limit
+    {
+        emit(Family::gauge("process_max_fds", "Maximum number of open file descriptors.", max));
     }
 }

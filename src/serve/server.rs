@@ -1,5 +1,8 @@
 //! The life of the server process: load, listen, serve, drain, stop.
 //!
+//! The server is this process; the servers of a store are always named so. Its listeners admit connections
+//! (`connection`, `admission`), and hand requests to the gRPC service (`http2`) or to the pages (`http::routes`).
+//!
 //! Everything that the settings name is validated and the listeners open first, so that problems are found before
 //! anything else. Then the rules are loaded and requests are answered, with or without rules, because health probes
 //! need an answer. On SIGTERM or SIGINT the process reports that it is unhealthy and serves on for the drain period, so
@@ -8,41 +11,35 @@
 
 mod addresses;
 mod admission;
-mod admission_service;
-mod background;
-mod buffered_bytes;
 mod coalesced_writer;
 mod connection;
 pub mod error;
-mod graceful;
 mod http2;
-mod in_flight;
 mod inbound_frames;
 mod listeners;
 mod reload;
 mod reloading_tls;
 mod shutdown;
-mod signals;
 pub mod sockets;
 pub mod startup;
 mod statsd_reporter;
-mod statsd_socket;
-mod tracing_setup;
 
+use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use self::background::{report_store, sweep};
 use self::error::ServerError;
 use self::listeners::BoundListeners;
 use self::reload::{Reloader, RuleReloader, RuleUpdates};
 use self::shutdown::Draining;
-use self::signals::{SignalAction, Signals};
 use self::startup::StartupResources;
 use self::statsd_reporter::StatsdReporter;
-use crate::base::clock::Clock;
+use crate::base::clock::{Clock, Time};
+use crate::base::threads;
 use crate::decide::Decider;
 use crate::decide::log::values::ValueForm;
 use crate::decide::log::{DecisionLog, ProcessFacts};
@@ -51,8 +48,8 @@ use crate::rules::defaults_file::DefaultsStatus;
 use crate::rules::files::watch::WatchTiming;
 use crate::rules::live::LiveRules;
 use crate::rules::source::SourceConfig;
-use crate::serve::fleet::envelope::SummaryKey;
-use crate::serve::fleet::membership::Fleet;
+use crate::serve::fleet::authentication::SummaryKey;
+use crate::serve::fleet::member::Fleet;
 use crate::serve::grpc::health::GrpcHealth;
 use crate::serve::grpc::service::Service;
 use crate::serve::health::{Health, HealthRequirements};
@@ -64,10 +61,16 @@ use crate::settings::Settings;
 use crate::settings::choices::TopValues;
 use crate::settings::secret::Secret;
 use crate::settings::store::StoreSettings;
+use crate::settings::tracing::TracingSettings;
 use crate::store::Store;
 use crate::store::health::StoreHealth;
-use crate::telemetry::listener_stats::ServerStats;
+use crate::store::stats::MemoryUsage;
+use crate::telemetry::listener_stats::StatsByListener;
+use crate::telemetry::log_throttle::LogThrottle;
+use crate::telemetry::otlp::{self, OtlpExporter};
 use crate::telemetry::service_metrics::ServiceMetrics;
+use crate::telemetry::traces::Tracer;
+use crate::telemetry::traces::span_queue::{ExportThread, SpanQueue};
 
 /// Runs the server until a signal or an error ends it.
 ///
@@ -75,19 +78,19 @@ use crate::telemetry::service_metrics::ServiceMetrics;
 /// A listener, certificate, thread or file that the settings name cannot be used; responses that were cut off at the
 /// end of the shutdown.
 pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerError> {
-    let server_stats = Arc::new(ServerStats::default());
+    let listener_stats = Arc::new(StatsByListener::default());
     let StartupResources { guards, exposition, exporter, logged_values, fleet_secret } =
-        StartupResources::load(&settings, &server_stats).map_err(ServerError::Startup)?;
+        StartupResources::load(&settings, &listener_stats).map_err(ServerError::Startup)?;
     let listeners = BoundListeners::open(&settings, guards).map_err(|error| ServerError::Startup(vec![error]))?;
     let tracer = settings.tracing.as_ref().zip(exporter);
-    let tracer = tracer.map(|(tracing, exporter)| tracing_setup::start_tracer(tracing, exporter));
+    let tracer = tracer.map(|(tracing, exporter)| start_tracer(tracing, exporter));
     let mut signals = Signals::listen().map_err(|error| ServerError::System { resource: "signal handlers", error })?;
     let rules = Arc::new(LiveRules::default());
     let store_health = Arc::new(StoreHealth::default());
-    let health = health(&settings, &rules, &store_health);
-    let mut service = service(&settings, rules);
+    let health = build_health(&settings, &rules, &store_health);
+    let mut service = build_service(&settings, rules);
     service.tracer = tracer;
-    service.decider.key_values = key_values(&settings, fleet_secret.as_ref());
+    service.decider.key_values = choose_key_values(&settings, fleet_secret.as_ref());
     service.decider.log = start_decision_log(&settings, logged_values, &service.clock)?;
     let service = Arc::new(service);
     let updates = load_rules(&settings, source, &service)?;
@@ -98,7 +101,7 @@ pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerE
     let collector = MetricsCollector {
         service: Arc::clone(&service),
         health: Arc::clone(&health),
-        listeners: server_stats,
+        listeners: listener_stats,
         path_label: settings.metrics.path_label,
     };
     let statsd = StatsdReporter::start(&settings.metrics, collector.clone())
@@ -106,13 +109,13 @@ pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerE
     let fleet = start_fleet(&settings, &service, &health, fleet_secret)?;
     let (drain, draining) = watch::channel(false);
     let pages = PageSources { collector, fleet: Arc::clone(&fleet), exposition, draining };
-    let state = app_state(&settings, pages);
+    let state = build_app_state(&settings, pages);
     let mut background = JoinSet::new();
     background.spawn(updates.follow(grpc_health.clone()));
     background.spawn(grpc_health.clone().follow_store());
-    background.spawn(sweep(Arc::clone(&service)));
+    background.spawn(sweep_counters(Arc::clone(&service)));
     listeners.watch_certificates(&mut background);
-    background.spawn(report_store(Arc::clone(&service), store_health));
+    background.spawn(follow_store_health(Arc::clone(&service), store_health));
     listeners.log_addresses(settings.admin.is_some());
     let mut serving = listeners
         .serve(&settings.grpc, state, &grpc_health, &stopping)
@@ -133,6 +136,43 @@ pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerE
     }
 }
 
+/// Signal handlers of the process: SIGTERM and SIGINT stop it, SIGHUP reloads the rules.
+#[derive(Debug)]
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+/// Reaction to a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SignalAction {
+    /// Shut down.
+    Stop,
+    /// Reload the rules.
+    Reload,
+}
+
+impl Signals {
+    /// Installs the handlers, which replace the default action of ending the process.
+    fn listen() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// Waits for the next signal.
+    async fn wait(&mut self) -> SignalAction {
+        tokio::select! {
+            _ = self.terminate.recv() => SignalAction::Stop,
+            _ = self.interrupt.recv() => SignalAction::Stop,
+            _ = self.hangup.recv() => SignalAction::Reload,
+        }
+    }
+}
+
 /// Sources of the pages.
 struct PageSources {
     collector: MetricsCollector,
@@ -142,7 +182,7 @@ struct PageSources {
     draining: watch::Receiver<bool>,
 }
 
-fn app_state(settings: &Settings, pages: PageSources) -> AppState {
+fn build_app_state(settings: &Settings, pages: PageSources) -> AppState {
     let PageSources { collector, fleet, exposition, draining } = pages;
     AppState {
         live: Arc::new(LiveEvents::new(collector.clone(), draining)),
@@ -177,7 +217,7 @@ async fn serve_until_stopped(
     }
 }
 
-fn health(settings: &Settings, rules: &Arc<LiveRules>, store: &Arc<StoreHealth>) -> Arc<Health> {
+fn build_health(settings: &Settings, rules: &Arc<LiveRules>, store: &Arc<StoreHealth>) -> Arc<Health> {
     let requirements = HealthRequirements {
         domain: settings.rules.healthy_with_at_least_one_config,
         rules: settings.rules.healthy_with_rules_only,
@@ -186,11 +226,26 @@ fn health(settings: &Settings, rules: &Arc<LiveRules>, store: &Arc<StoreHealth>)
     Arc::new(Health::new(Arc::clone(rules), Arc::clone(store), requirements))
 }
 
-fn service(settings: &Settings, rules: Arc<LiveRules>) -> Service {
+fn build_service(settings: &Settings, rules: Arc<LiveRules>) -> Service {
     let metrics = ServiceMetrics::new(settings.metrics.max_request_series, settings.metrics.top_keys);
     let metrics = Arc::new(if settings.metrics.is_off { metrics.disabled() } else { metrics });
     let decider = Decider::new(open_store(settings), settings.decisions.clone(), metrics);
     Service::new(Clock::System, rules, decider)
+}
+
+/// Starts to export traces.
+fn start_tracer(settings: &TracingSettings, exporter: OtlpExporter) -> Tracer {
+    let thread = ExportThread { setting: settings.collector.setting, on_start: threads::lower_priority };
+    let span_queue =
+        SpanQueue::start(exporter, &otlp::build_resource(&settings.collector.resource), settings.queue, thread);
+    let (protocol, endpoint) = (settings.collector.protocol, settings.collector.endpoint.as_str());
+    tracing::warn!(?protocol, endpoint, ratio = settings.sampler.ratio, "exporting traces");
+    Tracer {
+        sampler: settings.sampler,
+        formats: settings.formats,
+        shows_descriptors: settings.records_descriptors,
+        span_queue: Arc::new(span_queue),
+    }
 }
 
 /// Starts the decision log, if there is one.
@@ -207,9 +262,8 @@ fn start_decision_log(
     Ok(Some(Arc::new(started)))
 }
 
-/// Starts the view of all replicas.
-/// Form of the values in rejected keys, hashed as in the decision log.
-fn key_values(settings: &Settings, secret: Option<&Secret>) -> ValueForm {
+/// Chooses the form of the values in rejected keys, hashed as in the decision log.
+fn choose_key_values(settings: &Settings, secret: Option<&Secret>) -> ValueForm {
     match (settings.fleet.top_values, secret) {
         (TopValues::Plain, _) => ValueForm::Plain,
         (TopValues::Hashed, Some(secret)) => ValueForm::hashed(secret.reveal()),
@@ -217,6 +271,7 @@ fn key_values(settings: &Settings, secret: Option<&Secret>) -> ValueForm {
     }
 }
 
+/// Starts the view of all replicas.
 fn start_fleet(
     settings: &Settings,
     service: &Arc<Service>,
@@ -279,4 +334,45 @@ fn open_store(settings: &Settings) -> Store {
         }
     }
     Store::open(&settings.store, capacity_bytes)
+}
+
+/// Interval between the sweeps of two parts of the memory store.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(125);
+/// Number of parts of the memory store; a sweep of all takes 4 s.
+const SWEEP_PARTS: usize = 32;
+
+/// Copies the state of the store's connections to the health pages.
+async fn follow_store_health(service: Arc<Service>, health: Arc<StoreHealth>) {
+    service.decider.store.report_health(&health).await;
+}
+
+/// Removes expired counters, one part of the store at a time. Warns about counters that were evicted.
+async fn sweep_counters(service: Arc<Service>) {
+    let mut logged_evictions = 0;
+    let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    for part in (0..SWEEP_PARTS).cycle() {
+        ticks.tick().await;
+        let now = service.clock.now();
+        service.decider.store.sweep(now, part, SWEEP_PARTS);
+        if part == 0 {
+            service.decider.metrics.top_keys.sweep(now);
+            warn_evicted(&service.decider.store.stats().memory, &mut logged_evictions, now);
+        }
+    }
+}
+
+/// Warns, once a minute at most, if counters were evicted since the last warning.
+fn warn_evicted(usage: &MemoryUsage, logged: &mut u64, now: Time) {
+    static THROTTLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
+    if usage.evicted > *logged && THROTTLE.allow(now).is_some() {
+        let (evicted, capacity_bytes) = (usage.evicted - *logged, usage.capacity_bytes);
+        *logged = usage.evicted;
+        tracing::warn!(
+            evicted,
+            capacity_bytes,
+            "counters evicted: TOLLKEEPER_MEMORY_BYTES is used up, and these callers start at zero \
+             (raise it, or find keys that grow without end: `tollkeeper top --rules --finding keys_seen_once`)"
+        );
+    }
 }

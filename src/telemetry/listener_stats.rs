@@ -1,10 +1,15 @@
 //! Counters of the listeners: open connections, rejections and the expiry of certificates.
+//!
+//! A connection above its limit is *rejected* on accept. A request, or a connection in use, is *refused* by one of the
+//! limits of [`RefusedLimit`]. Refusals of h2, which this program never sees, are in `http2_refusals`.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
+use crate::base::words::words;
+
 /// Counters of all listeners.
 #[derive(Debug, Default)]
-pub struct ServerStats {
+pub struct StatsByListener {
     /// Rate limit service over gRPC.
     pub grpc: ListenerStats,
     /// `/json` and the health pages.
@@ -17,54 +22,30 @@ pub struct ServerStats {
     refusals: [AtomicU64; RefusedLimit::ALL.len()],
 }
 
-/// Limit that a refused request or a closed connection exceeded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RefusedLimit {
-    /// Requests in progress.
-    Requests,
-    /// Requests in progress of one address.
-    RequestsPerAddress,
-    /// Health checks in progress of one connection or address.
-    Probes,
-    /// Bytes of requests and responses in progress.
-    BufferedBytes,
-    /// Bytes of requests and responses in progress of one address.
-    BufferedBytesPerAddress,
-    /// Bytes of requests and responses in progress of one connection.
-    BufferedBytesPerConnection,
-    /// Time for the message of a call.
-    MessageTimeout,
-    /// SETTINGS and GOAWAY frames of one connection.
-    Frames,
+words! {
+    /// Limit that a refused request or a closed connection exceeded, with its value of the label `reason`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum RefusedLimit {
+        /// Requests in progress.
+        Requests = "concurrent_requests",
+        /// Requests in progress of one address.
+        RequestsPerAddress = "concurrent_requests_per_address",
+        /// Health checks in progress of one connection or address.
+        Probes = "concurrent_probes",
+        /// Bytes of requests and responses in progress.
+        BufferedBytes = "buffered_bytes",
+        /// Bytes of requests and responses in progress of one address.
+        BufferedBytesPerAddress = "buffered_bytes_per_address",
+        /// Bytes of requests and responses in progress of one connection.
+        BufferedBytesPerConnection = "buffered_bytes_per_connection",
+        /// Time for the message of a call.
+        MessageTimeout = "message_timeout",
+        /// SETTINGS and GOAWAY frames of one connection.
+        Frames = "frames",
+    }
 }
 
 impl RefusedLimit {
-    /// All limits.
-    pub const ALL: [Self; 8] = [
-        Self::Requests,
-        Self::RequestsPerAddress,
-        Self::Probes,
-        Self::BufferedBytes,
-        Self::BufferedBytesPerAddress,
-        Self::BufferedBytesPerConnection,
-        Self::MessageTimeout,
-        Self::Frames,
-    ];
-
-    /// Value of the label `reason`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Requests => "concurrent_requests",
-            Self::RequestsPerAddress => "concurrent_requests_per_address",
-            Self::Probes => "concurrent_probes",
-            Self::BufferedBytes => "buffered_bytes",
-            Self::BufferedBytesPerAddress => "buffered_bytes_per_address",
-            Self::BufferedBytesPerConnection => "buffered_bytes_per_connection",
-            Self::MessageTimeout => "message_timeout",
-            Self::Frames => "frames",
-        }
-    }
-
     /// Log line: what happened, why, and what to do.
     pub const fn message(self) -> &'static str {
         match self {
@@ -96,7 +77,7 @@ pub struct ListenerStats {
     certificate_not_after: AtomicI64,
 }
 
-impl ServerStats {
+impl StatsByListener {
     /// Returns the listeners with their names.
     pub fn all(&self) -> [(&'static str, &ListenerStats); 4] {
         [("grpc", &self.grpc), ("http", &self.http), ("debug", &self.debug), ("prometheus", &self.prometheus)]

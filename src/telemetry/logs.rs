@@ -12,7 +12,7 @@ use std::sync::{Mutex, OnceLock};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Metadata, Subscriber};
-use tracing_subscriber::filter::{FilterFn, Targets};
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
@@ -22,7 +22,7 @@ use tracing_subscriber::reload::{self, Handle};
 use crate::base::clock::{Clock, Time};
 use crate::base::sharded::lock;
 use crate::base::text::{first_bytes, printable_json, quoted};
-use crate::telemetry::http2_refusals::RefusalLayer;
+use crate::telemetry::http2_refusals::build_refusal_layer;
 use crate::telemetry::recent_problems::{LoggedProblem, RECENT_PROBLEMS};
 
 /// Maximum length of a message or field value in bytes; the rest is cut.
@@ -97,7 +97,7 @@ impl Level {
     }
 }
 
-/// LogFormat of lines.
+/// Format of lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
     /// `time="..." level=warning msg="..." key=value`
@@ -125,7 +125,7 @@ static FILTER: OnceLock<Handle<Targets, Registry>> = OnceLock::new();
 
 /// Starts to log the events of this process to stderr; an error if it was called before.
 pub fn init(level: Level, format: LogFormat) -> Result<(), LogError> {
-    let (subscriber, filter) = reloadable(level, format, Clock::System, std::io::stderr);
+    let (subscriber, filter) = build_reloadable(level, format, Clock::System, std::io::stderr);
     tracing::subscriber::set_global_default(subscriber).map_err(|_| LogError::AlreadyInitialized)?;
     FILTER.set(filter).map_err(|_| LogError::AlreadyInitialized)?;
     *lock(&LEVEL) = level;
@@ -142,20 +142,21 @@ pub fn set(level: Level) -> Result<(), LogError> {
     let filter = FILTER.get().ok_or(LogError::NotInitialized)?;
     // Locked during the change, so that `current` agrees with the filter.
     let mut current = lock(&LEVEL);
-    filter.reload(targets(level)).map_err(|_| LogError::NotInitialized)?;
+    filter.reload(build_targets(level)).map_err(|_| LogError::NotInitialized)?;
     *current = level;
     Ok(())
 }
 
-/// Subscriber as [`init`] installs it, with a clock and writer of the caller's choice.
-pub fn subscriber<W>(level: Level, format: LogFormat, clock: Clock, writer: W) -> impl Subscriber + Send + Sync
+/// Builds the subscriber that [`init`] installs, with a clock and writer of the caller's choice.
+pub fn build_subscriber<W>(level: Level, format: LogFormat, clock: Clock, writer: W) -> impl Subscriber + Send + Sync
 where
     W: for<'writer> MakeWriter<'writer> + Send + Sync + 'static,
 {
-    reloadable(level, format, clock, writer).0
+    build_reloadable(level, format, clock, writer).0
 }
 
-fn reloadable<W>(
+/// Builds the subscriber, and the handle that changes its level.
+fn build_reloadable<W>(
     level: Level,
     format: LogFormat,
     clock: Clock,
@@ -164,15 +165,14 @@ fn reloadable<W>(
 where
     W: for<'writer> MakeWriter<'writer> + Send + Sync + 'static,
 {
-    let (filter, handle) = reload::Layer::new(targets(level));
+    let (filter, handle) = reload::Layer::new(build_targets(level));
     let lines = tracing_subscriber::fmt::layer().event_format(LineFormatter { format, clock }).with_writer(writer);
-    let refusals = FilterFn::new(RefusalLayer::reads).with_max_level_hint(LevelFilter::DEBUG);
     let subscriber = tracing_subscriber::registry().with(lines.with_filter(filter));
-    (subscriber.with(RefusalLayer.with_filter(refusals)), handle)
+    (subscriber.with(build_refusal_layer()), handle)
 }
 
-/// Filter of a level: this crate's events at the level, those of libraries from warnings on.
-fn targets(level: Level) -> Targets {
+/// Builds the filter of a level: this crate's events at the level, those of libraries from warnings on.
+fn build_targets(level: Level) -> Targets {
     let fatal = if level == Level::Panic { LevelFilter::OFF } else { level.filter().max(LevelFilter::ERROR) };
     // Events of libraries below warnings are for their developers.
     let libraries = if level == Level::Trace { LevelFilter::DEBUG } else { level.filter().min(LevelFilter::WARN) };
@@ -205,15 +205,15 @@ where
         event.record(&mut line);
         line.keep(event.metadata(), self.clock.now());
         let written = match self.format {
-            LogFormat::Text => line.text(&timestamp(self.clock.now()), level_name(event.metadata())),
-            LogFormat::Json => line.json(timestamp(self.clock.now()), level_name(event.metadata())),
+            LogFormat::Text => line.text(&format_timestamp(self.clock.now()), level_name(event.metadata())),
+            LogFormat::Json => line.json(format_timestamp(self.clock.now()), level_name(event.metadata())),
         };
         writeln!(writer, "{written}")
     }
 }
 
 /// Formats a time as RFC 3339 in UTC, with nine digits of the second of which the last three are 0.
-fn timestamp(now: Time) -> String {
+fn format_timestamp(now: Time) -> String {
     let micros = i64::try_from(now.as_micros()).unwrap_or(i64::MAX);
     let time = jiff::Timestamp::from_microsecond(micros).unwrap_or(jiff::Timestamp::MAX);
     format!("{time:.9}")

@@ -89,12 +89,12 @@ const MAX_RESPONSE_BYTES: u64 = 64 * 1024;
 ///
 /// # Errors
 /// The options are invalid, or the thread cannot be started.
-pub fn span_exporter(options: &OtlpOptions) -> Result<SpanExporter, OtlpError> {
+pub fn build_span_exporter(options: &OtlpOptions) -> Result<SpanExporter, OtlpError> {
     match options.protocol {
         OtlpProtocol::Grpc => {
-            on_own_thread(options, || over_grpc(SpanExporter::builder().with_tonic(), options).build())
+            build_on_own_thread(options, || set_grpc_transport(SpanExporter::builder().with_tonic(), options).build())
         }
-        OtlpProtocol::Http => Ok(over_http(SpanExporter::builder().with_http(), options)?.build()?),
+        OtlpProtocol::Http => Ok(set_http_transport(SpanExporter::builder().with_http(), options)?.build()?),
     }
 }
 
@@ -102,20 +102,20 @@ pub fn span_exporter(options: &OtlpOptions) -> Result<SpanExporter, OtlpError> {
 ///
 /// # Errors
 /// The options are invalid, or the thread cannot be started.
-pub fn log_exporter(options: &OtlpOptions) -> Result<LogExporter, OtlpError> {
+pub fn build_log_exporter(options: &OtlpOptions) -> Result<LogExporter, OtlpError> {
     match options.protocol {
         OtlpProtocol::Grpc => {
-            on_own_thread(options, || over_grpc(LogExporter::builder().with_tonic(), options).build())
+            build_on_own_thread(options, || set_grpc_transport(LogExporter::builder().with_tonic(), options).build())
         }
-        OtlpProtocol::Http => Ok(over_http(LogExporter::builder().with_http(), options)?.build()?),
+        OtlpProtocol::Http => Ok(set_http_transport(LogExporter::builder().with_http(), options)?.build()?),
     }
 }
 
 /// Random id of this process, the same for all signals.
-static INSTANCE_ID: LazyLock<String> = LazyLock::new(|| uuid_v4(RandomIdGenerator::default().new_trace_id()));
+static INSTANCE_ID: LazyLock<String> = LazyLock::new(|| format_uuid_v4(RandomIdGenerator::default().new_trace_id()));
 
 /// Builds the resource that identifies this process; `attributes` take precedence over the defaults.
-pub fn resource(attributes: &[(String, String)]) -> Resource {
+pub fn build_resource(attributes: &[(String, String)]) -> Resource {
     let has = |name: &str| attributes.iter().any(|(other, _)| other == name);
     let mut defaults = vec![KeyValue::new("service.version", env!("CARGO_PKG_VERSION"))];
     if !has("service.instance.id") {
@@ -127,23 +127,23 @@ pub fn resource(attributes: &[(String, String)]) -> Resource {
 }
 
 /// Formats 128 random bits as a version 4 UUID.
-fn uuid_v4(random: TraceId) -> String {
+fn format_uuid_v4(random: TraceId) -> String {
     let mut bytes = random.to_bytes();
     (bytes[6], bytes[8]) = (bytes[6] & 0x0f | 0x40, bytes[8] & 0x3f | 0x80);
     let digits = TraceId::from_bytes(bytes).to_string();
     format!("{}-{}-{}-{}-{}", &digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..])
 }
 
-fn over_grpc<B: WithExportConfig + WithTonicConfig>(builder: B, options: &OtlpOptions) -> B {
+fn set_grpc_transport<B: WithExportConfig + WithTonicConfig>(builder: B, options: &OtlpOptions) -> B {
     let builder = builder.with_endpoint(&options.endpoint).with_timeout(options.timeout);
     match options.endpoint.starts_with("https://") {
-        true => builder.with_tls_config(tonic_tls(&options.tls)),
+        true => builder.with_tls_config(build_tonic_tls(&options.tls)),
         false => builder,
     }
 }
 
 /// Builds an exporter whose connection runs on a thread of its own until the process ends.
-fn on_own_thread<E>(
+fn build_on_own_thread<E>(
     options: &OtlpOptions,
     build: impl FnOnce() -> Result<E, ExporterBuildError>,
 ) -> Result<E, OtlpError> {
@@ -161,7 +161,7 @@ fn on_own_thread<E>(
     Ok(exporter?)
 }
 
-fn tonic_tls(tls: &OtlpTls) -> ClientTlsConfig {
+fn build_tonic_tls(tls: &OtlpTls) -> ClientTlsConfig {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(tls.roots.iter().cloned());
     let config = ClientTlsConfig::new().trust_anchors(roots.roots);
@@ -171,19 +171,19 @@ fn tonic_tls(tls: &OtlpTls) -> ClientTlsConfig {
     }
 }
 
-fn over_http<B: WithExportConfig + WithHttpConfig>(builder: B, options: &OtlpOptions) -> Result<B, OtlpError> {
+fn set_http_transport<B: WithExportConfig + WithHttpConfig>(builder: B, options: &OtlpOptions) -> Result<B, OtlpError> {
     let config = ureq::Agent::config_builder()
         .timeout_global(Some(options.timeout))
         .http_status_as_error(false)
         .max_redirects(0)
         .user_agent("")
-        .tls_config(ureq_tls(&options.tls)?);
+        .tls_config(build_ureq_tls(&options.tls)?);
     let builder = builder.with_http_client(BlockingClient(config.build().new_agent()));
     let builder = builder.with_protocol(Protocol::HttpBinary).with_endpoint(&options.endpoint);
     Ok(builder.with_timeout(options.timeout))
 }
 
-fn ureq_tls(tls: &OtlpTls) -> Result<TlsConfig, OtlpError> {
+fn build_ureq_tls(tls: &OtlpTls) -> Result<TlsConfig, OtlpError> {
     let owned = |chain: &[CertificateDer<'static>]| -> Vec<Certificate<'static>> {
         chain.iter().map(|der| Certificate::from_der(der).to_owned()).collect()
     };

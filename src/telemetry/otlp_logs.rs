@@ -42,13 +42,13 @@ pub struct LogClient {
 }
 
 impl LogClient {
-    /// Creates an exporter, which connects when it sends. `resource` is as for [`otlp::resource`].
+    /// Creates an exporter, which connects when it sends. `resource` is as for [`otlp::build_resource`].
     ///
     /// # Errors
     /// The options are invalid, or a thread cannot be started.
     pub fn new(options: &OtlpOptions, resource: &[(String, String)]) -> io::Result<Self> {
-        let mut exporter = otlp::log_exporter(options).map_err(io::Error::other)?;
-        exporter.set_resource(&otlp::resource(resource));
+        let mut exporter = otlp::build_log_exporter(options).map_err(io::Error::other)?;
+        exporter.set_resource(&otlp::build_resource(resource));
         let scope = InstrumentationScope::builder("tollkeeper").with_version(env!("CARGO_PKG_VERSION")).build();
         let logger = SdkLoggerProvider::builder().build().logger_with_scope(scope.clone());
         let runtime = Builder::new_current_thread().enable_time().build()?;
@@ -60,7 +60,7 @@ impl LogClient {
     /// # Errors
     /// The collector is not known to have them. The text has no secrets.
     pub fn export<'l>(&self, logs: impl Iterator<Item = ExportedLog<'l>>) -> Result<(), String> {
-        let records: Vec<SdkLogRecord> = logs.map(|log| self.record(&log)).collect();
+        let records: Vec<SdkLogRecord> = logs.map(|log| self.build_record(&log)).collect();
         let batch: Vec<_> = records.iter().map(|record| (record, &self.scope)).collect();
         let exported = self.runtime.block_on(async {
             let export = self.exporter.export(LogBatch::new(&batch));
@@ -72,7 +72,7 @@ impl LogClient {
         }
     }
 
-    fn record(&self, log: &ExportedLog<'_>) -> SdkLogRecord {
+    fn build_record(&self, log: &ExportedLog<'_>) -> SdkLogRecord {
         let now = SystemTime::now();
         let time = SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(log.time_us));
         let mut record = self.logger.create_log_record();

@@ -66,7 +66,7 @@ impl Tracer {
     /// Starts the server span of a request with these headers; `None` if it is not sampled.
     pub fn start<'h>(&self, name: &'static str, header: impl Fn(&'static str) -> Option<&'h [u8]>) -> Option<Span> {
         let ids = RandomIdGenerator::default();
-        let RemoteParent { ids: remote, sampled } = self.formats.remote_parent(&header);
+        let RemoteParent { ids: remote, sampled } = self.formats.read_remote_parent(&header);
         let decided = sampled.filter(|_| self.sampler.follows_parent);
         if decided == Some(false) {
             return None;
@@ -76,7 +76,7 @@ impl Tracer {
             return None;
         }
         let parent = ParentSpan { id: remote.map_or(SpanId::INVALID, |(_, span)| span), is_remote: remote.is_some() };
-        let state = remote.map(|_| propagation::trace_state(&header)).unwrap_or_default();
+        let state = remote.map(|_| propagation::read_trace_state(&header)).unwrap_or_default();
         let context = SpanContext::new(trace, ids.new_span_id(), TraceFlags::SAMPLED, false, state);
         let identity = SpanIdentity { context, span_queue: Arc::clone(&self.span_queue) };
         Some(Span::new(name, SpanKind::Server, identity, parent))

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use tollkeeper::base::clock::Clock;
-use tollkeeper::telemetry::logs::{Level, LogFormat, subscriber};
+use tollkeeper::telemetry::logs::{Level, LogFormat, build_subscriber};
 use tracing::Dispatch;
 use tracing::subscriber::{NoSubscriber, with_default};
 
@@ -30,7 +30,7 @@ pub(crate) fn log_of(level: Level, format: LogFormat, clock: Clock, emit: impl F
     let _second = Dispatch::new(NoSubscriber::new());
     let written = LogBuffer::default();
     let writer = written.clone();
-    with_default(subscriber(level, format, clock, move || writer.clone()), emit);
+    with_default(build_subscriber(level, format, clock, move || writer.clone()), emit);
     let bytes = written.0.lock().expect("no test panics while it writes").clone();
     String::from_utf8(bytes).expect("log lines are UTF-8")
 }

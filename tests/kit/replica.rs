@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use tokio::runtime::{Builder, Runtime};
 use tollkeeper::base::clock::Time;
-use tollkeeper::serve::grpc::answer::{AnswerError, DelayedResponse};
 use tollkeeper::serve::grpc::decode;
+use tollkeeper::serve::grpc::encode::{AnswerError, DelayedResponse};
 use tollkeeper::serve::grpc::service::DEFAULT_DEADLINE;
 use tollkeeper::settings::{self, Settings};
 use tollkeeper::store::Store;

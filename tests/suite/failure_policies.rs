@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollkeeper::base::clock::Time;
-use tollkeeper::serve::fleet::membership::Fleet;
+use tollkeeper::serve::fleet::member::Fleet;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::health::GrpcHealth;
 use tollkeeper::serve::health::{Health, HealthRequirements};
@@ -399,7 +399,7 @@ fn health_follows_the_store_as_configured() {
         let port = runtime.block_on(async {
             let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
             let port = listener.local_addr().unwrap().port();
-            tokio::spawn(async move { axum::serve(listener, routes::public(site)).await });
+            tokio::spawn(async move { axum::serve(listener, routes::build_http_router(site)).await });
             port
         });
         for ((lost, misconfigured), expected) in STATES.into_iter().zip(expected) {
@@ -423,7 +423,7 @@ fn health_watch_reports_store_loss_and_recovery() {
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let incoming = tonic::transport::server::TcpIncoming::from(listener);
-        let server = Server::builder().add_service(health.server());
+        let server = Server::builder().add_service(health.build_server());
         tokio::spawn(server.serve_with_incoming(incoming));
         let mut client = HealthClient::new(Endpoint::from_shared(address).unwrap().connect().await.unwrap());
         let mut seen = client.watch(HealthCheckRequest::default()).await.unwrap().into_inner();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ::tollkeeper::base::clock::Time;
 use ::tollkeeper::serve::grpc::call_head::CallHead;
-use ::tollkeeper::serve::grpc::rate_limit_method::RateLimitMethod;
+use ::tollkeeper::serve::grpc::service::RateLimitMethod;
 use axum::http::{HeaderMap, HeaderName};
 use bytes::Bytes;
 use http_body_util::Full;

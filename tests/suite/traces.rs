@@ -261,7 +261,7 @@ proptest! {
         // All formats together, and each alone.
         for some in [&headers[..], &headers[..1], &headers[1..2], &headers[2..]] {
             let header = |name| some.iter().find(|(own, _)| *own == name).map(|(_, value)| value.as_slice());
-            let RemoteParent { ids, .. } = formats.remote_parent(&header);
+            let RemoteParent { ids, .. } = formats.read_remote_parent(&header);
             if let Some((trace, span)) = ids {
                 prop_assert!(trace != TraceId::INVALID && span != SpanId::INVALID);
                 let digits = (trace.to_string(), span.to_string());

@@ -26,7 +26,7 @@ use crate::base::pb::xds::{DiscoveryRequest, DiscoveryResponse, Node};
 use crate::base::random::random_share;
 use crate::rules::compile::NamedDocument;
 use crate::settings::xds::XdsSettings;
-use crate::telemetry::error_dedup::ErrorDedup;
+use crate::telemetry::log_throttle::ErrorDedup;
 
 /// Time without a response on a new stream after which a warning is logged.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);

@@ -38,7 +38,7 @@ pub struct Subscription {
     /// Last refusal; `None` once other content was accepted.
     refusal: Option<Refusal>,
     /// Refusal that is sent later.
-    delayed: Option<DelayedNack>,
+    delayed: Option<DelayedRefusal>,
 }
 
 /// Reaction to a response.
@@ -70,7 +70,7 @@ struct Refusal {
 }
 
 #[derive(Debug)]
-struct DelayedNack {
+struct DelayedRefusal {
     due: Instant,
     received: ReceivedSet,
 }
@@ -126,7 +126,7 @@ impl Subscription {
                     due
                 }
             };
-            self.delayed = Some(DelayedNack { due, received });
+            self.delayed = Some(DelayedRefusal { due, received });
             return Reaction::RefuseLater;
         }
         self.delayed = None;

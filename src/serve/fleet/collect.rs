@@ -4,7 +4,6 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::sketch;
 use super::summary::*;
 use super::view::{FleetView, ViewBuilder};
 use crate::base::clock::{Time, micros};
@@ -95,8 +94,8 @@ impl SummaryCollector {
             started_us: at_redis(now).saturating_sub(micros(self.facts.started.elapsed())),
             published_us: at_redis(now),
             clock_offset_us,
-            rules: self.rules(),
-            recent: self.recent(),
+            rules: self.summarize_rules(),
+            recent: self.summarize_recent(),
             distinct_seed: metrics.distinct_key_seed().map(|seed| seed.fingerprint()),
             values: self.facts.values,
             ..ReplicaSummary::default()
@@ -114,7 +113,7 @@ impl SummaryCollector {
         summary
     }
 
-    fn rules(&self) -> RulesSummary {
+    fn summarize_rules(&self) -> RulesSummary {
         let status = self.service.rules.status();
         let hash = self.service.rules.load().as_ref().map(|loaded| loaded.rules.contents_hash.to_string());
         RulesSummary {
@@ -138,8 +137,8 @@ impl SummaryCollector {
         };
     }
 
-    /// Decisions since the oldest totals that are kept.
-    fn recent(&self) -> RecentSummary {
+    /// Sums up the decisions since the oldest totals that are kept.
+    fn summarize_recent(&self) -> RecentSummary {
         let totals = Totals::now(self.metrics());
         let since = self.totals.front().cloned().unwrap_or_else(|| Totals::zero(self.facts.started));
         let counts = totals.latency.counts.iter().zip(since.latency.counts);
@@ -186,14 +185,19 @@ impl Totals {
     }
 }
 
-/// View of this replica alone.
-pub(super) fn own_view(collector: &Mutex<SummaryCollector>, clock_offset_us: i64, problem: String) -> FleetView {
-    let own = collect(collector, clock_offset_us);
+/// Builds the view of this replica alone.
+pub(super) fn view_own_summary(
+    collector: &Mutex<SummaryCollector>,
+    clock_offset_us: i64,
+    problem: String,
+) -> FleetView {
+    let own = collect_summary(collector, clock_offset_us);
     let now = Time::from_micros(own.published_us);
     ViewBuilder::new(own, now).finish(Some(problem))
 }
 
-pub(super) fn collect(collector: &Mutex<SummaryCollector>, clock_offset_us: i64) -> ReplicaSummary {
+/// Collects a summary of this replica.
+pub(super) fn collect_summary(collector: &Mutex<SummaryCollector>, clock_offset_us: i64) -> ReplicaSummary {
     lock(collector).collect(clock_offset_us)
 }
 
@@ -290,8 +294,8 @@ fn add_limits(summary: &mut ReplicaSummary, metrics: &ServiceMetrics, names: &mu
             matched: *matched,
             rejected: *rejected,
             near_limit_hits,
-            keys: sketch(sketch::encode(&limit.keys.snapshot())),
-            rejected_keys: sketch(sketch::encode(&limit.rejected_keys.snapshot())),
+            keys: sketch(encode_sketch(&limit.keys.snapshot())),
+            rejected_keys: sketch(encode_sketch(&limit.rejected_keys.snapshot())),
         });
     }
     summary.limits_left_out = limits.len() - summary.limits.len();
@@ -315,7 +319,7 @@ fn digits(number: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve::fleet::envelope::seal;
+    use crate::serve::fleet::authentication::seal_summary;
     use crate::telemetry::metrics::limit_stats::LimitName;
     use crate::telemetry::top_keys::{KeyRejection, TopKeys};
 
@@ -352,7 +356,7 @@ mod tests {
             assert!(keys_bytes <= KEYS_BUDGET + 1024, "{keys_bytes}");
             add_limits(&mut summary, &metrics, &mut names);
             summary.names = names.listed;
-            let sealed = seal(&summary, None).map(|sealed| sealed.len());
+            let sealed = seal_summary(&summary, None).map(|sealed| sealed.len());
             assert!(sealed.is_some_and(|bytes| bytes > MAX_BYTES / 2 && bytes <= MAX_BYTES - 1024), "{sealed:?}");
             assert_eq!(summary.limits.len() + summary.limits_left_out, limits.len());
             assert!(summary.limits_left_out > 0);

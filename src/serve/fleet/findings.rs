@@ -62,26 +62,26 @@ const MAX_CLOCK_DIFFERENCE_US: u64 = 1_000_000;
 /// Finds what replicas do differently.
 ///
 /// `now` is the time of Redis.
-pub fn find(replicas: &[ReplicaSummary], now: Time) -> Vec<FleetFinding> {
+pub fn find_differences(replicas: &[ReplicaSummary], now: Time) -> Vec<FleetFinding> {
     if replicas.len() < 2 {
         return Vec::new();
     }
     let found = [
-        not_publishing(replicas, now),
-        different_rules(replicas),
-        load_failed(replicas),
-        store_lost(replicas),
-        answers_by_policy(replicas),
-        no_traffic(replicas),
-        clocks_apart(replicas),
-        different_builds(replicas),
-        different_values(replicas),
+        find_not_publishing(replicas, now),
+        find_different_rules(replicas),
+        find_load_failed(replicas),
+        find_store_lost(replicas),
+        find_answers_by_policy(replicas),
+        find_no_traffic(replicas),
+        find_clocks_apart(replicas),
+        find_different_builds(replicas),
+        find_different_values(replicas),
     ];
     found.into_iter().flatten().collect()
 }
 
-/// A finding about the replicas that `is_concerned` selects; `None` if it selects none.
-fn about(
+/// Builds a finding about the replicas that `is_concerned` selects; `None` if it selects none.
+fn build_finding(
     replicas: &[ReplicaSummary],
     kind: FleetFindingKind,
     is_concerned: impl Fn(&ReplicaSummary) -> bool,
@@ -107,10 +107,10 @@ fn most_frequent<'r>(values: impl Iterator<Item = &'r str>) -> Option<&'r str> {
     counts.into_iter().rev().max_by_key(|(_, count)| *count).map(|(value, _)| value)
 }
 
-fn not_publishing(replicas: &[ReplicaSummary], now: Time) -> Option<FleetFinding> {
+fn find_not_publishing(replicas: &[ReplicaSummary], now: Time) -> Option<FleetFinding> {
     let silence_us = |replica: &ReplicaSummary| now.as_micros().saturating_sub(replica.published_us);
     let longest = replicas.iter().map(silence_us).max()?;
-    about(
+    build_finding(
         replicas,
         FleetFindingKind::NotPublishing,
         |replica| silence_us(replica) >= MAX_SILENCE_US,
@@ -124,9 +124,9 @@ fn not_publishing(replicas: &[ReplicaSummary], now: Time) -> Option<FleetFinding
     )
 }
 
-fn different_rules(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
+fn find_different_rules(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     let usual = most_frequent(replicas.iter().map(|replica| replica.rules.hash.as_str()))?;
-    about(
+    build_finding(
         replicas,
         FleetFindingKind::DifferentRules,
         |replica| replica.rules.hash != usual,
@@ -146,8 +146,8 @@ pub(super) fn shown_hash(hash: &str) -> String {
     if hash.is_empty() { "none".to_owned() } else { hash.chars().take(SHOWN_HASH_LENGTH).collect() }
 }
 
-fn load_failed(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
-    about(
+fn find_load_failed(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
+    build_finding(
         replicas,
         FleetFindingKind::LoadFailed,
         |replica| replica.rules.load_failed,
@@ -155,8 +155,8 @@ fn load_failed(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     )
 }
 
-fn store_lost(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
-    about(
+fn find_store_lost(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
+    build_finding(
         replicas,
         FleetFindingKind::StoreLost,
         |replica| has_started(replica) && (!replica.store.available || replica.store.breakers_open > 0),
@@ -170,7 +170,7 @@ fn store_lost(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     )
 }
 
-fn answers_by_policy(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
+fn find_answers_by_policy(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     let by_policy = |replica: &ReplicaSummary| replica.recent.verdicts.by_policy();
     let is_concerned = |replica: &ReplicaSummary| {
         let least = replica.recent.verdicts.total() / 100 * MIN_POLICY_PERCENT;
@@ -180,7 +180,7 @@ fn answers_by_policy(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     let concerned = replicas.iter().filter(|replica| is_concerned(replica));
     let decided: u64 = concerned.map(by_policy).fold(0, u64::saturating_add);
     others.then_some(())?;
-    about(replicas, FleetFindingKind::AnswersByPolicy, is_concerned, |count| {
+    build_finding(replicas, FleetFindingKind::AnswersByPolicy, is_concerned, |count| {
         format!(
             "{count} of {} replicas decided {decided} times by failure policy in the last minute, others did not: \
                  their calls to the store fail",
@@ -189,9 +189,9 @@ fn answers_by_policy(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     })
 }
 
-fn no_traffic(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
+fn find_no_traffic(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     let busiest = replicas.iter().map(|replica| replica.recent.calls).max().filter(|calls| *calls >= MIN_CALLS)?;
-    about(
+    build_finding(
         replicas,
         FleetFindingKind::NoTraffic,
         |replica| replica.recent.calls == 0 && replica.recent.span_us >= MIN_SPAN_US,
@@ -205,13 +205,13 @@ fn no_traffic(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     )
 }
 
-fn clocks_apart(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
+fn find_clocks_apart(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     let mut offsets: Vec<i64> = replicas.iter().map(|replica| replica.clock_offset_us).collect();
     offsets.sort_unstable();
     let median = *offsets.get(offsets.len() / 2)?;
     let difference = |replica: &ReplicaSummary| replica.clock_offset_us.abs_diff(median);
     let largest = replicas.iter().map(difference).max()?;
-    about(
+    build_finding(
         replicas,
         FleetFindingKind::ClocksApart,
         |replica| difference(replica) > MAX_CLOCK_DIFFERENCE_US,
@@ -226,9 +226,9 @@ fn clocks_apart(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     )
 }
 
-fn different_builds(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
+fn find_different_builds(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     let usual = most_frequent(replicas.iter().map(|replica| replica.build.as_str()))?;
-    about(
+    build_finding(
         replicas,
         FleetFindingKind::DifferentBuilds,
         |replica| replica.build != usual,
@@ -236,9 +236,9 @@ fn different_builds(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     )
 }
 
-fn different_values(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
+fn find_different_values(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     let usual = most_frequent(replicas.iter().map(|replica| replica.values.name()))?;
-    about(
+    build_finding(
         replicas,
         FleetFindingKind::DifferentValues,
         |replica| replica.values.name() != usual,
@@ -254,7 +254,7 @@ fn different_values(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
 
 #[cfg(test)]
 mod tests {
-    use super::{FleetFindingKind, find};
+    use super::{FleetFindingKind, find_differences};
     use crate::base::clock::Time;
     use crate::serve::fleet::summary::{ReplicaSummary, StoreSummary, SummaryValues};
 
@@ -275,7 +275,7 @@ mod tests {
     #[test]
     fn each_difference_is_found_with_the_replicas_that_differ() {
         let usual = || vec![usual("a"), usual("b"), usual("c")];
-        assert_eq!(find(&usual(), NOW), []);
+        assert_eq!(find_differences(&usual(), NOW), []);
         let changes: [(FleetFindingKind, Change); 9] = [
             (FleetFindingKind::NotPublishing, |replica| replica.published_us -= 12_000_000),
             (FleetFindingKind::DifferentRules, |replica| replica.rules.hash = "b".to_owned()),
@@ -290,11 +290,11 @@ mod tests {
         for (kind, change) in changes {
             let mut replicas = usual();
             change(&mut replicas[1]);
-            let found = find(&replicas, NOW);
+            let found = find_differences(&replicas, NOW);
             assert_eq!(found.len(), 1, "{found:?}");
             assert_eq!((found[0].kind, &*found[0].replicas), (kind, &["b".to_owned()][..]));
             // One replica alone differs from none.
-            assert_eq!(find(&replicas[1..2], NOW), []);
+            assert_eq!(find_differences(&replicas[1..2], NOW), []);
         }
     }
 
@@ -308,7 +308,7 @@ mod tests {
         for change in changes {
             let mut replicas = vec![usual("a"), usual("b"), usual("c")];
             change(&mut replicas[1]);
-            assert_eq!(find(&replicas, NOW), []);
+            assert_eq!(find_differences(&replicas, NOW), []);
         }
     }
 
@@ -319,6 +319,6 @@ mod tests {
             replica.recent.verdicts.local = 5;
             replica.clock_offset_us = 90_000_000;
         }
-        assert_eq!(find(&replicas, NOW), []);
+        assert_eq!(find_differences(&replicas, NOW), []);
     }
 }

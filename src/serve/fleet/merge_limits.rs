@@ -2,8 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::sketch;
-use super::summary::{LimitSummary, ReplicaSummary};
+use super::summary::{LimitSummary, ReplicaSummary, decode_sketch};
 use crate::telemetry::hyperloglog::DistinctKeys;
 
 /// Maximum number of limits; the others are left out.
@@ -85,7 +84,7 @@ impl MergedLimit {
 
 impl MergedDistinctKeys {
     fn add(&mut self, sketch: Option<&str>) {
-        if let Some(sketch) = sketch.and_then(sketch::decode) {
+        if let Some(sketch) = sketch.and_then(decode_sketch) {
             self.union.merge(&sketch);
             self.merged += 1;
         }
@@ -99,8 +98,7 @@ impl MergedDistinctKeys {
 #[cfg(test)]
 mod tests {
     use super::{MAX_LIMITS, MergedLimits};
-    use crate::serve::fleet::sketch;
-    use crate::serve::fleet::summary::{LimitSummary, ReplicaSummary};
+    use crate::serve::fleet::summary::{LimitSummary, ReplicaSummary, encode_sketch};
     use crate::telemetry::hyperloglog::DistinctKeys;
 
     fn with_sketch(seed: &str) -> ReplicaSummary {
@@ -108,7 +106,7 @@ mod tests {
         ReplicaSummary {
             distinct_seed: Some(seed.to_owned()),
             names: vec!["shop.a".to_owned()],
-            limits: vec![LimitSummary { matched: 2, keys: Some(sketch::encode(&keys)), ..LimitSummary::default() }],
+            limits: vec![LimitSummary { matched: 2, keys: Some(encode_sketch(&keys)), ..LimitSummary::default() }],
             ..ReplicaSummary::default()
         }
     }

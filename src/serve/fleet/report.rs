@@ -1,24 +1,28 @@
-//! Report on the fleet: the body of `/fleet`.
+//! Report on the fleet: the body of `/fleet`, as data and as text.
 
 use std::collections::HashMap;
+use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-use super::findings::{FleetFinding, find};
+use super::findings::{FleetFinding, find_differences, shown_hash};
 use super::merge_limits::MergedLimit;
 use super::summary::{DecisionsByVerdict, LatencySummary, ReplicaSummary, RulesSummary, StoreSummary, SummaryValues};
 use super::view::FleetView;
+use crate::base::text::printable;
 use crate::rules::rule::set::RuleSet;
-use crate::serve::report::ReportFormat;
+use crate::serve::report::Format;
+use crate::serve::report::text::columns;
 use crate::serve::report::top::{TopQuery, TopReport};
 use crate::telemetry::hyperloglog::STANDARD_ERROR;
+use crate::telemetry::metrics::histogram::quantile_us;
 
 /// Query of `/fleet`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FleetQuery {
     /// Format of the report.
-    pub format: ReportFormat,
+    pub format: Format,
     /// Contents of the text form.
     pub show: FleetPart,
     /// Number of minutes, including the current one: 1 to 10, default 5.
@@ -177,19 +181,19 @@ impl FleetReport {
         let all_limits = limits.len();
         limits.truncate(query.most.unwrap_or(DEFAULT_LIMITS).clamp(1, MAX_LIMITS));
         if let Some(rules) = rules {
-            mark(&mut limits, rules);
+            mark_shadow_and_candidates(&mut limits, rules);
         }
         Self {
             problem: view.problem.clone(),
             at: view.now.to_string(),
-            replicas: (0..).zip(&view.replicas).map(|(index, replica)| of_replica(view, index, replica)).collect(),
+            replicas: (0..).zip(&view.replicas).map(|(index, replica)| report_replica(view, index, replica)).collect(),
             left_out: view
                 .left_out
                 .iter()
                 .map(|(reason, count)| LeftOutSummaries { reason: reason.text().to_owned(), summaries: *count })
                 .collect(),
-            findings: find(&view.replicas, view.now),
-            recent: recent(&view.replicas),
+            findings: find_differences(&view.replicas, view.now),
+            recent: sum_recent(&view.replicas),
             top: TopReport::of_snapshots(snapshot, &top),
             limits: all_limits,
             limits_left_out: view.limits.left_out,
@@ -206,7 +210,8 @@ impl FleetQuery {
     }
 }
 
-fn of_replica(view: &FleetView, index: usize, replica: &ReplicaSummary) -> ReplicaReport {
+/// Describes one replica; the first is this process.
+fn report_replica(view: &FleetView, index: usize, replica: &ReplicaSummary) -> ReplicaReport {
     let since_s = |at_us: u64| view.now.as_micros().saturating_sub(at_us) / 1_000_000;
     ReplicaReport {
         name: replica.name.clone(),
@@ -220,7 +225,7 @@ fn of_replica(view: &FleetView, index: usize, replica: &ReplicaSummary) -> Repli
         slot: replica.slot,
         store: replica.store.clone(),
         values: replica.values,
-        recent: recent(std::slice::from_ref(replica)),
+        recent: sum_recent(std::slice::from_ref(replica)),
     }
 }
 
@@ -241,7 +246,7 @@ impl FleetLimit {
 }
 
 /// Marks the limits that are in shadow mode or candidates.
-fn mark(limits: &mut [FleetLimit], rules: &RuleSet) {
+fn mark_shadow_and_candidates(limits: &mut [FleetLimit], rules: &RuleSet) {
     let mut by_name: HashMap<String, &mut FleetLimit> =
         limits.iter_mut().map(|limit| (limit.rule.clone(), limit)).collect();
     for compiled in rules.rules() {
@@ -254,7 +259,7 @@ fn mark(limits: &mut [FleetLimit], rules: &RuleSet) {
 }
 
 /// Sums what the replicas decided; rates are sums of their rates.
-fn recent(replicas: &[ReplicaSummary]) -> FleetRecent {
+fn sum_recent(replicas: &[ReplicaSummary]) -> FleetRecent {
     let mut sum = FleetRecent::default();
     let mut latency: Option<LatencySummary> = None;
     for replica in replicas {
@@ -271,9 +276,156 @@ fn recent(replicas: &[ReplicaSummary]) -> FleetRecent {
         }
     }
     sum.latency_us = latency.map(|latency| Latency {
-        p50: latency.quantile_us(0.5),
-        p90: latency.quantile_us(0.9),
-        p99: latency.quantile_us(0.99),
+        p50: quantile_us(&latency.counts, 500),
+        p90: quantile_us(&latency.counts, 900),
+        p99: quantile_us(&latency.counts, 990),
     });
     sum
+}
+
+/// Width of a terminal.
+const MAX_COLUMNS: usize = 80;
+
+impl FleetReport {
+    /// Formats the report as text.
+    pub fn text(&self, part: FleetPart) -> String {
+        let mut page = String::new();
+        if let Some(problem) = &self.problem {
+            let _ = writeln!(page, "This replica only: {}\n", printable(problem));
+        }
+        let headings = ["CALLS/S", "REJECTED/S", "P99", "STORE", "RULES", "SLOT", "AGE", "REPLICA"];
+        let total = (self.replicas.len() > 1).then(|| self.format_total_row());
+        page += &columns(headings, total.into_iter().chain(self.replicas.iter().map(ReplicaReport::format_row)));
+        for LeftOutSummaries { reason, summaries } in &self.left_out {
+            let _ = writeln!(page, "\nSummaries left out: {summaries}, {}", printable(reason));
+        }
+        if self.recent.latency_left_out > 0 {
+            let count = self.recent.latency_left_out;
+            let _ = writeln!(page, "\nReplicas whose durations have other bounds and are left out: {count}");
+        }
+        for finding in &self.findings {
+            page += "\n";
+            page += &wrap_text(&printable(&finding.advice), "");
+            let names: Vec<String> = finding.replicas.iter().map(|name| printable(name)).collect();
+            page += &wrap_text(&names.join(", "), "  ");
+        }
+        page.push('\n');
+        match part {
+            FleetPart::Keys => page += &self.top.text(),
+            FleetPart::Rules if self.rules.is_empty() => page += "no limit matches\n",
+            FleetPart::Rules => {
+                let headings = ["MATCHED", "REJECTED", "NEAR", "KEYS", "REJECTED KEYS", "REPLICAS", "RULE"];
+                page += &columns(headings, self.rules.iter().map(FleetLimit::format_row));
+                if self.limits > self.rules.len() {
+                    let _ = writeln!(page, "\n{} of {} limits", self.rules.len(), self.limits);
+                }
+            }
+        }
+        if part == FleetPart::Rules && self.limits_left_out > 0 {
+            let count = self.limits_left_out;
+            let _ =
+                writeln!(page, "\nLimits without room in the summary of a replica: {count}. Counts leave them out.");
+        }
+        page
+    }
+
+    /// Formats the cells of the sum over all replicas.
+    fn format_total_row(&self) -> [String; 8] {
+        let none = || "-".to_owned();
+        let replicas = format!("all {}", self.replicas.len());
+        let [calls, rejected, p99] = self.recent.format_cells();
+        [calls, rejected, p99, none(), none(), none(), none(), replicas]
+    }
+}
+
+impl FleetRecent {
+    /// Formats the cells of the rates and of the duration.
+    fn format_cells(&self) -> [String; 3] {
+        let p99 = self.latency_us.and_then(|latency| latency.p99);
+        let rate = |per_s: f64| format!("{per_s:.1}");
+        [rate(self.calls_per_s), rate(self.rejected_per_s), p99.map_or_else(|| "-".to_owned(), format_duration)]
+    }
+}
+
+impl ReplicaReport {
+    /// Formats the cells of the text form.
+    fn format_row(&self) -> [String; 8] {
+        let [calls, rejected, p99] = self.recent.format_cells();
+        let store = match (self.store.available, self.store.breakers_open) {
+            (false, _) => "lost".to_owned(),
+            (true, 0) => printable(&self.store.kind),
+            (true, open) => format!("{open} of {} lost", self.store.servers),
+        };
+        let this = if self.this { " (this)" } else { "" };
+        [
+            calls,
+            rejected,
+            p99,
+            store,
+            printable(&shown_hash(&self.rules.hash)),
+            self.slot.map_or_else(|| "-".to_owned(), |slot| slot.to_string()),
+            format_age(self.age_s),
+            format!("{}{this}", printable(&self.name)),
+        ]
+    }
+}
+
+impl FleetLimit {
+    /// Formats the cells of the text form.
+    fn format_row(&self) -> [String; 7] {
+        let estimate = |count: Option<u64>| count.map_or_else(|| "-".to_owned(), |count| count.to_string());
+        let mode = match (self.candidate, self.shadow_mode) {
+            (true, _) => " (candidate)",
+            (false, true) => " (shadow mode)",
+            (false, false) => "",
+        };
+        [
+            self.matched.to_string(),
+            self.rejected.to_string(),
+            self.near_limit_hits.to_string(),
+            estimate(self.distinct_keys),
+            estimate(self.distinct_rejected_keys),
+            self.replicas.to_string(),
+            format!("{}{mode}", printable(&self.rule)),
+        ]
+    }
+}
+
+/// Formats microseconds with the unit that gives the fewest digits.
+fn format_duration(us: u64) -> String {
+    match us {
+        0..1000 => format!("{us}us"),
+        1000..1_000_000 => format!("{}.{}ms", us / 1000, us % 1000 / 100).replace(".0ms", "ms"),
+        _ => format!("{}.{}s", us / 1_000_000, us % 1_000_000 / 100_000).replace(".0s", "s"),
+    }
+}
+
+/// Formats an age with its largest unit.
+fn format_age(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7200 => format!("{}m", seconds / 60),
+        7200..172_800 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+/// Breaks a text into lines of at most 80 columns, as far as its words are shorter; `indent` begins each.
+fn wrap_text(text: &str, indent: &str) -> String {
+    let mut lines = String::new();
+    let mut column = 0;
+    for word in text.split_whitespace() {
+        let width = word.chars().count();
+        if column > 0 && column + 1 + width <= MAX_COLUMNS {
+            lines += " ";
+            column += 1;
+        } else {
+            lines += if column > 0 { "\n" } else { "" };
+            lines += indent;
+            column = indent.len();
+        }
+        lines += word;
+        column += width;
+    }
+    lines + "\n"
 }

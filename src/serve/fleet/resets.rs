@@ -11,7 +11,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
-use super::envelope::{SummaryKey, verified};
+use super::authentication::{SummaryKey, open_message};
 use super::exchange::FleetKeys;
 use crate::base::clock::Clock;
 use crate::decide::log::record::{EntryRecord, OverrideRecord};
@@ -65,7 +65,7 @@ impl<'m> From<&Descriptor<'m>> for ResetDescriptor<'m> {
 }
 
 /// Encodes a request whose counters were reset.
-pub(super) fn encode(request: &Request<'_>) -> Vec<u8> {
+pub(super) fn encode_reset(request: &Request<'_>) -> Vec<u8> {
     let descriptors = request.descriptors.iter().map(ResetDescriptor::from).collect();
     serde_json::to_vec(&ResetMessage { domain: request.domain.to_owned(), descriptors }).unwrap_or_default()
 }
@@ -97,7 +97,7 @@ impl ResetReader {
         let failure_log = LogThrottle::every(LOG_INTERVAL);
         loop {
             // Entries may be lost or unreadable: begin at the current time again.
-            let end = self.follow_from_now(|entry| apply(&service, entry, authentication.as_ref())).await;
+            let end = self.follow_from_now(|entry| apply_reset(&service, entry, authentication.as_ref())).await;
             let is_transient = end.as_ref().err().is_none_or(KeyCommandError::is_transient);
             if let Err(error) = end
                 && !is_transient
@@ -131,33 +131,36 @@ impl ResetReader {
         let words: [&[u8]; 8] = [b"XREAD", b"COUNT", b"16", b"BLOCK", block.as_bytes(), b"STREAMS", &self.key, last];
         let reply = self.connection.call(&words, BLOCK + TIMEOUT).await?;
         // One stream: its key, and its entries, each an id and a list of names and values.
-        let streams = array(&reply).unwrap_or_default();
-        let entries = streams.first().and_then(|stream| array(array(stream)?.get(1)?)).unwrap_or_default();
+        let streams = as_array(&reply).unwrap_or_default();
+        let entries = streams.first().and_then(|stream| as_array(as_array(stream)?.get(1)?)).unwrap_or_default();
         let entry = |entry: &Reply| {
-            let [id, fields] = array(entry)? else { return None };
-            let sealed = array(fields).and_then(|fields| bytes(fields.get(1)?)).unwrap_or_default().to_vec();
+            let [id, fields] = as_array(entry)? else { return None };
+            let sealed = as_array(fields).and_then(|fields| bytes(fields.get(1)?)).unwrap_or_default().to_vec();
             Some(ResetEntry { id: bytes(id)?.to_vec(), sealed })
         };
         Ok(entries.iter().filter_map(entry).collect())
     }
 }
 
-fn array(reply: &Reply) -> Option<&[Reply]> {
+fn as_array(reply: &Reply) -> Option<&[Reply]> {
     if let Reply::Array(parts) = reply { Some(parts) } else { None }
 }
 
-fn apply(service: &Service, entry: &ResetEntry, key: Option<&SummaryKey>) {
-    let Ok(Ok(message)) = verified(&entry.sealed, key).map(serde_json::from_slice::<ResetMessage<'_>>) else { return };
+fn apply_reset(service: &Service, entry: &ResetEntry, key: Option<&SummaryKey>) {
+    let Ok(Ok(message)) = open_message(&entry.sealed, key).map(serde_json::from_slice::<ResetMessage<'_>>) else {
+        return;
+    };
     if message.descriptors.len() > MAX_DESCRIPTORS {
         return;
     }
     for descriptor in &message.descriptors {
-        forget_reset_counter(service, &message.domain, descriptor);
+        forget_reset_counters(service, &message.domain, descriptor);
     }
     tracing::debug!(domain = message.domain, "dropped what was cached about counters that were reset");
 }
 
-fn forget_reset_counter(service: &Service, domain: &str, descriptor: &ResetDescriptor<'_>) {
+/// Drops what this process caches about the counters of a descriptor that another replica reset.
+fn forget_reset_counters(service: &Service, domain: &str, descriptor: &ResetDescriptor<'_>) {
     let parts = descriptor.entries.iter().map(|entry| Some([entry.key_bytes()?, entry.value_bytes()?]));
     let Some(parts) = parts.collect::<Option<Vec<_>>>() else { return };
     let sent = Descriptor {

@@ -4,8 +4,11 @@
 //! keys are listed once and referred to by index. Anyone who can write to Redis can publish a summary, so a reader
 //! trusts no number and no index in it.
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD_NO_PAD;
 use serde::{Deserialize, Serialize};
 
+use crate::telemetry::hyperloglog::DistinctKeys;
 use crate::telemetry::metrics::histogram::BOUNDS_US;
 
 /// Version of the format.
@@ -258,21 +261,62 @@ impl LatencySummary {
         self.counts.iter_mut().zip(&other.counts).for_each(|(sum, count)| *sum = sum.saturating_add(*count));
         Some(self)
     }
+}
 
-    /// Upper bound of the bucket that contains this share (0 to 1) of the durations, in microseconds; `None` without
-    /// durations, or if it is above all bounds.
-    pub fn quantile_us(&self, share: f64) -> Option<u64> {
-        let total = self.counts.iter().fold(0_u64, |sum, count| sum.saturating_add(*count));
-        #[expect(clippy::cast_precision_loss, reason = "a share needs no more digits")]
-        let target = total as f64 * share;
-        let mut below = 0_u64;
-        for (count, bound) in self.counts.iter().zip(BOUNDS_US) {
-            below = below.saturating_add(*count);
-            #[expect(clippy::cast_precision_loss, reason = "a share needs no more digits")]
-            if below > 0 && below as f64 >= target {
-                return Some(bound);
-            }
+/// Mark of the form that lists the set registers, three bytes each.
+const SPARSE: char = 's';
+/// Mark of the form with one byte for each register.
+const DENSE: char = 'd';
+/// Number of bytes of a set register in the sparse form.
+const SPARSE_BYTES: usize = 3;
+
+/// Encodes a sketch as text: the registers that are set, or all of them if that is shorter, in base64.
+pub(super) fn encode_sketch(sketch: &DistinctKeys) -> String {
+    let sparse: Vec<u8> = sketch
+        .set_registers()
+        .flat_map(|(index, value)| {
+            let [low, high] = index.to_le_bytes();
+            [low, high, value]
+        })
+        .collect();
+    if sparse.len() < DistinctKeys::REGISTERS {
+        return format!("{SPARSE}{}", BASE64_STANDARD_NO_PAD.encode(sparse));
+    }
+    let mut dense = [0; DistinctKeys::REGISTERS];
+    sketch.set_registers().for_each(|(index, value)| dense[usize::from(index)] = value);
+    format!("{DENSE}{}", BASE64_STANDARD_NO_PAD.encode(dense))
+}
+
+/// Decodes a sketch; `None` if the text is not one.
+pub(super) fn decode_sketch(text: &str) -> Option<DistinctKeys> {
+    let bytes = BASE64_STANDARD_NO_PAD.decode(text.get(1..)?).ok()?;
+    match text.chars().next()? {
+        SPARSE if bytes.len() % SPARSE_BYTES == 0 && bytes.len() <= DistinctKeys::REGISTERS * SPARSE_BYTES => {
+            let set = bytes.chunks_exact(SPARSE_BYTES).map(|set| (u16::from_le_bytes([set[0], set[1]]), set[2]));
+            DistinctKeys::from_set_registers(set)
         }
-        None
+        DENSE if bytes.len() == DistinctKeys::REGISTERS => DistinctKeys::from_set_registers((0..).zip(bytes)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{decode_sketch, encode_sketch};
+    use crate::telemetry::hyperloglog::DistinctKeys;
+
+    proptest! {
+        #[test]
+        fn encoded_sketch_is_restored(set in prop::collection::vec((0_u16..512, 1_u8..56), 0..600)) {
+            let sketch = DistinctKeys::from_set_registers(set).expect("all are in range");
+            prop_assert_eq!(decode_sketch(&encode_sketch(&sketch)), Some(sketch));
+        }
+
+        #[test]
+        fn any_text_is_decoded_or_refused(text in ".{0,900}") {
+            let _ = decode_sketch(&text);
+        }
     }
 }

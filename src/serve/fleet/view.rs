@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::envelope::{SummaryError, SummaryKey, open};
+use super::authentication::{SummaryError, SummaryKey, open_summary};
 use super::exchange::SUMMARY_LIFETIME;
 use super::merge_keys::MergedKeys;
 use super::merge_limits::MergedLimits;
@@ -72,7 +72,7 @@ impl ViewBuilder {
         if !self.known.insert(id.to_owned()) {
             return;
         }
-        let summary = open(sealed, key).and_then(|summary| self.check(id, summary));
+        let summary = open_summary(sealed, key).and_then(|summary| self.check(id, summary));
         match summary {
             Ok(summary) => self.merge(summary),
             Err(reason) => *self.view.left_out.entry(reason).or_default() += 1,
@@ -121,12 +121,12 @@ impl ViewBuilder {
         if let Some((_, others)) = self.view.replicas.split_first_mut() {
             others.sort_by(|a, b| (&a.name, &a.incarnation).cmp(&(&b.name, &b.incarnation)));
         }
-        tell_apart(&mut self.view.replicas);
+        make_names_unique(&mut self.view.replicas);
         self.view
     }
 
     /// Counts replicas beyond the maximum.
-    pub(super) fn left_out_beyond_maximum(&mut self, count: usize) {
+    pub(super) fn count_beyond_maximum(&mut self, count: usize) {
         if count > 0 {
             *self.view.left_out.entry(SummaryError::TooMany).or_default() += count;
         }
@@ -134,7 +134,7 @@ impl ViewBuilder {
 }
 
 /// Adds the start of the incarnation to names that several replicas have, as processes of one host do.
-fn tell_apart(replicas: &mut [ReplicaSummary]) {
+fn make_names_unique(replicas: &mut [ReplicaSummary]) {
     let mut counts: HashMap<String, usize> = HashMap::new();
     replicas.iter().for_each(|replica| *counts.entry(replica.name.clone()).or_default() += 1);
     for replica in replicas.iter_mut().filter(|replica| counts.get(&replica.name).is_some_and(|count| *count > 1)) {
@@ -147,7 +147,7 @@ fn tell_apart(replicas: &mut [ReplicaSummary]) {
 mod tests {
     use super::ViewBuilder;
     use crate::base::clock::Time;
-    use crate::serve::fleet::envelope::{SummaryError, seal};
+    use crate::serve::fleet::authentication::{SummaryError, seal_summary};
     use crate::serve::fleet::report::FleetReport;
     use crate::serve::fleet::summary::{LATENCY_BOUNDS_VERSION, LatencySummary, ReplicaSummary, VERSION};
     use crate::telemetry::metrics::histogram::BOUNDS_US;
@@ -169,12 +169,12 @@ mod tests {
 
     fn view(others: &[ReplicaSummary]) -> super::FleetView {
         let mut view = ViewBuilder::new(summary("0000000000"), Time::from_micros(NOW_US));
-        others.iter().for_each(|other| view.add(&other.incarnation, &seal(other, None).unwrap(), None));
+        others.iter().for_each(|other| view.add(&other.incarnation, &seal_summary(other, None).unwrap(), None));
         view.finish(None)
     }
 
     #[test]
-    fn replicas_of_one_name_are_told_apart() {
+    fn replicas_of_one_name_get_unique_names() {
         let mut other = summary("2222222222");
         other.name = "another".to_owned();
         let view = view(&[summary("1111111111"), other]);

@@ -9,8 +9,8 @@ use tokio::runtime::Builder;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::collect::{SummaryCollector, collect, own_view};
-use super::envelope::{SummaryKey, authenticated, seal};
+use super::authentication::{SummaryKey, seal_message, seal_summary};
+use super::collect::{SummaryCollector, collect_summary, view_own_summary};
 use super::exchange::{Exchange, PUBLISH_INTERVAL, RedisTime};
 use super::resets::ResetReader;
 use super::view::{FleetView, ViewBuilder};
@@ -110,7 +110,7 @@ impl Worker {
         let (sender, requests) = mpsc::channel(MAX_REQUESTS);
         let (announcements, announced) = mpsc::channel(MAX_REQUESTS);
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let incarnation = collect(&collector, 0).incarnation;
+        let incarnation = collect_summary(&collector, 0).incarnation;
         let run = move || {
             threads::lower_priority();
             runtime.block_on(async move {
@@ -118,7 +118,7 @@ impl Worker {
                 let service = Arc::clone(lock(&collector).service());
                 tokio::spawn(ResetReader::start(&redis).follow(service, key.clone()));
                 // Apart from the worker, so that no reset waits until a thousand summaries are read.
-                tokio::spawn(announce(Arc::clone(&exchange), key.clone(), announced));
+                tokio::spawn(announce_resets(Arc::clone(&exchange), key.clone(), announced));
                 let worker = Self {
                     exchange,
                     publications: 0,
@@ -171,15 +171,15 @@ impl Worker {
         if is_cleanup {
             self.agree_on_seed().await?;
         }
-        let mut summary = collect(&self.collector, self.clock_offset_us);
-        let sealed = seal(&summary, self.key.as_ref()).or_else(|| {
+        let mut summary = collect_summary(&self.collector, self.clock_offset_us);
+        let sealed = seal_summary(&summary, self.key.as_ref()).or_else(|| {
             // The estimate of its size was wrong: the figures without names and keys always fit.
             summary.limits_left_out += summary.limits.len();
             summary.limits.clear();
             summary.keys.clear();
             summary.minutes.clear();
             summary.names.clear();
-            seal(&summary, self.key.as_ref())
+            seal_summary(&summary, self.key.as_ref())
         });
         match sealed {
             Some(sealed) => self.exchange.publish(&self.incarnation, &sealed, now).await?,
@@ -227,17 +227,17 @@ impl Worker {
             Ok(view) => view,
             Err(error) => {
                 let cause = self.cause(error);
-                own_view(&self.collector, self.clock_offset_us, format!("Redis: {error} ({cause})"))
+                view_own_summary(&self.collector, self.clock_offset_us, format!("Redis: {error} ({cause})"))
             }
         }
     }
 
     async fn read_all(&mut self) -> Result<FleetView, RedisError> {
         let now = self.synchronize().await?;
-        let mut view = ViewBuilder::new(collect(&self.collector, self.clock_offset_us), now);
+        let mut view = ViewBuilder::new(collect_summary(&self.collector, self.clock_offset_us), now);
         let key = self.key.as_ref();
         let beyond = self.exchange.read_all(now, |id, sealed| view.add(id, sealed, key)).await?;
-        view.left_out_beyond_maximum(beyond);
+        view.count_beyond_maximum(beyond);
         Ok(view.finish(None))
     }
 
@@ -274,9 +274,13 @@ const fn is_better_offset(measured_us: i64, uncertainty: Duration, last_us: i64)
 }
 
 /// Tells other replicas about resets, one after the other, until the handle is dropped.
-async fn announce(exchange: Arc<Exchange>, key: Option<SummaryKey>, mut announced: mpsc::Receiver<Announcement>) {
+async fn announce_resets(
+    exchange: Arc<Exchange>,
+    key: Option<SummaryKey>,
+    mut announced: mpsc::Receiver<Announcement>,
+) {
     while let Some(Announcement { message, is_told }) = announced.recv().await {
-        let told = match authenticated(&message, key.as_ref()) {
+        let told = match seal_message(&message, key.as_ref()) {
             Some(sealed) => exchange.announce_reset(&sealed).await.is_ok(),
             None => false,
         };

@@ -65,7 +65,7 @@ impl<'a> CallHead<'a> {
 
 impl InvalidHead {
     /// Response to the request.
-    pub fn response(self) -> Response<Body> {
+    pub fn into_response(self) -> Response<Body> {
         let (http_status, status) = match self {
             Self::Method => (StatusCode::METHOD_NOT_ALLOWED, Status::internal(self.to_string())),
             Self::ContentType => (StatusCode::UNSUPPORTED_MEDIA_TYPE, Status::invalid_argument(self.to_string())),

@@ -1,22 +1,71 @@
-//! Encodes a decision into the protobuf response: copies every field and computes none.
+//! Encodes a decision into an answer: a protobuf response with its delay, or an error with its gRPC code.
 //!
+//! Every field is copied and none computed.
 //! Fields that envoyproxy/ratelimit leaves unset stay unset: a multiplier of 1, the quotas, headers for the upstream.
 //! Envoy reads only `HeaderValue.value` and whole seconds. Control characters are removed from text that Envoy writes
 //! into headers. Metadata is cut where it nests too deep: protobuf parsers stop at 100 levels, and Envoy would treat
 //! the whole response as an error.
 
+use std::time::Duration;
+
 use prost_types::value::Kind;
-use prost_types::{Duration, ListValue, NullValue, Struct, Value};
+use prost_types::{ListValue, NullValue, Struct, Value};
+use tonic::Code as GrpcCode;
 
 use crate::base::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit};
 use crate::base::pb::{HeaderValue, RateLimitResponse};
 use crate::base::text::without_unprintable;
-use crate::decide::decision::{CurrentLimit, Decision, Header, LimitStatus};
+use crate::decide::decision::{CurrentLimit, DecideError, Decision, Header, LimitStatus};
 
 /// Maximum nesting of maps and lists in dynamic metadata; deeper ones are sent as null.
 ///
 /// A map takes three levels of protobuf (struct, entry, value), and 3 x 32 is within a parser's 100.
 pub const MAX_METADATA_DEPTH: u32 = 32;
+
+/// Maximum number of descriptors in one request: many times what any proxy sends, and few enough that such a request
+/// costs its sender more than it costs this process.
+pub const MAX_DESCRIPTORS: usize = 10_000;
+
+/// Response to a request, and its delay.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DelayedResponse {
+    /// The response.
+    pub response: RateLimitResponse,
+    /// Time from the decision until the response is due; zero unless a limit delays it.
+    pub delay: Duration,
+}
+
+impl DelayedResponse {
+    /// The response that encodes a decision.
+    pub fn of(decision: &Decision<'_>) -> Self {
+        Self { response: response(decision), delay: Duration::from_micros(decision.delay_us) }
+    }
+}
+
+/// Reason why a request got no response. [`AnswerError::code`] tells whose fault it is.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AnswerError {
+    /// The request is too large: the caller's fault.
+    #[error("rate limit descriptor list has {count} entries, more than {MAX_DESCRIPTORS}")]
+    TooManyDescriptors {
+        /// Number of descriptors in the request.
+        count: usize,
+    },
+    /// There is no decision.
+    #[error(transparent)]
+    Undecided(#[from] DecideError),
+}
+
+impl AnswerError {
+    /// The gRPC code of this error. Envoy treats all but OK alike: its `failure_mode_deny` decides.
+    pub const fn code(&self) -> GrpcCode {
+        match self {
+            Self::TooManyDescriptors { .. }
+            | Self::Undecided(DecideError::EmptyDomain | DecideError::NoDescriptors) => GrpcCode::InvalidArgument,
+            Self::Undecided(DecideError::NoRules | DecideError::Store) => GrpcCode::Unavailable,
+        }
+    }
+}
 
 /// Encodes a decision.
 pub fn response(decision: &Decision<'_>) -> RateLimitResponse {
@@ -57,9 +106,12 @@ fn current_limit(limit: &CurrentLimit<'_>) -> RateLimit {
 }
 
 /// Encodes whole seconds, at most the 10 000 years of a protobuf duration.
-fn duration(seconds: u64) -> Duration {
+fn duration(seconds: u64) -> prost_types::Duration {
     const LONGEST_S: i64 = 315_576_000_000;
-    Duration { seconds: i64::try_from(seconds).map_or(LONGEST_S, |seconds| seconds.min(LONGEST_S)), nanos: 0 }
+    prost_types::Duration {
+        seconds: i64::try_from(seconds).map_or(LONGEST_S, |seconds| seconds.min(LONGEST_S)),
+        nanos: 0,
+    }
 }
 
 /// Encodes a header. Envoy writes names and values into headers unchanged, and a line end would start another header.

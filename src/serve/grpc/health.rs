@@ -31,14 +31,14 @@ const NAMES: [&str; 3] = ["", "ratelimit", SERVICE_NAME];
 impl GrpcHealth {
     /// Creates a service that reports `health` and counts its calls in `metrics`.
     pub fn new(health: Arc<Health>, metrics: Arc<ServiceMetrics>) -> Self {
-        let status = Arc::new(watch::Sender::new(Some(status(&health))));
+        let status = Arc::new(watch::Sender::new(Some(serving_status(&health))));
         Self { health, metrics, status }
     }
 
     /// Sends the current status to all watch streams.
     pub fn sync(&self) {
         self.status.send_if_modified(|sent| {
-            let status = sent.map(|_| status(&self.health));
+            let status = sent.map(|_| serving_status(&self.health));
             std::mem::replace(sent, status) != status
         });
     }
@@ -57,12 +57,12 @@ impl GrpcHealth {
     }
 
     /// The service for tonic.
-    pub fn server(&self) -> HealthServer<Self> {
+    pub fn build_server(&self) -> HealthServer<Self> {
         HealthServer::new(self.clone())
     }
 }
 
-fn status(health: &Health) -> ServingStatus {
+fn serving_status(health: &Health) -> ServingStatus {
     if health.is_healthy() { ServingStatus::Serving } else { ServingStatus::NotServing }
 }
 
@@ -70,7 +70,7 @@ fn is_known(request: &Request<HealthCheckRequest>) -> bool {
     NAMES.contains(&request.get_ref().service.as_str())
 }
 
-const fn response(status: ServingStatus) -> HealthCheckResponse {
+const fn build_response(status: ServingStatus) -> HealthCheckResponse {
     HealthCheckResponse { status: status as i32 }
 }
 
@@ -81,7 +81,7 @@ impl health_server::Health for GrpcHealth {
     async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
         let begun = self.metrics.start_timer();
         let answer = match is_known(&request) {
-            true => Ok(Response::new(response(status(&self.health)))),
+            true => Ok(Response::new(build_response(serving_status(&self.health)))),
             false => Err(Status::not_found("service not registered")),
         };
         self.metrics.health_checks.observe_since(begun);
@@ -110,7 +110,7 @@ impl WatchState {
             let status = (*self.statuses.borrow_and_update())?;
             let status = if self.is_known { status } else { ServingStatus::ServiceUnknown };
             if self.sent.replace(status) != Some(status) {
-                return Some((Ok(response(status)), self));
+                return Some((Ok(build_response(status)), self));
             }
             self.statuses.changed().await.ok()?;
         }

@@ -37,7 +37,7 @@ impl MessageReader {
         let compression = match headers.get(&GRPC_ENCODING).map(HeaderValue::as_bytes) {
             None | Some(b"identity") => None,
             Some(b"gzip") => Some(CompressionEncoding::Gzip),
-            Some(other) => return Err(unsupported(other)),
+            Some(other) => return Err(refuse_encoding(other)),
         };
         Ok(Self { compression, max_bytes })
     }
@@ -54,7 +54,7 @@ impl MessageReader {
             let is_end = body.is_end_stream();
             if is_end && joined.is_empty() {
                 self.check(&piece)?;
-                return self.message(piece).await;
+                return self.take_message(piece).await;
             }
             // Copied, because the piece keeps the whole buffer that it was received in.
             joined.extend_from_slice(&piece);
@@ -63,7 +63,7 @@ impl MessageReader {
                 break;
             }
         }
-        self.message(joined.freeze()).await
+        self.take_message(joined.freeze()).await
     }
 
     /// Checks the bytes received so far.
@@ -81,7 +81,7 @@ impl MessageReader {
     }
 
     /// The message of a whole frame.
-    async fn message(self, mut bytes: Bytes) -> Result<Bytes, Status> {
+    async fn take_message(self, mut bytes: Bytes) -> Result<Bytes, Status> {
         let Some(head) = FrameHead::of(&bytes).filter(|head| bytes.len() == FRAME_HEAD_BYTES + head.length) else {
             let is_missing = bytes.is_empty();
             return Err(Status::internal(if is_missing {
@@ -129,7 +129,7 @@ impl FrameHead {
     }
 }
 
-fn unsupported(encoding: &[u8]) -> Status {
+fn refuse_encoding(encoding: &[u8]) -> Status {
     let encoding = encoding.escape_ascii();
     let mut status = Status::unimplemented(format!("grpc-encoding `{encoding}` is not supported"));
     let supported = tonic::metadata::MetadataValue::from_static("identity,gzip");

@@ -1,28 +1,87 @@
 //! `ShouldRateLimit`: one request, one response.
 //!
-//! Takes the time and the rules once for each request and passes them down. A decision by an immediate store never
+//! [`RateLimitMethod`] reads the message of a call and frames the response, without tonic's router, boxed futures and
+//! boxed bodies, which cost more than the decision. [`Service`] answers a decoded request, also for `/json`: it takes
+//! the time and the rules once and passes them down.
+//!
+//! An immediate store (the memory store) completes its charges in the call that makes them, so a decision by it never
 //! waits. Any other decision waits no longer than the caller's deadline and the store's timeout allow, and keeps its
 //! rules meanwhile. A response that a leaky bucket delays sleeps here, after the rules were released, and costs a
-//! timer. Errors become gRPC codes here and nowhere else. The trace of a call is read here too.
+//! timer. Errors get their gRPC codes in `encode` and become statuses here. The trace of a call is read here too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use axum::BoxError;
 use axum::http::HeaderValue;
+use bytes::Bytes;
+use hyper::body::Body;
 use tonic::Status;
 
-use super::answer::{AnswerError, DelayedResponse, MAX_DESCRIPTORS};
 use super::call_head::CallHead;
+use super::decode;
+use super::encode::{AnswerError, DelayedResponse, MAX_DESCRIPTORS};
+use super::message::MessageReader;
 use super::spans;
 use crate::base::clock::{Clock, micros};
-use crate::base::pb::{METHOD, RateLimitResponse};
+use crate::base::pb::codec::{self, frame};
+use crate::base::pb::{METHOD, METHOD_PATH, RateLimitRequest, RateLimitResponse};
+use crate::base::threads;
 use crate::decide::Decider;
 use crate::decide::decision::{DecideError, DecisionContext};
 use crate::limit::request::Request;
 use crate::rules::live::{LiveRules, LoadedRules};
 use crate::store::StoreContext;
 use crate::telemetry::traces::{Span, SpanKind, Tracer};
+
+/// Bytes of a message that cost one of the 128 units of a task's budget, so that a connection yields after a long one.
+const BYTES_PER_BUDGET_UNIT: usize = 512;
+/// Descriptors of a request that cost one of these units.
+const DESCRIPTORS_PER_BUDGET_UNIT: usize = 4;
+
+/// Answers calls of `ShouldRateLimit`.
+#[derive(Clone, Debug)]
+pub struct RateLimitMethod {
+    service: Arc<Service>,
+    max_message_bytes: usize,
+}
+
+impl RateLimitMethod {
+    /// Path of the method in HTTP/2 requests.
+    pub const PATH: &'static str = METHOD_PATH;
+
+    /// Creates the method of a service; messages are limited to `max_message_bytes`.
+    pub const fn new(service: Arc<Service>, max_message_bytes: usize) -> Self {
+        Self { service, max_message_bytes }
+    }
+
+    /// True if responses that no limit delays are ready on the first poll.
+    pub fn is_immediate(&self) -> bool {
+        self.service.decider.store.is_immediate()
+    }
+
+    /// Answers a call; returns the framed response or the status of the error.
+    pub async fn answer<B>(&self, call: CallHead<'_>, body: B) -> Result<Bytes, Status>
+    where
+        B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
+    {
+        let message = MessageReader::new(call.headers, self.max_message_bytes)?.read(body).await?;
+        let decoded: RateLimitRequest;
+        let request = match decode::decode_borrowed(&message) {
+            Some(request) => request,
+            None => {
+                decoded = codec::decode(message.clone())?;
+                decode::request(&decoded)
+            }
+        };
+        let response = self.service.call(call, &request).await;
+        threads::consume_task_budget(
+            message.len() / BYTES_PER_BUDGET_UNIT + request.descriptors.len() / DESCRIPTORS_PER_BUDGET_UNIT,
+        );
+        Ok(frame(&response?))
+    }
+}
 
 /// Answers requests of every listener.
 #[derive(Debug)]

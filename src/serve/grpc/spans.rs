@@ -3,7 +3,7 @@
 //! Names follow OpenTelemetry's conventions where there are any: `rpc.*` as of their release candidate. Descriptors are
 //! recorded only if the operator asks for them, because keys and values may identify persons.
 
-use super::answer::{AnswerError, DelayedResponse};
+use super::encode::{AnswerError, DelayedResponse};
 use crate::base::pb::METHOD;
 use crate::base::pb::rate_limit_response::Code;
 use crate::limit::request::Request;

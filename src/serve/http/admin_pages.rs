@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::admin_token::AuthenticatedAdmin;
 use super::app_state::AppState;
 use super::json;
-use super::response::{no_rules, pretty_json, text};
+use super::response::{respond_no_rules, respond_pretty_json, respond_text};
 use crate::decide::counters::RuleRef;
 use crate::serve::grpc::decode;
 use crate::serve::grpc::service::DEFAULT_DEADLINE;
@@ -44,12 +44,12 @@ const MAX_LISTED_COUNTERS: usize = 1000;
 const MAX_RESET_DESCRIPTORS: usize = 100;
 
 /// `/settings`: all effective settings, secrets masked.
-pub(super) async fn settings() -> Response {
-    pretty_json(&effective(std::env::vars_os()))
+pub(super) async fn show_settings() -> Response {
+    respond_pretty_json(&effective(std::env::vars_os()))
 }
 
 /// `/counters`: the counters of a rule.
-pub(super) async fn counters(
+pub(super) async fn show_counters(
     admin: AuthenticatedAdmin,
     State(state): State<AppState>,
     query: Result<Query<CountersQuery>, QueryRejection>,
@@ -61,18 +61,18 @@ pub(super) async fn counters(
     let AuthenticatedAdmin { peer, path } = &admin;
     tracing::warn!(target: AUDIT, peer, path, domain = query.domain, rule = query.rule, "counters listed");
     let service = &state.collector.service;
-    let Some(loaded) = service.rules.load_full() else { return no_rules() };
+    let Some(loaded) = service.rules.load_full() else { return respond_no_rules() };
     let Some(domain) = loaded.rules.domain(&query.domain) else {
-        return text(StatusCode::NOT_FOUND, "domain not found\n");
+        return respond_text(StatusCode::NOT_FOUND, "domain not found\n");
     };
     let Some(rule) = loaded.rules.rules().find(|rule| rule.rule.path == query.rule) else {
-        return text(StatusCode::NOT_FOUND, "rule not found (/rlconfig and /rules list the names)\n");
+        return respond_text(StatusCode::NOT_FOUND, "rule not found (/rlconfig and /rules list the names)\n");
     };
     let most = query.most.unwrap_or(DEFAULT_LISTED_COUNTERS).clamp(1, MAX_LISTED_COUNTERS);
     let context = service.context(Some(&loaded), DEFAULT_DEADLINE);
     match service.decider.list_counters(context, RuleRef { rules: &loaded.rules, domain, rule }, most).await {
-        Ok(listing) => pretty_json(&listing),
-        Err(error) => text(StatusCode::BAD_GATEWAY, format!("{error}\n")),
+        Ok(listing) => respond_pretty_json(&listing),
+        Err(error) => respond_text(StatusCode::BAD_GATEWAY, format!("{error}\n")),
     }
 }
 
@@ -87,7 +87,7 @@ pub(super) async fn reset(admin: AuthenticatedAdmin, State(state): State<AppStat
         return admin.reject(StatusCode::BAD_REQUEST, problem);
     }
     let service = &state.collector.service;
-    let Some(loaded) = service.rules.load_full() else { return no_rules() };
+    let Some(loaded) = service.rules.load_full() else { return respond_no_rules() };
     let context = service.context(Some(&loaded), DEFAULT_DEADLINE);
     let request = decode::request(&request);
     if loaded.rules.domain(request.domain).is_none() {
@@ -102,14 +102,14 @@ pub(super) async fn reset(admin: AuthenticatedAdmin, State(state): State<AppStat
     // After a failure too: some counters may be deleted.
     let announced = state.fleet.announce_reset(&request).await;
     match result {
-        Ok(reset) => pretty_json(&ResetReport { reset, announced }),
-        Err(error) => text(StatusCode::BAD_GATEWAY, format!("{error}\n")),
+        Ok(reset) => respond_pretty_json(&ResetReport { reset, announced }),
+        Err(error) => respond_text(StatusCode::BAD_GATEWAY, format!("{error}\n")),
     }
 }
 
 /// `GET /log_level`: the current log level.
-pub(super) async fn log_level() -> Response {
-    text(StatusCode::OK, format!("{}\n", logs::current().name()))
+pub(super) async fn show_log_level() -> Response {
+    respond_text(StatusCode::OK, format!("{}\n", logs::current().name()))
 }
 
 /// `PUT /log_level`: sets the log level, until the process ends.
@@ -123,7 +123,7 @@ pub(super) async fn set_log_level(admin: AuthenticatedAdmin, body: Bytes) -> Res
     let (from, to) = (logs::current().name(), level.name());
     tracing::warn!(target: AUDIT, peer, path, from, to, "log level changed");
     match logs::set(level) {
-        Ok(()) => log_level().await,
-        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+        Ok(()) => show_log_level().await,
+        Err(error) => respond_text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
     }
 }

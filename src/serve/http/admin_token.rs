@@ -15,7 +15,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::Response;
 
 use super::app_state::AppState;
-use super::response;
+use super::response::{respond_error, respond_text};
 use super::token_attempts::{AttemptResult, TokenAttempt};
 use crate::settings::listeners::AdminToken;
 use crate::settings::problem::UnusableSetting;
@@ -42,7 +42,7 @@ impl AuthenticatedAdmin {
     pub(super) fn reject(&self, status: StatusCode, reason: impl Display) -> Response {
         let Self { peer, path } = self;
         tracing::warn!(target: AUDIT, peer, path, status = status.as_u16(), "admin request rejected");
-        response::text(status, format!("{reason}\n"))
+        respond_text(status, format!("{reason}\n"))
     }
 }
 
@@ -68,7 +68,7 @@ impl FromRequestParts<AppState> for AuthenticatedAdmin {
         if let Some(suppressed) = suppressed {
             tracing::warn!(target: AUDIT, peer, path, status = code, suppressed, "admin request rejected");
         }
-        let mut response = response::error(status, format!("{rejection}\n"));
+        let mut response = respond_error(status, format!("{rejection}\n"));
         if let Some((name, value)) = rejection.header() {
             response.headers_mut().insert(name, value);
         }
@@ -114,8 +114,8 @@ impl TokenRejection {
 /// Compares the token of a request.
 async fn authenticate(state: &AppState, peer: Option<IpAddr>, headers: &HeaderMap) -> Result<(), TokenRejection> {
     let token = state.admin_token.as_ref().ok_or(TokenRejection::NotConfigured)?;
-    let expected = expected_hash(token).await.map_err(TokenRejection::Unusable)?;
-    let presented = bearer_token(headers).ok_or(TokenRejection::Wrong)?;
+    let expected = read_expected_hash(token).await.map_err(TokenRejection::Unusable)?;
+    let presented = parse_bearer_token(headers).ok_or(TokenRejection::Wrong)?;
     let is_right = blake3::hash(presented) == expected;
     match state.token_attempts.check(TokenAttempt { peer, is_right, now: Instant::now() }) {
         AttemptResult::Accepted => Ok(()),
@@ -125,19 +125,19 @@ async fn authenticate(state: &AppState, peer: Option<IpAddr>, headers: &HeaderMa
 }
 
 /// Hash of the configured token; an error names the setting.
-async fn expected_hash(token: &AdminToken) -> Result<blake3::Hash, String> {
+async fn read_expected_hash(token: &AdminToken) -> Result<blake3::Hash, String> {
     let path = match token {
         AdminToken::Text(token) => return Ok(blake3::hash(token.reveal().as_bytes())),
         AdminToken::File(path) => path.clone(),
     };
-    match tokio::task::spawn_blocking(move || hash_of_file(&path)).await {
+    match tokio::task::spawn_blocking(move || hash_token_file(&path)).await {
         Ok(read) => read.map_err(|reason| format!("TOLLKEEPER_ADMIN_TOKEN_FILE: {reason}")),
         Err(_) => Err("TOLLKEEPER_ADMIN_TOKEN_FILE: the file cannot be read".to_owned()),
     }
 }
 
 /// Hash of the token in a file.
-fn hash_of_file(path: &Path) -> Result<blake3::Hash, String> {
+fn hash_token_file(path: &Path) -> Result<blake3::Hash, String> {
     let file = std::fs::read(path).map_err(|error| error.to_string())?;
     match file.trim_ascii() {
         token if token.len() < AdminToken::MIN_BYTES => Err("the token in the file is too short".to_owned()),
@@ -147,14 +147,14 @@ fn hash_of_file(path: &Path) -> Result<blake3::Hash, String> {
 }
 
 /// Problem with the file of a token, if there is one.
-pub fn unusable_file(token: &AdminToken) -> Option<UnusableSetting> {
+pub fn find_unusable_file(token: &AdminToken) -> Option<UnusableSetting> {
     let AdminToken::File(path) = token else { return None };
-    let what = hash_of_file(path).err()?;
+    let what = hash_token_file(path).err()?;
     let setting = TOLLKEEPER_ADMIN_TOKEN_FILE.name();
     Some(UnusableSetting { setting, shown: path.display().to_string(), what })
 }
 
-fn bearer_token(headers: &HeaderMap) -> Option<&[u8]> {
+fn parse_bearer_token(headers: &HeaderMap) -> Option<&[u8]> {
     let value = headers.get(header::AUTHORIZATION)?.as_bytes();
     let (scheme, token) = value.split_at_checked("Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::browser::AllowedHosts;
 use super::live_events::LiveEvents;
 use super::token_attempts::TokenAttempts;
-use crate::serve::fleet::membership::Fleet;
+use crate::serve::fleet::member::Fleet;
 use crate::serve::scrape::MetricsCollector;
 use crate::settings::listeners::AdminToken;
 use crate::settings::metrics::PrometheusSettings;

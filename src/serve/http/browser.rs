@@ -17,7 +17,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header}
 use axum::middleware::Next;
 use axum::response::Response;
 
-use super::response::error;
+use super::response::respond_error;
 
 /// Names by which requests may address the debug listener, in lower case.
 #[derive(Clone, Debug)]
@@ -45,9 +45,9 @@ pub(super) async fn protect(State(allowed): State<AllowedHosts>, request: Reques
     let mut response = if !allowed.allow(&request) {
         let what = "the Host is neither an IP address nor localhost nor the name of a Kubernetes service (as protection \
                     against DNS rebinding; add it to TOLLKEEPER_DEBUG_HOSTS)\n";
-        error(StatusCode::MISDIRECTED_REQUEST, what)
+        respond_error(StatusCode::MISDIRECTED_REQUEST, what)
     } else if is_cross_site(&request) {
-        error(StatusCode::FORBIDDEN, "another site caused this request; open the page itself\n")
+        respond_error(StatusCode::FORBIDDEN, "another site caused this request; open the page itself\n")
     } else {
         next.run(request).await
     };

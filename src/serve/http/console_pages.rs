@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 
-use super::response::text;
+use super::response::respond_text;
 
 const INDEX: &str = include_str!("console/index.html");
 const STYLE: &str = include_str!("console/console.css");
@@ -39,26 +39,26 @@ const DEBUG_PAGES: [(&str, &str); 18] = [
 ];
 
 /// `/`: the console for a browser, otherwise the list of pages.
-pub(super) async fn index(headers: HeaderMap) -> Response {
+pub(super) async fn show_index(headers: HeaderMap) -> Response {
     let mut page = match prefers_html(&headers) {
-        true => file("text/html; charset=utf-8", INDEX),
-        false => text(StatusCode::OK, list_of_pages()),
+        true => respond_file("text/html; charset=utf-8", INDEX),
+        false => respond_text(StatusCode::OK, list_pages()),
     };
     page.headers_mut().insert(header::VARY, HeaderValue::from_static("accept"));
     page
 }
 
 /// `/console.css`
-pub(super) async fn style() -> Response {
-    file("text/css; charset=utf-8", STYLE)
+pub(super) async fn show_style() -> Response {
+    respond_file("text/css; charset=utf-8", STYLE)
 }
 
 /// `/console.js`
-pub(super) async fn script() -> Response {
-    file("text/javascript; charset=utf-8", SCRIPT)
+pub(super) async fn show_script() -> Response {
+    respond_file("text/javascript; charset=utf-8", SCRIPT)
 }
 
-fn file(content_type: &'static str, text: &'static str) -> Response {
+fn respond_file(content_type: &'static str, text: &'static str) -> Response {
     ([(header::CONTENT_TYPE, content_type)], text).into_response()
 }
 
@@ -84,7 +84,7 @@ fn weight_of(range: &str, media_type: &str) -> Option<f32> {
     Some(weight.map_or(1.0, |weight| weight.parse().unwrap_or(0.0)))
 }
 
-fn list_of_pages() -> String {
+fn list_pages() -> String {
     DEBUG_PAGES.iter().fold(String::new(), |mut page, (path, description)| {
         let _ = writeln!(page, "{path}: {description}");
         page

@@ -11,7 +11,9 @@ use tokio::sync::Semaphore;
 
 use super::app_state::AppState;
 use super::json;
-use super::response::{self, error, internal_error, no_rules, pretty_json, text};
+use super::response::{
+    respond_error, respond_internal_error, respond_json, respond_no_rules, respond_pretty_json, respond_text,
+};
 use crate::base::pb::RateLimitResponse;
 use crate::base::pb::rate_limit_response::Code;
 use crate::decide::explain::Explanation;
@@ -42,13 +44,13 @@ pub(super) async fn decide(State(state): State<AppState>, method: Method, header
 async fn decide_body(state: &AppState, body: &[u8], span: Option<&Span>) -> Response {
     let request = match json::request_from_json(body) {
         Ok(request) => request,
-        Err(error) => return bad_request(error),
+        Err(error) => return respond_bad_request(error),
     };
     let request = decode::request(&request);
     let service = &state.collector.service;
     let response = match service.answer(&request, DEFAULT_DEADLINE, span).await {
         Ok(response) => response,
-        Err(error) => return bad_request(error),
+        Err(error) => return respond_bad_request(error),
     };
     let status = match response.overall_code() {
         Code::Ok => StatusCode::OK,
@@ -57,21 +59,21 @@ async fn decide_body(state: &AppState, body: &[u8], span: Option<&Span>) -> Resp
     };
     match json::response_to_json(&response) {
         Ok(body) => {
-            let mut page = response::json(status, body);
-            page.headers_mut().extend(retry_after(&response, &service.decider.behaviour));
+            let mut page = respond_json(status, body);
+            page.headers_mut().extend(build_retry_after(&response, &service.decider.behaviour));
             page
         }
-        Err(_) => error(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error\n"),
+        Err(_) => respond_error(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error\n"),
     }
 }
 
 /// Status 400 with the reason, also for errors of the service, as in envoyproxy/ratelimit.
-fn bad_request(reason: impl Display) -> Response {
-    error(StatusCode::BAD_REQUEST, format!("Bad Request: {reason}\n"))
+fn respond_bad_request(reason: impl Display) -> Response {
+    respond_error(StatusCode::BAD_REQUEST, format!("Bad Request: {reason}\n"))
 }
 
-/// The header of a rejection for the seconds until a retry, which the response names for Envoy, as one of the page.
-fn retry_after(response: &RateLimitResponse, behaviour: &DecisionSettings) -> Option<(HeaderName, HeaderValue)> {
+/// Builds the header of a rejection for the seconds until a retry, which the response names for Envoy, as one of the page.
+fn build_retry_after(response: &RateLimitResponse, behaviour: &DecisionSettings) -> Option<(HeaderName, HeaderValue)> {
     let name = behaviour.retry_after_header.as_deref()?;
     let header = response.response_headers_to_add.iter().find(|header| header.key == name)?;
     Some((HeaderName::from_bytes(name.as_bytes()).ok()?, HeaderValue::from_str(&header.value).ok()?))
@@ -81,18 +83,18 @@ fn retry_after(response: &RateLimitResponse, behaviour: &DecisionSettings) -> Op
 pub(super) async fn explain(State(state): State<AppState>, body: Bytes) -> Response {
     let request = match json::request_from_json(&body) {
         Ok(request) => request,
-        Err(error) => return text(StatusCode::BAD_REQUEST, format!("{error}\n")),
+        Err(error) => return respond_text(StatusCode::BAD_REQUEST, format!("{error}\n")),
     };
     let entries: usize = request.descriptors.iter().map(|descriptor| descriptor.entries.len()).sum();
     if request.descriptors.len() > MAX_EXPLAINED || entries > MAX_EXPLAINED {
         let problem = format!("the request is too large: at most {MAX_EXPLAINED} descriptors and entries in total\n");
-        return text(StatusCode::BAD_REQUEST, problem);
+        return respond_text(StatusCode::BAD_REQUEST, problem);
     }
     // The search for near misses visits all rules of a level, so it runs on a blocking thread, one request at a time.
     static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
-    let Ok(_permit) = ONE_AT_A_TIME.acquire().await else { return internal_error() };
+    let Ok(_permit) = ONE_AT_A_TIME.acquire().await else { return respond_internal_error() };
     let service = Arc::clone(&state.collector.service);
-    let Some(loaded) = service.rules.load_full() else { return no_rules() };
+    let Some(loaded) = service.rules.load_full() else { return respond_no_rules() };
     let context = service.context(Some(&loaded), DEFAULT_DEADLINE);
     let counters = service.decider.peek(context, &decode::request(&request)).await;
     let explain = move || {
@@ -100,7 +102,7 @@ pub(super) async fn explain(State(state): State<AppState>, body: Bytes) -> Respo
         let explained = Explanation::of(behaviour, &loaded.rules, &decode::request(&request), &counters);
         let source_version = service.rules.source_version().map(|version| version.to_string());
         let region = service.decider.explained_region();
-        pretty_json(&Explanation { source_version, region, ..explained })
+        respond_pretty_json(&Explanation { source_version, region, ..explained })
     };
-    tokio::task::spawn_blocking(explain).await.unwrap_or_else(|_| internal_error())
+    tokio::task::spawn_blocking(explain).await.unwrap_or_else(|_| respond_internal_error())
 }

@@ -49,7 +49,7 @@ pub fn request_from_json(text: &[u8]) -> Result<RateLimitRequest, JsonError> {
     if objects > MAX_OBJECTS {
         return Err(JsonError::TooManyObjects(objects));
     }
-    static REQUEST: LazyLock<MessageDescriptor> = LazyLock::new(|| descriptor("RateLimitRequest"));
+    static REQUEST: LazyLock<MessageDescriptor> = LazyLock::new(|| find_descriptor("RateLimitRequest"));
     let mut json = Deserializer::from_slice(text);
     let message = DynamicMessage::deserialize(REQUEST.clone(), &mut json).map_err(JsonError::NotARequest)?;
     json.end().map_err(JsonError::NotARequest)?;
@@ -62,8 +62,8 @@ pub fn request_from_json(text: &[u8]) -> Result<RateLimitRequest, JsonError> {
 /// None for responses of `grpc::encode`. For a response of another server, [`JsonError::Unprintable`] if its metadata
 /// holds a number that is not finite or it has a time out of range, [`JsonError::Unconvertible`] if it nests too deep.
 pub fn response_to_json(response: &RateLimitResponse) -> Result<String, JsonError> {
-    static RESPONSE: LazyLock<MessageDescriptor> = LazyLock::new(|| descriptor("RateLimitResponse"));
-    to_line(&DynamicMessage::decode(RESPONSE.clone(), response.encode_to_vec().as_slice())?)
+    static RESPONSE: LazyLock<MessageDescriptor> = LazyLock::new(|| find_descriptor("RateLimitResponse"));
+    encode_line(&DynamicMessage::decode(RESPONSE.clone(), response.encode_to_vec().as_slice())?)
 }
 
 /// Encodes a request as one line of JSON, which [`request_from_json`] decodes.
@@ -71,18 +71,18 @@ pub fn response_to_json(response: &RateLimitResponse) -> Result<String, JsonErro
 /// # Errors
 /// [`JsonError::Unconvertible`] if a key or value is not UTF-8, which JSON cannot represent.
 pub fn request_to_json(request: &RateLimitRequest) -> Result<String, JsonError> {
-    let message = descriptor("RateLimitRequest");
-    to_line(&DynamicMessage::decode(message, request.encode_to_vec().as_slice())?)
+    let message = find_descriptor("RateLimitRequest");
+    encode_line(&DynamicMessage::decode(message, request.encode_to_vec().as_slice())?)
 }
 
-fn to_line(message: &DynamicMessage) -> Result<String, JsonError> {
+fn encode_line(message: &DynamicMessage) -> Result<String, JsonError> {
     let mut line = Vec::new();
     message.serialize(&mut Serializer::with_formatter(&mut line, ShortNumbers)).map_err(JsonError::Unprintable)?;
     Ok(printable_json(str::from_utf8(&line).expect("the serializer writes UTF-8")).into_owned())
 }
 
 /// Descriptor of a message of the service.
-fn descriptor(message: &str) -> MessageDescriptor {
+fn find_descriptor(message: &str) -> MessageDescriptor {
     static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
         DescriptorPool::decode(pb::descriptor_set()).expect("the build wrote a complete descriptor set")
     });

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::off_thread::render_off_thread;
+use super::response::render_off_thread;
 use super::token_attempts::client_network;
 use crate::base::sharded::lock;
 use crate::base::text::printable_json;

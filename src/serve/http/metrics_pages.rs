@@ -10,8 +10,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 
 use super::app_state::{AppState, Exposition};
-use super::off_thread::render_off_thread;
-use super::response::{internal_error, text};
+use super::response::{render_off_thread, respond_internal_error, respond_text};
 use crate::serve::scrape::MetricsCollector;
 use crate::telemetry::metrics::family::{MetricValue, Series};
 use crate::telemetry::metrics::prometheus::TextPage;
@@ -23,15 +22,15 @@ struct ExpositionState {
     exposition: Arc<Exposition>,
 }
 
-/// Routes of the Prometheus listener.
-pub fn routes(state: &AppState) -> Router {
+/// Builds the routes of the Prometheus listener.
+pub fn build_metrics_router(state: &AppState) -> Router {
     let Some(exposition) = state.exposition.clone() else { return Router::new() };
     let path = exposition.path.clone();
     let state = ExpositionState { collector: state.collector.clone(), exposition };
-    Router::new().route(&path, get(metrics)).with_state(state)
+    Router::new().route(&path, get(show_metrics)).with_state(state)
 }
 
-async fn metrics(State(ExpositionState { collector, exposition }): State<ExpositionState>) -> Response {
+async fn show_metrics(State(ExpositionState { collector, exposition }): State<ExpositionState>) -> Response {
     let page = render_off_thread(move || {
         let mut page = TextPage::new(&exposition.options);
         collector.collect(&mut |family| page.add(family));
@@ -39,12 +38,12 @@ async fn metrics(State(ExpositionState { collector, exposition }): State<Exposit
     });
     match page.await {
         Some(page) => (StatusCode::OK, [(header::CONTENT_TYPE, "text/plain; version=0.0.4")], page).into_response(),
-        None => internal_error(),
+        None => respond_internal_error(),
     }
 }
 
 /// `/stats`: a line `name: value` for each series, zeros included, sorted.
-pub(super) async fn stats(State(state): State<AppState>) -> Response {
+pub(super) async fn show_stats(State(state): State<AppState>) -> Response {
     let page = render_off_thread(move || {
         let mut lines = Vec::new();
         state.collector.collect(&mut |family| {
@@ -55,7 +54,7 @@ pub(super) async fn stats(State(state): State<AppState>) -> Response {
         lines.sort_unstable();
         lines.concat()
     });
-    page.await.map_or_else(internal_error, |page| text(StatusCode::OK, page))
+    page.await.map_or_else(respond_internal_error, |page| respond_text(StatusCode::OK, page))
 }
 
 /// Name of a series: in statsd if it has one there, otherwise in Prometheus.

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::base::clock::Time;
 use crate::serve::scrape::MetricsCollector;
-use crate::telemetry::metrics::histogram::{BOUNDS_US, HistogramSnapshot};
+use crate::telemetry::metrics::histogram::{BOUNDS_US, HistogramSnapshot, quantile_us};
 use crate::telemetry::metrics::limit_stats::LimitStat;
 
 /// Totals since the start.
@@ -159,19 +159,11 @@ impl LiveReport {
 
 impl LatencyReport {
     fn new(durations: &HistogramSnapshot) -> Option<Self> {
-        let total = durations.count();
-        let percentile = |per_mille: u64| {
-            // Rank of the percentile, from 1, rounded up.
-            let rank = (u128::from(total) * u128::from(per_mille)).div_ceil(1000);
-            let mut seen = 0;
-            let bucket = durations.counts.iter().position(|count| {
-                seen += u128::from(*count);
-                seen >= rank
-            });
-            let last = BOUNDS_US.len() - 1;
-            BOUNDS_US[bucket.unwrap_or(last).min(last)]
+        let percentile = |per_mille| {
+            let last = BOUNDS_US[BOUNDS_US.len() - 1];
+            quantile_us(&durations.counts, per_mille).unwrap_or(last)
         };
-        (total > 0).then(|| Self {
+        (durations.count() > 0).then(|| Self {
             p50: percentile(500),
             p90: percentile(900),
             p99: percentile(990),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::ReportFormat;
+use super::Format;
 use super::text::columns;
 use crate::base::clock::Time;
 use crate::base::text::printable;
@@ -24,8 +24,8 @@ use crate::telemetry::top_keys::{BURST_SECONDS, MINUTES, TopKeys, TopKeysSnapsho
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RulesQuery {
-    /// ReportFormat of the report.
-    pub format: ReportFormat,
+    /// Format of the report.
+    pub format: Format,
     /// Maximum number of limits: 1 to 10 000, default 100.
     pub most: Option<usize>,
     /// Name of a limit, `domain.key_value.key`, or the start of one up to a dot.
@@ -142,7 +142,7 @@ struct BurstStats {
 impl RuleUsageReport {
     /// Computes the report for the limits of `rules`.
     pub fn new(rules: &RuleSet, top_keys: &TopKeys, now: Time, query: &RulesQuery) -> Self {
-        let bursts = burst_stats(&top_keys.snapshot(now, MINUTES, |name| query.matches(name)));
+        let bursts = sum_burst_stats(&top_keys.snapshot(now, MINUTES, |name| query.matches(name)));
         let limits = rules.rules().flat_map(|rule| (0..rule.limits.len()).map(move |index| (rule, index)));
         let mut reports: Vec<LimitReport> = limits
             .filter(|(rule, index)| query.matches(rule.limits[*index].stats.name()))
@@ -215,7 +215,7 @@ impl LimitReport {
             burst_share,
             findings: Vec::new(),
         };
-        report.findings = report.findings(&limit.limit, bursts);
+        report.findings = report.find_findings(&limit.limit, bursts);
         let left_out = rule.left_out_defaults(index).iter();
         report
             .findings
@@ -237,7 +237,7 @@ impl LimitReport {
         [matched, rejected, near, keys, rejected_keys, share, format!("{}{shadow}", printable(&self.rule))]
     }
 
-    fn findings(&self, limit: &Limit, bursts: BurstStats) -> Vec<Finding> {
+    fn find_findings(&self, limit: &Limit, bursts: BurstStats) -> Vec<Finding> {
         if self.matched == 0 {
             let advice = format!(
                 "no request matched for {} s: `tollkeeper explain` shows which rule a request matches, and why",
@@ -246,14 +246,14 @@ impl LimitReport {
             return vec![Finding { kind: FindingKind::NeverMatched, advice }];
         }
         let found = [
-            (FindingKind::NeverRejected, self.never_rejected()),
-            (FindingKind::KeysSeenOnce, self.keys_seen_once()),
-            (FindingKind::TokenBucket, bursty(limit, bursts)),
+            (FindingKind::NeverRejected, self.find_never_rejected()),
+            (FindingKind::KeysSeenOnce, self.find_keys_seen_once()),
+            (FindingKind::TokenBucket, find_bursty(limit, bursts)),
         ];
         found.into_iter().filter_map(|(kind, advice)| Some(Finding { kind, advice: advice? })).collect()
     }
 
-    fn never_rejected(&self) -> Option<String> {
+    fn find_never_rejected(&self) -> Option<String> {
         let near = match self.near_limit_hits {
             0 => "no hit came near the limit".to_owned(),
             hits => format!("{hits} hits came near the limit"),
@@ -263,7 +263,7 @@ impl LimitReport {
         })
     }
 
-    fn keys_seen_once(&self) -> Option<String> {
+    fn find_keys_seen_once(&self) -> Option<String> {
         let is_mostly_distinct =
             self.distinct_keys.saturating_mul(100) >= self.matched.saturating_mul(MIN_DISTINCT_PERCENT);
         (self.matched >= MIN_DECISIONS && is_mostly_distinct).then(|| {
@@ -276,7 +276,7 @@ impl LimitReport {
     }
 }
 
-fn bursty(limit: &Limit, bursts: BurstStats) -> Option<String> {
+fn find_bursty(limit: &Limit, bursts: BurstStats) -> Option<String> {
     let has_bucket = limit.algorithm().properties().capacity != Capacity::RequestsPerUnit;
     let is_short = limit.period_us() <= MAX_BURST_PERIOD_US && limit.requests_per_unit() > 0;
     let is_mostly_bursts = bursts.rejected >= MIN_REJECTED_HITS && bursts.in_bursts * 2 >= bursts.rejected;
@@ -291,7 +291,7 @@ fn bursty(limit: &Limit, bursts: BurstStats) -> Option<String> {
     })
 }
 
-fn burst_stats(snapshot: &TopKeysSnapshot) -> HashMap<Arc<LimitName>, BurstStats> {
+fn sum_burst_stats(snapshot: &TopKeysSnapshot) -> HashMap<Arc<LimitName>, BurstStats> {
     let mut by_limit: HashMap<Arc<LimitName>, BurstStats> = HashMap::new();
     for key in &snapshot.keys {
         let bursts = by_limit.entry(Arc::clone(&key.limit)).or_default();

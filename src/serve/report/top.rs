@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::ReportFormat;
+use super::Format;
 use super::text::columns;
 use crate::base::clock::Time;
 use crate::base::text::printable;
@@ -18,8 +18,8 @@ use crate::telemetry::top_keys::{MINUTES, MinuteSum, RejectedKey, TopKeys, TopKe
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TopQuery {
-    /// ReportFormat of the report.
-    pub format: ReportFormat,
+    /// Format of the report.
+    pub format: Format,
     /// Number of minutes, including the current one: 1 to [`MINUTES`], default 5.
     pub minutes: Option<u64>,
     /// Maximum number of keys, overall and by limit: 1 to 1000, default 10.
@@ -115,7 +115,7 @@ impl TopReport {
             .into_iter()
             .map(RejectedByMinute::from)
             .collect();
-        report.keys_mut().for_each(|key| key.entries = entries(&key.key));
+        report.keys_mut().for_each(|key| key.entries = parse_entries(&key.key));
         report
     }
 
@@ -208,8 +208,8 @@ impl From<MinuteSum> for RejectedByMinute {
     }
 }
 
-/// Entries of a key's text; `None` if it was cut or is not UTF-8.
-fn entries(text: &str) -> Option<Vec<KeyEntry>> {
+/// Parses the entries of a key's text; `None` if it was cut or is not UTF-8.
+fn parse_entries(text: &str) -> Option<Vec<KeyEntry>> {
     let mut entries = vec![KeyEntry { key: String::new(), value: None }];
     let mut characters = text.chars();
     while let Some(character) = characters.next() {

@@ -13,17 +13,17 @@ use crate::telemetry::metrics::limit_registry::{LimitRegistry, OTHER};
 use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat, LimitStats};
 
 /// Emits the metrics of limits. Series of rules start at 0; series named by requests appear with their first count.
-pub(super) fn collect(service: &Service, path_label: bool, emit: &mut dyn FnMut(Family)) {
+pub(super) fn emit_limits(service: &Service, path_label: bool, emit: &mut dyn FnMut(Family)) {
     let registry = &service.decider.metrics.limits;
     let limits = registry.all();
     for (stat, name, help) in LimitStat::COMPATIBLE {
-        emit(compatible(stat, name, help, &limits, path_label));
+        emit(build_compatible_family(stat, name, help, &limits, path_label));
     }
     // Limits of one domain can have equal dotted names, such as `a` with `b.c` and `a.b` with `c` below it.
-    emit(decisions(&limits).add_up_equal_labels());
-    configured(&service.rules, emit);
-    emit(overshoot(&limits).add_up_equal_labels());
-    emit(unknown_domains(registry));
+    emit(build_decision_family(&limits).add_up_equal_labels());
+    emit_configured_limits(&service.rules, emit);
+    emit(build_overshoot_family(&limits).add_up_equal_labels());
+    emit(build_unknown_domain_family(registry));
     let help = "Number of series named by requests.";
     emit(Family::gauge("tollkeeper_metric_series", help, registry.series()));
     let help = "Maximum number of series named by requests.";
@@ -32,20 +32,26 @@ pub(super) fn collect(service: &Service, path_label: bool, emit: &mut dyn FnMut(
     emit(Family::counter("tollkeeper_metric_series_overflow_total", help, registry.overflow()));
 }
 
-/// A counter that envoyproxy/ratelimit also has.
-fn compatible(stat: LimitStat, name: &str, help: &'static str, limits: &[Arc<LimitStats>], path_label: bool) -> Family {
+/// Builds a counter that envoyproxy/ratelimit also has.
+fn build_compatible_family(
+    stat: LimitStat,
+    name: &str,
+    help: &'static str,
+    limits: &[Arc<LimitStats>],
+    path_label: bool,
+) -> Family {
     let starts_at_zero = !matches!(stat, LimitStat::OverLimitWithLocalCache | LimitStat::TotalNegativeHits);
     let mut family = Family::new(format!("ratelimit_service_rate_limit_{name}"), MetricKind::Counter, help);
     let shown = limits.iter().filter(|limit| starts_at_zero && is_of_rule(limit) || limit.get(stat) > 0);
     family.series.extend(shown.map(|limit| Series {
         statsd_name: Some(format!("ratelimit.service.rate_limit.{}.{name}", limit.name().key())),
-        labels: labels(limit.name(), path_label),
+        labels: build_labels(limit.name(), path_label),
         value: MetricValue::Counter(limit.get(stat)),
     }));
     family
 }
 
-fn labels(name: &LimitName, path_label: bool) -> Vec<Label> {
+fn build_labels(name: &LimitName, path_label: bool) -> Vec<Label> {
     let mut labels = name.labels();
     if path_label {
         labels.push((Cow::Borrowed("path"), name.key().to_owned()));
@@ -53,8 +59,8 @@ fn labels(name: &LimitName, path_label: bool) -> Vec<Label> {
     labels
 }
 
-/// Decisions by verdict.
-fn decisions(limits: &[Arc<LimitStats>]) -> Family {
+/// Builds the decisions by verdict.
+fn build_decision_family(limits: &[Arc<LimitStats>]) -> Family {
     let mut family = Family::new(
         "tollkeeper_decisions_total",
         MetricKind::Counter,
@@ -63,14 +69,15 @@ fn decisions(limits: &[Arc<LimitStats>]) -> Family {
     for limit in limits {
         let verdicts = LimitStat::VERDICTS.into_iter().map(|(stat, verdict)| (limit.get(stat), verdict));
         let is_shown = |(count, verdict): &(u64, &str)| *count > 0 || *verdict == "ok" && is_of_rule(limit);
-        let series = |(count, verdict): (u64, &'static str)| rule_series(limit.name(), count).label("verdict", verdict);
+        let series =
+            |(count, verdict): (u64, &'static str)| build_rule_series(limit.name(), count).label("verdict", verdict);
         family.series.extend(verdicts.filter(is_shown).map(series));
     }
     family
 }
 
 /// Emits the configured limits and the number of their decisions, including those counted under names from requests.
-fn configured(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
+fn emit_configured_limits(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
     let help = "Number of hits that a limit allows per period.";
     let mut limits = Family::new("tollkeeper_rule_limit", MetricKind::Gauge, help);
     let help = "Total number of decisions on a configured limit, including those counted under names from requests.";
@@ -80,12 +87,12 @@ fn configured(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
         // of limits that differ only in their number, emit the first.
         let (mut seen_stats, mut seen_labels) = (HashSet::new(), HashSet::new());
         for limit in loaded.rules.rules().flat_map(|compiled| &compiled.limits) {
-            let series = limit_series(limit);
+            let series = build_limit_series(limit);
             if seen_labels.insert(series.labels.clone()) {
                 limits.series.push(series);
             }
             if seen_stats.insert(Arc::as_ptr(&limit.stats)) {
-                decisions.series.push(rule_series(limit.stats.name(), limit.stats.all_decisions().total));
+                decisions.series.push(build_rule_series(limit.stats.name(), limit.stats.all_decisions().total));
             }
         }
     }
@@ -93,7 +100,7 @@ fn configured(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
     emit(decisions.add_up_equal_labels());
 }
 
-fn limit_series(compiled: &CompiledLimit) -> Series {
+fn build_limit_series(compiled: &CompiledLimit) -> Series {
     let (name, limit) = (compiled.stats.name(), &compiled.limit);
     let consistency = if matches!(limit.consistency(), Consistency::Eventual(_)) { "eventual" } else { "strict" };
     Series::new(MetricValue::Gauge(f64::from(limit.requests_per_unit())))
@@ -105,18 +112,18 @@ fn limit_series(compiled: &CompiledLimit) -> Series {
         .label("scope", if limit.global_scope().is_some() { "global" } else { "region" })
 }
 
-fn overshoot(limits: &[Arc<LimitStats>]) -> Family {
+fn build_overshoot_family(limits: &[Arc<LimitStats>]) -> Family {
     let mut family = Family::new(
         "tollkeeper_rule_overshoot_hits_total",
         MetricKind::Counter,
         "Total number of hits that an eventual rule admitted from its share and never charged.",
     );
     let nonzero = limits.iter().filter(|limit| limit.get(LimitStat::Uncharged) > 0);
-    family.series.extend(nonzero.map(|limit| rule_series(limit.name(), limit.get(LimitStat::Uncharged))));
+    family.series.extend(nonzero.map(|limit| build_rule_series(limit.name(), limit.get(LimitStat::Uncharged))));
     family
 }
 
-fn unknown_domains(registry: &LimitRegistry) -> Family {
+fn build_unknown_domain_family(registry: &LimitRegistry) -> Family {
     let mut family = Family::new(
         "ratelimit_service_rate_limit_domain_not_found",
         MetricKind::Counter,
@@ -129,7 +136,7 @@ fn unknown_domains(registry: &LimitRegistry) -> Family {
     family
 }
 
-fn rule_series(name: &LimitName, count: u64) -> Series {
+fn build_rule_series(name: &LimitName, count: u64) -> Series {
     Series::new(MetricValue::Counter(count)).label("domain", name.domain()).label("rule", name.key())
 }
 

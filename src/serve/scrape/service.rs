@@ -7,13 +7,13 @@ use crate::telemetry::service_metrics::ServiceMetrics;
 use crate::telemetry::traces::span_queue::{ExportCounts, SpanQueue};
 
 /// Emits the metrics of requests, decisions and spans.
-pub(super) fn collect(service: &Service, emit: &mut dyn FnMut(Family)) {
+pub(super) fn emit_service(service: &Service, emit: &mut dyn FnMut(Family)) {
     let metrics = &service.decider.metrics;
-    calls(metrics, emit);
+    emit_calls(metrics, emit);
     let decisions = Series::new(MetricValue::Histogram(Box::new(metrics.decisions.snapshot())));
     let help = "Duration of decisions in seconds, including the store, without the delay of responses.";
     emit(Family::new("tollkeeper_decision_duration_seconds", MetricKind::Histogram, help).with(decisions));
-    emit(errors(service));
+    emit(build_error_family(service));
     let shadow = Series::new(MetricValue::Counter(metrics.global_shadow_mode()));
     let help = "Total number of requests admitted because of SHADOW_MODE.";
     emit(
@@ -21,10 +21,10 @@ pub(super) fn collect(service: &Service, emit: &mut dyn FnMut(Family)) {
             .with(shadow.statsd_name("ratelimit.service.global_shadow_mode")),
     );
     if let Some(tracer) = &service.tracer {
-        emit(spans(&tracer.span_queue));
+        emit(build_span_family(&tracer.span_queue));
     }
     if let Some(log) = &service.decider.log {
-        emit(records(log));
+        emit(build_record_family(log));
     }
     emit(Family::gauge(
         "tollkeeper_answers_held",
@@ -33,8 +33,8 @@ pub(super) fn collect(service: &Service, emit: &mut dyn FnMut(Family)) {
     ));
 }
 
-/// Calls by gRPC method.
-fn calls(metrics: &ServiceMetrics, emit: &mut dyn FnMut(Family)) {
+/// Emits calls by gRPC method.
+fn emit_calls(metrics: &ServiceMetrics, emit: &mut dyn FnMut(Family)) {
     let mut requests = Family::new(
         "ratelimit_service_total_requests",
         MetricKind::Counter,
@@ -58,7 +58,7 @@ fn calls(metrics: &ServiceMetrics, emit: &mut dyn FnMut(Family)) {
     emit(times);
 }
 
-fn errors(service: &Service) -> Family {
+fn build_error_family(service: &Service) -> Family {
     let failed: u64 = service.decider.failed_charges().map(|(_, count)| count).sum();
     let series = |kind: &'static str, count| {
         let statsd_name = format!("ratelimit.service.call.should_rate_limit.{kind}");
@@ -73,14 +73,14 @@ fn errors(service: &Service) -> Family {
     .with(series("service_error", service.decider.metrics.service_errors()))
 }
 
-fn spans(span_queue: &SpanQueue) -> Family {
+fn build_span_family(span_queue: &SpanQueue) -> Family {
     let ExportCounts { sent, dropped, failed } = span_queue.export_counts();
     let help = "Total number of ended spans: sent to the collector, dropped by the full queue, or failed to send.";
     let counts = [("sent", sent), ("dropped", dropped), ("failed", failed)];
     Family::counters("tollkeeper_spans_total", help, "outcome", counts)
 }
 
-fn records(log: &DecisionLog) -> Family {
+fn build_record_family(log: &DecisionLog) -> Family {
     let help = "Total number of records of the decision log: written, dropped by the full queue, or failed to write.";
     let mut family = Family::new("tollkeeper_decision_log_records_total", MetricKind::Counter, help);
     for RecordCounts { sink, written, dropped, failed } in log.counts() {

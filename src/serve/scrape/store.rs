@@ -12,7 +12,7 @@ use crate::store::stats::{
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 
 /// Emits the metrics of the store.
-pub(super) fn collect(decider: &Decider, health: &Health, emit: &mut dyn FnMut(Family)) {
+pub(super) fn emit_store(decider: &Decider, health: &Health, emit: &mut dyn FnMut(Family)) {
     let stats = decider.store.stats();
     emit(
         Family::new("tollkeeper_store_info", MetricKind::Gauge, "Store of the counters; always 1.")
@@ -27,14 +27,14 @@ pub(super) fn collect(decider: &Decider, health: &Health, emit: &mut dyn FnMut(F
     emit(Family::gauge("tollkeeper_store_lost", help, u8::from(health.is_store_lost())));
     let help = "1 if the store is misconfigured.";
     emit(Family::gauge("tollkeeper_store_misconfigured", help, u8::from(health.is_store_misconfigured())));
-    memory_usage(stats.memory, emit);
+    emit_local_counters(stats.memory, emit);
     if let Some(shared) = stats.shared {
-        shared_store(shared, emit);
+        emit_shared_store(shared, emit);
     }
 }
 
-/// Counters in this process: those of the memory store, or of the fallback.
-fn memory_usage(usage: MemoryUsage, emit: &mut dyn FnMut(Family)) {
+/// Emits the metrics of the counters in this process: those of the memory store, or of the fallback.
+fn emit_local_counters(usage: MemoryUsage, emit: &mut dyn FnMut(Family)) {
     emit(Family::gauge("tollkeeper_keys", "Number of counters in this process.", usage.counters));
     emit(Family::gauge("tollkeeper_memory_bytes", "Memory used by in-process counters, in bytes.", usage.bytes));
     let help = "Maximum memory of in-process counters, in bytes.";
@@ -43,8 +43,8 @@ fn memory_usage(usage: MemoryUsage, emit: &mut dyn FnMut(Family)) {
     emit(Family::counter("tollkeeper_keys_evicted_total", help, usage.evicted));
 }
 
-/// A store that all replicas share.
-fn shared_store(stats: SharedStoreStats, emit: &mut dyn FnMut(Family)) {
+/// Emits the metrics of a store that all replicas share.
+fn emit_shared_store(stats: SharedStoreStats, emit: &mut dyn FnMut(Family)) {
     emit(
         Family::new(
             "tollkeeper_store_duration_seconds",
@@ -65,18 +65,18 @@ fn shared_store(stats: SharedStoreStats, emit: &mut dyn FnMut(Family)) {
     let help = "Total number of charges rejected by the over-limit cache, without a call to the store.";
     emit(Family::counter("tollkeeper_known_over_hits_total", help, stats.rejected_locally));
     if let Some(sharing) = &stats.eventual {
-        eventual(sharing, emit);
+        emit_eventual_sharing(sharing, emit);
     }
     if let Some(regions) = &stats.regions {
-        region(regions, emit);
+        emit_region(regions, emit);
     }
-    breakers(stats.servers, emit);
-    stats.pools.iter().for_each(|connections| pool(connections, emit));
-    commands(&stats.commands, emit);
+    emit_breakers(stats.servers, emit);
+    stats.pools.iter().for_each(|pool| emit_pool(pool, emit));
+    emit_commands(&stats.commands, emit);
 }
 
-/// This region among those that share global limits.
-fn region(stats: &RegionStats, emit: &mut dyn FnMut(Family)) {
+/// Emits the state of this region among those that share global limits.
+fn emit_region(stats: &RegionStats, emit: &mut dyn FnMut(Family)) {
     let help = "1 if the global Redis has answered within 5 s; 0: the region is cut off.";
     emit(Family::gauge("tollkeeper_region_connected", help, u8::from(stats.connected)));
     let help = "1 if another region has another list of regions, or another Redis has the name of this region.";
@@ -105,7 +105,7 @@ fn region(stats: &RegionStats, emit: &mut dyn FnMut(Family)) {
     }
 }
 
-fn breakers(mut servers: Vec<StoreServerStats>, emit: &mut dyn FnMut(Family)) {
+fn emit_breakers(mut servers: Vec<StoreServerStats>, emit: &mut dyn FnMut(Family)) {
     let mut breakers = Family::new(
         "tollkeeper_breaker_open",
         MetricKind::Gauge,
@@ -119,8 +119,8 @@ fn breakers(mut servers: Vec<StoreServerStats>, emit: &mut dyn FnMut(Family)) {
     emit(breakers);
 }
 
-/// Shares and leases of eventual rules.
-fn eventual(sharing: &EventualSharing, emit: &mut dyn FnMut(Family)) {
+/// Emits the shares and leases of eventual rules.
+fn emit_eventual_sharing(sharing: &EventualSharing, emit: &mut dyn FnMut(Family)) {
     let usage = sharing.hits;
     let help = "Total number of hits that eventual rules admitted in this process, by source.";
     let counts = [("share", usage.shared), ("lease", usage.leased)];
@@ -138,8 +138,8 @@ fn eventual(sharing: &EventualSharing, emit: &mut dyn FnMut(Family)) {
     }
 }
 
-/// Connections to servers, under the names of envoyproxy/ratelimit.
-fn pool(stats: &PoolStats, emit: &mut dyn FnMut(Family)) {
+/// Emits the connections to servers, under the names of envoyproxy/ratelimit.
+fn emit_pool(stats: &PoolStats, emit: &mut dyn FnMut(Family)) {
     let PoolStats { name: prefix, connections, opened } = *stats;
     let statsd_name = |metric: &str| format!("ratelimit.{prefix}.{metric}");
     let name = |metric: &str| format!("ratelimit_{prefix}_{metric}");
@@ -156,8 +156,8 @@ fn pool(stats: &PoolStats, emit: &mut dyn FnMut(Family)) {
     emit(counter("cx_local_close", "Total number of connections to the store that were closed.", closed));
 }
 
-/// Commands, under the names of envoyproxy/ratelimit, which writes the outcome as a tag.
-fn commands(counts: &[CommandCount], emit: &mut dyn FnMut(Family)) {
+/// Emits commands, under the names of envoyproxy/ratelimit, which writes the outcome as a tag.
+fn emit_commands(counts: &[CommandCount], emit: &mut dyn FnMut(Family)) {
     for counts in counts.chunk_by(|a, b| a.name == b.name) {
         let name = format!("ratelimit_{}", counts[0].name.replace('.', "_"));
         let mut family =

@@ -58,7 +58,7 @@ pub(super) fn prometheus(settings: &Settings) -> Option<ListenerAddress<'_>> {
 }
 
 /// Finds addresses that do not resolve, are not local or not permitted, and ports that two listeners have.
-pub(super) fn problems(settings: &Settings) -> Vec<StartupError> {
+pub(super) fn find_problems(settings: &Settings) -> Vec<StartupError> {
     let mut problems = Vec::new();
     let grpc = match &settings.listeners.grpc {
         GrpcListener::Tcp(address) => Some(grpc(address)),

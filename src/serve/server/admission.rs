@@ -1,9 +1,12 @@
-//! Limits on connections and requests, per listener and per client address.
+//! Admission: limits on connections, requests and their bytes, per listener and per client address.
 //!
 //! A connection above the limit is closed right after it is accepted, a request above the limit is answered before its
 //! body is read; neither ever waits. Limits per address keep one client from using up the rest. Health probes have a
 //! small limit of their own, because restarting a busy process makes the overload worse. Listeners for operators limit
 //! connections only.
+//!
+//! Most requests and responses are small, and their number is limited; only their bytes above [`UNCOUNTED_BYTES`] are
+//! counted, so the usual call touches no counter of bytes.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -12,40 +15,35 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::IntoResponse as _;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::base::clock::Clock;
 use crate::base::sharded::lock;
+use crate::base::words::words;
 use crate::settings::client_limits::ClientLimits;
-use crate::telemetry::listener_stats::{ListenerStats, RefusedLimit, ServerStats};
+use crate::telemetry::listener_stats::{ListenerStats, RefusedLimit, StatsByListener};
 use crate::telemetry::log_throttle::LogThrottle;
 
-/// The listener that a connection came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ListenerKind {
-    /// Rate limit service over gRPC.
-    Grpc,
-    /// `/json` and the health pages.
-    Http,
-    /// Debug pages for operators.
-    Debug,
-    /// Metrics for Prometheus.
-    Prometheus,
+words! {
+    /// The listener that a connection came to, with its name in metrics and logs.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum ListenerKind {
+        /// Rate limit service over gRPC.
+        Grpc = "grpc",
+        /// `/json` and the health pages.
+        Http = "http",
+        /// Debug pages for operators.
+        Debug = "debug",
+        /// Metrics for Prometheus.
+        Prometheus = "prometheus",
+    }
 }
 
 impl ListenerKind {
-    /// Name in metrics and logs.
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Grpc => "grpc",
-            Self::Http => "http",
-            Self::Debug => "debug",
-            Self::Prometheus => "prometheus",
-        }
-    }
-
     /// True for listeners that clients use, false for those of operators.
-    pub(super) const fn is_public(self) -> bool {
+    pub(super) const fn serves_clients(self) -> bool {
         matches!(self, Self::Grpc | Self::Http)
     }
 }
@@ -56,8 +54,8 @@ pub(super) struct AdmissionLimits {
     bounds: ClientLimits,
     /// Maximum number of open connections per listener.
     max_connections: usize,
-    stats: Arc<ServerStats>,
-    /// Requests in flight on all public listeners.
+    stats: Arc<StatsByListener>,
+    /// Requests in flight on all listeners for clients.
     requests: CachePadded<AtomicUsize>,
     /// Bytes that requests and responses in flight take.
     buffered_bytes: CachePadded<AtomicUsize>,
@@ -113,17 +111,41 @@ pub(super) struct RequestPermit(Arc<ConnectionPermit>);
 #[derive(Debug)]
 pub(super) struct ProbePermit(Arc<ConnectionPermit>);
 
+/// Place of an admitted request, which it keeps until its response is taken.
+#[derive(Debug)]
+pub(super) enum Admitted {
+    /// A request that limits admit.
+    Request(RequestPermit),
+    /// A health probe that may wait, as a watch stream does.
+    Probe(ProbePermit),
+    /// A health probe that must be answered at its first poll, because too many wait already.
+    ImmediateProbe,
+    /// A request of an operator, or a health probe over HTTP, which waits for nothing.
+    Unlimited,
+}
+
+/// Request that a limit on concurrent requests rejected.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OverloadRejection(ListenerKind);
+
 /// Maximum number of health probes in progress on a connection. Each is one short call, or a watch stream.
 const MAX_PROBES_PER_CONNECTION: usize = 16;
 /// Maximum number of health probes in progress from one address.
 const MAX_PROBES_PER_ADDRESS: usize = 2048;
+
+/// Start of the paths of health probes over gRPC.
+const HEALTH_SERVICE: &str = "/grpc.health.v1.Health/";
+/// Paths of health probes over HTTP.
+const PROBE_PAGES: [&str; 3] = ["/healthcheck", "/livez", "/readyz"];
+
+const TOO_MANY_REQUESTS: &str = "too many concurrent requests; try again later";
 
 /// Interval between log lines about rejections.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 impl AdmissionLimits {
     /// Raises the limit of open files to its maximum and derives the connection limit from it.
-    pub(super) fn new(bounds: ClientLimits, stats: Arc<ServerStats>) -> Self {
+    pub(super) fn new(bounds: ClientLimits, stats: Arc<StatsByListener>) -> Self {
         let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
         // If raising RLIMIT_NOFILE fails, derive the connection limit from the current value.
         let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).is_ok();
@@ -160,7 +182,7 @@ impl ListenerAdmission {
     }
 
     /// Admits a connection; `None` if a connection limit is reached.
-    pub(super) fn admit(self: &Arc<Self>, peer: Option<SocketAddr>) -> Option<Arc<ConnectionPermit>> {
+    pub(super) fn admit_connection(self: &Arc<Self>, peer: Option<SocketAddr>) -> Option<Arc<ConnectionPermit>> {
         let max = self.limits.max_connections;
         if self.stats().connections() >= max {
             self.reject_connection("TOLLKEEPER_MAX_CONNECTIONS", max, peer);
@@ -207,11 +229,30 @@ fn address_key(peer: SocketAddr) -> IpAddr {
 }
 
 impl ConnectionPermit {
-    /// Admits a request.
+    /// Admits a request by its path.
+    ///
+    /// # Errors
+    /// A limit on requests in flight is reached.
+    pub(super) fn admit_request(self: &Arc<Self>, path: &str) -> Result<Admitted, OverloadRejection> {
+        self.set_active();
+        match self.kind() {
+            ListenerKind::Grpc if path.starts_with(HEALTH_SERVICE) => {
+                Ok(self.admit_probe().map_or(Admitted::ImmediateProbe, Admitted::Probe))
+            }
+            ListenerKind::Http if PROBE_PAGES.contains(&path) => Ok(Admitted::Unlimited),
+            kind if kind.serves_clients() => self.admit_client_request().map(Admitted::Request).map_err(|limit| {
+                self.record_refusal(limit);
+                OverloadRejection(kind)
+            }),
+            _ => Ok(Admitted::Unlimited),
+        }
+    }
+
+    /// Admits a request of a client.
     ///
     /// # Errors
     /// The limit on requests in flight that is reached.
-    pub(super) fn admit_request(self: &Arc<Self>) -> Result<RequestPermit, RefusedLimit> {
+    fn admit_client_request(self: &Arc<Self>) -> Result<RequestPermit, RefusedLimit> {
         let (limits, bounds) = (&self.listener.limits, &self.listener.limits.bounds);
         let total = limits.requests.0.fetch_add(1, Ordering::Relaxed);
         let of_address = self.of_address.0.requests.fetch_add(1, Ordering::Relaxed);
@@ -227,7 +268,7 @@ impl ConnectionPermit {
     }
 
     /// Admits a health probe that stays in progress; `None` if too many do.
-    pub(super) fn admit_probe(self: &Arc<Self>) -> Option<ProbePermit> {
+    fn admit_probe(self: &Arc<Self>) -> Option<ProbePermit> {
         let of_connection = self.of_connection.probes.fetch_add(1, Ordering::Relaxed);
         let of_address = self.of_address.0.probes.fetch_add(1, Ordering::Relaxed);
         // Dropping the permit subtracts from both counters.
@@ -236,7 +277,7 @@ impl ConnectionPermit {
     }
 
     /// Adds bytes, unless a limit is reached.
-    pub(super) fn add_buffered(&self, bytes: usize) -> Result<(), RefusedLimit> {
+    fn add_buffered(&self, bytes: usize) -> Result<(), RefusedLimit> {
         let (limits, bounds) = (&self.listener.limits, &self.listener.limits.bounds);
         let is_exceeded = |before: usize, max: Option<usize>| max.is_some_and(|max| before + bytes > max);
         let of_connection = self.of_connection.buffered_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -256,7 +297,7 @@ impl ConnectionPermit {
     }
 
     /// Subtracts bytes that were added.
-    pub(super) fn remove_buffered(&self, bytes: usize) {
+    fn remove_buffered(&self, bytes: usize) {
         for counter in [
             &self.of_connection.buffered_bytes,
             &self.of_address.0.buffered_bytes,
@@ -282,7 +323,7 @@ impl ConnectionPermit {
     }
 
     /// Marks the connection as active. Reads first: most requests find the mark set and keep the cache line shared.
-    pub(super) fn set_active(&self) {
+    fn set_active(&self) {
         if !self.is_active.load(Ordering::Relaxed) {
             self.is_active.store(true, Ordering::Relaxed);
         }
@@ -331,4 +372,78 @@ impl Drop for ProbePermit {
         self.0.of_connection.probes.fetch_sub(1, Ordering::Relaxed);
         self.0.of_address.0.probes.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+impl OverloadRejection {
+    /// Response to the client, which may retry: no hits were charged.
+    pub(super) fn into_response(self) -> axum::response::Response {
+        match self.0 {
+            ListenerKind::Grpc => tonic::Status::resource_exhausted(TOO_MANY_REQUESTS).into_http(),
+            _ => {
+                let headers = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];
+                (StatusCode::SERVICE_UNAVAILABLE, headers, format!("{TOO_MANY_REQUESTS}\n")).into_response()
+            }
+        }
+    }
+}
+
+/// Bytes of a request or response that are not counted.
+const UNCOUNTED_BYTES: usize = 2048;
+
+/// Bytes that one request or response takes. Dropping the value frees them.
+#[derive(Debug)]
+pub(super) struct BufferedBytes {
+    connection: Arc<ConnectionPermit>,
+    bytes: usize,
+}
+
+impl BufferedBytes {
+    /// No bytes yet, of a request on this connection.
+    pub(super) const fn new(connection: Arc<ConnectionPermit>) -> Self {
+        Self { connection, bytes: 0 }
+    }
+
+    /// Bytes of a response that the client has not taken yet; `None` if they are too few to be counted.
+    ///
+    /// # Errors
+    /// The limit that is reached.
+    pub(super) fn of_response(connection: &Arc<ConnectionPermit>, bytes: usize) -> Result<Option<Self>, RefusedLimit> {
+        if bytes <= UNCOUNTED_BYTES {
+            return Ok(None);
+        }
+        let mut this = Self::new(Arc::clone(connection));
+        this.add(bytes)?;
+        Ok(Some(this))
+    }
+
+    /// Adds bytes.
+    ///
+    /// # Errors
+    /// The limit that is reached; the bytes are not added then.
+    pub(super) fn add(&mut self, bytes: usize) -> Result<(), RefusedLimit> {
+        let more = counted(self.bytes + bytes) - counted(self.bytes);
+        if more > 0 {
+            self.connection.add_buffered(more)?;
+        }
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// The connection of the request or response.
+    pub(super) const fn connection(&self) -> &Arc<ConnectionPermit> {
+        &self.connection
+    }
+}
+
+impl Drop for BufferedBytes {
+    fn drop(&mut self) {
+        let counted = counted(self.bytes);
+        if counted > 0 {
+            self.connection.remove_buffered(counted);
+        }
+    }
+}
+
+const fn counted(bytes: usize) -> usize {
+    bytes.saturating_sub(UNCOUNTED_BYTES)
 }

@@ -5,15 +5,22 @@
 //! client can delay: the TLS handshake, the first request, the head of an HTTP/1 request, reading of a page, the reply
 //! to an HTTP/2 ping. The handshake runs in the connection's own task, so a slow one does not delay `accept`.
 
+use std::convert::Infallible;
 use std::future;
-use std::pin::pin;
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
+use axum::http::uri::Authority;
+use axum::http::{Request, Response, StatusCode, Version, header};
+use axum::response::IntoResponse as _;
 use axum::serve::Listener;
+use axum::{BoxError, Router};
+use hyper::body::{Body, Incoming};
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto::Builder;
+use hyper_util::server::conn::auto::{self, Builder};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
@@ -22,14 +29,32 @@ use tokio::time::{sleep, timeout};
 use tokio_io_timeout::TimeoutWriter;
 
 use super::admission::{ConnectionPermit, ListenerAdmission, ListenerKind};
-use super::admission_service::{PeerAddr, admission_service};
 use super::coalesced_writer::CoalescedWriter;
-use super::graceful::GracefulConnection;
-use super::http2::Http2Server;
+use super::http2::{GracefulConnection, Http2Server};
 use super::reloading_tls::{ReloadingTls, log_handshake_failure};
 use crate::base::random::random_share;
+use crate::serve::http::admin_token::ClientAddress;
 use crate::settings::client_limits::ClientLimits;
 use crate::settings::grpc::GrpcSettings;
+
+/// Address of the other end of an accepted connection.
+pub(super) trait PeerAddr {
+    /// IP address and port; `None` for a Unix socket.
+    fn peer(&self) -> Option<SocketAddr>;
+}
+
+impl PeerAddr for SocketAddr {
+    fn peer(&self) -> Option<SocketAddr> {
+        // Dual-stack sockets report IPv4 peers as IPv4-mapped IPv6.
+        Some(Self::new(self.ip().to_canonical(), self.port()))
+    }
+}
+
+impl PeerAddr for tokio::net::unix::SocketAddr {
+    fn peer(&self) -> Option<SocketAddr> {
+        None
+    }
+}
 
 /// Checks that a listener applies to each connection.
 #[derive(Clone, Debug)]
@@ -76,7 +101,7 @@ impl ConnectionPolicy {
         builder.http1().timer(TokioTimer::new()).header_read_timeout(bounds.head_timeout);
         builder.http2().timer(TokioTimer::new()).max_concurrent_streams(MAX_HTTP_STREAMS);
         builder.http2().max_header_list_size(bounds.head_bytes);
-        if kind.is_public() {
+        if kind.serves_clients() {
             builder.http1().max_buf_size(usize::try_from(bounds.head_bytes).unwrap_or(usize::MAX));
         }
         // In HTTP/1 the timeout of the request head also bounds the time between two requests.
@@ -107,7 +132,7 @@ impl ConnectionPolicy {
             tokio::select! {
                 // `accept` sleeps for a second after an error such as too many open files, instead of spinning.
                 (io, address) = listener.accept() => {
-                    let Some(permit) = guards.admission.admit(address.peer()) else { continue };
+                    let Some(permit) = guards.admission.admit_connection(address.peer()) else { continue };
                     let (policy, stopping) = (self.clone(), stopping.clone());
                     match &guards.tls {
                         None => connections.spawn(policy.serve_connection(io, permit, stopping)),
@@ -118,7 +143,7 @@ impl ConnectionPolicy {
                     };
                 }
                 Some(_) = connections.join_next() => {}
-                () = stopped(&mut stopping) => break,
+                () = wait_for_stop(&mut stopping) => break,
             }
         }
         // Close the listener first, so that new connections are refused instead of hanging.
@@ -136,7 +161,7 @@ impl ConnectionPolicy {
     {
         let result = tokio::select! {
             result = timeout(self.head_timeout, handshake) => result,
-            () = stopped(&mut stopping) => return,
+            () = wait_for_stop(&mut stopping) => return,
         };
         match result {
             Ok(Ok(io)) => self.serve_connection(io, permit, stopping).await,
@@ -154,7 +179,7 @@ impl ConnectionPolicy {
                 // A client that does not read blocks its connection, and no timeout of hyper ends that.
                 let mut io = TimeoutWriter::new(io);
                 io.set_timeout(Some(self.head_timeout));
-                let service = admission_service(pages.clone(), Arc::clone(&permit));
+                let service = wrap_with_admission(pages.clone(), Arc::clone(&permit));
                 let io = TokioIo::new(CoalescedWriter::new(Box::pin(io)));
                 self.drive(builder.serve_connection(io, service), &permit, stopping).await;
             }
@@ -175,7 +200,7 @@ impl ConnectionPolicy {
         let mut connection = pin!(connection);
         let too_old = async {
             match self.max_age {
-                Some(age) => sleep(jitter(age)).await,
+                Some(age) => sleep(add_jitter(age)).await,
                 None => future::pending().await,
             }
         };
@@ -184,10 +209,10 @@ impl ConnectionPolicy {
         tokio::select! {
             _ = connection.as_mut() => return,
             () = too_old => {}
-            is_unused = self.idle(permit) => if is_unused {
+            is_unused = self.wait_until_idle(permit) => if is_unused {
                 grace = Some(UNUSED_CONNECTION_GRACE);
             },
-            () = stopped(&mut stopping) => {}
+            () = wait_for_stop(&mut stopping) => {}
         }
         connection.as_mut().graceful_shutdown();
         match grace {
@@ -197,7 +222,7 @@ impl ConnectionPolicy {
     }
 
     /// Waits until the connection is idle for too long; returns true if it never had a request.
-    async fn idle(&self, permit: &ConnectionPermit) -> bool {
+    async fn wait_until_idle(&self, permit: &ConnectionPermit) -> bool {
         sleep(self.head_timeout).await;
         if !permit.take_active() {
             return true;
@@ -212,12 +237,63 @@ impl ConnectionPolicy {
     }
 }
 
-/// `age` +-10 %, so that connections opened together are not closed together.
-fn jitter(age: Duration) -> Duration {
+impl<I, S, B> GracefulConnection for auto::Connection<'_, TokioIo<I>, S, TokioExecutor>
+where
+    S: Service<Request<Incoming>, Response = Response<B>, Future: Send + 'static, Error: Into<BoxError>>,
+    I: AsyncRead + AsyncWrite + Unpin + 'static,
+    B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
+{
+    fn graceful_shutdown(self: Pin<&mut Self>) {
+        auto::Connection::graceful_shutdown(self);
+    }
+}
+
+/// Wraps the pages of an HTTP listener with admission, for one connection.
+///
+/// A rejected request is answered without reading its body. Requests get the client's address as an extension; gRPC
+/// requests do not need it.
+fn wrap_with_admission(
+    pages: TowerToHyperService<Router>,
+    connection: Arc<ConnectionPermit>,
+) -> impl Service<Request<Incoming>, Response = axum::response::Response, Error = Infallible, Future: Send> {
+    service_fn(move |mut request: Request<Incoming>| {
+        if let Some(address) = connection.peer {
+            request.extensions_mut().insert(ClientAddress(address));
+        }
+        let has_valid_host = has_valid_host(&request);
+        let admitted = connection.admit_request(request.uri().path()).map(|admitted| (admitted, pages.clone()));
+        async move {
+            if !has_valid_host {
+                return Ok((StatusCode::BAD_REQUEST, "400 Bad Request: missing, repeated or invalid Host header\n")
+                    .into_response());
+            }
+            match admitted {
+                Ok((_admitted, pages)) => pages.call(request).await,
+                Err(rejection) => Ok(rejection.into_response()),
+            }
+        }
+    })
+}
+
+/// True if an HTTP/1 request has the host that RFC 9112, section 3.2 demands: one `Host` header with a valid value.
+///
+/// In HTTP/2 the authority takes its place, and hyper checks it.
+fn has_valid_host(request: &Request<Incoming>) -> bool {
+    let is_required = request.version() == Version::HTTP_11;
+    let mut hosts = request.headers().get_all(header::HOST).iter();
+    match (hosts.next(), hosts.next()) {
+        (None, _) => !is_required,
+        (Some(host), None) => host.is_empty() || Authority::try_from(host.as_bytes()).is_ok(),
+        (Some(_), Some(_)) => false,
+    }
+}
+
+/// Returns `age` +-10 %, so that connections opened together are not closed together.
+fn add_jitter(age: Duration) -> Duration {
     age.mul_f64(0.9 + 0.2 * random_share())
 }
 
-async fn stopped(stopping: &mut watch::Receiver<bool>) {
+async fn wait_for_stop(stopping: &mut watch::Receiver<bool>) {
     // An error means that the sender was dropped, which also ends the process.
     let _ = stopping.wait_for(|stop| *stop).await;
 }

@@ -6,7 +6,7 @@
 //!
 //! A request is dropped when the client resets its stream or the connection ends.
 
-mod keep_alive;
+mod in_flight;
 mod request_body;
 mod response;
 
@@ -23,27 +23,31 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Uri};
 use futures_util::FutureExt as _;
 use h2::server::{Builder, Connection, Handshake, SendResponse};
-use h2::{Reason, RecvStream};
+use h2::{Ping, PingPong, Reason, RecvStream};
 use http_body_util::BodyExt as _;
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::timeout;
+use tokio::time::{Instant, Sleep, sleep, timeout};
 
-use self::keep_alive::{KeepAlive, KeepAliveTimes};
+use self::in_flight::InFlightRequests;
 use self::request_body::{RequestBody, too_many_bytes};
 use self::response::{ResponseData, send_head, send_message, send_page};
-use super::admission::ConnectionPermit;
-use super::admission_service::{Admitted, admit};
-use super::buffered_bytes::BufferedBytes;
-use super::graceful::GracefulConnection;
-use super::in_flight::InFlightRequests;
+use super::admission::{Admitted, BufferedBytes, ConnectionPermit};
 use super::inbound_frames::{InboundFrames, InboundState};
 use crate::serve::grpc::call_head::{CallHead, InvalidHead};
-use crate::serve::grpc::rate_limit_method::RateLimitMethod;
+use crate::serve::grpc::service::RateLimitMethod;
 use crate::settings::client_limits::ClientLimits;
 use crate::settings::grpc::GrpcSettings;
 use crate::telemetry::listener_stats::RefusedLimit;
+
+/// A connection: a future that serves its requests when polled and completes when it is closed.
+///
+/// hyper-util has a sealed trait of this name; this one covers the gRPC server too.
+pub(super) trait GracefulConnection: Future {
+    /// Announces the end to the client (GOAWAY, or `connection: close`); requests in flight are still answered.
+    fn graceful_shutdown(self: Pin<&mut Self>);
+}
 
 /// Configuration of HTTP/2 and the services that answer.
 #[derive(Debug)]
@@ -123,7 +127,7 @@ impl Http2Server {
 
     /// Answers a request through the router.
     async fn route(&self, request: Request<Body>, mut sender: SendResponse<ResponseData>) -> Result<(), h2::Error> {
-        match until_reset(&mut sender, pin!(self.router.call(request))).await {
+        match run_until_reset(&mut sender, pin!(self.router.call(request))).await {
             Some(Ok::<_, Infallible>(page)) => send_page(&mut sender, page).await,
             None => Ok(()),
         }
@@ -226,10 +230,10 @@ async fn respond(
     mut sender: SendResponse<ResponseData>,
 ) {
     let (mut head, body) = request.into_parts();
-    let admitted = match admit(&connection, head.uri.path()) {
+    let admitted = match connection.admit_request(head.uri.path()) {
         Ok(admitted) => admitted,
         Err(rejection) => {
-            let _sent = send_head(&mut sender, rejection.response(), true);
+            let _sent = send_head(&mut sender, rejection.into_response(), true);
             return;
         }
     };
@@ -242,14 +246,14 @@ async fn respond(
     let mut body = RequestBody::new(body, buffered, server.message_timeout);
     let call = match (CallHead::parse(&head), &admitted) {
         (Ok(call), _) => call,
-        (Err(_), Admitted::Probe(None)) => return,
-        (Err(invalid), _) => return Box::pin(refuse(invalid, body, sender)).await,
+        (Err(_), Admitted::ImmediateProbe) => return,
+        (Err(invalid), _) => return Box::pin(refuse_call(invalid, body, sender)).await,
     };
     let _sent = match admitted {
         Admitted::Request(permit) if head.uri.path() == RateLimitMethod::PATH => {
             let result = {
                 let answer = pin!(server.rate_limit_method.answer(call, &mut body));
-                until_reset(&mut sender, answer).await
+                run_until_reset(&mut sender, answer).await
             };
             match result.map(|answer| ResponseData::of_request(answer?, permit)) {
                 Some(Ok(message)) => send_message(&mut sender, message),
@@ -262,7 +266,7 @@ async fn respond(
             // Boxed, so that the future of the common call stays small.
             let routed = Box::pin(server.route(Request::from_parts(head, Body::new(body)), sender));
             match admitted {
-                Admitted::Probe(None) => {
+                Admitted::ImmediateProbe => {
                     // Dropping it resets the stream.
                     let result = routed.now_or_never();
                     if result.is_none() {
@@ -270,7 +274,7 @@ async fn respond(
                     }
                     result.unwrap_or(Ok(()))
                 }
-                Admitted::Probe(Some(_permit)) => routed.await,
+                Admitted::Probe(_permit) => routed.await,
                 _unlimited => routed.await,
             }
         }
@@ -283,16 +287,18 @@ const MAX_REFUSAL_DELAY: Duration = Duration::from_secs(1);
 /// Refuses an invalid call, if possible after its end.
 ///
 /// An earlier response is followed by a reset of the stream, which many clients report in place of the response.
-async fn refuse(invalid: InvalidHead, mut body: RequestBody, mut sender: SendResponse<ResponseData>) {
+async fn refuse_call(invalid: InvalidHead, mut body: RequestBody, mut sender: SendResponse<ResponseData>) {
     let rest = async { while let Some(Ok(_discarded)) = body.frame().await {} };
-    if until_reset(&mut sender, pin!(timeout(MAX_REFUSAL_DELAY, rest))).await.is_some() {
-        let _sent = send_head(&mut sender, invalid.response(), true);
+    if run_until_reset(&mut sender, pin!(timeout(MAX_REFUSAL_DELAY, rest))).await.is_some() {
+        let _sent = send_head(&mut sender, invalid.into_response(), true);
     }
 }
 
 /// Removes long values from large headers, so that a call does not hold them; returns the memory that the rest takes.
 ///
-/// No answer depends on a long value, and refusing the call would let Envoy's request through without a limit.
+/// No answer depends on a long value, and refusing the call would let Envoy's request through without a limit. Values
+/// above 16 KiB were replaced before (`inbound_frames/hpack.rs`), and of `tracestate` at most 512 bytes are read
+/// (`telemetry/traces/propagation.rs`).
 fn shrink_head(head: &mut Parts) -> usize {
     /// Size of headers that are left as they are, in bytes.
     const SMALL_BYTES: usize = 2048;
@@ -328,10 +334,54 @@ fn header_bytes(headers: &HeaderMap) -> usize {
 }
 
 /// Runs `work`; `None` if the client resets the stream first.
-async fn until_reset<F: Future>(sender: &mut SendResponse<ResponseData>, mut work: Pin<&mut F>) -> Option<F::Output> {
+async fn run_until_reset<F: Future>(
+    sender: &mut SendResponse<ResponseData>,
+    mut work: Pin<&mut F>,
+) -> Option<F::Output> {
     poll_fn(|context| match work.as_mut().poll(context) {
         Poll::Ready(output) => Poll::Ready(Some(output)),
         Poll::Pending => sender.poll_reset(context).map(|_| None),
     })
     .await
+}
+
+/// Times of the pings of a connection.
+#[derive(Clone, Copy, Debug)]
+struct KeepAliveTimes {
+    /// Time between the reply to a ping and the next ping.
+    interval: Duration,
+    /// Maximum time until the reply.
+    timeout: Duration,
+}
+
+/// Pings of one connection, which detect a client that is gone.
+struct KeepAlive {
+    pings: PingPong,
+    times: KeepAliveTimes,
+    /// Ends when the next ping is due, or the reply to the last one is overdue.
+    timer: Pin<Box<Sleep>>,
+    awaits_reply: bool,
+}
+
+impl KeepAlive {
+    fn new(pings: PingPong, times: KeepAliveTimes) -> Self {
+        Self { pings, times, timer: Box::pin(sleep(times.interval)), awaits_reply: false }
+    }
+
+    /// Sends pings; ready when the reply to one is overdue.
+    fn poll_timeout(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        loop {
+            if self.awaits_reply && self.pings.poll_pong(context).is_ready() {
+                self.awaits_reply = false;
+                self.timer.as_mut().reset(Instant::now() + self.times.interval);
+            }
+            ready!(self.timer.as_mut().poll(context));
+            if self.awaits_reply {
+                return Poll::Ready(());
+            }
+            // Sending fails if the connection is closing.
+            self.awaits_reply = self.pings.send_ping(Ping::opaque()).is_ok();
+            self.timer.as_mut().reset(Instant::now() + self.times.timeout);
+        }
+    }
 }

@@ -19,7 +19,7 @@ use super::reloading_tls::ReloadingTls;
 use super::sockets::{listen_tcp, listen_unix};
 use crate::serve::grpc;
 use crate::serve::grpc::health::GrpcHealth;
-use crate::serve::grpc::rate_limit_method::RateLimitMethod;
+use crate::serve::grpc::service::RateLimitMethod;
 use crate::serve::http::app_state::AppState;
 use crate::serve::http::{metrics_pages, routes};
 use crate::settings::Settings;
@@ -28,7 +28,7 @@ use crate::settings::grpc::GrpcSettings;
 use crate::settings::listeners::GrpcListener;
 use crate::settings::problem::UnusableSetting;
 use crate::settings::tls::ListenerTls;
-use crate::telemetry::listener_stats::ServerStats;
+use crate::telemetry::listener_stats::StatsByListener;
 
 /// Open listeners that do not serve yet.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl GuardsByListener {
     ///
     /// # Errors
     /// All certificates that cannot be used.
-    pub(super) fn load(settings: &Settings, stats: &Arc<ServerStats>) -> Result<Self, Vec<StartupError>> {
+    pub(super) fn load(settings: &Settings, stats: &Arc<StatsByListener>) -> Result<Self, Vec<StartupError>> {
         let limits = Arc::new(AdmissionLimits::new(settings.client_limits, Arc::clone(stats)));
         let plaintext = |kind| ListenerGuards { admission: limits.listener(kind), tls: None };
         let guards = |kind, tls: Option<&ListenerTls>| -> Result<ListenerGuards, UnusableSetting> {
@@ -158,11 +158,11 @@ impl BoundListeners {
         let bounds = &self.bounds;
         let service = &state.collector.service;
         let method = RateLimitMethod::new(Arc::clone(service), settings.max_message_bytes);
-        let http2 = Http2Server::new(bounds, settings, method, grpc::routes::routes(settings, health));
+        let http2 = Http2Server::new(bounds, settings, method, grpc::build_router(settings, health));
         let policy = ConnectionPolicy::grpc(bounds, settings, http2);
         match self.grpc {
             GrpcSocket::Tcp(listener) => {
-                serving.spawn(policy.serve(without_delay(listener)?, self.grpc_guards, stopping.clone()))
+                serving.spawn(policy.serve(disable_delay(listener)?, self.grpc_guards, stopping.clone()))
             }
             GrpcSocket::Unix(listener, _) => {
                 let listener = tokio::net::UnixListener::from_std(listener)?;
@@ -171,20 +171,20 @@ impl BoundListeners {
         };
         let mut serve_pages = |HttpSocket { listener, guards }: HttpSocket, pages: Router| -> io::Result<()> {
             let policy = ConnectionPolicy::http(bounds, guards.admission.kind(), guards.tls.is_some(), pages);
-            serving.spawn(policy.serve(without_delay(listener)?, guards, stopping.clone()));
+            serving.spawn(policy.serve(disable_delay(listener)?, guards, stopping.clone()));
             Ok(())
         };
         if let Some(prometheus) = self.prometheus {
-            serve_pages(prometheus, metrics_pages::routes(&state))?;
+            serve_pages(prometheus, metrics_pages::build_metrics_router(&state))?;
         }
-        serve_pages(self.http, routes::public(state.clone()))?;
-        serve_pages(self.debug, routes::debug(state))?;
+        serve_pages(self.http, routes::build_http_router(state.clone()))?;
+        serve_pages(self.debug, routes::build_debug_router(state))?;
         Ok(serving)
     }
 }
 
 /// Sets TCP_NODELAY on accepted connections, so that small responses are sent at once.
-fn without_delay(listener: TcpListener) -> io::Result<impl Listener<Addr = SocketAddr>> {
+fn disable_delay(listener: TcpListener) -> io::Result<impl Listener<Addr = SocketAddr>> {
     // The call fails only on a connection that is closed already.
     Ok(tokio::net::TcpListener::from_std(listener)?.tap_io(|stream| drop(stream.set_nodelay(true))))
 }

@@ -118,7 +118,7 @@ impl RuleUpdates {
             tokio::select! {
                 update = self.source.next() => {
                     let Some(update) = update else { return };
-                    let result = self.reloader.clone().on_thread(move |reloader| reloader.apply(update)).await;
+                    let result = self.reloader.clone().run_on_thread(move |reloader| reloader.apply(update)).await;
                     let result = result.unwrap_or_else(|failure| self.reloader.reject(&[failure]));
                     self.source.acknowledge(&result);
                 }
@@ -155,7 +155,7 @@ impl Reloader {
     ///
     /// # Errors
     /// The thread cannot be started, or it panicked.
-    async fn on_thread(
+    async fn run_on_thread(
         self,
         work: impl FnOnce(&Self) -> ThreadResult + Send + 'static,
     ) -> Result<ThreadResult, String> {
@@ -174,7 +174,7 @@ impl Reloader {
     async fn change_defaults(&self, changed: ReadResult) {
         let Some(status) = self.defaults.clone() else { return };
         let applied = Arc::clone(&status);
-        let result = self.clone().on_thread(move |reloader| reloader.apply_defaults(&applied, changed)).await;
+        let result = self.clone().run_on_thread(move |reloader| reloader.apply_defaults(&applied, changed)).await;
         if let Err(failure) = result {
             refuse_defaults(&status, &[failure]);
         }

@@ -48,7 +48,7 @@ impl ReloadingTls {
     pub(super) fn load(tls: &ListenerTls, admission: &Arc<ListenerAdmission>) -> Result<Self, UnusableSetting> {
         let pem = PemFiles::read(tls);
         let initial = fingerprint(&pem);
-        let (config, not_after) = pem?.config(tls, admission.kind())?;
+        let (config, not_after) = pem?.build_config(tls, admission.kind())?;
         record_expiry(admission, tls, not_after);
         Ok(Self { tls: tls.clone(), admission: Arc::clone(admission), config: ArcSwap::from_pointee(config), initial })
     }
@@ -75,7 +75,7 @@ impl ReloadingTls {
     }
 
     fn replace(&self, pem: Result<PemFiles, UnusableSetting>) {
-        match pem.and_then(|pem| pem.config(&self.tls, self.admission.kind())) {
+        match pem.and_then(|pem| pem.build_config(&self.tls, self.admission.kind())) {
             Ok((config, not_after)) => {
                 self.config.store(Arc::new(config));
                 let PemFile { setting, path } = &self.tls.certificate;
@@ -125,10 +125,10 @@ impl PemFiles {
     }
 
     /// Builds the TLS configuration; also returns the certificate's expiry in seconds since the Unix epoch.
-    fn config(&self, tls: &ListenerTls, listener: ListenerKind) -> Result<(ServerConfig, i64), UnusableSetting> {
+    fn build_config(&self, tls: &ListenerTls, listener: ListenerKind) -> Result<(ServerConfig, i64), UnusableSetting> {
         let provider = Arc::new(ring::default_provider());
         let chain = tls.certificate.certificates(&self.certificate)?;
-        let not_after = not_after(&chain[0]).map_err(|_| {
+        let not_after = read_not_after(&chain[0]).map_err(|_| {
             tls.certificate.wrong("its first certificate cannot be parsed; give an X.509 certificate as PEM")
         })?;
         let key = tls.key.private_key(&self.key)?;
@@ -172,7 +172,7 @@ fn fingerprint(pem: &Result<PemFiles, UnusableSetting>) -> blake3::Hash {
 ///
 /// RFC 5280, 4.1: a certificate starts with its signed part, and that with an optional version, serial number,
 /// algorithm, issuer and validity.
-fn not_after(certificate: &[u8]) -> der::Result<i64> {
+fn read_not_after(certificate: &[u8]) -> der::Result<i64> {
     let mut certificate = read_sequence(&mut SliceReader::new(certificate)?)?;
     let mut fields = read_sequence(&mut certificate)?;
     let version_or_serial: AnyRef<'_> = fields.decode()?;

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::error::ServerError;
 use super::statsd_reporter::StatsdReporter;
 use crate::decide::log::DecisionLog;
-use crate::serve::fleet::membership::Fleet;
+use crate::serve::fleet::member::Fleet;
 use crate::serve::grpc::health::GrpcHealth;
 use crate::serve::grpc::service::Service;
 use crate::settings::process::ShutdownSettings;
@@ -71,7 +71,7 @@ impl Draining<'_> {
         };
         let (served, _) = tokio::join!(
             serve_until_end,
-            timeout_at(end, async { tokio::join!(finish(service, statsd), fleet.stop()) })
+            timeout_at(end, async { tokio::join!(finish_service(service, statsd), fleet.stop()) })
         );
         match served {
             Ok(result) => result?,
@@ -93,12 +93,12 @@ async fn serve_last(service: &Service, serving: &mut JoinSet<()>) -> Result<(), 
     };
     tokio::select! {
         result = all_closed => result,
-        () = all_answered(service) => Ok(()),
+        () = wait_until_all_answered(service) => Ok(()),
     }
 }
 
 /// Shuts down the store, and sends the last metrics, spans and records of decisions; takes up to 2 s.
-async fn finish(service: &Service, statsd: StatsdReporter) {
+async fn finish_service(service: &Service, statsd: StatsdReporter) {
     let span_queue = service.tracer.as_ref().map(|tracer| Arc::clone(&tracer.span_queue));
     let last_spans = async {
         if let Some(span_queue) = span_queue {
@@ -118,7 +118,7 @@ async fn finish(service: &Service, statsd: StatsdReporter) {
 }
 
 /// Waits until no response is delayed, and clients had [`CLOSE_GRACE`] to read the last ones.
-async fn all_answered(service: &Service) {
+async fn wait_until_all_answered(service: &Service) {
     loop {
         sleep(CLOSE_GRACE).await;
         if service.delayed_responses() == 0 {

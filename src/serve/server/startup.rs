@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::addresses;
 use super::error::StartupError;
 use super::listeners::GuardsByListener;
-use super::tracing_setup;
+use crate::base::threads;
 use crate::decide::log;
 use crate::decide::log::values::ValueForm;
 use crate::rules::{defaults_file, xds};
@@ -19,9 +19,10 @@ use crate::settings::Settings;
 use crate::settings::decision_log::HashKey;
 use crate::settings::problem::UnusableSetting;
 use crate::settings::secret::Secret;
+use crate::settings::tracing::TracingSettings;
 use crate::store;
-use crate::telemetry::listener_stats::ServerStats;
-use crate::telemetry::otlp::OtlpExporter;
+use crate::telemetry::listener_stats::StatsByListener;
+use crate::telemetry::otlp::{self, OtlpExporter};
 
 /// Contents of the files that the settings name.
 pub(super) struct StartupResources {
@@ -42,13 +43,13 @@ impl StartupResources {
     ///
     /// # Errors
     /// All problems, at least one.
-    pub(super) fn load(settings: &Settings, stats: &Arc<ServerStats>) -> Result<Self, Vec<StartupError>> {
-        let mut errors = addresses::problems(settings);
+    pub(super) fn load(settings: &Settings, stats: &Arc<StatsByListener>) -> Result<Self, Vec<StartupError>> {
+        let mut errors = addresses::find_problems(settings);
         let guards = GuardsByListener::load(settings, stats).map_err(|unusable| errors.extend(unusable));
         let metrics = &settings.metrics;
         let exposition = metrics.prometheus.as_ref().map(|prometheus| Exposition::new(prometheus, &metrics.tags));
         let exposition = exposition.transpose().map_err(|unusable| errors.push(unusable.into()));
-        let exporter = settings.tracing.as_ref().map(tracing_setup::exporter);
+        let exporter = settings.tracing.as_ref().map(build_span_exporter);
         let exporter = exporter.transpose().map_err(|unusable| errors.push(unusable.into()));
         let values = settings.decision_log.as_ref().map(log::check).transpose();
         let values = values.map_err(|unusable| errors.extend(unusable.into_iter().map(StartupError::from)));
@@ -64,17 +65,31 @@ impl StartupResources {
     }
 }
 
+/// Builds the exporter of traces, with certificates that are read once.
+///
+/// # Errors
+/// Names the setting and the problem.
+fn build_span_exporter(settings: &TracingSettings) -> Result<OtlpExporter, UnusableSetting> {
+    let collector = &settings.collector;
+    let options = collector.options(threads::lower_priority)?;
+    otlp::build_span_exporter(&options).map_err(|error| UnusableSetting {
+        setting: collector.setting,
+        shown: collector.endpoint.clone(),
+        what: error.to_string(),
+    })
+}
+
 /// Finds what prevents a start with these settings, ports that another process uses aside.
-pub fn problems(settings: &Settings) -> Vec<StartupError> {
+pub fn find_problems(settings: &Settings) -> Vec<StartupError> {
     StartupResources::load(settings, &Arc::default()).err().unwrap_or_default()
 }
 
 /// Finds files that do not prevent the start and without which a part of the service does not work.
-pub fn unusable_files(settings: &Settings) -> Vec<UnusableSetting> {
+pub fn find_unusable_files(settings: &Settings) -> Vec<UnusableSetting> {
     let mut unusable = store::unusable_files(&settings.store);
     unusable.extend(settings.xds.as_ref().and_then(xds::unusable_file));
     unusable.extend(settings.rules.defaults.as_deref().and_then(defaults_file::unusable_file));
-    unusable.extend(settings.admin.as_ref().and_then(admin_token::unusable_file));
+    unusable.extend(settings.admin.as_ref().and_then(admin_token::find_unusable_file));
     // Both deployments have the same certificates.
     unusable.dedup();
     unusable

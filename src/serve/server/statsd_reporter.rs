@@ -1,8 +1,10 @@
 //! Thread that reports metrics to statsd, and removes metrics that are no longer used.
 //!
-//! The thread has a lower priority than decisions. A server that is unreachable costs a log line per minute.
+//! The thread has a lower priority than decisions. A socket is opened when it is first used and again after an error. A
+//! statsd server that is unreachable costs a log line per minute.
 
-use std::io;
+use std::io::{self, Write as _};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _, UdpSocket};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -10,7 +12,6 @@ use std::time::Duration;
 use regex::Regex;
 use tokio::sync::oneshot;
 
-use super::statsd_socket::StatsdSocket;
 use crate::base::clock::Clock;
 use crate::base::threads;
 use crate::serve::scrape::MetricsCollector;
@@ -45,7 +46,7 @@ impl StatsdReporter {
         let (stop, stopped) = mpsc::channel();
         let work = move || {
             threads::lower_priority();
-            run(&collector, servers, interval, &stopped);
+            run_reports(&collector, servers, interval, &stopped);
         };
         let thread = thread::Builder::new().name("statsd".to_owned()).spawn(work)?;
         Ok(Self { stop, _thread: thread })
@@ -60,7 +61,7 @@ impl StatsdReporter {
     }
 }
 
-fn run(
+fn run_reports(
     collector: &MetricsCollector,
     mut servers: Vec<StatsdClient>,
     interval: Duration,
@@ -73,7 +74,7 @@ fn run(
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => return,
         };
-        report(collector, &mut servers);
+        send_report(collector, &mut servers);
         since_sweep += interval;
         if since_sweep >= SWEEP_INTERVAL {
             since_sweep = Duration::ZERO;
@@ -87,7 +88,7 @@ fn run(
     }
 }
 
-fn report(collector: &MetricsCollector, servers: &mut [StatsdClient]) {
+fn send_report(collector: &MetricsCollector, servers: &mut [StatsdClient]) {
     static THROTTLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
     if servers.is_empty() {
         return;
@@ -109,7 +110,7 @@ impl StatsdClient {
             StatsdProtocol::Tcp => (StatsdTransport::Tcp, StatsdFormat::Statsd),
             StatsdProtocol::Udp => (StatsdTransport::Udp, StatsdFormat::Statsd),
             StatsdProtocol::DogStatsd(mogrifiers) => {
-                let rewrites = mogrifiers.iter().filter_map(name_rewrite).collect();
+                let rewrites = mogrifiers.iter().filter_map(compile_rewrite).collect();
                 (StatsdTransport::Udp, StatsdFormat::DogStatsd(rewrites))
             }
         };
@@ -121,7 +122,80 @@ impl StatsdClient {
 }
 
 /// Compiles a mogrifier. The settings have already checked its pattern.
-fn name_rewrite(mogrifier: &Mogrifier) -> Option<NameRewrite> {
+fn compile_rewrite(mogrifier: &Mogrifier) -> Option<NameRewrite> {
     let Mogrifier { pattern, name, tags } = mogrifier;
     Some(NameRewrite { pattern: Regex::new(pattern).ok()?, name: name.clone(), tags: tags.clone() })
+}
+
+/// Socket to one statsd server, opened when it is first used. Blocks for at most [`IO_TIMEOUT`] per call.
+#[derive(Debug)]
+struct StatsdSocket {
+    host: String,
+    port: u16,
+    transport: StatsdTransport,
+    open: Option<OpenSocket>,
+}
+
+#[derive(Debug)]
+enum OpenSocket {
+    Tcp(TcpStream),
+    Udp(UdpSocket),
+}
+
+/// Maximum time to connect, and to write a packet.
+const IO_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl StatsdSocket {
+    /// Socket to `host:port`; resolves and opens nothing yet.
+    fn new(host: String, port: u16, transport: StatsdTransport) -> Self {
+        Self { host, port, transport, open: None }
+    }
+
+    /// Address of the server: `host:port`.
+    fn address(&self) -> String {
+        format!("{}:{}", self.host, self.port)
+    }
+
+    /// Sends a packet of lines.
+    ///
+    /// # Errors
+    /// Errors of the system, after which the next call opens a new socket.
+    fn send(&mut self, packet: &str) -> io::Result<()> {
+        let sent = match self.ensure_connected()? {
+            OpenSocket::Tcp(stream) => stream.write_all(packet.as_bytes()),
+            // In a datagram, line ends separate lines; the last line has none.
+            OpenSocket::Udp(socket) => socket.send(packet.trim_end_matches('\n').as_bytes()).map(drop),
+        };
+        if sent.is_err() {
+            self.open = None;
+        }
+        sent
+    }
+
+    fn ensure_connected(&mut self) -> io::Result<&mut OpenSocket> {
+        let socket = match self.open.take() {
+            Some(socket) => socket,
+            None => self.connect()?,
+        };
+        Ok(self.open.insert(socket))
+    }
+
+    fn connect(&self) -> io::Result<OpenSocket> {
+        let no_address = || io::Error::new(io::ErrorKind::NotFound, "the host resolves to no address");
+        let address: SocketAddr = (self.host.as_str(), self.port).to_socket_addrs()?.next().ok_or_else(no_address)?;
+        match self.transport {
+            StatsdTransport::Tcp => {
+                let stream = TcpStream::connect_timeout(&address, IO_TIMEOUT)?;
+                stream.set_write_timeout(Some(IO_TIMEOUT))?;
+                Ok(OpenSocket::Tcp(stream))
+            }
+            StatsdTransport::Udp => {
+                let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+                let socket = UdpSocket::bind(any)?;
+                socket.set_write_timeout(Some(IO_TIMEOUT))?;
+                socket.connect(address)?;
+                Ok(OpenSocket::Udp(socket))
+            }
+        }
+    }
 }

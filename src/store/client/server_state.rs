@@ -14,7 +14,7 @@ use super::connect::{ConnectError, ErrorKind};
 use crate::base::clock::Clock;
 use crate::base::sharded::lock;
 use crate::settings::endpoint::Endpoint;
-use crate::telemetry::error_dedup::ErrorDedup;
+use crate::telemetry::log_throttle::ErrorDedup;
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Minimum time between two log lines of one kind.

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::stripes::{STRIPES, stripe_of_thread};
+use super::striped_counters::{STRIPES, stripe_of_thread};
 use crate::base::clock::micros;
 
 /// Upper bounds of the buckets in microseconds, ascending; one more bucket counts what is above the last.
@@ -78,4 +78,20 @@ impl HistogramSnapshot {
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
+}
+
+/// Returns the upper bound of the bucket with a quantile of durations, in microseconds.
+///
+/// `None` without durations, or if the quantile is above all bounds. `counts` are those of a [`HistogramSnapshot`], or
+/// a sum of several; `per_mille` is 500 for the median.
+pub fn quantile_us(counts: &[u64], per_mille: u64) -> Option<u64> {
+    let total: u128 = counts.iter().copied().map(u128::from).sum();
+    // Rank of the quantile, from 1, rounded up.
+    let rank = (total * u128::from(per_mille)).div_ceil(1000).max(1);
+    let mut seen = 0;
+    let bucket = counts.iter().position(|count| {
+        seen += u128::from(*count);
+        seen >= rank
+    });
+    BOUNDS_US.get(bucket?).copied()
 }

@@ -197,11 +197,11 @@ impl Mapping {
     fn new(entry: &MappingEntry, default_type: &str) -> Result<Self, String> {
         let match_type = entry.match_type.as_deref().unwrap_or(default_type);
         let (pattern, is_glob) = match match_type {
-            "" | "glob" => (glob(&entry.pattern), true),
-            "regex" => (anchored(&entry.pattern)?, false),
+            "" | "glob" => (glob_to_regex(&entry.pattern), true),
+            "regex" => (anchor_regex(&entry.pattern)?, false),
             other => return Err(format!("match_type `{other}` is neither glob nor regex")),
         };
-        let pattern = expression(&pattern)
+        let pattern = compile_regex(&pattern)
             .map_err(|problem| format!("match `{}` {problem}", shortened(&entry.pattern, SHOWN_CHARS)))?;
         let drops = match entry.action.as_deref() {
             None | Some("" | "map") => false,
@@ -263,7 +263,7 @@ fn is_too_long(template: &str) -> bool {
 }
 
 /// Compiles a regular expression of bounded size; an error is the problem.
-fn expression(pattern: &str) -> Result<Regex, String> {
+fn compile_regex(pattern: &str) -> Result<Regex, String> {
     RegexBuilder::new(pattern).size_limit(MAX_REGEX_BYTES).build().map_err(|error| match error {
         regex::Error::CompiledTooBig(_) => "is a regular expression that is too large".to_owned(),
         _ => "is not a regular expression".to_owned(),
@@ -271,13 +271,13 @@ fn expression(pattern: &str) -> Result<Regex, String> {
 }
 
 /// Anchors a regular expression. It must be valid by itself: `a)|(b` would be valid only between the brackets.
-fn anchored(pattern: &str) -> Result<String, String> {
-    expression(pattern).map_err(|problem| format!("match `{}` {problem}", shortened(pattern, SHOWN_CHARS)))?;
+fn anchor_regex(pattern: &str) -> Result<String, String> {
+    compile_regex(pattern).map_err(|problem| format!("match `{}` {problem}", shortened(pattern, SHOWN_CHARS)))?;
     Ok(format!("^(?:{pattern})$"))
 }
 
 /// Converts a glob to a regular expression: each `*` is a group that matches one part between dots.
-fn glob(glob: &str) -> String {
+fn glob_to_regex(glob: &str) -> String {
     format!("^{}$", glob.split('*').map(regex::escape).collect::<Vec<_>>().join("([^.]*)"))
 }
 

@@ -60,7 +60,7 @@ impl<'o> TextPage<'o> {
     pub fn add(&mut self, family: Family) {
         let Family { name, help, kind, series } = family;
         let Some(mapper) = &self.options.mapper else {
-            let metrics = series.into_iter().map(|series| self.metric(kind, series)).collect();
+            let metrics = series.into_iter().map(|series| self.build_metric(kind, series)).collect();
             return self.write(&name, help, kind, metrics);
         };
         let (named, other): (Vec<Series>, Vec<Series>) =
@@ -76,14 +76,15 @@ impl<'o> TextPage<'o> {
                 }
             }
         }
-        let metrics = other.into_iter().map(|series| self.metric(kind, series)).collect();
+        let metrics = other.into_iter().map(|series| self.build_metric(kind, series)).collect();
         self.write(&name, help, kind, metrics);
     }
 
     /// Returns the page.
     pub fn finish(mut self) -> String {
         for (name, MappedFamily { kind, help, series }) in std::mem::take(&mut self.mapped) {
-            let metrics = series.into_iter().map(|(labels, value)| self.merged_metric(kind, labels, &value)).collect();
+            let metrics =
+                series.into_iter().map(|(labels, value)| self.build_merged_metric(kind, labels, &value)).collect();
             self.write(&name, help, kind, metrics);
         }
         if let Some(mapper) = &self.options.mapper {
@@ -110,14 +111,14 @@ impl<'o> TextPage<'o> {
         }
     }
 
-    fn metric(&self, kind: MetricKind, series: Series) -> Metric {
-        let mut metric = Metric::from_label(self.labels(series.labels));
+    fn build_metric(&self, kind: MetricKind, series: Series) -> Metric {
+        let mut metric = Metric::from_label(self.build_labels(series.labels));
         match series.value {
             MetricValue::Histogram(snapshot) => {
                 // Only metrics that envoyproxy/ratelimit has too may be in milliseconds.
                 let is_compatible = series.statsd_name.is_some();
                 let units_per_second = if self.options.milliseconds && is_compatible { 1e3 } else { 1.0 };
-                metric.set_histogram(histogram(&snapshot, units_per_second));
+                metric.set_histogram(build_histogram(&snapshot, units_per_second));
             }
             MetricValue::Counter(count) => set_number(&mut metric, kind, to_f64(count)),
             MetricValue::Gauge(level) => set_number(&mut metric, kind, level),
@@ -125,18 +126,18 @@ impl<'o> TextPage<'o> {
         metric
     }
 
-    fn merged_metric(&self, kind: MetricKind, labels: Vec<(String, String)>, value: &MergedValue) -> Metric {
+    fn build_merged_metric(&self, kind: MetricKind, labels: Vec<(String, String)>, value: &MergedValue) -> Metric {
         let labels = labels.into_iter().map(|(name, value)| (Cow::Owned(name), value)).collect();
-        let mut metric = Metric::from_label(self.labels(labels));
+        let mut metric = Metric::from_label(self.build_labels(labels));
         match &value.histogram {
             // statsd timings are in milliseconds; the mapping's scale converts them, usually to seconds.
-            Some((snapshot, scale)) => metric.set_histogram(histogram(snapshot, scale * 1e3)),
+            Some((snapshot, scale)) => metric.set_histogram(build_histogram(snapshot, scale * 1e3)),
             None => set_number(&mut metric, kind, value.number),
         }
         metric
     }
 
-    fn labels(&self, labels: Vec<Label>) -> Vec<LabelPair> {
+    fn build_labels(&self, labels: Vec<Label>) -> Vec<LabelPair> {
         let pair = |name: String, value: String| {
             let mut pair = LabelPair::default();
             pair.set_name(name);
@@ -184,7 +185,7 @@ fn set_number(metric: &mut Metric, kind: MetricKind, number: f64) {
 }
 
 /// Histogram in a unit of which a second has `units_per_second`.
-fn histogram(snapshot: &HistogramSnapshot, units_per_second: f64) -> Histogram {
+fn build_histogram(snapshot: &HistogramSnapshot, units_per_second: f64) -> Histogram {
     let mut cumulative = 0;
     let buckets = BOUNDS_US.iter().zip(snapshot.counts).map(|(bound, count)| {
         cumulative += count;

@@ -97,7 +97,7 @@ impl StatsdEncoder {
                 (MetricValue::Histogram(snapshot), before) => {
                     let before =
                         if let Some(MetricValue::Histogram(before)) = before { before } else { Box::default() };
-                    self.add_timings(name, snapshot, &before);
+                    self.add_timing_lines(name, snapshot, &before);
                 }
             }
         }
@@ -135,7 +135,10 @@ impl StatsdEncoder {
         self.reported.extend(reported.drain(..).map(|(name, value)| (name, ReportedValue { value, round })));
     }
 
-    fn add_timings(&mut self, name: &str, snapshot: &HistogramSnapshot, before: &HistogramSnapshot) {
+    /// Adds a line `name:ms|ms` for each bucket of a histogram with new observations, at the bucket's upper bound.
+    ///
+    /// The sample rate of a line is one in the number of these observations, so that the server counts all of them.
+    fn add_timing_lines(&mut self, name: &str, snapshot: &HistogramSnapshot, before: &HistogramSnapshot) {
         for (bucket, (count, before)) in snapshot.counts.iter().zip(before.counts).enumerate() {
             let increase = count.saturating_sub(before);
             if increase == 0 {
@@ -152,16 +155,16 @@ impl StatsdEncoder {
     /// Adds a line; `reported` is remembered once it is sent.
     fn add_line(&mut self, name: &str, value: &str, reported: Option<MetricValue>) {
         let text = match &self.format {
-            StatsdFormat::Statsd => statsd_line(name, value, &self.tags),
-            StatsdFormat::DogStatsd(rewrites) => dogstatsd_line(name, value, &self.tags, rewrites),
+            StatsdFormat::Statsd => format_statsd_line(name, value, &self.tags),
+            StatsdFormat::DogStatsd(rewrites) => format_dogstatsd_line(name, value, &self.tags, rewrites),
         };
         let reported = reported.map(|reported| (name.to_owned(), reported));
         self.pending.push(PendingLine { text, reported });
     }
 }
 
-/// `name.__tag=value:1|c`
-fn statsd_line(name: &str, value: &str, tags: &[(String, String)]) -> String {
+/// Formats `name.__tag=value:1|c`.
+fn format_statsd_line(name: &str, value: &str, tags: &[(String, String)]) -> String {
     let mut line = String::with_capacity(name.len() + value.len() + 16);
     line.push_str(name);
     for (tag, tag_value) in tags {
@@ -171,8 +174,8 @@ fn statsd_line(name: &str, value: &str, tags: &[(String, String)]) -> String {
     line
 }
 
-/// `name:1|c|#tag:value`
-fn dogstatsd_line(name: &str, value: &str, tags: &[(String, String)], rewrites: &[NameRewrite]) -> String {
+/// Formats `name:1|c|#tag:value`.
+fn format_dogstatsd_line(name: &str, value: &str, tags: &[(String, String)], rewrites: &[NameRewrite]) -> String {
     let (name, mut all_tags) = rewrite(rewrites, name);
     all_tags.extend(tags.iter().cloned());
     let all_tags: Vec<String> = all_tags.iter().map(|(tag, tag_value)| format!("{tag}:{tag_value}")).collect();

@@ -5,10 +5,10 @@
 
 use std::array;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use super::stripes::{STRIPES, stripe_of_thread};
-
+/// Number of stripes, a power of two; threads beyond it share one.
+pub(super) const STRIPES: usize = 8;
 /// Minimum number of conflicts before there are blocks for stripes.
 const MIN_CONFLICTS: u64 = 64;
 /// Additions for each conflict; fewer mean contention.
@@ -66,6 +66,13 @@ impl<const N: usize> Default for Block<N> {
     fn default() -> Self {
         Self(array::from_fn(|_| AtomicU64::new(0)))
     }
+}
+
+/// Index of the calling thread's stripe, below [`STRIPES`].
+pub(super) fn stripe_of_thread() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static STRIPE: usize = NEXT.fetch_add(1, Ordering::Relaxed) % STRIPES);
+    STRIPE.with(|stripe| *stripe)
 }
 
 #[cfg(test)]

@@ -28,71 +28,75 @@ pub struct RemoteParent {
 }
 
 /// Maximum length of `tracestate` in bytes, the minimum that W3C requires to propagate.
+///
+/// Longer values arrive here: `serve/server/inbound_frames/hpack.rs` replaces values above 16 KiB, and `shrink_head` in
+/// `serve/server/http2.rs` removes those above 1024 bytes from large headers.
 const MAX_TRACE_STATE_BYTES: usize = 512;
 
 impl PropagationFormats {
     /// Reads the trace context from the headers; the default if there is none.
-    pub fn remote_parent<'h>(self, header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> RemoteParent {
+    pub fn read_remote_parent<'h>(self, header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> RemoteParent {
         let parse = || {
-            let w3c = || traceparent(header("traceparent")?);
-            let single = || b3(header("b3")?);
+            let w3c = || parse_traceparent(header("traceparent")?);
+            let single = || parse_b3(header("b3")?);
             None.or_else(|| if self.tracecontext { w3c() } else { None })
                 .or_else(|| if self.b3 { single() } else { None })
-                .or_else(|| if self.b3_multi { b3_multi(header) } else { None })
+                .or_else(|| if self.b3_multi { parse_b3_multi(header) } else { None })
         };
         parse().unwrap_or_default()
     }
 }
 
 /// Reads `tracestate`; empty if it is too long or invalid.
-pub fn trace_state<'h>(header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> TraceState {
+pub fn read_trace_state<'h>(header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> TraceState {
     let text = header("tracestate").filter(|bytes| bytes.len() <= MAX_TRACE_STATE_BYTES);
     let text = text.and_then(|bytes| std::str::from_utf8(bytes).ok());
     text.and_then(|text| TraceState::from_str(text).ok()).unwrap_or_default()
 }
 
 /// Parses `00-<trace>-<span>-<flags>`; later versions may have more fields.
-fn traceparent(text: &[u8]) -> Option<RemoteParent> {
+fn parse_traceparent(text: &[u8]) -> Option<RemoteParent> {
     const LENGTH: usize = 55;
     let (head, rest) = text.split_at_checked(LENGTH)?;
     let is_lower = head.iter().all(|byte| !byte.is_ascii_uppercase());
     if !is_lower || head[2] != b'-' || head[35] != b'-' || head[52] != b'-' {
         return None;
     }
-    let version = hex(&head[..2])?;
+    let version = parse_hex(&head[..2])?;
     let has_valid_length = if version == 0 { rest.is_empty() } else { rest.is_empty() || rest[0] == b'-' };
     if version == 0xff || !has_valid_length {
         return None;
     }
-    let flags = hex(&head[53..])?;
-    Some(RemoteParent { ids: Some(ids(&head[3..35], &head[36..52])?), sampled: Some(flags & 1 == 1) })
+    let flags = parse_hex(&head[53..])?;
+    Some(RemoteParent { ids: Some(parse_ids(&head[3..35], &head[36..52])?), sampled: Some(flags & 1 == 1) })
 }
 
 /// Parses `<trace>-<span>[-<decision>[-<parent>]]`, or a decision alone.
-fn b3(text: &[u8]) -> Option<RemoteParent> {
-    if let Some(sampled) = decision(text) {
+fn parse_b3(text: &[u8]) -> Option<RemoteParent> {
+    if let Some(sampled) = parse_decision(text) {
         return Some(RemoteParent { ids: None, sampled: Some(sampled) });
     }
     let mut parts = text.split(|byte| *byte == b'-');
-    let ids = ids(parts.next()?, parts.next()?)?;
+    let ids = parse_ids(parts.next()?, parts.next()?)?;
     let sampled = match parts.next() {
         None => None,
-        Some(text) => Some(decision(text)?),
+        Some(text) => Some(parse_decision(text)?),
     };
-    let has_valid_parent = parts.next().is_none_or(|parent| parent.len() == 16 && hex(parent).is_some());
+    let has_valid_parent = parts.next().is_none_or(|parent| parent.len() == 16 && parse_hex(parent).is_some());
     (has_valid_parent && parts.next().is_none()).then_some(RemoteParent { ids: Some(ids), sampled })
 }
 
-fn b3_multi<'h>(header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> Option<RemoteParent> {
+/// Parses `x-b3-traceid` and the other headers of a trace.
+fn parse_b3_multi<'h>(header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> Option<RemoteParent> {
     let trace = header("x-b3-traceid");
-    let ids = trace.and_then(|trace| ids(trace, header("x-b3-spanid")?));
+    let ids = trace.and_then(|trace| parse_ids(trace, header("x-b3-spanid")?));
     let debug = header("x-b3-flags") == Some(b"1");
-    let sampled = if debug { Some(true) } else { header("x-b3-sampled").and_then(decision) };
+    let sampled = if debug { Some(true) } else { header("x-b3-sampled").and_then(parse_decision) };
     (ids.is_some() || sampled.is_some()).then_some(RemoteParent { ids, sampled })
 }
 
 /// Parses a B3 sampling decision; early senders wrote `true` and `false`.
-fn decision(text: &[u8]) -> Option<bool> {
+fn parse_decision(text: &[u8]) -> Option<bool> {
     match text {
         b"1" | b"d" | b"true" => Some(true),
         b"0" | b"false" => Some(false),
@@ -101,16 +105,16 @@ fn decision(text: &[u8]) -> Option<bool> {
 }
 
 /// Parses a trace id of 16 or 32 digits and a span id of 16; neither may be 0.
-fn ids(trace: &[u8], span: &[u8]) -> Option<(TraceId, SpanId)> {
+fn parse_ids(trace: &[u8], span: &[u8]) -> Option<(TraceId, SpanId)> {
     if ![16, 32].contains(&trace.len()) || span.len() != 16 {
         return None;
     }
-    let (trace, span) = (hex(trace)?, u64::try_from(hex(span)?).ok()?);
+    let (trace, span) = (parse_hex(trace)?, u64::try_from(parse_hex(span)?).ok()?);
     (trace != 0 && span != 0).then(|| (TraceId::from(trace), SpanId::from(span)))
 }
 
 /// Parses at most 32 hexadecimal digits.
-fn hex(digits: &[u8]) -> Option<u128> {
+fn parse_hex(digits: &[u8]) -> Option<u128> {
     digits.iter().try_fold(0, |number, digit| {
         let digit = char::from(*digit).to_digit(16)?;
         Some(number << 4 | u128::from(digit))

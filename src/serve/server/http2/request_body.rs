@@ -12,8 +12,7 @@ use hyper::body::{Body, Frame};
 use tokio::time::{Sleep, sleep};
 use tonic::Status;
 
-use crate::serve::server::admission::ConnectionPermit;
-use crate::serve::server::buffered_bytes::BufferedBytes;
+use crate::serve::server::admission::{BufferedBytes, ConnectionPermit};
 use crate::telemetry::listener_stats::RefusedLimit;
 
 /// Body of a request, which releases flow-control capacity as it is read.

@@ -15,8 +15,7 @@ use tonic::Status;
 use tonic::metadata::GRPC_CONTENT_TYPE;
 
 use super::request_body::too_many_bytes;
-use crate::serve::server::admission::RequestPermit;
-use crate::serve::server::buffered_bytes::BufferedBytes;
+use crate::serve::server::admission::{BufferedBytes, RequestPermit};
 
 /// Data of a response. h2 drops it when it is written, or when its stream ends; until then the request keeps its place.
 #[derive(Debug)]

@@ -12,6 +12,9 @@
 
 /// Maximum length of a value, as it is encoded. A Huffman code has at most 30 bits for one byte, so each longer value
 /// exceeds the table when it is decoded.
+///
+/// Shorter values are bounded later: by `shrink_head` in `server/http2.rs`, and `tracestate` in
+/// `telemetry/traces/propagation.rs`.
 const MAX_VALUE_BYTES: usize = 16 * 1024;
 /// Maximum length of a name that is inspected, as it is encoded.
 const MAX_NAME_BYTES: usize = 1024;
@@ -152,13 +155,13 @@ fn try_parse_field(block: &[u8]) -> Result<ParsedField, ParsedField> {
         0x20.. => (5, false, false),
         _ => (4, true, false),
     };
-    let (index, mut at) = integer(block, 0, prefix_bits)?;
+    let (index, mut at) = decode_integer(block, 0, prefix_bits)?;
     if !is_literal {
         return Ok(ParsedField::Unchanged { length: at });
     }
     let mut is_authority = index == AUTHORITY_INDEX;
     if index == 0 {
-        let name = StringSpan::parse(block, at)?;
+        let name = HpackString::parse(block, at)?;
         if name.end - name.start > MAX_NAME_BYTES {
             return Err(ParsedField::Malformed);
         }
@@ -166,7 +169,7 @@ fn try_parse_field(block: &[u8]) -> Result<ParsedField, ParsedField> {
         is_authority = bytes == if name.is_huffman { HUFFMAN_AUTHORITY } else { AUTHORITY };
         at = name.end;
     }
-    let value = StringSpan::parse(block, at)?;
+    let value = HpackString::parse(block, at)?;
     let value_length = value.end - value.start;
     if value_length > MAX_VALUE_BYTES {
         if value_length > MAX_REMOVED_BYTES {
@@ -186,24 +189,25 @@ fn try_parse_field(block: &[u8]) -> Result<ParsedField, ParsedField> {
     let replacement = ZeroDigits { count, is_huffman };
     Ok(ParsedField::Changed { name_length: at, replacement, length: value.end })
 }
+
 /// Place of a string in a block.
-struct StringSpan {
+struct HpackString {
     is_huffman: bool,
     start: usize,
     end: usize,
 }
 
-impl StringSpan {
+impl HpackString {
     /// Parses the length of the string at `at`; its end can be beyond the block.
     fn parse(block: &[u8], at: usize) -> Result<Self, ParsedField> {
         let first = block.get(at).ok_or(ParsedField::Incomplete)?;
-        let (length, start) = integer(block, at, 7)?;
+        let (length, start) = decode_integer(block, at, 7)?;
         Ok(Self { is_huffman: first & 0x80 != 0, start, end: start + length })
     }
 }
 
 /// Decodes the integer at `at`, which begins in the last `prefix_bits` of a byte; returns it and the place after it.
-fn integer(block: &[u8], at: usize, prefix_bits: u32) -> Result<(usize, usize), ParsedField> {
+fn decode_integer(block: &[u8], at: usize, prefix_bits: u32) -> Result<(usize, usize), ParsedField> {
     let max_prefix = (1 << prefix_bits) - 1;
     let first = usize::from(*block.get(at).ok_or(ParsedField::Incomplete)?) & max_prefix;
     if first < max_prefix {
@@ -322,7 +326,7 @@ mod tests {
             for is_huffman in [false, true] {
                 let mut string = Vec::new();
                 ZeroDigits { count, is_huffman }.put(&mut string);
-                let Ok(span) = StringSpan::parse(&string, 0) else { panic!("no string of {count} digits") };
+                let Ok(span) = HpackString::parse(&string, 0) else { panic!("no string of {count} digits") };
                 assert_eq!((span.end, span.is_huffman), (string.len(), is_huffman));
                 let digits = &string[span.start..];
                 let length = if is_huffman { huffman_length(digits) } else { Some(digits.len()) };

@@ -18,7 +18,7 @@ use super::server::MemcacheServer;
 use crate::settings::endpoint::Endpoint;
 use crate::settings::memcache::MemcacheServers;
 use crate::store::client::deadline::timeout_with_grace;
-use crate::telemetry::error_dedup::ErrorDedup;
+use crate::telemetry::log_throttle::ErrorDedup;
 
 /// Pause after a failed query of the SRV record, until the first one has succeeded.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);

@@ -18,7 +18,7 @@ use super::topology::Topology;
 use crate::settings::endpoint::Endpoint;
 use crate::settings::redis::TopologySettings;
 use crate::store::client::connect::{Connected, ErrorKind};
-use crate::telemetry::error_dedup::ErrorDedup;
+use crate::telemetry::log_throttle::ErrorDedup;
 
 /// Interval of sentinel queries.
 const SENTINEL_INTERVAL: Duration = Duration::from_secs(1);

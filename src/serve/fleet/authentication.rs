@@ -1,4 +1,4 @@
-//! Published form of a summary: an authentication code, a line feed, JSON.
+//! Authentication of what replicas publish: an authentication code, a line feed, a message as JSON.
 //!
 //! Replicas with a common secret authenticate their summaries, so that other users of the Redis can forge none. Without
 //! a secret the code is a row of dashes and anyone who can write to Redis can add a summary.
@@ -67,7 +67,7 @@ impl SummaryKey {
 }
 
 /// Adds the authentication code to a message; `None` if it is longer than [`MAX_BYTES`] then.
-pub(super) fn authenticated(message: &[u8], key: Option<&SummaryKey>) -> Option<Vec<u8>> {
+pub(super) fn seal_message(message: &[u8], key: Option<&SummaryKey>) -> Option<Vec<u8>> {
     let code = key.map_or_else(|| "-".repeat(CODE_BYTES), |key| key.code(message).to_hex().to_string());
     let sealed = [code.as_bytes(), b"\n", message].concat();
     (sealed.len() <= MAX_BYTES).then_some(sealed)
@@ -77,7 +77,7 @@ pub(super) fn authenticated(message: &[u8], key: Option<&SummaryKey>) -> Option<
 ///
 /// # Errors
 /// The reason why it is left out.
-pub(super) fn verified<'s>(sealed: &'s [u8], key: Option<&SummaryKey>) -> Result<&'s [u8], SummaryError> {
+pub(super) fn open_message<'s>(sealed: &'s [u8], key: Option<&SummaryKey>) -> Result<&'s [u8], SummaryError> {
     if sealed.len() > MAX_BYTES {
         return Err(SummaryError::TooLong);
     }
@@ -90,16 +90,16 @@ pub(super) fn verified<'s>(sealed: &'s [u8], key: Option<&SummaryKey>) -> Result
 }
 
 /// Encodes a summary; `None` if it is longer than [`MAX_BYTES`].
-pub fn seal(summary: &ReplicaSummary, key: Option<&SummaryKey>) -> Option<Vec<u8>> {
-    authenticated(&serde_json::to_vec(summary).ok()?, key)
+pub fn seal_summary(summary: &ReplicaSummary, key: Option<&SummaryKey>) -> Option<Vec<u8>> {
+    seal_message(&serde_json::to_vec(summary).ok()?, key)
 }
 
 /// Decodes a summary.
 ///
 /// # Errors
 /// The reason why it is left out.
-pub fn open(sealed: &[u8], key: Option<&SummaryKey>) -> Result<ReplicaSummary, SummaryError> {
-    let json = verified(sealed, key)?;
+pub fn open_summary(sealed: &[u8], key: Option<&SummaryKey>) -> Result<ReplicaSummary, SummaryError> {
+    let json = open_message(sealed, key)?;
     let summary: ReplicaSummary = serde_json::from_slice(json).map_err(|_| SummaryError::Malformed)?;
     if summary.v == VERSION { Ok(summary) } else { Err(SummaryError::OtherVersion) }
 }

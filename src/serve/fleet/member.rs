@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use tokio::task::spawn_blocking;
 use tokio::time::{interval, sleep, timeout};
 
-use super::collect::{ReplicaFacts, SummaryCollector, own_view};
-use super::envelope::SummaryKey;
+use super::authentication::SummaryKey;
+use super::collect::{ReplicaFacts, SummaryCollector, view_own_summary};
 use super::exchange::PUBLISH_INTERVAL;
 use super::resets;
 use super::summary::SummaryValues;
@@ -54,7 +54,8 @@ impl Fleet {
             TopValues::Plain => SummaryValues::Plain,
             TopValues::Hashed => SummaryValues::Hashed,
         };
-        let facts = ReplicaFacts { incarnation: random_id(), name: host_name(), started: Instant::now(), values };
+        let facts =
+            ReplicaFacts { incarnation: make_random_id(), name: read_host_name(), started: Instant::now(), values };
         let collector = SummaryCollector::new(service, health, facts);
         let collector = Arc::new(Mutex::new(collector));
         let worker = match &settings.redis {
@@ -92,10 +93,10 @@ impl Fleet {
             Err(reason) => reason,
         };
         let collector = Arc::clone(&self.collector);
-        let own = move || own_view(&collector, 0, problem.to_owned());
+        let own = move || view_own_summary(&collector, 0, problem.to_owned());
         match spawn_blocking(own).await {
             Ok(view) => view,
-            Err(_) => own_view(&self.collector, 0, problem.to_owned()),
+            Err(_) => view_own_summary(&self.collector, 0, problem.to_owned()),
         }
     }
 
@@ -103,7 +104,7 @@ impl Fleet {
     /// there is no Redis to tell them through.
     pub async fn announce_reset(&self, request: &Request<'_>) -> Option<bool> {
         let worker = self.worker.as_ref().ok()?;
-        Some(worker.announce_reset(resets::encode(request)).await)
+        Some(worker.announce_reset(resets::encode_reset(request)).await)
     }
 
     /// Withdraws the summary of this replica and stops. Takes up to a second.
@@ -137,12 +138,12 @@ async fn keep_totals(collector: Weak<Mutex<SummaryCollector>>) {
 }
 
 /// Random id of this process.
-fn random_id() -> String {
+fn make_random_id() -> String {
     let (high, low) = random_pair();
     format!("{high:016x}{low:016x}")
 }
 
 /// Name of this host; in Kubernetes the name of the pod.
-fn host_name() -> String {
+fn read_host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

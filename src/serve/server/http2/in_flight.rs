@@ -20,7 +20,7 @@ use crate::base::threads;
 #[derive(Debug)]
 pub(super) struct InFlightRequests<F> {
     pending: FuturesUnordered<Pin<Box<F>>>,
-    /// Polls each request once before it is stored.
+    /// Polls each request once before it is stored: the store is immediate, and most requests complete at this poll.
     poll_eagerly: bool,
 }
 
