@@ -26,8 +26,8 @@ use std::time::Instant;
 use smallvec::SmallVec;
 
 use self::refunds::RefundSupport;
-use super::script::compose::window_charges_script;
 use super::script::replay::{RegionEffects, ScriptOutcome};
+use super::script::window_charges_script;
 use crate::base::clock::Time;
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::algorithm::{Algorithm, fixed_window};

@@ -24,7 +24,7 @@ use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::lease_call::RecordedLease;
 use tollkeeper::store::redis::regions::grant_calls::encode_rate_grant;
 use tollkeeper::store::redis::script::arguments::view_argument;
-use tollkeeper::store::redis::script::compose::region_bucket_grant_script;
+use tollkeeper::store::redis::script::region_bucket_grant_script;
 use tollkeeper::store::redis::script::replay::{CallArguments, replay};
 
 use super::agreement::{Redis, ScriptForm, expected};

@@ -89,8 +89,8 @@ fn wait_word(charge: &OwnedCharge, limit: &Limit) -> i64 {
     }
 }
 
-/// Returns the flags of a limit: 1 if its rejection rejects the charge plus 2 if rejected hits count. With a bucket of a region, the rest
-/// of the number is the slack of clocks in microseconds.
+/// Returns the flags of a limit: 1 if its rejection rejects the charge plus 2 if rejected hits count. With a bucket of
+/// a region, the rest of the number is the slack of clocks in microseconds.
 fn flags_word(counter: &OwnedCounter) -> i64 {
     let limit = &counter.limit;
     // In a region, rejected hits are demand that the next grant must cover.
