@@ -1,8 +1,8 @@
 //! Counters: in this process, or in Redis or memcached with this process as the fallback.
 //!
-//! Callers use the verbs of [`Store`] and do not know which backend answers. A memory store is *immediate*: it completes
-//! every operation without waiting, and needs neither a future nor a deadline. Any other store answers by the caller's
-//! deadline.
+//! Callers use the verbs of [`Store`] and do not know which backend answers. A memory store is *immediate*: it
+//! completes every operation without waiting, and needs neither a future nor a deadline. Any other store answers by the
+//! caller's deadline.
 
 pub mod client;
 pub mod error;
@@ -69,8 +69,8 @@ pub struct StoreContext<'r> {
     pub deadline: Option<Instant>,
     /// Span of the decision, which calls belong to, if the request is sampled.
     pub span_ref: Option<&'r SpanRef>,
-    /// Time of the charge of each descriptor, if it differs from `now`: a replay of charges that Redis timed. The memory
-    /// store uses them; empty in a server.
+    /// Time of the charge of each descriptor, if it differs from `now`: a replay of charges that Redis timed. The
+    /// memory store uses them; empty in a server.
     pub charge_times: &'r [Time],
 }
 

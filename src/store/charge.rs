@@ -1,4 +1,5 @@
-//! Charges as a store takes them: the inputs of a request besides counters and hits, and the owned form that calls carry.
+//! Charges as a store takes them: the inputs of a request besides counters and hits, and the owned form that calls
+//! carry.
 //!
 //! A call outlives the request that started it, so its charges own all that they need of a
 //! [`Charge`](crate::limit::counter::Charge). The charges of one call have the same counters in the same order; limits

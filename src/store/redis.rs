@@ -23,6 +23,7 @@ mod incrby;
 pub mod lease_call;
 pub mod replicas;
 pub mod regions;
+mod global_limit_hooks;
 mod scan;
 
 use std::num::NonZeroU32;
@@ -40,6 +41,7 @@ use self::deployments::{Deployments, ServersAndPools};
 use self::eventual::Admission;
 use self::eventual::budget::EventualCounters;
 use self::eventual::local_admission::LocalAdmission;
+use self::global_limit_hooks::GlobalLimitHooks;
 use self::key_scheme::{CounterId, KeyScheme};
 use self::lease_call::reset_charge;
 use self::pending::{PendingCharges, PendingGroups, PendingKind};
@@ -273,12 +275,13 @@ impl Redis {
         eventual: Option<EventualCounters>,
         now: Time,
     ) -> PreparedCall {
-        let grants = self.grants.as_ref().filter(|_| self.keys.has_global_limit(charge)).cloned();
+        let grants = self.grants.as_ref().filter(|_| self.keys.has_global_limit(charge));
+        let global_limits = grants.cloned().map(GlobalLimitHooks::new);
         PreparedCall {
             command: self.keys.count_command(charge, now),
             id,
-            deployment: Arc::clone(self.deployments.of(charge, grants.is_some())),
-            grants,
+            deployment: Arc::clone(self.deployments.of(charge, global_limits.is_some())),
+            global_limits,
             now,
             client_clock: self.client_clock,
             eventual,

@@ -26,8 +26,8 @@ pub(super) struct CallDeadlines {
 }
 
 impl CallDeadlines {
-    /// Sets the deadlines of a call that starts at `started` in a store with this timeout, for a caller that waits until
-    /// `until`.
+    /// Sets the deadlines of a call that starts at `started` in a store with this timeout, for a caller that waits
+    /// until `until`.
     ///
     /// A caller's short deadline must not count against the server: the call continues until the store's timeout.
     pub(super) fn new(until: Instant, started: Instant, timeout: Duration) -> Self {

@@ -27,7 +27,7 @@ use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::client::redis::reply::{self, Reply};
 use tollkeeper::store::client::redis::script::Script;
 use tollkeeper::store::redis::script::arguments::arguments;
-use tollkeeper::store::redis::script::compose::script_for;
+use tollkeeper::store::redis::script::script_for;
 
 /// Charges in flight.
 const IN_FLIGHT: usize = 256;

@@ -14,9 +14,7 @@ use super::coalescer::{CallReply, CallResults, Coalescer, FollowerBatch, Role};
 use super::eventual::CallReport;
 use super::eventual::local_admission::{LeaseReply, LocalAdmission};
 use super::prepared_call::PreparedCall;
-use super::regions::grants::GrantRequest;
 use super::script::replay::ScriptOutcome;
-use crate::limit::algorithm::state::State;
 use crate::limit::{Limit, StorePolicy};
 use crate::store::charge::{ChargeBatch, ChargeContext, OwnedCounter};
 use crate::store::fallback::Fallback;
@@ -109,11 +107,10 @@ impl RedisCalls {
             span.fail(error.name(), error.to_string());
         }
         drop(span);
-        if let Ok(outcome) = &outcome {
-            request_grants(call, charges, &outcome.states, &outcome.requesting_counters);
+        let ScriptOutcome { mut results, states, now, region } = outcome?;
+        if let (Some(hooks), Some(charge)) = (&call.global_limits, charges.last()) {
+            hooks.record(call.command.keys(), charge, &states, &region);
         }
-        let ScriptOutcome { mut results, states, now, region_use, .. } = outcome?;
-        call.grants.iter().for_each(|grants| grants.record_use(region_use));
         // Nobody but the leases learns of their charge.
         charges.truncate(requested);
         let lease = if lease_hits > 0 { results.pop() } else { None };
@@ -146,15 +143,6 @@ impl RedisCalls {
                 last.counters.iter().map(|counter| (counter.limit, counter.tag)).collect();
             self.fallback.remember(call.id.path, &counters, &report.states, call.now);
         }
-    }
-}
-
-/// Requests grants in the background for the counters at these indices, on which a call opened requests.
-fn request_grants(call: &PreparedCall, charges: &ChargeBatch, states: &[State], requesting_counters: &[usize]) {
-    let (Some(grants), Some(charge)) = (&call.grants, charges.last()) else { return };
-    for &index in requesting_counters {
-        let (limit, key) = (charge.counters[index].limit, call.command.keys()[index].clone());
-        GrantRequest::of(&states[index], limit, key).into_iter().for_each(|request| grants.request(request));
     }
 }
 

@@ -1,9 +1,9 @@
 //! Coalescing of charges: charges that arrive while a call on their counters is in flight wait and share the next call.
 //!
 //! A counter is in the table only while a call on it is in flight. The charge that finds no call becomes the leader and
-//! sends one at once; later ones are followers and leave their charge and a channel for the outcome. When the call ends,
-//! all followers are taken as one batch, in order of arrival, without those whose caller has given up. Charges of one
-//! request on one counter stay in one batch. No lock is held across an await.
+//! sends one at once; later ones are followers and leave their charge and a channel for the outcome. When the call
+//! ends, all followers are taken as one batch, in order of arrival, without those whose caller has given up. Charges of
+//! one request on one counter stay in one batch. No lock is held across an await.
 
 use std::collections::VecDeque;
 use std::future::Future;

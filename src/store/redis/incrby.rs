@@ -26,10 +26,9 @@ use std::time::Instant;
 use smallvec::SmallVec;
 
 use self::refunds::RefundSupport;
-use super::script::compose::window_charges_script;
-use super::script::replay::ScriptOutcome;
+use super::script::replay::{RegionEffects, ScriptOutcome};
+use super::script::window_charges_script;
 use crate::base::clock::Time;
-use crate::limit::algorithm::region::RegionUse;
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::algorithm::{Algorithm, fixed_window};
 use crate::limit::charge::{ChargeRequest, ChargeResult, MAX_COUNT};
@@ -129,8 +128,7 @@ impl<'a> IncrBatch<'a> {
             results: take(&mut self.results),
             states: SmallVec::from(self.states.clone()),
             now: self.now,
-            requesting_counters: Vec::new(),
-            region_use: RegionUse::default(),
+            region: RegionEffects::default(),
         })
     }
 

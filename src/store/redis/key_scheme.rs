@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use super::eventual::budget::log_extension_us;
 use super::key;
-use super::script::compose::script_for;
+use super::script::script_for;
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::counter::{Charge, Counter, Path};

@@ -15,27 +15,24 @@ use smallvec::SmallVec;
 
 use super::deployments::CounterDeployment;
 use super::eventual::budget::{EventualCounters, can_be_lent};
+use super::global_limit_hooks::{GlobalLimitHooks, ViewWord};
 use super::incrby::IncrBatch;
 use super::key::leases_key;
 use super::key_scheme::{CountCommand, CounterId};
 use super::lease_call::{LeaseCall, LeasePurpose, OwnLease};
-use super::regions::GlobalGrants;
-use super::regions::resets::RegionCounter;
-use super::script::arguments::{arguments, view_argument};
+use super::script::arguments::arguments;
 use super::script::replay::{CallArguments, ScriptOutcome, replay};
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::algorithm::region::GlobalView;
 use crate::limit::charge::ChargeRequest;
 use crate::limit::request::Hits;
 use crate::store::charge::OwnedCharge;
 use crate::store::client::redis::deployment::TargetNode;
 use crate::store::client::redis::error::{RedisError, ReplyError};
-use crate::store::client::redis::hash_slot::hash_slot;
 use crate::store::client::redis::node::Node;
 use crate::store::client::redis::reply::{Reply, bytes, integer};
 use crate::store::client::redis::script::{KeyCall, Script};
-use crate::store::client::redis::server_clock::{ClockReading, InstantRange};
+use crate::store::client::redis::server_clock::InstantRange;
 use crate::store::remote_call::{set_span_server, start_span};
 use crate::telemetry::traces::{Span, SpanRef};
 
@@ -54,8 +51,8 @@ pub(super) struct PreparedCall {
     pub(super) client_clock: bool,
     /// The counters, if they are eventual.
     pub(super) eventual: Option<EventualCounters>,
-    /// Grants of the region, if a limit is global.
-    pub(super) grants: Option<Arc<GlobalGrants>>,
+    /// Additions for global limits; `None` if no limit is global.
+    pub(super) global_limits: Option<GlobalLimitHooks>,
     /// Requests that the call serves, if they are sampled.
     pub(super) span_refs: Vec<SpanRef>,
 }
@@ -92,7 +89,7 @@ impl PreparedCall {
                 let arguments = arguments(charges, self.client_clock.then_some(self.now));
                 let mut call = ScriptCall::new(script, keys, arguments, leases);
                 call.can_merge = charges.len() <= MAX_MERGED_CHARGES && !self.client_clock;
-                Attempt::Script { call, charges, grants: self.grants.as_deref() }
+                Attempt::Script { call, charges, global_limits: self.global_limits.as_ref() }
             }
             CountCommand::Incrby(window) => {
                 Attempt::Incrby(IncrBatch::new(window, charges, self.now, &self.deployment.refunds))
@@ -117,8 +114,8 @@ impl PreparedCall {
         own: SmallVec<[OwnLease; 2]>,
         deadline: Instant,
     ) -> Result<u64, RedisError> {
-        if let Some(grants) = &self.grants {
-            grants.reset(&self.region_counters(refund), deadline).await?;
+        if let Some(hooks) = &self.global_limits {
+            hooks.reset(self.command.keys(), refund, deadline).await?;
         }
         let in_script = |limit: &Limit| can_be_lent(limit) && !limit.is_counted_in_region();
         let can_be_lent = refund.counters.iter().all(|counter| in_script(&counter.limit));
@@ -145,13 +142,6 @@ impl PreparedCall {
         }
     }
 
-    /// Returns the counters of global limits.
-    fn region_counters(&self, refund: &OwnedCharge) -> Vec<RegionCounter> {
-        let counters = self.command.keys().iter().zip(&refund.counters);
-        let counters = counters.filter(|(_, counter)| counter.limit.is_counted_in_region());
-        counters.map(|(key, counter)| RegionCounter { key: key.clone(), limit: counter.limit }).collect()
-    }
-
     /// Key that says which node has the counters: all of a call are in one slot.
     fn first_key(&self) -> &[u8] {
         &self.command.keys()[0]
@@ -160,7 +150,7 @@ impl PreparedCall {
 
 /// Work of a call, which continues at another node after a redirection.
 enum Attempt<'a> {
-    Script { call: ScriptCall<'a>, charges: &'a [OwnedCharge], grants: Option<&'a GlobalGrants> },
+    Script { call: ScriptCall<'a>, charges: &'a [OwnedCharge], global_limits: Option<&'a GlobalLimitHooks> },
     Incrby(IncrBatch<'a>),
 }
 
@@ -169,26 +159,17 @@ impl Attempt<'_> {
     async fn run(&mut self, target: &mut TargetNode<'_>, deadline: Instant) -> Result<ScriptOutcome, ReplyError> {
         match self {
             Self::Incrby(batch) => batch.run(target, deadline).await,
-            Self::Script { call, charges, grants: None } => call.run(charges, target, deadline).await,
-            Self::Script { call, charges, grants: Some(grants) } => {
+            Self::Script { call, charges, global_limits: None } => call.run(charges, target, deadline).await,
+            Self::Script { call, charges, global_limits: Some(hooks) } => {
                 let within = InstantRange { from: Instant::now(), until: deadline };
                 // Another node has another clock.
-                let period_us = longest_period_us(charges);
-                call.set_view(grants.view(&target.node, || hash_slot(&call.keys[0]), period_us, within));
+                call.view = Some(hooks.view(&target.node, &call.keys[0], charges, within));
                 let outcome = call.run(charges, target, deadline).await?;
-                let within = InstantRange { until: Instant::now(), ..within };
-                target.node.record_clock(&ClockReading { within, server: outcome.now });
+                hooks.record_clock(&target.node, within.from, outcome.now);
                 Ok(outcome)
             }
         }
     }
-}
-
-/// Returns the longest period of the global limits, in microseconds.
-fn longest_period_us(charges: &[OwnedCharge]) -> u64 {
-    let counters = charges.first().map_or(&[][..], |charge| &charge.counters);
-    let global = counters.iter().filter(|counter| counter.limit.is_counted_in_region());
-    global.map(|counter| counter.limit.period_us()).max().unwrap_or(0)
 }
 
 /// Words of a call.
@@ -201,15 +182,10 @@ struct ScriptCall<'a> {
     key_count: String,
     arguments: Bytes,
     leases: Option<LeaseWords>,
+    /// Only for global limits.
     view: Option<ViewWord>,
     /// The call may share a command with calls on other keys.
     can_merge: bool,
-}
-
-/// View of the global Redis, and the argument that tells it.
-struct ViewWord {
-    view: GlobalView,
-    argument: [u8; 40],
 }
 
 /// Words of a script call that concerns leases: the key of their record, and the argument.
@@ -223,11 +199,6 @@ impl<'a> ScriptCall<'a> {
         let leases = leases.map(|leases| LeaseWords { key: leases_key(&keys[0]), argument: leases.argument() });
         let key_count = (keys.len() + usize::from(leases.is_some())).to_string();
         Self { script, keys, key_count, arguments, leases, view: None, can_merge: false }
-    }
-
-    /// Sets the view of the global Redis, which a call on a global limit needs.
-    fn set_view(&mut self, view: GlobalView) {
-        self.view = Some(ViewWord { view, argument: view_argument(&view) });
     }
 
     /// Sends the call to the current node, with the text of the script if the node lacks it.

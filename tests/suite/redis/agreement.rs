@@ -30,8 +30,8 @@ use tollkeeper::store::charge::{MAX_CHARGES_PER_CALL, OwnedCharge, OwnedCounter}
 use tollkeeper::store::client::redis::error::{RedisError, ReplyError};
 use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, RecordedLease};
 use tollkeeper::store::redis::script::arguments::{arguments, view_argument};
-use tollkeeper::store::redis::script::compose::script_for;
 use tollkeeper::store::redis::script::replay::{CallArguments, ScriptOutcome, replay};
+use tollkeeper::store::redis::script::script_for;
 
 use crate::algorithms::scenario::{self, Amount, Backwards, Jump, MaxDelay};
 use crate::kit::redis::{Server, options};

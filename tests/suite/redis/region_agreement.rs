@@ -24,7 +24,7 @@ use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::lease_call::RecordedLease;
 use tollkeeper::store::redis::regions::grant_calls::encode_rate_grant;
 use tollkeeper::store::redis::script::arguments::view_argument;
-use tollkeeper::store::redis::script::compose::region_bucket_grant_script;
+use tollkeeper::store::redis::script::region_bucket_grant_script;
 use tollkeeper::store::redis::script::replay::{CallArguments, replay};
 
 use super::agreement::{Redis, ScriptForm, expected};
@@ -326,7 +326,7 @@ impl History {
             let (results, _) = expected(&charges, &mut states, now);
             prop_assert_eq!(&outcome.results, &results, "{:?} at {} with {:?}", charges, now, clock);
             let requests = (0..states.len()).filter(|&place| states[place].open_request() != requests_before[place]);
-            prop_assert_eq!(&outcome.requesting_counters, &requests.collect::<Vec<_>>());
+            prop_assert_eq!(&outcome.region.requesting_counters, &requests.collect::<Vec<_>>());
             for (place, (name, state)) in names.iter().zip(&states).enumerate() {
                 if let State::SlidingWindowLog(_) = state {
                     continue;

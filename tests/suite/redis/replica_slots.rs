@@ -54,7 +54,7 @@ impl Table {
     fn try_claim(&mut self, owner: u8, slots: u32, action: ClaimAction, now: Option<Time>) -> RedisResult<ClaimReply> {
         let argument = claim::encode(OwnerId([owner + 1; 16]), slots, action, now);
         let mut command = cmd("EVAL");
-        command.arg(&script::compose::replicas_script().text).arg(1).arg(&self.key).arg(&argument[..]);
+        command.arg(&script::replicas_script().text).arg(1).arg(&self.key).arg(&argument[..]);
         let reply: Vec<u8> = command.query(&mut self.connection)?;
         Ok(claim::decode(&reply).expect("the reply can be read"))
     }
@@ -243,7 +243,7 @@ fn waiting_processes_are_counted_up_to_a_thousand() {
         owner[..2].copy_from_slice(&number.to_le_bytes());
         let argument = claim::encode(OwnerId(owner), 1, ClaimAction::Claim, Some(START));
         let mut command = cmd("EVAL");
-        command.arg(&script::compose::replicas_script().text).arg(1).arg(&table.key).arg(&argument[..]);
+        command.arg(&script::replicas_script().text).arg(1).arg(&table.key).arg(&argument[..]);
         claim::decode(&command.query::<Vec<u8>>(&mut table.connection).unwrap()).unwrap().live
     };
     let counted: Vec<u32> = (0..1003).map(|number| claim_live(&mut table, number)).collect();

@@ -12,7 +12,7 @@ use tollkeeper::store::redis::regions::grant_calls::{
     BucketReply, BucketResetReply, decode_bucket_request, decode_bucket_reset, encode_bucket_request,
     encode_bucket_reset,
 };
-use tollkeeper::store::redis::script::compose::global_bucket_script;
+use tollkeeper::store::redis::script::global_bucket_script;
 
 use crate::kit::redis::options;
 

@@ -14,7 +14,7 @@ use tollkeeper::store::redis::regions::registry::{
     RegistryReply,
 };
 use tollkeeper::store::redis::regions::standing::{CUT_OFF_AFTER, Findings, RegionStanding};
-use tollkeeper::store::redis::script::compose::{global_members_script, region_identity_script};
+use tollkeeper::store::redis::script::{global_members_script, region_identity_script};
 use tollkeeper::store::stats::MembershipNotice;
 
 use crate::kit::redis::{self as servers, Server};

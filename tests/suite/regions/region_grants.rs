@@ -7,10 +7,9 @@ use proptest::test_runner::{Config, TestRunner};
 use redis::{Connection, RedisResult, cmd};
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::region::{CutOffPeriod, GrantCycle};
-use tollkeeper::limit::algorithm::region_window::HitsGrant;
-use tollkeeper::limit::algorithm::region_window::WindowCounts;
+use tollkeeper::limit::algorithm::region_window::{HitsGrant, WindowCounts};
 use tollkeeper::store::redis::regions::grant_calls::{encode_hits_grant, encode_hits_return};
-use tollkeeper::store::redis::script::compose::region_grant_script;
+use tollkeeper::store::redis::script::region_grant_script;
 
 use crate::kit::redis::options;
 

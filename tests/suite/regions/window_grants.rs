@@ -14,7 +14,7 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::redis::regions::grant_calls::{WindowCall, WindowReply, decode_window_call, encode_window_call};
-use tollkeeper::store::redis::script::compose::global_window_script;
+use tollkeeper::store::redis::script::global_window_script;
 
 use crate::kit::redis::options;
 

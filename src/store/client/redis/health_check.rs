@@ -107,7 +107,8 @@ pub(crate) async fn eviction_policy(connection: &Connection) -> Option<String> {
     (policy != "noeviction").then(|| policy.to_owned())
 }
 
-/// Lifetime of the keys of the merge check in milliseconds. Their values never change, so several replicas may check at once.
+/// Lifetime of the keys of the merge check in milliseconds. Their values never change, so several replicas may check at
+/// once.
 const MERGE_CHECK_LIFETIME_MS: &[u8] = b"10000";
 /// Counts the keys that it sees.
 const MERGE_CHECK_SCRIPT: &[u8] = b"local found = 0

@@ -23,7 +23,7 @@ use crate::store::client::redis::reply::Reply;
 use crate::store::client::redis::script::Script;
 use crate::store::client::redis::server_clock::{ClockReading, InstantRange, OffsetInterval, process_us};
 use crate::store::redis::key;
-use crate::store::redis::script::compose::global_probe_script;
+use crate::store::redis::script::global_probe_script;
 
 /// Upper bound on the wait for a reply of the region's Redis.
 pub(super) const REGION_TIMEOUT: Duration = Duration::from_millis(500);

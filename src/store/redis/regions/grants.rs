@@ -36,7 +36,7 @@ use crate::store::client::redis::reply::{bytes, integer};
 use crate::store::client::redis::server_clock::{InstantRange, process_us};
 use crate::store::redis::key::global_key;
 use crate::store::redis::script::arguments::view_argument;
-use crate::store::redis::script::compose::{
+use crate::store::redis::script::{
     global_bucket_script, global_window_script, region_bucket_grant_script, region_grant_script,
 };
 

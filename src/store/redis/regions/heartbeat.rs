@@ -22,7 +22,7 @@ use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::node::Node;
 use crate::store::client::redis::reply::{bytes, time};
 use crate::store::client::redis::server_clock::{ClockReading, InstantRange, process_us};
-use crate::store::redis::script::compose::{global_members_script, region_identity_script};
+use crate::store::redis::script::{global_members_script, region_identity_script};
 
 /// Time from one call to the next.
 const INTERVAL: Duration = Duration::from_secs(1);

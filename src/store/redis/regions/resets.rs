@@ -26,7 +26,7 @@ use crate::store::client::redis::reply::{bytes, integer};
 use crate::store::client::redis::script::Script;
 use crate::store::redis::key::{self, global_key, is_region_key};
 use crate::store::redis::script::arguments::put_time;
-use crate::store::redis::script::compose::{
+use crate::store::redis::script::{
     global_bucket_script, global_resets_script, global_window_script, region_reset_script,
 };
 

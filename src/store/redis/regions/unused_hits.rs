@@ -24,7 +24,7 @@ use crate::limit::algorithm::global_window::{WindowPool, WindowReturn};
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::reply::{bytes, integer};
 use crate::store::redis::key::global_key;
-use crate::store::redis::script::compose::{global_window_script, region_grant_script};
+use crate::store::redis::script::{global_window_script, region_grant_script};
 
 /// Upper bound on counters whose unused hits are returned; those of others stay charged until they expire.
 const MAX_COUNTERS: usize = 100_000;

@@ -20,7 +20,7 @@ use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::reply::bytes;
 use crate::store::fallback::ReplicaCount;
-use crate::store::redis::script::compose::replicas_script;
+use crate::store::redis::script::replicas_script;
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Time between a reply and the next renewal.

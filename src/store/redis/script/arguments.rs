@@ -44,7 +44,7 @@ pub fn arguments(charges: &[OwnedCharge], now: Option<Time>) -> Bytes {
         encoder.push(times);
         encoder.push(hits);
         for counter in &charge.counters {
-            encoder.push_limit(counter, wait_us(charge, &counter.limit));
+            encoder.push_limit(counter, wait_word(charge, &counter.limit));
         }
     }
     encoder.0.into()
@@ -77,14 +77,26 @@ fn signed_hits(charge: &OwnedCharge) -> Option<i64> {
     }
 }
 
-/// Returns the longest wait of a charge, or the cut-off allowance where a region counts; for a refund the time from
-/// which it is void, 0 if it never is.
-fn wait_us(charge: &OwnedCharge, limit: &Limit) -> i64 {
+/// Returns the word of a limit that scripts call `wait`: for a refund the time from which it is void, 0 if it never is;
+/// for a charge its longest delay in microseconds, or the cut-off allowance of a global limit (see `regions`).
+fn wait_word(charge: &OwnedCharge, limit: &Limit) -> i64 {
+    let void_from = || charge.void_from.map_or(0, exact);
+    let longest_delay_us = || signed(charge.max_delay_us().min(limit.max_wait_us()));
     match charge.request.hits {
-        Hits::Refund(_) => charge.void_from.map_or(0, exact),
+        Hits::Refund(_) => void_from(),
         Hits::Charge(_) | Hits::Peek if limit.is_counted_in_region() => signed(limit.cut_off_allowance()),
-        Hits::Charge(_) | Hits::Peek => signed(charge.max_delay_us().min(limit.max_wait_us())),
+        Hits::Charge(_) | Hits::Peek => longest_delay_us(),
     }
+}
+
+/// Returns the flags of a limit: 1 if its rejection rejects the charge plus 2 if rejected hits count. With a bucket of
+/// a region, the rest of the number is the slack of clocks in microseconds.
+fn flags_word(counter: &OwnedCounter) -> i64 {
+    let limit = &counter.limit;
+    // In a region, rejected hits are demand that the next grant must cover.
+    let counts_rejected = limit.count_rejected() || limit.is_counted_in_region();
+    let slack_us = if limit.counting() == Counting::RegionBucket { signed(limit.clock_slack_us()) } else { 0 };
+    i64::from(counter.joint_limit().rejects_others) + 2 * i64::from(counts_rejected) + 4 * slack_us
 }
 
 fn exact(time: Time) -> i64 {
@@ -111,14 +123,10 @@ impl ArgEncoder {
         self.0.extend_from_slice(digits.as_bytes());
     }
 
-    fn push_limit(&mut self, counter: &OwnedCounter, wait_us: i64) {
-        let limit = &counter.limit;
-        self.push(i64::from(limit.counted_requests()));
-        self.push(i64::from(limit.counted_capacity()));
-        self.push(wait_us);
-        // In a region, rejected hits are demand that the next grant must cover.
-        let counts_rejected = limit.count_rejected() || limit.is_counted_in_region();
-        let slack_us = if limit.counting() == Counting::RegionBucket { signed(limit.clock_slack_us()) } else { 0 };
-        self.push(i64::from(counter.joint_limit().rejects_others) + 2 * i64::from(counts_rejected) + 4 * slack_us);
+    fn push_limit(&mut self, counter: &OwnedCounter, wait_word: i64) {
+        self.push(i64::from(counter.limit.counted_requests()));
+        self.push(i64::from(counter.limit.counted_capacity()));
+        self.push(wait_word);
+        self.push(flags_word(counter));
     }
 }

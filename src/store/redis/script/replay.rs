@@ -22,10 +22,17 @@ pub struct ScriptOutcome {
     pub states: SmallVec<[State; 1]>,
     /// Time at which the charges were made.
     pub now: Time,
+    /// Effects on the counters of global limits.
+    pub region: RegionEffects,
+}
+
+/// Effects of a call on the counters of global limits (see `regions`); none on those of other limits.
+#[derive(Clone, Debug, Default)]
+pub struct RegionEffects {
     /// Indices of the counters on which the call opened a grant request. Their states describe it.
     pub requesting_counters: Vec<usize>,
-    /// Hits of global limits that the call admitted.
-    pub region_use: RegionUse,
+    /// Hits that the call admitted.
+    pub used: RegionUse,
 }
 
 /// Arguments of a call beside its charges, which decide what its script did.
@@ -60,22 +67,30 @@ pub fn replay(
     if !reader.is_empty() {
         return Err(MalformedReply);
     }
-    let requests_before = open_requests(&states, arguments);
-    let use_of =
-        |states: &[State]| arguments.view.map_or_else(RegionUse::default, |_| region_use(counters, states, now));
-    let use_before = use_of(&states);
+    let regions = arguments.view.map(|_| RegionsBefore::of(counters, &states, now));
     let results = charges.iter().map(|charge| replay_one(charge, &mut states, ReplyHead { now, lent })).collect();
-    let requests_after = open_requests(&states, arguments);
-    let is_new = |index: &usize| requests_before[*index] != requests_after[*index];
-    let requesting_counters = (0..requests_after.len()).filter(is_new).collect();
-    let region_use = use_of(&states).since(use_before);
-    Ok(ScriptOutcome { results, states, now, requesting_counters, region_use })
+    let region = regions.map_or_else(RegionEffects::default, |before| before.effects(counters, &states, now));
+    Ok(ScriptOutcome { results, states, now, region })
 }
 
-/// Returns the open grant request of each counter; nothing for a call without global limits.
-fn open_requests(states: &[State], arguments: CallArguments<'_>) -> SmallVec<[u64; 4]> {
-    let states = if arguments.view.is_some() { states } else { &[] };
-    states.iter().map(State::open_request).collect()
+/// Counters of regions before the charges of a call.
+struct RegionsBefore {
+    /// Open grant request of each counter.
+    requests: SmallVec<[u64; 4]>,
+    used: RegionUse,
+}
+
+impl RegionsBefore {
+    fn of(counters: &[OwnedCounter], states: &[State], now: Time) -> Self {
+        Self { requests: states.iter().map(State::open_request).collect(), used: region_use(counters, states, now) }
+    }
+
+    /// Returns the effects of the charges that led to these states.
+    fn effects(self, counters: &[OwnedCounter], states: &[State], now: Time) -> RegionEffects {
+        let is_new = |index: &usize| self.requests[*index] != states[*index].open_request();
+        let requesting_counters = (0..states.len()).filter(is_new).collect();
+        RegionEffects { requesting_counters, used: region_use(counters, states, now).since(self.used) }
+    }
 }
 
 /// Returns the hits that all counters of regions have used at `now`.
