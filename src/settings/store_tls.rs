@@ -27,22 +27,22 @@ pub struct StoreTls {
     pub skip_hostname: bool,
 }
 
-/// Settings of the certificates of one store.
-pub(super) struct StoreTlsSettings {
-    pub(super) ca: &'static Setting<Option<PathBuf>>,
-    pub(super) certificate: &'static Setting<Option<PathBuf>>,
-    pub(super) key: &'static Setting<Option<PathBuf>>,
-    pub(super) skip_hostname: &'static Setting<bool>,
+/// The variables of the certificates of one store.
+pub(crate) struct StoreTlsVariables {
+    pub(crate) ca: &'static Setting<Option<PathBuf>>,
+    pub(crate) certificate: &'static Setting<Option<PathBuf>>,
+    pub(crate) key: &'static Setting<Option<PathBuf>>,
+    pub(crate) skip_hostname: &'static Setting<bool>,
 }
 
-impl StoreTlsSettings {
+impl StoreTlsVariables {
     /// Returns all of them.
-    pub(super) fn all(&self) -> [&'static dyn AnySetting; 4] {
+    pub(crate) fn all(&self) -> [&'static dyn AnySetting; 4] {
         [self.ca, self.certificate, self.key, self.skip_hostname]
     }
 
     /// Reads them; a certificate without its key is a problem, and so is a key without its certificate.
-    pub(super) fn read(&self, values: &mut Values) -> StoreTls {
+    pub(crate) fn read(&self, values: &mut Values) -> StoreTls {
         let client = match (values.file(self.certificate), values.file(self.key)) {
             (Some(certificate), Some(key)) => Some(ClientCertificate { certificate, key }),
             (None, None) => None,
