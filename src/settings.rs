@@ -1,43 +1,40 @@
 //! The settings of the process, read from its environment.
 //!
-//! `table` declares each variable as a typed constant. `Settings` is what the program uses, validated and by concern;
-//! `Settings::from_env` is the only way from one to the other and reports all problems at once. A variable without
-//! effect gets a notice. Rule files given on the command line are not settings, and neither is anything that can change
-//! while the process runs.
+//! Each group of variables is one file, which declares them as typed constants, and reads and checks them; `groups`
+//! lists the groups. `Settings` is what the program uses, validated and by concern; `Settings::from_env` is the only
+//! way from one to the other and reports all problems at once. A variable without effect gets a notice. Rule files
+//! given on the command line are not settings, and neither is anything that can change while the process runs.
 
 pub mod address;
-pub mod target;
 pub mod secret;
-pub mod credentials;
-pub mod invalid;
-pub mod value;
-pub mod choices;
-pub mod condition;
-pub mod setting;
-pub mod table;
-mod environment;
 pub mod problem;
+pub mod value;
+pub mod setting;
 pub mod pem;
 mod values;
+pub mod credentials;
+pub mod endpoint;
 pub mod store_tls;
 pub mod tls;
 pub mod listeners;
-pub mod client_limits;
 pub mod grpc;
-pub mod rules;
-pub mod xds;
-pub mod decisions;
-pub mod endpoint;
-mod url;
+pub mod client_limits;
+pub mod counters;
 pub mod redis;
 pub mod memcache;
-pub mod store;
-pub mod process;
-pub mod collector;
-pub mod decision_log;
-pub mod fleet;
 pub mod metrics;
+pub mod rules;
+pub mod decisions;
+pub mod xds;
+pub mod process;
+pub mod logs;
+pub mod collector;
 pub mod tracing;
+pub mod decision_log;
+pub mod store;
+pub mod fleet;
+pub mod groups;
+mod environment;
 pub mod report;
 pub mod reference;
 
@@ -45,18 +42,23 @@ use std::ffi::OsString;
 use std::num::NonZeroUsize;
 
 use client_limits::ClientLimits;
-use decision_log::{DecisionLogSettings, HashKey};
-use decisions::DecisionSettings;
+use counters::MemorySettings;
+use decision_log::{
+    DecisionLogSettings, HashKey, TOLLKEEPER_DECISION_LOG_HASH_KEY, TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE,
+};
+use decisions::{DecisionSettings, TOLLKEEPER_ON_STORE_ERROR};
 use environment::Environment;
 use fleet::FleetSettings;
+use groups::GROUPS;
 use grpc::GrpcSettings;
 use listeners::{AdminToken, Listeners};
+use logs::LogSettings;
 use metrics::MetricsSettings;
 use problem::{Notice, SettingsError};
-use process::{LogSettings, ShutdownSettings};
+use process::{ShutdownSettings, TOLLKEEPER_WORKER_THREADS};
 use rules::RuleSettings;
-use store::{MemorySettings, StoreSettings};
-use table::process::TOLLKEEPER_WORKER_THREADS;
+use setting::AnySetting as _;
+use store::{StoreSettings, requested_backend};
 use tracing::TracingSettings;
 use values::{EnvironmentFindings, Values};
 use xds::XdsSettings;
@@ -114,22 +116,39 @@ impl Settings {
         (settings, !findings.problems.is_empty())
     }
 
+    /// Reads the key of hashed values alone, whether or not the environment has a decision log.
+    ///
+    /// # Errors
+    /// The key is too short, or is given twice.
+    pub fn hash_key_from_env(
+        vars: impl Iterator<Item = (OsString, OsString)>,
+    ) -> Result<Option<HashKey>, SettingsError> {
+        let names = [TOLLKEEPER_DECISION_LOG_HASH_KEY.name(), TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE.name()];
+        let environment = Environment::read(vars.filter(|(name, _)| names.iter().any(|known| name == known)));
+        let mut values = Values::new(&environment.known);
+        let key = HashKey::read(&mut values);
+        let problems = environment.arrange(values.into_findings()).problems;
+        if problems.is_empty() { Ok(key) } else { Err(SettingsError { problems }) }
+    }
+
     /// Reads the settings, unusable if the findings have a problem.
     fn read(environment: &Environment) -> (Self, EnvironmentFindings) {
-        let mut values = Values::new(environment);
-        let store = StoreSettings::read(&mut values, environment.backend());
+        let mut values = Values::new(&environment.known);
+        let store = StoreSettings::read(&mut values, requested_backend(&environment.known));
         let hash_key = HashKey::read(&mut values);
-        let decision_log = DecisionLogSettings::read(&mut values, &store, hash_key.as_ref());
+        let decision_log =
+            DecisionLogSettings::read(&mut values, store.redis().map(|redis| &redis.main), hash_key.as_ref());
         let deployments = store.deployments().chain(decision_log.iter().flat_map(DecisionLogSettings::deployments));
-        redis::read::ignore_unused_certificates(&mut values, deployments);
+        redis::ignore_unused_certificates(&mut values, deployments);
         let exports_logs = decision_log.as_ref().is_some_and(DecisionLogSettings::uses_collector);
         let fleet = FleetSettings::read(&mut values, &store, decision_log.as_ref(), hash_key);
+        let on_store_error = values.get(&TOLLKEEPER_ON_STORE_ERROR);
         let settings = Self {
             listeners: Listeners::read(&mut values),
             client_limits: ClientLimits::read(&values),
             admin: AdminToken::read(&mut values),
             grpc: GrpcSettings::read(&values),
-            rules: RuleSettings::read(&values),
+            rules: RuleSettings::read(&values, on_store_error),
             xds: XdsSettings::read(&mut values),
             decisions: DecisionSettings::read(&mut values),
             store,
@@ -142,6 +161,7 @@ impl Settings {
             tracing: TracingSettings::read(&mut values, exports_logs),
             worker_threads: NonZeroUsize::new(values.get(&TOLLKEEPER_WORKER_THREADS)),
         };
-        (settings, values.into_findings(environment))
+        values.ignore_unmet(&GROUPS);
+        (settings, environment.arrange(values.into_findings()))
     }
 }

@@ -36,7 +36,6 @@ use crate::settings::Settings;
 use crate::settings::decision_log::{DecisionLogSettings, LoggedDecisions, SinkSettings};
 use crate::settings::problem::UnusableSetting;
 use crate::settings::store::StoreSettings;
-use crate::settings::value::choice::Choice as _;
 
 /// Capacity of a thread's buffer that is kept, in bytes.
 const MAX_KEPT_BYTES: usize = 64 * 1024;
@@ -90,7 +89,7 @@ impl ProcessFacts {
             regions: settings.store.number_of_regions(),
             when: log.iter().flat_map(|log| log.when.words()).map(str::to_owned).collect(),
             sample: log.map_or(0.0, |log| log.sample),
-            values: log.map(|log| log.values.word()).unwrap_or_default().to_owned(),
+            values: log.map(|log| log.values.name()).unwrap_or_default().to_owned(),
         };
         let store = match &settings.store {
             StoreSettings::Memory => "memory",

@@ -19,8 +19,8 @@ use crate::base::sharded::lock;
 use crate::rules::rule::set::RuleSet;
 use crate::rules::rule::{Allowance, RuleLimit};
 use crate::settings::problem::UnusableSetting;
+use crate::settings::rules::TOLLKEEPER_RULE_DEFAULTS;
 use crate::settings::setting::AnySetting as _;
-use crate::settings::table::rules::TOLLKEEPER_RULE_DEFAULTS;
 
 /// Maximum number of findings, and of domains, in a report.
 const MAX_REPORTED: usize = 20;

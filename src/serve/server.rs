@@ -58,7 +58,7 @@ use crate::serve::http::browser::AllowedHosts;
 use crate::serve::http::live_events::LiveEvents;
 use crate::serve::scrape::MetricsCollector;
 use crate::settings::Settings;
-use crate::settings::choices::TopValues;
+use crate::settings::fleet::TopValues;
 use crate::settings::secret::Secret;
 use crate::settings::store::StoreSettings;
 use crate::settings::tracing::TracingSettings;

@@ -1,10 +1,12 @@
-//! Addresses to listen on.
+//! Addresses of this program: to listen on, and to connect to.
 //!
 //! Every form of the wildcard means all addresses of the machine, IPv4 and IPv6: manifests say `0.0.0.0` and do not
 //! mean to exclude IPv6. A port is never shared with another process, so a port in use is an error at the start.
+//! To a client, the wildcard means this machine.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::str::FromStr;
 
 /// Host and port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +70,39 @@ impl fmt::Display for Address {
             Host::Wildcard => write!(f, "[::]:{}", self.port),
             Host::Ip(ip) => write!(f, "{}", SocketAddr::from((*ip, self.port))),
             Host::Name(name) => write!(f, "{name}:{}", self.port),
+        }
+    }
+}
+
+/// Address of a running server: `HOST:PORT`, or `unix:PATH`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// `host:port`, as in a URL.
+    Tcp(String),
+    /// Path of a unix socket.
+    Unix(String),
+}
+
+impl FromStr for Target {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if let Some(path) = text.strip_prefix("unix://").or_else(|| text.strip_prefix("unix:")) {
+            return if path.is_empty() { Err("give a path after `unix:`") } else { Ok(Self::Unix(path.to_owned())) };
+        }
+        let mut address = Address::parse(text).ok_or("give HOST:PORT, such as 127.0.0.1:8081, or unix:PATH")?;
+        if address.host == Host::Wildcard {
+            address.host = Host::Ip(Ipv4Addr::LOCALHOST.into());
+        }
+        Ok(Self::Tcp(address.to_string()))
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => f.write_str(address),
+            Self::Unix(path) => write!(f, "unix:{path}"),
         }
     }
 }

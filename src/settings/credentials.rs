@@ -1,4 +1,4 @@
-//! User and password of a server.
+//! User and password of a server, from a variable, a file or a URL.
 //!
 //! Credentials are never shown, not even by `Debug`: with one colon too many, part of a password becomes the user.
 //! Files are named, not read; connections read them.
@@ -7,6 +7,9 @@ use std::fmt;
 use std::path::PathBuf;
 
 use super::secret::Secret;
+use super::setting::{AnySetting as _, Setting};
+use super::value::text::SecretUrl;
+use super::values::Values;
 
 /// Credentials for a server.
 #[derive(Clone, PartialEq, Eq)]
@@ -41,5 +44,38 @@ impl fmt::Debug for Credentials {
             Self::Inline { password, .. } => write!(f, "Inline({password:?})"),
             Self::File(path) => f.debug_tuple("File").field(path).finish(),
         }
+    }
+}
+
+/// The variables that give the credentials for servers or sentinels.
+pub(crate) struct CredentialVariables {
+    pub(crate) auth: &'static Setting<Option<Secret>>,
+    pub(crate) file: &'static Setting<Option<PathBuf>>,
+}
+
+impl CredentialVariables {
+    /// Reads the credentials of the variables, or else returns those of the URL.
+    pub(crate) fn read(&self, values: &mut Values, in_url: Credentials, url: &Setting<SecretUrl>) -> Credentials {
+        let (secret, path) = (values.get(self.auth), values.get(self.file));
+        if let Some(path) = path {
+            if secret.is_some() {
+                values.problem(self.file, format!("{} is set too", self.auth.name()), "unset one of them");
+            } else if in_url != Credentials::None {
+                let what = format!("{} holds a password too", url.name());
+                values.problem(self.file, what, "leave it to the file, which may say user:password");
+            }
+            return Credentials::File(path);
+        }
+        let Some(secret) = secret else { return in_url };
+        if in_url != Credentials::None {
+            values.notice(url, format!("holds a password, which {} overrides", self.auth.name()));
+        }
+        if secret.reveal().ends_with(['\n', '\r']) {
+            values.problem(self.auth, "it ends in a line break", "remove it");
+        }
+        Credentials::parse(secret.reveal()).unwrap_or_else(|| {
+            values.problem(self.auth, "it holds no password", "give password or user:password");
+            Credentials::None
+        })
     }
 }

@@ -1,22 +1,136 @@
 //! Decision log: destinations, and the decisions and values that it contains.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::choices::LoggedValues;
-use super::collector::{CollectorSettings, LOGS};
-use super::environment::Environment;
-use super::problem::{SettingsError, UnusableSetting};
-use super::redis::{self, DeploymentSettings};
+use super::collector::CollectorSettings;
+use super::credentials::CredentialVariables;
+use super::problem::UnusableSetting;
+use super::redis::addresses::{AddressVariables, DeploymentKind};
+use super::redis::deployment::{DeploymentSettings, DeploymentVariables};
+use super::redis::{CERTIFICATES, REDIS_POOL_SIZE, REDIS_TIMEOUT};
 use super::secret::Secret;
-use super::setting::AnySetting;
-use super::store::StoreSettings;
-use super::table::decision_log::*;
-use super::table::tracing::OTEL_EXPORTER_OTLP_ENDPOINT;
-use super::value::text::TextList;
+use super::setting::{AnySetting as _, Requirement, settings};
+use super::tracing::{Compression, OTEL_EXPORTER_OTLP_ENDPOINT, OtelProtocol, SignalVariables};
+use super::value::number::{ByteSize, ByteSizeRange, FloatRange, IntRange};
+use super::value::text::{SecretUrl, TextList};
+use super::value::{Choice, Words};
 use super::values::Values;
+use crate::base::words::words;
+
+settings! { "Decision log";
+    TOLLKEEPER_DECISION_LOG: TextList = "",
+        "destinations of the decision log: stdout, file:PATH (.zst: compressed), redis:STREAM, otlp; empty: no log";
+    TOLLKEEPER_DECISION_LOG_WHEN: TextList = "rejected,shadow,errors",
+        "decisions that are logged: rejected, shadow, errors (a failure policy decided), or all";
+    TOLLKEEPER_DECISION_LOG_SAMPLE: f64 = 1.0,
+        "share of the keys whose decisions are logged; all replicas choose the same keys"
+        .allowed(FloatRange::new(0.0, 1.0));
+    TOLLKEEPER_DECISION_LOG_VALUES: LoggedValues = LoggedValues::Plain,
+        "values of descriptors in the log: as sent, as a keyed hash, or left out";
+    TOLLKEEPER_DECISION_LOG_HASH_KEY: Option<Secret> = None,
+        "key of hashed values, 16 bytes or more; equal keys give equal hashes in all replicas" .only_with(&WITH_HASHES);
+    TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE: Option<PathBuf> = None,
+        "file that holds the key of hashed values, read at the start" .only_with(&WITH_HASHES);
+    TOLLKEEPER_DECISION_LOG_FILE_BYTES: ByteSize = 100 << 20, "size at which a log file is rotated"
+        .allowed(ByteSizeRange::new(64 << 10, 1 << 40));
+    TOLLKEEPER_DECISION_LOG_FILES: u32 = 10, "number of log files kept, the current one included"
+        .allowed(IntRange::new(1, 10_000));
+    TOLLKEEPER_DECISION_LOG_QUEUE_BYTES: ByteSize = 8 << 20,
+        "memory for records that a destination has not taken yet; more are dropped and counted"
+        .allowed(ByteSizeRange::new(64 << 10, 1 << 32));
+    TOLLKEEPER_DECISION_LOG_STREAM_LENGTH: u64 = 1_000_000,
+        "approximate number of records kept in the stream of redis:STREAM; Redis removes the oldest"
+        .allowed(IntRange::new(1, 1_000_000_000)) .only_with(&TO_STREAM);
+    TOLLKEEPER_DECISION_LOG_REDIS_URL: SecretUrl = "",
+        "Redis of the stream, in the form of REDIS_URL (rediss:// is TLS); empty: that of the counters"
+        .only_with(&TO_STREAM);
+    TOLLKEEPER_DECISION_LOG_REDIS_TYPE: DeploymentKind = DeploymentKind::Single, "kind of deployment"
+        .only_with(&TO_STREAM);
+    TOLLKEEPER_DECISION_LOG_REDIS_TLS: bool = false, "connect over TLS, with the certificates of REDIS_TLS_"
+        .only_with(&TO_STREAM);
+    TOLLKEEPER_DECISION_LOG_REDIS_AUTH: Option<Secret> = None, "password or user:password of the stream's Redis"
+        .only_with(&TO_STREAM);
+    TOLLKEEPER_DECISION_LOG_REDIS_AUTH_FILE: Option<PathBuf> = None, "file that holds it" .only_with(&TO_STREAM);
+    TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH: Option<Secret> = None, "password or user:password for its sentinels"
+        .only_with(&TO_STREAM);
+    TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH_FILE: Option<PathBuf> = None, "file that holds it"
+        .only_with(&TO_STREAM);
+    OTEL_EXPORTER_OTLP_LOGS_ENDPOINT: Option<SecretUrl> = None,
+        "URL of the collector of otlp, over HTTP with the whole path; not set: OTEL_EXPORTER_OTLP_ENDPOINT"
+        .only_with(&TO_COLLECTOR);
+    OTEL_EXPORTER_OTLP_LOGS_PROTOCOL: Option<OtelProtocol> = None, "protocol of the collector for logs"
+        .only_with(&TO_COLLECTOR);
+    OTEL_EXPORTER_OTLP_LOGS_HEADERS: Option<Secret> = None, "headers of export requests for logs: k=v,k=v"
+        .only_with(&TO_COLLECTOR);
+    OTEL_EXPORTER_OTLP_LOGS_TIMEOUT: Option<u64> = None,
+        "time limit of an export request for logs, in milliseconds" .allowed(IntRange::new(1, 3_600_000))
+        .only_with(&TO_COLLECTOR);
+    OTEL_EXPORTER_OTLP_LOGS_COMPRESSION: Option<Compression> = None, "compression of export requests for logs"
+        .only_with(&TO_COLLECTOR);
+    OTEL_EXPORTER_OTLP_LOGS_CERTIFICATE: Option<PathBuf> = None,
+        "CA certificates for the collector of logs, PEM file, instead of the system's" .only_with(&TO_COLLECTOR);
+    OTEL_EXPORTER_OTLP_LOGS_CLIENT_CERTIFICATE: Option<PathBuf> = None, "client certificate for it, PEM file"
+        .only_with(&TO_COLLECTOR);
+    OTEL_EXPORTER_OTLP_LOGS_CLIENT_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file"
+        .only_with(&TO_COLLECTOR);
+}
+
+static TO_STREAM: Requirement = Requirement::decided_by_reader("TOLLKEEPER_DECISION_LOG names no stream");
+static TO_COLLECTOR: Requirement = Requirement::decided_by_reader("TOLLKEEPER_DECISION_LOG does not name otlp");
+/// Values are hashed, or replicas authenticate their statistics with the key.
+pub(super) static WITH_HASHES: Requirement =
+    Requirement::decided_by_reader("no values are hashed, and no statistics are exchanged");
+
+/// Redis of the decision log. What it does not set is that of the counters, except credentials.
+static STREAM: DeploymentVariables = DeploymentVariables {
+    url: AddressVariables {
+        url: &TOLLKEEPER_DECISION_LOG_REDIS_URL,
+        kind: &TOLLKEEPER_DECISION_LOG_REDIS_TYPE,
+        socket: None,
+    },
+    connections: &REDIS_POOL_SIZE,
+    connect_timeout: &REDIS_TIMEOUT,
+    tls: &TOLLKEEPER_DECISION_LOG_REDIS_TLS,
+    server: CredentialVariables {
+        auth: &TOLLKEEPER_DECISION_LOG_REDIS_AUTH,
+        file: &TOLLKEEPER_DECISION_LOG_REDIS_AUTH_FILE,
+    },
+    sentinels: CredentialVariables {
+        auth: &TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH,
+        file: &TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH_FILE,
+    },
+};
+
+/// Variables of logs.
+static LOGS: SignalVariables = SignalVariables {
+    path: "/v1/logs",
+    endpoint: &OTEL_EXPORTER_OTLP_LOGS_ENDPOINT,
+    protocol: &OTEL_EXPORTER_OTLP_LOGS_PROTOCOL,
+    headers: &OTEL_EXPORTER_OTLP_LOGS_HEADERS,
+    timeout: &OTEL_EXPORTER_OTLP_LOGS_TIMEOUT,
+    certificate: &OTEL_EXPORTER_OTLP_LOGS_CERTIFICATE,
+    client_certificate: &OTEL_EXPORTER_OTLP_LOGS_CLIENT_CERTIFICATE,
+    client_key: &OTEL_EXPORTER_OTLP_LOGS_CLIENT_KEY,
+};
+
+words! {
+    /// Form of the values of descriptors in the log.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum LoggedValues {
+        /// As sent.
+        Plain = "plain",
+        /// Keyed hash.
+        Hashed = "hashed",
+        /// Left out.
+        None = "none",
+    }
+}
+
+impl Choice for LoggedValues {
+    const WORDS: Words<Self> = Self::WORDS;
+}
 
 /// Settings of the decision log.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,12 +178,12 @@ pub struct StreamSettings {
 }
 
 impl StreamSettings {
-    /// Reads the settings of a stream; `None` after a problem.
-    fn read(values: &mut Values, store: &StoreSettings, key: &str) -> Option<Self> {
-        let deployment = match store {
-            _ if !values.get(&TOLLKEEPER_DECISION_LOG_REDIS_URL).reveal().is_empty() => redis::read::stream(values),
-            StoreSettings::Redis(counters) => counters.main.clone(),
-            StoreSettings::Memory | StoreSettings::Memcache(_) => {
+    /// Reads the settings of a stream; `counters` is the Redis of the counters. `None` after a problem.
+    fn read(values: &mut Values, counters: Option<&DeploymentSettings>, key: &str) -> Option<Self> {
+        let deployment = match counters {
+            _ if has_own_redis(values) => STREAM.read(values, &CERTIFICATES),
+            Some(counters) => counters.clone(),
+            None => {
                 let what = "names a stream, but the counters are not in Redis";
                 values.problem(&TOLLKEEPER_DECISION_LOG, what, "give TOLLKEEPER_DECISION_LOG_REDIS_URL");
                 return None;
@@ -128,24 +242,12 @@ pub enum HashKey {
 }
 
 impl HashKey {
-    /// Reads the key of an environment, whether or not that has a log.
-    ///
-    /// # Errors
-    /// The key is too short, or is given twice.
-    pub fn from_vars(vars: impl Iterator<Item = (OsString, OsString)>) -> Result<Option<Self>, SettingsError> {
-        let names = [TOLLKEEPER_DECISION_LOG_HASH_KEY.name(), TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE.name()];
-        let environment = Environment::read(vars.filter(|(name, _)| names.iter().any(|known| name == known)));
-        let mut values = Values::new(&environment);
-        let key = Self::read(&mut values);
-        let problems = values.into_findings(&environment).problems;
-        if problems.is_empty() { Ok(key) } else { Err(SettingsError { problems }) }
-    }
-
     /// Minimum length of a key in bytes, so that values cannot be guessed without it.
     pub const MIN_BYTES: usize = 16;
     /// Maximum size of a key file in bytes.
     const MAX_BYTES: u64 = 4096;
 
+    /// Reads the key, whether or not there is a log.
     pub(super) fn read(values: &mut Values) -> Option<Self> {
         let (text, file) =
             (values.get(&TOLLKEEPER_DECISION_LOG_HASH_KEY), values.get(&TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE));
@@ -200,9 +302,14 @@ impl DecisionLogSettings {
         })
     }
 
-    pub(super) fn read(values: &mut Values, store: &StoreSettings, hash_key: Option<&HashKey>) -> Option<Self> {
-        let sinks = sinks(values, store);
-        ignore_unused(values, &sinks);
+    /// Reads the settings; `counters` is the Redis of the counters. `None` if there is no log.
+    pub(super) fn read(
+        values: &mut Values,
+        counters: Option<&DeploymentSettings>,
+        hash_key: Option<&HashKey>,
+    ) -> Option<Self> {
+        let sinks = sinks(values, counters);
+        report_unused(values, &sinks);
         let TextList(words) = values.get(&TOLLKEEPER_DECISION_LOG_WHEN);
         let when = LoggedDecisions::of(&words);
         if when.is_none() {
@@ -230,7 +337,7 @@ impl DecisionLogSettings {
     }
 }
 
-fn sinks(values: &mut Values, store: &StoreSettings) -> Vec<SinkSettings> {
+fn sinks(values: &mut Values, counters: Option<&DeploymentSettings>) -> Vec<SinkSettings> {
     let TextList(words) = values.get(&TOLLKEEPER_DECISION_LOG);
     let mut sinks = Vec::new();
     for word in words.iter().map(|word| word.trim()).filter(|word| !word.is_empty()) {
@@ -239,7 +346,7 @@ fn sinks(values: &mut Values, store: &StoreSettings) -> Vec<SinkSettings> {
             Some(("file", path)) if !path.is_empty() && !path.contains('\0') => {
                 SinkSettings::File(Path::new(path).to_owned())
             }
-            Some(("redis", key)) if !key.is_empty() => match StreamSettings::read(values, store, key) {
+            Some(("redis", key)) if !key.is_empty() => match StreamSettings::read(values, counters, key) {
                 Some(stream) => SinkSettings::Redis(Box::new(stream)),
                 None => continue,
             },
@@ -268,34 +375,17 @@ fn collector(values: &mut Values) -> CollectorSettings {
     CollectorSettings::read(values, &LOGS)
 }
 
-/// Notes the settings of destinations that are not used.
-fn ignore_unused(values: &mut Values, sinks: &[SinkSettings]) {
-    const STREAM: [&dyn AnySetting; 8] = [
-        &TOLLKEEPER_DECISION_LOG_STREAM_LENGTH,
-        &TOLLKEEPER_DECISION_LOG_REDIS_URL,
-        &TOLLKEEPER_DECISION_LOG_REDIS_TYPE,
-        &TOLLKEEPER_DECISION_LOG_REDIS_TLS,
-        &TOLLKEEPER_DECISION_LOG_REDIS_AUTH,
-        &TOLLKEEPER_DECISION_LOG_REDIS_AUTH_FILE,
-        &TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH,
-        &TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH_FILE,
-    ];
-    const COLLECTOR: [&dyn AnySetting; 8] = [
-        &OTEL_EXPORTER_OTLP_LOGS_ENDPOINT,
-        &OTEL_EXPORTER_OTLP_LOGS_PROTOCOL,
-        &OTEL_EXPORTER_OTLP_LOGS_HEADERS,
-        &OTEL_EXPORTER_OTLP_LOGS_TIMEOUT,
-        &OTEL_EXPORTER_OTLP_LOGS_COMPRESSION,
-        &OTEL_EXPORTER_OTLP_LOGS_CERTIFICATE,
-        &OTEL_EXPORTER_OTLP_LOGS_CLIENT_CERTIFICATE,
-        &OTEL_EXPORTER_OTLP_LOGS_CLIENT_KEY,
-    ];
+/// Reports the kinds of destinations that are not used.
+fn report_unused(values: &mut Values, sinks: &[SinkSettings]) {
     if !sinks.iter().any(|sink| matches!(sink, SinkSettings::Redis(_))) {
-        let why = "TOLLKEEPER_DECISION_LOG names no stream";
-        STREAM.into_iter().for_each(|setting| values.ignore_if_changed(setting, why));
+        values.report_unmet(&TO_STREAM);
     }
     if !sinks.iter().any(|sink| matches!(sink, SinkSettings::Otlp(_))) {
-        let why = "TOLLKEEPER_DECISION_LOG does not name otlp";
-        COLLECTOR.into_iter().for_each(|setting| values.ignore_if_changed(setting, why));
+        values.report_unmet(&TO_COLLECTOR);
     }
+}
+
+/// Returns `true` if the stream has a Redis of its own.
+pub(super) fn has_own_redis(values: &Values) -> bool {
+    !values.get(&TOLLKEEPER_DECISION_LOG_REDIS_URL).reveal().is_empty()
 }

@@ -1,11 +1,37 @@
-//! Modes that override the rules, and the contents of responses.
+//! Modes that override the rules, the contents of responses, and the failure policy.
 
-use super::setting::{AnySetting as _, Setting};
-use super::table::metrics::NEAR_LIMIT_RATIO;
-use super::table::responses::*;
-use super::table::rules::{TOLLKEEPER_LOG_MAX, USE_CALENDAR_MONTH_RATE_LIMIT};
+use super::metrics::NEAR_LIMIT_RATIO;
+use super::rules::{TOLLKEEPER_LOG_MAX, USE_CALENDAR_MONTH_RATE_LIMIT};
+use super::setting::{AnySetting as _, Condition, Setting, settings};
 use super::value::text::HeaderName;
+use super::value::{Choice, Words};
 use super::values::Values;
+use crate::limit::StorePolicy;
+
+settings! { "Responses";
+    SHADOW_MODE: bool = false, "reject no request: all rules act as in shadow_mode";
+    QUOTA_MODE: bool = false,
+        "act as if every rule had quota_mode: reject only if all quotas are exceeded";
+    STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT: bool = false,
+        "charge a rejected request only to the limits that reject it";
+    LIMIT_RESPONSE_HEADERS_ENABLED: bool = false, "send the three headers below with every response";
+    LIMIT_LIMIT_HEADER: Option<HeaderName> = Some("RateLimit-Limit"), "header for the limit";
+    LIMIT_REMAINING_HEADER: Option<HeaderName> = Some("RateLimit-Remaining"), "header for the remaining hits";
+    LIMIT_RESET_HEADER: Option<HeaderName> = Some("RateLimit-Reset"), "header for the seconds until the limit resets";
+    TOLLKEEPER_RETRY_AFTER_HEADER: Option<HeaderName> = Some("Retry-After"),
+        "header of a rejection for the seconds until a retry can be admitted; empty: not sent";
+    RESPONSE_DYNAMIC_METADATA: bool = false,
+        "send the request and the metadata of its rules as dynamic metadata of the response"
+        .differs(Condition::True, "metadata stays with its rule");
+    TOLLKEEPER_METADATA_VERDICTS: bool = false,
+        "add the rules that rejected the request to the dynamic metadata";
+    TOLLKEEPER_ON_STORE_ERROR: StorePolicy = StorePolicy::Local,
+        "decision for rules without on_store_error if Redis fails or is too slow";
+}
+
+impl Choice for StorePolicy {
+    const WORDS: Words<Self> = Self::WORDS;
+}
 
 /// Modes that override the rules, and the contents of responses.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,32 +1,21 @@
-//! The environment as written: which known variables are set, and the effect of each.
+//! The environment as written: which known variables are set, and which unknown ones look meant for this program.
 //!
-//! `Variable::effect` is the one place that decides about a single variable, for the start and for `check --env` alike.
-//! Unknown names are ignored, unless they look meant for this program.
+//! Other unknown names are ignored.
 
 use std::ffi::OsString;
 
-use super::choices::BackendType;
-use super::invalid::InvalidSetting;
-use super::setting::{AnySetting, Support};
-use super::table;
-use super::table::decision_log::TOLLKEEPER_DECISION_LOG_REDIS_URL;
+use super::groups;
+use super::problem::Notice;
+use super::setting::AnySetting;
+use super::values::{EnvironmentFindings, Variable};
 
 /// The variables of an environment, by name; of two with one name the first counts.
 #[derive(Clone, Default)]
 pub(crate) struct Environment {
-    /// Known variables, in the order of the table, then by name.
+    /// Known variables, in the order of the documentation, then by name.
     pub(crate) known: Vec<Variable>,
     /// Unknown variables that look meant for this program, by name.
     pub(crate) unknown: Vec<UnknownVariable>,
-}
-
-/// A known variable that is set.
-#[derive(Clone)]
-pub(crate) struct Variable {
-    pub(crate) name: String,
-    pub(crate) setting: &'static dyn AnySetting,
-    /// Its text; `None` if it is not UTF-8.
-    pub(crate) text: Option<String>,
 }
 
 /// A variable that is not known.
@@ -37,16 +26,6 @@ pub(crate) struct UnknownVariable {
     pub(crate) nearest: Option<&'static str>,
 }
 
-/// The effect of a variable, taken by itself.
-pub(crate) enum VariableEffect {
-    /// Its value is used.
-    Used,
-    /// Its value is valid and has no effect.
-    None(&'static str),
-    /// Its value is invalid, which prevents the start.
-    Invalid(InvalidSetting),
-}
-
 impl Environment {
     /// Selects the variables that concern this program.
     pub(crate) fn read(vars: impl Iterator<Item = (OsString, OsString)>) -> Self {
@@ -54,7 +33,7 @@ impl Environment {
         for (name, value) in vars {
             // Known names are printable ASCII, and a notice about an unknown one must fit on a line.
             let Some(name) = name.to_str().filter(|name| name.bytes().all(|b| b.is_ascii_graphic())) else { continue };
-            match table::find(name) {
+            match groups::find(name) {
                 Some(setting) => {
                     if environment.known.iter().all(|other| other.name != name) {
                         let text = value.into_string().ok();
@@ -65,46 +44,25 @@ impl Environment {
                 None => environment.unknown.extend(UnknownVariable::find(name)),
             }
         }
-        environment.known.sort_by_cached_key(|variable| (table::position(&variable.name), variable.name.clone()));
+        environment.known.sort_by_cached_key(|variable| (groups::position(&variable.name), variable.name.clone()));
         environment.unknown.sort_by(|a, b| a.name.cmp(&b.name));
         environment
     }
 
-    /// Returns the store that the variables ask for; a variable without effect can ask for Redis too.
-    pub(crate) fn backend(&self) -> Option<BackendType> {
-        let text = |variable: &Variable| variable.text.clone().unwrap_or_default();
-        let is_backend =
-            |text: &str| self.known.iter().any(|v| v.name == "BACKEND_TYPE" && v.text.as_deref() == Some(text));
-        if is_backend("memcache") {
-            return Some(BackendType::Memcache);
+    /// Brings findings into the order of the documentation, and adds notices about unknown variables at the end.
+    pub(crate) fn arrange(&self, mut findings: EnvironmentFindings) -> EnvironmentFindings {
+        let EnvironmentFindings { problems, ignored, notices, .. } = &mut findings;
+        problems.sort_by_key(|problem| groups::position(&problem.name));
+        problems.dedup();
+        notices.extend(ignored.iter().map(|ignored| Notice::no_effect(ignored.name, ignored.why)));
+        notices.sort_by_key(|notice| groups::position(&notice.name));
+        notices.dedup();
+        for variable in &self.unknown {
+            let guess = variable.nearest.map(|name| format!("; did you mean {name}?")).unwrap_or_default();
+            let what = format!("is not known and has no effect{guess}");
+            notices.push(Notice { name: variable.name.clone(), what });
         }
-        // Certificates may be those of the decision log's stream alone.
-        let is_url = |variable: &Variable| variable.name == TOLLKEEPER_DECISION_LOG_REDIS_URL.name();
-        let has_stream = self.known.iter().any(|variable| is_url(variable) && !text(variable).is_empty());
-        let is_of_stream = |name: &str| has_stream && name.starts_with("REDIS_TLS_");
-        let is_redis = |variable: &Variable| {
-            variable.name.starts_with("REDIS_") && !is_of_stream(&variable.name) && !text(variable).is_empty()
-        };
-        (is_backend("redis") || self.known.iter().any(is_redis)).then_some(BackendType::Redis)
-    }
-}
-
-impl Variable {
-    /// Returns its effect.
-    pub(crate) fn effect(&self) -> VariableEffect {
-        let Some(text) = &self.text else {
-            return VariableEffect::Invalid(InvalidSetting::new("not UTF-8", "give plain text"));
-        };
-        match (self.setting.check(text), self.setting.info().support) {
-            (Err(invalid), _) => VariableEffect::Invalid(invalid),
-            (Ok(()), Support::NoEffect { when, why }) if when.applies(text) => VariableEffect::None(why),
-            (Ok(()), _) => VariableEffect::Used,
-        }
-    }
-
-    /// Formats its value for messages; `?` stands for one that is not UTF-8.
-    pub(crate) fn shown(&self) -> String {
-        self.text.as_deref().map_or_else(|| "?".to_owned(), |text| self.setting.shown(text))
+        findings
     }
 }
 
@@ -112,7 +70,7 @@ impl UnknownVariable {
     /// Returns the variable called `name` if it looks meant for this program.
     fn find(name: &str) -> Option<Self> {
         let own = name.strip_prefix("TOLLKEEPER_");
-        let nearest = own.and_then(|rest| table::find(rest).map(AnySetting::name)).or_else(|| nearest(name));
+        let nearest = own.and_then(|rest| groups::find(rest).map(AnySetting::name)).or_else(|| nearest(name));
         (own.is_some() || nearest.is_some()).then(|| Self { name: name.to_owned(), nearest })
     }
 }
@@ -127,7 +85,7 @@ fn nearest(name: &str) -> Option<&'static str> {
     }
     let max_edits = if name.len() < LONG_LENGTH { 1 } else { 2 };
     let upper = name.to_ascii_uppercase();
-    let names = table::all().filter(|setting| !setting.info().is_family()).map(AnySetting::name);
+    let names = groups::all().filter(|setting| !setting.info().is_family()).map(AnySetting::name);
     let candidates = names.filter(|name| name.len() >= MIN_LENGTH);
     let near = candidates.map(|name| (strsim::osa_distance(&upper, name), name));
     near.filter(|(edits, _)| *edits <= max_edits).min_by_key(|(edits, _)| *edits).map(|(_, name)| name)

@@ -1,12 +1,34 @@
-//! Settings of the view of all replicas.
+//! View of all replicas, and the form of rejected keys in it.
 
-use super::choices::{LoggedValues, TopValues};
-use super::decision_log::{DecisionLogSettings, HashKey};
-use super::redis::DeploymentSettings;
+use super::decision_log::{DecisionLogSettings, HashKey, LoggedValues, WITH_HASHES};
+use super::redis::deployment::DeploymentSettings;
+use super::setting::settings;
 use super::store::StoreSettings;
-use super::table::decision_log::{TOLLKEEPER_DECISION_LOG_HASH_KEY, TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE};
-use super::table::fleet::*;
+use super::value::{Choice, Words};
 use super::values::Values;
+use crate::base::words::words;
+
+settings! { "Fleet";
+    TOLLKEEPER_FLEET: bool = true,
+        "with Redis, publish statistics of this replica there, so that /fleet of any replica shows all of them";
+    TOLLKEEPER_TOP_VALUES: TopValues = TopValues::Plain,
+        "values of descriptors in /top and /fleet: as sent, or hashed by TOLLKEEPER_DECISION_LOG_HASH_KEY";
+}
+
+words! {
+    /// Values of descriptors among the rejected keys.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum TopValues {
+        /// As sent.
+        Plain = "plain",
+        /// Keyed hash.
+        Hashed = "hashed",
+    }
+}
+
+impl Choice for TopValues {
+    const WORDS: Words<Self> = Self::WORDS;
+}
 
 /// View of all replicas, and the form of rejected keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,9 +78,7 @@ impl FleetSettings {
             values.problem(&TOLLKEEPER_TOP_VALUES, "there is no key to hash with", fix);
         }
         if top_values == TopValues::Plain && redis.is_err() {
-            const WHY: &str = "no values are hashed, and no statistics are exchanged";
-            values.ignore_if_changed(&TOLLKEEPER_DECISION_LOG_HASH_KEY, WHY);
-            values.ignore_if_changed(&TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE, WHY);
+            values.report_unmet(&WITH_HASHES);
         }
         let publishes_keys = logged != LoggedValues::None || top_values == TopValues::Hashed;
         Self { redis, top_values, publishes_keys, secret }

@@ -5,20 +5,47 @@
 
 use std::fmt;
 use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use super::choices::KeyFormat;
+use super::counters::{BACKEND_TYPE, KeyFormat, OverLimitCacheSettings, expiration_jitter, key_prefix};
 use super::endpoint::Endpoint;
-use super::invalid::InvalidSetting;
-use super::redis::OverLimitCacheSettings;
-use super::redis::read::{expiration_jitter, key_prefix, over_limit_cache};
-use super::setting::AnySetting as _;
-use super::store_tls::{StoreTls, StoreTlsSettings};
-use super::table::counters::BACKEND_TYPE;
-use super::table::memcache::*;
-use super::table::redis::{TOLLKEEPER_KEY_FORMAT, TOLLKEEPER_REPLICAS, TOLLKEEPER_STORE_TIMEOUT};
-use super::url;
+use super::problem::InvalidSetting;
+use super::redis::{TOLLKEEPER_KEY_FORMAT, TOLLKEEPER_REPLICAS, TOLLKEEPER_STORE_TIMEOUT};
+use super::setting::{AnySetting as _, Need, Requirement, settings};
+use super::store_tls::{StoreTls, StoreTlsVariables};
+use super::value::text::TextList;
 use super::values::Values;
+
+settings! { "Counters in memcache", only with IN_MEMCACHE;
+    MEMCACHE_HOST_PORT: TextList = "",
+        "servers, host:port or path; their order decides which of them holds a counter";
+    MEMCACHE_MAX_IDLE_CONNS: i64 = 2, "idle connections to each server; 0 or less means 2, the maximum is 128";
+    MEMCACHE_SRV: String = "", "DNS SRV record of the servers, `_service._proto.name`; instead of MEMCACHE_HOST_PORT";
+    MEMCACHE_SRV_REFRESH: Duration = Duration::ZERO, "interval of reading that record; 0 means once"
+        .only_with(&WITH_SRV);
+    MEMCACHE_TLS: bool = false, "connect over TLS";
+    MEMCACHE_TLS_CLIENT_CERT: Option<PathBuf> = None, "client certificate for memcache, PEM file" .only_with(&WITH_TLS);
+    MEMCACHE_TLS_CLIENT_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file"
+        .only_with(&WITH_TLS);
+    MEMCACHE_TLS_CACERT: Option<PathBuf> = None, "CA certificates beside the system's, PEM file" .only_with(&WITH_TLS);
+    MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION: bool = false, "accept a trusted certificate for another name"
+        .only_with(&WITH_TLS);
+}
+
+static IN_MEMCACHE: Requirement =
+    Requirement { any_of: &[Need::Is(&BACKEND_TYPE, "memcache")], why: "it is only read with BACKEND_TYPE=memcache" };
+static WITH_SRV: Requirement =
+    Requirement { any_of: &[Need::Changed(&MEMCACHE_SRV)], why: "it is only read with MEMCACHE_SRV" };
+static WITH_TLS: Requirement =
+    Requirement { any_of: &[Need::Is(&MEMCACHE_TLS, "true")], why: "it is only read with MEMCACHE_TLS=true" };
+
+static CERTIFICATES: StoreTlsVariables = StoreTlsVariables {
+    ca: &MEMCACHE_TLS_CACERT,
+    certificate: &MEMCACHE_TLS_CLIENT_CERT,
+    key: &MEMCACHE_TLS_CLIENT_KEY,
+    skip_hostname: &MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION,
+};
 
 /// Counters in memcached, shared by all replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,13 +101,6 @@ impl fmt::Display for MemcacheServers {
     }
 }
 
-static CERTIFICATES: StoreTlsSettings = StoreTlsSettings {
-    ca: &MEMCACHE_TLS_CACERT,
-    certificate: &MEMCACHE_TLS_CLIENT_CERT,
-    key: &MEMCACHE_TLS_CLIENT_KEY,
-    skip_hostname: &MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION,
-};
-
 impl MemcacheSettings {
     /// Reads the settings; what is wrong is noted in `values`.
     pub(super) fn read(values: &mut Values) -> Self {
@@ -95,7 +115,7 @@ impl MemcacheSettings {
             key_prefix: key_prefix(values),
             key_format,
             expiration_jitter: expiration_jitter(values, key_format),
-            over_limit_cache: over_limit_cache(values),
+            over_limit_cache: OverLimitCacheSettings::read(values),
         }
     }
 }
@@ -103,9 +123,6 @@ impl MemcacheSettings {
 /// Reads the servers; an empty list after a problem.
 fn servers(values: &mut Values) -> MemcacheServers {
     let (list, srv) = (values.get(&MEMCACHE_HOST_PORT).0, values.get(&MEMCACHE_SRV));
-    if srv.is_empty() {
-        values.ignore_if_changed(&MEMCACHE_SRV_REFRESH, "it is only read with MEMCACHE_SRV");
-    }
     match (list.is_empty(), srv.is_empty()) {
         (true, true) => {
             // A backend that is refused needs no servers.
@@ -133,10 +150,10 @@ fn servers(values: &mut Values) -> MemcacheServers {
 /// Parses `host:port`, or the path of a unix socket.
 fn endpoint(text: &str) -> Result<Endpoint, InvalidSetting> {
     if text.starts_with('/') {
-        return Ok(url::at_path(text).endpoint);
+        return Ok(Endpoint::Unix(text.into()));
     }
     let fix = "give host:port,host:port, IPv6 in brackets";
-    url::endpoint(text, None).map_err(|_| InvalidSetting::new("not a list of servers", fix))
+    Endpoint::parse(text, None).map_err(|_| InvalidSetting::new("not a list of servers", fix))
 }
 
 /// Returns `true` for `_service._proto.name`.
@@ -151,9 +168,6 @@ fn is_srv_name(text: &str) -> bool {
 
 fn tls(values: &mut Values, servers: &MemcacheServers) -> Option<StoreTls> {
     if !values.get(&MEMCACHE_TLS) {
-        for setting in CERTIFICATES.all() {
-            values.ignore_if_changed(setting, "it is only read with MEMCACHE_TLS=true");
-        }
         return None;
     }
     if let MemcacheServers::List(servers) = servers

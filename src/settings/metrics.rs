@@ -8,12 +8,75 @@ use std::time::Duration;
 use regex::Regex;
 
 use super::address::Address;
-use super::choices::StatsdTransport;
-use super::setting::AnySetting;
-use super::table::metrics::*;
-use super::value::SettingValue as _;
+use super::secret::Secret;
+use super::setting::{AnySetting, Condition, Need, Requirement, settings};
+use super::value::number::{DurationRange, FloatRange, IntRange};
 use super::value::text::{TextList, TextMap};
+use super::value::{Choice, SettingValue as _, Words};
 use super::values::Values;
+use crate::base::words::words;
+
+const FLUSH_INTERVAL: DurationRange = DurationRange::new(Duration::from_millis(10), Duration::from_secs(3600));
+
+settings! { "Metrics";
+    USE_STATSD: Option<bool> = None, "send metrics to statsd; not set: true if STATSD_HOST or STATSD_PORT is set"
+        .differs(Condition::Never, "the default there is true; statsd, DogStatsD and Prometheus can be used together");
+    STATSD_HOST: String = "localhost", "host of statsd";
+    STATSD_PORT: u16 = 8125, "port of statsd";
+    STATSD_PROTOCOL: StatsdTransport = StatsdTransport::Tcp, "transport to statsd" .only_with(&WITH_STATSD);
+    USE_DOG_STATSD: bool = false, "send metrics to DogStatsD at STATSD_HOST:STATSD_PORT, over UDP";
+    USE_DOG_STATSD_MOGRIFIERS: TextList = "",
+        "rewriting rules for DogStatsD metrics, tried in this order: a,b" .only_with(&WITH_DOG_STATSD);
+    DOG_STATSD_MOGRIFIER as "DOG_STATSD_MOGRIFIER_*": String = "",
+        "rewriting rule `_X`: `_X_PATTERN` (regular expression), `_X_NAME`, `_X_TAGS` (k:v,k:v); $1 is the first group";
+    USE_PROMETHEUS: bool = false, "serve metrics to Prometheus";
+    PROMETHEUS_ADDR: Address = 9090, "address and port of the Prometheus listener" .only_with(&WITH_PROMETHEUS);
+    PROMETHEUS_PATH: String = "/metrics", "path of the metrics page" .only_with(&WITH_PROMETHEUS);
+    PROMETHEUS_MAPPER_YAML: Option<PathBuf> = None,
+        "statsd_exporter mapping file for metric names and labels, instead of the built-in ones"
+        .differs(Condition::Never, "an unreadable or invalid file prevents the start; regular expressions match whole names")
+        .only_with(&WITH_PROMETHEUS);
+    PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS: bool = false,
+        "report ratelimit_service_response_time_seconds in milliseconds, despite its name" .only_with(&WITH_PROMETHEUS);
+    TOLLKEEPER_METRIC_PATH_LABEL: bool = false,
+        "add a label `path` with the whole path of a limit";
+    TOLLKEEPER_METRIC_SERIES: usize = 10_000,
+        "maximum number of series named by requests: detailed_metric, value_to_metric, Envoy's limits, unknown domains"
+        .allowed(IntRange::new(0, 10_000_000));
+    TOLLKEEPER_TOP_KEYS: usize = 2048,
+        "number of most rejected keys that /top tracks per minute; 0 turns it off" .allowed(IntRange::new(0, 1_000_000));
+    EXTRA_TAGS: TextMap = (), "tags on every metric, such as env:prod,zone:a";
+    STATS_FLUSH_INTERVAL: Duration = Duration::from_secs(10), "interval of sending metrics to statsd and DogStatsD"
+        .allowed(FLUSH_INTERVAL);
+    DISABLE_STATS: bool = false, "turn off all metrics, /top, /rules and the counters of /stats";
+    NEAR_LIMIT_RATIO: f64 = 0.8, "share of a limit above which hits are counted as near_limit"
+        .allowed(FloatRange::new(0.0, 1.0));
+    GOSTATS as "GOSTATS_*": String = "", "settings of a Go statsd library"
+        .no_effect(Condition::NotEmpty, "this program does not use that Go library");
+    DD as "DD_*": Option<Secret> = None, "settings of the Datadog client"
+        .no_effect(Condition::NotEmpty, "this program does not use the Datadog client");
+}
+
+static WITH_PROMETHEUS: Requirement =
+    Requirement { any_of: &[Need::Is(&USE_PROMETHEUS, "true")], why: "it is only read with USE_PROMETHEUS=true" };
+static WITH_DOG_STATSD: Requirement =
+    Requirement { any_of: &[Need::Is(&USE_DOG_STATSD, "true")], why: "it is only read with USE_DOG_STATSD=true" };
+static WITH_STATSD: Requirement = Requirement::decided_by_reader("it is only read if metrics are sent to statsd");
+
+words! {
+    /// Transport of statsd.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum StatsdTransport {
+        /// TCP.
+        Tcp = "tcp",
+        /// UDP.
+        Udp = "udp",
+    }
+}
+
+impl Choice for StatsdTransport {
+    const WORDS: Words<Self> = Self::WORDS;
+}
 
 /// Destinations and labels of metrics.
 #[derive(Clone, Debug, PartialEq)]
@@ -118,12 +181,7 @@ fn tags(values: &mut Values) -> Vec<(String, String)> {
 
 impl PrometheusSettings {
     fn read(values: &mut Values) -> Option<Self> {
-        const ONLY_WITH_PROMETHEUS: [&dyn AnySetting; 4] =
-            [&PROMETHEUS_ADDR, &PROMETHEUS_PATH, &PROMETHEUS_MAPPER_YAML, &PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS];
         if !values.get(&USE_PROMETHEUS) {
-            for setting in ONLY_WITH_PROMETHEUS {
-                values.ignore_if_changed(setting, "it is only read with USE_PROMETHEUS=true");
-            }
             return None;
         }
         let path = values.get(&PROMETHEUS_PATH);
@@ -157,9 +215,6 @@ impl StatsdServer {
         }
         let TextList(names) = values.get(&USE_DOG_STATSD_MOGRIFIERS);
         let mogrifiers = names.iter().filter_map(|name| Mogrifier::read(values, name)).collect();
-        if !use_statsd {
-            values.ignore_if_changed(&STATSD_PROTOCOL, "it is only read if metrics are sent to statsd");
-        }
         let mut servers = Vec::new();
         if use_statsd {
             let protocol = match values.get(&STATSD_PROTOCOL) {
@@ -167,11 +222,11 @@ impl StatsdServer {
                 StatsdTransport::Udp => StatsdProtocol::Udp,
             };
             servers.push(Self { host: host.clone(), port, protocol });
+        } else {
+            values.report_unmet(&WITH_STATSD);
         }
         if use_dog_statsd {
             servers.push(Self { host, port, protocol: StatsdProtocol::DogStatsd(mogrifiers) });
-        } else {
-            values.ignore_if_changed(&USE_DOG_STATSD_MOGRIFIERS, "it is only read with USE_DOG_STATSD=true");
         }
         servers
     }

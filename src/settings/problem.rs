@@ -1,6 +1,24 @@
-//! Results of reading and applying an environment other than settings: notices and problems.
+//! What can be wrong with a setting, and what an operator should know about one.
+//!
+//! Texts complete `NAME=value: what; fix`, and never repeat text that may be secret.
 
 use std::fmt;
+
+/// Reason why a text is not a value of a setting, and the correction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidSetting {
+    /// Description of the mistake, without text that may be secret.
+    pub what: String,
+    /// Correction; completes "NAME=value: what; ...".
+    pub fix: String,
+}
+
+impl InvalidSetting {
+    /// Combines a mistake and its correction.
+    pub(crate) fn new(what: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { what: what.into(), fix: fix.into() }
+    }
+}
 
 /// A fact about a variable that an operator should know and that prevents nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]

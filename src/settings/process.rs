@@ -1,12 +1,27 @@
-//! Shutdown and logs of the process.
+//! Shutdown and threads of the process.
 
 use std::time::Duration;
 
-use super::table::logs::{LOG_FORMAT, LOG_LEVEL};
-use super::table::process::{TOLLKEEPER_DRAIN_PERIOD, TOLLKEEPER_SHUTDOWN_TIMEOUT};
+use super::setting::{Condition, settings};
+use super::value::number::{DurationRange, IntRange};
 use super::values::Values;
 use crate::base::go_syntax::DurationText;
-use crate::telemetry::logs::{Level, LogFormat};
+
+const UP_TO_AN_HOUR: DurationRange = DurationRange::new(Duration::ZERO, Duration::from_secs(3600));
+
+settings! { "Process";
+    TOLLKEEPER_DRAIN_PERIOD: Duration = Duration::from_secs(5),
+        "time after SIGTERM that requests are still served while health checks fail"
+        .allowed(UP_TO_AN_HOUR);
+    TOLLKEEPER_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(25),
+        "time after SIGTERM until the process exits at the latest; includes TOLLKEEPER_DRAIN_PERIOD"
+        .allowed(UP_TO_AN_HOUR);
+    TOLLKEEPER_WORKER_THREADS: usize = 0, "number of worker threads; 0 means one per core" .allowed(IntRange::new(0, 1024));
+    GOMAXPROCS: String = "", "threads of a Go program"
+        .no_effect(Condition::Set, "it is for Go programs; see TOLLKEEPER_WORKER_THREADS");
+    GOMEMLIMIT: String = "", "memory of a Go program"
+        .no_effect(Condition::Set, "it is for Go programs; see TOLLKEEPER_MEMORY_BYTES");
+}
 
 /// Time limits of a shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,20 +50,5 @@ impl ShutdownSettings {
             }
         }
         Self { drain_period, timeout }
-    }
-}
-
-/// Level and format of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LogSettings {
-    /// Minimum level of events that are written.
-    pub level: Level,
-    /// LogFormat of a line.
-    pub format: LogFormat,
-}
-
-impl LogSettings {
-    pub(super) fn read(values: &Values) -> Self {
-        Self { level: values.get(&LOG_LEVEL), format: values.get(&LOG_FORMAT) }
     }
 }

@@ -1,20 +1,161 @@
-//! Redis deployments that hold counters, and access to them.
+//! Counters in Redis: deployments, credentials, TLS and replicas.
 //!
-//! A deployment is the server, sentinel group or cluster that one `REDIS_URL` names. The types here are validated:
-//! addresses, names and credentials only need to be used.
+//! A setting that nothing reads, such as a certificate without TLS, is only ignored: an environment that works
+//! elsewhere must not fail here because of it.
 
-pub(crate) mod read;
+pub mod addresses;
+pub mod deployment;
+pub mod regions;
 
-use std::fmt;
 use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use siphasher::sip::SipHasher13;
+use self::addresses::{AddressVariables, DeploymentKind, SocketKind};
+use self::deployment::{DeploymentSettings, DeploymentVariables};
+use self::regions::RegionSettings;
+use super::counters::{KeyFormat, OverLimitCacheSettings, expiration_jitter, key_prefix};
+use super::credentials::CredentialVariables;
+use super::secret::Secret;
+use super::setting::{Condition, Requirement, Support, settings};
+use super::store_tls::StoreTlsVariables;
+use super::value::number::{ByteSize, ByteSizeRange, DurationRange, IntRange};
+use super::value::text::SecretUrl;
+use super::values::Values;
 
-use super::choices::KeyFormat;
-use super::credentials::Credentials;
-use super::endpoint::Endpoint;
-use super::store_tls::StoreTls;
+const CONNECT_TIMEOUT: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(3600));
+const STORE_TIMEOUT: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(10));
+const DEFAULT_MAX_REPLICAS: NonZeroU32 = NonZeroU32::new(16).expect("it is not 0");
+
+const PIPELINED: Support =
+    Support::NoEffect { when: Condition::IsNot("0"), why: "commands are pipelined without waiting" };
+const ALL_AT_ONCE: Support =
+    Support::NoEffect { when: Condition::IsNot("1"), why: "all nodes are always called in parallel" };
+const NO_POOL: Support =
+    Support::NoEffect { when: Condition::IsNot("WAIT"), why: "connections are shared, so none is ever missing" };
+const NO_LONGER_READ: Support =
+    Support::NoEffect { when: Condition::Set, why: "envoyproxy/ratelimit no longer reads it either" };
+
+const fn starts_anyway(default: &'static str) -> Support {
+    let why = "the start does not wait for Redis, and connection attempts never end";
+    Support::NoEffect { when: Condition::IsNot(default), why }
+}
+
+settings! { "Counters in Redis";
+    REDIS_SOCKET_TYPE: SocketKind = SocketKind::Unix, "kind of address in REDIS_URL of a single server: host:port or path"
+        .differs(Condition::Never, "not set, the form of REDIS_URL decides");
+    REDIS_TYPE: DeploymentKind = DeploymentKind::Single, "kind of deployment";
+    REDIS_URL: SecretUrl = "/var/run/nutcracker/ratelimit.sock",
+        "host:port, path or redis://user:password@host:port/db; cluster: a list; sentinel: primary,host:port,..."
+        .differs(Condition::Never, "rediss:// is TLS; nodes of a cluster that are found later get the user and password too");
+    REDIS_POOL_SIZE: NonZeroUsize = NonZeroUsize::MIN, "connections to each node"
+        .differs(Condition::Never, "the default there is 10; one connection carries all calls; the maximum is 128");
+    REDIS_AUTH: Option<Secret> = None, "password or user:password; takes precedence over REDIS_URL";
+    TOLLKEEPER_REDIS_AUTH_FILE: Option<PathBuf> = None,
+        "file that holds REDIS_AUTH; read at each connection attempt and when it changes";
+    REDIS_TLS: bool = false, "connect over TLS";
+    REDIS_TLS_CLIENT_CERT: Option<PathBuf> = None, "client certificate, PEM file; for both deployments";
+    REDIS_TLS_CLIENT_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file";
+    REDIS_TLS_CACERT: Option<PathBuf> = None, "CA certificates beside the system's, PEM file; for both deployments";
+    REDIS_TLS_SKIP_HOSTNAME_VERIFICATION: bool = false, "accept a trusted certificate for another name";
+    REDIS_TIMEOUT: Duration = Duration::from_secs(10), "time limit of a connection attempt; no response waits for it"
+        .allowed(CONNECT_TIMEOUT);
+    TOLLKEEPER_STORE_TIMEOUT: Duration = Duration::from_millis(15),
+        "time limit of a call to Redis; then the rule's on_store_error or TOLLKEEPER_ON_STORE_ERROR applies"
+        .allowed(STORE_TIMEOUT);
+    TOLLKEEPER_REPLICAS: Option<NonZeroU32> = None,
+        "divisor of limits while Redis is unavailable; not set: the number of replicas last seen"
+        .allowed(IntRange::new(1, 100_000));
+    TOLLKEEPER_MAX_REPLICAS: NonZeroU32 = DEFAULT_MAX_REPLICAS,
+        "maximum number of replicas that share an eventual limit; must be equal in all replicas"
+        .allowed(IntRange::new(1, 1000));
+    TOLLKEEPER_KEY_FORMAT: KeyFormat = KeyFormat::Tollkeeper,
+        "format of keys; ratelimit: strict fixed windows are shared with envoyproxy/ratelimit";
+    TOLLKEEPER_EVENTUAL_BYTES: ByteSize = 64 << 20,
+        "approximate memory for descriptors with `consistency: eventual`; further ones are counted strictly"
+        .allowed(ByteSizeRange::new(0, 1 << 40));
+    REDIS_HEALTH_CHECK_ACTIVE_CONNECTION: bool = false, "report unhealthy without a connection to Redis";
+    REDIS_SENTINEL_AUTH: Option<Secret> = None, "password or user:password for the sentinels";
+    TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE: Option<PathBuf> = None, "file that holds REDIS_SENTINEL_AUTH";
+    REDIS_PIPELINE_WINDOW: Duration = Duration::ZERO, "time to gather commands for a pipeline" .support(PIPELINED);
+    REDIS_PIPELINE_LIMIT: i64 = 0, "number of commands in a pipeline" .support(PIPELINED);
+    REDIS_CLUSTER_PIPELINE_PARALLELISM: i64 = 1, "number of nodes called in parallel"
+        .allowed(IntRange::at_least(0)) .support(ALL_AT_ONCE);
+    REDIS_POOL_ON_EMPTY_BEHAVIOR: String = "WAIT", "WAIT, CREATE or ERROR" .support(NO_POOL);
+    REDIS_STARTUP_INITIAL_INTERVAL: Duration = Duration::from_secs(1), "first delay between connection attempts at start"
+        .support(starts_anyway("1s"));
+    REDIS_STARTUP_MAX_INTERVAL: Duration = Duration::from_secs(30), "longest delay between connection attempts at start"
+        .support(starts_anyway("30s"));
+    REDIS_STARTUP_MAX_ELAPSED_TIME: Duration = Duration::ZERO, "time limit of connection attempts at start; 0 means none"
+        .support(starts_anyway("0"));
+    REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR: bool = false, "reconnect when Redis reports that it is read-only"
+        .no_effect(Condition::True, "it is always so");
+    REDIS_PERSECOND: bool = false, "count limits per second in another Redis";
+    REDIS_PERSECOND_SOCKET_TYPE: SocketKind = SocketKind::Unix, "REDIS_SOCKET_TYPE for limits per second"
+        .differs(Condition::Never, "not set, the form of REDIS_PERSECOND_URL decides") .only_with(&WITH_PER_SECOND);
+    REDIS_PERSECOND_TYPE: DeploymentKind = DeploymentKind::Single, "REDIS_TYPE for limits per second"
+        .only_with(&WITH_PER_SECOND);
+    REDIS_PERSECOND_URL: SecretUrl = "/var/run/nutcracker/ratelimitpersecond.sock", "REDIS_URL for limits per second"
+        .differs(Condition::Never, "the same as for REDIS_URL") .only_with(&WITH_PER_SECOND);
+    REDIS_PERSECOND_POOL_SIZE: NonZeroUsize = NonZeroUsize::MIN, "REDIS_POOL_SIZE for limits per second"
+        .differs(Condition::Never, "the same as for REDIS_POOL_SIZE") .only_with(&WITH_PER_SECOND);
+    REDIS_PERSECOND_AUTH: Option<Secret> = None, "REDIS_AUTH for limits per second" .only_with(&WITH_PER_SECOND);
+    TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE: Option<PathBuf> = None, "TOLLKEEPER_REDIS_AUTH_FILE for limits per second"
+        .only_with(&WITH_PER_SECOND);
+    REDIS_PERSECOND_TLS: bool = false, "REDIS_TLS for limits per second" .only_with(&WITH_PER_SECOND);
+    REDIS_PERSECOND_TIMEOUT: Duration = Duration::from_secs(10), "REDIS_TIMEOUT for limits per second"
+        .allowed(CONNECT_TIMEOUT) .only_with(&WITH_PER_SECOND);
+    REDIS_PERSECOND_SENTINEL_AUTH: Option<Secret> = None, "REDIS_SENTINEL_AUTH for limits per second"
+        .only_with(&WITH_PER_SECOND);
+    TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE: Option<PathBuf> = None,
+        "TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE for limits per second" .only_with(&WITH_PER_SECOND);
+    REDIS_PERSECOND_PIPELINE_WINDOW: Duration = Duration::ZERO, "REDIS_PIPELINE_WINDOW for limits per second"
+        .support(PIPELINED);
+    REDIS_PERSECOND_PIPELINE_LIMIT: i64 = 0, "REDIS_PIPELINE_LIMIT for limits per second" .support(PIPELINED);
+    REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM: i64 = 1, "REDIS_CLUSTER_PIPELINE_PARALLELISM for limits per second"
+        .allowed(IntRange::at_least(0)) .support(ALL_AT_ONCE);
+    REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR: String = "WAIT", "REDIS_POOL_ON_EMPTY_BEHAVIOR for limits per second"
+        .support(NO_POOL);
+    REDIS_POOL_ON_EMPTY_WAIT_DURATION: String = "", "removed from envoyproxy/ratelimit" .support(NO_LONGER_READ);
+    REDIS_PERSECOND_POOL_ON_EMPTY_WAIT_DURATION: String = "", "removed from envoyproxy/ratelimit"
+        .support(NO_LONGER_READ);
+}
+
+/// Limits per second are counted in a Redis of their own.
+static WITH_PER_SECOND: Requirement = Requirement::decided_by_reader("it is only read with REDIS_PERSECOND=true");
+
+static MAIN: DeploymentVariables = DeploymentVariables {
+    url: AddressVariables { url: &REDIS_URL, kind: &REDIS_TYPE, socket: Some(&REDIS_SOCKET_TYPE) },
+    connections: &REDIS_POOL_SIZE,
+    connect_timeout: &REDIS_TIMEOUT,
+    tls: &REDIS_TLS,
+    server: CredentialVariables { auth: &REDIS_AUTH, file: &TOLLKEEPER_REDIS_AUTH_FILE },
+    sentinels: CredentialVariables { auth: &REDIS_SENTINEL_AUTH, file: &TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE },
+};
+
+static PER_SECOND: DeploymentVariables = DeploymentVariables {
+    url: AddressVariables {
+        url: &REDIS_PERSECOND_URL,
+        kind: &REDIS_PERSECOND_TYPE,
+        socket: Some(&REDIS_PERSECOND_SOCKET_TYPE),
+    },
+    connections: &REDIS_PERSECOND_POOL_SIZE,
+    connect_timeout: &REDIS_PERSECOND_TIMEOUT,
+    tls: &REDIS_PERSECOND_TLS,
+    server: CredentialVariables { auth: &REDIS_PERSECOND_AUTH, file: &TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE },
+    sentinels: CredentialVariables {
+        auth: &REDIS_PERSECOND_SENTINEL_AUTH,
+        file: &TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE,
+    },
+};
+
+/// Settings of certificates, for all deployments.
+pub(super) static CERTIFICATES: StoreTlsVariables = StoreTlsVariables {
+    ca: &REDIS_TLS_CACERT,
+    certificate: &REDIS_TLS_CLIENT_CERT,
+    key: &REDIS_TLS_CLIENT_KEY,
+    skip_hostname: &REDIS_TLS_SKIP_HOSTNAME_VERIFICATION,
+};
 
 /// Counters in Redis, shared by all replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,95 +188,46 @@ pub struct RedisSettings {
     pub health_needs_connection: bool,
 }
 
-/// Cache of limits that Redis has just reported as exceeded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OverLimitCacheSettings {
-    /// Memory of the cache, in bytes; 0 means no cache.
-    pub capacity_bytes: usize,
-    /// `true` if fixed windows that count rejected hits are cached too; hits rejected here are then not counted.
-    pub caches_counting_windows: bool,
-}
-
-/// Regions that share limits, and the Redis that all of them reach.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RegionSettings {
-    /// Index of this region in `names`.
-    pub index: usize,
-    /// Names of all regions in their order, 2 to 64, without duplicates.
-    pub names: Vec<String>,
-    /// Deployment that all regions reach.
-    pub global: DeploymentSettings,
-    /// Number of its replicas that must have a grant before it is used, 0 or 1.
-    pub wait_replicas: u32,
-}
-
-impl RegionSettings {
-    /// Returns the name of this region.
-    pub fn name(&self) -> &str {
-        &self.names[self.index]
-    }
-
-    /// Returns the number of this region.
-    pub fn number(&self) -> u32 {
-        region_number(self.name())
-    }
-}
-
-/// Number of a region in the global Redis: a hash of its name, so it stays when the list of regions changes.
-pub fn region_number(name: &str) -> u32 {
-    let [_, _, _, _, number @ ..] = SipHasher13::new().hash(name.as_bytes()).to_be_bytes();
-    u32::from_be_bytes(number)
-}
-
-/// One server, a primary with its replicas, or a cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeploymentSettings {
-    /// The variable that names it, for error messages.
-    pub setting: &'static str,
-    /// Its servers.
-    pub topology: TopologySettings,
-    /// Number of the database; 0 in a cluster.
-    pub database: u8,
-    /// Credentials for its servers.
-    pub credentials: Credentials,
-    /// TLS of connections; `None` means plaintext.
-    pub tls: Option<StoreTls>,
-    /// Connections to each node, at most 128.
-    pub connections: NonZeroUsize,
-    /// Time limit of a connection attempt, 1 ms to 1 h; responses do not wait for it.
-    pub connect_timeout: Duration,
-}
-
-/// Kind and addresses of the servers of a deployment.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TopologySettings {
-    /// One server.
-    Single(Endpoint),
-    /// A primary that sentinels monitor.
-    Sentinel {
-        /// Name of the primary at the sentinels.
-        primary: String,
-        /// At least one sentinel, over TCP.
-        sentinels: Vec<Endpoint>,
-        /// Credentials for the sentinels.
-        credentials: Credentials,
-    },
-    /// A cluster, of which at least one node is known, over TCP.
-    Cluster(Vec<Endpoint>),
-}
-
-/// Kind and addresses without credentials: `single host:port`.
-impl fmt::Display for TopologySettings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (what, endpoints) = match self {
-            Self::Single(endpoint) => ("single".to_owned(), std::slice::from_ref(endpoint)),
-            Self::Sentinel { primary, sentinels, .. } => (format!("sentinel {primary}"), &**sentinels),
-            Self::Cluster(endpoints) => ("cluster".to_owned(), &**endpoints),
-        };
-        f.write_str(&what)?;
-        for (place, endpoint) in endpoints.iter().enumerate() {
-            write!(f, "{}{endpoint}", if place == 0 { " " } else { "," })?;
+impl RedisSettings {
+    /// Reads the settings of counters in Redis.
+    pub(super) fn read(values: &mut Values) -> Self {
+        let main = MAIN.read(values, &CERTIFICATES);
+        let per_second = values.get(&REDIS_PERSECOND).then(|| PER_SECOND.read(values, &CERTIFICATES));
+        if per_second.is_none() {
+            values.report_unmet(&WITH_PER_SECOND);
         }
-        Ok(())
+        let key_format = values.get(&TOLLKEEPER_KEY_FORMAT);
+        if key_format == KeyFormat::Ratelimit && regions::is_requested(values) {
+            let fix = "unset it, or unset TOLLKEEPER_REGION";
+            values.problem(&TOLLKEEPER_KEY_FORMAT, "has no limits over several regions", fix);
+        }
+        let regions = RegionSettings::read(values, &main, &CERTIFICATES);
+        Self {
+            main,
+            per_second,
+            regions,
+            timeout: values.get(&TOLLKEEPER_STORE_TIMEOUT),
+            replicas: values.get(&TOLLKEEPER_REPLICAS),
+            max_replicas: values.get(&TOLLKEEPER_MAX_REPLICAS),
+            eventual_bytes: values.get(&TOLLKEEPER_EVENTUAL_BYTES).as_usize(),
+            key_prefix: key_prefix(values),
+            key_format,
+            expiration_jitter: expiration_jitter(values, key_format),
+            over_limit_cache: OverLimitCacheSettings::read(values),
+            health_needs_connection: values.get(&REDIS_HEALTH_CHECK_ACTIVE_CONNECTION),
+        }
+    }
+}
+
+/// Notes the certificates if there are deployments, and none has TLS.
+pub(super) fn ignore_unused_certificates<'d>(
+    values: &mut Values,
+    deployments: impl Iterator<Item = &'d DeploymentSettings>,
+) {
+    let mut deployments = deployments.peekable();
+    if deployments.peek().is_some() && deployments.all(|deployment| deployment.tls.is_none()) {
+        for setting in CERTIFICATES.all() {
+            values.ignore_if_changed(setting, "no connection to Redis uses TLS");
+        }
     }
 }

@@ -1,9 +1,9 @@
-//! The table of settings as text: the environment section of `--help`, and `docs/settings.md`.
+//! All settings as text: the environment section of `--help`, and `docs/settings.md`.
 
 use std::fmt::Write as _;
 
+use super::groups::{self, GROUPS};
 use super::setting::{AnySetting, SettingGroup, Support};
-use super::table::{self, GROUPS};
 
 /// Formats the environment section of `--help`: by group, `NAME=default`, and below it the help of the setting.
 pub fn help() -> String {
@@ -106,7 +106,7 @@ impl Twins {
     /// Returns the setting that `setting` repeats, if it is one of these.
     fn base(&self, setting: &dyn AnySetting) -> Option<&'static dyn AnySetting> {
         let name = setting.name().replacen(self.infix, "", 1);
-        table::all().find(|base| name != setting.name() && base.name() == name)
+        groups::all().find(|base| name != setting.name() && base.name() == name)
     }
 
     /// Formats the list of those in a group; empty if there are none.

@@ -7,10 +7,10 @@ use std::ffi::OsString;
 use serde::Serialize;
 
 use super::Settings;
-use super::environment::{Environment, Variable, VariableEffect};
+use super::environment::Environment;
+use super::groups;
 use super::setting::Support;
-use super::table;
-use super::values::EnvironmentFindings;
+use super::values::{EnvironmentFindings, Variable, VariableEffect};
 
 /// A variable of the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct ReportedVariable {
     pub disposition: Disposition,
 }
 
-/// VariableEffect of a variable on a start.
+/// Effect of a variable on a start, with all other variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Disposition {
     /// The variable is honoured.
@@ -77,8 +77,8 @@ pub struct EffectiveSetting {
 pub fn effective(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<EffectiveSetting> {
     let variables = report(vars);
     let mut all = Vec::with_capacity(variables.len());
-    for setting in table::all() {
-        let is_own = |name: &str| table::find(name).is_some_and(|other| other.name() == setting.name());
+    for setting in groups::all() {
+        let is_own = |name: &str| groups::find(name).is_some_and(|other| other.name() == setting.name());
         let set: Vec<_> = variables.iter().filter(|variable| is_own(&variable.name)).collect();
         if set.is_empty() && !setting.info().is_family() {
             let (name, value) = (setting.name().to_owned(), setting.default_text());
@@ -112,7 +112,7 @@ pub fn report(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<ReportedV
         disposition: Disposition::Invalid { what: problem.what.clone(), fix: problem.fix.clone() },
     });
     let mut known: Vec<_> = known.chain(missing).collect();
-    known.sort_by_key(|variable| table::position(&variable.name));
+    known.sort_by_key(|variable| groups::position(&variable.name));
     let unknown = environment.unknown.iter().map(|variable| ReportedVariable {
         name: variable.name.clone(),
         value: None,

@@ -1,15 +1,16 @@
 //! A setting: a typed constant for one environment variable.
 //!
-//! A `Setting<T>` is declared once, in `table`, with its name, default, allowed values and help. Reading it gives a
-//! `T`, so a read cannot fail and cannot name a setting that does not exist. `AnySetting` is the same without the type:
-//! `--help`, `docs/settings.md` and `check --env` list settings by it.
+//! A `Setting<T>` is declared once, in the file of its group: its name, default, allowed values and help, and what
+//! other settings it needs to be read. Reading it gives a `T`, so a read cannot fail and cannot name a setting that
+//! does not exist. `AnySetting` is the same without the type: `--help`, `docs/settings.md` and `check --env` list
+//! settings by it.
 
-use super::condition::Condition;
-use super::invalid::InvalidSetting;
+use super::problem::InvalidSetting;
 use super::value::SettingValue;
+use crate::base::go_syntax::parse_bool;
 
 /// An environment variable with values of type `T`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Setting<T: SettingValue> {
     info: Info,
     default: T::Default,
@@ -17,7 +18,7 @@ pub struct Setting<T: SettingValue> {
 }
 
 /// Facts about a setting that do not depend on its type.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Info {
     /// Name of the variable; a name that ends in `*` is a family of variables that begin like it.
     pub name: &'static str,
@@ -25,6 +26,8 @@ pub struct Info {
     pub help: &'static str,
     /// Support for the variable in this program.
     pub support: Support,
+    /// Values of other settings without which this one is not read.
+    pub only_with: Option<&'static Requirement>,
 }
 
 impl Info {
@@ -63,10 +66,61 @@ pub enum Support {
     },
 }
 
+/// A condition on the text of a variable that is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// Any text, the empty one included.
+    Set,
+    /// Any text except the empty one.
+    NotEmpty,
+    /// A word for true.
+    True,
+    /// Any text except this one and the empty one.
+    IsNot(&'static str),
+    /// No text.
+    Never,
+}
+
+impl Condition {
+    /// Returns `true` if `text` meets the condition.
+    pub fn applies(self, text: &str) -> bool {
+        match self {
+            Self::Set => true,
+            Self::NotEmpty => !text.is_empty(),
+            Self::True => parse_bool(text) == Some(true),
+            Self::IsNot(word) => !text.is_empty() && text != word,
+            Self::Never => false,
+        }
+    }
+}
+
+/// Values of other settings without which a setting is not read. If it is set all the same, the operator gets a notice.
+pub struct Requirement {
+    /// Values of which one is enough; none if the reader of the settings decides, by `Values::report_unmet`.
+    pub any_of: &'static [Need],
+    /// Reason for the notice.
+    pub why: &'static str,
+}
+
+/// Value that a requirement needs.
+pub enum Need {
+    /// The setting has, or defaults to, the value that this word means.
+    Is(&'static dyn AnySetting, &'static str),
+    /// The setting has any value other than its default.
+    Changed(&'static dyn AnySetting),
+}
+
+impl Requirement {
+    /// Declares a requirement on more than single variables.
+    pub(crate) const fn decided_by_reader(why: &'static str) -> Self {
+        Self { any_of: &[], why }
+    }
+}
+
 impl<T: SettingValue> Setting<T> {
     /// Declares a setting that is honoured and accepts every value of its type.
     pub(crate) const fn new(name: &'static str, default: T::Default, help: &'static str) -> Self {
-        Self { info: Info { name, help, support: Support::Honoured }, default, allowed: T::ANY }
+        Self { info: Info { name, help, support: Support::Honoured, only_with: None }, default, allowed: T::ANY }
     }
 
     /// Restricts the values.
@@ -87,6 +141,11 @@ impl<T: SettingValue> Setting<T> {
     /// Declares the support for the setting.
     pub(crate) const fn support(self, support: Support) -> Self {
         Self { info: Info { support, ..self.info }, ..self }
+    }
+
+    /// Declares that the setting is only read if other settings have certain values.
+    pub(crate) const fn only_with(self, requirement: &'static Requirement) -> Self {
+        Self { info: Info { only_with: Some(requirement), ..self.info }, ..self }
     }
 
     /// Parses a value.
@@ -119,6 +178,9 @@ pub trait AnySetting: Send + Sync {
 
     /// Returns `true` if `text` is a valid value other than the default.
     fn overrides_default(&self, text: &str) -> bool;
+
+    /// Returns `true` if `text` and `word` are the same value.
+    fn means(&self, text: &str, word: &str) -> bool;
 
     /// Formats the text of the variable for messages.
     fn shown(&self, text: &str) -> String;
@@ -154,6 +216,10 @@ impl<T: SettingValue> AnySetting for Setting<T> {
         self.parse(text).is_ok_and(|value| value != self.default())
     }
 
+    fn means(&self, text: &str, word: &str) -> bool {
+        self.parse(text).is_ok_and(|value| self.parse(word).is_ok_and(|meant| value == meant))
+    }
+
     fn shown(&self, text: &str) -> String {
         T::shown(text)
     }
@@ -166,15 +232,20 @@ pub struct SettingGroup {
     pub title: &'static str,
     /// The settings, in the order of the documentation.
     pub settings: &'static [&'static dyn AnySetting],
+    /// Values of other settings without which none of the group is read.
+    pub only_with: Option<&'static Requirement>,
 }
 
 /// Declares the settings of a group as typed constants, and the group itself as `GROUP`.
 ///
 /// `NAME: Type = default, "help" .method(...)` declares the variable `NAME`; `NAME as "TEXT*"` declares a family.
+/// `"Title", only with REQUIREMENT;` declares a requirement of all.
 macro_rules! settings {
     (@name $name:ident) => { stringify!($name) };
     (@name $name:ident $text:literal) => { $text };
-    ($title:literal;
+    (@only_with) => { None };
+    (@only_with $requirement:ident) => { Some(&$requirement) };
+    ($title:literal $(, only with $requirement:ident)?;
         $($name:ident $(as $text:literal)?: $type:ty = $default:expr, $help:literal $(.$method:ident($($arg:expr),*))*;)*
     ) => {
         $(
@@ -188,7 +259,11 @@ macro_rules! settings {
 
         /// The settings of this file.
         pub static GROUP: $crate::settings::setting::SettingGroup =
-            $crate::settings::setting::SettingGroup { title: $title, settings: &[$(&$name),*] };
+            $crate::settings::setting::SettingGroup {
+                title: $title,
+                settings: &[$(&$name),*],
+                only_with: $crate::settings::setting::settings!(@only_with $($requirement)?),
+            };
     };
 }
 pub(crate) use settings;

@@ -1,18 +1,15 @@
-//! The store of the counters: this process, Redis or memcache.
+//! The store of the counters: this process, Redis or memcached.
 
 use std::num::NonZeroU16;
 
-use super::choices::BackendType;
+use super::counters::*;
+use super::decision_log::{self, TOLLKEEPER_DECISION_LOG_REDIS_URL};
 use super::memcache::MemcacheSettings;
-use super::redis::read;
-use super::redis::read::regions::require_redis;
-use super::redis::{DeploymentSettings, RedisSettings};
+use super::redis::deployment::DeploymentSettings;
+use super::redis::regions::require_redis;
+use super::redis::{self, *};
 use super::setting::AnySetting;
-use super::table::counters::*;
-use super::table::decision_log::TOLLKEEPER_DECISION_LOG_REDIS_URL;
-use super::table::memcache;
-use super::table::redis::{self, *};
-use super::values::Values;
+use super::values::{Values, Variable};
 
 /// Store of the counters.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,19 +21,6 @@ pub enum StoreSettings {
     Redis(RedisSettings),
     /// Memcached, shared by all replicas.
     Memcache(MemcacheSettings),
-}
-
-/// Counters in this process: all of them, or the fallback while the store is unavailable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemorySettings {
-    /// Memory of the counters, at least 1 MiB.
-    pub capacity_bytes: usize,
-}
-
-impl MemorySettings {
-    pub(super) fn read(values: &Values) -> Self {
-        Self { capacity_bytes: values.get(&TOLLKEEPER_MEMORY_BYTES).as_usize() }
-    }
 }
 
 /// Settings of any store that all replicas share.
@@ -60,19 +44,22 @@ static STREAM: [&dyn AnySetting; 5] = [
 ];
 
 impl StoreSettings {
+    /// Returns the settings of counters in Redis, if they are there.
+    pub(super) const fn redis(&self) -> Option<&RedisSettings> {
+        match self {
+            Self::Redis(redis) => Some(redis),
+            Self::Memory | Self::Memcache(_) => None,
+        }
+    }
+
     /// Number of regions that share the store's global limits; `None` if there is only one.
     pub fn number_of_regions(&self) -> Option<NonZeroU16> {
-        let Self::Redis(redis) = self else { return None };
-        NonZeroU16::new(u16::try_from(redis.regions.as_ref()?.names.len()).ok()?)
+        NonZeroU16::new(u16::try_from(self.redis()?.regions.as_ref()?.names.len()).ok()?)
     }
 
     /// Deployments of Redis that hold counters.
     pub(super) fn deployments(&self) -> impl Iterator<Item = &DeploymentSettings> {
-        let redis = match self {
-            Self::Redis(redis) => Some(redis),
-            Self::Memory | Self::Memcache(_) => None,
-        };
-        redis.into_iter().flat_map(|redis| {
+        self.redis().into_iter().flat_map(|redis| {
             let global = redis.regions.as_ref().map(|regions| &regions.global);
             [Some(&redis.main), redis.per_second.as_ref(), global].into_iter().flatten()
         })
@@ -82,16 +69,11 @@ impl StoreSettings {
     pub(super) fn read(values: &mut Values, backend: Option<BackendType>) -> Self {
         let is_of_redis = |setting: &&&dyn AnySetting| !is_shared(**setting);
         let of_redis = redis::GROUP.settings.iter().filter(is_of_redis);
-        if backend != Some(BackendType::Memcache) {
-            for setting in memcache::GROUP.settings {
-                values.ignore_if_changed(*setting, "it is only read with BACKEND_TYPE=memcache");
-            }
-        }
         match backend {
-            Some(BackendType::Redis) => Self::Redis(read::redis(values)),
+            Some(BackendType::Redis) => Self::Redis(RedisSettings::read(values)),
             Some(BackendType::Memcache) => {
                 require_redis(values, "counters are in memcache");
-                let has_stream = !values.get(&TOLLKEEPER_DECISION_LOG_REDIS_URL).reveal().is_empty();
+                let has_stream = decision_log::has_own_redis(values);
                 let is_of_stream = |name: &str| STREAM.iter().any(|of_stream| of_stream.name() == name);
                 for setting in of_redis.filter(|setting| !(has_stream && is_of_stream(setting.name()))) {
                     values.ignore_if_changed(*setting, "counters are in memcache, not in Redis");
@@ -113,4 +95,23 @@ impl StoreSettings {
 
 fn is_shared(setting: &dyn AnySetting) -> bool {
     SHARED_STORE.iter().any(|shared| shared.name() == setting.name())
+}
+
+/// Returns the store that the variables ask for; a variable without effect can ask for Redis too.
+pub(super) fn requested_backend(variables: &[Variable]) -> Option<BackendType> {
+    let text = |variable: &Variable| variable.text.clone().unwrap_or_default();
+    let is_backend = |text: &str| {
+        variables.iter().any(|variable| variable.name == BACKEND_TYPE.name() && variable.text.as_deref() == Some(text))
+    };
+    if is_backend("memcache") {
+        return Some(BackendType::Memcache);
+    }
+    // Certificates may be those of the decision log's stream alone.
+    let is_url = |variable: &Variable| variable.name == TOLLKEEPER_DECISION_LOG_REDIS_URL.name();
+    let has_stream = variables.iter().any(|variable| is_url(variable) && !text(variable).is_empty());
+    let is_of_stream = |name: &str| has_stream && name.starts_with("REDIS_TLS_");
+    let is_redis = |variable: &Variable| {
+        variable.name.starts_with("REDIS_") && !is_of_stream(&variable.name) && !text(variable).is_empty()
+    };
+    (is_backend("redis") || variables.iter().any(is_redis)).then_some(BackendType::Redis)
 }

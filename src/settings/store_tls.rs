@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustls::client::WebPkiServerVerifier;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::danger::{ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::ring;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
+use rustls::{CertificateError, ClientConfig, Error};
 
 use super::pem::{ClientCertificate, PemFile, trusted_roots, with_client_certificate};
 use super::problem::UnusableSetting;
@@ -27,22 +27,22 @@ pub struct StoreTls {
     pub skip_hostname: bool,
 }
 
-/// Settings of the certificates of one store.
-pub(super) struct StoreTlsSettings {
-    pub(super) ca: &'static Setting<Option<PathBuf>>,
-    pub(super) certificate: &'static Setting<Option<PathBuf>>,
-    pub(super) key: &'static Setting<Option<PathBuf>>,
-    pub(super) skip_hostname: &'static Setting<bool>,
+/// The variables of the certificates of one store.
+pub(crate) struct StoreTlsVariables {
+    pub(crate) ca: &'static Setting<Option<PathBuf>>,
+    pub(crate) certificate: &'static Setting<Option<PathBuf>>,
+    pub(crate) key: &'static Setting<Option<PathBuf>>,
+    pub(crate) skip_hostname: &'static Setting<bool>,
 }
 
-impl StoreTlsSettings {
+impl StoreTlsVariables {
     /// Returns all of them.
-    pub(super) fn all(&self) -> [&'static dyn AnySetting; 4] {
+    pub(crate) fn all(&self) -> [&'static dyn AnySetting; 4] {
         [self.ca, self.certificate, self.key, self.skip_hostname]
     }
 
     /// Reads them; a certificate without its key is a problem, and so is a key without its certificate.
-    pub(super) fn read(&self, values: &mut Values) -> StoreTls {
+    pub(crate) fn read(&self, values: &mut Values) -> StoreTls {
         let client = match (values.file(self.certificate), values.file(self.key)) {
             (Some(certificate), Some(key)) => Some(ClientCertificate { certificate, key }),
             (None, None) => None,
@@ -92,6 +92,35 @@ impl StoreTls {
     }
 }
 
+/// Implements what a verifier of servers or clients does not decide by itself, by its field `verifier`: the checks of
+/// signatures.
+macro_rules! forward_signature_checks {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            message: &[u8],
+            certificate: &rustls::pki_types::CertificateDer<'_>,
+            signature: &rustls::DigitallySignedStruct,
+        ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+            self.verifier.verify_tls12_signature(message, certificate, signature)
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            certificate: &rustls::pki_types::CertificateDer<'_>,
+            signature: &rustls::DigitallySignedStruct,
+        ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+            self.verifier.verify_tls13_signature(message, certificate, signature)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+            self.verifier.supported_verify_schemes()
+        }
+    };
+}
+pub(crate) use forward_signature_checks;
+
 /// Verifier that checks the chain of a certificate and accepts any host name.
 #[derive(Debug)]
 struct IgnoreHostname {
@@ -116,25 +145,5 @@ impl ServerCertVerifier for IgnoreHostname {
         }
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.verifier.verify_tls12_signature(message, certificate, signature)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.verifier.verify_tls13_signature(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.verifier.supported_verify_schemes()
-    }
+    forward_signature_checks!();
 }

@@ -1,11 +1,38 @@
-//! TLS of listeners, and the certificates that clients must present.
+//! TLS of the gRPC and HTTP listeners, and the certificates that clients must present.
+
+use std::path::PathBuf;
 
 use rustls::pki_types::ServerName;
 
 use super::pem::PemFile;
-use super::setting::AnySetting;
-use super::table::tls::*;
+use super::setting::{AnySetting, Condition, Need, Requirement, settings};
 use super::values::Values;
+
+settings! { "TLS of the listeners";
+    GRPC_SERVER_USE_TLS: bool = false, "serve gRPC over TLS";
+    GRPC_SERVER_TLS_CERT: Option<PathBuf> = None,
+        "certificate chain of the gRPC listener, PEM file; reloaded when it changes"
+        .differs(Condition::Never, "it may be in another directory than the key") .only_with(&WITH_GRPC_TLS);
+    GRPC_SERVER_TLS_KEY: Option<PathBuf> = None,
+        "private key of the gRPC listener, PEM file; reloaded when it changes" .only_with(&WITH_GRPC_TLS);
+    GRPC_SERVER_TLS_CA_CERT: Option<PathBuf> = None, "set by Envoy Gateway"
+        .no_effect(Condition::NotEmpty, "envoyproxy/ratelimit does not read it either");
+    GRPC_CLIENT_TLS_CACERT: Option<PathBuf> = None,
+        "CA certificates for clients, PEM file; set: clients need a certificate; reloaded when it changes"
+        .differs(Condition::NotEmpty, "the system's CAs are not trusted; without TLS it prevents the start");
+    GRPC_CLIENT_TLS_SAN: Option<String> = None, "DNS name that a client certificate must hold"
+        .differs(Condition::Never, "without GRPC_CLIENT_TLS_CACERT it prevents the start");
+    TOLLKEEPER_HTTP_TLS_CERT: Option<PathBuf> = None,
+        "certificate chain of the HTTP listener, PEM file; not set: it serves without TLS";
+    TOLLKEEPER_HTTP_TLS_KEY: Option<PathBuf> = None, "private key of the HTTP listener, PEM file";
+    TOLLKEEPER_HTTP_TLS_CLIENT_CACERT: Option<PathBuf> = None,
+        "CA certificates for clients of the HTTP listener, PEM file; set: clients and probes need a certificate";
+}
+
+static WITH_GRPC_TLS: Requirement = Requirement {
+    any_of: &[Need::Is(&GRPC_SERVER_USE_TLS, "true")],
+    why: "it is only read with GRPC_SERVER_USE_TLS=true",
+};
 
 /// TLS of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,8 +85,6 @@ impl ListenerTls {
         let authorities = values.file(&GRPC_CLIENT_TLS_CACERT);
         let san = values.get(&GRPC_CLIENT_TLS_SAN);
         if !values.get(&GRPC_SERVER_USE_TLS) {
-            values.ignore_if_changed(&GRPC_SERVER_TLS_CERT, "it is only read with GRPC_SERVER_USE_TLS=true");
-            values.ignore_if_changed(&GRPC_SERVER_TLS_KEY, "it is only read with GRPC_SERVER_USE_TLS=true");
             let fix = "set GRPC_SERVER_USE_TLS=true, or unset it to accept every client";
             if authorities.is_some() {
                 values.problem(&GRPC_CLIENT_TLS_CACERT, "without TLS clients present no certificate", fix);

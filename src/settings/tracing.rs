@@ -1,16 +1,152 @@
-//! Export and sampling of traces.
+//! Export over OTLP: sampling of traces, and the collector of traces and logs.
+//!
+//! envoyproxy/ratelimit's TRACING_ variables take precedence over OpenTelemetry's, and of those the ones for one signal
+//! over the general ones, as the OpenTelemetry specification requires. Headers of export requests are secrets and are
+//! not kept here: the exporter reads them from the environment itself.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use super::choices::SamplerKind;
-use super::collector::{CollectorSettings, TRACES};
-use super::setting::AnySetting;
-use super::table::tracing::*;
-use super::value::text::TextList;
+use super::collector::{CollectorSettings, CollectorTls, attribute, check_url, is_header};
+use super::pem::{ClientCertificate, PemFile};
+use super::secret::Secret;
+use super::setting::{AnySetting, Condition, Setting, settings};
+use super::value::number::{FloatRange, IntRange};
+use super::value::text::{SecretUrl, TextList};
+use super::value::{Choice, Words};
 use super::values::Values;
+use crate::base::words::words;
+use crate::telemetry::otlp::OtlpProtocol;
 use crate::telemetry::traces::TraceSampler;
 use crate::telemetry::traces::propagation::PropagationFormats;
 use crate::telemetry::traces::span_queue::SpanQueueOptions;
+
+const SHARE: FloatRange = FloatRange::new(0.0, 1.0);
+const UP_TO_AN_HOUR_MS: IntRange = IntRange::new(1, 3_600_000);
+
+settings! { "Tracing";
+    TRACING_ENABLED: bool = false, "export traces over OTLP";
+    TRACING_SERVICE_NAME: String = "RateLimit", "service.name of traces; takes precedence over OTEL_SERVICE_NAME";
+    TRACING_SERVICE_NAMESPACE: Option<String> = None, "service.namespace of traces";
+    TRACING_SERVICE_INSTANCE_ID: Option<String> = None, "service.instance.id of traces; empty: a random one";
+    TRACING_EXPORTER_PROTOCOL: OtlpProtocol = OtlpProtocol::Http,
+        "protocol of the collector; takes precedence over OTEL_EXPORTER_OTLP_PROTOCOL";
+    TRACING_SAMPLING_RATE: f64 = 1.0,
+        "share of the traces started here that is sampled; takes precedence over OTEL_TRACES_SAMPLER"
+        .allowed(SHARE) .differs(Condition::Never, "a number outside of 0 to 1 prevents the start");
+    TOLLKEEPER_TRACE_DESCRIPTORS: bool = false,
+        "record descriptors in spans; they may identify persons";
+    OTEL_SDK_DISABLED: bool = false, "turn off traces, regardless of TRACING_ENABLED";
+    OTEL_SERVICE_NAME: Option<String> = None, "service.name of traces";
+    OTEL_RESOURCE_ATTRIBUTES: String = "", "resource attributes of traces: k=v,k=v";
+    OTEL_EXPORTER_OTLP_ENDPOINT: Option<SecretUrl> = None,
+        "URL of the collector; not set: http://localhost:4318, or port 4317 over gRPC";
+    OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: Option<SecretUrl> = None,
+        "URL of the collector for traces; over HTTP with the whole path";
+    OTEL_EXPORTER_OTLP_PROTOCOL: Option<OtelProtocol> = None, "protocol of the collector";
+    OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: Option<OtelProtocol> = None, "protocol of the collector for traces";
+    OTEL_EXPORTER_OTLP_HEADERS: Option<Secret> = None, "headers of export requests: k=v,k=v";
+    OTEL_EXPORTER_OTLP_TRACES_HEADERS: Option<Secret> = None, "headers of export requests for traces: k=v,k=v";
+    OTEL_EXPORTER_OTLP_TIMEOUT: u64 = 10_000, "time limit of an export request, in milliseconds"
+        .allowed(UP_TO_AN_HOUR_MS);
+    OTEL_EXPORTER_OTLP_TRACES_TIMEOUT: Option<u64> = None,
+        "time limit of an export request for traces, in milliseconds" .allowed(UP_TO_AN_HOUR_MS);
+    OTEL_EXPORTER_OTLP_COMPRESSION: Option<Compression> = None, "compression of export requests";
+    OTEL_EXPORTER_OTLP_TRACES_COMPRESSION: Option<Compression> = None, "compression of export requests for traces";
+    OTEL_EXPORTER_OTLP_CERTIFICATE: Option<PathBuf> = None,
+        "CA certificates for the collector, PEM file, instead of the system's";
+    OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE: Option<PathBuf> = None, "the same for traces";
+    OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE: Option<PathBuf> = None, "client certificate for the collector, PEM file";
+    OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE: Option<PathBuf> = None, "the same for traces";
+    OTEL_EXPORTER_OTLP_CLIENT_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file";
+    OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY: Option<PathBuf> = None, "the same for traces";
+    OTEL_EXPORTER_OTLP_INSECURE: bool = false, "connect to the collector without TLS"
+        .no_effect(Condition::True, "the URL decides, by http:// or https://");
+    OTEL_EXPORTER_OTLP as "OTEL_EXPORTER_OTLP_*": Option<Secret> = None, "other settings of OTLP exporters"
+        .no_effect(Condition::NotEmpty, "it is not for traces or logs, or not known");
+    OTEL_TRACES_SAMPLER: Option<OtelSampler> = None, "sampler of traces; not set: TRACING_SAMPLING_RATE";
+    OTEL_TRACES_SAMPLER_ARG: f64 = 1.0, "share of the traces that a traceidratio sampler keeps" .allowed(SHARE);
+    OTEL_PROPAGATORS: TextList = "tracecontext,b3,b3multi",
+        "formats of trace context in requests; W3C takes precedence over B3";
+    OTEL_BSP_MAX_QUEUE_SIZE: usize = 2048, "maximum number of queued spans; more are dropped and counted"
+        .allowed(IntRange::new(1, 1_000_000));
+    OTEL_BSP_MAX_EXPORT_BATCH_SIZE: usize = 512, "maximum number of spans in an export request"
+        .allowed(IntRange::new(1, 100_000));
+    OTEL_BSP_SCHEDULE_DELAY: u64 = 5000, "time that a span waits for others before export, in milliseconds"
+        .allowed(UP_TO_AN_HOUR_MS);
+    OTEL_BSP_EXPORT_TIMEOUT: u64 = 30_000, "see OTEL_EXPORTER_OTLP_TIMEOUT"
+        .allowed(UP_TO_AN_HOUR_MS) .no_effect(Condition::Set, "OTEL_EXPORTER_OTLP_TIMEOUT applies instead");
+}
+
+impl Choice for OtlpProtocol {
+    const WORDS: Words<Self> = &[("http", Self::Http), ("grpc", Self::Grpc), ("", Self::Http)];
+    const CASE_SENSITIVE: bool = true;
+}
+
+/// Protocol of the trace collector, in OpenTelemetry's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OtelProtocol(pub OtlpProtocol);
+
+impl Choice for OtelProtocol {
+    const WORDS: Words<Self> = &[("http/protobuf", Self(OtlpProtocol::Http)), ("grpc", Self(OtlpProtocol::Grpc))];
+    const CASE_SENSITIVE: bool = true;
+    const EMPTY_IS_UNSET: bool = true;
+}
+
+words! {
+    /// Compression of export requests.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Compression {
+        /// No compression.
+        None = "none",
+        /// gzip.
+        Gzip = "gzip",
+    }
+}
+
+impl Choice for Compression {
+    const WORDS: Words<Self> = Self::WORDS;
+    const EMPTY_IS_UNSET: bool = true;
+}
+
+/// Sampler in OpenTelemetry's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OtelSampler {
+    /// `true` if the caller's decision takes precedence.
+    pub follows_parent: bool,
+    /// Selection of the traces that no caller decided about.
+    pub selection: SamplerKind,
+}
+
+/// Selection of traces by this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SamplerKind {
+    /// All traces.
+    All,
+    /// No trace.
+    None,
+    /// The share in `OTEL_TRACES_SAMPLER_ARG`.
+    Ratio,
+}
+
+impl OtelSampler {
+    const fn new(follows_parent: bool, selection: SamplerKind) -> Self {
+        Self { follows_parent, selection }
+    }
+}
+
+impl Choice for OtelSampler {
+    const WORDS: Words<Self> = &[
+        ("always_on", Self::new(false, SamplerKind::All)),
+        ("always_off", Self::new(false, SamplerKind::None)),
+        ("traceidratio", Self::new(false, SamplerKind::Ratio)),
+        ("parentbased_always_on", Self::new(true, SamplerKind::All)),
+        ("parentbased_always_off", Self::new(true, SamplerKind::None)),
+        ("parentbased_traceidratio", Self::new(true, SamplerKind::Ratio)),
+    ];
+    const CASE_SENSITIVE: bool = true;
+    const EMPTY_IS_UNSET: bool = true;
+}
 
 /// Export and sampling of traces.
 #[derive(Clone, Debug, PartialEq)]
@@ -113,4 +249,153 @@ fn queue(values: &mut Values) -> SpanQueueOptions {
         values.problem(&OTEL_BSP_MAX_EXPORT_BATCH_SIZE, "more than OTEL_BSP_MAX_QUEUE_SIZE", fix);
     }
     SpanQueueOptions { max_batch_spans: queue.max_spans, ..queue }
+}
+
+/// Variables of one signal, which take precedence over the general ones.
+pub(super) struct SignalVariables {
+    /// Path of the signal over HTTP.
+    pub(super) path: &'static str,
+    pub(super) endpoint: &'static Setting<Option<SecretUrl>>,
+    pub(super) protocol: &'static Setting<Option<OtelProtocol>>,
+    pub(super) headers: &'static Setting<Option<Secret>>,
+    pub(super) timeout: &'static Setting<Option<u64>>,
+    pub(super) certificate: &'static Setting<Option<PathBuf>>,
+    pub(super) client_certificate: &'static Setting<Option<PathBuf>>,
+    pub(super) client_key: &'static Setting<Option<PathBuf>>,
+}
+
+/// Variables of traces.
+static TRACES: SignalVariables = SignalVariables {
+    path: "/v1/traces",
+    endpoint: &OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,
+    protocol: &OTEL_EXPORTER_OTLP_TRACES_PROTOCOL,
+    headers: &OTEL_EXPORTER_OTLP_TRACES_HEADERS,
+    timeout: &OTEL_EXPORTER_OTLP_TRACES_TIMEOUT,
+    certificate: &OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE,
+    client_certificate: &OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE,
+    client_key: &OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY,
+};
+
+/// URL of a local collector, over HTTP.
+const DEFAULT_HTTP_ENDPOINT: &str = "http://localhost:4318";
+/// URL of a local collector, over gRPC.
+const DEFAULT_GRPC_ENDPOINT: &str = "http://localhost:4317";
+
+impl CollectorSettings {
+    /// Reads the connection of one signal.
+    pub(super) fn read(values: &mut Values, signal: &SignalVariables) -> Self {
+        let protocol = protocol(values, signal);
+        let setting = values.first_set([signal.endpoint, &OTEL_EXPORTER_OTLP_ENDPOINT]);
+        let setting = setting.map_or(OTEL_EXPORTER_OTLP_ENDPOINT.name(), |url| url.name);
+        let endpoint = collector_url(values, signal, protocol);
+        check_headers(values, signal);
+        let timeout_ms = values.get(signal.timeout).unwrap_or_else(|| values.get(&OTEL_EXPORTER_OTLP_TIMEOUT));
+        Self {
+            protocol,
+            setting,
+            endpoint,
+            timeout: Duration::from_millis(timeout_ms),
+            tls: CollectorTls::read(values, signal),
+            resource: resource(values),
+        }
+    }
+}
+
+fn protocol(values: &mut Values, signal: &SignalVariables) -> OtlpProtocol {
+    let otel = [signal.protocol, &OTEL_EXPORTER_OTLP_PROTOCOL];
+    if values.is_set(&TRACING_EXPORTER_PROTOCOL) {
+        for setting in otel {
+            values.ignore_if_changed(setting, "TRACING_EXPORTER_PROTOCOL is set");
+        }
+        return values.get(&TRACING_EXPORTER_PROTOCOL);
+    }
+    let OtelProtocol(protocol) = values
+        .first_set(otel)
+        .map_or_else(|| OtelProtocol(values.get(&TRACING_EXPORTER_PROTOCOL)), |first| first.value);
+    protocol
+}
+
+fn collector_url(values: &mut Values, signal: &SignalVariables, protocol: OtlpProtocol) -> String {
+    let of_signal = values.get(signal.endpoint);
+    let is_general = of_signal.is_none();
+    let setting = if is_general { &OTEL_EXPORTER_OTLP_ENDPOINT } else { signal.endpoint };
+    let given = of_signal.or_else(|| values.get(&OTEL_EXPORTER_OTLP_ENDPOINT));
+    let url = match (&given, protocol) {
+        (Some(url), _) => url.reveal(),
+        (None, OtlpProtocol::Grpc) => DEFAULT_GRPC_ENDPOINT,
+        (None, OtlpProtocol::Http) => DEFAULT_HTTP_ENDPOINT,
+    };
+    if let Err(what) = check_url(url) {
+        values.problem(setting, what, "give http://host:port or https://host:port");
+    }
+    match protocol {
+        // The general URL is that of the collector; the path of the signal is fixed.
+        OtlpProtocol::Http if is_general => format!("{}{}", url.trim_end_matches('/'), signal.path),
+        _ => url.to_owned(),
+    }
+}
+
+/// Checks that the headers can be sent; the exporter reads them itself.
+fn check_headers(values: &mut Values, signal: &SignalVariables) {
+    for setting in [signal.headers, &OTEL_EXPORTER_OTLP_HEADERS] {
+        let Some(headers) = values.get(setting) else { continue };
+        if !headers.reveal().split(',').filter(|pair| !pair.trim().is_empty()).all(is_header) {
+            let fix = "give name=value,name=value, with special characters in a value as %20";
+            values.problem(setting, "not a list of headers", fix);
+        }
+    }
+}
+
+impl CollectorTls {
+    fn read(values: &mut Values, signal: &SignalVariables) -> Self {
+        let ca = first_file(values, [signal.certificate, &OTEL_EXPORTER_OTLP_CERTIFICATE]);
+        let certificates = [signal.client_certificate, &OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE];
+        let certificate = first_file(values, certificates);
+        let key = first_file(values, [signal.client_key, &OTEL_EXPORTER_OTLP_CLIENT_KEY]);
+        let client = match (certificate, key) {
+            (Some(certificate), Some(key)) => Some(ClientCertificate { certificate, key }),
+            (None, None) => None,
+            (Some(PemFile { setting, .. }), None) => {
+                let fix = "give OTEL_EXPORTER_OTLP_CLIENT_KEY too";
+                values.problem_with(setting, "a certificate without its key", fix);
+                None
+            }
+            (None, Some(PemFile { setting, .. })) => {
+                let fix = "give OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE too";
+                values.problem_with(setting, "a key without its certificate", fix);
+                None
+            }
+        };
+        Self { ca, client }
+    }
+}
+
+fn first_file(values: &Values, settings: [&Setting<Option<PathBuf>>; 2]) -> Option<PemFile> {
+    values.first_set(settings).map(|first| PemFile { setting: first.name, path: first.value })
+}
+
+fn resource(values: &mut Values) -> Vec<(String, String)> {
+    let given = values.get(&OTEL_RESOURCE_ATTRIBUTES);
+    let pairs = given.split(',').filter(|pair| !pair.trim().is_empty());
+    let pairs: Option<Vec<(String, String)>> = pairs.map(attribute).collect();
+    if pairs.is_none() {
+        let fix = "give name=value,name=value, with special characters in a value as %20";
+        values.problem(&OTEL_RESOURCE_ATTRIBUTES, "not a list of attributes", fix);
+    }
+    let mut resource = pairs.unwrap_or_default();
+    let mut put = |name: &str, value: Option<String>| {
+        if let Some(value) = value {
+            resource.retain(|(other, _)| other != name);
+            resource.push((name.to_owned(), value));
+        }
+    };
+    let own_name = values.is_set(&TRACING_SERVICE_NAME).then(|| values.get(&TRACING_SERVICE_NAME));
+    put("service.name", own_name.or_else(|| values.get(&OTEL_SERVICE_NAME)));
+    put("service.namespace", values.get(&TRACING_SERVICE_NAMESPACE));
+    put("service.instance.id", values.get(&TRACING_SERVICE_INSTANCE_ID));
+    if !resource.iter().any(|(name, value)| name == "service.name" && !value.is_empty()) {
+        resource.retain(|(name, _)| name != "service.name");
+        resource.push(("service.name".to_owned(), TRACING_SERVICE_NAME.default()));
+    }
+    resource
 }

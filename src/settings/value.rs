@@ -3,13 +3,10 @@
 //! Each type parses its own text and says what is wrong and how to correct it. Syntax is Go's, because the environments
 //! of envoyproxy/ratelimit are written in it. Nothing here knows the name of a setting.
 
-pub mod choice;
 pub mod number;
-pub mod optional;
-pub mod size;
 pub mod text;
 
-use super::invalid::InvalidSetting;
+use super::problem::InvalidSetting;
 use super::secret::one_line;
 
 /// A type of setting values.
@@ -42,5 +39,92 @@ pub trait SettingValue: PartialEq + Sized + 'static {
     /// Formats the text of a variable for messages: on one line, at most 100 characters, without secrets.
     fn shown(text: &str) -> String {
         one_line(text)
+    }
+}
+
+/// A value that may be missing: a setting without a default, or one whose empty text means "not set".
+impl<T: SettingValue> SettingValue for Option<T> {
+    type Default = Option<T::Default>;
+    type Allowed = T::Allowed;
+    const ANY: T::Allowed = T::ANY;
+    const KIND: &'static str = T::KIND;
+
+    fn parse(text: &str, allowed: &T::Allowed) -> Result<Self, InvalidSetting> {
+        if T::EMPTY_IS_UNSET && text.is_empty() { Ok(None) } else { T::parse(text, allowed).map(Some) }
+    }
+
+    fn from_default(default: Option<T::Default>) -> Self {
+        default.map(T::from_default)
+    }
+
+    fn default_text(default: Option<T::Default>) -> String {
+        default.map(T::default_text).unwrap_or_default()
+    }
+
+    fn allowed_text(allowed: &T::Allowed) -> Option<String> {
+        T::allowed_text(allowed)
+    }
+
+    fn shown(text: &str) -> String {
+        T::shown(text)
+    }
+}
+
+/// Words, each with the value that it stands for.
+pub type Words<T> = &'static [(&'static str, T)];
+
+/// One of a closed set of values, each with a word for it.
+///
+/// Enums take their words from `words!`, where other parts of the program find them too.
+pub trait Choice: Copy + PartialEq + Send + Sync + 'static {
+    /// The words that are accepted, with what each stands for; the first word of a value is its name.
+    const WORDS: Words<Self>;
+    /// `true` if words are accepted only in the case of `WORDS`.
+    const CASE_SENSITIVE: bool = false;
+    /// `true` if the empty text means that the setting is not set.
+    const EMPTY_IS_UNSET: bool = false;
+
+    /// Returns the word for this value.
+    fn word(self) -> &'static str {
+        Self::WORDS.iter().find(|(_, value)| *value == self).map(|(word, _)| *word).unwrap_or_default()
+    }
+}
+
+impl<T: Choice> SettingValue for T {
+    type Default = T;
+    type Allowed = ();
+    const ANY: () = ();
+    const KIND: &'static str = "";
+    const EMPTY_IS_UNSET: bool = <T as Choice>::EMPTY_IS_UNSET;
+
+    fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
+        let is_same = |word: &str| if T::CASE_SENSITIVE { word == text } else { word.eq_ignore_ascii_case(text) };
+        let known = T::WORDS.iter().find(|(word, _)| is_same(word)).map(|(_, value)| *value);
+        known.ok_or_else(|| match text {
+            "" => InvalidSetting::new("set but empty", format!("unset it or give {}", listed_words::<T>())),
+            _ => InvalidSetting::new("not known", format!("give {}", listed_words::<T>())),
+        })
+    }
+
+    fn from_default(default: T) -> Self {
+        default
+    }
+
+    fn default_text(default: T) -> String {
+        default.word().to_owned()
+    }
+
+    fn allowed_text(_: &()) -> Option<String> {
+        Some(listed_words::<T>())
+    }
+}
+
+/// Formats the words as `a, b or c`, without the empty one.
+fn listed_words<T: Choice>() -> String {
+    let words: Vec<&str> = T::WORDS.iter().map(|(word, _)| *word).filter(|word| !word.is_empty()).collect();
+    match words.split_last() {
+        Some((last, [])) => (*last).to_owned(),
+        Some((last, others)) => format!("{} or {last}", others.join(", ")),
+        None => String::new(),
     }
 }

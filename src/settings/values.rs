@@ -2,27 +2,65 @@
 //!
 //! A setting that is not set reads as its default, and so does one with an invalid value, so that everything else can
 //! still be checked. Whatever is found out on the way is collected here: problems, notices and ignored variables.
+//! `Variable::effect` is the one place that decides about a single variable, for the start and for `check --env` alike.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::environment::{Environment, VariableEffect};
 use super::pem::PemFile;
-use super::problem::{Notice, SettingProblem};
-use super::setting::{AnySetting, Setting};
-use super::table;
+use super::problem::{InvalidSetting, Notice, SettingProblem};
+use super::setting::{AnySetting, Need, Requirement, Setting, SettingGroup, Support};
 use super::value::SettingValue;
+
+/// A known variable that is set.
+#[derive(Clone)]
+pub(crate) struct Variable {
+    /// Its full name, which may be one of a family.
+    pub(crate) name: String,
+    /// The setting that it belongs to.
+    pub(crate) setting: &'static dyn AnySetting,
+    /// Its text; `None` if it is not UTF-8.
+    pub(crate) text: Option<String>,
+}
+
+/// The effect of a variable, taken by itself.
+pub(crate) enum VariableEffect {
+    /// Its value is used.
+    Used,
+    /// Its value is valid and has no effect.
+    None(&'static str),
+    /// Its value is invalid, which prevents the start.
+    Invalid(InvalidSetting),
+}
+
+impl Variable {
+    /// Returns its effect.
+    pub(crate) fn effect(&self) -> VariableEffect {
+        let Some(text) = &self.text else {
+            return VariableEffect::Invalid(InvalidSetting::new("not UTF-8", "give plain text"));
+        };
+        match (self.setting.check(text), self.setting.info().support) {
+            (Err(invalid), _) => VariableEffect::Invalid(invalid),
+            (Ok(()), Support::NoEffect { when, why }) if when.applies(text) => VariableEffect::None(why),
+            (Ok(()), _) => VariableEffect::Used,
+        }
+    }
+
+    /// Formats its value for messages; `?` stands for one that is not UTF-8.
+    pub(crate) fn shown(&self) -> String {
+        self.text.as_deref().map_or_else(|| "?".to_owned(), |text| self.setting.shown(text))
+    }
+}
 
 /// Valid values by setting, and the findings about them.
 #[derive(Default)]
 pub(crate) struct Values {
     /// The valid values, by the full name of their variable.
     given: HashMap<String, GivenValue>,
-    problems: Vec<SettingProblem>,
-    ignored: Vec<SettingRemark>,
-    differences: Vec<SettingRemark>,
-    notices: Vec<Notice>,
+    /// Requirements that the readers found not to be met.
+    unmet: Vec<&'static Requirement>,
+    findings: EnvironmentFindings,
 }
 
 struct GivenValue {
@@ -45,22 +83,23 @@ pub(crate) struct SourcedValue<T> {
 }
 
 /// Findings about an environment.
+#[derive(Default)]
 pub(crate) struct EnvironmentFindings {
-    /// Problems in the order of the documentation; the settings are unusable if there is one.
+    /// Problems; the settings are unusable if there is one.
     pub(crate) problems: Vec<SettingProblem>,
     /// Variables without effect because of others.
     pub(crate) ignored: Vec<SettingRemark>,
     /// Variables that, with these values, differ from envoyproxy/ratelimit.
     pub(crate) differences: Vec<SettingRemark>,
-    /// Notices in the order of the documentation, then those about unknown variables.
+    /// Notices that are not in `ignored`.
     pub(crate) notices: Vec<Notice>,
 }
 
 impl Values {
     /// Collects the values that are used, and the problems and notices about single variables.
-    pub(crate) fn new(environment: &Environment) -> Self {
+    pub(crate) fn new(variables: &[Variable]) -> Self {
         let mut values = Self::default();
-        for variable in &environment.known {
+        for variable in variables {
             let (name, shown) = (variable.name.clone(), variable.shown());
             match variable.effect() {
                 VariableEffect::Used => {
@@ -68,10 +107,12 @@ impl Values {
                     values.given.insert(name, GivenValue { text, shown });
                 }
                 VariableEffect::Invalid(invalid) => {
-                    values.problems.push(SettingProblem { name, shown, what: invalid.what, fix: invalid.fix });
+                    values.findings.problems.push(SettingProblem { name, shown, what: invalid.what, fix: invalid.fix });
                 }
                 // One notice for a family, however many of its variables are set.
-                VariableEffect::None(why) => values.notices.push(Notice::no_effect(variable.setting.name(), why)),
+                VariableEffect::None(why) => {
+                    values.findings.notices.push(Notice::no_effect(variable.setting.name(), why))
+                }
             }
         }
         values
@@ -113,7 +154,7 @@ impl Values {
 
     /// Returns `true` if a problem with the variable was found.
     pub(crate) fn is_invalid(&self, setting: &dyn AnySetting) -> bool {
-        self.problems.iter().any(|problem| problem.name == setting.name())
+        self.findings.problems.iter().any(|problem| problem.name == setting.name())
     }
 
     /// Adds a problem with a setting.
@@ -124,44 +165,76 @@ impl Values {
     /// Adds a problem with the variable `name`.
     pub(crate) fn problem_with(&mut self, name: &str, what: impl Into<String>, fix: impl Into<String>) {
         let shown = self.given.get(name).map(|given| given.shown.clone()).unwrap_or_default();
-        self.problems.push(SettingProblem { name: name.to_owned(), shown, what: what.into(), fix: fix.into() });
+        self.findings.problems.push(SettingProblem {
+            name: name.to_owned(),
+            shown,
+            what: what.into(),
+            fix: fix.into(),
+        });
     }
 
     /// Adds a notice about a setting.
     pub(crate) fn notice(&mut self, setting: &dyn AnySetting, what: impl Into<String>) {
-        self.notices.push(Notice { name: setting.name().to_owned(), what: what.into() });
+        self.findings.notices.push(Notice { name: setting.name().to_owned(), what: what.into() });
     }
 
     /// Records that a setting is ignored because of others, even if it is set to its default.
     pub(crate) fn ignore(&mut self, setting: &dyn AnySetting, why: &'static str) {
-        self.ignored.push(SettingRemark { name: setting.name(), why });
+        self.findings.ignored.push(SettingRemark { name: setting.name(), why });
     }
 
     /// Records that a setting, with the values of all, differs from envoyproxy/ratelimit.
     pub(crate) fn difference(&mut self, setting: &dyn AnySetting, why: &'static str) {
-        self.differences.push(SettingRemark { name: setting.name(), why });
+        self.findings.differences.push(SettingRemark { name: setting.name(), why });
     }
 
     /// Records that a setting is ignored because of others, if it is set to anything but its default.
     pub(crate) fn ignore_if_changed(&mut self, setting: &dyn AnySetting, why: &'static str) {
-        if self.given.get(setting.name()).is_some_and(|given| setting.overrides_default(&given.text)) {
+        if self.is_changed(setting) {
             self.ignore(setting, why);
         }
     }
 
-    /// Returns the findings in the order of the documentation.
-    pub(crate) fn into_findings(self, environment: &Environment) -> EnvironmentFindings {
-        let Self { mut problems, ignored, differences, mut notices, .. } = self;
-        problems.sort_by_key(|problem| table::position(&problem.name));
-        problems.dedup();
-        notices.extend(ignored.iter().map(|ignored| Notice::no_effect(ignored.name, ignored.why)));
-        notices.sort_by_key(|notice| table::position(&notice.name));
-        notices.dedup();
-        for variable in &environment.unknown {
-            let guess = variable.nearest.map(|name| format!("; did you mean {name}?")).unwrap_or_default();
-            let what = format!("is not known and has no effect{guess}");
-            notices.push(Notice { name: variable.name.clone(), what });
+    /// Returns `true` if the values meet a requirement; one that a reader decides about counts as met.
+    pub(crate) fn meet(&self, requirement: &Requirement) -> bool {
+        let is_met = |need: &Need| match *need {
+            Need::Is(setting, word) => match self.given.get(setting.name()) {
+                Some(given) => setting.means(&given.text, word),
+                None => setting.means(&setting.default_text(), word),
+            },
+            Need::Changed(setting) => self.is_changed(setting),
+        };
+        requirement.any_of.is_empty() || requirement.any_of.iter().any(is_met)
+    }
+
+    /// Records that a requirement that a reader decides about is not met.
+    pub(crate) fn report_unmet(&mut self, requirement: &'static Requirement) {
+        self.unmet.push(requirement);
+    }
+
+    /// Records that the settings whose requirements are not met are ignored, unless a reader gave another reason.
+    pub(crate) fn ignore_unmet(&mut self, groups: &[&SettingGroup]) {
+        for (group, setting) in groups.iter().flat_map(|group| group.settings.iter().map(move |one| (group, *one))) {
+            let requirements = group.only_with.into_iter().chain(setting.info().only_with);
+            let is_unmet = |requirement: &&'static Requirement| {
+                !self.meet(requirement) || self.unmet.iter().any(|unmet| std::ptr::eq(*unmet, *requirement))
+            };
+            let unmet = requirements.into_iter().find(is_unmet);
+            if let Some(unmet) = unmet
+                && self.findings.ignored.iter().all(|ignored| ignored.name != setting.name())
+            {
+                self.ignore_if_changed(setting, unmet.why);
+            }
         }
-        EnvironmentFindings { problems, ignored, differences, notices }
+    }
+
+    /// Returns `true` if the variable is set to anything but its default.
+    fn is_changed(&self, setting: &dyn AnySetting) -> bool {
+        self.given.get(setting.name()).is_some_and(|given| setting.overrides_default(&given.text))
+    }
+
+    /// Returns the findings, in the order in which they were made.
+    pub(crate) fn into_findings(self) -> EnvironmentFindings {
+        self.findings
     }
 }

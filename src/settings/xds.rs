@@ -7,17 +7,49 @@ use http::{HeaderName, HeaderValue};
 use rustls::pki_types::ServerName;
 
 use super::address::{Address, Host};
-use super::choices::RuleSourceKind;
 use super::pem::{ClientCertificate, PemFile};
+use super::rules::{CONFIG_TYPE, RuleSourceKind};
 use super::secret::Secret;
-use super::setting::AnySetting;
-use super::table::rules::{
-    CONFIG_TYPE, FORCE_START_WITHOUT_INITIAL_CONFIG, RUNTIME_APPDIRECTORY, RUNTIME_IGNOREDOTFILES, RUNTIME_ROOT,
-    RUNTIME_SUBDIRECTORY, RUNTIME_WATCH_ROOT, TOLLKEEPER_POLL_INTERVAL, TOLLKEEPER_RELOAD_DEBOUNCE,
-    TOLLKEEPER_RULE_DEFAULTS,
-};
-use super::table::xds::*;
+use super::setting::{Condition, Need, Requirement, settings};
+use super::value::number::FloatRange;
+use super::value::text::SecretUrl;
 use super::values::Values;
+
+settings! { "Rules over xDS", only with OVER_XDS;
+    CONFIG_GRPC_XDS_NODE_ID: String = "default", "node id, by which the control plane selects the rules";
+    CONFIG_GRPC_XDS_NODE_METADATA: String = "", "node metadata: k=v,k=v";
+    CONFIG_GRPC_XDS_SERVER_URL: SecretUrl = "localhost:18000", "host:port of the xDS server";
+    CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL: Duration = Duration::from_secs(3), "time between connection attempts"
+        .no_effect(Condition::NotEmpty, "the delays of XDS_CLIENT_BACKOFF_* apply, as in envoyproxy/ratelimit");
+    CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS: Option<Secret> = None, "headers of the stream: k:v,k:v";
+    CONFIG_GRPC_XDS_SERVER_USE_TLS: bool = false, "connect over TLS";
+    CONFIG_GRPC_XDS_CLIENT_TLS_CERT: Option<PathBuf> = None,
+        "client certificate for the xDS server, PEM file; read for each connection" .only_with(&WITH_TLS);
+    CONFIG_GRPC_XDS_CLIENT_TLS_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file"
+        .only_with(&WITH_TLS);
+    CONFIG_GRPC_XDS_SERVER_TLS_CACERT: Option<PathBuf> = None,
+        "CA certificates for the xDS server, PEM file; trusted beside the system's" .only_with(&WITH_TLS);
+    CONFIG_GRPC_XDS_SERVER_TLS_SAN: Option<String> = None,
+        "name that the certificate of the xDS server must hold, instead of the host" .only_with(&WITH_TLS);
+    XDS_CLIENT_BACKOFF_INITIAL_INTERVAL: Duration = Duration::from_millis(600), "first delay after a lost stream"
+        .differs(Condition::Never, "10s in envoyproxy/ratelimit");
+    XDS_CLIENT_BACKOFF_MAX_INTERVAL: Duration = Duration::from_secs(3), "longest delay after a lost stream"
+        .differs(Condition::Never, "60s in envoyproxy/ratelimit");
+    XDS_CLIENT_BACKOFF_RANDOM_FACTOR: f64 = 0.66, "share of a delay by which it varies"
+        .allowed(FloatRange::new(0.0, 1.0));
+    XDS_CLIENT_BACKOFF_JITTER: bool = true, "randomize the delays";
+    XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES: i64 = 0, "maximum size of a message; 0 means 64 MiB"
+        .differs(Condition::Never, "0 means 4 MiB in envoyproxy/ratelimit");
+    TOLLKEEPER_XDS_CACHE: Option<PathBuf> = None,
+        "file that keeps the last accepted rules, for a start while the control plane is away";
+}
+
+static OVER_XDS: Requirement = Requirement {
+    any_of: &[Need::Is(&CONFIG_TYPE, "GRPC_XDS_SOTW")],
+    why: "it is only read with CONFIG_TYPE=GRPC_XDS_SOTW",
+};
+static WITH_TLS: Requirement =
+    Requirement::decided_by_reader("it is only read with CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
 
 /// Maximum size of a message if none is set.
 const DEFAULT_MAX_MESSAGE_BYTES: usize = 64 << 20;
@@ -82,14 +114,8 @@ impl XdsSettings {
     /// Reads the settings; `None` if the rules are files.
     pub(super) fn read(values: &mut Values) -> Option<Self> {
         if values.get(&CONFIG_TYPE) != RuleSourceKind::Xds {
-            for setting in GROUP.settings {
-                values.ignore_if_changed(*setting, "it is only read with CONFIG_TYPE=GRPC_XDS_SOTW");
-            }
-            let why = "rules come from files, which are read once before the first response";
-            values.ignore_if_changed(&FORCE_START_WITHOUT_INITIAL_CONFIG, why);
             return None;
         }
-        ignore_file_settings(values);
         let (host, port) = server(values)?;
         let initial = values.get(&XDS_CLIENT_BACKOFF_INITIAL_INTERVAL);
         let max = values.get(&XDS_CLIENT_BACKOFF_MAX_INTERVAL);
@@ -119,17 +145,6 @@ impl XdsSettings {
     pub fn server(&self) -> String {
         let brackets = self.host.contains(':');
         if brackets { format!("[{}]:{}", self.host, self.port) } else { format!("{}:{}", self.host, self.port) }
-    }
-}
-
-fn ignore_file_settings(values: &mut Values) {
-    let unread: [&dyn AnySetting; 5] =
-        [&RUNTIME_ROOT, &RUNTIME_SUBDIRECTORY, &RUNTIME_APPDIRECTORY, &RUNTIME_IGNOREDOTFILES, &RUNTIME_WATCH_ROOT];
-    // Defaults are watched like rule files.
-    let intervals: [&dyn AnySetting; 2] = [&TOLLKEEPER_POLL_INTERVAL, &TOLLKEEPER_RELOAD_DEBOUNCE];
-    let has_defaults = values.get(&TOLLKEEPER_RULE_DEFAULTS).is_some();
-    for setting in unread.into_iter().chain(intervals.into_iter().filter(|_| !has_defaults)) {
-        values.ignore_if_changed(setting, "rules come over xDS (CONFIG_TYPE=GRPC_XDS_SOTW)");
     }
 }
 
@@ -191,15 +206,7 @@ fn tls(values: &mut Values) -> Option<XdsTls> {
     let key = values.file(&CONFIG_GRPC_XDS_CLIENT_TLS_KEY);
     let san = values.get(&CONFIG_GRPC_XDS_SERVER_TLS_SAN);
     if !values.get(&CONFIG_GRPC_XDS_SERVER_USE_TLS) {
-        let unread: [&dyn AnySetting; 4] = [
-            &CONFIG_GRPC_XDS_SERVER_TLS_CACERT,
-            &CONFIG_GRPC_XDS_CLIENT_TLS_CERT,
-            &CONFIG_GRPC_XDS_CLIENT_TLS_KEY,
-            &CONFIG_GRPC_XDS_SERVER_TLS_SAN,
-        ];
-        for setting in unread {
-            values.ignore_if_changed(setting, "it is only read with CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
-        }
+        values.report_unmet(&WITH_TLS);
         return None;
     }
     if san.as_deref().is_some_and(|name| ServerName::try_from(name).is_err()) {

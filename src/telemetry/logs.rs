@@ -22,6 +22,7 @@ use tracing_subscriber::reload::{self, Handle};
 use crate::base::clock::{Clock, Time};
 use crate::base::sharded::lock;
 use crate::base::text::{first_bytes, printable_json, quoted};
+use crate::base::words::words;
 use crate::telemetry::http2_refusals::build_refusal_layer;
 use crate::telemetry::recent_problems::{LoggedProblem, RECENT_PROBLEMS};
 
@@ -34,55 +35,32 @@ pub const FATAL: &str = "tollkeeper::fatal";
 /// Target of admin actions, logged at every level.
 pub const AUDIT: &str = "tollkeeper::audit";
 
-/// Log level: events of this severity and above are logged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Level {
-    /// No events.
-    Panic,
-    /// Errors that end the process.
-    Fatal,
-    /// Errors.
-    Error,
-    /// Warnings, and the few lines at startup.
-    #[default]
-    Warn,
-    /// Information.
-    Info,
-    /// Details for debugging.
-    Debug,
-    /// All events, including those of libraries.
-    Trace,
+words! {
+    /// Log level: events of this severity and above are logged.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum Level {
+        /// No events.
+        Panic = "panic",
+        /// Errors that end the process.
+        Fatal = "fatal",
+        /// Errors.
+        Error = "error",
+        /// Warnings, and the few lines at startup.
+        #[default]
+        Warn = "warn" | "warning",
+        /// Information.
+        Info = "info",
+        /// Details for debugging.
+        Debug = "debug",
+        /// All events, including those of libraries.
+        Trace = "trace",
+    }
 }
 
 impl Level {
-    /// Names in `LOG_LEVEL`, most severe first; `warning` is an alias of `warn`.
-    pub const NAMES: [&str; 8] = ["panic", "fatal", "error", "warn", "warning", "info", "debug", "trace"];
-
-    /// Parses a level, ignoring case.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Some(match name.to_ascii_lowercase().as_str() {
-            "panic" => Self::Panic,
-            "fatal" => Self::Fatal,
-            "error" => Self::Error,
-            "warn" | "warning" => Self::Warn,
-            "info" => Self::Info,
-            "debug" => Self::Debug,
-            "trace" => Self::Trace,
-            _ => return None,
-        })
-    }
-
-    /// Name in `LOG_LEVEL`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Panic => "panic",
-            Self::Fatal => "fatal",
-            Self::Error => "error",
-            Self::Warn => "warn",
-            Self::Info => "info",
-            Self::Debug => "debug",
-            Self::Trace => "trace",
-        }
+    /// Parses a word of `LOG_LEVEL`, ignoring case.
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::WORDS.iter().find(|(word, _)| word.eq_ignore_ascii_case(text)).map(|(_, level)| *level)
     }
 
     const fn filter(self) -> LevelFilter {
@@ -97,14 +75,16 @@ impl Level {
     }
 }
 
-/// Format of lines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LogFormat {
-    /// `time="..." level=warning msg="..." key=value`
-    #[default]
-    Text,
-    /// `{"@timestamp":"...","level":"warning","@message":"...","key":"value"}`
-    Json,
+words! {
+    /// Format of lines.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum Format {
+        /// `time="..." level=warning msg="..." key=value`
+        #[default]
+        Text = "text" | "",
+        /// `{"@timestamp":"...","level":"warning","@message":"...","key":"value"}`
+        Json = "json",
+    }
 }
 
 /// Error of setting up or changing the log.
@@ -124,7 +104,7 @@ static LEVEL: Mutex<Level> = Mutex::new(Level::Warn);
 static FILTER: OnceLock<Handle<Targets, Registry>> = OnceLock::new();
 
 /// Starts to log the events of this process to stderr; an error if it was called before.
-pub fn init(level: Level, format: LogFormat) -> Result<(), LogError> {
+pub fn init(level: Level, format: Format) -> Result<(), LogError> {
     let (subscriber, filter) = build_reloadable(level, format, Clock::System, std::io::stderr);
     tracing::subscriber::set_global_default(subscriber).map_err(|_| LogError::AlreadyInitialized)?;
     FILTER.set(filter).map_err(|_| LogError::AlreadyInitialized)?;
@@ -148,7 +128,7 @@ pub fn set(level: Level) -> Result<(), LogError> {
 }
 
 /// Builds the subscriber that [`init`] installs, with a clock and writer of the caller's choice.
-pub fn build_subscriber<W>(level: Level, format: LogFormat, clock: Clock, writer: W) -> impl Subscriber + Send + Sync
+pub fn build_subscriber<W>(level: Level, format: Format, clock: Clock, writer: W) -> impl Subscriber + Send + Sync
 where
     W: for<'writer> MakeWriter<'writer> + Send + Sync + 'static,
 {
@@ -158,7 +138,7 @@ where
 /// Builds the subscriber, and the handle that changes its level.
 fn build_reloadable<W>(
     level: Level,
-    format: LogFormat,
+    format: Format,
     clock: Clock,
     writer: W,
 ) -> (impl Subscriber + Send + Sync, Handle<Targets, Registry>)
@@ -188,7 +168,7 @@ fn build_targets(level: Level) -> Targets {
 
 /// Writes events as lines.
 struct LineFormatter {
-    format: LogFormat,
+    format: Format,
     clock: Clock,
 }
 
@@ -205,8 +185,8 @@ where
         event.record(&mut line);
         line.keep(event.metadata(), self.clock.now());
         let written = match self.format {
-            LogFormat::Text => line.text(&format_timestamp(self.clock.now()), level_name(event.metadata())),
-            LogFormat::Json => line.json(format_timestamp(self.clock.now()), level_name(event.metadata())),
+            Format::Text => line.text(&format_timestamp(self.clock.now()), level_name(event.metadata())),
+            Format::Json => line.json(format_timestamp(self.clock.now()), level_name(event.metadata())),
         };
         writeln!(writer, "{written}")
     }

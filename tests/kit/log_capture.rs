@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use tollkeeper::base::clock::Clock;
-use tollkeeper::telemetry::logs::{Level, LogFormat, build_subscriber};
+use tollkeeper::telemetry::logs::{Format, Level, build_subscriber};
 use tracing::Dispatch;
 use tracing::subscriber::{NoSubscriber, with_default};
 
@@ -24,7 +24,7 @@ impl io::Write for LogBuffer {
 }
 
 /// What `emit` logs, on this thread.
-pub(crate) fn log_of(level: Level, format: LogFormat, clock: Clock, emit: impl FnOnce()) -> String {
+pub(crate) fn log_of(level: Level, format: Format, clock: Clock, emit: impl FnOnce()) -> String {
     // While a process has one subscriber only, tracing turns a log statement off for all threads if the first
     // thread to reach it has none. Other tests are such threads.
     let _second = Dispatch::new(NoSubscriber::new());

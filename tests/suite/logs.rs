@@ -7,17 +7,17 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tollkeeper::base::clock::{Clock, Time};
 use tollkeeper::telemetry::log_throttle::LogThrottle;
-use tollkeeper::telemetry::logs::{FATAL, Level, LogFormat, MAX_VALUE_BYTES};
+use tollkeeper::telemetry::logs::{FATAL, Format, Level, MAX_VALUE_BYTES};
 
 use crate::kit::log_capture::log_of;
 
 /// Log output of `emit` at 2026-01-02T03:04:05.006007Z.
-fn log(level: Level, format: LogFormat, emit: impl FnOnce()) -> String {
+fn log(level: Level, format: Format, emit: impl FnOnce()) -> String {
     log_of(level, format, Clock::manual(Time::from_micros(1_767_323_045_006_007)), emit)
 }
 
 fn json_log(emit: impl FnOnce()) -> Value {
-    let text = log(Level::Trace, LogFormat::Json, emit);
+    let text = log(Level::Trace, Format::Json, emit);
     assert_eq!(text.matches('\n').count(), 1, "one line: {text:?}");
     serde_json::from_str(&text).unwrap()
 }
@@ -46,7 +46,7 @@ fn field_cannot_override_a_standard_key() {
 
 #[test]
 fn text_line_has_time_level_and_message() {
-    let text = log(Level::Info, LogFormat::Text, || {
+    let text = log(Level::Info, Format::Text, || {
         tracing::error!(target: "tollkeeper", path = "a b", port = 8081, rule = %"x.y", empty = "", "no \"luck\"");
     });
     let expected = "time=\"2026-01-02T03:04:05.006007000Z\" level=error msg=\"no \\\"luck\\\"\" path=\"a b\" port=8081 rule=x.y empty=\"\"\n";
@@ -56,14 +56,14 @@ fn text_line_has_time_level_and_message() {
 #[test]
 fn untrusted_text_cannot_forge_lines_or_emit_escapes() {
     let hostile = "x\nlevel=error msg=forged\r\u{1b}[2J\u{9b}31m\u{7f}\0\u{2028}\u{202e}\t\"";
-    for format in [LogFormat::Text, LogFormat::Json] {
+    for format in [Format::Text, Format::Json] {
         let text = log(Level::Info, format, || {
             tracing::warn!(target: "tollkeeper", value = hostile, shown = %hostile, debugged = ?hostile, "{hostile}");
         });
         assert_eq!(text.lines().count(), 1, "{text:?}");
         let line = text.strip_suffix('\n').unwrap();
         assert!(line.chars().all(|c| !c.is_control() && !"\u{2028}\u{202e}".contains(c)), "{line:?}");
-        if format == LogFormat::Json {
+        if format == Format::Json {
             let parsed: Value = serde_json::from_str(line).unwrap();
             assert_eq!(parsed["@message"], hostile);
             assert_eq!(parsed["value"], hostile);
@@ -86,7 +86,7 @@ fn level_passes_itself_and_more_severe_ones() {
     for (name, written) in
         [("panic", 0), ("FATAL", 1), ("error", 2), ("Warn", 3), ("WARNING", 3), ("info", 4), ("debug", 5), ("trace", 6)]
     {
-        let text = log(Level::from_name(name).unwrap(), LogFormat::Json, || {
+        let text = log(Level::parse(name).unwrap(), Format::Json, || {
             tracing::error!(target: FATAL, "a");
             tracing::error!(target: "tollkeeper::serve::server", "b");
             tracing::warn!(target: "tollkeeper::serve::server", "c");
@@ -98,7 +98,7 @@ fn level_passes_itself_and_more_severe_ones() {
             text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["level"].clone()).collect();
         assert_eq!(levels, ALL[..written], "{name}");
     }
-    assert_eq!(Level::from_name("loud"), None);
+    assert_eq!(Level::parse("loud"), None);
     assert_eq!(Level::default(), Level::Warn);
 }
 
@@ -110,7 +110,7 @@ fn libraries_log_only_warnings_unless_level_is_trace() {
         tracing::debug!(target: "hyper", "c");
     };
     for (level, lines) in [(Level::Error, 0), (Level::Warn, 1), (Level::Debug, 1), (Level::Trace, 3)] {
-        assert_eq!(log(level, LogFormat::Text, emit).lines().count(), lines, "{level:?}");
+        assert_eq!(log(level, Format::Text, emit).lines().count(), lines, "{level:?}");
     }
 }
 
@@ -118,7 +118,7 @@ fn libraries_log_only_warnings_unless_level_is_trace() {
 fn h2_logs_nothing_unless_level_is_trace() {
     let emit = || tracing::warn!(target: "h2::proto::ping_pong", "a frame of a client");
     for (level, lines) in [(Level::Error, 0), (Level::Warn, 0), (Level::Debug, 0), (Level::Trace, 1)] {
-        assert_eq!(log(level, LogFormat::Text, emit).lines().count(), lines, "{level:?}");
+        assert_eq!(log(level, Format::Text, emit).lines().count(), lines, "{level:?}");
     }
 }
 

@@ -19,9 +19,9 @@ use tollkeeper::settings::report::{Disposition, ReportedVariable, report};
 use tollkeeper::settings::secret::Secret;
 use tollkeeper::settings::store::StoreSettings;
 use tollkeeper::settings::value::SettingValue;
-use tollkeeper::settings::value::size::ByteSize;
+use tollkeeper::settings::value::number::ByteSize;
 use tollkeeper::settings::value::text::{TextList, TextMap};
-use tollkeeper::settings::{Settings, reference, table};
+use tollkeeper::settings::{Settings, groups, reference};
 use tollkeeper::telemetry::logs;
 
 mod memcache;
@@ -193,15 +193,15 @@ const PEER: &[(&str, &str)] = &[
 #[test]
 fn every_variable_of_envoyproxy_ratelimit_is_known_with_its_default() {
     for (name, default) in PEER {
-        let setting = table::find(name).unwrap_or_else(|| panic!("{name} is not in the table"));
+        let setting = groups::find(name).unwrap_or_else(|| panic!("{name} is not in a group"));
         assert_eq!(setting.default_text(), *default, "{name}");
     }
 }
 
 #[test]
 fn settings_table_has_unique_names_and_typed_defaults() {
-    let names: Vec<&str> = table::all().map(|setting| setting.name()).collect();
-    for (i, setting) in table::all().enumerate() {
+    let names: Vec<&str> = groups::all().map(|setting| setting.name()).collect();
+    for (i, setting) in groups::all().enumerate() {
         let (name, help) = (setting.name(), setting.info().help);
         assert!(!names[..i].contains(&name), "{name} twice");
         let is_own = name.starts_with("TOLLKEEPER_") || name.starts_with("OTEL_");
@@ -252,7 +252,7 @@ fn an_empty_environment_gives_the_defaults() {
         (settings.shutdown.drain_period, settings.shutdown.timeout),
         (Duration::from_secs(5), Duration::from_secs(25))
     );
-    assert_eq!((settings.logs.level, settings.logs.format), (logs::Level::Warn, logs::LogFormat::Text));
+    assert_eq!((settings.logs.level, settings.logs.format), (logs::Level::Warn, logs::Format::Text));
     assert_eq!(settings.worker_threads, None);
     assert_eq!(notices(&[]), [""; 0]);
 }
@@ -302,7 +302,7 @@ fn each_variable_reaches_its_setting() {
     assert_eq!(settings.memory.capacity_bytes, 2 << 30);
     assert_eq!(settings.worker_threads.map(std::num::NonZeroUsize::get), Some(3));
     assert_eq!(settings.shutdown.drain_period, Duration::ZERO);
-    assert_eq!((settings.logs.level, settings.logs.format), (logs::Level::Warn, logs::LogFormat::Json));
+    assert_eq!((settings.logs.level, settings.logs.format), (logs::Level::Warn, logs::Format::Json));
 }
 
 /// Parses a value of a setting without restrictions.
@@ -788,7 +788,7 @@ fn secrets_are_never_shown() {
         ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=hunter2"),
         ("DD_API_KEY", "hunter2"),
     ] {
-        let setting = table::find(name).unwrap();
+        let setting = groups::find(name).unwrap();
         let parsed = setting.check(value);
         let result = Settings::from_env(os(&[(name, value)]));
         let text = format!("{parsed:?} {result:?} {:?} {}", report(os(&[(name, value)])), setting.shown(value));
@@ -854,11 +854,11 @@ fn taken_port_is_an_error() {
 #[test]
 fn help_names_every_setting_under_its_group() {
     let help = reference::help();
-    for setting in table::all() {
+    for setting in groups::all() {
         let assignment = format!("\n  {}={}", setting.name(), setting.default_text());
         assert!(help.contains(&assignment), "{}", setting.name());
     }
-    for group in table::GROUPS {
+    for group in groups::GROUPS {
         assert!(help.lines().any(|line| line == format!("{}:", group.title)), "{}", group.title);
     }
     assert!(help.contains("source of the rules: files, or a control plane over xDS (FILE or GRPC_XDS_SOTW)"));
@@ -868,8 +868,8 @@ fn help_names_every_setting_under_its_group() {
 #[test]
 fn twins_for_limits_per_second_accept_the_same_values() {
     let mut twins = 0;
-    for twin in table::all().filter(|setting| setting.name().contains("_PERSECOND_")) {
-        let base = table::find(&twin.name().replacen("_PERSECOND", "", 1)).unwrap();
+    for twin in groups::all().filter(|setting| setting.name().contains("_PERSECOND_")) {
+        let base = groups::find(&twin.name().replacen("_PERSECOND", "", 1)).unwrap();
         assert_eq!((twin.kind(), twin.allowed_text()), (base.kind(), base.allowed_text()), "{}", twin.name());
         let support = [twin, base].map(|setting| std::mem::discriminant(&setting.info().support));
         assert_eq!(support[0], support[1], "{}", twin.name());

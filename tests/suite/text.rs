@@ -14,7 +14,7 @@ use tollkeeper::rules::compile::{RuleText, compile};
 use tollkeeper::rules::yaml::Documents;
 use tollkeeper::serve::report::rules::{RuleUsageReport, RulesQuery};
 use tollkeeper::serve::report::top::{TopQuery, TopReport};
-use tollkeeper::telemetry::logs::{Level, LogFormat};
+use tollkeeper::telemetry::logs::{Format, Level};
 
 use crate::kit::grpc::{Client, rate_limit_request};
 use crate::kit::log_capture::log_of;
@@ -89,7 +89,7 @@ proptest! {
 
     #[test]
     fn log_lines_are_printable(hostile in hostile_text()) {
-        for format in [LogFormat::Text, LogFormat::Json] {
+        for format in [Format::Text, Format::Json] {
             let line = log_of(Level::Info, format, Clock::manual(NOON), || {
                 tracing::info!(target: "tollkeeper", field = hostile, other = ?hostile, "{hostile}");
             });

@@ -19,10 +19,9 @@ use self::stdout::StdoutSink;
 use super::header::HeaderRecord;
 use super::queue::LostRecords;
 use crate::base::threads;
-use crate::settings::decision_log::{DecisionLogSettings, SinkSettings};
+use crate::settings::decision_log::{DecisionLogSettings, SinkSettings, TOLLKEEPER_DECISION_LOG};
 use crate::settings::problem::UnusableSetting;
 use crate::settings::setting::AnySetting as _;
-use crate::settings::table::decision_log::TOLLKEEPER_DECISION_LOG;
 use crate::store::client::redis::connect_options::unusable_files;
 
 /// Destination of the lines of the log.

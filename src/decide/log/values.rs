@@ -7,8 +7,7 @@ use std::borrow::Cow;
 
 use super::record::EntryRecord;
 use crate::limit::request::Entry;
-use crate::settings::choices::LoggedValues;
-use crate::settings::decision_log::DecisionLogSettings;
+use crate::settings::decision_log::{DecisionLogSettings, LoggedValues};
 use crate::settings::problem::UnusableSetting;
 
 /// Context of the derived key, which keeps it apart from other uses of the same secret.

@@ -28,7 +28,7 @@ use tower::{ServiceExt as _, service_fn};
 use crate::settings::pem::{trusted_roots, with_client_certificate};
 use crate::settings::problem::UnusableSetting;
 use crate::settings::setting::AnySetting as _;
-use crate::settings::table::xds::CONFIG_GRPC_XDS_SERVER_USE_TLS;
+use crate::settings::xds::CONFIG_GRPC_XDS_SERVER_USE_TLS;
 use crate::settings::xds::{XdsSettings, XdsTls};
 
 /// Upper bound on resolving, connecting and the TLS handshake.

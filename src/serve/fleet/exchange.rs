@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 
 use super::summary::MAX_BYTES;
 use crate::base::clock::Time;
-use crate::settings::redis::DeploymentSettings;
+use crate::settings::redis::deployment::DeploymentSettings;
 use crate::store::client::redis::connect_options::ConnectOptions;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::deployment_context::DeploymentOptions;

@@ -19,8 +19,8 @@ use crate::base::sharded::lock;
 use crate::limit::request::Request;
 use crate::serve::grpc::service::Service;
 use crate::serve::health::Health;
-use crate::settings::choices::TopValues;
 use crate::settings::fleet::FleetSettings;
+use crate::settings::fleet::TopValues;
 
 /// Time for which a view is kept.
 const VIEW_LIFETIME: Duration = Duration::from_secs(5);

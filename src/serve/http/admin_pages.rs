@@ -114,8 +114,8 @@ pub(super) async fn show_log_level() -> Response {
 
 /// `PUT /log_level`: sets the log level, until the process ends.
 pub(super) async fn set_log_level(admin: AuthenticatedAdmin, body: Bytes) -> Response {
-    let Some(level) = std::str::from_utf8(body.trim_ascii()).ok().and_then(Level::from_name) else {
-        let names = Level::NAMES.join(", ");
+    let Some(level) = std::str::from_utf8(body.trim_ascii()).ok().and_then(Level::parse) else {
+        let names = Level::WORDS.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ");
         return admin.reject(StatusCode::BAD_REQUEST, format_args!("the body must be a log level: {names}"));
     };
     // Logged before the change, so that the log shows where it begins.

@@ -18,9 +18,9 @@ use super::app_state::AppState;
 use super::response::{respond_error, respond_text};
 use super::token_attempts::{AttemptResult, TokenAttempt};
 use crate::settings::listeners::AdminToken;
+use crate::settings::listeners::TOLLKEEPER_ADMIN_TOKEN_FILE;
 use crate::settings::problem::UnusableSetting;
 use crate::settings::setting::AnySetting as _;
-use crate::settings::table::listeners::TOLLKEEPER_ADMIN_TOKEN_FILE;
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::logs::AUDIT;
 

@@ -9,10 +9,10 @@ use super::token_attempts::TokenAttempts;
 use crate::serve::fleet::member::Fleet;
 use crate::serve::scrape::MetricsCollector;
 use crate::settings::listeners::AdminToken;
+use crate::settings::metrics::PROMETHEUS_MAPPER_YAML;
 use crate::settings::metrics::PrometheusSettings;
 use crate::settings::problem::UnusableSetting;
 use crate::settings::setting::AnySetting as _;
-use crate::settings::table::metrics::PROMETHEUS_MAPPER_YAML;
 use crate::telemetry::metrics::mapper::Mapper;
 use crate::telemetry::metrics::prometheus::ExpositionOptions;
 

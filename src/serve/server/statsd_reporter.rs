@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use crate::base::clock::Clock;
 use crate::base::threads;
 use crate::serve::scrape::MetricsCollector;
-use crate::settings::choices::StatsdTransport;
+use crate::settings::metrics::StatsdTransport;
 use crate::settings::metrics::{MetricsSettings, Mogrifier, StatsdProtocol, StatsdServer};
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::metrics::statsd::{NameRewrite, StatsdEncoder, StatsdFormat};

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::SettingValue;
 use crate::settings::address::{Address, Host};
-use crate::settings::invalid::InvalidSetting;
+use crate::settings::problem::InvalidSetting;
 use crate::settings::secret::{MASK, Secret, mask_credentials};
 
 impl SettingValue for String {

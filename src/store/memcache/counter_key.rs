@@ -10,7 +10,7 @@ use crate::base::clock::Time;
 use crate::limit::algorithm::fixed_window;
 use crate::limit::charge::MAX_COUNT;
 use crate::limit::counter::Charge;
-use crate::settings::choices::KeyFormat;
+use crate::settings::counters::KeyFormat;
 use crate::store::redis::key;
 use crate::store::window_key::{ExpiryJitter, WindowKey};
 
@@ -103,7 +103,7 @@ mod tests {
     use crate::limit::period::{Period, Unit};
     use crate::limit::request::{Entry, Hits};
     use crate::limit::{Limit, LimitSpec};
-    use crate::settings::choices::KeyFormat;
+    use crate::settings::counters::KeyFormat;
     use crate::store::window_key::ExpiryJitter;
 
     fn expiration(life_s: u64, now_s: u64) -> u64 {

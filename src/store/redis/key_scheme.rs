@@ -9,7 +9,7 @@ use super::script::script_for;
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::counter::{Charge, Counter, Path};
-use crate::settings::choices::KeyFormat;
+use crate::settings::counters::KeyFormat;
 use crate::settings::redis::RedisSettings;
 use crate::store::client::redis::script::Script;
 use crate::store::window_key::{ExpiryJitter, WindowKey};

@@ -19,7 +19,7 @@ use tonic::Code;
 
 use crate::base::pb::codec::{FRAME_HEAD_BYTES, frame};
 use crate::base::pb::{METHOD_PATH, RateLimitRequest, RateLimitResponse};
-use crate::settings::target::Target;
+use crate::settings::address::Target;
 
 /// Server under load, and access to it.
 #[derive(Clone)]

@@ -22,7 +22,7 @@ use crate::base::random::random_u64;
 use crate::base::text::printable;
 use crate::base::text::to_pretty_json;
 use crate::serve::http::json::request_from_json;
-use crate::settings::target::Target;
+use crate::settings::address::Target;
 use crate::settings::value::number::DurationRange;
 use crate::tools::bench::connection::{BenchTarget, BenchTls, CallError};
 use crate::tools::bench::key_space::KeySpace;

@@ -19,7 +19,7 @@ use super::tls_args::{ClientTls, TlsArgs};
 use crate::base::pb::RateLimitRequest;
 use crate::base::text::printable;
 use crate::serve::http::json::response_to_json;
-use crate::settings::target::Target;
+use crate::settings::address::Target;
 use crate::settings::value::number::DurationRange;
 use report::CallSummary;
 

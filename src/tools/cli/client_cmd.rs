@@ -18,8 +18,8 @@ use super::tls_args::{ClientTls, TlsFiles};
 use crate::base::pb::{RateLimitDescriptor, RateLimitRequest};
 use crate::base::text::printable;
 use crate::serve::http::json::response_to_json;
+use crate::settings::address::Target;
 use crate::settings::pem::{ClientCertificate, PemFile};
-use crate::settings::target::Target;
 
 const fn text(name: &'static str, help: &'static str) -> Flag {
     Flag { name, is_switch: false, help }

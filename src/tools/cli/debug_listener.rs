@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::base::text::printable;
-use crate::settings::target::Target;
+use crate::settings::address::Target;
 
 /// Time limit of a request.
 const TIMEOUT: Duration = Duration::from_secs(10);

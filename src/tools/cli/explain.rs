@@ -19,7 +19,7 @@ use crate::rules::diagnostic::Diagnostics;
 use crate::rules::rule::value_pattern::MatchKind;
 use crate::serve::grpc::decode;
 use crate::serve::http::json::request_to_json;
-use crate::settings::target::Target;
+use crate::settings::address::Target;
 
 /// Arguments of `explain`.
 #[derive(Debug, clap::Args)]

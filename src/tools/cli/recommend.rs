@@ -18,7 +18,7 @@ use super::traffic_args::{
 use crate::base::text::printable;
 use crate::base::text::to_pretty_json;
 use crate::rules::rule::set::RuleSet;
-use crate::settings::value::size::ByteSize;
+use crate::settings::value::number::ByteSize;
 use crate::tools::recommend::collector::{CollectedDemand, CollectorOptions, DemandCollector};
 use crate::tools::recommend::demand::DemandSubject;
 use crate::tools::recommend::figures::{RecommendationParts, TrafficBasis};

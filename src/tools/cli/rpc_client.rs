@@ -16,7 +16,7 @@ use crate::base::clock::micros;
 use crate::base::pb::rate_limit_service_client::RateLimitServiceClient;
 use crate::base::pb::{RateLimitRequest, RateLimitResponse};
 use crate::base::text::printable;
-use crate::settings::target::Target;
+use crate::settings::address::Target;
 
 /// Connection to a server.
 pub(super) struct RateLimitClient {

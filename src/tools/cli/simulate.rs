@@ -17,7 +17,7 @@ use crate::base::text::printable;
 use crate::base::text::to_pretty_json;
 use crate::base::threads::thread_cpu_time;
 use crate::rules::rule::set::RuleSet;
-use crate::settings::value::size::ByteSize;
+use crate::settings::value::number::ByteSize;
 use crate::tools::replay::merge::MAX_FILES;
 use crate::tools::replay::replayer::{ReplayOptions, ReplayRules};
 use crate::tools::replay::source::{SourceOptions, TrafficEvent};

@@ -11,8 +11,8 @@ use rustls::crypto::ring;
 use rustls::pki_types::ServerName;
 use tonic::transport::{ClientTlsConfig, Identity};
 
+use crate::settings::address::Target;
 use crate::settings::pem::{ClientCertificate, PemFile, trusted_roots, with_client_certificate};
-use crate::settings::target::Target;
 
 /// TLS flags.
 #[derive(Debug, clap::Args)]

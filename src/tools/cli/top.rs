@@ -13,7 +13,7 @@ use super::outcome::CommandOutcome;
 use super::print::{finish, print, print_error};
 use crate::serve::fleet::report::{FleetPart, FleetReport};
 use crate::serve::report::{rules, top};
-use crate::settings::target::Target;
+use crate::settings::address::Target;
 
 /// Arguments of `top`.
 #[derive(Debug, clap::Args)]

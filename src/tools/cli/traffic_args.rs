@@ -16,7 +16,7 @@ use crate::rules::diagnostic::Diagnostics;
 use crate::rules::rule::set::RuleSet;
 use crate::settings::Settings;
 use crate::settings::value::SettingValue as _;
-use crate::settings::value::size::{ByteSize, SizeRange};
+use crate::settings::value::number::{ByteSize, ByteSizeRange};
 use crate::tools::replay::field_map::FieldMap;
 use crate::tools::replay::merge::MergedTraffic;
 use crate::tools::replay::source::{SourceOptions, TrafficLocation};
@@ -42,7 +42,7 @@ impl<E: std::error::Error> From<E> for Failure {
 
 /// Parses the memory of counters.
 pub(super) fn memory(text: &str) -> Result<ByteSize, String> {
-    const SIZES: SizeRange = SizeRange::new(1 << 20, 1 << 40);
+    const SIZES: ByteSizeRange = ByteSizeRange::new(1 << 20, 1 << 40);
     ByteSize::parse(text, &SIZES).map_err(|invalid| format!("{}; {}", invalid.what, invalid.fix))
 }
 

@@ -24,7 +24,7 @@ use crate::decide::log::reader::{ReadError, RecordReader};
 use crate::decide::log::stream::input::{EntryRange, StreamInput};
 use crate::decide::log::values::ValueForm;
 use crate::limit::request::Entry;
-use crate::settings::decision_log::HashKey;
+use crate::settings::Settings;
 use crate::settings::value::number::DurationRange;
 use crate::tools::why::question::Question;
 use crate::tools::why::results::WhyResults;
@@ -123,7 +123,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 
 /// Form of hashed values, if the environment has their key.
 fn hash_form() -> Result<Option<ValueForm>, String> {
-    let key = HashKey::from_vars(env::vars_os()).map_err(|error| error.to_string())?;
+    let key = Settings::hash_key_from_env(env::vars_os()).map_err(|error| error.to_string())?;
     let secret = key.map(|key| key.secret()).transpose().map_err(|error| error.to_string())?;
     Ok(secret.map(|secret| ValueForm::hashed(secret.reveal())))
 }

@@ -1,7 +1,7 @@
 //! Decisions as lines of the process's log, at the level debug.
 
 use tollkeeper::base::clock::Clock;
-use tollkeeper::telemetry::logs::{Level, LogFormat};
+use tollkeeper::telemetry::logs::{Format, Level};
 
 use super::NOON;
 use crate::kit::fixtures::{load_shop_rules, shop_request};
@@ -19,7 +19,7 @@ fn lines(level: Level, env: &[(&str, &str)], requests: &[TestRequest]) -> Vec<St
     let service = TestService::new(env.iter().copied(), NOON);
     load_shop_rules(&service, RULES);
     let decide = || requests.iter().for_each(|request| drop(service.decide(request)));
-    let text = log_of(level, LogFormat::Text, Clock::manual(NOON), decide);
+    let text = log_of(level, Format::Text, Clock::manual(NOON), decide);
     text.lines().map(|line| line.split_once(" level=").unwrap().1.to_owned()).collect()
 }
 

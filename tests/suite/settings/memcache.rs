@@ -3,11 +3,11 @@
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::Duration;
 
-use tollkeeper::settings::choices::KeyFormat;
+use tollkeeper::settings::counters::KeyFormat;
+use tollkeeper::settings::counters::OverLimitCacheSettings;
 use tollkeeper::settings::endpoint::Endpoint;
 use tollkeeper::settings::memcache::{MemcacheServers, MemcacheSettings};
 use tollkeeper::settings::pem::{ClientCertificate, PemFile};
-use tollkeeper::settings::redis::OverLimitCacheSettings;
 use tollkeeper::settings::store::StoreSettings;
 use tollkeeper::settings::store_tls::StoreTls;
 

@@ -4,16 +4,17 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::process::Command;
 use std::time::Duration;
 
-use tollkeeper::settings::choices::KeyFormat;
+use tollkeeper::settings::counters::{KeyFormat, OverLimitCacheSettings};
 use tollkeeper::settings::credentials::Credentials;
 use tollkeeper::settings::endpoint::Endpoint;
 use tollkeeper::settings::pem::{ClientCertificate, PemFile};
-use tollkeeper::settings::redis::{DeploymentSettings, OverLimitCacheSettings, RedisSettings, TopologySettings};
+use tollkeeper::settings::redis::RedisSettings;
+use tollkeeper::settings::redis::deployment::{DeploymentSettings, TopologySettings};
 use tollkeeper::settings::report::{Disposition, report};
 use tollkeeper::settings::secret::Secret;
 use tollkeeper::settings::store::StoreSettings;
 use tollkeeper::settings::store_tls::StoreTls;
-use tollkeeper::settings::{Settings, reference, table};
+use tollkeeper::settings::{Settings, groups, reference};
 
 use super::{PEER, Vars, notices, os, problems, read, tcp};
 use crate::kit::repository;
@@ -42,7 +43,7 @@ fn inline(user: Option<&str>, password: &str) -> Credentials {
 fn any_redis_setting_selects_redis() {
     assert_eq!(read(&[]).store, StoreSettings::Memory);
     for (name, _) in PEER.iter().filter(|(name, _)| name.starts_with("REDIS_")) {
-        let setting = table::find(name).unwrap();
+        let setting = groups::find(name).unwrap();
         let value = match setting.default_text() {
             none if none.is_empty() => "/x".to_owned(),
             default => default,
@@ -490,7 +491,7 @@ fn all_output(vars: Vars<'_>) -> String {
         Err(error) => error.to_string(),
     };
     let (name, value) = vars[0];
-    let setting = table::find(name).unwrap();
+    let setting = groups::find(name).unwrap();
     let parsed = setting.check(value);
     format!("{words} {result:?} {:?} {parsed:?} {}", report(os(vars)), setting.shown(value))
 }

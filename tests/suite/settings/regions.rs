@@ -5,7 +5,9 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use tollkeeper::settings::credentials::Credentials;
-use tollkeeper::settings::redis::{RedisSettings, TopologySettings, region_number};
+use tollkeeper::settings::redis::RedisSettings;
+use tollkeeper::settings::redis::deployment::TopologySettings;
+use tollkeeper::settings::redis::regions::region_number;
 use tollkeeper::settings::report::report;
 use tollkeeper::settings::secret::Secret;
 use tollkeeper::settings::store::StoreSettings;

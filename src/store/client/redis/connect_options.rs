@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::error::RedisConnectError;
 use crate::settings::credentials::Credentials;
 use crate::settings::problem::UnusableSetting;
-use crate::settings::redis::{DeploymentSettings, TopologySettings};
+use crate::settings::redis::deployment::{DeploymentSettings, TopologySettings};
 use crate::settings::store_tls::StoreTls;
 use crate::store::client::supervisor::hash_files;
 

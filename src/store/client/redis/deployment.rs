@@ -19,7 +19,7 @@ use super::reply::Reply;
 use super::server_clock::{InstantRange, OffsetInterval};
 use super::slot_map::{SlotOwner, redirect_endpoint};
 use super::topology::Topology;
-use crate::settings::redis::TopologySettings;
+use crate::settings::redis::deployment::TopologySettings;
 use crate::store::client::deadline::timeout_with_grace;
 
 /// Maximum number of times a call is sent to another node.

@@ -16,7 +16,7 @@ use super::reply::Reply;
 use super::slot_map::{SlotRange, announced_endpoint, slot_ranges};
 use super::topology::Topology;
 use crate::settings::endpoint::Endpoint;
-use crate::settings::redis::TopologySettings;
+use crate::settings::redis::deployment::TopologySettings;
 use crate::store::client::connect::{Connected, ErrorKind};
 use crate::telemetry::log_throttle::ErrorDedup;
 

@@ -17,7 +17,7 @@ use super::hash_slot::hash_slot;
 use super::health_check::{CommandWords, HealthCheck};
 use super::node::Node;
 use super::reply::{Reply, is_too_large};
-use crate::settings::redis::DeploymentSettings;
+use crate::settings::redis::deployment::DeploymentSettings;
 use crate::store::client::connect::Connected;
 
 /// Upper bound on the search for the server, in addition to that on a connection attempt.

@@ -14,7 +14,7 @@ use super::node::Node;
 use super::slot_map::{SlotMap, SlotRange};
 use crate::base::sharded::lock;
 use crate::settings::endpoint::Endpoint;
-use crate::settings::redis::TopologySettings;
+use crate::settings::redis::deployment::TopologySettings;
 
 /// Known servers of a deployment.
 #[derive(Debug)]

@@ -28,7 +28,7 @@ use crate::limit::algorithm::region_bucket::{BucketCounts, RateGrant};
 use crate::limit::algorithm::region_window::{HitsGrant, WindowCounts};
 use crate::limit::algorithm::reply_reader::MalformedReply;
 use crate::limit::algorithm::state::State;
-use crate::settings::redis::RegionSettings;
+use crate::settings::redis::regions::RegionSettings;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::hash_slot::hash_slot;

@@ -16,7 +16,7 @@ use super::calls::{CallKind, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT};
 use super::membership_notices::NoticeLog;
 use super::registry::{self, RegionId, RegionListHash, RegionReport, region_identity_key, region_registry_key};
 use super::standing::RegionStanding;
-use crate::settings::redis::RegionSettings;
+use crate::settings::redis::regions::RegionSettings;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::node::Node;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::standing::{CUT_OFF_AFTER, RegionStanding};
 use crate::base::clock::Clock;
 use crate::base::sharded::lock;
-use crate::settings::redis::RegionSettings;
+use crate::settings::redis::regions::RegionSettings;
 use crate::store::client::redis::error::RedisError;
 use crate::store::stats::MembershipNotice;
 use crate::telemetry::log_throttle::LogThrottle;

@@ -1,117 +1,86 @@
-//! Reading of one Redis deployment.
+//! One Redis deployment: the server, sentinel group or cluster that one `REDIS_URL` names.
+//!
+//! Deployments differ only in their variables, so each is read by a list of variables. Contradictions are problems that
+//! name both variables. What is read is validated: addresses, names and credentials only need to be used.
 
+use std::fmt;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use super::addresses::{Addresses, UrlSettings};
-use super::credentials::{CredentialSettings, same_credentials};
-use crate::settings::choices::{DeploymentKind, SocketKind};
-use crate::settings::credentials::Credentials;
+use super::addresses::{AddressVariables, Addresses, DeploymentKind, SocketKind, Url};
+use crate::settings::credentials::{CredentialVariables, Credentials};
 use crate::settings::endpoint::Endpoint;
-use crate::settings::redis::{DeploymentSettings, TopologySettings};
-use crate::settings::setting::{AnySetting, Setting};
-use crate::settings::store_tls::{StoreTls, StoreTlsSettings};
-use crate::settings::table::decision_log::*;
-use crate::settings::table::redis::*;
-use crate::settings::table::regions::*;
-use crate::settings::url::Url;
+use crate::settings::setting::{AnySetting as _, Setting};
+use crate::settings::store_tls::{StoreTls, StoreTlsVariables};
+use crate::settings::value::text::SecretUrl;
 use crate::settings::values::Values;
 
-/// Settings of a deployment.
-pub(super) struct DeploymentReader {
-    url: UrlSettings,
-    connections: &'static Setting<NonZeroUsize>,
-    connect_timeout: &'static Setting<Duration>,
-    tls: &'static Setting<bool>,
-    server: CredentialSettings,
-    sentinels: CredentialSettings,
+/// One server, a primary with its replicas, or a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeploymentSettings {
+    /// The variable that names it, for error messages.
+    pub setting: &'static str,
+    /// Its servers.
+    pub topology: TopologySettings,
+    /// Number of the database; 0 in a cluster.
+    pub database: u8,
+    /// Credentials for its servers.
+    pub credentials: Credentials,
+    /// TLS of connections; `None` means plaintext.
+    pub tls: Option<StoreTls>,
+    /// Connections to each node, at most 128.
+    pub connections: NonZeroUsize,
+    /// Time limit of a connection attempt, 1 ms to 1 h; responses do not wait for it.
+    pub connect_timeout: Duration,
 }
 
-pub(super) static MAIN: DeploymentReader = DeploymentReader {
-    url: UrlSettings { url: &REDIS_URL, kind: &REDIS_TYPE, socket: Some(&REDIS_SOCKET_TYPE) },
-    connections: &REDIS_POOL_SIZE,
-    connect_timeout: &REDIS_TIMEOUT,
-    tls: &REDIS_TLS,
-    server: CredentialSettings { auth: &REDIS_AUTH, file: &TOLLKEEPER_REDIS_AUTH_FILE },
-    sentinels: CredentialSettings { auth: &REDIS_SENTINEL_AUTH, file: &TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE },
-};
+/// Kind and addresses of the servers of a deployment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TopologySettings {
+    /// One server.
+    Single(Endpoint),
+    /// A primary that sentinels monitor.
+    Sentinel {
+        /// Name of the primary at the sentinels.
+        primary: String,
+        /// At least one sentinel, over TCP.
+        sentinels: Vec<Endpoint>,
+        /// Credentials for the sentinels.
+        credentials: Credentials,
+    },
+    /// A cluster, of which at least one node is known, over TCP.
+    Cluster(Vec<Endpoint>),
+}
 
-pub(super) static PER_SECOND: DeploymentReader = DeploymentReader {
-    url: UrlSettings {
-        url: &REDIS_PERSECOND_URL,
-        kind: &REDIS_PERSECOND_TYPE,
-        socket: Some(&REDIS_PERSECOND_SOCKET_TYPE),
-    },
-    connections: &REDIS_PERSECOND_POOL_SIZE,
-    connect_timeout: &REDIS_PERSECOND_TIMEOUT,
-    tls: &REDIS_PERSECOND_TLS,
-    server: CredentialSettings { auth: &REDIS_PERSECOND_AUTH, file: &TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE },
-    sentinels: CredentialSettings {
-        auth: &REDIS_PERSECOND_SENTINEL_AUTH,
-        file: &TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE,
-    },
-};
-
-/// Redis of the decision log. What it does not set is that of the counters, except credentials.
-pub(super) static STREAM: DeploymentReader = DeploymentReader {
-    url: UrlSettings {
-        url: &TOLLKEEPER_DECISION_LOG_REDIS_URL,
-        kind: &TOLLKEEPER_DECISION_LOG_REDIS_TYPE,
-        socket: None,
-    },
-    connections: &REDIS_POOL_SIZE,
-    connect_timeout: &REDIS_TIMEOUT,
-    tls: &TOLLKEEPER_DECISION_LOG_REDIS_TLS,
-    server: CredentialSettings {
-        auth: &TOLLKEEPER_DECISION_LOG_REDIS_AUTH,
-        file: &TOLLKEEPER_DECISION_LOG_REDIS_AUTH_FILE,
-    },
-    sentinels: CredentialSettings {
-        auth: &TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH,
-        file: &TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH_FILE,
-    },
-};
-
-/// Redis that all regions reach.
-pub(super) static GLOBAL: DeploymentReader = DeploymentReader {
-    url: UrlSettings { url: &TOLLKEEPER_GLOBAL_REDIS_URL, kind: &TOLLKEEPER_GLOBAL_REDIS_TYPE, socket: None },
-    connections: &TOLLKEEPER_GLOBAL_REDIS_POOL_SIZE,
-    connect_timeout: &TOLLKEEPER_GLOBAL_REDIS_TIMEOUT,
-    tls: &TOLLKEEPER_GLOBAL_REDIS_TLS,
-    server: CredentialSettings { auth: &TOLLKEEPER_GLOBAL_REDIS_AUTH, file: &TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE },
-    sentinels: CredentialSettings {
-        auth: &TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH,
-        file: &TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE,
-    },
-};
-
-/// Settings of certificates, for all deployments.
-pub(super) static CERTIFICATES: StoreTlsSettings = StoreTlsSettings {
-    ca: &REDIS_TLS_CACERT,
-    certificate: &REDIS_TLS_CLIENT_CERT,
-    key: &REDIS_TLS_CLIENT_KEY,
-    skip_hostname: &REDIS_TLS_SKIP_HOSTNAME_VERIFICATION,
-};
-
-impl DeploymentReader {
-    /// Returns all settings of the deployment.
-    pub(super) fn all(&self) -> impl Iterator<Item = &'static dyn AnySetting> {
-        let others: [&'static dyn AnySetting; 9] = [
-            self.url.kind,
-            self.url.url,
-            self.connections,
-            self.connect_timeout,
-            self.tls,
-            self.server.auth,
-            self.server.file,
-            self.sentinels.auth,
-            self.sentinels.file,
-        ];
-        self.url.socket.into_iter().map(|socket| -> &'static dyn AnySetting { socket }).chain(others)
+/// Kind and addresses without credentials: `single host:port`.
+impl fmt::Display for TopologySettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (what, endpoints) = match self {
+            Self::Single(endpoint) => ("single".to_owned(), std::slice::from_ref(endpoint)),
+            Self::Sentinel { primary, sentinels, .. } => (format!("sentinel {primary}"), &**sentinels),
+            Self::Cluster(endpoints) => ("cluster".to_owned(), &**endpoints),
+        };
+        f.write_str(&what)?;
+        for (place, endpoint) in endpoints.iter().enumerate() {
+            write!(f, "{}{endpoint}", if place == 0 { " " } else { "," })?;
+        }
+        Ok(())
     }
+}
 
-    /// Reads the deployment; what is wrong is noted in `values`.
-    pub(super) fn read(&self, values: &mut Values) -> DeploymentSettings {
+/// The variables of one deployment.
+pub(crate) struct DeploymentVariables {
+    pub(crate) url: AddressVariables,
+    pub(crate) connections: &'static Setting<NonZeroUsize>,
+    pub(crate) connect_timeout: &'static Setting<Duration>,
+    pub(crate) tls: &'static Setting<bool>,
+    pub(crate) server: CredentialVariables,
+    pub(crate) sentinels: CredentialVariables,
+}
+
+impl DeploymentVariables {
+    /// Reads the deployment, with certificates that all deployments share; what is wrong is noted in `values`.
+    pub(crate) fn read(&self, values: &mut Values, certificates: &StoreTlsVariables) -> DeploymentSettings {
         let kind = values.get(self.url.kind);
         let Addresses { primary, first, others } = self.url.read(values);
         let is_unix = self.url.given_socket(values) == Some(SocketKind::Unix);
@@ -122,7 +91,7 @@ impl DeploymentReader {
         let login = if kind == DeploymentKind::Sentinel { &self.sentinels } else { &self.server };
         let in_url = same_credentials(values, self.url.url, &urls, login);
         let database = self.same_database(values, kind, &urls);
-        let tls = self.tls(values, &urls);
+        let tls = self.tls(values, certificates, &urls);
         let endpoints = || urls.iter().map(|url| url.endpoint.clone()).collect();
         let (topology, credentials) = match kind {
             DeploymentKind::Sentinel => {
@@ -162,7 +131,7 @@ impl DeploymentReader {
         first
     }
 
-    fn tls(&self, values: &mut Values, urls: &[&Url]) -> Option<StoreTls> {
+    fn tls(&self, values: &mut Values, certificates: &StoreTlsVariables, urls: &[&Url]) -> Option<StoreTls> {
         let url_setting = self.url.url;
         let by_url = urls.iter().any(|url| url.tls == Some(true));
         if by_url {
@@ -183,7 +152,7 @@ impl DeploymentReader {
             let fix = format!("unset it, or give host:port as {}", url_setting.name());
             values.problem(self.tls, "a unix socket has no TLS", fix);
         }
-        Some(CERTIFICATES.read(values))
+        Some(certificates.read(values))
     }
 
     /// Reads the number of connections, up to a maximum: an environment with more is not wrong.
@@ -196,4 +165,20 @@ impl DeploymentReader {
         }
         connections.min(MAX_CONNECTIONS)
     }
+}
+
+/// Returns the credentials in the addresses of a URL, which must all have the same.
+fn same_credentials(
+    values: &mut Values,
+    url: &Setting<SecretUrl>,
+    urls: &[&Url],
+    login: &CredentialVariables,
+) -> Credentials {
+    let mut given = urls.iter().map(|url| &url.credentials).filter(|credentials| **credentials != Credentials::None);
+    let first = given.next().cloned().unwrap_or(Credentials::None);
+    if given.any(|other| *other != first) {
+        let fix = format!("give the same to all, or leave them out and give {}", login.auth.name());
+        values.problem(url, "its addresses have different users or passwords", fix);
+    }
+    first
 }

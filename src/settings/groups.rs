@@ -1,27 +1,13 @@
 //! All environment variables that this program knows: those of envoyproxy/ratelimit, and its own (`TOLLKEEPER_...`).
 //!
-//! Each variable is one typed constant in the file of its group, with name, default, allowed values, support and help.
-//! This is the only place that knows a default. The groups and their settings are in the order of the documentation.
-
-pub mod listeners;
-pub mod grpc;
-pub mod client_limits;
-pub mod tls;
-pub mod rules;
-pub mod responses;
-pub mod counters;
-pub mod process;
-pub mod logs;
-pub mod decision_log;
-pub mod metrics;
-pub mod fleet;
-pub mod tracing;
-pub mod xds;
-pub mod redis;
-pub mod regions;
-pub mod memcache;
+//! Each group is one file, which declares its settings and reads them. Only that file knows their defaults. The groups
+//! and their settings are in the order of the documentation.
 
 use super::setting::{AnySetting, SettingGroup};
+use super::{
+    client_limits, counters, decision_log, decisions, fleet, grpc, listeners, logs, memcache, metrics, process, redis,
+    rules, tls, tracing, xds,
+};
 
 /// All groups of settings.
 pub static GROUPS: [&SettingGroup; 17] = [
@@ -30,7 +16,7 @@ pub static GROUPS: [&SettingGroup; 17] = [
     &client_limits::GROUP,
     &tls::GROUP,
     &rules::GROUP,
-    &responses::GROUP,
+    &decisions::GROUP,
     &counters::GROUP,
     &process::GROUP,
     &logs::GROUP,
@@ -40,7 +26,7 @@ pub static GROUPS: [&SettingGroup; 17] = [
     &tracing::GROUP,
     &xds::GROUP,
     &redis::GROUP,
-    &regions::GROUP,
+    &redis::regions::GROUP,
     &memcache::GROUP,
 ];
 

@@ -1,0 +1,122 @@
+//! Counters, in this process, Redis or memcached: the settings that do not depend on which of them has the counters.
+
+use std::time::Duration;
+
+use super::setting::{Condition, Requirement, settings};
+use super::value::number::{ByteSize, ByteSizeRange};
+use super::value::{Choice, Words};
+use super::values::Values;
+use crate::base::words::words;
+
+settings! { "Counters";
+    BACKEND_TYPE: Option<BackendType> = None,
+        "store of counters; not set: Redis if a REDIS_ variable is set, else this process";
+    TOLLKEEPER_MEMORY_BYTES: ByteSize = 512 << 20,
+        "memory for counters in this process; beyond it, those with the least of their limit used are evicted"
+        .allowed(ByteSizeRange::new(1 << 20, 1 << 40));
+    TOLLKEEPER_OVER_LIMIT_CACHE_BYTES: ByteSize = 4 << 20,
+        "memory for limits that Redis just reported as exceeded, rejected without a call; 0 means none"
+        .allowed(ByteSizeRange::new(0, 1 << 40));
+    LOCAL_CACHE_SIZE_IN_BYTES: usize = 0,
+        "same memory; above 0, also for fixed windows that count rejected hits, which then go uncounted"
+        .differs(Condition::IsNot("0"), "an entry is kept for at most 1 s, and only for its own limit");
+    EXPIRATION_JITTER_MAX_SECONDS: i64 = 300,
+        "maximum random addition to the TTL of a counter in Redis, in seconds; 0 or less means none"
+        .differs(Condition::Never, "only with TOLLKEEPER_KEY_FORMAT=ratelimit") .only_with(&WITH_RATELIMIT_KEYS);
+    CACHE_KEY_PREFIX: String = "", "prefix of all keys in Redis, at most 256 bytes";
+}
+
+/// Counters are in Redis or memcached, and their keys are envoyproxy/ratelimit's.
+static WITH_RATELIMIT_KEYS: Requirement =
+    Requirement::decided_by_reader("it is only read with TOLLKEEPER_KEY_FORMAT=ratelimit");
+
+words! {
+    /// Kind of store for counters.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum BackendType {
+        /// Redis.
+        Redis = "redis",
+        /// Memcached.
+        Memcache = "memcache",
+    }
+}
+
+impl Choice for BackendType {
+    const WORDS: Words<Self> = Self::WORDS;
+    const CASE_SENSITIVE: bool = true;
+}
+
+words! {
+    /// Format of the keys of counters in Redis and memcached.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum KeyFormat {
+        /// tollkeeper's format, for every algorithm.
+        Tollkeeper = "tollkeeper",
+        /// envoyproxy/ratelimit's format, byte for byte, for strict fixed windows; tollkeeper's for the rest.
+        Ratelimit = "ratelimit",
+    }
+}
+
+impl Choice for KeyFormat {
+    const WORDS: Words<Self> = Self::WORDS;
+}
+
+/// Counters in this process: all of them, or the fallback while the store is unavailable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemorySettings {
+    /// Memory of the counters, at least 1 MiB.
+    pub capacity_bytes: usize,
+}
+
+impl MemorySettings {
+    pub(super) fn read(values: &Values) -> Self {
+        Self { capacity_bytes: values.get(&TOLLKEEPER_MEMORY_BYTES).as_usize() }
+    }
+}
+
+/// Cache of limits that the store has just reported as exceeded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OverLimitCacheSettings {
+    /// Memory of the cache, in bytes; 0 means no cache.
+    pub capacity_bytes: usize,
+    /// `true` if fixed windows that count rejected hits are cached too; hits rejected here are then not counted.
+    pub caches_counting_windows: bool,
+}
+
+impl OverLimitCacheSettings {
+    /// Reads both sizes of the cache; envoyproxy/ratelimit's, if it is set, can only enlarge it.
+    pub(super) fn read(values: &mut Values) -> Self {
+        let own_bytes = values.get(&TOLLKEEPER_OVER_LIMIT_CACHE_BYTES).as_usize();
+        let peer_bytes = values.get(&LOCAL_CACHE_SIZE_IN_BYTES);
+        if own_bytes == 0 {
+            let why = "TOLLKEEPER_OVER_LIMIT_CACHE_BYTES=0 turns the cache off";
+            values.ignore_if_changed(&LOCAL_CACHE_SIZE_IN_BYTES, why);
+            return Self { capacity_bytes: 0, caches_counting_windows: false };
+        }
+        Self { capacity_bytes: own_bytes.max(peer_bytes), caches_counting_windows: peer_bytes > 0 }
+    }
+}
+
+/// Reads the prefix of all keys, at most 256 bytes.
+pub(super) fn key_prefix(values: &mut Values) -> String {
+    const MAX_PREFIX_BYTES: usize = 256;
+    let prefix = values.get(&CACHE_KEY_PREFIX);
+    if prefix.len() > MAX_PREFIX_BYTES {
+        values.problem(&CACHE_KEY_PREFIX, "too long", format!("give at most {MAX_PREFIX_BYTES} bytes"));
+    }
+    prefix
+}
+
+/// Reads the upper bound of the random time added to the TTL of keys, at most a year.
+pub(super) fn expiration_jitter(values: &mut Values, key_format: KeyFormat) -> Duration {
+    const MAX_JITTER_S: u64 = 366 * 86_400;
+    if key_format != KeyFormat::Ratelimit {
+        values.report_unmet(&WITH_RATELIMIT_KEYS);
+    }
+    let seconds = u64::try_from(values.get(&EXPIRATION_JITTER_MAX_SECONDS)).unwrap_or(0);
+    if seconds > MAX_JITTER_S {
+        let fix = format!("give at most {MAX_JITTER_S}");
+        values.problem(&EXPIRATION_JITTER_MAX_SECONDS, "more than a year", fix);
+    }
+    Duration::from_secs(seconds)
+}

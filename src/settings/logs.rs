@@ -1,0 +1,35 @@
+//! Level and format of the log.
+
+use super::setting::settings;
+use super::value::{Choice, Words};
+use super::values::Values;
+use crate::telemetry::logs::{Format, Level};
+
+settings! { "Logs";
+    LOG_LEVEL: Level = Level::Warn,
+        "minimum level of log lines; start, stop and reload are logged as warnings";
+    LOG_FORMAT: Format = Format::Text, "format of log lines";
+}
+
+impl Choice for Level {
+    const WORDS: Words<Self> = Self::WORDS;
+}
+
+impl Choice for Format {
+    const WORDS: Words<Self> = Self::WORDS;
+}
+
+/// Level and format of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogSettings {
+    /// Minimum level of events that are written.
+    pub level: Level,
+    /// Format of a line.
+    pub format: Format,
+}
+
+impl LogSettings {
+    pub(super) fn read(values: &Values) -> Self {
+        Self { level: values.get(&LOG_LEVEL), format: values.get(&LOG_FORMAT) }
+    }
+}

@@ -1,0 +1,302 @@
+//! Addresses of Redis: `host:port`, a path, or `redis://user:password@host:port/db`, by the kind of deployment.
+//!
+//! The syntax is that of envoyproxy/ratelimit, plus `rediss://`. Errors never repeat the text, because any part of it
+//! may be a mistyped password. Text without a meaning, such as an unknown query, is an error.
+
+use crate::base::words::words;
+use crate::settings::credentials::Credentials;
+use crate::settings::endpoint::{Endpoint, REDIS_FORMS, percent_decoded};
+use crate::settings::problem::InvalidSetting;
+use crate::settings::secret::Secret;
+use crate::settings::setting::{AnySetting as _, Setting};
+use crate::settings::value::text::SecretUrl;
+use crate::settings::value::{Choice, Words};
+use crate::settings::values::Values;
+
+words! {
+    /// Kind of socket of a single Redis server.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum SocketKind {
+        /// TCP.
+        Tcp = "tcp",
+        /// Unix socket.
+        Unix = "unix",
+    }
+}
+
+impl Choice for SocketKind {
+    const WORDS: Words<Self> = Self::WORDS;
+}
+
+words! {
+    /// Kind of a Redis deployment.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum DeploymentKind {
+        /// One server.
+        Single = "SINGLE",
+        /// A primary that sentinels monitor.
+        Sentinel = "SENTINEL",
+        /// A cluster.
+        Cluster = "CLUSTER",
+    }
+}
+
+impl Choice for DeploymentKind {
+    const WORDS: Words<Self> = Self::WORDS;
+}
+
+/// The variables that locate a deployment.
+pub(crate) struct AddressVariables {
+    pub(crate) url: &'static Setting<SecretUrl>,
+    pub(crate) kind: &'static Setting<DeploymentKind>,
+    /// `None`: the form of the URL decides.
+    pub(crate) socket: Option<&'static Setting<SocketKind>>,
+}
+
+/// Addresses in a `REDIS_URL`.
+pub(super) struct Addresses {
+    /// Name of the primary, for sentinels; else empty.
+    pub(super) primary: String,
+    pub(super) first: Url,
+    pub(super) others: Vec<Url>,
+}
+
+const DEFAULT_PORT: u16 = 6379;
+const DEFAULT_SENTINEL_PORT: u16 = 26_379;
+const SENTINEL_FORM: &str = "give the name of the primary, then its sentinels: primaryname,host:port,host:port";
+const CLUSTER_FORM: &str = "give some of its nodes: host:port,host:port";
+
+impl Addresses {
+    fn one(first: Url) -> Self {
+        Self { primary: String::new(), first, others: Vec::new() }
+    }
+
+    /// Stands for invalid addresses, so that the rest can be checked; nothing connects to it.
+    fn placeholder() -> Self {
+        let endpoint = Endpoint::Tcp { host: String::new(), port: 0 };
+        Self::one(Url { endpoint, credentials: Credentials::None, database: None, tls: None })
+    }
+}
+
+impl AddressVariables {
+    /// Reads the addresses; a placeholder after a problem.
+    pub(super) fn read(&self, values: &mut Values) -> Addresses {
+        // Nothing can be checked against a value that is itself invalid.
+        let is_socket_invalid = self.socket.is_some_and(|socket| values.is_invalid(socket));
+        if values.is_invalid(self.kind) || is_socket_invalid || values.is_invalid(self.url) {
+            return Addresses::placeholder();
+        }
+        let url = values.get(self.url);
+        let parsed = match (url.reveal(), values.get(self.kind)) {
+            ("", _) => {
+                let fix = "give the address of Redis, or unset all that begins with REDIS_";
+                Err(InvalidSetting::new("set but empty", fix))
+            }
+            (text, DeploymentKind::Single) => self.single(values, text).map(Addresses::one),
+            (_, kind) if !values.is_set(self.url) => {
+                let form = if kind == DeploymentKind::Sentinel { SENTINEL_FORM } else { CLUSTER_FORM };
+                Err(InvalidSetting::new(format!("not set with {}={}", self.kind.name(), kind.name()), form))
+            }
+            (text, DeploymentKind::Sentinel) => sentinels(text),
+            (text, DeploymentKind::Cluster) => cluster(text),
+        };
+        parsed.unwrap_or_else(|invalid| {
+            values.problem(self.url, invalid.what, invalid.fix);
+            Addresses::placeholder()
+        })
+    }
+
+    /// Kind of socket, if it is set.
+    pub(super) fn given_socket(&self, values: &Values) -> Option<SocketKind> {
+        self.socket.filter(|socket| values.is_set(*socket)).map(|socket| values.get(socket))
+    }
+
+    /// Parses the address of a single server; without a given kind of socket its form decides about the kind of socket.
+    fn single(&self, values: &Values, text: &str) -> Result<Url, InvalidSetting> {
+        let (socket, kind) = (self.socket.map_or("", |socket| socket.name()), self.kind.name());
+        let given_socket = self.given_socket(values);
+        let is_path = text.starts_with('/');
+        if is_path && text.contains('?') {
+            return Err(InvalidSetting::new(
+                "a path with a query",
+                "give the path alone, and a password by REDIS_AUTH",
+            ));
+        }
+        match given_socket {
+            Some(SocketKind::Unix) => {
+                if is_path || !text.contains([':', ',', '@', '?']) {
+                    return Ok(Url::at_path(text));
+                }
+                let fix = format!("give a path that begins with /, or {socket}=tcp");
+                Err(InvalidSetting::new(format!("no path, though {socket} is unix"), fix))
+            }
+            Some(SocketKind::Tcp) if is_path => {
+                let what = if values.is_set(self.url) { "a path" } else { "not set" };
+                let fix = format!("give host:port, or {socket}=unix");
+                Err(InvalidSetting::new(format!("{what}, though {socket} is tcp"), fix))
+            }
+            None if is_path => Ok(Url::at_path(text)),
+            Some(SocketKind::Tcp) | None => Url::parse(text, DEFAULT_PORT).map_err(|invalid| {
+                // A password may hold a comma, so this is a list only if it is not an address.
+                if !text.contains(',') {
+                    return invalid;
+                }
+                let fix = format!("give one address, or {kind}=cluster, or {kind}=sentinel");
+                InvalidSetting::new(format!("a list, though {kind} is single"), fix)
+            }),
+        }
+    }
+}
+
+fn sentinels(text: &str) -> Result<Addresses, InvalidSetting> {
+    let mut parts = parts(text);
+    let primary = parts.next().unwrap_or_default().to_owned();
+    if !is_primary_name(&primary) {
+        return Err(InvalidSetting::new("it does not begin with the name of the primary", SENTINEL_FORM));
+    }
+    let urls = list(parts, DEFAULT_SENTINEL_PORT, "sentinel")?;
+    let (first, others) = split_first(urls, "it names a primary and no sentinel", SENTINEL_FORM)?;
+    Ok(Addresses { primary, first, others })
+}
+
+fn cluster(text: &str) -> Result<Addresses, InvalidSetting> {
+    let urls = list(parts(text), DEFAULT_PORT, "cluster")?;
+    let (first, others) = split_first(urls, "it names no node", CLUSTER_FORM)?;
+    Ok(Addresses { primary: String::new(), first, others })
+}
+
+/// Splits a list at its commas.
+fn parts(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim).filter(|part| !part.is_empty())
+}
+
+fn list<'t>(parts: impl Iterator<Item = &'t str>, default_port: u16, owner: &str) -> Result<Vec<Url>, InvalidSetting> {
+    let parse = |part: &str| {
+        if part.starts_with('/') {
+            let what = format!("a unix socket, which is not possible for a {owner}");
+            return Err(InvalidSetting::new(what, "give host:port,host:port"));
+        }
+        Url::parse(part, default_port)
+    };
+    parts.map(parse).collect()
+}
+
+fn split_first(urls: Vec<Url>, what: &str, fix: &str) -> Result<(Url, Vec<Url>), InvalidSetting> {
+    let mut urls = urls.into_iter();
+    let first = urls.next().ok_or_else(|| InvalidSetting::new(what, fix))?;
+    Ok((first, urls.collect()))
+}
+
+/// One address with its credentials, database and TLS.
+#[derive(Debug)]
+pub(super) struct Url {
+    pub(super) endpoint: Endpoint,
+    pub(super) credentials: Credentials,
+    /// Number of the database, if the address has one.
+    pub(super) database: Option<u8>,
+    /// `true` for `rediss://`, `false` for `redis://`, `None` without a scheme.
+    pub(super) tls: Option<bool>,
+}
+
+impl Url {
+    /// Returns the unix socket at the path `text`.
+    fn at_path(text: &str) -> Self {
+        Self { endpoint: Endpoint::Unix(text.into()), credentials: Credentials::None, database: None, tls: None }
+    }
+
+    /// Parses an address on TCP; without a scheme it must have a port.
+    fn parse(text: &str, default_port: u16) -> Result<Self, InvalidSetting> {
+        let Some((scheme, rest)) = text.split_once("://") else {
+            let endpoint = Endpoint::parse(text, None)?;
+            return Ok(Self { endpoint, credentials: Credentials::None, database: None, tls: None });
+        };
+        let tls = match scheme.to_ascii_lowercase().as_str() {
+            "redis" => false,
+            "rediss" => true,
+            _ => return Err(InvalidSetting::new("not an address of Redis", REDIS_FORMS)),
+        };
+        let (address, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = address.split_once('/').unwrap_or((address, ""));
+        let (userinfo, host) = authority.rsplit_once('@').unwrap_or(("", authority));
+        let mut login = UrlLogin::default();
+        let (user, password) = userinfo.split_once(':').map_or((userinfo, None), |(user, word)| (user, Some(word)));
+        login.user(percent_decoded(user)?)?;
+        password.map_or(Ok(()), |password| login.password(percent_decoded(password)?))?;
+        login.database(path)?;
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let value = percent_decoded(&value.replace('+', " "))?;
+            match key {
+                "username" => login.user(value)?,
+                "password" => login.password(value)?,
+                "db" => login.database(&value)?,
+                _ => {
+                    return Err(InvalidSetting::new(
+                        "a query that is not known",
+                        "give none but username, password and db",
+                    ));
+                }
+            }
+        }
+        Ok(Self {
+            endpoint: Endpoint::parse(host, Some(default_port))?,
+            credentials: login.credentials()?,
+            database: login.database,
+            tls: Some(tls),
+        })
+    }
+}
+
+/// User, password and database of a URL, each of which may be given in several parts of it.
+#[derive(Default)]
+struct UrlLogin {
+    user: Option<String>,
+    password: Option<Secret>,
+    database: Option<u8>,
+}
+
+impl UrlLogin {
+    fn user(&mut self, user: String) -> Result<(), InvalidSetting> {
+        if user.is_empty() { Ok(()) } else { set_once(&mut self.user, user, "user") }
+    }
+
+    fn password(&mut self, password: String) -> Result<(), InvalidSetting> {
+        if password.is_empty() { Ok(()) } else { set_once(&mut self.password, Secret::new(password), "password") }
+    }
+
+    fn database(&mut self, text: &str) -> Result<(), InvalidSetting> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        let is_number = text.bytes().all(|b| b.is_ascii_digit());
+        let number = text.parse().ok().filter(|_| is_number);
+        let no_number =
+            || InvalidSetting::new("its database is no number", "give one of 0 to 255 after the /, or none");
+        set_once(&mut self.database, number.ok_or_else(no_number)?, "database")
+    }
+
+    fn credentials(&self) -> Result<Credentials, InvalidSetting> {
+        match (&self.user, &self.password) {
+            (user, Some(password)) => Ok(Credentials::Inline { user: user.clone(), password: password.clone() }),
+            (None, None) => Ok(Credentials::None),
+            (Some(_), None) => Err(InvalidSetting::new(
+                "it has a user and no password",
+                "give user:password@, or :password@ for no user",
+            )),
+        }
+    }
+}
+
+/// Sets `slot`, which must be empty or equal.
+fn set_once<T: PartialEq>(slot: &mut Option<T>, value: T, what: &str) -> Result<(), InvalidSetting> {
+    if slot.as_ref().is_some_and(|other| *other != value) {
+        return Err(InvalidSetting::new(format!("it gives the {what} twice"), "give it once"));
+    }
+    *slot = Some(value);
+    Ok(())
+}
+
+/// Returns `true` if sentinels accept `text` as the name of a primary.
+fn is_primary_name(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b".-_".contains(&b))
+}
