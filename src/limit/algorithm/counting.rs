@@ -7,8 +7,8 @@ use super::{Algorithm, for_each_algorithm};
 
 /// Applies a macro to all rows of the table.
 ///
-/// A row is the variant, the module (also the name in keys of counters), the Lua file in `src/store/redis/lua/`, and its
-/// [`CountingProperties`].
+/// A row is the variant, the module (also the name in keys of counters), the Lua file in `src/store/redis/lua/`, and
+/// its [`CountingProperties`].
 macro_rules! for_each_counting {
     ($callback:ident) => {
         $callback! {

@@ -1,13 +1,13 @@
 //! Life cycle of a region's counter of a global limit: demand, grant request, grant, return.
 //!
 //! A region counts a global limit in its own Redis, from what the global Redis granted it: windows by
-//! [`region_window`](super::region_window), token buckets by [`region_bucket`](super::region_bucket). Both have their own
-//! arithmetic, a [`RegionCounter`]. This file has what they share:
+//! [`region_window`](super::region_window), token buckets by [`region_bucket`](super::region_bucket). Both have an
+//! arithmetic of their own, a `RegionCounter`. This file has what they share:
 //!
-//! - A charge is admitted from grants and the region's own part. While global time is unknown, or the region is cut off,
-//!   the *cut-off allowance* admits what these do not, in tumbling periods of the region's time.
-//! - A charge that leaves little, or is rejected, opens a *grant request*: the caller that made it asks the global Redis.
-//!   At most one is opened each second, whatever the number of callers. Rejected hits count as demand.
+//! - A charge is admitted from grants and the region's own part. While global time is unknown, or the region is cut
+//!   off, the *cut-off allowance* admits what these do not, in tumbling periods of the region's time.
+//! - A charge that leaves little, or is rejected, opens a *grant request*: the caller that made it asks the global
+//!   Redis. At most one is opened each second, whatever the number of callers. Rejected hits count as demand.
 //! - A grant answers the request that the counter has open, once. An answer that is repeated, or that comes after the
 //!   next request was opened, changes nothing: its hits are wasted, never doubled.
 

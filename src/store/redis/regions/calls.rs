@@ -138,8 +138,8 @@ pub struct ClockOffsets {
     pub global: OffsetInterval,
 }
 
-/// Returns the view of global time for a call that is sent and answered `within` a range, also if the region's clock has
-/// jumped and still shows a time at which the call may run; unknown if a time would be before 1970.
+/// Returns the view of global time for a call that is sent and answered `within` a range, also if the region's clock
+/// has jumped and still shows a time at which the call may run; unknown if a time would be before 1970.
 pub fn global_view(offsets: ClockOffsets, within: InstantRange) -> GlobalView {
     let ClockOffsets { region, global } = offsets;
     let time = |us: i64| u64::try_from(us).ok().map(Time::from_micros);

@@ -5,7 +5,7 @@
 //! | Script in `lua/regions/` | Runs in | Does |
 //! |---|---|---|
 //! | `global_window.lua` | global Redis | grants hits of a window, takes unused ones back, forgets all |
-//! | `global_bucket.lua` | global Redis | grants a rate and a capacity of a token bucket for a term, starts a new epoch |
+//! | `global_bucket.lua` | global Redis | grants a rate and a capacity of a bucket for a term, starts a new epoch |
 //! | `region_grant.lua` | region's Redis | gives hits to a counter of windows, takes unused ones out of it |
 //! | `region_bucket_grant.lua` | region's Redis | gives a rate and a capacity to a bucket |
 //! | `region_reset.lua` | region's Redis | empties a counter whose limit was reset |

@@ -1,9 +1,9 @@
 //! Grant requests: a charge that leaves little opens one, and the process that made the charge answers it here.
 //!
-//! A request passes three steps, in the background: the demand on the counter ([`demand`](super::demand)), a grant of the
-//! global Redis, and the region's counter, which takes the grant. The counter takes a grant once, so one that is lost,
-//! late or repeated wastes hits and doubles none. If this process stops meanwhile, the counter opens a new request,
-//! which another process gets. Unused hits of a sliding window go back ([`unused_hits`](super::unused_hits)).
+//! A request passes three steps, in the background: the demand on the counter ([`demand`](super::demand)), a grant of
+//! the global Redis, and the region's counter, which takes the grant. The counter takes a grant once, so one that is
+//! lost, late or repeated wastes hits and doubles none. If this process stops meanwhile, the counter opens a new
+//! request, which another process gets. Unused hits of a sliding window go back ([`unused_hits`](super::unused_hits)).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
