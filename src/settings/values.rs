@@ -111,7 +111,7 @@ impl Values {
                 }
                 // One notice for a family, however many of its variables are set.
                 VariableEffect::None(why) => {
-                    values.findings.notices.push(Notice::no_effect(variable.setting.name(), why))
+                    values.findings.notices.push(Notice::no_effect(variable.setting.name(), why));
                 }
             }
         }
