@@ -1,17 +1,16 @@
 //! Pages over HTTP: decisions as JSON, health, debug pages and metrics.
 
-pub mod admin_token;
-pub mod app_state;
-pub mod browser;
 pub mod json;
-pub mod live_events;
-pub mod metrics_pages;
-pub mod routes;
+mod response;
 pub mod token_attempts;
-
+pub mod browser;
+pub mod live_events;
+pub mod app_state;
+pub mod admin_token;
+mod decision_pages;
+mod status_pages;
+mod report_pages;
+pub mod metrics_pages;
 mod admin_pages;
 mod console_pages;
-mod decision_pages;
-mod report_pages;
-mod response;
-mod status_pages;
+pub mod routes;

@@ -9,20 +9,20 @@
 //! that load balancers notice. Then connections are asked to close and requests in flight are finished, up to the
 //! shutdown timeout. A second signal ends the process at once.
 
+pub mod error;
+pub mod sockets;
 mod addresses;
 mod admission;
-mod coalesced_writer;
-mod connection;
-pub mod error;
-mod http2;
-mod inbound_frames;
-mod listeners;
-mod reload;
 mod reloading_tls;
-mod shutdown;
-pub mod sockets;
+mod coalesced_writer;
+mod inbound_frames;
+mod http2;
+mod connection;
+mod listeners;
 pub mod startup;
+mod reload;
 mod statsd_reporter;
+mod shutdown;
 
 use std::io;
 use std::sync::Arc;
