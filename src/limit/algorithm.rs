@@ -3,7 +3,7 @@
 //! Each is a module with a `State` and two functions: `charge(limit, state, now, request) -> ChargeResult`, and
 //! `admits`, a charge that changes nothing; [`state`] dispatches to them. None knows a clock, I/O, a log or a store.
 //!
-//! - A state holds what was *used*, never what is left, so a limit may change under a live counter.
+//! - A state holds what was *used*, not what is left (region_bucket apart), so a limit may change under a live counter.
 //! - All numbers are integers; times are in microseconds; products that can exceed 64 bits are computed in u128.
 //! - Rounding is against the caller. The one exception is sliding_window_counter, which rounds down.
 //!

@@ -216,7 +216,7 @@ impl DocumentReader<'_> {
             DefaultableKey::MaxOvershoot => keys.max_overshoot = self.parsed(field, value::parse_overshoot, field_path),
             DefaultableKey::Scope => keys.scope = self.choice(field, ScopeWord::from_name, field_path),
             DefaultableKey::Reserve => {
-                keys.reserve_milli_percent = self.parsed(field, value::parse_percentage, field_path)
+                keys.reserve_milli_percent = self.parsed(field, value::parse_percentage, field_path);
             }
             DefaultableKey::OnRegionLoss => {
                 keys.on_region_loss = self.choice(field, RegionLossPolicy::from_name, field_path);
