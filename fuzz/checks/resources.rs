@@ -6,12 +6,12 @@ use tollkeeper::rules::compile::compile_documents;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::rule::render::rlconfig_lines;
 use tollkeeper::rules::rule::set::RuleSet;
-use tollkeeper::rules::xds::resource::documents;
+use tollkeeper::rules::xds::resource::decode_documents;
 
 pub(crate) fn check(data: &[u8]) {
     let Ok(mut response) = DiscoveryResponse::decode(data) else { return };
     let compiled = |response: &DiscoveryResponse| {
-        let documents = documents(&response.resources).map_err(|errors| errors.join("\n"))?;
+        let documents = decode_documents(&response.resources).map_err(|errors| errors.join("\n"))?;
         compile_documents(documents, &CompileOptions::default()).map_err(|problems| problems.to_string())
     };
     match compiled(&response) {

@@ -8,7 +8,7 @@ use super::selection::Selection;
 use super::status::DescriptorStatus;
 use crate::limit::period::Unit;
 use crate::limit::request::{Descriptor, LimitOverride, Request};
-use crate::rules::rule::naming::override_name;
+use crate::rules::rule::naming::override_metric_name;
 use crate::settings::decisions::DecisionSettings;
 use crate::telemetry::metrics::limit_registry::OTHER;
 use crate::telemetry::metrics::limit_stats::LimitName;
@@ -113,7 +113,7 @@ fn rejection(
 ) -> Option<Value> {
     let shown = status.shown.over_limit.then_some(&status.shown)?;
     let rule = status.limit_path(selection).unwrap_or_else(|| {
-        let parts = override_name(&descriptor.entries);
+        let parts = override_metric_name(&descriptor.entries);
         let parts: Vec<_> = std::iter::once(domain).chain(parts.iter().map(String::as_str)).collect();
         let name = LimitName::of_request(&parts).unwrap_or_else(|| LimitName::new([domain, OTHER]));
         name.key().to_owned()

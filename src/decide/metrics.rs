@@ -20,7 +20,7 @@ use crate::limit::charge::ChargeResult;
 use crate::limit::counter::Path;
 use crate::limit::request::{Descriptor, Entry, Hits};
 use crate::limit::{Limit, StorePolicy};
-use crate::rules::rule::naming::override_name;
+use crate::rules::rule::naming::override_metric_name;
 use crate::rules::rule::set::DomainRules;
 use crate::store::outcome::DecidedBy;
 use crate::telemetry::metrics::limit_stats::{LimitStat, LimitStats};
@@ -186,13 +186,13 @@ impl Recorder<'_> {
         let domain = selection.domain?;
         match (limit.stats, selection.rule) {
             (Some(stats), Some(compiled)) if compiled.named_by_request => {
-                let mut parts = context.rules?.name_by_request(domain, compiled, entries);
+                let mut parts = context.rules?.metric_name_by_request(domain, compiled, entries);
                 parts.extend(compiled.rule.limit_suffix(limit.index));
                 Some(self.of_request(domain, &parts).map_or(StatsRef::Rule(stats), StatsRef::Request))
             }
             (Some(stats), _) => Some(StatsRef::Rule(stats)),
             (None, _) => {
-                let stats = self.of_request(domain, &override_name(entries));
+                let stats = self.of_request(domain, &override_metric_name(entries));
                 Some(stats.map_or(StatsRef::Rule(&domain.others), StatsRef::Request))
             }
         }
@@ -200,7 +200,7 @@ impl Recorder<'_> {
 
     /// Statistics of a limit that came with a request; `None` if there is no room for its name.
     fn of_override(self, selection: &Selection<'_>, descriptor: &Descriptor<'_>) -> Option<Arc<LimitStats>> {
-        self.of_request(selection.domain?, &override_name(&descriptor.entries))
+        self.of_request(selection.domain?, &override_metric_name(&descriptor.entries))
     }
 
     fn of_request(self, domain: &DomainRules, parts: &[String]) -> Option<Arc<LimitStats>> {

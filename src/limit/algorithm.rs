@@ -1,14 +1,20 @@
-//! The table of algorithms.
+//! Rate-limit algorithms: pure arithmetic on the state of a counter. This file is their table.
 //!
-//! A new algorithm is a row of this table and of that of [countings](counting), a module of the same name in
-//! `src/limit/algorithm/`, and a Lua file of the same name in `src/store/redis/lua/`. Everything else is generated from
-//! the tables or derived from their properties: names, state, dispatch, scripts, keys of rule files, schema. The module
-//! implements `algorithm::algorithm_state::AlgorithmState`, so the compiler names what it lacks.
+//! Each is a module with a `State` and two functions: `charge(limit, state, now, request) -> ChargeResult`, and
+//! `admits`, a charge that changes nothing; [`state`] dispatches to them. None knows a clock, I/O, a log or a store.
+//!
+//! - A state holds what was *used*, not what is left (region_bucket apart), so a limit may change under a live counter.
+//! - All numbers are integers; times are in microseconds; products that can exceed 64 bits are computed in u128.
+//! - Rounding is against the caller. The one exception is sliding_window_counter, which rounds down.
+//!
+//! A new algorithm is a row of this table and of that of [countings](counting), a module of the same name here, and a
+//! Lua file of the same name in `src/store/redis/lua/`. All else follows from the tables. The module's `State`
+//! implements `StoredState`, so the compiler names what it lacks.
 
 pub mod counting;
 pub mod reply_reader;
 pub(crate) mod leaky_level;
-pub(crate) mod algorithm_state;
+pub(crate) mod stored_state;
 pub mod token_bucket;
 pub mod leaky_bucket;
 pub mod fixed_window;
@@ -194,12 +200,12 @@ macro_rules! define_algorithm {
 for_each_algorithm!(define_algorithm);
 
 impl AlgorithmProperties {
-    /// True if the state has an entry for each hit, so that a setting bounds its memory.
+    /// Returns true if the state has an entry for each hit, so that a setting bounds its memory.
     pub fn has_log(&self) -> bool {
         self.hit_expiry == HitExpiry::AfterPeriod
     }
 
-    /// True if `consistency: eventual` applies.
+    /// Returns true if `consistency: eventual` applies.
     pub const fn can_be_eventual(&self) -> bool {
         self.not_eventual.is_none()
     }
@@ -211,7 +217,7 @@ impl Algorithm {
         Self::ALL.into_iter().find(|algorithm| algorithm.name() == name)
     }
 
-    /// True if `scope: global` applies: a region can decide alone by windows or rates that it was granted.
+    /// Returns true if `scope: global` applies: a region can decide alone by windows or rates that it was granted.
     pub const fn can_be_global(self) -> bool {
         matches!(self, Self::FixedWindow | Self::SlidingWindowCounter | Self::TokenBucket)
     }

@@ -1,16 +1,10 @@
-//! Rate-limit algorithms: pure arithmetic on the state of a counter.
+//! A charge on a counter: the request, what it changes, and its result.
 //!
-//! Each algorithm is a module with a `State` and two functions: `charge(limit, state, now, request) -> ChargeResult`
-//! and `admits`, which is a charge that changes nothing. Its `State` implements `AlgorithmState`, the operations that
-//! stores need. [`state`] dispatches to them. Common types are here.
+//! Hits are charged, peeked at (no hits: `limit::request`) or refunded. `ChargeRequest::effect` alone says what that
+//! changes in a state; each algorithm applies it in its own `charge` (`limit::algorithm`).
 //!
-//! - A state holds what was *used*, never what is left, so a limit may change under a live counter.
-//! - All numbers are integers; times are in microseconds; products that can exceed 64 bits are computed in u128.
-//! - Rounding is against the caller. The one exception is sliding_window_counter, which rounds down.
-//! - A counter's time never runs backwards: an algorithm works at the later of `now` and the last charge. A last
-//!   charge more than a period ahead of `now` means that a clock was wrong, and the state is discarded.
-//!
-//! There is no clock, I/O or logging here, and no knowledge of the store that keeps a state.
+//! A counter's time never runs backwards: an algorithm works at the later of `now` and the last charge. A last charge
+//! more than a period ahead of `now` means that a clock was wrong, and the state is discarded.
 
 use crate::base::clock::Time;
 use crate::limit::Limit;

@@ -11,7 +11,6 @@
 
 pub mod options;
 pub mod lints;
-mod candidate;
 mod limit_spec;
 mod memcache;
 mod rule_defaults;
@@ -143,7 +142,7 @@ impl<'o> Compiler<'o> {
             return vec![named(Document { at: Position { line: 1, column: 1 }, ..Document::default() })];
         }
         let mut reader = DocumentReader { file, found: &mut self.found };
-        roots.iter().filter_map(|root| read::document(&mut reader, root)).map(named).collect()
+        roots.iter().filter_map(|root| read::read_document(&mut reader, root)).map(named).collect()
     }
 
     /// Registers the domain of a document, with its defaults.
@@ -247,7 +246,7 @@ impl DescriptorScope<'_, '_> {
             }
             nodes.push(node);
         }
-        lints::on_wildcards(self.reader, nodes, &field_path);
+        lints::warn_about_wildcards(self.reader, nodes, &field_path);
     }
 
     fn report_collision(&mut self, node: &RuleNode, first: &RuleNode, parent: &str, field_path: &FieldPath<'_>) {
@@ -271,7 +270,7 @@ impl DescriptorScope<'_, '_> {
             descriptors: Vec::new(),
             location: location(self.reader.file, written.key.at),
         };
-        lints::on_descriptor(self.reader, &written, &node, field_path);
+        lints::warn_about_descriptor(self.reader, &written, &node, field_path);
         let composite = node.composite();
         let cannot_share = !node.match_kind().can_share_counter();
         if let Some(share) = written.share_threshold.filter(|share| share.value && cannot_share) {
@@ -305,15 +304,15 @@ impl DescriptorScope<'_, '_> {
             RateLimitSpec::Many(many) => (&many.value, many.at),
         };
         let over_limit_body = self.over_limit_body(written, limits, &field_path);
-        let replaces = limit::replaces(self.reader, limits, &field_path);
+        let replaces = limit::compile_replaces(self.reader, limits, &field_path);
         if self.scope.options.memcache {
             memcache::check_list(self.reader, at, limits.len(), &field_path);
         }
         let unlimited = limits.iter().find(|limit| limit.unlimited);
         let allowance = if let Some(only) = unlimited {
-            limit::unlimited(self.reader, only, written, &field_path)
+            limit::compile_unlimited(self.reader, only, written, &field_path)
         } else {
-            Allowance::Limits(limit::limits(self.reader, limits, written, self.scope, &field_path))
+            Allowance::Limits(limit::compile_limits(self.reader, limits, written, self.scope, &field_path))
         };
         Some(Rule {
             path,

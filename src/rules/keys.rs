@@ -11,30 +11,32 @@ use crate::rules::rule::RuleLogging;
 use Section::{Defaults, DefaultsFile, Descriptor, DomainDefaults, Limit, RateLimit, Replaces, Root};
 use ValueKind::{Choice, Count, Duration, Flag, Free, Limits, Overshoot, Percentage, Table, Tables, Text, Unit};
 
-/// Kind of mapping in a rule file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Section {
-    /// The document itself.
-    Root,
-    /// `defaults:` of the document.
-    Defaults,
-    /// An element of `descriptors:`.
-    Descriptor,
-    /// `rate_limit:` written as a mapping.
-    RateLimit,
-    /// An element of `rate_limit:` written as a list.
-    Limit,
-    /// An element of `replaces:`.
-    Replaces,
-    /// The file of `TOLLKEEPER_RULE_DEFAULTS`.
-    DefaultsFile,
-    /// A domain in that file.
-    DomainDefaults,
+words! {
+    /// Kind of mapping in a rule file, with its name in the schema.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Section {
+        /// The document itself.
+        Root = "document",
+        /// `defaults:` of the document.
+        Defaults = "defaults",
+        /// An element of `descriptors:`.
+        Descriptor = "descriptor",
+        /// `rate_limit:` written as a mapping.
+        RateLimit = "rate_limit",
+        /// An element of `rate_limit:` written as a list.
+        Limit = "limit",
+        /// An element of `replaces:`.
+        Replaces = "replaces",
+        /// The file of `TOLLKEEPER_RULE_DEFAULTS`.
+        DefaultsFile = "defaults_file",
+        /// A domain in that file.
+        DomainDefaults = "domain_defaults",
+    }
 }
 
 impl Section {
     /// All sections of a rule file, outermost first.
-    pub const ALL: [Self; 6] = [Root, Defaults, Descriptor, RateLimit, Limit, Replaces];
+    pub const OF_RULE_FILES: [Self; 6] = [Root, Defaults, Descriptor, RateLimit, Limit, Replaces];
 
     /// Name in messages, after "in".
     pub(crate) const fn phrase(self) -> &'static str {
@@ -52,21 +54,7 @@ impl Section {
 
     /// Returns `true` for a section of a rule file.
     pub(crate) fn is_of_rule_files(self) -> bool {
-        Self::ALL.contains(&self)
-    }
-
-    /// Name in the schema.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Root => "document",
-            Defaults => "defaults",
-            Descriptor => "descriptor",
-            RateLimit => "rate_limit",
-            Limit => "limit",
-            Replaces => "replaces",
-            DefaultsFile => "defaults_file",
-            DomainDefaults => "domain_defaults",
-        }
+        Self::OF_RULE_FILES.contains(&self)
     }
 }
 
@@ -391,12 +379,12 @@ const fn own(
 }
 
 /// Returns the key of that name, in any section.
-pub fn find(name: &str) -> Option<&'static RuleKey> {
+pub fn find_rule_key(name: &str) -> Option<&'static RuleKey> {
     KEYS.iter().chain([&BY_UNIT]).find(|key| key.name == name)
 }
 
 /// Returns the key of `section` that is most similar to `name`, if one is similar enough.
-pub(crate) fn nearest(name: &str, section: Option<Section>) -> Option<&'static str> {
+pub(crate) fn nearest_rule_key(name: &str, section: Option<Section>) -> Option<&'static str> {
     // Bounded, because a comparison takes time proportional to the length.
     if name.len() > 40 {
         return None;

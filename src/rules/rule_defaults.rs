@@ -169,7 +169,7 @@ impl DocumentReader<'_> {
             if field.key.name == BY_UNIT.name {
                 read.by_unit = self.by_unit(&field, &field_path);
             } else {
-                self.defaultable_key(&field, &mut read.keys, &field_path);
+                self.read_defaultable_key(&field, &mut read.keys, &field_path);
             }
         }
         check_defaults(self, &read.keys, field_path);
@@ -199,7 +199,7 @@ impl DocumentReader<'_> {
             if node.is_null() {
                 continue;
             }
-            if let Some(keys) = self.defaults(node, &field_path) {
+            if let Some(keys) = self.read_defaults(node, &field_path) {
                 check_defaults(self, &keys, &field_path);
                 read.push(UnitDefaults { unit, keys });
             }

@@ -120,7 +120,7 @@ fn read_cache(cache: &ResourceCache) -> Option<(CachedVersion, ReceivedResources
             tracing::warn!(
                 "starting with the rules in TOLLKEEPER_XDS_CACHE={path}, version '{version}' of {accepted_at}"
             );
-            let documents = resource::documents(&resources);
+            let documents = resource::decode_documents(&resources);
             Some((CachedVersion { version: version.clone(), accepted_at }, ReceivedResources { version, documents }))
         }
         Ok(None) => None,

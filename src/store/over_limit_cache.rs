@@ -260,7 +260,7 @@ impl CachedLimit {
             return (hits <= u64::from(result.remaining)).then_some(*result);
         }
         let never_fits = hits > u64::from(limit.capacity()) || limit.requests_per_unit() == 0;
-        let wait_us = if never_fits { None } else { Some(State::wait_us(limit, result, request)?) };
+        let wait_us = if never_fits { None } else { Some(State::derived_wait_us(limit, result, request)?) };
         Some(ChargeResult { retry_after_us: wait_us, ..*result })
     }
 }

@@ -7,7 +7,7 @@ use crate::rules::compile::RuleText;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::rule_defaults::RuleDefaults;
 use crate::rules::source::SourceRules;
-use crate::rules::xds::resource::recorded_documents;
+use crate::rules::xds::resource::decode_recorded_documents;
 use crate::rules::yaml::Documents;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -132,7 +132,7 @@ pub fn rules(record: RuleSetRecord) -> Result<RecordedRules, Vec<String>> {
     let rules = match (errors.is_empty(), resources.is_empty()) {
         (false, _) => return Err(errors),
         (true, true) => SourceRules::Texts(texts),
-        (true, false) => SourceRules::Documents(recorded_documents(resources)?),
+        (true, false) => SourceRules::Documents(decode_recorded_documents(resources)?),
     };
     Ok(RecordedRules { rules, defaults })
 }

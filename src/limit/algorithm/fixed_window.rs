@@ -14,8 +14,8 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 
-use super::algorithm_state::{AlgorithmState, CallCharge, ShareRatio};
 use super::reply_reader::{MalformedReply, ReplyReader};
+use super::stored_state::{CallCharge, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{
@@ -32,7 +32,7 @@ pub struct State {
     pub last: Time,
 }
 
-impl AlgorithmState for State {
+impl StoredState for State {
     #[inline]
     fn to_words(&self) -> [u64; 2] {
         [self.count, 0]
@@ -59,7 +59,7 @@ impl AlgorithmState for State {
         [calendar.map_or(0, |limit| i64::from(limit.period().multiplier())), 0]
     }
 
-    fn wait_us(_limit: &Limit, result: &ChargeResult, _request: ChargeRequest) -> Option<u64> {
+    fn derived_wait_us(_limit: &Limit, result: &ChargeResult, _request: ChargeRequest) -> Option<u64> {
         Some(result.reset_us)
     }
 }

@@ -10,9 +10,9 @@
 //! A refund takes places from the end of the queue only, never before a departure that was promised. The state
 //! therefore keeps the number of places that belong to the request admitted last.
 
-use super::algorithm_state::{AlgorithmState, ShareRatio};
-use super::leaky_level::{LeakyLevel, LevelParts, level_wait_us, to_us};
+use super::leaky_level::{LeakyLevel, LevelParts, derived_level_wait_us, to_us};
 use super::reply_reader::{MalformedReply, ReplyReader};
+use super::stored_state::{ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult, StateChange, to_u32};
@@ -49,7 +49,7 @@ impl State {
     }
 }
 
-impl AlgorithmState for State {
+impl StoredState for State {
     #[inline]
     fn to_words(&self) -> [u64; 2] {
         [u64::from(self.queued) << 32 | u64::from(self.tail), self.part]
@@ -75,11 +75,11 @@ impl AlgorithmState for State {
         Self { queued: to_u32(whole), part, tail, last: last.min(now) }
     }
 
-    fn wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
+    fn derived_wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
         // A request leaves when everything before it has left.
         let delay_us = request.max_delay_us.min(limit.max_wait_us());
         let without_delay = ChargeRequest { max_delay_us: 0, ..request };
-        Some(level_wait_us(limit, result, without_delay)?.max(result.reset_us.saturating_sub(delay_us)))
+        Some(derived_level_wait_us(limit, result, without_delay)?.max(result.reset_us.saturating_sub(delay_us)))
     }
 }
 

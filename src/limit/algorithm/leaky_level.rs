@@ -98,8 +98,10 @@ impl<'l> LeakyLevel<'l> {
     }
 }
 
-/// Computes the wait of a charge on a level, which falls evenly: `reset_us` is the time until it is 0.
-pub(super) fn level_wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
+/// Derives the wait of a charge, in microseconds, from the `result` of another charge on the same level.
+///
+/// The level falls evenly, and the result's `reset_us` is the time until it is 0.
+pub(super) fn derived_level_wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
     let Hits::Charge(hits) = request.hits else { return None };
     let room = u128::from(u64::from(limit.capacity()).checked_sub(hits)?);
     let room_us = to_us(room * u128::from(limit.period_us()) / u128::from(limit.requests_per_unit().max(1)));

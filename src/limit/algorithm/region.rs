@@ -13,8 +13,8 @@
 
 use std::ops::AddAssign;
 
-use super::algorithm_state::{AlgorithmState, ShareRatio};
 use super::reply_reader::{MalformedReply, ReplyReader};
+use super::stored_state::{ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult, effective_time, to_u32};
@@ -164,7 +164,7 @@ pub(crate) trait StoredCounts: Copy + Default {
     fn read(reply: &mut ReplyReader<'_>) -> Result<Self, MalformedReply>;
 }
 
-impl<C: StoredCounts> AlgorithmState for RegionState<C> {
+impl<C: StoredCounts> StoredState for RegionState<C> {
     /// The memory store never counts in a region.
     fn to_words(&self) -> [u64; 2] {
         [0, 0]

@@ -10,8 +10,8 @@
 
 use std::collections::VecDeque;
 
-use super::algorithm_state::{AlgorithmState, CallCharge, ShareRatio};
 use super::reply_reader::{MalformedReply, ReplyReader};
+use super::stored_state::{CallCharge, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult, EffectiveTime, StateChange, effective_time, to_u32};
@@ -40,7 +40,7 @@ pub struct LogRecord {
     pub hits: u32,
 }
 
-impl AlgorithmState for State {
+impl StoredState for State {
     #[inline]
     fn to_words(&self) -> [u64; 2] {
         [self.held, 0]

@@ -1,13 +1,13 @@
 //! State of a counter of any algorithm, and charges on several counters at once.
 //!
 //! The enum and its dispatch are generated from the [table of countings](crate::limit::algorithm::counting), so an
-//! algorithm without a module, a `State`, `charge`, `admits` or an `AlgorithmState` does not compile.
+//! algorithm without a module, a `State`, `charge`, `admits` or a `StoredState` does not compile.
 
 use smallvec::SmallVec;
 
-use super::algorithm_state::{AlgorithmState, CallCharge, ShareRatio};
 use super::region::{GlobalView, RegionUse};
 use super::reply_reader::{MAX_EXACT, MalformedReply, ReplyReader};
+use super::stored_state::{CallCharge, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::counting::{Counting, for_each_counting};
@@ -79,7 +79,7 @@ macro_rules! define_state {
             pub(crate) fn from_words(counting: impl Into<Counting>, [last, a, b]: [u64; 3]) -> Self {
                 let last = Time::from_micros(last);
                 match counting.into() {
-                    $(Counting::$variant => Self::$variant(AlgorithmState::from_words([a, b], last)),)*
+                    $(Counting::$variant => Self::$variant(StoredState::from_words([a, b], last)),)*
                 }
             }
 
@@ -94,7 +94,7 @@ macro_rules! define_state {
                 last: Time,
             ) -> Result<Self, MalformedReply> {
                 match counting {
-                    $(Counting::$variant => AlgorithmState::read(reply, last).map(Self::$variant),)*
+                    $(Counting::$variant => StoredState::read(reply, last).map(Self::$variant),)*
                 }
             }
 
@@ -125,11 +125,11 @@ macro_rules! define_state {
                 }
             }
 
-            /// Computes the time in microseconds until a rejected charge could pass, from the result of another one on
-            /// the same state. The hits are at most the capacity. `None`: the result does not tell.
-            pub(crate) fn wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
+            /// Derives the wait of a rejected charge, in microseconds, from the result of another charge on the same
+            /// state. The hits are at most the capacity. `None`: the result does not tell.
+            pub(crate) fn derived_wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
                 match limit.counting() {
-                    $(Counting::$variant => super::$module::State::wait_us(limit, result, request),)*
+                    $(Counting::$variant => super::$module::State::derived_wait_us(limit, result, request),)*
                 }
             }
         }

@@ -7,9 +7,9 @@
 //! With `max_wait`, a request that lacks tokens takes them in advance and is delayed until they are refilled. The
 //! tokens used can then exceed the bucket. Used tokens and waits are rounded up, so never in favour of the caller.
 
-use super::algorithm_state::{AlgorithmState, ShareRatio};
-use super::leaky_level::{LeakyLevel, LevelParts, level_wait_us, to_us};
+use super::leaky_level::{LeakyLevel, LevelParts, derived_level_wait_us, to_us};
 use super::reply_reader::{MAX_EXACT, MalformedReply, ReplyReader};
+use super::stored_state::{ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult, StateChange};
@@ -44,7 +44,7 @@ impl State {
     }
 }
 
-impl AlgorithmState for State {
+impl StoredState for State {
     #[inline]
     fn to_words(&self) -> [u64; 2] {
         [self.used, self.part]
@@ -73,8 +73,8 @@ impl AlgorithmState for State {
         to_us(longest_us).min(MAX_EXACT - 1)
     }
 
-    fn wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
-        level_wait_us(limit, result, request)
+    fn derived_wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
+        derived_level_wait_us(limit, result, request)
     }
 }
 

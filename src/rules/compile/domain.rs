@@ -46,9 +46,10 @@ impl DomainBuilder {
             let merged = layers.of_unit(unit).fold(own.clone(), DefaultableKeys::or);
             if options.memcache { memcache::without_conditions(merged) } else { merged }
         };
-        let of_unit = |unit| UnitOverrideDefaults { unit, defaults: limit::defaults(&merged(Some(unit)), options) };
+        let of_unit =
+            |unit| UnitOverrideDefaults { unit, defaults: limit::override_defaults(&merged(Some(unit)), options) };
         domain.defaults_by_unit = layers.units().map(of_unit).collect();
-        domain.defaults = limit::defaults(&merged(None), options);
+        domain.defaults = limit::override_defaults(&merged(None), options);
         domain
     }
 

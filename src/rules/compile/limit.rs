@@ -2,16 +2,18 @@
 //!
 //! A key of the limit itself must apply to its algorithm; otherwise it is an error. A key of `defaults` is skipped
 //! where it does not apply, so that one set of defaults can serve limits of several algorithms.
+//!
+//! A limit of a list with a `name` and a `shadow_mode` of its own is a *candidate* if the list has a limit without
+//! these: it is tried beside those that decide. Alone it is a limit in shadow mode: the response shows it, and its
+//! counter has no name.
 
 use std::sync::Arc;
 
-use super::candidate;
-use super::limit_spec::{CompiledEntry, DomainScope, has_same_counter, limit_spec};
+use super::limit_spec::{CompiledEntry, DomainScope, complete_spec, has_same_counter};
 use super::options::CompileOptions;
 use super::{lints, memcache, rule_defaults};
-use crate::limit::limit_error::LimitError;
 use crate::limit::period::{Period, Unit};
-use crate::limit::{Consistency, Limit, LimitSpec, Overshoot, StorePolicy};
+use crate::limit::{Consistency, Limit, LimitError, LimitSpec, Overshoot, StorePolicy};
 use crate::rules::diagnostic::quotable;
 use crate::rules::document::defaults::{DefaultableKey, DefaultableKeys};
 use crate::rules::document::fields::{DocumentReader, FieldPath};
@@ -30,7 +32,7 @@ pub(super) fn over_limit_body(
 }
 
 /// Converts `defaults` to those of limits that are sent with a request.
-pub(super) fn defaults(keys: &DefaultableKeys, options: &CompileOptions) -> OverrideDefaults {
+pub(super) fn override_defaults(keys: &DefaultableKeys, options: &CompileOptions) -> OverrideDefaults {
     // Exhaustive, so that a new key cannot be forgotten here.
     let DefaultableKeys {
         algorithm,
@@ -66,7 +68,7 @@ pub(super) fn defaults(keys: &DefaultableKeys, options: &CompileOptions) -> Over
 }
 
 /// Returns the names that a rule's limits replace, each once.
-pub(super) fn replaces(
+pub(super) fn compile_replaces(
     reader: &mut DocumentReader<'_>,
     limits: &[RateLimitEntry],
     field_path: &FieldPath<'_>,
@@ -90,7 +92,7 @@ pub(super) fn replaces(
 }
 
 /// Compiles a `rate_limit` that is unlimited; reports keys that do not apply to it.
-pub(super) fn unlimited(
+pub(super) fn compile_unlimited(
     reader: &mut DocumentReader<'_>,
     limit: &RateLimitEntry,
     descriptor: &DescriptorSpec,
@@ -116,14 +118,15 @@ pub(super) fn unlimited(
 }
 
 /// Compiles the limits of a rule; leaves out those with errors.
-pub(super) fn limits(
+pub(super) fn compile_limits(
     reader: &mut DocumentReader<'_>,
     written: &[RateLimitEntry],
     descriptor: &DescriptorSpec,
     scope: &DomainScope<'_>,
     field_path: &FieldPath<'_>,
 ) -> Vec<RuleLimit> {
-    let deciding = candidate::deciding_count(written);
+    // 0: none but named shadow limits, which then decide.
+    let deciding = written.iter().filter(|one| !is_named_shadow(one)).count();
     let mut compiled: Vec<CompiledEntry<'_>> = Vec::with_capacity(written.len());
     // Bounded, because the checks below compare all pairs.
     if let Some(extra) = written.get(MAX_LIMITS) {
@@ -133,10 +136,10 @@ pub(super) fn limits(
     }
     for one in written {
         let field_path = one.index.map_or(*field_path, |index| field_path.index(index));
-        let candidate = candidate::is_candidate(one, deciding);
+        let candidate = deciding > 0 && is_named_shadow(one);
         // Each side counts as if the other were not there.
         let sole = candidate || written.len() == 1 || deciding == 1;
-        let Some(limit) = limit(reader, one, sole, scope, &field_path) else { continue };
+        let Some(limit) = compile_limit(reader, one, sole, scope, &field_path) else { continue };
         let limit = RuleLimit {
             limit,
             name: one.name.value.clone(),
@@ -153,7 +156,7 @@ pub(super) fn limits(
     rule_defaults::apply(reader, &mut compiled, scope, field_path);
     for CompiledEntry { limit, written, .. } in compiled.iter().filter(|entry| !entry.written.unreadable) {
         let field_path = written.index.map_or(*field_path, |index| field_path.index(index));
-        lints::on_limit(reader, written, &limit.limit, scope.options, &field_path);
+        lints::warn_about_limit(reader, written, &limit.limit, scope.options, &field_path);
     }
     if scope.options.regions.is_none() {
         compiled.iter_mut().for_each(|entry| entry.limit.limit = entry.limit.limit.in_one_region());
@@ -165,6 +168,18 @@ pub(super) fn limits(
         candidate.limit = candidate.limit.under_policy(StorePolicy::Allow);
     }
     limits
+}
+
+fn is_named_shadow(written: &RateLimitEntry) -> bool {
+    written.shadow_mode && !written.name.value.is_empty()
+}
+
+/// Reports a key of a candidate that would change other limits.
+fn check_candidate(reader: &mut DocumentReader<'_>, written: &RateLimitEntry, field_path: &FieldPath<'_>) {
+    if let Some(replaced) = written.replaces.first() {
+        let message = "a candidate limit (`shadow_mode` and `name` in a list) cannot replace others";
+        reader.error(replaced.at, &field_path.key("replaces"), message, "move `replaces` to another limit of the list");
+    }
 }
 
 /// Reports a limit that cannot stand beside `others`.
@@ -184,7 +199,7 @@ fn check_beside(
         reader.error(written.at, field_path, message, hint);
     }
     if *candidate {
-        candidate::check(reader, written, field_path);
+        check_candidate(reader, written, field_path);
     }
     if !name.is_empty() && others.iter().any(|other| other.limit.name == *name) {
         let message = format!("two limits named '{}' on one descriptor", quotable(name));
@@ -195,16 +210,16 @@ fn check_beside(
 /// Maximum number of limits of one descriptor.
 const MAX_LIMITS: usize = 16;
 
-fn limit(
+fn compile_limit(
     reader: &mut DocumentReader<'_>,
     written: &RateLimitEntry,
     sole: bool,
     scope: &DomainScope<'_>,
     field_path: &FieldPath<'_>,
 ) -> Option<Limit> {
-    let period = period(reader, written, field_path);
+    let period = read_period(reader, written, field_path);
     let period = if written.unreadable { period? } else { period.unwrap_or(Period::new(Unit::Second, 1)?) };
-    let mut spec = limit_spec(written, period, sole, scope.file_defaults(), scope.options);
+    let mut spec = complete_spec(written, period, sole, scope.file_defaults(), scope.options);
     check_overshoot(reader, written, &spec, field_path);
     check_global_keys(reader, written, &spec, field_path);
     if scope.options.memcache {
@@ -214,7 +229,7 @@ fn limit(
         match Limit::new(&spec) {
             Ok(limit) => return Some(limit),
             Err(error) => {
-                report(reader, written, error, field_path);
+                report_error(reader, written, error, field_path);
                 // Clear the reported key, to find further errors.
                 if !clear_key(&mut spec, error) {
                     return None;
@@ -225,7 +240,11 @@ fn limit(
 }
 
 /// Returns the period, or reports its errors.
-fn period(reader: &mut DocumentReader<'_>, written: &RateLimitEntry, field_path: &FieldPath<'_>) -> Option<Period> {
+fn read_period(
+    reader: &mut DocumentReader<'_>,
+    written: &RateLimitEntry,
+    field_path: &FieldPath<'_>,
+) -> Option<Period> {
     let name = written.unit.as_ref().map_or("", |unit| unit.value.as_str());
     let at = written.unit.as_ref().map_or(written.at, |unit| unit.at);
     let Some(unit) = Unit::from_name(name) else {
@@ -296,7 +315,12 @@ fn check_global_keys(
     }
 }
 
-fn report(reader: &mut DocumentReader<'_>, written: &RateLimitEntry, error: LimitError, field_path: &FieldPath<'_>) {
+fn report_error(
+    reader: &mut DocumentReader<'_>,
+    written: &RateLimitEntry,
+    error: LimitError,
+    field_path: &FieldPath<'_>,
+) {
     let hint = match error {
         LimitError::Meaningless { key: "bucket_size", .. } => "remove it, or write `algorithm: token_bucket`",
         LimitError::Meaningless { key: "queue_size", .. } => "remove it, or write `algorithm: leaky_bucket`",

@@ -49,7 +49,7 @@ pub(super) fn has_same_counter(one: &Limit, other: &Limit) -> bool {
 }
 
 /// Completes a limit. Defaults that do not apply to its other keys are left out.
-pub(super) fn limit_spec(
+pub(super) fn complete_spec(
     written: &RateLimitEntry,
     period: Period,
     sole: bool,

@@ -18,13 +18,13 @@ use crate::store::charge::OwnedCounter;
 use crate::store::redis::eventual::budget::LocalBudget;
 
 /// Default timeout of Envoy's rate limit filter, in microseconds.
-const ENVOY_TIMEOUT_US: u64 = 20_000;
+const DEFAULT_ENVOY_TIMEOUT_US: u64 = 20_000;
 
 /// Maximum number of wildcards of one level that may be tried one by one without a warning.
 const MAX_WILDCARDS: usize = 1000;
 
 /// Warns about a descriptor that has no limit and no children, and exempts no value.
-pub(super) fn on_descriptor(
+pub(super) fn warn_about_descriptor(
     reader: &mut DocumentReader<'_>,
     written: &DescriptorSpec,
     node: &RuleNode,
@@ -52,7 +52,7 @@ fn does_something(written: &DescriptorSpec, node: &RuleNode) -> bool {
 }
 
 /// Warns about a delay that exceeds Envoy's timeout, and about a share or lease that is too small.
-pub(super) fn on_limit(
+pub(super) fn warn_about_limit(
     reader: &mut DocumentReader<'_>,
     written: &RateLimitEntry,
     limit: &Limit,
@@ -62,20 +62,23 @@ pub(super) fn on_limit(
     let each_us = limit.period_us() / u64::from(limit.requests_per_unit().max(1));
     let is_queue = limit.algorithm().properties().capacity == Capacity::QueueSize;
     let waits = is_queue && limit.capacity() > 1 && limit.max_wait_us() >= each_us;
-    if waits && each_us > ENVOY_TIMEOUT_US {
+    if waits && each_us > DEFAULT_ENVOY_TIMEOUT_US {
         let message = format!("a request that waits in this queue waits {} ms or more", each_us / 1000);
         let hint = "Envoy gives up after 20 ms unless `timeout` of its rate limit filter says otherwise";
         reader.warning(written.at, field_path, message, hint);
     }
-    on_eventual(reader, written, limit, options, field_path);
-    on_global(reader, written, limit, options, field_path);
+    warn_about_eventual(reader, written, limit, options, field_path);
+    warn_about_global(reader, written, limit, options, field_path);
 }
 
-/// Limit and period from which on the use of a global limit follows demand.
-const SPLIT_WELL: (u32, u64) = (1000, 60_000_000);
+/// Smallest limit whose use follows demand if regions share it.
+const MIN_WELL_SPLIT_HITS: u32 = 1000;
+
+/// Shortest period of such a limit, in microseconds.
+const MIN_WELL_SPLIT_PERIOD_US: u64 = 60_000_000;
 
 /// Warns about a global limit that has no effect, or that is too small to split well.
-fn on_global(
+fn warn_about_global(
     reader: &mut DocumentReader<'_>,
     written: &RateLimitEntry,
     limit: &Limit,
@@ -97,7 +100,7 @@ fn on_global(
             "set TOLLKEEPER_REGION, TOLLKEEPER_REGIONS and TOLLKEEPER_GLOBAL_REDIS_URL",
         );
     } else if limit.requests_per_unit() > 0
-        && (limit.requests_per_unit() < SPLIT_WELL.0 || limit.period_us() < SPLIT_WELL.1)
+        && (limit.requests_per_unit() < MIN_WELL_SPLIT_HITS || limit.period_us() < MIN_WELL_SPLIT_PERIOD_US)
     {
         let message = "a limit below 1000, or with a period below a minute, is split coarsely over regions";
         let hint = "a region may reject although another one has hits left; raise the limit or the period";
@@ -106,7 +109,7 @@ fn on_global(
 }
 
 /// Warns about an overshoot that is too small to admit hits without the store.
-fn on_eventual(
+fn warn_about_eventual(
     reader: &mut DocumentReader<'_>,
     written: &RateLimitEntry,
     limit: &Limit,
@@ -128,7 +131,7 @@ fn on_eventual(
 }
 
 /// Warns about wildcards of one level that have all their literal parts in common: they are tried one after the other.
-pub(super) fn on_wildcards(reader: &mut DocumentReader<'_>, nodes: &[RuleNode], field_path: &FieldPath<'_>) {
+pub(super) fn warn_about_wildcards(reader: &mut DocumentReader<'_>, nodes: &[RuleNode], field_path: &FieldPath<'_>) {
     if nodes.len() <= MAX_WILDCARDS {
         return;
     }

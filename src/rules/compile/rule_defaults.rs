@@ -3,7 +3,7 @@
 //! The limits are valid without them. Each default is tried, those with precedence first. One that would make a limit
 //! invalid, or undo a key with precedence, is left out with a warning. So no default makes a rule invalid.
 
-use super::limit_spec::{CompiledEntry, DomainScope, FEWEST_REGIONS, has_same_counter, limit_spec};
+use super::limit_spec::{CompiledEntry, DomainScope, FEWEST_REGIONS, complete_spec, has_same_counter};
 use super::memcache;
 use super::options::CompileOptions;
 use crate::limit::algorithm::{Delay, RejectedHitsPolicy};
@@ -111,7 +111,7 @@ fn key_text(key: DefaultableKey, keys: &DefaultableKeys) -> String {
 impl<'s> Completion<'s> {
     fn of(written: &'s RateLimitEntry, limit: &Limit, sole: bool, scope: &DomainScope<'s>) -> Self {
         let keys = written.defaultable.clone().or(scope.file_defaults());
-        let spec = limit_spec(written, limit.period(), sole, &keys, scope.options);
+        let spec = complete_spec(written, limit.period(), sole, &keys, scope.options);
         Self {
             written,
             options: scope.options,
@@ -130,7 +130,7 @@ impl<'s> Completion<'s> {
             let Some(at) = layer.position(key).filter(|_| self.keys.position(key).is_none()) else { continue };
             let mut keys = self.keys.clone();
             keys.copy_key(key, layer);
-            let spec = limit_spec(self.written, self.limit.period(), self.sole, &keys, self.options);
+            let spec = complete_spec(self.written, self.limit.period(), self.sole, &keys, self.options);
             match self.checked(&spec) {
                 Ok(limit) => {
                     (self.keys, self.spec, self.limit) = (keys, spec, limit);

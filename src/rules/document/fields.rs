@@ -7,9 +7,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::value::{described, go_value};
+use super::value::{describe, to_go_text};
 use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, quotable};
-use crate::rules::keys::{RuleKey, Section, find, nearest};
+use crate::rules::keys::{RuleKey, Section, find_rule_key, nearest_rule_key};
 use crate::rules::yaml::scalar::ScalarValue;
 use crate::rules::yaml::{Position, YamlContent, YamlNode};
 
@@ -150,14 +150,15 @@ impl DocumentReader<'_> {
         let text = match name.scalar() {
             Some(scalar) if scalar.value() == ScalarValue::Text => scalar.text(),
             _ => {
-                let message = format!("config error, key is not of type string: {}", go_value(name));
+                let message = format!("config error, key is not of type string: {}", to_go_text(name));
                 self.error(name.at, field_path, message, "put it in quotes if it is meant as a name");
                 return None;
             }
         };
-        let known = find(text);
+        let known = find_rule_key(text);
         if known.is_none() {
-            let hint = nearest(text, section).map_or_else(String::new, |near| format!("did you mean `{near}`?"));
+            let hint =
+                nearest_rule_key(text, section).map_or_else(String::new, |near| format!("did you mean `{near}`?"));
             self.error(name.at, &field_path.key(text), format!("config error, unknown key '{}'", quotable(text)), hint);
         }
         known
@@ -219,7 +220,7 @@ impl DocumentReader<'_> {
 
     /// Reports a list element that is not a mapping.
     pub fn not_a_mapping(&mut self, element: &YamlNode<'_>, field_path: &FieldPath<'_>) {
-        let message = format!("config error, yaml file contains list of type other than map: {}", go_value(element));
+        let message = format!("config error, yaml file contains list of type other than map: {}", to_go_text(element));
         self.error(element.at, field_path, message, "write a mapping such as `- key: ...`");
     }
 
@@ -236,6 +237,6 @@ impl DocumentReader<'_> {
         let odd =
             node.scalar().is_some_and(|scalar| matches!(scalar.value(), ScalarValue::Float(_) | ScalarValue::Large(_)));
         let prefix = if odd { "error checking config: " } else { "" };
-        self.error(node.at, field_path, format!("{prefix}cannot unmarshal {} into {into}", described(node)), hint);
+        self.error(node.at, field_path, format!("{prefix}cannot unmarshal {} into {into}", describe(node)), hint);
     }
 }

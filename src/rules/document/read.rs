@@ -18,7 +18,7 @@ use crate::rules::yaml::scalar::{Scalar, ScalarValue};
 use crate::rules::yaml::{Spanned, YamlContent, YamlNode};
 
 /// Reads a document. Reports a `root` that is not a mapping and returns `None`.
-pub fn document(reader: &mut DocumentReader<'_>, root: &YamlNode<'_>) -> Option<Document> {
+pub fn read_document(reader: &mut DocumentReader<'_>, root: &YamlNode<'_>) -> Option<Document> {
     let field_path = FieldPath::ROOT;
     let mut document = Document { at: root.at, ..Document::default() };
     if root.is_null() {
@@ -38,7 +38,7 @@ pub fn document(reader: &mut DocumentReader<'_>, root: &YamlNode<'_>) -> Option<
             "descriptors" => document.descriptors = reader.descriptors(&field, &field_path),
             "defaults" if !field.node.is_null() => {
                 document.defaults =
-                    reader.defaults(field.node, &field_path).map(|value| Spanned { value, at: field.at });
+                    reader.read_defaults(field.node, &field_path).map(|value| Spanned { value, at: field.at });
             }
             _ => {}
         }
@@ -99,12 +99,12 @@ impl DocumentReader<'_> {
         field: &Field<'_, '_>,
         field_path: &FieldPath<'_>,
     ) -> Option<serde_json::Map<String, serde_json::Value>> {
-        match value::json(field.node) {
+        match value::to_json(field.node) {
             serde_json::Value::Null => None,
             serde_json::Value::Object(map) => Some(map),
             _ => {
                 let message =
-                    format!("cannot unmarshal {} into map[string]interface {{}}", value::described(field.node));
+                    format!("cannot unmarshal {} into map[string]interface {{}}", value::describe(field.node));
                 self.error(field.node.at, field_path, message, "write a mapping here");
                 None
             }
@@ -163,7 +163,7 @@ impl DocumentReader<'_> {
                 "shadow_mode" => read.shadow_mode = self.is_on(&field, &field_path),
                 "quota_mode" => read.quota_mode = self.is_on(&field, &field_path),
                 "bucket_size" => read.bucket_size = self.small(&field, &field_path),
-                _ => self.defaultable_key(&field, &mut read.defaultable, &field_path),
+                _ => self.read_defaultable_key(&field, &mut read.defaultable, &field_path),
             }
         }
         read.unreadable = self.found.error_count() > errors;
@@ -187,30 +187,37 @@ impl DocumentReader<'_> {
     }
 
     /// Reads a mapping with the keys of `defaults`.
-    pub fn defaults(&mut self, node: &YamlNode<'_>, field_path: &FieldPath<'_>) -> Option<DefaultableKeys> {
+    pub fn read_defaults(&mut self, node: &YamlNode<'_>, field_path: &FieldPath<'_>) -> Option<DefaultableKeys> {
         let mut keys = DefaultableKeys::default();
         for field in self.fields(node, Section::Defaults, "defaults", field_path)? {
-            self.defaultable_key(&field, &mut keys, &field_path.key(field.key.name));
+            self.read_defaultable_key(&field, &mut keys, &field_path.key(field.key.name));
         }
         Some(keys)
     }
 
     /// Reads a key that a limit and `defaults` can both have.
-    pub fn defaultable_key(&mut self, field: &Field<'_, '_>, keys: &mut DefaultableKeys, field_path: &FieldPath<'_>) {
+    pub fn read_defaultable_key(
+        &mut self,
+        field: &Field<'_, '_>,
+        keys: &mut DefaultableKeys,
+        field_path: &FieldPath<'_>,
+    ) {
         let Some(key) = DefaultableKey::from_name(field.key.name) else { return };
         match key {
             DefaultableKey::Algorithm => keys.algorithm = self.choice(field, Algorithm::from_name, field_path),
             DefaultableKey::QueueSize => keys.queue_size = self.small(field, field_path),
             DefaultableKey::MaxWait => {
-                keys.max_wait_us = self.parsed(field, |scalar| value::duration_us(scalar.text()), field_path);
+                keys.max_wait_us = self.parsed(field, |scalar| value::parse_duration_us(scalar.text()), field_path);
             }
             DefaultableKey::CountRejected => keys.count_rejected = self.flag(field, field_path),
             DefaultableKey::Consistency => {
                 keys.consistency = self.choice(field, ConsistencyWord::from_name, field_path);
             }
-            DefaultableKey::MaxOvershoot => keys.max_overshoot = self.parsed(field, value::overshoot, field_path),
+            DefaultableKey::MaxOvershoot => keys.max_overshoot = self.parsed(field, value::parse_overshoot, field_path),
             DefaultableKey::Scope => keys.scope = self.choice(field, ScopeWord::from_name, field_path),
-            DefaultableKey::Reserve => keys.reserve_milli_percent = self.parsed(field, value::percentage, field_path),
+            DefaultableKey::Reserve => {
+                keys.reserve_milli_percent = self.parsed(field, value::parse_percentage, field_path);
+            }
             DefaultableKey::OnRegionLoss => {
                 keys.on_region_loss = self.choice(field, RegionLossPolicy::from_name, field_path);
             }

@@ -25,8 +25,8 @@ fn invalid<T>(message: impl Into<String>, hint: impl Into<String>) -> Result<T, 
     Err(InvalidValue { message: message.into(), hint: hint.into() })
 }
 
-/// A duration in Go's notation, in microseconds; what is finer is cut off. At most 366 days.
-pub fn duration_us(text: &str) -> Result<u64, InvalidValue> {
+/// Parses a duration in Go's notation: microseconds, 366 days at most; what is finer is cut off.
+pub fn parse_duration_us(text: &str) -> Result<u64, InvalidValue> {
     let too_long = || invalid(format!("`{}` is longer than 366 days", quotable(text)), "write a shorter one");
     match parse_unsigned_duration(text) {
         Ok(duration) => match u64::try_from(duration.as_micros()) {
@@ -51,8 +51,8 @@ fn scaled(digits: &str, scale: u128) -> Option<u128> {
     value(whole)?.checked_mul(scale)?.checked_add(value(fraction)? * scale / parts)
 }
 
-/// `reserve`: a percentage to a thousandth, in thousandths of a percent.
-pub fn percentage(scalar: &Scalar<'_>) -> Result<u32, InvalidValue> {
+/// Parses `reserve`: a percentage to a thousandth, in thousandths of a percent.
+pub fn parse_percentage(scalar: &Scalar<'_>) -> Result<u32, InvalidValue> {
     let text = scalar.text().trim();
     let milli = text.strip_suffix('%').and_then(|percent| scaled(percent.trim_end(), 1_000));
     match milli.and_then(|milli| u32::try_from(milli).ok()) {
@@ -64,8 +64,8 @@ pub fn percentage(scalar: &Scalar<'_>) -> Result<u32, InvalidValue> {
     }
 }
 
-/// `max_overshoot`: a percentage to a thousandth, or a number of hits.
-pub fn overshoot(scalar: &Scalar<'_>) -> Result<Overshoot, InvalidValue> {
+/// Parses `max_overshoot`: a percentage to a thousandth, or a number of hits.
+pub fn parse_overshoot(scalar: &Scalar<'_>) -> Result<Overshoot, InvalidValue> {
     let text = scalar.text().trim();
     let hint = "write a percentage such as 5% or 0.5%, or a number of hits";
     let none = || invalid("`max_overshoot` of 0", "use `consistency: strict`");
@@ -93,7 +93,7 @@ pub fn overshoot(scalar: &Scalar<'_>) -> Result<Overshoot, InvalidValue> {
 }
 
 /// Describes a value for a type error: YAML's short tag, and its text unless it is a collection.
-pub fn described(node: &YamlNode<'_>) -> String {
+pub fn describe(node: &YamlNode<'_>) -> String {
     let scalar = match &node.content {
         YamlContent::List(_) => return "!!seq".into(),
         YamlContent::Map(_) => return "!!map".into(),
@@ -116,13 +116,13 @@ pub fn described(node: &YamlNode<'_>) -> String {
 }
 
 /// Formats a value as Go prints it, truncated after about 200 bytes. Envoyproxy/ratelimit shows list elements so.
-pub fn go_value(node: &YamlNode<'_>) -> String {
+pub fn to_go_text(node: &YamlNode<'_>) -> String {
     let mut out = String::new();
-    write_go_value(node, &mut out);
+    write_go_text(node, &mut out);
     quotable(&out)
 }
 
-fn write_go_value(node: &YamlNode<'_>, out: &mut String) {
+fn write_go_text(node: &YamlNode<'_>, out: &mut String) {
     if out.len() > 200 {
         return;
     }
@@ -142,7 +142,7 @@ fn write_go_value(node: &YamlNode<'_>, out: &mut String) {
             out.push('[');
             for (index, node) in list.iter().enumerate().take(100) {
                 out.push_str(if index == 0 { "" } else { " " });
-                write_go_value(node, out);
+                write_go_text(node, out);
             }
             out.push(']');
         }
@@ -150,9 +150,9 @@ fn write_go_value(node: &YamlNode<'_>, out: &mut String) {
             out.push_str("map[");
             for (index, (key, value)) in map.iter().enumerate().take(100) {
                 out.push_str(if index == 0 { "" } else { " " });
-                write_go_value(key, out);
+                write_go_text(key, out);
                 out.push(':');
-                write_go_value(value, out);
+                write_go_text(value, out);
             }
             out.push(']');
         }
@@ -160,7 +160,7 @@ fn write_go_value(node: &YamlNode<'_>, out: &mut String) {
 }
 
 /// Converts a value to JSON. Infinities and NaN, which JSON lacks, become their names; keys become text.
-pub fn json(node: &YamlNode<'_>) -> serde_json::Value {
+pub fn to_json(node: &YamlNode<'_>) -> serde_json::Value {
     match &node.content {
         YamlContent::Scalar(scalar) => match scalar.value() {
             ScalarValue::Null => serde_json::Value::Null,
@@ -172,11 +172,11 @@ pub fn json(node: &YamlNode<'_>) -> serde_json::Value {
             ScalarValue::Float(number) => if number > 0.0 { "Infinity" } else { "-Infinity" }.into(),
             ScalarValue::Text => scalar.text().into(),
         },
-        YamlContent::List(list) => list.iter().map(json).collect(),
-        YamlContent::Map(map) => map.iter().map(|(key, value)| (json_key(key), json(value))).collect(),
+        YamlContent::List(list) => list.iter().map(to_json).collect(),
+        YamlContent::Map(map) => map.iter().map(|(key, value)| (json_key(key), to_json(value))).collect(),
     }
 }
 
 fn json_key(key: &YamlNode<'_>) -> String {
-    key.scalar().map_or_else(|| go_value(key), |scalar| scalar.text().to_owned())
+    key.scalar().map_or_else(|| to_go_text(key), |scalar| scalar.text().to_owned())
 }

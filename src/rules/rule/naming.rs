@@ -14,7 +14,7 @@ use crate::limit::request::Entry;
 pub type NameParts = SmallVec<[String; 4]>;
 
 /// Returns the metric name of a limit that came with a request: a composite key for each entry.
-pub fn override_name(entries: &[Entry<'_>]) -> NameParts {
+pub fn override_metric_name(entries: &[Entry<'_>]) -> NameParts {
     entries.iter().map(|entry| joined(entry, false)).collect()
 }
 
@@ -30,7 +30,12 @@ struct MatchedEntry<'r> {
 
 impl RuleSet {
     /// Returns the metric name of `rule`, which `entries` matched in `domain`, with the values of this request.
-    pub fn name_by_request(&self, domain: &DomainRules, rule: &CompiledRule, entries: &[Entry<'_>]) -> NameParts {
+    pub fn metric_name_by_request(
+        &self,
+        domain: &DomainRules,
+        rule: &CompiledRule,
+        entries: &[Entry<'_>],
+    ) -> NameParts {
         let mut steps: SmallVec<[MatchedEntry<'_>; 4]> = SmallVec::new();
         let mut node = domain.root;
         for entry in entries {

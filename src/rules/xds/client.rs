@@ -158,7 +158,7 @@ impl XdsClient {
 
     /// Passes resources on and waits until they are applied or rejected.
     async fn apply(&mut self, version: String, resources: &[Any]) -> Option<Result<(), String>> {
-        let documents = resource::documents(resources);
+        let documents = resource::decode_documents(resources);
         self.updates.send(ReceivedResources { version, documents }).await.ok()?;
         self.results.recv().await
     }

@@ -11,6 +11,7 @@ use prost_types::{Any, Struct};
 
 use super::subscription::TYPE_URL;
 use crate::base::pb::xds::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit};
+use crate::limit::period::Unit;
 use crate::rules::compile::NamedDocument;
 use crate::rules::diagnostic::quotable;
 use crate::rules::document::{DescriptorSpec, Document, RateLimitEntry, RateLimitSpec};
@@ -20,11 +21,11 @@ use crate::rules::yaml::{Position, Spanned};
 ///
 /// # Errors
 /// The resources that are of another type or cannot be decoded.
-pub fn documents(resources: &[Any]) -> Result<Vec<NamedDocument>, Vec<String>> {
+pub fn decode_documents(resources: &[Any]) -> Result<Vec<NamedDocument>, Vec<String>> {
     let mut documents = Vec::with_capacity(resources.len());
     let mut errors = Vec::new();
     for (index, resource) in resources.iter().enumerate() {
-        match decode(resource) {
+        match decode_document(resource) {
             Ok(document) => documents.push(document),
             Err(error) => errors.push(format!("resource {index} of {}: {error}", resources.len())),
         }
@@ -41,50 +42,53 @@ pub fn documents(resources: &[Any]) -> Result<Vec<NamedDocument>, Vec<String>> {
 ///
 /// # Errors
 /// The resources that cannot be decoded.
-pub fn recorded_documents(resources: Vec<Vec<u8>>) -> Result<Vec<NamedDocument>, Vec<String>> {
+pub fn decode_recorded_documents(resources: Vec<Vec<u8>>) -> Result<Vec<NamedDocument>, Vec<String>> {
     let resources = resources.into_iter().map(|value| Any { type_url: TYPE_URL.to_owned(), value });
-    documents(&resources.collect::<Vec<_>>())
+    decode_documents(&resources.collect::<Vec<_>>())
 }
 
-fn decode(resource: &Any) -> Result<NamedDocument, String> {
+fn decode_document(resource: &Any) -> Result<NamedDocument, String> {
     if resource.type_url != TYPE_URL {
         return Err(format!("it is a '{}', not a RateLimitConfig", quotable(&resource.type_url)));
     }
     let config = RateLimitConfig::decode(resource.value.as_slice());
     let config = config.map_err(|error| format!("it cannot be decoded: {error}"))?;
-    Ok(NamedDocument { resource: resource.value.clone(), ..document(config) })
+    Ok(NamedDocument { resource: resource.value.clone(), ..convert_config(config) })
 }
 
-fn document(config: RateLimitConfig) -> NamedDocument {
+fn convert_config(config: RateLimitConfig) -> NamedDocument {
     let RateLimitConfig { name, domain, descriptors } = config;
     let file: Arc<str> = quotable(if name.is_empty() { &domain } else { &name }).into();
-    let document =
-        Document { domain: Some(without_position(domain)), descriptors: levels(descriptors), ..Document::default() };
+    let document = Document {
+        domain: Some(without_position(domain)),
+        descriptors: convert_descriptors(descriptors),
+        ..Document::default()
+    };
     NamedDocument { file, document, resource: Vec::new() }
 }
 
-fn levels(descriptors: Vec<RateLimitDescriptor>) -> Vec<DescriptorSpec> {
-    descriptors.into_iter().enumerate().map(|(index, written)| descriptor(index, written)).collect()
+fn convert_descriptors(descriptors: Vec<RateLimitDescriptor>) -> Vec<DescriptorSpec> {
+    descriptors.into_iter().enumerate().map(|(index, written)| convert_descriptor(index, written)).collect()
 }
 
-fn descriptor(index: usize, written: RateLimitDescriptor) -> DescriptorSpec {
+fn convert_descriptor(index: usize, written: RateLimitDescriptor) -> DescriptorSpec {
     DescriptorSpec {
         index,
         key: without_position(written.key),
         value: written.value,
-        rate_limit: written
-            .rate_limit
-            .map_or(RateLimitSpec::None, |policy| RateLimitSpec::One(without_position(Box::new(rate_limit(policy))))),
+        rate_limit: written.rate_limit.map_or(RateLimitSpec::None, |policy| {
+            RateLimitSpec::One(without_position(Box::new(convert_policy(policy))))
+        }),
         shadow_mode: written.shadow_mode,
         quota_mode: written.quota_mode,
         detailed_metric: written.detailed_metric,
         metadata: written.metadata.map(json_map),
-        descriptors: levels(written.descriptors),
+        descriptors: convert_descriptors(written.descriptors),
         ..DescriptorSpec::default()
     }
 }
 
-fn rate_limit(policy: RateLimitPolicy) -> RateLimitEntry {
+fn convert_policy(policy: RateLimitPolicy) -> RateLimitEntry {
     RateLimitEntry {
         unit: Some(without_position(unit_name(policy.unit))),
         requests_per_unit: without_position(policy.requests_per_unit),
@@ -97,10 +101,10 @@ fn rate_limit(policy: RateLimitPolicy) -> RateLimitEntry {
 
 /// Returns the name of a unit as in YAML; that of an unknown one is no unit, which the compiler reports.
 fn unit_name(unit: i32) -> String {
-    match RateLimitUnit::try_from(unit) {
-        Ok(RateLimitUnit::Unknown) => RateLimitUnit::Unknown.as_str_name().to_owned(),
-        Ok(known) => known.as_str_name().to_ascii_lowercase(),
-        Err(_) => unit.to_string(),
+    match Unit::from_number(unit) {
+        Some(known) => known.name().to_owned(),
+        None if unit == RateLimitUnit::Unknown as i32 => RateLimitUnit::Unknown.as_str_name().to_owned(),
+        None => unit.to_string(),
     }
 }
 

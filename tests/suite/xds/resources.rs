@@ -9,14 +9,14 @@ use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{Compiled, RuleText, compile, compile_documents};
 use tollkeeper::rules::rule::render::rlconfig_lines;
 use tollkeeper::rules::rule::set::RuleSet;
-use tollkeeper::rules::xds::resource::documents;
+use tollkeeper::rules::xds::resource::decode_documents;
 use tollkeeper::rules::yaml::Documents;
 
 use crate::kit::xds_server::{TYPE_URL, daily, limited, resource};
 
 fn compiled(configs: &[RateLimitConfig]) -> Result<Compiled, String> {
     let resources: Vec<_> = configs.iter().map(resource).collect();
-    let documents = documents(&resources).map_err(|errors| errors.join("\n"))?;
+    let documents = decode_documents(&resources).map_err(|errors| errors.join("\n"))?;
     compile_documents(documents, &CompileOptions::default()).map_err(|problems| problems.to_string())
 }
 
@@ -146,7 +146,7 @@ fn unknown_fields_pass() {
     let mut with_unknown = resource(&daily("d", &[("k", 1)]));
     // Field 99, length-delimited.
     with_unknown.value.extend([0x9a, 0x06, 0x02, b'x', b'y']);
-    let documents = documents(&[with_unknown]).unwrap();
+    let documents = decode_documents(&[with_unknown]).unwrap();
     assert!(compile_documents(documents, &CompileOptions::default()).is_ok());
 }
 
@@ -155,7 +155,7 @@ fn bytes_that_are_no_resource_are_errors() {
     let broken = Any { type_url: TYPE_URL.to_owned(), value: vec![0x0a, 0xff] };
     let other = Any { type_url: "type.googleapis.com/other\n".to_owned(), value: Vec::new() };
     let not_utf8 = Any { type_url: TYPE_URL.to_owned(), value: vec![0x0a, 0x01, 0xff] };
-    let errors = documents(&[resource(&daily("d", &[])), broken, other, not_utf8]).unwrap_err();
+    let errors = decode_documents(&[resource(&daily("d", &[])), broken, other, not_utf8]).unwrap_err();
     assert_eq!(errors.len(), 3, "{errors:?}");
     assert!(errors[0].starts_with("resource 1 of 4: it cannot be decoded: "), "{errors:?}");
     assert_eq!(errors[1], "resource 2 of 4: it is a 'type.googleapis.com/other\\n', not a RateLimitConfig");
@@ -174,5 +174,5 @@ fn documents_of_bytes(descriptor: Vec<u8>) -> Result<usize, Vec<String>> {
     let mut value = vec![0x1a];
     prost::encoding::encode_varint(descriptor.len() as u64, &mut value);
     value.extend(descriptor);
-    documents(&[Any { type_url: TYPE_URL.to_owned(), value }]).map(|documents| documents.len())
+    decode_documents(&[Any { type_url: TYPE_URL.to_owned(), value }]).map(|documents| documents.len())
 }

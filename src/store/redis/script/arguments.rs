@@ -7,11 +7,11 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::algorithm::algorithm_state::CallCharge;
 use crate::limit::algorithm::counting::Counting;
 use crate::limit::algorithm::region::GlobalView;
 use crate::limit::algorithm::reply_reader::MAX_EXACT;
 use crate::limit::algorithm::state::State;
+use crate::limit::algorithm::stored_state::CallCharge;
 use crate::limit::request::Hits;
 use crate::store::charge::{OwnedCharge, OwnedCounter};
 

@@ -1,4 +1,6 @@
-//! Operations on the state of one algorithm that stores need.
+//! Operations on the state of one algorithm that stores need: how it is encoded, scaled and passed to scripts.
+//!
+//! Charging a state is not one of them: each algorithm has the functions `charge` and `admits` beside its `State`.
 
 use super::leaky_level::LevelParts;
 use super::reply_reader::{MAX_EXACT, MalformedReply, ReplyReader};
@@ -19,7 +21,7 @@ pub(crate) struct CallCharge<'c> {
 /// State of a counter of one algorithm, as stores encode and scale it.
 ///
 /// Defaults are those of most algorithms.
-pub(crate) trait AlgorithmState: Sized {
+pub(crate) trait StoredState: Sized {
     /// Packs all but the time of the last charge into two words.
     ///
     /// The memory store does not pack a `sliding_window_log`: it keeps the records apart.
@@ -47,9 +49,10 @@ pub(crate) trait AlgorithmState: Sized {
         MAX_EXACT - 1
     }
 
-    /// Computes the time in microseconds until a rejected charge could pass, from the result of another one on the same
-    /// state. The hits are at most the capacity. `None`: the result does not tell.
-    fn wait_us(_limit: &Limit, _result: &ChargeResult, _request: ChargeRequest) -> Option<u64> {
+    /// Derives the wait of a rejected charge, in microseconds, from the result of another charge on the same state.
+    ///
+    /// The hits are at most the capacity. `None`: the result does not tell.
+    fn derived_wait_us(_limit: &Limit, _result: &ChargeResult, _request: ChargeRequest) -> Option<u64> {
         None
     }
 }
