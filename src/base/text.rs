@@ -53,7 +53,9 @@ pub fn first_chars(text: &str, max_chars: usize) -> Option<&str> {
 
 /// Returns the whole characters among the first bytes of a text.
 pub fn first_bytes(text: &str, max_bytes: usize) -> &str {
-    &text[..text.floor_char_boundary(max_bytes)]
+    let is_end = |end: &usize| text.is_char_boundary(*end);
+    let end = (0..=max_bytes.min(text.len())).rev().find(is_end).unwrap_or(0);
+    &text[..end]
 }
 
 /// Returns a character, or U+FFFD in place of an unprintable one.

@@ -104,7 +104,7 @@ pub(super) fn as_ratelimit(arguments: &[OsString]) -> CommandOutcome {
         match value {
             Some(path) => args.config.push(path.into()),
             None => {
-                print_error(format_args!("{}: this argument has no effect", printable(&argument.to_string_lossy())))
+                print_error(format_args!("{}: this argument has no effect", printable(&argument.to_string_lossy())));
             }
         }
     }

@@ -155,7 +155,7 @@ impl<'q> TimeLine<'q> {
         match record {
             Record::Decision(decision) => {
                 self.note_time(&decision.process, time_us);
-                self.add_decision(*decision, is_in_range);
+                self.add_decision(&decision, is_in_range);
             }
             Record::Header(header) => {
                 self.note_time(&header.process, time_us);
@@ -181,18 +181,18 @@ impl<'q> TimeLine<'q> {
         }
     }
 
-    fn add_decision(&mut self, decision: DecisionRecord<'_>, is_in_range: bool) {
+    fn add_decision(&mut self, decision: &DecisionRecord<'_>, is_in_range: bool) {
         let time_us = decision.time_us;
         self.log.decisions += 1;
-        let asked = self.find(&decision);
+        let asked = self.find(decision);
         if asked.is_empty() {
             return;
         }
         self.log.found += 1;
         extend(&mut self.log.first_found_us, &mut self.log.last_found_us, time_us);
         if is_in_range {
-            self.counts.add(&decision, &asked);
-            self.keep(&decision, asked);
+            self.counts.add(decision, &asked);
+            self.keep(decision, asked);
         }
     }
 
