@@ -5,8 +5,7 @@
 pub mod clock;
 pub(crate) mod words;
 pub mod go_syntax;
-pub mod text;
-pub mod random;
+pub(crate) mod table;
 pub mod threads;
 pub mod coalesce;
 pub mod sharded;

@@ -9,10 +9,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::Format;
-use super::text::columns;
+use super::ReportFormat;
+use super::text::plain;
 use crate::base::clock::Time;
-use crate::base::text::printable;
+use crate::base::table::{NumberAlignment, format_table};
+use crate::decide::explain::limit_text;
 use crate::limit::Limit;
 use crate::limit::algorithm::Capacity;
 use crate::rules::rule::set::{CompiledRule, RuleSet};
@@ -164,7 +165,7 @@ impl RuleUsageReport {
             return "no limit matches\n".to_owned();
         }
         let headings = ["MATCHED", "REJECTED", "NEAR", "KEYS", "REJECTED KEYS", "BURSTS", "RULE"];
-        let mut page = columns(headings, self.rules.iter().map(LimitReport::row));
+        let mut page = format_table(&headings, self.rules.iter().map(LimitReport::row), NumberAlignment::Right);
         for limit in self.rules.iter().filter(|limit| !limit.findings.is_empty()) {
             page +=
                 &format!("\n{} ({}), {}\n", printable(&limit.rule), printable(&limit.limit), printable(&limit.origin));

@@ -4,8 +4,9 @@
 
 use serde::Serialize;
 
-use super::print::{counted, table};
-use crate::base::text::printable;
+use super::print::counted;
+use crate::base::table::{NumberAlignment, format_table};
+use crate::serve::report::text::plain;
 use crate::serve::server::startup;
 use crate::settings::metrics::PROMETHEUS_MAPPER_YAML;
 use crate::settings::report::{self, Disposition, ReportedVariable};
@@ -110,11 +111,9 @@ pub(super) fn text(variables: &[VariableReport]) -> String {
         let known = DISPOSITIONS.iter().find(|(name, _)| *name == variable.disposition);
         let disposition = known.map_or(variable.disposition, |(_, word)| word);
         let note = [variable.why.as_deref(), variable.fix.as_deref()].into_iter().flatten().collect::<Vec<_>>();
-        [&variable.name, variable.value.as_deref().unwrap_or_default(), disposition, &note.join("; ")]
-            .map(printable)
-            .into()
+        [&variable.name, variable.value.as_deref().unwrap_or_default(), disposition, &note.join("; ")].map(plain)
     });
-    let page = table(&["VARIABLE", "VALUE", "DISPOSITION", "NOTE"], rows);
+    let page = format_table(&["VARIABLE", "VALUE", "DISPOSITION", "NOTE"], rows, NumberAlignment::Left);
     let sums: Vec<String> = DISPOSITIONS
         .iter()
         .map(|(name, word)| (variables.iter().filter(|variable| variable.disposition == *name).count(), word))

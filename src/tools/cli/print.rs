@@ -7,8 +7,6 @@
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write as _};
 
-use comfy_table::{Table, presets};
-
 use super::outcome::CommandOutcome;
 use crate::base::text::shortened;
 use crate::tools::simulate::results::share;
@@ -44,16 +42,6 @@ pub(super) fn finish(written: io::Result<()>, outcome: CommandOutcome) -> Comman
 /// Escapes untrusted text and cuts it at 60 characters.
 pub(super) fn truncated(text: &str) -> String {
     shortened(text, 60)
-}
-
-/// Formats rows under headings, in aligned columns; the cells must be escaped.
-pub(super) fn table(headings: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(headings).add_rows(rows);
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 2));
-    }
-    table.trim_fmt() + "\n"
 }
 
 /// Formats a duration, rounded up from a second on: `1.2 ms`, `34 s`, `2 h 5 min`.

@@ -3,11 +3,12 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::base::text::printable;
+use crate::base::table::{NumberAlignment, format_table};
+use crate::serve::report::text::plain;
 use crate::tools::bench::load_generator::LoadPlan;
 use crate::tools::bench::record::VerdictCounts;
 use crate::tools::bench::results::{BenchResults, LimitAccuracy, Percentiles, ServerUsage};
-use crate::tools::cli::print::{micros_text, table};
+use crate::tools::cli::print::micros_text;
 
 /// Formats the results.
 pub(super) fn text(plan: &LoadPlan, results: &BenchResults) -> String {
@@ -91,5 +92,5 @@ fn limits_table(limits: &[LimitAccuracy]) -> String {
         "LOG WOULD REJECT",
         "LOG WOULD ADMIT",
     ];
-    table(&headings, limits.iter().map(row))
+    format_table(&headings, limits.iter().map(row), NumberAlignment::Left)
 }

@@ -5,9 +5,9 @@
 use crate::base::clock::micros;
 use crate::base::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit::Unit};
 use crate::base::pb::{HeaderValue, RateLimitRequest, RateLimitResponse};
-use crate::base::text::printable;
-use crate::limit::period::period_in_words;
-use crate::tools::cli::print::{micros_text, table, truncated};
+use crate::base::table::{NumberAlignment, format_table};
+use crate::serve::report::text::plain;
+use crate::tools::cli::print::{micros_text, truncated};
 use crate::tools::cli::request_args::descriptor_text;
 use crate::tools::cli::rpc_client::TimedResponse;
 
@@ -76,7 +76,11 @@ impl CallSummary {
         let skipped = usize::from(self.count == 1);
         let mut page = match self.rows.is_empty() {
             true => String::new(),
-            false => table(&headings[skipped..], self.rows.into_iter().map(|row| row[skipped..].to_vec())),
+            false => format_table(
+                &headings[skipped..],
+                self.rows.into_iter().map(|row| row[skipped..].to_vec()),
+                NumberAlignment::Left,
+            ),
         };
         page += &extras(&last);
         let sums: Vec<String> = self.sums.iter().map(|(code, sum)| format!("{sum} {}", code_text(*code))).collect();

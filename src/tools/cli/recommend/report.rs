@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
-use crate::base::text::printable;
-use crate::tools::cli::print::{counted, micros_text, part, table};
+use crate::base::table::{NumberAlignment, format_table};
+use crate::serve::report::text::plain;
+use crate::tools::cli::print::{counted, micros_text};
 use crate::tools::recommend::results::{
     AlreadyRejected, BasisResults, CurvePoint, RecommendationResults, SmallestLimit, UseResults,
 };
@@ -85,9 +86,12 @@ fn already_text(already: &AlreadyRejected) -> String {
 fn uses(uses: &[UseResults]) -> String {
     let row = |used: &UseResults| {
         let numbers = [used.p50, used.p90, used.p99, used.max].map(|number| number.to_string());
-        [format!("any {}", used.period)].into_iter().chain(numbers).collect()
+        [format!("any {}", used.period)].into_iter().chain(numbers).collect::<Vec<_>>()
     };
-    format!("\n{}", table(&["HITS PER KEY IN", "P50", "P90", "P99", "MAX"], uses.iter().map(row)))
+    format!(
+        "\n{}",
+        format_table(&["HITS PER KEY IN", "P50", "P90", "P99", "MAX"], uses.iter().map(row), NumberAlignment::Left)
+    )
 }
 
 fn limits(results: &RecommendationResults) -> String {
@@ -112,7 +116,7 @@ fn limits(results: &RecommendationResults) -> String {
         ]
     };
     let headings = ["ALGORITHM", "PERIOD", "LIMIT", "BUCKET", "REJECTED KEYS", "REJECTED REQUESTS"];
-    let table = table(&headings, results.limits.iter().map(row));
+    let table = format_table(&headings, results.limits.iter().map(row), NumberAlignment::Left);
     let mut page = format!("\n{table}");
     if results.yaml.is_some() {
         page += "* recommended: the algorithm and the period of the rule come first\n";
@@ -136,5 +140,5 @@ fn curve(results: &RecommendationResults) -> String {
         let width = (point.share * BAR_WIDTH).ceil() as usize;
         vec![point.number.to_string(), part(point.keys, results.basis.keys), "#".repeat(width)]
     });
-    format!("\n{}", table(&["LIMIT", "REJECTED KEYS", ""], rows))
+    format!("\n{}", format_table(&["LIMIT", "REJECTED KEYS", ""], rows, NumberAlignment::Left))
 }

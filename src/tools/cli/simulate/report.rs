@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
-use crate::base::text::printable;
-use crate::tools::cli::print::{counted, micros_text, part, table, truncated};
+use crate::base::table::{NumberAlignment, format_table};
+use crate::serve::report::text::plain;
+use crate::tools::cli::print::{counted, micros_text, truncated};
 use crate::tools::simulate::results::{
     ChangeResults, LimitFigures, LimitResults, RejectedKeyResults, ReplayTotals, SimulationResults, TimelineResults,
     share,
@@ -100,7 +101,7 @@ fn limits(limits: &[LimitResults], has_old: bool) -> String {
         }));
         row
     };
-    format!("\n{}", table(&headings, limits.iter().map(row)))
+    format!("\n{}", format_table(&headings, limits.iter().map(row), NumberAlignment::Left))
 }
 
 fn keys(results: &SimulationResults) -> String {
@@ -111,7 +112,8 @@ fn keys(results: &SimulationResults) -> String {
                 let about = if key.error > 0 { "at most " } else { "" };
                 vec![format!("{about}{}", key.requests), printable(&key.limit), truncated(&key.key)]
             };
-            page += &format!("\n{}", table(&[title, "LIMIT", "KEY"], keys.iter().map(row)));
+            page +=
+                &format!("\n{}", format_table(&[title, "LIMIT", "KEY"], keys.iter().map(row), NumberAlignment::Left));
         }
     };
     list("REJECTED", &results.rejected_keys);
@@ -137,5 +139,5 @@ fn timeline(timeline: &TimelineResults) -> String {
         row.extend(before.as_ref().map(at));
         row
     });
-    format!("\n{}", table(&headings, rows))
+    format!("\n{}", format_table(&headings, rows, NumberAlignment::Left))
 }
