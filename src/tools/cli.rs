@@ -4,23 +4,17 @@
 //! `config_check_cmd` or `client_cmd` it has the flags of envoyproxy/ratelimit's tools of that name. Exit codes: 0 ok,
 //! 1 failed (`check` found problems), 2 invalid usage or settings.
 
-mod outcome;
 mod print;
-mod duration;
-mod debug_listener;
-mod request_args;
-mod tls_args;
+mod flags;
+mod client;
 mod rule_files;
-mod stream_settings;
-mod rpc_client;
 mod serve;
-mod env_report;
 mod check;
 mod explain;
 mod call;
 mod top;
 mod bench;
-mod traffic_args;
+mod traffic;
 mod simulate;
 mod recommend;
 mod why;
@@ -35,8 +29,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-
-use outcome::CommandOutcome;
+use print::CommandOutcome;
 
 /// Rate limit decision service for Envoy.
 #[derive(Debug, Parser)]

@@ -9,6 +9,5 @@ pub mod field_map;
 mod fields;
 pub mod source;
 mod log_records;
-mod reorder;
 pub mod merge;
 pub mod replayer;

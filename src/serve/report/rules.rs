@@ -10,9 +10,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::ReportFormat;
-use super::text::plain;
 use crate::base::clock::Time;
 use crate::base::table::{NumberAlignment, format_table};
+use crate::base::text::printable;
 use crate::decide::explain::limit_text;
 use crate::limit::Limit;
 use crate::limit::algorithm::Capacity;

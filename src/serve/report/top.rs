@@ -8,9 +8,9 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::ReportFormat;
-use super::text::plain;
 use crate::base::clock::Time;
 use crate::base::table::{NumberAlignment, format_table};
+use crate::base::text::printable;
 use crate::telemetry::metrics::limit_stats::LimitName;
 use crate::telemetry::top_keys::{MINUTES, MinuteSum, RejectedKey, TopKeys, TopKeysSnapshot};
 

@@ -1,7 +1,6 @@
 //! `bench`: load-test a rate limit service, and measure the accuracy of its limits.
 
-mod report;
-
+use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,24 +9,20 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Deserialize;
 use tokio::runtime;
 
-use super::duration;
-use super::outcome::CommandOutcome;
-use super::print::{finish, print, print_error, print_note};
-use super::request_args::RequestArgs;
-use super::rpc_client::{block_on, connection_hint};
-use super::tls_args::{ClientTls, TlsArgs};
+use super::client::{ClientTls, TlsArgs, block_on, connection_hint};
+use super::flags::{RequestArgs, parse_duration};
+use super::print::{CommandOutcome, finish, micros_text, print, print_error, print_note};
 use crate::base::clock::micros;
 use crate::base::pb::RateLimitRequest;
-use crate::base::random::random_u64;
-use crate::base::text::printable;
-use crate::base::text::to_pretty_json;
+use crate::base::table::{NumberAlignment, format_table};
 use crate::serve::http::json::request_from_json;
 use crate::settings::address::Target;
 use crate::settings::value::number::DurationRange;
 use crate::tools::bench::connection::{BenchTarget, BenchTls, CallError};
 use crate::tools::bench::key_space::KeySpace;
 use crate::tools::bench::load_generator::{self, LoadError, LoadPlan, LoadProgress};
-use crate::tools::bench::results::{BenchResults, StatedLimit};
+use crate::tools::bench::record::VerdictCounts;
+use crate::tools::bench::results::{BenchResults, LimitAccuracy, Percentiles, ServerUsage, StatedLimit};
 use crate::tools::bench::server_usage::UsageSource;
 use crate::tools::bench::template::{RequestMix, RequestTemplate};
 
@@ -145,7 +140,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 fn print_results(args: &Args, plan: &LoadPlan, results: &BenchResults) -> CommandOutcome {
     let outcome = if results.errors.is_empty() { CommandOutcome::Success } else { CommandOutcome::Failure };
     if !args.json {
-        return finish(print(report::text(plan, results)), outcome);
+        return finish(print(format_results(plan, results)), outcome);
     }
     let page = match to_pretty_json(results) {
         Ok(json) => json + "\n",
@@ -274,15 +269,100 @@ fn rate(text: &str) -> Result<f64, String> {
 }
 
 fn up_to_a_day(text: &str) -> Result<Duration, String> {
-    duration::parse(text, &DurationRange::new(Duration::from_millis(1), Duration::from_secs(86_400)))
+    parse_duration(text, &DurationRange::new(Duration::from_millis(1), Duration::from_secs(86_400)))
 }
 
 fn up_to_an_hour_or_zero(text: &str) -> Result<Duration, String> {
-    duration::parse(text, &DurationRange::new(Duration::from_millis(1), Duration::from_secs(3600)).or_zero())
+    parse_duration(text, &DurationRange::new(Duration::from_millis(1), Duration::from_secs(3600)).or_zero())
 }
 
 fn limit(text: &str) -> Result<StatedLimit, String> {
     let (hits, period) = text.split_once('/').ok_or("give HITS/DURATION, such as 100/90s")?;
     let hits = hits.parse().map_err(|_| format!("`{hits}` is not a number of hits"))?;
     Ok(StatedLimit { hits, period_us: micros(up_to_a_day(period)?) })
+}
+
+/// Formats the results.
+fn format_results(plan: &LoadPlan, results: &BenchResults) -> String {
+    let mut page = String::new();
+    let mut line = |name: &str, text: String| {
+        // Writing to a String does not fail.
+        let _ = writeln!(page, "{name:<11}{text}");
+    };
+    let load = match plan.rate {
+        Some(rate) => format!("open loop, {rate} calls per second due"),
+        None => format!("closed loop, {} streams on each", plan.streams),
+    };
+    let seconds = |time: Duration| format!("{} s", time.as_secs_f64());
+    line("load", format!("{}: {} connections, {load}, keys {}", plan.target.target, plan.connections, plan.keys));
+    line("measured", format!("{} after {} of warm-up", seconds(plan.duration), seconds(plan.warm_up)));
+    let VerdictCounts { ok, over_limit, unknown } = results.verdicts;
+    line("responses", format!("{}, {:.0} per second", results.answers, results.answers_per_second));
+    line("verdicts", format!("OK {ok}, OVER_LIMIT {over_limit}, UNKNOWN {unknown}"));
+    line("latency", format_percentiles(&results.latency_us));
+    line("", format!("{} calls took longer than Envoy's default timeout of 20 ms", results.later_than_20_ms));
+    if let Some(send_delay) = &results.send_delay_us {
+        line("send delay", format!("{} (part of the latency)", format_percentiles(send_delay)));
+    }
+    if let Some(ServerUsage { cpu_us_per_answer, cores, resident_bytes_before, resident_bytes }) = results.server {
+        let megabytes = |bytes: u64| bytes as f64 / 1e6;
+        line("server", format!("{cpu_us_per_answer:.2} us of CPU per response, {cores:.2} cores busy"));
+        let (before, after) = (megabytes(resident_bytes_before), megabytes(resident_bytes));
+        line("", format!("{after:.1} MB resident, {before:.1} MB after the warm-up"));
+    }
+    for (error, count) in &results.errors {
+        line("errors", format!("{count} times: {}", printable(error)));
+    }
+    page + &format_limits(results)
+}
+
+fn format_percentiles(percentiles: &Percentiles) -> String {
+    let Percentiles { p50, p90, p99, p99_9, p99_99, max, .. } = *percentiles;
+    [("p50", p50), ("p90", p90), ("p99", p99), ("p99.9", p99_9), ("p99.99", p99_99), ("max", max)]
+        .map(|(name, value)| format!("{name} {}", micros_text(value)))
+        .join("  ")
+}
+
+fn format_limits(results: &BenchResults) -> String {
+    let mut page = String::new();
+    if !results.limits.is_empty() {
+        page += "\nlimits, from the start of the warm-up\n";
+        page += &format_limit_table(&results.limits);
+    }
+    if results.unlimited > 0 {
+        page += &format!("{} descriptors have no reported limit; --limit states one\n", results.unlimited);
+    }
+    if results.not_evaluated > 0 {
+        page += &format!("{} descriptors were too many to evaluate\n", results.not_evaluated);
+    }
+    page
+}
+
+fn format_limit_table(limits: &[LimitAccuracy]) -> String {
+    let row = |limit: &LimitAccuracy| {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a period in microseconds")]
+        let period = micros_text((limit.period_seconds * 1e6) as u64);
+        let share = |hits: u64| format!("{hits} ({:.4} %)", hits as f64 / limit.requested.max(1) as f64 * 100.0);
+        vec![
+            format!("{} {}", printable(&limit.domain), printable(&limit.descriptor)),
+            format!("{} in {period}", limit.limit),
+            limit.counters.to_string(),
+            format!("{} of {}", limit.admitted, limit.requested),
+            format!("{} ({} over)", limit.max_in_a_period, limit.counters_over_in_a_period),
+            format!("{} ({} over)", limit.max_in_a_window, limit.counters_over_in_a_window),
+            share(limit.wrongly_admitted),
+            share(limit.wrongly_rejected),
+        ]
+    };
+    let headings = [
+        "DESCRIPTOR",
+        "LIMIT",
+        "COUNTERS",
+        "ADMITTED",
+        "MAX IN ANY PERIOD",
+        "MAX IN A WINDOW",
+        "LOG WOULD REJECT",
+        "LOG WOULD ADMIT",
+    ];
+    format_table(&headings, limits.iter().map(row), NumberAlignment::Left)
 }

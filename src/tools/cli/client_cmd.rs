@@ -9,12 +9,10 @@ use std::time::Duration;
 
 use tokio::runtime;
 
+use super::client::{ClientTls, RateLimitClient, TlsFiles, block_on};
+use super::flags::{descriptor, format_descriptor};
 use super::go_flags::{self, Flag, GivenFlags};
-use super::outcome::CommandOutcome;
-use super::print::{finish, print, print_error};
-use super::request_args::{descriptor, descriptor_text};
-use super::rpc_client::{RateLimitClient, block_on};
-use super::tls_args::{ClientTls, TlsFiles};
+use super::print::{CommandOutcome, finish, print, print_error};
 use crate::base::pb::{RateLimitDescriptor, RateLimitRequest};
 use crate::base::text::printable;
 use crate::serve::http::json::response_to_json;
@@ -96,8 +94,11 @@ fn usage_error(what: &str) -> CommandOutcome {
 }
 
 fn call(target: &Target, tls: Option<ClientTls>, request: &RateLimitRequest) -> CommandOutcome {
-    let shown: Vec<String> =
-        request.descriptors.iter().map(|descriptor| format!("[{}]", printable(&descriptor_text(descriptor)))).collect();
+    let shown: Vec<String> = request
+        .descriptors
+        .iter()
+        .map(|descriptor| format!("[{}]", printable(&format_descriptor(descriptor))))
+        .collect();
     let mut page =
         format!("dial string: {target}\ndomain: {}\ndescriptors: {}\n", printable(&request.domain), shown.join(" "));
     let response = block_on(runtime::Builder::new_current_thread(), async {

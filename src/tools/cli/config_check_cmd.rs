@@ -5,13 +5,11 @@
 //! (`..data`). Warnings go to standard error.
 
 use std::ffi::OsString;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use super::go_flags::{self, Flag};
-use super::outcome::CommandOutcome;
-use super::print::{finish, print, print_error};
+use super::print::{CommandOutcome, finish, print, print_error};
 use super::rule_files::{self, CheckedRules};
 use crate::base::text::printable;
 use crate::rules::compile::RuleText;

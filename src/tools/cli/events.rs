@@ -5,9 +5,8 @@ pub(super) mod args;
 mod delivery;
 mod report;
 
-use std::io;
-use std::process;
 use std::sync::Arc;
+use std::{io, process};
 
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
@@ -16,16 +15,14 @@ use self::acknowledge::{Acknowledgements, Outstanding};
 use self::args::{AckSource, Args};
 use self::delivery::Delivery;
 use self::report::{EventsError, Reporter};
-use super::outcome::CommandOutcome;
-use super::print::print_error;
-use super::stream_settings::stream_settings;
-use crate::base::text::printable;
+use super::print::{CommandOutcome, print_error};
+use super::traffic::read_stream_settings;
 use crate::decide::log::stream::group::{ConsumerName, GroupConsumer};
 use crate::settings::decision_log::StreamSettings;
 
 /// Prints records until there are no more, or until a signal.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    let settings = match stream_settings(&args.stream, args.url.as_deref()) {
+    let settings = match read_stream_settings(&args.stream, args.url.as_deref()) {
         Ok(settings) => settings,
         Err(problem) => {
             print_error(printable(&problem));

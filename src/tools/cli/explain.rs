@@ -6,10 +6,9 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use super::debug_listener;
-use super::outcome::CommandOutcome;
-use super::print::{finish, micros_text, print, print_error, truncated};
-use super::request_args::RequestArgs;
+use super::client::fetch_page;
+use super::flags::RequestArgs;
+use super::print::{CommandOutcome, finish, micros_text, print, print_error, truncated};
 use super::rule_files::{self, CheckedRules, settings_or_defaults};
 use crate::base::pb::RateLimitRequest;
 use crate::base::text::printable;
@@ -93,7 +92,7 @@ fn from_files(paths: &[PathBuf], request: &RateLimitRequest) -> Result<Explanati
 /// Fetches the explanation of a running server.
 fn from_server(target: &Target, request: &RateLimitRequest) -> Result<Explanation, String> {
     let body = request_to_json(request).map_err(|error| error.to_string())?;
-    let page = debug_listener::fetch(target, "/explain", Some(&body))?;
+    let page = fetch_page(target, "/explain", Some(&body))?;
     serde_json::from_slice(&page).map_err(|_| {
         format!("{target} answered, but not with an explanation; is it the debug listener of this version?")
     })

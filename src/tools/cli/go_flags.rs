@@ -5,8 +5,7 @@
 
 use std::ffi::OsString;
 
-use super::outcome::CommandOutcome;
-use super::print::{finish, print, print_error};
+use super::print::{CommandOutcome, finish, print, print_error};
 use crate::base::go_syntax::parse_bool;
 use crate::base::text::printable;
 

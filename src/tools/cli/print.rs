@@ -1,4 +1,4 @@
-//! Output of the commands: results to standard output, errors and progress to standard error.
+//! Output of the commands: results to standard output, errors and progress to standard error; and exit codes.
 //!
 //! A closed pipe, as after `head`, is neither an error nor a panic. Untrusted text (a value, the name of a file, the
 //! message of a server) is escaped first, so that it cannot control the terminal. There are no colours: output looks
@@ -6,10 +6,9 @@
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write as _};
+use std::process::ExitCode;
 
-use super::outcome::CommandOutcome;
-use crate::base::text::shortened;
-use crate::tools::simulate::results::share;
+use crate::base::text::printable;
 
 /// Writes text to standard output.
 pub(super) fn print(text: impl Display) -> io::Result<()> {
@@ -75,4 +74,25 @@ pub(super) fn part(part: u64, whole: u64) -> String {
 pub(super) fn counted(number: u64, what: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {what}{plural}")
+}
+
+/// Outcome of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CommandOutcome {
+    /// The command succeeded.
+    Success,
+    /// The command failed, or found problems.
+    Failure,
+    /// The command line or the settings are invalid.
+    UsageError,
+}
+
+impl From<CommandOutcome> for ExitCode {
+    fn from(outcome: CommandOutcome) -> Self {
+        match outcome {
+            CommandOutcome::Success => Self::SUCCESS,
+            CommandOutcome::Failure => Self::FAILURE,
+            CommandOutcome::UsageError => Self::from(2),
+        }
+    }
 }

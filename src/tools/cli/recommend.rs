@@ -1,7 +1,6 @@
 //! `recommend`: finds the smallest limits that reject few keys of recorded traffic.
 
-mod report;
-
+use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,26 +8,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::outcome::CommandOutcome;
-use super::print::{finish, print, print_error};
+use super::print::{CommandOutcome, counted, finish, micros_text, print, print_error};
 use super::rule_files::settings_or_defaults;
-use super::traffic_args::{
+use super::traffic::{
     Failure, compile, limit_paths, memory, nearest_hint, open_traffic, progress_bar, read_map, refuse_hashed_values,
 };
-use crate::base::text::printable;
-use crate::base::text::to_pretty_json;
+use crate::base::table::{NumberAlignment, format_table};
 use crate::rules::rule::set::RuleSet;
-use crate::settings::value::number::ByteSize;
-use crate::tools::recommend::collector::{CollectedDemand, CollectorOptions, DemandCollector};
-use crate::tools::recommend::demand::DemandSubject;
+use crate::settings::value::size::ByteSize;
+use crate::tools::html_report::render_recommendation;
+use crate::tools::recommend::demand::{CollectedDemand, CollectorOptions, DemandCollector, DemandSubject};
 use crate::tools::recommend::figures::{RecommendationParts, TrafficBasis};
-use crate::tools::recommend::page;
 use crate::tools::recommend::recommendation::{Recommendation, RejectedKeysGoal, SearchProgress, recommend};
-use crate::tools::recommend::results::RecommendationResults;
+use crate::tools::recommend::results::{
+    AlreadyRejected, BasisResults, CurvePoint, RecommendationResults, SmallestLimit, UseResults,
+};
 use crate::tools::recommend::verifier::Verifier;
 use crate::tools::replay::merge::MAX_FILES;
 use crate::tools::replay::replayer::{ReplayOptions, ReplayRules};
 use crate::tools::replay::source::{SourceOptions, SourceSummary, TrafficEvent};
+use crate::tools::simulate::results::share;
 use crate::tools::simulate::warnings;
 
 /// Arguments of `recommend`.
@@ -260,10 +259,10 @@ fn read(
 
 fn print_results(args: &Args, results: &RecommendationResults) -> Result<CommandOutcome, Failure> {
     if let Some(path) = &args.report {
-        let written = fs::write(path, page::html(results)?);
+        let written = fs::write(path, render_recommendation(results)?);
         written.map_err(|error| Failure::usage(printable(&format!("--report {}: {error}", path.display()))))?;
     }
-    let text = if args.json { to_pretty_json(results)? + "\n" } else { report::text(results) };
+    let text = if args.json { serde_json::to_string_pretty(results)? + "\n" } else { format_results(results) };
     let is_found = results.limits.iter().any(|limit| limit.recommended);
     let outcome = finish(print(text), if is_found { CommandOutcome::Success } else { CommandOutcome::Failure });
     if !is_found {
@@ -306,4 +305,145 @@ fn check_path(path: &str, rule_sets: &[Arc<RuleSet>]) -> Result<(), Failure> {
 fn search_bar() -> ProgressBar {
     let style = ProgressStyle::with_template("{elapsed_precise} [{bar:30}] searched {pos} of {len} kinds of limits");
     progress_bar(&[]).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// Shares of rejected keys in the text plot, in percent.
+const PLOTTED_PERCENT: [f64; 9] = [50.0, 20.0, 10.0, 5.0, 2.0, 1.0, 0.5, 0.1, 0.0];
+/// Width of a bar that stands for all keys.
+const BAR_WIDTH: f64 = 40.0;
+
+/// Formats the results.
+fn format_results(results: &RecommendationResults) -> String {
+    let mut page = String::new();
+    let mut line = |name: &str, text: String| {
+        // Writing to a String does not fail.
+        let _ = writeln!(page, "{name:<10}{text}");
+    };
+    let (rule, basis) = (&results.rule, &results.basis);
+    line("rule", printable(&format!("{}: {} ({})", rule.path, rule.limit, rule.location)));
+    line("basis", format_basis(basis));
+    line("", format!("{} to {}", basis.first, basis.last));
+    if let Some(already) = &basis.already_rejected {
+        line("rejected", format_already_rejected(already));
+    }
+    line("now", format!("rejects {} of the keys", format_part(rule.rejected_keys, basis.keys)));
+    let allowed = results.goal.rejected_keys;
+    line("goal", format!("at most {} of {} rejected", counted(allowed, "key"), basis.keys));
+    for warning in &results.warnings {
+        line("warning", printable(warning));
+    }
+    if let Some(first) = results.left_out_periods.first() {
+        let periods: Vec<&str> = results.left_out_periods.iter().map(|left_out| &*left_out.period).collect();
+        line("left out", format!("{}: {}", periods.join(", "), first.reason));
+    }
+    page += &format_uses(&results.uses);
+    page += &format_limits(results);
+    page += &format_curve(results);
+    if let Some(yaml) = &results.yaml {
+        // Values are escaped by the quotes of YAML.
+        let _ = write!(page, "\n{yaml}");
+    }
+    page
+}
+
+fn format_basis(basis: &BasisResults) -> String {
+    let BasisResults { keys, requests, hits, peeks, refunds, processes, .. } = *basis;
+    let mut text = format!("{} of {}", counted(requests, "request"), counted(keys, "key"));
+    if hits != requests {
+        text += &format!(", {hits} hits");
+    }
+    for (number, what) in [(peeks, "peek"), (refunds, "refund")] {
+        if number > 0 {
+            text += &format!(", {}", counted(number, what));
+        }
+    }
+    if processes > 1 {
+        text += &format!(", {processes} processes");
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a duration")]
+    let span = micros_text((basis.span_seconds * 1e6) as u64);
+    text + &format!(" in {span}")
+}
+
+fn format_already_rejected(already: &AlreadyRejected) -> String {
+    let AlreadyRejected { requests, keys, elsewhere, .. } = *already;
+    let mut text = format!(
+        "{requests} requests ({:.2} %) of {} were rejected already",
+        already.share * 100.0,
+        counted(keys, "key")
+    );
+    let by_limit = already.by_limit.iter().map(|(path, count)| format!("{count} by {path}"));
+    let elsewhere = (elsewhere > 0).then(|| format!("{elsewhere} by other rules or policies"));
+    let causes: Vec<String> = by_limit.chain(elsewhere).collect();
+    if !causes.is_empty() {
+        text += &format!(": {}", causes.join(", "));
+    }
+    printable(&text)
+}
+
+/// Formats a number and its share: `5 (2.50 %)`.
+fn format_part(part: u64, whole: u64) -> String {
+    format!("{part} ({:.2} %)", share(part, whole) * 100.0)
+}
+
+fn format_uses(uses: &[UseResults]) -> String {
+    let row = |used: &UseResults| {
+        let numbers = [used.p50, used.p90, used.p99, used.max].map(|number| number.to_string());
+        [format!("any {}", used.period)].into_iter().chain(numbers).collect::<Vec<_>>()
+    };
+    format!(
+        "\n{}",
+        format_table(&["HITS PER KEY IN", "P50", "P90", "P99", "MAX"], uses.iter().map(row), NumberAlignment::Left)
+    )
+}
+
+fn format_limits(results: &RecommendationResults) -> String {
+    let keys = results.basis.keys;
+    let row = |limit: &SmallestLimit| {
+        let mark = if limit.recommended { " *" } else { "" };
+        let number = |number: Option<u32>| number.map_or_else(String::new, |number| number.to_string());
+        let rejected = format_part(limit.rejected_keys, keys);
+        let rejected = match (&limit.verified, limit.requests_per_unit) {
+            (_, None) => format!("at least {rejected}"),
+            (Some(verified), _) if verified.rejected_keys == limit.rejected_keys => format!("{rejected}, verified"),
+            (Some(verified), _) => format!("{rejected}, replay: {}", verified.rejected_keys),
+            (None, _) => rejected,
+        };
+        vec![
+            format!("{}{mark}", limit.algorithm),
+            limit.period.clone(),
+            limit.requests_per_unit.map_or_else(|| "none".to_owned(), |limit| limit.to_string()),
+            number(limit.bucket_size.or(limit.queue_size)),
+            rejected,
+            limit
+                .verified
+                .map_or_else(String::new, |verified| format_part(verified.rejected_requests, verified.requests)),
+        ]
+    };
+    let headings = ["ALGORITHM", "PERIOD", "LIMIT", "BUCKET", "REJECTED KEYS", "REJECTED REQUESTS"];
+    let table = format_table(&headings, results.limits.iter().map(row), NumberAlignment::Left);
+    let mut page = format!("\n{table}");
+    if results.yaml.is_some() {
+        page += "* recommended: the algorithm and the period of the rule come first\n";
+    }
+    // Writing to a String does not fail.
+    let _ = writeln!(page, "leaky_bucket: callers wait for {} at most", micros_text(results.basis.max_delay_us));
+    page
+}
+
+/// Formats the smallest limit for several shares of rejected keys, with bars.
+fn format_curve(results: &RecommendationResults) -> String {
+    let mut points: Vec<&CurvePoint> = Vec::new();
+    for percent in PLOTTED_PERCENT {
+        let Some(point) = results.curve.iter().find(|point| point.share * 100.0 <= percent) else { continue };
+        if points.last() != Some(&point) {
+            points.push(point);
+        }
+    }
+    let rows = points.into_iter().map(|point| {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to the width")]
+        let width = (point.share * BAR_WIDTH).ceil() as usize;
+        vec![point.number.to_string(), format_part(point.keys, results.basis.keys), "#".repeat(width)]
+    });
+    format!("\n{}", format_table(&["LIMIT", "REJECTED KEYS", ""], rows, NumberAlignment::Left))
 }

@@ -4,9 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use super::outcome::CommandOutcome;
-use super::print::print_error;
-use crate::base::text::printable;
+use super::print::{CommandOutcome, print_error};
 use crate::rules::files::RuleLocation;
 use crate::rules::files::watch::WatchTiming;
 use crate::rules::source::{FilesConfig, SourceConfig};

@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
-use super::debug_listener;
-use super::outcome::CommandOutcome;
-use super::print::{finish, print, print_error};
+use super::client::fetch_page;
+use super::print::{CommandOutcome, finish, print, print_error};
 use crate::serve::fleet::report::{FleetPart, FleetReport};
 use crate::serve::report::{rules, top};
 use crate::settings::address::Target;
@@ -99,7 +98,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 
 fn page(args: &Args) -> Result<String, String> {
     let path = path(args);
-    let page = debug_listener::fetch(&args.addr, &path, None)?;
+    let page = fetch_page(&args.addr, &path, None)?;
     if args.json {
         // Strings in JSON are escaped already.
         return Ok(String::from_utf8_lossy(&page).into_owned() + "\n");

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::collector::DemandCollector;
-use super::demand::{DemandSubject, LimitDemand};
+use super::demand::{DemandCollector, DemandSubject, LimitDemand};
 use super::recommendation::{Recommendation, RejectedKeysGoal, max_wait_us};
 use super::results::{
     AlreadyRejected, BasisResults, GoalResults, RecommendationResults, SmallestLimit, SubjectResults, VerifiedFigures,

@@ -1,13 +1,16 @@
 //! Recommendation from the demand on a limit: use of the keys, smallest limits, and the one to paste.
+//!
+//! A search finds the smallest limit of a family: limits of one algorithm and period that differ in one number. It
+//! begins at the peak use, the most hits of a counter in any span of one period, less refunds.
 
-use super::demand::{DemandSubject, LimitDemand};
-use super::limit_shape::{FixedKeys, LimitFamily};
-use super::peak_use::{peaks_by_key, peaks_by_sequence, quantile};
+use super::demand::{ChargeSequence, DemandSubject, LimitDemand};
 use super::results::{CurvePoint, LeftOutPeriod, SmallestLimit, UseResults};
 use super::search::{SmallestByKey, admits_all, smallest_by_key};
-use crate::limit::Limit;
+use crate::base::clock::Time;
 use crate::limit::algorithm::{Algorithm, Capacity, Delay};
 use crate::limit::period::{Period, Unit};
+use crate::limit::request::Hits;
+use crate::limit::{Limit, LimitSpec};
 
 /// Units of the candidate periods.
 const UNITS: [Unit; 4] = [Unit::Second, Unit::Minute, Unit::Hour, Unit::Day];
@@ -281,4 +284,102 @@ impl From<&RecommendedLimit> for SmallestLimit {
             recommended: false,
         }
     }
+}
+
+/// Limits of one algorithm and period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitFamily {
+    /// Algorithm.
+    pub algorithm: Algorithm,
+    /// Period.
+    pub period: Period,
+    /// token_bucket and leaky_bucket: bound of the bucket, or queue, in multiples of `requests_per_unit`.
+    pub capacity_factor: u32,
+    /// Keys of the limit that a search does not change.
+    pub fixed_keys: FixedKeys,
+}
+
+/// Keys of a limit that a search does not change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FixedKeys {
+    /// `max_wait` in microseconds.
+    pub max_wait_us: Option<u64>,
+    /// Fixed windows of months follow the calendar.
+    pub calendar_months: bool,
+    /// Maximum `requests_per_unit` of a sliding_window_log.
+    pub log_max: u32,
+}
+
+impl LimitFamily {
+    /// The limit of `requests_per_unit`; `capacity` of a bucket or queue, in place of the largest one of the family.
+    ///
+    /// `None` if a limit cannot be so large.
+    pub fn limit(&self, requests_per_unit: u32, capacity: Option<u32>) -> Option<Limit> {
+        let properties = self.algorithm.properties();
+        let largest = requests_per_unit.saturating_mul(self.capacity_factor);
+        let capacity = capacity.unwrap_or(largest).max(1);
+        let FixedKeys { max_wait_us, calendar_months, log_max } = self.fixed_keys;
+        let spec = LimitSpec {
+            bucket_size: (properties.capacity == Capacity::BucketSize).then_some(capacity),
+            queue_size: (properties.capacity == Capacity::QueueSize).then_some(capacity),
+            max_wait_us,
+            calendar_months,
+            log_max,
+            ..LimitSpec::new(self.algorithm, requests_per_unit, self.period)
+        };
+        Limit::new(&spec).ok()
+    }
+
+    /// True if the limit has a bucket or a queue of its own size.
+    pub const fn has_capacity(&self) -> bool {
+        self.algorithm.properties().capacity.key().is_some()
+    }
+
+    /// Largest `requests_per_unit` of the family.
+    pub fn max_requests_per_unit(&self) -> u32 {
+        if self.algorithm.properties().has_log() { self.fixed_keys.log_max } else { u32::MAX }
+    }
+}
+
+/// Peak use of each sequence, in their order.
+pub(super) fn peaks_by_sequence(demand: &LimitDemand, period_us: u64) -> Vec<u64> {
+    demand.sequences.iter().map(|sequence| peak(sequence, period_us)).collect()
+}
+
+/// Peak use of each key, ascending: the highest of its counters.
+pub(super) fn peaks_by_key(demand: &LimitDemand, peaks: &[u64]) -> Vec<u64> {
+    let mut by_key = vec![0; demand.keys];
+    for (sequence, peak) in demand.sequences.iter().zip(peaks) {
+        by_key[sequence.key] = by_key[sequence.key].max(*peak);
+    }
+    by_key.sort_unstable();
+    by_key
+}
+
+/// Value at a quantile, by nearest rank; 0 without values.
+pub(super) fn quantile(ascending: &[u64], quantile: f64) -> u64 {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within the length")]
+    let rank = (quantile * ascending.len() as f64).ceil() as usize;
+    ascending.get(rank.max(1) - 1).copied().unwrap_or(0)
+}
+
+fn peak(sequence: &ChargeSequence, period_us: u64) -> u64 {
+    let signed = |hits: Hits| match hits {
+        Hits::Charge(hits) => i128::from(hits),
+        Hits::Refund(hits) => -i128::from(hits),
+        Hits::Peek => 0,
+    };
+    let charges = &sequence.charges;
+    let (mut oldest, mut sum, mut peak, mut now) = (0, 0, 0, Time::default());
+    for (newest, charge) in charges.iter().enumerate() {
+        sum += signed(charge.hits);
+        // As in the algorithms, time never runs backwards.
+        now = now.max(charge.at);
+        while oldest < newest && charges[oldest].at.plus_us(period_us) <= now {
+            sum -= signed(charges[oldest].hits);
+            oldest += 1;
+        }
+        peak = peak.max(sum);
+    }
+    u64::try_from(peak).unwrap_or(u64::MAX)
 }

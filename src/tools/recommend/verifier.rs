@@ -4,8 +4,7 @@
 
 use std::sync::Arc;
 
-use super::collector::KeySet;
-use super::demand::DemandSubject;
+use super::demand::{DemandSubject, KeySet};
 use super::results::VerifiedFigures;
 use crate::decide::results::DescriptorResults;
 use crate::limit::Limit;

@@ -1,13 +1,19 @@
-//! The rule, limit or policy that rejected a descriptor, as text.
+//! The rule, limit or policy that rejected a descriptor, and changes that would have let its hits pass.
+//!
+//! Changes are computed from the record of the decision. A number is only given if the record proves it: the state of a
+//! counter holds the hits that were used, so `before` decides under any other limit too. It holds for a change at that
+//! moment; an earlier change would have admitted other hits before, which only a simulation tells.
 
+use serde::Serialize;
+
+use super::time_range::time_text;
 use crate::decide::log::record::{
-    DecisionSource, DescriptorRecord, GlobalRecord, LimitRecord, OverrideRecord, RecordedVerdict, RuleRecord,
+    DecisionRecord, DecisionSource, DescriptorRecord, GlobalRecord, LimitRecord, OverrideRecord, RecordedVerdict,
+    RuleRecord,
 };
 use crate::limit::StorePolicy;
-use crate::limit::period::period_in_words;
+use crate::limit::algorithm::{Algorithm, Capacity};
 use crate::limit::regions::percent_text;
-
-use super::remedy::rejects;
 
 /// Formats a limit: `10 per minute token_bucket, bucket_size 20 (burst)`.
 pub fn limit_text(limit: &LimitRecord<'_>) -> String {
@@ -81,4 +87,142 @@ pub fn causes(descriptor: &DescriptorRecord<'_>) -> Vec<String> {
         causes.push(format!("{origin}{suffix}"));
     }
     causes
+}
+
+/// Change that would have let rejected hits pass a limit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "change", rename_all = "snake_case")]
+pub enum Remedy {
+    /// The same hits later.
+    Wait {
+        /// Earliest time, if nothing else is counted until then.
+        until: String,
+        /// Microseconds from the decision.
+        wait_us: u64,
+    },
+    /// No wait: the hits never pass.
+    NeverByWaiting {
+        /// Reason.
+        reason: NeverReason,
+    },
+    /// A larger limit, with the counter as it was.
+    Limit {
+        /// Key of the rule.
+        key: &'static str,
+        /// Smallest value that passes the hits without a delay that they did not accept.
+        value: u64,
+        /// Hits counted before.
+        counted: u64,
+        /// Delay that the request must accept besides, in microseconds.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        delay_us: Option<u64>,
+    },
+    /// A longer delay: there was room, but the wait was not accepted.
+    LongerDelay {
+        /// Delay in microseconds.
+        delay_us: u64,
+    },
+    /// Fewer hits in the request.
+    FewerHits {
+        /// Maximum number of hits.
+        hits: u64,
+    },
+    /// `shadow_mode` for the limit.
+    ShadowMode,
+    /// A store that answers, or another failure policy.
+    WorkingStore,
+}
+
+/// Reason why hits never pass a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NeverReason {
+    /// The limit is 0.
+    LimitIsZero,
+    /// There are more hits than the limit admits at once.
+    MoreHitsThanLimit,
+}
+
+/// A limit that rejected the hits of its descriptor.
+#[derive(Clone, Copy, Debug)]
+pub struct RejectingLimit<'r, 't> {
+    /// The decision.
+    pub decision: &'r DecisionRecord<'t>,
+    /// The descriptor.
+    pub descriptor: &'r DescriptorRecord<'t>,
+    /// The limit.
+    pub limit: &'r LimitRecord<'t>,
+}
+
+/// True if the limit rejected the hits, and does not only record.
+pub fn rejects(limit: &LimitRecord<'_>) -> bool {
+    !limit.shadow && !limit.candidate && limit.result.is_some_and(|result| !result.admitted)
+}
+
+impl RejectingLimit<'_, '_> {
+    /// Hits that have to fit: one for a peek.
+    fn hits(&self) -> u64 {
+        self.descriptor.hits.unsigned_abs().max(1)
+    }
+
+    /// Hits that the limit admits at once.
+    fn capacity(&self) -> u64 {
+        u64::from(self.limit.capacity.unwrap_or(self.limit.requests_per_unit))
+    }
+
+    /// Returns the changes, the simplest first.
+    pub fn remedies(&self) -> Vec<Remedy> {
+        let mut remedies: Vec<Remedy> = self.wait().into_iter().collect();
+        // Other parts of the service do not know the counter, or count a share of the limit.
+        if self.descriptor.decided_by == Some(DecisionSource::Counter) && self.limit.requests_per_unit > 0 {
+            remedies.extend(self.fewer_hits());
+            remedies.extend(self.larger_limit());
+        }
+        if self.descriptor.decided_by == Some(DecisionSource::Policy) {
+            remedies.push(Remedy::WorkingStore);
+        }
+        remedies.push(Remedy::ShadowMode);
+        remedies
+    }
+
+    fn wait(&self) -> Option<Remedy> {
+        let reason = match self.limit.result?.retry_after_us {
+            Some(wait_us) => {
+                let now_us = self.descriptor.now_us.unwrap_or(self.decision.time_us);
+                return Some(Remedy::Wait { until: time_text(now_us.saturating_add(wait_us)), wait_us });
+            }
+            None if self.limit.requests_per_unit == 0 => NeverReason::LimitIsZero,
+            None if self.hits() > self.capacity() => NeverReason::MoreHitsThanLimit,
+            None => return None,
+        };
+        Some(Remedy::NeverByWaiting { reason })
+    }
+
+    fn fewer_hits(&self) -> Option<Remedy> {
+        let result = self.limit.result?;
+        // A request behind others in a queue may be delayed for longer than it accepts, however few hits it has.
+        let is_delayed = self.limit.algorithm == Algorithm::LeakyBucket && result.reset_us > 0;
+        let hits = self.capacity().saturating_sub(result.before);
+        (!is_delayed && 0 < hits && hits < self.hits()).then_some(Remedy::FewerHits { hits })
+    }
+
+    fn larger_limit(&self) -> Option<Remedy> {
+        let result = self.limit.result?;
+        let counted = result.before;
+        let value = counted.checked_add(self.hits()).filter(|value| *value <= u64::from(u32::MAX))?;
+        let key = match self.limit.algorithm.properties().capacity {
+            Capacity::RequestsPerUnit => "requests_per_unit",
+            Capacity::BucketSize => "bucket_size",
+            Capacity::QueueSize => "queue_size",
+        };
+        // A request leaves a queue when everything before it has left.
+        let is_queue = self.limit.algorithm == Algorithm::LeakyBucket;
+        let delay_us = Some(result.reset_us).filter(|delay_us| is_queue && *delay_us > 0);
+        match delay_us {
+            Some(delay_us) if value <= self.capacity() => Some(Remedy::LongerDelay { delay_us }),
+            // A peek at a window that counts rejected hits passes a full one.
+            _ if value <= self.capacity() => None,
+            _ => Some(Remedy::Limit { key, value, counted, delay_us }),
+        }
+    }
 }

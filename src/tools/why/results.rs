@@ -2,9 +2,8 @@
 
 use serde::Serialize;
 
-use super::remedy::{RejectingLimit, Remedy, rejects};
-use super::rule_changes::RuleChange;
-use super::time_line::{AskedDecision, TimeLine};
+use super::rejection::{RejectingLimit, Remedy, rejects};
+use super::time_line::{KeptDecision, RuleChange, TimeLine};
 use super::time_range::time_text;
 use crate::decide::log::header::SettingsRecord;
 use crate::decide::log::record::{DecisionRecord, DecisionSource, RecordedVerdict};

@@ -2,18 +2,18 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use serde::Serialize;
 use smallvec::SmallVec;
 
-use super::nearest::NearestDescriptors;
-use super::question::{Likeness, Question, entries_text};
+use super::question::{Likeness, NearestDescriptors, Question, entries_text};
 use super::rejection;
-use super::rule_changes::HeaderFacts;
-use super::time_range::TimeRange;
+use super::time_range::{TimeRange, time_text};
+use crate::decide::log::header::{HeaderEvent, HeaderRecord, SettingsRecord};
 use crate::decide::log::record::{DecisionRecord, Record, RecordedVerdict};
 
 /// Number of different causes that are counted.
 const MAX_CAUSES: usize = 100;
-/// Number of processes whose last record is noted.
+/// Number of processes whose last record is noted, and whose rules are compared.
 const MAX_PROCESSES: usize = 10_000;
 /// Name of all further causes.
 const OTHER_CAUSES: &str = "other limits";
@@ -296,4 +296,73 @@ impl RangeCounts {
 fn extend(first_us: &mut Option<u64>, last_us: &mut Option<u64>, time_us: u64) {
     *first_us = Some(first_us.map_or(time_us, |first| first.min(time_us)));
     *last_us = Some(last_us.map_or(time_us, |last| last.max(time_us)));
+}
+
+/// Number of changes that are kept.
+const MAX_CHANGES: usize = 20;
+
+/// Start of a process, or another rule set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RuleChange {
+    /// Time in microseconds since the Unix epoch.
+    pub time_us: u64,
+    /// The same as RFC 3339.
+    pub time: String,
+    /// Reason for the header.
+    pub event: HeaderEvent,
+    /// Id of the process.
+    pub process: String,
+    /// Id of the rule set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rules: Option<String>,
+    /// Version that the control plane gives the rules.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+}
+
+/// Facts from headers.
+#[derive(Debug, Default)]
+pub(super) struct HeaderFacts {
+    /// Rule set of each process.
+    rules: HashMap<String, String>,
+    /// Changes within the range.
+    pub(super) changes: Vec<RuleChange>,
+    /// Number of changes that were left out.
+    pub(super) more_changes: u64,
+    /// Settings of the last header.
+    pub(super) settings: Option<SettingsRecord>,
+}
+
+impl HeaderFacts {
+    /// Takes note of a header.
+    pub(super) fn add(&mut self, header: &HeaderRecord, is_in_range: bool) {
+        self.settings = Some(header.settings.clone());
+        let id = header.rules.as_ref().map(|rules| rules.id.clone());
+        let before = id.clone().and_then(|id| {
+            let has_room = self.rules.len() < MAX_PROCESSES || self.rules.contains_key(&header.process);
+            has_room.then(|| self.rules.insert(header.process.clone(), id)).flatten()
+        });
+        let is_change = header.event == HeaderEvent::Start || header.event == HeaderEvent::Reload && before != id;
+        if !is_change || !is_in_range {
+            return;
+        }
+        if self.changes.len() == MAX_CHANGES {
+            self.more_changes += 1;
+            return;
+        }
+        self.changes.push(RuleChange {
+            time_us: header.time_us,
+            time: time_text(header.time_us),
+            event: header.event,
+            process: header.process.clone(),
+            rules: id,
+            version: header.rules.as_ref().and_then(|rules| rules.version.clone()),
+        });
+    }
+
+    /// Forgets the changes: the range moved.
+    pub(super) fn clear_changes(&mut self) {
+        self.changes.clear();
+        self.more_changes = 0;
+    }
 }

@@ -6,7 +6,7 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::tools::recommend::demand::{ChargeSequence, RecordedCharge};
-use tollkeeper::tools::recommend::limit_shape::{FixedKeys, LimitFamily};
+use tollkeeper::tools::recommend::recommendation::{FixedKeys, LimitFamily};
 use tollkeeper::tools::recommend::search::{SearchRange, admits_all, smallest};
 
 /// Largest limit of the scan.

@@ -14,7 +14,7 @@ use tollkeeper::limit::charge::{ChargeRequest, ChargeResult};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::tools::why::remedy::{RejectingLimit, Remedy};
+use tollkeeper::tools::why::rejection::{RejectingLimit, Remedy};
 
 use super::{Logs, NOON_US, changed, decision, descriptor};
 

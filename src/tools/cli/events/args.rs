@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::settings::value::number::DurationRange;
-use crate::tools::cli::duration;
+use crate::tools::cli::flags::parse_duration;
 
 /// Arguments of `events`.
 #[derive(Debug, clap::Args)]
@@ -61,5 +61,5 @@ Examples:
 Exit codes: 0 ended or stopped, 1 Redis or the output failed, 2 invalid usage or settings.";
 
 fn claim_after(text: &str) -> Result<Duration, String> {
-    duration::parse(text, &DurationRange::new(Duration::from_secs(1), Duration::from_secs(7 * 86_400)))
+    parse_duration(text, &DurationRange::new(Duration::from_secs(1), Duration::from_secs(7 * 86_400)))
 }

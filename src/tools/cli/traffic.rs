@@ -1,20 +1,20 @@
-//! Common parts of the commands that replay traffic: their files, bounds, progress and errors.
+//! Common parts of the commands that read recorded traffic: its files and streams, bounds, progress and errors.
 
-use std::fs;
+use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::{env, fs};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::outcome::CommandOutcome;
+use super::print::CommandOutcome;
 use super::rule_files::{self, CheckedRules};
-use super::stream_settings::stream_settings;
-use crate::base::text::printable;
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::rule::set::RuleSet;
 use crate::settings::Settings;
+use crate::settings::decision_log::{SinkSettings, StreamSettings};
 use crate::settings::value::SettingValue as _;
 use crate::settings::value::number::{ByteSize, ByteSizeRange};
 use crate::tools::replay::field_map::FieldMap;
@@ -115,7 +115,7 @@ pub(super) fn open_traffic(
 fn location(path: &Path) -> Result<TrafficLocation, Failure> {
     match path.to_str().and_then(|text| text.strip_prefix("redis:")) {
         None => Ok(TrafficLocation::File(path.to_owned())),
-        Some(key) => match stream_settings(key, None) {
+        Some(key) => match read_stream_settings(key, None) {
             Ok(stream) => Ok(TrafficLocation::Stream(Box::new(stream))),
             Err(problem) => Err(Failure::usage(printable(&format!("--traffic redis:{key}: {problem}")))),
         },
@@ -131,4 +131,26 @@ pub(super) fn progress_bar(paths: &[PathBuf]) -> ProgressBar {
     let style = ProgressStyle::with_template("{elapsed_precise} [{bar:30}] {bytes} of {total_bytes}, {msg}");
     let bar = sizes.map_or_else(ProgressBar::no_length, ProgressBar::new);
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// Reads the Redis of a stream from the environment, as the server does; `url` takes precedence.
+///
+/// # Errors
+/// The environment has problems, or names no Redis.
+pub(super) fn read_stream_settings(key: &str, url: Option<&str>) -> Result<StreamSettings, String> {
+    const SINK: &str = "TOLLKEEPER_DECISION_LOG";
+    const URL: &str = "TOLLKEEPER_DECISION_LOG_REDIS_URL";
+    if key.is_empty() || key.contains(',') || key.trim() != key {
+        return Err(format!("'{key}' is not the key of a stream: give one without commas, and no blanks around it"));
+    }
+    let is_replaced = |name: &OsString| name == SINK || (name == URL && url.is_some());
+    let mut vars: Vec<(OsString, OsString)> = env::vars_os().filter(|(name, _)| !is_replaced(name)).collect();
+    vars.push((SINK.into(), format!("redis:{key}").into()));
+    vars.extend(url.map(|url| (URL.into(), url.into())));
+    let (settings, _) = Settings::from_env(vars.into_iter()).map_err(|error| error.to_string())?;
+    let mut sinks = settings.decision_log.into_iter().flat_map(|log| log.sinks);
+    match sinks.next() {
+        Some(SinkSettings::Redis(stream)) => Ok(*stream),
+        _ => Err(format!("'{key}' is not the key of a stream")),
+    }
 }

@@ -1,4 +1,5 @@
-//! Request flags of `call`, `explain` and `bench`: a domain and descriptors, or a file like the body of `/json`.
+//! Flags that several commands share: a request as a domain and descriptors, or a file like the body of `/json`; and
+//! durations in the notation of settings, such as `5s` and `1m30s`.
 //!
 //! A descriptor is `key=value,key=value`, split at the first `=`; a backslash escapes `,`, `=` and `\`. A request file
 //! is needed for hits of a single descriptor, refunds, overrides, and values with control characters.
@@ -6,10 +7,13 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::base::pb::rate_limit_descriptor::Entry;
 use crate::base::pb::{RateLimitDescriptor, RateLimitRequest};
 use crate::serve::http::json::request_from_json;
+use crate::settings::value::SettingValue as _;
+use crate::settings::value::number::DurationRange;
 
 /// Request flags.
 #[derive(Debug, clap::Args)]
@@ -107,7 +111,7 @@ pub(super) fn descriptor(text: &str) -> Result<RateLimitDescriptor, String> {
 }
 
 /// Formats a descriptor so that [`descriptor`] parses it again, if it is UTF-8.
-pub(super) fn descriptor_text(descriptor: &RateLimitDescriptor) -> String {
+pub(super) fn format_descriptor(descriptor: &RateLimitDescriptor) -> String {
     let entry = |entry: &Entry| format!("{}={}", escaped(&entry.key, ",=\\"), escaped(&entry.value, ",\\"));
     descriptor.entries.iter().map(entry).collect::<Vec<_>>().join(",")
 }
@@ -121,4 +125,9 @@ fn escaped(bytes: &[u8], special: &str) -> String {
         text.push(character);
     }
     text
+}
+
+/// Parses a duration of `range`. The error says what to write.
+pub(super) fn parse_duration(text: &str, range: &DurationRange) -> Result<Duration, String> {
+    Duration::parse(text, range).map_err(|invalid| format!("{}; {}", invalid.what, invalid.fix))
 }
