@@ -50,7 +50,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum CliCommand {
     /// Serve decisions; the default without a subcommand
-    #[command(after_long_help = serve::help())]
+    #[command(after_long_help = serve::format_help())]
     Serve(serve::Args),
     /// Find all problems of rule files, or of the environment
     #[command(after_long_help = check::HELP)]
@@ -103,7 +103,7 @@ fn asks_for_help(argument: &OsString) -> bool {
 pub fn main(arguments: &[OsString]) -> ExitCode {
     let name = arguments.first().and_then(|name| Path::new(name).file_name()).and_then(|name| name.to_str());
     let outcome = match name {
-        Some("ratelimit") if !arguments.iter().any(asks_for_help) => serve::as_ratelimit(arguments),
+        Some("ratelimit") if !arguments.iter().any(asks_for_help) => serve::run_as_ratelimit(arguments),
         Some("config_check_cmd") => config_check_cmd::run(arguments),
         Some("client_cmd") => client_cmd::run(arguments),
         _ => match Cli::try_parse_from(arguments) {

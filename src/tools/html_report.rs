@@ -7,6 +7,7 @@ use plotters::prelude::*;
 
 use super::recommend::results::{CurvePoint, RecommendationResults};
 use super::simulate::results::{RejectedKeyResults, SimulationResults, TimelineResults};
+use crate::base::text::replace_unprintable;
 
 /// Limits with a plot of their own.
 const MAX_LIMIT_PLOTS: usize = 20;
@@ -106,7 +107,7 @@ pub fn render_simulation(results: &SimulationResults) -> Result<String, PageErro
         limit_plots: limit_plots.collect::<Result<_, PlotError>>()?,
         lists: lists.into_iter().filter(|list| !list.keys.is_empty()).collect(),
     };
-    Ok(page.render()?)
+    Ok(replace_unprintable(&page.render()?))
 }
 
 /// Formats results of a recommendation as an HTML page.
@@ -135,7 +136,8 @@ pub fn render_recommendation(results: &RecommendationResults) -> Result<String, 
         first_share: 1.0,
     };
     let curve = if results.curve.is_empty() { String::new() } else { curve.draw()? };
-    Ok(RecommendationPage { results, yaml: results.yaml.as_deref().unwrap_or_default(), uses, curve }.render()?)
+    let page = RecommendationPage { results, yaml: results.yaml.as_deref().unwrap_or_default(), uses, curve };
+    Ok(replace_unprintable(&page.render()?))
 }
 
 /// Filters of the templates.

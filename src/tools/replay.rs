@@ -6,7 +6,7 @@
 
 pub mod recorded;
 pub mod field_map;
-mod fields;
+mod rows;
 pub mod source;
 mod log_records;
 pub mod merge;

@@ -9,12 +9,14 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Deserialize;
 use tokio::runtime;
 
-use super::client::{ClientTls, TlsArgs, block_on, connection_hint};
+use super::client::{ClientTls, TlsArgs, block_on, suggest_connection_fix};
 use super::flags::{RequestArgs, parse_duration};
 use super::print::{CommandOutcome, finish, micros_text, print, print_error, print_note};
 use crate::base::clock::micros;
 use crate::base::pb::RateLimitRequest;
+use crate::base::random::random_u64;
 use crate::base::table::{NumberAlignment, format_table};
+use crate::base::text::{printable, to_pretty_json};
 use crate::serve::http::json::request_from_json;
 use crate::settings::address::Target;
 use crate::settings::value::number::DurationRange;
@@ -45,7 +47,7 @@ pub(super) struct Args {
     keys: KeySpace,
     /// Calls per second, sent when they are due (open loop); without it each call waits for the previous one (closed
     /// loop)
-    #[arg(long, value_name = "N", value_parser = rate)]
+    #[arg(long, value_name = "N", value_parser = parse_rate)]
     rate: Option<f64>,
     /// Number of connections
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1000))]
@@ -54,16 +56,16 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     streams: Option<u16>,
     /// Time of the measurement
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = up_to_a_day)]
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_up_to_a_day)]
     duration: Duration,
     /// Time of load before the measurement; 0 for none
-    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = up_to_an_hour_or_zero)]
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = parse_up_to_an_hour_or_zero)]
     warm_up: Duration,
     /// Time limit of a call, sent to the server as deadline
-    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = up_to_a_day)]
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_up_to_a_day)]
     timeout: Duration,
     /// Limit of every descriptor, if the server does not report it correctly, such as 100/90s
-    #[arg(long, value_name = "HITS/DURATION", value_parser = limit)]
+    #[arg(long, value_name = "HITS/DURATION", value_parser = parse_limit)]
     limit: Option<StatedLimit>,
     /// Process id of the server on this machine, to report its CPU time and memory
     #[arg(long, value_name = "PID", conflicts_with = "metrics", value_parser = clap::value_parser!(i32).range(1..))]
@@ -113,7 +115,7 @@ const DEFAULT_OPEN_STREAMS: u16 = 250;
 
 /// Runs the load and prints the results.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    let prepared = args.tls.read(&args.addr).and_then(|tls| Ok((plan(args, tls.as_ref())?, tls)));
+    let prepared = args.tls.read(&args.addr).and_then(|tls| Ok((build_plan(args, tls.as_ref())?, tls)));
     let (plan, tls) = match prepared {
         Ok(prepared) => prepared,
         Err(problem) => {
@@ -121,10 +123,10 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
             return CommandOutcome::UsageError;
         }
     };
-    let bar = progress_bar(&plan);
+    let bar = build_progress_bar(&plan);
     let recorded = block_on(runtime::Builder::new_multi_thread(), async {
-        let recorded = load_generator::run(plan.clone(), |progress| update(&bar, &plan, progress)).await;
-        recorded.map_err(|error| error_text(&error, &args.addr, tls.as_ref()))
+        let recorded = load_generator::run(plan.clone(), |progress| update_progress_bar(&bar, &plan, progress)).await;
+        recorded.map_err(|error| format_error(&error, &args.addr, tls.as_ref()))
     });
     bar.finish_and_clear();
     let results = match recorded {
@@ -156,7 +158,7 @@ fn print_results(args: &Args, plan: &LoadPlan, results: &BenchResults) -> Comman
 }
 
 /// Builds the progress bar, hidden if standard error is not a terminal.
-fn progress_bar(plan: &LoadPlan) -> ProgressBar {
+fn build_progress_bar(plan: &LoadPlan) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
@@ -165,7 +167,7 @@ fn progress_bar(plan: &LoadPlan) -> ProgressBar {
     ProgressBar::new(length).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-fn update(bar: &ProgressBar, plan: &LoadPlan, progress: LoadProgress) {
+fn update_progress_bar(bar: &ProgressBar, plan: &LoadPlan, progress: LoadProgress) {
     let LoadProgress { elapsed, responses, errors } = progress;
     let whole = plan.warm_up + plan.duration;
     bar.set_position(u64::try_from(elapsed.min(whole).as_millis()).unwrap_or(u64::MAX));
@@ -175,22 +177,22 @@ fn update(bar: &ProgressBar, plan: &LoadPlan, progress: LoadProgress) {
 }
 
 /// Formats the error of a run without a result.
-fn error_text(error: &LoadError, target: &Target, tls: Option<&ClientTls>) -> String {
+fn format_error(error: &LoadError, target: &Target, tls: Option<&ClientTls>) -> String {
     let hint = match error {
         LoadError::Connection(CallError::Unreachable(_)) => "; is the service running there?".to_owned(),
-        LoadError::Connection(failure) => connection_hint(target, tls, &failure.to_string()),
+        LoadError::Connection(failure) => suggest_connection_fix(target, tls, &failure.to_string()),
         LoadError::Other(_) => return error.to_string(),
     };
     format!("{target}: {error}{hint}")
 }
 
-fn plan(args: &Args, tls: Option<&ClientTls>) -> Result<LoadPlan, String> {
-    let run = random_letters();
+fn build_plan(args: &Args, tls: Option<&ClientTls>) -> Result<LoadPlan, String> {
+    let run = generate_letters();
     let template = |request| RequestTemplate::new(request, &run);
-    let mix = match args.request.file()? {
-        Some(file) => mix(&file.text, template).map_err(|why| format!("{}: {why}", file.name))?,
+    let mix = match args.request.read_file()? {
+        Some(file) => parse_mix(&file.text, template).map_err(|why| format!("{}: {why}", file.name))?,
         None => {
-            let mut request = args.request.flag_request();
+            let mut request = args.request.build_request();
             // 1 is the default of the protocol, and an unset field takes no bytes.
             request.hits_addend = if args.hits > 1 { args.hits } else { 0 };
             RequestMix::new([(1, template(request)?)])?
@@ -221,18 +223,18 @@ fn plan(args: &Args, tls: Option<&ClientTls>) -> Result<LoadPlan, String> {
 #[serde(deny_unknown_fields)]
 struct WeightedRequest {
     /// Frequency relative to the others.
-    #[serde(default = "one")]
+    #[serde(default = "default_weight")]
     weight: u32,
     /// The request, like the body of /json.
     request: serde_json::Value,
 }
 
-const fn one() -> u32 {
+const fn default_weight() -> u32 {
     1
 }
 
 /// Parses one request, or a list of requests with weights.
-fn mix(
+fn parse_mix(
     text: &[u8],
     template: impl Fn(RateLimitRequest) -> Result<RequestTemplate, String>,
 ) -> Result<RequestMix, String> {
@@ -251,7 +253,7 @@ fn mix(
 }
 
 /// Returns eight random letters.
-fn random_letters() -> String {
+fn generate_letters() -> String {
     let mut random = random_u64();
     let letter = || {
         let letter = char::from(b'a' + u8::try_from(random % 26).unwrap_or(0));
@@ -261,25 +263,25 @@ fn random_letters() -> String {
     std::iter::repeat_with(letter).take(8).collect()
 }
 
-fn rate(text: &str) -> Result<f64, String> {
+fn parse_rate(text: &str) -> Result<f64, String> {
     match text.replace('_', "").parse() {
         Ok(rate @ 0.001..=10_000_000.0) => Ok(rate),
         _ => Err("give calls per second, from 0.001 to 10000000".to_owned()),
     }
 }
 
-fn up_to_a_day(text: &str) -> Result<Duration, String> {
+fn parse_up_to_a_day(text: &str) -> Result<Duration, String> {
     parse_duration(text, &DurationRange::new(Duration::from_millis(1), Duration::from_secs(86_400)))
 }
 
-fn up_to_an_hour_or_zero(text: &str) -> Result<Duration, String> {
+fn parse_up_to_an_hour_or_zero(text: &str) -> Result<Duration, String> {
     parse_duration(text, &DurationRange::new(Duration::from_millis(1), Duration::from_secs(3600)).or_zero())
 }
 
-fn limit(text: &str) -> Result<StatedLimit, String> {
+fn parse_limit(text: &str) -> Result<StatedLimit, String> {
     let (hits, period) = text.split_once('/').ok_or("give HITS/DURATION, such as 100/90s")?;
     let hits = hits.parse().map_err(|_| format!("`{hits}` is not a number of hits"))?;
-    Ok(StatedLimit { hits, period_us: micros(up_to_a_day(period)?) })
+    Ok(StatedLimit { hits, period_us: micros(parse_up_to_a_day(period)?) })
 }
 
 /// Formats the results.

@@ -16,6 +16,7 @@ use crate::base::pb::rate_limit_response::rate_limit::Unit;
 use crate::base::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit};
 use crate::base::pb::{HeaderValue, RateLimitRequest, RateLimitResponse};
 use crate::base::table::{NumberAlignment, format_table};
+use crate::base::text::printable;
 use crate::serve::http::json::response_to_json;
 use crate::settings::address::Target;
 use crate::settings::value::number::DurationRange;
@@ -38,7 +39,7 @@ pub(super) struct Args {
     count: u32,
     /// Time limit of a call, sent to the server as deadline, which limits the delay of a leaky bucket too. Envoy's
     /// default is 20ms
-    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = timeout)]
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = parse_timeout)]
     timeout: Duration,
     /// Write each response as a line of JSON, like the body of /json
     #[arg(long)]
@@ -70,7 +71,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Sends the requests and prints the responses.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    let prepared = args.request.request().and_then(|request| Ok((request, args.tls.read(&args.addr)?)));
+    let prepared = args.request.read_request().and_then(|request| Ok((request, args.tls.read(&args.addr)?)));
     let (mut request, tls) = match prepared {
         Ok(prepared) => prepared,
         Err(problem) => {
@@ -90,7 +91,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     if shows_progress(args) {
         print_note("\r\u{1b}[K");
     }
-    let page = if args.json { String::new() } else { report.text() };
+    let page = if args.json { String::new() } else { report.format() };
     let outcome = match sent {
         Ok(written) => finish(written, CommandOutcome::Success),
         Err(problem) => {
@@ -133,7 +134,7 @@ fn shows_progress(args: &Args) -> bool {
     args.count > 1 && !args.json && io::stderr().is_terminal()
 }
 
-fn timeout(text: &str) -> Result<Duration, String> {
+fn parse_timeout(text: &str) -> Result<Duration, String> {
     parse_duration(text, &DurationRange::new(Duration::from_micros(1), Duration::from_secs(3600)))
 }
 
@@ -191,16 +192,16 @@ impl CallSummary {
         let is_new = self.count <= MAX_SHOWN || codes != self.codes || self.latencies_us.len() == 1;
         self.codes = codes;
         if is_new && self.shown < MAX_SHOWN {
-            self.show(&response);
+            self.add_rows(&response);
         }
         self.last = Some(response);
     }
 
     /// Formats the report; empty without a response.
-    fn text(mut self) -> String {
+    fn format(mut self) -> String {
         let Some(last) = self.last.take() else { return String::new() };
         if self.last_shown < self.number() {
-            self.show(&last);
+            self.add_rows(&last);
         }
         let headings = ["#", "DESCRIPTOR", "CODE", "LIMIT", "REMAINING", "RESET"];
         let skipped = usize::from(self.count == 1);
@@ -230,7 +231,7 @@ impl CallSummary {
         u32::try_from(self.latencies_us.len()).unwrap_or(u32::MAX)
     }
 
-    fn show(&mut self, response: &RateLimitResponse) {
+    fn add_rows(&mut self, response: &RateLimitResponse) {
         let number = self.number();
         if number > self.last_shown + 1 {
             let gap = ["...", "", "", "", "", ""];

@@ -10,9 +10,9 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::print::{CommandOutcome, counted, finish, print};
-use super::rule_files::{self, CheckedRules, settings_or_defaults};
+use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
 use crate::base::table::{NumberAlignment, format_table};
-use crate::base::text::printable;
+use crate::base::text::{printable, to_pretty_json};
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::diagnostic::{Diagnostic, Diagnostics};
 use crate::serve::server::startup;
@@ -100,7 +100,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let environment = args.env.then(report_variables);
     let rules = (!args.paths.is_empty() || args.defaults.is_some()).then(|| {
         let mut found = Diagnostics::default();
-        let options = rule_files::options(&settings_or_defaults(), args.defaults.as_deref(), &mut found);
+        let options = rule_files::build_options(&read_settings_or_defaults(), args.defaults.as_deref(), &mut found);
         let merge_domains = options.merge_domains || args.merge_domains;
         CheckedRules::read(&args.paths, &CompileOptions { merge_domains, ..options }, found)
     });
@@ -116,7 +116,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 fn format_text(rules: Option<&CheckedRules>, variables: Option<&[VariableReport]>) -> String {
     let mut page = String::new();
     if let Some(rules) = rules {
-        page += &rules.text();
+        page += &rules.format_problems();
         let (errors, warnings) = (rules.diagnostics.error_count(), rules.diagnostics.warning_count());
         let files = counted(rules.sources.len() as u64, "file");
         page += &format!("{files}, {}, {}\n", counted(errors, "error"), counted(warnings, "warning"));
@@ -170,14 +170,14 @@ fn report_variables() -> Vec<VariableReport> {
     // Without valid settings nothing else can be validated; the start fails by them.
     if let Ok((settings, _)) = Settings::from_env(std::env::vars_os()) {
         if has_regexes(&settings) {
-            row(&mut variables, PROMETHEUS_MAPPER_YAML.name())
+            find_or_add_row(&mut variables, PROMETHEUS_MAPPER_YAML.name())
                 .set("differs", "its regular expressions match whole names".to_owned());
         }
         for unusable in startup::unusable_files(&settings) {
-            row(&mut variables, unusable.setting).set("unusable", unusable.what);
+            find_or_add_row(&mut variables, unusable.setting).set("unusable", unusable.what);
         }
         for problem in startup::problems(&settings) {
-            let row = row(&mut variables, problem.setting());
+            let row = find_or_add_row(&mut variables, problem.setting());
             row.set("invalid", problem.what());
             row.prevents_start = true;
         }
@@ -192,7 +192,7 @@ fn has_regexes(settings: &Settings) -> bool {
 }
 
 /// The row of a variable; a new one if the variable is not set.
-fn row<'v>(variables: &'v mut Vec<VariableReport>, name: &str) -> &'v mut VariableReport {
+fn find_or_add_row<'v>(variables: &'v mut Vec<VariableReport>, name: &str) -> &'v mut VariableReport {
     let index = variables.iter().position(|variable| variable.name == name).unwrap_or_else(|| {
         let value = table::find(name).map(|setting| setting.default_text());
         let (name, disposition) = (name.to_owned(), "honoured");

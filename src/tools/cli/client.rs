@@ -53,18 +53,18 @@ impl RateLimitClient {
             Target::Unix(path) => format!("unix:{path}"),
         };
         let mut endpoint =
-            Endpoint::from_shared(address).map_err(|error| format!("{target}: {}", root_cause(&error)))?;
+            Endpoint::from_shared(address).map_err(|error| format!("{target}: {}", format_root_cause(&error)))?;
         if let Some(tls) = &tls {
             endpoint = endpoint
                 .tls_config(tls.tonic_config.clone())
-                .map_err(|error| format!("TLS: {}", root_cause(&error)))?;
+                .map_err(|error| format!("TLS: {}", format_root_cause(&error)))?;
         }
         let channel = endpoint.connect_timeout(CONNECT_TIMEOUT).connect().await.map_err(|error| {
-            let why = root_cause(&error);
+            let why = format_root_cause(&error);
             // A TLS error means that a server is there.
             let is_tls_error = ["certificate", "corrupt message", "fatal alert"].iter().any(|word| why.contains(word));
             let hint = match &tls {
-                Some(tls) if is_tls_error => tls.hint(&why),
+                Some(tls) if is_tls_error => tls.suggest_fix(&why),
                 _ => "is the service running there?",
             };
             format!("{target} cannot be reached: {why}; {hint}")
@@ -79,11 +79,11 @@ impl RateLimitClient {
         let sent = Instant::now();
         match self.rpc.should_rate_limit(request).await {
             Ok(response) => Ok(TimedResponse { response: response.into_inner(), latency: sent.elapsed() }),
-            Err(status) => Err(self.error_text(&status, sent.elapsed())),
+            Err(status) => Err(self.format_error(&status, sent.elapsed())),
         }
     }
 
-    fn error_text(&self, status: &Status, latency: Duration) -> String {
+    fn format_error(&self, status: &Status, latency: Duration) -> String {
         let target = &self.target;
         match status.code() {
             Code::Cancelled | Code::DeadlineExceeded if latency >= self.timeout => {
@@ -91,8 +91,8 @@ impl RateLimitClient {
             }
             // Only a status created by this client has a source.
             _ if status.source().is_some() => {
-                let why = root_cause(status);
-                let hint = connection_hint(target, self.tls.as_ref(), &why);
+                let why = format_root_cause(status);
+                let hint = suggest_connection_fix(target, self.tls.as_ref(), &why);
                 format!("{target} did not answer: {why}{hint}")
             }
             code => format!("{target} answered {code:?}: {}", printable(status.message())),
@@ -101,9 +101,9 @@ impl RateLimitClient {
 }
 
 /// Suggests what to check after a connection failed; completes the error text.
-pub(super) fn connection_hint(target: &Target, tls: Option<&ClientTls>, why: &str) -> String {
+pub(super) fn suggest_connection_fix(target: &Target, tls: Option<&ClientTls>, why: &str) -> String {
     match (target, tls) {
-        (_, Some(tls)) => format!("; {}", tls.hint(why)),
+        (_, Some(tls)) => format!("; {}", tls.suggest_fix(why)),
         (Target::Tcp(_), None) => "; the server may require TLS; see --tls".to_owned(),
         (Target::Unix(_), None) => String::new(),
     }
@@ -119,7 +119,7 @@ pub(super) fn block_on<T>(
 }
 
 /// Formats the innermost source of an error, which names the reason.
-fn root_cause(error: &dyn Error) -> String {
+fn format_root_cause(error: &dyn Error) -> String {
     let mut last = error;
     while let Some(source) = last.source() {
         last = source;
@@ -218,7 +218,7 @@ impl ClientTls {
     }
 
     /// Suggests what to check after a server ended the connection for this reason.
-    pub(super) fn hint(&self, why: &str) -> &'static str {
+    pub(super) fn suggest_fix(&self, why: &str) -> &'static str {
         if why.contains("peer certificate") {
             "see --ca and --server-name"
         } else if why.contains("corrupt message") {

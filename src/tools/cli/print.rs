@@ -8,7 +8,7 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, Write as _};
 use std::process::ExitCode;
 
-use crate::base::text::printable;
+use crate::base::text::shortened;
 
 /// Writes text to standard output.
 pub(super) fn print(text: impl Display) -> io::Result<()> {

@@ -9,11 +9,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::print::{CommandOutcome, counted, finish, micros_text, print, print_error};
-use super::rule_files::settings_or_defaults;
+use super::rule_files::read_settings_or_defaults;
 use super::traffic::{
-    Failure, compile, limit_paths, memory, nearest_hint, open_traffic, progress_bar, read_map, refuse_hashed_values,
+    Failure, build_progress_bar, compile_rules, list_limit_paths, open_traffic, parse_memory, read_map,
+    refuse_hashed_values, suggest_nearest,
 };
 use crate::base::table::{NumberAlignment, format_table};
+use crate::base::text::{printable, to_pretty_json};
 use crate::rules::rule::set::RuleSet;
 use crate::settings::value::size::ByteSize;
 use crate::tools::html_report::render_recommendation;
@@ -40,7 +42,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     traffic: Vec<PathBuf>,
     /// Keys that may be rejected: a share with %, or a number
-    #[arg(long, value_name = "SHARE", default_value = "0.1%", value_parser = goal)]
+    #[arg(long, value_name = "SHARE", default_value = "0.1%", value_parser = parse_goal)]
     rejected_keys: RejectedKeysGoal,
     /// Rules with the limit, in place of the recorded ones
     #[arg(long, value_name = "FILE", num_args = 1..)]
@@ -55,7 +57,7 @@ pub(super) struct Args {
     #[arg(long)]
     json: bool,
     /// Memory of the recorded charges, and of the counters of each replay
-    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = memory)]
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_memory)]
     memory: ByteSize,
     /// Number of keys that are read; further ones are left out
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..))]
@@ -83,7 +85,7 @@ Examples:
 Exit codes: 0 limits found, 1 there is no such limit, or the rules or the traffic have errors, 2 invalid usage.";
 
 /// Parses a share with `%`, or a number of keys.
-fn goal(text: &str) -> Result<RejectedKeysGoal, String> {
+fn parse_goal(text: &str) -> Result<RejectedKeysGoal, String> {
     let invalid = || "write a share, such as 0.1%, or a number of keys".to_owned();
     let Some(percent) = text.strip_suffix('%') else {
         return text.parse().map(RejectedKeysGoal::Keys).map_err(|_| invalid());
@@ -99,7 +101,7 @@ fn goal(text: &str) -> Result<RejectedKeysGoal, String> {
 
 /// Recommends, and prints the results.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    match recommended(args) {
+    match recommend_from_traffic(args) {
         Ok(outcome) => outcome,
         Err(Failure { outcome, problem }) => {
             print_error(problem);
@@ -118,11 +120,11 @@ struct Input<'a> {
     rule_sets: Vec<Arc<RuleSet>>,
 }
 
-fn recommended(args: &Args) -> Result<CommandOutcome, Failure> {
+fn recommend_from_traffic(args: &Args) -> Result<CommandOutcome, Failure> {
     check_usage(args)?;
-    let settings = settings_or_defaults();
+    let settings = read_settings_or_defaults();
     let map = args.map.as_deref().map(read_map).transpose()?;
-    let fixed = (!args.rules.is_empty()).then(|| compile("--rules", &args.rules, &settings)).transpose()?;
+    let fixed = (!args.rules.is_empty()).then(|| compile_rules("--rules", &args.rules, &settings)).transpose()?;
     let replay = ReplayOptions { memory_bytes: args.memory.0, behaviour: Arc::new(settings.decisions.clone()) };
     let rule_sets: Vec<_> = fixed.iter().cloned().collect();
     if !rule_sets.is_empty() {
@@ -136,7 +138,7 @@ fn recommended(args: &Args) -> Result<CommandOutcome, Failure> {
         let problem = printable(&format!("no request of the traffic charged {}", args.rule));
         return Err(Failure { outcome: CommandOutcome::Failure, problem });
     };
-    let results = input.results(collected, &subject, &basis)?;
+    let results = input.build_results(collected, &subject, &basis)?;
     print_results(args, &results)
 }
 
@@ -148,7 +150,7 @@ impl Input<'_> {
         let mut is_cut = false;
         let rule_sets = &mut self.rule_sets;
         let is_fixed = matches!(self.rules, ReplayRules::Fixed(_));
-        let summary = read(&self.args.traffic, &self.sources, |event| {
+        let summary = read_traffic(&self.args.traffic, &self.sources, |event| {
             match event {
                 TrafficEvent::Request(request) => is_cut = !collector.add(request)?,
                 TrafficEvent::Header(header) => {
@@ -166,18 +168,18 @@ impl Input<'_> {
             let problem = "the traffic has no requests".to_owned();
             return Err(Failure { outcome: CommandOutcome::Failure, problem });
         }
-        let basis = TrafficBasis::new(&collector, is_cut, warnings::of_input(&collector.log, summary));
+        let basis = TrafficBasis::new(&collector, is_cut, warnings::collect_of_input(&collector.log, summary));
         Ok((collector.finish(), basis))
     }
 
     /// Searches, and verifies what was found.
-    fn results(
+    fn build_results(
         &self,
         CollectedDemand { demand, keys }: CollectedDemand,
         subject: &DemandSubject,
         basis: &TrafficBasis,
     ) -> Result<RecommendationResults, Failure> {
-        let bar = search_bar();
+        let bar = build_search_bar();
         let progress = |SearchProgress { done, of }| {
             bar.set_length(of as u64);
             bar.set_position(done as u64);
@@ -211,7 +213,7 @@ impl Input<'_> {
     /// Replays the first `requests` requests again.
     fn verify(&self, mut verifier: Verifier, requests: u64) -> Result<Verifier, Failure> {
         let mut left = requests;
-        read(&self.args.traffic, &self.sources, |event| {
+        read_traffic(&self.args.traffic, &self.sources, |event| {
             match event {
                 TrafficEvent::Request(request) => {
                     verifier.add(request)?;
@@ -234,14 +236,14 @@ fn add_rules(rule_sets: &mut Vec<Arc<RuleSet>>, rules: Option<&Arc<RuleSet>>) {
 }
 
 /// Reads traffic until `each` returns false, with a progress bar.
-fn read(
+fn read_traffic(
     paths: &[PathBuf],
     sources: &SourceOptions,
     mut each: impl FnMut(&TrafficEvent) -> Result<bool, Failure>,
 ) -> Result<SourceSummary, Failure> {
     let bytes = Arc::new(AtomicU64::new(0));
     let mut traffic = open_traffic(paths, sources, &bytes)?;
-    let bar = progress_bar(paths);
+    let bar = build_progress_bar(paths);
     let mut events: u64 = 0;
     while let Some(event) = traffic.next_event()? {
         events += 1;
@@ -262,7 +264,7 @@ fn print_results(args: &Args, results: &RecommendationResults) -> Result<Command
         let written = fs::write(path, render_recommendation(results)?);
         written.map_err(|error| Failure::usage(printable(&format!("--report {}: {error}", path.display()))))?;
     }
-    let text = if args.json { serde_json::to_string_pretty(results)? + "\n" } else { format_results(results) };
+    let text = if args.json { to_pretty_json(results)? + "\n" } else { format_results(results) };
     let is_found = results.limits.iter().any(|limit| limit.recommended);
     let outcome = finish(print(text), if is_found { CommandOutcome::Success } else { CommandOutcome::Failure });
     if !is_found {
@@ -286,7 +288,7 @@ fn check_usage(args: &Args) -> Result<(), Failure> {
 
 /// Checks that one of the rule sets has the limit.
 fn check_path(path: &str, rule_sets: &[Arc<RuleSet>]) -> Result<(), Failure> {
-    let paths = || rule_sets.iter().flat_map(|rules| limit_paths(rules));
+    let paths = || rule_sets.iter().flat_map(|rules| list_limit_paths(rules));
     if paths().any(|known| known == path) {
         return Ok(());
     }
@@ -296,15 +298,15 @@ fn check_path(path: &str, rule_sets: &[Arc<RuleSet>]) -> Result<(), Failure> {
     } else if rule_sets.is_empty() {
         "the traffic has no rules (give --rules)".to_owned()
     } else {
-        format!("--rule {path}: the rules have no limit of that path{}", nearest_hint(paths(), path))
+        format!("--rule {path}: the rules have no limit of that path{}", suggest_nearest(paths(), path))
     };
     Err(Failure::usage(printable(&problem)))
 }
 
 /// Builds the progress bar of the search, hidden if standard error is not a terminal.
-fn search_bar() -> ProgressBar {
+fn build_search_bar() -> ProgressBar {
     let style = ProgressStyle::with_template("{elapsed_precise} [{bar:30}] searched {pos} of {len} kinds of limits");
-    progress_bar(&[]).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    build_progress_bar(&[]).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
 /// Shares of rejected keys in the text plot, in percent.

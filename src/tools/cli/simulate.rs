@@ -7,11 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::print::{CommandOutcome, counted, finish, micros_text, print, print_error, truncated};
-use super::rule_files::settings_or_defaults;
+use super::rule_files::read_settings_or_defaults;
 use super::traffic::{
-    Failure, compile, limit_paths, memory, nearest_hint, open_traffic, progress_bar, read_map, refuse_hashed_values,
+    Failure, build_progress_bar, compile_rules, list_limit_paths, open_traffic, parse_memory, read_map,
+    refuse_hashed_values, suggest_nearest,
 };
 use crate::base::table::{NumberAlignment, format_table};
+use crate::base::text::{printable, to_pretty_json};
 use crate::base::threads::thread_cpu_time;
 use crate::rules::rule::set::RuleSet;
 use crate::settings::value::size::ByteSize;
@@ -55,7 +57,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1000))]
     top: u16,
     /// Memory of the counters of each replay
-    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = memory)]
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_memory)]
     memory: ByteSize,
     /// Number of keys that are told apart in each replay; beyond it they are estimated
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..))]
@@ -97,10 +99,11 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 
 fn simulate(args: &Args) -> Result<CommandOutcome, Failure> {
     check_usage(args)?;
-    let settings = settings_or_defaults();
+    let settings = read_settings_or_defaults();
     let map = args.map.as_deref().map(read_map).transpose()?;
-    let new = (!args.rules.is_empty()).then(|| compile("--rules", &args.rules, &settings)).transpose()?;
-    let against = (!args.against.is_empty()).then(|| compile("--against", &args.against, &settings)).transpose()?;
+    let new = (!args.rules.is_empty()).then(|| compile_rules("--rules", &args.rules, &settings)).transpose()?;
+    let against =
+        (!args.against.is_empty()).then(|| compile_rules("--against", &args.against, &settings)).transpose()?;
     check_subjects(args, new.as_deref(), against.as_deref())?;
     let fixed: Vec<Arc<RuleSet>> = new.iter().chain(&against).cloned().collect();
     let old = match (&new, against, &map) {
@@ -129,7 +132,7 @@ fn replay(
 ) -> Result<SimulationResults, Failure> {
     let bytes = Arc::new(AtomicU64::new(0));
     let mut traffic = open_traffic(&args.traffic, sources, &bytes)?;
-    let bar = progress_bar(&args.traffic);
+    let bar = build_progress_bar(&args.traffic);
     let started = thread_cpu_time();
     while let Some(event) = traffic.next_event()? {
         match event {
@@ -158,8 +161,8 @@ fn replay(
     let decode_seconds = traffic.decode_time.as_secs_f64();
     let speed = ReplaySpeed::new(simulation.replayed(), simulation.requests, replay_seconds, decode_seconds);
     let mut results = SimulationResults::new(simulation, traffic.summary, speed, args.top.into());
-    let of_rules = fixed.iter().flat_map(|rules| warnings::of_rules(rules));
-    results.warnings = warnings::warnings(simulation, traffic.summary, &results).into_iter().chain(of_rules).collect();
+    let of_rules = fixed.iter().flat_map(|rules| warnings::collect_of_rules(rules));
+    results.warnings = warnings::collect(simulation, traffic.summary, &results).into_iter().chain(of_rules).collect();
     results.conditions = args.fail_if.iter().map(|condition| condition.evaluate(&results)).collect();
     Ok(results)
 }
@@ -169,7 +172,7 @@ fn print_results(args: &Args, results: &SimulationResults) -> Result<CommandOutc
         let written = fs::write(path, render_simulation(results)?);
         written.map_err(|error| Failure::usage(printable(&format!("--report {}: {error}", path.display()))))?;
     }
-    let page = if args.json { serde_json::to_string_pretty(results)? + "\n" } else { format_results(results) };
+    let page = if args.json { to_pretty_json(results)? + "\n" } else { format_results(results) };
     let fails = results.conditions.iter().any(|condition| condition.fails);
     let outcome = if fails { CommandOutcome::Failure } else { CommandOutcome::Success };
     let outcome = finish(print(page), outcome);
@@ -189,7 +192,7 @@ fn check_usage(args: &Args) -> Result<(), Failure> {
         "standard input (-) can be read only once".to_owned()
     } else if map.is_some() && rules.is_empty() {
         "--map needs --rules: such traffic has no rules of its own".to_owned()
-    } else if map.is_some() && against.is_empty() && fail_if.iter().any(FailCondition::compares) {
+    } else if map.is_some() && against.is_empty() && fail_if.iter().any(FailCondition::needs_old_rules) {
         "newly_rejected and newly_admitted need --against".to_owned()
     } else {
         return Ok(());
@@ -200,11 +203,11 @@ fn check_usage(args: &Args) -> Result<(), Failure> {
 /// Checks that the rules have the limits of all conditions.
 fn check_subjects(args: &Args, new: Option<&RuleSet>, against: Option<&RuleSet>) -> Result<(), Failure> {
     let Some(new) = new else { return Ok(()) };
-    let paths = || [Some(new), against].into_iter().flatten().flat_map(limit_paths);
+    let paths = || [Some(new), against].into_iter().flatten().flat_map(list_limit_paths);
     for condition in &args.fail_if {
         let Some(subject) = condition.subject() else { continue };
         if !paths().any(|path| path == subject) {
-            let hint = nearest_hint(paths(), subject);
+            let hint = suggest_nearest(paths(), subject);
             let problem = format!("--fail-if '{condition}': the rules have no limit '{subject}'{hint}");
             return Err(Failure::usage(printable(&problem)));
         }

@@ -11,6 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::print::CommandOutcome;
 use super::rule_files::{self, CheckedRules};
+use crate::base::text::printable;
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::rule::set::RuleSet;
 use crate::settings::Settings;
@@ -41,17 +42,17 @@ impl<E: std::error::Error> From<E> for Failure {
 }
 
 /// Parses the memory of counters.
-pub(super) fn memory(text: &str) -> Result<ByteSize, String> {
-    const SIZES: ByteSizeRange = ByteSizeRange::new(1 << 20, 1 << 40);
+pub(super) fn parse_memory(text: &str) -> Result<ByteSize, String> {
+    const SIZES: SizeRange = SizeRange::new(1 << 20, 1 << 40);
     ByteSize::parse(text, &SIZES).map_err(|invalid| format!("{}; {}", invalid.what, invalid.fix))
 }
 
 /// Compiles the rules of a flag.
-pub(super) fn compile(flag: &str, paths: &[PathBuf], settings: &Settings) -> Result<Arc<RuleSet>, Failure> {
+pub(super) fn compile_rules(flag: &str, paths: &[PathBuf], settings: &Settings) -> Result<Arc<RuleSet>, Failure> {
     let mut found = Diagnostics::default();
-    let options = rule_files::options(settings, None, &mut found);
+    let options = rule_files::build_options(settings, None, &mut found);
     let rules = CheckedRules::read(paths, &options, found);
-    let problem = || format!("the rules of {flag} have errors\n{}", rules.text().trim_end());
+    let problem = || format!("the rules of {flag} have errors\n{}", rules.format_problems().trim_end());
     match rules.set {
         Some(set) => Ok(Arc::new(set)),
         None => Err(Failure { outcome: CommandOutcome::Failure, problem: problem() }),
@@ -69,12 +70,12 @@ pub(super) fn read_map(path: &Path) -> Result<FieldMap, Failure> {
 }
 
 /// Paths of all limits.
-pub(super) fn limit_paths(rules: &RuleSet) -> impl Iterator<Item = String> {
+pub(super) fn list_limit_paths(rules: &RuleSet) -> impl Iterator<Item = String> {
     rules.rules().flat_map(|compiled| (0..compiled.limits.len()).map(|index| compiled.rule.limit_path(index)))
 }
 
 /// Names the most similar paths, for a message about an unknown one; empty without paths.
-pub(super) fn nearest_hint(paths: impl Iterator<Item = String>, wanted: &str) -> String {
+pub(super) fn suggest_nearest(paths: impl Iterator<Item = String>, wanted: &str) -> String {
     const MAX_NAMED: usize = 3;
     /// Likeness from 0 to 1 that a path after the first needs.
     const MIN_LIKENESS: f64 = 0.8;
@@ -107,12 +108,12 @@ pub(super) fn open_traffic(
     sources: &SourceOptions,
     bytes: &Arc<AtomicU64>,
 ) -> Result<MergedTraffic, Failure> {
-    let locations: Vec<TrafficLocation> = paths.iter().map(|path| location(path)).collect::<Result<_, _>>()?;
+    let locations: Vec<TrafficLocation> = paths.iter().map(|path| parse_location(path)).collect::<Result<_, _>>()?;
     Ok(MergedTraffic::open(&locations, sources, bytes)?)
 }
 
 /// Returns the location of traffic; a stream is in the Redis of the server's settings.
-fn location(path: &Path) -> Result<TrafficLocation, Failure> {
+fn parse_location(path: &Path) -> Result<TrafficLocation, Failure> {
     match path.to_str().and_then(|text| text.strip_prefix("redis:")) {
         None => Ok(TrafficLocation::File(path.to_owned())),
         Some(key) => match read_stream_settings(key, None) {
@@ -123,7 +124,7 @@ fn location(path: &Path) -> Result<TrafficLocation, Failure> {
 }
 
 /// Builds the progress bar over the bytes of all files, hidden if standard error is not a terminal.
-pub(super) fn progress_bar(paths: &[PathBuf]) -> ProgressBar {
+pub(super) fn build_progress_bar(paths: &[PathBuf]) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }

@@ -8,13 +8,12 @@ use std::{env, io};
 
 use indicatif::ProgressBar;
 
-use super::flags::{descriptor, parse_duration};
+use super::flags::{parse_descriptor, parse_duration};
 use super::print::{CommandOutcome, counted, finish, micros_text, print, print_error, truncated};
-use super::traffic::{progress_bar, read_stream_settings};
+use super::traffic::{build_progress_bar, read_stream_settings};
 use crate::base::clock::micros;
 use crate::base::pb::RateLimitDescriptor;
-use crate::base::text::printable;
-use crate::base::text::to_pretty_json;
+use crate::base::text::{printable, to_pretty_json};
 use crate::decide::log::reader::{ReadError, RecordReader};
 use crate::decide::log::record::{DescriptorRecord, LimitRecord, RecordedVerdict};
 use crate::decide::log::stream::input::{EntryRange, StreamInput};
@@ -22,8 +21,8 @@ use crate::decide::log::values::ValueForm;
 use crate::limit::request::Entry;
 use crate::settings::Settings;
 use crate::settings::value::number::DurationRange;
-use crate::tools::why::question::{Question, entries_text};
-use crate::tools::why::rejection::{NeverReason, Remedy, decider_text, limit_text, origin_text};
+use crate::tools::why::question::{Question, format_entries};
+use crate::tools::why::rejection::{NeverReason, Remedy, format_decider, format_limit, format_origin};
 use crate::tools::why::results::{LimitRemedies, ShownDecision, WhyResults};
 use crate::tools::why::time_line::{RuleChange, ShownDecisions, TimeLine};
 use crate::tools::why::time_range::{AskedTime, TimeRange};
@@ -35,7 +34,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "DOMAIN")]
     domain: String,
     /// All entries of a descriptor, outermost first. A backslash escapes `,` `=` and `\`
-    #[arg(long, value_name = "K=V,K=V", value_parser = descriptor)]
+    #[arg(long, value_name = "K=V,K=V", value_parser = parse_descriptor)]
     descriptor: RateLimitDescriptor,
     /// Decision logs: files, plain or compressed (zstd, gzip), redis:STREAM, or - for standard input
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
@@ -44,7 +43,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME")]
     at: Option<AskedTime>,
     /// Time to show before and after --at
-    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = window, requires = "at")]
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse_window, requires = "at")]
     window: Duration,
     /// Show admitted requests too
     #[arg(long)]
@@ -75,7 +74,7 @@ Examples:
 
 Exit codes: 0 requests were found, 1 none were found or a log cannot be read, 2 invalid usage.";
 
-fn window(text: &str) -> Result<Duration, String> {
+fn parse_window(text: &str) -> Result<Duration, String> {
     const WINDOWS: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(366 * 86_400));
     parse_duration(text, &WINDOWS)
 }
@@ -86,7 +85,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
         print_error("standard input (-) can be read only once");
         return CommandOutcome::UsageError;
     }
-    let hash = match hash_form() {
+    let hash = match read_hash_form() {
         Ok(hash) => hash,
         Err(problem) => {
             print_error(printable(&problem));
@@ -100,7 +99,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let mut line = TimeLine::new(question, range, ShownDecisions { admitted: args.all, max: args.max.into() });
     let mut outcome = CommandOutcome::Success;
     for path in &args.log {
-        let added = open(path, range).and_then(|log| add_records(log, &mut line));
+        let added = open_log(path, range).and_then(|log| add_records(log, &mut line));
         if let Err(problem) = added {
             print_error(printable(&problem));
             outcome = CommandOutcome::Failure;
@@ -119,15 +118,15 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 }
 
 /// Form of hashed values, if the environment has their key.
-fn hash_form() -> Result<Option<ValueForm>, String> {
-    let key = Settings::hash_key_from_env(env::vars_os()).map_err(|error| error.to_string())?;
+fn read_hash_form() -> Result<Option<ValueForm>, String> {
+    let key = HashKey::from_vars(env::vars_os()).map_err(|error| error.to_string())?;
     let secret = key.map(|key| key.secret()).transpose().map_err(|error| error.to_string())?;
     Ok(secret.map(|secret| ValueForm::hashed(secret.reveal())))
 }
 
 /// Opens a log. Of a stream, only the part around an instant is read.
-fn open(path: &Path, range: TimeRange) -> Result<OpenLog, String> {
-    let bar = progress_bar(&[path.to_owned()]);
+fn open_log(path: &Path, range: TimeRange) -> Result<OpenLog, String> {
+    let bar = build_progress_bar(&[path.to_owned()]);
     bar.set_message(printable(&path.display().to_string()));
     let mut is_partial = false;
     let reader = match path.to_str() {
@@ -303,7 +302,7 @@ fn format_decision(shown: &ShownDecision<'_>) -> String {
             let name = if is_asked {
                 String::new()
             } else {
-                format!("rejected by descriptor {}: {}, ", index + 1, truncated(&entries_text(&descriptor.entries)))
+                format!("rejected by descriptor {}: {}, ", index + 1, truncated(&format_entries(&descriptor.entries)))
             };
             let _ = writeln!(page, "  {name}{}", format_recorded_descriptor(descriptor));
             let of = |it: &&LimitRemedies| it.descriptor == index;
@@ -320,11 +319,11 @@ fn format_recorded_descriptor(descriptor: &DescriptorRecord<'_>) -> String {
         hits if hits < 0 => format!("refund of {}", counted(hits.unsigned_abs(), "hit")),
         hits => counted(hits.unsigned_abs(), "hit"),
     };
-    let mut text = format!("{hits}: {}, {}", descriptor.verdict.name(), printable(&origin_text(descriptor)));
+    let mut text = format!("{hits}: {}, {}", descriptor.verdict.name(), printable(&format_origin(descriptor)));
     if descriptor.unlimited {
         text += ", unlimited";
     }
-    if let Some(decider) = decider_text(descriptor) {
+    if let Some(decider) = format_decider(descriptor) {
         let _ = write!(text, ", decided by {}", printable(&decider));
     }
     text
@@ -342,7 +341,7 @@ fn push_limits(page: &mut String, descriptor: &DescriptorRecord<'_>, rejected_by
 
 /// Formats a limit with its level before and after.
 fn format_limit_line(limit: &LimitRecord<'_>) -> String {
-    let mut text = printable(&limit_text(limit));
+    let mut text = printable(&format_limit(limit));
     for (is_so, mode) in [
         (limit.candidate, "candidate, rejects nothing"),
         (limit.shadow && !limit.candidate, "shadow_mode, rejects nothing"),

@@ -151,14 +151,14 @@ pub struct CollectedDemand {
     /// The demand.
     pub demand: LimitDemand,
     /// Hashes of the keys, stable in this process.
-    pub keys: KeySet,
+    pub keys: KeyHashes,
 }
 
 /// Set of keys, by their hashes.
 #[derive(Debug, Default)]
-pub struct KeySet(HashKeyMap<()>);
+pub struct KeyHashes(HashKeyMap<()>);
 
-impl KeySet {
+impl KeyHashes {
     /// Adds a key.
     pub fn insert(&mut self, key: u128) {
         self.0.insert(key, ());
@@ -245,7 +245,7 @@ impl DemandCollector {
         let DemandIndex { mut demand, keys, own_sets, .. } = self.index;
         demand.totals.own_counters = own_sets.len() as u64;
         demand.totals.rejected_keys = keys.values().filter(|key| key.was_rejected).count() as u64;
-        let mut set = KeySet::default();
+        let mut set = KeyHashes::default();
         keys.keys().for_each(|key| set.insert(*key));
         CollectedDemand { demand, keys: set }
     }

@@ -5,7 +5,7 @@
 
 use super::demand::{ChargeSequence, DemandSubject, LimitDemand};
 use super::results::{CurvePoint, LeftOutPeriod, SmallestLimit, UseResults};
-use super::search::{SmallestByKey, admits_all, smallest_by_key};
+use super::search::{SmallestByKey, admits_all, find_smallest_by_key};
 use crate::base::clock::Time;
 use crate::limit::algorithm::{Algorithm, Capacity, Delay};
 use crate::limit::period::{Period, Unit};
@@ -96,18 +96,18 @@ pub fn recommend(
     let (covered, left_out): (Vec<Period>, Vec<Period>) = others.partition(|period| period.micros() <= span_us);
     let periods: Vec<Period> = [present].into_iter().chain(covered).collect();
     let (mut uses, mut candidates, mut curve) = (Vec::new(), Vec::new(), Vec::new());
-    let families: Vec<Vec<LimitFamily>> = periods.iter().map(|period| families(subject, *period)).collect();
+    let families: Vec<Vec<LimitFamily>> = periods.iter().map(|period| list_families(subject, *period)).collect();
     let of = families.iter().map(Vec::len).sum();
     for (period, families) in periods.iter().zip(families) {
-        let peaks = peaks_by_sequence(demand, period.micros());
-        uses.push(use_of_keys(*period, &peaks_by_key(demand, &peaks)));
+        let peaks = find_peaks_by_sequence(demand, period.micros());
+        uses.push(summarize_use(*period, &find_peaks_by_key(demand, &peaks)));
         let first = peaks.iter().map(|peak| u32::try_from(*peak).unwrap_or(u32::MAX)).collect();
         let search = PeriodSearch { demand, allowed, first };
         for family in families {
-            let by_key = search.by_requests(&family);
-            let found = search.recommended(family, &by_key);
+            let by_key = search.search_by_key(&family);
+            let found = search.find_limit(family, &by_key);
             if curve.is_empty() && found.limit.is_some() {
-                curve = rejection_curve(&by_key);
+                curve = build_rejection_curve(&by_key);
             }
             candidates.push(found);
             progress(SearchProgress { done: candidates.len(), of });
@@ -119,7 +119,7 @@ pub fn recommend(
         .map(|period| LeftOutPeriod { period: period.to_string(), reason: "longer than the traffic".to_owned() });
     Recommendation {
         allowed,
-        rejected_now: rejected_now(demand, &subject.limit),
+        rejected_now: count_rejected_keys(demand, &subject.limit),
         uses,
         left_out_periods: left_out.collect(),
         candidates,
@@ -138,7 +138,7 @@ pub struct SearchProgress {
 }
 
 /// Keys that a limit rejects.
-fn rejected_now(demand: &LimitDemand, limit: &Limit) -> u64 {
+fn count_rejected_keys(demand: &LimitDemand, limit: &Limit) -> u64 {
     let mut rejected = vec![false; demand.keys];
     for sequence in demand.sequences.iter().filter(|sequence| !admits_all(limit, sequence)) {
         rejected[sequence.key] = true;
@@ -147,7 +147,7 @@ fn rejected_now(demand: &LimitDemand, limit: &Limit) -> u64 {
 }
 
 /// Families of one period, those of the rule's own algorithm first.
-fn families(subject: &DemandSubject, period: Period) -> Vec<LimitFamily> {
+fn list_families(subject: &DemandSubject, period: Period) -> Vec<LimitFamily> {
     let limit = &subject.limit;
     let own = limit.algorithm();
     let mut algorithms: Vec<Algorithm> = vec![own];
@@ -189,26 +189,26 @@ pub fn max_wait_us(limit: &Limit) -> Option<u64> {
 
 impl PeriodSearch<'_> {
     /// Smallest `requests_per_unit` by key.
-    fn by_requests(&self, family: &LimitFamily) -> SmallestByKey {
-        let limit_of = |number| family.limit(number, None);
-        smallest_by_key(self.demand, &self.first, family.max_requests_per_unit(), limit_of)
+    fn search_by_key(&self, family: &LimitFamily) -> SmallestByKey {
+        let limit_of = |number| family.build_limit(number, None);
+        find_smallest_by_key(self.demand, &self.first, family.max_requests_per_unit(), limit_of)
     }
 
-    fn recommended(&self, family: LimitFamily, by_key: &SmallestByKey) -> RecommendedLimit {
+    fn find_limit(&self, family: LimitFamily, by_key: &SmallestByKey) -> RecommendedLimit {
         let rejects_all = RecommendedLimit { family, limit: None, rejected_keys: by_key.rejected_keys(u32::MAX) };
         let Some(requests) = by_key.smallest_for(self.allowed) else { return rejects_all };
         if !family.has_capacity() {
-            let limit = family.limit(requests, None);
+            let limit = family.build_limit(requests, None);
             return RecommendedLimit { family, limit, rejected_keys: by_key.rejected_keys(requests) };
         }
         let largest = requests.saturating_mul(family.capacity_factor).max(1);
-        let limit_of = |capacity| family.limit(requests, Some(capacity));
-        let by_key = smallest_by_key(self.demand, &self.first, largest, limit_of);
+        let limit_of = |capacity| family.build_limit(requests, Some(capacity));
+        let by_key = find_smallest_by_key(self.demand, &self.first, largest, limit_of);
         // A capacity below 1 does not exist; 0 means that no key needs one.
         let Some(capacity) = by_key.smallest_for(self.allowed).map(|capacity| capacity.max(1)) else {
             return rejects_all;
         };
-        let limit = family.limit(requests, Some(capacity));
+        let limit = family.build_limit(requests, Some(capacity));
         RecommendedLimit { family, limit, rejected_keys: by_key.rejected_keys(capacity) }
     }
 }
@@ -228,7 +228,7 @@ fn remove_repeated(candidates: &mut Vec<RecommendedLimit>) {
     }
 }
 
-fn use_of_keys(period: Period, peaks: &[u64]) -> UseResults {
+fn summarize_use(period: Period, peaks: &[u64]) -> UseResults {
     let at = |share: f64| quantile(peaks, share);
     let distinct = peaks.iter().enumerate().rev().map(|(index, peak)| (*peak, index as u64 + 1));
     let mut points: Vec<CurvePoint> = Vec::new();
@@ -238,23 +238,23 @@ fn use_of_keys(period: Period, peaks: &[u64]) -> UseResults {
         }
     }
     points.reverse();
-    let distribution = thinned(points);
+    let distribution = thin_out(points);
     UseResults { period: period.to_string(), p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0), distribution }
 }
 
 /// Rejected keys for each limit at which their number changes.
-fn rejection_curve(by_key: &SmallestByKey) -> Vec<CurvePoint> {
+fn build_rejection_curve(by_key: &SmallestByKey) -> Vec<CurvePoint> {
     let mut numbers: Vec<u32> = by_key.numbers().collect();
     numbers.dedup();
     let point = |number: u32| {
         let keys = by_key.rejected_keys(number);
         CurvePoint { number: u64::from(number), keys, share: keys as f64 / by_key.len() as f64 }
     };
-    thinned(numbers.into_iter().map(point).collect())
+    thin_out(numbers.into_iter().map(point).collect())
 }
 
 /// Keeps a bounded number of points, the last one among them.
-fn thinned(points: Vec<CurvePoint>) -> Vec<CurvePoint> {
+fn thin_out(points: Vec<CurvePoint>) -> Vec<CurvePoint> {
     let step = points.len().div_ceil(MAX_POINTS).max(1);
     let last = points.len().saturating_sub(1);
     points
@@ -314,7 +314,7 @@ impl LimitFamily {
     /// The limit of `requests_per_unit`; `capacity` of a bucket or queue, in place of the largest one of the family.
     ///
     /// `None` if a limit cannot be so large.
-    pub fn limit(&self, requests_per_unit: u32, capacity: Option<u32>) -> Option<Limit> {
+    pub fn build_limit(&self, requests_per_unit: u32, capacity: Option<u32>) -> Option<Limit> {
         let properties = self.algorithm.properties();
         let largest = requests_per_unit.saturating_mul(self.capacity_factor);
         let capacity = capacity.unwrap_or(largest).max(1);
@@ -342,12 +342,12 @@ impl LimitFamily {
 }
 
 /// Peak use of each sequence, in their order.
-pub(super) fn peaks_by_sequence(demand: &LimitDemand, period_us: u64) -> Vec<u64> {
-    demand.sequences.iter().map(|sequence| peak(sequence, period_us)).collect()
+pub(super) fn find_peaks_by_sequence(demand: &LimitDemand, period_us: u64) -> Vec<u64> {
+    demand.sequences.iter().map(|sequence| find_peak(sequence, period_us)).collect()
 }
 
 /// Peak use of each key, ascending: the highest of its counters.
-pub(super) fn peaks_by_key(demand: &LimitDemand, peaks: &[u64]) -> Vec<u64> {
+pub(super) fn find_peaks_by_key(demand: &LimitDemand, peaks: &[u64]) -> Vec<u64> {
     let mut by_key = vec![0; demand.keys];
     for (sequence, peak) in demand.sequences.iter().zip(peaks) {
         by_key[sequence.key] = by_key[sequence.key].max(*peak);
@@ -363,7 +363,7 @@ pub(super) fn quantile(ascending: &[u64], quantile: f64) -> u64 {
     ascending.get(rank.max(1) - 1).copied().unwrap_or(0)
 }
 
-fn peak(sequence: &ChargeSequence, period_us: u64) -> u64 {
+fn find_peak(sequence: &ChargeSequence, period_us: u64) -> u64 {
     let signed = |hits: Hits| match hits {
         Hits::Charge(hits) => i128::from(hits),
         Hits::Refund(hits) => -i128::from(hits),

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::field_map::FieldMap;
-use super::fields::RowReader;
 use super::log_records::{RecordConverter, RuleSetCache};
 use super::recorded::RecordedRequest;
 use super::replayer::RecordedHeader;
+use super::rows::RowReader;
 use crate::base::clock::Time;
 use crate::decide::log::reader::{ReadError, RecordReader, decompressed};
 use crate::decide::log::record::Record;
@@ -191,9 +191,11 @@ impl TrafficSource {
                 *is_start = false;
                 let event = match record {
                     None => return Ok(None),
-                    Some(Record::Decision(decision)) => converter.decision(&decision).map(TrafficEvent::Request),
+                    Some(Record::Decision(decision)) => {
+                        converter.convert_decision(&decision).map(TrafficEvent::Request)
+                    }
                     Some(Record::Header(header)) => {
-                        converter.header(*header).map(|header| TrafficEvent::Header(Box::new(header)))
+                        converter.convert_header(*header).map(|header| TrafficEvent::Header(Box::new(header)))
                     }
                     Some(Record::Dropped(dropped)) => Ok(TrafficEvent::Dropped(dropped.count)),
                 };

@@ -278,23 +278,23 @@ impl SimulationResults {
             speed,
             verification: verification.filter(|verification| verification.compared > 0),
             warnings: Vec::new(),
-            new: totals(&simulation.new, requests),
-            old: old.map(|old| totals(old, requests)),
+            new: build_totals(&simulation.new, requests),
+            old: old.map(|old| build_totals(old, requests)),
             changes: old.map(|_| ChangeResults {
                 newly_rejected: simulation.newly_rejected,
                 newly_admitted: simulation.newly_admitted,
-                newly_rejected_keys: top_keys(&simulation.top.newly_rejected, new_tally, top),
-                newly_admitted_keys: top_keys(&simulation.top.newly_admitted, old_tally, top),
+                newly_rejected_keys: list_top_keys(&simulation.top.newly_rejected, new_tally, top),
+                newly_admitted_keys: list_top_keys(&simulation.top.newly_admitted, old_tally, top),
             }),
-            limits: limits(new_tally, old_tally),
-            rejected_keys: top_keys(&simulation.top.rejected, new_tally, top),
-            timeline: timeline(new_tally.map(|tally| &tally.timeline), old_tally.map(|tally| &tally.timeline)),
+            limits: build_limits(new_tally, old_tally),
+            rejected_keys: list_top_keys(&simulation.top.rejected, new_tally, top),
+            timeline: build_timeline(new_tally.map(|tally| &tally.timeline), old_tally.map(|tally| &tally.timeline)),
             conditions: Vec::new(),
         }
     }
 }
 
-fn totals(replay: &RuleReplay, requests: u64) -> ReplayTotals {
+fn build_totals(replay: &RuleReplay, requests: u64) -> ReplayTotals {
     let losses = replay.losses();
     let mut totals = ReplayTotals {
         evicted_counters: losses.evicted,
@@ -311,7 +311,7 @@ fn totals(replay: &RuleReplay, requests: u64) -> ReplayTotals {
     totals
 }
 
-fn limits(new: Option<&ReplayTally>, old: Option<&ReplayTally>) -> Vec<LimitResults> {
+fn build_limits(new: Option<&ReplayTally>, old: Option<&ReplayTally>) -> Vec<LimitResults> {
     let news = new.iter().flat_map(|tally| &tally.limits);
     let removed = old.iter().flat_map(|tally| &tally.limits);
     let removed = removed.filter(|limit| new.is_none_or(|new| new.of_path(&limit.label.path).is_none()));
@@ -365,13 +365,13 @@ impl LimitFigures {
                 p99_us: delays.value_at_quantile(0.99),
                 max_us: delays.max(),
             }),
-            timeline: tally.timeline.as_ref().map(|of| timeline(Some(of), None)),
+            timeline: tally.timeline.as_ref().map(|of| build_timeline(Some(of), None)),
         }
     }
 }
 
 /// Keys that a replay rejects most; `tally` has the counts of that replay.
-fn top_keys(sketch: &SpaceSaving<KeyOfLimit>, tally: Option<&ReplayTally>, top: usize) -> Vec<RejectedKeyResults> {
+fn list_top_keys(sketch: &SpaceSaving<KeyOfLimit>, tally: Option<&ReplayTally>, top: usize) -> Vec<RejectedKeyResults> {
     let path_of = |index: usize| Some(tally?.limits.get(index)?.label.path.clone());
     let mut keys: Vec<RejectedKeyResults> = sketch
         .iter()
@@ -390,7 +390,7 @@ fn top_keys(sketch: &SpaceSaving<KeyOfLimit>, tally: Option<&ReplayTally>, top: 
 }
 
 /// Timeline of a replay beside that of the old rules.
-fn timeline(new: Option<&Timeline>, old: Option<&Timeline>) -> TimelineResults {
+fn build_timeline(new: Option<&Timeline>, old: Option<&Timeline>) -> TimelineResults {
     let Some(new) = new else { return TimelineResults::default() };
     let (mut new, mut old) = (new.clone(), old.cloned());
     if let Some(old) = &mut old {

@@ -174,11 +174,11 @@ impl Simulation {
         }
         if new.rejected {
             self.newly_rejected += 1;
-            self.new.add_changes(&new.descriptors);
+            self.new.count_changes(&new.descriptors);
             add_keys(&mut self.top.newly_rejected, &request, new.descriptors.iter());
         } else {
             self.newly_admitted += 1;
-            old.add_changes(&before.descriptors);
+            old.count_changes(&before.descriptors);
             add_keys(&mut self.top.newly_admitted, &request, before.descriptors.iter());
         }
         Ok(())
@@ -226,7 +226,7 @@ impl RuleReplay {
     }
 
     /// Counts a request that only these rules reject, for the limits that do.
-    fn add_changes(&mut self, descriptors: &[DescriptorRejection]) {
+    fn count_changes(&mut self, descriptors: &[DescriptorRejection]) {
         let Some(tally) = &mut self.tally else { return };
         for index in descriptors.iter().filter_map(|rejection| rejection.by) {
             tally.limits[index].changed += 1;
@@ -246,7 +246,7 @@ impl RuleReplay {
         let verifies = self.verification.is_some();
         let answer = self.replayer.decide(recorded, request, |descriptor| {
             if verifies {
-                admitted.push(admissions(&descriptor));
+                admitted.push(list_admissions(&descriptor));
             }
             descriptors.push(tally.add_descriptor(recorded, request, &descriptor));
         })?;
@@ -274,7 +274,7 @@ pub struct Verification {
 pub type Admissions = SmallVec<[bool; 8]>;
 
 /// Returns the admissions by the limits of a replayed descriptor that decide.
-pub fn admissions(descriptor: &DescriptorResults<'_, '_>) -> Admissions {
+pub fn list_admissions(descriptor: &DescriptorResults<'_, '_>) -> Admissions {
     descriptor.limits().filter(|limit| !limit.candidate).map(|limit| limit.result.admitted).collect()
 }
 

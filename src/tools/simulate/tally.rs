@@ -40,7 +40,7 @@ pub struct ReplayTally {
     /// Id and index of the limit that was counted last.
     last: Option<(u64, usize)>,
     /// Counts by key.
-    pub keys: KeyTallies,
+    pub keys: RejectionTallies,
     start: Time,
 }
 
@@ -70,7 +70,7 @@ impl ReplayTally {
             by_id: HashMap::new(),
             by_path: HashMap::new(),
             last: None,
-            keys: KeyTallies::new(max_keys),
+            keys: RejectionTallies::new(max_keys),
             start,
         }
     }
@@ -334,8 +334,8 @@ impl KeyCounter {
 
 /// Rejections by limit and key.
 #[derive(Debug)]
-pub struct KeyTallies {
-    keys: HashKeyMap<KeyTally>,
+pub struct RejectionTallies {
+    keys: HashKeyMap<RejectionTally>,
     max_keys: usize,
     /// Charges of keys beyond the bound.
     pub untracked: u64,
@@ -343,7 +343,7 @@ pub struct KeyTallies {
 
 /// Rejections of one key by one limit.
 #[derive(Clone, Copy, Debug, Default)]
-struct KeyTally {
+struct RejectionTally {
     /// Rejections since the last admission.
     run: u32,
     is_known: bool,
@@ -382,7 +382,7 @@ impl KeyId {
     }
 }
 
-impl KeyTallies {
+impl RejectionTallies {
     /// Creates counts of up to `max_keys` keys.
     pub fn new(max_keys: usize) -> Self {
         Self { keys: HashKeyMap::default(), max_keys, untracked: 0 }

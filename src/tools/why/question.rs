@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use crate::base::text::first_chars;
 use crate::decide::log::record::{DescriptorRecord, EntryRecord};
 use crate::decide::log::values::ValueForm;
 use crate::limit::request::Entry;
@@ -45,7 +46,7 @@ impl<'a> Question<'a> {
 
     /// Text of the descriptor, not escaped.
     pub fn descriptor(&self) -> String {
-        entries_text(&self.plain)
+        format_entries(&self.plain)
     }
 
     /// Compares a recorded descriptor, apart from its domain.
@@ -71,8 +72,8 @@ impl<'a> Question<'a> {
     }
 }
 
-/// Formats recorded entries as `key=value,key=value`, not escaped; a hash is `hash:...`, a value that was left out `?`.
-pub fn entries_text(entries: &[EntryRecord<'_>]) -> String {
+/// Formats entries as `key=value,key=value`, not escaped; a hash is `hash:...`, a value that was left out `?`.
+pub fn format_entries(entries: &[EntryRecord<'_>]) -> String {
     let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let text = |entry: &EntryRecord<'_>| {
         let key = entry.key_bytes().map(|key| lossy(&key)).unwrap_or_default();
@@ -111,7 +112,7 @@ struct LikeDescriptor {
 impl NearestDescriptors {
     /// Creates an empty list for the text of a descriptor.
     pub(super) fn new(asked: &str) -> Self {
-        Self { asked: shortened(asked), compared: HashSet::new(), nearest: Vec::new() }
+        Self { asked: cut(asked), compared: HashSet::new(), nearest: Vec::new() }
     }
 
     /// True after 10 000 different descriptors: no more are compared.
@@ -121,7 +122,7 @@ impl NearestDescriptors {
 
     /// Adds a descriptor; forgets it if others are nearer.
     pub(super) fn add(&mut self, text: &str) {
-        let text = shortened(text);
+        let text = cut(text);
         if self.is_full() || self.compared.contains(&text) {
             return;
         }
@@ -140,9 +141,7 @@ impl NearestDescriptors {
     }
 }
 
-fn shortened(text: &str) -> String {
-    match text.char_indices().nth(MAX_CHARS) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text.to_owned(),
-    }
+/// Cuts a text; whoever prints it escapes it.
+fn cut(text: &str) -> String {
+    first_chars(text, MAX_CHARS).map_or_else(|| text.to_owned(), |start| format!("{start}..."))
 }

@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 
-use super::time_range::time_text;
+use super::time_range::format_time;
 use crate::decide::log::record::{
     DecisionRecord, DecisionSource, DescriptorRecord, GlobalRecord, LimitRecord, OverrideRecord, RecordedVerdict,
     RuleRecord,
@@ -16,9 +16,10 @@ use crate::limit::algorithm::{Algorithm, Capacity};
 use crate::limit::regions::percent_text;
 
 /// Formats a limit: `10 per minute token_bucket, bucket_size 20 (burst)`.
-pub fn limit_text(limit: &LimitRecord<'_>) -> String {
-    let period = period_in_words(limit.unit.name(), limit.unit_multiplier);
-    let mut text = format!("{} per {period} {}", limit.requests_per_unit, limit.algorithm);
+pub fn format_limit(limit: &LimitRecord<'_>) -> String {
+    let mut text =
+        format!("{} per {}", limit.requests_per_unit, format_period(limit.unit.name(), limit.unit_multiplier));
+    text += &format!(" {}", limit.algorithm.name());
     if let Some(capacity) = limit.capacity {
         let key = limit.algorithm.properties().capacity.key().unwrap_or("capacity");
         text += &format!(", {key} {capacity}");
@@ -34,8 +35,12 @@ pub fn limit_text(limit: &LimitRecord<'_>) -> String {
     text
 }
 
+fn format_period(unit: &str, multiplier: u32) -> String {
+    if multiplier == 1 { unit.to_owned() } else { format!("{multiplier} {unit}s") }
+}
+
 /// Formats a rule: `shop.login (rules.yaml:7)`.
-pub fn rule_text(rule: &RuleRecord<'_>) -> String {
+pub fn format_rule(rule: &RuleRecord<'_>) -> String {
     let path = &*rule.path;
     match (&rule.file, rule.line, &rule.resource) {
         (Some(file), Some(line), _) => format!("{path} ({}:{line})", &**file),
@@ -45,11 +50,11 @@ pub fn rule_text(rule: &RuleRecord<'_>) -> String {
 }
 
 /// Formats the origin of the limits of a descriptor.
-pub fn origin_text(descriptor: &DescriptorRecord<'_>) -> String {
+pub fn format_origin(descriptor: &DescriptorRecord<'_>) -> String {
     match (&descriptor.rule, &descriptor.limit_override) {
-        (Some(rule), _) => rule_text(rule),
+        (Some(rule), _) => format_rule(rule),
         (None, Some(OverrideRecord { requests_per_unit, unit, multiplier })) => {
-            let period = period_in_words(unit, (*multiplier).max(1));
+            let period = format_period(unit, (*multiplier).max(1));
             format!("the limit that came with the request: {requests_per_unit} per {period}")
         }
         (None, None) => "no rule".to_owned(),
@@ -57,32 +62,32 @@ pub fn origin_text(descriptor: &DescriptorRecord<'_>) -> String {
 }
 
 /// Formats the part of the service that decided.
-pub fn decider_text(descriptor: &DescriptorRecord<'_>) -> Option<String> {
+pub fn format_decider(descriptor: &DescriptorRecord<'_>) -> Option<String> {
     Some(match descriptor.decided_by? {
         DecisionSource::Counter => "counter".to_owned(),
         DecisionSource::OverLimitCache => "over-limit cache of the process".to_owned(),
         DecisionSource::Share => "share of an eventual limit in the process".to_owned(),
         DecisionSource::Lease => "lease of an eventual limit in the process".to_owned(),
-        DecisionSource::Policy => policy_text(descriptor),
+        DecisionSource::Policy => format_policy(descriptor),
     })
 }
 
-fn policy_text(descriptor: &DescriptorRecord<'_>) -> String {
+fn format_policy(descriptor: &DescriptorRecord<'_>) -> String {
     let policy = descriptor.policy.map_or("unknown", StorePolicy::name);
     let reason = descriptor.reason.as_ref().map_or("unknown", |reason| &**reason);
     format!("on_store_error: {policy}, as the store failed ({reason})")
 }
 
 /// Causes of the rejection of a descriptor, each with its rule; empty if it is not rejected.
-pub fn causes(descriptor: &DescriptorRecord<'_>) -> Vec<String> {
+pub fn list_causes(descriptor: &DescriptorRecord<'_>) -> Vec<String> {
     if descriptor.verdict != RecordedVerdict::OverLimit {
         return Vec::new();
     }
-    let origin = origin_text(descriptor);
+    let origin = format_origin(descriptor);
     let by_policy = descriptor.decided_by == Some(DecisionSource::Policy);
-    let suffix = if by_policy { format!(", {}", policy_text(descriptor)) } else { String::new() };
+    let suffix = if by_policy { format!(", {}", format_policy(descriptor)) } else { String::new() };
     let rejecting = descriptor.limits.iter().filter(|limit| rejects(limit));
-    let mut causes: Vec<String> = rejecting.map(|limit| format!("{origin}, {}{suffix}", limit_text(limit))).collect();
+    let mut causes: Vec<String> = rejecting.map(|limit| format!("{origin}, {}{suffix}", format_limit(limit))).collect();
     if causes.is_empty() {
         causes.push(format!("{origin}{suffix}"));
     }
@@ -171,12 +176,12 @@ impl RejectingLimit<'_, '_> {
     }
 
     /// Returns the changes, the simplest first.
-    pub fn remedies(&self) -> Vec<Remedy> {
-        let mut remedies: Vec<Remedy> = self.wait().into_iter().collect();
+    pub fn list_remedies(&self) -> Vec<Remedy> {
+        let mut remedies: Vec<Remedy> = self.find_wait().into_iter().collect();
         // Other parts of the service do not know the counter, or count a share of the limit.
         if self.descriptor.decided_by == Some(DecisionSource::Counter) && self.limit.requests_per_unit > 0 {
-            remedies.extend(self.fewer_hits());
-            remedies.extend(self.larger_limit());
+            remedies.extend(self.find_fewer_hits());
+            remedies.extend(self.find_larger_limit());
         }
         if self.descriptor.decided_by == Some(DecisionSource::Policy) {
             remedies.push(Remedy::WorkingStore);
@@ -185,11 +190,11 @@ impl RejectingLimit<'_, '_> {
         remedies
     }
 
-    fn wait(&self) -> Option<Remedy> {
+    fn find_wait(&self) -> Option<Remedy> {
         let reason = match self.limit.result?.retry_after_us {
             Some(wait_us) => {
                 let now_us = self.descriptor.now_us.unwrap_or(self.decision.time_us);
-                return Some(Remedy::Wait { until: time_text(now_us.saturating_add(wait_us)), wait_us });
+                return Some(Remedy::Wait { until: format_time(now_us.saturating_add(wait_us)), wait_us });
             }
             None if self.limit.requests_per_unit == 0 => NeverReason::LimitIsZero,
             None if self.hits() > self.capacity() => NeverReason::MoreHitsThanLimit,
@@ -198,7 +203,7 @@ impl RejectingLimit<'_, '_> {
         Some(Remedy::NeverByWaiting { reason })
     }
 
-    fn fewer_hits(&self) -> Option<Remedy> {
+    fn find_fewer_hits(&self) -> Option<Remedy> {
         let result = self.limit.result?;
         // A request behind others in a queue may be delayed for longer than it accepts, however few hits it has.
         let is_delayed = self.limit.algorithm == Algorithm::LeakyBucket && result.reset_us > 0;
@@ -206,7 +211,7 @@ impl RejectingLimit<'_, '_> {
         (!is_delayed && 0 < hits && hits < self.hits()).then_some(Remedy::FewerHits { hits })
     }
 
-    fn larger_limit(&self) -> Option<Remedy> {
+    fn find_larger_limit(&self) -> Option<Remedy> {
         let result = self.limit.result?;
         let counted = result.before;
         let value = counted.checked_add(self.hits()).filter(|value| *value <= u64::from(u32::MAX))?;

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 use serde::Serialize;
 use smallvec::SmallVec;
 
-use super::question::{Likeness, NearestDescriptors, Question, entries_text};
+use super::question::{Likeness, NearestDescriptors, Question, format_entries};
 use super::rejection;
-use super::time_range::{TimeRange, time_text};
+use super::time_range::{TimeRange, format_time};
 use crate::decide::log::header::{HeaderEvent, HeaderRecord, SettingsRecord};
 use crate::decide::log::record::{DecisionRecord, Record, RecordedVerdict};
 
@@ -184,7 +184,7 @@ impl<'q> TimeLine<'q> {
     fn add_decision(&mut self, decision: DecisionRecord<'_>, is_in_range: bool) {
         let time_us = decision.time_us;
         self.log.decisions += 1;
-        let asked = self.find(&decision);
+        let asked = self.find_asked(&decision);
         if asked.is_empty() {
             return;
         }
@@ -197,7 +197,7 @@ impl<'q> TimeLine<'q> {
     }
 
     /// Positions of the asked descriptor; takes note of descriptors like it.
-    fn find(&mut self, decision: &DecisionRecord<'_>) -> SmallVec<[usize; 1]> {
+    fn find_asked(&mut self, decision: &DecisionRecord<'_>) -> SmallVec<[usize; 1]> {
         let is_domain = *decision.domain == *self.question.domain;
         let mut asked = SmallVec::new();
         for (index, descriptor) in decision.descriptors.iter().enumerate() {
@@ -207,9 +207,9 @@ impl<'q> TimeLine<'q> {
                 (true, Likeness::OtherHashes) => self.log.other_hashes += 1,
                 // Only of use if the descriptor is nowhere.
                 _ if self.log.found > 0 || self.nearest.is_full() => {}
-                (true, Likeness::Different) => self.nearest.add(&entries_text(&descriptor.entries)),
+                (true, Likeness::Different) => self.nearest.add(&format_entries(&descriptor.entries)),
                 (false, Likeness::Same) => {
-                    let text = entries_text(&descriptor.entries);
+                    let text = format_entries(&descriptor.entries);
                     self.nearest.add(&format!("{text} in domain {}", &*decision.domain));
                 }
                 (false, _) => {}
@@ -281,7 +281,7 @@ impl RangeCounts {
         if descriptors.all(|descriptor| descriptor.verdict != RecordedVerdict::OverLimit) {
             self.rejected_by_others += 1;
         }
-        let mut causes: Vec<String> = decision.descriptors.iter().flat_map(rejection::causes).collect();
+        let mut causes: Vec<String> = decision.descriptors.iter().flat_map(rejection::list_causes).collect();
         causes.sort_unstable();
         causes.dedup();
         for cause in causes {
@@ -352,7 +352,7 @@ impl HeaderFacts {
         }
         self.changes.push(RuleChange {
             time_us: header.time_us,
-            time: time_text(header.time_us),
+            time: format_time(header.time_us),
             event: header.event,
             process: header.process.clone(),
             rules: id,
