@@ -42,13 +42,13 @@ use print::CommandOutcome;
 )]
 struct Cli {
     #[command(subcommand)]
-    command: Option<CliCommand>,
+    command: Option<Command>,
     #[command(flatten)]
     serve: serve::Args,
 }
 
 #[derive(Debug, Subcommand)]
-enum CliCommand {
+enum Command {
     /// Serve decisions; the default without a subcommand
     #[command(after_long_help = serve::format_help())]
     Serve(serve::Args),
@@ -121,16 +121,16 @@ pub fn main(arguments: &[OsString]) -> ExitCode {
 fn run(cli: Cli) -> CommandOutcome {
     match cli.command {
         None => serve::run(&cli.serve),
-        Some(CliCommand::Serve(args)) => serve::run(&args),
-        Some(CliCommand::Check(args)) => check::run(&args),
-        Some(CliCommand::Explain(args)) => explain::run(&args),
-        Some(CliCommand::Call(args)) => call::run(&args),
-        Some(CliCommand::Top(args)) => top::run(&args),
-        Some(CliCommand::Bench(args)) => bench::run(&args),
-        Some(CliCommand::Schema(args)) => schema::run(&args),
-        Some(CliCommand::Simulate(args)) => simulate::run(&args),
-        Some(CliCommand::Recommend(args)) => recommend::run(&args),
-        Some(CliCommand::Why(args)) => why::run(&args),
-        Some(CliCommand::Events(args)) => events::run(&args),
+        Some(Command::Serve(args)) => serve::run(&args),
+        Some(Command::Check(args)) => check::run(&args),
+        Some(Command::Explain(args)) => explain::run(&args),
+        Some(Command::Call(args)) => call::run(&args),
+        Some(Command::Top(args)) => top::run(&args),
+        Some(Command::Bench(args)) => bench::run(&args),
+        Some(Command::Schema(args)) => schema::run(&args),
+        Some(Command::Simulate(args)) => simulate::run(&args),
+        Some(Command::Recommend(args)) => recommend::run(&args),
+        Some(Command::Why(args)) => why::run(&args),
+        Some(Command::Events(args)) => events::run(&args),
     }
 }

@@ -13,7 +13,6 @@ use super::ReportFormat;
 use crate::base::clock::Time;
 use crate::base::table::{NumberAlignment, format_table};
 use crate::base::text::printable;
-use crate::decide::explain::limit_text;
 use crate::limit::Limit;
 use crate::limit::algorithm::Capacity;
 use crate::rules::rule::set::{CompiledRule, RuleSet};

@@ -11,7 +11,7 @@ use tokio::runtime;
 
 use super::client::{ClientTls, TlsArgs, block_on, suggest_connection_fix};
 use super::flags::{RequestArgs, parse_duration};
-use super::print::{CommandOutcome, finish, micros_text, print, print_error, print_note};
+use super::print::{CommandOutcome, finish, format_micros, format_seconds, print, print_error, print_note};
 use crate::base::clock::micros;
 use crate::base::pb::RateLimitRequest;
 use crate::base::random::random_u64;
@@ -321,7 +321,7 @@ fn format_results(plan: &LoadPlan, results: &BenchResults) -> String {
 fn format_percentiles(percentiles: &Percentiles) -> String {
     let Percentiles { p50, p90, p99, p99_9, p99_99, max, .. } = *percentiles;
     [("p50", p50), ("p90", p90), ("p99", p99), ("p99.9", p99_9), ("p99.99", p99_99), ("max", max)]
-        .map(|(name, value)| format!("{name} {}", micros_text(value)))
+        .map(|(name, value)| format!("{name} {}", format_micros(value)))
         .join("  ")
 }
 
@@ -342,8 +342,7 @@ fn format_limits(results: &BenchResults) -> String {
 
 fn format_limit_table(limits: &[LimitAccuracy]) -> String {
     let row = |limit: &LimitAccuracy| {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a period in microseconds")]
-        let period = micros_text((limit.period_seconds * 1e6) as u64);
+        let period = format_seconds(limit.period_seconds);
         let share = |hits: u64| format!("{hits} ({:.4} %)", hits as f64 / limit.requested.max(1) as f64 * 100.0);
         vec![
             format!("{} {}", printable(&limit.domain), printable(&limit.descriptor)),

@@ -10,13 +10,14 @@ use tokio::runtime;
 
 use super::client::{ClientTls, RateLimitClient, TimedResponse, TlsArgs, block_on};
 use super::flags::{RequestArgs, format_descriptor, parse_duration};
-use super::print::{CommandOutcome, finish, micros_text, print, print_error, print_note, truncated};
+use super::print::{CommandOutcome, finish, format_micros, print, print_error, print_note, shorten};
 use crate::base::clock::micros;
 use crate::base::pb::rate_limit_response::rate_limit::Unit;
 use crate::base::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit};
 use crate::base::pb::{HeaderValue, RateLimitRequest, RateLimitResponse};
 use crate::base::table::{NumberAlignment, format_table};
 use crate::base::text::printable;
+use crate::limit::period::period_in_words;
 use crate::serve::http::json::response_to_json;
 use crate::settings::address::Target;
 use crate::settings::value::number::DurationRange;
@@ -164,11 +165,7 @@ impl CallSummary {
     /// Starts a report on `count` responses.
     fn new(request: &RateLimitRequest, count: u32) -> Self {
         Self {
-            descriptors: request
-                .descriptors
-                .iter()
-                .map(|descriptor| truncated(&format_descriptor(descriptor)))
-                .collect(),
+            descriptors: request.descriptors.iter().map(|descriptor| shorten(&format_descriptor(descriptor))).collect(),
             count,
             rows: Vec::new(),
             shown: 0,
@@ -217,7 +214,7 @@ impl CallSummary {
         let sums: Vec<String> = self.sums.iter().map(|(code, sum)| format!("{sum} {}", format_code(*code))).collect();
         self.latencies_us.sort_unstable();
         let time =
-            |share: usize| micros_text(self.latencies_us[(self.latencies_us.len() * share).div_ceil(100) - 1].into());
+            |share: usize| format_micros(self.latencies_us[(self.latencies_us.len() * share).div_ceil(100) - 1].into());
         page += &match self.count {
             1 => format!("{} in {}\n", format_code(last.overall_code), time(100)),
             _ => format!("{}; {} median, {} p99, {} longest\n", sums.join(", "), time(50), time(99), time(100)),
@@ -253,17 +250,19 @@ fn format_status(status: &DescriptorStatus) -> Vec<String> {
     };
     // Only a misbehaving server sends a duration that is negative or out of range.
     let reset = status.duration_until_reset.and_then(|span| span.try_into().ok()).unwrap_or_default();
-    vec![format_code(status.code), format_limit(limit), status.limit_remaining.to_string(), micros_text(micros(reset))]
+    vec![
+        format_code(status.code),
+        format_limit(limit),
+        status.limit_remaining.to_string(),
+        format_micros(micros(reset)),
+    ]
 }
 
 /// Formats a limit: `300 per 3 hours (name)`.
 fn format_limit(limit: &RateLimit) -> String {
     let unit = Unit::try_from(limit.unit).map_or("?", |unit| unit.as_str_name()).to_ascii_lowercase();
-    let period = match limit.unit_multiplier {
-        None | Some(1) => unit,
-        Some(count) => format!("{count} {unit}s"),
-    };
-    let name = if limit.name.is_empty() { String::new() } else { format!(" ({})", truncated(&limit.name)) };
+    let period = period_in_words(&unit, limit.unit_multiplier.unwrap_or(1));
+    let name = if limit.name.is_empty() { String::new() } else { format!(" ({})", shorten(&limit.name)) };
     format!("{} per {period}{name}", limit.requests_per_unit)
 }
 
@@ -276,13 +275,13 @@ fn format_extras(response: &RateLimitResponse) -> String {
     let line = |what: &str, header: &HeaderValue| {
         let raw = String::from_utf8_lossy(&header.raw_value);
         let value = if header.value.is_empty() { raw.as_ref() } else { &header.value };
-        format!("{what} {}: {}\n", printable(&header.key), truncated(value))
+        format!("{what} {}: {}\n", printable(&header.key), shorten(value))
     };
     let mut lines = String::new();
     lines.extend(response.response_headers_to_add.iter().map(|header| line("header", header)));
     lines.extend(response.request_headers_to_add.iter().map(|header| line("request header", header)));
     if !response.raw_body.is_empty() {
-        lines += &format!("body {}\n", truncated(&String::from_utf8_lossy(&response.raw_body)));
+        lines += &format!("body {}\n", shorten(&String::from_utf8_lossy(&response.raw_body)));
     }
     lines
 }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::print::{CommandOutcome, counted, finish, print};
+use super::print::{CommandOutcome, finish, format_count, print};
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
 use crate::base::table::{NumberAlignment, format_table};
 use crate::base::text::{printable, to_pretty_json};
@@ -118,8 +118,8 @@ fn format_text(rules: Option<&CheckedRules>, variables: Option<&[VariableReport]
     if let Some(rules) = rules {
         page += &rules.format_problems();
         let (errors, warnings) = (rules.diagnostics.error_count(), rules.diagnostics.warning_count());
-        let files = counted(rules.sources.len() as u64, "file");
-        page += &format!("{files}, {}, {}\n", counted(errors, "error"), counted(warnings, "warning"));
+        let files = format_count(rules.sources.len() as u64, "file");
+        page += &format!("{files}, {}, {}\n", format_count(errors, "error"), format_count(warnings, "warning"));
     }
     if let Some(variables) = variables {
         page += if page.is_empty() { "" } else { "\n" };
@@ -253,5 +253,5 @@ fn format_variables(variables: &[VariableReport]) -> String {
         (false, true) => "; it would start, but not all of it would work",
         (false, false) => "",
     };
-    format!("{page}{}: {}{stop}\n", counted(variables.len() as u64, "variable"), sums.join(", "))
+    format!("{page}{}: {}{stop}\n", format_count(variables.len() as u64, "variable"), sums.join(", "))
 }

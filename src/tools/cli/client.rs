@@ -17,7 +17,7 @@ use tokio::runtime;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Request, Status};
 
-use super::print::micros_text;
+use super::print::format_micros;
 use crate::base::clock::micros;
 use crate::base::pb::rate_limit_service_client::RateLimitServiceClient;
 use crate::base::pb::{RateLimitRequest, RateLimitResponse};
@@ -87,7 +87,7 @@ impl RateLimitClient {
         let target = &self.target;
         match status.code() {
             Code::Cancelled | Code::DeadlineExceeded if latency >= self.timeout => {
-                format!("{target} did not answer within {}; see --timeout", micros_text(micros(self.timeout)))
+                format!("{target} did not answer within {}; see --timeout", format_micros(micros(self.timeout)))
             }
             // Only a status created by this client has a source.
             _ if status.source().is_some() => {
@@ -232,7 +232,7 @@ impl ClientTls {
 }
 
 /// Time limit of a request.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const PAGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size of a page in bytes.
 const MAX_PAGE_BYTES: u64 = 64 << 20;
 /// Maximum size of the reason for an error that is shown, in bytes.
@@ -249,7 +249,7 @@ pub(super) fn fetch_page(target: &Target, path: &str, body: Option<&str>) -> Res
         )
     };
     let agent = ureq::Agent::config_builder()
-        .timeout_global(Some(TIMEOUT))
+        .timeout_global(Some(PAGE_TIMEOUT))
         .http_status_as_error(false)
         .max_redirects(0)
         .proxy(None)

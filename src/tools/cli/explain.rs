@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use super::client::fetch_page;
 use super::flags::RequestArgs;
-use super::print::{CommandOutcome, finish, micros_text, print, print_error, truncated};
+use super::print::{CommandOutcome, finish, format_micros, print, print_error, shorten};
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
 use crate::base::pb::RateLimitRequest;
 use crate::base::text::{printable, to_pretty_json};
@@ -102,16 +102,16 @@ fn explain_with_server(target: &Target, request: &RateLimitRequest) -> Result<Ex
 
 /// Formats an explanation; `has_counters` is true for that of a server.
 fn format_explanation(explanation: &Explanation, has_counters: bool) -> String {
-    let mut page = format!("domain {}\n", truncated(&explanation.domain));
+    let mut page = format!("domain {}\n", shorten(&explanation.domain));
     if let Some(version) = &explanation.source_version {
-        let _ = writeln!(page, "version {} of the rules", truncated(version));
+        let _ = writeln!(page, "version {} of the rules", shorten(version));
     }
     if let Some(region) = &explanation.region {
         let state = if region.cut_off { ", cut off from the global Redis" } else { "" };
-        let _ = writeln!(page, "region {}{state}", truncated(&region.name));
+        let _ = writeln!(page, "region {}{state}", shorten(&region.name));
     }
     for (index, descriptor) in explanation.descriptors.iter().enumerate() {
-        let _ = writeln!(page, "\ndescriptor {}: {}", index + 1, truncated(&descriptor.descriptor));
+        let _ = writeln!(page, "\ndescriptor {}: {}", index + 1, shorten(&descriptor.descriptor));
         push_descriptor(&mut page, descriptor, has_counters);
     }
     if !has_counters {
@@ -131,7 +131,7 @@ fn push_descriptor(page: &mut String, descriptor: &ExplainedDescriptor, has_coun
 }
 
 fn push_step(page: &mut String, step: &ExplainedStep) {
-    let entry = truncated(&step.entry);
+    let entry = shorten(&step.entry);
     let _ = match &step.matched {
         Some([how, node, origin]) => {
             let how = match MatchKind::from_name(how) {
@@ -139,12 +139,12 @@ fn push_step(page: &mut String, step: &ExplainedStep) {
                 Some(MatchKind::Wildcard) => "by its wildcard",
                 Some(MatchKind::Any) | None => "by its key alone",
             };
-            writeln!(page, "  {entry} matches {} {how}, at {}", truncated(node), printable(origin))
+            writeln!(page, "  {entry} matches {} {how}, at {}", shorten(node), printable(origin))
         }
         None => writeln!(page, "  {entry} matches nothing"),
     };
     for [node, origin, why] in &step.near_misses {
-        let _ = writeln!(page, "    not {} at {}: {}", truncated(node), printable(origin), printable(why));
+        let _ = writeln!(page, "    not {} at {}: {}", shorten(node), printable(origin), printable(why));
     }
     if step.more_near_misses > 0 {
         let _ = writeln!(page, "    and {} more near misses", step.more_near_misses);
@@ -152,7 +152,7 @@ fn push_step(page: &mut String, step: &ExplainedStep) {
 }
 
 fn push_limit(page: &mut String, limit: &ExplainedLimit, has_counters: bool) {
-    let name = if limit.name.is_empty() { String::new() } else { format!(" ({})", truncated(&limit.name)) };
+    let name = if limit.name.is_empty() { String::new() } else { format!(" ({})", shorten(&limit.name)) };
     let _ = writeln!(page, "     limit {}{name}", printable(&limit.limit));
     let _ = writeln!(page, "       {}", printable(&limit.guarantee));
     for (is_so, what) in [
@@ -175,8 +175,8 @@ fn format_counter(counter: &ExplainedCounter) -> String {
     let ExplainedCounter { passes, used, remaining, reset_us, retry_after_us } = counter;
     let next = match (passes, retry_after_us) {
         (true, _) => "one more hit is admitted".to_owned(),
-        (false, Some(retry)) => format!("one more hit is rejected for {}", micros_text(*retry)),
+        (false, Some(retry)) => format!("one more hit is rejected for {}", format_micros(*retry)),
         (false, None) => "one more hit is rejected".to_owned(),
     };
-    format!("{used} used, {remaining} remaining, reset in {}; {next}", micros_text(*reset_us))
+    format!("{used} used, {remaining} remaining, reset in {}; {next}", format_micros(*reset_us))
 }

@@ -9,6 +9,7 @@ use std::io::{self, ErrorKind, Write as _};
 use std::process::ExitCode;
 
 use crate::base::text::shortened;
+use crate::tools::simulate::results::share;
 
 /// Writes text to standard output.
 pub(super) fn print(text: impl Display) -> io::Result<()> {
@@ -39,12 +40,12 @@ pub(super) fn finish(written: io::Result<()>, outcome: CommandOutcome) -> Comman
 }
 
 /// Escapes untrusted text and cuts it at 60 characters.
-pub(super) fn truncated(text: &str) -> String {
+pub(super) fn shorten(text: &str) -> String {
     shortened(text, 60)
 }
 
 /// Formats a duration, rounded up from a second on: `1.2 ms`, `34 s`, `2 h 5 min`.
-pub(super) fn micros_text(micros: u64) -> String {
+pub(super) fn format_micros(micros: u64) -> String {
     const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3600, "h"), (60, "min"), (1, "s")];
     match micros {
         0 => return "0 s".to_owned(),
@@ -65,13 +66,19 @@ pub(super) fn micros_text(micros: u64) -> String {
     text
 }
 
-/// Formats a number and its share: `5 (2.50 %)`.
-pub(super) fn part(part: u64, whole: u64) -> String {
+/// Formats a duration in seconds like [`format_micros`].
+pub(super) fn format_seconds(seconds: f64) -> String {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a duration")]
+    format_micros((seconds * 1e6) as u64)
+}
+
+/// Formats a number and its share of a whole: `5 (2.50 %)`.
+pub(super) fn format_part(part: u64, whole: u64) -> String {
     format!("{part} ({:.2} %)", share(part, whole) * 100.0)
 }
 
 /// Formats a number with its noun: `1 file`, `2 files`.
-pub(super) fn counted(number: u64, what: &str) -> String {
+pub(super) fn format_count(number: u64, what: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {what}{plural}")
 }

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::print::{CommandOutcome, counted, finish, micros_text, print, print_error};
+use super::print::{
+    CommandOutcome, finish, format_count, format_micros, format_part, format_seconds, print, print_error,
+};
 use super::rule_files::read_settings_or_defaults;
 use super::traffic::{
     Failure, build_progress_bar, compile_rules, list_limit_paths, open_traffic, parse_memory, read_map,
@@ -29,7 +31,6 @@ use crate::tools::recommend::verifier::Verifier;
 use crate::tools::replay::merge::MAX_FILES;
 use crate::tools::replay::replayer::{ReplayOptions, ReplayRules};
 use crate::tools::replay::source::{SourceOptions, SourceSummary, TrafficEvent};
-use crate::tools::simulate::results::share;
 use crate::tools::simulate::warnings;
 
 /// Arguments of `recommend`.
@@ -330,7 +331,7 @@ fn format_results(results: &RecommendationResults) -> String {
     }
     line("now", format!("rejects {} of the keys", format_part(rule.rejected_keys, basis.keys)));
     let allowed = results.goal.rejected_keys;
-    line("goal", format!("at most {} of {} rejected", counted(allowed, "key"), basis.keys));
+    line("goal", format!("at most {} of {} rejected", format_count(allowed, "key"), basis.keys));
     for warning in &results.warnings {
         line("warning", printable(warning));
     }
@@ -350,21 +351,19 @@ fn format_results(results: &RecommendationResults) -> String {
 
 fn format_basis(basis: &BasisResults) -> String {
     let BasisResults { keys, requests, hits, peeks, refunds, processes, .. } = *basis;
-    let mut text = format!("{} of {}", counted(requests, "request"), counted(keys, "key"));
+    let mut text = format!("{} of {}", format_count(requests, "request"), format_count(keys, "key"));
     if hits != requests {
         text += &format!(", {hits} hits");
     }
     for (number, what) in [(peeks, "peek"), (refunds, "refund")] {
         if number > 0 {
-            text += &format!(", {}", counted(number, what));
+            text += &format!(", {}", format_count(number, what));
         }
     }
     if processes > 1 {
         text += &format!(", {processes} processes");
     }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a duration")]
-    let span = micros_text((basis.span_seconds * 1e6) as u64);
-    text + &format!(" in {span}")
+    text + &format!(" in {}", format_seconds(basis.span_seconds))
 }
 
 fn format_already_rejected(already: &AlreadyRejected) -> String {
@@ -372,7 +371,7 @@ fn format_already_rejected(already: &AlreadyRejected) -> String {
     let mut text = format!(
         "{requests} requests ({:.2} %) of {} were rejected already",
         already.share * 100.0,
-        counted(keys, "key")
+        format_count(keys, "key")
     );
     let by_limit = already.by_limit.iter().map(|(path, count)| format!("{count} by {path}"));
     let elsewhere = (elsewhere > 0).then(|| format!("{elsewhere} by other rules or policies"));
@@ -381,11 +380,6 @@ fn format_already_rejected(already: &AlreadyRejected) -> String {
         text += &format!(": {}", causes.join(", "));
     }
     printable(&text)
-}
-
-/// Formats a number and its share: `5 (2.50 %)`.
-fn format_part(part: u64, whole: u64) -> String {
-    format!("{part} ({:.2} %)", share(part, whole) * 100.0)
 }
 
 fn format_uses(uses: &[UseResults]) -> String {
@@ -429,7 +423,7 @@ fn format_limits(results: &RecommendationResults) -> String {
         page += "* recommended: the algorithm and the period of the rule come first\n";
     }
     // Writing to a String does not fail.
-    let _ = writeln!(page, "leaky_bucket: callers wait for {} at most", micros_text(results.basis.max_delay_us));
+    let _ = writeln!(page, "leaky_bucket: callers wait for {} at most", format_micros(results.basis.max_delay_us));
     page
 }
 

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::print::{CommandOutcome, counted, finish, micros_text, print, print_error, truncated};
+use super::print::{
+    CommandOutcome, finish, format_count, format_micros, format_part, format_seconds, print, print_error, shorten,
+};
 use super::rule_files::read_settings_or_defaults;
 use super::traffic::{
     Failure, build_progress_bar, compile_rules, list_limit_paths, open_traffic, parse_memory, read_map,
@@ -228,7 +230,7 @@ fn format_results(results: &SimulationResults) -> String {
     let traffic = &results.traffic;
     let time = |at: &Option<String>| at.clone().unwrap_or_default();
     let span = format!("{} to {}", time(&traffic.first), time(&traffic.last));
-    line("traffic", format!("{}, {span}", counted(traffic.requests, "request")));
+    line("traffic", format!("{}, {span}", format_count(traffic.requests, "request")));
     line("new", format_totals(&results.new, traffic.requests));
     if let Some(old) = &results.old {
         line("old", format_totals(old, traffic.requests));
@@ -265,17 +267,12 @@ fn format_totals(totals: &ReplayTotals, requests: u64) -> String {
     let ReplayTotals { rejected, unmatched_descriptors, failed, .. } = *totals;
     let mut text = format!("{} rejected", format_part(rejected, requests));
     if unmatched_descriptors > 0 {
-        text += &format!(", {} without a rule", counted(unmatched_descriptors, "descriptor"));
+        text += &format!(", {} without a rule", format_count(unmatched_descriptors, "descriptor"));
     }
     if failed > 0 {
         text += &format!(", {failed} without an answer");
     }
     text
-}
-
-/// Formats a number and its share: `5 (2.50 %)`.
-fn format_part(part: u64, whole: u64) -> String {
-    format!("{part} ({:.2} %)", share(part, whole) * 100.0)
 }
 
 fn format_limits(limits: &[LimitResults], has_old: bool) -> String {
@@ -300,13 +297,13 @@ fn format_limits(limits: &[LimitResults], has_old: bool) -> String {
         let about = if new.keys_are_estimates { "about " } else { "" };
         row.push(format!("{about}{}", new.keys));
         row.push(format!("{about}{}", format_part(new.rejected_keys, new.keys)));
-        row.push(new.longest_run.as_ref().map_or_else(String::new, |run| {
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a duration")]
-            let duration = micros_text((run.seconds * 1e6) as u64);
-            format!("{} in {duration}", run.requests)
-        }));
+        row.push(
+            new.longest_run
+                .as_ref()
+                .map_or_else(String::new, |run| format!("{} in {}", run.requests, format_seconds(run.seconds))),
+        );
         row.push(new.delays.map_or_else(String::new, |delays| {
-            let (p99, max) = (micros_text(delays.p99_us), micros_text(delays.max_us));
+            let (p99, max) = (format_micros(delays.p99_us), format_micros(delays.max_us));
             format!("{}: p99 {p99}, max {max}", delays.requests)
         }));
         row
@@ -320,7 +317,7 @@ fn format_keys(results: &SimulationResults) -> String {
         if !keys.is_empty() {
             let row = |key: &RejectedKeyResults| {
                 let about = if key.error > 0 { "at most " } else { "" };
-                vec![format!("{about}{}", key.requests), printable(&key.limit), truncated(&key.key)]
+                vec![format!("{about}{}", key.requests), printable(&key.limit), shorten(&key.key)]
             };
             page +=
                 &format!("\n{}", format_table(&[title, "LIMIT", "KEY"], keys.iter().map(row), NumberAlignment::Left));
@@ -345,7 +342,7 @@ fn format_timeline(timeline: &TimelineResults) -> String {
     headings.extend(before.is_some().then_some("BEFORE"));
     let rows = requests.iter().enumerate().map(|(index, requests)| {
         let at = |counts: &Vec<u64>| format_part(counts.get(index).copied().unwrap_or(0), *requests);
-        let mut row = vec![micros_text(index as u64 * span_us), requests.to_string(), at(&rejected)];
+        let mut row = vec![format_micros(index as u64 * span_us), requests.to_string(), at(&rejected)];
         row.extend(before.as_ref().map(at));
         row
     });

@@ -9,7 +9,7 @@ use std::{env, io};
 use indicatif::ProgressBar;
 
 use super::flags::{parse_descriptor, parse_duration};
-use super::print::{CommandOutcome, counted, finish, micros_text, print, print_error, truncated};
+use super::print::{CommandOutcome, finish, format_count, format_micros, print, print_error, shorten};
 use super::traffic::{build_progress_bar, read_stream_settings};
 use crate::base::clock::micros;
 use crate::base::pb::RateLimitDescriptor;
@@ -216,12 +216,12 @@ fn format_results(results: &WhyResults<'_>) -> String {
 
 /// Formats the figures, the causes and the remarks. Writing to a String does not fail.
 fn format_summary(results: &WhyResults<'_>) -> String {
-    let mut page = format!("domain {}, descriptor {}\n", truncated(results.domain), truncated(&results.descriptor));
+    let mut page = format!("domain {}, descriptor {}\n", shorten(results.domain), shorten(&results.descriptor));
     if let Some(range) = &results.range {
         let _ = writeln!(page, "{} to {} UTC", format_moment(&range.from), format_moment(&range.to));
     }
     if results.requests > 0 {
-        let requests = counted(results.requests, "request");
+        let requests = format_count(results.requests, "request");
         let _ = write!(page, "rejected {} of {requests}", results.rejected);
         if let (Some(first), Some(last)) = (&results.first_rejected, &results.last_rejected) {
             let _ = write!(page, ", from {} to {} UTC", format_moment(first), format_moment(last));
@@ -259,7 +259,7 @@ fn format_summary(results: &WhyResults<'_>) -> String {
     }
     if !results.nearest.is_empty() {
         page += "nearest descriptors in the logs:\n";
-        results.nearest.iter().for_each(|text| page += &format!("  {}\n", truncated(text)));
+        results.nearest.iter().for_each(|text| page += &format!("  {}\n", shorten(text)));
     }
     page
 }
@@ -270,13 +270,12 @@ fn format_change(change: &RuleChange) -> String {
         _ => "rules changed",
     };
     let rules = change.rules.as_deref().unwrap_or("none");
-    let version =
-        change.version.as_ref().map_or_else(String::new, |version| format!(", version {}", truncated(version)));
+    let version = change.version.as_ref().map_or_else(String::new, |version| format!(", version {}", shorten(version)));
     format!(
         "\n{}  {event}: rules {}{version} (process {})\n",
         format_moment(&change.time),
-        truncated(rules),
-        truncated(&change.process)
+        shorten(rules),
+        shorten(&change.process)
     )
 }
 
@@ -286,13 +285,13 @@ fn format_decision(shown: &ShownDecision<'_>) -> String {
     let time = shown.time.get(DATE_CHARS + 1..).unwrap_or_default().trim_end_matches('Z');
     let mut page = format!("\n{time}  {}", record.verdict.name());
     if record.delay_us > 0 {
-        let _ = write!(page, ", delayed {}", micros_text(record.delay_us));
+        let _ = write!(page, ", delayed {}", format_micros(record.delay_us));
     }
     if let Some(error) = &record.error {
-        let _ = write!(page, ": {}", truncated(error));
+        let _ = write!(page, ": {}", shorten(error));
     }
     if let Some(trace_id) = &record.trace_id {
-        let _ = write!(page, "  trace {}", truncated(trace_id));
+        let _ = write!(page, "  trace {}", shorten(trace_id));
     }
     page.push('\n');
     for (index, descriptor) in record.descriptors.iter().enumerate() {
@@ -302,7 +301,7 @@ fn format_decision(shown: &ShownDecision<'_>) -> String {
             let name = if is_asked {
                 String::new()
             } else {
-                format!("rejected by descriptor {}: {}, ", index + 1, truncated(&format_entries(&descriptor.entries)))
+                format!("rejected by descriptor {}: {}, ", index + 1, shorten(&format_entries(&descriptor.entries)))
             };
             let _ = writeln!(page, "  {name}{}", format_recorded_descriptor(descriptor));
             let of = |it: &&LimitRemedies| it.descriptor == index;
@@ -316,8 +315,8 @@ fn format_decision(shown: &ShownDecision<'_>) -> String {
 fn format_recorded_descriptor(descriptor: &DescriptorRecord<'_>) -> String {
     let hits = match descriptor.hits {
         0 => "peek".to_owned(),
-        hits if hits < 0 => format!("refund of {}", counted(hits.unsigned_abs(), "hit")),
-        hits => counted(hits.unsigned_abs(), "hit"),
+        hits if hits < 0 => format!("refund of {}", format_count(hits.unsigned_abs(), "hit")),
+        hits => format_count(hits.unsigned_abs(), "hit"),
     };
     let mut text = format!("{hits}: {}, {}", descriptor.verdict.name(), printable(&format_origin(descriptor)));
     if descriptor.unlimited {
@@ -357,7 +356,7 @@ fn format_limit_line(limit: &LimitRecord<'_>) -> String {
             let (before, after, remaining) = (result.before, result.after, result.remaining);
             let _ = write!(text, ": {before} -> {after} counted, {remaining} remaining, {verdict}");
             if result.delay_us > 0 {
-                let _ = write!(text, ", delay {}", micros_text(result.delay_us));
+                let _ = write!(text, ", delay {}", format_micros(result.delay_us));
             }
         }
         None => text += ": no counter was read",
@@ -370,7 +369,7 @@ fn push_remedies(page: &mut String, rejected_by: &LimitRemedies) {
     for remedy in &rejected_by.remedies {
         let text = match remedy {
             Remedy::Wait { until, wait_us } => {
-                format!("at {} UTC ({} later)", format_moment(until), micros_text(*wait_us))
+                format!("at {} UTC ({} later)", format_moment(until), format_micros(*wait_us))
             }
             Remedy::NeverByWaiting { reason } => {
                 let reason = match reason {
@@ -381,14 +380,14 @@ fn push_remedies(page: &mut String, rejected_by: &LimitRemedies) {
                 continue;
             }
             Remedy::Limit { key, value, counted, delay_us } => {
-                let delay =
-                    delay_us.map_or_else(String::new, |delay_us| format!(" and a delay of {}", micros_text(delay_us)));
+                let delay = delay_us
+                    .map_or_else(String::new, |delay_us| format!(" and a delay of {}", format_micros(delay_us)));
                 format!("with {key} {value}{delay}: {counted} were counted before")
             }
             Remedy::LongerDelay { delay_us } => {
-                format!("with a delay of {} (max_wait, the caller's deadline)", micros_text(*delay_us))
+                format!("with a delay of {} (max_wait, the caller's deadline)", format_micros(*delay_us))
             }
-            Remedy::FewerHits { hits } => format!("with {}", counted(*hits, "hit")),
+            Remedy::FewerHits { hits } => format!("with {}", format_count(*hits, "hit")),
             Remedy::ShadowMode => continue,
             Remedy::WorkingStore => "with a store that answers, or with on_store_error: allow".to_owned(),
         };

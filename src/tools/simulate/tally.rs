@@ -12,7 +12,6 @@ use smallvec::SmallVec;
 use super::timeline::Timeline;
 use crate::base::clock::Time;
 use crate::base::sharded::{HashKeyMap, upper_half};
-use crate::decide::explain::limit_text;
 use crate::decide::results::{DescriptorResults, LimitWithResult};
 use crate::limit::request::{Hits, Request};
 use crate::telemetry::hyperloglog::HyperLogLog;
@@ -218,7 +217,7 @@ impl LimitLabel {
             Some(compiled) => {
                 let rule = &compiled.rule;
                 let location = rule.location.to_string();
-                (rule.limit_path(limit.index), rule.path.clone(), location, limit_text(limit.limit))
+                (rule.limit_path(limit.index), rule.path.clone(), location, limit.limit.to_string())
             }
             None => {
                 let domain = descriptor.domain().map_or("", |domain| &domain.name);

@@ -12,14 +12,14 @@ use crate::decide::log::record::{
     RuleRecord,
 };
 use crate::limit::StorePolicy;
-use crate::limit::algorithm::{Algorithm, Capacity};
+use crate::limit::algorithm::Algorithm;
+use crate::limit::period::period_in_words;
 use crate::limit::regions::percent_text;
 
 /// Formats a limit: `10 per minute token_bucket, bucket_size 20 (burst)`.
 pub fn format_limit(limit: &LimitRecord<'_>) -> String {
-    let mut text =
-        format!("{} per {}", limit.requests_per_unit, format_period(limit.unit.name(), limit.unit_multiplier));
-    text += &format!(" {}", limit.algorithm.name());
+    let period = period_in_words(limit.unit.name(), limit.unit_multiplier);
+    let mut text = format!("{} per {period} {}", limit.requests_per_unit, limit.algorithm);
     if let Some(capacity) = limit.capacity {
         let key = limit.algorithm.properties().capacity.key().unwrap_or("capacity");
         text += &format!(", {key} {capacity}");
@@ -33,10 +33,6 @@ pub fn format_limit(limit: &LimitRecord<'_>) -> String {
         text += &format!(" ({})", &*limit.name);
     }
     text
-}
-
-fn format_period(unit: &str, multiplier: u32) -> String {
-    if multiplier == 1 { unit.to_owned() } else { format!("{multiplier} {unit}s") }
 }
 
 /// Formats a rule: `shop.login (rules.yaml:7)`.
@@ -54,7 +50,7 @@ pub fn format_origin(descriptor: &DescriptorRecord<'_>) -> String {
     match (&descriptor.rule, &descriptor.limit_override) {
         (Some(rule), _) => format_rule(rule),
         (None, Some(OverrideRecord { requests_per_unit, unit, multiplier })) => {
-            let period = format_period(unit, (*multiplier).max(1));
+            let period = period_in_words(unit, (*multiplier).max(1));
             format!("the limit that came with the request: {requests_per_unit} per {period}")
         }
         (None, None) => "no rule".to_owned(),
@@ -215,11 +211,7 @@ impl RejectingLimit<'_, '_> {
         let result = self.limit.result?;
         let counted = result.before;
         let value = counted.checked_add(self.hits()).filter(|value| *value <= u64::from(u32::MAX))?;
-        let key = match self.limit.algorithm.properties().capacity {
-            Capacity::RequestsPerUnit => "requests_per_unit",
-            Capacity::BucketSize => "bucket_size",
-            Capacity::QueueSize => "queue_size",
-        };
+        let key = self.limit.algorithm.properties().capacity.key().unwrap_or("requests_per_unit");
         // A request leaves a queue when everything before it has left.
         let is_queue = self.limit.algorithm == Algorithm::LeakyBucket;
         let delay_us = Some(result.reset_us).filter(|delay_us| is_queue && *delay_us > 0);

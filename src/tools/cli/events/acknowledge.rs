@@ -17,7 +17,7 @@ use crate::base::sharded::lock;
 use crate::decide::log::stream::EntryId;
 use crate::decide::log::stream::group::{GroupConsumer, MAX_ENTRIES};
 use crate::store::client::redis::key_connection::KeyCommandError;
-use crate::tools::cli::print::truncated;
+use crate::tools::cli::print::shorten;
 
 /// Maximum length of a line of standard input, in bytes.
 const MAX_LINE_BYTES: u64 = 64;
@@ -126,7 +126,7 @@ fn read_ids(sender: &mpsc::Sender<Result<EntryId, EventsError>>) {
         let id = match read {
             Ok(0) | Err(_) => return,
             Ok(_) if text.trim().is_empty() => continue,
-            Ok(_) => text.trim().parse().map_err(|_| EventsError::Input(truncated(text.trim()))),
+            Ok(_) => text.trim().parse().map_err(|_| EventsError::Input(shorten(text.trim()))),
         };
         let is_last = id.is_err();
         if sender.blocking_send(id).is_err() || is_last {

@@ -10,7 +10,7 @@ use crate::base::text::printable;
 use crate::decide::log::stream::{EntryId, UnusableRecord};
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::key_connection::KeyCommandError;
-use crate::tools::cli::print::{counted, print_error};
+use crate::tools::cli::print::{format_count, print_error};
 
 /// Time between two messages about the same lost connection.
 const LOST_INTERVAL: Duration = Duration::from_secs(30);
@@ -127,5 +127,5 @@ impl MessagePrinter {
 }
 
 fn format_entries(number: u64) -> String {
-    if number == 1 { counted(1, "entry") } else { format!("{number} entries") }
+    if number == 1 { format_count(1, "entry") } else { format!("{number} entries") }
 }
