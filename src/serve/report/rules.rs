@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::ReportFormat;
+use super::Format;
 use crate::base::clock::Time;
 use crate::base::table::{NumberAlignment, format_table};
 use crate::base::text::printable;

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::ReportFormat;
+use super::Format;
 use crate::base::clock::Time;
 use crate::base::table::{NumberAlignment, format_table};
 use crate::base::text::printable;

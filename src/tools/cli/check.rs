@@ -173,10 +173,10 @@ fn report_variables() -> Vec<VariableReport> {
             find_or_add_row(&mut variables, PROMETHEUS_MAPPER_YAML.name())
                 .set("differs", "its regular expressions match whole names".to_owned());
         }
-        for unusable in startup::unusable_files(&settings) {
+        for unusable in startup::find_unusable_files(&settings) {
             find_or_add_row(&mut variables, unusable.setting).set("unusable", unusable.what);
         }
-        for problem in startup::problems(&settings) {
+        for problem in startup::find_problems(&settings) {
             let row = find_or_add_row(&mut variables, problem.setting());
             row.set("invalid", problem.what());
             row.prevents_start = true;

@@ -281,7 +281,7 @@ fn format_change(change: &RuleChange) -> String {
 
 /// Formats a decision: its verdict, then each descriptor that was asked for or rejected.
 fn format_decision(shown: &ShownDecision<'_>) -> String {
-    let record = shown.record;
+    let record = &shown.record;
     let time = shown.time.get(DATE_CHARS + 1..).unwrap_or_default().trim_end_matches('Z');
     let mut page = format!("\n{time}  {}", record.verdict.name());
     if record.delay_us > 0 {

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::rejection::{RejectingLimit, Remedy, rejects};
-use super::time_line::{KeptDecision, RuleChange, TimeLine};
+use super::time_line::{AskedDecision, RuleChange, TimeLine};
 use super::time_range::format_time;
 use crate::decide::log::header::SettingsRecord;
 use crate::decide::log::record::{DecisionRecord, DecisionSource, RecordedVerdict};
@@ -154,8 +154,7 @@ impl<'l> WhyResults<'l> {
     }
 }
 
-fn build_shown_decision(kept: &KeptDecision) -> ShownDecision<'_> {
-    let KeptDecision { record, asked } = kept;
+fn build_shown_decision(AskedDecision { record, asked }: AskedDecision<'_>) -> ShownDecision<'_> {
     let mut rejected_by = Vec::new();
     if record.verdict == RecordedVerdict::OverLimit {
         for (index, descriptor) in record.descriptors.iter().enumerate() {
@@ -164,7 +163,7 @@ fn build_shown_decision(kept: &KeptDecision) -> ShownDecision<'_> {
             }
             let before = rejected_by.len();
             for (at, limit) in descriptor.limits.iter().enumerate().filter(|(_, limit)| rejects(limit)) {
-                let remedies = RejectingLimit { decision: record, descriptor, limit }.list_remedies();
+                let remedies = RejectingLimit { decision: &record, descriptor, limit }.list_remedies();
                 rejected_by.push(LimitRemedies { descriptor: index, limit: Some(at), remedies });
             }
             if rejected_by.len() == before {

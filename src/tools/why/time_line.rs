@@ -239,7 +239,7 @@ impl<'q> TimeLine<'q> {
 
     /// The kept decisions by time.
     pub(super) fn by_time(&self) -> Vec<AskedDecision<'_>> {
-        let mut kept: Vec<_> = self.kept.values().map(KeptDecision::asked_decision).collect();
+        let mut kept: Vec<_> = self.kept.values().map(KeptDecision::parse).collect();
         kept.sort_by(|AskedDecision { record: one, .. }, AskedDecision { record: other, .. }| {
             (one.time_us, one.seq, &*one.process).cmp(&(other.time_us, other.seq, &*other.process))
         });
@@ -248,7 +248,7 @@ impl<'q> TimeLine<'q> {
 }
 
 impl KeptDecision {
-    fn asked_decision(&self) -> AskedDecision<'_> {
+    fn parse(&self) -> AskedDecision<'_> {
         let record = serde_json::from_slice(&self.line).expect("a record that was parsed from such a line");
         AskedDecision { record, asked: &self.asked }
     }

@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout};
 use super::acknowledge::Outstanding;
 use super::args::{AckSource, Args};
 use super::messages::{EventsError, MessagePrinter};
-use crate::decide::log::stream::entry::EntryId;
+use crate::decide::log::stream::EntryId;
 use crate::decide::log::stream::group::{DeliveredEntry, GroupConsumer, MAX_ENTRIES, PendingEntry};
 use crate::store::client::redis::key_connection::KeyCommandError;
 use crate::tools::cli::print::print;
