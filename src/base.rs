@@ -6,6 +6,7 @@ pub mod clock;
 pub(crate) mod words;
 pub mod go_syntax;
 pub mod text;
+pub(crate) mod table;
 pub mod random;
 pub mod threads;
 pub mod coalesce;

@@ -7,7 +7,6 @@
 pub mod live;
 pub mod problems;
 pub mod rules;
-pub mod text;
 pub mod top;
 
 use serde::{Deserialize, Serialize};

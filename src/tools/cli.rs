@@ -4,23 +4,17 @@
 //! `config_check_cmd` or `client_cmd` it has the flags of envoyproxy/ratelimit's tools of that name. Exit codes: 0 ok,
 //! 1 failed (`check` found problems), 2 invalid usage or settings.
 
-mod outcome;
 mod print;
-mod duration;
-mod debug_listener;
-mod request_args;
-mod tls_args;
+mod flags;
+mod client;
 mod rule_files;
-mod stream_settings;
-mod rpc_client;
 mod serve;
-mod env_report;
 mod check;
 mod explain;
 mod call;
 mod top;
 mod bench;
-mod traffic_args;
+mod traffic;
 mod simulate;
 mod recommend;
 mod why;
@@ -35,8 +29,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-
-use outcome::CommandOutcome;
+use print::CommandOutcome;
 
 /// Rate limit decision service for Envoy.
 #[derive(Debug, Parser)]
@@ -49,15 +42,15 @@ use outcome::CommandOutcome;
 )]
 struct Cli {
     #[command(subcommand)]
-    command: Option<CliCommand>,
+    command: Option<Command>,
     #[command(flatten)]
     serve: serve::Args,
 }
 
 #[derive(Debug, Subcommand)]
-enum CliCommand {
+enum Command {
     /// Serve decisions; the default without a subcommand
-    #[command(after_long_help = serve::help())]
+    #[command(after_long_help = serve::format_help())]
     Serve(serve::Args),
     /// Find all problems of rule files, or of the environment
     #[command(after_long_help = check::HELP)]
@@ -110,7 +103,7 @@ fn asks_for_help(argument: &OsString) -> bool {
 pub fn main(arguments: &[OsString]) -> ExitCode {
     let name = arguments.first().and_then(|name| Path::new(name).file_name()).and_then(|name| name.to_str());
     let outcome = match name {
-        Some("ratelimit") if !arguments.iter().any(asks_for_help) => serve::as_ratelimit(arguments),
+        Some("ratelimit") if !arguments.iter().any(asks_for_help) => serve::run_as_ratelimit(arguments),
         Some("config_check_cmd") => config_check_cmd::run(arguments),
         Some("client_cmd") => client_cmd::run(arguments),
         _ => match Cli::try_parse_from(arguments) {
@@ -128,16 +121,16 @@ pub fn main(arguments: &[OsString]) -> ExitCode {
 fn run(cli: Cli) -> CommandOutcome {
     match cli.command {
         None => serve::run(&cli.serve),
-        Some(CliCommand::Serve(args)) => serve::run(&args),
-        Some(CliCommand::Check(args)) => check::run(&args),
-        Some(CliCommand::Explain(args)) => explain::run(&args),
-        Some(CliCommand::Call(args)) => call::run(&args),
-        Some(CliCommand::Top(args)) => top::run(&args),
-        Some(CliCommand::Bench(args)) => bench::run(&args),
-        Some(CliCommand::Schema(args)) => schema::run(&args),
-        Some(CliCommand::Simulate(args)) => simulate::run(&args),
-        Some(CliCommand::Recommend(args)) => recommend::run(&args),
-        Some(CliCommand::Why(args)) => why::run(&args),
-        Some(CliCommand::Events(args)) => events::run(&args),
+        Some(Command::Serve(args)) => serve::run(&args),
+        Some(Command::Check(args)) => check::run(&args),
+        Some(Command::Explain(args)) => explain::run(&args),
+        Some(Command::Call(args)) => call::run(&args),
+        Some(Command::Top(args)) => top::run(&args),
+        Some(Command::Bench(args)) => bench::run(&args),
+        Some(Command::Schema(args)) => schema::run(&args),
+        Some(Command::Simulate(args)) => simulate::run(&args),
+        Some(Command::Recommend(args)) => recommend::run(&args),
+        Some(Command::Why(args)) => why::run(&args),
+        Some(Command::Events(args)) => events::run(&args),
     }
 }

@@ -1,18 +1,13 @@
 //! Recommendation: the smallest limits of a rule that reject at most a given share of its keys in recorded traffic.
 //!
-//! [`collector::DemandCollector`] sorts the charges of one limit by key; [`search`] replays each key through the
+//! [`demand::DemandCollector`] sorts the charges of one limit by key; [`search`] replays each key through the
 //! algorithms to find its smallest limit that rejects nothing; [`recommendation::recommend`] takes the quantile over
 //! all keys. [`verifier::Verifier`] replays the traffic again, as the server would decide it under the limits found.
 
 pub mod demand;
-pub mod collector;
-pub mod limit_shape;
 pub mod search;
-mod peak_use;
 pub mod results;
 pub mod rule_yaml;
 pub mod recommendation;
 pub mod verifier;
 pub mod figures;
-mod plot;
-pub mod page;

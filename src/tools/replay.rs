@@ -6,9 +6,8 @@
 
 pub mod recorded;
 pub mod field_map;
-mod fields;
+mod rows;
 pub mod source;
 mod log_records;
-mod reorder;
 pub mod merge;
 pub mod replayer;

@@ -6,14 +6,8 @@
 //! lists come from sketches.
 
 pub mod timeline;
-pub mod key_tallies;
-pub mod limit_tally;
-pub mod replay_tally;
-pub mod verification;
+pub mod tally;
 pub mod simulation;
 pub mod results;
-mod collect;
 pub mod warnings;
 pub mod fail_condition;
-pub mod plot;
-pub mod page;

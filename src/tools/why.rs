@@ -6,9 +6,6 @@
 
 pub mod question;
 pub mod time_range;
-pub mod remedy;
 pub mod rejection;
-mod nearest;
-pub mod rule_changes;
 pub mod time_line;
 pub mod results;

@@ -9,10 +9,10 @@ use super::findings::{FleetFinding, find_differences, shown_hash};
 use super::merge_limits::MergedLimit;
 use super::summary::{DecisionsByVerdict, LatencySummary, ReplicaSummary, RulesSummary, StoreSummary, SummaryValues};
 use super::view::FleetView;
+use crate::base::table::{NumberAlignment, format_table};
 use crate::base::text::printable;
 use crate::rules::rule::set::RuleSet;
 use crate::serve::report::Format;
-use crate::serve::report::text::columns;
 use crate::serve::report::top::{TopQuery, TopReport};
 use crate::telemetry::hyperloglog::STANDARD_ERROR;
 use crate::telemetry::metrics::histogram::quantile_us;
@@ -295,7 +295,11 @@ impl FleetReport {
         }
         let headings = ["CALLS/S", "REJECTED/S", "P99", "STORE", "RULES", "SLOT", "AGE", "REPLICA"];
         let total = (self.replicas.len() > 1).then(|| self.format_total_row());
-        page += &columns(headings, total.into_iter().chain(self.replicas.iter().map(ReplicaReport::format_row)));
+        page += &format_table(
+            &headings,
+            total.into_iter().chain(self.replicas.iter().map(ReplicaReport::format_row)),
+            NumberAlignment::Right,
+        );
         for LeftOutSummaries { reason, summaries } in &self.left_out {
             let _ = writeln!(page, "\nSummaries left out: {summaries}, {}", printable(reason));
         }
@@ -315,7 +319,7 @@ impl FleetReport {
             FleetPart::Rules if self.rules.is_empty() => page += "no limit matches\n",
             FleetPart::Rules => {
                 let headings = ["MATCHED", "REJECTED", "NEAR", "KEYS", "REJECTED KEYS", "REPLICAS", "RULE"];
-                page += &columns(headings, self.rules.iter().map(FleetLimit::format_row));
+                page += &format_table(&headings, self.rules.iter().map(FleetLimit::format_row), NumberAlignment::Right);
                 if self.limits > self.rules.len() {
                     let _ = writeln!(page, "\n{} of {} limits", self.rules.len(), self.limits);
                 }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::Format;
-use super::text::columns;
 use crate::base::clock::Time;
+use crate::base::table::{NumberAlignment, format_table};
 use crate::base::text::printable;
 use crate::limit::Limit;
 use crate::limit::algorithm::Capacity;
@@ -164,7 +164,7 @@ impl RuleUsageReport {
             return "no limit matches\n".to_owned();
         }
         let headings = ["MATCHED", "REJECTED", "NEAR", "KEYS", "REJECTED KEYS", "BURSTS", "RULE"];
-        let mut page = columns(headings, self.rules.iter().map(LimitReport::row));
+        let mut page = format_table(&headings, self.rules.iter().map(LimitReport::row), NumberAlignment::Right);
         for limit in self.rules.iter().filter(|limit| !limit.findings.is_empty()) {
             page +=
                 &format!("\n{} ({}), {}\n", printable(&limit.rule), printable(&limit.limit), printable(&limit.origin));

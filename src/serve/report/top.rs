@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::Format;
-use super::text::columns;
 use crate::base::clock::Time;
+use crate::base::table::{NumberAlignment, format_table};
 use crate::base::text::printable;
 use crate::telemetry::metrics::limit_stats::LimitName;
 use crate::telemetry::top_keys::{MINUTES, MinuteSum, RejectedKey, TopKeys, TopKeysSnapshot};
@@ -176,13 +176,18 @@ impl TopReport {
                 printable(&key.key),
             ]
         };
-        page += &columns(["AT LEAST", "AT MOST", "RULE", "KEY"], self.overall.iter().map(row));
+        page += &format_table(
+            &["AT LEAST", "AT MOST", "RULE", "KEY"],
+            self.overall.iter().map(row),
+            NumberAlignment::Right,
+        );
         for limit in self.by_limit.iter().filter(|_| self.by_limit.len() > 1) {
             page += &format!("\n{}: at least {}\n", printable(&limit.rule), limit.rejected_at_least);
             let row = |key: &TopKey| {
                 [format!("  {}", key.rejected_at_least), key.rejected_at_most.to_string(), printable(&key.key)]
             };
-            page += &columns(["  AT LEAST", "AT MOST", "KEY"], limit.keys.iter().map(row));
+            page +=
+                &format_table(&["  AT LEAST", "AT MOST", "KEY"], limit.keys.iter().map(row), NumberAlignment::Right);
         }
         page
     }

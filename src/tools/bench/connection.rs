@@ -169,10 +169,10 @@ impl BenchConnection {
             return Err(CallError::MalformedResponse(format!("HTTP status {}", head.status)));
         }
         // A response without a message has its status in the headers.
-        status(&head.headers)?;
-        let message = read(&mut body).await?;
+        check_status(&head.headers)?;
+        let message = read_message(&mut body).await?;
         match body.trailers().await.map_err(lost)? {
-            Some(trailers) => status(&trailers)?,
+            Some(trailers) => check_status(&trailers)?,
             None => return Err(CallError::MalformedResponse("no trailers".to_owned())),
         }
         let bytes = match message.split_at_checked(FRAME_HEAD_BYTES) {
@@ -187,7 +187,7 @@ impl BenchConnection {
 /// Maximum size of a response in bytes.
 const MAX_RESPONSE_BYTES: usize = 4 << 20;
 
-async fn read(body: &mut RecvStream) -> Result<Vec<u8>, CallError> {
+async fn read_message(body: &mut RecvStream) -> Result<Vec<u8>, CallError> {
     let mut message = Vec::with_capacity(64);
     while let Some(data) = body.data().await {
         let data = data.map_err(lost)?;
@@ -201,7 +201,7 @@ async fn read(body: &mut RecvStream) -> Result<Vec<u8>, CallError> {
 }
 
 /// Fails if headers or trailers carry an error status.
-fn status(headers: &HeaderMap) -> Result<(), CallError> {
+fn check_status(headers: &HeaderMap) -> Result<(), CallError> {
     let Some(code) = headers.get("grpc-status") else { return Ok(()) };
     match Code::from_bytes(code.as_bytes()) {
         Code::Ok => Ok(()),

@@ -7,7 +7,7 @@ use rand::RngExt as _;
 use rand::rngs::SmallRng;
 use rand_distr::{Distribution as _, Zipf};
 
-/// A key space. KeySpace are numbers from 0.
+/// A set of keys, which are numbers from 0, and how often each is asked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum KeySpace {
     /// A single key, the hottest possible.

@@ -203,7 +203,7 @@ impl LoadRun {
     }
 
     /// Waits for the due time of the next call on a connection; `None` after the end.
-    async fn next_due(&self, connection: usize) -> Option<Instant> {
+    async fn receive_due_time(&self, connection: usize) -> Option<Instant> {
         match self.plan.rate {
             Some(_) => self.connections[connection].due.lock().await.recv().await,
             None => Some(Instant::now()).filter(|now| *now < self.end()),
@@ -217,7 +217,7 @@ impl LoadRun {
         let mut random = SmallRng::seed_from_u64(seed.wrapping_add(stream_number));
         let keys = self.plan.keys.sampler();
         let mut handle = None;
-        while let Some(due) = self.next_due(connection).await {
+        while let Some(due) = self.receive_due_time(connection).await {
             let number = self.next_number.fetch_add(1, Ordering::Relaxed);
             let key = keys.sample(&mut random);
             let (template, request) = self.plan.mix.sample(&mut random);
@@ -326,6 +326,6 @@ impl LoadRun {
 
 async fn read_usage(source: Option<&UsageSource>) -> Result<Option<ResourceUsage>, String> {
     let Some(source) = source.cloned() else { return Ok(None) };
-    let usage = tokio::task::spawn_blocking(move || source.usage()).await;
+    let usage = tokio::task::spawn_blocking(move || source.measure()).await;
     usage.map_err(|error| error.to_string())?.map(Some)
 }

@@ -121,7 +121,7 @@ impl BenchResults {
         let VerdictCounts { ok, over_limit, unknown } = record.verdicts;
         let answers = ok + over_limit + unknown;
         let in_time = record.latencies.count_between(0, ENVOY_DEFAULT_TIMEOUT_US);
-        let (limits, unlimited) = limits(plan, &mut record.events, stated);
+        let (limits, unlimited) = evaluate_limits(plan, &mut record.events, stated);
         Self {
             answers,
             seconds,
@@ -183,7 +183,11 @@ struct AccuracySum {
 }
 
 /// Evaluates each limit, and counts the descriptors without one.
-fn limits(plan: &LoadPlan, events: &mut [VerdictEvent], stated: Option<StatedLimit>) -> (Vec<LimitAccuracy>, u64) {
+fn evaluate_limits(
+    plan: &LoadPlan,
+    events: &mut [VerdictEvent],
+    stated: Option<StatedLimit>,
+) -> (Vec<LimitAccuracy>, u64) {
     events.sort_unstable_by_key(|event| (event.counter, event.at_us));
     let mut unlimited = 0;
     let mut sums: HashMap<LimitKey, AccuracySum> = HashMap::new();
@@ -205,10 +209,10 @@ fn limits(plan: &LoadPlan, events: &mut [VerdictEvent], stated: Option<StatedLim
     }
     let mut sums: Vec<_> = sums.into_iter().collect();
     sums.sort_unstable_by_key(|(key, _)| *key);
-    (sums.iter().map(|(key, sum)| limit_accuracy(plan, *key, sum)).collect(), unlimited)
+    (sums.iter().map(|(key, sum)| build_limit_accuracy(plan, *key, sum)).collect(), unlimited)
 }
 
-fn limit_accuracy(plan: &LoadPlan, key: LimitKey, sum: &AccuracySum) -> LimitAccuracy {
+fn build_limit_accuracy(plan: &LoadPlan, key: LimitKey, sum: &AccuracySum) -> LimitAccuracy {
     let template = plan.mix.templates().nth(key.template.into());
     let descriptor = template.and_then(|template| template.descriptors().nth(key.descriptor.into()));
     let accuracy = &sum.accuracy;

@@ -27,16 +27,16 @@ const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl UsageSource {
     /// Measures the usage until now. Blocks on I/O, so it must not run in an async task.
-    pub fn usage(&self) -> Result<ResourceUsage, String> {
+    pub fn measure(&self) -> Result<ResourceUsage, String> {
         match self {
-            Self::Pid(pid) => of_process(*pid).map_err(|error| format!("--pid {pid}: {error}")),
-            Self::Metrics(url) => of_page(url).map_err(|why| format!("--metrics {url}: {why}")),
+            Self::Pid(pid) => measure_process(*pid).map_err(|error| format!("--pid {pid}: {error}")),
+            Self::Metrics(url) => measure_from_page(url).map_err(|why| format!("--metrics {url}: {why}")),
         }
     }
 }
 
 /// Reads the scheduler's statistics in nanoseconds, if the kernel has them; those of the process count in 10 ms.
-fn of_process(pid: i32) -> procfs::ProcResult<ResourceUsage> {
+fn measure_process(pid: i32) -> procfs::ProcResult<ResourceUsage> {
     let process = Process::new(pid)?;
     let stat = process.stat()?;
     let precise: Option<u64> = process
@@ -49,7 +49,7 @@ fn of_process(pid: i32) -> procfs::ProcResult<ResourceUsage> {
     Ok(ResourceUsage { cpu, resident_bytes: stat.rss * procfs::page_size() })
 }
 
-fn of_page(url: &str) -> Result<ResourceUsage, String> {
+fn measure_from_page(url: &str) -> Result<ResourceUsage, String> {
     let agent =
         ureq::Agent::new_with_config(ureq::Agent::config_builder().timeout_global(Some(SCRAPE_TIMEOUT)).build());
     let page = agent.get(url).call().map_err(|error| error.to_string())?.body_mut().read_to_string();

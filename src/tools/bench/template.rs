@@ -47,7 +47,7 @@ impl RequestTemplate {
     pub fn new(request: RateLimitRequest, run: &str) -> Result<Self, String> {
         let read = |bytes: &Bytes| {
             let text = std::str::from_utf8(bytes).map_err(|_| "a template is UTF-8".to_owned())?;
-            parts(text, run)
+            parse_parts(text, run)
         };
         let entry = |entry: &Entry| Ok([read(&entry.key)?, read(&entry.value)?]);
         let descriptor = |descriptor: &RateLimitDescriptor| descriptor.entries.iter().map(entry).collect();
@@ -79,7 +79,7 @@ impl RequestTemplate {
                     match &text[..] {
                         [] => *field = Bytes::new(),
                         [TemplatePart::Literal(literal)] if literal.as_bytes() == field => {}
-                        parts => *field = filled(parts, values).into(),
+                        parts => *field = fill_parts(parts, values).into(),
                     }
                 }
             }
@@ -88,7 +88,7 @@ impl RequestTemplate {
     }
 }
 
-fn filled(parts: &[TemplatePart], values: &mut PlaceholderValues<'_>) -> String {
+fn fill_parts(parts: &[TemplatePart], values: &mut PlaceholderValues<'_>) -> String {
     use std::fmt::Write as _;
     let mut text = String::with_capacity(24);
     for part in parts {
@@ -103,7 +103,7 @@ fn filled(parts: &[TemplatePart], values: &mut PlaceholderValues<'_>) -> String 
     text
 }
 
-fn parts(text: &str, run: &str) -> Result<TemplateText, String> {
+fn parse_parts(text: &str, run: &str) -> Result<TemplateText, String> {
     let mut parts = Vec::new();
     let mut literal = String::new();
     let mut rest = text;

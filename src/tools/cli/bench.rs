@@ -1,7 +1,6 @@
 //! `bench`: load-test a rate limit service, and measure the accuracy of its limits.
 
-mod report;
-
+use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,24 +9,22 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Deserialize;
 use tokio::runtime;
 
-use super::duration;
-use super::outcome::CommandOutcome;
-use super::print::{finish, print, print_error, print_note};
-use super::request_args::RequestArgs;
-use super::rpc_client::{block_on, connection_hint};
-use super::tls_args::{ClientTls, TlsArgs};
+use super::client::{ClientTls, TlsArgs, block_on, suggest_connection_fix};
+use super::flags::{RequestArgs, parse_duration};
+use super::print::{CommandOutcome, finish, format_micros, format_seconds, print, print_error, print_note};
 use crate::base::clock::micros;
 use crate::base::pb::RateLimitRequest;
 use crate::base::random::random_u64;
-use crate::base::text::printable;
-use crate::base::text::to_pretty_json;
+use crate::base::table::{NumberAlignment, format_table};
+use crate::base::text::{printable, to_pretty_json};
 use crate::serve::http::json::request_from_json;
 use crate::settings::address::Target;
 use crate::settings::value::number::DurationRange;
 use crate::tools::bench::connection::{BenchTarget, BenchTls, CallError};
 use crate::tools::bench::key_space::KeySpace;
 use crate::tools::bench::load_generator::{self, LoadError, LoadPlan, LoadProgress};
-use crate::tools::bench::results::{BenchResults, StatedLimit};
+use crate::tools::bench::record::VerdictCounts;
+use crate::tools::bench::results::{BenchResults, LimitAccuracy, Percentiles, ServerUsage, StatedLimit};
 use crate::tools::bench::server_usage::UsageSource;
 use crate::tools::bench::template::{RequestMix, RequestTemplate};
 
@@ -50,7 +47,7 @@ pub(super) struct Args {
     keys: KeySpace,
     /// Calls per second, sent when they are due (open loop); without it each call waits for the previous one (closed
     /// loop)
-    #[arg(long, value_name = "N", value_parser = rate)]
+    #[arg(long, value_name = "N", value_parser = parse_rate)]
     rate: Option<f64>,
     /// Number of connections
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1000))]
@@ -59,16 +56,16 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     streams: Option<u16>,
     /// Time of the measurement
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = up_to_a_day)]
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_up_to_a_day)]
     duration: Duration,
     /// Time of load before the measurement; 0 for none
-    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = up_to_an_hour_or_zero)]
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = parse_up_to_an_hour_or_zero)]
     warm_up: Duration,
     /// Time limit of a call, sent to the server as deadline
-    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = up_to_a_day)]
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_up_to_a_day)]
     timeout: Duration,
     /// Limit of every descriptor, if the server does not report it correctly, such as 100/90s
-    #[arg(long, value_name = "HITS/DURATION", value_parser = limit)]
+    #[arg(long, value_name = "HITS/DURATION", value_parser = parse_limit)]
     limit: Option<StatedLimit>,
     /// Process id of the server on this machine, to report its CPU time and memory
     #[arg(long, value_name = "PID", conflicts_with = "metrics", value_parser = clap::value_parser!(i32).range(1..))]
@@ -118,7 +115,7 @@ const DEFAULT_OPEN_STREAMS: u16 = 250;
 
 /// Runs the load and prints the results.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    let prepared = args.tls.read(&args.addr).and_then(|tls| Ok((plan(args, tls.as_ref())?, tls)));
+    let prepared = args.tls.read(&args.addr).and_then(|tls| Ok((build_plan(args, tls.as_ref())?, tls)));
     let (plan, tls) = match prepared {
         Ok(prepared) => prepared,
         Err(problem) => {
@@ -126,10 +123,10 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
             return CommandOutcome::UsageError;
         }
     };
-    let bar = progress_bar(&plan);
+    let bar = build_progress_bar(&plan);
     let recorded = block_on(runtime::Builder::new_multi_thread(), async {
-        let recorded = load_generator::run(plan.clone(), |progress| update(&bar, &plan, progress)).await;
-        recorded.map_err(|error| error_text(&error, &args.addr, tls.as_ref()))
+        let recorded = load_generator::run(plan.clone(), |progress| update_progress_bar(&bar, &plan, progress)).await;
+        recorded.map_err(|error| format_error(&error, &args.addr, tls.as_ref()))
     });
     bar.finish_and_clear();
     let results = match recorded {
@@ -145,7 +142,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 fn print_results(args: &Args, plan: &LoadPlan, results: &BenchResults) -> CommandOutcome {
     let outcome = if results.errors.is_empty() { CommandOutcome::Success } else { CommandOutcome::Failure };
     if !args.json {
-        return finish(print(report::text(plan, results)), outcome);
+        return finish(print(format_results(plan, results)), outcome);
     }
     let page = match to_pretty_json(results) {
         Ok(json) => json + "\n",
@@ -161,7 +158,7 @@ fn print_results(args: &Args, plan: &LoadPlan, results: &BenchResults) -> Comman
 }
 
 /// Builds the progress bar, hidden if standard error is not a terminal.
-fn progress_bar(plan: &LoadPlan) -> ProgressBar {
+fn build_progress_bar(plan: &LoadPlan) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
@@ -170,7 +167,7 @@ fn progress_bar(plan: &LoadPlan) -> ProgressBar {
     ProgressBar::new(length).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-fn update(bar: &ProgressBar, plan: &LoadPlan, progress: LoadProgress) {
+fn update_progress_bar(bar: &ProgressBar, plan: &LoadPlan, progress: LoadProgress) {
     let LoadProgress { elapsed, responses, errors } = progress;
     let whole = plan.warm_up + plan.duration;
     bar.set_position(u64::try_from(elapsed.min(whole).as_millis()).unwrap_or(u64::MAX));
@@ -180,22 +177,22 @@ fn update(bar: &ProgressBar, plan: &LoadPlan, progress: LoadProgress) {
 }
 
 /// Formats the error of a run without a result.
-fn error_text(error: &LoadError, target: &Target, tls: Option<&ClientTls>) -> String {
+fn format_error(error: &LoadError, target: &Target, tls: Option<&ClientTls>) -> String {
     let hint = match error {
         LoadError::Connection(CallError::Unreachable(_)) => "; is the service running there?".to_owned(),
-        LoadError::Connection(failure) => connection_hint(target, tls, &failure.to_string()),
+        LoadError::Connection(failure) => suggest_connection_fix(target, tls, &failure.to_string()),
         LoadError::Other(_) => return error.to_string(),
     };
     format!("{target}: {error}{hint}")
 }
 
-fn plan(args: &Args, tls: Option<&ClientTls>) -> Result<LoadPlan, String> {
-    let run = random_letters();
+fn build_plan(args: &Args, tls: Option<&ClientTls>) -> Result<LoadPlan, String> {
+    let run = generate_letters();
     let template = |request| RequestTemplate::new(request, &run);
-    let mix = match args.request.file()? {
-        Some(file) => mix(&file.text, template).map_err(|why| format!("{}: {why}", file.name))?,
+    let mix = match args.request.read_file()? {
+        Some(file) => parse_mix(&file.text, template).map_err(|why| format!("{}: {why}", file.name))?,
         None => {
-            let mut request = args.request.flag_request();
+            let mut request = args.request.build_request();
             // 1 is the default of the protocol, and an unset field takes no bytes.
             request.hits_addend = if args.hits > 1 { args.hits } else { 0 };
             RequestMix::new([(1, template(request)?)])?
@@ -226,18 +223,18 @@ fn plan(args: &Args, tls: Option<&ClientTls>) -> Result<LoadPlan, String> {
 #[serde(deny_unknown_fields)]
 struct WeightedRequest {
     /// Frequency relative to the others.
-    #[serde(default = "one")]
+    #[serde(default = "default_weight")]
     weight: u32,
     /// The request, like the body of /json.
     request: serde_json::Value,
 }
 
-const fn one() -> u32 {
+const fn default_weight() -> u32 {
     1
 }
 
 /// Parses one request, or a list of requests with weights.
-fn mix(
+fn parse_mix(
     text: &[u8],
     template: impl Fn(RateLimitRequest) -> Result<RequestTemplate, String>,
 ) -> Result<RequestMix, String> {
@@ -256,7 +253,7 @@ fn mix(
 }
 
 /// Returns eight random letters.
-fn random_letters() -> String {
+fn generate_letters() -> String {
     let mut random = random_u64();
     let letter = || {
         let letter = char::from(b'a' + u8::try_from(random % 26).unwrap_or(0));
@@ -266,23 +263,107 @@ fn random_letters() -> String {
     std::iter::repeat_with(letter).take(8).collect()
 }
 
-fn rate(text: &str) -> Result<f64, String> {
+fn parse_rate(text: &str) -> Result<f64, String> {
     match text.replace('_', "").parse() {
         Ok(rate @ 0.001..=10_000_000.0) => Ok(rate),
         _ => Err("give calls per second, from 0.001 to 10000000".to_owned()),
     }
 }
 
-fn up_to_a_day(text: &str) -> Result<Duration, String> {
-    duration::parse(text, &DurationRange::new(Duration::from_millis(1), Duration::from_secs(86_400)))
+fn parse_up_to_a_day(text: &str) -> Result<Duration, String> {
+    parse_duration(text, &DurationRange::new(Duration::from_millis(1), Duration::from_secs(86_400)))
 }
 
-fn up_to_an_hour_or_zero(text: &str) -> Result<Duration, String> {
-    duration::parse(text, &DurationRange::new(Duration::from_millis(1), Duration::from_secs(3600)).or_zero())
+fn parse_up_to_an_hour_or_zero(text: &str) -> Result<Duration, String> {
+    parse_duration(text, &DurationRange::new(Duration::from_millis(1), Duration::from_secs(3600)).or_zero())
 }
 
-fn limit(text: &str) -> Result<StatedLimit, String> {
+fn parse_limit(text: &str) -> Result<StatedLimit, String> {
     let (hits, period) = text.split_once('/').ok_or("give HITS/DURATION, such as 100/90s")?;
     let hits = hits.parse().map_err(|_| format!("`{hits}` is not a number of hits"))?;
-    Ok(StatedLimit { hits, period_us: micros(up_to_a_day(period)?) })
+    Ok(StatedLimit { hits, period_us: micros(parse_up_to_a_day(period)?) })
+}
+
+/// Formats the results.
+fn format_results(plan: &LoadPlan, results: &BenchResults) -> String {
+    let mut page = String::new();
+    let mut line = |name: &str, text: String| {
+        // Writing to a String does not fail.
+        let _ = writeln!(page, "{name:<11}{text}");
+    };
+    let load = match plan.rate {
+        Some(rate) => format!("open loop, {rate} calls per second due"),
+        None => format!("closed loop, {} streams on each", plan.streams),
+    };
+    let seconds = |time: Duration| format!("{} s", time.as_secs_f64());
+    line("load", format!("{}: {} connections, {load}, keys {}", plan.target.target, plan.connections, plan.keys));
+    line("measured", format!("{} after {} of warm-up", seconds(plan.duration), seconds(plan.warm_up)));
+    let VerdictCounts { ok, over_limit, unknown } = results.verdicts;
+    line("responses", format!("{}, {:.0} per second", results.answers, results.answers_per_second));
+    line("verdicts", format!("OK {ok}, OVER_LIMIT {over_limit}, UNKNOWN {unknown}"));
+    line("latency", format_percentiles(&results.latency_us));
+    line("", format!("{} calls took longer than Envoy's default timeout of 20 ms", results.later_than_20_ms));
+    if let Some(send_delay) = &results.send_delay_us {
+        line("send delay", format!("{} (part of the latency)", format_percentiles(send_delay)));
+    }
+    if let Some(ServerUsage { cpu_us_per_answer, cores, resident_bytes_before, resident_bytes }) = results.server {
+        let megabytes = |bytes: u64| bytes as f64 / 1e6;
+        line("server", format!("{cpu_us_per_answer:.2} us of CPU per response, {cores:.2} cores busy"));
+        let (before, after) = (megabytes(resident_bytes_before), megabytes(resident_bytes));
+        line("", format!("{after:.1} MB resident, {before:.1} MB after the warm-up"));
+    }
+    for (error, count) in &results.errors {
+        line("errors", format!("{count} times: {}", printable(error)));
+    }
+    page + &format_limits(results)
+}
+
+fn format_percentiles(percentiles: &Percentiles) -> String {
+    let Percentiles { p50, p90, p99, p99_9, p99_99, max, .. } = *percentiles;
+    [("p50", p50), ("p90", p90), ("p99", p99), ("p99.9", p99_9), ("p99.99", p99_99), ("max", max)]
+        .map(|(name, value)| format!("{name} {}", format_micros(value)))
+        .join("  ")
+}
+
+fn format_limits(results: &BenchResults) -> String {
+    let mut page = String::new();
+    if !results.limits.is_empty() {
+        page += "\nlimits, from the start of the warm-up\n";
+        page += &format_limit_table(&results.limits);
+    }
+    if results.unlimited > 0 {
+        page += &format!("{} descriptors have no reported limit; --limit states one\n", results.unlimited);
+    }
+    if results.not_evaluated > 0 {
+        page += &format!("{} descriptors were too many to evaluate\n", results.not_evaluated);
+    }
+    page
+}
+
+fn format_limit_table(limits: &[LimitAccuracy]) -> String {
+    let row = |limit: &LimitAccuracy| {
+        let period = format_seconds(limit.period_seconds);
+        let share = |hits: u64| format!("{hits} ({:.4} %)", hits as f64 / limit.requested.max(1) as f64 * 100.0);
+        vec![
+            format!("{} {}", printable(&limit.domain), printable(&limit.descriptor)),
+            format!("{} in {period}", limit.limit),
+            limit.counters.to_string(),
+            format!("{} of {}", limit.admitted, limit.requested),
+            format!("{} ({} over)", limit.max_in_a_period, limit.counters_over_in_a_period),
+            format!("{} ({} over)", limit.max_in_a_window, limit.counters_over_in_a_window),
+            share(limit.wrongly_admitted),
+            share(limit.wrongly_rejected),
+        ]
+    };
+    let headings = [
+        "DESCRIPTOR",
+        "LIMIT",
+        "COUNTERS",
+        "ADMITTED",
+        "MAX IN ANY PERIOD",
+        "MAX IN A WINDOW",
+        "LOG WOULD REJECT",
+        "LOG WOULD ADMIT",
+    ];
+    format_table(&headings, limits.iter().map(row), NumberAlignment::Left)
 }

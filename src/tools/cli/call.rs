@@ -3,25 +3,24 @@
 //! Requests go one after the other over one connection. A table shows the responses; of many, only those that differ
 //! from the previous one. `--json` writes each response as it arrives.
 
-mod report;
-
 use std::io::{self, IsTerminal as _};
 use std::time::{Duration, Instant};
 
 use tokio::runtime;
 
-use super::duration;
-use super::outcome::CommandOutcome;
-use super::print::{finish, print, print_error, print_note};
-use super::request_args::RequestArgs;
-use super::rpc_client::{RateLimitClient, block_on};
-use super::tls_args::{ClientTls, TlsArgs};
-use crate::base::pb::RateLimitRequest;
+use super::client::{ClientTls, RateLimitClient, TimedResponse, TlsArgs, block_on};
+use super::flags::{RequestArgs, format_descriptor, parse_duration};
+use super::print::{CommandOutcome, finish, format_micros, print, print_error, print_note, shorten};
+use crate::base::clock::micros;
+use crate::base::pb::rate_limit_response::rate_limit::Unit;
+use crate::base::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit};
+use crate::base::pb::{HeaderValue, RateLimitRequest, RateLimitResponse};
+use crate::base::table::{NumberAlignment, format_table};
 use crate::base::text::printable;
+use crate::limit::period::period_in_words;
 use crate::serve::http::json::response_to_json;
 use crate::settings::address::Target;
 use crate::settings::value::number::DurationRange;
-use report::CallSummary;
 
 /// Arguments of `call`.
 #[derive(Debug, clap::Args)]
@@ -41,7 +40,7 @@ pub(super) struct Args {
     count: u32,
     /// Time limit of a call, sent to the server as deadline, which limits the delay of a leaky bucket too. Envoy's
     /// default is 20ms
-    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = timeout)]
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = parse_timeout)]
     timeout: Duration,
     /// Write each response as a line of JSON, like the body of /json
     #[arg(long)]
@@ -73,7 +72,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Sends the requests and prints the responses.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    let prepared = args.request.request().and_then(|request| Ok((request, args.tls.read(&args.addr)?)));
+    let prepared = args.request.read_request().and_then(|request| Ok((request, args.tls.read(&args.addr)?)));
     let (mut request, tls) = match prepared {
         Ok(prepared) => prepared,
         Err(problem) => {
@@ -93,7 +92,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     if shows_progress(args) {
         print_note("\r\u{1b}[K");
     }
-    let page = if args.json { String::new() } else { report.text() };
+    let page = if args.json { String::new() } else { report.format() };
     let outcome = match sent {
         Ok(written) => finish(written, CommandOutcome::Success),
         Err(problem) => {
@@ -136,6 +135,153 @@ fn shows_progress(args: &Args) -> bool {
     args.count > 1 && !args.json && io::stderr().is_terminal()
 }
 
-fn timeout(text: &str) -> Result<Duration, String> {
-    duration::parse(text, &DurationRange::new(Duration::from_micros(1), Duration::from_secs(3600)))
+fn parse_timeout(text: &str) -> Result<Duration, String> {
+    parse_duration(text, &DurationRange::new(Duration::from_micros(1), Duration::from_secs(3600)))
+}
+
+/// Maximum number of responses in the table, without the last one.
+const MAX_SHOWN: u32 = 20;
+
+/// Responses so far.
+struct CallSummary {
+    /// Descriptors of the request, in the order of statuses.
+    descriptors: Vec<String>,
+    /// Expected number of responses.
+    count: u32,
+    rows: Vec<Vec<String>>,
+    shown: u32,
+    /// Number of the response that was shown last.
+    last_shown: u32,
+    /// Codes of the last response.
+    codes: Vec<i32>,
+    last: Option<RateLimitResponse>,
+    /// Number of responses with each overall code.
+    sums: Vec<(i32, u32)>,
+    /// Latencies in microseconds.
+    latencies_us: Vec<u32>,
+}
+
+impl CallSummary {
+    /// Starts a report on `count` responses.
+    fn new(request: &RateLimitRequest, count: u32) -> Self {
+        Self {
+            descriptors: request.descriptors.iter().map(|descriptor| shorten(&format_descriptor(descriptor))).collect(),
+            count,
+            rows: Vec::new(),
+            shown: 0,
+            last_shown: 0,
+            codes: Vec::new(),
+            last: None,
+            sums: Vec::new(),
+            latencies_us: Vec::new(),
+        }
+    }
+
+    /// Adds the next response.
+    fn add(&mut self, response: TimedResponse) {
+        let TimedResponse { response, latency } = response;
+        self.latencies_us.push(u32::try_from(micros(latency)).unwrap_or(u32::MAX));
+        match self.sums.iter_mut().find(|(code, _)| *code == response.overall_code) {
+            Some((_, sum)) => *sum += 1,
+            None => self.sums.push((response.overall_code, 1)),
+        }
+        let codes: Vec<i32> = response.statuses.iter().map(|status| status.code).collect();
+        let is_new = self.count <= MAX_SHOWN || codes != self.codes || self.latencies_us.len() == 1;
+        self.codes = codes;
+        if is_new && self.shown < MAX_SHOWN {
+            self.add_rows(&response);
+        }
+        self.last = Some(response);
+    }
+
+    /// Formats the report; empty without a response.
+    fn format(mut self) -> String {
+        let Some(last) = self.last.take() else { return String::new() };
+        if self.last_shown < self.number() {
+            self.add_rows(&last);
+        }
+        let headings = ["#", "DESCRIPTOR", "CODE", "LIMIT", "REMAINING", "RESET"];
+        let skipped = usize::from(self.count == 1);
+        let mut page = match self.rows.is_empty() {
+            true => String::new(),
+            false => format_table(
+                &headings[skipped..],
+                self.rows.into_iter().map(|row| row[skipped..].to_vec()),
+                NumberAlignment::Left,
+            ),
+        };
+        page += &format_extras(&last);
+        let sums: Vec<String> = self.sums.iter().map(|(code, sum)| format!("{sum} {}", format_code(*code))).collect();
+        self.latencies_us.sort_unstable();
+        let time =
+            |share: usize| format_micros(self.latencies_us[(self.latencies_us.len() * share).div_ceil(100) - 1].into());
+        page += &match self.count {
+            1 => format!("{} in {}\n", format_code(last.overall_code), time(100)),
+            _ => format!("{}; {} median, {} p99, {} longest\n", sums.join(", "), time(50), time(99), time(100)),
+        };
+        page
+    }
+
+    /// Returns the number of the last response, from 1.
+    fn number(&self) -> u32 {
+        // `count` bounds it.
+        u32::try_from(self.latencies_us.len()).unwrap_or(u32::MAX)
+    }
+
+    fn add_rows(&mut self, response: &RateLimitResponse) {
+        let number = self.number();
+        if number > self.last_shown + 1 {
+            let gap = ["...", "", "", "", "", ""];
+            self.rows.push(gap.map(str::to_owned).into());
+        }
+        for (index, status) in response.statuses.iter().enumerate() {
+            let number = if index == 0 { number.to_string() } else { String::new() };
+            let descriptor = self.descriptors.get(index).cloned().unwrap_or_default();
+            self.rows.push([vec![number, descriptor], format_status(status)].concat());
+        }
+        self.shown += 1;
+        self.last_shown = number;
+    }
+}
+
+fn format_status(status: &DescriptorStatus) -> Vec<String> {
+    let Some(limit) = &status.current_limit else {
+        return vec![format_code(status.code), "none".to_owned(), String::new(), String::new()];
+    };
+    // Only a misbehaving server sends a duration that is negative or out of range.
+    let reset = status.duration_until_reset.and_then(|span| span.try_into().ok()).unwrap_or_default();
+    vec![
+        format_code(status.code),
+        format_limit(limit),
+        status.limit_remaining.to_string(),
+        format_micros(micros(reset)),
+    ]
+}
+
+/// Formats a limit: `300 per 3 hours (name)`.
+fn format_limit(limit: &RateLimit) -> String {
+    let unit = Unit::try_from(limit.unit).map_or("?", |unit| unit.as_str_name()).to_ascii_lowercase();
+    let period = period_in_words(&unit, limit.unit_multiplier.unwrap_or(1));
+    let name = if limit.name.is_empty() { String::new() } else { format!(" ({})", shorten(&limit.name)) };
+    format!("{} per {period}{name}", limit.requests_per_unit)
+}
+
+fn format_code(code: i32) -> String {
+    Code::try_from(code).map_or_else(|_| format!("code {code}"), |code| code.as_str_name().to_owned())
+}
+
+/// Formats the headers and the body in a response, one per line.
+fn format_extras(response: &RateLimitResponse) -> String {
+    let line = |what: &str, header: &HeaderValue| {
+        let raw = String::from_utf8_lossy(&header.raw_value);
+        let value = if header.value.is_empty() { raw.as_ref() } else { &header.value };
+        format!("{what} {}: {}\n", printable(&header.key), shorten(value))
+    };
+    let mut lines = String::new();
+    lines.extend(response.response_headers_to_add.iter().map(|header| line("header", header)));
+    lines.extend(response.request_headers_to_add.iter().map(|header| line("request header", header)));
+    if !response.raw_body.is_empty() {
+        lines += &format!("body {}\n", shorten(&String::from_utf8_lossy(&response.raw_body)));
+    }
+    lines
 }

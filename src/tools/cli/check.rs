@@ -1,19 +1,26 @@
 //! `check`: finds problems of rule files and of the environment.
 //!
-//! Writes text for people or JSON for CI, with the same contents. The field names of the JSON are an interface.
+//! Writes text for people or JSON for CI, with the same contents. The field names of the JSON are an interface. The
+//! variables of the environment and what they name are validated by the code that starts the server; the report has
+//! each variable that is set, and its effect on a start.
 
 use std::path::PathBuf;
 
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::env_report::{self, VariableReport};
-use super::outcome::CommandOutcome;
-use super::print::{counted, finish, print};
-use super::rule_files::{self, CheckedRules, settings_or_defaults};
-use crate::base::text::to_pretty_json;
+use super::print::{CommandOutcome, finish, format_count, print};
+use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
+use crate::base::table::{NumberAlignment, format_table};
+use crate::base::text::{printable, to_pretty_json};
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::diagnostic::{Diagnostic, Diagnostics};
+use crate::serve::server::startup;
+use crate::settings::report::{self, Disposition, ReportedVariable};
+use crate::settings::setting::AnySetting as _;
+use crate::settings::table::metrics::PROMETHEUS_MAPPER_YAML;
+use crate::settings::{Settings, table};
+use crate::telemetry::metrics::mapper::Mapper;
 
 /// Arguments of `check`.
 #[derive(Debug, clap::Args)]
@@ -90,38 +97,38 @@ struct RuleFilesReport<'r> {
 
 /// Checks the files and the environment.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    let environment = args.env.then(env_report::variables);
+    let environment = args.env.then(report_variables);
     let rules = (!args.paths.is_empty() || args.defaults.is_some()).then(|| {
         let mut found = Diagnostics::default();
-        let options = rule_files::options(&settings_or_defaults(), args.defaults.as_deref(), &mut found);
+        let options = rule_files::build_options(&read_settings_or_defaults(), args.defaults.as_deref(), &mut found);
         let merge_domains = options.merge_domains || args.merge_domains;
         CheckedRules::read(&args.paths, &CompileOptions { merge_domains, ..options }, found)
     });
     let ok = rules.as_ref().is_none_or(|rules| !rules.diagnostics.has_errors())
         && environment.as_ref().is_none_or(|variables| variables.iter().all(VariableReport::is_usable));
     let page = match args.format {
-        OutputFormat::Text => text(rules.as_ref(), environment.as_deref()),
-        OutputFormat::Json => json(ok, rules.as_ref(), environment.as_deref()),
+        OutputFormat::Text => format_text(rules.as_ref(), environment.as_deref()),
+        OutputFormat::Json => format_json(ok, rules.as_ref(), environment.as_deref()),
     };
     finish(print(page), if ok { CommandOutcome::Success } else { CommandOutcome::Failure })
 }
 
-fn text(rules: Option<&CheckedRules>, variables: Option<&[VariableReport]>) -> String {
+fn format_text(rules: Option<&CheckedRules>, variables: Option<&[VariableReport]>) -> String {
     let mut page = String::new();
     if let Some(rules) = rules {
-        page += &rules.text();
+        page += &rules.format_problems();
         let (errors, warnings) = (rules.diagnostics.error_count(), rules.diagnostics.warning_count());
-        let files = counted(rules.sources.len() as u64, "file");
-        page += &format!("{files}, {}, {}\n", counted(errors, "error"), counted(warnings, "warning"));
+        let files = format_count(rules.sources.len() as u64, "file");
+        page += &format!("{files}, {}, {}\n", format_count(errors, "error"), format_count(warnings, "warning"));
     }
     if let Some(variables) = variables {
         page += if page.is_empty() { "" } else { "\n" };
-        page += &env_report::text(variables);
+        page += &format_variables(variables);
     }
     page
 }
 
-fn json(ok: bool, rules: Option<&CheckedRules>, environment: Option<&[VariableReport]>) -> String {
+fn format_json(ok: bool, rules: Option<&CheckedRules>, environment: Option<&[VariableReport]>) -> String {
     let rules = rules.map(|CheckedRules { sources, diagnostics, .. }| RuleFilesReport {
         files: sources.len(),
         errors: diagnostics.error_count(),
@@ -130,4 +137,121 @@ fn json(ok: bool, rules: Option<&CheckedRules>, environment: Option<&[VariableRe
     });
     let report = to_pretty_json(&CheckReport { ok, rules, environment });
     report.expect("it holds only texts, numbers and flags") + "\n"
+}
+
+/// A variable of the environment, as `check --env --json` writes it.
+#[derive(Serialize)]
+struct VariableReport {
+    name: String,
+    /// Value for display; missing for an unknown name.
+    value: Option<String>,
+    disposition: &'static str,
+    /// `true` if a start fails because of the variable.
+    prevents_start: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fix: Option<String>,
+}
+
+/// Words for dispositions, in JSON and in text.
+const DISPOSITIONS: [(&str, &str); 6] = [
+    ("honoured", "honoured"),
+    ("differs", "different"),
+    ("no_effect", "without effect"),
+    ("unknown", "unknown"),
+    ("unusable", "unusable"),
+    ("invalid", "invalid"),
+];
+
+/// Reports the variables of this process that concern a start, and others by which it fails.
+fn report_variables() -> Vec<VariableReport> {
+    let mut variables: Vec<_> = report::report(std::env::vars_os()).into_iter().map(VariableReport::from).collect();
+    // Without valid settings nothing else can be validated; the start fails by them.
+    if let Ok((settings, _)) = Settings::from_env(std::env::vars_os()) {
+        if has_regexes(&settings) {
+            find_or_add_row(&mut variables, PROMETHEUS_MAPPER_YAML.name())
+                .set("differs", "its regular expressions match whole names".to_owned());
+        }
+        for unusable in startup::find_unusable_files(&settings) {
+            find_or_add_row(&mut variables, unusable.setting).set("unusable", unusable.what);
+        }
+        for problem in startup::find_problems(&settings) {
+            let row = find_or_add_row(&mut variables, problem.setting());
+            row.set("invalid", problem.what());
+            row.prevents_start = true;
+        }
+    }
+    variables
+}
+
+/// Returns `true` if the mapping file of metrics is valid and has regular expressions.
+fn has_regexes(settings: &Settings) -> bool {
+    let path = settings.metrics.prometheus.as_ref().and_then(|prometheus| prometheus.mapper.as_deref());
+    path.is_some_and(|path| Mapper::read(path).is_ok_and(|mapper| mapper.has_regexes()))
+}
+
+/// The row of a variable; a new one if the variable is not set.
+fn find_or_add_row<'v>(variables: &'v mut Vec<VariableReport>, name: &str) -> &'v mut VariableReport {
+    let index = variables.iter().position(|variable| variable.name == name).unwrap_or_else(|| {
+        let value = table::find(name).map(|setting| setting.default_text());
+        let (name, disposition) = (name.to_owned(), "honoured");
+        variables.push(VariableReport { name, value, disposition, prevents_start: false, why: None, fix: None });
+        variables.len() - 1
+    });
+    &mut variables[index]
+}
+
+impl VariableReport {
+    fn set(&mut self, disposition: &'static str, why: String) {
+        (self.disposition, self.why, self.fix) = (disposition, Some(why), None);
+    }
+
+    /// Returns `true` if the service works with the variable.
+    fn is_usable(&self) -> bool {
+        !self.prevents_start && self.disposition != "unusable"
+    }
+}
+
+impl From<ReportedVariable> for VariableReport {
+    fn from(reported: ReportedVariable) -> Self {
+        let prevents_start = reported.disposition.prevents_start();
+        let (disposition, why, fix) = match reported.disposition {
+            Disposition::Honoured => ("honoured", None, None),
+            Disposition::Differs { why } => ("differs", Some(why.to_owned()), None),
+            Disposition::NoEffect { why } => ("no_effect", Some(why.to_owned()), None),
+            Disposition::Invalid { what, fix } => ("invalid", Some(what), Some(fix)),
+            Disposition::Unknown { nearest } => {
+                ("unknown", Some("not known".to_owned()), nearest.map(|name| format!("did you mean {name}?")))
+            }
+        };
+        Self { name: reported.name, value: reported.value, disposition, prevents_start, why, fix }
+    }
+}
+
+/// Formats a table of the variables, and the number of each disposition.
+fn format_variables(variables: &[VariableReport]) -> String {
+    if variables.is_empty() {
+        return "no variable for tollkeeper is set, so the defaults apply\n".to_owned();
+    }
+    let rows = variables.iter().map(|variable| {
+        let known = DISPOSITIONS.iter().find(|(name, _)| *name == variable.disposition);
+        let disposition = known.map_or(variable.disposition, |(_, word)| word);
+        let note = [variable.why.as_deref(), variable.fix.as_deref()].into_iter().flatten().collect::<Vec<_>>();
+        [&variable.name, variable.value.as_deref().unwrap_or_default(), disposition, &note.join("; ")].map(printable)
+    });
+    let page = format_table(&["VARIABLE", "VALUE", "DISPOSITION", "NOTE"], rows, NumberAlignment::Left);
+    let sums: Vec<String> = DISPOSITIONS
+        .iter()
+        .map(|(name, word)| (variables.iter().filter(|variable| variable.disposition == *name).count(), word))
+        .filter(|(sum, _)| *sum > 0)
+        .map(|(sum, word)| format!("{sum} {word}"))
+        .collect();
+    let any = |condition: fn(&VariableReport) -> bool| variables.iter().any(condition);
+    let stop = match (any(|variable| variable.prevents_start), any(|variable| !variable.is_usable())) {
+        (true, _) => "; a start would fail",
+        (false, true) => "; it would start, but not all of it would work",
+        (false, false) => "",
+    };
+    format!("{page}{}: {}{stop}\n", format_count(variables.len() as u64, "variable"), sums.join(", "))
 }

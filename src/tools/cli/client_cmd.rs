@@ -9,31 +9,29 @@ use std::time::Duration;
 
 use tokio::runtime;
 
+use super::client::{ClientTls, RateLimitClient, TlsFiles, block_on};
+use super::flags::{format_descriptor, parse_descriptor};
 use super::go_flags::{self, Flag, GivenFlags};
-use super::outcome::CommandOutcome;
-use super::print::{finish, print, print_error};
-use super::request_args::{descriptor, descriptor_text};
-use super::rpc_client::{RateLimitClient, block_on};
-use super::tls_args::{ClientTls, TlsFiles};
+use super::print::{CommandOutcome, finish, print, print_error};
 use crate::base::pb::{RateLimitDescriptor, RateLimitRequest};
 use crate::base::text::printable;
 use crate::serve::http::json::response_to_json;
 use crate::settings::address::Target;
 use crate::settings::pem::{ClientCertificate, PemFile};
 
-const fn text(name: &'static str, help: &'static str) -> Flag {
+const fn value_flag(name: &'static str, help: &'static str) -> Flag {
     Flag { name, is_switch: false, help }
 }
 
 const FLAGS: [Flag; 8] = [
-    text("dial_string", "url of ratelimit server in <host>:<port> form (default \"localhost:8081\")"),
-    text("domain", "rate limit configuration domain to query"),
-    text("descriptors", "descriptor list to query in <key>=<value>,<key>=<value>,... form; repeatable"),
+    value_flag("dial_string", "url of ratelimit server in <host>:<port> form (default \"localhost:8081\")"),
+    value_flag("domain", "rate limit configuration domain to query"),
+    value_flag("descriptors", "descriptor list to query in <key>=<value>,<key>=<value>,... form; repeatable"),
     Flag { name: "grpc-use-tls", is_switch: true, help: "connect over TLS" },
-    text("grpc-server-ca-file", "CA certificates to trust beside the system's, PEM file"),
-    text("grpc-cert-file", "client certificate, PEM file"),
-    text("grpc-key-file", "private key of the client certificate, PEM file"),
-    text("oltp-protocol", "no effect: this client sends no spans"),
+    value_flag("grpc-server-ca-file", "CA certificates to trust beside the system's, PEM file"),
+    value_flag("grpc-cert-file", "client certificate, PEM file"),
+    value_flag("grpc-key-file", "private key of the client certificate, PEM file"),
+    value_flag("oltp-protocol", "no effect: this client sends no spans"),
 ];
 
 /// Time limit of the call; the original has none.
@@ -48,26 +46,26 @@ pub(super) fn run(arguments: &[OsString]) -> CommandOutcome {
     let address = given.last("dial_string").unwrap_or("localhost:8081");
     let target: Target = match address.parse() {
         Ok(target) => target,
-        Err(fix) => return usage_error(&format!("-dial_string {address}: {fix}")),
+        Err(fix) => return print_usage_error(&format!("-dial_string {address}: {fix}")),
     };
-    let tls = match tls(&given, &target) {
+    let tls = match read_tls(&given, &target) {
         Ok(tls) => tls,
-        Err(problem) => return usage_error(&problem),
+        Err(problem) => return print_usage_error(&problem),
     };
     let descriptors: Result<Vec<RateLimitDescriptor>, String> = given
         .all("descriptors")
-        .map(|text| descriptor(text).map_err(|error| format!("-descriptors {text}: {error}")))
+        .map(|text| parse_descriptor(text).map_err(|error| format!("-descriptors {text}: {error}")))
         .collect();
     let descriptors = match descriptors {
         Ok(descriptors) => descriptors,
-        Err(problem) => return usage_error(&problem),
+        Err(problem) => return print_usage_error(&problem),
     };
     let domain = given.last("domain").unwrap_or_default().to_owned();
     call(&target, tls, &RateLimitRequest { domain, descriptors, hits_addend: 1 })
 }
 
 /// Reads the TLS files; `None` without `-grpc-use-tls`.
-fn tls(given: &GivenFlags, target: &Target) -> Result<Option<ClientTls>, String> {
+fn read_tls(given: &GivenFlags, target: &Target) -> Result<Option<ClientTls>, String> {
     let file = |setting: &'static str| {
         let path = given.last(&setting[1..]).filter(|path| !path.is_empty()).map(PathBuf::from)?;
         Some(PemFile { setting, path })
@@ -90,14 +88,17 @@ fn tls(given: &GivenFlags, target: &Target) -> Result<Option<ClientTls>, String>
     ClientTls::read(&files, target, None).map(Some)
 }
 
-fn usage_error(what: &str) -> CommandOutcome {
+fn print_usage_error(what: &str) -> CommandOutcome {
     print_error(printable(what));
     CommandOutcome::UsageError
 }
 
 fn call(target: &Target, tls: Option<ClientTls>, request: &RateLimitRequest) -> CommandOutcome {
-    let shown: Vec<String> =
-        request.descriptors.iter().map(|descriptor| format!("[{}]", printable(&descriptor_text(descriptor)))).collect();
+    let shown: Vec<String> = request
+        .descriptors
+        .iter()
+        .map(|descriptor| format!("[{}]", printable(&format_descriptor(descriptor))))
+        .collect();
     let mut page =
         format!("dial string: {target}\ndomain: {}\ndescriptors: {}\n", printable(&request.domain), shown.join(" "));
     let response = block_on(runtime::Builder::new_current_thread(), async {

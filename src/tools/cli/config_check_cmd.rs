@@ -5,13 +5,11 @@
 //! (`..data`). Warnings go to standard error.
 
 use std::ffi::OsString;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use super::go_flags::{self, Flag};
-use super::outcome::CommandOutcome;
-use super::print::{finish, print, print_error};
+use super::print::{CommandOutcome, finish, print, print_error};
 use super::rule_files::{self, CheckedRules};
 use crate::base::text::printable;
 use crate::rules::compile::RuleText;
@@ -50,13 +48,13 @@ pub(super) fn run(arguments: &[OsString]) -> CommandOutcome {
 
 /// Writes a line to `page` for each step; the error is the last lines.
 fn check(directory: &Path, merge_domains: bool, page: &mut String) -> Result<(), String> {
-    let options = CompileOptions { merge_domains, ..CompileOptions::from(&rule_files::settings_or_defaults()) };
+    let options = CompileOptions { merge_domains, ..CompileOptions::from(&rule_files::read_settings_or_defaults()) };
     let failed =
         |error: io::Error| format!("error opening directory {}: {error}\n", printable(&directory.to_string_lossy()));
     let (mut sources, mut bytes): (Vec<RuleText>, u64) = (Vec::new(), 0);
-    for path in entries(directory).map_err(failed)? {
+    for path in list_entries(directory).map_err(failed)? {
         *page += &format!("opening config file: {}\n", printable(&path.to_string_lossy()));
-        let source = source_at(&path)?;
+        let source = read_source(&path)?;
         bytes += source.bytes.len() as u64;
         if sources.len() == MAX_FILES || bytes > MAX_TOTAL_BYTES {
             return Err(format!("error opening config file: more than {MAX_FILES} files or {MAX_TOTAL_BYTES} bytes\n"));
@@ -76,7 +74,7 @@ fn check(directory: &Path, merge_domains: bool, page: &mut String) -> Result<(),
 }
 
 /// Lists a directory, sorted, without versions of a ConfigMap and JSON Schemas.
-fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
+fn list_entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut entries = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
@@ -91,7 +89,7 @@ fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// Reads a rule file with any name; a directory is an error.
-fn source_at(path: &Path) -> Result<RuleText, String> {
+fn read_source(path: &Path) -> Result<RuleText, String> {
     let failed =
         |what: &dyn std::fmt::Display| format!("error opening config file: {}\n", printable(&what.to_string()));
     if path.is_dir() {

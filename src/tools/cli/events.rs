@@ -3,11 +3,10 @@
 mod acknowledge;
 pub(super) mod args;
 mod delivery;
-mod report;
+mod messages;
 
-use std::io;
-use std::process;
 use std::sync::Arc;
+use std::{io, process};
 
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
@@ -15,17 +14,16 @@ use tokio::signal::unix::{SignalKind, signal};
 use self::acknowledge::{Acknowledgements, Outstanding};
 use self::args::{AckSource, Args};
 use self::delivery::Delivery;
-use self::report::{EventsError, Reporter};
-use super::outcome::CommandOutcome;
-use super::print::print_error;
-use super::stream_settings::stream_settings;
+use self::messages::{EventsError, MessagePrinter};
+use super::print::{CommandOutcome, print_error};
+use super::traffic::read_stream_settings;
 use crate::base::text::printable;
 use crate::decide::log::stream::group::{ConsumerName, GroupConsumer};
 use crate::settings::decision_log::StreamSettings;
 
 /// Prints records until there are no more, or until a signal.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    let settings = match stream_settings(&args.stream, args.url.as_deref()) {
+    let settings = match read_stream_settings(&args.stream, args.url.as_deref()) {
         Ok(settings) => settings,
         Err(problem) => {
             print_error(printable(&problem));
@@ -57,12 +55,12 @@ async fn consume(args: &Args, settings: &StreamSettings) -> Result<(), EventsErr
     let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     let consumer = args.consumer.clone().unwrap_or_else(|| format!("{}-{}", host(), process::id()));
     let reader = GroupConsumer::start(settings, ConsumerName { group: args.group.clone(), consumer: consumer.clone() });
-    let reporter = Arc::new(Reporter::new(args));
+    let messages = Arc::new(MessagePrinter::new(args));
     let outstanding = Arc::new(Outstanding::default());
     let mut acknowledgements = (args.ack == AckSource::Stdin).then(|| {
-        Acknowledgements::start(reader.another(), Arc::clone(&outstanding), Arc::clone(&reporter), args.claim_after / 3)
+        Acknowledgements::start(reader.another(), Arc::clone(&outstanding), Arc::clone(&messages), args.claim_after / 3)
     });
-    let mut delivery = Delivery::new(args, reader, consumer, outstanding, Arc::clone(&reporter));
+    let mut delivery = Delivery::new(args, reader, consumer, outstanding, Arc::clone(&messages));
     let outcome = {
         let acknowledge = async {
             match &mut acknowledgements {
@@ -79,6 +77,6 @@ async fn consume(args: &Args, settings: &StreamSettings) -> Result<(), EventsErr
         }
     };
     delivery.finish().await;
-    reporter.finish();
+    messages.print_totals();
     outcome
 }

@@ -6,14 +6,12 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use super::debug_listener;
-use super::outcome::CommandOutcome;
-use super::print::{finish, micros_text, print, print_error, truncated};
-use super::request_args::RequestArgs;
-use super::rule_files::{self, CheckedRules, settings_or_defaults};
+use super::client::fetch_page;
+use super::flags::RequestArgs;
+use super::print::{CommandOutcome, finish, format_micros, print, print_error, shorten};
+use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
 use crate::base::pb::RateLimitRequest;
-use crate::base::text::printable;
-use crate::base::text::to_pretty_json;
+use crate::base::text::{printable, to_pretty_json};
 use crate::decide::explain::{ExplainedCounter, ExplainedDescriptor, ExplainedLimit, ExplainedStep, Explanation};
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::rule::value_pattern::MatchKind;
@@ -53,15 +51,18 @@ const NO_COUNTERS: &str = "\nThis is based on the files only; a running server (
 
 /// Explains the request.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    let request = match args.request.request() {
+    let request = match args.request.read_request() {
         Ok(request) => request,
         Err(problem) => {
             print_error(printable(&problem));
             return CommandOutcome::UsageError;
         }
     };
-    let explained =
-        if args.config.is_empty() { from_server(&args.addr, &request) } else { from_files(&args.config, &request) };
+    let explained = if args.config.is_empty() {
+        explain_with_server(&args.addr, &request)
+    } else {
+        explain_with_files(&args.config, &request)
+    };
     let explanation = match explained {
         Ok(explanation) => explanation,
         Err(problem) => {
@@ -72,46 +73,46 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let page = if args.json {
         to_pretty_json(&explanation).expect("it holds only texts, numbers and flags") + "\n"
     } else {
-        text(&explanation, args.config.is_empty())
+        format_explanation(&explanation, args.config.is_empty())
     };
     finish(print(page), CommandOutcome::Success)
 }
 
 /// Explains with rule files, without counters.
-fn from_files(paths: &[PathBuf], request: &RateLimitRequest) -> Result<Explanation, String> {
-    let settings = settings_or_defaults();
+fn explain_with_files(paths: &[PathBuf], request: &RateLimitRequest) -> Result<Explanation, String> {
+    let settings = read_settings_or_defaults();
     let mut found = Diagnostics::default();
-    let options = rule_files::options(&settings, None, &mut found);
+    let options = rule_files::build_options(&settings, None, &mut found);
     let rules = CheckedRules::read(paths, &options, found);
     let Some(set) = &rules.set else {
-        return Err(format!("the rules have errors\n{}", rules.text().trim_end()));
+        return Err(format!("the rules have errors\n{}", rules.format_problems().trim_end()));
     };
     // Without a store there are no counters to show.
     Ok(Explanation::of(&settings.decisions, set, &decode::request(request), &[]))
 }
 
 /// Fetches the explanation of a running server.
-fn from_server(target: &Target, request: &RateLimitRequest) -> Result<Explanation, String> {
+fn explain_with_server(target: &Target, request: &RateLimitRequest) -> Result<Explanation, String> {
     let body = request_to_json(request).map_err(|error| error.to_string())?;
-    let page = debug_listener::fetch(target, "/explain", Some(&body))?;
+    let page = fetch_page(target, "/explain", Some(&body))?;
     serde_json::from_slice(&page).map_err(|_| {
         format!("{target} answered, but not with an explanation; is it the debug listener of this version?")
     })
 }
 
 /// Formats an explanation; `has_counters` is true for that of a server.
-fn text(explanation: &Explanation, has_counters: bool) -> String {
-    let mut page = format!("domain {}\n", truncated(&explanation.domain));
+fn format_explanation(explanation: &Explanation, has_counters: bool) -> String {
+    let mut page = format!("domain {}\n", shorten(&explanation.domain));
     if let Some(version) = &explanation.source_version {
-        let _ = writeln!(page, "version {} of the rules", truncated(version));
+        let _ = writeln!(page, "version {} of the rules", shorten(version));
     }
     if let Some(region) = &explanation.region {
         let state = if region.cut_off { ", cut off from the global Redis" } else { "" };
-        let _ = writeln!(page, "region {}{state}", truncated(&region.name));
+        let _ = writeln!(page, "region {}{state}", shorten(&region.name));
     }
     for (index, descriptor) in explanation.descriptors.iter().enumerate() {
-        let _ = writeln!(page, "\ndescriptor {}: {}", index + 1, truncated(&descriptor.descriptor));
-        describe(&mut page, descriptor, has_counters);
+        let _ = writeln!(page, "\ndescriptor {}: {}", index + 1, shorten(&descriptor.descriptor));
+        push_descriptor(&mut page, descriptor, has_counters);
     }
     if !has_counters {
         page += NO_COUNTERS;
@@ -120,17 +121,17 @@ fn text(explanation: &Explanation, has_counters: bool) -> String {
 }
 
 /// Formats a descriptor. Writing to a String does not fail.
-fn describe(page: &mut String, descriptor: &ExplainedDescriptor, has_counters: bool) {
-    descriptor.steps.iter().for_each(|step| step_text(page, step));
+fn push_descriptor(page: &mut String, descriptor: &ExplainedDescriptor, has_counters: bool) {
+    descriptor.steps.iter().for_each(|step| push_step(page, step));
     let _ = writeln!(page, "  => {}", printable(&descriptor.outcome));
     if let Some(rule) = &descriptor.rule {
         let _ = writeln!(page, "     {} at {}", printable(&rule.path), printable(&rule.origin));
     }
-    descriptor.limits.iter().for_each(|limit| limit_text(page, limit, has_counters));
+    descriptor.limits.iter().for_each(|limit| push_limit(page, limit, has_counters));
 }
 
-fn step_text(page: &mut String, step: &ExplainedStep) {
-    let entry = truncated(&step.entry);
+fn push_step(page: &mut String, step: &ExplainedStep) {
+    let entry = shorten(&step.entry);
     let _ = match &step.matched {
         Some([how, node, origin]) => {
             let how = match MatchKind::from_name(how) {
@@ -138,20 +139,20 @@ fn step_text(page: &mut String, step: &ExplainedStep) {
                 Some(MatchKind::Wildcard) => "by its wildcard",
                 Some(MatchKind::Any) | None => "by its key alone",
             };
-            writeln!(page, "  {entry} matches {} {how}, at {}", truncated(node), printable(origin))
+            writeln!(page, "  {entry} matches {} {how}, at {}", shorten(node), printable(origin))
         }
         None => writeln!(page, "  {entry} matches nothing"),
     };
     for [node, origin, why] in &step.near_misses {
-        let _ = writeln!(page, "    not {} at {}: {}", truncated(node), printable(origin), printable(why));
+        let _ = writeln!(page, "    not {} at {}: {}", shorten(node), printable(origin), printable(why));
     }
     if step.more_near_misses > 0 {
         let _ = writeln!(page, "    and {} more near misses", step.more_near_misses);
     }
 }
 
-fn limit_text(page: &mut String, limit: &ExplainedLimit, has_counters: bool) {
-    let name = if limit.name.is_empty() { String::new() } else { format!(" ({})", truncated(&limit.name)) };
+fn push_limit(page: &mut String, limit: &ExplainedLimit, has_counters: bool) {
+    let name = if limit.name.is_empty() { String::new() } else { format!(" ({})", shorten(&limit.name)) };
     let _ = writeln!(page, "     limit {}{name}", printable(&limit.limit));
     let _ = writeln!(page, "       {}", printable(&limit.guarantee));
     for (is_so, what) in [
@@ -164,18 +165,18 @@ fn limit_text(page: &mut String, limit: &ExplainedLimit, has_counters: bool) {
         }
     }
     match &limit.counter {
-        Some(counter) => *page += &format!("       {}\n", counter_text(counter)),
+        Some(counter) => *page += &format!("       {}\n", format_counter(counter)),
         None if has_counters => *page += "       the counter could not be read\n",
         None => {}
     }
 }
 
-fn counter_text(counter: &ExplainedCounter) -> String {
+fn format_counter(counter: &ExplainedCounter) -> String {
     let ExplainedCounter { passes, used, remaining, reset_us, retry_after_us } = counter;
     let next = match (passes, retry_after_us) {
         (true, _) => "one more hit is admitted".to_owned(),
-        (false, Some(retry)) => format!("one more hit is rejected for {}", micros_text(*retry)),
+        (false, Some(retry)) => format!("one more hit is rejected for {}", format_micros(*retry)),
         (false, None) => "one more hit is rejected".to_owned(),
     };
-    format!("{used} used, {remaining} remaining, reset in {}; {next}", micros_text(*reset_us))
+    format!("{used} used, {remaining} remaining, reset in {}; {next}", format_micros(*reset_us))
 }

@@ -5,8 +5,7 @@
 
 use std::ffi::OsString;
 
-use super::outcome::CommandOutcome;
-use super::print::{finish, print, print_error};
+use super::print::{CommandOutcome, finish, print, print_error};
 use crate::base::go_syntax::parse_bool;
 use crate::base::text::printable;
 
@@ -58,19 +57,19 @@ pub(super) fn read(flags: &[Flag], arguments: &[OsString]) -> Result<GivenFlags,
         let (name, value) = body.split_once('=').map_or((body, None), |(name, value)| (name, Some(value)));
         let Some(flag) = flags.iter().find(|flag| flag.name == name) else {
             if matches!(name, "h" | "help") {
-                return Err(finish(print(usage(flags)), CommandOutcome::Success));
+                return Err(finish(print(format_usage(flags)), CommandOutcome::Success));
             }
-            return Err(usage_error(flags, &format!("flag provided but not defined: -{name}")));
+            return Err(print_usage_error(flags, &format!("flag provided but not defined: -{name}")));
         };
         let value = match (value, flag.is_switch) {
             (Some(value), true) if parse_bool(value).is_none() => {
-                return Err(usage_error(flags, &format!("-{name}={value}: not a bool; give true or false")));
+                return Err(print_usage_error(flags, &format!("-{name}={value}: not a bool; give true or false")));
             }
             (Some(value), _) => value.to_owned(),
             (None, true) => "true".to_owned(),
             (None, false) => match rest.next() {
                 Some(value) => value.into_owned(),
-                None => return Err(usage_error(flags, &format!("flag needs an argument: -{name}"))),
+                None => return Err(print_usage_error(flags, &format!("flag needs an argument: -{name}"))),
             },
         };
         given.0.push((flag.name, value));
@@ -78,12 +77,12 @@ pub(super) fn read(flags: &[Flag], arguments: &[OsString]) -> Result<GivenFlags,
     Ok(given)
 }
 
-fn usage_error(flags: &[Flag], what: &str) -> CommandOutcome {
-    print_error(format_args!("{}\n{}", printable(what), usage(flags).trim_end()));
+fn print_usage_error(flags: &[Flag], what: &str) -> CommandOutcome {
+    print_error(format_args!("{}\n{}", printable(what), format_usage(flags).trim_end()));
     CommandOutcome::UsageError
 }
 
-fn usage(flags: &[Flag]) -> String {
+fn format_usage(flags: &[Flag]) -> String {
     let line =
         |flag: &Flag| format!("  -{}{}\n    \t{}\n", flag.name, if flag.is_switch { "" } else { " string" }, flag.help);
     "Usage:\n".to_owned() + &flags.iter().map(line).collect::<String>()

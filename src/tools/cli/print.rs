@@ -1,4 +1,4 @@
-//! Output of the commands: results to standard output, errors and progress to standard error.
+//! Output of the commands: results to standard output, errors and progress to standard error; and exit codes.
 //!
 //! A closed pipe, as after `head`, is neither an error nor a panic. Untrusted text (a value, the name of a file, the
 //! message of a server) is escaped first, so that it cannot control the terminal. There are no colours: output looks
@@ -6,10 +6,8 @@
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write as _};
+use std::process::ExitCode;
 
-use comfy_table::{Table, presets};
-
-use super::outcome::CommandOutcome;
 use crate::base::text::shortened;
 use crate::tools::simulate::results::share;
 
@@ -42,22 +40,12 @@ pub(super) fn finish(written: io::Result<()>, outcome: CommandOutcome) -> Comman
 }
 
 /// Escapes untrusted text and cuts it at 60 characters.
-pub(super) fn truncated(text: &str) -> String {
+pub(super) fn shorten(text: &str) -> String {
     shortened(text, 60)
 }
 
-/// Formats rows under headings, in aligned columns; the cells must be escaped.
-pub(super) fn table(headings: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(headings).add_rows(rows);
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 2));
-    }
-    table.trim_fmt() + "\n"
-}
-
 /// Formats a duration, rounded up from a second on: `1.2 ms`, `34 s`, `2 h 5 min`.
-pub(super) fn micros_text(micros: u64) -> String {
+pub(super) fn format_micros(micros: u64) -> String {
     const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3600, "h"), (60, "min"), (1, "s")];
     match micros {
         0 => return "0 s".to_owned(),
@@ -78,13 +66,40 @@ pub(super) fn micros_text(micros: u64) -> String {
     text
 }
 
-/// Formats a number and its share: `5 (2.50 %)`.
-pub(super) fn part(part: u64, whole: u64) -> String {
+/// Formats a duration in seconds like [`format_micros`].
+pub(super) fn format_seconds(seconds: f64) -> String {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a duration")]
+    format_micros((seconds * 1e6) as u64)
+}
+
+/// Formats a number and its share of a whole: `5 (2.50 %)`.
+pub(super) fn format_part(part: u64, whole: u64) -> String {
     format!("{part} ({:.2} %)", share(part, whole) * 100.0)
 }
 
 /// Formats a number with its noun: `1 file`, `2 files`.
-pub(super) fn counted(number: u64, what: &str) -> String {
+pub(super) fn format_count(number: u64, what: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {what}{plural}")
+}
+
+/// Outcome of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CommandOutcome {
+    /// The command succeeded.
+    Success,
+    /// The command failed, or found problems.
+    Failure,
+    /// The command line or the settings are invalid.
+    UsageError,
+}
+
+impl From<CommandOutcome> for ExitCode {
+    fn from(outcome: CommandOutcome) -> Self {
+        match outcome {
+            CommandOutcome::Success => Self::SUCCESS,
+            CommandOutcome::Failure => Self::FAILURE,
+            CommandOutcome::UsageError => Self::from(2),
+        }
+    }
 }

@@ -1,7 +1,6 @@
 //! `recommend`: finds the smallest limits that reject few keys of recorded traffic.
 
-mod report;
-
+use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,22 +8,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::outcome::CommandOutcome;
-use super::print::{finish, print, print_error};
-use super::rule_files::settings_or_defaults;
-use super::traffic_args::{
-    Failure, compile, limit_paths, memory, nearest_hint, open_traffic, progress_bar, read_map, refuse_hashed_values,
+use super::print::{
+    CommandOutcome, finish, format_count, format_micros, format_part, format_seconds, print, print_error,
 };
-use crate::base::text::printable;
-use crate::base::text::to_pretty_json;
+use super::rule_files::read_settings_or_defaults;
+use super::traffic::{
+    Failure, build_progress_bar, compile_rules, list_limit_paths, open_traffic, parse_memory, read_map,
+    refuse_hashed_values, suggest_nearest,
+};
+use crate::base::table::{NumberAlignment, format_table};
+use crate::base::text::{printable, to_pretty_json};
 use crate::rules::rule::set::RuleSet;
-use crate::settings::value::number::ByteSize;
-use crate::tools::recommend::collector::{CollectedDemand, CollectorOptions, DemandCollector};
-use crate::tools::recommend::demand::DemandSubject;
+use crate::settings::value::size::ByteSize;
+use crate::tools::html_report::render_recommendation;
+use crate::tools::recommend::demand::{CollectedDemand, CollectorOptions, DemandCollector, DemandSubject};
 use crate::tools::recommend::figures::{RecommendationParts, TrafficBasis};
-use crate::tools::recommend::page;
 use crate::tools::recommend::recommendation::{Recommendation, RejectedKeysGoal, SearchProgress, recommend};
-use crate::tools::recommend::results::RecommendationResults;
+use crate::tools::recommend::results::{
+    AlreadyRejected, BasisResults, CurvePoint, RecommendationResults, SmallestLimit, UseResults,
+};
 use crate::tools::recommend::verifier::Verifier;
 use crate::tools::replay::merge::MAX_FILES;
 use crate::tools::replay::replayer::{ReplayOptions, ReplayRules};
@@ -41,7 +43,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     traffic: Vec<PathBuf>,
     /// Keys that may be rejected: a share with %, or a number
-    #[arg(long, value_name = "SHARE", default_value = "0.1%", value_parser = goal)]
+    #[arg(long, value_name = "SHARE", default_value = "0.1%", value_parser = parse_goal)]
     rejected_keys: RejectedKeysGoal,
     /// Rules with the limit, in place of the recorded ones
     #[arg(long, value_name = "FILE", num_args = 1..)]
@@ -56,7 +58,7 @@ pub(super) struct Args {
     #[arg(long)]
     json: bool,
     /// Memory of the recorded charges, and of the counters of each replay
-    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = memory)]
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_memory)]
     memory: ByteSize,
     /// Number of keys that are read; further ones are left out
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..))]
@@ -84,7 +86,7 @@ Examples:
 Exit codes: 0 limits found, 1 there is no such limit, or the rules or the traffic have errors, 2 invalid usage.";
 
 /// Parses a share with `%`, or a number of keys.
-fn goal(text: &str) -> Result<RejectedKeysGoal, String> {
+fn parse_goal(text: &str) -> Result<RejectedKeysGoal, String> {
     let invalid = || "write a share, such as 0.1%, or a number of keys".to_owned();
     let Some(percent) = text.strip_suffix('%') else {
         return text.parse().map(RejectedKeysGoal::Keys).map_err(|_| invalid());
@@ -100,7 +102,7 @@ fn goal(text: &str) -> Result<RejectedKeysGoal, String> {
 
 /// Recommends, and prints the results.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    match recommended(args) {
+    match recommend_from_traffic(args) {
         Ok(outcome) => outcome,
         Err(Failure { outcome, problem }) => {
             print_error(problem);
@@ -119,11 +121,11 @@ struct Input<'a> {
     rule_sets: Vec<Arc<RuleSet>>,
 }
 
-fn recommended(args: &Args) -> Result<CommandOutcome, Failure> {
+fn recommend_from_traffic(args: &Args) -> Result<CommandOutcome, Failure> {
     check_usage(args)?;
-    let settings = settings_or_defaults();
+    let settings = read_settings_or_defaults();
     let map = args.map.as_deref().map(read_map).transpose()?;
-    let fixed = (!args.rules.is_empty()).then(|| compile("--rules", &args.rules, &settings)).transpose()?;
+    let fixed = (!args.rules.is_empty()).then(|| compile_rules("--rules", &args.rules, &settings)).transpose()?;
     let replay = ReplayOptions { memory_bytes: args.memory.0, behaviour: Arc::new(settings.decisions.clone()) };
     let rule_sets: Vec<_> = fixed.iter().cloned().collect();
     if !rule_sets.is_empty() {
@@ -137,7 +139,7 @@ fn recommended(args: &Args) -> Result<CommandOutcome, Failure> {
         let problem = printable(&format!("no request of the traffic charged {}", args.rule));
         return Err(Failure { outcome: CommandOutcome::Failure, problem });
     };
-    let results = input.results(collected, &subject, &basis)?;
+    let results = input.build_results(collected, &subject, &basis)?;
     print_results(args, &results)
 }
 
@@ -149,7 +151,7 @@ impl Input<'_> {
         let mut is_cut = false;
         let rule_sets = &mut self.rule_sets;
         let is_fixed = matches!(self.rules, ReplayRules::Fixed(_));
-        let summary = read(&self.args.traffic, &self.sources, |event| {
+        let summary = read_traffic(&self.args.traffic, &self.sources, |event| {
             match event {
                 TrafficEvent::Request(request) => is_cut = !collector.add(request)?,
                 TrafficEvent::Header(header) => {
@@ -167,18 +169,18 @@ impl Input<'_> {
             let problem = "the traffic has no requests".to_owned();
             return Err(Failure { outcome: CommandOutcome::Failure, problem });
         }
-        let basis = TrafficBasis::new(&collector, is_cut, warnings::of_input(&collector.log, summary));
+        let basis = TrafficBasis::new(&collector, is_cut, warnings::collect_of_input(&collector.log, summary));
         Ok((collector.finish(), basis))
     }
 
     /// Searches, and verifies what was found.
-    fn results(
+    fn build_results(
         &self,
         CollectedDemand { demand, keys }: CollectedDemand,
         subject: &DemandSubject,
         basis: &TrafficBasis,
     ) -> Result<RecommendationResults, Failure> {
-        let bar = search_bar();
+        let bar = build_search_bar();
         let progress = |SearchProgress { done, of }| {
             bar.set_length(of as u64);
             bar.set_position(done as u64);
@@ -212,7 +214,7 @@ impl Input<'_> {
     /// Replays the first `requests` requests again.
     fn verify(&self, mut verifier: Verifier, requests: u64) -> Result<Verifier, Failure> {
         let mut left = requests;
-        read(&self.args.traffic, &self.sources, |event| {
+        read_traffic(&self.args.traffic, &self.sources, |event| {
             match event {
                 TrafficEvent::Request(request) => {
                     verifier.add(request)?;
@@ -235,14 +237,14 @@ fn add_rules(rule_sets: &mut Vec<Arc<RuleSet>>, rules: Option<&Arc<RuleSet>>) {
 }
 
 /// Reads traffic until `each` returns false, with a progress bar.
-fn read(
+fn read_traffic(
     paths: &[PathBuf],
     sources: &SourceOptions,
     mut each: impl FnMut(&TrafficEvent) -> Result<bool, Failure>,
 ) -> Result<SourceSummary, Failure> {
     let bytes = Arc::new(AtomicU64::new(0));
     let mut traffic = open_traffic(paths, sources, &bytes)?;
-    let bar = progress_bar(paths);
+    let bar = build_progress_bar(paths);
     let mut events: u64 = 0;
     while let Some(event) = traffic.next_event()? {
         events += 1;
@@ -260,10 +262,10 @@ fn read(
 
 fn print_results(args: &Args, results: &RecommendationResults) -> Result<CommandOutcome, Failure> {
     if let Some(path) = &args.report {
-        let written = fs::write(path, page::html(results)?);
+        let written = fs::write(path, render_recommendation(results)?);
         written.map_err(|error| Failure::usage(printable(&format!("--report {}: {error}", path.display()))))?;
     }
-    let text = if args.json { to_pretty_json(results)? + "\n" } else { report::text(results) };
+    let text = if args.json { to_pretty_json(results)? + "\n" } else { format_results(results) };
     let is_found = results.limits.iter().any(|limit| limit.recommended);
     let outcome = finish(print(text), if is_found { CommandOutcome::Success } else { CommandOutcome::Failure });
     if !is_found {
@@ -287,7 +289,7 @@ fn check_usage(args: &Args) -> Result<(), Failure> {
 
 /// Checks that one of the rule sets has the limit.
 fn check_path(path: &str, rule_sets: &[Arc<RuleSet>]) -> Result<(), Failure> {
-    let paths = || rule_sets.iter().flat_map(|rules| limit_paths(rules));
+    let paths = || rule_sets.iter().flat_map(|rules| list_limit_paths(rules));
     if paths().any(|known| known == path) {
         return Ok(());
     }
@@ -297,13 +299,147 @@ fn check_path(path: &str, rule_sets: &[Arc<RuleSet>]) -> Result<(), Failure> {
     } else if rule_sets.is_empty() {
         "the traffic has no rules (give --rules)".to_owned()
     } else {
-        format!("--rule {path}: the rules have no limit of that path{}", nearest_hint(paths(), path))
+        format!("--rule {path}: the rules have no limit of that path{}", suggest_nearest(paths(), path))
     };
     Err(Failure::usage(printable(&problem)))
 }
 
 /// Builds the progress bar of the search, hidden if standard error is not a terminal.
-fn search_bar() -> ProgressBar {
+fn build_search_bar() -> ProgressBar {
     let style = ProgressStyle::with_template("{elapsed_precise} [{bar:30}] searched {pos} of {len} kinds of limits");
-    progress_bar(&[]).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    build_progress_bar(&[]).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// Shares of rejected keys in the text plot, in percent.
+const PLOTTED_PERCENT: [f64; 9] = [50.0, 20.0, 10.0, 5.0, 2.0, 1.0, 0.5, 0.1, 0.0];
+/// Width of a bar that stands for all keys.
+const BAR_WIDTH: f64 = 40.0;
+
+/// Formats the results.
+fn format_results(results: &RecommendationResults) -> String {
+    let mut page = String::new();
+    let mut line = |name: &str, text: String| {
+        // Writing to a String does not fail.
+        let _ = writeln!(page, "{name:<10}{text}");
+    };
+    let (rule, basis) = (&results.rule, &results.basis);
+    line("rule", printable(&format!("{}: {} ({})", rule.path, rule.limit, rule.location)));
+    line("basis", format_basis(basis));
+    line("", format!("{} to {}", basis.first, basis.last));
+    if let Some(already) = &basis.already_rejected {
+        line("rejected", format_already_rejected(already));
+    }
+    line("now", format!("rejects {} of the keys", format_part(rule.rejected_keys, basis.keys)));
+    let allowed = results.goal.rejected_keys;
+    line("goal", format!("at most {} of {} rejected", format_count(allowed, "key"), basis.keys));
+    for warning in &results.warnings {
+        line("warning", printable(warning));
+    }
+    if let Some(first) = results.left_out_periods.first() {
+        let periods: Vec<&str> = results.left_out_periods.iter().map(|left_out| &*left_out.period).collect();
+        line("left out", format!("{}: {}", periods.join(", "), first.reason));
+    }
+    page += &format_uses(&results.uses);
+    page += &format_limits(results);
+    page += &format_curve(results);
+    if let Some(yaml) = &results.yaml {
+        // Values are escaped by the quotes of YAML.
+        let _ = write!(page, "\n{yaml}");
+    }
+    page
+}
+
+fn format_basis(basis: &BasisResults) -> String {
+    let BasisResults { keys, requests, hits, peeks, refunds, processes, .. } = *basis;
+    let mut text = format!("{} of {}", format_count(requests, "request"), format_count(keys, "key"));
+    if hits != requests {
+        text += &format!(", {hits} hits");
+    }
+    for (number, what) in [(peeks, "peek"), (refunds, "refund")] {
+        if number > 0 {
+            text += &format!(", {}", format_count(number, what));
+        }
+    }
+    if processes > 1 {
+        text += &format!(", {processes} processes");
+    }
+    text + &format!(" in {}", format_seconds(basis.span_seconds))
+}
+
+fn format_already_rejected(already: &AlreadyRejected) -> String {
+    let AlreadyRejected { requests, keys, elsewhere, .. } = *already;
+    let mut text = format!(
+        "{requests} requests ({:.2} %) of {} were rejected already",
+        already.share * 100.0,
+        format_count(keys, "key")
+    );
+    let by_limit = already.by_limit.iter().map(|(path, count)| format!("{count} by {path}"));
+    let elsewhere = (elsewhere > 0).then(|| format!("{elsewhere} by other rules or policies"));
+    let causes: Vec<String> = by_limit.chain(elsewhere).collect();
+    if !causes.is_empty() {
+        text += &format!(": {}", causes.join(", "));
+    }
+    printable(&text)
+}
+
+fn format_uses(uses: &[UseResults]) -> String {
+    let row = |used: &UseResults| {
+        let numbers = [used.p50, used.p90, used.p99, used.max].map(|number| number.to_string());
+        [format!("any {}", used.period)].into_iter().chain(numbers).collect::<Vec<_>>()
+    };
+    format!(
+        "\n{}",
+        format_table(&["HITS PER KEY IN", "P50", "P90", "P99", "MAX"], uses.iter().map(row), NumberAlignment::Left)
+    )
+}
+
+fn format_limits(results: &RecommendationResults) -> String {
+    let keys = results.basis.keys;
+    let row = |limit: &SmallestLimit| {
+        let mark = if limit.recommended { " *" } else { "" };
+        let number = |number: Option<u32>| number.map_or_else(String::new, |number| number.to_string());
+        let rejected = format_part(limit.rejected_keys, keys);
+        let rejected = match (&limit.verified, limit.requests_per_unit) {
+            (_, None) => format!("at least {rejected}"),
+            (Some(verified), _) if verified.rejected_keys == limit.rejected_keys => format!("{rejected}, verified"),
+            (Some(verified), _) => format!("{rejected}, replay: {}", verified.rejected_keys),
+            (None, _) => rejected,
+        };
+        vec![
+            format!("{}{mark}", limit.algorithm),
+            limit.period.clone(),
+            limit.requests_per_unit.map_or_else(|| "none".to_owned(), |limit| limit.to_string()),
+            number(limit.bucket_size.or(limit.queue_size)),
+            rejected,
+            limit
+                .verified
+                .map_or_else(String::new, |verified| format_part(verified.rejected_requests, verified.requests)),
+        ]
+    };
+    let headings = ["ALGORITHM", "PERIOD", "LIMIT", "BUCKET", "REJECTED KEYS", "REJECTED REQUESTS"];
+    let table = format_table(&headings, results.limits.iter().map(row), NumberAlignment::Left);
+    let mut page = format!("\n{table}");
+    if results.yaml.is_some() {
+        page += "* recommended: the algorithm and the period of the rule come first\n";
+    }
+    // Writing to a String does not fail.
+    let _ = writeln!(page, "leaky_bucket: callers wait for {} at most", format_micros(results.basis.max_delay_us));
+    page
+}
+
+/// Formats the smallest limit for several shares of rejected keys, with bars.
+fn format_curve(results: &RecommendationResults) -> String {
+    let mut points: Vec<&CurvePoint> = Vec::new();
+    for percent in PLOTTED_PERCENT {
+        let Some(point) = results.curve.iter().find(|point| point.share * 100.0 <= percent) else { continue };
+        if points.last() != Some(&point) {
+            points.push(point);
+        }
+    }
+    let rows = points.into_iter().map(|point| {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to the width")]
+        let width = (point.share * BAR_WIDTH).ceil() as usize;
+        vec![point.number.to_string(), format_part(point.keys, results.basis.keys), "#".repeat(width)]
+    });
+    format!("\n{}", format_table(&["LIMIT", "REJECTED KEYS", ""], rows, NumberAlignment::Left))
 }

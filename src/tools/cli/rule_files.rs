@@ -77,7 +77,7 @@ impl CheckedRules {
     }
 
     /// Formats every problem with its line, errors first.
-    pub(super) fn text(&self) -> String {
+    pub(super) fn format_problems(&self) -> String {
         let texts: Vec<(&Arc<str>, _)> =
             self.sources.iter().filter_map(|file| Some((&file.name, text::decode(&file.bytes).ok()?))).collect();
         let mut page = String::new();
@@ -100,7 +100,7 @@ impl CheckedRules {
 
 /// Options by the settings, with the defaults of a file, or of `TOLLKEEPER_RULE_DEFAULTS`. Problems of the file go to
 /// `found`.
-pub(super) fn options(settings: &Settings, defaults: Option<&Path>, found: &mut Diagnostics) -> CompileOptions {
+pub(super) fn build_options(settings: &Settings, defaults: Option<&Path>, found: &mut Diagnostics) -> CompileOptions {
     let mut options = CompileOptions::from(settings);
     if let Some(path) = defaults.or(settings.rules.defaults.as_deref()) {
         match defaults_file::load(path) {
@@ -115,7 +115,7 @@ pub(super) fn options(settings: &Settings, defaults: Option<&Path>, found: &mut 
 }
 
 /// Returns the settings of the environment, with the defaults and a message for what `serve` would refuse.
-pub(super) fn settings_or_defaults() -> Settings {
+pub(super) fn read_settings_or_defaults() -> Settings {
     let (settings, has_problem) = Settings::from_valid_vars(std::env::vars_os());
     if has_problem {
         print_error("invalid settings of the environment are replaced by their defaults; see `tollkeeper check --env`");

@@ -1,7 +1,6 @@
 //! `schema`: prints the JSON Schema of rule files, or of files of defaults, for editors.
 
-use super::outcome::CommandOutcome;
-use super::print::{finish, print};
+use super::print::{CommandOutcome, finish, print};
 use crate::rules::schema;
 
 pub(super) const HELP: &str = "\

@@ -4,8 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use super::outcome::CommandOutcome;
-use super::print::print_error;
+use super::print::{CommandOutcome, print_error};
 use crate::base::text::printable;
 use crate::rules::files::RuleLocation;
 use crate::rules::files::watch::WatchTiming;
@@ -42,7 +41,7 @@ All other settings are environment variables, listed here as NAME=default; `toll
 ";
 
 /// Formats the help below the flags, with all environment variables.
-pub(super) fn help() -> String {
+pub(super) fn format_help() -> String {
     HELP.to_owned() + &reference::help()
 }
 
@@ -62,7 +61,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     for notice in notices {
         tracing::warn!("{notice}");
     }
-    let files = rule_source(args, &settings);
+    let files = locate_rules(args, &settings);
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime.enable_all();
     if let Some(threads) = settings.worker_threads {
@@ -94,7 +93,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 }
 
 /// Serves under the name of envoyproxy/ratelimit's binary: unknown arguments of its manifests cause only a warning.
-pub(super) fn as_ratelimit(arguments: &[OsString]) -> CommandOutcome {
+pub(super) fn run_as_ratelimit(arguments: &[OsString]) -> CommandOutcome {
     const CONFIG: &str = "--config";
     let mut args = Args::default();
     let mut rest = arguments.iter().skip(1);
@@ -112,7 +111,7 @@ pub(super) fn as_ratelimit(arguments: &[OsString]) -> CommandOutcome {
 }
 
 /// Locates the rules: `--config`, or else the control plane or the RUNTIME_ variables.
-fn rule_source(args: &Args, settings: &Settings) -> SourceConfig {
+fn locate_rules(args: &Args, settings: &Settings) -> SourceConfig {
     let rules = &settings.rules;
     let timing = WatchTiming::from(rules);
     if let Some(xds) = settings.xds.as_ref().filter(|_| args.config.is_empty()) {

@@ -1,29 +1,33 @@
 //! `simulate`: shows the effect that rules would have had on recorded traffic.
 
-mod report;
-
+use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::outcome::CommandOutcome;
-use super::print::{finish, print, print_error};
-use super::rule_files::settings_or_defaults;
-use super::traffic_args::{
-    Failure, compile, limit_paths, memory, nearest_hint, open_traffic, progress_bar, read_map, refuse_hashed_values,
+use super::print::{
+    CommandOutcome, finish, format_count, format_micros, format_part, format_seconds, print, print_error, shorten,
 };
-use crate::base::text::printable;
-use crate::base::text::to_pretty_json;
+use super::rule_files::read_settings_or_defaults;
+use super::traffic::{
+    Failure, build_progress_bar, compile_rules, list_limit_paths, open_traffic, parse_memory, read_map,
+    refuse_hashed_values, suggest_nearest,
+};
+use crate::base::table::{NumberAlignment, format_table};
+use crate::base::text::{printable, to_pretty_json};
 use crate::base::threads::thread_cpu_time;
 use crate::rules::rule::set::RuleSet;
-use crate::settings::value::number::ByteSize;
+use crate::settings::value::size::ByteSize;
+use crate::tools::html_report::render_simulation;
 use crate::tools::replay::merge::MAX_FILES;
 use crate::tools::replay::replayer::{ReplayOptions, ReplayRules};
 use crate::tools::replay::source::{SourceOptions, TrafficEvent};
 use crate::tools::simulate::fail_condition::FailCondition;
-use crate::tools::simulate::page;
-use crate::tools::simulate::results::{ReplaySpeed, SimulationResults};
+use crate::tools::simulate::results::{
+    ChangeResults, LimitFigures, LimitResults, RejectedKeyResults, ReplaySpeed, ReplayTotals, SimulationResults,
+    TimelineResults, share,
+};
 use crate::tools::simulate::simulation::{Simulation, SimulationOptions};
 use crate::tools::simulate::warnings;
 
@@ -55,7 +59,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1000))]
     top: u16,
     /// Memory of the counters of each replay
-    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = memory)]
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_memory)]
     memory: ByteSize,
     /// Number of keys that are told apart in each replay; beyond it they are estimated
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..))]
@@ -97,10 +101,11 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 
 fn simulate(args: &Args) -> Result<CommandOutcome, Failure> {
     check_usage(args)?;
-    let settings = settings_or_defaults();
+    let settings = read_settings_or_defaults();
     let map = args.map.as_deref().map(read_map).transpose()?;
-    let new = (!args.rules.is_empty()).then(|| compile("--rules", &args.rules, &settings)).transpose()?;
-    let against = (!args.against.is_empty()).then(|| compile("--against", &args.against, &settings)).transpose()?;
+    let new = (!args.rules.is_empty()).then(|| compile_rules("--rules", &args.rules, &settings)).transpose()?;
+    let against =
+        (!args.against.is_empty()).then(|| compile_rules("--against", &args.against, &settings)).transpose()?;
     check_subjects(args, new.as_deref(), against.as_deref())?;
     let fixed: Vec<Arc<RuleSet>> = new.iter().chain(&against).cloned().collect();
     let old = match (&new, against, &map) {
@@ -129,7 +134,7 @@ fn replay(
 ) -> Result<SimulationResults, Failure> {
     let bytes = Arc::new(AtomicU64::new(0));
     let mut traffic = open_traffic(&args.traffic, sources, &bytes)?;
-    let bar = progress_bar(&args.traffic);
+    let bar = build_progress_bar(&args.traffic);
     let started = thread_cpu_time();
     while let Some(event) = traffic.next_event()? {
         match event {
@@ -158,18 +163,18 @@ fn replay(
     let decode_seconds = traffic.decode_time.as_secs_f64();
     let speed = ReplaySpeed::new(simulation.replayed(), simulation.requests, replay_seconds, decode_seconds);
     let mut results = SimulationResults::new(simulation, traffic.summary, speed, args.top.into());
-    let of_rules = fixed.iter().flat_map(|rules| warnings::of_rules(rules));
-    results.warnings = warnings::warnings(simulation, traffic.summary, &results).into_iter().chain(of_rules).collect();
+    let of_rules = fixed.iter().flat_map(|rules| warnings::collect_of_rules(rules));
+    results.warnings = warnings::collect(simulation, traffic.summary, &results).into_iter().chain(of_rules).collect();
     results.conditions = args.fail_if.iter().map(|condition| condition.evaluate(&results)).collect();
     Ok(results)
 }
 
 fn print_results(args: &Args, results: &SimulationResults) -> Result<CommandOutcome, Failure> {
     if let Some(path) = &args.report {
-        let written = fs::write(path, page::html(results)?);
+        let written = fs::write(path, render_simulation(results)?);
         written.map_err(|error| Failure::usage(printable(&format!("--report {}: {error}", path.display()))))?;
     }
-    let page = if args.json { to_pretty_json(results)? + "\n" } else { report::text(results) };
+    let page = if args.json { to_pretty_json(results)? + "\n" } else { format_results(results) };
     let fails = results.conditions.iter().any(|condition| condition.fails);
     let outcome = if fails { CommandOutcome::Failure } else { CommandOutcome::Success };
     let outcome = finish(print(page), outcome);
@@ -189,7 +194,7 @@ fn check_usage(args: &Args) -> Result<(), Failure> {
         "standard input (-) can be read only once".to_owned()
     } else if map.is_some() && rules.is_empty() {
         "--map needs --rules: such traffic has no rules of its own".to_owned()
-    } else if map.is_some() && against.is_empty() && fail_if.iter().any(FailCondition::compares) {
+    } else if map.is_some() && against.is_empty() && fail_if.iter().any(FailCondition::needs_old_rules) {
         "newly_rejected and newly_admitted need --against".to_owned()
     } else {
         return Ok(());
@@ -200,14 +205,146 @@ fn check_usage(args: &Args) -> Result<(), Failure> {
 /// Checks that the rules have the limits of all conditions.
 fn check_subjects(args: &Args, new: Option<&RuleSet>, against: Option<&RuleSet>) -> Result<(), Failure> {
     let Some(new) = new else { return Ok(()) };
-    let paths = || [Some(new), against].into_iter().flatten().flat_map(limit_paths);
+    let paths = || [Some(new), against].into_iter().flatten().flat_map(list_limit_paths);
     for condition in &args.fail_if {
         let Some(subject) = condition.subject() else { continue };
         if !paths().any(|path| path == subject) {
-            let hint = nearest_hint(paths(), subject);
+            let hint = suggest_nearest(paths(), subject);
             let problem = format!("--fail-if '{condition}': the rules have no limit '{subject}'{hint}");
             return Err(Failure::usage(printable(&problem)));
         }
     }
     Ok(())
+}
+
+/// Rows of the time line.
+const MAX_ROWS: usize = 12;
+
+/// Formats the results.
+fn format_results(results: &SimulationResults) -> String {
+    let mut page = String::new();
+    let mut line = |name: &str, text: String| {
+        // Writing to a String does not fail.
+        let _ = writeln!(page, "{name:<10}{text}");
+    };
+    let traffic = &results.traffic;
+    let time = |at: &Option<String>| at.clone().unwrap_or_default();
+    let span = format!("{} to {}", time(&traffic.first), time(&traffic.last));
+    line("traffic", format!("{}, {span}", format_count(traffic.requests, "request")));
+    line("new", format_totals(&results.new, traffic.requests));
+    if let Some(old) = &results.old {
+        line("old", format_totals(old, traffic.requests));
+    }
+    if let Some(ChangeResults { newly_rejected, newly_admitted, .. }) = &results.changes {
+        line("changes", format!("{newly_rejected} newly rejected, {newly_admitted} newly admitted"));
+    }
+    if let Some(verification) = &results.verification {
+        let (agreed, compared) = (verification.agreed, verification.compared);
+        let percent = share(agreed, compared) * 100.0;
+        let first = verification.first_difference.as_ref();
+        let first = first.map_or_else(String::new, |first| format!("; first difference: {}", printable(first)));
+        line("fidelity", format!("{agreed} of {compared} recorded decisions repeated ({percent:.2} %){first}"));
+    }
+    let speed = results.speed;
+    line(
+        "speed",
+        format!(
+            "{:.2} million decisions per second and core; decoding {:.2} million requests",
+            speed.decisions_per_second / 1e6,
+            speed.decoded_per_second / 1e6
+        ),
+    );
+    for warning in &results.warnings {
+        line("warning", printable(warning));
+    }
+    page += &format_limits(&results.limits, results.old.is_some());
+    page += &format_keys(results);
+    page += &format_timeline(&results.timeline);
+    page
+}
+
+fn format_totals(totals: &ReplayTotals, requests: u64) -> String {
+    let ReplayTotals { rejected, unmatched_descriptors, failed, .. } = *totals;
+    let mut text = format!("{} rejected", format_part(rejected, requests));
+    if unmatched_descriptors > 0 {
+        text += &format!(", {} without a rule", format_count(unmatched_descriptors, "descriptor"));
+    }
+    if failed > 0 {
+        text += &format!(", {failed} without an answer");
+    }
+    text
+}
+
+fn format_limits(limits: &[LimitResults], has_old: bool) -> String {
+    let mut headings = vec!["LIMIT", "REQUESTS", "REJECTED"];
+    headings.extend(has_old.then_some("BEFORE"));
+    headings.extend(["KEYS", "REJECTED KEYS", "LONGEST RUN", "DELAYED"]);
+    let row = |limit: &LimitResults| {
+        let mode = match (limit.candidate, limit.shadow_mode) {
+            (true, _) => " (candidate)",
+            (false, true) => " (shadow)",
+            (false, false) => "",
+        };
+        let mut row = vec![format!("{}{mode}", printable(&limit.path))];
+        let none = LimitFigures::default();
+        let new = limit.new.as_ref().unwrap_or(&none);
+        row.push(if limit.new.is_some() { new.requests.to_string() } else { "removed".to_owned() });
+        row.push(format_part(new.rejected, new.requests));
+        if has_old {
+            let before = |old: &LimitFigures| format_part(old.rejected, old.requests);
+            row.push(limit.old.as_ref().map_or_else(|| "-".to_owned(), before));
+        }
+        let about = if new.keys_are_estimates { "about " } else { "" };
+        row.push(format!("{about}{}", new.keys));
+        row.push(format!("{about}{}", format_part(new.rejected_keys, new.keys)));
+        row.push(
+            new.longest_run
+                .as_ref()
+                .map_or_else(String::new, |run| format!("{} in {}", run.requests, format_seconds(run.seconds))),
+        );
+        row.push(new.delays.map_or_else(String::new, |delays| {
+            let (p99, max) = (format_micros(delays.p99_us), format_micros(delays.max_us));
+            format!("{}: p99 {p99}, max {max}", delays.requests)
+        }));
+        row
+    };
+    format!("\n{}", format_table(&headings, limits.iter().map(row), NumberAlignment::Left))
+}
+
+fn format_keys(results: &SimulationResults) -> String {
+    let mut page = String::new();
+    let mut list = |title: &str, keys: &[RejectedKeyResults]| {
+        if !keys.is_empty() {
+            let row = |key: &RejectedKeyResults| {
+                let about = if key.error > 0 { "at most " } else { "" };
+                vec![format!("{about}{}", key.requests), printable(&key.limit), shorten(&key.key)]
+            };
+            page +=
+                &format!("\n{}", format_table(&[title, "LIMIT", "KEY"], keys.iter().map(row), NumberAlignment::Left));
+        }
+    };
+    list("REJECTED", &results.rejected_keys);
+    if let Some(changes) = &results.changes {
+        list("NEWLY REJECTED", &changes.newly_rejected_keys);
+        list("NEWLY ADMITTED", &changes.newly_admitted_keys);
+    }
+    page
+}
+
+/// Formats the time line, with neighbouring spans joined so that it stays short.
+fn format_timeline(timeline: &TimelineResults) -> String {
+    let joined = timeline.requests.len().div_ceil(MAX_ROWS).max(1);
+    let span_us = timeline.span_seconds * 1_000_000 * joined as u64;
+    let sums = |counts: &[u64]| counts.chunks(joined).map(|spans| spans.iter().sum()).collect::<Vec<u64>>();
+    let (requests, rejected) = (sums(&timeline.requests), sums(&timeline.rejected));
+    let before = timeline.rejected_before.as_deref().map(sums);
+    let mut headings = vec!["FROM START", "REQUESTS", "REJECTED"];
+    headings.extend(before.is_some().then_some("BEFORE"));
+    let rows = requests.iter().enumerate().map(|(index, requests)| {
+        let at = |counts: &Vec<u64>| format_part(counts.get(index).copied().unwrap_or(0), *requests);
+        let mut row = vec![format_micros(index as u64 * span_us), requests.to_string(), at(&rejected)];
+        row.extend(before.as_ref().map(at));
+        row
+    });
+    format!("\n{}", format_table(&headings, rows, NumberAlignment::Left))
 }

@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
-use super::debug_listener;
-use super::outcome::CommandOutcome;
-use super::print::{finish, print, print_error};
+use super::client::fetch_page;
+use super::print::{CommandOutcome, finish, print, print_error};
 use crate::serve::fleet::report::{FleetPart, FleetReport};
 use crate::serve::report::{rules, top};
 use crate::settings::address::Target;
@@ -79,7 +78,7 @@ Exit codes: 0 shown, 1 the server did not answer, 2 invalid usage.";
 /// Prints the report, once or until the process is stopped.
 pub(super) fn run(args: &Args) -> CommandOutcome {
     loop {
-        let page = match page(args) {
+        let page = match fetch_report(args) {
             Ok(page) => page,
             Err(problem) => {
                 print_error(problem);
@@ -97,35 +96,35 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     }
 }
 
-fn page(args: &Args) -> Result<String, String> {
-    let path = path(args);
-    let page = debug_listener::fetch(&args.addr, &path, None)?;
+fn fetch_report(args: &Args) -> Result<String, String> {
+    let path = build_path(args);
+    let page = fetch_page(&args.addr, &path, None)?;
     if args.json {
         // Strings in JSON are escaped already.
         return Ok(String::from_utf8_lossy(&page).into_owned() + "\n");
     }
     let part = if args.rules { FleetPart::Rules } else { FleetPart::Keys };
     match args.rules {
-        _ if args.fleet => read::<FleetReport>(args, &page).map(|report| report.text(part)),
-        true => read::<rules::RuleUsageReport>(args, &page).map(|report| report.text()),
-        false => read::<top::TopReport>(args, &page).map(|report| report.text()),
+        _ if args.fleet => parse_report::<FleetReport>(args, &page).map(|report| report.text(part)),
+        true => parse_report::<rules::RuleUsageReport>(args, &page).map(|report| report.text()),
+        false => parse_report::<top::TopReport>(args, &page).map(|report| report.text()),
     }
 }
 
-fn read<T: DeserializeOwned>(args: &Args, page: &[u8]) -> Result<T, String> {
+fn parse_report<T: DeserializeOwned>(args: &Args, page: &[u8]) -> Result<T, String> {
     serde_json::from_slice(page).map_err(|_| {
         format!("{} answered, but not with a report; is it the debug listener of this version?", args.addr)
     })
 }
 
-fn path(args: &Args) -> String {
+fn build_path(args: &Args) -> String {
     let page = match args.rules {
         _ if args.fleet => "/fleet",
         true => "/rules",
         false => "/top",
     };
     let mut path = format!("{page}?");
-    let mut add = |name: &str, value: &str| path += &format!("{name}={}&", percent_encoded(value));
+    let mut add = |name: &str, value: &str| path += &format!("{name}={}&", percent_encode(value));
     if !args.rules {
         add("minutes", &args.minutes.to_string());
     }
@@ -143,7 +142,7 @@ fn path(args: &Args) -> String {
 }
 
 /// Percent-encodes `text` for a query.
-fn percent_encoded(text: &str) -> String {
+fn percent_encode(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {

@@ -1,34 +1,30 @@
 //! `why`: shows why requests with a descriptor were rejected, from decision logs.
 
-mod report;
-
-use std::env;
+use std::fmt::Write as _;
 use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{env, io};
 
 use indicatif::ProgressBar;
 
-use super::duration;
-use super::outcome::CommandOutcome;
-use super::print::{finish, print, print_error};
-use super::request_args::descriptor;
-use super::stream_settings::stream_settings;
-use super::traffic_args::progress_bar;
+use super::flags::{parse_descriptor, parse_duration};
+use super::print::{CommandOutcome, finish, format_count, format_micros, print, print_error, shorten};
+use super::traffic::{build_progress_bar, read_stream_settings};
 use crate::base::clock::micros;
 use crate::base::pb::RateLimitDescriptor;
-use crate::base::text::printable;
-use crate::base::text::to_pretty_json;
+use crate::base::text::{printable, to_pretty_json};
 use crate::decide::log::reader::{ReadError, RecordReader};
+use crate::decide::log::record::{DescriptorRecord, LimitRecord, RecordedVerdict};
 use crate::decide::log::stream::input::{EntryRange, StreamInput};
 use crate::decide::log::values::ValueForm;
 use crate::limit::request::Entry;
 use crate::settings::Settings;
 use crate::settings::value::number::DurationRange;
-use crate::tools::why::question::Question;
-use crate::tools::why::results::WhyResults;
-use crate::tools::why::time_line::{ShownDecisions, TimeLine};
+use crate::tools::why::question::{Question, format_entries};
+use crate::tools::why::rejection::{NeverReason, Remedy, format_decider, format_limit, format_origin};
+use crate::tools::why::results::{LimitRemedies, ShownDecision, WhyResults};
+use crate::tools::why::time_line::{RuleChange, ShownDecisions, TimeLine};
 use crate::tools::why::time_range::{AskedTime, TimeRange};
 
 /// Arguments of `why`.
@@ -38,7 +34,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "DOMAIN")]
     domain: String,
     /// All entries of a descriptor, outermost first. A backslash escapes `,` `=` and `\`
-    #[arg(long, value_name = "K=V,K=V", value_parser = descriptor)]
+    #[arg(long, value_name = "K=V,K=V", value_parser = parse_descriptor)]
     descriptor: RateLimitDescriptor,
     /// Decision logs: files, plain or compressed (zstd, gzip), redis:STREAM, or - for standard input
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
@@ -47,7 +43,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME")]
     at: Option<AskedTime>,
     /// Time to show before and after --at
-    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = window, requires = "at")]
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse_window, requires = "at")]
     window: Duration,
     /// Show admitted requests too
     #[arg(long)]
@@ -78,9 +74,9 @@ Examples:
 
 Exit codes: 0 requests were found, 1 none were found or a log cannot be read, 2 invalid usage.";
 
-fn window(text: &str) -> Result<Duration, String> {
+fn parse_window(text: &str) -> Result<Duration, String> {
     const WINDOWS: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(366 * 86_400));
-    duration::parse(text, &WINDOWS)
+    parse_duration(text, &WINDOWS)
 }
 
 /// Shows the time line.
@@ -89,7 +85,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
         print_error("standard input (-) can be read only once");
         return CommandOutcome::UsageError;
     }
-    let hash = match hash_form() {
+    let hash = match read_hash_form() {
         Ok(hash) => hash,
         Err(problem) => {
             print_error(printable(&problem));
@@ -103,7 +99,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let mut line = TimeLine::new(question, range, ShownDecisions { admitted: args.all, max: args.max.into() });
     let mut outcome = CommandOutcome::Success;
     for path in &args.log {
-        let added = open(path, range).and_then(|log| add_records(log, &mut line));
+        let added = open_log(path, range).and_then(|log| add_records(log, &mut line));
         if let Err(problem) = added {
             print_error(printable(&problem));
             outcome = CommandOutcome::Failure;
@@ -116,28 +112,28 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let page = if args.json {
         to_pretty_json(&results).expect("it holds only texts, numbers and flags") + "\n"
     } else {
-        report::text(&results)
+        format_results(&results)
     };
     finish(print(page), outcome)
 }
 
 /// Form of hashed values, if the environment has their key.
-fn hash_form() -> Result<Option<ValueForm>, String> {
-    let key = Settings::hash_key_from_env(env::vars_os()).map_err(|error| error.to_string())?;
+fn read_hash_form() -> Result<Option<ValueForm>, String> {
+    let key = HashKey::from_vars(env::vars_os()).map_err(|error| error.to_string())?;
     let secret = key.map(|key| key.secret()).transpose().map_err(|error| error.to_string())?;
     Ok(secret.map(|secret| ValueForm::hashed(secret.reveal())))
 }
 
 /// Opens a log. Of a stream, only the part around an instant is read.
-fn open(path: &Path, range: TimeRange) -> Result<OpenLog, String> {
-    let bar = progress_bar(&[path.to_owned()]);
+fn open_log(path: &Path, range: TimeRange) -> Result<OpenLog, String> {
+    let bar = build_progress_bar(&[path.to_owned()]);
     bar.set_message(printable(&path.display().to_string()));
     let mut is_partial = false;
     let reader = match path.to_str() {
         Some("-") => RecordReader::new("standard input", bar.wrap_read(io::stdin())),
         Some(text) if text.starts_with("redis:") => {
             let in_stream = |problem: String| format!("{text}: {problem}");
-            let settings = stream_settings(&text["redis:".len()..], None).map_err(in_stream)?;
+            let settings = read_stream_settings(&text["redis:".len()..], None).map_err(in_stream)?;
             is_partial = range.bounds().is_some();
             let entries =
                 range.bounds().map_or(EntryRange::ALL, |range| EntryRange::of_decisions(range.from_us, range.to_us));
@@ -191,4 +187,215 @@ fn add_records(log: OpenLog, line: &mut TimeLine<'_>) -> Result<(), String> {
         line.add_problem("a log ends within a record, which is left out".to_owned());
     }
     Ok(())
+}
+
+/// Number of causes in the summary.
+const MAX_CAUSES: usize = 10;
+/// Length of a date at the start of a time.
+const DATE_CHARS: usize = 10;
+
+/// Formats the results.
+fn format_results(results: &WhyResults<'_>) -> String {
+    let mut page = format_summary(results);
+    let mut changes = results.rule_changes.iter().peekable();
+    let mut date = "";
+    for decision in &results.decisions {
+        while let Some(change) = changes.next_if(|change| change.time_us <= decision.record.time_us) {
+            page += &format_change(change);
+        }
+        let new_date = decision.time.get(..DATE_CHARS).unwrap_or_default();
+        if date != new_date {
+            let _ = writeln!(page, "\n{new_date} (UTC)");
+            date = new_date;
+        }
+        page += &format_decision(decision);
+    }
+    changes.for_each(|change| page += &format_change(change));
+    page
+}
+
+/// Formats the figures, the causes and the remarks. Writing to a String does not fail.
+fn format_summary(results: &WhyResults<'_>) -> String {
+    let mut page = format!("domain {}, descriptor {}\n", shorten(results.domain), shorten(&results.descriptor));
+    if let Some(range) = &results.range {
+        let _ = writeln!(page, "{} to {} UTC", format_moment(&range.from), format_moment(&range.to));
+    }
+    if results.requests > 0 {
+        let requests = format_count(results.requests, "request");
+        let _ = write!(page, "rejected {} of {requests}", results.rejected);
+        if let (Some(first), Some(last)) = (&results.first_rejected, &results.last_rejected) {
+            let _ = write!(page, ", from {} to {} UTC", format_moment(first), format_moment(last));
+        }
+        page.push('\n');
+    } else {
+        page += "no requests with this descriptor were found\n";
+    }
+    for cause in results.causes.iter().take(MAX_CAUSES) {
+        let _ = writeln!(page, "  {} by {}", cause.requests, printable(&cause.cause));
+    }
+    if results.causes.len() > MAX_CAUSES {
+        let _ = writeln!(page, "  and {} more causes", results.causes.len() - MAX_CAUSES);
+    }
+    if results.rejected > 0 {
+        page += "  (with shadow_mode: true a limit rejects nothing)\n";
+    }
+    let other = results.rejected_by_other_descriptors;
+    for (count, text) in [
+        (other, "rejected by another descriptor of the request: this one had room"),
+        (results.shadow, "admitted in shadow mode: only a limit that does not reject was exceeded"),
+        (results.errors, "without an answer"),
+        (results.left_out, "not shown (--max)"),
+    ] {
+        if count > 0 {
+            let _ = writeln!(page, "  {count} {text}");
+        }
+    }
+    let hidden = results.requests - results.left_out - results.decisions.len() as u64;
+    if hidden > 0 {
+        let _ = writeln!(page, "  {hidden} admitted, not shown (--all)");
+    }
+    for note in &results.notes {
+        let _ = writeln!(page, "note: {}", printable(note));
+    }
+    if !results.nearest.is_empty() {
+        page += "nearest descriptors in the logs:\n";
+        results.nearest.iter().for_each(|text| page += &format!("  {}\n", shorten(text)));
+    }
+    page
+}
+
+fn format_change(change: &RuleChange) -> String {
+    let event = match change.event {
+        crate::decide::log::header::HeaderEvent::Start => "process started",
+        _ => "rules changed",
+    };
+    let rules = change.rules.as_deref().unwrap_or("none");
+    let version = change.version.as_ref().map_or_else(String::new, |version| format!(", version {}", shorten(version)));
+    format!(
+        "\n{}  {event}: rules {}{version} (process {})\n",
+        format_moment(&change.time),
+        shorten(rules),
+        shorten(&change.process)
+    )
+}
+
+/// Formats a decision: its verdict, then each descriptor that was asked for or rejected.
+fn format_decision(shown: &ShownDecision<'_>) -> String {
+    let record = &shown.record;
+    let time = shown.time.get(DATE_CHARS + 1..).unwrap_or_default().trim_end_matches('Z');
+    let mut page = format!("\n{time}  {}", record.verdict.name());
+    if record.delay_us > 0 {
+        let _ = write!(page, ", delayed {}", format_micros(record.delay_us));
+    }
+    if let Some(error) = &record.error {
+        let _ = write!(page, ": {}", shorten(error));
+    }
+    if let Some(trace_id) = &record.trace_id {
+        let _ = write!(page, "  trace {}", shorten(trace_id));
+    }
+    page.push('\n');
+    for (index, descriptor) in record.descriptors.iter().enumerate() {
+        let is_asked = shown.asked.contains(&index);
+        let rejects = record.verdict == RecordedVerdict::OverLimit && descriptor.verdict == RecordedVerdict::OverLimit;
+        if is_asked || rejects {
+            let name = if is_asked {
+                String::new()
+            } else {
+                format!("rejected by descriptor {}: {}, ", index + 1, shorten(&format_entries(&descriptor.entries)))
+            };
+            let _ = writeln!(page, "  {name}{}", format_recorded_descriptor(descriptor));
+            let of = |it: &&LimitRemedies| it.descriptor == index;
+            push_limits(&mut page, descriptor, &shown.rejected_by.iter().filter(of).collect::<Vec<_>>());
+        }
+    }
+    page
+}
+
+/// Formats the hits, the verdict, the rule and the decider of a descriptor.
+fn format_recorded_descriptor(descriptor: &DescriptorRecord<'_>) -> String {
+    let hits = match descriptor.hits {
+        0 => "peek".to_owned(),
+        hits if hits < 0 => format!("refund of {}", format_count(hits.unsigned_abs(), "hit")),
+        hits => format_count(hits.unsigned_abs(), "hit"),
+    };
+    let mut text = format!("{hits}: {}, {}", descriptor.verdict.name(), printable(&format_origin(descriptor)));
+    if descriptor.unlimited {
+        text += ", unlimited";
+    }
+    if let Some(decider) = format_decider(descriptor) {
+        let _ = write!(text, ", decided by {}", printable(&decider));
+    }
+    text
+}
+
+fn push_limits(page: &mut String, descriptor: &DescriptorRecord<'_>, rejected_by: &[&LimitRemedies]) {
+    for (at, limit) in descriptor.limits.iter().enumerate() {
+        let _ = writeln!(page, "    {}", format_limit_line(limit));
+        let found = rejected_by.iter().find(|remedies| remedies.limit == Some(at));
+        found.iter().for_each(|found| push_remedies(page, found));
+    }
+    let without_limit = rejected_by.iter().find(|remedies| remedies.limit.is_none());
+    without_limit.iter().for_each(|found| push_remedies(page, found));
+}
+
+/// Formats a limit with its level before and after.
+fn format_limit_line(limit: &LimitRecord<'_>) -> String {
+    let mut text = printable(&format_limit(limit));
+    for (is_so, mode) in [
+        (limit.candidate, "candidate, rejects nothing"),
+        (limit.shadow && !limit.candidate, "shadow_mode, rejects nothing"),
+        (limit.quota, "quota_mode, rejects only together with all other quotas"),
+    ] {
+        if is_so {
+            let _ = write!(text, " [{mode}]");
+        }
+    }
+    match &limit.result {
+        Some(result) => {
+            let verdict = if result.admitted { "has room" } else { "exceeded" };
+            let (before, after, remaining) = (result.before, result.after, result.remaining);
+            let _ = write!(text, ": {before} -> {after} counted, {remaining} remaining, {verdict}");
+            if result.delay_us > 0 {
+                let _ = write!(text, ", delay {}", format_micros(result.delay_us));
+            }
+        }
+        None => text += ": no counter was read",
+    }
+    text
+}
+
+/// Formats changes; the summary has `shadow_mode`.
+fn push_remedies(page: &mut String, rejected_by: &LimitRemedies) {
+    for remedy in &rejected_by.remedies {
+        let text = match remedy {
+            Remedy::Wait { until, wait_us } => {
+                format!("at {} UTC ({} later)", format_moment(until), format_micros(*wait_us))
+            }
+            Remedy::NeverByWaiting { reason } => {
+                let reason = match reason {
+                    NeverReason::LimitIsZero => "the limit is 0",
+                    NeverReason::MoreHitsThanLimit => "more hits than the limit",
+                };
+                let _ = writeln!(page, "      never passes later: {reason}");
+                continue;
+            }
+            Remedy::Limit { key, value, counted, delay_us } => {
+                let delay = delay_us
+                    .map_or_else(String::new, |delay_us| format!(" and a delay of {}", format_micros(delay_us)));
+                format!("with {key} {value}{delay}: {counted} were counted before")
+            }
+            Remedy::LongerDelay { delay_us } => {
+                format!("with a delay of {} (max_wait, the caller's deadline)", format_micros(*delay_us))
+            }
+            Remedy::FewerHits { hits } => format!("with {}", format_count(*hits, "hit")),
+            Remedy::ShadowMode => continue,
+            Remedy::WorkingStore => "with a store that answers, or with on_store_error: allow".to_owned(),
+        };
+        let _ = writeln!(page, "      would have passed {text}");
+    }
+}
+
+/// Formats a time for reading: `2026-07-08 10:05:30.000000`.
+fn format_moment(time: &str) -> String {
+    time.trim_end_matches('Z').replacen('T', " ", 1)
 }

@@ -1,11 +1,21 @@
-//! Demand on one limit: its recorded charges by counter, whether or not they were rejected.
+//! Demand on one limit: its recorded charges by counter, whether or not they were rejected, and their collection.
+//!
+//! The decider matches each recorded request, as the server does, so that wildcards, shared values, overrides and
+//! `replaces` have their effect.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
 use crate::base::clock::Time;
+use crate::base::sharded::HashKeyMap;
+use crate::decide::results::{DescriptorResults, LimitWithResult};
 use crate::limit::Limit;
 use crate::limit::request::Hits;
-use crate::tools::simulate::simulation::TrafficSpan;
+use crate::tools::replay::recorded::{RecordedDescriptor, RecordedRequest};
+use crate::tools::replay::replayer::{
+    CounterLosses, RecordedHeader, ReplayError, ReplayOptions, ReplayRules, Replayer,
+};
+use crate::tools::simulate::simulation::{LogProperties, TrafficSpan};
 
 /// A recorded charge or refund.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,4 +96,261 @@ pub struct DemandTotals {
     pub rejected_by: BTreeMap<String, u64>,
     /// Charges of rejected requests that no limit of the rule rejected.
     pub rejected_elsewhere: u64,
+}
+
+/// Bounds of a collection.
+#[derive(Clone, Debug)]
+pub struct CollectorOptions {
+    /// Bounds and defaults of the replay. Its memory bounds the recorded charges too.
+    pub replay: ReplayOptions,
+    /// Maximum number of keys.
+    pub max_keys: usize,
+}
+
+/// Collects the demand on one limit.
+#[derive(Debug)]
+pub struct DemandCollector {
+    replayer: Replayer,
+    /// Properties of the log.
+    pub log: LogProperties,
+    /// Requests of all rules.
+    pub requests: u64,
+    /// Names of processes.
+    pub processes: BTreeSet<Arc<str>>,
+    index: DemandIndex,
+}
+
+/// The demand with its indices.
+#[derive(Debug)]
+struct DemandIndex {
+    path: String,
+    demand: LimitDemand,
+    /// True for the id of the limit with the path.
+    is_subject: HashMap<u64, bool>,
+    keys: HashKeyMap<KeyState>,
+    /// Index of a counter's sequence, by key and set of counters.
+    counters: HashMap<(usize, u32), usize>,
+    /// Current set of counters of each process that counts in its own memory; 0 is shared.
+    own_sets: HashMap<Arc<str>, u32>,
+    set_count: u32,
+    log_max: u32,
+    max_keys: usize,
+    /// Charges for which there is still memory.
+    free_charges: u64,
+}
+
+#[derive(Debug)]
+struct KeyState {
+    index: usize,
+    was_rejected: bool,
+}
+
+/// Demand that is complete, with the keys that it is about.
+#[derive(Debug)]
+pub struct CollectedDemand {
+    /// The demand.
+    pub demand: LimitDemand,
+    /// Hashes of the keys, stable in this process.
+    pub keys: KeyHashes,
+}
+
+/// Set of keys, by their hashes.
+#[derive(Debug, Default)]
+pub struct KeyHashes(HashKeyMap<()>);
+
+impl KeyHashes {
+    /// Adds a key.
+    pub fn insert(&mut self, key: u128) {
+        self.0.insert(key, ());
+    }
+
+    /// Returns true for a key of the set.
+    pub fn contains(&self, key: u128) -> bool {
+        self.0.contains_key(&key)
+    }
+
+    /// Number of keys.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// True without keys.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl DemandCollector {
+    /// Creates a collector of the demand on the limit with this path.
+    pub fn new(path: &str, rules: ReplayRules, options: &CollectorOptions) -> Self {
+        let index = DemandIndex {
+            path: path.to_owned(),
+            demand: LimitDemand::default(),
+            is_subject: HashMap::new(),
+            keys: HashKeyMap::default(),
+            counters: HashMap::new(),
+            own_sets: HashMap::new(),
+            set_count: 0,
+            log_max: options.replay.behaviour.log_max,
+            max_keys: options.max_keys,
+            free_charges: options.replay.memory_bytes / size_of::<RecordedCharge>() as u64,
+        };
+        let replayer = Replayer::new(rules, options.replay.clone());
+        Self { replayer, log: LogProperties::default(), requests: 0, processes: BTreeSet::new(), index }
+    }
+
+    /// Takes over settings and rules of a process.
+    ///
+    /// # Errors
+    /// There are too many processes.
+    pub fn apply(&mut self, header: &RecordedHeader) -> Result<(), ReplayError> {
+        self.log.add(header);
+        self.replayer.apply(header)?;
+        self.index.log_max = header.behaviour.log_max;
+        let own_sets = &mut self.index.own_sets;
+        // As the replayer does: each start begins with empty counters.
+        if header.in_memory && (header.is_start || !own_sets.contains_key(&header.process)) {
+            self.index.set_count += 1;
+            own_sets.insert(Arc::clone(&header.process), self.index.set_count);
+        }
+        Ok(())
+    }
+
+    /// Adds a request. Returns false, and adds nothing, once memory is full.
+    ///
+    /// # Errors
+    /// There are too many processes, or their counters need too much memory.
+    pub fn add(&mut self, recorded: &RecordedRequest) -> Result<bool, ReplayError> {
+        let Self { replayer, index, .. } = self;
+        if index.free_charges < recorded.descriptors().len() as u64 {
+            return Ok(false);
+        }
+        let request = recorded.request();
+        replayer.decide(recorded, &request, |descriptor| index.add(recorded, &descriptor))?;
+        self.requests += 1;
+        if !self.processes.contains(&recorded.process) {
+            // The replayer bounds their number.
+            self.processes.insert(Arc::clone(&recorded.process));
+        }
+        Ok(true)
+    }
+
+    /// Counters that the replay lost.
+    pub fn losses(&self) -> CounterLosses {
+        self.replayer.losses()
+    }
+
+    /// Ends the collection.
+    pub fn finish(self) -> CollectedDemand {
+        let DemandIndex { mut demand, keys, own_sets, .. } = self.index;
+        demand.totals.own_counters = own_sets.len() as u64;
+        demand.totals.rejected_keys = keys.values().filter(|key| key.was_rejected).count() as u64;
+        let mut set = KeyHashes::default();
+        keys.keys().for_each(|key| set.insert(*key));
+        CollectedDemand { demand, keys: set }
+    }
+}
+
+impl DemandIndex {
+    fn add(&mut self, recorded: &RecordedRequest, descriptor: &DescriptorResults<'_, '_>) {
+        let Some(of) = recorded.descriptors().get(descriptor.index).filter(|of| of.is_sampled) else { return };
+        if descriptor.rule().is_none() {
+            let domain = self.path.strip_prefix(&*recorded.domain).is_some_and(|rest| rest.starts_with('.'));
+            self.demand.totals.overrides += u64::from(domain && of.limit_override.is_some());
+            return;
+        }
+        let Some(limit) = descriptor.limits().find(|limit| self.is_subject(descriptor, limit)) else { return };
+        match of.hits {
+            Hits::Peek => self.demand.totals.peeks += 1,
+            // The key is unknown if other rules replace all limits that decide.
+            _ if descriptor.key() == 0 => {}
+            Hits::Charge(_) | Hits::Refund(_) => {
+                self.set_subject(descriptor, &limit);
+                self.add_hits(recorded, of, descriptor);
+            }
+        }
+    }
+
+    fn is_subject(&mut self, descriptor: &DescriptorResults<'_, '_>, limit: &LimitWithResult<'_, '_>) -> bool {
+        let path = &self.path;
+        let has_path = || descriptor.rule().is_some_and(|rule| rule.rule.limit_path(limit.index) == *path);
+        *self.is_subject.entry(limit.id).or_insert_with(has_path)
+    }
+
+    /// Keeps the limit, as it was last.
+    fn set_subject(&mut self, descriptor: &DescriptorResults<'_, '_>, limit: &LimitWithResult<'_, '_>) {
+        if self.demand.subject.as_ref().is_some_and(|subject| subject.limit == *limit.limit) {
+            return;
+        }
+        let Some(compiled) = descriptor.rule() else { return };
+        self.demand.subject = Some(DemandSubject {
+            rule: compiled.rule.path.clone(),
+            location: compiled.rule.location.to_string(),
+            name: limit.name.to_owned(),
+            limit: *limit.limit,
+            log_max: self.log_max,
+        });
+    }
+
+    fn add_hits(
+        &mut self,
+        recorded: &RecordedRequest,
+        of: &RecordedDescriptor,
+        descriptor: &DescriptorResults<'_, '_>,
+    ) {
+        let (is_full, next) = (self.keys.len() >= self.max_keys, self.keys.len());
+        let new_key = || KeyState { index: next, was_rejected: false };
+        let key = if is_full {
+            self.keys.get_mut(&descriptor.key())
+        } else {
+            Some(self.keys.entry(descriptor.key()).or_insert_with(new_key))
+        };
+        let LimitDemand { keys, sequences, totals, span, .. } = &mut self.demand;
+        let Some(key) = key else {
+            totals.untracked += 1;
+            return;
+        };
+        *keys = next.max(key.index + 1);
+        let at = of.charged_at.unwrap_or(recorded.arrival);
+        let span = span.get_or_insert(TrafficSpan { first: at, last: at });
+        (span.first, span.last) = (span.first.min(at), span.last.max(at));
+        totals.max_delay_us = totals.max_delay_us.max(recorded.max_delay_us);
+        match of.hits {
+            Hits::Charge(hits) => {
+                totals.requests += 1;
+                totals.hits = totals.hits.saturating_add(hits);
+                totals.answered += u64::from(recorded.answer.is_some());
+                if recorded.answer.is_some_and(|answer| answer.rejected) {
+                    key.was_rejected = true;
+                    totals.rejected += 1;
+                    totals.rejected_elsewhere +=
+                        u64::from(!add_rejecting_limits(&mut totals.rejected_by, of, descriptor));
+                }
+            }
+            Hits::Refund(_) | Hits::Peek => totals.refunds += 1,
+        }
+        let set = self.own_sets.get(&recorded.process).copied().unwrap_or(0);
+        let sequence = *self.counters.entry((key.index, set)).or_insert_with(|| {
+            sequences.push(ChargeSequence { key: key.index, charges: Vec::new() });
+            sequences.len() - 1
+        });
+        sequences[sequence].charges.push(RecordedCharge { at, hits: of.hits, max_delay_us: recorded.max_delay_us });
+        self.free_charges = self.free_charges.saturating_sub(1);
+    }
+}
+
+/// Counts the limits that rejected the hits; returns true if there is one.
+fn add_rejecting_limits(
+    rejected_by: &mut BTreeMap<String, u64>,
+    of: &RecordedDescriptor,
+    descriptor: &DescriptorResults<'_, '_>,
+) -> bool {
+    let Some(compiled) = descriptor.rule() else { return false };
+    let rejecting = of.admitted.iter().zip(compiled.deciding_limits()).enumerate();
+    let mut any = false;
+    for (index, _) in rejecting.filter(|(_, (admitted, limit))| !**admitted && !limit.shadow) {
+        any = true;
+        *rejected_by.entry(compiled.rule.limit_path(index)).or_default() += 1;
+    }
+    any
 }

@@ -2,13 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use super::collector::DemandCollector;
-use super::demand::{DemandSubject, LimitDemand};
+use super::demand::{DemandCollector, DemandSubject, LimitDemand};
 use super::recommendation::{Recommendation, RejectedKeysGoal, max_wait_us};
 use super::results::{
     AlreadyRejected, BasisResults, GoalResults, RecommendationResults, SmallestLimit, SubjectResults, VerifiedFigures,
 };
-use super::rule_yaml::{PastedLimit, rule_yaml};
+use super::rule_yaml::{PastedLimit, format_rule_yaml};
 use crate::base::text::printable;
 use crate::limit::Consistency;
 use crate::rules::rule::tree::RuleEntries;
@@ -90,7 +89,7 @@ impl RecommendationResults {
                 rejected_keys: rejected_now,
                 rejected_keys_share: share(rejected_now, keys),
             },
-            basis: basis(parts),
+            basis: build_basis(parts),
             goal: GoalResults {
                 rejected_keys_share: match goal {
                     RejectedKeysGoal::Keys(_) => None,
@@ -98,12 +97,12 @@ impl RecommendationResults {
                 },
                 rejected_keys: recommendation.allowed,
             },
-            warnings: warnings(parts),
+            warnings: collect_warnings(parts),
             uses: recommendation.uses.clone(),
             left_out_periods: recommendation.left_out_periods.clone(),
             limits: limits.collect(),
             curve: recommendation.curve.clone(),
-            yaml: yaml(parts),
+            yaml: format_yaml(parts),
         }
     }
 
@@ -128,7 +127,7 @@ impl RecommendationResults {
     }
 }
 
-fn basis(RecommendationParts { demand, basis, .. }: RecommendationParts<'_>) -> BasisResults {
+fn build_basis(RecommendationParts { demand, basis, .. }: RecommendationParts<'_>) -> BasisResults {
     let totals = &demand.totals;
     let span = demand.span;
     BasisResults {
@@ -156,16 +155,17 @@ fn basis(RecommendationParts { demand, basis, .. }: RecommendationParts<'_>) -> 
     }
 }
 
-fn yaml(parts: RecommendationParts<'_>) -> Option<String> {
+fn format_yaml(parts: RecommendationParts<'_>) -> Option<String> {
     let RecommendationParts { path, entries, subject, recommendation, .. } = parts;
     let limit = recommendation.candidates.first()?.limit?;
     let max_wait_us = max_wait_us(&subject.limit).filter(|_| limit.algorithm() == subject.limit.algorithm());
     let global = subject.limit.global_scope().and_then(|scope| limit.shared_by_regions(scope));
-    let text = rule_yaml(entries?, PastedLimit { limit: &global.unwrap_or(limit), name: &subject.name, max_wait_us });
+    let text =
+        format_rule_yaml(entries?, PastedLimit { limit: &global.unwrap_or(limit), name: &subject.name, max_wait_us });
     Some(format!("# {}: other keys and limits of the rule stay as they are\n{text}", printable(path)))
 }
 
-fn warnings(parts: RecommendationParts<'_>) -> Vec<String> {
+fn collect_warnings(parts: RecommendationParts<'_>) -> Vec<String> {
     let RecommendationParts { demand, subject, basis, recommendation, .. } = parts;
     let mut warnings = basis.warnings.clone();
     let mut warn = |applies: bool, text: String| {

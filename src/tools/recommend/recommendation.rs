@@ -1,13 +1,16 @@
 //! Recommendation from the demand on a limit: use of the keys, smallest limits, and the one to paste.
+//!
+//! A search finds the smallest limit of a family: limits of one algorithm and period that differ in one number. It
+//! begins at the peak use, the most hits of a counter in any span of one period, less refunds.
 
-use super::demand::{DemandSubject, LimitDemand};
-use super::limit_shape::{FixedKeys, LimitFamily};
-use super::peak_use::{peaks_by_key, peaks_by_sequence, quantile};
+use super::demand::{ChargeSequence, DemandSubject, LimitDemand};
 use super::results::{CurvePoint, LeftOutPeriod, SmallestLimit, UseResults};
-use super::search::{SmallestByKey, admits_all, smallest_by_key};
-use crate::limit::Limit;
+use super::search::{SmallestByKey, admits_all, find_smallest_by_key};
+use crate::base::clock::Time;
 use crate::limit::algorithm::{Algorithm, Capacity, Delay};
 use crate::limit::period::{Period, Unit};
+use crate::limit::request::Hits;
+use crate::limit::{Limit, LimitSpec};
 
 /// Units of the candidate periods.
 const UNITS: [Unit; 4] = [Unit::Second, Unit::Minute, Unit::Hour, Unit::Day];
@@ -93,18 +96,18 @@ pub fn recommend(
     let (covered, left_out): (Vec<Period>, Vec<Period>) = others.partition(|period| period.micros() <= span_us);
     let periods: Vec<Period> = [present].into_iter().chain(covered).collect();
     let (mut uses, mut candidates, mut curve) = (Vec::new(), Vec::new(), Vec::new());
-    let families: Vec<Vec<LimitFamily>> = periods.iter().map(|period| families(subject, *period)).collect();
+    let families: Vec<Vec<LimitFamily>> = periods.iter().map(|period| list_families(subject, *period)).collect();
     let of = families.iter().map(Vec::len).sum();
     for (period, families) in periods.iter().zip(families) {
-        let peaks = peaks_by_sequence(demand, period.micros());
-        uses.push(use_of_keys(*period, &peaks_by_key(demand, &peaks)));
+        let peaks = find_peaks_by_sequence(demand, period.micros());
+        uses.push(summarize_use(*period, &find_peaks_by_key(demand, &peaks)));
         let first = peaks.iter().map(|peak| u32::try_from(*peak).unwrap_or(u32::MAX)).collect();
         let search = PeriodSearch { demand, allowed, first };
         for family in families {
-            let by_key = search.by_requests(&family);
-            let found = search.recommended(family, &by_key);
+            let by_key = search.search_by_key(&family);
+            let found = search.find_limit(family, &by_key);
             if curve.is_empty() && found.limit.is_some() {
-                curve = rejection_curve(&by_key);
+                curve = build_rejection_curve(&by_key);
             }
             candidates.push(found);
             progress(SearchProgress { done: candidates.len(), of });
@@ -116,7 +119,7 @@ pub fn recommend(
         .map(|period| LeftOutPeriod { period: period.to_string(), reason: "longer than the traffic".to_owned() });
     Recommendation {
         allowed,
-        rejected_now: rejected_now(demand, &subject.limit),
+        rejected_now: count_rejected_keys(demand, &subject.limit),
         uses,
         left_out_periods: left_out.collect(),
         candidates,
@@ -135,7 +138,7 @@ pub struct SearchProgress {
 }
 
 /// Keys that a limit rejects.
-fn rejected_now(demand: &LimitDemand, limit: &Limit) -> u64 {
+fn count_rejected_keys(demand: &LimitDemand, limit: &Limit) -> u64 {
     let mut rejected = vec![false; demand.keys];
     for sequence in demand.sequences.iter().filter(|sequence| !admits_all(limit, sequence)) {
         rejected[sequence.key] = true;
@@ -144,7 +147,7 @@ fn rejected_now(demand: &LimitDemand, limit: &Limit) -> u64 {
 }
 
 /// Families of one period, those of the rule's own algorithm first.
-fn families(subject: &DemandSubject, period: Period) -> Vec<LimitFamily> {
+fn list_families(subject: &DemandSubject, period: Period) -> Vec<LimitFamily> {
     let limit = &subject.limit;
     let own = limit.algorithm();
     let mut algorithms: Vec<Algorithm> = vec![own];
@@ -186,26 +189,26 @@ pub fn max_wait_us(limit: &Limit) -> Option<u64> {
 
 impl PeriodSearch<'_> {
     /// Smallest `requests_per_unit` by key.
-    fn by_requests(&self, family: &LimitFamily) -> SmallestByKey {
-        let limit_of = |number| family.limit(number, None);
-        smallest_by_key(self.demand, &self.first, family.max_requests_per_unit(), limit_of)
+    fn search_by_key(&self, family: &LimitFamily) -> SmallestByKey {
+        let limit_of = |number| family.build_limit(number, None);
+        find_smallest_by_key(self.demand, &self.first, family.max_requests_per_unit(), limit_of)
     }
 
-    fn recommended(&self, family: LimitFamily, by_key: &SmallestByKey) -> RecommendedLimit {
+    fn find_limit(&self, family: LimitFamily, by_key: &SmallestByKey) -> RecommendedLimit {
         let rejects_all = RecommendedLimit { family, limit: None, rejected_keys: by_key.rejected_keys(u32::MAX) };
         let Some(requests) = by_key.smallest_for(self.allowed) else { return rejects_all };
         if !family.has_capacity() {
-            let limit = family.limit(requests, None);
+            let limit = family.build_limit(requests, None);
             return RecommendedLimit { family, limit, rejected_keys: by_key.rejected_keys(requests) };
         }
         let largest = requests.saturating_mul(family.capacity_factor).max(1);
-        let limit_of = |capacity| family.limit(requests, Some(capacity));
-        let by_key = smallest_by_key(self.demand, &self.first, largest, limit_of);
+        let limit_of = |capacity| family.build_limit(requests, Some(capacity));
+        let by_key = find_smallest_by_key(self.demand, &self.first, largest, limit_of);
         // A capacity below 1 does not exist; 0 means that no key needs one.
         let Some(capacity) = by_key.smallest_for(self.allowed).map(|capacity| capacity.max(1)) else {
             return rejects_all;
         };
-        let limit = family.limit(requests, Some(capacity));
+        let limit = family.build_limit(requests, Some(capacity));
         RecommendedLimit { family, limit, rejected_keys: by_key.rejected_keys(capacity) }
     }
 }
@@ -225,7 +228,7 @@ fn remove_repeated(candidates: &mut Vec<RecommendedLimit>) {
     }
 }
 
-fn use_of_keys(period: Period, peaks: &[u64]) -> UseResults {
+fn summarize_use(period: Period, peaks: &[u64]) -> UseResults {
     let at = |share: f64| quantile(peaks, share);
     let distinct = peaks.iter().enumerate().rev().map(|(index, peak)| (*peak, index as u64 + 1));
     let mut points: Vec<CurvePoint> = Vec::new();
@@ -235,23 +238,23 @@ fn use_of_keys(period: Period, peaks: &[u64]) -> UseResults {
         }
     }
     points.reverse();
-    let distribution = thinned(points);
+    let distribution = thin_out(points);
     UseResults { period: period.to_string(), p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0), distribution }
 }
 
 /// Rejected keys for each limit at which their number changes.
-fn rejection_curve(by_key: &SmallestByKey) -> Vec<CurvePoint> {
+fn build_rejection_curve(by_key: &SmallestByKey) -> Vec<CurvePoint> {
     let mut numbers: Vec<u32> = by_key.numbers().collect();
     numbers.dedup();
     let point = |number: u32| {
         let keys = by_key.rejected_keys(number);
         CurvePoint { number: u64::from(number), keys, share: keys as f64 / by_key.len() as f64 }
     };
-    thinned(numbers.into_iter().map(point).collect())
+    thin_out(numbers.into_iter().map(point).collect())
 }
 
 /// Keeps a bounded number of points, the last one among them.
-fn thinned(points: Vec<CurvePoint>) -> Vec<CurvePoint> {
+fn thin_out(points: Vec<CurvePoint>) -> Vec<CurvePoint> {
     let step = points.len().div_ceil(MAX_POINTS).max(1);
     let last = points.len().saturating_sub(1);
     points
@@ -281,4 +284,102 @@ impl From<&RecommendedLimit> for SmallestLimit {
             recommended: false,
         }
     }
+}
+
+/// Limits of one algorithm and period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitFamily {
+    /// Algorithm.
+    pub algorithm: Algorithm,
+    /// Period.
+    pub period: Period,
+    /// token_bucket and leaky_bucket: bound of the bucket, or queue, in multiples of `requests_per_unit`.
+    pub capacity_factor: u32,
+    /// Keys of the limit that a search does not change.
+    pub fixed_keys: FixedKeys,
+}
+
+/// Keys of a limit that a search does not change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FixedKeys {
+    /// `max_wait` in microseconds.
+    pub max_wait_us: Option<u64>,
+    /// Fixed windows of months follow the calendar.
+    pub calendar_months: bool,
+    /// Maximum `requests_per_unit` of a sliding_window_log.
+    pub log_max: u32,
+}
+
+impl LimitFamily {
+    /// The limit of `requests_per_unit`; `capacity` of a bucket or queue, in place of the largest one of the family.
+    ///
+    /// `None` if a limit cannot be so large.
+    pub fn build_limit(&self, requests_per_unit: u32, capacity: Option<u32>) -> Option<Limit> {
+        let properties = self.algorithm.properties();
+        let largest = requests_per_unit.saturating_mul(self.capacity_factor);
+        let capacity = capacity.unwrap_or(largest).max(1);
+        let FixedKeys { max_wait_us, calendar_months, log_max } = self.fixed_keys;
+        let spec = LimitSpec {
+            bucket_size: (properties.capacity == Capacity::BucketSize).then_some(capacity),
+            queue_size: (properties.capacity == Capacity::QueueSize).then_some(capacity),
+            max_wait_us,
+            calendar_months,
+            log_max,
+            ..LimitSpec::new(self.algorithm, requests_per_unit, self.period)
+        };
+        Limit::new(&spec).ok()
+    }
+
+    /// True if the limit has a bucket or a queue of its own size.
+    pub const fn has_capacity(&self) -> bool {
+        self.algorithm.properties().capacity.key().is_some()
+    }
+
+    /// Largest `requests_per_unit` of the family.
+    pub fn max_requests_per_unit(&self) -> u32 {
+        if self.algorithm.properties().has_log() { self.fixed_keys.log_max } else { u32::MAX }
+    }
+}
+
+/// Peak use of each sequence, in their order.
+pub(super) fn find_peaks_by_sequence(demand: &LimitDemand, period_us: u64) -> Vec<u64> {
+    demand.sequences.iter().map(|sequence| find_peak(sequence, period_us)).collect()
+}
+
+/// Peak use of each key, ascending: the highest of its counters.
+pub(super) fn find_peaks_by_key(demand: &LimitDemand, peaks: &[u64]) -> Vec<u64> {
+    let mut by_key = vec![0; demand.keys];
+    for (sequence, peak) in demand.sequences.iter().zip(peaks) {
+        by_key[sequence.key] = by_key[sequence.key].max(*peak);
+    }
+    by_key.sort_unstable();
+    by_key
+}
+
+/// Value at a quantile, by nearest rank; 0 without values.
+pub(super) fn quantile(ascending: &[u64], quantile: f64) -> u64 {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within the length")]
+    let rank = (quantile * ascending.len() as f64).ceil() as usize;
+    ascending.get(rank.max(1) - 1).copied().unwrap_or(0)
+}
+
+fn find_peak(sequence: &ChargeSequence, period_us: u64) -> u64 {
+    let signed = |hits: Hits| match hits {
+        Hits::Charge(hits) => i128::from(hits),
+        Hits::Refund(hits) => -i128::from(hits),
+        Hits::Peek => 0,
+    };
+    let charges = &sequence.charges;
+    let (mut oldest, mut sum, mut peak, mut now) = (0, 0, 0, Time::default());
+    for (newest, charge) in charges.iter().enumerate() {
+        sum += signed(charge.hits);
+        // As in the algorithms, time never runs backwards.
+        now = now.max(charge.at);
+        while oldest < newest && charges[oldest].at.plus_us(period_us) <= now {
+            sum -= signed(charges[oldest].hits);
+            oldest += 1;
+        }
+        peak = peak.max(sum);
+    }
+    u64::try_from(peak).unwrap_or(u64::MAX)
 }

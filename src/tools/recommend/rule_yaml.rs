@@ -18,7 +18,7 @@ pub struct PastedLimit<'a> {
 }
 
 /// Formats the rule file. Other keys of the rule are absent.
-pub fn rule_yaml(entries: &RuleEntries, pasted: PastedLimit<'_>) -> String {
+pub fn format_rule_yaml(entries: &RuleEntries, pasted: PastedLimit<'_>) -> String {
     let mut text = format!("domain: {}\n", quoted(&entries.domain));
     let mut indent = String::new();
     for RuleEntry { key, value, share_threshold } in &entries.entries {
@@ -35,13 +35,13 @@ pub fn rule_yaml(entries: &RuleEntries, pasted: PastedLimit<'_>) -> String {
         }
     }
     text += &format!("{indent}rate_limit:\n");
-    for (key, value) in keys(pasted) {
+    for (key, value) in list_keys(pasted) {
         text += &format!("{indent}  {key}: {value}\n");
     }
     text
 }
 
-fn keys(PastedLimit { limit, name, max_wait_us }: PastedLimit<'_>) -> Vec<(&'static str, String)> {
+fn list_keys(PastedLimit { limit, name, max_wait_us }: PastedLimit<'_>) -> Vec<(&'static str, String)> {
     let period = limit.period();
     let mut keys = Vec::new();
     if !name.is_empty() {

@@ -40,7 +40,11 @@ pub fn admits_all(limit: &Limit, sequence: &ChargeSequence) -> bool {
 /// Returns the smallest number whose limit admits every charge of the sequence; `None` if there is none.
 ///
 /// `limit_of` returns the limit of a number, and `None` for numbers that are too large.
-pub fn smallest(sequence: &ChargeSequence, range: SearchRange, limit_of: impl Fn(u32) -> Option<Limit>) -> Option<u32> {
+pub fn find_smallest(
+    sequence: &ChargeSequence,
+    range: SearchRange,
+    limit_of: impl Fn(u32) -> Option<Limit>,
+) -> Option<u32> {
     let admits = |number: u32| limit_of(number).is_some_and(|limit| admits_all(&limit, sequence));
     if admits(0) {
         return Some(0);
@@ -76,7 +80,7 @@ pub fn smallest(sequence: &ChargeSequence, range: SearchRange, limit_of: impl Fn
 /// Finds the smallest number for each key, on all processors.
 ///
 /// `first` are the numbers to try first, one for each sequence.
-pub fn smallest_by_key(
+pub fn find_smallest_by_key(
     demand: &LimitDemand,
     first: &[u32],
     max: u32,
@@ -87,7 +91,7 @@ pub fn smallest_by_key(
     let limit_of = &limit_of;
     let search = move |sequences: &[ChargeSequence], first: &[u32]| -> Vec<u64> {
         let one = |(sequence, first): (&ChargeSequence, &u32)| {
-            smallest(sequence, SearchRange { first: *first, max }, limit_of).map_or(NONE, u64::from)
+            find_smallest(sequence, SearchRange { first: *first, max }, limit_of).map_or(NONE, u64::from)
         };
         sequences.iter().zip(first).map(one).collect()
     };

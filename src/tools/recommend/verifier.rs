@@ -4,8 +4,7 @@
 
 use std::sync::Arc;
 
-use super::collector::KeySet;
-use super::demand::DemandSubject;
+use super::demand::{DemandSubject, KeyHashes};
 use super::results::VerifiedFigures;
 use crate::decide::results::DescriptorResults;
 use crate::limit::Limit;
@@ -25,7 +24,7 @@ const NAME: &str = "recommended-";
 pub struct Verifier {
     replayer: Replayer,
     editor: RuleEditor,
-    keys: KeySet,
+    keys: KeyHashes,
     tallies: Vec<CandidateTally>,
 }
 
@@ -48,7 +47,7 @@ struct EditedRules {
 #[derive(Debug, Default)]
 struct CandidateTally {
     figures: VerifiedFigures,
-    rejected: KeySet,
+    rejected: KeyHashes,
 }
 
 impl Verifier {
@@ -56,7 +55,7 @@ impl Verifier {
     pub fn new(
         subject: &DemandSubject,
         limits: Vec<Limit>,
-        keys: KeySet,
+        keys: KeyHashes,
         rules: ReplayRules,
         options: ReplayOptions,
     ) -> Self {
@@ -64,7 +63,7 @@ impl Verifier {
         let mut editor =
             RuleEditor { rule: subject.rule.clone(), name: subject.name.clone(), limits, edited: Vec::new() };
         let rules = match rules {
-            ReplayRules::Fixed(rules) => ReplayRules::Fixed(editor.edited(&rules)),
+            ReplayRules::Fixed(rules) => ReplayRules::Fixed(editor.edit_rules(&rules)),
             ReplayRules::Recorded => ReplayRules::Recorded,
         };
         Self { replayer: Replayer::new(rules, options), editor, keys, tallies }
@@ -75,7 +74,7 @@ impl Verifier {
     /// # Errors
     /// There are too many processes.
     pub fn apply(&mut self, header: &RecordedHeader) -> Result<(), ReplayError> {
-        let rules = header.rules.as_ref().map(|rules| self.editor.edited(rules));
+        let rules = header.rules.as_ref().map(|rules| self.editor.edit_rules(rules));
         self.replayer.apply(&RecordedHeader { rules, ..header.clone() })
     }
 
@@ -89,7 +88,7 @@ impl Verifier {
             // Rare: a decision that was logged after the header of later rules.
             Some(rules) => {
                 with_rules = recorded.clone();
-                with_rules.rules = Some(self.editor.edited(rules));
+                with_rules.rules = Some(self.editor.edit_rules(rules));
                 &with_rules
             }
             None => recorded,
@@ -133,16 +132,16 @@ fn add_results(tallies: &mut [CandidateTally], descriptor: &DescriptorResults<'_
 
 impl RuleEditor {
     /// Returns rules with the limits as candidates.
-    fn edited(&mut self, rules: &Arc<RuleSet>) -> Arc<RuleSet> {
+    fn edit_rules(&mut self, rules: &Arc<RuleSet>) -> Arc<RuleSet> {
         if let Some(known) = self.edited.iter().find(|known| Arc::ptr_eq(&known.before, rules)) {
             return Arc::clone(&known.after);
         }
-        let after = Arc::new(RuleSet::new(rules.edited(|rule| self.edit(rule))));
+        let after = Arc::new(RuleSet::new(rules.edited(|rule| self.edit_rule(rule))));
         self.edited.push(EditedRules { before: Arc::clone(rules), after: Arc::clone(&after) });
         after
     }
 
-    fn edit(&self, rule: &mut Rule) {
+    fn edit_rule(&self, rule: &mut Rule) {
         let name = |index: usize| format!("{NAME}{index}");
         // A rule that replaces the limit replaces the candidates too.
         if !self.name.is_empty() && rule.replaces.contains(&self.name) {

@@ -132,7 +132,7 @@ impl FieldMap {
     ///
     /// # Errors
     /// A time or a number of hits cannot be read, or the time or the domain is absent.
-    pub fn request(&self, values: &FieldValues<'_>) -> Result<Option<RecordedRequest>, String> {
+    pub fn build_request(&self, values: &FieldValues<'_>) -> Result<Option<RecordedRequest>, String> {
         let mut request = RecordedRequest::default();
         request.max_delay_us = self.max_delay_us;
         let hits = match self.hits.and_then(|index| values[index].as_deref()) {
@@ -140,12 +140,12 @@ impl FieldMap {
             None => Hits::Charge(1),
         };
         for entries in &self.descriptors {
-            if entries.iter().any(|entry| text(&entry.value, values).is_none()) {
+            if entries.iter().any(|entry| find_text(&entry.value, values).is_none()) {
                 continue;
             }
             request.push_descriptor(RecordedDescriptor::new(hits));
             for entry in entries {
-                if let Some(value) = text(&entry.value, values) {
+                if let Some(value) = find_text(&entry.value, values) {
                     request.push_entry(entry.key.as_bytes(), value.as_bytes());
                 }
             }
@@ -155,20 +155,20 @@ impl FieldMap {
         }
         request.domain = match &self.domain {
             FieldSource::Constant(domain) => Arc::clone(domain),
-            FieldSource::Field(index) => values[*index].as_deref().ok_or_else(|| self.absent(*index))?.into(),
+            FieldSource::Field(index) => values[*index].as_deref().ok_or_else(|| self.absent_error(*index))?.into(),
         };
-        let time = values[self.time].as_deref().ok_or_else(|| self.absent(self.time))?;
+        let time = values[self.time].as_deref().ok_or_else(|| self.absent_error(self.time))?;
         request.arrival = parse_time(time)
             .ok_or_else(|| format!("'{time}' is not a time (RFC 3339, or seconds to nanoseconds since 1970)"))?;
         Ok(Some(request))
     }
 
-    fn absent(&self, field: usize) -> String {
+    fn absent_error(&self, field: usize) -> String {
         format!("the field '{}' is absent", self.fields[field])
     }
 }
 
-fn text<'v>(source: &'v FieldSource, values: &'v FieldValues<'_>) -> Option<&'v str> {
+fn find_text<'v>(source: &'v FieldSource, values: &'v FieldValues<'_>) -> Option<&'v str> {
     match source {
         FieldSource::Constant(text) => Some(text),
         FieldSource::Field(index) => values[*index].as_deref(),

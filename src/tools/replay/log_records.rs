@@ -59,7 +59,7 @@ impl RecordConverter {
     }
 
     /// Converts a header.
-    pub(super) fn header(&mut self, record: HeaderRecord) -> Result<RecordedHeader, String> {
+    pub(super) fn convert_header(&mut self, record: HeaderRecord) -> Result<RecordedHeader, String> {
         let HeaderRecord { event, process, seq, time_us, store, settings, rules, .. } = record;
         if settings.values == "none" {
             return Err(VALUES_LEFT_OUT.to_owned());
@@ -95,7 +95,7 @@ impl RecordConverter {
     }
 
     /// Converts a decision.
-    pub(super) fn decision(&mut self, record: &DecisionRecord<'_>) -> Result<RecordedRequest, String> {
+    pub(super) fn convert_decision(&mut self, record: &DecisionRecord<'_>) -> Result<RecordedRequest, String> {
         if *record.process != *self.process {
             self.process = Arc::from(&*record.process);
         }
@@ -108,8 +108,8 @@ impl RecordConverter {
         request.seq = record.seq;
         request.domain = Arc::clone(&self.domain);
         request.max_delay_us = record.max_delay_us;
-        request.answer = answer(record);
-        request.rules = self.other_rules(record);
+        request.answer = convert_answer(record);
+        request.rules = self.find_other_rules(record);
         for descriptor in &record.descriptors {
             if add_descriptor(&mut request, descriptor)? {
                 self.hidden += 1;
@@ -122,7 +122,7 @@ impl RecordConverter {
 
 impl RecordConverter {
     /// Rules of a decision that was logged after a header with newer ones.
-    fn other_rules(&self, record: &DecisionRecord<'_>) -> Option<Arc<RuleSet>> {
+    fn find_other_rules(&self, record: &DecisionRecord<'_>) -> Option<Arc<RuleSet>> {
         let current = self.rule_ids.get(&*record.process)?;
         if **current == *record.rules { None } else { self.by_id.get(&*record.rules).cloned() }
     }
@@ -143,7 +143,7 @@ fn add_descriptor(request: &mut RecordedRequest, record: &DescriptorRecord<'_>) 
     let deciding = record.limits.iter().filter(|limit| !limit.candidate);
     descriptor.admitted = deciding.filter_map(|limit| Some(limit.result?.admitted)).collect();
     request.push_descriptor(descriptor);
-    let entries = record.entries.iter().map(entry).collect::<Result<Option<SmallVec<[_; 4]>>, String>>()?;
+    let entries = record.entries.iter().map(decode_entry).collect::<Result<Option<SmallVec<[_; 4]>>, String>>()?;
     // Without entries it matches no rule.
     for (key, value) in entries.iter().flatten() {
         request.push_entry(key, value);
@@ -159,14 +159,14 @@ fn has_value(entry: &EntryRecord<'_>) -> bool {
 type EntryBytes<'a> = (Cow<'a, [u8]>, Cow<'a, [u8]>);
 
 /// Returns the bytes of an entry; `None` if its value was left out.
-fn entry<'a>(entry: &'a EntryRecord<'_>) -> Result<Option<EntryBytes<'a>>, String> {
+fn decode_entry<'a>(entry: &'a EntryRecord<'_>) -> Result<Option<EntryBytes<'a>>, String> {
     let key = entry.key_bytes().ok_or("an entry has no key")?;
     let hash = || entry.value_hash.as_ref().map(|Text(hash)| Cow::Borrowed(hash.as_bytes()));
     Ok(entry.value_bytes().or_else(hash).map(|value| (key, value)))
 }
 
 /// The answer of a decision; `None` if there was none.
-fn answer(record: &DecisionRecord<'_>) -> Option<RecordedAnswer> {
+fn convert_answer(record: &DecisionRecord<'_>) -> Option<RecordedAnswer> {
     let by_counters = |descriptor: &DescriptorRecord<'_>| {
         descriptor.sampled && descriptor.decided_by.is_none_or(|decided_by| decided_by == DecisionSource::Counter)
     };

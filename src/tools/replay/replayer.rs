@@ -154,7 +154,7 @@ impl Replayer {
     /// # Errors
     /// There are too many processes.
     pub fn apply(&mut self, header: &RecordedHeader) -> Result<(), ReplayError> {
-        let index = self.process(&header.process)?;
+        let index = self.find_or_add_process(&header.process)?;
         let process = &mut self.processes[index];
         process.behaviour = Arc::clone(&header.behaviour);
         process.rules.clone_from(&header.rules);
@@ -181,7 +181,7 @@ impl Replayer {
     ) -> Result<ReplayedAnswer, ReplayError> {
         let index = match self.current {
             Some(current) if self.processes[current].id == recorded.process => current,
-            _ => self.process(&recorded.process)?,
+            _ => self.find_or_add_process(&recorded.process)?,
         };
         self.current = Some(index);
         let Self { rules, shared, processes, .. } = self;
@@ -220,7 +220,7 @@ impl Replayer {
     }
 
     /// Index of a process, which is added if it is new.
-    fn process(&mut self, id: &Arc<str>) -> Result<usize, ReplayError> {
+    fn find_or_add_process(&mut self, id: &Arc<str>) -> Result<usize, ReplayError> {
         if let Some(index) = self.by_id.get(id) {
             return Ok(*index);
         }

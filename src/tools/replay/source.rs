@@ -1,5 +1,7 @@
 //! One source of traffic: a decision log in a file or a stream, or rows of another format with a mapping.
 
+use std::cmp;
+use std::collections::BinaryHeap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -7,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::field_map::FieldMap;
-use super::fields::RowReader;
 use super::log_records::{RecordConverter, RuleSetCache};
 use super::recorded::RecordedRequest;
-use super::reorder::ReorderBuffer;
 use super::replayer::RecordedHeader;
+use super::rows::RowReader;
+use crate::base::clock::Time;
 use crate::decide::log::reader::{ReadError, RecordReader, decompressed};
 use crate::decide::log::record::Record;
 use crate::decide::log::stream::input::{EntryRange, StreamInput};
@@ -189,9 +191,11 @@ impl TrafficSource {
                 *is_start = false;
                 let event = match record {
                     None => return Ok(None),
-                    Some(Record::Decision(decision)) => converter.decision(&decision).map(TrafficEvent::Request),
+                    Some(Record::Decision(decision)) => {
+                        converter.convert_decision(&decision).map(TrafficEvent::Request)
+                    }
                     Some(Record::Header(header)) => {
-                        converter.header(*header).map(|header| TrafficEvent::Header(Box::new(header)))
+                        converter.convert_header(*header).map(|header| TrafficEvent::Header(Box::new(header)))
                     }
                     Some(Record::Dropped(dropped)) => Ok(TrafficEvent::Dropped(dropped.count)),
                 };
@@ -230,3 +234,63 @@ impl TrafficSource {
         }
     }
 }
+
+/// Requests that wait to be sorted.
+const MAX_WAITING: usize = 1 << 16;
+
+/// Sorts requests by time, as far as [`MAX_WAITING`] requests reach.
+#[derive(Debug, Default)]
+pub(super) struct ReorderBuffer {
+    waiting: BinaryHeap<WaitingRequest>,
+    added: u64,
+    last: Time,
+    /// Requests that came too late to be sorted.
+    pub(super) late: u64,
+}
+
+#[derive(Debug)]
+struct WaitingRequest {
+    order: (Time, u64),
+    request: RecordedRequest,
+}
+
+impl ReorderBuffer {
+    /// Adds a request. Returns the earliest one if the buffer is full.
+    pub(super) fn push(&mut self, mut request: RecordedRequest) -> Option<RecordedRequest> {
+        self.added += 1;
+        if request.arrival < self.last {
+            self.late += 1;
+            request.arrival = self.last;
+        }
+        self.waiting.push(WaitingRequest { order: (request.arrival, self.added), request });
+        if self.waiting.len() > MAX_WAITING { self.pop() } else { None }
+    }
+
+    /// Returns the earliest request.
+    pub(super) fn pop(&mut self) -> Option<RecordedRequest> {
+        let request = self.waiting.pop()?.request;
+        self.last = request.arrival;
+        Some(request)
+    }
+}
+
+/// The earliest request is the greatest, because a heap returns the greatest.
+impl Ord for WaitingRequest {
+    fn cmp(&self, other: &Self) -> cmp::Ordering {
+        other.order.cmp(&self.order)
+    }
+}
+
+impl PartialOrd for WaitingRequest {
+    fn partial_cmp(&self, other: &Self) -> Option<cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for WaitingRequest {
+    fn eq(&self, other: &Self) -> bool {
+        self.order == other.order
+    }
+}
+
+impl Eq for WaitingRequest {}

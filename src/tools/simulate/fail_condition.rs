@@ -121,15 +121,15 @@ impl FailCondition {
     }
 
     /// True if the condition is about a change, so that there must be old rules.
-    pub const fn compares(&self) -> bool {
+    pub const fn needs_old_rules(&self) -> bool {
         matches!(self.metric, ConditionMetric::NewlyRejected | ConditionMetric::NewlyAdmitted)
     }
 
     /// Evaluates the condition. A limit without traffic has the figure 0.
     pub fn evaluate(&self, results: &SimulationResults) -> ConditionResult {
         let figure = match &self.subject {
-            None => self.of_requests(results),
-            Some(path) => self.of_limit(results.limits.iter().find(|limit| limit.path == *path)),
+            None => self.figure_of_requests(results),
+            Some(path) => self.figure_of_limit(results.limits.iter().find(|limit| limit.path == *path)),
         };
         let value = match figure.whole {
             Some(whole) if self.is_percentage => share(figure.part, whole) * 100.0,
@@ -144,7 +144,7 @@ impl FailCondition {
         ConditionResult { condition: self.text.clone(), figure: figure.to_string(), fails }
     }
 
-    fn of_requests(&self, results: &SimulationResults) -> Figure {
+    fn figure_of_requests(&self, results: &SimulationResults) -> Figure {
         let changes = results.changes.as_ref();
         let part = match self.metric {
             ConditionMetric::NewlyRejected => changes.map_or(0, |changes| changes.newly_rejected),
@@ -154,7 +154,7 @@ impl FailCondition {
         Figure { part, whole: Some(results.traffic.requests), what: "requests" }
     }
 
-    fn of_limit(&self, limit: Option<&LimitResults>) -> Figure {
+    fn figure_of_limit(&self, limit: Option<&LimitResults>) -> Figure {
         let (none, none_before) = (LimitFigures::default(), LimitFigures::default());
         let new = limit.and_then(|limit| limit.new.as_ref()).unwrap_or(&none);
         let old = limit.and_then(|limit| limit.old.as_ref()).unwrap_or(&none_before);

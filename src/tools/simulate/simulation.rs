@@ -1,18 +1,20 @@
 //! One pass over the traffic: replays each request under the new rules and under those to compare with.
+//!
+//! Under the recorded rules, the replayed answers are compared with the recorded ones.
 
 use std::sync::Arc;
 
+use serde::Serialize;
 use smallvec::SmallVec;
 
-use super::replay_tally::{DescriptorRejection, Rejections, ReplayTally};
-use super::verification::{Admissions, Verification, admissions};
+use super::tally::{DescriptorRejection, Rejections, ReplayTally};
 use crate::base::clock::Time;
-use crate::decide::results::plain_key_text;
+use crate::decide::results::{DescriptorResults, plain_key_text};
 use crate::limit::request::Request;
 use crate::telemetry::top_keys::space_saving::SpaceSaving;
 use crate::tools::replay::recorded::RecordedRequest;
 use crate::tools::replay::replayer::{
-    CounterLosses, RecordedHeader, ReplayError, ReplayOptions, ReplayRules, Replayer,
+    CounterLosses, RecordedHeader, ReplayError, ReplayOptions, ReplayRules, ReplayedAnswer, Replayer,
 };
 
 /// Keys in each sketch of top keys.
@@ -172,11 +174,11 @@ impl Simulation {
         }
         if new.rejected {
             self.newly_rejected += 1;
-            self.new.add_changes(&new.descriptors);
+            self.new.count_changes(&new.descriptors);
             add_keys(&mut self.top.newly_rejected, &request, new.descriptors.iter());
         } else {
             self.newly_admitted += 1;
-            old.add_changes(&before.descriptors);
+            old.count_changes(&before.descriptors);
             add_keys(&mut self.top.newly_admitted, &request, before.descriptors.iter());
         }
         Ok(())
@@ -224,7 +226,7 @@ impl RuleReplay {
     }
 
     /// Counts a request that only these rules reject, for the limits that do.
-    fn add_changes(&mut self, descriptors: &[DescriptorRejection]) {
+    fn count_changes(&mut self, descriptors: &[DescriptorRejection]) {
         let Some(tally) = &mut self.tally else { return };
         for index in descriptors.iter().filter_map(|rejection| rejection.by) {
             tally.limits[index].changed += 1;
@@ -244,7 +246,7 @@ impl RuleReplay {
         let verifies = self.verification.is_some();
         let answer = self.replayer.decide(recorded, request, |descriptor| {
             if verifies {
-                admitted.push(admissions(&descriptor));
+                admitted.push(list_admissions(&descriptor));
             }
             descriptors.push(tally.add_descriptor(recorded, request, &descriptor));
         })?;
@@ -253,5 +255,39 @@ impl RuleReplay {
             verification.add(recorded, answer, &admitted);
         }
         Ok(ReplayedDecision { rejected: answer.over_limit || answer.shadowed, failed: answer.failed, descriptors })
+    }
+}
+
+/// Agreement of a replay with the record.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Verification {
+    /// Decisions that counters made and that were compared.
+    pub compared: u64,
+    /// Compared decisions whose verdict is the recorded one, of the request and of every limit.
+    pub agreed: u64,
+    /// The first decision that differs: its process and number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_difference: Option<String>,
+}
+
+/// Admissions by the limits of a descriptor.
+pub type Admissions = SmallVec<[bool; 8]>;
+
+/// Returns the admissions by the limits of a replayed descriptor that decide.
+pub fn list_admissions(descriptor: &DescriptorResults<'_, '_>) -> Admissions {
+    descriptor.limits().filter(|limit| !limit.candidate).map(|limit| limit.result.admitted).collect()
+}
+
+impl Verification {
+    /// Compares a replayed decision with its record.
+    pub fn add(&mut self, recorded: &RecordedRequest, answer: ReplayedAnswer, replayed: &[Admissions]) {
+        let Some(expected) = recorded.answer.filter(|expected| expected.repeatable) else { return };
+        self.compared += 1;
+        let of_limits = recorded.descriptors().iter().map(|descriptor| &descriptor.admitted);
+        if !answer.failed && answer.over_limit == expected.rejected && of_limits.eq(replayed) {
+            self.agreed += 1;
+        } else if self.first_difference.is_none() {
+            self.first_difference = Some(format!("process {}, decision {}", recorded.process, recorded.seq));
+        }
     }
 }

@@ -1,5 +1,8 @@
-//! The asked descriptor, compared with those of records.
+//! The asked descriptor, compared with those of records; and those most like it, if the logs do not have it.
 
+use std::collections::HashSet;
+
+use crate::base::text::first_chars;
 use crate::decide::log::record::{DescriptorRecord, EntryRecord};
 use crate::decide::log::values::ValueForm;
 use crate::limit::request::Entry;
@@ -43,7 +46,7 @@ impl<'a> Question<'a> {
 
     /// Text of the descriptor, not escaped.
     pub fn descriptor(&self) -> String {
-        entries_text(&self.plain)
+        format_entries(&self.plain)
     }
 
     /// Compares a recorded descriptor, apart from its domain.
@@ -69,8 +72,8 @@ impl<'a> Question<'a> {
     }
 }
 
-/// Formats recorded entries as `key=value,key=value`, not escaped; a hash is `hash:...`, a value that was left out `?`.
-pub fn entries_text(entries: &[EntryRecord<'_>]) -> String {
+/// Formats entries as `key=value,key=value`, not escaped; a hash is `hash:...`, a value that was left out `?`.
+pub fn format_entries(entries: &[EntryRecord<'_>]) -> String {
     let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let text = |entry: &EntryRecord<'_>| {
         let key = entry.key_bytes().map(|key| lossy(&key)).unwrap_or_default();
@@ -82,4 +85,63 @@ pub fn entries_text(entries: &[EntryRecord<'_>]) -> String {
         format!("{key}={value}")
     };
     entries.iter().map(text).collect::<Vec<_>>().join(",")
+}
+
+/// Number of descriptors that are told.
+const MAX_TOLD: usize = 5;
+/// Number of different descriptors that are compared.
+const MAX_COMPARED: usize = 10_000;
+/// Number of characters that are compared.
+const MAX_CHARS: usize = 200;
+
+/// Descriptors most like the asked one.
+#[derive(Debug)]
+pub(super) struct NearestDescriptors {
+    asked: String,
+    compared: HashSet<String>,
+    /// Best first.
+    nearest: Vec<LikeDescriptor>,
+}
+
+#[derive(Debug)]
+struct LikeDescriptor {
+    text: String,
+    likeness: f64,
+}
+
+impl NearestDescriptors {
+    /// Creates an empty list for the text of a descriptor.
+    pub(super) fn new(asked: &str) -> Self {
+        Self { asked: cut(asked), compared: HashSet::new(), nearest: Vec::new() }
+    }
+
+    /// True after 10 000 different descriptors: no more are compared.
+    pub(super) fn is_full(&self) -> bool {
+        self.compared.len() == MAX_COMPARED
+    }
+
+    /// Adds a descriptor; forgets it if others are nearer.
+    pub(super) fn add(&mut self, text: &str) {
+        let text = cut(text);
+        if self.is_full() || self.compared.contains(&text) {
+            return;
+        }
+        let likeness = strsim::jaro_winkler(&self.asked, &text);
+        let position = self.nearest.partition_point(|other| other.likeness >= likeness);
+        if position < MAX_TOLD {
+            self.nearest.insert(position, LikeDescriptor { text: text.clone(), likeness });
+            self.nearest.truncate(MAX_TOLD);
+        }
+        self.compared.insert(text);
+    }
+
+    /// The nearest descriptors, best first.
+    pub(super) fn texts(&self) -> Vec<String> {
+        self.nearest.iter().map(|near| near.text.clone()).collect()
+    }
+}
+
+/// Cuts a text; whoever prints it escapes it.
+fn cut(text: &str) -> String {
+    first_chars(text, MAX_CHARS).map_or_else(|| text.to_owned(), |start| format!("{start}..."))
 }

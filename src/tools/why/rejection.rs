@@ -1,16 +1,23 @@
-//! The rule, limit or policy that rejected a descriptor, as text.
+//! The rule, limit or policy that rejected a descriptor, and changes that would have let its hits pass.
+//!
+//! Changes are computed from the record of the decision. A number is only given if the record proves it: the state of a
+//! counter holds the hits that were used, so `before` decides under any other limit too. It holds for a change at that
+//! moment; an earlier change would have admitted other hits before, which only a simulation tells.
 
+use serde::Serialize;
+
+use super::time_range::format_time;
 use crate::decide::log::record::{
-    DecisionSource, DescriptorRecord, GlobalRecord, LimitRecord, OverrideRecord, RecordedVerdict, RuleRecord,
+    DecisionRecord, DecisionSource, DescriptorRecord, GlobalRecord, LimitRecord, OverrideRecord, RecordedVerdict,
+    RuleRecord,
 };
 use crate::limit::StorePolicy;
+use crate::limit::algorithm::Algorithm;
 use crate::limit::period::period_in_words;
 use crate::limit::regions::percent_text;
 
-use super::remedy::rejects;
-
 /// Formats a limit: `10 per minute token_bucket, bucket_size 20 (burst)`.
-pub fn limit_text(limit: &LimitRecord<'_>) -> String {
+pub fn format_limit(limit: &LimitRecord<'_>) -> String {
     let period = period_in_words(limit.unit.name(), limit.unit_multiplier);
     let mut text = format!("{} per {period} {}", limit.requests_per_unit, limit.algorithm);
     if let Some(capacity) = limit.capacity {
@@ -29,7 +36,7 @@ pub fn limit_text(limit: &LimitRecord<'_>) -> String {
 }
 
 /// Formats a rule: `shop.login (rules.yaml:7)`.
-pub fn rule_text(rule: &RuleRecord<'_>) -> String {
+pub fn format_rule(rule: &RuleRecord<'_>) -> String {
     let path = &*rule.path;
     match (&rule.file, rule.line, &rule.resource) {
         (Some(file), Some(line), _) => format!("{path} ({}:{line})", &**file),
@@ -39,9 +46,9 @@ pub fn rule_text(rule: &RuleRecord<'_>) -> String {
 }
 
 /// Formats the origin of the limits of a descriptor.
-pub fn origin_text(descriptor: &DescriptorRecord<'_>) -> String {
+pub fn format_origin(descriptor: &DescriptorRecord<'_>) -> String {
     match (&descriptor.rule, &descriptor.limit_override) {
-        (Some(rule), _) => rule_text(rule),
+        (Some(rule), _) => format_rule(rule),
         (None, Some(OverrideRecord { requests_per_unit, unit, multiplier })) => {
             let period = period_in_words(unit, (*multiplier).max(1));
             format!("the limit that came with the request: {requests_per_unit} per {period}")
@@ -51,34 +58,168 @@ pub fn origin_text(descriptor: &DescriptorRecord<'_>) -> String {
 }
 
 /// Formats the part of the service that decided.
-pub fn decider_text(descriptor: &DescriptorRecord<'_>) -> Option<String> {
+pub fn format_decider(descriptor: &DescriptorRecord<'_>) -> Option<String> {
     Some(match descriptor.decided_by? {
         DecisionSource::Counter => "counter".to_owned(),
         DecisionSource::OverLimitCache => "over-limit cache of the process".to_owned(),
         DecisionSource::Share => "share of an eventual limit in the process".to_owned(),
         DecisionSource::Lease => "lease of an eventual limit in the process".to_owned(),
-        DecisionSource::Policy => policy_text(descriptor),
+        DecisionSource::Policy => format_policy(descriptor),
     })
 }
 
-fn policy_text(descriptor: &DescriptorRecord<'_>) -> String {
+fn format_policy(descriptor: &DescriptorRecord<'_>) -> String {
     let policy = descriptor.policy.map_or("unknown", StorePolicy::name);
     let reason = descriptor.reason.as_ref().map_or("unknown", |reason| &**reason);
     format!("on_store_error: {policy}, as the store failed ({reason})")
 }
 
 /// Causes of the rejection of a descriptor, each with its rule; empty if it is not rejected.
-pub fn causes(descriptor: &DescriptorRecord<'_>) -> Vec<String> {
+pub fn list_causes(descriptor: &DescriptorRecord<'_>) -> Vec<String> {
     if descriptor.verdict != RecordedVerdict::OverLimit {
         return Vec::new();
     }
-    let origin = origin_text(descriptor);
+    let origin = format_origin(descriptor);
     let by_policy = descriptor.decided_by == Some(DecisionSource::Policy);
-    let suffix = if by_policy { format!(", {}", policy_text(descriptor)) } else { String::new() };
+    let suffix = if by_policy { format!(", {}", format_policy(descriptor)) } else { String::new() };
     let rejecting = descriptor.limits.iter().filter(|limit| rejects(limit));
-    let mut causes: Vec<String> = rejecting.map(|limit| format!("{origin}, {}{suffix}", limit_text(limit))).collect();
+    let mut causes: Vec<String> = rejecting.map(|limit| format!("{origin}, {}{suffix}", format_limit(limit))).collect();
     if causes.is_empty() {
         causes.push(format!("{origin}{suffix}"));
     }
     causes
+}
+
+/// Change that would have let rejected hits pass a limit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "change", rename_all = "snake_case")]
+pub enum Remedy {
+    /// The same hits later.
+    Wait {
+        /// Earliest time, if nothing else is counted until then.
+        until: String,
+        /// Microseconds from the decision.
+        wait_us: u64,
+    },
+    /// No wait: the hits never pass.
+    NeverByWaiting {
+        /// Reason.
+        reason: NeverReason,
+    },
+    /// A larger limit, with the counter as it was.
+    Limit {
+        /// Key of the rule.
+        key: &'static str,
+        /// Smallest value that passes the hits without a delay that they did not accept.
+        value: u64,
+        /// Hits counted before.
+        counted: u64,
+        /// Delay that the request must accept besides, in microseconds.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        delay_us: Option<u64>,
+    },
+    /// A longer delay: there was room, but the wait was not accepted.
+    LongerDelay {
+        /// Delay in microseconds.
+        delay_us: u64,
+    },
+    /// Fewer hits in the request.
+    FewerHits {
+        /// Maximum number of hits.
+        hits: u64,
+    },
+    /// `shadow_mode` for the limit.
+    ShadowMode,
+    /// A store that answers, or another failure policy.
+    WorkingStore,
+}
+
+/// Reason why hits never pass a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NeverReason {
+    /// The limit is 0.
+    LimitIsZero,
+    /// There are more hits than the limit admits at once.
+    MoreHitsThanLimit,
+}
+
+/// A limit that rejected the hits of its descriptor.
+#[derive(Clone, Copy, Debug)]
+pub struct RejectingLimit<'r, 't> {
+    /// The decision.
+    pub decision: &'r DecisionRecord<'t>,
+    /// The descriptor.
+    pub descriptor: &'r DescriptorRecord<'t>,
+    /// The limit.
+    pub limit: &'r LimitRecord<'t>,
+}
+
+/// True if the limit rejected the hits, and does not only record.
+pub fn rejects(limit: &LimitRecord<'_>) -> bool {
+    !limit.shadow && !limit.candidate && limit.result.is_some_and(|result| !result.admitted)
+}
+
+impl RejectingLimit<'_, '_> {
+    /// Hits that have to fit: one for a peek.
+    fn hits(&self) -> u64 {
+        self.descriptor.hits.unsigned_abs().max(1)
+    }
+
+    /// Hits that the limit admits at once.
+    fn capacity(&self) -> u64 {
+        u64::from(self.limit.capacity.unwrap_or(self.limit.requests_per_unit))
+    }
+
+    /// Returns the changes, the simplest first.
+    pub fn list_remedies(&self) -> Vec<Remedy> {
+        let mut remedies: Vec<Remedy> = self.find_wait().into_iter().collect();
+        // Other parts of the service do not know the counter, or count a share of the limit.
+        if self.descriptor.decided_by == Some(DecisionSource::Counter) && self.limit.requests_per_unit > 0 {
+            remedies.extend(self.find_fewer_hits());
+            remedies.extend(self.find_larger_limit());
+        }
+        if self.descriptor.decided_by == Some(DecisionSource::Policy) {
+            remedies.push(Remedy::WorkingStore);
+        }
+        remedies.push(Remedy::ShadowMode);
+        remedies
+    }
+
+    fn find_wait(&self) -> Option<Remedy> {
+        let reason = match self.limit.result?.retry_after_us {
+            Some(wait_us) => {
+                let now_us = self.descriptor.now_us.unwrap_or(self.decision.time_us);
+                return Some(Remedy::Wait { until: format_time(now_us.saturating_add(wait_us)), wait_us });
+            }
+            None if self.limit.requests_per_unit == 0 => NeverReason::LimitIsZero,
+            None if self.hits() > self.capacity() => NeverReason::MoreHitsThanLimit,
+            None => return None,
+        };
+        Some(Remedy::NeverByWaiting { reason })
+    }
+
+    fn find_fewer_hits(&self) -> Option<Remedy> {
+        let result = self.limit.result?;
+        // A request behind others in a queue may be delayed for longer than it accepts, however few hits it has.
+        let is_delayed = self.limit.algorithm == Algorithm::LeakyBucket && result.reset_us > 0;
+        let hits = self.capacity().saturating_sub(result.before);
+        (!is_delayed && 0 < hits && hits < self.hits()).then_some(Remedy::FewerHits { hits })
+    }
+
+    fn find_larger_limit(&self) -> Option<Remedy> {
+        let result = self.limit.result?;
+        let counted = result.before;
+        let value = counted.checked_add(self.hits()).filter(|value| *value <= u64::from(u32::MAX))?;
+        let key = self.limit.algorithm.properties().capacity.key().unwrap_or("requests_per_unit");
+        // A request leaves a queue when everything before it has left.
+        let is_queue = self.limit.algorithm == Algorithm::LeakyBucket;
+        let delay_us = Some(result.reset_us).filter(|delay_us| is_queue && *delay_us > 0);
+        match delay_us {
+            Some(delay_us) if value <= self.capacity() => Some(Remedy::LongerDelay { delay_us }),
+            // A peek at a window that counts rejected hits passes a full one.
+            _ if value <= self.capacity() => None,
+            _ => Some(Remedy::Limit { key, value, counted, delay_us }),
+        }
+    }
 }

@@ -2,10 +2,9 @@
 
 use serde::Serialize;
 
-use super::remedy::{RejectingLimit, Remedy, rejects};
-use super::rule_changes::RuleChange;
-use super::time_line::{AskedDecision, TimeLine};
-use super::time_range::time_text;
+use super::rejection::{RejectingLimit, Remedy, rejects};
+use super::time_line::{AskedDecision, RuleChange, TimeLine};
+use super::time_range::format_time;
 use crate::decide::log::header::SettingsRecord;
 use crate::decide::log::record::{DecisionRecord, DecisionSource, RecordedVerdict};
 
@@ -120,21 +119,21 @@ impl<'l> WhyResults<'l> {
             counts.causes.iter().map(|(cause, requests)| CauseCount { requests: *requests, cause: cause.clone() }),
         );
         causes.sort_by(|one, other| other.requests.cmp(&one.requests).then_with(|| one.cause.cmp(&other.cause)));
-        let decisions: Vec<_> = line.by_time().into_iter().map(shown).collect();
+        let decisions: Vec<_> = line.by_time().into_iter().map(build_shown_decision).collect();
         let mut rule_changes = line.headers.changes.clone();
         rule_changes.sort_by_key(|change| change.time_us);
         Self {
             domain: line.question.domain,
             descriptor: line.question.descriptor(),
             range: line.range.bounds().map(|bounds| TimeSpan {
-                at: time_text(bounds.at_us),
-                from: time_text(bounds.from_us),
-                to: time_text(bounds.to_us),
+                at: format_time(bounds.at_us),
+                from: format_time(bounds.from_us),
+                to: format_time(bounds.to_us),
             }),
             log: LogFacts {
                 decisions: log.decisions,
-                first: log.first_us.map(time_text),
-                last: log.last_us.map(time_text),
+                first: log.first_us.map(format_time),
+                last: log.last_us.map(format_time),
                 found: log.found,
             },
             requests: counts.requests,
@@ -142,20 +141,20 @@ impl<'l> WhyResults<'l> {
             rejected_by_other_descriptors: counts.rejected_by_others,
             shadow: counts.shadow,
             errors: counts.errors,
-            first_rejected: counts.first_rejected_us.map(time_text),
-            last_rejected: counts.last_rejected_us.map(time_text),
+            first_rejected: counts.first_rejected_us.map(format_time),
+            last_rejected: counts.last_rejected_us.map(format_time),
             causes,
             dropped: counts.dropped,
             rule_changes,
             left_out: counts.showable - decisions.len() as u64,
             decisions,
             nearest: if log.found == 0 { line.nearest.texts() } else { Vec::new() },
-            notes: notes(line),
+            notes: collect_notes(line),
         }
     }
 }
 
-fn shown(AskedDecision { record, asked }: AskedDecision<'_>) -> ShownDecision<'_> {
+fn build_shown_decision(AskedDecision { record, asked }: AskedDecision<'_>) -> ShownDecision<'_> {
     let mut rejected_by = Vec::new();
     if record.verdict == RecordedVerdict::OverLimit {
         for (index, descriptor) in record.descriptors.iter().enumerate() {
@@ -164,7 +163,7 @@ fn shown(AskedDecision { record, asked }: AskedDecision<'_>) -> ShownDecision<'_
             }
             let before = rejected_by.len();
             for (at, limit) in descriptor.limits.iter().enumerate().filter(|(_, limit)| rejects(limit)) {
-                let remedies = RejectingLimit { decision: &record, descriptor, limit }.remedies();
+                let remedies = RejectingLimit { decision: &record, descriptor, limit }.list_remedies();
                 rejected_by.push(LimitRemedies { descriptor: index, limit: Some(at), remedies });
             }
             if rejected_by.len() == before {
@@ -174,11 +173,11 @@ fn shown(AskedDecision { record, asked }: AskedDecision<'_>) -> ShownDecision<'_
             }
         }
     }
-    ShownDecision { time: time_text(record.time_us), asked: asked.to_vec(), rejected_by, record }
+    ShownDecision { time: format_time(record.time_us), asked: asked.to_vec(), rejected_by, record }
 }
 
 /// Remarks on everything that the logs may not tell.
-fn notes(line: &TimeLine<'_>) -> Vec<String> {
+fn collect_notes(line: &TimeLine<'_>) -> Vec<String> {
     let (counts, log) = (&line.counts, &line.log);
     let mut notes = line.problems.clone();
     let settings = line.headers.settings.as_ref();
@@ -201,13 +200,13 @@ fn notes(line: &TimeLine<'_>) -> Vec<String> {
     if log.decisions == 0 {
         notes.push("the logs have no decisions".to_owned());
     } else if log.found == 0 {
-        notes.extend(reasons_for_absence(line, settings));
+        notes.extend(list_reasons_for_absence(line, settings));
     } else if counts.requests == 0 {
-        let time = |time_us: Option<u64>| time_us.map(time_text).unwrap_or_default();
+        let time = |time_us: Option<u64>| time_us.map(format_time).unwrap_or_default();
         let (first, last) = (time(log.first_found_us), time(log.last_found_us));
         notes.push(format!("the logs have the descriptor {} times at other times, {first} to {last}", log.found));
     }
-    notes.extend(bounds_of_log(line));
+    notes.extend(find_log_bounds(line));
     if let Some(settings) = settings
         && !settings.when.iter().any(|when| when == "all")
     {
@@ -220,7 +219,7 @@ fn notes(line: &TimeLine<'_>) -> Vec<String> {
 }
 
 /// Reasons why the logs may not have a descriptor.
-fn reasons_for_absence(line: &TimeLine<'_>, settings: Option<&SettingsRecord>) -> Vec<String> {
+fn list_reasons_for_absence(line: &TimeLine<'_>, settings: Option<&SettingsRecord>) -> Vec<String> {
     let log = &line.log;
     let mut reasons = vec![
         "the logs have no decision on this descriptor: entries must be all those of the request, in its order"
@@ -257,22 +256,22 @@ fn reasons_for_absence(line: &TimeLine<'_>, settings: Option<&SettingsRecord>) -
 }
 
 /// Tells if the logs do not cover the range.
-fn bounds_of_log(line: &TimeLine<'_>) -> Option<String> {
+fn find_log_bounds(line: &TimeLine<'_>) -> Option<String> {
     let log = &line.log;
     if line.is_partial {
         return None;
     }
     let (first_us, last_us) = (log.first_us?, log.last_us?);
     if line.range.is_missing() {
-        return Some(format!("the logs end before that time of day, at {}", time_text(last_us)));
+        return Some(format!("the logs end before that time of day, at {}", format_time(last_us)));
     }
     let bounds = line.range.bounds()?;
     if bounds.from_us > last_us {
-        Some(format!("the logs end before, at {}", time_text(last_us)))
+        Some(format!("the logs end before, at {}", format_time(last_us)))
     } else if bounds.to_us < first_us {
-        Some(format!("the logs begin later, at {}", time_text(first_us)))
+        Some(format!("the logs begin later, at {}", format_time(first_us)))
     } else if bounds.from_us < first_us {
-        Some(format!("the logs begin within this time, at {}", time_text(first_us)))
+        Some(format!("the logs begin within this time, at {}", format_time(first_us)))
     } else {
         None
     }

@@ -2,18 +2,18 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use serde::Serialize;
 use smallvec::SmallVec;
 
-use super::nearest::NearestDescriptors;
-use super::question::{Likeness, Question, entries_text};
+use super::question::{Likeness, NearestDescriptors, Question, format_entries};
 use super::rejection;
-use super::rule_changes::HeaderFacts;
-use super::time_range::TimeRange;
+use super::time_range::{TimeRange, format_time};
+use crate::decide::log::header::{HeaderEvent, HeaderRecord, SettingsRecord};
 use crate::decide::log::record::{DecisionRecord, Record, RecordedVerdict};
 
 /// Number of different causes that are counted.
 const MAX_CAUSES: usize = 100;
-/// Number of processes whose last record is noted.
+/// Number of processes whose last record is noted, and whose rules are compared.
 const MAX_PROCESSES: usize = 10_000;
 /// Name of all further causes.
 const OTHER_CAUSES: &str = "other limits";
@@ -184,7 +184,7 @@ impl<'q> TimeLine<'q> {
     fn add_decision(&mut self, decision: &DecisionRecord<'_>, is_in_range: bool) {
         let time_us = decision.time_us;
         self.log.decisions += 1;
-        let asked = self.find(decision);
+        let asked = self.find_asked(decision);
         if asked.is_empty() {
             return;
         }
@@ -197,7 +197,7 @@ impl<'q> TimeLine<'q> {
     }
 
     /// Positions of the asked descriptor; takes note of descriptors like it.
-    fn find(&mut self, decision: &DecisionRecord<'_>) -> SmallVec<[usize; 1]> {
+    fn find_asked(&mut self, decision: &DecisionRecord<'_>) -> SmallVec<[usize; 1]> {
         let is_domain = *decision.domain == *self.question.domain;
         let mut asked = SmallVec::new();
         for (index, descriptor) in decision.descriptors.iter().enumerate() {
@@ -207,9 +207,9 @@ impl<'q> TimeLine<'q> {
                 (true, Likeness::OtherHashes) => self.log.other_hashes += 1,
                 // Only of use if the descriptor is nowhere.
                 _ if self.log.found > 0 || self.nearest.is_full() => {}
-                (true, Likeness::Different) => self.nearest.add(&entries_text(&descriptor.entries)),
+                (true, Likeness::Different) => self.nearest.add(&format_entries(&descriptor.entries)),
                 (false, Likeness::Same) => {
-                    let text = entries_text(&descriptor.entries);
+                    let text = format_entries(&descriptor.entries);
                     self.nearest.add(&format!("{text} in domain {}", &*decision.domain));
                 }
                 (false, _) => {}
@@ -239,7 +239,7 @@ impl<'q> TimeLine<'q> {
 
     /// The kept decisions by time.
     pub(super) fn by_time(&self) -> Vec<AskedDecision<'_>> {
-        let mut kept: Vec<_> = self.kept.values().map(KeptDecision::asked_decision).collect();
+        let mut kept: Vec<_> = self.kept.values().map(KeptDecision::parse).collect();
         kept.sort_by(|AskedDecision { record: one, .. }, AskedDecision { record: other, .. }| {
             (one.time_us, one.seq, &*one.process).cmp(&(other.time_us, other.seq, &*other.process))
         });
@@ -248,7 +248,7 @@ impl<'q> TimeLine<'q> {
 }
 
 impl KeptDecision {
-    fn asked_decision(&self) -> AskedDecision<'_> {
+    fn parse(&self) -> AskedDecision<'_> {
         let record = serde_json::from_slice(&self.line).expect("a record that was parsed from such a line");
         AskedDecision { record, asked: &self.asked }
     }
@@ -281,7 +281,7 @@ impl RangeCounts {
         if descriptors.all(|descriptor| descriptor.verdict != RecordedVerdict::OverLimit) {
             self.rejected_by_others += 1;
         }
-        let mut causes: Vec<String> = decision.descriptors.iter().flat_map(rejection::causes).collect();
+        let mut causes: Vec<String> = decision.descriptors.iter().flat_map(rejection::list_causes).collect();
         causes.sort_unstable();
         causes.dedup();
         for cause in causes {
@@ -296,4 +296,73 @@ impl RangeCounts {
 fn extend(first_us: &mut Option<u64>, last_us: &mut Option<u64>, time_us: u64) {
     *first_us = Some(first_us.map_or(time_us, |first| first.min(time_us)));
     *last_us = Some(last_us.map_or(time_us, |last| last.max(time_us)));
+}
+
+/// Number of changes that are kept.
+const MAX_CHANGES: usize = 20;
+
+/// Start of a process, or another rule set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RuleChange {
+    /// Time in microseconds since the Unix epoch.
+    pub time_us: u64,
+    /// The same as RFC 3339.
+    pub time: String,
+    /// Reason for the header.
+    pub event: HeaderEvent,
+    /// Id of the process.
+    pub process: String,
+    /// Id of the rule set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rules: Option<String>,
+    /// Version that the control plane gives the rules.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+}
+
+/// Facts from headers.
+#[derive(Debug, Default)]
+pub(super) struct HeaderFacts {
+    /// Rule set of each process.
+    rules: HashMap<String, String>,
+    /// Changes within the range.
+    pub(super) changes: Vec<RuleChange>,
+    /// Number of changes that were left out.
+    pub(super) more_changes: u64,
+    /// Settings of the last header.
+    pub(super) settings: Option<SettingsRecord>,
+}
+
+impl HeaderFacts {
+    /// Takes note of a header.
+    pub(super) fn add(&mut self, header: &HeaderRecord, is_in_range: bool) {
+        self.settings = Some(header.settings.clone());
+        let id = header.rules.as_ref().map(|rules| rules.id.clone());
+        let before = id.clone().and_then(|id| {
+            let has_room = self.rules.len() < MAX_PROCESSES || self.rules.contains_key(&header.process);
+            has_room.then(|| self.rules.insert(header.process.clone(), id)).flatten()
+        });
+        let is_change = header.event == HeaderEvent::Start || header.event == HeaderEvent::Reload && before != id;
+        if !is_change || !is_in_range {
+            return;
+        }
+        if self.changes.len() == MAX_CHANGES {
+            self.more_changes += 1;
+            return;
+        }
+        self.changes.push(RuleChange {
+            time_us: header.time_us,
+            time: format_time(header.time_us),
+            event: header.event,
+            process: header.process.clone(),
+            rules: id,
+            version: header.rules.as_ref().and_then(|rules| rules.version.clone()),
+        });
+    }
+
+    /// Forgets the changes: the range moved.
+    pub(super) fn clear_changes(&mut self) {
+        self.changes.clear();
+        self.more_changes = 0;
+    }
 }

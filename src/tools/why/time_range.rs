@@ -125,7 +125,7 @@ pub struct RangeBounds {
 }
 
 /// Formats a time as RFC 3339 in UTC.
-pub fn time_text(time_us: u64) -> String {
+pub fn format_time(time_us: u64) -> String {
     let time = i64::try_from(time_us).ok().and_then(|time_us| Timestamp::from_microsecond(time_us).ok());
     format!("{:.6}", time.unwrap_or(Timestamp::MAX))
 }

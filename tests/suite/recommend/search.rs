@@ -6,8 +6,8 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::tools::recommend::demand::{ChargeSequence, RecordedCharge};
-use tollkeeper::tools::recommend::limit_shape::{FixedKeys, LimitFamily};
-use tollkeeper::tools::recommend::search::{SearchRange, admits_all, smallest};
+use tollkeeper::tools::recommend::recommendation::{FixedKeys, LimitFamily};
+use tollkeeper::tools::recommend::search::{SearchRange, admits_all, find_smallest};
 
 /// Largest limit of the scan.
 const MAX: u32 = 60;
@@ -43,13 +43,13 @@ proptest! {
                     let admitted: Vec<bool> = (0..=MAX).map(|n| admits_all(&limit_of(n).unwrap(), &sequence)).collect();
                     prop_assert!(admitted.is_sorted(), "{algorithm}: a larger limit rejects more: {admitted:?}");
                     let scanned = admitted.iter().position(|admitted| *admitted).map(|n| u32::try_from(n).unwrap());
-                    let found = smallest(&sequence, SearchRange { first, max: MAX }, limit_of);
+                    let found = find_smallest(&sequence, SearchRange { first, max: MAX }, limit_of);
                     prop_assert_eq!(found, scanned, "{}", algorithm);
                     Ok(())
                 };
-                admitted_from(&|n| family.limit(n, None))?;
+                admitted_from(&|n| family.build_limit(n, None))?;
                 if family.has_capacity() {
-                    admitted_from(&|capacity| family.limit(20, Some(capacity)))?;
+                    admitted_from(&|capacity| family.build_limit(20, Some(capacity)))?;
                 }
             }
         }

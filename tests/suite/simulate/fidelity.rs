@@ -13,8 +13,8 @@ use tollkeeper::store::Store;
 use tollkeeper::tools::replay::merge::MergedTraffic;
 use tollkeeper::tools::replay::replayer::{ReplayOptions, ReplayRules};
 use tollkeeper::tools::replay::source::{SourceOptions, TrafficEvent, TrafficLocation};
+use tollkeeper::tools::simulate::simulation::Verification;
 use tollkeeper::tools::simulate::simulation::{Simulation, SimulationOptions};
-use tollkeeper::tools::simulate::verification::Verification;
 
 use crate::kit::fixtures::{load_shop_rules, shop_request};
 use crate::kit::redis::options;

@@ -14,7 +14,7 @@ use tollkeeper::limit::charge::{ChargeRequest, ChargeResult};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::tools::why::remedy::{RejectingLimit, Remedy};
+use tollkeeper::tools::why::rejection::{RejectingLimit, Remedy};
 
 use super::{Logs, NOON_US, changed, decision, descriptor};
 
@@ -71,7 +71,7 @@ impl RejectedCharge<'_> {
         self.state.admits(&limit, self.now, ChargeRequest { hits, max_delay_us, ..self.request })
     }
 
-    fn remedies(&self, result: &ChargeResult) -> Vec<Remedy> {
+    fn list_remedies(&self, result: &ChargeResult) -> Vec<Remedy> {
         let Hits::Charge(hits) = self.request.hits else { unreachable!() };
         let limit = Limit::new(self.spec).unwrap();
         let &ChargeResult { admitted, before, after, remaining, reset_us, retry_after_us, delay_us } = result;
@@ -118,13 +118,13 @@ impl RejectedCharge<'_> {
             trace_id: None,
             duration_us: 1,
         };
-        RejectingLimit { decision: &decision, descriptor: &descriptor, limit: &record }.remedies()
+        RejectingLimit { decision: &decision, descriptor: &descriptor, limit: &record }.list_remedies()
     }
 
     /// Checks that each number passes, and that the next one does not.
     fn check(&self, result: &ChargeResult) -> TestCaseResult {
         let hits = self.request.hits;
-        for remedy in self.remedies(result) {
+        for remedy in self.list_remedies(result) {
             match remedy {
                 Remedy::Limit { key, value, delay_us, .. } => {
                     let set = |spec: &mut LimitSpec, value: u64| {

@@ -12,12 +12,12 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use super::report::{EventsError, Reporter};
+use super::messages::{EventsError, MessagePrinter};
 use crate::base::sharded::lock;
 use crate::decide::log::stream::EntryId;
 use crate::decide::log::stream::group::{GroupConsumer, MAX_ENTRIES};
 use crate::store::client::redis::key_connection::KeyCommandError;
-use crate::tools::cli::print::truncated;
+use crate::tools::cli::print::shorten;
 
 /// Maximum length of a line of standard input, in bytes.
 const MAX_LINE_BYTES: u64 = 64;
@@ -43,7 +43,7 @@ impl Outstanding {
 pub(super) struct Acknowledgements {
     consumer: GroupConsumer,
     outstanding: Arc<Outstanding>,
-    reporter: Arc<Reporter>,
+    messages: Arc<MessagePrinter>,
     keep_interval: Duration,
     ids: mpsc::Receiver<Result<EntryId, EventsError>>,
 }
@@ -53,12 +53,12 @@ impl Acknowledgements {
     pub(super) fn start(
         consumer: GroupConsumer,
         outstanding: Arc<Outstanding>,
-        reporter: Arc<Reporter>,
+        messages: Arc<MessagePrinter>,
         keep_interval: Duration,
     ) -> Self {
         let (sender, ids) = mpsc::channel(MAX_ENTRIES);
         thread::spawn(move || read_ids(&sender));
-        Self { consumer, outstanding, reporter, keep_interval, ids }
+        Self { consumer, outstanding, messages, keep_interval, ids }
     }
 
     /// Acknowledges until the end of standard input: the worker is gone.
@@ -112,7 +112,7 @@ impl Acknowledgements {
         if error.is_transient() || error.text.starts_with("NOGROUP") {
             return Ok(());
         }
-        Err(self.reporter.redis_error(error))
+        Err(self.messages.describe_redis_error(error))
     }
 }
 
@@ -126,7 +126,7 @@ fn read_ids(sender: &mpsc::Sender<Result<EntryId, EventsError>>) {
         let id = match read {
             Ok(0) | Err(_) => return,
             Ok(_) if text.trim().is_empty() => continue,
-            Ok(_) => text.trim().parse().map_err(|_| EventsError::Input(truncated(text.trim()))),
+            Ok(_) => text.trim().parse().map_err(|_| EventsError::Input(shorten(text.trim()))),
         };
         let is_last = id.is_err();
         if sender.blocking_send(id).is_err() || is_last {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::settings::value::number::DurationRange;
-use crate::tools::cli::duration;
+use crate::tools::cli::flags::parse_duration;
 
 /// Arguments of `events`.
 #[derive(Debug, clap::Args)]
@@ -24,7 +24,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) count: Option<u64>,
     /// Time after which records that another consumer did not acknowledge are taken over
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = claim_after)]
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_claim_after)]
     pub(super) claim_after: Duration,
     /// Acknowledge records after printing them, or when standard input has their ids, one per line
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = AckSource::Printed)]
@@ -60,6 +60,6 @@ Examples:
 
 Exit codes: 0 ended or stopped, 1 Redis or the output failed, 2 invalid usage or settings.";
 
-fn claim_after(text: &str) -> Result<Duration, String> {
-    duration::parse(text, &DurationRange::new(Duration::from_secs(1), Duration::from_secs(7 * 86_400)))
+fn parse_claim_after(text: &str) -> Result<Duration, String> {
+    parse_duration(text, &DurationRange::new(Duration::from_secs(1), Duration::from_secs(7 * 86_400)))
 }

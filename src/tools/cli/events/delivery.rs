@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 
 use super::acknowledge::Outstanding;
 use super::args::{AckSource, Args};
-use super::report::{EventsError, Reporter};
+use super::messages::{EventsError, MessagePrinter};
 use crate::decide::log::stream::EntryId;
 use crate::decide::log::stream::group::{DeliveredEntry, GroupConsumer, MAX_ENTRIES, PendingEntry};
 use crate::store::client::redis::key_connection::KeyCommandError;
@@ -54,7 +54,7 @@ pub(super) struct Delivery<'a> {
     consumer: GroupConsumer,
     consumer_name: String,
     outstanding: Arc<Outstanding>,
-    reporter: Arc<Reporter>,
+    messages: Arc<MessagePrinter>,
     /// Printed or skipped entries that are to be acknowledged.
     done: Vec<EntryId>,
     /// Records that may still be printed.
@@ -69,14 +69,14 @@ impl<'a> Delivery<'a> {
         consumer: GroupConsumer,
         consumer_name: String,
         outstanding: Arc<Outstanding>,
-        reporter: Arc<Reporter>,
+        messages: Arc<MessagePrinter>,
     ) -> Self {
         Self {
             args,
             consumer,
             consumer_name,
             outstanding,
-            reporter,
+            messages,
             done: Vec::new(),
             remaining: args.count.unwrap_or(u64::MAX),
             pass: Some(PendingPass { next: EntryId::default(), claims_own: true }),
@@ -94,7 +94,7 @@ impl<'a> Delivery<'a> {
             match self.step().await {
                 Ok(true) => {
                     failures = 0;
-                    self.reporter.recovered();
+                    self.messages.print_recovered();
                 }
                 Ok(false) => return Ok(()),
                 Err(StepError::End(error)) => return Err(error),
@@ -181,7 +181,7 @@ impl<'a> Delivery<'a> {
     async fn claim_and_deliver(&mut self, entries: &[PendingEntry], min_idle: Duration) -> Result<(), StepError> {
         let claimed = self.consumer.claim(entries, min_idle).await?;
         for id in claimed.trimmed {
-            self.reporter.trimmed(id);
+            self.messages.print_trimmed(id);
             self.done.push(id);
         }
         self.deliver(claimed.entries).await?;
@@ -195,7 +195,7 @@ impl<'a> Delivery<'a> {
         for DeliveredEntry { id, deliveries, line } in entries {
             match line {
                 Err(reason) => {
-                    self.reporter.unusable(id, reason);
+                    self.messages.print_unusable(id, reason);
                     self.done.push(id);
                     continue;
                 }
@@ -240,9 +240,9 @@ impl<'a> Delivery<'a> {
         let pause = Duration::from_millis(RETRY_PAUSES_MS[failures.min(RETRY_PAUSES_MS.len() - 1)]);
         if error.text.starts_with("NOGROUP") {
             match self.consumer.create_group(self.args.follow).await {
-                Ok(()) => self.reporter.created_group(),
-                Err(error) if error.is_transient() && self.args.follow => self.reporter.lost(&error),
-                Err(error) => return Err(self.reporter.redis_error(&error)),
+                Ok(()) => self.messages.print_created_group(),
+                Err(error) if error.is_transient() && self.args.follow => self.messages.print_lost(&error),
+                Err(error) => return Err(self.messages.describe_redis_error(&error)),
             }
             // Not at once again if another program deletes it.
             if failures > 0 {
@@ -255,9 +255,9 @@ impl<'a> Delivery<'a> {
             return Ok(());
         }
         if !self.args.follow || !error.is_transient() {
-            return Err(self.reporter.redis_error(error));
+            return Err(self.messages.describe_redis_error(error));
         }
-        self.reporter.lost(error);
+        self.messages.print_lost(error);
         sleep(pause).await;
         Ok(())
     }

@@ -1,20 +1,21 @@
-//! Common parts of the commands that replay traffic: their files, bounds, progress and errors.
+//! Common parts of the commands that read recorded traffic: its files and streams, bounds, progress and errors.
 
-use std::fs;
+use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::{env, fs};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::outcome::CommandOutcome;
+use super::print::CommandOutcome;
 use super::rule_files::{self, CheckedRules};
-use super::stream_settings::stream_settings;
 use crate::base::text::printable;
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::rule::set::RuleSet;
 use crate::settings::Settings;
+use crate::settings::decision_log::{SinkSettings, StreamSettings};
 use crate::settings::value::SettingValue as _;
 use crate::settings::value::number::{ByteSize, ByteSizeRange};
 use crate::tools::replay::field_map::FieldMap;
@@ -41,17 +42,17 @@ impl<E: std::error::Error> From<E> for Failure {
 }
 
 /// Parses the memory of counters.
-pub(super) fn memory(text: &str) -> Result<ByteSize, String> {
-    const SIZES: ByteSizeRange = ByteSizeRange::new(1 << 20, 1 << 40);
+pub(super) fn parse_memory(text: &str) -> Result<ByteSize, String> {
+    const SIZES: SizeRange = SizeRange::new(1 << 20, 1 << 40);
     ByteSize::parse(text, &SIZES).map_err(|invalid| format!("{}; {}", invalid.what, invalid.fix))
 }
 
 /// Compiles the rules of a flag.
-pub(super) fn compile(flag: &str, paths: &[PathBuf], settings: &Settings) -> Result<Arc<RuleSet>, Failure> {
+pub(super) fn compile_rules(flag: &str, paths: &[PathBuf], settings: &Settings) -> Result<Arc<RuleSet>, Failure> {
     let mut found = Diagnostics::default();
-    let options = rule_files::options(settings, None, &mut found);
+    let options = rule_files::build_options(settings, None, &mut found);
     let rules = CheckedRules::read(paths, &options, found);
-    let problem = || format!("the rules of {flag} have errors\n{}", rules.text().trim_end());
+    let problem = || format!("the rules of {flag} have errors\n{}", rules.format_problems().trim_end());
     match rules.set {
         Some(set) => Ok(Arc::new(set)),
         None => Err(Failure { outcome: CommandOutcome::Failure, problem: problem() }),
@@ -69,12 +70,12 @@ pub(super) fn read_map(path: &Path) -> Result<FieldMap, Failure> {
 }
 
 /// Paths of all limits.
-pub(super) fn limit_paths(rules: &RuleSet) -> impl Iterator<Item = String> {
+pub(super) fn list_limit_paths(rules: &RuleSet) -> impl Iterator<Item = String> {
     rules.rules().flat_map(|compiled| (0..compiled.limits.len()).map(|index| compiled.rule.limit_path(index)))
 }
 
 /// Names the most similar paths, for a message about an unknown one; empty without paths.
-pub(super) fn nearest_hint(paths: impl Iterator<Item = String>, wanted: &str) -> String {
+pub(super) fn suggest_nearest(paths: impl Iterator<Item = String>, wanted: &str) -> String {
     const MAX_NAMED: usize = 3;
     /// Likeness from 0 to 1 that a path after the first needs.
     const MIN_LIKENESS: f64 = 0.8;
@@ -107,15 +108,15 @@ pub(super) fn open_traffic(
     sources: &SourceOptions,
     bytes: &Arc<AtomicU64>,
 ) -> Result<MergedTraffic, Failure> {
-    let locations: Vec<TrafficLocation> = paths.iter().map(|path| location(path)).collect::<Result<_, _>>()?;
+    let locations: Vec<TrafficLocation> = paths.iter().map(|path| parse_location(path)).collect::<Result<_, _>>()?;
     Ok(MergedTraffic::open(&locations, sources, bytes)?)
 }
 
 /// Returns the location of traffic; a stream is in the Redis of the server's settings.
-fn location(path: &Path) -> Result<TrafficLocation, Failure> {
+fn parse_location(path: &Path) -> Result<TrafficLocation, Failure> {
     match path.to_str().and_then(|text| text.strip_prefix("redis:")) {
         None => Ok(TrafficLocation::File(path.to_owned())),
-        Some(key) => match stream_settings(key, None) {
+        Some(key) => match read_stream_settings(key, None) {
             Ok(stream) => Ok(TrafficLocation::Stream(Box::new(stream))),
             Err(problem) => Err(Failure::usage(printable(&format!("--traffic redis:{key}: {problem}")))),
         },
@@ -123,7 +124,7 @@ fn location(path: &Path) -> Result<TrafficLocation, Failure> {
 }
 
 /// Builds the progress bar over the bytes of all files, hidden if standard error is not a terminal.
-pub(super) fn progress_bar(paths: &[PathBuf]) -> ProgressBar {
+pub(super) fn build_progress_bar(paths: &[PathBuf]) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
@@ -131,4 +132,26 @@ pub(super) fn progress_bar(paths: &[PathBuf]) -> ProgressBar {
     let style = ProgressStyle::with_template("{elapsed_precise} [{bar:30}] {bytes} of {total_bytes}, {msg}");
     let bar = sizes.map_or_else(ProgressBar::no_length, ProgressBar::new);
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// Reads the Redis of a stream from the environment, as the server does; `url` takes precedence.
+///
+/// # Errors
+/// The environment has problems, or names no Redis.
+pub(super) fn read_stream_settings(key: &str, url: Option<&str>) -> Result<StreamSettings, String> {
+    const SINK: &str = "TOLLKEEPER_DECISION_LOG";
+    const URL: &str = "TOLLKEEPER_DECISION_LOG_REDIS_URL";
+    if key.is_empty() || key.contains(',') || key.trim() != key {
+        return Err(format!("'{key}' is not the key of a stream: give one without commas, and no blanks around it"));
+    }
+    let is_replaced = |name: &OsString| name == SINK || (name == URL && url.is_some());
+    let mut vars: Vec<(OsString, OsString)> = env::vars_os().filter(|(name, _)| !is_replaced(name)).collect();
+    vars.push((SINK.into(), format!("redis:{key}").into()));
+    vars.extend(url.map(|url| (URL.into(), url.into())));
+    let (settings, _) = Settings::from_env(vars.into_iter()).map_err(|error| error.to_string())?;
+    let mut sinks = settings.decision_log.into_iter().flat_map(|log| log.sinks);
+    match sinks.next() {
+        Some(SinkSettings::Redis(stream)) => Ok(*stream),
+        _ => Err(format!("'{key}' is not the key of a stream")),
+    }
 }

@@ -10,7 +10,7 @@ use crate::base::text::printable;
 use crate::decide::log::stream::{EntryId, UnusableRecord};
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::key_connection::KeyCommandError;
-use crate::tools::cli::print::{counted, print_error};
+use crate::tools::cli::print::{format_count, print_error};
 
 /// Time between two messages about the same lost connection.
 const LOST_INTERVAL: Duration = Duration::from_secs(30);
@@ -33,27 +33,27 @@ pub(super) enum EventsError {
 
 /// Printer of messages.
 #[derive(Debug)]
-pub(super) struct Reporter {
+pub(super) struct MessagePrinter {
     stream: String,
     group: String,
-    state: Mutex<ReporterState>,
+    state: Mutex<PrintedMessages>,
 }
 
 #[derive(Debug, Default)]
-struct ReporterState {
+struct PrintedMessages {
     /// Time of the last message about a lost connection; `None` while connected.
     lost_since: Option<Instant>,
     unusable: u64,
     trimmed: u64,
 }
 
-impl Reporter {
+impl MessagePrinter {
     pub(super) fn new(args: &Args) -> Self {
         Self { stream: args.stream.clone(), group: args.group.clone(), state: Mutex::default() }
     }
 
     /// Returns the text of an error, with what to do.
-    pub(super) fn redis_error(&self, error: &KeyCommandError) -> EventsError {
+    pub(super) fn describe_redis_error(&self, error: &KeyCommandError) -> EventsError {
         let Self { stream, group, .. } = self;
         let text = &error.text;
         let fix = match error.kind {
@@ -74,29 +74,29 @@ impl Reporter {
     }
 
     /// Reports a lost connection, at most twice a minute.
-    pub(super) fn lost(&self, error: &KeyCommandError) {
+    pub(super) fn print_lost(&self, error: &KeyCommandError) {
         let mut state = lock(&self.state);
         if state.lost_since.is_none_or(|since| since.elapsed() >= LOST_INTERVAL) {
             state.lost_since = Some(Instant::now());
-            print_error(printable(&format!("{}; trying again", self.redis_error(error))));
+            print_error(printable(&format!("{}; trying again", self.describe_redis_error(error))));
         }
     }
 
     /// Reports that Redis answers, if it did not.
-    pub(super) fn recovered(&self) {
+    pub(super) fn print_recovered(&self) {
         if lock(&self.state).lost_since.take().is_some() {
             print_error("redis answers again");
         }
     }
 
     /// Reports that the group was missing.
-    pub(super) fn created_group(&self) {
+    pub(super) fn print_created_group(&self) {
         let Self { stream, group, .. } = self;
         print_error(printable(&format!("created the group '{group}' at the start of the stream '{stream}'")));
     }
 
     /// Reports an entry that is acknowledged without being printed.
-    pub(super) fn unusable(&self, id: EntryId, reason: UnusableRecord) {
+    pub(super) fn print_unusable(&self, id: EntryId, reason: UnusableRecord) {
         let mut state = lock(&self.state);
         state.unusable += 1;
         if state.unusable <= MAX_ENTRY_MESSAGES {
@@ -105,7 +105,7 @@ impl Reporter {
     }
 
     /// Reports an entry that was removed from the stream before it was acknowledged.
-    pub(super) fn trimmed(&self, id: EntryId) {
+    pub(super) fn print_trimmed(&self, id: EntryId) {
         let mut state = lock(&self.state);
         state.trimmed += 1;
         if state.trimmed <= MAX_ENTRY_MESSAGES {
@@ -114,18 +114,18 @@ impl Reporter {
     }
 
     /// Reports the numbers of entries that were not printed.
-    pub(super) fn finish(&self) {
+    pub(super) fn print_totals(&self) {
         let state = lock(&self.state);
         if state.unusable > 0 {
-            print_error(format_args!("{} without a usable record: skipped", entries(state.unusable)));
+            print_error(format_args!("{} without a usable record: skipped", format_entries(state.unusable)));
         }
         if state.trimmed > 0 {
             let advice = "raise TOLLKEEPER_DECISION_LOG_STREAM_LENGTH";
-            print_error(format_args!("{} trimmed before an acknowledgement ({advice})", entries(state.trimmed)));
+            print_error(format_args!("{} trimmed before an acknowledgement ({advice})", format_entries(state.trimmed)));
         }
     }
 }
 
-fn entries(number: u64) -> String {
-    if number == 1 { counted(1, "entry") } else { format!("{number} entries") }
+fn format_entries(number: u64) -> String {
+    if number == 1 { format_count(1, "entry") } else { format!("{number} entries") }
 }

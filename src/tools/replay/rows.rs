@@ -83,7 +83,7 @@ impl RowReader {
             let read = match &mut self.rows {
                 Rows::Json { input, buffer } => {
                     self.line += 1;
-                    json_row(input, buffer, map)
+                    read_json_row(input, buffer, map)
                 }
                 Rows::Csv(rows) => {
                     let read = rows.next(map);
@@ -136,7 +136,7 @@ impl CsvRows {
         }
         let value = |column: &usize| self.record.get(*column).filter(|text| !is_absent(text)).map(Cow::Borrowed);
         let values: Vec<_> = self.columns.iter().map(value).collect();
-        Ok(Row::of(map.request(&values)?))
+        Ok(Row::of(map.build_request(&values)?))
     }
 }
 
@@ -145,7 +145,7 @@ fn is_absent(text: &str) -> bool {
     text.is_empty() || text == "-"
 }
 
-fn json_row(input: &mut Box<dyn BufRead + Send>, buffer: &mut Vec<u8>, map: &FieldMap) -> Result<Row, String> {
+fn read_json_row(input: &mut Box<dyn BufRead + Send>, buffer: &mut Vec<u8>, map: &FieldMap) -> Result<Row, String> {
     buffer.clear();
     let read = input.take(MAX_LINE_BYTES).read_until(b'\n', buffer).map_err(|error| error.to_string())?;
     if read == 0 {
@@ -163,7 +163,7 @@ fn json_row(input: &mut Box<dyn BufRead + Send>, buffer: &mut Vec<u8>, map: &Fie
         // The last line of a log that is still written.
         Err(_) if !buffer.ends_with(b"\n") => Ok(Row::End),
         Err(error) => Err(format!("not a JSON object: {error}")),
-        Ok(values) => Ok(Row::of(map.request(&values)?)),
+        Ok(values) => Ok(Row::of(map.build_request(&values)?)),
     }
 }
 
@@ -189,7 +189,7 @@ impl<'de> Visitor<'de> for FieldSeed<'_> {
         let mut values = vec![None; self.0.fields().len()];
         while let Some(Text(key)) = map.next_key::<Text<'de>>()? {
             match self.0.fields().iter().position(|field| **field == *key) {
-                Some(index) => values[index] = text_of(map.next_value()?),
+                Some(index) => values[index] = read_text(map.next_value()?),
                 None => drop(map.next_value::<IgnoredAny>()?),
             }
         }
@@ -198,7 +198,7 @@ impl<'de> Visitor<'de> for FieldSeed<'_> {
 }
 
 /// Text of a JSON value; `None` if it is absent, as Envoy writes it.
-fn text_of(value: &RawValue) -> Option<Cow<'_, str>> {
+fn read_text(value: &RawValue) -> Option<Cow<'_, str>> {
     let json = value.get();
     let text = match json.as_bytes().first() {
         Some(b'"') => serde_json::from_str::<Text<'_>>(json).ok()?.0,

@@ -1,4 +1,5 @@
-//! Request flags of `call`, `explain` and `bench`: a domain and descriptors, or a file like the body of `/json`.
+//! Flags that several commands share: a request as a domain and descriptors, or a file like the body of `/json`; and
+//! durations in the notation of settings, such as `5s` and `1m30s`.
 //!
 //! A descriptor is `key=value,key=value`, split at the first `=`; a backslash escapes `,`, `=` and `\`. A request file
 //! is needed for hits of a single descriptor, refunds, overrides, and values with control characters.
@@ -6,10 +7,13 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::base::pb::rate_limit_descriptor::Entry;
 use crate::base::pb::{RateLimitDescriptor, RateLimitRequest};
 use crate::serve::http::json::request_from_json;
+use crate::settings::value::SettingValue as _;
+use crate::settings::value::number::DurationRange;
 
 /// Request flags.
 #[derive(Debug, clap::Args)]
@@ -19,7 +23,7 @@ pub(super) struct RequestArgs {
     #[arg(long, value_name = "DOMAIN", required_unless_present = "request")]
     domain: Option<String>,
     /// Entries of a descriptor, outermost first; repeatable. A backslash escapes `,` `=` and `\`
-    #[arg(long = "descriptor", value_name = "K=V,K=V", required_unless_present = "request", value_parser = descriptor)]
+    #[arg(long = "descriptor", value_name = "K=V,K=V", required_unless_present = "request", value_parser = parse_descriptor)]
     descriptors: Vec<RateLimitDescriptor>,
     /// File with the whole request, as JSON like the body of /json; - for standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["domain", "descriptors"])]
@@ -39,24 +43,24 @@ pub(super) struct RequestFile {
 
 impl RequestArgs {
     /// Returns the request. The error is one line about its file.
-    pub(super) fn request(&self) -> Result<RateLimitRequest, String> {
-        match self.file()? {
+    pub(super) fn read_request(&self) -> Result<RateLimitRequest, String> {
+        match self.read_file()? {
             Some(file) => request_from_json(&file.text).map_err(|error| format!("{}: {error}", file.name)),
-            None => Ok(self.flag_request()),
+            None => Ok(self.build_request()),
         }
     }
 
     /// Builds the request of the flags.
-    pub(super) fn flag_request(&self) -> RateLimitRequest {
+    pub(super) fn build_request(&self) -> RateLimitRequest {
         let (domain, descriptors) = (self.domain.clone().unwrap_or_default(), self.descriptors.clone());
         RateLimitRequest { domain, descriptors, hits_addend: 0 }
     }
 
     /// Reads the request file, if there is one.
-    pub(super) fn file(&self) -> Result<Option<RequestFile>, String> {
+    pub(super) fn read_file(&self) -> Result<Option<RequestFile>, String> {
         let Some(path) = &self.request else { return Ok(None) };
         let name = format!("--request {}", path.display());
-        let text = read(path).map_err(|error| format!("{name}: {error}"))?;
+        let text = read_bytes(path).map_err(|error| format!("{name}: {error}"))?;
         if text.len() as u64 > MAX_REQUEST_BYTES {
             return Err(format!("{name}: more than {MAX_REQUEST_BYTES} bytes; split the request"));
         }
@@ -64,7 +68,7 @@ impl RequestArgs {
     }
 }
 
-fn read(path: &Path) -> io::Result<Vec<u8>> {
+fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     if path == Path::new("-") {
         io::stdin().lock().take(MAX_REQUEST_BYTES + 1).read_to_end(&mut text)?;
@@ -75,7 +79,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// Parses a descriptor. The error completes a sentence that begins with `text`.
-pub(super) fn descriptor(text: &str) -> Result<RateLimitDescriptor, String> {
+pub(super) fn parse_descriptor(text: &str) -> Result<RateLimitDescriptor, String> {
     let mut entries = Vec::new();
     // The key after its `=`, and the part that is being read.
     let (mut key, mut part) = (None, String::new());
@@ -106,13 +110,13 @@ pub(super) fn descriptor(text: &str) -> Result<RateLimitDescriptor, String> {
     }
 }
 
-/// Formats a descriptor so that [`descriptor`] parses it again, if it is UTF-8.
-pub(super) fn descriptor_text(descriptor: &RateLimitDescriptor) -> String {
-    let entry = |entry: &Entry| format!("{}={}", escaped(&entry.key, ",=\\"), escaped(&entry.value, ",\\"));
+/// Formats a descriptor so that [`parse_descriptor`] parses it again, if it is UTF-8.
+pub(super) fn format_descriptor(descriptor: &RateLimitDescriptor) -> String {
+    let entry = |entry: &Entry| format!("{}={}", escape(&entry.key, ",=\\"), escape(&entry.value, ",\\"));
     descriptor.entries.iter().map(entry).collect::<Vec<_>>().join(",")
 }
 
-fn escaped(bytes: &[u8], special: &str) -> String {
+fn escape(bytes: &[u8], special: &str) -> String {
     let mut text = String::new();
     for character in String::from_utf8_lossy(bytes).chars() {
         if special.contains(character) {
@@ -121,4 +125,9 @@ fn escaped(bytes: &[u8], special: &str) -> String {
         text.push(character);
     }
     text
+}
+
+/// Parses a duration of `range`. The error says what to write.
+pub(super) fn parse_duration(text: &str, range: &DurationRange) -> Result<Duration, String> {
+    Duration::parse(text, range).map_err(|invalid| format!("{}; {}", invalid.what, invalid.fix))
 }

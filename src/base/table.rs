@@ -1,0 +1,75 @@
+//! Tables for people: aligned columns under headings, in reports and in the output of commands.
+//!
+//! Columns are as wide as their widest cell on a terminal, where a Chinese character takes two columns and a combining
+//! mark none. Nothing is wrapped or cut, so that output is the same in a terminal, a pipe and a log. Cells must be
+//! escaped and have no line breaks.
+
+use unicode_width::UnicodeWidthStr as _;
+
+/// Alignment of cells that begin with a digit or a minus sign; all others are aligned left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NumberAlignment {
+    /// Like text.
+    Left,
+    /// At the end of the column, so that numbers can be compared.
+    Right,
+}
+
+/// Formats rows under headings. Two blanks separate columns, and no line ends with a blank.
+pub(crate) fn format_table<R: AsRef<[String]>>(
+    headings: &[&str],
+    rows: impl IntoIterator<Item = R>,
+    numbers: NumberAlignment,
+) -> String {
+    let rows: Vec<R> = rows.into_iter().collect();
+    let mut widths: Vec<usize> = headings.iter().map(|heading| heading.width()).collect();
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row.as_ref()) {
+            *width = cell.width().max(*width);
+        }
+    }
+    let mut table = String::new();
+    push_line(&mut table, headings.iter().copied(), &widths, NumberAlignment::Left);
+    for row in &rows {
+        push_line(&mut table, row.as_ref().iter().map(String::as_str), &widths, numbers);
+    }
+    table
+}
+
+fn push_line<'c>(table: &mut String, cells: impl Iterator<Item = &'c str>, widths: &[usize], numbers: NumberAlignment) {
+    let start = table.len();
+    for (index, (cell, width)) in cells.zip(widths).enumerate() {
+        let padding = " ".repeat(width.saturating_sub(cell.width()));
+        let is_number = cell.starts_with(|first: char| first.is_ascii_digit() || first == '-');
+        let is_last = index + 1 == widths.len();
+        *table += &match numbers {
+            NumberAlignment::Right if is_number && !is_last => format!("{padding}{cell}  "),
+            _ => format!("{cell}{padding}  "),
+        };
+    }
+    table.truncate(start + table[start..].trim_end().len());
+    table.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows() -> [[String; 3]; 3] {
+        [["1", "日本", "12"], ["-20", "e\u{301}a", ""], ["about 3", "plain", "-"]].map(|row| row.map(str::to_owned))
+    }
+
+    #[test]
+    fn columns_are_aligned_by_the_width_on_a_terminal() {
+        let table = format_table(&["COUNT", "KEY", "LAST"], rows(), NumberAlignment::Left);
+        let expected = "COUNT    KEY    LAST\n1        日本   12\n-20      e\u{301}a\nabout 3  plain  -\n";
+        assert_eq!(table, expected);
+    }
+
+    #[test]
+    fn numbers_are_aligned_right_but_for_the_last_column() {
+        let table = format_table(&["COUNT", "KEY", "LAST"], rows(), NumberAlignment::Right);
+        let expected = "COUNT    KEY    LAST\n      1  日本   12\n    -20  e\u{301}a\nabout 3  plain  -\n";
+        assert_eq!(table, expected);
+    }
+}

@@ -1,0 +1,275 @@
+//! Clients of a running server: of its rate limit service, with the flags for TLS, and of its debug listener.
+//!
+//! A client of the service has one connection and one call at a time. Every error is one line with the address, the
+//! reason and a hint. TLS files are read and validated before connecting, so that a mistake in a flag is reported as
+//! such. The system's CA certificates are trusted beside those of a file.
+
+use std::error::Error;
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustls::ClientConfig;
+use rustls::crypto::ring;
+use rustls::pki_types::ServerName;
+use tokio::runtime;
+use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Code, Request, Status};
+
+use super::print::format_micros;
+use crate::base::clock::micros;
+use crate::base::pb::rate_limit_service_client::RateLimitServiceClient;
+use crate::base::pb::{RateLimitRequest, RateLimitResponse};
+use crate::base::text::printable;
+use crate::settings::pem::{ClientCertificate, PemFile, trusted_roots, with_client_certificate};
+use crate::settings::target::Target;
+
+/// Connection to a server.
+pub(super) struct RateLimitClient {
+    target: Target,
+    tls: Option<ClientTls>,
+    timeout: Duration,
+    rpc: RateLimitServiceClient<Channel>,
+}
+
+/// A response and its latency.
+pub(super) struct TimedResponse {
+    /// The response.
+    pub(super) response: RateLimitResponse,
+    /// Time between sending and receiving.
+    pub(super) latency: Duration,
+}
+
+/// Time limit of a connection attempt.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl RateLimitClient {
+    /// Connects to a server; `timeout` limits each call and is sent as its deadline.
+    pub(super) async fn connect(target: &Target, timeout: Duration, tls: Option<ClientTls>) -> Result<Self, String> {
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let address = match target {
+            Target::Tcp(address) => format!("{scheme}://{address}"),
+            Target::Unix(path) => format!("unix:{path}"),
+        };
+        let mut endpoint =
+            Endpoint::from_shared(address).map_err(|error| format!("{target}: {}", format_root_cause(&error)))?;
+        if let Some(tls) = &tls {
+            endpoint = endpoint
+                .tls_config(tls.tonic_config.clone())
+                .map_err(|error| format!("TLS: {}", format_root_cause(&error)))?;
+        }
+        let channel = endpoint.connect_timeout(CONNECT_TIMEOUT).connect().await.map_err(|error| {
+            let why = format_root_cause(&error);
+            // A TLS error means that a server is there.
+            let is_tls_error = ["certificate", "corrupt message", "fatal alert"].iter().any(|word| why.contains(word));
+            let hint = match &tls {
+                Some(tls) if is_tls_error => tls.suggest_fix(&why),
+                _ => "is the service running there?",
+            };
+            format!("{target} cannot be reached: {why}; {hint}")
+        })?;
+        Ok(Self { target: target.clone(), tls, timeout, rpc: RateLimitServiceClient::new(channel) })
+    }
+
+    /// Sends a request and waits for its response.
+    pub(super) async fn call(&mut self, request: &RateLimitRequest) -> Result<TimedResponse, String> {
+        let mut request = Request::new(request.clone());
+        request.set_timeout(self.timeout);
+        let sent = Instant::now();
+        match self.rpc.should_rate_limit(request).await {
+            Ok(response) => Ok(TimedResponse { response: response.into_inner(), latency: sent.elapsed() }),
+            Err(status) => Err(self.format_error(&status, sent.elapsed())),
+        }
+    }
+
+    fn format_error(&self, status: &Status, latency: Duration) -> String {
+        let target = &self.target;
+        match status.code() {
+            Code::Cancelled | Code::DeadlineExceeded if latency >= self.timeout => {
+                format!("{target} did not answer within {}; see --timeout", format_micros(micros(self.timeout)))
+            }
+            // Only a status created by this client has a source.
+            _ if status.source().is_some() => {
+                let why = format_root_cause(status);
+                let hint = suggest_connection_fix(target, self.tls.as_ref(), &why);
+                format!("{target} did not answer: {why}{hint}")
+            }
+            code => format!("{target} answered {code:?}: {}", printable(status.message())),
+        }
+    }
+}
+
+/// Suggests what to check after a connection failed; completes the error text.
+pub(super) fn suggest_connection_fix(target: &Target, tls: Option<&ClientTls>, why: &str) -> String {
+    match (target, tls) {
+        (_, Some(tls)) => format!("; {}", tls.suggest_fix(why)),
+        (Target::Tcp(_), None) => "; the server may require TLS; see --tls".to_owned(),
+        (Target::Unix(_), None) => String::new(),
+    }
+}
+
+/// Runs a future on a new runtime.
+pub(super) fn block_on<T>(
+    mut runtime: runtime::Builder,
+    future: impl Future<Output = Result<T, String>>,
+) -> Result<T, String> {
+    let runtime = runtime.enable_all().build();
+    runtime.map_err(|error| format!("the runtime cannot be started: {error}"))?.block_on(future)
+}
+
+/// Formats the innermost source of an error, which names the reason.
+fn format_root_cause(error: &dyn Error) -> String {
+    let mut last = error;
+    while let Some(source) = last.source() {
+        last = source;
+    }
+    printable(&last.to_string())
+}
+
+/// TLS flags.
+#[derive(Debug, clap::Args)]
+#[group(skip)]
+pub(super) struct TlsArgs {
+    /// Connect over TLS; a CA of the system or of --ca must have signed the server's certificate
+    #[arg(long)]
+    tls: bool,
+    /// PEM file with CA certificates to trust beside the system's
+    #[arg(long, value_name = "FILE", requires = "tls")]
+    ca: Option<PathBuf>,
+    /// PEM file with the client certificate, for servers that require one
+    #[arg(long, value_name = "FILE", requires = "tls", requires = "key")]
+    cert: Option<PathBuf>,
+    /// PEM file with the private key of the client certificate
+    #[arg(long, value_name = "FILE", requires = "tls", requires = "cert")]
+    key: Option<PathBuf>,
+    /// Name that the server's certificate must hold, if it is not the host of --addr
+    #[arg(long, value_name = "NAME", requires = "tls")]
+    server_name: Option<String>,
+}
+
+impl TlsArgs {
+    /// Reads the files for TLS with `target`; `None` without --tls. The error names the flag.
+    pub(super) fn read(&self, target: &Target) -> Result<Option<ClientTls>, String> {
+        let file = |setting, path: &Option<PathBuf>| path.clone().map(|path| PemFile { setting, path });
+        let certificate = file("--cert", &self.cert);
+        let identity = certificate.zip(file("--key", &self.key));
+        let identity = identity.map(|(certificate, key)| ClientCertificate { certificate, key });
+        let files = TlsFiles { switch: "--tls", ca: file("--ca", &self.ca), identity };
+        self.tls.then(|| ClientTls::read(&files, target, self.server_name.as_deref())).transpose()
+    }
+}
+
+/// Files for TLS, each with the flag that names it.
+pub(super) struct TlsFiles {
+    /// Flag that turns on TLS.
+    pub(super) switch: &'static str,
+    /// CA certificates to trust beside the system's.
+    pub(super) ca: Option<PemFile>,
+    /// Client certificate and its key.
+    pub(super) identity: Option<ClientCertificate>,
+}
+
+/// TLS configuration for one server.
+#[derive(Clone, Debug)]
+pub(super) struct ClientTls {
+    /// Configuration for `tokio_rustls`.
+    pub(super) config: Arc<ClientConfig>,
+    /// Name that the server's certificate must hold.
+    pub(super) server_name: ServerName<'static>,
+    /// Configuration for tonic.
+    pub(super) tonic_config: ClientTlsConfig,
+    /// `true` if there is a client certificate.
+    has_client_certificate: bool,
+}
+
+impl ClientTls {
+    /// Reads the files; `name` takes precedence over the target's host.
+    pub(super) fn read(files: &TlsFiles, target: &Target, name: Option<&str>) -> Result<Self, String> {
+        let host = match target {
+            Target::Tcp(address) => address.rsplit_once(':').map_or(address.as_str(), |(host, _)| host),
+            Target::Unix(_) => {
+                return Err(format!("{}: TLS needs HOST:PORT; remove it for {target}", files.switch));
+            }
+        };
+        let name = match name {
+            Some(name) => ServerName::try_from(name).map_err(|_| {
+                format!("--server-name={name}: not a valid name for a certificate; give a DNS name or an IP")
+            })?,
+            None => ServerName::try_from(host.trim_matches(['[', ']']))
+                .map_err(|_| format!("{target}: not a valid host for a certificate; give a DNS name or an IP"))?,
+        };
+        let roots = trusted_roots(files.ca.as_ref())?;
+        let tonic_config = ClientTlsConfig::new().trust_anchors(roots.roots.iter().cloned()).domain_name(name.to_str());
+        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| format!("{}: {error}", files.switch))?
+            .with_root_certificates(roots);
+        let mut config = with_client_certificate(builder, files.identity.as_ref())?;
+        let tonic_config = match &files.identity {
+            None => tonic_config,
+            Some(ClientCertificate { certificate, key }) => {
+                tonic_config.identity(Identity::from_pem(certificate.contents()?, key.contents()?))
+            }
+        };
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        let (config, server_name) = (Arc::new(config), name.to_owned());
+        Ok(Self { config, server_name, tonic_config, has_client_certificate: files.identity.is_some() })
+    }
+
+    /// Suggests what to check after a server ended the connection for this reason.
+    pub(super) fn suggest_fix(&self, why: &str) -> &'static str {
+        if why.contains("peer certificate") {
+            "see --ca and --server-name"
+        } else if why.contains("corrupt message") {
+            "the server may not use TLS"
+        } else if self.has_client_certificate {
+            "the server may reject the certificate of --cert"
+        } else {
+            "the server may require a client certificate; see --cert"
+        }
+    }
+}
+
+/// Time limit of a request.
+const PAGE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum size of a page in bytes.
+const MAX_PAGE_BYTES: u64 = 64 << 20;
+/// Maximum size of the reason for an error that is shown, in bytes.
+const MAX_REASON_BYTES: usize = 300;
+
+/// Fetches the page at `path`, by POST if there is a body. The error is a message for the user.
+pub(super) fn fetch_page(target: &Target, path: &str, body: Option<&str>) -> Result<Vec<u8>, String> {
+    let Target::Tcp(address) = target else {
+        return Err(format!("--addr {target}: the debug listener has no unix socket; give HOST:PORT"));
+    };
+    let failed = |error: ureq::Error| {
+        format!(
+            "{address} did not answer: {error}; is the service running, with its debug listener (DEBUG_PORT) there?"
+        )
+    };
+    let agent = ureq::Agent::config_builder()
+        .timeout_global(Some(PAGE_TIMEOUT))
+        .http_status_as_error(false)
+        .max_redirects(0)
+        .proxy(None)
+        .build()
+        .new_agent();
+    let url = format!("http://{address}{path}");
+    let response = match body {
+        Some(body) => agent.post(url).send(body),
+        None => agent.get(url).call(),
+    };
+    let mut response = response.map_err(failed)?;
+    let page = response.body_mut().with_config().limit(MAX_PAGE_BYTES).read_to_vec().map_err(failed)?;
+    if response.status() == 404 {
+        let path = path.split('?').next().unwrap_or(path);
+        return Err(format!("{address} has no {path}; is it the debug listener (DEBUG_PORT) of tollkeeper?"));
+    }
+    if response.status() != 200 {
+        let text = String::from_utf8_lossy(&page[..page.len().min(MAX_REASON_BYTES)]);
+        let message = printable(text.trim_end());
+        return Err(format!("{address} answered {}: {message}", response.status()));
+    }
+    Ok(page)
+}

@@ -1,0 +1,411 @@
+//! Tallies of one replay: counts of all requests, of each limit, and of each key of a limit.
+//!
+//! Keys are exact up to a bound. Further keys are not told apart: sketches estimate their number, and their runs of
+//! rejections are unknown.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use hdrhistogram::Histogram;
+use smallvec::SmallVec;
+
+use super::timeline::Timeline;
+use crate::base::clock::Time;
+use crate::base::sharded::{HashKeyMap, upper_half};
+use crate::decide::results::{DescriptorResults, LimitWithResult};
+use crate::limit::request::{Hits, Request};
+use crate::telemetry::hyperloglog::HyperLogLog;
+use crate::tools::replay::recorded::RecordedRequest;
+use crate::tools::replay::replayer::ReplayedAnswer;
+
+/// Maximum number of limits with a timeline.
+const MAX_TIMELINES: usize = 1000;
+
+/// Counts of one replay.
+#[derive(Debug)]
+pub struct ReplayTally {
+    /// Requests that the limits reject, also if SHADOW_MODE admits them.
+    pub rejected: u64,
+    /// Requests without an answer.
+    pub failed: u64,
+    /// Descriptors without a rule.
+    pub unmatched: u64,
+    /// Requests over time.
+    pub timeline: Timeline,
+    /// Counts of each limit that was met, in the order of its first request.
+    pub limits: Vec<LimitTally>,
+    by_id: HashMap<u64, usize>,
+    by_path: HashMap<String, usize>,
+    /// Id and index of the limit that was counted last.
+    last: Option<(u64, usize)>,
+    /// Counts by key.
+    pub keys: RejectionTallies,
+    start: Time,
+}
+
+/// Rejection of a descriptor.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DescriptorRejection {
+    /// Index of the first limit that rejects; `None`: none does.
+    pub by: Option<usize>,
+    /// Hash of the path of the counters; 0 without limits.
+    pub path: u128,
+    /// Text of the key, if the values of an entry share a counter; else it is that of the descriptor.
+    pub shared_key: Option<Arc<str>>,
+}
+
+/// Rejection of each descriptor of a request.
+pub type Rejections = SmallVec<[DescriptorRejection; 2]>;
+
+impl ReplayTally {
+    /// Creates empty counts of traffic that begins at `start`.
+    pub fn new(start: Time, max_keys: usize) -> Self {
+        Self {
+            rejected: 0,
+            failed: 0,
+            unmatched: 0,
+            timeline: Timeline::new(start),
+            limits: Vec::new(),
+            by_id: HashMap::new(),
+            by_path: HashMap::new(),
+            last: None,
+            keys: RejectionTallies::new(max_keys),
+            start,
+        }
+    }
+
+    /// Counts a descriptor; returns its rejection. A descriptor whose key is not in the sample is not counted.
+    pub fn add_descriptor(
+        &mut self,
+        recorded: &RecordedRequest,
+        request: &Request<'_>,
+        descriptor: &DescriptorResults<'_, '_>,
+    ) -> DescriptorRejection {
+        let path = descriptor.key();
+        let mut rejection = DescriptorRejection { by: None, path, shared_key: None };
+        let Some(of) = recorded.descriptors().get(descriptor.index).filter(|of| of.is_sampled) else {
+            return rejection;
+        };
+        self.unmatched += u64::from(descriptor.rule().is_none() && of.limit_override.is_none());
+        for limit in descriptor.limits() {
+            let index = self.index(descriptor, &limit);
+            let rejected = !limit.result.admitted;
+            if rejected && !limit.shadow {
+                rejection.by = rejection.by.or(Some(index));
+            }
+            let tally = &mut self.limits[index];
+            if tally.add(of.hits, recorded.arrival, &limit) {
+                let change = self.keys.add(KeyId::new(path, index), recorded.arrival, rejected);
+                tally.add_key(path, change, rejected, || descriptor.key_text(request));
+            }
+        }
+        if rejection.by.is_some() && descriptor.shares_values() {
+            rejection.shared_key = Some(descriptor.key_text(request));
+        }
+        rejection
+    }
+
+    /// Counts the answer to a request.
+    pub fn add_answer(&mut self, at: Time, answer: ReplayedAnswer) {
+        let rejected = answer.over_limit || answer.shadowed;
+        self.rejected += u64::from(rejected);
+        self.failed += u64::from(answer.failed);
+        self.timeline.add(at, rejected);
+    }
+
+    /// Index of a limit, which is added if it is new. Limits of one path are one, as after a reload.
+    fn index(&mut self, descriptor: &DescriptorResults<'_, '_>, limit: &LimitWithResult<'_, '_>) -> usize {
+        if let Some((_, index)) = self.last.filter(|(id, _)| *id == limit.id) {
+            return index;
+        }
+        if let Some(index) = self.by_id.get(&limit.id) {
+            self.last = Some((limit.id, *index));
+            return *index;
+        }
+        let label = LimitLabel::new(descriptor, limit);
+        let index = match self.by_path.get(&label.path) {
+            Some(index) => {
+                self.limits[*index].label = label;
+                *index
+            }
+            None => {
+                let index = self.limits.len();
+                self.by_path.insert(label.path.clone(), index);
+                let timeline_start = (index < MAX_TIMELINES).then_some(self.start);
+                self.limits.push(LimitTally::new(label, timeline_start));
+                index
+            }
+        };
+        self.by_id.insert(limit.id, index);
+        index
+    }
+
+    /// Returns the counts of a limit by its path.
+    pub fn of_path(&self, path: &str) -> Option<&LimitTally> {
+        self.by_path.get(path).map(|index| &self.limits[*index])
+    }
+}
+
+/// Counts of one limit.
+#[derive(Debug)]
+pub struct LimitTally {
+    /// Identity and text of the limit.
+    pub label: LimitLabel,
+    /// Charges.
+    pub requests: u64,
+    /// Hits of the charges.
+    pub hits: u64,
+    /// Charges that the limit rejects; in shadow mode, that it would reject.
+    pub rejected: u64,
+    /// Peeks.
+    pub peeks: u64,
+    /// Refunds.
+    pub refunds: u64,
+    /// Distinct keys.
+    pub keys: KeyCounter,
+    /// Distinct keys that the limit rejected at least once.
+    pub rejected_keys: KeyCounter,
+    /// Longest run of rejections of one key.
+    pub longest_run: RejectionRun,
+    /// Key of the longest run.
+    pub longest_run_key: Arc<str>,
+    longest_run_path: u128,
+    /// Delays of admitted requests, in microseconds; `None` if there were none.
+    pub delays: Option<Box<Histogram<u64>>>,
+    /// Requests over time; `None` beyond a number of limits.
+    pub timeline: Option<Timeline>,
+    /// Requests that this limit rejects first, and the rules to compare with admit.
+    pub changed: u64,
+}
+
+/// Identity and text of a limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitLabel {
+    /// Path of the limit, as in `/rlconfig` and metrics.
+    pub path: String,
+    /// Path of its rule; that of the domain for limits that came with requests.
+    pub rule: String,
+    /// Location of the rule; empty for limits that came with requests.
+    pub location: String,
+    /// Name; empty if it has none.
+    pub name: String,
+    /// The limit in words; empty for limits that came with requests.
+    pub text: String,
+    /// Shadow mode.
+    pub shadow: bool,
+    /// Quota mode.
+    pub quota: bool,
+    /// Candidate: charged as if it were the only limit of its rule.
+    pub candidate: bool,
+}
+
+/// Number of distinct keys: exact while keys are tracked, else estimated.
+#[derive(Debug, Default)]
+pub struct KeyCounter {
+    exact: u64,
+    sketch: HyperLogLog,
+    is_estimate: bool,
+}
+
+/// Suffix of the path of limits that came with requests.
+const OVERRIDES: &str = "(limits of requests)";
+
+impl LimitLabel {
+    /// Label of a limit of a descriptor.
+    pub fn new(descriptor: &DescriptorResults<'_, '_>, limit: &LimitWithResult<'_, '_>) -> Self {
+        let (path, rule, location, text) = match descriptor.rule() {
+            Some(compiled) => {
+                let rule = &compiled.rule;
+                let location = rule.location.to_string();
+                (rule.limit_path(limit.index), rule.path.clone(), location, limit.limit.to_string())
+            }
+            None => {
+                let domain = descriptor.domain().map_or("", |domain| &domain.name);
+                let path = format!("{domain} {OVERRIDES}");
+                (path.clone(), path, String::new(), String::new())
+            }
+        };
+        let LimitWithResult { shadow, quota, candidate, .. } = *limit;
+        Self { path, rule, location, text, name: limit.name.to_owned(), shadow, quota, candidate }
+    }
+}
+
+impl LimitTally {
+    /// Creates the counts of a limit. `timeline_start` is the start of its timeline, if it has one.
+    pub fn new(label: LimitLabel, timeline_start: Option<Time>) -> Self {
+        Self {
+            label,
+            requests: 0,
+            hits: 0,
+            rejected: 0,
+            peeks: 0,
+            refunds: 0,
+            keys: KeyCounter::default(),
+            rejected_keys: KeyCounter::default(),
+            longest_run: RejectionRun::default(),
+            longest_run_key: Arc::from(""),
+            longest_run_path: 0,
+            delays: None,
+            timeline: timeline_start.map(Timeline::new),
+            changed: 0,
+        }
+    }
+
+    /// Counts hits at `at`; returns true for a charge.
+    pub fn add(&mut self, hits: Hits, at: Time, limit: &LimitWithResult<'_, '_>) -> bool {
+        let count = match hits {
+            Hits::Charge(count) => count,
+            Hits::Peek => {
+                self.peeks += 1;
+                return false;
+            }
+            Hits::Refund(_) => {
+                self.refunds += 1;
+                return false;
+            }
+        };
+        let rejected = !limit.result.admitted;
+        self.requests += 1;
+        self.hits = self.hits.saturating_add(count);
+        self.rejected += u64::from(rejected);
+        if limit.result.delay_us > 0 && !rejected {
+            self.add_delay(limit.result.delay_us);
+        }
+        if let Some(timeline) = &mut self.timeline {
+            timeline.add(at, rejected);
+        }
+        true
+    }
+
+    fn add_delay(&mut self, delay_us: u64) {
+        if self.delays.is_none() {
+            // Two digits are valid, and the size follows the values.
+            self.delays = Histogram::new(2).ok().map(Box::new);
+        }
+        if let Some(delays) = &mut self.delays {
+            // The histogram grows, so it has room for every delay.
+            let _ = delays.record(delay_us);
+        }
+    }
+
+    /// Counts the key of a charge. `text` is called if the key has a new longest run.
+    pub fn add_key(&mut self, path: u128, change: Option<KeyChange>, rejected: bool, text: impl FnOnce() -> Arc<str>) {
+        self.keys.add(path, change.map(|change| change.is_new));
+        if rejected {
+            self.rejected_keys.add(path, change.map(|change| change.is_first_rejection));
+        }
+        let Some(KeyChange { run, .. }) = change else { return };
+        if run > self.longest_run {
+            self.longest_run = run;
+            if self.longest_run_path != path {
+                (self.longest_run_path, self.longest_run_key) = (path, text());
+            }
+        }
+    }
+}
+
+impl KeyCounter {
+    /// Adds a key; `is_new` is `None` if that is not known.
+    fn add(&mut self, path: u128, is_new: Option<bool>) {
+        match is_new {
+            Some(false) => {}
+            Some(true) => {
+                self.exact += 1;
+                self.sketch.add(upper_half(path));
+            }
+            None => {
+                self.is_estimate = true;
+                self.sketch.add(upper_half(path));
+            }
+        }
+    }
+
+    /// Number of distinct keys.
+    pub fn count(&self) -> u64 {
+        if self.is_estimate { self.sketch.estimate().max(self.exact) } else { self.exact }
+    }
+
+    /// True if the number is an estimate.
+    pub const fn is_estimate(&self) -> bool {
+        self.is_estimate
+    }
+}
+
+/// Rejections by limit and key.
+#[derive(Debug)]
+pub struct RejectionTallies {
+    keys: HashKeyMap<RejectionTally>,
+    max_keys: usize,
+    /// Charges of keys beyond the bound.
+    pub untracked: u64,
+}
+
+/// Rejections of one key by one limit.
+#[derive(Clone, Copy, Debug, Default)]
+struct RejectionTally {
+    /// Rejections since the last admission.
+    run: u32,
+    is_known: bool,
+    was_rejected: bool,
+    run_start_us: u64,
+}
+
+/// Changes that a charge makes to its key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeyChange {
+    /// First charge of the key.
+    pub is_new: bool,
+    /// First rejection of the key.
+    pub is_first_rejection: bool,
+    /// Rejections in a row until now.
+    pub run: RejectionRun,
+}
+
+/// Rejections of one key in a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RejectionRun {
+    /// Rejected requests.
+    pub requests: u32,
+    /// Microseconds from the first to the last.
+    pub duration_us: u64,
+}
+
+/// Identity of a key of a limit.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyId(u128);
+
+impl KeyId {
+    /// Combines the hash of a path with the index of a limit.
+    pub const fn new(path: u128, limit: usize) -> Self {
+        Self(path ^ (limit as u128).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835))
+    }
+}
+
+impl RejectionTallies {
+    /// Creates counts of up to `max_keys` keys.
+    pub fn new(max_keys: usize) -> Self {
+        Self { keys: HashKeyMap::default(), max_keys, untracked: 0 }
+    }
+
+    /// Counts a charge; `None` if the key is beyond the bound.
+    pub fn add(&mut self, key: KeyId, at: Time, rejected: bool) -> Option<KeyChange> {
+        let is_full = self.keys.len() >= self.max_keys;
+        let tally = if is_full { self.keys.get_mut(&key.0) } else { Some(self.keys.entry(key.0).or_default()) };
+        let Some(tally) = tally else {
+            self.untracked += 1;
+            return None;
+        };
+        let is_new = !std::mem::replace(&mut tally.is_known, true);
+        if !rejected {
+            tally.run = 0;
+            return Some(KeyChange { is_new, ..KeyChange::default() });
+        }
+        if tally.run == 0 {
+            tally.run_start_us = at.as_micros();
+        }
+        tally.run = tally.run.saturating_add(1);
+        let is_first_rejection = !std::mem::replace(&mut tally.was_rejected, true);
+        let duration_us = at.since_us(Time::from_micros(tally.run_start_us));
+        Some(KeyChange { is_new, is_first_rejection, run: RejectionRun { requests: tally.run, duration_us } })
+    }
+}
