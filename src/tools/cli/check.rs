@@ -16,10 +16,10 @@ use crate::base::text::{printable, to_pretty_json};
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::diagnostic::{Diagnostic, Diagnostics};
 use crate::serve::server::startup;
+use crate::settings::metrics::PROMETHEUS_MAPPER_YAML;
 use crate::settings::report::{self, Disposition, ReportedVariable};
 use crate::settings::setting::AnySetting as _;
-use crate::settings::table::metrics::PROMETHEUS_MAPPER_YAML;
-use crate::settings::{Settings, table};
+use crate::settings::{Settings, groups};
 use crate::telemetry::metrics::mapper::Mapper;
 
 /// Arguments of `check`.
@@ -194,7 +194,7 @@ fn has_regexes(settings: &Settings) -> bool {
 /// The row of a variable; a new one if the variable is not set.
 fn find_or_add_row<'v>(variables: &'v mut Vec<VariableReport>, name: &str) -> &'v mut VariableReport {
     let index = variables.iter().position(|variable| variable.name == name).unwrap_or_else(|| {
-        let value = table::find(name).map(|setting| setting.default_text());
+        let value = groups::find(name).map(|setting| setting.default_text());
         let (name, disposition) = (name.to_owned(), "honoured");
         variables.push(VariableReport { name, value, disposition, prevents_start: false, why: None, fix: None });
         variables.len() - 1

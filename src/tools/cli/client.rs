@@ -22,8 +22,8 @@ use crate::base::clock::micros;
 use crate::base::pb::rate_limit_service_client::RateLimitServiceClient;
 use crate::base::pb::{RateLimitRequest, RateLimitResponse};
 use crate::base::text::printable;
+use crate::settings::address::Target;
 use crate::settings::pem::{ClientCertificate, PemFile, trusted_roots, with_client_certificate};
-use crate::settings::target::Target;
 
 /// Connection to a server.
 pub(super) struct RateLimitClient {

@@ -19,7 +19,7 @@ use super::traffic::{
 use crate::base::table::{NumberAlignment, format_table};
 use crate::base::text::{printable, to_pretty_json};
 use crate::rules::rule::set::RuleSet;
-use crate::settings::value::size::ByteSize;
+use crate::settings::value::number::ByteSize;
 use crate::tools::html_report::render_recommendation;
 use crate::tools::recommend::demand::{CollectedDemand, CollectorOptions, DemandCollector, DemandSubject};
 use crate::tools::recommend::figures::{RecommendationParts, TrafficBasis};

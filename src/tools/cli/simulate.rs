@@ -18,7 +18,7 @@ use crate::base::table::{NumberAlignment, format_table};
 use crate::base::text::{printable, to_pretty_json};
 use crate::base::threads::thread_cpu_time;
 use crate::rules::rule::set::RuleSet;
-use crate::settings::value::size::ByteSize;
+use crate::settings::value::number::ByteSize;
 use crate::tools::html_report::render_simulation;
 use crate::tools::replay::merge::MAX_FILES;
 use crate::tools::replay::replayer::{ReplayOptions, ReplayRules};

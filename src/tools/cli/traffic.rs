@@ -43,7 +43,7 @@ impl<E: std::error::Error> From<E> for Failure {
 
 /// Parses the memory of counters.
 pub(super) fn parse_memory(text: &str) -> Result<ByteSize, String> {
-    const SIZES: SizeRange = SizeRange::new(1 << 20, 1 << 40);
+    const SIZES: ByteSizeRange = ByteSizeRange::new(1 << 20, 1 << 40);
     ByteSize::parse(text, &SIZES).map_err(|invalid| format!("{}; {}", invalid.what, invalid.fix))
 }
 

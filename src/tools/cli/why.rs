@@ -119,7 +119,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 
 /// Form of hashed values, if the environment has their key.
 fn read_hash_form() -> Result<Option<ValueForm>, String> {
-    let key = HashKey::from_vars(env::vars_os()).map_err(|error| error.to_string())?;
+    let key = Settings::hash_key_from_env(env::vars_os()).map_err(|error| error.to_string())?;
     let secret = key.map(|key| key.secret()).transpose().map_err(|error| error.to_string())?;
     Ok(secret.map(|secret| ValueForm::hashed(secret.reveal())))
 }
