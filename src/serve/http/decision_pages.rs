@@ -72,7 +72,7 @@ fn respond_bad_request(reason: impl Display) -> Response {
     respond_error(StatusCode::BAD_REQUEST, format!("Bad Request: {reason}\n"))
 }
 
-/// Builds the header of a rejection for the seconds until a retry, which the response names for Envoy, as one of the page.
+/// Builds the header of a rejected page with the seconds until a retry, which the response has for Envoy.
 fn build_retry_after(response: &RateLimitResponse, behaviour: &DecisionSettings) -> Option<(HeaderName, HeaderValue)> {
     let name = behaviour.retry_after_header.as_deref()?;
     let header = response.response_headers_to_add.iter().find(|header| header.key == name)?;

@@ -1,5 +1,3 @@
-
-use crate::base::text::printable;
 // The console of the debug listener. Data is only ever put into the page as text, never as HTML.
 
 const MAX_POINTS = 120;
@@ -53,7 +51,7 @@ function timeOf(text) {
 }
 
 /** Text of a client: control characters and marks that change the direction of text are spelled out. */
-const plain = (text) =>
+const printable = (text) =>
   text.replace(/[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g, (mark) => `\\u{${mark.codePointAt(0).toString(16)}}`);
 
 // Requests to the server.
