@@ -120,6 +120,46 @@ fn a_module_uses_only_modules_above_it() {
     assert_none("modules used against the order of lib.rs and of its modules", &found);
 }
 
+/// Texts in backquotes.
+fn quoted(text: &str) -> Vec<String> {
+    text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+#[test]
+fn architecture_lists_all_modules_in_reading_order() {
+    let page = read(&repository("docs/architecture.md"));
+    let rows = page.lines().skip_while(|line| *line != "## Modules").filter_map(|line| line.strip_prefix("| `"));
+    let rows: Vec<_> = rows.take_while(|row| !row.contains(".rs`")).collect();
+    let rooms: Vec<_> = rows.iter().filter_map(|row| row.split('`').next()).collect();
+    assert_eq!(rooms, declared_modules("src/lib.rs"), "rooms in docs/architecture.md and in src/lib.rs");
+    for (room, row) in rooms.iter().zip(&rows) {
+        let parts = row.split('|').nth(2).unwrap_or_default();
+        assert_eq!(quoted(parts), declared_modules(&format!("src/{room}.rs")), "parts of {room}");
+    }
+}
+
+#[test]
+fn files_that_documents_name_exist() {
+    let mut documents = texts("docs", ".md");
+    documents.extend(texts("tests", ".md"));
+    documents.extend(texts("src", ".lua"));
+    for name in ["README.md", "CONTRIBUTING.md"] {
+        documents.push(Text { name: name.to_owned(), content: read(&repository(name)) });
+    }
+    let path = regex::Regex::new(r"\bsrc/[\w/]+(?:\.\w+)?").unwrap();
+    let (mut found, mut checked) = (Vec::new(), 0);
+    for document in documents.iter().filter(|document| !document.name.contains("/bench/")) {
+        for named in path.find_iter(&document.content) {
+            checked += 1;
+            if !repository(named.as_str()).exists() {
+                found.push(format!("{}: {}", document.name, named.as_str()));
+            }
+        }
+    }
+    assert_none("files that documents name and that are not there", &found);
+    assert!(checked > 10, "only {checked} paths were found");
+}
+
 #[test]
 fn every_file_says_what_it_is_for() {
     let directories = ["src", "tests", "benches"].into_iter().filter(|directory| repository(directory).exists());

@@ -13,7 +13,7 @@
 //! - A charge that leaves at most half of the capacity opens a grant request.
 //! - A refund returns at most the tokens spent since the last grant.
 //!
-//! What else a region's counter does: see [`region`](super::region). Tokens are rounded down.
+//! What else a region's counter does: see [`super::region`]. Tokens are rounded down.
 //!
 //! # Stored numbers, in their order
 //!

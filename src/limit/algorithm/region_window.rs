@@ -4,7 +4,7 @@
 //! numbered by global time: window(g) = floor(g / period). Global time is known as an interval, so a hit may lie in
 //! either of two adjacent windows; it must then fit both. In each window a region may spend the hits that the global
 //! Redis granted to it, then its reserve. Grants end with their window. If global time is unknown, nothing of this is
-//! spent, and a refund returns nothing. What else a region's counter does: see [`region`](super::region).
+//! spent, and a refund returns nothing. What else a region's counter does: see [`super::region`].
 //!
 //! Numbers are whole hits, so nothing is rounded.
 

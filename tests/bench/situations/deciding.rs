@@ -88,7 +88,7 @@ impl Options {
         let other = format!("- {{key: path, value: /, rate_limit: {limit}}}\n");
         let descriptors: String = met.chain([other]).collect();
         many_rules(&descriptors, self.rules - MAX_DESCRIPTORS, |i, node| {
-            node.value = format!("/service/{i}/items").into()
+            node.value = format!("/service/{i}/items").into();
         })
     }
 }
