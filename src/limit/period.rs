@@ -1,7 +1,7 @@
 //! The period of a limit: a unit of time times a multiplier, 366 days at most.
 //!
-//! A unit is one row of a table. Units have fixed lengths: a month is 30 days and a year 365 days. Only fixed windows of
-//! months can follow the calendar instead.
+//! A unit is one row of a table. Units have fixed lengths: a month is 30 days and a year 365 days. Only fixed windows
+//! of months can follow the calendar instead.
 
 use std::fmt;
 

@@ -73,7 +73,8 @@ struct Completion<'s> {
     left_out: Vec<LeftOutDefault>,
 }
 
-/// Keys in the order in which their defaults are tried: all but the two of the body of a rejection, which fits any limit.
+/// Keys in the order in which their defaults are tried: all but the two of the body of a rejection, which fits any
+/// limit.
 const TRIED: [DefaultableKey; DefaultableKey::ALL.len() - 2] = [
     DefaultableKey::Algorithm,
     DefaultableKey::Consistency,

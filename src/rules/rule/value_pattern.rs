@@ -18,7 +18,8 @@ pub enum ValuePattern {
 }
 
 words! {
-    /// Kind of match between an entry and a descriptor, with its word in explanations. The first kind that matches wins.
+    /// Kind of match between an entry and a descriptor, with its word in explanations. The first kind that matches
+    /// wins.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum MatchKind {
         /// The value is equal.
