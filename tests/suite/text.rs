@@ -231,15 +231,20 @@ fn outputs_of_a_server_and_of_commands_are_printable() {
     assert!(server.stderr().contains("decision"), "{}", server.stderr());
     assert_printable("the log", &server.stderr());
 
+    outputs_of_commands_are_printable(&server, &hostile, directory.path(), &body);
+}
+
+/// Checks the outputs of commands, by a server and by its decision log in `directory`.
+fn outputs_of_commands_are_printable(server: &Tollkeeper, hostile: &str, directory: &Path, request: &str) {
     let debug = format!("127.0.0.1:{}", server.debug_port());
     let grpc = format!("127.0.0.1:{}", server.grpc_port());
-    fs::write(directory.path().join("request.json"), &body).unwrap();
-    fs::copy(server.rules_path(), directory.path().join("rules.yaml")).unwrap();
+    fs::write(directory.join("request.json"), request).unwrap();
+    fs::copy(server.rules_path(), directory.join("rules.yaml")).unwrap();
     let bad =
-        fs::read_to_string(server.rules_path()).unwrap().replace("unit: day", &format!("unit: {}", escaped(&hostile)));
-    fs::write(directory.path().join("bad.yaml"), bad).unwrap();
+        fs::read_to_string(server.rules_path()).unwrap().replace("unit: day", &format!("unit: {}", escaped(hostile)));
+    fs::write(directory.join("bad.yaml"), bad).unwrap();
     // An argument of a program has no U+0000.
-    let value = format!("user={}", hostile.replace('\0', "").replace(',', ""));
+    let value = format!("user={}", hostile.replace(['\0', ','], ""));
     let why = ["why", "--domain", "shop", "--descriptor", &value, "--log", "log.jsonl"];
     let commands: [&[&str]; 15] = [
         &["explain", "--request", "request.json", "--addr", &debug],
@@ -259,11 +264,11 @@ fn outputs_of_a_server_and_of_commands_are_printable() {
         &[why.as_slice(), &["--json"]].concat(),
     ];
     for arguments in commands {
-        let text = command(directory.path(), arguments);
+        let text = command(directory, arguments);
         assert_printable(&format!("tollkeeper {arguments:?}"), &text);
         assert!(!text.contains("Usage:"), "{arguments:?}: {text}");
     }
     for page in ["page.html", "uses.html"] {
-        assert_printable(page, &fs::read_to_string(directory.path().join(page)).unwrap());
+        assert_printable(page, &fs::read_to_string(directory.join(page)).unwrap());
     }
 }
