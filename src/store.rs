@@ -65,7 +65,8 @@ enum StoreBackend {
 pub struct StoreContext<'r> {
     /// Time of the request; counters in Redis follow the time of Redis instead.
     pub now: Time,
-    /// Latest time for answers from Redis; `None`: the caller leaves no time for a call. The memory store ignores it.
+    /// Latest time for answers from Redis or memcached; `None`: the caller leaves no time for a call. The memory store
+    /// ignores it.
     pub deadline: Option<Instant>,
     /// Span of the decision, which calls belong to, if the request is sampled.
     pub span_ref: Option<&'r SpanRef>,
@@ -154,7 +155,7 @@ impl Store {
                 }
                 None
             }
-            shared => Some(shared.charge_all(charges, ChargeMode::Commit, context, each)),
+            shared => Some(shared.charge_shared(charges, ChargeMode::Commit, context, each)),
         }
     }
 
@@ -177,7 +178,7 @@ impl Store {
                     each(index, &charge, outcome.map_err(ChargeError::from));
                 }
             }
-            shared => shared.charge_all(charges, ChargeMode::DryRun, context, each).await,
+            shared => shared.charge_shared(charges, ChargeMode::DryRun, context, each).await,
         }
     }
 
@@ -227,7 +228,7 @@ impl Store {
                 let each = move |index: usize, charge: &Charge<'a>, outcome: Result<StoreOutcome, ChargeError>| {
                     each(index, charge, outcome.map(admits));
                 };
-                Some(shared.charge_all(charges, ChargeMode::DryRun, context, each))
+                Some(shared.charge_shared(charges, ChargeMode::DryRun, context, each))
             }
         }
     }
@@ -333,8 +334,8 @@ impl Store {
 }
 
 impl StoreBackend {
-    /// Makes all charges of a request in a store that is not immediate: those of one request are sent together.
-    async fn charge_all<'a>(
+    /// Makes all charges of a request, and waits for the outcomes: those in one store are sent together.
+    async fn charge_shared<'a>(
         &self,
         charges: impl Iterator<Item = (usize, Charge<'a>)>,
         mode: ChargeMode,

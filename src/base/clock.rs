@@ -1,8 +1,8 @@
 //! Time and clock of a decision.
 //!
 //! [`Time`] is a point in microseconds since the Unix epoch. A [`Clock`] is read once for each decision, where the
-//! request arrives, and the value is passed down; no other code of the decision path reads a clock. [`Clock::Manual`]
-//! is for tests and simulation.
+//! request arrives, and the value is passed down; no other code of the decision path reads the time of day.
+//! [`Clock::Manual`] is for tests and simulation.
 
 use std::fmt;
 use std::sync::Arc;

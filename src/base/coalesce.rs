@@ -18,11 +18,11 @@ use futures_util::task::AtomicWaker;
 use smallvec::SmallVec;
 use tokio::task::yield_now;
 
-type Wakers = SmallVec<[Waker; 4]>;
+type DeferredWakers = SmallVec<[Waker; 4]>;
 
 thread_local! {
-    /// Wakers to be woken later; `None` outside [`wake_together`].
-    static DEFERRED: RefCell<Option<Wakers>> = const { RefCell::new(None) };
+    /// DeferredWakers to be woken later; `None` outside [`wake_together`].
+    static DEFERRED: RefCell<Option<DeferredWakers>> = const { RefCell::new(None) };
 }
 
 /// Wakes all deferred wakers when it is dropped.

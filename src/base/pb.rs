@@ -2,7 +2,8 @@
 //! by `build.rs` from `proto/`.
 //!
 //! `Entry.key` and `Entry.value` are `Bytes`: slices of the received message, UTF-8 or not. Well-known wrappers are
-//! `Option`s, so that a number that was not sent differs from 0. Nothing here interprets a message; `grpc` does.
+//! `Option`s, so that a number that was not sent differs from 0. Nothing here interprets a message; `serve::grpc` and
+//! `rules::xds` do.
 
 pub mod codec;
 

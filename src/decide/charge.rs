@@ -32,7 +32,7 @@ pub(super) type DryRuns = SmallVec<[DryRun; 2]>;
 /// Result of the dry run of a charge.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DryRun {
-    limit_verdicts: LimitVerdicts,
+    verdicts_by_kind: LimitVerdicts,
     /// A limit rejects the hits, in shadow mode too.
     is_exceeded: bool,
     /// Failure of the store.
@@ -54,7 +54,7 @@ impl<'a> Charger<'a, '_, '_> {
     pub(super) fn dry_run_all(self, dry_runs: &mut DryRuns) -> Option<impl Future<Output = ()>> {
         let SelectedRequest { request, selections } = self.selected;
         let without_limits = |selection: &Selection<'_>| DryRun {
-            limit_verdicts: DescriptorOutcome::Unlimited.limit_verdicts(self.behaviour, selection),
+            verdicts_by_kind: DescriptorOutcome::WithoutLimits.verdicts_by_kind(self.behaviour, selection),
             is_exceeded: false,
             error: None,
         };
@@ -74,13 +74,13 @@ impl<'a> Charger<'a, '_, '_> {
         charge: &Charge<'_>,
         admissions: Result<LimitAdmissions, ChargeError>,
     ) -> DryRun {
-        let limit_verdicts = |admissions: &LimitAdmissions| {
+        let verdicts_by_kind = |admissions: &LimitAdmissions| {
             let rejection = |admits: &bool| (!admits).then_some(LimitRejection { retry_after_us: None });
             LimitVerdicts::of(&selection.limits, |index| admissions.get(index).and_then(rejection))
         };
         match admissions {
             Ok(admissions) => DryRun {
-                limit_verdicts: limit_verdicts(&admissions),
+                verdicts_by_kind: verdicts_by_kind(&admissions),
                 is_exceeded: admissions.iter().any(|admits| !admits),
                 error: None,
             },
@@ -90,8 +90,8 @@ impl<'a> Charger<'a, '_, '_> {
                 if policies.use_fallback() {
                     admissions = self.store.dry_run_fallback(charge, self.context.store.now);
                 }
-                let limit_verdicts = limit_verdicts(&admissions).under_policies(policies);
-                DryRun { limit_verdicts, is_exceeded: limit_verdicts.rejects(), error: Some(error) }
+                let verdicts_by_kind = verdicts_by_kind(&admissions).under_policies(policies);
+                DryRun { verdicts_by_kind, is_exceeded: verdicts_by_kind.rejects(), error: Some(error) }
             }
         }
     }
@@ -103,8 +103,8 @@ impl<'a> Charger<'a, '_, '_> {
         outcomes: &'a mut Outcomes,
     ) -> Option<impl Future<Output = ()>> {
         let selections = self.selected.selections;
-        outcomes.extend(selections.iter().map(|_| DescriptorOutcome::Unlimited));
-        let holds_back_any = self.is_rejected(&dry_runs.iter().map(|dry_run| dry_run.limit_verdicts));
+        outcomes.extend(selections.iter().map(|_| DescriptorOutcome::WithoutLimits));
+        let holds_back_any = self.is_rejected(&dry_runs.iter().map(|dry_run| dry_run.verdicts_by_kind));
         let charge_of = move |index: usize| {
             let charge = self.charge(index)?;
             let is_held_back = holds_back_any && dry_runs.get(index).is_some_and(|dry_run| !dry_run.is_exceeded);
@@ -120,11 +120,11 @@ impl<'a> Charger<'a, '_, '_> {
         dry_runs: &'a DryRuns,
         outcomes: &'a mut Outcomes,
     ) -> Option<impl Future<Output = ()>> {
-        let limit_verdicts = outcomes.iter().zip(self.selected.selections);
-        let limit_verdicts =
-            limit_verdicts.map(|(outcome, selection)| outcome.limit_verdicts(self.behaviour, selection));
-        if !self.is_rejected(&dry_runs.iter().map(|dry_run| dry_run.limit_verdicts))
-            || self.is_rejected(&limit_verdicts)
+        let verdicts_by_kind = outcomes.iter().zip(self.selected.selections);
+        let verdicts_by_kind =
+            verdicts_by_kind.map(|(outcome, selection)| outcome.verdicts_by_kind(self.behaviour, selection));
+        if !self.is_rejected(&dry_runs.iter().map(|dry_run| dry_run.verdicts_by_kind))
+            || self.is_rejected(&verdicts_by_kind)
         {
             return None;
         }
@@ -171,8 +171,8 @@ impl<'a> Charger<'a, '_, '_> {
     }
 
     /// Returns true if the limits reject the request.
-    fn is_rejected(self, limit_verdicts: &(impl Iterator<Item = LimitVerdicts> + Clone)) -> bool {
-        answer(limit_verdicts, !self.behaviour.shadow_mode) == Answer::Rejected
+    fn is_rejected(self, verdicts_by_kind: &(impl Iterator<Item = LimitVerdicts> + Clone)) -> bool {
+        answer(verdicts_by_kind, !self.behaviour.shadow_mode) == Answer::Rejected
     }
 
     /// Decides a charge that the store failed to decide. Refunds, peeks and limits in shadow mode are never rejected.

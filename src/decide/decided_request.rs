@@ -66,10 +66,10 @@ impl<'a> DecidedRequest<'a, '_, '_> {
                 || self.candidates.is_some_and(CandidateCharges::would_reject),
             error: decided.is_err() || self.outcomes.iter().any(|it| matches!(it, DescriptorOutcome::Failed(_))),
         };
-        let is_selected = |index: usize| facts.are_selected(self.rule_logging(index), log.when);
+        let is_selected = |index: usize| facts.ask_for_record(self.rule_logging(index), log.when);
         // Without descriptors there is neither a rule nor a key.
         let is_logged = match count {
-            0 => facts.are_selected(None, log.when),
+            0 => facts.ask_for_record(None, log.when),
             count => (0..count).any(|index| sampled[index] && is_selected(index)),
         };
         if is_logged {
@@ -97,12 +97,12 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         let (Some(selection), Some(outcome)) = (self.selected.selections.get(index), self.outcomes.get(index)) else {
             return RecordedVerdict::Error;
         };
-        let limit_verdicts = outcome.limit_verdicts(self.behaviour, selection);
-        if limit_verdicts.hard == CombinedVerdict::Fails || limit_verdicts.quotas == Some(CombinedVerdict::Fails) {
+        let verdicts_by_kind = outcome.verdicts_by_kind(self.behaviour, selection);
+        if verdicts_by_kind.hard == CombinedVerdict::Fails || verdicts_by_kind.quotas == Some(CombinedVerdict::Fails) {
             return RecordedVerdict::Error;
         }
         let in_shadow = |(at, limit): (usize, &SelectedLimit<'_>)| limit.shadow && outcome.rejects(at);
-        match limit_verdicts.rejects() {
+        match verdicts_by_kind.rejects() {
             true => RecordedVerdict::OverLimit,
             false if selection.limits.iter().enumerate().any(in_shadow) => RecordedVerdict::Shadow,
             false => RecordedVerdict::Ok,
@@ -128,9 +128,9 @@ impl<'a> DecidedRequest<'a, '_, '_> {
     fn record(self, log: &DecisionLog, stamp: RecordStamp<'a>, logged: &LoggedDecision<'_, '_>) -> DecisionRecord<'a> {
         let LoggedDecision { decided, verdicts, .. } = logged;
         let SelectedRequest { request, selections } = self.selected;
-        let limit_verdicts = selections.iter().zip(self.outcomes);
-        let limit_verdicts =
-            limit_verdicts.map(|(selection, outcome)| outcome.limit_verdicts(self.behaviour, selection));
+        let verdicts_by_kind = selections.iter().zip(self.outcomes);
+        let verdicts_by_kind =
+            verdicts_by_kind.map(|(selection, outcome)| outcome.verdicts_by_kind(self.behaviour, selection));
         let is_rejected = verdicts.request == RecordedVerdict::OverLimit;
         let count = verdicts.descriptors.len();
         let time_us = self.context.store.now.as_micros();
@@ -143,7 +143,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             descriptors: (0..count).map(|index| self.descriptor(log, index, logged)).collect(),
             verdict: verdicts.request,
             error: decided.as_ref().err().map(|error| error.name().into()),
-            retry_after_us: if is_rejected { retry_after_us(limit_verdicts) } else { None },
+            retry_after_us: if is_rejected { retry_after_us(verdicts_by_kind) } else { None },
             delay_us: decided.as_ref().map_or(0, |decision| decision.delay_us),
             max_delay_us: self.context.max_delay_us,
             rules: self.context.rules.map(|rules| &*rules.id).unwrap_or_default().into(),
@@ -233,7 +233,7 @@ const fn result_record(result: &ChargeResult) -> ResultRecord {
 
 const fn decider(outcome: &DescriptorOutcome) -> Option<DecisionSource> {
     Some(match outcome {
-        DescriptorOutcome::Unlimited => return None,
+        DescriptorOutcome::WithoutLimits => return None,
         DescriptorOutcome::Failed(_) => DecisionSource::Policy,
         DescriptorOutcome::Charged(StoreOutcome { decided_by, .. }) => match decided_by {
             DecidedBy::Store => DecisionSource::Counter,

@@ -112,7 +112,7 @@ impl Recorder<'_> {
         let (limit, hits, shadow) = (&selection.limits[at], descriptor.hits, selection.limits[at].shadow);
         let near = near_hits(&limit.limit, self.near_limit_ratio);
         match outcome {
-            DescriptorOutcome::Unlimited => {}
+            DescriptorOutcome::WithoutLimits => {}
             DescriptorOutcome::Charged(outcome) => {
                 let result = &outcome.results[at];
                 let rejected_elsewhere = is_rejected_elsewhere(selection, &outcome.results, at);
@@ -147,7 +147,7 @@ impl Recorder<'_> {
         let (results, is_charged) = match outcome {
             DescriptorOutcome::Charged(outcome) => (&outcome.results, true),
             DescriptorOutcome::Failed(failed) => (&failed.fallback, false),
-            DescriptorOutcome::Unlimited => return,
+            DescriptorOutcome::WithoutLimits => return,
         };
         let Hits::Charge(hits) = descriptor.hits else { return };
         let key = selection.key;

@@ -15,7 +15,7 @@ use crate::store::outcome::{ChargeResults, StoreOutcome};
 #[derive(Clone, Debug)]
 pub(super) enum DescriptorOutcome {
     /// The descriptor has no limit.
-    Unlimited,
+    WithoutLimits,
     /// The store decided.
     Charged(StoreOutcome),
     /// The store failed, and failure policies decide.
@@ -35,12 +35,12 @@ pub(super) struct FailedCharge {
 
 impl DescriptorOutcome {
     /// Verdicts of the limits of the descriptor.
-    pub(super) fn limit_verdicts(&self, behaviour: &DecisionSettings, selection: &Selection<'_>) -> LimitVerdicts {
+    pub(super) fn verdicts_by_kind(&self, behaviour: &DecisionSettings, selection: &Selection<'_>) -> LimitVerdicts {
         let by_results = |results: &ChargeResults| {
             LimitVerdicts::of(&selection.limits, |index| results.get(index).and_then(LimitRejection::of))
         };
         match self {
-            Self::Unlimited => LimitVerdicts::without_limits(behaviour.quota_mode && !selection.unlimited),
+            Self::WithoutLimits => LimitVerdicts::without_limits(behaviour.quota_mode && !selection.unlimited),
             Self::Charged(outcome) => by_results(&outcome.results),
             Self::Failed(failed) => by_results(&failed.fallback).under_policies(failed.policies),
         }
@@ -49,7 +49,7 @@ impl DescriptorOutcome {
     /// Result of the limit at `index`; `None` if no counter decided it.
     pub(super) fn result(&self, index: usize) -> Option<&ChargeResult> {
         match self {
-            Self::Unlimited => None,
+            Self::WithoutLimits => None,
             Self::Charged(StoreOutcome { results, .. }) | Self::Failed(FailedCharge { fallback: results, .. }) => {
                 results.get(index)
             }
@@ -112,7 +112,7 @@ impl CombinedVerdict {
         rejections.reduce(LimitRejection::and).map_or(Self::Admits, Self::Rejects)
     }
 
-    /// Verdict of a policy, if the fallback counters do not decide.
+    /// Verdict of a policy for a charge that neither the store nor the fallback counters decided.
     const fn of_policy(policy: StorePolicy) -> Self {
         match policy {
             StorePolicy::Allow | StorePolicy::Local => Self::Admits,

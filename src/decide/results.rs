@@ -82,7 +82,7 @@ impl<'a, 'r> DescriptorResults<'a, 'r> {
     pub fn limits(&self) -> impl Iterator<Item = LimitWithResult<'a, 'r>> + use<'a, 'r> {
         let results: &[ChargeResult] = match self.outcome {
             DescriptorOutcome::Charged(outcome) => &outcome.results,
-            DescriptorOutcome::Unlimited | DescriptorOutcome::Failed(_) => &[],
+            DescriptorOutcome::WithoutLimits | DescriptorOutcome::Failed(_) => &[],
         };
         let others = self.selection.domain.map_or(u64::MAX, |domain| domain.others.id());
         let (index, selection) = (self.index, self.selection);

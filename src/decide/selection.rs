@@ -77,7 +77,7 @@ pub(super) fn select<'r>(
     let mut selections: SmallVec<[Selection<'r>; 2]> =
         request.descriptors.iter().map(|descriptor| Selection::of(behaviour, rules, domain, descriptor)).collect();
     drop_replaced(&mut selections);
-    selections.iter_mut().enumerate().for_each(|(index, selection)| selection.find_key(request, index));
+    selections.iter_mut().enumerate().for_each(|(index, selection)| selection.set_key(request, index));
     selections
 }
 
@@ -200,12 +200,12 @@ impl<'r> Selection<'r> {
     ) -> Self {
         let (limits, candidates) = (limits_of(rule, false), candidates_of(rule));
         let mut selection = Self { rule: Some(rule), limits, candidates, shared, ..Self::default() };
-        selection.find_key(request, index);
+        selection.set_key(request, index);
         selection
     }
 
     /// Hashes the path once, for every user of the key.
-    fn find_key(&mut self, request: &Request<'_>, index: usize) {
+    fn set_key(&mut self, request: &Request<'_>, index: usize) {
         if !self.limits.is_empty() {
             self.key = self.path(request, index).key();
         }

@@ -22,7 +22,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use crate::limit::period::Unit;
-use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, quotable};
+use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, to_quotable};
 use crate::rules::document::defaults::check_defaults;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{self, DescriptorSpec, Document, RateLimitSpec, read};
@@ -187,7 +187,7 @@ impl<'o> Compiler<'o> {
             Entry::Occupied(known) if self.options.merge_domains => return *known.get(),
             Entry::Occupied(known) if !domain.value.is_empty() => {
                 let first = &self.domains[*known.get()].location;
-                let message = format!("duplicate domain '{}' in config file", quotable(&domain.value));
+                let message = format!("duplicate domain '{}' in config file", to_quotable(&domain.value));
                 let hint = format!("it is in {first} already; rename one, or merge them (MERGE_DOMAIN_CONFIG=true)");
                 DocumentReader { file, found: &mut self.found }.error(
                     domain.at,
@@ -250,7 +250,7 @@ impl DescriptorScope<'_, '_> {
     }
 
     fn report_collision(&mut self, node: &RuleNode, first: &RuleNode, parent: &str, field_path: &FieldPath<'_>) {
-        let path = quotable(&format!("{parent}.{}", node.composite()));
+        let path = to_quotable(&format!("{parent}.{}", node.composite()));
         let quirk = if node.key == first.key { "" } else { "; a key `a_b` is the same as a key `a` with a value `b`" };
         let hint = format!("the first is at {}{quirk}", first.location);
         let at = Position { line: node.location.line, column: node.location.column };
@@ -276,7 +276,7 @@ impl DescriptorScope<'_, '_> {
         if let Some(share) = written.share_threshold.filter(|share| share.value && cannot_share) {
             let message = format!(
                 "share_threshold can only be used with wildcard values (containing '*'), but found key '{}'",
-                quotable(&composite)
+                to_quotable(&composite)
             );
             self.reader.error(
                 share.at,
@@ -303,7 +303,7 @@ impl DescriptorScope<'_, '_> {
             RateLimitSpec::One(one) => (std::slice::from_ref(&*one.value), one.at),
             RateLimitSpec::Many(many) => (&many.value, many.at),
         };
-        let over_limit_body = self.over_limit_body(written, limits, &field_path);
+        let over_limit_body = self.compile_over_limit_body(written, limits, &field_path);
         let replaces = limit::compile_replaces(self.reader, limits, &field_path);
         if self.scope.options.memcache {
             memcache::check_list(self.reader, at, limits.len(), &field_path);
@@ -327,7 +327,7 @@ impl DescriptorScope<'_, '_> {
     }
 
     /// Body of a rejection: beside or in the `rate_limit`, else that of the defaults.
-    fn over_limit_body(
+    fn compile_over_limit_body(
         &mut self,
         beside: &DescriptorSpec,
         limits: &[document::RateLimitEntry],

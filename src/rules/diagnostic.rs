@@ -187,6 +187,6 @@ impl fmt::Display for Diagnostics {
 impl std::error::Error for Diagnostics {}
 
 /// Makes `text` fit for a message: printable, and at most 200 characters of it.
-pub(crate) fn quotable(text: &str) -> String {
+pub(crate) fn to_quotable(text: &str) -> String {
     shortened(text, 200)
 }

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::diagnostic::{Diagnostics, quotable};
+use super::diagnostic::{Diagnostics, to_quotable};
 use super::document::defaults::{DefaultableKeys, check_defaults};
 use super::document::fields::{DocumentReader, Field, FieldPath};
 use super::keys::{BY_UNIT, Section};
@@ -153,7 +153,7 @@ impl DocumentReader<'_> {
         for (name, node) in self.named(field.node, &field_path)? {
             let field_path = field_path.key(&name.value);
             if name.value.is_empty() || (name.value.contains('*') && name.value != ALL_DOMAINS) {
-                let message = format!("'{}' is not the name of a domain", quotable(&name.value));
+                let message = format!("'{}' is not the name of a domain", to_quotable(&name.value));
                 self.error(name.at, &field_path, message, "write a whole name, or \"*\" for all domains");
             }
             let defaults = if node.is_null() { None } else { self.domain_defaults(node, &field_path) };
@@ -167,7 +167,7 @@ impl DocumentReader<'_> {
         for field in self.fields(node, Section::DomainDefaults, "defaults", field_path)? {
             let field_path = field_path.key(field.key.name);
             if field.key.name == BY_UNIT.name {
-                read.by_unit = self.by_unit(&field, &field_path);
+                read.by_unit = self.read_by_unit(&field, &field_path);
             } else {
                 self.read_defaultable_key(&field, &mut read.keys, &field_path);
             }
@@ -176,7 +176,7 @@ impl DocumentReader<'_> {
         Some(read)
     }
 
-    fn by_unit(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Vec<UnitDefaults> {
+    fn read_by_unit(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Vec<UnitDefaults> {
         let mut read: Vec<UnitDefaults> = Vec::new();
         if field.node.is_null() {
             return read;
@@ -184,7 +184,7 @@ impl DocumentReader<'_> {
         for (name, node) in self.named(field.node, field_path).unwrap_or_default() {
             let field_path = field_path.key(&name.value);
             let Some(unit) = Unit::from_name(&name.value) else {
-                let message = format!("invalid rate limit unit '{}'", quotable(&name.value));
+                let message = format!("invalid rate limit unit '{}'", to_quotable(&name.value));
                 self.error(
                     name.at,
                     &field_path,

@@ -228,7 +228,7 @@ fn build_health(settings: &Settings, rules: &Arc<LiveRules>, store: &Arc<StoreHe
 
 fn build_service(settings: &Settings, rules: Arc<LiveRules>) -> Service {
     let metrics = ServiceMetrics::new(settings.metrics.max_request_series, settings.metrics.top_keys);
-    let metrics = Arc::new(if settings.metrics.is_off { metrics.disabled() } else { metrics });
+    let metrics = Arc::new(if settings.metrics.is_off { metrics.without_request_counts() } else { metrics });
     let decider = Decider::new(open_store(settings), settings.decisions.clone(), metrics);
     Service::new(Clock::System, rules, decider)
 }

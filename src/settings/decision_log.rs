@@ -104,7 +104,7 @@ static STREAM: DeploymentVariables = DeploymentVariables {
 };
 
 /// Variables of logs.
-static LOGS: SignalVariables = SignalVariables {
+static OTLP_LOG_VARIABLES: SignalVariables = SignalVariables {
     path: "/v1/logs",
     endpoint: &OTEL_EXPORTER_OTLP_LOGS_ENDPOINT,
     protocol: &OTEL_EXPORTER_OTLP_LOGS_PROTOCOL,
@@ -209,12 +209,15 @@ pub struct LoggedDecisions {
 
 impl LoggedDecisions {
     /// Words of `TOLLKEEPER_DECISION_LOG_WHEN`.
-    const WORDS: [&'static str; 4] = ["rejected", "shadow", "errors", "all"];
+    const SELECTORS: [&'static str; 4] = ["rejected", "shadow", "errors", "all"];
 
     /// Words that are set.
     pub fn words(self) -> impl Iterator<Item = &'static str> {
         let Self { rejected, shadow, errors, all } = self;
-        Self::WORDS.into_iter().zip([rejected, shadow, errors, all]).filter_map(|(word, is_set)| is_set.then_some(word))
+        Self::SELECTORS
+            .into_iter()
+            .zip([rejected, shadow, errors, all])
+            .filter_map(|(word, is_set)| is_set.then_some(word))
     }
 
     fn of(words: &[String]) -> Option<Self> {
@@ -368,11 +371,11 @@ fn sinks(values: &mut Values, counters: Option<&DeploymentSettings>) -> Vec<Sink
 
 /// Reads the connection to the collector. A local one is not assumed: its absence would lose records.
 fn collector(values: &mut Values) -> CollectorSettings {
-    if values.first_set([LOGS.endpoint, &OTEL_EXPORTER_OTLP_ENDPOINT]).is_none() {
+    if values.first_set([OTLP_LOG_VARIABLES.endpoint, &OTEL_EXPORTER_OTLP_ENDPOINT]).is_none() {
         let fix = "give OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_LOGS_ENDPOINT";
         values.problem(&TOLLKEEPER_DECISION_LOG, "names a collector that has no URL", fix);
     }
-    CollectorSettings::read(values, &LOGS)
+    CollectorSettings::read(values, &OTLP_LOG_VARIABLES)
 }
 
 /// Reports the kinds of destinations that are not used.

@@ -83,7 +83,7 @@ impl OwnedCharge {
 
     /// The longest delay in microseconds: as requested, within the bounds of the algorithms.
     pub fn max_delay_us(&self) -> u64 {
-        let bound_us = |counter: &OwnedCounter| State::max_delay_us(&counter.limit);
+        let bound_us = |counter: &OwnedCounter| State::max_exact_delay_us(&counter.limit);
         self.counters.iter().map(bound_us).fold(self.request.max_delay_us.min(MAX_EXACT - 1), u64::min)
     }
 

@@ -198,7 +198,9 @@ impl Redis {
         groups
     }
 
-    /// Decides a group in this process if possible; otherwise sends it, or adds it to the call in flight.
+    /// Decides a group in this process if possible; otherwise prepares its call, or adds it to the call in flight.
+    ///
+    /// A prepared call is sent when [`PendingGroups`] is first polled.
     fn submit(
         &self,
         group: ChargeGroup,
@@ -210,6 +212,7 @@ impl Redis {
         let calls = &*self.calls;
         let charge = &charges[group.indices[0]];
         let first = group.charges.first();
+        // `None` for a strict descriptor.
         let eventual = first.and_then(|first| calls.local_admission.descriptor(group.id.path, first));
         if let Some(eventual) = &eventual
             && let Some(outcome) = self.admit_locally(&group, charge, eventual, now)

@@ -29,7 +29,8 @@ impl CallDeadlines {
     /// Sets the deadlines of a call that starts at `started` in a store with this timeout, for a caller that waits
     /// until `until`.
     ///
-    /// A caller's short deadline must not count against the server: the call continues until the store's timeout.
+    /// A caller's short deadline must not count against the server: the call continues until the store's timeout. The
+    /// caller passes an `until` that is at most the timeout after the start, give or take [`DEADLINE_TOLERANCE`].
     pub(super) fn new(until: Instant, started: Instant, timeout: Duration) -> Self {
         let longest = started + timeout;
         match until + DEADLINE_TOLERANCE < longest {

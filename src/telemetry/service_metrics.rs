@@ -72,7 +72,7 @@ impl ServiceMetrics {
 
     /// Switches off counting and timing on the request path.
     #[must_use]
-    pub fn disabled(mut self) -> Self {
+    pub fn without_request_counts(mut self) -> Self {
         self.is_off = true;
         self
     }

@@ -40,12 +40,12 @@ pub struct TopKeys {
 struct MinuteWindow {
     /// Minutes since the Unix epoch.
     minute: u64,
-    sketch: SpaceSaving<KeyLabel>,
+    sketch: SpaceSaving<LimitAndKey>,
 }
 
 /// Limit and text of a key.
 #[derive(Clone, Debug)]
-struct KeyLabel {
+struct LimitAndKey {
     limit: Arc<LimitName>,
     /// UTF-8.
     text: Vec<u8>,
@@ -135,8 +135,8 @@ impl TopKeys {
         // If the clock was set back, count in the newest window.
         if let Some(window) = windows.back_mut() {
             // The memory of a replaced text is used again, so that a new key allocates nothing.
-            let set_label = |label: &mut Option<KeyLabel>| {
-                let label = label.get_or_insert_with(|| KeyLabel::new(limit));
+            let set_label = |label: &mut Option<LimitAndKey>| {
+                let label = label.get_or_insert_with(|| LimitAndKey::new(limit));
                 if !Arc::ptr_eq(&label.limit, limit.shared_name()) {
                     label.limit = Arc::clone(limit.shared_name());
                 }
@@ -228,7 +228,7 @@ impl TopKeys {
     }
 }
 
-impl KeyLabel {
+impl LimitAndKey {
     fn new(limit: &LimitStats) -> Self {
         Self { limit: Arc::clone(limit.shared_name()), text: Vec::new() }
     }
@@ -242,7 +242,7 @@ struct KeySum {
 }
 
 impl KeySum {
-    fn new(label: &KeyLabel) -> Self {
+    fn new(label: &LimitAndKey) -> Self {
         let key = RejectedKey {
             limit: Arc::clone(&label.limit),
             text: String::from_utf8_lossy(&label.text).into(),

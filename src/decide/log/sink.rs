@@ -59,9 +59,9 @@ impl Sink {
     ///
     /// # Errors
     /// The header was not written.
-    pub(super) fn write_header(&mut self, header: &Arc<HeaderRecord>) -> Result<(), LostRecords> {
+    pub(super) fn set_header(&mut self, header: &Arc<HeaderRecord>) -> Result<(), LostRecords> {
         match self {
-            Self::File(file) => file.write_header(header).map_err(|error| LostRecords { count: 1, error }),
+            Self::File(file) => file.set_header(header).map_err(|error| LostRecords { count: 1, error }),
             Self::Stdout(_) | Self::Redis(_) | Self::Otlp(_) => self.write(&header.line()),
         }
     }

@@ -75,7 +75,7 @@ impl SinkWriter {
     fn run(&mut self, queue: &RecordQueue) {
         while let Some(Batch { headers, chunks, dropped }) = queue.take(self.sink.gather_time()) {
             for header in &headers {
-                let written = self.sink.write_header(header);
+                let written = self.sink.set_header(header);
                 self.log_failure(written);
             }
             for chunk in &chunks {
@@ -88,13 +88,13 @@ impl SinkWriter {
                 self.log_failure(written);
             }
             queue.reuse(chunks.into_iter());
-            self.tell(dropped, DropReason::QueueFull);
-            self.untold_failures -= self.tell(self.untold_failures, DropReason::WriteFailed);
+            self.write_dropped_record(dropped, DropReason::QueueFull);
+            self.untold_failures -= self.write_dropped_record(self.untold_failures, DropReason::WriteFailed);
         }
     }
 
     /// Writes that records are missing. Returns their number, or 0 if that could not be written.
-    fn tell(&mut self, count: u64, reason: DropReason) -> u64 {
+    fn write_dropped_record(&mut self, count: u64, reason: DropReason) -> u64 {
         if count == 0 {
             return 0;
         }

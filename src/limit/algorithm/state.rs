@@ -119,9 +119,9 @@ macro_rules! define_state {
 
             /// Returns the longest delay in microseconds that keeps the numbers of a script exact.
             #[inline]
-            pub(crate) fn max_delay_us(limit: &Limit) -> u64 {
+            pub(crate) fn max_exact_delay_us(limit: &Limit) -> u64 {
                 match limit.counting() {
-                    $(Counting::$variant => super::$module::State::max_delay_us(limit),)*
+                    $(Counting::$variant => super::$module::State::max_exact_delay_us(limit),)*
                 }
             }
 

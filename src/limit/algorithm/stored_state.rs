@@ -44,8 +44,8 @@ pub(crate) trait StoredState: Sized {
         [0, 0]
     }
 
-    /// Returns the longest delay in microseconds that keeps the numbers of a script exact.
-    fn max_delay_us(_limit: &Limit) -> u64 {
+    /// Returns the longest delay in microseconds that keeps the numbers of a script exact, whatever the limit allows.
+    fn max_exact_delay_us(_limit: &Limit) -> u64 {
         MAX_EXACT - 1
     }
 

@@ -29,7 +29,7 @@ impl State {
     /// Returns the state after the refill until `now`; the default state if the bucket is full by then.
     ///
     /// A `now` before the last charge changes nothing.
-    pub fn drained(self, limit: &Limit, now: Time) -> Self {
+    pub fn refilled(self, limit: &Limit, now: Time) -> Self {
         if now <= self.last {
             return self;
         }
@@ -62,13 +62,13 @@ impl StoredState for State {
 
     /// A share may drain faster than that part of the limit, so the hits that drained until now are excluded.
     fn scaled(&self, ratio: ShareRatio, limit: &Limit, now: Time) -> Self {
-        let Self { used, part, last } = self.drained(limit, now);
+        let Self { used, part, last } = self.refilled(limit, now);
         let LevelParts { whole, part } = ratio.scale_level(LevelParts { whole: used, part }, limit);
         Self { used: whole, part, last: last.min(now) }
     }
 
     /// The time in which 2^52 tokens refill: borrowed tokens must stay countable. At least 12 days.
-    fn max_delay_us(limit: &Limit) -> u64 {
+    fn max_exact_delay_us(limit: &Limit) -> u64 {
         let longest_us = (1 << 52) * u128::from(limit.period_us()) / u128::from(limit.requests_per_unit().max(1));
         to_us(longest_us).min(MAX_EXACT - 1)
     }

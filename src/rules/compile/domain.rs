@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::options::CompileOptions;
 use super::{limit, memcache};
-use crate::rules::diagnostic::quotable;
+use crate::rules::diagnostic::to_quotable;
 use crate::rules::document::defaults::DefaultableKeys;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::rule::{Domain, OverrideDefaults, SourceLocation, UnitOverrideDefaults};
@@ -60,7 +60,7 @@ impl DomainBuilder {
             Some(first) if first.keys.has_values_of(&defaults.keys) => {}
             Some(LocatedDefaults { location: first, .. }) => {
                 let at = Position { line: defaults.location.line, column: defaults.location.column };
-                let message = format!("domain '{}' has two different `defaults`", quotable(&self.domain.name));
+                let message = format!("domain '{}' has two different `defaults`", to_quotable(&self.domain.name));
                 let hint = format!("make them the same as in {first}, or state them in one file only");
                 reader.error(at, &FieldPath::ROOT.key("defaults"), message, hint);
             }

@@ -14,7 +14,7 @@ use super::options::CompileOptions;
 use super::{lints, memcache, rule_defaults};
 use crate::limit::period::{Period, Unit};
 use crate::limit::{Consistency, Limit, LimitError, LimitSpec, Overshoot, StorePolicy};
-use crate::rules::diagnostic::quotable;
+use crate::rules::diagnostic::to_quotable;
 use crate::rules::document::defaults::{DefaultableKey, DefaultableKeys};
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{DescriptorSpec, RateLimitEntry};
@@ -83,7 +83,7 @@ pub(super) fn compile_replaces(
             reader.error(name.at, &field_path, message, "write `- name: NAME` of the limit to switch off");
         } else if own.contains(&name.value.as_str()) {
             let message = "replaces should not contain name of same descriptor";
-            reader.error(name.at, &field_path, message, format!("remove '{}'", quotable(&name.value)));
+            reader.error(name.at, &field_path, message, format!("remove '{}'", to_quotable(&name.value)));
         } else if seen.insert(&name.value) {
             names.push(name.value.clone());
         }
@@ -202,7 +202,7 @@ fn check_beside(
         check_candidate(reader, written, field_path);
     }
     if !name.is_empty() && others.iter().any(|other| other.limit.name == *name) {
-        let message = format!("two limits named '{}' on one descriptor", quotable(name));
+        let message = format!("two limits named '{}' on one descriptor", to_quotable(name));
         reader.error(written.name.at, &field_path.key("name"), message, "rename one");
     }
 }
@@ -250,7 +250,7 @@ fn read_period(
     let Some(unit) = Unit::from_name(name) else {
         // A unit that could not be read was reported already.
         if written.unit.is_some() || !written.unreadable {
-            let message = format!("invalid rate limit unit '{}'", quotable(name));
+            let message = format!("invalid rate limit unit '{}'", to_quotable(name));
             reader.error(at, &field_path.key("unit"), message, unit_hint(name));
         }
         return None;

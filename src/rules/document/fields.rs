@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::value::{describe, to_go_text};
-use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, quotable};
+use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, to_quotable};
 use crate::rules::keys::{RuleKey, Section, find_rule_key, nearest_rule_key};
 use crate::rules::yaml::scalar::ScalarValue;
 use crate::rules::yaml::{Position, YamlContent, YamlNode};
@@ -48,8 +48,8 @@ impl fmt::Display for FieldPath<'_> {
         let Some(parent) = self.parent else { return Ok(()) };
         parent.fmt(f)?;
         match self.step {
-            PathStep::Key(key) if parent.parent.is_none() => write!(f, "{}", quotable(key)),
-            PathStep::Key(key) => write!(f, ".{}", quotable(key)),
+            PathStep::Key(key) if parent.parent.is_none() => write!(f, "{}", to_quotable(key)),
+            PathStep::Key(key) => write!(f, ".{}", to_quotable(key)),
             PathStep::Index(index) => write!(f, "[{index}]"),
         }
     }
@@ -159,7 +159,12 @@ impl DocumentReader<'_> {
         if known.is_none() {
             let hint =
                 nearest_rule_key(text, section).map_or_else(String::new, |near| format!("did you mean `{near}`?"));
-            self.error(name.at, &field_path.key(text), format!("config error, unknown key '{}'", quotable(text)), hint);
+            self.error(
+                name.at,
+                &field_path.key(text),
+                format!("config error, unknown key '{}'", to_quotable(text)),
+                hint,
+            );
         }
         known
     }

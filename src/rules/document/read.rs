@@ -11,7 +11,7 @@ use super::value::{self, InvalidValue};
 use super::{DescriptorSpec, Document, RateLimitEntry, RateLimitSpec};
 use crate::limit::algorithm::Algorithm;
 use crate::limit::{RegionLossPolicy, StorePolicy};
-use crate::rules::diagnostic::quotable;
+use crate::rules::diagnostic::to_quotable;
 use crate::rules::keys::{ConsistencyWord, MAX_BODY_BYTES, ScopeWord, Section, ValueKind};
 use crate::rules::rule::RuleLogging;
 use crate::rules::yaml::scalar::{Scalar, ScalarValue};
@@ -247,7 +247,7 @@ impl DocumentReader<'_> {
         // A header value: anything but visible ASCII would break the response or split it.
         let visible = content_type.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
         if !visible || content_type.trim().is_empty() || content_type.len() > 256 {
-            let message = format!("`{}` is not a content type", quotable(&content_type));
+            let message = format!("`{}` is not a content type", to_quotable(&content_type));
             self.error(at, field_path, message, "write one such as application/json");
         }
         Some(Spanned { value: content_type.trim().into(), at })
@@ -325,7 +325,7 @@ impl DocumentReader<'_> {
         let hint = format!("write one of {}", words.join(", "));
         let parse = |scalar: &Scalar<'_>| {
             from_name(scalar.text()).ok_or_else(|| InvalidValue {
-                message: format!("unknown {} '{}'", field.key.name, quotable(scalar.text())),
+                message: format!("unknown {} '{}'", field.key.name, to_quotable(scalar.text())),
                 hint: hint.clone(),
             })
         };

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use crate::base::go_syntax::{DurationError, parse_unsigned_duration};
 use crate::limit::Overshoot;
 use crate::limit::period::MAX_PERIOD_US;
-use crate::rules::diagnostic::quotable;
+use crate::rules::diagnostic::to_quotable;
 use crate::rules::yaml::scalar::{Scalar, ScalarValue};
 use crate::rules::yaml::{YamlContent, YamlNode};
 
@@ -27,14 +27,14 @@ fn invalid<T>(message: impl Into<String>, hint: impl Into<String>) -> Result<T, 
 
 /// Parses a duration in Go's notation: microseconds, 366 days at most; what is finer is cut off.
 pub fn parse_duration_us(text: &str) -> Result<u64, InvalidValue> {
-    let too_long = || invalid(format!("`{}` is longer than 366 days", quotable(text)), "write a shorter one");
+    let too_long = || invalid(format!("`{}` is longer than 366 days", to_quotable(text)), "write a shorter one");
     match parse_unsigned_duration(text) {
         Ok(duration) => match u64::try_from(duration.as_micros()) {
             Ok(micros) if micros <= MAX_PERIOD_US => Ok(micros),
             _ => too_long(),
         },
         Err(DurationError::TooLong) => too_long(),
-        Err(_) => invalid(format!("`{}` is not a duration", quotable(text)), "write it like 10ms, 1.5s or 1h30m"),
+        Err(_) => invalid(format!("`{}` is not a duration", to_quotable(text)), "write it like 10ms, 1.5s or 1h30m"),
     }
 }
 
@@ -58,7 +58,7 @@ pub fn parse_percentage(scalar: &Scalar<'_>) -> Result<u32, InvalidValue> {
     match milli.and_then(|milli| u32::try_from(milli).ok()) {
         Some(milli @ 1..=100_000) => Ok(milli),
         _ => invalid(
-            format!("`{}` is not a percentage from 0.001% to 100%", quotable(text)),
+            format!("`{}` is not a percentage from 0.001% to 100%", to_quotable(text)),
             "write a percentage such as 10%",
         ),
     }
@@ -74,13 +74,13 @@ pub fn parse_overshoot(scalar: &Scalar<'_>) -> Result<Overshoot, InvalidValue> {
         return match (milli, exact) {
             (Some(0), Some(0)) => none(),
             (Some(milli), Some(exact)) if milli * 1_000 != exact => {
-                invalid(format!("`{}` is finer than 0.001%", quotable(text)), "round it")
+                invalid(format!("`{}` is finer than 0.001%", to_quotable(text)), "round it")
             }
             (Some(milli @ 1..=100_000), _) => {
                 Ok(Overshoot::MilliPercent(u32::try_from(milli).expect("100 000 fits in 32 bits")))
             }
-            (Some(_), _) => invalid(format!("`{}` is more than 100%", quotable(text)), "raise the limit instead"),
-            (None, _) => invalid(format!("`{}` is not a percentage", quotable(text)), hint),
+            (Some(_), _) => invalid(format!("`{}` is more than 100%", to_quotable(text)), "raise the limit instead"),
+            (None, _) => invalid(format!("`{}` is not a percentage", to_quotable(text)), hint),
         };
     }
     match scalar.value() {
@@ -88,7 +88,7 @@ pub fn parse_overshoot(scalar: &Scalar<'_>) -> Result<Overshoot, InvalidValue> {
         ScalarValue::Int(hits) if u32::try_from(hits).is_ok() => {
             Ok(Overshoot::Hits(u32::try_from(hits).expect("checked by the guard")))
         }
-        _ => invalid(format!("`{}` is neither a percentage nor a number of hits", quotable(text)), hint),
+        _ => invalid(format!("`{}` is neither a percentage nor a number of hits", to_quotable(text)), hint),
     }
 }
 
@@ -110,16 +110,16 @@ pub fn describe(node: &YamlNode<'_>) -> String {
     let text = scalar.text();
     if text.len() > 10 {
         let end = (0..=7).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-        return format!("{tag} `{}...`", quotable(&text[..end]));
+        return format!("{tag} `{}...`", to_quotable(&text[..end]));
     }
-    format!("{tag} `{}`", quotable(text))
+    format!("{tag} `{}`", to_quotable(text))
 }
 
 /// Formats a value as Go prints it, truncated after about 200 bytes. Envoyproxy/ratelimit shows list elements so.
 pub fn to_go_text(node: &YamlNode<'_>) -> String {
     let mut out = String::new();
     write_go_text(node, &mut out);
-    quotable(&out)
+    to_quotable(&out)
 }
 
 fn write_go_text(node: &YamlNode<'_>, out: &mut String) {

@@ -40,7 +40,7 @@ pub(super) fn search(location: &RuleLocation) -> FileScan {
                 app_directory: app_directory.trim_start_matches('/'),
                 ignore_dotfiles: *ignore_dotfiles,
             };
-            if *watch_root { runtime.search_root() } else { runtime.search_app_directory() }
+            if *watch_root { runtime.search_watched_root() } else { runtime.search_app_directory() }
         }
     };
     scan.sort();
@@ -81,7 +81,7 @@ impl RuntimeDirectories<'_> {
     /// directory.
     ///
     /// The subdirectory may be missing; the parent of the root may not.
-    fn search_root(&self) -> FileScan {
+    fn search_watched_root(&self) -> FileScan {
         if self.root.as_os_str().is_empty() {
             return unset("RUNTIME_ROOT");
         }

@@ -13,7 +13,7 @@ use super::subscription::TYPE_URL;
 use crate::base::pb::xds::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit};
 use crate::limit::period::Unit;
 use crate::rules::compile::NamedDocument;
-use crate::rules::diagnostic::quotable;
+use crate::rules::diagnostic::to_quotable;
 use crate::rules::document::{DescriptorSpec, Document, RateLimitEntry, RateLimitSpec};
 use crate::rules::yaml::{Position, Spanned};
 
@@ -49,7 +49,7 @@ pub fn decode_recorded_documents(resources: Vec<Vec<u8>>) -> Result<Vec<NamedDoc
 
 fn decode_document(resource: &Any) -> Result<NamedDocument, String> {
     if resource.type_url != TYPE_URL {
-        return Err(format!("it is a '{}', not a RateLimitConfig", quotable(&resource.type_url)));
+        return Err(format!("it is a '{}', not a RateLimitConfig", to_quotable(&resource.type_url)));
     }
     let config = RateLimitConfig::decode(resource.value.as_slice());
     let config = config.map_err(|error| format!("it cannot be decoded: {error}"))?;
@@ -58,7 +58,7 @@ fn decode_document(resource: &Any) -> Result<NamedDocument, String> {
 
 fn convert_config(config: RateLimitConfig) -> NamedDocument {
     let RateLimitConfig { name, domain, descriptors } = config;
-    let file: Arc<str> = quotable(if name.is_empty() { &domain } else { &name }).into();
+    let file: Arc<str> = to_quotable(if name.is_empty() { &domain } else { &name }).into();
     let document = Document {
         domain: Some(without_position(domain)),
         descriptors: convert_descriptors(descriptors),

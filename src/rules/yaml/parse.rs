@@ -15,7 +15,7 @@ use serde_saphyr::granit_parser::{self, Event, Parser, ScalarStyle, Span, Tag};
 
 use super::scalar::Scalar;
 use super::{Documents, Position, YamlContent, YamlEntry, YamlNode};
-use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, quotable};
+use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, to_quotable};
 
 /// Maximum depth of nested nodes, including aliases: 127 levels of descriptors.
 pub const MAX_DEPTH: usize = 256;
@@ -35,7 +35,7 @@ pub fn parse<'a>(text: &'a str, which: Documents, file: &Arc<str>, found: &mut D
     for event in Parser::new_from_str_with_options(text, options) {
         match event {
             Ok((Event::DocumentStart(..), span)) if which == Documents::FirstOnly && !builder.documents.is_empty() => {
-                builder.skipped(position(&span));
+                builder.warn_ignored_document(position(&span));
                 break;
             }
             Ok((event, span)) => {
@@ -45,7 +45,7 @@ pub fn parse<'a>(text: &'a str, which: Documents, file: &Arc<str>, found: &mut D
             }
             // An error after the only document that is read does not affect it.
             Err(error) if which == Documents::FirstOnly && !builder.documents.is_empty() => {
-                builder.skipped(marked(error.marker()));
+                builder.warn_ignored_document(marked(error.marker()));
                 break;
             }
             Err(error) => {
@@ -261,17 +261,17 @@ impl<'a, 'f> Builder<'a, 'f> {
     }
 
     fn duplicate(&mut self, key: &YamlNode<'a>, earlier: Position) {
-        let message = format!("the key `{}` is written twice in this mapping", quotable(&key.label()));
+        let message = format!("the key `{}` is written twice in this mapping", to_quotable(&key.label()));
         let hint = format!("this one counts, the one in line {} does not", earlier.line);
         self.warn(key.at, message, hint);
     }
 
     fn overridden(&mut self, key: &YamlNode<'a>) {
-        let message = format!("the key `{}` is written before a merge key that has it too", quotable(&key.label()));
+        let message = format!("the key `{}` is written before a merge key that has it too", to_quotable(&key.label()));
         self.warn(key.at, message, "this one counts; put `<<` first to be read alike everywhere".into());
     }
 
-    fn skipped(&mut self, at: Position) {
+    fn warn_ignored_document(&mut self, at: Position) {
         let message = "only the first document of this file is read".into();
         self.warn(at, message, "put each domain in a file of its own, or load this file with --config".into());
     }
@@ -282,7 +282,7 @@ impl<'a, 'f> Builder<'a, 'f> {
 
     /// Records an error that ends the parse.
     fn fail(&mut self, at: Position, message: &str, hint: Option<&str>) -> Option<()> {
-        let message = format!("error loading config file: yaml: {}", quotable(message));
+        let message = format!("error loading config file: yaml: {}", to_quotable(message));
         self.found.push(diagnostic(Severity::Error, self.file, at, message, hint.map(Into::into)));
         None
     }

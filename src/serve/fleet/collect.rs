@@ -211,7 +211,7 @@ pub(super) struct Names {
 impl Names {
     /// Bytes that listing a name would add.
     fn cost(&self, name: &str) -> usize {
-        if self.indexes.contains_key(name) { 0 } else { json_bytes(name) }
+        if self.indexes.contains_key(name) { 0 } else { json_length(name) }
     }
 
     /// Upper bound of the number of digits of a name's index.
@@ -239,7 +239,7 @@ pub(super) fn add_keys(summary: &mut ReplicaSummary, minutes: &[RejectedInMinute
         for (minute, of_summary) in minutes.iter().zip(&mut summary.minutes) {
             let Some(RejectedKey { limit, text, at_least, at_most, .. }) = minute.keys.get(rank) else { continue };
             let known = names.indexes.get(limit.key()).and_then(|name| indexes.get(&(*name, Arc::clone(text))));
-            let of_key = KEY_OVERHEAD + names.index_digits() + names.cost(limit.key()) + json_bytes(text);
+            let of_key = KEY_OVERHEAD + names.index_digits() + names.cost(limit.key()) + json_length(text);
             let of_count = COUNT_OVERHEAD + digits(summary.keys.len() as u64) + digits(*at_least) + digits(*at_most);
             let cost = of_count + if known.is_some() { 0 } else { of_key };
             if cost > room {
@@ -302,7 +302,7 @@ fn add_limits(summary: &mut ReplicaSummary, metrics: &ServiceMetrics, names: &mu
 }
 
 /// Length of a text as a JSON string, with a comma.
-fn json_bytes(text: &str) -> usize {
+fn json_length(text: &str) -> usize {
     let escaped = text.chars().map(|character| match character {
         '"' | '\\' => 2,
         character if character.is_control() => 6,

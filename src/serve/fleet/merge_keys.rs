@@ -23,7 +23,7 @@ const MAX_KEYS: usize = 3_000;
 /// Maximum length of a key's text in bytes; replicas publish shorter ones.
 const MAX_TEXT_BYTES: usize = 400;
 /// Maximum length of a limit's name in bytes; replicas publish shorter ones.
-const MAX_NAME_BYTES: usize = 1024;
+const MAX_LIMIT_NAME_BYTES: usize = 1024;
 /// Maximum number of limits with rejected keys.
 const MAX_LIMITS: usize = 20_000;
 
@@ -89,7 +89,7 @@ impl MergedKeys {
         if let Some(limit) = self.limits.get(name) {
             return Some(Arc::clone(limit));
         }
-        let has_room = name.len() <= MAX_NAME_BYTES && self.limits.len() < MAX_LIMITS;
+        let has_room = name.len() <= MAX_LIMIT_NAME_BYTES && self.limits.len() < MAX_LIMITS;
         has_room.then(|| {
             let limit = Arc::new(LimitName::of_published(name));
             self.limits.insert(name.to_owned(), Arc::clone(&limit));

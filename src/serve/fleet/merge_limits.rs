@@ -8,7 +8,7 @@ use crate::telemetry::hyperloglog::DistinctKeys;
 /// Maximum number of limits; the others are left out.
 const MAX_LIMITS: usize = 20_000;
 /// Maximum length of a name in bytes.
-const MAX_NAME_BYTES: usize = 1024;
+const MAX_LIMIT_NAME_BYTES: usize = 1024;
 
 /// Decisions by limit.
 #[derive(Debug, Default)]
@@ -49,7 +49,7 @@ impl MergedLimits {
         let has_seed = distinct_seed.is_some() && summary.distinct_seed.as_deref() == distinct_seed;
         self.left_out = self.left_out.saturating_add(summary.limits_left_out);
         for limit in &summary.limits {
-            let name = summary.names.get(limit.name).filter(|name| name.len() <= MAX_NAME_BYTES);
+            let name = summary.names.get(limit.name).filter(|name| name.len() <= MAX_LIMIT_NAME_BYTES);
             let has_room = |name: &String| self.by_name.len() < MAX_LIMITS || self.by_name.contains_key(name);
             match name.filter(|name| has_room(name)) {
                 Some(name) => self.by_name.entry(name.clone()).or_default().add(limit, has_seed),

@@ -62,7 +62,7 @@ impl RateLimitMethod {
     }
 
     /// Answers a call; returns the framed response or the status of the error.
-    pub async fn answer<B>(&self, call: CallHead<'_>, body: B) -> Result<Bytes, Status>
+    pub async fn answer_call<B>(&self, call: CallHead<'_>, body: B) -> Result<Bytes, Status>
     where
         B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
     {

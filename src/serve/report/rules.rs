@@ -181,7 +181,7 @@ impl RuleUsageReport {
 
 impl RulesQuery {
     fn matches(&self, name: &LimitName) -> bool {
-        self.rule.as_ref().is_none_or(|rule| name.starts_with(rule))
+        self.rule.as_ref().is_none_or(|rule| name.is_under(rule))
     }
 }
 

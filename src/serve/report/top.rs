@@ -101,7 +101,7 @@ pub struct KeyEntry {
 impl TopQuery {
     /// True if the limit is in the report.
     pub fn matches(&self, name: &LimitName) -> bool {
-        self.rule.as_ref().is_none_or(|rule| name.starts_with(rule))
+        self.rule.as_ref().is_none_or(|rule| name.is_under(rule))
     }
 }
 

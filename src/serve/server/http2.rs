@@ -252,7 +252,7 @@ async fn respond(
     let _sent = match admitted {
         Admitted::Request(permit) if head.uri.path() == RateLimitMethod::PATH => {
             let result = {
-                let answer = pin!(server.rate_limit_method.answer(call, &mut body));
+                let answer = pin!(server.rate_limit_method.answer_call(call, &mut body));
                 run_until_reset(&mut sender, answer).await
             };
             match result.map(|answer| ResponseData::of_request(answer?, permit)) {

@@ -3,7 +3,6 @@
 //! A connection is never reused after an error: it closes, all pending commands fail, and its owner opens a new one. A
 //! command is sent once, and not at all if its caller is gone before it is written.
 
-mod deadline_timer;
 mod driver;
 mod send_queue;
 

@@ -163,7 +163,10 @@ impl Drop for InFlightGuard {
 }
 
 /// Sends the leader's call, and leaves its followers to a task.
-#[expect(clippy::manual_async_fn, reason = "an async function has room for its arguments twice")]
+#[expect(
+    clippy::manual_async_fn,
+    reason = "the future of an `async fn` would hold its arguments twice: as passed, and as moved into its body"
+)]
 fn lead(
     mut guard: InFlightGuard,
     call: PreparedCall,

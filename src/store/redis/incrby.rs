@@ -41,7 +41,7 @@ use crate::store::client::redis::reply::{self, Reply};
 use crate::store::window_key::WindowKey;
 
 /// Progress of a batch of charges.
-pub(super) struct IncrBatch<'a> {
+pub(super) struct WindowChargeBatch<'a> {
     window: &'a WindowKey,
     now: Time,
     charges: &'a [OwnedCharge],
@@ -93,7 +93,7 @@ struct IncrOutcome {
     expire: Result<(), ReplyError>,
 }
 
-impl<'a> IncrBatch<'a> {
+impl<'a> WindowChargeBatch<'a> {
     /// Creates a batch of which nothing is counted. `now` is this process's time, within the window.
     pub(super) fn new(
         window: &'a WindowKey,

@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use super::deployments::CounterDeployment;
 use super::eventual::budget::{EventualCounters, can_be_lent};
 use super::global_limit_hooks::{GlobalLimitHooks, ViewWord};
-use super::incrby::IncrBatch;
+use super::incrby::WindowChargeBatch;
 use super::key::leases_key;
 use super::key_scheme::{CountCommand, CounterId};
 use super::lease_call::{LeaseCall, LeasePurpose, OwnLease};
@@ -92,7 +92,7 @@ impl PreparedCall {
                 Attempt::Script { call, charges, global_limits: self.global_limits.as_ref() }
             }
             CountCommand::Incrby(window) => {
-                Attempt::Incrby(IncrBatch::new(window, charges, self.now, &self.deployment.refunds))
+                Attempt::Incrby(WindowChargeBatch::new(window, charges, self.now, &self.deployment.refunds))
             }
         };
         loop {
@@ -151,7 +151,7 @@ impl PreparedCall {
 /// Work of a call, which continues at another node after a redirection.
 enum Attempt<'a> {
     Script { call: ScriptCall<'a>, charges: &'a [OwnedCharge], global_limits: Option<&'a GlobalLimitHooks> },
-    Incrby(IncrBatch<'a>),
+    Incrby(WindowChargeBatch<'a>),
 }
 
 impl Attempt<'_> {

@@ -97,7 +97,7 @@ impl HealthCheck for Probe {
         }
     }
 
-    fn merge_check_keys(&self) -> Vec<Bytes> {
+    fn keys_for_merge_check(&self) -> Vec<Bytes> {
         match self.kind {
             ProbeKind::Script => (0..MERGE_CHECK_KEYS).map(|tag| self.key(tag, "merge_probe")).collect(),
             ProbeKind::Incrby => Vec::new(),

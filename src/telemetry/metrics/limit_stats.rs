@@ -161,7 +161,7 @@ impl LimitName {
     }
 
     /// True if the name is `prefix`, or starts with `prefix` and a dot.
-    pub fn starts_with(&self, prefix: &str) -> bool {
+    pub fn is_under(&self, prefix: &str) -> bool {
         let rest = self.key.strip_prefix(prefix);
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
     }

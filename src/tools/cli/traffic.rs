@@ -76,7 +76,7 @@ pub(super) fn list_limit_paths(rules: &RuleSet) -> impl Iterator<Item = String> 
 
 /// Names the most similar paths, for a message about an unknown one; empty without paths.
 pub(super) fn suggest_nearest(paths: impl Iterator<Item = String>, wanted: &str) -> String {
-    const MAX_NAMED: usize = 3;
+    const MAX_SUGGESTIONS: usize = 3;
     /// Likeness from 0 to 1 that a path after the first needs.
     const MIN_LIKENESS: f64 = 0.8;
     let likeness = |path: &str| strsim::jaro_winkler(path, wanted);
@@ -84,7 +84,7 @@ pub(super) fn suggest_nearest(paths: impl Iterator<Item = String>, wanted: &str)
     paths.sort_by(|one, two| likeness(two).total_cmp(&likeness(one)).then_with(|| one.cmp(two)));
     paths.dedup();
     let similar = paths.iter().enumerate().filter(|(rank, path)| *rank == 0 || likeness(path) >= MIN_LIKENESS);
-    let named: Vec<String> = similar.take(MAX_NAMED).map(|(_, path)| format!("'{path}'")).collect();
+    let named: Vec<String> = similar.take(MAX_SUGGESTIONS).map(|(_, path)| format!("'{path}'")).collect();
     if named.is_empty() { String::new() } else { format!(" (did you mean {}?)", named.join(" or ")) }
 }
 

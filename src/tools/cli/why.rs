@@ -201,7 +201,7 @@ fn format_results(results: &WhyResults<'_>) -> String {
     let mut date = "";
     for decision in &results.decisions {
         while let Some(change) = changes.next_if(|change| change.time_us <= decision.record.time_us) {
-            page += &format_change(change);
+            page += &format_rule_change(change);
         }
         let new_date = decision.time.get(..DATE_CHARS).unwrap_or_default();
         if date != new_date {
@@ -210,7 +210,7 @@ fn format_results(results: &WhyResults<'_>) -> String {
         }
         page += &format_decision(decision);
     }
-    changes.for_each(|change| page += &format_change(change));
+    changes.for_each(|change| page += &format_rule_change(change));
     page
 }
 
@@ -264,7 +264,7 @@ fn format_summary(results: &WhyResults<'_>) -> String {
     page
 }
 
-fn format_change(change: &RuleChange) -> String {
+fn format_rule_change(change: &RuleChange) -> String {
     let event = match change.event {
         crate::decide::log::header::HeaderEvent::Start => "process started",
         _ => "rules changed",

@@ -249,7 +249,7 @@ impl Replayer {
 impl CounterSet {
     fn new(options: &ReplayOptions, behaviour: &Arc<DecisionSettings>) -> Self {
         let store = MemoryStore::new(options.memory_bytes).into();
-        let metrics = Arc::new(ServiceMetrics::new(0, 0).disabled());
+        let metrics = Arc::new(ServiceMetrics::new(0, 0).without_request_counts());
         Self {
             decider: Decider::new(store, DecisionSettings::clone(behaviour), metrics),
             behaviour: Arc::clone(behaviour),

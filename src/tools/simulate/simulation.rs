@@ -242,7 +242,7 @@ impl RuleReplay {
         let max_keys = self.max_keys;
         let tally = self.tally.get_or_insert_with(|| ReplayTally::new(recorded.arrival, max_keys));
         let mut descriptors = Rejections::new();
-        let mut admitted: SmallVec<[Admissions; 2]> = SmallVec::new();
+        let mut admitted: SmallVec<[LimitAdmissions; 2]> = SmallVec::new();
         let verifies = self.verification.is_some();
         let answer = self.replayer.decide(recorded, request, |descriptor| {
             if verifies {
@@ -270,17 +270,17 @@ pub struct Verification {
     pub first_difference: Option<String>,
 }
 
-/// Admissions by the limits of a descriptor.
-pub type Admissions = SmallVec<[bool; 8]>;
+/// LimitAdmissions by the limits of a descriptor.
+pub type LimitAdmissions = SmallVec<[bool; 8]>;
 
 /// Returns the admissions by the limits of a replayed descriptor that decide.
-pub fn list_admissions(descriptor: &DescriptorResults<'_, '_>) -> Admissions {
+pub fn list_admissions(descriptor: &DescriptorResults<'_, '_>) -> LimitAdmissions {
     descriptor.limits().filter(|limit| !limit.candidate).map(|limit| limit.result.admitted).collect()
 }
 
 impl Verification {
     /// Compares a replayed decision with its record.
-    pub fn add(&mut self, recorded: &RecordedRequest, answer: ReplayedAnswer, replayed: &[Admissions]) {
+    pub fn add(&mut self, recorded: &RecordedRequest, answer: ReplayedAnswer, replayed: &[LimitAdmissions]) {
         let Some(expected) = recorded.answer.filter(|expected| expected.repeatable) else { return };
         self.compared += 1;
         let of_limits = recorded.descriptors().iter().map(|descriptor| &descriptor.admitted);

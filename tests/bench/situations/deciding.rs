@@ -71,7 +71,7 @@ impl Options {
             ["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"].map(str::to_owned);
         behaviour.limit_headers = self.headers.then_some(HeaderNames { limit, remaining, reset });
         let metrics = ServiceMetrics::new(settings.metrics.max_request_series, self.top_keys);
-        let metrics = if self.metrics { metrics } else { metrics.disabled() };
+        let metrics = if self.metrics { metrics } else { metrics.without_request_counts() };
         let mut decider = Decider::new(MemoryStore::new(CAPACITY_BYTES).into(), behaviour, Arc::new(metrics));
         decider.log = (!self.logged.is_empty()).then(|| Arc::new(log(self.logged)));
         let service = Service::new(Clock::manual(BEGIN), Arc::new(LiveRules::default()), decider);

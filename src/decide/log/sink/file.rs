@@ -67,7 +67,7 @@ impl FileSink {
     }
 
     /// Writes a header, and keeps it for the files that follow.
-    pub(super) fn write_header(&mut self, header: &Arc<HeaderRecord>) -> io::Result<()> {
+    pub(super) fn set_header(&mut self, header: &Arc<HeaderRecord>) -> io::Result<()> {
         self.header = Some(Arc::clone(header));
         self.write(&header.line())
     }

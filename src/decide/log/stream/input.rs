@@ -15,7 +15,7 @@ use crate::store::client::redis::key_connection::{KeyCommandError, KeyConnection
 use crate::store::client::redis::reply::Reply;
 
 /// Maximum number of entries of a read.
-const MAX_ENTRIES: u64 = 500;
+const MAX_ENTRIES_PER_READ: u64 = 500;
 /// Upper bound on a read.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Number of times that a read is tried while the server cannot be reached.
@@ -86,7 +86,7 @@ impl StreamInput {
     /// Reads the next entries; no lines at the end.
     fn fill(&mut self) -> io::Result<()> {
         (self.passed, self.lines) = (0, Vec::new());
-        let mut count = MAX_ENTRIES;
+        let mut count = MAX_ENTRIES_PER_READ;
         while let Some(EntryRange { first, last }) = self.rest.filter(|range| range.first <= range.last) {
             let settings = Arc::clone(&self.settings);
             let [from, to, most] = [first.to_string(), last.to_string(), count.to_string()];

@@ -15,9 +15,9 @@ use std::time::Instant;
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWrite};
 
-use super::deadline_timer::DeadlineTimer;
 use super::send_queue::{PendingCommand, SendQueue};
 use crate::base::coalesce::YieldBarrier;
+use crate::store::client::deadline::DeadlineTimer;
 use crate::store::client::wire_protocol::{Stream, WireProtocol};
 
 /// Free space in the input buffer before each read, in bytes.

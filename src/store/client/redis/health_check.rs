@@ -25,7 +25,7 @@ pub(crate) trait HealthCheck: fmt::Debug + Send + Sync + 'static {
 
     /// Returns keys that expire and hash to many slots, for the check that one script sees them all; empty: no call has
     /// several keys.
-    fn merge_check_keys(&self) -> Vec<Bytes> {
+    fn keys_for_merge_check(&self) -> Vec<Bytes> {
         Vec::new()
     }
 

@@ -8,7 +8,8 @@
 --   number of digits and that many decimal digits: the period in milliseconds;
 --   for each run of equal charges: times (how many), hits of each (negative: a refund), limit, capacity, wait in
 --   microseconds, and flags: 1 if the limit is enforced (for together.lua) plus 2 if rejected hits count.
---   The wait of a charge is its longest delay; the wait of a refund is the time from which it is void, 0: never.
+--   The wait of a charge is its longest delay, for countings of regions its cut-off allowance; the wait of a refund is
+--   the time from which it is void, 0: never. A region's bucket adds four times the slack of clocks to the flags.
 -- Returns: one string: now, a number as above, then the state before the call, and with ARGV[2] the number of hits that
 --   refunds leave charged. A reset returns the number of counters that it deleted or emptied.
 -- Writes: nothing if no charge changes the counter, and nothing before all are decided. TTL: see the algorithm.

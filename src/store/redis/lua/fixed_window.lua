@@ -1,10 +1,9 @@
 -- fixed_window: a count per window; windows are aligned to the Unix epoch, or to calendar months in UTC.
 --
--- KEYS: the counter. a: number of calendar months in a window, 0 if a window has the period's length. b: unused.
--- State, 16 bytes: last, count of the window of last (at most 2^53). Charges: limit.
--- Rounding: none. Writes: one SET with PX, or a SETRANGE if the last charge was in the same window: its expiry is past
--- the window's end. TTL: one period after the counter's now; for calendar months a few days past the window's end.
--- Rounded up.
+-- KEYS: the counter. a: number of calendar months in a window, 0 if a window has the period's length. b: unused. State,
+-- 16 bytes: last, count of the window of last (at most 2^53). Charges: limit. Counts are not rounded; times to wait are
+-- rounded up. Writes: one SET with PX, or a SETRANGE if the last charge was in the same window: its expiry is past the
+-- window's end. TTL: one period after the counter's now; for calendar months a few days past the window's end.
 
 --: load
 local bytes = 16

@@ -23,6 +23,7 @@ local replies = {pack('<i8', now)}
 for group = 1, #ARGV, 3 do
   local position, algorithm_id
   args, global_view = ARGV[group + 1], ARGV[group + 2]
+  -- The first number is the time, which all groups share.
   algorithm_id, algorithm_id, period, a, b, period_ms, position = unpack('<i8i8i8i8i8Bc0', args)
   --> next_run
   for _ = 1, ARGV[group] do

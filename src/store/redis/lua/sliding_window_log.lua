@@ -25,8 +25,8 @@ if void then expired = log.size else expired = seek(log, 0, at - period, 4503599
 if expired > 0 then log.base = select(2, element(log, expired)) end
 local held = (top - log.base) % 4503599627370496
 local dropped, kept, new = 0, held, 0
--- Elements that stay: first becomes element 0, at time head_at and with the sum head_sum, and final is the newest record
--- that stays, at time newest.
+-- Elements that stay: first becomes element 0, at time head_at and with the sum head_sum, and final is the newest
+-- record that stays, at time newest.
 local first, final, newest
 local before = ends(log, expired, held + a, b)
 before = pack('<I8I8I8', last, log.base, #before / 16) .. before

@@ -7,7 +7,8 @@
 -- last), ahead (at - now), void (true if last lies more than a period ahead: the clock was wrong), before (the state as
 -- found, for the reply).
 -- Writes: one SET with PX. TTL: ttl_ms, which the algorithm computes, as a number or, faster, in decimal digits. Where
--- keeps_expiry, the key lives long enough as it is: a SETRANGE, which costs half, or the SET for a user who may not.
+-- keeps_expiry, and the time is the server's (is_server_time), the key lives long enough as it is: a SETRANGE, which
+-- costs half, or the SET for a user who may not.
 
 --: clock
 if now < 0 then

@@ -1,10 +1,10 @@
 -- Driver for several counters of one descriptor: a charge is applied to all of them. If an enforced limit rejects it,
 -- it is applied only to the counters whose rejected hits count.
 --
--- KEYS: the counters, then the record of leases as in driver.lua. ARGV, reply and writes as in driver.lua. The numbers of the counter are repeated for each key,
--- and in each run of equal charges limit, capacity, wait and flags are; the states in the reply follow one another.
--- Nothing is written before all charges are decided. The first write fails if any would, so all keys are written or
--- none.
+-- KEYS: the counters, then the record of leases as in driver.lua. ARGV, reply and writes as in driver.lua. The numbers
+-- of the counter are repeated for each key, and in each run of equal charges limit, capacity, wait and flags are; the
+-- states in the reply follow one another. Nothing is written before all charges are decided. The first write fails if
+-- any would, so all keys are written or none.
 
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
 --> helpers

@@ -1,10 +1,10 @@
 -- Charges and refunds on one counter in the key format of envoyproxy/ratelimit, as one atomic step.
 --
--- KEYS[1]: the counter. KEYS[2], optional: hits that replicas without scripts have reserved for refunds.
--- ARGV[1]: lifetime of the counter in seconds. ARGV[2] and on: hits of each charge in order; negative: a refund.
--- Returns: the count before, as text; the reserved hits, 0 or more. A refund lowers the count to the reserved hits at most.
--- Writes: INCRBY with the sum, EXPIRE. O(charges). Sums are below 2^42, so they are exact; a larger count is rounded
--- only for the comparison.
+-- KEYS[1]: the counter. KEYS[2], optional: hits that replicas without scripts have reserved for refunds. ARGV[1]:
+-- lifetime of the counter in seconds. ARGV[2] and on: hits of each charge in order; negative: a refund. Returns: the
+-- count before, as text; the reserved hits, 0 or more. A refund lowers the count to the reserved hits at most. Writes:
+-- INCRBY with the sum, EXPIRE. O(charges). Sums are below 2^42, so they are exact; a larger count is rounded only for
+-- the comparison.
 
 local max, min = math.max, math.min
 local before = redis.call('GET', KEYS[1]) or '0'

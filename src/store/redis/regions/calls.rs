@@ -143,7 +143,7 @@ pub struct ClockOffsets {
 pub fn global_view(offsets: ClockOffsets, within: InstantRange) -> GlobalView {
     let ClockOffsets { region, global } = offsets;
     let time = |us: i64| u64::try_from(us).ok().map(Time::from_micros);
-    let valid_from = time(round_down(process_us(within.from).saturating_add(region.lo_us), TIME_GRAIN_US));
+    let valid_from = time(round_down_us(process_us(within.from).saturating_add(region.lo_us), TIME_GRAIN_US));
     // Exclusive.
     let valid_until = process_us(within.until).saturating_add(region.hi_us).saturating_add(1);
     let valid_until = time(round_up(valid_until, TIME_GRAIN_US));
@@ -153,13 +153,16 @@ pub fn global_view(offsets: ClockOffsets, within: InstantRange) -> GlobalView {
     GlobalView {
         valid_from,
         valid_until,
-        offset_lo: round_down(global.lo_us.saturating_sub(region.hi_us).saturating_sub(unnoticed_us), OFFSET_GRAIN_US),
+        offset_lo: round_down_us(
+            global.lo_us.saturating_sub(region.hi_us).saturating_sub(unnoticed_us),
+            OFFSET_GRAIN_US,
+        ),
         offset_hi: round_up(global.hi_us.saturating_sub(region.lo_us).saturating_add(unnoticed_us), OFFSET_GRAIN_US),
         ..GlobalView::UNKNOWN
     }
 }
 
-const fn round_down(us: i64, grain_us: i64) -> i64 {
+const fn round_down_us(us: i64, grain_us: i64) -> i64 {
     us.saturating_sub(us.rem_euclid(grain_us))
 }
 

@@ -17,7 +17,7 @@ use super::demand::{BucketDemand, WindowDemand};
 use super::grant_calls::{self, WindowCall};
 use super::grant_stats::GrantCounts;
 use super::standing::RegionStanding;
-use super::unused_hits::{HitReturns, UnusedHits};
+use super::unused_hits::{DueReturn, HitReturns};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::Algorithm;
@@ -87,12 +87,12 @@ impl GrantRequest {
     }
 
     /// Returns the hits of a grant, to be returned before their window ends.
-    fn unused_hits(&self, grant: &HitsGrant) -> UnusedHits {
+    fn unused_hits(&self, grant: &HitsGrant) -> DueReturn {
         let end_us = (grant.window + 1) * self.limit.period_us();
         let width_us = self.view.offset_hi.abs_diff(self.view.offset_lo);
         let rest_us = end_us.saturating_sub(self.global_us());
         let wait = Duration::from_micros(rest_us.saturating_sub(RETURN_LEAD_US.max(2 * width_us)));
-        UnusedHits {
+        DueReturn {
             key: self.key.clone(),
             limit: self.limit,
             window: grant.window,

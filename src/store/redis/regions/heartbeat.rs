@@ -130,7 +130,7 @@ impl RegionHeartbeat {
         reply.record_clock(regions.now);
         self.standing.record_registry(&regions, process_us(reply.within.until));
         let findings = self.standing.findings();
-        if findings.must_settle() {
+        if findings.should_clear_creation() {
             self.tell_region.notify_one();
         }
         Ok(())

@@ -84,8 +84,9 @@ impl Findings {
         &self.differing
     }
 
-    /// Returns true if the region's Redis counts its creation as a change, and need not.
-    pub fn must_settle(&self) -> bool {
+    /// Returns true if the region's Redis should stop counting its own creation as a change of the list: all regions have
+    /// told that no list changed.
+    pub fn should_clear_creation(&self) -> bool {
         self.is_settled && self.is_new()
     }
 

@@ -33,7 +33,7 @@ const MAX_IN_FLIGHT: usize = 256;
 
 /// Hits of a counter that may be left when their window ends.
 #[derive(Clone, Debug)]
-pub(super) struct UnusedHits {
+pub(super) struct DueReturn {
     pub(super) key: Bytes,
     pub(super) limit: Limit,
     pub(super) window: u64,
@@ -60,7 +60,7 @@ impl HitReturns {
     }
 
     /// Adds a return; none if there is no room.
-    pub(super) fn expect(&self, unused: UnusedHits) {
+    pub(super) fn expect(&self, unused: DueReturn) {
         self.schedule().add(unused);
         self.added.notify_one();
     }
@@ -85,11 +85,11 @@ impl HitReturns {
         self.return_all(due).await;
     }
 
-    async fn return_all(&self, due: Vec<UnusedHits>) {
+    async fn return_all(&self, due: Vec<DueReturn>) {
         stream::iter(due).for_each_concurrent(MAX_IN_FLIGHT, |unused| self.return_one(unused)).await;
     }
 
-    async fn return_one(&self, unused: UnusedHits) {
+    async fn return_one(&self, unused: DueReturn) {
         let argument = grant_calls::encode_hits_return(unused.limit.period_us() / 1000, unused.window);
         let call = KeyScript::new(region_grant_script(), &unused.key, &argument);
         let taken = call.run(&self.region, CallKind::Unrecorded, Instant::now() + REGION_TIMEOUT).await;
@@ -126,8 +126,8 @@ struct LastGrant {
 }
 
 impl Schedule {
-    fn add(&mut self, unused: UnusedHits) {
-        let UnusedHits { key, limit, window, epoch, at } = unused;
+    fn add(&mut self, unused: DueReturn) {
+        let DueReturn { key, limit, window, epoch, at } = unused;
         let last = LastGrant { limit, epoch };
         if self.grants.len() < MAX_COUNTERS && self.grants.insert((key.clone(), window), last).is_none() {
             self.by_time.push(Reverse((at, key, window)));
@@ -139,12 +139,12 @@ impl Schedule {
     }
 
     /// Removes the returns that are due at `now`; all if it is `None`.
-    fn due(&mut self, now: Option<Instant>) -> Vec<UnusedHits> {
+    fn due(&mut self, now: Option<Instant>) -> Vec<DueReturn> {
         let mut due = Vec::new();
         while self.next_at().is_some_and(|at| now.is_none_or(|now| at <= now)) {
             let Some(Reverse((at, key, window))) = self.by_time.pop() else { break };
             if let Some(LastGrant { limit, epoch }) = self.grants.remove(&(key.clone(), window)) {
-                due.push(UnusedHits { key, limit, window, epoch, at });
+                due.push(DueReturn { key, limit, window, epoch, at });
             }
         }
         due

@@ -2,7 +2,7 @@
 //!
 //! A script decides charges and changes states, but does not compute results. It returns its time and the states as it
 //! found them. The same charges are repeated here on those states by the algorithms of
-//! [`algorithm`](crate::limit::charge), so that each result is computed in one place for all stores.
+//! [`algorithm`](crate::limit::algorithm), so that each result is computed in one place for all stores.
 
 use smallvec::SmallVec;
 

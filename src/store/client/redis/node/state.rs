@@ -70,7 +70,7 @@ impl NodeState {
 
     /// Finds out if calls on several keys may share a command.
     async fn check_merging(&self, connection: &Connection) {
-        let keys = self.context.options.health_check.merge_check_keys();
+        let keys = self.context.options.health_check.keys_for_merge_check();
         if self.context.is_cluster || keys.is_empty() {
             return;
         }

@@ -1,17 +1,15 @@
 -- Registry of the regions in the global Redis: see src/store/redis/regions/standing.rs.
 --
--- KEYS: the registry.
--- ARGV[1]: a signed 64-bit little-endian number: now in microseconds since the Unix epoch, negative: use the server's
--- time. Then 16 bytes each: the id of the region's Redis; the hash of its list of regions. Then the region's name, at
--- most 63 bytes.
--- Returns: three numbers as above: now; is_second: 1 if another Redis has had this name within 60 s; changed: the time of
--- the last change of this region's list, 0: it never changed. Then for each other region: the length of its name in one
--- byte, the name, a byte that is 1 if its list differs, and as numbers the last change of its list and its last report.
--- State: a string: for each region the length of its name in one byte, the name, its id and the hash of its list, 16
--- bytes each, and as unsigned numbers the last change of its list, 0: it never changed, and the time of its last report.
--- Rules: a region's first list is no change. A second Redis of one name changes nothing. A region without a report for 366
--- days is forgotten, and the least recent one if there are more than 128.
--- Writes: one SET with PX. TTL: 366 days. O(regions).
+-- KEYS: the registry. ARGV[1]: a signed 64-bit little-endian number: now in microseconds since the Unix epoch,
+-- negative: use the server's time. Then 16 bytes each: the id of the region's Redis; the hash of its list of regions.
+-- Then the region's name, at most 63 bytes. Returns: three numbers as above: now; is_second: 1 if another Redis has had
+-- this name within 60 s; changed: the time of the last change of this region's list, 0: it never changed. Then for each
+-- other region: the length of its name in one byte, the name, a byte that is 1 if its list differs, and as numbers the
+-- last change of its list and its last report. State: a string: for each region the length of its name in one byte, the
+-- name, its id and the hash of its list, 16 bytes each, and as unsigned numbers the last change of its list, 0: it
+-- never changed, and the time of its last report. Rules: a region's first list is no change. A second Redis of one name
+-- changes nothing. A region without a report for 366 days is forgotten, and the least recent one if there are more than
+-- 128. Writes: one SET with PX. TTL: 366 days. O(regions).
 
 local unpack, pack, min, concat = struct.unpack, struct.pack, math.min, table.concat
 local now, own_id, own_list = unpack('<i8c16c16', ARGV[1])

@@ -1,14 +1,13 @@
 -- List of resets in the global Redis, which all regions follow: see src/store/redis/regions/resets.rs.
 --
--- KEYS: the list.
--- ARGV[1]: signed 64-bit little-endian numbers: now in microseconds since the Unix epoch, negative: use the server's
--- time; a time. To read: resets after this time are returned. To add: resets get this time or a later one; then for each
--- counter: its period in milliseconds and the length of its key as numbers, and its key.
--- Returns: two numbers: now, and the time of the newest reset, 0: none. Then, to read: resets as they are stored; all of
--- them if the newest is older than the given time, because the list was lost since.
--- State: a string: for each reset, newest first, three unsigned numbers (its time, the period, the length of the key) and
--- the region's key of the counter. Each call that adds has a time of its own.
--- Writes: to add, one SET with PX. Resets are kept for an hour, at most 1000 of before. TTL: one hour. O(resets).
+-- KEYS: the list. ARGV[1]: signed 64-bit little-endian numbers: now in microseconds since the Unix epoch, negative: use
+-- the server's time; a time. To read: resets after this time are returned. To add: resets get this time or a later one;
+-- then for each counter: its period in milliseconds and the length of its key as numbers, and its key. Returns: two
+-- numbers: now, and the time of the newest reset, 0: none. Then, to read: resets as they are stored; all of them if the
+-- newest is older than the given time, because the list was lost since. State: a string: for each reset, newest first,
+-- three unsigned numbers (its time, the period, the length of the key) and the region's key of the counter. Each call
+-- that adds has a time of its own. Writes: to add, one SET with PX. Resets are kept for an hour, at most 1000 of
+-- before. TTL: one hour. O(resets).
 
 local unpack, pack, max, sub, concat = struct.unpack, struct.pack, math.max, string.sub, table.concat
 local key, now, time = KEYS[1], unpack('<i8i8', ARGV[1])
