@@ -49,8 +49,8 @@ pub struct KeyCall {
     pub key: Bytes,
     /// Arguments of the script; calls with equal ones have them once in their command.
     ///
-    /// The first is the `ARGV[1]` of a call that is sent alone, and the second its `ARGV[3]`, which is left out if it is
-    /// empty. `ARGV[2]` is empty: a script that needs it (leases, see `lua/driver.lua`) is never merged.
+    /// The first is the `ARGV[1]` of a call that is sent alone, and the second its `ARGV[3]`, which is left out if it
+    /// is empty. `ARGV[2]` is empty: a script that needs it (leases, see `lua/driver.lua`) is never merged.
     pub arguments: [Bytes; 2],
     /// The server lacks the script, so its text is sent.
     pub sends_text: bool,

@@ -84,8 +84,8 @@ impl Findings {
         &self.differing
     }
 
-    /// Returns true if the region's Redis should stop counting its own creation as a change of the list: all regions have
-    /// told that no list changed.
+    /// Returns true if the region's Redis should stop counting its own creation as a change of the list: all regions
+    /// have told that no list changed.
     pub fn should_clear_creation(&self) -> bool {
         self.is_settled && self.is_new()
     }
