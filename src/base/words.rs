@@ -2,7 +2,7 @@
 
 /// Declares an enum with the word of each variant, and further words that are accepted for it.
 ///
-/// ```ignore
+/// ```text
 /// words! {
 ///     /// Severity of a log line.
 ///     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
