@@ -3,8 +3,8 @@
 //! The way of a request, one direction, no stage calls back:
 //!
 //! ```text
-//! grpc/decode -> request -> rule (match) -> counter (key, limit, hits)
-//!             -> store (charge) -> decision (merge) -> grpc/encode
+//! serve/grpc/decode -> limit/request -> rules/rule (match) -> limit/counter (path, limit, hits)
+//!     -> store (charge) -> decide (verdicts, merge) -> serve/grpc/encode
 //! ```
 //!
 //! What is true everywhere:
