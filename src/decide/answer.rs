@@ -41,8 +41,11 @@ impl CountedVerdicts {
 ///
 /// A rejection by counters takes precedence over a failure under the policy `error`, and that over the other policies.
 /// A failure that cannot change the answer is ignored.
-pub(super) fn answer(verdicts_by_kind: &(impl Iterator<Item = LimitVerdicts> + Clone), may_fail: bool) -> Answer {
-    let rejected = |counted| is_rejected(verdicts_by_kind.clone(), counted);
+pub(super) fn answer(
+    hard_and_quota_verdicts: &(impl Iterator<Item = LimitVerdicts> + Clone),
+    may_fail: bool,
+) -> Answer {
+    let rejected = |counted| is_rejected(hard_and_quota_verdicts.clone(), counted);
     let counters = CountedVerdicts::COUNTERS;
     if !rejected(CountedVerdicts { policies: true, failures: may_fail }) {
         Answer::Passes
@@ -58,9 +61,9 @@ pub(super) fn answer(verdicts_by_kind: &(impl Iterator<Item = LimitVerdicts> + C
 }
 
 /// Returns true if a hard limit rejects the request, or if the quotas do.
-fn is_rejected(verdicts_by_kind: impl Iterator<Item = LimitVerdicts>, counted: CountedVerdicts) -> bool {
+fn is_rejected(hard_and_quota_verdicts: impl Iterator<Item = LimitVerdicts>, counted: CountedVerdicts) -> bool {
     let (mut any_quota, mut all_exceeded) = (false, true);
-    for LimitVerdicts { hard, quotas, by_policy } in verdicts_by_kind {
+    for LimitVerdicts { hard, quotas, by_policy } in hard_and_quota_verdicts {
         if counted.is_rejection(hard, by_policy) {
             return true;
         }
@@ -73,26 +76,28 @@ fn is_rejected(verdicts_by_kind: impl Iterator<Item = LimitVerdicts>, counted: C
 }
 
 /// Returns true if quotas reject the request: there are some, and those of every descriptor that has any are exceeded.
-pub(super) fn quotas_reject(verdicts_by_kind: impl Iterator<Item = LimitVerdicts>) -> bool {
-    let mut quotas = verdicts_by_kind.filter_map(|verdicts_by_kind| verdicts_by_kind.quotas).peekable();
+pub(super) fn quotas_reject(hard_and_quota_verdicts: impl Iterator<Item = LimitVerdicts>) -> bool {
+    let mut quotas =
+        hard_and_quota_verdicts.filter_map(|hard_and_quota_verdicts| hard_and_quota_verdicts.quotas).peekable();
     quotas.peek().is_some() && quotas.all(CombinedVerdict::rejects)
 }
 
 /// Microseconds until a rejected request could pass; `None`: it never will.
 ///
 /// All hard limits must admit it and, if the quotas reject it, those of any one descriptor.
-pub(super) fn retry_after_us(verdicts_by_kind: impl Iterator<Item = LimitVerdicts> + Clone) -> Option<u64> {
-    let of_hard_us =
-        verdicts_by_kind.clone().try_fold(0, |longest: u64, verdicts_by_kind| match verdicts_by_kind.hard {
+pub(super) fn retry_after_us(hard_and_quota_verdicts: impl Iterator<Item = LimitVerdicts> + Clone) -> Option<u64> {
+    let of_hard_us = hard_and_quota_verdicts.clone().try_fold(0, |longest: u64, hard_and_quota_verdicts| {
+        match hard_and_quota_verdicts.hard {
             CombinedVerdict::Rejects(LimitRejection { retry_after_us }) => {
                 retry_after_us.map(|wait_us| wait_us.max(longest))
             }
             CombinedVerdict::Admits | CombinedVerdict::Fails => Some(longest),
-        })?;
-    if !quotas_reject(verdicts_by_kind.clone()) {
+        }
+    })?;
+    if !quotas_reject(hard_and_quota_verdicts.clone()) {
         return Some(of_hard_us);
     }
-    let waits = verdicts_by_kind.filter_map(|verdicts_by_kind| match verdicts_by_kind.quotas {
+    let waits = hard_and_quota_verdicts.filter_map(|hard_and_quota_verdicts| match hard_and_quota_verdicts.quotas {
         Some(CombinedVerdict::Rejects(LimitRejection { retry_after_us })) => retry_after_us,
         Some(CombinedVerdict::Admits | CombinedVerdict::Fails) | None => None,
     });

@@ -32,7 +32,7 @@ pub(super) type DryRuns = SmallVec<[DryRun; 2]>;
 /// Result of the dry run of a charge.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DryRun {
-    verdicts_by_kind: LimitVerdicts,
+    hard_and_quota_verdicts: LimitVerdicts,
     /// A limit rejects the hits, in shadow mode too.
     is_exceeded: bool,
     /// Failure of the store.
@@ -54,7 +54,8 @@ impl<'a> Charger<'a, '_, '_> {
     pub(super) fn dry_run_all(self, dry_runs: &mut DryRuns) -> Option<impl Future<Output = ()>> {
         let SelectedRequest { request, selections } = self.selected;
         let without_limits = |selection: &Selection<'_>| DryRun {
-            verdicts_by_kind: DescriptorOutcome::WithoutLimits.verdicts_by_kind(self.behaviour, selection),
+            hard_and_quota_verdicts: DescriptorOutcome::WithoutLimits
+                .hard_and_quota_verdicts(self.behaviour, selection),
             is_exceeded: false,
             error: None,
         };
@@ -74,13 +75,13 @@ impl<'a> Charger<'a, '_, '_> {
         charge: &Charge<'_>,
         admissions: Result<LimitAdmissions, ChargeError>,
     ) -> DryRun {
-        let verdicts_by_kind = |admissions: &LimitAdmissions| {
+        let hard_and_quota_verdicts = |admissions: &LimitAdmissions| {
             let rejection = |admits: &bool| (!admits).then_some(LimitRejection { retry_after_us: None });
             LimitVerdicts::of(&selection.limits, |index| admissions.get(index).and_then(rejection))
         };
         match admissions {
             Ok(admissions) => DryRun {
-                verdicts_by_kind: verdicts_by_kind(&admissions),
+                hard_and_quota_verdicts: hard_and_quota_verdicts(&admissions),
                 is_exceeded: admissions.iter().any(|admits| !admits),
                 error: None,
             },
@@ -90,8 +91,8 @@ impl<'a> Charger<'a, '_, '_> {
                 if policies.use_fallback() {
                     admissions = self.store.dry_run_fallback(charge, self.context.store.now);
                 }
-                let verdicts_by_kind = verdicts_by_kind(&admissions).under_policies(policies);
-                DryRun { verdicts_by_kind, is_exceeded: verdicts_by_kind.rejects(), error: Some(error) }
+                let hard_and_quota_verdicts = hard_and_quota_verdicts(&admissions).under_policies(policies);
+                DryRun { hard_and_quota_verdicts, is_exceeded: hard_and_quota_verdicts.rejects(), error: Some(error) }
             }
         }
     }
@@ -104,7 +105,7 @@ impl<'a> Charger<'a, '_, '_> {
     ) -> Option<impl Future<Output = ()>> {
         let selections = self.selected.selections;
         outcomes.extend(selections.iter().map(|_| DescriptorOutcome::WithoutLimits));
-        let holds_back_any = self.is_rejected(&dry_runs.iter().map(|dry_run| dry_run.verdicts_by_kind));
+        let holds_back_any = self.is_rejected(&dry_runs.iter().map(|dry_run| dry_run.hard_and_quota_verdicts));
         let charge_of = move |index: usize| {
             let charge = self.charge(index)?;
             let is_held_back = holds_back_any && dry_runs.get(index).is_some_and(|dry_run| !dry_run.is_exceeded);
@@ -120,11 +121,11 @@ impl<'a> Charger<'a, '_, '_> {
         dry_runs: &'a DryRuns,
         outcomes: &'a mut Outcomes,
     ) -> Option<impl Future<Output = ()>> {
-        let verdicts_by_kind = outcomes.iter().zip(self.selected.selections);
-        let verdicts_by_kind =
-            verdicts_by_kind.map(|(outcome, selection)| outcome.verdicts_by_kind(self.behaviour, selection));
-        if !self.is_rejected(&dry_runs.iter().map(|dry_run| dry_run.verdicts_by_kind))
-            || self.is_rejected(&verdicts_by_kind)
+        let hard_and_quota_verdicts = outcomes.iter().zip(self.selected.selections);
+        let hard_and_quota_verdicts = hard_and_quota_verdicts
+            .map(|(outcome, selection)| outcome.hard_and_quota_verdicts(self.behaviour, selection));
+        if !self.is_rejected(&dry_runs.iter().map(|dry_run| dry_run.hard_and_quota_verdicts))
+            || self.is_rejected(&hard_and_quota_verdicts)
         {
             return None;
         }
@@ -171,8 +172,8 @@ impl<'a> Charger<'a, '_, '_> {
     }
 
     /// Returns true if the limits reject the request.
-    fn is_rejected(self, verdicts_by_kind: &(impl Iterator<Item = LimitVerdicts> + Clone)) -> bool {
-        answer(verdicts_by_kind, !self.behaviour.shadow_mode) == Answer::Rejected
+    fn is_rejected(self, hard_and_quota_verdicts: &(impl Iterator<Item = LimitVerdicts> + Clone)) -> bool {
+        answer(hard_and_quota_verdicts, !self.behaviour.shadow_mode) == Answer::Rejected
     }
 
     /// Decides a charge that the store failed to decide. Refunds, peeks and limits in shadow mode are never rejected.

@@ -97,12 +97,14 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         let (Some(selection), Some(outcome)) = (self.selected.selections.get(index), self.outcomes.get(index)) else {
             return RecordedVerdict::Error;
         };
-        let verdicts_by_kind = outcome.verdicts_by_kind(self.behaviour, selection);
-        if verdicts_by_kind.hard == CombinedVerdict::Fails || verdicts_by_kind.quotas == Some(CombinedVerdict::Fails) {
+        let hard_and_quota_verdicts = outcome.hard_and_quota_verdicts(self.behaviour, selection);
+        if hard_and_quota_verdicts.hard == CombinedVerdict::Fails
+            || hard_and_quota_verdicts.quotas == Some(CombinedVerdict::Fails)
+        {
             return RecordedVerdict::Error;
         }
         let in_shadow = |(at, limit): (usize, &SelectedLimit<'_>)| limit.shadow && outcome.rejects(at);
-        match verdicts_by_kind.rejects() {
+        match hard_and_quota_verdicts.rejects() {
             true => RecordedVerdict::OverLimit,
             false if selection.limits.iter().enumerate().any(in_shadow) => RecordedVerdict::Shadow,
             false => RecordedVerdict::Ok,
@@ -128,9 +130,9 @@ impl<'a> DecidedRequest<'a, '_, '_> {
     fn record(self, log: &DecisionLog, stamp: RecordStamp<'a>, logged: &LoggedDecision<'_, '_>) -> DecisionRecord<'a> {
         let LoggedDecision { decided, verdicts, .. } = logged;
         let SelectedRequest { request, selections } = self.selected;
-        let verdicts_by_kind = selections.iter().zip(self.outcomes);
-        let verdicts_by_kind =
-            verdicts_by_kind.map(|(selection, outcome)| outcome.verdicts_by_kind(self.behaviour, selection));
+        let hard_and_quota_verdicts = selections.iter().zip(self.outcomes);
+        let hard_and_quota_verdicts = hard_and_quota_verdicts
+            .map(|(selection, outcome)| outcome.hard_and_quota_verdicts(self.behaviour, selection));
         let is_rejected = verdicts.request == RecordedVerdict::OverLimit;
         let count = verdicts.descriptors.len();
         let time_us = self.context.store.now.as_micros();
@@ -143,7 +145,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             descriptors: (0..count).map(|index| self.descriptor(log, index, logged)).collect(),
             verdict: verdicts.request,
             error: decided.as_ref().err().map(|error| error.name().into()),
-            retry_after_us: if is_rejected { retry_after_us(verdicts_by_kind) } else { None },
+            retry_after_us: if is_rejected { retry_after_us(hard_and_quota_verdicts) } else { None },
             delay_us: decided.as_ref().map_or(0, |decision| decision.delay_us),
             max_delay_us: self.context.max_delay_us,
             rules: self.context.rules.map(|rules| &*rules.id).unwrap_or_default().into(),

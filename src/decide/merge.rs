@@ -25,7 +25,7 @@ pub(super) fn merge<'r>(
     let decided = selections.iter().zip(outcomes);
     let statuses: SmallVec<[DescriptorStatus<'r>; 2]> =
         decided.map(|(selection, outcome)| DescriptorStatus::of(behaviour, selection, outcome)).collect();
-    let rejected = match answer(&statuses.iter().map(|status| status.verdicts_by_kind), !behaviour.shadow_mode) {
+    let rejected = match answer(&statuses.iter().map(|status| status.hard_and_quota_verdicts), !behaviour.shadow_mode) {
         Answer::Failed => return Err(DecideError::Store),
         answer => answer == Answer::Rejected,
     };
@@ -58,11 +58,11 @@ pub(super) fn merge<'r>(
 
 /// First body of the descriptors that reject the request. Exceeded quotas do only if all are.
 fn rejection_body<'r>(selections: &[Selection<'r>], statuses: &[DescriptorStatus<'_>]) -> Option<&'r OverLimitBody> {
-    let quotas_reject = quotas_reject(statuses.iter().map(|status| status.verdicts_by_kind));
-    let rejects = |verdicts_by_kind: &LimitVerdicts| {
-        verdicts_by_kind.hard.rejects() || quotas_reject && verdicts_by_kind.quotas.is_some()
+    let quotas_reject = quotas_reject(statuses.iter().map(|status| status.hard_and_quota_verdicts));
+    let rejects = |hard_and_quota_verdicts: &LimitVerdicts| {
+        hard_and_quota_verdicts.hard.rejects() || quotas_reject && hard_and_quota_verdicts.quotas.is_some()
     };
-    let rejecting = selections.iter().zip(statuses).filter(|(_, status)| rejects(&status.verdicts_by_kind));
+    let rejecting = selections.iter().zip(statuses).filter(|(_, status)| rejects(&status.hard_and_quota_verdicts));
     let bodies = rejecting.filter_map(|(selection, _)| selection.over_limit_body);
     bodies.into_iter().find(|rejection| rejection.body.is_some())
 }
@@ -73,7 +73,7 @@ fn limit_headers<'r>(behaviour: &'r DecisionSettings, statuses: &[DescriptorStat
     let mut least = (u32::MAX, None);
     for status in statuses {
         let Some(limit) = status.shown.current_limit else { continue };
-        let is_exceeded = status.verdicts_by_kind.hard.rejects();
+        let is_exceeded = status.hard_and_quota_verdicts.hard.rejects();
         if is_exceeded || status.shown.remaining < least.0 {
             least = (status.shown.remaining, Some((limit, &status.shown)));
         }
@@ -90,6 +90,6 @@ fn limit_headers<'r>(behaviour: &'r DecisionSettings, statuses: &[DescriptorStat
 /// `Retry-After` header: seconds until the same request could pass, rounded up, at least 1. `None` if it never will.
 fn retry_after_header<'r>(behaviour: &'r DecisionSettings, statuses: &[DescriptorStatus<'r>]) -> Option<Header<'r>> {
     let name = behaviour.retry_after_header.as_deref()?;
-    let wait_us = retry_after_us(statuses.iter().map(|status| status.verdicts_by_kind))?;
+    let wait_us = retry_after_us(statuses.iter().map(|status| status.hard_and_quota_verdicts))?;
     Some(Header { name, value: Cow::Owned(wait_us.div_ceil(1_000_000).max(1).to_string()) })
 }

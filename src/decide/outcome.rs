@@ -35,7 +35,11 @@ pub(super) struct FailedCharge {
 
 impl DescriptorOutcome {
     /// Verdicts of the limits of the descriptor.
-    pub(super) fn verdicts_by_kind(&self, behaviour: &DecisionSettings, selection: &Selection<'_>) -> LimitVerdicts {
+    pub(super) fn hard_and_quota_verdicts(
+        &self,
+        behaviour: &DecisionSettings,
+        selection: &Selection<'_>,
+    ) -> LimitVerdicts {
         let by_results = |results: &ChargeResults| {
             LimitVerdicts::of(&selection.limits, |index| results.get(index).and_then(LimitRejection::of))
         };

@@ -20,7 +20,7 @@ pub(super) struct DescriptorStatus<'r> {
     pub(super) shown: LimitStatus<'r>,
     /// Index of the limit that it shows, among those selected.
     pub(super) shown_limit: Option<usize>,
-    pub(super) verdicts_by_kind: LimitVerdicts,
+    pub(super) hard_and_quota_verdicts: LimitVerdicts,
     /// Delay of the response for this descriptor, in microseconds.
     pub(super) delay_us: u64,
 }
@@ -28,13 +28,15 @@ pub(super) struct DescriptorStatus<'r> {
 impl<'r> DescriptorStatus<'r> {
     /// Status by an outcome.
     pub(super) fn of(behaviour: &DecisionSettings, selection: &Selection<'r>, outcome: &DescriptorOutcome) -> Self {
-        let verdicts_by_kind = outcome.verdicts_by_kind(behaviour, selection);
+        let hard_and_quota_verdicts = outcome.hard_and_quota_verdicts(behaviour, selection);
         match outcome {
             DescriptorOutcome::WithoutLimits => {
-                Self::without_limit(verdicts_by_kind, if selection.unlimited { u32::MAX } else { 0 })
+                Self::without_limit(hard_and_quota_verdicts, if selection.unlimited { u32::MAX } else { 0 })
             }
-            DescriptorOutcome::Charged(charged) => Self::of_results(selection, &charged.results, verdicts_by_kind),
-            DescriptorOutcome::Failed(failed) => Self::by_policy(selection, failed, verdicts_by_kind),
+            DescriptorOutcome::Charged(charged) => {
+                Self::of_results(selection, &charged.results, hard_and_quota_verdicts)
+            }
+            DescriptorOutcome::Failed(failed) => Self::by_policy(selection, failed, hard_and_quota_verdicts),
         }
     }
 
@@ -46,22 +48,22 @@ impl<'r> DescriptorStatus<'r> {
 
     /// Returns true if the store failed under the policy `error`.
     pub(super) fn fails(&self) -> bool {
-        self.verdicts_by_kind.hard == CombinedVerdict::Fails
-            || self.verdicts_by_kind.quotas == Some(CombinedVerdict::Fails)
+        self.hard_and_quota_verdicts.hard == CombinedVerdict::Fails
+            || self.hard_and_quota_verdicts.quotas == Some(CombinedVerdict::Fails)
     }
 
-    fn without_limit(verdicts_by_kind: LimitVerdicts, remaining: u32) -> Self {
+    fn without_limit(hard_and_quota_verdicts: LimitVerdicts, remaining: u32) -> Self {
         Self {
             shown: LimitStatus { remaining, ..LimitStatus::default() },
             shown_limit: None,
-            verdicts_by_kind,
+            hard_and_quota_verdicts,
             delay_us: 0,
         }
     }
 
     /// Status by failure policies. It shows the first limit whose policy denies. If all policies admit, it
     /// shows none, because the counters are unknown.
-    fn by_policy(selection: &Selection<'r>, failed: &FailedCharge, verdicts_by_kind: LimitVerdicts) -> Self {
+    fn by_policy(selection: &Selection<'r>, failed: &FailedCharge, hard_and_quota_verdicts: LimitVerdicts) -> Self {
         let denies = |selected: &SelectedLimit<'_>| {
             let policy = failed.policies.for_limit(selected);
             !selected.shadow && policy == StorePolicy::Deny && selected.limit.on_store_error() == policy
@@ -75,15 +77,15 @@ impl<'r> DescriptorStatus<'r> {
                     remaining: 0,
                     until_reset_s: Some(DENIED_FOR_S),
                 };
-                Self { shown, shown_limit: Some(index), verdicts_by_kind, delay_us: 0 }
+                Self { shown, shown_limit: Some(index), hard_and_quota_verdicts, delay_us: 0 }
             }
-            None if failed.fallback.is_empty() => Self::without_limit(verdicts_by_kind, 0),
-            None => Self::of_results(selection, &failed.fallback, verdicts_by_kind),
+            None if failed.fallback.is_empty() => Self::without_limit(hard_and_quota_verdicts, 0),
+            None => Self::of_results(selection, &failed.fallback, hard_and_quota_verdicts),
         }
     }
 
     /// Status by limits that were decided together.
-    fn of_results(selection: &Selection<'r>, results: &[ChargeResult], verdicts_by_kind: LimitVerdicts) -> Self {
+    fn of_results(selection: &Selection<'r>, results: &[ChargeResult], hard_and_quota_verdicts: LimitVerdicts) -> Self {
         let index = shown_limit(&selection.limits, results);
         let (selected, result) = (&selection.limits[index], &results[index]);
         let until_us = match result.retry_after_us {
@@ -102,7 +104,7 @@ impl<'r> DescriptorStatus<'r> {
                 until_reset_s: Some(until_reset_s),
             },
             shown_limit: Some(index),
-            verdicts_by_kind,
+            hard_and_quota_verdicts,
             delay_us: deciding.map(|(_, result)| result.delay_us).max().unwrap_or(0),
         }
     }
