@@ -3,12 +3,12 @@
 //! Every other module may use them; they use nothing of the crate but each other.
 
 pub mod clock;
-pub(crate) mod words;
+pub(crate) mod named_enum;
 pub mod go_syntax;
-pub mod text;
+pub mod printable_text;
 pub(crate) mod table;
 pub mod random;
 pub mod threads;
-pub mod coalesce;
+pub mod write_coalescing;
 pub mod sharded;
 pub mod pb;

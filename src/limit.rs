@@ -16,7 +16,7 @@ use std::num::{NonZeroU16, NonZeroU32};
 use self::algorithm::counting::Counting;
 use self::algorithm::{Algorithm, AlgorithmProperties, Capacity, Delay, RejectedHitsPolicy};
 use self::period::{Period, Unit, period_in_words};
-use crate::base::words::{serialize_by_name, words};
+use crate::base::named_enum::{named_enum, serialize_by_name};
 
 /// Consistency of a counter between replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +78,7 @@ impl GlobalScope {
     }
 }
 
-words! {
+named_enum! {
     /// Failure policy: the decision of a rule while its store fails.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub enum StorePolicy {
@@ -94,7 +94,7 @@ words! {
     }
 }
 
-words! {
+named_enum! {
     /// Hits that a cut-off region admits in a period, once those that it was granted are used.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub enum RegionLossPolicy {

@@ -6,7 +6,7 @@
 use prost::Message;
 use prost::bytes::Bytes;
 use prost_reflect::{DescriptorPool, DynamicMessage};
-use tollkeeper::base::pb::codec::{self, MAX_FIELDS};
+use tollkeeper::base::pb::codec::{self, MAX_MESSAGE_FIELDS};
 use tollkeeper::base::pb::{self, RateLimitRequest, RateLimitResponse};
 use tollkeeper::limit::request::{Hits, MAX_HITS};
 use tollkeeper::serve::grpc::decode;
@@ -14,12 +14,12 @@ use tollkeeper::serve::grpc::decode;
 use super::decider;
 
 pub(crate) fn check(data: &[u8]) {
-    let ours = codec::decode::<RateLimitRequest>(Bytes::copy_from_slice(data));
+    let ours = codec::decode_bounded::<RateLimitRequest>(Bytes::copy_from_slice(data));
     let plain = RateLimitRequest::decode(data);
     match (&ours, &plain) {
         (Ok(ours), Ok(plain)) => assert_eq!(ours, plain),
         (Err(_), Err(_)) => {}
-        (Err(_), Ok(_)) => assert!(data.len() >= MAX_FIELDS, "rejected, but prost accepts it"),
+        (Err(_), Ok(_)) => assert!(data.len() >= MAX_MESSAGE_FIELDS, "rejected, but prost accepts it"),
         (Ok(_), Err(error)) => panic!("accepted, but prost fails: {error}"),
     }
     let Ok(request) = ours else {
@@ -43,7 +43,7 @@ pub(crate) fn check(data: &[u8]) {
 /// Compares with reflection, which rejects invalid UTF-8 because the descriptors have `string` for our bytes.
 fn same_by_reflection(data: &[u8], request: &RateLimitRequest) {
     thread_local! {
-        static POOL: DescriptorPool = DescriptorPool::decode(pb::descriptor_set()).expect("the build wrote it");
+        static POOL: DescriptorPool = DescriptorPool::decode(pb::file_descriptor_set()).expect("the build wrote it");
     }
     let name = "envoy.service.ratelimit.v3.RateLimitRequest";
     let message = POOL.with(|pool| pool.get_message_by_name(name)).expect("it is in the set");

@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use jiff::Timestamp;
 
 /// Converts a duration to whole microseconds, rounded down; clamped to 64 bits (half a million years).
-pub fn micros(duration: Duration) -> u64 {
+pub fn to_micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
@@ -76,7 +76,7 @@ impl Clock {
         match self {
             Self::System => {
                 let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                Time(micros(since_epoch))
+                Time(to_micros(since_epoch))
             }
             Self::Manual(micros) => Time(micros.load(Ordering::Relaxed)),
         }

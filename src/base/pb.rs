@@ -42,11 +42,11 @@ pub mod xds {
 /// Path of the service's only method in HTTP/2 requests.
 pub const METHOD_PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 /// Name of that method in traces.
-pub const METHOD: &str = METHOD_PATH.split_at(1).1;
+pub const METHOD_NAME: &str = METHOD_PATH.split_at(1).1;
 
 /// Messages and service as a serialized `google.protobuf.FileDescriptorSet`, imports included.
 ///
 /// There `Entry.key` and `Entry.value` are `string`, as in Envoy's own files.
-pub const fn descriptor_set() -> &'static [u8] {
+pub const fn file_descriptor_set() -> &'static [u8] {
     include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"))
 }

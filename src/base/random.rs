@@ -12,12 +12,12 @@ pub fn random_u64() -> u64 {
 }
 
 /// Returns two independent numbers of 64 random bits.
-pub fn random_pair() -> (u64, u64) {
+pub fn random_u64_pair() -> (u64, u64) {
     let random = RandomState::new();
     (random.hash_one(0_u8), random.hash_one(1_u8))
 }
 
 /// Returns a random number from 0 to below 1.
-pub fn random_share() -> f64 {
+pub fn random_fraction() -> f64 {
     (random_u64() >> 11) as f64 / (1_u64 << 53) as f64
 }

@@ -9,7 +9,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Number of shards of a table, so that threads rarely wait for one another.
-pub(crate) const SHARDS: usize = 64;
+pub(crate) const DEFAULT_SHARDS: usize = 64;
 
 /// Shards of one type, each behind a lock.
 #[derive(Debug)]
@@ -24,13 +24,13 @@ impl<T> Sharded<T> {
     }
 
     /// Locks the shard of a hash, whose upper bits must be uniformly distributed.
-    pub fn lock(&self, hash: u64) -> MutexGuard<'_, T> {
-        lock(self.shard(hash))
+    pub fn lock_shard(&self, hash: u64) -> MutexGuard<'_, T> {
+        lock_ignoring_poison(self.shard_of(hash))
     }
 
     /// Locks the shard of a hash unless another thread holds the lock.
-    pub fn try_lock(&self, hash: u64) -> Option<MutexGuard<'_, T>> {
-        match self.shard(hash).try_lock() {
+    pub fn try_lock_shard(&self, hash: u64) -> Option<MutexGuard<'_, T>> {
+        match self.shard_of(hash).try_lock() {
             Ok(shard) => Some(shard),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
@@ -38,17 +38,17 @@ impl<T> Sharded<T> {
     }
 
     /// Locks one shard after the other.
-    pub fn iter(&self) -> impl Iterator<Item = MutexGuard<'_, T>> {
-        self.shards.iter().map(lock)
+    pub fn lock_each(&self) -> impl Iterator<Item = MutexGuard<'_, T>> {
+        self.shards.iter().map(lock_ignoring_poison)
     }
 
     /// Locks, one after the other, the shards of one of `parts` equal parts: the one at `part`.
-    pub fn iter_part(&self, part: usize, parts: usize) -> impl Iterator<Item = MutexGuard<'_, T>> {
+    pub fn lock_each_of_part(&self, part: usize, parts: usize) -> impl Iterator<Item = MutexGuard<'_, T>> {
         let parts = parts.max(1);
-        self.shards.iter().skip(part % parts).step_by(parts).map(lock)
+        self.shards.iter().skip(part % parts).step_by(parts).map(lock_ignoring_poison)
     }
 
-    fn shard(&self, hash: u64) -> &Mutex<T> {
+    fn shard_of(&self, hash: u64) -> &Mutex<T> {
         // Below the number of shards, as hash / 2^64 is below 1.
         let index = (u128::from(hash) * self.shards.len() as u128) >> 64;
         &self.shards[usize::try_from(index).expect("it is below a usize")]
@@ -67,12 +67,12 @@ pub const fn lower_half(key: u128) -> u64 {
 }
 
 /// Locks a mutex, poisoned or not.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock_ignoring_poison<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Map from 128-bit hashes to values.
-pub(crate) type HashKeyMap<V> = HashMap<u128, V, BuildHasherDefault<IdentityHasher>>;
+pub(crate) type PrehashedMap<V> = HashMap<u128, V, BuildHasherDefault<IdentityHasher>>;
 
 /// Hasher of keys that are keyed hashes already.
 #[derive(Debug, Default)]

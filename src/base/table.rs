@@ -29,14 +29,14 @@ pub(crate) fn format_table<R: AsRef<[String]>>(
         }
     }
     let mut table = String::new();
-    push_line(&mut table, headings.iter().copied(), &widths, NumberAlignment::Left);
+    push_row(&mut table, headings.iter().copied(), &widths, NumberAlignment::Left);
     for row in &rows {
-        push_line(&mut table, row.as_ref().iter().map(String::as_str), &widths, numbers);
+        push_row(&mut table, row.as_ref().iter().map(String::as_str), &widths, numbers);
     }
     table
 }
 
-fn push_line<'c>(table: &mut String, cells: impl Iterator<Item = &'c str>, widths: &[usize], numbers: NumberAlignment) {
+fn push_row<'c>(table: &mut String, cells: impl Iterator<Item = &'c str>, widths: &[usize], numbers: NumberAlignment) {
     let start = table.len();
     for (index, (cell, width)) in cells.zip(widths).enumerate() {
         let padding = " ".repeat(width.saturating_sub(cell.width()));

@@ -10,12 +10,12 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::task::coop::{has_budget_remaining, poll_proceed};
 
 /// Units that exceed the whole budget of a poll.
-pub const ALL_UNITS: usize = 256;
+pub const MAX_TASK_BUDGET_UNITS: usize = 256;
 
 /// Lowers the priority of the calling thread, so that its work delays no decision on a busy machine.
 ///
 /// The thread keeps its priority if the process lacks the permission.
-pub fn lower_priority() {
+pub fn lower_thread_priority() {
     const NICENESS: i32 = 10;
     if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
         tracing::debug!(%error, "a background thread runs at full priority");
@@ -32,7 +32,7 @@ pub fn thread_cpu_time() -> Duration {
 /// Consumes up to `units` of the running task's budget. Outside a task it does nothing.
 pub fn consume_task_budget(units: usize) {
     let mut context = Context::from_waker(Waker::noop());
-    for _ in 0..units.min(ALL_UNITS) {
+    for _ in 0..units.min(MAX_TASK_BUDGET_UNITS) {
         match poll_proceed(&mut context) {
             Poll::Ready(unit) => unit.made_progress(),
             Poll::Pending => return,

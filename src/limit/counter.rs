@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 use siphasher::sip128::{Hasher128, SipHasher13};
 use smallvec::SmallVec;
 
-use crate::base::random::random_pair;
+use crate::base::random::random_u64_pair;
 use crate::base::sharded::upper_half;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, JointLimit};
@@ -75,7 +75,7 @@ pub struct Path<'a> {
 
 /// Random hash key of this process. Clients choose the values, and must not be able to choose two that collide.
 static SECRET: LazyLock<SipHasher13> = LazyLock::new(|| {
-    let (first, second) = random_pair();
+    let (first, second) = random_u64_pair();
     SipHasher13::new_with_keys(first, second)
 });
 

@@ -15,7 +15,7 @@ use super::files::watch::{Changes, WatchReloader, WatchTiming, Watcher};
 use super::files::{PathError, PathProblem, ReadResult, RuleLocation};
 use super::rule_defaults::RuleDefaults;
 use crate::base::clock::Time;
-use crate::base::sharded::lock;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::rules::rule::set::RuleSet;
 use crate::rules::rule::{Allowance, RuleLimit};
 use crate::settings::problem::UnusableSetting;
@@ -190,7 +190,7 @@ impl DefaultsStatus {
     }
 
     fn lock(&self) -> MutexGuard<'_, DefaultsState> {
-        lock(&self.state)
+        lock_ignoring_poison(&self.state)
     }
 }
 

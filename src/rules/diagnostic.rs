@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-use crate::base::text::{replaced, shortened};
+use crate::base::printable_text::{replace_unprintable_char, truncate_printable};
 
 /// Maximum number of errors, and of warnings, that are kept; the rest are counted.
 pub const MAX_KEPT: usize = 1000;
@@ -85,7 +85,11 @@ impl Diagnostic {
         let column = usize::try_from(self.column).map_or(0, |column| column.saturating_sub(1));
         // A long line is cut before the column, so that the caret is visible.
         let skipped = if column < EXCERPT_CHARS - 20 { 0 } else { column - 40 };
-        let shown = line.chars().skip(skipped).take(EXCERPT_CHARS).map(|c| if c == '\t' { ' ' } else { replaced(c) });
+        let shown = line
+            .chars()
+            .skip(skipped)
+            .take(EXCERPT_CHARS)
+            .map(|c| if c == '\t' { ' ' } else { replace_unprintable_char(c) });
         let shown: String = shown.collect();
         let caret = " ".repeat(column - skipped);
         format!("{:>5} | {}\n      | {caret}^\n", self.line, shown.trim_end())
@@ -188,5 +192,5 @@ impl std::error::Error for Diagnostics {}
 
 /// Makes `text` fit for a message: printable, and at most 200 characters of it.
 pub(crate) fn to_quotable(text: &str) -> String {
-    shortened(text, 200)
+    truncate_printable(text, 200)
 }

@@ -4,14 +4,14 @@
 //! `config/reference.yaml` and the defaults of the code with it. In a section to which it does not belong, a key of
 //! envoyproxy/ratelimit (`peer`) is ignored with a warning, as there; a key of tollkeeper is an error.
 
-use crate::base::words::words;
+use crate::base::named_enum::named_enum;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::{RegionLossPolicy, StorePolicy};
 use crate::rules::rule::RuleLogging;
 use Section::{Defaults, DefaultsFile, Descriptor, DomainDefaults, Limit, RateLimit, Replaces, Root};
 use ValueKind::{Choice, Count, Duration, Flag, Free, Limits, Overshoot, Percentage, Table, Tables, Text, Unit};
 
-words! {
+named_enum! {
     /// Kind of mapping in a rule file, with its name in the schema.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum Section {
@@ -87,7 +87,7 @@ pub enum ValueKind {
     Free,
 }
 
-words! {
+named_enum! {
     /// Value of `consistency`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum ConsistencyWord {
@@ -98,7 +98,7 @@ words! {
     }
 }
 
-words! {
+named_enum! {
     /// Value of `scope`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum ScopeWord {

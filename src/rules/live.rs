@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::defaults_file::{DefaultsReport, DefaultsStatus};
 use super::xds::status::{StreamReport, StreamStatus};
 use crate::base::clock::Time;
-use crate::base::sharded::lock;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::rules::rule::set::RuleSet;
 
 /// Rules that decide, replaced as a whole.
@@ -186,7 +186,7 @@ impl LiveRules {
     }
 
     fn attempt(&self) -> MutexGuard<'_, LoadAttempt> {
-        lock(&self.attempt)
+        lock_ignoring_poison(&self.attempt)
     }
 }
 

@@ -19,7 +19,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use self::value_pattern::{MatchKind, ValuePattern};
-use crate::base::words::words;
+use crate::base::named_enum::named_enum;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::period::Unit;
 use crate::limit::{Consistency, Limit, StorePolicy};
@@ -214,7 +214,7 @@ pub struct RuleLimit {
     pub left_out_defaults: Vec<String>,
 }
 
-words! {
+named_enum! {
     /// A rule's own choice of the decisions that are logged.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum RuleLogging {

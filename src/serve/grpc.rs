@@ -29,7 +29,7 @@ pub fn build_router(settings: &GrpcSettings, health: &GrpcHealth) -> Router {
 fn add_reflection(routes: Routes) -> Routes {
     let reflection = || {
         tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(pb::descriptor_set())
+            .register_encoded_file_descriptor_set(pb::file_descriptor_set())
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
     // Some clients know only the older name.

@@ -235,7 +235,7 @@ fn build_service(settings: &Settings, rules: Arc<LiveRules>) -> Service {
 
 /// Starts to export traces.
 fn start_tracer(settings: &TracingSettings, exporter: OtlpExporter) -> Tracer {
-    let thread = ExportThread { setting: settings.collector.setting, on_start: threads::lower_priority };
+    let thread = ExportThread { setting: settings.collector.setting, on_start: threads::lower_thread_priority };
     let span_queue =
         SpanQueue::start(exporter, &otlp::build_resource(&settings.collector.resource), settings.queue, thread);
     let (protocol, endpoint) = (settings.collector.protocol, settings.collector.endpoint.as_str());

@@ -6,7 +6,7 @@ use super::setting::{Condition, Requirement, settings};
 use super::value::number::{ByteSize, ByteSizeRange};
 use super::value::{Choice, Words};
 use super::values::Values;
-use crate::base::words::words;
+use crate::base::named_enum::named_enum;
 
 settings! { "Counters";
     BACKEND_TYPE: Option<BackendType> = None,
@@ -30,7 +30,7 @@ settings! { "Counters";
 static WITH_RATELIMIT_KEYS: Requirement =
     Requirement::decided_by_reader("it is only read with TOLLKEEPER_KEY_FORMAT=ratelimit");
 
-words! {
+named_enum! {
     /// Kind of store for counters.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum BackendType {
@@ -46,7 +46,7 @@ impl Choice for BackendType {
     const CASE_SENSITIVE: bool = true;
 }
 
-words! {
+named_enum! {
     /// Format of the keys of counters in Redis and memcached.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum KeyFormat {

@@ -17,7 +17,7 @@ use super::value::number::{ByteSize, ByteSizeRange, FloatRange, IntRange};
 use super::value::text::{SecretUrl, TextList};
 use super::value::{Choice, Words};
 use super::values::Values;
-use crate::base::words::words;
+use crate::base::named_enum::named_enum;
 
 settings! { "Decision log";
     TOLLKEEPER_DECISION_LOG: TextList = "",
@@ -115,7 +115,7 @@ static OTLP_LOG_VARIABLES: SignalVariables = SignalVariables {
     client_key: &OTEL_EXPORTER_OTLP_LOGS_CLIENT_KEY,
 };
 
-words! {
+named_enum! {
     /// Form of the values of descriptors in the log.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum LoggedValues {

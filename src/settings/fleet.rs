@@ -6,7 +6,7 @@ use super::setting::settings;
 use super::store::StoreSettings;
 use super::value::{Choice, Words};
 use super::values::Values;
-use crate::base::words::words;
+use crate::base::named_enum::named_enum;
 
 settings! { "Fleet";
     TOLLKEEPER_FLEET: bool = true,
@@ -15,7 +15,7 @@ settings! { "Fleet";
         "values of descriptors in /top and /fleet: as sent, or hashed by TOLLKEEPER_DECISION_LOG_HASH_KEY";
 }
 
-words! {
+named_enum! {
     /// Values of descriptors among the rejected keys.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum TopValues {

@@ -14,7 +14,7 @@ use super::value::number::{DurationRange, FloatRange, IntRange};
 use super::value::text::{TextList, TextMap};
 use super::value::{Choice, SettingValue as _, Words};
 use super::values::Values;
-use crate::base::words::words;
+use crate::base::named_enum::named_enum;
 
 const FLUSH_INTERVAL: DurationRange = DurationRange::new(Duration::from_millis(10), Duration::from_secs(3600));
 
@@ -63,7 +63,7 @@ static WITH_DOG_STATSD: Requirement =
     Requirement { any_of: &[Need::Is(&USE_DOG_STATSD, "true")], why: "it is only read with USE_DOG_STATSD=true" };
 static WITH_STATSD: Requirement = Requirement::decided_by_reader("it is only read if metrics are sent to statsd");
 
-words! {
+named_enum! {
     /// Transport of statsd.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum StatsdTransport {

@@ -8,7 +8,7 @@ use super::setting::{Condition, Need, Requirement, settings};
 use super::value::number::{DurationRange, IntRange};
 use super::value::{Choice, Words};
 use super::values::Values;
-use crate::base::words::words;
+use crate::base::named_enum::named_enum;
 use crate::limit::StorePolicy;
 
 const POLL_INTERVAL: DurationRange =
@@ -59,7 +59,7 @@ static OVER_XDS: Requirement = Requirement {
     why: "rules come from files, which are read once before the first response",
 };
 
-words! {
+named_enum! {
     /// Source of the rules.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum RuleSourceKind {

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::base::text::shortened;
+use crate::base::printable_text::truncate_printable;
 
 /// A text that neither `Display` nor `Debug` reveals.
 #[derive(Clone, PartialEq, Eq)]
@@ -73,5 +73,5 @@ fn mask_false_ports(text: &str) -> String {
 
 /// Makes a text of a variable fit for a message: printable, and at most 100 characters of it.
 pub(crate) fn one_line(text: &str) -> String {
-    shortened(text, 100)
+    truncate_printable(text, 100)
 }

@@ -15,7 +15,7 @@ use super::value::number::{FloatRange, IntRange};
 use super::value::text::{SecretUrl, TextList};
 use super::value::{Choice, Words};
 use super::values::Values;
-use crate::base::words::words;
+use crate::base::named_enum::named_enum;
 use crate::telemetry::otlp::OtlpProtocol;
 use crate::telemetry::traces::TraceSampler;
 use crate::telemetry::traces::propagation::PropagationFormats;
@@ -93,7 +93,7 @@ impl Choice for OtelProtocol {
     const EMPTY_IS_UNSET: bool = true;
 }
 
-words! {
+named_enum! {
     /// Compression of export requests.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Compression {

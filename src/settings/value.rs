@@ -75,7 +75,7 @@ pub type Words<T> = &'static [(&'static str, T)];
 
 /// One of a closed set of values, each with a word for it.
 ///
-/// Enums take their words from `words!`, where other parts of the program find them too.
+/// Enums take their words from `named_enum!`, where other parts of the program find them too.
 pub trait Choice: Copy + PartialEq + Send + Sync + 'static {
     /// The words that are accepted, with what each stands for; the first word of a value is its name.
     const WORDS: Words<Self>;

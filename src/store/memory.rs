@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 use self::shard::MemoryShard;
 use super::outcome::LimitAdmissions;
 use crate::base::clock::Time;
-use crate::base::sharded::{Sharded, lock, upper_half};
+use crate::base::sharded::{Sharded, lock_ignoring_poison, upper_half};
 use crate::limit::Limit;
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::ChargeResult;
@@ -64,14 +64,14 @@ impl MemoryStore {
     /// Decides a charge without room in its shard, in the overflow shard, where any counter may be evicted. Clients
     /// that fill the store are still limited, if not exactly, and so are all others.
     pub fn charge_overflow(&self, charge: &Charge<'_>, now: Time) -> SmallVec<[ChargeResult; 1]> {
-        lock(&self.overflow).charge(charge, now).expect("the overflow shard evicts any counter")
+        lock_ignoring_poison(&self.overflow).charge(charge, now).expect("the overflow shard evicts any counter")
     }
 
     /// Deletes the counters of a charge; returns how many existed.
     pub fn reset(&self, charge: &Charge<'_>) -> usize {
         let reset = |counter: &Counter<'_>| {
             let key = charge.key ^ counter.tag;
-            self.shard(charge.key).remove_key(key) | lock(&self.overflow).remove_key(key)
+            self.shard(charge.key).remove_key(key) | lock_ignoring_poison(&self.overflow).remove_key(key)
         };
         charge.counters.iter().filter(|counter| reset(counter)).count()
     }
@@ -89,21 +89,21 @@ impl MemoryStore {
     }
 
     fn shard(&self, path: u128) -> MutexGuard<'_, MemoryShard> {
-        self.shards.lock(upper_half(path))
+        self.shards.lock_shard(upper_half(path))
     }
 
     /// Drops expired counters from one of `parts` equal parts of the shards: the one at `part`. Locks one shard at a
     /// time.
     pub fn sweep(&self, now: Time, part: usize, parts: usize) {
-        self.shards.iter_part(part, parts).for_each(|mut shard| shard.sweep(now));
+        self.shards.lock_each_of_part(part, parts).for_each(|mut shard| shard.sweep(now));
         if part.is_multiple_of(parts) {
-            lock(&self.overflow).sweep(now);
+            lock_ignoring_poison(&self.overflow).sweep(now);
         }
     }
 
     /// Size of the store, summed over one shard after the other.
     pub fn usage(&self) -> MemoryUsage {
-        self.shards.iter().chain(std::iter::once_with(|| lock(&self.overflow))).fold(
+        self.shards.lock_each().chain(std::iter::once_with(|| lock_ignoring_poison(&self.overflow))).fold(
             MemoryUsage::default(),
             |sum, shard| {
                 let usage = shard.usage();

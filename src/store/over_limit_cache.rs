@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::charge::{OwnedCharge, OwnedCounter};
-use crate::base::clock::micros;
-use crate::base::sharded::{HashKeyMap, SHARDS, Sharded, upper_half};
+use crate::base::clock::to_micros;
+use crate::base::sharded::{DEFAULT_SHARDS, PrehashedMap, Sharded, upper_half};
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::{ChargeRequest, ChargeResult};
 use crate::limit::request::Hits;
@@ -54,7 +54,7 @@ pub struct CallTimes {
 
 #[derive(Debug, Default)]
 struct CacheShard {
-    rejections: HashKeyMap<CachedRejection>,
+    rejections: PrehashedMap<CachedRejection>,
     bytes: usize,
     evicted_us: u64,
 }
@@ -81,8 +81,8 @@ impl OverLimitCache {
     /// counters whose rejected hits count too, as far as their rejections end at a fixed time.
     pub fn new(capacity_bytes: usize, cache_counted: bool, origin: Instant) -> Self {
         Self {
-            shards: (capacity_bytes > 0).then(|| Sharded::new(SHARDS, CacheShard::default)),
-            max_shard_bytes: capacity_bytes.max(MIN_BYTES) / SHARDS,
+            shards: (capacity_bytes > 0).then(|| Sharded::new(DEFAULT_SHARDS, CacheShard::default)),
+            max_shard_bytes: capacity_bytes.max(MIN_BYTES) / DEFAULT_SHARDS,
             cache_counted,
             origin,
             entries: AtomicUsize::new(0),
@@ -97,7 +97,7 @@ impl OverLimitCache {
             return None;
         }
         let now_us = self.micros(now);
-        let mut shard = self.shards.as_ref()?.lock(upper_half(id));
+        let mut shard = self.shards.as_ref()?.lock_shard(upper_half(id));
         let rejection = shard.rejections.get(&id)?;
         if rejection.end_us <= now_us {
             self.remove_from(&mut shard, id);
@@ -134,7 +134,7 @@ impl OverLimitCache {
     pub fn sweep(&self, now: Instant, part: usize, parts: usize) {
         if let Some(shards) = self.shards.as_ref().filter(|_| self.entries() > 0) {
             let now_us = self.micros(now);
-            shards.iter_part(part, parts).for_each(|mut shard| self.evict_expired(&mut shard, now_us));
+            shards.lock_each_of_part(part, parts).for_each(|mut shard| self.evict_expired(&mut shard, now_us));
         }
     }
 
@@ -151,7 +151,7 @@ impl OverLimitCache {
     /// Removes the rejection of a counter that has changed.
     pub fn remove(&self, id: u128) {
         if let Some(shards) = self.shards.as_ref().filter(|_| self.entries() > 0) {
-            self.remove_from(&mut shards.lock(upper_half(id)), id);
+            self.remove_from(&mut shards.lock_shard(upper_half(id)), id);
         }
     }
 
@@ -169,7 +169,7 @@ impl OverLimitCache {
         }
         // The results are wrong as soon as one of the rejecting limits could admit the charge.
         let waits = results.iter().filter(|result| !result.admitted).filter_map(|result| result.retry_after_us);
-        let validity_us = waits.fold(micros(MAX_VALIDITY), u64::min);
+        let validity_us = waits.fold(to_micros(MAX_VALIDITY), u64::min);
         let (at_us, end_us) = (self.micros(times.answered), self.micros(times.sent).saturating_add(validity_us));
         if end_us <= at_us {
             return;
@@ -178,7 +178,7 @@ impl OverLimitCache {
         let limits = limits.map(|(counter, result)| CachedLimit { counter: *counter, result: *result }).collect();
         let rejection = CachedRejection { at_us, end_us, hits, max_delay_us: charge.request.max_delay_us, limits };
         let Some(shards) = &self.shards else { return };
-        let mut shard = shards.lock(upper_half(id));
+        let mut shard = shards.lock_shard(upper_half(id));
         self.remove_from(&mut shard, id);
         let bytes = rejection.bytes();
         let may_evict = shard.evicted_us.saturating_add(EVICTION_INTERVAL_US) <= at_us;
@@ -215,7 +215,7 @@ impl OverLimitCache {
     }
 
     fn micros(&self, at: Instant) -> u64 {
-        micros(at.saturating_duration_since(self.origin))
+        to_micros(at.saturating_duration_since(self.origin))
     }
 }
 

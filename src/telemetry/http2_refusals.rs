@@ -20,10 +20,10 @@ use tracing_subscriber::layer::{Context, Layer};
 use tracing_subscriber::registry::LookupSpan;
 
 use crate::base::clock::Clock;
-use crate::base::words::words;
+use crate::base::named_enum::named_enum;
 use crate::telemetry::log_throttle::LogThrottle;
 
-words! {
+named_enum! {
     /// Reason of a refusal, with its value of the label `reason`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum RefusalReason {

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
-use crate::base::words::words;
+use crate::base::named_enum::named_enum;
 
 /// Counters of all listeners.
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ pub struct StatsByListener {
     refusals: [AtomicU64; RefusedLimit::ALL.len()],
 }
 
-words! {
+named_enum! {
     /// Limit that a refused request or a closed connection exceeded, with its value of the label `reason`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum RefusedLimit {

@@ -20,9 +20,9 @@ use tracing_subscriber::registry::{LookupSpan, Registry};
 use tracing_subscriber::reload::{self, Handle};
 
 use crate::base::clock::{Clock, Time};
-use crate::base::sharded::lock;
-use crate::base::text::{first_bytes, printable_json, quoted};
-use crate::base::words::words;
+use crate::base::named_enum::named_enum;
+use crate::base::printable_text::{escape_unprintable_json, quote_as_json, truncate_to_bytes};
+use crate::base::sharded::lock_ignoring_poison;
 use crate::telemetry::http2_refusals::build_refusal_layer;
 use crate::telemetry::recent_problems::{LoggedProblem, RECENT_PROBLEMS};
 
@@ -35,7 +35,7 @@ pub const FATAL: &str = "tollkeeper::fatal";
 /// Target of admin actions, logged at every level.
 pub const AUDIT: &str = "tollkeeper::audit";
 
-words! {
+named_enum! {
     /// Log level: events of this severity and above are logged.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub enum Level {
@@ -75,7 +75,7 @@ impl Level {
     }
 }
 
-words! {
+named_enum! {
     /// Format of lines.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub enum Format {
@@ -108,20 +108,20 @@ pub fn init(level: Level, format: Format) -> Result<(), LogError> {
     let (subscriber, filter) = build_reloadable(level, format, Clock::System, std::io::stderr);
     tracing::subscriber::set_global_default(subscriber).map_err(|_| LogError::AlreadyInitialized)?;
     FILTER.set(filter).map_err(|_| LogError::AlreadyInitialized)?;
-    *lock(&LEVEL) = level;
+    *lock_ignoring_poison(&LEVEL) = level;
     Ok(())
 }
 
 /// Current level.
 pub fn current() -> Level {
-    *lock(&LEVEL)
+    *lock_ignoring_poison(&LEVEL)
 }
 
 /// Changes the level until the process ends; an error before [`init`].
 pub fn set(level: Level) -> Result<(), LogError> {
     let filter = FILTER.get().ok_or(LogError::NotInitialized)?;
     // Locked during the change, so that `current` agrees with the filter.
-    let mut current = lock(&LEVEL);
+    let mut current = lock_ignoring_poison(&LEVEL);
     filter.reload(build_targets(level)).map_err(|_| LogError::NotInitialized)?;
     *current = level;
     Ok(())
@@ -233,11 +233,11 @@ impl EventLine {
     }
 
     fn text(&self, time: &str, level: &str) -> String {
-        let mut line = format!("time=\"{time}\" level={level} msg={}", quoted(&self.message));
+        let mut line = format!("time=\"{time}\" level={level} msg={}", quote_as_json(&self.message));
         for (name, value) in &self.fields {
             let value = match value {
                 serde_json::Value::String(text) if is_plain(text) => text.clone(),
-                serde_json::Value::String(text) => quoted(text),
+                serde_json::Value::String(text) => quote_as_json(text),
                 other => other.to_string(),
             };
             // Writing to a String does not fail.
@@ -255,7 +255,7 @@ impl EventLine {
             let name = if object.contains_key(&name) { format!("fields.{name}") } else { name };
             object.insert(name, value);
         }
-        printable_json(&serde_json::Value::Object(object).to_string()).into_owned()
+        escape_unprintable_json(&serde_json::Value::Object(object).to_string()).into_owned()
     }
 
     fn put(&mut self, field: &Field, value: serde_json::Value) {
@@ -297,7 +297,7 @@ fn cut(text: &str) -> String {
     if text.len() <= MAX_VALUE_BYTES {
         return text.to_owned();
     }
-    let start = first_bytes(text, MAX_VALUE_BYTES);
+    let start = truncate_to_bytes(text, MAX_VALUE_BYTES);
     format!("{start}... ({} bytes more)", text.len() - start.len())
 }
 

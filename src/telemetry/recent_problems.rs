@@ -9,8 +9,8 @@ use std::sync::Mutex;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::base::sharded::lock;
-use crate::base::text::{first_bytes, replace_unprintable};
+use crate::base::printable_text::{replace_unprintable, truncate_to_bytes};
+use crate::base::sharded::lock_ignoring_poison;
 
 /// Maximum number of lines that are kept.
 pub const MAX_LINES: usize = 100;
@@ -54,7 +54,7 @@ impl RecentProblems {
             room = left;
             problem.fields.insert(name, value);
         }
-        let mut lines = lock(&self.0);
+        let mut lines = lock_ignoring_poison(&self.0);
         if let Some(last) = lines.back_mut()
             && (last.level, &last.message, &last.fields) == (problem.level, &problem.message, &problem.fields)
         {
@@ -70,13 +70,13 @@ impl RecentProblems {
 
     /// Returns the lines, the oldest first.
     pub fn all(&self) -> Vec<LoggedProblem> {
-        lock(&self.0).iter().cloned().collect()
+        lock_ignoring_poison(&self.0).iter().cloned().collect()
     }
 }
 
 /// Replaces unprintable characters of `text` but line feeds, and cuts it to [`MAX_TEXT_BYTES`].
 fn bounded(text: &str) -> String {
-    let start = first_bytes(text, MAX_TEXT_BYTES);
+    let start = truncate_to_bytes(text, MAX_TEXT_BYTES);
     let mut bounded = replace_unprintable(start);
     if start.len() < text.len() {
         bounded.push_str("...");

@@ -46,7 +46,7 @@ impl RecentlyCreatedKeys {
         if parts.clone().map(|part| part.len() + 2).sum::<usize>() > MAX_RECORDED_KEY_BYTES {
             return;
         }
-        let Some(mut ring) = self.shards.try_lock(hash(limit)) else { return };
+        let Some(mut ring) = self.shards.try_lock_shard(hash(limit)) else { return };
         let mut buffer = match ring.keys.len() < KEYS_PER_SHARD {
             true => Vec::new(),
             false => {
@@ -72,7 +72,7 @@ impl RecentlyCreatedKeys {
     /// Returns the recorded keys of a limit, the latest first. A key whose counter expired and was created again can
     /// appear twice.
     pub fn of_limit(&self, limit: &LimitStats) -> Vec<Vec<Vec<u8>>> {
-        let ring = self.shards.lock(hash(limit));
+        let ring = self.shards.lock_shard(hash(limit));
         let (later, earlier) = ring.keys.split_at(ring.next);
         let latest_first = later.iter().rev().chain(earlier.iter().rev());
         latest_first.filter(|key| key.limit == limit.id()).map(|key| split(&key.parts)).collect()

@@ -127,7 +127,7 @@ impl TopKeys {
         let KeyRejection { id, limit, hits } = rejected;
         let seconds = self.seconds_of(now);
         let (minute, second_mark) = (seconds / MINUTE_S, 1 << (seconds % MINUTE_S));
-        let mut windows = shards.lock(lower_half(id));
+        let mut windows = shards.lock_shard(lower_half(id));
         if windows.back().is_none_or(|newest| newest.minute < minute) {
             drop_old(&mut windows, minute);
             windows.push_back(MinuteWindow { minute, sketch: SpaceSaving::new(self.counters_per_shard) });
@@ -152,7 +152,7 @@ impl TopKeys {
         let minute = self.minute_of(now);
         let first = (minute + 1).saturating_sub(minutes.clamp(1, MINUTES));
         let mut snapshot = TopKeysSnapshot::default();
-        for windows in self.shards.iter().flat_map(Sharded::iter) {
+        for windows in self.shards.iter().flat_map(Sharded::lock_each) {
             let mut keys: HashMap<u128, KeySum> = HashMap::new();
             let mut missed = 0;
             for window in windows.iter().filter(|window| window.minute >= first) {
@@ -173,7 +173,7 @@ impl TopKeys {
     pub fn by_minute(&self, now: Time) -> Vec<RejectedInMinute> {
         let current = self.minute_of(now);
         let mut minutes: BTreeMap<u64, RejectedInMinute> = BTreeMap::new();
-        for windows in self.shards.iter().flat_map(Sharded::iter) {
+        for windows in self.shards.iter().flat_map(Sharded::lock_each) {
             for MinuteWindow { minute, sketch } in windows.iter().filter(|window| window.minute + MINUTES > current) {
                 let missed = sketch.max_missed();
                 let merged = minutes.entry(*minute).or_default();
@@ -198,7 +198,7 @@ impl TopKeys {
         let first = (current + 1).saturating_sub(MINUTES);
         let mut sums: Vec<MinuteSum> =
             (first..=current).map(|minute| MinuteSum { minute, rejected_at_least: 0 }).collect();
-        for windows in self.shards.iter().flat_map(Sharded::iter) {
+        for windows in self.shards.iter().flat_map(Sharded::lock_each) {
             for window in windows.iter() {
                 let Some(sum) = sums.iter_mut().find(|sum| sum.minute == window.minute) else { continue };
                 let counted = window.sketch.iter().filter(|(_, label, _)| filter(&label.limit));
@@ -224,7 +224,7 @@ impl TopKeys {
     /// Removes windows that are too old.
     pub fn sweep(&self, now: Time) {
         let minute = self.minute_of(now);
-        self.shards.iter().flat_map(Sharded::iter).for_each(|mut windows| drop_old(&mut windows, minute));
+        self.shards.iter().flat_map(Sharded::lock_each).for_each(|mut windows| drop_old(&mut windows, minute));
     }
 }
 

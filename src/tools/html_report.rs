@@ -7,7 +7,7 @@ use plotters::prelude::*;
 
 use super::recommend::results::{CurvePoint, RecommendationResults};
 use super::simulate::results::{RejectedKeyResults, SimulationResults, TimelineResults};
-use crate::base::text::replace_unprintable;
+use crate::base::printable_text::replace_unprintable;
 
 /// Limits with a plot of their own.
 const MAX_LIMIT_PLOTS: usize = 20;

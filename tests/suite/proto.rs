@@ -54,7 +54,7 @@ fn omitted_fields_are_listed() {
 
 /// Lines of our version and of Envoy's version, for each of our files.
 fn file_pairs() -> Vec<(BTreeSet<String>, BTreeSet<String>)> {
-    let set = FileDescriptorSet::decode(pb::descriptor_set()).unwrap();
+    let set = FileDescriptorSet::decode(pb::file_descriptor_set()).unwrap();
     let ours: Vec<_> = set.file.iter().filter(|file| file.name().starts_with("envoy/")).collect();
     assert_eq!(ours.len(), 4, "files of proto/ in the descriptor set");
     let path = std::env::var_os("TOLLKEEPER_TEST_ENVOY")

@@ -144,7 +144,7 @@ fn step(step: &Value) -> Step {
 /// Response decoded from proto3 JSON.
 fn response_from_json(text: &str) -> RateLimitResponse {
     static RESPONSE: LazyLock<MessageDescriptor> = LazyLock::new(|| {
-        let pool = DescriptorPool::decode(pb::descriptor_set()).expect("the build wrote it");
+        let pool = DescriptorPool::decode(pb::file_descriptor_set()).expect("the build wrote it");
         pool.get_message_by_name("envoy.service.ratelimit.v3.RateLimitResponse").expect("it is in there")
     });
     let mut json = serde_json::Deserializer::from_str(text);

@@ -380,7 +380,7 @@ fn response_without_json_form_is_an_error() {
 
 #[test]
 fn file_descriptors_name_the_service_and_use_strings() {
-    let pool = prost_reflect::DescriptorPool::decode(tollkeeper::base::pb::descriptor_set()).unwrap();
+    let pool = prost_reflect::DescriptorPool::decode(tollkeeper::base::pb::file_descriptor_set()).unwrap();
     let service = pool.get_service_by_name("envoy.service.ratelimit.v3.RateLimitService").unwrap();
     assert_eq!(service.methods().map(|method| method.name().to_owned()).collect::<Vec<_>>(), ["ShouldRateLimit"]);
     let entry = pool.get_message_by_name("envoy.extensions.common.ratelimit.v3.RateLimitDescriptor.Entry").unwrap();

@@ -14,9 +14,9 @@ use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic_prost::{ProstCodec, ProstEncoder};
 
 /// Upper bound on the fields of a message and its descriptors: several for each of 10 000 descriptors.
-pub const MAX_FIELDS: usize = 100_000;
+pub const MAX_MESSAGE_FIELDS: usize = 100_000;
 
-/// Codec for messages with fewer than [`MAX_FIELDS`] fields.
+/// Codec for messages with fewer than [`MAX_MESSAGE_FIELDS`] fields.
 #[derive(Clone, Copy, Debug)]
 pub struct BoundedCodec<T, U>(PhantomData<(T, U)>);
 
@@ -45,7 +45,7 @@ where
     }
 }
 
-/// Decoder for messages with fewer than [`MAX_FIELDS`] fields.
+/// Decoder for messages with fewer than [`MAX_MESSAGE_FIELDS`] fields.
 #[derive(Clone, Copy, Debug)]
 pub struct BoundedDecoder<U>(PhantomData<U>);
 
@@ -54,22 +54,22 @@ impl<U: Message + Default> Decoder for BoundedDecoder<U> {
     type Error = Status;
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        decode(buffer).map(Some)
+        decode_bounded(buffer).map(Some)
     }
 }
 
 /// Decodes the message in `buffer`, which must be contiguous.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT` if it has [`MAX_FIELDS`] fields or more, `INTERNAL` if it is malformed.
-pub fn decode<U: Message + Default>(buffer: impl Buf) -> Result<U, Status> {
+/// `INVALID_ARGUMENT` if it has [`MAX_MESSAGE_FIELDS`] fields or more, `INTERNAL` if it is malformed.
+pub fn decode_bounded<U: Message + Default>(buffer: impl Buf) -> Result<U, Status> {
     // A field has at least one byte, so a message with fewer bytes need not be counted.
-    let mut left = MAX_FIELDS;
-    if buffer.remaining() >= MAX_FIELDS {
-        count_fields(buffer.chunk(), true, &mut left);
+    let mut left = MAX_MESSAGE_FIELDS;
+    if buffer.remaining() >= MAX_MESSAGE_FIELDS {
+        count_down_fields(buffer.chunk(), true, &mut left);
     }
     if left == 0 {
-        return Err(Status::invalid_argument(format!("the message has {MAX_FIELDS} fields or more")));
+        return Err(Status::invalid_argument(format!("the message has {MAX_MESSAGE_FIELDS} fields or more")));
     }
     U::decode(buffer).map_err(|error| Status::internal(error.to_string()))
 }
@@ -78,7 +78,7 @@ pub fn decode<U: Message + Default>(buffer: impl Buf) -> Result<U, Status> {
 pub const FRAME_HEAD_BYTES: usize = 5;
 
 /// Encodes a message as an uncompressed gRPC frame. The message must be shorter than 4 GiB.
-pub fn frame(message: &impl Message) -> Bytes {
+pub fn encode_frame(message: &impl Message) -> Bytes {
     let length = message.encoded_len();
     let mut frame = vec![0; FRAME_HEAD_BYTES + length];
     let (head, mut body) = frame.split_at_mut(FRAME_HEAD_BYTES);
@@ -89,7 +89,7 @@ pub fn frame(message: &impl Message) -> Bytes {
 }
 
 /// Decrements `left` for each field of `message` and, with `within`, of its descriptors. Stops at malformed bytes.
-fn count_fields(mut message: &[u8], within: bool, left: &mut usize) {
+fn count_down_fields(mut message: &[u8], within: bool, left: &mut usize) {
     while *left > 0 && !message.is_empty() {
         *left -= 1;
         let Ok(tag) = decode_varint(&mut message) else { return };
@@ -108,12 +108,12 @@ fn count_fields(mut message: &[u8], within: bool, left: &mut usize) {
             _ => 0,
         };
         let Some((value, rest)) = message.split_at_checked(length) else { return };
-        if within && tag & 7 == 2 && tag >> 3 == DESCRIPTORS {
-            count_fields(value, false, left);
+        if within && tag & 7 == 2 && tag >> 3 == DESCRIPTORS_FIELD_NUMBER {
+            count_down_fields(value, false, left);
         }
         message = rest;
     }
 }
 
 /// Field number of a request's descriptors.
-const DESCRIPTORS: u64 = 2;
+const DESCRIPTORS_FIELD_NUMBER: u64 = 2;

@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::header::HeaderRecord;
-use crate::base::sharded::lock;
+use crate::base::sharded::lock_ignoring_poison;
 
 /// Size of a chunk in bytes; a longer line has its own.
 const CHUNK_BYTES: usize = 32 * 1024;
@@ -188,6 +188,6 @@ impl RecordQueue {
     }
 
     fn lock(&self) -> MutexGuard<'_, WaitingRecords> {
-        lock(&self.state)
+        lock_ignoring_poison(&self.state)
     }
 }

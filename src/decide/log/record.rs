@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::header::HeaderRecord;
-use crate::base::text::printable_json_lines;
+use crate::base::printable_text::escape_unprintable_json_lines;
 use crate::limit::RegionLossPolicy;
 use crate::limit::StorePolicy;
 use crate::limit::algorithm::Algorithm;
@@ -379,7 +379,7 @@ fn write_line(line: &mut Vec<u8>, head: &[u8], record: &impl Serialize) {
     }
     line[fields] = b',';
     line.push(b'\n');
-    if let Cow::Owned(printable) = printable_json_lines(&line[start..]) {
+    if let Cow::Owned(printable) = escape_unprintable_json_lines(&line[start..]) {
         line.truncate(start);
         line.extend(printable);
     }

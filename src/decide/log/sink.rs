@@ -100,6 +100,6 @@ pub(super) fn problems(sink: &SinkSettings) -> Vec<UnusableSetting> {
             file::check(path).err().map(|what| UnusableSetting { setting, shown, what }).into_iter().collect()
         }
         SinkSettings::Redis(stream) => unusable_files(&stream.deployment),
-        SinkSettings::Otlp(collector) => collector.options(threads::lower_priority).err().into_iter().collect(),
+        SinkSettings::Otlp(collector) => collector.options(threads::lower_thread_priority).err().into_iter().collect(),
     }
 }

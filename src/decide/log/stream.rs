@@ -12,7 +12,7 @@ use std::str::FromStr;
 
 use serde::de::IgnoredAny;
 
-use crate::base::text::printable_json;
+use crate::base::printable_text::escape_unprintable_json;
 use crate::store::client::redis::reply::{Reply, bytes, text};
 
 /// Field of an entry that has the record.
@@ -118,7 +118,7 @@ pub(crate) fn json_line(record: Option<&[u8]>) -> Result<String, UnusableRecord>
         return Err(UnusableRecord::NotJson);
     }
     // Raw line feeds are between values only.
-    Ok(printable_json(text).replace('\n', " "))
+    Ok(escape_unprintable_json(text).replace('\n', " "))
 }
 
 #[cfg(test)]

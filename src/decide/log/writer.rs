@@ -14,8 +14,8 @@ use super::queue::{Batch, LostRecords, RecordQueue};
 use super::record::{DropReason, DroppedRecord};
 use super::sink::{self, Sink};
 use crate::base::clock::Clock;
-use crate::base::sharded::lock;
-use crate::base::text::printable_json_lines;
+use crate::base::printable_text::escape_unprintable_json_lines;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::base::threads;
 use crate::settings::decision_log::{DecisionLogSettings, SinkSettings};
 use crate::telemetry::log_throttle::LogThrottle;
@@ -46,7 +46,7 @@ impl SinkHandle {
         };
         let own_queue = Arc::clone(&queue);
         thread::Builder::new().name("decision-log".to_owned()).spawn(move || {
-            threads::lower_priority();
+            threads::lower_thread_priority();
             writer.run(&own_queue);
             drop(alive);
         })?;
@@ -55,7 +55,7 @@ impl SinkHandle {
 
     /// Waits until the writer of a closed queue has written everything; false if it has not by `deadline`.
     pub(super) fn wait(&self, deadline: Instant) -> bool {
-        let ended = lock(&self.ended);
+        let ended = lock_ignoring_poison(&self.ended);
         let left = deadline.saturating_duration_since(Instant::now());
         ended.recv_timeout(left) == Err(mpsc::RecvTimeoutError::Disconnected)
     }
@@ -80,7 +80,7 @@ impl SinkWriter {
             }
             for chunk in &chunks {
                 let lines = memchr::memchr_iter(b'\n', chunk).count() as u64;
-                let written = self.sink.write(&printable_json_lines(chunk));
+                let written = self.sink.write(&escape_unprintable_json_lines(chunk));
                 let failed = written.as_ref().err().map_or(0, |lost| lost.count);
                 queue.counters().written.fetch_add(lines - failed, Ordering::Relaxed);
                 queue.counters().failed.fetch_add(failed, Ordering::Relaxed);

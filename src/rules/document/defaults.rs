@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::fields::{DocumentReader, FieldPath};
-use crate::base::words::words;
+use crate::base::named_enum::named_enum;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::{Overshoot, RegionLossPolicy, StorePolicy};
 use crate::rules::keys::{ConsistencyWord, ScopeWord};
@@ -16,7 +16,7 @@ use crate::rules::yaml::{Position, Spanned};
 /// Declares the keys: a row is the variant, the name in rule files, the field, and the type of its value.
 macro_rules! defaultable_keys {
     ($($(#[$attribute:meta])* $variant:ident = $name:literal, $field:ident: $type:ty;)+) => {
-        words! {
+        named_enum! {
             /// A key that a limit and `defaults` can both have.
             #[derive(Clone, Copy, Debug, PartialEq, Eq)]
             pub enum DefaultableKey {

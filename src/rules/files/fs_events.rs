@@ -20,7 +20,7 @@ use notify::{ErrorKind, Event, RecommendedWatcher, RecursiveMode, Watcher as _};
 
 use super::scan::WatchedPath;
 use super::wakeup::Wakeup;
-use crate::base::sharded::lock;
+use crate::base::sharded::lock_ignoring_poison;
 
 /// Watches that are placed.
 pub(super) struct FsWatches {
@@ -39,7 +39,7 @@ impl FsWatches {
         let set = Arc::new(Mutex::new(WatchSet::default()));
         let received = Arc::clone(&set);
         let notify_if_relevant = move |event: notify::Result<Event>| {
-            if event.map_or(true, |event| lock(&received).contains(&event)) {
+            if event.map_or(true, |event| lock_ignoring_poison(&received).contains(&event)) {
                 wakeup.notify(|reason| reason.changed = true);
             }
         };
@@ -61,11 +61,11 @@ impl FsWatches {
     /// `renew` places every watch again even if the paths are the same, because a path may lead to another inode.
     pub(super) fn sync(&mut self, paths: &[WatchedPath], renew: bool) -> bool {
         let set = WatchSet::of(paths);
-        let old = lock(&self.set).clone();
+        let old = lock_ignoring_poison(&self.set).clone();
         if set == old && !renew {
             return false;
         }
-        lock(&self.set).clone_from(&set);
+        lock_ignoring_poison(&self.set).clone_from(&set);
         for directory in old.directories.keys() {
             // Fails if the directory was removed, and its watch with it.
             let _ = self.watcher.unwatch(directory);

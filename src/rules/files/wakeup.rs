@@ -3,7 +3,7 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
-use crate::base::sharded::lock;
+use crate::base::sharded::lock_ignoring_poison;
 
 /// Reasons for which the thread was woken.
 #[derive(Clone, Copy, Debug, Default)]
@@ -26,7 +26,7 @@ pub(super) struct Wakeup {
 impl Wakeup {
     /// Wakes the thread; `set` adds the reason.
     pub(super) fn notify(&self, set: impl FnOnce(&mut WakeReason)) {
-        set(&mut lock(&self.reason));
+        set(&mut lock_ignoring_poison(&self.reason));
         self.condition.notify_one();
     }
 
@@ -34,7 +34,7 @@ impl Wakeup {
     pub(super) fn wait_until(&self, deadline: Instant) -> WakeReason {
         let is_quiet = |reason: &mut WakeReason| !(reason.changed || reason.reload || reason.stop);
         let timeout = deadline.saturating_duration_since(Instant::now());
-        let waited = self.condition.wait_timeout_while(lock(&self.reason), timeout, is_quiet);
+        let waited = self.condition.wait_timeout_while(lock_ignoring_poison(&self.reason), timeout, is_quiet);
         let (mut reason, _) = waited.unwrap_or_else(PoisonError::into_inner);
         let woken_by = *reason;
         *reason = WakeReason { stop: woken_by.stop, ..WakeReason::default() };

@@ -22,7 +22,7 @@ use super::read::load;
 use super::wakeup::{WakeReason, Wakeup};
 use super::walk::search;
 use super::{ReadResult, RuleLocation};
-use crate::base::sharded::lock;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::base::threads;
 use crate::settings::rules::RuleSettings;
 
@@ -93,7 +93,7 @@ impl Watcher {
             filled,
         };
         thread::Builder::new().name("rule-files".to_owned()).spawn(move || {
-            threads::lower_priority();
+            threads::lower_thread_priority();
             thread.run();
         })?;
         Ok((Self { wakeup, comparisons }, Changes { slot, filled: changes }))
@@ -147,7 +147,7 @@ impl Changes {
     pub async fn next(&mut self) -> Option<ReadResult> {
         loop {
             self.filled.mark_unchanged();
-            if let Some(result) = lock(&self.slot).take() {
+            if let Some(result) = lock_ignoring_poison(&self.slot).take() {
                 return Some(result);
             }
             self.filled.changed().await.ok()?;
@@ -267,7 +267,7 @@ impl WatchThread {
 
     fn deliver(&mut self, result: ReadResult, fingerprint: u128) {
         self.delivered = fingerprint;
-        *lock(&self.slot) = Some(result);
+        *lock_ignoring_poison(&self.slot) = Some(result);
         self.filled.send_replace(());
     }
 }

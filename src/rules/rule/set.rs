@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use super::value_pattern::MatchKind;
 use super::wildcard::Wildcards;
 use super::{Allowance, Domain, NodeId, OverrideDefaults, Rule, RuleNode, SourceLocation, UnitOverrideDefaults};
-use crate::base::random::random_pair;
+use crate::base::random::random_u64_pair;
 use crate::limit::period::Unit;
 use crate::limit::{Limit, StorePolicy};
 use crate::telemetry::metrics::limit_registry::{LimitRegistry, OTHER};
@@ -160,7 +160,7 @@ impl RuleSet {
             can_error: false,
             nodes: Vec::new(),
             edges: HashTable::new(),
-            hash_keys: random_pair(),
+            hash_keys: random_u64_pair(),
         };
         for domain in domains {
             let root = set.add_node(0, Box::default(), 0, MatchKind::Any);

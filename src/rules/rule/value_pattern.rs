@@ -4,7 +4,7 @@
 //! which has its rank among siblings. No `match` on them has a `_` arm, so the compiler lists the places that must know
 //! a new one.
 
-use crate::base::words::words;
+use crate::base::named_enum::named_enum;
 
 /// Values of an entry that a descriptor matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub enum ValuePattern {
     Wildcard(String),
 }
 
-words! {
+named_enum! {
     /// Kind of match between an entry and a descriptor, with its word in explanations. The first kind that matches
     /// wins.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]

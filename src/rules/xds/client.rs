@@ -23,7 +23,7 @@ use super::subscription::{Reaction, Subscription};
 use crate::base::clock::Clock;
 use crate::base::pb::xds::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use crate::base::pb::xds::{DiscoveryRequest, DiscoveryResponse, Node};
-use crate::base::random::random_share;
+use crate::base::random::random_fraction;
 use crate::rules::compile::NamedDocument;
 use crate::settings::xds::XdsSettings;
 use crate::telemetry::log_throttle::ErrorDedup;
@@ -90,7 +90,7 @@ impl XdsClient {
                 tracing::warn!("xDS stream to {server}: {error}; rules stay as they are");
             }
             self.status.lost(error);
-            sleep(delays.next(random_share())).await;
+            sleep(delays.next(random_fraction())).await;
         }
     }
 

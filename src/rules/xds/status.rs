@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard};
 use serde::Serialize;
 
 use crate::base::clock::{Clock, Time};
-use crate::base::sharded::lock;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::settings::xds::XdsSettings;
 
 /// State of the stream, written by the client of the control plane.
@@ -183,6 +183,6 @@ impl StreamStatus {
     }
 
     fn lock(&self) -> MutexGuard<'_, StreamReport> {
-        lock(&self.report)
+        lock_ignoring_poison(&self.report)
     }
 }

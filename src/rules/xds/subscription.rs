@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use prost_types::Any;
 
 use crate::base::pb::xds::{DiscoveryRequest, DiscoveryResponse, Node, Status};
-use crate::base::text::{first_bytes, printable};
+use crate::base::printable_text::{escape_unprintable, truncate_to_bytes};
 
 /// Type of the resources.
 pub const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";
@@ -196,5 +196,5 @@ impl Subscription {
 
 /// Returns the first of several problems, bounded and printable.
 fn first_line(message: &str) -> String {
-    printable(first_bytes(message.lines().next().unwrap_or_default(), MAX_ERROR_BYTES))
+    escape_unprintable(truncate_to_bytes(message.lines().next().unwrap_or_default(), MAX_ERROR_BYTES))
 }

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use super::summary::*;
 use super::view::{FleetView, ViewBuilder};
-use crate::base::clock::{Time, micros};
-use crate::base::sharded::lock;
-use crate::base::text::first_bytes;
+use crate::base::clock::{Time, to_micros};
+use crate::base::printable_text::truncate_to_bytes;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::serve::grpc::service::Service;
 use crate::serve::health::Health;
 use crate::telemetry::metrics::histogram::HistogramSnapshot;
@@ -91,7 +91,7 @@ impl SummaryCollector {
             incarnation: self.facts.incarnation.clone(),
             name: self.facts.name.clone(),
             build: env!("CARGO_PKG_VERSION").to_owned(),
-            started_us: at_redis(now).saturating_sub(micros(self.facts.started.elapsed())),
+            started_us: at_redis(now).saturating_sub(to_micros(self.facts.started.elapsed())),
             published_us: at_redis(now),
             clock_offset_us,
             rules: self.summarize_rules(),
@@ -117,7 +117,7 @@ impl SummaryCollector {
         let status = self.service.rules.status();
         let hash = self.service.rules.load().as_ref().map(|loaded| loaded.rules.contents_hash.to_string());
         RulesSummary {
-            version: status.source_version.map(|version| first_bytes(&version, MAX_VERSION_BYTES).to_owned()),
+            version: status.source_version.map(|version| truncate_to_bytes(&version, MAX_VERSION_BYTES).to_owned()),
             hash: hash.unwrap_or_default(),
             rules: status.rules,
             load_failed: status.last_error.is_some(),
@@ -143,7 +143,7 @@ impl SummaryCollector {
         let since = self.totals.front().cloned().unwrap_or_else(|| Totals::zero(self.facts.started));
         let counts = totals.latency.counts.iter().zip(since.latency.counts);
         RecentSummary {
-            span_us: micros(totals.at.saturating_duration_since(since.at)),
+            span_us: to_micros(totals.at.saturating_duration_since(since.at)),
             calls: totals.calls.saturating_sub(since.calls),
             verdicts: totals.verdicts.combine(since.verdicts, u64::saturating_sub),
             latency: LatencySummary {
@@ -198,7 +198,7 @@ pub(super) fn view_own_summary(
 
 /// Collects a summary of this replica.
 pub(super) fn collect_summary(collector: &Mutex<SummaryCollector>, clock_offset_us: i64) -> ReplicaSummary {
-    lock(collector).collect(clock_offset_us)
+    lock_ignoring_poison(collector).collect(clock_offset_us)
 }
 
 /// Names of limits, each listed once.

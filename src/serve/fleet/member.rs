@@ -14,8 +14,8 @@ use super::resets;
 use super::summary::SummaryValues;
 use super::view::FleetView;
 use super::worker::{Worker, WorkerHandle};
-use crate::base::random::random_pair;
-use crate::base::sharded::lock;
+use crate::base::random::random_u64_pair;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::limit::request::Request;
 use crate::serve::grpc::service::Service;
 use crate::serve::health::Health;
@@ -131,7 +131,7 @@ async fn keep_totals(collector: Weak<Mutex<SummaryCollector>>) {
     loop {
         ticks.tick().await;
         let Some(collector) = collector.upgrade() else { return };
-        let keep = move || lock(&collector).keep_totals();
+        let keep = move || lock_ignoring_poison(&collector).keep_totals();
         // A panic in it is logged; the next tick tries again.
         let _ = spawn_blocking(keep).await;
     }
@@ -139,7 +139,7 @@ async fn keep_totals(collector: Weak<Mutex<SummaryCollector>>) {
 
 /// Random id of this process.
 fn make_random_id() -> String {
-    let (high, low) = random_pair();
+    let (high, low) = random_u64_pair();
     format!("{high:016x}{low:016x}")
 }
 

@@ -9,8 +9,8 @@ use super::findings::{FleetFinding, find_differences, shown_hash};
 use super::merge_limits::MergedLimit;
 use super::summary::{DecisionsByVerdict, LatencySummary, ReplicaSummary, RulesSummary, StoreSummary, SummaryValues};
 use super::view::FleetView;
+use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
-use crate::base::text::printable;
 use crate::rules::rule::set::RuleSet;
 use crate::serve::report::Format;
 use crate::serve::report::top::{TopQuery, TopReport};
@@ -291,7 +291,7 @@ impl FleetReport {
     pub fn text(&self, part: FleetPart) -> String {
         let mut page = String::new();
         if let Some(problem) = &self.problem {
-            let _ = writeln!(page, "This replica only: {}\n", printable(problem));
+            let _ = writeln!(page, "This replica only: {}\n", escape_unprintable(problem));
         }
         let headings = ["CALLS/S", "REJECTED/S", "P99", "STORE", "RULES", "SLOT", "AGE", "REPLICA"];
         let total = (self.replicas.len() > 1).then(|| self.format_total_row());
@@ -301,7 +301,7 @@ impl FleetReport {
             NumberAlignment::Right,
         );
         for LeftOutSummaries { reason, summaries } in &self.left_out {
-            let _ = writeln!(page, "\nSummaries left out: {summaries}, {}", printable(reason));
+            let _ = writeln!(page, "\nSummaries left out: {summaries}, {}", escape_unprintable(reason));
         }
         if self.recent.latency_left_out > 0 {
             let count = self.recent.latency_left_out;
@@ -309,8 +309,8 @@ impl FleetReport {
         }
         for finding in &self.findings {
             page += "\n";
-            page += &wrap_text(&printable(&finding.advice), "");
-            let names: Vec<String> = finding.replicas.iter().map(|name| printable(name)).collect();
+            page += &wrap_text(&escape_unprintable(&finding.advice), "");
+            let names: Vec<String> = finding.replicas.iter().map(|name| escape_unprintable(name)).collect();
             page += &wrap_text(&names.join(", "), "  ");
         }
         page.push('\n');
@@ -357,7 +357,7 @@ impl ReplicaReport {
         let [calls, rejected, p99] = self.recent.format_cells();
         let store = match (self.store.available, self.store.breakers_open) {
             (false, _) => "lost".to_owned(),
-            (true, 0) => printable(&self.store.kind),
+            (true, 0) => escape_unprintable(&self.store.kind),
             (true, open) => format!("{open} of {} lost", self.store.servers),
         };
         let this = if self.this { " (this)" } else { "" };
@@ -366,10 +366,10 @@ impl ReplicaReport {
             rejected,
             p99,
             store,
-            printable(&shown_hash(&self.rules.hash)),
+            escape_unprintable(&shown_hash(&self.rules.hash)),
             self.slot.map_or_else(|| "-".to_owned(), |slot| slot.to_string()),
             format_age(self.age_s),
-            format!("{}{this}", printable(&self.name)),
+            format!("{}{this}", escape_unprintable(&self.name)),
         ]
     }
 }
@@ -390,7 +390,7 @@ impl FleetLimit {
             estimate(self.distinct_keys),
             estimate(self.distinct_rejected_keys),
             self.replicas.to_string(),
-            format!("{}{mode}", printable(&self.rule)),
+            format!("{}{mode}", escape_unprintable(&self.rule)),
         ]
     }
 }

@@ -7,7 +7,7 @@ use super::exchange::SUMMARY_LIFETIME;
 use super::merge_keys::MergedKeys;
 use super::merge_limits::MergedLimits;
 use super::summary::ReplicaSummary;
-use crate::base::clock::{Time, micros};
+use crate::base::clock::{Time, to_micros};
 
 /// Tolerated difference between the time in a summary and that of Redis, in microseconds.
 const CLOCK_TOLERANCE_US: u64 = 5_000_000;
@@ -81,7 +81,7 @@ impl ViewBuilder {
 
     fn check(&self, id: &str, summary: ReplicaSummary) -> Result<ReplicaSummary, SummaryError> {
         let now_us = self.view.now.as_micros();
-        let oldest = now_us.saturating_sub(micros(SUMMARY_LIFETIME)).saturating_sub(CLOCK_TOLERANCE_US);
+        let oldest = now_us.saturating_sub(to_micros(SUMMARY_LIFETIME)).saturating_sub(CLOCK_TOLERANCE_US);
         let newest = now_us.saturating_add(CLOCK_TOLERANCE_US);
         let texts = [
             Some(&summary.name),

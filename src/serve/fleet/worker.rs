@@ -14,9 +14,9 @@ use super::collect::{SummaryCollector, collect_summary, view_own_summary};
 use super::exchange::{Exchange, PUBLISH_INTERVAL, RedisTime};
 use super::resets::ResetReader;
 use super::view::{FleetView, ViewBuilder};
-use crate::base::clock::{Clock, Time, micros};
-use crate::base::random::random_pair;
-use crate::base::sharded::lock;
+use crate::base::clock::{Clock, Time, to_micros};
+use crate::base::random::random_u64_pair;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::base::threads;
 use crate::settings::fleet::FleetRedis;
 use crate::store::client::redis::error::RedisError;
@@ -112,10 +112,10 @@ impl Worker {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let incarnation = collect_summary(&collector, 0).incarnation;
         let run = move || {
-            threads::lower_priority();
+            threads::lower_thread_priority();
             runtime.block_on(async move {
                 let exchange = Arc::new(Exchange::start(&redis.deployment, &redis.key_prefix));
-                let service = Arc::clone(lock(&collector).service());
+                let service = Arc::clone(lock_ignoring_poison(&collector).service());
                 tokio::spawn(ResetReader::start(&redis).follow(service, key.clone()));
                 // Apart from the worker, so that no reset waits until a thousand summaries are read.
                 tokio::spawn(announce_resets(Arc::clone(&exchange), key.clone(), announced));
@@ -196,7 +196,7 @@ impl Worker {
     async fn agree_on_seed(&mut self) -> Result<(), RedisError> {
         let own = self.collector().metrics().distinct_key_seed();
         let proposal = own.unwrap_or_else(|| {
-            let (first, second) = random_pair();
+            let (first, second) = random_u64_pair();
             HashSeed(first, second)
         });
         match self.exchange.seed(proposal).await {
@@ -212,7 +212,7 @@ impl Worker {
     async fn synchronize(&mut self) -> Result<Time, RedisError> {
         let RedisTime { redis, uncertainty } = self.exchange.time().await?;
         let now = Clock::System.now();
-        let at_redis = redis.plus_us(micros(uncertainty));
+        let at_redis = redis.plus_us(to_micros(uncertainty));
         let (ahead, behind) = (at_redis.since_us(now), now.since_us(at_redis));
         let measured = i64::try_from(ahead).unwrap_or(i64::MAX) - i64::try_from(behind).unwrap_or(i64::MAX);
         if is_better_offset(measured, uncertainty, self.clock_offset_us) {
@@ -246,7 +246,7 @@ impl Worker {
     }
 
     fn collector(&self) -> MutexGuard<'_, SummaryCollector> {
-        lock(&self.collector)
+        lock_ignoring_poison(&self.collector)
     }
 
     /// Cause of an error, free of secrets.

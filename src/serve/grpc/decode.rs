@@ -10,7 +10,7 @@
 use prost::encoding::{WireType, decode_key, decode_varint};
 use smallvec::SmallVec;
 
-use crate::base::pb::codec::MAX_FIELDS;
+use crate::base::pb::codec::MAX_MESSAGE_FIELDS;
 use crate::base::pb::rate_limit_descriptor::RateLimitOverride;
 use crate::base::pb::{RateLimitDescriptor, RateLimitRequest};
 use crate::limit::request::{Descriptor, Entry, Hits, LimitOverride, Request};
@@ -49,7 +49,7 @@ fn limit_override(sent: &RateLimitOverride) -> LimitOverride {
 /// Decodes a message in protobuf; `None` if it is long, has an override or unknown fields, or may be malformed.
 pub fn decode_borrowed(message: &[u8]) -> Option<Request<'_>> {
     // A shorter message cannot have more fields than may be decoded.
-    if message.len() >= MAX_FIELDS {
+    if message.len() >= MAX_MESSAGE_FIELDS {
         return None;
     }
     let mut request = Request::default();

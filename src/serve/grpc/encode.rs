@@ -14,7 +14,7 @@ use tonic::Code as GrpcCode;
 
 use crate::base::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit};
 use crate::base::pb::{HeaderValue, RateLimitResponse};
-use crate::base::text::without_unprintable;
+use crate::base::printable_text::remove_unprintable;
 use crate::decide::decision::{CurrentLimit, DecideError, Decision, Header, LimitStatus};
 
 /// Maximum nesting of maps and lists in dynamic metadata; deeper ones are sent as null.
@@ -98,7 +98,7 @@ fn status(status: &LimitStatus<'_>) -> DescriptorStatus {
 fn current_limit(limit: &CurrentLimit<'_>) -> RateLimit {
     let multiplier = limit.period.multiplier();
     RateLimit {
-        name: without_unprintable(limit.name).into_owned(),
+        name: remove_unprintable(limit.name).into_owned(),
         requests_per_unit: limit.requests_per_unit,
         unit: limit.period.unit().number().unwrap_or(rate_limit::Unit::Unknown as i32),
         unit_multiplier: (multiplier != 1).then_some(multiplier),
@@ -116,8 +116,8 @@ fn duration(seconds: u64) -> prost_types::Duration {
 
 /// Encodes a header. Envoy writes names and values into headers unchanged, and a line end would start another header.
 fn header(header: &Header<'_>) -> HeaderValue {
-    let key = without_unprintable(header.name).into_owned();
-    let value = without_unprintable(&header.value).into_owned();
+    let key = remove_unprintable(header.name).into_owned();
+    let value = remove_unprintable(&header.value).into_owned();
     HeaderValue { key, value, raw_value: Vec::new() }
 }
 

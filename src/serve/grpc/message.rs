@@ -104,7 +104,7 @@ impl MessageReader {
     /// The decompressed message of a whole frame.
     async fn decompress(self, frame: Bytes, compression: CompressionEncoding) -> Result<Bytes, Status> {
         // Decompressing takes longer than everything else that a call does.
-        threads::consume_task_budget(threads::ALL_UNITS);
+        threads::consume_task_budget(threads::MAX_TASK_BUDGET_UNITS);
         let max_bytes = Some(self.max_bytes.min(MAX_DECOMPRESSED_BYTES));
         let mut messages = Streaming::new_request(RawDecoder, Full::new(frame), Some(compression), max_bytes);
         // Boxed, so that the future of the common call stays small.

@@ -24,9 +24,9 @@ use super::decode;
 use super::encode::{AnswerError, DelayedResponse, MAX_DESCRIPTORS};
 use super::message::MessageReader;
 use super::spans;
-use crate::base::clock::{Clock, micros};
-use crate::base::pb::codec::{self, frame};
-use crate::base::pb::{METHOD, METHOD_PATH, RateLimitRequest, RateLimitResponse};
+use crate::base::clock::{Clock, to_micros};
+use crate::base::pb::codec::{self, encode_frame};
+use crate::base::pb::{METHOD_NAME, METHOD_PATH, RateLimitRequest, RateLimitResponse};
 use crate::base::threads;
 use crate::decide::Decider;
 use crate::decide::decision::{DecideError, DecisionContext};
@@ -71,7 +71,7 @@ impl RateLimitMethod {
         let request = match decode::decode_borrowed(&message) {
             Some(request) => request,
             None => {
-                decoded = codec::decode(message.clone())?;
+                decoded = codec::decode_bounded(message.clone())?;
                 decode::request(&decoded)
             }
         };
@@ -79,7 +79,7 @@ impl RateLimitMethod {
         threads::consume_task_budget(
             message.len() / BYTES_PER_BUDGET_UNIT + request.descriptors.len() / DESCRIPTORS_PER_BUDGET_UNIT,
         );
-        Ok(frame(&response?))
+        Ok(encode_frame(&response?))
     }
 }
 
@@ -134,7 +134,7 @@ impl Service {
     /// The request is invalid, or there is no decision.
     pub async fn call(&self, head: CallHead<'_>, request: &Request<'_>) -> Result<RateLimitResponse, Status> {
         let deadline = head.timeout.unwrap_or(DEFAULT_DEADLINE);
-        let mut span = self.start_span(METHOD, |name| head.headers.get(name).map(HeaderValue::as_bytes));
+        let mut span = self.start_span(METHOD_NAME, |name| head.headers.get(name).map(HeaderValue::as_bytes));
         if let Some(span) = &mut span {
             spans::begin_call(span);
         }
@@ -241,7 +241,7 @@ impl Service {
         let max_delay = deadline.saturating_sub(store_time + RETURN_MARGIN).min(MAX_DELAY);
         DecisionContext {
             rules: rules.map(|loaded| &loaded.rules),
-            max_delay_us: micros(max_delay),
+            max_delay_us: to_micros(max_delay),
             store: StoreContext {
                 now: self.clock.now(),
                 deadline: (!store_time.is_zero()).then(|| Instant::now() + store_time),

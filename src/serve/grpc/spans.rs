@@ -4,7 +4,7 @@
 //! recorded only if the operator asks for them, because keys and values may identify persons.
 
 use super::encode::{AnswerError, DelayedResponse};
-use crate::base::pb::METHOD;
+use crate::base::pb::METHOD_NAME;
 use crate::base::pb::rate_limit_response::Code;
 use crate::limit::request::Request;
 use crate::telemetry::traces::Span;
@@ -17,7 +17,7 @@ const MAX_RECORDED_DESCRIPTORS: usize = 16;
 /// Records what is known at the start of a call.
 pub(super) fn begin_call(span: &mut Span) {
     span.set("rpc.system.name", "grpc");
-    span.set("rpc.method", METHOD);
+    span.set("rpc.method", METHOD_NAME);
     // Replaced when the call ends; stays if the caller gives up before.
     span.set(STATUS_CODE, "CANCELLED");
 }

@@ -15,7 +15,7 @@ use serde_json::ser::Formatter;
 use serde_json::{Deserializer, Serializer};
 
 use crate::base::pb::{self, RateLimitRequest, RateLimitResponse};
-use crate::base::text::printable_json;
+use crate::base::printable_text::escape_unprintable_json;
 
 /// Error of a conversion.
 #[derive(Debug, thiserror::Error)]
@@ -78,13 +78,13 @@ pub fn request_to_json(request: &RateLimitRequest) -> Result<String, JsonError> 
 fn encode_line(message: &DynamicMessage) -> Result<String, JsonError> {
     let mut line = Vec::new();
     message.serialize(&mut Serializer::with_formatter(&mut line, ShortNumbers)).map_err(JsonError::Unprintable)?;
-    Ok(printable_json(str::from_utf8(&line).expect("the serializer writes UTF-8")).into_owned())
+    Ok(escape_unprintable_json(str::from_utf8(&line).expect("the serializer writes UTF-8")).into_owned())
 }
 
 /// Descriptor of a message of the service.
 fn find_descriptor(message: &str) -> MessageDescriptor {
     static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
-        DescriptorPool::decode(pb::descriptor_set()).expect("the build wrote a complete descriptor set")
+        DescriptorPool::decode(pb::file_descriptor_set()).expect("the build wrote a complete descriptor set")
     });
     POOL.get_message_by_name(&format!("envoy.service.ratelimit.v3.{message}"))
         .expect("the descriptor set holds the service's messages")

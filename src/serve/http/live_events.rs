@@ -14,8 +14,8 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::response::render_off_thread;
 use super::token_attempts::client_network;
-use crate::base::sharded::lock;
-use crate::base::text::printable_json;
+use crate::base::printable_text::escape_unprintable_json;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::serve::report::live::{LiveReport, LiveTotals};
 use crate::serve::scrape::MetricsCollector;
 
@@ -73,7 +73,7 @@ impl ListenerCounts {
     /// Adds a listener of a client.
     fn take(self: &Arc<Self>, peer: IpAddr) -> Result<ListenerPermit, TooManyListeners> {
         let client = client_network(peer);
-        let mut listeners = lock(&self.0);
+        let mut listeners = lock_ignoring_poison(&self.0);
         if listeners.values().sum::<usize>() >= MAX_LISTENERS {
             return Err(TooManyListeners::InAll);
         }
@@ -88,7 +88,7 @@ impl ListenerCounts {
 
 impl Drop for ListenerPermit {
     fn drop(&mut self) {
-        let mut listeners = lock(&self.listeners_by_client.0);
+        let mut listeners = lock_ignoring_poison(&self.listeners_by_client.0);
         if let Entry::Occupied(mut of_client) = listeners.entry(self.client) {
             *of_client.get_mut() -= 1;
             if *of_client.get() == 0 {
@@ -139,7 +139,7 @@ impl LiveEvents {
             let render = move || {
                 let totals = LiveTotals::new(&collector);
                 let report = LiveReport::new(&collector, before.as_ref().unwrap_or(&totals), &totals);
-                (printable_json(&serde_json::to_string(&report).unwrap_or_default()).into_owned(), totals)
+                (escape_unprintable_json(&serde_json::to_string(&report).unwrap_or_default()).into_owned(), totals)
             };
             // Without a thread the next tick tries again.
             let Some((event, totals)) = render_off_thread(render).await else { continue };
@@ -162,7 +162,7 @@ impl LiveEvents {
     }
 
     fn sampler(&self) -> MutexGuard<'_, Option<watch::Sender<NewestEvent>>> {
-        lock(&self.sampler)
+        lock_ignoring_poison(&self.sampler)
     }
 }
 

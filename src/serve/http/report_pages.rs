@@ -21,7 +21,7 @@ use super::app_state::AppState;
 use super::response::{
     render_off_thread, respond_bad_query, respond_internal_error, respond_json, respond_no_rules, respond_text,
 };
-use crate::base::text::to_pretty_json;
+use crate::base::printable_text::to_pretty_json;
 use crate::decide::log::values::ValueForm;
 use crate::serve::fleet::report::{FleetQuery, FleetReport};
 use crate::serve::report::Format;

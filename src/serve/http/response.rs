@@ -9,7 +9,7 @@ use axum::response::{IntoResponse as _, Response};
 use serde::Serialize;
 use tokio::sync::{Semaphore, oneshot};
 
-use crate::base::text::to_pretty_json;
+use crate::base::printable_text::to_pretty_json;
 use crate::base::threads;
 
 /// Plain text.
@@ -57,7 +57,7 @@ pub(super) async fn render_off_thread<T: Send + 'static>(render: impl FnOnce() -
     let _permit = ONE_AT_A_TIME.acquire().await.ok()?;
     let (sender, page) = oneshot::channel();
     let work = move || {
-        threads::lower_priority();
+        threads::lower_thread_priority();
         let _ = sender.send(render());
     };
     thread::Builder::new().name("metrics".to_owned()).spawn(work).ok()?;

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::base::sharded::lock;
+use crate::base::sharded::lock_ignoring_poison;
 
 /// Maximum number of wrong tokens of an address in a window.
 const MAX_WRONG_PER_ADDRESS: u32 = 10;
@@ -56,7 +56,7 @@ impl TokenAttempts {
     /// Counts an attempt if the token is wrong.
     pub(super) fn check(&self, attempt: TokenAttempt) -> AttemptResult {
         let TokenAttempt { peer, is_right, now } = attempt;
-        let mut window = lock(&self.0);
+        let mut window = lock_ignoring_poison(&self.0);
         let left = window.began.and_then(|began| WINDOW.checked_sub(now.saturating_duration_since(began)));
         if left.is_none_or(|left| left.is_zero()) {
             *window = Window::default();

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Format;
 use crate::base::clock::Time;
+use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
-use crate::base::text::printable;
 use crate::limit::Limit;
 use crate::limit::algorithm::Capacity;
 use crate::rules::rule::set::{CompiledRule, RuleSet};
@@ -166,10 +166,14 @@ impl RuleUsageReport {
         let headings = ["MATCHED", "REJECTED", "NEAR", "KEYS", "REJECTED KEYS", "BURSTS", "RULE"];
         let mut page = format_table(&headings, self.rules.iter().map(LimitReport::row), NumberAlignment::Right);
         for limit in self.rules.iter().filter(|limit| !limit.findings.is_empty()) {
-            page +=
-                &format!("\n{} ({}), {}\n", printable(&limit.rule), printable(&limit.limit), printable(&limit.origin));
+            page += &format!(
+                "\n{} ({}), {}\n",
+                escape_unprintable(&limit.rule),
+                escape_unprintable(&limit.limit),
+                escape_unprintable(&limit.origin)
+            );
             for finding in &limit.findings {
-                page += &format!("  {}\n", printable(&finding.advice));
+                page += &format!("  {}\n", escape_unprintable(&finding.advice));
             }
         }
         if self.limits > self.rules.len() {
@@ -234,7 +238,7 @@ impl LimitReport {
             (false, true) => " (shadow mode)",
             (false, false) => "",
         };
-        [matched, rejected, near, keys, rejected_keys, share, format!("{}{shadow}", printable(&self.rule))]
+        [matched, rejected, near, keys, rejected_keys, share, format!("{}{shadow}", escape_unprintable(&self.rule))]
     }
 
     fn find_findings(&self, limit: &Limit, bursts: BurstStats) -> Vec<Finding> {

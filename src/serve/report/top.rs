@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Format;
 use crate::base::clock::Time;
+use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
-use crate::base::text::printable;
 use crate::telemetry::metrics::limit_stats::LimitName;
 use crate::telemetry::top_keys::{MINUTES, MinuteSum, RejectedKey, TopKeys, TopKeysSnapshot};
 
@@ -172,8 +172,8 @@ impl TopReport {
             [
                 key.rejected_at_least.to_string(),
                 key.rejected_at_most.to_string(),
-                printable(&key.rule),
-                printable(&key.key),
+                escape_unprintable(&key.rule),
+                escape_unprintable(&key.key),
             ]
         };
         page += &format_table(
@@ -182,9 +182,9 @@ impl TopReport {
             NumberAlignment::Right,
         );
         for limit in self.by_limit.iter().filter(|_| self.by_limit.len() > 1) {
-            page += &format!("\n{}: at least {}\n", printable(&limit.rule), limit.rejected_at_least);
+            page += &format!("\n{}: at least {}\n", escape_unprintable(&limit.rule), limit.rejected_at_least);
             let row = |key: &TopKey| {
-                [format!("  {}", key.rejected_at_least), key.rejected_at_most.to_string(), printable(&key.key)]
+                [format!("  {}", key.rejected_at_least), key.rejected_at_most.to_string(), escape_unprintable(&key.key)]
             };
             page +=
                 &format_table(&["  AT LEAST", "AT MOST", "KEY"], limit.keys.iter().map(row), NumberAlignment::Right);

@@ -20,13 +20,13 @@ use axum::response::IntoResponse as _;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::base::clock::Clock;
-use crate::base::sharded::lock;
-use crate::base::words::words;
+use crate::base::named_enum::named_enum;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::settings::client_limits::ClientLimits;
 use crate::telemetry::listener_stats::{ListenerStats, RefusedLimit, StatsByListener};
 use crate::telemetry::log_throttle::LogThrottle;
 
-words! {
+named_enum! {
     /// The listener that a connection came to, with its name in metrics and logs.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(super) enum ListenerKind {
@@ -201,7 +201,7 @@ impl ListenerAdmission {
     /// Counts a connection of an address and returns its other counters; `None` if it has `max` connections already.
     fn add_connection(&self, peer: Option<SocketAddr>, max: usize) -> Option<Arc<CachePadded<InFlight>>> {
         let Some(peer) = peer else { return Some(Arc::default()) };
-        let mut usage = lock(&self.usage);
+        let mut usage = lock_ignoring_poison(&self.usage);
         let address = usage.entry(address_key(peer)).or_default();
         if address.connections >= max {
             return None;
@@ -339,7 +339,7 @@ impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.listener.stats().connection_closed();
         let Some(peer) = self.peer else { return };
-        let mut usage = lock(&self.listener.usage);
+        let mut usage = lock_ignoring_poison(&self.listener.usage);
         if let Entry::Occupied(mut address) = usage.entry(address_key(peer)) {
             address.get_mut().connections -= 1;
             if address.get().connections == 0 {

@@ -13,7 +13,7 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::base::coalesce::YieldBarrier;
+use crate::base::write_coalescing::YieldBarrier;
 
 /// Size of the buffer in bytes; more is written at once.
 const MAX_BUFFERED_BYTES: usize = 64 * 1024;

@@ -32,7 +32,7 @@ use super::admission::{ConnectionPermit, ListenerAdmission, ListenerKind};
 use super::coalesced_writer::CoalescedWriter;
 use super::http2::{GracefulConnection, Http2Server};
 use super::reloading_tls::{ReloadingTls, log_handshake_failure};
-use crate::base::random::random_share;
+use crate::base::random::random_fraction;
 use crate::serve::http::admin_token::ClientAddress;
 use crate::settings::client_limits::ClientLimits;
 use crate::settings::grpc::GrpcSettings;
@@ -290,7 +290,7 @@ fn has_valid_host(request: &Request<Incoming>) -> bool {
 
 /// Returns `age` +-10 %, so that connections opened together are not closed together.
 fn add_jitter(age: Duration) -> Duration {
-    age.mul_f64(0.9 + 0.2 * random_share())
+    age.mul_f64(0.9 + 0.2 * random_fraction())
 }
 
 async fn wait_for_stop(stopping: &mut watch::Receiver<bool>) {

@@ -12,7 +12,7 @@ use std::thread;
 use tokio::sync::oneshot;
 
 use crate::base::clock::Clock;
-use crate::base::sharded::lock;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::base::threads;
 use crate::decide::log::DecisionLog;
 use crate::decide::log::header::RuleSetRecord;
@@ -161,7 +161,7 @@ impl Reloader {
     ) -> Result<ThreadResult, String> {
         let (done, finished) = oneshot::channel();
         let apply = move || {
-            threads::lower_priority();
+            threads::lower_thread_priority();
             let _ = done.send(work(&self));
         };
         match thread::Builder::new().name("rules".to_owned()).spawn(apply) {
@@ -255,7 +255,7 @@ impl Reloader {
     }
 
     fn last(&self) -> MutexGuard<'_, LastLoad> {
-        lock(&self.last)
+        lock_ignoring_poison(&self.last)
     }
 
     fn has_rules(&self) -> bool {

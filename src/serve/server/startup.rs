@@ -71,7 +71,7 @@ impl StartupResources {
 /// Names the setting and the problem.
 fn build_span_exporter(settings: &TracingSettings) -> Result<OtlpExporter, UnusableSetting> {
     let collector = &settings.collector;
-    let options = collector.options(threads::lower_priority)?;
+    let options = collector.options(threads::lower_thread_priority)?;
     otlp::build_span_exporter(&options).map_err(|error| UnusableSetting {
         setting: collector.setting,
         shown: collector.endpoint.clone(),

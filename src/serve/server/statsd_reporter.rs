@@ -45,7 +45,7 @@ impl StatsdReporter {
         let interval = if servers.is_empty() { SWEEP_INTERVAL } else { settings.flush_interval };
         let (stop, stopped) = mpsc::channel();
         let work = move || {
-            threads::lower_priority();
+            threads::lower_thread_priority();
             run_reports(&collector, servers, interval, &stopped);
         };
         let thread = thread::Builder::new().name("statsd".to_owned()).spawn(work)?;

@@ -3,7 +3,7 @@
 //! The syntax is that of envoyproxy/ratelimit, plus `rediss://`. Errors never repeat the text, because any part of it
 //! may be a mistyped password. Text without a meaning, such as an unknown query, is an error.
 
-use crate::base::words::words;
+use crate::base::named_enum::named_enum;
 use crate::settings::credentials::Credentials;
 use crate::settings::endpoint::{Endpoint, REDIS_FORMS, percent_decoded};
 use crate::settings::problem::InvalidSetting;
@@ -13,7 +13,7 @@ use crate::settings::value::text::SecretUrl;
 use crate::settings::value::{Choice, Words};
 use crate::settings::values::Values;
 
-words! {
+named_enum! {
     /// Kind of socket of a single Redis server.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum SocketKind {
@@ -28,7 +28,7 @@ impl Choice for SocketKind {
     const WORDS: Words<Self> = Self::WORDS;
 }
 
-words! {
+named_enum! {
     /// Kind of a Redis deployment.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum DeploymentKind {

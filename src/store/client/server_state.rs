@@ -12,7 +12,7 @@ use tokio::sync::{Notify, SetOnce};
 
 use super::connect::{ConnectError, ErrorKind};
 use crate::base::clock::Clock;
-use crate::base::sharded::lock;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::settings::endpoint::Endpoint;
 use crate::telemetry::log_throttle::ErrorDedup;
 use crate::telemetry::log_throttle::LogThrottle;
@@ -134,7 +134,7 @@ impl<C> ServerState<C> {
 
     /// Logs why the server cannot be used, if that is new.
     pub(super) fn log_connect_error<K>(&self, error: &ConnectError<K>) {
-        if lock(&self.connect_errors).is_new(&error.text) {
+        if lock_ignoring_poison(&self.connect_errors).is_new(&error.text) {
             let ServerNames { program, setting, .. } = self.names;
             tracing::error!(setting, server = %self.endpoint, "cannot use {program}: {}", error.text);
         }
@@ -143,7 +143,7 @@ impl<C> ServerState<C> {
     /// Logs that the server is connected.
     pub(super) fn log_connected(&self) {
         let program = self.names.program;
-        if lock(&self.connect_errors).clear() {
+        if lock_ignoring_poison(&self.connect_errors).clear() {
             tracing::warn!(server = %self.endpoint, "connected to {program} again");
         } else {
             tracing::info!(server = %self.endpoint, "connected to {program}");

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use crate::base::clock::Time;
-use crate::base::sharded::{HashKeyMap, SHARDS, Sharded, upper_half};
+use crate::base::sharded::{DEFAULT_SHARDS, PrehashedMap, Sharded, upper_half};
 use crate::store::charge::{ChargeBatch, ChargeContext, MAX_CHARGES_PER_CALL, OwnedCharge};
 use crate::store::client::deadline::timeout_with_grace;
 use crate::store::client::redis::error::RedisError;
@@ -43,7 +43,7 @@ pub(super) type CallResults = Result<CallReply, RedisError>;
 #[derive(Debug)]
 pub(super) struct Coalescer(Sharded<WaitQueues>);
 
-type WaitQueues = HashKeyMap<VecDeque<WaitingCharge>>;
+type WaitQueues = PrehashedMap<VecDeque<WaitingCharge>>;
 
 /// Charge of a follower.
 #[derive(Debug)]
@@ -101,7 +101,7 @@ impl Waiter {
 
 impl Default for Coalescer {
     fn default() -> Self {
-        Self(Sharded::new(SHARDS, WaitQueues::default))
+        Self(Sharded::new(DEFAULT_SHARDS, WaitQueues::default))
     }
 }
 
@@ -109,7 +109,7 @@ impl Coalescer {
     /// Adds the charges of one request on one counter, at most [`MAX_CHARGES_PER_CALL`].
     pub(super) fn join(&self, id: u128, charges: ChargeBatch, context: ChargeContext<'_>) -> Role {
         let ChargeContext { now, until, span_ref } = context;
-        let mut shard = self.0.lock(upper_half(id));
+        let mut shard = self.0.lock_shard(upper_half(id));
         let Some(waiting) = shard.get_mut(&id) else {
             shard.insert(id, VecDeque::new());
             return Role::Leader(charges);
@@ -133,7 +133,7 @@ impl Coalescer {
 
     /// Takes the followers of a call that has ended. Returns `None`, and forgets the counter, if there are none.
     pub(super) fn next_batch(&self, id: u128) -> Option<FollowerBatch> {
-        let mut shard = self.0.lock(upper_half(id));
+        let mut shard = self.0.lock_shard(upper_half(id));
         let waiting = shard.get_mut(&id)?;
         let mut batch = FollowerBatch::default();
         while let Some(first) = waiting.front() {

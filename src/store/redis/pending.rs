@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tokio::task::coop::has_budget_remaining;
 
 use super::coalescer::{CallReply, CallResults, ChargeOutcome};
-use crate::base::coalesce::wake_together;
+use crate::base::write_coalescing::run_deferring_wakes;
 use crate::store::client::deadline::timeout_with_grace;
 use crate::store::client::redis::error::RedisError;
 use crate::store::outcome::StoreOutcome;
@@ -107,11 +107,11 @@ impl PendingGroups {
     pub(super) async fn outcomes(mut self) -> SmallVec<[ChargeOutcome; 2]> {
         let until = self.groups.iter().find_map(|group| group.caller_deadline);
         if let Some(until) = until
-            && timeout_with_grace(poll_fn(|context| wake_together(|| self.poll(context))), until).await.is_none()
+            && timeout_with_grace(poll_fn(|context| run_deferring_wakes(|| self.poll(context))), until).await.is_none()
         {
             self.fail_late();
         }
-        poll_fn(|context| wake_together(|| self.poll(context))).await;
+        poll_fn(|context| run_deferring_wakes(|| self.poll(context))).await;
         self.outcomes
     }
 

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwapOption;
 
 use self::claim::ClaimReply;
-use crate::base::clock::{Time, micros};
+use crate::base::clock::{Time, to_micros};
 
 /// Duration of a claim after it was sent; `lua/replicas.lua` has the same.
 pub const CLAIM_DURATION: Duration = Duration::from_secs(30);
@@ -73,7 +73,7 @@ impl Replicas {
         let Some(slot) = last_reply.as_ref().and_then(|reply| reply.slot.as_ref()) else { return false };
         // An instant before the reply proves nothing: the slot may have been assigned after it.
         let is_held = slot.received <= at && at < slot.until;
-        is_held && slot.free_us.saturating_add(micros(at - slot.received)) >= period_us
+        is_held && slot.free_us.saturating_add(to_micros(at - slot.received)) >= period_us
     }
 
     /// Returns the number of live replicas, this one included; `None` if the last reply is older than a minute.
@@ -95,8 +95,8 @@ impl Replicas {
     pub fn redis_time(&self, at: Instant) -> Option<Time> {
         let last_reply = self.last_reply.load();
         let reply = last_reply.as_ref()?;
-        let before_us = micros(reply.received.saturating_duration_since(at));
-        let after_us = micros(at.saturating_duration_since(reply.received));
+        let before_us = to_micros(reply.received.saturating_duration_since(at));
+        let after_us = to_micros(at.saturating_duration_since(reply.received));
         Some(Time::from_micros(reply.now.plus_us(after_us).as_micros().saturating_sub(before_us)))
     }
 

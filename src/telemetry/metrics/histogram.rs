@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::striped_counters::{STRIPES, stripe_of_thread};
-use crate::base::clock::micros;
+use crate::base::clock::to_micros;
 
 /// Upper bounds of the buckets in microseconds, ascending; one more bucket counts what is above the last.
 pub const BOUNDS_US: [u64; 22] = [
@@ -44,7 +44,7 @@ pub struct HistogramSnapshot {
 impl Histogram {
     /// Adds an observation.
     pub fn observe(&self, duration: Duration) {
-        let us = micros(duration);
+        let us = to_micros(duration);
         // As in Prometheus, a bound belongs to the bucket below it; fractions of a microsecond round up.
         let us = us.saturating_add(u64::from(!duration.subsec_nanos().is_multiple_of(1_000)));
         let bucket = BOUNDS_US.partition_point(|bound| *bound < us);

@@ -16,8 +16,8 @@ use regex::{Regex, RegexBuilder};
 use serde::Deserialize;
 
 use super::family::MetricKind;
-use crate::base::sharded::lock;
-use crate::base::text::shortened;
+use crate::base::printable_text::truncate_printable;
+use crate::base::sharded::lock_ignoring_poison;
 
 /// Mapping of statsd names, read from a file.
 #[derive(Debug)]
@@ -153,7 +153,7 @@ impl Mapper {
 
     /// Maps a name; `None` drops the series. A name without a mapping stays, with invalid characters replaced by `_`.
     pub fn map(&self, statsd_name: &str, kind: MetricKind) -> Option<Arc<MappedName>> {
-        let mut cache = lock(&self.cache);
+        let mut cache = lock_ignoring_poison(&self.cache);
         if let Some(mapped) = cache.get(statsd_name).and_then(|cached| cached[kind as usize].as_ref()) {
             return mapped.clone();
         }
@@ -164,7 +164,7 @@ impl Mapper {
 
     /// Clears the cache if it holds many more names than are in use.
     pub fn sweep(&self, used: usize) {
-        let mut cache = lock(&self.cache);
+        let mut cache = lock_ignoring_poison(&self.cache);
         if cache.len() > 2 * used + 1000 {
             cache.clear();
         }
@@ -202,7 +202,7 @@ impl Mapping {
             other => return Err(format!("match_type `{other}` is neither glob nor regex")),
         };
         let pattern = compile_regex(&pattern)
-            .map_err(|problem| format!("match `{}` {problem}", shortened(&entry.pattern, SHOWN_CHARS)))?;
+            .map_err(|problem| format!("match `{}` {problem}", truncate_printable(&entry.pattern, SHOWN_CHARS)))?;
         let drops = match entry.action.as_deref() {
             None | Some("" | "map") => false,
             Some("drop") => true,
@@ -246,7 +246,7 @@ impl MappingEntry {
             return Err(format!("more than {MAX_LABELS} labels"));
         }
         match self.labels.iter().find(|(label, value)| is_too_long(label) || is_too_long(value)) {
-            Some((label, _)) => Err(format!("label `{}` {TOO_LONG}", shortened(label, SHOWN_CHARS))),
+            Some((label, _)) => Err(format!("label `{}` {TOO_LONG}", truncate_printable(label, SHOWN_CHARS))),
             None => Ok(()),
         }
     }
@@ -272,7 +272,8 @@ fn compile_regex(pattern: &str) -> Result<Regex, String> {
 
 /// Anchors a regular expression. It must be valid by itself: `a)|(b` would be valid only between the brackets.
 fn anchor_regex(pattern: &str) -> Result<String, String> {
-    compile_regex(pattern).map_err(|problem| format!("match `{}` {problem}", shortened(pattern, SHOWN_CHARS)))?;
+    compile_regex(pattern)
+        .map_err(|problem| format!("match `{}` {problem}", truncate_printable(pattern, SHOWN_CHARS)))?;
     Ok(format!("^(?:{pattern})$"))
 }
 

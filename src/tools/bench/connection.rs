@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tonic::Code;
 
-use crate::base::pb::codec::{FRAME_HEAD_BYTES, frame};
+use crate::base::pb::codec::{FRAME_HEAD_BYTES, encode_frame};
 use crate::base::pb::{METHOD_PATH, RateLimitRequest, RateLimitResponse};
 use crate::settings::address::Target;
 
@@ -150,7 +150,7 @@ impl BenchConnection {
 
     /// Sends a request and waits for its response.
     pub async fn call(&self, request: &RateLimitRequest) -> Result<RateLimitResponse, CallError> {
-        timeout(self.timeout, self.exchange(frame(request))).await.unwrap_or(Err(CallError::Timeout))
+        timeout(self.timeout, self.exchange(encode_frame(request))).await.unwrap_or(Err(CallError::Timeout))
     }
 
     async fn exchange(&self, frame: Bytes) -> Result<RateLimitResponse, CallError> {

@@ -19,10 +19,10 @@ use super::key_space::KeySpace;
 use super::record::{LoadRecord, MAX_EVENTS, ReportedLimit, UsageSpan, VerdictEvent};
 use super::server_usage::{ResourceUsage, UsageSource};
 use super::template::{PlaceholderValues, RequestMix};
-use crate::base::clock::{Clock, micros};
+use crate::base::clock::{Clock, to_micros};
 use crate::base::pb::rate_limit_response::Code;
 use crate::base::pb::{RateLimitRequest, RateLimitResponse};
-use crate::base::sharded::lock;
+use crate::base::sharded::lock_ignoring_poison;
 
 /// Parameters of a run.
 #[derive(Clone)]
@@ -178,7 +178,7 @@ impl LoadRun {
     fn collect(&self, usage: Option<UsageSpan>) -> LoadRecord {
         let mut all = LoadRecord { usage, ..LoadRecord::new() };
         for connection in &self.connections {
-            let mut record = lock(&connection.record);
+            let mut record = lock_ignoring_poison(&connection.record);
             all.merge(std::mem::replace(&mut *record, LoadRecord::new()));
         }
         all
@@ -266,13 +266,13 @@ impl LoadRun {
         let done = Instant::now();
         let counter = if response.is_ok() { &self.responses } else { &self.errors };
         counter.fetch_add(1, Ordering::Relaxed);
-        let mut record = lock(&self.connections[connection].record);
+        let mut record = lock_ignoring_poison(&self.connections[connection].record);
         if (self.measured_from()..self.end()).contains(&call.due) {
             if matches!(response, Ok(_) | Err(CallError::Timeout)) {
-                record.latencies.saturating_record(micros(done - call.due));
+                record.latencies.saturating_record(to_micros(done - call.due));
             }
             if self.plan.rate.is_some() {
-                record.send_delays.saturating_record(micros(call.sent - call.due));
+                record.send_delays.saturating_record(to_micros(call.sent - call.due));
             }
             match &response {
                 Ok(response) => record.count_response(response),
@@ -280,7 +280,7 @@ impl LoadRun {
             }
         }
         if let Ok(response) = response {
-            let at_us = self.started_us + micros(call.sent + (done - call.sent) / 2 - self.started);
+            let at_us = self.started_us + to_micros(call.sent + (done - call.sent) / 2 - self.started);
             self.record_verdicts(&mut record, call, &response, at_us);
         }
     }

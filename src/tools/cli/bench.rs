@@ -12,11 +12,11 @@ use tokio::runtime;
 use super::client::{ClientTls, TlsArgs, block_on, suggest_connection_fix};
 use super::flags::{RequestArgs, parse_duration};
 use super::print::{CommandOutcome, finish, format_micros, format_seconds, print, print_error, print_note};
-use crate::base::clock::micros;
+use crate::base::clock::to_micros;
 use crate::base::pb::RateLimitRequest;
+use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::base::random::random_u64;
 use crate::base::table::{NumberAlignment, format_table};
-use crate::base::text::{printable, to_pretty_json};
 use crate::serve::http::json::request_from_json;
 use crate::settings::address::Target;
 use crate::settings::value::number::DurationRange;
@@ -119,7 +119,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let (plan, tls) = match prepared {
         Ok(prepared) => prepared,
         Err(problem) => {
-            print_error(printable(&problem));
+            print_error(escape_unprintable(&problem));
             return CommandOutcome::UsageError;
         }
     };
@@ -132,7 +132,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let results = match recorded {
         Ok(record) => BenchResults::new(&plan, record, args.limit),
         Err(problem) => {
-            print_error(printable(&problem));
+            print_error(escape_unprintable(&problem));
             return CommandOutcome::Failure;
         }
     };
@@ -281,7 +281,7 @@ fn parse_up_to_an_hour_or_zero(text: &str) -> Result<Duration, String> {
 fn parse_limit(text: &str) -> Result<StatedLimit, String> {
     let (hits, period) = text.split_once('/').ok_or("give HITS/DURATION, such as 100/90s")?;
     let hits = hits.parse().map_err(|_| format!("`{hits}` is not a number of hits"))?;
-    Ok(StatedLimit { hits, period_us: micros(parse_up_to_a_day(period)?) })
+    Ok(StatedLimit { hits, period_us: to_micros(parse_up_to_a_day(period)?) })
 }
 
 /// Formats the results.
@@ -313,7 +313,7 @@ fn format_results(plan: &LoadPlan, results: &BenchResults) -> String {
         line("", format!("{after:.1} MB resident, {before:.1} MB after the warm-up"));
     }
     for (error, count) in &results.errors {
-        line("errors", format!("{count} times: {}", printable(error)));
+        line("errors", format!("{count} times: {}", escape_unprintable(error)));
     }
     page + &format_limits(results)
 }
@@ -345,7 +345,7 @@ fn format_limit_table(limits: &[LimitAccuracy]) -> String {
         let period = format_seconds(limit.period_seconds);
         let share = |hits: u64| format!("{hits} ({:.4} %)", hits as f64 / limit.requested.max(1) as f64 * 100.0);
         vec![
-            format!("{} {}", printable(&limit.domain), printable(&limit.descriptor)),
+            format!("{} {}", escape_unprintable(&limit.domain), escape_unprintable(&limit.descriptor)),
             format!("{} in {period}", limit.limit),
             limit.counters.to_string(),
             format!("{} of {}", limit.admitted, limit.requested),

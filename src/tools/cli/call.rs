@@ -11,12 +11,12 @@ use tokio::runtime;
 use super::client::{ClientTls, RateLimitClient, TimedResponse, TlsArgs, block_on};
 use super::flags::{RequestArgs, format_descriptor, parse_duration};
 use super::print::{CommandOutcome, finish, format_micros, print, print_error, print_note, shorten};
-use crate::base::clock::micros;
+use crate::base::clock::to_micros;
 use crate::base::pb::rate_limit_response::rate_limit::Unit;
 use crate::base::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit};
 use crate::base::pb::{HeaderValue, RateLimitRequest, RateLimitResponse};
+use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
-use crate::base::text::printable;
 use crate::limit::period::period_in_words;
 use crate::serve::http::json::response_to_json;
 use crate::settings::address::Target;
@@ -76,7 +76,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let (mut request, tls) = match prepared {
         Ok(prepared) => prepared,
         Err(problem) => {
-            print_error(printable(&problem));
+            print_error(escape_unprintable(&problem));
             return CommandOutcome::UsageError;
         }
     };
@@ -180,7 +180,7 @@ impl CallSummary {
     /// Adds the next response.
     fn add(&mut self, response: TimedResponse) {
         let TimedResponse { response, latency } = response;
-        self.latencies_us.push(u32::try_from(micros(latency)).unwrap_or(u32::MAX));
+        self.latencies_us.push(u32::try_from(to_micros(latency)).unwrap_or(u32::MAX));
         match self.sums.iter_mut().find(|(code, _)| *code == response.overall_code) {
             Some((_, sum)) => *sum += 1,
             None => self.sums.push((response.overall_code, 1)),
@@ -254,7 +254,7 @@ fn format_status(status: &DescriptorStatus) -> Vec<String> {
         format_code(status.code),
         format_limit(limit),
         status.limit_remaining.to_string(),
-        format_micros(micros(reset)),
+        format_micros(to_micros(reset)),
     ]
 }
 
@@ -275,7 +275,7 @@ fn format_extras(response: &RateLimitResponse) -> String {
     let line = |what: &str, header: &HeaderValue| {
         let raw = String::from_utf8_lossy(&header.raw_value);
         let value = if header.value.is_empty() { raw.as_ref() } else { &header.value };
-        format!("{what} {}: {}\n", printable(&header.key), shorten(value))
+        format!("{what} {}: {}\n", escape_unprintable(&header.key), shorten(value))
     };
     let mut lines = String::new();
     lines.extend(response.response_headers_to_add.iter().map(|header| line("header", header)));

@@ -11,8 +11,8 @@ use serde::Serialize;
 
 use super::print::{CommandOutcome, finish, format_count, print};
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
+use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::base::table::{NumberAlignment, format_table};
-use crate::base::text::{printable, to_pretty_json};
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::diagnostic::{Diagnostic, Diagnostics};
 use crate::serve::server::startup;
@@ -238,7 +238,8 @@ fn format_variables(variables: &[VariableReport]) -> String {
         let known = DISPOSITIONS.iter().find(|(name, _)| *name == variable.disposition);
         let disposition = known.map_or(variable.disposition, |(_, word)| word);
         let note = [variable.why.as_deref(), variable.fix.as_deref()].into_iter().flatten().collect::<Vec<_>>();
-        [&variable.name, variable.value.as_deref().unwrap_or_default(), disposition, &note.join("; ")].map(printable)
+        [&variable.name, variable.value.as_deref().unwrap_or_default(), disposition, &note.join("; ")]
+            .map(escape_unprintable)
     });
     let page = format_table(&["VARIABLE", "VALUE", "DISPOSITION", "NOTE"], rows, NumberAlignment::Left);
     let sums: Vec<String> = DISPOSITIONS

@@ -18,10 +18,10 @@ use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Request, Status};
 
 use super::print::format_micros;
-use crate::base::clock::micros;
+use crate::base::clock::to_micros;
 use crate::base::pb::rate_limit_service_client::RateLimitServiceClient;
 use crate::base::pb::{RateLimitRequest, RateLimitResponse};
-use crate::base::text::printable;
+use crate::base::printable_text::escape_unprintable;
 use crate::settings::address::Target;
 use crate::settings::pem::{ClientCertificate, PemFile, trusted_roots, with_client_certificate};
 
@@ -87,7 +87,7 @@ impl RateLimitClient {
         let target = &self.target;
         match status.code() {
             Code::Cancelled | Code::DeadlineExceeded if latency >= self.timeout => {
-                format!("{target} did not answer within {}; see --timeout", format_micros(micros(self.timeout)))
+                format!("{target} did not answer within {}; see --timeout", format_micros(to_micros(self.timeout)))
             }
             // Only a status created by this client has a source.
             _ if status.source().is_some() => {
@@ -95,7 +95,7 @@ impl RateLimitClient {
                 let hint = suggest_connection_fix(target, self.tls.as_ref(), &why);
                 format!("{target} did not answer: {why}{hint}")
             }
-            code => format!("{target} answered {code:?}: {}", printable(status.message())),
+            code => format!("{target} answered {code:?}: {}", escape_unprintable(status.message())),
         }
     }
 }
@@ -124,7 +124,7 @@ fn format_root_cause(error: &dyn Error) -> String {
     while let Some(source) = last.source() {
         last = source;
     }
-    printable(&last.to_string())
+    escape_unprintable(&last.to_string())
 }
 
 /// TLS flags.
@@ -268,7 +268,7 @@ pub(super) fn fetch_page(target: &Target, path: &str, body: Option<&str>) -> Res
     }
     if response.status() != 200 {
         let text = String::from_utf8_lossy(&page[..page.len().min(MAX_REASON_BYTES)]);
-        let message = printable(text.trim_end());
+        let message = escape_unprintable(text.trim_end());
         return Err(format!("{address} answered {}: {message}", response.status()));
     }
     Ok(page)

@@ -14,7 +14,7 @@ use super::flags::{format_descriptor, parse_descriptor};
 use super::go_flags::{self, Flag, GivenFlags};
 use super::print::{CommandOutcome, finish, print, print_error};
 use crate::base::pb::{RateLimitDescriptor, RateLimitRequest};
-use crate::base::text::printable;
+use crate::base::printable_text::escape_unprintable;
 use crate::serve::http::json::response_to_json;
 use crate::settings::address::Target;
 use crate::settings::pem::{ClientCertificate, PemFile};
@@ -89,7 +89,7 @@ fn read_tls(given: &GivenFlags, target: &Target) -> Result<Option<ClientTls>, St
 }
 
 fn print_usage_error(what: &str) -> CommandOutcome {
-    print_error(printable(what));
+    print_error(escape_unprintable(what));
     CommandOutcome::UsageError
 }
 
@@ -97,17 +97,20 @@ fn call(target: &Target, tls: Option<ClientTls>, request: &RateLimitRequest) -> 
     let shown: Vec<String> = request
         .descriptors
         .iter()
-        .map(|descriptor| format!("[{}]", printable(&format_descriptor(descriptor))))
+        .map(|descriptor| format!("[{}]", escape_unprintable(&format_descriptor(descriptor))))
         .collect();
-    let mut page =
-        format!("dial string: {target}\ndomain: {}\ndescriptors: {}\n", printable(&request.domain), shown.join(" "));
+    let mut page = format!(
+        "dial string: {target}\ndomain: {}\ndescriptors: {}\n",
+        escape_unprintable(&request.domain),
+        shown.join(" ")
+    );
     let response = block_on(runtime::Builder::new_current_thread(), async {
         let response = RateLimitClient::connect(target, TIMEOUT, tls).await?.call(request).await?;
         response_to_json(&response.response).map_err(|error| error.to_string())
     });
     let outcome = match response {
         Ok(response) => {
-            page += &format!("response: {}\n", printable(&response));
+            page += &format!("response: {}\n", escape_unprintable(&response));
             CommandOutcome::Success
         }
         Err(problem) => {

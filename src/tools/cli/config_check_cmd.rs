@@ -11,7 +11,7 @@ use std::{fs, io};
 use super::go_flags::{self, Flag};
 use super::print::{CommandOutcome, finish, print, print_error};
 use super::rule_files::{self, CheckedRules};
-use crate::base::text::printable;
+use crate::base::printable_text::escape_unprintable;
 use crate::rules::compile::RuleText;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::diagnostic::Diagnostics;
@@ -35,7 +35,8 @@ pub(super) fn run(arguments: &[OsString]) -> CommandOutcome {
         Err(outcome) => return outcome,
     };
     let directory = given.last("config_dir").unwrap_or_default();
-    let mut page = format!("checking rate limit configs...\nloading config directory: {}\n", printable(directory));
+    let mut page =
+        format!("checking rate limit configs...\nloading config directory: {}\n", escape_unprintable(directory));
     let outcome = match check(Path::new(directory), given.is_on("merge_domain_configs"), &mut page) {
         Ok(()) => CommandOutcome::Success,
         Err(problem) => {
@@ -49,11 +50,12 @@ pub(super) fn run(arguments: &[OsString]) -> CommandOutcome {
 /// Writes a line to `page` for each step; the error is the last lines.
 fn check(directory: &Path, merge_domains: bool, page: &mut String) -> Result<(), String> {
     let options = CompileOptions { merge_domains, ..CompileOptions::from(&rule_files::read_settings_or_defaults()) };
-    let failed =
-        |error: io::Error| format!("error opening directory {}: {error}\n", printable(&directory.to_string_lossy()));
+    let failed = |error: io::Error| {
+        format!("error opening directory {}: {error}\n", escape_unprintable(&directory.to_string_lossy()))
+    };
     let (mut sources, mut bytes): (Vec<RuleText>, u64) = (Vec::new(), 0);
     for path in list_entries(directory).map_err(failed)? {
-        *page += &format!("opening config file: {}\n", printable(&path.to_string_lossy()));
+        *page += &format!("opening config file: {}\n", escape_unprintable(&path.to_string_lossy()));
         let source = read_source(&path)?;
         bytes += source.bytes.len() as u64;
         if sources.len() == MAX_FILES || bytes > MAX_TOTAL_BYTES {
@@ -62,11 +64,12 @@ fn check(directory: &Path, merge_domains: bool, page: &mut String) -> Result<(),
         sources.push(source);
     }
     let rules = CheckedRules::compile(sources, &options, Diagnostics::default());
-    rules.diagnostics.warnings().iter().for_each(|warning| print_error(printable(&warning.to_string())));
+    rules.diagnostics.warnings().iter().for_each(|warning| print_error(escape_unprintable(&warning.to_string())));
     match rules.diagnostics.errors() {
         [] => *page += "all rate limit configs ok\n",
         errors => {
-            let line = |error| format!("error loading rate limit configs: {}\n", printable(&format!("{error}")));
+            let line =
+                |error| format!("error loading rate limit configs: {}\n", escape_unprintable(&format!("{error}")));
             return Err(errors.iter().map(line).collect());
         }
     }
@@ -90,8 +93,9 @@ fn list_entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// Reads a rule file with any name; a directory is an error.
 fn read_source(path: &Path) -> Result<RuleText, String> {
-    let failed =
-        |what: &dyn std::fmt::Display| format!("error opening config file: {}\n", printable(&what.to_string()));
+    let failed = |what: &dyn std::fmt::Display| {
+        format!("error opening config file: {}\n", escape_unprintable(&what.to_string()))
+    };
     if path.is_dir() {
         return Err(failed(&format_args!("{}: is a directory", path.display())));
     }

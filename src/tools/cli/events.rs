@@ -17,7 +17,7 @@ use self::delivery::Delivery;
 use self::messages::{EventsError, MessagePrinter};
 use super::print::{CommandOutcome, print_error};
 use super::traffic::read_stream_settings;
-use crate::base::text::printable;
+use crate::base::printable_text::escape_unprintable;
 use crate::decide::log::stream::group::{ConsumerName, GroupConsumer};
 use crate::settings::decision_log::StreamSettings;
 
@@ -26,7 +26,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let settings = match read_stream_settings(&args.stream, args.url.as_deref()) {
         Ok(settings) => settings,
         Err(problem) => {
-            print_error(printable(&problem));
+            print_error(escape_unprintable(&problem));
             return CommandOutcome::UsageError;
         }
     };
@@ -44,7 +44,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
         Ok(()) => CommandOutcome::Success,
         Err(EventsError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => CommandOutcome::Success,
         Err(error) => {
-            print_error(printable(&error.to_string()));
+            print_error(escape_unprintable(&error.to_string()));
             CommandOutcome::Failure
         }
     }

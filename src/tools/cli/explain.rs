@@ -11,7 +11,7 @@ use super::flags::RequestArgs;
 use super::print::{CommandOutcome, finish, format_micros, print, print_error, shorten};
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
 use crate::base::pb::RateLimitRequest;
-use crate::base::text::{printable, to_pretty_json};
+use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::decide::explain::{ExplainedCounter, ExplainedDescriptor, ExplainedLimit, ExplainedStep, Explanation};
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::rule::value_pattern::MatchKind;
@@ -54,7 +54,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let request = match args.request.read_request() {
         Ok(request) => request,
         Err(problem) => {
-            print_error(printable(&problem));
+            print_error(escape_unprintable(&problem));
             return CommandOutcome::UsageError;
         }
     };
@@ -123,9 +123,9 @@ fn format_explanation(explanation: &Explanation, has_counters: bool) -> String {
 /// Formats a descriptor. Writing to a String does not fail.
 fn push_descriptor(page: &mut String, descriptor: &ExplainedDescriptor, has_counters: bool) {
     descriptor.steps.iter().for_each(|step| push_step(page, step));
-    let _ = writeln!(page, "  => {}", printable(&descriptor.outcome));
+    let _ = writeln!(page, "  => {}", escape_unprintable(&descriptor.outcome));
     if let Some(rule) = &descriptor.rule {
-        let _ = writeln!(page, "     {} at {}", printable(&rule.path), printable(&rule.origin));
+        let _ = writeln!(page, "     {} at {}", escape_unprintable(&rule.path), escape_unprintable(&rule.origin));
     }
     descriptor.limits.iter().for_each(|limit| push_limit(page, limit, has_counters));
 }
@@ -139,12 +139,13 @@ fn push_step(page: &mut String, step: &ExplainedStep) {
                 Some(MatchKind::Wildcard) => "by its wildcard",
                 Some(MatchKind::Any) | None => "by its key alone",
             };
-            writeln!(page, "  {entry} matches {} {how}, at {}", shorten(node), printable(origin))
+            writeln!(page, "  {entry} matches {} {how}, at {}", shorten(node), escape_unprintable(origin))
         }
         None => writeln!(page, "  {entry} matches nothing"),
     };
     for [node, origin, why] in &step.near_misses {
-        let _ = writeln!(page, "    not {} at {}: {}", shorten(node), printable(origin), printable(why));
+        let _ =
+            writeln!(page, "    not {} at {}: {}", shorten(node), escape_unprintable(origin), escape_unprintable(why));
     }
     if step.more_near_misses > 0 {
         let _ = writeln!(page, "    and {} more near misses", step.more_near_misses);
@@ -153,8 +154,8 @@ fn push_step(page: &mut String, step: &ExplainedStep) {
 
 fn push_limit(page: &mut String, limit: &ExplainedLimit, has_counters: bool) {
     let name = if limit.name.is_empty() { String::new() } else { format!(" ({})", shorten(&limit.name)) };
-    let _ = writeln!(page, "     limit {}{name}", printable(&limit.limit));
-    let _ = writeln!(page, "       {}", printable(&limit.guarantee));
+    let _ = writeln!(page, "     limit {}{name}", escape_unprintable(&limit.limit));
+    let _ = writeln!(page, "       {}", escape_unprintable(&limit.guarantee));
     for (is_so, what) in [
         (limit.candidate, "candidate: charged on its own, and it rejects nothing"),
         (limit.shadow_mode && !limit.candidate, "shadow_mode: it rejects nothing"),

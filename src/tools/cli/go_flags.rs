@@ -7,7 +7,7 @@ use std::ffi::OsString;
 
 use super::print::{CommandOutcome, finish, print, print_error};
 use crate::base::go_syntax::parse_bool;
-use crate::base::text::printable;
+use crate::base::printable_text::escape_unprintable;
 
 /// A flag of a tool.
 pub(super) struct Flag {
@@ -48,7 +48,7 @@ pub(super) fn read(flags: &[Flag], arguments: &[OsString]) -> Result<GivenFlags,
     let mut rest = arguments.iter().skip(1).map(|argument| argument.to_string_lossy());
     while let Some(argument) = rest.next() {
         let Some(body) = argument.strip_prefix("--").or_else(|| argument.strip_prefix('-')) else {
-            print_error(format_args!("{}: this argument has no effect", printable(&argument)));
+            print_error(format_args!("{}: this argument has no effect", escape_unprintable(&argument)));
             break;
         };
         if body.is_empty() {
@@ -78,7 +78,7 @@ pub(super) fn read(flags: &[Flag], arguments: &[OsString]) -> Result<GivenFlags,
 }
 
 fn print_usage_error(flags: &[Flag], what: &str) -> CommandOutcome {
-    print_error(format_args!("{}\n{}", printable(what), format_usage(flags).trim_end()));
+    print_error(format_args!("{}\n{}", escape_unprintable(what), format_usage(flags).trim_end()));
     CommandOutcome::UsageError
 }
 

@@ -8,7 +8,7 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, Write as _};
 use std::process::ExitCode;
 
-use crate::base::text::shortened;
+use crate::base::printable_text::truncate_printable;
 use crate::tools::simulate::results::share;
 
 /// Writes text to standard output.
@@ -41,7 +41,7 @@ pub(super) fn finish(written: io::Result<()>, outcome: CommandOutcome) -> Comman
 
 /// Escapes untrusted text and cuts it at 60 characters.
 pub(super) fn shorten(text: &str) -> String {
-    shortened(text, 60)
+    truncate_printable(text, 60)
 }
 
 /// Formats a duration, rounded up from a second on: `1.2 ms`, `34 s`, `2 h 5 min`.

@@ -16,8 +16,8 @@ use super::traffic::{
     Failure, build_progress_bar, compile_rules, list_limit_paths, open_traffic, parse_memory, read_map,
     refuse_hashed_values, suggest_nearest,
 };
+use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::base::table::{NumberAlignment, format_table};
-use crate::base::text::{printable, to_pretty_json};
 use crate::rules::rule::set::RuleSet;
 use crate::settings::value::number::ByteSize;
 use crate::tools::html_report::render_recommendation;
@@ -136,7 +136,7 @@ fn recommend_from_traffic(args: &Args) -> Result<CommandOutcome, Failure> {
     let (collected, basis) = input.collect()?;
     check_path(&args.rule, &input.rule_sets)?;
     let Some(subject) = collected.demand.subject.clone() else {
-        let problem = printable(&format!("no request of the traffic charged {}", args.rule));
+        let problem = escape_unprintable(&format!("no request of the traffic charged {}", args.rule));
         return Err(Failure { outcome: CommandOutcome::Failure, problem });
     };
     let results = input.build_results(collected, &subject, &basis)?;
@@ -263,7 +263,8 @@ fn read_traffic(
 fn print_results(args: &Args, results: &RecommendationResults) -> Result<CommandOutcome, Failure> {
     if let Some(path) = &args.report {
         let written = fs::write(path, render_recommendation(results)?);
-        written.map_err(|error| Failure::usage(printable(&format!("--report {}: {error}", path.display()))))?;
+        written
+            .map_err(|error| Failure::usage(escape_unprintable(&format!("--report {}: {error}", path.display()))))?;
     }
     let text = if args.json { to_pretty_json(results)? + "\n" } else { format_results(results) };
     let is_found = results.limits.iter().any(|limit| limit.recommended);
@@ -301,7 +302,7 @@ fn check_path(path: &str, rule_sets: &[Arc<RuleSet>]) -> Result<(), Failure> {
     } else {
         format!("--rule {path}: the rules have no limit of that path{}", suggest_nearest(paths(), path))
     };
-    Err(Failure::usage(printable(&problem)))
+    Err(Failure::usage(escape_unprintable(&problem)))
 }
 
 /// Builds the progress bar of the search, hidden if standard error is not a terminal.
@@ -323,7 +324,7 @@ fn format_results(results: &RecommendationResults) -> String {
         let _ = writeln!(page, "{name:<10}{text}");
     };
     let (rule, basis) = (&results.rule, &results.basis);
-    line("rule", printable(&format!("{}: {} ({})", rule.path, rule.limit, rule.location)));
+    line("rule", escape_unprintable(&format!("{}: {} ({})", rule.path, rule.limit, rule.location)));
     line("basis", format_basis(basis));
     line("", format!("{} to {}", basis.first, basis.last));
     if let Some(already) = &basis.already_rejected {
@@ -333,7 +334,7 @@ fn format_results(results: &RecommendationResults) -> String {
     let allowed = results.goal.rejected_keys;
     line("goal", format!("at most {} of {} rejected", format_count(allowed, "key"), basis.keys));
     for warning in &results.warnings {
-        line("warning", printable(warning));
+        line("warning", escape_unprintable(warning));
     }
     if let Some(first) = results.left_out_periods.first() {
         let periods: Vec<&str> = results.left_out_periods.iter().map(|left_out| &*left_out.period).collect();
@@ -379,7 +380,7 @@ fn format_already_rejected(already: &AlreadyRejected) -> String {
     if !causes.is_empty() {
         text += &format!(": {}", causes.join(", "));
     }
-    printable(&text)
+    escape_unprintable(&text)
 }
 
 fn format_uses(uses: &[UseResults]) -> String {

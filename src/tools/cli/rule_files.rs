@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::print::print_error;
-use crate::base::text::printable;
+use crate::base::printable_text::escape_unprintable;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::compile::{Compiled, RuleText, compile};
 use crate::rules::defaults_file;
@@ -82,7 +82,7 @@ impl CheckedRules {
             self.sources.iter().filter_map(|file| Some((&file.name, text::decode(&file.bytes).ok()?))).collect();
         let mut page = String::new();
         for diagnostic in self.diagnostics.errors().iter().chain(self.diagnostics.warnings()) {
-            page += &printable(&diagnostic.to_string());
+            page += &escape_unprintable(&diagnostic.to_string());
             page.push('\n');
             if let Some((_, text)) = texts.iter().find(|(name, _)| **name == diagnostic.file) {
                 page += &diagnostic.excerpt(text);

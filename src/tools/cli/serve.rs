@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use super::print::{CommandOutcome, print_error};
-use crate::base::text::printable;
+use crate::base::printable_text::escape_unprintable;
 use crate::rules::files::RuleLocation;
 use crate::rules::files::watch::WatchTiming;
 use crate::rules::source::{FilesConfig, SourceConfig};
@@ -103,7 +103,10 @@ pub(super) fn run_as_ratelimit(arguments: &[OsString]) -> CommandOutcome {
         match value {
             Some(path) => args.config.push(path.into()),
             None => {
-                print_error(format_args!("{}: this argument has no effect", printable(&argument.to_string_lossy())));
+                print_error(format_args!(
+                    "{}: this argument has no effect",
+                    escape_unprintable(&argument.to_string_lossy())
+                ));
             }
         }
     }

@@ -14,8 +14,8 @@ use super::traffic::{
     Failure, build_progress_bar, compile_rules, list_limit_paths, open_traffic, parse_memory, read_map,
     refuse_hashed_values, suggest_nearest,
 };
+use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::base::table::{NumberAlignment, format_table};
-use crate::base::text::{printable, to_pretty_json};
 use crate::base::threads::thread_cpu_time;
 use crate::rules::rule::set::RuleSet;
 use crate::settings::value::number::ByteSize;
@@ -172,14 +172,15 @@ fn replay(
 fn print_results(args: &Args, results: &SimulationResults) -> Result<CommandOutcome, Failure> {
     if let Some(path) = &args.report {
         let written = fs::write(path, render_simulation(results)?);
-        written.map_err(|error| Failure::usage(printable(&format!("--report {}: {error}", path.display()))))?;
+        written
+            .map_err(|error| Failure::usage(escape_unprintable(&format!("--report {}: {error}", path.display()))))?;
     }
     let page = if args.json { to_pretty_json(results)? + "\n" } else { format_results(results) };
     let fails = results.conditions.iter().any(|condition| condition.fails);
     let outcome = if fails { CommandOutcome::Failure } else { CommandOutcome::Success };
     let outcome = finish(print(page), outcome);
     for condition in results.conditions.iter().filter(|condition| condition.fails) {
-        print_error(printable(&format!("--fail-if '{}': {}", condition.condition, condition.figure)));
+        print_error(escape_unprintable(&format!("--fail-if '{}': {}", condition.condition, condition.figure)));
     }
     Ok(outcome)
 }
@@ -211,7 +212,7 @@ fn check_subjects(args: &Args, new: Option<&RuleSet>, against: Option<&RuleSet>)
         if !paths().any(|path| path == subject) {
             let hint = suggest_nearest(paths(), subject);
             let problem = format!("--fail-if '{condition}': the rules have no limit '{subject}'{hint}");
-            return Err(Failure::usage(printable(&problem)));
+            return Err(Failure::usage(escape_unprintable(&problem)));
         }
     }
     Ok(())
@@ -242,7 +243,8 @@ fn format_results(results: &SimulationResults) -> String {
         let (agreed, compared) = (verification.agreed, verification.compared);
         let percent = share(agreed, compared) * 100.0;
         let first = verification.first_difference.as_ref();
-        let first = first.map_or_else(String::new, |first| format!("; first difference: {}", printable(first)));
+        let first =
+            first.map_or_else(String::new, |first| format!("; first difference: {}", escape_unprintable(first)));
         line("fidelity", format!("{agreed} of {compared} recorded decisions repeated ({percent:.2} %){first}"));
     }
     let speed = results.speed;
@@ -255,7 +257,7 @@ fn format_results(results: &SimulationResults) -> String {
         ),
     );
     for warning in &results.warnings {
-        line("warning", printable(warning));
+        line("warning", escape_unprintable(warning));
     }
     page += &format_limits(&results.limits, results.old.is_some());
     page += &format_keys(results);
@@ -285,7 +287,7 @@ fn format_limits(limits: &[LimitResults], has_old: bool) -> String {
             (false, true) => " (shadow)",
             (false, false) => "",
         };
-        let mut row = vec![format!("{}{mode}", printable(&limit.path))];
+        let mut row = vec![format!("{}{mode}", escape_unprintable(&limit.path))];
         let none = LimitFigures::default();
         let new = limit.new.as_ref().unwrap_or(&none);
         row.push(if limit.new.is_some() { new.requests.to_string() } else { "removed".to_owned() });
@@ -317,7 +319,7 @@ fn format_keys(results: &SimulationResults) -> String {
         if !keys.is_empty() {
             let row = |key: &RejectedKeyResults| {
                 let about = if key.error > 0 { "at most " } else { "" };
-                vec![format!("{about}{}", key.requests), printable(&key.limit), shorten(&key.key)]
+                vec![format!("{about}{}", key.requests), escape_unprintable(&key.limit), shorten(&key.key)]
             };
             page +=
                 &format!("\n{}", format_table(&[title, "LIMIT", "KEY"], keys.iter().map(row), NumberAlignment::Left));

@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::print::CommandOutcome;
 use super::rule_files::{self, CheckedRules};
-use crate::base::text::printable;
+use crate::base::printable_text::escape_unprintable;
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::rule::set::RuleSet;
 use crate::settings::Settings;
@@ -37,7 +37,7 @@ impl Failure {
 
 impl<E: std::error::Error> From<E> for Failure {
     fn from(error: E) -> Self {
-        Self { outcome: CommandOutcome::Failure, problem: printable(&error.to_string()) }
+        Self { outcome: CommandOutcome::Failure, problem: escape_unprintable(&error.to_string()) }
     }
 }
 
@@ -62,7 +62,7 @@ pub(super) fn compile_rules(flag: &str, paths: &[PathBuf], settings: &Settings) 
 /// Reads the mapping of `--map`.
 pub(super) fn read_map(path: &Path) -> Result<FieldMap, Failure> {
     const MAX_BYTES: u64 = 1 << 20;
-    let usage = |problem: String| Failure::usage(printable(&format!("--map {}: {problem}", path.display())));
+    let usage = |problem: String| Failure::usage(escape_unprintable(&format!("--map {}: {problem}", path.display())));
     let mut text = String::new();
     let read = fs::File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text));
     read.map_err(|error| usage(error.to_string()))?;
@@ -94,7 +94,7 @@ pub(super) fn refuse_hashed_values<'r>(mut rules: impl Iterator<Item = &'r Arc<R
         None => Ok(()),
         Some(location) => Err(Failure {
             outcome: CommandOutcome::Failure,
-            problem: printable(&format!(
+            problem: escape_unprintable(&format!(
                 "the values of the log are hashed, and {location} matches on a value (record with \
                  TOLLKEEPER_DECISION_LOG_VALUES=plain)"
             )),
@@ -118,7 +118,7 @@ fn parse_location(path: &Path) -> Result<TrafficLocation, Failure> {
         None => Ok(TrafficLocation::File(path.to_owned())),
         Some(key) => match read_stream_settings(key, None) {
             Ok(stream) => Ok(TrafficLocation::Stream(Box::new(stream))),
-            Err(problem) => Err(Failure::usage(printable(&format!("--traffic redis:{key}: {problem}")))),
+            Err(problem) => Err(Failure::usage(escape_unprintable(&format!("--traffic redis:{key}: {problem}")))),
         },
     }
 }

@@ -11,9 +11,9 @@ use indicatif::ProgressBar;
 use super::flags::{parse_descriptor, parse_duration};
 use super::print::{CommandOutcome, finish, format_count, format_micros, print, print_error, shorten};
 use super::traffic::{build_progress_bar, read_stream_settings};
-use crate::base::clock::micros;
+use crate::base::clock::to_micros;
 use crate::base::pb::RateLimitDescriptor;
-use crate::base::text::{printable, to_pretty_json};
+use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::decide::log::reader::{ReadError, RecordReader};
 use crate::decide::log::record::{DescriptorRecord, LimitRecord, RecordedVerdict};
 use crate::decide::log::stream::input::{EntryRange, StreamInput};
@@ -88,20 +88,20 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let hash = match read_hash_form() {
         Ok(hash) => hash,
         Err(problem) => {
-            print_error(printable(&problem));
+            print_error(escape_unprintable(&problem));
             return CommandOutcome::UsageError;
         }
     };
     let entries: Vec<Entry<'_>> =
         args.descriptor.entries.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect();
     let question = Question::new(&args.domain, &entries, hash.as_ref());
-    let range = TimeRange::new(args.at, micros(args.window));
+    let range = TimeRange::new(args.at, to_micros(args.window));
     let mut line = TimeLine::new(question, range, ShownDecisions { admitted: args.all, max: args.max.into() });
     let mut outcome = CommandOutcome::Success;
     for path in &args.log {
         let added = open_log(path, range).and_then(|log| add_records(log, &mut line));
         if let Err(problem) = added {
-            print_error(printable(&problem));
+            print_error(escape_unprintable(&problem));
             outcome = CommandOutcome::Failure;
         }
     }
@@ -127,7 +127,7 @@ fn read_hash_form() -> Result<Option<ValueForm>, String> {
 /// Opens a log. Of a stream, only the part around an instant is read.
 fn open_log(path: &Path, range: TimeRange) -> Result<OpenLog, String> {
     let bar = build_progress_bar(&[path.to_owned()]);
-    bar.set_message(printable(&path.display().to_string()));
+    bar.set_message(escape_unprintable(&path.display().to_string()));
     let mut is_partial = false;
     let reader = match path.to_str() {
         Some("-") => RecordReader::new("standard input", bar.wrap_read(io::stdin())),
@@ -231,7 +231,7 @@ fn format_summary(results: &WhyResults<'_>) -> String {
         page += "no requests with this descriptor were found\n";
     }
     for cause in results.causes.iter().take(MAX_CAUSES) {
-        let _ = writeln!(page, "  {} by {}", cause.requests, printable(&cause.cause));
+        let _ = writeln!(page, "  {} by {}", cause.requests, escape_unprintable(&cause.cause));
     }
     if results.causes.len() > MAX_CAUSES {
         let _ = writeln!(page, "  and {} more causes", results.causes.len() - MAX_CAUSES);
@@ -255,7 +255,7 @@ fn format_summary(results: &WhyResults<'_>) -> String {
         let _ = writeln!(page, "  {hidden} admitted, not shown (--all)");
     }
     for note in &results.notes {
-        let _ = writeln!(page, "note: {}", printable(note));
+        let _ = writeln!(page, "note: {}", escape_unprintable(note));
     }
     if !results.nearest.is_empty() {
         page += "nearest descriptors in the logs:\n";
@@ -318,12 +318,12 @@ fn format_recorded_descriptor(descriptor: &DescriptorRecord<'_>) -> String {
         hits if hits < 0 => format!("refund of {}", format_count(hits.unsigned_abs(), "hit")),
         hits => format_count(hits.unsigned_abs(), "hit"),
     };
-    let mut text = format!("{hits}: {}, {}", descriptor.verdict.name(), printable(&format_origin(descriptor)));
+    let mut text = format!("{hits}: {}, {}", descriptor.verdict.name(), escape_unprintable(&format_origin(descriptor)));
     if descriptor.unlimited {
         text += ", unlimited";
     }
     if let Some(decider) = format_decider(descriptor) {
-        let _ = write!(text, ", decided by {}", printable(&decider));
+        let _ = write!(text, ", decided by {}", escape_unprintable(&decider));
     }
     text
 }
@@ -340,7 +340,7 @@ fn push_limits(page: &mut String, descriptor: &DescriptorRecord<'_>, rejected_by
 
 /// Formats a limit with its level before and after.
 fn format_limit_line(limit: &LimitRecord<'_>) -> String {
-    let mut text = printable(&format_limit(limit));
+    let mut text = escape_unprintable(&format_limit(limit));
     for (is_so, mode) in [
         (limit.candidate, "candidate, rejects nothing"),
         (limit.shadow && !limit.candidate, "shadow_mode, rejects nothing"),

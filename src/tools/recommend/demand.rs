@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::base::clock::Time;
-use crate::base::sharded::HashKeyMap;
+use crate::base::sharded::PrehashedMap;
 use crate::decide::results::{DescriptorResults, LimitWithResult};
 use crate::limit::Limit;
 use crate::limit::request::Hits;
@@ -127,7 +127,7 @@ struct DemandIndex {
     demand: LimitDemand,
     /// True for the id of the limit with the path.
     is_subject: HashMap<u64, bool>,
-    keys: HashKeyMap<KeyState>,
+    keys: PrehashedMap<KeyState>,
     /// Index of a counter's sequence, by key and set of counters.
     counters: HashMap<(usize, u32), usize>,
     /// Current set of counters of each process that counts in its own memory; 0 is shared.
@@ -156,7 +156,7 @@ pub struct CollectedDemand {
 
 /// Set of keys, by their hashes.
 #[derive(Debug, Default)]
-pub struct KeyHashes(HashKeyMap<()>);
+pub struct KeyHashes(PrehashedMap<()>);
 
 impl KeyHashes {
     /// Adds a key.
@@ -187,7 +187,7 @@ impl DemandCollector {
             path: path.to_owned(),
             demand: LimitDemand::default(),
             is_subject: HashMap::new(),
-            keys: HashKeyMap::default(),
+            keys: PrehashedMap::default(),
             counters: HashMap::new(),
             own_sets: HashMap::new(),
             set_count: 0,

@@ -8,7 +8,7 @@ use super::results::{
     AlreadyRejected, BasisResults, GoalResults, RecommendationResults, SmallestLimit, SubjectResults, VerifiedFigures,
 };
 use super::rule_yaml::{PastedLimit, format_rule_yaml};
-use crate::base::text::printable;
+use crate::base::printable_text::escape_unprintable;
 use crate::limit::Consistency;
 use crate::rules::rule::tree::RuleEntries;
 use crate::tools::replay::replayer::CounterLosses;
@@ -162,7 +162,7 @@ fn format_yaml(parts: RecommendationParts<'_>) -> Option<String> {
     let global = subject.limit.global_scope().and_then(|scope| limit.shared_by_regions(scope));
     let text =
         format_rule_yaml(entries?, PastedLimit { limit: &global.unwrap_or(limit), name: &subject.name, max_wait_us });
-    Some(format!("# {}: other keys and limits of the rule stay as they are\n{text}", printable(path)))
+    Some(format!("# {}: other keys and limits of the rule stay as they are\n{text}", escape_unprintable(path)))
 }
 
 fn collect_warnings(parts: RecommendationParts<'_>) -> Vec<String> {

@@ -1,6 +1,6 @@
 //! A rule file with one limit, to paste.
 
-use crate::base::text::printable_json;
+use crate::base::printable_text::escape_unprintable_json;
 use crate::limit::algorithm::{Algorithm, Delay};
 use crate::limit::{GlobalScope, Limit};
 use crate::rules::rule::tree::{RuleEntries, RuleEntry};
@@ -79,5 +79,5 @@ fn quoted(text: &str) -> String {
     if is_plain {
         return text.to_owned();
     }
-    printable_json(&serde_json::Value::from(text).to_string()).into_owned()
+    escape_unprintable_json(&serde_json::Value::from(text).to_string()).into_owned()
 }

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 
 use super::recorded::{RecordedDescriptor, RecordedRequest};
-use crate::base::clock::{Time, micros};
+use crate::base::clock::{Time, to_micros};
 use crate::limit::request::Hits;
 use crate::settings::value::SettingValue as _;
 use crate::settings::value::number::DurationRange;
@@ -117,7 +117,7 @@ impl FieldMap {
         let max_delay_us = match file.max_delay {
             None => DEFAULT_MAX_DELAY_US,
             Some(text) => Duration::parse(&text, &DELAYS)
-                .map(micros)
+                .map(to_micros)
                 .map_err(|invalid| format!("max_delay: {} ({})", invalid.what, invalid.fix))?,
         };
         Ok(Self { fields, time, domain, hits, max_delay_us, descriptors })

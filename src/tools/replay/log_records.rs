@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::recorded::{RecordedAnswer, RecordedDescriptor, RecordedRequest};
 use super::replayer::RecordedHeader;
 use crate::base::clock::Time;
-use crate::base::sharded::lock;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::decide::log::convert::hits_of;
 use crate::decide::log::header::{HeaderEvent, HeaderRecord, RuleSetRecord, SettingsRecord};
 use crate::decide::log::record::{
@@ -180,7 +180,7 @@ impl RuleSetCache {
     fn compile(&self, rules: &RuleSetRecord, settings: &SettingsRecord) -> Result<Arc<RuleSet>, String> {
         let options = recorded_rules::compile_options(settings);
         let key = format!("{} {options:?}", rules.id);
-        let mut known = lock(&self.0);
+        let mut known = lock_ignoring_poison(&self.0);
         if let Some(compiled) = known.get(&key) {
             return Ok(Arc::clone(compiled));
         }

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::timeline::Timeline;
 use crate::base::clock::Time;
-use crate::base::sharded::{HashKeyMap, upper_half};
+use crate::base::sharded::{PrehashedMap, upper_half};
 use crate::decide::results::{DescriptorResults, LimitWithResult};
 use crate::limit::request::{Hits, Request};
 use crate::telemetry::hyperloglog::HyperLogLog;
@@ -334,7 +334,7 @@ impl KeyCounter {
 /// Rejections by limit and key.
 #[derive(Debug)]
 pub struct RejectionTallies {
-    keys: HashKeyMap<RejectionTally>,
+    keys: PrehashedMap<RejectionTally>,
     max_keys: usize,
     /// Charges of keys beyond the bound.
     pub untracked: u64,
@@ -384,7 +384,7 @@ impl KeyId {
 impl RejectionTallies {
     /// Creates counts of up to `max_keys` keys.
     pub fn new(max_keys: usize) -> Self {
-        Self { keys: HashKeyMap::default(), max_keys, untracked: 0 }
+        Self { keys: PrehashedMap::default(), max_keys, untracked: 0 }
     }
 
     /// Counts a charge; `None` if the key is beyond the bound.

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::base::text::first_chars;
+use crate::base::printable_text::first_chars_if_longer;
 use crate::decide::log::record::{DescriptorRecord, EntryRecord};
 use crate::decide::log::values::ValueForm;
 use crate::limit::request::Entry;
@@ -143,5 +143,5 @@ impl NearestDescriptors {
 
 /// Cuts a text; whoever prints it escapes it.
 fn cut(text: &str) -> String {
-    first_chars(text, MAX_CHARS).map_or_else(|| text.to_owned(), |start| format!("{start}..."))
+    first_chars_if_longer(text, MAX_CHARS).map_or_else(|| text.to_owned(), |start| format!("{start}..."))
 }

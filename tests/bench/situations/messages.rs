@@ -39,7 +39,7 @@ impl Situation for Decoding {
     fn step(&mut self) {
         let message = black_box(&self.frames[self.walk.next()]).slice(FRAME_HEAD_BYTES..);
         if self.by_message {
-            let message: RateLimitRequest = codec::decode(message).expect("it is a message");
+            let message: RateLimitRequest = codec::decode_bounded(message).expect("it is a message");
             black_box(decode::request(black_box(&message)));
         } else {
             black_box(decode::decode_borrowed(&message));
@@ -77,7 +77,7 @@ impl Encoding {
 impl Situation for Encoding {
     fn step(&mut self) {
         let response = encode::response(black_box(&self.decision));
-        black_box(codec::frame(black_box(&response)));
+        black_box(codec::encode_frame(black_box(&response)));
     }
 
     fn inputs(&self) -> usize {
@@ -107,7 +107,7 @@ impl Situation for Answering {
         let request = decode::decode_borrowed(&message).expect("nothing in it is unusual");
         let answer = service.answer(&request, DEFAULT_DEADLINE, None).now_or_never();
         let response = answer.expect("memory answers at once").expect("it is answered");
-        black_box(codec::frame(&response));
+        black_box(codec::encode_frame(&response));
     }
 
     fn inputs(&self) -> usize {

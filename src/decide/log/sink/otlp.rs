@@ -27,7 +27,7 @@ impl OtlpSink {
     /// # Errors
     /// A certificate cannot be used, or a thread cannot be started.
     pub(super) fn start(settings: &CollectorSettings) -> io::Result<Self> {
-        let options = settings.options(threads::lower_priority).map_err(io::Error::other)?;
+        let options = settings.options(threads::lower_thread_priority).map_err(io::Error::other)?;
         Ok(Self { client: LogClient::new(&options, &settings.resource)?, setting: settings.setting })
     }
 

@@ -49,7 +49,7 @@ impl RedisSink {
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("decision-log")
-            .on_thread_start(threads::lower_priority)
+            .on_thread_start(threads::lower_thread_priority)
             .enable_all()
             .build()?;
         let connect = ConnectOptions::beside_decisions(&settings.deployment, "records of decisions are lost");

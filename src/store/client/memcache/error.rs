@@ -1,10 +1,10 @@
 //! Errors of the client: kinds of failed calls, and the meaning of error replies.
 
-use crate::base::words::words;
+use crate::base::named_enum::named_enum;
 use crate::store::client::connect::{ConnectError, ErrorKind};
 use crate::store::client::wire_protocol::PipelineError;
 
-words! {
+named_enum! {
     /// Reason why memcached did not complete a call. Kinds that Redis has too have the same names.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
     pub enum MemcacheError {

@@ -16,7 +16,7 @@ use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWrite};
 
 use super::send_queue::{PendingCommand, SendQueue};
-use crate::base::coalesce::YieldBarrier;
+use crate::base::write_coalescing::YieldBarrier;
 use crate::store::client::deadline::DeadlineTimer;
 use crate::store::client::wire_protocol::{Stream, WireProtocol};
 

@@ -12,8 +12,8 @@ use futures_util::task::AtomicWaker;
 use smallvec::{SmallVec, smallvec};
 use tokio::sync::oneshot;
 
-use crate::base::coalesce::wake;
-use crate::base::sharded::lock;
+use crate::base::sharded::lock_ignoring_poison;
+use crate::base::write_coalescing::wake_or_defer;
 use crate::store::client::wire_protocol::{MergeableCall, PipelineError, WireProtocol};
 
 /// Maximum number of calls that wait for a reply on one connection; bounds memory when a server is frozen.
@@ -91,7 +91,7 @@ impl<P: WireProtocol> Default for QueueState<P> {
 impl<P: WireProtocol> SendQueue<P> {
     /// Locks the queue.
     pub(super) fn lock(&self) -> MutexGuard<'_, QueueState<P>> {
-        lock(&self.state)
+        lock_ignoring_poison(&self.state)
     }
 
     /// Appends a command, after a prefix if there is one, and wakes the driver if needed.
@@ -148,7 +148,7 @@ impl<P: WireProtocol> SendQueue<P> {
         }
         drop(state);
         if wakes_driver && let Some(driver) = self.driver.take() {
-            wake(driver);
+            wake_or_defer(driver);
         }
         Ok(receiver)
     }

@@ -3,12 +3,12 @@
 //! An error is a kind without text: kinds are counted, select the failure policy and open breakers. The text of a reply
 //! is logged where the reply is read. Redirections and missing scripts are error replies, but not failures.
 
-use crate::base::text::first_chars;
-use crate::base::words::words;
+use crate::base::named_enum::named_enum;
+use crate::base::printable_text::first_chars_if_longer;
 use crate::store::client::connect::{ConnectError, ErrorKind};
 use crate::store::client::wire_protocol::PipelineError;
 
-words! {
+named_enum! {
     /// Reason why Redis did not complete a call.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
     pub enum RedisError {
@@ -193,5 +193,5 @@ const MAX_LOG_CHARS: usize = 160;
 pub(crate) fn log_text(text: &str) -> String {
     // Some servers quote the arguments of the command, passwords included.
     let text = text.split(", with args").next().unwrap_or_default();
-    first_chars(text, MAX_LOG_CHARS).unwrap_or(text).to_owned()
+    first_chars_if_longer(text, MAX_LOG_CHARS).unwrap_or(text).to_owned()
 }

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use arc_swap::ArcSwapOption;
 
-use crate::base::clock::{Time, micros};
+use crate::base::clock::{Time, to_micros};
 
 /// Process time in which two clocks may move apart by 1: each drifts by up to 500 ppm, (1 + 0.0005) / (1 - 0.0005).
 const US_PER_DRIFT_US: u64 = 999;
@@ -27,7 +27,7 @@ const MAX_SERVER_US: u64 = 1 << 53;
 pub fn process_us(at: Instant) -> i64 {
     static ORIGIN: OnceLock<Instant> = OnceLock::new();
     let origin = *ORIGIN.get_or_init(|| at);
-    let signed = |duration| i64::try_from(micros(duration)).unwrap_or(i64::MAX);
+    let signed = |duration| i64::try_from(to_micros(duration)).unwrap_or(i64::MAX);
     match at.checked_duration_since(origin) {
         Some(after) => signed(after),
         // Rounded down, as times after the origin are.

@@ -12,7 +12,7 @@ use tokio::sync::SetOnce;
 use super::deployment_context::DeploymentContext;
 use super::node::Node;
 use super::slot_map::{SlotMap, SlotRange};
-use crate::base::sharded::lock;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::settings::endpoint::Endpoint;
 use crate::settings::redis::deployment::TopologySettings;
 
@@ -61,7 +61,7 @@ impl Topology {
 
     /// Returns the cluster node at `endpoint`; connecting starts if the node is new.
     pub(crate) fn node(&self, endpoint: &Endpoint) -> Arc<Node> {
-        let mut nodes = lock(&self.nodes);
+        let mut nodes = lock_ignoring_poison(&self.nodes);
         let start = || Node::start(endpoint.clone(), Arc::clone(&self.context));
         Arc::clone(nodes.entry(endpoint.clone()).or_insert_with(start))
     }
@@ -85,7 +85,8 @@ impl Topology {
     /// Replaces the slot map of a cluster.
     pub(crate) fn set_slots(&self, ranges: &[SlotRange]) {
         let slot_map = SlotMap::cluster(ranges, |endpoint| self.node(endpoint));
-        lock(&self.nodes).retain(|endpoint, _| slot_map.nodes().iter().any(|node| node.endpoint() == endpoint));
+        lock_ignoring_poison(&self.nodes)
+            .retain(|endpoint, _| slot_map.nodes().iter().any(|node| node.endpoint() == endpoint));
         self.slot_map.store(Arc::new(slot_map));
     }
 

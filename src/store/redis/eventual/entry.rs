@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use super::budget::{DescriptorId, EventualCounters, LocalBudget};
-use crate::base::clock::{Time, micros};
+use crate::base::clock::{Time, to_micros};
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
 use crate::limit::request::Hits;
@@ -172,7 +172,7 @@ impl EventualEntry {
     /// Returns an upper bound on the time of Redis at `at`; `None` before the first report.
     fn redis_time(&self, at: Instant) -> Option<Time> {
         let ReportTime { sent, now } = self.last_report?;
-        Some(now.plus_us(micros(at.saturating_duration_since(sent))))
+        Some(now.plus_us(to_micros(at.saturating_duration_since(sent))))
     }
 
     /// Returns true if it is time to request the next lease: there is demand, and the current lease is half used or

@@ -15,7 +15,7 @@ use smallvec::smallvec;
 use tokio::time::sleep;
 
 use super::table::EventualTable;
-use crate::base::sharded::lock;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::limit::charge::ChargeRequest;
 use crate::limit::request::Hits;
 use crate::store::charge::{ChargeBatch, OwnedCharge};
@@ -88,7 +88,7 @@ impl LeaseReaper {
     }
 
     fn outstanding(&self) -> MutexGuard<'_, BinaryHeap<OutstandingLease>> {
-        lock(&self.outstanding)
+        lock_ignoring_poison(&self.outstanding)
     }
 }
 

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::budget::{DescriptorId, EventualCounters};
 use super::entry::EventualEntry;
 use crate::base::clock::Time;
-use crate::base::sharded::{HashKeyMap, SHARDS, Sharded, upper_half};
+use crate::base::sharded::{DEFAULT_SHARDS, PrehashedMap, Sharded, upper_half};
 use crate::limit::request::Hits;
 use crate::store::charge::OwnedCharge;
 use crate::store::outcome::{ChargeResults, DecidedBy, StoreOutcome};
@@ -34,7 +34,7 @@ pub struct EventualTable {
 
 #[derive(Debug, Default)]
 struct EventualShard {
-    entries: HashKeyMap<EventualEntry>,
+    entries: PrehashedMap<EventualEntry>,
     swept: Option<Instant>,
 }
 
@@ -51,8 +51,8 @@ impl EventualTable {
     /// Creates an empty table of about `bytes` of memory at most.
     pub fn new(bytes: usize) -> Self {
         Self {
-            shards: Sharded::new(SHARDS, EventualShard::default),
-            max_shard_entries: bytes / ENTRY_BYTES / SHARDS,
+            shards: Sharded::new(DEFAULT_SHARDS, EventualShard::default),
+            max_shard_entries: bytes / ENTRY_BYTES / DEFAULT_SHARDS,
             next_serial: AtomicU64::new(0),
             counts: EventualCounts::default(),
         }
@@ -63,7 +63,7 @@ impl EventualTable {
         let &EventualCounters { id, ref budget, .. } = descriptor;
         let Hits::Charge(hits @ 1..) = charge.request.hits else { return Admission::CallRedis };
         let may_share = context.may_share && hits <= budget.share;
-        let mut shard = self.shards.lock(upper_half(id.path));
+        let mut shard = self.shards.lock_shard(upper_half(id.path));
         if let Some(entry) = shard.entries.get_mut(&id.path) {
             if !entry.belongs_to(id) && !entry.take_over(id, budget, context.at) {
                 return Admission::CallRedis;
@@ -97,7 +97,7 @@ impl EventualTable {
     /// Returns the number of hits to lease with a call that is about to be sent; `live` replicas share what is left.
     pub fn lease_size(&self, descriptor: &EventualCounters, at: Instant, live: u64) -> u64 {
         let id = descriptor.id;
-        let mut shard = self.shards.lock(upper_half(id.path));
+        let mut shard = self.shards.lock_shard(upper_half(id.path));
         let Some(entry) = shard.entries.get_mut(&id.path) else { return 0 };
         if entry.belongs_to(id) { entry.lease_size(descriptor, at, live).min(MAX_LEASE_HITS) } else { 0 }
     }
@@ -105,7 +105,7 @@ impl EventualTable {
     /// Records a report of Redis. A lease in it can be used until [`EventualTable::end_lease`].
     pub fn record_report(&self, descriptor: &EventualCounters, report: CallReport) -> Option<LeaseTicket> {
         let &EventualCounters { id, ref budget, ref counters } = descriptor;
-        let mut shard = self.shards.lock(upper_half(id.path));
+        let mut shard = self.shards.lock_shard(upper_half(id.path));
         let (sent, leased) = (report.sent, report.leased);
         let ticket = (leased > 0).then(|| {
             self.counts.lent.fetch_add(leased, Ordering::Relaxed);
@@ -123,27 +123,31 @@ impl EventualTable {
 
     /// Ends a lease; returns its unused hits.
     pub fn end_lease(&self, id: DescriptorId, serial: u64) -> u64 {
-        let unused =
-            self.shards.lock(upper_half(id.path)).entries.get_mut(&id.path).map_or(0, |entry| entry.end_lease(serial));
+        let unused = self
+            .shards
+            .lock_shard(upper_half(id.path))
+            .entries
+            .get_mut(&id.path)
+            .map_or(0, |entry| entry.end_lease(serial));
         self.counts.returned.fetch_add(unused, Ordering::Relaxed);
         unused
     }
 
     /// Returns the current leases of a path, and how many of their hits were admitted.
     pub fn own_leases(&self, path: u128) -> SmallVec<[OwnLease; 2]> {
-        let shard = self.shards.lock(upper_half(path));
+        let shard = self.shards.lock_shard(upper_half(path));
         shard.entries.get(&path).map_or_else(SmallVec::new, EventualEntry::own_leases)
     }
 
     /// Ends the leases of a path before its counters are reset; returns them.
     pub fn reset(&self, path: u128) -> SmallVec<[OwnLease; 2]> {
-        let mut shard = self.shards.lock(upper_half(path));
+        let mut shard = self.shards.lock_shard(upper_half(path));
         shard.entries.get_mut(&path).map_or_else(SmallVec::new, EventualEntry::reset)
     }
 
     /// Drops unused entries from one of `parts` equal parts of the table: the part with index `part`.
     pub fn sweep(&self, at: Instant, part: usize, parts: usize) {
-        self.shards.iter_part(part, parts).for_each(|mut shard| shard.sweep(at));
+        self.shards.lock_each_of_part(part, parts).for_each(|mut shard| shard.sweep(at));
     }
 
     /// Returns statistics since the start.
@@ -155,7 +159,7 @@ impl EventualTable {
 
     /// Returns the number of descriptors in the table.
     pub fn descriptors(&self) -> usize {
-        self.shards.iter().map(|shard| shard.entries.len()).sum()
+        self.shards.lock_each().map(|shard| shard.entries.len()).sum()
     }
 
     fn has_room(&self, shard: &mut EventualShard, at: Instant) -> bool {

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::base::sharded::lock;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::store::client::redis::error::{RedisError, ReplyError};
 
 /// Time from a rejected script to the next attempt: the permissions of the user may have changed.
@@ -35,7 +35,7 @@ enum ScriptSupport {
 impl RefundSupport {
     /// Returns false if scripts are known to be rejected at `now`.
     pub(super) fn may_use_script(&self, now: Instant) -> bool {
-        let mut support = lock(&self.scripts);
+        let mut support = lock_ignoring_poison(&self.scripts);
         match *support {
             ScriptSupport::Unknown | ScriptSupport::Supported => true,
             ScriptSupport::Unsupported { retry_at } if now < retry_at => false,
@@ -48,13 +48,13 @@ impl RefundSupport {
 
     /// Records that the script ran.
     pub(super) fn record_success(&self) {
-        *lock(&self.scripts) = ScriptSupport::Supported;
+        *lock_ignoring_poison(&self.scripts) = ScriptSupport::Supported;
     }
 
     /// Records a script that failed at `now`. Returns true if the server rejects scripts: it did not run, and commands
     /// can replace it.
     pub(super) fn record_failure(&self, error: &ReplyError, now: Instant) -> bool {
-        let mut support = lock(&self.scripts);
+        let mut support = lock_ignoring_poison(&self.scripts);
         let (is_rejected, retry_after) = match (error, *support) {
             // Proxies have error texts of their own.
             (ReplyError::Failed(RedisError::Misconfigured | RedisError::BadReply), _) => (true, RETRY_AFTER_REJECTION),

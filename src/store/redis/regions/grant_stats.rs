@@ -4,8 +4,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use crate::base::clock::micros;
-use crate::base::sharded::lock;
+use crate::base::clock::to_micros;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::limit::algorithm::region::RegionUse;
 use crate::store::stats::GrantTotals;
 
@@ -39,7 +39,7 @@ impl GrantCounts {
 
     pub(super) fn add_granted(&self, hits: u64, at: Instant) {
         self.granted.fetch_add(hits, Ordering::Relaxed);
-        *lock(&self.last_grant) = Some(at);
+        *lock_ignoring_poison(&self.last_grant) = Some(at);
     }
 
     pub(super) fn add_wasted(&self, hits: u64) {
@@ -64,7 +64,7 @@ impl GrantCounts {
     }
 
     pub(super) fn totals(&self, at: Instant) -> GrantTotals {
-        let last = *lock(&self.last_grant);
+        let last = *lock_ignoring_poison(&self.last_grant);
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         GrantTotals {
             requested: load(&self.requested),
@@ -78,7 +78,7 @@ impl GrantCounts {
                 reserve: load(&self.used_reserve),
                 cut_off_allowance: load(&self.used_cut_off_allowance),
             },
-            last_grant_us: last.map(|last| micros(at.duration_since(last))),
+            last_grant_us: last.map(|last| to_micros(at.duration_since(last))),
         }
     }
 }

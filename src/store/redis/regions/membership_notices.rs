@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::standing::{CUT_OFF_AFTER, RegionStanding};
 use crate::base::clock::Clock;
-use crate::base::sharded::lock;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::settings::redis::regions::RegionSettings;
 use crate::store::client::redis::error::RedisError;
 use crate::store::stats::MembershipNotice;
@@ -62,7 +62,7 @@ impl NoticeLog {
         if at < self.since {
             now.retain(|notice| *notice != MembershipNotice::CutOff);
         }
-        let mut logged = lock(&self.logged);
+        let mut logged = lock_ignoring_poison(&self.logged);
         let region = self.region.as_str();
         for notice in now.iter().filter(|notice| !logged.contains(notice)) {
             let name = notice.name();

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 
 use super::registry::{IdentityClaim, IdentityReply, OtherRegion, RegionId, RegionIdentity, RegistryReply};
-use crate::base::clock::{Time, micros};
+use crate::base::clock::{Time, to_micros};
 use crate::limit::algorithm::region::GlobalView;
 use crate::store::client::redis::server_clock::process_us;
 
@@ -188,7 +188,7 @@ impl RegionStanding {
 
     /// Returns true if the global Redis has answered within [`CUT_OFF_AFTER`].
     pub fn is_connected(&self, at: Instant) -> bool {
-        self.unanswered_us(at).is_some_and(|us| us <= micros(CUT_OFF_AFTER))
+        self.unanswered_us(at).is_some_and(|us| us <= to_micros(CUT_OFF_AFTER))
     }
 
     /// Adds what the region may do at `at` to the view of a call on limits with periods up to `period_us`.

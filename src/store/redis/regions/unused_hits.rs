@@ -18,7 +18,7 @@ use super::calls::{CallKind, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT};
 use super::grant_calls::{self, WindowCall};
 use super::grant_stats::GrantCounts;
 use crate::base::clock::Time;
-use crate::base::sharded::lock;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::limit::Limit;
 use crate::limit::algorithm::global_window::{WindowPool, WindowReturn};
 use crate::store::client::redis::deployment::Deployment;
@@ -107,7 +107,7 @@ impl HitReturns {
     }
 
     fn schedule(&self) -> MutexGuard<'_, Schedule> {
-        lock(&self.schedule)
+        lock_ignoring_poison(&self.schedule)
     }
 }
 

@@ -3,7 +3,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::base::clock::Time;
-use crate::base::random::random_pair;
+use crate::base::random::random_u64_pair;
 use crate::limit::algorithm::reply_reader::MalformedReply;
 use crate::store::redis::key;
 use crate::store::redis::script::arguments::put_time;
@@ -15,7 +15,7 @@ pub struct OwnerId(pub [u8; 16]);
 impl OwnerId {
     /// Creates a new identity.
     pub fn random() -> Self {
-        let (first, second) = random_pair();
+        let (first, second) = random_u64_pair();
         let mut id = [0; 16];
         id[..8].copy_from_slice(&first.to_le_bytes());
         id[8..].copy_from_slice(&second.to_le_bytes());

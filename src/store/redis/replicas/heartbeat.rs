@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::Replicas;
 use super::claim::{self, ClaimAction, ClaimReply, OwnerId};
 use crate::base::clock::Clock;
-use crate::base::sharded::lock;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::reply::bytes;
@@ -83,7 +83,7 @@ impl Heartbeat {
     /// Claims a slot now and from then on; renews the claim now if it is started. Must be called within a tokio
     /// runtime.
     pub(crate) fn start(&self) {
-        let mut task = lock(&self.task);
+        let mut task = lock_ignoring_poison(&self.task);
         if task.is_some() {
             self.state.renew_now.notify_one();
         } else {
@@ -94,7 +94,7 @@ impl Heartbeat {
 
     /// Stops the heartbeat and releases the slot. Takes up to 500 ms; does nothing if it is not started.
     pub(crate) async fn stop(&self) {
-        let task = lock(&self.task).take();
+        let task = lock_ignoring_poison(&self.task).take();
         if let Some(task) = task {
             task.abort();
             // No reply is recorded once the task has ended.

@@ -13,7 +13,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::messages::{EventsError, MessagePrinter};
-use crate::base::sharded::lock;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::decide::log::stream::EntryId;
 use crate::decide::log::stream::group::{GroupConsumer, MAX_ENTRIES};
 use crate::store::client::redis::key_connection::KeyCommandError;
@@ -34,7 +34,7 @@ pub(super) struct Outstanding {
 
 impl Outstanding {
     pub(super) fn lock(&self) -> MutexGuard<'_, BTreeSet<EntryId>> {
-        lock(&self.ids)
+        lock_ignoring_poison(&self.ids)
     }
 }
 

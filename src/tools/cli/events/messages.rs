@@ -5,8 +5,8 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::args::Args;
-use crate::base::sharded::lock;
-use crate::base::text::printable;
+use crate::base::printable_text::escape_unprintable;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::decide::log::stream::{EntryId, UnusableRecord};
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::key_connection::KeyCommandError;
@@ -75,16 +75,16 @@ impl MessagePrinter {
 
     /// Reports a lost connection, at most twice a minute.
     pub(super) fn print_lost(&self, error: &KeyCommandError) {
-        let mut state = lock(&self.state);
+        let mut state = lock_ignoring_poison(&self.state);
         if state.lost_since.is_none_or(|since| since.elapsed() >= LOST_INTERVAL) {
             state.lost_since = Some(Instant::now());
-            print_error(printable(&format!("{}; trying again", self.describe_redis_error(error))));
+            print_error(escape_unprintable(&format!("{}; trying again", self.describe_redis_error(error))));
         }
     }
 
     /// Reports that Redis answers, if it did not.
     pub(super) fn print_recovered(&self) {
-        if lock(&self.state).lost_since.take().is_some() {
+        if lock_ignoring_poison(&self.state).lost_since.take().is_some() {
             print_error("redis answers again");
         }
     }
@@ -92,12 +92,12 @@ impl MessagePrinter {
     /// Reports that the group was missing.
     pub(super) fn print_created_group(&self) {
         let Self { stream, group, .. } = self;
-        print_error(printable(&format!("created the group '{group}' at the start of the stream '{stream}'")));
+        print_error(escape_unprintable(&format!("created the group '{group}' at the start of the stream '{stream}'")));
     }
 
     /// Reports an entry that is acknowledged without being printed.
     pub(super) fn print_unusable(&self, id: EntryId, reason: UnusableRecord) {
-        let mut state = lock(&self.state);
+        let mut state = lock_ignoring_poison(&self.state);
         state.unusable += 1;
         if state.unusable <= MAX_ENTRY_MESSAGES {
             print_error(format_args!("entry {id} is skipped: {reason}"));
@@ -106,7 +106,7 @@ impl MessagePrinter {
 
     /// Reports an entry that was removed from the stream before it was acknowledged.
     pub(super) fn print_trimmed(&self, id: EntryId) {
-        let mut state = lock(&self.state);
+        let mut state = lock_ignoring_poison(&self.state);
         state.trimmed += 1;
         if state.trimmed <= MAX_ENTRY_MESSAGES {
             print_error(format_args!("entry {id} was trimmed from the stream before it was acknowledged"));
@@ -115,7 +115,7 @@ impl MessagePrinter {
 
     /// Reports the numbers of entries that were not printed.
     pub(super) fn print_totals(&self) {
-        let state = lock(&self.state);
+        let state = lock_ignoring_poison(&self.state);
         if state.unusable > 0 {
             print_error(format_args!("{} without a usable record: skipped", format_entries(state.unusable)));
         }

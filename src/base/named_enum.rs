@@ -3,7 +3,7 @@
 /// Declares an enum with the word of each variant, and further words that are accepted for it.
 ///
 /// ```text
-/// words! {
+/// named_enum! {
 ///     /// Severity of a log line.
 ///     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 ///     pub enum Level {
@@ -17,7 +17,7 @@
 ///
 /// The enum must be `Copy`. It gets `ALL` and `NAMES` in the order of the variants, `WORDS` with the further words too,
 /// `name()`, and `from_name()`, which compares exactly.
-macro_rules! words {
+macro_rules! named_enum {
     (
         $(#[$attribute:meta])*
         $visibility:vis enum $name:ident {
@@ -55,7 +55,7 @@ macro_rules! words {
         }
     };
 }
-pub(crate) use words;
+pub(crate) use named_enum;
 
 /// Implements serde's traits by `name()` and `from_name()`.
 macro_rules! serialize_by_name {

@@ -4,8 +4,8 @@
 //! the other ready tasks of its thread run, so that their writes go out with its own. If no other task is ready, the
 //! barrier resolves at once.
 //!
-//! A task that queues several writes wakes their writers only after the last one, in [`wake_together`]: another thread
-//! would otherwise write the first one alone.
+//! A task that queues several writes wakes their writers only after the last one, in [`run_deferring_wakes`]:
+//! another thread would otherwise write the first one alone.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -21,36 +21,36 @@ use tokio::task::yield_now;
 type DeferredWakers = SmallVec<[Waker; 4]>;
 
 thread_local! {
-    /// DeferredWakers to be woken later; `None` outside [`wake_together`].
-    static DEFERRED: RefCell<Option<DeferredWakers>> = const { RefCell::new(None) };
+    /// Wakers to be woken later; `None` outside [`run_deferring_wakes`].
+    static DEFERRED_WAKERS: RefCell<Option<DeferredWakers>> = const { RefCell::new(None) };
 }
 
 /// Wakes all deferred wakers when it is dropped.
-struct WakeOnDrop;
+struct WakeDeferredOnDrop;
 
-impl Drop for WakeOnDrop {
+impl Drop for WakeDeferredOnDrop {
     fn drop(&mut self) {
         // Taken first: a waker may run code that defers again.
-        let wakers = DEFERRED.with(|deferred| deferred.borrow_mut().take());
+        let wakers = DEFERRED_WAKERS.with(|deferred| deferred.borrow_mut().take());
         wakers.into_iter().flatten().for_each(Waker::wake);
     }
 }
 
-/// Runs `work`, and then wakes the wakers that it passed to [`wake`]. The outermost of nested calls does so.
-pub fn wake_together<T>(work: impl FnOnce() -> T) -> T {
-    let is_outermost = DEFERRED.with(|deferred| {
+/// Runs `work`, and then wakes the wakers that it passed to [`wake_or_defer`]. The outermost of nested calls does so.
+pub fn run_deferring_wakes<T>(work: impl FnOnce() -> T) -> T {
+    let is_outermost = DEFERRED_WAKERS.with(|deferred| {
         let mut deferred = deferred.borrow_mut();
         let is_outermost = deferred.is_none();
         deferred.get_or_insert_default();
         is_outermost
     });
-    let _wake_on_drop = is_outermost.then_some(WakeOnDrop);
+    let _wake_on_drop = is_outermost.then_some(WakeDeferredOnDrop);
     work()
 }
 
-/// Wakes a waker: at once, or at the end of [`wake_together`] if this thread is in it.
-pub fn wake(waker: Waker) {
-    let at_once = DEFERRED.with(|deferred| match &mut *deferred.borrow_mut() {
+/// Wakes a waker: at once, or at the end of [`run_deferring_wakes`] if this thread is in it.
+pub fn wake_or_defer(waker: Waker) {
+    let at_once = DEFERRED_WAKERS.with(|deferred| match &mut *deferred.borrow_mut() {
         Some(wakers) => {
             wakers.push(waker);
             None

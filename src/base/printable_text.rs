@@ -1,4 +1,4 @@
-//! Text that people read, made safe and short.
+//! Text made safe and short for people: unprintable characters are escaped, replaced or removed.
 //!
 //! Names, values and messages come from clients, files and other servers. A terminal acts on control characters, and
 //! marks of writing direction show a text in another order than it has. [`is_unprintable`] is the one set of such
@@ -23,7 +23,7 @@ fn is_printable_ascii(bytes: &[u8]) -> bool {
 }
 
 /// Escapes unprintable characters as in Rust's string literals, such as `\n` and `\u{202e}`.
-pub fn printable(text: &str) -> String {
+pub fn escape_unprintable(text: &str) -> String {
     if is_printable_ascii(text.as_bytes()) {
         return text.to_owned();
     }
@@ -39,37 +39,37 @@ pub fn printable(text: &str) -> String {
 }
 
 /// Cuts a text at a number of characters, and escapes unprintable ones; `...` stands for the rest.
-pub fn shortened(text: &str, max_chars: usize) -> String {
-    match first_chars(text, max_chars) {
-        Some(start) => printable(start) + "...",
-        None => printable(text),
+pub fn truncate_printable(text: &str, max_chars: usize) -> String {
+    match first_chars_if_longer(text, max_chars) {
+        Some(start) => escape_unprintable(start) + "...",
+        None => escape_unprintable(text),
     }
 }
 
 /// Returns the first characters of a text; `None` if it has no more than these.
-pub fn first_chars(text: &str, max_chars: usize) -> Option<&str> {
+pub fn first_chars_if_longer(text: &str, max_chars: usize) -> Option<&str> {
     text.char_indices().nth(max_chars).map(|(end, _)| &text[..end])
 }
 
 /// Returns the whole characters among the first bytes of a text.
-pub fn first_bytes(text: &str, max_bytes: usize) -> &str {
+pub fn truncate_to_bytes(text: &str, max_bytes: usize) -> &str {
     let is_end = |end: &usize| text.is_char_boundary(*end);
     let end = (0..=max_bytes.min(text.len())).rev().find(is_end).unwrap_or(0);
     &text[..end]
 }
 
 /// Returns a character, or U+FFFD in place of an unprintable one.
-pub fn replaced(c: char) -> char {
+pub fn replace_unprintable_char(c: char) -> char {
     if is_unprintable(c) { char::REPLACEMENT_CHARACTER } else { c }
 }
 
 /// Replaces unprintable characters of a text or a page by U+FFFD; line feeds stay.
 pub fn replace_unprintable(text: &str) -> String {
-    text.chars().map(|c| if c == '\n' { c } else { replaced(c) }).collect()
+    text.chars().map(|c| if c == '\n' { c } else { replace_unprintable_char(c) }).collect()
 }
 
 /// Removes unprintable characters.
-pub fn without_unprintable(text: &str) -> Cow<'_, str> {
+pub fn remove_unprintable(text: &str) -> Cow<'_, str> {
     if is_printable_ascii(text.as_bytes()) || !text.contains(is_unprintable) {
         return Cow::Borrowed(text);
     }
@@ -77,7 +77,7 @@ pub fn without_unprintable(text: &str) -> Cow<'_, str> {
 }
 
 /// Encloses a text in quotes, with escapes as in JSON.
-pub fn quoted(text: &str) -> String {
+pub fn quote_as_json(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');
     for c in text.chars() {
@@ -98,7 +98,7 @@ pub fn quoted(text: &str) -> String {
 /// Escapes the unprintable characters that valid JSON may have, so that it decodes to the same values.
 ///
 /// Line feeds stay: JSON has them raw only between values. Other white space between values becomes a space.
-pub fn printable_json(json: &str) -> Cow<'_, str> {
+pub fn escape_unprintable_json(json: &str) -> Cow<'_, str> {
     if is_printable_ascii(json.as_bytes()) {
         return Cow::Borrowed(json);
     }
@@ -116,14 +116,14 @@ pub fn printable_json(json: &str) -> Cow<'_, str> {
     Cow::Owned(printable)
 }
 
-/// Does what [`printable_json`] does, for lines of JSON in UTF-8.
-pub fn printable_json_lines(lines: &[u8]) -> Cow<'_, [u8]> {
+/// Does what [`escape_unprintable_json`] does, for lines of JSON in UTF-8.
+pub fn escape_unprintable_json_lines(lines: &[u8]) -> Cow<'_, [u8]> {
     if lines.split(|byte| *byte == b'\n').all(is_printable_ascii) {
         return Cow::Borrowed(lines);
     }
     match String::from_utf8_lossy(lines) {
-        Cow::Owned(text) => Cow::Owned(printable_json(&text).into_owned().into_bytes()),
-        Cow::Borrowed(text) => match printable_json(text) {
+        Cow::Owned(text) => Cow::Owned(escape_unprintable_json(&text).into_owned().into_bytes()),
+        Cow::Borrowed(text) => match escape_unprintable_json(text) {
             Cow::Borrowed(_) => Cow::Borrowed(lines),
             Cow::Owned(printable) => Cow::Owned(printable.into_bytes()),
         },
@@ -135,7 +135,7 @@ pub fn printable_json_lines(lines: &[u8]) -> Cow<'_, [u8]> {
 /// # Errors
 /// The value has a map whose keys are not text.
 pub fn to_pretty_json(value: &impl Serialize) -> serde_json::Result<String> {
-    serde_json::to_string_pretty(value).map(|json| printable_json(&json).into_owned())
+    serde_json::to_string_pretty(value).map(|json| escape_unprintable_json(&json).into_owned())
 }
 
 /// Appends an escape of JSON; all unprintable characters are within 16 bits.
