@@ -41,7 +41,7 @@ use self::selection::{SelectedRequest, Selection, select};
 use self::store_failures::Failures;
 use crate::decide::decision::{DecideError, Decision, DecisionContext};
 use crate::decide::log::DecisionLog;
-use crate::decide::log::values::ValueForm;
+use crate::decide::log::value_form::ValueForm;
 use crate::limit::StorePolicy;
 use crate::limit::request::Request;
 use crate::settings::decisions::DecisionSettings;

@@ -9,9 +9,9 @@ use std::fmt::Write as _;
 use super::decided_request::DecidedRequest;
 use super::outcome::DescriptorOutcome;
 use crate::decide::decision::{DecideError, Decision};
-use crate::decide::log::convert::signed_hits;
+use crate::decide::log::convert::hits_to_number;
 use crate::decide::log::record::EntryRecord;
-use crate::decide::log::values::ValueForm;
+use crate::decide::log::value_form::ValueForm;
 use crate::limit::request::Entry;
 use crate::rules::rule::RuleLogging;
 
@@ -54,7 +54,7 @@ impl DecidedRequest<'_, '_, '_> {
         if descriptor.entries.len() > MAX_ENTRIES {
             text += ",...";
         }
-        let hits = signed_hits(descriptor.hits);
+        let hits = hits_to_number(descriptor.hits);
         if hits != 1 {
             let _ = write!(text, " ({hits} hits)");
         }
@@ -94,7 +94,7 @@ fn entry_text(entry: &Entry<'_>, values: &ValueForm) -> String {
     match values {
         ValueForm::Plain => format!("{key}={}", bounded(entry.value)),
         ValueForm::Hashed(_) => {
-            let EntryRecord { value_hash, .. } = values.record(entry);
+            let EntryRecord { value_hash, .. } = values.record_entry(entry);
             format!("{key}=#{}", value_hash.as_deref().unwrap_or_default())
         }
         ValueForm::Omitted => key,

@@ -10,7 +10,7 @@ use super::candidates::{CandidateCharges, CandidateRef};
 use super::outcome::{CombinedVerdict, DescriptorOutcome};
 use super::selection::{SelectedLimit, SelectedRequest, Selection};
 use crate::decide::decision::{DecideError, Decision, DecisionContext};
-use crate::decide::log::convert::signed_hits;
+use crate::decide::log::convert::hits_to_number;
 use crate::decide::log::record::{
     DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, GlobalRecord, LimitRecord, OverrideRecord,
     RecordedVerdict, ResultRecord, RuleRecord,
@@ -66,15 +66,15 @@ impl<'a> DecidedRequest<'a, '_, '_> {
                 || self.candidates.is_some_and(CandidateCharges::would_reject),
             error: decided.is_err() || self.outcomes.iter().any(|it| matches!(it, DescriptorOutcome::Failed(_))),
         };
-        let is_selected = |index: usize| facts.ask_for_record(self.rule_logging(index), log.when);
+        let is_selected = |index: usize| facts.are_selected(self.rule_logging(index), log.when);
         // Without descriptors there is neither a rule nor a key.
         let is_logged = match count {
-            0 => facts.ask_for_record(None, log.when),
+            0 => facts.are_selected(None, log.when),
             count => (0..count).any(|index| sampled[index] && is_selected(index)),
         };
         if is_logged {
             let logged = LoggedDecision { decided, verdicts, sampled };
-            log.write(|stamp| self.record(log, stamp, &logged));
+            log.write_decision(|stamp| self.record(log, stamp, &logged));
         }
     }
 
@@ -159,7 +159,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         let descriptor = &request.descriptors[index];
         let (selection, outcome) = (selections.get(index), self.outcomes.get(index));
         let is_hidden = self.rule_logging(index) == Some(RuleLogging::None);
-        let entry = |entry| if is_hidden { EntryRecord::of_key(entry) } else { log.values.record(entry) };
+        let entry = |entry| if is_hidden { EntryRecord::from_key(entry) } else { log.values.record_entry(entry) };
         let failed = match outcome {
             Some(DescriptorOutcome::Failed(failed)) => Some(failed),
             _ => None,
@@ -170,7 +170,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         };
         DescriptorRecord {
             entries: descriptor.entries.iter().map(entry).collect(),
-            hits: signed_hits(descriptor.hits),
+            hits: hits_to_number(descriptor.hits),
             limit_override: descriptor.limit_override.as_ref().map(OverrideRecord::from),
             sampled: logged.sampled[index],
             rule: selection.and_then(|selection| selection.rule).map(|compiled| rule_record(&compiled.rule)),

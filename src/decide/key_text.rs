@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use crate::decide::log::values::ValueForm;
+use crate::decide::log::value_form::ValueForm;
 use crate::limit::counter::Path;
 use crate::telemetry::top_keys::MAX_KEY_BYTES;
 
@@ -28,7 +28,7 @@ pub(super) fn push_key_text(text: &mut Vec<u8>, path: &Path<'_>, form: &ValueFor
     let mut is_exact = true;
     for (index, entry) in path.entries.iter().enumerate() {
         let shared = path.shared.iter().find(|(shared, _)| *shared == index).map(|(_, pattern)| *pattern);
-        let value = shared.map_or_else(|| form.bytes(entry), Cow::Borrowed);
+        let value = shared.map_or_else(|| form.value_bytes(entry), Cow::Borrowed);
         if index > 0 {
             text.push(b',');
         }
@@ -93,7 +93,7 @@ fn hash(path: &Path<'_>, form: &ValueForm) -> String {
     let mut hasher = blake3::Hasher::new();
     for (index, entry) in path.entries.iter().enumerate() {
         let shared = path.shared.iter().find(|(shared, _)| *shared == index).map(|(_, pattern)| *pattern);
-        let value = shared.map_or_else(|| form.bytes(entry), Cow::Borrowed);
+        let value = shared.map_or_else(|| form.value_bytes(entry), Cow::Borrowed);
         for part in [entry.key, &value] {
             hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
         }
@@ -151,10 +151,10 @@ mod tests {
 
     #[test]
     fn hashed_text_has_no_value() {
-        let form = ValueForm::hashed("a secret of the fleet");
+        let form = ValueForm::hashed_with("a secret of the fleet");
         let (ann, bob) = (text(&[(b"user", b"ann")], &form), text(&[(b"user", b"bob")], &form));
         assert!(ann.starts_with("user=") && ann.len() == "user=".len() + 32 && ann != bob, "{ann} {bob}");
-        assert_eq!(ann, text(&[(b"user", b"ann")], &ValueForm::hashed("a secret of the fleet")));
+        assert_eq!(ann, text(&[(b"user", b"ann")], &ValueForm::hashed_with("a secret of the fleet")));
         assert_eq!(text(&[(b"user", b"ann")], &ValueForm::Omitted), "user=");
     }
 }

@@ -13,7 +13,7 @@ pub mod convert;
 pub mod reader;
 pub mod stream;
 pub mod selection;
-pub mod values;
+pub mod value_form;
 pub mod queue;
 pub mod recorded_rules;
 mod sink;
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use self::header::{HeaderEvent, HeaderRecord, RuleSetRecord, SettingsRecord};
 use self::record::DecisionRecord;
 use self::selection::KeySample;
-use self::values::ValueForm;
+use self::value_form::ValueForm;
 use self::writer::SinkHandle;
 use crate::base::clock::Clock;
 use crate::base::random::random_u64;
@@ -38,7 +38,7 @@ use crate::settings::problem::UnusableSetting;
 use crate::settings::store::StoreSettings;
 
 /// Capacity of a thread's buffer that is kept, in bytes.
-const MAX_KEPT_BYTES: usize = 64 * 1024;
+const MAX_KEPT_BUFFER_BYTES: usize = 64 * 1024;
 
 thread_local! {
     static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
@@ -149,22 +149,22 @@ impl DecisionLog {
     }
 
     /// Writes the record that `record` makes.
-    pub fn write<'a>(&'a self, record: impl FnOnce(RecordStamp<'a>) -> DecisionRecord<'a>) {
+    pub fn write_decision<'a>(&'a self, record: impl FnOnce(RecordStamp<'a>) -> DecisionRecord<'a>) {
         let mut line = BUFFER.take();
         line.clear();
         let seq = self.last_seq.fetch_add(1, Ordering::Relaxed) + 1;
         let stamp = RecordStamp { process: &self.process, seq, now_us: self.clock.now().as_micros() };
-        record(stamp).write(&mut line);
+        record(stamp).append_line(&mut line);
         for sink in &self.sinks {
-            sink.queue.push(&line);
+            sink.queue.push_line(&line);
         }
-        if line.capacity() <= MAX_KEPT_BYTES {
+        if line.capacity() <= MAX_KEPT_BUFFER_BYTES {
             BUFFER.set(line);
         }
     }
 
     /// Writes a header: that of the start, and later of a reload. It precedes the decisions by these rules.
-    pub fn announce(&self, rules: Option<RuleSetRecord>) {
+    pub fn write_header(&self, rules: Option<RuleSetRecord>) {
         let event =
             if self.has_started.swap(true, Ordering::Relaxed) { HeaderEvent::Reload } else { HeaderEvent::Start };
         let header = Arc::new(HeaderRecord {
@@ -188,7 +188,7 @@ impl DecisionLog {
     }
 
     /// Number of records by sink.
-    pub fn counts(&self) -> impl Iterator<Item = RecordCounts> {
+    pub fn record_counts(&self) -> impl Iterator<Item = RecordCounts> {
         self.sinks.iter().map(|sink| {
             let counters = sink.queue.counters();
             let [written, dropped, failed] =
@@ -198,10 +198,10 @@ impl DecisionLog {
     }
 
     /// Writes what waits, for at most `timeout`, and ends the log. Returns false if a sink takes longer.
-    pub fn finish(&self, timeout: Duration) -> bool {
+    pub fn flush_and_end(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         self.sinks.iter().for_each(|sink| sink.queue.close());
-        self.sinks.iter().filter(|sink| !sink.wait(deadline)).count() == 0
+        self.sinks.iter().filter(|sink| !sink.wait_until_written(deadline)).count() == 0
     }
 }
 
@@ -209,8 +209,8 @@ impl DecisionLog {
 ///
 /// # Errors
 /// Every problem.
-pub fn check(settings: &DecisionLogSettings) -> Result<ValueForm, Vec<UnusableSetting>> {
-    let problems: Vec<_> = settings.sinks.iter().flat_map(sink::problems).collect();
+pub fn check_settings(settings: &DecisionLogSettings) -> Result<ValueForm, Vec<UnusableSetting>> {
+    let problems: Vec<_> = settings.sinks.iter().flat_map(sink::find_problems).collect();
     match ValueForm::new(settings) {
         Ok(values) if problems.is_empty() => Ok(values),
         Ok(_) => Err(problems),

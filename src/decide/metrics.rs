@@ -15,7 +15,7 @@ use super::outcome::DescriptorOutcome;
 use super::selection::{SelectedLimit, SelectedRequest, Selection};
 use crate::base::clock::Time;
 use crate::base::sharded::upper_half;
-use crate::decide::log::values::ValueForm;
+use crate::decide::log::value_form::ValueForm;
 use crate::limit::charge::ChargeResult;
 use crate::limit::counter::Path;
 use crate::limit::request::{Descriptor, Entry, Hits};

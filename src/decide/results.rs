@@ -6,7 +6,7 @@ use super::candidates::CandidateCharges;
 use super::key_text::key_text;
 use super::outcome::DescriptorOutcome;
 use super::selection::{SelectedLimit, Selection};
-use crate::decide::log::values::ValueForm;
+use crate::decide::log::value_form::ValueForm;
 use crate::limit::Limit;
 use crate::limit::charge::ChargeResult;
 use crate::limit::counter::Path;

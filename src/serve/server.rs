@@ -41,7 +41,7 @@ use self::statsd_reporter::StatsdReporter;
 use crate::base::clock::{Clock, Time};
 use crate::base::threads;
 use crate::decide::Decider;
-use crate::decide::log::values::ValueForm;
+use crate::decide::log::value_form::ValueForm;
 use crate::decide::log::{DecisionLog, ProcessFacts};
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::defaults_file::DefaultsStatus;
@@ -266,7 +266,7 @@ fn start_decision_log(
 fn choose_key_values(settings: &Settings, secret: Option<&Secret>) -> ValueForm {
     match (settings.fleet.top_values, secret) {
         (TopValues::Plain, _) => ValueForm::Plain,
-        (TopValues::Hashed, Some(secret)) => ValueForm::hashed(secret.reveal()),
+        (TopValues::Hashed, Some(secret)) => ValueForm::hashed_with(secret.reveal()),
         (TopValues::Hashed, None) => ValueForm::Omitted,
     }
 }
@@ -301,7 +301,7 @@ fn load_rules(settings: &Settings, source: SourceConfig, service: &Service) -> R
         return Ok(updates);
     }
     if let Some(log) = &service.decider.log {
-        log.announce(None);
+        log.write_header(None);
     }
     if let Some(xds) = &settings.xds {
         let (server, node_id) = (xds.server(), &xds.node_id);

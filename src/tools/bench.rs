@@ -3,10 +3,10 @@
 //! The load speaks `ShouldRateLimit` to any server of that service, and knows nothing of its implementation.
 
 pub mod key_space;
-pub mod template;
+pub mod request_template;
 pub mod server_usage;
 pub mod connection;
-pub mod record;
+pub mod measurements;
 pub mod load_generator;
 pub mod accuracy;
 pub mod results;

@@ -5,7 +5,7 @@
 //! 1 failed (`check` found problems), 2 invalid usage or settings.
 
 mod print;
-mod flags;
+mod request_flags;
 mod client;
 mod rule_files;
 mod serve;
@@ -107,7 +107,7 @@ pub fn main(arguments: &[OsString]) -> ExitCode {
         Some("config_check_cmd") => config_check_cmd::run(arguments),
         Some("client_cmd") => client_cmd::run(arguments),
         _ => match Cli::try_parse_from(arguments) {
-            Ok(cli) => run(cli),
+            Ok(cli) => run_command(cli),
             Err(error) => {
                 // `--help` and `--version` are errors for clap too; it chooses the right stream.
                 let _ = error.print();
@@ -118,7 +118,7 @@ pub fn main(arguments: &[OsString]) -> ExitCode {
     outcome.into()
 }
 
-fn run(cli: Cli) -> CommandOutcome {
+fn run_command(cli: Cli) -> CommandOutcome {
     match cli.command {
         None => serve::run(&cli.serve),
         Some(Command::Serve(args)) => serve::run(&args),

@@ -180,7 +180,7 @@ fn draw_svg(
 }
 
 /// Starts a chart with room for the texts of its axes.
-fn chart_builder<'a, 'b>(
+fn start_chart<'a, 'b>(
     area: &'a DrawingArea<SVGBackend<'b>, plotters::coord::Shift>,
 ) -> ChartBuilder<'a, 'b, SVGBackend<'b>> {
     let mut builder = ChartBuilder::on(area);
@@ -210,7 +210,7 @@ fn plot_timeline(timeline: &TimelineResults) -> Result<String, PlotError> {
     let per_second = |count: u64| count as f64 / span_seconds;
     let highest = all.iter().flat_map(|series| series.counts).copied().max().unwrap_or(0);
     draw_svg(|area| {
-        let mut chart = chart_builder(area).build_cartesian_2d(0.0..last, 0.0..(per_second(highest) * 1.4).max(1.0))?;
+        let mut chart = start_chart(area).build_cartesian_2d(0.0..last, 0.0..(per_second(highest) * 1.4).max(1.0))?;
         chart
             .configure_mesh()
             .disable_x_mesh()
@@ -266,7 +266,7 @@ impl StepPlot<'_> {
         let share = steps.last().map_or(0.0, |(_, share)| *share);
         steps.push((end, share));
         draw_svg(|area| {
-            let mut chart = chart_builder(area).build_cartesian_2d((start..end).log_scale(), 0.0..105.0)?;
+            let mut chart = start_chart(area).build_cartesian_2d((start..end).log_scale(), 0.0..105.0)?;
             chart
                 .configure_mesh()
                 .disable_x_mesh()

@@ -55,7 +55,7 @@ impl TestService {
         let memory = MemoryStore::new(settings.memory.capacity_bytes as u64);
         let clock = Clock::manual(start);
         let log = settings.decision_log.as_ref().map(|log| {
-            let values = log::check(log).expect("the log can be opened");
+            let values = log::check_settings(log).expect("the log can be opened");
             let facts = ProcessFacts::new(&settings, clock.clone());
             Arc::new(DecisionLog::start(log, values, facts).expect("threads can be started"))
         });
@@ -82,7 +82,7 @@ impl TestService {
             })
             .collect();
         let compiled = compile(&sources, &self.options).unwrap_or_else(|found| panic!("{found}"));
-        let recorded = recorded_rules::record(&SourceRules::Texts(sources), None, &self.options.rule_defaults);
+        let recorded = recorded_rules::record_rules(&SourceRules::Texts(sources), None, &self.options.rule_defaults);
         self.replace(compiled, recorded);
     }
 
@@ -93,7 +93,7 @@ impl TestService {
         let mut rules = RuleSet::with_stats(compiled.domains, &self.inner.decider.metrics.limits);
         if let Some(log) = &self.inner.decider.log {
             rules.id = recorded.id.as_str().into();
-            log.announce(Some(recorded));
+            log.write_header(Some(recorded));
         }
         self.inner.rules.replace(rules, from, self.now());
     }
@@ -101,7 +101,7 @@ impl TestService {
     /// Writes all records of the decision log and ends it.
     pub(crate) fn finish_log(&self) {
         let log = self.inner.decider.log.as_ref().expect("TOLLKEEPER_DECISION_LOG is set");
-        assert!(log.finish(Duration::from_secs(30)), "a sink did not take the records");
+        assert!(log.flush_and_end(Duration::from_secs(30)), "a sink did not take the records");
     }
 
     /// Current time of the manual clock.

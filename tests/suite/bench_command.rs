@@ -8,19 +8,19 @@ use rand::SeedableRng as _;
 use rand::rngs::SmallRng;
 use serde_json::Value;
 use tollkeeper::base::pb::RateLimitRequest;
-use tollkeeper::tools::bench::accuracy::{Accuracy, TimedVerdict, evaluate};
+use tollkeeper::tools::bench::accuracy::{Accuracy, TimedVerdict, measure_accuracy};
 use tollkeeper::tools::bench::key_space::KeySpace;
-use tollkeeper::tools::bench::template::{PlaceholderValues, RequestMix, RequestTemplate};
+use tollkeeper::tools::bench::request_template::{PlaceholderValues, RequestMix, RequestTemplate};
 
 use crate::kit::redis::certificates::Certificates;
 use crate::kit::tollkeeper::{PROGRAM, Setup, inherited_env, with_rules};
 use crate::kit::{grpc, port::Port};
 
 fn sampled(keys: &str, count: usize) -> BTreeMap<u64, usize> {
-    let sampler = keys.parse::<KeySpace>().unwrap().sampler();
+    let sampler = keys.parse::<KeySpace>().unwrap().build_sampler();
     let mut random = SmallRng::seed_from_u64(1);
     let mut met = BTreeMap::new();
-    (0..count).for_each(|_| *met.entry(sampler.sample(&mut random)).or_default() += 1);
+    (0..count).for_each(|_| *met.entry(sampler.sample_key(&mut random)).or_default() += 1);
     met
 }
 
@@ -55,7 +55,7 @@ fn placeholders_are_replaced_per_request() {
     let mut fill = |value: &str| {
         let template = template(&[("user", value)]).unwrap();
         let request: RateLimitRequest =
-            template.fill(&mut PlaceholderValues { key: 7, number: 9, random: &mut random });
+            template.fill_placeholders(&mut PlaceholderValues { key: 7, number: 9, random: &mut random });
         String::from_utf8(request.descriptors[0].entries[0].value.to_vec()).unwrap()
     };
     for (written, meant) in [
@@ -80,7 +80,7 @@ fn request_mix_follows_the_weights() {
     let mix = RequestMix::new([1, 0, 3].map(|weight| (weight, template(&[("user", "ann")]).unwrap()))).unwrap();
     let mut random = SmallRng::seed_from_u64(1);
     let mut met = [0; 3];
-    (0..4000).for_each(|_| met[mix.sample(&mut random).0] += 1);
+    (0..4000).for_each(|_| met[mix.sample_template(&mut random).0] += 1);
     assert!((900..1100).contains(&met[0]) && met[1] == 0, "{met:?}");
     assert!(RequestMix::new([(0, template(&[]).unwrap())]).is_err());
 }
@@ -102,7 +102,7 @@ fn burst_across_a_window_boundary_is_judged_wrongly_admitted() {
         wrongly_admitted: 2,
         wrongly_rejected: 1,
     };
-    assert_eq!(evaluate(&all, 2, 10), expected);
+    assert_eq!(measure_accuracy(&all, 2, 10), expected);
 }
 
 proptest! {
@@ -121,7 +121,7 @@ proptest! {
             let used: u64 = recent.map(|one| one.hits).sum();
             all.push(TimedVerdict { at_us: now, hits, admitted: used + hits <= limit });
         }
-        let accuracy = evaluate(&all, limit, period);
+        let accuracy = measure_accuracy(&all, limit, period);
         prop_assert_eq!((accuracy.wrongly_admitted, accuracy.wrongly_rejected), (0, 0));
         prop_assert!(accuracy.max_in_a_period <= limit && accuracy.max_in_a_window <= limit);
     }
@@ -138,7 +138,7 @@ proptest! {
             let in_period = |at: u64| passed().filter(|other| (from(at)..from(at) + period).contains(other)).count();
             passed().map(in_period).max().unwrap_or(0) as u64
         };
-        let accuracy = evaluate(&verdicts(&all), 1, period);
+        let accuracy = measure_accuracy(&verdicts(&all), 1, period);
         prop_assert_eq!(accuracy.max_in_a_period, max_admitted(&|at| at));
         prop_assert_eq!(accuracy.max_in_a_window, max_admitted(&|at| at / period * period));
     }

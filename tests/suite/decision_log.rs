@@ -54,7 +54,7 @@ fn read_records(reader: &mut RecordReader) -> Vec<Record<'static>> {
         records.push(match record {
             Record::Decision(decision) => {
                 let mut line = Vec::new();
-                decision.write(&mut line);
+                decision.append_line(&mut line);
                 Record::Decision(serde_json::from_slice(line.leak()).unwrap())
             }
             Record::Header(header) => Record::Header(header),

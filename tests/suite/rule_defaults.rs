@@ -399,10 +399,10 @@ fn decision_log_records_the_defaults_with_the_rules() {
     let rules = RuleText { name: "rules.yaml".into(), bytes: rule(DAILY).into_bytes(), documents: Documents::All };
     let rules = SourceRules::Texts(vec![rules]);
     let shared = defaults("defaults: {shop: {algorithm: token_bucket}}").unwrap();
-    let without = recorded_rules::record(&rules, None, &RuleDefaults::default());
-    let record = recorded_rules::record(&rules, None, &shared);
+    let without = recorded_rules::record_rules(&rules, None, &RuleDefaults::default());
+    let record = recorded_rules::record_rules(&rules, None, &shared);
     assert_ne!(record.id, without.id);
-    let read = recorded_rules::rules(record).unwrap();
+    let read = recorded_rules::decode_recorded_rules(record).unwrap();
     let options = CompileOptions { rule_defaults: Arc::new(read.defaults), ..CompileOptions::default() };
     let domains = read.rules.compile(&options).unwrap().domains;
     assert_eq!(limits(&domains)[0].limit.algorithm(), Algorithm::TokenBucket);

@@ -11,37 +11,37 @@ use crate::limit::request::{Entry, Hits, LimitOverride};
 
 impl<'a> EntryRecord<'a> {
     /// Key of an entry, without its value.
-    pub fn of_key(entry: &Entry<'a>) -> Self {
-        let (key, key_base64) = text_or_base64(entry.key);
+    pub fn from_key(entry: &Entry<'a>) -> Self {
+        let (key, key_base64) = encode_text_or_base64(entry.key);
         Self { key, key_base64, ..Self::default() }
     }
 
     /// An entry with its value, as it was sent.
-    pub fn plain(entry: &Entry<'a>) -> Self {
-        let (value, value_base64) = text_or_base64(entry.value);
-        Self { value, value_base64, ..Self::of_key(entry) }
+    pub fn from_plain_entry(entry: &Entry<'a>) -> Self {
+        let (value, value_base64) = encode_text_or_base64(entry.value);
+        Self { value, value_base64, ..Self::from_key(entry) }
     }
 
     /// Bytes of the key; `None` if the base64 is invalid.
     pub fn key_bytes(&self) -> Option<Cow<'_, [u8]>> {
-        bytes(self.key.as_ref(), self.key_base64.as_ref())
+        decode_text_or_base64(self.key.as_ref(), self.key_base64.as_ref())
     }
 
     /// Bytes of the value; `None` if it was hashed or left out.
     pub fn value_bytes(&self) -> Option<Cow<'_, [u8]>> {
-        bytes(self.value.as_ref(), self.value_base64.as_ref())
+        decode_text_or_base64(self.value.as_ref(), self.value_base64.as_ref())
     }
 }
 
 /// Bytes as text, or else in base64.
-fn text_or_base64(bytes: &[u8]) -> (Option<Text<'_>>, Option<Text<'_>>) {
+fn encode_text_or_base64(bytes: &[u8]) -> (Option<Text<'_>>, Option<Text<'_>>) {
     match std::str::from_utf8(bytes) {
         Ok(text) => (Some(text.into()), None),
         Err(_) => (None, Some(BASE64_STANDARD.encode(bytes).into())),
     }
 }
 
-fn bytes<'t>(text: Option<&'t Text<'_>>, base64: Option<&Text<'_>>) -> Option<Cow<'t, [u8]>> {
+fn decode_text_or_base64<'t>(text: Option<&'t Text<'_>>, base64: Option<&Text<'_>>) -> Option<Cow<'t, [u8]>> {
     match (text, base64) {
         (Some(text), _) => Some(Cow::Borrowed(text.as_bytes())),
         (None, Some(base64)) => BASE64_STANDARD.decode(base64.as_bytes()).ok().map(Cow::Owned),
@@ -62,7 +62,7 @@ impl From<&LimitOverride> for OverrideRecord<'_> {
 
 impl OverrideRecord<'_> {
     /// The limit as it was sent; `None` if the unit is neither a name nor a number.
-    pub fn as_sent(&self) -> Option<LimitOverride> {
+    pub fn to_limit_override(&self) -> Option<LimitOverride> {
         let known = Unit::ALL.into_iter().find(|unit| unit.name() == &*self.unit);
         Some(LimitOverride {
             requests_per_unit: self.requests_per_unit,
@@ -73,7 +73,7 @@ impl OverrideRecord<'_> {
 }
 
 /// Number of hits in a record: 0 for a peek, negative for a refund.
-pub const fn signed_hits(hits: Hits) -> i64 {
+pub const fn hits_to_number(hits: Hits) -> i64 {
     match hits {
         Hits::Peek => 0,
         Hits::Charge(count) => count.cast_signed(),
@@ -82,6 +82,6 @@ pub const fn signed_hits(hits: Hits) -> i64 {
 }
 
 /// Hits of a record's number.
-pub const fn hits_of(signed: i64) -> Hits {
+pub const fn hits_from_number(signed: i64) -> Hits {
     Hits::new(signed.unsigned_abs(), signed < 0)
 }

@@ -21,7 +21,7 @@ const MAX_SPARE_CHUNKS: usize = 16;
 /// Lines that wake the writer at once, in bytes, so that they are still in the processor's cache.
 const MAX_GATHERED_BYTES: usize = 256 * 1024;
 /// Headers that wait; the oldest is dropped when there are more.
-const MAX_HEADERS: usize = 4;
+const MAX_WAITING_HEADERS: usize = 4;
 
 /// Queue of one sink.
 #[derive(Debug)]
@@ -75,7 +75,7 @@ pub(super) struct LostRecords {
 
 impl LostRecords {
     /// All of these lines.
-    pub(super) fn all(lines: &[u8], error: io::Error) -> Self {
+    pub(super) fn all_lines(lines: &[u8], error: io::Error) -> Self {
         Self { count: memchr::memchr_iter(b'\n', lines).count() as u64, error }
     }
 }
@@ -109,7 +109,7 @@ impl RecordQueue {
     }
 
     /// Appends a line, or counts it as dropped if the queue is full or closed.
-    pub fn push(&self, line: &[u8]) {
+    pub fn push_line(&self, line: &[u8]) {
         let mut state = self.lock();
         let was_empty = state.is_empty();
         if state.is_closed || state.bytes + line.len() > self.max_bytes {
@@ -141,7 +141,7 @@ impl RecordQueue {
     /// Adds a header, which precedes the lines that wait.
     pub fn push_header(&self, header: Arc<HeaderRecord>) {
         let mut state = self.lock();
-        if state.headers.len() == MAX_HEADERS {
+        if state.headers.len() == MAX_WAITING_HEADERS {
             state.headers.pop_front();
         }
         state.headers.push_back(header);
@@ -151,7 +151,7 @@ impl RecordQueue {
 
     /// Waits for lines, and then for more of them: `gather` long, or until there are many. Returns `None` once
     /// the queue is closed and empty.
-    pub fn take(&self, gather: Duration) -> Option<Batch> {
+    pub fn take_batch(&self, gather: Duration) -> Option<Batch> {
         let is_empty = |state: &mut WaitingRecords| state.is_empty() && !state.is_closed;
         let mut state = self.filled.wait_while(self.lock(), is_empty).unwrap_or_else(PoisonError::into_inner);
         if state.is_empty() {
@@ -171,7 +171,7 @@ impl RecordQueue {
     }
 
     /// Takes back chunks that were written, for reuse.
-    pub fn reuse(&self, chunks: impl Iterator<Item = Vec<u8>>) {
+    pub fn reuse_chunks(&self, chunks: impl Iterator<Item = Vec<u8>>) {
         let mut state = self.lock();
         for mut chunk in chunks.filter(|chunk| chunk.capacity() == CHUNK_BYTES).take(MAX_SPARE_CHUNKS) {
             if state.spare.len() < MAX_SPARE_CHUNKS {

@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 use flate2::bufread::MultiGzDecoder;
 use serde::Deserialize;
 
-use super::record::{Record, Text, VERSION};
+use super::record::{FORMAT_VERSION, Record, Text};
 
 /// Maximum length of a line, in bytes: a header has all rules.
 const MAX_LINE_BYTES: u64 = 1 << 30;
 /// Size of a read, in bytes.
 const BUFFER_BYTES: usize = 256 * 1024;
 /// Start of the lines of decisions that this program writes.
-const DECISION: &str = "{\"v\":1,\"type\":\"decision\",";
+const DECISION_LINE_START: &str = "{\"v\":1,\"type\":\"decision\",";
 
 /// Problem of a log. Prints `name:line: problem`.
 #[derive(Debug, thiserror::Error)]
@@ -51,7 +51,7 @@ pub enum ReadError {
         problem: String,
     },
     /// A newer program wrote the record.
-    #[error("{name}:{line}: format version {version} is not supported, only {VERSION} (use a newer tollkeeper)")]
+    #[error("{name}:{line}: format version {version} is not supported, only {FORMAT_VERSION} (use a newer tollkeeper)")]
     UnknownVersion {
         /// Name of the input.
         name: String,
@@ -93,12 +93,12 @@ enum RecordType {
 
 impl RecordType {
     /// Type of the record in a line; `None` if this version does not know it.
-    fn of(line: &str) -> Result<Option<Self>, LineProblem> {
-        if line.starts_with(DECISION) {
+    fn of_line(line: &str) -> Result<Option<Self>, LineProblem> {
+        if line.starts_with(DECISION_LINE_START) {
             return Ok(Some(Self::Decision));
         }
         let head: RecordHead<'_> = serde_json::from_str(line)?;
-        if head.v != VERSION {
+        if head.v != FORMAT_VERSION {
             return Err(LineProblem::UnknownVersion(head.v));
         }
         Ok(match &*head.r#type {
@@ -109,7 +109,7 @@ impl RecordType {
         })
     }
 
-    fn parse(self, line: &str) -> serde_json::Result<Record<'_>> {
+    fn parse_line(self, line: &str) -> serde_json::Result<Record<'_>> {
         Ok(match self {
             Self::Decision => Record::Decision(serde_json::from_str(line)?),
             Self::Header => Record::Header(serde_json::from_str(line)?),
@@ -146,7 +146,7 @@ impl RecordReader {
     /// The input cannot be read.
     pub fn new(name: &str, input: impl Read + Send + 'static) -> Result<Self, ReadError> {
         let unreadable = |error| ReadError::Unreadable { name: name.to_owned(), line: 1, error };
-        let input = decompressed(input).map_err(unreadable)?;
+        let input = decompress_input(input).map_err(unreadable)?;
         Ok(Self { name: name.to_owned(), input, buffer: Vec::new(), line: 0, is_truncated: false })
     }
 
@@ -162,31 +162,31 @@ impl RecordReader {
             if self.buffer.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            match text(&self.buffer).and_then(RecordType::of) {
+            match decode_utf8(&self.buffer).and_then(RecordType::of_line) {
                 Ok(Some(known)) => break known,
                 Ok(None) => {}
-                Err(LineProblem::NotARecord(_)) if self.is_cut_off() => return Ok(None),
-                Err(problem) => return Err(self.error(problem)),
+                Err(LineProblem::NotARecord(_)) if self.note_if_cut_off() => return Ok(None),
+                Err(problem) => return Err(self.locate_problem(problem)),
             }
         };
-        match text(&self.buffer).and_then(|line| Ok(record_type.parse(line)?)) {
+        match decode_utf8(&self.buffer).and_then(|line| Ok(record_type.parse_line(line)?)) {
             Ok(record) => Ok(Some(record)),
             Err(_) if !self.buffer.ends_with(b"\n") => {
                 self.is_truncated = true;
                 Ok(None)
             }
-            Err(problem) => Err(self.error(problem)),
+            Err(problem) => Err(self.locate_problem(problem)),
         }
     }
 
     /// True, and noted, if the current line has no end.
-    fn is_cut_off(&mut self) -> bool {
+    fn note_if_cut_off(&mut self) -> bool {
         self.is_truncated |= !self.buffer.ends_with(b"\n");
         self.is_truncated
     }
 
     /// Number of the current line, from 1; 0 before the first.
-    pub const fn line(&self) -> u64 {
+    pub const fn line_number(&self) -> u64 {
         self.line
     }
 
@@ -203,7 +203,8 @@ impl RecordReader {
         match read {
             Ok(0) => Ok(false),
             Ok(count) if count as u64 == MAX_LINE_BYTES => {
-                Err(self.error(LineProblem::NotARecord(format!("the line is longer than {MAX_LINE_BYTES} bytes"))))
+                Err(self
+                    .locate_problem(LineProblem::NotARecord(format!("the line is longer than {MAX_LINE_BYTES} bytes"))))
             }
             Ok(_) => Ok(true),
             // Compressed data that a crash cut off; the complete lines before the cut were read.
@@ -215,7 +216,7 @@ impl RecordReader {
         }
     }
 
-    fn error(&self, problem: LineProblem) -> ReadError {
+    fn locate_problem(&self, problem: LineProblem) -> ReadError {
         let (name, line) = (self.name.clone(), self.line);
         match problem {
             LineProblem::UnknownVersion(version) => ReadError::UnknownVersion { name, line, version },
@@ -224,7 +225,7 @@ impl RecordReader {
     }
 }
 
-fn text(line: &[u8]) -> Result<&str, LineProblem> {
+fn decode_utf8(line: &[u8]) -> Result<&str, LineProblem> {
     std::str::from_utf8(line).map_err(|error| LineProblem::NotARecord(error.to_string()))
 }
 
@@ -232,7 +233,7 @@ fn text(line: &[u8]) -> Result<&str, LineProblem> {
 ///
 /// # Errors
 /// The input cannot be read.
-pub fn decompressed(input: impl Read + Send + 'static) -> io::Result<Box<dyn BufRead + Send>> {
+pub fn decompress_input(input: impl Read + Send + 'static) -> io::Result<Box<dyn BufRead + Send>> {
     let mut start = Vec::new();
     let mut input = input;
     (&mut input).take(4).read_to_end(&mut start)?;

@@ -1,8 +1,9 @@
 //! Records of the decision log, as they are written and read: one JSON object on each line.
 //!
 //! Every line starts with `v`, the version of the format, and `type`. Readers ignore fields and types that they do not
-//! know; a change that old readers would misread raises [`VERSION`]. `docs/decision-log.schema.json` describes the
-//! fields, and a test compares both. Text is borrowed, when writing from the request and when reading from the line.
+//! know; a change that old readers would misread raises [`FORMAT_VERSION`]. `docs/decision-log.schema.json` describes
+//! the fields, and a test compares both. Text is borrowed, when writing from the request and when reading from the
+//! line.
 
 use std::borrow::Cow;
 
@@ -17,7 +18,7 @@ use crate::limit::algorithm::Algorithm;
 use crate::limit::period::Unit;
 
 /// Version of the format.
-pub const VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 1;
 
 /// Text of a record, borrowed if possible.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,16 +49,16 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-fn is_empty(text: &Text<'_>) -> bool {
+fn is_empty_text(text: &Text<'_>) -> bool {
     text.is_empty()
 }
 
-const fn one() -> u32 {
+const fn default_unit_multiplier() -> u32 {
     1
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-const fn is_one(count: &u32) -> bool {
+const fn is_default_unit_multiplier(count: &u32) -> bool {
     *count == 1
 }
 
@@ -207,7 +208,7 @@ pub struct RuleRecord<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LimitRecord<'a> {
     /// Name; empty if it has none.
-    #[serde(borrow, default, skip_serializing_if = "is_empty")]
+    #[serde(borrow, default, skip_serializing_if = "is_empty_text")]
     pub name: Text<'a>,
     /// Algorithm.
     pub algorithm: Algorithm,
@@ -216,7 +217,7 @@ pub struct LimitRecord<'a> {
     /// Unit of the period.
     pub unit: Unit,
     /// Number of units in the period.
-    #[serde(default = "one", skip_serializing_if = "is_one")]
+    #[serde(default = "default_unit_multiplier", skip_serializing_if = "is_default_unit_multiplier")]
     pub unit_multiplier: u32,
     /// `bucket_size` or `queue_size`; absent: `requests_per_unit`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -351,24 +352,24 @@ pub enum DropReason {
 
 impl HeaderRecord {
     /// Returns the line of the record.
-    pub fn line(&self) -> Vec<u8> {
+    pub fn to_line(&self) -> Vec<u8> {
         let mut line = Vec::new();
-        write_line(&mut line, b"{\"v\":1,\"type\":\"header\"", self);
+        append_serialized_line(&mut line, b"{\"v\":1,\"type\":\"header\"", self);
         line
     }
 }
 
 impl DroppedRecord {
     /// Returns the line of the record.
-    pub fn line(&self) -> Vec<u8> {
+    pub fn to_line(&self) -> Vec<u8> {
         let mut line = Vec::new();
-        write_line(&mut line, b"{\"v\":1,\"type\":\"dropped\"", self);
+        append_serialized_line(&mut line, b"{\"v\":1,\"type\":\"dropped\"", self);
         line
     }
 }
 
 /// Appends a line: the head, then the fields of `record`.
-fn write_line(line: &mut Vec<u8>, head: &[u8], record: &impl Serialize) {
+fn append_serialized_line(line: &mut Vec<u8>, head: &[u8], record: &impl Serialize) {
     let start = line.len();
     line.extend_from_slice(head);
     let fields = line.len();
@@ -379,8 +380,8 @@ fn write_line(line: &mut Vec<u8>, head: &[u8], record: &impl Serialize) {
     }
     line[fields] = b',';
     line.push(b'\n');
-    if let Cow::Owned(printable) = escape_unprintable_json_lines(&line[start..]) {
+    if let Cow::Owned(escape_unprintable) = escape_unprintable_json_lines(&line[start..]) {
         line.truncate(start);
-        line.extend(printable);
+        line.extend(escape_unprintable);
     }
 }

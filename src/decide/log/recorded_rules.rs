@@ -16,9 +16,9 @@ use base64::prelude::BASE64_STANDARD;
 const ID_BYTES: usize = 16;
 
 /// Records rules as their source delivered them, with the version at the source and the defaults.
-pub fn record(rules: &SourceRules, version: Option<&str>, defaults: &RuleDefaults) -> RuleSetRecord {
+pub fn record_rules(rules: &SourceRules, version: Option<&str>, defaults: &RuleDefaults) -> RuleSetRecord {
     let mut documents: Vec<DocumentRecord> = match rules {
-        SourceRules::Texts(texts) => texts.iter().map(of_text).collect(),
+        SourceRules::Texts(texts) => texts.iter().map(build_text_document).collect(),
         SourceRules::Documents(documents) => {
             let resource = |bytes: &[u8]| Some(BASE64_STANDARD.encode(bytes));
             documents
@@ -32,19 +32,19 @@ pub fn record(rules: &SourceRules, version: Option<&str>, defaults: &RuleDefault
                 .collect()
         }
     };
-    documents.extend(defaults.text().map(|(file, text)| contents(file, text, DocumentFormat::RuleDefaults)));
-    RuleSetRecord { id: id(&documents), version: version.map(str::to_owned), documents }
+    documents.extend(defaults.text().map(|(file, text)| build_document(file, text, DocumentFormat::RuleDefaults)));
+    RuleSetRecord { id: hash_documents(&documents), version: version.map(str::to_owned), documents }
 }
 
-fn of_text(text: &RuleText) -> DocumentRecord {
+fn build_text_document(text: &RuleText) -> DocumentRecord {
     let format = match text.documents {
         Documents::All => DocumentFormat::Yaml,
         Documents::FirstOnly => DocumentFormat::YamlFirst,
     };
-    contents(&text.name, &text.bytes, format)
+    build_document(&text.name, &text.bytes, format)
 }
 
-fn contents(name: &str, bytes: &[u8], format: DocumentFormat) -> DocumentRecord {
+fn build_document(name: &str, bytes: &[u8], format: DocumentFormat) -> DocumentRecord {
     let (utf8, base64) = match std::str::from_utf8(bytes) {
         Ok(utf8) => (Some(utf8.to_owned()), None),
         Err(_) => (None, Some(BASE64_STANDARD.encode(bytes))),
@@ -53,20 +53,24 @@ fn contents(name: &str, bytes: &[u8], format: DocumentFormat) -> DocumentRecord 
 }
 
 /// Hash of the documents and their order.
-fn id(documents: &[DocumentRecord]) -> String {
-    hash(documents.iter().flat_map(|document| [document.name.as_str(), contents_of(document), format_of(document)]))
+fn hash_documents(documents: &[DocumentRecord]) -> String {
+    hash_parts(
+        documents
+            .iter()
+            .flat_map(|document| [document.name.as_str(), document_contents(document), document_format_name(document)]),
+    )
 }
 
 /// Hash of the documents and their order, but not of their names: replicas may read them from different directories.
-pub fn contents_hash(documents: &[DocumentRecord]) -> String {
-    hash(documents.iter().flat_map(|document| [contents_of(document), format_of(document)]))
+pub fn hash_contents(documents: &[DocumentRecord]) -> String {
+    hash_parts(documents.iter().flat_map(|document| [document_contents(document), document_format_name(document)]))
 }
 
-fn contents_of(document: &DocumentRecord) -> &str {
+fn document_contents(document: &DocumentRecord) -> &str {
     document.text.as_ref().or(document.base64.as_ref()).map(String::as_str).unwrap_or_default()
 }
 
-const fn format_of(document: &DocumentRecord) -> &'static str {
+const fn document_format_name(document: &DocumentRecord) -> &'static str {
     match document.format {
         DocumentFormat::Yaml => "yaml",
         DocumentFormat::YamlFirst => "yaml_first",
@@ -76,7 +80,7 @@ const fn format_of(document: &DocumentRecord) -> &'static str {
 }
 
 /// Hash of the parts, each of which is preceded by its length.
-fn hash<'p>(parts: impl Iterator<Item = &'p str>) -> String {
+fn hash_parts<'p>(parts: impl Iterator<Item = &'p str>) -> String {
     let mut hasher = blake3::Hasher::new();
     for part in parts {
         hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
@@ -97,7 +101,7 @@ pub struct RecordedRules {
 ///
 /// # Errors
 /// The documents that cannot be decoded.
-pub fn rules(record: RuleSetRecord) -> Result<RecordedRules, Vec<String>> {
+pub fn decode_recorded_rules(record: RuleSetRecord) -> Result<RecordedRules, Vec<String>> {
     let mut defaults = RuleDefaults::default();
     let mut errors = Vec::new();
     let (mut texts, mut resources) = (Vec::new(), Vec::new());
@@ -138,7 +142,7 @@ pub fn rules(record: RuleSetRecord) -> Result<RecordedRules, Vec<String>> {
 }
 
 /// Returns the recorded settings that change the meaning of rules.
-pub fn compile_options(settings: &SettingsRecord) -> CompileOptions {
+pub fn build_compile_options(settings: &SettingsRecord) -> CompileOptions {
     CompileOptions {
         merge_domains: settings.merge_domains,
         calendar_months: settings.calendar_months,

@@ -21,7 +21,7 @@ pub struct DecisionFacts {
 
 impl DecisionFacts {
     /// True if a descriptor asks for the decision: by its rule's choice, or by the settings if it has none.
-    pub fn ask_for_record(self, rule: Option<RuleLogging>, settings: LoggedDecisions) -> bool {
+    pub fn are_selected(self, rule: Option<RuleLogging>, settings: LoggedDecisions) -> bool {
         match rule {
             Some(RuleLogging::All) => true,
             Some(RuleLogging::Rejected) => self.rejected,

@@ -59,10 +59,10 @@ impl Sink {
     ///
     /// # Errors
     /// The header was not written.
-    pub(super) fn set_header(&mut self, header: &Arc<HeaderRecord>) -> Result<(), LostRecords> {
+    pub(super) fn write_header(&mut self, header: &Arc<HeaderRecord>) -> Result<(), LostRecords> {
         match self {
-            Self::File(file) => file.set_header(header).map_err(|error| LostRecords { count: 1, error }),
-            Self::Stdout(_) | Self::Redis(_) | Self::Otlp(_) => self.write(&header.line()),
+            Self::File(file) => file.write_header(header).map_err(|error| LostRecords { count: 1, error }),
+            Self::Stdout(_) | Self::Redis(_) | Self::Otlp(_) => self.write_lines(&header.to_line()),
         }
     }
 
@@ -70,19 +70,19 @@ impl Sink {
     ///
     /// # Errors
     /// Some of the lines are not known to be written; none was written in part.
-    pub(super) fn write(&mut self, lines: &[u8]) -> Result<(), LostRecords> {
+    pub(super) fn write_lines(&mut self, lines: &[u8]) -> Result<(), LostRecords> {
         let written = match self {
-            Self::Stdout(stdout) => stdout.write(lines),
-            Self::File(file) => file.write(lines),
-            Self::Redis(redis) => return redis.write(lines),
-            Self::Otlp(otlp) => otlp.write(lines),
+            Self::Stdout(stdout) => stdout.write_lines(lines),
+            Self::File(file) => file.write_lines(lines),
+            Self::Redis(redis) => return redis.write_lines(lines),
+            Self::Otlp(otlp) => otlp.write_lines(lines),
         };
-        written.map_err(|error| LostRecords::all(lines, error))
+        written.map_err(|error| LostRecords::all_lines(lines, error))
     }
 }
 
 /// Name of a sink in logs and metrics.
-pub(super) const fn name(sink: &SinkSettings) -> &'static str {
+pub(super) const fn sink_name(sink: &SinkSettings) -> &'static str {
     match sink {
         SinkSettings::Stdout => "stdout",
         SinkSettings::File(_) => "file",
@@ -92,12 +92,12 @@ pub(super) const fn name(sink: &SinkSettings) -> &'static str {
 }
 
 /// Settings for which a sink cannot be opened, with a fix. Nothing is opened or created.
-pub(super) fn problems(sink: &SinkSettings) -> Vec<UnusableSetting> {
+pub(super) fn find_problems(sink: &SinkSettings) -> Vec<UnusableSetting> {
     match sink {
         SinkSettings::Stdout => Vec::new(),
         SinkSettings::File(path) => {
             let (setting, shown) = (TOLLKEEPER_DECISION_LOG.name(), format!("file:{}", path.display()));
-            file::check(path).err().map(|what| UnusableSetting { setting, shown, what }).into_iter().collect()
+            file::check_file(path).err().map(|what| UnusableSetting { setting, shown, what }).into_iter().collect()
         }
         SinkSettings::Redis(stream) => unusable_files(&stream.deployment),
         SinkSettings::Otlp(collector) => collector.options(threads::lower_thread_priority).err().into_iter().collect(),

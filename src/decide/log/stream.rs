@@ -1,11 +1,11 @@
 //! Streams in Redis that hold a decision log: one record in the field `record` of each entry.
 //!
-//! The sink `redis:STREAM` writes them. [`input`] reads one from begin to end, as a file is read; `group` reads one
-//! as a consumer group, which shares the entries among its consumers. Other programs may write to a stream too: nothing
-//! in an entry is trusted.
+//! The sink `redis:STREAM` writes them. [`input`] reads one from begin to end, as a file is read. `consumer_group`
+//! reads one as a consumer group, which shares the entries among its consumers. Other programs may write to a stream
+//! too: nothing in an entry is trusted.
 
 pub mod input;
-pub(crate) mod group;
+pub(crate) mod consumer_group;
 
 use std::fmt;
 use std::str::FromStr;
@@ -75,15 +75,15 @@ pub(crate) struct StreamEntry<'r> {
 /// Reads the entries of a reply to XRANGE or XCLAIM; nulls, which stand for deleted entries, are left out.
 ///
 /// Returns `None` if the reply has another form.
-pub(crate) fn entries(reply: &Reply) -> Option<Vec<StreamEntry<'_>>> {
+pub(crate) fn parse_entries(reply: &Reply) -> Option<Vec<StreamEntry<'_>>> {
     match reply {
-        Reply::Array(replies) => replies.iter().filter(|reply| **reply != Reply::Null).map(entry).collect(),
+        Reply::Array(replies) => replies.iter().filter(|reply| **reply != Reply::Null).map(parse_entry).collect(),
         Reply::Null => Some(Vec::new()),
         _ => None,
     }
 }
 
-fn entry(reply: &Reply) -> Option<StreamEntry<'_>> {
+fn parse_entry(reply: &Reply) -> Option<StreamEntry<'_>> {
     let Reply::Array(parts) = reply else { return None };
     let [id, fields] = &**parts else { return None };
     let id = text(id)?.parse().ok()?;
@@ -111,7 +111,7 @@ pub(crate) enum UnusableRecord {
 ///
 /// # Errors
 /// The record is missing, or is no JSON object.
-pub(crate) fn json_line(record: Option<&[u8]>) -> Result<String, UnusableRecord> {
+pub(crate) fn format_json_line(record: Option<&[u8]>) -> Result<String, UnusableRecord> {
     let record = record.ok_or(UnusableRecord::Missing)?;
     let text = std::str::from_utf8(record).map_err(|_| UnusableRecord::NotJson)?;
     if !text.trim_start().starts_with('{') || serde_json::from_str::<IgnoredAny>(text).is_err() {
@@ -123,12 +123,12 @@ pub(crate) fn json_line(record: Option<&[u8]>) -> Result<String, UnusableRecord>
 
 #[cfg(test)]
 mod tests {
-    use super::{UnusableRecord, json_line};
+    use super::{UnusableRecord, format_json_line};
 
     #[test]
     fn line_is_the_same_json_without_control_characters() {
         let record = "{\n\"a\":\t\"x\u{7f}\u{9b}2J\\u001b \u{e9}\"\r\n}\n";
-        let line = json_line(Some(record.as_bytes())).unwrap();
+        let line = format_json_line(Some(record.as_bytes())).unwrap();
         assert!(!line.contains(char::is_control), "{line:?}");
         let parse = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
         assert_eq!(parse(&line), parse(record));
@@ -136,12 +136,12 @@ mod tests {
 
     #[test]
     fn record_that_is_not_an_object_of_json_is_unusable() {
-        assert_eq!(json_line(None), Err(UnusableRecord::Missing));
+        assert_eq!(format_json_line(None), Err(UnusableRecord::Missing));
         let nested = "{\"a\":".to_owned() + &"[".repeat(1 << 20);
         for record in
             [&b""[..], b"text", b"[1]", b"{}\n{}", b"{\"a\":\"\x1b\"}", b"{\"a\":\"\xff\"}", nested.as_bytes()]
         {
-            assert_eq!(json_line(Some(record)), Err(UnusableRecord::NotJson));
+            assert_eq!(format_json_line(Some(record)), Err(UnusableRecord::NotJson));
         }
     }
 }

@@ -39,7 +39,7 @@ impl SinkHandle {
         let (alive, ended) = mpsc::channel();
         let mut writer = SinkWriter {
             sink: Sink::new(of, settings)?,
-            name: sink::name(of),
+            name: sink::sink_name(of),
             process: process.to_owned(),
             untold_failures: 0,
             throttle: LogThrottle::every(Duration::from_secs(60)),
@@ -47,14 +47,14 @@ impl SinkHandle {
         let own_queue = Arc::clone(&queue);
         thread::Builder::new().name("decision-log".to_owned()).spawn(move || {
             threads::lower_thread_priority();
-            writer.run(&own_queue);
+            writer.write_until_closed(&own_queue);
             drop(alive);
         })?;
-        Ok(Self { name: sink::name(of), queue, ended: Mutex::new(ended) })
+        Ok(Self { name: sink::sink_name(of), queue, ended: Mutex::new(ended) })
     }
 
     /// Waits until the writer of a closed queue has written everything; false if it has not by `deadline`.
-    pub(super) fn wait(&self, deadline: Instant) -> bool {
+    pub(super) fn wait_until_written(&self, deadline: Instant) -> bool {
         let ended = lock_ignoring_poison(&self.ended);
         let left = deadline.saturating_duration_since(Instant::now());
         ended.recv_timeout(left) == Err(mpsc::RecvTimeoutError::Disconnected)
@@ -72,22 +72,22 @@ struct SinkWriter {
 
 impl SinkWriter {
     /// Writes until the queue is closed and empty.
-    fn run(&mut self, queue: &RecordQueue) {
-        while let Some(Batch { headers, chunks, dropped }) = queue.take(self.sink.gather_time()) {
+    fn write_until_closed(&mut self, queue: &RecordQueue) {
+        while let Some(Batch { headers, chunks, dropped }) = queue.take_batch(self.sink.gather_time()) {
             for header in &headers {
-                let written = self.sink.set_header(header);
+                let written = self.sink.write_header(header);
                 self.log_failure(written);
             }
             for chunk in &chunks {
                 let lines = memchr::memchr_iter(b'\n', chunk).count() as u64;
-                let written = self.sink.write(&escape_unprintable_json_lines(chunk));
+                let written = self.sink.write_lines(&escape_unprintable_json_lines(chunk));
                 let failed = written.as_ref().err().map_or(0, |lost| lost.count);
                 queue.counters().written.fetch_add(lines - failed, Ordering::Relaxed);
                 queue.counters().failed.fetch_add(failed, Ordering::Relaxed);
                 self.untold_failures += failed;
                 self.log_failure(written);
             }
-            queue.reuse(chunks.into_iter());
+            queue.reuse_chunks(chunks.into_iter());
             self.write_dropped_record(dropped, DropReason::QueueFull);
             self.untold_failures -= self.write_dropped_record(self.untold_failures, DropReason::WriteFailed);
         }
@@ -100,7 +100,7 @@ impl SinkWriter {
         }
         let time_us = Clock::System.now().as_micros();
         let record = DroppedRecord { process: self.process.clone(), time_us, count, reason };
-        if self.sink.write(&record.line()).is_ok() { count } else { 0 }
+        if self.sink.write_lines(&record.to_line()).is_ok() { count } else { 0 }
     }
 
     fn log_failure(&self, written: Result<(), LostRecords>) {

@@ -58,7 +58,7 @@ struct ResetDescriptor<'m> {
 impl<'m> From<&Descriptor<'m>> for ResetDescriptor<'m> {
     fn from(descriptor: &Descriptor<'m>) -> Self {
         Self {
-            entries: descriptor.entries.iter().map(EntryRecord::plain).collect(),
+            entries: descriptor.entries.iter().map(EntryRecord::from_plain_entry).collect(),
             limit_override: descriptor.limit_override.as_ref().map(OverrideRecord::from),
         }
     }
@@ -167,7 +167,7 @@ fn forget_reset_counters(service: &Service, domain: &str, descriptor: &ResetDesc
         entries: parts.iter().map(|[key, value]| Entry { key, value }).collect(),
         hits: Hits::Charge(1),
         hits_addend: None,
-        limit_override: descriptor.limit_override.as_ref().and_then(OverrideRecord::as_sent),
+        limit_override: descriptor.limit_override.as_ref().and_then(OverrideRecord::to_limit_override),
     };
     let request = Request { domain, descriptors: [sent].into_iter().collect(), hits_addend: 0 };
     let Some(loaded) = service.rules.load_full() else { return };

@@ -22,7 +22,7 @@ use super::response::{
     render_off_thread, respond_bad_query, respond_internal_error, respond_json, respond_no_rules, respond_text,
 };
 use crate::base::printable_text::to_pretty_json;
-use crate::decide::log::values::ValueForm;
+use crate::decide::log::value_form::ValueForm;
 use crate::serve::fleet::report::{FleetQuery, FleetReport};
 use crate::serve::report::Format;
 use crate::serve::report::rules::{RuleUsageReport, RulesQuery};

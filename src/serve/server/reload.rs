@@ -192,7 +192,7 @@ impl Reloader {
         let accepted = self.last().accepted.clone();
         if let Some(snapshot) = accepted {
             let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
-            let recorded = recorded_rules::record(&snapshot.rules, snapshot.version.as_deref(), &defaults);
+            let recorded = recorded_rules::record_rules(&snapshot.rules, snapshot.version.as_deref(), &defaults);
             let from = LoadedFrom { names: snapshot.rules.names(), version: snapshot.version };
             // Defaults make no rule invalid, so this does not fail.
             let compiled = snapshot.rules.compile(&options).map_err(|found| refuse_defaults(status, &texts(&found)))?;
@@ -218,7 +218,7 @@ impl Reloader {
         snapshot.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         let kept = self.defaults.is_some().then(|| snapshot.clone());
         let defaults = self.defaults.as_ref().map(|status| status.defaults()).unwrap_or_default();
-        let recorded = recorded_rules::record(&snapshot.rules, snapshot.version.as_deref(), &defaults);
+        let recorded = recorded_rules::record_rules(&snapshot.rules, snapshot.version.as_deref(), &defaults);
         let from = LoadedFrom { names: snapshot.rules.names(), version: snapshot.version };
         let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
         let compiled = match snapshot.rules.compile_with_lines(&options) {
@@ -242,9 +242,9 @@ impl Reloader {
         warnings.iter().filter(|warning| !known.contains(*warning)).for_each(|warning| tracing::warn!("{warning}"));
         let mut rules = RuleSet::with_stats(compiled.domains, &self.metrics.limits);
         rules.id = recorded.id.as_str().into();
-        rules.contents_hash = recorded_rules::contents_hash(&recorded.documents).into();
+        rules.contents_hash = recorded_rules::hash_contents(&recorded.documents).into();
         if let Some(log) = &self.log {
-            log.announce(Some(recorded));
+            log.write_header(Some(recorded));
         }
         if let Some(status) = &self.defaults {
             status.record_use(&rules, defaults);

@@ -132,7 +132,7 @@ async fn wait_until_all_answered(service: &Service) {
 
 /// Writes the queued records of decisions, for at most [`LAST_EXPORT_TIMEOUT`].
 async fn write_last_records(log: Arc<DecisionLog>) {
-    let written = tokio::task::spawn_blocking(move || log.finish(LAST_EXPORT_TIMEOUT)).await;
+    let written = tokio::task::spawn_blocking(move || log.flush_and_end(LAST_EXPORT_TIMEOUT)).await;
     if !written.unwrap_or(false) {
         tracing::warn!("last records of the decision log not written: a destination takes longer than 1 s");
     }

@@ -11,7 +11,7 @@ use super::error::StartupError;
 use super::listeners::GuardsByListener;
 use crate::base::threads;
 use crate::decide::log;
-use crate::decide::log::values::ValueForm;
+use crate::decide::log::value_form::ValueForm;
 use crate::rules::{defaults_file, xds};
 use crate::serve::http::admin_token;
 use crate::serve::http::app_state::Exposition;
@@ -51,7 +51,7 @@ impl StartupResources {
         let exposition = exposition.transpose().map_err(|unusable| errors.push(unusable.into()));
         let exporter = settings.tracing.as_ref().map(build_span_exporter);
         let exporter = exporter.transpose().map_err(|unusable| errors.push(unusable.into()));
-        let values = settings.decision_log.as_ref().map(log::check).transpose();
+        let values = settings.decision_log.as_ref().map(log::check_settings).transpose();
         let values = values.map_err(|unusable| errors.extend(unusable.into_iter().map(StartupError::from)));
         let secret = settings.fleet.secret.as_ref().map(HashKey::secret).transpose();
         // The decision log has named a file that it cannot use.

@@ -52,14 +52,14 @@ impl AddAssign for Accuracy {
 /// Evaluates the verdicts on one counter, sorted by time.
 ///
 /// `period_us` must not be 0. Windows are aligned to 0 of the clock of the verdicts.
-pub fn evaluate(verdicts: &[TimedVerdict], limit: u64, period_us: u64) -> Accuracy {
+pub fn measure_accuracy(verdicts: &[TimedVerdict], limit: u64, period_us: u64) -> Accuracy {
     let mut accuracy = Accuracy::default();
     let (mut admitted, mut log) = (SlidingWindow::default(), SlidingWindow::default());
     let (mut window, mut in_window) = (None, 0);
     for verdict in verdicts {
         let horizon = verdict.at_us.checked_sub(period_us);
-        admitted.remove_until(horizon);
-        log.remove_until(horizon);
+        admitted.remove_entries_until(horizon);
+        log.remove_entries_until(horizon);
         accuracy.requested += verdict.hits;
         if verdict.admitted {
             accuracy.admitted += verdict.hits;
@@ -94,7 +94,7 @@ struct SlidingWindow {
 
 impl SlidingWindow {
     /// Removes the entries up to the time `horizon`.
-    fn remove_until(&mut self, horizon: Option<u64>) {
+    fn remove_entries_until(&mut self, horizon: Option<u64>) {
         while let (Some(horizon), Some((at, hits))) = (horizon, self.entries.front().copied())
             && at <= horizon
         {

@@ -74,7 +74,7 @@ pub struct BenchConnection {
 }
 
 /// Number of connections that this process has opened.
-static OPENED: AtomicU64 = AtomicU64::new(0);
+static OPENED_CONNECTIONS: AtomicU64 = AtomicU64::new(0);
 
 impl BenchTarget {
     /// Connects, and waits for the answer to a ping.
@@ -82,49 +82,49 @@ impl BenchTarget {
     /// A server that speaks another protocol, or rejects the client certificate at the end of the TLS handshake, fails
     /// here and not in every call.
     pub async fn connect(&self) -> Result<BenchConnection, CallError> {
-        let connected = timeout(self.timeout.max(Duration::from_secs(1)), self.open()).await;
+        let connected = timeout(self.timeout.max(Duration::from_secs(1)), self.connect_transport()).await;
         connected.map_err(|_| CallError::Unreachable("timed out".to_owned()))?
     }
 
-    async fn open(&self) -> Result<BenchConnection, CallError> {
+    async fn connect_transport(&self) -> Result<BenchConnection, CallError> {
         let unreachable = |error: io::Error| CallError::Unreachable(error.to_string());
         let lost = |error: io::Error| CallError::Connection(error.to_string());
         match &self.target {
             Target::Unix(path) => {
                 let stream = UnixStream::connect(path).await.map_err(unreachable)?;
-                self.handshake(stream, "localhost").await
+                self.start_http2(stream, "localhost").await
             }
             Target::Tcp(address) => {
                 let stream = TcpStream::connect(address).await.map_err(unreachable)?;
                 stream.set_nodelay(true).map_err(lost)?;
                 match &self.tls {
-                    None => self.handshake(stream, address).await,
+                    None => self.start_http2(stream, address).await,
                     Some(BenchTls { config, server_name }) => {
                         let connector = TlsConnector::from(Arc::clone(config));
                         let stream = connector.connect(server_name.clone(), stream).await;
-                        self.handshake(stream.map_err(lost)?, address).await
+                        self.start_http2(stream.map_err(lost)?, address).await
                     }
                 }
             }
         }
     }
 
-    async fn handshake<S>(&self, stream: S, authority: &str) -> Result<BenchConnection, CallError>
+    async fn start_http2<S>(&self, stream: S, authority: &str) -> Result<BenchConnection, CallError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let mut builder = h2::client::Builder::new();
         builder.initial_window_size(1 << 20).initial_connection_window_size(1 << 24);
-        let (requests, mut connection) = builder.handshake(stream).await.map_err(lost)?;
+        let (requests, mut connection) = builder.handshake(stream).await.map_err(connection_error)?;
         let mut pings = connection.ping_pong().ok_or_else(|| CallError::Connection("cannot send a ping".to_owned()))?;
         tokio::select! {
             biased;
             // The reason of the close is more useful than a missing ping answer.
             closed = &mut connection => {
-                closed.map_err(lost)?;
+                closed.map_err(connection_error)?;
                 return Err(CallError::Connection("closed by the server".to_owned()));
             }
-            pong = pings.ping(Ping::opaque()) => { pong.map_err(lost)?; }
+            pong = pings.ping(Ping::opaque()) => { pong.map_err(connection_error)?; }
         }
         // Each call on the connection gets the reason of its close.
         tokio::spawn(connection);
@@ -134,7 +134,7 @@ impl BenchTarget {
         let grpc_timeout = format!("{}u", self.timeout.as_micros()).try_into();
         Ok(BenchConnection {
             requests,
-            id: OPENED.fetch_add(1, Ordering::Relaxed),
+            id: OPENED_CONNECTIONS.fetch_add(1, Ordering::Relaxed),
             uri: uri.map_err(|error| bad(&error))?,
             timeout: self.timeout,
             grpc_timeout: grpc_timeout.map_err(|error: http::header::InvalidHeaderValue| bad(&error))?,
@@ -150,10 +150,10 @@ impl BenchConnection {
 
     /// Sends a request and waits for its response.
     pub async fn call(&self, request: &RateLimitRequest) -> Result<RateLimitResponse, CallError> {
-        timeout(self.timeout, self.exchange(encode_frame(request))).await.unwrap_or(Err(CallError::Timeout))
+        timeout(self.timeout, self.call_without_timeout(encode_frame(request))).await.unwrap_or(Err(CallError::Timeout))
     }
 
-    async fn exchange(&self, frame: Bytes) -> Result<RateLimitResponse, CallError> {
+    async fn call_without_timeout(&self, frame: Bytes) -> Result<RateLimitResponse, CallError> {
         let mut head = Request::post(self.uri.clone())
             .body(())
             .map_err(|error| CallError::MalformedResponse(error.to_string()))?;
@@ -161,18 +161,18 @@ impl BenchConnection {
         headers.insert("content-type", http::HeaderValue::from_static("application/grpc"));
         headers.insert("te", http::HeaderValue::from_static("trailers"));
         headers.insert("grpc-timeout", self.grpc_timeout.clone());
-        let mut requests = self.requests.clone().ready().await.map_err(lost)?;
-        let (response, mut body) = requests.send_request(head, false).map_err(lost)?;
-        body.send_data(frame, true).map_err(lost)?;
-        let (head, mut body) = response.await.map_err(lost)?.into_parts();
+        let mut requests = self.requests.clone().ready().await.map_err(connection_error)?;
+        let (response, mut body) = requests.send_request(head, false).map_err(connection_error)?;
+        body.send_data(frame, true).map_err(connection_error)?;
+        let (head, mut body) = response.await.map_err(connection_error)?.into_parts();
         if !head.status.is_success() {
             return Err(CallError::MalformedResponse(format!("HTTP status {}", head.status)));
         }
         // A response without a message has its status in the headers.
-        check_status(&head.headers)?;
+        check_grpc_status(&head.headers)?;
         let message = read_message(&mut body).await?;
-        match body.trailers().await.map_err(lost)? {
-            Some(trailers) => check_status(&trailers)?,
+        match body.trailers().await.map_err(connection_error)? {
+            Some(trailers) => check_grpc_status(&trailers)?,
             None => return Err(CallError::MalformedResponse("no trailers".to_owned())),
         }
         let bytes = match message.split_at_checked(FRAME_HEAD_BYTES) {
@@ -190,8 +190,8 @@ const MAX_RESPONSE_BYTES: usize = 4 << 20;
 async fn read_message(body: &mut RecvStream) -> Result<Vec<u8>, CallError> {
     let mut message = Vec::with_capacity(64);
     while let Some(data) = body.data().await {
-        let data = data.map_err(lost)?;
-        body.flow_control().release_capacity(data.len()).map_err(lost)?;
+        let data = data.map_err(connection_error)?;
+        body.flow_control().release_capacity(data.len()).map_err(connection_error)?;
         message.extend_from_slice(&data);
         if message.len() > MAX_RESPONSE_BYTES {
             return Err(CallError::MalformedResponse(format!("more than {MAX_RESPONSE_BYTES} bytes")));
@@ -201,7 +201,7 @@ async fn read_message(body: &mut RecvStream) -> Result<Vec<u8>, CallError> {
 }
 
 /// Fails if headers or trailers carry an error status.
-fn check_status(headers: &HeaderMap) -> Result<(), CallError> {
+fn check_grpc_status(headers: &HeaderMap) -> Result<(), CallError> {
     let Some(code) = headers.get("grpc-status") else { return Ok(()) };
     match Code::from_bytes(code.as_bytes()) {
         Code::Ok => Ok(()),
@@ -213,6 +213,6 @@ fn check_status(headers: &HeaderMap) -> Result<(), CallError> {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-fn lost(error: h2::Error) -> CallError {
+fn connection_error(error: h2::Error) -> CallError {
     CallError::Connection(error.to_string())
 }

@@ -27,11 +27,11 @@ pub enum KeySpace {
 /// Maximum number of keys: the integers that an `f64` represents exactly.
 const MAX_KEYS: u64 = 1 << 53;
 /// Default exponent: that of words in texts, and approximately of URLs in access logs.
-const DEFAULT_EXPONENT: f64 = 1.0;
+const DEFAULT_ZIPF_EXPONENT: f64 = 1.0;
 
 impl KeySpace {
     /// Returns a sampler of keys.
-    pub fn sampler(self) -> KeySampler {
+    pub fn build_sampler(self) -> KeySampler {
         match self {
             Self::One => KeySampler::One,
             Self::Uniform(count) => KeySampler::Uniform(count),
@@ -57,7 +57,7 @@ pub enum KeySampler {
 
 impl KeySampler {
     /// Samples the key of the next request.
-    pub fn sample(&self, random: &mut SmallRng) -> u64 {
+    pub fn sample_key(&self, random: &mut SmallRng) -> u64 {
         match self {
             Self::One => 0,
             Self::Uniform(count) => random.random_range(0..*count),
@@ -82,7 +82,7 @@ impl FromStr for KeySpace {
         Ok(match parts[..] {
             ["one"] => Self::One,
             ["uniform", number] => Self::Uniform(count(number)?),
-            ["zipf", number] => Self::Zipf { count: count(number)?, exponent: DEFAULT_EXPONENT },
+            ["zipf", number] => Self::Zipf { count: count(number)?, exponent: DEFAULT_ZIPF_EXPONENT },
             ["zipf", number, exponent] => match exponent.parse() {
                 Ok(exponent @ 0.0..=10.0) => Self::Zipf { count: count(number)?, exponent },
                 _ => return Err(format!("`{exponent}` is not an exponent; write 0 to 10, such as 1.1")),

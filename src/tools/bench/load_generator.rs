@@ -16,9 +16,9 @@ use tokio::task::JoinSet;
 
 use super::connection::{BenchConnection, BenchTarget, CallError};
 use super::key_space::KeySpace;
-use super::record::{LoadRecord, MAX_EVENTS, ReportedLimit, UsageSpan, VerdictEvent};
+use super::measurements::{LoadMeasurements, MAX_VERDICT_EVENTS, ReportedLimit, UsageSpan, VerdictEvent};
+use super::request_template::{PlaceholderValues, RequestMix};
 use super::server_usage::{ResourceUsage, UsageSource};
-use super::template::{PlaceholderValues, RequestMix};
 use crate::base::clock::{Clock, to_micros};
 use crate::base::pb::rate_limit_response::Code;
 use crate::base::pb::{RateLimitRequest, RateLimitResponse};
@@ -99,7 +99,7 @@ struct LoadRun {
 struct ConnectionSlot {
     connection: tokio::sync::Mutex<Option<BenchConnection>>,
     due: tokio::sync::Mutex<UnboundedReceiver<Instant>>,
-    record: Mutex<LoadRecord>,
+    record: Mutex<LoadMeasurements>,
 }
 
 /// A request on its way.
@@ -111,14 +111,17 @@ struct PendingCall {
 }
 
 /// Runs a plan and reports progress. Calls begin when every connection is open.
-pub async fn run(plan: LoadPlan, mut progress: impl FnMut(LoadProgress)) -> Result<LoadRecord, LoadError> {
+pub async fn generate_load(
+    plan: LoadPlan,
+    mut progress: impl FnMut(LoadProgress),
+) -> Result<LoadMeasurements, LoadError> {
     let (mut connections, mut due_senders) = (Vec::new(), Vec::new());
     for _ in 0..plan.connections {
         let connection = plan.target.connect().await.map_err(LoadError::Connection)?;
         let (sender, due) = unbounded_channel();
         due_senders.push(sender);
         let (connection, due) = (tokio::sync::Mutex::new(Some(connection)), tokio::sync::Mutex::new(due));
-        connections.push(ConnectionSlot { connection, due, record: Mutex::new(LoadRecord::new()) });
+        connections.push(ConnectionSlot { connection, due, record: Mutex::new(LoadMeasurements::new()) });
     }
     read_usage(plan.usage.as_ref()).await?;
     let run = Arc::new(LoadRun {
@@ -133,12 +136,12 @@ pub async fn run(plan: LoadPlan, mut progress: impl FnMut(LoadProgress)) -> Resu
     });
     if run.plan.rate.is_some() {
         let run = Arc::clone(&run);
-        std::thread::spawn(move || run.schedule(&due_senders));
+        std::thread::spawn(move || run.schedule_calls(&due_senders));
     }
     let mut streams = JoinSet::new();
     for connection in 0..run.plan.connections {
         for stream in 0..run.plan.streams {
-            streams.spawn(Arc::clone(&run).run_stream(connection, stream));
+            streams.spawn(Arc::clone(&run).send_calls(connection, stream));
         }
     }
     let usage = tokio::spawn(Arc::clone(&run).measure_usage());
@@ -154,16 +157,16 @@ pub async fn run(plan: LoadPlan, mut progress: impl FnMut(LoadProgress)) -> Resu
     }
     progress(run.progress());
     let usage = usage.await.map_err(|error| error.to_string())??;
-    Ok(run.collect(usage))
+    Ok(run.merge_measurements(usage))
 }
 
 impl LoadRun {
-    fn measured_from(&self) -> Instant {
+    fn measurement_start(&self) -> Instant {
         self.started + self.plan.warm_up
     }
 
-    fn end(&self) -> Instant {
-        self.measured_from() + self.plan.duration
+    fn measurement_end(&self) -> Instant {
+        self.measurement_start() + self.plan.duration
     }
 
     fn progress(&self) -> LoadProgress {
@@ -175,11 +178,11 @@ impl LoadRun {
     }
 
     /// Merges the measurements of all connections.
-    fn collect(&self, usage: Option<UsageSpan>) -> LoadRecord {
-        let mut all = LoadRecord { usage, ..LoadRecord::new() };
+    fn merge_measurements(&self, usage: Option<UsageSpan>) -> LoadMeasurements {
+        let mut all = LoadMeasurements { usage, ..LoadMeasurements::new() };
         for connection in &self.connections {
             let mut record = lock_ignoring_poison(&connection.record);
-            all.merge(std::mem::replace(&mut *record, LoadRecord::new()));
+            all.merge(std::mem::replace(&mut *record, LoadMeasurements::new()));
         }
         all
     }
@@ -187,7 +190,7 @@ impl LoadRun {
     /// Sends the due times of calls to the connections in turn.
     ///
     /// Runs on a thread of its own: the timer of a tokio runtime has a resolution of 1 ms and waits for busy workers.
-    fn schedule(&self, due_senders: &[UnboundedSender<Instant>]) {
+    fn schedule_calls(&self, due_senders: &[UnboundedSender<Instant>]) {
         let Some(rate) = self.plan.rate else { return };
         let total = (self.plan.warm_up + self.plan.duration).as_secs_f64() * rate;
         for (number, sender) in (0_u64..).zip(due_senders.iter().cycle()) {
@@ -206,36 +209,36 @@ impl LoadRun {
     async fn receive_due_time(&self, connection: usize) -> Option<Instant> {
         match self.plan.rate {
             Some(_) => self.connections[connection].due.lock().await.recv().await,
-            None => Some(Instant::now()).filter(|now| *now < self.end()),
+            None => Some(Instant::now()).filter(|now| *now < self.measurement_end()),
         }
     }
 
     /// Sends calls one after the other until the end.
-    async fn run_stream(self: Arc<Self>, connection: usize, stream: usize) {
+    async fn send_calls(self: Arc<Self>, connection: usize, stream: usize) {
         let seed = self.plan.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let stream_number = (connection * self.plan.streams + stream) as u64;
         let mut random = SmallRng::seed_from_u64(seed.wrapping_add(stream_number));
-        let keys = self.plan.keys.sampler();
+        let keys = self.plan.keys.build_sampler();
         let mut handle = None;
         while let Some(due) = self.receive_due_time(connection).await {
             let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-            let key = keys.sample(&mut random);
-            let (template, request) = self.plan.mix.sample(&mut random);
-            let request = request.fill(&mut PlaceholderValues { key, number, random: &mut random });
+            let key = keys.sample_key(&mut random);
+            let (template, request) = self.plan.mix.sample_template(&mut random);
+            let request = request.fill_placeholders(&mut PlaceholderValues { key, number, random: &mut random });
             let call = PendingCall { request, template, due, sent: Instant::now() };
-            let response = if call.sent > self.end() + self.plan.target.timeout {
+            let response = if call.sent > self.measurement_end() + self.plan.target.timeout {
                 // The stream fell behind; the run must end all the same.
                 Err(CallError::Timeout)
             } else {
-                self.call(connection, &mut handle, &call.request).await
+                self.send_call(connection, &mut handle, &call.request).await
             };
-            self.record(connection, &call, response);
+            self.record_result(connection, &call, response);
         }
     }
 
     /// Sends a request on the stream's handle of the connection; the first stream that finds it lost reconnects for
     /// all.
-    async fn call(
+    async fn send_call(
         &self,
         connection: usize,
         handle: &mut Option<BenchConnection>,
@@ -262,12 +265,12 @@ impl LoadRun {
     }
 
     /// Records the result of a call.
-    fn record(&self, connection: usize, call: &PendingCall, response: Result<RateLimitResponse, CallError>) {
+    fn record_result(&self, connection: usize, call: &PendingCall, response: Result<RateLimitResponse, CallError>) {
         let done = Instant::now();
         let counter = if response.is_ok() { &self.responses } else { &self.errors };
         counter.fetch_add(1, Ordering::Relaxed);
         let mut record = lock_ignoring_poison(&self.connections[connection].record);
-        if (self.measured_from()..self.end()).contains(&call.due) {
+        if (self.measurement_start()..self.measurement_end()).contains(&call.due) {
             if matches!(response, Ok(_) | Err(CallError::Timeout)) {
                 record.latencies.saturating_record(to_micros(done - call.due));
             }
@@ -285,8 +288,14 @@ impl LoadRun {
         }
     }
 
-    fn record_verdicts(&self, record: &mut LoadRecord, call: &PendingCall, response: &RateLimitResponse, at_us: u64) {
-        let capacity = MAX_EVENTS / self.connections.len();
+    fn record_verdicts(
+        &self,
+        record: &mut LoadMeasurements,
+        call: &PendingCall,
+        response: &RateLimitResponse,
+        at_us: u64,
+    ) {
+        let capacity = MAX_VERDICT_EVENTS / self.connections.len();
         let request = &call.request;
         for (index, (descriptor, status)) in request.descriptors.iter().zip(&response.statuses).enumerate() {
             let hits = descriptor.hits_addend.unwrap_or_else(|| request.hits_addend.max(1).into());
@@ -316,9 +325,9 @@ impl LoadRun {
     /// Measures the resource usage of the server between the end of the warm-up and the end of the run.
     async fn measure_usage(self: Arc<Self>) -> Result<Option<UsageSpan>, String> {
         let source = self.plan.usage.as_ref();
-        tokio::time::sleep_until(self.measured_from().into()).await;
+        tokio::time::sleep_until(self.measurement_start().into()).await;
         let (before, responses) = (read_usage(source).await?, self.responses.load(Ordering::Relaxed));
-        tokio::time::sleep_until(self.end().into()).await;
+        tokio::time::sleep_until(self.measurement_end().into()).await;
         let (after, responses) = (read_usage(source).await?, self.responses.load(Ordering::Relaxed) - responses);
         Ok(before.zip(after).map(|(before, after)| UsageSpan { before, after, responses }))
     }
@@ -326,6 +335,6 @@ impl LoadRun {
 
 async fn read_usage(source: Option<&UsageSource>) -> Result<Option<ResourceUsage>, String> {
     let Some(source) = source.cloned() else { return Ok(None) };
-    let usage = tokio::task::spawn_blocking(move || source.measure()).await;
+    let usage = tokio::task::spawn_blocking(move || source.measure_usage()).await;
     usage.map_err(|error| error.to_string())?.map(Some)
 }

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use super::accuracy::{Accuracy, TimedVerdict, evaluate};
+use super::accuracy::{Accuracy, TimedVerdict, measure_accuracy};
 use super::load_generator::LoadPlan;
-use super::record::{LoadRecord, ReportedLimit, UsageSpan, VerdictCounts, VerdictEvent};
+use super::measurements::{LoadMeasurements, ReportedLimit, UsageSpan, VerdictCounts, VerdictEvent};
 use crate::limit::period::Unit;
 
 /// Results of a run.
@@ -116,7 +116,7 @@ const ENVOY_DEFAULT_TIMEOUT_US: u64 = 20_000;
 
 impl BenchResults {
     /// Computes the results; `stated` is the limit of all descriptors, if it is not to be taken from the responses.
-    pub fn new(plan: &LoadPlan, mut record: LoadRecord, stated: Option<StatedLimit>) -> Self {
+    pub fn new(plan: &LoadPlan, mut record: LoadMeasurements, stated: Option<StatedLimit>) -> Self {
         let seconds = plan.duration.as_secs_f64();
         let VerdictCounts { ok, over_limit, unknown } = record.verdicts;
         let answers = ok + over_limit + unknown;
@@ -126,8 +126,8 @@ impl BenchResults {
             answers,
             seconds,
             answers_per_second: answers as f64 / seconds,
-            latency_us: Percentiles::of(&record.latencies),
-            send_delay_us: plan.rate.map(|_| Percentiles::of(&record.send_delays)),
+            latency_us: Percentiles::from_histogram(&record.latencies),
+            send_delay_us: plan.rate.map(|_| Percentiles::from_histogram(&record.send_delays)),
             later_than_20_ms: record.latencies.len() - in_time,
             verdicts: record.verdicts,
             errors: record.errors,
@@ -152,7 +152,7 @@ impl ServerUsage {
 }
 
 impl Percentiles {
-    fn of(histogram: &Histogram<u64>) -> Self {
+    fn from_histogram(histogram: &Histogram<u64>) -> Self {
         Self {
             mean: histogram.mean(),
             p50: histogram.value_at_quantile(0.5),
@@ -193,13 +193,13 @@ fn evaluate_limits(
     let mut sums: HashMap<LimitKey, AccuracySum> = HashMap::new();
     for counter in events.chunk_by(|one, next| one.counter == next.counter) {
         // A limit may change during the run: the last one counts.
-        let reported = counter.iter().rev().find_map(|event| event.limit).and_then(|limit| limit.to_stated());
+        let reported = counter.iter().rev().find_map(|event| event.limit).and_then(|limit| limit.to_stated_limit());
         let Some(limit) = stated.or(reported) else {
             unlimited += counter.len() as u64;
             continue;
         };
-        let verdicts: Vec<TimedVerdict> = counter.iter().map(verdict).collect();
-        let accuracy = evaluate(&verdicts, limit.hits, limit.period_us);
+        let verdicts: Vec<TimedVerdict> = counter.iter().map(to_timed_verdict).collect();
+        let accuracy = measure_accuracy(&verdicts, limit.hits, limit.period_us);
         let key = LimitKey { template: counter[0].template, descriptor: counter[0].descriptor, limit };
         let sum = sums.entry(key).or_default();
         sum.accuracy += accuracy;
@@ -214,7 +214,7 @@ fn evaluate_limits(
 
 fn build_limit_accuracy(plan: &LoadPlan, key: LimitKey, sum: &AccuracySum) -> LimitAccuracy {
     let template = plan.mix.templates().nth(key.template.into());
-    let descriptor = template.and_then(|template| template.descriptors().nth(key.descriptor.into()));
+    let descriptor = template.and_then(|template| template.descriptor_texts().nth(key.descriptor.into()));
     let accuracy = &sum.accuracy;
     LimitAccuracy {
         domain: template.map(|template| template.domain().to_owned()).unwrap_or_default(),
@@ -233,12 +233,12 @@ fn build_limit_accuracy(plan: &LoadPlan, key: LimitKey, sum: &AccuracySum) -> Li
     }
 }
 
-fn verdict(event: &VerdictEvent) -> TimedVerdict {
+fn to_timed_verdict(event: &VerdictEvent) -> TimedVerdict {
     TimedVerdict { at_us: event.at_us, hits: event.hits.into(), admitted: event.admitted }
 }
 
 impl ReportedLimit {
-    fn to_stated(self) -> Option<StatedLimit> {
+    fn to_stated_limit(self) -> Option<StatedLimit> {
         let unit = Unit::from_number(self.unit)?;
         Some(StatedLimit { hits: self.requests_per_unit.into(), period_us: unit.seconds() * 1_000_000 })
     }

@@ -27,10 +27,10 @@ const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl UsageSource {
     /// Measures the usage until now. Blocks on I/O, so it must not run in an async task.
-    pub fn measure(&self) -> Result<ResourceUsage, String> {
+    pub fn measure_usage(&self) -> Result<ResourceUsage, String> {
         match self {
             Self::Pid(pid) => measure_process(*pid).map_err(|error| format!("--pid {pid}: {error}")),
-            Self::Metrics(url) => measure_from_page(url).map_err(|why| format!("--metrics {url}: {why}")),
+            Self::Metrics(url) => measure_from_metrics_page(url).map_err(|why| format!("--metrics {url}: {why}")),
         }
     }
 }
@@ -49,7 +49,7 @@ fn measure_process(pid: i32) -> procfs::ProcResult<ResourceUsage> {
     Ok(ResourceUsage { cpu, resident_bytes: stat.rss * procfs::page_size() })
 }
 
-fn measure_from_page(url: &str) -> Result<ResourceUsage, String> {
+fn measure_from_metrics_page(url: &str) -> Result<ResourceUsage, String> {
     let agent =
         ureq::Agent::new_with_config(ureq::Agent::config_builder().timeout_global(Some(SCRAPE_TIMEOUT)).build());
     let page = agent.get(url).call().map_err(|error| error.to_string())?.body_mut().read_to_string();

@@ -10,8 +10,10 @@ use serde::Deserialize;
 use tokio::runtime;
 
 use super::client::{ClientTls, TlsArgs, block_on, suggest_connection_fix};
-use super::flags::{RequestArgs, parse_duration};
-use super::print::{CommandOutcome, finish, format_micros, format_seconds, print, print_error, print_note};
+use super::print::{
+    CommandOutcome, check_written, format_micros, format_seconds, print_error, print_note, print_to_stdout,
+};
+use super::request_flags::{RequestArgs, parse_duration};
 use crate::base::clock::to_micros;
 use crate::base::pb::RateLimitRequest;
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
@@ -23,10 +25,10 @@ use crate::settings::value::number::DurationRange;
 use crate::tools::bench::connection::{BenchTarget, BenchTls, CallError};
 use crate::tools::bench::key_space::KeySpace;
 use crate::tools::bench::load_generator::{self, LoadError, LoadPlan, LoadProgress};
-use crate::tools::bench::record::VerdictCounts;
+use crate::tools::bench::measurements::VerdictCounts;
+use crate::tools::bench::request_template::{RequestMix, RequestTemplate};
 use crate::tools::bench::results::{BenchResults, LimitAccuracy, Percentiles, ServerUsage, StatedLimit};
 use crate::tools::bench::server_usage::UsageSource;
-use crate::tools::bench::template::{RequestMix, RequestTemplate};
 
 /// Arguments of `bench`.
 #[derive(Debug, clap::Args)]
@@ -56,16 +58,16 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     streams: Option<u16>,
     /// Time of the measurement
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_up_to_a_day)]
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration_up_to_a_day)]
     duration: Duration,
     /// Time of load before the measurement; 0 for none
-    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = parse_up_to_an_hour_or_zero)]
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = parse_duration_up_to_an_hour_or_zero)]
     warm_up: Duration,
     /// Time limit of a call, sent to the server as deadline
-    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_up_to_a_day)]
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_duration_up_to_a_day)]
     timeout: Duration,
     /// Limit of every descriptor, if the server does not report it correctly, such as 100/90s
-    #[arg(long, value_name = "HITS/DURATION", value_parser = parse_limit)]
+    #[arg(long, value_name = "HITS/DURATION", value_parser = parse_stated_limit)]
     limit: Option<StatedLimit>,
     /// Process id of the server on this machine, to report its CPU time and memory
     #[arg(long, value_name = "PID", conflicts_with = "metrics", value_parser = clap::value_parser!(i32).range(1..))]
@@ -115,7 +117,7 @@ const DEFAULT_OPEN_STREAMS: u16 = 250;
 
 /// Runs the load and prints the results.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    let prepared = args.tls.read(&args.addr).and_then(|tls| Ok((build_plan(args, tls.as_ref())?, tls)));
+    let prepared = args.tls.load_client_tls(&args.addr).and_then(|tls| Ok((build_load_plan(args, tls.as_ref())?, tls)));
     let (plan, tls) = match prepared {
         Ok(prepared) => prepared,
         Err(problem) => {
@@ -125,7 +127,8 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     };
     let bar = build_progress_bar(&plan);
     let recorded = block_on(runtime::Builder::new_multi_thread(), async {
-        let recorded = load_generator::run(plan.clone(), |progress| update_progress_bar(&bar, &plan, progress)).await;
+        let recorded =
+            load_generator::generate_load(plan.clone(), |progress| update_progress_bar(&bar, &plan, progress)).await;
         recorded.map_err(|error| format_error(&error, &args.addr, tls.as_ref()))
     });
     bar.finish_and_clear();
@@ -142,7 +145,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 fn print_results(args: &Args, plan: &LoadPlan, results: &BenchResults) -> CommandOutcome {
     let outcome = if results.errors.is_empty() { CommandOutcome::Success } else { CommandOutcome::Failure };
     if !args.json {
-        return finish(print(format_results(plan, results)), outcome);
+        return check_written(print_to_stdout(format_results(plan, results)), outcome);
     }
     let page = match to_pretty_json(results) {
         Ok(json) => json + "\n",
@@ -154,7 +157,7 @@ fn print_results(args: &Args, plan: &LoadPlan, results: &BenchResults) -> Comman
     if outcome == CommandOutcome::Failure {
         print_note("tollkeeper: some calls got no response; see `errors`\n");
     }
-    finish(print(page), outcome)
+    check_written(print_to_stdout(page), outcome)
 }
 
 /// Builds the progress bar, hidden if standard error is not a terminal.
@@ -186,11 +189,11 @@ fn format_error(error: &LoadError, target: &Target, tls: Option<&ClientTls>) -> 
     format!("{target}: {error}{hint}")
 }
 
-fn build_plan(args: &Args, tls: Option<&ClientTls>) -> Result<LoadPlan, String> {
-    let run = generate_letters();
+fn build_load_plan(args: &Args, tls: Option<&ClientTls>) -> Result<LoadPlan, String> {
+    let run = generate_run_letters();
     let template = |request| RequestTemplate::new(request, &run);
-    let mix = match args.request.read_file()? {
-        Some(file) => parse_mix(&file.text, template).map_err(|why| format!("{}: {why}", file.name))?,
+    let mix = match args.request.read_request_file()? {
+        Some(file) => parse_request_mix(&file.text, template).map_err(|why| format!("{}: {why}", file.name))?,
         None => {
             let mut request = args.request.build_request();
             // 1 is the default of the protocol, and an unset field takes no bytes.
@@ -234,7 +237,7 @@ const fn default_weight() -> u32 {
 }
 
 /// Parses one request, or a list of requests with weights.
-fn parse_mix(
+fn parse_request_mix(
     text: &[u8],
     template: impl Fn(RateLimitRequest) -> Result<RequestTemplate, String>,
 ) -> Result<RequestMix, String> {
@@ -253,7 +256,7 @@ fn parse_mix(
 }
 
 /// Returns eight random letters.
-fn generate_letters() -> String {
+fn generate_run_letters() -> String {
     let mut random = random_u64();
     let letter = || {
         let letter = char::from(b'a' + u8::try_from(random % 26).unwrap_or(0));
@@ -270,18 +273,18 @@ fn parse_rate(text: &str) -> Result<f64, String> {
     }
 }
 
-fn parse_up_to_a_day(text: &str) -> Result<Duration, String> {
+fn parse_duration_up_to_a_day(text: &str) -> Result<Duration, String> {
     parse_duration(text, &DurationRange::new(Duration::from_millis(1), Duration::from_secs(86_400)))
 }
 
-fn parse_up_to_an_hour_or_zero(text: &str) -> Result<Duration, String> {
+fn parse_duration_up_to_an_hour_or_zero(text: &str) -> Result<Duration, String> {
     parse_duration(text, &DurationRange::new(Duration::from_millis(1), Duration::from_secs(3600)).or_zero())
 }
 
-fn parse_limit(text: &str) -> Result<StatedLimit, String> {
+fn parse_stated_limit(text: &str) -> Result<StatedLimit, String> {
     let (hits, period) = text.split_once('/').ok_or("give HITS/DURATION, such as 100/90s")?;
     let hits = hits.parse().map_err(|_| format!("`{hits}` is not a number of hits"))?;
-    Ok(StatedLimit { hits, period_us: to_micros(parse_up_to_a_day(period)?) })
+    Ok(StatedLimit { hits, period_us: to_micros(parse_duration_up_to_a_day(period)?) })
 }
 
 /// Formats the results.

@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 use tokio::runtime;
 
 use super::client::{ClientTls, RateLimitClient, TimedResponse, TlsArgs, block_on};
-use super::flags::{RequestArgs, format_descriptor, parse_duration};
-use super::print::{CommandOutcome, finish, format_micros, print, print_error, print_note, shorten};
+use super::print::{
+    CommandOutcome, check_written, escape_and_shorten, format_micros, print_error, print_note, print_to_stdout,
+};
+use super::request_flags::{RequestArgs, format_descriptor, parse_duration};
 use crate::base::clock::to_micros;
 use crate::base::pb::rate_limit_response::rate_limit::Unit;
 use crate::base::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit};
@@ -72,7 +74,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Sends the requests and prints the responses.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    let prepared = args.request.read_request().and_then(|request| Ok((request, args.tls.read(&args.addr)?)));
+    let prepared = args.request.read_request().and_then(|request| Ok((request, args.tls.load_client_tls(&args.addr)?)));
     let (mut request, tls) = match prepared {
         Ok(prepared) => prepared,
         Err(problem) => {
@@ -88,23 +90,23 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
         hits => request.hits_addend = hits,
     }
     let mut report = CallSummary::new(&request, args.count);
-    let sent = block_on(runtime::Builder::new_current_thread(), send_all(args, tls, &request, &mut report));
+    let sent = block_on(runtime::Builder::new_current_thread(), send_requests(args, tls, &request, &mut report));
     if shows_progress(args) {
         print_note("\r\u{1b}[K");
     }
     let page = if args.json { String::new() } else { report.format() };
     let outcome = match sent {
-        Ok(written) => finish(written, CommandOutcome::Success),
+        Ok(written) => check_written(written, CommandOutcome::Success),
         Err(problem) => {
             print_error(problem);
             CommandOutcome::Failure
         }
     };
-    finish(print(page), outcome)
+    check_written(print_to_stdout(page), outcome)
 }
 
 /// Sends all requests. The inner result is that of writing to standard output, which ends the sending too.
-async fn send_all(
+async fn send_requests(
     args: &Args,
     tls: Option<ClientTls>,
     request: &RateLimitRequest,
@@ -116,11 +118,11 @@ async fn send_all(
         let response = client.call(request).await?;
         if args.json {
             let line = response_to_json(&response.response).map_err(|error| error.to_string())?;
-            if let Err(error) = print(line + "\n") {
+            if let Err(error) = print_to_stdout(line + "\n") {
                 return Ok(Err(error));
             }
         } else {
-            report.add(response);
+            report.add_response(response);
         }
         if shows_progress(args) && last_progress.elapsed() > PROGRESS_INTERVAL {
             last_progress = Instant::now();
@@ -140,7 +142,7 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
 }
 
 /// Maximum number of responses in the table, without the last one.
-const MAX_SHOWN: u32 = 20;
+const MAX_SHOWN_RESPONSES: u32 = 20;
 
 /// Responses so far.
 struct CallSummary {
@@ -165,7 +167,11 @@ impl CallSummary {
     /// Starts a report on `count` responses.
     fn new(request: &RateLimitRequest, count: u32) -> Self {
         Self {
-            descriptors: request.descriptors.iter().map(|descriptor| shorten(&format_descriptor(descriptor))).collect(),
+            descriptors: request
+                .descriptors
+                .iter()
+                .map(|descriptor| escape_and_shorten(&format_descriptor(descriptor)))
+                .collect(),
             count,
             rows: Vec::new(),
             shown: 0,
@@ -178,7 +184,7 @@ impl CallSummary {
     }
 
     /// Adds the next response.
-    fn add(&mut self, response: TimedResponse) {
+    fn add_response(&mut self, response: TimedResponse) {
         let TimedResponse { response, latency } = response;
         self.latencies_us.push(u32::try_from(to_micros(latency)).unwrap_or(u32::MAX));
         match self.sums.iter_mut().find(|(code, _)| *code == response.overall_code) {
@@ -186,9 +192,9 @@ impl CallSummary {
             None => self.sums.push((response.overall_code, 1)),
         }
         let codes: Vec<i32> = response.statuses.iter().map(|status| status.code).collect();
-        let is_new = self.count <= MAX_SHOWN || codes != self.codes || self.latencies_us.len() == 1;
+        let is_new = self.count <= MAX_SHOWN_RESPONSES || codes != self.codes || self.latencies_us.len() == 1;
         self.codes = codes;
-        if is_new && self.shown < MAX_SHOWN {
+        if is_new && self.shown < MAX_SHOWN_RESPONSES {
             self.add_rows(&response);
         }
         self.last = Some(response);
@@ -197,7 +203,7 @@ impl CallSummary {
     /// Formats the report; empty without a response.
     fn format(mut self) -> String {
         let Some(last) = self.last.take() else { return String::new() };
-        if self.last_shown < self.number() {
+        if self.last_shown < self.last_number() {
             self.add_rows(&last);
         }
         let headings = ["#", "DESCRIPTOR", "CODE", "LIMIT", "REMAINING", "RESET"];
@@ -210,7 +216,7 @@ impl CallSummary {
                 NumberAlignment::Left,
             ),
         };
-        page += &format_extras(&last);
+        page += &format_headers_and_body(&last);
         let sums: Vec<String> = self.sums.iter().map(|(code, sum)| format!("{sum} {}", format_code(*code))).collect();
         self.latencies_us.sort_unstable();
         let time =
@@ -223,13 +229,13 @@ impl CallSummary {
     }
 
     /// Returns the number of the last response, from 1.
-    fn number(&self) -> u32 {
+    fn last_number(&self) -> u32 {
         // `count` bounds it.
         u32::try_from(self.latencies_us.len()).unwrap_or(u32::MAX)
     }
 
     fn add_rows(&mut self, response: &RateLimitResponse) {
-        let number = self.number();
+        let number = self.last_number();
         if number > self.last_shown + 1 {
             let gap = ["...", "", "", "", "", ""];
             self.rows.push(gap.map(str::to_owned).into());
@@ -262,7 +268,7 @@ fn format_status(status: &DescriptorStatus) -> Vec<String> {
 fn format_limit(limit: &RateLimit) -> String {
     let unit = Unit::try_from(limit.unit).map_or("?", |unit| unit.as_str_name()).to_ascii_lowercase();
     let period = period_in_words(&unit, limit.unit_multiplier.unwrap_or(1));
-    let name = if limit.name.is_empty() { String::new() } else { format!(" ({})", shorten(&limit.name)) };
+    let name = if limit.name.is_empty() { String::new() } else { format!(" ({})", escape_and_shorten(&limit.name)) };
     format!("{} per {period}{name}", limit.requests_per_unit)
 }
 
@@ -271,17 +277,17 @@ fn format_code(code: i32) -> String {
 }
 
 /// Formats the headers and the body in a response, one per line.
-fn format_extras(response: &RateLimitResponse) -> String {
+fn format_headers_and_body(response: &RateLimitResponse) -> String {
     let line = |what: &str, header: &HeaderValue| {
         let raw = String::from_utf8_lossy(&header.raw_value);
         let value = if header.value.is_empty() { raw.as_ref() } else { &header.value };
-        format!("{what} {}: {}\n", escape_unprintable(&header.key), shorten(value))
+        format!("{what} {}: {}\n", escape_unprintable(&header.key), escape_and_shorten(value))
     };
     let mut lines = String::new();
     lines.extend(response.response_headers_to_add.iter().map(|header| line("header", header)));
     lines.extend(response.request_headers_to_add.iter().map(|header| line("request header", header)));
     if !response.raw_body.is_empty() {
-        lines += &format!("body {}\n", shorten(&String::from_utf8_lossy(&response.raw_body)));
+        lines += &format!("body {}\n", escape_and_shorten(&String::from_utf8_lossy(&response.raw_body)));
     }
     lines
 }

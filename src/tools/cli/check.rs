@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::print::{CommandOutcome, finish, format_count, print};
+use super::print::{CommandOutcome, check_written, format_count, print_to_stdout};
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::base::table::{NumberAlignment, format_table};
@@ -100,9 +100,10 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let environment = args.env.then(report_variables);
     let rules = (!args.paths.is_empty() || args.defaults.is_some()).then(|| {
         let mut found = Diagnostics::default();
-        let options = rule_files::build_options(&read_settings_or_defaults(), args.defaults.as_deref(), &mut found);
+        let options =
+            rule_files::build_compile_options(&read_settings_or_defaults(), args.defaults.as_deref(), &mut found);
         let merge_domains = options.merge_domains || args.merge_domains;
-        CheckedRules::read(&args.paths, &CompileOptions { merge_domains, ..options }, found)
+        CheckedRules::read_and_compile(&args.paths, &CompileOptions { merge_domains, ..options }, found)
     });
     let ok = rules.as_ref().is_none_or(|rules| !rules.diagnostics.has_errors())
         && environment.as_ref().is_none_or(|variables| variables.iter().all(VariableReport::is_usable));
@@ -110,7 +111,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
         OutputFormat::Text => format_text(rules.as_ref(), environment.as_deref()),
         OutputFormat::Json => format_json(ok, rules.as_ref(), environment.as_deref()),
     };
-    finish(print(page), if ok { CommandOutcome::Success } else { CommandOutcome::Failure })
+    check_written(print_to_stdout(page), if ok { CommandOutcome::Success } else { CommandOutcome::Failure })
 }
 
 fn format_text(rules: Option<&CheckedRules>, variables: Option<&[VariableReport]>) -> String {
@@ -169,16 +170,16 @@ fn report_variables() -> Vec<VariableReport> {
     let mut variables: Vec<_> = report::report(std::env::vars_os()).into_iter().map(VariableReport::from).collect();
     // Without valid settings nothing else can be validated; the start fails by them.
     if let Ok((settings, _)) = Settings::from_env(std::env::vars_os()) {
-        if has_regexes(&settings) {
+        if mapper_has_regexes(&settings) {
             find_or_add_row(&mut variables, PROMETHEUS_MAPPER_YAML.name())
-                .set("differs", "its regular expressions match whole names".to_owned());
+                .set_disposition("differs", "its regular expressions match whole names".to_owned());
         }
         for unusable in startup::find_unusable_files(&settings) {
-            find_or_add_row(&mut variables, unusable.setting).set("unusable", unusable.what);
+            find_or_add_row(&mut variables, unusable.setting).set_disposition("unusable", unusable.what);
         }
         for problem in startup::find_problems(&settings) {
             let row = find_or_add_row(&mut variables, problem.setting());
-            row.set("invalid", problem.what());
+            row.set_disposition("invalid", problem.what());
             row.prevents_start = true;
         }
     }
@@ -186,7 +187,7 @@ fn report_variables() -> Vec<VariableReport> {
 }
 
 /// Returns `true` if the mapping file of metrics is valid and has regular expressions.
-fn has_regexes(settings: &Settings) -> bool {
+fn mapper_has_regexes(settings: &Settings) -> bool {
     let path = settings.metrics.prometheus.as_ref().and_then(|prometheus| prometheus.mapper.as_deref());
     path.is_some_and(|path| Mapper::read(path).is_ok_and(|mapper| mapper.has_regexes()))
 }
@@ -203,7 +204,7 @@ fn find_or_add_row<'v>(variables: &'v mut Vec<VariableReport>, name: &str) -> &'
 }
 
 impl VariableReport {
-    fn set(&mut self, disposition: &'static str, why: String) {
+    fn set_disposition(&mut self, disposition: &'static str, why: String) {
         (self.disposition, self.why, self.fix) = (disposition, Some(why), None);
     }
 

@@ -64,7 +64,7 @@ impl RateLimitClient {
             // A TLS error means that a server is there.
             let is_tls_error = ["certificate", "corrupt message", "fatal alert"].iter().any(|word| why.contains(word));
             let hint = match &tls {
-                Some(tls) if is_tls_error => tls.suggest_fix(&why),
+                Some(tls) if is_tls_error => tls.suggest_tls_fix(&why),
                 _ => "is the service running there?",
             };
             format!("{target} cannot be reached: {why}; {hint}")
@@ -103,7 +103,7 @@ impl RateLimitClient {
 /// Suggests what to check after a connection failed; completes the error text.
 pub(super) fn suggest_connection_fix(target: &Target, tls: Option<&ClientTls>, why: &str) -> String {
     match (target, tls) {
-        (_, Some(tls)) => format!("; {}", tls.suggest_fix(why)),
+        (_, Some(tls)) => format!("; {}", tls.suggest_tls_fix(why)),
         (Target::Tcp(_), None) => "; the server may require TLS; see --tls".to_owned(),
         (Target::Unix(_), None) => String::new(),
     }
@@ -150,13 +150,13 @@ pub(super) struct TlsArgs {
 
 impl TlsArgs {
     /// Reads the files for TLS with `target`; `None` without --tls. The error names the flag.
-    pub(super) fn read(&self, target: &Target) -> Result<Option<ClientTls>, String> {
+    pub(super) fn load_client_tls(&self, target: &Target) -> Result<Option<ClientTls>, String> {
         let file = |setting, path: &Option<PathBuf>| path.clone().map(|path| PemFile { setting, path });
         let certificate = file("--cert", &self.cert);
         let identity = certificate.zip(file("--key", &self.key));
         let identity = identity.map(|(certificate, key)| ClientCertificate { certificate, key });
         let files = TlsFiles { switch: "--tls", ca: file("--ca", &self.ca), identity };
-        self.tls.then(|| ClientTls::read(&files, target, self.server_name.as_deref())).transpose()
+        self.tls.then(|| ClientTls::load(&files, target, self.server_name.as_deref())).transpose()
     }
 }
 
@@ -185,7 +185,7 @@ pub(super) struct ClientTls {
 
 impl ClientTls {
     /// Reads the files; `name` takes precedence over the target's host.
-    pub(super) fn read(files: &TlsFiles, target: &Target, name: Option<&str>) -> Result<Self, String> {
+    pub(super) fn load(files: &TlsFiles, target: &Target, name: Option<&str>) -> Result<Self, String> {
         let host = match target {
             Target::Tcp(address) => address.rsplit_once(':').map_or(address.as_str(), |(host, _)| host),
             Target::Unix(_) => {
@@ -218,7 +218,7 @@ impl ClientTls {
     }
 
     /// Suggests what to check after a server ended the connection for this reason.
-    pub(super) fn suggest_fix(&self, why: &str) -> &'static str {
+    pub(super) fn suggest_tls_fix(&self, why: &str) -> &'static str {
         if why.contains("peer certificate") {
             "see --ca and --server-name"
         } else if why.contains("corrupt message") {

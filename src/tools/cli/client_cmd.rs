@@ -10,9 +10,9 @@ use std::time::Duration;
 use tokio::runtime;
 
 use super::client::{ClientTls, RateLimitClient, TlsFiles, block_on};
-use super::flags::{format_descriptor, parse_descriptor};
 use super::go_flags::{self, Flag, GivenFlags};
-use super::print::{CommandOutcome, finish, print, print_error};
+use super::print::{CommandOutcome, check_written, print_error, print_to_stdout};
+use super::request_flags::{format_descriptor, parse_descriptor};
 use crate::base::pb::{RateLimitDescriptor, RateLimitRequest};
 use crate::base::printable_text::escape_unprintable;
 use crate::serve::http::json::response_to_json;
@@ -35,39 +35,39 @@ const FLAGS: [Flag; 8] = [
 ];
 
 /// Time limit of the call; the original has none.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Sends one request and prints the response.
 pub(super) fn run(arguments: &[OsString]) -> CommandOutcome {
-    let given = match go_flags::read(&FLAGS, arguments) {
+    let given = match go_flags::parse_flags(&FLAGS, arguments) {
         Ok(given) => given,
         Err(outcome) => return outcome,
     };
-    let address = given.last("dial_string").unwrap_or("localhost:8081");
+    let address = given.last_value("dial_string").unwrap_or("localhost:8081");
     let target: Target = match address.parse() {
         Ok(target) => target,
         Err(fix) => return print_usage_error(&format!("-dial_string {address}: {fix}")),
     };
-    let tls = match read_tls(&given, &target) {
+    let tls = match load_client_tls(&given, &target) {
         Ok(tls) => tls,
         Err(problem) => return print_usage_error(&problem),
     };
     let descriptors: Result<Vec<RateLimitDescriptor>, String> = given
-        .all("descriptors")
+        .all_values("descriptors")
         .map(|text| parse_descriptor(text).map_err(|error| format!("-descriptors {text}: {error}")))
         .collect();
     let descriptors = match descriptors {
         Ok(descriptors) => descriptors,
         Err(problem) => return print_usage_error(&problem),
     };
-    let domain = given.last("domain").unwrap_or_default().to_owned();
-    call(&target, tls, &RateLimitRequest { domain, descriptors, hits_addend: 1 })
+    let domain = given.last_value("domain").unwrap_or_default().to_owned();
+    send_and_print(&target, tls, &RateLimitRequest { domain, descriptors, hits_addend: 1 })
 }
 
 /// Reads the TLS files; `None` without `-grpc-use-tls`.
-fn read_tls(given: &GivenFlags, target: &Target) -> Result<Option<ClientTls>, String> {
+fn load_client_tls(given: &GivenFlags, target: &Target) -> Result<Option<ClientTls>, String> {
     let file = |setting: &'static str| {
-        let path = given.last(&setting[1..]).filter(|path| !path.is_empty()).map(PathBuf::from)?;
+        let path = given.last_value(&setting[1..]).filter(|path| !path.is_empty()).map(PathBuf::from)?;
         Some(PemFile { setting, path })
     };
     let (ca, certificate, key) = (file("-grpc-server-ca-file"), file("-grpc-cert-file"), file("-grpc-key-file"));
@@ -85,7 +85,7 @@ fn read_tls(given: &GivenFlags, target: &Target) -> Result<Option<ClientTls>, St
         ca,
         identity: certificate.zip(key).map(|(certificate, key)| ClientCertificate { certificate, key }),
     };
-    ClientTls::read(&files, target, None).map(Some)
+    ClientTls::load(&files, target, None).map(Some)
 }
 
 fn print_usage_error(what: &str) -> CommandOutcome {
@@ -93,7 +93,7 @@ fn print_usage_error(what: &str) -> CommandOutcome {
     CommandOutcome::UsageError
 }
 
-fn call(target: &Target, tls: Option<ClientTls>, request: &RateLimitRequest) -> CommandOutcome {
+fn send_and_print(target: &Target, tls: Option<ClientTls>, request: &RateLimitRequest) -> CommandOutcome {
     let shown: Vec<String> = request
         .descriptors
         .iter()
@@ -105,7 +105,7 @@ fn call(target: &Target, tls: Option<ClientTls>, request: &RateLimitRequest) -> 
         shown.join(" ")
     );
     let response = block_on(runtime::Builder::new_current_thread(), async {
-        let response = RateLimitClient::connect(target, TIMEOUT, tls).await?.call(request).await?;
+        let response = RateLimitClient::connect(target, CALL_TIMEOUT, tls).await?.call(request).await?;
         response_to_json(&response.response).map_err(|error| error.to_string())
     });
     let outcome = match response {
@@ -118,5 +118,5 @@ fn call(target: &Target, tls: Option<ClientTls>, request: &RateLimitRequest) -> 
             CommandOutcome::Failure
         }
     };
-    finish(print(page), outcome)
+    check_written(print_to_stdout(page), outcome)
 }

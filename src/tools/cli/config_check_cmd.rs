@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use super::go_flags::{self, Flag};
-use super::print::{CommandOutcome, finish, print, print_error};
+use super::print::{CommandOutcome, check_written, print_error, print_to_stdout};
 use super::rule_files::{self, CheckedRules};
 use crate::base::printable_text::escape_unprintable;
 use crate::rules::compile::RuleText;
@@ -30,25 +30,25 @@ const FLAGS: [Flag; 2] = [
 
 /// Checks the files of a directory.
 pub(super) fn run(arguments: &[OsString]) -> CommandOutcome {
-    let given = match go_flags::read(&FLAGS, arguments) {
+    let given = match go_flags::parse_flags(&FLAGS, arguments) {
         Ok(given) => given,
         Err(outcome) => return outcome,
     };
-    let directory = given.last("config_dir").unwrap_or_default();
+    let directory = given.last_value("config_dir").unwrap_or_default();
     let mut page =
         format!("checking rate limit configs...\nloading config directory: {}\n", escape_unprintable(directory));
-    let outcome = match check(Path::new(directory), given.is_on("merge_domain_configs"), &mut page) {
+    let outcome = match check_directory(Path::new(directory), given.is_on("merge_domain_configs"), &mut page) {
         Ok(()) => CommandOutcome::Success,
         Err(problem) => {
             page += &problem;
             CommandOutcome::Failure
         }
     };
-    finish(print(page), outcome)
+    check_written(print_to_stdout(page), outcome)
 }
 
 /// Writes a line to `page` for each step; the error is the last lines.
-fn check(directory: &Path, merge_domains: bool, page: &mut String) -> Result<(), String> {
+fn check_directory(directory: &Path, merge_domains: bool, page: &mut String) -> Result<(), String> {
     let options = CompileOptions { merge_domains, ..CompileOptions::from(&rule_files::read_settings_or_defaults()) };
     let failed = |error: io::Error| {
         format!("error opening directory {}: {error}\n", escape_unprintable(&directory.to_string_lossy()))
@@ -56,7 +56,7 @@ fn check(directory: &Path, merge_domains: bool, page: &mut String) -> Result<(),
     let (mut sources, mut bytes): (Vec<RuleText>, u64) = (Vec::new(), 0);
     for path in list_entries(directory).map_err(failed)? {
         *page += &format!("opening config file: {}\n", escape_unprintable(&path.to_string_lossy()));
-        let source = read_source(&path)?;
+        let source = read_rule_file(&path)?;
         bytes += source.bytes.len() as u64;
         if sources.len() == MAX_FILES || bytes > MAX_TOTAL_BYTES {
             return Err(format!("error opening config file: more than {MAX_FILES} files or {MAX_TOTAL_BYTES} bytes\n"));
@@ -92,7 +92,7 @@ fn list_entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// Reads a rule file with any name; a directory is an error.
-fn read_source(path: &Path) -> Result<RuleText, String> {
+fn read_rule_file(path: &Path) -> Result<RuleText, String> {
     let failed = |what: &dyn std::fmt::Display| {
         format!("error opening config file: {}\n", escape_unprintable(&what.to_string()))
     };

@@ -11,14 +11,14 @@ use std::{io, process};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
-use self::acknowledge::{Acknowledgements, Outstanding};
+use self::acknowledge::{Acknowledger, OutstandingRecords};
 use self::args::{AckSource, Args};
 use self::delivery::Delivery;
 use self::messages::{EventsError, MessagePrinter};
 use super::print::{CommandOutcome, print_error};
 use super::traffic::read_stream_settings;
 use crate::base::printable_text::escape_unprintable;
-use crate::decide::log::stream::group::{ConsumerName, GroupConsumer};
+use crate::decide::log::stream::consumer_group::{ConsumerName, GroupConsumer};
 use crate::settings::decision_log::StreamSettings;
 
 /// Prints records until there are no more, or until a signal.
@@ -37,7 +37,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
             return CommandOutcome::Failure;
         }
     };
-    let outcome = runtime.block_on(consume(args, &settings));
+    let outcome = runtime.block_on(consume_stream(args, &settings));
     // A write to a pipe that is not read would block the end.
     runtime.shutdown_background();
     match outcome {
@@ -50,21 +50,26 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     }
 }
 
-async fn consume(args: &Args, settings: &StreamSettings) -> Result<(), EventsError> {
+async fn consume_stream(args: &Args, settings: &StreamSettings) -> Result<(), EventsError> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     let consumer = args.consumer.clone().unwrap_or_else(|| format!("{}-{}", host(), process::id()));
     let reader = GroupConsumer::start(settings, ConsumerName { group: args.group.clone(), consumer: consumer.clone() });
     let messages = Arc::new(MessagePrinter::new(args));
-    let outstanding = Arc::new(Outstanding::default());
+    let outstanding = Arc::new(OutstandingRecords::default());
     let mut acknowledgements = (args.ack == AckSource::Stdin).then(|| {
-        Acknowledgements::start(reader.another(), Arc::clone(&outstanding), Arc::clone(&messages), args.claim_after / 3)
+        Acknowledger::start(
+            reader.open_another_connection(),
+            Arc::clone(&outstanding),
+            Arc::clone(&messages),
+            args.claim_after / 3,
+        )
     });
     let mut delivery = Delivery::new(args, reader, consumer, outstanding, Arc::clone(&messages));
     let outcome = {
         let acknowledge = async {
             match &mut acknowledgements {
-                Some(acknowledgements) => acknowledgements.run().await,
+                Some(acknowledgements) => acknowledgements.acknowledge_until_end_of_input().await,
                 None => std::future::pending().await,
             }
         };
@@ -73,10 +78,10 @@ async fn consume(args: &Args, settings: &StreamSettings) -> Result<(), EventsErr
             _ = interrupt.recv() => Ok(()),
             _ = terminate.recv() => Ok(()),
             outcome = acknowledge => outcome,
-            outcome = delivery.run() => outcome,
+            outcome = delivery.print_until_end() => outcome,
         }
     };
-    delivery.finish().await;
+    delivery.acknowledge_at_end().await;
     messages.print_totals();
     outcome
 }

@@ -7,8 +7,8 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use super::client::fetch_page;
-use super::flags::RequestArgs;
-use super::print::{CommandOutcome, finish, format_micros, print, print_error, shorten};
+use super::print::{CommandOutcome, check_written, escape_and_shorten, format_micros, print_error, print_to_stdout};
+use super::request_flags::RequestArgs;
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
 use crate::base::pb::RateLimitRequest;
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
@@ -75,15 +75,15 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     } else {
         format_explanation(&explanation, args.config.is_empty())
     };
-    finish(print(page), CommandOutcome::Success)
+    check_written(print_to_stdout(page), CommandOutcome::Success)
 }
 
 /// Explains with rule files, without counters.
 fn explain_with_files(paths: &[PathBuf], request: &RateLimitRequest) -> Result<Explanation, String> {
     let settings = read_settings_or_defaults();
     let mut found = Diagnostics::default();
-    let options = rule_files::build_options(&settings, None, &mut found);
-    let rules = CheckedRules::read(paths, &options, found);
+    let options = rule_files::build_compile_options(&settings, None, &mut found);
+    let rules = CheckedRules::read_and_compile(paths, &options, found);
     let Some(set) = &rules.set else {
         return Err(format!("the rules have errors\n{}", rules.format_problems().trim_end()));
     };
@@ -102,16 +102,16 @@ fn explain_with_server(target: &Target, request: &RateLimitRequest) -> Result<Ex
 
 /// Formats an explanation; `has_counters` is true for that of a server.
 fn format_explanation(explanation: &Explanation, has_counters: bool) -> String {
-    let mut page = format!("domain {}\n", shorten(&explanation.domain));
+    let mut page = format!("domain {}\n", escape_and_shorten(&explanation.domain));
     if let Some(version) = &explanation.source_version {
-        let _ = writeln!(page, "version {} of the rules", shorten(version));
+        let _ = writeln!(page, "version {} of the rules", escape_and_shorten(version));
     }
     if let Some(region) = &explanation.region {
         let state = if region.cut_off { ", cut off from the global Redis" } else { "" };
-        let _ = writeln!(page, "region {}{state}", shorten(&region.name));
+        let _ = writeln!(page, "region {}{state}", escape_and_shorten(&region.name));
     }
     for (index, descriptor) in explanation.descriptors.iter().enumerate() {
-        let _ = writeln!(page, "\ndescriptor {}: {}", index + 1, shorten(&descriptor.descriptor));
+        let _ = writeln!(page, "\ndescriptor {}: {}", index + 1, escape_and_shorten(&descriptor.descriptor));
         push_descriptor(&mut page, descriptor, has_counters);
     }
     if !has_counters {
@@ -131,7 +131,7 @@ fn push_descriptor(page: &mut String, descriptor: &ExplainedDescriptor, has_coun
 }
 
 fn push_step(page: &mut String, step: &ExplainedStep) {
-    let entry = shorten(&step.entry);
+    let entry = escape_and_shorten(&step.entry);
     let _ = match &step.matched {
         Some([how, node, origin]) => {
             let how = match MatchKind::from_name(how) {
@@ -139,13 +139,18 @@ fn push_step(page: &mut String, step: &ExplainedStep) {
                 Some(MatchKind::Wildcard) => "by its wildcard",
                 Some(MatchKind::Any) | None => "by its key alone",
             };
-            writeln!(page, "  {entry} matches {} {how}, at {}", shorten(node), escape_unprintable(origin))
+            writeln!(page, "  {entry} matches {} {how}, at {}", escape_and_shorten(node), escape_unprintable(origin))
         }
         None => writeln!(page, "  {entry} matches nothing"),
     };
     for [node, origin, why] in &step.near_misses {
-        let _ =
-            writeln!(page, "    not {} at {}: {}", shorten(node), escape_unprintable(origin), escape_unprintable(why));
+        let _ = writeln!(
+            page,
+            "    not {} at {}: {}",
+            escape_and_shorten(node),
+            escape_unprintable(origin),
+            escape_unprintable(why)
+        );
     }
     if step.more_near_misses > 0 {
         let _ = writeln!(page, "    and {} more near misses", step.more_near_misses);
@@ -153,7 +158,7 @@ fn push_step(page: &mut String, step: &ExplainedStep) {
 }
 
 fn push_limit(page: &mut String, limit: &ExplainedLimit, has_counters: bool) {
-    let name = if limit.name.is_empty() { String::new() } else { format!(" ({})", shorten(&limit.name)) };
+    let name = if limit.name.is_empty() { String::new() } else { format!(" ({})", escape_and_shorten(&limit.name)) };
     let _ = writeln!(page, "     limit {}{name}", escape_unprintable(&limit.limit));
     let _ = writeln!(page, "       {}", escape_unprintable(&limit.guarantee));
     for (is_so, what) in [

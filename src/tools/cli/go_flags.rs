@@ -5,7 +5,7 @@
 
 use std::ffi::OsString;
 
-use super::print::{CommandOutcome, finish, print, print_error};
+use super::print::{CommandOutcome, check_written, print_error, print_to_stdout};
 use crate::base::go_syntax::parse_bool;
 use crate::base::printable_text::escape_unprintable;
 
@@ -25,25 +25,25 @@ pub(super) struct GivenFlags(Vec<(&'static str, String)>);
 
 impl GivenFlags {
     /// Returns the last value of a flag.
-    pub(super) fn last(&self, name: &str) -> Option<&str> {
-        self.all(name).last()
+    pub(super) fn last_value(&self, name: &str) -> Option<&str> {
+        self.all_values(name).last()
     }
 
     /// Iterates over all values of a flag.
-    pub(super) fn all(&self, name: &str) -> impl Iterator<Item = &str> {
+    pub(super) fn all_values(&self, name: &str) -> impl Iterator<Item = &str> {
         self.0.iter().filter(move |(given, _)| *given == name).map(|(_, value)| value.as_str())
     }
 
     /// Returns `true` if a switch is on.
     pub(super) fn is_on(&self, name: &str) -> bool {
-        self.last(name).and_then(parse_bool).unwrap_or_default()
+        self.last_value(name).and_then(parse_bool).unwrap_or_default()
     }
 }
 
 /// Parses `arguments`, which begin with the program's name.
 ///
 /// `Err` is the outcome of a program that must end at once, after `-help` or a usage error, both already printed.
-pub(super) fn read(flags: &[Flag], arguments: &[OsString]) -> Result<GivenFlags, CommandOutcome> {
+pub(super) fn parse_flags(flags: &[Flag], arguments: &[OsString]) -> Result<GivenFlags, CommandOutcome> {
     let mut given = GivenFlags::default();
     let mut rest = arguments.iter().skip(1).map(|argument| argument.to_string_lossy());
     while let Some(argument) = rest.next() {
@@ -57,7 +57,7 @@ pub(super) fn read(flags: &[Flag], arguments: &[OsString]) -> Result<GivenFlags,
         let (name, value) = body.split_once('=').map_or((body, None), |(name, value)| (name, Some(value)));
         let Some(flag) = flags.iter().find(|flag| flag.name == name) else {
             if matches!(name, "h" | "help") {
-                return Err(finish(print(format_usage(flags)), CommandOutcome::Success));
+                return Err(check_written(print_to_stdout(format_usage(flags)), CommandOutcome::Success));
             }
             return Err(print_usage_error(flags, &format!("flag provided but not defined: -{name}")));
         };

@@ -9,10 +9,10 @@ use std::io::{self, ErrorKind, Write as _};
 use std::process::ExitCode;
 
 use crate::base::printable_text::truncate_printable;
-use crate::tools::simulate::results::share;
+use crate::tools::simulate::results::compute_share;
 
 /// Writes text to standard output.
-pub(super) fn print(text: impl Display) -> io::Result<()> {
+pub(super) fn print_to_stdout(text: impl Display) -> io::Result<()> {
     let mut out = io::stdout().lock();
     write!(out, "{text}")?;
     out.flush()
@@ -29,7 +29,7 @@ pub(super) fn print_note(what: impl Display) {
 }
 
 /// Returns `outcome`, or a failure if the output could not be written for another reason than a closed pipe.
-pub(super) fn finish(written: io::Result<()>, outcome: CommandOutcome) -> CommandOutcome {
+pub(super) fn check_written(written: io::Result<()>, outcome: CommandOutcome) -> CommandOutcome {
     match written {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             print_error(format_args!("standard output: {error}"));
@@ -40,7 +40,7 @@ pub(super) fn finish(written: io::Result<()>, outcome: CommandOutcome) -> Comman
 }
 
 /// Escapes untrusted text and cuts it at 60 characters.
-pub(super) fn shorten(text: &str) -> String {
+pub(super) fn escape_and_shorten(text: &str) -> String {
     truncate_printable(text, 60)
 }
 
@@ -73,8 +73,8 @@ pub(super) fn format_seconds(seconds: f64) -> String {
 }
 
 /// Formats a number and its share of a whole: `5 (2.50 %)`.
-pub(super) fn format_part(part: u64, whole: u64) -> String {
-    format!("{part} ({:.2} %)", share(part, whole) * 100.0)
+pub(super) fn format_with_share(part: u64, whole: u64) -> String {
+    format!("{part} ({:.2} %)", compute_share(part, whole) * 100.0)
 }
 
 /// Formats a number with its noun: `1 file`, `2 files`.

@@ -9,26 +9,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::print::{
-    CommandOutcome, finish, format_count, format_micros, format_part, format_seconds, print, print_error,
+    CommandOutcome, check_written, format_count, format_micros, format_seconds, format_with_share, print_error,
+    print_to_stdout,
 };
 use super::rule_files::read_settings_or_defaults;
 use super::traffic::{
-    Failure, build_progress_bar, compile_rules, list_limit_paths, open_traffic, parse_memory, read_map,
-    refuse_hashed_values, suggest_nearest,
+    CommandFailure, build_progress_bar, compile_rules, list_limit_paths, open_traffic, parse_memory_size,
+    read_field_map, refuse_rules_on_hashed_values, suggest_similar_paths,
 };
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::base::table::{NumberAlignment, format_table};
 use crate::rules::rule::set::RuleSet;
 use crate::settings::value::number::ByteSize;
 use crate::tools::html_report::render_recommendation;
-use crate::tools::recommend::demand::{CollectedDemand, CollectorOptions, DemandCollector, DemandSubject};
-use crate::tools::recommend::figures::{RecommendationParts, TrafficBasis};
-use crate::tools::recommend::recommendation::{Recommendation, RejectedKeysGoal, SearchProgress, recommend};
+use crate::tools::recommend::demand::{AskedLimit, CollectedDemand, CollectorOptions, DemandCollector};
+use crate::tools::recommend::recommendation::{Recommendation, RejectedKeysGoal, SearchProgress, recommend_limits};
 use crate::tools::recommend::results::{
     AlreadyRejected, BasisResults, CurvePoint, RecommendationResults, SmallestLimit, UseResults,
 };
+use crate::tools::recommend::results_builder::{RecommendationParts, TrafficBasis};
 use crate::tools::recommend::verifier::Verifier;
-use crate::tools::replay::merge::MAX_FILES;
+use crate::tools::replay::merge::MAX_TRAFFIC_FILES;
 use crate::tools::replay::replayer::{ReplayOptions, ReplayRules};
 use crate::tools::replay::source::{SourceOptions, SourceSummary, TrafficEvent};
 use crate::tools::simulate::warnings;
@@ -43,7 +44,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     traffic: Vec<PathBuf>,
     /// Keys that may be rejected: a share with %, or a number
-    #[arg(long, value_name = "SHARE", default_value = "0.1%", value_parser = parse_goal)]
+    #[arg(long, value_name = "SHARE", default_value = "0.1%", value_parser = parse_rejected_keys_goal)]
     rejected_keys: RejectedKeysGoal,
     /// Rules with the limit, in place of the recorded ones
     #[arg(long, value_name = "FILE", num_args = 1..)]
@@ -58,7 +59,7 @@ pub(super) struct Args {
     #[arg(long)]
     json: bool,
     /// Memory of the recorded charges, and of the counters of each replay
-    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_memory)]
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_memory_size)]
     memory: ByteSize,
     /// Number of keys that are read; further ones are left out
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..))]
@@ -86,7 +87,7 @@ Examples:
 Exit codes: 0 limits found, 1 there is no such limit, or the rules or the traffic have errors, 2 invalid usage.";
 
 /// Parses a share with `%`, or a number of keys.
-fn parse_goal(text: &str) -> Result<RejectedKeysGoal, String> {
+fn parse_rejected_keys_goal(text: &str) -> Result<RejectedKeysGoal, String> {
     let invalid = || "write a share, such as 0.1%, or a number of keys".to_owned();
     let Some(percent) = text.strip_suffix('%') else {
         return text.parse().map(RejectedKeysGoal::Keys).map_err(|_| invalid());
@@ -104,7 +105,7 @@ fn parse_goal(text: &str) -> Result<RejectedKeysGoal, String> {
 pub(super) fn run(args: &Args) -> CommandOutcome {
     match recommend_from_traffic(args) {
         Ok(outcome) => outcome,
-        Err(Failure { outcome, problem }) => {
+        Err(CommandFailure { outcome, problem }) => {
             print_error(problem);
             outcome
         }
@@ -112,7 +113,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 }
 
 /// Traffic and rules of the command.
-struct Input<'a> {
+struct RecommendInput<'a> {
     args: &'a Args,
     sources: SourceOptions,
     rules: ReplayRules,
@@ -121,31 +122,32 @@ struct Input<'a> {
     rule_sets: Vec<Arc<RuleSet>>,
 }
 
-fn recommend_from_traffic(args: &Args) -> Result<CommandOutcome, Failure> {
+fn recommend_from_traffic(args: &Args) -> Result<CommandOutcome, CommandFailure> {
     check_usage(args)?;
     let settings = read_settings_or_defaults();
-    let map = args.map.as_deref().map(read_map).transpose()?;
+    let map = args.map.as_deref().map(read_field_map).transpose()?;
     let fixed = (!args.rules.is_empty()).then(|| compile_rules("--rules", &args.rules, &settings)).transpose()?;
     let replay = ReplayOptions { memory_bytes: args.memory.0, behaviour: Arc::new(settings.decisions.clone()) };
     let rule_sets: Vec<_> = fixed.iter().cloned().collect();
     if !rule_sets.is_empty() {
-        check_path(&args.rule, &rule_sets)?;
+        check_limit_path(&args.rule, &rule_sets)?;
     }
     let rules = fixed.map_or(ReplayRules::Recorded, ReplayRules::Fixed);
-    let mut input = Input { args, sources: SourceOptions::new(map, settings.decisions), rules, replay, rule_sets };
-    let (collected, basis) = input.collect()?;
-    check_path(&args.rule, &input.rule_sets)?;
-    let Some(subject) = collected.demand.subject.clone() else {
+    let mut input =
+        RecommendInput { args, sources: SourceOptions::new(map, settings.decisions), rules, replay, rule_sets };
+    let (collected, basis) = input.collect_demand()?;
+    check_limit_path(&args.rule, &input.rule_sets)?;
+    let Some(asked) = collected.demand.asked.clone() else {
         let problem = escape_unprintable(&format!("no request of the traffic charged {}", args.rule));
-        return Err(Failure { outcome: CommandOutcome::Failure, problem });
+        return Err(CommandFailure { outcome: CommandOutcome::Failure, problem });
     };
-    let results = input.build_results(collected, &subject, &basis)?;
+    let results = input.build_results(collected, &asked, &basis)?;
     print_results(args, &results)
 }
 
-impl Input<'_> {
+impl RecommendInput<'_> {
     /// Reads the demand on the limit.
-    fn collect(&mut self) -> Result<(CollectedDemand, TrafficBasis), Failure> {
+    fn collect_demand(&mut self) -> Result<(CollectedDemand, TrafficBasis), CommandFailure> {
         let options = CollectorOptions { replay: self.replay.clone(), max_keys: self.args.max_keys as usize };
         let mut collector = DemandCollector::new(&self.args.rule, self.rules.clone(), &options);
         let mut is_cut = false;
@@ -153,13 +155,13 @@ impl Input<'_> {
         let is_fixed = matches!(self.rules, ReplayRules::Fixed(_));
         let summary = read_traffic(&self.args.traffic, &self.sources, |event| {
             match event {
-                TrafficEvent::Request(request) => is_cut = !collector.add(request)?,
+                TrafficEvent::Request(request) => is_cut = !collector.add_request(request)?,
                 TrafficEvent::Header(header) => {
-                    add_rules(rule_sets, header.rules.as_ref().filter(|_| !is_fixed));
+                    add_rule_set(rule_sets, header.rules.as_ref().filter(|_| !is_fixed));
                     if header.hashed_values {
-                        refuse_hashed_values(rule_sets.iter())?;
+                        refuse_rules_on_hashed_values(rule_sets.iter())?;
                     }
-                    collector.apply(header)?;
+                    collector.apply_header(header)?;
                 }
                 TrafficEvent::Dropped(count) => collector.log.dropped += count,
             }
@@ -167,9 +169,9 @@ impl Input<'_> {
         })?;
         if collector.requests == 0 {
             let problem = "the traffic has no requests".to_owned();
-            return Err(Failure { outcome: CommandOutcome::Failure, problem });
+            return Err(CommandFailure { outcome: CommandOutcome::Failure, problem });
         }
-        let basis = TrafficBasis::new(&collector, is_cut, warnings::collect_of_input(&collector.log, summary));
+        let basis = TrafficBasis::new(&collector, is_cut, warnings::collect_input_warnings(&collector.log, summary));
         Ok((collector.finish(), basis))
     }
 
@@ -177,22 +179,22 @@ impl Input<'_> {
     fn build_results(
         &self,
         CollectedDemand { demand, keys }: CollectedDemand,
-        subject: &DemandSubject,
+        asked: &AskedLimit,
         basis: &TrafficBasis,
-    ) -> Result<RecommendationResults, Failure> {
+    ) -> Result<RecommendationResults, CommandFailure> {
         let bar = build_search_bar();
         let progress = |SearchProgress { done, of }| {
             bar.set_length(of as u64);
             bar.set_position(done as u64);
         };
-        let recommendation = recommend(&demand, subject, self.args.rejected_keys, progress);
+        let recommendation = recommend_limits(&demand, asked, self.args.rejected_keys, progress);
         bar.finish_and_clear();
-        let entries = self.rule_sets.iter().rev().find_map(|rules| rules.entries_of(&subject.rule));
+        let entries = self.rule_sets.iter().rev().find_map(|rules| rules.entries_of(&asked.rule));
         let mut results = RecommendationResults::new(RecommendationParts {
             path: &self.args.rule,
             entries: entries.as_ref(),
             demand: &demand,
-            subject,
+            asked,
             goal: self.args.rejected_keys,
             basis,
             recommendation: &recommendation,
@@ -205,22 +207,22 @@ impl Input<'_> {
             recommendation.candidates.iter().filter_map(|candidate| candidate.limit).collect()
         };
         let rules = self.rules.clone();
-        let verifier = Verifier::new(subject, limits(&recommendation), keys, rules, self.replay.clone());
-        let verifier = self.verify(verifier, basis.requests)?;
-        results.add_verification(verifier.figures(), verifier.losses());
+        let verifier = Verifier::new(asked, limits(&recommendation), keys, rules, self.replay.clone());
+        let verifier = self.verify_limits(verifier, basis.requests)?;
+        results.add_verification(verifier.verified_figures(), verifier.counter_losses());
         Ok(results)
     }
 
     /// Replays the first `requests` requests again.
-    fn verify(&self, mut verifier: Verifier, requests: u64) -> Result<Verifier, Failure> {
+    fn verify_limits(&self, mut verifier: Verifier, requests: u64) -> Result<Verifier, CommandFailure> {
         let mut left = requests;
         read_traffic(&self.args.traffic, &self.sources, |event| {
             match event {
                 TrafficEvent::Request(request) => {
-                    verifier.add(request)?;
+                    verifier.replay_request(request)?;
                     left -= 1;
                 }
-                TrafficEvent::Header(header) => verifier.apply(header)?,
+                TrafficEvent::Header(header) => verifier.apply_header(header)?,
                 TrafficEvent::Dropped(_) => {}
             }
             Ok(left > 0)
@@ -230,7 +232,7 @@ impl Input<'_> {
 }
 
 /// Adds a rule set that is new.
-fn add_rules(rule_sets: &mut Vec<Arc<RuleSet>>, rules: Option<&Arc<RuleSet>>) {
+fn add_rule_set(rule_sets: &mut Vec<Arc<RuleSet>>, rules: Option<&Arc<RuleSet>>) {
     if let Some(rules) = rules.filter(|rules| !rule_sets.iter().any(|known| Arc::ptr_eq(known, rules))) {
         rule_sets.push(Arc::clone(rules));
     }
@@ -240,8 +242,8 @@ fn add_rules(rule_sets: &mut Vec<Arc<RuleSet>>, rules: Option<&Arc<RuleSet>>) {
 fn read_traffic(
     paths: &[PathBuf],
     sources: &SourceOptions,
-    mut each: impl FnMut(&TrafficEvent) -> Result<bool, Failure>,
-) -> Result<SourceSummary, Failure> {
+    mut each: impl FnMut(&TrafficEvent) -> Result<bool, CommandFailure>,
+) -> Result<SourceSummary, CommandFailure> {
     let bytes = Arc::new(AtomicU64::new(0));
     let mut traffic = open_traffic(paths, sources, &bytes)?;
     let bar = build_progress_bar(paths);
@@ -260,15 +262,17 @@ fn read_traffic(
     Ok(traffic.summary)
 }
 
-fn print_results(args: &Args, results: &RecommendationResults) -> Result<CommandOutcome, Failure> {
+fn print_results(args: &Args, results: &RecommendationResults) -> Result<CommandOutcome, CommandFailure> {
     if let Some(path) = &args.report {
         let written = fs::write(path, render_recommendation(results)?);
-        written
-            .map_err(|error| Failure::usage(escape_unprintable(&format!("--report {}: {error}", path.display()))))?;
+        written.map_err(|error| {
+            CommandFailure::usage_error(escape_unprintable(&format!("--report {}: {error}", path.display())))
+        })?;
     }
     let text = if args.json { to_pretty_json(results)? + "\n" } else { format_results(results) };
     let is_found = results.limits.iter().any(|limit| limit.recommended);
-    let outcome = finish(print(text), if is_found { CommandOutcome::Success } else { CommandOutcome::Failure });
+    let outcome =
+        check_written(print_to_stdout(text), if is_found { CommandOutcome::Success } else { CommandOutcome::Failure });
     if !is_found {
         print_error("no limit rejects so few keys (raise --rejected-keys)");
     }
@@ -276,20 +280,20 @@ fn print_results(args: &Args, results: &RecommendationResults) -> Result<Command
 }
 
 /// Checks the combination of flags.
-fn check_usage(args: &Args) -> Result<(), Failure> {
+fn check_usage(args: &Args) -> Result<(), CommandFailure> {
     let reads = [&args.traffic, &args.rules].into_iter().flatten();
-    let problem = if args.traffic.len() > MAX_FILES {
-        format!("--traffic has more than {MAX_FILES} files (read them in parts)")
+    let problem = if args.traffic.len() > MAX_TRAFFIC_FILES {
+        format!("--traffic has more than {MAX_TRAFFIC_FILES} files (read them in parts)")
     } else if reads.filter(|path| *path == Path::new("-")).count() > 1 {
         "standard input (-) can be read only once".to_owned()
     } else {
         return Ok(());
     };
-    Err(Failure::usage(problem))
+    Err(CommandFailure::usage_error(problem))
 }
 
 /// Checks that one of the rule sets has the limit.
-fn check_path(path: &str, rule_sets: &[Arc<RuleSet>]) -> Result<(), Failure> {
+fn check_limit_path(path: &str, rule_sets: &[Arc<RuleSet>]) -> Result<(), CommandFailure> {
     let paths = || rule_sets.iter().flat_map(|rules| list_limit_paths(rules));
     if paths().any(|known| known == path) {
         return Ok(());
@@ -300,9 +304,9 @@ fn check_path(path: &str, rule_sets: &[Arc<RuleSet>]) -> Result<(), Failure> {
     } else if rule_sets.is_empty() {
         "the traffic has no rules (give --rules)".to_owned()
     } else {
-        format!("--rule {path}: the rules have no limit of that path{}", suggest_nearest(paths(), path))
+        format!("--rule {path}: the rules have no limit of that path{}", suggest_similar_paths(paths(), path))
     };
-    Err(Failure::usage(escape_unprintable(&problem)))
+    Err(CommandFailure::usage_error(escape_unprintable(&problem)))
 }
 
 /// Builds the progress bar of the search, hidden if standard error is not a terminal.
@@ -312,7 +316,7 @@ fn build_search_bar() -> ProgressBar {
 }
 
 /// Shares of rejected keys in the text plot, in percent.
-const PLOTTED_PERCENT: [f64; 9] = [50.0, 20.0, 10.0, 5.0, 2.0, 1.0, 0.5, 0.1, 0.0];
+const CURVE_PERCENTS: [f64; 9] = [50.0, 20.0, 10.0, 5.0, 2.0, 1.0, 0.5, 0.1, 0.0];
 /// Width of a bar that stands for all keys.
 const BAR_WIDTH: f64 = 40.0;
 
@@ -330,7 +334,7 @@ fn format_results(results: &RecommendationResults) -> String {
     if let Some(already) = &basis.already_rejected {
         line("rejected", format_already_rejected(already));
     }
-    line("now", format!("rejects {} of the keys", format_part(rule.rejected_keys, basis.keys)));
+    line("now", format!("rejects {} of the keys", format_with_share(rule.rejected_keys, basis.keys)));
     let allowed = results.goal.rejected_keys;
     line("goal", format!("at most {} of {} rejected", format_count(allowed, "key"), basis.keys));
     for warning in &results.warnings {
@@ -342,7 +346,7 @@ fn format_results(results: &RecommendationResults) -> String {
     }
     page += &format_uses(&results.uses);
     page += &format_limits(results);
-    page += &format_curve(results);
+    page += &format_rejection_curve(results);
     if let Some(yaml) = &results.yaml {
         // Values are escaped by the quotes of YAML.
         let _ = write!(page, "\n{yaml}");
@@ -399,7 +403,7 @@ fn format_limits(results: &RecommendationResults) -> String {
     let row = |limit: &SmallestLimit| {
         let mark = if limit.recommended { " *" } else { "" };
         let number = |number: Option<u32>| number.map_or_else(String::new, |number| number.to_string());
-        let rejected = format_part(limit.rejected_keys, keys);
+        let rejected = format_with_share(limit.rejected_keys, keys);
         let rejected = match (&limit.verified, limit.requests_per_unit) {
             (_, None) => format!("at least {rejected}"),
             (Some(verified), _) if verified.rejected_keys == limit.rejected_keys => format!("{rejected}, verified"),
@@ -414,7 +418,7 @@ fn format_limits(results: &RecommendationResults) -> String {
             rejected,
             limit
                 .verified
-                .map_or_else(String::new, |verified| format_part(verified.rejected_requests, verified.requests)),
+                .map_or_else(String::new, |verified| format_with_share(verified.rejected_requests, verified.requests)),
         ]
     };
     let headings = ["ALGORITHM", "PERIOD", "LIMIT", "BUCKET", "REJECTED KEYS", "REJECTED REQUESTS"];
@@ -429,9 +433,9 @@ fn format_limits(results: &RecommendationResults) -> String {
 }
 
 /// Formats the smallest limit for several shares of rejected keys, with bars.
-fn format_curve(results: &RecommendationResults) -> String {
+fn format_rejection_curve(results: &RecommendationResults) -> String {
     let mut points: Vec<&CurvePoint> = Vec::new();
-    for percent in PLOTTED_PERCENT {
+    for percent in CURVE_PERCENTS {
         let Some(point) = results.curve.iter().find(|point| point.share * 100.0 <= percent) else { continue };
         if points.last() != Some(&point) {
             points.push(point);
@@ -440,7 +444,7 @@ fn format_curve(results: &RecommendationResults) -> String {
     let rows = points.into_iter().map(|point| {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to the width")]
         let width = (point.share * BAR_WIDTH).ceil() as usize;
-        vec![point.number.to_string(), format_part(point.keys, results.basis.keys), "#".repeat(width)]
+        vec![point.number.to_string(), format_with_share(point.keys, results.basis.keys), "#".repeat(width)]
     });
     format!("\n{}", format_table(&["LIMIT", "REJECTED KEYS", ""], rows, NumberAlignment::Left))
 }

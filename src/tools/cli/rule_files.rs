@@ -31,15 +31,15 @@ pub(super) struct CheckedRules {
 }
 
 /// Path that means standard input.
-const STDIN: &str = "-";
+const STDIN_PATH: &str = "-";
 
 impl CheckedRules {
     /// Reads and compiles files, directories and `-`.
     ///
     /// `diagnostics` are problems found before.
-    pub(super) fn read(paths: &[PathBuf], options: &CompileOptions, mut diagnostics: Diagnostics) -> Self {
+    pub(super) fn read_and_compile(paths: &[PathBuf], options: &CompileOptions, mut diagnostics: Diagnostics) -> Self {
         let mut sources = Vec::new();
-        let (stdin, paths): (Vec<_>, Vec<_>) = paths.iter().cloned().partition(|path| path == Path::new(STDIN));
+        let (stdin, paths): (Vec<_>, Vec<_>) = paths.iter().cloned().partition(|path| path == Path::new(STDIN_PATH));
         if !paths.is_empty() {
             let read = read(&RuleLocation::Paths(paths)).unwrap_or_else(|ReadFailure { errors, readable }| {
                 errors.iter().for_each(|error| diagnostics.push(error.diagnostic(Severity::Error)));
@@ -54,9 +54,9 @@ impl CheckedRules {
             // One more byte makes the compiler report that it is too large.
             if let Err(error) = io::stdin().lock().take(MAX_FILE_BYTES + 1).read_to_end(&mut text) {
                 let problem = PathProblem::Unreadable(error.to_string());
-                diagnostics.push(PathError { path: STDIN.into(), problem }.diagnostic(Severity::Error));
+                diagnostics.push(PathError { path: STDIN_PATH.into(), problem }.diagnostic(Severity::Error));
             }
-            sources.push(RuleText { name: STDIN.into(), bytes: text, documents: Documents::All });
+            sources.push(RuleText { name: STDIN_PATH.into(), bytes: text, documents: Documents::All });
         }
         Self::compile(sources, options, diagnostics)
     }
@@ -100,7 +100,11 @@ impl CheckedRules {
 
 /// Options by the settings, with the defaults of a file, or of `TOLLKEEPER_RULE_DEFAULTS`. Problems of the file go to
 /// `found`.
-pub(super) fn build_options(settings: &Settings, defaults: Option<&Path>, found: &mut Diagnostics) -> CompileOptions {
+pub(super) fn build_compile_options(
+    settings: &Settings,
+    defaults: Option<&Path>,
+    found: &mut Diagnostics,
+) -> CompileOptions {
     let mut options = CompileOptions::from(settings);
     if let Some(path) = defaults.or(settings.rules.defaults.as_deref()) {
         match defaults_file::load(path) {

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::print::{
-    CommandOutcome, finish, format_count, format_micros, format_part, format_seconds, print, print_error, shorten,
+    CommandOutcome, check_written, escape_and_shorten, format_count, format_micros, format_seconds, format_with_share,
+    print_error, print_to_stdout,
 };
 use super::rule_files::read_settings_or_defaults;
 use super::traffic::{
-    Failure, build_progress_bar, compile_rules, list_limit_paths, open_traffic, parse_memory, read_map,
-    refuse_hashed_values, suggest_nearest,
+    CommandFailure, build_progress_bar, compile_rules, list_limit_paths, open_traffic, parse_memory_size,
+    read_field_map, refuse_rules_on_hashed_values, suggest_similar_paths,
 };
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::base::table::{NumberAlignment, format_table};
@@ -20,13 +21,13 @@ use crate::base::threads::thread_cpu_time;
 use crate::rules::rule::set::RuleSet;
 use crate::settings::value::number::ByteSize;
 use crate::tools::html_report::render_simulation;
-use crate::tools::replay::merge::MAX_FILES;
+use crate::tools::replay::merge::MAX_TRAFFIC_FILES;
 use crate::tools::replay::replayer::{ReplayOptions, ReplayRules};
 use crate::tools::replay::source::{SourceOptions, TrafficEvent};
 use crate::tools::simulate::fail_condition::FailCondition;
 use crate::tools::simulate::results::{
     ChangeResults, LimitFigures, LimitResults, RejectedKeyResults, ReplaySpeed, ReplayTotals, SimulationResults,
-    TimelineResults, share,
+    TimelineResults, compute_share,
 };
 use crate::tools::simulate::simulation::{Simulation, SimulationOptions};
 use crate::tools::simulate::warnings;
@@ -59,7 +60,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1000))]
     top: u16,
     /// Memory of the counters of each replay
-    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_memory)]
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_memory_size)]
     memory: ByteSize,
     /// Number of keys that are told apart in each replay; beyond it they are estimated
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..))]
@@ -92,21 +93,21 @@ Exit codes: 0 simulated, 1 a condition of --fail-if holds, or the rules or the t
 pub(super) fn run(args: &Args) -> CommandOutcome {
     match simulate(args) {
         Ok(outcome) => outcome,
-        Err(Failure { outcome, problem }) => {
+        Err(CommandFailure { outcome, problem }) => {
             print_error(problem);
             outcome
         }
     }
 }
 
-fn simulate(args: &Args) -> Result<CommandOutcome, Failure> {
+fn simulate(args: &Args) -> Result<CommandOutcome, CommandFailure> {
     check_usage(args)?;
     let settings = read_settings_or_defaults();
-    let map = args.map.as_deref().map(read_map).transpose()?;
+    let map = args.map.as_deref().map(read_field_map).transpose()?;
     let new = (!args.rules.is_empty()).then(|| compile_rules("--rules", &args.rules, &settings)).transpose()?;
     let against =
         (!args.against.is_empty()).then(|| compile_rules("--against", &args.against, &settings)).transpose()?;
-    check_subjects(args, new.as_deref(), against.as_deref())?;
+    check_condition_limits(args, new.as_deref(), against.as_deref())?;
     let fixed: Vec<Arc<RuleSet>> = new.iter().chain(&against).cloned().collect();
     let old = match (&new, against, &map) {
         (_, Some(against), _) => Some(ReplayRules::Fixed(against)),
@@ -121,17 +122,17 @@ fn simulate(args: &Args) -> Result<CommandOutcome, Failure> {
     };
     let mut simulation = Simulation::new(new, old, &options);
     let sources = SourceOptions::new(map, settings.decisions);
-    let results = replay(args, &mut simulation, &sources, &fixed)?;
+    let results = replay_traffic(args, &mut simulation, &sources, &fixed)?;
     print_results(args, &results)
 }
 
 /// Replays all traffic.
-fn replay(
+fn replay_traffic(
     args: &Args,
     simulation: &mut Simulation,
     sources: &SourceOptions,
     fixed: &[Arc<RuleSet>],
-) -> Result<SimulationResults, Failure> {
+) -> Result<SimulationResults, CommandFailure> {
     let bytes = Arc::new(AtomicU64::new(0));
     let mut traffic = open_traffic(&args.traffic, sources, &bytes)?;
     let bar = build_progress_bar(&args.traffic);
@@ -139,7 +140,7 @@ fn replay(
     while let Some(event) = traffic.next_event()? {
         match event {
             TrafficEvent::Request(request) => {
-                simulation.add(request)?;
+                simulation.replay_request(request)?;
                 if simulation.requests.is_multiple_of(1 << 14) {
                     bar.set_position(bytes.load(Ordering::Relaxed));
                     bar.set_message(format!("{} requests", simulation.requests));
@@ -147,38 +148,43 @@ fn replay(
             }
             TrafficEvent::Header(header) => {
                 if header.hashed_values {
-                    refuse_hashed_values(fixed.iter().chain(&header.rules))?;
+                    refuse_rules_on_hashed_values(fixed.iter().chain(&header.rules))?;
                 }
-                simulation.apply(header)?;
+                simulation.apply_header(header)?;
             }
             TrafficEvent::Dropped(count) => simulation.log.dropped += count,
         }
     }
     bar.finish_and_clear();
     if simulation.requests == 0 {
-        return Err(Failure { outcome: CommandOutcome::Failure, problem: "the traffic has no requests".to_owned() });
+        return Err(CommandFailure {
+            outcome: CommandOutcome::Failure,
+            problem: "the traffic has no requests".to_owned(),
+        });
     }
     simulation.discard_empty_comparison();
     let replay_seconds = (thread_cpu_time() - started).as_secs_f64();
     let decode_seconds = traffic.decode_time.as_secs_f64();
-    let speed = ReplaySpeed::new(simulation.replayed(), simulation.requests, replay_seconds, decode_seconds);
+    let speed = ReplaySpeed::new(simulation.replayed_decisions(), simulation.requests, replay_seconds, decode_seconds);
     let mut results = SimulationResults::new(simulation, traffic.summary, speed, args.top.into());
-    let of_rules = fixed.iter().flat_map(|rules| warnings::collect_of_rules(rules));
-    results.warnings = warnings::collect(simulation, traffic.summary, &results).into_iter().chain(of_rules).collect();
+    let of_rules = fixed.iter().flat_map(|rules| warnings::collect_rule_warnings(rules));
+    results.warnings =
+        warnings::collect_warnings(simulation, traffic.summary, &results).into_iter().chain(of_rules).collect();
     results.conditions = args.fail_if.iter().map(|condition| condition.evaluate(&results)).collect();
     Ok(results)
 }
 
-fn print_results(args: &Args, results: &SimulationResults) -> Result<CommandOutcome, Failure> {
+fn print_results(args: &Args, results: &SimulationResults) -> Result<CommandOutcome, CommandFailure> {
     if let Some(path) = &args.report {
         let written = fs::write(path, render_simulation(results)?);
-        written
-            .map_err(|error| Failure::usage(escape_unprintable(&format!("--report {}: {error}", path.display()))))?;
+        written.map_err(|error| {
+            CommandFailure::usage_error(escape_unprintable(&format!("--report {}: {error}", path.display())))
+        })?;
     }
     let page = if args.json { to_pretty_json(results)? + "\n" } else { format_results(results) };
     let fails = results.conditions.iter().any(|condition| condition.fails);
     let outcome = if fails { CommandOutcome::Failure } else { CommandOutcome::Success };
-    let outcome = finish(print(page), outcome);
+    let outcome = check_written(print_to_stdout(page), outcome);
     for condition in results.conditions.iter().filter(|condition| condition.fails) {
         print_error(escape_unprintable(&format!("--fail-if '{}': {}", condition.condition, condition.figure)));
     }
@@ -186,11 +192,11 @@ fn print_results(args: &Args, results: &SimulationResults) -> Result<CommandOutc
 }
 
 /// Checks the combination of flags.
-fn check_usage(args: &Args) -> Result<(), Failure> {
+fn check_usage(args: &Args) -> Result<(), CommandFailure> {
     let Args { traffic, rules, against, map, fail_if, .. } = args;
     let reads = [traffic, rules, against].into_iter().flatten();
-    let problem = if traffic.len() > MAX_FILES {
-        format!("--traffic has more than {MAX_FILES} files (replay them in parts)")
+    let problem = if traffic.len() > MAX_TRAFFIC_FILES {
+        format!("--traffic has more than {MAX_TRAFFIC_FILES} files (replay them in parts)")
     } else if reads.filter(|path| *path == Path::new("-")).count() > 1 {
         "standard input (-) can be read only once".to_owned()
     } else if map.is_some() && rules.is_empty() {
@@ -200,26 +206,26 @@ fn check_usage(args: &Args) -> Result<(), Failure> {
     } else {
         return Ok(());
     };
-    Err(Failure::usage(problem))
+    Err(CommandFailure::usage_error(problem))
 }
 
 /// Checks that the rules have the limits of all conditions.
-fn check_subjects(args: &Args, new: Option<&RuleSet>, against: Option<&RuleSet>) -> Result<(), Failure> {
+fn check_condition_limits(args: &Args, new: Option<&RuleSet>, against: Option<&RuleSet>) -> Result<(), CommandFailure> {
     let Some(new) = new else { return Ok(()) };
     let paths = || [Some(new), against].into_iter().flatten().flat_map(list_limit_paths);
     for condition in &args.fail_if {
-        let Some(subject) = condition.subject() else { continue };
+        let Some(subject) = condition.limit_path() else { continue };
         if !paths().any(|path| path == subject) {
-            let hint = suggest_nearest(paths(), subject);
+            let hint = suggest_similar_paths(paths(), subject);
             let problem = format!("--fail-if '{condition}': the rules have no limit '{subject}'{hint}");
-            return Err(Failure::usage(escape_unprintable(&problem)));
+            return Err(CommandFailure::usage_error(escape_unprintable(&problem)));
         }
     }
     Ok(())
 }
 
 /// Rows of the time line.
-const MAX_ROWS: usize = 12;
+const MAX_TIMELINE_ROWS: usize = 12;
 
 /// Formats the results.
 fn format_results(results: &SimulationResults) -> String {
@@ -241,7 +247,7 @@ fn format_results(results: &SimulationResults) -> String {
     }
     if let Some(verification) = &results.verification {
         let (agreed, compared) = (verification.agreed, verification.compared);
-        let percent = share(agreed, compared) * 100.0;
+        let percent = compute_share(agreed, compared) * 100.0;
         let first = verification.first_difference.as_ref();
         let first =
             first.map_or_else(String::new, |first| format!("; first difference: {}", escape_unprintable(first)));
@@ -260,14 +266,14 @@ fn format_results(results: &SimulationResults) -> String {
         line("warning", escape_unprintable(warning));
     }
     page += &format_limits(&results.limits, results.old.is_some());
-    page += &format_keys(results);
+    page += &format_key_lists(results);
     page += &format_timeline(&results.timeline);
     page
 }
 
 fn format_totals(totals: &ReplayTotals, requests: u64) -> String {
     let ReplayTotals { rejected, unmatched_descriptors, failed, .. } = *totals;
-    let mut text = format!("{} rejected", format_part(rejected, requests));
+    let mut text = format!("{} rejected", format_with_share(rejected, requests));
     if unmatched_descriptors > 0 {
         text += &format!(", {} without a rule", format_count(unmatched_descriptors, "descriptor"));
     }
@@ -291,14 +297,14 @@ fn format_limits(limits: &[LimitResults], has_old: bool) -> String {
         let none = LimitFigures::default();
         let new = limit.new.as_ref().unwrap_or(&none);
         row.push(if limit.new.is_some() { new.requests.to_string() } else { "removed".to_owned() });
-        row.push(format_part(new.rejected, new.requests));
+        row.push(format_with_share(new.rejected, new.requests));
         if has_old {
-            let before = |old: &LimitFigures| format_part(old.rejected, old.requests);
+            let before = |old: &LimitFigures| format_with_share(old.rejected, old.requests);
             row.push(limit.old.as_ref().map_or_else(|| "-".to_owned(), before));
         }
         let about = if new.keys_are_estimates { "about " } else { "" };
         row.push(format!("{about}{}", new.keys));
-        row.push(format!("{about}{}", format_part(new.rejected_keys, new.keys)));
+        row.push(format!("{about}{}", format_with_share(new.rejected_keys, new.keys)));
         row.push(
             new.longest_run
                 .as_ref()
@@ -313,13 +319,13 @@ fn format_limits(limits: &[LimitResults], has_old: bool) -> String {
     format!("\n{}", format_table(&headings, limits.iter().map(row), NumberAlignment::Left))
 }
 
-fn format_keys(results: &SimulationResults) -> String {
+fn format_key_lists(results: &SimulationResults) -> String {
     let mut page = String::new();
     let mut list = |title: &str, keys: &[RejectedKeyResults]| {
         if !keys.is_empty() {
             let row = |key: &RejectedKeyResults| {
                 let about = if key.error > 0 { "at most " } else { "" };
-                vec![format!("{about}{}", key.requests), escape_unprintable(&key.limit), shorten(&key.key)]
+                vec![format!("{about}{}", key.requests), escape_unprintable(&key.limit), escape_and_shorten(&key.key)]
             };
             page +=
                 &format!("\n{}", format_table(&[title, "LIMIT", "KEY"], keys.iter().map(row), NumberAlignment::Left));
@@ -335,7 +341,7 @@ fn format_keys(results: &SimulationResults) -> String {
 
 /// Formats the time line, with neighbouring spans joined so that it stays short.
 fn format_timeline(timeline: &TimelineResults) -> String {
-    let joined = timeline.requests.len().div_ceil(MAX_ROWS).max(1);
+    let joined = timeline.requests.len().div_ceil(MAX_TIMELINE_ROWS).max(1);
     let span_us = timeline.span_seconds * 1_000_000 * joined as u64;
     let sums = |counts: &[u64]| counts.chunks(joined).map(|spans| spans.iter().sum()).collect::<Vec<u64>>();
     let (requests, rejected) = (sums(&timeline.requests), sums(&timeline.rejected));
@@ -343,7 +349,7 @@ fn format_timeline(timeline: &TimelineResults) -> String {
     let mut headings = vec!["FROM START", "REQUESTS", "REJECTED"];
     headings.extend(before.is_some().then_some("BEFORE"));
     let rows = requests.iter().enumerate().map(|(index, requests)| {
-        let at = |counts: &Vec<u64>| format_part(counts.get(index).copied().unwrap_or(0), *requests);
+        let at = |counts: &Vec<u64>| format_with_share(counts.get(index).copied().unwrap_or(0), *requests);
         let mut row = vec![format_micros(index as u64 * span_us), requests.to_string(), at(&rejected)];
         row.extend(before.as_ref().map(at));
         row

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 
 use super::client::fetch_page;
-use super::print::{CommandOutcome, finish, print, print_error};
+use super::print::{CommandOutcome, check_written, print_error, print_to_stdout};
 use crate::serve::fleet::report::{FleetPart, FleetReport};
 use crate::serve::report::{rules, top};
 use crate::settings::address::Target;
@@ -85,12 +85,12 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
                 return CommandOutcome::Failure;
             }
         };
-        let written = print(page);
+        let written = print_to_stdout(page);
         match args.every {
             Some(seconds) if written.is_ok() => thread::sleep(Duration::from_secs(seconds)),
-            _ => return finish(written, CommandOutcome::Success),
+            _ => return check_written(written, CommandOutcome::Success),
         }
-        if !args.json && print("\n").is_err() {
+        if !args.json && print_to_stdout("\n").is_err() {
             return CommandOutcome::Success;
         }
     }

@@ -24,45 +24,51 @@ use crate::tools::replay::source::{SourceOptions, TrafficLocation};
 
 /// Problem of a command, with its outcome.
 #[derive(Debug)]
-pub(super) struct Failure {
+pub(super) struct CommandFailure {
     pub(super) outcome: CommandOutcome,
     pub(super) problem: String,
 }
 
-impl Failure {
-    pub(super) fn usage(problem: String) -> Self {
+impl CommandFailure {
+    pub(super) fn usage_error(problem: String) -> Self {
         Self { outcome: CommandOutcome::UsageError, problem }
     }
 }
 
-impl<E: std::error::Error> From<E> for Failure {
+impl<E: std::error::Error> From<E> for CommandFailure {
     fn from(error: E) -> Self {
         Self { outcome: CommandOutcome::Failure, problem: escape_unprintable(&error.to_string()) }
     }
 }
 
 /// Parses the memory of counters.
-pub(super) fn parse_memory(text: &str) -> Result<ByteSize, String> {
+pub(super) fn parse_memory_size(text: &str) -> Result<ByteSize, String> {
     const SIZES: ByteSizeRange = ByteSizeRange::new(1 << 20, 1 << 40);
     ByteSize::parse(text, &SIZES).map_err(|invalid| format!("{}; {}", invalid.what, invalid.fix))
 }
 
 /// Compiles the rules of a flag.
-pub(super) fn compile_rules(flag: &str, paths: &[PathBuf], settings: &Settings) -> Result<Arc<RuleSet>, Failure> {
+pub(super) fn compile_rules(
+    flag: &str,
+    paths: &[PathBuf],
+    settings: &Settings,
+) -> Result<Arc<RuleSet>, CommandFailure> {
     let mut found = Diagnostics::default();
-    let options = rule_files::build_options(settings, None, &mut found);
-    let rules = CheckedRules::read(paths, &options, found);
+    let options = rule_files::build_compile_options(settings, None, &mut found);
+    let rules = CheckedRules::read_and_compile(paths, &options, found);
     let problem = || format!("the rules of {flag} have errors\n{}", rules.format_problems().trim_end());
     match rules.set {
         Some(set) => Ok(Arc::new(set)),
-        None => Err(Failure { outcome: CommandOutcome::Failure, problem: problem() }),
+        None => Err(CommandFailure { outcome: CommandOutcome::Failure, problem: problem() }),
     }
 }
 
 /// Reads the mapping of `--map`.
-pub(super) fn read_map(path: &Path) -> Result<FieldMap, Failure> {
+pub(super) fn read_field_map(path: &Path) -> Result<FieldMap, CommandFailure> {
     const MAX_BYTES: u64 = 1 << 20;
-    let usage = |problem: String| Failure::usage(escape_unprintable(&format!("--map {}: {problem}", path.display())));
+    let usage = |problem: String| {
+        CommandFailure::usage_error(escape_unprintable(&format!("--map {}: {problem}", path.display())))
+    };
     let mut text = String::new();
     let read = fs::File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text));
     read.map_err(|error| usage(error.to_string()))?;
@@ -75,7 +81,7 @@ pub(super) fn list_limit_paths(rules: &RuleSet) -> impl Iterator<Item = String> 
 }
 
 /// Names the most similar paths, for a message about an unknown one; empty without paths.
-pub(super) fn suggest_nearest(paths: impl Iterator<Item = String>, wanted: &str) -> String {
+pub(super) fn suggest_similar_paths(paths: impl Iterator<Item = String>, wanted: &str) -> String {
     const MAX_SUGGESTIONS: usize = 3;
     /// Likeness from 0 to 1 that a path after the first needs.
     const MIN_LIKENESS: f64 = 0.8;
@@ -89,10 +95,12 @@ pub(super) fn suggest_nearest(paths: impl Iterator<Item = String>, wanted: &str)
 }
 
 /// Fails if a rule matches on values, which a log with hashed values does not have.
-pub(super) fn refuse_hashed_values<'r>(mut rules: impl Iterator<Item = &'r Arc<RuleSet>>) -> Result<(), Failure> {
+pub(super) fn refuse_rules_on_hashed_values<'r>(
+    mut rules: impl Iterator<Item = &'r Arc<RuleSet>>,
+) -> Result<(), CommandFailure> {
     match rules.find_map(|rules| rules.first_with_value()) {
         None => Ok(()),
-        Some(location) => Err(Failure {
+        Some(location) => Err(CommandFailure {
             outcome: CommandOutcome::Failure,
             problem: escape_unprintable(&format!(
                 "the values of the log are hashed, and {location} matches on a value (record with \
@@ -107,18 +115,21 @@ pub(super) fn open_traffic(
     paths: &[PathBuf],
     sources: &SourceOptions,
     bytes: &Arc<AtomicU64>,
-) -> Result<MergedTraffic, Failure> {
-    let locations: Vec<TrafficLocation> = paths.iter().map(|path| parse_location(path)).collect::<Result<_, _>>()?;
+) -> Result<MergedTraffic, CommandFailure> {
+    let locations: Vec<TrafficLocation> =
+        paths.iter().map(|path| parse_traffic_location(path)).collect::<Result<_, _>>()?;
     Ok(MergedTraffic::open(&locations, sources, bytes)?)
 }
 
 /// Returns the location of traffic; a stream is in the Redis of the server's settings.
-fn parse_location(path: &Path) -> Result<TrafficLocation, Failure> {
+fn parse_traffic_location(path: &Path) -> Result<TrafficLocation, CommandFailure> {
     match path.to_str().and_then(|text| text.strip_prefix("redis:")) {
         None => Ok(TrafficLocation::File(path.to_owned())),
         Some(key) => match read_stream_settings(key, None) {
             Ok(stream) => Ok(TrafficLocation::Stream(Box::new(stream))),
-            Err(problem) => Err(Failure::usage(escape_unprintable(&format!("--traffic redis:{key}: {problem}")))),
+            Err(problem) => {
+                Err(CommandFailure::usage_error(escape_unprintable(&format!("--traffic redis:{key}: {problem}"))))
+            }
         },
     }
 }

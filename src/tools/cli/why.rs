@@ -8,8 +8,10 @@ use std::{env, io};
 
 use indicatif::ProgressBar;
 
-use super::flags::{parse_descriptor, parse_duration};
-use super::print::{CommandOutcome, finish, format_count, format_micros, print, print_error, shorten};
+use super::print::{
+    CommandOutcome, check_written, escape_and_shorten, format_count, format_micros, print_error, print_to_stdout,
+};
+use super::request_flags::{parse_descriptor, parse_duration};
 use super::traffic::{build_progress_bar, read_stream_settings};
 use crate::base::clock::to_micros;
 use crate::base::pb::RateLimitDescriptor;
@@ -17,14 +19,14 @@ use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::decide::log::reader::{ReadError, RecordReader};
 use crate::decide::log::record::{DescriptorRecord, LimitRecord, RecordedVerdict};
 use crate::decide::log::stream::input::{EntryRange, StreamInput};
-use crate::decide::log::values::ValueForm;
+use crate::decide::log::value_form::ValueForm;
 use crate::limit::request::Entry;
 use crate::settings::Settings;
 use crate::settings::value::number::DurationRange;
-use crate::tools::why::question::{Question, format_entries};
+use crate::tools::why::asked_descriptor::{AskedDescriptor, format_entries};
+use crate::tools::why::descriptor_history::{DecisionFilter, DescriptorHistory, RuleChange};
 use crate::tools::why::rejection::{NeverReason, Remedy, format_decider, format_limit, format_origin};
 use crate::tools::why::results::{LimitRemedies, ShownDecision, WhyResults};
-use crate::tools::why::time_line::{RuleChange, ShownDecisions, TimeLine};
 use crate::tools::why::time_range::{AskedTime, TimeRange};
 
 /// Arguments of `why`.
@@ -79,13 +81,13 @@ fn parse_window(text: &str) -> Result<Duration, String> {
     parse_duration(text, &WINDOWS)
 }
 
-/// Shows the time line.
+/// Shows the decisions on the descriptor.
 pub(super) fn run(args: &Args) -> CommandOutcome {
     if args.log.iter().filter(|path| *path == Path::new("-")).count() > 1 {
         print_error("standard input (-) can be read only once");
         return CommandOutcome::UsageError;
     }
-    let hash = match read_hash_form() {
+    let hash = match read_hashed_value_form() {
         Ok(hash) => hash,
         Err(problem) => {
             print_error(escape_unprintable(&problem));
@@ -94,18 +96,18 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     };
     let entries: Vec<Entry<'_>> =
         args.descriptor.entries.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect();
-    let question = Question::new(&args.domain, &entries, hash.as_ref());
+    let asked = AskedDescriptor::new(&args.domain, &entries, hash.as_ref());
     let range = TimeRange::new(args.at, to_micros(args.window));
-    let mut line = TimeLine::new(question, range, ShownDecisions { admitted: args.all, max: args.max.into() });
+    let mut history = DescriptorHistory::new(asked, range, DecisionFilter { admitted: args.all, max: args.max.into() });
     let mut outcome = CommandOutcome::Success;
     for path in &args.log {
-        let added = open_log(path, range).and_then(|log| add_records(log, &mut line));
+        let added = open_log(path, range).and_then(|log| add_records_of_log(log, &mut history));
         if let Err(problem) = added {
             print_error(escape_unprintable(&problem));
             outcome = CommandOutcome::Failure;
         }
     }
-    let results = WhyResults::new(&line);
+    let results = WhyResults::new(&history);
     if results.requests == 0 {
         outcome = CommandOutcome::Failure;
     }
@@ -114,14 +116,14 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     } else {
         format_results(&results)
     };
-    finish(print(page), outcome)
+    check_written(print_to_stdout(page), outcome)
 }
 
 /// Form of hashed values, if the environment has their key.
-fn read_hash_form() -> Result<Option<ValueForm>, String> {
+fn read_hashed_value_form() -> Result<Option<ValueForm>, String> {
     let key = Settings::hash_key_from_env(env::vars_os()).map_err(|error| error.to_string())?;
     let secret = key.map(|key| key.secret()).transpose().map_err(|error| error.to_string())?;
-    Ok(secret.map(|secret| ValueForm::hashed(secret.reveal())))
+    Ok(secret.map(|secret| ValueForm::hashed_with(secret.reveal())))
 }
 
 /// Opens a log. Of a stream, only the part around an instant is read.
@@ -135,8 +137,9 @@ fn open_log(path: &Path, range: TimeRange) -> Result<OpenLog, String> {
             let in_stream = |problem: String| format!("{text}: {problem}");
             let settings = read_stream_settings(&text["redis:".len()..], None).map_err(in_stream)?;
             is_partial = range.bounds().is_some();
-            let entries =
-                range.bounds().map_or(EntryRange::ALL, |range| EntryRange::of_decisions(range.from_us, range.to_us));
+            let entries = range
+                .bounds()
+                .map_or(EntryRange::ALL, |range| EntryRange::around_decisions(range.from_us, range.to_us));
             let input = StreamInput::open(&settings, entries).map_err(|error| in_stream(error.to_string()))?;
             RecordReader::new(text, bar.wrap_read(input))
         }
@@ -157,17 +160,17 @@ struct OpenLog {
 }
 
 /// Adds all records of a log. Invalid lines are left out and told.
-fn add_records(log: OpenLog, line: &mut TimeLine<'_>) -> Result<(), String> {
+fn add_records_of_log(log: OpenLog, history: &mut DescriptorHistory<'_>) -> Result<(), String> {
     let OpenLog { mut reader, bar, is_partial } = log;
     if is_partial {
-        line.set_partial();
+        history.set_partial();
     }
     let (mut records, mut invalid, mut first_problem) = (0_u64, 0_u64, None);
     loop {
         match reader.next_record() {
             Ok(Some(record)) => {
                 records += 1;
-                line.add(record);
+                history.add_record(record);
             }
             Ok(None) => break,
             Err(error @ (ReadError::NotARecord { .. } | ReadError::UnknownVersion { .. })) => {
@@ -180,17 +183,17 @@ fn add_records(log: OpenLog, line: &mut TimeLine<'_>) -> Result<(), String> {
     bar.finish_and_clear();
     match first_problem {
         Some(error) if records == 0 => return Err(error.to_string()),
-        Some(error) => line.add_problem(format!("{invalid} lines are left out; the first: {error}")),
+        Some(error) => history.add_problem(format!("{invalid} lines are left out; the first: {error}")),
         None => {}
     }
     if reader.is_truncated() {
-        line.add_problem("a log ends within a record, which is left out".to_owned());
+        history.add_problem("a log ends within a record, which is left out".to_owned());
     }
     Ok(())
 }
 
 /// Number of causes in the summary.
-const MAX_CAUSES: usize = 10;
+const MAX_SHOWN_CAUSES: usize = 10;
 /// Length of a date at the start of a time.
 const DATE_CHARS: usize = 10;
 
@@ -216,7 +219,11 @@ fn format_results(results: &WhyResults<'_>) -> String {
 
 /// Formats the figures, the causes and the remarks. Writing to a String does not fail.
 fn format_summary(results: &WhyResults<'_>) -> String {
-    let mut page = format!("domain {}, descriptor {}\n", shorten(results.domain), shorten(&results.descriptor));
+    let mut page = format!(
+        "domain {}, descriptor {}\n",
+        escape_and_shorten(results.domain),
+        escape_and_shorten(&results.descriptor)
+    );
     if let Some(range) = &results.range {
         let _ = writeln!(page, "{} to {} UTC", format_moment(&range.from), format_moment(&range.to));
     }
@@ -230,11 +237,11 @@ fn format_summary(results: &WhyResults<'_>) -> String {
     } else {
         page += "no requests with this descriptor were found\n";
     }
-    for cause in results.causes.iter().take(MAX_CAUSES) {
+    for cause in results.causes.iter().take(MAX_SHOWN_CAUSES) {
         let _ = writeln!(page, "  {} by {}", cause.requests, escape_unprintable(&cause.cause));
     }
-    if results.causes.len() > MAX_CAUSES {
-        let _ = writeln!(page, "  and {} more causes", results.causes.len() - MAX_CAUSES);
+    if results.causes.len() > MAX_SHOWN_CAUSES {
+        let _ = writeln!(page, "  and {} more causes", results.causes.len() - MAX_SHOWN_CAUSES);
     }
     if results.rejected > 0 {
         page += "  (with shadow_mode: true a limit rejects nothing)\n";
@@ -259,7 +266,7 @@ fn format_summary(results: &WhyResults<'_>) -> String {
     }
     if !results.nearest.is_empty() {
         page += "nearest descriptors in the logs:\n";
-        results.nearest.iter().for_each(|text| page += &format!("  {}\n", shorten(text)));
+        results.nearest.iter().for_each(|text| page += &format!("  {}\n", escape_and_shorten(text)));
     }
     page
 }
@@ -270,12 +277,15 @@ fn format_rule_change(change: &RuleChange) -> String {
         _ => "rules changed",
     };
     let rules = change.rules.as_deref().unwrap_or("none");
-    let version = change.version.as_ref().map_or_else(String::new, |version| format!(", version {}", shorten(version)));
+    let version = change
+        .version
+        .as_ref()
+        .map_or_else(String::new, |version| format!(", version {}", escape_and_shorten(version)));
     format!(
         "\n{}  {event}: rules {}{version} (process {})\n",
         format_moment(&change.time),
-        shorten(rules),
-        shorten(&change.process)
+        escape_and_shorten(rules),
+        escape_and_shorten(&change.process)
     )
 }
 
@@ -288,10 +298,10 @@ fn format_decision(shown: &ShownDecision<'_>) -> String {
         let _ = write!(page, ", delayed {}", format_micros(record.delay_us));
     }
     if let Some(error) = &record.error {
-        let _ = write!(page, ": {}", shorten(error));
+        let _ = write!(page, ": {}", escape_and_shorten(error));
     }
     if let Some(trace_id) = &record.trace_id {
-        let _ = write!(page, "  trace {}", shorten(trace_id));
+        let _ = write!(page, "  trace {}", escape_and_shorten(trace_id));
     }
     page.push('\n');
     for (index, descriptor) in record.descriptors.iter().enumerate() {
@@ -301,7 +311,11 @@ fn format_decision(shown: &ShownDecision<'_>) -> String {
             let name = if is_asked {
                 String::new()
             } else {
-                format!("rejected by descriptor {}: {}, ", index + 1, shorten(&format_entries(&descriptor.entries)))
+                format!(
+                    "rejected by descriptor {}: {}, ",
+                    index + 1,
+                    escape_and_shorten(&format_entries(&descriptor.entries))
+                )
             };
             let _ = writeln!(page, "  {name}{}", format_recorded_descriptor(descriptor));
             let of = |it: &&LimitRemedies| it.descriptor == index;

@@ -11,7 +11,7 @@ use crate::base::sharded::PrehashedMap;
 use crate::decide::results::{DescriptorResults, LimitWithResult};
 use crate::limit::Limit;
 use crate::limit::request::Hits;
-use crate::tools::replay::recorded::{RecordedDescriptor, RecordedRequest};
+use crate::tools::replay::recorded_request::{RecordedDescriptor, RecordedRequest};
 use crate::tools::replay::replayer::{
     CounterLosses, RecordedHeader, ReplayError, ReplayOptions, ReplayRules, Replayer,
 };
@@ -45,7 +45,7 @@ pub struct LimitDemand {
     /// Charges by counter.
     pub sequences: Vec<ChargeSequence>,
     /// The rule.
-    pub subject: Option<DemandSubject>,
+    pub asked: Option<AskedLimit>,
     /// Totals.
     pub totals: DemandTotals,
     /// First and last time of the limit's charges.
@@ -54,7 +54,7 @@ pub struct LimitDemand {
 
 /// The limit that is in the rules.
 #[derive(Clone, Debug)]
-pub struct DemandSubject {
+pub struct AskedLimit {
     /// Path of its rule.
     pub rule: String,
     /// File, line and column of the rule.
@@ -126,7 +126,7 @@ struct DemandIndex {
     path: String,
     demand: LimitDemand,
     /// True for the id of the limit with the path.
-    is_subject: HashMap<u64, bool>,
+    is_asked: HashMap<u64, bool>,
     keys: PrehashedMap<KeyState>,
     /// Index of a counter's sequence, by key and set of counters.
     counters: HashMap<(usize, u32), usize>,
@@ -186,7 +186,7 @@ impl DemandCollector {
         let index = DemandIndex {
             path: path.to_owned(),
             demand: LimitDemand::default(),
-            is_subject: HashMap::new(),
+            is_asked: HashMap::new(),
             keys: PrehashedMap::default(),
             counters: HashMap::new(),
             own_sets: HashMap::new(),
@@ -203,9 +203,9 @@ impl DemandCollector {
     ///
     /// # Errors
     /// There are too many processes.
-    pub fn apply(&mut self, header: &RecordedHeader) -> Result<(), ReplayError> {
-        self.log.add(header);
-        self.replayer.apply(header)?;
+    pub fn apply_header(&mut self, header: &RecordedHeader) -> Result<(), ReplayError> {
+        self.log.add_header(header);
+        self.replayer.apply_header(header)?;
         self.index.log_max = header.behaviour.log_max;
         let own_sets = &mut self.index.own_sets;
         // As the replayer does: each start begins with empty counters.
@@ -220,13 +220,13 @@ impl DemandCollector {
     ///
     /// # Errors
     /// There are too many processes, or their counters need too much memory.
-    pub fn add(&mut self, recorded: &RecordedRequest) -> Result<bool, ReplayError> {
+    pub fn add_request(&mut self, recorded: &RecordedRequest) -> Result<bool, ReplayError> {
         let Self { replayer, index, .. } = self;
         if index.free_charges < recorded.descriptors().len() as u64 {
             return Ok(false);
         }
-        let request = recorded.request();
-        replayer.decide(recorded, &request, |descriptor| index.add(recorded, &descriptor))?;
+        let request = recorded.to_request();
+        replayer.decide(recorded, &request, |descriptor| index.add_descriptor(recorded, &descriptor))?;
         self.requests += 1;
         if !self.processes.contains(&recorded.process) {
             // The replayer bounds their number.
@@ -236,8 +236,8 @@ impl DemandCollector {
     }
 
     /// Counters that the replay lost.
-    pub fn losses(&self) -> CounterLosses {
-        self.replayer.losses()
+    pub fn counter_losses(&self) -> CounterLosses {
+        self.replayer.counter_losses()
     }
 
     /// Ends the collection.
@@ -252,38 +252,38 @@ impl DemandCollector {
 }
 
 impl DemandIndex {
-    fn add(&mut self, recorded: &RecordedRequest, descriptor: &DescriptorResults<'_, '_>) {
+    fn add_descriptor(&mut self, recorded: &RecordedRequest, descriptor: &DescriptorResults<'_, '_>) {
         let Some(of) = recorded.descriptors().get(descriptor.index).filter(|of| of.is_sampled) else { return };
         if descriptor.rule().is_none() {
             let domain = self.path.strip_prefix(&*recorded.domain).is_some_and(|rest| rest.starts_with('.'));
             self.demand.totals.overrides += u64::from(domain && of.limit_override.is_some());
             return;
         }
-        let Some(limit) = descriptor.limits().find(|limit| self.is_subject(descriptor, limit)) else { return };
+        let Some(limit) = descriptor.limits().find(|limit| self.is_asked_limit(descriptor, limit)) else { return };
         match of.hits {
             Hits::Peek => self.demand.totals.peeks += 1,
             // The key is unknown if other rules replace all limits that decide.
             _ if descriptor.key() == 0 => {}
             Hits::Charge(_) | Hits::Refund(_) => {
-                self.set_subject(descriptor, &limit);
+                self.set_asked_limit(descriptor, &limit);
                 self.add_hits(recorded, of, descriptor);
             }
         }
     }
 
-    fn is_subject(&mut self, descriptor: &DescriptorResults<'_, '_>, limit: &LimitWithResult<'_, '_>) -> bool {
+    fn is_asked_limit(&mut self, descriptor: &DescriptorResults<'_, '_>, limit: &LimitWithResult<'_, '_>) -> bool {
         let path = &self.path;
         let has_path = || descriptor.rule().is_some_and(|rule| rule.rule.limit_path(limit.index) == *path);
-        *self.is_subject.entry(limit.id).or_insert_with(has_path)
+        *self.is_asked.entry(limit.id).or_insert_with(has_path)
     }
 
     /// Keeps the limit, as it was last.
-    fn set_subject(&mut self, descriptor: &DescriptorResults<'_, '_>, limit: &LimitWithResult<'_, '_>) {
-        if self.demand.subject.as_ref().is_some_and(|subject| subject.limit == *limit.limit) {
+    fn set_asked_limit(&mut self, descriptor: &DescriptorResults<'_, '_>, limit: &LimitWithResult<'_, '_>) {
+        if self.demand.asked.as_ref().is_some_and(|asked| asked.limit == *limit.limit) {
             return;
         }
         let Some(compiled) = descriptor.rule() else { return };
-        self.demand.subject = Some(DemandSubject {
+        self.demand.asked = Some(AskedLimit {
             rule: compiled.rule.path.clone(),
             location: compiled.rule.location.to_string(),
             name: limit.name.to_owned(),

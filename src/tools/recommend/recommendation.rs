@@ -3,9 +3,9 @@
 //! A search finds the smallest limit of a family: limits of one algorithm and period that differ in one number. It
 //! begins at the peak use, the most hits of a counter in any span of one period, less refunds.
 
-use super::demand::{ChargeSequence, DemandSubject, LimitDemand};
+use super::demand::{AskedLimit, ChargeSequence, LimitDemand};
 use super::results::{CurvePoint, LeftOutPeriod, SmallestLimit, UseResults};
-use super::search::{SmallestByKey, admits_all, find_smallest_by_key};
+use super::smallest_limit::{SmallestByKey, admits_all, find_smallest_by_key};
 use crate::base::clock::Time;
 use crate::limit::algorithm::{Algorithm, Capacity, Delay};
 use crate::limit::period::{Period, Unit};
@@ -13,11 +13,11 @@ use crate::limit::request::Hits;
 use crate::limit::{Limit, LimitSpec};
 
 /// Units of the candidate periods.
-const UNITS: [Unit; 4] = [Unit::Second, Unit::Minute, Unit::Hour, Unit::Day];
+const CANDIDATE_UNITS: [Unit; 4] = [Unit::Second, Unit::Minute, Unit::Hour, Unit::Day];
 /// Bounds of buckets and queues that are tried, in multiples of the limit.
 const CAPACITY_FACTORS: [u32; 3] = [1, 5, 20];
 /// Maximum number of points of a curve.
-const MAX_POINTS: usize = 200;
+const MAX_CURVE_POINTS: usize = 200;
 
 /// Number of keys that may be rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl RejectedKeysGoal {
     pub const WHOLE: u64 = 1_000_000_000;
 
     /// Number of keys that may be rejected, of `keys`; rounded down.
-    pub fn allowed(self, keys: u64) -> u64 {
+    pub fn allowed_keys(self, keys: u64) -> u64 {
         match self {
             Self::Keys(allowed) => allowed,
             Self::Billionths(share) => {
@@ -83,29 +83,30 @@ struct PeriodSearch<'d> {
 }
 
 /// Finds the smallest limits. `progress` is called after each of a number of equal parts of the work.
-pub fn recommend(
+pub fn recommend_limits(
     demand: &LimitDemand,
-    subject: &DemandSubject,
+    asked: &AskedLimit,
     goal: RejectedKeysGoal,
     mut progress: impl FnMut(SearchProgress),
 ) -> Recommendation {
-    let allowed = goal.allowed(demand.keys as u64);
+    let allowed = goal.allowed_keys(demand.keys as u64);
     let span_us = demand.span.map_or(0, |span| span.last.since_us(span.first));
-    let present = subject.limit.period();
-    let others = UNITS.into_iter().filter_map(|unit| Period::new(unit, 1)).filter(|period| *period != present);
+    let present = asked.limit.period();
+    let others =
+        CANDIDATE_UNITS.into_iter().filter_map(|unit| Period::new(unit, 1)).filter(|period| *period != present);
     let (covered, left_out): (Vec<Period>, Vec<Period>) = others.partition(|period| period.micros() <= span_us);
     let periods: Vec<Period> = [present].into_iter().chain(covered).collect();
     let (mut uses, mut candidates, mut curve) = (Vec::new(), Vec::new(), Vec::new());
-    let families: Vec<Vec<LimitFamily>> = periods.iter().map(|period| list_families(subject, *period)).collect();
+    let families: Vec<Vec<LimitFamily>> = periods.iter().map(|period| list_limit_families(asked, *period)).collect();
     let of = families.iter().map(Vec::len).sum();
     for (period, families) in periods.iter().zip(families) {
-        let peaks = find_peaks_by_sequence(demand, period.micros());
-        uses.push(summarize_use(*period, &find_peaks_by_key(demand, &peaks)));
+        let peaks = find_peak_use_by_sequence(demand, period.micros());
+        uses.push(summarize_use(*period, &find_peak_use_by_key(demand, &peaks)));
         let first = peaks.iter().map(|peak| u32::try_from(*peak).unwrap_or(u32::MAX)).collect();
         let search = PeriodSearch { demand, allowed, first };
         for family in families {
-            let by_key = search.search_by_key(&family);
-            let found = search.find_limit(family, &by_key);
+            let by_key = search.find_smallest_by_key(&family);
+            let found = search.find_smallest_limit(family, &by_key);
             if curve.is_empty() && found.limit.is_some() {
                 curve = build_rejection_curve(&by_key);
             }
@@ -113,13 +114,13 @@ pub fn recommend(
             progress(SearchProgress { done: candidates.len(), of });
         }
     }
-    remove_repeated(&mut candidates);
+    remove_repeated_limits(&mut candidates);
     let left_out = left_out
         .into_iter()
         .map(|period| LeftOutPeriod { period: period.to_string(), reason: "longer than the traffic".to_owned() });
     Recommendation {
         allowed,
-        rejected_now: count_rejected_keys(demand, &subject.limit),
+        rejected_now: count_rejected_keys(demand, &asked.limit),
         uses,
         left_out_periods: left_out.collect(),
         candidates,
@@ -147,8 +148,8 @@ fn count_rejected_keys(demand: &LimitDemand, limit: &Limit) -> u64 {
 }
 
 /// Families of one period, those of the rule's own algorithm first.
-fn list_families(subject: &DemandSubject, period: Period) -> Vec<LimitFamily> {
-    let limit = &subject.limit;
+fn list_limit_families(asked: &AskedLimit, period: Period) -> Vec<LimitFamily> {
+    let limit = &asked.limit;
     let own = limit.algorithm();
     let mut algorithms: Vec<Algorithm> = vec![own];
     algorithms.extend(Algorithm::ALL.into_iter().filter(|algorithm| *algorithm != own));
@@ -157,10 +158,10 @@ fn list_families(subject: &DemandSubject, period: Period) -> Vec<LimitFamily> {
         algorithm,
         period,
         capacity_factor,
-        fixed_keys: FixedKeys {
-            max_wait_us: max_wait_us(limit).filter(|_| algorithm == own),
+        fixed_keys: FixedLimitFields {
+            max_wait_us: written_max_wait_us(limit).filter(|_| algorithm == own),
             calendar_months: limit.calendar_months(),
-            log_max: subject.log_max,
+            log_max: asked.log_max,
         },
     };
     let with_factors = |algorithm: Algorithm| {
@@ -178,7 +179,7 @@ fn list_families(subject: &DemandSubject, period: Period) -> Vec<LimitFamily> {
 }
 
 /// `max_wait` as it is written; `None` by default.
-pub fn max_wait_us(limit: &Limit) -> Option<u64> {
+pub fn written_max_wait_us(limit: &Limit) -> Option<u64> {
     let is_default = match limit.algorithm().properties().delay {
         Delay::Never => true,
         Delay::IfMaxWait => limit.max_wait_us() == 0,
@@ -189,32 +190,32 @@ pub fn max_wait_us(limit: &Limit) -> Option<u64> {
 
 impl PeriodSearch<'_> {
     /// Smallest `requests_per_unit` by key.
-    fn search_by_key(&self, family: &LimitFamily) -> SmallestByKey {
+    fn find_smallest_by_key(&self, family: &LimitFamily) -> SmallestByKey {
         let limit_of = |number| family.build_limit(number, None);
         find_smallest_by_key(self.demand, &self.first, family.max_requests_per_unit(), limit_of)
     }
 
-    fn find_limit(&self, family: LimitFamily, by_key: &SmallestByKey) -> RecommendedLimit {
-        let rejects_all = RecommendedLimit { family, limit: None, rejected_keys: by_key.rejected_keys(u32::MAX) };
-        let Some(requests) = by_key.smallest_for(self.allowed) else { return rejects_all };
+    fn find_smallest_limit(&self, family: LimitFamily, by_key: &SmallestByKey) -> RecommendedLimit {
+        let rejects_all = RecommendedLimit { family, limit: None, rejected_keys: by_key.count_rejected_keys(u32::MAX) };
+        let Some(requests) = by_key.find_smallest_for(self.allowed) else { return rejects_all };
         if !family.has_capacity() {
             let limit = family.build_limit(requests, None);
-            return RecommendedLimit { family, limit, rejected_keys: by_key.rejected_keys(requests) };
+            return RecommendedLimit { family, limit, rejected_keys: by_key.count_rejected_keys(requests) };
         }
         let largest = requests.saturating_mul(family.capacity_factor).max(1);
         let limit_of = |capacity| family.build_limit(requests, Some(capacity));
         let by_key = find_smallest_by_key(self.demand, &self.first, largest, limit_of);
         // A capacity below 1 does not exist; 0 means that no key needs one.
-        let Some(capacity) = by_key.smallest_for(self.allowed).map(|capacity| capacity.max(1)) else {
+        let Some(capacity) = by_key.find_smallest_for(self.allowed).map(|capacity| capacity.max(1)) else {
             return rejects_all;
         };
         let limit = family.build_limit(requests, Some(capacity));
-        RecommendedLimit { family, limit, rejected_keys: by_key.rejected_keys(capacity) }
+        RecommendedLimit { family, limit, rejected_keys: by_key.count_rejected_keys(capacity) }
     }
 }
 
 /// Removes limits that a smaller bound of the bucket found too; the first one stays.
-fn remove_repeated(candidates: &mut Vec<RecommendedLimit>) {
+fn remove_repeated_limits(candidates: &mut Vec<RecommendedLimit>) {
     let mut seen: Vec<Limit> = Vec::new();
     candidates.retain(|candidate| {
         let Some(limit) = candidate.limit.filter(|_| candidate.family.has_capacity()) else { return true };
@@ -229,7 +230,7 @@ fn remove_repeated(candidates: &mut Vec<RecommendedLimit>) {
 }
 
 fn summarize_use(period: Period, peaks: &[u64]) -> UseResults {
-    let at = |share: f64| quantile(peaks, share);
+    let at = |share: f64| find_quantile(peaks, share);
     let distinct = peaks.iter().enumerate().rev().map(|(index, peak)| (*peak, index as u64 + 1));
     let mut points: Vec<CurvePoint> = Vec::new();
     for (number, keys) in distinct {
@@ -238,7 +239,7 @@ fn summarize_use(period: Period, peaks: &[u64]) -> UseResults {
         }
     }
     points.reverse();
-    let distribution = thin_out(points);
+    let distribution = thin_out_points(points);
     UseResults { period: period.to_string(), p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0), distribution }
 }
 
@@ -247,15 +248,15 @@ fn build_rejection_curve(by_key: &SmallestByKey) -> Vec<CurvePoint> {
     let mut numbers: Vec<u32> = by_key.numbers().collect();
     numbers.dedup();
     let point = |number: u32| {
-        let keys = by_key.rejected_keys(number);
+        let keys = by_key.count_rejected_keys(number);
         CurvePoint { number: u64::from(number), keys, share: keys as f64 / by_key.len() as f64 }
     };
-    thin_out(numbers.into_iter().map(point).collect())
+    thin_out_points(numbers.into_iter().map(point).collect())
 }
 
 /// Keeps a bounded number of points, the last one among them.
-fn thin_out(points: Vec<CurvePoint>) -> Vec<CurvePoint> {
-    let step = points.len().div_ceil(MAX_POINTS).max(1);
+fn thin_out_points(points: Vec<CurvePoint>) -> Vec<CurvePoint> {
+    let step = points.len().div_ceil(MAX_CURVE_POINTS).max(1);
     let last = points.len().saturating_sub(1);
     points
         .into_iter()
@@ -296,12 +297,12 @@ pub struct LimitFamily {
     /// token_bucket and leaky_bucket: bound of the bucket, or queue, in multiples of `requests_per_unit`.
     pub capacity_factor: u32,
     /// Keys of the limit that a search does not change.
-    pub fixed_keys: FixedKeys,
+    pub fixed_keys: FixedLimitFields,
 }
 
 /// Keys of a limit that a search does not change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FixedKeys {
+pub struct FixedLimitFields {
     /// `max_wait` in microseconds.
     pub max_wait_us: Option<u64>,
     /// Fixed windows of months follow the calendar.
@@ -318,7 +319,7 @@ impl LimitFamily {
         let properties = self.algorithm.properties();
         let largest = requests_per_unit.saturating_mul(self.capacity_factor);
         let capacity = capacity.unwrap_or(largest).max(1);
-        let FixedKeys { max_wait_us, calendar_months, log_max } = self.fixed_keys;
+        let FixedLimitFields { max_wait_us, calendar_months, log_max } = self.fixed_keys;
         let spec = LimitSpec {
             bucket_size: (properties.capacity == Capacity::BucketSize).then_some(capacity),
             queue_size: (properties.capacity == Capacity::QueueSize).then_some(capacity),
@@ -342,12 +343,12 @@ impl LimitFamily {
 }
 
 /// Peak use of each sequence, in their order.
-pub(super) fn find_peaks_by_sequence(demand: &LimitDemand, period_us: u64) -> Vec<u64> {
-    demand.sequences.iter().map(|sequence| find_peak(sequence, period_us)).collect()
+pub(super) fn find_peak_use_by_sequence(demand: &LimitDemand, period_us: u64) -> Vec<u64> {
+    demand.sequences.iter().map(|sequence| find_peak_use(sequence, period_us)).collect()
 }
 
 /// Peak use of each key, ascending: the highest of its counters.
-pub(super) fn find_peaks_by_key(demand: &LimitDemand, peaks: &[u64]) -> Vec<u64> {
+pub(super) fn find_peak_use_by_key(demand: &LimitDemand, peaks: &[u64]) -> Vec<u64> {
     let mut by_key = vec![0; demand.keys];
     for (sequence, peak) in demand.sequences.iter().zip(peaks) {
         by_key[sequence.key] = by_key[sequence.key].max(*peak);
@@ -357,13 +358,13 @@ pub(super) fn find_peaks_by_key(demand: &LimitDemand, peaks: &[u64]) -> Vec<u64>
 }
 
 /// Value at a quantile, by nearest rank; 0 without values.
-pub(super) fn quantile(ascending: &[u64], quantile: f64) -> u64 {
+pub(super) fn find_quantile(ascending: &[u64], quantile: f64) -> u64 {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within the length")]
     let rank = (quantile * ascending.len() as f64).ceil() as usize;
     ascending.get(rank.max(1) - 1).copied().unwrap_or(0)
 }
 
-fn find_peak(sequence: &ChargeSequence, period_us: u64) -> u64 {
+fn find_peak_use(sequence: &ChargeSequence, period_us: u64) -> u64 {
     let signed = |hits: Hits| match hits {
         Hits::Charge(hits) => i128::from(hits),
         Hits::Refund(hits) => -i128::from(hits),

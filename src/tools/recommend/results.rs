@@ -10,7 +10,7 @@ pub struct RecommendationResults {
     /// Version of the format.
     pub version: u32,
     /// The limit that is in the rules.
-    pub rule: SubjectResults,
+    pub rule: AskedLimitResults,
     /// Traffic that the figures come from.
     pub basis: BasisResults,
     /// Share of keys that may be rejected.
@@ -33,7 +33,7 @@ pub struct RecommendationResults {
 
 /// The limit that is in the rules.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct SubjectResults {
+pub struct AskedLimitResults {
     /// Path, as in `/rlconfig`.
     pub path: String,
     /// File, line and column of the rule.

@@ -19,15 +19,15 @@ pub struct PastedLimit<'a> {
 
 /// Formats the rule file. Other keys of the rule are absent.
 pub fn format_rule_yaml(entries: &RuleEntries, pasted: PastedLimit<'_>) -> String {
-    let mut text = format!("domain: {}\n", quoted(&entries.domain));
+    let mut text = format!("domain: {}\n", quote_for_yaml(&entries.domain));
     let mut indent = String::new();
     for RuleEntry { key, value, share_threshold } in &entries.entries {
-        text += &format!("{indent}descriptors:\n{indent}- key: {}\n", quoted(key));
+        text += &format!("{indent}descriptors:\n{indent}- key: {}\n", quote_for_yaml(key));
         indent += "  ";
         match value {
             ValuePattern::Any => {}
             ValuePattern::Exact(value) | ValuePattern::Wildcard(value) => {
-                text += &format!("{indent}value: {}\n", quoted(value));
+                text += &format!("{indent}value: {}\n", quote_for_yaml(value));
             }
         }
         if *share_threshold {
@@ -35,17 +35,17 @@ pub fn format_rule_yaml(entries: &RuleEntries, pasted: PastedLimit<'_>) -> Strin
         }
     }
     text += &format!("{indent}rate_limit:\n");
-    for (key, value) in list_keys(pasted) {
+    for (key, value) in list_limit_fields(pasted) {
         text += &format!("{indent}  {key}: {value}\n");
     }
     text
 }
 
-fn list_keys(PastedLimit { limit, name, max_wait_us }: PastedLimit<'_>) -> Vec<(&'static str, String)> {
+fn list_limit_fields(PastedLimit { limit, name, max_wait_us }: PastedLimit<'_>) -> Vec<(&'static str, String)> {
     let period = limit.period();
     let mut keys = Vec::new();
     if !name.is_empty() {
-        keys.push(("name", quoted(name)));
+        keys.push(("name", quote_for_yaml(name)));
     }
     keys.push(("unit", period.unit().name().to_owned()));
     if period.multiplier() != 1 {
@@ -72,7 +72,7 @@ fn list_keys(PastedLimit { limit, name, max_wait_us }: PastedLimit<'_>) -> Vec<(
 }
 
 /// Quotes text that YAML would read otherwise, and escapes what a terminal would. JSON strings are YAML strings.
-fn quoted(text: &str) -> String {
+fn quote_for_yaml(text: &str) -> String {
     let is_plain = text.starts_with(|first: char| first.is_ascii_alphabetic())
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "_-./".contains(c))
         && !["true", "false", "null", "yes", "no", "on", "off", "y", "n"].contains(&text.to_ascii_lowercase().as_str());

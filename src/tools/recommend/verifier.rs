@@ -4,20 +4,20 @@
 
 use std::sync::Arc;
 
-use super::demand::{DemandSubject, KeyHashes};
+use super::demand::{AskedLimit, KeyHashes};
 use super::results::VerifiedFigures;
 use crate::decide::results::DescriptorResults;
 use crate::limit::Limit;
 use crate::limit::request::Hits;
 use crate::rules::rule::set::RuleSet;
 use crate::rules::rule::{Allowance, Rule, RuleLimit};
-use crate::tools::replay::recorded::RecordedRequest;
+use crate::tools::replay::recorded_request::RecordedRequest;
 use crate::tools::replay::replayer::{
     CounterLosses, RecordedHeader, ReplayError, ReplayOptions, ReplayRules, ReplayedAnswer, Replayer,
 };
 
 /// Beginning of the names of the candidates.
-const NAME: &str = "recommended-";
+const CANDIDATE_NAME_PREFIX: &str = "recommended-";
 
 /// Replays traffic under limits that were found.
 #[derive(Debug)]
@@ -53,15 +53,14 @@ struct CandidateTally {
 impl Verifier {
     /// Creates a verifier of `limits`; only keys of `keys` are counted.
     pub fn new(
-        subject: &DemandSubject,
+        asked: &AskedLimit,
         limits: Vec<Limit>,
         keys: KeyHashes,
         rules: ReplayRules,
         options: ReplayOptions,
     ) -> Self {
         let tallies = limits.iter().map(|_| CandidateTally::default()).collect();
-        let mut editor =
-            RuleEditor { rule: subject.rule.clone(), name: subject.name.clone(), limits, edited: Vec::new() };
+        let mut editor = RuleEditor { rule: asked.rule.clone(), name: asked.name.clone(), limits, edited: Vec::new() };
         let rules = match rules {
             ReplayRules::Fixed(rules) => ReplayRules::Fixed(editor.edit_rules(&rules)),
             ReplayRules::Recorded => ReplayRules::Recorded,
@@ -73,16 +72,16 @@ impl Verifier {
     ///
     /// # Errors
     /// There are too many processes.
-    pub fn apply(&mut self, header: &RecordedHeader) -> Result<(), ReplayError> {
+    pub fn apply_header(&mut self, header: &RecordedHeader) -> Result<(), ReplayError> {
         let rules = header.rules.as_ref().map(|rules| self.editor.edit_rules(rules));
-        self.replayer.apply(&RecordedHeader { rules, ..header.clone() })
+        self.replayer.apply_header(&RecordedHeader { rules, ..header.clone() })
     }
 
     /// Replays a request.
     ///
     /// # Errors
     /// There are too many processes, or their counters need too much memory.
-    pub fn add(&mut self, recorded: &RecordedRequest) -> Result<ReplayedAnswer, ReplayError> {
+    pub fn replay_request(&mut self, recorded: &RecordedRequest) -> Result<ReplayedAnswer, ReplayError> {
         let mut with_rules;
         let recorded = match &recorded.rules {
             // Rare: a decision that was logged after the header of later rules.
@@ -93,7 +92,7 @@ impl Verifier {
             }
             None => recorded,
         };
-        let request = recorded.request();
+        let request = recorded.to_request();
         let Self { replayer, editor, keys, tallies } = self;
         replayer.decide(recorded, &request, |descriptor| {
             let is_charge = recorded
@@ -108,19 +107,23 @@ impl Verifier {
     }
 
     /// Figures of each limit.
-    pub fn figures(&self) -> impl Iterator<Item = VerifiedFigures> {
+    pub fn verified_figures(&self) -> impl Iterator<Item = VerifiedFigures> {
         self.tallies.iter().map(|tally| VerifiedFigures { rejected_keys: tally.rejected.len() as u64, ..tally.figures })
     }
 
     /// Counters that the replay lost.
-    pub fn losses(&self) -> CounterLosses {
-        self.replayer.losses()
+    pub fn counter_losses(&self) -> CounterLosses {
+        self.replayer.counter_losses()
     }
 }
 
 fn add_results(tallies: &mut [CandidateTally], descriptor: &DescriptorResults<'_, '_>) {
     for limit in descriptor.limits() {
-        let index = limit.name.strip_prefix(NAME).filter(|_| limit.candidate).and_then(|index| index.parse().ok());
+        let index = limit
+            .name
+            .strip_prefix(CANDIDATE_NAME_PREFIX)
+            .filter(|_| limit.candidate)
+            .and_then(|index| index.parse().ok());
         let Some(tally) = index.and_then(|index: usize| tallies.get_mut(index)) else { continue };
         tally.figures.requests += 1;
         if !limit.result.admitted {
@@ -142,7 +145,7 @@ impl RuleEditor {
     }
 
     fn edit_rule(&self, rule: &mut Rule) {
-        let name = |index: usize| format!("{NAME}{index}");
+        let name = |index: usize| format!("{CANDIDATE_NAME_PREFIX}{index}");
         // A rule that replaces the limit replaces the candidates too.
         if !self.name.is_empty() && rule.replaces.contains(&self.name) {
             rule.replaces.extend((0..self.limits.len()).map(name));

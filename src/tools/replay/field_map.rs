@@ -10,7 +10,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Deserialize;
 
-use super::recorded::{RecordedDescriptor, RecordedRequest};
+use super::recorded_request::{RecordedDescriptor, RecordedRequest};
 use crate::base::clock::{Time, to_micros};
 use crate::limit::request::Hits;
 use crate::settings::value::SettingValue as _;
@@ -49,7 +49,7 @@ pub struct FieldMap {
     /// Names of the fields that are used, without repetition.
     fields: Vec<String>,
     time: usize,
-    domain: FieldSource,
+    domain: TextSource,
     hits: Option<usize>,
     max_delay_us: u64,
     descriptors: Vec<Vec<EntrySource>>,
@@ -58,12 +58,12 @@ pub struct FieldMap {
 #[derive(Clone, Debug)]
 struct EntrySource {
     key: String,
-    value: FieldSource,
+    value: TextSource,
 }
 
 /// Source of a text.
 #[derive(Clone, Debug)]
-enum FieldSource {
+enum TextSource {
     Constant(Arc<str>),
     /// Index of a field.
     Field(usize),
@@ -75,7 +75,7 @@ pub type FieldValues<'a> = [Option<Cow<'a, str>>];
 /// Delay that Envoy's default timeout of 20 ms leaves, in microseconds.
 const DEFAULT_MAX_DELAY_US: u64 = 18_000;
 /// Range of the longest delay.
-const DELAYS: DurationRange = DurationRange::new(Duration::ZERO, Duration::from_secs(30));
+const MAX_DELAY_RANGE: DurationRange = DurationRange::new(Duration::ZERO, Duration::from_secs(30));
 
 impl FieldMap {
     /// Parses a mapping file.
@@ -93,16 +93,16 @@ impl FieldMap {
         };
         let time = index(file.time);
         let domain = match (file.domain, file.domain_field) {
-            (Some(domain), None) => FieldSource::Constant(domain.into()),
-            (None, Some(field)) => FieldSource::Field(index(field)),
+            (Some(domain), None) => TextSource::Constant(domain.into()),
+            (None, Some(field)) => TextSource::Field(index(field)),
             _ => return Err("give either `domain: NAME` or `domain_field: FIELD`".to_owned()),
         };
         let hits = file.hits.map(&mut index);
         let mut descriptors = Vec::with_capacity(file.descriptors.len());
         for (number, written) in file.descriptors.into_iter().enumerate() {
             let entry = |MappedEntry { key, field, value }| match (field, value) {
-                (Some(field), None) => Ok(EntrySource { key, value: FieldSource::Field(index(field)) }),
-                (None, Some(value)) => Ok(EntrySource { key, value: FieldSource::Constant(value.into()) }),
+                (Some(field), None) => Ok(EntrySource { key, value: TextSource::Field(index(field)) }),
+                (None, Some(value)) => Ok(EntrySource { key, value: TextSource::Constant(value.into()) }),
                 _ => Err(format!("descriptor {}, key '{key}': give either `field` or `value`", number + 1)),
             };
             let entries: Vec<EntrySource> = written.into_iter().map(entry).collect::<Result<_, _>>()?;
@@ -116,7 +116,7 @@ impl FieldMap {
         }
         let max_delay_us = match file.max_delay {
             None => DEFAULT_MAX_DELAY_US,
-            Some(text) => Duration::parse(&text, &DELAYS)
+            Some(text) => Duration::parse(&text, &MAX_DELAY_RANGE)
                 .map(to_micros)
                 .map_err(|invalid| format!("max_delay: {} ({})", invalid.what, invalid.fix))?,
         };
@@ -154,24 +154,26 @@ impl FieldMap {
             return Ok(None);
         }
         request.domain = match &self.domain {
-            FieldSource::Constant(domain) => Arc::clone(domain),
-            FieldSource::Field(index) => values[*index].as_deref().ok_or_else(|| self.absent_error(*index))?.into(),
+            TextSource::Constant(domain) => Arc::clone(domain),
+            TextSource::Field(index) => {
+                values[*index].as_deref().ok_or_else(|| self.absent_field_error(*index))?.into()
+            }
         };
-        let time = values[self.time].as_deref().ok_or_else(|| self.absent_error(self.time))?;
+        let time = values[self.time].as_deref().ok_or_else(|| self.absent_field_error(self.time))?;
         request.arrival = parse_time(time)
             .ok_or_else(|| format!("'{time}' is not a time (RFC 3339, or seconds to nanoseconds since 1970)"))?;
         Ok(Some(request))
     }
 
-    fn absent_error(&self, field: usize) -> String {
+    fn absent_field_error(&self, field: usize) -> String {
         format!("the field '{}' is absent", self.fields[field])
     }
 }
 
-fn find_text<'v>(source: &'v FieldSource, values: &'v FieldValues<'_>) -> Option<&'v str> {
+fn find_text<'v>(source: &'v TextSource, values: &'v FieldValues<'_>) -> Option<&'v str> {
     match source {
-        FieldSource::Constant(text) => Some(text),
-        FieldSource::Field(index) => values[*index].as_deref(),
+        TextSource::Constant(text) => Some(text),
+        TextSource::Field(index) => values[*index].as_deref(),
     }
 }
 

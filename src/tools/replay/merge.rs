@@ -16,14 +16,14 @@ use crate::base::clock::Time;
 use crate::base::threads::thread_cpu_time;
 
 /// Events of a batch.
-const BATCH_EVENTS: usize = 1024;
+const EVENTS_PER_BATCH: usize = 1024;
 /// Batches of a file that wait to be merged.
-const WAITING_BATCHES: usize = 4;
+const MAX_WAITING_BATCHES: usize = 4;
 /// Maximum number of files.
-pub const MAX_FILES: usize = 1000;
+pub const MAX_TRAFFIC_FILES: usize = 1000;
 
 /// Message of a decoding thread.
-enum Decoded {
+enum DecoderMessage {
     Batch(Vec<TrafficEvent>),
     End { summary: SourceSummary, cpu_time: Duration },
     Failed(SourceError),
@@ -31,7 +31,7 @@ enum Decoded {
 
 /// All traffic, in order.
 pub struct MergedTraffic {
-    files: Vec<OpenFile>,
+    files: Vec<DecodedFile>,
     /// Next event of each file but the current one; unused for a single file.
     heads: BinaryHeap<Reverse<FileHead>>,
     /// File of the last event.
@@ -43,8 +43,8 @@ pub struct MergedTraffic {
 }
 
 /// A file that is decoded.
-struct OpenFile {
-    batches: Receiver<Decoded>,
+struct DecodedFile {
+    batches: Receiver<DecoderMessage>,
     batch: Vec<TrafficEvent>,
     /// Index of the next event in the batch.
     next: usize,
@@ -80,10 +80,10 @@ impl MergedTraffic {
         let open = |location: &TrafficLocation| TrafficSource::open(location, options, Arc::clone(bytes));
         let sources: Vec<TrafficSource> = locations.iter().map(open).collect::<Result<_, _>>()?;
         let files = sources.into_iter().map(|source| {
-            let (sender, batches) = sync_channel(WAITING_BATCHES);
+            let (sender, batches) = sync_channel(MAX_WAITING_BATCHES);
             // The thread ends when its file does, or when the receiver is dropped.
-            thread::spawn(move || decode(source, &sender));
-            OpenFile { batches, batch: Vec::new(), next: 0, last: EventOrder::default() }
+            thread::spawn(move || decode_file(source, &sender));
+            DecodedFile { batches, batch: Vec::new(), next: 0, last: EventOrder::default() }
         });
         Ok(Self {
             files: files.collect(),
@@ -102,19 +102,19 @@ impl MergedTraffic {
         match self.current {
             Some(file) => {
                 self.files[file].next += 1;
-                self.compare(file)?;
+                self.push_head(file)?;
             }
-            None => (0..self.files.len()).try_for_each(|file| self.compare(file))?,
+            None => (0..self.files.len()).try_for_each(|file| self.push_head(file))?,
         }
         let file = if self.files.len() == 1 { 0 } else { self.heads.pop().map_or(0, |Reverse(head)| head.file) };
         self.current = Some(file);
-        let OpenFile { batch, next, .. } = &self.files[file];
+        let DecodedFile { batch, next, .. } = &self.files[file];
         Ok(batch.get(*next))
     }
 
     /// Compares the next event of a file with those of the others.
-    fn compare(&mut self, file: usize) -> Result<(), SourceError> {
-        if !self.receive(file)? || self.files.len() == 1 {
+    fn push_head(&mut self, file: usize) -> Result<(), SourceError> {
+        if !self.wait_for_event(file)? || self.files.len() == 1 {
             return Ok(());
         }
         let open = &mut self.files[file];
@@ -133,19 +133,19 @@ impl MergedTraffic {
     }
 
     /// Waits for the next event of a file; false at its end.
-    fn receive(&mut self, file: usize) -> Result<bool, SourceError> {
+    fn wait_for_event(&mut self, file: usize) -> Result<bool, SourceError> {
         let open = &mut self.files[file];
         while open.next >= open.batch.len() {
             match open.batches.recv() {
-                Ok(Decoded::Batch(batch)) => (open.batch, open.next) = (batch, 0),
-                Ok(Decoded::End { summary, cpu_time }) => {
+                Ok(DecoderMessage::Batch(batch)) => (open.batch, open.next) = (batch, 0),
+                Ok(DecoderMessage::End { summary, cpu_time }) => {
                     self.summary.skipped += summary.skipped;
                     self.summary.hidden += summary.hidden;
                     self.summary.late += summary.late;
                     self.summary.truncated |= summary.truncated;
                     self.decode_time += cpu_time;
                 }
-                Ok(Decoded::Failed(error)) => return Err(error),
+                Ok(DecoderMessage::Failed(error)) => return Err(error),
                 // Every thread sends an end or an error last.
                 Err(_) => return Ok(false),
             }
@@ -155,28 +155,28 @@ impl MergedTraffic {
 }
 
 /// Decodes a file to its end, or until nothing receives its batches.
-fn decode(mut source: TrafficSource, sender: &SyncSender<Decoded>) {
-    let mut batch = Vec::with_capacity(BATCH_EVENTS);
+fn decode_file(mut source: TrafficSource, sender: &SyncSender<DecoderMessage>) {
+    let mut batch = Vec::with_capacity(EVENTS_PER_BATCH);
     loop {
         match source.next_event() {
             Ok(Some(event)) => {
                 batch.push(event);
-                if batch.len() == BATCH_EVENTS {
+                if batch.len() == EVENTS_PER_BATCH {
                     source.renew_shared_text();
-                    let full = std::mem::replace(&mut batch, Vec::with_capacity(BATCH_EVENTS));
-                    if sender.send(Decoded::Batch(full)).is_err() {
+                    let full = std::mem::replace(&mut batch, Vec::with_capacity(EVENTS_PER_BATCH));
+                    if sender.send(DecoderMessage::Batch(full)).is_err() {
                         return;
                     }
                 }
             }
             Ok(None) => {
-                let _ = sender.send(Decoded::Batch(batch));
-                let _ = sender.send(Decoded::End { summary: source.summary(), cpu_time: thread_cpu_time() });
+                let _ = sender.send(DecoderMessage::Batch(batch));
+                let _ = sender.send(DecoderMessage::End { summary: source.summary(), cpu_time: thread_cpu_time() });
                 return;
             }
             Err(error) => {
-                let _ = sender.send(Decoded::Batch(batch));
-                let _ = sender.send(Decoded::Failed(error));
+                let _ = sender.send(DecoderMessage::Batch(batch));
+                let _ = sender.send(DecoderMessage::Failed(error));
                 return;
             }
         }

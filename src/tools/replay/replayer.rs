@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::recorded::RecordedRequest;
+use super::recorded_request::RecordedRequest;
 use crate::base::clock::Time;
 use crate::decide::Decider;
 use crate::decide::decision::{Decision, DecisionContext};
@@ -104,7 +104,7 @@ pub struct CounterLosses {
 /// Maximum number of processes.
 const MAX_PROCESSES: usize = 1000;
 /// Decisions between the sweeps of two parts of a store.
-const SWEEP_INTERVAL: u32 = 1 << 14;
+const DECISIONS_PER_SWEEP: u32 = 1 << 14;
 /// Parts of a store that are swept one after the other.
 const SWEEP_PARTS: usize = 32;
 
@@ -153,7 +153,7 @@ impl Replayer {
     ///
     /// # Errors
     /// There are too many processes.
-    pub fn apply(&mut self, header: &RecordedHeader) -> Result<(), ReplayError> {
+    pub fn apply_header(&mut self, header: &RecordedHeader) -> Result<(), ReplayError> {
         let index = self.find_or_add_process(&header.process)?;
         let process = &mut self.processes[index];
         process.behaviour = Arc::clone(&header.behaviour);
@@ -161,7 +161,7 @@ impl Replayer {
         if header.in_memory && (header.is_start || process.own.is_none()) {
             let own = CounterSet::new(&self.options, &process.behaviour);
             if let Some(old) = process.own.replace(Box::new(own)) {
-                self.past_losses.add(old.losses());
+                self.past_losses.add(old.counter_losses());
             }
         }
         Ok(())
@@ -191,7 +191,7 @@ impl Replayer {
             ReplayRules::Recorded => recorded.rules.as_deref().or(process.rules.as_deref()),
         };
         let counters = process.own.as_deref_mut().unwrap_or(shared);
-        counters.follow(&process.behaviour);
+        counters.set_behaviour(&process.behaviour);
         let charge_times = recorded.charge_times();
         let context = DecisionContext {
             rules,
@@ -212,10 +212,10 @@ impl Replayer {
     }
 
     /// Counters that were lost so far.
-    pub fn losses(&self) -> CounterLosses {
+    pub fn counter_losses(&self) -> CounterLosses {
         let own = self.processes.iter().filter_map(|process| process.own.as_deref());
         let mut losses = self.past_losses;
-        own.chain([&self.shared]).for_each(|counters| losses.add(counters.losses()));
+        own.chain([&self.shared]).for_each(|counters| losses.add(counters.counter_losses()));
         losses
     }
 
@@ -253,13 +253,13 @@ impl CounterSet {
         Self {
             decider: Decider::new(store, DecisionSettings::clone(behaviour), metrics),
             behaviour: Arc::clone(behaviour),
-            until_sweep: SWEEP_INTERVAL,
+            until_sweep: DECISIONS_PER_SWEEP,
             sweeps: 0,
         }
     }
 
     /// Takes over the settings of the process that decides next.
-    fn follow(&mut self, behaviour: &Arc<DecisionSettings>) {
+    fn set_behaviour(&mut self, behaviour: &Arc<DecisionSettings>) {
         if !Arc::ptr_eq(&self.behaviour, behaviour) {
             self.decider.behaviour.clone_from(behaviour);
             self.behaviour = Arc::clone(behaviour);
@@ -272,13 +272,13 @@ impl CounterSet {
         if self.until_sweep > 0 {
             return false;
         }
-        self.until_sweep = SWEEP_INTERVAL;
+        self.until_sweep = DECISIONS_PER_SWEEP;
         self.decider.store.sweep(now, self.sweeps % SWEEP_PARTS, SWEEP_PARTS);
         self.sweeps += 1;
         self.sweeps.is_multiple_of(SWEEP_PARTS)
     }
 
-    fn losses(&self) -> CounterLosses {
+    fn counter_losses(&self) -> CounterLosses {
         CounterLosses {
             evicted: self.decider.store.stats().memory.evicted,
             without_counter: self.decider.failed_charges().map(|(_, count)| count).sum(),

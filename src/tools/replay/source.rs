@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::field_map::FieldMap;
-use super::log_records::{RecordConverter, RuleSetCache};
-use super::recorded::RecordedRequest;
+use super::record_converter::{RecordConverter, RuleSetCache};
+use super::recorded_request::RecordedRequest;
 use super::replayer::RecordedHeader;
-use super::rows::RowReader;
+use super::row_reader::RowReader;
 use crate::base::clock::Time;
-use crate::decide::log::reader::{ReadError, RecordReader, decompressed};
+use crate::decide::log::reader::{ReadError, RecordReader, decompress_input};
 use crate::decide::log::record::Record;
 use crate::decide::log::stream::input::{EntryRange, StreamInput};
 use crate::settings::decision_log::StreamSettings;
@@ -162,7 +162,7 @@ impl TrafficSource {
         let unusable = |line, problem| SourceError::Unusable { name: name.to_owned(), line, problem };
         let format = match &options.map {
             Some(map) => {
-                let input = decompressed(input).map_err(|error| unusable(1, error.to_string()))?;
+                let input = decompress_input(input).map_err(|error| unusable(1, error.to_string()))?;
                 let reader = RowReader::new(input, map.clone()).map_err(|error| unusable(error.line, error.problem))?;
                 SourceFormat::Rows { reader: Box::new(reader), sorted: ReorderBuffer::default() }
             }
@@ -183,7 +183,7 @@ impl TrafficSource {
         let unusable = |line, problem| SourceError::Unusable { name: self.name.clone(), line, problem };
         match &mut self.format {
             SourceFormat::Log { reader, converter, is_start } => {
-                let line = reader.line() + 1;
+                let line = reader.line_number() + 1;
                 let record = match reader.next_record() {
                     Err(error @ ReadError::NotARecord { .. }) if *is_start => return Err(SourceError::NotALog(error)),
                     record => record?,
@@ -236,9 +236,9 @@ impl TrafficSource {
 }
 
 /// Requests that wait to be sorted.
-const MAX_WAITING: usize = 1 << 16;
+const MAX_WAITING_REQUESTS: usize = 1 << 16;
 
-/// Sorts requests by time, as far as [`MAX_WAITING`] requests reach.
+/// Sorts requests by time, as far as [`MAX_WAITING_REQUESTS`] requests reach.
 #[derive(Debug, Default)]
 pub(super) struct ReorderBuffer {
     waiting: BinaryHeap<WaitingRequest>,
@@ -263,7 +263,7 @@ impl ReorderBuffer {
             request.arrival = self.last;
         }
         self.waiting.push(WaitingRequest { order: (request.arrival, self.added), request });
-        if self.waiting.len() > MAX_WAITING { self.pop() } else { None }
+        if self.waiting.len() > MAX_WAITING_REQUESTS { self.pop() } else { None }
     }
 
     /// Returns the earliest request.

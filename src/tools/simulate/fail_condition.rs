@@ -5,7 +5,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::results::{ConditionResult, LimitFigures, LimitResults, SimulationResults, share};
+use super::results::{ConditionResult, LimitFigures, LimitResults, SimulationResults, compute_share};
 
 /// Condition on the figures of a simulation.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,7 +13,7 @@ pub struct FailCondition {
     text: String,
     metric: ConditionMetric,
     /// Path of a limit; `None`: all requests.
-    subject: Option<String>,
+    limit_path: Option<String>,
     comparison: Comparison,
     threshold: f64,
     is_percentage: bool,
@@ -59,8 +59,8 @@ const METRICS: [(&str, ConditionMetric); 6] = [
 /// Longer comparisons first, because `>` begins `>=`.
 const COMPARISONS: [(&str, Comparison); 4] =
     [(">=", Comparison::AtLeast), ("<=", Comparison::AtMost), (">", Comparison::Above), ("<", Comparison::Below)];
-/// Subject that stands for all requests.
-const ALL: &str = "*";
+/// Path that stands for all requests.
+const ALL_REQUESTS: &str = "*";
 
 /// The error completes a sentence that begins with the condition, and shows the fix.
 impl FromStr for FailCondition {
@@ -70,15 +70,15 @@ impl FromStr for FailCondition {
         let form = "write METRIC(LIMIT) > NUMBER, such as 'rejected(shop.login) > 1%'";
         let text = text.trim();
         let (metric, rest) = text.split_once('(').ok_or_else(|| format!("there is no `(` ({form})"))?;
-        let (subject, rest) = rest.rsplit_once(')').ok_or_else(|| format!("there is no `)` ({form})"))?;
+        let (limit_path, rest) = rest.rsplit_once(')').ok_or_else(|| format!("there is no `)` ({form})"))?;
         let metric = metric.trim();
         let metric =
             METRICS.into_iter().find(|(name, _)| *name == metric).map(|(_, known)| known).ok_or_else(|| {
                 let names = METRICS.map(|(name, _)| name).join(", ");
                 format!("'{metric}' is no metric (use one of {names})")
             })?;
-        let subject = subject.trim();
-        if subject.is_empty() {
+        let limit_path = limit_path.trim();
+        if limit_path.is_empty() {
             return Err("the limit is missing (write its path, such as shop.login, or * for all requests)".to_owned());
         }
         let rest = rest.trim();
@@ -93,11 +93,11 @@ impl FromStr for FailCondition {
         if is_percentage && metric == ConditionMetric::LongestRun {
             return Err("longest_run is a number of requests (leave out the %)".to_owned());
         }
-        if metric != ConditionMetric::Rejected && subject == ALL && !metric.is_of_requests() {
+        if metric != ConditionMetric::Rejected && limit_path == ALL_REQUESTS && !metric.applies_to_all_requests() {
             return Err("this metric needs a limit (write its path, such as shop.login)".to_owned());
         }
-        let subject = (subject != ALL).then(|| subject.to_owned());
-        Ok(Self { text: text.to_owned(), metric, subject, comparison, threshold, is_percentage })
+        let limit_path = (limit_path != ALL_REQUESTS).then(|| limit_path.to_owned());
+        Ok(Self { text: text.to_owned(), metric, limit_path, comparison, threshold, is_percentage })
     }
 }
 
@@ -109,15 +109,15 @@ impl fmt::Display for FailCondition {
 
 impl ConditionMetric {
     /// True if there is such a figure of all requests.
-    const fn is_of_requests(self) -> bool {
+    const fn applies_to_all_requests(self) -> bool {
         matches!(self, Self::Rejected | Self::NewlyRejected | Self::NewlyAdmitted)
     }
 }
 
 impl FailCondition {
     /// Path of the limit; `None`: all requests.
-    pub fn subject(&self) -> Option<&str> {
-        self.subject.as_deref()
+    pub fn limit_path(&self) -> Option<&str> {
+        self.limit_path.as_deref()
     }
 
     /// True if the condition is about a change, so that there must be old rules.
@@ -127,12 +127,12 @@ impl FailCondition {
 
     /// Evaluates the condition. A limit without traffic has the figure 0.
     pub fn evaluate(&self, results: &SimulationResults) -> ConditionResult {
-        let figure = match &self.subject {
-            None => self.figure_of_requests(results),
-            Some(path) => self.figure_of_limit(results.limits.iter().find(|limit| limit.path == *path)),
+        let figure = match &self.limit_path {
+            None => self.find_figure_of_requests(results),
+            Some(path) => self.find_figure_of_limit(results.limits.iter().find(|limit| limit.path == *path)),
         };
         let value = match figure.whole {
-            Some(whole) if self.is_percentage => share(figure.part, whole) * 100.0,
+            Some(whole) if self.is_percentage => compute_share(figure.part, whole) * 100.0,
             _ => figure.part as f64,
         };
         let fails = match self.comparison {
@@ -144,7 +144,7 @@ impl FailCondition {
         ConditionResult { condition: self.text.clone(), figure: figure.to_string(), fails }
     }
 
-    fn figure_of_requests(&self, results: &SimulationResults) -> Figure {
+    fn find_figure_of_requests(&self, results: &SimulationResults) -> Figure {
         let changes = results.changes.as_ref();
         let part = match self.metric {
             ConditionMetric::NewlyRejected => changes.map_or(0, |changes| changes.newly_rejected),
@@ -154,7 +154,7 @@ impl FailCondition {
         Figure { part, whole: Some(results.traffic.requests), what: "requests" }
     }
 
-    fn figure_of_limit(&self, limit: Option<&LimitResults>) -> Figure {
+    fn find_figure_of_limit(&self, limit: Option<&LimitResults>) -> Figure {
         let (none, none_before) = (LimitFigures::default(), LimitFigures::default());
         let new = limit.and_then(|limit| limit.new.as_ref()).unwrap_or(&none);
         let old = limit.and_then(|limit| limit.old.as_ref()).unwrap_or(&none_before);
@@ -177,7 +177,7 @@ impl fmt::Display for Figure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { part, whole, what } = self;
         match whole {
-            Some(whole) => write!(f, "{:.2} % ({part} of {whole} {what})", share(*part, *whole) * 100.0),
+            Some(whole) => write!(f, "{:.2} % ({part} of {whole} {what})", compute_share(*part, *whole) * 100.0),
             None => write!(f, "{part} {what}"),
         }
     }

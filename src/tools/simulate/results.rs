@@ -249,12 +249,12 @@ impl ReplaySpeed {
 }
 
 /// Share of a whole, 0 to 1; 0 of nothing.
-pub fn share(part: u64, whole: u64) -> f64 {
+pub fn compute_share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
 /// Version of the JSON.
-const VERSION: u32 = 1;
+const RESULTS_VERSION: u32 = 1;
 
 impl SimulationResults {
     /// Figures of a simulation that has ended; `top` bounds the lists of keys.
@@ -265,7 +265,7 @@ impl SimulationResults {
         let old_tally = old.and_then(|old| old.tally.as_ref());
         let verification = old.and_then(|old| old.verification.clone()).or(simulation.new.verification.clone());
         Self {
-            version: VERSION,
+            version: RESULTS_VERSION,
             traffic: TrafficResults {
                 requests,
                 first: simulation.span.map(|span| span.first.to_string()),
@@ -295,7 +295,7 @@ impl SimulationResults {
 }
 
 fn build_totals(replay: &RuleReplay, requests: u64) -> ReplayTotals {
-    let losses = replay.losses();
+    let losses = replay.counter_losses();
     let mut totals = ReplayTotals {
         evicted_counters: losses.evicted,
         charges_without_counter: losses.without_counter,
@@ -303,7 +303,7 @@ fn build_totals(replay: &RuleReplay, requests: u64) -> ReplayTotals {
     };
     if let Some(tally) = &replay.tally {
         totals.rejected = tally.rejected;
-        totals.rejected_share = share(tally.rejected, requests);
+        totals.rejected_share = compute_share(tally.rejected, requests);
         totals.unmatched_descriptors = tally.unmatched;
         totals.failed = tally.failed;
         totals.untracked_requests = tally.keys.untracked;
@@ -314,12 +314,13 @@ fn build_totals(replay: &RuleReplay, requests: u64) -> ReplayTotals {
 fn build_limits(new: Option<&ReplayTally>, old: Option<&ReplayTally>) -> Vec<LimitResults> {
     let news = new.iter().flat_map(|tally| &tally.limits);
     let removed = old.iter().flat_map(|tally| &tally.limits);
-    let removed = removed.filter(|limit| new.is_none_or(|new| new.of_path(&limit.label.path).is_none()));
+    let removed = removed.filter(|limit| new.is_none_or(|new| new.find_by_path(&limit.label.path).is_none()));
     let mut limits: Vec<LimitResults> = news
         .chain(removed)
         .map(|tally| {
             let label = &tally.label;
-            let figures_in = |tally: Option<&ReplayTally>| Some(LimitFigures::of(tally?.of_path(&label.path)?));
+            let figures_in =
+                |tally: Option<&ReplayTally>| Some(LimitFigures::from_tally(tally?.find_by_path(&label.path)?));
             LimitResults {
                 path: label.path.clone(),
                 location: label.location.clone(),
@@ -338,7 +339,7 @@ fn build_limits(new: Option<&ReplayTally>, old: Option<&ReplayTally>) -> Vec<Lim
 }
 
 impl LimitFigures {
-    fn of(tally: &LimitTally) -> Self {
+    fn from_tally(tally: &LimitTally) -> Self {
         let (keys, rejected_keys) = (tally.keys.count(), tally.rejected_keys.count());
         let RejectionRun { requests: run, duration_us } = tally.longest_run;
         Self {
@@ -348,11 +349,11 @@ impl LimitFigures {
             peeks: tally.peeks,
             refunds: tally.refunds,
             rejected: tally.rejected,
-            rejected_share: share(tally.rejected, tally.requests),
+            rejected_share: compute_share(tally.rejected, tally.requests),
             rejected_here_only: tally.changed,
             keys,
             rejected_keys,
-            rejected_keys_share: share(rejected_keys, keys).min(1.0),
+            rejected_keys_share: compute_share(rejected_keys, keys).min(1.0),
             keys_are_estimates: tally.keys.is_estimate(),
             longest_run: (run > 0).then(|| RunResults {
                 requests: run,
@@ -394,8 +395,8 @@ fn build_timeline(new: Option<&Timeline>, old: Option<&Timeline>) -> TimelineRes
     let Some(new) = new else { return TimelineResults::default() };
     let (mut new, mut old) = (new.clone(), old.cloned());
     if let Some(old) = &mut old {
-        old.widen(new.span_us());
-        new.widen(old.span_us());
+        old.widen_spans(new.span_us());
+        new.widen_spans(old.span_us());
     }
     let rejected = |timeline: &Timeline| timeline.spans().iter().map(|span| span.rejected).collect();
     TimelineResults {

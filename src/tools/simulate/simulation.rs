@@ -7,18 +7,18 @@ use std::sync::Arc;
 use serde::Serialize;
 use smallvec::SmallVec;
 
-use super::tally::{DescriptorRejection, Rejections, ReplayTally};
+use super::tally::{DescriptorRejection, DescriptorRejections, ReplayTally};
 use crate::base::clock::Time;
 use crate::decide::results::{DescriptorResults, plain_key_text};
 use crate::limit::request::Request;
 use crate::telemetry::top_keys::space_saving::SpaceSaving;
-use crate::tools::replay::recorded::RecordedRequest;
+use crate::tools::replay::recorded_request::RecordedRequest;
 use crate::tools::replay::replayer::{
     CounterLosses, RecordedHeader, ReplayError, ReplayOptions, ReplayRules, ReplayedAnswer, Replayer,
 };
 
 /// Keys in each sketch of top keys.
-const TOP_KEYS: usize = 2000;
+const MAX_SKETCHED_KEYS: usize = 2000;
 
 /// Bounds of a simulation.
 #[derive(Clone, Debug)]
@@ -111,12 +111,12 @@ pub struct RuleReplay {
 struct ReplayedDecision {
     rejected: bool,
     failed: bool,
-    descriptors: Rejections,
+    descriptors: DescriptorRejections,
 }
 
 impl LogProperties {
     /// Takes over a header.
-    pub fn add(&mut self, header: &RecordedHeader) {
+    pub fn add_header(&mut self, header: &RecordedHeader) {
         self.rule_sets += u64::from(header.rules.is_some());
         self.starts += u64::from(header.is_start);
         self.sample = Some(self.sample.unwrap_or(1.0).min(header.sample));
@@ -128,7 +128,7 @@ impl LogProperties {
 impl Simulation {
     /// Creates a simulation of `new` rules, compared with `old` ones.
     pub fn new(new: ReplayRules, old: Option<ReplayRules>, options: &SimulationOptions) -> Self {
-        let sketch = || SpaceSaving::new(TOP_KEYS);
+        let sketch = || SpaceSaving::new(MAX_SKETCHED_KEYS);
         Self {
             new: RuleReplay::new(new, options),
             old: old.map(|rules| RuleReplay::new(rules, options)),
@@ -145,27 +145,27 @@ impl Simulation {
     ///
     /// # Errors
     /// There are too many processes.
-    pub fn apply(&mut self, header: &RecordedHeader) -> Result<(), ReplayError> {
-        self.log.add(header);
-        self.new.replayer.apply(header)?;
-        self.old.as_mut().map_or(Ok(()), |old| old.replayer.apply(header))
+    pub fn apply_header(&mut self, header: &RecordedHeader) -> Result<(), ReplayError> {
+        self.log.add_header(header);
+        self.new.replayer.apply_header(header)?;
+        self.old.as_mut().map_or(Ok(()), |old| old.replayer.apply_header(header))
     }
 
     /// Replays a request.
     ///
     /// # Errors
     /// There are too many processes, or their counters need too much memory.
-    pub fn add(&mut self, recorded: &RecordedRequest) -> Result<(), ReplayError> {
+    pub fn replay_request(&mut self, recorded: &RecordedRequest) -> Result<(), ReplayError> {
         let at = recorded.arrival;
         self.requests += 1;
         let span = self.span.get_or_insert(TrafficSpan { first: at, last: at });
         span.last = span.last.max(at);
-        let request = recorded.request();
+        let request = recorded.to_request();
         let new = self.new.decide(recorded, &request)?;
         let before = self.old.as_mut().map(|old| old.decide(recorded, &request)).transpose()?;
         let (Some(old), Some(before)) = (&mut self.old, before.filter(|before| !before.failed)) else {
             if new.rejected {
-                add_keys(&mut self.top.rejected, &request, new.descriptors.iter());
+                add_rejected_keys(&mut self.top.rejected, &request, new.descriptors.iter());
             }
             return Ok(());
         };
@@ -175,11 +175,11 @@ impl Simulation {
         if new.rejected {
             self.newly_rejected += 1;
             self.new.count_changes(&new.descriptors);
-            add_keys(&mut self.top.newly_rejected, &request, new.descriptors.iter());
+            add_rejected_keys(&mut self.top.newly_rejected, &request, new.descriptors.iter());
         } else {
             self.newly_admitted += 1;
             old.count_changes(&before.descriptors);
-            add_keys(&mut self.top.newly_admitted, &request, before.descriptors.iter());
+            add_rejected_keys(&mut self.top.newly_admitted, &request, before.descriptors.iter());
         }
         Ok(())
     }
@@ -195,13 +195,13 @@ impl Simulation {
     }
 
     /// Number of decisions that were replayed.
-    pub fn replayed(&self) -> u64 {
+    pub fn replayed_decisions(&self) -> u64 {
         self.requests * if self.old.is_some() { 2 } else { 1 }
     }
 }
 
 /// Adds the rejected keys of a request to a sketch.
-fn add_keys<'d>(
+fn add_rejected_keys<'d>(
     sketch: &mut SpaceSaving<KeyOfLimit>,
     request: &Request<'_>,
     descriptors: impl Iterator<Item = &'d DescriptorRejection>,
@@ -234,14 +234,14 @@ impl RuleReplay {
     }
 
     /// Counters that were lost.
-    pub fn losses(&self) -> CounterLosses {
-        self.replayer.losses()
+    pub fn counter_losses(&self) -> CounterLosses {
+        self.replayer.counter_losses()
     }
 
     fn decide(&mut self, recorded: &RecordedRequest, request: &Request<'_>) -> Result<ReplayedDecision, ReplayError> {
         let max_keys = self.max_keys;
         let tally = self.tally.get_or_insert_with(|| ReplayTally::new(recorded.arrival, max_keys));
-        let mut descriptors = Rejections::new();
+        let mut descriptors = DescriptorRejections::new();
         let mut admitted: SmallVec<[LimitAdmissions; 2]> = SmallVec::new();
         let verifies = self.verification.is_some();
         let answer = self.replayer.decide(recorded, request, |descriptor| {
@@ -252,7 +252,7 @@ impl RuleReplay {
         })?;
         tally.add_answer(recorded.arrival, answer);
         if let Some(verification) = &mut self.verification {
-            verification.add(recorded, answer, &admitted);
+            verification.compare_decision(recorded, answer, &admitted);
         }
         Ok(ReplayedDecision { rejected: answer.over_limit || answer.shadowed, failed: answer.failed, descriptors })
     }
@@ -270,7 +270,7 @@ pub struct Verification {
     pub first_difference: Option<String>,
 }
 
-/// LimitAdmissions by the limits of a descriptor.
+/// Whether each limit of a descriptor that decides admitted the hits, in the order of the rule.
 pub type LimitAdmissions = SmallVec<[bool; 8]>;
 
 /// Returns the admissions by the limits of a replayed descriptor that decide.
@@ -280,7 +280,12 @@ pub fn list_admissions(descriptor: &DescriptorResults<'_, '_>) -> LimitAdmission
 
 impl Verification {
     /// Compares a replayed decision with its record.
-    pub fn add(&mut self, recorded: &RecordedRequest, answer: ReplayedAnswer, replayed: &[LimitAdmissions]) {
+    pub fn compare_decision(
+        &mut self,
+        recorded: &RecordedRequest,
+        answer: ReplayedAnswer,
+        replayed: &[LimitAdmissions],
+    ) {
         let Some(expected) = recorded.answer.filter(|expected| expected.repeatable) else { return };
         self.compared += 1;
         let of_limits = recorded.descriptors().iter().map(|descriptor| &descriptor.admitted);

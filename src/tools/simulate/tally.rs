@@ -15,7 +15,7 @@ use crate::base::sharded::{PrehashedMap, upper_half};
 use crate::decide::results::{DescriptorResults, LimitWithResult};
 use crate::limit::request::{Hits, Request};
 use crate::telemetry::hyperloglog::HyperLogLog;
-use crate::tools::replay::recorded::RecordedRequest;
+use crate::tools::replay::recorded_request::RecordedRequest;
 use crate::tools::replay::replayer::ReplayedAnswer;
 
 /// Maximum number of limits with a timeline.
@@ -39,7 +39,7 @@ pub struct ReplayTally {
     /// Id and index of the limit that was counted last.
     last: Option<(u64, usize)>,
     /// Counts by key.
-    pub keys: RejectionTallies,
+    pub keys: KeyRejectionTallies,
     start: Time,
 }
 
@@ -55,7 +55,7 @@ pub struct DescriptorRejection {
 }
 
 /// Rejection of each descriptor of a request.
-pub type Rejections = SmallVec<[DescriptorRejection; 2]>;
+pub type DescriptorRejections = SmallVec<[DescriptorRejection; 2]>;
 
 impl ReplayTally {
     /// Creates empty counts of traffic that begins at `start`.
@@ -69,7 +69,7 @@ impl ReplayTally {
             by_id: HashMap::new(),
             by_path: HashMap::new(),
             last: None,
-            keys: RejectionTallies::new(max_keys),
+            keys: KeyRejectionTallies::new(max_keys),
             start,
         }
     }
@@ -88,14 +88,14 @@ impl ReplayTally {
         };
         self.unmatched += u64::from(descriptor.rule().is_none() && of.limit_override.is_none());
         for limit in descriptor.limits() {
-            let index = self.index(descriptor, &limit);
+            let index = self.find_or_add_limit(descriptor, &limit);
             let rejected = !limit.result.admitted;
             if rejected && !limit.shadow {
                 rejection.by = rejection.by.or(Some(index));
             }
             let tally = &mut self.limits[index];
-            if tally.add(of.hits, recorded.arrival, &limit) {
-                let change = self.keys.add(KeyId::new(path, index), recorded.arrival, rejected);
+            if tally.add_hits(of.hits, recorded.arrival, &limit) {
+                let change = self.keys.add_charge(KeyId::new(path, index), recorded.arrival, rejected);
                 tally.add_key(path, change, rejected, || descriptor.key_text(request));
             }
         }
@@ -110,11 +110,11 @@ impl ReplayTally {
         let rejected = answer.over_limit || answer.shadowed;
         self.rejected += u64::from(rejected);
         self.failed += u64::from(answer.failed);
-        self.timeline.add(at, rejected);
+        self.timeline.add_request(at, rejected);
     }
 
     /// Index of a limit, which is added if it is new. Limits of one path are one, as after a reload.
-    fn index(&mut self, descriptor: &DescriptorResults<'_, '_>, limit: &LimitWithResult<'_, '_>) -> usize {
+    fn find_or_add_limit(&mut self, descriptor: &DescriptorResults<'_, '_>, limit: &LimitWithResult<'_, '_>) -> usize {
         if let Some((_, index)) = self.last.filter(|(id, _)| *id == limit.id) {
             return index;
         }
@@ -141,7 +141,7 @@ impl ReplayTally {
     }
 
     /// Returns the counts of a limit by its path.
-    pub fn of_path(&self, path: &str) -> Option<&LimitTally> {
+    pub fn find_by_path(&self, path: &str) -> Option<&LimitTally> {
         self.by_path.get(path).map(|index| &self.limits[*index])
     }
 }
@@ -162,9 +162,9 @@ pub struct LimitTally {
     /// Refunds.
     pub refunds: u64,
     /// Distinct keys.
-    pub keys: KeyCounter,
+    pub keys: DistinctKeyCounter,
     /// Distinct keys that the limit rejected at least once.
-    pub rejected_keys: KeyCounter,
+    pub rejected_keys: DistinctKeyCounter,
     /// Longest run of rejections of one key.
     pub longest_run: RejectionRun,
     /// Key of the longest run.
@@ -201,14 +201,14 @@ pub struct LimitLabel {
 
 /// Number of distinct keys: exact while keys are tracked, else estimated.
 #[derive(Debug, Default)]
-pub struct KeyCounter {
+pub struct DistinctKeyCounter {
     exact: u64,
     sketch: HyperLogLog,
     is_estimate: bool,
 }
 
 /// Suffix of the path of limits that came with requests.
-const OVERRIDES: &str = "(limits of requests)";
+const OVERRIDES_SUFFIX: &str = "(limits of requests)";
 
 impl LimitLabel {
     /// Label of a limit of a descriptor.
@@ -221,7 +221,7 @@ impl LimitLabel {
             }
             None => {
                 let domain = descriptor.domain().map_or("", |domain| &domain.name);
-                let path = format!("{domain} {OVERRIDES}");
+                let path = format!("{domain} {OVERRIDES_SUFFIX}");
                 (path.clone(), path, String::new(), String::new())
             }
         };
@@ -240,8 +240,8 @@ impl LimitTally {
             rejected: 0,
             peeks: 0,
             refunds: 0,
-            keys: KeyCounter::default(),
-            rejected_keys: KeyCounter::default(),
+            keys: DistinctKeyCounter::default(),
+            rejected_keys: DistinctKeyCounter::default(),
             longest_run: RejectionRun::default(),
             longest_run_key: Arc::from(""),
             longest_run_path: 0,
@@ -252,7 +252,7 @@ impl LimitTally {
     }
 
     /// Counts hits at `at`; returns true for a charge.
-    pub fn add(&mut self, hits: Hits, at: Time, limit: &LimitWithResult<'_, '_>) -> bool {
+    pub fn add_hits(&mut self, hits: Hits, at: Time, limit: &LimitWithResult<'_, '_>) -> bool {
         let count = match hits {
             Hits::Charge(count) => count,
             Hits::Peek => {
@@ -272,7 +272,7 @@ impl LimitTally {
             self.add_delay(limit.result.delay_us);
         }
         if let Some(timeline) = &mut self.timeline {
-            timeline.add(at, rejected);
+            timeline.add_request(at, rejected);
         }
         true
     }
@@ -290,9 +290,9 @@ impl LimitTally {
 
     /// Counts the key of a charge. `text` is called if the key has a new longest run.
     pub fn add_key(&mut self, path: u128, change: Option<KeyChange>, rejected: bool, text: impl FnOnce() -> Arc<str>) {
-        self.keys.add(path, change.map(|change| change.is_new));
+        self.keys.add_key(path, change.map(|change| change.is_new));
         if rejected {
-            self.rejected_keys.add(path, change.map(|change| change.is_first_rejection));
+            self.rejected_keys.add_key(path, change.map(|change| change.is_first_rejection));
         }
         let Some(KeyChange { run, .. }) = change else { return };
         if run > self.longest_run {
@@ -304,9 +304,9 @@ impl LimitTally {
     }
 }
 
-impl KeyCounter {
+impl DistinctKeyCounter {
     /// Adds a key; `is_new` is `None` if that is not known.
-    fn add(&mut self, path: u128, is_new: Option<bool>) {
+    fn add_key(&mut self, path: u128, is_new: Option<bool>) {
         match is_new {
             Some(false) => {}
             Some(true) => {
@@ -333,8 +333,8 @@ impl KeyCounter {
 
 /// Rejections by limit and key.
 #[derive(Debug)]
-pub struct RejectionTallies {
-    keys: PrehashedMap<RejectionTally>,
+pub struct KeyRejectionTallies {
+    keys: PrehashedMap<KeyRejections>,
     max_keys: usize,
     /// Charges of keys beyond the bound.
     pub untracked: u64,
@@ -342,7 +342,7 @@ pub struct RejectionTallies {
 
 /// Rejections of one key by one limit.
 #[derive(Clone, Copy, Debug, Default)]
-struct RejectionTally {
+struct KeyRejections {
     /// Rejections since the last admission.
     run: u32,
     is_known: bool,
@@ -381,14 +381,14 @@ impl KeyId {
     }
 }
 
-impl RejectionTallies {
+impl KeyRejectionTallies {
     /// Creates counts of up to `max_keys` keys.
     pub fn new(max_keys: usize) -> Self {
         Self { keys: PrehashedMap::default(), max_keys, untracked: 0 }
     }
 
     /// Counts a charge; `None` if the key is beyond the bound.
-    pub fn add(&mut self, key: KeyId, at: Time, rejected: bool) -> Option<KeyChange> {
+    pub fn add_charge(&mut self, key: KeyId, at: Time, rejected: bool) -> Option<KeyChange> {
         let is_full = self.keys.len() >= self.max_keys;
         let tally = if is_full { self.keys.get_mut(&key.0) } else { Some(self.keys.entry(key.0).or_default()) };
         let Some(tally) = tally else {

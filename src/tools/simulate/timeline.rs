@@ -34,7 +34,7 @@ impl Timeline {
     }
 
     /// Counts a request at `at`; one before the start counts in the first span.
-    pub fn add(&mut self, at: Time, rejected: bool) {
+    pub fn add_request(&mut self, at: Time, rejected: bool) {
         let since_us = at.since_us(self.start);
         let mut index = since_us / self.span_us;
         while index >= MAX_SPANS as u64 {
@@ -62,7 +62,7 @@ impl Timeline {
     }
 
     /// Joins spans until each is `span_us` long or longer, to compare with another timeline.
-    pub fn widen(&mut self, span_us: u64) {
+    pub fn widen_spans(&mut self, span_us: u64) {
         while self.span_us < span_us {
             self.join_neighbours();
         }
@@ -92,9 +92,9 @@ mod tests {
     fn spans_are_joined_and_no_request_is_lost() {
         let mut timeline = Timeline::new(Time::from_secs(1000));
         for second in 0..1000 {
-            timeline.add(Time::from_secs(1000 + second), second % 4 == 0);
+            timeline.add_request(Time::from_secs(1000 + second), second % 4 == 0);
         }
-        timeline.add(Time::from_secs(1), true);
+        timeline.add_request(Time::from_secs(1), true);
         assert_eq!(timeline.span_us(), 16_000_000);
         assert_eq!(timeline.spans().len(), 63);
         assert_eq!(timeline.spans()[0], SpanCounts { requests: 17, rejected: 5 });
@@ -105,8 +105,8 @@ mod tests {
     #[test]
     fn times_far_apart_stay_within_the_bound() {
         let mut timeline = Timeline::new(Time::from_secs(0));
-        timeline.add(Time::from_secs(0), false);
-        timeline.add(Time::from_micros(u64::MAX), true);
+        timeline.add_request(Time::from_secs(0), false);
+        timeline.add_request(Time::from_micros(u64::MAX), true);
         assert!(timeline.spans().len() <= MAX_SPANS);
         assert_eq!(timeline.spans().iter().map(|span| span.requests).sum::<u64>(), 2);
     }

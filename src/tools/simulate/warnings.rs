@@ -7,8 +7,8 @@ use crate::rules::rule::set::RuleSet;
 use crate::tools::replay::source::SourceSummary;
 
 /// Returns the reasons that apply, each with a fix if there is one.
-pub fn collect(simulation: &Simulation, summary: SourceSummary, results: &SimulationResults) -> Vec<String> {
-    let mut warnings = collect_of_input(&simulation.log, summary);
+pub fn collect_warnings(simulation: &Simulation, summary: SourceSummary, results: &SimulationResults) -> Vec<String> {
+    let mut warnings = collect_input_warnings(&simulation.log, summary);
     let mut warn = |applies: bool, text: String| {
         if applies {
             warnings.push(text);
@@ -35,8 +35,8 @@ pub fn collect(simulation: &Simulation, summary: SourceSummary, results: &Simula
 }
 
 /// Returns the reasons that lie in the files.
-pub fn collect_of_input(log: &LogProperties, summary: SourceSummary) -> Vec<String> {
-    let mut warnings = collect_of_log(log);
+pub fn collect_input_warnings(log: &LogProperties, summary: SourceSummary) -> Vec<String> {
+    let mut warnings = collect_log_warnings(log);
     let mut warn = |applies: bool, text: String| {
         if applies {
             warnings.push(text);
@@ -53,7 +53,7 @@ pub fn collect_of_input(log: &LogProperties, summary: SourceSummary) -> Vec<Stri
     warnings
 }
 
-fn collect_of_log(log: &LogProperties) -> Vec<String> {
+fn collect_log_warnings(log: &LogProperties) -> Vec<String> {
     let mut warnings = Vec::new();
     if log.dropped > 0 {
         warnings.push(format!("the log lost {} decisions, so counters see too few requests", log.dropped));
@@ -76,7 +76,7 @@ fn collect_of_log(log: &LogProperties) -> Vec<String> {
 }
 
 /// Returns warnings about rules that a replay decides in another way than a server.
-pub fn collect_of_rules(rules: &RuleSet) -> Vec<String> {
+pub fn collect_rule_warnings(rules: &RuleSet) -> Vec<String> {
     let count = |has: fn(&Limit) -> bool| {
         rules.rules().flat_map(|rule| &rule.limits).filter(|compiled| has(&compiled.limit)).count()
     };

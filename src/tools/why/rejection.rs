@@ -82,7 +82,7 @@ pub fn list_causes(descriptor: &DescriptorRecord<'_>) -> Vec<String> {
     let origin = format_origin(descriptor);
     let by_policy = descriptor.decided_by == Some(DecisionSource::Policy);
     let suffix = if by_policy { format!(", {}", format_policy(descriptor)) } else { String::new() };
-    let rejecting = descriptor.limits.iter().filter(|limit| rejects(limit));
+    let rejecting = descriptor.limits.iter().filter(|limit| limit_rejects(limit));
     let mut causes: Vec<String> = rejecting.map(|limit| format!("{origin}, {}{suffix}", format_limit(limit))).collect();
     if causes.is_empty() {
         causes.push(format!("{origin}{suffix}"));
@@ -156,13 +156,13 @@ pub struct RejectingLimit<'r, 't> {
 }
 
 /// True if the limit rejected the hits, and does not only record.
-pub fn rejects(limit: &LimitRecord<'_>) -> bool {
+pub fn limit_rejects(limit: &LimitRecord<'_>) -> bool {
     !limit.shadow && !limit.candidate && limit.result.is_some_and(|result| !result.admitted)
 }
 
 impl RejectingLimit<'_, '_> {
     /// Hits that have to fit: one for a peek.
-    fn hits(&self) -> u64 {
+    fn hits_to_fit(&self) -> u64 {
         self.descriptor.hits.unsigned_abs().max(1)
     }
 
@@ -193,7 +193,7 @@ impl RejectingLimit<'_, '_> {
                 return Some(Remedy::Wait { until: format_time(now_us.saturating_add(wait_us)), wait_us });
             }
             None if self.limit.requests_per_unit == 0 => NeverReason::LimitIsZero,
-            None if self.hits() > self.capacity() => NeverReason::MoreHitsThanLimit,
+            None if self.hits_to_fit() > self.capacity() => NeverReason::MoreHitsThanLimit,
             None => return None,
         };
         Some(Remedy::NeverByWaiting { reason })
@@ -204,13 +204,13 @@ impl RejectingLimit<'_, '_> {
         // A request behind others in a queue may be delayed for longer than it accepts, however few hits it has.
         let is_delayed = self.limit.algorithm == Algorithm::LeakyBucket && result.reset_us > 0;
         let hits = self.capacity().saturating_sub(result.before);
-        (!is_delayed && 0 < hits && hits < self.hits()).then_some(Remedy::FewerHits { hits })
+        (!is_delayed && 0 < hits && hits < self.hits_to_fit()).then_some(Remedy::FewerHits { hits })
     }
 
     fn find_larger_limit(&self) -> Option<Remedy> {
         let result = self.limit.result?;
         let counted = result.before;
-        let value = counted.checked_add(self.hits()).filter(|value| *value <= u64::from(u32::MAX))?;
+        let value = counted.checked_add(self.hits_to_fit()).filter(|value| *value <= u64::from(u32::MAX))?;
         let key = self.limit.algorithm.properties().capacity.key().unwrap_or("requests_per_unit");
         // A request leaves a queue when everything before it has left.
         let is_queue = self.limit.algorithm == Algorithm::LeakyBucket;

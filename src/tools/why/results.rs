@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use super::rejection::{RejectingLimit, Remedy, rejects};
-use super::time_line::{AskedDecision, RuleChange, TimeLine};
+use super::descriptor_history::{AskedDecision, DescriptorHistory, RuleChange};
+use super::rejection::{RejectingLimit, Remedy, limit_rejects};
 use super::time_range::format_time;
 use crate::decide::log::header::SettingsRecord;
 use crate::decide::log::record::{DecisionRecord, DecisionSource, RecordedVerdict};
@@ -11,9 +11,9 @@ use crate::decide::log::record::{DecisionRecord, DecisionSource, RecordedVerdict
 /// Decisions on one descriptor, and the reasons for them.
 #[derive(Debug, Serialize)]
 pub struct WhyResults<'l> {
-    /// Domain of the question.
+    /// Domain of the asked.
     pub domain: &'l str,
-    /// Descriptor of the question.
+    /// Descriptor of the asked.
     pub descriptor: String,
     /// Asked time, with its range; absent: the whole logs.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -111,21 +111,21 @@ pub struct LimitRemedies {
 }
 
 impl<'l> WhyResults<'l> {
-    /// Results of a time line that is complete.
-    pub fn new(line: &'l TimeLine<'_>) -> Self {
-        let (counts, log) = (&line.counts, &line.log);
+    /// Results of a history that is complete.
+    pub fn new(history: &'l DescriptorHistory<'_>) -> Self {
+        let (counts, log) = (&history.counts, &history.log);
         let mut causes: Vec<CauseCount> = Vec::new();
         causes.extend(
             counts.causes.iter().map(|(cause, requests)| CauseCount { requests: *requests, cause: cause.clone() }),
         );
         causes.sort_by(|one, other| other.requests.cmp(&one.requests).then_with(|| one.cause.cmp(&other.cause)));
-        let decisions: Vec<_> = line.by_time().into_iter().map(build_shown_decision).collect();
-        let mut rule_changes = line.headers.changes.clone();
+        let decisions: Vec<_> = history.decisions_by_time().into_iter().map(build_shown_decision).collect();
+        let mut rule_changes = history.headers.changes.clone();
         rule_changes.sort_by_key(|change| change.time_us);
         Self {
-            domain: line.question.domain,
-            descriptor: line.question.descriptor(),
-            range: line.range.bounds().map(|bounds| TimeSpan {
+            domain: history.asked.domain,
+            descriptor: history.asked.descriptor_text(),
+            range: history.range.bounds().map(|bounds| TimeSpan {
                 at: format_time(bounds.at_us),
                 from: format_time(bounds.from_us),
                 to: format_time(bounds.to_us),
@@ -148,13 +148,13 @@ impl<'l> WhyResults<'l> {
             rule_changes,
             left_out: counts.showable - decisions.len() as u64,
             decisions,
-            nearest: if log.found == 0 { line.nearest.texts() } else { Vec::new() },
-            notes: collect_notes(line),
+            nearest: if log.found == 0 { history.nearest.texts() } else { Vec::new() },
+            notes: collect_notes(history),
         }
     }
 }
 
-fn build_shown_decision(AskedDecision { record, asked }: AskedDecision<'_>) -> ShownDecision<'_> {
+fn build_shown_decision(AskedDecision { record, asked_positions }: AskedDecision<'_>) -> ShownDecision<'_> {
     let mut rejected_by = Vec::new();
     if record.verdict == RecordedVerdict::OverLimit {
         for (index, descriptor) in record.descriptors.iter().enumerate() {
@@ -162,7 +162,7 @@ fn build_shown_decision(AskedDecision { record, asked }: AskedDecision<'_>) -> S
                 continue;
             }
             let before = rejected_by.len();
-            for (at, limit) in descriptor.limits.iter().enumerate().filter(|(_, limit)| rejects(limit)) {
+            for (at, limit) in descriptor.limits.iter().enumerate().filter(|(_, limit)| limit_rejects(limit)) {
                 let remedies = RejectingLimit { decision: &record, descriptor, limit }.list_remedies();
                 rejected_by.push(LimitRemedies { descriptor: index, limit: Some(at), remedies });
             }
@@ -173,22 +173,22 @@ fn build_shown_decision(AskedDecision { record, asked }: AskedDecision<'_>) -> S
             }
         }
     }
-    ShownDecision { time: format_time(record.time_us), asked: asked.to_vec(), rejected_by, record }
+    ShownDecision { time: format_time(record.time_us), asked: asked_positions.to_vec(), rejected_by, record }
 }
 
 /// Remarks on everything that the logs may not tell.
-fn collect_notes(line: &TimeLine<'_>) -> Vec<String> {
-    let (counts, log) = (&line.counts, &line.log);
-    let mut notes = line.problems.clone();
-    let settings = line.headers.settings.as_ref();
+fn collect_notes(history: &DescriptorHistory<'_>) -> Vec<String> {
+    let (counts, log) = (&history.counts, &history.log);
+    let mut notes = history.problems.clone();
+    let settings = history.headers.settings.as_ref();
     if counts.dropped > 0 {
         notes.push(format!(
             "up to {} records are missing here: the destination of the log was too slow, or failed",
             counts.dropped
         ));
     }
-    if line.headers.more_changes > 0 {
-        notes.push(format!("{} more changes of rules are not listed", line.headers.more_changes));
+    if history.headers.more_changes > 0 {
+        notes.push(format!("{} more changes of rules are not listed", history.headers.more_changes));
     }
     if counts.unsampled > 0 {
         notes.push(format!(
@@ -200,13 +200,13 @@ fn collect_notes(line: &TimeLine<'_>) -> Vec<String> {
     if log.decisions == 0 {
         notes.push("the logs have no decisions".to_owned());
     } else if log.found == 0 {
-        notes.extend(list_reasons_for_absence(line, settings));
+        notes.extend(list_reasons_for_absence(history, settings));
     } else if counts.requests == 0 {
         let time = |time_us: Option<u64>| time_us.map(format_time).unwrap_or_default();
         let (first, last) = (time(log.first_found_us), time(log.last_found_us));
         notes.push(format!("the logs have the descriptor {} times at other times, {first} to {last}", log.found));
     }
-    notes.extend(find_log_bounds(line));
+    notes.extend(describe_log_bounds(history));
     if let Some(settings) = settings
         && !settings.when.iter().any(|when| when == "all")
     {
@@ -219,19 +219,19 @@ fn collect_notes(line: &TimeLine<'_>) -> Vec<String> {
 }
 
 /// Reasons why the logs may not have a descriptor.
-fn list_reasons_for_absence(line: &TimeLine<'_>, settings: Option<&SettingsRecord>) -> Vec<String> {
-    let log = &line.log;
+fn list_reasons_for_absence(history: &DescriptorHistory<'_>, settings: Option<&SettingsRecord>) -> Vec<String> {
+    let log = &history.log;
     let mut reasons = vec![
         "the logs have no decision on this descriptor: entries must be all those of the request, in its order"
             .to_owned(),
     ];
-    if line.question.descriptor().contains('*') {
+    if history.asked.descriptor_text().contains('*') {
         let hint = "a `*` is no pattern here: ask for a value as it was sent (`top` shows the pattern of values that \
                     share a counter)";
         reasons.push(hint.to_owned());
     }
     if log.other_hashes > 0 {
-        let reason = match line.question.has_hash_key() {
+        let reason = match history.asked.has_hash_key() {
             true => "the value did not occur, or TOLLKEEPER_DECISION_LOG_HASH_KEY (or _FILE) is not the key of the log",
             false => {
                 "give the key of the log in TOLLKEEPER_DECISION_LOG_HASH_KEY or TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE"
@@ -256,16 +256,16 @@ fn list_reasons_for_absence(line: &TimeLine<'_>, settings: Option<&SettingsRecor
 }
 
 /// Tells if the logs do not cover the range.
-fn find_log_bounds(line: &TimeLine<'_>) -> Option<String> {
-    let log = &line.log;
-    if line.is_partial {
+fn describe_log_bounds(history: &DescriptorHistory<'_>) -> Option<String> {
+    let log = &history.log;
+    if history.is_partial {
         return None;
     }
     let (first_us, last_us) = (log.first_us?, log.last_us?);
-    if line.range.is_missing() {
+    if history.range.is_unreached() {
         return Some(format!("the logs end before that time of day, at {}", format_time(last_us)));
     }
-    let bounds = line.range.bounds()?;
+    let bounds = history.range.bounds()?;
     if bounds.from_us > last_us {
         Some(format!("the logs end before, at {}", format_time(last_us)))
     } else if bounds.to_us < first_us {

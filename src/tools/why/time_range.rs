@@ -73,7 +73,7 @@ impl TimeRange {
     }
 
     /// Takes note of a time in the logs. Returns true if the range moved to a later day.
-    pub fn observe(&mut self, time_us: u64) -> bool {
+    pub fn observe_time(&mut self, time_us: u64) -> bool {
         let Some(AskedTime::TimeOfDay(since_midnight)) = self.asked else { return false };
         let Some(reached) = time_us.saturating_add(self.half_us).checked_sub(since_midnight) else { return false };
         let middle_us = reached / DAY_US * DAY_US + since_midnight;
@@ -108,7 +108,7 @@ impl TimeRange {
     }
 
     /// True if a time of day was asked for that the logs do not reach.
-    pub const fn is_missing(&self) -> bool {
+    pub const fn is_unreached(&self) -> bool {
         self.asked.is_some() && self.middle_us.is_none()
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tollkeeper::base::clock::Clock;
 use tollkeeper::base::pb::codec::FRAME_HEAD_BYTES;
 use tollkeeper::decide::Decider;
-use tollkeeper::decide::log::values::ValueForm;
+use tollkeeper::decide::log::value_form::ValueForm;
 use tollkeeper::decide::log::{DecisionLog, ProcessFacts};
 use tollkeeper::limit::request::Request;
 use tollkeeper::rules::live::{LiveRules, LoadedFrom};

@@ -148,7 +148,7 @@ fn request_without_a_decision_is_logged_with_the_reason() {
     let without_rules = directory.path().join("without_rules");
     let sink = format!("file:{}", without_rules.display());
     let service = crate::kit::test_service::TestService::new([("TOLLKEEPER_DECISION_LOG", &*sink)], super::NOON);
-    service.inner.decider.log.as_ref().unwrap().announce(None);
+    service.inner.decider.log.as_ref().unwrap().write_header(None);
     service.decide(&shop_request("user=alice")).unwrap_err();
     service.finish_log();
     let found: Vec<_> = decisions(&file).into_iter().chain(decisions(&without_rules)).collect();

@@ -17,8 +17,8 @@ fn reader(bytes: impl Into<Vec<u8>>) -> RecordReader {
 /// Lines of a header and three decisions.
 fn lines() -> Vec<u8> {
     let mut lines = Vec::new();
-    lines.extend(header().line());
-    (0..3).for_each(|_| full_decision().write(&mut lines));
+    lines.extend(header().to_line());
+    (0..3).for_each(|_| full_decision().append_line(&mut lines));
     lines
 }
 
@@ -32,7 +32,7 @@ fn count(reader: &mut RecordReader) -> usize {
 
 fn error(line: &str) -> String {
     let mut good = Vec::new();
-    full_decision().write(&mut good);
+    full_decision().append_line(&mut good);
     let mut reader = reader([&good, line.as_bytes(), b"\n", &good].concat());
     assert!(matches!(reader.next_record(), Ok(Some(Record::Decision(_)))));
     let error = reader.next_record().unwrap_err().to_string();
@@ -102,14 +102,14 @@ fn errors_name_the_input_and_the_line() {
 #[test]
 fn unknown_types_and_fields_and_blank_lines_are_ignored() {
     let mut line = Vec::new();
-    full_decision().write(&mut line);
+    full_decision().append_line(&mut line);
     let line = String::from_utf8(line).unwrap();
     let more = line.replace("\"seq\":17", "\"new\":{\"a\":[1]},\"seq\":17");
     let mut reader = reader(format!("{{\"v\":1,\"type\":\"other\",\"x\":1}}\n\n{more}  \n"));
     let found = reader.next_record().unwrap();
     assert_eq!(found, Some(Record::Decision(Box::new(full_decision()))));
     drop(found);
-    assert_eq!(reader.line(), 3);
+    assert_eq!(reader.line_number(), 3);
     assert!(matches!(reader.next_record(), Ok(None)));
     let other_order = line.replace("{\"v\":1,\"type\":\"decision\",", "{\"type\":\"decision\",\"v\":1,");
     assert_eq!(count(&mut self::reader(other_order)), 1);

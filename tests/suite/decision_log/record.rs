@@ -4,14 +4,14 @@ use std::num::NonZeroU16;
 
 use proptest::prelude::*;
 use smallvec::smallvec;
-use tollkeeper::decide::log::convert::{hits_of, signed_hits};
+use tollkeeper::decide::log::convert::{hits_from_number, hits_to_number};
 use tollkeeper::decide::log::header::{
     DocumentFormat, DocumentRecord, HeaderEvent, HeaderRecord, RuleSetRecord, SettingsRecord,
 };
 use tollkeeper::decide::log::reader::RecordReader;
 use tollkeeper::decide::log::record::{
-    DecisionRecord, DecisionSource, DescriptorRecord, DropReason, DroppedRecord, EntryRecord, GlobalRecord,
-    LimitRecord, OverrideRecord, Record, RecordedVerdict, ResultRecord, RuleRecord, VERSION,
+    DecisionRecord, DecisionSource, DescriptorRecord, DropReason, DroppedRecord, EntryRecord, FORMAT_VERSION,
+    GlobalRecord, LimitRecord, OverrideRecord, Record, RecordedVerdict, ResultRecord, RuleRecord,
 };
 use tollkeeper::limit::RegionLossPolicy;
 use tollkeeper::limit::StorePolicy;
@@ -52,7 +52,7 @@ pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
         result: Some(result),
     };
     let descriptor = DescriptorRecord {
-        entries: smallvec![EntryRecord::plain(&entry)],
+        entries: smallvec![EntryRecord::from_plain_entry(&entry)],
         hits: -2,
         limit_override: Some(OverrideRecord::from(&sent)),
         sampled: true,
@@ -156,11 +156,11 @@ fn records_are_read_as_they_were_written_and_fit_the_schema() {
     let dropped = |reason| DroppedRecord { process: "0123456789abcdef".to_owned(), time_us: 1, count: 2, reason };
     let (queue_full, write_failed) = (dropped(DropReason::QueueFull), dropped(DropReason::WriteFailed));
     let mut lines = Vec::new();
-    lines.extend(header().line());
-    full_decision().write(&mut lines);
-    small.write(&mut lines);
-    lines.extend(queue_full.line());
-    lines.extend(write_failed.line());
+    lines.extend(header().to_line());
+    full_decision().append_line(&mut lines);
+    small.append_line(&mut lines);
+    lines.extend(queue_full.to_line());
+    lines.extend(write_failed.to_line());
     assert_valid(std::str::from_utf8(&lines).unwrap());
     let expected = vec![
         Record::Header(Box::new(header())),
@@ -175,12 +175,12 @@ fn records_are_read_as_they_were_written_and_fit_the_schema() {
 /// Line of a record by its `Serialize`, which the encoder must match.
 fn serialized(record: &DecisionRecord<'_>) -> String {
     let fields = serde_json::to_string(record).unwrap();
-    format!("{{\"v\":{VERSION},\"type\":\"decision\",{}\n", fields.strip_prefix('{').unwrap())
+    format!("{{\"v\":{FORMAT_VERSION},\"type\":\"decision\",{}\n", fields.strip_prefix('{').unwrap())
 }
 
 fn encoded(record: &DecisionRecord<'_>) -> String {
     let mut line = Vec::new();
-    record.write(&mut line);
+    record.append_line(&mut line);
     String::from_utf8(line).unwrap()
 }
 
@@ -290,9 +290,9 @@ proptest! {
     ) {
         let entry = Entry { key: &key, value: &value };
         let mut decision = full_decision();
-        decision.descriptors[0].entries = smallvec![EntryRecord::plain(&entry)];
+        decision.descriptors[0].entries = smallvec![EntryRecord::from_plain_entry(&entry)];
         let mut line = Vec::new();
-        decision.write(&mut line);
+        decision.append_line(&mut line);
         let text = std::str::from_utf8(&line).unwrap();
         prop_assert_eq!(text, serialized(&decision));
         prop_assert_eq!(text.matches('\n').count(), 1);
@@ -313,8 +313,8 @@ proptest! {
         unit_multiplier in any::<u32>(),
     ) {
         let hits = Hits::new(count, negative);
-        prop_assert_eq!(hits_of(signed_hits(hits)), hits);
+        prop_assert_eq!(hits_from_number(hits_to_number(hits)), hits);
         let sent = LimitOverride { requests_per_unit, unit, unit_multiplier };
-        prop_assert_eq!(OverrideRecord::from(&sent).as_sent(), Some(sent));
+        prop_assert_eq!(OverrideRecord::from(&sent).to_limit_override(), Some(sent));
     }
 }

@@ -30,11 +30,11 @@ fn lines(rules: SourceRules) -> Vec<String> {
 
 /// Asserts that the record, read from its JSON, gives the same rules. Returns its id.
 fn assert_round_trip(rules: SourceRules) -> String {
-    let record = recorded_rules::record(&rules, Some("7"), &RuleDefaults::default());
+    let record = recorded_rules::record_rules(&rules, Some("7"), &RuleDefaults::default());
     let json = serde_json::to_string(&record).unwrap();
     let read: RuleSetRecord = serde_json::from_str(&json).unwrap();
     assert_eq!(read, record);
-    assert_eq!(lines(recorded_rules::rules(read).unwrap().rules), lines(rules));
+    assert_eq!(lines(recorded_rules::decode_recorded_rules(read).unwrap().rules), lines(rules));
     record.id
 }
 
@@ -63,7 +63,8 @@ fn rule_files_and_resources_are_recorded_without_loss() {
 
 #[test]
 fn damaged_rules_are_errors() {
-    let record = |json: &str| recorded_rules::rules(serde_json::from_str(json).unwrap()).unwrap_err().join("\n");
+    let record =
+        |json: &str| recorded_rules::decode_recorded_rules(serde_json::from_str(json).unwrap()).unwrap_err().join("\n");
     let document = |rest: &str| format!(r#"{{"id":"","documents":[{{"name":"n",{rest}}}]}}"#);
     assert_eq!(record(&document(r#""format":"yaml""#)), "n: the document has no contents");
     let found = record(&document(r#""format":"xds","base64":"?""#));

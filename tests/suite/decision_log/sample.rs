@@ -6,7 +6,7 @@ use std::path::Path;
 use proptest::prelude::*;
 use tempfile::tempdir;
 use tollkeeper::decide::log::selection::KeySample;
-use tollkeeper::decide::log::values::ValueForm;
+use tollkeeper::decide::log::value_form::ValueForm;
 use tollkeeper::limit::counter;
 use tollkeeper::limit::request::Entry;
 
@@ -115,17 +115,17 @@ proptest! {
         value in any::<Vec<u8>>(),
         other in any::<Vec<u8>>(),
     ) {
-        let (one, two) = (ValueForm::hashed("a key of sixteen"), ValueForm::hashed("another secret key"));
+        let (one, two) = (ValueForm::hashed_with("a key of sixteen"), ValueForm::hashed_with("another secret key"));
         let entry = Entry { key: &key, value: &value };
-        let hash = |form: &ValueForm, entry: &Entry<'_>| form.record(entry).value_hash.unwrap().to_string();
-        let again = ValueForm::hashed("a key of sixteen");
+        let hash = |form: &ValueForm, entry: &Entry<'_>| form.record_entry(entry).value_hash.unwrap().to_string();
+        let again = ValueForm::hashed_with("a key of sixteen");
         prop_assert_eq!(hash(&one, &entry), hash(&again, &entry));
         prop_assert_ne!(hash(&one, &entry), hash(&two, &entry));
         prop_assert_eq!(hash(&one, &entry) == hash(&one, &Entry { key: &key, value: &other }), value == other);
         prop_assert_eq!(hash(&one, &entry) == hash(&one, &Entry { key: &other, value: &value }), key == other);
-        let record = one.record(&entry);
+        let record = one.record_entry(&entry);
         prop_assert!(record.value.is_none() && record.value_base64.is_none());
-        let omitted = ValueForm::Omitted.record(&entry);
+        let omitted = ValueForm::Omitted.record_entry(&entry);
         prop_assert!(omitted.value_bytes().is_none() && omitted.value_hash.is_none());
     }
 }

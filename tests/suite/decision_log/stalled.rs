@@ -20,7 +20,7 @@ const ENV: [(&str, &str); 2] =
     [("TOLLKEEPER_DECISION_LOG_WHEN", "all"), ("TOLLKEEPER_DECISION_LOG_QUEUE_BYTES", "64KiB")];
 
 fn counts(service: &TestService) -> RecordCounts {
-    service.inner.decider.log.as_ref().unwrap().counts().next().unwrap()
+    service.inner.decider.log.as_ref().unwrap().record_counts().next().unwrap()
 }
 
 fn decide(service: &TestService, count: u32) {
@@ -54,7 +54,7 @@ fn pipe_without_a_reader_delays_neither_a_decision_nor_the_end() {
     let stalled = counts(&service);
     assert!(stalled.dropped > 500 && stalled.written == 0, "{stalled:?}");
     // The end does not wait for the pipe either.
-    assert!(!service.inner.decider.log.as_ref().unwrap().finish(Duration::from_millis(10)));
+    assert!(!service.inner.decider.log.as_ref().unwrap().flush_and_end(Duration::from_millis(10)));
 }
 
 #[test]

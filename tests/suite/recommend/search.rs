@@ -6,8 +6,8 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::tools::recommend::demand::{ChargeSequence, RecordedCharge};
-use tollkeeper::tools::recommend::recommendation::{FixedKeys, LimitFamily};
-use tollkeeper::tools::recommend::search::{SearchRange, admits_all, find_smallest};
+use tollkeeper::tools::recommend::recommendation::{FixedLimitFields, LimitFamily};
+use tollkeeper::tools::recommend::smallest_limit::{SearchRange, admits_all, find_smallest};
 
 /// Largest limit of the scan.
 const MAX: u32 = 60;
@@ -36,7 +36,7 @@ proptest! {
         for algorithm in Algorithm::ALL {
             let can_wait = matches!(algorithm, Algorithm::TokenBucket | Algorithm::LeakyBucket);
             for max_wait_us in [None, can_wait.then_some(250_000)] {
-                let fixed_keys = FixedKeys { max_wait_us, calendar_months: false, log_max: 10_000 };
+                let fixed_keys = FixedLimitFields { max_wait_us, calendar_months: false, log_max: 10_000 };
                 let period = Period::new(Unit::Second, 1).unwrap();
                 let family = LimitFamily { algorithm, period, capacity_factor: factor, fixed_keys };
                 let admitted_from = |limit_of: &dyn Fn(u32) -> Option<tollkeeper::limit::Limit>| {

@@ -108,8 +108,8 @@ fn verify(file: &Path) -> Verification {
     let mut traffic = MergedTraffic::open(&[file], &sources, &Arc::default()).unwrap();
     while let Some(event) = traffic.next_event().unwrap() {
         match event {
-            TrafficEvent::Request(request) => simulation.add(request).unwrap(),
-            TrafficEvent::Header(header) => simulation.apply(header).unwrap(),
+            TrafficEvent::Request(request) => simulation.replay_request(request).unwrap(),
+            TrafficEvent::Header(header) => simulation.apply_header(header).unwrap(),
             TrafficEvent::Dropped(count) => panic!("the log lost {count} decisions"),
         }
     }

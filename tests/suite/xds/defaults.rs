@@ -87,7 +87,7 @@ fn limit_of_a_control_plane_slides_if_the_defaults_say_so() {
         let service = TestService::new([("LOG_LEVEL", "error")], Time::from_micros(1_000 * minute_us - 1_000_000));
         let options = CompileOptions { rule_defaults: Arc::new(defaults), ..CompileOptions::default() };
         let rules = SourceRules::Documents(decode_documents(&[resource(&config)]).unwrap());
-        let recorded = recorded_rules::record(&rules, None, &options.rule_defaults);
+        let recorded = recorded_rules::record_rules(&rules, None, &options.rule_defaults);
         service.replace(rules.compile(&options).unwrap(), recorded);
         let request = || TestRequest::new("shop").descriptor(&[("user", "ann")]);
         let count = || (0..20).filter(|_| !service.decide(&request()).unwrap().over_limit()).count();

@@ -21,7 +21,7 @@ use crate::decide::log::header::{HeaderEvent, HeaderRecord};
 use crate::settings::decision_log::DecisionLogSettings;
 
 /// Permissions of the files: values may identify persons.
-const MODE: u32 = 0o600;
+const FILE_MODE: u32 = 0o600;
 /// Compression level: fast, as lines come from the decisions' own machine.
 const ZSTD_LEVEL: i32 = 1;
 
@@ -67,23 +67,23 @@ impl FileSink {
     }
 
     /// Writes a header, and keeps it for the files that follow.
-    pub(super) fn set_header(&mut self, header: &Arc<HeaderRecord>) -> io::Result<()> {
+    pub(super) fn write_header(&mut self, header: &Arc<HeaderRecord>) -> io::Result<()> {
         self.header = Some(Arc::clone(header));
-        self.write(&header.line())
+        self.write_lines(&header.to_line())
     }
 
     /// Writes whole lines.
-    pub(super) fn write(&mut self, lines: &[u8]) -> io::Result<()> {
-        let bytes = self.encode(lines)?;
+    pub(super) fn write_lines(&mut self, lines: &[u8]) -> io::Result<()> {
+        let bytes = self.compress_if_set(lines)?;
         let mut current = match self.current.take() {
             Some(mut current) => {
                 if current.is_at(&self.path) {
                     current
                 } else {
-                    self.open_next()?
+                    self.open_next_file()?
                 }
             }
-            None => self.open_first()?,
+            None => self.open_first_file()?,
         };
         if current.is_full(bytes.len(), self.max_bytes) {
             current = self.rotate()?;
@@ -93,14 +93,14 @@ impl FileSink {
             Ok(()) => true,
             // The reader of a pipe went away: opening it waits for the next one.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => false,
-            Err(_) => current.has_open_line || current.undo(),
+            Err(_) => current.has_open_line || current.undo_write(),
         };
         self.current = is_usable.then_some(current);
         written
     }
 
     /// Opens the current file; rotates it if its end may be damaged.
-    fn open_first(&self) -> io::Result<CurrentFile> {
+    fn open_first_file(&self) -> io::Result<CurrentFile> {
         let mut current = CurrentFile::open(&self.path)?;
         let is_damaged = match current.length {
             None | Some(0) => false,
@@ -122,8 +122,8 @@ impl FileSink {
     /// Renames the files, the oldest one over the one to delete, and begins a new one.
     fn rotate(&self) -> io::Result<CurrentFile> {
         for number in (1..self.max_files).rev() {
-            let older = if number == 1 { self.path.clone() } else { self.rotated(number - 1) };
-            match fs::rename(older, self.rotated(number)) {
+            let older = if number == 1 { self.path.clone() } else { self.rotated_path(number - 1) };
+            match fs::rename(older, self.rotated_path(number)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
@@ -131,28 +131,28 @@ impl FileSink {
         if self.max_files == 1 {
             fs::remove_file(&self.path)?;
         }
-        self.open_next()
+        self.open_next_file()
     }
 
     /// Opens a file that follows another; a new one begins with a header.
-    fn open_next(&self) -> io::Result<CurrentFile> {
+    fn open_next_file(&self) -> io::Result<CurrentFile> {
         let mut current = CurrentFile::open(&self.path)?;
         if let (Some(header), Some(0)) = (&self.header, current.length) {
             let header = HeaderRecord { event: HeaderEvent::Rotation, ..HeaderRecord::clone(header) };
-            current.append(&self.encode(&header.line())?)?;
+            current.append(&self.compress_if_set(&header.to_line())?)?;
             current.header_length = current.length.unwrap_or(0);
         }
         Ok(current)
     }
 
     /// Path of the rotated file with this number, from 1.
-    fn rotated(&self, number: u32) -> PathBuf {
+    fn rotated_path(&self, number: u32) -> PathBuf {
         let mut path = self.path.clone().into_os_string();
         path.push(format!(".{number}"));
         path.into()
     }
 
-    fn encode<'l>(&self, lines: &'l [u8]) -> io::Result<Cow<'l, [u8]>> {
+    fn compress_if_set<'l>(&self, lines: &'l [u8]) -> io::Result<Cow<'l, [u8]>> {
         if self.is_compressed {
             zstd::bulk::compress(lines, ZSTD_LEVEL).map(Cow::Owned)
         } else {
@@ -163,11 +163,11 @@ impl FileSink {
 
 impl CurrentFile {
     fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().append(true).create(true).mode(MODE).open(path)?;
+        let file = OpenOptions::new().append(true).create(true).mode(FILE_MODE).open(path)?;
         let metadata = file.metadata()?;
         let length = metadata.is_file().then_some(metadata.len());
-        if metadata.is_file() && metadata.permissions().mode() & 0o777 != MODE {
-            file.set_permissions(Permissions::from_mode(MODE))?;
+        if metadata.is_file() && metadata.permissions().mode() & 0o777 != FILE_MODE {
+            file.set_permissions(Permissions::from_mode(FILE_MODE))?;
         }
         Ok(Self { file, length, header_length: 0, has_open_line: false })
     }
@@ -201,13 +201,13 @@ impl CurrentFile {
     }
 
     /// Removes what a failed write left; false if that fails too.
-    fn undo(&self) -> bool {
+    fn undo_write(&self) -> bool {
         self.length.is_some_and(|length| self.file.set_len(length).is_ok())
     }
 }
 
 /// Checks that a log file can be written, without creating it. A pipe is not opened, because that waits for a reader.
-pub(super) fn check(path: &Path) -> Result<(), String> {
+pub(super) fn check_file(path: &Path) -> Result<(), String> {
     let writable = |path: &Path| access(path, Access::WRITE_OK).map_err(|error| format!("cannot be written: {error}"));
     match fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => Err("is a directory; name a file".to_owned()),

@@ -35,12 +35,12 @@ impl OtlpSink {
     ///
     /// # Errors
     /// The collector is not known to have them.
-    pub(super) fn write(&self, lines: &[u8]) -> io::Result<()> {
+    pub(super) fn write_lines(&self, lines: &[u8]) -> io::Result<()> {
         let lines: Vec<Cow<'_, str>> =
             lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).map(String::from_utf8_lossy).collect();
         let fields: Vec<LineFields<'_>> =
             lines.iter().map(|line| serde_json::from_str(line).unwrap_or_default()).collect();
-        let exported = self.client.export(lines.iter().zip(&fields).map(|(line, fields)| fields.exported(line)));
+        let exported = self.client.export(lines.iter().zip(&fields).map(|(line, fields)| fields.to_exported_log(line)));
         exported.map_err(|error| io::Error::other(format!("otlp: {error}: {} names the collector", self.setting)))
     }
 }
@@ -58,7 +58,7 @@ struct LineFields<'l> {
 }
 
 impl LineFields<'_> {
-    fn exported<'a>(&'a self, line: &'a str) -> ExportedLog<'a> {
+    fn to_exported_log<'a>(&'a self, line: &'a str) -> ExportedLog<'a> {
         ExportedLog {
             event_name: match &*self.kind {
                 "header" => "tollkeeper.header",

@@ -21,7 +21,7 @@ use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::health_check::{CommandWords, HealthCheck};
 
 /// Upper bound on a write and on a health check. Nothing but the sink waits for it.
-const TIMEOUT: Duration = Duration::from_secs(2);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Writer of a stream.
 #[derive(Debug)]
@@ -60,10 +60,10 @@ impl RedisSink {
         });
         let options = DeploymentOptions {
             connections: 1,
-            call_timeout: TIMEOUT,
+            call_timeout: WRITE_TIMEOUT,
             optional_commands: None,
             clock_jumps: Arc::default(),
-            health_check: Box::new(StreamCheck(Arc::clone(&stream))),
+            health_check: Box::new(StreamHealthCheck(Arc::clone(&stream))),
             connect,
         };
         let client = {
@@ -77,16 +77,16 @@ impl RedisSink {
     ///
     /// # Errors
     /// Not all entries are known to be written.
-    pub(super) fn write(&self, lines: &[u8]) -> Result<(), LostRecords> {
-        let deadline = Instant::now() + TIMEOUT;
+    pub(super) fn write_lines(&self, lines: &[u8]) -> Result<(), LostRecords> {
+        let deadline = Instant::now() + WRITE_TIMEOUT;
         let lines = lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-        let outcomes = self.runtime.block_on(join_all(lines.map(|line| self.append(line, deadline))));
+        let outcomes = self.runtime.block_on(join_all(lines.map(|line| self.append_entry(line, deadline))));
         let mut failed = outcomes.into_iter().filter_map(Result::err);
         let Some(first) = failed.next() else { return Ok(()) };
-        Err(LostRecords { count: 1 + failed.count() as u64, error: self.describe(first) })
+        Err(LostRecords { count: 1 + failed.count() as u64, error: self.describe_error(first) })
     }
 
-    fn describe(&self, error: RedisError) -> io::Error {
+    fn describe_error(&self, error: RedisError) -> io::Error {
         let key = String::from_utf8_lossy(&self.stream.key);
         let advice = self.stream.advice(error);
         let cause = match (self.client.misconfigured(), error) {
@@ -97,7 +97,7 @@ impl RedisSink {
         io::Error::other(format!("redis:{key}: {error}: {cause}"))
     }
 
-    async fn append(&self, line: &[u8], deadline: Instant) -> Result<(), RedisError> {
+    async fn append_entry(&self, line: &[u8], deadline: Instant) -> Result<(), RedisError> {
         let StreamKey { key, max_length, .. } = &*self.stream;
         let words: [&[u8]; 8] = [b"XADD", key, b"MAXLEN", b"~", max_length, b"*", b"record", line];
         self.client.call_key(key, &words, deadline).await.map(drop)
@@ -109,7 +109,7 @@ impl StreamKey {
     fn advice(&self, error: RedisError) -> String {
         let key = String::from_utf8_lossy(&self.key);
         match error {
-            RedisError::Timeout => format!("the server takes longer than {TIMEOUT:?}"),
+            RedisError::Timeout => format!("the server takes longer than {WRITE_TIMEOUT:?}"),
             RedisError::WrongType => format!("TOLLKEEPER_DECISION_LOG must name a key that no other program uses, not {key}"),
             RedisError::Unauthenticated => format!("check {}", self.auth_setting),
             RedisError::Misconfigured => {
@@ -125,9 +125,9 @@ impl StreamKey {
 
 /// Write of the stream that changes nothing that an append does not change.
 #[derive(Debug)]
-struct StreamCheck(Arc<StreamKey>);
+struct StreamHealthCheck(Arc<StreamKey>);
 
-impl HealthCheck for StreamCheck {
+impl HealthCheck for StreamHealthCheck {
     /// Other nodes of a cluster redirect the command, which is an answer too.
     fn commands(&self, _hash_tag: u32) -> Vec<CommandWords> {
         let StreamKey { key, max_length, .. } = &*self.0;

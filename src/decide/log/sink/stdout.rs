@@ -11,7 +11,7 @@ pub(crate) struct StdoutSink {
 
 impl StdoutSink {
     /// Writes whole lines.
-    pub(super) fn write(&mut self, lines: &[u8]) -> io::Result<()> {
+    pub(super) fn write_lines(&mut self, lines: &[u8]) -> io::Result<()> {
         let mut stdout = io::stdout().lock();
         if self.has_open_line {
             stdout.write_all(b"\n")?;

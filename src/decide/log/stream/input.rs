@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 
-use super::{EntryId, StreamEntry, entries};
+use super::{EntryId, StreamEntry, parse_entries};
 use crate::settings::decision_log::StreamSettings;
 use crate::store::client::redis::key_connection::{KeyCommandError, KeyConnection};
 use crate::store::client::redis::reply::Reply;
@@ -17,13 +17,13 @@ use crate::store::client::redis::reply::Reply;
 /// Maximum number of entries of a read.
 const MAX_ENTRIES_PER_READ: u64 = 500;
 /// Upper bound on a read.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Number of times that a read is tried while the server cannot be reached.
 const MAX_TRIES: u32 = 5;
 /// Pause between two tries.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Longest time between a decision and its entry that a range of times allows for, clocks that differ included.
-const MARGIN_MS: u64 = 60_000;
+const TIME_MARGIN_MS: u64 = 60_000;
 
 /// Part of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,9 +39,9 @@ impl EntryRange {
     /// Entries that decisions of these times may have, in microseconds since the Unix epoch; a minute more at each end.
     ///
     /// Headers before them are outside.
-    pub const fn of_decisions(from_us: u64, to_us: u64) -> Self {
-        let first = EntryId { ms: (from_us / 1000).saturating_sub(MARGIN_MS), number: 0 };
-        Self { first, last: EntryId { ms: (to_us / 1000).saturating_add(MARGIN_MS), number: u64::MAX } }
+    pub const fn around_decisions(from_us: u64, to_us: u64) -> Self {
+        let first = EntryId { ms: (from_us / 1000).saturating_sub(TIME_MARGIN_MS), number: 0 };
+        Self { first, last: EntryId { ms: (to_us / 1000).saturating_add(TIME_MARGIN_MS), number: u64::MAX } }
     }
 }
 
@@ -72,8 +72,9 @@ impl StreamInput {
         };
         let settings = Arc::new(settings.clone());
         let mut input = Self { settings, connection, rest: None, lines: Vec::new(), passed: 0, runtime };
-        let last = input.call(&[b"XREVRANGE", input.settings.clone().key.as_bytes(), b"+", b"-", b"COUNT", b"1"])?;
-        let last = entries(&last).ok_or_else(|| input.invalid_reply())?.first().map(|entry| entry.id);
+        let last =
+            input.send_command(&[b"XREVRANGE", input.settings.clone().key.as_bytes(), b"+", b"-", b"COUNT", b"1"])?;
+        let last = parse_entries(&last).ok_or_else(|| input.invalid_reply_error())?.first().map(|entry| entry.id);
         let Some(last) = last else {
             let text = "the stream has no entries (check its name, and the address of Redis)";
             return Err(io::Error::new(io::ErrorKind::NotFound, text));
@@ -84,14 +85,14 @@ impl StreamInput {
     }
 
     /// Reads the next entries; no lines at the end.
-    fn fill(&mut self) -> io::Result<()> {
+    fn read_next_entries(&mut self) -> io::Result<()> {
         (self.passed, self.lines) = (0, Vec::new());
         let mut count = MAX_ENTRIES_PER_READ;
         while let Some(EntryRange { first, last }) = self.rest.filter(|range| range.first <= range.last) {
             let settings = Arc::clone(&self.settings);
             let [from, to, most] = [first.to_string(), last.to_string(), count.to_string()];
             let words = [b"XRANGE", settings.key.as_bytes(), from.as_bytes(), to.as_bytes(), b"COUNT", most.as_bytes()];
-            let reply = match self.call(&words) {
+            let reply = match self.send_command(&words) {
                 // Large entries: fewer at a time.
                 Err(error) if error.kind() == io::ErrorKind::FileTooLarge && count > 1 => {
                     count = count.div_ceil(8);
@@ -99,9 +100,9 @@ impl StreamInput {
                 }
                 reply => reply?,
             };
-            let found = entries(&reply).ok_or_else(|| self.invalid_reply())?;
+            let found = parse_entries(&reply).ok_or_else(|| self.invalid_reply_error())?;
             self.rest = found.last().and_then(|entry| entry.id.next()).map(|first| EntryRange { first, last });
-            found.iter().try_for_each(|entry| self.append(entry))?;
+            found.iter().try_for_each(|entry| self.append_line(entry))?;
             if !self.lines.is_empty() {
                 return Ok(());
             }
@@ -110,7 +111,7 @@ impl StreamInput {
     }
 
     /// Appends the line of an entry.
-    fn append(&mut self, entry: &StreamEntry<'_>) -> io::Result<()> {
+    fn append_line(&mut self, entry: &StreamEntry<'_>) -> io::Result<()> {
         let Some(record) = entry.record else {
             let text = format!("the entry {} has no field `record` (is it a decision log?)", entry.id);
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
@@ -124,26 +125,26 @@ impl StreamInput {
     }
 
     /// Sends a command that changes nothing, again if the server cannot be reached.
-    fn call(&mut self, words: &[&[u8]]) -> io::Result<Reply> {
+    fn send_command(&mut self, words: &[&[u8]]) -> io::Result<Reply> {
         let mut tries = 1;
         loop {
-            match self.runtime.block_on(self.connection.call(words, TIMEOUT)) {
+            match self.runtime.block_on(self.connection.call(words, READ_TIMEOUT)) {
                 Ok(reply) => return Ok(reply),
                 Err(error) if error.is_transient() && !error.is_too_large && tries < MAX_TRIES => {
                     tries += 1;
                     thread::sleep(RETRY_INTERVAL);
                 }
-                Err(error) => return Err(io_error(&error)),
+                Err(error) => return Err(to_io_error(&error)),
             }
         }
     }
 
-    fn invalid_reply(&self) -> io::Error {
+    fn invalid_reply_error(&self) -> io::Error {
         io::Error::other("an invalid reply (is it Redis 5.0 or newer, or Valkey?)")
     }
 }
 
-fn io_error(error: &KeyCommandError) -> io::Error {
+fn to_io_error(error: &KeyCommandError) -> io::Error {
     let kind = if error.is_too_large { io::ErrorKind::FileTooLarge } else { io::ErrorKind::Other };
     let needs = if error.text.starts_with("NOPERM") { " (the user needs +xrange +xrevrange)" } else { "" };
     io::Error::new(kind, format!("redis: {}{needs}", error.text))
@@ -152,7 +153,7 @@ fn io_error(error: &KeyCommandError) -> io::Error {
 impl Read for StreamInput {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.passed == self.lines.len() {
-            self.fill()?;
+            self.read_next_entries()?;
         }
         let read = buffer.len().min(self.lines.len() - self.passed);
         buffer[..read].copy_from_slice(&self.lines[self.passed..self.passed + read]);

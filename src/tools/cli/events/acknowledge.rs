@@ -1,4 +1,4 @@
-//! Acknowledgements by the ids that standard input has.
+//! Acknowledgements of records, by the ids that standard input has.
 //!
 //! Records that were printed and are not acknowledged are *outstanding*. While this process lives it keeps them: no
 //! other consumer claims them, even if a worker waits for hours before it acknowledges.
@@ -15,9 +15,9 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use super::messages::{EventsError, MessagePrinter};
 use crate::base::sharded::lock_ignoring_poison;
 use crate::decide::log::stream::EntryId;
-use crate::decide::log::stream::group::{GroupConsumer, MAX_ENTRIES};
+use crate::decide::log::stream::consumer_group::{GroupConsumer, MAX_ENTRIES};
 use crate::store::client::redis::key_connection::KeyCommandError;
-use crate::tools::cli::print::shorten;
+use crate::tools::cli::print::escape_and_shorten;
 
 /// Maximum length of a line of standard input, in bytes.
 const MAX_LINE_BYTES: u64 = 64;
@@ -26,38 +26,38 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Records that were printed and are not acknowledged.
 #[derive(Debug, Default)]
-pub(super) struct Outstanding {
+pub(super) struct OutstandingRecords {
     ids: Mutex<BTreeSet<EntryId>>,
     /// Notified after records were acknowledged.
     pub(super) acknowledged: Notify,
 }
 
-impl Outstanding {
-    pub(super) fn lock(&self) -> MutexGuard<'_, BTreeSet<EntryId>> {
+impl OutstandingRecords {
+    pub(super) fn lock_ids(&self) -> MutexGuard<'_, BTreeSet<EntryId>> {
         lock_ignoring_poison(&self.ids)
     }
 }
 
 /// Reader of ids, and sender of acknowledgements.
 #[derive(Debug)]
-pub(super) struct Acknowledgements {
+pub(super) struct Acknowledger {
     consumer: GroupConsumer,
-    outstanding: Arc<Outstanding>,
+    outstanding: Arc<OutstandingRecords>,
     messages: Arc<MessagePrinter>,
     keep_interval: Duration,
     ids: mpsc::Receiver<Result<EntryId, EventsError>>,
 }
 
-impl Acknowledgements {
+impl Acknowledger {
     /// Starts to read standard input on a thread of its own, which ends with the process.
     pub(super) fn start(
         consumer: GroupConsumer,
-        outstanding: Arc<Outstanding>,
+        outstanding: Arc<OutstandingRecords>,
         messages: Arc<MessagePrinter>,
         keep_interval: Duration,
     ) -> Self {
         let (sender, ids) = mpsc::channel(MAX_ENTRIES);
-        thread::spawn(move || read_ids(&sender));
+        thread::spawn(move || read_ids_from_stdin(&sender));
         Self { consumer, outstanding, messages, keep_interval, ids }
     }
 
@@ -65,7 +65,7 @@ impl Acknowledgements {
     ///
     /// # Errors
     /// Redis rejects a command, or a line is not an id.
-    pub(super) async fn run(&mut self) -> Result<(), EventsError> {
+    pub(super) async fn acknowledge_until_end_of_input(&mut self) -> Result<(), EventsError> {
         let mut keep = interval(self.keep_interval);
         keep.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -75,7 +75,7 @@ impl Acknowledgements {
                 count = self.ids.recv_many(&mut received, MAX_ENTRIES) => if count == 0 {
                     return Ok(());
                 },
-                _ = keep.tick() => self.keep().await?,
+                _ = keep.tick() => self.keep_claims().await?,
             }
             let ids: Vec<EntryId> = received.into_iter().collect::<Result<_, _>>()?;
             self.acknowledge(&ids).await?;
@@ -84,7 +84,7 @@ impl Acknowledgements {
 
     /// Acknowledges records until Redis answers.
     async fn acknowledge(&mut self, ids: &[EntryId]) -> Result<(), EventsError> {
-        let is_outstanding = |id: &EntryId| self.outstanding.lock().contains(id);
+        let is_outstanding = |id: &EntryId| self.outstanding.lock_ids().contains(id);
         let ids: Vec<EntryId> = ids.iter().copied().filter(is_outstanding).collect();
         if ids.is_empty() {
             return Ok(());
@@ -93,15 +93,15 @@ impl Acknowledgements {
             self.check_transient(&error)?;
             sleep(RETRY_INTERVAL).await;
         }
-        self.outstanding.lock().retain(|id| !ids.contains(id));
+        self.outstanding.lock_ids().retain(|id| !ids.contains(id));
         self.outstanding.acknowledged.notify_one();
         Ok(())
     }
 
     /// Keeps the outstanding records; a failure is made up for by the next time.
-    async fn keep(&mut self) -> Result<(), EventsError> {
-        let ids: Vec<EntryId> = self.outstanding.lock().iter().copied().collect();
-        match self.consumer.keep(&ids).await {
+    async fn keep_claims(&mut self) -> Result<(), EventsError> {
+        let ids: Vec<EntryId> = self.outstanding.lock_ids().iter().copied().collect();
+        match self.consumer.reset_idle_times(&ids).await {
             Err(error) => self.check_transient(&error),
             Ok(()) => Ok(()),
         }
@@ -117,7 +117,7 @@ impl Acknowledgements {
 }
 
 /// Sends the ids of standard input until its end, or until the first line that is not an id.
-fn read_ids(sender: &mpsc::Sender<Result<EntryId, EventsError>>) {
+fn read_ids_from_stdin(sender: &mpsc::Sender<Result<EntryId, EventsError>>) {
     let mut input = io::stdin().lock();
     loop {
         let mut line = Vec::new();
@@ -126,7 +126,7 @@ fn read_ids(sender: &mpsc::Sender<Result<EntryId, EventsError>>) {
         let id = match read {
             Ok(0) | Err(_) => return,
             Ok(_) if text.trim().is_empty() => continue,
-            Ok(_) => text.trim().parse().map_err(|_| EventsError::Input(shorten(text.trim()))),
+            Ok(_) => text.trim().parse().map_err(|_| EventsError::Input(escape_and_shorten(text.trim()))),
         };
         let is_last = id.is_err();
         if sender.blocking_send(id).is_err() || is_last {

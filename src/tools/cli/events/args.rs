@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::settings::value::number::DurationRange;
-use crate::tools::cli::flags::parse_duration;
+use crate::tools::cli::request_flags::parse_duration;
 
 /// Arguments of `events`.
 #[derive(Debug, clap::Args)]

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
-use super::acknowledge::Outstanding;
+use super::acknowledge::OutstandingRecords;
 use super::args::{AckSource, Args};
 use super::messages::{EventsError, MessagePrinter};
 use crate::decide::log::stream::EntryId;
-use crate::decide::log::stream::group::{DeliveredEntry, GroupConsumer, MAX_ENTRIES, PendingEntry};
+use crate::decide::log::stream::consumer_group::{DeliveredEntry, GroupConsumer, MAX_ENTRIES, PendingEntry};
 use crate::store::client::redis::key_connection::KeyCommandError;
-use crate::tools::cli::print::print;
+use crate::tools::cli::print::print_to_stdout;
 
 /// Maximum number of outstanding records.
 const MAX_OUTSTANDING: usize = 1000;
@@ -53,7 +53,7 @@ pub(super) struct Delivery<'a> {
     args: &'a Args,
     consumer: GroupConsumer,
     consumer_name: String,
-    outstanding: Arc<Outstanding>,
+    outstanding: Arc<OutstandingRecords>,
     messages: Arc<MessagePrinter>,
     /// Printed or skipped entries that are to be acknowledged.
     done: Vec<EntryId>,
@@ -68,7 +68,7 @@ impl<'a> Delivery<'a> {
         args: &'a Args,
         consumer: GroupConsumer,
         consumer_name: String,
-        outstanding: Arc<Outstanding>,
+        outstanding: Arc<OutstandingRecords>,
         messages: Arc<MessagePrinter>,
     ) -> Self {
         Self {
@@ -88,10 +88,10 @@ impl<'a> Delivery<'a> {
     ///
     /// # Errors
     /// Redis rejects a command or, without `--follow`, does not answer; or the output is closed.
-    pub(super) async fn run(&mut self) -> Result<(), EventsError> {
+    pub(super) async fn print_until_end(&mut self) -> Result<(), EventsError> {
         let mut failures = 0;
         loop {
-            match self.step().await {
+            match self.read_and_print_some().await {
                 Ok(true) => {
                     failures = 0;
                     self.messages.print_recovered();
@@ -99,7 +99,7 @@ impl<'a> Delivery<'a> {
                 Ok(false) => return Ok(()),
                 Err(StepError::End(error)) => return Err(error),
                 Err(StepError::Redis(error)) => {
-                    self.recover(&error, failures).await?;
+                    self.recover_from_error(&error, failures).await?;
                     failures += 1;
                     // A reply may be lost; its entries are pending now.
                     self.pass = Some(PendingPass { next: EntryId::default(), claims_own: true });
@@ -109,7 +109,7 @@ impl<'a> Delivery<'a> {
     }
 
     /// Acknowledges the records that were printed before a signal.
-    pub(super) async fn finish(&mut self) {
+    pub(super) async fn acknowledge_at_end(&mut self) {
         if !self.done.is_empty() {
             // Without an answer they are printed again, which is allowed.
             let _ = timeout(FINISH_TIMEOUT, self.consumer.acknowledge(&self.done)).await;
@@ -117,9 +117,9 @@ impl<'a> Delivery<'a> {
     }
 
     /// Reads and prints some entries. Returns false if there are no more.
-    async fn step(&mut self) -> Result<bool, StepError> {
-        self.acknowledge().await?;
-        let room = MAX_OUTSTANDING.saturating_sub(self.outstanding.lock().len());
+    async fn read_and_print_some(&mut self) -> Result<bool, StepError> {
+        self.acknowledge_done().await?;
+        let room = MAX_OUTSTANDING.saturating_sub(self.outstanding.lock_ids().len());
         let count = room.min(MAX_ENTRIES).min(usize::try_from(self.remaining).unwrap_or(usize::MAX));
         if self.remaining == 0 && room == MAX_OUTSTANDING {
             return Ok(false);
@@ -132,7 +132,7 @@ impl<'a> Delivery<'a> {
             self.pass = Some(PendingPass { next: EntryId::default(), claims_own: false });
         }
         if let Some(pass) = self.pass {
-            self.claim(pass, count).await?;
+            self.claim_pending(pass, count).await?;
             return Ok(true);
         }
         let block = self.args.follow.then(|| MAX_BLOCK.min(self.next_pass.saturating_duration_since(Instant::now())));
@@ -143,13 +143,13 @@ impl<'a> Delivery<'a> {
             }
             self.outstanding.acknowledged.notified().await;
         }
-        self.deliver(entries).await?;
+        self.print_entries(entries).await?;
         Ok(true)
     }
 
     /// Claims and prints up to `count` entries of the next part of a pass.
-    async fn claim(&mut self, pass: PendingPass, count: usize) -> Result<(), StepError> {
-        let pending = self.consumer.pending(pass.next).await?;
+    async fn claim_pending(&mut self, pass: PendingPass, count: usize) -> Result<(), StepError> {
+        let pending = self.consumer.list_pending(pass.next).await?;
         let is_last = pending.len() < MAX_ENTRIES;
         let (mut own, mut idle) = (Vec::new(), Vec::new());
         let mut last = None;
@@ -158,7 +158,7 @@ impl<'a> Delivery<'a> {
                 break;
             }
             last = Some(entry.id);
-            if self.outstanding.lock().contains(&entry.id) {
+            if self.outstanding.lock_ids().contains(&entry.id) {
                 continue;
             }
             if pass.claims_own && entry.consumer == self.consumer_name {
@@ -169,7 +169,7 @@ impl<'a> Delivery<'a> {
         }
         let is_last = is_last && own.len() + idle.len() < count;
         for (entries, min_idle) in [(own, Duration::ZERO), (idle, self.args.claim_after)] {
-            self.claim_and_deliver(&entries, min_idle).await?;
+            self.claim_and_print(&entries, min_idle).await?;
         }
         self.pass = last.and_then(EntryId::next).filter(|_| !is_last).map(|next| PendingPass { next, ..pass });
         if self.pass.is_none() {
@@ -178,19 +178,19 @@ impl<'a> Delivery<'a> {
         Ok(())
     }
 
-    async fn claim_and_deliver(&mut self, entries: &[PendingEntry], min_idle: Duration) -> Result<(), StepError> {
+    async fn claim_and_print(&mut self, entries: &[PendingEntry], min_idle: Duration) -> Result<(), StepError> {
         let claimed = self.consumer.claim(entries, min_idle).await?;
         for id in claimed.trimmed {
             self.messages.print_trimmed(id);
             self.done.push(id);
         }
-        self.deliver(claimed.entries).await?;
+        self.print_entries(claimed.entries).await?;
         // Before the next part of the pass, which would find them pending.
-        Ok(self.acknowledge().await?)
+        Ok(self.acknowledge_done().await?)
     }
 
     /// Prints records; entries without one are skipped.
-    async fn deliver(&mut self, entries: Vec<DeliveredEntry>) -> Result<(), StepError> {
+    async fn print_entries(&mut self, entries: Vec<DeliveredEntry>) -> Result<(), StepError> {
         let (mut lines, mut ids) = (String::new(), Vec::new());
         for DeliveredEntry { id, deliveries, line } in entries {
             match line {
@@ -215,10 +215,10 @@ impl<'a> Delivery<'a> {
         self.remaining = self.remaining.saturating_sub(ids.len() as u64);
         if self.args.ack == AckSource::Stdin {
             // Before they are printed, because an acknowledgement may arrive at once.
-            self.outstanding.lock().extend(&ids);
+            self.outstanding.lock_ids().extend(&ids);
         }
         // On a thread of its own: a pipe that is not read blocks.
-        let printed = spawn_blocking(move || print(lines)).await;
+        let printed = spawn_blocking(move || print_to_stdout(lines)).await;
         printed.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(|error| StepError::End(error.into()))?;
         if self.args.ack == AckSource::Printed {
             self.done.extend(ids);
@@ -227,7 +227,7 @@ impl<'a> Delivery<'a> {
     }
 
     /// Acknowledges what was printed or skipped.
-    async fn acknowledge(&mut self) -> Result<(), KeyCommandError> {
+    async fn acknowledge_done(&mut self) -> Result<(), KeyCommandError> {
         if !self.done.is_empty() {
             self.consumer.acknowledge(&self.done).await?;
             self.done.clear();
@@ -236,7 +236,7 @@ impl<'a> Delivery<'a> {
     }
 
     /// Creates a missing group, or waits before the next attempt.
-    async fn recover(&mut self, error: &KeyCommandError, failures: usize) -> Result<(), EventsError> {
+    async fn recover_from_error(&mut self, error: &KeyCommandError, failures: usize) -> Result<(), EventsError> {
         let pause = Duration::from_millis(RETRY_PAUSES_MS[failures.min(RETRY_PAUSES_MS.len() - 1)]);
         if error.text.starts_with("NOGROUP") {
             match self.consumer.create_group(self.args.follow).await {

@@ -47,7 +47,7 @@ impl RequestTemplate {
     pub fn new(request: RateLimitRequest, run: &str) -> Result<Self, String> {
         let read = |bytes: &Bytes| {
             let text = std::str::from_utf8(bytes).map_err(|_| "a template is UTF-8".to_owned())?;
-            parse_parts(text, run)
+            parse_placeholders(text, run)
         };
         let entry = |entry: &Entry| Ok([read(&entry.key)?, read(&entry.value)?]);
         let descriptor = |descriptor: &RateLimitDescriptor| descriptor.entries.iter().map(entry).collect();
@@ -61,7 +61,7 @@ impl RequestTemplate {
     }
 
     /// Formats each descriptor as it was written.
-    pub fn descriptors(&self) -> impl Iterator<Item = String> + '_ {
+    pub fn descriptor_texts(&self) -> impl Iterator<Item = String> + '_ {
         let text = |bytes: &Bytes| String::from_utf8_lossy(bytes).into_owned();
         self.request.descriptors.iter().map(move |descriptor| {
             let entries = descriptor.entries.iter().map(|entry| format!("{}={}", text(&entry.key), text(&entry.value)));
@@ -70,7 +70,7 @@ impl RequestTemplate {
     }
 
     /// Returns the request with a value for every placeholder.
-    pub fn fill(&self, values: &mut PlaceholderValues<'_>) -> RateLimitRequest {
+    pub fn fill_placeholders(&self, values: &mut PlaceholderValues<'_>) -> RateLimitRequest {
         let mut request = self.request.clone();
         for (descriptor, texts) in request.descriptors.iter_mut().zip(&self.descriptors) {
             for (entry, [key, value]) in descriptor.entries.iter_mut().zip(texts) {
@@ -103,7 +103,7 @@ fn fill_parts(parts: &[TemplatePart], values: &mut PlaceholderValues<'_>) -> Str
     text
 }
 
-fn parse_parts(text: &str, run: &str) -> Result<TemplateText, String> {
+fn parse_placeholders(text: &str, run: &str) -> Result<TemplateText, String> {
     let mut parts = Vec::new();
     let mut literal = String::new();
     let mut rest = text;
@@ -175,7 +175,7 @@ impl RequestMix {
     }
 
     /// Samples a template, and its index.
-    pub fn sample(&self, random: &mut SmallRng) -> (usize, &RequestTemplate) {
+    pub fn sample_template(&self, random: &mut SmallRng) -> (usize, &RequestTemplate) {
         let index = match &self.templates[..] {
             [_] => 0,
             all => {

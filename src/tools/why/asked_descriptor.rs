@@ -4,12 +4,12 @@ use std::collections::HashSet;
 
 use crate::base::printable_text::first_chars_if_longer;
 use crate::decide::log::record::{DescriptorRecord, EntryRecord};
-use crate::decide::log::values::ValueForm;
+use crate::decide::log::value_form::ValueForm;
 use crate::limit::request::Entry;
 
 /// A domain and a whole descriptor.
 #[derive(Clone, Debug)]
-pub struct Question<'a> {
+pub struct AskedDescriptor<'a> {
     /// Domain.
     pub domain: &'a str,
     /// Entries with their values.
@@ -31,11 +31,11 @@ pub enum Likeness {
     Different,
 }
 
-impl<'a> Question<'a> {
-    /// Creates a question; `hash` is the form of hashed values, if their key is known.
+impl<'a> AskedDescriptor<'a> {
+    /// Creates the descriptor; `hash` is the form of hashed values, if their key is known.
     pub fn new(domain: &'a str, entries: &[Entry<'a>], hash: Option<&ValueForm>) -> Self {
-        let plain = entries.iter().map(EntryRecord::plain).collect();
-        let hashed = hash.map(|hash| entries.iter().map(|entry| hash.record(entry)).collect());
+        let plain = entries.iter().map(EntryRecord::from_plain_entry).collect();
+        let hashed = hash.map(|hash| entries.iter().map(|entry| hash.record_entry(entry)).collect());
         Self { domain, plain, hashed }
     }
 
@@ -45,12 +45,12 @@ impl<'a> Question<'a> {
     }
 
     /// Text of the descriptor, not escaped.
-    pub fn descriptor(&self) -> String {
+    pub fn descriptor_text(&self) -> String {
         format_entries(&self.plain)
     }
 
     /// Compares a recorded descriptor, apart from its domain.
-    pub fn likeness(&self, record: &DescriptorRecord<'_>) -> Likeness {
+    pub fn compare_descriptor(&self, record: &DescriptorRecord<'_>) -> Likeness {
         let same_keys = record.entries.len() == self.plain.len()
             && record.entries.iter().zip(&self.plain).all(|(one, other)| one.key_bytes() == other.key_bytes());
         if !same_keys {
@@ -88,11 +88,11 @@ pub fn format_entries(entries: &[EntryRecord<'_>]) -> String {
 }
 
 /// Number of descriptors that are told.
-const MAX_TOLD: usize = 5;
+const MAX_NEAREST: usize = 5;
 /// Number of different descriptors that are compared.
-const MAX_COMPARED: usize = 10_000;
+const MAX_COMPARED_DESCRIPTORS: usize = 10_000;
 /// Number of characters that are compared.
-const MAX_CHARS: usize = 200;
+const MAX_COMPARED_CHARS: usize = 200;
 
 /// Descriptors most like the asked one.
 #[derive(Debug)]
@@ -100,11 +100,11 @@ pub(super) struct NearestDescriptors {
     asked: String,
     compared: HashSet<String>,
     /// Best first.
-    nearest: Vec<LikeDescriptor>,
+    nearest: Vec<NearDescriptor>,
 }
 
 #[derive(Debug)]
-struct LikeDescriptor {
+struct NearDescriptor {
     text: String,
     likeness: f64,
 }
@@ -112,25 +112,25 @@ struct LikeDescriptor {
 impl NearestDescriptors {
     /// Creates an empty list for the text of a descriptor.
     pub(super) fn new(asked: &str) -> Self {
-        Self { asked: cut(asked), compared: HashSet::new(), nearest: Vec::new() }
+        Self { asked: cut_text(asked), compared: HashSet::new(), nearest: Vec::new() }
     }
 
     /// True after 10 000 different descriptors: no more are compared.
     pub(super) fn is_full(&self) -> bool {
-        self.compared.len() == MAX_COMPARED
+        self.compared.len() == MAX_COMPARED_DESCRIPTORS
     }
 
     /// Adds a descriptor; forgets it if others are nearer.
     pub(super) fn add(&mut self, text: &str) {
-        let text = cut(text);
+        let text = cut_text(text);
         if self.is_full() || self.compared.contains(&text) {
             return;
         }
         let likeness = strsim::jaro_winkler(&self.asked, &text);
         let position = self.nearest.partition_point(|other| other.likeness >= likeness);
-        if position < MAX_TOLD {
-            self.nearest.insert(position, LikeDescriptor { text: text.clone(), likeness });
-            self.nearest.truncate(MAX_TOLD);
+        if position < MAX_NEAREST {
+            self.nearest.insert(position, NearDescriptor { text: text.clone(), likeness });
+            self.nearest.truncate(MAX_NEAREST);
         }
         self.compared.insert(text);
     }
@@ -142,6 +142,6 @@ impl NearestDescriptors {
 }
 
 /// Cuts a text; whoever prints it escapes it.
-fn cut(text: &str) -> String {
-    first_chars_if_longer(text, MAX_CHARS).map_or_else(|| text.to_owned(), |start| format!("{start}..."))
+fn cut_text(text: &str) -> String {
+    first_chars_if_longer(text, MAX_COMPARED_CHARS).map_or_else(|| text.to_owned(), |start| format!("{start}..."))
 }

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{EntryId, StreamEntry, UnusableRecord, entries, json_line};
+use super::{EntryId, StreamEntry, UnusableRecord, format_json_line, parse_entries};
 use crate::settings::decision_log::StreamSettings;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::key_connection::{KeyCommandError, KeyConnection};
@@ -17,7 +17,7 @@ use crate::store::client::redis::reply::{Reply, integer, text};
 /// Maximum number of entries of a command.
 pub(crate) const MAX_ENTRIES: usize = 100;
 /// Upper bound on a command, in addition to the time that it may block.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Names of a consumer.
 #[derive(Clone, Debug)]
@@ -59,7 +59,7 @@ pub(crate) struct DeliveredEntry {
 
 impl DeliveredEntry {
     fn new(entry: &StreamEntry<'_>, deliveries: u64) -> Self {
-        Self { id: entry.id, deliveries, line: json_line(entry.record) }
+        Self { id: entry.id, deliveries, line: format_json_line(entry.record) }
     }
 }
 
@@ -79,7 +79,7 @@ impl GroupConsumer {
     }
 
     /// Creates another connection of the same consumer.
-    pub(crate) fn another(&self) -> Self {
+    pub(crate) fn open_another_connection(&self) -> Self {
         let (stream, name) = (Arc::clone(&self.stream), Arc::clone(&self.name));
         Self { stream, name, connection: self.connection.another() }
     }
@@ -90,7 +90,7 @@ impl GroupConsumer {
         let stream = Arc::clone(&self.stream);
         let mut words = vec!["XGROUP", "CREATE", &stream, &name.group, "0"];
         words.extend(creates_stream.then_some("MKSTREAM"));
-        match self.call(&words, TIMEOUT).await {
+        match self.send_command(&words, COMMAND_TIMEOUT).await {
             // Another consumer created it meanwhile.
             Err(error) if error.text.starts_with("BUSYGROUP") => Ok(()),
             outcome => outcome.map(drop),
@@ -98,12 +98,12 @@ impl GroupConsumer {
     }
 
     /// Returns up to [`MAX_ENTRIES`] pending entries of all consumers from `first` on.
-    pub(crate) async fn pending(&mut self, first: EntryId) -> Result<Vec<PendingEntry>, KeyCommandError> {
+    pub(crate) async fn list_pending(&mut self, first: EntryId) -> Result<Vec<PendingEntry>, KeyCommandError> {
         let (name, stream) = (Arc::clone(&self.name), Arc::clone(&self.stream));
         let [first, most] = [first.to_string(), MAX_ENTRIES.to_string()];
-        let reply = self.call(&["XPENDING", &stream, &name.group, &first, "+", &most], TIMEOUT).await?;
-        let Reply::Array(rows) = reply else { return Err(invalid_reply()) };
-        rows.iter().map(pending_entry).collect::<Option<_>>().ok_or_else(invalid_reply)
+        let reply = self.send_command(&["XPENDING", &stream, &name.group, &first, "+", &most], COMMAND_TIMEOUT).await?;
+        let Reply::Array(rows) = reply else { return Err(invalid_reply_error()) };
+        rows.iter().map(parse_pending_entry).collect::<Option<_>>().ok_or_else(invalid_reply_error)
     }
 
     /// Makes `pending` entries those of this consumer if they are idle for `min_idle` still, and reads them.
@@ -149,12 +149,12 @@ impl GroupConsumer {
         let deliveries = |id: EntryId| {
             part.iter().find(|entry| entry.id == id).map_or(1, |entry| entry.deliveries.saturating_add(1))
         };
-        let delivered = entries(&reply).ok_or_else(invalid_reply)?;
+        let delivered = parse_entries(&reply).ok_or_else(invalid_reply_error)?;
         Ok(delivered.iter().map(|entry| DeliveredEntry::new(entry, deliveries(entry.id))).collect())
     }
 
     /// Sets the idle time of entries of this consumer to zero, so that no other claims them.
-    pub(crate) async fn keep(&mut self, ids: &[EntryId]) -> Result<(), KeyCommandError> {
+    pub(crate) async fn reset_idle_times(&mut self, ids: &[EntryId]) -> Result<(), KeyCommandError> {
         for part in ids.chunks(MAX_ENTRIES) {
             self.send_claim(part, Duration::ZERO, true).await?;
         }
@@ -173,15 +173,15 @@ impl GroupConsumer {
         let mut words = vec!["XCLAIM", &stream, &name.group, &name.consumer, &idle];
         words.extend(ids.iter().map(String::as_str));
         words.extend(only_ids.then_some("JUSTID"));
-        self.call(&words, TIMEOUT).await
+        self.send_command(&words, COMMAND_TIMEOUT).await
     }
 
     async fn is_trimmed(&mut self, id: EntryId) -> Result<bool, KeyCommandError> {
         let stream = Arc::clone(&self.stream);
         let id = id.to_string();
-        match self.call(&["XRANGE", &stream, &id, &id], TIMEOUT).await {
+        match self.send_command(&["XRANGE", &stream, &id, &id], COMMAND_TIMEOUT).await {
             Ok(Reply::Array(entries)) => Ok(entries.is_empty()),
-            Ok(_) => Err(invalid_reply()),
+            Ok(_) => Err(invalid_reply_error()),
             Err(error) if error.is_too_large => Ok(false),
             Err(error) => Err(error),
         }
@@ -200,14 +200,14 @@ impl GroupConsumer {
         let block_ms = block.map(|block| block.as_millis().max(1).to_string());
         words.extend(block_ms.as_deref().into_iter().flat_map(|ms| ["BLOCK", ms]));
         words.extend(["STREAMS", &*stream, ">"]);
-        match self.call(&words, TIMEOUT + block.unwrap_or_default()).await? {
+        match self.send_command(&words, COMMAND_TIMEOUT + block.unwrap_or_default()).await? {
             Reply::Null => Ok(Vec::new()),
             Reply::Array(streams) => {
-                let Some(Reply::Array(stream)) = streams.first() else { return Err(invalid_reply()) };
-                let found = stream.get(1).and_then(entries).ok_or_else(invalid_reply)?;
+                let Some(Reply::Array(stream)) = streams.first() else { return Err(invalid_reply_error()) };
+                let found = stream.get(1).and_then(parse_entries).ok_or_else(invalid_reply_error)?;
                 Ok(found.iter().map(|entry| DeliveredEntry::new(entry, 1)).collect())
             }
-            _ => Err(invalid_reply()),
+            _ => Err(invalid_reply_error()),
         }
     }
 
@@ -218,18 +218,18 @@ impl GroupConsumer {
             let ids: Vec<String> = part.iter().map(EntryId::to_string).collect();
             let words: Vec<&str> =
                 ["XACK", &stream, &name.group].into_iter().chain(ids.iter().map(String::as_str)).collect();
-            self.call(&words, TIMEOUT).await?;
+            self.send_command(&words, COMMAND_TIMEOUT).await?;
         }
         Ok(())
     }
 
-    async fn call(&mut self, words: &[&str], limit: Duration) -> Result<Reply, KeyCommandError> {
+    async fn send_command(&mut self, words: &[&str], limit: Duration) -> Result<Reply, KeyCommandError> {
         let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
         self.connection.call(&words, limit).await
     }
 }
 
-fn pending_entry(row: &Reply) -> Option<PendingEntry> {
+fn parse_pending_entry(row: &Reply) -> Option<PendingEntry> {
     let Reply::Array(parts) = row else { return None };
     let [id, consumer, idle, deliveries] = &**parts else { return None };
     Some(PendingEntry {
@@ -240,7 +240,7 @@ fn pending_entry(row: &Reply) -> Option<PendingEntry> {
     })
 }
 
-fn invalid_reply() -> KeyCommandError {
+fn invalid_reply_error() -> KeyCommandError {
     let text = "an invalid reply (is it Redis 5.0 or newer, or Valkey?)".to_owned();
     KeyCommandError { kind: RedisError::BadReply, text, is_too_large: false }
 }

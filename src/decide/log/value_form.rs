@@ -44,38 +44,38 @@ impl ValueForm {
     pub fn new(settings: &DecisionLogSettings) -> Result<Self, UnusableSetting> {
         Ok(match (settings.values, &settings.hash_key) {
             (LoggedValues::Plain, _) => Self::Plain,
-            (LoggedValues::Hashed, Some(key)) => Self::hashed(key.secret()?.reveal()),
+            (LoggedValues::Hashed, Some(key)) => Self::hashed_with(key.secret()?.reveal()),
             (LoggedValues::Hashed, None) | (LoggedValues::None, _) => Self::Omitted,
         })
     }
 
     /// Hashes by a key that is derived from this secret.
-    pub fn hashed(secret: &str) -> Self {
+    pub fn hashed_with(secret: &str) -> Self {
         Self::Hashed(Box::new(blake3::derive_key(KEY_CONTEXT, secret.as_bytes())))
     }
 
     /// Value of an entry in this form; empty if it is left out.
-    pub fn bytes<'a>(&self, entry: &Entry<'a>) -> Cow<'a, [u8]> {
+    pub fn value_bytes<'a>(&self, entry: &Entry<'a>) -> Cow<'a, [u8]> {
         match self {
             Self::Plain => Cow::Borrowed(entry.value),
-            Self::Hashed(key) => Cow::Owned(value_hash(key, entry).into_bytes()),
+            Self::Hashed(key) => Cow::Owned(hash_value(key, entry).into_bytes()),
             Self::Omitted => Cow::Borrowed(&[]),
         }
     }
 
     /// Record of an entry.
-    pub fn record<'a>(&self, entry: &Entry<'a>) -> EntryRecord<'a> {
+    pub fn record_entry<'a>(&self, entry: &Entry<'a>) -> EntryRecord<'a> {
         match self {
-            Self::Plain => EntryRecord::plain(entry),
+            Self::Plain => EntryRecord::from_plain_entry(entry),
             Self::Hashed(key) => {
-                EntryRecord { value_hash: Some(value_hash(key, entry).into()), ..EntryRecord::of_key(entry) }
+                EntryRecord { value_hash: Some(hash_value(key, entry).into()), ..EntryRecord::from_key(entry) }
             }
-            Self::Omitted => EntryRecord::of_key(entry),
+            Self::Omitted => EntryRecord::from_key(entry),
         }
     }
 }
 
-fn value_hash(key: &[u8; 32], entry: &Entry<'_>) -> String {
+fn hash_value(key: &[u8; 32], entry: &Entry<'_>) -> String {
     let mut hasher = blake3::Hasher::new_keyed(key);
     // The length keeps key and value apart.
     hasher.update(&(entry.key.len() as u64).to_le_bytes()).update(entry.key).update(entry.value);

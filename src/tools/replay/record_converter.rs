@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex};
 
 use smallvec::SmallVec;
 
-use super::recorded::{RecordedAnswer, RecordedDescriptor, RecordedRequest};
+use super::recorded_request::{RecordedAnswer, RecordedDescriptor, RecordedRequest};
 use super::replayer::RecordedHeader;
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
-use crate::decide::log::convert::hits_of;
+use crate::decide::log::convert::hits_from_number;
 use crate::decide::log::header::{HeaderEvent, HeaderRecord, RuleSetRecord, SettingsRecord};
 use crate::decide::log::record::{
     DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, RecordedVerdict, Text,
@@ -66,7 +66,7 @@ impl RecordConverter {
         }
         let process: Arc<str> = process.into();
         let id = rules.as_ref().map_or_else(String::new, |rules| rules.id.clone());
-        let rules = rules.map(|rules| self.cache.compile(&rules, &settings)).transpose()?;
+        let rules = rules.map(|rules| self.cache.find_or_compile(&rules, &settings)).transpose()?;
         if let Some(rules) = &rules {
             self.by_id.insert(id.clone(), Arc::clone(rules));
         }
@@ -87,7 +87,7 @@ impl RecordConverter {
             in_memory: store == "memory",
             behaviour: Arc::new(behaviour),
             rules,
-            options: recorded_rules::compile_options(&settings),
+            options: recorded_rules::build_compile_options(&settings),
             sample: settings.sample,
             is_complete: settings.when.iter().any(|when| when == "all"),
             hashed_values: settings.values == "hashed",
@@ -134,11 +134,12 @@ const VALUES_LEFT_OUT: &str = "the log has no values, so keys cannot be told apa
 /// Adds a descriptor; returns true if its values were left out, so that it can match no rule.
 fn add_descriptor(request: &mut RecordedRequest, record: &DescriptorRecord<'_>) -> Result<bool, String> {
     let limit_override = record.limit_override.as_ref();
-    let limit_override = limit_override.map(|sent| sent.as_sent().ok_or("the unit of an override is invalid"));
-    let mut descriptor = RecordedDescriptor::new(hits_of(record.hits));
+    let limit_override =
+        limit_override.map(|sent| sent.to_limit_override().ok_or("the unit of an override is invalid"));
+    let mut descriptor = RecordedDescriptor::new(hits_from_number(record.hits));
     descriptor.limit_override = limit_override.transpose()?;
     descriptor.charged_at = record.now_us.map(Time::from_micros);
-    descriptor.is_sampled = record.sampled && record.entries.iter().all(has_value);
+    descriptor.is_sampled = record.sampled && record.entries.iter().all(has_logged_value);
     // A candidate's result may come after the answer, and be absent.
     let deciding = record.limits.iter().filter(|limit| !limit.candidate);
     descriptor.admitted = deciding.filter_map(|limit| Some(limit.result?.admitted)).collect();
@@ -151,7 +152,7 @@ fn add_descriptor(request: &mut RecordedRequest, record: &DescriptorRecord<'_>) 
     Ok(entries.is_none())
 }
 
-fn has_value(entry: &EntryRecord<'_>) -> bool {
+fn has_logged_value(entry: &EntryRecord<'_>) -> bool {
     entry.value.is_some() || entry.value_base64.is_some() || entry.value_hash.is_some()
 }
 
@@ -177,8 +178,8 @@ fn convert_answer(record: &DecisionRecord<'_>) -> Option<RecordedAnswer> {
 }
 
 impl RuleSetCache {
-    fn compile(&self, rules: &RuleSetRecord, settings: &SettingsRecord) -> Result<Arc<RuleSet>, String> {
-        let options = recorded_rules::compile_options(settings);
+    fn find_or_compile(&self, rules: &RuleSetRecord, settings: &SettingsRecord) -> Result<Arc<RuleSet>, String> {
+        let options = recorded_rules::build_compile_options(settings);
         let key = format!("{} {options:?}", rules.id);
         let mut known = lock_ignoring_poison(&self.0);
         if let Some(compiled) = known.get(&key) {
@@ -188,7 +189,8 @@ impl RuleSetCache {
             return Err(format!("the traffic has more than {MAX_RULE_SETS} rule sets (replay fewer files)"));
         }
         let with_errors = |problems: String| format!("the recorded rules have errors: {problems}");
-        let source = recorded_rules::rules(rules.clone()).map_err(|problems| with_errors(problems.join("; ")))?;
+        let source = recorded_rules::decode_recorded_rules(rules.clone())
+            .map_err(|problems| with_errors(problems.join("; ")))?;
         let options = CompileOptions { rule_defaults: Arc::new(source.defaults), ..options };
         let compiled = source.rules.compile(&options).map_err(|problems| with_errors(problems.to_string()))?;
         let compiled = Arc::new(RuleSet::new(compiled.domains));

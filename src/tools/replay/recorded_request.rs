@@ -101,7 +101,7 @@ impl RecordedRequest {
     }
 
     /// The request, as the decider takes it.
-    pub fn request(&self) -> Request<'_> {
+    pub fn to_request(&self) -> Request<'_> {
         let (mut text_start, mut first) = (0, 0);
         let descriptors = self.descriptors.iter().map(|descriptor| {
             let spans = &self.entries[first..descriptor.entries_end];

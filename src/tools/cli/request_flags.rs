@@ -44,7 +44,7 @@ pub(super) struct RequestFile {
 impl RequestArgs {
     /// Returns the request. The error is one line about its file.
     pub(super) fn read_request(&self) -> Result<RateLimitRequest, String> {
-        match self.read_file()? {
+        match self.read_request_file()? {
             Some(file) => request_from_json(&file.text).map_err(|error| format!("{}: {error}", file.name)),
             None => Ok(self.build_request()),
         }
@@ -57,10 +57,10 @@ impl RequestArgs {
     }
 
     /// Reads the request file, if there is one.
-    pub(super) fn read_file(&self) -> Result<Option<RequestFile>, String> {
+    pub(super) fn read_request_file(&self) -> Result<Option<RequestFile>, String> {
         let Some(path) = &self.request else { return Ok(None) };
         let name = format!("--request {}", path.display());
-        let text = read_bytes(path).map_err(|error| format!("{name}: {error}"))?;
+        let text = read_request_bytes(path).map_err(|error| format!("{name}: {error}"))?;
         if text.len() as u64 > MAX_REQUEST_BYTES {
             return Err(format!("{name}: more than {MAX_REQUEST_BYTES} bytes; split the request"));
         }
@@ -68,7 +68,7 @@ impl RequestArgs {
     }
 }
 
-fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
+fn read_request_bytes(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     if path == Path::new("-") {
         io::stdin().lock().take(MAX_REQUEST_BYTES + 1).read_to_end(&mut text)?;
@@ -112,11 +112,13 @@ pub(super) fn parse_descriptor(text: &str) -> Result<RateLimitDescriptor, String
 
 /// Formats a descriptor so that [`parse_descriptor`] parses it again, if it is UTF-8.
 pub(super) fn format_descriptor(descriptor: &RateLimitDescriptor) -> String {
-    let entry = |entry: &Entry| format!("{}={}", escape(&entry.key, ",=\\"), escape(&entry.value, ",\\"));
+    let entry = |entry: &Entry| {
+        format!("{}={}", escape_with_backslash(&entry.key, ",=\\"), escape_with_backslash(&entry.value, ",\\"))
+    };
     descriptor.entries.iter().map(entry).collect::<Vec<_>>().join(",")
 }
 
-fn escape(bytes: &[u8], special: &str) -> String {
+fn escape_with_backslash(bytes: &[u8], special: &str) -> String {
     let mut text = String::new();
     for character in String::from_utf8_lossy(bytes).chars() {
         if special.contains(character) {

@@ -2,21 +2,22 @@
 
 use std::collections::BTreeSet;
 
-use super::demand::{DemandCollector, DemandSubject, LimitDemand};
-use super::recommendation::{Recommendation, RejectedKeysGoal, max_wait_us};
+use super::demand::{AskedLimit, DemandCollector, LimitDemand};
+use super::recommendation::{Recommendation, RejectedKeysGoal, written_max_wait_us};
 use super::results::{
-    AlreadyRejected, BasisResults, GoalResults, RecommendationResults, SmallestLimit, SubjectResults, VerifiedFigures,
+    AlreadyRejected, AskedLimitResults, BasisResults, GoalResults, RecommendationResults, SmallestLimit,
+    VerifiedFigures,
 };
 use super::rule_yaml::{PastedLimit, format_rule_yaml};
 use crate::base::printable_text::escape_unprintable;
 use crate::limit::Consistency;
 use crate::rules::rule::tree::RuleEntries;
 use crate::tools::replay::replayer::CounterLosses;
-use crate::tools::simulate::results::share;
+use crate::tools::simulate::results::compute_share;
 use crate::tools::simulate::simulation::LogProperties;
 
 /// Version of the JSON.
-const VERSION: u32 = 1;
+const RESULTS_VERSION: u32 = 1;
 
 /// Traffic of a recommendation.
 #[derive(Clone, Debug)]
@@ -42,7 +43,7 @@ impl TrafficBasis {
         Self {
             log: collector.log.clone(),
             processes: processes.len() as u64,
-            losses: collector.losses(),
+            losses: collector.counter_losses(),
             requests: collector.requests,
             is_cut,
             warnings,
@@ -60,7 +61,7 @@ pub struct RecommendationParts<'a> {
     /// The demand.
     pub demand: &'a LimitDemand,
     /// The limit that is in the rules.
-    pub subject: &'a DemandSubject,
+    pub asked: &'a AskedLimit,
     /// The goal.
     pub goal: RejectedKeysGoal,
     /// The traffic.
@@ -72,22 +73,22 @@ pub struct RecommendationParts<'a> {
 impl RecommendationResults {
     /// Figures without verification.
     pub fn new(parts: RecommendationParts<'_>) -> Self {
-        let RecommendationParts { path, demand, subject, goal, recommendation, .. } = parts;
+        let RecommendationParts { path, demand, asked, goal, recommendation, .. } = parts;
         let keys = demand.keys as u64;
         let rejected_now = recommendation.rejected_now;
         let limits = recommendation.candidates.iter().enumerate().map(|(index, candidate)| {
             let row = SmallestLimit::from(candidate);
             let recommended = index == 0 && candidate.limit.is_some();
-            SmallestLimit { rejected_keys_share: share(row.rejected_keys, keys), recommended, ..row }
+            SmallestLimit { rejected_keys_share: compute_share(row.rejected_keys, keys), recommended, ..row }
         });
         Self {
-            version: VERSION,
-            rule: SubjectResults {
+            version: RESULTS_VERSION,
+            rule: AskedLimitResults {
                 path: path.to_owned(),
-                location: subject.location.clone(),
-                limit: subject.limit.to_string(),
+                location: asked.location.clone(),
+                limit: asked.limit.to_string(),
                 rejected_keys: rejected_now,
-                rejected_keys_share: share(rejected_now, keys),
+                rejected_keys_share: compute_share(rejected_now, keys),
             },
             basis: build_basis(parts),
             goal: GoalResults {
@@ -102,7 +103,7 @@ impl RecommendationResults {
             left_out_periods: recommendation.left_out_periods.clone(),
             limits: limits.collect(),
             curve: recommendation.curve.clone(),
-            yaml: format_yaml(parts),
+            yaml: format_yaml_to_paste(parts),
         }
     }
 
@@ -147,7 +148,7 @@ fn build_basis(RecommendationParts { demand, basis, .. }: RecommendationParts<'_
         dropped: basis.log.dropped,
         already_rejected: (totals.answered > 0).then(|| AlreadyRejected {
             requests: totals.rejected,
-            share: share(totals.rejected, totals.answered),
+            share: compute_share(totals.rejected, totals.answered),
             keys: totals.rejected_keys,
             by_limit: totals.rejected_by.clone(),
             elsewhere: totals.rejected_elsewhere,
@@ -155,18 +156,18 @@ fn build_basis(RecommendationParts { demand, basis, .. }: RecommendationParts<'_
     }
 }
 
-fn format_yaml(parts: RecommendationParts<'_>) -> Option<String> {
-    let RecommendationParts { path, entries, subject, recommendation, .. } = parts;
+fn format_yaml_to_paste(parts: RecommendationParts<'_>) -> Option<String> {
+    let RecommendationParts { path, entries, asked, recommendation, .. } = parts;
     let limit = recommendation.candidates.first()?.limit?;
-    let max_wait_us = max_wait_us(&subject.limit).filter(|_| limit.algorithm() == subject.limit.algorithm());
-    let global = subject.limit.global_scope().and_then(|scope| limit.shared_by_regions(scope));
+    let max_wait_us = written_max_wait_us(&asked.limit).filter(|_| limit.algorithm() == asked.limit.algorithm());
+    let global = asked.limit.global_scope().and_then(|scope| limit.shared_by_regions(scope));
     let text =
-        format_rule_yaml(entries?, PastedLimit { limit: &global.unwrap_or(limit), name: &subject.name, max_wait_us });
+        format_rule_yaml(entries?, PastedLimit { limit: &global.unwrap_or(limit), name: &asked.name, max_wait_us });
     Some(format!("# {}: other keys and limits of the rule stay as they are\n{text}", escape_unprintable(path)))
 }
 
 fn collect_warnings(parts: RecommendationParts<'_>) -> Vec<String> {
-    let RecommendationParts { demand, subject, basis, recommendation, .. } = parts;
+    let RecommendationParts { demand, asked, basis, recommendation, .. } = parts;
     let mut warnings = basis.warnings.clone();
     let mut warn = |applies: bool, text: String| {
         if applies {
@@ -186,7 +187,7 @@ fn collect_warnings(parts: RecommendationParts<'_>) -> Vec<String> {
     );
     warn(
         recommendation.is_short,
-        format!("the traffic is shorter than a {}: use in a whole one may be higher", subject.limit.period()),
+        format!("the traffic is shorter than a {}: use in a whole one may be higher", asked.limit.period()),
     );
     let keys = demand.keys as u64;
     warn(
@@ -206,14 +207,14 @@ fn collect_warnings(parts: RecommendationParts<'_>) -> Vec<String> {
     warn(own > 1, format!("{own} processes counted in their own memory: a limit is for each of them"));
     let lost = basis.losses.without_counter;
     warn(lost > 0, format!("{lost} charges found no room for a counter and were left out (raise --memory)"));
-    let eventual = matches!(subject.limit.consistency(), Consistency::Eventual(_));
+    let eventual = matches!(asked.limit.consistency(), Consistency::Eventual(_));
     warn(eventual, "the limit has `consistency: eventual`, and was replayed as strict".to_owned());
-    let global = subject.limit.global_scope().is_some();
+    let global = asked.limit.global_scope().is_some();
     warn(global, "the limit has `scope: global`, and was replayed as one limit without regions".to_owned());
     let recommended = recommendation.candidates.first().and_then(|candidate| candidate.limit);
     let remains_global = |scope| recommended.is_none_or(|limit| limit.shared_by_regions(scope).is_some());
     warn(
-        subject.limit.global_scope().is_some_and(|scope| !remains_global(scope)),
+        asked.limit.global_scope().is_some_and(|scope| !remains_global(scope)),
         "the recommended limit cannot have `scope: global`, so the rule to paste is for one region".to_owned(),
     );
     warnings

@@ -11,7 +11,7 @@ use crate::base::pb::rate_limit_response::Code;
 
 /// Measurements of a run.
 #[derive(Debug)]
-pub struct LoadRecord {
+pub struct LoadMeasurements {
     /// Latencies of calls that were answered or timed out, in microseconds.
     pub latencies: Histogram<u64>,
     /// Delays between the due time and the sending of calls in an open loop, in microseconds.
@@ -79,13 +79,13 @@ pub struct ReportedLimit {
 }
 
 /// Maximum number of events in memory, which take 400 MB.
-pub(super) const MAX_EVENTS: usize = 10_000_000;
+pub(super) const MAX_VERDICT_EVENTS: usize = 10_000_000;
 /// Maximum number of distinct errors.
 const MAX_ERROR_KINDS: usize = 32;
 /// Maximum latency in a histogram, in microseconds; longer ones are recorded as this.
 const MAX_LATENCY_US: u64 = 3_600_000_000;
 
-impl LoadRecord {
+impl LoadMeasurements {
     pub(super) fn new() -> Self {
         let histogram = || Histogram::new_with_max(MAX_LATENCY_US, 3).expect("three digits up to an hour can be kept");
         Self {

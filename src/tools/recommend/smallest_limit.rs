@@ -18,7 +18,7 @@ use crate::limit::charge::ChargeRequest;
 pub struct SmallestByKey(Vec<u64>);
 
 /// Stands for keys that every number rejects.
-const NONE: u64 = u64::MAX;
+const NO_NUMBER: u64 = u64::MAX;
 
 /// Range of a search, and the first number to try.
 #[derive(Clone, Copy, Debug)]
@@ -91,7 +91,7 @@ pub fn find_smallest_by_key(
     let limit_of = &limit_of;
     let search = move |sequences: &[ChargeSequence], first: &[u32]| -> Vec<u64> {
         let one = |(sequence, first): (&ChargeSequence, &u32)| {
-            find_smallest(sequence, SearchRange { first: *first, max }, limit_of).map_or(NONE, u64::from)
+            find_smallest(sequence, SearchRange { first: *first, max }, limit_of).map_or(NO_NUMBER, u64::from)
         };
         sequences.iter().zip(first).map(one).collect()
     };
@@ -100,7 +100,7 @@ pub fn find_smallest_by_key(
         let handles: Vec<_> = parts.map(|(sequences, first)| scope.spawn(move || search(sequences, first))).collect();
         // A thread that panicked has printed why; its keys then count as never admitted.
         let results = handles.into_iter().zip(demand.sequences.chunks(part));
-        results.flat_map(|(handle, part)| handle.join().unwrap_or_else(|_| vec![NONE; part.len()])).collect()
+        results.flat_map(|(handle, part)| handle.join().unwrap_or_else(|_| vec![NO_NUMBER; part.len()])).collect()
     });
     let mut by_key = vec![0; demand.keys];
     for (sequence, number) in demand.sequences.iter().zip(found) {
@@ -112,12 +112,12 @@ pub fn find_smallest_by_key(
 
 impl SmallestByKey {
     /// Number of keys that a limit of `number` rejects at least once.
-    pub fn rejected_keys(&self, number: u32) -> u64 {
+    pub fn count_rejected_keys(&self, number: u32) -> u64 {
         (self.0.len() - self.0.partition_point(|smallest| *smallest <= u64::from(number))) as u64
     }
 
     /// Returns the smallest number that rejects at most `allowed` keys; `None` if there is none.
-    pub fn smallest_for(&self, allowed: u64) -> Option<u32> {
+    pub fn find_smallest_for(&self, allowed: u64) -> Option<u32> {
         let allowed = usize::try_from(allowed).unwrap_or(usize::MAX);
         match self.0.len().checked_sub(allowed).filter(|kept| *kept > 0) {
             Some(kept) => u32::try_from(self.0[kept - 1]).ok(),

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde::Serialize;
 use smallvec::SmallVec;
 
-use super::question::{Likeness, NearestDescriptors, Question, format_entries};
+use super::asked_descriptor::{AskedDescriptor, Likeness, NearestDescriptors, format_entries};
 use super::rejection;
 use super::time_range::{TimeRange, format_time};
 use crate::decide::log::header::{HeaderEvent, HeaderRecord, SettingsRecord};
@@ -20,7 +20,7 @@ const OTHER_CAUSES: &str = "other limits";
 
 /// Decisions that are kept.
 #[derive(Clone, Copy, Debug)]
-pub struct ShownDecisions {
+pub struct DecisionFilter {
     /// Keep admitted requests too.
     pub admitted: bool,
     /// Maximum number of decisions; those nearest to the asked time are kept, or else the last.
@@ -29,10 +29,10 @@ pub struct ShownDecisions {
 
 /// Collected decisions on one descriptor.
 #[derive(Debug)]
-pub struct TimeLine<'q> {
-    pub(super) question: Question<'q>,
+pub struct DescriptorHistory<'q> {
+    pub(super) asked: AskedDescriptor<'q>,
     pub(super) range: TimeRange,
-    shown: ShownDecisions,
+    shown: DecisionFilter,
     kept: BTreeMap<KeptOrder, KeptDecision>,
     records: u64,
     /// Time of the last record of each process.
@@ -58,14 +58,14 @@ struct KeptOrder {
 #[derive(Debug)]
 struct KeptDecision {
     line: Vec<u8>,
-    asked: SmallVec<[usize; 1]>,
+    asked_positions: SmallVec<[usize; 1]>,
 }
 
 /// A decision with the positions of the asked descriptor.
 #[derive(Debug)]
 pub(super) struct AskedDecision<'l> {
     pub(super) record: DecisionRecord<'l>,
-    pub(super) asked: &'l [usize],
+    pub(super) asked_positions: &'l [usize],
 }
 
 /// Counts of requests with the descriptor within the range.
@@ -107,12 +107,12 @@ pub(super) struct LogCounts {
     pub(super) other_hashes: u64,
 }
 
-impl<'q> TimeLine<'q> {
-    /// Creates an empty time line.
-    pub fn new(question: Question<'q>, range: TimeRange, shown: ShownDecisions) -> Self {
-        let nearest = NearestDescriptors::new(&question.descriptor());
+impl<'q> DescriptorHistory<'q> {
+    /// Creates an empty history.
+    pub fn new(asked: AskedDescriptor<'q>, range: TimeRange, shown: DecisionFilter) -> Self {
+        let nearest = NearestDescriptors::new(&asked.descriptor_text());
         Self {
-            question,
+            asked,
             range,
             shown,
             kept: BTreeMap::new(),
@@ -138,19 +138,19 @@ impl<'q> TimeLine<'q> {
     }
 
     /// Adds a record.
-    pub fn add(&mut self, record: Record<'_>) {
+    pub fn add_record(&mut self, record: Record<'_>) {
         self.records += 1;
         let time_us = match &record {
             Record::Decision(decision) => decision.time_us,
             Record::Header(header) => header.time_us,
             Record::Dropped(dropped) => dropped.time_us,
         };
-        if self.range.observe(time_us) {
+        if self.range.observe_time(time_us) {
             self.kept.clear();
             self.counts = RangeCounts::default();
             self.headers.clear_changes();
         }
-        extend(&mut self.log.first_us, &mut self.log.last_us, time_us);
+        extend_span(&mut self.log.first_us, &mut self.log.last_us, time_us);
         let is_in_range = self.range.contains(time_us);
         match record {
             Record::Decision(decision) => {
@@ -159,7 +159,7 @@ impl<'q> TimeLine<'q> {
             }
             Record::Header(header) => {
                 self.note_time(&header.process, time_us);
-                self.headers.add(&header, is_in_range);
+                self.headers.add_header(&header, is_in_range);
             }
             Record::Dropped(dropped) => {
                 // The records are missing since the last one of the process.
@@ -184,25 +184,25 @@ impl<'q> TimeLine<'q> {
     fn add_decision(&mut self, decision: &DecisionRecord<'_>, is_in_range: bool) {
         let time_us = decision.time_us;
         self.log.decisions += 1;
-        let asked = self.find_asked(decision);
-        if asked.is_empty() {
+        let positions = self.find_asked_positions(decision);
+        if positions.is_empty() {
             return;
         }
         self.log.found += 1;
-        extend(&mut self.log.first_found_us, &mut self.log.last_found_us, time_us);
+        extend_span(&mut self.log.first_found_us, &mut self.log.last_found_us, time_us);
         if is_in_range {
-            self.counts.add(decision, &asked);
-            self.keep(decision, asked);
+            self.counts.add_decision(decision, &positions);
+            self.keep_decision(decision, positions);
         }
     }
 
     /// Positions of the asked descriptor; takes note of descriptors like it.
-    fn find_asked(&mut self, decision: &DecisionRecord<'_>) -> SmallVec<[usize; 1]> {
-        let is_domain = *decision.domain == *self.question.domain;
-        let mut asked = SmallVec::new();
+    fn find_asked_positions(&mut self, decision: &DecisionRecord<'_>) -> SmallVec<[usize; 1]> {
+        let is_domain = *decision.domain == *self.asked.domain;
+        let mut positions = SmallVec::new();
         for (index, descriptor) in decision.descriptors.iter().enumerate() {
-            match (is_domain, self.question.likeness(descriptor)) {
-                (true, Likeness::Same) => asked.push(index),
+            match (is_domain, self.asked.compare_descriptor(descriptor)) {
+                (true, Likeness::Same) => positions.push(index),
                 (true, Likeness::HiddenValues) => self.log.hidden += 1,
                 (true, Likeness::OtherHashes) => self.log.other_hashes += 1,
                 // Only of use if the descriptor is nowhere.
@@ -215,10 +215,10 @@ impl<'q> TimeLine<'q> {
                 (false, _) => {}
             }
         }
-        asked
+        positions
     }
 
-    fn keep(&mut self, decision: &DecisionRecord<'_>, asked: SmallVec<[usize; 1]>) {
+    fn keep_decision(&mut self, decision: &DecisionRecord<'_>, positions: SmallVec<[usize; 1]>) {
         if !self.shown.admitted && decision.verdict == RecordedVerdict::Ok {
             return;
         }
@@ -230,16 +230,16 @@ impl<'q> TimeLine<'q> {
             return;
         }
         let mut line = Vec::new();
-        decision.write(&mut line);
-        self.kept.insert(order, KeptDecision { line, asked });
+        decision.append_line(&mut line);
+        self.kept.insert(order, KeptDecision { line, asked_positions: positions });
         if self.kept.len() > self.shown.max {
             self.kept.pop_last();
         }
     }
 
     /// The kept decisions by time.
-    pub(super) fn by_time(&self) -> Vec<AskedDecision<'_>> {
-        let mut kept: Vec<_> = self.kept.values().map(KeptDecision::parse).collect();
+    pub(super) fn decisions_by_time(&self) -> Vec<AskedDecision<'_>> {
+        let mut kept: Vec<_> = self.kept.values().map(KeptDecision::parse_line).collect();
         kept.sort_by(|AskedDecision { record: one, .. }, AskedDecision { record: other, .. }| {
             (one.time_us, one.seq, &*one.process).cmp(&(other.time_us, other.seq, &*other.process))
         });
@@ -248,9 +248,9 @@ impl<'q> TimeLine<'q> {
 }
 
 impl KeptDecision {
-    fn parse(&self) -> AskedDecision<'_> {
+    fn parse_line(&self) -> AskedDecision<'_> {
         let record = serde_json::from_slice(&self.line).expect("a record that was parsed from such a line");
-        AskedDecision { record, asked: &self.asked }
+        AskedDecision { record, asked_positions: &self.asked_positions }
     }
 }
 
@@ -260,9 +260,9 @@ impl RangeCounts {
         self.dropped = self.dropped.saturating_add(count);
     }
 
-    fn add(&mut self, decision: &DecisionRecord<'_>, asked: &[usize]) {
+    fn add_decision(&mut self, decision: &DecisionRecord<'_>, positions: &[usize]) {
         self.requests += 1;
-        let mut descriptors = asked.iter().filter_map(|index| decision.descriptors.get(*index));
+        let mut descriptors = positions.iter().filter_map(|index| decision.descriptors.get(*index));
         self.unsampled += u64::from(descriptors.clone().all(|descriptor| !descriptor.sampled));
         match decision.verdict {
             RecordedVerdict::Ok => return,
@@ -277,7 +277,7 @@ impl RangeCounts {
             RecordedVerdict::OverLimit => {}
         }
         self.rejected += 1;
-        extend(&mut self.first_rejected_us, &mut self.last_rejected_us, decision.time_us);
+        extend_span(&mut self.first_rejected_us, &mut self.last_rejected_us, decision.time_us);
         if descriptors.all(|descriptor| descriptor.verdict != RecordedVerdict::OverLimit) {
             self.rejected_by_others += 1;
         }
@@ -293,7 +293,7 @@ impl RangeCounts {
 }
 
 /// Extends a span of time by a time.
-fn extend(first_us: &mut Option<u64>, last_us: &mut Option<u64>, time_us: u64) {
+fn extend_span(first_us: &mut Option<u64>, last_us: &mut Option<u64>, time_us: u64) {
     *first_us = Some(first_us.map_or(time_us, |first| first.min(time_us)));
     *last_us = Some(last_us.map_or(time_us, |last| last.max(time_us)));
 }
@@ -335,7 +335,7 @@ pub(super) struct HeaderFacts {
 
 impl HeaderFacts {
     /// Takes note of a header.
-    pub(super) fn add(&mut self, header: &HeaderRecord, is_in_range: bool) {
+    pub(super) fn add_header(&mut self, header: &HeaderRecord, is_in_range: bool) {
         self.settings = Some(header.settings.clone());
         let id = header.rules.as_ref().map(|rules| rules.id.clone());
         let before = id.clone().and_then(|id| {

@@ -10,7 +10,7 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::field_map::FieldMap;
-use super::recorded::RecordedRequest;
+use super::recorded_request::RecordedRequest;
 use crate::decide::log::record::Text;
 
 /// Maximum length of a line, in bytes.
@@ -19,13 +19,13 @@ const MAX_LINE_BYTES: u64 = 16 << 20;
 /// Reader of rows.
 pub(super) struct RowReader {
     map: FieldMap,
-    rows: Rows,
+    rows: RowFormat,
     line: u64,
     /// Rows without a descriptor.
     pub(super) skipped: u64,
 }
 
-enum Rows {
+enum RowFormat {
     Json { input: Box<dyn BufRead + Send>, buffer: Vec<u8> },
     Csv(Box<CsvRows>),
 }
@@ -69,9 +69,9 @@ impl RowReader {
         let start = input.fill_buf().map_err(|error| at_start(error.to_string()))?;
         let is_json = start.trim_ascii_start().first().is_none_or(|first| *first == b'{');
         let rows = if is_json {
-            Rows::Json { input, buffer: Vec::new() }
+            RowFormat::Json { input, buffer: Vec::new() }
         } else {
-            Rows::Csv(Box::new(CsvRows::new(input, &map).map_err(at_start)?))
+            RowFormat::Csv(Box::new(CsvRows::new(input, &map).map_err(at_start)?))
         };
         Ok(Self { map, rows, line: 0, skipped: 0 })
     }
@@ -81,12 +81,12 @@ impl RowReader {
         loop {
             let map = &self.map;
             let read = match &mut self.rows {
-                Rows::Json { input, buffer } => {
+                RowFormat::Json { input, buffer } => {
                     self.line += 1;
                     read_json_row(input, buffer, map)
                 }
-                Rows::Csv(rows) => {
-                    let read = rows.next(map);
+                RowFormat::Csv(rows) => {
+                    let read = rows.read_row(map);
                     self.line = rows.reader.position().line();
                     read
                 }
@@ -110,7 +110,7 @@ enum Row {
 }
 
 impl Row {
-    fn of(request: Option<RecordedRequest>) -> Self {
+    fn from_request(request: Option<RecordedRequest>) -> Self {
         request.map_or(Self::WithoutDescriptor, |request| Self::Request(Box::new(request)))
     }
 }
@@ -129,19 +129,19 @@ impl CsvRows {
         Ok(Self { reader, record: csv::StringRecord::new(), columns })
     }
 
-    fn next(&mut self, map: &FieldMap) -> Result<Row, String> {
+    fn read_row(&mut self, map: &FieldMap) -> Result<Row, String> {
         self.reader.get_mut().left = MAX_LINE_BYTES;
         if !self.reader.read_record(&mut self.record).map_err(|error| error.to_string())? {
             return Ok(Row::End);
         }
-        let value = |column: &usize| self.record.get(*column).filter(|text| !is_absent(text)).map(Cow::Borrowed);
+        let value = |column: &usize| self.record.get(*column).filter(|text| !is_absent_value(text)).map(Cow::Borrowed);
         let values: Vec<_> = self.columns.iter().map(value).collect();
-        Ok(Row::of(map.build_request(&values)?))
+        Ok(Row::from_request(map.build_request(&values)?))
     }
 }
 
 /// Envoy writes `-` for what is absent.
-fn is_absent(text: &str) -> bool {
+fn is_absent_value(text: &str) -> bool {
     text.is_empty() || text == "-"
 }
 
@@ -163,7 +163,7 @@ fn read_json_row(input: &mut Box<dyn BufRead + Send>, buffer: &mut Vec<u8>, map:
         // The last line of a log that is still written.
         Err(_) if !buffer.ends_with(b"\n") => Ok(Row::End),
         Err(error) => Err(format!("not a JSON object: {error}")),
-        Ok(values) => Ok(Row::of(map.build_request(&values)?)),
+        Ok(values) => Ok(Row::from_request(map.build_request(&values)?)),
     }
 }
 
@@ -189,7 +189,7 @@ impl<'de> Visitor<'de> for FieldSeed<'_> {
         let mut values = vec![None; self.0.fields().len()];
         while let Some(Text(key)) = map.next_key::<Text<'de>>()? {
             match self.0.fields().iter().position(|field| **field == *key) {
-                Some(index) => values[index] = read_text(map.next_value()?),
+                Some(index) => values[index] = read_json_text(map.next_value()?),
                 None => drop(map.next_value::<IgnoredAny>()?),
             }
         }
@@ -198,12 +198,12 @@ impl<'de> Visitor<'de> for FieldSeed<'_> {
 }
 
 /// Text of a JSON value; `None` if it is absent, as Envoy writes it.
-fn read_text(value: &RawValue) -> Option<Cow<'_, str>> {
+fn read_json_text(value: &RawValue) -> Option<Cow<'_, str>> {
     let json = value.get();
     let text = match json.as_bytes().first() {
         Some(b'"') => serde_json::from_str::<Text<'_>>(json).ok()?.0,
         Some(b'n') => return None,
         _ => Cow::Borrowed(json),
     };
-    Some(text).filter(|text| !is_absent(text))
+    Some(text).filter(|text| !is_absent_value(text))
 }
