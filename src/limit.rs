@@ -6,17 +6,16 @@
 pub mod request;
 pub mod charge;
 pub mod algorithm;
-pub mod counter;
 pub mod period;
 pub mod regions;
 
 use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};
 
-use self::algorithm::counting::Counting;
 use self::algorithm::{Algorithm, AlgorithmProperties, Capacity, Delay, RejectedHitsPolicy};
 use self::period::{Period, Unit, period_in_words};
 use crate::base::named_enum::{named_enum, serialize_by_name};
+use crate::limit::algorithm::Counting;
 
 /// Consistency of a counter between replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

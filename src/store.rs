@@ -7,13 +7,11 @@
 pub mod client;
 pub mod error;
 pub mod charge;
-pub mod outcome;
 pub mod health;
 pub mod stats;
 pub mod memory;
 pub mod fallback;
 pub mod over_limit_cache;
-mod remote_call;
 mod window_key;
 pub mod redis;
 pub mod memcache;
@@ -30,17 +28,19 @@ use self::fallback::Fallback;
 use self::health::StoreHealth;
 use self::memcache::Memcache;
 use self::memory::MemoryStore;
-use self::outcome::{ChargeResults, CounterPath, DeferredOutcomes, KeyScan, LimitAdmissions, StoreOutcome};
 use self::redis::Redis;
 use self::stats::StoreStats;
 use crate::base::clock::Time;
-use crate::limit::counter::Charge;
+use crate::limit::charge::Charge;
 use crate::limit::request::Hits;
 use crate::settings::problem::UnusableSetting;
 use crate::settings::store::StoreSettings;
+use crate::store::charge::{ChargeResults, DeferredOutcomes, LimitAdmissions, StoreOutcome};
 use crate::store::client::memcache::error::MemcacheError;
 use crate::store::client::redis::connect_options;
 use crate::store::client::redis::error::RedisError;
+use crate::store::redis::key::CounterPath;
+use crate::store::redis::scan::KeyScan;
 use crate::telemetry::traces::SpanRef;
 
 /// Counters of all rules.

@@ -5,8 +5,7 @@
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
 use tollkeeper::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHitsPolicy};
-use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
-use tollkeeper::limit::counter::{Charge, Counter, Path};
+use tollkeeper::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, JointLimit, Path};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{Limit, LimitSpec};

@@ -13,12 +13,12 @@ use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Scope};
 use tollkeeper::settings::endpoint::Endpoint;
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
+use tollkeeper::store::client::redis::discovery::slot_ranges;
 use tollkeeper::store::client::redis::error::ReplyError;
 use tollkeeper::store::client::redis::hash_slot::HASH_SLOTS;
-use tollkeeper::store::client::redis::reply::{self, Reply};
-use tollkeeper::store::client::redis::slot_map::slot_ranges;
+use tollkeeper::store::client::redis::resp::{self, Reply, decode_reply};
 use tollkeeper::store::redis::key;
-use tollkeeper::store::redis::script::replay::{CallArguments, replay};
+use tollkeeper::store::redis::script::{CallArguments, replay};
 
 /// Maximum length of an input that is cut, since each piece is parsed from the beginning.
 const MAX_CUT_BYTES: usize = 512;
@@ -49,7 +49,7 @@ pub(crate) fn check(data: &[u8]) {
 fn parse_all(input: &mut BytesMut) -> (Vec<Reply>, bool) {
     let mut replies = Vec::new();
     loop {
-        match reply::next(input) {
+        match decode_reply(input) {
             Ok(Some(reply)) => replies.push(reply),
             Ok(None) => return (replies, true),
             Err(_) => return (replies, false),
@@ -67,14 +67,14 @@ fn interpret(reply: &Reply) {
     if let Reply::Error(text) = reply {
         let _parsed = ReplyError::from_reply(text);
     }
-    if let Some(bytes) = reply::bytes(reply) {
+    if let Some(bytes) = resp::bytes(reply) {
         replay_all(bytes);
         let _path = key::parse("", bytes);
     }
     if let Reply::Array(parts) = reply {
         parts.iter().for_each(interpret);
     }
-    let _number = reply::integer(reply);
+    let _number = resp::integer(reply);
 }
 
 /// Parses the bytes as results of a script, for each algorithm and global limit, and for all together.

@@ -13,12 +13,11 @@ use super::metrics::{LimitResult, Recorder, StatsRef, distinct_hash, near_hits, 
 use super::selection::{SelectedLimit, SelectedRequest};
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::charge::ChargeResult;
-use crate::limit::counter::{Charge, Path};
+use crate::limit::charge::{Charge, ChargeResult, Path};
 use crate::limit::request::Hits;
 use crate::store::Store;
+use crate::store::charge::{DeferredOutcomes, StoreOutcome, spawn_on_outcomes};
 use crate::store::error::ChargeError;
-use crate::store::outcome::{DeferredOutcomes, StoreOutcome, spawn_on_outcomes};
 use crate::telemetry::metrics::limit_stats::{LimitStat, LimitStats};
 use crate::telemetry::service_metrics::ServiceMetrics;
 use crate::telemetry::top_keys::KeyRejection;

@@ -16,12 +16,12 @@ use super::outcome::{DescriptorOutcome, FailedCharge, LimitRejection, LimitVerdi
 use super::selection::{SelectedRequest, Selection};
 use super::store_failures::{FailurePolicies, Failures};
 use crate::limit::StorePolicy;
-use crate::limit::counter::Charge;
+use crate::limit::charge::Charge;
 use crate::limit::request::Hits;
 use crate::settings::decisions::DecisionSettings;
 use crate::store::Store;
+use crate::store::charge::{ChargeResults, LimitAdmissions, StoreOutcome};
 use crate::store::error::ChargeError;
-use crate::store::outcome::{ChargeResults, LimitAdmissions, StoreOutcome};
 
 /// Outcomes of the charges of a request, one for each descriptor.
 pub(super) type Outcomes = SmallVec<[DescriptorOutcome; 2]>;

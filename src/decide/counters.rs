@@ -17,7 +17,7 @@ use crate::limit::request::{Descriptor, Entry, Hits, Request};
 use crate::rules::rule::set::{CompiledRule, DomainRules, RuleSet};
 use crate::store::StoreContext;
 use crate::store::error::AdminError;
-use crate::store::outcome::CounterPath;
+use crate::store::redis::key::CounterPath;
 
 /// Upper bound on each call of Redis.
 const TIMEOUT: Duration = Duration::from_secs(5);

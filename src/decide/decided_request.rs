@@ -17,11 +17,10 @@ use crate::decide::log::record::{
 };
 use crate::decide::log::selection::DecisionFacts;
 use crate::decide::log::{DecisionLog, RecordStamp};
-use crate::limit::charge::ChargeResult;
-use crate::limit::counter::Path;
+use crate::limit::charge::{ChargeResult, Path};
 use crate::rules::rule::{Rule, RuleLogging};
 use crate::settings::decisions::DecisionSettings;
-use crate::store::outcome::{DecidedBy, StoreOutcome};
+use crate::store::charge::{DecidedBy, StoreOutcome};
 
 /// A request, and all that led to its decision.
 #[derive(Clone, Copy)]

@@ -8,16 +8,14 @@ use std::borrow::Cow;
 use super::Decider;
 use super::decision::DecisionContext;
 use super::selection::{SelectedLimit, SelectedRequest, Selection, select};
-use crate::limit::RegionLossPolicy;
-use crate::limit::charge::ChargeResult;
-use crate::limit::counter::Charge;
+use crate::limit::charge::{Charge, ChargeResult};
 use crate::limit::request::{Descriptor, Entry, Request};
-use crate::limit::{Consistency, GlobalScope, Limit, Overshoot};
+use crate::limit::{Consistency, GlobalScope, Limit, Overshoot, RegionLossPolicy};
 use crate::rules::rule::set::{DomainRules, RuleSet};
 use crate::rules::rule::trace::{NearMiss, NodeRef, TraceEnd, TraceStep};
 use crate::settings::decisions::DecisionSettings;
+use crate::store::charge::StoreOutcome;
 use crate::store::error::ChargeError;
-use crate::store::outcome::StoreOutcome;
 use serde::{Deserialize, Serialize};
 
 /// Explanation of a request.

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::decide::log::value_form::ValueForm;
-use crate::limit::counter::Path;
+use crate::limit::charge::Path;
 use crate::telemetry::top_keys::MAX_KEY_BYTES;
 
 /// Text of a key, as [`push_key_text`] makes it.

@@ -8,8 +8,8 @@ use super::store_failures::FailurePolicies;
 use crate::limit::StorePolicy;
 use crate::limit::charge::ChargeResult;
 use crate::settings::decisions::DecisionSettings;
+use crate::store::charge::{ChargeResults, StoreOutcome};
 use crate::store::error::ChargeError;
-use crate::store::outcome::{ChargeResults, StoreOutcome};
 
 /// Outcome of the charge of one descriptor.
 #[derive(Clone, Debug)]

@@ -8,8 +8,7 @@ use super::outcome::DescriptorOutcome;
 use super::selection::{SelectedLimit, Selection};
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::Limit;
-use crate::limit::charge::ChargeResult;
-use crate::limit::counter::Path;
+use crate::limit::charge::{ChargeResult, Path};
 use crate::limit::request::Request;
 use crate::rules::rule::set::{CompiledRule, DomainRules};
 

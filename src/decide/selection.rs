@@ -9,15 +9,14 @@ use std::sync::{Arc, Once};
 use smallvec::SmallVec;
 
 use crate::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHitsPolicy};
-use crate::limit::charge::ChargeRequest;
-use crate::limit::counter::{Charge, Counter, Path};
+use crate::limit::charge::{Charge, ChargeRequest, Counter, Path};
 use crate::limit::period::{Period, Unit};
 use crate::limit::request::{Descriptor, Hits, LimitOverride, Request};
 use crate::limit::{Limit, LimitSpec};
 use crate::rules::rule::set::{CompiledLimit, CompiledRule, DomainRules, RuleSet, counter_tag};
 use crate::rules::rule::{Allowance, OverLimitBody};
 use crate::settings::decisions::DecisionSettings;
-use crate::store::outcome::StoreOutcome;
+use crate::store::charge::StoreOutcome;
 use crate::telemetry::metrics::limit_stats::LimitStats;
 
 /// Limits that decide one descriptor.

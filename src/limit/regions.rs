@@ -6,10 +6,8 @@
 use std::fmt;
 use std::num::NonZeroU16;
 
-use super::RegionLossPolicy;
-use super::algorithm::Algorithm;
-use super::algorithm::counting::Counting;
-use super::{Consistency, GlobalScope, Limit, Overshoot, Scope};
+use super::algorithm::{Algorithm, Counting};
+use super::{Consistency, GlobalScope, Limit, Overshoot, RegionLossPolicy, Scope};
 
 /// Allowance of a region that admits everything while it is cut off, in hits.
 const UNLIMITED_ALLOWANCE: u64 = 1 << 40;

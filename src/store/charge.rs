@@ -1,20 +1,33 @@
-//! Charges as a store takes them: the inputs of a request besides counters and hits, and the owned form that calls
-//! carry.
+//! A charge as a store takes it, and its outcome: what the stores of this folder share.
 //!
-//! A call outlives the request that started it, so its charges own all that they need of a
-//! [`Charge`](crate::limit::counter::Charge). The charges of one call have the same counters in the same order; limits
-//! and capacities may differ between them.
+//! In the order of events: the inputs of a request besides counters and hits; the owned form of a charge, because a
+//! call outlives the request that started it; the deadlines and the trace span of a call, and its continuation without
+//! its caller, for Redis and memcached; the outcome, at once or later.
+//!
+//! The charges of one call have the same counters in the same order; limits and capacities may differ between them.
+//!
+//! Spans are named after OpenTelemetry's conventions for databases. A call has one span: a child of the first sampled
+//! request that it serves, with links to the others. Keys are not recorded, because they contain descriptor values.
 
-use std::time::Instant;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use smallvec::SmallVec;
+use tokio::runtime::Handle;
 
+use super::client::redis::error::RedisError;
+use super::error::ChargeError;
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::algorithm::reply_reader::MAX_EXACT;
 use crate::limit::algorithm::state::State;
-use crate::limit::charge::{ChargeRequest, JointLimit};
-use crate::telemetry::traces::SpanRef;
+use crate::limit::algorithm::stored_state::MAX_EXACT;
+use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
+use crate::settings::endpoint::Endpoint;
+use crate::telemetry::traces::{Span, SpanKind, SpanRef};
 
 /// Upper bound on the charges of one call; other clients of the server wait while a script runs.
 pub const MAX_CHARGES_PER_CALL: usize = 512;
@@ -81,10 +94,12 @@ impl OwnedCharge {
         Self { counters, request, dry_run: false, void_from: None }
     }
 
-    /// The longest delay in microseconds: as requested, within the bounds of the algorithms.
-    pub fn max_delay_us(&self) -> u64 {
+    /// The request, with its longest delay within the bounds of the algorithms.
+    pub fn bounded_request(&self) -> ChargeRequest {
         let bound_us = |counter: &OwnedCounter| State::max_exact_delay_us(&counter.limit);
-        self.counters.iter().map(bound_us).fold(self.request.max_delay_us.min(MAX_EXACT - 1), u64::min)
+        let max_delay_us =
+            self.counters.iter().map(bound_us).fold(self.request.max_delay_us.min(MAX_EXACT - 1), u64::min);
+        ChargeRequest { max_delay_us, ..self.request }
     }
 
     /// Limits of the counters, as [`charge_together`](crate::limit::algorithm::state::charge_together) takes them.
@@ -98,4 +113,176 @@ impl OwnedCounter {
     pub const fn joint_limit(&self) -> JointLimit<'_> {
         JointLimit { limit: &self.limit, rejects_others: !self.shadow && !self.quota }
     }
+}
+
+/// Deadlines closer than this count as equal; they were computed from two clock readings.
+const DEADLINE_TOLERANCE: Duration = Duration::from_millis(1);
+
+/// Deadlines of a call and of the caller that waits for it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CallDeadlines {
+    /// Time by which the call ends.
+    pub(super) call: Instant,
+    /// Time until which the caller waits, if that is before the end of the call.
+    pub(super) caller: Option<Instant>,
+}
+
+impl CallDeadlines {
+    /// Sets the deadlines of a call that starts at `started` in a store with this timeout, for a caller that waits
+    /// until `until`.
+    ///
+    /// A caller's short deadline must not count against the server: the call continues until the store's timeout. The
+    /// caller passes an `until` that is at most the timeout after the start, give or take [`DEADLINE_TOLERANCE`].
+    pub(super) fn new(until: Instant, started: Instant, timeout: Duration) -> Self {
+        let longest = started + timeout;
+        match until + DEADLINE_TOLERANCE < longest {
+            true => Self { call: longest, caller: Some(until) },
+            false => Self { call: until, caller: None },
+        }
+    }
+}
+
+/// Future that is spawned on drop unless it has completed.
+pub(super) struct DetachOnDrop<T: Send + 'static> {
+    future: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
+}
+
+impl<T: Send + 'static> DetachOnDrop<T> {
+    /// Wraps a future.
+    pub(super) fn new(future: impl Future<Output = T> + Send + 'static) -> Self {
+        Self { future: Some(Box::pin(future)) }
+    }
+}
+
+impl<T: Send + 'static> Future for DetachOnDrop<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let future = self.future.as_mut().expect("polled after completion");
+        let output = ready!(future.as_mut().poll(context));
+        self.future = None;
+        Poll::Ready(output)
+    }
+}
+
+impl<T: Send + 'static> Drop for DetachOnDrop<T> {
+    fn drop(&mut self) {
+        if let (Some(future), Ok(runtime)) = (self.future.take(), Handle::try_current()) {
+            runtime.spawn(future);
+        }
+    }
+}
+
+/// Starts the span of a call of `command` to `system` for a number of charges; `None` if no request is sampled.
+pub(super) fn start_span(
+    system: &'static str,
+    span_refs: &[SpanRef],
+    command: &'static str,
+    charges: usize,
+) -> Option<Span> {
+    let (first, others) = span_refs.split_first()?;
+    let mut span = first.child(command, SpanKind::Client);
+    others.iter().for_each(|other| span.link(other));
+    span.set("db.system.name", system);
+    span.set("db.operation.name", command);
+    span.set("tollkeeper.draws", i64::try_from(charges).unwrap_or(i64::MAX));
+    Some(span)
+}
+
+/// Records the server of a call; a redirected call keeps the last one.
+pub(super) fn set_span_server(span: &mut Span, endpoint: &Endpoint) {
+    match endpoint {
+        Endpoint::Tcp { host, port } => {
+            span.replace("server.address", host.clone());
+            span.replace("server.port", i64::from(*port));
+        }
+        Endpoint::Unix(path) => span.replace("server.address", path.display().to_string()),
+    }
+}
+
+/// Results of a descriptor's limits, in their order.
+pub type ChargeResults = SmallVec<[ChargeResult; 1]>;
+
+/// For each limit of a descriptor, in their order: true if it would admit the hits.
+pub type LimitAdmissions = SmallVec<[bool; 4]>;
+
+/// Outcome of the charge of one descriptor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreOutcome {
+    /// Results of its limits, in their order.
+    pub results: ChargeResults,
+    /// Decided by the store, or locally on its behalf.
+    pub decided_by: DecidedBy,
+    /// Time that the counters worked at: that of Redis, if Redis decided.
+    pub now: Time,
+}
+
+/// Part of the store that decided a charge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecidedBy {
+    /// The counters themselves.
+    Store,
+    /// The over-limit cache: Redis has just rejected such a charge.
+    KnownOver,
+    /// This process's free share of an eventual limit; its hits are never charged to Redis.
+    Share,
+    /// A lease: its hits were charged to Redis beforehand.
+    Lease,
+}
+
+impl StoreOutcome {
+    /// An outcome that the counters decided.
+    pub const fn by_store(results: ChargeResults, now: Time) -> Self {
+        Self { results, decided_by: DecidedBy::Store, now }
+    }
+}
+
+/// Outcomes of charges, in their order.
+pub type StoreOutcomes = Vec<Result<StoreOutcome, ChargeError>>;
+
+/// Outcomes that are not known yet. The future must be polled to its end, or charges may be left out.
+pub type PendingOutcomes = Pin<Box<dyn Future<Output = StoreOutcomes> + Send>>;
+
+/// Outcomes of charges that no answer waits for.
+pub enum DeferredOutcomes {
+    /// The store has decided.
+    Ready(StoreOutcomes),
+    /// The charges are on their way.
+    Pending(PendingOutcomes),
+}
+
+impl fmt::Debug for DeferredOutcomes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ready(outcomes) => f.debug_tuple("Ready").field(outcomes).finish(),
+            Self::Pending(_) => f.write_str("Pending"),
+        }
+    }
+}
+
+impl DeferredOutcomes {
+    /// Polls charges in Redis once, so that their calls are sent.
+    pub(super) fn begin(
+        charges: impl Future<Output = SmallVec<[Result<StoreOutcome, RedisError>; 2]>> + Send + 'static,
+    ) -> Self {
+        let outcomes = charges.map(|outcomes| outcomes.into_iter().map(|it| it.map_err(ChargeError::from)).collect());
+        Self::Pending(Box::pin(outcomes)).poll()
+    }
+
+    /// Takes up outcomes that have arrived.
+    #[must_use]
+    pub fn poll(self) -> Self {
+        match self {
+            Self::Pending(mut pending) => match (&mut pending).now_or_never() {
+                Some(outcomes) => Self::Ready(outcomes),
+                None => Self::Pending(pending),
+            },
+            Self::Ready(outcomes) => Self::Ready(outcomes),
+        }
+    }
+}
+
+/// Waits for outcomes in a task, and passes them to `each`. Must be called within a tokio runtime.
+pub fn spawn_on_outcomes(pending: PendingOutcomes, each: impl FnOnce(StoreOutcomes) + Send + 'static) {
+    tokio::spawn(pending.map(each));
 }

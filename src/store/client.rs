@@ -4,7 +4,6 @@
 //! Nothing here knows a protocol. `redis` and `memcache` define theirs, and what a failure means.
 
 pub(crate) mod deadline;
-pub mod wire_protocol;
 pub mod pipeline;
 pub(crate) mod connect;
 pub(crate) mod server_state;

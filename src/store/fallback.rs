@@ -21,14 +21,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use smallvec::SmallVec;
 
+use super::charge::LimitAdmissions;
 use super::memory::MemoryStore;
-use super::outcome::LimitAdmissions;
 use super::stats::MemoryUsage;
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::state::State;
-use crate::limit::charge::ChargeResult;
-use crate::limit::counter::{Charge, Counter};
+use crate::limit::charge::{Charge, ChargeResult, Counter};
 use crate::limit::request::Hits;
 
 /// Fallback counters.

@@ -21,18 +21,19 @@ use tokio::time::sleep;
 use self::command_stats::CommandStats;
 use self::counter_key::{CounterKey, CounterKeys};
 use self::counting::ServerCounter;
-use super::charge::{ChargeContext, ChargeMode, OwnedCharge, OwnedCounter};
+use super::charge::{
+    CallDeadlines, ChargeContext, ChargeMode, ChargeResults, DecidedBy, DetachOnDrop, OwnedCharge, OwnedCounter,
+    StoreOutcome, set_span_server, start_span,
+};
 use super::fallback::Fallback;
 use super::health::{HEALTH_INTERVAL, StoreHealth};
-use super::outcome::{ChargeResults, DecidedBy, StoreOutcome};
 use super::over_limit_cache::{CallTimes, OverLimitCache};
-use super::remote_call::{CallDeadlines, DetachOnDrop, set_span_server, start_span};
 use super::stats::{ChargeStats, PoolStats, SharedStoreStats, StoreServerStats};
 use super::window_key::ExpiryJitter;
 use crate::base::clock::Time;
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::algorithm::{Algorithm, fixed_window};
-use crate::limit::counter::Charge;
+use crate::limit::charge::Charge;
 use crate::limit::request::Hits;
 use crate::limit::{Consistency, StorePolicy};
 use crate::settings::memcache::MemcacheSettings;

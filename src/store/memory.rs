@@ -17,13 +17,12 @@ use std::sync::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
 use self::shard::MemoryShard;
-use super::outcome::LimitAdmissions;
+use super::charge::LimitAdmissions;
 use crate::base::clock::Time;
 use crate::base::sharded::{Sharded, lock_ignoring_poison, upper_half};
 use crate::limit::Limit;
 use crate::limit::algorithm::state::State;
-use crate::limit::charge::ChargeResult;
-use crate::limit::counter::{Charge, Counter};
+use crate::limit::charge::{Charge, ChargeResult, Counter};
 use crate::store::error::MemoryFull;
 use crate::store::stats::MemoryUsage;
 

@@ -13,13 +13,12 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::charge::{OwnedCharge, OwnedCounter};
+use super::charge::{ChargeResults, OwnedCharge, OwnedCounter};
 use crate::base::clock::to_micros;
 use crate::base::sharded::{DEFAULT_SHARDS, PrehashedMap, Sharded, upper_half};
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::{ChargeRequest, ChargeResult};
 use crate::limit::request::Hits;
-use crate::store::outcome::ChargeResults;
 
 /// Longest validity of an entry.
 pub const MAX_VALIDITY: Duration = Duration::from_secs(1);
@@ -230,7 +229,7 @@ impl CachedRejection {
         }
         let passed_us = now_us.saturating_sub(self.at_us);
         let is_equal = hits == self.hits && charge.request.max_delay_us == self.max_delay_us;
-        let request = ChargeRequest { max_delay_us: charge.max_delay_us(), ..charge.request };
+        let request = charge.bounded_request();
         let later = |limit: &CachedLimit| {
             let result = if is_equal { limit.result } else { limit.result_of(request)? };
             Some(ChargeResult {

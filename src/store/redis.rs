@@ -8,58 +8,54 @@
 //! [`Redis`] composes the parts: it groups the charges of a request, answers those that this process may decide
 //! ([`eventual`], [`OverLimitCache`]), and submits the others to `calls`.
 
-mod charge_group;
 pub mod eventual;
 mod calls;
-mod coalescer;
-mod pending;
 mod prepared_call;
 mod deployments;
 mod probe;
 pub mod key;
-mod key_scheme;
 pub mod script;
 mod incrby;
 pub mod lease_call;
 pub mod replicas;
 pub mod regions;
 mod global_limit_hooks;
-mod scan;
+pub mod scan;
 
+use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
-use self::calls::RedisCalls;
-use self::charge_group::{ChargeGroup, group};
-use self::coalescer::{ChargeOutcome, Role};
+use self::calls::{ChargeOutcome, PendingCharges, PendingGroups, PendingKind, RedisCalls, Role};
 use self::deployments::{Deployments, ServersAndPools};
 use self::eventual::Admission;
 use self::eventual::budget::EventualCounters;
 use self::eventual::local_admission::LocalAdmission;
 use self::global_limit_hooks::GlobalLimitHooks;
-use self::key_scheme::{CounterId, KeyScheme};
+use self::key::{CounterId, KeyScheme};
 use self::lease_call::reset_charge;
-use self::pending::{PendingCharges, PendingGroups, PendingKind};
 use self::prepared_call::PreparedCall;
 use self::regions::GlobalGrants;
 use self::replicas::Replicas;
 use self::replicas::heartbeat::Heartbeat;
 use self::scan::{ScanOptions, scan};
+use super::charge::{CallDeadlines, DecidedBy, StoreOutcome};
 use crate::base::clock::Time;
-use crate::limit::counter::Charge;
+use crate::limit::Consistency;
+use crate::limit::charge::{Charge, ChargeRequest};
 use crate::settings::redis::RedisSettings;
-use crate::store::charge::{ChargeBatch, ChargeContext, ChargeMode};
+use crate::store::charge::{ChargeBatch, ChargeContext, ChargeMode, MAX_CHARGES_PER_CALL, OwnedCharge, OwnedCounter};
 use crate::store::client::redis::error::RedisError;
 use crate::store::fallback::Fallback;
 use crate::store::health::{HEALTH_INTERVAL, StoreHealth};
-use crate::store::outcome::{CounterPath, DecidedBy, KeyScan, StoreOutcome};
 use crate::store::over_limit_cache::OverLimitCache;
-use crate::store::remote_call::CallDeadlines;
+use crate::store::redis::key::CounterPath;
+use crate::store::redis::scan::KeyScan;
 use crate::store::stats::{ChargeStats, EventualSharing, SharedStoreStats};
 
 /// Upper bound on returning leased hits at shutdown.
@@ -211,9 +207,7 @@ impl Redis {
         let ChargeContext { now, until, span_ref } = context;
         let calls = &*self.calls;
         let charge = &charges[group.indices[0]];
-        let first = group.charges.first();
-        // `None` for a strict descriptor.
-        let eventual = first.and_then(|first| calls.local_admission.descriptor(group.id.path, first));
+        let eventual = self.eventual_counters(&group);
         if let Some(eventual) = &eventual
             && let Some(outcome) = self.admit_locally(&group, charge, eventual, now)
         {
@@ -240,6 +234,18 @@ impl Redis {
             }
         };
         groups.push(PendingCharges { kind, caller_deadline: deadlines.caller, indices: group.indices });
+    }
+
+    /// Returns the counters of a group if the limits of all of them are eventual.
+    ///
+    /// Here strict limits, the default, leave [`eventual`] out: their charges are never admitted locally, and their
+    /// calls charge no lease ([`PreparedCall::eventual`] is `None`).
+    fn eventual_counters(&self, group: &ChargeGroup) -> Option<EventualCounters> {
+        let first = group.charges.first()?;
+        if first.counters.iter().any(|counter| counter.limit.consistency() == Consistency::Strict) {
+            return None;
+        }
+        self.calls.local_admission.descriptor(group.id.path, first)
     }
 
     /// Admits a single charge from a lease or a share, and requests the next lease when it is time.
@@ -394,4 +400,74 @@ impl Redis {
         };
         tokio::join!(return_leases, return_grants, self.heartbeat.stop());
     }
+}
+
+/// Number of charges up to which a search is faster than a hash table.
+const MAX_SEARCHED: usize = 16;
+
+/// Charges of one request on the same counters.
+struct ChargeGroup {
+    id: CounterId,
+    charges: ChargeBatch,
+    /// Index of each charge in the request.
+    indices: SmallVec<[usize; 1]>,
+}
+
+impl ChargeGroup {
+    /// Creates a group of one charge, which has this index in the request.
+    fn of_one(keys: &KeyScheme, charge: &Charge<'_>, mode: ChargeMode, now: Time) -> Self {
+        Self {
+            id: keys.counter_id(charge, now),
+            charges: SmallVec::from_iter([owned_charge(keys, charge, mode)]),
+            indices: smallvec![0],
+        }
+    }
+}
+
+/// Groups the charges of a request, each group in their order.
+fn group(keys: &KeyScheme, charges: &[Charge<'_>], mode: ChargeMode, now: Time) -> SmallVec<[ChargeGroup; 2]> {
+    let mut groups: SmallVec<[ChargeGroup; 2]> = SmallVec::with_capacity(charges.len());
+    let mut group_of = HashMap::new();
+    for (index, charge) in charges.iter().enumerate() {
+        let id = keys.counter_id(charge, now);
+        let owned = owned_charge(keys, charge, mode);
+        let known = if charges.len() <= MAX_SEARCHED {
+            groups.iter().rposition(|group| group.id.counters == id.counters)
+        } else {
+            group_of.get(&id.counters).copied()
+        };
+        match known.filter(|&known| groups[known].charges.len() < MAX_CHARGES_PER_CALL) {
+            Some(known) => {
+                groups[known].charges.push(owned);
+                groups[known].indices.push(index);
+            }
+            None => {
+                if charges.len() > MAX_SEARCHED {
+                    group_of.insert(id.counters, groups.len());
+                }
+                let charges = SmallVec::from_iter([owned]);
+                groups.push(ChargeGroup { id, charges, indices: smallvec![index] });
+            }
+        }
+    }
+    groups
+}
+
+/// Copies a charge, so that a call can outlive its request.
+fn owned_charge(keys: &KeyScheme, charge: &Charge<'_>, mode: ChargeMode) -> OwnedCharge {
+    let counters: SmallVec<[OwnedCounter; 1]> = charge
+        .counters
+        .iter()
+        .map(|counter| OwnedCounter {
+            limit: keys.counted_limit(counter.limit),
+            shadow: counter.shadow,
+            quota: counter.quota,
+            tag: counter.tag,
+        })
+        .collect();
+    // If no limit delays, the longest delay must not make equal charges look different.
+    let may_delay = counters.iter().any(|counter| counter.limit.max_wait_us() > 0);
+    let max_delay_us = if may_delay { charge.request.max_delay_us } else { 0 };
+    let request = ChargeRequest { max_delay_us, ..charge.request };
+    OwnedCharge { dry_run: mode == ChargeMode::DryRun, ..OwnedCharge::new(counters, request) }
 }

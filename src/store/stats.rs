@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::outcome::{DecidedBy, StoreOutcome};
+use super::charge::{DecidedBy, StoreOutcome};
 use crate::limit::algorithm::region::RegionUse;
 use crate::telemetry::metrics::histogram::{Histogram, HistogramSnapshot};
 

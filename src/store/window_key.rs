@@ -6,9 +6,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::base::clock::Time;
 use crate::base::random::random_u64;
-use crate::limit::algorithm::Algorithm;
-use crate::limit::algorithm::fixed_window;
-use crate::limit::counter::{Charge, Counter, Path};
+use crate::limit::algorithm::{Algorithm, fixed_window};
+use crate::limit::charge::{Charge, Counter, Path};
 use crate::limit::{Consistency, Limit};
 use crate::store::client::redis::hash_slot::{hash_slot, hash_tag};
 

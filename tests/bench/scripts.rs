@@ -24,10 +24,9 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
-use tollkeeper::store::client::redis::reply::{self, Reply};
-use tollkeeper::store::client::redis::script::Script;
-use tollkeeper::store::redis::script::arguments::arguments;
-use tollkeeper::store::redis::script::script_for;
+use tollkeeper::store::client::redis::connection::Script;
+use tollkeeper::store::client::redis::resp::{Reply, decode_reply};
+use tollkeeper::store::redis::script::{arguments, script_for};
 
 /// Charges in flight.
 const IN_FLIGHT: usize = 256;
@@ -190,7 +189,7 @@ fn read_replies(connection: &mut TcpStream, count: usize) {
         let length = connection.read(&mut bytes).expect("the server answers");
         assert!(length > 0, "the server closed the connection");
         input.extend_from_slice(&bytes[..length]);
-        while let Some(reply) = reply::next(&mut input).expect("a reply") {
+        while let Some(reply) = decode_reply(&mut input).expect("a reply") {
             assert!(!is_error(&reply), "{reply:?}");
             replies += 1;
         }

@@ -7,6 +7,7 @@ mod coalescing;
 mod eventual;
 mod eventual_model;
 pub(crate) mod faults;
+mod expanded;
 mod keys;
 mod lease_record;
 mod over_limit_cache;

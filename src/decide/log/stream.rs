@@ -13,7 +13,7 @@ use std::str::FromStr;
 use serde::de::IgnoredAny;
 
 use crate::base::printable_text::escape_unprintable_json;
-use crate::store::client::redis::reply::{Reply, bytes, text};
+use crate::store::client::redis::resp::{Reply, bytes, text};
 
 /// Field of an entry that has the record.
 const RECORD_FIELD: &[u8] = b"record";

@@ -14,8 +14,7 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 
-use super::reply_reader::{MalformedReply, ReplyReader};
-use super::stored_state::{CallCharge, ShareRatio, StoredState};
+use super::stored_state::{CallCharge, MalformedReply, ReplyReader, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{

@@ -11,8 +11,7 @@
 //! therefore keeps the number of places that belong to the request admitted last.
 
 use super::leaky_level::{LeakyLevel, LevelParts, derived_level_wait_us, to_us};
-use super::reply_reader::{MalformedReply, ReplyReader};
-use super::stored_state::{ShareRatio, StoredState};
+use super::stored_state::{MalformedReply, ReplyReader, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult, StateChange, to_u32};
@@ -77,7 +76,7 @@ impl StoredState for State {
 
     fn derived_wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
         // A request leaves when everything before it has left.
-        let delay_us = request.max_delay_us.min(limit.max_wait_us());
+        let delay_us = request.longest_delay_us(limit);
         let without_delay = ChargeRequest { max_delay_us: 0, ..request };
         Some(derived_level_wait_us(limit, result, without_delay)?.max(result.reset_us.saturating_sub(delay_us)))
     }

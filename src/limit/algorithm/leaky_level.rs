@@ -94,7 +94,7 @@ impl<'l> LeakyLevel<'l> {
 
     /// Maximum delay of the answer, in microseconds.
     pub(super) fn max_delay_us(&self, request: ChargeRequest) -> u128 {
-        u128::from(request.max_delay_us.min(self.limit.max_wait_us()))
+        u128::from(request.longest_delay_us(self.limit))
     }
 }
 
@@ -105,7 +105,7 @@ pub(super) fn derived_level_wait_us(limit: &Limit, result: &ChargeResult, reques
     let Hits::Charge(hits) = request.hits else { return None };
     let room = u128::from(u64::from(limit.capacity()).checked_sub(hits)?);
     let room_us = to_us(room * u128::from(limit.period_us()) / u128::from(limit.requests_per_unit().max(1)));
-    let delay_us = request.max_delay_us.min(limit.max_wait_us());
+    let delay_us = request.longest_delay_us(limit);
     Some(result.reset_us.saturating_sub(room_us).saturating_sub(delay_us))
 }
 

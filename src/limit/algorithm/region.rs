@@ -13,8 +13,7 @@
 
 use std::ops::AddAssign;
 
-use super::reply_reader::{MalformedReply, ReplyReader};
-use super::stored_state::{ShareRatio, StoredState};
+use super::stored_state::{MalformedReply, ReplyReader, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult, effective_time, to_u32};

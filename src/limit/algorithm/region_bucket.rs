@@ -39,7 +39,7 @@ use super::leaky_level::to_us;
 use super::region::{
     self, GlobalTime, GrantCycle, REQUEST_INTERVAL_US, RegionCall, RegionCounter, RegionState, RegionUse, StoredCounts,
 };
-use super::reply_reader::{MalformedReply, ReplyReader};
+use super::stored_state::{MalformedReply, ReplyReader};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult, MAX_COUNT};

@@ -11,7 +11,7 @@
 use super::region::{
     self, GrantCycle, REQUEST_INTERVAL_US, RegionCall, RegionCounter, RegionState, RegionUse, StoredCounts,
 };
-use super::reply_reader::{MalformedReply, ReplyReader};
+use super::stored_state::{MalformedReply, ReplyReader};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult, MAX_COUNT};

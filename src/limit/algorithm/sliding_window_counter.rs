@@ -8,8 +8,7 @@
 //! The algorithm assumes that the hits of the previous window were evenly spaced, so the weight can be too high or too
 //! low. A state has two counts only. The weight is rounded down: the one rounding in favour of the caller.
 
-use super::reply_reader::{MalformedReply, ReplyReader};
-use super::stored_state::{ShareRatio, StoredState};
+use super::stored_state::{MalformedReply, ReplyReader, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult, EffectiveTime, StateChange, effective_time, to_u32};

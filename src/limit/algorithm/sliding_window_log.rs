@@ -10,8 +10,7 @@
 
 use std::collections::VecDeque;
 
-use super::reply_reader::{MalformedReply, ReplyReader};
-use super::stored_state::{CallCharge, ShareRatio, StoredState};
+use super::stored_state::{CallCharge, MalformedReply, ReplyReader, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult, EffectiveTime, StateChange, effective_time, to_u32};

@@ -1,16 +1,15 @@
 //! State of a counter of any algorithm, and charges on several counters at once.
 //!
-//! The enum and its dispatch are generated from the [table of countings](crate::limit::algorithm::counting), so an
+//! The enum and its dispatch are generated from the [table of countings](crate::limit::algorithm::Counting), so an
 //! algorithm without a module, a `State`, `charge`, `admits` or a `StoredState` does not compile.
 
 use smallvec::SmallVec;
 
 use super::region::{GlobalView, RegionUse};
-use super::reply_reader::{MAX_EXACT, MalformedReply, ReplyReader};
-use super::stored_state::{CallCharge, ShareRatio, StoredState};
+use super::stored_state::{CallCharge, MAX_EXACT, MalformedReply, ReplyReader, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::algorithm::counting::{Counting, for_each_counting};
+use crate::limit::algorithm::{Counting, for_each_counting};
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit, effective_time};
 
 macro_rules! define_state {

@@ -8,8 +8,7 @@
 //! tokens used can then exceed the bucket. Used tokens and waits are rounded up, so never in favour of the caller.
 
 use super::leaky_level::{LeakyLevel, LevelParts, derived_level_wait_us, to_us};
-use super::reply_reader::{MAX_EXACT, MalformedReply, ReplyReader};
-use super::stored_state::{ShareRatio, StoredState};
+use super::stored_state::{MAX_EXACT, MalformedReply, ReplyReader, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult, StateChange};

@@ -18,7 +18,7 @@ use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::deployment_context::DeploymentOptions;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::health_check::{CommandWords, HealthCheck};
-use crate::store::client::redis::reply::{Reply, bytes, time};
+use crate::store::client::redis::resp::{Reply, bytes, time};
 use crate::telemetry::service_metrics::HashSeed;
 
 /// Interval between two summaries of a replica.

@@ -19,7 +19,7 @@ use crate::limit::request::{Descriptor, Entry, Hits, Request};
 use crate::serve::grpc::service::{DEFAULT_DEADLINE, Service};
 use crate::settings::fleet::FleetRedis;
 use crate::store::client::redis::key_connection::{KeyCommandError, KeyConnection};
-use crate::store::client::redis::reply::{Reply, bytes, time};
+use crate::store::client::redis::resp::{Reply, bytes, time};
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Time before the start of reading from which on entries count, so that none is missed at a new connection.

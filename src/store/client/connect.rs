@@ -16,8 +16,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::pipeline::Closed;
-use super::wire_protocol::Stream;
+use super::pipeline::{Closed, Stream};
 use crate::settings::endpoint::Endpoint;
 
 /// Connection that is ready for commands.

@@ -2,13 +2,11 @@
 //!
 //! The client keeps connections open, follows failovers and moved slots, and sends commands with a deadline. A command
 //! is sent once; only a reply that proves that it did not run (MOVED, ASK, NOSCRIPT) is a reason to send it again. The
-//! client knows nothing of limits or scripts: its user passes a `health_check::HealthCheck`, which defines the
-//! commands that a server must accept.
+//! client knows nothing of limits, and of scripts only how to send them: its user passes a
+//! `health_check::HealthCheck`, which defines the commands that a server must accept.
 
 pub mod error;
-pub mod reply;
-pub(crate) mod command;
-pub mod script;
+pub mod resp;
 pub mod hash_slot;
 pub mod server_clock;
 pub mod connection;
@@ -17,8 +15,6 @@ pub(crate) mod connect;
 pub(crate) mod health_check;
 pub(crate) mod deployment_context;
 pub(crate) mod node;
-pub mod slot_map;
-pub(crate) mod topology;
-pub(crate) mod discovery;
 pub(crate) mod deployment;
+pub mod discovery;
 pub(crate) mod key_connection;

@@ -8,8 +8,7 @@ use bytes::Bytes;
 
 use crate::base::clock::Time;
 use crate::limit::algorithm::fixed_window;
-use crate::limit::charge::MAX_COUNT;
-use crate::limit::counter::Charge;
+use crate::limit::charge::{Charge, MAX_COUNT};
 use crate::settings::counters::KeyFormat;
 use crate::store::redis::key;
 use crate::store::window_key::{ExpiryJitter, WindowKey};
@@ -98,8 +97,7 @@ mod tests {
     use super::{CounterKey, CounterKeys, MAX_ABSOLUTE_S, MAX_KEY_BYTES, accepted};
     use crate::base::clock::Time;
     use crate::limit::algorithm::Algorithm;
-    use crate::limit::charge::ChargeRequest;
-    use crate::limit::counter::{Charge, Counter, Path};
+    use crate::limit::charge::{Charge, ChargeRequest, Counter, Path};
     use crate::limit::period::{Period, Unit};
     use crate::limit::request::{Entry, Hits};
     use crate::limit::{Limit, LimitSpec};

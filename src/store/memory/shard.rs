@@ -12,11 +12,10 @@ use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::algorithm::{Algorithm, sliding_window_log};
-use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
-use crate::limit::counter::Charge;
+use crate::limit::charge::{Charge, ChargeRequest, ChargeResult, JointLimit};
 use crate::limit::request::Hits;
+use crate::store::charge::LimitAdmissions;
 use crate::store::error::MemoryFull;
-use crate::store::outcome::LimitAdmissions;
 use crate::store::stats::MemoryUsage;
 
 /// Upper bound on the size of a chunk. Allocators have blocks of this size; with 3 KiB they wasted a sixth.

@@ -1,25 +1,42 @@
 //! Calls to Redis: at most one at a time on the counters of a descriptor.
 //!
-//! A leader sends the first call on the counters, and a task sends the next ones for its followers (see
-//! [`coalescer`](super::coalescer)). A call also charges a lease if demand requires one, and its reply updates the
-//! caches of this process.
+//! A counter is in the table only while a call on it is in flight. The charge that finds no call becomes the leader and
+//! sends one at once; later ones are followers and leave their charge and a channel for the outcome. When the call
+//! ends, a task takes all followers as one batch and sends the next call, in order of arrival, without those whose
+//! caller has given up. Charges of one request on one counter stay in one batch. No lock is held across an await.
+//!
+//! A request waits for all its charges at once ([`PendingGroups`]). A call also charges a lease if demand requires one,
+//! and its reply updates the caches of this process.
 
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
+use tokio::sync::oneshot;
+use tokio::task::coop::has_budget_remaining;
 
-use super::coalescer::{CallReply, CallResults, Coalescer, FollowerBatch, Role};
 use super::eventual::CallReport;
 use super::eventual::local_admission::{LeaseReply, LocalAdmission};
 use super::prepared_call::PreparedCall;
-use super::script::replay::ScriptOutcome;
+use super::script::ScriptOutcome;
+use crate::base::clock::Time;
+use crate::base::sharded::{DEFAULT_SHARDS, PrehashedMap, Sharded, upper_half};
+use crate::base::write_coalescing::run_deferring_wakes;
 use crate::limit::{Limit, StorePolicy};
-use crate::store::charge::{ChargeBatch, ChargeContext, OwnedCounter};
+use crate::store::charge::{
+    ChargeBatch, ChargeContext, ChargeResults, DetachOnDrop, MAX_CHARGES_PER_CALL, OwnedCharge, OwnedCounter,
+    StoreOutcome,
+};
+use crate::store::client::deadline::timeout_with_grace;
+use crate::store::client::redis::error::RedisError;
 use crate::store::fallback::Fallback;
 use crate::store::over_limit_cache::{CallTimes, OverLimitCache};
-use crate::store::remote_call::DetachOnDrop;
+use crate::telemetry::traces::{MAX_LINKS, SpanRef};
 
 /// Sender of calls, with the caches that their replies update.
 #[derive(Debug)]
@@ -201,6 +218,332 @@ async fn follow(mut guard: InFlightGuard, mut call: PreparedCall, mut batch: Fol
         match next {
             Some(next) => batch = next,
             None => break,
+        }
+    }
+}
+
+/// Upper bound on the charges that wait for one counter; further charges fail at once.
+const MAX_WAITING: usize = 32 * MAX_CHARGES_PER_CALL;
+
+/// Outcome of one charge.
+pub(super) type ChargeOutcome = Result<StoreOutcome, RedisError>;
+
+/// Reply to a call.
+#[derive(Debug, Default)]
+pub(super) struct CallReply {
+    /// Results of each charge.
+    pub(super) results: Vec<ChargeResults>,
+    /// Time at which the charges were made.
+    pub(super) now: Time,
+}
+
+/// Reply to a call, or its failure.
+pub(super) type CallResults = Result<CallReply, RedisError>;
+
+/// Counters with a call in flight, by the hash of their keys, and the charges that wait for it.
+#[derive(Debug)]
+pub(super) struct Coalescer(Sharded<WaitQueues>);
+
+type WaitQueues = PrehashedMap<VecDeque<WaitingCharge>>;
+
+/// Charge of a follower.
+#[derive(Debug)]
+struct WaitingCharge {
+    charge: OwnedCharge,
+    outcome: oneshot::Sender<ChargeOutcome>,
+    /// Latest time for its outcome.
+    until: Instant,
+    /// Time of the charge, by the clock of this process.
+    now: Time,
+    /// True if it belongs to the same request as the charge before it.
+    joined: bool,
+    /// Parent of the call's span; `None` if the charge is joined or not sampled.
+    span_ref: Option<SpanRef>,
+}
+
+/// Role of a request in the calls on a counter.
+#[derive(Debug)]
+pub(super) enum Role {
+    /// Sends these charges now, then calls [`Coalescer::next_batch`].
+    Leader(ChargeBatch),
+    /// Waits for the outcomes, in the order of its charges.
+    Follower {
+        outcomes: SmallVec<[oneshot::Receiver<ChargeOutcome>; 1]>,
+        /// True if the next call will be full without these charges; the follower must then watch its own deadline.
+        beyond_next_call: bool,
+    },
+}
+
+/// Charges of followers, taken to be sent as one call.
+#[derive(Debug, Default)]
+pub(super) struct FollowerBatch {
+    pub(super) charges: ChargeBatch,
+    /// Latest time of the charges.
+    pub(super) now: Time,
+    /// Parents of the call's span, as many as a span can link to.
+    pub(super) span_refs: Vec<SpanRef>,
+    /// One for each charge; `None` once it has its outcome.
+    waiters: Vec<Option<Waiter>>,
+}
+
+/// Receiver of one outcome.
+#[derive(Debug)]
+struct Waiter {
+    outcome: oneshot::Sender<ChargeOutcome>,
+    until: Instant,
+}
+
+impl Waiter {
+    fn send(self, outcome: ChargeOutcome) {
+        // A caller that gave up has dropped its receiver.
+        let _dropped = self.outcome.send(outcome);
+    }
+}
+
+impl Default for Coalescer {
+    fn default() -> Self {
+        Self(Sharded::new(DEFAULT_SHARDS, WaitQueues::default))
+    }
+}
+
+impl Coalescer {
+    /// Adds the charges of one request on one counter, at most [`MAX_CHARGES_PER_CALL`].
+    pub(super) fn join(&self, id: u128, charges: ChargeBatch, context: ChargeContext<'_>) -> Role {
+        let ChargeContext { now, until, span_ref } = context;
+        let mut shard = self.0.lock_shard(upper_half(id));
+        let Some(waiting) = shard.get_mut(&id) else {
+            shard.insert(id, VecDeque::new());
+            return Role::Leader(charges);
+        };
+        let is_full = waiting.len() >= MAX_WAITING;
+        let mut joined = false;
+        let wait = |charge| {
+            let (outcome, receiver) = oneshot::channel();
+            if is_full {
+                let _dropped = outcome.send(Err(RedisError::Overloaded));
+            } else {
+                let span_ref = span_ref.filter(|_| !joined).cloned();
+                waiting.push_back(WaitingCharge { charge, outcome, until, now, joined, span_ref });
+                joined = true;
+            }
+            receiver
+        };
+        let outcomes = charges.into_iter().map(wait).collect();
+        Role::Follower { outcomes, beyond_next_call: waiting.len() > MAX_CHARGES_PER_CALL }
+    }
+
+    /// Takes the followers of a call that has ended. Returns `None`, and forgets the counter, if there are none.
+    pub(super) fn next_batch(&self, id: u128) -> Option<FollowerBatch> {
+        let mut shard = self.0.lock_shard(upper_half(id));
+        let waiting = shard.get_mut(&id)?;
+        let mut batch = FollowerBatch::default();
+        while let Some(first) = waiting.front() {
+            let given_up = first.outcome.is_closed();
+            let in_request = 1 + waiting.iter().skip(1).take_while(|next| next.joined).count();
+            if given_up {
+                // A request drops its receivers one by one; once the first is gone, send none of its charges.
+                for WaitingCharge { outcome, .. } in waiting.drain(..in_request) {
+                    let _dropped = outcome.send(Err(RedisError::Timeout));
+                }
+                continue;
+            }
+            if !batch.charges.is_empty() && batch.charges.len() + in_request > MAX_CHARGES_PER_CALL {
+                break;
+            }
+            for WaitingCharge { charge, outcome, until, now, span_ref, .. } in waiting.drain(..in_request) {
+                batch.now = batch.now.max(now);
+                batch.span_refs.extend(span_ref.filter(|_| batch.span_refs.len() <= MAX_LINKS));
+                batch.charges.push(charge);
+                batch.waiters.push(Some(Waiter { outcome, until }));
+            }
+        }
+        if batch.charges.is_empty() {
+            shard.remove(&id);
+            return None;
+        }
+        Some(batch)
+    }
+}
+
+impl FollowerBatch {
+    /// Waits for the batch's call, and fails each charge whose time is up meanwhile. One timer serves all followers.
+    pub(super) async fn wait_for(&mut self, call: impl Future<Output = CallResults>) -> CallResults {
+        let mut call = pin!(call);
+        loop {
+            let next_deadline = self.waiters.iter().flatten().map(|waiter| waiter.until).min();
+            let Some(until) = next_deadline else { return call.await };
+            if let Some(results) = timeout_with_grace(&mut call, until).await {
+                return results;
+            }
+            self.fail_expired(Instant::now());
+        }
+    }
+
+    /// Removes the charges that `decide` decides, and sends their outcomes.
+    pub(super) fn answer_locally(&mut self, decide: impl Fn(&OwnedCharge) -> Option<StoreOutcome>) {
+        let charges = std::mem::take(&mut self.charges);
+        let waiters = std::mem::take(&mut self.waiters);
+        for (charge, waiter) in charges.into_iter().zip(waiters) {
+            match (decide(&charge), waiter) {
+                (Some(outcome), Some(waiter)) => waiter.send(Ok(outcome)),
+                (_, waiter) => {
+                    self.charges.push(charge);
+                    self.waiters.push(waiter);
+                }
+            }
+        }
+    }
+
+    /// Sends all outcomes that are still missing.
+    pub(super) fn answer(self, results: CallResults) {
+        let mut results = results.map(|reply| (reply.results.into_iter(), reply.now));
+        for waiter in self.waiters {
+            // Consume the results of charges that already have an outcome too, to keep the order.
+            let outcome = match &mut results {
+                Ok((results, now)) => {
+                    let results = results.next().ok_or(RedisError::BadReply);
+                    results.map(|results| StoreOutcome::by_store(results, *now))
+                }
+                Err(error) => Err(*error),
+            };
+            if let Some(waiter) = waiter {
+                waiter.send(outcome);
+            }
+        }
+    }
+
+    fn fail_expired(&mut self, now: Instant) {
+        for waiter in &mut self.waiters {
+            if let Some(waiter) = waiter.take_if(|waiter| waiter.until <= now) {
+                waiter.send(Err(RedisError::Timeout));
+            }
+        }
+    }
+}
+
+/// Charges of a request on one counter.
+pub(super) struct PendingCharges {
+    pub(super) kind: PendingKind,
+    /// Time until which the caller waits, equal for all charges of a request; `None`: the call itself ends in time.
+    pub(super) caller_deadline: Option<Instant>,
+    /// Index of each charge in the request.
+    pub(super) indices: SmallVec<[usize; 1]>,
+}
+
+/// Submitted charges of a request, in groups.
+#[derive(Default)]
+pub(super) struct PendingGroups {
+    groups: SmallVec<[PendingCharges; 1]>,
+    /// Number of groups at the start of `groups` that have their outcomes.
+    decided: usize,
+    outcomes: SmallVec<[ChargeOutcome; 2]>,
+}
+
+/// Progress of submitted charges.
+pub(super) enum PendingKind {
+    /// Sent by a call that this request leads.
+    Leading(DetachOnDrop<CallResults>),
+    /// Waiting for a call that another request started, with one receiver for each charge.
+    Following(SmallVec<[oneshot::Receiver<ChargeOutcome>; 1]>),
+    /// The outcomes are written.
+    Decided,
+}
+
+impl PendingCharges {
+    /// Writes the outcomes that are known by now to their indices; ready once all are written.
+    fn poll(&mut self, context: &mut Context<'_>, outcomes: &mut [ChargeOutcome]) -> Poll<()> {
+        match &mut self.kind {
+            PendingKind::Leading(call) => match ready!(Pin::new(call).poll(context)) {
+                Ok(CallReply { results, now }) => {
+                    for (&index, results) in self.indices.iter().zip(results) {
+                        outcomes[index] = Ok(StoreOutcome::by_store(results, now));
+                    }
+                }
+                Err(error) => self.fail(error, outcomes),
+            },
+            PendingKind::Following(receivers) => {
+                let waiting = self.indices.iter().zip(receivers).filter(|(_, receiver)| !receiver.is_terminated());
+                for (&index, receiver) in waiting {
+                    // Without a sender, the call was aborted.
+                    outcomes[index] = ready!(Pin::new(receiver).poll(context)).unwrap_or(Err(RedisError::Broken));
+                }
+            }
+            PendingKind::Decided => {}
+        }
+        self.kind = PendingKind::Decided;
+        Poll::Ready(())
+    }
+
+    /// Writes an error for all charges that have no outcome.
+    fn fail(&self, error: RedisError, outcomes: &mut [ChargeOutcome]) {
+        let receivers = if let PendingKind::Following(receivers) = &self.kind { &receivers[..] } else { &[] };
+        let has_outcome = |place: usize| receivers.get(place).is_some_and(oneshot::Receiver::is_terminated);
+        for (_, &index) in self.indices.iter().enumerate().filter(|(place, _)| !has_outcome(*place)) {
+            outcomes[index] = Err(error);
+        }
+    }
+}
+
+impl PendingGroups {
+    /// Creates the state of a request without charges, with room for this number of them.
+    pub(super) fn with_capacity(charges: usize) -> Self {
+        Self {
+            groups: SmallVec::with_capacity(charges),
+            decided: 0,
+            outcomes: (0..charges).map(|_| Err(RedisError::Broken)).collect(),
+        }
+    }
+
+    /// Adds a group.
+    pub(super) fn push(&mut self, group: PendingCharges) {
+        self.groups.push(group);
+    }
+
+    /// Sets the outcome of charges that are decided without a call.
+    pub(super) fn decide(&mut self, indices: &[usize], outcome: StoreOutcome) {
+        let Some((last, others)) = indices.split_last() else { return };
+        for &index in others {
+            self.outcomes[index] = Ok(outcome.clone());
+        }
+        self.outcomes[*last] = Ok(outcome);
+    }
+
+    /// Waits for all outcomes, in the order of the request's charges. An outcome that is late is a timeout.
+    pub(super) async fn outcomes(mut self) -> SmallVec<[ChargeOutcome; 2]> {
+        let until = self.groups.iter().find_map(|group| group.caller_deadline);
+        if let Some(until) = until
+            && timeout_with_grace(poll_fn(|context| run_deferring_wakes(|| self.poll(context))), until).await.is_none()
+        {
+            self.fail_late();
+        }
+        poll_fn(|context| run_deferring_wakes(|| self.poll(context))).await;
+        self.outcomes
+    }
+
+    /// Polls all groups without outcomes: all calls are queued before the first one is written.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let mut result = Poll::Ready(());
+        for index in self.decided..self.groups.len() {
+            if self.groups[index].poll(context, &mut self.outcomes).is_pending() {
+                result = Poll::Pending;
+                // The other groups would be pending too; the task is polled again at once.
+                if !has_budget_remaining() {
+                    break;
+                }
+            } else if result.is_ready() {
+                self.decided = index + 1;
+            }
+        }
+        result
+    }
+
+    /// Fails the charges whose time is up. Their calls continue without them.
+    fn fail_late(&mut self) {
+        for group in &mut self.groups[self.decided..] {
+            if group.caller_deadline.is_some() && !matches!(group.kind, PendingKind::Decided) {
+                group.fail(RedisError::Timeout, &mut self.outcomes);
+                group.kind = PendingKind::Decided;
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::incrby::refunds::RefundSupport;
 use super::probe::{Probe, ProbeKind};
 use crate::limit::Limit;
-use crate::limit::counter::Charge;
+use crate::limit::charge::Charge;
 use crate::limit::period::Unit;
 use crate::settings::counters::KeyFormat;
 use crate::settings::redis::RedisSettings;

@@ -89,7 +89,7 @@ use smallvec::SmallVec;
 use super::lease_call::RecordedLease;
 use crate::base::clock::Time;
 use crate::limit::algorithm::state::State;
-use crate::store::outcome::StoreOutcome;
+use crate::store::charge::StoreOutcome;
 
 /// Inputs of a local admission.
 #[derive(Clone, Copy, Debug)]

@@ -26,8 +26,7 @@ use std::time::Instant;
 use smallvec::SmallVec;
 
 use self::refunds::RefundSupport;
-use super::script::replay::{RegionEffects, ScriptOutcome};
-use super::script::window_charges_script;
+use super::script::{RegionEffects, ScriptOutcome, window_charges_script};
 use crate::base::clock::Time;
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::algorithm::{Algorithm, fixed_window};
@@ -37,7 +36,7 @@ use crate::store::charge::OwnedCharge;
 use crate::store::client::redis::deployment::TargetNode;
 use crate::store::client::redis::error::{RedisError, ReplyError};
 use crate::store::client::redis::node::Node;
-use crate::store::client::redis::reply::{self, Reply};
+use crate::store::client::redis::resp::{self, Reply};
 use crate::store::window_key::WindowKey;
 
 /// Progress of a batch of charges.
@@ -347,5 +346,5 @@ fn count_of(reply: &Reply) -> Result<i64, ReplyError> {
 }
 
 fn integer(reply: &Reply) -> Result<i64, ReplyError> {
-    reply::integer(reply).ok_or(ReplyError::Failed(RedisError::WrongType))
+    resp::integer(reply).ok_or(ReplyError::Failed(RedisError::WrongType))
 }

@@ -17,23 +17,20 @@ use super::deployments::CounterDeployment;
 use super::eventual::budget::{EventualCounters, can_be_lent};
 use super::global_limit_hooks::{GlobalLimitHooks, ViewWord};
 use super::incrby::WindowChargeBatch;
-use super::key::leases_key;
-use super::key_scheme::{CountCommand, CounterId};
+use super::key::{CountCommand, CounterId, leases_key};
 use super::lease_call::{LeaseCall, LeasePurpose, OwnLease};
-use super::script::arguments::arguments;
-use super::script::replay::{CallArguments, ScriptOutcome, replay};
+use super::script::{CallArguments, ScriptOutcome, arguments, replay};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::ChargeRequest;
 use crate::limit::request::Hits;
-use crate::store::charge::OwnedCharge;
+use crate::store::charge::{OwnedCharge, set_span_server, start_span};
+use crate::store::client::redis::connection::{KeyCall, Script};
 use crate::store::client::redis::deployment::TargetNode;
 use crate::store::client::redis::error::{RedisError, ReplyError};
 use crate::store::client::redis::node::Node;
-use crate::store::client::redis::reply::{Reply, bytes, integer};
-use crate::store::client::redis::script::{KeyCall, Script};
+use crate::store::client::redis::resp::{Reply, bytes, integer};
 use crate::store::client::redis::server_clock::InstantRange;
-use crate::store::remote_call::{set_span_server, start_span};
 use crate::telemetry::traces::{Span, SpanRef};
 
 /// Maximum number of charges of a call that shares a command, so that the server is not busy with it for long.
@@ -49,7 +46,8 @@ pub(super) struct PreparedCall {
     pub(super) now: Time,
     /// True if the counters follow that clock instead of the server's.
     pub(super) client_clock: bool,
-    /// The counters, if they are eventual.
+    /// The counters, if they are eventual. `None` for strict ones, the default: neither the call nor its reply then
+    /// concerns shares or leases.
     pub(super) eventual: Option<EventualCounters>,
     /// Additions for global limits; `None` if no limit is global.
     pub(super) global_limits: Option<GlobalLimitHooks>,
@@ -87,8 +85,9 @@ impl PreparedCall {
         let mut attempt = match &self.command {
             CountCommand::Script { script, keys } => {
                 let arguments = arguments(charges, self.client_clock.then_some(self.now));
-                let mut call = ScriptCall::new(script, keys, arguments, leases);
-                call.can_merge = charges.len() <= MAX_MERGED_CHARGES && !self.client_clock;
+                let is_mergeable = charges.len() <= MAX_MERGED_CHARGES && !self.client_clock;
+                let sending = if is_mergeable { Sending::Mergeable } else { Sending::Alone };
+                let call = ScriptCall::new(ScriptCommand { script, keys }, arguments, leases, sending);
                 Attempt::Script { call, charges, global_limits: self.global_limits.as_ref() }
             }
             CountCommand::Incrby(window) => {
@@ -123,21 +122,24 @@ impl PreparedCall {
             CountCommand::Script { script, keys } if can_be_lent => {
                 let arguments = arguments(slice::from_ref(refund), self.client_clock.then_some(self.now));
                 let leases = LeaseCall { purpose: LeasePurpose::Reset, own };
-                Some(ScriptCall::new(script, keys, arguments, Some(&leases)))
+                Some(ScriptCall::new(ScriptCommand { script, keys }, arguments, Some(&leases), Sending::Unrecorded))
             }
             CountCommand::Script { .. } | CountCommand::Incrby(_) => None,
         };
-        let unlink = || [&b"UNLINK"[..]].into_iter().chain(self.command.keys().iter().map(|key| &**key)).collect();
-        let mut words: CallWords<'_> = script.as_ref().map_or_else(unlink, ScriptCall::words);
+        let unlink: CallWords<'_> =
+            [&b"UNLINK"[..]].into_iter().chain(self.command.keys().iter().map(|key| &**key)).collect();
         let mut target = self.deployment.client.target(self.first_key(), deadline).await?;
         loop {
-            match (target.node.call_unrecorded(&words, target.asking, deadline).await, &script) {
-                (Ok(reply), _) => {
+            let reply = match &script {
+                Some(call) => call.send_or_load(&target, deadline).await,
+                None => target.node.call_unrecorded(&unlink, target.asking, deadline).await,
+            };
+            match reply {
+                Ok(reply) => {
                     let deleted = integer(&reply).and_then(|deleted| u64::try_from(deleted).ok());
                     return deleted.ok_or(RedisError::BadReply);
                 }
-                (Err(ReplyError::NoScript), Some(script)) => script.replace_hash_by_text(&mut words),
-                (Err(error), _) => target.follow(error)?,
+                Err(error) => target.follow(error)?,
             }
         }
     }
@@ -159,12 +161,12 @@ impl Attempt<'_> {
     async fn run(&mut self, target: &mut TargetNode<'_>, deadline: Instant) -> Result<ScriptOutcome, ReplyError> {
         match self {
             Self::Incrby(batch) => batch.run(target, deadline).await,
-            Self::Script { call, charges, global_limits: None } => call.run(charges, target, deadline).await,
+            Self::Script { call, charges, global_limits: None } => call.charge(charges, target, deadline).await,
             Self::Script { call, charges, global_limits: Some(hooks) } => {
                 let within = InstantRange { from: Instant::now(), until: deadline };
                 // Another node has another clock.
                 call.view = Some(hooks.view(&target.node, &call.keys[0], charges, within));
-                let outcome = call.run(charges, target, deadline).await?;
+                let outcome = call.charge(charges, target, deadline).await?;
                 hooks.record_clock(&target.node, within.from, outcome.now);
                 Ok(outcome)
             }
@@ -175,6 +177,13 @@ impl Attempt<'_> {
 /// Words of a call.
 type CallWords<'c> = SmallVec<[&'c [u8]; 8]>;
 
+/// Script, and the keys of the counters that it works on.
+#[derive(Clone, Copy)]
+struct ScriptCommand<'a> {
+    script: &'static Script,
+    keys: &'a [Bytes],
+}
+
 /// Call of a script.
 struct ScriptCall<'a> {
     script: &'static Script,
@@ -184,8 +193,27 @@ struct ScriptCall<'a> {
     leases: Option<LeaseWords>,
     /// Only for global limits.
     view: Option<ViewWord>,
-    /// The call may share a command with calls on other keys.
-    can_merge: bool,
+    sending: Sending,
+}
+
+/// Command that a script call travels in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sending {
+    /// Shared with calls on other keys that are queued at the same moment, if the node allows it: most charges.
+    Mergeable,
+    /// Its own: several charges, or those by the clock of this process.
+    Alone,
+    /// Its own, and its failure says nothing of the health of the server: a reset.
+    Unrecorded,
+}
+
+/// What names the script in a command.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ScriptWord {
+    /// SHA-1, for EVALSHA.
+    Hash,
+    /// Text, for EVAL, which makes the server keep the script.
+    Text,
 }
 
 /// Words of a script call that concerns leases: the key of their record, and the argument.
@@ -195,66 +223,69 @@ struct LeaseWords {
 }
 
 impl<'a> ScriptCall<'a> {
-    fn new(script: &'static Script, keys: &'a [Bytes], arguments: Bytes, leases: Option<&LeaseCall>) -> Self {
+    fn new(command: ScriptCommand<'a>, arguments: Bytes, leases: Option<&LeaseCall>, sending: Sending) -> Self {
+        let ScriptCommand { script, keys } = command;
         let leases = leases.map(|leases| LeaseWords { key: leases_key(&keys[0]), argument: leases.argument() });
         let key_count = (keys.len() + usize::from(leases.is_some())).to_string();
-        Self { script, keys, key_count, arguments, leases, view: None, can_merge: false }
+        Self { script, keys, key_count, arguments, leases, view: None, sending }
     }
 
-    /// Sends the call to the current node, with the text of the script if the node lacks it.
-    async fn run(
+    /// Makes the call at the current node, and repeats its charges on the states in the reply.
+    async fn charge(
         &self,
         charges: &[OwnedCharge],
         target: &TargetNode<'_>,
         deadline: Instant,
     ) -> Result<ScriptOutcome, ReplyError> {
-        let reply = match self.key_call(&target.node) {
-            Some(call) => Self::send_key_call(call, &target.node, deadline).await?,
-            None => self.send_alone(target, deadline).await?,
-        };
+        let reply = self.send_or_load(target, deadline).await?;
         let bytes = bytes(&reply).ok_or(ReplyError::Failed(RedisError::BadReply))?;
         let view = self.view.as_ref().map(|word| &word.view);
         let arguments = CallArguments { has_leases: self.leases.is_some(), view };
         replay(charges, bytes, arguments).map_err(|_| ReplyError::Failed(RedisError::BadReply))
     }
 
-    async fn send_alone(&self, target: &TargetNode<'_>, deadline: Instant) -> Result<Reply, ReplyError> {
-        let mut words = self.words();
-        match target.node.call(&words, target.asking, deadline).await {
-            Err(ReplyError::NoScript) => {
-                self.replace_hash_by_text(&mut words);
-                target.node.call(&words, target.asking, deadline).await
-            }
+    /// Sends the hash of the script to the current node, and its text if the node does not have it (NOSCRIPT).
+    async fn send_or_load(&self, target: &TargetNode<'_>, deadline: Instant) -> Result<Reply, ReplyError> {
+        match self.send(target, ScriptWord::Hash, deadline).await {
+            Err(ReplyError::NoScript) => self.send(target, ScriptWord::Text, deadline).await,
             outcome => outcome,
+        }
+    }
+
+    async fn send(&self, target: &TargetNode<'_>, word: ScriptWord, deadline: Instant) -> Result<Reply, ReplyError> {
+        let TargetNode { node, asking, .. } = target;
+        if let Some(call) = self.key_call(node, word) {
+            return node.call_merged(call, deadline).await;
+        }
+        let words = self.words(word);
+        match self.sending {
+            Sending::Mergeable | Sending::Alone => node.call(&words, *asking, deadline).await,
+            Sending::Unrecorded => node.call_unrecorded(&words, *asking, deadline).await,
         }
     }
 
     /// Returns the call in the form that can share a command with others, if it can.
-    fn key_call(&self, node: &Node) -> Option<KeyCall> {
+    ///
+    /// This is the usual form, on a server that is no node of a cluster: one counter, no leases. A call that meets no
+    /// others in the queue is then a command of its own, as that of [`ScriptCall::words`] is.
+    fn key_call(&self, node: &Node, word: ScriptWord) -> Option<KeyCall> {
         let [key] = self.keys else { return None };
-        let is_alone = self.script.merged.is_none() || self.leases.is_some();
-        if is_alone || !self.can_merge || !node.can_merge() {
+        let is_alone = self.script.merged.is_none() || self.leases.is_some() || self.sending != Sending::Mergeable;
+        if is_alone || !node.can_merge() {
             return None;
         }
         let view = self.view.as_ref().map_or_else(Bytes::new, |word| Bytes::copy_from_slice(&word.argument));
         let arguments = [self.arguments.clone(), view];
-        Some(KeyCall { script: self.script, key: key.clone(), arguments, sends_text: false })
+        Some(KeyCall { script: self.script, key: key.clone(), arguments, sends_text: word == ScriptWord::Text })
     }
 
-    async fn send_key_call(mut call: KeyCall, node: &Node, deadline: Instant) -> Result<Reply, ReplyError> {
-        match node.call_merged(call.clone(), deadline).await {
-            Err(ReplyError::NoScript) => {
-                call.sends_text = true;
-                node.call_merged(call, deadline).await
-            }
-            outcome => outcome,
-        }
-    }
-
-    /// Returns the words of EVALSHA.
-    fn words(&self) -> CallWords<'_> {
-        let mut words: CallWords<'_> =
-            SmallVec::from_slice(&[b"EVALSHA", self.script.sha1.as_bytes(), self.key_count.as_bytes()]);
+    /// Returns the words of the call as a command of its own.
+    fn words(&self, word: ScriptWord) -> CallWords<'_> {
+        let (command, script): (&[u8], _) = match word {
+            ScriptWord::Hash => (b"EVALSHA", &self.script.sha1),
+            ScriptWord::Text => (b"EVAL", &self.script.text),
+        };
+        let mut words: CallWords<'_> = SmallVec::from_slice(&[command, script.as_bytes(), self.key_count.as_bytes()]);
         words.extend(self.keys.iter().map(|key| &**key));
         words.extend(self.leases.iter().map(|leases| &*leases.key));
         words.push(&self.arguments);
@@ -266,10 +297,5 @@ impl<'a> ScriptCall<'a> {
             words.push(&word.argument);
         }
         words
-    }
-
-    /// Turns EVALSHA into EVAL.
-    fn replace_hash_by_text<'c>(&'c self, words: &mut CallWords<'c>) {
-        (words[0], words[1]) = (b"EVAL", self.script.text.as_bytes());
     }
 }

@@ -3,8 +3,7 @@
 use bytes::{Bytes, BytesMut};
 
 use super::key;
-use super::script::arguments::arguments;
-use super::script::script_for;
+use super::script::{arguments, script_for};
 use crate::limit::algorithm::Algorithm;
 use crate::limit::charge::ChargeRequest;
 use crate::limit::period::{Period, Unit};

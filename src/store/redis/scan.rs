@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::key;
+use super::key::CounterPath;
 use crate::store::client::redis::error::{RedisError, ReplyError};
 use crate::store::client::redis::node::Node;
-use crate::store::client::redis::reply::{Reply, bytes};
-use crate::store::outcome::{CounterPath, KeyScan};
+use crate::store::client::redis::resp::{Reply, bytes};
 
 /// Upper bound on the keys that a scan visits.
 const MAX_KEYS: usize = 1_000_000;
@@ -35,6 +35,17 @@ struct ScanPage {
     /// Cursor of the next page; `0` after the last one.
     next_cursor: Vec<u8>,
     keys: Vec<Vec<u8>>,
+}
+
+/// Result of a scan.
+#[derive(Debug, Default)]
+pub struct KeyScan {
+    /// Paths that have counters, each once.
+    pub paths: Vec<CounterPath>,
+    /// True if all keys were visited.
+    pub complete: bool,
+    /// Number of keys of the domain whose path is truncated.
+    pub truncated: usize,
 }
 
 /// Lists the paths of a domain that have counters and pass `filter`.

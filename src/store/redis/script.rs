@@ -1,28 +1,38 @@
-//! Scripts for the counters: their texts, composed of a driver and the parts of algorithms.
+//! Scripts that count in Redis: their texts, their argument, and the results of a call from their reply.
 //!
-//! [`arguments`] encodes what a script takes, and [`replay`] computes the results of a call from what it returns.
-//!
-//! A line `--: NAME` in a Lua file starts a part, and a line `--> NAME` is replaced by a part. A script for one counter
-//! has the parts inline in the driver: it runs without creating functions and tables, which halves its time. A script
-//! for several counters has the same parts as functions.
-//!
-//! Comments are removed, so that the hash of a script, and the copy that servers cache, changes with its code only.
-
-pub mod arguments;
-pub mod replay;
+//! - *Texts* are composed of a driver and the parts of algorithms. A line `--: NAME` in a Lua file starts a part, and
+//!   a line `--> NAME` is replaced by a part. A script for one counter has the parts inline in the driver: it runs
+//!   without creating functions and tables, which halves its time. A script for several counters has the same parts as
+//!   functions. Comments are removed, so that the hash of a script, and the copy that servers cache, changes with its
+//!   code only.
+//! - *The argument* is a string of signed 64-bit little-endian numbers, in the layout that `lua/driver.lua` documents.
+//!   Dry runs and peeks change nothing and are not sent. Delays are bounded so that a Lua number holds every value
+//!   exactly.
+//! - *Results* are not computed by the script, which decides charges and changes states. It returns its time and the
+//!   states as it found them. The same charges are repeated here on those states by the algorithms of
+//!   [`algorithm`](crate::limit::algorithm), so that each result is computed in one place for all stores.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, OnceLock};
 
-use crate::limit::algorithm::counting::{Counting, for_each_counting};
-use crate::store::client::redis::script::Script;
+use bytes::{BufMut, Bytes, BytesMut};
+use smallvec::SmallVec;
+
+use crate::base::clock::Time;
+use crate::limit::Limit;
+use crate::limit::algorithm::region::{GlobalView, RegionUse};
+use crate::limit::algorithm::state::{State, charge_together};
+use crate::limit::algorithm::stored_state::{CallCharge, MAX_EXACT, MalformedReply, ReplyReader};
+use crate::limit::algorithm::{Counting, for_each_counting};
+use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
+use crate::limit::request::Hits;
+use crate::store::charge::{OwnedCharge, OwnedCounter};
+use crate::store::client::redis::connection::Script;
 
 /// Files of parts that any algorithm may use.
-const SHARED_FILES: [&str; 7] = [
-    include_str!("lua/state.lua"),
-    include_str!("lua/charge_loop.lua"),
+const SHARED_FILES: [&str; 5] = [
+    include_str!("lua/driver.lua"),
     include_str!("lua/leases.lua"),
-    include_str!("lua/equal_charges.lua"),
     include_str!("lua/exact.lua"),
     include_str!("lua/leaky_level.lua"),
     include_str!("lua/log.lua"),
@@ -122,8 +132,9 @@ fn with_shared_parts(text: &str) -> String {
 }
 
 fn single_counter(counting: Counting) -> Script {
-    let merged = Script::new(with_parts_of(counting, include_str!("lua/merged.lua")));
-    Script { merged: Some(Box::new(merged)), ..Script::new(with_parts_of(counting, include_str!("lua/driver.lua"))) }
+    // `tests/suite/redis/expanded/` shows what this gives for fixed_window.
+    let merged = Script::new(with_parts_of(counting, "--> merged"));
+    Script { merged: Some(Box::new(merged)), ..Script::new(with_parts_of(counting, "--> alone")) }
 }
 
 /// Returns a text with the parts of a counting and its helper functions.
@@ -184,4 +195,235 @@ fn expand(text: &str, parts: &LuaParts<'_>) -> String {
         }
     }
     expanded
+}
+
+/// Encodes a call of at most [`MAX_CHARGES_PER_CALL`](crate::store::charge::MAX_CHARGES_PER_CALL) charges.
+/// The charges happen at `now`, or at the server's own time if `now` is `None`.
+pub fn arguments(charges: &[OwnedCharge], now: Option<Time>) -> Bytes {
+    let mut encoder = ArgEncoder(Vec::with_capacity(128));
+    encoder.push(now.map_or(-1, exact));
+    let Some(first) = charges.first() else { return encoder.0.into() };
+    for (index, counter) in first.counters.iter().enumerate() {
+        let limit = &counter.limit;
+        encoder.push(i64::from(limit.counting().properties().wire_id));
+        encoder.push(signed(limit.period_us()));
+        let call_charges =
+            charges.iter().map(|charge| CallCharge { limit: &charge.counters[index].limit, hits: charge.request.hits });
+        let [a, b] = State::script_arguments(limit.counting(), call_charges);
+        encoder.push(a);
+        encoder.push(b);
+        encoder.push_digits(match limit.is_counted_in_region() {
+            true => charges.iter().map(|charge| charge.counters[index].limit.region_ttl_ms()).fold(0, u64::max),
+            false => limit.period_us() / 1000,
+        });
+    }
+    let mut changing = charges.iter().filter_map(|charge| Some((charge, signed_hits(charge)?))).peekable();
+    while let Some((charge, hits)) = changing.next() {
+        let mut times = 1;
+        while changing.next_if(|(next, _)| *next == charge).is_some() {
+            times += 1;
+        }
+        encoder.push(times);
+        encoder.push(hits);
+        for counter in &charge.counters {
+            encoder.push_limit(counter, wait_word(charge, &counter.limit));
+        }
+    }
+    encoder.0.into()
+}
+
+/// Appends a time in microseconds, or -1 for the server's own time, to an argument of numbers.
+pub fn put_time(argument: &mut BytesMut, time: Option<Time>) {
+    argument.put_i64_le(time.and_then(|time| i64::try_from(time.as_micros()).ok()).unwrap_or(-1));
+}
+
+/// Encodes the view of the global Redis, an argument of calls on global limits that `lua/regions/region_window.lua`
+/// documents.
+pub fn view_argument(view: &GlobalView) -> [u8; 40] {
+    let flags = i64::from(view.can_request) + 2 * i64::from(view.cut_off) + 4 * i64::from(view.parts_unusable);
+    let numbers = [exact(view.valid_from), exact(view.valid_until), view.offset_lo, view.offset_hi, flags];
+    let mut argument = [0; 40];
+    for (bytes, number) in argument.chunks_exact_mut(8).zip(numbers) {
+        bytes.copy_from_slice(&number.to_le_bytes());
+    }
+    argument
+}
+
+/// Returns the hits that a charge adds, negative for a refund; `None` if it cannot change a counter.
+fn signed_hits(charge: &OwnedCharge) -> Option<i64> {
+    match charge.request.hits {
+        _ if charge.dry_run => None,
+        Hits::Peek => None,
+        Hits::Charge(hits) => Some(signed(hits)),
+        Hits::Refund(hits) => Some(-signed(hits)),
+    }
+}
+
+/// Returns the word of a limit that scripts call `wait`: for a refund the time from which it is void, 0 if it never is;
+/// for a charge its longest delay in microseconds, or the cut-off allowance of a global limit (see `regions`).
+fn wait_word(charge: &OwnedCharge, limit: &Limit) -> i64 {
+    let void_from = || charge.void_from.map_or(0, exact);
+    let longest_delay_us = || signed(charge.bounded_request().longest_delay_us(limit));
+    match charge.request.hits {
+        Hits::Refund(_) => void_from(),
+        Hits::Charge(_) | Hits::Peek if limit.is_counted_in_region() => signed(limit.cut_off_allowance()),
+        Hits::Charge(_) | Hits::Peek => longest_delay_us(),
+    }
+}
+
+/// Returns the flags of a limit: 1 if its rejection rejects the charge plus 2 if rejected hits count. With a bucket of
+/// a region, the rest of the number is the slack of clocks in microseconds.
+fn flags_word(counter: &OwnedCounter) -> i64 {
+    let limit = &counter.limit;
+    // In a region, rejected hits are demand that the next grant must cover.
+    let counts_rejected = limit.count_rejected() || limit.is_counted_in_region();
+    let slack_us = if limit.counting() == Counting::RegionBucket { signed(limit.clock_slack_us()) } else { 0 };
+    i64::from(counter.joint_limit().rejects_others) + 2 * i64::from(counts_rejected) + 4 * slack_us
+}
+
+fn exact(time: Time) -> i64 {
+    signed(time.as_micros().min(MAX_EXACT - 1))
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// Buffer of the argument.
+struct ArgEncoder(Vec<u8>);
+
+impl ArgEncoder {
+    fn push(&mut self, number: i64) {
+        self.0.extend_from_slice(&number.to_le_bytes());
+    }
+
+    /// Appends the number of digits as one byte, then the decimal digits.
+    fn push_digits(&mut self, number: u64) {
+        let mut buffer = itoa::Buffer::new();
+        let digits = buffer.format(number);
+        self.0.push(u8::try_from(digits.len()).expect("a number has at most 20 digits"));
+        self.0.extend_from_slice(digits.as_bytes());
+    }
+
+    fn push_limit(&mut self, counter: &OwnedCounter, wait_word: i64) {
+        self.push(i64::from(counter.limit.counted_requests()));
+        self.push(i64::from(counter.limit.counted_capacity()));
+        self.push(wait_word);
+        self.push(flags_word(counter));
+    }
+}
+
+/// Outcome of a call.
+#[derive(Clone, Debug)]
+pub struct ScriptOutcome {
+    /// Results of each charge, one for each of its counters.
+    pub results: Vec<SmallVec<[ChargeResult; 1]>>,
+    /// States after all charges. Records of a log that no charge of the call can distinguish are merged.
+    pub states: SmallVec<[State; 1]>,
+    /// Time at which the charges were made.
+    pub now: Time,
+    /// Effects on the counters of global limits.
+    pub region: RegionEffects,
+}
+
+/// Effects of a call on the counters of global limits (see `regions`); none on those of other limits.
+#[derive(Clone, Debug, Default)]
+pub struct RegionEffects {
+    /// Indices of the counters on which the call opened a grant request. Their states describe it.
+    pub requesting_counters: Vec<usize>,
+    /// Hits that the call admitted.
+    pub used: RegionUse,
+}
+
+/// Arguments of a call beside its charges, which decide what its script did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CallArguments<'c> {
+    /// The call concerns leases, so the reply ends with the lent hits.
+    pub has_leases: bool,
+    /// View of the global Redis; needed by countings of regions.
+    pub view: Option<&'c GlobalView>,
+}
+
+/// Repeats the charges of a call on the states in its script's reply.
+///
+/// # Errors
+/// The script cannot have returned this reply.
+pub fn replay(
+    charges: &[OwnedCharge],
+    reply: &[u8],
+    arguments: CallArguments<'_>,
+) -> Result<ScriptOutcome, MalformedReply> {
+    let mut reader = ReplyReader::new(reply);
+    let now = reader.time()?;
+    let counters = charges.first().map_or(&[][..], |charge| &charge.counters);
+    let mut states: SmallVec<[State; 1]> = SmallVec::with_capacity(counters.len());
+    for counter in counters {
+        let last = reader.time()?;
+        let mut state = State::read(counter.limit.counting(), &mut reader, last)?;
+        arguments.view.inspect(|view| state.set_view(view));
+        states.push(state);
+    }
+    let lent = if arguments.has_leases { reader.number()? } else { 0 };
+    if !reader.is_empty() {
+        return Err(MalformedReply);
+    }
+    let regions = arguments.view.map(|_| RegionsBefore::of(counters, &states, now));
+    let results = charges.iter().map(|charge| replay_one(charge, &mut states, ReplyHead { now, lent })).collect();
+    let region = regions.map_or_else(RegionEffects::default, |before| before.effects(counters, &states, now));
+    Ok(ScriptOutcome { results, states, now, region })
+}
+
+/// Counters of regions before the charges of a call.
+struct RegionsBefore {
+    /// Open grant request of each counter.
+    requests: SmallVec<[u64; 4]>,
+    used: RegionUse,
+}
+
+impl RegionsBefore {
+    fn of(counters: &[OwnedCounter], states: &[State], now: Time) -> Self {
+        Self { requests: states.iter().map(State::open_request).collect(), used: region_use(counters, states, now) }
+    }
+
+    /// Returns the effects of the charges that led to these states.
+    fn effects(self, counters: &[OwnedCounter], states: &[State], now: Time) -> RegionEffects {
+        let is_new = |index: &usize| self.requests[*index] != states[*index].open_request();
+        let requesting_counters = (0..states.len()).filter(is_new).collect();
+        RegionEffects { requesting_counters, used: region_use(counters, states, now).since(self.used) }
+    }
+}
+
+/// Returns the hits that all counters of regions have used at `now`.
+fn region_use(counters: &[OwnedCounter], states: &[State], now: Time) -> RegionUse {
+    let mut used = RegionUse::default();
+    counters.iter().zip(states).for_each(|(counter, state)| used += state.region_use(&counter.limit, now));
+    used
+}
+
+/// Time of a call, and the hits that are lent at it.
+#[derive(Clone, Copy)]
+struct ReplyHead {
+    now: Time,
+    lent: u64,
+}
+
+fn replay_one(charge: &OwnedCharge, states: &mut [State], head: ReplyHead) -> SmallVec<[ChargeResult; 1]> {
+    let ReplyHead { now, lent } = head;
+    let limits = charge.limits();
+    let request = ChargeRequest { lent, ..charge.bounded_request() };
+    if charge.dry_run {
+        charge_together(&limits, &mut states.to_vec(), now, request)
+    } else if let Some(void_from) = charge.void_from {
+        // A refund always passes, and each counter decides for itself whether the refund is void.
+        let refund = |(limit, state): (&JointLimit<'_>, &mut State)| {
+            if state.time(limit.limit, now) >= void_from {
+                state.clone().charge(limit.limit, now, request)
+            } else {
+                state.charge(limit.limit, now, request)
+            }
+        };
+        limits.iter().zip(states.iter_mut()).map(refund).collect()
+    } else {
+        charge_together(&limits, states, now, request)
+    }
 }

@@ -29,9 +29,7 @@ use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::charge::{MAX_CHARGES_PER_CALL, OwnedCharge, OwnedCounter};
 use tollkeeper::store::client::redis::error::{RedisError, ReplyError};
 use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, RecordedLease};
-use tollkeeper::store::redis::script::arguments::{arguments, view_argument};
-use tollkeeper::store::redis::script::replay::{CallArguments, ScriptOutcome, replay};
-use tollkeeper::store::redis::script::script_for;
+use tollkeeper::store::redis::script::{CallArguments, ScriptOutcome, arguments, replay, script_for, view_argument};
 
 use crate::algorithms::scenario::{self, Amount, Backwards, Jump, MaxDelay};
 use crate::kit::redis::{Server, options};
@@ -233,7 +231,7 @@ pub(super) fn expected(
             .iter()
             .map(|counter| JointLimit { limit: &counter.limit, rejects_others: !counter.shadow })
             .collect();
-        let request = ChargeRequest { max_delay_us: charge.max_delay_us(), ..charge.request };
+        let request = charge.bounded_request();
         if charge.dry_run {
             return charge_together(&terms, &mut states.to_vec(), now, request);
         }

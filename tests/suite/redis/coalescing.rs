@@ -23,9 +23,8 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::rules::rule::set::counter_tag;
-use tollkeeper::store::charge::ChargeMode;
+use tollkeeper::store::charge::{ChargeMode, ChargeResults};
 use tollkeeper::store::client::redis::error::RedisError;
-use tollkeeper::store::outcome::ChargeResults;
 
 use crate::algorithms::scenario::config;
 use crate::kit::redis::{Server, options};

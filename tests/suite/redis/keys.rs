@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use smallvec::SmallVec;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::counter::{Counter, Path};
+use tollkeeper::limit::charge::{Counter, Path};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Entry;
 use tollkeeper::limit::{Limit, LimitSpec};

@@ -16,9 +16,7 @@ use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease, RecordedLease, reset_charge};
-use tollkeeper::store::redis::script::arguments::arguments;
-use tollkeeper::store::redis::script::replay::{CallArguments, replay};
-use tollkeeper::store::redis::script::script_for;
+use tollkeeper::store::redis::script::{CallArguments, arguments, replay, script_for};
 
 use super::agreement::Redis;
 use super::eventual_model::redis::StoredCounters;

@@ -14,7 +14,7 @@ use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::charge::ChargeMode;
 use tollkeeper::store::client::redis::error::RedisError;
-use tollkeeper::store::client::redis::reply::{self, Reply, bytes};
+use tollkeeper::store::client::redis::resp::{Reply, bytes, decode_reply};
 
 use crate::kit::port::Port;
 use crate::kit::redis::cluster::Cluster;
@@ -205,7 +205,7 @@ fn read_raw(stream: &mut TcpStream) -> Option<Vec<u8>> {
             Ok(0) | Err(_) => return None,
             Ok(length) => raw.extend_from_slice(&bytes[..length]),
         }
-        if reply::next(&mut BytesMut::from(&raw[..])).ok()?.is_some() {
+        if decode_reply(&mut BytesMut::from(&raw[..])).ok()?.is_some() {
             return Some(raw);
         }
     }
@@ -213,7 +213,7 @@ fn read_raw(stream: &mut TcpStream) -> Option<Vec<u8>> {
 
 fn read_reply(stream: &mut TcpStream, input: &mut BytesMut) -> Option<Reply> {
     loop {
-        if let Some(reply) = reply::next(input).ok()? {
+        if let Some(reply) = decode_reply(input).ok()? {
             return Some(reply);
         }
         let mut bytes = [0; 4096];

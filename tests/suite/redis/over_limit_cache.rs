@@ -16,8 +16,7 @@ use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
-use tollkeeper::store::outcome::ChargeResults;
+use tollkeeper::store::charge::{ChargeResults, OwnedCharge, OwnedCounter};
 use tollkeeper::store::over_limit_cache::{CallTimes, OverLimitCache};
 
 /// Start of an hour.

@@ -23,9 +23,7 @@ use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Overshoot, RegionLossPoli
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::lease_call::RecordedLease;
 use tollkeeper::store::redis::regions::grant_calls::encode_rate_grant;
-use tollkeeper::store::redis::script::arguments::view_argument;
-use tollkeeper::store::redis::script::region_bucket_grant_script;
-use tollkeeper::store::redis::script::replay::{CallArguments, replay};
+use tollkeeper::store::redis::script::{CallArguments, region_bucket_grant_script, replay, view_argument};
 
 use super::agreement::{Redis, ScriptForm, expected};
 use crate::algorithms::scenario;

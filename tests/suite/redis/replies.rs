@@ -1,14 +1,14 @@
 //! Decoding of replies: any bytes decode to a reply of bounded size, or to an error.
 
 use bytes::BytesMut;
-use tollkeeper::store::client::redis::reply::{MAX_DEPTH, MAX_ELEMENTS, Reply, next};
+use tollkeeper::store::client::redis::resp::{MAX_DEPTH, MAX_ELEMENTS, Reply, decode_reply};
 
 /// Decodes all replies in `bytes`, and returns them with the error that followed.
 fn replies(bytes: &[u8]) -> (Vec<Reply>, Option<String>) {
     let mut input = BytesMut::from(bytes);
     let mut replies = Vec::new();
     loop {
-        match next(&mut input) {
+        match decode_reply(&mut input) {
             Ok(Some(reply)) => replies.push(reply),
             Ok(None) => return (replies, None),
             Err(error) => return (replies, Some(error.to_string())),

@@ -114,7 +114,7 @@ proptest! {
 fn call<T>(
     connection: &mut Connection,
     argument: &[u8],
-    decode: fn(&[u8]) -> Result<T, tollkeeper::limit::algorithm::reply_reader::MalformedReply>,
+    decode: fn(&[u8]) -> Result<T, tollkeeper::limit::algorithm::stored_state::MalformedReply>,
 ) -> T {
     let reply: RedisResult<Vec<u8>> =
         cmd("EVAL").arg(&global_bucket_script().text).arg(1).arg(KEY).arg(argument).query(connection);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use redis::{Connection, RedisResult, cmd};
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::region::GlobalView;
-use tollkeeper::store::client::redis::script::Script;
+use tollkeeper::store::client::redis::connection::Script;
 use tollkeeper::store::client::redis::server_clock::process_us;
 use tollkeeper::store::redis::regions::membership_notices::membership_notices;
 use tollkeeper::store::redis::regions::registry::{

@@ -12,7 +12,7 @@ use super::{EntryId, StreamEntry, UnusableRecord, format_json_line, parse_entrie
 use crate::settings::decision_log::StreamSettings;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::key_connection::{KeyCommandError, KeyConnection};
-use crate::store::client::redis::reply::{Reply, integer, text};
+use crate::store::client::redis::resp::{Reply, integer, text};
 
 /// Maximum number of entries of a command.
 pub(crate) const MAX_ENTRIES: usize = 100;

@@ -12,7 +12,7 @@ use tokio::runtime::{Builder, Runtime};
 use super::{EntryId, StreamEntry, parse_entries};
 use crate::settings::decision_log::StreamSettings;
 use crate::store::client::redis::key_connection::{KeyCommandError, KeyConnection};
-use crate::store::client::redis::reply::Reply;
+use crate::store::client::redis::resp::Reply;
 
 /// Maximum number of entries of a read.
 const MAX_ENTRIES_PER_READ: u64 = 500;

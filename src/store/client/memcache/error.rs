@@ -2,7 +2,7 @@
 
 use crate::base::named_enum::named_enum;
 use crate::store::client::connect::{ConnectError, ErrorKind};
-use crate::store::client::wire_protocol::PipelineError;
+use crate::store::client::pipeline::PipelineError;
 
 named_enum! {
     /// Reason why memcached did not complete a call. Kinds that Redis has too have the same names.

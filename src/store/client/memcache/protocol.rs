@@ -5,7 +5,7 @@ use std::io;
 use bytes::{BufMut, BytesMut};
 
 use super::reply::{self, MAX_VALUE_BYTES, MemcacheReply};
-use crate::store::client::wire_protocol::{NoMergeableCall, WireProtocol};
+use crate::store::client::pipeline::{NoMergeableCall, WireProtocol};
 
 /// Text protocol of memcached. The last word of `add` is the value; keys must hold neither spaces nor control bytes.
 #[derive(Debug)]

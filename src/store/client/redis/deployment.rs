@@ -1,24 +1,28 @@
 //! Client of one deployment: a server, a primary that sentinels watch, or a cluster.
 //!
-//! A deployment finds the node that owns a key, sends a command there, and follows the node's redirections. Discovery
-//! keeps its topology up to date, at intervals and at once when a node fails.
+//! A deployment finds the node that owns a key, sends a command there, and follows the node's redirections. Calls read
+//! the map of slots and never wait for it: [`discovery`](super::discovery) replaces it, at intervals and at once when a
+//! node fails, and a redirection changes the owner of one slot at once. A node is dropped when it owns no slot and has
+//! no calls left.
 
+use std::collections::HashMap;
 use std::mem::replace;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use arc_swap::{ArcSwap, ArcSwapOption};
+use tokio::sync::SetOnce;
 use tokio::task::AbortHandle;
 
-use super::deployment_context::{DeploymentContext, DeploymentOptions};
-use super::discovery;
+use super::deployment_context::DeploymentContext;
 use super::error::{RedisError, ReplyError};
-use super::hash_slot::hash_slot;
+use super::hash_slot::{HASH_SLOTS, hash_slot};
 use super::node::Node;
-use super::reply::Reply;
+use super::resp::Reply;
 use super::server_clock::{InstantRange, OffsetInterval};
-use super::slot_map::{SlotOwner, redirect_endpoint};
-use super::topology::Topology;
+use crate::base::sharded::lock_ignoring_poison;
+use crate::settings::endpoint::Endpoint;
 use crate::settings::redis::deployment::TopologySettings;
 use crate::store::client::deadline::timeout_with_grace;
 
@@ -39,8 +43,9 @@ pub(crate) struct DeploymentStats {
 /// Client of a deployment; dropping it stops discovery and closes all connections.
 #[derive(Debug)]
 pub(crate) struct Deployment {
-    topology: Arc<Topology>,
-    discovery: Option<AbortHandle>,
+    pub(super) topology: Arc<Topology>,
+    /// Task that keeps the topology up to date; `None` for a single server.
+    pub(super) discovery: Option<AbortHandle>,
 }
 
 impl Drop for Deployment {
@@ -52,14 +57,6 @@ impl Drop for Deployment {
 }
 
 impl Deployment {
-    /// Starts to discover and connect to the servers of `settings`, and returns at once. Needs a tokio runtime.
-    pub(crate) fn start(settings: TopologySettings, options: DeploymentOptions) -> Self {
-        let context = DeploymentContext::new(options, matches!(settings, TopologySettings::Cluster(_)));
-        let topology = Arc::new(Topology::new(settings, Arc::new(context)));
-        let discovery = discovery::start(&topology);
-        Self { topology, discovery }
-    }
-
     /// Sends a command to the node that owns `key`, and waits for its reply until `deadline`.
     ///
     /// # Errors
@@ -224,4 +221,186 @@ impl TargetNode<'_> {
         self.followed += 1;
         if self.followed > MAX_REDIRECTS { Err(RedisError::SlotDown) } else { Ok(()) }
     }
+}
+
+/// Reads the `host:port` of a redirection; an empty host stands for the host of `responder`. `None` if it is invalid.
+pub(crate) fn redirect_endpoint(address: &str, responder: &Endpoint) -> Option<Endpoint> {
+    let (host, port) = address.rsplit_once(':')?;
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let port = port.parse().ok().filter(|port| *port != 0)?;
+    match (host, responder) {
+        ("", Endpoint::Tcp { host, .. }) => Some(Endpoint::Tcp { host: host.clone(), port }),
+        ("" | "?", _) => None,
+        (host, _) => Some(Endpoint::Tcp { host: host.to_owned(), port }),
+    }
+}
+
+/// Known servers of a deployment.
+#[derive(Debug)]
+pub(crate) struct Topology {
+    pub(crate) settings: TopologySettings,
+    pub(crate) context: Arc<DeploymentContext>,
+    /// Owners of the slots.
+    pub(crate) slot_map: ArcSwap<SlotMap>,
+    nodes: Mutex<HashMap<Endpoint, Arc<Node>>>,
+    /// Text of a configuration error that prevents discovery; `None` without one.
+    pub(crate) misconfigured: ArcSwapOption<String>,
+    /// Set after the first discovery, successful or not.
+    pub(crate) discovered: SetOnce<()>,
+}
+
+impl Topology {
+    /// Creates the topology; a single server is known at once, and connecting to it starts.
+    pub(crate) fn new(settings: TopologySettings, context: Arc<DeploymentContext>) -> Self {
+        let slot_map = match &settings {
+            TopologySettings::Single(endpoint) => SlotMap::Single(Node::start(endpoint.clone(), Arc::clone(&context))),
+            TopologySettings::Sentinel { .. } | TopologySettings::Cluster(_) => SlotMap::Empty,
+        };
+        Self {
+            settings,
+            context,
+            slot_map: ArcSwap::from_pointee(slot_map),
+            nodes: Mutex::default(),
+            misconfigured: ArcSwapOption::empty(),
+            discovered: SetOnce::new(),
+        }
+    }
+
+    /// Ends the wait for the first discovery, successful or not.
+    pub(crate) fn set_discovered(&self) {
+        if !self.discovered.initialized() {
+            let _already_set = self.discovered.set(());
+        }
+    }
+
+    /// Nodes that own at least one slot.
+    pub(crate) fn nodes(&self) -> Vec<Arc<Node>> {
+        self.slot_map.load().nodes().to_vec()
+    }
+
+    /// Returns the cluster node at `endpoint`; connecting starts if the node is new.
+    pub(crate) fn node(&self, endpoint: &Endpoint) -> Arc<Node> {
+        let mut nodes = lock_ignoring_poison(&self.nodes);
+        let start = || Node::start(endpoint.clone(), Arc::clone(&self.context));
+        Arc::clone(nodes.entry(endpoint.clone()).or_insert_with(start))
+    }
+
+    /// Requests a discovery now instead of at the next interval.
+    pub(crate) fn request_refresh(&self) {
+        self.context.refresh_topology.notify_one();
+    }
+
+    /// Switches to the primary at `endpoint`, unless it is the current one.
+    pub(crate) fn set_primary(&self, endpoint: &Endpoint) {
+        let same = self.slot_map.load().nodes().iter().any(|node| node.endpoint() == endpoint);
+        if !same {
+            let setting = self.context.options.connect.setting;
+            tracing::warn!(setting, primary = %endpoint, "switched to a new redis primary");
+            let node = Node::start(endpoint.clone(), Arc::clone(&self.context));
+            self.slot_map.store(Arc::new(SlotMap::Single(node)));
+        }
+    }
+
+    /// Replaces the slot map of a cluster.
+    pub(crate) fn set_slots(&self, ranges: &[SlotRange]) {
+        let slot_map = SlotMap::cluster(ranges, |endpoint| self.node(endpoint));
+        lock_ignoring_poison(&self.nodes)
+            .retain(|endpoint, _| slot_map.nodes().iter().any(|node| node.endpoint() == endpoint));
+        self.slot_map.store(Arc::new(slot_map));
+    }
+
+    /// Sets the owner of one slot after a redirection, until the next discovery.
+    pub(crate) fn set_slot_owner(&self, slot: u16, node: &Arc<Node>) {
+        self.slot_map.rcu(|slot_map| match slot_map.with_owner(slot, node) {
+            Some(changed) => Arc::new(changed),
+            None => Arc::clone(slot_map),
+        });
+    }
+}
+
+/// Immutable map from slots to nodes; replaced as a whole.
+#[derive(Debug)]
+pub(crate) enum SlotMap {
+    /// No server is known yet.
+    Empty,
+    /// One server owns all keys.
+    Single(Arc<Node>),
+    /// Nodes of a cluster, and for each slot the index of its owner, or [`NO_OWNER`].
+    Cluster { nodes: Vec<Arc<Node>>, owners: Box<[u16]> },
+}
+
+const NO_OWNER: u16 = u16::MAX;
+
+/// Owner of a slot.
+pub(crate) enum SlotOwner<'m> {
+    /// This node owns the key.
+    Node(&'m Arc<Node>),
+    /// The cluster has no owner for the slot.
+    Unassigned,
+    /// No server is known yet.
+    Unknown,
+}
+
+impl SlotMap {
+    /// Builds the map of a cluster; `node` returns the node at an address.
+    pub(crate) fn cluster(ranges: &[SlotRange], mut node: impl FnMut(&Endpoint) -> Arc<Node>) -> Self {
+        let mut nodes: Vec<Arc<Node>> = Vec::new();
+        let mut owners = vec![NO_OWNER; usize::from(HASH_SLOTS)].into_boxed_slice();
+        for SlotRange { first, last, owner } in ranges {
+            let known = nodes.iter().position(|node| node.endpoint() == owner);
+            let index = known.unwrap_or_else(|| {
+                nodes.push(node(owner));
+                nodes[nodes.len() - 1].set_slot(*first);
+                nodes.len() - 1
+            });
+            let index = u16::try_from(index).expect("a cluster has at most as many nodes as slots");
+            owners[usize::from(*first)..=usize::from(*last)].fill(index);
+        }
+        Self::Cluster { nodes, owners }
+    }
+
+    /// Returns the owner of a slot; calls `slot` only if the map has several nodes.
+    pub(crate) fn owner(&self, slot: impl FnOnce() -> u16) -> SlotOwner<'_> {
+        match self {
+            Self::Empty => SlotOwner::Unknown,
+            Self::Single(node) => SlotOwner::Node(node),
+            Self::Cluster { nodes, owners } => match owners[usize::from(slot())] {
+                NO_OWNER => SlotOwner::Unassigned,
+                index => SlotOwner::Node(&nodes[usize::from(index)]),
+            },
+        }
+    }
+
+    /// Nodes that own at least one slot.
+    pub(crate) fn nodes(&self) -> &[Arc<Node>] {
+        match self {
+            Self::Empty => &[],
+            Self::Single(node) => std::slice::from_ref(node),
+            Self::Cluster { nodes, .. } => nodes,
+        }
+    }
+
+    /// Returns a copy in which `node` owns `slot`; `None` outside a cluster.
+    pub(crate) fn with_owner(&self, slot: u16, node: &Arc<Node>) -> Option<Self> {
+        let Self::Cluster { nodes, owners } = self else { return None };
+        let (mut nodes, mut owners) = (nodes.clone(), owners.clone());
+        let known = nodes.iter().position(|other| Arc::ptr_eq(other, node));
+        let index = known.unwrap_or_else(|| {
+            nodes.push(Arc::clone(node));
+            nodes.len() - 1
+        });
+        owners[usize::from(slot)] = u16::try_from(index).unwrap_or(NO_OWNER);
+        Some(Self::Cluster { nodes, owners })
+    }
+}
+
+/// Consecutive slots with one owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotRange {
+    /// First slot.
+    pub first: u16,
+    /// Last slot, included; below [`HASH_SLOTS`].
+    pub last: u16,
+    /// Primary that owns the slots.
+    pub owner: Endpoint,
 }

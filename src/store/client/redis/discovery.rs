@@ -1,4 +1,5 @@
-//! Topology discovery: queries sentinels for their primary, or nodes of a cluster for their slots.
+//! Start of a deployment, and discovery of its topology: queries sentinels for their primary, or nodes of a cluster for
+//! their slots.
 //!
 //! Discovery runs at intervals, and at once when a node fails, at most ten times a second.
 
@@ -11,10 +12,11 @@ use tokio::time::{sleep, timeout};
 use super::connect;
 use super::connect_options::ConnectOptions;
 use super::connection::{Connection, error_kind, send_with_error_text};
+use super::deployment::{Deployment, SlotRange, Topology};
+use super::deployment_context::{DeploymentContext, DeploymentOptions};
 use super::error::{RedisConnectError, RedisError};
-use super::reply::Reply;
-use super::slot_map::{SlotRange, announced_endpoint, slot_ranges};
-use super::topology::Topology;
+use super::hash_slot::HASH_SLOTS;
+use super::resp::{Reply, integer, text};
 use crate::settings::endpoint::Endpoint;
 use crate::settings::redis::deployment::TopologySettings;
 use crate::store::client::connect::{Connected, ErrorKind};
@@ -36,8 +38,18 @@ struct TopologySource {
     connected: Option<Connected<Connection>>,
 }
 
+impl Deployment {
+    /// Starts to discover and connect to the servers of `settings`, and returns at once. Needs a tokio runtime.
+    pub(crate) fn start(settings: TopologySettings, options: DeploymentOptions) -> Self {
+        let context = DeploymentContext::new(options, matches!(settings, TopologySettings::Cluster(_)));
+        let topology = Arc::new(Topology::new(settings, Arc::new(context)));
+        let discovery = start_discovery(&topology);
+        Self { topology, discovery }
+    }
+}
+
 /// Starts to keep `topology` up to date; a single server needs no discovery.
-pub(crate) fn start(topology: &Arc<Topology>) -> Option<AbortHandle> {
+fn start_discovery(topology: &Arc<Topology>) -> Option<AbortHandle> {
     let start = |sources: &[Endpoint], options: &ConnectOptions, interval| {
         let sources = sources.iter().map(|endpoint| TopologySource::new(endpoint.clone(), options)).collect();
         Some(tokio::spawn(run(Arc::downgrade(topology), sources, interval)).abort_handle())
@@ -243,4 +255,37 @@ fn retain_members(sources: &mut Vec<TopologySource>, settings: &TopologySettings
     let TopologySettings::Cluster(seeds) = settings else { return };
     sources
         .retain(|source| seeds.contains(&source.endpoint) || ranges.iter().any(|range| range.owner == source.endpoint));
+}
+
+/// Reads the reply to CLUSTER SLOTS, `[first, last, [host, port, ...], replicas...]` for each range, ordered by slot.
+///
+/// `None` if the reply is invalid, such as with a slot in two ranges. `responder` is the server that sent it.
+pub fn slot_ranges(reply: &Reply, responder: &Endpoint) -> Option<Vec<SlotRange>> {
+    let Reply::Array(ranges) = reply else { return None };
+    // Each slot is in one range at most, so there are no more owners than slots.
+    let mut ranges: Vec<_> = ranges.iter().map(|range| slot_range(range, responder)).collect::<Option<_>>()?;
+    ranges.sort_by_key(|range| range.first);
+    ranges.is_sorted_by(|range, next| range.last < next.first).then_some(ranges)
+}
+
+fn slot_range(range: &Reply, responder: &Endpoint) -> Option<SlotRange> {
+    let Reply::Array(parts) = range else { return None };
+    let [first, last, Reply::Array(primary), ..] = &**parts else { return None };
+    let [host, port, ..] = &**primary else { return None };
+    let slot = |reply: &Reply| u16::try_from(integer(reply)?).ok().filter(|slot| *slot < HASH_SLOTS);
+    let (first, last) = (slot(first)?, slot(last)?);
+    (first <= last).then_some(SlotRange { first, last, owner: announced_endpoint(host, port, responder)? })
+}
+
+/// Reads the `host` and `port` of a reply; `None` if they are invalid.
+///
+/// An empty host stands for the host of `responder`.
+pub(crate) fn announced_endpoint(host: &Reply, port: &Reply, responder: &Endpoint) -> Option<Endpoint> {
+    let port = u16::try_from(integer(port)?).ok().filter(|port| *port != 0)?;
+    let host = match (text(host), responder) {
+        (None | Some(""), Endpoint::Tcp { host, .. }) => host.clone(),
+        (Some(host), _) if !host.is_empty() && host != "?" => host.to_owned(),
+        _ => return None,
+    };
+    Some(Endpoint::Tcp { host, port })
 }

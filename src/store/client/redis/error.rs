@@ -6,7 +6,7 @@
 use crate::base::named_enum::named_enum;
 use crate::base::printable_text::first_chars_if_longer;
 use crate::store::client::connect::{ConnectError, ErrorKind};
-use crate::store::client::wire_protocol::PipelineError;
+use crate::store::client::pipeline::PipelineError;
 
 named_enum! {
     /// Reason why Redis did not complete a call.

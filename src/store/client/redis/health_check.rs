@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::connection::{Connection, send_with_error_text};
 use super::error::{RedisConnectError, RedisError, ReplyError};
 use super::hash_slot::{FIRST_AND_LAST_TAGS, hash_tag};
-use super::reply::{integer, text};
+use super::resp::{integer, text};
 
 /// Words of a command.
 pub(crate) type CommandWords = Vec<Bytes>;

@@ -16,7 +16,7 @@ use super::error::{RedisConnectError, RedisError, ReplyError, log_text};
 use super::hash_slot::hash_slot;
 use super::health_check::{CommandWords, HealthCheck};
 use super::node::Node;
-use super::reply::{Reply, is_too_large};
+use super::resp::{Reply, is_too_large};
 use crate::settings::redis::deployment::DeploymentSettings;
 use crate::store::client::connect::Connected;
 

@@ -9,8 +9,7 @@ use crate::base::clock::{Time, to_micros};
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
 use crate::limit::request::Hits;
-use crate::store::charge::{OwnedCharge, OwnedCounter};
-use crate::store::outcome::ChargeResults;
+use crate::store::charge::{ChargeResults, OwnedCharge, OwnedCounter};
 use crate::store::redis::eventual::{AdmitContext, CallReport, LeaseTicket};
 use crate::store::redis::lease_call::{OwnLease, RecordedLease};
 

@@ -1,7 +1,13 @@
--- Driver for one counter: decides a batch of charges on it, in order, at one time.
+-- Drivers of the charges on one counter: decide a batch of them, in order, at one time, and write the counter once.
 --
--- KEYS: the counter, and the record of leases if the call concerns them. ARGV[2]: see leases.lua. ARGV[3]:
--- view of the global Redis, for the countings of regions: see region_window.lua; ARGV[2] may then be empty.
+-- `alone` is the script of a call that travels alone, or concerns leases; `merged` is that of up to 16 calls, on one
+-- counter each, that travel together, and does the same for each of them, without leases. Both consist of the parts
+-- below and those of the algorithm, which replace the arrows, so parts share local variables. The text that this gives
+-- for fixed_window is in tests/suite/redis/expanded/. together.lua is the driver for several counters of a descriptor.
+--
+-- alone
+-- KEYS: the counter, and the record of leases if the call concerns them. ARGV[2]: see leases.lua. ARGV[3]: view of the
+-- global Redis, for the countings of regions: see region_window.lua; ARGV[2] may then be empty.
 -- ARGV[1]: signed 64-bit little-endian numbers:
 --   now in microseconds since the Unix epoch, negative: use the server's time;
 --   the counter: algorithm_id, period in microseconds, a, b (each algorithm says what they mean), then one byte with a
@@ -12,12 +18,26 @@
 --   the time from which it is void, 0: never. A region's bucket adds four times the slack of clocks to the flags.
 -- Returns: one string: now, a number as above, then the state before the call, and with ARGV[2] the number of hits that
 --   refunds leave charged. A reset returns the number of counters that it deleted or emptied.
--- Writes: nothing if no charge changes the counter, and nothing before all are decided. TTL: see the algorithm.
--- Errors are returned, not raised, so that they begin with Redis's own error word in every version.
 --
--- A script is this text with the parts of its algorithm in place of the arrows. The parts share local variables: those
--- below, those of state.lua and those of charge_loop.lua.
+-- merged
+-- KEYS: the counters. ARGV: for each group of keys with the same charges and clock, its number of keys, the ARGV[1]
+--   above, whose time is the server's, and the ARGV[3] above or an empty string.
+-- Returns: the time, a number as above, then for each key its state before the call, or the error of that key. Each key
+--   is decided and written before the next one.
+--
+-- State: one string of unsigned 64-bit little-endian numbers; a log has a list instead. The first is the time of the
+-- last charge in microseconds since the Unix epoch; each algorithm lists the others and rejects values that no charge
+-- leads to. All are at most 2^53, so that a Lua number holds them exactly.
+-- Variables, times in microseconds: last (time of the last charge), at (the counter's own now: the later of now and
+-- last), ahead (at - now), void (true if last lies more than a period ahead: the clock was wrong), before (the state as
+-- found, for the reply).
+-- Writes: nothing if no charge changes the counter, and nothing before all are decided; one SET with PX. Where
+-- keeps_expiry, and the time is the server's (is_server_time), the key lives long enough as it is: a SETRANGE, which
+-- costs half, or the SET for a user who may not. TTL: ttl_ms, which the algorithm computes, as a number or, faster, in
+-- decimal digits.
+-- Errors are returned, not raised, so that they begin with Redis's own error word in every version.
 
+--: alone
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
 --> helpers
 local args, global_view, key = ARGV[1], ARGV[3], KEYS[1]
@@ -38,3 +58,106 @@ end
 if not record then return pack('<i8', now) .. before end
 if purpose == 2 then return 1 end
 return pack('<i8', now) .. before .. pack('<i8', lent)
+
+--: merged
+local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
+--> helpers
+local now, lent, is_server_time = -1, 0, true
+--> clock
+local args, global_view, period, a, b, period_ms, times, hits, limit, capacity, wait, flags
+local function charge(key, times, hits, limit, capacity, wait, flags, position)
+  --> load
+  --> charge_loop
+  if changed then
+    --> plan
+    --> write
+  end
+  return before
+end
+local replies = {pack('<i8', now)}
+for group = 1, #ARGV, 3 do
+  local position, algorithm_id
+  args, global_view = ARGV[group + 1], ARGV[group + 2]
+  -- The first number is the time, which all groups share.
+  algorithm_id, algorithm_id, period, a, b, period_ms, position = unpack('<i8i8i8i8i8Bc0', args)
+  --> next_run
+  for _ = 1, ARGV[group] do
+    local place = #replies
+    replies[place + 1] = charge(KEYS[place], times, hits, limit, capacity, wait, flags, position)
+  end
+end
+return replies
+
+--: clock
+if now < 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000000 + time[2]
+end
+
+--: read
+local before, last = redis.pcall('GET', key)
+if not before then
+  before = string.rep('\0', bytes)
+elseif type(before) == 'table' then
+  return before
+elseif #before ~= bytes then
+  --> wrong_type
+end
+
+--: effective_now
+if last >= 9007199254740992 then
+  --> wrong_type
+end
+local at, ahead, void = now, last - now
+if ahead <= 0 then
+  ahead = 0
+elseif ahead <= period then
+  at = last
+else
+  ahead, void = 0, true
+end
+
+--: next_run
+-- Sets the next run of equal charges, times nil after the last; position is that of the one after it.
+times = nil
+if position < #args then
+  times, hits, limit, capacity, wait, flags, position = unpack('<i8i8i8i8i8i8', args, position)
+end
+
+--: charge_loop
+-- Decides and applies the charges. `decide` sets admitted; `apply` charges the hits, or enters rejected hits as debt.
+local admitted, changed
+while times do
+  --> equal_charges
+  repeat
+    --> decide
+    -- A charge that changed nothing would change nothing when repeated. `wait` of a refund: the time it is void from.
+    if not admitted and flags < 2 or hits < 0 and wait > 0 and at >= wait then break end
+    --> apply
+    changed = true
+    times = times - 1
+  until times == 0
+  --> next_run
+end
+
+--: equal_charges
+-- Equal charges in a row that fit as one also fit one by one, with the same result: a hot key costs little more than an
+-- idle one. An algorithm for which this is wrong replaces it with a part of the same name.
+if times > 1 and hits > 0 then
+  local each = hits
+  hits = each * times
+  --> decide
+  if admitted then times = 1 else hits = each end
+end
+
+--: set_or_overwrite
+if not (keeps_expiry and is_server_time) or type(redis.pcall('SETRANGE', key, '0', value)) == 'table' then
+  --> set
+end
+
+--: set
+local done = redis.pcall('SET', key, value, 'PX', ttl_ms)
+if done.err then return done end
+
+--: wrong_type
+return {err = 'WRONGTYPE the value of this key is not the state of a counter'}

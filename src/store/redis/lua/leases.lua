@@ -1,4 +1,5 @@
--- Record of the leases of a descriptor, which lies beside its counters: parts of driver.lua and together.lua.
+-- Record of the leases of a descriptor, which lies beside its counters: parts of driver.lua and together.lua. A call
+-- that only charges strict limits concerns no leases, and leaves ARGV[2] out.
 --
 -- KEYS: if ARGV[2] is given and not empty, the last key is the record.
 -- ARGV[2]: signed numbers as in ARGV[1]: purpose (0: charges, 1: the return of a lease, 2: a reset), requested (hits of

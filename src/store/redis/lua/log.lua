@@ -1,7 +1,7 @@
 -- Log of hits as a list: reading, searching and the reply of sliding_window_log.
 --
--- State: a list; each element is 16 bytes, two numbers as in state.lua: a time, and the running sum: the number of hits
--- ever entered up to and including this element, modulo 2^52. A record's hits are the growth of that sum.
+-- State: a list; each element is 16 bytes, two numbers as in driver.lua: a time, and the running sum: the number of
+-- hits ever entered up to and including this element, modulo 2^52. A record's hits are the growth of that sum.
 -- Element 0 is not a record: its sum is the number of hits that have left the log, and its time is at most that of the
 -- last charge, which is the latest time in the list. So old records leave with one LTRIM, and a binary search finds
 -- them in O(log n) look-ups.

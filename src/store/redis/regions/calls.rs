@@ -15,12 +15,12 @@ use smallvec::SmallVec;
 
 use crate::base::clock::Time;
 use crate::limit::algorithm::region::GlobalView;
+use crate::store::client::redis::connection::Script;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::{RedisError, ReplyError};
 use crate::store::client::redis::health_check::{CommandWords, HealthCheck};
 use crate::store::client::redis::node::Node;
-use crate::store::client::redis::reply::Reply;
-use crate::store::client::redis::script::Script;
+use crate::store::client::redis::resp::Reply;
 use crate::store::client::redis::server_clock::{ClockReading, InstantRange, OffsetInterval, process_us};
 use crate::store::redis::key;
 use crate::store::redis::script::global_probe_script;

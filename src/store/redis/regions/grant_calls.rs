@@ -18,8 +18,8 @@ use crate::limit::algorithm::global_bucket::TermRequest;
 use crate::limit::algorithm::global_window::{WindowPool, WindowReturn};
 use crate::limit::algorithm::region_bucket::RateGrant;
 use crate::limit::algorithm::region_window::HitsGrant;
-use crate::limit::algorithm::reply_reader::{MalformedReply, ReplyReader};
-use crate::store::redis::script::arguments::put_time;
+use crate::limit::algorithm::stored_state::{MalformedReply, ReplyReader};
+use crate::store::redis::script::put_time;
 
 /// Purpose of a call of `global_window.lua`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -26,18 +26,17 @@ use crate::limit::algorithm::global_window::WindowPool;
 use crate::limit::algorithm::region::{GlobalView, REQUEST_INTERVAL_US};
 use crate::limit::algorithm::region_bucket::{BucketCounts, RateGrant};
 use crate::limit::algorithm::region_window::{HitsGrant, WindowCounts};
-use crate::limit::algorithm::reply_reader::MalformedReply;
 use crate::limit::algorithm::state::State;
+use crate::limit::algorithm::stored_state::MalformedReply;
 use crate::settings::redis::regions::RegionSettings;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::hash_slot::hash_slot;
-use crate::store::client::redis::reply::{bytes, integer};
+use crate::store::client::redis::resp::{bytes, integer};
 use crate::store::client::redis::server_clock::{InstantRange, process_us};
 use crate::store::redis::key::global_key;
-use crate::store::redis::script::arguments::view_argument;
 use crate::store::redis::script::{
-    global_bucket_script, global_window_script, region_bucket_grant_script, region_grant_script,
+    global_bucket_script, global_window_script, region_bucket_grant_script, region_grant_script, view_argument,
 };
 
 /// Upper bound on requests that wait to be sent; further ones are dropped, and opened again by their counters.

@@ -20,7 +20,7 @@ use crate::settings::redis::regions::RegionSettings;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::node::Node;
-use crate::store::client::redis::reply::{bytes, time};
+use crate::store::client::redis::resp::{bytes, time};
 use crate::store::client::redis::server_clock::{ClockReading, InstantRange, process_us};
 use crate::store::redis::script::{global_members_script, region_identity_script};
 

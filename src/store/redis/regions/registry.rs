@@ -4,10 +4,10 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::base::clock::Time;
-use crate::limit::algorithm::reply_reader::{MalformedReply, ReplyReader};
+use crate::limit::algorithm::stored_state::{MalformedReply, ReplyReader};
 use crate::store::redis::key;
 use crate::store::redis::replicas::claim::OwnerId;
-use crate::store::redis::script::arguments::put_time;
+use crate::store::redis::script::put_time;
 
 /// Maximum length of a region's name in bytes, as in the settings.
 const MAX_NAME_BYTES: usize = 63;

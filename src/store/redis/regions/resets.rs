@@ -19,15 +19,14 @@ use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::algorithm::global_window::WindowPool;
-use crate::limit::algorithm::reply_reader::{MalformedReply, ReplyReader};
+use crate::limit::algorithm::stored_state::{MalformedReply, ReplyReader};
+use crate::store::client::redis::connection::Script;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
-use crate::store::client::redis::reply::{bytes, integer};
-use crate::store::client::redis::script::Script;
+use crate::store::client::redis::resp::{bytes, integer};
 use crate::store::redis::key::{self, global_key, is_region_key};
-use crate::store::redis::script::arguments::put_time;
 use crate::store::redis::script::{
-    global_bucket_script, global_resets_script, global_window_script, region_reset_script,
+    global_bucket_script, global_resets_script, global_window_script, put_time, region_reset_script,
 };
 
 /// Time from one read of the list to the next.

@@ -22,7 +22,7 @@ use crate::base::sharded::lock_ignoring_poison;
 use crate::limit::Limit;
 use crate::limit::algorithm::global_window::{WindowPool, WindowReturn};
 use crate::store::client::redis::deployment::Deployment;
-use crate::store::client::redis::reply::{bytes, integer};
+use crate::store::client::redis::resp::{bytes, integer};
 use crate::store::redis::key::global_key;
 use crate::store::redis::script::{global_window_script, region_grant_script};
 

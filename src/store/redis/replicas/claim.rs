@@ -4,9 +4,9 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::base::clock::Time;
 use crate::base::random::random_u64_pair;
-use crate::limit::algorithm::reply_reader::MalformedReply;
+use crate::limit::algorithm::stored_state::MalformedReply;
 use crate::store::redis::key;
-use crate::store::redis::script::arguments::put_time;
+use crate::store::redis::script::put_time;
 
 /// Random identity of a process, different from all others, earlier ones included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,7 +18,7 @@ use crate::base::clock::Clock;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
-use crate::store::client::redis::reply::bytes;
+use crate::store::client::redis::resp::bytes;
 use crate::store::fallback::ReplicaCount;
 use crate::store::redis::script::replicas_script;
 use crate::telemetry::log_throttle::LogThrottle;

@@ -10,8 +10,7 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::Store;
-use tollkeeper::store::charge::ChargeMode;
-use tollkeeper::store::outcome::ChargeResults;
+use tollkeeper::store::charge::{ChargeMode, ChargeResults};
 
 use super::{NOW, limit, yearly};
 use crate::kit::redis::{Server, options};

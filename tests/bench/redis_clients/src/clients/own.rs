@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use tokio::net::TcpStream;
 use tollkeeper::store::client::redis::connection::Connection;
-use tollkeeper::store::client::redis::reply::Reply;
+use tollkeeper::store::client::redis::resp::Reply;
 use tollkeeper::store::client::pipeline::Closed;
 
 use super::{Call, RedisClient};

@@ -1,0 +1,170 @@
+-- Script of a call on one fixed_window counter that travels alone: `alone` of driver.lua with all parts in place.
+--
+-- For readers; src/store/redis/lua/ has the source, and a test compares both. Sent by EVALSHA <hash> 1 KEY ARGV[1], and
+-- with a second key and ARGV[2] if the call concerns leases.
+
+local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
+local args, global_view, key = ARGV[1], ARGV[3], KEYS[1]
+local now, algorithm_id, period, a, b, period_ms, position = unpack('<i8i8i8i8i8Bc0', args)
+local lent, is_server_time = 0, now < 0
+-- part: clock
+if now < 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000000 + time[2]
+end
+-- part: leases
+local purpose, requested, kept_us, record, recorded
+if ARGV[2] and ARGV[2] ~= '' then
+  local start, known, is_known
+  purpose, requested, kept_us, start = unpack('<i8i8i8', ARGV[2])
+  recorded = redis.pcall('GET', KEYS[#KEYS]) or ''
+  if type(recorded) == 'table' then
+    return recorded
+  elseif #recorded % 16 ~= 0 then
+    return {err = 'WRONGTYPE the value of this key is not the state of a counter'}
+  end
+  known, record = {}, {}
+  for i = start, #ARGV[2], 24 do
+    known[string.sub(ARGV[2], i, i + 15)] = unpack('<i8', ARGV[2], i + 16)
+  end
+  for i = 1, #recorded, 16 do
+    local lease = string.sub(recorded, i, i + 15)
+    local ends, hits = unpack('<I8I8', lease)
+    if ends > now then
+      local done = known[lease]
+      known[lease], is_known = nil, is_known or done
+      lent = lent + hits - (done or 0)
+      if purpose == 0 or not done then record[#record + 1] = lease end
+    end
+  end
+  if purpose == 1 then
+    lent = is_known and 0 or 9007199254740992
+  elseif purpose == 2 and lent == 0 then
+    local deleted = 0
+    for i, key in ipairs(KEYS) do
+      local done = redis.pcall('UNLINK', key)
+      if type(done) == 'table' then return done end
+      if i < #KEYS then deleted = deleted + done end
+    end
+    return deleted
+  end
+end
+-- part: load of fixed_window.lua
+local bytes = 16
+-- part: read
+local before, last = redis.pcall('GET', key)
+if not before then
+  before = string.rep('\0', bytes)
+elseif type(before) == 'table' then
+  return before
+elseif #before ~= bytes then
+  return {err = 'WRONGTYPE the value of this key is not the state of a counter'}
+end
+-- back in load
+local count
+last, count = unpack('<I8I8', before)
+if count > 9007199254740992 then
+  return {err = 'WRONGTYPE the value of this key is not the state of a counter'}
+end
+-- part: effective_now
+if last >= 9007199254740992 then
+  return {err = 'WRONGTYPE the value of this key is not the state of a counter'}
+end
+local at, ahead, void = now, last - now
+if ahead <= 0 then
+  ahead = 0
+elseif ahead <= period then
+  at = last
+else
+  ahead, void = 0, true
+end
+-- back in load
+local window
+local is_new = void
+if a == 0 then
+  is_new = is_new or floor(at / period) > floor(last / period)
+else
+  local function window_of(us)
+    local days = floor(us / 86400000000) + 719468
+    local era, day = floor(days / 146097), days % 146097
+    local year = floor((day - floor(day / 1460) + floor(day / 36524) - floor(day / 146096)) / 365)
+    local month = floor((5 * (day - (365 * year + floor(year / 4) - floor(year / 100))) + 2) / 153)
+    return floor(((era * 400 + year) * 12 + month + 2) / a)
+  end
+  window = window_of(at)
+  is_new = is_new or window > window_of(last)
+end
+if is_new then count = 0 end
+local keeps_expiry = last > 0 and not is_new
+local times, hits, limit, capacity, wait, flags
+-- part: next_run
+times = nil
+if position < #args then
+  times, hits, limit, capacity, wait, flags, position = unpack('<i8i8i8i8i8i8', args, position)
+end
+-- part: charge_loop
+local admitted, changed
+while times do
+  -- part: equal_charges, with `decide` of fixed_window.lua in it
+  if times > 1 and hits > 0 then
+    local each = hits
+    hits = each * times
+    admitted = hits < 0 or count + hits <= limit
+    if admitted then times = 1 else hits = each end
+  end
+  repeat
+    admitted = hits < 0 or count + hits <= limit
+    if not admitted and flags < 2 or hits < 0 and wait > 0 and at >= wait then break end
+    -- part: apply of fixed_window.lua
+    count, last = count + hits, at
+    if hits < 0 then
+      count = max(count, min(count - hits, lent))
+    elseif count > 9007199254740992 then
+      count = 9007199254740992
+    end
+    changed = true
+    times = times - 1
+  until times == 0
+  -- part: next_run
+  times = nil
+  if position < #args then
+    times, hits, limit, capacity, wait, flags, position = unpack('<i8i8i8i8i8i8', args, position)
+  end
+end
+local rejected = record and requested > 0 and not admitted and flags % 2 == 1
+-- part: record_leases
+if record then
+  if requested > 0 and not rejected then
+    if #record < 256 then
+      record[#record + 1] = pack('<I8I8', now + kept_us, requested)
+    else
+      local ends, hits = unpack('<I8I8', record[256])
+      record[256] = pack('<I8I8', max(ends, now + kept_us), hits + requested)
+    end
+  end
+  local text = table.concat(record)
+  if text ~= recorded then
+    local ttl_us = 1000000
+    for i = 1, #text, 16 do ttl_us = max(ttl_us, unpack('<I8', text, i) - now) end
+    local done = redis.pcall('SET', KEYS[#KEYS], text, 'PX', math.ceil(ttl_us / 1000))
+    if done.err then return done end
+  end
+end
+if changed then
+  -- part: write of fixed_window.lua
+  local ttl_ms = period_ms
+  if window then
+    ttl_ms = math.ceil((((window + 1) * a * 30.436875 - 719528 + 5) * 86400000000 - now) / 1000)
+  elseif ahead > 0 then
+    ttl_ms = math.ceil((ahead + period) / 1000)
+  end
+  local value = pack('<I8I8', last, count)
+  -- part: set_or_overwrite
+  if not (keeps_expiry and is_server_time) or type(redis.pcall('SETRANGE', key, '0', value)) == 'table' then
+    local done = redis.pcall('SET', key, value, 'PX', ttl_ms)
+    if done.err then return done end
+  end
+end
+if not record then return pack('<i8', now) .. before end
+if purpose == 2 then return 1 end
+return pack('<i8', now) .. before .. pack('<i8', lent)
