@@ -6,7 +6,7 @@
 
 pub mod health;
 pub mod grpc;
-pub mod scrape;
+pub mod metrics_collector;
 pub mod report;
 pub mod fleet;
 pub mod http;

@@ -23,7 +23,7 @@ use tollkeeper::base::pb::RateLimitRequest;
 use tollkeeper::base::pb::codec::encode_frame;
 use tollkeeper::serve::grpc::call_head::CallHead;
 use tollkeeper::serve::grpc::decode;
-use tollkeeper::serve::grpc::service::{DEFAULT_DEADLINE, Service};
+use tollkeeper::serve::grpc::service::{DEFAULT_DEADLINE, RateLimitService};
 use tollkeeper::telemetry::traces::propagation::PropagationFormats;
 use tollkeeper::telemetry::traces::span_queue::{ExportThread, SpanQueue, SpanQueueOptions};
 use tollkeeper::telemetry::traces::{TraceSampler, Tracer};
@@ -58,7 +58,7 @@ fn tracer(ratio: f64) -> Tracer {
     }
 }
 
-fn service(tracer: Option<Tracer>) -> Arc<Service> {
+fn service(tracer: Option<Tracer>) -> Arc<RateLimitService> {
     let mut service = TestService::new::<&str>([], NOON);
     load_shop_rules(&service, RULES);
     service.inner.tracer = tracer;
@@ -75,8 +75,11 @@ fn allocations(tracer: Option<Tracer>, headers: &[(&'static str, &str)]) -> u64 
     let headers = headers.iter().map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap()));
     let (headers, message) = (HeaderMap::from_iter(headers), login("ann"));
     let call = || {
-        let head = CallHead::of_headers(&headers).expect("there is no timeout");
-        let answer = service.call(head, &decode::request(&message)).now_or_never().expect("memory answers at once");
+        let head = CallHead::from_headers(&headers).expect("there is no timeout");
+        let answer = service
+            .answer_grpc_call(head, &decode::convert_request(&message))
+            .now_or_never()
+            .expect("memory answers at once");
         drop(answer.unwrap());
     };
     // Warms up: one-time allocations of the first calls are not counted.
@@ -117,8 +120,9 @@ fn unsampled_call_allocates_nothing_for_traces() {
 fn memory_decision_allocates_twice() {
     let service = service(None);
     let decide = |message: &[u8]| {
-        let request = decode::decode_borrowed(message).expect("it is plain");
-        let response = service.answer(&request, DEFAULT_DEADLINE, None).now_or_never().expect("memory answers at once");
+        let request = decode::decode_borrowed_request(message).expect("it is plain");
+        let response =
+            service.answer_request(&request, DEFAULT_DEADLINE, None).now_or_never().expect("memory answers at once");
         encode_frame(&response.unwrap())
     };
     let messages: Vec<Vec<u8>> = (0..CALLS).map(|user| login(&format!("user{user}")).encode_to_vec()).collect();

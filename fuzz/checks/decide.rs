@@ -23,7 +23,7 @@ pub(crate) fn check(data: &[u8]) {
         (Ok(_), Err(error)) => panic!("accepted, but prost fails: {error}"),
     }
     let Ok(request) = ours else {
-        assert!(decode::decode_borrowed(data).is_none(), "a malformed message is rejected");
+        assert!(decode::decode_borrowed_request(data).is_none(), "a malformed message is rejected");
         return;
     };
     same_by_reflection(data, &request);
@@ -58,8 +58,8 @@ fn same_by_reflection(data: &[u8], request: &RateLimitRequest) {
 
 /// Compares the borrowed request with the message.
 fn same_in_the_pipeline(data: &[u8], message: &RateLimitRequest) {
-    let request = decode::request(message);
-    if let Some(in_place) = decode::decode_borrowed(data) {
+    let request = decode::convert_request(message);
+    if let Some(in_place) = decode::decode_borrowed_request(data) {
         assert_eq!(in_place, request);
     }
     assert_eq!((request.domain, request.descriptors.len()), (&*message.domain, message.descriptors.len()));

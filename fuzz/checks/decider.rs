@@ -38,7 +38,7 @@ static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
 /// Response to the third of three equal requests; `None` if the request is an error.
 pub(crate) fn decide(message: &RateLimitRequest) -> Option<RateLimitResponse> {
     let decider = Decider::new(MemoryStore::new(0).into(), SETTINGS.decisions.clone(), Arc::default());
-    let request = decode::request(message);
+    let request = decode::convert_request(message);
     let mut answer = None;
     for passed_us in [0, 1, 90_000_000] {
         let now = NOW.plus_us(passed_us);
@@ -50,7 +50,7 @@ pub(crate) fn decide(message: &RateLimitRequest) -> Option<RateLimitResponse> {
         let decided = decider.decide_now(context, &request);
         let is_invalid = message.domain.is_empty() || message.descriptors.is_empty();
         assert_eq!(decided.is_err(), is_invalid, "{message:?}");
-        answer = decided.ok().map(|decision| encode::response(&decision));
+        answer = decided.ok().map(|decision| encode::encode_response(&decision));
     }
     answer
 }

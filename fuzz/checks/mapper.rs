@@ -13,11 +13,11 @@ pub(crate) fn check(data: &[u8]) {
         Err(error) => return assert!(!error.to_string().contains('\n'), "{error}"),
     };
     let kinds = [MetricKind::Counter, MetricKind::Gauge, MetricKind::Histogram];
-    let mapped = kinds.map(|kind| mapper.map(name, kind));
+    let mapped = kinds.map(|kind| mapper.map_name(name, kind));
     // In another order, and from a new parse, results are the same.
     let again = Mapper::parse(file).expect("it was accepted before");
     for (kind, mapped) in kinds.into_iter().zip(&mapped).rev() {
-        let (first, second) = (again.map(name, kind), again.map(name, kind));
+        let (first, second) = (again.map_name(name, kind), again.map_name(name, kind));
         assert_eq!((format!("{first:?}"), format!("{second:?}")), (format!("{mapped:?}"), format!("{mapped:?}")));
     }
     for mapped in mapped.iter().flatten() {

@@ -203,24 +203,24 @@ impl CandidateRecord {
             }
             None => {
                 if let Hits::Charge(hits) = hits {
-                    stats.add(LimitStat::TotalHits, hits);
+                    stats.add_to_counter(LimitStat::TotalHits, hits);
                 }
                 (LimitStat::Error, "error")
             }
         };
-        stats.add(verdict, 1);
+        stats.add_to_counter(verdict, 1);
         if let Some(span_ref) = span_ref {
-            let mut span = span_ref.child("candidate", SpanKind::Internal);
-            span.set_text("tollkeeper.limit", of_rule.name().key());
-            span.set("tollkeeper.verdict", verdict_name);
+            let mut span = span_ref.start_child_span("candidate", SpanKind::Internal);
+            span.set_text_attribute("tollkeeper.limit", of_rule.name().as_str());
+            span.set_attribute("tollkeeper.verdict", verdict_name);
         }
         if of_request.is_some() {
             of_rule.record_under_request_name(is_rejected);
         }
         if let (true, Hits::Charge(hits)) = (is_rejected, hits) {
-            of_rule.rejected_keys.add(distinct_hash);
-            let id = of_rule.id_with_key(key);
-            metrics.top_keys.record(KeyRejection { id, limit: &of_rule, hits }, now, push_text);
+            of_rule.rejected_keys.add_hash(distinct_hash);
+            let id = of_rule.combine_id_with_key(key);
+            metrics.top_keys.record_rejection(KeyRejection { id, limit: &of_rule, hits }, now, push_text);
         }
     }
 }

@@ -127,7 +127,7 @@ impl Decider {
         let RuleRef { rules, domain, rule } = of;
         let Some(limit) = rule.limits.first() else { return Vec::new() };
         let mut known = HashSet::new();
-        let keys = self.metrics.recently_created_keys.of_limit(&limit.stats).into_iter().filter_map(|parts| {
+        let keys = self.metrics.recently_created_keys.keys_of_limit(&limit.stats).into_iter().filter_map(|parts| {
             let mut parts = parts.into_iter();
             let mut entries: Vec<[Vec<u8>; 2]> = std::iter::from_fn(|| Some([parts.next()?, parts.next()?])).collect();
             let found = rules.find(domain, &borrowed(&entries)).filter(|found| std::ptr::eq(found.rule, rule))?;

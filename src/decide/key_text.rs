@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::charge::Path;
-use crate::telemetry::top_keys::MAX_KEY_BYTES;
+use crate::telemetry::top_keys::MAX_KEY_TEXT_BYTES;
 
 /// Text of a key, as [`push_key_text`] makes it.
 pub(super) fn key_text(path: &Path<'_>, form: &ValueForm) -> Arc<str> {
@@ -23,7 +23,7 @@ pub(super) fn key_text(path: &Path<'_>, form: &ValueForm) -> Arc<str> {
 pub(super) fn push_key_text(text: &mut Vec<u8>, path: &Path<'_>, form: &ValueForm) {
     if text.capacity() == 0 {
         let length: usize = path.entries.iter().map(|entry| entry.key.len() + entry.value.len() + 2).sum();
-        text.reserve_exact(length.min(MAX_KEY_BYTES));
+        text.reserve_exact(length.min(MAX_KEY_TEXT_BYTES));
     }
     let mut is_exact = true;
     for (index, entry) in path.entries.iter().enumerate() {
@@ -35,14 +35,14 @@ pub(super) fn push_key_text(text: &mut Vec<u8>, path: &Path<'_>, form: &ValueFor
         is_exact &= push_escaped(text, entry.key);
         text.push(b'=');
         is_exact &= push_escaped(text, &value);
-        if text.len() > MAX_KEY_BYTES {
+        if text.len() > MAX_KEY_TEXT_BYTES {
             is_exact = false;
             break;
         }
     }
     if !is_exact {
         let is_boundary = |end: usize| text.get(end).is_none_or(|byte| !is_utf8_continuation(*byte));
-        text.truncate((0..=MAX_KEY_BYTES).rev().find(|end| is_boundary(*end)).unwrap_or(0));
+        text.truncate((0..=MAX_KEY_TEXT_BYTES).rev().find(|end| is_boundary(*end)).unwrap_or(0));
         // The comma must not complete an escape that was cut.
         if text.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1 {
             text.pop();
@@ -50,14 +50,14 @@ pub(super) fn push_key_text(text: &mut Vec<u8>, path: &Path<'_>, form: &ValueFor
         text.extend_from_slice(b",#");
         text.extend_from_slice(hash(path, form).as_bytes());
     }
-    if text.capacity() > MAX_KEY_BYTES {
+    if text.capacity() > MAX_KEY_TEXT_BYTES {
         text.shrink_to_fit();
     }
 }
 
-/// Appends an escaped part, of which more than [`MAX_KEY_BYTES`] need not be whole; false if it is not exact.
+/// Appends an escaped part, of which more than [`MAX_KEY_TEXT_BYTES`] need not be whole; false if it is not exact.
 fn push_escaped(text: &mut Vec<u8>, part: &[u8]) -> bool {
-    let start = &part[..part.len().min(MAX_KEY_BYTES + 1)];
+    let start = &part[..part.len().min(MAX_KEY_TEXT_BYTES + 1)];
     // Tests each byte without a branch.
     if start.iter().fold(true, |is_plain, byte| is_plain & IS_PLAIN[usize::from(*byte)]) {
         text.extend_from_slice(start);
@@ -139,7 +139,7 @@ mod tests {
         ];
         for (index, path) in paths.iter().enumerate() {
             let text = text(path, &ValueForm::Plain);
-            assert!(text.len() <= MAX_KEY_BYTES + 18, "{text}");
+            assert!(text.len() <= MAX_KEY_TEXT_BYTES + 18, "{text}");
             assert_eq!(texts.insert(text.clone(), index), None, "{text}");
         }
         let copied = text(&[(b"a", &long_a)], &ValueForm::Plain);

@@ -10,7 +10,7 @@ use crate::limit::period::Unit;
 use crate::limit::request::{Descriptor, LimitOverride, Request};
 use crate::rules::rule::naming::override_metric_name;
 use crate::settings::decisions::DecisionSettings;
-use crate::telemetry::metrics::limit_registry::OTHER;
+use crate::telemetry::metrics::limit_registry::OVERFLOW_NAME;
 use crate::telemetry::metrics::limit_stats::LimitName;
 
 /// Metadata of an answer; `None` if it is switched off.
@@ -115,8 +115,8 @@ fn rejection(
     let rule = status.limit_path(selection).unwrap_or_else(|| {
         let parts = override_metric_name(&descriptor.entries);
         let parts: Vec<_> = std::iter::once(domain).chain(parts.iter().map(String::as_str)).collect();
-        let name = LimitName::of_request(&parts).unwrap_or_else(|| LimitName::new([domain, OTHER]));
-        name.key().to_owned()
+        let name = LimitName::from_request(&parts).unwrap_or_else(|| LimitName::new([domain, OVERFLOW_NAME]));
+        name.as_str().to_owned()
     });
     Some(json!({ "rule": rule, "name": shown.current_limit.map_or("", |limit| limit.name) }))
 }

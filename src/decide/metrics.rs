@@ -118,7 +118,7 @@ impl Recorder<'_> {
                 let decided_by = outcome.decided_by;
                 let result_of = LimitResult { result, near, shadow, rejected_elsewhere, decided_by };
                 record_hits(stats, &limit.limit, hits, result_of);
-                stats.add(verdict(limit, result), 1);
+                stats.add_to_counter(verdict(limit, result), 1);
             }
             DescriptorOutcome::Failed(failed) => {
                 let policy = failed.policies.for_limit(limit);
@@ -131,11 +131,11 @@ impl Recorder<'_> {
                     }
                     None => {
                         if let Hits::Charge(hits) = hits {
-                            stats.add(LimitStat::TotalHits, hits);
+                            stats.add_to_counter(LimitStat::TotalHits, hits);
                         }
                     }
                 }
-                stats.add(by_policy(policy), 1);
+                stats.add_to_counter(by_policy(policy), 1);
             }
         }
     }
@@ -157,19 +157,21 @@ impl Recorder<'_> {
                 continue;
             };
             if at == 0 {
-                stats.keys.add(hash);
+                stats.keys.add_hash(hash);
                 if is_charged && self.records_recent_keys && result.before == 0 && result.admitted {
                     let parts = descriptor.entries.iter().flat_map(|entry| [entry.key, entry.value]);
-                    self.metrics.recently_created_keys.record(stats, parts);
+                    self.metrics.recently_created_keys.record_key(stats, parts);
                 }
             }
             if !result.admitted {
-                stats.rejected_keys.add(hash);
-                let id = stats.id_with_key(key);
+                stats.rejected_keys.add_hash(hash);
+                let id = stats.combine_id_with_key(key);
                 let named = (limit.stats.is_none()).then(|| self.of_override(selection, descriptor)).flatten();
                 let limit = named.as_deref().unwrap_or(stats);
                 let rejection = KeyRejection { id, limit, hits };
-                self.metrics.top_keys.record(rejection, now, |text| push_key_text(text, &path, self.key_values));
+                self.metrics
+                    .top_keys
+                    .record_rejection(rejection, now, |text| push_key_text(text, &path, self.key_values));
             }
         }
     }
@@ -205,7 +207,7 @@ impl Recorder<'_> {
     fn of_request(self, domain: &DomainRules, parts: &[String]) -> Option<Arc<LimitStats>> {
         let names: SmallVec<[&str; 6]> =
             std::iter::once(&*domain.name).chain(parts.iter().map(String::as_str)).collect();
-        self.metrics.limits.of_request(&names)
+        self.metrics.limits.register_request_limit(&names)
     }
 }
 
@@ -227,10 +229,10 @@ pub(super) fn record_hits(stats: &LimitStats, limit: &Limit, hits: Hits, result:
     let hits = match hits {
         Hits::Charge(hits) => hits,
         Hits::Peek => return,
-        Hits::Refund(hits) => return stats.add(LimitStat::TotalNegativeHits, hits),
+        Hits::Refund(hits) => return stats.add_to_counter(LimitStat::TotalNegativeHits, hits),
     };
     let capacity = u64::from(limit.capacity());
-    stats.add(LimitStat::TotalHits, hits);
+    stats.add_to_counter(LimitStat::TotalHits, hits);
     if result.admitted && rejected_elsewhere {
         return;
     }
@@ -240,24 +242,27 @@ pub(super) fn record_hits(stats: &LimitStats, limit: &Limit, hits: Hits, result:
         let before = if result.after == result.before { result.before.wrapping_sub(hits) } else { result.before };
         let after = before.wrapping_add(hits);
         if after > near {
-            stats.add(LimitStat::NearLimit, if before >= near { hits } else { after - near });
+            stats.add_to_counter(LimitStat::NearLimit, if before >= near { hits } else { after - near });
         }
-        stats.add(LimitStat::WithinLimit, hits);
+        stats.add_to_counter(LimitStat::WithinLimit, hits);
         if decided_by == DecidedBy::Share {
-            stats.add(LimitStat::Uncharged, hits);
+            stats.add_to_counter(LimitStat::Uncharged, hits);
         }
         return;
     }
     let is_counted = limit.count_rejected() && decided_by != DecidedBy::KnownOver;
     let over =
         if is_counted && result.before < capacity { (result.before + hits).saturating_sub(capacity) } else { hits };
-    stats.add(LimitStat::OverLimit, over);
-    stats.add(LimitStat::NearLimit, if is_counted { capacity.saturating_sub(result.before.max(near)) } else { 0 });
+    stats.add_to_counter(LimitStat::OverLimit, over);
+    stats.add_to_counter(
+        LimitStat::NearLimit,
+        if is_counted { capacity.saturating_sub(result.before.max(near)) } else { 0 },
+    );
     if decided_by == DecidedBy::KnownOver {
-        stats.add(LimitStat::OverLimitWithLocalCache, hits);
+        stats.add_to_counter(LimitStat::OverLimitWithLocalCache, hits);
     }
     if shadow {
-        stats.add(LimitStat::ShadowMode, over);
+        stats.add_to_counter(LimitStat::ShadowMode, over);
     }
 }
 

@@ -6,11 +6,11 @@
 
 pub mod summary;
 pub mod authentication;
-mod exchange;
+mod redis_client;
 pub mod merge_keys;
 pub mod merge_limits;
 pub mod view;
-mod collect;
+mod summary_collector;
 mod resets;
 mod worker;
 pub mod member;

@@ -78,7 +78,7 @@ impl Health {
     }
 
     /// Waits until the state of the store changes. One task at a time may wait.
-    pub async fn store_changed(&self) {
+    pub async fn wait_for_store_change(&self) {
         self.store.changed().await;
     }
 
@@ -88,7 +88,7 @@ impl Health {
     }
 
     /// Makes the process unhealthy, before it stops.
-    pub fn drain(&self) {
+    pub fn start_draining(&self) {
         self.is_draining.store(true, Ordering::Relaxed);
     }
 }

@@ -1,9 +1,9 @@
 //! Pages over HTTP: decisions as JSON, health, debug pages and metrics.
 
-pub mod json;
+pub mod proto_json;
 mod response;
 pub mod token_attempts;
-pub mod browser;
+pub mod browser_protection;
 pub mod live_events;
 pub mod app_state;
 pub mod admin_token;

@@ -11,7 +11,7 @@
 
 pub mod error;
 pub mod sockets;
-mod addresses;
+mod listener_addresses;
 mod admission;
 mod reloading_tls;
 mod coalesced_writer;
@@ -34,8 +34,8 @@ use tokio::task::JoinSet;
 
 use self::error::ServerError;
 use self::listeners::BoundListeners;
-use self::reload::{Reloader, RuleReloader, RuleUpdates};
-use self::shutdown::Draining;
+use self::reload::{ReloadTrigger, RuleApplier, RuleUpdates};
+use self::shutdown::DrainingServer;
 use self::startup::StartupResources;
 use self::statsd_reporter::StatsdReporter;
 use crate::base::clock::{Clock, Time};
@@ -48,15 +48,15 @@ use crate::rules::defaults_file::DefaultsStatus;
 use crate::rules::files::watch::WatchTiming;
 use crate::rules::live::LiveRules;
 use crate::rules::source::SourceConfig;
-use crate::serve::fleet::authentication::SummaryKey;
-use crate::serve::fleet::member::Fleet;
+use crate::serve::fleet::authentication::AuthenticationKey;
+use crate::serve::fleet::member::FleetMember;
 use crate::serve::grpc::health::GrpcHealth;
-use crate::serve::grpc::service::Service;
+use crate::serve::grpc::service::RateLimitService;
 use crate::serve::health::{Health, HealthRequirements};
-use crate::serve::http::app_state::{AppState, Exposition};
-use crate::serve::http::browser::AllowedHosts;
+use crate::serve::http::app_state::{AppState, PrometheusPage};
+use crate::serve::http::browser_protection::AllowedHosts;
 use crate::serve::http::live_events::LiveEvents;
-use crate::serve::scrape::MetricsCollector;
+use crate::serve::metrics_collector::MetricsCollector;
 use crate::settings::Settings;
 use crate::settings::fleet::TopValues;
 use crate::settings::secret::Secret;
@@ -77,24 +77,24 @@ use crate::telemetry::traces::span_queue::{ExportThread, SpanQueue};
 /// # Errors
 /// A listener, certificate, thread or file that the settings name cannot be used; responses that were cut off at the
 /// end of the shutdown.
-pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerError> {
+pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), ServerError> {
     let listener_stats = Arc::new(StatsByListener::default());
-    let StartupResources { guards, exposition, exporter, logged_values, fleet_secret } =
+    let StartupResources { guards, prometheus_page, exporter, logged_values, fleet_secret } =
         StartupResources::load(&settings, &listener_stats).map_err(ServerError::Startup)?;
     let listeners = BoundListeners::open(&settings, guards).map_err(|error| ServerError::Startup(vec![error]))?;
     let tracer = settings.tracing.as_ref().zip(exporter);
     let tracer = tracer.map(|(tracing, exporter)| start_tracer(tracing, exporter));
-    let mut signals = Signals::listen().map_err(|error| ServerError::System { resource: "signal handlers", error })?;
+    let mut signals = Signals::install().map_err(|error| ServerError::System { resource: "signal handlers", error })?;
     let rules = Arc::new(LiveRules::default());
     let store_health = Arc::new(StoreHealth::default());
     let health = build_health(&settings, &rules, &store_health);
     let mut service = build_service(&settings, rules);
     service.tracer = tracer;
-    service.decider.key_values = choose_key_values(&settings, fleet_secret.as_ref());
+    service.decider.key_values = choose_key_value_form(&settings, fleet_secret.as_ref());
     service.decider.log = start_decision_log(&settings, logged_values, &service.clock)?;
     let service = Arc::new(service);
-    let updates = load_rules(&settings, source, &service)?;
-    let reload = updates.reloader();
+    let updates = start_rule_updates(&settings, source, &service)?;
+    let reload = updates.reload_trigger();
 
     let (stop, stopping) = watch::channel(false);
     let grpc_health = GrpcHealth::new(Arc::clone(&health), Arc::clone(&service.decider.metrics));
@@ -108,27 +108,27 @@ pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerE
         .map_err(|error| ServerError::System { resource: "the thread that reports metrics", error })?;
     let fleet = start_fleet(&settings, &service, &health, fleet_secret)?;
     let (drain, draining) = watch::channel(false);
-    let pages = PageSources { collector, fleet: Arc::clone(&fleet), exposition, draining };
+    let pages = PageSources { collector, fleet: Arc::clone(&fleet), prometheus_page, draining };
     let state = build_app_state(&settings, pages);
     let mut background = JoinSet::new();
-    background.spawn(updates.follow(grpc_health.clone()));
-    background.spawn(grpc_health.clone().follow_store());
+    background.spawn(updates.apply_updates(grpc_health.clone()));
+    background.spawn(grpc_health.clone().send_status_after_store_changes());
     background.spawn(sweep_counters(Arc::clone(&service)));
     listeners.watch_certificates(&mut background);
     background.spawn(follow_store_health(Arc::clone(&service), store_health));
     listeners.log_addresses(settings.admin.is_some());
     let mut serving = listeners
-        .serve(&settings.grpc, state, &grpc_health, &stopping)
+        .start_serving(&settings.grpc, state, &grpc_health, &stopping)
         .map_err(|error| ServerError::System { resource: "the listeners", error })?;
 
     serve_until_stopped(&mut signals, &reload, &mut serving).await?;
-    health.drain();
+    health.start_draining();
     drain.send_replace(true);
-    grpc_health.sync();
-    let draining = Draining { service: &service, fleet: &fleet, statsd, grpc_health, stop, serving };
-    let second_signal = async { while signals.wait().await != SignalAction::Stop {} };
+    grpc_health.send_changed_status();
+    let draining = DrainingServer { service: &service, fleet: &fleet, statsd, grpc_health, stop, serving };
+    let second_signal = async { while signals.wait_for_signal().await != SignalAction::Stop {} };
     tokio::select! {
-        result = draining.run(&settings.shutdown) => result,
+        result = draining.drain_and_stop(&settings.shutdown) => result,
         () = second_signal => {
             tracing::warn!("second signal received: stopping at once");
             Ok(())
@@ -155,7 +155,7 @@ enum SignalAction {
 
 impl Signals {
     /// Installs the handlers, which replace the default action of ending the process.
-    fn listen() -> io::Result<Self> {
+    fn install() -> io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
@@ -164,7 +164,7 @@ impl Signals {
     }
 
     /// Waits for the next signal.
-    async fn wait(&mut self) -> SignalAction {
+    async fn wait_for_signal(&mut self) -> SignalAction {
         tokio::select! {
             _ = self.terminate.recv() => SignalAction::Stop,
             _ = self.interrupt.recv() => SignalAction::Stop,
@@ -176,21 +176,21 @@ impl Signals {
 /// Sources of the pages.
 struct PageSources {
     collector: MetricsCollector,
-    fleet: Arc<Fleet>,
-    exposition: Option<Arc<Exposition>>,
+    fleet: Arc<FleetMember>,
+    prometheus_page: Option<Arc<PrometheusPage>>,
     /// Turns true when the process begins to stop.
     draining: watch::Receiver<bool>,
 }
 
 fn build_app_state(settings: &Settings, pages: PageSources) -> AppState {
-    let PageSources { collector, fleet, exposition, draining } = pages;
+    let PageSources { collector, fleet, prometheus_page, draining } = pages;
     AppState {
         live: Arc::new(LiveEvents::new(collector.clone(), draining)),
         collector,
         fleet,
         debug_hosts: AllowedHosts(settings.listeners.debug_hosts.clone().into()),
         max_body_bytes: settings.grpc.max_message_bytes,
-        exposition,
+        prometheus_page,
         admin_token: settings.admin.clone(),
         token_attempts: Arc::default(),
     }
@@ -199,16 +199,16 @@ fn build_app_state(settings: &Settings, pages: PageSources) -> AppState {
 /// Serves until a signal asks to stop; reloads the rules on SIGHUP.
 async fn serve_until_stopped(
     signals: &mut Signals,
-    reload: &RuleReloader,
+    reload: &ReloadTrigger,
     serving: &mut JoinSet<()>,
 ) -> Result<(), ServerError> {
     loop {
         tokio::select! {
-            action = signals.wait() => match action {
+            action = signals.wait_for_signal() => match action {
                 SignalAction::Stop => return Ok(()),
                 SignalAction::Reload => {
                     tracing::warn!("SIGHUP received: reloading the rules");
-                    reload.reload();
+                    reload.request_reload();
                 }
             },
             // A listener's task does not end before the shutdown unless it panics.
@@ -226,11 +226,11 @@ fn build_health(settings: &Settings, rules: &Arc<LiveRules>, store: &Arc<StoreHe
     Arc::new(Health::new(Arc::clone(rules), Arc::clone(store), requirements))
 }
 
-fn build_service(settings: &Settings, rules: Arc<LiveRules>) -> Service {
+fn build_service(settings: &Settings, rules: Arc<LiveRules>) -> RateLimitService {
     let metrics = ServiceMetrics::new(settings.metrics.max_request_series, settings.metrics.top_keys);
     let metrics = Arc::new(if settings.metrics.is_off { metrics.without_request_counts() } else { metrics });
     let decider = Decider::new(open_store(settings), settings.decisions.clone(), metrics);
-    Service::new(Clock::System, rules, decider)
+    RateLimitService::new(Clock::System, rules, decider)
 }
 
 /// Starts to export traces.
@@ -263,7 +263,7 @@ fn start_decision_log(
 }
 
 /// Chooses the form of the values in rejected keys, hashed as in the decision log.
-fn choose_key_values(settings: &Settings, secret: Option<&Secret>) -> ValueForm {
+fn choose_key_value_form(settings: &Settings, secret: Option<&Secret>) -> ValueForm {
     match (settings.fleet.top_values, secret) {
         (TopValues::Plain, _) => ValueForm::Plain,
         (TopValues::Hashed, Some(secret)) => ValueForm::hashed_with(secret.reveal()),
@@ -274,19 +274,23 @@ fn choose_key_values(settings: &Settings, secret: Option<&Secret>) -> ValueForm 
 /// Starts the view of all replicas.
 fn start_fleet(
     settings: &Settings,
-    service: &Arc<Service>,
+    service: &Arc<RateLimitService>,
     health: &Arc<Health>,
     secret: Option<Secret>,
-) -> Result<Arc<Fleet>, ServerError> {
-    let key = secret.map(|secret| SummaryKey::new(secret.reveal()));
-    let fleet = Fleet::start(Arc::clone(service), Arc::clone(health), &settings.fleet, key);
+) -> Result<Arc<FleetMember>, ServerError> {
+    let key = secret.map(|secret| AuthenticationKey::new(secret.reveal()));
+    let fleet = FleetMember::start(Arc::clone(service), Arc::clone(health), &settings.fleet, key);
     let fleet = fleet.map_err(|error| ServerError::System { resource: "the thread of the fleet", error })?;
     Ok(Arc::new(fleet))
 }
 
 /// Starts the source of the rules and loads them for the first time.
-fn load_rules(settings: &Settings, source: SourceConfig, service: &Service) -> Result<RuleUpdates, ServerError> {
-    let reloader = Reloader {
+fn start_rule_updates(
+    settings: &Settings,
+    source: SourceConfig,
+    service: &RateLimitService,
+) -> Result<RuleUpdates, ServerError> {
+    let applier = RuleApplier {
         rules: Arc::clone(&service.rules),
         options: CompileOptions::from(settings),
         clock: service.clock.clone(),
@@ -295,7 +299,7 @@ fn load_rules(settings: &Settings, source: SourceConfig, service: &Service) -> R
         defaults: settings.rules.defaults.clone().map(|path| Arc::new(DefaultsStatus::new(path))),
         last: Arc::default(),
     };
-    let updates = RuleUpdates::start(reloader, source, WatchTiming::from(&settings.rules))
+    let updates = RuleUpdates::start(applier, source, WatchTiming::from(&settings.rules))
         .map_err(|error| ServerError::System { resource: "the source of the rules", error })?;
     if service.rules.load().is_some() {
         return Ok(updates);
@@ -342,12 +346,12 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(125);
 const SWEEP_PARTS: usize = 32;
 
 /// Copies the state of the store's connections to the health pages.
-async fn follow_store_health(service: Arc<Service>, health: Arc<StoreHealth>) {
+async fn follow_store_health(service: Arc<RateLimitService>, health: Arc<StoreHealth>) {
     service.decider.store.report_health(&health).await;
 }
 
 /// Removes expired counters, one part of the store at a time. Warns about counters that were evicted.
-async fn sweep_counters(service: Arc<Service>) {
+async fn sweep_counters(service: Arc<RateLimitService>) {
     let mut logged_evictions = 0;
     let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -356,14 +360,14 @@ async fn sweep_counters(service: Arc<Service>) {
         let now = service.clock.now();
         service.decider.store.sweep(now, part, SWEEP_PARTS);
         if part == 0 {
-            service.decider.metrics.top_keys.sweep(now);
-            warn_evicted(&service.decider.store.stats().memory, &mut logged_evictions, now);
+            service.decider.metrics.top_keys.drop_old_windows(now);
+            warn_of_evictions(&service.decider.store.stats().memory, &mut logged_evictions, now);
         }
     }
 }
 
 /// Warns, once a minute at most, if counters were evicted since the last warning.
-fn warn_evicted(usage: &MemoryUsage, logged: &mut u64, now: Time) {
+fn warn_of_evictions(usage: &MemoryUsage, logged: &mut u64, now: Time) {
     static THROTTLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
     if usage.evicted > *logged && THROTTLE.allow(now).is_some() {
         let (evicted, capacity_bytes) = (usage.evicted - *logged, usage.capacity_bytes);

@@ -181,11 +181,11 @@ pub(super) fn start_span(
     charges: usize,
 ) -> Option<Span> {
     let (first, others) = span_refs.split_first()?;
-    let mut span = first.child(command, SpanKind::Client);
-    others.iter().for_each(|other| span.link(other));
-    span.set("db.system.name", system);
-    span.set("db.operation.name", command);
-    span.set("tollkeeper.draws", i64::try_from(charges).unwrap_or(i64::MAX));
+    let mut span = first.start_child_span(command, SpanKind::Client);
+    others.iter().for_each(|other| span.add_link(other));
+    span.set_attribute("db.system.name", system);
+    span.set_attribute("db.operation.name", command);
+    span.set_attribute("tollkeeper.draws", i64::try_from(charges).unwrap_or(i64::MAX));
     Some(span)
 }
 
@@ -193,10 +193,10 @@ pub(super) fn start_span(
 pub(super) fn set_span_server(span: &mut Span, endpoint: &Endpoint) {
     match endpoint {
         Endpoint::Tcp { host, port } => {
-            span.replace("server.address", host.clone());
-            span.replace("server.port", i64::from(*port));
+            span.replace_attribute("server.address", host.clone());
+            span.replace_attribute("server.port", i64::from(*port));
         }
-        Endpoint::Unix(path) => span.replace("server.address", path.display().to_string()),
+        Endpoint::Unix(path) => span.replace_attribute("server.address", path.display().to_string()),
     }
 }
 

@@ -254,7 +254,7 @@ impl SharedState {
         };
         let counted = counted.await;
         if let (Some(span), Err(error)) = (&mut span, &counted) {
-            span.fail(error.name(), error.to_string());
+            span.set_error(error.name(), error.to_string());
         }
         drop(span);
         let mut states = [State::FixedWindow(fixed_window::State { count: counted?, last: call.now })];

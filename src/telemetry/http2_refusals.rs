@@ -6,7 +6,7 @@
 //! costs no allocation; all other events of h2 stay disabled.
 //!
 //! This is the only file that knows texts of h2. They are no promise of h2: a new version may change them, and then
-//! refusals would no longer be counted. The test below provokes each refusal of `BEGINNINGS` on a connection of the
+//! refusals would no longer be counted. The test below provokes each refusal of `MESSAGE_BEGINNINGS` on a connection of the
 //! h2 that is linked, and fails if one is not recognised.
 
 use std::fmt::{self, Write as _};
@@ -39,9 +39,9 @@ named_enum! {
 }
 
 /// Targets of h2's events about refusals.
-const TARGETS: [&str; 3] = ["h2::server", "h2::codec::framed_read", "h2::proto::streams::recv"];
+const H2_EVENT_TARGETS: [&str; 3] = ["h2::server", "h2::codec::framed_read", "h2::proto::streams::recv"];
 /// Beginnings of h2's messages about refusals; the first match decides.
-const BEGINNINGS: [(&str, RefusalReason); 7] = [
+const MESSAGE_BEGINNINGS: [(&str, RefusalReason); 7] = [
     ("malformed headers: malformed authority", RefusalReason::MalformedAuthority),
     ("malformed headers: ", RefusalReason::MalformedHeaders),
     ("stream error PROTOCOL_ERROR -- malformed header block", RefusalReason::MalformedHeaders),
@@ -66,7 +66,7 @@ pub static HTTP2_REFUSALS: Http2Refusals = Http2Refusals::new();
 
 impl RefusalReason {
     /// Log line: what happened, why, and what to do.
-    const fn message(self) -> &'static str {
+    const fn log_message(self) -> &'static str {
         match self {
             Self::HeadersTooLarge => {
                 "call refused, Envoy lets the request through: headers exceed TOLLKEEPER_GRPC_MAX_HEADER_BYTES (raise it)"
@@ -84,8 +84,8 @@ impl RefusalReason {
     }
 
     /// Reason of an event of h2, by the beginning of its message.
-    fn of_message(text: &str) -> Option<Self> {
-        BEGINNINGS.iter().find(|(beginning, _)| text.starts_with(beginning)).map(|(_, reason)| *reason)
+    fn from_h2_message(text: &str) -> Option<Self> {
+        MESSAGE_BEGINNINGS.iter().find(|(beginning, _)| text.starts_with(beginning)).map(|(_, reason)| *reason)
     }
 }
 
@@ -98,16 +98,16 @@ impl Http2Refusals {
     }
 
     /// Number of refusals for this reason.
-    pub fn count(&self, reason: RefusalReason) -> u64 {
+    pub fn refusal_count(&self, reason: RefusalReason) -> u64 {
         self.0[reason as usize].count.load(Ordering::Relaxed)
     }
 
     /// Counts a refusal, and logs it unless another one was logged within a minute.
-    fn record(&self, reason: RefusalReason) {
+    fn record_refusal(&self, reason: RefusalReason) {
         let RefusalCounter { count, throttle } = &self.0[reason as usize];
         count.fetch_add(1, Ordering::Relaxed);
         if let Some(suppressed) = throttle.allow(Clock::System.now()) {
-            tracing::warn!(reason = reason.name(), suppressed, "{}", reason.message());
+            tracing::warn!(reason = reason.name(), suppressed, "{}", reason.log_message());
         }
     }
 }
@@ -117,7 +117,7 @@ pub(super) fn build_refusal_layer<S>() -> impl Layer<S>
 where
     S: Subscriber + for<'span> LookupSpan<'span>,
 {
-    RefusalLayer.with_filter(FilterFn::new(RefusalLayer::reads).with_max_level_hint(LevelFilter::DEBUG))
+    RefusalLayer.with_filter(FilterFn::new(RefusalLayer::can_be_refusal).with_max_level_hint(LevelFilter::DEBUG))
 }
 
 /// Layer that records the refusals of h2.
@@ -126,11 +126,11 @@ struct RefusalLayer;
 
 impl RefusalLayer {
     /// True for the few events of h2 that can be refusals; the frequent ones have further fields.
-    fn reads(metadata: &Metadata<'_>) -> bool {
+    fn can_be_refusal(metadata: &Metadata<'_>) -> bool {
         let mut fields = metadata.fields().iter();
         *metadata.level() == Level::DEBUG
             && metadata.is_event()
-            && TARGETS.contains(&metadata.target())
+            && H2_EVENT_TARGETS.contains(&metadata.target())
             && fields.next().is_some_and(|field| field.name() == "message")
             && fields.next().is_none()
     }
@@ -140,8 +140,8 @@ impl<S: Subscriber> Layer<S> for RefusalLayer {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let mut beginning = MessageBeginning { bytes: [0; _], length: 0 };
         event.record(&mut beginning);
-        if let Some(reason) = RefusalReason::of_message(beginning.text()) {
-            HTTP2_REFUSALS.record(reason);
+        if let Some(reason) = RefusalReason::from_h2_message(beginning.as_str()) {
+            HTTP2_REFUSALS.record_refusal(reason);
         }
     }
 }
@@ -153,7 +153,7 @@ struct MessageBeginning {
 }
 
 impl MessageBeginning {
-    fn text(&self) -> &str {
+    fn as_str(&self) -> &str {
         // A character that was cut ends the text.
         match str::from_utf8(&self.bytes[..self.length]) {
             Ok(text) => text,
@@ -219,8 +219,8 @@ mod tests {
     /// Method, scheme and path of a request, from HPACK's static table.
     const REQUEST: &[u8] = &[0x83, 0x86, 0x84];
 
-    /// Frames that provoke the refusals of `BEGINNINGS`, in the same order.
-    fn provocations() -> [Vec<Vec<u8>>; BEGINNINGS.len()] {
+    /// Frames that provoke the refusals of `MESSAGE_BEGINNINGS`, in the same order.
+    fn provocations() -> [Vec<Vec<u8>>; MESSAGE_BEGINNINGS.len()] {
         let request = |headers: Vec<u8>| vec![frame(HEADERS, END_HEADERS, &[REQUEST, &headers].concat())];
         // The bound is exceeded, and a header of 4223 bytes begins.
         let begun = [REQUEST, &many_headers(12), &[0, 1, b'x', 0x7f, 0x80, 0x20], b"y"].concat();
@@ -258,8 +258,8 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime can be built");
         let subscriber = tracing_subscriber::registry().with(build_refusal_layer());
         with_default(subscriber, || {
-            let counts = || RefusalReason::ALL.map(|reason| HTTP2_REFUSALS.count(reason));
-            for ((beginning, reason), frames) in BEGINNINGS.into_iter().zip(provocations()) {
+            let counts = || RefusalReason::ALL.map(|reason| HTTP2_REFUSALS.refusal_count(reason));
+            for ((beginning, reason), frames) in MESSAGE_BEGINNINGS.into_iter().zip(provocations()) {
                 let mut expected = counts();
                 expected[reason as usize] += 1;
                 runtime.block_on(serve(&frames));

@@ -15,7 +15,7 @@ const REGISTER_BITS: u32 = 9;
 const MAX_ZEROS: u32 = u64::BITS - REGISTER_BITS;
 
 /// Relative standard error of [`HyperLogLog::estimate`].
-pub const STANDARD_ERROR: f64 = 0.046;
+pub const RELATIVE_STANDARD_ERROR: f64 = 0.046;
 
 /// Sketch of a set of keys. Allocates when the first key is added.
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ pub struct HyperLogLog {
 
 impl HyperLogLog {
     /// Adds a key by its hash, which must be uniform and unpredictable for clients.
-    pub fn add(&self, hash: u64) {
+    pub fn add_hash(&self, hash: u64) {
         let registers = self.registers.get_or_init(|| Box::new([const { AtomicU8::new(0) }; REGISTERS]));
         let index = usize::try_from(hash >> MAX_ZEROS).expect("nine bits fit");
         let zeros = (hash << REGISTER_BITS).leading_zeros().min(MAX_ZEROS);
@@ -42,13 +42,13 @@ impl HyperLogLog {
     }
 
     /// Returns the current state.
-    pub fn snapshot(&self) -> DistinctKeys {
-        let Some(registers) = self.registers.get() else { return DistinctKeys::default() };
-        DistinctKeys { registers: std::array::from_fn(|index| registers[index].load(Ordering::Relaxed)) }
+    pub fn snapshot(&self) -> DistinctKeySketch {
+        let Some(registers) = self.registers.get() else { return DistinctKeySketch::default() };
+        DistinctKeySketch { registers: std::array::from_fn(|index| registers[index].load(Ordering::Relaxed)) }
     }
 
     /// Forgets all keys.
-    pub fn clear(&self) {
+    pub fn forget_all_keys(&self) {
         let registers = self.registers.get().into_iter().flat_map(|registers| registers.iter());
         registers.for_each(|register| register.store(0, Ordering::Relaxed));
     }
@@ -56,17 +56,17 @@ impl HyperLogLog {
 
 /// State of a sketch at one time, or of several sketches of one hash function together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DistinctKeys {
+pub struct DistinctKeySketch {
     registers: [u8; REGISTERS],
 }
 
-impl Default for DistinctKeys {
+impl Default for DistinctKeySketch {
     fn default() -> Self {
         Self { registers: [0; REGISTERS] }
     }
 }
 
-impl DistinctKeys {
+impl DistinctKeySketch {
     /// Number of registers.
     pub const REGISTERS: usize = REGISTERS;
 

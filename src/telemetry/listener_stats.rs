@@ -47,7 +47,7 @@ named_enum! {
 
 impl RefusedLimit {
     /// Log line: what happened, why, and what to do.
-    pub const fn message(self) -> &'static str {
+    pub const fn log_message(self) -> &'static str {
         match self {
             Self::Requests => {
                 "request rejected: TOLLKEEPER_MAX_CONCURRENT_REQUESTS is reached (raise it, or add replicas)"
@@ -79,7 +79,7 @@ pub struct ListenerStats {
 
 impl StatsByListener {
     /// Returns the listeners with their names.
-    pub fn all(&self) -> [(&'static str, &ListenerStats); 4] {
+    pub fn named_listeners(&self) -> [(&'static str, &ListenerStats); 4] {
         [("grpc", &self.grpc), ("http", &self.http), ("debug", &self.debug), ("prometheus", &self.prometheus)]
     }
 
@@ -89,7 +89,7 @@ impl StatsByListener {
     }
 
     /// Number of connections that a connection limit rejected.
-    pub fn rejected_connections(&self) -> u64 {
+    pub fn rejected_connection_count(&self) -> u64 {
         self.rejected_connections.load(Ordering::Relaxed)
     }
 
@@ -99,24 +99,24 @@ impl StatsByListener {
     }
 
     /// Number of requests and connections that a limit refused.
-    pub fn refusals(&self, limit: RefusedLimit) -> u64 {
+    pub fn refusal_count(&self, limit: RefusedLimit) -> u64 {
         self.refusals[limit as usize].load(Ordering::Relaxed)
     }
 }
 
 impl ListenerStats {
     /// Number of open connections.
-    pub fn connections(&self) -> usize {
+    pub fn open_connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }
 
     /// Counts a connection that was opened.
-    pub fn connection_opened(&self) {
+    pub fn record_opened_connection(&self) {
         self.connections.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts a connection that was closed.
-    pub fn connection_closed(&self) {
+    pub fn record_closed_connection(&self) {
         self.connections.fetch_sub(1, Ordering::Relaxed);
     }
 

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use crate::base::clock::Time;
 
 /// Maximum difference between the clock readings of threads that call at the same time.
-const SLACK_US: u64 = 1_000_000;
+const MAX_CLOCK_DIFFERENCE_US: u64 = 1_000_000;
 
 /// Allows one log line per interval.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ impl LogThrottle {
         let now_us = now.as_micros();
         let next_us = self.next_us.load(Ordering::Relaxed);
         // Concurrent callers can pass their times out of order.
-        let is_early = next_us > now_us && next_us - now_us <= self.interval_us.saturating_add(SLACK_US);
+        let is_early = next_us > now_us && next_us - now_us <= self.interval_us.saturating_add(MAX_CLOCK_DIFFERENCE_US);
         let is_allowed = !is_early
             && self
                 .next_us
@@ -72,7 +72,7 @@ impl LogThrottle {
 /// Time after which an error that lasts is logged again.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum number of different errors logged in one interval.
-const MAX_ERRORS: usize = 6;
+const MAX_ERRORS_PER_INTERVAL: usize = 6;
 
 /// Errors that last and were logged since the last success.
 ///
@@ -86,9 +86,10 @@ pub(crate) struct ErrorDedup {
 
 impl ErrorDedup {
     /// Returns true if the error should be logged now.
-    pub(crate) fn is_new(&mut self, text: &str) -> bool {
+    pub(crate) fn should_log(&mut self, text: &str) -> bool {
         self.logged.retain(|(_, at)| at.elapsed() < REPEAT_INTERVAL);
-        let is_new = self.logged.len() < MAX_ERRORS && !self.logged.iter().any(|(logged, _)| logged == text);
+        let is_new =
+            self.logged.len() < MAX_ERRORS_PER_INTERVAL && !self.logged.iter().any(|(logged, _)| logged == text);
         if is_new {
             self.logged.push((text.to_owned(), Instant::now()));
         }
@@ -96,7 +97,7 @@ impl ErrorDedup {
     }
 
     /// Forgets all errors after a success; returns true if any were logged.
-    pub(crate) fn clear(&mut self) -> bool {
+    pub(crate) fn forget_errors(&mut self) -> bool {
         !std::mem::take(&mut self.logged).is_empty()
     }
 }

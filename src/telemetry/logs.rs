@@ -30,10 +30,10 @@ use crate::telemetry::recent_problems::{LoggedProblem, RECENT_PROBLEMS};
 pub const MAX_VALUE_BYTES: usize = 16 * 1024;
 
 /// Target of an error that ends the process, logged with the level `fatal`.
-pub const FATAL: &str = "tollkeeper::fatal";
+pub const FATAL_TARGET: &str = "tollkeeper::fatal";
 
 /// Target of admin actions, logged at every level.
-pub const AUDIT: &str = "tollkeeper::audit";
+pub const AUDIT_TARGET: &str = "tollkeeper::audit";
 
 named_enum! {
     /// Log level: events of this severity and above are logged.
@@ -63,7 +63,7 @@ impl Level {
         Self::WORDS.iter().find(|(word, _)| word.eq_ignore_ascii_case(text)).map(|(_, level)| *level)
     }
 
-    const fn filter(self) -> LevelFilter {
+    const fn level_filter(self) -> LevelFilter {
         match self {
             Self::Panic | Self::Fatal => LevelFilter::OFF,
             Self::Error => LevelFilter::ERROR,
@@ -98,31 +98,31 @@ pub enum LogError {
     NotInitialized,
 }
 
-/// Level of the last call of [`init`] or [`set`].
-static LEVEL: Mutex<Level> = Mutex::new(Level::Warn);
+/// Level of the last call of [`init`] or [`set_level`].
+static CURRENT_LEVEL: Mutex<Level> = Mutex::new(Level::Warn);
 /// Handle that changes the level, set by [`init`].
-static FILTER: OnceLock<Handle<Targets, Registry>> = OnceLock::new();
+static FILTER_HANDLE: OnceLock<Handle<Targets, Registry>> = OnceLock::new();
 
 /// Starts to log the events of this process to stderr; an error if it was called before.
 pub fn init(level: Level, format: Format) -> Result<(), LogError> {
-    let (subscriber, filter) = build_reloadable(level, format, Clock::System, std::io::stderr);
+    let (subscriber, filter) = build_subscriber_and_handle(level, format, Clock::System, std::io::stderr);
     tracing::subscriber::set_global_default(subscriber).map_err(|_| LogError::AlreadyInitialized)?;
-    FILTER.set(filter).map_err(|_| LogError::AlreadyInitialized)?;
-    *lock_ignoring_poison(&LEVEL) = level;
+    FILTER_HANDLE.set(filter).map_err(|_| LogError::AlreadyInitialized)?;
+    *lock_ignoring_poison(&CURRENT_LEVEL) = level;
     Ok(())
 }
 
 /// Current level.
-pub fn current() -> Level {
-    *lock_ignoring_poison(&LEVEL)
+pub fn current_level() -> Level {
+    *lock_ignoring_poison(&CURRENT_LEVEL)
 }
 
 /// Changes the level until the process ends; an error before [`init`].
-pub fn set(level: Level) -> Result<(), LogError> {
-    let filter = FILTER.get().ok_or(LogError::NotInitialized)?;
-    // Locked during the change, so that `current` agrees with the filter.
-    let mut current = lock_ignoring_poison(&LEVEL);
-    filter.reload(build_targets(level)).map_err(|_| LogError::NotInitialized)?;
+pub fn set_level(level: Level) -> Result<(), LogError> {
+    let filter = FILTER_HANDLE.get().ok_or(LogError::NotInitialized)?;
+    // Locked during the change, so that `current_level` agrees with the filter.
+    let mut current = lock_ignoring_poison(&CURRENT_LEVEL);
+    filter.reload(build_target_filter(level)).map_err(|_| LogError::NotInitialized)?;
     *current = level;
     Ok(())
 }
@@ -132,11 +132,11 @@ pub fn build_subscriber<W>(level: Level, format: Format, clock: Clock, writer: W
 where
     W: for<'writer> MakeWriter<'writer> + Send + Sync + 'static,
 {
-    build_reloadable(level, format, clock, writer).0
+    build_subscriber_and_handle(level, format, clock, writer).0
 }
 
 /// Builds the subscriber, and the handle that changes its level.
-fn build_reloadable<W>(
+fn build_subscriber_and_handle<W>(
     level: Level,
     format: Format,
     clock: Clock,
@@ -145,25 +145,26 @@ fn build_reloadable<W>(
 where
     W: for<'writer> MakeWriter<'writer> + Send + Sync + 'static,
 {
-    let (filter, handle) = reload::Layer::new(build_targets(level));
+    let (filter, handle) = reload::Layer::new(build_target_filter(level));
     let lines = tracing_subscriber::fmt::layer().event_format(LineFormatter { format, clock }).with_writer(writer);
     let subscriber = tracing_subscriber::registry().with(lines.with_filter(filter));
     (subscriber.with(build_refusal_layer()), handle)
 }
 
 /// Builds the filter of a level: this crate's events at the level, those of libraries from warnings on.
-fn build_targets(level: Level) -> Targets {
-    let fatal = if level == Level::Panic { LevelFilter::OFF } else { level.filter().max(LevelFilter::ERROR) };
+fn build_target_filter(level: Level) -> Targets {
+    let fatal = if level == Level::Panic { LevelFilter::OFF } else { level.level_filter().max(LevelFilter::ERROR) };
     // Events of libraries below warnings are for their developers.
-    let libraries = if level == Level::Trace { LevelFilter::DEBUG } else { level.filter().min(LevelFilter::WARN) };
+    let libraries =
+        if level == Level::Trace { LevelFilter::DEBUG } else { level.level_filter().min(LevelFilter::WARN) };
     // A client makes h2 warn once for each frame that it sends.
     let h2 = if level == Level::Trace { LevelFilter::DEBUG } else { LevelFilter::OFF };
     Targets::new()
         .with_default(libraries)
         .with_target("h2", h2)
-        .with_target("tollkeeper", level.filter())
-        .with_target(FATAL, fatal)
-        .with_target(AUDIT, level.filter().max(LevelFilter::WARN))
+        .with_target("tollkeeper", level.level_filter())
+        .with_target(FATAL_TARGET, fatal)
+        .with_target(AUDIT_TARGET, level.level_filter().max(LevelFilter::WARN))
 }
 
 /// Writes events as lines.
@@ -179,14 +180,14 @@ where
 {
     fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let mut line = EventLine { message: String::new(), fields: serde_json::Map::new() };
-        if event.metadata().target() == AUDIT {
-            line.fields.insert("target".to_owned(), AUDIT.into());
+        if event.metadata().target() == AUDIT_TARGET {
+            line.fields.insert("target".to_owned(), AUDIT_TARGET.into());
         }
         event.record(&mut line);
-        line.keep(event.metadata(), self.clock.now());
+        line.keep_problem(event.metadata(), self.clock.now());
         let written = match self.format {
-            Format::Text => line.text(&format_timestamp(self.clock.now()), level_name(event.metadata())),
-            Format::Json => line.json(format_timestamp(self.clock.now()), level_name(event.metadata())),
+            Format::Text => line.format_text(&format_timestamp(self.clock.now()), level_name(event.metadata())),
+            Format::Json => line.format_json(format_timestamp(self.clock.now()), level_name(event.metadata())),
         };
         writeln!(writer, "{written}")
     }
@@ -201,7 +202,7 @@ fn format_timestamp(now: Time) -> String {
 
 fn level_name(metadata: &Metadata<'_>) -> &'static str {
     match *metadata.level() {
-        tracing::Level::ERROR if metadata.target() == FATAL => "fatal",
+        tracing::Level::ERROR if metadata.target() == FATAL_TARGET => "fatal",
         tracing::Level::ERROR => "error",
         tracing::Level::WARN => "warning",
         tracing::Level::INFO => "info",
@@ -218,11 +219,11 @@ struct EventLine {
 
 impl EventLine {
     /// Keeps a warning or an error for the page of problems.
-    fn keep(&self, metadata: &'static Metadata<'static>, now: Time) {
-        if *metadata.level() > tracing::Level::WARN || metadata.target() == AUDIT {
+    fn keep_problem(&self, metadata: &'static Metadata<'static>, now: Time) {
+        if *metadata.level() > tracing::Level::WARN || metadata.target() == AUDIT_TARGET {
             return;
         }
-        RECENT_PROBLEMS.add(LoggedProblem {
+        RECENT_PROBLEMS.add_line(LoggedProblem {
             time: now.to_string(),
             level: level_name(metadata),
             target: metadata.target(),
@@ -232,11 +233,11 @@ impl EventLine {
         });
     }
 
-    fn text(&self, time: &str, level: &str) -> String {
+    fn format_text(&self, time: &str, level: &str) -> String {
         let mut line = format!("time=\"{time}\" level={level} msg={}", quote_as_json(&self.message));
         for (name, value) in &self.fields {
             let value = match value {
-                serde_json::Value::String(text) if is_plain(text) => text.clone(),
+                serde_json::Value::String(text) if needs_no_quotes(text) => text.clone(),
                 serde_json::Value::String(text) => quote_as_json(text),
                 other => other.to_string(),
             };
@@ -246,7 +247,7 @@ impl EventLine {
         line
     }
 
-    fn json(self, time: String, level: &str) -> String {
+    fn format_json(self, time: String, level: &str) -> String {
         let mut object = serde_json::Map::with_capacity(3 + self.fields.len());
         object.insert("@timestamp".into(), time.into());
         object.insert("level".into(), level.into());
@@ -258,7 +259,7 @@ impl EventLine {
         escape_unprintable_json(&serde_json::Value::Object(object).to_string()).into_owned()
     }
 
-    fn put(&mut self, field: &Field, value: serde_json::Value) {
+    fn insert_field(&mut self, field: &Field, value: serde_json::Value) {
         match (field.name(), value) {
             ("message", serde_json::Value::String(text)) => self.message = text,
             (name, value) => drop(self.fields.insert(name.to_owned(), value)),
@@ -268,32 +269,32 @@ impl EventLine {
 
 impl Visit for EventLine {
     fn record_f64(&mut self, field: &Field, value: f64) {
-        self.put(field, value.into());
+        self.insert_field(field, value.into());
     }
 
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.put(field, value.into());
+        self.insert_field(field, value.into());
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.put(field, value.into());
+        self.insert_field(field, value.into());
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {
-        self.put(field, value.into());
+        self.insert_field(field, value.into());
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.put(field, cut(value).into());
+        self.insert_field(field, cut_value(value).into());
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.put(field, cut(&format!("{value:?}")).into());
+        self.insert_field(field, cut_value(&format!("{value:?}")).into());
     }
 }
 
 /// Cuts `text` to [`MAX_VALUE_BYTES`].
-fn cut(text: &str) -> String {
+fn cut_value(text: &str) -> String {
     if text.len() <= MAX_VALUE_BYTES {
         return text.to_owned();
     }
@@ -302,6 +303,6 @@ fn cut(text: &str) -> String {
 }
 
 /// True if a value needs no quotes.
-fn is_plain(text: &str) -> bool {
+fn needs_no_quotes(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-._/@^+:".contains(c))
 }

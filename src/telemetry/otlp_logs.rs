@@ -31,7 +31,7 @@ pub struct ExportedLog<'l> {
 
 /// Exporter of logs that blocks its caller.
 #[derive(Debug)]
-pub struct LogClient {
+pub struct BlockingLogExporter {
     exporter: LogExporter,
     /// Creates records.
     logger: SdkLogger,
@@ -41,7 +41,7 @@ pub struct LogClient {
     timeout: Duration,
 }
 
-impl LogClient {
+impl BlockingLogExporter {
     /// Creates an exporter, which connects when it sends. `resource` is as for [`otlp::build_resource`].
     ///
     /// # Errors
@@ -59,7 +59,7 @@ impl LogClient {
     ///
     /// # Errors
     /// The collector is not known to have them. The text has no secrets.
-    pub fn export<'l>(&self, logs: impl Iterator<Item = ExportedLog<'l>>) -> Result<(), String> {
+    pub fn export_logs<'l>(&self, logs: impl Iterator<Item = ExportedLog<'l>>) -> Result<(), String> {
         let records: Vec<SdkLogRecord> = logs.map(|log| self.build_record(&log)).collect();
         let batch: Vec<_> = records.iter().map(|record| (record, &self.scope)).collect();
         let exported = self.runtime.block_on(async {

@@ -13,7 +13,7 @@ use crate::base::printable_text::{replace_unprintable, truncate_to_bytes};
 use crate::base::sharded::lock_ignoring_poison;
 
 /// Maximum number of lines that are kept.
-pub const MAX_LINES: usize = 100;
+pub const MAX_KEPT_LINES: usize = 100;
 /// Maximum size of a message, of a field, and of all fields of a line in bytes.
 const MAX_TEXT_BYTES: usize = 2048;
 
@@ -43,12 +43,12 @@ pub static RECENT_PROBLEMS: RecentProblems = RecentProblems(Mutex::new(VecDeque:
 
 impl RecentProblems {
     /// Adds a line, with texts cut to their maximum size.
-    pub fn add(&self, mut problem: LoggedProblem) {
-        problem.message = bounded(&problem.message);
+    pub fn add_line(&self, mut problem: LoggedProblem) {
+        problem.message = bound_text(&problem.message);
         let mut room = MAX_TEXT_BYTES;
         let fields = std::mem::take(&mut problem.fields);
         for (name, value) in fields {
-            let value = value.as_str().map(|text| Value::from(bounded(text))).unwrap_or(value);
+            let value = value.as_str().map(|text| Value::from(bound_text(text))).unwrap_or(value);
             let size = name.len() + value.as_str().map_or(20, str::len);
             let Some(left) = room.checked_sub(size) else { break };
             room = left;
@@ -62,20 +62,20 @@ impl RecentProblems {
             last.time = problem.time;
             return;
         }
-        if lines.len() >= MAX_LINES {
+        if lines.len() >= MAX_KEPT_LINES {
             lines.pop_front();
         }
         lines.push_back(problem);
     }
 
     /// Returns the lines, the oldest first.
-    pub fn all(&self) -> Vec<LoggedProblem> {
+    pub fn copy_lines(&self) -> Vec<LoggedProblem> {
         lock_ignoring_poison(&self.0).iter().cloned().collect()
     }
 }
 
 /// Replaces unprintable characters of `text` but line feeds, and cuts it to [`MAX_TEXT_BYTES`].
-fn bounded(text: &str) -> String {
+fn bound_text(text: &str) -> String {
     let start = truncate_to_bytes(text, MAX_TEXT_BYTES);
     let mut bounded = replace_unprintable(start);
     if start.len() < text.len() {
@@ -104,23 +104,23 @@ mod tests {
     fn lines_are_bounded_in_number_and_size() {
         let recent = RecentProblems::default();
         for index in 0..1000 {
-            recent.add(problem(&format!("{index} {}", "z".repeat(100_000))));
+            recent.add_line(problem(&format!("{index} {}", "z".repeat(100_000))));
         }
-        let lines = recent.all();
-        assert_eq!(lines.len(), MAX_LINES);
+        let lines = recent.copy_lines();
+        assert_eq!(lines.len(), MAX_KEPT_LINES);
         assert!(lines[0].message.starts_with("900 ") && lines[99].message.starts_with("999 "));
         let bytes: usize = lines.iter().map(|line| serde_json::to_string(line).unwrap().len()).sum();
-        assert!(bytes < MAX_LINES * (2 * MAX_TEXT_BYTES + 300), "{bytes}");
+        assert!(bytes < MAX_KEPT_LINES * (2 * MAX_TEXT_BYTES + 300), "{bytes}");
     }
 
     #[test]
     fn equal_lines_in_a_row_are_one() {
         let recent = RecentProblems::default();
         for _ in 0..500 {
-            recent.add(problem("a\u{1b}[31m"));
+            recent.add_line(problem("a\u{1b}[31m"));
         }
-        recent.add(problem("b"));
-        let lines = recent.all();
+        recent.add_line(problem("b"));
+        let lines = recent.copy_lines();
         let shown: Vec<_> = lines.iter().map(|line| (line.message.as_str(), line.times)).collect();
         assert_eq!(shown, [("a\u{fffd}[31m", 500), ("b", 1)]);
     }

@@ -42,11 +42,11 @@ impl Default for RecentlyCreatedKeys {
 
 impl RecentlyCreatedKeys {
     /// Records the parts of a key whose counter was created.
-    pub fn record<'a>(&self, limit: &LimitStats, parts: impl Iterator<Item = &'a [u8]> + Clone) {
+    pub fn record_key<'a>(&self, limit: &LimitStats, parts: impl Iterator<Item = &'a [u8]> + Clone) {
         if parts.clone().map(|part| part.len() + 2).sum::<usize>() > MAX_RECORDED_KEY_BYTES {
             return;
         }
-        let Some(mut ring) = self.shards.try_lock_shard(hash(limit)) else { return };
+        let Some(mut ring) = self.shards.try_lock_shard(shard_hash(limit)) else { return };
         let mut buffer = match ring.keys.len() < KEYS_PER_SHARD {
             true => Vec::new(),
             false => {
@@ -71,20 +71,20 @@ impl RecentlyCreatedKeys {
 
     /// Returns the recorded keys of a limit, the latest first. A key whose counter expired and was created again can
     /// appear twice.
-    pub fn of_limit(&self, limit: &LimitStats) -> Vec<Vec<Vec<u8>>> {
-        let ring = self.shards.lock_shard(hash(limit));
+    pub fn keys_of_limit(&self, limit: &LimitStats) -> Vec<Vec<Vec<u8>>> {
+        let ring = self.shards.lock_shard(shard_hash(limit));
         let (later, earlier) = ring.keys.split_at(ring.next);
         let latest_first = later.iter().rev().chain(earlier.iter().rev());
-        latest_first.filter(|key| key.limit == limit.id()).map(|key| split(&key.parts)).collect()
+        latest_first.filter(|key| key.limit == limit.id()).map(|key| split_key_parts(&key.parts)).collect()
     }
 }
 
 /// Spreads consecutive ids over all bits (Fibonacci hashing).
-const fn hash(limit: &LimitStats) -> u64 {
+const fn shard_hash(limit: &LimitStats) -> u64 {
     limit.id().wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-fn split(mut parts: &[u8]) -> Vec<Vec<u8>> {
+fn split_key_parts(mut parts: &[u8]) -> Vec<Vec<u8>> {
     let mut split = Vec::new();
     while let Some((length, rest)) = parts.split_first_chunk::<2>() {
         let (part, rest) = rest.split_at(usize::from(u16::from_le_bytes(*length)).min(rest.len()));

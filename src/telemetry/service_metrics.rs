@@ -95,9 +95,9 @@ impl ServiceMetrics {
     /// Sets the seed of distinct keys and counts them from zero; does nothing if it is set.
     pub fn set_distinct_key_seed(&self, seed: HashSeed) {
         if self.distinct_key_seed.set(seed).is_ok() {
-            for limit in self.limits.all() {
-                limit.keys.clear();
-                limit.rejected_keys.clear();
+            for limit in self.limits.all_limit_stats() {
+                limit.keys.forget_all_keys();
+                limit.rejected_keys.forget_all_keys();
             }
         }
     }

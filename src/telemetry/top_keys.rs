@@ -2,7 +2,7 @@
 //!
 //! Rejections are counted by one [`SpaceSaving`] sketch per minute, in shards, so that threads rarely contend. A
 //! rejection takes a short lock; admitted requests never come here. A window is one minute, by the clock of Redis once
-//! its offset is known, and the last [`MINUTES`] windows are kept. The count of a key is known as a lower and an upper
+//! its offset is known, and the last [`KEPT_MINUTES`] windows are kept. The count of a key is known as a lower and an upper
 //! bound.
 
 pub mod space_saving;
@@ -17,11 +17,11 @@ use crate::base::clock::Time;
 use crate::base::sharded::{Sharded, lower_half};
 
 /// Number of minutes that are kept, including the current one.
-pub const MINUTES: u64 = 10;
+pub const KEPT_MINUTES: u64 = 10;
 /// Maximum number of seconds with rejections in a minute for its rejections to be a burst.
 pub const BURST_SECONDS: u32 = 5;
 /// Maximum length of a key's text in bytes; the rest is cut off.
-pub const MAX_KEY_BYTES: usize = 256;
+pub const MAX_KEY_TEXT_BYTES: usize = 256;
 
 const SHARDS: usize = 8;
 const MINUTE_S: u64 = 60;
@@ -67,7 +67,7 @@ pub struct KeyRejection<'l> {
 pub struct RejectedKey {
     /// Limit that rejected the key.
     pub limit: Arc<LimitName>,
-    /// `key=value,key=value`, escaped, with a hash if it is cut to [`MAX_KEY_BYTES`].
+    /// `key=value,key=value`, escaped, with a hash if it is cut to [`MAX_KEY_TEXT_BYTES`].
     pub text: Arc<str>,
     /// Lower bound of the rejected hits.
     pub at_least: u64,
@@ -81,7 +81,7 @@ pub struct RejectedKey {
 
 /// Keys rejected in one minute.
 #[derive(Clone, Debug, Default)]
-pub struct RejectedInMinute {
+pub struct RejectedKeysInMinute {
     /// Minutes since the Unix epoch.
     pub minute: u64,
     /// Upper bound of the rejected hits of every key without a counter.
@@ -92,7 +92,7 @@ pub struct RejectedInMinute {
 
 /// Hits rejected in one minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MinuteSum {
+pub struct RejectedHitsInMinute {
     /// Minutes since the Unix epoch.
     pub minute: u64,
     /// Lower bound of the hits.
@@ -116,20 +116,20 @@ impl TopKeys {
     }
 
     /// Returns `true` if keys are tracked.
-    pub const fn is_on(&self) -> bool {
+    pub const fn is_tracking(&self) -> bool {
         self.shards.is_some()
     }
 
     /// Counts rejected hits of a key. `push_text` is called with an empty text if the key is new, and
     /// appends UTF-8.
-    pub fn record(&self, rejected: KeyRejection<'_>, now: Time, push_text: impl FnOnce(&mut Vec<u8>)) {
+    pub fn record_rejection(&self, rejected: KeyRejection<'_>, now: Time, push_text: impl FnOnce(&mut Vec<u8>)) {
         let Some(shards) = &self.shards else { return };
         let KeyRejection { id, limit, hits } = rejected;
         let seconds = self.seconds_of(now);
         let (minute, second_mark) = (seconds / MINUTE_S, 1 << (seconds % MINUTE_S));
         let mut windows = shards.lock_shard(lower_half(id));
         if windows.back().is_none_or(|newest| newest.minute < minute) {
-            drop_old(&mut windows, minute);
+            drop_windows_before(&mut windows, minute);
             windows.push_back(MinuteWindow { minute, sketch: SpaceSaving::new(self.counters_per_shard) });
         }
         // If the clock was set back, count in the newest window.
@@ -143,14 +143,14 @@ impl TopKeys {
                 label.text.clear();
                 push_text(&mut label.text);
             };
-            window.sketch.add(id, hits, second_mark, set_label);
+            window.sketch.add_count(id, hits, second_mark, set_label);
         }
     }
 
     /// Returns the keys rejected in the last `minutes`, including the current one, by limits that `filter` accepts.
     pub fn snapshot(&self, now: Time, minutes: u64, filter: impl Fn(&LimitName) -> bool) -> TopKeysSnapshot {
         let minute = self.minute_of(now);
-        let first = (minute + 1).saturating_sub(minutes.clamp(1, MINUTES));
+        let first = (minute + 1).saturating_sub(minutes.clamp(1, KEPT_MINUTES));
         let mut snapshot = TopKeysSnapshot::default();
         for windows in self.shards.iter().flat_map(Sharded::lock_each) {
             let mut keys: HashMap<u128, KeySum> = HashMap::new();
@@ -159,30 +159,32 @@ impl TopKeys {
                 let max_missed = window.sketch.max_missed();
                 missed += max_missed;
                 for (id, label, count) in window.sketch.iter().filter(|(_, label, _)| filter(&label.limit)) {
-                    keys.entry(id).or_insert_with(|| KeySum::new(label)).add(count, max_missed);
+                    keys.entry(id).or_insert_with(|| KeySum::new(label)).add_window(count, max_missed);
                 }
             }
             snapshot.max_missed = snapshot.max_missed.max(missed);
-            snapshot.keys.extend(keys.into_values().map(|sum| sum.into_key(missed)));
+            snapshot.keys.extend(keys.into_values().map(|sum| sum.into_rejected_key(missed)));
         }
         snapshot.keys.sort_by(|a, b| (b.at_least, b.at_most, &a.text).cmp(&(a.at_least, a.at_most, &b.text)));
         snapshot
     }
 
-    /// Returns the keys rejected in each of the last [`MINUTES`] minutes with rejections, the oldest first.
-    pub fn by_minute(&self, now: Time) -> Vec<RejectedInMinute> {
+    /// Returns the keys rejected in each of the last [`KEPT_MINUTES`] minutes with rejections, the oldest first.
+    pub fn rejected_keys_by_minute(&self, now: Time) -> Vec<RejectedKeysInMinute> {
         let current = self.minute_of(now);
-        let mut minutes: BTreeMap<u64, RejectedInMinute> = BTreeMap::new();
+        let mut minutes: BTreeMap<u64, RejectedKeysInMinute> = BTreeMap::new();
         for windows in self.shards.iter().flat_map(Sharded::lock_each) {
-            for MinuteWindow { minute, sketch } in windows.iter().filter(|window| window.minute + MINUTES > current) {
+            for MinuteWindow { minute, sketch } in
+                windows.iter().filter(|window| window.minute + KEPT_MINUTES > current)
+            {
                 let missed = sketch.max_missed();
                 let merged = minutes.entry(*minute).or_default();
                 merged.minute = *minute;
                 merged.max_missed = merged.max_missed.max(missed);
                 merged.keys.extend(sketch.iter().map(|(_, label, count)| {
                     let mut sum = KeySum::new(label);
-                    sum.add(count, missed);
-                    sum.into_key(missed)
+                    sum.add_window(count, missed);
+                    sum.into_rejected_key(missed)
                 }));
             }
         }
@@ -192,12 +194,12 @@ impl TopKeys {
         minutes.into_values().collect()
     }
 
-    /// Returns the lower bounds of the hits rejected in the last [`MINUTES`] by limits that `filter` accepts.
-    pub fn rejected_by_minute(&self, now: Time, filter: impl Fn(&LimitName) -> bool) -> Vec<MinuteSum> {
+    /// Returns the lower bounds of the hits rejected in the last [`KEPT_MINUTES`] by limits that `filter` accepts.
+    pub fn rejected_hits_by_minute(&self, now: Time, filter: impl Fn(&LimitName) -> bool) -> Vec<RejectedHitsInMinute> {
         let current = self.minute_of(now);
-        let first = (current + 1).saturating_sub(MINUTES);
-        let mut sums: Vec<MinuteSum> =
-            (first..=current).map(|minute| MinuteSum { minute, rejected_at_least: 0 }).collect();
+        let first = (current + 1).saturating_sub(KEPT_MINUTES);
+        let mut sums: Vec<RejectedHitsInMinute> =
+            (first..=current).map(|minute| RejectedHitsInMinute { minute, rejected_at_least: 0 }).collect();
         for windows in self.shards.iter().flat_map(Sharded::lock_each) {
             for window in windows.iter() {
                 let Some(sum) = sums.iter_mut().find(|sum| sum.minute == window.minute) else { continue };
@@ -222,9 +224,12 @@ impl TopKeys {
     }
 
     /// Removes windows that are too old.
-    pub fn sweep(&self, now: Time) {
+    pub fn drop_old_windows(&self, now: Time) {
         let minute = self.minute_of(now);
-        self.shards.iter().flat_map(Sharded::lock_each).for_each(|mut windows| drop_old(&mut windows, minute));
+        self.shards
+            .iter()
+            .flat_map(Sharded::lock_each)
+            .for_each(|mut windows| drop_windows_before(&mut windows, minute));
     }
 }
 
@@ -254,7 +259,7 @@ impl KeySum {
         Self { key, covered: 0 }
     }
 
-    fn add(&mut self, count: KeyCount, max_missed: u64) {
+    fn add_window(&mut self, count: KeyCount, max_missed: u64) {
         let certain = count.count - count.error;
         self.key.at_least += certain;
         self.key.at_most += count.count;
@@ -266,13 +271,13 @@ impl KeySum {
     }
 
     /// Adds the windows in which the key had no counter to its upper bound; `missed` is the bound over all windows.
-    fn into_key(self, missed: u64) -> RejectedKey {
+    fn into_rejected_key(self, missed: u64) -> RejectedKey {
         RejectedKey { at_most: self.key.at_most + missed.saturating_sub(self.covered), ..self.key }
     }
 }
 
-fn drop_old(windows: &mut VecDeque<MinuteWindow>, minute: u64) {
-    while windows.front().is_some_and(|oldest| oldest.minute + MINUTES <= minute) {
+fn drop_windows_before(windows: &mut VecDeque<MinuteWindow>, minute: u64) {
+    while windows.front().is_some_and(|oldest| oldest.minute + KEPT_MINUTES <= minute) {
         windows.pop_front();
     }
 }

@@ -38,7 +38,7 @@ impl TraceSampler {
     /// Decides by trace id, so that all services with the same ratio sample the same traces.
     ///
     /// This is TraceIdRatioBased of other OpenTelemetry libraries: the lower 63 bits of the id, against the ratio.
-    fn samples(self, trace: TraceId) -> bool {
+    fn is_sampled(self, trace: TraceId) -> bool {
         const RANGE: f64 = (1_u64 << 63) as f64;
         let [.., a, b, c, d, e, f, g, h] = trace.to_bytes();
         let number = u64::from_be_bytes([a, b, c, d, e, f, g, h]) >> 1;
@@ -64,7 +64,11 @@ pub struct Tracer {
 
 impl Tracer {
     /// Starts the server span of a request with these headers; `None` if it is not sampled.
-    pub fn start<'h>(&self, name: &'static str, header: impl Fn(&'static str) -> Option<&'h [u8]>) -> Option<Span> {
+    pub fn start_server_span<'h>(
+        &self,
+        name: &'static str,
+        header: impl Fn(&'static str) -> Option<&'h [u8]>,
+    ) -> Option<Span> {
         let ids = RandomIdGenerator::default();
         let RemoteParent { ids: remote, sampled } = self.formats.read_remote_parent(&header);
         let decided = sampled.filter(|_| self.sampler.follows_parent);
@@ -72,7 +76,7 @@ impl Tracer {
             return None;
         }
         let trace = remote.map_or_else(|| ids.new_trace_id(), |(trace, _)| trace);
-        if decided.is_none() && !self.sampler.samples(trace) {
+        if decided.is_none() && !self.sampler.is_sampled(trace) {
             return None;
         }
         let parent = ParentSpan { id: remote.map_or(SpanId::INVALID, |(_, span)| span), is_remote: remote.is_some() };
@@ -107,7 +111,7 @@ impl SpanRef {
     }
 
     /// Starts a child span.
-    pub fn child(&self, name: &'static str, kind: SpanKind) -> Span {
+    pub fn start_child_span(&self, name: &'static str, kind: SpanKind) -> Span {
         let SpanIdentity { context, span_queue } = &*self.0;
         let id = RandomIdGenerator::default().new_span_id();
         let state = context.trace_state().clone();
@@ -153,36 +157,36 @@ impl Span {
     }
 
     /// Adds an attribute.
-    pub fn set(&mut self, key: &'static str, value: impl Into<Value>) {
+    pub fn set_attribute(&mut self, key: &'static str, value: impl Into<Value>) {
         if let Some(data) = &mut self.data {
             data.attributes.push(KeyValue::new(key, value));
         }
     }
 
     /// Sets an attribute that may have been set before.
-    pub fn replace(&mut self, key: &'static str, value: impl Into<Value>) {
+    pub fn replace_attribute(&mut self, key: &'static str, value: impl Into<Value>) {
         if let Some(data) = &mut self.data {
             data.attributes.retain(|attribute| attribute.key.as_str() != key);
         }
-        self.set(key, value);
+        self.set_attribute(key, value);
     }
 
     /// Adds an attribute with text from outside, cut to [`MAX_TEXT_BYTES`].
-    pub fn set_text(&mut self, key: &'static str, text: &str) {
+    pub fn set_text_attribute(&mut self, key: &'static str, text: &str) {
         let end = (0..=text.len().min(MAX_TEXT_BYTES)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-        self.set(key, text[..end].to_owned());
+        self.set_attribute(key, text[..end].to_owned());
     }
 
     /// Sets the status to error. `kind` is a short class of the error, `message` describes it.
-    pub fn fail(&mut self, kind: &'static str, message: impl Into<Cow<'static, str>>) {
-        self.set("error.type", kind);
+    pub fn set_error(&mut self, kind: &'static str, message: impl Into<Cow<'static, str>>) {
+        self.set_attribute("error.type", kind);
         if let Some(data) = &mut self.data {
             data.status = Status::error(message);
         }
     }
 
     /// Links another span; links beyond [`MAX_LINKS`] are only counted.
-    pub fn link(&mut self, other: &SpanRef) {
+    pub fn add_link(&mut self, other: &SpanRef) {
         let Some(data) = &mut self.data else { return };
         if data.links.links.len() < MAX_LINKS {
             data.links.links.push(Link::with_context(other.0.context.clone()));
@@ -197,7 +201,7 @@ impl Drop for Span {
         if let Some(mut data) = self.data.take() {
             // The monotonic clock: a span never ends before it starts.
             data.end_time = data.start_time + self.started.elapsed();
-            self.span_ref.0.span_queue.push(*data);
+            self.span_ref.0.span_queue.queue_span(*data);
         }
     }
 }

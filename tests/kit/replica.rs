@@ -75,7 +75,7 @@ impl Replica {
     }
 
     async fn decide_async(&self, request: &TestRequest) -> Result<TestResponse, AnswerError> {
-        let request = decode::request(&request.0);
+        let request = decode::convert_request(&request.0);
         let decided = self.service.inner.decide(&request, DEFAULT_DEADLINE, None).await;
         decided.map(|DelayedResponse { response, delay }| TestResponse { response, delay })
     }

@@ -27,7 +27,7 @@ use tollkeeper::rules::source::SourceRules;
 use tollkeeper::rules::yaml::Documents;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::encode::{AnswerError, DelayedResponse};
-use tollkeeper::serve::grpc::service::{DEFAULT_DEADLINE, Service};
+use tollkeeper::serve::grpc::service::{DEFAULT_DEADLINE, RateLimitService};
 use tollkeeper::settings::Settings;
 use tollkeeper::store::Store;
 use tollkeeper::store::memory::MemoryStore;
@@ -36,7 +36,7 @@ use tollkeeper::store::memory::MemoryStore;
 #[derive(Debug)]
 pub(crate) struct TestService {
     /// The service under test.
-    pub(crate) inner: Service,
+    pub(crate) inner: RateLimitService,
     options: CompileOptions,
 }
 
@@ -61,7 +61,7 @@ impl TestService {
         });
         let mut decider = Decider::new(memory.into(), settings.decisions, Arc::default());
         decider.log = log;
-        let service = Service::new(clock, Arc::new(LiveRules::default()), decider);
+        let service = RateLimitService::new(clock, Arc::new(LiveRules::default()), decider);
         Self { inner: service, options }
     }
 
@@ -121,7 +121,7 @@ impl TestService {
 
     /// Decides a request with this deadline.
     pub(crate) fn decide_within(&self, request: &TestRequest, deadline: Duration) -> Result<TestResponse, AnswerError> {
-        let request = decode::request(&request.0);
+        let request = decode::convert_request(&request.0);
         let decided = match self.inner.decider.store.is_immediate() {
             true => self.inner.decide_now(&request, deadline, None),
             false => store_runtime().block_on(self.inner.decide(&request, deadline, None)),

@@ -69,15 +69,15 @@ fn row(rule: &str, matched: u64, rejected: u64, candidate: bool) -> (String, u64
 }
 
 fn stat(service: &TestService, rule: &str, stat: LimitStat) -> u64 {
-    let all = service.inner.decider.metrics.limits.all();
-    all.iter().find(|limit| limit.name().key() == rule).map_or(0, |limit| limit.get(stat))
+    let all = service.inner.decider.metrics.limits.all_limit_stats();
+    all.iter().find(|limit| limit.name().as_str() == rule).map_or(0, |limit| limit.counter_value(stat))
 }
 
 fn explain(service: &TestService, descriptor: &str) -> Explanation {
     let request = shop_request(descriptor);
-    let request = decode::request(&request.0);
+    let request = decode::convert_request(&request.0);
     let loaded = service.inner.rules.load_full().unwrap();
-    let context = service.inner.context(Some(&loaded), DEFAULT_DEADLINE);
+    let context = service.inner.build_decision_context(Some(&loaded), DEFAULT_DEADLINE);
     let counters = store_runtime().block_on(service.inner.decider.peek(context, &request));
     Explanation::of(&service.inner.decider.behaviour, &loaded.rules, &request, &counters)
 }
@@ -99,7 +99,7 @@ fn reports_show_what_candidates_would_have_rejected() {
     let loaded = service.inner.rules.load_full().unwrap();
     let report =
         RuleUsageReport::new(&loaded.rules, &service.inner.decider.metrics.top_keys, NOON, &RulesQuery::default());
-    assert!(report.text().contains("shop.user.lower (candidate)\n"), "{}", report.text());
+    assert!(report.format_text().contains("shop.user.lower (candidate)\n"), "{}", report.format_text());
 }
 
 #[test]
@@ -133,9 +133,9 @@ fn reset_deletes_counters_of_candidates() {
     let service = in_memory();
     send(&service, &shop_request("user=ann"), 3);
     let request = shop_request("user=ann");
-    let request = decode::request(&request.0);
+    let request = decode::convert_request(&request.0);
     let loaded = service.inner.rules.load_full().unwrap();
-    let context = service.inner.context(Some(&loaded), DEFAULT_DEADLINE);
+    let context = service.inner.build_decision_context(Some(&loaded), DEFAULT_DEADLINE);
     let deleted = store_runtime().block_on(service.inner.decider.reset_counters(context, &request));
     assert_eq!(deleted.unwrap(), [3]);
     let explained = explain(&service, "user=ann");

@@ -18,7 +18,7 @@ use tollkeeper::base::pb::RateLimitDescriptor;
 use tollkeeper::serve::grpc::call_head::CallHead;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::health::{Health, HealthRequirements};
-use tollkeeper::serve::scrape::MetricsCollector;
+use tollkeeper::serve::metrics_collector::MetricsCollector;
 use tollkeeper::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 use tollkeeper::telemetry::metrics::limit_stats::LimitStat;
 use tollkeeper::telemetry::metrics::statsd::{StatsdEncoder, StatsdFormat};
@@ -667,8 +667,11 @@ fn retry_after_is_when_the_same_request_could_pass() {
 
 /// A statistic of each limit, by domain and name.
 fn stats(service: &TestService, stat: LimitStat) -> Vec<(String, String, u64)> {
-    let limits = service.inner.decider.metrics.limits.all();
-    limits.iter().map(|it| (it.name().domain().to_owned(), it.name().key().to_owned(), it.get(stat))).collect()
+    let limits = service.inner.decider.metrics.limits.all_limit_stats();
+    limits
+        .iter()
+        .map(|it| (it.name().domain().to_owned(), it.name().as_str().to_owned(), it.counter_value(stat)))
+        .collect()
 }
 
 #[test]
@@ -741,16 +744,16 @@ fn limits_whose_dotted_names_are_equal_have_their_own_statistics() {
 #[test]
 fn statsd_receives_the_sum_of_series_of_one_name() {
     let family = |counts: [u64; 2]| {
-        let series = |count| Series::new(MetricValue::Counter(count)).statsd_name("a.b.c");
-        Family::new("n", MetricKind::Counter, "").with(series(counts[0])).with(series(counts[1]))
+        let series = |count| Series::new(MetricValue::Counter(count)).with_statsd_name("a.b.c");
+        Family::new("n", MetricKind::Counter, "").with_series(series(counts[0])).with_series(series(counts[1]))
     };
     let mut encoder = StatsdEncoder::new(StatsdFormat::Statsd, Vec::new());
     for (counts, expected) in [([3, 5], "a.b.c:8|c\n"), ([4, 5], "a.b.c:1|c\n"), ([4, 5], ""), ([4, 7], "a.b.c:2|c\n")]
     {
-        encoder.add(&family(counts));
+        encoder.add_family(&family(counts));
         let mut sent = String::new();
         encoder
-            .report(|packet| {
+            .send_report(|packet| {
                 sent += packet;
                 Ok(())
             })
@@ -867,7 +870,7 @@ descriptors:
 
 /// A protobuf struct as JSON, whole numbers as such.
 fn metadata(response: &TestResponse) -> Value {
-    let line = tollkeeper::serve::http::json::response_to_json(&response.response).unwrap();
+    let line = tollkeeper::serve::http::proto_json::response_to_json(&response.response).unwrap();
     let response: Value = serde_json::from_str(&line).unwrap();
     response["dynamicMetadata"].clone()
 }
@@ -983,7 +986,7 @@ fn undecidable_request_is_an_error_with_text() {
     ];
     for (service, request, code, text) in table {
         let error = service.decide(&request).unwrap_err();
-        assert_eq!((error.code(), error.to_string().as_str()), (code, text));
+        assert_eq!((error.grpc_code(), error.to_string().as_str()), (code, text));
     }
     many.0.descriptors.pop();
     assert_eq!(decide(&loaded, &many).response.statuses.len(), 10_000);
@@ -1111,8 +1114,9 @@ fn call_deadline_bounds_the_delay() {
             .into_iter()
             .collect();
         let message = shop_request("q").0;
-        let (head, request) = (CallHead::of_headers(&headers).unwrap(), decode::request(&message));
-        let polled = pin!(service.inner.call(head, &request)).as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let (head, request) = (CallHead::from_headers(&headers).unwrap(), decode::convert_request(&message));
+        let polled =
+            pin!(service.inner.answer_grpc_call(head, &request)).as_mut().poll(&mut Context::from_waker(Waker::noop()));
         match polled {
             Poll::Pending => assert!(waits, "{timeout:?} is delayed"),
             Poll::Ready(answered) => {

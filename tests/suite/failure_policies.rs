@@ -9,15 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollkeeper::base::clock::Time;
-use tollkeeper::serve::fleet::member::Fleet;
+use tollkeeper::serve::fleet::member::FleetMember;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::health::GrpcHealth;
 use tollkeeper::serve::health::{Health, HealthRequirements};
 use tollkeeper::serve::http::app_state::AppState;
-use tollkeeper::serve::http::browser::AllowedHosts;
+use tollkeeper::serve::http::browser_protection::AllowedHosts;
 use tollkeeper::serve::http::live_events::LiveEvents;
 use tollkeeper::serve::http::routes;
-use tollkeeper::serve::scrape::MetricsCollector;
+use tollkeeper::serve::metrics_collector::MetricsCollector;
 use tollkeeper::settings::Settings;
 use tollkeeper::store::Store;
 use tollkeeper::store::fallback::Fallback;
@@ -60,7 +60,7 @@ fn about(keys: &[&str]) -> TestRequest {
 }
 
 fn text(service: &TestService, request: &TestRequest) -> String {
-    service.decide(request).map_or_else(|error| format!("{}: {error}", error.code()), |response| response.text())
+    service.decide(request).map_or_else(|error| format!("{}: {error}", error.grpc_code()), |response| response.text())
 }
 
 const RULES: &str = "defaults: {on_store_error: error}
@@ -311,7 +311,7 @@ fn redis_timeout_follows_the_caller_deadline() {
         [(30_000 * MS, Some(15 * MS)), (20 * MS, Some(15 * MS)), (12 * MS, Some(7 * MS)), (5 * MS, None), (0, None)];
     for (deadline_us, expected_us) in table {
         let before = std::time::Instant::now();
-        let context = service.inner.context(None, Duration::from_micros(deadline_us));
+        let context = service.inner.build_decision_context(None, Duration::from_micros(deadline_us));
         let after = std::time::Instant::now();
         match (context.store.deadline, expected_us.map(Duration::from_micros)) {
             (Some(until), Some(given)) => assert!(before + given <= until && until <= after + given, "{deadline_us}"),
@@ -344,8 +344,8 @@ fn explain_fails_if_the_counter_cannot_be_read() {
     let service = test_service(&[], 1, RULES);
     let loaded = service.inner.rules.load_full().unwrap();
     let request = about(&["local", "unknown"]);
-    let context = service.inner.context(Some(&loaded), Duration::from_secs(1));
-    let request = decode::request(&request.0);
+    let context = service.inner.build_decision_context(Some(&loaded), Duration::from_secs(1));
+    let request = decode::convert_request(&request.0);
     let counters = runtime().block_on(service.inner.decider.peek(context, &request));
     assert_eq!(counters, [vec![None], Vec::new()]);
     // Nothing was charged to the fallback counters.
@@ -383,7 +383,7 @@ fn health_follows_the_store_as_configured() {
         let health = Arc::new(Health::new(Arc::clone(&service.rules), Arc::clone(&store), needs));
         let (settings, _) = Settings::from_env(std::iter::empty()).unwrap();
         let fleet = runtime.block_on(async {
-            Fleet::start(Arc::clone(&service), Arc::clone(&health), &settings.fleet, None).unwrap()
+            FleetMember::start(Arc::clone(&service), Arc::clone(&health), &settings.fleet, None).unwrap()
         });
         let collector = MetricsCollector { service, health, listeners: Arc::default(), path_label: false };
         let site = AppState {
@@ -392,7 +392,7 @@ fn health_follows_the_store_as_configured() {
             collector,
             debug_hosts: AllowedHosts(Arc::default()),
             max_body_bytes: 1 << 20,
-            exposition: None,
+            prometheus_page: None,
             admin_token: None,
             token_attempts: Arc::default(),
         };
@@ -419,7 +419,7 @@ fn health_watch_reports_store_loss_and_recovery() {
         let store = Arc::new(StoreHealth::default());
         let needs = HealthRequirements { domain: false, rules: false, store: true };
         let health = GrpcHealth::new(Arc::new(Health::new(rules, Arc::clone(&store), needs)), Arc::default());
-        tokio::spawn(health.clone().follow_store());
+        tokio::spawn(health.clone().send_status_after_store_changes());
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let incoming = tonic::transport::server::TcpIncoming::from(listener);

@@ -4,9 +4,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tollkeeper::serve::fleet::authentication::{SummaryKey, seal_summary};
+use tollkeeper::serve::fleet::authentication::{AuthenticationKey, encode_summary};
 use tollkeeper::serve::fleet::summary::{
-    KeyCountSummary, KeySummary, LimitSummary, MAX_BYTES, MinuteSummary, ReplicaSummary, VERSION,
+    KeyCountSummary, KeySummary, LimitSummary, MAX_SUMMARY_BYTES, MinuteSummary, ReplicaSummary, SUMMARY_VERSION,
 };
 
 use crate::kit::grpc::{Client, rate_limit_request};
@@ -160,7 +160,7 @@ fn replica_that_differs_is_found() {
 /// A plausible summary of another replica, published at `now_us`.
 fn plausible(incarnation: &str, now_us: u64) -> ReplicaSummary {
     ReplicaSummary {
-        v: VERSION,
+        v: SUMMARY_VERSION,
         incarnation: incarnation.to_owned(),
         name: format!("pod-{incarnation}"),
         build: env!("CARGO_PKG_VERSION").to_owned(),
@@ -196,17 +196,17 @@ fn hostile_summaries_are_left_out_and_counted() {
     let now_us = redis_time_us(&redis);
     for index in 0..80 {
         let id = format!("good{index}");
-        publish(&redis, &id, &seal_summary(&plausible(&id, now_us), None).unwrap(), now_us);
+        publish(&redis, &id, &encode_summary(&plausible(&id, now_us), None).unwrap(), now_us);
     }
     let hostile = |change: fn(&mut ReplicaSummary)| {
         let mut summary = plausible("bad", now_us);
         change(&mut summary);
-        seal_summary(&summary, None).unwrap()
+        encode_summary(&summary, None).unwrap()
     };
     let sealed: Vec<Vec<u8>> = vec![
         b"-".to_vec(),
         vec![b'x'; 4 << 20],
-        [b"-".repeat(64), b"\n".to_vec(), b"[".repeat(MAX_BYTES / 2)].concat(),
+        [b"-".repeat(64), b"\n".to_vec(), b"[".repeat(MAX_SUMMARY_BYTES / 2)].concat(),
         hostile(|summary| summary.v = 2),
         hostile(|summary| summary.incarnation = "good1".to_owned()),
         hostile(|summary| summary.published_us = u64::MAX),
@@ -224,7 +224,7 @@ fn hostile_summaries_are_left_out_and_counted() {
     for (index, change) in partly.iter().enumerate() {
         let mut summary = plausible(&format!("odd{index}"), now_us);
         change(&mut summary);
-        publish(&redis, &summary.incarnation, &seal_summary(&summary, None).unwrap(), now_us);
+        publish(&redis, &summary.incarnation, &encode_summary(&summary, None).unwrap(), now_us);
     }
     // Control characters of a name do not reach a terminal; huge numbers do not wrap.
     let mut loud = plausible("loud", now_us);
@@ -232,7 +232,7 @@ fn hostile_summaries_are_left_out_and_counted() {
     loud.limits[0].matched = u64::MAX;
     loud.recent.verdicts.ok = u64::MAX;
     loud.recent.calls = u64::MAX;
-    publish(&redis, "loud", &seal_summary(&loud, None).unwrap(), now_us);
+    publish(&redis, "loud", &encode_summary(&loud, None).unwrap(), now_us);
     redis.query::<()>(&["LPUSH", "tk1:{fleet}:replica:list", "x"]);
     redis.query::<()>(&["ZADD", INDEX, &(now_us / 1_000_000).to_string(), "list"]);
     redis.query::<()>(&["ZADD", INDEX, "inf", &"x".repeat(100_000)]);
@@ -257,11 +257,11 @@ fn summaries_without_the_common_secret_are_left_out() {
     let keyed = |setup: Setup| setup.env("TOLLKEEPER_DECISION_LOG_HASH_KEY", SECRET);
     let replicas = [keyed(replica(&redis, RULES)).start(), keyed(replica(&redis, RULES)).start()];
     let now_us = redis_time_us(&redis);
-    publish(&redis, "forged", &seal_summary(&plausible("forged", now_us), None).unwrap(), now_us);
-    let other = SummaryKey::new("another horse battery staple");
-    publish(&redis, "other", &seal_summary(&plausible("other", now_us), Some(&other)).unwrap(), now_us);
-    let own = SummaryKey::new(SECRET);
-    publish(&redis, "honest", &seal_summary(&plausible("honest", now_us), Some(&own)).unwrap(), now_us);
+    publish(&redis, "forged", &encode_summary(&plausible("forged", now_us), None).unwrap(), now_us);
+    let other = AuthenticationKey::new("another horse battery staple");
+    publish(&redis, "other", &encode_summary(&plausible("other", now_us), Some(&other)).unwrap(), now_us);
+    let own = AuthenticationKey::new(SECRET);
+    publish(&redis, "honest", &encode_summary(&plausible("honest", now_us), Some(&own)).unwrap(), now_us);
     let report = wait_for_fleet(&replicas[0], "all summaries", |report| count(report, "replicas") == 3);
     assert_eq!(report["left_out"][0]["summaries"], 2, "{report}");
     assert!(report["left_out"][0]["reason"].as_str().unwrap().contains("not authenticated"), "{report}");
@@ -444,7 +444,7 @@ fn largest(index: usize, now_us: u64) -> Vec<u8> {
                 .collect(),
         })
         .collect();
-    seal_summary(&summary, None).unwrap()
+    encode_summary(&summary, None).unwrap()
 }
 
 #[test]

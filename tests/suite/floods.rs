@@ -327,7 +327,7 @@ fn long_call_makes_its_connection_yield() {
         let call = async move {
             let encoding = if is_compressed { "gzip" } else { "identity" };
             let headers = HeaderMap::from_iter([(HeaderName::from_static("grpc-encoding"), encoding.parse().unwrap())]);
-            method.answer_call(CallHead::of_headers(&headers).unwrap(), Full::new(Bytes::from(frame))).await.ok();
+            method.answer_call(CallHead::from_headers(&headers).unwrap(), Full::new(Bytes::from(frame))).await.ok();
             !has_budget_remaining()
         };
         // Only tasks have a budget.

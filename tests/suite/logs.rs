@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tollkeeper::base::clock::{Clock, Time};
 use tollkeeper::telemetry::log_throttle::LogThrottle;
-use tollkeeper::telemetry::logs::{FATAL, Format, Level, MAX_VALUE_BYTES};
+use tollkeeper::telemetry::logs::{FATAL_TARGET, Format, Level, MAX_VALUE_BYTES};
 
 use crate::kit::log_capture::log_of;
 
@@ -87,7 +87,7 @@ fn level_passes_itself_and_more_severe_ones() {
         [("panic", 0), ("FATAL", 1), ("error", 2), ("Warn", 3), ("WARNING", 3), ("info", 4), ("debug", 5), ("trace", 6)]
     {
         let text = log(Level::parse(name).unwrap(), Format::Json, || {
-            tracing::error!(target: FATAL, "a");
+            tracing::error!(target: FATAL_TARGET, "a");
             tracing::error!(target: "tollkeeper::serve::server", "b");
             tracing::warn!(target: "tollkeeper::serve::server", "c");
             tracing::info!(target: "tollkeeper::serve::server", "d");

@@ -19,9 +19,9 @@ fn mapping_follows_the_metric_type_in_any_order() {
     let file = mapping("match: a.*\nname: counted\nmatch_metric_type: counter");
     for first in [MetricKind::Counter, MetricKind::Gauge] {
         let mapper = Mapper::parse(&file).unwrap();
-        mapper.map("a.b", first);
-        assert_eq!(mapper.map("a.b", MetricKind::Counter).unwrap().name, "counted");
-        assert_eq!(mapper.map("a.b", MetricKind::Gauge).unwrap().name, "a_b");
+        mapper.map_name("a.b", first);
+        assert_eq!(mapper.map_name("a.b", MetricKind::Counter).unwrap().name, "counted");
+        assert_eq!(mapper.map_name("a.b", MetricKind::Gauge).unwrap().name, "a_b");
     }
 }
 
@@ -48,7 +48,7 @@ fn templates_are_bounded() {
     assert!(first_error_line(&mapping(&format!("match: '*'\nname: n\nlabels: {{ {labels} }}"))).contains("labels"));
     let template = "$1".repeat(16);
     let mapper = Mapper::parse(&mapping(&format!("match: '*'\nname: 'n{template}'"))).unwrap();
-    assert_eq!(mapper.map("x", MetricKind::Counter).unwrap().name, format!("n{}", "x".repeat(16)));
+    assert_eq!(mapper.map_name("x", MetricKind::Counter).unwrap().name, format!("n{}", "x".repeat(16)));
 }
 
 #[test]

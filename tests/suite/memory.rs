@@ -275,7 +275,9 @@ descriptors:
     service.inner.decider.store = MemoryStore::new(SMALLEST).into();
     let response_text = |keys: &[&str]| {
         let request = keys.iter().fold(TestRequest::new("shop"), |request, key| request.descriptor(&[(key, "x")]));
-        service.decide(&request).map_or_else(|error| format!("{}: {error}", error.code()), |response| response.text())
+        service
+            .decide(&request)
+            .map_or_else(|error| format!("{}: {error}", error.grpc_code()), |response| response.text())
     };
     let fill = |value: u32| {
         service.decide(&TestRequest::new("shop").descriptor(&[("fill", &value.to_string())])).unwrap().text()

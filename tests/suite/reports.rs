@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, HashSet};
 
 use proptest::prelude::*;
 use tollkeeper::base::clock::Time;
-use tollkeeper::serve::report::rules::{self, FindingKind};
+use tollkeeper::serve::report::rules::{self, LimitFindingKind};
 use tollkeeper::serve::report::top;
 use tollkeeper::telemetry::hyperloglog::HyperLogLog;
 use tollkeeper::telemetry::metrics::limit_stats::{LimitName, LimitStats};
 use tollkeeper::telemetry::top_keys::space_saving::SpaceSaving;
-use tollkeeper::telemetry::top_keys::{KeyRejection, MINUTES, TopKeys};
+use tollkeeper::telemetry::top_keys::{KEPT_MINUTES, KeyRejection, TopKeys};
 
 use crate::kit::fixtures::{decide, in_parallel, load_shop_rules, shop_request};
 use crate::kit::test_service::{TestRequest, TestService};
@@ -41,7 +41,7 @@ fn rules(service: &TestService) -> BTreeMap<String, rules::LimitReport> {
     report.rules.into_iter().map(|limit| (limit.rule.clone(), limit)).collect()
 }
 
-fn findings(limit: &rules::LimitReport) -> Vec<FindingKind> {
+fn findings(limit: &rules::LimitReport) -> Vec<LimitFindingKind> {
     limit.findings.iter().map(|finding| finding.kind).collect()
 }
 
@@ -62,7 +62,7 @@ proptest! {
         let mut truth: BTreeMap<u128, u64> = BTreeMap::new();
         for (key, hits) in &keys {
             let (is_known, smallest) = (sketch.iter().any(|(id, ..)| id == *key), sketch.max_missed());
-            sketch.add(*key, *hits, 1, |label| *label = Some(*key));
+            sketch.add_count(*key, *hits, 1, |label| *label = Some(*key));
             let error = sketch.iter().find(|(id, ..)| id == key).map(|(.., counter)| counter.error);
             prop_assert!(is_known || error == Some(smallest), "{key} did not take over the smallest counter");
             *truth.entry(*key).or_default() += hits;
@@ -98,10 +98,10 @@ proptest! {
         for (minute, key, hits) in rejections {
             let id = (key as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
             let now = NOON.plus_us(minute * 60 * SECOND_US);
-            top.record(KeyRejection { id, limit: &stats, hits }, now, |text| text.extend_from_slice(key.to_string().as_bytes()));
+            top.record_rejection(KeyRejection { id, limit: &stats, hits }, now, |text| text.extend_from_slice(key.to_string().as_bytes()));
             *truth.entry(key.to_string()).or_default() += hits;
         }
-        let found = top.snapshot(NOON.plus_us(5 * 60 * SECOND_US), MINUTES, |_| true);
+        let found = top.snapshot(NOON.plus_us(5 * 60 * SECOND_US), KEPT_MINUTES, |_| true);
         let reported: BTreeMap<&str, _> = found.keys.iter().map(|key| (&*key.text, key)).collect();
         for (key, hits) in &truth {
             match reported.get(&**key) {
@@ -124,8 +124,8 @@ fn distinct_keys_are_estimated_within_a_few_standard_errors() {
             added += 1;
             // Adding a key a second time changes nothing.
             let hash = mixed(added);
-            distinct.add(hash);
-            distinct.add(hash);
+            distinct.add_hash(hash);
+            distinct.add_hash(hash);
         }
         let estimate = distinct.estimate();
         assert!(estimate.abs_diff(most) * 100 <= most * 15, "{estimate} for {most}");
@@ -247,11 +247,11 @@ fn findings_name_unusual_limits() {
         found,
         [
             ("shop.bucket", vec![]),
-            ("shop.bursty", vec![FindingKind::TokenBucket]),
-            ("shop.never", vec![FindingKind::NeverMatched]),
-            ("shop.request", vec![FindingKind::NeverRejected, FindingKind::KeysSeenOnce]),
+            ("shop.bursty", vec![LimitFindingKind::TokenBucket]),
+            ("shop.never", vec![LimitFindingKind::NeverMatched]),
+            ("shop.request", vec![LimitFindingKind::NeverRejected, LimitFindingKind::KeysSeenOnce]),
             ("shop.steady", vec![]),
-            ("shop.wide", vec![FindingKind::NeverRejected]),
+            ("shop.wide", vec![LimitFindingKind::NeverRejected]),
         ]
     );
     let numbers = |name: &str| {
@@ -285,7 +285,7 @@ fn request_text_cannot_control_a_terminal() {
     send(&service, "login=\u{1b}[2Jx\n\u{202e}y", 1);
     send(&service, &format!("login={}", "ä".repeat(400)), 1);
     let report = top(&service, &top::TopQuery::default());
-    let text = report.text();
+    let text = report.format_text();
     assert!(text.contains(r"login=\u{1b}[2Jx\n\u{202e}y"), "{text}");
     assert!(!text.chars().any(|c| c != '\n' && c.is_control()), "{text:?}");
     let longest = report.overall.iter().map(|key| key.key.len()).max();

@@ -134,10 +134,10 @@ proptest! {
         let top_keys = &service.inner.decider.metrics.top_keys;
         let top = TopReport::new(top_keys, service.now(), &TopQuery::default());
         prop_assert_eq!(top.overall.len(), 1);
-        assert_printable("/top", &top.text());
+        assert_printable("/top", &top.format_text());
         let loaded = service.inner.rules.load_full().unwrap();
         let usage = RuleUsageReport::new(&loaded.rules, top_keys, service.now(), &RulesQuery::default());
-        assert_printable("/rules", &usage.text());
+        assert_printable("/rules", &usage.format_text());
     }
 }
 

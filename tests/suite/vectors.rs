@@ -21,7 +21,7 @@ use tollkeeper::base::pb::rate_limit_response::{Code, DescriptorStatus};
 use tollkeeper::base::pb::rate_limit_service_client::RateLimitServiceClient;
 use tollkeeper::base::pb::{self, HeaderValue, RateLimitResponse};
 use tollkeeper::rules::rule::render::rlconfig_lines;
-use tollkeeper::serve::http::json::{request_from_json, response_to_json};
+use tollkeeper::serve::http::proto_json::{request_from_json, response_to_json};
 
 use crate::kit::redis::{self, Server};
 use crate::kit::replica::Replica;

@@ -14,7 +14,7 @@ use tollkeeper::decide::decision::{CurrentLimit, Decision, Header, LimitStatus};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{self, Hits, LimitOverride, MAX_HITS};
 use tollkeeper::serve::grpc::{decode, encode};
-use tollkeeper::serve::http::json::{JsonError, request_from_json, response_to_json};
+use tollkeeper::serve::http::proto_json::{JsonError, request_from_json, response_to_json};
 
 /// A request with one descriptor.
 fn request(hits_addend: u32, descriptor: RateLimitDescriptor) -> RateLimitRequest {
@@ -33,9 +33,9 @@ fn sent<M: Message + Default>(message: &M) -> M {
 /// True if the borrowed decoder accepts the bytes; checks that prost decodes the same message.
 fn decodes_borrowed(bytes: &[u8]) -> bool {
     let message = RateLimitRequest::decode(bytes);
-    let request = decode::decode_borrowed(bytes);
+    let request = decode::decode_borrowed_request(bytes);
     if let Some(request) = &request {
-        assert_eq!(request, &decode::request(message.as_ref().expect("prost reads it too")), "{bytes:02x?}");
+        assert_eq!(request, &decode::convert_request(message.as_ref().expect("prost reads it too")), "{bytes:02x?}");
     }
     request.is_some()
 }
@@ -65,7 +65,7 @@ fn hits_default_from_descriptor_to_request_to_one() {
         let descriptor =
             RateLimitDescriptor { hits_addend: of_descriptor, is_negative_hits, ..RateLimitDescriptor::default() };
         let message = sent(&request(request_hits, descriptor));
-        let decoded = decode::request(&message);
+        let decoded = decode::convert_request(&message);
         assert_eq!(decoded.descriptors[0].hits, expected, "{message:?}");
         assert_eq!(decoded.descriptors[0].hits_addend, of_descriptor, "{message:?}");
         assert!(decodes_borrowed(&message.encode_to_vec()), "{message:?}");
@@ -89,10 +89,10 @@ fn override_is_decoded_as_sent() {
         let limit = Some(RateLimitOverride { requests_per_unit, unit, unit_multiplier });
         let message = sent(&request(0, RateLimitDescriptor { limit, ..RateLimitDescriptor::default() }));
         let expected = LimitOverride { requests_per_unit, unit, unit_multiplier: seen };
-        assert_eq!(decode::request(&message).descriptors[0].limit_override, Some(expected), "{message:?}");
+        assert_eq!(decode::convert_request(&message).descriptors[0].limit_override, Some(expected), "{message:?}");
     }
     let plain = request(0, RateLimitDescriptor::default());
-    assert_eq!(decode::request(&plain).descriptors[0].limit_override, None);
+    assert_eq!(decode::convert_request(&plain).descriptors[0].limit_override, None);
 }
 
 #[test]
@@ -108,14 +108,14 @@ fn bytes_of_envoy_are_decoded() {
         RateLimitRequest::decode([b"\x0a\x02rl", head, entries, tail].concat().as_slice()).unwrap()
     });
 
-    let first = decode::request(&first);
+    let first = decode::convert_request(&first);
     assert_eq!(first.domain, "rl");
     let entries: Vec<_> = first.descriptors[0].entries.iter().map(|entry| (entry.key, entry.value)).collect();
     assert_eq!(entries, [(b"foo".as_slice(), b"f".as_slice()), (b"baz", b"b")]);
     assert_eq!(first.descriptors[0].hits, Hits::Charge(1));
 
     for (message, hits, addend) in [(peek, Hits::Peek, 0), (charge, Hits::Charge(1), 1)] {
-        let decoded = decode::request(&message);
+        let decoded = decode::convert_request(&message);
         assert_eq!(decoded.descriptors[0].entries[0], request::Entry { key: b"service", value: b"service_2" });
         assert_eq!((decoded.descriptors[0].hits, decoded.descriptors[0].hits_addend), (hits, Some(addend)));
     }
@@ -128,7 +128,7 @@ fn any_value_is_decoded_whole() {
     for value in values {
         let entries = vec![entry("x-user", Bytes::copy_from_slice(value))];
         let message = sent(&request(0, RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }));
-        assert_eq!(decode::request(&message).descriptors[0].entries[0].value, value);
+        assert_eq!(decode::convert_request(&message).descriptors[0].entries[0].value, value);
     }
 }
 
@@ -141,7 +141,7 @@ fn thousands_of_descriptors_keep_their_order() {
         })
         .collect();
     let message = sent(&RateLimitRequest { domain: "shop".into(), descriptors, hits_addend: 0 });
-    let decoded = decode::request(&message);
+    let decoded = decode::convert_request(&message);
     assert_eq!(decoded.descriptors.len(), 5_000);
     for (number, descriptor) in decoded.descriptors.iter().enumerate() {
         assert_eq!(descriptor.entries[0].value, number.to_string().as_bytes());
@@ -151,9 +151,9 @@ fn thousands_of_descriptors_keep_their_order() {
 #[test]
 fn empty_message_is_an_empty_request() {
     let message = RateLimitRequest::decode(b"".as_slice()).unwrap();
-    assert_eq!(decode::request(&message), request::Request::default());
+    assert_eq!(decode::convert_request(&message), request::Request::default());
     let message = RateLimitRequest::decode(b"\x12\x00".as_slice()).unwrap();
-    assert!(decode::request(&message).descriptors[0].entries.is_empty());
+    assert!(decode::convert_request(&message).descriptors[0].entries.is_empty());
 }
 
 /// Decision with every field set, rejected by the first of two descriptors.
@@ -188,7 +188,7 @@ fn rejection() -> Decision<'static> {
 
 #[test]
 fn decision_is_encoded_in_full() {
-    let response = sent(&encode::response(&rejection()));
+    let response = sent(&encode::encode_response(&rejection()));
     assert_eq!(response.overall_code(), Code::OverLimit);
     let [over, unlimited] = response.statuses.as_slice() else { panic!("{response:?}") };
     assert_eq!(over.code(), Code::OverLimit);
@@ -213,7 +213,7 @@ fn inapplicable_fields_are_left_unset() {
     decision.metadata = None;
     let period = Period::new(Unit::Minute, 1).unwrap();
     decision.statuses[0].current_limit = Some(CurrentLimit { name: "", requests_per_unit: 1, period });
-    let response = encode::response(&decision);
+    let response = encode::encode_response(&decision);
     assert_eq!(response.overall_code(), Code::Ok);
     assert!(response.raw_body.is_empty(), "an OK response has no body of a rejection");
     assert_eq!(response.dynamic_metadata, None);
@@ -233,7 +233,7 @@ fn overlong_duration_is_clamped() {
     for seconds in [315_576_000_000, u64::MAX] {
         let mut decision = rejection();
         decision.statuses[0].until_reset_s = Some(seconds);
-        let response = encode::response(&decision);
+        let response = encode::encode_response(&decision);
         assert_eq!(response.statuses[0].duration_until_reset.unwrap().seconds, 315_576_000_000);
         assert!(response_to_json(&response).is_ok());
     }
@@ -246,7 +246,7 @@ fn metadata_of_any_depth_is_decodable() {
         for depth in 1..=100 {
             value = if in_list && depth != 1 { json!([value]) } else { json!({ "a": value }) };
             let decision = Decision { metadata: json!({ "a": value }).as_object().cloned(), ..rejection() };
-            let response = encode::response(&decision);
+            let response = encode::encode_response(&decision);
             let metadata = sent(&response).dynamic_metadata.unwrap();
             let kept = format!("{metadata:?}").contains("innermost");
             assert_eq!(kept, depth < encode::MAX_METADATA_DEPTH, "lists: {in_list}, depth {depth}");
@@ -352,13 +352,13 @@ fn response_is_encoded_as_json() {
         r#"{"key":"RateLimit-Remaining","value":"0"}],"rawBody":"c2xvdyBkb3du","#,
         r#""dynamicMetadata":{"list":[1.5,{}],"none":null,"number":5,"text":"t","yes":true}}"#,
     );
-    assert_eq!(response_to_json(&encode::response(&rejection())).unwrap(), expected);
+    assert_eq!(response_to_json(&encode::encode_response(&rejection())).unwrap(), expected);
     assert_eq!(response_to_json(&RateLimitResponse::default()).unwrap(), "{}");
 }
 
 #[test]
 fn response_without_json_form_is_an_error() {
-    let mut response = encode::response(&rejection());
+    let mut response = encode::encode_response(&rejection());
     let fields = &mut response.dynamic_metadata.as_mut().unwrap().fields;
     fields.insert("number".into(), prost_types::Value { kind: Some(Kind::NumberValue(f64::NAN)) });
     assert!(matches!(response_to_json(&response), Err(JsonError::Unprintable(_))));
@@ -410,7 +410,7 @@ fn any_request() -> impl Strategy<Value = RateLimitRequest> {
 proptest! {
     #[test]
     fn request_round_trips(message in any_request()) {
-        let decoded = decode::request(&message);
+        let decoded = decode::convert_request(&message);
         prop_assert_eq!(decoded.domain, &message.domain);
         prop_assert_eq!(decoded.descriptors.len(), message.descriptors.len());
         for (descriptor, sent) in decoded.descriptors.iter().zip(&message.descriptors) {
@@ -437,7 +437,7 @@ proptest! {
     #[test]
     fn any_bytes_are_decoded_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         if let Ok(message) = RateLimitRequest::decode(bytes.as_slice()) {
-            decode::request(&message);
+            decode::convert_request(&message);
         }
         decodes_borrowed(&bytes);
         if let Ok(message) = RateLimitResponse::decode(bytes.as_slice()) {
@@ -458,7 +458,7 @@ proptest! {
         bytes[at] ^= flip.1;
         for damaged in [bytes.as_slice(), &bytes[..cut.index(bytes.len())]] {
             if let Ok(message) = RateLimitRequest::decode(damaged) {
-                decode::request(&message);
+                decode::convert_request(&message);
             }
             decodes_borrowed(damaged);
         }

@@ -21,7 +21,7 @@ use super::{Allowance, Domain, NodeId, OverrideDefaults, Rule, RuleNode, SourceL
 use crate::base::random::random_u64_pair;
 use crate::limit::period::Unit;
 use crate::limit::{Limit, StorePolicy};
-use crate::telemetry::metrics::limit_registry::{LimitRegistry, OTHER};
+use crate::telemetry::metrics::limit_registry::{LimitRegistry, OVERFLOW_NAME};
 use crate::telemetry::metrics::limit_stats::{LimitName, LimitStats};
 
 /// All rules, compiled and immutable.
@@ -165,7 +165,7 @@ impl RuleSet {
         for domain in domains {
             let root = set.add_node(0, Box::default(), 0, MatchKind::Any);
             set.add_children(root, domain.descriptors, &domain.name, limit_stats);
-            let others = limit_stats.of_rule(LimitName::new([&*domain.name, OTHER]));
+            let others = limit_stats.register_rule_limit(LimitName::new([&*domain.name, OVERFLOW_NAME]));
             let Domain { name, defaults, defaults_by_unit, .. } = domain;
             let rules = DomainRules { name: name.clone(), defaults, defaults_by_unit, root, others };
             set.roots.push(root);
@@ -283,7 +283,8 @@ impl RuleSet {
                 }
                 let by_value = by_value || node.value_to_metric;
                 let rule = node.rule.map(|rule| {
-                    let stats = |extra: Option<&str>| limit_stats.of_rule(self.metric_name(domain, id, extra));
+                    let stats =
+                        |extra: Option<&str>| limit_stats.register_rule_limit(self.metric_name(domain, id, extra));
                     Box::new(CompiledRule::new(rule, by_value, stats))
                 });
                 let compiled = &mut self.nodes[id as usize];

@@ -84,9 +84,9 @@ impl XdsClient {
             let error = self.follow_stream(&mut subscription).await;
             if self.status.report().accepted_or_refused() != answered {
                 delays.reset();
-                errors.clear();
+                errors.forget_errors();
             }
-            if errors.is_new(&error) {
+            if errors.should_log(&error) {
                 tracing::warn!("xDS stream to {server}: {error}; rules stay as they are");
             }
             self.status.lost(error);

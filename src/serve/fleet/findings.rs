@@ -12,7 +12,7 @@ use crate::base::clock::Time;
 pub struct FleetFinding {
     /// Kind of the finding.
     pub kind: FleetFindingKind,
-    /// Replicas that it is about, by name, at most [`MAX_NAMED`].
+    /// Replicas that it is about, by name, at most [`MAX_NAMED_REPLICAS`].
     pub replicas: Vec<String>,
     /// Numbers that the finding is based on, and a remedy.
     pub advice: String,
@@ -43,19 +43,19 @@ pub enum FleetFindingKind {
 }
 
 /// Maximum number of replicas that a finding names.
-pub const MAX_NAMED: usize = 10;
+pub const MAX_NAMED_REPLICAS: usize = 10;
 /// Smallest number of calls of another replica for a replica without any to be found.
-const MIN_CALLS: u64 = 100;
+const MIN_CALLS_ELSEWHERE: u64 = 100;
 /// Shortest time of observation for a replica without traffic to be found, in microseconds.
-const MIN_SPAN_US: u64 = 30_000_000;
+const MIN_OBSERVED_US: u64 = 30_000_000;
 /// Smallest share of decisions by failure policy that is reported, in percent; fewer are single lost calls.
 const MIN_POLICY_PERCENT: u64 = 1;
 /// Time without a summary that is reported, in microseconds: two are missing.
 const MAX_SILENCE_US: u64 = 12_000_000;
 /// Time after the start in which a replica may still connect to the store, in microseconds.
-const STARTUP_US: u64 = 10_000_000;
+const STARTUP_GRACE_US: u64 = 10_000_000;
 /// Number of characters of a hash of rules that are shown.
-pub(super) const SHOWN_HASH_LENGTH: usize = 6;
+pub(super) const SHOWN_HASH_CHARS: usize = 6;
 /// Largest difference of a clock from the median that is not reported, in microseconds.
 const MAX_CLOCK_DIFFERENCE_US: u64 = 1_000_000;
 
@@ -90,18 +90,18 @@ fn build_finding(
     let concerned: Vec<&ReplicaSummary> = replicas.iter().filter(|replica| is_concerned(replica)).collect();
     (!concerned.is_empty()).then(|| FleetFinding {
         kind,
-        replicas: concerned.iter().take(MAX_NAMED).map(|replica| replica.name.clone()).collect(),
+        replicas: concerned.iter().take(MAX_NAMED_REPLICAS).map(|replica| replica.name.clone()).collect(),
         advice: advice(concerned.len()),
     })
 }
 
 /// False while a replica may still connect to the store.
-const fn has_started(replica: &ReplicaSummary) -> bool {
-    replica.published_us.saturating_sub(replica.started_us) >= STARTUP_US
+const fn has_passed_startup(replica: &ReplicaSummary) -> bool {
+    replica.published_us.saturating_sub(replica.started_us) >= STARTUP_GRACE_US
 }
 
 /// The most frequent value; of equally frequent ones the smallest.
-fn most_frequent<'r>(values: impl Iterator<Item = &'r str>) -> Option<&'r str> {
+fn find_most_frequent<'r>(values: impl Iterator<Item = &'r str>) -> Option<&'r str> {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     values.for_each(|value| *counts.entry(value).or_default() += 1);
     counts.into_iter().rev().max_by_key(|(_, count)| *count).map(|(value, _)| value)
@@ -125,7 +125,7 @@ fn find_not_publishing(replicas: &[ReplicaSummary], now: Time) -> Option<FleetFi
 }
 
 fn find_different_rules(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
-    let usual = most_frequent(replicas.iter().map(|replica| replica.rules.hash.as_str()))?;
+    let usual = find_most_frequent(replicas.iter().map(|replica| replica.rules.hash.as_str()))?;
     build_finding(
         replicas,
         FleetFindingKind::DifferentRules,
@@ -135,15 +135,15 @@ fn find_different_rules(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
                 "{count} of {} replicas have other rules than {}: a change is not everywhere yet, or did not arrive \
                  (compare /rlconfig/status)",
                 replicas.len(),
-                shown_hash(usual)
+                abbreviate_hash(usual)
             )
         },
     )
 }
 
 /// Start of a hash of rules.
-pub(super) fn shown_hash(hash: &str) -> String {
-    if hash.is_empty() { "none".to_owned() } else { hash.chars().take(SHOWN_HASH_LENGTH).collect() }
+pub(super) fn abbreviate_hash(hash: &str) -> String {
+    if hash.is_empty() { "none".to_owned() } else { hash.chars().take(SHOWN_HASH_CHARS).collect() }
 }
 
 fn find_load_failed(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
@@ -159,7 +159,7 @@ fn find_store_lost(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     build_finding(
         replicas,
         FleetFindingKind::StoreLost,
-        |replica| has_started(replica) && (!replica.store.available || replica.store.breakers_open > 0),
+        |replica| has_passed_startup(replica) && (!replica.store.available || replica.store.breakers_open > 0),
         |count| {
             format!(
                 "{count} of {} replicas do not reach the store of the counters, or a part of it: check the network \
@@ -171,12 +171,12 @@ fn find_store_lost(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
 }
 
 fn find_answers_by_policy(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
-    let by_policy = |replica: &ReplicaSummary| replica.recent.verdicts.by_policy();
+    let by_policy = |replica: &ReplicaSummary| replica.recent.verdicts.decided_by_policy();
     let is_concerned = |replica: &ReplicaSummary| {
         let least = replica.recent.verdicts.total() / 100 * MIN_POLICY_PERCENT;
-        has_started(replica) && by_policy(replica) > least
+        has_passed_startup(replica) && by_policy(replica) > least
     };
-    let others = replicas.iter().any(|replica| by_policy(replica) == 0 && replica.recent.calls >= MIN_CALLS);
+    let others = replicas.iter().any(|replica| by_policy(replica) == 0 && replica.recent.calls >= MIN_CALLS_ELSEWHERE);
     let concerned = replicas.iter().filter(|replica| is_concerned(replica));
     let decided: u64 = concerned.map(by_policy).fold(0, u64::saturating_add);
     others.then_some(())?;
@@ -190,11 +190,12 @@ fn find_answers_by_policy(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
 }
 
 fn find_no_traffic(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
-    let busiest = replicas.iter().map(|replica| replica.recent.calls).max().filter(|calls| *calls >= MIN_CALLS)?;
+    let busiest =
+        replicas.iter().map(|replica| replica.recent.calls).max().filter(|calls| *calls >= MIN_CALLS_ELSEWHERE)?;
     build_finding(
         replicas,
         FleetFindingKind::NoTraffic,
-        |replica| replica.recent.calls == 0 && replica.recent.span_us >= MIN_SPAN_US,
+        |replica| replica.recent.calls == 0 && replica.recent.span_us >= MIN_OBSERVED_US,
         |count| {
             format!(
                 "{count} of {} replicas got no call in the last minute, the busiest got {busiest}: clients may keep \
@@ -227,7 +228,7 @@ fn find_clocks_apart(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
 }
 
 fn find_different_builds(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
-    let usual = most_frequent(replicas.iter().map(|replica| replica.build.as_str()))?;
+    let usual = find_most_frequent(replicas.iter().map(|replica| replica.build.as_str()))?;
     build_finding(
         replicas,
         FleetFindingKind::DifferentBuilds,
@@ -237,7 +238,7 @@ fn find_different_builds(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
 }
 
 fn find_different_values(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
-    let usual = most_frequent(replicas.iter().map(|replica| replica.values.name()))?;
+    let usual = find_most_frequent(replicas.iter().map(|replica| replica.values.name()))?;
     build_finding(
         replicas,
         FleetFindingKind::DifferentValues,
@@ -256,7 +257,7 @@ fn find_different_values(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
 mod tests {
     use super::{FleetFindingKind, find_differences};
     use crate::base::clock::Time;
-    use crate::serve::fleet::summary::{ReplicaSummary, StoreSummary, SummaryValues};
+    use crate::serve::fleet::summary::{PublishedKeyForm, ReplicaSummary, StoreSummary};
 
     const NOW: Time = Time::from_secs(61);
 
@@ -285,7 +286,7 @@ mod tests {
             (FleetFindingKind::NoTraffic, |replica| replica.recent.calls = 0),
             (FleetFindingKind::ClocksApart, |replica| replica.clock_offset_us = -1_000_001),
             (FleetFindingKind::DifferentBuilds, |replica| replica.build = "2".to_owned()),
-            (FleetFindingKind::DifferentValues, |replica| replica.values = SummaryValues::Hashed),
+            (FleetFindingKind::DifferentValues, |replica| replica.values = PublishedKeyForm::Hashed),
         ];
         for (kind, change) in changes {
             let mut replicas = usual();

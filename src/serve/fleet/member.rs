@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 use tokio::task::spawn_blocking;
 use tokio::time::{interval, sleep, timeout};
 
-use super::authentication::SummaryKey;
-use super::collect::{ReplicaFacts, SummaryCollector, view_own_summary};
-use super::exchange::PUBLISH_INTERVAL;
+use super::authentication::AuthenticationKey;
+use super::redis_client::PUBLISH_INTERVAL;
 use super::resets;
-use super::summary::SummaryValues;
+use super::summary::PublishedKeyForm;
+use super::summary_collector::{ReplicaFacts, SummaryCollector, build_view_of_this_replica};
 use super::view::FleetView;
-use super::worker::{Worker, WorkerHandle};
+use super::worker::{FleetWorker, FleetWorkerHandle};
 use crate::base::random::random_u64_pair;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::limit::request::Request;
-use crate::serve::grpc::service::Service;
+use crate::serve::grpc::service::RateLimitService;
 use crate::serve::health::Health;
 use crate::settings::fleet::FleetSettings;
 use crate::settings::fleet::TopValues;
@@ -25,43 +25,47 @@ use crate::settings::fleet::TopValues;
 /// Time for which a view is kept.
 const VIEW_LIFETIME: Duration = Duration::from_secs(5);
 /// Upper bound on the wait for a view; the client of `top` waits for ten seconds.
-const READ_TIMEOUT: Duration = Duration::from_secs(8);
+const VIEW_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// View that is kept, and the time of reading it.
-type LastView = tokio::sync::Mutex<Option<(Instant, Arc<FleetView>)>>;
+type CachedView = tokio::sync::Mutex<Option<(Instant, Arc<FleetView>)>>;
 
 /// This replica as a member of the fleet.
 #[derive(Debug)]
-pub struct Fleet {
+pub struct FleetMember {
     collector: Arc<Mutex<SummaryCollector>>,
-    worker: Result<WorkerHandle, &'static str>,
-    last: Arc<LastView>,
+    worker: Result<FleetWorkerHandle, &'static str>,
+    last: Arc<CachedView>,
 }
 
-impl Fleet {
+impl FleetMember {
     /// Starts to publish, if there is a Redis. `key` authenticates summaries, if replicas have a common secret.
     ///
     /// # Errors
     /// The thread cannot be started.
     pub fn start(
-        service: Arc<Service>,
+        service: Arc<RateLimitService>,
         health: Arc<Health>,
         settings: &FleetSettings,
-        key: Option<SummaryKey>,
+        key: Option<AuthenticationKey>,
     ) -> io::Result<Self> {
         let values = match settings.top_values {
-            _ if !settings.publishes_keys => SummaryValues::None,
-            TopValues::Plain => SummaryValues::Plain,
-            TopValues::Hashed => SummaryValues::Hashed,
+            _ if !settings.publishes_keys => PublishedKeyForm::None,
+            TopValues::Plain => PublishedKeyForm::Plain,
+            TopValues::Hashed => PublishedKeyForm::Hashed,
         };
-        let facts =
-            ReplicaFacts { incarnation: make_random_id(), name: read_host_name(), started: Instant::now(), values };
+        let facts = ReplicaFacts {
+            incarnation: make_incarnation_id(),
+            name: read_host_name(),
+            started: Instant::now(),
+            values,
+        };
         let collector = SummaryCollector::new(service, health, facts);
         let collector = Arc::new(Mutex::new(collector));
         let worker = match &settings.redis {
-            Ok(redis) => Ok(Worker::start(redis.clone(), key, Arc::clone(&collector))?),
+            Ok(redis) => Ok(FleetWorker::start(redis.clone(), key, Arc::clone(&collector))?),
             Err(reason) => {
-                tokio::spawn(keep_totals(Arc::downgrade(&collector)));
+                tokio::spawn(record_totals_every_interval(Arc::downgrade(&collector)));
                 Err(*reason)
             }
         };
@@ -69,23 +73,23 @@ impl Fleet {
     }
 
     /// Returns the merged summaries of all replicas, at most 5 s old. One caller at a time reads; others wait for it.
-    pub async fn view(&self) -> Arc<FleetView> {
+    pub async fn read_view(&self) -> Arc<FleetView> {
         let mut last = self.last.lock().await;
         if let Some((at, view)) = &*last
             && at.elapsed() < VIEW_LIFETIME
         {
             return Arc::clone(view);
         }
-        let view = Arc::new(self.read().await);
+        let view = Arc::new(self.read_uncached_view().await);
         *last = Some((Instant::now(), Arc::clone(&view)));
-        tokio::spawn(drop_outdated(Arc::downgrade(&self.last)));
+        tokio::spawn(drop_outdated_view(Arc::downgrade(&self.last)));
         view
     }
 
     /// Reads the summaries of all replicas, or only that of this one.
-    async fn read(&self) -> FleetView {
+    async fn read_uncached_view(&self) -> FleetView {
         let problem = match &self.worker {
-            Ok(worker) => match timeout(READ_TIMEOUT, worker.read()).await {
+            Ok(worker) => match timeout(VIEW_TIMEOUT, worker.read_view()).await {
                 Ok(Some(view)) => return view,
                 Ok(None) => "the thread of the fleet has ended",
                 Err(_) => "Redis answers too slowly",
@@ -93,10 +97,10 @@ impl Fleet {
             Err(reason) => reason,
         };
         let collector = Arc::clone(&self.collector);
-        let own = move || view_own_summary(&collector, 0, problem.to_owned());
+        let own = move || build_view_of_this_replica(&collector, 0, problem.to_owned());
         match spawn_blocking(own).await {
             Ok(view) => view,
-            Err(_) => view_own_summary(&self.collector, 0, problem.to_owned()),
+            Err(_) => build_view_of_this_replica(&self.collector, 0, problem.to_owned()),
         }
     }
 
@@ -116,7 +120,7 @@ impl Fleet {
 }
 
 /// Drops the view, which may be large, once it is outdated.
-async fn drop_outdated(last: Weak<LastView>) {
+async fn drop_outdated_view(last: Weak<CachedView>) {
     sleep(VIEW_LIFETIME).await;
     let Some(last) = last.upgrade() else { return };
     let mut last = last.lock().await;
@@ -126,19 +130,19 @@ async fn drop_outdated(last: Weak<LastView>) {
 }
 
 /// Keeps the totals of a replica that publishes nothing, until the collector is dropped.
-async fn keep_totals(collector: Weak<Mutex<SummaryCollector>>) {
+async fn record_totals_every_interval(collector: Weak<Mutex<SummaryCollector>>) {
     let mut ticks = interval(PUBLISH_INTERVAL);
     loop {
         ticks.tick().await;
         let Some(collector) = collector.upgrade() else { return };
-        let keep = move || lock_ignoring_poison(&collector).keep_totals();
+        let keep = move || lock_ignoring_poison(&collector).record_totals();
         // A panic in it is logged; the next tick tries again.
         let _ = spawn_blocking(keep).await;
     }
 }
 
 /// Random id of this process.
-fn make_random_id() -> String {
+fn make_incarnation_id() -> String {
     let (high, low) = random_u64_pair();
     format!("{high:016x}{low:016x}")
 }

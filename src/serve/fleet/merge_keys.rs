@@ -16,12 +16,12 @@ use std::sync::Arc;
 
 use super::summary::{MinuteSummary, ReplicaSummary};
 use crate::telemetry::metrics::limit_stats::LimitName;
-use crate::telemetry::top_keys::{MINUTES, RejectedKey, TopKeysSnapshot};
+use crate::telemetry::top_keys::{KEPT_MINUTES, RejectedKey, TopKeysSnapshot};
 
 /// Maximum number of keys in a minute; more are kept until there are twice as many.
-const MAX_KEYS: usize = 3_000;
+const MAX_KEYS_PER_MINUTE: usize = 3_000;
 /// Maximum length of a key's text in bytes; replicas publish shorter ones.
-const MAX_TEXT_BYTES: usize = 400;
+const MAX_KEY_TEXT_BYTES: usize = 400;
 /// Maximum length of a limit's name in bytes; replicas publish shorter ones.
 const MAX_LIMIT_NAME_BYTES: usize = 1024;
 /// Maximum number of limits with rejected keys.
@@ -57,41 +57,41 @@ struct MergedCount {
 }
 
 impl MergedKeys {
-    /// Adds the keys of a summary, without minutes that are not among the last [`MINUTES`] before `minute`.
+    /// Adds the keys of a summary, without minutes that are not among the last [`KEPT_MINUTES`] before `minute`.
     ///
     /// Returns false if a part was left out because it contradicts itself.
-    pub fn add(&mut self, summary: &ReplicaSummary, minute: u64) -> bool {
+    pub fn add_summary(&mut self, summary: &ReplicaSummary, minute: u64) -> bool {
         let keys: Vec<Option<MergedKey>> = summary
             .keys
             .iter()
             .map(|key| {
-                let limit = summary.names.get(key.name).filter(|_| key.text.len() <= MAX_TEXT_BYTES)?;
-                Some(MergedKey { limit: self.limit(limit)?, text: key.text.as_str().into() })
+                let limit = summary.names.get(key.name).filter(|_| key.text.len() <= MAX_KEY_TEXT_BYTES)?;
+                Some(MergedKey { limit: self.find_or_add_limit_name(limit)?, text: key.text.as_str().into() })
             })
             .collect();
         let mut is_complete = true;
         let mut known = HashSet::new();
         for of_summary in &summary.minutes {
-            if !is_recent(of_summary.minute, minute) {
+            if !is_recent_minute(of_summary.minute, minute) {
                 continue;
             }
-            let is_valid = known.insert(of_summary.minute) && is_consistent(of_summary, &keys);
+            let is_valid = known.insert(of_summary.minute) && has_valid_counts(of_summary, &keys);
             is_complete &= is_valid;
             if is_valid {
-                self.minutes.entry(of_summary.minute).or_default().add(of_summary, &keys);
+                self.minutes.entry(of_summary.minute).or_default().add_minute(of_summary, &keys);
             }
         }
         is_complete
     }
 
     /// Name of a limit; `None` if it is too long or one too many.
-    fn limit(&mut self, name: &str) -> Option<Arc<LimitName>> {
+    fn find_or_add_limit_name(&mut self, name: &str) -> Option<Arc<LimitName>> {
         if let Some(limit) = self.limits.get(name) {
             return Some(Arc::clone(limit));
         }
         let has_room = name.len() <= MAX_LIMIT_NAME_BYTES && self.limits.len() < MAX_LIMITS;
         has_room.then(|| {
-            let limit = Arc::new(LimitName::of_published(name));
+            let limit = Arc::new(LimitName::from_published(name));
             self.limits.insert(name.to_owned(), Arc::clone(&limit));
             limit
         })
@@ -99,7 +99,7 @@ impl MergedKeys {
 
     /// Returns the keys rejected in the last `minutes` up to `minute`, by limits that `filter` accepts.
     pub fn snapshot(&self, minute: u64, minutes: u64, filter: impl Fn(&LimitName) -> bool) -> TopKeysSnapshot {
-        let first = (minute + 1).saturating_sub(minutes.clamp(1, MINUTES));
+        let first = (minute + 1).saturating_sub(minutes.clamp(1, KEPT_MINUTES));
         let mut max_missed = 0_u64;
         let mut sums: HashMap<&MergedKey, KeyTotal> = HashMap::new();
         for (_, merged) in self.minutes.iter().filter(|(at, _)| **at >= first) {
@@ -138,7 +138,7 @@ struct KeyTotal {
 }
 
 impl MergedMinute {
-    fn add(&mut self, summary: &MinuteSummary, keys: &[Option<MergedKey>]) {
+    fn add_minute(&mut self, summary: &MinuteSummary, keys: &[Option<MergedKey>]) {
         let floor = summary.max_missed;
         self.floor = self.floor.saturating_add(floor);
         let mut known = HashSet::new();
@@ -151,15 +151,15 @@ impl MergedMinute {
             merged.at_least = merged.at_least.saturating_add(count.at_least);
             merged.excess = merged.excess.saturating_add(count.at_most.saturating_sub(covered));
         }
-        if self.keys.len() > 2 * MAX_KEYS {
-            self.drop_smallest();
+        if self.keys.len() > 2 * MAX_KEYS_PER_MINUTE {
+            self.drop_smallest_keys();
         }
     }
 
-    /// Keeps [`MAX_KEYS`] keys.
-    fn drop_smallest(&mut self) {
+    /// Keeps [`MAX_KEYS_PER_MINUTE`] keys.
+    fn drop_smallest_keys(&mut self) {
         let mut excesses: Vec<u64> = self.keys.values().map(|count| count.excess).collect();
-        let (_, largest_dropped, _) = excesses.select_nth_unstable_by(MAX_KEYS, |a, b| b.cmp(a));
+        let (_, largest_dropped, _) = excesses.select_nth_unstable_by(MAX_KEYS_PER_MINUTE, |a, b| b.cmp(a));
         let largest_dropped = *largest_dropped;
         self.keys.retain(|_, count| count.excess > largest_dropped);
         self.dropped = self.dropped.max(largest_dropped);
@@ -171,12 +171,12 @@ impl MergedMinute {
     }
 }
 
-fn is_recent(minute: u64, current: u64) -> bool {
-    minute <= current.saturating_add(1) && minute.saturating_add(MINUTES) > current
+fn is_recent_minute(minute: u64, current: u64) -> bool {
+    minute <= current.saturating_add(1) && minute.saturating_add(KEPT_MINUTES) > current
 }
 
 /// True if all keys exist, and all bounds are in order.
-fn is_consistent(minute: &MinuteSummary, keys: &[Option<MergedKey>]) -> bool {
+fn has_valid_counts(minute: &MinuteSummary, keys: &[Option<MergedKey>]) -> bool {
     minute
         .counts
         .iter()
@@ -189,12 +189,12 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{MAX_KEYS, MergedKeys};
+    use super::{MAX_KEYS_PER_MINUTE, MergedKeys};
     use crate::base::clock::Time;
-    use crate::serve::fleet::collect::{Names, add_keys};
     use crate::serve::fleet::summary::{KeyCountSummary, KeySummary, MinuteSummary, ReplicaSummary};
+    use crate::serve::fleet::summary_collector::{ListedLimitNames, add_rejected_keys};
     use crate::telemetry::metrics::limit_stats::{LimitName, LimitStats};
-    use crate::telemetry::top_keys::{KeyRejection, MINUTES, TopKeys};
+    use crate::telemetry::top_keys::{KEPT_MINUTES, KeyRejection, TopKeys};
 
     /// First minute of the tests.
     const FIRST: u64 = 30_000_000;
@@ -205,8 +205,8 @@ mod tests {
 
     /// Summary of these rejections, with room for this many bytes of keys.
     fn summary(top_keys: &TopKeys, room: usize) -> ReplicaSummary {
-        let (mut summary, mut names) = (ReplicaSummary::default(), Names::default());
-        add_keys(&mut summary, &top_keys.by_minute(minute(5)), &mut names, room);
+        let (mut summary, mut names) = (ReplicaSummary::default(), ListedLimitNames::default());
+        add_rejected_keys(&mut summary, &top_keys.rejected_keys_by_minute(minute(5)), &mut names, room);
         summary.names = names.listed;
         summary
     }
@@ -228,18 +228,18 @@ mod tests {
                 // Each process hashes keys in its own way.
                 let id = (key as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835 + replica as u128 * 2);
                 let rejection = KeyRejection { id, limit, hits };
-                replicas[replica].record(rejection, minute(at), |pushed| pushed.extend_from_slice(text.as_bytes()));
-                *truth.entry((limit.name().key().to_owned(), text)).or_default() += hits;
+                replicas[replica].record_rejection(rejection, minute(at), |pushed| pushed.extend_from_slice(text.as_bytes()));
+                *truth.entry((limit.name().as_str().to_owned(), text)).or_default() += hits;
             }
             let mut merged = MergedKeys::default();
             for top_keys in &replicas {
-                prop_assert!(merged.add(&summary(top_keys, room), FIRST + 5));
+                prop_assert!(merged.add_summary(&summary(top_keys, room), FIRST + 5));
             }
-            let found = merged.snapshot(FIRST + 5, MINUTES, |_| true);
+            let found = merged.snapshot(FIRST + 5, KEPT_MINUTES, |_| true);
             let bounds: BTreeMap<_, _> = found
                 .keys
                 .iter()
-                .map(|key| ((key.limit.key().to_owned(), key.text.to_string()), (key.at_least, key.at_most)))
+                .map(|key| ((key.limit.as_str().to_owned(), key.text.to_string()), (key.at_least, key.at_most)))
                 .collect();
             for (key, hits) in &truth {
                 match bounds.get(key) {
@@ -266,12 +266,12 @@ mod tests {
     fn keys_are_bounded_and_those_dropped_are_in_the_bound() {
         let mut merged = MergedKeys::default();
         for part in 0..5 {
-            let keys = (0..MAX_KEYS).map(|key| (part * MAX_KEYS + key, 1 + (key % 7) as u64));
-            assert!(merged.add(&exact(keys), FIRST));
-            assert!(merged.minutes[&FIRST].keys.len() <= 2 * MAX_KEYS, "{part}");
+            let keys = (0..MAX_KEYS_PER_MINUTE).map(|key| (part * MAX_KEYS_PER_MINUTE + key, 1 + (key % 7) as u64));
+            assert!(merged.add_summary(&exact(keys), FIRST));
+            assert!(merged.minutes[&FIRST].keys.len() <= 2 * MAX_KEYS_PER_MINUTE, "{part}");
         }
         // A key that was dropped comes back.
-        assert!(merged.add(&exact([(0, 10)].into_iter()), FIRST));
+        assert!(merged.add_summary(&exact([(0, 10)].into_iter()), FIRST));
         let found = merged.snapshot(FIRST, 1, |_| true);
         let key = found.keys.iter().find(|key| &*key.text == "0").expect("the last key is kept");
         assert!(key.at_least <= 11 && 11 <= key.at_most, "{key:?}");
@@ -290,13 +290,13 @@ mod tests {
             let mut summary = exact([(1, 5)].into_iter());
             change(&mut summary);
             let mut merged = MergedKeys::default();
-            assert!(!merged.add(&summary, FIRST), "{summary:?}");
+            assert!(!merged.add_summary(&summary, FIRST), "{summary:?}");
             assert!(merged.snapshot(FIRST, 1, |_| true).keys.is_empty());
         }
         let mut far = exact([(1, 5)].into_iter());
         far.minutes[0].minute = u64::MAX;
         let mut merged = MergedKeys::default();
-        assert!(merged.add(&far, FIRST));
+        assert!(merged.add_summary(&far, FIRST));
         assert!(merged.snapshot(FIRST, 1, |_| true).keys.is_empty());
     }
 }

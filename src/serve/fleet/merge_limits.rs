@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::summary::{LimitSummary, ReplicaSummary, decode_sketch};
-use crate::telemetry::hyperloglog::DistinctKeys;
+use crate::telemetry::hyperloglog::DistinctKeySketch;
 
 /// Maximum number of limits; the others are left out.
 const MAX_LIMITS: usize = 20_000;
@@ -39,20 +39,20 @@ pub struct MergedLimit {
 /// Union of sketches.
 #[derive(Debug, Default)]
 pub struct MergedDistinctKeys {
-    union: DistinctKeys,
+    union: DistinctKeySketch,
     merged: usize,
 }
 
 impl MergedLimits {
     /// Adds the limits of a summary; its sketches count if they have the seed `distinct_seed`.
-    pub fn add(&mut self, summary: &ReplicaSummary, distinct_seed: Option<&str>) {
+    pub fn add_summary(&mut self, summary: &ReplicaSummary, distinct_seed: Option<&str>) {
         let has_seed = distinct_seed.is_some() && summary.distinct_seed.as_deref() == distinct_seed;
         self.left_out = self.left_out.saturating_add(summary.limits_left_out);
         for limit in &summary.limits {
             let name = summary.names.get(limit.name).filter(|name| name.len() <= MAX_LIMIT_NAME_BYTES);
             let has_room = |name: &String| self.by_name.len() < MAX_LIMITS || self.by_name.contains_key(name);
             match name.filter(|name| has_room(name)) {
-                Some(name) => self.by_name.entry(name.clone()).or_default().add(limit, has_seed),
+                Some(name) => self.by_name.entry(name.clone()).or_default().add_limit_summary(limit, has_seed),
                 None => self.left_out = self.left_out.saturating_add(1),
             }
         }
@@ -60,14 +60,14 @@ impl MergedLimits {
 }
 
 impl MergedLimit {
-    fn add(&mut self, limit: &LimitSummary, has_seed: bool) {
+    fn add_limit_summary(&mut self, limit: &LimitSummary, has_seed: bool) {
         self.replicas += 1;
         self.matched = self.matched.saturating_add(limit.matched);
         self.rejected = self.rejected.saturating_add(limit.rejected);
         self.near_limit_hits = self.near_limit_hits.saturating_add(limit.near_limit_hits);
         if has_seed {
-            self.keys.add(limit.keys.as_deref());
-            self.rejected_keys.add(limit.rejected_keys.as_deref());
+            self.keys.merge_sketch(limit.keys.as_deref());
+            self.rejected_keys.merge_sketch(limit.rejected_keys.as_deref());
         }
     }
 
@@ -83,7 +83,7 @@ impl MergedLimit {
 }
 
 impl MergedDistinctKeys {
-    fn add(&mut self, sketch: Option<&str>) {
+    fn merge_sketch(&mut self, sketch: Option<&str>) {
         if let Some(sketch) = sketch.and_then(decode_sketch) {
             self.union.merge(&sketch);
             self.merged += 1;
@@ -99,10 +99,10 @@ impl MergedDistinctKeys {
 mod tests {
     use super::{MAX_LIMITS, MergedLimits};
     use crate::serve::fleet::summary::{LimitSummary, ReplicaSummary, encode_sketch};
-    use crate::telemetry::hyperloglog::DistinctKeys;
+    use crate::telemetry::hyperloglog::DistinctKeySketch;
 
     fn with_sketch(seed: &str) -> ReplicaSummary {
-        let keys = DistinctKeys::from_set_registers([(1, 1), (2, 3)]).expect("both are in range");
+        let keys = DistinctKeySketch::from_set_registers([(1, 1), (2, 3)]).expect("both are in range");
         ReplicaSummary {
             distinct_seed: Some(seed.to_owned()),
             names: vec!["shop.a".to_owned()],
@@ -114,12 +114,12 @@ mod tests {
     #[test]
     fn distinct_keys_of_another_seed_are_not_merged() {
         let mut merged = MergedLimits::default();
-        merged.add(&with_sketch("a"), Some("a"));
+        merged.add_summary(&with_sketch("a"), Some("a"));
         assert_eq!(merged.by_name["shop.a"].distinct_keys(), Some(2));
         // The same sketch is the same keys.
-        merged.add(&with_sketch("a"), Some("a"));
+        merged.add_summary(&with_sketch("a"), Some("a"));
         assert_eq!(merged.by_name["shop.a"].distinct_keys(), Some(2));
-        merged.add(&with_sketch("b"), Some("a"));
+        merged.add_summary(&with_sketch("b"), Some("a"));
         assert_eq!(merged.by_name["shop.a"].distinct_keys(), None);
         assert_eq!(merged.by_name["shop.a"].matched, 6);
     }
@@ -130,7 +130,8 @@ mod tests {
         for part in 0..3 {
             let names: Vec<String> = (0..MAX_LIMITS / 2).map(|name| format!("{part}.{name}")).collect();
             let limits = (0..names.len()).map(|name| LimitSummary { name, ..LimitSummary::default() }).collect();
-            merged.add(&ReplicaSummary { names, limits, limits_left_out: 7, ..ReplicaSummary::default() }, None);
+            merged
+                .add_summary(&ReplicaSummary { names, limits, limits_left_out: 7, ..ReplicaSummary::default() }, None);
         }
         assert_eq!((merged.by_name.len(), merged.left_out), (MAX_LIMITS, MAX_LIMITS / 2 + 3 * 7));
     }

@@ -5,16 +5,18 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-use super::findings::{FleetFinding, find_differences, shown_hash};
+use super::findings::{FleetFinding, abbreviate_hash, find_differences};
 use super::merge_limits::MergedLimit;
-use super::summary::{DecisionsByVerdict, LatencySummary, ReplicaSummary, RulesSummary, StoreSummary, SummaryValues};
+use super::summary::{
+    DecisionsByVerdict, LatencySummary, PublishedKeyForm, ReplicaSummary, RulesSummary, StoreSummary,
+};
 use super::view::FleetView;
 use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
 use crate::rules::rule::set::RuleSet;
 use crate::serve::report::Format;
 use crate::serve::report::top::{TopQuery, TopReport};
-use crate::telemetry::hyperloglog::STANDARD_ERROR;
+use crate::telemetry::hyperloglog::RELATIVE_STANDARD_ERROR;
 use crate::telemetry::metrics::histogram::quantile_us;
 
 /// Query of `/fleet`.
@@ -24,7 +26,7 @@ pub struct FleetQuery {
     /// Format of the report.
     pub format: Format,
     /// Contents of the text form.
-    pub show: FleetPart,
+    pub show: FleetTextContent,
     /// Number of minutes, including the current one: 1 to 10, default 5.
     pub minutes: Option<u64>,
     /// Maximum number of keys and of limits: 1 to 1000, default 100 limits and 10 keys.
@@ -36,7 +38,7 @@ pub struct FleetQuery {
 /// Contents of the text form.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum FleetPart {
+pub enum FleetTextContent {
     /// Replicas, findings and rejected keys.
     #[default]
     Keys,
@@ -44,10 +46,10 @@ pub enum FleetPart {
     Rules,
 }
 
-const DEFAULT_LIMITS: usize = 100;
+const DEFAULT_SHOWN_LIMITS: usize = 100;
 /// Shortest time that a rate is computed from, in microseconds: a call in the first millisecond is not 1000 a second.
-const MIN_SPAN_US: u64 = 1_000_000;
-const MAX_LIMITS: usize = 1000;
+const MIN_RATE_SPAN_US: u64 = 1_000_000;
+const MAX_SHOWN_LIMITS: usize = 1000;
 
 /// Report on the fleet.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -63,7 +65,7 @@ pub struct FleetReport {
     /// Findings.
     pub findings: Vec<FleetFinding>,
     /// Decisions of all replicas in about the last minute.
-    pub recent: FleetRecent,
+    pub recent: RecentDecisions,
     /// Keys that all replicas together rejected most.
     pub top: TopReport,
     /// Number of limits that match the query, in the report or not.
@@ -100,14 +102,14 @@ pub struct ReplicaReport {
     /// State of the store.
     pub store: StoreSummary,
     /// Form of the keys that it published.
-    pub values: SummaryValues,
+    pub values: PublishedKeyForm,
     /// Decisions in about the last minute.
-    pub recent: FleetRecent,
+    pub recent: RecentDecisions,
 }
 
 /// Decisions in about the last minute.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub struct FleetRecent {
+pub struct RecentDecisions {
     /// Calls per second.
     pub calls_per_s: f64,
     /// Decisions of limits per second.
@@ -117,14 +119,14 @@ pub struct FleetRecent {
     /// Decisions of limits by verdict.
     pub verdicts: DecisionsByVerdict,
     /// Duration of decisions; null if it has other bounds than this version of tollkeeper.
-    pub latency_us: Option<Latency>,
+    pub latency_us: Option<LatencyPercentiles>,
     /// Number of replicas without a part in `latency_us`, because their histograms have other bounds.
     pub latency_left_out: usize,
 }
 
 /// Upper bounds of durations in microseconds; null without decisions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-pub struct Latency {
+pub struct LatencyPercentiles {
     /// Median.
     pub p50: Option<u64>,
     /// 90th percentile.
@@ -169,49 +171,52 @@ impl FleetReport {
     /// Computes the report; `rules` are those of this replica.
     pub fn new(view: &FleetView, rules: Option<&RuleSet>, query: &FleetQuery) -> Self {
         let top = TopQuery { minutes: query.minutes, most: query.most, rule: query.rule.clone(), ..Default::default() };
-        let snapshot = |minutes| view.keys.snapshot(view.minute(), minutes, |name| top.matches(name));
+        let snapshot = |minutes| view.keys.snapshot(view.unix_minute(), minutes, |name| top.matches_limit_name(name));
         let mut limits: Vec<FleetLimit> = view
             .limits
             .by_name
             .iter()
-            .filter(|(name, _)| query.matches(name))
+            .filter(|(name, _)| query.matches_limit_name(name))
             .map(|(name, limit)| FleetLimit::new(name, limit))
             .collect();
         limits.sort_by(|a, b| (b.rejected, b.matched, &a.rule).cmp(&(a.rejected, a.matched, &b.rule)));
         let all_limits = limits.len();
-        limits.truncate(query.most.unwrap_or(DEFAULT_LIMITS).clamp(1, MAX_LIMITS));
+        limits.truncate(query.most.unwrap_or(DEFAULT_SHOWN_LIMITS).clamp(1, MAX_SHOWN_LIMITS));
         if let Some(rules) = rules {
             mark_shadow_and_candidates(&mut limits, rules);
         }
         Self {
             problem: view.problem.clone(),
             at: view.now.to_string(),
-            replicas: (0..).zip(&view.replicas).map(|(index, replica)| report_replica(view, index, replica)).collect(),
+            replicas: (0..)
+                .zip(&view.replicas)
+                .map(|(index, replica)| build_replica_report(view, index, replica))
+                .collect(),
             left_out: view
                 .left_out
                 .iter()
-                .map(|(reason, count)| LeftOutSummaries { reason: reason.text().to_owned(), summaries: *count })
+                .map(|(reason, count)| LeftOutSummaries { reason: reason.description().to_owned(), summaries: *count })
                 .collect(),
             findings: find_differences(&view.replicas, view.now),
-            recent: sum_recent(&view.replicas),
-            top: TopReport::of_snapshots(snapshot, &top),
+            recent: sum_recent_decisions(&view.replicas),
+            top: TopReport::from_snapshot(snapshot, &top),
             limits: all_limits,
             limits_left_out: view.limits.left_out,
-            distinct_standard_error: STANDARD_ERROR,
+            distinct_standard_error: RELATIVE_STANDARD_ERROR,
             rules: limits,
         }
     }
 }
 
 impl FleetQuery {
-    fn matches(&self, name: &str) -> bool {
+    fn matches_limit_name(&self, name: &str) -> bool {
         let Some(rule) = &self.rule else { return true };
         name.strip_prefix(rule.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
     }
 }
 
 /// Describes one replica; the first is this process.
-fn report_replica(view: &FleetView, index: usize, replica: &ReplicaSummary) -> ReplicaReport {
+fn build_replica_report(view: &FleetView, index: usize, replica: &ReplicaSummary) -> ReplicaReport {
     let since_s = |at_us: u64| view.now.as_micros().saturating_sub(at_us) / 1_000_000;
     ReplicaReport {
         name: replica.name.clone(),
@@ -225,7 +230,7 @@ fn report_replica(view: &FleetView, index: usize, replica: &ReplicaSummary) -> R
         slot: replica.slot,
         store: replica.store.clone(),
         values: replica.values,
-        recent: sum_recent(std::slice::from_ref(replica)),
+        recent: sum_recent_decisions(std::slice::from_ref(replica)),
     }
 }
 
@@ -251,7 +256,7 @@ fn mark_shadow_and_candidates(limits: &mut [FleetLimit], rules: &RuleSet) {
         limits.iter_mut().map(|limit| (limit.rule.clone(), limit)).collect();
     for compiled in rules.rules() {
         for limit in compiled.limits.iter().filter(|limit| limit.shadow || limit.candidate) {
-            if let Some(found) = by_name.get_mut(limit.stats.name().key()) {
+            if let Some(found) = by_name.get_mut(limit.stats.name().as_str()) {
                 (found.shadow_mode, found.candidate) = (limit.shadow, limit.candidate);
             }
         }
@@ -259,23 +264,23 @@ fn mark_shadow_and_candidates(limits: &mut [FleetLimit], rules: &RuleSet) {
 }
 
 /// Sums what the replicas decided; rates are sums of their rates.
-fn sum_recent(replicas: &[ReplicaSummary]) -> FleetRecent {
-    let mut sum = FleetRecent::default();
+fn sum_recent_decisions(replicas: &[ReplicaSummary]) -> RecentDecisions {
+    let mut sum = RecentDecisions::default();
     let mut latency: Option<LatencySummary> = None;
     for replica in replicas {
         let of_replica = &replica.recent;
         #[expect(clippy::cast_precision_loss, reason = "rates need no more digits")]
-        let rate = |count: u64| count as f64 * 1e6 / of_replica.span_us.max(MIN_SPAN_US) as f64;
+        let rate = |count: u64| count as f64 * 1e6 / of_replica.span_us.max(MIN_RATE_SPAN_US) as f64;
         sum.calls_per_s += rate(of_replica.calls);
         sum.decisions_per_s += rate(of_replica.verdicts.total());
         sum.rejected_per_s += rate(of_replica.verdicts.over_limit);
-        sum.verdicts = sum.verdicts.combine(of_replica.verdicts, u64::saturating_add);
+        sum.verdicts = sum.verdicts.combine_counts(of_replica.verdicts, u64::saturating_add);
         match latency.clone().unwrap_or_default().merge(&of_replica.latency) {
             Some(merged) => latency = Some(merged),
             None => sum.latency_left_out += 1,
         }
     }
-    sum.latency_us = latency.map(|latency| Latency {
+    sum.latency_us = latency.map(|latency| LatencyPercentiles {
         p50: quantile_us(&latency.counts, 500),
         p90: quantile_us(&latency.counts, 900),
         p99: quantile_us(&latency.counts, 990),
@@ -284,11 +289,11 @@ fn sum_recent(replicas: &[ReplicaSummary]) -> FleetRecent {
 }
 
 /// Width of a terminal.
-const MAX_COLUMNS: usize = 80;
+const MAX_TEXT_COLUMNS: usize = 80;
 
 impl FleetReport {
     /// Formats the report as text.
-    pub fn text(&self, part: FleetPart) -> String {
+    pub fn format_text(&self, part: FleetTextContent) -> String {
         let mut page = String::new();
         if let Some(problem) = &self.problem {
             let _ = writeln!(page, "This replica only: {}\n", escape_unprintable(problem));
@@ -315,9 +320,9 @@ impl FleetReport {
         }
         page.push('\n');
         match part {
-            FleetPart::Keys => page += &self.top.text(),
-            FleetPart::Rules if self.rules.is_empty() => page += "no limit matches\n",
-            FleetPart::Rules => {
+            FleetTextContent::Keys => page += &self.top.format_text(),
+            FleetTextContent::Rules if self.rules.is_empty() => page += "no limit matches\n",
+            FleetTextContent::Rules => {
                 let headings = ["MATCHED", "REJECTED", "NEAR", "KEYS", "REJECTED KEYS", "REPLICAS", "RULE"];
                 page += &format_table(&headings, self.rules.iter().map(FleetLimit::format_row), NumberAlignment::Right);
                 if self.limits > self.rules.len() {
@@ -325,7 +330,7 @@ impl FleetReport {
                 }
             }
         }
-        if part == FleetPart::Rules && self.limits_left_out > 0 {
+        if part == FleetTextContent::Rules && self.limits_left_out > 0 {
             let count = self.limits_left_out;
             let _ =
                 writeln!(page, "\nLimits without room in the summary of a replica: {count}. Counts leave them out.");
@@ -342,7 +347,7 @@ impl FleetReport {
     }
 }
 
-impl FleetRecent {
+impl RecentDecisions {
     /// Formats the cells of the rates and of the duration.
     fn format_cells(&self) -> [String; 3] {
         let p99 = self.latency_us.and_then(|latency| latency.p99);
@@ -366,7 +371,7 @@ impl ReplicaReport {
             rejected,
             p99,
             store,
-            escape_unprintable(&shown_hash(&self.rules.hash)),
+            escape_unprintable(&abbreviate_hash(&self.rules.hash)),
             self.slot.map_or_else(|| "-".to_owned(), |slot| slot.to_string()),
             format_age(self.age_s),
             format!("{}{this}", escape_unprintable(&self.name)),
@@ -420,7 +425,7 @@ fn wrap_text(text: &str, indent: &str) -> String {
     let mut column = 0;
     for word in text.split_whitespace() {
         let width = word.chars().count();
-        if column > 0 && column + 1 + width <= MAX_COLUMNS {
+        if column > 0 && column + 1 + width <= MAX_TEXT_COLUMNS {
             lines += " ";
             column += 1;
         } else {

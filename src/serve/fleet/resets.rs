@@ -11,31 +11,31 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
-use super::authentication::{SummaryKey, open_message};
-use super::exchange::FleetKeys;
+use super::authentication::{AuthenticationKey, check_authentication_code};
+use super::redis_client::FleetRedisKeys;
 use crate::base::clock::Clock;
 use crate::decide::log::record::{EntryRecord, OverrideRecord};
 use crate::limit::request::{Descriptor, Entry, Hits, Request};
-use crate::serve::grpc::service::{DEFAULT_DEADLINE, Service};
+use crate::serve::grpc::service::{DEFAULT_DEADLINE, RateLimitService};
 use crate::settings::fleet::FleetRedis;
 use crate::store::client::redis::key_connection::{KeyCommandError, KeyConnection};
 use crate::store::client::redis::resp::{Reply, bytes, time};
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Time before the start of reading from which on entries count, so that none is missed at a new connection.
-const OVERLAP_MS: u64 = 2000;
+const START_OVERLAP_MS: u64 = 2000;
 /// Pause after entries, which bounds what a flood of them costs.
-const PAUSE: Duration = Duration::from_millis(20);
+const PAUSE_AFTER_ENTRIES: Duration = Duration::from_millis(20);
 /// Pause after a failure.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause after Redis rejected the command, which takes longer to mend.
-const REFUSED_INTERVAL: Duration = Duration::from_secs(5);
+const RETRY_INTERVAL_AFTER_REFUSAL: Duration = Duration::from_secs(5);
 /// Shortest time between two equal log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Time for which Redis holds a read while there are no entries.
-const BLOCK: Duration = Duration::from_secs(5);
+const XREAD_BLOCK_TIME: Duration = Duration::from_secs(5);
 /// Upper bound on the wait for a reply beyond that.
-const TIMEOUT: Duration = Duration::from_secs(2);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of descriptors of an entry; `/reset` takes no more.
 const MAX_DESCRIPTORS: usize = 100;
 
@@ -88,12 +88,16 @@ pub(super) struct ResetReader {
 impl ResetReader {
     /// Starts to look for the server. Needs a tokio runtime.
     pub(super) fn start(redis: &FleetRedis) -> Self {
-        let key = FleetKeys::new(&redis.key_prefix).resets;
+        let key = FleetRedisKeys::new(&redis.key_prefix).resets;
         Self { connection: KeyConnection::start(&redis.deployment, &key), key }
     }
 
     /// Drops what this process caches about counters that others reset, for ever.
-    pub(super) async fn follow(mut self, service: Arc<Service>, authentication: Option<SummaryKey>) {
+    pub(super) async fn follow_resets(
+        mut self,
+        service: Arc<RateLimitService>,
+        authentication: Option<AuthenticationKey>,
+    ) {
         let failure_log = LogThrottle::every(LOG_INTERVAL);
         loop {
             // Entries may be lost or unreadable: begin at the current time again.
@@ -106,30 +110,30 @@ impl ResetReader {
                 let fix = "give the user of Redis the commands of docs/redis.md";
                 tracing::warn!(%error, fix, suppressed, "cannot read resets of other replicas: caches end after a second");
             }
-            sleep(if is_transient { RETRY_INTERVAL } else { REFUSED_INTERVAL }).await;
+            sleep(if is_transient { RETRY_INTERVAL } else { RETRY_INTERVAL_AFTER_REFUSAL }).await;
         }
     }
 
     /// Passes entries to `apply` until Redis fails.
     async fn follow_from_now(&mut self, apply: impl Fn(&ResetEntry)) -> Result<(), KeyCommandError> {
-        let reply = self.connection.call(&[b"TIME"], TIMEOUT).await?;
+        let reply = self.connection.call(&[b"TIME"], REPLY_TIMEOUT).await?;
         let milliseconds = time(&reply).unwrap_or_default().as_micros() / 1000;
-        let mut last = format!("{}-0", milliseconds.saturating_sub(OVERLAP_MS)).into_bytes();
+        let mut last = format!("{}-0", milliseconds.saturating_sub(START_OVERLAP_MS)).into_bytes();
         loop {
-            let entries = self.next(&last).await?;
+            let entries = self.read_next_entries(&last).await?;
             entries.iter().for_each(&apply);
             if let Some(newest) = entries.into_iter().next_back() {
                 last = newest.id;
-                sleep(PAUSE).await;
+                sleep(PAUSE_AFTER_ENTRIES).await;
             }
         }
     }
 
-    /// Waits up to [`BLOCK`] for entries after `last`, and returns them in their order.
-    async fn next(&mut self, last: &[u8]) -> Result<Vec<ResetEntry>, KeyCommandError> {
-        let block = BLOCK.as_millis().to_string();
+    /// Waits up to [`XREAD_BLOCK_TIME`] for entries after `last`, and returns them in their order.
+    async fn read_next_entries(&mut self, last: &[u8]) -> Result<Vec<ResetEntry>, KeyCommandError> {
+        let block = XREAD_BLOCK_TIME.as_millis().to_string();
         let words: [&[u8]; 8] = [b"XREAD", b"COUNT", b"16", b"BLOCK", block.as_bytes(), b"STREAMS", &self.key, last];
-        let reply = self.connection.call(&words, BLOCK + TIMEOUT).await?;
+        let reply = self.connection.call(&words, XREAD_BLOCK_TIME + REPLY_TIMEOUT).await?;
         // One stream: its key, and its entries, each an id and a list of names and values.
         let streams = as_array(&reply).unwrap_or_default();
         let entries = streams.first().and_then(|stream| as_array(as_array(stream)?.get(1)?)).unwrap_or_default();
@@ -146,21 +150,22 @@ fn as_array(reply: &Reply) -> Option<&[Reply]> {
     if let Reply::Array(parts) = reply { Some(parts) } else { None }
 }
 
-fn apply_reset(service: &Service, entry: &ResetEntry, key: Option<&SummaryKey>) {
-    let Ok(Ok(message)) = open_message(&entry.sealed, key).map(serde_json::from_slice::<ResetMessage<'_>>) else {
+fn apply_reset(service: &RateLimitService, entry: &ResetEntry, key: Option<&AuthenticationKey>) {
+    let Ok(Ok(message)) = check_authentication_code(&entry.sealed, key).map(serde_json::from_slice::<ResetMessage<'_>>)
+    else {
         return;
     };
     if message.descriptors.len() > MAX_DESCRIPTORS {
         return;
     }
     for descriptor in &message.descriptors {
-        forget_reset_counters(service, &message.domain, descriptor);
+        forget_cached_counters(service, &message.domain, descriptor);
     }
     tracing::debug!(domain = message.domain, "dropped what was cached about counters that were reset");
 }
 
 /// Drops what this process caches about the counters of a descriptor that another replica reset.
-fn forget_reset_counters(service: &Service, domain: &str, descriptor: &ResetDescriptor<'_>) {
+fn forget_cached_counters(service: &RateLimitService, domain: &str, descriptor: &ResetDescriptor<'_>) {
     let parts = descriptor.entries.iter().map(|entry| Some([entry.key_bytes()?, entry.value_bytes()?]));
     let Some(parts) = parts.collect::<Option<Vec<_>>>() else { return };
     let sent = Descriptor {
@@ -171,5 +176,5 @@ fn forget_reset_counters(service: &Service, domain: &str, descriptor: &ResetDesc
     };
     let request = Request { domain, descriptors: [sent].into_iter().collect(), hits_addend: 0 };
     let Some(loaded) = service.rules.load_full() else { return };
-    service.decider.forget_cached(service.context(Some(&loaded), DEFAULT_DEADLINE), &request);
+    service.decider.forget_cached(service.build_decision_context(Some(&loaded), DEFAULT_DEADLINE), &request);
 }

@@ -1,22 +1,22 @@
-//! Summary that a replica publishes about itself: one JSON object of at most [`MAX_BYTES`].
+//! Summary that a replica publishes about itself: one JSON object of at most [`MAX_SUMMARY_BYTES`].
 //!
-//! Readers ignore fields that they do not know; a change that old readers would misread raises [`VERSION`]. Names and
-//! keys are listed once and referred to by index. Anyone who can write to Redis can publish a summary, so a reader
-//! trusts no number and no index in it.
+//! Readers ignore fields that they do not know; a change that old readers would misread raises [`SUMMARY_VERSION`].
+//! Names and keys are listed once and referred to by index. Anyone who can write to Redis can publish a summary, so a
+//! reader trusts no number and no index in it.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD_NO_PAD;
 use serde::{Deserialize, Serialize};
 
-use crate::telemetry::hyperloglog::DistinctKeys;
+use crate::telemetry::hyperloglog::DistinctKeySketch;
 use crate::telemetry::metrics::histogram::BOUNDS_US;
 
 /// Version of the format.
-pub const VERSION: u32 = 1;
+pub const SUMMARY_VERSION: u32 = 1;
 /// Version of the bounds of latency histograms; changes together with [`BOUNDS_US`].
 pub const LATENCY_BOUNDS_VERSION: u32 = 1;
 /// Maximum size of a published summary in bytes, its authentication code included.
-pub const MAX_BYTES: usize = 64 << 10;
+pub const MAX_SUMMARY_BYTES: usize = 64 << 10;
 
 /// Summary of a replica.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,7 +52,7 @@ pub struct ReplicaSummary {
     /// Number of limits for which there was no room.
     pub limits_left_out: usize,
     /// Form of the keys.
-    pub values: SummaryValues,
+    pub values: PublishedKeyForm,
     /// Rejected keys.
     pub keys: Vec<KeySummary>,
     /// Rejected hits of these keys by minute.
@@ -157,7 +157,7 @@ const fn is_zero(count: &u64) -> bool {
 /// Form of the keys in a summary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum SummaryValues {
+pub enum PublishedKeyForm {
     /// With values as sent.
     #[default]
     Plain,
@@ -206,7 +206,7 @@ pub struct KeyCountSummary {
     pub at_most: u64,
 }
 
-impl SummaryValues {
+impl PublishedKeyForm {
     /// Name for people.
     pub const fn name(self) -> &'static str {
         match self {
@@ -221,18 +221,18 @@ impl DecisionsByVerdict {
     /// Number of decisions.
     pub const fn total(&self) -> u64 {
         let Self { ok, over_limit, shadow, .. } = self;
-        ok.saturating_add(*over_limit).saturating_add(*shadow).saturating_add(self.by_policy())
+        ok.saturating_add(*over_limit).saturating_add(*shadow).saturating_add(self.decided_by_policy())
     }
 
     /// Number of decisions by failure policies.
-    pub const fn by_policy(&self) -> u64 {
+    pub const fn decided_by_policy(&self) -> u64 {
         let Self { local, allow, deny, error, .. } = self;
         local.saturating_add(*allow).saturating_add(*deny).saturating_add(*error)
     }
 
     /// Combines the counts of both, one by one.
     #[must_use]
-    pub fn combine(self, other: Self, with: impl Fn(u64, u64) -> u64) -> Self {
+    pub fn combine_counts(self, other: Self, with: impl Fn(u64, u64) -> u64) -> Self {
         Self {
             ok: with(self.ok, other.ok),
             over_limit: with(self.over_limit, other.over_limit),
@@ -264,14 +264,14 @@ impl LatencySummary {
 }
 
 /// Mark of the form that lists the set registers, three bytes each.
-const SPARSE: char = 's';
+const SPARSE_MARK: char = 's';
 /// Mark of the form with one byte for each register.
-const DENSE: char = 'd';
+const DENSE_MARK: char = 'd';
 /// Number of bytes of a set register in the sparse form.
-const SPARSE_BYTES: usize = 3;
+const BYTES_PER_SPARSE_REGISTER: usize = 3;
 
 /// Encodes a sketch as text: the registers that are set, or all of them if that is shorter, in base64.
-pub(super) fn encode_sketch(sketch: &DistinctKeys) -> String {
+pub(super) fn encode_sketch(sketch: &DistinctKeySketch) -> String {
     let sparse: Vec<u8> = sketch
         .set_registers()
         .flat_map(|(index, value)| {
@@ -279,23 +279,29 @@ pub(super) fn encode_sketch(sketch: &DistinctKeys) -> String {
             [low, high, value]
         })
         .collect();
-    if sparse.len() < DistinctKeys::REGISTERS {
-        return format!("{SPARSE}{}", BASE64_STANDARD_NO_PAD.encode(sparse));
+    if sparse.len() < DistinctKeySketch::REGISTERS {
+        return format!("{SPARSE_MARK}{}", BASE64_STANDARD_NO_PAD.encode(sparse));
     }
-    let mut dense = [0; DistinctKeys::REGISTERS];
+    let mut dense = [0; DistinctKeySketch::REGISTERS];
     sketch.set_registers().for_each(|(index, value)| dense[usize::from(index)] = value);
-    format!("{DENSE}{}", BASE64_STANDARD_NO_PAD.encode(dense))
+    format!("{DENSE_MARK}{}", BASE64_STANDARD_NO_PAD.encode(dense))
 }
 
 /// Decodes a sketch; `None` if the text is not one.
-pub(super) fn decode_sketch(text: &str) -> Option<DistinctKeys> {
+pub(super) fn decode_sketch(text: &str) -> Option<DistinctKeySketch> {
     let bytes = BASE64_STANDARD_NO_PAD.decode(text.get(1..)?).ok()?;
     match text.chars().next()? {
-        SPARSE if bytes.len() % SPARSE_BYTES == 0 && bytes.len() <= DistinctKeys::REGISTERS * SPARSE_BYTES => {
-            let set = bytes.chunks_exact(SPARSE_BYTES).map(|set| (u16::from_le_bytes([set[0], set[1]]), set[2]));
-            DistinctKeys::from_set_registers(set)
+        SPARSE_MARK
+            if bytes.len() % BYTES_PER_SPARSE_REGISTER == 0
+                && bytes.len() <= DistinctKeySketch::REGISTERS * BYTES_PER_SPARSE_REGISTER =>
+        {
+            let set =
+                bytes.chunks_exact(BYTES_PER_SPARSE_REGISTER).map(|set| (u16::from_le_bytes([set[0], set[1]]), set[2]));
+            DistinctKeySketch::from_set_registers(set)
         }
-        DENSE if bytes.len() == DistinctKeys::REGISTERS => DistinctKeys::from_set_registers((0..).zip(bytes)),
+        DENSE_MARK if bytes.len() == DistinctKeySketch::REGISTERS => {
+            DistinctKeySketch::from_set_registers((0..).zip(bytes))
+        }
         _ => None,
     }
 }
@@ -305,12 +311,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{decode_sketch, encode_sketch};
-    use crate::telemetry::hyperloglog::DistinctKeys;
+    use crate::telemetry::hyperloglog::DistinctKeySketch;
 
     proptest! {
         #[test]
         fn encoded_sketch_is_restored(set in prop::collection::vec((0_u16..512, 1_u8..56), 0..600)) {
-            let sketch = DistinctKeys::from_set_registers(set).expect("all are in range");
+            let sketch = DistinctKeySketch::from_set_registers(set).expect("all are in range");
             prop_assert_eq!(decode_sketch(&encode_sketch(&sketch)), Some(sketch));
         }
 

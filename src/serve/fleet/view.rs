@@ -2,21 +2,21 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::authentication::{SummaryError, SummaryKey, open_summary};
-use super::exchange::SUMMARY_LIFETIME;
+use super::authentication::{AuthenticationKey, SummaryError, decode_summary};
 use super::merge_keys::MergedKeys;
 use super::merge_limits::MergedLimits;
+use super::redis_client::SUMMARY_LIFETIME;
 use super::summary::ReplicaSummary;
 use crate::base::clock::{Time, to_micros};
 
 /// Tolerated difference between the time in a summary and that of Redis, in microseconds.
 const CLOCK_TOLERANCE_US: u64 = 5_000_000;
 /// Microseconds in a minute.
-const MINUTE_US: u64 = 60_000_000;
+const US_PER_MINUTE: u64 = 60_000_000;
 /// Maximum length of a text in a summary that is shown, in bytes.
-const MAX_SHOWN_BYTES: usize = 256;
+const MAX_SHOWN_TEXT_BYTES: usize = 256;
 /// Number of characters of an incarnation that tell replicas of one name apart.
-const SHOWN_ID_LENGTH: usize = 6;
+const SHOWN_ID_CHARS: usize = 6;
 
 /// Merged summaries of all replicas at one time.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub struct FleetView {
 
 /// Merges summaries one after the other.
 #[derive(Debug)]
-pub(super) struct ViewBuilder {
+pub(super) struct FleetViewBuilder {
     view: FleetView,
     distinct_seed: Option<String>,
     known: HashSet<String>,
@@ -45,12 +45,12 @@ pub(super) struct ViewBuilder {
 
 impl FleetView {
     /// Minute of the view since the Unix epoch.
-    pub const fn minute(&self) -> u64 {
-        self.now.as_micros() / MINUTE_US
+    pub const fn unix_minute(&self) -> u64 {
+        self.now.as_micros() / US_PER_MINUTE
     }
 }
 
-impl ViewBuilder {
+impl FleetViewBuilder {
     /// Starts with the summary of this replica.
     pub(super) fn new(own: ReplicaSummary, now: Time) -> Self {
         let view = FleetView {
@@ -63,23 +63,23 @@ impl ViewBuilder {
         };
         let mut builder = Self { view, distinct_seed: own.distinct_seed.clone(), known: HashSet::new() };
         builder.known.insert(own.incarnation.clone());
-        builder.merge(own);
+        builder.merge_summary(own);
         builder
     }
 
     /// Adds a summary that was published under `id`; that of this replica is not added again.
-    pub(super) fn add(&mut self, id: &str, sealed: &[u8], key: Option<&SummaryKey>) {
+    pub(super) fn add_published_summary(&mut self, id: &str, sealed: &[u8], key: Option<&AuthenticationKey>) {
         if !self.known.insert(id.to_owned()) {
             return;
         }
-        let summary = open_summary(sealed, key).and_then(|summary| self.check(id, summary));
+        let summary = decode_summary(sealed, key).and_then(|summary| self.check_summary(id, summary));
         match summary {
-            Ok(summary) => self.merge(summary),
+            Ok(summary) => self.merge_summary(summary),
             Err(reason) => *self.view.left_out.entry(reason).or_default() += 1,
         }
     }
 
-    fn check(&self, id: &str, summary: ReplicaSummary) -> Result<ReplicaSummary, SummaryError> {
+    fn check_summary(&self, id: &str, summary: ReplicaSummary) -> Result<ReplicaSummary, SummaryError> {
         let now_us = self.view.now.as_micros();
         let oldest = now_us.saturating_sub(to_micros(SUMMARY_LIFETIME)).saturating_sub(CLOCK_TOLERANCE_US);
         let newest = now_us.saturating_add(CLOCK_TOLERANCE_US);
@@ -91,7 +91,7 @@ impl ViewBuilder {
             summary.distinct_seed.as_ref(),
             Some(&summary.store.kind),
         ];
-        let is_short = texts.into_iter().flatten().all(|text| text.len() <= MAX_SHOWN_BYTES);
+        let is_short = texts.into_iter().flatten().all(|text| text.len() <= MAX_SHOWN_TEXT_BYTES);
         match summary {
             _ if summary.incarnation != id || !is_short => Err(SummaryError::Malformed),
             _ if !(oldest..=newest).contains(&summary.published_us) => Err(SummaryError::Outdated),
@@ -99,11 +99,11 @@ impl ViewBuilder {
         }
     }
 
-    fn merge(&mut self, mut summary: ReplicaSummary) {
-        if !self.view.keys.add(&summary, self.view.minute()) {
+    fn merge_summary(&mut self, mut summary: ReplicaSummary) {
+        if !self.view.keys.add_summary(&summary, self.view.unix_minute()) {
             *self.view.left_out.entry(SummaryError::Contradictory).or_default() += 1;
         }
-        self.view.limits.add(&summary, self.distinct_seed.as_deref());
+        self.view.limits.add_summary(&summary, self.distinct_seed.as_deref());
         // Only what is shown for each replica is kept.
         summary.names = Vec::new();
         summary.limits = Vec::new();
@@ -116,7 +116,7 @@ impl ViewBuilder {
     }
 
     /// Ends the view. `problem` tells why other replicas are missing.
-    pub(super) fn finish(mut self, problem: Option<String>) -> FleetView {
+    pub(super) fn finish_view(mut self, problem: Option<String>) -> FleetView {
         self.view.problem = problem;
         if let Some((_, others)) = self.view.replicas.split_first_mut() {
             others.sort_by(|a, b| (&a.name, &a.incarnation).cmp(&(&b.name, &b.incarnation)));
@@ -126,7 +126,7 @@ impl ViewBuilder {
     }
 
     /// Counts replicas beyond the maximum.
-    pub(super) fn count_beyond_maximum(&mut self, count: usize) {
+    pub(super) fn count_replicas_beyond_maximum(&mut self, count: usize) {
         if count > 0 {
             *self.view.left_out.entry(SummaryError::TooMany).or_default() += count;
         }
@@ -138,25 +138,25 @@ fn make_names_unique(replicas: &mut [ReplicaSummary]) {
     let mut counts: HashMap<String, usize> = HashMap::new();
     replicas.iter().for_each(|replica| *counts.entry(replica.name.clone()).or_default() += 1);
     for replica in replicas.iter_mut().filter(|replica| counts.get(&replica.name).is_some_and(|count| *count > 1)) {
-        let id: String = replica.incarnation.chars().take(SHOWN_ID_LENGTH).collect();
+        let id: String = replica.incarnation.chars().take(SHOWN_ID_CHARS).collect();
         replica.name = format!("{}/{id}", replica.name);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::ViewBuilder;
+    use super::FleetViewBuilder;
     use crate::base::clock::Time;
-    use crate::serve::fleet::authentication::{SummaryError, seal_summary};
+    use crate::serve::fleet::authentication::{SummaryError, encode_summary};
     use crate::serve::fleet::report::FleetReport;
-    use crate::serve::fleet::summary::{LATENCY_BOUNDS_VERSION, LatencySummary, ReplicaSummary, VERSION};
+    use crate::serve::fleet::summary::{LATENCY_BOUNDS_VERSION, LatencySummary, ReplicaSummary, SUMMARY_VERSION};
     use crate::telemetry::metrics::histogram::BOUNDS_US;
 
     const NOW_US: u64 = 1_800_000_000_000_000;
 
     fn summary(incarnation: &str) -> ReplicaSummary {
         let mut summary = ReplicaSummary {
-            v: VERSION,
+            v: SUMMARY_VERSION,
             incarnation: incarnation.to_owned(),
             name: "host".to_owned(),
             published_us: NOW_US,
@@ -168,9 +168,11 @@ mod tests {
     }
 
     fn view(others: &[ReplicaSummary]) -> super::FleetView {
-        let mut view = ViewBuilder::new(summary("0000000000"), Time::from_micros(NOW_US));
-        others.iter().for_each(|other| view.add(&other.incarnation, &seal_summary(other, None).unwrap(), None));
-        view.finish(None)
+        let mut view = FleetViewBuilder::new(summary("0000000000"), Time::from_micros(NOW_US));
+        others.iter().for_each(|other| {
+            view.add_published_summary(&other.incarnation, &encode_summary(other, None).unwrap(), None);
+        });
+        view.finish_view(None)
     }
 
     #[test]
@@ -190,7 +192,7 @@ mod tests {
         assert_eq!(report.recent.latency_left_out, 1);
         assert_eq!(report.recent.latency_us, report.replicas[0].recent.latency_us);
         assert!(report.recent.latency_us.is_some());
-        assert!(report.text(Default::default()).contains("other bounds and are left out: 1"));
+        assert!(report.format_text(Default::default()).contains("other bounds and are left out: 1"));
     }
 
     #[test]

@@ -9,11 +9,11 @@ use tokio::runtime::Builder;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::authentication::{SummaryKey, seal_message, seal_summary};
-use super::collect::{SummaryCollector, collect_summary, view_own_summary};
-use super::exchange::{Exchange, PUBLISH_INTERVAL, RedisTime};
+use super::authentication::{AuthenticationKey, add_authentication_code, encode_summary};
+use super::redis_client::{FleetRedisClient, PUBLISH_INTERVAL, RedisTime};
 use super::resets::ResetReader;
-use super::view::{FleetView, ViewBuilder};
+use super::summary_collector::{SummaryCollector, build_own_summary, build_view_of_this_replica};
+use super::view::{FleetView, FleetViewBuilder};
 use crate::base::clock::{Clock, Time, to_micros};
 use crate::base::random::random_u64_pair;
 use crate::base::sharded::lock_ignoring_poison;
@@ -24,11 +24,11 @@ use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::service_metrics::{HashSeed, ServiceMetrics};
 
 /// Round trip beyond which a reply does not tell the time.
-const MAX_UNCERTAINTY: Duration = Duration::from_millis(250);
+const MAX_CLOCK_UNCERTAINTY: Duration = Duration::from_millis(250);
 /// Upper bound on publishing a summary.
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(3);
 /// Upper bound on reading all summaries. A page waits for both bounds at most.
-const READ_TIMEOUT: Duration = Duration::from_secs(4);
+const READ_ALL_TIMEOUT: Duration = Duration::from_secs(4);
 /// Number of summaries after which the index is cleared of replicas that are gone.
 const PUBLICATIONS_PER_CLEANUP: u64 = 12;
 /// Upper bound on withdrawing the summary.
@@ -36,54 +36,54 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Shortest time between two equal log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Number of requests that may wait.
-const MAX_REQUESTS: usize = 16;
+const MAX_QUEUED_REQUESTS: usize = 16;
 
 /// Request to the worker.
 #[derive(Debug)]
-enum WorkerRequest {
+enum FleetWorkerRequest {
     Read(oneshot::Sender<FleetView>),
     Stop(oneshot::Sender<()>),
 }
 
 /// Reset that other replicas have to be told.
 #[derive(Debug)]
-struct Announcement {
+struct ResetAnnouncement {
     message: Vec<u8>,
     is_told: oneshot::Sender<bool>,
 }
 
 /// Handle to the thread, which ends when it is dropped.
 #[derive(Debug)]
-pub(super) struct WorkerHandle {
-    requests: mpsc::Sender<WorkerRequest>,
-    announcements: mpsc::Sender<Announcement>,
+pub(super) struct FleetWorkerHandle {
+    requests: mpsc::Sender<FleetWorkerRequest>,
+    announcements: mpsc::Sender<ResetAnnouncement>,
 }
 
 /// State of the thread.
 #[derive(Debug)]
-pub(super) struct Worker {
-    exchange: Arc<Exchange>,
+pub(super) struct FleetWorker {
+    exchange: Arc<FleetRedisClient>,
     publications: u64,
     collector: Arc<Mutex<SummaryCollector>>,
     incarnation: String,
-    key: Option<SummaryKey>,
+    key: Option<AuthenticationKey>,
     /// Time of Redis less that of this process, in microseconds.
     clock_offset_us: i64,
     failure_log: LogThrottle,
 }
 
-impl WorkerHandle {
+impl FleetWorkerHandle {
     /// Reads the summaries of all replicas; `None` if the thread has ended.
-    pub(super) async fn read(&self) -> Option<FleetView> {
+    pub(super) async fn read_view(&self) -> Option<FleetView> {
         let (reply, view) = oneshot::channel();
-        self.requests.send(WorkerRequest::Read(reply)).await.ok()?;
+        self.requests.send(FleetWorkerRequest::Read(reply)).await.ok()?;
         view.await.ok()
     }
 
     /// Tells all replicas that counters were reset; returns false if Redis failed.
     pub(super) async fn announce_reset(&self, message: Vec<u8>) -> bool {
         let (is_told, done) = oneshot::channel();
-        let sent = self.announcements.send(Announcement { message, is_told }).await;
+        let sent = self.announcements.send(ResetAnnouncement { message, is_told }).await;
         sent.is_ok() && done.await.unwrap_or(false)
     }
 
@@ -91,7 +91,7 @@ impl WorkerHandle {
     pub(super) async fn stop(&self) {
         let (reply, done) = oneshot::channel();
         let stop = async {
-            if self.requests.send(WorkerRequest::Stop(reply)).await.is_ok() {
+            if self.requests.send(FleetWorkerRequest::Stop(reply)).await.is_ok() {
                 let _ = done.await;
             }
         };
@@ -100,23 +100,23 @@ impl WorkerHandle {
     }
 }
 
-impl Worker {
+impl FleetWorker {
     /// Starts the thread.
     pub(super) fn start(
         redis: FleetRedis,
-        key: Option<SummaryKey>,
+        key: Option<AuthenticationKey>,
         collector: Arc<Mutex<SummaryCollector>>,
-    ) -> io::Result<WorkerHandle> {
-        let (sender, requests) = mpsc::channel(MAX_REQUESTS);
-        let (announcements, announced) = mpsc::channel(MAX_REQUESTS);
+    ) -> io::Result<FleetWorkerHandle> {
+        let (sender, requests) = mpsc::channel(MAX_QUEUED_REQUESTS);
+        let (announcements, announced) = mpsc::channel(MAX_QUEUED_REQUESTS);
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let incarnation = collect_summary(&collector, 0).incarnation;
+        let incarnation = build_own_summary(&collector, 0).incarnation;
         let run = move || {
             threads::lower_thread_priority();
             runtime.block_on(async move {
-                let exchange = Arc::new(Exchange::start(&redis.deployment, &redis.key_prefix));
+                let exchange = Arc::new(FleetRedisClient::start(&redis.deployment, &redis.key_prefix));
                 let service = Arc::clone(lock_ignoring_poison(&collector).service());
-                tokio::spawn(ResetReader::start(&redis).follow(service, key.clone()));
+                tokio::spawn(ResetReader::start(&redis).follow_resets(service, key.clone()));
                 // Apart from the worker, so that no reset waits until a thousand summaries are read.
                 tokio::spawn(announce_resets(Arc::clone(&exchange), key.clone(), announced));
                 let worker = Self {
@@ -128,14 +128,14 @@ impl Worker {
                     clock_offset_us: 0,
                     failure_log: LogThrottle::every(LOG_INTERVAL),
                 };
-                worker.run(requests).await;
+                worker.publish_and_serve_requests(requests).await;
             });
         };
         thread::Builder::new().name("fleet".to_owned()).spawn(run)?;
-        Ok(WorkerHandle { requests: sender, announcements })
+        Ok(FleetWorkerHandle { requests: sender, announcements })
     }
 
-    async fn run(mut self, mut requests: mpsc::Receiver<WorkerRequest>) {
+    async fn publish_and_serve_requests(mut self, mut requests: mpsc::Receiver<FleetWorkerRequest>) {
         let mut ticks = interval(PUBLISH_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -143,19 +143,19 @@ impl Worker {
                 // However often others read, this replica publishes.
                 biased;
                 _ = ticks.tick() => {
-                    self.collector().keep_totals();
-                    let published = timeout(PUBLISH_TIMEOUT, self.publish()).await;
+                    self.lock_collector().record_totals();
+                    let published = timeout(PUBLISH_TIMEOUT, self.publish_summary()).await;
                     if let Err(error) = published.unwrap_or(Err(RedisError::Timeout)) {
-                        self.log_failure(error);
+                        self.log_publish_failure(error);
                     }
                 }
                 request = requests.recv() => match request {
-                    Some(WorkerRequest::Read(reply)) => {
-                        let view = self.read().await;
+                    Some(FleetWorkerRequest::Read(reply)) => {
+                        let view = self.read_view().await;
                         let _ = reply.send(view);
                     }
-                    Some(WorkerRequest::Stop(reply)) => {
-                        let _ = timeout(STOP_TIMEOUT, self.exchange.withdraw(&self.incarnation)).await;
+                    Some(FleetWorkerRequest::Stop(reply)) => {
+                        let _ = timeout(STOP_TIMEOUT, self.exchange.withdraw_summary(&self.incarnation)).await;
                         let _ = reply.send(());
                         return;
                     }
@@ -165,42 +165,42 @@ impl Worker {
         }
     }
 
-    async fn publish(&mut self) -> Result<(), RedisError> {
-        let now = self.synchronize().await?;
+    async fn publish_summary(&mut self) -> Result<(), RedisError> {
+        let now = self.synchronize_clock().await?;
         let is_cleanup = self.publications.is_multiple_of(PUBLICATIONS_PER_CLEANUP);
         if is_cleanup {
-            self.agree_on_seed().await?;
+            self.agree_on_distinct_key_seed().await?;
         }
-        let mut summary = collect_summary(&self.collector, self.clock_offset_us);
-        let sealed = seal_summary(&summary, self.key.as_ref()).or_else(|| {
+        let mut summary = build_own_summary(&self.collector, self.clock_offset_us);
+        let sealed = encode_summary(&summary, self.key.as_ref()).or_else(|| {
             // The estimate of its size was wrong: the figures without names and keys always fit.
             summary.limits_left_out += summary.limits.len();
             summary.limits.clear();
             summary.keys.clear();
             summary.minutes.clear();
             summary.names.clear();
-            seal_summary(&summary, self.key.as_ref())
+            encode_summary(&summary, self.key.as_ref())
         });
         match sealed {
-            Some(sealed) => self.exchange.publish(&self.incarnation, &sealed, now).await?,
+            Some(sealed) => self.exchange.publish_summary(&self.incarnation, &sealed, now).await?,
             None => return Ok(()),
         }
         if is_cleanup {
-            self.exchange.remove_outdated(now).await?;
+            self.exchange.remove_outdated_replicas(now).await?;
         }
         self.publications += 1;
         Ok(())
     }
 
     /// Takes the seed of distinct keys from Redis, or restores it there if Redis lost it.
-    async fn agree_on_seed(&mut self) -> Result<(), RedisError> {
-        let own = self.collector().metrics().distinct_key_seed();
+    async fn agree_on_distinct_key_seed(&mut self) -> Result<(), RedisError> {
+        let own = self.lock_collector().metrics().distinct_key_seed();
         let proposal = own.unwrap_or_else(|| {
             let (first, second) = random_u64_pair();
             HashSeed(first, second)
         });
-        match self.exchange.seed(proposal).await {
-            Ok(seed) => self.metrics(|metrics| metrics.set_distinct_key_seed(seed)),
+        match self.exchange.find_or_set_seed(proposal).await {
+            Ok(seed) => self.with_metrics(|metrics| metrics.set_distinct_key_seed(seed)),
             // Another program wrote the key. Everything but the numbers of distinct keys adds up without it.
             Err(RedisError::WrongType | RedisError::BadReply) => {}
             Err(error) => return Err(error),
@@ -209,58 +209,59 @@ impl Worker {
     }
 
     /// Asks Redis for its time, and sets the minutes of rejected keys by it.
-    async fn synchronize(&mut self) -> Result<Time, RedisError> {
-        let RedisTime { redis, uncertainty } = self.exchange.time().await?;
+    async fn synchronize_clock(&mut self) -> Result<Time, RedisError> {
+        let RedisTime { redis, uncertainty } = self.exchange.read_redis_time().await?;
         let now = Clock::System.now();
         let at_redis = redis.plus_us(to_micros(uncertainty));
         let (ahead, behind) = (at_redis.since_us(now), now.since_us(at_redis));
         let measured = i64::try_from(ahead).unwrap_or(i64::MAX) - i64::try_from(behind).unwrap_or(i64::MAX);
         if is_better_offset(measured, uncertainty, self.clock_offset_us) {
             self.clock_offset_us = measured;
-            self.metrics(|metrics| metrics.top_keys.set_clock_offset(measured));
+            self.with_metrics(|metrics| metrics.top_keys.set_clock_offset(measured));
         }
         Ok(redis)
     }
 
-    async fn read(&mut self) -> FleetView {
-        match timeout(READ_TIMEOUT, self.read_all()).await.unwrap_or(Err(RedisError::Timeout)) {
+    async fn read_view(&mut self) -> FleetView {
+        match timeout(READ_ALL_TIMEOUT, self.read_all_summaries()).await.unwrap_or(Err(RedisError::Timeout)) {
             Ok(view) => view,
             Err(error) => {
-                let cause = self.cause(error);
-                view_own_summary(&self.collector, self.clock_offset_us, format!("Redis: {error} ({cause})"))
+                let cause = self.describe_cause(error);
+                build_view_of_this_replica(&self.collector, self.clock_offset_us, format!("Redis: {error} ({cause})"))
             }
         }
     }
 
-    async fn read_all(&mut self) -> Result<FleetView, RedisError> {
-        let now = self.synchronize().await?;
-        let mut view = ViewBuilder::new(collect_summary(&self.collector, self.clock_offset_us), now);
+    async fn read_all_summaries(&mut self) -> Result<FleetView, RedisError> {
+        let now = self.synchronize_clock().await?;
+        let mut view = FleetViewBuilder::new(build_own_summary(&self.collector, self.clock_offset_us), now);
         let key = self.key.as_ref();
-        let beyond = self.exchange.read_all(now, |id, sealed| view.add(id, sealed, key)).await?;
-        view.count_beyond_maximum(beyond);
-        Ok(view.finish(None))
+        let beyond =
+            self.exchange.read_all_summaries(now, |id, sealed| view.add_published_summary(id, sealed, key)).await?;
+        view.count_replicas_beyond_maximum(beyond);
+        Ok(view.finish_view(None))
     }
 
-    fn metrics(&self, with: impl FnOnce(&ServiceMetrics)) {
-        with(self.collector().metrics());
+    fn with_metrics(&self, with: impl FnOnce(&ServiceMetrics)) {
+        with(self.lock_collector().metrics());
     }
 
-    fn collector(&self) -> MutexGuard<'_, SummaryCollector> {
+    fn lock_collector(&self) -> MutexGuard<'_, SummaryCollector> {
         lock_ignoring_poison(&self.collector)
     }
 
     /// Cause of an error, free of secrets.
-    fn cause(&self, error: RedisError) -> String {
+    fn describe_cause(&self, error: RedisError) -> String {
         match error {
             // The bound for decisions is another.
             RedisError::Timeout => "Redis is slow, frozen or unreachable".to_owned(),
-            _ => self.exchange.misconfigured().unwrap_or_else(|| error.advice().to_owned()),
+            _ => self.exchange.configuration_error().unwrap_or_else(|| error.advice().to_owned()),
         }
     }
 
-    fn log_failure(&self, error: RedisError) {
+    fn log_publish_failure(&self, error: RedisError) {
         if let Some(suppressed) = self.failure_log.allow(Clock::System.now()) {
-            let cause = self.cause(error);
+            let cause = self.describe_cause(error);
             tracing::warn!(%error, cause, suppressed, "cannot publish to the fleet: /fleet shows this replica only");
         }
     }
@@ -270,17 +271,17 @@ impl Worker {
 /// a clock jumped.
 const fn is_better_offset(measured_us: i64, uncertainty: Duration, last_us: i64) -> bool {
     let uncertainty_us = uncertainty.as_micros();
-    uncertainty_us <= MAX_UNCERTAINTY.as_micros() || measured_us.abs_diff(last_us) as u128 > uncertainty_us
+    uncertainty_us <= MAX_CLOCK_UNCERTAINTY.as_micros() || measured_us.abs_diff(last_us) as u128 > uncertainty_us
 }
 
 /// Tells other replicas about resets, one after the other, until the handle is dropped.
 async fn announce_resets(
-    exchange: Arc<Exchange>,
-    key: Option<SummaryKey>,
-    mut announced: mpsc::Receiver<Announcement>,
+    exchange: Arc<FleetRedisClient>,
+    key: Option<AuthenticationKey>,
+    mut announced: mpsc::Receiver<ResetAnnouncement>,
 ) {
-    while let Some(Announcement { message, is_told }) = announced.recv().await {
-        let told = match seal_message(&message, key.as_ref()) {
+    while let Some(ResetAnnouncement { message, is_told }) = announced.recv().await {
+        let told = match add_authentication_code(&message, key.as_ref()) {
             Some(sealed) => exchange.announce_reset(&sealed).await.is_ok(),
             None => false,
         };

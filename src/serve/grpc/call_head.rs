@@ -20,7 +20,7 @@ pub struct CallHead<'a> {
 
 /// Reason why a request is no valid gRPC call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidHead {
+pub enum InvalidCallHead {
     /// The method is not POST.
     #[error("the method of a gRPC call must be POST")]
     Method,
@@ -32,38 +32,38 @@ pub enum InvalidHead {
     Timeout,
 }
 
-static GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+static GRPC_TIMEOUT_HEADER: HeaderName = HeaderName::from_static("grpc-timeout");
 
 impl<'a> CallHead<'a> {
     /// Head of a request.
     ///
     /// # Errors
     /// The request is no valid gRPC call.
-    pub fn parse(head: &'a request::Parts) -> Result<Self, InvalidHead> {
+    pub fn parse(head: &'a request::Parts) -> Result<Self, InvalidCallHead> {
         if head.method != Method::POST {
-            return Err(InvalidHead::Method);
+            return Err(InvalidCallHead::Method);
         }
         let content_type = head.headers.get(header::CONTENT_TYPE);
-        if !content_type.is_some_and(|value| is_grpc(value.as_bytes())) {
-            return Err(InvalidHead::ContentType);
+        if !content_type.is_some_and(|value| is_grpc_content_type(value.as_bytes())) {
+            return Err(InvalidCallHead::ContentType);
         }
-        Self::of_headers(&head.headers)
+        Self::from_headers(&head.headers)
     }
 
     /// Head of a gRPC call with these headers.
     ///
     /// # Errors
     /// The timeout is malformed.
-    pub fn of_headers(headers: &'a HeaderMap) -> Result<Self, InvalidHead> {
-        let timeout = headers.get(&GRPC_TIMEOUT).map(parse_timeout);
+    pub fn from_headers(headers: &'a HeaderMap) -> Result<Self, InvalidCallHead> {
+        let timeout = headers.get(&GRPC_TIMEOUT_HEADER).map(parse_grpc_timeout);
         match timeout {
-            Some(None) => Err(InvalidHead::Timeout),
+            Some(None) => Err(InvalidCallHead::Timeout),
             timeout => Ok(Self { headers, timeout: timeout.flatten() }),
         }
     }
 }
 
-impl InvalidHead {
+impl InvalidCallHead {
     /// Response to the request.
     pub fn into_response(self) -> Response<Body> {
         let (http_status, status) = match self {
@@ -81,7 +81,7 @@ impl InvalidHead {
 }
 
 /// True for `application/grpc`, alone or followed by `+` and a format or by `;` and parameters.
-fn is_grpc(content_type: &[u8]) -> bool {
+fn is_grpc_content_type(content_type: &[u8]) -> bool {
     const GRPC: &[u8] = b"application/grpc";
     content_type.split_at_checked(GRPC.len()).is_some_and(|(essence, rest)| {
         essence.eq_ignore_ascii_case(GRPC) && matches!(rest.first(), None | Some(b'+' | b';'))
@@ -89,7 +89,7 @@ fn is_grpc(content_type: &[u8]) -> bool {
 }
 
 /// Duration of one to eight digits and a unit; `None` if it is malformed.
-fn parse_timeout(value: &HeaderValue) -> Option<Duration> {
+fn parse_grpc_timeout(value: &HeaderValue) -> Option<Duration> {
     let (unit, digits) = value.as_bytes().split_last()?;
     if !(1..=8).contains(&digits.len()) || !digits.iter().all(u8::is_ascii_digit) {
         return None;

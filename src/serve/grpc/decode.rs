@@ -4,8 +4,8 @@
 //! descriptor with 0 is a peek. Nothing is rejected here: `decide` answers an empty domain or list, and the unit and
 //! multiplier of an override stay as sent.
 //!
-//! [`decode_borrowed`] reads common messages without prost, which allocates for every list and string. It returns
-//! `None` for all others, but never a result that differs from prost's.
+//! [`decode_borrowed_request`] reads common messages without prost, which allocates for every list and string. It
+//! returns `None` for all others, but never a result that differs from prost's.
 
 use prost::encoding::{WireType, decode_key, decode_varint};
 use smallvec::SmallVec;
@@ -16,29 +16,29 @@ use crate::base::pb::{RateLimitDescriptor, RateLimitRequest};
 use crate::limit::request::{Descriptor, Entry, Hits, LimitOverride, Request};
 
 /// Converts a decoded message. Hits are clamped to [`crate::limit::request::MAX_HITS`].
-pub fn request(message: &RateLimitRequest) -> Request<'_> {
+pub fn convert_request(message: &RateLimitRequest) -> Request<'_> {
     let hits_addend = message.hits_addend;
     Request {
         domain: &message.domain,
-        descriptors: message.descriptors.iter().map(|sent| descriptor(sent, hits_addend)).collect(),
+        descriptors: message.descriptors.iter().map(|sent| convert_descriptor(sent, hits_addend)).collect(),
         hits_addend,
     }
 }
 
-fn descriptor(sent: &RateLimitDescriptor, request_hits: u32) -> Descriptor<'_> {
+fn convert_descriptor(sent: &RateLimitDescriptor, request_hits: u32) -> Descriptor<'_> {
     Descriptor {
         entries: sent.entries.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect(),
-        hits: hits(sent.hits_addend, sent.is_negative_hits, request_hits),
+        hits: convert_hits(sent.hits_addend, sent.is_negative_hits, request_hits),
         hits_addend: sent.hits_addend,
-        limit_override: sent.limit.as_ref().map(limit_override),
+        limit_override: sent.limit.as_ref().map(convert_override),
     }
 }
 
-fn hits(sent: Option<u64>, is_negative: bool, request_hits: u32) -> Hits {
+fn convert_hits(sent: Option<u64>, is_negative: bool, request_hits: u32) -> Hits {
     Hits::new(sent.unwrap_or(u64::from(request_hits.max(1))), is_negative)
 }
 
-fn limit_override(sent: &RateLimitOverride) -> LimitOverride {
+fn convert_override(sent: &RateLimitOverride) -> LimitOverride {
     LimitOverride {
         requests_per_unit: sent.requests_per_unit,
         unit: sent.unit,
@@ -47,7 +47,7 @@ fn limit_override(sent: &RateLimitOverride) -> LimitOverride {
 }
 
 /// Decodes a message in protobuf; `None` if it is long, has an override or unknown fields, or may be malformed.
-pub fn decode_borrowed(message: &[u8]) -> Option<Request<'_>> {
+pub fn decode_borrowed_request(message: &[u8]) -> Option<Request<'_>> {
     // A shorter message cannot have more fields than may be decoded.
     if message.len() >= MAX_MESSAGE_FIELDS {
         return None;
@@ -56,7 +56,7 @@ pub fn decode_borrowed(message: &[u8]) -> Option<Request<'_>> {
     for_each_field(message, |number, value| {
         match (number, value) {
             (1, FieldValue::Bytes(domain)) => request.domain = std::str::from_utf8(domain).ok()?,
-            (2, FieldValue::Bytes(descriptor)) => request.descriptors.push(descriptor_borrowed(descriptor)?),
+            (2, FieldValue::Bytes(descriptor)) => request.descriptors.push(decode_borrowed_descriptor(descriptor)?),
             (3, FieldValue::Number(hits)) => request.hits_addend = u32::try_from(hits).ok()?,
             _ => return None,
         }
@@ -64,19 +64,20 @@ pub fn decode_borrowed(message: &[u8]) -> Option<Request<'_>> {
     })?;
     // The hits of the request may come after its descriptors.
     for descriptor in &mut request.descriptors {
-        descriptor.hits = hits(descriptor.hits_addend, matches!(descriptor.hits, Hits::Refund(_)), request.hits_addend);
+        descriptor.hits =
+            convert_hits(descriptor.hits_addend, matches!(descriptor.hits, Hits::Refund(_)), request.hits_addend);
     }
     Some(request)
 }
 
 /// Decodes a descriptor; its hits only tell charge and refund apart, the caller sets their number.
-fn descriptor_borrowed(message: &[u8]) -> Option<Descriptor<'_>> {
+fn decode_borrowed_descriptor(message: &[u8]) -> Option<Descriptor<'_>> {
     let (mut entries, mut hits, mut hits_addend) = (SmallVec::new(), Hits::Charge(1), None);
     for_each_field(message, |number, value| {
         match (number, value) {
-            (1, FieldValue::Bytes(entry)) => entries.push(entry_borrowed(entry)?),
+            (1, FieldValue::Bytes(entry)) => entries.push(decode_borrowed_entry(entry)?),
             // Duplicate fields: defer to prost, which merges them.
-            (3, FieldValue::Bytes(number)) if hits_addend.is_none() => hits_addend = Some(number_borrowed(number)?),
+            (3, FieldValue::Bytes(number)) if hits_addend.is_none() => hits_addend = Some(decode_uint64_value(number)?),
             (4, FieldValue::Number(is_negative)) => hits = Hits::new(1, is_negative != 0),
             _ => return None,
         }
@@ -85,7 +86,7 @@ fn descriptor_borrowed(message: &[u8]) -> Option<Descriptor<'_>> {
     Some(Descriptor { entries, hits, hits_addend, limit_override: None })
 }
 
-fn entry_borrowed(message: &[u8]) -> Option<Entry<'_>> {
+fn decode_borrowed_entry(message: &[u8]) -> Option<Entry<'_>> {
     let mut entry = Entry { key: &[], value: &[] };
     for_each_field(message, |number, value| {
         match (number, value) {
@@ -99,7 +100,7 @@ fn entry_borrowed(message: &[u8]) -> Option<Entry<'_>> {
 }
 
 /// Decodes a `google.protobuf.UInt64Value`.
-fn number_borrowed(message: &[u8]) -> Option<u64> {
+fn decode_uint64_value(message: &[u8]) -> Option<u64> {
     let mut found = 0;
     for_each_field(message, |number, value| match (number, value) {
         (1, FieldValue::Number(number)) => {

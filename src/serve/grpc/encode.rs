@@ -37,12 +37,12 @@ pub struct DelayedResponse {
 
 impl DelayedResponse {
     /// The response that encodes a decision.
-    pub fn of(decision: &Decision<'_>) -> Self {
-        Self { response: response(decision), delay: Duration::from_micros(decision.delay_us) }
+    pub fn from_decision(decision: &Decision<'_>) -> Self {
+        Self { response: encode_response(decision), delay: Duration::from_micros(decision.delay_us) }
     }
 }
 
-/// Reason why a request got no response. [`AnswerError::code`] tells whose fault it is.
+/// Reason why a request got no response. [`AnswerError::grpc_code`] tells whose fault it is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AnswerError {
     /// The request is too large: the caller's fault.
@@ -58,7 +58,7 @@ pub enum AnswerError {
 
 impl AnswerError {
     /// The gRPC code of this error. Envoy treats all but OK alike: its `failure_mode_deny` decides.
-    pub const fn code(&self) -> GrpcCode {
+    pub const fn grpc_code(&self) -> GrpcCode {
         match self {
             Self::TooManyDescriptors { .. }
             | Self::Undecided(DecideError::EmptyDomain | DecideError::NoDescriptors) => GrpcCode::InvalidArgument,
@@ -68,34 +68,34 @@ impl AnswerError {
 }
 
 /// Encodes a decision.
-pub fn response(decision: &Decision<'_>) -> RateLimitResponse {
+pub fn encode_response(decision: &Decision<'_>) -> RateLimitResponse {
     let body = decision.body.filter(|_| decision.over_limit);
     RateLimitResponse {
-        overall_code: code(decision.over_limit).into(),
-        statuses: decision.statuses.iter().map(status).collect(),
-        response_headers_to_add: decision.headers.iter().map(header).collect(),
+        overall_code: encode_code(decision.over_limit).into(),
+        statuses: decision.statuses.iter().map(encode_status).collect(),
+        response_headers_to_add: decision.headers.iter().map(encode_header).collect(),
         raw_body: body.map(|text| text.as_bytes().to_vec()).unwrap_or_default(),
-        dynamic_metadata: decision.metadata.as_ref().map(|fields| structure(fields, MAX_METADATA_DEPTH - 1)),
+        dynamic_metadata: decision.metadata.as_ref().map(|fields| encode_struct(fields, MAX_METADATA_DEPTH - 1)),
         request_headers_to_add: Vec::new(),
         quota: None,
     }
 }
 
-fn code(over_limit: bool) -> Code {
+fn encode_code(over_limit: bool) -> Code {
     if over_limit { Code::OverLimit } else { Code::Ok }
 }
 
-fn status(status: &LimitStatus<'_>) -> DescriptorStatus {
+fn encode_status(status: &LimitStatus<'_>) -> DescriptorStatus {
     DescriptorStatus {
-        code: code(status.over_limit).into(),
-        current_limit: status.current_limit.as_ref().map(current_limit),
+        code: encode_code(status.over_limit).into(),
+        current_limit: status.current_limit.as_ref().map(encode_current_limit),
         limit_remaining: status.remaining,
-        duration_until_reset: status.until_reset_s.map(duration),
+        duration_until_reset: status.until_reset_s.map(encode_duration),
         quota: None,
     }
 }
 
-fn current_limit(limit: &CurrentLimit<'_>) -> RateLimit {
+fn encode_current_limit(limit: &CurrentLimit<'_>) -> RateLimit {
     let multiplier = limit.period.multiplier();
     RateLimit {
         name: remove_unprintable(limit.name).into_owned(),
@@ -106,27 +106,27 @@ fn current_limit(limit: &CurrentLimit<'_>) -> RateLimit {
 }
 
 /// Encodes whole seconds, at most the 10 000 years of a protobuf duration.
-fn duration(seconds: u64) -> prost_types::Duration {
-    const LONGEST_S: i64 = 315_576_000_000;
+fn encode_duration(seconds: u64) -> prost_types::Duration {
+    const MAX_SECONDS: i64 = 315_576_000_000;
     prost_types::Duration {
-        seconds: i64::try_from(seconds).map_or(LONGEST_S, |seconds| seconds.min(LONGEST_S)),
+        seconds: i64::try_from(seconds).map_or(MAX_SECONDS, |seconds| seconds.min(MAX_SECONDS)),
         nanos: 0,
     }
 }
 
 /// Encodes a header. Envoy writes names and values into headers unchanged, and a line end would start another header.
-fn header(header: &Header<'_>) -> HeaderValue {
+fn encode_header(header: &Header<'_>) -> HeaderValue {
     let key = remove_unprintable(header.name).into_owned();
     let value = remove_unprintable(&header.value).into_owned();
     HeaderValue { key, value, raw_value: Vec::new() }
 }
 
 /// Encodes a map with at most `deeper` more levels of maps and lists.
-fn structure(fields: &serde_json::Map<String, serde_json::Value>, deeper: u32) -> Struct {
-    Struct { fields: fields.iter().map(|(name, field)| (name.clone(), value(field, deeper))).collect() }
+fn encode_struct(fields: &serde_json::Map<String, serde_json::Value>, deeper: u32) -> Struct {
+    Struct { fields: fields.iter().map(|(name, field)| (name.clone(), encode_value(field, deeper))).collect() }
 }
 
-fn value(json: &serde_json::Value, deeper: u32) -> Value {
+fn encode_value(json: &serde_json::Value, deeper: u32) -> Value {
     use serde_json::Value as Json;
     let null = Kind::NullValue(NullValue::NullValue.into());
     let kind = match json {
@@ -137,9 +137,9 @@ fn value(json: &serde_json::Value, deeper: u32) -> Value {
         Json::String(text) => Kind::StringValue(text.clone()),
         Json::Array(_) | Json::Object(_) if deeper == 0 => null,
         Json::Array(items) => {
-            Kind::ListValue(ListValue { values: items.iter().map(|item| value(item, deeper - 1)).collect() })
+            Kind::ListValue(ListValue { values: items.iter().map(|item| encode_value(item, deeper - 1)).collect() })
         }
-        Json::Object(fields) => Kind::StructValue(structure(fields, deeper - 1)),
+        Json::Object(fields) => Kind::StructValue(encode_struct(fields, deeper - 1)),
     };
     Value { kind: Some(kind) }
 }

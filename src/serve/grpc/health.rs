@@ -26,7 +26,7 @@ pub struct GrpcHealth {
     status: Arc<watch::Sender<Option<ServingStatus>>>,
 }
 
-const NAMES: [&str; 3] = ["", "ratelimit", SERVICE_NAME];
+const SERVICE_NAMES: [&str; 3] = ["", "ratelimit", SERVICE_NAME];
 
 impl GrpcHealth {
     /// Creates a service that reports `health` and counts its calls in `metrics`.
@@ -36,7 +36,7 @@ impl GrpcHealth {
     }
 
     /// Sends the current status to all watch streams.
-    pub fn sync(&self) {
+    pub fn send_changed_status(&self) {
         self.status.send_if_modified(|sent| {
             let status = sent.map(|_| serving_status(&self.health));
             std::mem::replace(sent, status) != status
@@ -44,15 +44,15 @@ impl GrpcHealth {
     }
 
     /// Sends the status after every change of the store's health; never returns.
-    pub async fn follow_store(self) {
+    pub async fn send_status_after_store_changes(self) {
         loop {
-            self.health.store_changed().await;
-            self.sync();
+            self.health.wait_for_store_change().await;
+            self.send_changed_status();
         }
     }
 
     /// Closes the watch streams.
-    pub fn close(&self) {
+    pub fn close_watch_streams(&self) {
         self.status.send_replace(None);
     }
 
@@ -66,11 +66,11 @@ fn serving_status(health: &Health) -> ServingStatus {
     if health.is_healthy() { ServingStatus::Serving } else { ServingStatus::NotServing }
 }
 
-fn is_known(request: &Request<HealthCheckRequest>) -> bool {
-    NAMES.contains(&request.get_ref().service.as_str())
+fn is_known_service(request: &Request<HealthCheckRequest>) -> bool {
+    SERVICE_NAMES.contains(&request.get_ref().service.as_str())
 }
 
-const fn build_response(status: ServingStatus) -> HealthCheckResponse {
+const fn build_check_response(status: ServingStatus) -> HealthCheckResponse {
     HealthCheckResponse { status: status as i32 }
 }
 
@@ -80,8 +80,8 @@ impl health_server::Health for GrpcHealth {
 
     async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
         let begun = self.metrics.start_timer();
-        let answer = match is_known(&request) {
-            true => Ok(Response::new(build_response(serving_status(&self.health)))),
+        let answer = match is_known_service(&request) {
+            true => Ok(Response::new(build_check_response(serving_status(&self.health)))),
             false => Err(Status::not_found("service not registered")),
         };
         self.metrics.health_checks.observe_since(begun);
@@ -89,8 +89,9 @@ impl health_server::Health for GrpcHealth {
     }
 
     async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        let statuses = WatchState { statuses: self.status.subscribe(), is_known: is_known(&request), sent: None };
-        Ok(Response::new(stream::unfold(statuses, WatchState::next).boxed()))
+        let statuses =
+            WatchState { statuses: self.status.subscribe(), is_known: is_known_service(&request), sent: None };
+        Ok(Response::new(stream::unfold(statuses, WatchState::next_status).boxed()))
     }
 }
 
@@ -105,12 +106,12 @@ struct WatchState {
 
 impl WatchState {
     /// Waits until the status differs from the one that the client has; `None` once the streams are closed.
-    async fn next(mut self) -> Option<(Result<HealthCheckResponse, Status>, Self)> {
+    async fn next_status(mut self) -> Option<(Result<HealthCheckResponse, Status>, Self)> {
         loop {
             let status = (*self.statuses.borrow_and_update())?;
             let status = if self.is_known { status } else { ServingStatus::ServiceUnknown };
             if self.sent.replace(status) != Some(status) {
-                return Some((Ok(build_response(status)), self));
+                return Some((Ok(build_check_response(status)), self));
             }
             self.statuses.changed().await.ok()?;
         }

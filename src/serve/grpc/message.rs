@@ -26,7 +26,7 @@ pub(super) struct MessageReader {
 /// Maximum size of a decompressed message. A thousandth of it is enough on the wire.
 const MAX_DECOMPRESSED_BYTES: usize = 256 * 1024;
 
-static GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
+static GRPC_ENCODING_HEADER: HeaderName = HeaderName::from_static("grpc-encoding");
 
 impl MessageReader {
     /// Reader for a call with these headers.
@@ -34,16 +34,16 @@ impl MessageReader {
     /// # Errors
     /// The compression is not supported.
     pub(super) fn new(headers: &HeaderMap, max_bytes: usize) -> Result<Self, Status> {
-        let compression = match headers.get(&GRPC_ENCODING).map(HeaderValue::as_bytes) {
+        let compression = match headers.get(&GRPC_ENCODING_HEADER).map(HeaderValue::as_bytes) {
             None | Some(b"identity") => None,
             Some(b"gzip") => Some(CompressionEncoding::Gzip),
-            Some(other) => return Err(refuse_encoding(other)),
+            Some(other) => return Err(build_encoding_refusal(other)),
         };
         Ok(Self { compression, max_bytes })
     }
 
     /// Reads the message; a body in one piece, the common case, is not copied.
-    pub(super) async fn read<B>(self, mut body: B) -> Result<Bytes, Status>
+    pub(super) async fn read_message<B>(self, mut body: B) -> Result<Bytes, Status>
     where
         B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
     {
@@ -53,22 +53,22 @@ impl MessageReader {
             let Ok(piece) = frame.into_data() else { break };
             let is_end = body.is_end_stream();
             if is_end && joined.is_empty() {
-                self.check(&piece)?;
-                return self.take_message(piece).await;
+                self.check_received_bytes(&piece)?;
+                return self.decode_frame(piece).await;
             }
             // Copied, because the piece keeps the whole buffer that it was received in.
             joined.extend_from_slice(&piece);
-            self.check(&joined)?;
+            self.check_received_bytes(&joined)?;
             if is_end {
                 break;
             }
         }
-        self.take_message(joined.freeze()).await
+        self.decode_frame(joined.freeze()).await
     }
 
     /// Checks the bytes received so far.
-    fn check(self, bytes: &[u8]) -> Result<(), Status> {
-        let Some(head) = FrameHead::of(bytes) else { return Ok(()) };
+    fn check_received_bytes(self, bytes: &[u8]) -> Result<(), Status> {
+        let Some(head) = MessageFrameHead::parse(bytes) else { return Ok(()) };
         if head.length > self.max_bytes {
             let (length, max_bytes) = (head.length, self.max_bytes);
             let message = format!("received message larger than max ({length} vs. {max_bytes})");
@@ -81,8 +81,9 @@ impl MessageReader {
     }
 
     /// The message of a whole frame.
-    async fn take_message(self, mut bytes: Bytes) -> Result<Bytes, Status> {
-        let Some(head) = FrameHead::of(&bytes).filter(|head| bytes.len() == FRAME_HEAD_BYTES + head.length) else {
+    async fn decode_frame(self, mut bytes: Bytes) -> Result<Bytes, Status> {
+        let Some(head) = MessageFrameHead::parse(&bytes).filter(|head| bytes.len() == FRAME_HEAD_BYTES + head.length)
+        else {
             let is_missing = bytes.is_empty();
             return Err(Status::internal(if is_missing {
                 "missing request message"
@@ -95,18 +96,18 @@ impl MessageReader {
                 bytes.advance(FRAME_HEAD_BYTES);
                 Ok(bytes)
             }
-            (1, Some(compression)) => self.decompress(bytes, compression).await,
+            (1, Some(compression)) => self.decompress_message(bytes, compression).await,
             (1, None) => Err(Status::internal("the message is compressed, but the call has no grpc-encoding")),
             (flag, _) => Err(Status::internal(format!("invalid compressed flag of the message: {flag}"))),
         }
     }
 
     /// The decompressed message of a whole frame.
-    async fn decompress(self, frame: Bytes, compression: CompressionEncoding) -> Result<Bytes, Status> {
+    async fn decompress_message(self, frame: Bytes, compression: CompressionEncoding) -> Result<Bytes, Status> {
         // Decompressing takes longer than everything else that a call does.
         threads::consume_task_budget(threads::MAX_TASK_BUDGET_UNITS);
         let max_bytes = Some(self.max_bytes.min(MAX_DECOMPRESSED_BYTES));
-        let mut messages = Streaming::new_request(RawDecoder, Full::new(frame), Some(compression), max_bytes);
+        let mut messages = Streaming::new_request(RawBytesDecoder, Full::new(frame), Some(compression), max_bytes);
         // Boxed, so that the future of the common call stays small.
         let message = Box::pin(async move { messages.message().await });
         message.await?.ok_or_else(|| Status::internal("missing request message"))
@@ -114,22 +115,22 @@ impl MessageReader {
 }
 
 /// Head of a gRPC message frame.
-struct FrameHead {
+struct MessageFrameHead {
     /// 1 for a compressed message, 0 for another.
     flag: u8,
     /// Length of the message in bytes.
     length: usize,
 }
 
-impl FrameHead {
+impl MessageFrameHead {
     /// Head of a frame that starts with these bytes; `None` if they are too few.
-    fn of(bytes: &[u8]) -> Option<Self> {
+    fn parse(bytes: &[u8]) -> Option<Self> {
         let [flag, length @ ..] = *bytes.first_chunk::<FRAME_HEAD_BYTES>()?;
         Some(Self { flag, length: usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX) })
     }
 }
 
-fn refuse_encoding(encoding: &[u8]) -> Status {
+fn build_encoding_refusal(encoding: &[u8]) -> Status {
     let encoding = encoding.escape_ascii();
     let mut status = Status::unimplemented(format!("grpc-encoding `{encoding}` is not supported"));
     let supported = tonic::metadata::MetadataValue::from_static("identity,gzip");
@@ -138,9 +139,9 @@ fn refuse_encoding(encoding: &[u8]) -> Status {
 }
 
 /// Decoder that returns the bytes of a message.
-struct RawDecoder;
+struct RawBytesDecoder;
 
-impl Decoder for RawDecoder {
+impl Decoder for RawBytesDecoder {
     type Item = Bytes;
     type Error = Status;
 

@@ -1,8 +1,8 @@
 //! `ShouldRateLimit`: one request, one response.
 //!
 //! [`RateLimitMethod`] reads the message of a call and frames the response, without tonic's router, boxed futures and
-//! boxed bodies, which cost more than the decision. [`Service`] answers a decoded request, also for `/json`: it takes
-//! the time and the rules once and passes them down.
+//! boxed bodies, which cost more than the decision. [`RateLimitService`] answers a decoded request, also for `/json`: it
+//! takes the time and the rules once and passes them down.
 //!
 //! An immediate store (the memory store) completes its charges in the call that makes them, so a decision by it never
 //! waits. Any other decision waits no longer than the caller's deadline and the store's timeout allow, and keeps its
@@ -43,7 +43,7 @@ const DESCRIPTORS_PER_BUDGET_UNIT: usize = 4;
 /// Answers calls of `ShouldRateLimit`.
 #[derive(Clone, Debug)]
 pub struct RateLimitMethod {
-    service: Arc<Service>,
+    service: Arc<RateLimitService>,
     max_message_bytes: usize,
 }
 
@@ -52,12 +52,12 @@ impl RateLimitMethod {
     pub const PATH: &'static str = METHOD_PATH;
 
     /// Creates the method of a service; messages are limited to `max_message_bytes`.
-    pub const fn new(service: Arc<Service>, max_message_bytes: usize) -> Self {
+    pub const fn new(service: Arc<RateLimitService>, max_message_bytes: usize) -> Self {
         Self { service, max_message_bytes }
     }
 
     /// True if responses that no limit delays are ready on the first poll.
-    pub fn is_immediate(&self) -> bool {
+    pub fn answers_immediately(&self) -> bool {
         self.service.decider.store.is_immediate()
     }
 
@@ -66,16 +66,16 @@ impl RateLimitMethod {
     where
         B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
     {
-        let message = MessageReader::new(call.headers, self.max_message_bytes)?.read(body).await?;
+        let message = MessageReader::new(call.headers, self.max_message_bytes)?.read_message(body).await?;
         let decoded: RateLimitRequest;
-        let request = match decode::decode_borrowed(&message) {
+        let request = match decode::decode_borrowed_request(&message) {
             Some(request) => request,
             None => {
                 decoded = codec::decode_bounded(message.clone())?;
-                decode::request(&decoded)
+                decode::convert_request(&decoded)
             }
         };
-        let response = self.service.call(call, &request).await;
+        let response = self.service.answer_grpc_call(call, &request).await;
         threads::consume_task_budget(
             message.len() / BYTES_PER_BUDGET_UNIT + request.descriptors.len() / DESCRIPTORS_PER_BUDGET_UNIT,
         );
@@ -85,7 +85,7 @@ impl RateLimitMethod {
 
 /// Answers requests of every listener.
 #[derive(Debug)]
-pub struct Service {
+pub struct RateLimitService {
     /// Source of the time.
     pub clock: Clock,
     /// The rules that are loaded.
@@ -100,11 +100,11 @@ pub struct Service {
 /// Deadline of a caller that sends none.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(30);
 /// Longest delay of a response, regardless of the caller's deadline.
-const MAX_DELAY: Duration = Duration::from_secs(3600);
+const MAX_RESPONSE_DELAY: Duration = Duration::from_secs(3600);
 /// Time reserved after the store's answer, so that the response reaches the caller before its deadline.
-const ANSWER_MARGIN: Duration = Duration::from_millis(5);
+const STORE_ANSWER_MARGIN: Duration = Duration::from_millis(5);
 /// Time reserved after a delay, so that the response reaches the caller before its deadline.
-const RETURN_MARGIN: Duration = Duration::from_millis(2);
+const DELAYED_RESPONSE_MARGIN: Duration = Duration::from_millis(2);
 
 /// An answer, and the time that it took.
 struct TimedAnswer {
@@ -113,39 +113,43 @@ struct TimedAnswer {
     took: Option<Duration>,
 }
 
-impl Service {
+impl RateLimitService {
     /// Creates a service without a tracer.
     pub const fn new(clock: Clock, rules: Arc<LiveRules>, decider: Decider) -> Self {
         Self { clock, rules, decider, tracer: None, delayed_responses: AtomicUsize::new(0) }
     }
 
     /// Starts the span of a request with these headers; `None` if the request is not sampled.
-    pub fn start_span<'h>(
+    pub fn start_request_span<'h>(
         &self,
         name: &'static str,
         header: impl Fn(&'static str) -> Option<&'h [u8]>,
     ) -> Option<Span> {
-        self.tracer.as_ref()?.start(name, header)
+        self.tracer.as_ref()?.start_server_span(name, header)
     }
 
     /// Answers a call with this head.
     ///
     /// # Errors
     /// The request is invalid, or there is no decision.
-    pub async fn call(&self, head: CallHead<'_>, request: &Request<'_>) -> Result<RateLimitResponse, Status> {
+    pub async fn answer_grpc_call(
+        &self,
+        head: CallHead<'_>,
+        request: &Request<'_>,
+    ) -> Result<RateLimitResponse, Status> {
         let deadline = head.timeout.unwrap_or(DEFAULT_DEADLINE);
-        let mut span = self.start_span(METHOD_NAME, |name| head.headers.get(name).map(HeaderValue::as_bytes));
+        let mut span = self.start_request_span(METHOD_NAME, |name| head.headers.get(name).map(HeaderValue::as_bytes));
         if let Some(span) = &mut span {
-            spans::begin_call(span);
+            spans::record_call_start(span);
         }
-        let TimedAnswer { answer, took } = self.answer_timed(request, deadline, span.as_ref()).await;
+        let TimedAnswer { answer, took } = self.answer_and_time(request, deadline, span.as_ref()).await;
         if let Some(took) = took {
             self.decider.metrics.calls.observe(took);
         }
         if let Some(span) = span {
-            spans::end_call(span, answer.as_ref().err());
+            spans::record_call_end(span, answer.as_ref().err());
         }
-        answer.map_err(|error| Status::new(error.code(), error.to_string()))
+        answer.map_err(|error| Status::new(error.grpc_code(), error.to_string()))
     }
 
     /// Decides a request, and sleeps for the delay of its response. `deadline` is the time that the caller waits from
@@ -153,19 +157,19 @@ impl Service {
     ///
     /// # Errors
     /// The request is invalid, or there is no decision.
-    pub async fn answer(
+    pub async fn answer_request(
         &self,
         request: &Request<'_>,
         deadline: Duration,
         span: Option<&Span>,
     ) -> Result<RateLimitResponse, AnswerError> {
-        self.answer_timed(request, deadline, span).await.answer
+        self.answer_and_time(request, deadline, span).await.answer
     }
 
-    async fn answer_timed(&self, request: &Request<'_>, deadline: Duration, span: Option<&Span>) -> TimedAnswer {
+    async fn answer_and_time(&self, request: &Request<'_>, deadline: Duration, span: Option<&Span>) -> TimedAnswer {
         let metrics = &self.decider.metrics;
         let begun = metrics.start_timer();
-        let span = span.map(|span| span.span_ref().child("decide", SpanKind::Internal));
+        let span = span.map(|span| span.span_ref().start_child_span("decide", SpanKind::Internal));
         let decided = if self.decider.store.is_immediate() {
             self.decide_now(request, deadline, span.as_ref())
         } else {
@@ -181,12 +185,12 @@ impl Service {
         }
         if let Some(span) = span {
             let shows_descriptors = self.tracer.as_ref().is_some_and(|tracer| tracer.shows_descriptors);
-            spans::end_decision(span, request, &decided, shows_descriptors);
+            spans::record_decision(span, request, &decided, shows_descriptors);
         }
         match decided {
             Ok(DelayedResponse { response, delay: Duration::ZERO }) => TimedAnswer { answer: Ok(response), took },
             Ok(DelayedResponse { response, delay }) => {
-                let _counted = CountGuard::new(&self.delayed_responses);
+                let _counted = DelayedResponseGuard::new(&self.delayed_responses);
                 tokio::time::sleep(delay).await;
                 TimedAnswer { answer: Ok(response), took: begun.map(|begun| begun.elapsed()) }
             }
@@ -209,13 +213,13 @@ impl Service {
         deadline: Duration,
         span: Option<&Span>,
     ) -> Result<DelayedResponse, AnswerError> {
-        check_size(request)?;
+        check_descriptor_count(request)?;
         // A guard is cheaper than an `Arc` of the rules, but must not be kept across an await.
         let rules = self.rules.load();
-        let mut context = self.context(rules.as_deref(), deadline);
+        let mut context = self.build_decision_context(rules.as_deref(), deadline);
         context.store.span_ref = span.map(Span::span_ref);
         let decision = self.decider.decide_now(context, request)?;
-        Ok(DelayedResponse::of(&decision))
+        Ok(DelayedResponse::from_decision(&decision))
     }
 
     /// Decides a request with any store. `span` is the span of the decision.
@@ -228,17 +232,21 @@ impl Service {
         deadline: Duration,
         span: Option<&Span>,
     ) -> Result<DelayedResponse, AnswerError> {
-        check_size(request)?;
+        check_descriptor_count(request)?;
         let rules = self.rules.load_full();
-        let mut context = self.context(rules.as_deref(), deadline);
+        let mut context = self.build_decision_context(rules.as_deref(), deadline);
         context.store.span_ref = span.map(Span::span_ref);
-        Ok(DelayedResponse::of(&self.decider.decide(context, request).await?))
+        Ok(DelayedResponse::from_decision(&self.decider.decide(context, request).await?))
     }
 
     /// Context of a decision that is due within `deadline` from now: time, rules, deadline of the store, longest delay.
-    pub fn context<'r>(&self, rules: Option<&'r LoadedRules>, deadline: Duration) -> DecisionContext<'r> {
-        let store_time = self.decider.store.timeout().min(deadline.saturating_sub(ANSWER_MARGIN));
-        let max_delay = deadline.saturating_sub(store_time + RETURN_MARGIN).min(MAX_DELAY);
+    pub fn build_decision_context<'r>(
+        &self,
+        rules: Option<&'r LoadedRules>,
+        deadline: Duration,
+    ) -> DecisionContext<'r> {
+        let store_time = self.decider.store.timeout().min(deadline.saturating_sub(STORE_ANSWER_MARGIN));
+        let max_delay = deadline.saturating_sub(store_time + DELAYED_RESPONSE_MARGIN).min(MAX_RESPONSE_DELAY);
         DecisionContext {
             rules: rules.map(|loaded| &loaded.rules),
             max_delay_us: to_micros(max_delay),
@@ -252,7 +260,7 @@ impl Service {
     }
 }
 
-fn check_size(request: &Request<'_>) -> Result<(), AnswerError> {
+fn check_descriptor_count(request: &Request<'_>) -> Result<(), AnswerError> {
     match request.descriptors.len() {
         0..=MAX_DESCRIPTORS => Ok(()),
         count => Err(AnswerError::TooManyDescriptors { count }),
@@ -260,16 +268,16 @@ fn check_size(request: &Request<'_>) -> Result<(), AnswerError> {
 }
 
 /// Counts itself while it exists, also if the caller gives up.
-struct CountGuard<'a>(&'a AtomicUsize);
+struct DelayedResponseGuard<'a>(&'a AtomicUsize);
 
-impl<'a> CountGuard<'a> {
+impl<'a> DelayedResponseGuard<'a> {
     fn new(count: &'a AtomicUsize) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
         Self(count)
     }
 }
 
-impl Drop for CountGuard<'_> {
+impl Drop for DelayedResponseGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

@@ -9,32 +9,32 @@ use crate::base::pb::rate_limit_response::Code;
 use crate::limit::request::Request;
 use crate::telemetry::traces::Span;
 
-const STATUS_CODE: &str = "rpc.response.status_code";
+const STATUS_CODE_ATTRIBUTE: &str = "rpc.response.status_code";
 
 /// Maximum number of descriptors recorded of a request.
 const MAX_RECORDED_DESCRIPTORS: usize = 16;
 
 /// Records what is known at the start of a call.
-pub(super) fn begin_call(span: &mut Span) {
-    span.set("rpc.system.name", "grpc");
-    span.set("rpc.method", METHOD_NAME);
+pub(super) fn record_call_start(span: &mut Span) {
+    span.set_attribute("rpc.system.name", "grpc");
+    span.set_attribute("rpc.method", METHOD_NAME);
     // Replaced when the call ends; stays if the caller gives up before.
-    span.set(STATUS_CODE, "CANCELLED");
+    span.set_attribute(STATUS_CODE_ATTRIBUTE, "CANCELLED");
 }
 
 /// Records the end of a call.
-pub(super) fn end_call(mut span: Span, error: Option<&AnswerError>) {
-    let code = error.map_or("OK", |error| code_name(error.code()));
-    span.replace(STATUS_CODE, code);
+pub(super) fn record_call_end(mut span: Span, error: Option<&AnswerError>) {
+    let code = error.map_or("OK", |error| grpc_code_name(error.grpc_code()));
+    span.replace_attribute(STATUS_CODE_ATTRIBUTE, code);
     match error {
         // A fault of the caller is not a server error.
-        Some(error) if error.code() != tonic::Code::InvalidArgument => span.fail(code, error.to_string()),
+        Some(error) if error.grpc_code() != tonic::Code::InvalidArgument => span.set_error(code, error.to_string()),
         Some(_) | None => {}
     }
 }
 
 /// Name of a code that calls end with.
-const fn code_name(code: tonic::Code) -> &'static str {
+const fn grpc_code_name(code: tonic::Code) -> &'static str {
     match code {
         tonic::Code::Ok => "OK",
         tonic::Code::InvalidArgument => "INVALID_ARGUMENT",
@@ -44,17 +44,17 @@ const fn code_name(code: tonic::Code) -> &'static str {
 }
 
 /// Records a decision.
-pub(super) fn end_decision(
+pub(super) fn record_decision(
     mut span: Span,
     request: &Request<'_>,
     decided: &Result<DelayedResponse, AnswerError>,
     shows_descriptors: bool,
 ) {
-    span.set_text("tollkeeper.domain", request.domain);
-    span.set("tollkeeper.descriptors", i64::try_from(request.descriptors.len()).unwrap_or(i64::MAX));
+    span.set_text_attribute("tollkeeper.domain", request.domain);
+    span.set_attribute("tollkeeper.descriptors", i64::try_from(request.descriptors.len()).unwrap_or(i64::MAX));
     if shows_descriptors {
         let descriptors = request.descriptors.iter().take(MAX_RECORDED_DESCRIPTORS).map(ToString::to_string);
-        span.set_text("tollkeeper.request", &descriptors.collect::<Vec<_>>().join("; "));
+        span.set_text_attribute("tollkeeper.request", &descriptors.collect::<Vec<_>>().join("; "));
     }
     match decided {
         Ok(DelayedResponse { response, delay }) => {
@@ -63,11 +63,11 @@ pub(super) fn end_decision(
                 Code::Ok => "OK",
                 Code::Unknown => "UNKNOWN",
             };
-            span.set("tollkeeper.code", code);
+            span.set_attribute("tollkeeper.code", code);
             if !delay.is_zero() {
-                span.set("tollkeeper.hold_ms", i64::try_from(delay.as_millis()).unwrap_or(i64::MAX));
+                span.set_attribute("tollkeeper.hold_ms", i64::try_from(delay.as_millis()).unwrap_or(i64::MAX));
             }
         }
-        Err(error) => span.fail(code_name(error.code()), error.to_string()),
+        Err(error) => span.set_error(grpc_code_name(error.grpc_code()), error.to_string()),
     }
 }

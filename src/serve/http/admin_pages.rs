@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize};
 
 use super::admin_token::AuthenticatedAdmin;
 use super::app_state::AppState;
-use super::json;
+use super::proto_json;
 use super::response::{respond_no_rules, respond_pretty_json, respond_text};
 use crate::decide::counters::RuleRef;
 use crate::serve::grpc::decode;
 use crate::serve::grpc::service::DEFAULT_DEADLINE;
 use crate::settings::report::effective;
-use crate::telemetry::logs::{self, AUDIT, Level};
+use crate::telemetry::logs::{self, AUDIT_TARGET, Level};
 
 /// Query of `/counters`.
 #[derive(Debug, Deserialize)]
@@ -56,10 +56,10 @@ pub(super) async fn show_counters(
 ) -> Response {
     let Query(query) = match query {
         Ok(query) => query,
-        Err(rejection) => return admin.reject(StatusCode::BAD_REQUEST, rejection.body_text()),
+        Err(rejection) => return admin.reject_request(StatusCode::BAD_REQUEST, rejection.body_text()),
     };
     let AuthenticatedAdmin { peer, path } = &admin;
-    tracing::warn!(target: AUDIT, peer, path, domain = query.domain, rule = query.rule, "counters listed");
+    tracing::warn!(target: AUDIT_TARGET, peer, path, domain = query.domain, rule = query.rule, "counters listed");
     let service = &state.collector.service;
     let Some(loaded) = service.rules.load_full() else { return respond_no_rules() };
     let Some(domain) = loaded.rules.domain(&query.domain) else {
@@ -69,7 +69,7 @@ pub(super) async fn show_counters(
         return respond_text(StatusCode::NOT_FOUND, "rule not found (/rlconfig and /rules list the names)\n");
     };
     let most = query.most.unwrap_or(DEFAULT_LISTED_COUNTERS).clamp(1, MAX_LISTED_COUNTERS);
-    let context = service.context(Some(&loaded), DEFAULT_DEADLINE);
+    let context = service.build_decision_context(Some(&loaded), DEFAULT_DEADLINE);
     match service.decider.list_counters(context, RuleRef { rules: &loaded.rules, domain, rule }, most).await {
         Ok(listing) => respond_pretty_json(&listing),
         Err(error) => respond_text(StatusCode::BAD_GATEWAY, format!("{error}\n")),
@@ -77,28 +77,28 @@ pub(super) async fn show_counters(
 }
 
 /// `POST /reset`: deletes the counters that a request, as for `/json`, would charge.
-pub(super) async fn reset(admin: AuthenticatedAdmin, State(state): State<AppState>, body: Bytes) -> Response {
-    let request = match json::request_from_json(&body) {
+pub(super) async fn reset_counters(admin: AuthenticatedAdmin, State(state): State<AppState>, body: Bytes) -> Response {
+    let request = match proto_json::request_from_json(&body) {
         Ok(request) => request,
-        Err(error) => return admin.reject(StatusCode::BAD_REQUEST, error),
+        Err(error) => return admin.reject_request(StatusCode::BAD_REQUEST, error),
     };
     if request.descriptors.len() > MAX_RESET_DESCRIPTORS {
         let problem = format!("the request is too large: at most {MAX_RESET_DESCRIPTORS} descriptors");
-        return admin.reject(StatusCode::BAD_REQUEST, problem);
+        return admin.reject_request(StatusCode::BAD_REQUEST, problem);
     }
     let service = &state.collector.service;
     let Some(loaded) = service.rules.load_full() else { return respond_no_rules() };
-    let context = service.context(Some(&loaded), DEFAULT_DEADLINE);
-    let request = decode::request(&request);
+    let context = service.build_decision_context(Some(&loaded), DEFAULT_DEADLINE);
+    let request = decode::convert_request(&request);
     if loaded.rules.domain(request.domain).is_none() {
-        return admin.reject(StatusCode::NOT_FOUND, "domain not found");
+        return admin.reject_request(StatusCode::NOT_FOUND, "domain not found");
     }
     let result = service.decider.reset_counters(context, &request).await;
     let counters = result.as_ref().map_or(0, |reset| reset.iter().sum::<u64>());
     let descriptors = request.descriptors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
     let domain = request.domain;
     let AuthenticatedAdmin { peer, path } = &admin;
-    tracing::warn!(target: AUDIT, peer, path, domain, descriptors, counters, "counters reset");
+    tracing::warn!(target: AUDIT_TARGET, peer, path, domain, descriptors, counters, "counters reset");
     // After a failure too: some counters may be deleted.
     let announced = state.fleet.announce_reset(&request).await;
     match result {
@@ -109,20 +109,20 @@ pub(super) async fn reset(admin: AuthenticatedAdmin, State(state): State<AppStat
 
 /// `GET /log_level`: the current log level.
 pub(super) async fn show_log_level() -> Response {
-    respond_text(StatusCode::OK, format!("{}\n", logs::current().name()))
+    respond_text(StatusCode::OK, format!("{}\n", logs::current_level().name()))
 }
 
 /// `PUT /log_level`: sets the log level, until the process ends.
 pub(super) async fn set_log_level(admin: AuthenticatedAdmin, body: Bytes) -> Response {
     let Some(level) = std::str::from_utf8(body.trim_ascii()).ok().and_then(Level::parse) else {
         let names = Level::WORDS.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ");
-        return admin.reject(StatusCode::BAD_REQUEST, format_args!("the body must be a log level: {names}"));
+        return admin.reject_request(StatusCode::BAD_REQUEST, format_args!("the body must be a log level: {names}"));
     };
     // Logged before the change, so that the log shows where it begins.
     let AuthenticatedAdmin { peer, path } = &admin;
-    let (from, to) = (logs::current().name(), level.name());
-    tracing::warn!(target: AUDIT, peer, path, from, to, "log level changed");
-    match logs::set(level) {
+    let (from, to) = (logs::current_level().name(), level.name());
+    tracing::warn!(target: AUDIT_TARGET, peer, path, from, to, "log level changed");
+    match logs::set_level(level) {
         Ok(()) => show_log_level().await,
         Err(error) => respond_text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
     }

@@ -22,7 +22,7 @@ use crate::settings::listeners::TOLLKEEPER_ADMIN_TOKEN_FILE;
 use crate::settings::problem::UnusableSetting;
 use crate::settings::setting::AnySetting as _;
 use crate::telemetry::log_throttle::LogThrottle;
-use crate::telemetry::logs::AUDIT;
+use crate::telemetry::logs::AUDIT_TARGET;
 
 /// Address of the client, as a request extension.
 #[derive(Clone, Copy, Debug)]
@@ -39,9 +39,9 @@ pub(super) struct AuthenticatedAdmin {
 
 impl AuthenticatedAdmin {
     /// Logs and returns a response to a request that cannot be fulfilled.
-    pub(super) fn reject(&self, status: StatusCode, reason: impl Display) -> Response {
+    pub(super) fn reject_request(&self, status: StatusCode, reason: impl Display) -> Response {
         let Self { peer, path } = self;
-        tracing::warn!(target: AUDIT, peer, path, status = status.as_u16(), "admin request rejected");
+        tracing::warn!(target: AUDIT_TARGET, peer, path, status = status.as_u16(), "admin request rejected");
         respond_text(status, format!("{reason}\n"))
     }
 }
@@ -55,21 +55,22 @@ impl FromRequestParts<AppState> for AuthenticatedAdmin {
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Response> {
         let address = parts.extensions.get().map(|ClientAddress(address)| *address);
         let peer = address.map_or_else(|| "unknown".to_owned(), |address| address.to_string());
-        let Err(rejection) = authenticate(state, address.map(|address| address.ip()), &parts.headers).await else {
+        let Err(rejection) = authenticate_request(state, address.map(|address| address.ip()), &parts.headers).await
+        else {
             return Ok(Self { peer, path: parts.uri.path().to_owned() });
         };
-        let status = rejection.status();
+        let status = rejection.status_code();
         let (path, code) = (parts.uri.path(), status.as_u16());
         let suppressed = match rejection {
             // A client may send these at any rate.
-            TokenRejection::TooManyWrong(_) => REFUSED.allow(state.collector.service.clock.now()),
+            TokenRejection::TooManyWrong(_) => REFUSAL_LOG_THROTTLE.allow(state.collector.service.clock.now()),
             _ => Some(0),
         };
         if let Some(suppressed) = suppressed {
-            tracing::warn!(target: AUDIT, peer, path, status = code, suppressed, "admin request rejected");
+            tracing::warn!(target: AUDIT_TARGET, peer, path, status = code, suppressed, "admin request rejected");
         }
         let mut response = respond_error(status, format!("{rejection}\n"));
-        if let Some((name, value)) = rejection.header() {
+        if let Some((name, value)) = rejection.response_header() {
             response.headers_mut().insert(name, value);
         }
         Err(response)
@@ -77,7 +78,7 @@ impl FromRequestParts<AppState> for AuthenticatedAdmin {
 }
 
 /// Lines about clients that sent too many wrong tokens.
-static REFUSED: LogThrottle = LogThrottle::every(Duration::from_secs(10));
+static REFUSAL_LOG_THROTTLE: LogThrottle = LogThrottle::every(Duration::from_secs(10));
 
 /// Reason why a request is not authenticated, for the client.
 #[derive(Debug, thiserror::Error)]
@@ -93,7 +94,7 @@ enum TokenRejection {
 }
 
 impl TokenRejection {
-    const fn status(&self) -> StatusCode {
+    const fn status_code(&self) -> StatusCode {
         match self {
             Self::NotConfigured => StatusCode::FORBIDDEN,
             Self::Unusable(_) => StatusCode::INTERNAL_SERVER_ERROR,
@@ -102,7 +103,7 @@ impl TokenRejection {
         }
     }
 
-    fn header(&self) -> Option<(HeaderName, HeaderValue)> {
+    fn response_header(&self) -> Option<(HeaderName, HeaderValue)> {
         match self {
             Self::Wrong => Some((header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))),
             Self::TooManyWrong(left) => Some((header::RETRY_AFTER, HeaderValue::from(left.as_secs() + 1))),
@@ -112,12 +113,16 @@ impl TokenRejection {
 }
 
 /// Compares the token of a request.
-async fn authenticate(state: &AppState, peer: Option<IpAddr>, headers: &HeaderMap) -> Result<(), TokenRejection> {
+async fn authenticate_request(
+    state: &AppState,
+    peer: Option<IpAddr>,
+    headers: &HeaderMap,
+) -> Result<(), TokenRejection> {
     let token = state.admin_token.as_ref().ok_or(TokenRejection::NotConfigured)?;
-    let expected = read_expected_hash(token).await.map_err(TokenRejection::Unusable)?;
+    let expected = hash_configured_token(token).await.map_err(TokenRejection::Unusable)?;
     let presented = parse_bearer_token(headers).ok_or(TokenRejection::Wrong)?;
     let is_right = blake3::hash(presented) == expected;
-    match state.token_attempts.check(TokenAttempt { peer, is_right, now: Instant::now() }) {
+    match state.token_attempts.record_attempt(TokenAttempt { peer, is_right, now: Instant::now() }) {
         AttemptResult::Accepted => Ok(()),
         AttemptResult::Wrong => Err(TokenRejection::Wrong),
         AttemptResult::Refused(left) => Err(TokenRejection::TooManyWrong(left)),
@@ -125,7 +130,7 @@ async fn authenticate(state: &AppState, peer: Option<IpAddr>, headers: &HeaderMa
 }
 
 /// Hash of the configured token; an error names the setting.
-async fn read_expected_hash(token: &AdminToken) -> Result<blake3::Hash, String> {
+async fn hash_configured_token(token: &AdminToken) -> Result<blake3::Hash, String> {
     let path = match token {
         AdminToken::Text(token) => return Ok(blake3::hash(token.reveal().as_bytes())),
         AdminToken::File(path) => path.clone(),
@@ -147,7 +152,7 @@ fn hash_token_file(path: &Path) -> Result<blake3::Hash, String> {
 }
 
 /// Problem with the file of a token, if there is one.
-pub fn find_unusable_file(token: &AdminToken) -> Option<UnusableSetting> {
+pub fn find_unusable_token_file(token: &AdminToken) -> Option<UnusableSetting> {
     let AdminToken::File(path) = token else { return None };
     let what = hash_token_file(path).err()?;
     let setting = TOLLKEEPER_ADMIN_TOKEN_FILE.name();

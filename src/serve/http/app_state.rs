@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::browser::AllowedHosts;
+use super::browser_protection::AllowedHosts;
 use super::live_events::LiveEvents;
 use super::token_attempts::TokenAttempts;
-use crate::serve::fleet::member::Fleet;
-use crate::serve::scrape::MetricsCollector;
+use crate::serve::fleet::member::FleetMember;
+use crate::serve::metrics_collector::MetricsCollector;
 use crate::settings::listeners::AdminToken;
 use crate::settings::metrics::PROMETHEUS_MAPPER_YAML;
 use crate::settings::metrics::PrometheusSettings;
@@ -22,7 +22,7 @@ pub struct AppState {
     /// The service, its health and its metrics.
     pub collector: MetricsCollector,
     /// All replicas.
-    pub fleet: Arc<Fleet>,
+    pub fleet: Arc<FleetMember>,
     /// Events of `/live`.
     pub live: Arc<LiveEvents>,
     /// Names by which requests may address the debug listener.
@@ -30,7 +30,7 @@ pub struct AppState {
     /// Maximum size of a request body in bytes.
     pub max_body_bytes: usize,
     /// Page for Prometheus; `None` if it is off.
-    pub exposition: Option<Arc<Exposition>>,
+    pub prometheus_page: Option<Arc<PrometheusPage>>,
     /// Token for pages that change state or show keys; `None` switches these pages off.
     pub admin_token: Option<AdminToken>,
     /// Wrong tokens of the last minute.
@@ -39,21 +39,21 @@ pub struct AppState {
 
 /// Page for Prometheus.
 #[derive(Debug)]
-pub struct Exposition {
+pub struct PrometheusPage {
     /// Path of the page.
     pub(super) path: String,
     /// Names, labels and units.
     pub(super) options: ExpositionOptions,
 }
 
-impl Exposition {
+impl PrometheusPage {
     /// Reads the mapping file that the settings name. `tags` are labels of every series.
     ///
     /// # Errors
     /// Names the setting, the file and the problem.
     pub fn new(settings: &PrometheusSettings, tags: &[(String, String)]) -> Result<Self, UnusableSetting> {
         let read = |path: &Path| {
-            Mapper::read(path).map_err(|error| UnusableSetting {
+            Mapper::read_file(path).map_err(|error| UnusableSetting {
                 setting: PROMETHEUS_MAPPER_YAML.name(),
                 shown: path.display().to_string(),
                 what: format!("{error} (fix the file or unset the variable)"),

@@ -9,12 +9,12 @@ use axum::response::{IntoResponse as _, Response};
 
 use super::response::respond_text;
 
-const INDEX: &str = include_str!("console/index.html");
-const STYLE: &str = include_str!("console/console.css");
-const SCRIPT: &str = include_str!("console/console.js");
+const CONSOLE_HTML: &str = include_str!("console/index.html");
+const CONSOLE_CSS: &str = include_str!("console/console.css");
+const CONSOLE_JS: &str = include_str!("console/console.js");
 
 /// Pages of the debug listener with their descriptions, by path.
-const DEBUG_PAGES: [(&str, &str); 18] = [
+const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 18] = [
     ("/", "the console in a browser, this list elsewhere"),
     ("/counters?domain=D&rule=R", "counters of a rule as JSON; `most=N` (default 100); needs the token"),
     ("/explain", "rules and counters that a request (as for /json) matches, as JSON; charges nothing"),
@@ -41,7 +41,7 @@ const DEBUG_PAGES: [(&str, &str); 18] = [
 /// `/`: the console for a browser, otherwise the list of pages.
 pub(super) async fn show_index(headers: HeaderMap) -> Response {
     let mut page = match prefers_html(&headers) {
-        true => respond_file("text/html; charset=utf-8", INDEX),
+        true => respond_static_file("text/html; charset=utf-8", CONSOLE_HTML),
         false => respond_text(StatusCode::OK, list_pages()),
     };
     page.headers_mut().insert(header::VARY, HeaderValue::from_static("accept"));
@@ -50,15 +50,15 @@ pub(super) async fn show_index(headers: HeaderMap) -> Response {
 
 /// `/console.css`
 pub(super) async fn show_style() -> Response {
-    respond_file("text/css; charset=utf-8", STYLE)
+    respond_static_file("text/css; charset=utf-8", CONSOLE_CSS)
 }
 
 /// `/console.js`
 pub(super) async fn show_script() -> Response {
-    respond_file("text/javascript; charset=utf-8", SCRIPT)
+    respond_static_file("text/javascript; charset=utf-8", CONSOLE_JS)
 }
 
-fn respond_file(content_type: &'static str, text: &'static str) -> Response {
+fn respond_static_file(content_type: &'static str, text: &'static str) -> Response {
     ([(header::CONTENT_TYPE, content_type)], text).into_response()
 }
 
@@ -70,14 +70,15 @@ fn prefers_html(headers: &HeaderMap) -> bool {
         .filter_map(|value| value.to_str().ok())
         .flat_map(|list| list.split(','))
         .collect();
-    let weight =
-        |media_type: &str| accepted.iter().filter_map(|range| weight_of(range, media_type)).fold(0.0, f32::max);
+    let weight = |media_type: &str| {
+        accepted.iter().filter_map(|range| parse_accept_weight(range, media_type)).fold(0.0, f32::max)
+    };
     let html = weight("text/html");
     html > 0.0 && html >= weight("text/plain")
 }
 
 /// Weight of a media range of `Accept`, 0 to 1, if it is this type.
-fn weight_of(range: &str, media_type: &str) -> Option<f32> {
+fn parse_accept_weight(range: &str, media_type: &str) -> Option<f32> {
     let mut parts = range.split(';').map(str::trim);
     parts.next()?.eq_ignore_ascii_case(media_type).then_some(())?;
     let weight = parts.find_map(|part| part.strip_prefix("q=").or_else(|| part.strip_prefix("Q=")));
@@ -85,7 +86,7 @@ fn weight_of(range: &str, media_type: &str) -> Option<f32> {
 }
 
 fn list_pages() -> String {
-    DEBUG_PAGES.iter().fold(String::new(), |mut page, (path, description)| {
+    DEBUG_PAGE_DESCRIPTIONS.iter().fold(String::new(), |mut page, (path, description)| {
         let _ = writeln!(page, "{path}: {description}");
         page
     })

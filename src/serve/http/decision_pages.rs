@@ -10,7 +10,7 @@ use axum::response::Response;
 use tokio::sync::Semaphore;
 
 use super::app_state::AppState;
-use super::json;
+use super::proto_json;
 use super::response::{
     respond_error, respond_internal_error, respond_json, respond_no_rules, respond_pretty_json, respond_text,
 };
@@ -23,32 +23,37 @@ use crate::settings::decisions::DecisionSettings;
 use crate::telemetry::traces::Span;
 
 /// Maximum number of descriptors, and of entries of all descriptors, that `/explain` accepts.
-const MAX_EXPLAINED: usize = 100;
+const MAX_EXPLAINED_DESCRIPTORS: usize = 100;
 
 /// `/json`
-pub(super) async fn decide(State(state): State<AppState>, method: Method, headers: HeaderMap, body: Bytes) -> Response {
+pub(super) async fn answer_json(
+    State(state): State<AppState>,
+    method: Method,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
     let name = if method == Method::POST { "POST /json" } else { "/json" };
-    let span = state.collector.service.start_span(name, |name| headers.get(name).map(HeaderValue::as_bytes));
-    let response = decide_body(&state, &body, span.as_ref()).await;
+    let span = state.collector.service.start_request_span(name, |name| headers.get(name).map(HeaderValue::as_bytes));
+    let response = decide_json_body(&state, &body, span.as_ref()).await;
     if let Some(mut span) = span {
-        span.set_text("http.request.method", method.as_str());
-        span.set("http.route", "/json");
-        span.set("http.response.status_code", i64::from(response.status().as_u16()));
+        span.set_text_attribute("http.request.method", method.as_str());
+        span.set_attribute("http.route", "/json");
+        span.set_attribute("http.response.status_code", i64::from(response.status().as_u16()));
         if response.status().is_server_error() {
-            span.fail("500", "the response cannot be encoded as JSON");
+            span.set_error("500", "the response cannot be encoded as JSON");
         }
     }
     response
 }
 
-async fn decide_body(state: &AppState, body: &[u8], span: Option<&Span>) -> Response {
-    let request = match json::request_from_json(body) {
+async fn decide_json_body(state: &AppState, body: &[u8], span: Option<&Span>) -> Response {
+    let request = match proto_json::request_from_json(body) {
         Ok(request) => request,
         Err(error) => return respond_bad_request(error),
     };
-    let request = decode::request(&request);
+    let request = decode::convert_request(&request);
     let service = &state.collector.service;
-    let response = match service.answer(&request, DEFAULT_DEADLINE, span).await {
+    let response = match service.answer_request(&request, DEFAULT_DEADLINE, span).await {
         Ok(response) => response,
         Err(error) => return respond_bad_request(error),
     };
@@ -57,10 +62,10 @@ async fn decide_body(state: &AppState, body: &[u8], span: Option<&Span>) -> Resp
         Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
         Code::Unknown => StatusCode::INTERNAL_SERVER_ERROR,
     };
-    match json::response_to_json(&response) {
+    match proto_json::response_to_json(&response) {
         Ok(body) => {
             let mut page = respond_json(status, body);
-            page.headers_mut().extend(build_retry_after(&response, &service.decider.behaviour));
+            page.headers_mut().extend(build_retry_after_header(&response, &service.decider.behaviour));
             page
         }
         Err(_) => respond_error(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error\n"),
@@ -73,21 +78,25 @@ fn respond_bad_request(reason: impl Display) -> Response {
 }
 
 /// Builds the header of a rejected page with the seconds until a retry, which the response has for Envoy.
-fn build_retry_after(response: &RateLimitResponse, behaviour: &DecisionSettings) -> Option<(HeaderName, HeaderValue)> {
+fn build_retry_after_header(
+    response: &RateLimitResponse,
+    behaviour: &DecisionSettings,
+) -> Option<(HeaderName, HeaderValue)> {
     let name = behaviour.retry_after_header.as_deref()?;
     let header = response.response_headers_to_add.iter().find(|header| header.key == name)?;
     Some((HeaderName::from_bytes(name.as_bytes()).ok()?, HeaderValue::from_str(&header.value).ok()?))
 }
 
 /// `/explain`
-pub(super) async fn explain(State(state): State<AppState>, body: Bytes) -> Response {
-    let request = match json::request_from_json(&body) {
+pub(super) async fn show_explanation(State(state): State<AppState>, body: Bytes) -> Response {
+    let request = match proto_json::request_from_json(&body) {
         Ok(request) => request,
         Err(error) => return respond_text(StatusCode::BAD_REQUEST, format!("{error}\n")),
     };
     let entries: usize = request.descriptors.iter().map(|descriptor| descriptor.entries.len()).sum();
-    if request.descriptors.len() > MAX_EXPLAINED || entries > MAX_EXPLAINED {
-        let problem = format!("the request is too large: at most {MAX_EXPLAINED} descriptors and entries in total\n");
+    if request.descriptors.len() > MAX_EXPLAINED_DESCRIPTORS || entries > MAX_EXPLAINED_DESCRIPTORS {
+        let problem =
+            format!("the request is too large: at most {MAX_EXPLAINED_DESCRIPTORS} descriptors and entries in total\n");
         return respond_text(StatusCode::BAD_REQUEST, problem);
     }
     // The search for near misses visits all rules of a level, so it runs on a blocking thread, one request at a time.
@@ -95,11 +104,11 @@ pub(super) async fn explain(State(state): State<AppState>, body: Bytes) -> Respo
     let Ok(_permit) = ONE_AT_A_TIME.acquire().await else { return respond_internal_error() };
     let service = Arc::clone(&state.collector.service);
     let Some(loaded) = service.rules.load_full() else { return respond_no_rules() };
-    let context = service.context(Some(&loaded), DEFAULT_DEADLINE);
-    let counters = service.decider.peek(context, &decode::request(&request)).await;
+    let context = service.build_decision_context(Some(&loaded), DEFAULT_DEADLINE);
+    let counters = service.decider.peek(context, &decode::convert_request(&request)).await;
     let explain = move || {
         let behaviour = &service.decider.behaviour;
-        let explained = Explanation::of(behaviour, &loaded.rules, &decode::request(&request), &counters);
+        let explained = Explanation::of(behaviour, &loaded.rules, &decode::convert_request(&request), &counters);
         let source_version = service.rules.source_version().map(|version| version.to_string());
         let region = service.decider.explained_region();
         respond_pretty_json(&Explanation { source_version, region, ..explained })

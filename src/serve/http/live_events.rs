@@ -1,7 +1,7 @@
-//! Events of `/live`: one sampler for all listeners.
+//! Events of `/live`: one sampler for all subscribers.
 //!
-//! The sampler starts with the first listener and ends with the last, so nothing is computed without a listener. It
-//! computes one event a second on a low-priority thread. All listeners share its text, and only the newest is kept.
+//! The sampler starts with the first subscriber and ends with the last, so nothing is computed without a subscriber. It
+//! computes one event a second on a low-priority thread. All subscribers share its text, and only the newest is kept.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -16,15 +16,15 @@ use super::response::render_off_thread;
 use super::token_attempts::client_network;
 use crate::base::printable_text::escape_unprintable_json;
 use crate::base::sharded::lock_ignoring_poison;
+use crate::serve::metrics_collector::MetricsCollector;
 use crate::serve::report::live::{LiveReport, LiveTotals};
-use crate::serve::scrape::MetricsCollector;
 
-/// Maximum number of listeners.
-const MAX_LISTENERS: usize = 16;
-/// Maximum number of listeners of one client: an IPv4 address, or a /64 network of IPv6.
-const MAX_LISTENERS_PER_CLIENT: usize = 8;
+/// Maximum number of subscribers.
+const MAX_SUBSCRIBERS: usize = 16;
+/// Maximum number of subscribers of one client: an IPv4 address, or a /64 network of IPv6.
+const MAX_SUBSCRIBERS_PER_CLIENT: usize = 8;
 /// Time between events.
-const INTERVAL: Duration = Duration::from_secs(1);
+const EVENT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Text of the newest event; `None` before the first.
 type NewestEvent = Option<Arc<str>>;
@@ -34,62 +34,62 @@ type NewestEvent = Option<Arc<str>>;
 pub struct LiveEvents {
     collector: MetricsCollector,
     stopping: watch::Receiver<bool>,
-    listeners_by_client: Arc<ListenerCounts>,
-    /// Sender of the running sampler; `None` while there is no listener.
+    subscribers_by_client: Arc<SubscriberCounts>,
+    /// Sender of the running sampler; `None` while there is no subscriber.
     sampler: Mutex<Option<watch::Sender<NewestEvent>>>,
 }
 
-/// A listener; it counts until it is dropped.
+/// A subscriber; it counts until it is dropped.
 #[derive(Debug)]
-pub(super) struct LiveListener {
+pub(super) struct LiveSubscriber {
     events: watch::Receiver<NewestEvent>,
     stopping: watch::Receiver<bool>,
-    _permit: ListenerPermit,
+    _permit: SubscriberPermit,
 }
 
-/// Listeners by client.
+/// Subscribers by client.
 #[derive(Debug, Default)]
-struct ListenerCounts(Mutex<HashMap<IpAddr, usize>>);
+struct SubscriberCounts(Mutex<HashMap<IpAddr, usize>>);
 
-/// Count of one listener, until it is dropped.
+/// Count of one subscriber, until it is dropped.
 #[derive(Debug)]
-struct ListenerPermit {
-    listeners_by_client: Arc<ListenerCounts>,
+struct SubscriberPermit {
+    subscribers_by_client: Arc<SubscriberCounts>,
     client: IpAddr,
 }
 
-/// Bound that keeps a listener out.
+/// Bound that keeps a subscriber out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum TooManyListeners {
-    /// There are [`MAX_LISTENERS`].
-    #[error("{MAX_LISTENERS} listeners")]
+pub(super) enum TooManySubscribers {
+    /// There are [`MAX_SUBSCRIBERS`].
+    #[error("{MAX_SUBSCRIBERS} listeners")]
     InAll,
-    /// There are [`MAX_LISTENERS_PER_CLIENT`] of this client.
-    #[error("{MAX_LISTENERS_PER_CLIENT} listeners of this address")]
+    /// There are [`MAX_SUBSCRIBERS_PER_CLIENT`] of this client.
+    #[error("{MAX_SUBSCRIBERS_PER_CLIENT} listeners of this address")]
     OfClient,
 }
 
-impl ListenerCounts {
-    /// Adds a listener of a client.
-    fn take(self: &Arc<Self>, peer: IpAddr) -> Result<ListenerPermit, TooManyListeners> {
+impl SubscriberCounts {
+    /// Adds a subscriber of a client.
+    fn add_subscriber(self: &Arc<Self>, peer: IpAddr) -> Result<SubscriberPermit, TooManySubscribers> {
         let client = client_network(peer);
-        let mut listeners = lock_ignoring_poison(&self.0);
-        if listeners.values().sum::<usize>() >= MAX_LISTENERS {
-            return Err(TooManyListeners::InAll);
+        let mut subscribers = lock_ignoring_poison(&self.0);
+        if subscribers.values().sum::<usize>() >= MAX_SUBSCRIBERS {
+            return Err(TooManySubscribers::InAll);
         }
-        let of_client = listeners.entry(client).or_default();
-        if *of_client >= MAX_LISTENERS_PER_CLIENT {
-            return Err(TooManyListeners::OfClient);
+        let of_client = subscribers.entry(client).or_default();
+        if *of_client >= MAX_SUBSCRIBERS_PER_CLIENT {
+            return Err(TooManySubscribers::OfClient);
         }
         *of_client += 1;
-        Ok(ListenerPermit { listeners_by_client: Arc::clone(self), client })
+        Ok(SubscriberPermit { subscribers_by_client: Arc::clone(self), client })
     }
 }
 
-impl Drop for ListenerPermit {
+impl Drop for SubscriberPermit {
     fn drop(&mut self) {
-        let mut listeners = lock_ignoring_poison(&self.listeners_by_client.0);
-        if let Entry::Occupied(mut of_client) = listeners.entry(self.client) {
+        let mut subscribers = lock_ignoring_poison(&self.subscribers_by_client.0);
+        if let Entry::Occupied(mut of_client) = subscribers.entry(self.client) {
             *of_client.get_mut() -= 1;
             if *of_client.get() == 0 {
                 of_client.remove();
@@ -101,38 +101,38 @@ impl Drop for ListenerPermit {
 impl LiveEvents {
     /// Events of this process, until `stopping` turns true.
     pub fn new(collector: MetricsCollector, stopping: watch::Receiver<bool>) -> Self {
-        Self { collector, stopping, listeners_by_client: Arc::default(), sampler: Mutex::default() }
+        Self { collector, stopping, subscribers_by_client: Arc::default(), sampler: Mutex::default() }
     }
 
-    /// Adds a listener.
+    /// Adds a subscriber.
     ///
     /// # Errors
-    /// There are too many listeners in all, or of this client.
-    pub(super) fn listen(self: &Arc<Self>, peer: IpAddr) -> Result<LiveListener, TooManyListeners> {
-        let permit = self.listeners_by_client.take(peer)?;
-        let mut sampler = self.sampler();
+    /// There are too many subscribers in all, or of this client.
+    pub(super) fn subscribe(self: &Arc<Self>, peer: IpAddr) -> Result<LiveSubscriber, TooManySubscribers> {
+        let permit = self.subscribers_by_client.add_subscriber(peer)?;
+        let mut sampler = self.lock_sampler();
         let mut events = match &*sampler {
             Some(sender) => sender.subscribe(),
             None => {
                 let (sender, events) = watch::channel(None);
                 *sampler = Some(sender);
-                tokio::spawn(Arc::clone(self).sample());
+                tokio::spawn(Arc::clone(self).send_events_until_unused());
                 events
             }
         };
         // The newest event is sent at once.
         events.mark_changed();
-        Ok(LiveListener { events, stopping: self.stopping.clone(), _permit: permit })
+        Ok(LiveSubscriber { events, stopping: self.stopping.clone(), _permit: permit })
     }
 
-    /// Sends an event each second until there is no listener.
-    async fn sample(self: Arc<Self>) {
-        let mut ticks = interval(INTERVAL);
+    /// Sends an event each second until there is no subscriber.
+    async fn send_events_until_unused(self: Arc<Self>) {
+        let mut ticks = interval(EVENT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut last: Option<LiveTotals> = None;
         loop {
             ticks.tick().await;
-            if self.has_ended() {
+            if self.end_if_unused() {
                 return;
             }
             let (collector, before) = (self.collector.clone(), last.clone());
@@ -144,16 +144,16 @@ impl LiveEvents {
             // Without a thread the next tick tries again.
             let Some((event, totals)) = render_off_thread(render).await else { continue };
             last = Some(totals);
-            if let Some(sender) = &*self.sampler() {
+            if let Some(sender) = &*self.lock_sampler() {
                 sender.send_replace(Some(event.into()));
             }
         }
     }
 
-    /// True without a listener; then the next listener starts another sampler.
-    fn has_ended(&self) -> bool {
-        // Locked during the check, so that no listener joins a sampler that ends.
-        let mut sampler = self.sampler();
+    /// True without a subscriber; then the next subscriber starts another sampler.
+    fn end_if_unused(&self) -> bool {
+        // Locked during the check, so that no subscriber joins a sampler that ends.
+        let mut sampler = self.lock_sampler();
         let is_unused = sampler.as_ref().is_none_or(|sender| sender.receiver_count() == 0);
         if is_unused {
             *sampler = None;
@@ -161,14 +161,14 @@ impl LiveEvents {
         is_unused
     }
 
-    fn sampler(&self) -> MutexGuard<'_, Option<watch::Sender<NewestEvent>>> {
+    fn lock_sampler(&self) -> MutexGuard<'_, Option<watch::Sender<NewestEvent>>> {
         lock_ignoring_poison(&self.sampler)
     }
 }
 
-impl LiveListener {
+impl LiveSubscriber {
     /// Waits for the next event; `None` when the process begins to stop.
-    pub(super) async fn next(&mut self) -> Option<Arc<str>> {
+    pub(super) async fn next_event(&mut self) -> Option<Arc<str>> {
         loop {
             tokio::select! {
                 // An error means that the sender was dropped, which also ends the process.

@@ -9,32 +9,34 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 
-use super::app_state::{AppState, Exposition};
+use super::app_state::{AppState, PrometheusPage};
 use super::response::{render_off_thread, respond_internal_error, respond_text};
-use crate::serve::scrape::MetricsCollector;
+use crate::serve::metrics_collector::MetricsCollector;
 use crate::telemetry::metrics::family::{MetricValue, Series};
 use crate::telemetry::metrics::prometheus::TextPage;
 
 /// State of the page for Prometheus.
 #[derive(Clone)]
-struct ExpositionState {
+struct PrometheusPageState {
     collector: MetricsCollector,
-    exposition: Arc<Exposition>,
+    prometheus_page: Arc<PrometheusPage>,
 }
 
 /// Builds the routes of the Prometheus listener.
 pub fn build_metrics_router(state: &AppState) -> Router {
-    let Some(exposition) = state.exposition.clone() else { return Router::new() };
-    let path = exposition.path.clone();
-    let state = ExpositionState { collector: state.collector.clone(), exposition };
+    let Some(prometheus_page) = state.prometheus_page.clone() else { return Router::new() };
+    let path = prometheus_page.path.clone();
+    let state = PrometheusPageState { collector: state.collector.clone(), prometheus_page };
     Router::new().route(&path, get(show_metrics)).with_state(state)
 }
 
-async fn show_metrics(State(ExpositionState { collector, exposition }): State<ExpositionState>) -> Response {
+async fn show_metrics(
+    State(PrometheusPageState { collector, prometheus_page }): State<PrometheusPageState>,
+) -> Response {
     let page = render_off_thread(move || {
-        let mut page = TextPage::new(&exposition.options);
-        collector.collect(&mut |family| page.add(family));
-        page.finish()
+        let mut page = TextPage::new(&prometheus_page.options);
+        collector.collect(&mut |family| page.add_family(family));
+        page.into_text()
     });
     match page.await {
         Some(page) => (StatusCode::OK, [(header::CONTENT_TYPE, "text/plain; version=0.0.4")], page).into_response(),
@@ -48,7 +50,7 @@ pub(super) async fn show_stats(State(state): State<AppState>) -> Response {
         let mut lines = Vec::new();
         state.collector.collect(&mut |family| {
             for series in &family.series {
-                lines.push(format!("{}: {}\n", series_name(&family.name, series), value_text(&series.value)));
+                lines.push(format!("{}: {}\n", format_series_name(&family.name, series), format_value(&series.value)));
             }
         });
         lines.sort_unstable();
@@ -58,7 +60,7 @@ pub(super) async fn show_stats(State(state): State<AppState>) -> Response {
 }
 
 /// Name of a series: in statsd if it has one there, otherwise in Prometheus.
-fn series_name(family: &str, series: &Series) -> String {
+fn format_series_name(family: &str, series: &Series) -> String {
     if let Some(name) = &series.statsd_name {
         return name.clone();
     }
@@ -70,10 +72,12 @@ fn series_name(family: &str, series: &Series) -> String {
     name
 }
 
-fn value_text(value: &MetricValue) -> String {
+fn format_value(value: &MetricValue) -> String {
     match value {
         MetricValue::Counter(count) => count.to_string(),
         MetricValue::Gauge(level) => level.to_string(),
-        MetricValue::Histogram(times) => format!("count {} sum_ms {}", times.count(), times.sum_ns / 1_000_000),
+        MetricValue::Histogram(times) => {
+            format!("count {} sum_ms {}", times.observation_count(), times.sum_ns / 1_000_000)
+        }
     }
 }

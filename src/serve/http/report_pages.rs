@@ -1,7 +1,7 @@
 //! The pages of reports: `/top`, `/rules` and `/fleet`, and `/live` as server-sent events.
 //!
 //! They are JSON, or, all but `/live`, text with `format=text`. A report reads the statistics of every limit, so it is
-//! rendered off thread like metrics. The `/live` stream of a slow listener skips events instead of queueing them, and
+//! rendered off thread like metrics. The `/live` stream of a slow client skips events instead of queueing them, and
 //! ends when the process begins to stop.
 
 use std::convert::Infallible;
@@ -41,7 +41,7 @@ pub(super) async fn show_top(
     if service.decider.metrics.is_off() {
         return respond_metrics_off();
     }
-    if !service.decider.metrics.top_keys.is_on() {
+    if !service.decider.metrics.top_keys.is_tracking() {
         let what = "TOLLKEEPER_TOP_KEYS=0: rejected keys are not tracked (unset it and restart)\n";
         return respond_text(StatusCode::SERVICE_UNAVAILABLE, what);
     }
@@ -50,9 +50,9 @@ pub(super) async fn show_top(
         if !matches!(service.decider.key_values, ValueForm::Plain) {
             report = report.without_values();
         }
-        encode_report(format, &report, TopReport::text)
+        encode_report(format, &report, TopReport::format_text)
     };
-    respond_page(format, render_off_thread(render).await)
+    respond_report(format, render_off_thread(render).await)
 }
 
 /// `/rules`
@@ -72,9 +72,9 @@ pub(super) async fn show_rules(
     let render = move || {
         let top_keys = &service.decider.metrics.top_keys;
         let report = RuleUsageReport::new(&loaded.rules, top_keys, service.clock.now(), &query);
-        encode_report(format, &report, RuleUsageReport::text)
+        encode_report(format, &report, RuleUsageReport::format_text)
     };
-    respond_page(format, render_off_thread(render).await)
+    respond_report(format, render_off_thread(render).await)
 }
 
 /// `/fleet`
@@ -90,13 +90,13 @@ pub(super) async fn show_fleet(
     if service.decider.metrics.is_off() {
         return respond_metrics_off();
     }
-    let view = state.fleet.view().await;
+    let view = state.fleet.read_view().await;
     let loaded = service.rules.load_full();
     let render = move || {
         let report = FleetReport::new(&view, loaded.as_ref().map(|loaded| &loaded.rules), &query);
-        encode_report(format, &report, |report| report.text(query.show))
+        encode_report(format, &report, |report| report.format_text(query.show))
     };
-    respond_page(format, render_off_thread(render).await)
+    respond_report(format, render_off_thread(render).await)
 }
 
 /// `/live`
@@ -105,7 +105,7 @@ pub(super) async fn show_live(State(state): State<AppState>, address: Option<Ext
         return respond_metrics_off();
     }
     let peer = address.map_or(Ipv4Addr::LOCALHOST.into(), |Extension(ClientAddress(address))| address.ip());
-    let listener = match state.live.listen(peer) {
+    let listener = match state.live.subscribe(peer) {
         Ok(listener) => listener,
         Err(too_many) => {
             let what = format!("/live has {too_many} already (close a console and retry)\n");
@@ -113,7 +113,7 @@ pub(super) async fn show_live(State(state): State<AppState>, address: Option<Ext
         }
     };
     let events = stream::unfold(listener, |mut listener| async move {
-        let event = listener.next().await?;
+        let event = listener.next_event().await?;
         Some((Ok::<_, Infallible>(Event::default().data(&*event)), listener))
     });
     Sse::new(events).into_response()
@@ -132,7 +132,7 @@ fn encode_report<T: Serialize>(format: Format, report: &T, as_text: impl FnOnce(
     }
 }
 
-fn respond_page(format: Format, page: Option<String>) -> Response {
+fn respond_report(format: Format, page: Option<String>) -> Response {
     match (format, page) {
         (_, None) => respond_internal_error(),
         (Format::Json, Some(page)) => respond_json(StatusCode::OK, page),

@@ -14,7 +14,7 @@ use axum::response::Response;
 use axum::routing::{any, get, post};
 
 use super::app_state::AppState;
-use super::browser;
+use super::browser_protection;
 use super::response::respond_error;
 use super::{admin_pages, console_pages, decision_pages, metrics_pages, report_pages, status_pages};
 use crate::serve::grpc::service::DEFAULT_DEADLINE;
@@ -22,10 +22,10 @@ use crate::serve::grpc::service::DEFAULT_DEADLINE;
 /// Builds the routes of the HTTP listener, for clients and health probes.
 pub fn build_http_router(state: AppState) -> Router {
     build_probe_router()
-        .route("/json", any(decision_pages::decide))
+        .route("/json", any(decision_pages::answer_json))
         .fallback(respond_not_found)
         .layer(DefaultBodyLimit::max(state.max_body_bytes))
-        .layer(middleware::from_fn(limit_time))
+        .layer(middleware::from_fn(limit_request_time))
         .with_state(state)
 }
 
@@ -38,7 +38,7 @@ pub fn build_debug_router(state: AppState) -> Router {
         .route("/live", get(report_pages::show_live))
         .route("/rlconfig", get(status_pages::show_rlconfig))
         .route("/rlconfig/status", get(status_pages::show_rlconfig_status))
-        .route("/explain", any(decision_pages::explain))
+        .route("/explain", any(decision_pages::show_explanation))
         .route("/stats", get(metrics_pages::show_stats))
         .route("/problems", get(status_pages::show_problems))
         .route("/store", get(status_pages::show_store))
@@ -47,12 +47,12 @@ pub fn build_debug_router(state: AppState) -> Router {
         .route("/fleet", get(report_pages::show_fleet))
         .route("/settings", get(admin_pages::show_settings))
         .route("/counters", get(admin_pages::show_counters))
-        .route("/reset", post(admin_pages::reset))
+        .route("/reset", post(admin_pages::reset_counters))
         .route("/log_level", get(admin_pages::show_log_level).put(admin_pages::set_log_level))
         .fallback(respond_not_found)
         .layer(DefaultBodyLimit::max(state.max_body_bytes))
-        .layer(middleware::from_fn(limit_time))
-        .layer(middleware::from_fn_with_state(state.debug_hosts.clone(), browser::protect))
+        .layer(middleware::from_fn(limit_request_time))
+        .layer(middleware::from_fn_with_state(state.debug_hosts.clone(), browser_protection::refuse_other_sites))
         .with_state(state)
 }
 
@@ -71,7 +71,7 @@ async fn respond_not_found() -> Response {
 /// Maximum time to read a request and answer it. A client that sends its body slowly occupies memory.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2 * DEFAULT_DEADLINE.as_secs());
 
-async fn limit_time(request: Request, next: Next) -> Response {
+async fn limit_request_time(request: Request, next: Next) -> Response {
     let response = tokio::time::timeout(REQUEST_TIMEOUT, next.run(request)).await;
     response.unwrap_or_else(|_| respond_error(StatusCode::REQUEST_TIMEOUT, "Request Timeout\n"))
 }

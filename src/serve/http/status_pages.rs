@@ -11,7 +11,7 @@ use crate::rules::rule::render;
 use crate::serve::report::problems::ProblemsReport;
 
 /// Header of `/rlconfig`: version of the rules at their source.
-const RULES_VERSION: HeaderName = HeaderName::from_static("x-tollkeeper-rules-version");
+const RULES_VERSION_HEADER: HeaderName = HeaderName::from_static("x-tollkeeper-rules-version");
 
 /// `/healthcheck`: 200 if the process accepts traffic.
 pub(super) async fn show_health(State(state): State<AppState>) -> Response {
@@ -37,7 +37,7 @@ pub(super) async fn show_rlconfig(State(state): State<AppState>) -> Response {
     let mut page = respond_text(StatusCode::OK, page);
     let version = state.collector.service.rules.source_version();
     if let Some(version) = version.and_then(|version| HeaderValue::from_str(&version).ok()) {
-        page.headers_mut().insert(RULES_VERSION, version);
+        page.headers_mut().insert(RULES_VERSION_HEADER, version);
     }
     page
 }

@@ -12,15 +12,15 @@ use std::time::{Duration, Instant};
 use crate::base::sharded::lock_ignoring_poison;
 
 /// Maximum number of wrong tokens of an address in a window.
-const MAX_WRONG_PER_ADDRESS: u32 = 10;
+const MAX_WRONG_TOKENS_PER_ADDRESS: u32 = 10;
 /// Maximum number of wrong tokens of all addresses of other machines in a window.
-const MAX_WRONG: u32 = 100;
+const MAX_WRONG_TOKENS: u32 = 100;
 /// Time for which wrong tokens are counted.
-const WINDOW: Duration = Duration::from_secs(60);
+const ATTEMPT_WINDOW: Duration = Duration::from_secs(60);
 
 /// Wrong tokens of the last minute.
 #[derive(Debug, Default)]
-pub struct TokenAttempts(Mutex<Window>);
+pub struct TokenAttempts(Mutex<AttemptWindow>);
 
 /// A client that presents a token.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +45,7 @@ pub(super) enum AttemptResult {
 }
 
 #[derive(Debug, Default)]
-struct Window {
+struct AttemptWindow {
     /// Time of the first wrong token in the window.
     began: Option<Instant>,
     of_other_machines: u32,
@@ -54,18 +54,20 @@ struct Window {
 
 impl TokenAttempts {
     /// Counts an attempt if the token is wrong.
-    pub(super) fn check(&self, attempt: TokenAttempt) -> AttemptResult {
+    pub(super) fn record_attempt(&self, attempt: TokenAttempt) -> AttemptResult {
         let TokenAttempt { peer, is_right, now } = attempt;
         let mut window = lock_ignoring_poison(&self.0);
-        let left = window.began.and_then(|began| WINDOW.checked_sub(now.saturating_duration_since(began)));
+        let left = window.began.and_then(|began| ATTEMPT_WINDOW.checked_sub(now.saturating_duration_since(began)));
         if left.is_none_or(|left| left.is_zero()) {
-            *window = Window::default();
+            *window = AttemptWindow::default();
         }
         let address = address_key(peer);
         let of_address = window.by_address.get(&address).copied().unwrap_or(0);
         let is_other_machine = !address.is_loopback();
-        if of_address >= MAX_WRONG_PER_ADDRESS || is_other_machine && window.of_other_machines >= MAX_WRONG {
-            return AttemptResult::Refused(left.unwrap_or(WINDOW));
+        if of_address >= MAX_WRONG_TOKENS_PER_ADDRESS
+            || is_other_machine && window.of_other_machines >= MAX_WRONG_TOKENS
+        {
+            return AttemptResult::Refused(left.unwrap_or(ATTEMPT_WINDOW));
         }
         if is_right {
             return AttemptResult::Accepted;
@@ -95,7 +97,7 @@ mod tests {
     use super::*;
 
     fn check(attempts: &TokenAttempts, peer: &str, is_right: bool, now: Instant) -> AttemptResult {
-        attempts.check(TokenAttempt { peer: peer.parse().ok(), is_right, now })
+        attempts.record_attempt(TokenAttempt { peer: peer.parse().ok(), is_right, now })
     }
 
     #[test]
@@ -120,8 +122,8 @@ mod tests {
         for address in 0..200 {
             wrong += u32::from(check(&attempts, &format!("10.0.0.{address}"), false, now) == AttemptResult::Wrong);
         }
-        assert_eq!(wrong, MAX_WRONG);
-        assert!(attempts.0.lock().unwrap().by_address.len() <= MAX_WRONG as usize);
+        assert_eq!(wrong, MAX_WRONG_TOKENS);
+        assert!(attempts.0.lock().unwrap().by_address.len() <= MAX_WRONG_TOKENS as usize);
         assert!(matches!(check(&attempts, "10.0.1.1", true, now), AttemptResult::Refused(_)));
         assert_eq!(check(&attempts, "127.0.0.1", true, now), AttemptResult::Accepted);
         for last in 0..10 {

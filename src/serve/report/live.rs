@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::base::clock::Time;
-use crate::serve::scrape::MetricsCollector;
+use crate::serve::metrics_collector::MetricsCollector;
 use crate::telemetry::metrics::histogram::{BOUNDS_US, HistogramSnapshot, quantile_us};
 use crate::telemetry::metrics::limit_stats::LimitStat;
 
@@ -113,9 +113,9 @@ impl LiveTotals {
     pub fn new(collector: &MetricsCollector) -> Self {
         let decider = &collector.service.decider;
         let mut verdicts = [0; LimitStat::VERDICTS.len()];
-        for limit in decider.metrics.limits.all() {
+        for limit in decider.metrics.limits.all_limit_stats() {
             for (sum, (stat, _)) in verdicts.iter_mut().zip(LimitStat::VERDICTS) {
-                *sum += limit.get(stat);
+                *sum += limit.counter_value(stat);
             }
         }
         Self {
@@ -143,7 +143,7 @@ impl LiveReport {
         Self {
             time_us: now.at.as_micros(),
             interval_us: now.at.since_us(before.at),
-            requests: decisions.count(),
+            requests: decisions.observation_count(),
             rejected: count_of("over_limit") + count_of("deny"),
             latency_us: LatencyReport::new(&decisions),
             store: LiveStore::new(collector, now.failed_charges.saturating_sub(before.failed_charges)),
@@ -163,7 +163,7 @@ impl LatencyReport {
             let last = BOUNDS_US[BOUNDS_US.len() - 1];
             quantile_us(&durations.counts, per_mille).unwrap_or(last)
         };
-        (durations.count() > 0).then(|| Self {
+        (durations.observation_count() > 0).then(|| Self {
             p50: percentile(500),
             p90: percentile(900),
             p99: percentile(990),

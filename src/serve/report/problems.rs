@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::rules::live::RuleProblem;
-use crate::serve::grpc::service::Service;
+use crate::serve::grpc::service::RateLimitService;
 use crate::store::stats::StoreServerStats;
 use crate::telemetry::recent_problems::{LoggedProblem, RECENT_PROBLEMS};
 
@@ -35,7 +35,7 @@ pub struct ServerReport {
 
 impl ProblemsReport {
     /// Report of now.
-    pub fn new(service: &Service) -> Self {
+    pub fn new(service: &RateLimitService) -> Self {
         let store = service.decider.store_report();
         let mut servers = service.decider.store.stats().shared.map(|shared| shared.servers).unwrap_or_default();
         servers.sort_unstable();
@@ -45,7 +45,7 @@ impl ProblemsReport {
             is_breaker_open: server.is_breaker_open,
         };
         Self {
-            log: RECENT_PROBLEMS.all(),
+            log: RECENT_PROBLEMS.copy_lines(),
             diagnostics: service.rules.problems(),
             failed_charges: store.failed_charges,
             decided_by_policy: store.decided_by_policy,

@@ -16,9 +16,9 @@ use crate::base::table::{NumberAlignment, format_table};
 use crate::limit::Limit;
 use crate::limit::algorithm::Capacity;
 use crate::rules::rule::set::{CompiledRule, RuleSet};
-use crate::telemetry::hyperloglog::STANDARD_ERROR;
+use crate::telemetry::hyperloglog::RELATIVE_STANDARD_ERROR;
 use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat};
-use crate::telemetry::top_keys::{BURST_SECONDS, MINUTES, TopKeys, TopKeysSnapshot};
+use crate::telemetry::top_keys::{BURST_SECONDS, KEPT_MINUTES, TopKeys, TopKeysSnapshot};
 
 /// Query of `/rules`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -31,18 +31,18 @@ pub struct RulesQuery {
     /// Name of a limit, `domain.key_value.key`, or the start of one up to a dot.
     pub rule: Option<String>,
     /// Finding that limits must have.
-    pub finding: Option<FindingKind>,
+    pub finding: Option<LimitFindingKind>,
 }
 
-const DEFAULT_LIMITS: usize = 100;
-const MAX_LIMITS: usize = 10_000;
+const DEFAULT_SHOWN_LIMITS: usize = 100;
+const MAX_SHOWN_LIMITS: usize = 10_000;
 /// Minimum number of decisions for findings about keys.
-const MIN_DECISIONS: u64 = 100;
+const MIN_DECISIONS_FOR_KEY_FINDINGS: u64 = 100;
 /// Minimum share of distinct keys per decision for keys that are seen once, in percent: 90 less twice the estimate's
 /// error.
 const MIN_DISTINCT_PERCENT: u64 = 80;
 /// Minimum number of rejected hits for findings about bursts.
-const MIN_REJECTED_HITS: u64 = 20;
+const MIN_REJECTED_HITS_FOR_BURSTS: u64 = 20;
 /// Maximum period for findings about bursts; a limit with a longer period is a budget.
 const MAX_BURST_PERIOD_US: u64 = 3_600_000_000;
 
@@ -103,14 +103,14 @@ pub struct LimitReport {
     /// Share of the recently rejected hits that came in bursts, 0 to 1; null if none were rejected.
     pub burst_share: Option<f64>,
     /// Findings.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<LimitFinding>,
 }
 
 /// A finding about a limit.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Finding {
+pub struct LimitFinding {
     /// Kind of the finding.
-    pub kind: FindingKind,
+    pub kind: LimitFindingKind,
     /// Numbers that the finding is based on, and a remedy.
     pub advice: String,
 }
@@ -118,7 +118,7 @@ pub struct Finding {
 /// Kind of a finding.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum FindingKind {
+pub enum LimitFindingKind {
     /// No request matched the limit.
     NeverMatched,
     /// The limit rejected nothing.
@@ -142,10 +142,10 @@ struct BurstStats {
 impl RuleUsageReport {
     /// Computes the report for the limits of `rules`.
     pub fn new(rules: &RuleSet, top_keys: &TopKeys, now: Time, query: &RulesQuery) -> Self {
-        let bursts = sum_burst_stats(&top_keys.snapshot(now, MINUTES, |name| query.matches(name)));
+        let bursts = sum_burst_stats(&top_keys.snapshot(now, KEPT_MINUTES, |name| query.matches_limit_name(name)));
         let limits = rules.rules().flat_map(|rule| (0..rule.limits.len()).map(move |index| (rule, index)));
         let mut reports: Vec<LimitReport> = limits
-            .filter(|(rule, index)| query.matches(rule.limits[*index].stats.name()))
+            .filter(|(rule, index)| query.matches_limit_name(rule.limits[*index].stats.name()))
             .map(|(rule, index)| {
                 let bursts = bursts.get(rule.limits[index].stats.shared_name()).copied();
                 LimitReport::new(rule, index, bursts.unwrap_or_default())
@@ -154,17 +154,17 @@ impl RuleUsageReport {
             .collect();
         reports.sort_by(|a, b| (b.rejected, b.matched, &a.rule).cmp(&(a.rejected, a.matched, &b.rule)));
         let limits = reports.len();
-        reports.truncate(query.most.unwrap_or(DEFAULT_LIMITS).clamp(1, MAX_LIMITS));
-        Self { limits, distinct_standard_error: STANDARD_ERROR, burst_minutes: MINUTES, rules: reports }
+        reports.truncate(query.most.unwrap_or(DEFAULT_SHOWN_LIMITS).clamp(1, MAX_SHOWN_LIMITS));
+        Self { limits, distinct_standard_error: RELATIVE_STANDARD_ERROR, burst_minutes: KEPT_MINUTES, rules: reports }
     }
 
     /// Formats the report as text.
-    pub fn text(&self) -> String {
+    pub fn format_text(&self) -> String {
         if self.rules.is_empty() {
             return "no limit matches\n".to_owned();
         }
         let headings = ["MATCHED", "REJECTED", "NEAR", "KEYS", "REJECTED KEYS", "BURSTS", "RULE"];
-        let mut page = format_table(&headings, self.rules.iter().map(LimitReport::row), NumberAlignment::Right);
+        let mut page = format_table(&headings, self.rules.iter().map(LimitReport::format_row), NumberAlignment::Right);
         for limit in self.rules.iter().filter(|limit| !limit.findings.is_empty()) {
             page += &format!(
                 "\n{} ({}), {}\n",
@@ -184,7 +184,7 @@ impl RuleUsageReport {
 }
 
 impl RulesQuery {
-    fn matches(&self, name: &LimitName) -> bool {
+    fn matches_limit_name(&self, name: &LimitName) -> bool {
         self.rule.as_ref().is_none_or(|rule| name.is_under(rule))
     }
 }
@@ -200,7 +200,7 @@ impl LimitReport {
         #[expect(clippy::cast_precision_loss, reason = "a share needs no more digits")]
         let burst_share = (bursts.rejected > 0).then(|| bursts.in_bursts as f64 / bursts.rejected as f64);
         let mut report = Self {
-            rule: stats.name().key().to_owned(),
+            rule: stats.name().as_str().to_owned(),
             origin: rule.rule.location.to_string(),
             file: rule.rule.location.file.to_string(),
             line: u64::from(rule.rule.location.line),
@@ -209,11 +209,11 @@ impl LimitReport {
             limit: limit.limit.to_string(),
             shadow_mode: limit.shadow,
             candidate: limit.candidate,
-            of: enforced.map(|enforced| enforced.stats.name().key().to_owned()),
+            of: enforced.map(|enforced| enforced.stats.name().as_str().to_owned()),
             age_s: stats.age().as_secs(),
             matched: decisions.total,
             rejected: decisions.rejected,
-            near_limit_hits: stats.get(LimitStat::NearLimit),
+            near_limit_hits: stats.counter_value(LimitStat::NearLimit),
             distinct_keys: first.keys.estimate(),
             distinct_rejected_keys: stats.rejected_keys.estimate(),
             burst_share,
@@ -223,12 +223,12 @@ impl LimitReport {
         let left_out = rule.left_out_defaults(index).iter();
         report
             .findings
-            .extend(left_out.map(|text| Finding { kind: FindingKind::DefaultLeftOut, advice: text.clone() }));
+            .extend(left_out.map(|text| LimitFinding { kind: LimitFindingKind::DefaultLeftOut, advice: text.clone() }));
         report
     }
 
     /// Cells of the text form.
-    fn row(&self) -> [String; 7] {
+    fn format_row(&self) -> [String; 7] {
         let share = self.burst_share.map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", share * 100.0));
         let numbers =
             [self.matched, self.rejected, self.near_limit_hits, self.distinct_keys, self.distinct_rejected_keys];
@@ -241,20 +241,20 @@ impl LimitReport {
         [matched, rejected, near, keys, rejected_keys, share, format!("{}{shadow}", escape_unprintable(&self.rule))]
     }
 
-    fn find_findings(&self, limit: &Limit, bursts: BurstStats) -> Vec<Finding> {
+    fn find_findings(&self, limit: &Limit, bursts: BurstStats) -> Vec<LimitFinding> {
         if self.matched == 0 {
             let advice = format!(
                 "no request matched for {} s: `tollkeeper explain` shows which rule a request matches, and why",
                 self.age_s
             );
-            return vec![Finding { kind: FindingKind::NeverMatched, advice }];
+            return vec![LimitFinding { kind: LimitFindingKind::NeverMatched, advice }];
         }
         let found = [
-            (FindingKind::NeverRejected, self.find_never_rejected()),
-            (FindingKind::KeysSeenOnce, self.find_keys_seen_once()),
-            (FindingKind::TokenBucket, find_bursty(limit, bursts)),
+            (LimitFindingKind::NeverRejected, self.find_never_rejected()),
+            (LimitFindingKind::KeysSeenOnce, self.find_keys_seen_once()),
+            (LimitFindingKind::TokenBucket, find_bursts(limit, bursts)),
         ];
-        found.into_iter().filter_map(|(kind, advice)| Some(Finding { kind, advice: advice? })).collect()
+        found.into_iter().filter_map(|(kind, advice)| Some(LimitFinding { kind, advice: advice? })).collect()
     }
 
     fn find_never_rejected(&self) -> Option<String> {
@@ -270,7 +270,7 @@ impl LimitReport {
     fn find_keys_seen_once(&self) -> Option<String> {
         let is_mostly_distinct =
             self.distinct_keys.saturating_mul(100) >= self.matched.saturating_mul(MIN_DISTINCT_PERCENT);
-        (self.matched >= MIN_DECISIONS && is_mostly_distinct).then(|| {
+        (self.matched >= MIN_DECISIONS_FOR_KEY_FINDINGS && is_mostly_distinct).then(|| {
             format!(
                 "about {} distinct keys in {} decisions: nearly every request has its own key, so the limit rejects \
                  no one; check whether the key contains a request id or a time",
@@ -280,14 +280,14 @@ impl LimitReport {
     }
 }
 
-fn find_bursty(limit: &Limit, bursts: BurstStats) -> Option<String> {
+fn find_bursts(limit: &Limit, bursts: BurstStats) -> Option<String> {
     let has_bucket = limit.algorithm().properties().capacity != Capacity::RequestsPerUnit;
     let is_short = limit.period_us() <= MAX_BURST_PERIOD_US && limit.requests_per_unit() > 0;
-    let is_mostly_bursts = bursts.rejected >= MIN_REJECTED_HITS && bursts.in_bursts * 2 >= bursts.rejected;
+    let is_mostly_bursts = bursts.rejected >= MIN_REJECTED_HITS_FOR_BURSTS && bursts.in_bursts * 2 >= bursts.rejected;
     (!has_bucket && is_short && is_mostly_bursts).then(|| {
         let bucket_size = u64::from(limit.requests_per_unit()).saturating_add(bursts.largest);
         format!(
-            "{} of {} hits rejected in {MINUTES} minutes came in bursts of at most {BURST_SECONDS} s: `algorithm: \
+            "{} of {} hits rejected in {KEPT_MINUTES} minutes came in bursts of at most {BURST_SECONDS} s: `algorithm: \
              token_bucket` with `bucket_size: {bucket_size}` would admit a burst as large as the largest of them, at \
              the same long-term rate",
             bursts.in_bursts, bursts.rejected

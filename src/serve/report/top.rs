@@ -12,7 +12,7 @@ use crate::base::clock::Time;
 use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
 use crate::telemetry::metrics::limit_stats::LimitName;
-use crate::telemetry::top_keys::{MINUTES, MinuteSum, RejectedKey, TopKeys, TopKeysSnapshot};
+use crate::telemetry::top_keys::{KEPT_MINUTES, RejectedHitsInMinute, RejectedKey, TopKeys, TopKeysSnapshot};
 
 /// Query of `/top`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -20,7 +20,7 @@ use crate::telemetry::top_keys::{MINUTES, MinuteSum, RejectedKey, TopKeys, TopKe
 pub struct TopQuery {
     /// Format of the report.
     pub format: Format,
-    /// Number of minutes, including the current one: 1 to [`MINUTES`], default 5.
+    /// Number of minutes, including the current one: 1 to [`KEPT_MINUTES`], default 5.
     pub minutes: Option<u64>,
     /// Maximum number of keys, overall and by limit: 1 to 1000, default 10.
     pub most: Option<usize>,
@@ -29,10 +29,10 @@ pub struct TopQuery {
 }
 
 const DEFAULT_MINUTES: u64 = 5;
-const DEFAULT_KEYS: usize = 10;
-const MAX_KEYS: usize = 1000;
+const DEFAULT_SHOWN_KEYS: usize = 10;
+const MAX_SHOWN_KEYS: usize = 1000;
 /// Maximum number of limits in [`TopReport::by_limit`].
-const MAX_LIMITS: usize = 100;
+const MAX_SHOWN_LIMITS: usize = 100;
 
 /// The keys that were rejected most.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -100,7 +100,7 @@ pub struct KeyEntry {
 
 impl TopQuery {
     /// True if the limit is in the report.
-    pub fn matches(&self, name: &LimitName) -> bool {
+    pub fn matches_limit_name(&self, name: &LimitName) -> bool {
         self.rule.as_ref().is_none_or(|rule| name.is_under(rule))
     }
 }
@@ -108,14 +108,16 @@ impl TopQuery {
 impl TopReport {
     /// Computes the report of this process.
     pub fn new(top_keys: &TopKeys, now: Time, query: &TopQuery) -> Self {
-        let mut report =
-            Self::of_snapshots(|minutes| top_keys.snapshot(now, minutes, |name| query.matches(name)), query);
+        let mut report = Self::from_snapshot(
+            |minutes| top_keys.snapshot(now, minutes, |name| query.matches_limit_name(name)),
+            query,
+        );
         report.by_minute = top_keys
-            .rejected_by_minute(now, |name| query.matches(name))
+            .rejected_hits_by_minute(now, |name| query.matches_limit_name(name))
             .into_iter()
             .map(RejectedByMinute::from)
             .collect();
-        report.keys_mut().for_each(|key| key.entries = parse_entries(&key.key));
+        report.keys_mut().for_each(|key| key.entries = parse_key_entries(&key.key));
         report
     }
 
@@ -132,15 +134,15 @@ impl TopReport {
     }
 
     /// Computes the report from the snapshot of this many minutes.
-    pub fn of_snapshots(snapshot: impl FnOnce(u64) -> TopKeysSnapshot, query: &TopQuery) -> Self {
-        let minutes = query.minutes.unwrap_or(DEFAULT_MINUTES).clamp(1, MINUTES);
-        let max_keys = query.most.unwrap_or(DEFAULT_KEYS).clamp(1, MAX_KEYS);
+    pub fn from_snapshot(snapshot: impl FnOnce(u64) -> TopKeysSnapshot, query: &TopQuery) -> Self {
+        let minutes = query.minutes.unwrap_or(DEFAULT_MINUTES).clamp(1, KEPT_MINUTES);
+        let max_keys = query.most.unwrap_or(DEFAULT_SHOWN_KEYS).clamp(1, MAX_SHOWN_KEYS);
         let TopKeysSnapshot { keys, max_missed } = snapshot(minutes);
         let mut by_limit: Vec<LimitTopKeys> = Vec::new();
         let mut indexes = HashMap::new();
         for rejected in &keys {
-            let index = *indexes.entry(rejected.limit.key()).or_insert_with(|| {
-                let rule = rejected.limit.key().to_owned();
+            let index = *indexes.entry(rejected.limit.as_str()).or_insert_with(|| {
+                let rule = rejected.limit.as_str().to_owned();
                 by_limit.push(LimitTopKeys { rule, rejected_at_least: 0, keys: Vec::new() });
                 by_limit.len() - 1
             });
@@ -151,13 +153,13 @@ impl TopReport {
             }
         }
         by_limit.sort_by(|a, b| (b.rejected_at_least, &a.rule).cmp(&(a.rejected_at_least, &b.rule)));
-        by_limit.truncate(MAX_LIMITS);
+        by_limit.truncate(MAX_SHOWN_LIMITS);
         let overall = keys.iter().take(max_keys).map(TopKey::new).collect();
         Self { minutes, max_missed_hits: max_missed, overall, by_limit, by_minute: Vec::new() }
     }
 
     /// Formats the report as text.
-    pub fn text(&self) -> String {
+    pub fn format_text(&self) -> String {
         let minutes =
             if self.minutes == 1 { "this minute".to_owned() } else { format!("the last {} minutes", self.minutes) };
         if self.overall.is_empty() {
@@ -196,7 +198,7 @@ impl TopReport {
 impl TopKey {
     fn new(rejected: &RejectedKey) -> Self {
         Self {
-            rule: rejected.limit.key().to_owned(),
+            rule: rejected.limit.as_str().to_owned(),
             key: rejected.text.to_string(),
             entries: None,
             rejected_at_least: rejected.at_least,
@@ -205,16 +207,16 @@ impl TopKey {
     }
 }
 
-impl From<MinuteSum> for RejectedByMinute {
-    fn from(sum: MinuteSum) -> Self {
-        let MinuteSum { minute, rejected_at_least } = sum;
+impl From<RejectedHitsInMinute> for RejectedByMinute {
+    fn from(sum: RejectedHitsInMinute) -> Self {
+        let RejectedHitsInMinute { minute, rejected_at_least } = sum;
         let at = format!("{:02}:{:02}", minute / 60 % 24, minute % 60);
         Self { at, start_s: minute * 60, rejected_at_least }
     }
 }
 
 /// Parses the entries of a key's text; `None` if it was cut or is not UTF-8.
-fn parse_entries(text: &str) -> Option<Vec<KeyEntry>> {
+fn parse_key_entries(text: &str) -> Option<Vec<KeyEntry>> {
     let mut entries = vec![KeyEntry { key: String::new(), value: None }];
     let mut characters = text.chars();
     while let Some(character) = characters.next() {

@@ -79,12 +79,12 @@ pub(super) struct ListenerAdmission {
 #[derive(Debug, Default)]
 struct AddressUsage {
     connections: usize,
-    in_flight: Arc<CachePadded<InFlight>>,
+    in_flight: Arc<CachePadded<InFlightCounts>>,
 }
 
 /// What one client address, or one connection, has in flight.
 #[derive(Debug, Default)]
-struct InFlight {
+struct InFlightCounts {
     requests: AtomicUsize,
     probes: AtomicUsize,
     /// Bytes that requests and responses take.
@@ -97,9 +97,9 @@ pub(super) struct ConnectionPermit {
     listener: Arc<ListenerAdmission>,
     /// Address of the client; `None` for a Unix socket.
     pub(super) peer: Option<SocketAddr>,
-    of_address: Arc<CachePadded<InFlight>>,
-    of_connection: InFlight,
-    /// Set by each request, cleared by [`ConnectionPermit::take_active`].
+    of_address: Arc<CachePadded<InFlightCounts>>,
+    of_connection: InFlightCounts,
+    /// Set by each request, cleared by [`ConnectionPermit::take_active_mark`].
     is_active: AtomicBool,
 }
 
@@ -159,7 +159,7 @@ impl AdmissionLimits {
     }
 
     /// Admission of one listener under these limits.
-    pub(super) fn listener(self: &Arc<Self>, kind: ListenerKind) -> Arc<ListenerAdmission> {
+    pub(super) fn build_listener_admission(self: &Arc<Self>, kind: ListenerKind) -> Arc<ListenerAdmission> {
         Arc::new(ListenerAdmission { kind, limits: Arc::clone(self), usage: Mutex::default() })
     }
 }
@@ -184,22 +184,22 @@ impl ListenerAdmission {
     /// Admits a connection; `None` if a connection limit is reached.
     pub(super) fn admit_connection(self: &Arc<Self>, peer: Option<SocketAddr>) -> Option<Arc<ConnectionPermit>> {
         let max = self.limits.max_connections;
-        if self.stats().connections() >= max {
+        if self.stats().open_connections() >= max {
             self.reject_connection("TOLLKEEPER_MAX_CONNECTIONS", max, peer);
             return None;
         }
         let max = self.limits.bounds.connections_per_address.unwrap_or(usize::MAX);
-        let Some(of_address) = self.add_connection(peer, max) else {
+        let Some(of_address) = self.count_connection(peer, max) else {
             self.reject_connection("TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS", max, peer);
             return None;
         };
-        self.stats().connection_opened();
-        let (of_connection, is_active) = (InFlight::default(), AtomicBool::new(false));
+        self.stats().record_opened_connection();
+        let (of_connection, is_active) = (InFlightCounts::default(), AtomicBool::new(false));
         Some(Arc::new(ConnectionPermit { listener: Arc::clone(self), peer, of_address, of_connection, is_active }))
     }
 
     /// Counts a connection of an address and returns its other counters; `None` if it has `max` connections already.
-    fn add_connection(&self, peer: Option<SocketAddr>, max: usize) -> Option<Arc<CachePadded<InFlight>>> {
+    fn count_connection(&self, peer: Option<SocketAddr>, max: usize) -> Option<Arc<CachePadded<InFlightCounts>>> {
         let Some(peer) = peer else { return Some(Arc::default()) };
         let mut usage = lock_ignoring_poison(&self.usage);
         let address = usage.entry(address_key(peer)).or_default();
@@ -234,7 +234,7 @@ impl ConnectionPermit {
     /// # Errors
     /// A limit on requests in flight is reached.
     pub(super) fn admit_request(self: &Arc<Self>, path: &str) -> Result<Admitted, OverloadRejection> {
-        self.set_active();
+        self.mark_active();
         match self.kind() {
             ListenerKind::Grpc if path.starts_with(HEALTH_SERVICE) => {
                 Ok(self.admit_probe().map_or(Admitted::ImmediateProbe, Admitted::Probe))
@@ -258,9 +258,9 @@ impl ConnectionPermit {
         let of_address = self.of_address.0.requests.fetch_add(1, Ordering::Relaxed);
         // Dropping the permit subtracts from both counters.
         let permit = RequestPermit(Arc::clone(self));
-        if is_reached(total, bounds.requests) {
+        if is_limit_reached(total, bounds.requests) {
             Err(RefusedLimit::Requests)
-        } else if is_reached(of_address, bounds.requests_per_address) {
+        } else if is_limit_reached(of_address, bounds.requests_per_address) {
             Err(RefusedLimit::RequestsPerAddress)
         } else {
             Ok(permit)
@@ -277,7 +277,7 @@ impl ConnectionPermit {
     }
 
     /// Adds bytes, unless a limit is reached.
-    fn add_buffered(&self, bytes: usize) -> Result<(), RefusedLimit> {
+    fn add_buffered_bytes(&self, bytes: usize) -> Result<(), RefusedLimit> {
         let (limits, bounds) = (&self.listener.limits, &self.listener.limits.bounds);
         let is_exceeded = |before: usize, max: Option<usize>| max.is_some_and(|max| before + bytes > max);
         let of_connection = self.of_connection.buffered_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -292,12 +292,12 @@ impl ConnectionPermit {
         } else {
             return Ok(());
         };
-        self.remove_buffered(bytes);
+        self.remove_buffered_bytes(bytes);
         Err(exceeded)
     }
 
     /// Subtracts bytes that were added.
-    fn remove_buffered(&self, bytes: usize) {
+    fn remove_buffered_bytes(&self, bytes: usize) {
         for counter in [
             &self.of_connection.buffered_bytes,
             &self.of_address.0.buffered_bytes,
@@ -313,7 +313,7 @@ impl ConnectionPermit {
         limits.stats.record_refusal(limit);
         if let Some(suppressed) = limits.log_throttles[limit as usize].allow(Clock::System.now()) {
             let peer = self.peer.map(|peer| peer.to_string());
-            tracing::warn!(peer, suppressed, "{}", limit.message());
+            tracing::warn!(peer, suppressed, "{}", limit.log_message());
         }
     }
 
@@ -323,21 +323,21 @@ impl ConnectionPermit {
     }
 
     /// Marks the connection as active. Reads first: most requests find the mark set and keep the cache line shared.
-    fn set_active(&self) {
+    fn mark_active(&self) {
         if !self.is_active.load(Ordering::Relaxed) {
             self.is_active.store(true, Ordering::Relaxed);
         }
     }
 
     /// Returns and clears the mark: true if a request came since the last call.
-    pub(super) fn take_active(&self) -> bool {
+    pub(super) fn take_active_mark(&self) -> bool {
         self.is_active.swap(false, Ordering::Relaxed)
     }
 }
 
 impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        self.listener.stats().connection_closed();
+        self.listener.stats().record_closed_connection();
         let Some(peer) = self.peer else { return };
         let mut usage = lock_ignoring_poison(&self.listener.usage);
         if let Entry::Occupied(mut address) = usage.entry(address_key(peer)) {
@@ -349,7 +349,7 @@ impl Drop for ConnectionPermit {
     }
 }
 
-fn is_reached(count: usize, max: Option<usize>) -> bool {
+fn is_limit_reached(count: usize, max: Option<usize>) -> bool {
     max.is_some_and(|max| count >= max)
 }
 
@@ -407,12 +407,12 @@ impl BufferedBytes {
     ///
     /// # Errors
     /// The limit that is reached.
-    pub(super) fn of_response(connection: &Arc<ConnectionPermit>, bytes: usize) -> Result<Option<Self>, RefusedLimit> {
+    pub(super) fn for_response(connection: &Arc<ConnectionPermit>, bytes: usize) -> Result<Option<Self>, RefusedLimit> {
         if bytes <= UNCOUNTED_BYTES {
             return Ok(None);
         }
         let mut this = Self::new(Arc::clone(connection));
-        this.add(bytes)?;
+        this.add_bytes(bytes)?;
         Ok(Some(this))
     }
 
@@ -420,10 +420,10 @@ impl BufferedBytes {
     ///
     /// # Errors
     /// The limit that is reached; the bytes are not added then.
-    pub(super) fn add(&mut self, bytes: usize) -> Result<(), RefusedLimit> {
-        let more = counted(self.bytes + bytes) - counted(self.bytes);
+    pub(super) fn add_bytes(&mut self, bytes: usize) -> Result<(), RefusedLimit> {
+        let more = count_above_free_bytes(self.bytes + bytes) - count_above_free_bytes(self.bytes);
         if more > 0 {
-            self.connection.add_buffered(more)?;
+            self.connection.add_buffered_bytes(more)?;
         }
         self.bytes += bytes;
         Ok(())
@@ -437,13 +437,13 @@ impl BufferedBytes {
 
 impl Drop for BufferedBytes {
     fn drop(&mut self) {
-        let counted = counted(self.bytes);
+        let counted = count_above_free_bytes(self.bytes);
         if counted > 0 {
-            self.connection.remove_buffered(counted);
+            self.connection.remove_buffered_bytes(counted);
         }
     }
 }
 
-const fn counted(bytes: usize) -> usize {
+const fn count_above_free_bytes(bytes: usize) -> usize {
     bytes.saturating_sub(UNCOUNTED_BYTES)
 }

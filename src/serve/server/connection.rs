@@ -93,7 +93,7 @@ const MAX_HTTP_STREAMS: u32 = 256;
 
 impl ConnectionPolicy {
     /// Policy of an HTTP listener: HTTP/1.1, and with TLS also HTTP/2.
-    pub(super) fn http(bounds: &ClientLimits, kind: ListenerKind, has_tls: bool, pages: Router) -> Self {
+    pub(super) fn for_http(bounds: &ClientLimits, kind: ListenerKind, has_tls: bool, pages: Router) -> Self {
         let mut builder = Builder::new(TokioExecutor::new());
         if !has_tls {
             builder = builder.http1_only();
@@ -111,7 +111,7 @@ impl ConnectionPolicy {
     }
 
     /// Policy of the gRPC listener: HTTP/2.
-    pub(super) fn grpc(bounds: &ClientLimits, settings: &GrpcSettings, http2: Http2Server) -> Self {
+    pub(super) fn for_grpc(bounds: &ClientLimits, settings: &GrpcSettings, http2: Http2Server) -> Self {
         Self {
             protocol: ListenerProtocol::Grpc(Arc::new(http2)),
             max_age: settings.max_connection_age,
@@ -122,8 +122,12 @@ impl ConnectionPolicy {
     }
 
     /// Accepts and serves connections until `stopping` turns true and all connections are closed.
-    pub(super) async fn serve<L>(self, mut listener: L, guards: ListenerGuards, mut stopping: watch::Receiver<bool>)
-    where
+    pub(super) async fn accept_connections<L>(
+        self,
+        mut listener: L,
+        guards: ListenerGuards,
+        mut stopping: watch::Receiver<bool>,
+    ) where
         L: Listener,
         L::Addr: PeerAddr,
     {
@@ -137,8 +141,8 @@ impl ConnectionPolicy {
                     match &guards.tls {
                         None => connections.spawn(policy.serve_connection(io, permit, stopping)),
                         Some(tls) => {
-                            let handshake = tls.accept(io);
-                            connections.spawn(policy.serve_tls(handshake, permit, stopping))
+                            let handshake = tls.start_handshake(io);
+                            connections.spawn(policy.serve_tls_connection(handshake, permit, stopping))
                         }
                     };
                 }
@@ -151,7 +155,7 @@ impl ConnectionPolicy {
         while connections.join_next().await.is_some() {}
     }
 
-    async fn serve_tls<I>(
+    async fn serve_tls_connection<I>(
         self,
         handshake: tokio_rustls::Accept<I>,
         permit: Arc<ConnectionPermit>,
@@ -181,17 +185,18 @@ impl ConnectionPolicy {
                 io.set_timeout(Some(self.head_timeout));
                 let service = wrap_with_admission(pages.clone(), Arc::clone(&permit));
                 let io = TokioIo::new(CoalescedWriter::new(Box::pin(io)));
-                self.drive(builder.serve_connection(io, service), &permit, stopping).await;
+                self.drive_connection(builder.serve_connection(io, service), &permit, stopping).await;
             }
             ListenerProtocol::Grpc(http2) => {
                 let io = CoalescedWriter::new(io);
-                self.drive(Arc::clone(http2).serve(io, Arc::clone(&permit)), &permit, stopping).await;
+                self.drive_connection(Arc::clone(http2).serve_connection(io, Arc::clone(&permit)), &permit, stopping)
+                    .await;
             }
         }
     }
 
     /// Polls a connection until it is closed, and asks it to close when it is old, idle, or the process stops.
-    async fn drive(
+    async fn drive_connection(
         &self,
         connection: impl GracefulConnection,
         permit: &ConnectionPermit,
@@ -224,13 +229,13 @@ impl ConnectionPolicy {
     /// Waits until the connection is idle for too long; returns true if it never had a request.
     async fn wait_until_idle(&self, permit: &ConnectionPermit) -> bool {
         sleep(self.head_timeout).await;
-        if !permit.take_active() {
+        if !permit.take_active_mark() {
             return true;
         }
         let Some(idle_timeout) = self.idle_timeout else { return future::pending().await };
         loop {
             sleep(idle_timeout).await;
-            if !permit.take_active() {
+            if !permit.take_active_mark() {
                 return false;
             }
         }

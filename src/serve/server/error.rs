@@ -58,7 +58,7 @@ impl StartupError {
     }
 
     /// Description of the problem, without the variable and its value.
-    pub fn what(&self) -> String {
+    pub fn description(&self) -> String {
         match self {
             Self::Listen { address, error, .. } => format!("cannot listen on {address}: {error}"),
             Self::Unusable(unusable) => unusable.what.clone(),

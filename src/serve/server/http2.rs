@@ -31,11 +31,11 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use self::in_flight::InFlightRequests;
-use self::request_body::{RequestBody, too_many_bytes};
-use self::response::{ResponseData, send_head, send_message, send_page};
+use self::request_body::{RequestBody, build_too_many_bytes_status};
+use self::response::{ResponseData, send_grpc_message, send_head, send_streamed_response};
 use super::admission::{Admitted, BufferedBytes, ConnectionPermit};
 use super::inbound_frames::{InboundFrames, InboundState};
-use crate::serve::grpc::call_head::{CallHead, InvalidHead};
+use crate::serve::grpc::call_head::{CallHead, InvalidCallHead};
 use crate::serve::grpc::service::RateLimitMethod;
 use crate::settings::client_limits::ClientLimits;
 use crate::settings::grpc::GrpcSettings;
@@ -103,16 +103,21 @@ impl Http2Server {
     }
 
     /// Serves a connection.
-    pub(super) fn serve<I>(self: Arc<Self>, io: I, permit: Arc<ConnectionPermit>) -> impl GracefulConnection + Send
+    pub(super) fn serve_connection<I>(
+        self: Arc<Self>,
+        io: I,
+        permit: Arc<ConnectionPermit>,
+    ) -> impl GracefulConnection + Send
     where
         I: AsyncRead + AsyncWrite + Unpin + Send,
     {
         let (io, inbound) = InboundFrames::new(io);
-        let state = State::Handshaking(self.builder.handshake(io));
-        let requests = InFlightRequests::new(self.rate_limit_method.is_immediate());
+        let state = ConnectionState::Handshaking(self.builder.handshake(io));
+        let requests = InFlightRequests::new(self.rate_limit_method.answers_immediately());
         let keep_alive = self.keep_alive;
         let connection = Arc::clone(&permit);
-        let respond = move |request, sender| respond(Arc::clone(&self), Arc::clone(&connection), request, sender);
+        let respond =
+            move |request, sender| answer_request(Arc::clone(&self), Arc::clone(&connection), request, sender);
         Http2Connection {
             state,
             permit,
@@ -126,9 +131,13 @@ impl Http2Server {
     }
 
     /// Answers a request through the router.
-    async fn route(&self, request: Request<Body>, mut sender: SendResponse<ResponseData>) -> Result<(), h2::Error> {
+    async fn answer_by_router(
+        &self,
+        request: Request<Body>,
+        mut sender: SendResponse<ResponseData>,
+    ) -> Result<(), h2::Error> {
         match run_until_reset(&mut sender, pin!(self.router.call(request))).await {
-            Some(Ok::<_, Infallible>(page)) => send_page(&mut sender, page).await,
+            Some(Ok::<_, Infallible>(page)) => send_streamed_response(&mut sender, page).await,
             None => Ok(()),
         }
     }
@@ -136,7 +145,7 @@ impl Http2Server {
 
 /// An HTTP/2 connection with its requests; polling it serves both.
 struct Http2Connection<I, R, F> {
-    state: State<I>,
+    state: ConnectionState<I>,
     permit: Arc<ConnectionPermit>,
     /// Starts the response to a request.
     respond: R,
@@ -148,7 +157,7 @@ struct Http2Connection<I, R, F> {
     is_shutting_down: bool,
 }
 
-enum State<I> {
+enum ConnectionState<I> {
     Handshaking(Handshake<InboundFrames<I>, ResponseData>),
     Open(Connection<InboundFrames<I>, ResponseData>, Option<KeepAlive>),
 }
@@ -161,7 +170,7 @@ where
 {
     fn graceful_shutdown(mut self: Pin<&mut Self>) {
         self.is_shutting_down = true;
-        if let State::Open(connection, _) = &mut self.state {
+        if let ConnectionState::Open(connection, _) = &mut self.state {
             connection.graceful_shutdown();
         }
     }
@@ -179,15 +188,15 @@ where
         let this = &mut *self;
         loop {
             let (connection, keep_alive) = match &mut this.state {
-                State::Open(connection, keep_alive) => (connection, keep_alive),
-                State::Handshaking(handshake) => {
+                ConnectionState::Open(connection, keep_alive) => (connection, keep_alive),
+                ConnectionState::Handshaking(handshake) => {
                     let Ok(mut connection) = ready!(Pin::new(handshake).poll(context)) else { return Poll::Ready(()) };
                     if this.is_shutting_down {
                         connection.graceful_shutdown();
                     }
                     let times = this.keep_alive;
                     let keep_alive = times.and_then(|times| Some(KeepAlive::new(connection.ping_pong()?, times)));
-                    this.state = State::Open(connection, keep_alive);
+                    this.state = ConnectionState::Open(connection, keep_alive);
                     continue;
                 }
             };
@@ -203,14 +212,14 @@ where
                     Poll::Pending => break,
                 }
             }
-            if this.inbound.is_exceeded() && !this.is_refused {
+            if this.inbound.exceeds_frame_limit() && !this.is_refused {
                 this.is_refused = true;
                 this.permit.record_refusal(RefusedLimit::Frames);
                 connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                 continue;
             }
             let has_completed = this.requests.poll_pending(context);
-            if this.inbound.resume() {
+            if this.inbound.resume_reading() {
                 // Lets other connections run first.
                 context.waker().wake_by_ref();
                 return Poll::Pending;
@@ -223,7 +232,7 @@ where
 }
 
 /// Answers one request. Client I/O errors are not actionable, so they are ignored.
-async fn respond(
+async fn answer_request(
     server: Arc<Http2Server>,
     connection: Arc<ConnectionPermit>,
     request: Request<RecvStream>,
@@ -238,9 +247,9 @@ async fn respond(
         }
     };
     let mut buffered = BufferedBytes::new(connection);
-    if let Err(limit) = buffered.add(shrink_head(&mut head)) {
+    if let Err(limit) = buffered.add_bytes(shrink_head(&mut head)) {
         buffered.connection().record_refusal(limit);
-        let _sent = send_head(&mut sender, too_many_bytes().into_http::<Body>(), true);
+        let _sent = send_head(&mut sender, build_too_many_bytes_status().into_http::<Body>(), true);
         return;
     }
     let mut body = RequestBody::new(body, buffered, server.message_timeout);
@@ -255,8 +264,8 @@ async fn respond(
                 let answer = pin!(server.rate_limit_method.answer_call(call, &mut body));
                 run_until_reset(&mut sender, answer).await
             };
-            match result.map(|answer| ResponseData::of_request(answer?, permit)) {
-                Some(Ok(message)) => send_message(&mut sender, message),
+            match result.map(|answer| ResponseData::for_request(answer?, permit)) {
+                Some(Ok(message)) => send_grpc_message(&mut sender, message),
                 Some(Err(status)) => send_head(&mut sender, status.into_http::<Body>(), true).map(drop),
                 None => Ok(()),
             }
@@ -264,7 +273,7 @@ async fn respond(
         admitted => {
             let connection = Arc::clone(body.connection());
             // Boxed, so that the future of the common call stays small.
-            let routed = Box::pin(server.route(Request::from_parts(head, Body::new(body)), sender));
+            let routed = Box::pin(server.answer_by_router(Request::from_parts(head, Body::new(body)), sender));
             match admitted {
                 Admitted::ImmediateProbe => {
                     // Dropping it resets the stream.
@@ -287,7 +296,7 @@ const MAX_REFUSAL_DELAY: Duration = Duration::from_secs(1);
 /// Refuses an invalid call, if possible after its end.
 ///
 /// An earlier response is followed by a reset of the stream, which many clients report in place of the response.
-async fn refuse_call(invalid: InvalidHead, mut body: RequestBody, mut sender: SendResponse<ResponseData>) {
+async fn refuse_call(invalid: InvalidCallHead, mut body: RequestBody, mut sender: SendResponse<ResponseData>) {
     let rest = async { while let Some(Ok(_discarded)) = body.frame().await {} };
     if run_until_reset(&mut sender, pin!(timeout(MAX_REFUSAL_DELAY, rest))).await.is_some() {
         let _sent = send_head(&mut sender, invalid.into_response(), true);
@@ -301,14 +310,14 @@ async fn refuse_call(invalid: InvalidHead, mut body: RequestBody, mut sender: Se
 /// (`telemetry/traces/propagation.rs`).
 fn shrink_head(head: &mut Parts) -> usize {
     /// Size of headers that are left as they are, in bytes.
-    const SMALL_BYTES: usize = 2048;
+    const MAX_UNCHANGED_BYTES: usize = 2048;
     /// Memory of an entry of the map, without name and value, in bytes.
-    const ENTRY_BYTES: usize = 128;
+    const MAP_ENTRY_BYTES: usize = 128;
     /// Maximum length of a value that is kept: above that of each header that is read, `tracestate` included.
     const MAX_KEPT_VALUE_BYTES: usize = 1024;
 
-    let size = header_bytes(&head.headers);
-    if size <= SMALL_BYTES {
+    let size = header_list_size(&head.headers);
+    if size <= MAX_UNCHANGED_BYTES {
         return size;
     }
     let is_kept = |(_, value): &(&HeaderName, &HeaderValue)| value.len() <= MAX_KEPT_VALUE_BYTES;
@@ -325,11 +334,11 @@ fn shrink_head(head: &mut Parts) -> usize {
     if let Ok(uri) = Uri::try_from(head.uri.to_string()) {
         head.uri = uri;
     }
-    header_bytes(&head.headers) + head.headers.len() * ENTRY_BYTES
+    header_list_size(&head.headers) + head.headers.len() * MAP_ENTRY_BYTES
 }
 
 /// Size of headers as HTTP/2 defines it: the bytes of each name and value, and 32.
-fn header_bytes(headers: &HeaderMap) -> usize {
+fn header_list_size(headers: &HeaderMap) -> usize {
     headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32).sum()
 }
 

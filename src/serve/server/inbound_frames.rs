@@ -46,12 +46,12 @@ pub(super) struct InboundState {
 
 impl InboundState {
     /// True from the first frame on that is not allowed; nothing is read any more then.
-    pub(super) fn is_exceeded(&self) -> bool {
+    pub(super) fn exceeds_frame_limit(&self) -> bool {
         self.is_exceeded.load(Ordering::Relaxed)
     }
 
     /// Ends a pause; false if reading did not pause. The caller must poll the connection again.
-    pub(super) fn resume(&self) -> bool {
+    pub(super) fn resume_reading(&self) -> bool {
         let was_paused = self.is_paused();
         self.read_bytes.store(0, Ordering::Relaxed);
         was_paused
@@ -61,7 +61,7 @@ impl InboundState {
         self.read_bytes.load(Ordering::Relaxed) >= BYTES_PER_TURN
     }
 
-    fn add(&self, bytes: usize) {
+    fn count_read_bytes(&self, bytes: usize) {
         let read_bytes = self.read_bytes.load(Ordering::Relaxed);
         self.read_bytes.store(read_bytes + bytes, Ordering::Relaxed);
     }
@@ -83,10 +83,10 @@ impl<I: AsyncRead + Unpin> AsyncRead for InboundFrames<I> {
     ) -> Poll<io::Result<()>> {
         let Self { io, filter, state } = &mut *self;
         loop {
-            if filter.give(buffer) {
+            if filter.write_output_to(buffer) {
                 return Poll::Ready(Ok(()));
             }
-            if state.is_exceeded() || state.is_paused() {
+            if state.exceeds_frame_limit() || state.is_paused() {
                 // The connection sees this state after its call, so no wake-up is needed.
                 return Poll::Pending;
             }
@@ -95,13 +95,13 @@ impl<I: AsyncRead + Unpin> AsyncRead for InboundFrames<I> {
             let read = &buffer.filled()[before..];
             if read.is_empty() {
                 // An incomplete frame before the end of the stream is an error that h2 reports.
-                filter.finish();
-                filter.give(buffer);
+                filter.output_incomplete_frame();
+                filter.write_output_to(buffer);
                 return Poll::Ready(Ok(()));
             }
-            state.add(read.len());
-            let passed = filter.take(read);
-            if filter.is_exceeded() {
+            state.count_read_bytes(read.len());
+            let passed = filter.filter_read_bytes(read);
+            if filter.exceeds_frame_limit() {
                 state.is_exceeded.store(true, Ordering::Relaxed);
             }
             buffer.set_filled(before + passed);
@@ -151,10 +151,10 @@ mod tests {
         for _ in 0..2 {
             frames.read_exact(&mut buffer).await.expect("the bytes are there");
             assert!(poll!(pin!(frames.read_u8())).is_pending());
-            assert!(state.resume() && !state.resume());
+            assert!(state.resume_reading() && !state.resume_reading());
         }
         assert!(poll!(pin!(frames.read_u8())).is_ready());
-        assert!(!state.resume());
+        assert!(!state.resume_reading());
     }
 
     #[tokio::test]
@@ -164,10 +164,10 @@ mod tests {
         let (mut frames, state) = InboundFrames::new(server);
         client.write_all(&[[0; 24].as_slice(), &settings.repeat(64)].concat()).await.expect("the bytes fit");
         frames.read_exact(&mut [0; 24 + 64 * 9]).await.expect("the frames are allowed");
-        assert!(!state.is_exceeded());
+        assert!(!state.exceeds_frame_limit());
         client.write_all(&settings.repeat(2)).await.expect("the bytes fit");
         frames.read_exact(&mut [0; 9]).await.expect("the frames were read");
-        assert!(state.is_exceeded());
+        assert!(state.exceeds_frame_limit());
         assert!(poll!(pin!(frames.read_u8())).is_pending());
     }
 
@@ -188,7 +188,7 @@ mod tests {
             let mut connection = builder.handshake::<_, Bytes>(io).await.expect("it is HTTP/2");
             let mut accept = |context: &mut Context<'_>| {
                 let request = connection.poll_accept(context);
-                if state.resume() {
+                if state.resume_reading() {
                     context.waker().wake_by_ref();
                 }
                 request

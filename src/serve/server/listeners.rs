@@ -10,11 +10,11 @@ use axum::serve::{Listener, ListenerExt as _};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::addresses::{self, ListenerAddress};
 use super::admission::{AdmissionLimits, ListenerKind};
 use super::connection::{ConnectionPolicy, ListenerGuards};
 use super::error::StartupError;
 use super::http2::Http2Server;
+use super::listener_addresses::{self, ListenerAddress};
 use super::reloading_tls::ReloadingTls;
 use super::sockets::{listen_tcp, listen_unix};
 use crate::serve::grpc;
@@ -69,9 +69,9 @@ impl GuardsByListener {
     /// All certificates that cannot be used.
     pub(super) fn load(settings: &Settings, stats: &Arc<StatsByListener>) -> Result<Self, Vec<StartupError>> {
         let limits = Arc::new(AdmissionLimits::new(settings.client_limits, Arc::clone(stats)));
-        let plaintext = |kind| ListenerGuards { admission: limits.listener(kind), tls: None };
+        let plaintext = |kind| ListenerGuards { admission: limits.build_listener_admission(kind), tls: None };
         let guards = |kind, tls: Option<&ListenerTls>| -> Result<ListenerGuards, UnusableSetting> {
-            let admission = limits.listener(kind);
+            let admission = limits.build_listener_admission(kind);
             let tls = tls.map(|tls| ReloadingTls::load(tls, &admission)).transpose()?;
             Ok(ListenerGuards { admission, tls: tls.map(Arc::new) })
         };
@@ -95,11 +95,14 @@ impl BoundListeners {
     /// # Errors
     /// The first listener that cannot be opened.
     pub(super) fn open(settings: &Settings, guards: GuardsByListener) -> Result<Self, StartupError> {
-        let open = |listener: ListenerAddress<'_>| listen_tcp(listener.address).map_err(|error| listener.error(error));
+        let open = |listener: ListenerAddress<'_>| {
+            listen_tcp(listener.address).map_err(|error| listener.build_startup_error(error))
+        };
         let grpc = match &settings.listeners.grpc {
-            GrpcListener::Tcp(address) => GrpcSocket::Tcp(open(addresses::grpc(address))?),
+            GrpcListener::Tcp(address) => GrpcSocket::Tcp(open(listener_addresses::grpc_address(address))?),
             GrpcListener::Unix(path) => {
-                let listener = listen_unix(path).map_err(|error| addresses::unix_error(path, error))?;
+                let listener =
+                    listen_unix(path).map_err(|error| listener_addresses::build_unix_socket_error(path, error))?;
                 GrpcSocket::Unix(listener, path.clone())
             }
         };
@@ -107,9 +110,9 @@ impl BoundListeners {
         Ok(Self {
             grpc,
             grpc_guards,
-            http: HttpSocket { listener: open(addresses::http(settings))?, guards: http },
-            debug: HttpSocket { listener: open(addresses::debug(settings))?, guards: debug },
-            prometheus: match addresses::prometheus(settings) {
+            http: HttpSocket { listener: open(listener_addresses::http_address(settings))?, guards: http },
+            debug: HttpSocket { listener: open(listener_addresses::debug_address(settings))?, guards: debug },
+            prometheus: match listener_addresses::prometheus_address(settings) {
                 Some(listener) => Some(HttpSocket { listener: open(listener)?, guards: prometheus }),
                 None => None,
             },
@@ -120,21 +123,21 @@ impl BoundListeners {
     /// Starts the tasks that reload certificates.
     pub(super) fn watch_certificates(&self, background: &mut JoinSet<()>) {
         for tls in [&self.grpc_guards.tls, &self.http.guards.tls].into_iter().flatten() {
-            background.spawn(Arc::clone(tls).watch());
+            background.spawn(Arc::clone(tls).watch_files());
         }
     }
 
     /// Logs the addresses that are listened on, and that other machines reach the debug listener if they do.
     pub(super) fn log_addresses(&self, has_admin_token: bool) {
         let grpc = match &self.grpc {
-            GrpcSocket::Tcp(listener) => local_address(listener),
+            GrpcSocket::Tcp(listener) => format_local_address(listener),
             GrpcSocket::Unix(_, path) => path.display().to_string(),
         };
-        let http = local_address(&self.http.listener);
+        let http = format_local_address(&self.http.listener);
         // Not named `debug`, which is a function in the macro's scope.
-        let debug_pages = local_address(&self.debug.listener);
+        let debug_pages = format_local_address(&self.debug.listener);
         let prometheus = self.prometheus.as_ref();
-        let prometheus = prometheus.map_or_else(|| "off".to_owned(), |socket| local_address(&socket.listener));
+        let prometheus = prometheus.map_or_else(|| "off".to_owned(), |socket| format_local_address(&socket.listener));
         tracing::warn!(grpc, http, debug = debug_pages, prometheus, "serving");
         if !self.debug.listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback()) {
             tracing::warn!(
@@ -147,7 +150,7 @@ impl BoundListeners {
     }
 
     /// Serves on all listeners until `stopping` turns true and all connections are closed.
-    pub(super) fn serve(
+    pub(super) fn start_serving(
         self,
         settings: &GrpcSettings,
         state: AppState,
@@ -159,19 +162,19 @@ impl BoundListeners {
         let service = &state.collector.service;
         let method = RateLimitMethod::new(Arc::clone(service), settings.max_message_bytes);
         let http2 = Http2Server::new(bounds, settings, method, grpc::build_router(settings, health));
-        let policy = ConnectionPolicy::grpc(bounds, settings, http2);
+        let policy = ConnectionPolicy::for_grpc(bounds, settings, http2);
         match self.grpc {
             GrpcSocket::Tcp(listener) => {
-                serving.spawn(policy.serve(disable_delay(listener)?, self.grpc_guards, stopping.clone()))
+                serving.spawn(policy.accept_connections(set_nodelay(listener)?, self.grpc_guards, stopping.clone()))
             }
             GrpcSocket::Unix(listener, _) => {
                 let listener = tokio::net::UnixListener::from_std(listener)?;
-                serving.spawn(policy.serve(listener, self.grpc_guards, stopping.clone()))
+                serving.spawn(policy.accept_connections(listener, self.grpc_guards, stopping.clone()))
             }
         };
         let mut serve_pages = |HttpSocket { listener, guards }: HttpSocket, pages: Router| -> io::Result<()> {
-            let policy = ConnectionPolicy::http(bounds, guards.admission.kind(), guards.tls.is_some(), pages);
-            serving.spawn(policy.serve(disable_delay(listener)?, guards, stopping.clone()));
+            let policy = ConnectionPolicy::for_http(bounds, guards.admission.kind(), guards.tls.is_some(), pages);
+            serving.spawn(policy.accept_connections(set_nodelay(listener)?, guards, stopping.clone()));
             Ok(())
         };
         if let Some(prometheus) = self.prometheus {
@@ -184,11 +187,11 @@ impl BoundListeners {
 }
 
 /// Sets TCP_NODELAY on accepted connections, so that small responses are sent at once.
-fn disable_delay(listener: TcpListener) -> io::Result<impl Listener<Addr = SocketAddr>> {
+fn set_nodelay(listener: TcpListener) -> io::Result<impl Listener<Addr = SocketAddr>> {
     // The call fails only on a connection that is closed already.
     Ok(tokio::net::TcpListener::from_std(listener)?.tap_io(|stream| drop(stream.set_nodelay(true))))
 }
 
-fn local_address(listener: &TcpListener) -> String {
+fn format_local_address(listener: &TcpListener) -> String {
     listener.local_addr().map_or_else(|error| error.to_string(), |address| address.to_string())
 }

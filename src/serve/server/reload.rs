@@ -32,7 +32,7 @@ use crate::telemetry::service_metrics::ServiceMetrics;
 
 /// Compiles updates and replaces the rules.
 #[derive(Clone, Debug)]
-pub(super) struct Reloader {
+pub(super) struct RuleApplier {
     pub(super) rules: Arc<LiveRules>,
     pub(super) options: CompileOptions,
     pub(super) clock: Clock,
@@ -41,12 +41,12 @@ pub(super) struct Reloader {
     /// State of the file of defaults, if there is one.
     pub(super) defaults: Option<Arc<DefaultsStatus>>,
     /// Warnings of the last set, which are not logged again, and its rules.
-    pub(super) last: Arc<Mutex<LastLoad>>,
+    pub(super) last: Arc<Mutex<LastAcceptedSet>>,
 }
 
 /// The last set that was accepted.
 #[derive(Debug, Default)]
-pub(super) struct LastLoad {
+pub(super) struct LastAcceptedSet {
     /// Its rules, if there is a file of defaults.
     accepted: Option<RuleSnapshot>,
     /// Its warnings.
@@ -54,92 +54,95 @@ pub(super) struct LastLoad {
 }
 
 /// A compiled set that replaces the rules.
-struct LoadedSet {
+struct CompiledSet {
     compiled: Compiled,
     from: LoadedFrom,
     /// For its id, and for the decision log.
     recorded: RuleSetRecord,
 }
 
-/// A reloader with its running source.
+/// An applier with its running source.
 #[derive(Debug)]
 pub(super) struct RuleUpdates {
-    reloader: Reloader,
+    applier: RuleApplier,
     source: RuleSource,
     defaults: Option<DefaultsWatch>,
 }
 
 /// Requests the rules and the file of defaults again.
 #[derive(Clone, Debug)]
-pub(super) struct RuleReloader {
+pub(super) struct ReloadTrigger {
     source: SourceReloader,
     defaults: Option<WatchReloader>,
 }
 
 /// Result of work on a thread of its own.
-type ThreadResult = Result<(), String>;
+type ApplyResult = Result<(), String>;
 
 /// Maximum number of problems of one set that are logged.
-const MAX_LOGGED: usize = 20;
+const MAX_LOGGED_PROBLEMS: usize = 20;
 
 impl RuleUpdates {
     /// Reads the defaults, starts the source and applies the update that it has at once, if any.
     ///
     /// # Errors
     /// The source or the watcher of the defaults cannot be started.
-    pub(super) fn start(reloader: Reloader, config: SourceConfig, timing: WatchTiming) -> io::Result<Self> {
+    pub(super) fn start(applier: RuleApplier, config: SourceConfig, timing: WatchTiming) -> io::Result<Self> {
         let mut watch = None;
-        if let Some(status) = &reloader.defaults {
-            reloader.rules.set_defaults_status(Arc::clone(status));
+        if let Some(status) = &applier.defaults {
+            applier.rules.set_defaults_status(Arc::clone(status));
             let (started, first) = DefaultsWatch::start(status.path(), timing)?;
             // A file that cannot be used is logged; the built-in defaults apply.
-            let _ = reloader.apply_defaults(status, first);
+            let _ = applier.apply_defaults(status, first);
             watch = Some(started);
         }
         let (mut source, first) = RuleSource::start(config)?;
         if let Some(status) = source.stream_status() {
-            reloader.rules.set_stream_status(Arc::clone(status));
+            applier.rules.set_stream_status(Arc::clone(status));
         }
         if let Some(update) = first {
-            source.acknowledge(&reloader.apply(update));
+            source.acknowledge(&applier.apply_update(update));
         }
-        Ok(Self { reloader, source, defaults: watch })
+        Ok(Self { applier, source, defaults: watch })
     }
 
     /// Handle that requests the rules again.
-    pub(super) fn reloader(&self) -> RuleReloader {
+    pub(super) fn reload_trigger(&self) -> ReloadTrigger {
         let defaults = self.defaults.as_ref().map(DefaultsWatch::reloader);
-        RuleReloader { source: self.source.reloader(), defaults }
+        ReloadTrigger { source: self.source.reloader(), defaults }
     }
 
     /// Applies updates until the source ends.
-    pub(super) async fn follow(mut self, health: GrpcHealth) {
+    pub(super) async fn apply_updates(mut self, health: GrpcHealth) {
         loop {
             tokio::select! {
                 update = self.source.next() => {
                     let Some(update) = update else { return };
-                    let result = self.reloader.clone().run_on_thread(move |reloader| reloader.apply(update)).await;
-                    let result = result.unwrap_or_else(|failure| self.reloader.reject(&[failure]));
+                    let applier = self.applier.clone();
+                    let result = applier.run_on_thread(move |applier| applier.apply_update(update)).await;
+                    let result = result.unwrap_or_else(|failure| self.applier.reject_update(&[failure]));
                     self.source.acknowledge(&result);
                 }
-                Some(changed) = next_change(&mut self.defaults) => self.reloader.change_defaults(changed).await,
+                Some(changed) = next_defaults_change(&mut self.defaults) => {
+                    self.applier.apply_changed_defaults(changed).await;
+                }
             }
-            health.sync();
+            health.send_changed_status();
         }
     }
 }
 
 /// Returns the next change of the file of defaults; waits for ever without one. Cancel safe.
-async fn next_change(defaults: &mut Option<DefaultsWatch>) -> Option<ReadResult> {
+async fn next_defaults_change(defaults: &mut Option<DefaultsWatch>) -> Option<ReadResult> {
     match defaults {
         Some(defaults) => defaults.next().await,
         None => std::future::pending().await,
     }
 }
 
-impl RuleReloader {
+impl ReloadTrigger {
     /// Requests an update even if nothing changed.
-    pub(super) fn reload(&self) {
+    pub(super) fn request_reload(&self) {
         if let Some(defaults) = &self.defaults {
             defaults.reload();
         }
@@ -150,15 +153,15 @@ impl RuleReloader {
     }
 }
 
-impl Reloader {
+impl RuleApplier {
     /// Works on a thread of its own.
     ///
     /// # Errors
     /// The thread cannot be started, or it panicked.
     async fn run_on_thread(
         self,
-        work: impl FnOnce(&Self) -> ThreadResult + Send + 'static,
-    ) -> Result<ThreadResult, String> {
+        work: impl FnOnce(&Self) -> ApplyResult + Send + 'static,
+    ) -> Result<ApplyResult, String> {
         let (done, finished) = oneshot::channel();
         let apply = move || {
             threads::lower_thread_priority();
@@ -171,12 +174,12 @@ impl Reloader {
     }
 
     /// Applies a changed file of defaults, or keeps the last one.
-    async fn change_defaults(&self, changed: ReadResult) {
+    async fn apply_changed_defaults(&self, changed: ReadResult) {
         let Some(status) = self.defaults.clone() else { return };
         let applied = Arc::clone(&status);
-        let result = self.clone().run_on_thread(move |reloader| reloader.apply_defaults(&applied, changed)).await;
+        let result = self.clone().run_on_thread(move |applier| applier.apply_defaults(&applied, changed)).await;
         if let Err(failure) = result {
-            refuse_defaults(&status, &[failure]);
+            record_refused_defaults(&status, &[failure]);
         }
     }
 
@@ -184,21 +187,22 @@ impl Reloader {
     ///
     /// # Errors
     /// The file cannot be used; it was logged, and nothing changed.
-    fn apply_defaults(&self, status: &DefaultsStatus, changed: ReadResult) -> ThreadResult {
+    fn apply_defaults(&self, status: &DefaultsStatus, changed: ReadResult) -> ApplyResult {
         let texts = |problems: &Diagnostics| problems.errors().iter().map(ToString::to_string).collect::<Vec<_>>();
         let (defaults, warnings) = defaults_file::parse(status.path(), changed)
-            .map_err(|problems| refuse_defaults(status, &texts(&problems)))?;
+            .map_err(|problems| record_refused_defaults(status, &texts(&problems)))?;
         let defaults = Arc::new(defaults);
-        let accepted = self.last().accepted.clone();
+        let accepted = self.lock_last_accepted().accepted.clone();
         if let Some(snapshot) = accepted {
             let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
             let recorded = recorded_rules::record_rules(&snapshot.rules, snapshot.version.as_deref(), &defaults);
             let from = LoadedFrom { names: snapshot.rules.names(), version: snapshot.version };
             // Defaults make no rule invalid, so this does not fail.
-            let compiled = snapshot.rules.compile(&options).map_err(|found| refuse_defaults(status, &texts(&found)))?;
-            self.replace(LoadedSet { compiled, from, recorded }, &defaults);
+            let compiled =
+                snapshot.rules.compile(&options).map_err(|found| record_refused_defaults(status, &texts(&found)))?;
+            self.replace_rules(CompiledSet { compiled, from, recorded }, &defaults);
         }
-        for warning in warnings.warnings().iter().take(MAX_LOGGED) {
+        for warning in warnings.warnings().iter().take(MAX_LOGGED_PROBLEMS) {
             tracing::warn!("TOLLKEEPER_RULE_DEFAULTS: {warning}");
         }
         tracing::warn!(path = %status.path().display(), "defaults of rules loaded");
@@ -207,13 +211,13 @@ impl Reloader {
     }
 
     /// Compiles an update and replaces the rules, or rejects it with all its errors.
-    fn apply(&self, update: RuleUpdate) -> Result<(), String> {
+    fn apply_update(&self, update: RuleUpdate) -> Result<(), String> {
         let snapshot = match update {
             Ok(snapshot) => snapshot,
-            Err(errors) => return self.reject(&errors),
+            Err(errors) => return self.reject_update(&errors),
         };
         if snapshot.rules.is_empty() && snapshot.keep_rules_if_empty && self.has_rules() {
-            return self.reject(&snapshot.warnings);
+            return self.reject_update(&snapshot.warnings);
         }
         snapshot.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         let kept = self.defaults.is_some().then(|| snapshot.clone());
@@ -225,20 +229,20 @@ impl Reloader {
             Ok(compiled) => compiled,
             Err(RejectedRules { diagnostics, problems }) => {
                 let texts: Vec<_> = diagnostics.errors().iter().map(ToString::to_string).collect();
-                return self.reject_with(&texts, problems);
+                return self.reject_update_with_lines(&texts, problems);
             }
         };
-        self.replace(LoadedSet { compiled, from, recorded }, &defaults);
-        self.last().accepted = kept;
+        self.replace_rules(CompiledSet { compiled, from, recorded }, &defaults);
+        self.lock_last_accepted().accepted = kept;
         Ok(())
     }
 
     /// Replaces the rules. Logs warnings that the last set did not have.
-    fn replace(&self, set: LoadedSet, defaults: &RuleDefaults) {
-        let LoadedSet { compiled, from, recorded } = set;
-        let warnings = compiled.warnings.warnings().iter().take(MAX_LOGGED).map(ToString::to_string);
+    fn replace_rules(&self, set: CompiledSet, defaults: &RuleDefaults) {
+        let CompiledSet { compiled, from, recorded } = set;
+        let warnings = compiled.warnings.warnings().iter().take(MAX_LOGGED_PROBLEMS).map(ToString::to_string);
         let warnings: Vec<String> = warnings.collect();
-        let known = std::mem::replace(&mut self.last().warnings, warnings.iter().cloned().collect());
+        let known = std::mem::replace(&mut self.lock_last_accepted().warnings, warnings.iter().cloned().collect());
         warnings.iter().filter(|warning| !known.contains(*warning)).for_each(|warning| tracing::warn!("{warning}"));
         let mut rules = RuleSet::with_stats(compiled.domains, &self.metrics.limits);
         rules.id = recorded.id.as_str().into();
@@ -254,7 +258,7 @@ impl Reloader {
         tracing::warn!(version, domains = status.domains, rules = status.rules, "rules loaded");
     }
 
-    fn last(&self) -> MutexGuard<'_, LastLoad> {
+    fn lock_last_accepted(&self) -> MutexGuard<'_, LastAcceptedSet> {
         lock_ignoring_poison(&self.last)
     }
 
@@ -263,16 +267,16 @@ impl Reloader {
     }
 
     /// Logs and records why a set was rejected. Returns the problems as an error.
-    fn reject(&self, problems: &[String]) -> Result<(), String> {
-        self.reject_with(problems, Vec::new())
+    fn reject_update(&self, problems: &[String]) -> Result<(), String> {
+        self.reject_update_with_lines(problems, Vec::new())
     }
 
     /// Rejects a set, with the lines of its files.
-    fn reject_with(&self, problems: &[String], in_files: Vec<RuleProblem>) -> Result<(), String> {
-        for problem in problems.iter().take(MAX_LOGGED) {
+    fn reject_update_with_lines(&self, problems: &[String], in_files: Vec<RuleProblem>) -> Result<(), String> {
+        for problem in problems.iter().take(MAX_LOGGED_PROBLEMS) {
             tracing::error!("Error loading new configuration: {problem}");
         }
-        if let Some(more) = problems.len().checked_sub(MAX_LOGGED).filter(|more| *more > 0) {
+        if let Some(more) = problems.len().checked_sub(MAX_LOGGED_PROBLEMS).filter(|more| *more > 0) {
             tracing::error!("Error loading new configuration: {more} more problems; `tollkeeper check` lists them all");
         }
         let error = problems.join("\n");
@@ -282,9 +286,9 @@ impl Reloader {
 }
 
 /// Logs and records why a file of defaults cannot be used. Returns the problems as an error.
-fn refuse_defaults(status: &DefaultsStatus, problems: &[String]) -> String {
+fn record_refused_defaults(status: &DefaultsStatus, problems: &[String]) -> String {
     let kept = if status.is_loaded() { "the last usable defaults stay" } else { "the built-in defaults apply" };
-    for problem in problems.iter().take(MAX_LOGGED) {
+    for problem in problems.iter().take(MAX_LOGGED_PROBLEMS) {
         tracing::error!("TOLLKEEPER_RULE_DEFAULTS cannot be used, {kept}: {problem}");
     }
     let error = problems.join("\n");

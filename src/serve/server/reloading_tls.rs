@@ -38,7 +38,7 @@ pub(super) struct ReloadingTls {
 }
 
 /// Interval at which the files are compared.
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl ReloadingTls {
     /// Reads the files.
@@ -46,35 +46,35 @@ impl ReloadingTls {
     /// # Errors
     /// Names the setting, the problem and the remedy.
     pub(super) fn load(tls: &ListenerTls, admission: &Arc<ListenerAdmission>) -> Result<Self, UnusableSetting> {
-        let pem = PemFiles::read(tls);
-        let initial = fingerprint(&pem);
+        let pem = PemFiles::read_files(tls);
+        let initial = fingerprint_files(&pem);
         let (config, not_after) = pem?.build_config(tls, admission.kind())?;
         record_expiry(admission, tls, not_after);
         Ok(Self { tls: tls.clone(), admission: Arc::clone(admission), config: ArcSwap::from_pointee(config), initial })
     }
 
     /// Starts a handshake.
-    pub(super) fn accept<I: AsyncRead + AsyncWrite + Unpin>(&self, io: I) -> Accept<I> {
+    pub(super) fn start_handshake<I: AsyncRead + AsyncWrite + Unpin>(&self, io: I) -> Accept<I> {
         TlsAcceptor::from(self.config.load_full()).accept(io)
     }
 
     /// Compares the files forever and applies changes.
-    pub(super) async fn watch(self: Arc<Self>) {
+    pub(super) async fn watch_files(self: Arc<Self>) {
         let (mut applied, mut previous) = (self.initial, self.initial);
         loop {
-            tokio::time::sleep(CHECK_INTERVAL).await;
+            tokio::time::sleep(FILE_CHECK_INTERVAL).await;
             let tls = self.tls.clone();
-            let Ok(pem) = tokio::task::spawn_blocking(move || PemFiles::read(&tls)).await else { continue };
-            let current = fingerprint(&pem);
+            let Ok(pem) = tokio::task::spawn_blocking(move || PemFiles::read_files(&tls)).await else { continue };
+            let current = fingerprint_files(&pem);
             if current != applied && current == previous {
                 applied = current;
-                self.replace(pem);
+                self.replace_config(pem);
             }
             previous = current;
         }
     }
 
-    fn replace(&self, pem: Result<PemFiles, UnusableSetting>) {
+    fn replace_config(&self, pem: Result<PemFiles, UnusableSetting>) {
         match pem.and_then(|pem| pem.build_config(&self.tls, self.admission.kind())) {
             Ok((config, not_after)) => {
                 self.config.store(Arc::new(config));
@@ -116,7 +116,7 @@ struct PemFiles {
 }
 
 impl PemFiles {
-    fn read(tls: &ListenerTls) -> Result<Self, UnusableSetting> {
+    fn read_files(tls: &ListenerTls) -> Result<Self, UnusableSetting> {
         Ok(Self {
             certificate: tls.certificate.contents()?,
             key: tls.key.contents()?,
@@ -137,7 +137,7 @@ impl PemFiles {
             .map_err(|error| tls.certificate.wrong(error))?;
         let builder = match (&tls.clients, &self.client_authorities) {
             (Some(clients), Some(pem)) => {
-                builder.with_client_cert_verifier(san_verifier::client_verifier(clients, pem, provider)?)
+                builder.with_client_cert_verifier(san_verifier::build_client_verifier(clients, pem, provider)?)
             }
             _ => builder.with_no_client_auth(),
         };
@@ -152,7 +152,7 @@ impl PemFiles {
 }
 
 /// Hash of the files' contents, or of the error that reading them gave.
-fn fingerprint(pem: &Result<PemFiles, UnusableSetting>) -> blake3::Hash {
+fn fingerprint_files(pem: &Result<PemFiles, UnusableSetting>) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
     let mut add = |part: &[u8]| {
         hasher.update(&part.len().to_le_bytes());

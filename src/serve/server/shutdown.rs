@@ -15,25 +15,25 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::error::ServerError;
 use super::statsd_reporter::StatsdReporter;
 use crate::decide::log::DecisionLog;
-use crate::serve::fleet::member::Fleet;
+use crate::serve::fleet::member::FleetMember;
 use crate::serve::grpc::health::GrpcHealth;
-use crate::serve::grpc::service::Service;
+use crate::serve::grpc::service::RateLimitService;
 use crate::settings::process::ShutdownSettings;
 use crate::telemetry::traces::span_queue::SpanQueue;
 
 /// Time for clients to read their last responses and to close.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
 /// Interval at which delayed responses are counted.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
+const DELAYED_RESPONSE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum time to shut down the store and to send the last metrics and spans; half of a shorter shutdown timeout.
 const LAST_WORK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum time to send the last spans.
 const LAST_EXPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A server that is unhealthy and still serves.
-pub(super) struct Draining<'s> {
-    pub(super) service: &'s Service,
-    pub(super) fleet: &'s Fleet,
+pub(super) struct DrainingServer<'s> {
+    pub(super) service: &'s RateLimitService,
+    pub(super) fleet: &'s FleetMember,
     pub(super) statsd: StatsdReporter,
     pub(super) grpc_health: GrpcHealth,
     /// Asks the listeners to stop.
@@ -42,7 +42,7 @@ pub(super) struct Draining<'s> {
     pub(super) serving: JoinSet<()>,
 }
 
-impl Draining<'_> {
+impl DrainingServer<'_> {
     /// Serves for the drain period, then stops; all within the shutdown timeout.
     ///
     /// The last part of the timeout is reserved to shut down the store and to send metrics and spans, so that delayed
@@ -50,17 +50,17 @@ impl Draining<'_> {
     ///
     /// # Errors
     /// Responses were still delayed at the end of the timeout; a listener's task panicked.
-    pub(super) async fn run(self, settings: &ShutdownSettings) -> Result<(), ServerError> {
+    pub(super) async fn drain_and_stop(self, settings: &ShutdownSettings) -> Result<(), ServerError> {
         let Self { service, fleet, statsd, grpc_health, stop, mut serving } = self;
         let end = Instant::now() + settings.timeout;
         let reserved_from = end - LAST_WORK_TIMEOUT.min(settings.timeout / 2);
         tracing::warn!(drain_period = ?settings.drain_period, "stopping: reporting unhealthy, still serving");
         let mut serve_last = pin!(async {
             sleep(settings.drain_period).await;
-            grpc_health.close();
+            grpc_health.close_watch_streams();
             stop.send_replace(true);
             // Outlives the timeout: dropping the tasks would end the delayed responses before they are counted.
-            serve_last(service, &mut serving).await
+            wait_until_served(service, &mut serving).await
         });
         let served = timeout_at(reserved_from, &mut serve_last).await;
         let serve_until_end = async {
@@ -84,7 +84,7 @@ impl Draining<'_> {
 }
 
 /// Waits until all connections are closed or all responses are sent.
-async fn serve_last(service: &Service, serving: &mut JoinSet<()>) -> Result<(), ServerError> {
+async fn wait_until_served(service: &RateLimitService, serving: &mut JoinSet<()>) -> Result<(), ServerError> {
     let all_closed = async {
         while let Some(result) = serving.join_next().await {
             result?;
@@ -98,7 +98,7 @@ async fn serve_last(service: &Service, serving: &mut JoinSet<()>) -> Result<(), 
 }
 
 /// Shuts down the store, and sends the last metrics, spans and records of decisions; takes up to 2 s.
-async fn finish_service(service: &Service, statsd: StatsdReporter) {
+async fn finish_service(service: &RateLimitService, statsd: StatsdReporter) {
     let span_queue = service.tracer.as_ref().map(|tracer| Arc::clone(&tracer.span_queue));
     let last_spans = async {
         if let Some(span_queue) = span_queue {
@@ -112,20 +112,20 @@ async fn finish_service(service: &Service, statsd: StatsdReporter) {
     };
     let last_metrics = async {
         service.decider.store.shutdown().await;
-        statsd.finish().await;
+        statsd.send_last_report().await;
     };
     tokio::join!(last_metrics, last_spans, last_records);
 }
 
 /// Waits until no response is delayed, and clients had [`CLOSE_GRACE`] to read the last ones.
-async fn wait_until_all_answered(service: &Service) {
+async fn wait_until_all_answered(service: &RateLimitService) {
     loop {
         sleep(CLOSE_GRACE).await;
         if service.delayed_responses() == 0 {
             break;
         }
         while service.delayed_responses() > 0 {
-            sleep(POLL_INTERVAL).await;
+            sleep(DELAYED_RESPONSE_POLL_INTERVAL).await;
         }
     }
 }
@@ -140,7 +140,7 @@ async fn write_last_records(log: Arc<DecisionLog>) {
 
 /// Sends the queued spans, for at most [`LAST_EXPORT_TIMEOUT`].
 async fn export_last_spans(span_queue: Arc<SpanQueue>) {
-    let exported = tokio::task::spawn_blocking(move || span_queue.finish(LAST_EXPORT_TIMEOUT));
+    let exported = tokio::task::spawn_blocking(move || span_queue.export_remaining(LAST_EXPORT_TIMEOUT));
     if !tokio::time::timeout(LAST_EXPORT_TIMEOUT, exported).await.is_ok_and(|result| result.unwrap_or(false)) {
         tracing::warn!("last spans not sent: the collector takes longer than 1 s");
     }

@@ -22,8 +22,8 @@ const ACCEPT_BACKLOG: i32 = 4096;
 /// # Errors
 /// Errors of the system: the port is in use, the address is not local, or the name does not resolve.
 pub fn listen_tcp(address: &Address) -> io::Result<TcpListener> {
-    open_first(address, |address| {
-        let socket = bind(address)?;
+    open_first_address(address, |address| {
+        let socket = bind_tcp(address)?;
         socket.listen(ACCEPT_BACKLOG)?;
         Ok(socket.into())
     })
@@ -33,15 +33,15 @@ pub fn listen_tcp(address: &Address) -> io::Result<TcpListener> {
 ///
 /// # Errors
 /// Errors of the system: the address is not local, the port is not permitted, or the name does not resolve.
-pub(super) fn check_tcp(address: &Address) -> io::Result<SocketAddr> {
-    open_first(address, |address| match bind(address) {
+pub(super) fn check_tcp_address(address: &Address) -> io::Result<SocketAddr> {
+    open_first_address(address, |address| match bind_tcp(address) {
         Err(error) if error.kind() != io::ErrorKind::AddrInUse => Err(error),
         _ => Ok(address),
     })
 }
 
 /// Opens the first address that a host stands for and that can be opened.
-fn open_first<T>(address: &Address, open: impl Fn(SocketAddr) -> io::Result<T>) -> io::Result<T> {
+fn open_first_address<T>(address: &Address, open: impl Fn(SocketAddr) -> io::Result<T>) -> io::Result<T> {
     match &address.host {
         Host::Wildcard => {
             let dual_stack = SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port));
@@ -66,7 +66,7 @@ fn open_first<T>(address: &Address, open: impl Fn(SocketAddr) -> io::Result<T>) 
     }
 }
 
-fn bind(address: SocketAddr) -> io::Result<Socket> {
+fn bind_tcp(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     if address.is_ipv6() {
         socket.set_only_v6(!address.ip().is_unspecified())?;
@@ -102,7 +102,7 @@ pub(super) fn listen_unix(path: &Path) -> io::Result<UnixListener> {
 ///
 /// # Errors
 /// Errors of the system: the path is too long, its directory is missing or not writable, or a file is in the way.
-pub(super) fn check_unix(path: &Path) -> io::Result<()> {
+pub(super) fn check_unix_path(path: &Path) -> io::Result<()> {
     std::os::unix::net::SocketAddr::from_pathname(path)?;
     match std::fs::symlink_metadata(path) {
         Ok(metadata) if !metadata.file_type().is_socket() => {

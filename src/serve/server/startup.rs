@@ -6,15 +6,15 @@
 
 use std::sync::Arc;
 
-use super::addresses;
 use super::error::StartupError;
+use super::listener_addresses;
 use super::listeners::GuardsByListener;
 use crate::base::threads;
 use crate::decide::log;
 use crate::decide::log::value_form::ValueForm;
 use crate::rules::{defaults_file, xds};
 use crate::serve::http::admin_token;
-use crate::serve::http::app_state::Exposition;
+use crate::serve::http::app_state::PrometheusPage;
 use crate::settings::Settings;
 use crate::settings::decision_log::HashKey;
 use crate::settings::problem::UnusableSetting;
@@ -29,7 +29,7 @@ pub(super) struct StartupResources {
     /// Guards of the listeners, with their certificates.
     pub(super) guards: GuardsByListener,
     /// Page for Prometheus; `None` if it is off.
-    pub(super) exposition: Option<Arc<Exposition>>,
+    pub(super) prometheus_page: Option<Arc<PrometheusPage>>,
     /// Exporter of traces; `None` if there are none.
     pub(super) exporter: Option<OtlpExporter>,
     /// Form of values in the decision log; `None` if there is none.
@@ -44,11 +44,12 @@ impl StartupResources {
     /// # Errors
     /// All problems, at least one.
     pub(super) fn load(settings: &Settings, stats: &Arc<StatsByListener>) -> Result<Self, Vec<StartupError>> {
-        let mut errors = addresses::find_problems(settings);
+        let mut errors = listener_addresses::find_address_problems(settings);
         let guards = GuardsByListener::load(settings, stats).map_err(|unusable| errors.extend(unusable));
         let metrics = &settings.metrics;
-        let exposition = metrics.prometheus.as_ref().map(|prometheus| Exposition::new(prometheus, &metrics.tags));
-        let exposition = exposition.transpose().map_err(|unusable| errors.push(unusable.into()));
+        let prometheus_page =
+            metrics.prometheus.as_ref().map(|prometheus| PrometheusPage::new(prometheus, &metrics.tags));
+        let prometheus_page = prometheus_page.transpose().map_err(|unusable| errors.push(unusable.into()));
         let exporter = settings.tracing.as_ref().map(build_span_exporter);
         let exporter = exporter.transpose().map_err(|unusable| errors.push(unusable.into()));
         let values = settings.decision_log.as_ref().map(log::check_settings).transpose();
@@ -56,9 +57,17 @@ impl StartupResources {
         let secret = settings.fleet.secret.as_ref().map(HashKey::secret).transpose();
         // The decision log has named a file that it cannot use.
         let secret = secret.map_err(|unusable| values.is_ok().then(|| errors.push(unusable.into())));
-        match (guards, exposition, exporter, values, secret) {
-            (Ok(guards), Ok(exposition), Ok(exporter), Ok(logged_values), Ok(fleet_secret)) if errors.is_empty() => {
-                Ok(Self { guards, exposition: exposition.map(Arc::new), exporter, logged_values, fleet_secret })
+        match (guards, prometheus_page, exporter, values, secret) {
+            (Ok(guards), Ok(prometheus_page), Ok(exporter), Ok(logged_values), Ok(fleet_secret))
+                if errors.is_empty() =>
+            {
+                Ok(Self {
+                    guards,
+                    prometheus_page: prometheus_page.map(Arc::new),
+                    exporter,
+                    logged_values,
+                    fleet_secret,
+                })
             }
             _ => Err(errors),
         }
@@ -89,7 +98,7 @@ pub fn find_unusable_files(settings: &Settings) -> Vec<UnusableSetting> {
     let mut unusable = store::unusable_files(&settings.store);
     unusable.extend(settings.xds.as_ref().and_then(xds::unusable_file));
     unusable.extend(settings.rules.defaults.as_deref().and_then(defaults_file::unusable_file));
-    unusable.extend(settings.admin.as_ref().and_then(admin_token::find_unusable_file));
+    unusable.extend(settings.admin.as_ref().and_then(admin_token::find_unusable_token_file));
     // Both deployments have the same certificates.
     unusable.dedup();
     unusable

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use crate::base::clock::Clock;
 use crate::base::threads;
-use crate::serve::scrape::MetricsCollector;
+use crate::serve::metrics_collector::MetricsCollector;
 use crate::settings::metrics::StatsdTransport;
 use crate::settings::metrics::{MetricsSettings, Mogrifier, StatsdProtocol, StatsdServer};
 use crate::telemetry::log_throttle::LogThrottle;
@@ -46,14 +46,14 @@ impl StatsdReporter {
         let (stop, stopped) = mpsc::channel();
         let work = move || {
             threads::lower_thread_priority();
-            run_reports(&collector, servers, interval, &stopped);
+            send_reports_until_stopped(&collector, servers, interval, &stopped);
         };
         let thread = thread::Builder::new().name("statsd".to_owned()).spawn(work)?;
         Ok(Self { stop, _thread: thread })
     }
 
     /// Reports a last time, for at most a second, and stops the thread.
-    pub(super) async fn finish(self) {
+    pub(super) async fn send_last_report(self) {
         let (done, finished) = oneshot::channel();
         if self.stop.send(done).is_ok() && tokio::time::timeout(LAST_REPORT_TIMEOUT, finished).await.is_err() {
             tracing::warn!("last metrics not sent: the statsd server takes longer than 1 s");
@@ -61,7 +61,7 @@ impl StatsdReporter {
     }
 }
 
-fn run_reports(
+fn send_reports_until_stopped(
     collector: &MetricsCollector,
     mut servers: Vec<StatsdClient>,
     interval: Duration,
@@ -78,7 +78,7 @@ fn run_reports(
         since_sweep += interval;
         if since_sweep >= SWEEP_INTERVAL {
             since_sweep = Duration::ZERO;
-            collector.service.decider.metrics.limits.sweep();
+            collector.service.decider.metrics.limits.remove_unused_limits();
         }
         if let Some(done) = stopping {
             // The receiver is gone if the timeout has expired.
@@ -93,12 +93,12 @@ fn send_report(collector: &MetricsCollector, servers: &mut [StatsdClient]) {
     if servers.is_empty() {
         return;
     }
-    collector.collect(&mut |family| servers.iter_mut().for_each(|server| server.encoder.add(&family)));
+    collector.collect(&mut |family| servers.iter_mut().for_each(|server| server.encoder.add_family(&family)));
     for StatsdClient { encoder, socket } in servers {
-        if let Err(error) = encoder.report(|packet| socket.send(packet))
+        if let Err(error) = encoder.send_report(|packet| socket.send_packet(packet))
             && let Some(suppressed) = THROTTLE.allow(Clock::System.now())
         {
-            let server = socket.address();
+            let server = socket.format_address();
             tracing::warn!(server, suppressed, "metrics not sent: {error} (check STATSD_HOST and STATSD_PORT)");
         }
     }
@@ -152,7 +152,7 @@ impl StatsdSocket {
     }
 
     /// Address of the server: `host:port`.
-    fn address(&self) -> String {
+    fn format_address(&self) -> String {
         format!("{}:{}", self.host, self.port)
     }
 
@@ -160,7 +160,7 @@ impl StatsdSocket {
     ///
     /// # Errors
     /// Errors of the system, after which the next call opens a new socket.
-    fn send(&mut self, packet: &str) -> io::Result<()> {
+    fn send_packet(&mut self, packet: &str) -> io::Result<()> {
         let sent = match self.ensure_connected()? {
             OpenSocket::Tcp(stream) => stream.write_all(packet.as_bytes()),
             // In a datagram, line ends separate lines; the last line has none.

@@ -134,7 +134,7 @@ impl<C> ServerState<C> {
 
     /// Logs why the server cannot be used, if that is new.
     pub(super) fn log_connect_error<K>(&self, error: &ConnectError<K>) {
-        if lock_ignoring_poison(&self.connect_errors).is_new(&error.text) {
+        if lock_ignoring_poison(&self.connect_errors).should_log(&error.text) {
             let ServerNames { program, setting, .. } = self.names;
             tracing::error!(setting, server = %self.endpoint, "cannot use {program}: {}", error.text);
         }
@@ -143,7 +143,7 @@ impl<C> ServerState<C> {
     /// Logs that the server is connected.
     pub(super) fn log_connected(&self) {
         let program = self.names.program;
-        if lock_ignoring_poison(&self.connect_errors).clear() {
+        if lock_ignoring_poison(&self.connect_errors).forget_errors() {
             tracing::warn!(server = %self.endpoint, "connected to {program} again");
         } else {
             tracing::info!(server = %self.endpoint, "connected to {program}");

@@ -121,7 +121,7 @@ impl RedisCalls {
         let leases = self.local_admission.lease_call(call, charges, lease_hits);
         let outcome = call.send(charges, leases.as_ref(), deadline, span.as_mut()).await;
         if let (Some(span), Err(error)) = (&mut span, &outcome) {
-            span.fail(error.name(), error.to_string());
+            span.set_error(error.name(), error.to_string());
         }
         drop(span);
         let ScriptOutcome { mut results, states, now, region } = outcome?;

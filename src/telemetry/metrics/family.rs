@@ -66,12 +66,12 @@ impl Family {
 
     /// A gauge with one series.
     pub fn gauge(name: &'static str, help: &'static str, level: impl TryInto<u64>) -> Self {
-        Self::new(name, MetricKind::Gauge, help).with(Series::new(MetricValue::level(level)))
+        Self::new(name, MetricKind::Gauge, help).with_series(Series::new(MetricValue::gauge_from(level)))
     }
 
     /// A counter with one series.
     pub fn counter(name: &'static str, help: &'static str, count: u64) -> Self {
-        Self::new(name, MetricKind::Counter, help).with(Series::new(MetricValue::Counter(count)))
+        Self::new(name, MetricKind::Counter, help).with_series(Series::new(MetricValue::Counter(count)))
     }
 
     /// A counter with one series for each value of `label`.
@@ -82,7 +82,7 @@ impl Family {
         counts: impl IntoIterator<Item = (&'static str, u64)>,
     ) -> Self {
         let series =
-            counts.into_iter().map(|(value, count)| Series::new(MetricValue::Counter(count)).label(label, value));
+            counts.into_iter().map(|(value, count)| Series::new(MetricValue::Counter(count)).with_label(label, value));
         Self { series: series.collect(), ..Self::new(name, MetricKind::Counter, help) }
     }
 
@@ -107,7 +107,7 @@ impl Family {
 
     /// Adds a series.
     #[must_use]
-    pub fn with(mut self, series: Series) -> Self {
+    pub fn with_series(mut self, series: Series) -> Self {
         self.series.push(series);
         self
     }
@@ -115,7 +115,7 @@ impl Family {
 
 impl MetricValue {
     /// Value of a gauge that counts something.
-    pub fn level(count: impl TryInto<u64>) -> Self {
+    pub fn gauge_from(count: impl TryInto<u64>) -> Self {
         let count: u64 = count.try_into().unwrap_or(u64::MAX);
         #[expect(clippy::cast_precision_loss, reason = "a gauge is a double")]
         {
@@ -132,14 +132,14 @@ impl Series {
 
     /// Sets the name in statsd.
     #[must_use]
-    pub fn statsd_name(mut self, name: impl Into<String>) -> Self {
+    pub fn with_statsd_name(mut self, name: impl Into<String>) -> Self {
         self.statsd_name = Some(name.into());
         self
     }
 
     /// Adds a label.
     #[must_use]
-    pub fn label(mut self, name: &'static str, value: impl Into<String>) -> Self {
+    pub fn with_label(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.labels.push((Cow::Borrowed(name), value.into()));
         self
     }

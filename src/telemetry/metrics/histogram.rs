@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::striped_counters::{STRIPES, stripe_of_thread};
+use super::striped_counters::{STRIPES, stripe_of_this_thread};
 use crate::base::clock::to_micros;
 
 /// Upper bounds of the buckets in microseconds, ascending; one more bucket counts what is above the last.
@@ -16,7 +16,7 @@ pub const BOUNDS_US: [u64; 22] = [
     500_000, 1_000_000, 2_500_000, 5_000_000, 10_000_000,
 ];
 
-const BUCKETS: usize = BOUNDS_US.len() + 1;
+const BUCKET_COUNT: usize = BOUNDS_US.len() + 1;
 
 /// Histogram of durations.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ pub struct Histogram {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Stripe {
-    counts: [AtomicU64; BUCKETS],
+    counts: [AtomicU64; BUCKET_COUNT],
     sum_ns: AtomicU64,
 }
 
@@ -36,7 +36,7 @@ struct Stripe {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HistogramSnapshot {
     /// Number of observations in each bucket, not cumulative; the last bucket counts what is above all bounds.
-    pub counts: [u64; BUCKETS],
+    pub counts: [u64; BUCKET_COUNT],
     /// Sum of all observations in nanoseconds; wraps after 584 years.
     pub sum_ns: u64,
 }
@@ -48,7 +48,7 @@ impl Histogram {
         // As in Prometheus, a bound belongs to the bucket below it; fractions of a microsecond round up.
         let us = us.saturating_add(u64::from(!duration.subsec_nanos().is_multiple_of(1_000)));
         let bucket = BOUNDS_US.partition_point(|bound| *bound < us);
-        let stripe = &self.stripes[stripe_of_thread()];
+        let stripe = &self.stripes[stripe_of_this_thread()];
         stripe.counts[bucket].fetch_add(1, Ordering::Relaxed);
         stripe.sum_ns.fetch_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
@@ -75,7 +75,7 @@ impl Histogram {
 
 impl HistogramSnapshot {
     /// Total number of observations.
-    pub fn count(&self) -> u64 {
+    pub fn observation_count(&self) -> u64 {
         self.counts.iter().sum()
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Statistics of rules are added when rules load and live until the rules are replaced. Others are named by requests,
 //! and so by untrusted clients: limits sent with a request, values that a rule adds to its metric name, unknown
-//! domains. A setting bounds these; beyond it, hits are counted under the matched rule or under [`OTHER`], and the
-//! overflow is counted. Series named by requests are removed after an hour without a change.
+//! domains. A setting bounds these; beyond it, hits are counted under the matched rule or under [`OVERFLOW_NAME`], and
+//! the overflow is counted. Series named by requests are removed after an hour without a change.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::limit_stats::{LimitName, LimitStats, MAX_NAME_BYTES};
 
 /// Name of the series that counts what exceeds the bound: domains, and limits without a rule.
-pub const OTHER: &str = "_other";
+pub const OVERFLOW_NAME: &str = "_other";
 /// Number of sweeps without a change after which a series named by requests is removed.
 const MAX_IDLE_SWEEPS: u32 = 360;
 
@@ -64,30 +64,30 @@ impl LimitRegistry {
     }
 
     /// Returns the statistics of a rule's limit, adding them if needed.
-    pub fn of_rule(&self, name: LimitName) -> Arc<LimitStats> {
-        let mut rules = write(&self.rules);
+    pub fn register_rule_limit(&self, name: LimitName) -> Arc<LimitStats> {
+        let mut rules = write_lock(&self.rules);
         let entry = rules.entry(name);
         let name = entry.key().clone();
         Arc::clone(entry.or_insert_with(|| Arc::new(LimitStats::new(name))))
     }
 
     /// Returns the statistics under a name from a request, adding them if there is room; `None` if there is not.
-    pub fn of_request(&self, parts: &[&str]) -> Option<Arc<LimitStats>> {
-        let Some(name) = LimitName::of_request(parts) else {
+    pub fn register_request_limit(&self, parts: &[&str]) -> Option<Arc<LimitStats>> {
+        let Some(name) = LimitName::from_request(parts) else {
             self.overflow.fetch_add(1, Ordering::Relaxed);
             return None;
         };
-        if let Some(requested) = read(&self.requested).get(&name) {
+        if let Some(requested) = read_lock(&self.requested).get(&name) {
             return Some(Arc::clone(&requested.stats));
         }
         // A rule can have the same name.
-        if let Some(stats) = read(&self.rules).get(&name) {
+        if let Some(stats) = read_lock(&self.rules).get(&name) {
             return Some(Arc::clone(stats));
         }
-        if !self.has_room() {
+        if !self.has_room_or_count_overflow() {
             return None;
         }
-        let mut requested = write(&self.requested);
+        let mut requested = write_lock(&self.requested);
         let entry = requested.entry(name.clone()).or_insert_with(|| {
             self.series.fetch_add(1, Ordering::Relaxed);
             RequestedLimit { stats: Arc::new(LimitStats::new(name)), idle: IdleCount::default() }
@@ -98,16 +98,16 @@ impl LimitRegistry {
     /// Counts a descriptor for a domain without rules.
     pub fn record_unknown_domain(&self, domain: &str) {
         let name = LimitName::new([domain]);
-        let name = if name.key().len() <= MAX_NAME_BYTES { name.key() } else { OTHER };
+        let name = if name.as_str().len() <= MAX_NAME_BYTES { name.as_str() } else { OVERFLOW_NAME };
         if self.count_known_domain(name) {
             return;
         }
-        let name = if self.has_room() { name } else { OTHER };
-        // `OTHER` may exceed the bound by one series.
-        if name == OTHER && self.count_known_domain(OTHER) {
+        let name = if self.has_room_or_count_overflow() { name } else { OVERFLOW_NAME };
+        // `OVERFLOW_NAME` may exceed the bound by one series.
+        if name == OVERFLOW_NAME && self.count_known_domain(OVERFLOW_NAME) {
             return;
         }
-        let mut unknown = write(&self.unknown_domains);
+        let mut unknown = write_lock(&self.unknown_domains);
         let entry = unknown.entry(name.into()).or_insert_with(|| {
             self.series.fetch_add(1, Ordering::Relaxed);
             UnknownDomain::default()
@@ -117,7 +117,7 @@ impl LimitRegistry {
 
     /// Counts a descriptor if its domain is registered as unknown; returns false if it is not.
     fn count_known_domain(&self, domain: &str) -> bool {
-        let domains = read(&self.unknown_domains);
+        let domains = read_lock(&self.unknown_domains);
         domains.get(domain).is_some_and(|unknown| {
             unknown.count.fetch_add(1, Ordering::Relaxed);
             true
@@ -125,7 +125,7 @@ impl LimitRegistry {
     }
 
     /// True if one more series from a request fits; counts an overflow if not.
-    fn has_room(&self) -> bool {
+    fn has_room_or_count_overflow(&self) -> bool {
         let has_room = self.series.load(Ordering::Relaxed) < self.max_series;
         if !has_room {
             self.overflow.fetch_add(1, Ordering::Relaxed);
@@ -134,19 +134,19 @@ impl LimitRegistry {
     }
 
     /// Returns all statistics by name, those of rules first.
-    pub fn all(&self) -> Vec<Arc<LimitStats>> {
+    pub fn all_limit_stats(&self) -> Vec<Arc<LimitStats>> {
         let sorted = |mut limits: Vec<Arc<LimitStats>>| {
             limits.sort_unstable_by(|a, b| a.name().cmp(b.name()));
             limits
         };
-        let mut all = sorted(read(&self.rules).values().cloned().collect());
-        all.extend(sorted(read(&self.requested).values().map(|requested| Arc::clone(&requested.stats)).collect()));
+        let mut all = sorted(read_lock(&self.rules).values().cloned().collect());
+        all.extend(sorted(read_lock(&self.requested).values().map(|requested| Arc::clone(&requested.stats)).collect()));
         all
     }
 
     /// Returns the requested domains without rules and the number of their descriptors, by name.
     pub fn unknown_domains(&self) -> Vec<(String, u64)> {
-        let unknown = read(&self.unknown_domains);
+        let unknown = read_lock(&self.unknown_domains);
         let mut domains: Vec<(String, u64)> =
             unknown.iter().map(|(name, unknown)| (name.to_string(), unknown.count.load(Ordering::Relaxed))).collect();
         domains.sort_unstable();
@@ -154,32 +154,32 @@ impl LimitRegistry {
     }
 
     /// Number of series named by requests.
-    pub fn series(&self) -> usize {
+    pub fn request_series_count(&self) -> usize {
         self.series.load(Ordering::Relaxed)
     }
 
     /// Maximum number of series named by requests.
-    pub const fn max_series(&self) -> usize {
+    pub const fn max_request_series(&self) -> usize {
         self.max_series
     }
 
     /// Number of times that a name from a request did not fit.
-    pub fn overflow(&self) -> u64 {
+    pub fn overflow_count(&self) -> u64 {
         self.overflow.load(Ordering::Relaxed)
     }
 
     /// Removes the statistics of removed rules, and unused series named by requests. Called every ten seconds, after
     /// metrics were reported.
-    pub fn sweep(&self) {
-        write(&self.rules).retain(|_, stats| Arc::strong_count(stats) > 1);
+    pub fn remove_unused_limits(&self) {
+        write_lock(&self.rules).retain(|_, stats| Arc::strong_count(stats) > 1);
         let mut removed = 0;
-        write(&self.requested).retain(|_, requested| {
-            let stays = requested.idle.keeps(requested.stats.decisions());
+        write_lock(&self.requested).retain(|_, requested| {
+            let stays = requested.idle.record_count_and_is_used(requested.stats.decision_count());
             removed += usize::from(!stays);
             stays
         });
-        write(&self.unknown_domains).retain(|_, UnknownDomain { count, idle }| {
-            let stays = idle.keeps(count.load(Ordering::Relaxed));
+        write_lock(&self.unknown_domains).retain(|_, UnknownDomain { count, idle }| {
+            let stays = idle.record_count_and_is_used(count.load(Ordering::Relaxed));
             removed += usize::from(!stays);
             stays
         });
@@ -189,17 +189,17 @@ impl LimitRegistry {
 
 impl IdleCount {
     /// Records the current count; false once it has not changed for [`MAX_IDLE_SWEEPS`].
-    fn keeps(&mut self, count: u64) -> bool {
+    fn record_count_and_is_used(&mut self, count: u64) -> bool {
         self.sweeps = if count == self.last { self.sweeps + 1 } else { 0 };
         self.last = count;
         self.sweeps < MAX_IDLE_SWEEPS
     }
 }
 
-fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+fn read_lock<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+fn write_lock<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }

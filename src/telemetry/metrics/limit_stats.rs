@@ -50,10 +50,10 @@ pub enum LimitStat {
 
 impl LimitStat {
     /// Number of counters.
-    pub const ALL: usize = Self::Error as usize + 1;
+    pub const COUNT: usize = Self::Error as usize + 1;
 
     /// Counters that envoyproxy/ratelimit also has, with their names there and HELP texts.
-    pub const COMPATIBLE: [(Self, &'static str, &'static str); 7] = [
+    pub const ENVOY_RATELIMIT_COUNTERS: [(Self, &'static str, &'static str); 7] = [
         (Self::TotalHits, "total_hits", "Total number of hits in requests."),
         (Self::OverLimit, "over_limit", "Total number of hits that exceeded the limit, in shadow mode too."),
         (Self::NearLimit, "near_limit", "Total number of hits within the limit and above NEAR_LIMIT_RATIO of it."),
@@ -86,7 +86,7 @@ impl LimitStat {
 /// Statistics of one limit.
 #[derive(Debug)]
 pub struct LimitStats {
-    counts: StripedCounters<{ LimitStat::ALL }>,
+    counts: StripedCounters<{ LimitStat::COUNT }>,
     name: Arc<LimitName>,
     id: u64,
     created: Instant,
@@ -127,25 +127,25 @@ impl LimitName {
             if !ends.is_empty() {
                 key.push('.');
             }
-            push_sanitized(&mut key, part);
+            push_sanitized_name(&mut key, part);
             ends.push(u32::try_from(key.len()).unwrap_or(u32::MAX));
         }
         Self { key: key.into_boxed_str(), ends: ends.into_boxed_slice() }
     }
 
     /// Joins a domain and composite keys of a request; `None` beyond [`MAX_NAME_BYTES`].
-    pub fn of_request(parts: &[&str]) -> Option<Self> {
+    pub fn from_request(parts: &[&str]) -> Option<Self> {
         let length: usize = parts.iter().map(|part| part.len() + 1).sum();
         (length <= MAX_NAME_BYTES).then(|| Self::new(parts.iter().copied()))
     }
 
     /// Restores a full name that another replica published; its parts are not known.
-    pub fn of_published(key: &str) -> Self {
+    pub fn from_published(key: &str) -> Self {
         Self { key: key.into(), ends: [u32::try_from(key.len()).unwrap_or(u32::MAX)].into() }
     }
 
     /// Full name: `domain.composite.composite`.
-    pub fn key(&self) -> &str {
+    pub fn as_str(&self) -> &str {
         &self.key
     }
 
@@ -200,7 +200,7 @@ impl LimitStats {
     }
 
     /// Combines the hash of a key with the identifier of the limit.
-    pub const fn id_with_key(&self, key: u128) -> u128 {
+    pub const fn combine_id_with_key(&self, key: u128) -> u128 {
         key ^ (self.id as u128).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)
     }
 
@@ -215,8 +215,8 @@ impl LimitStats {
     }
 
     /// Number of decisions under this name, of any verdict.
-    pub fn decisions(&self) -> u64 {
-        LimitStat::VERDICTS.iter().map(|(count, _)| self.get(*count)).sum()
+    pub fn decision_count(&self) -> u64 {
+        LimitStat::VERDICTS.iter().map(|(count, _)| self.counter_value(*count)).sum()
     }
 
     /// Counts a decision whose verdict is counted under a name from the request.
@@ -228,27 +228,27 @@ impl LimitStats {
     pub fn all_decisions(&self) -> DecisionCounts {
         let [admitted, rejected] = [0, 1].map(|index: usize| self.under_request_names[index].load(Ordering::Relaxed));
         DecisionCounts {
-            total: self.decisions() + admitted + rejected,
-            rejected: self.get(LimitStat::Over) + self.get(LimitStat::Shadow) + rejected,
+            total: self.decision_count() + admitted + rejected,
+            rejected: self.counter_value(LimitStat::Over) + self.counter_value(LimitStat::Shadow) + rejected,
         }
     }
 
     /// Adds to a counter; adding 0 does not write.
-    pub fn add(&self, stat: LimitStat, count: u64) {
+    pub fn add_to_counter(&self, stat: LimitStat, count: u64) {
         if count > 0 {
-            self.counts.add(stat as usize, count);
+            self.counts.add_to_counter(stat as usize, count);
         }
     }
 
     /// Current value of a counter.
-    pub fn get(&self, stat: LimitStat) -> u64 {
-        self.counts.get(stat as usize)
+    pub fn counter_value(&self, stat: LimitStat) -> u64 {
+        self.counts.counter_value(stat as usize)
     }
 }
 
 /// Appends `text`, sanitized as in envoyproxy/ratelimit: `:`, `|`, the dots of IPv4 addresses and control characters
 /// become `_`.
-fn push_sanitized(key: &mut String, text: &str) {
+fn push_sanitized_name(key: &mut String, text: &str) {
     let start = key.len();
     key.extend(text.chars().map(|c| if c == ':' || c == '|' || c.is_control() { '_' } else { c }));
     if !text.contains('.') {
@@ -260,7 +260,7 @@ fn push_sanitized(key: &mut String, text: &str) {
     while let Some(start) = rest.find(|c: char| c.is_ascii_digit()) {
         key.push_str(&rest[..start]);
         rest = &rest[start..];
-        let length = address_length(rest.as_bytes());
+        let length = ipv4_address_length(rest.as_bytes());
         let (address, after) = rest.split_at(if length > 0 { length } else { 1 });
         key.extend(address.chars().map(|c| if c == '.' { '_' } else { c }));
         rest = after;
@@ -269,7 +269,7 @@ fn push_sanitized(key: &mut String, text: &str) {
 }
 
 /// Length of the `\d{1,3}(\.\d{1,3}){3}` at the start of `text`; 0 if there is none.
-fn address_length(text: &[u8]) -> usize {
+fn ipv4_address_length(text: &[u8]) -> usize {
     let mut at = 0;
     for octet in 0..4 {
         if octet > 0 {

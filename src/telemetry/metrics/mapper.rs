@@ -75,13 +75,13 @@ pub enum MapperError {
 #[derive(Deserialize)]
 struct MapperFile {
     #[serde(default)]
-    defaults: Defaults,
+    defaults: MapperDefaults,
     #[serde(default)]
     mappings: Vec<MappingEntry>,
 }
 
 #[derive(Default, Deserialize)]
-struct Defaults {
+struct MapperDefaults {
     match_type: Option<String>,
 }
 
@@ -119,7 +119,7 @@ impl Mapper {
     ///
     /// # Errors
     /// The file cannot be read, is not valid, or exceeds a bound.
-    pub fn read(path: &Path) -> Result<Self, MapperError> {
+    pub fn read_file(path: &Path) -> Result<Self, MapperError> {
         if std::fs::metadata(path)?.len() > MAX_FILE_BYTES {
             return Err(MapperError::Yaml("larger than 1 MiB".to_owned()));
         }
@@ -152,25 +152,25 @@ impl Mapper {
     }
 
     /// Maps a name; `None` drops the series. A name without a mapping stays, with invalid characters replaced by `_`.
-    pub fn map(&self, statsd_name: &str, kind: MetricKind) -> Option<Arc<MappedName>> {
+    pub fn map_name(&self, statsd_name: &str, kind: MetricKind) -> Option<Arc<MappedName>> {
         let mut cache = lock_ignoring_poison(&self.cache);
         if let Some(mapped) = cache.get(statsd_name).and_then(|cached| cached[kind as usize].as_ref()) {
             return mapped.clone();
         }
-        let mapped = self.lookup(statsd_name, kind).map(Arc::new);
+        let mapped = self.map_uncached_name(statsd_name, kind).map(Arc::new);
         cache.entry(statsd_name.to_owned()).or_default()[kind as usize] = Some(mapped.clone());
         mapped
     }
 
     /// Clears the cache if it holds many more names than are in use.
-    pub fn sweep(&self, used: usize) {
+    pub fn clear_oversized_cache(&self, used: usize) {
         let mut cache = lock_ignoring_poison(&self.cache);
         if cache.len() > 2 * used + 1000 {
             cache.clear();
         }
     }
 
-    fn lookup(&self, statsd_name: &str, kind: MetricKind) -> Option<MappedName> {
+    fn map_uncached_name(&self, statsd_name: &str, kind: MetricKind) -> Option<MappedName> {
         let applies = |mapping: &&Mapping| mapping.kind.is_none_or(|only| only == kind);
         let found = self
             .mappings
@@ -178,7 +178,7 @@ impl Mapper {
             .filter(applies)
             .find_map(|mapping| mapping.pattern.captures(statsd_name).map(|captures| (mapping, captures)));
         let Some((mapping, captures)) = found else {
-            return Some(MappedName { name: escaped(statsd_name), labels: Vec::new(), scale: 1.0 });
+            return Some(MappedName { name: escape_prometheus_name(statsd_name), labels: Vec::new(), scale: 1.0 });
         };
         if mapping.drops {
             return None;
@@ -189,7 +189,7 @@ impl Mapper {
             expanded
         };
         let labels = mapping.labels.iter().map(|(name, value)| (name.clone(), expand(value))).collect();
-        Some(MappedName { name: escaped(&expand(&mapping.name)), labels, scale: mapping.scale })
+        Some(MappedName { name: escape_prometheus_name(&expand(&mapping.name)), labels, scale: mapping.scale })
     }
 }
 
@@ -224,41 +224,43 @@ impl Mapping {
             return Err(format!("`{name}` is the name of another metric"));
         }
         let is_taken = |label: &str| label.starts_with("__") || label == "le";
-        if let Some(label) = entry.labels.keys().find(|label| escaped(label) != **label || is_taken(label)) {
+        if let Some(label) =
+            entry.labels.keys().find(|label| escape_prometheus_name(label) != **label || is_taken(label))
+        {
             return Err(format!("`{label}` is not a valid label name"));
         }
         let scale = entry.scale.unwrap_or(1.0);
         if !scale.is_finite() {
             return Err("scale is not a number".to_owned());
         }
-        let labels = entry.labels.iter().map(|(name, value)| (name.clone(), with_braces(value))).collect();
-        Ok(Self { pattern, is_glob, kind, drops, name: with_braces(&name), labels, scale })
+        let labels = entry.labels.iter().map(|(name, value)| (name.clone(), brace_group_references(value))).collect();
+        Ok(Self { pattern, is_glob, kind, drops, name: brace_group_references(&name), labels, scale })
     }
 }
 
 impl MappingEntry {
     /// Checks the bounds of labels and templates.
     fn check_bounds(&self, name: &str) -> Result<(), String> {
-        if is_too_long(name) {
-            return Err(format!("name {TOO_LONG}"));
+        if is_template_too_long(name) {
+            return Err(format!("name {TOO_LONG_TEMPLATE}"));
         }
         if self.labels.len() > MAX_LABELS {
             return Err(format!("more than {MAX_LABELS} labels"));
         }
-        match self.labels.iter().find(|(label, value)| is_too_long(label) || is_too_long(value)) {
-            Some((label, _)) => Err(format!("label `{}` {TOO_LONG}", truncate_printable(label, SHOWN_CHARS))),
+        match self.labels.iter().find(|(label, value)| is_template_too_long(label) || is_template_too_long(value)) {
+            Some((label, _)) => Err(format!("label `{}` {TOO_LONG_TEMPLATE}", truncate_printable(label, SHOWN_CHARS))),
             None => Ok(()),
         }
     }
 }
 
 /// Problem of a template that exceeds a bound.
-const TOO_LONG: &str = "is too long: 1024 bytes at most, with 16 references to groups";
+const TOO_LONG_TEMPLATE: &str = "is too long: 1024 bytes at most, with 16 references to groups";
 
 /// Characters of a pattern or a label that a message shows.
 const SHOWN_CHARS: usize = 80;
 
-fn is_too_long(template: &str) -> bool {
+fn is_template_too_long(template: &str) -> bool {
     template.len() > MAX_TEMPLATE_BYTES || template.bytes().filter(|byte| *byte == b'$').count() > MAX_GROUP_REFERENCES
 }
 
@@ -283,7 +285,7 @@ fn glob_to_regex(glob: &str) -> String {
 }
 
 /// Writes `$1` as `${1}`, so that the text after it is not read as part of the group's name.
-fn with_braces(text: &str) -> String {
+fn brace_group_references(text: &str) -> String {
     let mut braced = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find('$') {
@@ -300,7 +302,7 @@ fn with_braces(text: &str) -> String {
 }
 
 /// Replaces characters that are invalid in names of Prometheus.
-pub(super) fn escaped(name: &str) -> String {
+pub(super) fn escape_prometheus_name(name: &str) -> String {
     let mut escaped: String =
         name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '_' }).collect();
     if escaped.starts_with(|c: char| c.is_ascii_digit()) || escaped.is_empty() {

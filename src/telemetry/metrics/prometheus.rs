@@ -57,43 +57,43 @@ impl<'o> TextPage<'o> {
     }
 
     /// Adds a family. A family without series adds nothing.
-    pub fn add(&mut self, family: Family) {
+    pub fn add_family(&mut self, family: Family) {
         let Family { name, help, kind, series } = family;
         let Some(mapper) = &self.options.mapper else {
             let metrics = series.into_iter().map(|series| self.build_metric(kind, series)).collect();
-            return self.write(&name, help, kind, metrics);
+            return self.write_family(&name, help, kind, metrics);
         };
         let (named, other): (Vec<Series>, Vec<Series>) =
             series.into_iter().partition(|series| series.statsd_name.is_some());
         for Series { statsd_name, value, .. } in named {
             let statsd_name = statsd_name.unwrap_or_default();
             self.mapped_names += 1;
-            if let Some(mapped) = mapper.map(&statsd_name, kind) {
+            if let Some(mapped) = mapper.map_name(&statsd_name, kind) {
                 let new = || MappedFamily { kind, help, series: BTreeMap::new() };
                 let family = self.mapped.entry(mapped.name.clone()).or_insert_with(new);
                 if family.kind == kind {
-                    family.series.entry(mapped.labels.clone()).or_default().add(value, mapped.scale);
+                    family.series.entry(mapped.labels.clone()).or_default().add_value(value, mapped.scale);
                 }
             }
         }
         let metrics = other.into_iter().map(|series| self.build_metric(kind, series)).collect();
-        self.write(&name, help, kind, metrics);
+        self.write_family(&name, help, kind, metrics);
     }
 
     /// Returns the page.
-    pub fn finish(mut self) -> String {
+    pub fn into_text(mut self) -> String {
         for (name, MappedFamily { kind, help, series }) in std::mem::take(&mut self.mapped) {
             let metrics =
                 series.into_iter().map(|(labels, value)| self.build_merged_metric(kind, labels, &value)).collect();
-            self.write(&name, help, kind, metrics);
+            self.write_family(&name, help, kind, metrics);
         }
         if let Some(mapper) = &self.options.mapper {
-            mapper.sweep(self.mapped_names);
+            mapper.clear_oversized_cache(self.mapped_names);
         }
         self.text
     }
 
-    fn write(&mut self, name: &str, help: &str, kind: MetricKind, metrics: Vec<Metric>) {
+    fn write_family(&mut self, name: &str, help: &str, kind: MetricKind, metrics: Vec<Metric>) {
         if metrics.is_empty() {
             return;
         }
@@ -157,7 +157,7 @@ impl<'o> TextPage<'o> {
 }
 
 impl MergedValue {
-    fn add(&mut self, value: MetricValue, scale: f64) {
+    fn add_value(&mut self, value: MetricValue, scale: f64) {
         match value {
             MetricValue::Counter(count) => self.number += to_f64(count) * scale,
             MetricValue::Gauge(level) => self.number += level * scale,
@@ -197,7 +197,7 @@ fn build_histogram(snapshot: &HistogramSnapshot, units_per_second: f64) -> Histo
     });
     let mut histogram = Histogram::default();
     histogram.set_bucket(buckets.collect());
-    histogram.set_sample_count(snapshot.count());
+    histogram.set_sample_count(snapshot.observation_count());
     histogram.set_sample_sum(to_f64(snapshot.sum_ns) * units_per_second / 1e9);
     histogram
 }

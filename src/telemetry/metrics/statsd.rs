@@ -69,7 +69,7 @@ impl StatsdEncoder {
     }
 
     /// Encodes the changes of a family. Counters of one name are added up.
-    pub fn add(&mut self, family: &Family) {
+    pub fn add_family(&mut self, family: &Family) {
         let mut sums: HashMap<&str, u64> = HashMap::new();
         for series in &family.series {
             if let (Some(name), MetricValue::Counter(count)) = (&series.statsd_name, &series.value) {
@@ -107,7 +107,7 @@ impl StatsdEncoder {
     ///
     /// # Errors
     /// The error of `send`; lines that were not sent are part of the next report.
-    pub fn report(&mut self, mut send: impl FnMut(&str) -> io::Result<()>) -> io::Result<()> {
+    pub fn send_report(&mut self, mut send: impl FnMut(&str) -> io::Result<()>) -> io::Result<()> {
         let lines = std::mem::take(&mut self.pending);
         let mut packet = String::new();
         let mut reported: Vec<(String, MetricValue)> = Vec::new();
@@ -115,14 +115,14 @@ impl StatsdEncoder {
             if !packet.is_empty() && packet.len() + line.text.len() > MAX_PACKET_BYTES {
                 send(&packet)?;
                 packet.clear();
-                self.remember(&mut reported);
+                self.remember_reported_values(&mut reported);
             }
             packet.push_str(&line.text);
             reported.extend(line.reported);
         }
         if !packet.is_empty() {
             send(&packet)?;
-            self.remember(&mut reported);
+            self.remember_reported_values(&mut reported);
         }
         let round = self.round;
         self.reported.retain(|_, reported| reported.round == round);
@@ -130,7 +130,7 @@ impl StatsdEncoder {
         Ok(())
     }
 
-    fn remember(&mut self, reported: &mut Vec<(String, MetricValue)>) {
+    fn remember_reported_values(&mut self, reported: &mut Vec<(String, MetricValue)>) {
         let round = self.round;
         self.reported.extend(reported.drain(..).map(|(name, value)| (name, ReportedValue { value, round })));
     }
@@ -176,7 +176,7 @@ fn format_statsd_line(name: &str, value: &str, tags: &[(String, String)]) -> Str
 
 /// Formats `name:1|c|#tag:value`.
 fn format_dogstatsd_line(name: &str, value: &str, tags: &[(String, String)], rewrites: &[NameRewrite]) -> String {
-    let (name, mut all_tags) = rewrite(rewrites, name);
+    let (name, mut all_tags) = rewrite_name(rewrites, name);
     all_tags.extend(tags.iter().cloned());
     let all_tags: Vec<String> = all_tags.iter().map(|(tag, tag_value)| format!("{tag}:{tag_value}")).collect();
     match all_tags.is_empty() {
@@ -186,7 +186,7 @@ fn format_dogstatsd_line(name: &str, value: &str, tags: &[(String, String)], rew
 }
 
 /// Applies the first rewrite that matches; returns the new name and additional tags.
-fn rewrite(rewrites: &[NameRewrite], name: &str) -> (String, Vec<(String, String)>) {
+fn rewrite_name(rewrites: &[NameRewrite], name: &str) -> (String, Vec<(String, String)>) {
     let found = rewrites.iter().find_map(|rewrite| rewrite.pattern.captures(name).map(|groups| (rewrite, groups)));
     let Some((rewrite, groups)) = found else { return (name.to_owned(), Vec::new()) };
     let expand = |text: &str| {

@@ -17,22 +17,22 @@ const ADDITIONS_PER_CONFLICT: u64 = 64;
 /// `N` counters.
 #[derive(Debug, Default)]
 pub(super) struct StripedCounters<const N: usize> {
-    shared: Block<N>,
+    shared: CounterBlock<N>,
     /// Additions to `shared` during which another thread changed the counter.
     conflicts: AtomicU64,
-    stripes: OnceLock<Box<[Block<N>; STRIPES]>>,
+    stripes: OnceLock<Box<[CounterBlock<N>; STRIPES]>>,
 }
 
 /// Counters on cache lines of their own.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Block<const N: usize>([AtomicU64; N]);
+struct CounterBlock<const N: usize>([AtomicU64; N]);
 
 impl<const N: usize> StripedCounters<N> {
     /// Adds to the counter `at`, which is below `N`; wraps.
-    pub(super) fn add(&self, at: usize, count: u64) {
+    pub(super) fn add_to_counter(&self, at: usize, count: u64) {
         if let Some(stripes) = self.stripes.get() {
-            stripes[stripe_of_thread()].0[at].fetch_add(count, Ordering::Relaxed);
+            stripes[stripe_of_this_thread()].0[at].fetch_add(count, Ordering::Relaxed);
             return;
         }
         let counter = &self.shared.0[at];
@@ -46,7 +46,7 @@ impl<const N: usize> StripedCounters<N> {
     }
 
     /// Value of the counter `at`, which is below `N`.
-    pub(super) fn get(&self, at: usize) -> u64 {
+    pub(super) fn counter_value(&self, at: usize) -> u64 {
         let blocks = self.stripes.get().into_iter().flat_map(|stripes| stripes.iter());
         let values = blocks.chain([&self.shared]).map(|block| block.0[at].load(Ordering::Relaxed));
         values.fold(0, u64::wrapping_add)
@@ -62,14 +62,14 @@ impl<const N: usize> StripedCounters<N> {
     }
 }
 
-impl<const N: usize> Default for Block<N> {
+impl<const N: usize> Default for CounterBlock<N> {
     fn default() -> Self {
         Self(array::from_fn(|_| AtomicU64::new(0)))
     }
 }
 
 /// Index of the calling thread's stripe, below [`STRIPES`].
-pub(super) fn stripe_of_thread() -> usize {
+pub(super) fn stripe_of_this_thread() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static STRIPE: usize = NEXT.fetch_add(1, Ordering::Relaxed) % STRIPES);
     STRIPE.with(|stripe| *stripe)
@@ -84,24 +84,24 @@ mod tests {
         let counters = StripedCounters::<2>::default();
         std::thread::scope(|scope| {
             for _ in 0..2 * STRIPES {
-                scope.spawn(|| (0..100_000).for_each(|count| counters.add(count % 2, 3)));
+                scope.spawn(|| (0..100_000).for_each(|count| counters.add_to_counter(count % 2, 3)));
             }
         });
         let expected = 3 * 50_000 * 2 * STRIPES as u64;
-        assert_eq!([counters.get(0), counters.get(1)], [expected, expected]);
+        assert_eq!([counters.counter_value(0), counters.counter_value(1)], [expected, expected]);
     }
 
     #[test]
     fn contention_gives_each_stripe_a_block() {
         let counters = StripedCounters::<1>::default();
-        counters.add(0, 5);
+        counters.add_to_counter(0, 5);
         (1..MIN_CONFLICTS).for_each(|_| counters.count_conflict(5));
         assert!(counters.stripes.get().is_none(), "too few conflicts");
         counters.count_conflict(MIN_CONFLICTS * ADDITIONS_PER_CONFLICT);
         assert!(counters.stripes.get().is_none(), "one conflict in {ADDITIONS_PER_CONFLICT} additions");
         counters.count_conflict(5);
-        counters.add(0, 2);
+        counters.add_to_counter(0, 2);
         assert_eq!(counters.shared.0[0].load(Ordering::Relaxed), 5, "the addition went to a stripe");
-        assert_eq!(counters.get(0), 7);
+        assert_eq!(counters.counter_value(0), 7);
     }
 }

@@ -34,7 +34,7 @@ pub struct KeyCount {
     pub count: u64,
     /// Maximum overestimate in `count`.
     pub error: u64,
-    /// Union of the marks of [`SpaceSaving::add`].
+    /// Union of the marks of [`SpaceSaving::add_count`].
     pub marks: u64,
 }
 
@@ -65,9 +65,9 @@ impl<T> SpaceSaving<T> {
     /// Adds `count` to the key `id`, a hash, and the bits of `mark` to its marks.
     ///
     /// `set_label` is called if the key is new, with the label of the key whose counter it takes over, or `None`.
-    pub fn add(&mut self, id: u128, count: u64, mark: u64, set_label: impl FnOnce(&mut Option<T>)) {
+    pub fn add_count(&mut self, id: u128, count: u64, mark: u64, set_label: impl FnOnce(&mut Option<T>)) {
         let counters = &mut self.counters;
-        if let Some(index) = self.by_key.find(table_hash(id), |index| counters[*index].id == id) {
+        if let Some(index) = self.by_key.find(combine_hash_halves(id), |index| counters[*index].id == id) {
             let known = &mut counters[*index].count;
             known.count += count;
             known.marks |= mark;
@@ -81,9 +81,9 @@ impl<T> SpaceSaving<T> {
             self.heap.push(HeapEntry { count, index });
             index
         } else {
-            let Some(index) = self.take_smallest(count) else { return };
+            let Some(index) = self.find_smallest_and_add(count) else { return };
             let counter = &mut self.counters[index];
-            if let Ok(replaced) = self.by_key.find_entry(table_hash(counter.id), |other| *other == index) {
+            if let Ok(replaced) = self.by_key.find_entry(combine_hash_halves(counter.id), |other| *other == index) {
                 replaced.remove();
             }
             let error = counter.count.count;
@@ -93,11 +93,11 @@ impl<T> SpaceSaving<T> {
             index
         };
         let counters = &self.counters;
-        self.by_key.insert_unique(table_hash(id), index, |index| table_hash(counters[*index].id));
+        self.by_key.insert_unique(combine_hash_halves(id), index, |index| combine_hash_halves(counters[*index].id));
     }
 
     /// Finds the smallest counter, and adds `added` to its entry in the heap.
-    fn take_smallest(&mut self, added: u64) -> Option<usize> {
+    fn find_smallest_and_add(&mut self, added: u64) -> Option<usize> {
         loop {
             let mut smallest = self.heap.peek_mut()?;
             let HeapEntry { count: known, index } = *smallest;
@@ -147,6 +147,6 @@ impl PartialEq for HeapEntry {
 impl Eq for HeapEntry {}
 
 /// Both halves of a hash, because shards are chosen by its lower half.
-const fn table_hash(id: u128) -> u64 {
+const fn combine_hash_halves(id: u128) -> u64 {
     upper_half(id) ^ lower_half(id)
 }

@@ -38,7 +38,7 @@ impl PropagationFormats {
     pub fn read_remote_parent<'h>(self, header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> RemoteParent {
         let parse = || {
             let w3c = || parse_traceparent(header("traceparent")?);
-            let single = || parse_b3(header("b3")?);
+            let single = || parse_b3_single(header("b3")?);
             None.or_else(|| if self.tracecontext { w3c() } else { None })
                 .or_else(|| if self.b3 { single() } else { None })
                 .or_else(|| if self.b3_multi { parse_b3_multi(header) } else { None })
@@ -68,19 +68,22 @@ fn parse_traceparent(text: &[u8]) -> Option<RemoteParent> {
         return None;
     }
     let flags = parse_hex(&head[53..])?;
-    Some(RemoteParent { ids: Some(parse_ids(&head[3..35], &head[36..52])?), sampled: Some(flags & 1 == 1) })
+    Some(RemoteParent {
+        ids: Some(parse_trace_and_span_ids(&head[3..35], &head[36..52])?),
+        sampled: Some(flags & 1 == 1),
+    })
 }
 
 /// Parses `<trace>-<span>[-<decision>[-<parent>]]`, or a decision alone.
-fn parse_b3(text: &[u8]) -> Option<RemoteParent> {
-    if let Some(sampled) = parse_decision(text) {
+fn parse_b3_single(text: &[u8]) -> Option<RemoteParent> {
+    if let Some(sampled) = parse_b3_sampling_decision(text) {
         return Some(RemoteParent { ids: None, sampled: Some(sampled) });
     }
     let mut parts = text.split(|byte| *byte == b'-');
-    let ids = parse_ids(parts.next()?, parts.next()?)?;
+    let ids = parse_trace_and_span_ids(parts.next()?, parts.next()?)?;
     let sampled = match parts.next() {
         None => None,
-        Some(text) => Some(parse_decision(text)?),
+        Some(text) => Some(parse_b3_sampling_decision(text)?),
     };
     let has_valid_parent = parts.next().is_none_or(|parent| parent.len() == 16 && parse_hex(parent).is_some());
     (has_valid_parent && parts.next().is_none()).then_some(RemoteParent { ids: Some(ids), sampled })
@@ -89,14 +92,14 @@ fn parse_b3(text: &[u8]) -> Option<RemoteParent> {
 /// Parses `x-b3-traceid` and the other headers of a trace.
 fn parse_b3_multi<'h>(header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> Option<RemoteParent> {
     let trace = header("x-b3-traceid");
-    let ids = trace.and_then(|trace| parse_ids(trace, header("x-b3-spanid")?));
+    let ids = trace.and_then(|trace| parse_trace_and_span_ids(trace, header("x-b3-spanid")?));
     let debug = header("x-b3-flags") == Some(b"1");
-    let sampled = if debug { Some(true) } else { header("x-b3-sampled").and_then(parse_decision) };
+    let sampled = if debug { Some(true) } else { header("x-b3-sampled").and_then(parse_b3_sampling_decision) };
     (ids.is_some() || sampled.is_some()).then_some(RemoteParent { ids, sampled })
 }
 
 /// Parses a B3 sampling decision; early senders wrote `true` and `false`.
-fn parse_decision(text: &[u8]) -> Option<bool> {
+fn parse_b3_sampling_decision(text: &[u8]) -> Option<bool> {
     match text {
         b"1" | b"d" | b"true" => Some(true),
         b"0" | b"false" => Some(false),
@@ -105,7 +108,7 @@ fn parse_decision(text: &[u8]) -> Option<bool> {
 }
 
 /// Parses a trace id of 16 or 32 digits and a span id of 16; neither may be 0.
-fn parse_ids(trace: &[u8], span: &[u8]) -> Option<(TraceId, SpanId)> {
+fn parse_trace_and_span_ids(trace: &[u8], span: &[u8]) -> Option<(TraceId, SpanId)> {
     if ![16, 32].contains(&trace.len()) || span.len() != 16 {
         return None;
     }

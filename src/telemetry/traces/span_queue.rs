@@ -105,7 +105,7 @@ impl SpanQueue {
     }
 
     /// Sends the queued spans and stops, within `timeout`. Returns false if spans were left.
-    pub fn finish(&self, timeout: Duration) -> bool {
+    pub fn export_remaining(&self, timeout: Duration) -> bool {
         self.processor.shutdown_with_timeout(timeout).is_ok()
     }
 
@@ -115,7 +115,7 @@ impl SpanQueue {
     }
 
     /// Queues a span that ended, or drops it if the queue is full.
-    pub(super) fn push(&self, span: SpanData) {
+    pub(super) fn queue_span(&self, span: SpanData) {
         if self.counters.queued.fetch_add(1, Ordering::Relaxed) < self.max_spans {
             self.processor.on_end(span);
             return;

@@ -20,7 +20,7 @@ use crate::base::pb::{HeaderValue, RateLimitRequest, RateLimitResponse};
 use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
 use crate::limit::period::period_in_words;
-use crate::serve::http::json::response_to_json;
+use crate::serve::http::proto_json::response_to_json;
 use crate::settings::address::Target;
 use crate::settings::value::number::DurationRange;
 

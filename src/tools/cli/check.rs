@@ -179,7 +179,7 @@ fn report_variables() -> Vec<VariableReport> {
         }
         for problem in startup::find_problems(&settings) {
             let row = find_or_add_row(&mut variables, problem.setting());
-            row.set_disposition("invalid", problem.what());
+            row.set_disposition("invalid", problem.description());
             row.prevents_start = true;
         }
     }
@@ -189,7 +189,7 @@ fn report_variables() -> Vec<VariableReport> {
 /// Returns `true` if the mapping file of metrics is valid and has regular expressions.
 fn mapper_has_regexes(settings: &Settings) -> bool {
     let path = settings.metrics.prometheus.as_ref().and_then(|prometheus| prometheus.mapper.as_deref());
-    path.is_some_and(|path| Mapper::read(path).is_ok_and(|mapper| mapper.has_regexes()))
+    path.is_some_and(|path| Mapper::read_file(path).is_ok_and(|mapper| mapper.has_regexes()))
 }
 
 /// The row of a variable; a new one if the variable is not set.

@@ -15,7 +15,7 @@ use super::print::{CommandOutcome, check_written, print_error, print_to_stdout};
 use super::request_flags::{format_descriptor, parse_descriptor};
 use crate::base::pb::{RateLimitDescriptor, RateLimitRequest};
 use crate::base::printable_text::escape_unprintable;
-use crate::serve::http::json::response_to_json;
+use crate::serve::http::proto_json::response_to_json;
 use crate::settings::address::Target;
 use crate::settings::pem::{ClientCertificate, PemFile};
 

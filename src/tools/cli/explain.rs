@@ -16,7 +16,7 @@ use crate::decide::explain::{ExplainedCounter, ExplainedDescriptor, ExplainedLim
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::rule::value_pattern::MatchKind;
 use crate::serve::grpc::decode;
-use crate::serve::http::json::request_to_json;
+use crate::serve::http::proto_json::request_to_json;
 use crate::settings::address::Target;
 
 /// Arguments of `explain`.
@@ -88,7 +88,7 @@ fn explain_with_files(paths: &[PathBuf], request: &RateLimitRequest) -> Result<E
         return Err(format!("the rules have errors\n{}", rules.format_problems().trim_end()));
     };
     // Without a store there are no counters to show.
-    Ok(Explanation::of(&settings.decisions, set, &decode::request(request), &[]))
+    Ok(Explanation::of(&settings.decisions, set, &decode::convert_request(request), &[]))
 }
 
 /// Fetches the explanation of a running server.

@@ -74,18 +74,18 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
             return CommandOutcome::Failure;
         }
     };
-    let ended = runtime.block_on(server::run(settings, files));
+    let ended = runtime.block_on(server::run_server(settings, files));
     // Tasks that still run, such as a delayed response, must not keep the process alive.
     runtime.shutdown_background();
     match ended {
         Ok(()) => CommandOutcome::Success,
         Err(error) => {
             let ServerError::Startup(problems) = error else {
-                tracing::error!(target: logs::FATAL, "{error}");
+                tracing::error!(target: logs::FATAL_TARGET, "{error}");
                 return CommandOutcome::Failure;
             };
             for problem in problems {
-                tracing::error!(target: logs::FATAL, "{problem}");
+                tracing::error!(target: logs::FATAL_TARGET, "{problem}");
             }
             CommandOutcome::UsageError
         }

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::client::fetch_page;
 use super::print::{CommandOutcome, check_written, print_error, print_to_stdout};
-use crate::serve::fleet::report::{FleetPart, FleetReport};
+use crate::serve::fleet::report::{FleetReport, FleetTextContent};
 use crate::serve::report::{rules, top};
 use crate::settings::address::Target;
 
@@ -103,11 +103,11 @@ fn fetch_report(args: &Args) -> Result<String, String> {
         // Strings in JSON are escaped already.
         return Ok(String::from_utf8_lossy(&page).into_owned() + "\n");
     }
-    let part = if args.rules { FleetPart::Rules } else { FleetPart::Keys };
+    let part = if args.rules { FleetTextContent::Rules } else { FleetTextContent::Keys };
     match args.rules {
-        _ if args.fleet => parse_report::<FleetReport>(args, &page).map(|report| report.text(part)),
-        true => parse_report::<rules::RuleUsageReport>(args, &page).map(|report| report.text()),
-        false => parse_report::<top::TopReport>(args, &page).map(|report| report.text()),
+        _ if args.fleet => parse_report::<FleetReport>(args, &page).map(|report| report.format_text(part)),
+        true => parse_report::<rules::RuleUsageReport>(args, &page).map(|report| report.format_text()),
+        false => parse_report::<top::TopReport>(args, &page).map(|report| report.format_text()),
     }
 }
 

@@ -209,7 +209,7 @@ fn add_rejected_keys<'d>(
     for (index, rejection) in descriptors.enumerate() {
         let Some(by) = rejection.by else { continue };
         let id = rejection.path ^ by as u128;
-        sketch.add(id, 1, 0, |label| {
+        sketch.add_count(id, 1, 0, |label| {
             *label = Some(KeyOfLimit {
                 limit: by,
                 text: rejection.shared_key.clone().unwrap_or_else(|| plain_key_text(request, index)),

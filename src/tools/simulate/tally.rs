@@ -311,11 +311,11 @@ impl DistinctKeyCounter {
             Some(false) => {}
             Some(true) => {
                 self.exact += 1;
-                self.sketch.add(upper_half(path));
+                self.sketch.add_hash(upper_half(path));
             }
             None => {
                 self.is_estimate = true;
-                self.sketch.add(upper_half(path));
+                self.sketch.add_hash(upper_half(path));
             }
         }
     }

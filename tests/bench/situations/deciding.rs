@@ -13,7 +13,7 @@ use tollkeeper::rules::live::{LiveRules, LoadedFrom};
 use tollkeeper::rules::rule::Domain;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::serve::grpc::decode;
-use tollkeeper::serve::grpc::service::{DEFAULT_DEADLINE, Service};
+use tollkeeper::serve::grpc::service::{DEFAULT_DEADLINE, RateLimitService};
 use tollkeeper::settings::Settings;
 use tollkeeper::settings::decisions::HeaderNames;
 use tollkeeper::store::memory::MemoryStore;
@@ -64,7 +64,7 @@ impl Default for Options {
 
 impl Options {
     /// A service with these rules, and no counters yet.
-    pub(super) fn service(self) -> Service {
+    pub(super) fn service(self) -> RateLimitService {
         let (settings, _) = Settings::from_env(std::iter::empty()).expect("what is by default is right");
         let mut behaviour = settings.decisions;
         let [limit, remaining, reset] =
@@ -74,7 +74,7 @@ impl Options {
         let metrics = if self.metrics { metrics } else { metrics.without_request_counts() };
         let mut decider = Decider::new(MemoryStore::new(CAPACITY_BYTES).into(), behaviour, Arc::new(metrics));
         decider.log = (!self.logged.is_empty()).then(|| Arc::new(log(self.logged)));
-        let service = Service::new(Clock::manual(BEGIN), Arc::new(LiveRules::default()), decider);
+        let service = RateLimitService::new(Clock::manual(BEGIN), Arc::new(LiveRules::default()), decider);
         let rules = RuleSet::with_stats(self.rules(), &service.decider.metrics.limits);
         assert_eq!(rules.rule_count(), self.rules);
         service.rules.replace(rules, LoadedFrom::default(), BEGIN);
@@ -109,7 +109,7 @@ fn log(share: &str) -> DecisionLog {
 
 /// Decisions on requests of all users in turn.
 pub(crate) struct Deciding {
-    service: Service,
+    service: RateLimitService,
     requests: Vec<Request<'static>>,
     walk: Walk,
 }
@@ -130,7 +130,7 @@ impl Deciding {
         service.clock.set(service.clock.now().plus_us(1));
         let request = black_box(&self.requests[self.walk.next()]);
         let rules = service.rules.load();
-        let context = service.context(rules.as_deref(), DEFAULT_DEADLINE);
+        let context = service.build_decision_context(rules.as_deref(), DEFAULT_DEADLINE);
         let decision = black_box(service.decider.decide_now(context, request));
         decision.expect("it is decided").over_limit
     }
@@ -149,5 +149,5 @@ impl Situation for Deciding {
 /// Request of a user; leaks its few bytes.
 pub(super) fn request(user: usize, descriptors: usize) -> Request<'static> {
     let frame: &'static [u8] = frame(user, descriptors, NAME_BYTES).to_vec().leak();
-    decode::decode_borrowed(&frame[FRAME_HEAD_BYTES..]).expect("nothing in it is unusual")
+    decode::decode_borrowed_request(&frame[FRAME_HEAD_BYTES..]).expect("nothing in it is unusual")
 }

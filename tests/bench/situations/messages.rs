@@ -8,7 +8,7 @@ use tollkeeper::base::pb::RateLimitRequest;
 use tollkeeper::base::pb::codec::{self, FRAME_HEAD_BYTES};
 use tollkeeper::decide::decision::Decision;
 use tollkeeper::rules::live::LoadedRules;
-use tollkeeper::serve::grpc::service::{DEFAULT_DEADLINE, Service};
+use tollkeeper::serve::grpc::service::{DEFAULT_DEADLINE, RateLimitService};
 use tollkeeper::serve::grpc::{decode, encode};
 
 use super::deciding::{Options, request};
@@ -40,9 +40,9 @@ impl Situation for Decoding {
         let message = black_box(&self.frames[self.walk.next()]).slice(FRAME_HEAD_BYTES..);
         if self.by_message {
             let message: RateLimitRequest = codec::decode_bounded(message).expect("it is a message");
-            black_box(decode::request(black_box(&message)));
+            black_box(decode::convert_request(black_box(&message)));
         } else {
-            black_box(decode::decode_borrowed(&message));
+            black_box(decode::decode_borrowed_request(&message));
         }
     }
 
@@ -59,11 +59,11 @@ pub(crate) struct Encoding {
 impl Encoding {
     /// Encodes the decision for these options; leaks the service, because the decision borrows its rules.
     pub(crate) fn new(options: Options) -> Self {
-        let service: &'static Service = Box::leak(Box::new(options.service()));
+        let service: &'static RateLimitService = Box::leak(Box::new(options.service()));
         let rules: &'static LoadedRules = Box::leak(Box::new(service.rules.load_full().expect("there are rules")));
         let request = request(1, options.descriptors);
         let decide = || {
-            let context = service.context(Some(rules), DEFAULT_DEADLINE);
+            let context = service.build_decision_context(Some(rules), DEFAULT_DEADLINE);
             service.decider.decide_now(context, &request).expect("it is decided")
         };
         // The first hit of the day is never rejected.
@@ -76,7 +76,7 @@ impl Encoding {
 
 impl Situation for Encoding {
     fn step(&mut self) {
-        let response = encode::response(black_box(&self.decision));
+        let response = encode::encode_response(black_box(&self.decision));
         black_box(codec::encode_frame(black_box(&response)));
     }
 
@@ -87,7 +87,7 @@ impl Situation for Encoding {
 
 /// A whole call from frame to frame, without the connection.
 pub(crate) struct Answering {
-    service: Service,
+    service: RateLimitService,
     frames: Vec<Bytes>,
     walk: Walk,
 }
@@ -104,8 +104,8 @@ impl Situation for Answering {
         let service = &self.service;
         service.clock.set(service.clock.now().plus_us(1));
         let message = black_box(&self.frames[self.walk.next()]).slice(FRAME_HEAD_BYTES..);
-        let request = decode::decode_borrowed(&message).expect("nothing in it is unusual");
-        let answer = service.answer(&request, DEFAULT_DEADLINE, None).now_or_never();
+        let request = decode::decode_borrowed_request(&message).expect("nothing in it is unusual");
+        let answer = service.answer_request(&request, DEFAULT_DEADLINE, None).now_or_never();
         let response = answer.expect("memory answers at once").expect("it is answered");
         black_box(codec::encode_frame(&response));
     }

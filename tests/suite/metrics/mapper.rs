@@ -125,7 +125,7 @@ fn mapping_file_of_envoyproxy_ratelimit_gives_native_names() {
 fn regex_matches_the_whole_name() {
     let text = "mappings: [{match: 'a\\.(.*)\\.over_limit', match_type: regex, name: over, labels: {key: $1}}]";
     let mapper = Mapper::parse(text).unwrap();
-    let map = |name: &str| mapper.map(name, MetricKind::Counter).expect("nothing is dropped");
+    let map = |name: &str| mapper.map_name(name, MetricKind::Counter).expect("nothing is dropped");
     assert_eq!(map("a.b.over_limit").name, "over");
     assert_eq!(map("a.b.over_limit").labels, [("key".to_owned(), "b".to_owned())]);
     assert_eq!(map("a.b.over_limit_with_local_cache").name, "a_b_over_limit_with_local_cache");

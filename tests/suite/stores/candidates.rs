@@ -105,9 +105,9 @@ pub(super) fn candidate_changes_no_verdict_and_counts_as_if_alone(store: &StoreU
 
 /// Compares the statistics of a candidate with those of the same limit enforced.
 fn compare_stats(service: &TestService, candidate: &str, alone: &str, about: &str) {
-    let get = |name: &str, stat| limit(service, name).stats.get(stat);
+    let get = |name: &str, stat| limit(service, name).stats.counter_value(stat);
     // An outcome that came after the answer is recorded by a task.
-    let decisions = |name: &str| limit(service, name).stats.decisions();
+    let decisions = |name: &str| limit(service, name).stats.decision_count();
     wait_for("all outcomes", || (decisions(candidate) == decisions(alone)).then_some(()));
     for (of_candidate, of_alone) in [
         (LimitStat::TotalHits, LimitStat::TotalHits),
@@ -131,7 +131,7 @@ fn compare_stats(service: &TestService, candidate: &str, alone: &str, about: &st
 fn limit(service: &TestService, name: &str) -> CompiledLimit {
     let loaded = service.inner.rules.load_full().unwrap();
     let limits = loaded.rules.rules().flat_map(|rule| &rule.limits);
-    limits.into_iter().find(|limit| limit.stats.name().key() == name).unwrap_or_else(|| panic!("no {name}")).clone()
+    limits.into_iter().find(|limit| limit.stats.name().as_str() == name).unwrap_or_else(|| panic!("no {name}")).clone()
 }
 
 fn sent(descriptors: &str, hits: i64) -> TestRequest {
@@ -146,9 +146,9 @@ fn sent(descriptors: &str, hits: i64) -> TestRequest {
 /// Results of all limits of a descriptor, candidates last, by a peek.
 fn peek(service: &TestService, descriptor: &str) -> Vec<ChargeResult> {
     let request = shop_request(descriptor);
-    let request = decode::request(&request.0);
+    let request = decode::convert_request(&request.0);
     let rules = service.inner.rules.load_full();
-    let context = service.inner.context(rules.as_deref(), DEFAULT_DEADLINE);
+    let context = service.inner.build_decision_context(rules.as_deref(), DEFAULT_DEADLINE);
     let results = store_runtime().block_on(service.inner.decider.peek(context, &request));
     results[0].iter().map(|result| result.expect("the store answers")).collect()
 }

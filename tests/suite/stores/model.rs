@@ -321,9 +321,9 @@ fn seen(response: &TestResponse) -> Seen {
 /// Hits that each limit has counted.
 fn peek(service: &TestService, request: &[ModelDescriptor]) -> Vec<Vec<u64>> {
     let request = wire(request);
-    let request = decode::request(&request.0);
+    let request = decode::convert_request(&request.0);
     let rules = service.inner.rules.load_full();
-    let context = service.inner.context(rules.as_deref(), DEFAULT_DEADLINE);
+    let context = service.inner.build_decision_context(rules.as_deref(), DEFAULT_DEADLINE);
     let results = store_runtime().block_on(service.inner.decider.peek(context, &request));
     results.iter().map(|results| results.iter().flatten().map(|result| result.after).collect()).collect()
 }

@@ -11,12 +11,12 @@ use serde::Deserialize;
 use crate::base::threads;
 use crate::decide::log::record::RecordedVerdict;
 use crate::settings::collector::CollectorSettings;
-use crate::telemetry::otlp_logs::{ExportedLog, LogClient, Severity};
+use crate::telemetry::otlp_logs::{BlockingLogExporter, ExportedLog, Severity};
 
 /// Writer of logs to a collector.
 #[derive(Debug)]
 pub(crate) struct OtlpSink {
-    client: LogClient,
+    client: BlockingLogExporter,
     /// The variable that names the collector.
     setting: &'static str,
 }
@@ -28,7 +28,7 @@ impl OtlpSink {
     /// A certificate cannot be used, or a thread cannot be started.
     pub(super) fn start(settings: &CollectorSettings) -> io::Result<Self> {
         let options = settings.options(threads::lower_thread_priority).map_err(io::Error::other)?;
-        Ok(Self { client: LogClient::new(&options, &settings.resource)?, setting: settings.setting })
+        Ok(Self { client: BlockingLogExporter::new(&options, &settings.resource)?, setting: settings.setting })
     }
 
     /// Exports whole lines.
@@ -40,7 +40,8 @@ impl OtlpSink {
             lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).map(String::from_utf8_lossy).collect();
         let fields: Vec<LineFields<'_>> =
             lines.iter().map(|line| serde_json::from_str(line).unwrap_or_default()).collect();
-        let exported = self.client.export(lines.iter().zip(&fields).map(|(line, fields)| fields.to_exported_log(line)));
+        let exported =
+            self.client.export_logs(lines.iter().zip(&fields).map(|(line, fields)| fields.to_exported_log(line)));
         exported.map_err(|error| io::Error::other(format!("otlp: {error}: {} names the collector", self.setting)))
     }
 }

@@ -41,12 +41,12 @@ impl RequestBody {
     fn poll_stream(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let stream = &mut self.stream;
         Poll::Ready(match ready!(stream.poll_data(context)) {
-            Some(Ok(data)) => match self.received.add(data.len()) {
+            Some(Ok(data)) => match self.received.add_bytes(data.len()) {
                 Ok(()) => {
                     let released = stream.flow_control().release_capacity(data.len());
                     Some(released.map(|()| Frame::data(data)).map_err(Into::into))
                 }
-                Err(limit) => Some(Err(self.refuse(limit))),
+                Err(limit) => Some(Err(self.record_and_build_refusal(limit))),
             },
             Some(Err(error)) => Some(Err(error.into())),
             None => {
@@ -59,20 +59,20 @@ impl RequestBody {
     fn poll_timeout(&mut self, context: &mut Context<'_>) -> Poll<BoxError> {
         let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(self.timeout)));
         ready!(timer.as_mut().poll(context));
-        Poll::Ready(self.refuse(RefusedLimit::MessageTimeout))
+        Poll::Ready(self.record_and_build_refusal(RefusedLimit::MessageTimeout))
     }
 
-    fn refuse(&self, limit: RefusedLimit) -> BoxError {
+    fn record_and_build_refusal(&self, limit: RefusedLimit) -> BoxError {
         self.received.connection().record_refusal(limit);
         match limit {
             RefusedLimit::MessageTimeout => Status::deadline_exceeded("the message took too long").into(),
-            _ => too_many_bytes().into(),
+            _ => build_too_many_bytes_status().into(),
         }
     }
 }
 
 /// Status of a call whose request or response does not fit beside those in progress.
-pub(super) fn too_many_bytes() -> Status {
+pub(super) fn build_too_many_bytes_status() -> Status {
     Status::resource_exhausted("too many bytes of requests and responses in progress; try again later")
 }
 

@@ -14,7 +14,7 @@ use hyper::body::Body as _;
 use tonic::Status;
 use tonic::metadata::GRPC_CONTENT_TYPE;
 
-use super::request_body::too_many_bytes;
+use super::request_body::build_too_many_bytes_status;
 use crate::serve::server::admission::{BufferedBytes, RequestPermit};
 
 /// Data of a response. h2 drops it when it is written, or when its stream ends; until then the request keeps its place.
@@ -35,12 +35,12 @@ impl ResponseData {
     ///
     /// # Errors
     /// Too many bytes wait for the client.
-    pub(super) fn of_request(bytes: Bytes, permit: RequestPermit) -> Result<Self, Status> {
-        match BufferedBytes::of_response(permit.connection(), bytes.len()) {
+    pub(super) fn for_request(bytes: Bytes, permit: RequestPermit) -> Result<Self, Status> {
+        match BufferedBytes::for_response(permit.connection(), bytes.len()) {
             Ok(buffered) => Ok(Self { bytes, _permit: Some(permit), _buffered: buffered }),
             Err(limit) => {
                 permit.connection().record_refusal(limit);
-                Err(too_many_bytes())
+                Err(build_too_many_bytes_status())
             }
         }
     }
@@ -63,7 +63,10 @@ impl Buf for ResponseData {
 /// Sends a gRPC message with status OK.
 ///
 /// h2 buffers the message until the client has capacity.
-pub(super) fn send_message(sender: &mut SendResponse<ResponseData>, message: ResponseData) -> Result<(), h2::Error> {
+pub(super) fn send_grpc_message(
+    sender: &mut SendResponse<ResponseData>,
+    message: ResponseData,
+) -> Result<(), h2::Error> {
     let mut head = Response::new(());
     head.headers_mut().insert(header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
     let mut stream = sender.send_response(head, false)?;
@@ -82,7 +85,10 @@ pub(super) fn send_head(
 }
 
 /// Sends a response frame by frame, as the client grants capacity.
-pub(super) async fn send_page(sender: &mut SendResponse<ResponseData>, page: Response<Body>) -> Result<(), h2::Error> {
+pub(super) async fn send_streamed_response(
+    sender: &mut SendResponse<ResponseData>,
+    page: Response<Body>,
+) -> Result<(), h2::Error> {
     let is_empty = page.body().is_end_stream();
     let (mut stream, mut body) = send_head(sender, page, is_empty)?;
     if is_empty {
@@ -104,7 +110,7 @@ pub(super) async fn send_page(sender: &mut SendResponse<ResponseData>, page: Res
             Err(_reset) => return Ok(()),
         };
         match frame.into_data() {
-            Ok(data) => send_data(&mut stream, data).await?,
+            Ok(data) => send_body_data(&mut stream, data).await?,
             Err(frame) => match frame.into_trailers() {
                 Ok(trailers) => return stream.send_trailers(trailers),
                 Err(_unknown) => {}
@@ -113,7 +119,7 @@ pub(super) async fn send_page(sender: &mut SendResponse<ResponseData>, page: Res
     }
 }
 
-async fn send_data(stream: &mut SendStream<ResponseData>, mut data: Bytes) -> Result<(), h2::Error> {
+async fn send_body_data(stream: &mut SendStream<ResponseData>, mut data: Bytes) -> Result<(), h2::Error> {
     while !data.is_empty() {
         stream.reserve_capacity(data.len());
         let Some(capacity) = poll_fn(|context| stream.poll_capacity(context)).await else { return Ok(()) };

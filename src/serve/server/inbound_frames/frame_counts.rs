@@ -25,7 +25,7 @@ impl FrameCounts {
     }
 
     /// Counts a frame of this kind.
-    pub(super) const fn count(&mut self, kind: u8) {
+    pub(super) const fn count_frame(&mut self, kind: u8) {
         match kind {
             HEADERS => self.requests += 1,
             SETTINGS | GOAWAY => self.all_stream_frames += 1,
@@ -34,7 +34,7 @@ impl FrameCounts {
     }
 
     /// True if there were more SETTINGS and GOAWAY frames than allowed.
-    pub(super) const fn is_exceeded(&self) -> bool {
+    pub(super) const fn exceeds_limit(&self) -> bool {
         self.all_stream_frames > MAX_ALL_STREAM_FRAMES + self.requests / REQUESTS_PER_ALL_STREAM_FRAME
     }
 }
@@ -47,9 +47,9 @@ mod tests {
     fn client_may_change_its_settings_now_and_then() {
         let mut counts = FrameCounts::new();
         for _ in 0..10_000 {
-            (0..REQUESTS_PER_ALL_STREAM_FRAME).for_each(|_| counts.count(HEADERS));
-            counts.count(SETTINGS);
-            assert!(!counts.is_exceeded());
+            (0..REQUESTS_PER_ALL_STREAM_FRAME).for_each(|_| counts.count_frame(HEADERS));
+            counts.count_frame(SETTINGS);
+            assert!(!counts.exceeds_limit());
         }
     }
 
@@ -57,10 +57,10 @@ mod tests {
     fn settings_and_goaway_frames_without_requests_are_bounded() {
         let mut counts = FrameCounts::new();
         for kind in [SETTINGS, GOAWAY].into_iter().cycle().take(64) {
-            counts.count(kind);
+            counts.count_frame(kind);
         }
-        assert!(!counts.is_exceeded());
-        counts.count(GOAWAY);
-        assert!(counts.is_exceeded());
+        assert!(!counts.exceeds_limit());
+        counts.count_frame(GOAWAY);
+        assert!(counts.exceeds_limit());
     }
 }

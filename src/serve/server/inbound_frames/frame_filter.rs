@@ -8,7 +8,7 @@ use bytes::{Buf as _, BufMut as _, BytesMut};
 use tokio::io::ReadBuf;
 
 use super::frame_counts::{FrameCounts, HEADERS};
-use super::hpack::{BlockFilter, needs_change};
+use super::hpack::{HeaderBlockFilter, needs_filtering};
 
 /// Length of the connection preface in bytes, before the first frame.
 const PREFACE_BYTES: usize = 24;
@@ -33,17 +33,17 @@ pub(super) struct FrameFilter {
     /// Filtered bytes that were not given out.
     output: BytesMut,
     /// Header block that continues in the next frame.
-    block: Option<OpenBlock>,
+    block: Option<OpenHeaderBlock>,
     /// Frames that passed or were filtered.
     counts: FrameCounts,
 }
 
 /// Header block of which some frames are still to come.
 #[derive(Debug)]
-struct OpenBlock {
+struct OpenHeaderBlock {
     /// Head of the next frame to write, without its length.
     head: Http2FrameHead,
-    filter: BlockFilter,
+    filter: HeaderBlockFilter,
     /// Filtered bytes that are in no frame.
     unsent: Vec<u8>,
 }
@@ -65,7 +65,7 @@ impl Http2FrameHead {
     }
 
     /// True for frames whose payload is filtered; h2 refuses those that are too long.
-    const fn is_filtered(self) -> bool {
+    const fn has_filtered_payload(self) -> bool {
         matches!(self.kind, HEADERS | CONTINUATION) && self.length <= MAX_PAYLOAD_BYTES
     }
 
@@ -86,12 +86,12 @@ impl FrameFilter {
     }
 
     /// True if the client sent more frames of a kind than allowed.
-    pub(super) const fn is_exceeded(&self) -> bool {
-        self.counts.is_exceeded()
+    pub(super) const fn exceeds_frame_limit(&self) -> bool {
+        self.counts.exceeds_limit()
     }
 
     /// Moves filtered bytes into `buffer`; false if there are none.
-    pub(super) fn give(&mut self, buffer: &mut ReadBuf<'_>) -> bool {
+    pub(super) fn write_output_to(&mut self, buffer: &mut ReadBuf<'_>) -> bool {
         if self.output.is_empty() {
             return false;
         }
@@ -106,17 +106,17 @@ impl FrameFilter {
     }
 
     /// Takes bytes that were read; returns how many of the first ones pass unchanged, before all later output.
-    pub(super) fn take(&mut self, read: &[u8]) -> usize {
-        let passed = if self.held.is_empty() && self.block.is_none() { self.pass(read) } else { 0 };
+    pub(super) fn filter_read_bytes(&mut self, read: &[u8]) -> usize {
+        let passed = if self.held.is_empty() && self.block.is_none() { self.pass_unchanged_frames(read) } else { 0 };
         if passed < read.len() {
             self.held.extend_from_slice(&read[passed..]);
-            self.filter_held();
+            self.filter_held_frames();
         }
         passed
     }
 
     /// Returns the length of the complete frames, and of a passing part, that need no change.
-    fn pass(&mut self, read: &[u8]) -> usize {
+    fn pass_unchanged_frames(&mut self, read: &[u8]) -> usize {
         let mut at = 0;
         loop {
             let passed = self.passing.min(read.len() - at);
@@ -124,35 +124,37 @@ impl FrameFilter {
             at += passed;
             let Some(head) = Http2FrameHead::parse(&read[at..]) else { return at };
             let payload = &read[at + FRAME_HEAD_BYTES..];
-            if head.is_filtered() {
+            if head.has_filtered_payload() {
                 let is_whole = head.kind == HEADERS && head.ends_block() && payload.len() >= head.length;
-                let Some(fragment) = is_whole.then(|| Fragment::parse(head, &payload[..head.length])).flatten() else {
+                let Some(fragment) =
+                    is_whole.then(|| HeaderBlockFragment::parse(head, &payload[..head.length])).flatten()
+                else {
                     return at;
                 };
-                if needs_change(fragment.block) {
+                if needs_filtering(fragment.block) {
                     return at;
                 }
             }
-            self.counts.count(head.kind);
+            self.counts.count_frame(head.kind);
             self.passing = FRAME_HEAD_BYTES + head.length;
         }
     }
 
     /// Moves the complete frames that are held to the output.
-    fn filter_held(&mut self) {
+    fn filter_held_frames(&mut self) {
         loop {
             let passed = self.passing.min(self.held.len());
             self.passing -= passed;
             self.output.unsplit(self.held.split_to(passed));
             match Http2FrameHead::parse(&self.held) {
-                Some(head) if !head.is_filtered() => {
-                    self.interrupt_block();
-                    self.counts.count(head.kind);
+                Some(head) if !head.has_filtered_payload() => {
+                    self.output_incomplete_block();
+                    self.counts.count_frame(head.kind);
                     self.passing = FRAME_HEAD_BYTES + head.length;
                 }
                 Some(head) if self.held.len() >= FRAME_HEAD_BYTES + head.length => {
                     let frame = self.held.split_to(FRAME_HEAD_BYTES + head.length);
-                    self.filter(head, &frame);
+                    self.filter_header_frame(head, &frame);
                 }
                 _ => break,
             }
@@ -163,19 +165,19 @@ impl FrameFilter {
     }
 
     /// Filters a HEADERS or CONTINUATION frame.
-    fn filter(&mut self, head: Http2FrameHead, frame: &[u8]) {
-        self.counts.count(head.kind);
-        let is_continued = |block: &mut OpenBlock| head.kind == CONTINUATION && head.stream == block.head.stream;
+    fn filter_header_frame(&mut self, head: Http2FrameHead, frame: &[u8]) {
+        self.counts.count_frame(head.kind);
+        let is_continued = |block: &mut OpenHeaderBlock| head.kind == CONTINUATION && head.stream == block.head.stream;
         let open = self.block.take_if(is_continued);
-        self.interrupt_block();
-        let fragment = Fragment::parse(head, &frame[FRAME_HEAD_BYTES..]);
-        let (Some(mut block), Some(fragment)) = (open.or_else(|| OpenBlock::new(head)), fragment) else {
+        self.output_incomplete_block();
+        let fragment = HeaderBlockFragment::parse(head, &frame[FRAME_HEAD_BYTES..]);
+        let (Some(mut block), Some(fragment)) = (open.or_else(|| OpenHeaderBlock::new(head)), fragment) else {
             // h2 reports the malformed frame.
             self.output.extend_from_slice(frame);
             return;
         };
         block.unsent.extend_from_slice(fragment.priority);
-        block.filter.filter(fragment.block, head.ends_block(), &mut block.unsent);
+        block.filter.filter_fragment(fragment.block, head.ends_block(), &mut block.unsent);
         if head.ends_block() {
             block.put_frames(END_HEADERS, &mut self.output);
         } else if fragment.block.is_empty() {
@@ -189,24 +191,24 @@ impl FrameFilter {
     }
 
     /// Moves the incomplete header block to the output, so that h2 reports the frame that interrupts it.
-    fn interrupt_block(&mut self) {
+    fn output_incomplete_block(&mut self) {
         if let Some(mut block) = self.block.take() {
             block.put_frames(0, &mut self.output);
         }
     }
 
     /// Moves an incomplete frame to the output.
-    pub(super) fn finish(&mut self) {
-        self.interrupt_block();
+    pub(super) fn output_incomplete_frame(&mut self) {
+        self.output_incomplete_block();
         self.output.unsplit(self.held.split());
     }
 }
 
-impl OpenBlock {
+impl OpenHeaderBlock {
     /// Begins a block; `None` for a CONTINUATION frame.
     fn new(head: Http2FrameHead) -> Option<Self> {
         let head = Http2FrameHead { flags: head.flags & !(END_HEADERS | PADDED), ..head };
-        (head.kind == HEADERS).then(|| Self { head, filter: BlockFilter::default(), unsent: Vec::new() })
+        (head.kind == HEADERS).then(|| Self { head, filter: HeaderBlockFilter::default(), unsent: Vec::new() })
     }
 
     /// Writes as much as fills frames, so that there are no more frames than the client sent.
@@ -235,12 +237,12 @@ impl OpenBlock {
 }
 
 /// Payload of a HEADERS or CONTINUATION frame, without padding.
-struct Fragment<'p> {
+struct HeaderBlockFragment<'p> {
     priority: &'p [u8],
     block: &'p [u8],
 }
 
-impl<'p> Fragment<'p> {
+impl<'p> HeaderBlockFragment<'p> {
     /// Parses a payload; `None` if it is malformed, which h2 reports.
     fn parse(head: Http2FrameHead, mut payload: &'p [u8]) -> Option<Self> {
         if head.kind != HEADERS {
@@ -269,14 +271,14 @@ mod tests {
         let mut rest = bytes;
         for length in pieces.iter().cycle() {
             let (piece, later) = rest.split_at((*length).min(rest.len()));
-            let passed = filter.take(piece);
+            let passed = filter.filter_read_bytes(piece);
             output.extend_from_slice(&piece[..passed]);
             if later.is_empty() {
-                filter.finish();
+                filter.output_incomplete_frame();
             }
             let mut space = [0; 100];
             let mut space = ReadBuf::new(&mut space);
-            while filter.give(&mut space) {
+            while filter.write_output_to(&mut space) {
                 output.extend_from_slice(space.filled());
                 space.clear();
             }
@@ -294,8 +296,8 @@ mod tests {
         let mut at = PREFACE_BYTES;
         while let Some(head) = bytes.get(at..).and_then(Http2FrameHead::parse) {
             at += FRAME_HEAD_BYTES + head.length;
-            if !head.is_filtered() || at <= bytes.len() {
-                counts.count(head.kind);
+            if !head.has_filtered_payload() || at <= bytes.len() {
+                counts.count_frame(head.kind);
             }
         }
         counts
@@ -310,9 +312,9 @@ mod tests {
         let bytes = [vec![7; PREFACE_BYTES], frames].concat();
         let mut expected = FrameCounts::new();
         for kind in [4, 1, 7].repeat(100) {
-            expected.count(kind);
+            expected.count_frame(kind);
         }
-        assert!(expected.is_exceeded());
+        assert!(expected.exceeds_limit());
         for size in 1..40 {
             assert_eq!(filtered(&bytes, &[size]).1, expected, "pieces of {size} bytes");
         }

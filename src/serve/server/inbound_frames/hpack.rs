@@ -21,28 +21,28 @@ const MAX_NAME_BYTES: usize = 1024;
 /// Maximum length of a value that is removed: more than Envoy's highest `max_request_headers_kb`.
 const MAX_REMOVED_BYTES: usize = 16 << 20;
 /// Length of the table that HTTP/2 begins with, which the server does not change, in bytes.
-const TABLE_BYTES: usize = 4096;
+const DYNAMIC_TABLE_BYTES: usize = 4096;
 
 /// Position of `:authority` in the static table.
-const AUTHORITY_INDEX: usize = 1;
-const AUTHORITY: &[u8] = b":authority";
+const AUTHORITY_TABLE_INDEX: usize = 1;
+const AUTHORITY_NAME: &[u8] = b":authority";
 /// `:authority` in the Huffman code.
-const HUFFMAN_AUTHORITY: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
+const HUFFMAN_AUTHORITY_NAME: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
 
 /// Filter of one header block that arrives in fragments.
 #[derive(Debug, Default)]
-pub(super) struct BlockFilter {
+pub(super) struct HeaderBlockFilter {
     /// Start of a field that is not complete.
     incomplete: Vec<u8>,
     /// Value of which some bytes are still to come.
-    removal: Option<Removal>,
+    removal: Option<LongValueRemoval>,
     /// True once the block proved to be malformed; the rest passes unchanged.
     is_malformed: bool,
 }
 
 /// Removal of a long value, which is replaced once it is complete.
 #[derive(Debug)]
-struct Removal {
+struct LongValueRemoval {
     bytes_left: usize,
     /// Start of the field, up to the value.
     name: Vec<u8>,
@@ -52,8 +52,8 @@ struct Removal {
 /// Reference to position 0 of the table, which is an error.
 const INVALID_FIELD: u8 = 0x80;
 
-/// True if [`BlockFilter`] would change this complete block.
-pub(super) fn needs_change(mut block: &[u8]) -> bool {
+/// True if [`HeaderBlockFilter`] would change this complete block.
+pub(super) fn needs_filtering(mut block: &[u8]) -> bool {
     while !block.is_empty() {
         match parse_field(block) {
             ParsedField::Unchanged { length } => block = &block[length..],
@@ -64,10 +64,10 @@ pub(super) fn needs_change(mut block: &[u8]) -> bool {
     false
 }
 
-impl BlockFilter {
+impl HeaderBlockFilter {
     /// Appends the filtered fragment to `output`; `is_last` ends the block.
-    pub(super) fn filter(&mut self, fragment: &[u8], is_last: bool, output: &mut Vec<u8>) {
-        let fragment = self.remove(fragment, output);
+    pub(super) fn filter_fragment(&mut self, fragment: &[u8], is_last: bool, output: &mut Vec<u8>) {
+        let fragment = self.remove_long_value(fragment, output);
         if self.incomplete.is_empty() {
             let filtered = self.filter_fields(fragment, output);
             self.incomplete.extend_from_slice(&fragment[filtered..]);
@@ -87,13 +87,13 @@ impl BlockFilter {
     }
 
     /// Removes the rest of a long value, as far as it has come; returns what follows it.
-    fn remove<'f>(&mut self, fragment: &'f [u8], output: &mut Vec<u8>) -> &'f [u8] {
+    fn remove_long_value<'f>(&mut self, fragment: &'f [u8], output: &mut Vec<u8>) -> &'f [u8] {
         let Some(removal) = &mut self.removal else { return fragment };
         let removed = removal.bytes_left.min(fragment.len());
         removal.bytes_left -= removed;
         if removal.bytes_left == 0 {
             output.extend_from_slice(&removal.name);
-            removal.replacement.put(output);
+            removal.replacement.append_to(output);
             self.removal = None;
         }
         &fragment[removed..]
@@ -112,8 +112,8 @@ impl BlockFilter {
                 ParsedField::Changed { name_length, replacement, length } => {
                     let name = rest[..name_length].to_vec();
                     let value = &rest[name_length..length.min(rest.len())];
-                    self.removal = Some(Removal { bytes_left: length - name_length, name, replacement });
-                    self.remove(value, output);
+                    self.removal = Some(LongValueRemoval { bytes_left: length - name_length, name, replacement });
+                    self.remove_long_value(value, output);
                     at += name_length + value.len();
                 }
                 ParsedField::Incomplete => break,
@@ -159,24 +159,24 @@ fn try_parse_field(block: &[u8]) -> Result<ParsedField, ParsedField> {
     if !is_literal {
         return Ok(ParsedField::Unchanged { length: at });
     }
-    let mut is_authority = index == AUTHORITY_INDEX;
+    let mut is_authority = index == AUTHORITY_TABLE_INDEX;
     if index == 0 {
-        let name = HpackString::parse(block, at)?;
+        let name = HpackStringRange::parse(block, at)?;
         if name.end - name.start > MAX_NAME_BYTES {
             return Err(ParsedField::Malformed);
         }
         let bytes = block.get(name.start..name.end).ok_or(ParsedField::Incomplete)?;
-        is_authority = bytes == if name.is_huffman { HUFFMAN_AUTHORITY } else { AUTHORITY };
+        is_authority = bytes == if name.is_huffman { HUFFMAN_AUTHORITY_NAME } else { AUTHORITY_NAME };
         at = name.end;
     }
-    let value = HpackString::parse(block, at)?;
+    let value = HpackStringRange::parse(block, at)?;
     let value_length = value.end - value.start;
     if value_length > MAX_VALUE_BYTES {
         if value_length > MAX_REMOVED_BYTES {
             return Err(ParsedField::Malformed);
         }
         // An entry is 32 bytes longer than its name and value.
-        let count = if enters_table { TABLE_BYTES } else { 1 };
+        let count = if enters_table { DYNAMIC_TABLE_BYTES } else { 1 };
         let replacement = ZeroDigits { count, is_huffman: true };
         return Ok(ParsedField::Changed { name_length: at, replacement, length: value.end });
     }
@@ -185,19 +185,20 @@ fn try_parse_field(block: &[u8]) -> Result<ParsedField, ParsedField> {
         return Ok(ParsedField::Unchanged { length: value.end });
     }
     let is_huffman = value.is_huffman;
-    let count = if is_huffman { huffman_length(bytes).ok_or(ParsedField::Malformed)? } else { bytes.len() };
+    let count =
+        if is_huffman { count_huffman_decoded_bytes(bytes).ok_or(ParsedField::Malformed)? } else { bytes.len() };
     let replacement = ZeroDigits { count, is_huffman };
     Ok(ParsedField::Changed { name_length: at, replacement, length: value.end })
 }
 
 /// Place of a string in a block.
-struct HpackString {
+struct HpackStringRange {
     is_huffman: bool,
     start: usize,
     end: usize,
 }
 
-impl HpackString {
+impl HpackStringRange {
     /// Parses the length of the string at `at`; its end can be beyond the block.
     fn parse(block: &[u8], at: usize) -> Result<Self, ParsedField> {
         let first = block.get(at).ok_or(ParsedField::Incomplete)?;
@@ -234,16 +235,16 @@ struct ZeroDigits {
 
 impl ZeroDigits {
     /// Appends the string with its length.
-    fn put(&self, output: &mut Vec<u8>) {
+    fn append_to(&self, output: &mut Vec<u8>) {
         if !self.is_huffman {
-            put_length(output, 0, self.count);
+            append_string_length(output, 0, self.count);
             output.resize(output.len() + self.count, b'0');
             return;
         }
         // The Huffman code of `0` is five bits 0, and the last byte is filled with bits 1.
         let bits = self.count * 5;
         let length = bits.div_ceil(8);
-        put_length(output, 0x80, length);
+        append_string_length(output, 0x80, length);
         output.resize(output.len() + length, 0);
         if let Some(last) = output.last_mut().filter(|_| !bits.is_multiple_of(8)) {
             *last = 0xff >> (bits % 8);
@@ -252,7 +253,7 @@ impl ZeroDigits {
 }
 
 /// Appends the length of a string, with the flag of the Huffman code.
-fn put_length(output: &mut Vec<u8>, flag: u8, length: usize) {
+fn append_string_length(output: &mut Vec<u8>, flag: u8, length: usize) {
     let low = |number: usize| u8::try_from(number & 0x7f).unwrap_or_default();
     if length < 0x7f {
         return output.push(flag | low(length));
@@ -267,9 +268,9 @@ fn put_length(output: &mut Vec<u8>, flag: u8, length: usize) {
 }
 
 /// Number of bytes that a Huffman-coded string decodes to; `None` if it is malformed.
-fn huffman_length(bytes: &[u8]) -> Option<usize> {
+fn count_huffman_decoded_bytes(bytes: &[u8]) -> Option<usize> {
     /// Number of codes of each length in bits. The code is canonical: these numbers define its ranges.
-    const CODES: [u32; 31] = {
+    const CODES_BY_LENGTH: [u32; 31] = {
         let mut codes = [0; 31];
         let lengths = [5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 30];
         let counts = [10, 26, 32, 6, 5, 3, 2, 6, 2, 3, 3, 8, 13, 26, 29, 12, 4, 15, 19, 29, 4];
@@ -288,9 +289,9 @@ fn huffman_length(bytes: &[u8]) -> Option<usize> {
     for byte in bytes {
         for bit in (0..8).rev() {
             code = code << 1 | u32::from(byte >> bit & 1);
-            first = (first + CODES[length]) << 1;
+            first = (first + CODES_BY_LENGTH[length]) << 1;
             length += 1;
-            if code < first + CODES[length] {
+            if code < first + CODES_BY_LENGTH[length] {
                 if code == END_OF_STRING {
                     return None;
                 }
@@ -311,13 +312,13 @@ mod tests {
     fn huffman_code_is_complete_and_its_padding_is_checked() {
         // www.example.com, from RFC 7541, C.4.1.
         let example = [0xf1, 0xe3, 0xc2, 0xe5, 0xf2, 0x3a, 0x6b, 0xa0, 0xab, 0x90, 0xf4, 0xff];
-        assert_eq!(huffman_length(&example), Some(15));
-        assert_eq!(huffman_length(&[]), Some(0));
-        assert_eq!(huffman_length(HUFFMAN_AUTHORITY), Some(AUTHORITY.len()));
+        assert_eq!(count_huffman_decoded_bytes(&example), Some(15));
+        assert_eq!(count_huffman_decoded_bytes(&[]), Some(0));
+        assert_eq!(count_huffman_decoded_bytes(HUFFMAN_AUTHORITY_NAME), Some(AUTHORITY_NAME.len()));
         // A byte of padding, bits 0 as padding, and the code that ends a string.
-        assert_eq!(huffman_length(&[0xf4, 0xff, 0xff]), None);
-        assert_eq!(huffman_length(&[0x00, 0x00]), None);
-        assert_eq!(huffman_length(&[0xff, 0xff, 0xff, 0xff]), None);
+        assert_eq!(count_huffman_decoded_bytes(&[0xf4, 0xff, 0xff]), None);
+        assert_eq!(count_huffman_decoded_bytes(&[0x00, 0x00]), None);
+        assert_eq!(count_huffman_decoded_bytes(&[0xff, 0xff, 0xff, 0xff]), None);
     }
 
     #[test]
@@ -325,11 +326,11 @@ mod tests {
         for count in [1, 2, 7, 8, 9, 126, 127, 128, 254, 255, 4096, 16_511, 16_512] {
             for is_huffman in [false, true] {
                 let mut string = Vec::new();
-                ZeroDigits { count, is_huffman }.put(&mut string);
-                let Ok(span) = HpackString::parse(&string, 0) else { panic!("no string of {count} digits") };
+                ZeroDigits { count, is_huffman }.append_to(&mut string);
+                let Ok(span) = HpackStringRange::parse(&string, 0) else { panic!("no string of {count} digits") };
                 assert_eq!((span.end, span.is_huffman), (string.len(), is_huffman));
                 let digits = &string[span.start..];
-                let length = if is_huffman { huffman_length(digits) } else { Some(digits.len()) };
+                let length = if is_huffman { count_huffman_decoded_bytes(digits) } else { Some(digits.len()) };
                 assert_eq!(length, Some(count));
             }
         }

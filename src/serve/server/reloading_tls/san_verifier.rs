@@ -16,7 +16,7 @@ use crate::settings::store_tls::forward_signature_checks;
 use crate::settings::tls::{ClientAuth, RequiredSan};
 
 /// Verifier of client certificates. `pem` holds the authorities.
-pub(super) fn client_verifier(
+pub(super) fn build_client_verifier(
     clients: &ClientAuth,
     pem: &[u8],
     provider: Arc<CryptoProvider>,

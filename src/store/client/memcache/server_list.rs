@@ -128,14 +128,14 @@ async fn query_repeatedly(list: Arc<SharedList>, name: String, refresh: Duration
                     tracing::info!(name, servers = endpoints.len(), "MEMCACHE_SRV: servers changed");
                     list.replace(&endpoints);
                 }
-                errors.clear();
+                errors.forget_errors();
                 if refresh.is_zero() {
                     return;
                 }
             }
             Err(error) => {
                 let _already_set = list.known.set(());
-                if errors.is_new(&error) {
+                if errors.should_log(&error) {
                     tracing::error!(name, "MEMCACHE_SRV: cannot find memcached servers: {error}");
                 }
             }

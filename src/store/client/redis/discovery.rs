@@ -76,13 +76,13 @@ async fn run(topology: Weak<Topology>, mut sources: Vec<TopologySource>, interva
         let pause = match outcome {
             Ok(()) => {
                 topology.misconfigured.store(None);
-                errors.clear();
+                errors.forget_errors();
                 interval
             }
             Err(error) => {
                 let misconfigured = error.kind.is_misconfiguration();
                 topology.misconfigured.store(misconfigured.then(|| Arc::new(error.text.clone())));
-                if errors.is_new(&error.text) {
+                if errors.should_log(&error.text) {
                     tracing::error!(setting = topology.context.options.connect.setting, "cannot find redis: {error}");
                 }
                 MIN_INTERVAL

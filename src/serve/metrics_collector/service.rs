@@ -1,24 +1,24 @@
 //! Metrics of requests, decisions and spans.
 
 use crate::decide::log::{DecisionLog, RecordCounts};
-use crate::serve::grpc::service::Service;
+use crate::serve::grpc::service::RateLimitService;
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 use crate::telemetry::service_metrics::ServiceMetrics;
 use crate::telemetry::traces::span_queue::{ExportCounts, SpanQueue};
 
 /// Emits the metrics of requests, decisions and spans.
-pub(super) fn emit_service(service: &Service, emit: &mut dyn FnMut(Family)) {
+pub(super) fn emit_service(service: &RateLimitService, emit: &mut dyn FnMut(Family)) {
     let metrics = &service.decider.metrics;
     emit_calls(metrics, emit);
     let decisions = Series::new(MetricValue::Histogram(Box::new(metrics.decisions.snapshot())));
     let help = "Duration of decisions in seconds, including the store, without the delay of responses.";
-    emit(Family::new("tollkeeper_decision_duration_seconds", MetricKind::Histogram, help).with(decisions));
+    emit(Family::new("tollkeeper_decision_duration_seconds", MetricKind::Histogram, help).with_series(decisions));
     emit(build_error_family(service));
     let shadow = Series::new(MetricValue::Counter(metrics.global_shadow_mode()));
     let help = "Total number of requests admitted because of SHADOW_MODE.";
     emit(
         Family::new("ratelimit_service_global_shadow_mode", MetricKind::Counter, help)
-            .with(shadow.statsd_name("ratelimit.service.global_shadow_mode")),
+            .with_series(shadow.with_statsd_name("ratelimit.service.global_shadow_mode")),
     );
     if let Some(tracer) = &service.tracer {
         emit(build_span_family(&tracer.span_queue));
@@ -47,30 +47,30 @@ fn emit_calls(metrics: &ServiceMetrics, emit: &mut dyn FnMut(Family)) {
     );
     let methods = [("ShouldRateLimit", metrics.calls.snapshot()), ("Check", metrics.health_checks.snapshot())];
     for (method, snapshot) in methods {
-        let series = |value| Series::new(value).label("grpc_method", method);
+        let series = |value| Series::new(value).with_label("grpc_method", method);
         let statsd_name = |metric: &str| format!("ratelimit_server.{method}.{metric}");
-        let count = series(MetricValue::Counter(snapshot.count()));
-        requests.series.push(count.statsd_name(statsd_name("total_requests")));
+        let count = series(MetricValue::Counter(snapshot.observation_count()));
+        requests.series.push(count.with_statsd_name(statsd_name("total_requests")));
         let time = series(MetricValue::Histogram(Box::new(snapshot)));
-        times.series.push(time.statsd_name(statsd_name("response_time")));
+        times.series.push(time.with_statsd_name(statsd_name("response_time")));
     }
     emit(requests);
     emit(times);
 }
 
-fn build_error_family(service: &Service) -> Family {
+fn build_error_family(service: &RateLimitService) -> Family {
     let failed: u64 = service.decider.failed_charges().map(|(_, count)| count).sum();
     let series = |kind: &'static str, count| {
         let statsd_name = format!("ratelimit.service.call.should_rate_limit.{kind}");
-        Series::new(MetricValue::Counter(count)).label("err_type", kind).statsd_name(statsd_name)
+        Series::new(MetricValue::Counter(count)).with_label("err_type", kind).with_statsd_name(statsd_name)
     };
     Family::new(
         "ratelimit_service_should_rate_limit_error",
         MetricKind::Counter,
         "Total number of charges that failed in the store, and of requests that failed for another reason.",
     )
-    .with(series("redis_error", failed))
-    .with(series("service_error", service.decider.metrics.service_errors()))
+    .with_series(series("redis_error", failed))
+    .with_series(series("service_error", service.decider.metrics.service_errors()))
 }
 
 fn build_span_family(span_queue: &SpanQueue) -> Family {
@@ -85,7 +85,8 @@ fn build_record_family(log: &DecisionLog) -> Family {
     let mut family = Family::new("tollkeeper_decision_log_records_total", MetricKind::Counter, help);
     for RecordCounts { sink, written, dropped, failed } in log.record_counts() {
         for (outcome, count) in [("written", written), ("dropped", dropped), ("failed", failed)] {
-            let series = Series::new(MetricValue::Counter(count)).label("sink", sink).label("outcome", outcome);
+            let series =
+                Series::new(MetricValue::Counter(count)).with_label("sink", sink).with_label("outcome", outcome);
             family.series.push(series);
         }
     }

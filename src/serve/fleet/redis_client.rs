@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
-use super::summary::MAX_BYTES;
+use super::summary::MAX_SUMMARY_BYTES;
 use crate::base::clock::Time;
 use crate::settings::redis::deployment::DeploymentSettings;
 use crate::store::client::redis::connect_options::ConnectOptions;
@@ -28,26 +28,26 @@ pub(super) const SUMMARY_LIFETIME: Duration = Duration::from_secs(30);
 /// Maximum number of replicas that are read, those that published last.
 pub(super) const MAX_REPLICAS: usize = 1000;
 /// Number of summaries that are read at a time.
-const CHUNK: usize = 16;
+const SUMMARIES_PER_READ: usize = 16;
 /// Upper bound on each call. Only the fleet waits for it.
-const TIMEOUT: Duration = Duration::from_secs(2);
+const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Approximate number of resets that are kept.
-const MAX_RESETS: &[u8] = b"1000";
+const MAX_KEPT_RESETS: &[u8] = b"1000";
 /// Time for which they are kept after the last one, in milliseconds.
 const RESETS_LIFETIME_MS: &[u8] = b"60000";
 /// Maximum length of the id of a process in bytes.
-const MAX_ID_BYTES: usize = 64;
+const MAX_REPLICA_ID_BYTES: usize = 64;
 
 /// Client of the keys that replicas share.
 #[derive(Debug)]
-pub(super) struct Exchange {
+pub(super) struct FleetRedisClient {
     client: Deployment,
-    keys: FleetKeys,
+    keys: FleetRedisKeys,
 }
 
 /// Keys in Redis, in one hash slot.
 #[derive(Clone, Debug)]
-pub(super) struct FleetKeys {
+pub(super) struct FleetRedisKeys {
     index: Bytes,
     seed: Bytes,
     pub(super) resets: Bytes,
@@ -63,7 +63,7 @@ pub(super) struct RedisTime {
     pub(super) uncertainty: Duration,
 }
 
-impl FleetKeys {
+impl FleetRedisKeys {
     /// Keys under `CACHE_KEY_PREFIX`.
     pub(super) fn new(prefix: &str) -> Self {
         let key = |name: &str| Bytes::from(format!("{prefix}tk1:{{fleet}}:{name}"));
@@ -75,20 +75,20 @@ impl FleetKeys {
         }
     }
 
-    fn summary(&self, incarnation: &[u8]) -> Vec<u8> {
+    fn summary_key(&self, incarnation: &[u8]) -> Vec<u8> {
         [&self.summary_prefix, incarnation].concat()
     }
 }
 
-impl Exchange {
+impl FleetRedisClient {
     /// Starts to connect. Needs a tokio runtime.
     pub(super) fn start(settings: &DeploymentSettings, prefix: &str) -> Self {
         let connect = ConnectOptions::beside_decisions(settings, "`/fleet` lacks this replica");
-        let keys = FleetKeys::new(prefix);
-        let check = IndexCheck { index: keys.index.clone(), auth_setting: connect.auth_setting() };
+        let keys = FleetRedisKeys::new(prefix);
+        let check = ReplicaIndexCheck { index: keys.index.clone(), auth_setting: connect.auth_setting() };
         let options = DeploymentOptions {
             connections: 1,
-            call_timeout: TIMEOUT,
+            call_timeout: CALL_TIMEOUT,
             optional_commands: None,
             clock_jumps: Arc::default(),
             health_check: Box::new(check),
@@ -101,9 +101,9 @@ impl Exchange {
     ///
     /// # Errors
     /// Redis failed.
-    pub(super) async fn time(&self) -> Result<RedisTime, RedisError> {
+    pub(super) async fn read_redis_time(&self) -> Result<RedisTime, RedisError> {
         let sent = Instant::now();
-        let reply = self.call(&[b"TIME"]).await?;
+        let reply = self.send_command(&[b"TIME"]).await?;
         let uncertainty = sent.elapsed() / 2;
         let redis = time(&reply).ok_or(RedisError::BadReply)?;
         Ok(RedisTime { redis, uncertainty })
@@ -113,10 +113,10 @@ impl Exchange {
     ///
     /// # Errors
     /// Redis failed, or another program wrote the key.
-    pub(super) async fn seed(&self, proposal: HashSeed) -> Result<HashSeed, RedisError> {
+    pub(super) async fn find_or_set_seed(&self, proposal: HashSeed) -> Result<HashSeed, RedisError> {
         let text = format!("{:016x}{:016x}", proposal.0, proposal.1);
-        self.call(&[b"SET", &self.keys.seed, text.as_bytes(), b"NX"]).await?;
-        let reply = self.call(&[b"GETRANGE", &self.keys.seed, b"0", b"31"]).await?;
+        self.send_command(&[b"SET", &self.keys.seed, text.as_bytes(), b"NX"]).await?;
+        let reply = self.send_command(&[b"GETRANGE", &self.keys.seed, b"0", b"31"]).await?;
         let text = bytes(&reply).and_then(|text| std::str::from_utf8(text).ok()).filter(|text| text.len() == 32);
         let part = |part: Option<&str>| part.and_then(|part| u64::from_str_radix(part, 16).ok());
         let seed = text.and_then(|text| Some(HashSeed(part(text.get(..16))?, part(text.get(16..))?)));
@@ -127,12 +127,12 @@ impl Exchange {
     ///
     /// # Errors
     /// Redis failed.
-    pub(super) async fn publish(&self, incarnation: &str, summary: &[u8], now: Time) -> Result<(), RedisError> {
-        let key = self.keys.summary(incarnation.as_bytes());
+    pub(super) async fn publish_summary(&self, incarnation: &str, summary: &[u8], now: Time) -> Result<(), RedisError> {
+        let key = self.keys.summary_key(incarnation.as_bytes());
         let lifetime = SUMMARY_LIFETIME.as_millis().to_string();
-        self.call(&[b"SET", &key, summary, b"PX", lifetime.as_bytes()]).await?;
-        let score = seconds(now).to_string();
-        self.call(&[b"ZADD", &self.keys.index, score.as_bytes(), incarnation.as_bytes()]).await?;
+        self.send_command(&[b"SET", &key, summary, b"PX", lifetime.as_bytes()]).await?;
+        let score = unix_seconds(now).to_string();
+        self.send_command(&[b"ZADD", &self.keys.index, score.as_bytes(), incarnation.as_bytes()]).await?;
         Ok(())
     }
 
@@ -140,9 +140,9 @@ impl Exchange {
     ///
     /// # Errors
     /// Redis failed.
-    pub(super) async fn remove_outdated(&self, now: Time) -> Result<(), RedisError> {
-        let oldest = oldest_second(now).to_string();
-        self.call(&[b"ZREMRANGEBYSCORE", &self.keys.index, b"-inf", oldest.as_bytes()]).await?;
+    pub(super) async fn remove_outdated_replicas(&self, now: Time) -> Result<(), RedisError> {
+        let oldest = last_expired_second(now).to_string();
+        self.send_command(&[b"ZREMRANGEBYSCORE", &self.keys.index, b"-inf", oldest.as_bytes()]).await?;
         Ok(())
     }
 
@@ -150,9 +150,9 @@ impl Exchange {
     ///
     /// # Errors
     /// Redis failed.
-    pub(super) async fn withdraw(&self, incarnation: &str) -> Result<(), RedisError> {
-        self.call(&[b"ZREM", &self.keys.index, incarnation.as_bytes()]).await?;
-        self.call(&[b"UNLINK", &self.keys.summary(incarnation.as_bytes())]).await?;
+    pub(super) async fn withdraw_summary(&self, incarnation: &str) -> Result<(), RedisError> {
+        self.send_command(&[b"ZREM", &self.keys.index, incarnation.as_bytes()]).await?;
+        self.send_command(&[b"UNLINK", &self.keys.summary_key(incarnation.as_bytes())]).await?;
         Ok(())
     }
 
@@ -161,10 +161,14 @@ impl Exchange {
     ///
     /// # Errors
     /// Redis failed; some summaries may have been read.
-    pub(super) async fn read_all(&self, now: Time, mut read: impl FnMut(&str, &[u8])) -> Result<usize, RedisError> {
+    pub(super) async fn read_all_summaries(
+        &self,
+        now: Time,
+        mut read: impl FnMut(&str, &[u8]),
+    ) -> Result<usize, RedisError> {
         // Scores far ahead are not those of replicas.
-        let newest = seconds(now).saturating_add(60).to_string();
-        let oldest = format!("({}", oldest_second(now));
+        let newest = unix_seconds(now).saturating_add(60).to_string();
+        let oldest = format!("({}", last_expired_second(now));
         let limit = (MAX_REPLICAS + 1).to_string();
         let words: [&[u8]; 7] = [
             b"ZREVRANGEBYSCORE",
@@ -175,16 +179,16 @@ impl Exchange {
             b"0",
             limit.as_bytes(),
         ];
-        let reply = self.call(&words).await?;
+        let reply = self.send_command(&words).await?;
         let Reply::Array(members) = &reply else { return Err(RedisError::BadReply) };
         let ids: Vec<&str> = members
             .iter()
             .filter_map(|member| std::str::from_utf8(bytes(member)?).ok())
-            .filter(|id| id.len() <= MAX_ID_BYTES)
+            .filter(|id| id.len() <= MAX_REPLICA_ID_BYTES)
             .collect();
         let read_ids = &ids[..ids.len().min(MAX_REPLICAS)];
-        for chunk in read_ids.chunks(CHUNK) {
-            for (id, summary) in chunk.iter().zip(join_all(chunk.iter().map(|id| self.summary(id))).await) {
+        for chunk in read_ids.chunks(SUMMARIES_PER_READ) {
+            for (id, summary) in chunk.iter().zip(join_all(chunk.iter().map(|id| self.read_summary(id))).await) {
                 let summary = match summary {
                     // Another program wrote under this name.
                     Err(RedisError::WrongType) => Reply::BulkString(Bytes::from_static(b"-")),
@@ -199,9 +203,9 @@ impl Exchange {
     }
 
     /// Reads one summary, and one byte more than its maximum size.
-    async fn summary(&self, id: &str) -> Result<Reply, RedisError> {
-        let last = MAX_BYTES.to_string();
-        self.call(&[b"GETRANGE", &self.keys.summary(id.as_bytes()), b"0", last.as_bytes()]).await
+    async fn read_summary(&self, id: &str) -> Result<Reply, RedisError> {
+        let last = MAX_SUMMARY_BYTES.to_string();
+        self.send_command(&[b"GETRANGE", &self.keys.summary_key(id.as_bytes()), b"0", last.as_bytes()]).await
     }
 
     /// Tells all replicas about a reset.
@@ -210,39 +214,39 @@ impl Exchange {
     /// Redis failed.
     pub(super) async fn announce_reset(&self, sealed: &[u8]) -> Result<(), RedisError> {
         let key = &self.keys.resets;
-        self.call(&[b"XADD", key, b"MAXLEN", b"~", MAX_RESETS, b"*", b"reset", sealed]).await?;
-        self.call(&[b"PEXPIRE", key, RESETS_LIFETIME_MS]).await?;
+        self.send_command(&[b"XADD", key, b"MAXLEN", b"~", MAX_KEPT_RESETS, b"*", b"reset", sealed]).await?;
+        self.send_command(&[b"PEXPIRE", key, RESETS_LIFETIME_MS]).await?;
         Ok(())
     }
 
     /// Sends a command to the server that has the keys.
-    async fn call(&self, words: &[&[u8]]) -> Result<Reply, RedisError> {
-        self.client.call_key(&self.keys.index, words, Instant::now() + TIMEOUT).await
+    async fn send_command(&self, words: &[&[u8]]) -> Result<Reply, RedisError> {
+        self.client.call_key(&self.keys.index, words, Instant::now() + CALL_TIMEOUT).await
     }
 
     /// Text of a configuration error, free of secrets; `None` without one.
-    pub(super) fn misconfigured(&self) -> Option<String> {
+    pub(super) fn configuration_error(&self) -> Option<String> {
         self.client.misconfigured().map(|text| text.to_string())
     }
 }
 
-const fn seconds(time: Time) -> u64 {
+const fn unix_seconds(time: Time) -> u64 {
     time.as_micros() / 1_000_000
 }
 
 /// Second of the latest summary that has expired.
-const fn oldest_second(now: Time) -> u64 {
-    seconds(now).saturating_sub(SUMMARY_LIFETIME.as_secs())
+const fn last_expired_second(now: Time) -> u64 {
+    unix_seconds(now).saturating_sub(SUMMARY_LIFETIME.as_secs())
 }
 
 /// Write of the index that changes nothing.
 #[derive(Debug)]
-struct IndexCheck {
+struct ReplicaIndexCheck {
     index: Bytes,
     auth_setting: &'static str,
 }
 
-impl HealthCheck for IndexCheck {
+impl HealthCheck for ReplicaIndexCheck {
     /// Other nodes of a cluster redirect the command, which is an answer too.
     fn commands(&self, _hash_tag: u32) -> Vec<CommandWords> {
         let word = Bytes::from_static;

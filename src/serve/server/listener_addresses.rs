@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use super::error::StartupError;
-use super::sockets::{check_tcp, check_unix};
+use super::sockets::{check_tcp_address, check_unix_path};
 use crate::settings::Settings;
 use crate::settings::address::Address;
 use crate::settings::listeners::GrpcListener;
@@ -22,7 +22,7 @@ pub(super) struct ListenerAddress<'s> {
 
 impl ListenerAddress<'_> {
     /// Error of the address; it names the variable that is at fault: the port if that is in use or not permitted.
-    pub(super) fn error(&self, error: io::Error) -> StartupError {
+    pub(super) fn build_startup_error(&self, error: io::Error) -> StartupError {
         let setting = match error.kind() {
             io::ErrorKind::AddrInUse | io::ErrorKind::PermissionDenied => self.port_setting,
             _ => self.host_setting,
@@ -32,54 +32,54 @@ impl ListenerAddress<'_> {
 }
 
 /// Error of the path of a Unix socket.
-pub(super) fn unix_error(path: &Path, error: io::Error) -> StartupError {
+pub(super) fn build_unix_socket_error(path: &Path, error: io::Error) -> StartupError {
     StartupError::Listen { setting: "GRPC_UDS", address: path.display().to_string(), error }
 }
 
 /// Address of the gRPC listener.
-pub(super) fn grpc(address: &Address) -> ListenerAddress<'_> {
+pub(super) fn grpc_address(address: &Address) -> ListenerAddress<'_> {
     ListenerAddress { host_setting: "GRPC_HOST", port_setting: "GRPC_PORT", address }
 }
 
 /// Address of the HTTP listener.
-pub(super) fn http(settings: &Settings) -> ListenerAddress<'_> {
+pub(super) fn http_address(settings: &Settings) -> ListenerAddress<'_> {
     ListenerAddress { host_setting: "HOST", port_setting: "PORT", address: &settings.listeners.http }
 }
 
 /// Address of the debug listener.
-pub(super) fn debug(settings: &Settings) -> ListenerAddress<'_> {
+pub(super) fn debug_address(settings: &Settings) -> ListenerAddress<'_> {
     ListenerAddress { host_setting: "DEBUG_HOST", port_setting: "DEBUG_PORT", address: &settings.listeners.debug }
 }
 
 /// Address of the Prometheus listener; `None` if it is off.
-pub(super) fn prometheus(settings: &Settings) -> Option<ListenerAddress<'_>> {
+pub(super) fn prometheus_address(settings: &Settings) -> Option<ListenerAddress<'_>> {
     let address = &settings.metrics.prometheus.as_ref()?.address;
     Some(ListenerAddress { host_setting: "PROMETHEUS_ADDR", port_setting: "PROMETHEUS_ADDR", address })
 }
 
 /// Finds addresses that do not resolve, are not local or not permitted, and ports that two listeners have.
-pub(super) fn find_problems(settings: &Settings) -> Vec<StartupError> {
+pub(super) fn find_address_problems(settings: &Settings) -> Vec<StartupError> {
     let mut problems = Vec::new();
     let grpc = match &settings.listeners.grpc {
-        GrpcListener::Tcp(address) => Some(grpc(address)),
+        GrpcListener::Tcp(address) => Some(grpc_address(address)),
         GrpcListener::Unix(path) => {
-            problems.extend(check_unix(path).err().map(|error| unix_error(path, error)));
+            problems.extend(check_unix_path(path).err().map(|error| build_unix_socket_error(path, error)));
             None
         }
     };
-    let all = [grpc, Some(http(settings)), Some(debug(settings)), prometheus(settings)];
+    let all = [grpc, Some(http_address(settings)), Some(debug_address(settings)), prometheus_address(settings)];
     let mut checked: Vec<(ListenerAddress<'_>, SocketAddr)> = Vec::new();
     for listener in all.into_iter().flatten() {
-        let resolved = match check_tcp(listener.address) {
+        let resolved = match check_tcp_address(listener.address) {
             Ok(resolved) => resolved,
             Err(error) => {
-                problems.push(listener.error(error));
+                problems.push(listener.build_startup_error(error));
                 continue;
             }
         };
-        if let Some((other, _)) = checked.iter().find(|(_, other)| overlap(resolved, *other)) {
+        if let Some((other, _)) = checked.iter().find(|(_, other)| is_same_address(resolved, *other)) {
             let what = format!("{} is the same address", other.port_setting);
-            problems.push(listener.error(io::Error::new(io::ErrorKind::AddrInUse, what)));
+            problems.push(listener.build_startup_error(io::Error::new(io::ErrorKind::AddrInUse, what)));
         }
         checked.push((listener, resolved));
     }
@@ -87,7 +87,7 @@ pub(super) fn find_problems(settings: &Settings) -> Vec<StartupError> {
 }
 
 /// Returns `true` if two listeners cannot have these addresses.
-fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+fn is_same_address(one: SocketAddr, other: SocketAddr) -> bool {
     let is_any = one.ip().is_unspecified() || other.ip().is_unspecified();
     one.port() == other.port() && one.port() != 0 && (is_any || one.ip() == other.ip())
 }

@@ -18,7 +18,7 @@ use self::service::emit_service;
 use self::store::emit_store;
 use crate::rules::live::LiveRules;
 use crate::rules::xds::status::StreamState;
-use crate::serve::grpc::service::Service;
+use crate::serve::grpc::service::RateLimitService;
 use crate::serve::health::Health;
 use crate::telemetry::http2_refusals::{HTTP2_REFUSALS, RefusalReason};
 use crate::telemetry::listener_stats::{RefusedLimit, StatsByListener};
@@ -28,7 +28,7 @@ use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series}
 #[derive(Clone, Debug)]
 pub struct MetricsCollector {
     /// Service, with its rules, store and tracer.
-    pub service: Arc<Service>,
+    pub service: Arc<RateLimitService>,
     /// Health of the process.
     pub health: Arc<Health>,
     /// Counters of the listeners.
@@ -44,9 +44,9 @@ impl MetricsCollector {
         emit_service(&self.service, emit);
         emit_store(&self.service.decider, &self.health, emit);
         emit_loaded_rules(&self.service.rules, emit);
-        emit_build(&self.health, emit);
+        emit_version_and_readiness(&self.health, emit);
         emit_listeners(&self.listeners, emit);
-        emit_process(emit);
+        emit_process_usage(emit);
     }
 }
 
@@ -56,7 +56,7 @@ fn emit_loaded_rules(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
     let loads = |name, outcome: &str, help, count| {
         let statsd_name = format!("ratelimit.service.config_load_{outcome}");
         Family::new(name, MetricKind::Counter, help)
-            .with(Series::new(MetricValue::Counter(count)).statsd_name(statsd_name))
+            .with_series(Series::new(MetricValue::Counter(count)).with_statsd_name(statsd_name))
     };
     let help = "Total number of successful loads of the rules.";
     emit(loads("ratelimit_service_config_load_success", "success", help, status.version));
@@ -101,9 +101,12 @@ fn emit_loaded_rules(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
 }
 
 /// Emits the version and the readiness.
-fn emit_build(health: &Health, emit: &mut dyn FnMut(Family)) {
-    let version = Series::new(MetricValue::Gauge(1.0)).label("version", env!("CARGO_PKG_VERSION"));
-    emit(Family::new("tollkeeper_build_info", MetricKind::Gauge, "Version of tollkeeper; always 1.").with(version));
+fn emit_version_and_readiness(health: &Health, emit: &mut dyn FnMut(Family)) {
+    let version = Series::new(MetricValue::Gauge(1.0)).with_label("version", env!("CARGO_PKG_VERSION"));
+    emit(
+        Family::new("tollkeeper_build_info", MetricKind::Gauge, "Version of tollkeeper; always 1.")
+            .with_series(version),
+    );
     emit(Family::gauge("tollkeeper_ready", "1 if the process is ready, as /readyz says.", u8::from(health.is_ready())));
 }
 
@@ -115,27 +118,27 @@ fn emit_listeners(stats: &StatsByListener, emit: &mut dyn FnMut(Family)) {
         MetricKind::Gauge,
         "Expiry of the listener's certificate, in seconds since the Unix epoch.",
     );
-    for (name, listener) in stats.all() {
-        let open = Series::new(MetricValue::level(listener.connections()));
-        connections.series.push(open.label("listener", name));
+    for (name, listener) in stats.named_listeners() {
+        let open = Series::new(MetricValue::gauge_from(listener.open_connections()));
+        connections.series.push(open.with_label("listener", name));
         if let Some(seconds) = listener.certificate_not_after() {
-            expiry.series.push(Series::new(MetricValue::level(seconds)).label("listener", name));
+            expiry.series.push(Series::new(MetricValue::gauge_from(seconds)).with_label("listener", name));
         }
     }
     emit(connections);
     emit(expiry);
     let help = "Total number of connections closed on accept because a limit was reached.";
-    emit(Family::counter("tollkeeper_connections_refused_total", help, stats.rejected_connections()));
+    emit(Family::counter("tollkeeper_connections_refused_total", help, stats.rejected_connection_count()));
     let help = "Total number of requests rejected, and of connections closed, because a limit on clients was reached.";
-    let counts = RefusedLimit::ALL.map(|limit| (limit.name(), stats.refusals(limit)));
+    let counts = RefusedLimit::ALL.map(|limit| (limit.name(), stats.refusal_count(limit)));
     emit(Family::counters("tollkeeper_overload_refusals_total", help, "reason", counts));
     let help = "Total number of calls and connections that were refused because of their HTTP/2 headers.";
-    let counts = RefusalReason::ALL.map(|reason| (reason.name(), HTTP2_REFUSALS.count(reason)));
+    let counts = RefusalReason::ALL.map(|reason| (reason.name(), HTTP2_REFUSALS.refusal_count(reason)));
     emit(Family::counters("tollkeeper_http2_refusals_total", help, "reason", counts));
 }
 
 /// Emits what `/proc` has about the process; values that cannot be read are left out.
-fn emit_process(emit: &mut dyn FnMut(Family)) {
+fn emit_process_usage(emit: &mut dyn FnMut(Family)) {
     let Ok(process) = Process::myself() else { return };
     if let Ok(stat) = process.stat() {
         let ticks_per_second = procfs::ticks_per_second().max(1);
@@ -147,7 +150,7 @@ fn emit_process(emit: &mut dyn FnMut(Family)) {
                 MetricKind::Counter,
                 "Total user and system CPU time spent in seconds.",
             )
-            .with(Series::new(MetricValue::Gauge(cpu))),
+            .with_series(Series::new(MetricValue::Gauge(cpu))),
         );
         emit(Family::gauge("process_resident_memory_bytes", "Resident memory size in bytes.", stat.rss_bytes().get()));
         emit(Family::gauge("process_virtual_memory_bytes", "Virtual memory size in bytes.", stat.vsize));

@@ -7,16 +7,16 @@ use std::sync::Arc;
 use crate::limit::Consistency;
 use crate::rules::live::LiveRules;
 use crate::rules::rule::set::CompiledLimit;
-use crate::serve::grpc::service::Service;
+use crate::serve::grpc::service::RateLimitService;
 use crate::telemetry::metrics::family::{Family, Label, MetricKind, MetricValue, Series};
-use crate::telemetry::metrics::limit_registry::{LimitRegistry, OTHER};
+use crate::telemetry::metrics::limit_registry::{LimitRegistry, OVERFLOW_NAME};
 use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat, LimitStats};
 
 /// Emits the metrics of limits. Series of rules start at 0; series named by requests appear with their first count.
-pub(super) fn emit_limits(service: &Service, path_label: bool, emit: &mut dyn FnMut(Family)) {
+pub(super) fn emit_limits(service: &RateLimitService, path_label: bool, emit: &mut dyn FnMut(Family)) {
     let registry = &service.decider.metrics.limits;
-    let limits = registry.all();
-    for (stat, name, help) in LimitStat::COMPATIBLE {
+    let limits = registry.all_limit_stats();
+    for (stat, name, help) in LimitStat::ENVOY_RATELIMIT_COUNTERS {
         emit(build_compatible_family(stat, name, help, &limits, path_label));
     }
     // Limits of one domain can have equal dotted names, such as `a` with `b.c` and `a.b` with `c` below it.
@@ -25,11 +25,11 @@ pub(super) fn emit_limits(service: &Service, path_label: bool, emit: &mut dyn Fn
     emit(build_overshoot_family(&limits).add_up_equal_labels());
     emit(build_unknown_domain_family(registry));
     let help = "Number of series named by requests.";
-    emit(Family::gauge("tollkeeper_metric_series", help, registry.series()));
+    emit(Family::gauge("tollkeeper_metric_series", help, registry.request_series_count()));
     let help = "Maximum number of series named by requests.";
-    emit(Family::gauge("tollkeeper_metric_series_limit", help, registry.max_series()));
+    emit(Family::gauge("tollkeeper_metric_series_limit", help, registry.max_request_series()));
     let help = "Total number of times a series named by a request did not fit and was counted with its rule.";
-    emit(Family::counter("tollkeeper_metric_series_overflow_total", help, registry.overflow()));
+    emit(Family::counter("tollkeeper_metric_series_overflow_total", help, registry.overflow_count()));
 }
 
 /// Builds a counter that envoyproxy/ratelimit also has.
@@ -42,11 +42,11 @@ fn build_compatible_family(
 ) -> Family {
     let starts_at_zero = !matches!(stat, LimitStat::OverLimitWithLocalCache | LimitStat::TotalNegativeHits);
     let mut family = Family::new(format!("ratelimit_service_rate_limit_{name}"), MetricKind::Counter, help);
-    let shown = limits.iter().filter(|limit| starts_at_zero && is_of_rule(limit) || limit.get(stat) > 0);
+    let shown = limits.iter().filter(|limit| starts_at_zero && is_rule_limit(limit) || limit.counter_value(stat) > 0);
     family.series.extend(shown.map(|limit| Series {
-        statsd_name: Some(format!("ratelimit.service.rate_limit.{}.{name}", limit.name().key())),
+        statsd_name: Some(format!("ratelimit.service.rate_limit.{}.{name}", limit.name().as_str())),
         labels: build_labels(limit.name(), path_label),
-        value: MetricValue::Counter(limit.get(stat)),
+        value: MetricValue::Counter(limit.counter_value(stat)),
     }));
     family
 }
@@ -54,7 +54,7 @@ fn build_compatible_family(
 fn build_labels(name: &LimitName, path_label: bool) -> Vec<Label> {
     let mut labels = name.labels();
     if path_label {
-        labels.push((Cow::Borrowed("path"), name.key().to_owned()));
+        labels.push((Cow::Borrowed("path"), name.as_str().to_owned()));
     }
     labels
 }
@@ -67,10 +67,11 @@ fn build_decision_family(limits: &[Arc<LimitStats>]) -> Family {
         "Total number of decisions on a limit, by verdict: of the limit, or of the failure policy if the store failed.",
     );
     for limit in limits {
-        let verdicts = LimitStat::VERDICTS.into_iter().map(|(stat, verdict)| (limit.get(stat), verdict));
-        let is_shown = |(count, verdict): &(u64, &str)| *count > 0 || *verdict == "ok" && is_of_rule(limit);
-        let series =
-            |(count, verdict): (u64, &'static str)| build_rule_series(limit.name(), count).label("verdict", verdict);
+        let verdicts = LimitStat::VERDICTS.into_iter().map(|(stat, verdict)| (limit.counter_value(stat), verdict));
+        let is_shown = |(count, verdict): &(u64, &str)| *count > 0 || *verdict == "ok" && is_rule_limit(limit);
+        let series = |(count, verdict): (u64, &'static str)| {
+            build_rule_series(limit.name(), count).with_label("verdict", verdict)
+        };
         family.series.extend(verdicts.filter(is_shown).map(series));
     }
     family
@@ -104,12 +105,12 @@ fn build_limit_series(compiled: &CompiledLimit) -> Series {
     let (name, limit) = (compiled.stats.name(), &compiled.limit);
     let consistency = if matches!(limit.consistency(), Consistency::Eventual(_)) { "eventual" } else { "strict" };
     Series::new(MetricValue::Gauge(f64::from(limit.requests_per_unit())))
-        .label("domain", name.domain())
-        .label("rule", name.key())
-        .label("algorithm", limit.algorithm().to_string())
-        .label("period", limit.period().to_string())
-        .label("consistency", consistency)
-        .label("scope", if limit.global_scope().is_some() { "global" } else { "region" })
+        .with_label("domain", name.domain())
+        .with_label("rule", name.as_str())
+        .with_label("algorithm", limit.algorithm().to_string())
+        .with_label("period", limit.period().to_string())
+        .with_label("consistency", consistency)
+        .with_label("scope", if limit.global_scope().is_some() { "global" } else { "region" })
 }
 
 fn build_overshoot_family(limits: &[Arc<LimitStats>]) -> Family {
@@ -118,8 +119,10 @@ fn build_overshoot_family(limits: &[Arc<LimitStats>]) -> Family {
         MetricKind::Counter,
         "Total number of hits that an eventual rule admitted from its share and never charged.",
     );
-    let nonzero = limits.iter().filter(|limit| limit.get(LimitStat::Uncharged) > 0);
-    family.series.extend(nonzero.map(|limit| build_rule_series(limit.name(), limit.get(LimitStat::Uncharged))));
+    let nonzero = limits.iter().filter(|limit| limit.counter_value(LimitStat::Uncharged) > 0);
+    family
+        .series
+        .extend(nonzero.map(|limit| build_rule_series(limit.name(), limit.counter_value(LimitStat::Uncharged))));
     family
 }
 
@@ -131,16 +134,16 @@ fn build_unknown_domain_family(registry: &LimitRegistry) -> Family {
     );
     family.series.extend(registry.unknown_domains().into_iter().map(|(domain, count)| {
         let statsd_name = format!("ratelimit.service.rate_limit.{domain}.domain_not_found");
-        Series::new(MetricValue::Counter(count)).label("domain", domain).statsd_name(statsd_name)
+        Series::new(MetricValue::Counter(count)).with_label("domain", domain).with_statsd_name(statsd_name)
     }));
     family
 }
 
 fn build_rule_series(name: &LimitName, count: u64) -> Series {
-    Series::new(MetricValue::Counter(count)).label("domain", name.domain()).label("rule", name.key())
+    Series::new(MetricValue::Counter(count)).with_label("domain", name.domain()).with_label("rule", name.as_str())
 }
 
 /// True for statistics of rules, which are emitted from 0 on.
-fn is_of_rule(limit: &LimitStats) -> bool {
-    limit.name().parts().nth(1) != Some(OTHER)
+fn is_rule_limit(limit: &LimitStats) -> bool {
+    limit.name().parts().nth(1) != Some(OVERFLOW_NAME)
 }

@@ -5,31 +5,31 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::summary::*;
-use super::view::{FleetView, ViewBuilder};
+use super::view::{FleetView, FleetViewBuilder};
 use crate::base::clock::{Time, to_micros};
 use crate::base::printable_text::truncate_to_bytes;
 use crate::base::sharded::lock_ignoring_poison;
-use crate::serve::grpc::service::Service;
+use crate::serve::grpc::service::RateLimitService;
 use crate::serve::health::Health;
 use crate::telemetry::metrics::histogram::HistogramSnapshot;
 use crate::telemetry::metrics::limit_stats::{LimitStat, LimitStats};
 use crate::telemetry::service_metrics::ServiceMetrics;
-use crate::telemetry::top_keys::{RejectedInMinute, RejectedKey};
+use crate::telemetry::top_keys::{RejectedKey, RejectedKeysInMinute};
 
 /// Number of earlier totals that are kept: the recent decisions span this many intervals.
-const KEPT_TOTALS: usize = 12;
+const MAX_EARLIER_TOTALS: usize = 12;
 /// Maximum size of the text of a summary in bytes.
-const TEXT_BUDGET: usize = MAX_BYTES - 2048;
+const MAX_TEXT_BYTES: usize = MAX_SUMMARY_BYTES - 2048;
 /// Part of it for rejected keys.
-const KEYS_BUDGET: usize = 30 << 10;
+const MAX_KEYS_BYTES: usize = 30 << 10;
 /// Part of it for limits, their names and sketches.
-const LIMITS_BUDGET: usize = TEXT_BUDGET - KEYS_BUDGET;
+const MAX_LIMITS_BYTES: usize = MAX_TEXT_BYTES - MAX_KEYS_BYTES;
 /// Part of the latter for sketches.
-const SKETCHES_BUDGET: usize = 16 << 10;
+const MAX_SKETCHES_BYTES: usize = 16 << 10;
 /// Punctuation and names of fields of one count, key, limit, in bytes.
-const COUNT_OVERHEAD: usize = r#"{"k":,"l":,"u":},"#.len();
-const KEY_OVERHEAD: usize = r#"{"n":,"t":}"#.len();
-const LIMIT_OVERHEAD: usize = r#"{"n":,"m":,"r":,"h":},"#.len();
+const COUNT_OVERHEAD_BYTES: usize = r#"{"k":,"l":,"u":},"#.len();
+const KEY_OVERHEAD_BYTES: usize = r#"{"n":,"t":}"#.len();
+const LIMIT_OVERHEAD_BYTES: usize = r#"{"n":,"m":,"r":,"h":},"#.len();
 /// Maximum length of the version of the rules in bytes; readers show no longer text.
 const MAX_VERSION_BYTES: usize = 256;
 
@@ -43,21 +43,21 @@ pub(super) struct ReplicaFacts {
     /// Start of the process.
     pub(super) started: Instant,
     /// Form of published keys.
-    pub(super) values: SummaryValues,
+    pub(super) values: PublishedKeyForm,
 }
 
 /// Collects summaries of this replica.
 #[derive(Debug)]
 pub(super) struct SummaryCollector {
-    service: Arc<Service>,
+    service: Arc<RateLimitService>,
     health: Arc<Health>,
     facts: ReplicaFacts,
-    totals: VecDeque<Totals>,
+    totals: VecDeque<DecisionTotals>,
 }
 
 /// Totals since the start.
 #[derive(Clone, Debug)]
-struct Totals {
+struct DecisionTotals {
     /// Time by a clock that never jumps.
     at: Instant,
     calls: u64,
@@ -67,12 +67,12 @@ struct Totals {
 
 impl SummaryCollector {
     /// Collector of this service.
-    pub(super) fn new(service: Arc<Service>, health: Arc<Health>, facts: ReplicaFacts) -> Self {
+    pub(super) fn new(service: Arc<RateLimitService>, health: Arc<Health>, facts: ReplicaFacts) -> Self {
         Self { service, health, facts, totals: VecDeque::new() }
     }
 
     /// The service.
-    pub(super) const fn service(&self) -> &Arc<Service> {
+    pub(super) const fn service(&self) -> &Arc<RateLimitService> {
         &self.service
     }
 
@@ -82,12 +82,12 @@ impl SummaryCollector {
     }
 
     /// Collects a summary; `clock_offset_us` is the time of Redis less that of this process. Takes milliseconds.
-    pub(super) fn collect(&self, clock_offset_us: i64) -> ReplicaSummary {
+    pub(super) fn build_summary(&self, clock_offset_us: i64) -> ReplicaSummary {
         let now = self.service.clock.now();
         let metrics = self.metrics();
         let at_redis = |time: Time| time.as_micros().saturating_add_signed(clock_offset_us);
         let mut summary = ReplicaSummary {
-            v: VERSION,
+            v: SUMMARY_VERSION,
             incarnation: self.facts.incarnation.clone(),
             name: self.facts.name.clone(),
             build: env!("CARGO_PKG_VERSION").to_owned(),
@@ -95,20 +95,20 @@ impl SummaryCollector {
             published_us: at_redis(now),
             clock_offset_us,
             rules: self.summarize_rules(),
-            recent: self.summarize_recent(),
+            recent: self.summarize_recent_decisions(),
             distinct_seed: metrics.distinct_key_seed().map(|seed| seed.fingerprint()),
             values: self.facts.values,
             ..ReplicaSummary::default()
         };
-        self.add_store(&mut summary);
-        let mut names = Names::default();
-        if !metrics.top_keys.is_on() {
-            summary.values = SummaryValues::None;
+        self.add_store_summary(&mut summary);
+        let mut names = ListedLimitNames::default();
+        if !metrics.top_keys.is_tracking() {
+            summary.values = PublishedKeyForm::None;
         }
-        if summary.values != SummaryValues::None {
-            add_keys(&mut summary, &metrics.top_keys.by_minute(now), &mut names, KEYS_BUDGET);
+        if summary.values != PublishedKeyForm::None {
+            add_rejected_keys(&mut summary, &metrics.top_keys.rejected_keys_by_minute(now), &mut names, MAX_KEYS_BYTES);
         }
-        add_limits(&mut summary, metrics, &mut names);
+        add_limit_summaries(&mut summary, metrics, &mut names);
         summary.names = names.listed;
         summary
     }
@@ -124,7 +124,7 @@ impl SummaryCollector {
         }
     }
 
-    fn add_store(&self, summary: &mut ReplicaSummary) {
+    fn add_store_summary(&self, summary: &mut ReplicaSummary) {
         let stats = self.service.decider.store.stats();
         let shared = stats.shared.as_ref();
         let servers = shared.map(|shared| &*shared.servers).unwrap_or_default();
@@ -138,14 +138,14 @@ impl SummaryCollector {
     }
 
     /// Sums up the decisions since the oldest totals that are kept.
-    fn summarize_recent(&self) -> RecentSummary {
-        let totals = Totals::now(self.metrics());
-        let since = self.totals.front().cloned().unwrap_or_else(|| Totals::zero(self.facts.started));
+    fn summarize_recent_decisions(&self) -> RecentSummary {
+        let totals = DecisionTotals::from_metrics(self.metrics());
+        let since = self.totals.front().cloned().unwrap_or_else(|| DecisionTotals::zero_at(self.facts.started));
         let counts = totals.latency.counts.iter().zip(since.latency.counts);
         RecentSummary {
             span_us: to_micros(totals.at.saturating_duration_since(since.at)),
             calls: totals.calls.saturating_sub(since.calls),
-            verdicts: totals.verdicts.combine(since.verdicts, u64::saturating_sub),
+            verdicts: totals.verdicts.combine_counts(since.verdicts, u64::saturating_sub),
             latency: LatencySummary {
                 bounds: LATENCY_BOUNDS_VERSION,
                 counts: counts.map(|(count, before)| count.saturating_sub(before)).collect(),
@@ -154,72 +154,77 @@ impl SummaryCollector {
     }
 
     /// Keeps the totals, from which later summaries tell what is recent; to be called every 5 s.
-    pub(super) fn keep_totals(&mut self) {
-        self.totals.push_back(Totals::now(self.metrics()));
-        if self.totals.len() > KEPT_TOTALS {
+    pub(super) fn record_totals(&mut self) {
+        self.totals.push_back(DecisionTotals::from_metrics(self.metrics()));
+        if self.totals.len() > MAX_EARLIER_TOTALS {
             self.totals.pop_front();
         }
     }
 }
 
-impl Totals {
-    fn zero(at: Instant) -> Self {
+impl DecisionTotals {
+    fn zero_at(at: Instant) -> Self {
         Self { at, calls: 0, verdicts: DecisionsByVerdict::default(), latency: HistogramSnapshot::default() }
     }
 
-    fn now(metrics: &ServiceMetrics) -> Self {
+    fn from_metrics(metrics: &ServiceMetrics) -> Self {
         let at = Instant::now();
-        let verdicts = metrics.limits.all().iter().fold(DecisionsByVerdict::default(), |sum, limit| {
+        let verdicts = metrics.limits.all_limit_stats().iter().fold(DecisionsByVerdict::default(), |sum, limit| {
             let of_limit = DecisionsByVerdict {
-                ok: limit.get(LimitStat::Ok),
-                over_limit: limit.get(LimitStat::Over),
-                shadow: limit.get(LimitStat::Shadow),
-                local: limit.get(LimitStat::Local),
-                allow: limit.get(LimitStat::Allow),
-                deny: limit.get(LimitStat::Deny),
-                error: limit.get(LimitStat::Error),
+                ok: limit.counter_value(LimitStat::Ok),
+                over_limit: limit.counter_value(LimitStat::Over),
+                shadow: limit.counter_value(LimitStat::Shadow),
+                local: limit.counter_value(LimitStat::Local),
+                allow: limit.counter_value(LimitStat::Allow),
+                deny: limit.counter_value(LimitStat::Deny),
+                error: limit.counter_value(LimitStat::Error),
             };
-            sum.combine(of_limit, u64::saturating_add)
+            sum.combine_counts(of_limit, u64::saturating_add)
         });
-        Self { at, calls: metrics.calls.snapshot().count(), verdicts, latency: metrics.decisions.snapshot() }
+        Self {
+            at,
+            calls: metrics.calls.snapshot().observation_count(),
+            verdicts,
+            latency: metrics.decisions.snapshot(),
+        }
     }
 }
 
 /// Builds the view of this replica alone.
-pub(super) fn view_own_summary(
+pub(super) fn build_view_of_this_replica(
     collector: &Mutex<SummaryCollector>,
     clock_offset_us: i64,
     problem: String,
 ) -> FleetView {
-    let own = collect_summary(collector, clock_offset_us);
+    let own = build_own_summary(collector, clock_offset_us);
     let now = Time::from_micros(own.published_us);
-    ViewBuilder::new(own, now).finish(Some(problem))
+    FleetViewBuilder::new(own, now).finish_view(Some(problem))
 }
 
 /// Collects a summary of this replica.
-pub(super) fn collect_summary(collector: &Mutex<SummaryCollector>, clock_offset_us: i64) -> ReplicaSummary {
-    lock_ignoring_poison(collector).collect(clock_offset_us)
+pub(super) fn build_own_summary(collector: &Mutex<SummaryCollector>, clock_offset_us: i64) -> ReplicaSummary {
+    lock_ignoring_poison(collector).build_summary(clock_offset_us)
 }
 
 /// Names of limits, each listed once.
 #[derive(Debug, Default)]
-pub(super) struct Names {
+pub(super) struct ListedLimitNames {
     pub(super) listed: Vec<String>,
     indexes: HashMap<String, usize>,
 }
 
-impl Names {
+impl ListedLimitNames {
     /// Bytes that listing a name would add.
-    fn cost(&self, name: &str) -> usize {
-        if self.indexes.contains_key(name) { 0 } else { json_length(name) }
+    fn count_added_bytes(&self, name: &str) -> usize {
+        if self.indexes.contains_key(name) { 0 } else { json_string_bytes(name) }
     }
 
     /// Upper bound of the number of digits of a name's index.
-    fn index_digits(&self) -> usize {
-        digits(self.listed.len() as u64)
+    fn max_index_digits(&self) -> usize {
+        count_digits(self.listed.len() as u64)
     }
 
-    fn index(&mut self, name: &str) -> usize {
+    fn find_or_add(&mut self, name: &str) -> usize {
         *self.indexes.entry(name.to_owned()).or_insert_with(|| {
             self.listed.push(name.to_owned());
             self.listed.len() - 1
@@ -228,7 +233,12 @@ impl Names {
 }
 
 /// Adds as many keys of each minute as there is room for in bytes, the same number in each.
-pub(super) fn add_keys(summary: &mut ReplicaSummary, minutes: &[RejectedInMinute], names: &mut Names, mut room: usize) {
+pub(super) fn add_rejected_keys(
+    summary: &mut ReplicaSummary,
+    minutes: &[RejectedKeysInMinute],
+    names: &mut ListedLimitNames,
+    mut room: usize,
+) {
     let mut indexes: HashMap<(usize, Arc<str>), usize> = HashMap::new();
     summary.minutes = minutes
         .iter()
@@ -238,15 +248,21 @@ pub(super) fn add_keys(summary: &mut ReplicaSummary, minutes: &[RejectedInMinute
     'ranks: for rank in 0..deepest {
         for (minute, of_summary) in minutes.iter().zip(&mut summary.minutes) {
             let Some(RejectedKey { limit, text, at_least, at_most, .. }) = minute.keys.get(rank) else { continue };
-            let known = names.indexes.get(limit.key()).and_then(|name| indexes.get(&(*name, Arc::clone(text))));
-            let of_key = KEY_OVERHEAD + names.index_digits() + names.cost(limit.key()) + json_length(text);
-            let of_count = COUNT_OVERHEAD + digits(summary.keys.len() as u64) + digits(*at_least) + digits(*at_most);
+            let known = names.indexes.get(limit.as_str()).and_then(|name| indexes.get(&(*name, Arc::clone(text))));
+            let of_key = KEY_OVERHEAD_BYTES
+                + names.max_index_digits()
+                + names.count_added_bytes(limit.as_str())
+                + json_string_bytes(text);
+            let of_count = COUNT_OVERHEAD_BYTES
+                + count_digits(summary.keys.len() as u64)
+                + count_digits(*at_least)
+                + count_digits(*at_most);
             let cost = of_count + if known.is_some() { 0 } else { of_key };
             if cost > room {
                 break 'ranks;
             }
             room -= cost;
-            let name = names.index(limit.key());
+            let name = names.find_or_add(limit.as_str());
             let key = *indexes.entry((name, Arc::clone(text))).or_insert_with(|| {
                 summary.keys.push(KeySummary { name, text: text.to_string() });
                 summary.keys.len() - 1
@@ -262,10 +278,10 @@ pub(super) fn add_keys(summary: &mut ReplicaSummary, minutes: &[RejectedInMinute
 }
 
 /// Adds the limits that rejected most, then those that matched most, as far as there is room.
-fn add_limits(summary: &mut ReplicaSummary, metrics: &ServiceMetrics, names: &mut Names) {
+fn add_limit_summaries(summary: &mut ReplicaSummary, metrics: &ServiceMetrics, names: &mut ListedLimitNames) {
     let mut limits: Vec<(Arc<LimitStats>, u64, u64)> = metrics
         .limits
-        .all()
+        .all_limit_stats()
         .into_iter()
         .map(|limit| {
             let decisions = limit.all_decisions();
@@ -273,13 +289,16 @@ fn add_limits(summary: &mut ReplicaSummary, metrics: &ServiceMetrics, names: &mu
         })
         .collect();
     limits.sort_by(|(a, a_rejected, a_total), (b, b_rejected, b_total)| {
-        (b_rejected, b_total, a.name().key()).cmp(&(a_rejected, a_total, b.name().key()))
+        (b_rejected, b_total, a.name().as_str()).cmp(&(a_rejected, a_total, b.name().as_str()))
     });
-    let (mut room, mut sketches) = (LIMITS_BUDGET - SKETCHES_BUDGET, SKETCHES_BUDGET);
+    let (mut room, mut sketches) = (MAX_LIMITS_BYTES - MAX_SKETCHES_BYTES, MAX_SKETCHES_BYTES);
     for (limit, rejected, matched) in &limits {
-        let near_limit_hits = limit.get(LimitStat::NearLimit);
-        let of_counts: usize = [*matched, *rejected, near_limit_hits].into_iter().map(digits).sum();
-        let cost = LIMIT_OVERHEAD + names.index_digits() + of_counts + names.cost(limit.name().key());
+        let near_limit_hits = limit.counter_value(LimitStat::NearLimit);
+        let of_counts: usize = [*matched, *rejected, near_limit_hits].into_iter().map(count_digits).sum();
+        let cost = LIMIT_OVERHEAD_BYTES
+            + names.max_index_digits()
+            + of_counts
+            + names.count_added_bytes(limit.name().as_str());
         if cost > room {
             break;
         }
@@ -290,7 +309,7 @@ fn add_limits(summary: &mut ReplicaSummary, metrics: &ServiceMetrics, names: &mu
             Some(keys)
         };
         summary.limits.push(LimitSummary {
-            name: names.index(limit.name().key()),
+            name: names.find_or_add(limit.name().as_str()),
             matched: *matched,
             rejected: *rejected,
             near_limit_hits,
@@ -302,7 +321,7 @@ fn add_limits(summary: &mut ReplicaSummary, metrics: &ServiceMetrics, names: &mu
 }
 
 /// Length of a text as a JSON string, with a comma.
-fn json_length(text: &str) -> usize {
+fn json_string_bytes(text: &str) -> usize {
     let escaped = text.chars().map(|character| match character {
         '"' | '\\' => 2,
         character if character.is_control() => 6,
@@ -312,19 +331,19 @@ fn json_length(text: &str) -> usize {
 }
 
 /// Number of decimal digits.
-fn digits(number: u64) -> usize {
+fn count_digits(number: u64) -> usize {
     number.checked_ilog10().map_or(1, |digits| digits as usize + 1)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve::fleet::authentication::seal_summary;
+    use crate::serve::fleet::authentication::encode_summary;
     use crate::telemetry::metrics::limit_stats::LimitName;
     use crate::telemetry::top_keys::{KeyRejection, TopKeys};
 
     /// Rejected keys of each of ten minutes: `texts` are the same in all.
-    fn minutes(limits: &[Arc<LimitStats>], texts: impl Fn(usize) -> String) -> Vec<RejectedInMinute> {
+    fn minutes(limits: &[Arc<LimitStats>], texts: impl Fn(usize) -> String) -> Vec<RejectedKeysInMinute> {
         let top_keys = TopKeys::new(2048);
         for minute in 0..10 {
             for key in 0..2000 {
@@ -333,31 +352,35 @@ mod tests {
                     limit: &limits[key % limits.len()],
                     hits: 1,
                 };
-                top_keys.record(rejection, Time::from_secs((30_000_000 + minute) * 60), |text| {
+                top_keys.record_rejection(rejection, Time::from_secs((30_000_000 + minute) * 60), |text| {
                     text.extend_from_slice(texts(key).as_bytes());
                 });
             }
         }
-        top_keys.by_minute(Time::from_secs(30_000_009 * 60))
+        top_keys.rejected_keys_by_minute(Time::from_secs(30_000_009 * 60))
     }
 
     #[test]
     fn summary_of_many_limits_and_keys_fits() {
         let metrics = ServiceMetrics::new(2048, 0);
-        let limits: Vec<Arc<LimitStats>> =
-            (0..10_000).map(|limit| metrics.limits.of_rule(LimitName::new(["d", &limit.to_string()]))).collect();
+        let limits: Vec<Arc<LimitStats>> = (0..10_000)
+            .map(|limit| metrics.limits.register_rule_limit(LimitName::new(["d", &limit.to_string()])))
+            .collect();
         let texts: [fn(usize) -> String; 3] =
             [|key| key.to_string(), |key| format!("{key}={}", "x".repeat(300)), |key| format!("{key}\u{1}\"")];
         for text in texts {
             let (mut summary, mut names) =
-                (ReplicaSummary { v: VERSION, ..ReplicaSummary::default() }, Names::default());
-            add_keys(&mut summary, &minutes(&limits, text), &mut names, KEYS_BUDGET);
+                (ReplicaSummary { v: SUMMARY_VERSION, ..ReplicaSummary::default() }, ListedLimitNames::default());
+            add_rejected_keys(&mut summary, &minutes(&limits, text), &mut names, MAX_KEYS_BYTES);
             let keys_bytes = serde_json::to_vec(&(&summary.keys, &summary.minutes, &names.listed)).unwrap().len();
-            assert!(keys_bytes <= KEYS_BUDGET + 1024, "{keys_bytes}");
-            add_limits(&mut summary, &metrics, &mut names);
+            assert!(keys_bytes <= MAX_KEYS_BYTES + 1024, "{keys_bytes}");
+            add_limit_summaries(&mut summary, &metrics, &mut names);
             summary.names = names.listed;
-            let sealed = seal_summary(&summary, None).map(|sealed| sealed.len());
-            assert!(sealed.is_some_and(|bytes| bytes > MAX_BYTES / 2 && bytes <= MAX_BYTES - 1024), "{sealed:?}");
+            let sealed = encode_summary(&summary, None).map(|sealed| sealed.len());
+            assert!(
+                sealed.is_some_and(|bytes| bytes > MAX_SUMMARY_BYTES / 2 && bytes <= MAX_SUMMARY_BYTES - 1024),
+                "{sealed:?}"
+            );
             assert_eq!(summary.limits.len() + summary.limits_left_out, limits.len());
             assert!(summary.limits_left_out > 0);
             // Keys without room are within the bound of each minute.

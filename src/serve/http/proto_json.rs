@@ -20,8 +20,8 @@ use crate::base::printable_text::escape_unprintable_json;
 /// Error of a conversion.
 #[derive(Debug, thiserror::Error)]
 pub enum JsonError {
-    /// The text has more objects than [`MAX_OBJECTS`]; the sender is at fault.
-    #[error("the request has {0} objects, more than {MAX_OBJECTS}")]
+    /// The text has more objects than [`MAX_REQUEST_OBJECTS`]; the sender is at fault.
+    #[error("the request has {0} objects, more than {MAX_REQUEST_OBJECTS}")]
     TooManyObjects(usize),
     /// The text is not JSON, or not a request; the sender is at fault. Holds the position and the problem.
     #[error("{0}")]
@@ -36,7 +36,7 @@ pub enum JsonError {
 
 /// Maximum number of objects in a request: several per descriptor for 10 000 descriptors. Two bytes of text become
 /// hundreds of bytes in memory.
-pub const MAX_OBJECTS: usize = 100_000;
+pub const MAX_REQUEST_OBJECTS: usize = 100_000;
 
 /// Decodes a request.
 ///
@@ -46,10 +46,10 @@ pub const MAX_OBJECTS: usize = 100_000;
 pub fn request_from_json(text: &[u8]) -> Result<RateLimitRequest, JsonError> {
     // Braces in strings count too, which no real request has that many of.
     let objects = memchr::memchr_iter(b'{', text).count();
-    if objects > MAX_OBJECTS {
+    if objects > MAX_REQUEST_OBJECTS {
         return Err(JsonError::TooManyObjects(objects));
     }
-    static REQUEST: LazyLock<MessageDescriptor> = LazyLock::new(|| find_descriptor("RateLimitRequest"));
+    static REQUEST: LazyLock<MessageDescriptor> = LazyLock::new(|| find_message_descriptor("RateLimitRequest"));
     let mut json = Deserializer::from_slice(text);
     let message = DynamicMessage::deserialize(REQUEST.clone(), &mut json).map_err(JsonError::NotARequest)?;
     json.end().map_err(JsonError::NotARequest)?;
@@ -62,8 +62,8 @@ pub fn request_from_json(text: &[u8]) -> Result<RateLimitRequest, JsonError> {
 /// None for responses of `grpc::encode`. For a response of another server, [`JsonError::Unprintable`] if its metadata
 /// holds a number that is not finite or it has a time out of range, [`JsonError::Unconvertible`] if it nests too deep.
 pub fn response_to_json(response: &RateLimitResponse) -> Result<String, JsonError> {
-    static RESPONSE: LazyLock<MessageDescriptor> = LazyLock::new(|| find_descriptor("RateLimitResponse"));
-    encode_line(&DynamicMessage::decode(RESPONSE.clone(), response.encode_to_vec().as_slice())?)
+    static RESPONSE: LazyLock<MessageDescriptor> = LazyLock::new(|| find_message_descriptor("RateLimitResponse"));
+    encode_json_line(&DynamicMessage::decode(RESPONSE.clone(), response.encode_to_vec().as_slice())?)
 }
 
 /// Encodes a request as one line of JSON, which [`request_from_json`] decodes.
@@ -71,29 +71,32 @@ pub fn response_to_json(response: &RateLimitResponse) -> Result<String, JsonErro
 /// # Errors
 /// [`JsonError::Unconvertible`] if a key or value is not UTF-8, which JSON cannot represent.
 pub fn request_to_json(request: &RateLimitRequest) -> Result<String, JsonError> {
-    let message = find_descriptor("RateLimitRequest");
-    encode_line(&DynamicMessage::decode(message, request.encode_to_vec().as_slice())?)
+    let message = find_message_descriptor("RateLimitRequest");
+    encode_json_line(&DynamicMessage::decode(message, request.encode_to_vec().as_slice())?)
 }
 
-fn encode_line(message: &DynamicMessage) -> Result<String, JsonError> {
+fn encode_json_line(message: &DynamicMessage) -> Result<String, JsonError> {
     let mut line = Vec::new();
-    message.serialize(&mut Serializer::with_formatter(&mut line, ShortNumbers)).map_err(JsonError::Unprintable)?;
+    message
+        .serialize(&mut Serializer::with_formatter(&mut line, ShortNumberFormatter))
+        .map_err(JsonError::Unprintable)?;
     Ok(escape_unprintable_json(str::from_utf8(&line).expect("the serializer writes UTF-8")).into_owned())
 }
 
 /// Descriptor of a message of the service.
-fn find_descriptor(message: &str) -> MessageDescriptor {
-    static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
+fn find_message_descriptor(message: &str) -> MessageDescriptor {
+    static DESCRIPTOR_POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
         DescriptorPool::decode(pb::file_descriptor_set()).expect("the build wrote a complete descriptor set")
     });
-    POOL.get_message_by_name(&format!("envoy.service.ratelimit.v3.{message}"))
+    DESCRIPTOR_POOL
+        .get_message_by_name(&format!("envoy.service.ratelimit.v3.{message}"))
         .expect("the descriptor set holds the service's messages")
 }
 
 /// Formats compact JSON with integral numbers as `5` instead of `5.0`, as proto3 JSON requires.
-struct ShortNumbers;
+struct ShortNumberFormatter;
 
-impl Formatter for ShortNumbers {
+impl Formatter for ShortNumberFormatter {
     fn write_f64<W: ?Sized + io::Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
         // `Display` writes the shortest exact digits and never an exponent.
         write!(writer, "{value}")

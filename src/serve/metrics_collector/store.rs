@@ -16,7 +16,7 @@ pub(super) fn emit_store(decider: &Decider, health: &Health, emit: &mut dyn FnMu
     let stats = decider.store.stats();
     emit(
         Family::new("tollkeeper_store_info", MetricKind::Gauge, "Store of the counters; always 1.")
-            .with(Series::new(MetricValue::Gauge(1.0)).label("store", stats.store)),
+            .with_series(Series::new(MetricValue::Gauge(1.0)).with_label("store", stats.store)),
     );
     let help = "Total number of charges that failed in the store, by kind of failure.";
     emit(Family::counters("tollkeeper_store_errors_total", help, "kind", decider.failed_charges()));
@@ -51,7 +51,7 @@ fn emit_shared_store(stats: SharedStoreStats, emit: &mut dyn FnMut(Family)) {
             MetricKind::Histogram,
             "Duration of charges that needed a round trip to the store, per request, in seconds.",
         )
-        .with(Series::new(MetricValue::Histogram(Box::new(stats.latency)))),
+        .with_series(Series::new(MetricValue::Histogram(Box::new(stats.latency)))),
     );
     // Charges were called draws when this name was published, as was `tollkeeper.draws` of spans: published names stay.
     emit(Family::counter("tollkeeper_draws_total", "Total number of requested charges and peeks.", stats.charges));
@@ -100,7 +100,7 @@ fn emit_region(stats: &RegionStats, emit: &mut dyn FnMut(Family)) {
         let age_s = Duration::from_micros(age_us).as_secs_f64();
         emit(
             Family::new("tollkeeper_grant_age_seconds", MetricKind::Gauge, help)
-                .with(Series::new(MetricValue::Gauge(age_s))),
+                .with_series(Series::new(MetricValue::Gauge(age_s))),
         );
     }
 }
@@ -114,7 +114,7 @@ fn emit_breakers(mut servers: Vec<StoreServerStats>, emit: &mut dyn FnMut(Family
     servers.sort_unstable();
     servers.dedup_by(|a, b| a.address == b.address);
     breakers.series.extend(servers.into_iter().map(|StoreServerStats { address, is_breaker_open }| {
-        Series::new(MetricValue::level(u8::from(is_breaker_open))).label("node", address)
+        Series::new(MetricValue::gauge_from(u8::from(is_breaker_open))).with_label("node", address)
     }));
     emit(breakers);
 }
@@ -146,11 +146,11 @@ fn emit_pool(stats: &PoolStats, emit: &mut dyn FnMut(Family)) {
     let closed = opened.saturating_sub(connections as u64);
     let counter = |metric, help, count| {
         Family::new(name(metric), MetricKind::Counter, help)
-            .with(Series::new(MetricValue::Counter(count)).statsd_name(statsd_name(metric)))
+            .with_series(Series::new(MetricValue::Counter(count)).with_statsd_name(statsd_name(metric)))
     };
     emit(
         Family::new(name("cx_active"), MetricKind::Gauge, "Number of open connections to the store.")
-            .with(Series::new(MetricValue::level(connections)).statsd_name(statsd_name("cx_active"))),
+            .with_series(Series::new(MetricValue::gauge_from(connections)).with_statsd_name(statsd_name("cx_active"))),
     );
     emit(counter("cx_total", "Total number of connections to the store that were opened.", opened));
     emit(counter("cx_local_close", "Total number of connections to the store that were closed.", closed));
@@ -165,8 +165,10 @@ fn emit_commands(counts: &[CommandCount], emit: &mut dyn FnMut(Family)) {
         family.series.extend(counts.iter().map(|CommandCount { name, code, count }| {
             let series = Series::new(MetricValue::Counter(*count));
             match code {
-                None => series.statsd_name(format!("ratelimit.{name}")),
-                Some(code) => series.label("code", *code).statsd_name(format!("ratelimit.{name}.__code={code}")),
+                None => series.with_statsd_name(format!("ratelimit.{name}")),
+                Some(code) => {
+                    series.with_label("code", *code).with_statsd_name(format!("ratelimit.{name}.__code={code}"))
+                }
             }
         }));
         emit(family);

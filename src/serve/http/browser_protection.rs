@@ -23,7 +23,7 @@ use super::response::respond_error;
 #[derive(Clone, Debug)]
 pub struct AllowedHosts(pub Arc<[String]>);
 
-const HEADERS: [(HeaderName, &str); 5] = [
+const SECURITY_HEADERS: [(HeaderName, &str); 5] = [
     (
         header::CONTENT_SECURITY_POLICY,
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri \
@@ -41,8 +41,8 @@ const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 const SEC_FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
 
 /// Refuses requests that another site may have caused, and adds the headers to every response.
-pub(super) async fn protect(State(allowed): State<AllowedHosts>, request: Request, next: Next) -> Response {
-    let mut response = if !allowed.allow(&request) {
+pub(super) async fn refuse_other_sites(State(allowed): State<AllowedHosts>, request: Request, next: Next) -> Response {
+    let mut response = if !allowed.allows_request(&request) {
         let what = "the Host is neither an IP address nor localhost nor the name of a Kubernetes service (as protection \
                     against DNS rebinding; add it to TOLLKEEPER_DEBUG_HOSTS)\n";
         respond_error(StatusCode::MISDIRECTED_REQUEST, what)
@@ -51,7 +51,7 @@ pub(super) async fn protect(State(allowed): State<AllowedHosts>, request: Reques
     } else {
         next.run(request).await
     };
-    for (name, value) in HEADERS {
+    for (name, value) in SECURITY_HEADERS {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
     response
@@ -59,15 +59,15 @@ pub(super) async fn protect(State(allowed): State<AllowedHosts>, request: Reques
 
 impl AllowedHosts {
     /// True if every host that the request names is allowed. HTTP/1.0 may name none, which no browser does.
-    fn allow(&self, request: &Request) -> bool {
+    fn allows_request(&self, request: &Request) -> bool {
         let hosts =
             request.headers().get_all(header::HOST).iter().map(|host| Authority::try_from(host.as_bytes()).ok());
         hosts
             .chain(request.uri().authority().map(|authority| Some(authority.clone())))
-            .all(|authority| authority.is_some_and(|authority| self.allow_host(authority.host())))
+            .all(|authority| authority.is_some_and(|authority| self.allows_host(authority.host())))
     }
 
-    fn allow_host(&self, host: &str) -> bool {
+    fn allows_host(&self, host: &str) -> bool {
         let ipv6 = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         if let Some(address) = ipv6 {
             return address.parse::<Ipv6Addr>().is_ok();
