@@ -80,10 +80,10 @@ impl Decider {
         context: DecisionContext<'r>,
         request: &Request<'_>,
     ) -> Result<Decision<'r>, DecideError> {
-        let selections = self.select(context, request)?;
+        let selections = self.select_limits(context, request)?;
         let selected = SelectedRequest { request, selections: &selections };
         let candidates = CandidateCharges::begin(&self.store, context, selected);
-        let charger = self.charger(context, selected);
+        let charger = self.build_charger(context, selected);
         let (mut dry_runs, mut outcomes) = (DryRuns::new(), Outcomes::new());
         // `if let` would keep a second copy of each future in the state of this one.
         if self.behaviour.stop_cache_key_increment_when_overlimit {
@@ -92,7 +92,7 @@ impl Decider {
         OptionFuture::from(charger.charge_all(&dry_runs, &mut outcomes)).await;
         // Nothing to do without dry runs, that is without STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT.
         OptionFuture::from(charger.charge_held_back(&dry_runs, &mut outcomes)).await;
-        self.conclude(context, selected, &outcomes, candidates)
+        self.record_and_merge(context, selected, &outcomes, candidates)
     }
 
     /// Decides a request with an immediate store.
@@ -123,24 +123,24 @@ impl Decider {
         if !self.store.is_immediate() {
             return Err(DecideError::Store);
         }
-        let selections = self.select(context, request)?;
+        let selections = self.select_limits(context, request)?;
         let selected = SelectedRequest { request, selections: &selections };
         let candidates = CandidateCharges::begin(&self.store, context, selected);
-        let charger = self.charger(context, selected);
+        let charger = self.build_charger(context, selected);
         let (mut dry_runs, mut outcomes) = (DryRuns::new(), Outcomes::new());
         if self.behaviour.stop_cache_key_increment_when_overlimit {
-            assert_done(&charger.dry_run_all(&mut dry_runs));
+            assert_completed_at_once(&charger.dry_run_all(&mut dry_runs));
         }
-        assert_done(&charger.charge_all(&dry_runs, &mut outcomes));
+        assert_completed_at_once(&charger.charge_all(&dry_runs, &mut outcomes));
         // Nothing to do without dry runs, that is without STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT.
-        assert_done(&charger.charge_held_back(&dry_runs, &mut outcomes));
+        assert_completed_at_once(&charger.charge_held_back(&dry_runs, &mut outcomes));
         for (index, (selection, outcome)) in selections.iter().zip(&outcomes).enumerate() {
             observe(DescriptorResults { index, selection, outcome, candidates: candidates.as_ref() });
         }
-        self.conclude(context, selected, &outcomes, candidates)
+        self.record_and_merge(context, selected, &outcomes, candidates)
     }
 
-    const fn charger<'a, 'r, 'm>(
+    const fn build_charger<'a, 'r, 'm>(
         &'a self,
         context: DecisionContext<'r>,
         selected: SelectedRequest<'a, 'r, 'm>,
@@ -149,7 +149,7 @@ impl Decider {
     }
 
     /// Records metrics of the outcomes, merges the outcomes, and logs the decision.
-    fn conclude<'r>(
+    fn record_and_merge<'r>(
         &'r self,
         context: DecisionContext<'r>,
         selected: SelectedRequest<'_, 'r, '_>,
@@ -157,7 +157,7 @@ impl Decider {
         candidates: Option<CandidateCharges>,
     ) -> Result<Decision<'r>, DecideError> {
         if !self.metrics.is_off() {
-            self.recorder().record(context, selected, outcomes);
+            self.metrics_recorder().record(context, selected, outcomes);
         }
         let candidates = candidates.map(CandidateCharges::poll);
         let decided = merge(&self.behaviour, selected, outcomes);
@@ -167,7 +167,7 @@ impl Decider {
         let (behaviour, charges) = (&self.behaviour, candidates.as_ref());
         self.log(DecidedRequest { behaviour, context, selected, outcomes, candidates: charges }, &decided);
         if let Some(candidates) = candidates {
-            candidates.record(self.recorder(), context, selected);
+            candidates.record(self.metrics_recorder(), context, selected);
         }
         decided
     }
@@ -183,7 +183,7 @@ impl Decider {
         }
     }
 
-    fn recorder(&self) -> Recorder<'_> {
+    fn metrics_recorder(&self) -> Recorder<'_> {
         Recorder {
             metrics: &self.metrics,
             near_limit_ratio: self.behaviour.near_limit_ratio,
@@ -203,7 +203,7 @@ impl Decider {
     }
 
     /// Selects the limits of each descriptor.
-    fn select<'r>(
+    fn select_limits<'r>(
         &self,
         context: DecisionContext<'r>,
         request: &Request<'_>,
@@ -224,6 +224,6 @@ impl Decider {
 /// Checks that nothing is left of a step of the pipeline: an immediate store does all of it within the call.
 ///
 /// Takes a reference: the future would be copied, which costs a sixteenth of a decision from memory.
-fn assert_done(left: &Option<impl Future<Output = ()>>) {
+fn assert_completed_at_once(left: &Option<impl Future<Output = ()>>) {
     debug_assert!(left.is_none(), "an immediate store leaves no future");
 }

@@ -5,7 +5,7 @@
 
 pub mod rule;
 pub mod diagnostic;
-pub mod keys;
+pub mod key_table;
 pub mod yaml;
 pub mod document;
 pub mod rule_defaults;

@@ -36,7 +36,7 @@ pub mod fleet;
 pub mod groups;
 mod environment;
 pub mod report;
-pub mod reference;
+pub mod documentation;
 
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
@@ -49,7 +49,7 @@ use decision_log::{
 use decisions::{DecisionSettings, TOLLKEEPER_ON_STORE_ERROR};
 use environment::Environment;
 use fleet::FleetSettings;
-use groups::GROUPS;
+use groups::SETTING_GROUPS;
 use grpc::GrpcSettings;
 use listeners::{AdminToken, Listeners};
 use logs::LogSettings;
@@ -105,14 +105,15 @@ impl Settings {
     ///
     /// The error names every variable that does not parse or that contradicts another. Neither result shows secrets.
     pub fn from_env(vars: impl Iterator<Item = (OsString, OsString)>) -> Result<(Self, Vec<Notice>), SettingsError> {
-        let (settings, EnvironmentFindings { problems, notices, .. }) = Self::read(&Environment::read(vars));
+        let (settings, EnvironmentFindings { problems, notices, .. }) =
+            Self::read(&Environment::select_variables(vars));
         if problems.is_empty() { Ok((settings, notices)) } else { Err(SettingsError { problems }) }
     }
 
     /// Reads the settings of an environment, with the default for each variable that has a problem; the flag says that
     /// there is one. Not for a start: a default may contradict the valid variables.
     pub fn from_valid_vars(vars: impl Iterator<Item = (OsString, OsString)>) -> (Self, bool) {
-        let (settings, findings) = Self::read(&Environment::read(vars));
+        let (settings, findings) = Self::read(&Environment::select_variables(vars));
         (settings, !findings.problems.is_empty())
     }
 
@@ -124,44 +125,46 @@ impl Settings {
         vars: impl Iterator<Item = (OsString, OsString)>,
     ) -> Result<Option<HashKey>, SettingsError> {
         let names = [TOLLKEEPER_DECISION_LOG_HASH_KEY.name(), TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE.name()];
-        let environment = Environment::read(vars.filter(|(name, _)| names.iter().any(|known| name == known)));
+        let environment =
+            Environment::select_variables(vars.filter(|(name, _)| names.iter().any(|known| name == known)));
         let mut values = Values::new(&environment.known);
-        let key = HashKey::read(&mut values);
-        let problems = environment.arrange(values.into_findings()).problems;
+        let key = HashKey::from_values(&mut values);
+        let problems = environment.arrange_findings(values.into_findings()).problems;
         if problems.is_empty() { Ok(key) } else { Err(SettingsError { problems }) }
     }
 
     /// Reads the settings, unusable if the findings have a problem.
     fn read(environment: &Environment) -> (Self, EnvironmentFindings) {
         let mut values = Values::new(&environment.known);
-        let store = StoreSettings::read(&mut values, requested_backend(&environment.known));
-        let hash_key = HashKey::read(&mut values);
+        let store = StoreSettings::from_values(&mut values, requested_backend(&environment.known));
+        let hash_key = HashKey::from_values(&mut values);
         let decision_log =
-            DecisionLogSettings::read(&mut values, store.redis().map(|redis| &redis.main), hash_key.as_ref());
-        let deployments = store.deployments().chain(decision_log.iter().flat_map(DecisionLogSettings::deployments));
+            DecisionLogSettings::from_values(&mut values, store.redis().map(|redis| &redis.main), hash_key.as_ref());
+        let deployments =
+            store.redis_deployments().chain(decision_log.iter().flat_map(DecisionLogSettings::redis_deployments));
         redis::ignore_unused_certificates(&mut values, deployments);
         let exports_logs = decision_log.as_ref().is_some_and(DecisionLogSettings::uses_collector);
-        let fleet = FleetSettings::read(&mut values, &store, decision_log.as_ref(), hash_key);
+        let fleet = FleetSettings::from_values(&mut values, &store, decision_log.as_ref(), hash_key);
         let on_store_error = values.get(&TOLLKEEPER_ON_STORE_ERROR);
         let settings = Self {
-            listeners: Listeners::read(&mut values),
-            client_limits: ClientLimits::read(&values),
-            admin: AdminToken::read(&mut values),
-            grpc: GrpcSettings::read(&values),
-            rules: RuleSettings::read(&values, on_store_error),
-            xds: XdsSettings::read(&mut values),
-            decisions: DecisionSettings::read(&mut values),
+            listeners: Listeners::from_values(&mut values),
+            client_limits: ClientLimits::from_values(&values),
+            admin: AdminToken::from_values(&mut values),
+            grpc: GrpcSettings::from_values(&values),
+            rules: RuleSettings::from_values(&values, on_store_error),
+            xds: XdsSettings::from_values(&mut values),
+            decisions: DecisionSettings::from_values(&mut values),
             store,
-            memory: MemorySettings::read(&values),
-            shutdown: ShutdownSettings::read(&mut values),
-            logs: LogSettings::read(&values),
+            memory: MemorySettings::from_values(&values),
+            shutdown: ShutdownSettings::from_values(&mut values),
+            logs: LogSettings::from_values(&values),
             decision_log,
             fleet,
-            metrics: MetricsSettings::read(&mut values),
-            tracing: TracingSettings::read(&mut values, exports_logs),
+            metrics: MetricsSettings::from_values(&mut values),
+            tracing: TracingSettings::from_values(&mut values, exports_logs),
             worker_threads: NonZeroUsize::new(values.get(&TOLLKEEPER_WORKER_THREADS)),
         };
-        values.ignore_unmet(&GROUPS);
-        (settings, environment.arrange(values.into_findings()))
+        values.ignore_settings_with_unmet_requirements(&SETTING_GROUPS);
+        (settings, environment.arrange_findings(values.into_findings()))
     }
 }

@@ -389,7 +389,7 @@ pub fn unusable_files(settings: &StoreSettings) -> Vec<UnusableSetting> {
             deployments.flat_map(connect_options::unusable_files).collect()
         }
         StoreSettings::Memcache(memcache) => {
-            memcache.tls.as_ref().and_then(|tls| tls.config().err()).into_iter().collect()
+            memcache.tls.as_ref().and_then(|tls| tls.build_client_config().err()).into_iter().collect()
         }
     }
 }

@@ -8,7 +8,7 @@ use tollkeeper::base::pb::{RateLimitRequest, RateLimitResponse};
 use tollkeeper::decide::Decider;
 use tollkeeper::decide::decision::DecisionContext;
 use tollkeeper::rules::compile::options::CompileOptions;
-use tollkeeper::rules::compile::{RuleText, compile};
+use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::yaml::Documents;
 use tollkeeper::serve::grpc::{decode, encode};
@@ -25,7 +25,7 @@ const RULES: &str = include_str!("decider.yaml");
 
 static SET: LazyLock<RuleSet> = LazyLock::new(|| {
     let source = RuleText { name: Arc::from("decider"), bytes: RULES.as_bytes().to_vec(), documents: Documents::All };
-    let compiled = compile(&[source], &CompileOptions::default()).unwrap_or_else(|problems| panic!("{problems}"));
+    let compiled = compile_texts(&[source], &CompileOptions::default()).unwrap_or_else(|problems| panic!("{problems}"));
     RuleSet::new(compiled.domains)
 });
 

@@ -4,7 +4,7 @@ use prost::Message as _;
 use tollkeeper::base::pb::xds::DiscoveryResponse;
 use tollkeeper::rules::compile::compile_documents;
 use tollkeeper::rules::compile::options::CompileOptions;
-use tollkeeper::rules::rule::render::rlconfig_lines;
+use tollkeeper::rules::rule::rlconfig::rlconfig_lines;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::xds::resource::decode_documents;
 

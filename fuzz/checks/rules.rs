@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use tollkeeper::rules::compile::options::CompileOptions;
-use tollkeeper::rules::compile::{RuleText, compile};
-use tollkeeper::rules::rule::render::rlconfig_lines;
+use tollkeeper::rules::compile::{RuleText, compile_texts};
+use tollkeeper::rules::rule::rlconfig::rlconfig_lines;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::yaml::Documents;
 
 pub(crate) fn check(data: &[u8]) {
     for documents in [Documents::All, Documents::FirstOnly] {
         let source = RuleText { name: Arc::from("f.yaml"), bytes: data.to_vec(), documents };
-        let read = || compile(std::slice::from_ref(&source), &CompileOptions::default());
+        let read = || compile_texts(std::slice::from_ref(&source), &CompileOptions::default());
         match read() {
             Ok(compiled) => {
                 let again = read().expect("it was accepted before");

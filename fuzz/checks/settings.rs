@@ -36,10 +36,10 @@ pub(crate) fn check(data: &[u8]) {
         }
         (one, other) => panic!("{one:?} and then {other:?}"),
     }
-    for line in report::report(variables.clone().into_iter()) {
+    for line in report::report_variables(variables.clone().into_iter()) {
         assert!(line.value.is_none_or(|value| is_line(&value) || value.is_empty()));
     }
-    let _shown = report::effective(variables.into_iter());
+    let _shown = report::list_effective_settings(variables.into_iter());
 }
 
 fn is_line(text: &str) -> bool {

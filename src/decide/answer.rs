@@ -25,7 +25,7 @@ struct CountedVerdicts {
 
 impl CountedVerdicts {
     /// Rejections by counters only.
-    const COUNTERS: Self = Self { policies: false, failures: false };
+    const COUNTERS_ONLY: Self = Self { policies: false, failures: false };
 
     const fn is_rejection(self, verdict: CombinedVerdict, by_policy: bool) -> bool {
         match verdict {
@@ -45,8 +45,8 @@ pub(super) fn answer(
     hard_and_quota_verdicts: &(impl Iterator<Item = LimitVerdicts> + Clone),
     may_fail: bool,
 ) -> Answer {
-    let rejected = |counted| is_rejected(hard_and_quota_verdicts.clone(), counted);
-    let counters = CountedVerdicts::COUNTERS;
+    let rejected = |counted| is_request_rejected(hard_and_quota_verdicts.clone(), counted);
+    let counters = CountedVerdicts::COUNTERS_ONLY;
     if !rejected(CountedVerdicts { policies: true, failures: may_fail }) {
         Answer::Passes
     } else if rejected(counters) {
@@ -61,7 +61,7 @@ pub(super) fn answer(
 }
 
 /// Returns true if a hard limit rejects the request, or if the quotas do.
-fn is_rejected(hard_and_quota_verdicts: impl Iterator<Item = LimitVerdicts>, counted: CountedVerdicts) -> bool {
+fn is_request_rejected(hard_and_quota_verdicts: impl Iterator<Item = LimitVerdicts>, counted: CountedVerdicts) -> bool {
     let (mut any_quota, mut all_exceeded) = (false, true);
     for LimitVerdicts { hard, quotas, by_policy } in hard_and_quota_verdicts {
         if counted.is_rejection(hard, by_policy) {

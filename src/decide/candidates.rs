@@ -105,23 +105,25 @@ impl CandidateCharges {
         selected: SelectedRequest<'_, 'r, '_>,
     ) {
         let Self { refs, outcomes } = self;
-        let record_of = |candidate| CandidateRecord::new(recorder, context, selected, candidate);
+        let record_of = |candidate| CandidateMetrics::new(recorder, context, selected, candidate);
         match outcomes {
             DeferredOutcomes::Ready(outcomes) => {
                 for (candidate, outcome) in refs.iter().zip(outcomes) {
-                    let push_text =
-                        |text: &mut Vec<u8>| push_key_text(text, &path_of(selected, *candidate), recorder.key_values);
-                    record_of(*candidate).record(recorder.metrics, &outcome, push_text);
+                    let push_text = |text: &mut Vec<u8>| {
+                        push_key_text(text, &candidate_path(selected, *candidate), recorder.key_values);
+                    };
+                    record_of(*candidate).record_outcome(recorder.metrics, &outcome, push_text);
                 }
             }
             DeferredOutcomes::Pending(pending) => {
-                let records = refs.iter().map(|candidate| (record_of(*candidate), path_of(selected, *candidate)));
+                let records =
+                    refs.iter().map(|candidate| (record_of(*candidate), candidate_path(selected, *candidate)));
                 let records: Vec<_> =
                     records.map(|(record, path)| (record, key_text(&path, recorder.key_values))).collect();
                 let metrics = Arc::clone(recorder.metrics);
                 spawn_on_outcomes(pending, move |outcomes| {
                     for ((record, text), outcome) in records.into_iter().zip(outcomes) {
-                        record.record(&metrics, &outcome, |pushed| pushed.extend_from_slice(text.as_bytes()));
+                        record.record_outcome(&metrics, &outcome, |pushed| pushed.extend_from_slice(text.as_bytes()));
                     }
                 });
             }
@@ -129,13 +131,16 @@ impl CandidateCharges {
     }
 }
 
-fn path_of<'a>(selected: SelectedRequest<'a, '_, '_>, CandidateRef { descriptor, at }: CandidateRef) -> Path<'a> {
+fn candidate_path<'a>(
+    selected: SelectedRequest<'a, '_, '_>,
+    CandidateRef { descriptor, at }: CandidateRef,
+) -> Path<'a> {
     let selection = &selected.selections[descriptor];
     Path { candidate: Some(selection.candidates[at].name), ..selection.path(selected.request, descriptor) }
 }
 
 /// What the metrics need of a candidate's charge; outlives the request.
-struct CandidateRecord {
+struct CandidateMetrics {
     limit: Limit,
     /// Hits from which on the limit counts as nearly used up.
     near: u64,
@@ -152,7 +157,7 @@ struct CandidateRecord {
     of_request: Option<Arc<LimitStats>>,
 }
 
-impl CandidateRecord {
+impl CandidateMetrics {
     fn new<'r>(
         recorder: Recorder<'_>,
         context: DecisionContext<'r>,
@@ -164,7 +169,7 @@ impl CandidateRecord {
         let (limit, sent): (&SelectedLimit<'_>, _) =
             (&selection.candidates[at], &selected.request.descriptors[descriptor]);
         let is_on = !recorder.metrics.is_off();
-        let path = path_of(selected, candidate);
+        let path = candidate_path(selected, candidate);
         let key = path.key();
         let stats = is_on.then(|| recorder.stats_of(context, selection, limit, &sent.entries)).flatten();
         Self {
@@ -184,7 +189,7 @@ impl CandidateRecord {
     }
 
     /// Records an outcome. `push_text` appends the key as `/top` shows it.
-    fn record(
+    fn record_outcome(
         self,
         metrics: &ServiceMetrics,
         outcome: &Result<StoreOutcome, ChargeError>,

@@ -64,12 +64,12 @@ impl<'a> Charger<'a, '_, '_> {
             Some((index, selection.charge(request, index, self.context.max_delay_us)?))
         });
         let record = move |index: usize, charge: &Charge<'_>, admissions: Result<LimitAdmissions, ChargeError>| {
-            dry_runs[index] = self.dry_run(&selections[index], charge, admissions);
+            dry_runs[index] = self.evaluate_dry_run(&selections[index], charge, admissions);
         };
         self.store.dry_run_all(charges, self.context.store, record)
     }
 
-    fn dry_run(
+    fn evaluate_dry_run(
         self,
         selection: &Selection<'_>,
         charge: &Charge<'_>,
@@ -105,13 +105,14 @@ impl<'a> Charger<'a, '_, '_> {
     ) -> Option<impl Future<Output = ()>> {
         let selections = self.selected.selections;
         outcomes.extend(selections.iter().map(|_| DescriptorOutcome::WithoutLimits));
-        let holds_back_any = self.is_rejected(&dry_runs.iter().map(|dry_run| dry_run.hard_and_quota_verdicts));
+        let holds_back_any =
+            self.limits_reject_request(&dry_runs.iter().map(|dry_run| dry_run.hard_and_quota_verdicts));
         let charge_of = move |index: usize| {
-            let charge = self.charge(index)?;
+            let charge = self.descriptor_charge(index)?;
             let is_held_back = holds_back_any && dry_runs.get(index).is_some_and(|dry_run| !dry_run.is_exceeded);
-            Some(if is_held_back { peek_only(charge) } else { charge })
+            Some(if is_held_back { to_peek(charge) } else { charge })
         };
-        self.make(charge_of, dry_runs, outcomes)
+        self.send_charges(charge_of, dry_runs, outcomes)
     }
 
     /// Charges the descriptors held back if the request is not rejected after all; `None` if there is nothing to do, or
@@ -124,21 +125,22 @@ impl<'a> Charger<'a, '_, '_> {
         let hard_and_quota_verdicts = outcomes.iter().zip(self.selected.selections);
         let hard_and_quota_verdicts = hard_and_quota_verdicts
             .map(|(outcome, selection)| outcome.hard_and_quota_verdicts(self.behaviour, selection));
-        if !self.is_rejected(&dry_runs.iter().map(|dry_run| dry_run.hard_and_quota_verdicts))
-            || self.is_rejected(&hard_and_quota_verdicts)
+        if !self.limits_reject_request(&dry_runs.iter().map(|dry_run| dry_run.hard_and_quota_verdicts))
+            || self.limits_reject_request(&hard_and_quota_verdicts)
         {
             return None;
         }
         // Refunds and peeks were made as they are.
         let charge_of = move |index: usize| {
-            let charge = self.charge(index).filter(|charge| matches!(charge.request.hits, Hits::Charge(_)))?;
+            let charge =
+                self.descriptor_charge(index).filter(|charge| matches!(charge.request.hits, Hits::Charge(_)))?;
             (!dry_runs[index].is_exceeded).then_some(charge)
         };
-        self.make(charge_of, dry_runs, outcomes)
+        self.send_charges(charge_of, dry_runs, outcomes)
     }
 
     /// Makes the charge of each descriptor that has one. A charge whose dry run failed is not sent: its policy decides.
-    fn make(
+    fn send_charges(
         self,
         charge_of: impl Fn(usize) -> Option<Charge<'a>> + Copy,
         dry_runs: &'a DryRuns,
@@ -166,13 +168,13 @@ impl<'a> Charger<'a, '_, '_> {
         self.store.charge_all(charges, self.context.store, record)
     }
 
-    fn charge(self, index: usize) -> Option<Charge<'a>> {
+    fn descriptor_charge(self, index: usize) -> Option<Charge<'a>> {
         let SelectedRequest { request, selections } = self.selected;
         selections[index].charge(request, index, self.context.max_delay_us)
     }
 
     /// Returns true if the limits reject the request.
-    fn is_rejected(self, hard_and_quota_verdicts: &(impl Iterator<Item = LimitVerdicts> + Clone)) -> bool {
+    fn limits_reject_request(self, hard_and_quota_verdicts: &(impl Iterator<Item = LimitVerdicts> + Clone)) -> bool {
         answer(hard_and_quota_verdicts, !self.behaviour.shadow_mode) == Answer::Rejected
     }
 
@@ -193,7 +195,7 @@ impl<'a> Charger<'a, '_, '_> {
 }
 
 /// The same charge as a peek; refunds stay.
-const fn peek_only(mut charge: Charge<'_>) -> Charge<'_> {
+const fn to_peek(mut charge: Charge<'_>) -> Charge<'_> {
     if matches!(charge.request.hits, Hits::Charge(_)) {
         charge.request.hits = Hits::Peek;
     }

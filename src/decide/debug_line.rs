@@ -26,17 +26,17 @@ impl DecidedRequest<'_, '_, '_> {
     /// Logs the decision as one line.
     #[inline(never)]
     pub(super) fn log_debug_line(self, values: &ValueForm, decided: &Result<Decision<'_>, DecideError>) {
-        let domain = bounded(self.selected.request.domain.as_bytes());
+        let domain = bounded_text(self.selected.request.domain.as_bytes());
         let (verdict, delay_us) = (self.verdicts(decided).request.name(), decided.as_ref().map_or(0, |it| it.delay_us));
         let error = decided.as_ref().err().map(|error| error.name());
-        let descriptors = self.debug_text(values);
+        let descriptors = self.describe_request(values);
         tracing::debug!(domain, verdict, error, delay_us, descriptors, "decision");
     }
 
     /// Describes each descriptor: `user=alice -> shop.user (rules.yaml:3:17): 10 per minute by token_bucket: ok`.
-    fn debug_text(self, values: &ValueForm) -> String {
+    fn describe_request(self, values: &ValueForm) -> String {
         let count = self.selected.request.descriptors.len();
-        let shown = (0..count.min(MAX_DESCRIPTORS)).map(|index| self.debug_descriptor(index, values));
+        let shown = (0..count.min(MAX_DESCRIPTORS)).map(|index| self.describe_descriptor(index, values));
         let mut text = shown.collect::<Vec<_>>().join("; ");
         if count > MAX_DESCRIPTORS {
             // Writing to a String does not fail.
@@ -45,7 +45,7 @@ impl DecidedRequest<'_, '_, '_> {
         text
     }
 
-    fn debug_descriptor(self, index: usize, values: &ValueForm) -> String {
+    fn describe_descriptor(self, index: usize, values: &ValueForm) -> String {
         let descriptor = &self.selected.request.descriptors[index];
         let is_hidden = self.rule_logging(index) == Some(RuleLogging::None);
         let values = if is_hidden { &ValueForm::Omitted } else { values };
@@ -82,7 +82,7 @@ impl DecidedRequest<'_, '_, '_> {
 }
 
 /// Text of the first [`MAX_TEXT_BYTES`].
-fn bounded(bytes: &[u8]) -> String {
+fn bounded_text(bytes: &[u8]) -> String {
     match bytes.get(..MAX_TEXT_BYTES) {
         Some(start) if bytes.len() > MAX_TEXT_BYTES => format!("{}...", String::from_utf8_lossy(start)),
         _ => String::from_utf8_lossy(bytes).into_owned(),
@@ -90,9 +90,9 @@ fn bounded(bytes: &[u8]) -> String {
 }
 
 fn entry_text(entry: &Entry<'_>, values: &ValueForm) -> String {
-    let key = bounded(entry.key);
+    let key = bounded_text(entry.key);
     match values {
-        ValueForm::Plain => format!("{key}={}", bounded(entry.value)),
+        ValueForm::Plain => format!("{key}={}", bounded_text(entry.value)),
         ValueForm::Hashed(_) => {
             let EntryRecord { value_hash, .. } = values.record_entry(entry);
             format!("{key}=#{}", value_hash.as_deref().unwrap_or_default())

@@ -54,7 +54,8 @@ impl<'a> DecidedRequest<'a, '_, '_> {
     pub(super) fn log(self, log: &'a DecisionLog, decided: &Result<Decision<'_>, DecideError>) {
         let count = self.selected.request.descriptors.len();
         // Before the verdicts, because a small sample contains few keys.
-        let sampled: SmallVec<[bool; 2]> = (0..count).map(|index| log.sample.contains(&self.path(index))).collect();
+        let sampled: SmallVec<[bool; 2]> =
+            (0..count).map(|index| log.sample.contains(&self.counter_path(index))).collect();
         if count > 0 && !sampled.contains(&true) {
             return;
         }
@@ -73,7 +74,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         };
         if is_logged {
             let logged = LoggedDecision { decided, verdicts, sampled };
-            log.write_decision(|stamp| self.record(log, stamp, &logged));
+            log.write_decision(|stamp| self.build_record(log, stamp, &logged));
         }
     }
 
@@ -115,7 +116,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
     }
 
     /// Path of the counters of the descriptor at `index`, or the path that was sent.
-    fn path(self, index: usize) -> Path<'a> {
+    fn counter_path(self, index: usize) -> Path<'a> {
         let SelectedRequest { request, selections } = self.selected;
         match selections.get(index) {
             Some(selection) => selection.path(request, index),
@@ -126,7 +127,12 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         }
     }
 
-    fn record(self, log: &DecisionLog, stamp: RecordStamp<'a>, logged: &LoggedDecision<'_, '_>) -> DecisionRecord<'a> {
+    fn build_record(
+        self,
+        log: &DecisionLog,
+        stamp: RecordStamp<'a>,
+        logged: &LoggedDecision<'_, '_>,
+    ) -> DecisionRecord<'a> {
         let LoggedDecision { decided, verdicts, .. } = logged;
         let SelectedRequest { request, selections } = self.selected;
         let hard_and_quota_verdicts = selections.iter().zip(self.outcomes);
@@ -141,7 +147,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             time_us,
             domain: request.domain.into(),
             hits_addend: request.hits_addend,
-            descriptors: (0..count).map(|index| self.descriptor(log, index, logged)).collect(),
+            descriptors: (0..count).map(|index| self.build_descriptor_record(log, index, logged)).collect(),
             verdict: verdicts.request,
             error: decided.as_ref().err().map(|error| error.name().into()),
             retry_after_us: if is_rejected { retry_after_us(hard_and_quota_verdicts) } else { None },
@@ -153,7 +159,12 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         }
     }
 
-    fn descriptor(self, log: &DecisionLog, index: usize, logged: &LoggedDecision<'_, '_>) -> DescriptorRecord<'a> {
+    fn build_descriptor_record(
+        self,
+        log: &DecisionLog,
+        index: usize,
+        logged: &LoggedDecision<'_, '_>,
+    ) -> DescriptorRecord<'a> {
         let SelectedRequest { request, selections } = self.selected;
         let descriptor = &request.descriptors[index];
         let (selection, outcome) = (selections.get(index), self.outcomes.get(index));
@@ -172,10 +183,10 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             hits: hits_to_number(descriptor.hits),
             limit_override: descriptor.limit_override.as_ref().map(OverrideRecord::from),
             sampled: logged.sampled[index],
-            rule: selection.and_then(|selection| selection.rule).map(|compiled| rule_record(&compiled.rule)),
+            rule: selection.and_then(|selection| selection.rule).map(|compiled| to_rule_record(&compiled.rule)),
             unlimited: selection.is_some_and(|selection| selection.unlimited),
-            limits: selection.map(|selection| self.limit_records(selection, index)).unwrap_or_default(),
-            decided_by: outcome.and_then(decider),
+            limits: selection.map(|selection| self.build_limit_records(selection, index)).unwrap_or_default(),
+            decided_by: outcome.and_then(decision_source),
             policy: failed.map(|failed| failed.policies.strictest()),
             reason: failed.map(|failed| failed.error.name().into()),
             now_us: charged_at.filter(|at| *at != self.context.store.now).map(|at| at.as_micros()),
@@ -184,19 +195,19 @@ impl<'a> DecidedRequest<'a, '_, '_> {
     }
 
     /// Limits of the descriptor at `index`, candidates last.
-    fn limit_records(self, selection: &'a Selection<'_>, index: usize) -> SmallVec<[LimitRecord<'a>; 1]> {
+    fn build_limit_records(self, selection: &'a Selection<'_>, index: usize) -> SmallVec<[LimitRecord<'a>; 1]> {
         let outcome = self.outcomes.get(index);
         let deciding = selection.limits.iter().enumerate();
-        let deciding = deciding.map(|(at, selected)| limit_record(selected, outcome.and_then(|it| it.result(at))));
+        let deciding = deciding.map(|(at, selected)| to_limit_record(selected, outcome.and_then(|it| it.result(at))));
         let candidates = selection.candidates.iter().enumerate().map(|(at, selected)| {
             let charged = self.candidates.and_then(|charges| charges.result(CandidateRef { descriptor: index, at }));
-            LimitRecord { candidate: true, ..limit_record(selected, charged) }
+            LimitRecord { candidate: true, ..to_limit_record(selected, charged) }
         });
         deciding.chain(candidates).collect()
     }
 }
 
-fn rule_record(rule: &Rule) -> RuleRecord<'_> {
+fn to_rule_record(rule: &Rule) -> RuleRecord<'_> {
     let source = &*rule.location.file;
     // Resources of a control plane have no lines.
     let (file, line, resource) = match rule.location.line {
@@ -206,7 +217,7 @@ fn rule_record(rule: &Rule) -> RuleRecord<'_> {
     RuleRecord { path: (&*rule.path).into(), file, line, resource }
 }
 
-fn limit_record<'a>(selected: &SelectedLimit<'a>, result: Option<&ChargeResult>) -> LimitRecord<'a> {
+fn to_limit_record<'a>(selected: &SelectedLimit<'a>, result: Option<&ChargeResult>) -> LimitRecord<'a> {
     let (limit, period) = (&selected.limit, selected.limit.period());
     LimitRecord {
         name: selected.name.into(),
@@ -223,16 +234,16 @@ fn limit_record<'a>(selected: &SelectedLimit<'a>, result: Option<&ChargeResult>)
         shadow: selected.shadow,
         candidate: false,
         quota: selected.quota,
-        result: result.map(result_record),
+        result: result.map(to_result_record),
     }
 }
 
-const fn result_record(result: &ChargeResult) -> ResultRecord {
+const fn to_result_record(result: &ChargeResult) -> ResultRecord {
     let &ChargeResult { admitted, before, after, remaining, reset_us, retry_after_us, delay_us } = result;
     ResultRecord { admitted, before, after, remaining, reset_us, retry_after_us, delay_us }
 }
 
-const fn decider(outcome: &DescriptorOutcome) -> Option<DecisionSource> {
+const fn decision_source(outcome: &DescriptorOutcome) -> Option<DecisionSource> {
     Some(match outcome {
         DescriptorOutcome::WithoutLimits => return None,
         DescriptorOutcome::Failed(_) => DecisionSource::Policy,

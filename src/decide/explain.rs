@@ -131,16 +131,16 @@ impl Explanation {
             request.descriptors.iter().zip(&selections).enumerate().map(|(index, (descriptor, selection))| {
                 let mut results = counters.get(index).map_or(&[][..], Vec::as_slice).iter().map(Option::as_ref);
                 let strict = selection.limits.iter().any(|one| one.limit.consistency() == Consistency::Strict);
-                let deciding = selection.limits.iter().map(|one| explained_limit(one, strict, false));
-                let candidates = selection.candidates.iter().map(|one| explained_limit(one, false, true));
+                let deciding = selection.limits.iter().map(|one| explain_limit(one, strict, false));
+                let candidates = selection.candidates.iter().map(|one| explain_limit(one, false, true));
                 let with_counter = |mut limit: ExplainedLimit| {
                     limit.counter = results.next().flatten().map(ExplainedCounter::of);
                     limit
                 };
                 let limits = deciding.chain(candidates).map(with_counter).collect();
                 match domain {
-                    None => unknown_domain(descriptor),
-                    Some(domain) => explained(rules, domain, descriptor, selection, limits),
+                    None => explain_unknown_domain(descriptor),
+                    Some(domain) => explain_descriptor(rules, domain, descriptor, selection, limits),
                 }
             });
         Self {
@@ -194,7 +194,7 @@ impl Decider {
     }
 }
 
-fn unknown_domain(descriptor: &Descriptor<'_>) -> ExplainedDescriptor {
+fn explain_unknown_domain(descriptor: &Descriptor<'_>) -> ExplainedDescriptor {
     ExplainedDescriptor {
         descriptor: descriptor.to_string(),
         steps: Vec::new(),
@@ -204,7 +204,7 @@ fn unknown_domain(descriptor: &Descriptor<'_>) -> ExplainedDescriptor {
     }
 }
 
-fn explained(
+fn explain_descriptor(
     rules: &RuleSet,
     domain: &DomainRules,
     descriptor: &Descriptor<'_>,
@@ -242,14 +242,14 @@ fn explained(
     };
     ExplainedDescriptor {
         descriptor: descriptor.to_string(),
-        steps: trace.steps.iter().zip(&descriptor.entries).map(|(step, entry)| explained_step(step, entry)).collect(),
+        steps: trace.steps.iter().zip(&descriptor.entries).map(|(step, entry)| explain_step(step, entry)).collect(),
         outcome,
         rule: rule.map(|rule| ExplainedRule { path: rule.path.clone(), origin: rule.location.to_string() }),
         limits,
     }
 }
 
-fn explained_step(step: &TraceStep<'_>, entry: &Entry<'_>) -> ExplainedStep {
+fn explain_step(step: &TraceStep<'_>, entry: &Entry<'_>) -> ExplainedStep {
     let name = |node: &NodeRef<'_>| String::from_utf8_lossy(node.composite).into_owned();
     let reason = |miss| match miss {
         NearMiss::OtherValue => "it has another value",
@@ -275,11 +275,11 @@ fn explained_step(step: &TraceStep<'_>, entry: &Entry<'_>) -> ExplainedStep {
     }
 }
 
-fn explained_limit(selected: &SelectedLimit<'_>, any_is_strict: bool, candidate: bool) -> ExplainedLimit {
+fn explain_limit(selected: &SelectedLimit<'_>, any_is_strict: bool, candidate: bool) -> ExplainedLimit {
     ExplainedLimit {
         name: selected.name.to_owned(),
         limit: selected.limit.to_string(),
-        guarantee: guarantee(&selected.limit, any_is_strict),
+        guarantee: describe_guarantee(&selected.limit, any_is_strict),
         shadow_mode: selected.shadow,
         quota_mode: selected.quota,
         candidate,
@@ -300,13 +300,13 @@ impl ExplainedCounter {
     }
 }
 
-fn guarantee(limit: &Limit, any_is_strict: bool) -> Cow<'static, str> {
+fn describe_guarantee(limit: &Limit, any_is_strict: bool) -> Cow<'static, str> {
     if let Some(scope) = limit.global_scope() {
         let leases = match limit.consistency() {
             Consistency::Eventual(_) if !any_is_strict => "; replicas lease hits of their region",
             _ => "",
         };
-        return (global_guarantee(limit, scope) + leases).into();
+        return (describe_global_guarantee(limit, scope) + leases).into();
     }
     let most = match limit.consistency() {
         Consistency::Strict => return "strict: every admitted hit is counted first".into(),
@@ -314,14 +314,14 @@ fn guarantee(limit: &Limit, any_is_strict: bool) -> Cow<'static, str> {
             return "eventual, but strict like another limit of the descriptor: every admitted hit is counted first"
                 .into();
         }
-        Consistency::Eventual(overshoot) => overshoot_text(overshoot),
+        Consistency::Eventual(overshoot) => describe_overshoot(overshoot),
     };
     format!("eventual: all replicas together admit at most {most} beyond the limit in any span of a period").into()
 }
 
 /// Promise of a global limit, and what one of its regions may admit alone.
-fn global_guarantee(limit: &Limit, scope: GlobalScope) -> String {
-    let most = overshoot_text(scope.max_overshoot);
+fn describe_global_guarantee(limit: &Limit, scope: GlobalScope) -> String {
+    let most = describe_overshoot(scope.max_overshoot);
     let (regions, reserve, allowance) = (scope.regions, limit.region_reserve(), limit.cut_off_allowance());
     let promise = match scope.on_region_loss {
         RegionLossPolicy::Share | RegionLossPolicy::Deny => {
@@ -339,7 +339,7 @@ fn global_guarantee(limit: &Limit, scope: GlobalScope) -> String {
     format!("global: {promise}; reserve of a region: {reserve}; when cut off, beyond its grants and reserve: {cut_off}")
 }
 
-fn overshoot_text(overshoot: Overshoot) -> String {
+fn describe_overshoot(overshoot: Overshoot) -> String {
     match overshoot {
         Overshoot::Hits(hits) => format!("{hits} hits"),
         Overshoot::MilliPercent(part) => {

@@ -32,9 +32,9 @@ pub(super) fn push_key_text(text: &mut Vec<u8>, path: &Path<'_>, form: &ValueFor
         if index > 0 {
             text.push(b',');
         }
-        is_exact &= push_escaped(text, entry.key);
+        is_exact &= append_escaped(text, entry.key);
         text.push(b'=');
-        is_exact &= push_escaped(text, &value);
+        is_exact &= append_escaped(text, &value);
         if text.len() > MAX_KEY_TEXT_BYTES {
             is_exact = false;
             break;
@@ -48,7 +48,7 @@ pub(super) fn push_key_text(text: &mut Vec<u8>, path: &Path<'_>, form: &ValueFor
             text.pop();
         }
         text.extend_from_slice(b",#");
-        text.extend_from_slice(hash(path, form).as_bytes());
+        text.extend_from_slice(hash_to_hex(path, form).as_bytes());
     }
     if text.capacity() > MAX_KEY_TEXT_BYTES {
         text.shrink_to_fit();
@@ -56,10 +56,10 @@ pub(super) fn push_key_text(text: &mut Vec<u8>, path: &Path<'_>, form: &ValueFor
 }
 
 /// Appends an escaped part, of which more than [`MAX_KEY_TEXT_BYTES`] need not be whole; false if it is not exact.
-fn push_escaped(text: &mut Vec<u8>, part: &[u8]) -> bool {
+fn append_escaped(text: &mut Vec<u8>, part: &[u8]) -> bool {
     let start = &part[..part.len().min(MAX_KEY_TEXT_BYTES + 1)];
     // Tests each byte without a branch.
-    if start.iter().fold(true, |is_plain, byte| is_plain & IS_PLAIN[usize::from(*byte)]) {
+    if start.iter().fold(true, |is_plain, byte| is_plain & NEEDS_NO_ESCAPE[usize::from(*byte)]) {
         text.extend_from_slice(start);
         return start.len() == part.len();
     }
@@ -73,7 +73,7 @@ fn push_escaped(text: &mut Vec<u8>, part: &[u8]) -> bool {
 }
 
 /// True for each byte of ASCII that needs no escape.
-const IS_PLAIN: [bool; 256] = {
+const NEEDS_NO_ESCAPE: [bool; 256] = {
     let mut is_plain = [false; 256];
     let mut byte = 0_u8;
     while byte.is_ascii() {
@@ -89,7 +89,7 @@ const fn is_utf8_continuation(byte: u8) -> bool {
 }
 
 /// 16 hexadecimal digits.
-fn hash(path: &Path<'_>, form: &ValueForm) -> String {
+fn hash_to_hex(path: &Path<'_>, form: &ValueForm) -> String {
     let mut hasher = blake3::Hasher::new();
     for (index, entry) in path.entries.iter().enumerate() {
         let shared = path.shared.iter().find(|(shared, _)| *shared == index).map(|(_, pattern)| *pattern);

@@ -87,7 +87,7 @@ impl ProcessFacts {
             on_store_error: settings.rules.on_store_error,
             max_replicas: settings.rules.max_replicas,
             regions: settings.store.number_of_regions(),
-            when: log.iter().flat_map(|log| log.when.words()).map(str::to_owned).collect(),
+            when: log.iter().flat_map(|log| log.when.selector_words()).map(str::to_owned).collect(),
             sample: log.map_or(0.0, |log| log.sample),
             values: log.map(|log| log.values.name()).unwrap_or_default().to_owned(),
         };

@@ -32,13 +32,13 @@ pub(super) fn merge<'r>(
     let over_limit = rejected && !behaviour.shadow_mode;
     // Delay only admitted responses; SHADOW_MODE must not add latency.
     let may_delay = !rejected && !behaviour.shadow_mode;
-    let mut headers = limit_headers(behaviour, &statuses);
+    let mut headers = build_limit_headers(behaviour, &statuses);
     let mut body = None;
     if over_limit {
-        if let Some(header) = retry_after_header(behaviour, &statuses) {
+        if let Some(header) = build_retry_after_header(behaviour, &statuses) {
             headers.push(header);
         }
-        let rejection = rejection_body(selections, &statuses);
+        let rejection = select_rejection_body(selections, &statuses);
         body = rejection.and_then(|rejection| rejection.body.as_deref());
         let content_type = rejection.and_then(|rejection| rejection.content_type.as_deref());
         if let Some(value) = content_type {
@@ -57,7 +57,10 @@ pub(super) fn merge<'r>(
 }
 
 /// First body of the descriptors that reject the request. Exceeded quotas do only if all are.
-fn rejection_body<'r>(selections: &[Selection<'r>], statuses: &[DescriptorStatus<'_>]) -> Option<&'r OverLimitBody> {
+fn select_rejection_body<'r>(
+    selections: &[Selection<'r>],
+    statuses: &[DescriptorStatus<'_>],
+) -> Option<&'r OverLimitBody> {
     let quotas_reject = quotas_reject(statuses.iter().map(|status| status.hard_and_quota_verdicts));
     let rejects = |hard_and_quota_verdicts: &LimitVerdicts| {
         hard_and_quota_verdicts.hard.rejects() || quotas_reject && hard_and_quota_verdicts.quotas.is_some()
@@ -68,7 +71,10 @@ fn rejection_body<'r>(selections: &[Selection<'r>], statuses: &[DescriptorStatus
 }
 
 /// `RateLimit-*` headers of the last exceeded limit that is not a quota, else of the first with the least remaining.
-fn limit_headers<'r>(behaviour: &'r DecisionSettings, statuses: &[DescriptorStatus<'r>]) -> SmallVec<[Header<'r>; 4]> {
+fn build_limit_headers<'r>(
+    behaviour: &'r DecisionSettings,
+    statuses: &[DescriptorStatus<'r>],
+) -> SmallVec<[Header<'r>; 4]> {
     let Some(names) = &behaviour.limit_headers else { return SmallVec::new() };
     let mut least = (u32::MAX, None);
     for status in statuses {
@@ -88,7 +94,10 @@ fn limit_headers<'r>(behaviour: &'r DecisionSettings, statuses: &[DescriptorStat
 }
 
 /// `Retry-After` header: seconds until the same request could pass, rounded up, at least 1. `None` if it never will.
-fn retry_after_header<'r>(behaviour: &'r DecisionSettings, statuses: &[DescriptorStatus<'r>]) -> Option<Header<'r>> {
+fn build_retry_after_header<'r>(
+    behaviour: &'r DecisionSettings,
+    statuses: &[DescriptorStatus<'r>],
+) -> Option<Header<'r>> {
     let name = behaviour.retry_after_header.as_deref()?;
     let wait_us = retry_after_us(statuses.iter().map(|status| status.hard_and_quota_verdicts))?;
     Some(Header { name, value: Cow::Owned(wait_us.div_ceil(1_000_000).max(1).to_string()) })

@@ -8,7 +8,7 @@ use super::selection::Selection;
 use super::status::DescriptorStatus;
 use crate::limit::period::Unit;
 use crate::limit::request::{Descriptor, LimitOverride, Request};
-use crate::rules::rule::naming::override_metric_name;
+use crate::rules::rule::metric_names::override_metric_name;
 use crate::settings::decisions::DecisionSettings;
 use crate::telemetry::metrics::limit_registry::OVERFLOW_NAME;
 use crate::telemetry::metrics::limit_stats::LimitName;
@@ -26,12 +26,12 @@ pub(super) fn of(
     let mut fields = Map::new();
     if behaviour.response_dynamic_metadata {
         fields.insert("domain".to_owned(), json!(request.domain));
-        let descriptors: Vec<_> = request.descriptors.iter().map(described).collect();
+        let descriptors: Vec<_> = request.descriptors.iter().map(descriptor_metadata).collect();
         fields.insert("descriptors".to_owned(), Value::Array(descriptors));
         if request.hits_addend != 0 {
             fields.insert("hitsAddend".to_owned(), json!(request.hits_addend));
         }
-        let attached = attached(selections, statuses);
+        let attached = merge_rule_metadata(selections, statuses);
         if !attached.is_empty() {
             fields.insert("metadata".to_owned(), Value::Object(attached));
         }
@@ -40,7 +40,9 @@ pub(super) fn of(
         let rejections = selections.iter().zip(statuses);
         let rejections = rejections.zip(&request.descriptors);
         let rejections: Vec<_> = rejections
-            .filter_map(|((selection, status), descriptor)| rejection(request.domain, selection, status, descriptor))
+            .filter_map(|((selection, status), descriptor)| {
+                rejection_metadata(request.domain, selection, status, descriptor)
+            })
             .collect();
         if !rejections.is_empty() {
             fields.insert("over_limit".to_owned(), Value::Array(rejections));
@@ -49,11 +51,11 @@ pub(super) fn of(
     Some(fields)
 }
 
-fn described(descriptor: &Descriptor<'_>) -> Value {
+fn descriptor_metadata(descriptor: &Descriptor<'_>) -> Value {
     let mut fields = Map::new();
     fields.insert("entries".to_owned(), descriptor.entries.iter().map(ToString::to_string).collect());
     if let Some(limit_override) = &descriptor.limit_override {
-        fields.insert("limit".to_owned(), Value::String(override_text(limit_override)));
+        fields.insert("limit".to_owned(), Value::String(format_override(limit_override)));
     }
     if let Some(hits_addend) = descriptor.hits_addend {
         fields.insert("hitsAddend".to_owned(), json!(hits_addend));
@@ -63,7 +65,7 @@ fn described(descriptor: &Descriptor<'_>) -> Value {
 
 /// The limit in protobuf's text format, without fields at their default. A unit that Envoy's own enum lacks, such as a
 /// week, is written as its number.
-fn override_text(sent: &LimitOverride) -> String {
+fn format_override(sent: &LimitOverride) -> String {
     let mut fields = Vec::new();
     if sent.requests_per_unit != 0 {
         fields.push(format!("requests_per_unit:{}", sent.requests_per_unit));
@@ -80,7 +82,7 @@ fn override_text(sent: &LimitOverride) -> String {
 }
 
 /// Metadata of the rules whose descriptors pass, merged in the order of the request; the first value of a key stays.
-fn attached(selections: &[Selection<'_>], statuses: &[DescriptorStatus<'_>]) -> Map<String, Value> {
+fn merge_rule_metadata(selections: &[Selection<'_>], statuses: &[DescriptorStatus<'_>]) -> Map<String, Value> {
     let mut merged = Map::new();
     for (selection, status) in selections.iter().zip(statuses) {
         let passed = !selection.limits.is_empty() && !status.shown.over_limit && !status.fails();
@@ -105,7 +107,7 @@ fn merge_into(merged: &mut Map<String, Value>, added: &Map<String, Value>) {
 }
 
 /// The limit that rejected, for the access log, by its name in metrics; `None` if none did.
-fn rejection(
+fn rejection_metadata(
     domain: &str,
     selection: &Selection<'_>,
     status: &DescriptorStatus<'_>,

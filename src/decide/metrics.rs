@@ -19,7 +19,7 @@ use crate::decide::log::value_form::ValueForm;
 use crate::limit::charge::{ChargeResult, Path};
 use crate::limit::request::{Descriptor, Entry, Hits};
 use crate::limit::{Limit, StorePolicy};
-use crate::rules::rule::naming::override_metric_name;
+use crate::rules::rule::metric_names::override_metric_name;
 use crate::rules::rule::set::DomainRules;
 use crate::store::charge::DecidedBy;
 use crate::telemetry::metrics::limit_stats::{LimitStat, LimitStats};
@@ -118,7 +118,7 @@ impl Recorder<'_> {
                 let decided_by = outcome.decided_by;
                 let result_of = LimitResult { result, near, shadow, rejected_elsewhere, decided_by };
                 record_hits(stats, &limit.limit, hits, result_of);
-                stats.add_to_counter(verdict(limit, result), 1);
+                stats.add_to_counter(stat_of_result(limit, result), 1);
             }
             DescriptorOutcome::Failed(failed) => {
                 let policy = failed.policies.for_limit(limit);
@@ -135,7 +135,7 @@ impl Recorder<'_> {
                         }
                     }
                 }
-                stats.add_to_counter(by_policy(policy), 1);
+                stats.add_to_counter(stat_of_policy(policy), 1);
             }
         }
     }
@@ -166,7 +166,7 @@ impl Recorder<'_> {
             if !result.admitted {
                 stats.rejected_keys.add_hash(hash);
                 let id = stats.combine_id_with_key(key);
-                let named = (limit.stats.is_none()).then(|| self.of_override(selection, descriptor)).flatten();
+                let named = (limit.stats.is_none()).then(|| self.override_stats(selection, descriptor)).flatten();
                 let limit = named.as_deref().unwrap_or(stats);
                 let rejection = KeyRejection { id, limit, hits };
                 self.metrics
@@ -189,22 +189,22 @@ impl Recorder<'_> {
             (Some(stats), Some(compiled)) if compiled.named_by_request => {
                 let mut parts = context.rules?.metric_name_by_request(domain, compiled, entries);
                 parts.extend(compiled.rule.limit_suffix(limit.index));
-                Some(self.of_request(domain, &parts).map_or(StatsRef::Rule(stats), StatsRef::Request))
+                Some(self.request_named_stats(domain, &parts).map_or(StatsRef::Rule(stats), StatsRef::Request))
             }
             (Some(stats), _) => Some(StatsRef::Rule(stats)),
             (None, _) => {
-                let stats = self.of_request(domain, &override_metric_name(entries));
+                let stats = self.request_named_stats(domain, &override_metric_name(entries));
                 Some(stats.map_or(StatsRef::Rule(&domain.others), StatsRef::Request))
             }
         }
     }
 
     /// Statistics of a limit that came with a request; `None` if there is no room for its name.
-    fn of_override(self, selection: &Selection<'_>, descriptor: &Descriptor<'_>) -> Option<Arc<LimitStats>> {
-        self.of_request(selection.domain?, &override_metric_name(&descriptor.entries))
+    fn override_stats(self, selection: &Selection<'_>, descriptor: &Descriptor<'_>) -> Option<Arc<LimitStats>> {
+        self.request_named_stats(selection.domain?, &override_metric_name(&descriptor.entries))
     }
 
-    fn of_request(self, domain: &DomainRules, parts: &[String]) -> Option<Arc<LimitStats>> {
+    fn request_named_stats(self, domain: &DomainRules, parts: &[String]) -> Option<Arc<LimitStats>> {
         let names: SmallVec<[&str; 6]> =
             std::iter::once(&*domain.name).chain(parts.iter().map(String::as_str)).collect();
         self.metrics.limits.register_request_limit(&names)
@@ -279,7 +279,7 @@ pub(super) fn near_hits(limit: &Limit, ratio: f32) -> u64 {
     }
 }
 
-const fn verdict(limit: &SelectedLimit<'_>, result: &ChargeResult) -> LimitStat {
+const fn stat_of_result(limit: &SelectedLimit<'_>, result: &ChargeResult) -> LimitStat {
     match (result.admitted, limit.shadow) {
         (true, _) => LimitStat::Ok,
         (false, true) => LimitStat::Shadow,
@@ -287,7 +287,7 @@ const fn verdict(limit: &SelectedLimit<'_>, result: &ChargeResult) -> LimitStat 
     }
 }
 
-const fn by_policy(policy: StorePolicy) -> LimitStat {
+const fn stat_of_policy(policy: StorePolicy) -> LimitStat {
     match policy {
         StorePolicy::Local => LimitStat::Local,
         StorePolicy::Allow => LimitStat::Allow,

@@ -105,19 +105,19 @@ impl LimitRejection {
     }
 
     /// Rejection by two limits, which must both admit the hits.
-    fn and(self, other: Self) -> Self {
+    fn combined_with(self, other: Self) -> Self {
         Self { retry_after_us: self.retry_after_us.zip(other.retry_after_us).map(|(one, two)| one.max(two)) }
     }
 }
 
 impl CombinedVerdict {
     /// Verdict of limits by the rejections among them.
-    fn of(rejections: impl Iterator<Item = LimitRejection>) -> Self {
-        rejections.reduce(LimitRejection::and).map_or(Self::Admits, Self::Rejects)
+    fn from_rejections(rejections: impl Iterator<Item = LimitRejection>) -> Self {
+        rejections.reduce(LimitRejection::combined_with).map_or(Self::Admits, Self::Rejects)
     }
 
     /// Verdict of a policy for a charge that neither the store nor the fallback counters decided.
-    const fn of_policy(policy: StorePolicy) -> Self {
+    const fn from_policy(policy: StorePolicy) -> Self {
         match policy {
             StorePolicy::Allow | StorePolicy::Local => Self::Admits,
             StorePolicy::Deny => Self::Rejects(LimitRejection::BY_POLICY),
@@ -142,7 +142,7 @@ impl LimitVerdicts {
         let of_kind = |quota: bool| {
             let decisive = |selected: &SelectedLimit<'_>| selected.quota == quota && !selected.shadow;
             let rejections = limits.iter().enumerate().filter(|(_, selected)| decisive(selected));
-            CombinedVerdict::of(rejections.filter_map(|(index, _)| rejection(index)))
+            CombinedVerdict::from_rejections(rejections.filter_map(|(index, _)| rejection(index)))
         };
         // A quota in shadow mode always has room.
         let has_quotas = limits.iter().any(|selected| selected.quota);
@@ -152,7 +152,7 @@ impl LimitVerdicts {
     /// Replaces the verdict of each kind of limits by that of its failure policy, unless this is `local`.
     pub(super) fn under_policies(self, policies: FailurePolicies) -> Self {
         let under =
-            |verdict, policy| if policy == StorePolicy::Local { verdict } else { CombinedVerdict::of_policy(policy) };
+            |verdict, policy| if policy == StorePolicy::Local { verdict } else { CombinedVerdict::from_policy(policy) };
         Self {
             hard: under(self.hard, policies.hard),
             quotas: self.quotas.map(|verdict| under(verdict, policies.quotas)),

@@ -73,10 +73,13 @@ pub(super) fn select<'r>(
     let Some(domain) = rules.domain(request.domain) else {
         return request.descriptors.iter().map(|_| Selection::default()).collect();
     };
-    let mut selections: SmallVec<[Selection<'r>; 2]> =
-        request.descriptors.iter().map(|descriptor| Selection::of(behaviour, rules, domain, descriptor)).collect();
+    let mut selections: SmallVec<[Selection<'r>; 2]> = request
+        .descriptors
+        .iter()
+        .map(|descriptor| Selection::for_descriptor(behaviour, rules, domain, descriptor))
+        .collect();
     drop_replaced(&mut selections);
-    selections.iter_mut().enumerate().for_each(|(index, selection)| selection.set_key(request, index));
+    selections.iter_mut().enumerate().for_each(|(index, selection)| selection.set_path_hash(request, index));
     selections
 }
 
@@ -97,24 +100,24 @@ fn drop_replaced(selections: &mut [Selection<'_>]) {
 }
 
 impl<'r> Selection<'r> {
-    fn of(
+    fn for_descriptor(
         behaviour: &DecisionSettings,
         rules: &'r RuleSet,
         domain: &'r DomainRules,
         descriptor: &Descriptor<'_>,
     ) -> Self {
         if let Some(limit_override) = &descriptor.limit_override {
-            match override_limit(behaviour, domain, limit_override) {
-                Some(limit) => return Self::of_override(limit, domain, behaviour.quota_mode),
-                None => warn_ignored(limit_override),
+            match build_override_limit(behaviour, domain, limit_override) {
+                Some(limit) => return Self::for_override(limit, domain, behaviour.quota_mode),
+                None => warn_ignored_override(limit_override),
             }
         }
         match rules.find(domain, &descriptor.entries) {
             None => Self { domain: Some(domain), ..Self::default() },
             Some(found) => Self {
                 rule: Some(found.rule),
-                limits: limits_of(found.rule, behaviour.quota_mode),
-                candidates: candidates_of(found.rule),
+                limits: select_deciding_limits(found.rule, behaviour.quota_mode),
+                candidates: select_candidates(found.rule),
                 unlimited: matches!(found.rule.rule.allowance, Allowance::Unlimited { .. }),
                 shared: found.shared,
                 key: 0,
@@ -124,7 +127,7 @@ impl<'r> Selection<'r> {
         }
     }
 
-    fn of_override(limit: Limit, domain: &'r DomainRules, quota: bool) -> Self {
+    fn for_override(limit: Limit, domain: &'r DomainRules, quota: bool) -> Self {
         let defaults = domain.override_defaults(limit.period().unit());
         let (tag, epoch) = (counter_tag(&limit, defaults.epoch), defaults.epoch);
         let selected = SelectedLimit { limit, index: 0, name: "", shadow: false, quota, stats: None, tag, epoch };
@@ -197,14 +200,14 @@ impl<'r> Selection<'r> {
         request: &Request<'_>,
         index: usize,
     ) -> Self {
-        let (limits, candidates) = (limits_of(rule, false), candidates_of(rule));
+        let (limits, candidates) = (select_deciding_limits(rule, false), select_candidates(rule));
         let mut selection = Self { rule: Some(rule), limits, candidates, shared, ..Self::default() };
-        selection.set_key(request, index);
+        selection.set_path_hash(request, index);
         selection
     }
 
     /// Hashes the path once, for every user of the key.
-    fn set_key(&mut self, request: &Request<'_>, index: usize) {
+    fn set_path_hash(&mut self, request: &Request<'_>, index: usize) {
         if !self.limits.is_empty() {
             self.key = self.path(request, index).key();
         }
@@ -234,7 +237,7 @@ impl<'r> Selection<'r> {
 }
 
 impl<'r> SelectedLimit<'r> {
-    fn of(compiled: &'r CompiledRule, index: usize, limit: &'r CompiledLimit) -> Self {
+    fn from_compiled(compiled: &'r CompiledRule, index: usize, limit: &'r CompiledLimit) -> Self {
         Self {
             limit: limit.limit,
             index,
@@ -255,22 +258,22 @@ impl<'r> SelectedLimit<'r> {
 }
 
 /// Limits of a rule that decide; `all_are_quotas` under QUOTA_MODE.
-fn limits_of<'r>(compiled: &'r CompiledRule, all_are_quotas: bool) -> SmallVec<[SelectedLimit<'r>; 1]> {
+fn select_deciding_limits<'r>(compiled: &'r CompiledRule, all_are_quotas: bool) -> SmallVec<[SelectedLimit<'r>; 1]> {
     let select = |(index, limit): (usize, &'r CompiledLimit)| {
-        let selected = SelectedLimit::of(compiled, index, limit);
+        let selected = SelectedLimit::from_compiled(compiled, index, limit);
         SelectedLimit { quota: selected.quota || all_are_quotas, ..selected }
     };
     compiled.deciding_limits().iter().enumerate().map(select).collect()
 }
 
 /// Candidates of a rule; never allocates for a rule without any.
-fn candidates_of(compiled: &CompiledRule) -> Vec<SelectedLimit<'_>> {
+fn select_candidates(compiled: &CompiledRule) -> Vec<SelectedLimit<'_>> {
     let candidates = compiled.limits.iter().enumerate().skip(compiled.deciding_limits().len());
-    candidates.map(|(index, limit)| SelectedLimit::of(compiled, index, limit)).collect()
+    candidates.map(|(index, limit)| SelectedLimit::from_compiled(compiled, index, limit)).collect()
 }
 
 /// Limit that came with a request, under the domain's defaults; `None` if its period is invalid.
-fn override_limit(behaviour: &DecisionSettings, domain: &DomainRules, sent: &LimitOverride) -> Option<Limit> {
+fn build_override_limit(behaviour: &DecisionSettings, domain: &DomainRules, sent: &LimitOverride) -> Option<Limit> {
     let unit = Unit::from_number(sent.unit)?;
     let period = Period::new(unit, sent.unit_multiplier)?;
     let defaults = domain.override_defaults(unit);
@@ -294,7 +297,7 @@ fn override_limit(behaviour: &DecisionSettings, domain: &DomainRules, sent: &Lim
 }
 
 /// Warns once that limits of requests are ignored.
-fn warn_ignored(sent: &LimitOverride) {
+fn warn_ignored_override(sent: &LimitOverride) {
     static WARNED: Once = Once::new();
     WARNED.call_once(|| {
         tracing::warn!(

@@ -34,9 +34,9 @@ impl<'r> DescriptorStatus<'r> {
                 Self::without_limit(hard_and_quota_verdicts, if selection.unlimited { u32::MAX } else { 0 })
             }
             DescriptorOutcome::Charged(charged) => {
-                Self::of_results(selection, &charged.results, hard_and_quota_verdicts)
+                Self::from_results(selection, &charged.results, hard_and_quota_verdicts)
             }
-            DescriptorOutcome::Failed(failed) => Self::by_policy(selection, failed, hard_and_quota_verdicts),
+            DescriptorOutcome::Failed(failed) => Self::from_policies(selection, failed, hard_and_quota_verdicts),
         }
     }
 
@@ -63,7 +63,7 @@ impl<'r> DescriptorStatus<'r> {
 
     /// Status by failure policies. It shows the first limit whose policy denies. If all policies admit, it
     /// shows none, because the counters are unknown.
-    fn by_policy(selection: &Selection<'r>, failed: &FailedCharge, hard_and_quota_verdicts: LimitVerdicts) -> Self {
+    fn from_policies(selection: &Selection<'r>, failed: &FailedCharge, hard_and_quota_verdicts: LimitVerdicts) -> Self {
         let denies = |selected: &SelectedLimit<'_>| {
             let policy = failed.policies.for_limit(selected);
             !selected.shadow && policy == StorePolicy::Deny && selected.limit.on_store_error() == policy
@@ -73,20 +73,24 @@ impl<'r> DescriptorStatus<'r> {
             Some((index, selected)) => {
                 let shown = LimitStatus {
                     over_limit: true,
-                    current_limit: Some(current_limit(selected)),
+                    current_limit: Some(to_current_limit(selected)),
                     remaining: 0,
-                    until_reset_s: Some(DENIED_FOR_S),
+                    until_reset_s: Some(POLICY_RETRY_AFTER_S),
                 };
                 Self { shown, shown_limit: Some(index), hard_and_quota_verdicts, delay_us: 0 }
             }
             None if failed.fallback.is_empty() => Self::without_limit(hard_and_quota_verdicts, 0),
-            None => Self::of_results(selection, &failed.fallback, hard_and_quota_verdicts),
+            None => Self::from_results(selection, &failed.fallback, hard_and_quota_verdicts),
         }
     }
 
     /// Status by limits that were decided together.
-    fn of_results(selection: &Selection<'r>, results: &[ChargeResult], hard_and_quota_verdicts: LimitVerdicts) -> Self {
-        let index = shown_limit(&selection.limits, results);
+    fn from_results(
+        selection: &Selection<'r>,
+        results: &[ChargeResult],
+        hard_and_quota_verdicts: LimitVerdicts,
+    ) -> Self {
+        let index = index_of_shown_limit(&selection.limits, results);
         let (selected, result) = (&selection.limits[index], &results[index]);
         let until_us = match result.retry_after_us {
             Some(retry_after_us) if !result.admitted && selected.limit.algorithm() != Algorithm::FixedWindow => {
@@ -99,7 +103,7 @@ impl<'r> DescriptorStatus<'r> {
         Self {
             shown: LimitStatus {
                 over_limit: !result.admitted && !selected.shadow,
-                current_limit: Some(current_limit(selected)),
+                current_limit: Some(to_current_limit(selected)),
                 remaining: if result.admitted { result.remaining } else { 0 },
                 until_reset_s: Some(until_reset_s),
             },
@@ -111,9 +115,9 @@ impl<'r> DescriptorStatus<'r> {
 }
 
 /// Retry time after a rejection by policy, in seconds.
-const DENIED_FOR_S: u64 = 1;
+const POLICY_RETRY_AFTER_S: u64 = 1;
 
-fn current_limit<'r>(selected: &SelectedLimit<'r>) -> CurrentLimit<'r> {
+fn to_current_limit<'r>(selected: &SelectedLimit<'r>) -> CurrentLimit<'r> {
     CurrentLimit {
         name: selected.name,
         requests_per_unit: selected.limit.requests_per_unit(),
@@ -123,7 +127,7 @@ fn current_limit<'r>(selected: &SelectedLimit<'r>) -> CurrentLimit<'r> {
 
 /// Index of the limit that the status shows: among exceeded limits the one with the longest wait, quotas last; else the
 /// one with the least share left; the first on a tie. Limits in shadow mode only if there are no others.
-fn shown_limit(limits: &[SelectedLimit<'_>], results: &[ChargeResult]) -> usize {
+fn index_of_shown_limit(limits: &[SelectedLimit<'_>], results: &[ChargeResult]) -> usize {
     let any_decides = limits.iter().any(|selected| !selected.shadow);
     let eligible = (0..limits.len()).filter(|index| !(any_decides && limits[*index].shadow));
     let exceeded = eligible.clone().filter(|index| !results[*index].admitted);
@@ -131,13 +135,13 @@ fn shown_limit(limits: &[SelectedLimit<'_>], results: &[ChargeResult]) -> usize 
     let longest =
         |index: &usize| (limits[*index].quota, Reverse(results[*index].retry_after_us.map_or(u64::MAX, |wait| wait)));
     exceeded.min_by_key(longest).unwrap_or_else(|| {
-        let least = eligible.min_by(|a, b| share_left(limits, results, *a, *b));
+        let least = eligible.min_by(|a, b| compare_share_left(limits, results, *a, *b));
         least.unwrap_or(0)
     })
 }
 
 /// Compares the hits left of two limits, as shares of their capacities.
-fn share_left(limits: &[SelectedLimit<'_>], results: &[ChargeResult], a: usize, b: usize) -> Ordering {
+fn compare_share_left(limits: &[SelectedLimit<'_>], results: &[ChargeResult], a: usize, b: usize) -> Ordering {
     let share =
         |of: usize, other: usize| u64::from(results[of].remaining) * u64::from(limits[other].limit.capacity().max(1));
     share(a, b).cmp(&share(b, a))

@@ -22,14 +22,14 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use crate::limit::period::Unit;
-use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, to_quotable};
+use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
 use crate::rules::document::defaults::check_defaults;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{self, DescriptorSpec, Document, RateLimitSpec, read};
 use crate::rules::rule::value_pattern::ValuePattern;
 use crate::rules::rule::{Allowance, Domain, OverLimitBody, Rule, RuleNode, SourceLocation};
 use crate::rules::yaml::{self, Documents, Position, Spanned, text};
-use domain::{DomainBuilder, LocatedDefaults, Siblings};
+use domain::{DomainBuilder, LocatedDefaults, SiblingIndex};
 use limit_spec::DomainScope;
 use options::CompileOptions;
 
@@ -46,7 +46,7 @@ pub struct RuleText {
 
 /// Rules that compiled without errors.
 #[derive(Clone, Debug)]
-pub struct Compiled {
+pub struct CompiledRules {
     /// Domains, in order of first appearance.
     pub domains: Vec<Domain>,
     /// Warnings; never errors.
@@ -57,20 +57,23 @@ pub struct Compiled {
 ///
 /// # Errors
 /// Every problem of every text, if at least one is an error.
-pub fn compile(texts: &[RuleText], options: &CompileOptions) -> Result<Compiled, Diagnostics> {
+pub fn compile_texts(texts: &[RuleText], options: &CompileOptions) -> Result<CompiledRules, Diagnostics> {
     let mut compiler = Compiler::new(options);
-    let documents: Vec<_> = texts.iter().flat_map(|text| compiler.read(text)).collect();
+    let documents: Vec<_> = texts.iter().flat_map(|text| compiler.read_text(text)).collect();
     let files: Vec<_> = texts.iter().map(|text| Arc::clone(&text.name)).collect();
-    compiler.compile(documents, &files)
+    compiler.compile_all_documents(documents, &files)
 }
 
 /// Compiles rules that were not written as text, in the order given.
 ///
 /// # Errors
 /// Every problem of every document, if at least one is an error.
-pub fn compile_documents(documents: Vec<NamedDocument>, options: &CompileOptions) -> Result<Compiled, Diagnostics> {
+pub fn compile_documents(
+    documents: Vec<NamedDocument>,
+    options: &CompileOptions,
+) -> Result<CompiledRules, Diagnostics> {
     let files: Vec<_> = documents.iter().map(|document| Arc::clone(&document.file)).collect();
-    Compiler::new(options).compile(documents, &files)
+    Compiler::new(options).compile_all_documents(documents, &files)
 }
 
 struct Compiler<'o> {
@@ -104,8 +107,12 @@ impl<'o> Compiler<'o> {
     }
 
     /// Compiles the documents of `files`.
-    fn compile(mut self, documents: Vec<NamedDocument>, files: &[Arc<str>]) -> Result<Compiled, Diagnostics> {
-        let declared: Vec<_> = documents.into_iter().map(|document| self.declare(document)).collect();
+    fn compile_all_documents(
+        mut self,
+        documents: Vec<NamedDocument>,
+        files: &[Arc<str>],
+    ) -> Result<CompiledRules, Diagnostics> {
+        let declared: Vec<_> = documents.into_iter().map(|document| self.declare_domain(document)).collect();
         for document in declared {
             self.add_descriptors(document);
         }
@@ -114,12 +121,12 @@ impl<'o> Compiler<'o> {
             return Err(self.found);
         }
         let options = self.options;
-        let domains = self.domains.into_iter().map(|builder| builder.finish(options)).collect();
-        Ok(Compiled { domains, warnings: self.found })
+        let domains = self.domains.into_iter().map(|builder| builder.build_domain(options)).collect();
+        Ok(CompiledRules { domains, warnings: self.found })
     }
 
     /// Reads the documents of a text.
-    fn read(&mut self, source: &RuleText) -> Vec<NamedDocument> {
+    fn read_text(&mut self, source: &RuleText) -> Vec<NamedDocument> {
         let file = &source.name;
         let text = match text::decode(&source.bytes) {
             Ok(text) => text,
@@ -146,22 +153,22 @@ impl<'o> Compiler<'o> {
     }
 
     /// Registers the domain of a document, with its defaults.
-    fn declare(&mut self, NamedDocument { file, document, .. }: NamedDocument) -> DeclaredDescriptors {
+    fn declare_domain(&mut self, NamedDocument { file, document, .. }: NamedDocument) -> DeclaredDescriptors {
         let mut reader = DocumentReader { file: &file, found: &mut self.found };
         let name = document.domain.unwrap_or(Spanned { value: String::new(), at: document.at });
         if name.value.is_empty() && !document.unreadable {
             let message = "config file cannot have empty domain";
-            reader.error(name.at, &FieldPath::ROOT, message, "begin the file with `domain: NAME`");
+            reader.report_error(name.at, &FieldPath::ROOT, message, "begin the file with `domain: NAME`");
         }
-        let domain = self.domain_index(name, &file);
+        let domain = self.find_or_add_domain(name, &file);
         if let Some(Spanned { value: keys, at }) = document.defaults {
             let mut reader = DocumentReader { file: &file, found: &mut self.found };
-            let field_path = FieldPath::ROOT.key("defaults");
+            let field_path = FieldPath::ROOT.with_key("defaults");
             check_defaults(&mut reader, &keys, &field_path);
             if self.options.memcache {
-                memcache::check_keys(&mut reader, &keys, &field_path);
+                memcache::report_conditional_keys(&mut reader, &keys, &field_path);
             }
-            let defaults = LocatedDefaults { keys, location: location(&file, at) };
+            let defaults = LocatedDefaults { keys, location: source_location(&file, at) };
             self.domains[domain].set_defaults(&mut reader, defaults);
         }
         DeclaredDescriptors { file, domain, descriptors: document.descriptors }
@@ -172,26 +179,26 @@ impl<'o> Compiler<'o> {
         let DomainBuilder { domain, siblings, defaults, .. } = &mut self.domains[domain];
         let scope = DomainScope {
             defaults: defaults.as_ref().map(|defaults| &defaults.keys),
-            layers: self.options.rule_defaults.layers(&domain.name),
+            layers: self.options.rule_defaults.layers_for_domain(&domain.name),
             options: self.options,
         };
         let mut reader = DocumentReader { file: &file, found: &mut self.found };
         let level = DescriptorLevel { nodes: &mut domain.descriptors, siblings, path: &domain.name };
-        DescriptorScope { reader: &mut reader, scope: &scope }.extend(level, descriptors, &FieldPath::ROOT);
+        DescriptorCompiler { reader: &mut reader, scope: &scope }.add_to_level(level, descriptors, &FieldPath::ROOT);
     }
 
     /// Returns the index of the domain to add to: a new one, unless it exists and may be merged.
-    fn domain_index(&mut self, domain: Spanned<String>, file: &Arc<str>) -> usize {
-        let location = location(file, domain.at);
+    fn find_or_add_domain(&mut self, domain: Spanned<String>, file: &Arc<str>) -> usize {
+        let location = source_location(file, domain.at);
         match self.by_name.entry(domain.value.clone()) {
             Entry::Occupied(known) if self.options.merge_domains => return *known.get(),
             Entry::Occupied(known) if !domain.value.is_empty() => {
                 let first = &self.domains[*known.get()].location;
-                let message = format!("duplicate domain '{}' in config file", to_quotable(&domain.value));
+                let message = format!("duplicate domain '{}' in config file", escape_for_message(&domain.value));
                 let hint = format!("it is in {first} already; rename one, or merge them (MERGE_DOMAIN_CONFIG=true)");
-                DocumentReader { file, found: &mut self.found }.error(
+                DocumentReader { file, found: &mut self.found }.report_error(
                     domain.at,
-                    &FieldPath::ROOT.key("domain"),
+                    &FieldPath::ROOT.with_key("domain"),
                     message,
                     hint,
                 );
@@ -207,12 +214,12 @@ impl<'o> Compiler<'o> {
     }
 }
 
-fn location(file: &Arc<str>, at: Position) -> SourceLocation {
+fn source_location(file: &Arc<str>, at: Position) -> SourceLocation {
     SourceLocation { file: Arc::clone(file), line: at.line, column: at.column }
 }
 
 /// Compiles descriptors of one document, at any depth.
-struct DescriptorScope<'l, 'f> {
+struct DescriptorCompiler<'l, 'f> {
     reader: &'l mut DocumentReader<'f>,
     scope: &'l DomainScope<'l>,
 }
@@ -220,21 +227,21 @@ struct DescriptorScope<'l, 'f> {
 /// Descriptors of one level, to which more are added.
 struct DescriptorLevel<'l> {
     nodes: &'l mut Vec<RuleNode>,
-    siblings: &'l mut Siblings,
+    siblings: &'l mut SiblingIndex,
     /// Name of the parent: `domain.composite.composite`.
     path: &'l str,
 }
 
-impl DescriptorScope<'_, '_> {
+impl DescriptorCompiler<'_, '_> {
     /// Adds descriptors to one level.
-    fn extend(&mut self, level: DescriptorLevel<'_>, written: Vec<DescriptorSpec>, field_path: &FieldPath<'_>) {
+    fn add_to_level(&mut self, level: DescriptorLevel<'_>, written: Vec<DescriptorSpec>, field_path: &FieldPath<'_>) {
         let DescriptorLevel { nodes, siblings, path: parent } = level;
         nodes.reserve_exact(written.len());
         siblings.reserve(written.len());
-        let field_path = field_path.key("descriptors");
+        let field_path = field_path.with_key("descriptors");
         for descriptor in written {
-            let field_path = field_path.index(descriptor.index);
-            let node = self.node(descriptor, parent, &field_path);
+            let field_path = field_path.with_index(descriptor.index);
+            let node = self.compile_node(descriptor, parent, &field_path);
             // A descriptor without a key was reported; do not report that two of them collide.
             if !node.key.is_empty() {
                 match siblings.entry(node.composite()) {
@@ -250,16 +257,16 @@ impl DescriptorScope<'_, '_> {
     }
 
     fn report_collision(&mut self, node: &RuleNode, first: &RuleNode, parent: &str, field_path: &FieldPath<'_>) {
-        let path = to_quotable(&format!("{parent}.{}", node.composite()));
+        let path = escape_for_message(&format!("{parent}.{}", node.composite()));
         let quirk = if node.key == first.key { "" } else { "; a key `a_b` is the same as a key `a` with a value `b`" };
         let hint = format!("the first is at {}{quirk}", first.location);
         let at = Position { line: node.location.line, column: node.location.column };
-        self.reader.error(at, field_path, format!("duplicate descriptor composite key '{path}'"), hint);
+        self.reader.report_error(at, field_path, format!("duplicate descriptor composite key '{path}'"), hint);
     }
 
-    fn node(&mut self, mut written: DescriptorSpec, parent: &str, field_path: &FieldPath<'_>) -> RuleNode {
+    fn compile_node(&mut self, mut written: DescriptorSpec, parent: &str, field_path: &FieldPath<'_>) -> RuleNode {
         if written.key.value.is_empty() && !written.unreadable {
-            self.reader.error(written.key.at, field_path, "descriptor has empty key", "write `key: NAME`");
+            self.reader.report_error(written.key.at, field_path, "descriptor has empty key", "write `key: NAME`");
         }
         let mut node = RuleNode {
             key: std::mem::take(&mut written.key.value),
@@ -268,7 +275,7 @@ impl DescriptorScope<'_, '_> {
             share_threshold: written.share_threshold.is_some_and(|share| share.value),
             value_to_metric: written.value_to_metric,
             descriptors: Vec::new(),
-            location: location(self.reader.file, written.key.at),
+            location: source_location(self.reader.file, written.key.at),
         };
         lints::warn_about_descriptor(self.reader, &written, &node, field_path);
         let composite = node.composite();
@@ -276,11 +283,11 @@ impl DescriptorScope<'_, '_> {
         if let Some(share) = written.share_threshold.filter(|share| share.value && cannot_share) {
             let message = format!(
                 "share_threshold can only be used with wildcard values (containing '*'), but found key '{}'",
-                to_quotable(&composite)
+                escape_for_message(&composite)
             );
-            self.reader.error(
+            self.reader.report_error(
                 share.at,
-                &field_path.key("share_threshold"),
+                &field_path.with_key("share_threshold"),
                 message,
                 "add a `*` to the value or leave it out",
             );
@@ -288,15 +295,16 @@ impl DescriptorScope<'_, '_> {
         let path = format!("{parent}.{composite}");
         let children = std::mem::take(&mut written.descriptors);
         if !children.is_empty() {
-            let level = DescriptorLevel { nodes: &mut node.descriptors, siblings: &mut Siblings::new(), path: &path };
-            self.extend(level, children, field_path);
+            let level =
+                DescriptorLevel { nodes: &mut node.descriptors, siblings: &mut SiblingIndex::new(), path: &path };
+            self.add_to_level(level, children, field_path);
         }
-        node.rule = self.rule(&mut written, path, field_path);
+        node.rule = self.compile_rule(&mut written, path, field_path);
         node
     }
 
-    fn rule(&mut self, written: &mut DescriptorSpec, path: String, field_path: &FieldPath<'_>) -> Option<Rule> {
-        let field_path = field_path.key("rate_limit");
+    fn compile_rule(&mut self, written: &mut DescriptorSpec, path: String, field_path: &FieldPath<'_>) -> Option<Rule> {
+        let field_path = field_path.with_key("rate_limit");
         let rate_limit = std::mem::take(&mut written.rate_limit);
         let (limits, at): (&[document::RateLimitEntry], Position) = match &rate_limit {
             RateLimitSpec::None | RateLimitSpec::Unreadable => return None,
@@ -306,7 +314,7 @@ impl DescriptorScope<'_, '_> {
         let over_limit_body = self.compile_over_limit_body(written, limits, &field_path);
         let replaces = limit::compile_replaces(self.reader, limits, &field_path);
         if self.scope.options.memcache {
-            memcache::check_list(self.reader, at, limits.len(), &field_path);
+            memcache::report_limit_list(self.reader, at, limits.len(), &field_path);
         }
         let unlimited = limits.iter().find(|limit| limit.unlimited);
         let allowance = if let Some(only) = unlimited {
@@ -316,7 +324,7 @@ impl DescriptorScope<'_, '_> {
         };
         Some(Rule {
             path,
-            location: location(self.reader.file, at),
+            location: source_location(self.reader.file, at),
             allowance,
             replaces,
             metadata: written.metadata.take(),
@@ -335,29 +343,29 @@ impl DescriptorScope<'_, '_> {
     ) -> OverLimitBody {
         let inside = limits.first().map(|limit| &limit.defaultable);
         let unit = limits.first().and_then(|limit| Unit::from_name(&limit.unit.as_ref()?.value));
-        let defaults = || self.scope.defaults.into_iter().chain(self.scope.layers.of_unit(unit));
+        let defaults = || self.scope.defaults.into_iter().chain(self.scope.layers.layers_for_unit(unit));
         let default_body = defaults().find_map(|keys| keys.over_limit_body.as_ref());
         let default_type = defaults().find_map(|keys| keys.over_limit_content_type.as_ref());
-        let body = self.beside_or_inside(
+        let body = self.choose_beside_or_inside(
             beside.over_limit_body.as_ref(),
             inside.and_then(|keys| keys.over_limit_body.as_ref()),
-            &field_path.key("over_limit_body"),
+            &field_path.with_key("over_limit_body"),
         );
-        let content_type = self.beside_or_inside(
+        let content_type = self.choose_beside_or_inside(
             beside.over_limit_content_type.as_ref(),
             inside.and_then(|keys| keys.over_limit_content_type.as_ref()),
-            &field_path.key("over_limit_content_type"),
+            &field_path.with_key("over_limit_content_type"),
         );
         let body = body.or(default_body);
         if let Some(content_type) = content_type.filter(|_| body.is_none()) {
             let message = "`over_limit_content_type` without `over_limit_body`";
-            self.reader.warning(content_type.at, field_path, message, "it has no effect; add a body");
+            self.reader.report_warning(content_type.at, field_path, message, "it has no effect; add a body");
         }
-        limit::over_limit_body(body, content_type.or(default_type))
+        limit::build_over_limit_body(body, content_type.or(default_type))
     }
 
     /// Value of a key that may be written beside or inside `rate_limit`, but not both.
-    fn beside_or_inside<'w>(
+    fn choose_beside_or_inside<'w>(
         &mut self,
         beside: Option<&'w Spanned<Arc<str>>>,
         inside: Option<&'w Spanned<Arc<str>>>,
@@ -365,7 +373,7 @@ impl DescriptorScope<'_, '_> {
     ) -> Option<&'w Spanned<Arc<str>>> {
         if let (Some(_), Some(inside)) = (beside, inside) {
             let message = "this is written beside `rate_limit` too";
-            self.reader.error(inside.at, field_path, message, "write it in one of the two places");
+            self.reader.report_error(inside.at, field_path, message, "write it in one of the two places");
         }
         beside.or(inside)
     }

@@ -23,7 +23,7 @@ use crate::settings::rules::TOLLKEEPER_RULE_DEFAULTS;
 use crate::settings::setting::AnySetting as _;
 
 /// Maximum number of findings, and of domains, in a report.
-const MAX_REPORTED: usize = 20;
+const MAX_REPORTED_FINDINGS: usize = 20;
 
 /// The watched file.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl DefaultsWatch {
     }
 
     /// Returns the changed file, or its errors; `None` after the watcher has ended. Cancel safe.
-    pub async fn next(&mut self) -> Option<ReadResult> {
+    pub async fn next_change(&mut self) -> Option<ReadResult> {
         self.changes.next().await
     }
 
@@ -59,12 +59,12 @@ impl DefaultsWatch {
 }
 
 /// Reads the file once. Blocks on disk I/O.
-pub fn load(path: &Path) -> ReadDefaults {
-    parse(path, read(&RuleLocation::Paths(vec![path.to_owned()])))
+pub fn read_defaults(path: &Path) -> ReadDefaults {
+    parse_defaults(path, read(&RuleLocation::Paths(vec![path.to_owned()])))
 }
 
 /// Parses what was read at `path`.
-pub fn parse(path: &Path, result: ReadResult) -> ReadDefaults {
+pub fn parse_defaults(path: &Path, result: ReadResult) -> ReadDefaults {
     let failed = |errors: &[PathError]| {
         let mut problems = Diagnostics::default();
         errors.iter().for_each(|error| problems.push(error.diagnostic(Severity::Error)));
@@ -72,7 +72,7 @@ pub fn parse(path: &Path, result: ReadResult) -> ReadDefaults {
     };
     let set = result.map_err(|failure| failed(&failure.errors))?;
     match set.files.as_slice() {
-        [file] if file.path == path => RuleDefaults::read(&file.name, &file.bytes),
+        [file] if file.path == path => RuleDefaults::parse_file(&file.name, &file.bytes),
         _ => {
             let problem = PathProblem::NotAFile("a directory");
             Err(failed(&[PathError { path: path.to_owned(), problem }]))
@@ -81,8 +81,8 @@ pub fn parse(path: &Path, result: ReadResult) -> ReadDefaults {
 }
 
 /// Finds a file that cannot be used; its first problem.
-pub fn unusable_file(path: &Path) -> Option<UnusableSetting> {
-    let problems = load(path).err()?;
+pub fn find_unusable_file(path: &Path) -> Option<UnusableSetting> {
+    let problems = read_defaults(path).err()?;
     let what = problems.errors().first().map(ToString::to_string).unwrap_or_default();
     Some(UnusableSetting { setting: TOLLKEEPER_RULE_DEFAULTS.name(), shown: path.display().to_string(), what })
 }
@@ -144,39 +144,39 @@ impl DefaultsStatus {
 
     /// Defaults that apply.
     pub fn defaults(&self) -> Arc<RuleDefaults> {
-        Arc::clone(&self.lock().defaults)
+        Arc::clone(&self.lock_state().defaults)
     }
 
     /// Returns `true` once the file could be used.
     pub fn is_loaded(&self) -> bool {
-        self.lock().loaded_at.is_some()
+        self.lock_state().loaded_at.is_some()
     }
 
     /// Records defaults that apply from now on, with the warnings about their file.
-    pub fn accept(&self, defaults: Arc<RuleDefaults>, warnings: &Diagnostics, now: Time) {
-        let mut state = self.lock();
+    pub fn record_accepted(&self, defaults: Arc<RuleDefaults>, warnings: &Diagnostics, now: Time) {
+        let mut state = self.lock_state();
         state.defaults = defaults;
-        state.warnings = warnings.warnings().iter().take(MAX_REPORTED).map(ToString::to_string).collect();
+        state.warnings = warnings.warnings().iter().take(MAX_REPORTED_FINDINGS).map(ToString::to_string).collect();
         state.loaded_at = Some(now);
         state.last_error = None;
     }
 
     /// Records a file that cannot be used.
-    pub fn refuse(&self, error: String) {
-        let mut state = self.lock();
+    pub fn record_refused(&self, error: String) {
+        let mut state = self.lock_state();
         state.last_error = Some(error);
         state.refused += 1;
     }
 
     /// Records the rules that these defaults were applied to.
     pub fn record_use(&self, rules: &RuleSet, defaults: &RuleDefaults) {
-        let recorded = DefaultsUse::of(rules, defaults);
-        self.lock().use_by_rules = recorded;
+        let recorded = DefaultsUse::count_use(rules, defaults);
+        self.lock_state().use_by_rules = recorded;
     }
 
     /// Returns a copy.
     pub fn report(&self) -> DefaultsReport {
-        let state = self.lock();
+        let state = self.lock_state();
         let DefaultsUse { left_out, first_left_out, domains_without_rules } = state.use_by_rules.clone();
         DefaultsReport {
             path: self.path.to_string_lossy().into_owned(),
@@ -189,25 +189,25 @@ impl DefaultsStatus {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, DefaultsState> {
+    fn lock_state(&self) -> MutexGuard<'_, DefaultsState> {
         lock_ignoring_poison(&self.state)
     }
 }
 
 impl DefaultsUse {
-    fn of(rules: &RuleSet, defaults: &RuleDefaults) -> Self {
+    fn count_use(rules: &RuleSet, defaults: &RuleDefaults) -> Self {
         let mut found = Self::default();
         for rule in rules.rules().map(|compiled| &compiled.rule) {
             let Allowance::Limits(limits) = &rule.allowance else { continue };
             for RuleLimit { left_out_defaults, .. } in limits {
                 found.left_out += left_out_defaults.len() as u64;
-                let room = MAX_REPORTED.saturating_sub(found.first_left_out.len());
+                let room = MAX_REPORTED_FINDINGS.saturating_sub(found.first_left_out.len());
                 let texts = left_out_defaults.iter().take(room).map(|text| format!("{}: {text}", rule.path));
                 found.first_left_out.extend(texts);
             }
         }
-        let without_rules = defaults.domains().into_iter().filter(|name| rules.domain(name).is_none());
-        found.domains_without_rules = without_rules.take(MAX_REPORTED).map(str::to_owned).collect();
+        let without_rules = defaults.domain_names().into_iter().filter(|name| rules.domain(name).is_none());
+        found.domains_without_rules = without_rules.take(MAX_REPORTED_FINDINGS).map(str::to_owned).collect();
         found
     }
 }

@@ -1,6 +1,6 @@
 //! Diagnostics of rule files: message, position and fix.
 //!
-//! `Display` writes one line for logs, [`Diagnostic::excerpt`] the line of the file with a caret for people, and
+//! `Display` writes one line for logs, [`Diagnostic::format_excerpt`] the line of the file with a caret for people, and
 //! `Serialize` an object for CI.
 //!
 //! [`Diagnostics`] is bounded: of a million errors a thousand are kept and the rest are counted. Errors and warnings
@@ -14,10 +14,10 @@ use serde::{Serialize, Serializer};
 use crate::base::printable_text::{replace_unprintable_char, truncate_printable};
 
 /// Maximum number of errors, and of warnings, that are kept; the rest are counted.
-pub const MAX_KEPT: usize = 1000;
+pub const MAX_KEPT_PER_SEVERITY: usize = 1000;
 
 /// Maximum number of characters of a line in an excerpt.
-const EXCERPT_CHARS: usize = 120;
+const MAX_EXCERPT_CHARS: usize = 120;
 
 /// Severity of a diagnostic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -35,7 +35,7 @@ pub struct Diagnostic {
     /// Error or warning.
     pub severity: Severity,
     /// Name of the file as it was given.
-    #[serde(serialize_with = "as_text")]
+    #[serde(serialize_with = "serialize_name")]
     pub file: Arc<str>,
     /// Line, from 1; 0 if the rules were not text.
     pub line: u32,
@@ -50,7 +50,7 @@ pub struct Diagnostic {
     pub hint: Option<String>,
 }
 
-fn as_text<S: Serializer>(name: &Arc<str>, serializer: S) -> Result<S::Ok, S::Error> {
+fn serialize_name<S: Serializer>(name: &Arc<str>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(name)
 }
 
@@ -79,16 +79,16 @@ impl Diagnostic {
     ///    4 |     rate_limit: {unit: hours, requests_per_unit: 3}
     ///      |                        ^
     /// ```
-    pub fn excerpt(&self, text: &str) -> String {
+    pub fn format_excerpt(&self, text: &str) -> String {
         let index = usize::try_from(self.line).map_or(0, |line| line.saturating_sub(1));
         let Some(line) = text.lines().nth(index) else { return String::new() };
         let column = usize::try_from(self.column).map_or(0, |column| column.saturating_sub(1));
         // A long line is cut before the column, so that the caret is visible.
-        let skipped = if column < EXCERPT_CHARS - 20 { 0 } else { column - 40 };
+        let skipped = if column < MAX_EXCERPT_CHARS - 20 { 0 } else { column - 40 };
         let shown = line
             .chars()
             .skip(skipped)
-            .take(EXCERPT_CHARS)
+            .take(MAX_EXCERPT_CHARS)
             .map(|c| if c == '\t' { ' ' } else { replace_unprintable_char(c) });
         let shown: String = shown.collect();
         let caret = " ".repeat(column - skipped);
@@ -106,13 +106,13 @@ pub struct Diagnostics {
 }
 
 impl Diagnostics {
-    /// Adds a diagnostic; beyond [`MAX_KEPT`] of its severity it is only counted.
+    /// Adds a diagnostic; beyond [`MAX_KEPT_PER_SEVERITY`] of its severity it is only counted.
     pub fn push(&mut self, diagnostic: Diagnostic) {
         let (kept, more) = match diagnostic.severity {
             Severity::Error => (&mut self.errors, &mut self.more_errors),
             Severity::Warning => (&mut self.warnings, &mut self.more_warnings),
         };
-        if kept.len() < MAX_KEPT {
+        if kept.len() < MAX_KEPT_PER_SEVERITY {
             kept.push(diagnostic);
         } else {
             *more += 1;
@@ -150,7 +150,7 @@ impl Diagnostics {
     }
 
     /// Numbers of errors and of warnings that were not kept.
-    pub fn more(&self) -> (u64, u64) {
+    pub fn dropped_counts(&self) -> (u64, u64) {
         (self.more_errors, self.more_warnings)
     }
 
@@ -191,6 +191,6 @@ impl fmt::Display for Diagnostics {
 impl std::error::Error for Diagnostics {}
 
 /// Makes `text` fit for a message: printable, and at most 200 characters of it.
-pub(crate) fn to_quotable(text: &str) -> String {
+pub(crate) fn escape_for_message(text: &str) -> String {
     truncate_printable(text, 200)
 }

@@ -142,7 +142,7 @@ impl LiveRules {
 
     /// Replaces the rules. Returns the number of the new set.
     pub fn replace(&self, rules: RuleSet, from: LoadedFrom, now: Time) -> u64 {
-        let mut attempt = self.attempt();
+        let mut attempt = self.lock_attempt();
         let version = self.current.load().as_ref().map_or(0, |loaded| loaded.version) + 1;
         let old = self.current.swap(Some(Arc::new(LoadedRules { rules, version, loaded_at: now, from })));
         *attempt = LoadAttempt { at: Some(now), error: None, problems: Vec::new(), refused: attempt.refused };
@@ -155,18 +155,18 @@ impl LiveRules {
 
     /// Records a failed attempt; the loaded rules stay.
     pub fn reject(&self, error: String, problems: Vec<RuleProblem>, now: Time) {
-        let mut attempt = self.attempt();
+        let mut attempt = self.lock_attempt();
         *attempt = LoadAttempt { at: Some(now), error: Some(error), problems, refused: attempt.refused + 1 };
     }
 
     /// Returns the errors of the last attempt that have a position, the first of them.
     pub fn problems(&self) -> Vec<RuleProblem> {
-        self.attempt().problems.clone()
+        self.lock_attempt().problems.clone()
     }
 
     /// Returns the loaded set and the outcome of the last attempt.
     pub fn status(&self) -> LoadStatus {
-        let attempt = self.attempt().clone();
+        let attempt = self.lock_attempt().clone();
         let loaded = self.current.load();
         let loaded = loaded.as_ref();
         let from = loaded.map(|loaded| loaded.from.clone()).unwrap_or_default();
@@ -185,7 +185,7 @@ impl LiveRules {
         }
     }
 
-    fn attempt(&self) -> MutexGuard<'_, LoadAttempt> {
+    fn lock_attempt(&self) -> MutexGuard<'_, LoadAttempt> {
         lock_ignoring_poison(&self.attempt)
     }
 }

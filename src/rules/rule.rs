@@ -8,8 +8,8 @@
 
 pub mod value_pattern;
 pub mod matching;
-pub mod naming;
-pub mod render;
+pub mod metric_names;
+pub mod rlconfig;
 pub mod set;
 pub mod trace;
 pub mod tree;

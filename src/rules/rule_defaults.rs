@@ -7,15 +7,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::diagnostic::{Diagnostics, to_quotable};
+use super::diagnostic::{Diagnostics, escape_for_message};
 use super::document::defaults::{DefaultableKeys, check_defaults};
 use super::document::fields::{DocumentReader, Field, FieldPath};
-use super::keys::{BY_UNIT, Section};
+use super::key_table::{BY_UNIT, Section};
 use super::yaml::{Documents, Position, Spanned, YamlContent, YamlNode, parse, text};
 use crate::limit::period::Unit;
 
 /// Maximum size of the file, in bytes.
-pub const MAX_BYTES: usize = 1 << 20;
+pub const MAX_DEFAULTS_FILE_BYTES: usize = 1 << 20;
 
 /// Name that stands for all domains.
 const ALL_DOMAINS: &str = "*";
@@ -56,9 +56,9 @@ impl RuleDefaults {
     ///
     /// # Errors
     /// Every problem, if at least one is an error.
-    pub fn read(file: &Arc<str>, bytes: &[u8]) -> Result<(Self, Diagnostics), Diagnostics> {
+    pub fn parse_file(file: &Arc<str>, bytes: &[u8]) -> Result<(Self, Diagnostics), Diagnostics> {
         let mut found = Diagnostics::default();
-        let domains = read_domains(&mut DocumentReader { file, found: &mut found }, bytes).unwrap_or_default();
+        let domains = read_text(&mut DocumentReader { file, found: &mut found }, bytes).unwrap_or_default();
         if found.has_errors() {
             return Err(found);
         }
@@ -66,19 +66,19 @@ impl RuleDefaults {
     }
 
     /// Name and text of the file; `None` without one.
-    pub fn text(&self) -> Option<(&str, &[u8])> {
+    pub fn source_text(&self) -> Option<(&str, &[u8])> {
         Some((&*self.file, self.text.as_deref()?))
     }
 
     /// Names of the domains with defaults of their own, sorted.
-    pub fn domains(&self) -> Vec<&str> {
+    pub fn domain_names(&self) -> Vec<&str> {
         let mut names: Vec<_> = self.domains.keys().map(String::as_str).filter(|name| *name != ALL_DOMAINS).collect();
         names.sort_unstable();
         names
     }
 
     /// Defaults that apply to the domain of that name.
-    pub fn layers(&self, domain: &str) -> DefaultLayers<'_> {
+    pub fn layers_for_domain(&self, domain: &str) -> DefaultLayers<'_> {
         DefaultLayers { file: &self.file, domains: [domain, ALL_DOMAINS].map(|name| self.domains.get(name)) }
     }
 }
@@ -95,7 +95,7 @@ impl<'d> DefaultLayers<'d> {
     }
 
     /// Defaults for limits of `unit`, in the order of their precedence. Without a unit those by unit do not apply.
-    pub fn of_unit(self, unit: Option<Unit>) -> impl Iterator<Item = &'d DefaultableKeys> {
+    pub fn layers_for_unit(self, unit: Option<Unit>) -> impl Iterator<Item = &'d DefaultableKeys> {
         self.domains.into_iter().flatten().flat_map(move |domain| {
             let by_unit = domain.by_unit.iter().filter(move |of_unit| Some(of_unit.unit) == unit);
             by_unit.map(|of_unit| &of_unit.keys).chain([&domain.keys])
@@ -103,7 +103,7 @@ impl<'d> DefaultLayers<'d> {
     }
 
     /// Units with defaults of their own, each once.
-    pub fn units(self) -> impl Iterator<Item = Unit> {
+    pub fn units_with_defaults(self) -> impl Iterator<Item = Unit> {
         let has = move |unit: &Unit| {
             self.domains.iter().flatten().any(|domain| domain.by_unit.iter().any(|of_unit| of_unit.unit == *unit))
         };
@@ -112,17 +112,17 @@ impl<'d> DefaultLayers<'d> {
 }
 
 /// Reads the text; `None` if it was reported.
-fn read_domains(reader: &mut DocumentReader<'_>, bytes: &[u8]) -> Option<HashMap<String, DomainDefaults>> {
+fn read_text(reader: &mut DocumentReader<'_>, bytes: &[u8]) -> Option<HashMap<String, DomainDefaults>> {
     let start = Position { line: 1, column: 1 };
-    if bytes.len() > MAX_BYTES {
+    if bytes.len() > MAX_DEFAULTS_FILE_BYTES {
         let message = format!("a file of defaults of {} bytes", bytes.len());
-        reader.error(start, &FieldPath::ROOT, message, format!("at most {MAX_BYTES} are read"));
+        reader.report_error(start, &FieldPath::ROOT, message, format!("at most {MAX_DEFAULTS_FILE_BYTES} are read"));
         return None;
     }
     let text = match text::decode(bytes) {
         Ok(text) => text,
         Err(text::Unreadable { at, message, hint }) => {
-            reader.error(at, &FieldPath::ROOT, format!("error loading config file: yaml: {message}"), hint);
+            reader.report_error(at, &FieldPath::ROOT, format!("error loading config file: yaml: {message}"), hint);
             return None;
         }
     };
@@ -130,42 +130,42 @@ fn read_domains(reader: &mut DocumentReader<'_>, bytes: &[u8]) -> Option<HashMap
     let mut roots = roots.iter().filter(|root| !root.is_null());
     let (root, second) = (roots.next(), roots.next());
     if let Some(second) = second {
-        reader.error(second.at, &FieldPath::ROOT, "a second document", "write all defaults in one document");
+        reader.report_error(second.at, &FieldPath::ROOT, "a second document", "write all defaults in one document");
     }
     let field = match root {
-        Some(root) => reader.fields(root, Section::DefaultsFile, "defaults", &FieldPath::ROOT)?.into_iter().next(),
+        Some(root) => reader.read_fields(root, Section::DefaultsFile, "defaults", &FieldPath::ROOT)?.into_iter().next(),
         None => None,
     };
     let Some(field) = field else {
         if !reader.found.has_errors() {
             let hint = "begin the file with `defaults:`, or write `defaults: {}` for none";
-            reader.error(root.map_or(start, |root| root.at), &FieldPath::ROOT, "there are no `defaults`", hint);
+            reader.report_error(root.map_or(start, |root| root.at), &FieldPath::ROOT, "there are no `defaults`", hint);
         }
         return None;
     };
-    reader.domains(&field)
+    reader.read_domains(&field)
 }
 
 impl DocumentReader<'_> {
-    fn domains(&mut self, field: &Field<'_, '_>) -> Option<HashMap<String, DomainDefaults>> {
-        let field_path = FieldPath::ROOT.key(field.key.name);
+    fn read_domains(&mut self, field: &Field<'_, '_>) -> Option<HashMap<String, DomainDefaults>> {
+        let field_path = FieldPath::ROOT.with_key(field.key.name);
         let mut domains = HashMap::new();
-        for (name, node) in self.named(field.node, &field_path)? {
-            let field_path = field_path.key(&name.value);
+        for (name, node) in self.named_entries(field.node, &field_path)? {
+            let field_path = field_path.with_key(&name.value);
             if name.value.is_empty() || (name.value.contains('*') && name.value != ALL_DOMAINS) {
-                let message = format!("'{}' is not the name of a domain", to_quotable(&name.value));
-                self.error(name.at, &field_path, message, "write a whole name, or \"*\" for all domains");
+                let message = format!("'{}' is not the name of a domain", escape_for_message(&name.value));
+                self.report_error(name.at, &field_path, message, "write a whole name, or \"*\" for all domains");
             }
-            let defaults = if node.is_null() { None } else { self.domain_defaults(node, &field_path) };
+            let defaults = if node.is_null() { None } else { self.read_domain_defaults(node, &field_path) };
             domains.insert(name.value, defaults.unwrap_or_default());
         }
         Some(domains)
     }
 
-    fn domain_defaults(&mut self, node: &YamlNode<'_>, field_path: &FieldPath<'_>) -> Option<DomainDefaults> {
+    fn read_domain_defaults(&mut self, node: &YamlNode<'_>, field_path: &FieldPath<'_>) -> Option<DomainDefaults> {
         let mut read = DomainDefaults::default();
-        for field in self.fields(node, Section::DomainDefaults, "defaults", field_path)? {
-            let field_path = field_path.key(field.key.name);
+        for field in self.read_fields(node, Section::DomainDefaults, "defaults", field_path)? {
+            let field_path = field_path.with_key(field.key.name);
             if field.key.name == BY_UNIT.name {
                 read.by_unit = self.read_by_unit(&field, &field_path);
             } else {
@@ -181,11 +181,11 @@ impl DocumentReader<'_> {
         if field.node.is_null() {
             return read;
         }
-        for (name, node) in self.named(field.node, field_path).unwrap_or_default() {
-            let field_path = field_path.key(&name.value);
+        for (name, node) in self.named_entries(field.node, field_path).unwrap_or_default() {
+            let field_path = field_path.with_key(&name.value);
             let Some(unit) = Unit::from_name(&name.value) else {
-                let message = format!("invalid rate limit unit '{}'", to_quotable(&name.value));
-                self.error(
+                let message = format!("invalid rate limit unit '{}'", escape_for_message(&name.value));
+                self.report_error(
                     name.at,
                     &field_path,
                     message,
@@ -194,7 +194,12 @@ impl DocumentReader<'_> {
                 continue;
             };
             if read.iter().any(|of_unit| of_unit.unit == unit) {
-                self.error(name.at, &field_path, format!("the unit {} is written twice", unit.name()), "remove one");
+                self.report_error(
+                    name.at,
+                    &field_path,
+                    format!("the unit {} is written twice", unit.name()),
+                    "remove one",
+                );
             }
             if node.is_null() {
                 continue;
@@ -208,7 +213,7 @@ impl DocumentReader<'_> {
     }
 
     /// Returns the entries of a mapping with free names; none for null.
-    fn named<'n, 'a>(
+    fn named_entries<'n, 'a>(
         &mut self,
         node: &'n YamlNode<'a>,
         field_path: &FieldPath<'_>,
@@ -217,7 +222,7 @@ impl DocumentReader<'_> {
             YamlContent::Map(map) => map,
             _ if node.is_null() => return Some(Vec::new()),
             _ => {
-                self.wrong_type(node, "defaults", "write a mapping here", field_path);
+                self.report_wrong_type(node, "defaults", "write a mapping here", field_path);
                 return None;
             }
         };
@@ -225,7 +230,7 @@ impl DocumentReader<'_> {
         for (name, node) in map.iter() {
             match name.scalar() {
                 Some(scalar) => entries.push((Spanned { value: scalar.text().to_owned(), at: name.at }, node)),
-                None => self.error(name.at, field_path, "a name that is not text", "write a name here"),
+                None => self.report_error(name.at, field_path, "a name that is not text", "write a name here"),
             }
         }
         Some(entries)

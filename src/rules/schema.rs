@@ -7,20 +7,20 @@
 use serde_json::{Map, Value, json};
 
 use crate::limit::period::Unit;
-use crate::rules::keys::{BY_UNIT, KEYS, RuleKey, Section, ValueKind};
+use crate::rules::key_table::{BY_UNIT, KEYS, RuleKey, Section, ValueKind};
 
 /// Returns the schema of a rule file, draft 2020-12.
 pub fn json_schema() -> Value {
     let definitions: Map<String, Value> = Section::OF_RULE_FILES
         .into_iter()
         .skip(1)
-        .map(|section| (section.name().to_owned(), mapping(section)))
+        .map(|section| (section.name().to_owned(), section_schema(section)))
         .collect();
     let mut schema = Map::new();
     schema.insert("$schema".into(), json!("https://json-schema.org/draft/2020-12/schema"));
     schema.insert("title".into(), json!("tollkeeper rules"));
     schema.insert("description".into(), json!("Rate limits of one domain: a superset of envoyproxy/ratelimit's."));
-    if let Value::Object(root) = mapping(Section::Root) {
+    if let Value::Object(root) = section_schema(Section::Root) {
         schema.extend(root);
     }
     schema.insert("$defs".into(), Value::Object(definitions));
@@ -29,21 +29,20 @@ pub fn json_schema() -> Value {
 
 /// Returns the schema of the file of `TOLLKEEPER_RULE_DEFAULTS`, draft 2020-12.
 pub fn defaults_schema() -> Value {
-    let units = Unit::ALL.map(|unit| any_case(unit.name())).join("|");
-    let mut of_domain = mapping(Section::DomainDefaults);
+    let units = Unit::ALL.map(|unit| any_case_pattern(unit.name())).join("|");
+    let mut of_domain = section_schema(Section::DomainDefaults);
     of_domain["properties"][BY_UNIT.name] = json!({
         "type": ["object", "null"],
         "description": BY_UNIT.doc,
-        "patternProperties": { (format!("^({units})$")): nullable(Section::Defaults) },
+        "patternProperties": { (format!("^({units})$")): nullable_section(Section::Defaults) },
         "additionalProperties": false,
     });
     let domains = json!({
         "type": ["object", "null"],
         "description": "Defaults by domain; `*` stands for all domains.",
-        "additionalProperties": nullable(Section::DomainDefaults),
+        "additionalProperties": nullable_section(Section::DomainDefaults),
     });
-    let definitions =
-        json!({ (Section::DomainDefaults.name()): of_domain, (Section::Defaults.name()): mapping(Section::Defaults) });
+    let definitions = json!({ (Section::DomainDefaults.name()): of_domain, (Section::Defaults.name()): section_schema(Section::Defaults) });
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "tollkeeper defaults",
@@ -56,14 +55,14 @@ pub fn defaults_schema() -> Value {
     })
 }
 
-fn nullable(section: Section) -> Value {
-    json!({ "anyOf": [reference(section), { "type": "null" }] })
+fn nullable_section(section: Section) -> Value {
+    json!({ "anyOf": [section_reference(section), { "type": "null" }] })
 }
 
 /// Schema of a mapping with the keys of a section.
-fn mapping(section: Section) -> Value {
+fn section_schema(section: Section) -> Value {
     let keys = KEYS.iter().filter(|key| key.belongs_in(section));
-    let properties: Map<String, Value> = keys.map(|key| (key.name.to_owned(), property(key))).collect();
+    let properties: Map<String, Value> = keys.map(|key| (key.name.to_owned(), key_schema(key))).collect();
     let mut mapping = Map::new();
     mapping.insert("type".into(), json!("object"));
     mapping.insert("properties".into(), Value::Object(properties));
@@ -81,8 +80,8 @@ fn mapping(section: Section) -> Value {
 }
 
 /// Schema of a key's value, with description and default.
-fn property(key: &RuleKey) -> Value {
-    let mut property = match kind(key.kind) {
+fn key_schema(key: &RuleKey) -> Value {
+    let mut property = match value_kind_schema(key.kind) {
         Value::Object(property) => property,
         _ => Map::new(),
     };
@@ -94,11 +93,11 @@ fn property(key: &RuleKey) -> Value {
     Value::Object(property)
 }
 
-fn reference(section: Section) -> Value {
+fn section_reference(section: Section) -> Value {
     json!({ "$ref": format!("#/$defs/{}", section.name()) })
 }
 
-fn kind(kind: ValueKind) -> Value {
+fn value_kind_schema(kind: ValueKind) -> Value {
     match kind {
         ValueKind::Text => json!({ "type": ["string", "number", "boolean", "null"] }),
         ValueKind::Count(min, max) => json!({ "type": ["integer", "null"], "minimum": min, "maximum": max }),
@@ -114,21 +113,21 @@ fn kind(kind: ValueKind) -> Value {
         ValueKind::Percentage => json!({ "type": "string", "pattern": r"^[0-9]*\.?[0-9]*\s*%$" }),
         ValueKind::Choice(words) => json!({ "enum": words }),
         ValueKind::Unit => {
-            let any_case = Unit::ALL.map(|unit| any_case(unit.name())).join("|");
+            let any_case = Unit::ALL.map(|unit| any_case_pattern(unit.name())).join("|");
             // The names are for completion, the pattern for other cases.
             json!({ "anyOf": [{ "enum": Unit::ALL.map(Unit::name) }, { "type": "string", "pattern": format!("^({any_case})$") }] })
         }
-        ValueKind::Table(section) => nullable(section),
-        ValueKind::Tables(section) => json!({ "type": ["array", "null"], "items": reference(section) }),
+        ValueKind::Table(section) => nullable_section(section),
+        ValueKind::Tables(section) => json!({ "type": ["array", "null"], "items": section_reference(section) }),
         ValueKind::Limits => {
-            let list = json!({ "type": "array", "minItems": 1, "items": reference(Section::Limit) });
-            json!({ "anyOf": [reference(Section::RateLimit), list, { "type": "null" }] })
+            let list = json!({ "type": "array", "minItems": 1, "items": section_reference(Section::Limit) });
+            json!({ "anyOf": [section_reference(Section::RateLimit), list, { "type": "null" }] })
         }
         ValueKind::Free => json!({ "type": ["object", "null"] }),
     }
 }
 
 /// Returns a pattern that matches `word` in any case.
-fn any_case(word: &str) -> String {
+fn any_case_pattern(word: &str) -> String {
     word.chars().map(|letter| format!("[{letter}{}]", letter.to_ascii_uppercase())).collect()
 }

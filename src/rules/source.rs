@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::compile::options::CompileOptions;
-use super::compile::{Compiled, NamedDocument, RuleText, compile, compile_documents};
+use super::compile::{CompiledRules, NamedDocument, RuleText, compile_documents, compile_texts};
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::files::read::read;
 use super::files::watch::{Changes, WatchReloader, WatchTiming, Watcher};
@@ -82,9 +82,9 @@ impl SourceRules {
     ///
     /// # Errors
     /// Every problem, if at least one is an error.
-    pub fn compile(self, options: &CompileOptions) -> Result<Compiled, Diagnostics> {
+    pub fn compile(self, options: &CompileOptions) -> Result<CompiledRules, Diagnostics> {
         match self {
-            Self::Texts(texts) => compile(&texts, options),
+            Self::Texts(texts) => compile_texts(&texts, options),
             Self::Documents(documents) => compile_documents(documents, options),
         }
     }
@@ -111,11 +111,11 @@ impl SourceRules {
     ///
     /// # Errors
     /// Every problem, if at least one is an error.
-    pub fn compile_with_lines(self, options: &CompileOptions) -> Result<Compiled, RejectedRules> {
+    pub fn compile_with_lines(self, options: &CompileOptions) -> Result<CompiledRules, RejectedRules> {
         match self {
-            Self::Texts(texts) => compile(&texts, options).map_err(|diagnostics| {
+            Self::Texts(texts) => compile_texts(&texts, options).map_err(|diagnostics| {
                 let errors = diagnostics.errors().iter().take(MAX_PROBLEMS);
-                let problems = errors.map(|error| problem(error, &texts)).collect();
+                let problems = errors.map(|error| locate_problem(error, &texts)).collect();
                 RejectedRules { diagnostics, problems }
             }),
             Self::Documents(documents) => compile_documents(documents, options)
@@ -124,7 +124,7 @@ impl SourceRules {
     }
 }
 
-fn problem(error: &Diagnostic, texts: &[RuleText]) -> RuleProblem {
+fn locate_problem(error: &Diagnostic, texts: &[RuleText]) -> RuleProblem {
     let bytes = texts.iter().find(|text| text.name == error.file).map(|text| &*text.bytes).unwrap_or_default();
     let numbered = (1..).zip(bytes.split(|byte| *byte == b'\n'));
     let around = error.line.saturating_sub(LINES_AROUND)..=error.line.saturating_add(LINES_AROUND);
@@ -177,7 +177,7 @@ impl RuleSource {
     /// Returns the next update; `None` after the source has ended. Cancel safe.
     pub async fn next(&mut self) -> Option<RuleUpdate> {
         match self {
-            Self::Files(files) => files.next().await,
+            Self::Files(files) => files.next_update().await,
             Self::Xds(xds) => xds.next().await.map(xds_update),
         }
     }
@@ -240,17 +240,17 @@ impl FileSource {
         let FilesConfig { location, documents, timing } = config;
         let first = read(&location);
         let (watcher, changes) = Watcher::start(location, timing, &first)?;
-        Ok((Self { watcher, changes, documents }, update(first, documents)))
+        Ok((Self { watcher, changes, documents }, files_update(first, documents)))
     }
 
-    async fn next(&mut self) -> Option<RuleUpdate> {
+    async fn next_update(&mut self) -> Option<RuleUpdate> {
         let result = self.changes.next().await?;
-        Some(update(result, self.documents))
+        Some(files_update(result, self.documents))
     }
 }
 
 /// Converts files that were read.
-fn update(result: ReadResult, documents: Documents) -> RuleUpdate {
+fn files_update(result: ReadResult, documents: Documents) -> RuleUpdate {
     let text = |file: RuleFile| RuleText { name: file.name, bytes: file.bytes, documents };
     let set = result.map_err(|failure| failure.errors.iter().map(ToString::to_string).collect::<Vec<_>>())?;
     Ok(RuleSnapshot {

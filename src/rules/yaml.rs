@@ -87,7 +87,7 @@ impl<'a> YamlNode<'a> {
     }
 
     /// Text of a key, for messages.
-    fn label(&self) -> Cow<'_, str> {
+    fn key_label(&self) -> Cow<'_, str> {
         self.scalar().map_or("?".into(), |scalar| scalar.text().into())
     }
 }

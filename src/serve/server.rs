@@ -58,7 +58,7 @@ use crate::serve::http::browser_protection::AllowedHosts;
 use crate::serve::http::live_events::LiveEvents;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::settings::Settings;
-use crate::settings::fleet::TopValues;
+use crate::settings::fleet::TopKeyValues;
 use crate::settings::secret::Secret;
 use crate::settings::store::StoreSettings;
 use crate::settings::tracing::TracingSettings;
@@ -265,9 +265,9 @@ fn start_decision_log(
 /// Chooses the form of the values in rejected keys, hashed as in the decision log.
 fn choose_key_value_form(settings: &Settings, secret: Option<&Secret>) -> ValueForm {
     match (settings.fleet.top_values, secret) {
-        (TopValues::Plain, _) => ValueForm::Plain,
-        (TopValues::Hashed, Some(secret)) => ValueForm::hashed_with(secret.reveal()),
-        (TopValues::Hashed, None) => ValueForm::Omitted,
+        (TopKeyValues::Plain, _) => ValueForm::Plain,
+        (TopKeyValues::Hashed, Some(secret)) => ValueForm::hashed_with(secret.reveal()),
+        (TopKeyValues::Hashed, None) => ValueForm::Omitted,
     }
 }
 
@@ -308,7 +308,7 @@ fn start_rule_updates(
         log.write_header(None);
     }
     if let Some(xds) = &settings.xds {
-        let (server, node_id) = (xds.server(), &xds.node_id);
+        let (server, node_id) = (xds.server_address(), &xds.node_id);
         tracing::warn!(server, node_id, "waiting for rules over xDS: every request gets an error until they are there");
     } else {
         tracing::error!("no rules are loaded: every request gets an error until the rules are valid");

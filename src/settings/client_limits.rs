@@ -7,11 +7,11 @@ use super::setting::{Setting, settings};
 use super::value::number::{ByteSize, ByteSizeRange, DurationRange};
 use super::values::Values;
 
-const HEAD_TIMEOUT: DurationRange = DurationRange::new(Duration::from_millis(100), Duration::from_secs(3600));
-const IDLE_TIMEOUT: DurationRange =
+const HEAD_TIMEOUT_RANGE: DurationRange = DurationRange::new(Duration::from_millis(100), Duration::from_secs(3600));
+const IDLE_TIMEOUT_RANGE: DurationRange =
     DurationRange::new(Duration::from_millis(100), Duration::from_secs(86_400)).or_zero();
 
-const BUFFERED_BYTES: ByteSizeRange = ByteSizeRange::new(0, 1 << 40);
+const BUFFERED_BYTES_RANGE: ByteSizeRange = ByteSizeRange::new(0, 1 << 40);
 
 settings! { "Limits on clients";
     TOLLKEEPER_MAX_CONNECTIONS: usize = 10_000,
@@ -24,18 +24,18 @@ settings! { "Limits on clients";
         "requests in progress per listener and client address; 0 means no limit";
     TOLLKEEPER_MAX_BUFFERED_BYTES: ByteSize = 128 << 20,
         "bytes of gRPC requests and untaken responses in progress, beyond 2 KiB each; 0 means no limit"
-        .allowed(BUFFERED_BYTES);
+        .with_allowed(BUFFERED_BYTES_RANGE);
     TOLLKEEPER_MAX_BUFFERED_BYTES_PER_ADDRESS: ByteSize = 32 << 20,
-        "the same per client address; 0 means no limit" .allowed(BUFFERED_BYTES);
+        "the same per client address; 0 means no limit" .with_allowed(BUFFERED_BYTES_RANGE);
     TOLLKEEPER_MAX_BUFFERED_BYTES_PER_CONNECTION: ByteSize = 16 << 20,
-        "the same per connection; 0 means no limit" .allowed(BUFFERED_BYTES);
+        "the same per connection; 0 means no limit" .with_allowed(BUFFERED_BYTES_RANGE);
     TOLLKEEPER_MAX_HEADER_BYTES: ByteSize = 16 << 10,
-        "maximum size of the headers of an HTTP request, such as to /json" .allowed(ByteSizeRange::new(8 << 10, 1 << 20));
+        "maximum size of the headers of an HTTP request, such as to /json" .with_allowed(ByteSizeRange::new(8 << 10, 1 << 20));
     TOLLKEEPER_HEAD_TIMEOUT: Duration = Duration::from_secs(60),
         "time limit of a TLS handshake, the first request, a call's message, and over HTTP/1 each request's headers"
-        .allowed(HEAD_TIMEOUT);
+        .with_allowed(HEAD_TIMEOUT_RANGE);
     TOLLKEEPER_IDLE_TIMEOUT: Duration = Duration::from_secs(3600),
-        "time without a new request after which a gRPC connection gets GOAWAY; 0 means no limit" .allowed(IDLE_TIMEOUT);
+        "time without a new request after which a gRPC connection gets GOAWAY; 0 means no limit" .with_allowed(IDLE_TIMEOUT_RANGE);
 }
 
 /// Limits on the connections and requests of clients.
@@ -65,7 +65,7 @@ pub struct ClientLimits {
 }
 
 impl ClientLimits {
-    pub(super) fn read(values: &Values) -> Self {
+    pub(super) fn from_values(values: &Values) -> Self {
         let limit = |setting: &Setting<usize>| Some(values.get(setting)).filter(|limit| *limit > 0);
         // A message of the maximum size must fit.
         let message_bytes = values.get(&TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES).as_usize();
@@ -82,7 +82,7 @@ impl ClientLimits {
             buffered_bytes_per_connection: bytes(&TOLLKEEPER_MAX_BUFFERED_BYTES_PER_CONNECTION),
             head_bytes: u32::try_from(values.get(&TOLLKEEPER_MAX_HEADER_BYTES).0).unwrap_or(u32::MAX),
             head_timeout: values.get(&TOLLKEEPER_HEAD_TIMEOUT),
-            idle_timeout: values.nonzero(&TOLLKEEPER_IDLE_TIMEOUT),
+            idle_timeout: values.nonzero_duration(&TOLLKEEPER_IDLE_TIMEOUT),
         }
     }
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
 
-use super::endpoint::{Endpoint, percent_decoded};
-use super::pem::{ClientCertificate, PemFile, system_roots};
+use super::endpoint::{Endpoint, percent_decode};
+use super::pem::{ClientCertificate, PemFile, load_system_roots};
 use super::problem::UnusableSetting;
 use crate::telemetry::otlp::{OtlpClientCertificate, OtlpOptions, OtlpProtocol, OtlpTls};
 
@@ -41,12 +41,12 @@ impl CollectorSettings {
     ///
     /// # Errors
     /// A file cannot be used.
-    pub fn options(&self, on_thread_start: fn()) -> Result<OtlpOptions, UnusableSetting> {
+    pub fn build_otlp_options(&self, on_thread_start: fn()) -> Result<OtlpOptions, UnusableSetting> {
         Ok(OtlpOptions {
             protocol: self.protocol,
             endpoint: self.endpoint.clone(),
             timeout: self.timeout,
-            tls: self.tls.contents(self.endpoint.starts_with("https://"))?,
+            tls: self.tls.read_tls_files(self.endpoint.starts_with("https://"))?,
             on_thread_start,
         })
     }
@@ -54,17 +54,17 @@ impl CollectorSettings {
 
 impl CollectorTls {
     /// Reads the files; also without TLS, so that problems are found.
-    fn contents(&self, is_https: bool) -> Result<OtlpTls, UnusableSetting> {
+    fn read_tls_files(&self, is_https: bool) -> Result<OtlpTls, UnusableSetting> {
         let roots = match &self.ca {
             Some(ca) => read_certificates(ca)?.0,
-            None if is_https => system_roots().to_vec(),
+            None if is_https => load_system_roots().to_vec(),
             None => Vec::new(),
         };
         let client = match &self.client {
             Some(ClientCertificate { certificate, key }) => {
                 let (chain, chain_pem) = read_certificates(certificate)?;
-                let key_pem = key.contents()?;
-                key.private_key(&key_pem)?;
+                let key_pem = key.read_contents()?;
+                key.parse_private_key(&key_pem)?;
                 Some(OtlpClientCertificate { chain, chain_pem, key_pem })
             }
             None => None,
@@ -75,20 +75,20 @@ impl CollectorTls {
 
 /// Reads a file with certificates; returns them parsed and as PEM.
 fn read_certificates(file: &PemFile) -> Result<(Vec<CertificateDer<'static>>, Vec<u8>), UnusableSetting> {
-    let pem = file.contents()?;
-    Ok((file.certificates(&pem)?, pem))
+    let pem = file.read_contents()?;
+    Ok((file.parse_certificates(&pem)?, pem))
 }
 
 /// Parses `name=value`, with special characters in the value as `%20`.
-pub(super) fn attribute(pair: &str) -> Option<(String, String)> {
+pub(super) fn parse_attribute(pair: &str) -> Option<(String, String)> {
     let (name, value) = pair.split_once('=')?;
     let name = name.trim();
     (!name.is_empty()).then_some(())?;
-    Some((name.to_owned(), percent_decoded(value.trim()).ok()?))
+    Some((name.to_owned(), percent_decode(value.trim()).ok()?))
 }
 
 /// Checks the URL of a collector. The error repeats none of it, because it may hold a password.
-pub(super) fn check_url(url: &str) -> Result<(), &'static str> {
+pub(super) fn check_collector_url(url: &str) -> Result<(), &'static str> {
     let Some(rest) = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://")) else {
         return Err("not a URL of a collector");
     };
@@ -96,15 +96,15 @@ pub(super) fn check_url(url: &str) -> Result<(), &'static str> {
     if authority.contains('@') {
         return Err("holds a user or password, which belongs in OTEL_EXPORTER_OTLP_HEADERS");
     }
-    let is_address = Endpoint::parse(authority, Some(443)).is_ok();
+    let is_address = Endpoint::parse_host_port(authority, Some(443)).is_ok();
     let is_plain = rest.bytes().all(|b| b.is_ascii_graphic() && !b"?#\"<>\\^`{|}".contains(&b));
     if is_address && is_plain { Ok(()) } else { Err("not a URL of a collector") }
 }
 
 /// Returns `true` if `pair` is `name=value` of a header that can be sent.
-pub(super) fn is_header(pair: &str) -> bool {
+pub(super) fn is_header_pair(pair: &str) -> bool {
     let Some((name, value)) = pair.trim().split_once('=') else { return false };
-    let (name, value) = (name.trim(), percent_decoded(value.trim()));
+    let (name, value) = (name.trim(), percent_decode(value.trim()));
     let is_token = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$&'*+-.^_`|~".contains(&b));
     is_token && !name.is_empty() && value.is_ok_and(|value| value.bytes().all(|b| (b' '..=b'~').contains(&b)))
 }

@@ -13,21 +13,21 @@ settings! { "Counters";
         "store of counters; not set: Redis if a REDIS_ variable is set, else this process";
     TOLLKEEPER_MEMORY_BYTES: ByteSize = 512 << 20,
         "memory for counters in this process; beyond it, those with the least of their limit used are evicted"
-        .allowed(ByteSizeRange::new(1 << 20, 1 << 40));
+        .with_allowed(ByteSizeRange::new(1 << 20, 1 << 40));
     TOLLKEEPER_OVER_LIMIT_CACHE_BYTES: ByteSize = 4 << 20,
         "memory for limits that Redis just reported as exceeded, rejected without a call; 0 means none"
-        .allowed(ByteSizeRange::new(0, 1 << 40));
+        .with_allowed(ByteSizeRange::new(0, 1 << 40));
     LOCAL_CACHE_SIZE_IN_BYTES: usize = 0,
         "same memory; above 0, also for fixed windows that count rejected hits, which then go uncounted"
-        .differs(Condition::IsNot("0"), "an entry is kept for at most 1 s, and only for its own limit");
+        .differs_when(Condition::IsNot("0"), "an entry is kept for at most 1 s, and only for its own limit");
     EXPIRATION_JITTER_MAX_SECONDS: i64 = 300,
         "maximum random addition to the TTL of a counter in Redis, in seconds; 0 or less means none"
-        .differs(Condition::Never, "only with TOLLKEEPER_KEY_FORMAT=ratelimit") .only_with(&WITH_RATELIMIT_KEYS);
+        .differs_when(Condition::Never, "only with TOLLKEEPER_KEY_FORMAT=ratelimit") .only_with(&REQUIRES_RATELIMIT_KEYS);
     CACHE_KEY_PREFIX: String = "", "prefix of all keys in Redis, at most 256 bytes";
 }
 
 /// Counters are in Redis or memcached, and their keys are envoyproxy/ratelimit's.
-static WITH_RATELIMIT_KEYS: Requirement =
+static REQUIRES_RATELIMIT_KEYS: Requirement =
     Requirement::decided_by_reader("it is only read with TOLLKEEPER_KEY_FORMAT=ratelimit");
 
 named_enum! {
@@ -69,7 +69,7 @@ pub struct MemorySettings {
 }
 
 impl MemorySettings {
-    pub(super) fn read(values: &Values) -> Self {
+    pub(super) fn from_values(values: &Values) -> Self {
         Self { capacity_bytes: values.get(&TOLLKEEPER_MEMORY_BYTES).as_usize() }
     }
 }
@@ -85,12 +85,12 @@ pub struct OverLimitCacheSettings {
 
 impl OverLimitCacheSettings {
     /// Reads both sizes of the cache; envoyproxy/ratelimit's, if it is set, can only enlarge it.
-    pub(super) fn read(values: &mut Values) -> Self {
+    pub(super) fn from_values(values: &mut Values) -> Self {
         let own_bytes = values.get(&TOLLKEEPER_OVER_LIMIT_CACHE_BYTES).as_usize();
         let peer_bytes = values.get(&LOCAL_CACHE_SIZE_IN_BYTES);
         if own_bytes == 0 {
             let why = "TOLLKEEPER_OVER_LIMIT_CACHE_BYTES=0 turns the cache off";
-            values.ignore_if_changed(&LOCAL_CACHE_SIZE_IN_BYTES, why);
+            values.mark_ignored_if_changed(&LOCAL_CACHE_SIZE_IN_BYTES, why);
             return Self { capacity_bytes: 0, caches_counting_windows: false };
         }
         Self { capacity_bytes: own_bytes.max(peer_bytes), caches_counting_windows: peer_bytes > 0 }
@@ -98,25 +98,25 @@ impl OverLimitCacheSettings {
 }
 
 /// Reads the prefix of all keys, at most 256 bytes.
-pub(super) fn key_prefix(values: &mut Values) -> String {
+pub(super) fn read_key_prefix(values: &mut Values) -> String {
     const MAX_PREFIX_BYTES: usize = 256;
     let prefix = values.get(&CACHE_KEY_PREFIX);
     if prefix.len() > MAX_PREFIX_BYTES {
-        values.problem(&CACHE_KEY_PREFIX, "too long", format!("give at most {MAX_PREFIX_BYTES} bytes"));
+        values.add_problem(&CACHE_KEY_PREFIX, "too long", format!("give at most {MAX_PREFIX_BYTES} bytes"));
     }
     prefix
 }
 
 /// Reads the upper bound of the random time added to the TTL of keys, at most a year.
-pub(super) fn expiration_jitter(values: &mut Values, key_format: KeyFormat) -> Duration {
+pub(super) fn read_expiration_jitter(values: &mut Values, key_format: KeyFormat) -> Duration {
     const MAX_JITTER_S: u64 = 366 * 86_400;
     if key_format != KeyFormat::Ratelimit {
-        values.report_unmet(&WITH_RATELIMIT_KEYS);
+        values.mark_unmet(&REQUIRES_RATELIMIT_KEYS);
     }
     let seconds = u64::try_from(values.get(&EXPIRATION_JITTER_MAX_SECONDS)).unwrap_or(0);
     if seconds > MAX_JITTER_S {
         let fix = format!("give at most {MAX_JITTER_S}");
-        values.problem(&EXPIRATION_JITTER_MAX_SECONDS, "more than a year", fix);
+        values.add_problem(&EXPIRATION_JITTER_MAX_SECONDS, "more than a year", fix);
     }
     Duration::from_secs(seconds)
 }

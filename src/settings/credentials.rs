@@ -55,26 +55,31 @@ pub(crate) struct CredentialVariables {
 
 impl CredentialVariables {
     /// Reads the credentials of the variables, or else returns those of the URL.
-    pub(crate) fn read(&self, values: &mut Values, in_url: Credentials, url: &Setting<SecretUrl>) -> Credentials {
+    pub(crate) fn read_credentials(
+        &self,
+        values: &mut Values,
+        in_url: Credentials,
+        url: &Setting<SecretUrl>,
+    ) -> Credentials {
         let (secret, path) = (values.get(self.auth), values.get(self.file));
         if let Some(path) = path {
             if secret.is_some() {
-                values.problem(self.file, format!("{} is set too", self.auth.name()), "unset one of them");
+                values.add_problem(self.file, format!("{} is set too", self.auth.name()), "unset one of them");
             } else if in_url != Credentials::None {
                 let what = format!("{} holds a password too", url.name());
-                values.problem(self.file, what, "leave it to the file, which may say user:password");
+                values.add_problem(self.file, what, "leave it to the file, which may say user:password");
             }
             return Credentials::File(path);
         }
         let Some(secret) = secret else { return in_url };
         if in_url != Credentials::None {
-            values.notice(url, format!("holds a password, which {} overrides", self.auth.name()));
+            values.add_notice(url, format!("holds a password, which {} overrides", self.auth.name()));
         }
         if secret.reveal().ends_with(['\n', '\r']) {
-            values.problem(self.auth, "it ends in a line break", "remove it");
+            values.add_problem(self.auth, "it ends in a line break", "remove it");
         }
         Credentials::parse(secret.reveal()).unwrap_or_else(|| {
-            values.problem(self.auth, "it holds no password", "give password or user:password");
+            values.add_problem(self.auth, "it holds no password", "give password or user:password");
             Credentials::None
         })
     }

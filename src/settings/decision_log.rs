@@ -9,7 +9,7 @@ use super::credentials::CredentialVariables;
 use super::problem::UnusableSetting;
 use super::redis::addresses::{AddressVariables, DeploymentKind};
 use super::redis::deployment::{DeploymentSettings, DeploymentVariables};
-use super::redis::{CERTIFICATES, REDIS_POOL_SIZE, REDIS_TIMEOUT};
+use super::redis::{CERTIFICATE_VARIABLES, REDIS_POOL_SIZE, REDIS_TIMEOUT};
 use super::secret::Secret;
 use super::setting::{AnySetting as _, Requirement, settings};
 use super::tracing::{Compression, OTEL_EXPORTER_OTLP_ENDPOINT, OtelProtocol, SignalVariables};
@@ -26,65 +26,66 @@ settings! { "Decision log";
         "decisions that are logged: rejected, shadow, errors (a failure policy decided), or all";
     TOLLKEEPER_DECISION_LOG_SAMPLE: f64 = 1.0,
         "share of the keys whose decisions are logged; all replicas choose the same keys"
-        .allowed(FloatRange::new(0.0, 1.0));
+        .with_allowed(FloatRange::new(0.0, 1.0));
     TOLLKEEPER_DECISION_LOG_VALUES: LoggedValues = LoggedValues::Plain,
         "values of descriptors in the log: as sent, as a keyed hash, or left out";
     TOLLKEEPER_DECISION_LOG_HASH_KEY: Option<Secret> = None,
-        "key of hashed values, 16 bytes or more; equal keys give equal hashes in all replicas" .only_with(&WITH_HASHES);
+        "key of hashed values, 16 bytes or more; equal keys give equal hashes in all replicas" .only_with(&REQUIRES_HASHED_VALUES);
     TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE: Option<PathBuf> = None,
-        "file that holds the key of hashed values, read at the start" .only_with(&WITH_HASHES);
+        "file that holds the key of hashed values, read at the start" .only_with(&REQUIRES_HASHED_VALUES);
     TOLLKEEPER_DECISION_LOG_FILE_BYTES: ByteSize = 100 << 20, "size at which a log file is rotated"
-        .allowed(ByteSizeRange::new(64 << 10, 1 << 40));
+        .with_allowed(ByteSizeRange::new(64 << 10, 1 << 40));
     TOLLKEEPER_DECISION_LOG_FILES: u32 = 10, "number of log files kept, the current one included"
-        .allowed(IntRange::new(1, 10_000));
+        .with_allowed(IntRange::new(1, 10_000));
     TOLLKEEPER_DECISION_LOG_QUEUE_BYTES: ByteSize = 8 << 20,
         "memory for records that a destination has not taken yet; more are dropped and counted"
-        .allowed(ByteSizeRange::new(64 << 10, 1 << 32));
+        .with_allowed(ByteSizeRange::new(64 << 10, 1 << 32));
     TOLLKEEPER_DECISION_LOG_STREAM_LENGTH: u64 = 1_000_000,
         "approximate number of records kept in the stream of redis:STREAM; Redis removes the oldest"
-        .allowed(IntRange::new(1, 1_000_000_000)) .only_with(&TO_STREAM);
+        .with_allowed(IntRange::new(1, 1_000_000_000)) .only_with(&REQUIRES_STREAM_SINK);
     TOLLKEEPER_DECISION_LOG_REDIS_URL: SecretUrl = "",
         "Redis of the stream, in the form of REDIS_URL (rediss:// is TLS); empty: that of the counters"
-        .only_with(&TO_STREAM);
+        .only_with(&REQUIRES_STREAM_SINK);
     TOLLKEEPER_DECISION_LOG_REDIS_TYPE: DeploymentKind = DeploymentKind::Single, "kind of deployment"
-        .only_with(&TO_STREAM);
+        .only_with(&REQUIRES_STREAM_SINK);
     TOLLKEEPER_DECISION_LOG_REDIS_TLS: bool = false, "connect over TLS, with the certificates of REDIS_TLS_"
-        .only_with(&TO_STREAM);
+        .only_with(&REQUIRES_STREAM_SINK);
     TOLLKEEPER_DECISION_LOG_REDIS_AUTH: Option<Secret> = None, "password or user:password of the stream's Redis"
-        .only_with(&TO_STREAM);
-    TOLLKEEPER_DECISION_LOG_REDIS_AUTH_FILE: Option<PathBuf> = None, "file that holds it" .only_with(&TO_STREAM);
+        .only_with(&REQUIRES_STREAM_SINK);
+    TOLLKEEPER_DECISION_LOG_REDIS_AUTH_FILE: Option<PathBuf> = None, "file that holds it" .only_with(&REQUIRES_STREAM_SINK);
     TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH: Option<Secret> = None, "password or user:password for its sentinels"
-        .only_with(&TO_STREAM);
+        .only_with(&REQUIRES_STREAM_SINK);
     TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH_FILE: Option<PathBuf> = None, "file that holds it"
-        .only_with(&TO_STREAM);
+        .only_with(&REQUIRES_STREAM_SINK);
     OTEL_EXPORTER_OTLP_LOGS_ENDPOINT: Option<SecretUrl> = None,
         "URL of the collector of otlp, over HTTP with the whole path; not set: OTEL_EXPORTER_OTLP_ENDPOINT"
-        .only_with(&TO_COLLECTOR);
+        .only_with(&REQUIRES_COLLECTOR_SINK);
     OTEL_EXPORTER_OTLP_LOGS_PROTOCOL: Option<OtelProtocol> = None, "protocol of the collector for logs"
-        .only_with(&TO_COLLECTOR);
+        .only_with(&REQUIRES_COLLECTOR_SINK);
     OTEL_EXPORTER_OTLP_LOGS_HEADERS: Option<Secret> = None, "headers of export requests for logs: k=v,k=v"
-        .only_with(&TO_COLLECTOR);
+        .only_with(&REQUIRES_COLLECTOR_SINK);
     OTEL_EXPORTER_OTLP_LOGS_TIMEOUT: Option<u64> = None,
-        "time limit of an export request for logs, in milliseconds" .allowed(IntRange::new(1, 3_600_000))
-        .only_with(&TO_COLLECTOR);
+        "time limit of an export request for logs, in milliseconds" .with_allowed(IntRange::new(1, 3_600_000))
+        .only_with(&REQUIRES_COLLECTOR_SINK);
     OTEL_EXPORTER_OTLP_LOGS_COMPRESSION: Option<Compression> = None, "compression of export requests for logs"
-        .only_with(&TO_COLLECTOR);
+        .only_with(&REQUIRES_COLLECTOR_SINK);
     OTEL_EXPORTER_OTLP_LOGS_CERTIFICATE: Option<PathBuf> = None,
-        "CA certificates for the collector of logs, PEM file, instead of the system's" .only_with(&TO_COLLECTOR);
+        "CA certificates for the collector of logs, PEM file, instead of the system's" .only_with(&REQUIRES_COLLECTOR_SINK);
     OTEL_EXPORTER_OTLP_LOGS_CLIENT_CERTIFICATE: Option<PathBuf> = None, "client certificate for it, PEM file"
-        .only_with(&TO_COLLECTOR);
+        .only_with(&REQUIRES_COLLECTOR_SINK);
     OTEL_EXPORTER_OTLP_LOGS_CLIENT_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file"
-        .only_with(&TO_COLLECTOR);
+        .only_with(&REQUIRES_COLLECTOR_SINK);
 }
 
-static TO_STREAM: Requirement = Requirement::decided_by_reader("TOLLKEEPER_DECISION_LOG names no stream");
-static TO_COLLECTOR: Requirement = Requirement::decided_by_reader("TOLLKEEPER_DECISION_LOG does not name otlp");
+static REQUIRES_STREAM_SINK: Requirement = Requirement::decided_by_reader("TOLLKEEPER_DECISION_LOG names no stream");
+static REQUIRES_COLLECTOR_SINK: Requirement =
+    Requirement::decided_by_reader("TOLLKEEPER_DECISION_LOG does not name otlp");
 /// Values are hashed, or replicas authenticate their statistics with the key.
-pub(super) static WITH_HASHES: Requirement =
+pub(super) static REQUIRES_HASHED_VALUES: Requirement =
     Requirement::decided_by_reader("no values are hashed, and no statistics are exchanged");
 
 /// Redis of the decision log. What it does not set is that of the counters, except credentials.
-static STREAM: DeploymentVariables = DeploymentVariables {
+static STREAM_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
     url: AddressVariables {
         url: &TOLLKEEPER_DECISION_LOG_REDIS_URL,
         kind: &TOLLKEEPER_DECISION_LOG_REDIS_TYPE,
@@ -179,13 +180,13 @@ pub struct StreamSettings {
 
 impl StreamSettings {
     /// Reads the settings of a stream; `counters` is the Redis of the counters. `None` after a problem.
-    fn read(values: &mut Values, counters: Option<&DeploymentSettings>, key: &str) -> Option<Self> {
+    fn from_values(values: &mut Values, counters: Option<&DeploymentSettings>, key: &str) -> Option<Self> {
         let deployment = match counters {
-            _ if has_own_redis(values) => STREAM.read(values, &CERTIFICATES),
+            _ if stream_has_own_redis(values) => STREAM_REDIS_VARIABLES.read_deployment(values, &CERTIFICATE_VARIABLES),
             Some(counters) => counters.clone(),
             None => {
                 let what = "names a stream, but the counters are not in Redis";
-                values.problem(&TOLLKEEPER_DECISION_LOG, what, "give TOLLKEEPER_DECISION_LOG_REDIS_URL");
+                values.add_problem(&TOLLKEEPER_DECISION_LOG, what, "give TOLLKEEPER_DECISION_LOG_REDIS_URL");
                 return None;
             }
         };
@@ -212,7 +213,7 @@ impl LoggedDecisions {
     const SELECTORS: [&'static str; 4] = ["rejected", "shadow", "errors", "all"];
 
     /// Words that are set.
-    pub fn words(self) -> impl Iterator<Item = &'static str> {
+    pub fn selector_words(self) -> impl Iterator<Item = &'static str> {
         let Self { rejected, shadow, errors, all } = self;
         Self::SELECTORS
             .into_iter()
@@ -220,7 +221,7 @@ impl LoggedDecisions {
             .filter_map(|(word, is_set)| is_set.then_some(word))
     }
 
-    fn of(words: &[String]) -> Option<Self> {
+    fn from_selector_words(words: &[String]) -> Option<Self> {
         let mut logged = Self::default();
         for word in words.iter().map(|word| word.trim()).filter(|word| !word.is_empty()) {
             match word {
@@ -246,21 +247,21 @@ pub enum HashKey {
 
 impl HashKey {
     /// Minimum length of a key in bytes, so that values cannot be guessed without it.
-    pub const MIN_BYTES: usize = 16;
+    pub const MIN_KEY_BYTES: usize = 16;
     /// Maximum size of a key file in bytes.
-    const MAX_BYTES: u64 = 4096;
+    const MAX_KEY_FILE_BYTES: u64 = 4096;
 
     /// Reads the key, whether or not there is a log.
-    pub(super) fn read(values: &mut Values) -> Option<Self> {
+    pub(super) fn from_values(values: &mut Values) -> Option<Self> {
         let (text, file) =
             (values.get(&TOLLKEEPER_DECISION_LOG_HASH_KEY), values.get(&TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE));
         if text.is_some() && file.is_some() {
             let what = "set beside TOLLKEEPER_DECISION_LOG_HASH_KEY";
-            values.problem(&TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE, what, "give one of them");
+            values.add_problem(&TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE, what, "give one of them");
         }
-        if text.as_ref().is_some_and(|text| text.reveal().len() < Self::MIN_BYTES) {
-            let fix = format!("give {} bytes or more, as from `openssl rand -hex 32`", Self::MIN_BYTES);
-            values.problem(&TOLLKEEPER_DECISION_LOG_HASH_KEY, "too short to be a secret", fix);
+        if text.as_ref().is_some_and(|text| text.reveal().len() < Self::MIN_KEY_BYTES) {
+            let fix = format!("give {} bytes or more, as from `openssl rand -hex 32`", Self::MIN_KEY_BYTES);
+            values.add_problem(&TOLLKEEPER_DECISION_LOG_HASH_KEY, "too short to be a secret", fix);
         }
         text.map(Self::Text).or_else(|| file.map(Self::File))
     }
@@ -268,8 +269,8 @@ impl HashKey {
     /// Returns the key; white space at the end of a file is ignored.
     ///
     /// # Errors
-    /// The file cannot be read, or holds less than [`HashKey::MIN_BYTES`] or more than 4096 bytes.
-    pub fn secret(&self) -> Result<Secret, UnusableSetting> {
+    /// The file cannot be read, or holds less than [`HashKey::MIN_KEY_BYTES`] or more than 4096 bytes.
+    pub fn load_secret(&self) -> Result<Secret, UnusableSetting> {
         let path = match self {
             Self::Text(secret) => return Ok(secret.clone()),
             Self::File(path) => path,
@@ -280,11 +281,11 @@ impl HashKey {
             what,
         };
         let mut text = String::new();
-        let read = File::open(path).and_then(|file| file.take(Self::MAX_BYTES + 1).read_to_string(&mut text));
+        let read = File::open(path).and_then(|file| file.take(Self::MAX_KEY_FILE_BYTES + 1).read_to_string(&mut text));
         read.map_err(|error| unusable(format!("cannot be read: {error}; name a readable file")))?;
         let key = text.trim_end();
-        if key.len() < Self::MIN_BYTES || text.len() as u64 > Self::MAX_BYTES {
-            let (min, max) = (Self::MIN_BYTES, Self::MAX_BYTES);
+        if key.len() < Self::MIN_KEY_BYTES || text.len() as u64 > Self::MAX_KEY_FILE_BYTES {
+            let (min, max) = (Self::MIN_KEY_BYTES, Self::MAX_KEY_FILE_BYTES);
             return Err(unusable(format!("holds {} bytes; give {min} to {max}", text.len())));
         }
         Ok(Secret::new(key))
@@ -298,7 +299,7 @@ impl DecisionLogSettings {
     }
 
     /// Deployments of Redis that hold a stream.
-    pub(super) fn deployments(&self) -> impl Iterator<Item = &DeploymentSettings> {
+    pub(super) fn redis_deployments(&self) -> impl Iterator<Item = &DeploymentSettings> {
         self.sinks.iter().filter_map(|sink| match sink {
             SinkSettings::Redis(stream) => Some(&stream.deployment),
             SinkSettings::Stdout | SinkSettings::File(_) | SinkSettings::Otlp(_) => None,
@@ -306,18 +307,18 @@ impl DecisionLogSettings {
     }
 
     /// Reads the settings; `counters` is the Redis of the counters. `None` if there is no log.
-    pub(super) fn read(
+    pub(super) fn from_values(
         values: &mut Values,
         counters: Option<&DeploymentSettings>,
         hash_key: Option<&HashKey>,
     ) -> Option<Self> {
-        let sinks = sinks(values, counters);
-        report_unused(values, &sinks);
+        let sinks = read_sinks(values, counters);
+        report_unused_sinks(values, &sinks);
         let TextList(words) = values.get(&TOLLKEEPER_DECISION_LOG_WHEN);
-        let when = LoggedDecisions::of(&words);
+        let when = LoggedDecisions::from_selector_words(&words);
         if when.is_none() {
             let fix = "give rejected, shadow and errors, or fewer of them, or all";
-            values.problem(&TOLLKEEPER_DECISION_LOG_WHEN, "not a list of decisions", fix);
+            values.add_problem(&TOLLKEEPER_DECISION_LOG_WHEN, "not a list of decisions", fix);
         }
         let logged_values = values.get(&TOLLKEEPER_DECISION_LOG_VALUES);
         if sinks.is_empty() {
@@ -325,7 +326,7 @@ impl DecisionLogSettings {
         }
         if logged_values == LoggedValues::Hashed && hash_key.is_none() {
             let fix = "give TOLLKEEPER_DECISION_LOG_HASH_KEY or TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE";
-            values.problem(&TOLLKEEPER_DECISION_LOG_VALUES, "there is no key to hash with", fix);
+            values.add_problem(&TOLLKEEPER_DECISION_LOG_VALUES, "there is no key to hash with", fix);
         }
         Some(Self {
             sinks,
@@ -340,7 +341,7 @@ impl DecisionLogSettings {
     }
 }
 
-fn sinks(values: &mut Values, counters: Option<&DeploymentSettings>) -> Vec<SinkSettings> {
+fn read_sinks(values: &mut Values, counters: Option<&DeploymentSettings>) -> Vec<SinkSettings> {
     let TextList(words) = values.get(&TOLLKEEPER_DECISION_LOG);
     let mut sinks = Vec::new();
     for word in words.iter().map(|word| word.trim()).filter(|word| !word.is_empty()) {
@@ -349,19 +350,19 @@ fn sinks(values: &mut Values, counters: Option<&DeploymentSettings>) -> Vec<Sink
             Some(("file", path)) if !path.is_empty() && !path.contains('\0') => {
                 SinkSettings::File(Path::new(path).to_owned())
             }
-            Some(("redis", key)) if !key.is_empty() => match StreamSettings::read(values, counters, key) {
+            Some(("redis", key)) if !key.is_empty() => match StreamSettings::from_values(values, counters, key) {
                 Some(stream) => SinkSettings::Redis(Box::new(stream)),
                 None => continue,
             },
-            None if word == "otlp" => SinkSettings::Otlp(Box::new(collector(values))),
+            None if word == "otlp" => SinkSettings::Otlp(Box::new(read_collector(values))),
             _ => {
                 let fix = "give stdout, file:PATH, redis:STREAM or otlp, or a list of them";
-                values.problem(&TOLLKEEPER_DECISION_LOG, "names an unknown destination", fix);
+                values.add_problem(&TOLLKEEPER_DECISION_LOG, "names an unknown destination", fix);
                 continue;
             }
         };
         if sinks.contains(&sink) {
-            values.problem(&TOLLKEEPER_DECISION_LOG, "names a destination twice", "give each once");
+            values.add_problem(&TOLLKEEPER_DECISION_LOG, "names a destination twice", "give each once");
         } else {
             sinks.push(sink);
         }
@@ -370,25 +371,25 @@ fn sinks(values: &mut Values, counters: Option<&DeploymentSettings>) -> Vec<Sink
 }
 
 /// Reads the connection to the collector. A local one is not assumed: its absence would lose records.
-fn collector(values: &mut Values) -> CollectorSettings {
+fn read_collector(values: &mut Values) -> CollectorSettings {
     if values.first_set([OTLP_LOG_VARIABLES.endpoint, &OTEL_EXPORTER_OTLP_ENDPOINT]).is_none() {
         let fix = "give OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_LOGS_ENDPOINT";
-        values.problem(&TOLLKEEPER_DECISION_LOG, "names a collector that has no URL", fix);
+        values.add_problem(&TOLLKEEPER_DECISION_LOG, "names a collector that has no URL", fix);
     }
-    CollectorSettings::read(values, &OTLP_LOG_VARIABLES)
+    CollectorSettings::from_signal_variables(values, &OTLP_LOG_VARIABLES)
 }
 
 /// Reports the kinds of destinations that are not used.
-fn report_unused(values: &mut Values, sinks: &[SinkSettings]) {
+fn report_unused_sinks(values: &mut Values, sinks: &[SinkSettings]) {
     if !sinks.iter().any(|sink| matches!(sink, SinkSettings::Redis(_))) {
-        values.report_unmet(&TO_STREAM);
+        values.mark_unmet(&REQUIRES_STREAM_SINK);
     }
     if !sinks.iter().any(|sink| matches!(sink, SinkSettings::Otlp(_))) {
-        values.report_unmet(&TO_COLLECTOR);
+        values.mark_unmet(&REQUIRES_COLLECTOR_SINK);
     }
 }
 
 /// Returns `true` if the stream has a Redis of its own.
-pub(super) fn has_own_redis(values: &Values) -> bool {
+pub(super) fn stream_has_own_redis(values: &Values) -> bool {
     !values.get(&TOLLKEEPER_DECISION_LOG_REDIS_URL).reveal().is_empty()
 }

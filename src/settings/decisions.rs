@@ -22,7 +22,7 @@ settings! { "Responses";
         "header of a rejection for the seconds until a retry can be admitted; empty: not sent";
     RESPONSE_DYNAMIC_METADATA: bool = false,
         "send the request and the metadata of its rules as dynamic metadata of the response"
-        .differs(Condition::True, "metadata stays with its rule");
+        .differs_when(Condition::True, "metadata stays with its rule");
     TOLLKEEPER_METADATA_VERDICTS: bool = false,
         "add the rules that rejected the request to the dynamic metadata";
     TOLLKEEPER_ON_STORE_ERROR: StorePolicy = StorePolicy::Local,
@@ -70,7 +70,7 @@ pub struct HeaderNames {
 }
 
 impl DecisionSettings {
-    pub(super) fn read(values: &mut Values) -> Self {
+    pub(super) fn from_values(values: &mut Values) -> Self {
         // envoyproxy/ratelimit reads the ratio in single precision.
         #[expect(clippy::cast_possible_truncation, reason = "the nearest number in single precision is meant")]
         let near_limit_ratio = values.get(&NEAR_LIMIT_RATIO) as f32;
@@ -80,11 +80,11 @@ impl DecisionSettings {
             response_dynamic_metadata: values.get(&RESPONSE_DYNAMIC_METADATA),
             metadata_verdicts: values.get(&TOLLKEEPER_METADATA_VERDICTS),
             limit_headers: values.get(&LIMIT_RESPONSE_HEADERS_ENABLED).then(|| HeaderNames {
-                limit: required_header(values, &LIMIT_LIMIT_HEADER),
-                remaining: required_header(values, &LIMIT_REMAINING_HEADER),
-                reset: required_header(values, &LIMIT_RESET_HEADER),
+                limit: read_required_header_name(values, &LIMIT_LIMIT_HEADER),
+                remaining: read_required_header_name(values, &LIMIT_REMAINING_HEADER),
+                reset: read_required_header_name(values, &LIMIT_RESET_HEADER),
             }),
-            retry_after_header: header(values, &TOLLKEEPER_RETRY_AFTER_HEADER),
+            retry_after_header: read_header_name(values, &TOLLKEEPER_RETRY_AFTER_HEADER),
             stop_cache_key_increment_when_overlimit: values.get(&STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT),
             log_max: values.get(&TOLLKEEPER_LOG_MAX),
             calendar_months: values.get(&USE_CALENDAR_MONTH_RATE_LIMIT),
@@ -94,14 +94,14 @@ impl DecisionSettings {
 }
 
 /// Reads the name of a header; `None` if it is empty.
-fn header(values: &Values, setting: &Setting<Option<HeaderName>>) -> Option<String> {
+fn read_header_name(values: &Values, setting: &Setting<Option<HeaderName>>) -> Option<String> {
     values.get(setting).map(|HeaderName(name)| name).filter(|name| !name.is_empty())
 }
 
 /// Reads the name of a header that is always sent, and so cannot be empty.
-fn required_header(values: &mut Values, setting: &Setting<Option<HeaderName>>) -> String {
-    header(values, setting).unwrap_or_else(|| {
-        values.problem(setting, "set but empty", "unset it or give a header name");
+fn read_required_header_name(values: &mut Values, setting: &Setting<Option<HeaderName>>) -> String {
+    read_header_name(values, setting).unwrap_or_else(|| {
+        values.add_problem(setting, "set but empty", "unset it or give a header name");
         setting.default_text()
     })
 }

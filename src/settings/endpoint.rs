@@ -34,14 +34,14 @@ impl fmt::Display for Endpoint {
 }
 
 /// Forms of an address of Redis.
-pub(crate) const REDIS_FORMS: &str = "give host:port, a path that begins with /, or \
+pub(crate) const REDIS_ADDRESS_HINT: &str = "give host:port, a path that begins with /, or \
                                      redis://user:password@host:port/db, IPv6 in brackets, and what is special in a \
                                      user or password as %40";
 
 impl Endpoint {
     /// Parses `host:port`; the port is optional if there is a default.
-    pub(crate) fn parse(text: &str, default_port: Option<u16>) -> Result<Self, InvalidSetting> {
-        let no_address = || InvalidSetting::new("not an address of Redis", REDIS_FORMS);
+    pub(crate) fn parse_host_port(text: &str, default_port: Option<u16>) -> Result<Self, InvalidSetting> {
+        let no_address = || InvalidSetting::new("not an address of Redis", REDIS_ADDRESS_HINT);
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => {
                 let (host, after) = rest.split_once(']').ok_or_else(no_address)?;
@@ -58,7 +58,9 @@ impl Endpoint {
             }
         };
         let port = match (port, default_port) {
-            (None, None) => return Err(InvalidSetting::new("no port, and no path that begins with /", REDIS_FORMS)),
+            (None, None) => {
+                return Err(InvalidSetting::new("no port, and no path that begins with /", REDIS_ADDRESS_HINT));
+            }
             (None, Some(port)) => port,
             (Some(text), _) => {
                 let is_number = text.bytes().all(|b| b.is_ascii_digit());
@@ -70,7 +72,7 @@ impl Endpoint {
 }
 
 /// Decodes each `%XX` of `text`.
-pub(crate) fn percent_decoded(text: &str) -> Result<String, InvalidSetting> {
+pub(crate) fn percent_decode(text: &str) -> Result<String, InvalidSetting> {
     let wrong = || InvalidSetting::new("it has a % that stands for nothing", "write a % in a user or password as %25");
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();

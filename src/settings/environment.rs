@@ -28,12 +28,12 @@ pub(crate) struct UnknownVariable {
 
 impl Environment {
     /// Selects the variables that concern this program.
-    pub(crate) fn read(vars: impl Iterator<Item = (OsString, OsString)>) -> Self {
+    pub(crate) fn select_variables(vars: impl Iterator<Item = (OsString, OsString)>) -> Self {
         let mut environment = Self::default();
         for (name, value) in vars {
             // Known names are printable ASCII, and a notice about an unknown one must fit on a line.
             let Some(name) = name.to_str().filter(|name| name.bytes().all(|b| b.is_ascii_graphic())) else { continue };
-            match groups::find(name) {
+            match groups::find_setting(name) {
                 Some(setting) => {
                     if environment.known.iter().all(|other| other.name != name) {
                         let text = value.into_string().ok();
@@ -41,21 +41,23 @@ impl Environment {
                     }
                 }
                 None if is_service_link(name, &value) => {}
-                None => environment.unknown.extend(UnknownVariable::find(name)),
+                None => environment.unknown.extend(UnknownVariable::find_if_meant(name)),
             }
         }
-        environment.known.sort_by_cached_key(|variable| (groups::position(&variable.name), variable.name.clone()));
+        environment
+            .known
+            .sort_by_cached_key(|variable| (groups::setting_position(&variable.name), variable.name.clone()));
         environment.unknown.sort_by(|a, b| a.name.cmp(&b.name));
         environment
     }
 
     /// Brings findings into the order of the documentation, and adds notices about unknown variables at the end.
-    pub(crate) fn arrange(&self, mut findings: EnvironmentFindings) -> EnvironmentFindings {
+    pub(crate) fn arrange_findings(&self, mut findings: EnvironmentFindings) -> EnvironmentFindings {
         let EnvironmentFindings { problems, ignored, notices, .. } = &mut findings;
-        problems.sort_by_key(|problem| groups::position(&problem.name));
+        problems.sort_by_key(|problem| groups::setting_position(&problem.name));
         problems.dedup();
         notices.extend(ignored.iter().map(|ignored| Notice::no_effect(ignored.name, ignored.why)));
-        notices.sort_by_key(|notice| groups::position(&notice.name));
+        notices.sort_by_key(|notice| groups::setting_position(&notice.name));
         notices.dedup();
         for variable in &self.unknown {
             let guess = variable.nearest.map(|name| format!("; did you mean {name}?")).unwrap_or_default();
@@ -68,25 +70,26 @@ impl Environment {
 
 impl UnknownVariable {
     /// Returns the variable called `name` if it looks meant for this program.
-    fn find(name: &str) -> Option<Self> {
+    fn find_if_meant(name: &str) -> Option<Self> {
         let own = name.strip_prefix("TOLLKEEPER_");
-        let nearest = own.and_then(|rest| groups::find(rest).map(AnySetting::name)).or_else(|| nearest(name));
+        let nearest =
+            own.and_then(|rest| groups::find_setting(rest).map(AnySetting::name)).or_else(|| nearest_known_name(name));
         (own.is_some() || nearest.is_some()).then(|| Self { name: name.to_owned(), nearest })
     }
 }
 
 /// Finds the known name that `name` misspells: by one edit in a short name, by two in a long one.
-fn nearest(name: &str) -> Option<&'static str> {
-    const MIN_LENGTH: usize = 7;
-    const LONG_LENGTH: usize = 12;
-    const MAX_LENGTH: usize = 64;
-    if !(MIN_LENGTH..=MAX_LENGTH).contains(&name.len()) {
+fn nearest_known_name(name: &str) -> Option<&'static str> {
+    const MIN_NAME_LENGTH: usize = 7;
+    const LONG_NAME_LENGTH: usize = 12;
+    const MAX_NAME_LENGTH: usize = 64;
+    if !(MIN_NAME_LENGTH..=MAX_NAME_LENGTH).contains(&name.len()) {
         return None;
     }
-    let max_edits = if name.len() < LONG_LENGTH { 1 } else { 2 };
+    let max_edits = if name.len() < LONG_NAME_LENGTH { 1 } else { 2 };
     let upper = name.to_ascii_uppercase();
-    let names = groups::all().filter(|setting| !setting.info().is_family()).map(AnySetting::name);
-    let candidates = names.filter(|name| name.len() >= MIN_LENGTH);
+    let names = groups::all_settings().filter(|setting| !setting.info().is_family()).map(AnySetting::name);
+    let candidates = names.filter(|name| name.len() >= MIN_NAME_LENGTH);
     let near = candidates.map(|name| (strsim::osa_distance(&upper, name), name));
     near.filter(|(edits, _)| *edits <= max_edits).min_by_key(|(edits, _)| *edits).map(|(_, name)| name)
 }

@@ -1,6 +1,6 @@
 //! View of all replicas, and the form of rejected keys in it.
 
-use super::decision_log::{DecisionLogSettings, HashKey, LoggedValues, WITH_HASHES};
+use super::decision_log::{DecisionLogSettings, HashKey, LoggedValues, REQUIRES_HASHED_VALUES};
 use super::redis::deployment::DeploymentSettings;
 use super::setting::settings;
 use super::store::StoreSettings;
@@ -11,14 +11,14 @@ use crate::base::named_enum::named_enum;
 settings! { "Fleet";
     TOLLKEEPER_FLEET: bool = true,
         "with Redis, publish statistics of this replica there, so that /fleet of any replica shows all of them";
-    TOLLKEEPER_TOP_VALUES: TopValues = TopValues::Plain,
+    TOLLKEEPER_TOP_VALUES: TopKeyValues = TopKeyValues::Plain,
         "values of descriptors in /top and /fleet: as sent, or hashed by TOLLKEEPER_DECISION_LOG_HASH_KEY";
 }
 
 named_enum! {
     /// Values of descriptors among the rejected keys.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum TopValues {
+    pub enum TopKeyValues {
         /// As sent.
         Plain = "plain",
         /// Keyed hash.
@@ -26,7 +26,7 @@ named_enum! {
     }
 }
 
-impl Choice for TopValues {
+impl Choice for TopKeyValues {
     const WORDS: Words<Self> = Self::WORDS;
 }
 
@@ -36,7 +36,7 @@ pub struct FleetSettings {
     /// Redis through which replicas exchange statistics; the error is the reason why they do not.
     pub redis: Result<FleetRedis, &'static str>,
     /// Form of the values in rejected keys.
-    pub top_values: TopValues,
+    pub top_values: TopKeyValues,
     /// False if the values must not leave the process.
     pub publishes_keys: bool,
     /// Secret of all replicas, for hashes and to authenticate statistics.
@@ -53,7 +53,7 @@ pub struct FleetRedis {
 }
 
 impl FleetSettings {
-    pub(super) fn read(
+    pub(super) fn from_values(
         values: &mut Values,
         store: &StoreSettings,
         log: Option<&DecisionLogSettings>,
@@ -70,17 +70,17 @@ impl FleetSettings {
         };
         let logged = log.map_or(LoggedValues::Plain, |log| log.values);
         let top_values = match logged {
-            LoggedValues::Hashed => TopValues::Hashed,
+            LoggedValues::Hashed => TopKeyValues::Hashed,
             LoggedValues::Plain | LoggedValues::None => values.get(&TOLLKEEPER_TOP_VALUES),
         };
-        if top_values == TopValues::Hashed && logged != LoggedValues::Hashed && secret.is_none() {
+        if top_values == TopKeyValues::Hashed && logged != LoggedValues::Hashed && secret.is_none() {
             let fix = "give TOLLKEEPER_DECISION_LOG_HASH_KEY or TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE";
-            values.problem(&TOLLKEEPER_TOP_VALUES, "there is no key to hash with", fix);
+            values.add_problem(&TOLLKEEPER_TOP_VALUES, "there is no key to hash with", fix);
         }
-        if top_values == TopValues::Plain && redis.is_err() {
-            values.report_unmet(&WITH_HASHES);
+        if top_values == TopKeyValues::Plain && redis.is_err() {
+            values.mark_unmet(&REQUIRES_HASHED_VALUES);
         }
-        let publishes_keys = logged != LoggedValues::None || top_values == TopValues::Hashed;
+        let publishes_keys = logged != LoggedValues::None || top_values == TopKeyValues::Hashed;
         Self { redis, top_values, publishes_keys, secret }
     }
 }

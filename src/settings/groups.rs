@@ -10,7 +10,7 @@ use super::{
 };
 
 /// All groups of settings.
-pub static GROUPS: [&SettingGroup; 17] = [
+pub static SETTING_GROUPS: [&SettingGroup; 17] = [
     &listeners::GROUP,
     &grpc::GROUP,
     &client_limits::GROUP,
@@ -31,17 +31,19 @@ pub static GROUPS: [&SettingGroup; 17] = [
 ];
 
 /// Iterates over all settings, group by group.
-pub fn all() -> impl Iterator<Item = &'static dyn AnySetting> {
-    GROUPS.iter().flat_map(|group| group.settings.iter().copied())
+pub fn all_settings() -> impl Iterator<Item = &'static dyn AnySetting> {
+    SETTING_GROUPS.iter().flat_map(|group| group.settings.iter().copied())
 }
 
 /// Finds the setting called `name`, or the family that `name` belongs to; an exact name takes precedence.
-pub fn find(name: &str) -> Option<&'static dyn AnySetting> {
-    all().find(|setting| setting.name() == name).or_else(|| all().find(|setting| setting.info().covers(name)))
+pub fn find_setting(name: &str) -> Option<&'static dyn AnySetting> {
+    all_settings()
+        .find(|setting| setting.name() == name)
+        .or_else(|| all_settings().find(|setting| setting.info().covers_variable(name)))
 }
 
 /// Returns the position of the setting for the variable `name`, for sorting.
-pub(crate) fn position(name: &str) -> Option<usize> {
-    let found = find(name)?;
-    all().position(|setting| setting.name() == found.name())
+pub(crate) fn setting_position(name: &str) -> Option<usize> {
+    let found = find_setting(name)?;
+    all_settings().position(|setting| setting.name() == found.name())
 }

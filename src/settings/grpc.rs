@@ -7,28 +7,29 @@ use super::value::number::{ByteSize, ByteSizeRange, DurationRange, IntRange};
 use super::values::Values;
 use crate::base::go_syntax::MAX_DURATION;
 
-const MAX_AGE: DurationRange = DurationRange::new(Duration::from_millis(1), MAX_DURATION).or_zero();
-const KEEPALIVE_INTERVAL: DurationRange =
+const MAX_AGE_RANGE: DurationRange = DurationRange::new(Duration::from_millis(1), MAX_DURATION).or_zero();
+const KEEPALIVE_INTERVAL_RANGE: DurationRange =
     DurationRange::new(Duration::from_secs(1), Duration::from_secs(86_400)).or_zero();
-const KEEPALIVE_TIMEOUT: DurationRange = DurationRange::new(Duration::from_millis(100), Duration::from_secs(3600));
+const KEEPALIVE_TIMEOUT_RANGE: DurationRange =
+    DurationRange::new(Duration::from_millis(100), Duration::from_secs(3600));
 
 settings! { "gRPC";
     GRPC_MAX_CONNECTION_AGE: Duration = Duration::from_secs(86_400),
-        "age at which a connection gets GOAWAY, so that clients rebalance; 0 means never" .allowed(MAX_AGE);
+        "age at which a connection gets GOAWAY, so that clients rebalance; 0 means never" .with_allowed(MAX_AGE_RANGE);
     GRPC_MAX_CONNECTION_AGE_GRACE: Duration = Duration::from_secs(3600),
-        "time after that GOAWAY until the connection is closed; 0 means no limit" .allowed(MAX_AGE);
+        "time after that GOAWAY until the connection is closed; 0 means no limit" .with_allowed(MAX_AGE_RANGE);
     TOLLKEEPER_GRPC_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60),
-        "time between HTTP/2 pings to a client; 0 means no pings" .allowed(KEEPALIVE_INTERVAL);
+        "time between HTTP/2 pings to a client; 0 means no pings" .with_allowed(KEEPALIVE_INTERVAL_RANGE);
     TOLLKEEPER_GRPC_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20),
-        "time limit of the answer to a ping; then the connection is closed" .allowed(KEEPALIVE_TIMEOUT);
+        "time limit of the answer to a ping; then the connection is closed" .with_allowed(KEEPALIVE_TIMEOUT_RANGE);
     TOLLKEEPER_GRPC_MAX_CONCURRENT_STREAMS: u32 = 4096,
         "maximum number of concurrent calls on one connection, delayed responses included"
-        .allowed(IntRange::new(1, 1 << 30));
+        .with_allowed(IntRange::new(1, 1 << 30));
     TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES: ByteSize = 4 << 20,
-        "maximum size of a request message" .allowed(ByteSizeRange::new(1 << 10, 1 << 30));
+        "maximum size of a request message" .with_allowed(ByteSizeRange::new(1 << 10, 1 << 30));
     TOLLKEEPER_GRPC_MAX_HEADER_BYTES: ByteSize = 128 << 10,
         "maximum size of the headers of a call; values above 16 KiB are dropped and do not count"
-        .allowed(ByteSizeRange::new(8 << 10, 16 << 20));
+        .with_allowed(ByteSizeRange::new(8 << 10, 16 << 20));
     TOLLKEEPER_REFLECTION: bool = false, "offer gRPC server reflection, for tools such as grpcurl";
 }
 
@@ -54,11 +55,11 @@ pub struct GrpcSettings {
 }
 
 impl GrpcSettings {
-    pub(super) fn read(values: &Values) -> Self {
+    pub(super) fn from_values(values: &Values) -> Self {
         Self {
-            max_connection_age: values.nonzero(&GRPC_MAX_CONNECTION_AGE),
-            max_connection_age_grace: values.nonzero(&GRPC_MAX_CONNECTION_AGE_GRACE),
-            keepalive_interval: values.nonzero(&TOLLKEEPER_GRPC_KEEPALIVE_INTERVAL),
+            max_connection_age: values.nonzero_duration(&GRPC_MAX_CONNECTION_AGE),
+            max_connection_age_grace: values.nonzero_duration(&GRPC_MAX_CONNECTION_AGE_GRACE),
+            keepalive_interval: values.nonzero_duration(&TOLLKEEPER_GRPC_KEEPALIVE_INTERVAL),
             keepalive_timeout: values.get(&TOLLKEEPER_GRPC_KEEPALIVE_TIMEOUT),
             max_concurrent_streams: values.get(&TOLLKEEPER_GRPC_MAX_CONCURRENT_STREAMS),
             max_message_bytes: values.get(&TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES).as_usize(),

@@ -17,7 +17,7 @@ settings! { "Listeners";
     PORT: u16 = 8080, "port of the HTTP listener; 0 means any free port";
     DEBUG_HOST: Host = (), "address of the debug listener: /rlconfig, /stats, /top, /explain and more";
     DEBUG_PORT: u16 = 6070, "port of the debug listener; 0 means any free port"
-        .differs(Condition::Never, "there are no /debug/pprof pages");
+        .differs_when(Condition::Never, "there are no /debug/pprof pages");
     TOLLKEEPER_DEBUG_HOSTS: TextList = "",
         "further host names by which clients may address the debug listener, besides IP addresses, localhost and services";
     TOLLKEEPER_ADMIN_TOKEN: Option<Secret> = None,
@@ -53,7 +53,7 @@ pub enum GrpcListener {
 }
 
 impl Listeners {
-    pub(super) fn read(values: &mut Values) -> Self {
+    pub(super) fn from_values(values: &mut Values) -> Self {
         let address =
             |host: &Setting<Host>, port: &Setting<u16>| Address { host: values.get(host), port: values.get(port) };
         let grpc = match values.get(&GRPC_UDS) {
@@ -61,7 +61,7 @@ impl Listeners {
             None => GrpcListener::Tcp(address(&GRPC_HOST, &GRPC_PORT)),
         };
         let (http, debug) = (address(&HOST, &PORT), address(&DEBUG_HOST, &DEBUG_PORT));
-        let debug_hosts = debug_hosts(values);
+        let debug_hosts = read_debug_hosts(values);
         Self {
             grpc,
             http,
@@ -74,12 +74,12 @@ impl Listeners {
 }
 
 /// Names of `TOLLKEEPER_DEBUG_HOSTS`.
-fn debug_hosts(values: &mut Values) -> Vec<String> {
+fn read_debug_hosts(values: &mut Values) -> Vec<String> {
     let TextList(names) = values.get(&TOLLKEEPER_DEBUG_HOSTS);
     let names: Vec<String> = names.iter().map(|name| name.trim().to_ascii_lowercase()).collect();
     if names.iter().any(|name| !matches!(Host::parse(name), Some(Host::Name(_)))) {
         let fix = "give host names without ports, such as console.example; IP addresses need none";
-        values.problem(&TOLLKEEPER_DEBUG_HOSTS, "not a list of host names", fix);
+        values.add_problem(&TOLLKEEPER_DEBUG_HOSTS, "not a list of host names", fix);
     }
     names
 }
@@ -87,7 +87,7 @@ fn debug_hosts(values: &mut Values) -> Vec<String> {
 /// Bearer token that admin requests to the debug listener must present.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdminToken {
-    /// The token itself, at least [`AdminToken::MIN_BYTES`] long.
+    /// The token itself, at least [`AdminToken::MIN_TOKEN_BYTES`] long.
     Text(Secret),
     /// A file that holds the token, read at each request.
     File(PathBuf),
@@ -95,16 +95,16 @@ pub enum AdminToken {
 
 impl AdminToken {
     /// Minimum length of a token in bytes, so that it cannot be guessed.
-    pub const MIN_BYTES: usize = 16;
+    pub const MIN_TOKEN_BYTES: usize = 16;
 
-    pub(super) fn read(values: &mut Values) -> Option<Self> {
+    pub(super) fn from_values(values: &mut Values) -> Option<Self> {
         let (token, file) = (values.get(&TOLLKEEPER_ADMIN_TOKEN), values.get(&TOLLKEEPER_ADMIN_TOKEN_FILE));
         if token.is_some() && file.is_some() {
-            values.problem(&TOLLKEEPER_ADMIN_TOKEN_FILE, "set beside TOLLKEEPER_ADMIN_TOKEN", "give one of them");
+            values.add_problem(&TOLLKEEPER_ADMIN_TOKEN_FILE, "set beside TOLLKEEPER_ADMIN_TOKEN", "give one of them");
         }
-        if token.as_ref().is_some_and(|token| token.reveal().len() < Self::MIN_BYTES) {
-            let fix = format!("give {} bytes or more, as from `openssl rand -hex 32`", Self::MIN_BYTES);
-            values.problem(&TOLLKEEPER_ADMIN_TOKEN, "too short to be a secret", fix);
+        if token.as_ref().is_some_and(|token| token.reveal().len() < Self::MIN_TOKEN_BYTES) {
+            let fix = format!("give {} bytes or more, as from `openssl rand -hex 32`", Self::MIN_TOKEN_BYTES);
+            values.add_problem(&TOLLKEEPER_ADMIN_TOKEN, "too short to be a secret", fix);
         }
         token.map(Self::Text).or_else(|| file.map(Self::File))
     }

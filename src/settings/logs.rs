@@ -29,7 +29,7 @@ pub struct LogSettings {
 }
 
 impl LogSettings {
-    pub(super) fn read(values: &Values) -> Self {
+    pub(super) fn from_values(values: &Values) -> Self {
         Self { level: values.get(&LOG_LEVEL), format: values.get(&LOG_FORMAT) }
     }
 }

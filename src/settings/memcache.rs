@@ -8,39 +8,41 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::counters::{BACKEND_TYPE, KeyFormat, OverLimitCacheSettings, expiration_jitter, key_prefix};
+use super::counters::{BACKEND_TYPE, KeyFormat, OverLimitCacheSettings, read_expiration_jitter, read_key_prefix};
 use super::endpoint::Endpoint;
 use super::problem::InvalidSetting;
 use super::redis::{TOLLKEEPER_KEY_FORMAT, TOLLKEEPER_REPLICAS, TOLLKEEPER_STORE_TIMEOUT};
-use super::setting::{AnySetting as _, Need, Requirement, settings};
+use super::setting::{AnySetting as _, RequiredValue, Requirement, settings};
 use super::store_tls::{StoreTls, StoreTlsVariables};
 use super::value::text::TextList;
 use super::values::Values;
 
-settings! { "Counters in memcache", only with IN_MEMCACHE;
+settings! { "Counters in memcache", only with REQUIRES_MEMCACHE;
     MEMCACHE_HOST_PORT: TextList = "",
         "servers, host:port or path; their order decides which of them holds a counter";
     MEMCACHE_MAX_IDLE_CONNS: i64 = 2, "idle connections to each server; 0 or less means 2, the maximum is 128";
     MEMCACHE_SRV: String = "", "DNS SRV record of the servers, `_service._proto.name`; instead of MEMCACHE_HOST_PORT";
     MEMCACHE_SRV_REFRESH: Duration = Duration::ZERO, "interval of reading that record; 0 means once"
-        .only_with(&WITH_SRV);
+        .only_with(&REQUIRES_MEMCACHE_SRV);
     MEMCACHE_TLS: bool = false, "connect over TLS";
-    MEMCACHE_TLS_CLIENT_CERT: Option<PathBuf> = None, "client certificate for memcache, PEM file" .only_with(&WITH_TLS);
+    MEMCACHE_TLS_CLIENT_CERT: Option<PathBuf> = None, "client certificate for memcache, PEM file" .only_with(&REQUIRES_MEMCACHE_TLS);
     MEMCACHE_TLS_CLIENT_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file"
-        .only_with(&WITH_TLS);
-    MEMCACHE_TLS_CACERT: Option<PathBuf> = None, "CA certificates beside the system's, PEM file" .only_with(&WITH_TLS);
+        .only_with(&REQUIRES_MEMCACHE_TLS);
+    MEMCACHE_TLS_CACERT: Option<PathBuf> = None, "CA certificates beside the system's, PEM file" .only_with(&REQUIRES_MEMCACHE_TLS);
     MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION: bool = false, "accept a trusted certificate for another name"
-        .only_with(&WITH_TLS);
+        .only_with(&REQUIRES_MEMCACHE_TLS);
 }
 
-static IN_MEMCACHE: Requirement =
-    Requirement { any_of: &[Need::Is(&BACKEND_TYPE, "memcache")], why: "it is only read with BACKEND_TYPE=memcache" };
-static WITH_SRV: Requirement =
-    Requirement { any_of: &[Need::Changed(&MEMCACHE_SRV)], why: "it is only read with MEMCACHE_SRV" };
-static WITH_TLS: Requirement =
-    Requirement { any_of: &[Need::Is(&MEMCACHE_TLS, "true")], why: "it is only read with MEMCACHE_TLS=true" };
+static REQUIRES_MEMCACHE: Requirement = Requirement {
+    any_of: &[RequiredValue::Is(&BACKEND_TYPE, "memcache")],
+    why: "it is only read with BACKEND_TYPE=memcache",
+};
+static REQUIRES_MEMCACHE_SRV: Requirement =
+    Requirement { any_of: &[RequiredValue::Changed(&MEMCACHE_SRV)], why: "it is only read with MEMCACHE_SRV" };
+static REQUIRES_MEMCACHE_TLS: Requirement =
+    Requirement { any_of: &[RequiredValue::Is(&MEMCACHE_TLS, "true")], why: "it is only read with MEMCACHE_TLS=true" };
 
-static CERTIFICATES: StoreTlsVariables = StoreTlsVariables {
+static CERTIFICATE_VARIABLES: StoreTlsVariables = StoreTlsVariables {
     ca: &MEMCACHE_TLS_CACERT,
     certificate: &MEMCACHE_TLS_CLIENT_CERT,
     key: &MEMCACHE_TLS_CLIENT_KEY,
@@ -103,57 +105,57 @@ impl fmt::Display for MemcacheServers {
 
 impl MemcacheSettings {
     /// Reads the settings; what is wrong is noted in `values`.
-    pub(super) fn read(values: &mut Values) -> Self {
+    pub(super) fn from_values(values: &mut Values) -> Self {
         let key_format = values.get(&TOLLKEEPER_KEY_FORMAT);
-        let servers = servers(values);
+        let servers = read_servers(values);
         Self {
-            tls: tls(values, &servers),
+            tls: read_tls(values, &servers),
             servers,
-            max_idle: max_idle(values),
+            max_idle: read_max_idle_connections(values),
             timeout: values.get(&TOLLKEEPER_STORE_TIMEOUT),
             replicas: values.get(&TOLLKEEPER_REPLICAS),
-            key_prefix: key_prefix(values),
+            key_prefix: read_key_prefix(values),
             key_format,
-            expiration_jitter: expiration_jitter(values, key_format),
-            over_limit_cache: OverLimitCacheSettings::read(values),
+            expiration_jitter: read_expiration_jitter(values, key_format),
+            over_limit_cache: OverLimitCacheSettings::from_values(values),
         }
     }
 }
 
 /// Reads the servers; an empty list after a problem.
-fn servers(values: &mut Values) -> MemcacheServers {
+fn read_servers(values: &mut Values) -> MemcacheServers {
     let (list, srv) = (values.get(&MEMCACHE_HOST_PORT).0, values.get(&MEMCACHE_SRV));
     match (list.is_empty(), srv.is_empty()) {
         (true, true) => {
             // A backend that is refused needs no servers.
             if !values.is_invalid(&BACKEND_TYPE) {
-                values.problem(&BACKEND_TYPE, "there are no servers", "give MEMCACHE_HOST_PORT or MEMCACHE_SRV");
+                values.add_problem(&BACKEND_TYPE, "there are no servers", "give MEMCACHE_HOST_PORT or MEMCACHE_SRV");
             }
         }
         (false, false) => {
-            values.problem(&MEMCACHE_HOST_PORT, "MEMCACHE_SRV is set too", "unset one of them");
+            values.add_problem(&MEMCACHE_HOST_PORT, "MEMCACHE_SRV is set too", "unset one of them");
         }
         (true, false) if is_srv_name(&srv) => {
             return MemcacheServers::Srv { name: srv, refresh: values.get(&MEMCACHE_SRV_REFRESH) };
         }
         (true, false) => {
-            values.problem(&MEMCACHE_SRV, "not the name of an SRV record", "give _service._proto.name");
+            values.add_problem(&MEMCACHE_SRV, "not the name of an SRV record", "give _service._proto.name");
         }
-        (false, true) => match list.iter().map(|server| endpoint(server.trim())).collect() {
+        (false, true) => match list.iter().map(|server| parse_endpoint(server.trim())).collect() {
             Ok(servers) => return MemcacheServers::List(servers),
-            Err(InvalidSetting { what, fix }) => values.problem(&MEMCACHE_HOST_PORT, what, fix),
+            Err(InvalidSetting { what, fix }) => values.add_problem(&MEMCACHE_HOST_PORT, what, fix),
         },
     }
     MemcacheServers::List(Vec::new())
 }
 
 /// Parses `host:port`, or the path of a unix socket.
-fn endpoint(text: &str) -> Result<Endpoint, InvalidSetting> {
+fn parse_endpoint(text: &str) -> Result<Endpoint, InvalidSetting> {
     if text.starts_with('/') {
         return Ok(Endpoint::Unix(text.into()));
     }
     let fix = "give host:port,host:port, IPv6 in brackets";
-    Endpoint::parse(text, None).map_err(|_| InvalidSetting::new("not a list of servers", fix))
+    Endpoint::parse_host_port(text, None).map_err(|_| InvalidSetting::new("not a list of servers", fix))
 }
 
 /// Returns `true` for `_service._proto.name`.
@@ -166,7 +168,7 @@ fn is_srv_name(text: &str) -> bool {
     text.len() <= 253 && label("_") && label("_") && label("")
 }
 
-fn tls(values: &mut Values, servers: &MemcacheServers) -> Option<StoreTls> {
+fn read_tls(values: &mut Values, servers: &MemcacheServers) -> Option<StoreTls> {
     if !values.get(&MEMCACHE_TLS) {
         return None;
     }
@@ -174,21 +176,23 @@ fn tls(values: &mut Values, servers: &MemcacheServers) -> Option<StoreTls> {
         && servers.iter().any(|server| matches!(server, Endpoint::Unix(_)))
     {
         let fix = format!("unset it, or give host:port as {}", MEMCACHE_HOST_PORT.name());
-        values.problem(&MEMCACHE_TLS, "a unix socket has no TLS", fix);
+        values.add_problem(&MEMCACHE_TLS, "a unix socket has no TLS", fix);
     }
-    Some(CERTIFICATES.read(values))
+    Some(CERTIFICATE_VARIABLES.read_tls(values))
 }
 
 /// Reads the number of connections; 0 or less means the default, as in envoyproxy/ratelimit.
-fn max_idle(values: &mut Values) -> NonZeroUsize {
+fn read_max_idle_connections(values: &mut Values) -> NonZeroUsize {
     const DEFAULT_CONNECTIONS: NonZeroUsize = NonZeroUsize::new(2).expect("it is not 0");
     const MAX_CONNECTIONS: NonZeroUsize = NonZeroUsize::new(128).expect("it is not 0");
     let connections = usize::try_from(values.get(&MEMCACHE_MAX_IDLE_CONNS)).ok().and_then(NonZeroUsize::new);
     let connections = connections.unwrap_or(DEFAULT_CONNECTIONS);
     if connections > MAX_CONNECTIONS {
-        values
-            .notice(&MEMCACHE_MAX_IDLE_CONNS, format!("is more than the maximum of {MAX_CONNECTIONS}, which is used"));
-        values.difference(&MEMCACHE_MAX_IDLE_CONNS, "the maximum is 128, which is used");
+        values.add_notice(
+            &MEMCACHE_MAX_IDLE_CONNS,
+            format!("is more than the maximum of {MAX_CONNECTIONS}, which is used"),
+        );
+        values.mark_differing(&MEMCACHE_MAX_IDLE_CONNS, "the maximum is 128, which is used");
     }
     connections.min(MAX_CONNECTIONS)
 }

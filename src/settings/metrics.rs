@@ -9,59 +9,63 @@ use regex::Regex;
 
 use super::address::Address;
 use super::secret::Secret;
-use super::setting::{AnySetting, Condition, Need, Requirement, settings};
+use super::setting::{AnySetting, Condition, RequiredValue, Requirement, settings};
 use super::value::number::{DurationRange, FloatRange, IntRange};
 use super::value::text::{TextList, TextMap};
 use super::value::{Choice, SettingValue as _, Words};
 use super::values::Values;
 use crate::base::named_enum::named_enum;
 
-const FLUSH_INTERVAL: DurationRange = DurationRange::new(Duration::from_millis(10), Duration::from_secs(3600));
+const FLUSH_INTERVAL_RANGE: DurationRange = DurationRange::new(Duration::from_millis(10), Duration::from_secs(3600));
 
 settings! { "Metrics";
     USE_STATSD: Option<bool> = None, "send metrics to statsd; not set: true if STATSD_HOST or STATSD_PORT is set"
-        .differs(Condition::Never, "the default there is true; statsd, DogStatsD and Prometheus can be used together");
+        .differs_when(Condition::Never, "the default there is true; statsd, DogStatsD and Prometheus can be used together");
     STATSD_HOST: String = "localhost", "host of statsd";
     STATSD_PORT: u16 = 8125, "port of statsd";
-    STATSD_PROTOCOL: StatsdTransport = StatsdTransport::Tcp, "transport to statsd" .only_with(&WITH_STATSD);
+    STATSD_PROTOCOL: StatsdTransport = StatsdTransport::Tcp, "transport to statsd" .only_with(&REQUIRES_STATSD);
     USE_DOG_STATSD: bool = false, "send metrics to DogStatsD at STATSD_HOST:STATSD_PORT, over UDP";
     USE_DOG_STATSD_MOGRIFIERS: TextList = "",
-        "rewriting rules for DogStatsD metrics, tried in this order: a,b" .only_with(&WITH_DOG_STATSD);
+        "rewriting rules for DogStatsD metrics, tried in this order: a,b" .only_with(&REQUIRES_DOG_STATSD);
     DOG_STATSD_MOGRIFIER as "DOG_STATSD_MOGRIFIER_*": String = "",
         "rewriting rule `_X`: `_X_PATTERN` (regular expression), `_X_NAME`, `_X_TAGS` (k:v,k:v); $1 is the first group";
     USE_PROMETHEUS: bool = false, "serve metrics to Prometheus";
-    PROMETHEUS_ADDR: Address = 9090, "address and port of the Prometheus listener" .only_with(&WITH_PROMETHEUS);
-    PROMETHEUS_PATH: String = "/metrics", "path of the metrics page" .only_with(&WITH_PROMETHEUS);
+    PROMETHEUS_ADDR: Address = 9090, "address and port of the Prometheus listener" .only_with(&REQUIRES_PROMETHEUS);
+    PROMETHEUS_PATH: String = "/metrics", "path of the metrics page" .only_with(&REQUIRES_PROMETHEUS);
     PROMETHEUS_MAPPER_YAML: Option<PathBuf> = None,
         "statsd_exporter mapping file for metric names and labels, instead of the built-in ones"
-        .differs(Condition::Never, "an unreadable or invalid file prevents the start; regular expressions match whole names")
-        .only_with(&WITH_PROMETHEUS);
+        .differs_when(Condition::Never, "an unreadable or invalid file prevents the start; regular expressions match whole names")
+        .only_with(&REQUIRES_PROMETHEUS);
     PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS: bool = false,
-        "report ratelimit_service_response_time_seconds in milliseconds, despite its name" .only_with(&WITH_PROMETHEUS);
+        "report ratelimit_service_response_time_seconds in milliseconds, despite its name" .only_with(&REQUIRES_PROMETHEUS);
     TOLLKEEPER_METRIC_PATH_LABEL: bool = false,
         "add a label `path` with the whole path of a limit";
     TOLLKEEPER_METRIC_SERIES: usize = 10_000,
         "maximum number of series named by requests: detailed_metric, value_to_metric, Envoy's limits, unknown domains"
-        .allowed(IntRange::new(0, 10_000_000));
+        .with_allowed(IntRange::new(0, 10_000_000));
     TOLLKEEPER_TOP_KEYS: usize = 2048,
-        "number of most rejected keys that /top tracks per minute; 0 turns it off" .allowed(IntRange::new(0, 1_000_000));
+        "number of most rejected keys that /top tracks per minute; 0 turns it off" .with_allowed(IntRange::new(0, 1_000_000));
     EXTRA_TAGS: TextMap = (), "tags on every metric, such as env:prod,zone:a";
     STATS_FLUSH_INTERVAL: Duration = Duration::from_secs(10), "interval of sending metrics to statsd and DogStatsD"
-        .allowed(FLUSH_INTERVAL);
+        .with_allowed(FLUSH_INTERVAL_RANGE);
     DISABLE_STATS: bool = false, "turn off all metrics, /top, /rules and the counters of /stats";
     NEAR_LIMIT_RATIO: f64 = 0.8, "share of a limit above which hits are counted as near_limit"
-        .allowed(FloatRange::new(0.0, 1.0));
+        .with_allowed(FloatRange::new(0.0, 1.0));
     GOSTATS as "GOSTATS_*": String = "", "settings of a Go statsd library"
-        .no_effect(Condition::NotEmpty, "this program does not use that Go library");
+        .no_effect_when(Condition::NotEmpty, "this program does not use that Go library");
     DD as "DD_*": Option<Secret> = None, "settings of the Datadog client"
-        .no_effect(Condition::NotEmpty, "this program does not use the Datadog client");
+        .no_effect_when(Condition::NotEmpty, "this program does not use the Datadog client");
 }
 
-static WITH_PROMETHEUS: Requirement =
-    Requirement { any_of: &[Need::Is(&USE_PROMETHEUS, "true")], why: "it is only read with USE_PROMETHEUS=true" };
-static WITH_DOG_STATSD: Requirement =
-    Requirement { any_of: &[Need::Is(&USE_DOG_STATSD, "true")], why: "it is only read with USE_DOG_STATSD=true" };
-static WITH_STATSD: Requirement = Requirement::decided_by_reader("it is only read if metrics are sent to statsd");
+static REQUIRES_PROMETHEUS: Requirement = Requirement {
+    any_of: &[RequiredValue::Is(&USE_PROMETHEUS, "true")],
+    why: "it is only read with USE_PROMETHEUS=true",
+};
+static REQUIRES_DOG_STATSD: Requirement = Requirement {
+    any_of: &[RequiredValue::Is(&USE_DOG_STATSD, "true")],
+    why: "it is only read with USE_DOG_STATSD=true",
+};
+static REQUIRES_STATSD: Requirement = Requirement::decided_by_reader("it is only read if metrics are sent to statsd");
 
 named_enum! {
     /// Transport of statsd.
@@ -146,14 +150,14 @@ pub struct Mogrifier {
 }
 
 impl MetricsSettings {
-    pub(super) fn read(values: &mut Values) -> Self {
+    pub(super) fn from_values(values: &mut Values) -> Self {
         let is_off = values.get(&DISABLE_STATS);
         Self {
             is_off,
-            prometheus: PrometheusSettings::read(values).filter(|_| !is_off),
-            statsd: StatsdServer::read_all(values).into_iter().filter(|_| !is_off).collect(),
+            prometheus: PrometheusSettings::from_values(values).filter(|_| !is_off),
+            statsd: StatsdServer::all_from_values(values).into_iter().filter(|_| !is_off).collect(),
             flush_interval: values.get(&STATS_FLUSH_INTERVAL),
-            tags: tags(values),
+            tags: read_tags(values),
             path_label: values.get(&TOLLKEEPER_METRIC_PATH_LABEL),
             max_request_series: values.get(&TOLLKEEPER_METRIC_SERIES),
             top_keys: values.get(&TOLLKEEPER_TOP_KEYS),
@@ -162,11 +166,11 @@ impl MetricsSettings {
 }
 
 /// Reads the tags, which Prometheus must accept as labels.
-fn tags(values: &mut Values) -> Vec<(String, String)> {
+fn read_tags(values: &mut Values) -> Vec<(String, String)> {
     let TextMap(mut tags) = values.get(&EXTRA_TAGS);
     tags.sort();
     if tags.windows(2).any(|pair| pair[0].0 == pair[1].0) {
-        values.problem(&EXTRA_TAGS, "names a tag twice", "give each tag once");
+        values.add_problem(&EXTRA_TAGS, "names a tag twice", "give each tag once");
     }
     let is_label = |name: &str| {
         let begins_well = name.bytes().next().is_some_and(|first| !first.is_ascii_digit());
@@ -174,20 +178,20 @@ fn tags(values: &mut Values) -> Vec<(String, String)> {
     };
     if tags.iter().any(|(name, _)| !is_label(name)) {
         let fix = "give names of letters, digits and `_` that do not begin with a digit";
-        values.problem(&EXTRA_TAGS, "holds a name that Prometheus does not accept", fix);
+        values.add_problem(&EXTRA_TAGS, "holds a name that Prometheus does not accept", fix);
     }
     tags
 }
 
 impl PrometheusSettings {
-    fn read(values: &mut Values) -> Option<Self> {
+    fn from_values(values: &mut Values) -> Option<Self> {
         if !values.get(&USE_PROMETHEUS) {
             return None;
         }
         let path = values.get(&PROMETHEUS_PATH);
         if !path.starts_with('/') || path.contains(['{', '}', '*', '?', '#']) {
             let fix = "give one that begins with `/` and holds none of { } * ? #";
-            values.problem(&PROMETHEUS_PATH, "not a path", fix);
+            values.add_problem(&PROMETHEUS_PATH, "not a path", fix);
         }
         Some(Self {
             address: values.get(&PROMETHEUS_ADDR),
@@ -199,22 +203,22 @@ impl PrometheusSettings {
 }
 
 impl StatsdServer {
-    fn read_all(values: &mut Values) -> Vec<Self> {
+    fn all_from_values(values: &mut Values) -> Vec<Self> {
         let is_located = values.is_set(&STATSD_HOST) || values.is_set(&STATSD_PORT);
         let use_dog_statsd = values.get(&USE_DOG_STATSD);
         // The location of DogStatsD does not by itself ask for statsd too.
         let use_statsd = values.get(&USE_STATSD).unwrap_or(is_located && !use_dog_statsd);
         let others = [use_dog_statsd, values.get(&USE_PROMETHEUS)];
         if use_statsd && others.contains(&true) {
-            values.difference(&USE_STATSD, "statsd, DogStatsD and Prometheus are used together, not only one");
+            values.mark_differing(&USE_STATSD, "statsd, DogStatsD and Prometheus are used together, not only one");
         }
         let (host, port) = (values.get(&STATSD_HOST), values.get(&STATSD_PORT));
         if (use_statsd || use_dog_statsd) && (host.is_empty() || port == 0) {
             let setting: &dyn AnySetting = if host.is_empty() { &STATSD_HOST } else { &STATSD_PORT };
-            values.problem(setting, "names no server", "give the host and the port of statsd");
+            values.add_problem(setting, "names no server", "give the host and the port of statsd");
         }
         let TextList(names) = values.get(&USE_DOG_STATSD_MOGRIFIERS);
-        let mogrifiers = names.iter().filter_map(|name| Mogrifier::read(values, name)).collect();
+        let mogrifiers = names.iter().filter_map(|name| Mogrifier::from_values(values, name)).collect();
         let mut servers = Vec::new();
         if use_statsd {
             let protocol = match values.get(&STATSD_PROTOCOL) {
@@ -223,7 +227,7 @@ impl StatsdServer {
             };
             servers.push(Self { host: host.clone(), port, protocol });
         } else {
-            values.report_unmet(&WITH_STATSD);
+            values.mark_unmet(&REQUIRES_STATSD);
         }
         if use_dog_statsd {
             servers.push(Self { host, port, protocol: StatsdProtocol::DogStatsd(mogrifiers) });
@@ -234,26 +238,30 @@ impl StatsdServer {
 
 impl Mogrifier {
     /// Reads the rule called `name`; `None` after a problem.
-    fn read(values: &mut Values, name: &str) -> Option<Self> {
+    fn from_values(values: &mut Values, name: &str) -> Option<Self> {
         let variable = |part: &str| format!("DOG_STATSD_MOGRIFIER_{name}_{part}");
-        let text = |part: &str| values.of_family(&variable(part)).unwrap_or_default().to_owned();
+        let text = |part: &str| values.family_member_text(&variable(part)).unwrap_or_default().to_owned();
         let (pattern, new_name, tags) = (text("PATTERN"), text("NAME"), text("TAGS"));
         let Ok(TextMap(tags)) = TextMap::parse(&tags, &TextMap::ANY) else {
-            values.problem_with(&variable("TAGS"), "not a list of tags", "give k:v,k:v");
+            values.add_problem_with_name(&variable("TAGS"), "not a list of tags", "give k:v,k:v");
             return None;
         };
         if pattern.is_empty() {
             let fix = "give a regular expression, or remove it from USE_DOG_STATSD_MOGRIFIERS";
-            values.problem_with(&variable("PATTERN"), "not set", fix);
+            values.add_problem_with_name(&variable("PATTERN"), "not set", fix);
             return None;
         }
         if Regex::new(&pattern).is_err() {
             let fix = "give one without look-around and back-references";
-            values.problem_with(&variable("PATTERN"), "not a regular expression", fix);
+            values.add_problem_with_name(&variable("PATTERN"), "not a regular expression", fix);
             return None;
         }
         if new_name.is_empty() {
-            values.problem_with(&variable("NAME"), "not set", "give the new name of metrics that match the pattern");
+            values.add_problem_with_name(
+                &variable("NAME"),
+                "not set",
+                "give the new name of metrics that match the pattern",
+            );
             return None;
         }
         Some(Self { pattern, name: new_name, tags })

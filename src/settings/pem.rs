@@ -43,10 +43,10 @@ pub(crate) fn with_client_certificate(
     client: Option<&ClientCertificate>,
 ) -> Result<ClientConfig, UnusableSetting> {
     let Some(ClientCertificate { certificate, key }) = client else { return Ok(builder.with_no_client_auth()) };
-    let (chain, secret) = (certificate.contents()?, key.contents()?);
+    let (chain, secret) = (certificate.read_contents()?, key.read_contents()?);
     builder
-        .with_client_auth_cert(certificate.certificates(&chain)?, key.private_key(&secret)?)
-        .map_err(|error| key.key_mismatch(certificate, &error))
+        .with_client_auth_cert(certificate.parse_certificates(&chain)?, key.parse_private_key(&secret)?)
+        .map_err(|error| key.key_mismatch_error(certificate, &error))
 }
 
 /// Maximum size of a PEM file in bytes; a larger file is a mistake.
@@ -54,70 +54,70 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 
 impl PemFile {
     /// Reads the contents.
-    pub(crate) fn contents(&self) -> Result<Vec<u8>, UnusableSetting> {
+    pub(crate) fn read_contents(&self) -> Result<Vec<u8>, UnusableSetting> {
         let mut contents = Vec::new();
         let read = fs::File::open(&self.path).and_then(|open| open.take(MAX_FILE_BYTES + 1).read_to_end(&mut contents));
         match read {
-            Ok(length) if length as u64 > MAX_FILE_BYTES => Err(self.wrong("larger than 1 MiB; give a PEM file")),
+            Ok(length) if length as u64 > MAX_FILE_BYTES => Err(self.file_error("larger than 1 MiB; give a PEM file")),
             Ok(_) => Ok(contents),
-            Err(error) => Err(self.wrong(format_args!("it cannot be read: {error}"))),
+            Err(error) => Err(self.file_error(format_args!("it cannot be read: {error}"))),
         }
     }
 
     /// Parses the certificates in `pem`, the contents of this file; at least one.
-    pub(crate) fn certificates(&self, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, UnusableSetting> {
+    pub(crate) fn parse_certificates(&self, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, UnusableSetting> {
         let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
         match found {
-            Ok(found) if found.is_empty() => Err(self.wrong("no certificate in it; give one as PEM")),
+            Ok(found) if found.is_empty() => Err(self.file_error("no certificate in it; give one as PEM")),
             Ok(found) => Ok(found),
-            Err(error) => Err(self.wrong(format_args!("not PEM: {error}"))),
+            Err(error) => Err(self.file_error(format_args!("not PEM: {error}"))),
         }
     }
 
     /// Adds the CA certificates in `pem`, the contents of this file, to `roots`.
-    pub(crate) fn add_authorities(&self, pem: &[u8], roots: &mut RootCertStore) -> Result<(), UnusableSetting> {
-        for certificate in self.certificates(pem)? {
+    pub(crate) fn add_ca_certificates(&self, pem: &[u8], roots: &mut RootCertStore) -> Result<(), UnusableSetting> {
+        for certificate in self.parse_certificates(pem)? {
             let added = roots.add(certificate);
-            added.map_err(|error| self.wrong(format_args!("not a certificate of an authority: {error}")))?;
+            added.map_err(|error| self.file_error(format_args!("not a certificate of an authority: {error}")))?;
         }
         Ok(())
     }
 
     /// Parses the private key in `pem`, the contents of this file.
-    pub(crate) fn private_key(&self, pem: &[u8]) -> Result<PrivateKeyDer<'static>, UnusableSetting> {
+    pub(crate) fn parse_private_key(&self, pem: &[u8]) -> Result<PrivateKeyDer<'static>, UnusableSetting> {
         PrivateKeyDer::from_pem_slice(pem)
-            .map_err(|_| self.wrong("no private key in it; give one as PEM that needs no password"))
+            .map_err(|_| self.file_error("no private key in it; give one as PEM that needs no password"))
     }
 
     /// Formats the error of a private key, in this file, that cannot be used with `certificate`.
-    pub(crate) fn key_mismatch(&self, certificate: &Self, error: &rustls::Error) -> UnusableSetting {
+    pub(crate) fn key_mismatch_error(&self, certificate: &Self, error: &rustls::Error) -> UnusableSetting {
         match error {
             rustls::Error::InconsistentKeys(_) => {
-                self.wrong(format_args!("not the key of {}; give the pair", certificate.setting))
+                self.file_error(format_args!("not the key of {}; give the pair", certificate.setting))
             }
-            error => self.wrong(format_args!("the key cannot be used: {error}")),
+            error => self.file_error(format_args!("the key cannot be used: {error}")),
         }
     }
 
     /// Formats an error about this file.
-    pub(crate) fn wrong(&self, what: impl Display) -> UnusableSetting {
+    pub(crate) fn file_error(&self, what: impl Display) -> UnusableSetting {
         UnusableSetting { setting: self.setting, shown: self.path.display().to_string(), what: what.to_string() }
     }
 }
 
 /// Returns the system's CA certificates, read once because there are many; some may be unusable.
-pub(crate) fn system_roots() -> &'static [CertificateDer<'static>] {
-    static SYSTEM: LazyLock<Vec<CertificateDer<'static>>> =
+pub(crate) fn load_system_roots() -> &'static [CertificateDer<'static>] {
+    static SYSTEM_ROOTS: LazyLock<Vec<CertificateDer<'static>>> =
         LazyLock::new(|| rustls_native_certs::load_native_certs().certs);
-    &SYSTEM
+    &SYSTEM_ROOTS
 }
 
 /// Collects the CA certificates that a client trusts: the system's, and those of the file.
-pub(crate) fn trusted_roots(ca: Option<&PemFile>) -> Result<RootCertStore, UnusableSetting> {
+pub(crate) fn collect_trusted_roots(ca: Option<&PemFile>) -> Result<RootCertStore, UnusableSetting> {
     let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(system_roots().iter().cloned());
+    roots.add_parsable_certificates(load_system_roots().iter().cloned());
     if let Some(ca) = ca {
-        ca.add_authorities(&ca.contents()?, &mut roots)?;
+        ca.add_ca_certificates(&ca.read_contents()?, &mut roots)?;
     }
     Ok(roots)
 }

@@ -12,15 +12,15 @@ const UP_TO_AN_HOUR: DurationRange = DurationRange::new(Duration::ZERO, Duration
 settings! { "Process";
     TOLLKEEPER_DRAIN_PERIOD: Duration = Duration::from_secs(5),
         "time after SIGTERM that requests are still served while health checks fail"
-        .allowed(UP_TO_AN_HOUR);
+        .with_allowed(UP_TO_AN_HOUR);
     TOLLKEEPER_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(25),
         "time after SIGTERM until the process exits at the latest; includes TOLLKEEPER_DRAIN_PERIOD"
-        .allowed(UP_TO_AN_HOUR);
-    TOLLKEEPER_WORKER_THREADS: usize = 0, "number of worker threads; 0 means one per core" .allowed(IntRange::new(0, 1024));
+        .with_allowed(UP_TO_AN_HOUR);
+    TOLLKEEPER_WORKER_THREADS: usize = 0, "number of worker threads; 0 means one per core" .with_allowed(IntRange::new(0, 1024));
     GOMAXPROCS: String = "", "threads of a Go program"
-        .no_effect(Condition::Set, "it is for Go programs; see TOLLKEEPER_WORKER_THREADS");
+        .no_effect_when(Condition::Set, "it is for Go programs; see TOLLKEEPER_WORKER_THREADS");
     GOMEMLIMIT: String = "", "memory of a Go program"
-        .no_effect(Condition::Set, "it is for Go programs; see TOLLKEEPER_MEMORY_BYTES");
+        .no_effect_when(Condition::Set, "it is for Go programs; see TOLLKEEPER_MEMORY_BYTES");
 }
 
 /// Time limits of a shutdown.
@@ -33,7 +33,7 @@ pub struct ShutdownSettings {
 }
 
 impl ShutdownSettings {
-    pub(super) fn read(values: &mut Values) -> Self {
+    pub(super) fn from_values(values: &mut Values) -> Self {
         let drain_period = values.get(&TOLLKEEPER_DRAIN_PERIOD);
         let timeout = values.get(&TOLLKEEPER_SHUTDOWN_TIMEOUT);
         let is_valid = !values.is_invalid(&TOLLKEEPER_DRAIN_PERIOD) && !values.is_invalid(&TOLLKEEPER_SHUTDOWN_TIMEOUT);
@@ -42,11 +42,11 @@ impl ShutdownSettings {
             if values.is_set(&TOLLKEEPER_SHUTDOWN_TIMEOUT) {
                 let what = format!("shorter than the TOLLKEEPER_DRAIN_PERIOD of {drain}, which it includes");
                 let fix = format!("give more, or a TOLLKEEPER_DRAIN_PERIOD of at most {timeout}");
-                values.problem(&TOLLKEEPER_SHUTDOWN_TIMEOUT, what, fix);
+                values.add_problem(&TOLLKEEPER_SHUTDOWN_TIMEOUT, what, fix);
             } else {
                 let what = format!("longer than the TOLLKEEPER_SHUTDOWN_TIMEOUT of {timeout}, which includes it");
                 let fix = format!("give at most {timeout}, or a longer TOLLKEEPER_SHUTDOWN_TIMEOUT");
-                values.problem(&TOLLKEEPER_DRAIN_PERIOD, what, fix);
+                values.add_problem(&TOLLKEEPER_DRAIN_PERIOD, what, fix);
             }
         }
         Self { drain_period, timeout }

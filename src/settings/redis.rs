@@ -14,7 +14,7 @@ use std::time::Duration;
 use self::addresses::{AddressVariables, DeploymentKind, SocketKind};
 use self::deployment::{DeploymentSettings, DeploymentVariables};
 use self::regions::RegionSettings;
-use super::counters::{KeyFormat, OverLimitCacheSettings, expiration_jitter, key_prefix};
+use super::counters::{KeyFormat, OverLimitCacheSettings, read_expiration_jitter, read_key_prefix};
 use super::credentials::CredentialVariables;
 use super::secret::Secret;
 use super::setting::{Condition, Requirement, Support, settings};
@@ -23,33 +23,36 @@ use super::value::number::{ByteSize, ByteSizeRange, DurationRange, IntRange};
 use super::value::text::SecretUrl;
 use super::values::Values;
 
-const CONNECT_TIMEOUT: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(3600));
-const STORE_TIMEOUT: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(10));
+const CONNECT_TIMEOUT_RANGE: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(3600));
+const STORE_TIMEOUT_RANGE: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(10));
 const DEFAULT_MAX_REPLICAS: NonZeroU32 = NonZeroU32::new(16).expect("it is not 0");
 
-const PIPELINED: Support =
+const NO_EFFECT_PIPELINED: Support =
     Support::NoEffect { when: Condition::IsNot("0"), why: "commands are pipelined without waiting" };
-const ALL_AT_ONCE: Support =
+const NO_EFFECT_PARALLEL: Support =
     Support::NoEffect { when: Condition::IsNot("1"), why: "all nodes are always called in parallel" };
-const NO_POOL: Support =
+const NO_EFFECT_NO_POOL: Support =
     Support::NoEffect { when: Condition::IsNot("WAIT"), why: "connections are shared, so none is ever missing" };
-const NO_LONGER_READ: Support =
+const NO_EFFECT_OBSOLETE: Support =
     Support::NoEffect { when: Condition::Set, why: "envoyproxy/ratelimit no longer reads it either" };
 
-const fn starts_anyway(default: &'static str) -> Support {
+const fn differs_by_starting_anyway(default: &'static str) -> Support {
     let why = "the start does not wait for Redis, and connection attempts never end";
     Support::NoEffect { when: Condition::IsNot(default), why }
 }
 
 settings! { "Counters in Redis";
     REDIS_SOCKET_TYPE: SocketKind = SocketKind::Unix, "kind of address in REDIS_URL of a single server: host:port or path"
-        .differs(Condition::Never, "not set, the form of REDIS_URL decides");
+        .differs_when(Condition::Never, "not set, the form of REDIS_URL decides");
     REDIS_TYPE: DeploymentKind = DeploymentKind::Single, "kind of deployment";
     REDIS_URL: SecretUrl = "/var/run/nutcracker/ratelimit.sock",
         "host:port, path or redis://user:password@host:port/db; cluster: a list; sentinel: primary,host:port,..."
-        .differs(Condition::Never, "rediss:// is TLS; nodes of a cluster that are found later get the user and password too");
+        .differs_when(
+            Condition::Never,
+            "rediss:// is TLS; nodes of a cluster that are found later get the user and password too"
+        );
     REDIS_POOL_SIZE: NonZeroUsize = NonZeroUsize::MIN, "connections to each node"
-        .differs(Condition::Never, "the default there is 10; one connection carries all calls; the maximum is 128");
+        .differs_when(Condition::Never, "the default there is 10; one connection carries all calls; the maximum is 128");
     REDIS_AUTH: Option<Secret> = None, "password or user:password; takes precedence over REDIS_URL";
     TOLLKEEPER_REDIS_AUTH_FILE: Option<PathBuf> = None,
         "file that holds REDIS_AUTH; read at each connection attempt and when it changes";
@@ -59,72 +62,73 @@ settings! { "Counters in Redis";
     REDIS_TLS_CACERT: Option<PathBuf> = None, "CA certificates beside the system's, PEM file; for both deployments";
     REDIS_TLS_SKIP_HOSTNAME_VERIFICATION: bool = false, "accept a trusted certificate for another name";
     REDIS_TIMEOUT: Duration = Duration::from_secs(10), "time limit of a connection attempt; no response waits for it"
-        .allowed(CONNECT_TIMEOUT);
+        .with_allowed(CONNECT_TIMEOUT_RANGE);
     TOLLKEEPER_STORE_TIMEOUT: Duration = Duration::from_millis(15),
         "time limit of a call to Redis; then the rule's on_store_error or TOLLKEEPER_ON_STORE_ERROR applies"
-        .allowed(STORE_TIMEOUT);
+        .with_allowed(STORE_TIMEOUT_RANGE);
     TOLLKEEPER_REPLICAS: Option<NonZeroU32> = None,
         "divisor of limits while Redis is unavailable; not set: the number of replicas last seen"
-        .allowed(IntRange::new(1, 100_000));
+        .with_allowed(IntRange::new(1, 100_000));
     TOLLKEEPER_MAX_REPLICAS: NonZeroU32 = DEFAULT_MAX_REPLICAS,
         "maximum number of replicas that share an eventual limit; must be equal in all replicas"
-        .allowed(IntRange::new(1, 1000));
+        .with_allowed(IntRange::new(1, 1000));
     TOLLKEEPER_KEY_FORMAT: KeyFormat = KeyFormat::Tollkeeper,
         "format of keys; ratelimit: strict fixed windows are shared with envoyproxy/ratelimit";
     TOLLKEEPER_EVENTUAL_BYTES: ByteSize = 64 << 20,
         "approximate memory for descriptors with `consistency: eventual`; further ones are counted strictly"
-        .allowed(ByteSizeRange::new(0, 1 << 40));
+        .with_allowed(ByteSizeRange::new(0, 1 << 40));
     REDIS_HEALTH_CHECK_ACTIVE_CONNECTION: bool = false, "report unhealthy without a connection to Redis";
     REDIS_SENTINEL_AUTH: Option<Secret> = None, "password or user:password for the sentinels";
     TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE: Option<PathBuf> = None, "file that holds REDIS_SENTINEL_AUTH";
-    REDIS_PIPELINE_WINDOW: Duration = Duration::ZERO, "time to gather commands for a pipeline" .support(PIPELINED);
-    REDIS_PIPELINE_LIMIT: i64 = 0, "number of commands in a pipeline" .support(PIPELINED);
+    REDIS_PIPELINE_WINDOW: Duration = Duration::ZERO, "time to gather commands for a pipeline" .with_support(NO_EFFECT_PIPELINED);
+    REDIS_PIPELINE_LIMIT: i64 = 0, "number of commands in a pipeline" .with_support(NO_EFFECT_PIPELINED);
     REDIS_CLUSTER_PIPELINE_PARALLELISM: i64 = 1, "number of nodes called in parallel"
-        .allowed(IntRange::at_least(0)) .support(ALL_AT_ONCE);
-    REDIS_POOL_ON_EMPTY_BEHAVIOR: String = "WAIT", "WAIT, CREATE or ERROR" .support(NO_POOL);
+        .with_allowed(IntRange::at_least(0)) .with_support(NO_EFFECT_PARALLEL);
+    REDIS_POOL_ON_EMPTY_BEHAVIOR: String = "WAIT", "WAIT, CREATE or ERROR" .with_support(NO_EFFECT_NO_POOL);
     REDIS_STARTUP_INITIAL_INTERVAL: Duration = Duration::from_secs(1), "first delay between connection attempts at start"
-        .support(starts_anyway("1s"));
+        .with_support(differs_by_starting_anyway("1s"));
     REDIS_STARTUP_MAX_INTERVAL: Duration = Duration::from_secs(30), "longest delay between connection attempts at start"
-        .support(starts_anyway("30s"));
+        .with_support(differs_by_starting_anyway("30s"));
     REDIS_STARTUP_MAX_ELAPSED_TIME: Duration = Duration::ZERO, "time limit of connection attempts at start; 0 means none"
-        .support(starts_anyway("0"));
+        .with_support(differs_by_starting_anyway("0"));
     REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR: bool = false, "reconnect when Redis reports that it is read-only"
-        .no_effect(Condition::True, "it is always so");
+        .no_effect_when(Condition::True, "it is always so");
     REDIS_PERSECOND: bool = false, "count limits per second in another Redis";
     REDIS_PERSECOND_SOCKET_TYPE: SocketKind = SocketKind::Unix, "REDIS_SOCKET_TYPE for limits per second"
-        .differs(Condition::Never, "not set, the form of REDIS_PERSECOND_URL decides") .only_with(&WITH_PER_SECOND);
+        .differs_when(Condition::Never, "not set, the form of REDIS_PERSECOND_URL decides") .only_with(&REQUIRES_PER_SECOND_REDIS);
     REDIS_PERSECOND_TYPE: DeploymentKind = DeploymentKind::Single, "REDIS_TYPE for limits per second"
-        .only_with(&WITH_PER_SECOND);
+        .only_with(&REQUIRES_PER_SECOND_REDIS);
     REDIS_PERSECOND_URL: SecretUrl = "/var/run/nutcracker/ratelimitpersecond.sock", "REDIS_URL for limits per second"
-        .differs(Condition::Never, "the same as for REDIS_URL") .only_with(&WITH_PER_SECOND);
+        .differs_when(Condition::Never, "the same as for REDIS_URL") .only_with(&REQUIRES_PER_SECOND_REDIS);
     REDIS_PERSECOND_POOL_SIZE: NonZeroUsize = NonZeroUsize::MIN, "REDIS_POOL_SIZE for limits per second"
-        .differs(Condition::Never, "the same as for REDIS_POOL_SIZE") .only_with(&WITH_PER_SECOND);
-    REDIS_PERSECOND_AUTH: Option<Secret> = None, "REDIS_AUTH for limits per second" .only_with(&WITH_PER_SECOND);
+        .differs_when(Condition::Never, "the same as for REDIS_POOL_SIZE") .only_with(&REQUIRES_PER_SECOND_REDIS);
+    REDIS_PERSECOND_AUTH: Option<Secret> = None, "REDIS_AUTH for limits per second" .only_with(&REQUIRES_PER_SECOND_REDIS);
     TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE: Option<PathBuf> = None, "TOLLKEEPER_REDIS_AUTH_FILE for limits per second"
-        .only_with(&WITH_PER_SECOND);
-    REDIS_PERSECOND_TLS: bool = false, "REDIS_TLS for limits per second" .only_with(&WITH_PER_SECOND);
+        .only_with(&REQUIRES_PER_SECOND_REDIS);
+    REDIS_PERSECOND_TLS: bool = false, "REDIS_TLS for limits per second" .only_with(&REQUIRES_PER_SECOND_REDIS);
     REDIS_PERSECOND_TIMEOUT: Duration = Duration::from_secs(10), "REDIS_TIMEOUT for limits per second"
-        .allowed(CONNECT_TIMEOUT) .only_with(&WITH_PER_SECOND);
+        .with_allowed(CONNECT_TIMEOUT_RANGE) .only_with(&REQUIRES_PER_SECOND_REDIS);
     REDIS_PERSECOND_SENTINEL_AUTH: Option<Secret> = None, "REDIS_SENTINEL_AUTH for limits per second"
-        .only_with(&WITH_PER_SECOND);
+        .only_with(&REQUIRES_PER_SECOND_REDIS);
     TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE: Option<PathBuf> = None,
-        "TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE for limits per second" .only_with(&WITH_PER_SECOND);
+        "TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE for limits per second" .only_with(&REQUIRES_PER_SECOND_REDIS);
     REDIS_PERSECOND_PIPELINE_WINDOW: Duration = Duration::ZERO, "REDIS_PIPELINE_WINDOW for limits per second"
-        .support(PIPELINED);
-    REDIS_PERSECOND_PIPELINE_LIMIT: i64 = 0, "REDIS_PIPELINE_LIMIT for limits per second" .support(PIPELINED);
+        .with_support(NO_EFFECT_PIPELINED);
+    REDIS_PERSECOND_PIPELINE_LIMIT: i64 = 0, "REDIS_PIPELINE_LIMIT for limits per second" .with_support(NO_EFFECT_PIPELINED);
     REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM: i64 = 1, "REDIS_CLUSTER_PIPELINE_PARALLELISM for limits per second"
-        .allowed(IntRange::at_least(0)) .support(ALL_AT_ONCE);
+        .with_allowed(IntRange::at_least(0)) .with_support(NO_EFFECT_PARALLEL);
     REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR: String = "WAIT", "REDIS_POOL_ON_EMPTY_BEHAVIOR for limits per second"
-        .support(NO_POOL);
-    REDIS_POOL_ON_EMPTY_WAIT_DURATION: String = "", "removed from envoyproxy/ratelimit" .support(NO_LONGER_READ);
+        .with_support(NO_EFFECT_NO_POOL);
+    REDIS_POOL_ON_EMPTY_WAIT_DURATION: String = "", "removed from envoyproxy/ratelimit" .with_support(NO_EFFECT_OBSOLETE);
     REDIS_PERSECOND_POOL_ON_EMPTY_WAIT_DURATION: String = "", "removed from envoyproxy/ratelimit"
-        .support(NO_LONGER_READ);
+        .with_support(NO_EFFECT_OBSOLETE);
 }
 
 /// Limits per second are counted in a Redis of their own.
-static WITH_PER_SECOND: Requirement = Requirement::decided_by_reader("it is only read with REDIS_PERSECOND=true");
+static REQUIRES_PER_SECOND_REDIS: Requirement =
+    Requirement::decided_by_reader("it is only read with REDIS_PERSECOND=true");
 
-static MAIN: DeploymentVariables = DeploymentVariables {
+static MAIN_VARIABLES: DeploymentVariables = DeploymentVariables {
     url: AddressVariables { url: &REDIS_URL, kind: &REDIS_TYPE, socket: Some(&REDIS_SOCKET_TYPE) },
     connections: &REDIS_POOL_SIZE,
     connect_timeout: &REDIS_TIMEOUT,
@@ -133,7 +137,7 @@ static MAIN: DeploymentVariables = DeploymentVariables {
     sentinels: CredentialVariables { auth: &REDIS_SENTINEL_AUTH, file: &TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE },
 };
 
-static PER_SECOND: DeploymentVariables = DeploymentVariables {
+static PER_SECOND_VARIABLES: DeploymentVariables = DeploymentVariables {
     url: AddressVariables {
         url: &REDIS_PERSECOND_URL,
         kind: &REDIS_PERSECOND_TYPE,
@@ -150,7 +154,7 @@ static PER_SECOND: DeploymentVariables = DeploymentVariables {
 };
 
 /// Settings of certificates, for all deployments.
-pub(super) static CERTIFICATES: StoreTlsVariables = StoreTlsVariables {
+pub(super) static CERTIFICATE_VARIABLES: StoreTlsVariables = StoreTlsVariables {
     ca: &REDIS_TLS_CACERT,
     certificate: &REDIS_TLS_CLIENT_CERT,
     key: &REDIS_TLS_CLIENT_KEY,
@@ -190,18 +194,19 @@ pub struct RedisSettings {
 
 impl RedisSettings {
     /// Reads the settings of counters in Redis.
-    pub(super) fn read(values: &mut Values) -> Self {
-        let main = MAIN.read(values, &CERTIFICATES);
-        let per_second = values.get(&REDIS_PERSECOND).then(|| PER_SECOND.read(values, &CERTIFICATES));
+    pub(super) fn from_values(values: &mut Values) -> Self {
+        let main = MAIN_VARIABLES.read_deployment(values, &CERTIFICATE_VARIABLES);
+        let per_second =
+            values.get(&REDIS_PERSECOND).then(|| PER_SECOND_VARIABLES.read_deployment(values, &CERTIFICATE_VARIABLES));
         if per_second.is_none() {
-            values.report_unmet(&WITH_PER_SECOND);
+            values.mark_unmet(&REQUIRES_PER_SECOND_REDIS);
         }
         let key_format = values.get(&TOLLKEEPER_KEY_FORMAT);
-        if key_format == KeyFormat::Ratelimit && regions::is_requested(values) {
+        if key_format == KeyFormat::Ratelimit && regions::requests_regions(values) {
             let fix = "unset it, or unset TOLLKEEPER_REGION";
-            values.problem(&TOLLKEEPER_KEY_FORMAT, "has no limits over several regions", fix);
+            values.add_problem(&TOLLKEEPER_KEY_FORMAT, "has no limits over several regions", fix);
         }
-        let regions = RegionSettings::read(values, &main, &CERTIFICATES);
+        let regions = RegionSettings::from_values(values, &main, &CERTIFICATE_VARIABLES);
         Self {
             main,
             per_second,
@@ -210,10 +215,10 @@ impl RedisSettings {
             replicas: values.get(&TOLLKEEPER_REPLICAS),
             max_replicas: values.get(&TOLLKEEPER_MAX_REPLICAS),
             eventual_bytes: values.get(&TOLLKEEPER_EVENTUAL_BYTES).as_usize(),
-            key_prefix: key_prefix(values),
+            key_prefix: read_key_prefix(values),
             key_format,
-            expiration_jitter: expiration_jitter(values, key_format),
-            over_limit_cache: OverLimitCacheSettings::read(values),
+            expiration_jitter: read_expiration_jitter(values, key_format),
+            over_limit_cache: OverLimitCacheSettings::from_values(values),
             health_needs_connection: values.get(&REDIS_HEALTH_CHECK_ACTIVE_CONNECTION),
         }
     }
@@ -226,8 +231,8 @@ pub(super) fn ignore_unused_certificates<'d>(
 ) {
     let mut deployments = deployments.peekable();
     if deployments.peek().is_some() && deployments.all(|deployment| deployment.tls.is_none()) {
-        for setting in CERTIFICATES.all() {
-            values.ignore_if_changed(setting, "no connection to Redis uses TLS");
+        for setting in CERTIFICATE_VARIABLES.all_settings() {
+            values.mark_ignored_if_changed(setting, "no connection to Redis uses TLS");
         }
     }
 }

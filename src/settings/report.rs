@@ -74,11 +74,11 @@ pub struct EffectiveSetting {
 }
 
 /// Lists all settings of a process with this environment, in the order of the documentation.
-pub fn effective(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<EffectiveSetting> {
-    let variables = report(vars);
+pub fn list_effective_settings(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<EffectiveSetting> {
+    let variables = report_variables(vars);
     let mut all = Vec::with_capacity(variables.len());
-    for setting in groups::all() {
-        let is_own = |name: &str| groups::find(name).is_some_and(|other| other.name() == setting.name());
+    for setting in groups::all_settings() {
+        let is_own = |name: &str| groups::find_setting(name).is_some_and(|other| other.name() == setting.name());
         let set: Vec<_> = variables.iter().filter(|variable| is_own(&variable.name)).collect();
         if set.is_empty() && !setting.info().is_family() {
             let (name, value) = (setting.name().to_owned(), setting.default_text());
@@ -97,13 +97,13 @@ pub fn effective(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<Effect
 /// Reports each known variable that is set, in the order of the documentation, then each unknown one that looks meant
 /// for this program: one that begins with `TOLLKEEPER_`, or a misspelled name. A variable that is missing and prevents
 /// the start is among the known ones.
-pub fn report(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<ReportedVariable> {
-    let environment = Environment::read(vars);
+pub fn report_variables(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<ReportedVariable> {
+    let environment = Environment::select_variables(vars);
     let (_, findings) = Settings::read(&environment);
     let known = environment.known.iter().map(|variable| ReportedVariable {
         name: variable.name.clone(),
-        value: Some(variable.shown()),
-        disposition: disposition(variable, &findings),
+        value: Some(variable.format_for_message()),
+        disposition: decide_disposition(variable, &findings),
     });
     let is_set = |name: &str| environment.known.iter().any(|variable| variable.name == name);
     let missing = findings.problems.iter().filter(|problem| !is_set(&problem.name)).map(|problem| ReportedVariable {
@@ -112,7 +112,7 @@ pub fn report(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<ReportedV
         disposition: Disposition::Invalid { what: problem.what.clone(), fix: problem.fix.clone() },
     });
     let mut known: Vec<_> = known.chain(missing).collect();
-    known.sort_by_key(|variable| groups::position(&variable.name));
+    known.sort_by_key(|variable| groups::setting_position(&variable.name));
     let unknown = environment.unknown.iter().map(|variable| ReportedVariable {
         name: variable.name.clone(),
         value: None,
@@ -122,8 +122,8 @@ pub fn report(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<ReportedV
     known
 }
 
-fn disposition(variable: &Variable, findings: &EnvironmentFindings) -> Disposition {
-    match variable.effect() {
+fn decide_disposition(variable: &Variable, findings: &EnvironmentFindings) -> Disposition {
+    match variable.own_effect() {
         VariableEffect::None(why) => return Disposition::NoEffect { why },
         VariableEffect::Invalid(invalid) => return Disposition::Invalid { what: invalid.what, fix: invalid.fix },
         VariableEffect::Used => {}
@@ -139,7 +139,7 @@ fn disposition(variable: &Variable, findings: &EnvironmentFindings) -> Dispositi
         return Disposition::Differs { why: difference.why };
     }
     match variable.setting.info().support {
-        Support::Differs { when, how } if variable.text.as_deref().is_some_and(|text| when.applies(text)) => {
+        Support::Differs { when, how } if variable.text.as_deref().is_some_and(|text| when.is_met_by(text)) => {
             Disposition::Differs { why: how }
         }
         _ => Disposition::Honoured,

@@ -4,58 +4,60 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::redis::TOLLKEEPER_MAX_REPLICAS;
-use super::setting::{Condition, Need, Requirement, settings};
+use super::setting::{Condition, RequiredValue, Requirement, settings};
 use super::value::number::{DurationRange, IntRange};
 use super::value::{Choice, Words};
 use super::values::Values;
 use crate::base::named_enum::named_enum;
 use crate::limit::StorePolicy;
 
-const POLL_INTERVAL: DurationRange =
+const POLL_INTERVAL_RANGE: DurationRange =
     DurationRange::new(Duration::from_millis(100), Duration::from_secs(86_400)).or_zero();
-const RELOAD_DEBOUNCE: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(10));
+const RELOAD_DEBOUNCE_RANGE: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(10));
 
 settings! { "Rules and their files";
     CONFIG_TYPE: RuleSourceKind = RuleSourceKind::Files, "source of the rules: files, or a control plane over xDS";
     RUNTIME_ROOT: PathBuf = "/srv/runtime_data/current", "directory above the rule files; empty: no rules"
-        .only_with(&FROM_FILES);
+        .only_with(&REQUIRES_RULE_FILES);
     RUNTIME_SUBDIRECTORY: PathBuf = "", "directory below RUNTIME_ROOT; empty: RUNTIME_ROOT itself"
-        .only_with(&FROM_FILES);
+        .only_with(&REQUIRES_RULE_FILES);
     RUNTIME_APPDIRECTORY: PathBuf = "config", "directory below RUNTIME_SUBDIRECTORY that holds the rule files"
-        .only_with(&FROM_FILES);
+        .only_with(&REQUIRES_RULE_FILES);
     RUNTIME_IGNOREDOTFILES: bool = false, "skip files and directories with names that begin with a dot"
-        .only_with(&FROM_FILES);
+        .only_with(&REQUIRES_RULE_FILES);
     RUNTIME_WATCH_ROOT: bool = true,
         "watch RUNTIME_ROOT for a swapped symbolic link, instead of the directory of the rule files"
-        .differs(Condition::True, "files edited in place are noticed with either value") .only_with(&FROM_FILES);
+        .differs_when(Condition::True, "files edited in place are noticed with either value") .only_with(&REQUIRES_RULE_FILES);
     TOLLKEEPER_RULE_DEFAULTS: Option<PathBuf> = None,
         "file of defaults for rules of any source, by domain and unit; reloaded like rules";
     MERGE_DOMAIN_CONFIG: bool = false, "merge files with the same domain, instead of an error"
-        .differs(Condition::True, "files are merged in the order of their names");
+        .differs_when(Condition::True, "files are merged in the order of their names");
     FORCE_START_WITHOUT_INITIAL_CONFIG: bool = false, "report healthy before the first rules over xDS"
-        .only_with(&OVER_XDS);
+        .only_with(&REQUIRES_XDS);
     HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED: bool = false, "report unhealthy until at least one domain is loaded";
     TOLLKEEPER_POLL_INTERVAL: Duration = Duration::from_secs(10),
         "interval of comparing file contents, for file systems without change events; 0 means never"
-        .allowed(POLL_INTERVAL) .only_with(&WITH_WATCHED_FILES);
+        .with_allowed(POLL_INTERVAL_RANGE) .only_with(&REQUIRES_WATCHED_FILES);
     TOLLKEEPER_RELOAD_DEBOUNCE: Duration = Duration::from_millis(100),
-        "time without a further change after which changed rule files are read" .allowed(RELOAD_DEBOUNCE)
-        .only_with(&WITH_WATCHED_FILES);
+        "time without a further change after which changed rule files are read" .with_allowed(RELOAD_DEBOUNCE_RANGE)
+        .only_with(&REQUIRES_WATCHED_FILES);
     TOLLKEEPER_LOG_MAX: u32 = 10_000,
-        "maximum requests_per_unit of a sliding_window_log, which stores each hit" .allowed(IntRange::new(1, 1_000_000));
+        "maximum requests_per_unit of a sliding_window_log, which stores each hit" .with_allowed(IntRange::new(1, 1_000_000));
     USE_CALENDAR_MONTH_RATE_LIMIT: bool = false,
         "align fixed windows of months with calendar months (UTC), instead of 30 days";
 }
 
-static FROM_FILES: Requirement =
-    Requirement { any_of: &[Need::Is(&CONFIG_TYPE, "FILE")], why: "rules come over xDS (CONFIG_TYPE=GRPC_XDS_SOTW)" };
-/// Defaults are watched like rule files, wherever the rules come from.
-static WITH_WATCHED_FILES: Requirement = Requirement {
-    any_of: &[Need::Is(&CONFIG_TYPE, "FILE"), Need::Changed(&TOLLKEEPER_RULE_DEFAULTS)],
+static REQUIRES_RULE_FILES: Requirement = Requirement {
+    any_of: &[RequiredValue::Is(&CONFIG_TYPE, "FILE")],
     why: "rules come over xDS (CONFIG_TYPE=GRPC_XDS_SOTW)",
 };
-static OVER_XDS: Requirement = Requirement {
-    any_of: &[Need::Is(&CONFIG_TYPE, "GRPC_XDS_SOTW")],
+/// Defaults are watched like rule files, wherever the rules come from.
+static REQUIRES_WATCHED_FILES: Requirement = Requirement {
+    any_of: &[RequiredValue::Is(&CONFIG_TYPE, "FILE"), RequiredValue::Changed(&TOLLKEEPER_RULE_DEFAULTS)],
+    why: "rules come over xDS (CONFIG_TYPE=GRPC_XDS_SOTW)",
+};
+static REQUIRES_XDS: Requirement = Requirement {
+    any_of: &[RequiredValue::Is(&CONFIG_TYPE, "GRPC_XDS_SOTW")],
     why: "rules come from files, which are read once before the first response",
 };
 
@@ -108,7 +110,7 @@ pub struct RuleSettings {
 
 impl RuleSettings {
     /// Reads the settings; `on_store_error` is the failure policy of rules that have none.
-    pub(super) fn read(values: &Values, on_store_error: StorePolicy) -> Self {
+    pub(super) fn from_values(values: &Values, on_store_error: StorePolicy) -> Self {
         Self {
             root: values.get(&RUNTIME_ROOT),
             subdirectory: values.get(&RUNTIME_SUBDIRECTORY),
@@ -120,7 +122,7 @@ impl RuleSettings {
             healthy_with_at_least_one_config: values.get(&HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED),
             healthy_with_rules_only: values.get(&CONFIG_TYPE) == RuleSourceKind::Xds
                 && !values.get(&FORCE_START_WITHOUT_INITIAL_CONFIG),
-            poll_interval: values.nonzero(&TOLLKEEPER_POLL_INTERVAL),
+            poll_interval: values.nonzero_duration(&TOLLKEEPER_POLL_INTERVAL),
             reload_debounce: values.get(&TOLLKEEPER_RELOAD_DEBOUNCE),
             on_store_error,
             max_replicas: values.get(&TOLLKEEPER_MAX_REPLICAS).get(),

@@ -53,7 +53,7 @@ pub(crate) fn mask_credentials(text: &str) -> String {
         (Some(query), Some(at)) => format!("{scheme}{MASK}@{}?{MASK}", mask_false_ports(&text[at + 1..query])),
         (None, Some(at)) => format!("{scheme}{MASK}@{}", mask_false_ports(&text[at + 1..])),
     };
-    one_line(&masked)
+    shorten_for_message(&masked)
 }
 
 /// Masks the text after each host of a list that is neither a port nor a database.
@@ -72,6 +72,6 @@ fn mask_false_ports(text: &str) -> String {
 }
 
 /// Makes a text of a variable fit for a message: printable, and at most 100 characters of it.
-pub(crate) fn one_line(text: &str) -> String {
+pub(crate) fn shorten_for_message(text: &str) -> String {
     truncate_printable(text, 100)
 }

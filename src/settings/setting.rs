@@ -12,14 +12,14 @@ use crate::base::go_syntax::parse_bool;
 /// An environment variable with values of type `T`.
 #[derive(Clone, Copy)]
 pub struct Setting<T: SettingValue> {
-    info: Info,
+    info: SettingInfo,
     default: T::Default,
     allowed: T::Allowed,
 }
 
 /// Facts about a setting that do not depend on its type.
 #[derive(Clone, Copy)]
-pub struct Info {
+pub struct SettingInfo {
     /// Name of the variable; a name that ends in `*` is a family of variables that begin like it.
     pub name: &'static str,
     /// Meaning and unit, on one line of less than 120 characters.
@@ -30,9 +30,9 @@ pub struct Info {
     pub only_with: Option<&'static Requirement>,
 }
 
-impl Info {
+impl SettingInfo {
     /// Returns `true` if `name` is the name of this setting, or belongs to its family.
-    pub fn covers(&self, name: &str) -> bool {
+    pub fn covers_variable(&self, name: &str) -> bool {
         match self.name.strip_suffix('*') {
             Some(family) => name.starts_with(family),
             None => name == self.name,
@@ -83,7 +83,7 @@ pub enum Condition {
 
 impl Condition {
     /// Returns `true` if `text` meets the condition.
-    pub fn applies(self, text: &str) -> bool {
+    pub fn is_met_by(self, text: &str) -> bool {
         match self {
             Self::Set => true,
             Self::NotEmpty => !text.is_empty(),
@@ -96,14 +96,14 @@ impl Condition {
 
 /// Values of other settings without which a setting is not read. If it is set all the same, the operator gets a notice.
 pub struct Requirement {
-    /// Values of which one is enough; none if the reader of the settings decides, by `Values::report_unmet`.
-    pub any_of: &'static [Need],
+    /// Values of which one is enough; none if the reader of the settings decides, by `Values::mark_unmet`.
+    pub any_of: &'static [RequiredValue],
     /// Reason for the notice.
     pub why: &'static str,
 }
 
 /// Value that a requirement needs.
-pub enum Need {
+pub enum RequiredValue {
     /// The setting has, or defaults to, the value that this word means.
     Is(&'static dyn AnySetting, &'static str),
     /// The setting has any value other than its default.
@@ -120,32 +120,32 @@ impl Requirement {
 impl<T: SettingValue> Setting<T> {
     /// Declares a setting that is honoured and accepts every value of its type.
     pub(crate) const fn new(name: &'static str, default: T::Default, help: &'static str) -> Self {
-        Self { info: Info { name, help, support: Support::Honoured, only_with: None }, default, allowed: T::ANY }
+        Self { info: SettingInfo { name, help, support: Support::Honoured, only_with: None }, default, allowed: T::ANY }
     }
 
     /// Restricts the values.
-    pub(crate) const fn allowed(self, allowed: T::Allowed) -> Self {
+    pub(crate) const fn with_allowed(self, allowed: T::Allowed) -> Self {
         Self { allowed, ..self }
     }
 
     /// Declares a difference from envoyproxy/ratelimit that these values make.
-    pub(crate) const fn differs(self, when: Condition, how: &'static str) -> Self {
-        self.support(Support::Differs { when, how })
+    pub(crate) const fn differs_when(self, when: Condition, how: &'static str) -> Self {
+        self.with_support(Support::Differs { when, how })
     }
 
     /// Declares that the setting has no effect, with a notice for some values.
-    pub(crate) const fn no_effect(self, when: Condition, why: &'static str) -> Self {
-        self.support(Support::NoEffect { when, why })
+    pub(crate) const fn no_effect_when(self, when: Condition, why: &'static str) -> Self {
+        self.with_support(Support::NoEffect { when, why })
     }
 
     /// Declares the support for the setting.
-    pub(crate) const fn support(self, support: Support) -> Self {
-        Self { info: Info { support, ..self.info }, ..self }
+    pub(crate) const fn with_support(self, support: Support) -> Self {
+        Self { info: SettingInfo { support, ..self.info }, ..self }
     }
 
     /// Declares that the setting is only read if other settings have certain values.
     pub(crate) const fn only_with(self, requirement: &'static Requirement) -> Self {
-        Self { info: Info { only_with: Some(requirement), ..self.info }, ..self }
+        Self { info: SettingInfo { only_with: Some(requirement), ..self.info }, ..self }
     }
 
     /// Parses a value.
@@ -162,28 +162,28 @@ impl<T: SettingValue> Setting<T> {
 /// A setting without its type.
 pub trait AnySetting: Send + Sync {
     /// Returns name, help and support.
-    fn info(&self) -> &Info;
+    fn info(&self) -> &SettingInfo;
 
     /// Returns the default as it would be written in the environment; empty if there is none.
     fn default_text(&self) -> String;
 
     /// Returns the name of the type in the documentation; empty for a choice of words.
-    fn kind(&self) -> &'static str;
+    fn type_name(&self) -> &'static str;
 
     /// Describes the allowed values, such as `0 to 65535`.
     fn allowed_text(&self) -> Option<String>;
 
     /// Validates `text`.
-    fn check(&self, text: &str) -> Result<(), InvalidSetting>;
+    fn validate(&self, text: &str) -> Result<(), InvalidSetting>;
 
     /// Returns `true` if `text` is a valid value other than the default.
     fn overrides_default(&self, text: &str) -> bool;
 
     /// Returns `true` if `text` and `word` are the same value.
-    fn means(&self, text: &str, word: &str) -> bool;
+    fn is_same_value(&self, text: &str, word: &str) -> bool;
 
     /// Formats the text of the variable for messages.
-    fn shown(&self, text: &str) -> String;
+    fn format_for_message(&self, text: &str) -> String;
 
     /// Returns the name of the variable.
     fn name(&self) -> &'static str {
@@ -192,7 +192,7 @@ pub trait AnySetting: Send + Sync {
 }
 
 impl<T: SettingValue> AnySetting for Setting<T> {
-    fn info(&self) -> &Info {
+    fn info(&self) -> &SettingInfo {
         &self.info
     }
 
@@ -200,7 +200,7 @@ impl<T: SettingValue> AnySetting for Setting<T> {
         T::default_text(self.default)
     }
 
-    fn kind(&self) -> &'static str {
+    fn type_name(&self) -> &'static str {
         T::KIND
     }
 
@@ -208,7 +208,7 @@ impl<T: SettingValue> AnySetting for Setting<T> {
         T::allowed_text(&self.allowed)
     }
 
-    fn check(&self, text: &str) -> Result<(), InvalidSetting> {
+    fn validate(&self, text: &str) -> Result<(), InvalidSetting> {
         self.parse(text).map(drop)
     }
 
@@ -216,11 +216,11 @@ impl<T: SettingValue> AnySetting for Setting<T> {
         self.parse(text).is_ok_and(|value| value != self.default())
     }
 
-    fn means(&self, text: &str, word: &str) -> bool {
+    fn is_same_value(&self, text: &str, word: &str) -> bool {
         self.parse(text).is_ok_and(|value| self.parse(word).is_ok_and(|meant| value == meant))
     }
 
-    fn shown(&self, text: &str) -> String {
+    fn format_for_message(&self, text: &str) -> String {
         T::shown(text)
     }
 }

@@ -24,7 +24,7 @@ pub enum StoreSettings {
 }
 
 /// Settings of any store that all replicas share.
-static SHARED_STORE: [&dyn AnySetting; 7] = [
+static SHARED_STORE_SETTINGS: [&dyn AnySetting; 7] = [
     &CACHE_KEY_PREFIX,
     &EXPIRATION_JITTER_MAX_SECONDS,
     &TOLLKEEPER_STORE_TIMEOUT,
@@ -35,7 +35,7 @@ static SHARED_STORE: [&dyn AnySetting; 7] = [
 ];
 
 /// Settings of Redis that the stream of the decision log needs too, wherever the counters are.
-static STREAM: [&dyn AnySetting; 5] = [
+static STREAM_SETTINGS: [&dyn AnySetting; 5] = [
     &REDIS_TIMEOUT,
     &REDIS_TLS_CACERT,
     &REDIS_TLS_CLIENT_CERT,
@@ -58,7 +58,7 @@ impl StoreSettings {
     }
 
     /// Deployments of Redis that hold counters.
-    pub(super) fn deployments(&self) -> impl Iterator<Item = &DeploymentSettings> {
+    pub(super) fn redis_deployments(&self) -> impl Iterator<Item = &DeploymentSettings> {
         self.redis().into_iter().flat_map(|redis| {
             let global = redis.regions.as_ref().map(|regions| &regions.global);
             [Some(&redis.main), redis.per_second.as_ref(), global].into_iter().flatten()
@@ -66,26 +66,26 @@ impl StoreSettings {
     }
 
     /// Reads the store that the environment asks for; `None` means this process.
-    pub(super) fn read(values: &mut Values, backend: Option<BackendType>) -> Self {
-        let is_of_redis = |setting: &&&dyn AnySetting| !is_shared(**setting);
+    pub(super) fn from_values(values: &mut Values, backend: Option<BackendType>) -> Self {
+        let is_of_redis = |setting: &&&dyn AnySetting| !needs_shared_store(**setting);
         let of_redis = redis::GROUP.settings.iter().filter(is_of_redis);
         match backend {
-            Some(BackendType::Redis) => Self::Redis(RedisSettings::read(values)),
+            Some(BackendType::Redis) => Self::Redis(RedisSettings::from_values(values)),
             Some(BackendType::Memcache) => {
                 require_redis(values, "counters are in memcache");
-                let has_stream = decision_log::has_own_redis(values);
-                let is_of_stream = |name: &str| STREAM.iter().any(|of_stream| of_stream.name() == name);
+                let has_stream = decision_log::stream_has_own_redis(values);
+                let is_of_stream = |name: &str| STREAM_SETTINGS.iter().any(|of_stream| of_stream.name() == name);
                 for setting in of_redis.filter(|setting| !(has_stream && is_of_stream(setting.name()))) {
-                    values.ignore_if_changed(*setting, "counters are in memcache, not in Redis");
+                    values.mark_ignored_if_changed(*setting, "counters are in memcache, not in Redis");
                 }
-                Self::Memcache(MemcacheSettings::read(values))
+                Self::Memcache(MemcacheSettings::from_values(values))
             }
             None => {
                 require_redis(values, "counters are in this process");
                 // Any REDIS_ variable selects Redis, and lints about rules read TOLLKEEPER_MAX_REPLICAS without it too.
                 let is_unread = |name: &str| name.starts_with("TOLLKEEPER_") && name != TOLLKEEPER_MAX_REPLICAS.name();
-                for setting in of_redis.filter(|setting| is_unread(setting.name())).chain(&SHARED_STORE) {
-                    values.ignore_if_changed(*setting, "counters are in this process");
+                for setting in of_redis.filter(|setting| is_unread(setting.name())).chain(&SHARED_STORE_SETTINGS) {
+                    values.mark_ignored_if_changed(*setting, "counters are in this process");
                 }
                 Self::Memory
             }
@@ -93,8 +93,8 @@ impl StoreSettings {
     }
 }
 
-fn is_shared(setting: &dyn AnySetting) -> bool {
-    SHARED_STORE.iter().any(|shared| shared.name() == setting.name())
+fn needs_shared_store(setting: &dyn AnySetting) -> bool {
+    SHARED_STORE_SETTINGS.iter().any(|shared| shared.name() == setting.name())
 }
 
 /// Returns the store that the variables ask for; a variable without effect can ask for Redis too.

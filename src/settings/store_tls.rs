@@ -9,7 +9,7 @@ use rustls::crypto::ring;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, Error};
 
-use super::pem::{ClientCertificate, PemFile, trusted_roots, with_client_certificate};
+use super::pem::{ClientCertificate, PemFile, collect_trusted_roots, with_client_certificate};
 use super::problem::UnusableSetting;
 use super::setting::{AnySetting, Setting};
 use super::values::Values;
@@ -37,24 +37,24 @@ pub(crate) struct StoreTlsVariables {
 
 impl StoreTlsVariables {
     /// Returns all of them.
-    pub(crate) fn all(&self) -> [&'static dyn AnySetting; 4] {
+    pub(crate) fn all_settings(&self) -> [&'static dyn AnySetting; 4] {
         [self.ca, self.certificate, self.key, self.skip_hostname]
     }
 
     /// Reads them; a certificate without its key is a problem, and so is a key without its certificate.
-    pub(crate) fn read(&self, values: &mut Values) -> StoreTls {
-        let client = match (values.file(self.certificate), values.file(self.key)) {
+    pub(crate) fn read_tls(&self, values: &mut Values) -> StoreTls {
+        let client = match (values.pem_file(self.certificate), values.pem_file(self.key)) {
             (Some(certificate), Some(key)) => Some(ClientCertificate { certificate, key }),
             (None, None) => None,
             (certificate, _) => {
                 let (lone, missing) =
                     if certificate.is_some() { (self.certificate, self.key) } else { (self.key, self.certificate) };
-                values.problem(lone, format!("set without {}", missing.name()), "give both or none");
+                values.add_problem(lone, format!("set without {}", missing.name()), "give both or none");
                 None
             }
         };
         let skip_hostname = values.get(self.skip_hostname);
-        StoreTls { ca_setting: self.ca.name(), ca: values.file(self.ca), client, skip_hostname }
+        StoreTls { ca_setting: self.ca.name(), ca: values.pem_file(self.ca), client, skip_hostname }
     }
 }
 
@@ -63,9 +63,9 @@ impl StoreTls {
     ///
     /// # Errors
     /// The setting to change.
-    pub(crate) fn config(&self) -> Result<ClientConfig, UnusableSetting> {
+    pub(crate) fn build_client_config(&self) -> Result<ClientConfig, UnusableSetting> {
         let provider = Arc::new(ring::default_provider());
-        let roots = Arc::new(trusted_roots(self.ca.as_ref())?);
+        let roots = Arc::new(collect_trusted_roots(self.ca.as_ref())?);
         let unusable = |what: String| UnusableSetting {
             setting: self.ca_setting,
             shown: self.ca.as_ref().map(|ca| ca.path.display().to_string()).unwrap_or_default(),
@@ -86,7 +86,7 @@ impl StoreTls {
     }
 
     /// Paths of the files that connecting reads.
-    pub(crate) fn files(&self) -> impl Iterator<Item = &PathBuf> {
+    pub(crate) fn certificate_paths(&self) -> impl Iterator<Item = &PathBuf> {
         let pair = self.client.iter().flat_map(|client| [&client.certificate, &client.key]);
         self.ca.iter().chain(pair).map(|file| &file.path)
     }

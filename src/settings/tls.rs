@@ -5,23 +5,23 @@ use std::path::PathBuf;
 use rustls::pki_types::ServerName;
 
 use super::pem::PemFile;
-use super::setting::{AnySetting, Condition, Need, Requirement, settings};
+use super::setting::{AnySetting, Condition, RequiredValue, Requirement, settings};
 use super::values::Values;
 
 settings! { "TLS of the listeners";
     GRPC_SERVER_USE_TLS: bool = false, "serve gRPC over TLS";
     GRPC_SERVER_TLS_CERT: Option<PathBuf> = None,
         "certificate chain of the gRPC listener, PEM file; reloaded when it changes"
-        .differs(Condition::Never, "it may be in another directory than the key") .only_with(&WITH_GRPC_TLS);
+        .differs_when(Condition::Never, "it may be in another directory than the key") .only_with(&REQUIRES_GRPC_TLS);
     GRPC_SERVER_TLS_KEY: Option<PathBuf> = None,
-        "private key of the gRPC listener, PEM file; reloaded when it changes" .only_with(&WITH_GRPC_TLS);
+        "private key of the gRPC listener, PEM file; reloaded when it changes" .only_with(&REQUIRES_GRPC_TLS);
     GRPC_SERVER_TLS_CA_CERT: Option<PathBuf> = None, "set by Envoy Gateway"
-        .no_effect(Condition::NotEmpty, "envoyproxy/ratelimit does not read it either");
+        .no_effect_when(Condition::NotEmpty, "envoyproxy/ratelimit does not read it either");
     GRPC_CLIENT_TLS_CACERT: Option<PathBuf> = None,
         "CA certificates for clients, PEM file; set: clients need a certificate; reloaded when it changes"
-        .differs(Condition::NotEmpty, "the system's CAs are not trusted; without TLS it prevents the start");
+        .differs_when(Condition::NotEmpty, "the system's CAs are not trusted; without TLS it prevents the start");
     GRPC_CLIENT_TLS_SAN: Option<String> = None, "DNS name that a client certificate must hold"
-        .differs(Condition::Never, "without GRPC_CLIENT_TLS_CACERT it prevents the start");
+        .differs_when(Condition::Never, "without GRPC_CLIENT_TLS_CACERT it prevents the start");
     TOLLKEEPER_HTTP_TLS_CERT: Option<PathBuf> = None,
         "certificate chain of the HTTP listener, PEM file; not set: it serves without TLS";
     TOLLKEEPER_HTTP_TLS_KEY: Option<PathBuf> = None, "private key of the HTTP listener, PEM file";
@@ -29,8 +29,8 @@ settings! { "TLS of the listeners";
         "CA certificates for clients of the HTTP listener, PEM file; set: clients and probes need a certificate";
 }
 
-static WITH_GRPC_TLS: Requirement = Requirement {
-    any_of: &[Need::Is(&GRPC_SERVER_USE_TLS, "true")],
+static REQUIRES_GRPC_TLS: Requirement = Requirement {
+    any_of: &[RequiredValue::Is(&GRPC_SERVER_USE_TLS, "true")],
     why: "it is only read with GRPC_SERVER_USE_TLS=true",
 };
 
@@ -64,7 +64,7 @@ pub struct RequiredSan {
 }
 
 /// The two settings of a certificate and its key, with the files that they name.
-struct KeyPair {
+struct KeyPairFiles {
     certificate_setting: &'static dyn AnySetting,
     certificate: Option<PemFile>,
     key_setting: &'static dyn AnySetting,
@@ -76,76 +76,76 @@ impl ListenerTls {
     ///
     /// Client certificates without TLS would let everybody in; that prevents the start.
     pub(super) fn read_grpc(values: &mut Values) -> Option<Self> {
-        let pair = KeyPair {
+        let pair = KeyPairFiles {
             certificate_setting: &GRPC_SERVER_TLS_CERT,
-            certificate: values.file(&GRPC_SERVER_TLS_CERT),
+            certificate: values.pem_file(&GRPC_SERVER_TLS_CERT),
             key_setting: &GRPC_SERVER_TLS_KEY,
-            key: values.file(&GRPC_SERVER_TLS_KEY),
+            key: values.pem_file(&GRPC_SERVER_TLS_KEY),
         };
-        let authorities = values.file(&GRPC_CLIENT_TLS_CACERT);
+        let authorities = values.pem_file(&GRPC_CLIENT_TLS_CACERT);
         let san = values.get(&GRPC_CLIENT_TLS_SAN);
         if !values.get(&GRPC_SERVER_USE_TLS) {
             let fix = "set GRPC_SERVER_USE_TLS=true, or unset it to accept every client";
             if authorities.is_some() {
-                values.problem(&GRPC_CLIENT_TLS_CACERT, "without TLS clients present no certificate", fix);
+                values.add_problem(&GRPC_CLIENT_TLS_CACERT, "without TLS clients present no certificate", fix);
             }
             if san.is_some() {
-                values.problem(&GRPC_CLIENT_TLS_SAN, "without TLS clients present no certificate", fix);
+                values.add_problem(&GRPC_CLIENT_TLS_SAN, "without TLS clients present no certificate", fix);
             }
             return None;
         }
         if pair.certificate.is_none() && pair.key.is_none() {
             let fix = "give GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY";
-            values.problem(&GRPC_SERVER_USE_TLS, "there is no certificate to serve with", fix);
+            values.add_problem(&GRPC_SERVER_USE_TLS, "there is no certificate to serve with", fix);
         }
         if san.is_some() && authorities.is_none() {
             let fix = "give GRPC_CLIENT_TLS_CACERT, the CA that signed it";
-            values.problem(&GRPC_CLIENT_TLS_SAN, "clients are not required to present a certificate", fix);
+            values.add_problem(&GRPC_CLIENT_TLS_SAN, "clients are not required to present a certificate", fix);
         }
         if san.as_deref().is_some_and(|name| ServerName::try_from(name).is_err()) {
             let what = "not a name that a certificate can hold";
-            values.problem(&GRPC_CLIENT_TLS_SAN, what, "give one DNS name, without a wildcard");
+            values.add_problem(&GRPC_CLIENT_TLS_SAN, what, "give one DNS name, without a wildcard");
         }
         let san = san.map(|name| RequiredSan { setting: GRPC_CLIENT_TLS_SAN.name(), name });
         if let (Some(certificate), Some(key)) = (&pair.certificate, &pair.key)
             && certificate.path.parent() != key.path.parent()
         {
-            values.difference(&GRPC_SERVER_TLS_CERT, "it is in another directory than the key");
+            values.mark_differing(&GRPC_SERVER_TLS_CERT, "it is in another directory than the key");
         }
-        pair.into_tls(values, authorities.map(|authorities| ClientAuth { authorities, san }))
+        pair.into_listener_tls(values, authorities.map(|authorities| ClientAuth { authorities, san }))
     }
 
     /// Reads TLS of the HTTP listener.
     pub(super) fn read_http(values: &mut Values) -> Option<Self> {
-        let pair = KeyPair {
+        let pair = KeyPairFiles {
             certificate_setting: &TOLLKEEPER_HTTP_TLS_CERT,
-            certificate: values.file(&TOLLKEEPER_HTTP_TLS_CERT),
+            certificate: values.pem_file(&TOLLKEEPER_HTTP_TLS_CERT),
             key_setting: &TOLLKEEPER_HTTP_TLS_KEY,
-            key: values.file(&TOLLKEEPER_HTTP_TLS_KEY),
+            key: values.pem_file(&TOLLKEEPER_HTTP_TLS_KEY),
         };
-        let authorities = values.file(&TOLLKEEPER_HTTP_TLS_CLIENT_CACERT);
+        let authorities = values.pem_file(&TOLLKEEPER_HTTP_TLS_CLIENT_CACERT);
         if authorities.is_some() && pair.certificate.is_none() && pair.key.is_none() {
             let fix = "give TOLLKEEPER_HTTP_TLS_CERT and TOLLKEEPER_HTTP_TLS_KEY, or unset it to accept every client";
             let what = "without TLS clients present no certificate";
-            values.problem(&TOLLKEEPER_HTTP_TLS_CLIENT_CACERT, what, fix);
+            values.add_problem(&TOLLKEEPER_HTTP_TLS_CLIENT_CACERT, what, fix);
         }
-        pair.into_tls(values, authorities.map(|authorities| ClientAuth { authorities, san: None }))
+        pair.into_listener_tls(values, authorities.map(|authorities| ClientAuth { authorities, san: None }))
     }
 }
 
-impl KeyPair {
+impl KeyPairFiles {
     /// Requires both files or none.
-    fn into_tls(self, values: &mut Values, clients: Option<ClientAuth>) -> Option<ListenerTls> {
+    fn into_listener_tls(self, values: &mut Values, clients: Option<ClientAuth>) -> Option<ListenerTls> {
         let Self { certificate_setting, certificate, key_setting, key } = self;
         match (certificate, key) {
             (Some(certificate), Some(key)) => return Some(ListenerTls { certificate, key, clients }),
             (Some(_), None) => {
                 let fix = format!("give {}", key_setting.name());
-                values.problem(certificate_setting, "the certificate has no key", fix);
+                values.add_problem(certificate_setting, "the certificate has no key", fix);
             }
             (None, Some(_)) => {
                 let fix = format!("give {}", certificate_setting.name());
-                values.problem(key_setting, "the key has no certificate", fix);
+                values.add_problem(key_setting, "the key has no certificate", fix);
             }
             (None, None) => {}
         }

@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::collector::{CollectorSettings, CollectorTls, attribute, check_url, is_header};
+use super::collector::{CollectorSettings, CollectorTls, check_collector_url, is_header_pair, parse_attribute};
 use super::pem::{ClientCertificate, PemFile};
 use super::secret::Secret;
 use super::setting::{AnySetting, Condition, Setting, settings};
@@ -21,7 +21,7 @@ use crate::telemetry::traces::TraceSampler;
 use crate::telemetry::traces::propagation::PropagationFormats;
 use crate::telemetry::traces::span_queue::SpanQueueOptions;
 
-const SHARE: FloatRange = FloatRange::new(0.0, 1.0);
+const ZERO_TO_ONE: FloatRange = FloatRange::new(0.0, 1.0);
 const UP_TO_AN_HOUR_MS: IntRange = IntRange::new(1, 3_600_000);
 
 settings! { "Tracing";
@@ -33,7 +33,7 @@ settings! { "Tracing";
         "protocol of the collector; takes precedence over OTEL_EXPORTER_OTLP_PROTOCOL";
     TRACING_SAMPLING_RATE: f64 = 1.0,
         "share of the traces started here that is sampled; takes precedence over OTEL_TRACES_SAMPLER"
-        .allowed(SHARE) .differs(Condition::Never, "a number outside of 0 to 1 prevents the start");
+        .with_allowed(ZERO_TO_ONE) .differs_when(Condition::Never, "a number outside of 0 to 1 prevents the start");
     TOLLKEEPER_TRACE_DESCRIPTORS: bool = false,
         "record descriptors in spans; they may identify persons";
     OTEL_SDK_DISABLED: bool = false, "turn off traces, regardless of TRACING_ENABLED";
@@ -48,9 +48,9 @@ settings! { "Tracing";
     OTEL_EXPORTER_OTLP_HEADERS: Option<Secret> = None, "headers of export requests: k=v,k=v";
     OTEL_EXPORTER_OTLP_TRACES_HEADERS: Option<Secret> = None, "headers of export requests for traces: k=v,k=v";
     OTEL_EXPORTER_OTLP_TIMEOUT: u64 = 10_000, "time limit of an export request, in milliseconds"
-        .allowed(UP_TO_AN_HOUR_MS);
+        .with_allowed(UP_TO_AN_HOUR_MS);
     OTEL_EXPORTER_OTLP_TRACES_TIMEOUT: Option<u64> = None,
-        "time limit of an export request for traces, in milliseconds" .allowed(UP_TO_AN_HOUR_MS);
+        "time limit of an export request for traces, in milliseconds" .with_allowed(UP_TO_AN_HOUR_MS);
     OTEL_EXPORTER_OTLP_COMPRESSION: Option<Compression> = None, "compression of export requests";
     OTEL_EXPORTER_OTLP_TRACES_COMPRESSION: Option<Compression> = None, "compression of export requests for traces";
     OTEL_EXPORTER_OTLP_CERTIFICATE: Option<PathBuf> = None,
@@ -61,21 +61,21 @@ settings! { "Tracing";
     OTEL_EXPORTER_OTLP_CLIENT_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file";
     OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY: Option<PathBuf> = None, "the same for traces";
     OTEL_EXPORTER_OTLP_INSECURE: bool = false, "connect to the collector without TLS"
-        .no_effect(Condition::True, "the URL decides, by http:// or https://");
+        .no_effect_when(Condition::True, "the URL decides, by http:// or https://");
     OTEL_EXPORTER_OTLP as "OTEL_EXPORTER_OTLP_*": Option<Secret> = None, "other settings of OTLP exporters"
-        .no_effect(Condition::NotEmpty, "it is not for traces or logs, or not known");
+        .no_effect_when(Condition::NotEmpty, "it is not for traces or logs, or not known");
     OTEL_TRACES_SAMPLER: Option<OtelSampler> = None, "sampler of traces; not set: TRACING_SAMPLING_RATE";
-    OTEL_TRACES_SAMPLER_ARG: f64 = 1.0, "share of the traces that a traceidratio sampler keeps" .allowed(SHARE);
+    OTEL_TRACES_SAMPLER_ARG: f64 = 1.0, "share of the traces that a traceidratio sampler keeps" .with_allowed(ZERO_TO_ONE);
     OTEL_PROPAGATORS: TextList = "tracecontext,b3,b3multi",
         "formats of trace context in requests; W3C takes precedence over B3";
     OTEL_BSP_MAX_QUEUE_SIZE: usize = 2048, "maximum number of queued spans; more are dropped and counted"
-        .allowed(IntRange::new(1, 1_000_000));
+        .with_allowed(IntRange::new(1, 1_000_000));
     OTEL_BSP_MAX_EXPORT_BATCH_SIZE: usize = 512, "maximum number of spans in an export request"
-        .allowed(IntRange::new(1, 100_000));
+        .with_allowed(IntRange::new(1, 100_000));
     OTEL_BSP_SCHEDULE_DELAY: u64 = 5000, "time that a span waits for others before export, in milliseconds"
-        .allowed(UP_TO_AN_HOUR_MS);
+        .with_allowed(UP_TO_AN_HOUR_MS);
     OTEL_BSP_EXPORT_TIMEOUT: u64 = 30_000, "see OTEL_EXPORTER_OTLP_TIMEOUT"
-        .allowed(UP_TO_AN_HOUR_MS) .no_effect(Condition::Set, "OTEL_EXPORTER_OTLP_TIMEOUT applies instead");
+        .with_allowed(UP_TO_AN_HOUR_MS) .no_effect_when(Condition::Set, "OTEL_EXPORTER_OTLP_TIMEOUT applies instead");
 }
 
 impl Choice for OtlpProtocol {
@@ -164,7 +164,7 @@ pub struct TracingSettings {
 }
 
 /// Settings that the export of traces shares with that of logs.
-const SHARED: [&dyn AnySetting; 14] = [
+const SHARED_WITH_LOGS: [&dyn AnySetting; 14] = [
     &TRACING_SERVICE_NAME,
     &TRACING_SERVICE_NAMESPACE,
     &TRACING_SERVICE_INSTANCE_ID,
@@ -183,12 +183,12 @@ const SHARED: [&dyn AnySetting; 14] = [
 
 impl TracingSettings {
     /// Reads the settings; `None` if no traces are exported. `exports_logs` means that logs use the shared ones.
-    pub(super) fn read(values: &mut Values, exports_logs: bool) -> Option<Self> {
+    pub(super) fn from_values(values: &mut Values, exports_logs: bool) -> Option<Self> {
         let tracing = Self {
-            collector: CollectorSettings::read(values, &TRACES),
-            sampler: sampler(values),
-            formats: formats(values),
-            queue: queue(values),
+            collector: CollectorSettings::from_signal_variables(values, &TRACE_VARIABLES),
+            sampler: read_sampler(values),
+            formats: read_propagation_formats(values),
+            queue: read_queue_options(values),
             records_descriptors: values.get(&TOLLKEEPER_TRACE_DESCRIPTORS),
         };
         if values.get(&TRACING_ENABLED) && !values.get(&OTEL_SDK_DISABLED) {
@@ -196,24 +196,24 @@ impl TracingSettings {
         }
         let is_enabled = values.get(&TRACING_ENABLED);
         let why = if is_enabled { "OTEL_SDK_DISABLED is true" } else { "it is only read with TRACING_ENABLED=true" };
-        let is_read = |name| exports_logs && SHARED.iter().any(|shared| shared.name() == name);
+        let is_read = |name| exports_logs && SHARED_WITH_LOGS.iter().any(|shared| shared.name() == name);
         for setting in GROUP.settings {
             let name = setting.name();
             if !setting.info().is_family() && name != OTEL_SDK_DISABLED.name() && !is_read(name) {
-                values.ignore_if_changed(*setting, why);
+                values.mark_ignored_if_changed(*setting, why);
             }
         }
         None
     }
 }
 
-fn sampler(values: &mut Values) -> TraceSampler {
+fn read_sampler(values: &mut Values) -> TraceSampler {
     let otel = values.get(&OTEL_TRACES_SAMPLER);
     let (true, Some(otel)) = (!values.is_set(&TRACING_SAMPLING_RATE), otel) else {
-        values.ignore_if_changed(&OTEL_TRACES_SAMPLER, "TRACING_SAMPLING_RATE is set");
+        values.mark_ignored_if_changed(&OTEL_TRACES_SAMPLER, "TRACING_SAMPLING_RATE is set");
         let is_unset = otel.is_none();
         let why = if is_unset { "OTEL_TRACES_SAMPLER is not set" } else { "TRACING_SAMPLING_RATE is set" };
-        values.ignore_if_changed(&OTEL_TRACES_SAMPLER_ARG, why);
+        values.mark_ignored_if_changed(&OTEL_TRACES_SAMPLER_ARG, why);
         return TraceSampler { follows_parent: true, ratio: values.get(&TRACING_SAMPLING_RATE) };
     };
     let ratio = match otel.selection {
@@ -224,18 +224,18 @@ fn sampler(values: &mut Values) -> TraceSampler {
     TraceSampler { follows_parent: otel.follows_parent, ratio }
 }
 
-fn formats(values: &mut Values) -> PropagationFormats {
+fn read_propagation_formats(values: &mut Values) -> PropagationFormats {
     let TextList(names) = values.get(&OTEL_PROPAGATORS);
     let names: Vec<&str> = names.iter().map(|name| name.trim()).filter(|name| !name.is_empty()).collect();
     if names.iter().any(|name| !["tracecontext", "baggage", "b3", "b3multi", "none"].contains(name)) {
         let fix = "give tracecontext, b3 and b3multi, or fewer of them, or none";
-        values.problem(&OTEL_PROPAGATORS, "names an unknown format", fix);
+        values.add_problem(&OTEL_PROPAGATORS, "names an unknown format", fix);
     }
     let has = |name| names.contains(&name);
     PropagationFormats { tracecontext: has("tracecontext"), b3: has("b3"), b3_multi: has("b3multi") }
 }
 
-fn queue(values: &mut Values) -> SpanQueueOptions {
+fn read_queue_options(values: &mut Values) -> SpanQueueOptions {
     let queue = SpanQueueOptions {
         max_spans: values.get(&OTEL_BSP_MAX_QUEUE_SIZE),
         max_batch_spans: values.get(&OTEL_BSP_MAX_EXPORT_BATCH_SIZE),
@@ -246,7 +246,7 @@ fn queue(values: &mut Values) -> SpanQueueOptions {
     }
     if values.is_set(&OTEL_BSP_MAX_EXPORT_BATCH_SIZE) {
         let fix = "give less, or a larger OTEL_BSP_MAX_QUEUE_SIZE";
-        values.problem(&OTEL_BSP_MAX_EXPORT_BATCH_SIZE, "more than OTEL_BSP_MAX_QUEUE_SIZE", fix);
+        values.add_problem(&OTEL_BSP_MAX_EXPORT_BATCH_SIZE, "more than OTEL_BSP_MAX_QUEUE_SIZE", fix);
     }
     SpanQueueOptions { max_batch_spans: queue.max_spans, ..queue }
 }
@@ -265,7 +265,7 @@ pub(super) struct SignalVariables {
 }
 
 /// Variables of traces.
-static TRACES: SignalVariables = SignalVariables {
+static TRACE_VARIABLES: SignalVariables = SignalVariables {
     path: "/v1/traces",
     endpoint: &OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,
     protocol: &OTEL_EXPORTER_OTLP_TRACES_PROTOCOL,
@@ -283,11 +283,11 @@ const DEFAULT_GRPC_ENDPOINT: &str = "http://localhost:4317";
 
 impl CollectorSettings {
     /// Reads the connection of one signal.
-    pub(super) fn read(values: &mut Values, signal: &SignalVariables) -> Self {
-        let protocol = protocol(values, signal);
+    pub(super) fn from_signal_variables(values: &mut Values, signal: &SignalVariables) -> Self {
+        let protocol = read_protocol(values, signal);
         let setting = values.first_set([signal.endpoint, &OTEL_EXPORTER_OTLP_ENDPOINT]);
         let setting = setting.map_or(OTEL_EXPORTER_OTLP_ENDPOINT.name(), |url| url.name);
-        let endpoint = collector_url(values, signal, protocol);
+        let endpoint = read_collector_url(values, signal, protocol);
         check_headers(values, signal);
         let timeout_ms = values.get(signal.timeout).unwrap_or_else(|| values.get(&OTEL_EXPORTER_OTLP_TIMEOUT));
         Self {
@@ -295,17 +295,17 @@ impl CollectorSettings {
             setting,
             endpoint,
             timeout: Duration::from_millis(timeout_ms),
-            tls: CollectorTls::read(values, signal),
-            resource: resource(values),
+            tls: CollectorTls::from_signal_variables(values, signal),
+            resource: read_resource_attributes(values),
         }
     }
 }
 
-fn protocol(values: &mut Values, signal: &SignalVariables) -> OtlpProtocol {
+fn read_protocol(values: &mut Values, signal: &SignalVariables) -> OtlpProtocol {
     let otel = [signal.protocol, &OTEL_EXPORTER_OTLP_PROTOCOL];
     if values.is_set(&TRACING_EXPORTER_PROTOCOL) {
         for setting in otel {
-            values.ignore_if_changed(setting, "TRACING_EXPORTER_PROTOCOL is set");
+            values.mark_ignored_if_changed(setting, "TRACING_EXPORTER_PROTOCOL is set");
         }
         return values.get(&TRACING_EXPORTER_PROTOCOL);
     }
@@ -315,7 +315,7 @@ fn protocol(values: &mut Values, signal: &SignalVariables) -> OtlpProtocol {
     protocol
 }
 
-fn collector_url(values: &mut Values, signal: &SignalVariables, protocol: OtlpProtocol) -> String {
+fn read_collector_url(values: &mut Values, signal: &SignalVariables, protocol: OtlpProtocol) -> String {
     let of_signal = values.get(signal.endpoint);
     let is_general = of_signal.is_none();
     let setting = if is_general { &OTEL_EXPORTER_OTLP_ENDPOINT } else { signal.endpoint };
@@ -325,8 +325,8 @@ fn collector_url(values: &mut Values, signal: &SignalVariables, protocol: OtlpPr
         (None, OtlpProtocol::Grpc) => DEFAULT_GRPC_ENDPOINT,
         (None, OtlpProtocol::Http) => DEFAULT_HTTP_ENDPOINT,
     };
-    if let Err(what) = check_url(url) {
-        values.problem(setting, what, "give http://host:port or https://host:port");
+    if let Err(what) = check_collector_url(url) {
+        values.add_problem(setting, what, "give http://host:port or https://host:port");
     }
     match protocol {
         // The general URL is that of the collector; the path of the signal is fixed.
@@ -339,30 +339,30 @@ fn collector_url(values: &mut Values, signal: &SignalVariables, protocol: OtlpPr
 fn check_headers(values: &mut Values, signal: &SignalVariables) {
     for setting in [signal.headers, &OTEL_EXPORTER_OTLP_HEADERS] {
         let Some(headers) = values.get(setting) else { continue };
-        if !headers.reveal().split(',').filter(|pair| !pair.trim().is_empty()).all(is_header) {
+        if !headers.reveal().split(',').filter(|pair| !pair.trim().is_empty()).all(is_header_pair) {
             let fix = "give name=value,name=value, with special characters in a value as %20";
-            values.problem(setting, "not a list of headers", fix);
+            values.add_problem(setting, "not a list of headers", fix);
         }
     }
 }
 
 impl CollectorTls {
-    fn read(values: &mut Values, signal: &SignalVariables) -> Self {
-        let ca = first_file(values, [signal.certificate, &OTEL_EXPORTER_OTLP_CERTIFICATE]);
+    fn from_signal_variables(values: &mut Values, signal: &SignalVariables) -> Self {
+        let ca = read_first_file(values, [signal.certificate, &OTEL_EXPORTER_OTLP_CERTIFICATE]);
         let certificates = [signal.client_certificate, &OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE];
-        let certificate = first_file(values, certificates);
-        let key = first_file(values, [signal.client_key, &OTEL_EXPORTER_OTLP_CLIENT_KEY]);
+        let certificate = read_first_file(values, certificates);
+        let key = read_first_file(values, [signal.client_key, &OTEL_EXPORTER_OTLP_CLIENT_KEY]);
         let client = match (certificate, key) {
             (Some(certificate), Some(key)) => Some(ClientCertificate { certificate, key }),
             (None, None) => None,
             (Some(PemFile { setting, .. }), None) => {
                 let fix = "give OTEL_EXPORTER_OTLP_CLIENT_KEY too";
-                values.problem_with(setting, "a certificate without its key", fix);
+                values.add_problem_with_name(setting, "a certificate without its key", fix);
                 None
             }
             (None, Some(PemFile { setting, .. })) => {
                 let fix = "give OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE too";
-                values.problem_with(setting, "a key without its certificate", fix);
+                values.add_problem_with_name(setting, "a key without its certificate", fix);
                 None
             }
         };
@@ -370,17 +370,17 @@ impl CollectorTls {
     }
 }
 
-fn first_file(values: &Values, settings: [&Setting<Option<PathBuf>>; 2]) -> Option<PemFile> {
+fn read_first_file(values: &Values, settings: [&Setting<Option<PathBuf>>; 2]) -> Option<PemFile> {
     values.first_set(settings).map(|first| PemFile { setting: first.name, path: first.value })
 }
 
-fn resource(values: &mut Values) -> Vec<(String, String)> {
+fn read_resource_attributes(values: &mut Values) -> Vec<(String, String)> {
     let given = values.get(&OTEL_RESOURCE_ATTRIBUTES);
     let pairs = given.split(',').filter(|pair| !pair.trim().is_empty());
-    let pairs: Option<Vec<(String, String)>> = pairs.map(attribute).collect();
+    let pairs: Option<Vec<(String, String)>> = pairs.map(parse_attribute).collect();
     if pairs.is_none() {
         let fix = "give name=value,name=value, with special characters in a value as %20";
-        values.problem(&OTEL_RESOURCE_ATTRIBUTES, "not a list of attributes", fix);
+        values.add_problem(&OTEL_RESOURCE_ATTRIBUTES, "not a list of attributes", fix);
     }
     let mut resource = pairs.unwrap_or_default();
     let mut put = |name: &str, value: Option<String>| {

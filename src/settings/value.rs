@@ -7,7 +7,7 @@ pub mod number;
 pub mod text;
 
 use super::problem::InvalidSetting;
-use super::secret::one_line;
+use super::secret::shorten_for_message;
 
 /// A type of setting values.
 pub trait SettingValue: PartialEq + Sized + 'static {
@@ -38,7 +38,7 @@ pub trait SettingValue: PartialEq + Sized + 'static {
 
     /// Formats the text of a variable for messages: on one line, at most 100 characters, without secrets.
     fn shown(text: &str) -> String {
-        one_line(text)
+        shorten_for_message(text)
     }
 }
 
@@ -101,8 +101,8 @@ impl<T: Choice> SettingValue for T {
         let is_same = |word: &str| if T::CASE_SENSITIVE { word == text } else { word.eq_ignore_ascii_case(text) };
         let known = T::WORDS.iter().find(|(word, _)| is_same(word)).map(|(_, value)| *value);
         known.ok_or_else(|| match text {
-            "" => InvalidSetting::new("set but empty", format!("unset it or give {}", listed_words::<T>())),
-            _ => InvalidSetting::new("not known", format!("give {}", listed_words::<T>())),
+            "" => InvalidSetting::new("set but empty", format!("unset it or give {}", list_words::<T>())),
+            _ => InvalidSetting::new("not known", format!("give {}", list_words::<T>())),
         })
     }
 
@@ -115,12 +115,12 @@ impl<T: Choice> SettingValue for T {
     }
 
     fn allowed_text(_: &()) -> Option<String> {
-        Some(listed_words::<T>())
+        Some(list_words::<T>())
     }
 }
 
 /// Formats the words as `a, b or c`, without the empty one.
-fn listed_words<T: Choice>() -> String {
+fn list_words<T: Choice>() -> String {
     let words: Vec<&str> = T::WORDS.iter().map(|(word, _)| *word).filter(|word| !word.is_empty()).collect();
     match words.split_last() {
         Some((last, [])) => (*last).to_owned(),

@@ -2,7 +2,7 @@
 //!
 //! A setting that is not set reads as its default, and so does one with an invalid value, so that everything else can
 //! still be checked. Whatever is found out on the way is collected here: problems, notices and ignored variables.
-//! `Variable::effect` is the one place that decides about a single variable, for the start and for `check --env` alike.
+//! `Variable::own_effect` is the one place that decides about a single variable, for the start and for `check --env` alike.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::pem::PemFile;
 use super::problem::{InvalidSetting, Notice, SettingProblem};
-use super::setting::{AnySetting, Need, Requirement, Setting, SettingGroup, Support};
+use super::setting::{AnySetting, RequiredValue, Requirement, Setting, SettingGroup, Support};
 use super::value::SettingValue;
 
 /// A known variable that is set.
@@ -36,20 +36,20 @@ pub(crate) enum VariableEffect {
 
 impl Variable {
     /// Returns its effect.
-    pub(crate) fn effect(&self) -> VariableEffect {
+    pub(crate) fn own_effect(&self) -> VariableEffect {
         let Some(text) = &self.text else {
             return VariableEffect::Invalid(InvalidSetting::new("not UTF-8", "give plain text"));
         };
-        match (self.setting.check(text), self.setting.info().support) {
+        match (self.setting.validate(text), self.setting.info().support) {
             (Err(invalid), _) => VariableEffect::Invalid(invalid),
-            (Ok(()), Support::NoEffect { when, why }) if when.applies(text) => VariableEffect::None(why),
+            (Ok(()), Support::NoEffect { when, why }) if when.is_met_by(text) => VariableEffect::None(why),
             (Ok(()), _) => VariableEffect::Used,
         }
     }
 
     /// Formats its value for messages; `?` stands for one that is not UTF-8.
-    pub(crate) fn shown(&self) -> String {
-        self.text.as_deref().map_or_else(|| "?".to_owned(), |text| self.setting.shown(text))
+    pub(crate) fn format_for_message(&self) -> String {
+        self.text.as_deref().map_or_else(|| "?".to_owned(), |text| self.setting.format_for_message(text))
     }
 }
 
@@ -100,8 +100,8 @@ impl Values {
     pub(crate) fn new(variables: &[Variable]) -> Self {
         let mut values = Self::default();
         for variable in variables {
-            let (name, shown) = (variable.name.clone(), variable.shown());
-            match variable.effect() {
+            let (name, shown) = (variable.name.clone(), variable.format_for_message());
+            match variable.own_effect() {
                 VariableEffect::Used => {
                     let text = variable.text.clone().unwrap_or_default();
                     values.given.insert(name, GivenValue { text, shown });
@@ -125,12 +125,12 @@ impl Values {
     }
 
     /// Returns the value of a duration of which 0 means "never" or "no limit".
-    pub(crate) fn nonzero(&self, setting: &Setting<Duration>) -> Option<Duration> {
+    pub(crate) fn nonzero_duration(&self, setting: &Setting<Duration>) -> Option<Duration> {
         Some(self.get(setting)).filter(|duration| !duration.is_zero())
     }
 
     /// Returns the text of the variable `name` of a family.
-    pub(crate) fn of_family(&self, name: &str) -> Option<&str> {
+    pub(crate) fn family_member_text(&self, name: &str) -> Option<&str> {
         self.given.get(name).map(|given| given.text.as_str())
     }
 
@@ -143,7 +143,7 @@ impl Values {
     }
 
     /// Returns the file that `setting` names.
-    pub(crate) fn file(&self, setting: &Setting<Option<PathBuf>>) -> Option<PemFile> {
+    pub(crate) fn pem_file(&self, setting: &Setting<Option<PathBuf>>) -> Option<PemFile> {
         self.get(setting).map(|path| PemFile { setting: setting.name(), path })
     }
 
@@ -158,12 +158,12 @@ impl Values {
     }
 
     /// Adds a problem with a setting.
-    pub(crate) fn problem(&mut self, setting: &dyn AnySetting, what: impl Into<String>, fix: impl Into<String>) {
-        self.problem_with(setting.name(), what, fix);
+    pub(crate) fn add_problem(&mut self, setting: &dyn AnySetting, what: impl Into<String>, fix: impl Into<String>) {
+        self.add_problem_with_name(setting.name(), what, fix);
     }
 
     /// Adds a problem with the variable `name`.
-    pub(crate) fn problem_with(&mut self, name: &str, what: impl Into<String>, fix: impl Into<String>) {
+    pub(crate) fn add_problem_with_name(&mut self, name: &str, what: impl Into<String>, fix: impl Into<String>) {
         let shown = self.given.get(name).map(|given| given.shown.clone()).unwrap_or_default();
         self.findings.problems.push(SettingProblem {
             name: name.to_owned(),
@@ -174,62 +174,62 @@ impl Values {
     }
 
     /// Adds a notice about a setting.
-    pub(crate) fn notice(&mut self, setting: &dyn AnySetting, what: impl Into<String>) {
+    pub(crate) fn add_notice(&mut self, setting: &dyn AnySetting, what: impl Into<String>) {
         self.findings.notices.push(Notice { name: setting.name().to_owned(), what: what.into() });
     }
 
     /// Records that a setting is ignored because of others, even if it is set to its default.
-    pub(crate) fn ignore(&mut self, setting: &dyn AnySetting, why: &'static str) {
+    pub(crate) fn mark_ignored(&mut self, setting: &dyn AnySetting, why: &'static str) {
         self.findings.ignored.push(SettingRemark { name: setting.name(), why });
     }
 
     /// Records that a setting, with the values of all, differs from envoyproxy/ratelimit.
-    pub(crate) fn difference(&mut self, setting: &dyn AnySetting, why: &'static str) {
+    pub(crate) fn mark_differing(&mut self, setting: &dyn AnySetting, why: &'static str) {
         self.findings.differences.push(SettingRemark { name: setting.name(), why });
     }
 
     /// Records that a setting is ignored because of others, if it is set to anything but its default.
-    pub(crate) fn ignore_if_changed(&mut self, setting: &dyn AnySetting, why: &'static str) {
-        if self.is_changed(setting) {
-            self.ignore(setting, why);
+    pub(crate) fn mark_ignored_if_changed(&mut self, setting: &dyn AnySetting, why: &'static str) {
+        if self.differs_from_default(setting) {
+            self.mark_ignored(setting, why);
         }
     }
 
     /// Returns `true` if the values meet a requirement; one that a reader decides about counts as met.
-    pub(crate) fn meet(&self, requirement: &Requirement) -> bool {
-        let is_met = |need: &Need| match *need {
-            Need::Is(setting, word) => match self.given.get(setting.name()) {
-                Some(given) => setting.means(&given.text, word),
-                None => setting.means(&setting.default_text(), word),
+    pub(crate) fn meets(&self, requirement: &Requirement) -> bool {
+        let is_met = |need: &RequiredValue| match *need {
+            RequiredValue::Is(setting, word) => match self.given.get(setting.name()) {
+                Some(given) => setting.is_same_value(&given.text, word),
+                None => setting.is_same_value(&setting.default_text(), word),
             },
-            Need::Changed(setting) => self.is_changed(setting),
+            RequiredValue::Changed(setting) => self.differs_from_default(setting),
         };
         requirement.any_of.is_empty() || requirement.any_of.iter().any(is_met)
     }
 
     /// Records that a requirement that a reader decides about is not met.
-    pub(crate) fn report_unmet(&mut self, requirement: &'static Requirement) {
+    pub(crate) fn mark_unmet(&mut self, requirement: &'static Requirement) {
         self.unmet.push(requirement);
     }
 
     /// Records that the settings whose requirements are not met are ignored, unless a reader gave another reason.
-    pub(crate) fn ignore_unmet(&mut self, groups: &[&SettingGroup]) {
+    pub(crate) fn ignore_settings_with_unmet_requirements(&mut self, groups: &[&SettingGroup]) {
         for (group, setting) in groups.iter().flat_map(|group| group.settings.iter().map(move |one| (group, *one))) {
             let requirements = group.only_with.into_iter().chain(setting.info().only_with);
             let is_unmet = |requirement: &&'static Requirement| {
-                !self.meet(requirement) || self.unmet.iter().any(|unmet| std::ptr::eq(*unmet, *requirement))
+                !self.meets(requirement) || self.unmet.iter().any(|unmet| std::ptr::eq(*unmet, *requirement))
             };
             let unmet = requirements.into_iter().find(is_unmet);
             if let Some(unmet) = unmet
                 && self.findings.ignored.iter().all(|ignored| ignored.name != setting.name())
             {
-                self.ignore_if_changed(setting, unmet.why);
+                self.mark_ignored_if_changed(setting, unmet.why);
             }
         }
     }
 
     /// Returns `true` if the variable is set to anything but its default.
-    fn is_changed(&self, setting: &dyn AnySetting) -> bool {
+    fn differs_from_default(&self, setting: &dyn AnySetting) -> bool {
         self.given.get(setting.name()).is_some_and(|given| setting.overrides_default(&given.text))
     }
 

@@ -10,45 +10,45 @@ use super::address::{Address, Host};
 use super::pem::{ClientCertificate, PemFile};
 use super::rules::{CONFIG_TYPE, RuleSourceKind};
 use super::secret::Secret;
-use super::setting::{Condition, Need, Requirement, settings};
+use super::setting::{Condition, RequiredValue, Requirement, settings};
 use super::value::number::FloatRange;
 use super::value::text::SecretUrl;
 use super::values::Values;
 
-settings! { "Rules over xDS", only with OVER_XDS;
+settings! { "Rules over xDS", only with REQUIRES_XDS;
     CONFIG_GRPC_XDS_NODE_ID: String = "default", "node id, by which the control plane selects the rules";
     CONFIG_GRPC_XDS_NODE_METADATA: String = "", "node metadata: k=v,k=v";
     CONFIG_GRPC_XDS_SERVER_URL: SecretUrl = "localhost:18000", "host:port of the xDS server";
     CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL: Duration = Duration::from_secs(3), "time between connection attempts"
-        .no_effect(Condition::NotEmpty, "the delays of XDS_CLIENT_BACKOFF_* apply, as in envoyproxy/ratelimit");
+        .no_effect_when(Condition::NotEmpty, "the delays of XDS_CLIENT_BACKOFF_* apply, as in envoyproxy/ratelimit");
     CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS: Option<Secret> = None, "headers of the stream: k:v,k:v";
     CONFIG_GRPC_XDS_SERVER_USE_TLS: bool = false, "connect over TLS";
     CONFIG_GRPC_XDS_CLIENT_TLS_CERT: Option<PathBuf> = None,
-        "client certificate for the xDS server, PEM file; read for each connection" .only_with(&WITH_TLS);
+        "client certificate for the xDS server, PEM file; read for each connection" .only_with(&REQUIRES_XDS_TLS);
     CONFIG_GRPC_XDS_CLIENT_TLS_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file"
-        .only_with(&WITH_TLS);
+        .only_with(&REQUIRES_XDS_TLS);
     CONFIG_GRPC_XDS_SERVER_TLS_CACERT: Option<PathBuf> = None,
-        "CA certificates for the xDS server, PEM file; trusted beside the system's" .only_with(&WITH_TLS);
+        "CA certificates for the xDS server, PEM file; trusted beside the system's" .only_with(&REQUIRES_XDS_TLS);
     CONFIG_GRPC_XDS_SERVER_TLS_SAN: Option<String> = None,
-        "name that the certificate of the xDS server must hold, instead of the host" .only_with(&WITH_TLS);
+        "name that the certificate of the xDS server must hold, instead of the host" .only_with(&REQUIRES_XDS_TLS);
     XDS_CLIENT_BACKOFF_INITIAL_INTERVAL: Duration = Duration::from_millis(600), "first delay after a lost stream"
-        .differs(Condition::Never, "10s in envoyproxy/ratelimit");
+        .differs_when(Condition::Never, "10s in envoyproxy/ratelimit");
     XDS_CLIENT_BACKOFF_MAX_INTERVAL: Duration = Duration::from_secs(3), "longest delay after a lost stream"
-        .differs(Condition::Never, "60s in envoyproxy/ratelimit");
+        .differs_when(Condition::Never, "60s in envoyproxy/ratelimit");
     XDS_CLIENT_BACKOFF_RANDOM_FACTOR: f64 = 0.66, "share of a delay by which it varies"
-        .allowed(FloatRange::new(0.0, 1.0));
+        .with_allowed(FloatRange::new(0.0, 1.0));
     XDS_CLIENT_BACKOFF_JITTER: bool = true, "randomize the delays";
     XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES: i64 = 0, "maximum size of a message; 0 means 64 MiB"
-        .differs(Condition::Never, "0 means 4 MiB in envoyproxy/ratelimit");
+        .differs_when(Condition::Never, "0 means 4 MiB in envoyproxy/ratelimit");
     TOLLKEEPER_XDS_CACHE: Option<PathBuf> = None,
         "file that keeps the last accepted rules, for a start while the control plane is away";
 }
 
-static OVER_XDS: Requirement = Requirement {
-    any_of: &[Need::Is(&CONFIG_TYPE, "GRPC_XDS_SOTW")],
+static REQUIRES_XDS: Requirement = Requirement {
+    any_of: &[RequiredValue::Is(&CONFIG_TYPE, "GRPC_XDS_SOTW")],
     why: "it is only read with CONFIG_TYPE=GRPC_XDS_SOTW",
 };
-static WITH_TLS: Requirement =
+static REQUIRES_XDS_TLS: Requirement =
     Requirement::decided_by_reader("it is only read with CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
 
 /// Maximum size of a message if none is set.
@@ -112,11 +112,11 @@ pub struct XdsBackoff {
 
 impl XdsSettings {
     /// Reads the settings; `None` if the rules are files.
-    pub(super) fn read(values: &mut Values) -> Option<Self> {
+    pub(super) fn from_values(values: &mut Values) -> Option<Self> {
         if values.get(&CONFIG_TYPE) != RuleSourceKind::Xds {
             return None;
         }
-        let (host, port) = server(values)?;
+        let (host, port) = read_server(values)?;
         let initial = values.get(&XDS_CLIENT_BACKOFF_INITIAL_INTERVAL);
         let max = values.get(&XDS_CLIENT_BACKOFF_MAX_INTERVAL);
         // One of them may be set without the other.
@@ -127,9 +127,9 @@ impl XdsSettings {
             host,
             port,
             node_id: values.get(&CONFIG_GRPC_XDS_NODE_ID),
-            node_metadata: node_metadata(values),
-            headers: headers(values),
-            tls: tls(values),
+            node_metadata: read_node_metadata(values),
+            headers: read_headers(values),
+            tls: read_tls(values),
             backoff: XdsBackoff {
                 initial,
                 max,
@@ -142,20 +142,20 @@ impl XdsSettings {
     }
 
     /// Returns `host:port`.
-    pub fn server(&self) -> String {
+    pub fn server_address(&self) -> String {
         let brackets = self.host.contains(':');
         if brackets { format!("[{}]:{}", self.host, self.port) } else { format!("{}:{}", self.host, self.port) }
     }
 }
 
 /// Reads the address of the server: `host:port`, after `dns:///` too.
-fn server(values: &mut Values) -> Option<(String, u16)> {
+fn read_server(values: &mut Values) -> Option<(String, u16)> {
     let url = values.get(&CONFIG_GRPC_XDS_SERVER_URL);
     let text = url.reveal();
     let text = ["dns:///", "passthrough:///"].into_iter().find_map(|scheme| text.strip_prefix(scheme)).unwrap_or(text);
     let Some(Address { host, port: port @ 1.. }) = Address::parse(text) else {
         let what = "not an address";
-        values.problem(&CONFIG_GRPC_XDS_SERVER_URL, what, "give host:port, with a port of 1 to 65535");
+        values.add_problem(&CONFIG_GRPC_XDS_SERVER_URL, what, "give host:port, with a port of 1 to 65535");
         return None;
     };
     let host = match host {
@@ -166,64 +166,64 @@ fn server(values: &mut Values) -> Option<(String, u16)> {
     Some((host, port))
 }
 
-fn node_metadata(values: &mut Values) -> Vec<(String, String)> {
+fn read_node_metadata(values: &mut Values) -> Vec<(String, String)> {
     let text = values.get(&CONFIG_GRPC_XDS_NODE_METADATA);
-    match pairs(&text, '=') {
+    match split_pairs(&text, '=') {
         Some(pairs) => pairs,
         None => {
-            values.problem(&CONFIG_GRPC_XDS_NODE_METADATA, "not a map", "give key=value,key=value");
+            values.add_problem(&CONFIG_GRPC_XDS_NODE_METADATA, "not a map", "give key=value,key=value");
             Vec::new()
         }
     }
 }
 
-fn headers(values: &mut Values) -> Vec<XdsHeader> {
+fn read_headers(values: &mut Values) -> Vec<XdsHeader> {
     let text = values.get(&CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS);
     let header = |(name, value): (String, String)| {
         let name = HeaderName::from_bytes(name.trim().as_bytes()).ok()?.as_str().to_owned();
         let is_text = !name.ends_with("-bin") && HeaderValue::from_str(&value).is_ok();
         is_text.then(|| XdsHeader { name, value: Secret::new(&value) })
     };
-    let headers = pairs(text.as_ref().map_or("", Secret::reveal), ':');
+    let headers = split_pairs(text.as_ref().map_or("", Secret::reveal), ':');
     let headers = headers.and_then(|pairs| pairs.into_iter().map(header).collect());
     headers.unwrap_or_else(|| {
         let fix = "give name:value,name:value, with names and values that a header can hold";
-        values.problem(&CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS, "not headers", fix);
+        values.add_problem(&CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS, "not headers", fix);
         Vec::new()
     })
 }
 
 /// Splits pairs at the first `separator` of each; `None` if a pair has none.
-fn pairs(text: &str, separator: char) -> Option<Vec<(String, String)>> {
+fn split_pairs(text: &str, separator: char) -> Option<Vec<(String, String)>> {
     let pairs = text.split(',').filter(|_| !text.trim().is_empty());
     let pair = |pair: &str| pair.split_once(separator).map(|(name, value)| (name.to_owned(), value.to_owned()));
     pairs.map(pair).collect()
 }
 
-fn tls(values: &mut Values) -> Option<XdsTls> {
-    let ca = values.file(&CONFIG_GRPC_XDS_SERVER_TLS_CACERT);
-    let certificate = values.file(&CONFIG_GRPC_XDS_CLIENT_TLS_CERT);
-    let key = values.file(&CONFIG_GRPC_XDS_CLIENT_TLS_KEY);
+fn read_tls(values: &mut Values) -> Option<XdsTls> {
+    let ca = values.pem_file(&CONFIG_GRPC_XDS_SERVER_TLS_CACERT);
+    let certificate = values.pem_file(&CONFIG_GRPC_XDS_CLIENT_TLS_CERT);
+    let key = values.pem_file(&CONFIG_GRPC_XDS_CLIENT_TLS_KEY);
     let san = values.get(&CONFIG_GRPC_XDS_SERVER_TLS_SAN);
     if !values.get(&CONFIG_GRPC_XDS_SERVER_USE_TLS) {
-        values.report_unmet(&WITH_TLS);
+        values.mark_unmet(&REQUIRES_XDS_TLS);
         return None;
     }
     if san.as_deref().is_some_and(|name| ServerName::try_from(name).is_err()) {
         let what = "not a name that a certificate can hold";
-        values.problem(&CONFIG_GRPC_XDS_SERVER_TLS_SAN, what, "give one DNS name, without a wildcard");
+        values.add_problem(&CONFIG_GRPC_XDS_SERVER_TLS_SAN, what, "give one DNS name, without a wildcard");
     }
     let client = match (certificate, key) {
         (Some(certificate), Some(key)) => Some(ClientCertificate { certificate, key }),
         (None, None) => None,
         (Some(_), None) => {
             let fix = "give CONFIG_GRPC_XDS_CLIENT_TLS_KEY";
-            values.problem(&CONFIG_GRPC_XDS_CLIENT_TLS_CERT, "the certificate has no key", fix);
+            values.add_problem(&CONFIG_GRPC_XDS_CLIENT_TLS_CERT, "the certificate has no key", fix);
             None
         }
         (None, Some(_)) => {
             let fix = "give CONFIG_GRPC_XDS_CLIENT_TLS_CERT";
-            values.problem(&CONFIG_GRPC_XDS_CLIENT_TLS_KEY, "the key has no certificate", fix);
+            values.add_problem(&CONFIG_GRPC_XDS_CLIENT_TLS_KEY, "the key has no certificate", fix);
             None
         }
     };

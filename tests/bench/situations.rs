@@ -19,7 +19,7 @@ use tollkeeper::base::pb::codec;
 use tollkeeper::base::pb::rate_limit_descriptor::Entry;
 use tollkeeper::base::pb::{RateLimitDescriptor, RateLimitRequest};
 use tollkeeper::rules::compile::options::CompileOptions;
-use tollkeeper::rules::compile::{RuleText, compile};
+use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::rule::{Domain, RuleNode};
 use tollkeeper::rules::yaml::Documents;
 
@@ -76,7 +76,7 @@ impl Walk {
 fn rules(descriptors: &str) -> Vec<Domain> {
     let text = format!("domain: {DOMAIN}\ndescriptors:\n{descriptors}").into_bytes();
     let source = RuleText { name: "rules.yaml".into(), bytes: text, documents: Documents::FirstOnly };
-    compile(&[source], &CompileOptions::default()).map(|compiled| compiled.domains).expect("the rules are right")
+    compile_texts(&[source], &CompileOptions::default()).map(|compiled| compiled.domains).expect("the rules are right")
 }
 
 /// Same as [`rules`], with `count` copies of the last descriptor, each changed by `name`.

@@ -20,7 +20,7 @@ use tollkeeper::decide::log::header::RuleSetRecord;
 use tollkeeper::decide::log::recorded_rules;
 use tollkeeper::decide::log::{DecisionLog, ProcessFacts};
 use tollkeeper::rules::compile::options::CompileOptions;
-use tollkeeper::rules::compile::{Compiled, RuleText, compile};
+use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_texts};
 use tollkeeper::rules::live::{LiveRules, LoadedFrom};
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::source::SourceRules;
@@ -81,13 +81,13 @@ impl TestService {
                 documents: Documents::FirstOnly,
             })
             .collect();
-        let compiled = compile(&sources, &self.options).unwrap_or_else(|found| panic!("{found}"));
+        let compiled = compile_texts(&sources, &self.options).unwrap_or_else(|found| panic!("{found}"));
         let recorded = recorded_rules::record_rules(&SourceRules::Texts(sources), None, &self.options.rule_defaults);
         self.replace(compiled, recorded);
     }
 
     /// Replaces the rules by compiled ones, which the decision log records so.
-    pub(crate) fn replace(&self, compiled: Compiled, recorded: RuleSetRecord) {
+    pub(crate) fn replace(&self, compiled: CompiledRules, recorded: RuleSetRecord) {
         let names = recorded.documents.iter().map(|document| Arc::from(document.name.as_str())).collect();
         let from = LoadedFrom { names, version: None };
         let mut rules = RuleSet::with_stats(compiled.domains, &self.inner.decider.metrics.limits);

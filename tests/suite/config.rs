@@ -12,10 +12,10 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Consistency, Limit, LimitSpec, Overshoot, StorePolicy};
 use tollkeeper::rules::compile::options::CompileOptions;
-use tollkeeper::rules::compile::{Compiled, RuleText, compile};
+use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_texts};
 use tollkeeper::rules::diagnostic::Diagnostics;
-use tollkeeper::rules::keys::{KEYS, Section};
-use tollkeeper::rules::rule::render::rlconfig_lines;
+use tollkeeper::rules::key_table::{KEYS, Section};
+use tollkeeper::rules::rule::rlconfig::rlconfig_lines;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::rule::{Allowance, Domain, RuleLimit, RuleNode};
 use tollkeeper::rules::schema::json_schema;
@@ -25,8 +25,8 @@ fn source(name: &str, text: impl AsRef<[u8]>) -> RuleText {
     RuleText { name: Arc::from(name), bytes: text.as_ref().to_vec(), documents: Documents::All }
 }
 
-fn load(text: impl AsRef<[u8]>) -> Result<Compiled, Diagnostics> {
-    compile(&[source("x.yaml", text)], &CompileOptions::default())
+fn load(text: impl AsRef<[u8]>) -> Result<CompiledRules, Diagnostics> {
+    compile_texts(&[source("x.yaml", text)], &CompileOptions::default())
 }
 
 /// Domains of a file that loads without diagnostics.
@@ -79,7 +79,7 @@ fn bad_files_give_the_expected_diagnostics() {
         let name = path.file_name().expect("a file").to_string_lossy().into_owned();
         let text = std::fs::read(&path).expect("readable");
         let options = CompileOptions { memcache: name.starts_with("memcache_"), ..CompileOptions::default() };
-        let diagnostics = match compile(&[source(&name, &text)], &options) {
+        let diagnostics = match compile_texts(&[source(&name, &text)], &options) {
             Ok(_) => "loads".to_owned(),
             Err(found) => format!("{found}\n"),
         };
@@ -308,7 +308,7 @@ fn all_documents_are_read_or_a_warning_names_ignored_ones() {
     // Text after the first document is ignored, even if it is not YAML.
     for rest in ["domain: b\n", "a: [\n"] {
         let first = RuleText { documents: Documents::FirstOnly, ..source("x.yaml", format!("domain: a\n---\n{rest}")) };
-        let compiled = compile(&[first], &CompileOptions::default()).expect("it loads");
+        let compiled = compile_texts(&[first], &CompileOptions::default()).expect("it loads");
         assert_eq!(compiled.domains.len(), 1);
         assert!(compiled.warnings.to_string().contains("only the first document of this file is read"), "{rest}");
     }
@@ -324,7 +324,7 @@ fn fixed_window_compiles_to_the_same_limit_with_memcache() {
         "{unlimited: true}",
     ] {
         let text = rule(limit);
-        let domains = compile(&[source("x.yaml", &text)], &memcache)
+        let domains = compile_texts(&[source("x.yaml", &text)], &memcache)
             .map_err(|found| format!("{limit}: {found}"))
             .unwrap()
             .domains;
@@ -339,14 +339,14 @@ fn domains_merge_only_if_enabled() {
         source("a.yaml", "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unit: day}}\n"),
         source("b.yaml", "domain: d\ndescriptors:\n  - {key: b, rate_limit: {unit: day}}\n"),
     ];
-    let error = compile(&files, &CompileOptions::default()).expect_err("two files, one domain").to_string();
+    let error = compile_texts(&files, &CompileOptions::default()).expect_err("two files, one domain").to_string();
     assert!(error.contains("b.yaml:1:1: duplicate domain 'd' in config file, it is in a.yaml:1:1 already"), "{error}");
     let merge = CompileOptions { merge_domains: true, ..CompileOptions::default() };
-    let domains = compile(&files, &merge).expect("merged").domains;
+    let domains = compile_texts(&files, &merge).expect("merged").domains;
     assert_eq!(domains.len(), 1);
     assert_eq!(domains[0].descriptors.iter().map(|node| node.key.as_str()).collect::<Vec<_>>(), ["a", "b"]);
     let twice = [files[0].clone(), files[0].clone()];
-    let error = compile(&twice, &merge).expect_err("a twice").to_string();
+    let error = compile_texts(&twice, &merge).expect_err("a twice").to_string();
     assert!(error.contains("duplicate descriptor composite key 'd.a', the first is at a.yaml:3:"), "{error}");
 }
 
@@ -371,7 +371,7 @@ fn defaults_of_one_file_apply_to_merged_files_before_and_after_it() {
         "domain: d\ndefaults: {epoch: 3, algorithm: token_bucket, on_store_error: deny, over_limit_body: no}\n";
     let files = [rule("a.yaml", "a"), source("b.yaml", defaults), rule("c.yaml", "c")];
     let merge = CompileOptions { merge_domains: true, ..CompileOptions::default() };
-    let domains = compile(&files, &merge).expect("merged").domains;
+    let domains = compile_texts(&files, &merge).expect("merged").domains;
     for index in [0, 1] {
         let expected = (3, Algorithm::TokenBucket, StorePolicy::Deny, Some("no"));
         assert_eq!(limit_of(&domains[0], index), expected, "descriptor {index}");
@@ -385,19 +385,19 @@ fn contradicting_defaults_of_merged_files_are_an_error() {
     let with = |file: &str, defaults: &str| source(file, format!("domain: d\ndefaults: {defaults}\n"));
     let first = with("a.yaml", "{epoch: 1, max_overshoot: 5%}");
     for other in ["{epoch: 2, max_overshoot: 5%}", "{epoch: 1, max_overshoot: 6%}", "{on_store_error: deny}", "{}"] {
-        let found = compile(&[first.clone(), with("b.yaml", other)], &merge).expect_err(other).to_string();
+        let found = compile_texts(&[first.clone(), with("b.yaml", other)], &merge).expect_err(other).to_string();
         let expected = "b.yaml:2:1: domain 'd' has two different `defaults`, \
                         make them the same as in a.yaml:2:1, or state them in one file only";
         assert_eq!(found, expected, "{other}");
     }
     let same = with("b.yaml", "{max_overshoot: 5%,   epoch: 1}");
-    compile(&[first, same], &merge).expect("the same defaults twice");
+    compile_texts(&[first, same], &merge).expect("the same defaults twice");
 }
 
 #[test]
 fn problems_of_all_files_are_reported_together_in_order() {
     let files = [source("z.yaml", rule("{unit: foo}")), source("a.yaml", ""), source("b.yaml", "domain: [")];
-    let found = compile(&files, &CompileOptions::default()).expect_err("all are bad");
+    let found = compile_texts(&files, &CompileOptions::default()).expect_err("all are bad");
     let sections: Vec<_> = found.errors().iter().map(|error| &*error.file).collect();
     assert_eq!(sections, ["z.yaml", "a.yaml", "b.yaml"]);
 }
@@ -408,7 +408,7 @@ fn diagnostic_is_printed_with_a_caret_and_as_json() {
     let found = load(&text).expect_err("a bad unit");
     let error = &found.errors()[0];
     assert_eq!(
-        error.excerpt(&text),
+        error.format_excerpt(&text),
         "    4 |     rate_limit: {unit: hours, requests_per_unit: 3}\n      |                  ^\n"
     );
     assert_eq!(
@@ -463,7 +463,7 @@ fn global_limit_that_regions_cannot_share_well_gets_a_warning() {
     ];
     for (limit, options, expected) in table {
         let text = rule(limit);
-        let compiled = compile(&[source("x.yaml", text.as_bytes())], options).expect("it loads");
+        let compiled = compile_texts(&[source("x.yaml", text.as_bytes())], options).expect("it loads");
         let warnings = compiled.warnings.to_string();
         match expected {
             Some(expected) => assert!(warnings.contains(expected), "{limit}: {warnings}"),
@@ -505,7 +505,7 @@ fn rlconfig_shows_the_keys_of_a_global_limit() {
     let line = |keys: &str| {
         let text = rule(&format!("{{unit: day, requests_per_unit: 5000, scope: global{keys}}}"));
         let options = CompileOptions { regions: NonZeroU16::new(3), ..CompileOptions::default() };
-        let compiled = compile(&[source("x.yaml", text)], &options).expect("the rule is valid");
+        let compiled = compile_texts(&[source("x.yaml", text)], &options).expect("the rule is valid");
         rlconfig_lines(&RuleSet::new(compiled.domains)).remove(0)
     };
     let expected = ", scope: global, reserve: 10%, max_overshoot: 5%, on_region_loss: share";
@@ -583,7 +583,7 @@ fn rules_of_maximum_depth_load() {
 fn diagnostics_stop_at_a_thousand_and_count_the_rest() {
     let text = format!("domain: d\ndescriptors:\n{}", "  - value: x\n".repeat(3000));
     let found = load(text).expect_err("no keys");
-    assert_eq!((found.errors().len(), found.more().0), (1000, 2000));
+    assert_eq!((found.errors().len(), found.dropped_counts().0), (1000, 2000));
     assert!(found.to_string().ends_with("and 2000 more errors"));
 }
 
@@ -612,7 +612,7 @@ proptest! {
         if let Err(found) = load(&bytes) {
             let text = String::from_utf8_lossy(&bytes);
             prop_assert!(found.errors().iter().all(|error| !error.message.is_empty() && error.line > 0));
-            found.errors().iter().for_each(|error| drop(error.excerpt(&text)));
+            found.errors().iter().for_each(|error| drop(error.format_excerpt(&text)));
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tollkeeper::rules::compile::options::CompileOptions;
-use tollkeeper::rules::compile::{RuleText, compile};
+use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::rule_defaults::RuleDefaults;
 use tollkeeper::rules::yaml::Documents;
@@ -147,8 +147,8 @@ fn defaults_of_the_documentation_apply_to_rules() {
     let example = read(&repository("config/rule-defaults.yaml"));
     assert!(example.starts_with("# yaml-language-server: $schema=rule-defaults.schema.json\n"));
     for text in [block.flatten().expect("the page has an example"), example.as_str()] {
-        let (defaults, warnings) = RuleDefaults::read(&"defaults.yaml".into(), text.as_bytes()).unwrap();
-        assert!(warnings.is_empty() && defaults.domains() == ["default/eg/http"], "{warnings}");
+        let (defaults, warnings) = RuleDefaults::parse_file(&"defaults.yaml".into(), text.as_bytes()).unwrap();
+        assert!(warnings.is_empty() && defaults.domain_names() == ["default/eg/http"], "{warnings}");
         let limits = [("minute", "sliding_window_counter"), ("second", "token_bucket")];
         for (unit, algorithm) in limits {
             let rules = format!(
@@ -156,7 +156,7 @@ fn defaults_of_the_documentation_apply_to_rules() {
             );
             let rules = RuleText { name: "rules".into(), bytes: rules.into_bytes(), documents: Documents::All };
             let options = CompileOptions { rule_defaults: Arc::new(defaults.clone()), ..CompileOptions::default() };
-            let rules = RuleSet::new(compile(&[rules], &options).unwrap().domains);
+            let rules = RuleSet::new(compile_texts(&[rules], &options).unwrap().domains);
             let limit = rules.rules().next().expect("there is a rule").limits[0].limit;
             assert_eq!((limit.algorithm().name(), limit.on_store_error().name()), (algorithm, "deny"));
         }

@@ -8,7 +8,7 @@ use tollkeeper::decide::Decider;
 use tollkeeper::decide::decision::DecisionContext;
 use tollkeeper::limit::request::{Descriptor, Entry, Hits, Request};
 use tollkeeper::rules::compile::options::CompileOptions;
-use tollkeeper::rules::compile::{RuleText, compile};
+use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::yaml::Documents;
 use tollkeeper::settings::Settings;
@@ -36,7 +36,7 @@ impl ExampleService {
         let source = RuleText { name: Arc::from("example.yaml"), bytes: text, documents: Documents::All };
         let (settings, _) = Settings::from_env(std::iter::empty::<(OsString, OsString)>()).expect("the defaults");
         Self {
-            rules: RuleSet::new(compile(&[source], &CompileOptions::default()).expect("it is good").domains),
+            rules: RuleSet::new(compile_texts(&[source], &CompileOptions::default()).expect("it is good").domains),
             decider: Decider::new(MemoryStore::new(1 << 22).into(), settings.decisions, Arc::default()),
         }
     }

@@ -11,10 +11,10 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::Unit;
 use tollkeeper::limit::{Consistency, Limit, Overshoot, StorePolicy};
 use tollkeeper::rules::compile::options::CompileOptions;
-use tollkeeper::rules::compile::{Compiled, RuleText, compile};
+use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_texts};
 use tollkeeper::rules::diagnostic::Diagnostics;
 use tollkeeper::rules::rule::{Allowance, Domain, RuleLimit};
-use tollkeeper::rules::rule_defaults::{MAX_BYTES, RuleDefaults};
+use tollkeeper::rules::rule_defaults::{MAX_DEFAULTS_FILE_BYTES, RuleDefaults};
 use tollkeeper::rules::schema::defaults_schema;
 use tollkeeper::rules::source::SourceRules;
 use tollkeeper::rules::yaml::Documents;
@@ -22,12 +22,12 @@ use tollkeeper::rules::yaml::Documents;
 use crate::kit::{read, repository};
 
 fn defaults(text: impl AsRef<[u8]>) -> Result<RuleDefaults, Diagnostics> {
-    RuleDefaults::read(&Arc::from("defaults.yaml"), text.as_ref()).map(|(defaults, _)| defaults)
+    RuleDefaults::parse_file(&Arc::from("defaults.yaml"), text.as_ref()).map(|(defaults, _)| defaults)
 }
 
-fn compiled(rules: &str, defaults: RuleDefaults, options: &CompileOptions) -> Result<Compiled, Diagnostics> {
+fn compiled(rules: &str, defaults: RuleDefaults, options: &CompileOptions) -> Result<CompiledRules, Diagnostics> {
     let text = RuleText { name: "rules.yaml".into(), bytes: rules.as_bytes().to_vec(), documents: Documents::All };
-    compile(&[text], &CompileOptions { rule_defaults: Arc::new(defaults), ..options.clone() })
+    compile_texts(&[text], &CompileOptions { rule_defaults: Arc::new(defaults), ..options.clone() })
 }
 
 /// Domains of valid rules under valid defaults, with the warnings.
@@ -436,7 +436,7 @@ fn unusable_file_is_refused_with_position_and_fix() {
         let found = defaults(text).expect_err(text).to_string();
         assert!(found.contains(expected) && found.starts_with("defaults.yaml:"), "{text}: {found}");
     }
-    let large = defaults(vec![b'#'; MAX_BYTES + 1]).unwrap_err().to_string();
+    let large = defaults(vec![b'#'; MAX_DEFAULTS_FILE_BYTES + 1]).unwrap_err().to_string();
     assert!(large.contains("a file of defaults of 1048577 bytes, at most 1048576 are read"), "{large}");
 }
 

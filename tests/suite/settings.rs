@@ -15,13 +15,13 @@ use tollkeeper::settings::decisions::HeaderNames;
 use tollkeeper::settings::endpoint::Endpoint;
 use tollkeeper::settings::listeners::GrpcListener;
 use tollkeeper::settings::problem::Notice;
-use tollkeeper::settings::report::{Disposition, ReportedVariable, report};
+use tollkeeper::settings::report::{Disposition, ReportedVariable, report_variables};
 use tollkeeper::settings::secret::Secret;
 use tollkeeper::settings::store::StoreSettings;
 use tollkeeper::settings::value::SettingValue;
 use tollkeeper::settings::value::number::ByteSize;
 use tollkeeper::settings::value::text::{TextList, TextMap};
-use tollkeeper::settings::{Settings, groups, reference};
+use tollkeeper::settings::{Settings, documentation, groups};
 use tollkeeper::telemetry::logs;
 
 mod memcache;
@@ -193,23 +193,23 @@ const PEER: &[(&str, &str)] = &[
 #[test]
 fn every_variable_of_envoyproxy_ratelimit_is_known_with_its_default() {
     for (name, default) in PEER {
-        let setting = groups::find(name).unwrap_or_else(|| panic!("{name} is not in a group"));
+        let setting = groups::find_setting(name).unwrap_or_else(|| panic!("{name} is not in a group"));
         assert_eq!(setting.default_text(), *default, "{name}");
     }
 }
 
 #[test]
 fn settings_table_has_unique_names_and_typed_defaults() {
-    let names: Vec<&str> = groups::all().map(|setting| setting.name()).collect();
-    for (i, setting) in groups::all().enumerate() {
+    let names: Vec<&str> = groups::all_settings().map(|setting| setting.name()).collect();
+    for (i, setting) in groups::all_settings().enumerate() {
         let (name, help) = (setting.name(), setting.info().help);
         assert!(!names[..i].contains(&name), "{name} twice");
         let is_own = name.starts_with("TOLLKEEPER_") || name.starts_with("OTEL_");
-        assert!(is_own || PEER.iter().any(|(known, _)| setting.info().covers(known)), "{name} is neither's");
+        assert!(is_own || PEER.iter().any(|(known, _)| setting.info().covers_variable(known)), "{name} is neither's");
         assert!(!help.is_empty() && help.len() < 120 && !help.contains('|'), "{name}: {help}");
         let default = setting.default_text();
         if !default.is_empty() {
-            setting.check(&default).unwrap_or_else(|invalid| panic!("{name}: {invalid:?}"));
+            setting.validate(&default).unwrap_or_else(|invalid| panic!("{name}: {invalid:?}"));
             assert!(!setting.overrides_default(&default), "{name}");
         }
     }
@@ -486,7 +486,7 @@ fn value_that_is_not_utf8_is_an_error_naming_the_variable() {
     let vars = [raw(b"RUNTIME_ROOT", b"/\xff"), raw(b"\xff", b"x"), raw(b"ELSE", b"\xff")];
     let error = Settings::from_env(vars.iter().cloned()).unwrap_err();
     assert_eq!(error.to_string(), "RUNTIME_ROOT=?: not UTF-8; give plain text");
-    let lines = report(vars.into_iter());
+    let lines = report_variables(vars.into_iter());
     assert_eq!((lines.len(), lines[0].disposition.prevents_start()), (1, true));
 }
 
@@ -537,7 +537,7 @@ fn ignored_harmless_setting_gets_one_line() {
 
 #[test]
 fn report_shows_the_disposition_of_each_variable() {
-    let lines = report(os(&[
+    let lines = report_variables(os(&[
         ("TOLLKEEPER_LOGMAX", "1"),
         ("SHADOW_MODE", "true"),
         ("MERGE_DOMAIN_CONFIG", "true"),
@@ -620,7 +620,7 @@ fn a_variable_is_reported_as_different_only_if_its_value_makes_a_difference() {
         ),
     ];
     let differing = |vars: Vars<'_>| {
-        let lines = report(os(vars)).into_iter();
+        let lines = report_variables(os(vars)).into_iter();
         let differing = lines.filter(|line| matches!(line.disposition, Disposition::Differs { .. }));
         differing.map(|line| line.name).collect::<Vec<_>>()
     };
@@ -706,7 +706,7 @@ const ENVOY_GATEWAY: Vars<'static> = &[
 
 #[test]
 fn envoy_gateway_environment_is_accepted() {
-    let lines = report(os(ENVOY_GATEWAY));
+    let lines = report_variables(os(ENVOY_GATEWAY));
     assert_eq!(lines.len(), ENVOY_GATEWAY.len());
     assert!(
         lines.iter().all(|line| !matches!(line.disposition, Disposition::Invalid { .. } | Disposition::Unknown { .. }))
@@ -718,7 +718,7 @@ fn envoy_gateway_environment_is_accepted() {
     }
     let settings = read(ENVOY_GATEWAY);
     let xds = settings.xds.unwrap();
-    assert_eq!((xds.server().as_str(), xds.node_id.as_str()), ("envoy-gateway:18001", "envoy-ratelimit"));
+    assert_eq!((xds.server_address().as_str(), xds.node_id.as_str()), ("envoy-gateway:18001", "envoy-ratelimit"));
     assert!(xds.tls.is_some_and(|tls| tls.client.is_some() && tls.ca.is_some()));
     assert_eq!(xds.max_message_bytes, 64 << 20);
     assert!(!settings.rules.healthy_with_rules_only);
@@ -766,7 +766,7 @@ fn address_of_the_control_plane_may_have_the_schemes_of_grpc() {
         ("[::1]:18000", "[::1]:18000"),
     ] {
         let settings = read(&[("CONFIG_TYPE", "GRPC_XDS_SOTW"), ("CONFIG_GRPC_XDS_SERVER_URL", url)]);
-        assert_eq!(settings.xds.unwrap().server(), server, "{url}");
+        assert_eq!(settings.xds.unwrap().server_address(), server, "{url}");
     }
 }
 
@@ -788,10 +788,14 @@ fn secrets_are_never_shown() {
         ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=hunter2"),
         ("DD_API_KEY", "hunter2"),
     ] {
-        let setting = groups::find(name).unwrap();
-        let parsed = setting.check(value);
+        let setting = groups::find_setting(name).unwrap();
+        let parsed = setting.validate(value);
         let result = Settings::from_env(os(&[(name, value)]));
-        let text = format!("{parsed:?} {result:?} {:?} {}", report(os(&[(name, value)])), setting.shown(value));
+        let text = format!(
+            "{parsed:?} {result:?} {:?} {}",
+            report_variables(os(&[(name, value)])),
+            setting.format_for_message(value)
+        );
         assert!(!text.contains("hunter2"), "{name}: {text}");
     }
     assert_eq!(String::shown(&format!("a\n\u{1b}{}", "b".repeat(200))), format!("a\\n\\u{{1b}}{}...", "b".repeat(97)));
@@ -853,12 +857,12 @@ fn taken_port_is_an_error() {
 
 #[test]
 fn help_names_every_setting_under_its_group() {
-    let help = reference::help();
-    for setting in groups::all() {
+    let help = documentation::format_help();
+    for setting in groups::all_settings() {
         let assignment = format!("\n  {}={}", setting.name(), setting.default_text());
         assert!(help.contains(&assignment), "{}", setting.name());
     }
-    for group in groups::GROUPS {
+    for group in groups::SETTING_GROUPS {
         assert!(help.lines().any(|line| line == format!("{}:", group.title)), "{}", group.title);
     }
     assert!(help.contains("source of the rules: files, or a control plane over xDS (FILE or GRPC_XDS_SOTW)"));
@@ -868,9 +872,9 @@ fn help_names_every_setting_under_its_group() {
 #[test]
 fn twins_for_limits_per_second_accept_the_same_values() {
     let mut twins = 0;
-    for twin in groups::all().filter(|setting| setting.name().contains("_PERSECOND_")) {
-        let base = groups::find(&twin.name().replacen("_PERSECOND", "", 1)).unwrap();
-        assert_eq!((twin.kind(), twin.allowed_text()), (base.kind(), base.allowed_text()), "{}", twin.name());
+    for twin in groups::all_settings().filter(|setting| setting.name().contains("_PERSECOND_")) {
+        let base = groups::find_setting(&twin.name().replacen("_PERSECOND", "", 1)).unwrap();
+        assert_eq!((twin.type_name(), twin.allowed_text()), (base.type_name(), base.allowed_text()), "{}", twin.name());
         let support = [twin, base].map(|setting| std::mem::discriminant(&setting.info().support));
         assert_eq!(support[0], support[1], "{}", twin.name());
         twins += 1;
@@ -883,8 +887,8 @@ fn twins_for_limits_per_second_accept_the_same_values() {
 fn settings_doc_page_matches_the_table() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/settings.md");
     if std::env::var_os("BLESS").is_some() {
-        std::fs::write(&path, reference::markdown()).unwrap();
+        std::fs::write(&path, documentation::format_settings_page()).unwrap();
     }
     let page = std::fs::read_to_string(&path).unwrap();
-    assert!(page == reference::markdown(), "docs/settings.md is stale: run the suite with BLESS=1");
+    assert!(page == documentation::format_settings_page(), "docs/settings.md is stale: run the suite with BLESS=1");
 }

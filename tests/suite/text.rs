@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tollkeeper::base::clock::{Clock, Time};
 use tollkeeper::base::printable_text;
 use tollkeeper::rules::compile::options::CompileOptions;
-use tollkeeper::rules::compile::{RuleText, compile};
+use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::yaml::Documents;
 use tollkeeper::serve::report::rules::{RuleUsageReport, RulesQuery};
 use tollkeeper::serve::report::top::{TopQuery, TopReport};
@@ -107,10 +107,10 @@ proptest! {
              requests_per_unit: {text}, algorithm: {text}}}\n- {{key: k, rate_limit: {{unlimited: {text}}}}}\n"
         );
         let source = RuleText { name: Arc::from("x.yaml"), bytes: rules.clone().into_bytes(), documents: Documents::All };
-        let found = compile(&[source], &CompileOptions::default()).unwrap_err();
+        let found = compile_texts(&[source], &CompileOptions::default()).unwrap_err();
         prop_assert!(found.error_count() >= 3, "{}", found);
         assert_printable("diagnostics", &found.to_string());
-        found.errors().iter().for_each(|error| assert_printable("an excerpt", &error.excerpt(&rules)));
+        found.errors().iter().for_each(|error| assert_printable("an excerpt", &error.format_excerpt(&rules)));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use tollkeeper::rules::compile::options::CompileOptions;
-use tollkeeper::rules::compile::{RuleText, compile};
+use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::yaml::Documents;
 
 use self::sources::module_path;
@@ -252,7 +252,7 @@ fn the_rules_in_the_documentation_load() {
             checked += 1;
             let name = format!("{} from line {line}", document.name).into();
             let source = RuleText { name, bytes: block.into_bytes(), documents: Documents::All };
-            if let Err(problems) = compile(&[source], &CompileOptions::default()) {
+            if let Err(problems) = compile_texts(&[source], &CompileOptions::default()) {
                 found.extend(problems.errors().iter().map(ToString::to_string));
             }
         }

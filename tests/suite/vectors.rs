@@ -20,7 +20,7 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::base::pb::rate_limit_response::{Code, DescriptorStatus};
 use tollkeeper::base::pb::rate_limit_service_client::RateLimitServiceClient;
 use tollkeeper::base::pb::{self, HeaderValue, RateLimitResponse};
-use tollkeeper::rules::rule::render::rlconfig_lines;
+use tollkeeper::rules::rule::rlconfig::rlconfig_lines;
 use tollkeeper::serve::http::proto_json::{request_from_json, response_to_json};
 
 use crate::kit::redis::{self, Server};

@@ -32,7 +32,8 @@ pub fn record_rules(rules: &SourceRules, version: Option<&str>, defaults: &RuleD
                 .collect()
         }
     };
-    documents.extend(defaults.text().map(|(file, text)| build_document(file, text, DocumentFormat::RuleDefaults)));
+    documents
+        .extend(defaults.source_text().map(|(file, text)| build_document(file, text, DocumentFormat::RuleDefaults)));
     RuleSetRecord { id: hash_documents(&documents), version: version.map(str::to_owned), documents }
 }
 
@@ -124,7 +125,7 @@ pub fn decode_recorded_rules(record: RuleSetRecord) -> Result<RecordedRules, Vec
             DocumentFormat::Yaml => texts.push(RuleText { name, bytes, documents: Documents::All }),
             DocumentFormat::YamlFirst => texts.push(RuleText { name, bytes, documents: Documents::FirstOnly }),
             DocumentFormat::Xds => resources.push(bytes),
-            DocumentFormat::RuleDefaults => match RuleDefaults::read(&name, &bytes) {
+            DocumentFormat::RuleDefaults => match RuleDefaults::parse_file(&name, &bytes) {
                 Ok((read, _)) => defaults = read,
                 Err(problems) => errors.extend(problems.errors().iter().map(ToString::to_string)),
             },

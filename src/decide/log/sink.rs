@@ -100,6 +100,8 @@ pub(super) fn find_problems(sink: &SinkSettings) -> Vec<UnusableSetting> {
             file::check_file(path).err().map(|what| UnusableSetting { setting, shown, what }).into_iter().collect()
         }
         SinkSettings::Redis(stream) => unusable_files(&stream.deployment),
-        SinkSettings::Otlp(collector) => collector.options(threads::lower_thread_priority).err().into_iter().collect(),
+        SinkSettings::Otlp(collector) => {
+            collector.build_otlp_options(threads::lower_thread_priority).err().into_iter().collect()
+        }
     }
 }

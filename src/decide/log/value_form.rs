@@ -44,7 +44,7 @@ impl ValueForm {
     pub fn new(settings: &DecisionLogSettings) -> Result<Self, UnusableSetting> {
         Ok(match (settings.values, &settings.hash_key) {
             (LoggedValues::Plain, _) => Self::Plain,
-            (LoggedValues::Hashed, Some(key)) => Self::hashed_with(key.secret()?.reveal()),
+            (LoggedValues::Hashed, Some(key)) => Self::hashed_with(key.load_secret()?.reveal()),
             (LoggedValues::Hashed, None) | (LoggedValues::None, _) => Self::Omitted,
         })
     }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::options::CompileOptions;
 use super::{limit, memcache};
-use crate::rules::diagnostic::to_quotable;
+use crate::rules::diagnostic::escape_for_message;
 use crate::rules::document::defaults::DefaultableKeys;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::rule::{Domain, OverrideDefaults, SourceLocation, UnitOverrideDefaults};
@@ -14,7 +14,7 @@ use crate::rules::yaml::Position;
 pub(super) struct DomainBuilder {
     pub(super) domain: Domain,
     /// Indices of the outermost descriptors.
-    pub(super) siblings: Siblings,
+    pub(super) siblings: SiblingIndex,
     pub(super) location: SourceLocation,
     /// `defaults` of the first document that has them.
     pub(super) defaults: Option<LocatedDefaults>,
@@ -27,29 +27,31 @@ pub(super) struct LocatedDefaults {
 }
 
 /// Index of each descriptor of one level, by composite key.
-pub(super) type Siblings = HashMap<String, usize>;
+pub(super) type SiblingIndex = HashMap<String, usize>;
 
 impl DomainBuilder {
     /// A domain without descriptors.
     pub(super) fn new(name: String, location: SourceLocation) -> Self {
         let defaults = OverrideDefaults::default();
         let domain = Domain { name, defaults, defaults_by_unit: Vec::new(), descriptors: Vec::new() };
-        Self { domain, siblings: Siblings::new(), location, defaults: None }
+        Self { domain, siblings: SiblingIndex::new(), location, defaults: None }
     }
 
     /// Returns the domain, with the defaults for limits that are sent with a request.
-    pub(super) fn finish(self, options: &CompileOptions) -> Domain {
+    pub(super) fn build_domain(self, options: &CompileOptions) -> Domain {
         let Self { mut domain, defaults, .. } = self;
-        let layers = options.rule_defaults.layers(&domain.name);
+        let layers = options.rule_defaults.layers_for_domain(&domain.name);
         let own = defaults.map(|defaults| defaults.keys).unwrap_or_default();
         let merged = |unit| {
-            let merged = layers.of_unit(unit).fold(own.clone(), DefaultableKeys::or);
-            if options.memcache { memcache::without_conditions(merged) } else { merged }
+            let merged = layers.layers_for_unit(unit).fold(own.clone(), DefaultableKeys::or);
+            if options.memcache { memcache::remove_conditional_keys(merged) } else { merged }
         };
-        let of_unit =
-            |unit| UnitOverrideDefaults { unit, defaults: limit::override_defaults(&merged(Some(unit)), options) };
-        domain.defaults_by_unit = layers.units().map(of_unit).collect();
-        domain.defaults = limit::override_defaults(&merged(None), options);
+        let of_unit = |unit| UnitOverrideDefaults {
+            unit,
+            defaults: limit::convert_override_defaults(&merged(Some(unit)), options),
+        };
+        domain.defaults_by_unit = layers.units_with_defaults().map(of_unit).collect();
+        domain.defaults = limit::convert_override_defaults(&merged(None), options);
         domain
     }
 
@@ -60,9 +62,10 @@ impl DomainBuilder {
             Some(first) if first.keys.has_values_of(&defaults.keys) => {}
             Some(LocatedDefaults { location: first, .. }) => {
                 let at = Position { line: defaults.location.line, column: defaults.location.column };
-                let message = format!("domain '{}' has two different `defaults`", to_quotable(&self.domain.name));
+                let message =
+                    format!("domain '{}' has two different `defaults`", escape_for_message(&self.domain.name));
                 let hint = format!("make them the same as in {first}, or state them in one file only");
-                reader.error(at, &FieldPath::ROOT.key("defaults"), message, hint);
+                reader.report_error(at, &FieldPath::ROOT.with_key("defaults"), message, hint);
             }
         }
     }

@@ -9,21 +9,21 @@
 
 use std::sync::Arc;
 
-use super::limit_spec::{CompiledEntry, DomainScope, complete_spec, has_same_counter};
+use super::limit_spec::{CompiledEntry, DomainScope, complete_limit_spec, has_same_counter};
 use super::options::CompileOptions;
 use super::{lints, memcache, rule_defaults};
 use crate::limit::period::{Period, Unit};
 use crate::limit::{Consistency, Limit, LimitError, LimitSpec, Overshoot, StorePolicy};
-use crate::rules::diagnostic::to_quotable;
+use crate::rules::diagnostic::escape_for_message;
 use crate::rules::document::defaults::{DefaultableKey, DefaultableKeys};
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{DescriptorSpec, RateLimitEntry};
-use crate::rules::keys::ConsistencyWord;
+use crate::rules::key_table::ConsistencyWord;
 use crate::rules::rule::{Allowance, OverLimitBody, OverrideDefaults, RuleLimit};
 use crate::rules::yaml::{Position, Spanned};
 
 /// Creates the body of a rejection.
-pub(super) fn over_limit_body(
+pub(super) fn build_over_limit_body(
     body: Option<&Spanned<Arc<str>>>,
     content_type: Option<&Spanned<Arc<str>>>,
 ) -> OverLimitBody {
@@ -32,7 +32,7 @@ pub(super) fn over_limit_body(
 }
 
 /// Converts `defaults` to those of limits that are sent with a request.
-pub(super) fn override_defaults(keys: &DefaultableKeys, options: &CompileOptions) -> OverrideDefaults {
+pub(super) fn convert_override_defaults(keys: &DefaultableKeys, options: &CompileOptions) -> OverrideDefaults {
     // Exhaustive, so that a new key cannot be forgotten here.
     let DefaultableKeys {
         algorithm,
@@ -63,7 +63,7 @@ pub(super) fn override_defaults(keys: &DefaultableKeys, options: &CompileOptions
         consistency,
         on_store_error: Some(on_store_error.map_or(options.on_store_error, |spanned| spanned.value)),
         epoch: epoch.map_or(0, |spanned| spanned.value),
-        over_limit_body: over_limit_body(body.as_ref(), content_type.as_ref()),
+        over_limit_body: build_over_limit_body(body.as_ref(), content_type.as_ref()),
     }
 }
 
@@ -77,13 +77,13 @@ pub(super) fn compile_replaces(
     let mut names: Vec<String> = Vec::new();
     let mut seen = std::collections::HashSet::new();
     for name in limits.iter().flat_map(|limit| &limit.replaces) {
-        let field_path = field_path.key("replaces");
+        let field_path = field_path.with_key("replaces");
         if name.value.is_empty() {
             let message = "should not have an empty replaces entry";
-            reader.error(name.at, &field_path, message, "write `- name: NAME` of the limit to switch off");
+            reader.report_error(name.at, &field_path, message, "write `- name: NAME` of the limit to switch off");
         } else if own.contains(&name.value.as_str()) {
             let message = "replaces should not contain name of same descriptor";
-            reader.error(name.at, &field_path, message, format!("remove '{}'", to_quotable(&name.value)));
+            reader.report_error(name.at, &field_path, message, format!("remove '{}'", escape_for_message(&name.value)));
         } else if seen.insert(&name.value) {
             names.push(name.value.clone());
         }
@@ -100,14 +100,14 @@ pub(super) fn compile_unlimited(
 ) -> Allowance {
     if let Some(unit) = limit.unit.as_ref().filter(|unit| Unit::from_name(&unit.value).is_some()) {
         let message = "should not specify rate limit unit when unlimited";
-        reader.error(unit.at, &field_path.key("unit"), message, "remove `unit` or `unlimited`");
+        reader.report_error(unit.at, &field_path.with_key("unit"), message, "remove `unit` or `unlimited`");
     }
     let other = limit.unit_multiplier.map(|spanned| Spanned { value: "unit_multiplier", at: spanned.at });
     let other = other.or(limit.bucket_size.map(|spanned| Spanned { value: "bucket_size", at: spanned.at }));
-    let defaultable = || limit.defaultable.first().map(|key| Spanned { value: key.value.name(), at: key.at });
+    let defaultable = || limit.defaultable.first_key().map(|key| Spanned { value: key.value.name(), at: key.at });
     if let Some(key) = other.or_else(defaultable) {
         let message = format!("`{}` does not apply when unlimited", key.value);
-        reader.error(key.at, &field_path.key(key.value), message, "remove it or `unlimited`");
+        reader.report_error(key.at, &field_path.with_key(key.value), message, "remove it or `unlimited`");
     }
     Allowance::Unlimited {
         name: limit.name.value.clone(),
@@ -129,13 +129,18 @@ pub(super) fn compile_limits(
     let deciding = written.iter().filter(|one| !is_named_shadow(one)).count();
     let mut compiled: Vec<CompiledEntry<'_>> = Vec::with_capacity(written.len());
     // Bounded, because the checks below compare all pairs.
-    if let Some(extra) = written.get(MAX_LIMITS) {
+    if let Some(extra) = written.get(MAX_LIMITS_PER_DESCRIPTOR) {
         let message = format!("{} limits on one descriptor", written.len());
-        reader.error(extra.at, field_path, message, format!("at most {MAX_LIMITS} are decided together"));
+        reader.report_error(
+            extra.at,
+            field_path,
+            message,
+            format!("at most {MAX_LIMITS_PER_DESCRIPTOR} are decided together"),
+        );
         return Vec::new();
     }
     for one in written {
-        let field_path = one.index.map_or(*field_path, |index| field_path.index(index));
+        let field_path = one.index.map_or(*field_path, |index| field_path.with_index(index));
         let candidate = deciding > 0 && is_named_shadow(one);
         // Each side counts as if the other were not there.
         let sole = candidate || written.len() == 1 || deciding == 1;
@@ -150,12 +155,12 @@ pub(super) fn compile_limits(
             left_out_defaults: Vec::new(),
         };
         let entry = CompiledEntry { limit, written: one, sole };
-        check_beside(reader, &entry, &compiled, &field_path);
+        check_combination(reader, &entry, &compiled, &field_path);
         compiled.push(entry);
     }
-    rule_defaults::apply(reader, &mut compiled, scope, field_path);
+    rule_defaults::apply_rule_defaults(reader, &mut compiled, scope, field_path);
     for CompiledEntry { limit, written, .. } in compiled.iter().filter(|entry| !entry.written.unreadable) {
-        let field_path = written.index.map_or(*field_path, |index| field_path.index(index));
+        let field_path = written.index.map_or(*field_path, |index| field_path.with_index(index));
         lints::warn_about_limit(reader, written, &limit.limit, scope.options, &field_path);
     }
     if scope.options.regions.is_none() {
@@ -175,15 +180,20 @@ fn is_named_shadow(written: &RateLimitEntry) -> bool {
 }
 
 /// Reports a key of a candidate that would change other limits.
-fn check_candidate(reader: &mut DocumentReader<'_>, written: &RateLimitEntry, field_path: &FieldPath<'_>) {
+fn check_candidate_keys(reader: &mut DocumentReader<'_>, written: &RateLimitEntry, field_path: &FieldPath<'_>) {
     if let Some(replaced) = written.replaces.first() {
         let message = "a candidate limit (`shadow_mode` and `name` in a list) cannot replace others";
-        reader.error(replaced.at, &field_path.key("replaces"), message, "move `replaces` to another limit of the list");
+        reader.report_error(
+            replaced.at,
+            &field_path.with_key("replaces"),
+            message,
+            "move `replaces` to another limit of the list",
+        );
     }
 }
 
 /// Reports a limit that cannot stand beside `others`.
-fn check_beside(
+fn check_combination(
     reader: &mut DocumentReader<'_>,
     entry: &CompiledEntry<'_>,
     others: &[CompiledEntry<'_>],
@@ -196,19 +206,19 @@ fn check_beside(
         let message = format!("two limits of {} for {} on one descriptor", limit.algorithm(), limit.period());
         let hint = "keep the lower one, change the period or the algorithm of one, or try one beside an enforced one, \
                     in `shadow_mode` and with a `name`";
-        reader.error(written.at, field_path, message, hint);
+        reader.report_error(written.at, field_path, message, hint);
     }
     if *candidate {
-        check_candidate(reader, written, field_path);
+        check_candidate_keys(reader, written, field_path);
     }
     if !name.is_empty() && others.iter().any(|other| other.limit.name == *name) {
-        let message = format!("two limits named '{}' on one descriptor", to_quotable(name));
-        reader.error(written.name.at, &field_path.key("name"), message, "rename one");
+        let message = format!("two limits named '{}' on one descriptor", escape_for_message(name));
+        reader.report_error(written.name.at, &field_path.with_key("name"), message, "rename one");
     }
 }
 
 /// Maximum number of limits of one descriptor.
-const MAX_LIMITS: usize = 16;
+const MAX_LIMITS_PER_DESCRIPTOR: usize = 16;
 
 fn compile_limit(
     reader: &mut DocumentReader<'_>,
@@ -219,19 +229,19 @@ fn compile_limit(
 ) -> Option<Limit> {
     let period = read_period(reader, written, field_path);
     let period = if written.unreadable { period? } else { period.unwrap_or(Period::new(Unit::Second, 1)?) };
-    let mut spec = complete_spec(written, period, sole, scope.file_defaults(), scope.options);
+    let mut spec = complete_limit_spec(written, period, sole, scope.file_defaults(), scope.options);
     check_overshoot(reader, written, &spec, field_path);
     check_global_keys(reader, written, &spec, field_path);
     if scope.options.memcache {
-        memcache::check_keys(reader, &written.defaultable, field_path);
+        memcache::report_conditional_keys(reader, &written.defaultable, field_path);
     }
     loop {
         match Limit::new(&spec) {
             Ok(limit) => return Some(limit),
             Err(error) => {
-                report_error(reader, written, error, field_path);
+                report_limit_error(reader, written, error, field_path);
                 // Clear the reported key, to find further errors.
-                if !clear_key(&mut spec, error) {
+                if !clear_faulty_key(&mut spec, error) {
                     return None;
                 }
             }
@@ -250,8 +260,8 @@ fn read_period(
     let Some(unit) = Unit::from_name(name) else {
         // A unit that could not be read was reported already.
         if written.unit.is_some() || !written.unreadable {
-            let message = format!("invalid rate limit unit '{}'", to_quotable(name));
-            reader.error(at, &field_path.key("unit"), message, unit_hint(name));
+            let message = format!("invalid rate limit unit '{}'", escape_for_message(name));
+            reader.report_error(at, &field_path.with_key("unit"), message, unit_hint(name));
         }
         return None;
     };
@@ -260,7 +270,7 @@ fn read_period(
     if period.is_none() {
         let at = written.unit_multiplier.map_or(at, |multiplier| multiplier.at);
         let message = format!("a period of {multiplier} {}s", unit.name());
-        reader.error(at, &field_path.key("unit_multiplier"), message, "the longest is 366 days");
+        reader.report_error(at, &field_path.with_key("unit_multiplier"), message, "the longest is 366 days");
     }
     period
 }
@@ -282,20 +292,20 @@ fn check_overshoot(
     field_path: &FieldPath<'_>,
 ) {
     let Some(overshoot) = written.defaultable.max_overshoot else { return };
-    let field_path = field_path.key("max_overshoot");
+    let field_path = field_path.with_key("max_overshoot");
     if spec.consistency.is_none() && spec.scope.is_none() {
         let hint = match spec.algorithm.properties().not_eventual {
             Some(_) => format!("remove it; a {} is always strict", spec.algorithm),
             None => "a strict limit is never exceeded; remove it, or add `consistency: eventual` or `scope: global`"
                 .to_owned(),
         };
-        reader.error(overshoot.at, &field_path, "`max_overshoot` without `consistency: eventual`", hint);
+        reader.report_error(overshoot.at, &field_path, "`max_overshoot` without `consistency: eventual`", hint);
     }
     if let Overshoot::Hits(hits) = overshoot.value
         && hits > spec.requests_per_unit
     {
         let message = format!("a `max_overshoot` of {hits} hits is more than 100% of the limit");
-        reader.error(overshoot.at, &field_path, message, "raise the limit instead");
+        reader.report_error(overshoot.at, &field_path, message, "raise the limit instead");
     }
 }
 
@@ -311,11 +321,11 @@ fn check_global_keys(
     let loss = own.on_region_loss.map(|spanned| ("on_region_loss", spanned.at));
     for (key, at) in reserve.into_iter().chain(loss).filter(|_| spec.scope.is_none()) {
         let message = format!("`{key}` without `scope: global`");
-        reader.error(at, &field_path.key(key), message, "remove it, or add `scope: global`");
+        reader.report_error(at, &field_path.with_key(key), message, "remove it, or add `scope: global`");
     }
 }
 
-fn report_error(
+fn report_limit_error(
     reader: &mut DocumentReader<'_>,
     written: &RateLimitEntry,
     error: LimitError,
@@ -334,7 +344,7 @@ fn report_error(
         LimitError::ReserveTooSmall { .. } => "raise the limit or `reserve`, or use `scope: region`",
     };
     let at = key_position(written, error.key());
-    reader.error(at, &field_path.key(error.key()), error.to_string(), hint);
+    reader.report_error(at, &field_path.with_key(error.key()), error.to_string(), hint);
 }
 
 /// Returns the position of a key, or of the limit if the key is not written.
@@ -348,7 +358,7 @@ fn key_position(written: &RateLimitEntry, key: &str) -> Position {
 }
 
 /// Clears the key at fault; returns `false` if it cannot be cleared.
-fn clear_key(spec: &mut LimitSpec, error: LimitError) -> bool {
+fn clear_faulty_key(spec: &mut LimitSpec, error: LimitError) -> bool {
     match error.key() {
         "bucket_size" => spec.bucket_size.take().is_some(),
         "queue_size" => spec.queue_size.take().is_some(),

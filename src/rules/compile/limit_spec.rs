@@ -8,13 +8,13 @@ use crate::limit::period::{Period, Unit};
 use crate::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, Scope};
 use crate::rules::document::RateLimitEntry;
 use crate::rules::document::defaults::DefaultableKeys;
-use crate::rules::keys::{ConsistencyWord, ScopeWord};
+use crate::rules::key_table::{ConsistencyWord, ScopeWord};
 use crate::rules::rule::RuleLimit;
 use crate::rules::rule_defaults::DefaultLayers;
 use crate::rules::yaml::Spanned;
 
 /// Regions that a global limit is checked for where only one is configured.
-pub(super) const FEWEST_REGIONS: NonZeroU16 = NonZeroU16::new(2).expect("2 is not 0");
+pub(super) const MIN_REGIONS: NonZeroU16 = NonZeroU16::new(2).expect("2 is not 0");
 
 /// Settings that apply to all limits of a domain.
 pub(super) struct DomainScope<'s> {
@@ -49,7 +49,7 @@ pub(super) fn has_same_counter(one: &Limit, other: &Limit) -> bool {
 }
 
 /// Completes a limit. Defaults that do not apply to its other keys are left out.
-pub(super) fn complete_spec(
+pub(super) fn complete_limit_spec(
     written: &RateLimitEntry,
     period: Period,
     sole: bool,
@@ -57,15 +57,15 @@ pub(super) fn complete_spec(
     options: &CompileOptions,
 ) -> LimitSpec {
     let own = &written.defaultable;
-    fn value<T>(spanned: Spanned<T>) -> T {
+    fn without_position<T>(spanned: Spanned<T>) -> T {
         spanned.value
     }
-    let algorithm = own.algorithm.or(defaults.algorithm).map(value).unwrap_or_default();
+    let algorithm = own.algorithm.or(defaults.algorithm).map(without_position).unwrap_or_default();
     let properties = algorithm.properties();
-    let own_wait = own.max_wait_us.map(value);
-    let own_rejected = own.count_rejected.map(value);
+    let own_wait = own.max_wait_us.map(without_position);
+    let own_rejected = own.count_rejected.map(without_position);
     let can_be_eventual = properties.can_be_eventual() && own_wait.unwrap_or(0) == 0 && own_rejected != Some(true);
-    let consistency = own.consistency.or(defaults.consistency.filter(|_| can_be_eventual)).map(value);
+    let consistency = own.consistency.or(defaults.consistency.filter(|_| can_be_eventual)).map(without_position);
     let eventual = consistency == Some(ConsistencyWord::Eventual);
     let can_wait = match properties.delay {
         Delay::Never => false,
@@ -73,23 +73,25 @@ pub(super) fn complete_spec(
         Delay::UntilDeadline => true,
     };
     let can_count_rejected = properties.rejected_hits != RejectedHitsPolicy::NeverCounted && !eventual;
-    let overshoot = own.max_overshoot.map(value).or_else(|| {
+    let overshoot = own.max_overshoot.map(without_position).or_else(|| {
         // A default of more hits than this limit has means all of them.
-        defaults.max_overshoot.map(value).map(|overshoot| match overshoot {
+        defaults.max_overshoot.map(without_position).map(|overshoot| match overshoot {
             Overshoot::Hits(hits) => Overshoot::Hits(hits.min(written.requests_per_unit.value).max(1)),
             Overshoot::MilliPercent(_) => overshoot,
         })
     });
-    let scope = global_scope(own, defaults, LimitKeys { algorithm, period, overshoot }, options);
+    let scope = resolve_global_scope(own, defaults, LimitKeys { algorithm, period, overshoot }, options);
     let is_global = scope.is_some();
     let can_wait = can_wait && !(is_global && properties.delay == Delay::IfMaxWait);
     let can_count_rejected = can_count_rejected && !is_global;
-    let default_queue = defaults.queue_size.map(value).filter(|_| properties.capacity == Capacity::QueueSize);
-    let default_rejected = defaults.count_rejected.map(value).filter(|counted| !counted || can_count_rejected);
+    let default_queue =
+        defaults.queue_size.map(without_position).filter(|_| properties.capacity == Capacity::QueueSize);
+    let default_rejected =
+        defaults.count_rejected.map(without_position).filter(|counted| !counted || can_count_rejected);
     LimitSpec {
-        bucket_size: written.bucket_size.map(value),
-        queue_size: own.queue_size.map(value).or(default_queue),
-        max_wait_us: own_wait.or(defaults.max_wait_us.map(value).filter(|_| can_wait)),
+        bucket_size: written.bucket_size.map(without_position),
+        queue_size: own.queue_size.map(without_position).or(default_queue),
+        max_wait_us: own_wait.or(defaults.max_wait_us.map(without_position).filter(|_| can_wait)),
         count_rejected: own_rejected.or(default_rejected),
         consistency: eventual.then(|| Consistency::Eventual(overshoot.unwrap_or(Overshoot::DEFAULT))),
         on_store_error: Some(
@@ -113,7 +115,7 @@ struct LimitKeys {
 
 /// Returns the scope of a limit that all regions share; `None` for another one. A default that cannot be kept with the
 /// limit's other keys is left out.
-fn global_scope(
+fn resolve_global_scope(
     own: &DefaultableKeys,
     defaults: &DefaultableKeys,
     limit: LimitKeys,
@@ -131,7 +133,7 @@ fn global_scope(
             max_overshoot: limit.overshoot.unwrap_or(Overshoot::DEFAULT),
             reserve_milli_percent: reserve.map_or(GlobalScope::DEFAULT_RESERVE_MILLI_PERCENT, |spanned| spanned.value),
             on_region_loss: on_region_loss.map(|spanned| spanned.value).unwrap_or_default(),
-            regions: options.regions.unwrap_or(FEWEST_REGIONS),
+            regions: options.regions.unwrap_or(MIN_REGIONS),
         })
     })
 }

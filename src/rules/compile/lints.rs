@@ -21,7 +21,7 @@ use crate::store::redis::eventual::budget::LocalBudget;
 const DEFAULT_ENVOY_TIMEOUT_US: u64 = 20_000;
 
 /// Maximum number of wildcards of one level that may be tried one by one without a warning.
-const MAX_WILDCARDS: usize = 1000;
+const MAX_WILDCARDS_WITHOUT_WARNING: usize = 1000;
 
 /// Warns about a descriptor that has no limit and no children, and exempts no value.
 pub(super) fn warn_about_descriptor(
@@ -30,9 +30,9 @@ pub(super) fn warn_about_descriptor(
     node: &RuleNode,
     field_path: &FieldPath<'_>,
 ) {
-    if !node.key.is_empty() && !written.unreadable && !does_something(written, node) {
+    if !node.key.is_empty() && !written.unreadable && !affects_requests(written, node) {
         let message = "this descriptor does nothing";
-        reader.warning(
+        reader.report_warning(
             written.at,
             field_path,
             message,
@@ -42,7 +42,7 @@ pub(super) fn warn_about_descriptor(
 }
 
 /// Returns `true` if a descriptor affects any request.
-fn does_something(written: &DescriptorSpec, node: &RuleNode) -> bool {
+fn affects_requests(written: &DescriptorSpec, node: &RuleNode) -> bool {
     let has_rule = !matches!(written.rate_limit, RateLimitSpec::None);
     let exempts_values = match node.match_kind() {
         MatchKind::Exact | MatchKind::Wildcard => true,
@@ -65,10 +65,10 @@ pub(super) fn warn_about_limit(
     if waits && each_us > DEFAULT_ENVOY_TIMEOUT_US {
         let message = format!("a request that waits in this queue waits {} ms or more", each_us / 1000);
         let hint = "Envoy gives up after 20 ms unless `timeout` of its rate limit filter says otherwise";
-        reader.warning(written.at, field_path, message, hint);
+        reader.report_warning(written.at, field_path, message, hint);
     }
-    warn_about_eventual(reader, written, limit, options, field_path);
-    warn_about_global(reader, written, limit, options, field_path);
+    warn_about_eventual_limit(reader, written, limit, options, field_path);
+    warn_about_global_limit(reader, written, limit, options, field_path);
 }
 
 /// Smallest limit whose use follows demand if regions share it.
@@ -78,7 +78,7 @@ const MIN_WELL_SPLIT_HITS: u32 = 1000;
 const MIN_WELL_SPLIT_PERIOD_US: u64 = 60_000_000;
 
 /// Warns about a global limit that has no effect, or that is too small to split well.
-fn warn_about_global(
+fn warn_about_global_limit(
     reader: &mut DocumentReader<'_>,
     written: &RateLimitEntry,
     limit: &Limit,
@@ -90,10 +90,10 @@ fn warn_about_global(
         return;
     }
     let at = written.defaultable.scope.map_or(written.at, |scope| scope.at);
-    let field_path = field_path.key("scope");
+    let field_path = field_path.with_key("scope");
     if options.regions.is_none() {
         let message = "`scope: global` has no effect without TOLLKEEPER_REGIONS: each region has the limit for itself";
-        reader.warning(
+        reader.report_warning(
             at,
             &field_path,
             message,
@@ -104,12 +104,12 @@ fn warn_about_global(
     {
         let message = "a limit below 1000, or with a period below a minute, is split coarsely over regions";
         let hint = "a region may reject although another one has hits left; raise the limit or the period";
-        reader.warning(at, &field_path, message, hint);
+        reader.report_warning(at, &field_path, message, hint);
     }
 }
 
 /// Warns about an overshoot that is too small to admit hits without the store.
-fn warn_about_eventual(
+fn warn_about_eventual_limit(
     reader: &mut DocumentReader<'_>,
     written: &RateLimitEntry,
     limit: &Limit,
@@ -122,17 +122,22 @@ fn warn_about_eventual(
     let at = written.defaultable.consistency.map_or(written.at, |consistency| consistency.at);
     if terms.life_us == 0 {
         let message = "with so small an overshoot and so short a period hits cannot be leased";
-        reader.warning(at, field_path, message, "each request asks the store; raise `max_overshoot` or use strict");
+        reader.report_warning(
+            at,
+            field_path,
+            message,
+            "each request asks the store; raise `max_overshoot` or use strict",
+        );
     } else if terms.share == 0 && limit.global_scope().is_none() {
         let message = format!("the overshoot is too small to share it among {slots} replicas");
         let hint = "the first hits on each key ask the store; raise `max_overshoot` or use strict";
-        reader.warning(at, field_path, message, hint);
+        reader.report_warning(at, field_path, message, hint);
     }
 }
 
 /// Warns about wildcards of one level that have all their literal parts in common: they are tried one after the other.
 pub(super) fn warn_about_wildcards(reader: &mut DocumentReader<'_>, nodes: &[RuleNode], field_path: &FieldPath<'_>) {
-    if nodes.len() <= MAX_WILDCARDS {
+    if nodes.len() <= MAX_WILDCARDS_WITHOUT_WARNING {
         return;
     }
     let pattern = |node: &RuleNode| match node.match_kind() {
@@ -141,10 +146,10 @@ pub(super) fn warn_about_wildcards(reader: &mut DocumentReader<'_>, nodes: &[Rul
     };
     let patterns: Vec<Pattern> = nodes.iter().filter_map(pattern).collect();
     let alike = most_tried(patterns.iter());
-    if alike > MAX_WILDCARDS {
+    if alike > MAX_WILDCARDS_WITHOUT_WARNING {
         let Some(first) = nodes.first() else { return };
         let at = Position { line: first.location.line, column: first.location.column };
         let message = format!("{alike} wildcards of this level have the same text beside their `*`");
-        reader.warning(at, field_path, message, "they are tried one after the other; give each text of its own");
+        reader.report_warning(at, field_path, message, "they are tried one after the other; give each text of its own");
     }
 }

@@ -7,25 +7,29 @@ use crate::limit::LimitSpec;
 use crate::limit::algorithm::Algorithm;
 use crate::rules::document::defaults::DefaultableKeys;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
-use crate::rules::keys::{ConsistencyWord, ScopeWord};
+use crate::rules::key_table::{ConsistencyWord, ScopeWord};
 use crate::rules::yaml::Position;
 
 /// Reports the keys of a limit, or of `defaults`, that need more than an increment.
-pub(super) fn check_keys(reader: &mut DocumentReader<'_>, keys: &DefaultableKeys, field_path: &FieldPath<'_>) {
+pub(super) fn report_conditional_keys(
+    reader: &mut DocumentReader<'_>,
+    keys: &DefaultableKeys,
+    field_path: &FieldPath<'_>,
+) {
     let mut check = |at: Option<Position>, key: &str, value: &str| {
         let Some(at) = at else { return };
-        refuse(reader, at, &field_path.key(key), &format!("`{key}: {value}`"));
+        report_unsupported(reader, at, &field_path.with_key(key), &format!("`{key}: {value}`"));
     };
     let algorithm = keys.algorithm.filter(|algorithm| algorithm.value != Algorithm::FixedWindow);
     check(algorithm.map(|spanned| spanned.at), "algorithm", algorithm.map_or("", |spanned| spanned.value.name()));
     let uncounted = keys.count_rejected.filter(|counted| !counted.value);
     check(uncounted.map(|spanned| spanned.at), "count_rejected", "false");
-    check(keys.eventual_at(), "consistency", "eventual");
-    check(keys.global_at(), "scope", "global");
+    check(keys.eventual_position(), "consistency", "eventual");
+    check(keys.global_position(), "scope", "global");
 }
 
 /// Returns `true` if a limit needs more than an increment.
-pub(super) fn is_conditional(spec: &LimitSpec) -> bool {
+pub(super) fn needs_more_than_increment(spec: &LimitSpec) -> bool {
     spec.algorithm != Algorithm::FixedWindow
         || spec.count_rejected == Some(false)
         || spec.consistency.is_some()
@@ -33,7 +37,7 @@ pub(super) fn is_conditional(spec: &LimitSpec) -> bool {
 }
 
 /// Removes the keys of defaults that need more than an increment.
-pub(super) fn without_conditions(keys: DefaultableKeys) -> DefaultableKeys {
+pub(super) fn remove_conditional_keys(keys: DefaultableKeys) -> DefaultableKeys {
     DefaultableKeys {
         algorithm: keys.algorithm.filter(|algorithm| algorithm.value == Algorithm::FixedWindow),
         count_rejected: keys.count_rejected.filter(|counted| counted.value),
@@ -44,14 +48,19 @@ pub(super) fn without_conditions(keys: DefaultableKeys) -> DefaultableKeys {
 }
 
 /// Reports a list of limits: whether a hit counts in one of them depends on the others.
-pub(super) fn check_list(reader: &mut DocumentReader<'_>, at: Position, count: usize, field_path: &FieldPath<'_>) {
+pub(super) fn report_limit_list(
+    reader: &mut DocumentReader<'_>,
+    at: Position,
+    count: usize,
+    field_path: &FieldPath<'_>,
+) {
     if count > 1 {
-        refuse(reader, at, field_path, &format!("a list of {count} limits"));
+        report_unsupported(reader, at, field_path, &format!("a list of {count} limits"));
     }
 }
 
-fn refuse(reader: &mut DocumentReader<'_>, at: Position, field_path: &FieldPath<'_>, what: &str) {
+fn report_unsupported(reader: &mut DocumentReader<'_>, at: Position, field_path: &FieldPath<'_>, what: &str) {
     let message =
         format!("{what} is not possible with BACKEND_TYPE=memcache, where an increment cannot be conditional");
-    reader.error(at, field_path, message, "count one fixed window with its rejected hits, or use Redis");
+    reader.report_error(at, field_path, message, "count one fixed window with its rejected hits, or use Redis");
 }

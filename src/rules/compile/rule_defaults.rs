@@ -3,7 +3,7 @@
 //! The limits are valid without them. Each default is tried, those with precedence first. One that would make a limit
 //! invalid, or undo a key with precedence, is left out with a warning. So no default makes a rule invalid.
 
-use super::limit_spec::{CompiledEntry, DomainScope, FEWEST_REGIONS, complete_spec, has_same_counter};
+use super::limit_spec::{CompiledEntry, DomainScope, MIN_REGIONS, complete_limit_spec, has_same_counter};
 use super::memcache;
 use super::options::CompileOptions;
 use crate::limit::algorithm::{Delay, RejectedHitsPolicy};
@@ -14,7 +14,7 @@ use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::yaml::Position;
 
 /// Applies the defaults to the limits of a rule; warns about those that are left out.
-pub(super) fn apply(
+pub(super) fn apply_rule_defaults(
     reader: &mut DocumentReader<'_>,
     entries: &mut [CompiledEntry<'_>],
     scope: &DomainScope<'_>,
@@ -30,17 +30,17 @@ pub(super) fn apply(
             entries.iter().enumerate().filter(|(at, other)| *at != index && !candidate && !other.limit.candidate);
         let others: Vec<Limit> = others.map(|(_, other)| other.limit.limit).collect();
         let CompiledEntry { limit, written, sole } = &mut entries[index];
-        let mut completion = Completion::of(written, &limit.limit, *sole, scope);
+        let mut completion = DefaultedLimit::from_written(written, &limit.limit, *sole, scope);
         completion.others = others;
-        for layer in scope.layers.of_unit(Some(limit.limit.period().unit())) {
+        for layer in scope.layers.layers_for_unit(Some(limit.limit.period().unit())) {
             completion.add_layer(layer);
         }
-        completion.report_unused();
-        let field_path = written.index.map_or(*field_path, |index| field_path.index(index));
+        completion.report_unused_defaults();
+        let field_path = written.index.map_or(*field_path, |index| field_path.with_index(index));
         for LeftOutDefault { key, at, reason } in completion.left_out {
             let Position { line, column } = at;
             let text = format!("the default `{key}` of {}:{line}:{column} is left out: {reason}", scope.layers.file());
-            reader.warning(written.at, &field_path, text.clone(), "");
+            reader.report_warning(written.at, &field_path, text.clone(), "");
             limit.left_out_defaults.push(text);
         }
         limit.limit = completion.limit;
@@ -58,7 +58,7 @@ struct LeftOutDefault {
 }
 
 /// A limit to which defaults are added.
-struct Completion<'s> {
+struct DefaultedLimit<'s> {
     written: &'s RateLimitEntry,
     options: &'s CompileOptions,
     sole: bool,
@@ -75,7 +75,7 @@ struct Completion<'s> {
 
 /// Keys in the order in which their defaults are tried: all but the two of the body of a rejection, which fits any
 /// limit.
-const TRIED: [DefaultableKey; DefaultableKey::ALL.len() - 2] = [
+const KEYS_TO_DEFAULT: [DefaultableKey; DefaultableKey::ALL.len() - 2] = [
     DefaultableKey::Algorithm,
     DefaultableKey::Consistency,
     DefaultableKey::Scope,
@@ -90,7 +90,7 @@ const TRIED: [DefaultableKey; DefaultableKey::ALL.len() - 2] = [
 ];
 
 /// Returns the name of a key, with its value if that is a word.
-fn key_text(key: DefaultableKey, keys: &DefaultableKeys) -> String {
+fn describe_key(key: DefaultableKey, keys: &DefaultableKeys) -> String {
     let word = match key {
         DefaultableKey::Algorithm => keys.algorithm.map(|it| it.value.name()),
         DefaultableKey::Consistency => keys.consistency.map(|it| it.value.name()),
@@ -109,10 +109,10 @@ fn key_text(key: DefaultableKey, keys: &DefaultableKeys) -> String {
     word.map_or_else(|| key.name().to_owned(), |word| format!("{}: {word}", key.name()))
 }
 
-impl<'s> Completion<'s> {
-    fn of(written: &'s RateLimitEntry, limit: &Limit, sole: bool, scope: &DomainScope<'s>) -> Self {
+impl<'s> DefaultedLimit<'s> {
+    fn from_written(written: &'s RateLimitEntry, limit: &Limit, sole: bool, scope: &DomainScope<'s>) -> Self {
         let keys = written.defaultable.clone().or(scope.file_defaults());
-        let spec = complete_spec(written, limit.period(), sole, &keys, scope.options);
+        let spec = complete_limit_spec(written, limit.period(), sole, &keys, scope.options);
         Self {
             written,
             options: scope.options,
@@ -127,27 +127,27 @@ impl<'s> Completion<'s> {
     }
 
     fn add_layer(&mut self, layer: &DefaultableKeys) {
-        for key in TRIED {
+        for key in KEYS_TO_DEFAULT {
             let Some(at) = layer.position(key).filter(|_| self.keys.position(key).is_none()) else { continue };
             let mut keys = self.keys.clone();
             keys.copy_key(key, layer);
-            let spec = complete_spec(self.written, self.limit.period(), self.sole, &keys, self.options);
-            match self.checked(&spec) {
+            let spec = complete_limit_spec(self.written, self.limit.period(), self.sole, &keys, self.options);
+            match self.check_limit(&spec) {
                 Ok(limit) => {
                     (self.keys, self.spec, self.limit) = (keys, spec, limit);
                     self.accepted.copy_key(key, layer);
                 }
-                Err(reason) => self.left_out.push(LeftOutDefault { key: key_text(key, layer), at, reason }),
+                Err(reason) => self.left_out.push(LeftOutDefault { key: describe_key(key, layer), at, reason }),
             }
         }
     }
 
     /// Checks a limit with one more default.
-    fn checked(&self, spec: &LimitSpec) -> Result<Limit, String> {
-        if let Some(key) = lost_key(&self.spec, spec) {
+    fn check_limit(&self, spec: &LimitSpec) -> Result<Limit, String> {
+        if let Some(key) = find_lost_key(&self.spec, spec) {
             return Err(format!("it contradicts `{key}`, which takes precedence"));
         }
-        if self.options.memcache && memcache::is_conditional(spec) {
+        if self.options.memcache && memcache::needs_more_than_increment(spec) {
             return Err("BACKEND_TYPE=memcache counts only fixed windows with their rejected hits".to_owned());
         }
         let limit = Limit::new(spec).map_err(|error| error.to_string())?;
@@ -158,20 +158,20 @@ impl<'s> Completion<'s> {
     }
 
     /// Reports accepted defaults that another key keeps from having an effect. A key of another algorithm is not one.
-    fn report_unused(&mut self) {
+    fn report_unused_defaults(&mut self) {
         let properties = self.spec.algorithm.properties();
         let mut unused = Vec::new();
-        if let Some(at) = self.accepted.eventual_at()
+        if let Some(at) = self.accepted.eventual_position()
             && self.spec.consistency.is_none()
         {
             let eventual_spec = LimitSpec { consistency: Some(Consistency::Eventual(Overshoot::DEFAULT)), ..self.spec };
             let reason = Limit::new(&eventual_spec).err().map(|error| error.to_string()).unwrap_or_default();
             unused.push(LeftOutDefault { key: "consistency: eventual".to_owned(), at, reason });
         }
-        if let Some(at) = self.accepted.global_at()
+        if let Some(at) = self.accepted.global_position()
             && self.spec.scope.is_none()
         {
-            let scope = Some(Scope::Global(GlobalScope::new(FEWEST_REGIONS)));
+            let scope = Some(Scope::Global(GlobalScope::new(MIN_REGIONS)));
             let reason = Limit::new(&LimitSpec { scope, ..self.spec }).err();
             let reason = reason.map(|error| error.to_string()).unwrap_or_default();
             unused.push(LeftOutDefault { key: "scope: global".to_owned(), at, reason });
@@ -198,7 +198,7 @@ impl<'s> Completion<'s> {
 }
 
 /// Returns a key that has an effect before and none after.
-fn lost_key(before: &LimitSpec, after: &LimitSpec) -> Option<&'static str> {
+fn find_lost_key(before: &LimitSpec, after: &LimitSpec) -> Option<&'static str> {
     let lost = [
         ("queue_size", before.queue_size.is_some() && after.queue_size.is_none()),
         ("max_wait", before.max_wait_us.is_some() && after.max_wait_us.is_none()),

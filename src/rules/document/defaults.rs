@@ -1,6 +1,6 @@
 //! The table of keys that a limit and `defaults` can both have, and contradictions within `defaults`.
 //!
-//! A new key is a row of this table and of [that of all keys](crate::rules::keys). The compiler then asks for the
+//! A new key is a row of this table and of [that of all keys](crate::rules::key_table). The compiler then asks for the
 //! reader of its value (`read`), its place among the defaults that are tried (`compile::rule_defaults`), and its value
 //! for limits of requests (`compile::limit`). What it means for a limit is for `compile::limit_spec` to say.
 
@@ -10,7 +10,7 @@ use super::fields::{DocumentReader, FieldPath};
 use crate::base::named_enum::named_enum;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::{Overshoot, RegionLossPolicy, StorePolicy};
-use crate::rules::keys::{ConsistencyWord, ScopeWord};
+use crate::rules::key_table::{ConsistencyWord, ScopeWord};
 use crate::rules::yaml::{Position, Spanned};
 
 /// Declares the keys: a row is the variant, the name in rule files, the field, and the type of its value.
@@ -36,10 +36,10 @@ macro_rules! defaultable_keys {
 
             /// Returns `true` if both have the same keys with the same values, at any position.
             pub fn has_values_of(&self, other: &Self) -> bool {
-                fn same<T: PartialEq>(one: Option<&Spanned<T>>, other: Option<&Spanned<T>>) -> bool {
+                fn is_same_value<T: PartialEq>(one: Option<&Spanned<T>>, other: Option<&Spanned<T>>) -> bool {
                     one.map(|spanned| &spanned.value) == other.map(|spanned| &spanned.value)
                 }
-                true $(&& same(self.$field.as_ref(), other.$field.as_ref()))+
+                true $(&& is_same_value(self.$field.as_ref(), other.$field.as_ref()))+
             }
 
             /// Returns these keys, and those of `lower` that are not written here.
@@ -95,35 +95,35 @@ defaultable_keys! {
 
 impl DefaultableKeys {
     /// Returns the first written key, in the order of the table.
-    pub fn first(&self) -> Option<Spanned<DefaultableKey>> {
+    pub fn first_key(&self) -> Option<Spanned<DefaultableKey>> {
         DefaultableKey::ALL.into_iter().find_map(|key| Some(Spanned { value: key, at: self.position(key)? }))
     }
 
     /// Position of `consistency: eventual`; `None` if it is not written.
-    pub fn eventual_at(&self) -> Option<Position> {
+    pub fn eventual_position(&self) -> Option<Position> {
         self.consistency.filter(|consistency| consistency.value == ConsistencyWord::Eventual).map(|it| it.at)
     }
 
     /// Position of `scope: global`; `None` if it is not written.
-    pub fn global_at(&self) -> Option<Position> {
+    pub fn global_position(&self) -> Option<Position> {
         self.scope.filter(|scope| scope.value == ScopeWord::Global).map(|it| it.at)
     }
 }
 
 /// Reports contradictions within `defaults`.
 pub fn check_defaults(reader: &mut DocumentReader<'_>, settings: &DefaultableKeys, field_path: &FieldPath<'_>) {
-    let eventual_at = settings.eventual_at();
-    let strict = settings.consistency.is_some() && eventual_at.is_none() && settings.global_at().is_none();
+    let eventual_at = settings.eventual_position();
+    let strict = settings.consistency.is_some() && eventual_at.is_none() && settings.global_position().is_none();
     if let Some(overshoot) = settings.max_overshoot.filter(|_| strict) {
         let message = "`max_overshoot` without `consistency: eventual`";
-        reader.error(
+        reader.report_error(
             overshoot.at,
-            &field_path.key("max_overshoot"),
+            &field_path.with_key("max_overshoot"),
             message,
             "a strict limit is never exceeded; remove one",
         );
     }
-    check_global(reader, settings, field_path);
+    check_global_defaults(reader, settings, field_path);
     let Some(eventual_at) = eventual_at else { return };
     let algorithm = settings.algorithm.map(|spanned| spanned.value);
     let clashes = [
@@ -136,24 +136,29 @@ pub fn check_defaults(reader: &mut DocumentReader<'_>, settings: &DefaultableKey
     ];
     for (_, with) in clashes.into_iter().filter(|(clash, _)| *clash) {
         let message = format!("`consistency: eventual` cannot be kept with {with}");
-        reader.error(eventual_at, &field_path.key("consistency"), message, "set one of them in the rules instead");
+        reader.report_error(
+            eventual_at,
+            &field_path.with_key("consistency"),
+            message,
+            "set one of them in the rules instead",
+        );
     }
 }
 
 /// Reports keys that no limit keeps beside a default of `scope: global`.
-fn check_global(reader: &mut DocumentReader<'_>, settings: &DefaultableKeys, field_path: &FieldPath<'_>) {
-    let Some(global_at) = settings.global_at() else { return };
+fn check_global_defaults(reader: &mut DocumentReader<'_>, settings: &DefaultableKeys, field_path: &FieldPath<'_>) {
+    let Some(global_at) = settings.global_position() else { return };
     let algorithm = settings.algorithm.map(|spanned| spanned.value);
     if let Some(with) = algorithm.filter(|algorithm| !algorithm.can_be_global()).map(Algorithm::name) {
         let message = format!("`scope: global` cannot be kept with {with}");
-        reader.error(global_at, &field_path.key("scope"), message, "set one of them in the rules instead");
+        reader.report_error(global_at, &field_path.with_key("scope"), message, "set one of them in the rules instead");
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::DefaultableKey;
-    use crate::rules::keys::{KEYS, Section};
+    use crate::rules::key_table::{KEYS, Section};
 
     #[test]
     fn defaultable_keys_are_those_that_defaults_can_have() {

@@ -1,15 +1,15 @@
 //! The keys of one mapping, checked against the table of keys.
 //!
 //! A [`DocumentReader`] collects diagnostics while a document is read. A [`FieldPath`] is the path to a field, as a
-//! linked list on the stack, so a path is formatted only for a diagnostic. [`DocumentReader::fields`] sorts the keys of
-//! a mapping into fields, keys to ignore as envoyproxy/ratelimit does, and errors.
+//! linked list on the stack, so a path is formatted only for a diagnostic. [`DocumentReader::read_fields`] sorts the
+//! keys of a mapping into fields, keys to ignore as envoyproxy/ratelimit does, and errors.
 
 use std::fmt;
 use std::sync::Arc;
 
-use super::value::{describe, to_go_text};
-use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, to_quotable};
-use crate::rules::keys::{RuleKey, Section, find_rule_key, nearest_rule_key};
+use super::value::{describe_node, format_as_go};
+use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
+use crate::rules::key_table::{RuleKey, Section, find_rule_key, nearest_rule_key};
 use crate::rules::yaml::scalar::ScalarValue;
 use crate::rules::yaml::{Position, YamlContent, YamlNode};
 
@@ -32,12 +32,12 @@ impl<'p> FieldPath<'p> {
     pub const ROOT: FieldPath<'static> = FieldPath { parent: None, step: PathStep::Key("") };
 
     /// Appends a key.
-    pub fn key(&'p self, key: &'p str) -> Self {
+    pub fn with_key(&'p self, key: &'p str) -> Self {
         Self { parent: Some(self), step: PathStep::Key(key) }
     }
 
     /// Appends the index of a list element, from 0.
-    pub fn index(&'p self, index: usize) -> Self {
+    pub fn with_index(&'p self, index: usize) -> Self {
         Self { parent: Some(self), step: PathStep::Index(index) }
     }
 }
@@ -48,8 +48,8 @@ impl fmt::Display for FieldPath<'_> {
         let Some(parent) = self.parent else { return Ok(()) };
         parent.fmt(f)?;
         match self.step {
-            PathStep::Key(key) if parent.parent.is_none() => write!(f, "{}", to_quotable(key)),
-            PathStep::Key(key) => write!(f, ".{}", to_quotable(key)),
+            PathStep::Key(key) if parent.parent.is_none() => write!(f, "{}", escape_for_message(key)),
+            PathStep::Key(key) => write!(f, ".{}", escape_for_message(key)),
             PathStep::Index(index) => write!(f, "[{index}]"),
         }
     }
@@ -66,31 +66,31 @@ pub struct DocumentReader<'f> {
 
 impl DocumentReader<'_> {
     /// Records an error. An empty hint is omitted.
-    pub fn error(
+    pub fn report_error(
         &mut self,
         at: Position,
         field_path: &FieldPath<'_>,
         message: impl Into<String>,
         hint: impl Into<String>,
     ) {
-        let error = self.diagnostic(at, field_path, message.into(), hint.into());
+        let error = self.build_diagnostic(at, field_path, message.into(), hint.into());
         self.found.push(error);
     }
 
     /// Records a warning. An empty hint is omitted.
-    pub fn warning(
+    pub fn report_warning(
         &mut self,
         at: Position,
         field_path: &FieldPath<'_>,
         message: impl Into<String>,
         hint: impl Into<String>,
     ) {
-        let warning = self.diagnostic(at, field_path, message.into(), hint.into());
+        let warning = self.build_diagnostic(at, field_path, message.into(), hint.into());
         self.found.push(Diagnostic { severity: Severity::Warning, ..warning });
     }
 
     /// Creates an error.
-    fn diagnostic(&self, at: Position, field_path: &FieldPath<'_>, message: String, hint: String) -> Diagnostic {
+    fn build_diagnostic(&self, at: Position, field_path: &FieldPath<'_>, message: String, hint: String) -> Diagnostic {
         Diagnostic {
             severity: Severity::Error,
             file: Arc::clone(self.file),
@@ -117,7 +117,7 @@ pub struct Field<'n, 'a> {
 impl DocumentReader<'_> {
     /// Returns the fields of a mapping in `section`. Reports a node that is not a mapping, as not convertible to the Go
     /// type `into`.
-    pub fn fields<'n, 'a>(
+    pub fn read_fields<'n, 'a>(
         &mut self,
         node: &'n YamlNode<'a>,
         section: Section,
@@ -125,23 +125,23 @@ impl DocumentReader<'_> {
         field_path: &FieldPath<'_>,
     ) -> Option<Vec<Field<'n, 'a>>> {
         let YamlContent::Map(map) = &node.content else {
-            self.wrong_type(node, into, "write a mapping here", field_path);
+            self.report_wrong_type(node, into, "write a mapping here", field_path);
             return None;
         };
         let mut fields = Vec::with_capacity(map.len());
         for (name, node) in map.iter() {
-            let Some(known) = self.known(name, Some(section), field_path) else { continue };
+            let Some(known) = self.find_known_key(name, Some(section), field_path) else { continue };
             if known.belongs_in(section) {
                 fields.push(Field { key: known, at: name.at, node });
             } else {
-                self.misplaced(Field { key: known, at: name.at, node }, section, field_path);
+                self.report_misplaced_key(Field { key: known, at: name.at, node }, section, field_path);
             }
         }
         Some(fields)
     }
 
     /// Returns the key of that name, or reports it as unknown.
-    fn known(
+    fn find_known_key(
         &mut self,
         name: &YamlNode<'_>,
         section: Option<Section>,
@@ -150,8 +150,8 @@ impl DocumentReader<'_> {
         let text = match name.scalar() {
             Some(scalar) if scalar.value() == ScalarValue::Text => scalar.text(),
             _ => {
-                let message = format!("config error, key is not of type string: {}", to_go_text(name));
-                self.error(name.at, field_path, message, "put it in quotes if it is meant as a name");
+                let message = format!("config error, key is not of type string: {}", format_as_go(name));
+                self.report_error(name.at, field_path, message, "put it in quotes if it is meant as a name");
                 return None;
             }
         };
@@ -159,10 +159,10 @@ impl DocumentReader<'_> {
         if known.is_none() {
             let hint =
                 nearest_rule_key(text, section).map_or_else(String::new, |near| format!("did you mean `{near}`?"));
-            self.error(
+            self.report_error(
                 name.at,
-                &field_path.key(text),
-                format!("config error, unknown key '{}'", to_quotable(text)),
+                &field_path.with_key(text),
+                format!("config error, unknown key '{}'", escape_for_message(text)),
                 hint,
             );
         }
@@ -170,52 +170,59 @@ impl DocumentReader<'_> {
     }
 
     /// Reports a known key in a section to which it does not belong.
-    fn misplaced(&mut self, field: Field<'_, '_>, section: Section, field_path: &FieldPath<'_>) {
+    fn report_misplaced_key(&mut self, field: Field<'_, '_>, section: Section, field_path: &FieldPath<'_>) {
         let Field { key, at, node } = field;
-        let field_path = field_path.key(key.name);
+        let field_path = field_path.with_key(key.name);
         let message = format!("`{}` does not belong in {}", key.name, section.phrase());
         let belongs = key.sections.iter().map(|section| section.phrase()).collect::<Vec<_>>().join(" or ");
         if section == Section::Limit && key.name == "unlimited" {
-            self.error(
+            self.report_error(
                 at,
                 &field_path,
                 "`unlimited` in a list of limits",
                 "write `rate_limit: {unlimited: true}` alone",
             );
         } else if key.peer && section.is_of_rule_files() {
-            self.warning(at, &field_path, message, format!("it is ignored; it belongs in {belongs}"));
-            self.ignored(node, &field_path);
+            self.report_warning(at, &field_path, message, format!("it is ignored; it belongs in {belongs}"));
+            self.check_ignored_value(node, &field_path);
         } else {
-            self.error(at, &field_path, message, format!("it belongs in {belongs}"));
+            self.report_error(at, &field_path, message, format!("it belongs in {belongs}"));
         }
     }
 
     /// Checks the value of an ignored key for the names and types that envoyproxy/ratelimit checks everywhere.
-    fn ignored(&mut self, node: &YamlNode<'_>, field_path: &FieldPath<'_>) {
+    fn check_ignored_value(&mut self, node: &YamlNode<'_>, field_path: &FieldPath<'_>) {
         match &node.content {
             YamlContent::Scalar(scalar) => {
                 if matches!(scalar.value(), ScalarValue::Float(_) | ScalarValue::Large(_)) {
-                    self.error(node.at, field_path, "error checking config: no key accepts this number", "");
+                    self.report_error(node.at, field_path, "error checking config: no key accepts this number", "");
                 }
             }
             YamlContent::List(list) => {
                 for (index, element) in list.iter().enumerate() {
-                    let field_path = field_path.index(index);
+                    let field_path = field_path.with_index(index);
                     match &element.content {
-                        YamlContent::Map(_) => self.ignored(element, &field_path),
-                        _ => self.not_a_mapping(element, &field_path),
+                        YamlContent::Map(_) => self.check_ignored_value(element, &field_path),
+                        _ => self.report_not_a_mapping(element, &field_path),
                     }
                 }
             }
             YamlContent::Map(map) => {
                 for (name, node) in map.iter() {
-                    match self.known(name, None, field_path) {
+                    match self.find_known_key(name, None, field_path) {
                         Some(key) if !key.peer => {
                             let message = format!("config error, unknown key '{}'", key.name);
-                            self.error(name.at, &field_path.key(key.name), message, "it does not belong here");
+                            self.report_error(
+                                name.at,
+                                &field_path.with_key(key.name),
+                                message,
+                                "it does not belong here",
+                            );
                         }
                         // Metadata can hold any keys.
-                        Some(key) if key.name != "metadata" => self.ignored(node, &field_path.key(key.name)),
+                        Some(key) if key.name != "metadata" => {
+                            self.check_ignored_value(node, &field_path.with_key(key.name));
+                        }
                         _ => {}
                     }
                 }
@@ -224,24 +231,30 @@ impl DocumentReader<'_> {
     }
 
     /// Reports a list element that is not a mapping.
-    pub fn not_a_mapping(&mut self, element: &YamlNode<'_>, field_path: &FieldPath<'_>) {
-        let message = format!("config error, yaml file contains list of type other than map: {}", to_go_text(element));
-        self.error(element.at, field_path, message, "write a mapping such as `- key: ...`");
+    pub fn report_not_a_mapping(&mut self, element: &YamlNode<'_>, field_path: &FieldPath<'_>) {
+        let message =
+            format!("config error, yaml file contains list of type other than map: {}", format_as_go(element));
+        self.report_error(element.at, field_path, message, "write a mapping such as `- key: ...`");
     }
 
     /// Reports a value that is not convertible to the Go type `into`, in the words of envoyproxy/ratelimit.
-    pub fn wrong_type(&mut self, node: &YamlNode<'_>, into: &str, hint: &str, field_path: &FieldPath<'_>) {
+    pub fn report_wrong_type(&mut self, node: &YamlNode<'_>, into: &str, hint: &str, field_path: &FieldPath<'_>) {
         // At the root, envoyproxy/ratelimit reports the type of the list, not that of its elements.
         if let YamlContent::List(list) = &node.content
             && field_path.parent.is_some()
             && let Some((index, element)) =
                 list.iter().enumerate().find(|(_, element)| !matches!(element.content, YamlContent::Map(_)))
         {
-            return self.not_a_mapping(element, &field_path.index(index));
+            return self.report_not_a_mapping(element, &field_path.with_index(index));
         }
         let odd =
             node.scalar().is_some_and(|scalar| matches!(scalar.value(), ScalarValue::Float(_) | ScalarValue::Large(_)));
         let prefix = if odd { "error checking config: " } else { "" };
-        self.error(node.at, field_path, format!("{prefix}cannot unmarshal {} into {into}", describe(node)), hint);
+        self.report_error(
+            node.at,
+            field_path,
+            format!("{prefix}cannot unmarshal {} into {into}", describe_node(node)),
+            hint,
+        );
     }
 }

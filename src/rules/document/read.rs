@@ -11,8 +11,8 @@ use super::value::{self, InvalidValue};
 use super::{DescriptorSpec, Document, RateLimitEntry, RateLimitSpec};
 use crate::limit::algorithm::Algorithm;
 use crate::limit::{RegionLossPolicy, StorePolicy};
-use crate::rules::diagnostic::to_quotable;
-use crate::rules::keys::{ConsistencyWord, MAX_BODY_BYTES, ScopeWord, Section, ValueKind};
+use crate::rules::diagnostic::escape_for_message;
+use crate::rules::key_table::{ConsistencyWord, MAX_BODY_BYTES, ScopeWord, Section, ValueKind};
 use crate::rules::rule::RuleLogging;
 use crate::rules::yaml::scalar::{Scalar, ScalarValue};
 use crate::rules::yaml::{Spanned, YamlContent, YamlNode};
@@ -25,17 +25,17 @@ pub fn read_document(reader: &mut DocumentReader<'_>, root: &YamlNode<'_>) -> Op
         return Some(document);
     }
     let errors = reader.found.error_count();
-    let fields = reader.fields(root, Section::Root, "map[interface {}]interface {}", &field_path)?;
+    let fields = reader.read_fields(root, Section::Root, "map[interface {}]interface {}", &field_path)?;
     document.unreadable = reader.found.error_count() > errors;
     for field in fields {
-        let field_path = field_path.key(field.key.name);
+        let field_path = field_path.with_key(field.key.name);
         match field.key.name {
             "domain" => {
                 let errors = reader.found.error_count();
-                document.domain = reader.text(&field, &field_path);
+                document.domain = reader.read_string(&field, &field_path);
                 document.unreadable |= reader.found.error_count() > errors;
             }
-            "descriptors" => document.descriptors = reader.descriptors(&field, &field_path),
+            "descriptors" => document.descriptors = reader.read_descriptors(&field, &field_path),
             "defaults" if !field.node.is_null() => {
                 document.defaults =
                     reader.read_defaults(field.node, &field_path).map(|value| Spanned { value, at: field.at });
@@ -47,54 +47,58 @@ pub fn read_document(reader: &mut DocumentReader<'_>, root: &YamlNode<'_>) -> Op
 }
 
 impl DocumentReader<'_> {
-    fn descriptors(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Vec<DescriptorSpec> {
-        let Some(list) = self.list(field.node, "[]config.YamlDescriptor", field_path) else { return Vec::new() };
+    fn read_descriptors(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Vec<DescriptorSpec> {
+        let Some(list) = self.read_list(field.node, "[]config.YamlDescriptor", field_path) else { return Vec::new() };
         let mut descriptors = Vec::with_capacity(list.len());
         for (index, node) in list.iter().enumerate() {
-            let field_path = field_path.index(index);
+            let field_path = field_path.with_index(index);
             if matches!(node.content, YamlContent::Map(_)) {
-                descriptors.push(self.descriptor(node, index, &field_path));
+                descriptors.push(self.read_descriptor(node, index, &field_path));
             } else {
-                self.not_a_mapping(node, &field_path);
+                self.report_not_a_mapping(node, &field_path);
             }
         }
         descriptors
     }
 
-    fn descriptor(&mut self, node: &YamlNode<'_>, index: usize, field_path: &FieldPath<'_>) -> DescriptorSpec {
+    fn read_descriptor(&mut self, node: &YamlNode<'_>, index: usize, field_path: &FieldPath<'_>) -> DescriptorSpec {
         let errors = self.found.error_count();
         let mut read = DescriptorSpec { at: node.at, index, ..DescriptorSpec::default() };
         read.key.at = node.at;
-        let fields = self.fields(node, Section::Descriptor, "config.YamlDescriptor", field_path).unwrap_or_default();
+        let fields =
+            self.read_fields(node, Section::Descriptor, "config.YamlDescriptor", field_path).unwrap_or_default();
         read.unreadable = self.found.error_count() > errors;
         for field in fields {
-            let field_path = field_path.key(field.key.name);
+            let field_path = field_path.with_key(field.key.name);
             match field.key.name {
                 "key" => {
-                    read.key = self.text(&field, &field_path).unwrap_or(Spanned { value: String::new(), at: field.at });
+                    read.key =
+                        self.read_string(&field, &field_path).unwrap_or(Spanned { value: String::new(), at: field.at });
                 }
-                "value" => read.value = self.text(&field, &field_path).map(|spanned| spanned.value).unwrap_or_default(),
-                "rate_limit" => read.rate_limit = self.rate_limit(&field, &field_path),
-                "shadow_mode" => read.shadow_mode = self.is_on(&field, &field_path),
-                "quota_mode" => read.quota_mode = self.is_on(&field, &field_path),
-                "detailed_metric" => read.detailed_metric = self.is_on(&field, &field_path),
+                "value" => {
+                    read.value = self.read_string(&field, &field_path).map(|spanned| spanned.value).unwrap_or_default();
+                }
+                "rate_limit" => read.rate_limit = self.read_rate_limit(&field, &field_path),
+                "shadow_mode" => read.shadow_mode = self.read_switch(&field, &field_path),
+                "quota_mode" => read.quota_mode = self.read_switch(&field, &field_path),
+                "detailed_metric" => read.detailed_metric = self.read_switch(&field, &field_path),
                 "decision_log" => {
-                    let logging = self.choice(&field, RuleLogging::from_name, &field_path);
+                    let logging = self.read_choice(&field, RuleLogging::from_name, &field_path);
                     read.logging = logging.map(|spanned| spanned.value);
                 }
-                "value_to_metric" => read.value_to_metric = self.is_on(&field, &field_path),
-                "share_threshold" => read.share_threshold = self.flag(&field, &field_path),
-                "metadata" => read.metadata = self.metadata(&field, &field_path),
-                "descriptors" => read.descriptors = self.descriptors(&field, &field_path),
-                "over_limit_body" => read.over_limit_body = self.over_limit_body(&field, &field_path),
-                "over_limit_content_type" => read.over_limit_content_type = self.content_type(&field, &field_path),
+                "value_to_metric" => read.value_to_metric = self.read_switch(&field, &field_path),
+                "share_threshold" => read.share_threshold = self.read_bool(&field, &field_path),
+                "metadata" => read.metadata = self.read_metadata(&field, &field_path),
+                "descriptors" => read.descriptors = self.read_descriptors(&field, &field_path),
+                "over_limit_body" => read.over_limit_body = self.read_over_limit_body(&field, &field_path),
+                "over_limit_content_type" => read.over_limit_content_type = self.read_content_type(&field, &field_path),
                 _ => {}
             }
         }
         read
     }
 
-    fn metadata(
+    fn read_metadata(
         &mut self,
         field: &Field<'_, '_>,
         field_path: &FieldPath<'_>,
@@ -104,33 +108,38 @@ impl DocumentReader<'_> {
             serde_json::Value::Object(map) => Some(map),
             _ => {
                 let message =
-                    format!("cannot unmarshal {} into map[string]interface {{}}", value::describe(field.node));
-                self.error(field.node.at, field_path, message, "write a mapping here");
+                    format!("cannot unmarshal {} into map[string]interface {{}}", value::describe_node(field.node));
+                self.report_error(field.node.at, field_path, message, "write a mapping here");
                 None
             }
         }
     }
 
-    fn rate_limit(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> RateLimitSpec {
+    fn read_rate_limit(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> RateLimitSpec {
         let at = field.at;
         match &field.node.content {
-            YamlContent::Map(_) => match self.limit(field.node, Section::RateLimit, field_path) {
+            YamlContent::Map(_) => match self.read_limit(field.node, Section::RateLimit, field_path) {
                 Some(limit) => RateLimitSpec::One(Spanned { value: Box::new(limit), at }),
                 None => RateLimitSpec::Unreadable,
             },
             YamlContent::List(list) if list.is_empty() => {
-                self.error(at, field_path, "an empty list of limits", "leave `rate_limit` out if there is no limit");
+                self.report_error(
+                    at,
+                    field_path,
+                    "an empty list of limits",
+                    "leave `rate_limit` out if there is no limit",
+                );
                 RateLimitSpec::Unreadable
             }
             YamlContent::List(list) => {
                 let mut limits = Vec::with_capacity(list.len());
                 for (index, node) in list.iter().enumerate() {
-                    let field_path = field_path.index(index);
+                    let field_path = field_path.with_index(index);
                     if matches!(node.content, YamlContent::Map(_)) {
-                        let limit = self.limit(node, Section::Limit, &field_path);
+                        let limit = self.read_limit(node, Section::Limit, &field_path);
                         limits.extend(limit.map(|limit| RateLimitEntry { index: Some(index), ..limit }));
                     } else {
-                        self.not_a_mapping(node, &field_path);
+                        self.report_not_a_mapping(node, &field_path);
                     }
                 }
                 RateLimitSpec::Many(Spanned { value: limits, at })
@@ -138,31 +147,36 @@ impl DocumentReader<'_> {
             YamlContent::Scalar(_) if field.node.is_null() => RateLimitSpec::None,
             YamlContent::Scalar(_) => {
                 let hint = "write a mapping such as {unit: minute, requests_per_unit: 10}";
-                self.wrong_type(field.node, "config.YamlRateLimit", hint, field_path);
+                self.report_wrong_type(field.node, "config.YamlRateLimit", hint, field_path);
                 RateLimitSpec::Unreadable
             }
         }
     }
 
-    fn limit(&mut self, node: &YamlNode<'_>, section: Section, field_path: &FieldPath<'_>) -> Option<RateLimitEntry> {
+    fn read_limit(
+        &mut self,
+        node: &YamlNode<'_>,
+        section: Section,
+        field_path: &FieldPath<'_>,
+    ) -> Option<RateLimitEntry> {
         let errors = self.found.error_count();
         let mut read = RateLimitEntry { at: node.at, ..RateLimitEntry::default() };
         read.requests_per_unit.at = node.at;
-        for field in self.fields(node, section, "config.YamlRateLimit", field_path)? {
-            let field_path = field_path.key(field.key.name);
+        for field in self.read_fields(node, section, "config.YamlRateLimit", field_path)? {
+            let field_path = field_path.with_key(field.key.name);
             match field.key.name {
-                "unit" => read.unit = self.text(&field, &field_path),
-                "unit_multiplier" => read.unit_multiplier = self.small(&field, &field_path),
+                "unit" => read.unit = self.read_string(&field, &field_path),
+                "unit_multiplier" => read.unit_multiplier = self.read_u32(&field, &field_path),
                 "requests_per_unit" => {
                     read.requests_per_unit =
-                        self.small(&field, &field_path).unwrap_or(Spanned { value: 0, at: field.at });
+                        self.read_u32(&field, &field_path).unwrap_or(Spanned { value: 0, at: field.at });
                 }
-                "unlimited" => read.unlimited = self.is_on(&field, &field_path),
-                "name" => read.name = self.text(&field, &field_path).unwrap_or_default(),
-                "replaces" => read.replaces = self.replaces(&field, &field_path),
-                "shadow_mode" => read.shadow_mode = self.is_on(&field, &field_path),
-                "quota_mode" => read.quota_mode = self.is_on(&field, &field_path),
-                "bucket_size" => read.bucket_size = self.small(&field, &field_path),
+                "unlimited" => read.unlimited = self.read_switch(&field, &field_path),
+                "name" => read.name = self.read_string(&field, &field_path).unwrap_or_default(),
+                "replaces" => read.replaces = self.read_replaces(&field, &field_path),
+                "shadow_mode" => read.shadow_mode = self.read_switch(&field, &field_path),
+                "quota_mode" => read.quota_mode = self.read_switch(&field, &field_path),
+                "bucket_size" => read.bucket_size = self.read_u32(&field, &field_path),
                 _ => self.read_defaultable_key(&field, &mut read.defaultable, &field_path),
             }
         }
@@ -170,17 +184,18 @@ impl DocumentReader<'_> {
         Some(read)
     }
 
-    fn replaces(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Vec<Spanned<String>> {
-        let Some(list) = self.list(field.node, "[]config.yamlReplaces", field_path) else { return Vec::new() };
+    fn read_replaces(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Vec<Spanned<String>> {
+        let Some(list) = self.read_list(field.node, "[]config.yamlReplaces", field_path) else { return Vec::new() };
         let mut names = Vec::with_capacity(list.len());
         for (index, node) in list.iter().enumerate() {
-            let field_path = field_path.index(index);
+            let field_path = field_path.with_index(index);
             if !matches!(node.content, YamlContent::Map(_)) {
-                self.not_a_mapping(node, &field_path);
+                self.report_not_a_mapping(node, &field_path);
                 continue;
             }
-            let fields = self.fields(node, Section::Replaces, "config.yamlReplaces", &field_path).unwrap_or_default();
-            let name = fields.iter().find_map(|field| self.text(field, &field_path.key(field.key.name)));
+            let fields =
+                self.read_fields(node, Section::Replaces, "config.yamlReplaces", &field_path).unwrap_or_default();
+            let name = fields.iter().find_map(|field| self.read_string(field, &field_path.with_key(field.key.name)));
             names.push(name.unwrap_or(Spanned { value: String::new(), at: node.at }));
         }
         names
@@ -189,8 +204,8 @@ impl DocumentReader<'_> {
     /// Reads a mapping with the keys of `defaults`.
     pub fn read_defaults(&mut self, node: &YamlNode<'_>, field_path: &FieldPath<'_>) -> Option<DefaultableKeys> {
         let mut keys = DefaultableKeys::default();
-        for field in self.fields(node, Section::Defaults, "defaults", field_path)? {
-            self.read_defaultable_key(&field, &mut keys, &field_path.key(field.key.name));
+        for field in self.read_fields(node, Section::Defaults, "defaults", field_path)? {
+            self.read_defaultable_key(&field, &mut keys, &field_path.with_key(field.key.name));
         }
         Some(keys)
     }
@@ -204,51 +219,54 @@ impl DocumentReader<'_> {
     ) {
         let Some(key) = DefaultableKey::from_name(field.key.name) else { return };
         match key {
-            DefaultableKey::Algorithm => keys.algorithm = self.choice(field, Algorithm::from_name, field_path),
-            DefaultableKey::QueueSize => keys.queue_size = self.small(field, field_path),
+            DefaultableKey::Algorithm => keys.algorithm = self.read_choice(field, Algorithm::from_name, field_path),
+            DefaultableKey::QueueSize => keys.queue_size = self.read_u32(field, field_path),
             DefaultableKey::MaxWait => {
-                keys.max_wait_us = self.parsed(field, |scalar| value::parse_duration_us(scalar.text()), field_path);
+                keys.max_wait_us =
+                    self.read_parsed(field, |scalar| value::parse_duration_us(scalar.text()), field_path);
             }
-            DefaultableKey::CountRejected => keys.count_rejected = self.flag(field, field_path),
+            DefaultableKey::CountRejected => keys.count_rejected = self.read_bool(field, field_path),
             DefaultableKey::Consistency => {
-                keys.consistency = self.choice(field, ConsistencyWord::from_name, field_path);
+                keys.consistency = self.read_choice(field, ConsistencyWord::from_name, field_path);
             }
-            DefaultableKey::MaxOvershoot => keys.max_overshoot = self.parsed(field, value::parse_overshoot, field_path),
-            DefaultableKey::Scope => keys.scope = self.choice(field, ScopeWord::from_name, field_path),
+            DefaultableKey::MaxOvershoot => {
+                keys.max_overshoot = self.read_parsed(field, value::parse_overshoot, field_path);
+            }
+            DefaultableKey::Scope => keys.scope = self.read_choice(field, ScopeWord::from_name, field_path),
             DefaultableKey::Reserve => {
-                keys.reserve_milli_percent = self.parsed(field, value::parse_percentage, field_path);
+                keys.reserve_milli_percent = self.read_parsed(field, value::parse_percentage, field_path);
             }
             DefaultableKey::OnRegionLoss => {
-                keys.on_region_loss = self.choice(field, RegionLossPolicy::from_name, field_path);
+                keys.on_region_loss = self.read_choice(field, RegionLossPolicy::from_name, field_path);
             }
             DefaultableKey::OnStoreError => {
-                keys.on_store_error = self.choice(field, StorePolicy::from_name, field_path);
+                keys.on_store_error = self.read_choice(field, StorePolicy::from_name, field_path);
             }
-            DefaultableKey::Epoch => keys.epoch = self.count(field, field_path),
-            DefaultableKey::OverLimitBody => keys.over_limit_body = self.over_limit_body(field, field_path),
+            DefaultableKey::Epoch => keys.epoch = self.read_u64(field, field_path),
+            DefaultableKey::OverLimitBody => keys.over_limit_body = self.read_over_limit_body(field, field_path),
             DefaultableKey::OverLimitContentType => {
-                keys.over_limit_content_type = self.content_type(field, field_path);
+                keys.over_limit_content_type = self.read_content_type(field, field_path);
             }
         }
     }
 
-    fn over_limit_body(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<Arc<str>>> {
-        let Spanned { value: body, at } = self.text(field, field_path)?;
+    fn read_over_limit_body(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<Arc<str>>> {
+        let Spanned { value: body, at } = self.read_string(field, field_path)?;
         if body.len() > MAX_BODY_BYTES {
             let message = format!("an `over_limit_body` of {} bytes", body.len());
-            self.error(at, field_path, message, format!("at most {MAX_BODY_BYTES} are sent"));
+            self.report_error(at, field_path, message, format!("at most {MAX_BODY_BYTES} are sent"));
         }
         Some(Spanned { value: body.into(), at })
     }
 
     /// Reads `over_limit_content_type`.
-    fn content_type(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<Arc<str>>> {
-        let Spanned { value: content_type, at } = self.text(field, field_path)?;
+    fn read_content_type(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<Arc<str>>> {
+        let Spanned { value: content_type, at } = self.read_string(field, field_path)?;
         // A header value: anything but visible ASCII would break the response or split it.
         let visible = content_type.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
         if !visible || content_type.trim().is_empty() || content_type.len() > 256 {
-            let message = format!("`{}` is not a content type", to_quotable(&content_type));
-            self.error(at, field_path, message, "write one such as application/json");
+            let message = format!("`{}` is not a content type", escape_for_message(&content_type));
+            self.report_error(at, field_path, message, "write one such as application/json");
         }
         Some(Spanned { value: content_type.trim().into(), at })
     }
@@ -256,34 +274,34 @@ impl DocumentReader<'_> {
 
 /// Scalars. Each is `None` if the key is not written, or if its value was reported.
 impl DocumentReader<'_> {
-    fn text(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<String>> {
+    fn read_string(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<String>> {
         match field.node.scalar() {
             Some(scalar) if scalar.is_null() => None,
             Some(scalar) => Some(Spanned { value: scalar.text().to_owned(), at: field.at }),
             None => {
-                self.wrong_type(field.node, "string", "write text here", field_path);
+                self.report_wrong_type(field.node, "string", "write text here", field_path);
                 None
             }
         }
     }
 
-    fn is_on(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> bool {
-        self.flag(field, field_path).is_some_and(|flag| flag.value)
+    fn read_switch(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> bool {
+        self.read_bool(field, field_path).is_some_and(|flag| flag.value)
     }
 
-    fn flag(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<bool>> {
+    fn read_bool(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<bool>> {
         match field.node.scalar().map(|scalar| scalar.value()) {
             Some(ScalarValue::Null) => None,
             Some(ScalarValue::Bool(value)) => Some(Spanned { value, at: field.at }),
             _ => {
-                self.wrong_type(field.node, "bool", "write true or false, without quotes", field_path);
+                self.report_wrong_type(field.node, "bool", "write true or false, without quotes", field_path);
                 None
             }
         }
     }
 
     /// Reads a whole number in the range of the table.
-    fn count(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<u64>> {
+    fn read_u64(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<u64>> {
         let (min, max) = match field.key.kind {
             ValueKind::Count(min, max) => (min, max),
             _ => (0, u64::MAX),
@@ -297,25 +315,30 @@ impl DocumentReader<'_> {
             Some(value) if (min..=max).contains(&value) => Some(Spanned { value, at: field.at }),
             Some(value) if !field.key.peer => {
                 let message = format!("`{}` is {value}, out of range", field.key.name);
-                self.error(field.node.at, field_path, message, format!("write a whole number from {min} to {max}"));
+                self.report_error(
+                    field.node.at,
+                    field_path,
+                    message,
+                    format!("write a whole number from {min} to {max}"),
+                );
                 None
             }
             _ => {
                 let into = if max == u64::from(u32::MAX) { "uint32" } else { "uint64" };
                 let hint = format!("write a whole number from {min} to {max}, without quotes");
-                self.wrong_type(field.node, into, &hint, field_path);
+                self.report_wrong_type(field.node, into, &hint, field_path);
                 None
             }
         }
     }
 
-    fn small(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<u32>> {
-        let count = self.count(field, field_path)?;
+    fn read_u32(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<u32>> {
+        let count = self.read_u64(field, field_path)?;
         // The table bounds these numbers by 32 bits.
         Some(Spanned { value: u32::try_from(count.value).ok()?, at: count.at })
     }
 
-    fn choice<T>(
+    fn read_choice<T>(
         &mut self,
         field: &Field<'_, '_>,
         from_name: impl Fn(&str) -> Option<T>,
@@ -325,14 +348,14 @@ impl DocumentReader<'_> {
         let hint = format!("write one of {}", words.join(", "));
         let parse = |scalar: &Scalar<'_>| {
             from_name(scalar.text()).ok_or_else(|| InvalidValue {
-                message: format!("unknown {} '{}'", field.key.name, to_quotable(scalar.text())),
+                message: format!("unknown {} '{}'", field.key.name, escape_for_message(scalar.text())),
                 hint: hint.clone(),
             })
         };
-        self.parsed(field, parse, field_path)
+        self.read_parsed(field, parse, field_path)
     }
 
-    fn parsed<T>(
+    fn read_parsed<T>(
         &mut self,
         field: &Field<'_, '_>,
         parse: impl Fn(&Scalar<'_>) -> Result<T, InvalidValue>,
@@ -340,14 +363,14 @@ impl DocumentReader<'_> {
     ) -> Option<Spanned<T>> {
         match field.node.scalar() {
             None => {
-                self.wrong_type(field.node, "string", "write text here", field_path);
+                self.report_wrong_type(field.node, "string", "write text here", field_path);
                 None
             }
             Some(scalar) if scalar.is_null() => None,
             Some(scalar) => match parse(scalar) {
                 Ok(value) => Some(Spanned { value, at: field.at }),
                 Err(InvalidValue { message, hint }) => {
-                    self.error(field.node.at, field_path, message, hint);
+                    self.report_error(field.node.at, field_path, message, hint);
                     None
                 }
             },
@@ -355,7 +378,7 @@ impl DocumentReader<'_> {
     }
 
     /// Returns the elements of a list; none for null.
-    fn list<'n, 'a>(
+    fn read_list<'n, 'a>(
         &mut self,
         node: &'n YamlNode<'a>,
         into: &str,
@@ -365,7 +388,7 @@ impl DocumentReader<'_> {
             YamlContent::List(list) => Some(list),
             _ if node.is_null() => None,
             _ => {
-                self.wrong_type(node, into, "write a list, its elements beginning with `- `", field_path);
+                self.report_wrong_type(node, into, "write a list, its elements beginning with `- `", field_path);
                 None
             }
         }

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use crate::base::go_syntax::{DurationError, parse_unsigned_duration};
 use crate::limit::Overshoot;
 use crate::limit::period::MAX_PERIOD_US;
-use crate::rules::diagnostic::to_quotable;
+use crate::rules::diagnostic::escape_for_message;
 use crate::rules::yaml::scalar::{Scalar, ScalarValue};
 use crate::rules::yaml::{YamlContent, YamlNode};
 
@@ -21,25 +21,29 @@ pub struct InvalidValue {
     pub hint: String,
 }
 
-fn invalid<T>(message: impl Into<String>, hint: impl Into<String>) -> Result<T, InvalidValue> {
+fn invalid_value<T>(message: impl Into<String>, hint: impl Into<String>) -> Result<T, InvalidValue> {
     Err(InvalidValue { message: message.into(), hint: hint.into() })
 }
 
 /// Parses a duration in Go's notation: microseconds, 366 days at most; what is finer is cut off.
 pub fn parse_duration_us(text: &str) -> Result<u64, InvalidValue> {
-    let too_long = || invalid(format!("`{}` is longer than 366 days", to_quotable(text)), "write a shorter one");
+    let too_long =
+        || invalid_value(format!("`{}` is longer than 366 days", escape_for_message(text)), "write a shorter one");
     match parse_unsigned_duration(text) {
         Ok(duration) => match u64::try_from(duration.as_micros()) {
             Ok(micros) if micros <= MAX_PERIOD_US => Ok(micros),
             _ => too_long(),
         },
         Err(DurationError::TooLong) => too_long(),
-        Err(_) => invalid(format!("`{}` is not a duration", to_quotable(text)), "write it like 10ms, 1.5s or 1h30m"),
+        Err(_) => invalid_value(
+            format!("`{}` is not a duration", escape_for_message(text)),
+            "write it like 10ms, 1.5s or 1h30m",
+        ),
     }
 }
 
 /// A decimal number times `scale`, rounded down.
-fn scaled(digits: &str, scale: u128) -> Option<u128> {
+fn parse_scaled_decimal(digits: &str, scale: u128) -> Option<u128> {
     let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
     // Beyond these lengths a number is out of every range, or its rest below every precision.
     if (whole.is_empty() && fraction.is_empty()) || whole.len() > 18 || fraction.contains('.') {
@@ -54,11 +58,11 @@ fn scaled(digits: &str, scale: u128) -> Option<u128> {
 /// Parses `reserve`: a percentage to a thousandth, in thousandths of a percent.
 pub fn parse_percentage(scalar: &Scalar<'_>) -> Result<u32, InvalidValue> {
     let text = scalar.text().trim();
-    let milli = text.strip_suffix('%').and_then(|percent| scaled(percent.trim_end(), 1_000));
+    let milli = text.strip_suffix('%').and_then(|percent| parse_scaled_decimal(percent.trim_end(), 1_000));
     match milli.and_then(|milli| u32::try_from(milli).ok()) {
         Some(milli @ 1..=100_000) => Ok(milli),
-        _ => invalid(
-            format!("`{}` is not a percentage from 0.001% to 100%", to_quotable(text)),
+        _ => invalid_value(
+            format!("`{}` is not a percentage from 0.001% to 100%", escape_for_message(text)),
             "write a percentage such as 10%",
         ),
     }
@@ -68,19 +72,21 @@ pub fn parse_percentage(scalar: &Scalar<'_>) -> Result<u32, InvalidValue> {
 pub fn parse_overshoot(scalar: &Scalar<'_>) -> Result<Overshoot, InvalidValue> {
     let text = scalar.text().trim();
     let hint = "write a percentage such as 5% or 0.5%, or a number of hits";
-    let none = || invalid("`max_overshoot` of 0", "use `consistency: strict`");
+    let none = || invalid_value("`max_overshoot` of 0", "use `consistency: strict`");
     if let Some(percent) = text.strip_suffix('%').map(str::trim_end) {
-        let (milli, exact) = (scaled(percent, 1_000), scaled(percent, 1_000_000));
+        let (milli, exact) = (parse_scaled_decimal(percent, 1_000), parse_scaled_decimal(percent, 1_000_000));
         return match (milli, exact) {
             (Some(0), Some(0)) => none(),
             (Some(milli), Some(exact)) if milli * 1_000 != exact => {
-                invalid(format!("`{}` is finer than 0.001%", to_quotable(text)), "round it")
+                invalid_value(format!("`{}` is finer than 0.001%", escape_for_message(text)), "round it")
             }
             (Some(milli @ 1..=100_000), _) => {
                 Ok(Overshoot::MilliPercent(u32::try_from(milli).expect("100 000 fits in 32 bits")))
             }
-            (Some(_), _) => invalid(format!("`{}` is more than 100%", to_quotable(text)), "raise the limit instead"),
-            (None, _) => invalid(format!("`{}` is not a percentage", to_quotable(text)), hint),
+            (Some(_), _) => {
+                invalid_value(format!("`{}` is more than 100%", escape_for_message(text)), "raise the limit instead")
+            }
+            (None, _) => invalid_value(format!("`{}` is not a percentage", escape_for_message(text)), hint),
         };
     }
     match scalar.value() {
@@ -88,12 +94,14 @@ pub fn parse_overshoot(scalar: &Scalar<'_>) -> Result<Overshoot, InvalidValue> {
         ScalarValue::Int(hits) if u32::try_from(hits).is_ok() => {
             Ok(Overshoot::Hits(u32::try_from(hits).expect("checked by the guard")))
         }
-        _ => invalid(format!("`{}` is neither a percentage nor a number of hits", to_quotable(text)), hint),
+        _ => {
+            invalid_value(format!("`{}` is neither a percentage nor a number of hits", escape_for_message(text)), hint)
+        }
     }
 }
 
 /// Describes a value for a type error: YAML's short tag, and its text unless it is a collection.
-pub fn describe(node: &YamlNode<'_>) -> String {
+pub fn describe_node(node: &YamlNode<'_>) -> String {
     let scalar = match &node.content {
         YamlContent::List(_) => return "!!seq".into(),
         YamlContent::Map(_) => return "!!map".into(),
@@ -110,19 +118,19 @@ pub fn describe(node: &YamlNode<'_>) -> String {
     let text = scalar.text();
     if text.len() > 10 {
         let end = (0..=7).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-        return format!("{tag} `{}...`", to_quotable(&text[..end]));
+        return format!("{tag} `{}...`", escape_for_message(&text[..end]));
     }
-    format!("{tag} `{}`", to_quotable(text))
+    format!("{tag} `{}`", escape_for_message(text))
 }
 
 /// Formats a value as Go prints it, truncated after about 200 bytes. Envoyproxy/ratelimit shows list elements so.
-pub fn to_go_text(node: &YamlNode<'_>) -> String {
+pub fn format_as_go(node: &YamlNode<'_>) -> String {
     let mut out = String::new();
-    write_go_text(node, &mut out);
-    to_quotable(&out)
+    write_as_go(node, &mut out);
+    escape_for_message(&out)
 }
 
-fn write_go_text(node: &YamlNode<'_>, out: &mut String) {
+fn write_as_go(node: &YamlNode<'_>, out: &mut String) {
     if out.len() > 200 {
         return;
     }
@@ -142,7 +150,7 @@ fn write_go_text(node: &YamlNode<'_>, out: &mut String) {
             out.push('[');
             for (index, node) in list.iter().enumerate().take(100) {
                 out.push_str(if index == 0 { "" } else { " " });
-                write_go_text(node, out);
+                write_as_go(node, out);
             }
             out.push(']');
         }
@@ -150,9 +158,9 @@ fn write_go_text(node: &YamlNode<'_>, out: &mut String) {
             out.push_str("map[");
             for (index, (key, value)) in map.iter().enumerate().take(100) {
                 out.push_str(if index == 0 { "" } else { " " });
-                write_go_text(key, out);
+                write_as_go(key, out);
                 out.push(':');
-                write_go_text(value, out);
+                write_as_go(value, out);
             }
             out.push(']');
         }
@@ -173,10 +181,10 @@ pub fn to_json(node: &YamlNode<'_>) -> serde_json::Value {
             ScalarValue::Text => scalar.text().into(),
         },
         YamlContent::List(list) => list.iter().map(to_json).collect(),
-        YamlContent::Map(map) => map.iter().map(|(key, value)| (json_key(key), to_json(value))).collect(),
+        YamlContent::Map(map) => map.iter().map(|(key, value)| (key_to_json(key), to_json(value))).collect(),
     }
 }
 
-fn json_key(key: &YamlNode<'_>) -> String {
-    key.scalar().map_or_else(|| to_go_text(key), |scalar| scalar.text().to_owned())
+fn key_to_json(key: &YamlNode<'_>) -> String {
+    key.scalar().map_or_else(|| format_as_go(key), |scalar| scalar.text().to_owned())
 }

@@ -39,7 +39,7 @@ impl FsWatches {
         let set = Arc::new(Mutex::new(WatchSet::default()));
         let received = Arc::clone(&set);
         let notify_if_relevant = move |event: notify::Result<Event>| {
-            if event.map_or(true, |event| lock_ignoring_poison(&received).contains(&event)) {
+            if event.map_or(true, |event| lock_ignoring_poison(&received).may_be_changed_by(&event)) {
                 wakeup.notify(|reason| reason.changed = true);
             }
         };
@@ -60,7 +60,7 @@ impl FsWatches {
     ///
     /// `renew` places every watch again even if the paths are the same, because a path may lead to another inode.
     pub(super) fn sync(&mut self, paths: &[WatchedPath], renew: bool) -> bool {
-        let set = WatchSet::of(paths);
+        let set = WatchSet::from_paths(paths);
         let old = lock_ignoring_poison(&self.set).clone();
         if set == old && !renew {
             return false;
@@ -110,15 +110,15 @@ struct WatchedDir {
 }
 
 impl WatchSet {
-    fn of(paths: &[WatchedPath]) -> Self {
+    fn from_paths(paths: &[WatchedPath]) -> Self {
         let mut set = Self::default();
         for trace in paths {
             match trace {
                 WatchedPath::Followed(path) => {
-                    set.follow(path);
+                    set.add_path(path);
                 }
                 WatchedPath::Listed(path) => {
-                    if let Some(directory) = set.follow(path) {
+                    if let Some(directory) = set.add_path(path) {
                         set.directory_mut(&directory).all = true;
                     }
                 }
@@ -129,10 +129,10 @@ impl WatchSet {
 
     /// Resolves `path` name by name, through links, and adds each directory with the name looked up in it. Returns the
     /// real path, or `None` if it does not exist.
-    fn follow(&mut self, path: &Path) -> Option<PathBuf> {
+    fn add_path(&mut self, path: &Path) -> Option<PathBuf> {
         let mut at = PathBuf::from("/");
-        let mut rest: VecDeque<OsString> = names(&std::path::absolute(path).ok()?).collect();
-        let mut links_left = MAX_LINKS;
+        let mut rest: VecDeque<OsString> = split_names(&std::path::absolute(path).ok()?).collect();
+        let mut links_left = MAX_SYMLINKS;
         while let Some(name) = rest.pop_front() {
             if name == OsStr::new("..") {
                 at.pop();
@@ -149,7 +149,7 @@ impl WatchSet {
             if target.is_absolute() {
                 at = PathBuf::from("/");
             }
-            for name in names(&target).collect::<Vec<_>>().into_iter().rev() {
+            for name in split_names(&target).collect::<Vec<_>>().into_iter().rev() {
                 rest.push_front(name);
             }
         }
@@ -164,16 +164,16 @@ impl WatchSet {
     }
 
     /// Returns `true` if `event` may change the rule files. Reading them opens files, so opening does not matter.
-    fn contains(&self, event: &Event) -> bool {
+    fn may_be_changed_by(&self, event: &Event) -> bool {
         match event.kind {
             EventKind::Access(AccessKind::Close(AccessMode::Write)) => {}
             EventKind::Access(_) => return false,
             _ => {}
         }
-        event.need_rescan() || event.paths.iter().any(|path| self.matters(path))
+        event.need_rescan() || event.paths.iter().any(|path| self.has_path(path))
     }
 
-    fn matters(&self, path: &Path) -> bool {
+    fn has_path(&self, path: &Path) -> bool {
         let as_entry = path.parent().zip(path.file_name()).is_some_and(|(parent, name)| {
             self.directories.get(parent).is_some_and(|directory| directory.all || directory.names.contains(name))
         });
@@ -182,9 +182,9 @@ impl WatchSet {
 }
 
 /// Maximum number of symbolic links followed in one path, as in Linux.
-const MAX_LINKS: usize = 40;
+const MAX_SYMLINKS: usize = 40;
 
-fn names(path: &Path) -> impl Iterator<Item = OsString> {
+fn split_names(path: &Path) -> impl Iterator<Item = OsString> {
     path.components().filter_map(|component| match component {
         Component::Normal(name) => Some(name.to_owned()),
         Component::ParentDir => Some(OsString::from("..")),

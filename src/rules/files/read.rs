@@ -27,7 +27,7 @@ pub fn read(location: &RuleLocation) -> ReadResult {
 
 /// Reads the files that a search found; none of them if their sum is too large.
 pub(super) fn load(mut scan: FileScan) -> ReadResult {
-    check_total(&mut scan);
+    check_total_size(&mut scan);
     let FileScan { found, mut errors, warnings, .. } = scan;
     let mut files = Vec::with_capacity(found.len());
     let mut bytes_left = MAX_TOTAL_BYTES;
@@ -35,7 +35,7 @@ pub(super) fn load(mut scan: FileScan) -> ReadResult {
         if errors.len() >= MAX_ERRORS {
             break;
         }
-        match contents(&path, bytes_left) {
+        match read_contents(&path, bytes_left) {
             Ok(bytes) => {
                 bytes_left -= bytes.len() as u64;
                 files.push(RuleFile { name, path, bytes });
@@ -50,7 +50,7 @@ pub(super) fn load(mut scan: FileScan) -> ReadResult {
 /// Reports the file that takes the sum of sizes past its bound, and keeps all files from being read.
 ///
 /// A file that is too large by itself is left to the reading, which reports it.
-fn check_total(scan: &mut FileScan) {
+fn check_total_size(scan: &mut FileScan) {
     let mut total = 0;
     let past = scan.found.iter().filter(|file| file.size <= MAX_FILE_BYTES).find(|file| {
         total += file.size;
@@ -63,8 +63,8 @@ fn check_total(scan: &mut FileScan) {
 }
 
 /// Returns the bytes of a regular file, of which at most `bytes_left` may be read.
-fn contents(path: &Path, bytes_left: u64) -> Result<Vec<u8>, PathProblem> {
-    let file = open(path)?;
+fn read_contents(path: &Path, bytes_left: u64) -> Result<Vec<u8>, PathProblem> {
+    let file = open_regular_file(path)?;
     let size = file.metadata().map_err(|error| PathProblem::from(&error))?.len();
     check_size(size, bytes_left)?;
     // One byte more than allowed shows that the file has grown; the capacity is bounded by the check above.
@@ -78,7 +78,7 @@ fn contents(path: &Path, bytes_left: u64) -> Result<Vec<u8>, PathProblem> {
 ///
 /// The type is checked before, because opening a device may have an effect, and after, because the path may lead
 /// elsewhere by then. Without O_NONBLOCK, a FIFO in between would block.
-fn open(path: &Path) -> Result<File, PathProblem> {
+fn open_regular_file(path: &Path) -> Result<File, PathProblem> {
     check_regular(&fs::metadata(path).map_err(|error| PathProblem::from(&error))?)?;
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
     let file =

@@ -49,20 +49,20 @@ pub(super) fn search(location: &RuleLocation) -> FileScan {
 
 /// Searches files and directories given with `--config`.
 fn search_paths(paths: &[PathBuf]) -> FileScan {
-    let mut walk = Walk::new(NameFilter::Extension);
+    let mut walk = FileSearch::new(NameFilter::Extension);
     for path in paths {
         walk.scan.watched.push(WatchedPath::Followed(path.clone()));
         let before = (walk.scan.found.len(), walk.scan.errors.len());
         match fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => {
-                walk.directory(path, &metadata);
+                walk.search_directory(path, &metadata);
                 if before == (walk.scan.found.len(), walk.scan.errors.len()) {
-                    walk.error(path, PathProblem::NoRuleFiles);
+                    walk.add_error(path, PathProblem::NoRuleFiles);
                 }
             }
             // Reading reports a path that is not a regular file.
-            Ok(metadata) => walk.found(path, &metadata),
-            Err(error) => walk.error(path, problem_at(path, &error)),
+            Ok(metadata) => walk.visit_found(path, &metadata),
+            Err(error) => walk.add_error(path, problem_of_path(path, &error)),
         }
     }
     walk.scan
@@ -83,22 +83,23 @@ impl RuntimeDirectories<'_> {
     /// The subdirectory may be missing; the parent of the root may not.
     fn search_watched_root(&self) -> FileScan {
         if self.root.as_os_str().is_empty() {
-            return unset("RUNTIME_ROOT");
+            return report_unset("RUNTIME_ROOT");
         }
         if self.subdirectory.is_empty() {
-            return unset("RUNTIME_SUBDIRECTORY");
+            return report_unset("RUNTIME_SUBDIRECTORY");
         }
         let base = self.root.join(self.subdirectory);
         let prefix = format!("{}.", self.app_directory);
-        let mut walk = Walk::new(NameFilter::Dotted { base: &base, prefix, ignore_dotfiles: self.ignore_dotfiles });
+        let mut walk =
+            FileSearch::new(NameFilter::Dotted { base: &base, prefix, ignore_dotfiles: self.ignore_dotfiles });
         walk.scan.watched.push(WatchedPath::Followed(base.clone()));
         let parent = self.root.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         match fs::metadata(&base) {
-            Err(error) if problem_at(&base, &error) == PathProblem::Missing && parent.exists() => {
-                walk.warn(&base, PathProblem::Missing);
+            Err(error) if problem_of_path(&base, &error) == PathProblem::Missing && parent.exists() => {
+                walk.add_warning(&base, PathProblem::Missing);
             }
-            Err(_) if !parent.exists() => walk.error(parent, PathProblem::Missing),
-            found => walk.base(&base, found),
+            Err(_) if !parent.exists() => walk.add_error(parent, PathProblem::Missing),
+            found => walk.search_base(&base, found),
         }
         walk.scan
     }
@@ -106,26 +107,27 @@ impl RuntimeDirectories<'_> {
     /// Searches as without `RUNTIME_WATCH_ROOT`: files below the app directory, which must exist.
     fn search_app_directory(&self) -> FileScan {
         if self.root.as_os_str().is_empty() {
-            return unset("RUNTIME_ROOT");
+            return report_unset("RUNTIME_ROOT");
         }
         if self.app_directory.is_empty() {
-            return unset("RUNTIME_APPDIRECTORY");
+            return report_unset("RUNTIME_APPDIRECTORY");
         }
         let base = self.root.join(self.subdirectory).join(self.app_directory);
         let prefix = String::new();
-        let mut walk = Walk::new(NameFilter::Dotted { base: &base, prefix, ignore_dotfiles: self.ignore_dotfiles });
+        let mut walk =
+            FileSearch::new(NameFilter::Dotted { base: &base, prefix, ignore_dotfiles: self.ignore_dotfiles });
         walk.scan.watched.push(WatchedPath::Followed(base.clone()));
-        walk.base(&base, fs::metadata(&base));
+        walk.search_base(&base, fs::metadata(&base));
         walk.scan
     }
 }
 
-fn unset(variable: &'static str) -> FileScan {
+fn report_unset(variable: &'static str) -> FileScan {
     let warning = PathError::new(Path::new(variable), PathProblem::Unset(variable));
     FileScan { warnings: vec![warning], ..FileScan::default() }
 }
 
-struct Walk<'a> {
+struct FileSearch<'a> {
     names: NameFilter<'a>,
     scan: FileScan,
     /// Number of names that may still be searched.
@@ -136,51 +138,51 @@ struct Walk<'a> {
     full: bool,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> FileSearch<'a> {
     fn new(names: NameFilter<'a>) -> Self {
         Self { names, scan: FileScan::default(), entries_left: MAX_ENTRIES, inside: Vec::new(), full: false }
     }
 
     /// Searches the directory that the `RUNTIME_*` variables name.
-    fn base(&mut self, base: &Path, found: std::io::Result<Metadata>) {
+    fn search_base(&mut self, base: &Path, found: std::io::Result<Metadata>) {
         match found {
             Ok(metadata) if metadata.is_dir() => {
-                self.directory(base, &metadata);
+                self.search_directory(base, &metadata);
                 if self.scan.found.is_empty() && self.scan.errors.is_empty() {
-                    self.warn(base, PathProblem::NoRuleFiles);
+                    self.add_warning(base, PathProblem::NoRuleFiles);
                 }
             }
-            Ok(_) => self.error(base, PathProblem::NotADirectory),
-            Err(error) => self.error(base, problem_at(base, &error)),
+            Ok(_) => self.add_error(base, PathProblem::NotADirectory),
+            Err(error) => self.add_error(base, problem_of_path(base, &error)),
         }
     }
 
-    fn directory(&mut self, path: &Path, metadata: &Metadata) {
+    fn search_directory(&mut self, path: &Path, metadata: &Metadata) {
         let id = (metadata.dev(), metadata.ino());
         if self.inside.contains(&id) {
-            return self.error(path, PathProblem::Loop);
+            return self.add_error(path, PathProblem::Loop);
         }
         if self.inside.len() > MAX_DEPTH {
-            return self.error(path, PathProblem::TooDeep(MAX_DEPTH));
+            return self.add_error(path, PathProblem::TooDeep(MAX_DEPTH));
         }
         self.scan.watched.push(WatchedPath::Listed(path.to_owned()));
         self.inside.push(id);
-        match self.list(path) {
+        match self.list_directory(path) {
             Ok(entries) => {
                 for entry in entries {
                     if self.full {
                         break;
                     }
-                    self.entry(&entry);
+                    self.visit_entry(&entry);
                 }
             }
-            Err(problem) => self.error(path, problem),
+            Err(problem) => self.add_error(path, problem),
         }
         self.inside.pop();
     }
 
     /// Returns the entries of a directory, sorted, so that two searches have the same result.
-    fn list(&mut self, path: &Path) -> Result<Vec<PathBuf>, PathProblem> {
+    fn list_directory(&mut self, path: &Path) -> Result<Vec<PathBuf>, PathProblem> {
         let mut entries = Vec::new();
         for entry in fs::read_dir(path).map_err(|e| PathProblem::from(&e))? {
             self.entries_left = self.entries_left.checked_sub(1).ok_or(PathProblem::TooManyEntries(MAX_ENTRIES))?;
@@ -190,7 +192,7 @@ impl<'a> Walk<'a> {
         Ok(entries)
     }
 
-    fn entry(&mut self, path: &Path) {
+    fn visit_entry(&mut self, path: &Path) {
         let name = path.file_name().map(OsStr::as_bytes).unwrap_or_default();
         if name.starts_with(b".") && self.names.skip_dotfiles() {
             return;
@@ -201,33 +203,33 @@ impl<'a> Walk<'a> {
         }
         match fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => {
-                if !name.starts_with(b"..") && self.names.may_be_below(path) {
-                    self.directory(path, &metadata);
+                if !name.starts_with(b"..") && self.names.may_have_rule_files_below(path) {
+                    self.search_directory(path, &metadata);
                 }
             }
-            Ok(metadata) if self.names.name(path).is_some() => self.found(path, &metadata),
+            Ok(metadata) if self.names.rule_file_name(path).is_some() => self.visit_found(path, &metadata),
             // Some editors lock a file with a dangling link beside it: `.#name`.
             Err(_) if link && name.starts_with(b".") => {}
-            Err(error) if self.names.may_count(path) => self.error(path, problem_at(path, &error)),
+            Err(error) if self.names.may_be_rule_file(path) => self.add_error(path, problem_of_path(path, &error)),
             Ok(_) | Err(_) => {}
         }
     }
 
-    fn found(&mut self, path: &Path, metadata: &Metadata) {
+    fn visit_found(&mut self, path: &Path, metadata: &Metadata) {
         if self.scan.found.len() == MAX_FILES {
-            return self.error(path, PathProblem::TooManyFiles);
+            return self.add_error(path, PathProblem::TooManyFiles);
         }
-        let name = self.names.name(path).unwrap_or_else(|| path.to_string_lossy().into());
+        let name = self.names.rule_file_name(path).unwrap_or_else(|| path.to_string_lossy().into());
         self.scan.found.push(FoundFile { name, path: path.to_owned(), size: metadata.len() });
     }
 
-    fn error(&mut self, path: &Path, problem: PathProblem) {
+    fn add_error(&mut self, path: &Path, problem: PathProblem) {
         self.full |= matches!(problem, PathProblem::TooManyFiles | PathProblem::TooManyEntries(_));
         self.scan.errors.push(PathError::new(path, problem));
         self.full |= self.scan.errors.len() >= MAX_ERRORS;
     }
 
-    fn warn(&mut self, path: &Path, problem: PathProblem) {
+    fn add_warning(&mut self, path: &Path, problem: PathProblem) {
         self.scan.warnings.push(PathError::new(path, problem));
     }
 }
@@ -241,7 +243,7 @@ impl NameFilter<'_> {
     }
 
     /// Returns the name of the file at `path`, or `None` if it does not count.
-    fn name(&self, path: &Path) -> Option<Arc<str>> {
+    fn rule_file_name(&self, path: &Path) -> Option<Arc<str>> {
         // The directory may contain a JSON schema for editors.
         if path.as_os_str().as_bytes().ends_with(b".schema.json") {
             return None;
@@ -252,39 +254,39 @@ impl NameFilter<'_> {
                 is_rule_file.then(|| path.to_string_lossy().into())
             }
             Self::Dotted { base, prefix, .. } => {
-                let name = dotted(base, path);
+                let name = dotted_name(base, path);
                 name.starts_with(prefix).then(|| name.into())
             }
         }
     }
 
     /// Returns `true` if an unreadable path may be a rule file, or a link to a directory of rule files.
-    fn may_count(&self, path: &Path) -> bool {
+    fn may_be_rule_file(&self, path: &Path) -> bool {
         let directory = match self {
             Self::Extension => path.is_symlink() && path.extension().is_none(),
-            Self::Dotted { .. } => path.is_symlink() && self.may_be_below(path),
+            Self::Dotted { .. } => path.is_symlink() && self.may_have_rule_files_below(path),
         };
-        directory || self.name(path).is_some()
+        directory || self.rule_file_name(path).is_some()
     }
 
     /// Returns `true` if a name below the directory at `path` can count.
-    fn may_be_below(&self, path: &Path) -> bool {
+    fn may_have_rule_files_below(&self, path: &Path) -> bool {
         match self {
             Self::Extension => true,
             Self::Dotted { base, prefix, .. } => {
-                let start = dotted(base, path) + ".";
+                let start = dotted_name(base, path) + ".";
                 start.starts_with(prefix) || prefix.starts_with(&start)
             }
         }
     }
 }
 
-fn dotted(base: &Path, path: &Path) -> String {
+fn dotted_name(base: &Path, path: &Path) -> String {
     path.strip_prefix(base).unwrap_or(path).to_string_lossy().replace('/', ".")
 }
 
 /// Returns the problem of an unreadable path; distinguishes a dangling link from a missing path.
-fn problem_at(path: &Path, error: &std::io::Error) -> PathProblem {
+fn problem_of_path(path: &Path, error: &std::io::Error) -> PathProblem {
     match PathProblem::from(error) {
         PathProblem::Missing if path.is_symlink() => PathProblem::Dangling,
         problem => problem,

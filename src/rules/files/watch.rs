@@ -53,7 +53,7 @@ impl From<&RuleSettings> for WatchTiming {
 }
 
 impl WatchTiming {
-    fn bounded(self) -> Self {
+    fn clamp_intervals(self) -> Self {
         let day = Duration::from_secs(24 * 60 * 60);
         Self {
             // Two reads at the same moment would agree on a file that is half written.
@@ -77,7 +77,7 @@ impl Watcher {
     /// # Errors
     /// The thread cannot be started. Missing events are not an error: they are logged, and polling goes on.
     pub fn start(location: RuleLocation, timing: WatchTiming, last: &ReadResult) -> io::Result<(Self, Changes)> {
-        let timing = timing.bounded();
+        let timing = timing.clamp_intervals();
         let wakeup = Arc::new(Wakeup::default());
         let comparisons = Arc::new(AtomicU64::new(0));
         let slot = Arc::new(Mutex::new(None));
@@ -88,13 +88,13 @@ impl Watcher {
             timing,
             wakeup: Arc::clone(&wakeup),
             comparisons: Arc::clone(&comparisons),
-            delivered: fingerprint(last),
+            delivered: hash_result(last),
             slot: Arc::clone(&slot),
             filled,
         };
         thread::Builder::new().name("rule-files".to_owned()).spawn(move || {
             threads::lower_thread_priority();
-            thread.run();
+            thread.watch_until_stopped();
         })?;
         Ok((Self { wakeup, comparisons }, Changes { slot, filled: changes }))
     }
@@ -122,7 +122,7 @@ impl Drop for Watcher {
     }
 }
 
-/// Requests reloads from a [`Watcher`].
+/// Requests reloads from a [`FileWatcher`].
 #[derive(Clone, Debug)]
 pub struct WatchReloader {
     wakeup: Arc<Wakeup>,
@@ -172,12 +172,12 @@ struct WatchThread {
 struct Stopped;
 
 impl WatchThread {
-    fn run(mut self) {
+    fn watch_until_stopped(mut self) {
         // The first comparison is due at once: something may have changed since the caller's read.
         let mut poll_at = Instant::now();
         loop {
             let reason = self.wakeup.wait_until(poll_at);
-            let compared = self.wait_for_quiet(reason).and_then(|reason| self.compare(reason));
+            let compared = self.wait_for_quiet(reason).and_then(|reason| self.compare_files(reason));
             if compared.is_err() {
                 return;
             }
@@ -204,22 +204,22 @@ impl WatchThread {
     /// A single read may see a file half written, or the old half of a set and the new half of another. Therefore a
     /// difference counts once two consecutive reads agree. Contents that keep changing are never delivered: a truncated
     /// rule file may well be valid and lack the limits at its end.
-    fn compare(&mut self, reason: WakeReason) -> Result<(), Stopped> {
+    fn compare_files(&mut self, reason: WakeReason) -> Result<(), Stopped> {
         let mut reload = reason.reload;
-        let mut last = fingerprint(&self.read(reason.changed || reload));
+        let mut last = hash_result(&self.read_files(reason.changed || reload));
         let since = Instant::now();
         let mut warned = false;
         while reload || last != self.delivered {
-            let reason = self.pause()?;
+            let reason = self.wait_for_debounce()?;
             reload |= reason.reload;
-            let result = self.read(reason.changed);
-            let fingerprint = fingerprint(&result);
+            let result = self.read_files(reason.changed);
+            let fingerprint = hash_result(&result);
             if fingerprint == last {
-                self.deliver(result, fingerprint);
+                self.deliver_result(result, fingerprint);
                 return Ok(());
             }
             last = fingerprint;
-            if !warned && since.elapsed() > UNSETTLED {
+            if !warned && since.elapsed() > UNSETTLED_WARNING_DELAY {
                 warned = true;
                 tracing::warn!("rule files keep changing; they take effect once they stay the same");
             }
@@ -228,7 +228,7 @@ impl WatchThread {
     }
 
     /// Waits for the whole debounce time; only a stop ends it early.
-    fn pause(&self) -> Result<WakeReason, Stopped> {
+    fn wait_for_debounce(&self) -> Result<WakeReason, Stopped> {
         let until = Instant::now() + self.timing.debounce;
         let mut all = WakeReason::default();
         loop {
@@ -248,11 +248,11 @@ impl WatchThread {
     ///
     /// Watches are placed before, so that a change during the read is noticed. If the paths differ after that, the
     /// watches are placed again.
-    fn read(&mut self, changed: bool) -> ReadResult {
+    fn read_files(&mut self, changed: bool) -> ReadResult {
         let mut scan = search(&self.location);
         if let Some(fs_watches) = &mut self.fs_watches {
             let mut renew = changed;
-            for _ in 0..MAX_SYNCS {
+            for _ in 0..MAX_WATCH_PLACEMENTS {
                 if !fs_watches.sync(&scan.watched, renew) {
                     break;
                 }
@@ -265,7 +265,7 @@ impl WatchThread {
         result
     }
 
-    fn deliver(&mut self, result: ReadResult, fingerprint: u128) {
+    fn deliver_result(&mut self, result: ReadResult, fingerprint: u128) {
         self.delivered = fingerprint;
         *lock_ignoring_poison(&self.slot) = Some(result);
         self.filled.send_replace(());
@@ -273,12 +273,12 @@ impl WatchThread {
 }
 
 /// Time for which contents may differ from read to read before a warning is logged.
-const UNSETTLED: Duration = Duration::from_secs(5);
+const UNSETTLED_WARNING_DELAY: Duration = Duration::from_secs(5);
 /// Maximum number of times that one read places the watches; polling covers a tree that changes even faster.
-const MAX_SYNCS: usize = 4;
+const MAX_WATCH_PLACEMENTS: usize = 4;
 
 /// Hashes a result to 128 bits, so that two different results practically never have the same fingerprint.
-fn fingerprint(result: &ReadResult) -> u128 {
+fn hash_result(result: &ReadResult) -> u128 {
     let mut hasher = SipHasher13::new();
     match result {
         Ok(set) => {

@@ -178,7 +178,7 @@ impl RuleSet {
             by_unit.chain([&domain.defaults]).any(|defaults| defaults.on_store_error == Some(StorePolicy::Error))
         };
         set.rule_count = rules().count();
-        set.can_error = rules().any(CompiledRule::can_error) || set.domains.values().any(override_can_error);
+        set.can_error = rules().any(CompiledRule::can_answer_error) || set.domains.values().any(override_can_error);
         set
     }
 
@@ -227,7 +227,7 @@ impl RuleSet {
 
     /// Returns the child of `parent` whose composite key is the concatenation of the parts.
     pub(super) fn child(&self, parent: NodeId, composite: &[&[u8]]) -> Option<NodeId> {
-        self.edges.find(self.edge_hash(parent, composite), |child| self.is_child(*child, parent, composite)).copied()
+        self.edges.find(self.hash_edge(parent, composite), |child| self.is_child(*child, parent, composite)).copied()
     }
 
     fn is_child(&self, child: NodeId, parent: NodeId, composite: &[&[u8]]) -> bool {
@@ -244,7 +244,7 @@ impl RuleSet {
             && rest.is_empty()
     }
 
-    fn edge_hash(&self, parent: NodeId, composite: &[&[u8]]) -> u64 {
+    fn hash_edge(&self, parent: NodeId, composite: &[&[u8]]) -> u64 {
         let mut hasher = SipHasher13::new_with_keys(self.hash_keys.0 ^ u64::from(parent), self.hash_keys.1);
         composite.iter().for_each(|part| hasher.write(part));
         hasher.finish()
@@ -275,7 +275,7 @@ impl RuleSet {
             for node in nodes {
                 let composite = node.composite().into_bytes().into_boxed_slice();
                 let id = self.add_node(parent, composite, node.key.len(), node.match_kind());
-                self.link(parent, id);
+                self.link_child(parent, id);
                 match node.match_kind() {
                     MatchKind::Wildcard => wildcards.push((id, self.nodes[id as usize].composite.clone())),
                     // Found by the hash of the composite key.
@@ -316,9 +316,9 @@ impl RuleSet {
         LimitName::new(parts.iter().rev().map(|part| &**part))
     }
 
-    fn link(&mut self, parent: NodeId, child: NodeId) {
+    fn link_child(&mut self, parent: NodeId, child: NodeId) {
         self.nodes[parent as usize].children.push(child);
-        let hash = self.edge_hash(parent, &[&self.nodes[child as usize].composite]);
+        let hash = self.hash_edge(parent, &[&self.nodes[child as usize].composite]);
         let (nodes, hash_keys) = (&self.nodes, self.hash_keys);
         self.edges.insert_unique(hash, child, |child| {
             let node = &nodes[*child as usize];
@@ -370,7 +370,7 @@ impl CompiledRule {
     }
 
     /// Returns `true` if a limit answers with an error while the store fails. Shadow limits never fail a request.
-    fn can_error(&self) -> bool {
+    fn can_answer_error(&self) -> bool {
         self.limits.iter().any(|of_rule| !of_rule.shadow && of_rule.limit.on_store_error() == StorePolicy::Error)
     }
 

@@ -85,7 +85,7 @@ impl RuleSet {
         let mut node = domain.root;
         for (index, entry) in entries.iter().enumerate() {
             let matched = self.step(node, entry);
-            steps.push(self.describe(node, entry, matched));
+            steps.push(self.describe_step(node, entry, matched));
             let Some((next, _)) = matched else { return MatchTrace { steps, end: TraceEnd::NoMatch } };
             let node_reached = &self.nodes[next as usize];
             let beyond = entries.len() - index - 1;
@@ -104,14 +104,14 @@ impl RuleSet {
         MatchTrace { steps, end: TraceEnd::NoEntries }
     }
 
-    fn describe(&self, parent: NodeId, entry: &Entry<'_>, matched: Option<(NodeId, MatchKind)>) -> TraceStep<'_> {
+    fn describe_step(&self, parent: NodeId, entry: &Entry<'_>, matched: Option<(NodeId, MatchKind)>) -> TraceStep<'_> {
         let composite = [entry.key, b"_", entry.value].concat();
         let siblings =
             self.nodes[parent as usize].children.iter().filter(|child| matched.is_none_or(|(node, _)| node != **child));
         // Nodes with the entry's key come first, in file order; only as many are kept as are listed.
         let (mut near, mut far, mut count) = (Vec::new(), Vec::new(), 0);
         for child in siblings {
-            let miss = self.near_miss(*child, entry.key, &composite, matched);
+            let miss = self.classify_near_miss(*child, entry.key, &composite, matched);
             let kept = if miss == NearMiss::OtherKey { &mut far } else { &mut near };
             if matched.is_some() && miss == NearMiss::OtherKey {
                 continue;
@@ -130,7 +130,13 @@ impl RuleSet {
         }
     }
 
-    fn near_miss(&self, child: NodeId, key: &[u8], composite: &[u8], matched: Option<(NodeId, MatchKind)>) -> NearMiss {
+    fn classify_near_miss(
+        &self,
+        child: NodeId,
+        key: &[u8],
+        composite: &[u8],
+        matched: Option<(NodeId, MatchKind)>,
+    ) -> NearMiss {
         let node = &self.nodes[child as usize];
         let has_key = node.composite.get(..node.key_length) == Some(key);
         match node.match_kind {

@@ -36,7 +36,7 @@ impl RuleSet {
             }
             let mut descriptors = std::mem::take(&mut children[id]);
             descriptors.reverse();
-            let RuleEntry { key, value, share_threshold } = self.entry(id);
+            let RuleEntry { key, value, share_threshold } = self.to_rule_entry(id);
             let rule = node.rule.as_deref().map(|compiled| {
                 let mut rule = compiled.rule.clone();
                 edit(&mut rule);
@@ -67,7 +67,7 @@ impl RuleSet {
         let mut id = (0..self.nodes.len()).find(has_path)?;
         let mut entries = Vec::new();
         while !self.nodes[id].composite.is_empty() {
-            entries.push(self.entry(id));
+            entries.push(self.to_rule_entry(id));
             id = self.nodes[id].parent as usize;
         }
         entries.reverse();
@@ -75,7 +75,7 @@ impl RuleSet {
         Some(RuleEntries { domain, entries })
     }
 
-    fn entry(&self, id: usize) -> RuleEntry {
+    fn to_rule_entry(&self, id: usize) -> RuleEntry {
         let node = &self.nodes[id];
         let (key, rest) = node.composite.split_at(node.key_length);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

@@ -54,7 +54,7 @@ impl Wildcards {
     pub(super) fn new(composites: Vec<(NodeId, Box<[u8]>)>) -> Self {
         let patterns: Vec<_> =
             composites.into_iter().map(|(node, composite)| (node, Pattern::new(&composite))).collect();
-        let by_prefix: HashMap<Box<[u8]>, _> = by_prefix(patterns.iter().map(|(_, pattern)| pattern))
+        let by_prefix: HashMap<Box<[u8]>, _> = group_by_prefix(patterns.iter().map(|(_, pattern)| pattern))
             .into_iter()
             .map(|(prefix, group)| (Box::from(prefix), SamePrefix::new(&group)))
             .collect();
@@ -72,7 +72,7 @@ impl Wildcards {
             let Some(group) = self.by_prefix.get(prefix) else { continue };
             self.try_in_order(&group.always, composite, &mut best);
             if let Some(index) = &group.by_literal {
-                index.for_each_found(rest, |patterns| self.try_in_order(patterns, composite, &mut best));
+                index.for_each_candidate(rest, |patterns| self.try_in_order(patterns, composite, &mut best));
             }
         }
         self.patterns.get(best).map(|(node, _)| *node)
@@ -88,7 +88,7 @@ impl Wildcards {
 }
 
 /// Patterns by prefix, each with its index.
-fn by_prefix<'p>(patterns: impl Iterator<Item = &'p Pattern>) -> HashMap<&'p [u8], Vec<(u32, &'p Pattern)>> {
+fn group_by_prefix<'p>(patterns: impl Iterator<Item = &'p Pattern>) -> HashMap<&'p [u8], Vec<(u32, &'p Pattern)>> {
     let mut groups: HashMap<&[u8], Vec<(u32, &Pattern)>> = HashMap::new();
     for (index, pattern) in (0..).zip(patterns) {
         groups.entry(&pattern.parts[0]).or_default().push((index, pattern));
@@ -98,7 +98,7 @@ fn by_prefix<'p>(patterns: impl Iterator<Item = &'p Pattern>) -> HashMap<&'p [u8
 
 /// Patterns with one prefix by the literal part that the fewest of them have, of equally rare ones the longest. The
 /// empty literal has those without another part.
-fn by_literal<'p>(group: &[(u32, &'p Pattern)]) -> HashMap<&'p [u8], Vec<u32>> {
+fn group_by_rarest_literal<'p>(group: &[(u32, &'p Pattern)]) -> HashMap<&'p [u8], Vec<u32>> {
     let mut users: HashMap<&[u8], usize> = HashMap::new();
     let parts = |pattern: &'p Pattern| pattern.parts[1..].iter().map(|part| &**part).filter(|part| !part.is_empty());
     group.iter().flat_map(|(_, pattern)| parts(pattern)).for_each(|part| *users.entry(part).or_default() += 1);
@@ -112,8 +112,9 @@ fn by_literal<'p>(group: &[(u32, &'p Pattern)]) -> HashMap<&'p [u8], Vec<u32>> {
 
 /// Largest number of these patterns that must be tried one after the other for one text.
 pub(crate) fn most_tried<'p>(patterns: impl Iterator<Item = &'p Pattern>) -> usize {
-    let largest = |group: Vec<(u32, &Pattern)>| by_literal(&group).values().map(Vec::len).max().unwrap_or(0);
-    by_prefix(patterns).into_values().map(largest).max().unwrap_or(0)
+    let largest =
+        |group: Vec<(u32, &Pattern)>| group_by_rarest_literal(&group).values().map(Vec::len).max().unwrap_or(0);
+    group_by_prefix(patterns).into_values().map(largest).max().unwrap_or(0)
 }
 
 impl SamePrefix {
@@ -122,10 +123,10 @@ impl SamePrefix {
         if group.len() <= MAX_WITHOUT_AUTOMATON {
             return all();
         }
-        let mut literals = by_literal(group);
+        let mut literals = group_by_rarest_literal(group);
         let always = literals.remove(&[][..]).unwrap_or_default();
         let (literals, patterns): (Vec<&[u8]>, Vec<Vec<u32>>) = literals.into_iter().unzip();
-        match automaton(&literals) {
+        match build_automaton(&literals) {
             Some(automaton) => Self { always, by_literal: Some(LiteralIndex { automaton, patterns }) },
             None => all(),
         }
@@ -135,7 +136,7 @@ impl SamePrefix {
 /// Builds the automaton that finds these literals; `None` if it would exceed four gigabytes.
 ///
 /// A dense state takes the same steps for any number of literals, but may take a kilobyte.
-fn automaton(literals: &[&[u8]]) -> Option<AhoCorasick> {
+fn build_automaton(literals: &[&[u8]]) -> Option<AhoCorasick> {
     let build = |dense_depth| {
         // A prefilter makes few literals cheaper, so that the cost would depend on their number.
         let mut builder = AhoCorasick::builder();
@@ -147,7 +148,7 @@ fn automaton(literals: &[&[u8]]) -> Option<AhoCorasick> {
 
 impl LiteralIndex {
     /// Calls `each` with the patterns of each literal in `text`, once.
-    fn for_each_found(&self, text: &[u8], mut each: impl FnMut(&[u32])) {
+    fn for_each_candidate(&self, text: &[u8], mut each: impl FnMut(&[u32])) {
         let mut seen = SeenLiterals::default();
         for found in self.automaton.find_overlapping_iter(text) {
             let literal = found.pattern().as_usize();
@@ -207,7 +208,7 @@ impl Pattern {
         let Some(mut rest) = text.strip_prefix(&**first).and_then(|rest| rest.strip_suffix(&**last)) else {
             return false;
         };
-        middle.iter().all(|part| match find(rest, part) {
+        middle.iter().all(|part| match find_bytes(rest, part) {
             Some(at) => {
                 rest = &rest[at + part.len()..];
                 true
@@ -218,7 +219,7 @@ impl Pattern {
 }
 
 /// Returns the index of the first `part` in `text`.
-fn find(text: &[u8], part: &[u8]) -> Option<usize> {
+fn find_bytes(text: &[u8], part: &[u8]) -> Option<usize> {
     match part {
         [] => Some(0),
         [byte] => text.iter().position(|b| b == byte),

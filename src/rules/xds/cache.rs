@@ -18,7 +18,7 @@ use crate::base::pb::xds::DiscoveryResponse;
 use crate::settings::xds::XdsSettings;
 
 /// First word of the file, with its format version.
-const FORMAT: &str = "tollkeeper-xds-cache-1";
+const CACHE_FORMAT: &str = "tollkeeper-xds-cache-1";
 
 /// Upper bound on the first two lines, in bytes.
 const MAX_HEAD_BYTES: u64 = 64 << 10;
@@ -56,7 +56,7 @@ impl ResourceCache {
     pub fn new(settings: &XdsSettings) -> Option<Self> {
         Some(Self {
             path: settings.cache.clone()?,
-            server: settings.server(),
+            server: settings.server_address(),
             node_id: settings.node_id.clone(),
             max_bytes: settings.max_message_bytes as u64 + MAX_HEAD_BYTES,
         })
@@ -83,7 +83,7 @@ impl ResourceCache {
         // A file that an interrupted write left has other permissions, perhaps.
         let _ = fs::remove_file(&next);
         let mut file = File::options().write(true).create_new(true).mode(0o600).open(&next)?;
-        writeln!(file, "{FORMAT} {}", blake3::hash(&rest).to_hex())?;
+        writeln!(file, "{CACHE_FORMAT} {}", blake3::hash(&rest).to_hex())?;
         file.write_all(&rest)?;
         file.sync_all()?;
         fs::rename(next, &self.path)
@@ -102,13 +102,13 @@ impl ResourceCache {
             Ok(length) if length as u64 > self.max_bytes => return Err("it is too large".to_owned()),
             Ok(_) => {}
         }
-        self.parse(&bytes).map(Some)
+        self.parse_file(&bytes).map(Some)
     }
 
-    fn parse(&self, bytes: &[u8]) -> Result<CachedResources, String> {
+    fn parse_file(&self, bytes: &[u8]) -> Result<CachedResources, String> {
         let damaged = || "it is damaged".to_owned();
         let (first, rest) = split_line(bytes).ok_or_else(damaged)?;
-        if first != format!("{FORMAT} {}", blake3::hash(rest).to_hex()).as_bytes() {
+        if first != format!("{CACHE_FORMAT} {}", blake3::hash(rest).to_hex()).as_bytes() {
             return Err(damaged());
         }
         let (origin, set) = split_line(rest).ok_or_else(damaged)?;

@@ -35,7 +35,7 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Requests that wait for the connection.
-const QUEUED_REQUESTS: usize = 16;
+const MAX_QUEUED_REQUESTS: usize = 16;
 
 /// Resources of one accepted or refused response.
 #[derive(Debug)]
@@ -78,7 +78,7 @@ impl XdsClient {
         let mut subscription = Subscription::new(node(&self.settings));
         let mut delays = RetryDelays::new(self.settings.backoff);
         let mut errors = ErrorDedup::default();
-        let server = self.settings.server();
+        let server = self.settings.server_address();
         while !self.updates.is_closed() {
             let answered = self.status.report().accepted_or_refused();
             let error = self.follow_stream(&mut subscription).await;
@@ -100,7 +100,7 @@ impl XdsClient {
             Ok(channel) => channel,
             Err(error) => return error,
         };
-        let (requests, mut queued) = mpsc::channel(QUEUED_REQUESTS);
+        let (requests, mut queued) = mpsc::channel(MAX_QUEUED_REQUESTS);
         let outgoing = stream::poll_fn(move |context| queued.poll_recv(context));
         let mut client =
             AggregatedDiscoveryServiceClient::new(channel).max_decoding_message_size(self.settings.max_message_bytes);
@@ -110,11 +110,11 @@ impl XdsClient {
         self.status.opened();
         let call = client.stream_aggregated_resources(self.with_headers(outgoing));
         // Servers send the head of the response with the first message.
-        let responses = match self.await_answer(call).await {
+        let responses = match self.await_first_answer(call).await {
             Ok(response) => response.into_inner(),
-            Err(error) => return status_text(&error),
+            Err(error) => return describe_status(&error),
         };
-        StreamExchange { requests, responses, subscription }.run(self).await
+        StreamExchange { requests, responses, subscription }.exchange_messages(self).await
     }
 
     /// Adds `CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS`.
@@ -131,7 +131,7 @@ impl XdsClient {
     }
 
     /// Waits for the first answer, with a warning if it does not come.
-    async fn await_answer<T>(&self, answer: impl Future<Output = T>) -> T {
+    async fn await_first_answer<T>(&self, answer: impl Future<Output = T>) -> T {
         let mut answer = std::pin::pin!(answer);
         if let Ok(answer) = timeout(self.answer_timeout, &mut answer).await {
             return answer;
@@ -141,13 +141,13 @@ impl XdsClient {
             "no answer for {seconds} s: the control plane has no rules for CONFIG_GRPC_XDS_NODE_ID={}, or is not ready",
             self.settings.node_id
         );
-        tracing::warn!("xDS stream to {}: {error}", self.settings.server());
+        tracing::warn!("xDS stream to {}: {error}", self.settings.server_address());
         self.status.silent(error);
         answer.await
     }
 
     /// Writes accepted resources to the cache.
-    async fn keep(&self, version: &str, resources: Vec<Any>) {
+    async fn write_to_cache(&self, version: &str, resources: Vec<Any>) {
         let Some(cache) = self.cache.clone() else { return };
         let (version, path) = (version.to_owned(), cache.path().display().to_string());
         let write = spawn_blocking(move || cache.write(&version, resources, Clock::System.now()));
@@ -157,7 +157,7 @@ impl XdsClient {
     }
 
     /// Passes resources on and waits until they are applied or rejected.
-    async fn apply(&mut self, version: String, resources: &[Any]) -> Option<Result<(), String>> {
+    async fn apply_resources(&mut self, version: String, resources: &[Any]) -> Option<Result<(), String>> {
         let documents = resource::decode_documents(resources);
         self.updates.send(ReceivedResources { version, documents }).await.ok()?;
         self.results.recv().await
@@ -173,26 +173,26 @@ struct StreamExchange<'s> {
 
 impl StreamExchange<'_> {
     /// Exchanges messages until the stream ends; returns the reason.
-    async fn run(mut self, client: &mut XdsClient) -> String {
+    async fn exchange_messages(mut self, client: &mut XdsClient) -> String {
         let mut is_first = true;
         loop {
             let due = self.subscription.due();
             tokio::select! {
-                message = next_message(&mut self.responses, client, is_first) => match message {
+                message = next_response(&mut self.responses, client, is_first) => match message {
                     Ok(Some(response)) => {
                         is_first = false;
                         client.status.answered();
-                        if let Err(ended) = self.receive(response, client).await {
+                        if let Err(ended) = self.handle_response(response, client).await {
                             return ended;
                         }
                     }
                     Ok(None) => return "the server closed the stream".to_owned(),
-                    Err(error) => return status_text(&error),
+                    Err(error) => return describe_status(&error),
                 },
                 () = sleep_until(due.unwrap_or_else(Instant::now).into()), if due.is_some() => {
                     if let Some(refusal) = self.subscription.take_due() {
                         client.status.refused_again();
-                        if let Err(ended) = self.send(refusal).await {
+                        if let Err(ended) = self.send_request(refusal).await {
                             return ended;
                         }
                     }
@@ -202,22 +202,22 @@ impl StreamExchange<'_> {
     }
 
     /// Handles a response; the error is the reason why the stream cannot go on.
-    async fn receive(&mut self, response: DiscoveryResponse, client: &mut XdsClient) -> Result<(), String> {
+    async fn handle_response(&mut self, response: DiscoveryResponse, client: &mut XdsClient) -> Result<(), String> {
         let version = response.version_info.clone();
         match self.subscription.receive(response, Instant::now()) {
             Reaction::RefuseLater | Reaction::Ignore => Ok(()),
             Reaction::Accept(accepted) => {
                 client.status.accepted(&version);
-                self.send(accepted).await
+                self.send_request(accepted).await
             }
             Reaction::Apply(resources) => {
-                let Some(result) = client.apply(version.clone(), &resources).await else {
+                let Some(result) = client.apply_resources(version.clone(), &resources).await else {
                     return Err("the process is stopping".to_owned());
                 };
                 match &result {
                     Ok(()) => {
                         client.status.accepted(&version);
-                        client.keep(&version, resources).await;
+                        client.write_to_cache(&version, resources).await;
                     }
                     Err(error) => {
                         tracing::warn!("xDS version '{version}' is refused; rules stay as they are");
@@ -225,14 +225,14 @@ impl StreamExchange<'_> {
                     }
                 }
                 match self.subscription.conclude(&result) {
-                    Some(answer) => self.send(answer).await,
+                    Some(answer) => self.send_request(answer).await,
                     None => Ok(()),
                 }
             }
         }
     }
 
-    async fn send(&self, request: DiscoveryRequest) -> Result<(), String> {
+    async fn send_request(&self, request: DiscoveryRequest) -> Result<(), String> {
         match timeout(SEND_TIMEOUT, self.requests.send(request)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(_)) => Err("the connection was lost".to_owned()),
@@ -242,15 +242,15 @@ impl StreamExchange<'_> {
 }
 
 /// Waits for the next response, with a warning if the first one does not come. Cancel safe.
-async fn next_message(
+async fn next_response(
     responses: &mut Streaming<DiscoveryResponse>,
     client: &XdsClient,
     is_first: bool,
 ) -> Result<Option<DiscoveryResponse>, Status> {
-    if is_first { client.await_answer(responses.message()).await } else { responses.message().await }
+    if is_first { client.await_first_answer(responses.message()).await } else { responses.message().await }
 }
 
-fn status_text(status: &Status) -> String {
+fn describe_status(status: &Status) -> String {
     let text = match status.code() {
         // tonic's own code of a lost connection, too.
         Code::Unknown => status.message().to_owned(),

@@ -25,7 +25,7 @@ use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint};
 use tower::{ServiceExt as _, service_fn};
 
-use crate::settings::pem::{trusted_roots, with_client_certificate};
+use crate::settings::pem::{collect_trusted_roots, with_client_certificate};
 use crate::settings::problem::UnusableSetting;
 use crate::settings::setting::AnySetting as _;
 use crate::settings::xds::CONFIG_GRPC_XDS_SERVER_USE_TLS;
@@ -62,12 +62,12 @@ pub async fn connect(settings: &XdsSettings, resolve: ResolveHost) -> Result<Cha
     tokio::select! {
         biased;
         () = sleep(CONNECT_TIMEOUT) => Err(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs())),
-        opened = open(settings, resolve) => opened,
+        opened = open_channel(settings, resolve) => opened,
     }
 }
 
-async fn open(settings: &XdsSettings, resolve: ResolveHost) -> Result<Channel, String> {
-    let server = settings.server();
+async fn open_channel(settings: &XdsSettings, resolve: ResolveHost) -> Result<Channel, String> {
+    let server = settings.server_address();
     let tls = settings.tls.as_ref().map(client_config).transpose().map_err(|error| error.to_string())?;
     let stream = open_tcp(&server, resolve).await?;
     let scheme = if tls.is_some() { "https" } else { "http" };
@@ -75,11 +75,11 @@ async fn open(settings: &XdsSettings, resolve: ResolveHost) -> Result<Channel, S
     let endpoint = Endpoint::from_shared(format!("http://{server}")).map_err(|error| error_chain(&error))?;
     let endpoint = endpoint.origin(origin);
     let opened = match tls {
-        None => channel(&endpoint, stream).await,
+        None => build_channel(&endpoint, stream).await,
         Some(config) => {
-            let name = server_name(settings)?;
+            let name = tls_server_name(settings)?;
             let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
-            channel(&endpoint, stream.map_err(|error| format!("the TLS handshake failed: {error}"))?).await
+            build_channel(&endpoint, stream.map_err(|error| format!("the TLS handshake failed: {error}"))?).await
         }
     };
     opened.map_err(|error| error_chain(&error))
@@ -105,7 +105,7 @@ async fn open_tcp(server: &str, resolve: ResolveHost) -> Result<TcpStream, Strin
 }
 
 /// HTTP/2 over an open connection.
-async fn channel(
+async fn build_channel(
     endpoint: &Endpoint,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
 ) -> Result<Channel, tonic::transport::Error> {
@@ -118,7 +118,7 @@ async fn channel(
     endpoint.connect_with_connector(connector).await
 }
 
-fn server_name(settings: &XdsSettings) -> Result<ServerName<'static>, String> {
+fn tls_server_name(settings: &XdsSettings) -> Result<ServerName<'static>, String> {
     let name = settings.tls.as_ref().and_then(|tls| tls.san.clone()).unwrap_or_else(|| settings.host.clone());
     ServerName::try_from(name.clone()).map_err(|_| format!("{name} is not a name that a certificate can hold"))
 }
@@ -128,7 +128,7 @@ fn server_name(settings: &XdsSettings) -> Result<ServerName<'static>, String> {
 /// # Errors
 /// The setting to change.
 pub fn client_config(tls: &XdsTls) -> Result<ClientConfig, UnusableSetting> {
-    let roots = trusted_roots(tls.ca.as_ref())?;
+    let roots = collect_trusted_roots(tls.ca.as_ref())?;
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(|error| UnusableSetting {

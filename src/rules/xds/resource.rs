@@ -13,7 +13,7 @@ use super::subscription::TYPE_URL;
 use crate::base::pb::xds::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit};
 use crate::limit::period::Unit;
 use crate::rules::compile::NamedDocument;
-use crate::rules::diagnostic::to_quotable;
+use crate::rules::diagnostic::escape_for_message;
 use crate::rules::document::{DescriptorSpec, Document, RateLimitEntry, RateLimitSpec};
 use crate::rules::yaml::{Position, Spanned};
 
@@ -49,7 +49,7 @@ pub fn decode_recorded_documents(resources: Vec<Vec<u8>>) -> Result<Vec<NamedDoc
 
 fn decode_document(resource: &Any) -> Result<NamedDocument, String> {
     if resource.type_url != TYPE_URL {
-        return Err(format!("it is a '{}', not a RateLimitConfig", to_quotable(&resource.type_url)));
+        return Err(format!("it is a '{}', not a RateLimitConfig", escape_for_message(&resource.type_url)));
     }
     let config = RateLimitConfig::decode(resource.value.as_slice());
     let config = config.map_err(|error| format!("it cannot be decoded: {error}"))?;
@@ -58,7 +58,7 @@ fn decode_document(resource: &Any) -> Result<NamedDocument, String> {
 
 fn convert_config(config: RateLimitConfig) -> NamedDocument {
     let RateLimitConfig { name, domain, descriptors } = config;
-    let file: Arc<str> = to_quotable(if name.is_empty() { &domain } else { &name }).into();
+    let file: Arc<str> = escape_for_message(if name.is_empty() { &domain } else { &name }).into();
     let document = Document {
         domain: Some(without_position(domain)),
         descriptors: convert_descriptors(descriptors),
@@ -82,7 +82,7 @@ fn convert_descriptor(index: usize, written: RateLimitDescriptor) -> DescriptorS
         shadow_mode: written.shadow_mode,
         quota_mode: written.quota_mode,
         detailed_metric: written.detailed_metric,
-        metadata: written.metadata.map(json_map),
+        metadata: written.metadata.map(struct_to_json),
         descriptors: convert_descriptors(written.descriptors),
         ..DescriptorSpec::default()
     }
@@ -108,18 +108,18 @@ fn unit_name(unit: i32) -> String {
     }
 }
 
-fn json_map(fields: Struct) -> serde_json::Map<String, serde_json::Value> {
-    fields.fields.into_iter().map(|(name, value)| (name, json(value.kind))).collect()
+fn struct_to_json(fields: Struct) -> serde_json::Map<String, serde_json::Value> {
+    fields.fields.into_iter().map(|(name, value)| (name, value_to_json(value.kind))).collect()
 }
 
-fn json(value: Option<Kind>) -> serde_json::Value {
+fn value_to_json(value: Option<Kind>) -> serde_json::Value {
     match value {
         None | Some(Kind::NullValue(_)) => serde_json::Value::Null,
         Some(Kind::NumberValue(number)) => number.into(),
         Some(Kind::StringValue(text)) => text.into(),
         Some(Kind::BoolValue(flag)) => flag.into(),
-        Some(Kind::StructValue(fields)) => json_map(fields).into(),
-        Some(Kind::ListValue(list)) => list.values.into_iter().map(|value| json(value.kind)).collect(),
+        Some(Kind::StructValue(fields)) => struct_to_json(fields).into(),
+        Some(Kind::ListValue(list)) => list.values.into_iter().map(|value| value_to_json(value.kind)).collect(),
     }
 }
 

@@ -86,7 +86,7 @@ impl StreamStatus {
     /// State before the first stream.
     pub fn new(settings: &XdsSettings, clock: Clock) -> Self {
         let report = StreamReport {
-            server: settings.server(),
+            server: settings.server_address(),
             node_id: settings.node_id.clone(),
             stream: StreamState::Down,
             stream_since: clock.now().to_string(),
@@ -105,34 +105,34 @@ impl StreamStatus {
 
     /// Returns a copy.
     pub fn report(&self) -> StreamReport {
-        self.lock().clone()
+        self.lock_report().clone()
     }
 
     /// Records a stream that was opened.
     pub(super) fn opened(&self) {
-        self.lock().streams += 1;
-        self.change(StreamState::Unanswered, None);
+        self.lock_report().streams += 1;
+        self.set_state(StreamState::Unanswered, None);
     }
 
     /// Records a response.
     pub(super) fn answered(&self) {
-        self.change(StreamState::Up, None);
+        self.set_state(StreamState::Up, None);
     }
 
     /// Records that the server does not answer.
     pub(super) fn silent(&self, error: String) {
-        self.lock().stream_error = Some(error);
+        self.lock_report().stream_error = Some(error);
     }
 
     /// Records the end of a stream, or a failure to connect.
     pub(super) fn lost(&self, error: String) {
-        self.change(StreamState::Down, Some(error));
+        self.set_state(StreamState::Down, Some(error));
     }
 
     /// Records a version that was accepted.
     pub(super) fn accepted(&self, version: &str) {
         let now = self.now();
-        let mut report = self.lock();
+        let mut report = self.lock_report();
         report.accepted += 1;
         report.cached_since = None;
         let was_cached = report.cached_at.take().is_some();
@@ -145,7 +145,7 @@ impl StreamStatus {
     /// Records that rules from the cache are applied.
     pub(super) fn loaded_from_cache(&self, version: String, accepted_at: Time) {
         let now = self.now().to_string();
-        let mut report = self.lock();
+        let mut report = self.lock_report();
         // The control plane may have been faster.
         if report.accepted == 0 {
             report.version = Some(version);
@@ -158,19 +158,19 @@ impl StreamStatus {
     /// Records the first refusal of a version.
     pub(super) fn refused(&self, version: String, error: String) {
         let at = self.now().to_string();
-        let mut report = self.lock();
+        let mut report = self.lock_report();
         report.refused += 1;
         report.last_refusal = Some(RefusedVersion { version, at, error });
     }
 
     /// Records that the same content was refused again.
     pub(super) fn refused_again(&self) {
-        self.lock().refused += 1;
+        self.lock_report().refused += 1;
     }
 
-    fn change(&self, state: StreamState, error: Option<String>) {
+    fn set_state(&self, state: StreamState, error: Option<String>) {
         let now = self.now();
-        let mut report = self.lock();
+        let mut report = self.lock_report();
         if report.stream != state {
             report.stream = state;
             report.stream_since = now.to_string();
@@ -182,7 +182,7 @@ impl StreamStatus {
         self.clock.now()
     }
 
-    fn lock(&self) -> MutexGuard<'_, StreamReport> {
+    fn lock_report(&self) -> MutexGuard<'_, StreamReport> {
         lock_ignoring_poison(&self.report)
     }
 }

@@ -80,7 +80,7 @@ struct DelayedRefusal {
 struct ContentHash([u8; 32]);
 
 impl ContentHash {
-    fn of(resources: &[Any]) -> Self {
+    fn hash_resources(resources: &[Any]) -> Self {
         let one = |resource: &Any| {
             let mut hasher = blake3::Hasher::new();
             hasher.update(&(resource.type_url.len() as u64).to_le_bytes());
@@ -105,7 +105,7 @@ impl Subscription {
         self.accepted_version.clear();
         self.applying = None;
         self.delayed = None;
-        self.request(String::new(), None)
+        self.build_request(String::new(), None)
     }
 
     /// Takes a response.
@@ -114,7 +114,7 @@ impl Subscription {
         if !type_url.is_empty() && type_url != TYPE_URL {
             return Reaction::Ignore;
         }
-        let content = ContentHash::of(&resources);
+        let content = ContentHash::hash_resources(&resources);
         let received = ReceivedSet { version, nonce, content };
         if let Some(refusal) = self.refusal.as_mut().filter(|refusal| refusal.content == content) {
             let due = match &self.delayed {
@@ -132,7 +132,7 @@ impl Subscription {
         self.delayed = None;
         // After a refusal the applied content is applied again, which clears the reported error.
         if self.applied == Some(content) && self.refusal.is_none() {
-            return Reaction::Accept(self.accept(received));
+            return Reaction::Accept(self.build_ack(received));
         }
         self.applying = Some(received);
         Reaction::Apply(resources)
@@ -145,11 +145,11 @@ impl Subscription {
             Ok(()) => {
                 self.applied = Some(received.content);
                 self.refusal = None;
-                self.accept(received)
+                self.build_ack(received)
             }
             Err(message) => {
-                let message = first_line(message);
-                let request = self.refuse(received.nonce, message.clone());
+                let message = bounded_first_line(message);
+                let request = self.build_nack(received.nonce, message.clone());
                 self.refusal = Some(Refusal { content: received.content, message, delay: MIN_REFUSAL_DELAY });
                 request
             }
@@ -165,7 +165,7 @@ impl Subscription {
     pub fn take_due(&mut self) -> Option<DiscoveryRequest> {
         let delayed = self.delayed.take()?;
         let message = self.refusal.as_ref()?.message.clone();
-        Some(self.refuse(delayed.received.nonce, message))
+        Some(self.build_nack(delayed.received.nonce, message))
     }
 
     /// Returns the version that was accepted on this stream; empty if there is none.
@@ -173,16 +173,16 @@ impl Subscription {
         &self.accepted_version
     }
 
-    fn accept(&mut self, received: ReceivedSet) -> DiscoveryRequest {
+    fn build_ack(&mut self, received: ReceivedSet) -> DiscoveryRequest {
         self.accepted_version = received.version;
-        self.request(received.nonce, None)
+        self.build_request(received.nonce, None)
     }
 
-    fn refuse(&self, nonce: String, message: String) -> DiscoveryRequest {
-        self.request(nonce, Some(Status { message, ..Status::default() }))
+    fn build_nack(&self, nonce: String, message: String) -> DiscoveryRequest {
+        self.build_request(nonce, Some(Status { message, ..Status::default() }))
     }
 
-    fn request(&self, response_nonce: String, error_detail: Option<Status>) -> DiscoveryRequest {
+    fn build_request(&self, response_nonce: String, error_detail: Option<Status>) -> DiscoveryRequest {
         DiscoveryRequest {
             version_info: self.accepted_version.clone(),
             node: Some(self.node.clone()),
@@ -195,6 +195,6 @@ impl Subscription {
 }
 
 /// Returns the first of several problems, bounded and printable.
-fn first_line(message: &str) -> String {
+fn bounded_first_line(message: &str) -> String {
     escape_unprintable(truncate_to_bytes(message.lines().next().unwrap_or_default(), MAX_ERROR_BYTES))
 }

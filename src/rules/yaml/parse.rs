@@ -15,7 +15,7 @@ use serde_saphyr::granit_parser::{self, Event, Parser, ScalarStyle, Span, Tag};
 
 use super::scalar::Scalar;
 use super::{Documents, Position, YamlContent, YamlEntry, YamlNode};
-use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, to_quotable};
+use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
 
 /// Maximum depth of nested nodes, including aliases: 127 levels of descriptors.
 pub const MAX_DEPTH: usize = 256;
@@ -31,11 +31,11 @@ pub fn parse<'a>(text: &'a str, which: Documents, file: &Arc<str>, found: &mut D
         flow_nesting_limit: 2 * MAX_DEPTH,
         block_nesting_limit: 2 * MAX_DEPTH,
     };
-    let mut builder = Builder::new(file, found);
+    let mut builder = TreeBuilder::new(file, found);
     for event in Parser::new_from_str_with_options(text, options) {
         match event {
             Ok((Event::DocumentStart(..), span)) if which == Documents::FirstOnly && !builder.documents.is_empty() => {
-                builder.warn_ignored_document(position(&span));
+                builder.warn_ignored_document(span_position(&span));
                 break;
             }
             Ok((event, span)) => {
@@ -45,11 +45,11 @@ pub fn parse<'a>(text: &'a str, which: Documents, file: &Arc<str>, found: &mut D
             }
             // An error after the only document that is read does not affect it.
             Err(error) if which == Documents::FirstOnly && !builder.documents.is_empty() => {
-                builder.warn_ignored_document(marked(error.marker()));
+                builder.warn_ignored_document(marker_position(error.marker()));
                 break;
             }
             Err(error) => {
-                builder.fail(marked(error.marker()), &error.info(), hint_for(error.kind()));
+                builder.add_error(marker_position(error.marker()), &error.info(), hint_for_error(error.kind()));
                 break;
             }
         }
@@ -58,7 +58,7 @@ pub fn parse<'a>(text: &'a str, which: Documents, file: &Arc<str>, found: &mut D
 }
 
 /// Returns hints for common mistakes.
-fn hint_for(kind: &granit_parser::ErrorKind) -> Option<&'static str> {
+fn hint_for_error(kind: &granit_parser::ErrorKind) -> Option<&'static str> {
     use granit_parser::ErrorKind as Kind;
     Some(match kind {
         Kind::TabNotAllowed | Kind::TabInBlockIndentation | Kind::TabInIndentation => "indent with spaces, not tabs",
@@ -72,11 +72,11 @@ fn hint_for(kind: &granit_parser::ErrorKind) -> Option<&'static str> {
     })
 }
 
-fn position(span: &Span) -> Position {
-    marked(&span.start)
+fn span_position(span: &Span) -> Position {
+    marker_position(&span.start)
 }
 
-fn marked(marker: &granit_parser::Marker) -> Position {
+fn marker_position(marker: &granit_parser::Marker) -> Position {
     let small = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     Position { line: small(marker.line().max(1)), column: small(marker.col()).saturating_add(1) }
 }
@@ -101,7 +101,7 @@ struct OpenCollection {
     height: usize,
 }
 
-struct Builder<'a, 'f> {
+struct TreeBuilder<'a, 'f> {
     file: &'f Arc<str>,
     found: &'f mut Diagnostics,
     documents: Vec<YamlNode<'a>>,
@@ -115,7 +115,7 @@ struct Builder<'a, 'f> {
     aliased: usize,
 }
 
-impl<'a, 'f> Builder<'a, 'f> {
+impl<'a, 'f> TreeBuilder<'a, 'f> {
     fn new(file: &'f Arc<str>, found: &'f mut Diagnostics) -> Self {
         let (documents, open, finished, anchors) = (Vec::new(), Vec::new(), Vec::new(), HashMap::new());
         Self { file, found, documents, open, finished, anchors, nodes: 0, aliased: 0 }
@@ -123,17 +123,17 @@ impl<'a, 'f> Builder<'a, 'f> {
 
     /// Adds an event; `None` ends the parse after an error.
     fn add_event(&mut self, event: Event<'a>, span: &Span) -> Option<()> {
-        let at = position(span);
+        let at = span_position(span);
         match event {
             Event::Scalar(text, style, anchor, tag) => {
-                let scalar = Scalar::new(text, style == ScalarStyle::Plain, suffix(tag.as_deref()).as_deref());
+                let scalar = Scalar::new(text, style == ScalarStyle::Plain, yaml_tag_suffix(tag.as_deref()).as_deref());
                 self.nodes += 1;
                 self.add_node(YamlNode { at, content: YamlContent::Scalar(scalar) }, anchor, 1, 1)
             }
-            Event::SequenceStart(_, anchor, _) => self.begin(at, false, anchor),
-            Event::MappingStart(_, anchor, _) => self.begin(at, true, anchor),
-            Event::SequenceEnd | Event::MappingEnd => self.end(),
-            Event::Alias(anchor) => self.alias(anchor, at),
+            Event::SequenceStart(_, anchor, _) => self.begin_collection(at, false, anchor),
+            Event::MappingStart(_, anchor, _) => self.begin_collection(at, true, anchor),
+            Event::SequenceEnd | Event::MappingEnd => self.end_collection(),
+            Event::Alias(anchor) => self.add_alias(anchor, at),
             Event::DocumentStart(..) => {
                 self.anchors.clear();
                 Some(())
@@ -142,18 +142,18 @@ impl<'a, 'f> Builder<'a, 'f> {
         }
     }
 
-    fn begin(&mut self, at: Position, mapping: bool, anchor: usize) -> Option<()> {
+    fn begin_collection(&mut self, at: Position, mapping: bool, anchor: usize) -> Option<()> {
         self.nodes += 1;
         let first = self.finished.len();
         self.open.push(OpenCollection { at, mapping, anchor, first, before: self.nodes - 1, height: 0 });
         self.check_depth(at, 0)
     }
 
-    fn end(&mut self) -> Option<()> {
+    fn end_collection(&mut self) -> Option<()> {
         let open = self.open.pop().expect("the parser ends only what it began");
         let items = self.finished.split_off(open.first);
         let content = if open.mapping {
-            YamlContent::Map(Rc::new(self.mapping(items)?))
+            YamlContent::Map(Rc::new(self.build_mapping(items)?))
         } else {
             YamlContent::List(Rc::new(items))
         };
@@ -161,22 +161,22 @@ impl<'a, 'f> Builder<'a, 'f> {
         self.add_node(YamlNode { at: open.at, content }, open.anchor, nodes, open.height + 1)
     }
 
-    fn alias(&mut self, anchor: usize, at: Position) -> Option<()> {
+    fn add_alias(&mut self, anchor: usize, at: Position) -> Option<()> {
         let Some(Anchored { node, nodes, height }) = self.anchors.get(&anchor) else {
-            return self.fail(at, "an alias is inside the value that it names", Some("write the value out"));
+            return self.add_error(at, "an alias is inside the value that it names", Some("write the value out"));
         };
         let (node, nodes, height) = (node.clone(), *nodes, *height);
         self.nodes += nodes;
-        self.count_aliased(nodes, at)?;
+        self.count_aliased_nodes(nodes, at)?;
         self.check_depth(at, height)?;
         self.add_node(node, 0, nodes, height)
     }
 
     /// Counts nodes that an alias expands to.
-    fn count_aliased(&mut self, nodes: usize, at: Position) -> Option<()> {
+    fn count_aliased_nodes(&mut self, nodes: usize, at: Position) -> Option<()> {
         self.aliased += nodes;
         if self.aliased > MAX_ALIASED_NODES {
-            return self.fail(at, "document contains excessive aliasing", Some("write the values out"));
+            return self.add_error(at, "document contains excessive aliasing", Some("write the values out"));
         }
         Some(())
     }
@@ -184,7 +184,7 @@ impl<'a, 'f> Builder<'a, 'f> {
     fn check_depth(&mut self, at: Position, height: usize) -> Option<()> {
         if self.open.len() + height > MAX_DEPTH {
             let message = format!("nested deeper than {MAX_DEPTH} levels");
-            return self.fail(at, &message, Some("no request has that many entries"));
+            return self.add_error(at, &message, Some("no request has that many entries"));
         }
         Some(())
     }
@@ -207,7 +207,7 @@ impl<'a, 'f> Builder<'a, 'f> {
     /// Pairs keys with values, resolves merge keys and drops all but the last of equal keys.
     ///
     /// A written key takes precedence over a merged one in any order; of merged keys the first takes precedence.
-    fn mapping(&mut self, items: Vec<YamlNode<'a>>) -> Option<Vec<YamlEntry<'a>>> {
+    fn build_mapping(&mut self, items: Vec<YamlNode<'a>>) -> Option<Vec<YamlEntry<'a>>> {
         let mut entries: Vec<YamlEntry<'a>> = Vec::with_capacity(items.len() / 2);
         let mut merges: Vec<(YamlNode<'a>, usize)> = Vec::new();
         let mut seen = SeenKeys::default();
@@ -217,22 +217,22 @@ impl<'a, 'f> Builder<'a, 'f> {
                 merges.push((value, entries.len()));
                 continue;
             }
-            match seen.index(&key, &entries) {
+            match seen.find_key(&key, &entries) {
                 Some(earlier) => {
-                    self.duplicate(&key, entries[earlier].0.at);
+                    self.report_duplicate_key(&key, entries[earlier].0.at);
                     entries[earlier] = (key, value);
                 }
-                None => seen.add((key, value), &mut entries),
+                None => seen.add_entry((key, value), &mut entries),
             }
         }
         for (source, before) in merges {
-            self.merge(&source, before, &mut seen, &mut entries)?;
+            self.merge_entries(&source, before, &mut seen, &mut entries)?;
         }
         Some(entries)
     }
 
     /// Adds the entries of `source`, the value of a merge key after `before` entries, whose keys `entries` lacks.
-    fn merge(
+    fn merge_entries(
         &mut self,
         source: &YamlNode<'a>,
         before: usize,
@@ -246,13 +246,13 @@ impl<'a, 'f> Builder<'a, 'f> {
         for map in maps {
             let YamlContent::Map(merged) = &map.content else {
                 let message = "map merge requires map or sequence of maps as the value";
-                return self.fail(map.at, message, Some("merge with `<<: *anchor` of a mapping"));
+                return self.add_error(map.at, message, Some("merge with `<<: *anchor` of a mapping"));
             };
-            self.count_aliased(merged.len(), map.at)?;
+            self.count_aliased_nodes(merged.len(), map.at)?;
             for entry in merged.iter() {
-                match seen.index(&entry.0, entries) {
-                    None => seen.add(entry.clone(), entries),
-                    Some(earlier) if earlier < before => self.overridden(&entries[earlier].0),
+                match seen.find_key(&entry.0, entries) {
+                    None => seen.add_entry(entry.clone(), entries),
+                    Some(earlier) if earlier < before => self.warn_overridden_key(&entries[earlier].0),
                     Some(_) => {}
                 }
             }
@@ -260,36 +260,43 @@ impl<'a, 'f> Builder<'a, 'f> {
         Some(())
     }
 
-    fn duplicate(&mut self, key: &YamlNode<'a>, earlier: Position) {
-        let message = format!("the key `{}` is written twice in this mapping", to_quotable(&key.label()));
+    fn report_duplicate_key(&mut self, key: &YamlNode<'a>, earlier: Position) {
+        let message = format!("the key `{}` is written twice in this mapping", escape_for_message(&key.key_label()));
         let hint = format!("this one counts, the one in line {} does not", earlier.line);
-        self.warn(key.at, message, hint);
+        self.add_warning(key.at, message, hint);
     }
 
-    fn overridden(&mut self, key: &YamlNode<'a>) {
-        let message = format!("the key `{}` is written before a merge key that has it too", to_quotable(&key.label()));
-        self.warn(key.at, message, "this one counts; put `<<` first to be read alike everywhere".into());
+    fn warn_overridden_key(&mut self, key: &YamlNode<'a>) {
+        let message =
+            format!("the key `{}` is written before a merge key that has it too", escape_for_message(&key.key_label()));
+        self.add_warning(key.at, message, "this one counts; put `<<` first to be read alike everywhere".into());
     }
 
     fn warn_ignored_document(&mut self, at: Position) {
         let message = "only the first document of this file is read".into();
-        self.warn(at, message, "put each domain in a file of its own, or load this file with --config".into());
+        self.add_warning(at, message, "put each domain in a file of its own, or load this file with --config".into());
     }
 
-    fn warn(&mut self, at: Position, message: String, hint: String) {
-        self.found.push(diagnostic(Severity::Warning, self.file, at, message, Some(hint)));
+    fn add_warning(&mut self, at: Position, message: String, hint: String) {
+        self.found.push(build_diagnostic(Severity::Warning, self.file, at, message, Some(hint)));
     }
 
     /// Records an error that ends the parse.
-    fn fail(&mut self, at: Position, message: &str, hint: Option<&str>) -> Option<()> {
-        let message = format!("error loading config file: yaml: {}", to_quotable(message));
-        self.found.push(diagnostic(Severity::Error, self.file, at, message, hint.map(Into::into)));
+    fn add_error(&mut self, at: Position, message: &str, hint: Option<&str>) -> Option<()> {
+        let message = format!("error loading config file: yaml: {}", escape_for_message(message));
+        self.found.push(build_diagnostic(Severity::Error, self.file, at, message, hint.map(Into::into)));
         None
     }
 }
 
 /// Creates a diagnostic about the text, without a path in the document.
-fn diagnostic(severity: Severity, file: &Arc<str>, at: Position, message: String, hint: Option<String>) -> Diagnostic {
+fn build_diagnostic(
+    severity: Severity,
+    file: &Arc<str>,
+    at: Position,
+    message: String,
+    hint: Option<String>,
+) -> Diagnostic {
     let Position { line, column } = at;
     Diagnostic { severity, file: Arc::clone(file), line, column, path: String::new(), message, hint }
 }
@@ -301,11 +308,11 @@ struct SeenKeys {
 }
 
 impl SeenKeys {
-    const FEW: usize = 16;
+    const MAX_LINEAR_SEARCH_KEYS: usize = 16;
 
-    fn index(&self, key: &YamlNode<'_>, entries: &[YamlEntry<'_>]) -> Option<usize> {
+    fn find_key(&self, key: &YamlNode<'_>, entries: &[YamlEntry<'_>]) -> Option<usize> {
         let YamlContent::Scalar(key) = &key.content else { return None };
-        if entries.len() <= Self::FEW {
+        if entries.len() <= Self::MAX_LINEAR_SEARCH_KEYS {
             return entries
                 .iter()
                 .position(|(other, _)| other.scalar().is_some_and(|other| other.text() == key.text()));
@@ -313,12 +320,12 @@ impl SeenKeys {
         self.by_text.get(key.text()).copied()
     }
 
-    fn add<'a>(&mut self, entry: YamlEntry<'a>, entries: &mut Vec<YamlEntry<'a>>) {
+    fn add_entry<'a>(&mut self, entry: YamlEntry<'a>, entries: &mut Vec<YamlEntry<'a>>) {
         entries.push(entry);
-        if entries.len() <= Self::FEW {
+        if entries.len() <= Self::MAX_LINEAR_SEARCH_KEYS {
             return;
         }
-        let from = if entries.len() == Self::FEW + 1 { 0 } else { entries.len() - 1 };
+        let from = if entries.len() == Self::MAX_LINEAR_SEARCH_KEYS + 1 { 0 } else { entries.len() - 1 };
         for (index, (key, _)) in entries.iter().enumerate().skip(from) {
             if let YamlContent::Scalar(key) = &key.content {
                 self.by_text.insert(key.text().to_owned(), index);
@@ -328,6 +335,6 @@ impl SeenKeys {
 }
 
 /// Returns the tag of YAML's own schema, such as `str`; empty for a tag of another schema.
-fn suffix(tag: Option<&Tag>) -> Option<Cow<'_, str>> {
+fn yaml_tag_suffix(tag: Option<&Tag>) -> Option<Cow<'_, str>> {
     tag.map(|tag| tag.suffix_in_namespace("tag:yaml.org,2002:").unwrap_or_default())
 }

@@ -9,12 +9,12 @@ use std::borrow::Cow;
 #[derive(Clone, Debug)]
 pub struct Scalar<'a> {
     text: Cow<'a, str>,
-    form: Form,
+    form: ScalarForm,
 }
 
 /// Form in which a scalar was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+enum ScalarForm {
     /// Plain, or tagged with the type of its text: the text decides.
     Plain,
     /// Quoted, a block, or tagged as text or something unknown.
@@ -44,11 +44,11 @@ impl<'a> Scalar<'a> {
     /// Creates a scalar. `tag` is the word after `!!`, or empty for a tag of another schema.
     pub fn new(text: Cow<'a, str>, plain: bool, tag: Option<&str>) -> Self {
         let form = match tag {
-            None if plain => Form::Plain,
-            None => Form::Text,
-            Some("float") => Form::Float,
-            Some("int" | "bool" | "null" | "timestamp") => Form::Plain,
-            Some(_) => Form::Text,
+            None if plain => ScalarForm::Plain,
+            None => ScalarForm::Text,
+            Some("float") => ScalarForm::Float,
+            Some("int" | "bool" | "null" | "timestamp") => ScalarForm::Plain,
+            Some(_) => ScalarForm::Text,
         };
         Self { text, form }
     }
@@ -60,7 +60,7 @@ impl<'a> Scalar<'a> {
 
     /// Returns `true` if the text decides the type.
     pub fn is_plain(&self) -> bool {
-        self.form == Form::Plain
+        self.form == ScalarForm::Plain
     }
 
     /// Returns `true` for null.
@@ -70,18 +70,18 @@ impl<'a> Scalar<'a> {
 
     /// Returns the value.
     pub fn value(&self) -> ScalarValue {
-        match (self.form, resolve(&self.text)) {
-            (Form::Text, _) => ScalarValue::Text,
-            (Form::Plain, value) => value,
+        match (self.form, resolve_plain(&self.text)) {
+            (ScalarForm::Text, _) => ScalarValue::Text,
+            (ScalarForm::Plain, value) => value,
             // The rounding does not matter: floats are rejected wherever a number is expected.
-            (Form::Float, ScalarValue::Int(number)) => ScalarValue::Float(number as f64),
-            (Form::Float, ScalarValue::Large(number)) => ScalarValue::Float(number as f64),
-            (Form::Float, value) => value,
+            (ScalarForm::Float, ScalarValue::Int(number)) => ScalarValue::Float(number as f64),
+            (ScalarForm::Float, ScalarValue::Large(number)) => ScalarValue::Float(number as f64),
+            (ScalarForm::Float, value) => value,
         }
     }
 }
 
-fn resolve(text: &str) -> ScalarValue {
+fn resolve_plain(text: &str) -> ScalarValue {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return ScalarValue::Null,
         "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => {
@@ -96,17 +96,17 @@ fn resolve(text: &str) -> ScalarValue {
         _ => {}
     }
     match text.as_bytes()[0] {
-        b'.' => fraction(text),
+        b'.' => parse_decimal(text),
         b'+' | b'-' | b'0'..=b'9' => {
             let digits = text.replace('_', "");
-            whole(&digits).unwrap_or_else(|| fraction(&digits))
+            parse_whole_number(&digits).unwrap_or_else(|| parse_decimal(&digits))
         }
         _ => ScalarValue::Text,
     }
 }
 
 /// Parses a whole number with Go's prefixes; a leading 0 means octal.
-fn whole(text: &str) -> Option<ScalarValue> {
+fn parse_whole_number(text: &str) -> Option<ScalarValue> {
     let (negative, unsigned) = match text.as_bytes().first()? {
         b'-' => (true, &text[1..]),
         b'+' => (false, &text[1..]),
@@ -132,7 +132,7 @@ fn whole(text: &str) -> Option<ScalarValue> {
 }
 
 /// Parses a number with a point or an exponent; anything else is text.
-fn fraction(text: &str) -> ScalarValue {
+fn parse_decimal(text: &str) -> ScalarValue {
     let numeric = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'.' | b'+' | b'-' | b'e' | b'E'));
     match text.parse() {
         Ok(number) if numeric => ScalarValue::Float(number),

@@ -30,25 +30,25 @@ pub fn decode(bytes: &[u8]) -> Result<Cow<'_, str>, Unreadable> {
         return Err(Unreadable { at: start, message, hint: "split it into several files" });
     }
     let text = match bytes {
-        [0xef, 0xbb, 0xbf, rest @ ..] => utf8(rest)?.into(),
-        [0xff, 0xfe, rest @ ..] => utf16(rest, u16::from_le_bytes)?.into(),
-        [0xfe, 0xff, rest @ ..] => utf16(rest, u16::from_be_bytes)?.into(),
-        _ => Cow::Borrowed(utf8(bytes)?),
+        [0xef, 0xbb, 0xbf, rest @ ..] => decode_utf8(rest)?.into(),
+        [0xff, 0xfe, rest @ ..] => decode_utf16(rest, u16::from_le_bytes)?.into(),
+        [0xfe, 0xff, rest @ ..] => decode_utf16(rest, u16::from_be_bytes)?.into(),
+        _ => Cow::Borrowed(decode_utf8(bytes)?),
     };
-    if is_plain(text.as_bytes()) {
+    if is_printable_ascii(text.as_bytes()) {
         return Ok(text);
     }
-    match text.char_indices().find(|(_, character)| is_forbidden(*character)) {
+    match text.char_indices().find(|(_, character)| is_forbidden_character(*character)) {
         None => Ok(text),
         Some((index, character)) => Err(Unreadable {
-            at: position(&text[..index]),
+            at: end_position(&text[..index]),
             message: format!("control characters are not allowed, and here is U+{:04X}", u32::from(character)),
             hint: if character == '\0' { "this looks like a binary file" } else { "write it as an escape in quotes" },
         }),
     }
 }
 
-fn utf8(bytes: &[u8]) -> Result<&str, Unreadable> {
+fn decode_utf8(bytes: &[u8]) -> Result<&str, Unreadable> {
     std::str::from_utf8(bytes).map_err(|error| {
         let valid = std::str::from_utf8(&bytes[..error.valid_up_to()]).unwrap_or_default();
         let (message, hint) = if bytes.contains(&0) {
@@ -56,11 +56,11 @@ fn utf8(bytes: &[u8]) -> Result<&str, Unreadable> {
         } else {
             ("invalid UTF-8", "save the file as UTF-8")
         };
-        Unreadable { at: position(valid), message: message.into(), hint }
+        Unreadable { at: end_position(valid), message: message.into(), hint }
     })
 }
 
-fn utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, Unreadable> {
+fn decode_utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, Unreadable> {
     let units = bytes.chunks_exact(2).map(|pair| unit([pair[0], pair[1]]));
     let text: Result<String, _> = char::decode_utf16(units).collect();
     let whole = bytes.len().is_multiple_of(2);
@@ -74,13 +74,13 @@ fn utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, Unreadable> {
 /// Returns `true` if all bytes are printable ASCII or line breaks, as in most large rule files.
 ///
 /// Runs of 256 bytes are folded without branches, so that the compiler can vectorize the loop.
-fn is_plain(bytes: &[u8]) -> bool {
+fn is_printable_ascii(bytes: &[u8]) -> bool {
     let plain = |byte: u8| (0x20..0x7f).contains(&byte) | matches!(byte, b'\t' | b'\n' | b'\r');
     bytes.chunks(256).all(|run| run.iter().fold(true, |all, byte| all & plain(*byte)))
 }
 
 /// Returns `true` if YAML rejects the character outside of an escape.
-fn is_forbidden(character: char) -> bool {
+fn is_forbidden_character(character: char) -> bool {
     match character {
         '\t' | '\n' | '\r' | '\u{85}' => false,
         '\u{fffe}' | '\u{ffff}' => true,
@@ -89,7 +89,7 @@ fn is_forbidden(character: char) -> bool {
 }
 
 /// Returns the position after `before`.
-fn position(before: &str) -> Position {
+fn end_position(before: &str) -> Position {
     let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
     let column = before.rsplit('\n').next().map_or(0, |last| last.chars().count()) + 1;
     let small = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);

@@ -20,7 +20,7 @@ use crate::limit::request::Request;
 use crate::serve::grpc::service::RateLimitService;
 use crate::serve::health::Health;
 use crate::settings::fleet::FleetSettings;
-use crate::settings::fleet::TopValues;
+use crate::settings::fleet::TopKeyValues;
 
 /// Time for which a view is kept.
 const VIEW_LIFETIME: Duration = Duration::from_secs(5);
@@ -51,8 +51,8 @@ impl FleetMember {
     ) -> io::Result<Self> {
         let values = match settings.top_values {
             _ if !settings.publishes_keys => PublishedKeyForm::None,
-            TopValues::Plain => PublishedKeyForm::Plain,
-            TopValues::Hashed => PublishedKeyForm::Hashed,
+            TopKeyValues::Plain => PublishedKeyForm::Plain,
+            TopKeyValues::Hashed => PublishedKeyForm::Hashed,
         };
         let facts = ReplicaFacts {
             incarnation: make_incarnation_id(),

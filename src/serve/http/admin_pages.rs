@@ -17,7 +17,7 @@ use super::response::{respond_no_rules, respond_pretty_json, respond_text};
 use crate::decide::counters::RuleRef;
 use crate::serve::grpc::decode;
 use crate::serve::grpc::service::DEFAULT_DEADLINE;
-use crate::settings::report::effective;
+use crate::settings::report::list_effective_settings;
 use crate::telemetry::logs::{self, AUDIT_TARGET, Level};
 
 /// Query of `/counters`.
@@ -45,7 +45,7 @@ const MAX_RESET_DESCRIPTORS: usize = 100;
 
 /// `/settings`: all effective settings, secrets masked.
 pub(super) async fn show_settings() -> Response {
-    respond_pretty_json(&effective(std::env::vars_os()))
+    respond_pretty_json(&list_effective_settings(std::env::vars_os()))
 }
 
 /// `/counters`: the counters of a rule.

@@ -145,7 +145,7 @@ async fn hash_configured_token(token: &AdminToken) -> Result<blake3::Hash, Strin
 fn hash_token_file(path: &Path) -> Result<blake3::Hash, String> {
     let file = std::fs::read(path).map_err(|error| error.to_string())?;
     match file.trim_ascii() {
-        token if token.len() < AdminToken::MIN_BYTES => Err("the token in the file is too short".to_owned()),
+        token if token.len() < AdminToken::MIN_TOKEN_BYTES => Err("the token in the file is too short".to_owned()),
         token if token.len() > MAX_TOKEN_BYTES => Err("the file is too large for a token".to_owned()),
         token => Ok(blake3::hash(token)),
     }

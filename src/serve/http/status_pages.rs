@@ -7,7 +7,7 @@ use axum::response::Response;
 use super::app_state::AppState;
 use super::response::{respond_error, respond_internal_error, respond_pretty_json, respond_text};
 use crate::base::printable_text::escape_unprintable;
-use crate::rules::rule::render;
+use crate::rules::rule::rlconfig;
 use crate::serve::report::problems::ProblemsReport;
 
 /// Header of `/rlconfig`: version of the rules at their source.
@@ -32,7 +32,7 @@ pub(super) async fn show_ready(State(state): State<AppState>) -> Response {
 /// `/rlconfig`: the loaded limits, one line each, as envoyproxy/ratelimit prints them.
 pub(super) async fn show_rlconfig(State(state): State<AppState>) -> Response {
     let loaded = state.collector.service.rules.load();
-    let lines = loaded.as_ref().map(|loaded| render::rlconfig_lines(&loaded.rules)).unwrap_or_default();
+    let lines = loaded.as_ref().map(|loaded| rlconfig::rlconfig_lines(&loaded.rules)).unwrap_or_default();
     let page = lines.iter().fold(String::new(), |page, line| page + &escape_unprintable(line) + "\n");
     let mut page = respond_text(StatusCode::OK, page);
     let version = state.collector.service.rules.source_version();

@@ -17,7 +17,7 @@ use crate::base::threads;
 use crate::decide::log::DecisionLog;
 use crate::decide::log::header::RuleSetRecord;
 use crate::decide::log::recorded_rules;
-use crate::rules::compile::Compiled;
+use crate::rules::compile::CompiledRules;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::defaults_file::{self, DefaultsStatus, DefaultsWatch};
 use crate::rules::diagnostic::Diagnostics;
@@ -55,7 +55,7 @@ pub(super) struct LastAcceptedSet {
 
 /// A compiled set that replaces the rules.
 struct CompiledSet {
-    compiled: Compiled,
+    compiled: CompiledRules,
     from: LoadedFrom,
     /// For its id, and for the decision log.
     recorded: RuleSetRecord,
@@ -135,7 +135,7 @@ impl RuleUpdates {
 /// Returns the next change of the file of defaults; waits for ever without one. Cancel safe.
 async fn next_defaults_change(defaults: &mut Option<DefaultsWatch>) -> Option<ReadResult> {
     match defaults {
-        Some(defaults) => defaults.next().await,
+        Some(defaults) => defaults.next_change().await,
         None => std::future::pending().await,
     }
 }
@@ -189,7 +189,7 @@ impl RuleApplier {
     /// The file cannot be used; it was logged, and nothing changed.
     fn apply_defaults(&self, status: &DefaultsStatus, changed: ReadResult) -> ApplyResult {
         let texts = |problems: &Diagnostics| problems.errors().iter().map(ToString::to_string).collect::<Vec<_>>();
-        let (defaults, warnings) = defaults_file::parse(status.path(), changed)
+        let (defaults, warnings) = defaults_file::parse_defaults(status.path(), changed)
             .map_err(|problems| record_refused_defaults(status, &texts(&problems)))?;
         let defaults = Arc::new(defaults);
         let accepted = self.lock_last_accepted().accepted.clone();
@@ -206,7 +206,7 @@ impl RuleApplier {
             tracing::warn!("TOLLKEEPER_RULE_DEFAULTS: {warning}");
         }
         tracing::warn!(path = %status.path().display(), "defaults of rules loaded");
-        status.accept(defaults, &warnings, self.clock.now());
+        status.record_accepted(defaults, &warnings, self.clock.now());
         Ok(())
     }
 
@@ -292,6 +292,6 @@ fn record_refused_defaults(status: &DefaultsStatus, problems: &[String]) -> Stri
         tracing::error!("TOLLKEEPER_RULE_DEFAULTS cannot be used, {kept}: {problem}");
     }
     let error = problems.join("\n");
-    status.refuse(error.clone());
+    status.record_refused(error.clone());
     error
 }

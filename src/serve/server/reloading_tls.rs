@@ -118,31 +118,32 @@ struct PemFiles {
 impl PemFiles {
     fn read_files(tls: &ListenerTls) -> Result<Self, UnusableSetting> {
         Ok(Self {
-            certificate: tls.certificate.contents()?,
-            key: tls.key.contents()?,
-            client_authorities: tls.clients.as_ref().map(|clients| clients.authorities.contents()).transpose()?,
+            certificate: tls.certificate.read_contents()?,
+            key: tls.key.read_contents()?,
+            client_authorities: tls.clients.as_ref().map(|clients| clients.authorities.read_contents()).transpose()?,
         })
     }
 
     /// Builds the TLS configuration; also returns the certificate's expiry in seconds since the Unix epoch.
     fn build_config(&self, tls: &ListenerTls, listener: ListenerKind) -> Result<(ServerConfig, i64), UnusableSetting> {
         let provider = Arc::new(ring::default_provider());
-        let chain = tls.certificate.certificates(&self.certificate)?;
+        let chain = tls.certificate.parse_certificates(&self.certificate)?;
         let not_after = read_not_after(&chain[0]).map_err(|_| {
-            tls.certificate.wrong("its first certificate cannot be parsed; give an X.509 certificate as PEM")
+            tls.certificate.file_error("its first certificate cannot be parsed; give an X.509 certificate as PEM")
         })?;
-        let key = tls.key.private_key(&self.key)?;
+        let key = tls.key.parse_private_key(&self.key)?;
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
-            .map_err(|error| tls.certificate.wrong(error))?;
+            .map_err(|error| tls.certificate.file_error(error))?;
         let builder = match (&tls.clients, &self.client_authorities) {
             (Some(clients), Some(pem)) => {
                 builder.with_client_cert_verifier(san_verifier::build_client_verifier(clients, pem, provider)?)
             }
             _ => builder.with_no_client_auth(),
         };
-        let mut config =
-            builder.with_single_cert(chain, key).map_err(|error| tls.key.key_mismatch(&tls.certificate, &error))?;
+        let mut config = builder
+            .with_single_cert(chain, key)
+            .map_err(|error| tls.key.key_mismatch_error(&tls.certificate, &error))?;
         config.alpn_protocols = match listener {
             ListenerKind::Grpc => vec![b"h2".to_vec()],
             _ => vec![b"h2".to_vec(), b"http/1.1".to_vec()],

@@ -54,7 +54,7 @@ impl StartupResources {
         let exporter = exporter.transpose().map_err(|unusable| errors.push(unusable.into()));
         let values = settings.decision_log.as_ref().map(log::check_settings).transpose();
         let values = values.map_err(|unusable| errors.extend(unusable.into_iter().map(StartupError::from)));
-        let secret = settings.fleet.secret.as_ref().map(HashKey::secret).transpose();
+        let secret = settings.fleet.secret.as_ref().map(HashKey::load_secret).transpose();
         // The decision log has named a file that it cannot use.
         let secret = secret.map_err(|unusable| values.is_ok().then(|| errors.push(unusable.into())));
         match (guards, prometheus_page, exporter, values, secret) {
@@ -80,7 +80,7 @@ impl StartupResources {
 /// Names the setting and the problem.
 fn build_span_exporter(settings: &TracingSettings) -> Result<OtlpExporter, UnusableSetting> {
     let collector = &settings.collector;
-    let options = collector.options(threads::lower_thread_priority)?;
+    let options = collector.build_otlp_options(threads::lower_thread_priority)?;
     otlp::build_span_exporter(&options).map_err(|error| UnusableSetting {
         setting: collector.setting,
         shown: collector.endpoint.clone(),
@@ -97,7 +97,7 @@ pub fn find_problems(settings: &Settings) -> Vec<StartupError> {
 pub fn find_unusable_files(settings: &Settings) -> Vec<UnusableSetting> {
     let mut unusable = store::unusable_files(&settings.store);
     unusable.extend(settings.xds.as_ref().and_then(xds::unusable_file));
-    unusable.extend(settings.rules.defaults.as_deref().and_then(defaults_file::unusable_file));
+    unusable.extend(settings.rules.defaults.as_deref().and_then(defaults_file::find_unusable_file));
     unusable.extend(settings.admin.as_ref().and_then(admin_token::find_unusable_token_file));
     // Both deployments have the same certificates.
     unusable.dedup();

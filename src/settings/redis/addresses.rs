@@ -5,7 +5,7 @@
 
 use crate::base::named_enum::named_enum;
 use crate::settings::credentials::Credentials;
-use crate::settings::endpoint::{Endpoint, REDIS_FORMS, percent_decoded};
+use crate::settings::endpoint::{Endpoint, REDIS_ADDRESS_HINT, percent_decode};
 use crate::settings::problem::InvalidSetting;
 use crate::settings::secret::Secret;
 use crate::settings::setting::{AnySetting as _, Setting};
@@ -57,30 +57,30 @@ pub(crate) struct AddressVariables {
 pub(super) struct Addresses {
     /// Name of the primary, for sentinels; else empty.
     pub(super) primary: String,
-    pub(super) first: Url,
-    pub(super) others: Vec<Url>,
+    pub(super) first: RedisUrl,
+    pub(super) others: Vec<RedisUrl>,
 }
 
-const DEFAULT_PORT: u16 = 6379;
+const DEFAULT_REDIS_PORT: u16 = 6379;
 const DEFAULT_SENTINEL_PORT: u16 = 26_379;
-const SENTINEL_FORM: &str = "give the name of the primary, then its sentinels: primaryname,host:port,host:port";
-const CLUSTER_FORM: &str = "give some of its nodes: host:port,host:port";
+const SENTINEL_LIST_HINT: &str = "give the name of the primary, then its sentinels: primaryname,host:port,host:port";
+const CLUSTER_LIST_HINT: &str = "give some of its nodes: host:port,host:port";
 
 impl Addresses {
-    fn one(first: Url) -> Self {
+    fn from_single(first: RedisUrl) -> Self {
         Self { primary: String::new(), first, others: Vec::new() }
     }
 
     /// Stands for invalid addresses, so that the rest can be checked; nothing connects to it.
     fn placeholder() -> Self {
         let endpoint = Endpoint::Tcp { host: String::new(), port: 0 };
-        Self::one(Url { endpoint, credentials: Credentials::None, database: None, tls: None })
+        Self::from_single(RedisUrl { endpoint, credentials: Credentials::None, database: None, tls: None })
     }
 }
 
 impl AddressVariables {
     /// Reads the addresses; a placeholder after a problem.
-    pub(super) fn read(&self, values: &mut Values) -> Addresses {
+    pub(super) fn read_addresses(&self, values: &mut Values) -> Addresses {
         // Nothing can be checked against a value that is itself invalid.
         let is_socket_invalid = self.socket.is_some_and(|socket| values.is_invalid(socket));
         if values.is_invalid(self.kind) || is_socket_invalid || values.is_invalid(self.url) {
@@ -92,29 +92,29 @@ impl AddressVariables {
                 let fix = "give the address of Redis, or unset all that begins with REDIS_";
                 Err(InvalidSetting::new("set but empty", fix))
             }
-            (text, DeploymentKind::Single) => self.single(values, text).map(Addresses::one),
+            (text, DeploymentKind::Single) => self.parse_single_address(values, text).map(Addresses::from_single),
             (_, kind) if !values.is_set(self.url) => {
-                let form = if kind == DeploymentKind::Sentinel { SENTINEL_FORM } else { CLUSTER_FORM };
+                let form = if kind == DeploymentKind::Sentinel { SENTINEL_LIST_HINT } else { CLUSTER_LIST_HINT };
                 Err(InvalidSetting::new(format!("not set with {}={}", self.kind.name(), kind.name()), form))
             }
-            (text, DeploymentKind::Sentinel) => sentinels(text),
-            (text, DeploymentKind::Cluster) => cluster(text),
+            (text, DeploymentKind::Sentinel) => parse_sentinel_list(text),
+            (text, DeploymentKind::Cluster) => parse_cluster_list(text),
         };
         parsed.unwrap_or_else(|invalid| {
-            values.problem(self.url, invalid.what, invalid.fix);
+            values.add_problem(self.url, invalid.what, invalid.fix);
             Addresses::placeholder()
         })
     }
 
     /// Kind of socket, if it is set.
-    pub(super) fn given_socket(&self, values: &Values) -> Option<SocketKind> {
+    pub(super) fn given_socket_kind(&self, values: &Values) -> Option<SocketKind> {
         self.socket.filter(|socket| values.is_set(*socket)).map(|socket| values.get(socket))
     }
 
     /// Parses the address of a single server; without a given kind of socket its form decides about the kind of socket.
-    fn single(&self, values: &Values, text: &str) -> Result<Url, InvalidSetting> {
+    fn parse_single_address(&self, values: &Values, text: &str) -> Result<RedisUrl, InvalidSetting> {
         let (socket, kind) = (self.socket.map_or("", |socket| socket.name()), self.kind.name());
-        let given_socket = self.given_socket(values);
+        let given_socket = self.given_socket_kind(values);
         let is_path = text.starts_with('/');
         if is_path && text.contains('?') {
             return Err(InvalidSetting::new(
@@ -125,7 +125,7 @@ impl AddressVariables {
         match given_socket {
             Some(SocketKind::Unix) => {
                 if is_path || !text.contains([':', ',', '@', '?']) {
-                    return Ok(Url::at_path(text));
+                    return Ok(RedisUrl::at_path(text));
                 }
                 let fix = format!("give a path that begins with /, or {socket}=tcp");
                 Err(InvalidSetting::new(format!("no path, though {socket} is unix"), fix))
@@ -135,8 +135,8 @@ impl AddressVariables {
                 let fix = format!("give host:port, or {socket}=unix");
                 Err(InvalidSetting::new(format!("{what}, though {socket} is tcp"), fix))
             }
-            None if is_path => Ok(Url::at_path(text)),
-            Some(SocketKind::Tcp) | None => Url::parse(text, DEFAULT_PORT).map_err(|invalid| {
+            None if is_path => Ok(RedisUrl::at_path(text)),
+            Some(SocketKind::Tcp) | None => RedisUrl::parse(text, DEFAULT_REDIS_PORT).map_err(|invalid| {
                 // A password may hold a comma, so this is a list only if it is not an address.
                 if !text.contains(',') {
                     return invalid;
@@ -148,40 +148,44 @@ impl AddressVariables {
     }
 }
 
-fn sentinels(text: &str) -> Result<Addresses, InvalidSetting> {
-    let mut parts = parts(text);
+fn parse_sentinel_list(text: &str) -> Result<Addresses, InvalidSetting> {
+    let mut parts = split_at_commas(text);
     let primary = parts.next().unwrap_or_default().to_owned();
     if !is_primary_name(&primary) {
-        return Err(InvalidSetting::new("it does not begin with the name of the primary", SENTINEL_FORM));
+        return Err(InvalidSetting::new("it does not begin with the name of the primary", SENTINEL_LIST_HINT));
     }
-    let urls = list(parts, DEFAULT_SENTINEL_PORT, "sentinel")?;
-    let (first, others) = split_first(urls, "it names a primary and no sentinel", SENTINEL_FORM)?;
+    let urls = parse_urls(parts, DEFAULT_SENTINEL_PORT, "sentinel")?;
+    let (first, others) = require_first(urls, "it names a primary and no sentinel", SENTINEL_LIST_HINT)?;
     Ok(Addresses { primary, first, others })
 }
 
-fn cluster(text: &str) -> Result<Addresses, InvalidSetting> {
-    let urls = list(parts(text), DEFAULT_PORT, "cluster")?;
-    let (first, others) = split_first(urls, "it names no node", CLUSTER_FORM)?;
+fn parse_cluster_list(text: &str) -> Result<Addresses, InvalidSetting> {
+    let urls = parse_urls(split_at_commas(text), DEFAULT_REDIS_PORT, "cluster")?;
+    let (first, others) = require_first(urls, "it names no node", CLUSTER_LIST_HINT)?;
     Ok(Addresses { primary: String::new(), first, others })
 }
 
 /// Splits a list at its commas.
-fn parts(text: &str) -> impl Iterator<Item = &str> {
+fn split_at_commas(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|part| !part.is_empty())
 }
 
-fn list<'t>(parts: impl Iterator<Item = &'t str>, default_port: u16, owner: &str) -> Result<Vec<Url>, InvalidSetting> {
+fn parse_urls<'t>(
+    parts: impl Iterator<Item = &'t str>,
+    default_port: u16,
+    owner: &str,
+) -> Result<Vec<RedisUrl>, InvalidSetting> {
     let parse = |part: &str| {
         if part.starts_with('/') {
             let what = format!("a unix socket, which is not possible for a {owner}");
             return Err(InvalidSetting::new(what, "give host:port,host:port"));
         }
-        Url::parse(part, default_port)
+        RedisUrl::parse(part, default_port)
     };
     parts.map(parse).collect()
 }
 
-fn split_first(urls: Vec<Url>, what: &str, fix: &str) -> Result<(Url, Vec<Url>), InvalidSetting> {
+fn require_first(urls: Vec<RedisUrl>, what: &str, fix: &str) -> Result<(RedisUrl, Vec<RedisUrl>), InvalidSetting> {
     let mut urls = urls.into_iter();
     let first = urls.next().ok_or_else(|| InvalidSetting::new(what, fix))?;
     Ok((first, urls.collect()))
@@ -189,7 +193,7 @@ fn split_first(urls: Vec<Url>, what: &str, fix: &str) -> Result<(Url, Vec<Url>),
 
 /// One address with its credentials, database and TLS.
 #[derive(Debug)]
-pub(super) struct Url {
+pub(super) struct RedisUrl {
     pub(super) endpoint: Endpoint,
     pub(super) credentials: Credentials,
     /// Number of the database, if the address has one.
@@ -198,7 +202,7 @@ pub(super) struct Url {
     pub(super) tls: Option<bool>,
 }
 
-impl Url {
+impl RedisUrl {
     /// Returns the unix socket at the path `text`.
     fn at_path(text: &str) -> Self {
         Self { endpoint: Endpoint::Unix(text.into()), credentials: Credentials::None, database: None, tls: None }
@@ -207,29 +211,29 @@ impl Url {
     /// Parses an address on TCP; without a scheme it must have a port.
     fn parse(text: &str, default_port: u16) -> Result<Self, InvalidSetting> {
         let Some((scheme, rest)) = text.split_once("://") else {
-            let endpoint = Endpoint::parse(text, None)?;
+            let endpoint = Endpoint::parse_host_port(text, None)?;
             return Ok(Self { endpoint, credentials: Credentials::None, database: None, tls: None });
         };
         let tls = match scheme.to_ascii_lowercase().as_str() {
             "redis" => false,
             "rediss" => true,
-            _ => return Err(InvalidSetting::new("not an address of Redis", REDIS_FORMS)),
+            _ => return Err(InvalidSetting::new("not an address of Redis", REDIS_ADDRESS_HINT)),
         };
         let (address, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = address.split_once('/').unwrap_or((address, ""));
         let (userinfo, host) = authority.rsplit_once('@').unwrap_or(("", authority));
         let mut login = UrlLogin::default();
         let (user, password) = userinfo.split_once(':').map_or((userinfo, None), |(user, word)| (user, Some(word)));
-        login.user(percent_decoded(user)?)?;
-        password.map_or(Ok(()), |password| login.password(percent_decoded(password)?))?;
-        login.database(path)?;
+        login.set_user(percent_decode(user)?)?;
+        password.map_or(Ok(()), |password| login.set_password(percent_decode(password)?))?;
+        login.set_database(path)?;
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let value = percent_decoded(&value.replace('+', " "))?;
+            let value = percent_decode(&value.replace('+', " "))?;
             match key {
-                "username" => login.user(value)?,
-                "password" => login.password(value)?,
-                "db" => login.database(&value)?,
+                "username" => login.set_user(value)?,
+                "password" => login.set_password(value)?,
+                "db" => login.set_database(&value)?,
                 _ => {
                     return Err(InvalidSetting::new(
                         "a query that is not known",
@@ -239,8 +243,8 @@ impl Url {
             }
         }
         Ok(Self {
-            endpoint: Endpoint::parse(host, Some(default_port))?,
-            credentials: login.credentials()?,
+            endpoint: Endpoint::parse_host_port(host, Some(default_port))?,
+            credentials: login.to_credentials()?,
             database: login.database,
             tls: Some(tls),
         })
@@ -256,15 +260,15 @@ struct UrlLogin {
 }
 
 impl UrlLogin {
-    fn user(&mut self, user: String) -> Result<(), InvalidSetting> {
+    fn set_user(&mut self, user: String) -> Result<(), InvalidSetting> {
         if user.is_empty() { Ok(()) } else { set_once(&mut self.user, user, "user") }
     }
 
-    fn password(&mut self, password: String) -> Result<(), InvalidSetting> {
+    fn set_password(&mut self, password: String) -> Result<(), InvalidSetting> {
         if password.is_empty() { Ok(()) } else { set_once(&mut self.password, Secret::new(password), "password") }
     }
 
-    fn database(&mut self, text: &str) -> Result<(), InvalidSetting> {
+    fn set_database(&mut self, text: &str) -> Result<(), InvalidSetting> {
         if text.is_empty() {
             return Ok(());
         }
@@ -275,7 +279,7 @@ impl UrlLogin {
         set_once(&mut self.database, number.ok_or_else(no_number)?, "database")
     }
 
-    fn credentials(&self) -> Result<Credentials, InvalidSetting> {
+    fn to_credentials(&self) -> Result<Credentials, InvalidSetting> {
         match (&self.user, &self.password) {
             (user, Some(password)) => Ok(Credentials::Inline { user: user.clone(), password: password.clone() }),
             (None, None) => Ok(Credentials::None),

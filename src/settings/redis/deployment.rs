@@ -7,7 +7,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use super::addresses::{AddressVariables, Addresses, DeploymentKind, SocketKind, Url};
+use super::addresses::{AddressVariables, Addresses, DeploymentKind, RedisUrl, SocketKind};
 use crate::settings::credentials::{CredentialVariables, Credentials};
 use crate::settings::endpoint::Endpoint;
 use crate::settings::setting::{AnySetting as _, Setting};
@@ -80,105 +80,106 @@ pub(crate) struct DeploymentVariables {
 
 impl DeploymentVariables {
     /// Reads the deployment, with certificates that all deployments share; what is wrong is noted in `values`.
-    pub(crate) fn read(&self, values: &mut Values, certificates: &StoreTlsVariables) -> DeploymentSettings {
+    pub(crate) fn read_deployment(&self, values: &mut Values, certificates: &StoreTlsVariables) -> DeploymentSettings {
         let kind = values.get(self.url.kind);
-        let Addresses { primary, first, others } = self.url.read(values);
-        let is_unix = self.url.given_socket(values) == Some(SocketKind::Unix);
+        let Addresses { primary, first, others } = self.url.read_addresses(values);
+        let is_unix = self.url.given_socket_kind(values) == Some(SocketKind::Unix);
         if let (Some(socket), true) = (self.url.socket, is_unix && kind != DeploymentKind::Single) {
-            values.ignore(socket, "nodes of a cluster and sentinels always use TCP");
+            values.mark_ignored(socket, "nodes of a cluster and sentinels always use TCP");
         }
-        let urls: Vec<&Url> = std::iter::once(&first).chain(&others).collect();
+        let urls: Vec<&RedisUrl> = std::iter::once(&first).chain(&others).collect();
         let login = if kind == DeploymentKind::Sentinel { &self.sentinels } else { &self.server };
-        let in_url = same_credentials(values, self.url.url, &urls, login);
-        let database = self.same_database(values, kind, &urls);
-        let tls = self.tls(values, certificates, &urls);
+        let in_url = require_same_credentials(values, self.url.url, &urls, login);
+        let database = self.require_same_database(values, kind, &urls);
+        let tls = self.read_tls(values, certificates, &urls);
         let endpoints = || urls.iter().map(|url| url.endpoint.clone()).collect();
         let (topology, credentials) = match kind {
             DeploymentKind::Sentinel => {
                 // The URL names the sentinels, so its credentials are for them.
-                let credentials = self.sentinels.read(values, in_url, self.url.url);
+                let credentials = self.sentinels.read_credentials(values, in_url, self.url.url);
                 let topology = TopologySettings::Sentinel { primary, sentinels: endpoints(), credentials };
-                (topology, self.server.read(values, Credentials::None, self.url.url))
+                (topology, self.server.read_credentials(values, Credentials::None, self.url.url))
             }
             DeploymentKind::Single | DeploymentKind::Cluster => {
-                values.ignore_if_changed(self.sentinels.auth, "there are no sentinels");
-                values.ignore_if_changed(self.sentinels.file, "there are no sentinels");
+                values.mark_ignored_if_changed(self.sentinels.auth, "there are no sentinels");
+                values.mark_ignored_if_changed(self.sentinels.file, "there are no sentinels");
                 let is_cluster = kind == DeploymentKind::Cluster;
                 if is_cluster && in_url != Credentials::None {
-                    values.difference(self.url.url, "nodes that are found later get the user and password too");
+                    values.mark_differing(self.url.url, "nodes that are found later get the user and password too");
                 }
                 let topology = if is_cluster {
                     TopologySettings::Cluster(endpoints())
                 } else {
                     TopologySettings::Single(first.endpoint.clone())
                 };
-                (topology, self.server.read(values, in_url, self.url.url))
+                (topology, self.server.read_credentials(values, in_url, self.url.url))
             }
         };
-        let (connections, connect_timeout) = (self.connections(values), values.get(self.connect_timeout));
+        let (connections, connect_timeout) = (self.read_connection_count(values), values.get(self.connect_timeout));
         let setting = self.url.url.name();
         DeploymentSettings { setting, topology, database, credentials, tls, connections, connect_timeout }
     }
 
-    fn same_database(&self, values: &mut Values, kind: DeploymentKind, urls: &[&Url]) -> u8 {
+    fn require_same_database(&self, values: &mut Values, kind: DeploymentKind, urls: &[&RedisUrl]) -> u8 {
         let mut databases = urls.iter().filter_map(|url| url.database);
         let first = databases.next().unwrap_or(0);
         if databases.any(|other| other != first) {
-            values.problem(self.url.url, "its addresses have different databases", "give the same to all");
+            values.add_problem(self.url.url, "its addresses have different databases", "give the same to all");
         } else if first != 0 && kind == DeploymentKind::Cluster {
-            values.problem(self.url.url, "a cluster has only database 0", "leave the database out");
+            values.add_problem(self.url.url, "a cluster has only database 0", "leave the database out");
         }
         first
     }
 
-    fn tls(&self, values: &mut Values, certificates: &StoreTlsVariables, urls: &[&Url]) -> Option<StoreTls> {
+    fn read_tls(&self, values: &mut Values, certificates: &StoreTlsVariables, urls: &[&RedisUrl]) -> Option<StoreTls> {
         let url_setting = self.url.url;
         let by_url = urls.iter().any(|url| url.tls == Some(true));
         if by_url {
-            values.difference(url_setting, "rediss:// is TLS");
+            values.mark_differing(url_setting, "rediss:// is TLS");
         }
         if by_url && urls.iter().any(|url| url.tls == Some(false)) {
             let fix = "give rediss:// to all for TLS, or to none";
-            values.problem(url_setting, "it has both redis:// and rediss://", fix);
+            values.add_problem(url_setting, "it has both redis:// and rediss://", fix);
         }
         if by_url && values.is_set(self.tls) && !values.get(self.tls) {
             let what = format!("{} says rediss://, which is TLS", url_setting.name());
-            values.problem(self.tls, what, format!("unset it, or write redis:// in {}", url_setting.name()));
+            values.add_problem(self.tls, what, format!("unset it, or write redis:// in {}", url_setting.name()));
         }
         if !by_url && !values.get(self.tls) {
             return None;
         }
         if urls.iter().any(|url| matches!(url.endpoint, Endpoint::Unix(_))) {
             let fix = format!("unset it, or give host:port as {}", url_setting.name());
-            values.problem(self.tls, "a unix socket has no TLS", fix);
+            values.add_problem(self.tls, "a unix socket has no TLS", fix);
         }
-        Some(certificates.read(values))
+        Some(certificates.read_tls(values))
     }
 
     /// Reads the number of connections, up to a maximum: an environment with more is not wrong.
-    fn connections(&self, values: &mut Values) -> NonZeroUsize {
+    fn read_connection_count(&self, values: &mut Values) -> NonZeroUsize {
         const MAX_CONNECTIONS: NonZeroUsize = NonZeroUsize::new(128).expect("it is not 0");
         let connections = values.get(self.connections);
         if connections > MAX_CONNECTIONS {
-            values.notice(self.connections, format!("is more than the maximum of {MAX_CONNECTIONS}, which is used"));
-            values.difference(self.connections, "the maximum is 128, which is used");
+            values
+                .add_notice(self.connections, format!("is more than the maximum of {MAX_CONNECTIONS}, which is used"));
+            values.mark_differing(self.connections, "the maximum is 128, which is used");
         }
         connections.min(MAX_CONNECTIONS)
     }
 }
 
 /// Returns the credentials in the addresses of a URL, which must all have the same.
-fn same_credentials(
+fn require_same_credentials(
     values: &mut Values,
     url: &Setting<SecretUrl>,
-    urls: &[&Url],
+    urls: &[&RedisUrl],
     login: &CredentialVariables,
 ) -> Credentials {
     let mut given = urls.iter().map(|url| &url.credentials).filter(|credentials| **credentials != Credentials::None);
     let first = given.next().cloned().unwrap_or(Credentials::None);
     if given.any(|other| *other != first) {
         let fix = format!("give the same to all, or leave them out and give {}", login.auth.name());
-        values.problem(url, "its addresses have different users or passwords", fix);
+        values.add_problem(url, "its addresses have different users or passwords", fix);
     }
     first
 }

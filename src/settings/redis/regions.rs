@@ -12,13 +12,13 @@ use super::addresses::{AddressVariables, DeploymentKind};
 use super::deployment::{DeploymentSettings, DeploymentVariables};
 use crate::settings::credentials::CredentialVariables;
 use crate::settings::secret::Secret;
-use crate::settings::setting::{AnySetting as _, Need, Requirement, settings};
+use crate::settings::setting::{AnySetting as _, RequiredValue, Requirement, settings};
 use crate::settings::store_tls::StoreTlsVariables;
 use crate::settings::value::number::{DurationRange, IntRange};
 use crate::settings::value::text::{SecretUrl, TextList};
 use crate::settings::values::Values;
 
-settings! { "Regions", only with WITH_REGION;
+settings! { "Regions", only with REQUIRES_REGION;
     TOLLKEEPER_REGION: String = "", "name of this region, for limits with `scope: global`; empty: there is only one";
     TOLLKEEPER_REGIONS: TextList = "",
         "names of all regions, this one included, 2 to 64; must be equal in all regions, in any order";
@@ -30,25 +30,25 @@ settings! { "Regions", only with WITH_REGION;
     TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE: Option<PathBuf> = None, "file that holds it";
     TOLLKEEPER_GLOBAL_REDIS_TLS: bool = false, "connect over TLS, with the certificates of REDIS_TLS_";
     TOLLKEEPER_GLOBAL_REDIS_TIMEOUT: Duration = Duration::from_secs(10), "time limit of a connection attempt"
-        .allowed(DurationRange::new(Duration::from_millis(1), Duration::from_secs(3600)));
+        .with_allowed(DurationRange::new(Duration::from_millis(1), Duration::from_secs(3600)));
     TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH: Option<Secret> = None, "password or user:password for its sentinels";
     TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE: Option<PathBuf> = None, "file that holds it";
     TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS: u32 = 0,
         "replicas of the global Redis that must have a grant before a region uses it (WAIT)"
-        .allowed(IntRange::new(0, 1));
+        .with_allowed(IntRange::new(0, 1));
 }
 
-static WITH_REGION: Requirement = Requirement {
+static REQUIRES_REGION: Requirement = Requirement {
     any_of: &[
-        Need::Changed(&TOLLKEEPER_REGION),
-        Need::Changed(&TOLLKEEPER_REGIONS),
-        Need::Changed(&TOLLKEEPER_GLOBAL_REDIS_URL),
+        RequiredValue::Changed(&TOLLKEEPER_REGION),
+        RequiredValue::Changed(&TOLLKEEPER_REGIONS),
+        RequiredValue::Changed(&TOLLKEEPER_GLOBAL_REDIS_URL),
     ],
     why: "it is only read with TOLLKEEPER_REGION",
 };
 
 /// Redis that all regions reach.
-static GLOBAL: DeploymentVariables = DeploymentVariables {
+static GLOBAL_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
     url: AddressVariables { url: &TOLLKEEPER_GLOBAL_REDIS_URL, kind: &TOLLKEEPER_GLOBAL_REDIS_TYPE, socket: None },
     connections: &TOLLKEEPER_GLOBAL_REDIS_POOL_SIZE,
     connect_timeout: &TOLLKEEPER_GLOBAL_REDIS_TIMEOUT,
@@ -75,25 +75,29 @@ pub struct RegionSettings {
 
 impl RegionSettings {
     /// Reads the regions beside counters in `main`; `None` if there is only one.
-    pub(super) fn read(
+    pub(super) fn from_values(
         values: &mut Values,
         main: &DeploymentSettings,
         certificates: &StoreTlsVariables,
     ) -> Option<Self> {
-        if !is_requested(values) {
+        if !requests_regions(values) {
             return None;
         }
         let own = values.get(&TOLLKEEPER_REGION);
-        let names = names(values, &own);
+        let names = read_region_names(values, &own);
         if values.get(&TOLLKEEPER_GLOBAL_REDIS_URL).reveal().is_empty() {
-            let what = format!("not set with {}", requesting(values));
-            values.problem(&TOLLKEEPER_GLOBAL_REDIS_URL, what, "give the address of the Redis that all regions reach");
+            let what = format!("not set with {}", first_requesting_setting(values));
+            values.add_problem(
+                &TOLLKEEPER_GLOBAL_REDIS_URL,
+                what,
+                "give the address of the Redis that all regions reach",
+            );
             return None;
         }
-        let global = GLOBAL.read(values, certificates);
+        let global = GLOBAL_REDIS_VARIABLES.read_deployment(values, certificates);
         if (&global.topology, global.database) == (&main.topology, main.database) {
             let what = "names the database of REDIS_URL: each region needs a Redis of its own beside the global one";
-            values.notice(&TOLLKEEPER_GLOBAL_REDIS_URL, what);
+            values.add_notice(&TOLLKEEPER_GLOBAL_REDIS_URL, what);
         }
         let wait_replicas = values.get(&TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS);
         let index = names.iter().position(|name| *name == own)?;
@@ -101,13 +105,13 @@ impl RegionSettings {
     }
 
     /// Returns the name of this region.
-    pub fn name(&self) -> &str {
+    pub fn own_region_name(&self) -> &str {
         &self.names[self.index]
     }
 
     /// Returns the number of this region.
-    pub fn number(&self) -> u32 {
-        region_number(self.name())
+    pub fn own_region_number(&self) -> u32 {
+        region_number(self.own_region_name())
     }
 }
 
@@ -118,25 +122,29 @@ pub fn region_number(name: &str) -> u32 {
 }
 
 /// Minimum and maximum number of regions.
-const REGION_COUNT: RangeInclusive<usize> = 2..=64;
+const ALLOWED_REGION_COUNT: RangeInclusive<usize> = 2..=64;
 /// Maximum length of a region's name in bytes.
 const MAX_NAME_BYTES: usize = 63;
 
 /// Adds a problem if regions are set without Redis.
 pub(crate) fn require_redis(values: &mut Values, why: &'static str) {
-    if is_requested(values) {
+    if requests_regions(values) {
         let fix = "give REDIS_URL, or unset TOLLKEEPER_REGION, TOLLKEEPER_REGIONS and TOLLKEEPER_GLOBAL_REDIS_URL";
-        values.problem_with(requesting(values), format!("regions share limits through Redis, and {why}"), fix);
+        values.add_problem_with_name(
+            first_requesting_setting(values),
+            format!("regions share limits through Redis, and {why}"),
+            fix,
+        );
     }
 }
 
 /// Returns `true` if a setting asks for several regions.
-pub(super) fn is_requested(values: &Values) -> bool {
-    values.meet(&WITH_REGION)
+pub(super) fn requests_regions(values: &Values) -> bool {
+    values.meets(&REQUIRES_REGION)
 }
 
 /// Returns the name of the first setting that asks for several regions.
-fn requesting(values: &Values) -> &'static str {
+fn first_requesting_setting(values: &Values) -> &'static str {
     if !values.get(&TOLLKEEPER_REGION).is_empty() {
         TOLLKEEPER_REGION.name()
     } else if !values.get(&TOLLKEEPER_REGIONS).0.is_empty() {
@@ -147,38 +155,38 @@ fn requesting(values: &Values) -> &'static str {
 }
 
 /// Reads the names, in their order.
-fn names(values: &mut Values, own: &str) -> Vec<String> {
+fn read_region_names(values: &mut Values, own: &str) -> Vec<String> {
     let TextList(names) = values.get(&TOLLKEEPER_REGIONS);
     let mut names: Vec<String> = names.iter().map(|name| name.trim().to_owned()).collect();
     names.sort_unstable();
     let valid = "give names of letters, digits, `-`, `_` and `.`, at most 63 bytes each";
     if own.is_empty() {
-        let what = format!("not set with {}", requesting(values));
-        values.problem(&TOLLKEEPER_REGION, what, "give the name of this region");
-    } else if !is_plain(own) {
-        values.problem(&TOLLKEEPER_REGION, "not a plain name", valid);
+        let what = format!("not set with {}", first_requesting_setting(values));
+        values.add_problem(&TOLLKEEPER_REGION, what, "give the name of this region");
+    } else if !is_plain_region_name(own) {
+        values.add_problem(&TOLLKEEPER_REGION, "not a plain name", valid);
     }
     if names.is_empty() {
-        let what = format!("not set with {}", requesting(values));
-        values.problem(&TOLLKEEPER_REGIONS, what, "give the names of all regions, alike in all regions");
-    } else if !names.iter().all(|name| is_plain(name)) {
-        values.problem(&TOLLKEEPER_REGIONS, "not a list of plain names", valid);
+        let what = format!("not set with {}", first_requesting_setting(values));
+        values.add_problem(&TOLLKEEPER_REGIONS, what, "give the names of all regions, alike in all regions");
+    } else if !names.iter().all(|name| is_plain_region_name(name)) {
+        values.add_problem(&TOLLKEEPER_REGIONS, "not a list of plain names", valid);
     } else if names.windows(2).any(|pair| pair[0] == pair[1]) {
-        values.problem(&TOLLKEEPER_REGIONS, "names a region twice", "give each once");
+        values.add_problem(&TOLLKEEPER_REGIONS, "names a region twice", "give each once");
     } else if names.iter().map(|name| region_number(name)).collect::<HashSet<_>>().len() < names.len() {
-        values.problem(&TOLLKEEPER_REGIONS, "two names have one hash", "rename one of the regions");
-    } else if !REGION_COUNT.contains(&names.len()) {
-        let fix = format!("give {} to {} names", REGION_COUNT.start(), REGION_COUNT.end());
-        values.problem(&TOLLKEEPER_REGIONS, format!("names {} regions", names.len()), fix);
-    } else if is_plain(own) && !names.iter().any(|name| name == own) {
+        values.add_problem(&TOLLKEEPER_REGIONS, "two names have one hash", "rename one of the regions");
+    } else if !ALLOWED_REGION_COUNT.contains(&names.len()) {
+        let fix = format!("give {} to {} names", ALLOWED_REGION_COUNT.start(), ALLOWED_REGION_COUNT.end());
+        values.add_problem(&TOLLKEEPER_REGIONS, format!("names {} regions", names.len()), fix);
+    } else if is_plain_region_name(own) && !names.iter().any(|name| name == own) {
         let fix = "add it there, in all regions";
-        values.problem(&TOLLKEEPER_REGION, "not in TOLLKEEPER_REGIONS", fix);
+        values.add_problem(&TOLLKEEPER_REGION, "not in TOLLKEEPER_REGIONS", fix);
     }
     names
 }
 
 /// Returns true for names that need no quotes in keys, logs and labels.
-fn is_plain(name: &str) -> bool {
+fn is_plain_region_name(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     (1..=MAX_NAME_BYTES).contains(&name.len()) && name.bytes().all(is_plain)
 }

@@ -10,7 +10,7 @@ use crate::base::go_syntax::{DurationError, DurationText, MAX_DURATION, parse_bo
 use crate::settings::problem::InvalidSetting;
 
 /// Fails if `text` is empty: no value of these types is.
-fn require(text: &str, wanted: &str) -> Result<(), InvalidSetting> {
+fn require_nonempty(text: &str, wanted: &str) -> Result<(), InvalidSetting> {
     if text.is_empty() {
         Err(InvalidSetting::new("set but empty", format!("unset it or give {wanted}")))
     } else {
@@ -25,7 +25,7 @@ impl SettingValue for bool {
     const KIND: &'static str = "bool";
 
     fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
-        require(text, "true or false")?;
+        require_nonempty(text, "true or false")?;
         parse_bool(text).ok_or_else(|| InvalidSetting::new("not a bool", "give true or false"))
     }
 
@@ -56,7 +56,7 @@ impl IntRange {
         Self { min, max: i64::MAX }
     }
 
-    fn text(self) -> Option<String> {
+    fn describe(self) -> Option<String> {
         match self {
             Self { min: i64::MIN, .. } => None,
             Self { min, max: i64::MAX } => Some(format!("{min} or more")),
@@ -66,11 +66,11 @@ impl IntRange {
 
     /// Parses a number of the range that `convert` accepts.
     fn parse<T>(self, text: &str, convert: impl Fn(i64) -> Option<T>) -> Result<T, InvalidSetting> {
-        let wanted = || match self.text() {
+        let wanted = || match self.describe() {
             Some(range) => format!("a whole number, {range}"),
             None => "a whole number".to_owned(),
         };
-        require(text, &wanted())?;
+        require_nonempty(text, &wanted())?;
         let invalid = |what: &str| InvalidSetting::new(what, format!("give {}", wanted()));
         let number = parse_int(text).ok_or_else(|| invalid("not a whole number"))?;
         let in_range = Some(number).filter(|number| (self.min..=self.max).contains(number));
@@ -100,7 +100,7 @@ macro_rules! whole_number {
             }
 
             fn allowed_text(allowed: &IntRange) -> Option<String> {
-                allowed.text()
+                allowed.describe()
             }
         }
     };
@@ -140,7 +140,7 @@ impl SettingValue for f64 {
             Some(range) => format!("a number, {range}"),
             None => "a number".to_owned(),
         };
-        require(text, &wanted())?;
+        require_nonempty(text, &wanted())?;
         let invalid = |what: &str| InvalidSetting::new(what, format!("give {}", wanted()));
         let number = text.parse::<Self>().ok().filter(|number| number.is_finite());
         let number = number.ok_or_else(|| invalid("not a number"))?;
@@ -193,7 +193,7 @@ impl SettingValue for Duration {
             Some(range) => format!("a duration such as 1.5s, {range}"),
             None => "a duration such as 150us, 10s or 1h30m".to_owned(),
         };
-        require(text, &wanted())?;
+        require_nonempty(text, &wanted())?;
         match parse_duration(text) {
             Ok(value) if allowed.allows_zero && value.is_zero() => Ok(value),
             Ok(value) if (allowed.min..=allowed.max).contains(&value) => Ok(value),
@@ -246,7 +246,7 @@ impl ByteSizeRange {
 }
 
 /// Units of sizes, largest first, in bytes.
-const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+const SIZE_UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
 
 impl SettingValue for ByteSize {
     type Default = u64;
@@ -257,9 +257,9 @@ impl SettingValue for ByteSize {
     fn parse(text: &str, allowed: &ByteSizeRange) -> Result<Self, InvalidSetting> {
         let range = Self::allowed_text(allowed).unwrap_or_default();
         let wanted = format!("bytes, or a size such as 64MiB, {range}");
-        require(text, &wanted)?;
+        require_nonempty(text, &wanted)?;
         let invalid = |what: &str| InvalidSetting::new(what, format!("give {wanted}"));
-        let bytes = bytes(text).ok_or_else(|| invalid("not a size"))?;
+        let bytes = parse_byte_size(text).ok_or_else(|| invalid("not a size"))?;
         if (allowed.min..=allowed.max).contains(&bytes) { Ok(Self(bytes)) } else { Err(invalid("out of range")) }
     }
 
@@ -268,16 +268,16 @@ impl SettingValue for ByteSize {
     }
 
     fn default_text(default: u64) -> String {
-        size_text(default)
+        format_byte_size(default)
     }
 
     fn allowed_text(allowed: &ByteSizeRange) -> Option<String> {
-        Some(format!("{} to {}", size_text(allowed.min), size_text(allowed.max)))
+        Some(format!("{} to {}", format_byte_size(allowed.min), format_byte_size(allowed.max)))
     }
 }
 
-fn bytes(text: &str) -> Option<u64> {
-    let unit = UNITS.iter().find_map(|(name, bytes)| Some((text.strip_suffix(name)?, *bytes)));
+fn parse_byte_size(text: &str) -> Option<u64> {
+    let unit = SIZE_UNITS.iter().find_map(|(name, bytes)| Some((text.strip_suffix(name)?, *bytes)));
     let (number, bytes) = unit.unwrap_or((text, 1));
     let number = if bytes == 1 { number } else { number.trim_end() };
     let is_plain = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
@@ -285,8 +285,8 @@ fn bytes(text: &str) -> Option<u64> {
 }
 
 /// Formats a size in the largest unit that needs no fraction.
-fn size_text(size: u64) -> String {
-    match UNITS.iter().find(|(_, bytes)| size >= *bytes && size.is_multiple_of(*bytes)) {
+fn format_byte_size(size: u64) -> String {
+    match SIZE_UNITS.iter().find(|(_, bytes)| size >= *bytes && size.is_multiple_of(*bytes)) {
         Some((name, bytes)) => format!("{}{name}", size / bytes),
         None => size.to_string(),
     }

@@ -55,7 +55,7 @@ impl SettingValue for PathBuf {
 pub struct TextList(pub Vec<String>);
 
 impl TextList {
-    fn split(text: &str) -> Self {
+    fn split_at_commas(text: &str) -> Self {
         Self(if text.trim().is_empty() { Vec::new() } else { text.split(',').map(str::to_owned).collect() })
     }
 }
@@ -67,11 +67,11 @@ impl SettingValue for TextList {
     const KIND: &'static str = "list: a,b";
 
     fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
-        Ok(Self::split(text))
+        Ok(Self::split_at_commas(text))
     }
 
     fn from_default(default: &'static str) -> Self {
-        Self::split(default)
+        Self::split_at_commas(default)
     }
 
     fn default_text(default: &'static str) -> String {

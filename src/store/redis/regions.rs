@@ -236,7 +236,7 @@ impl GlobalGrants {
             })
         });
         RegionStats {
-            region: self.settings.name().to_owned(),
+            region: self.settings.own_region_name().to_owned(),
             regions: self.settings.names.clone(),
             connected: self.standing.is_connected(at),
             unanswered_us: self.standing.unanswered_us(at),

@@ -167,7 +167,8 @@ const DISPOSITIONS: [(&str, &str); 6] = [
 
 /// Reports the variables of this process that concern a start, and others by which it fails.
 fn report_variables() -> Vec<VariableReport> {
-    let mut variables: Vec<_> = report::report(std::env::vars_os()).into_iter().map(VariableReport::from).collect();
+    let mut variables: Vec<_> =
+        report::report_variables(std::env::vars_os()).into_iter().map(VariableReport::from).collect();
     // Without valid settings nothing else can be validated; the start fails by them.
     if let Ok((settings, _)) = Settings::from_env(std::env::vars_os()) {
         if mapper_has_regexes(&settings) {
@@ -195,7 +196,7 @@ fn mapper_has_regexes(settings: &Settings) -> bool {
 /// The row of a variable; a new one if the variable is not set.
 fn find_or_add_row<'v>(variables: &'v mut Vec<VariableReport>, name: &str) -> &'v mut VariableReport {
     let index = variables.iter().position(|variable| variable.name == name).unwrap_or_else(|| {
-        let value = groups::find(name).map(|setting| setting.default_text());
+        let value = groups::find_setting(name).map(|setting| setting.default_text());
         let (name, disposition) = (name.to_owned(), "honoured");
         variables.push(VariableReport { name, value, disposition, prevents_start: false, why: None, fix: None });
         variables.len() - 1

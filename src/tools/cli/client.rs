@@ -23,7 +23,7 @@ use crate::base::pb::rate_limit_service_client::RateLimitServiceClient;
 use crate::base::pb::{RateLimitRequest, RateLimitResponse};
 use crate::base::printable_text::escape_unprintable;
 use crate::settings::address::Target;
-use crate::settings::pem::{ClientCertificate, PemFile, trusted_roots, with_client_certificate};
+use crate::settings::pem::{ClientCertificate, PemFile, collect_trusted_roots, with_client_certificate};
 
 /// Connection to a server.
 pub(super) struct RateLimitClient {
@@ -199,7 +199,7 @@ impl ClientTls {
             None => ServerName::try_from(host.trim_matches(['[', ']']))
                 .map_err(|_| format!("{target}: not a valid host for a certificate; give a DNS name or an IP"))?,
         };
-        let roots = trusted_roots(files.ca.as_ref())?;
+        let roots = collect_trusted_roots(files.ca.as_ref())?;
         let tonic_config = ClientTlsConfig::new().trust_anchors(roots.roots.iter().cloned()).domain_name(name.to_str());
         let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
@@ -209,7 +209,7 @@ impl ClientTls {
         let tonic_config = match &files.identity {
             None => tonic_config,
             Some(ClientCertificate { certificate, key }) => {
-                tonic_config.identity(Identity::from_pem(certificate.contents()?, key.contents()?))
+                tonic_config.identity(Identity::from_pem(certificate.read_contents()?, key.read_contents()?))
             }
         };
         config.alpn_protocols = vec![b"h2".to_vec()];

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::print::print_error;
 use crate::base::printable_text::escape_unprintable;
 use crate::rules::compile::options::CompileOptions;
-use crate::rules::compile::{Compiled, RuleText, compile};
+use crate::rules::compile::{CompiledRules, RuleText, compile_texts};
 use crate::rules::defaults_file;
 use crate::rules::diagnostic::{Diagnostics, Severity};
 use crate::rules::files::read::read;
@@ -63,8 +63,8 @@ impl CheckedRules {
 
     /// Compiles files; `diagnostics` are problems of others.
     pub(super) fn compile(sources: Vec<RuleText>, options: &CompileOptions, mut diagnostics: Diagnostics) -> Self {
-        let set = match compile(&sources, options) {
-            Ok(Compiled { domains, warnings }) => {
+        let set = match compile_texts(&sources, options) {
+            Ok(CompiledRules { domains, warnings }) => {
                 diagnostics.append(warnings);
                 (!diagnostics.has_errors()).then(|| RuleSet::new(domains))
             }
@@ -85,10 +85,10 @@ impl CheckedRules {
             page += &escape_unprintable(&diagnostic.to_string());
             page.push('\n');
             if let Some((_, text)) = texts.iter().find(|(name, _)| **name == diagnostic.file) {
-                page += &diagnostic.excerpt(text);
+                page += &diagnostic.format_excerpt(text);
             }
         }
-        let (errors, warnings) = self.diagnostics.more();
+        let (errors, warnings) = self.diagnostics.dropped_counts();
         for (more, what) in [(errors, "errors"), (warnings, "warnings")] {
             if more > 0 {
                 page += &format!("and {more} more {what}\n");
@@ -107,7 +107,7 @@ pub(super) fn build_compile_options(
 ) -> CompileOptions {
     let mut options = CompileOptions::from(settings);
     if let Some(path) = defaults.or(settings.rules.defaults.as_deref()) {
-        match defaults_file::load(path) {
+        match defaults_file::read_defaults(path) {
             Ok((defaults, warnings)) => {
                 options.rule_defaults = Arc::new(defaults);
                 found.append(warnings);

@@ -13,7 +13,7 @@ use crate::rules::xds::XdsConfig;
 use crate::rules::yaml::Documents;
 use crate::serve::server;
 use crate::serve::server::error::ServerError;
-use crate::settings::{Settings, reference};
+use crate::settings::{Settings, documentation};
 use crate::telemetry::logs;
 
 /// Arguments of `serve`.
@@ -42,7 +42,7 @@ All other settings are environment variables, listed here as NAME=default; `toll
 
 /// Formats the help below the flags, with all environment variables.
 pub(super) fn format_help() -> String {
-    HELP.to_owned() + &reference::help()
+    HELP.to_owned() + &documentation::format_help()
 }
 
 /// Serves until a signal stops the process.

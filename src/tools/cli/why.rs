@@ -122,7 +122,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 /// Form of hashed values, if the environment has their key.
 fn read_hashed_value_form() -> Result<Option<ValueForm>, String> {
     let key = Settings::hash_key_from_env(env::vars_os()).map_err(|error| error.to_string())?;
-    let secret = key.map(|key| key.secret()).transpose().map_err(|error| error.to_string())?;
+    let secret = key.map(|key| key.load_secret()).transpose().map_err(|error| error.to_string())?;
     Ok(secret.map(|secret| ValueForm::hashed_with(secret.reveal())))
 }
 

@@ -7,7 +7,7 @@ use tollkeeper::decide::log::header::RuleSetRecord;
 use tollkeeper::decide::log::recorded_rules;
 use tollkeeper::rules::compile::RuleText;
 use tollkeeper::rules::compile::options::CompileOptions;
-use tollkeeper::rules::rule::render::rlconfig_lines;
+use tollkeeper::rules::rule::rlconfig::rlconfig_lines;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::rule_defaults::RuleDefaults;
 use tollkeeper::rules::source::SourceRules;

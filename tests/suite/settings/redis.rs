@@ -10,11 +10,11 @@ use tollkeeper::settings::endpoint::Endpoint;
 use tollkeeper::settings::pem::{ClientCertificate, PemFile};
 use tollkeeper::settings::redis::RedisSettings;
 use tollkeeper::settings::redis::deployment::{DeploymentSettings, TopologySettings};
-use tollkeeper::settings::report::{Disposition, report};
+use tollkeeper::settings::report::{Disposition, report_variables};
 use tollkeeper::settings::secret::Secret;
 use tollkeeper::settings::store::StoreSettings;
 use tollkeeper::settings::store_tls::StoreTls;
-use tollkeeper::settings::{Settings, groups, reference};
+use tollkeeper::settings::{Settings, documentation, groups};
 
 use super::{PEER, Vars, notices, os, problems, read, tcp};
 use crate::kit::repository;
@@ -43,7 +43,7 @@ fn inline(user: Option<&str>, password: &str) -> Credentials {
 fn any_redis_setting_selects_redis() {
     assert_eq!(read(&[]).store, StoreSettings::Memory);
     for (name, _) in PEER.iter().filter(|(name, _)| name.starts_with("REDIS_")) {
-        let setting = groups::find(name).unwrap();
+        let setting = groups::find_setting(name).unwrap();
         let value = match setting.default_text() {
             none if none.is_empty() => "/x".to_owned(),
             default => default,
@@ -367,7 +367,7 @@ fn contradictory_settings_are_reported_together() {
     for (vars, line) in cases {
         assert_eq!(problems(vars), [line.as_str()], "{vars:?}");
         // `check --env` reports the same, also for a variable that is missing.
-        let stopping = report(os(vars)).into_iter().filter(|line| line.disposition.prevents_start()).count();
+        let stopping = report_variables(os(vars)).into_iter().filter(|line| line.disposition.prevents_start()).count();
         assert_eq!(stopping, 1, "{vars:?}");
     }
     let long = "x".repeat(257);
@@ -474,7 +474,7 @@ fn ignored_redis_setting_gets_one_line() {
     ];
     for (vars, expected) in cases {
         assert_eq!(notices(vars), *expected, "{vars:?}");
-        let idle = report(os(vars))
+        let idle = report_variables(os(vars))
             .into_iter()
             .filter(|line| matches!(line.disposition, Disposition::NoEffect { .. }))
             .count();
@@ -491,9 +491,9 @@ fn all_output(vars: Vars<'_>) -> String {
         Err(error) => error.to_string(),
     };
     let (name, value) = vars[0];
-    let setting = groups::find(name).unwrap();
-    let parsed = setting.check(value);
-    format!("{words} {result:?} {:?} {parsed:?} {}", report(os(vars)), setting.shown(value))
+    let setting = groups::find_setting(name).unwrap();
+    let parsed = setting.validate(value);
+    format!("{words} {result:?} {:?} {parsed:?} {}", report_variables(os(vars)), setting.format_for_message(value))
 }
 
 #[test]
@@ -562,7 +562,9 @@ fn secrets_are_shown_in_no_output() {
         }
     }
     assert!(tried > 2000, "{tried}");
-    assert!(!reference::help().contains("hunter2") && !reference::markdown().contains("hunter2"));
+    assert!(
+        !documentation::format_help().contains("hunter2") && !documentation::format_settings_page().contains("hunter2")
+    );
 }
 
 #[test]

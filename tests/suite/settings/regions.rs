@@ -8,7 +8,7 @@ use tollkeeper::settings::credentials::Credentials;
 use tollkeeper::settings::redis::RedisSettings;
 use tollkeeper::settings::redis::deployment::TopologySettings;
 use tollkeeper::settings::redis::regions::region_number;
-use tollkeeper::settings::report::report;
+use tollkeeper::settings::report::report_variables;
 use tollkeeper::settings::secret::Secret;
 use tollkeeper::settings::store::StoreSettings;
 
@@ -29,7 +29,7 @@ fn redis(vars: Vars<'_>) -> RedisSettings {
 #[test]
 fn each_variable_of_regions_reaches_its_setting() {
     let regions = redis(&[URL, REGION, REGIONS, GLOBAL]).regions.unwrap();
-    assert_eq!((regions.name(), regions.index), ("eu-west", 0));
+    assert_eq!((regions.own_region_name(), regions.index), ("eu-west", 0));
     assert_eq!(regions.names, ["eu-west", "us-east"], "in any order");
     assert_eq!(regions.global.setting, "TOLLKEEPER_GLOBAL_REDIS_URL");
     assert_eq!(regions.global.topology, TopologySettings::Single(tcp("there", 6379)));
@@ -68,7 +68,8 @@ fn each_variable_of_regions_reaches_its_setting() {
 #[test]
 fn number_of_a_region_stays_when_the_list_changes() {
     // A number that another region had would free the grants that the other one still uses.
-    let number = |list| redis(&[URL, REGION, ("TOLLKEEPER_REGIONS", list), GLOBAL]).regions.unwrap().number();
+    let number =
+        |list| redis(&[URL, REGION, ("TOLLKEEPER_REGIONS", list), GLOBAL]).regions.unwrap().own_region_number();
     assert_eq!(number("ap,eu-west,us"), number("aa,ap,eu-west,us"));
     assert_ne!(region_number("us"), region_number("eu-west"));
     // What regions store is read by those of another version.
@@ -118,7 +119,7 @@ fn contradicting_settings_of_regions_are_one_error_each() {
     ];
     for (vars, line) in cases {
         assert_eq!(problems(vars), [line.as_str()], "{vars:?}");
-        let stopping = report(os(vars)).into_iter().filter(|line| line.disposition.prevents_start()).count();
+        let stopping = report_variables(os(vars)).into_iter().filter(|line| line.disposition.prevents_start()).count();
         assert_eq!(stopping, 1, "{vars:?}");
     }
     let many = problems(&[URL, ("TOLLKEEPER_REGION", "r0"), ("TOLLKEEPER_REGIONS", &many), GLOBAL]);
@@ -152,5 +153,5 @@ fn password_of_the_global_redis_is_never_shown() {
     assert!(!problems(vars).join("\n").contains("sesame"));
     let valid = [vars, &[REGIONS]].concat();
     assert!(!format!("{:?}", read(&valid)).contains("sesame"));
-    assert!(!report(os(&valid)).iter().any(|line| format!("{line:?}").contains("sesame")));
+    assert!(!report_variables(os(&valid)).iter().any(|line| format!("{line:?}").contains("sesame")));
 }

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use tollkeeper::rules::compile::options::CompileOptions;
-use tollkeeper::rules::compile::{Compiled, RuleText, compile};
+use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_texts};
 use tollkeeper::rules::diagnostic::Diagnostics;
-use tollkeeper::rules::rule::render::rlconfig_lines;
+use tollkeeper::rules::rule::rlconfig::rlconfig_lines;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::yaml::Documents;
 
@@ -29,11 +29,11 @@ fn recorded() -> Vec<Value> {
     lines.filter(|line| line.get("steps").is_none()).collect()
 }
 
-fn load(line: &Value) -> Result<Compiled, Diagnostics> {
+fn load(line: &Value) -> Result<CompiledRules, Diagnostics> {
     load_with(line, &CompileOptions::default())
 }
 
-fn load_with(line: &Value, options: &CompileOptions) -> Result<Compiled, Diagnostics> {
+fn load_with(line: &Value, options: &CompileOptions) -> Result<CompiledRules, Diagnostics> {
     let latin1 = line["encoding"] == "latin-1";
     let files = line["files"].as_object().expect("files are an object");
     let sources: Vec<RuleText> = files
@@ -49,7 +49,7 @@ fn load_with(line: &Value, options: &CompileOptions) -> Result<Compiled, Diagnos
         })
         .collect();
     let merge_domains = line["env"]["MERGE_DOMAIN_CONFIG"] == "true";
-    compile(&sources, &CompileOptions { merge_domains, ..options.clone() })
+    compile_texts(&sources, &CompileOptions { merge_domains, ..options.clone() })
 }
 
 /// The part of the peer's message that ours must contain; `None` where it is the YAML reader's own.
@@ -102,7 +102,7 @@ fn rule_files_load_like_in_envoyproxy_ratelimit() {
 fn rule_files_of_envoyproxy_ratelimit_load_with_memcache() {
     let mut loaded = 0;
     for line in recorded() {
-        let domains = |result: Result<Compiled, Diagnostics>| match result {
+        let domains = |result: Result<CompiledRules, Diagnostics>| match result {
             Ok(compiled) => Ok(format!("{:?}", compiled.domains)),
             Err(found) => Err(found.to_string()),
         };

@@ -78,7 +78,7 @@ fn shop(requests: u32) -> RateLimitConfig {
 #[test]
 fn limit_of_a_control_plane_slides_if_the_defaults_say_so() {
     let text = "defaults: {shop: {algorithm: sliding_window_counter}}";
-    let (defaults, _) = RuleDefaults::read(&Arc::from("defaults.yaml"), text.as_bytes()).unwrap();
+    let (defaults, _) = RuleDefaults::parse_file(&Arc::from("defaults.yaml"), text.as_bytes()).unwrap();
     let mut config = daily("shop", &[]);
     config.descriptors.push(limited("user", RateLimitUnit::Minute, 10));
     // At the end of a minute, and at the beginning of the next one.

@@ -6,15 +6,15 @@ use tollkeeper::base::pb::xds::{
     RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitReplace, RateLimitUnit,
 };
 use tollkeeper::rules::compile::options::CompileOptions;
-use tollkeeper::rules::compile::{Compiled, RuleText, compile, compile_documents};
-use tollkeeper::rules::rule::render::rlconfig_lines;
+use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_documents, compile_texts};
+use tollkeeper::rules::rule::rlconfig::rlconfig_lines;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::xds::resource::decode_documents;
 use tollkeeper::rules::yaml::Documents;
 
 use crate::kit::xds_server::{TYPE_URL, daily, limited, resource};
 
-fn compiled(configs: &[RateLimitConfig]) -> Result<Compiled, String> {
+fn compiled(configs: &[RateLimitConfig]) -> Result<CompiledRules, String> {
     let resources: Vec<_> = configs.iter().map(resource).collect();
     let documents = decode_documents(&resources).map_err(|errors| errors.join("\n"))?;
     compile_documents(documents, &CompileOptions::default()).map_err(|problems| problems.to_string())
@@ -24,7 +24,7 @@ fn errors(configs: &[RateLimitConfig]) -> String {
     compiled(configs).expect_err("the rules are wrong")
 }
 
-fn lines(compiled: Compiled) -> Vec<String> {
+fn lines(compiled: CompiledRules) -> Vec<String> {
     rlconfig_lines(&RuleSet::new(compiled.domains))
 }
 
@@ -78,8 +78,8 @@ descriptors:
 - {key: YEAR, rate_limit: {unit: year, requests_per_unit: 1}}
 ";
     let text = RuleText { name: "res".into(), bytes: yaml.into(), documents: Documents::All };
-    let from_yaml = compile(&[text], &CompileOptions::default()).unwrap();
-    let without_positions = |compiled: &Compiled| {
+    let from_yaml = compile_texts(&[text], &CompileOptions::default()).unwrap();
+    let without_positions = |compiled: &CompiledRules| {
         let text = format!("{:?}", compiled.domains);
         text.split("line: ")
             .map(|part| part.trim_start_matches(|c: char| c.is_ascii_digit()))

@@ -27,7 +27,7 @@ impl OtlpSink {
     /// # Errors
     /// A certificate cannot be used, or a thread cannot be started.
     pub(super) fn start(settings: &CollectorSettings) -> io::Result<Self> {
-        let options = settings.options(threads::lower_thread_priority).map_err(io::Error::other)?;
+        let options = settings.build_otlp_options(threads::lower_thread_priority).map_err(io::Error::other)?;
         Ok(Self { client: BlockingLogExporter::new(&options, &settings.resource)?, setting: settings.setting })
     }
 

@@ -22,9 +22,9 @@ pub(super) fn build_client_verifier(
     provider: Arc<CryptoProvider>,
 ) -> Result<Arc<dyn ClientCertVerifier>, UnusableSetting> {
     let mut roots = RootCertStore::empty();
-    clients.authorities.add_authorities(pem, &mut roots)?;
+    clients.authorities.add_ca_certificates(pem, &mut roots)?;
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
-    let verifier = verifier.map_err(|error| clients.authorities.wrong(error))?;
+    let verifier = verifier.map_err(|error| clients.authorities.file_error(error))?;
     let Some(RequiredSan { setting, name }) = &clients.san else { return Ok(verifier) };
     let name = ServerName::try_from(name.clone()).map_err(|_| UnusableSetting {
         setting,

@@ -44,7 +44,7 @@ pub(crate) struct MemcacheOptions {
 impl MemcacheOptions {
     /// Hash of the files that connecting reads, to detect changes; `None` if connecting reads none.
     pub(crate) fn fingerprint(&self) -> Option<[u8; 32]> {
-        hash_files(self.tls.iter().flat_map(StoreTls::files))
+        hash_files(self.tls.iter().flat_map(StoreTls::certificate_paths))
     }
 }
 
@@ -63,7 +63,7 @@ async fn open(
     endpoint: &Endpoint,
     options: &MemcacheOptions,
 ) -> Result<Connected<MemcacheConnection>, MemcacheConnectError> {
-    let tls = options.tls.as_ref().map(StoreTls::config).transpose();
+    let tls = options.tls.as_ref().map(StoreTls::build_client_config).transpose();
     let tls = tls.map_err(|unusable| MemcacheConnectError::misconfigured(unusable.to_string()))?;
     let uses_tls = tls.is_some();
     let socket_error = |error: &io::Error| ADVICE.socket_error(error, uses_tls);

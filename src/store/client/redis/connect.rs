@@ -33,7 +33,7 @@ pub(crate) async fn connect(
     options: &ConnectOptions,
 ) -> Result<Connected<Connection>, RedisConnectError> {
     let credentials = options.read_auth_credentials()?;
-    let tls = options.tls.as_ref().map(StoreTls::config).transpose();
+    let tls = options.tls.as_ref().map(StoreTls::build_client_config).transpose();
     let tls = tls.map_err(|unusable| RedisConnectError::misconfigured(unusable.to_string()))?;
     let uses_tls = tls.is_some();
     let open = open(endpoint, options, tls, credentials);

@@ -154,7 +154,7 @@ impl ConnectOptions {
             }),
             Credentials::None | Credentials::Inline { .. } => None,
         };
-        let tls = self.tls.as_ref().and_then(|tls| tls.config().err());
+        let tls = self.tls.as_ref().and_then(|tls| tls.build_client_config().err());
         credentials.into_iter().chain(tls).collect()
     }
 
@@ -168,7 +168,7 @@ impl ConnectOptions {
             Credentials::File(path) => Some(path),
             Credentials::None | Credentials::Inline { .. } => None,
         };
-        credentials.into_iter().chain(self.tls.iter().flat_map(StoreTls::files))
+        credentials.into_iter().chain(self.tls.iter().flat_map(StoreTls::certificate_paths))
     }
 }
 

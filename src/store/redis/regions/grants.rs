@@ -185,7 +185,8 @@ impl GrantWorker {
         let limit = &request.limit;
         let demand = BucketDemand::at(limit, counts, request.now.as_micros());
         let BucketDemand { wanted, term_us } = demand;
-        let term = TermRequest { region: self.settings.number(), wanted, term_us, pool: TokenPool::of(limit) };
+        let term =
+            TermRequest { region: self.settings.own_region_number(), wanted, term_us, pool: TokenPool::of(limit) };
         let key = global_key(&request.key);
         let argument = grant_calls::encode_bucket_request(term, None);
         let call = KeyScript::new(global_bucket_script(), &key, &argument);

@@ -60,7 +60,7 @@ impl RegionHeartbeat {
             region,
             global,
             standing: Arc::default(),
-            name: regions.name().to_owned(),
+            name: regions.own_region_name().to_owned(),
             list: RegionListHash::new(&regions.names),
             proposal: RegionId::random(),
             identity_key: region_identity_key(prefix),

@@ -49,7 +49,7 @@ pub(super) struct NoticeLog {
 impl NoticeLog {
     pub(super) fn new(regions: &RegionSettings) -> Self {
         Self {
-            region: regions.name().to_owned(),
+            region: regions.own_region_name().to_owned(),
             logged: Mutex::default(),
             since: Instant::now() + CUT_OFF_AFTER,
             failure_log: LogThrottle::every(LOG_INTERVAL),

@@ -11,22 +11,22 @@ use crate::limit::algorithm::Algorithm;
 
 /// Returns the lines of `/rlconfig`, without line breaks.
 pub fn rlconfig_lines(rules: &RuleSet) -> Vec<String> {
-    rules.rules().flat_map(|compiled| lines(&compiled.rule)).collect()
+    rules.rules().flat_map(|compiled| format_rule(&compiled.rule)).collect()
 }
 
-fn lines(rule: &Rule) -> Vec<String> {
+fn format_rule(rule: &Rule) -> Vec<String> {
     match &rule.allowance {
         Allowance::Unlimited { requests_per_unit, shadow, quota, .. } => vec![format!(
             "{}: unit=UNKNOWN requests_per_unit={requests_per_unit}, shadow_mode: {shadow}, quota_mode: {quota}",
             rule.path
         )],
         Allowance::Limits(limits) => {
-            limits.iter().enumerate().map(|(index, limit)| line(&rule.limit_path(index), limit)).collect()
+            limits.iter().enumerate().map(|(index, limit)| format_limit(&rule.limit_path(index), limit)).collect()
         }
     }
 }
 
-fn line(path: &str, RuleLimit { limit, shadow, quota, .. }: &RuleLimit) -> String {
+fn format_limit(path: &str, RuleLimit { limit, shadow, quota, .. }: &RuleLimit) -> String {
     let unit = limit.period().unit().name().to_ascii_uppercase();
     let requests = limit.requests_per_unit();
     let mut line =

@@ -2,27 +2,27 @@
 
 use std::fmt::Write as _;
 
-use super::groups::{self, GROUPS};
+use super::groups::{self, SETTING_GROUPS};
 use super::setting::{AnySetting, SettingGroup, Support};
 
 /// Formats the environment section of `--help`: by group, `NAME=default`, and below it the help of the setting.
-pub fn help() -> String {
+pub fn format_help() -> String {
     let mut text = String::new();
-    for group in GROUPS {
+    for group in SETTING_GROUPS {
         // Writing to a String does not fail.
         let _ = writeln!(text, "{}{}:", if text.is_empty() { "" } else { "\n" }, group.title);
         for setting in group.settings {
             let allowed = setting.allowed_text().map(|allowed| format!(" ({allowed})")).unwrap_or_default();
-            let mark = mark(*setting).map(|mark| format!(" [{mark}]")).unwrap_or_default();
+            let mark = support_mark(*setting).map(|mark| format!(" [{mark}]")).unwrap_or_default();
             let _ = writeln!(text, "  {}={}", setting.name(), setting.default_text());
-            text += &indented(&format!("{}{allowed}{mark}", setting.info().help));
+            text += &wrap_indented(&format!("{}{allowed}{mark}", setting.info().help));
         }
     }
     text
 }
 
 /// Wraps text into indented lines that fit in a terminal of 100 columns.
-fn indented(text: &str) -> String {
+fn wrap_indented(text: &str) -> String {
     const MAX_COLUMNS: usize = 98;
     const INDENT: &str = "      ";
     let mut lines = String::from(INDENT);
@@ -42,26 +42,27 @@ fn indented(text: &str) -> String {
 }
 
 /// Formats `docs/settings.md`.
-pub fn markdown() -> String {
+pub fn format_settings_page() -> String {
     let mut text = String::from(INTRODUCTION);
-    for group in GROUPS {
+    for group in SETTING_GROUPS {
         let _ = write!(text, "\n## {}\n\n", group.title);
-        if let Some(note) = shared_note(group) {
+        if let Some(note) = common_support_note(group) {
             let rows: String = group.settings.iter().map(|setting| format!("- `{}`\n", setting.name())).collect();
             let _ = write!(text, "{note}.\n\n{rows}");
             continue;
         }
-        let is_twin = |setting: &dyn AnySetting| TWINS.iter().any(|twins| twins.base(setting).is_some());
+        let is_twin =
+            |setting: &dyn AnySetting| REPEATED_SETTINGS.iter().any(|twins| twins.find_base_setting(setting).is_some());
         let settings = group.settings.iter().copied().filter(|setting| !is_twin(*setting));
-        let (ignored, honoured): (Vec<_>, Vec<_>) = settings.partition(|setting| no_effect(*setting).is_some());
-        honoured.into_iter().for_each(|setting| text += &row(setting));
-        TWINS.iter().for_each(|twins| text += &twins.markdown(group));
+        let (ignored, honoured): (Vec<_>, Vec<_>) = settings.partition(|setting| no_effect_reason(*setting).is_some());
+        honoured.into_iter().for_each(|setting| text += &format_setting_item(setting));
+        REPEATED_SETTINGS.iter().for_each(|twins| text += &twins.format_repeated_settings(group));
         if !ignored.is_empty() {
             text += "\nNo effect:\n\n";
         }
-        for alike in ignored.chunk_by(|a, b| no_effect(*a) == no_effect(*b)) {
+        for alike in ignored.chunk_by(|a, b| no_effect_reason(*a) == no_effect_reason(*b)) {
             let names: Vec<_> = alike.iter().map(|setting| format!("`{}`", setting.name())).collect();
-            let reason = alike.first().and_then(|setting| no_effect(*setting)).unwrap_or_default();
+            let reason = alike.first().and_then(|setting| no_effect_reason(*setting)).unwrap_or_default();
             let _ = writeln!(text, "- {}: {reason}", names.join(", "));
         }
     }
@@ -69,15 +70,15 @@ pub fn markdown() -> String {
 }
 
 /// Formats the list item of a setting that has an effect.
-fn row(setting: &dyn AnySetting) -> String {
-    let note = note(setting).map(|note| format!(". *{note}*")).unwrap_or_default();
+fn format_setting_item(setting: &dyn AnySetting) -> String {
+    let note = support_note(setting).map(|note| format!(". *{note}*")).unwrap_or_default();
     let (name, help, default) = (setting.name(), setting.info().help, setting.default_text());
     let assigned = if default.is_empty() { name.to_owned() } else { format!("{name}={default}") };
-    format!("- `{assigned}` ({}): {help}{note}\n", value_text(setting))
+    format!("- `{assigned}` ({}): {help}{note}\n", describe_allowed_values(setting))
 }
 
 /// Returns the reason why a setting has no effect, if it has none.
-fn no_effect(setting: &dyn AnySetting) -> Option<&'static str> {
+fn no_effect_reason(setting: &dyn AnySetting) -> Option<&'static str> {
     match setting.info().support {
         Support::NoEffect { why, .. } => Some(why),
         Support::Honoured | Support::Differs { .. } => None,
@@ -85,35 +86,35 @@ fn no_effect(setting: &dyn AnySetting) -> Option<&'static str> {
 }
 
 /// Settings that repeat others for one purpose: their names differ from the others' by an infix.
-struct Twins {
+struct RepeatedSettings {
     infix: &'static str,
     introduction: &'static str,
 }
 
-const TWINS: [Twins; 2] = [
-    Twins {
+const REPEATED_SETTINGS: [RepeatedSettings; 2] = [
+    RepeatedSettings {
         infix: "_TRACES",
         introduction: "Each of these takes precedence over the variable without `TRACES_`. A URL over HTTP has the whole path:",
     },
-    Twins {
+    RepeatedSettings {
         infix: "_PERSECOND",
         introduction: "Each of these does for limits per second what the variable without `PERSECOND_` does. Only a default given \
                        here differs:",
     },
 ];
 
-impl Twins {
+impl RepeatedSettings {
     /// Returns the setting that `setting` repeats, if it is one of these.
-    fn base(&self, setting: &dyn AnySetting) -> Option<&'static dyn AnySetting> {
+    fn find_base_setting(&self, setting: &dyn AnySetting) -> Option<&'static dyn AnySetting> {
         let name = setting.name().replacen(self.infix, "", 1);
-        groups::all().find(|base| name != setting.name() && base.name() == name)
+        groups::all_settings().find(|base| name != setting.name() && base.name() == name)
     }
 
     /// Formats the list of those in a group; empty if there are none.
-    fn markdown(&self, group: &SettingGroup) -> String {
+    fn format_repeated_settings(&self, group: &SettingGroup) -> String {
         let mut rows = String::new();
         for setting in group.settings {
-            let Some(base) = self.base(*setting) else { continue };
+            let Some(base) = self.find_base_setting(*setting) else { continue };
             let (default, usual) = (setting.default_text(), base.default_text());
             let own = if default.is_empty() || default == usual { String::new() } else { format!("={default}") };
             let _ = writeln!(rows, "- `{}{own}`", setting.name());
@@ -145,8 +146,8 @@ This page is generated from the program's own table, and a test compares them.
 ";
 
 /// Describes the values of a setting: `int, 0 to 65535`.
-fn value_text(setting: &dyn AnySetting) -> String {
-    match (setting.kind(), setting.allowed_text()) {
+fn describe_allowed_values(setting: &dyn AnySetting) -> String {
+    match (setting.type_name(), setting.allowed_text()) {
         ("", allowed) => allowed.unwrap_or_default(),
         (kind, Some(allowed)) => format!("{kind}, {allowed}"),
         (kind, None) => kind.to_owned(),
@@ -154,7 +155,7 @@ fn value_text(setting: &dyn AnySetting) -> String {
 }
 
 /// Notes in brackets that a setting is not honoured.
-fn mark(setting: &dyn AnySetting) -> Option<String> {
+fn support_mark(setting: &dyn AnySetting) -> Option<String> {
     match setting.info().support {
         Support::Honoured | Support::Differs { .. } => None,
         Support::NoEffect { .. } => Some("no effect".to_owned()),
@@ -162,14 +163,14 @@ fn mark(setting: &dyn AnySetting) -> Option<String> {
 }
 
 /// Note that all settings of a group have in common, if they have one.
-fn shared_note(group: &SettingGroup) -> Option<String> {
-    let mut notes = group.settings.iter().map(|setting| note(*setting));
+fn common_support_note(group: &SettingGroup) -> Option<String> {
+    let mut notes = group.settings.iter().map(|setting| support_note(*setting));
     let first = notes.next()??;
     notes.all(|note| note.as_ref() == Some(&first)).then_some(first)
 }
 
 /// Notes in a sentence that a setting is not honoured, or differs.
-fn note(setting: &dyn AnySetting) -> Option<String> {
+fn support_note(setting: &dyn AnySetting) -> Option<String> {
     match setting.info().support {
         Support::Honoured => None,
         Support::Differs { how, .. } => Some(format!("Differs: {how}")),

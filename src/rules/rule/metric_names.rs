@@ -15,7 +15,7 @@ pub type NameParts = SmallVec<[String; 4]>;
 
 /// Returns the metric name of a limit that came with a request: a composite key for each entry.
 pub fn override_metric_name(entries: &[Entry<'_>]) -> NameParts {
-    entries.iter().map(|entry| joined(entry, false)).collect()
+    entries.iter().map(|entry| join_key_value(entry, false)).collect()
 }
 
 /// An entry with the node that it matched.
@@ -53,13 +53,13 @@ impl RuleSet {
         let any_shares = steps.iter().any(|step| step.shares);
         let part = |(entry, step): (&Entry<'_>, &MatchedEntry<'_>)| {
             if step.shares {
-                text(step.composite)
+                to_lossy_text(step.composite)
             } else if rule.rule.detailed_metric {
-                joined(entry, !any_shares)
+                join_key_value(entry, !any_shares)
             } else if step.by_value && step.match_kind.has_many_values() {
-                joined(entry, false)
+                join_key_value(entry, false)
             } else {
-                text(step.composite)
+                to_lossy_text(step.composite)
             }
         };
         entries.iter().zip(&steps).map(part).collect()
@@ -67,13 +67,13 @@ impl RuleSet {
 }
 
 /// Returns `key_value`; without a value, `key_` if `always`, else `key`.
-fn joined(entry: &Entry<'_>, always: bool) -> String {
+fn join_key_value(entry: &Entry<'_>, always: bool) -> String {
     match entry.value.is_empty() && !always {
-        true => text(entry.key),
-        false => format!("{}_{}", text(entry.key), text(entry.value)),
+        true => to_lossy_text(entry.key),
+        false => format!("{}_{}", to_lossy_text(entry.key), to_lossy_text(entry.value)),
     }
 }
 
-fn text(bytes: &[u8]) -> String {
+fn to_lossy_text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
