@@ -318,6 +318,23 @@ impl Limit {
         }
     }
 
+    /// Returns the share of one replica while its store fails: as [`Self::share_of`], and for a global limit at most the
+    /// replica's part of the cut-off allowance, because the region's grants may have been used already.
+    pub fn fallback_share(&self, replicas: NonZeroU32) -> Self {
+        let share = self.share_of(replicas);
+        if self.global_scope().is_none() {
+            return share;
+        }
+        let most = self.cut_off_allowance() / u64::from(replicas.get());
+        let most = u32::try_from(most).unwrap_or(u32::MAX);
+        Self { requests_per_unit: share.requests_per_unit.min(most), capacity: share.capacity.min(most), ..share }
+    }
+
+    /// Returns a limit that rejects all hits, with the same counter.
+    pub const fn without_hits(&self) -> Self {
+        Self { requests_per_unit: 0, capacity: 0, ..*self }
+    }
+
     /// Returns the limit with another answer while the store fails.
     #[must_use]
     pub const fn under_policy(&self, on_store_error: StorePolicy) -> Self {
@@ -450,7 +467,7 @@ fn check_eventual(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(
     Err(LimitError::NotEventual { with })
 }
 
-/// Checks that nothing in the limit keeps a region from deciding alone by windows or rates that it was granted.
+/// Checks that nothing in the limit keeps a region from deciding alone by hits that it was granted.
 fn check_global(spec: &LimitSpec) -> Result<(), LimitError> {
     let with = match spec.algorithm {
         Algorithm::LeakyBucket => "leaky_bucket: a queue needs one order of arrival for all regions",

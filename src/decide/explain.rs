@@ -316,7 +316,8 @@ fn describe_guarantee(limit: &Limit, any_is_strict: bool) -> Cow<'static, str> {
         }
         Consistency::Eventual(overshoot) => describe_overshoot(overshoot),
     };
-    format!("eventual: all replicas together admit at most {most} beyond the limit in any span of a period").into()
+    format!("eventual: all replicas together admit at most {most} more than a strict limit in any span of a period")
+        .into()
 }
 
 /// Promise of a global limit, and what one of its regions may admit alone.
@@ -325,7 +326,10 @@ fn describe_global_guarantee(limit: &Limit, scope: GlobalScope) -> String {
     let (regions, reserve, allowance) = (scope.regions, limit.region_reserve(), limit.cut_off_allowance());
     let promise = match scope.on_region_loss {
         RegionLossPolicy::Share | RegionLossPolicy::Deny => {
-            format!("all {regions} regions together admit at most {most} beyond the limit in any span of a period")
+            format!(
+                "all {regions} regions together admit at most {most} more than one region with this limit in any span \
+                 of a period"
+            )
         }
         RegionLossPolicy::Local | RegionLossPolicy::Allow => {
             format!("no bound over all {regions} regions while one is cut off; otherwise as in one region")

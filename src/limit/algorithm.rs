@@ -214,7 +214,7 @@ impl Algorithm {
         Self::ALL.into_iter().find(|algorithm| algorithm.name() == name)
     }
 
-    /// Returns true if `scope: global` applies: a region can decide alone by windows or rates that it was granted.
+    /// Returns true if `scope: global` applies: a region can decide alone by hits that it was granted.
     pub const fn can_be_global(self) -> bool {
         matches!(self, Self::FixedWindow | Self::SlidingWindowCounter | Self::TokenBucket)
     }

@@ -15,6 +15,13 @@ const UNLIMITED_ALLOWANCE: u64 = 1 << 40;
 /// Longest lifetime of a counter: 285 years.
 const MAX_TTL_MS: u64 = (1 << 53) / 1000;
 
+/// Prepaid hits of a token bucket last for this part of the period.
+const PREPAID_PARTS: u64 = 20;
+/// Shortest time for which prepaid hits last, in microseconds: a region asks once a second.
+const MIN_PREPAID_US: u64 = 2_000_000;
+/// Longest time for which prepaid hits last, in microseconds: a region that dies keeps them for that long.
+const MAX_PREPAID_US: u64 = 30_000_000;
+
 /// 100 % in thousandths of a percent.
 const WHOLE_MILLI_PERCENT: u64 = 100_000;
 
@@ -106,17 +113,46 @@ impl Limit {
         self.capacity() - self.region_capacity() * self.regions().get() as u32
     }
 
+    /// Time for which a region may admit prepaid hits of a token bucket, in microseconds: a twentieth of the period
+    /// within 2 to 30 s, but at most what refills a quarter of the tokens for grants and [`Self::prepaid_overshoot`].
+    pub fn prepaid_us(&self) -> u64 {
+        let by_period_us = (self.period_us() / PREPAID_PARTS).clamp(MIN_PREPAID_US, MAX_PREPAID_US);
+        let refilled = u64::from(self.max_granted_capacity() / 4) + u64::from(self.prepaid_overshoot());
+        let most_us = u128::from(refilled) * u128::from(self.period_us()) / u128::from(self.max_granted().max(1));
+        by_period_us.min(u64::try_from(most_us).unwrap_or(u64::MAX))
+    }
+
+    /// Tokens of the bucket from which the global Redis grants prepaid hits: those for grants, less what refills while
+    /// a region may admit the hits of a grant.
+    pub fn prepaid_capacity(&self) -> u32 {
+        let refilled = u128::from(self.max_granted()) * u128::from(self.prepaid_us());
+        let refilled = u32::try_from(refilled.div_ceil(u128::from(self.period_us()))).unwrap_or(u32::MAX);
+        let capacity = self.max_granted_capacity();
+        capacity.saturating_add(self.prepaid_overshoot()).saturating_sub(refilled).min(capacity)
+    }
+
+    /// Part of the overshoot that prepaid hits may use: a quarter, in proportion to what is granted of the limit.
+    pub fn prepaid_overshoot(&self) -> u32 {
+        let Scope::Global(scope) = self.scope() else { return 0 };
+        let limit = self.requests_per_unit();
+        let milli_hits = u128::from(scope.max_overshoot.milli_hits(limit));
+        let hits = milli_hits * u128::from(self.max_granted()) / (4000 * u128::from(limit.max(1)));
+        u32::try_from(hits).unwrap_or(u32::MAX)
+    }
+
     /// Time for which the Redis of a region keeps the counter after a charge, in milliseconds.
     ///
-    /// Two windows, or the time in which the region's own bucket fills and a term ends.
+    /// Two windows, or the time in which the region's own bucket fills, and longer than prepaid hits last.
     pub fn region_ttl_ms(&self) -> u64 {
-        let periods = match self.algorithm() {
+        let period_ms = self.period_us() / 1000;
+        let needed_ms = match self.algorithm() {
             Algorithm::TokenBucket => {
-                2 + u64::from(self.region_capacity()).div_ceil(u64::from(self.region_reserve().max(1)))
+                let periods = u64::from(self.region_capacity()).div_ceil(u64::from(self.region_reserve().max(1)));
+                period_ms.saturating_mul(2 + periods).max(2 * MAX_PREPAID_US / 1000)
             }
-            _ => 2,
+            _ => 2 * period_ms,
         };
-        (self.period_us() / 1000).saturating_mul(periods).saturating_add(2000).min(MAX_TTL_MS)
+        needed_ms.saturating_add(2000).min(MAX_TTL_MS)
     }
 
     /// Uncertainty of global time in microseconds, of which a token bucket may make half of its overshoot: period x
@@ -129,12 +165,14 @@ impl Limit {
         u64::try_from(slack_us).unwrap_or(u64::MAX).min(self.period_us())
     }
 
-    /// Hits that a cut-off region may admit in a tumbling period beyond its grants and its reserve.
+    /// Hits that a cut-off region may admit in a tumbling period beyond its grants and its reserve; the processes of a
+    /// region that lost its own Redis may admit as many.
     pub const fn cut_off_allowance(&self) -> u64 {
         let Scope::Global(scope) = self.scope() else { return 0 };
         let regions = scope.regions.get() as u64;
-        // A rolling span meets two tumbling periods; a bucket refills in the span too.
-        let parts = if let Algorithm::TokenBucket = self.algorithm() { 4 } else { 2 };
+        // A rolling span meets two tumbling periods, of a region's Redis and of its processes. A bucket needs the other
+        // half for the uncertainty of clocks and for prepaid hits.
+        let parts = if let Algorithm::TokenBucket = self.algorithm() { 8 } else { 4 };
         match scope.on_region_loss {
             _ if self.requests_per_unit() == 0 => 0,
             RegionLossPolicy::Share => {

@@ -1,9 +1,11 @@
 //! Fallback counters for `on_store_error: local`: in this process, under its share of each limit.
 //!
-//! The share is the limit divided by the number of replicas, and a global limit also by that of regions, rounded down,
-//! at least 1 unless the limit is 0. While
+//! The share is the limit divided by the number of replicas, rounded down, at least 1 unless the limit is 0. While
 //! Redis answers, the states that it reports for such rules are kept here, scaled to the share and rounded up, so that
 //! a replica that loses Redis continues from the last known level.
+//!
+//! Of a global limit the share is the replica's part of the region's cut-off allowance: what the region was granted may
+//! have been used before its Redis was lost. It is nothing while the region's membership is in doubt.
 //!
 //! The most recent report from Redis overwrites local state, including hits admitted locally since. Those hits are
 //! never charged to Redis.
@@ -15,9 +17,10 @@
 //! Memory is bounded like that of [`MemoryStore`]. States without room are dropped, and charges without room are
 //! limited in its overflow shard.
 
+use std::fmt;
 use std::num::NonZeroU32;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 
@@ -35,6 +38,16 @@ use crate::limit::request::Hits;
 pub struct Fallback {
     memory: MemoryStore,
     replicas: ReplicaCount,
+    region_parts: OnceLock<RegionParts>,
+}
+
+/// Tells whether this region may use its own part of global limits with a period in microseconds.
+struct RegionParts(Box<dyn Fn(u64) -> bool + Send + Sync>);
+
+impl fmt::Debug for RegionParts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RegionParts")
+    }
 }
 
 /// Number of processes that share each limit; it may change.
@@ -61,7 +74,17 @@ impl ReplicaCount {
 impl Fallback {
     /// Creates an empty table of about `capacity_bytes`, at least 256 KiB, for one of `replicas` processes.
     pub fn new(capacity_bytes: u64, replicas: NonZeroU32) -> Self {
-        Self { memory: MemoryStore::new(capacity_bytes), replicas: ReplicaCount::new(replicas) }
+        Self {
+            memory: MemoryStore::new(capacity_bytes),
+            replicas: ReplicaCount::new(replicas),
+            region_parts: OnceLock::new(),
+        }
+    }
+
+    /// Sets what tells whether this region may use its own part of global limits, by their period in microseconds.
+    pub fn watch_region_parts(&self, may_use: impl Fn(u64) -> bool + Send + Sync + 'static) {
+        // A second region never starts in a process.
+        let _first = self.region_parts.set(RegionParts(Box::new(may_use)));
     }
 
     /// Number of processes that share each limit.
@@ -100,7 +123,7 @@ impl Fallback {
         self.memory.put(path, now, |put| {
             let reported = counters.iter().zip(states);
             for ((limit, tag), state) in reported.filter(|((limit, _), _)| !limit.is_counted_in_region()) {
-                let share = limit.share_of(replicas);
+                let share = limit.fallback_share(replicas);
                 put(&share, *tag, state.scaled_to_share(limit, &share, now));
             }
         });
@@ -121,6 +144,13 @@ impl Fallback {
         self.memory.usage()
     }
 
+    /// Returns this process's share of a limit.
+    fn share(&self, limit: &Limit, replicas: NonZeroU32) -> Limit {
+        let share = limit.fallback_share(replicas);
+        let may_use = || self.region_parts.get().is_none_or(|parts| parts.0(limit.period_us()));
+        if limit.global_scope().is_none() || may_use() { share } else { share.without_hits() }
+    }
+
     /// Calls `then` with the same charge under this process's share of its limits.
     fn with_shares<T>(&self, charge: &Charge<'_>, then: impl FnOnce(&Charge<'_>) -> T) -> T {
         let replicas = self.replicas.count();
@@ -129,7 +159,7 @@ impl Fallback {
             return then(charge);
         }
         let shares: SmallVec<[Limit; 2]> =
-            charge.counters.iter().map(|counter| counter.limit.share_of(replicas)).collect();
+            charge.counters.iter().map(|counter| self.share(counter.limit, replicas)).collect();
         let under = |(counter, limit): (&Counter<'_>, _)| Counter { limit, ..*counter };
         // A new charge, because the borrowed shares live shorter than the given charge.
         let counters = charge.counters.iter().zip(&shares).map(under).collect();

@@ -112,6 +112,12 @@ impl Redis {
         let lease_reaper = tokio::spawn(async move { reaped.reap_leases().await }).abort_handle();
         // Clocks of servers cannot be compared with a manual one.
         let grants = (!client_clock).then(|| GlobalGrants::start(settings, &deployments)).flatten();
+        if let Some(grants) = &grants {
+            let grants = Arc::downgrade(grants);
+            calls.fallback.watch_region_parts(move |period_us| {
+                grants.upgrade().is_some_and(|grants| grants.may_use_parts(period_us))
+            });
+        }
         Self {
             deployments,
             keys: KeyScheme::new(settings, grants.is_some()),

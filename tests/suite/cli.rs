@@ -530,7 +530,7 @@ fn explain_shows_the_promise_of_a_global_limit() {
         ),
         "{text}"
     );
-    assert!(text.contains("all 3 regions together admit at most 5 % beyond the limit"), "{text}");
+    assert!(text.contains("all 3 regions together admit at most 5 % more than one region with this limit"), "{text}");
     assert!(text.contains("reserve of a region: 200; "), "{text}");
     assert!(text.contains("beyond its grants and reserve: 50 per period (on_region_loss: share)"), "{text}");
     let text = explained("allow.yaml", &regions);

@@ -1,126 +1,104 @@
-//! Division of a token bucket over regions: each is granted a rate and a part of the capacity for a term.
+//! Prepaid hits of a token bucket: the bucket that the global Redis keeps for all regions.
 //!
-//! A region runs a bucket of its own with what it holds. At every moment of the global Redis's time the rates that all
-//! regions hold add up to the rate of the pool at most, and the capacities to its capacity:
+//! A region asks for hits ahead of its demand. The bucket spends their tokens at once, so the region may admit them
+//! without asking again, until a time of the global Redis ([`Limit::prepaid_us`] later). What it has not admitted by
+//! then is lost.
 //!
-//! - A region uses one of its grants at a time, but the server cannot know which, as a reply may have been lost. So it
-//!   holds the largest rate and the largest capacity of its grants that have not ended.
-//! - A grant is at most what the others leave of the pool, and it ends by the clock that checks this.
+//! A span s of global time meets hits whose tokens were spent in the span or up to T before it. So regions admit at
+//! most what the bucket holds plus rate x (s + T) / period. The bucket of this file holds rate x T / period less than
+//! the limit has for grants ([`Limit::max_granted_capacity`]), which makes up for it.
 //!
-//! Regions that want more than the pool together get parts in proportion to what they want, once the grants made before
-//! have ended.
-
-use std::collections::BTreeMap;
+//! A region gets at most a quarter of the tokens at a time, so that several regions find some, whoever asks first.
+//! Tokens are whole; a fraction of one refills in units of which a token has as many as the period has microseconds.
 
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::to_u32;
 
-/// Upper bound on the grants of one region that have not ended; it gets nothing more until one ends.
-pub const MAX_GRANTS_PER_REGION: usize = 4;
+/// A request gets at most this part of the tokens, rounded up.
+const PARTS: u64 = 4;
 
-/// Grant to one region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TermGrant {
-    /// Number of the region, which stays when the list of regions changes.
-    pub region: u32,
-    /// Tokens per period, beside the region's reserve.
-    pub rate: u32,
-    /// Tokens that the region's bucket holds, beside those of its reserve.
-    pub capacity: u32,
-    /// Tokens per period that the region wanted.
-    pub wanted: u32,
-    /// Time of the global Redis at which the grant ends.
-    pub end: Time,
-}
-
-/// Grants of one token bucket to all regions.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Tokens that are left for grants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
+    /// Time of the last refill; 0: the bucket is new, and full.
+    pub last: Time,
+    /// Whole tokens.
+    pub tokens: u64,
+    /// Fraction of a token, 0 to period - 1 (microseconds).
+    pub part: u64,
     /// Time of the last reset; 0: none is known.
     pub epoch: Time,
-    /// Grants in their order.
-    pub grants: Vec<TermGrant>,
 }
 
-/// Part of a token bucket that is granted: all but the reserves of the regions.
+/// Token bucket that a call concerns, as the region's rules have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenPool {
+    /// Time in which `rate` tokens refill, in microseconds.
+    pub period_us: u64,
     /// Tokens per period.
     pub rate: u32,
     /// Tokens that the bucket holds.
     pub capacity: u32,
+    /// Time for which a region may admit the hits of a grant, in microseconds.
+    pub prepaid_us: u64,
 }
 
 impl TokenPool {
     /// Returns the tokens of a limit that regions may be granted: all but their own.
-    pub const fn of(limit: &Limit) -> Self {
-        Self { rate: limit.max_granted(), capacity: limit.max_granted_capacity() }
+    pub fn of(limit: &Limit) -> Self {
+        Self {
+            period_us: limit.period_us(),
+            rate: limit.max_granted(),
+            capacity: limit.prepaid_capacity(),
+            prepaid_us: limit.prepaid_us(),
+        }
     }
 }
 
-/// Request of a region.
+/// Hits granted to a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TermRequest {
-    /// Number of the region, which stays when the list of regions changes.
-    pub region: u32,
-    /// Tokens per period that the region wants, beside its reserve.
-    pub wanted: u32,
-    /// Duration of the grant in microseconds.
-    pub term_us: u64,
-    /// The pool, as the region's rules have it.
-    pub pool: TokenPool,
-}
-
-/// Rate and capacity that a region holds.
-#[derive(Clone, Copy, Debug, Default)]
-struct HeldPart {
-    rate: u32,
-    capacity: u32,
-    /// As its last request had it.
-    wanted: u32,
+pub struct TokenGrant {
+    /// Time of the global Redis at which the hits end.
+    pub end: Time,
+    /// Number of hits; 0 if the bucket is empty.
+    pub hits: u32,
+    /// Tokens that stay in the bucket.
+    pub free: u32,
 }
 
 impl State {
-    /// Grants what the other regions leave, at most what is wanted; `None` if the region has too many grants.
-    pub fn grant(&mut self, now: Time, request: TermRequest) -> Option<TermGrant> {
-        let TermRequest { region, wanted, term_us, pool } = request;
-        self.grants.retain(|grant| grant.end > now);
-        let mut held: BTreeMap<u32, HeldPart> = BTreeMap::new();
-        for grant in &self.grants {
-            let part = held.entry(grant.region).or_default();
-            part.rate = part.rate.max(grant.rate);
-            part.capacity = part.capacity.max(grant.capacity);
-            part.wanted = grant.wanted;
-        }
-        held.remove(&region);
-        if self.grants.iter().filter(|grant| grant.region == region).count() >= MAX_GRANTS_PER_REGION {
-            return None;
-        }
-        let sum = |of: fn(&HeldPart) -> u32| held.values().map(|part| u64::from(of(part))).sum::<u64>();
-        let free = |whole: u32, taken: u64| u64::from(whole).saturating_sub(taken);
-        let wanted_by_all = sum(|part| part.wanted) + u64::from(wanted);
-        let fair = match wanted_by_all > u64::from(pool.rate) {
-            true => part_of(pool.rate, wanted, wanted_by_all),
-            false => u64::from(wanted),
-        };
-        let rate = fair.min(free(pool.rate, sum(|part| part.rate)));
-        let capacity = part_of(pool.capacity, to_u32(rate), u64::from(pool.rate.max(1)))
-            .min(free(pool.capacity, sum(|part| part.capacity)));
-        let grant =
-            TermGrant { region, rate: to_u32(rate), capacity: to_u32(capacity), wanted, end: now.plus_us(term_us) };
-        self.grants.push(grant);
-        Some(grant)
+    /// Grants at most `wanted` hits at `now`.
+    pub fn grant(&mut self, now: Time, pool: TokenPool, wanted: u32) -> TokenGrant {
+        self.refill(now, pool);
+        let hits = self.tokens.div_ceil(PARTS).min(u64::from(wanted));
+        self.tokens -= hits;
+        TokenGrant { end: now.plus_us(pool.prepaid_us), hits: to_u32(hits), free: to_u32(self.tokens) }
     }
 
-    /// Starts a new epoch: each region fills its bucket when it learns of it. Grants stay.
-    pub fn reset(&mut self, now: Time) {
-        self.grants.retain(|grant| grant.end > now);
-        self.epoch = self.epoch.max(now);
+    /// Fills the bucket, and starts a new epoch: each region forgets its hits when it learns of it.
+    pub fn reset(&mut self, now: Time, pool: TokenPool) {
+        self.refill(now, pool);
+        (self.tokens, self.part, self.epoch) = (u64::from(pool.capacity), 0, self.epoch.max(now));
     }
-}
 
-/// Computes floor(whole x part / all).
-fn part_of(whole: u32, part: u32, all: u64) -> u64 {
-    u64::from(whole) * u64::from(part) / all.max(1)
+    /// Adds what has refilled since the last call. A clock that was set back refills nothing until it is where it was;
+    /// a last call more than a period ahead comes from a clock that was wrong, and only its time is forgotten.
+    fn refill(&mut self, now: Time, pool: TokenPool) {
+        let capacity = u64::from(pool.capacity);
+        if self.last == Time::default() {
+            (self.tokens, self.part) = (capacity, 0);
+        }
+        let units = u128::from(now.since_us(self.last)) * u128::from(pool.rate) + u128::from(self.part);
+        let period = u128::from(pool.period_us);
+        let refilled = u64::try_from(units / period).unwrap_or(u64::MAX);
+        self.tokens = self.tokens.saturating_add(refilled);
+        self.part = u64::try_from(units % period).unwrap_or(0);
+        if self.tokens >= capacity {
+            (self.tokens, self.part) = (capacity, 0);
+        }
+        if now > self.last || self.last > now.plus_us(pool.period_us) {
+            self.last = now;
+        }
+    }
 }

@@ -19,8 +19,10 @@ use crate::limit::charge::to_u32;
 
 /// A request gets at most this part of the free hits, rounded up.
 const PARTS: u64 = 4;
-/// A request may get all of this part of the limit, rounded up: what a sliding window frees between two requests.
+/// A request may get all of this part of the limit, rounded up.
 const SMALL_PARTS: u64 = 32;
+/// A request may get all of what a sliding window frees in this time, if that is more: a region asks once a second.
+const SMALL_US: u64 = 1_500_000;
 
 /// Granted hits of two adjacent windows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,7 +87,8 @@ impl State {
         let left_us = self.advance(now, pool.period_us);
         let weight = if pool.is_sliding { scaled(self.previous, left_us, pool.period_us) } else { 0 };
         let free = u64::from(pool.max).saturating_sub(self.current.saturating_add(weight));
-        let small = free.min(u64::from(pool.max).div_ceil(SMALL_PARTS));
+        let max = u64::from(pool.max);
+        let small = free.min(max.div_ceil(SMALL_PARTS).max((max * SMALL_US).div_ceil(pool.period_us)));
         let hits = free.div_ceil(PARTS).max(small).min(u64::from(wanted));
         self.current += hits;
         WindowGrant { window: self.window, hits: to_u32(hits), free: to_u32(free - hits) }

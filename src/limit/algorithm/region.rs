@@ -5,7 +5,8 @@
 //! arithmetic of their own, a `RegionCounter`. This file has what they share:
 //!
 //! - A charge is admitted from grants and the region's own part. While global time is unknown, or the region is cut
-//!   off, the *cut-off allowance* admits what these do not, in tumbling periods of the region's time.
+//!   off, the *cut-off allowance* admits what these do not, in tumbling periods of the region's time. A call that runs
+//!   at a time at which it cannot run gets none of it: the region's clock has jumped, and the counter may have expired.
 //! - A charge that leaves little, or is rejected, opens a *grant request*: the caller that made it asks the global
 //!   Redis. At most one is opened each second, whatever the number of callers. Rejected hits count as demand.
 //! - A grant answers the request that the counter has open, once. An answer that is repeated, or that comes after the
@@ -67,6 +68,12 @@ impl GlobalView {
         parts_unusable: false,
     };
 
+    /// Returns true if the region's clock shows a time at which the call cannot run: it has jumped, or another server
+    /// answers. What the counter lacks then, it may have used and lost.
+    pub(super) fn is_displaced(&self, now: Time) -> bool {
+        self.valid_until > Time::default() && (now < self.valid_from || now >= self.valid_until)
+    }
+
     /// Returns global time at `now` of the region's Redis; `None` if it is unknown.
     pub(super) fn at(&self, now: Time) -> Option<GlobalTime> {
         if now < self.valid_from || now >= self.valid_until {
@@ -115,7 +122,7 @@ const fn longer_us(period_us: u64) -> u64 {
 /// The difference of a counter's use before and after a call, at the time of the call, is what the call admitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegionUse {
-    /// Granted hits; of a token bucket all hits while a grant lasts.
+    /// Granted hits; of a token bucket all hits while the last grant lasts.
     pub grant: u64,
     /// Hits of the part that the region always has.
     pub reserve: u64,
@@ -261,7 +268,8 @@ pub(super) struct RegionCall {
 impl RegionCall {
     pub(super) fn new(limit: &Limit, view: GlobalView, stored: CutOffPeriod, now: Time) -> Self {
         let period_us = limit.period_us();
-        let allowance = if view.parts_unusable { 0 } else { limit.cut_off_allowance() };
+        let is_unusable = view.parts_unusable || view.is_displaced(now);
+        let allowance = if is_unusable { 0 } else { limit.cut_off_allowance() };
         Self { now, period_us, view, global: view.at(now), allowance, cut_off: stored.at(now, period_us) }
     }
 

@@ -1,17 +1,16 @@
-//! region_bucket: a bucket of a region, refilled at the rate that the region always has and, for a term, at more.
+//! region_bucket: a small bucket that a region always has, and prepaid hits beside it.
 //!
-//! A global token_bucket is counted by this state in the Redis of each region. The rates and capacities of all regions
-//! add up to those of the limit. The region's own part holds at all times; the global Redis grants a rate and a
-//! capacity for a term, which ends at a time of the global Redis.
+//! A global token_bucket is counted by this state in the Redis of each region. The global Redis keeps the bucket that
+//! all regions share ([`global_bucket`](super::global_bucket)); a region gets hits of it ahead of its demand, which it
+//! may admit until a stated time of the global Redis.
 //!
-//! - Tokens refill at both rates during the term, then at the region's own. They never exceed the capacity of the
-//!   moment, so a grant that ends takes the tokens above it. A grant creates no tokens.
-//! - Tokens refill by global time, of which the region knows an interval, up to its lower end; the granted capacity
-//!   ends when the upper end reaches the end of the term. So a jump of the region's clock creates nothing. If global
-//!   time is unknown, nothing refills and the term has ended; if tokens are spent then, that refill is lost.
+//! - The region's own tokens refill by global time, of which the region knows an interval, up to its lower end. So a
+//!   jump of the region's clock creates nothing. If global time is unknown, nothing refills; if tokens are spent then,
+//!   that refill is lost.
 //! - What the uncertainty may refill later, beyond [`Limit::clock_slack_us`], lowers the capacity.
-//! - A charge that leaves at most half of the capacity opens a grant request.
-//! - A refund returns at most the tokens spent since the last grant.
+//! - Prepaid hits are admitted only while global time is surely before their end. Those of the last grant and of the
+//!   ones before are kept apart, as they end at other times; the earlier ones are spent first, own tokens last.
+//! - A refund returns at most the hits spent since the last grant: to the own tokens, then to the last grant.
 //!
 //! What else a region's counter does: see [`super::region`]. Tokens are rounded down.
 //!
@@ -20,15 +19,16 @@
 //! | Number | Meaning | Clock |
 //! |---|---|---|
 //! | `last` | time of the last charge; 0: the bucket is new | region |
-//! | `tokens` | whole tokens that are left, because the capacity changes with each term | |
+//! | `tokens` | whole tokens of the region's own that are left | |
 //! | `part` | fraction of one more token, in units of which it has as many as the period has microseconds | |
-//! | `rate`, `capacity` | tokens per period, and tokens that the bucket holds, beside the region's own: the grant | |
-//! | `term_end` | end of the grant | global |
+//! | `granted`, `granted_until` | hits of the last grant that are left, and their end | global |
+//! | `early`, `early_until` | hits of the grants before that are left, and their end | global |
+//! | `low` | a charge that leaves at most this many hits opens a grant request, while a grant lasts | |
 //! | `refilled_until` | time up to which tokens have refilled; 0: unknown | global |
-//! | `spent` | tokens spent since the last grant, less refunds | |
+//! | `spent` | hits spent since the last grant, less refunds | |
 //! | `requested` | hits that callers asked for since `requested_since`, admitted or not | |
 //! | `requested_since` | start of that span | region |
-//! | `exhausted` | 1: the global Redis had less than was wanted | |
+//! | `exhausted` | 1: the global Redis had no tokens | |
 //! | `open_request` | time at which the open grant request was opened, which identifies it; 0: none is open | region |
 //! | `next_request_at` | time from which the next request may be opened | region |
 //! | `epoch` | last reset that the counter follows; at first, its own creation | global |
@@ -44,25 +44,32 @@ use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult, MAX_COUNT};
 
+/// Time after which demand fades: what callers asked for longer ago counts half, then nothing; in microseconds.
+pub const DEMAND_SPAN_US: u64 = 4_000_000;
+
 /// State of the counter.
 pub type State = RegionState<BucketCounts>;
 
-/// Tokens, the grant, and the grant cycle: see the table of the module.
+/// Tokens, prepaid hits, and the grant cycle: see the table of the module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BucketCounts {
-    /// Whole tokens that are left.
+    /// Whole tokens of the region's own that are left.
     pub tokens: u64,
     /// Fraction of a token, 0 to period - 1 (microseconds).
     pub part: u64,
-    /// Granted rate in tokens per period, beside the region's own.
-    pub rate: u64,
-    /// Granted capacity, beside the region's own.
-    pub capacity: u64,
-    /// Global time at which the grant ends.
-    pub term_end: Time,
+    /// Hits of the last grant that are left.
+    pub granted: u64,
+    /// Global time at which they end.
+    pub granted_until: Time,
+    /// Hits of earlier grants that are left.
+    pub early: u64,
+    /// Global time at which they end.
+    pub early_until: Time,
+    /// A charge that leaves at most this many hits opens a grant request, while a grant lasts.
+    pub low: u64,
     /// Global time up to which tokens have refilled; 0 if that is unknown.
     pub refilled_until: Time,
-    /// Tokens spent since the last grant, less refunds.
+    /// Hits spent since the last grant, less refunds.
     pub spent: u64,
     /// Hits that callers asked for since `requested_since`, admitted or not.
     pub requested: u64,
@@ -74,20 +81,20 @@ pub struct BucketCounts {
 
 /// Answer of the global Redis to a grant request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RateGrant {
+pub struct PrepaidHits {
     /// Identity of the request: the time of the region's Redis at which it was opened.
     pub request: u64,
     /// Epoch of the global counter.
     pub epoch: u64,
-    /// Tokens per period, beside the region's own.
-    pub rate: u32,
-    /// Tokens that the bucket holds, beside the region's own.
-    pub capacity: u32,
+    /// Number of hits; 0 if there were none.
+    pub hits: u64,
+    /// A charge that leaves at most this many hits opens the next request.
+    pub low: u64,
     /// Time of the global Redis at which the grant was made.
     pub start: Time,
-    /// Time of the global Redis at which the grant ends.
+    /// Time of the global Redis at which the hits end.
     pub end: Time,
-    /// True if the global Redis had less than was wanted.
+    /// True if the global Redis had no tokens.
     pub exhausted: bool,
     /// Time of the region's Redis before which the next request is not opened.
     pub next_request_at: Time,
@@ -98,9 +105,11 @@ impl StoredCounts for BucketCounts {
         Ok(Self {
             tokens: reply.number()?,
             part: reply.number()?,
-            rate: reply.number_u32()?.into(),
-            capacity: reply.number_u32()?.into(),
-            term_end: reply.time()?,
+            granted: reply.number()?,
+            granted_until: reply.time()?,
+            early: reply.number()?,
+            early_until: reply.time()?,
+            low: reply.number()?,
             refilled_until: reply.time()?,
             spent: reply.number()?,
             requested: reply.number()?,
@@ -110,14 +119,54 @@ impl StoredCounts for BucketCounts {
     }
 }
 
+impl BucketCounts {
+    /// Hits that are left, own and prepaid.
+    pub const fn left(&self) -> u64 {
+        self.tokens + self.granted + self.early
+    }
+
+    /// Adds the hits of a grant; false if it does not answer the open request. `own_capacity` is that of the region's
+    /// own bucket, which is full after a reset.
+    pub fn take_grant(&mut self, own_capacity: u64, grant: &PrepaidHits) -> bool {
+        if !self.cycle.waits_for(grant.request) {
+            return false;
+        }
+        if grant.epoch > self.cycle.epoch {
+            (self.tokens, self.part, self.granted, self.early) = (own_capacity, 0, 0, 0);
+            self.cycle.epoch = grant.epoch;
+        }
+        self.drop_ended(grant.start);
+        if self.early == 0 {
+            self.early_until = self.granted_until;
+        }
+        self.early += self.granted;
+        (self.granted, self.granted_until, self.low, self.spent) = (grant.hits, grant.end, grant.low, 0);
+        self.cycle.close(grant.exhausted, grant.next_request_at);
+        true
+    }
+
+    /// Drops the prepaid hits that have ended at a global time.
+    fn drop_ended(&mut self, global: Time) {
+        if self.granted_until <= global {
+            self.granted = 0;
+        }
+        if self.early_until <= global {
+            self.early = 0;
+        }
+    }
+}
+
 impl State {
-    /// Returns the time in microseconds until the granted capacity ends: `u64::MAX` without a grant, 0 if global time
-    /// is unknown or the region is cut off.
+    /// Returns the time in microseconds until the first prepaid hits end: `u64::MAX` without such, 0 if global time is
+    /// unknown or the region is cut off.
     pub(super) fn grant_left_us(&self, now: Time) -> u64 {
         match self.view.at(now) {
             Some(GlobalTime { hi, .. }) if !self.view.cut_off => {
-                let left_us = self.counts.term_end.as_micros().saturating_sub(hi);
-                if left_us == 0 { u64::MAX } else { left_us }
+                let counts = &self.counts;
+                let ends = [(counts.early, counts.early_until), (counts.granted, counts.granted_until)];
+                let left_us =
+                    ends.into_iter().filter(|(hits, _)| *hits > 0).map(|(_, end)| end.as_micros().saturating_sub(hi));
+                left_us.min().unwrap_or(u64::MAX)
             }
             _ => 0,
         }
@@ -125,28 +174,10 @@ impl State {
 
     /// Returns the hits used at `now`, since the last grant and in the tumbling period of the cut-off allowance.
     pub(super) fn region_use(&self, limit: &Limit, now: Time) -> RegionUse {
-        let RegionBucket { call, counts, is_granted, .. } = RegionBucket::at(limit, self, now);
+        let RegionBucket { call, counts, .. } = RegionBucket::at(limit, self, now);
+        let is_granted = call.global.is_some_and(|global| global.hi < counts.granted_until.as_micros());
         let (grant, reserve) = if is_granted { (counts.spent, 0) } else { (0, counts.spent) };
         RegionUse { grant, reserve, cut_off_allowance: call.cut_off.used }
-    }
-
-    /// Replaces the grant by another one, after the refill under the one before up to its start; false if it does not
-    /// answer the open request. The global Redis holds what it granted back until the term ends, so nothing is doubled.
-    pub fn take_grant(&mut self, limit: &Limit, now: Time, grant: &RateGrant) -> bool {
-        if !self.counts.cycle.waits_for(grant.request) {
-            return false;
-        }
-        let RegionBucket { mut counts, own_capacity, .. } = RegionBucket::after(limit, self, now, grant.start);
-        (counts.rate, counts.capacity, counts.term_end) = (grant.rate.into(), grant.capacity.into(), grant.end);
-        (counts.spent, counts.requested, counts.requested_since) = (0, 0, now);
-        counts.cycle.close(grant.exhausted, grant.next_request_at);
-        // The limit was reset: the bucket of the region's own capacity is full.
-        if grant.epoch > counts.cycle.epoch {
-            counts.cycle.epoch = grant.epoch;
-            (counts.tokens, counts.part) = (own_capacity, 0);
-        }
-        self.store(counts, now, limit.period_us());
-        true
     }
 }
 
@@ -164,15 +195,14 @@ pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -
 #[derive(Clone, Copy)]
 struct RegionBucket {
     call: RegionCall,
+    /// Without prepaid hits that have ended.
     counts: BucketCounts,
     /// Rate and capacity that the region always has.
     own_rate: u64,
     own_capacity: u64,
     /// Uncertainty of global time that needs no smaller capacity, in microseconds.
     slack_us: u64,
-    /// The term of the grant lasts.
-    is_granted: bool,
-    /// Capacity of the moment.
+    /// Capacity of the moment, of the region's own bucket.
     max_tokens: u64,
 }
 
@@ -180,7 +210,26 @@ impl RegionCounter for RegionBucket {
     type Counts = BucketCounts;
 
     fn at(limit: &Limit, state: &State, now: Time) -> Self {
-        Self::after(limit, state, now, Time::default())
+        let call = RegionCall::new(limit, *state.view, state.counts.cycle.cut_off, now);
+        let mut bucket = Self {
+            call,
+            counts: *state.counts,
+            own_rate: call.own(limit.region_reserve()),
+            own_capacity: call.own(limit.region_capacity()),
+            slack_us: limit.clock_slack_us(),
+            max_tokens: 0,
+        };
+        if let Some(global) = call.global {
+            bucket.counts.cycle.begin_epoch(global);
+            bucket.counts.drop_ended(Time::from_micros(global.hi));
+        }
+        if state.last == Time::default() {
+            bucket.counts.tokens = bucket.own_capacity;
+            bucket.counts.requested_since = now;
+        }
+        bucket.refill();
+        bucket.counts.cycle.cut_off = call.cut_off;
+        bucket
     }
 
     fn call(&self) -> &RegionCall {
@@ -196,22 +245,22 @@ impl RegionCounter for RegionBucket {
     }
 
     fn room(&self) -> Option<u64> {
-        Some(self.counts.tokens)
+        Some(self.counts.tokens + self.prepaid())
     }
 
     fn used(&self) -> u64 {
-        self.max_tokens.saturating_sub(self.counts.tokens)
+        self.counts.spent
     }
 
-    /// Lets the demand of more than a period ago fade, and adds the hits.
+    /// Lets older demand fade, and adds the hits.
     fn count_demand(&mut self, hits: u64) {
-        let (now, period_us) = (self.call.now, self.call.period_us);
+        let now = self.call.now;
         let seen_us = now.since_us(self.counts.requested_since);
-        if seen_us > 2 * period_us {
+        if seen_us > 2 * DEMAND_SPAN_US {
             (self.counts.requested, self.counts.requested_since) = (0, now);
-        } else if seen_us > period_us {
+        } else if seen_us > DEMAND_SPAN_US {
             self.counts.requested /= 2;
-            self.counts.requested_since = Time::from_micros(now.as_micros() - period_us / 2);
+            self.counts.requested_since = Time::from_micros(now.as_micros() - DEMAND_SPAN_US / 2);
         }
         self.counts.requested = self.counts.requested.saturating_add(hits).min(MAX_COUNT);
     }
@@ -220,18 +269,33 @@ impl RegionCounter for RegionBucket {
         if self.call.global.is_none() && hits > 0 {
             self.counts.refilled_until = Time::default();
         }
-        self.counts.tokens -= hits;
-        self.counts.spent = self.counts.spent.saturating_add(hits).min(MAX_COUNT);
+        let counts = &mut self.counts;
+        let mut left = hits;
+        if self.call.global.is_some() {
+            for prepaid in [&mut counts.early, &mut counts.granted] {
+                let spent = left.min(*prepaid);
+                *prepaid -= spent;
+                left -= spent;
+            }
+        }
+        counts.tokens -= left;
+        counts.spent = counts.spent.saturating_add(hits).min(MAX_COUNT);
     }
 
     fn refund(&mut self, hits: u64, lent: u64) {
         let returned = hits.min(self.counts.spent.saturating_sub(lent));
         self.counts.spent -= returned;
-        self.add(u128::from(returned) * u128::from(self.call.period_us), self.max_tokens);
+        let own = returned.min(self.max_tokens - self.counts.tokens);
+        self.add_tokens(u128::from(own) * u128::from(self.call.period_us), self.max_tokens);
+        let is_granted = self.call.global.is_some_and(|global| global.hi < self.counts.granted_until.as_micros());
+        if is_granted {
+            self.counts.granted = (self.counts.granted + returned - own).min(MAX_COUNT);
+        }
     }
 
     fn is_low(&self) -> bool {
-        2 * self.counts.tokens <= self.max_tokens
+        let is_granted = self.call.global.is_some_and(|global| global.hi < self.counts.granted_until.as_micros());
+        self.counts.tokens + self.prepaid() <= if is_granted { self.counts.low } else { self.own_capacity / 2 }
     }
 
     fn until_full_us(&self) -> u64 {
@@ -252,62 +316,31 @@ impl RegionCounter for RegionBucket {
 }
 
 impl RegionBucket {
-    /// Refills the bucket at `now`, which is not before the global time `past`.
-    fn after(limit: &Limit, state: &State, now: Time, past: Time) -> Self {
-        let mut call = RegionCall::new(limit, *state.view, state.counts.cycle.cut_off, now);
-        call.global = call.global.map(|time| GlobalTime { lo: time.lo.max(past.as_micros()).min(time.hi), ..time });
-        let mut bucket = Self {
-            call,
-            counts: *state.counts,
-            own_rate: call.own(limit.region_reserve()),
-            own_capacity: call.own(limit.region_capacity()),
-            slack_us: limit.clock_slack_us(),
-            is_granted: false,
-            max_tokens: 0,
-        };
-        if let Some(global) = call.global {
-            bucket.counts.cycle.begin_epoch(global);
-        }
-        if state.last == Time::default() {
-            bucket.counts.tokens = bucket.own_capacity;
-            bucket.counts.requested_since = now;
-        }
-        bucket.refill();
-        bucket.counts.cycle.cut_off = call.cut_off;
-        bucket
+    /// Prepaid hits that may be admitted; 0 while global time is unknown.
+    const fn prepaid(&self) -> u64 {
+        if self.call.global.is_some() { self.counts.early + self.counts.granted } else { 0 }
     }
 
     /// Adds the tokens that have refilled by the lower end of global time, and finds the capacity of the moment.
     fn refill(&mut self) {
         self.max_tokens = self.own_capacity;
         if let Some(GlobalTime { lo, hi }) = self.call.global {
-            let counts = self.counts;
-            let from = match counts.refilled_until.as_micros() {
+            let from = match self.counts.refilled_until.as_micros() {
                 0 => hi,
                 refilled_until => refilled_until,
             };
-            let (until, term_end) = (from.max(lo), counts.term_end.as_micros());
-            let granted_us = until.min(term_end).saturating_sub(from);
-            let both_rates = self.own_rate + counts.rate;
-            self.add(u128::from(granted_us) * u128::from(both_rates), self.own_capacity + counts.capacity);
-            self.is_granted = hi < term_end;
-            if self.is_granted {
-                self.max_tokens += counts.capacity;
-            } else {
-                let own_us = until - from - granted_us;
-                self.add(u128::from(own_us) * u128::from(self.own_rate), self.own_capacity);
-            }
-            let rate = if until < term_end { both_rates } else { self.own_rate };
+            let until = from.max(lo);
+            self.add_tokens(u128::from(until - from) * u128::from(self.own_rate), self.own_capacity);
             let unsure_us = hi.saturating_sub(until).saturating_sub(self.slack_us);
-            let unsure = (u128::from(unsure_us) * u128::from(rate)).div_ceil(u128::from(self.call.period_us));
+            let unsure = (u128::from(unsure_us) * u128::from(self.own_rate)).div_ceil(u128::from(self.call.period_us));
             self.max_tokens = self.max_tokens.saturating_sub(u64::try_from(unsure).unwrap_or(u64::MAX));
             self.counts.refilled_until = Time::from_micros(until);
         }
-        self.add(0, self.max_tokens);
+        self.add_tokens(0, self.max_tokens);
     }
 
     /// Adds tokens, given in tokens x period, to a bucket of `capacity`, which may be smaller than before.
-    fn add(&mut self, units: u128, capacity: u64) {
+    fn add_tokens(&mut self, units: u128, capacity: u64) {
         let period = u128::from(self.call.period_us);
         let cap = |units: u128| units.min(u128::from(capacity) * period);
         let left = cap(u128::from(self.counts.tokens) * period + u128::from(self.counts.part));
@@ -316,14 +349,13 @@ impl RegionBucket {
         (self.counts.tokens, self.counts.part) = (narrow(left / period), narrow(left % period));
     }
 
-    /// Microseconds until the bucket holds `tokens` at the rate of the moment; `None` if it never will.
+    /// Microseconds until the region's own bucket holds `tokens`; `None` if it never will.
     fn until_tokens_us(&self, tokens: u64) -> Option<u64> {
-        let rate = self.own_rate + if self.is_granted { self.counts.rate } else { 0 };
-        if tokens > self.max_tokens || rate == 0 {
+        if tokens > self.max_tokens || self.own_rate == 0 {
             return None;
         }
         let period = u128::from(self.call.period_us);
         let left = u128::from(self.counts.tokens) * period + u128::from(self.counts.part);
-        Some(to_us((u128::from(tokens) * period).saturating_sub(left).div_ceil(rate.into())))
+        Some(to_us((u128::from(tokens) * period).saturating_sub(left).div_ceil(self.own_rate.into())))
     }
 }

@@ -5,7 +5,7 @@
 //! - *Region*: replicas with one Redis, which decides their requests. n regions share a limit of L hits per period P.
 //! - *Global Redis*: the one that all regions reach, slowly. *Global time* is that of the node that has the counter.
 //! - *Reserve* r: the part that a region always has, floor(floor(L x `reserve`) / n). M = L - n x r is granted.
-//! - *Grant*: hits of one window, or a rate and a capacity of a token bucket until a stated global time.
+//! - *Grant*: hits of one window, or hits of a token bucket until a stated global time (*prepaid* hits).
 //! - *Cut-off allowance*: hits per tumbling period of a region whose global time is unknown, or that is cut off.
 //! - *Grant request*: a charge that leaves little opens it on the region's counter, and its process asks the global
 //!   Redis. *Return*: unused hits of a grant go back.
@@ -34,15 +34,19 @@
 //!    - fixed_window: at most M + n x r = L.
 //!    - sliding_window_counter: the granted hits are those of the algorithm under M; a span meets two windows, so the
 //!      reserves add at most 2 x n x r, and the algorithm itself admits up to twice its limit in a span.
-//! 3. *Token bucket.* At each moment of global time the capacities that regions hold add up to the bucket, and the
-//!    rates to L ([`global_bucket`](crate::limit::algorithm::global_bucket)). A region uses a granted capacity only
-//!    while global time is surely before its end, and a grant moves capacity, never tokens. Tokens refill up to the
-//!    lower end of global time ([`region_bucket`](crate::limit::algorithm::region_bucket)), so they never refill twice,
-//!    but the last of them may refill late: of an uncertainty w at most rate x w. The capacity is lowered by that, less
-//!    rate x P x O / 2L. So a span s admits at most the bucket plus L x s / P plus O / 2.
-//! 4. *Allowances.* The cut-off allowance of `share` is floor(O / 2n) per tumbling period, of which a span meets two
-//!    ([`CutOffPeriod`](crate::limit::algorithm::region::CutOffPeriod)): at most O in all regions. For token_bucket it
-//!    is half of that.
+//! 3. *Token bucket.* The global Redis spends the tokens of a grant at once, from a bucket of rate M
+//!    ([`global_bucket`](crate::limit::algorithm::global_bucket)). A region admits these hits only while global time is
+//!    surely before their end, T after the grant. So in a span s the regions admit at most what that bucket grants in a
+//!    span s + T. Its capacity is that of M less what refills in T, plus O / 4 at most. Beside it each region has a
+//!    bucket of rate and capacity r, which refills up to the lower end of global time
+//!    ([`region_bucket`](crate::limit::algorithm::region_bucket)): never twice, but of an uncertainty w at most
+//!    r x w / P late. Its capacity is lowered by that, less r x P x O / 2L. So a span s admits at most the bucket plus
+//!    L x s / P plus O / 2.
+//! 4. *Allowances.* The cut-off allowance of `share` is floor(O / 4n) per tumbling period, of which a span meets two
+//!    ([`CutOffPeriod`](crate::limit::algorithm::region::CutOffPeriod)). The processes of a region that lost its Redis
+//!    have as many together ([`Fallback`](crate::store::fallback::Fallback)). So all regions have at most O, and of a
+//!    token_bucket, where each is half of that, O / 2. A call at a time at which it cannot run has none, because
+//!    absence of the counter is no proof that nothing was used.
 //! 5. *A grant is used once.* The charge that leaves little opens a request, whose identity is its time at the region's
 //!    Redis. The counter takes one answer to its open request
 //!    ([`GrantCycle`](crate::limit::algorithm::region::GrantCycle)); a late, repeated or lost answer wastes hits that
@@ -56,9 +60,10 @@
 //!    `reserve`, the difference of both reserves too.
 //! 9. *Leases* of eventual limits ([`eventual`](super::eventual)) are charged in the region's counter before any of
 //!    their hits is admitted. There are no shares, and no leases while global time is unknown or the region is cut off.
-//!    Those of a window end before it, so step 2 holds. Those of a bucket end before the grant, and shift hits by their
-//!    life T at most: L x T / P is at most O / 4, and the uncertainty of step 3 gets O / 4. Nothing is returned, and a
-//!    refund leaves lent hits charged. After a reset lent hits are still admitted, for a second at most.
+//!    Those of a window or of prepaid hits end before these, so steps 2 and 3 hold. Those of a region's own tokens are
+//!    admitted later by their life t at most: r x t / P is at most O / 4, and the uncertainty of step 3 gets O / 4.
+//!    Nothing is returned, and a refund leaves lent hits charged. After a reset lent hits are still admitted, for a
+//!    second at most.
 //! 10. *Regions.* The list and an identity of each region's Redis are registered in the global Redis ([`standing`]):
 //!     a second Redis of one name gets nothing, and reserve and allowance rest while lists differ and for a period
 //!     after.
@@ -196,6 +201,11 @@ impl GlobalGrants {
         });
         let view = offsets.map_or(GlobalView::UNKNOWN, |offsets| global_view(offsets, within));
         self.standing.restrict(view, period_us, within.from)
+    }
+
+    /// Returns true if this region may use its own part of limits with this period, in microseconds.
+    pub(super) fn may_use_parts(&self, period_us: u64) -> bool {
+        !self.standing.restrict(GlobalView::UNKNOWN, period_us, Instant::now()).parts_unusable
     }
 
     /// Requests a grant in the background.

@@ -93,8 +93,8 @@ define_scripts! {
     /// Returns the script that gives a grant to a region's counter of windows, or takes unused hits from it;
     /// `regions::grant_calls` encodes its argument.
     region_grant_script = "regions/region_grant", with_shared_parts;
-    /// Returns the script that gives a grant to a region's bucket; `regions::grant_calls` encodes its argument.
-    region_bucket_grant_script = "regions/region_bucket_grant", with_region_bucket_parts;
+    /// Returns the script that gives prepaid hits to a region's bucket; `regions::grant_calls` encodes its argument.
+    region_bucket_grant_script = "regions/region_bucket_grant", with_shared_parts;
     /// Returns the script that lets a region's counter follow a reset; `regions::grant_calls` encodes its argument.
     region_reset_script = "regions/region_reset", with_shared_parts;
     /// Returns the script that keeps the list of resets; `regions::resets` encodes its argument and decodes its reply.
@@ -102,8 +102,8 @@ define_scripts! {
     /// Returns the script that grants hits of a window to regions; `regions::grant_calls` encodes its argument and
     /// decodes its reply.
     global_window_script = "regions/global_window", with_shared_parts;
-    /// Returns the script that divides a token bucket over regions; `regions::grant_calls` encodes its argument and
-    /// decodes its reply.
+    /// Returns the script that grants prepaid hits of a token bucket to regions; `regions::grant_calls` encodes its
+    /// argument and decodes its reply.
     global_bucket_script = "regions/global_bucket", with_shared_parts;
     /// Returns the script that keeps the identity of a region's Redis; `regions::registry` encodes its argument and
     /// decodes its reply.
@@ -120,10 +120,6 @@ define_scripts! {
 /// Returns a text that refers to no part, without its comments.
 fn without_parts(text: &str) -> String {
     expand(text, &LuaParts::new())
-}
-
-fn with_region_bucket_parts(text: &str) -> String {
-    with_parts_of(Counting::RegionBucket, text)
 }
 
 /// Returns a text with the parts that any algorithm may use.

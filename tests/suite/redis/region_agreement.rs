@@ -12,7 +12,7 @@ use proptest::test_runner::{TestCaseResult, TestRunner};
 use smallvec::SmallVec;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::region::GlobalView;
-use tollkeeper::limit::algorithm::region_bucket::RateGrant;
+use tollkeeper::limit::algorithm::region_bucket::PrepaidHits;
 use tollkeeper::limit::algorithm::region_window::WindowCounts;
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::algorithm::{Algorithm, region_bucket};
@@ -22,8 +22,8 @@ use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Overshoot, RegionLossPolicy, Scope};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::lease_call::RecordedLease;
-use tollkeeper::store::redis::regions::grant_calls::encode_rate_grant;
-use tollkeeper::store::redis::script::{CallArguments, region_bucket_grant_script, replay, view_argument};
+use tollkeeper::store::redis::regions::grant_calls::encode_prepaid_hits;
+use tollkeeper::store::redis::script::{CallArguments, region_bucket_grant_script, replay};
 
 use super::agreement::{Redis, ScriptForm, expected};
 use crate::algorithms::scenario;
@@ -266,15 +266,14 @@ impl Grant {
 }
 
 impl Grant {
-    /// Grant of a bucket that answers the open request, or another one.
-    fn term(self, state: &region_bucket::State, limit: &Limit, now: Time, clock: &GlobalView) -> RateGrant {
-        let part = |all: u32| u32::try_from(u64::from(all) * self.hits / 100).unwrap();
+    /// Hits of a bucket that answer the open request, or another one.
+    fn prepaid(self, state: &region_bucket::State, limit: &Limit, now: Time, clock: &GlobalView) -> PrepaidHits {
         let left_us = limit.period_us() / 100 * self.low;
-        RateGrant {
+        PrepaidHits {
             request: state.counts.cycle.open_request + u64::from(self.low % 7 == 6),
             epoch: if self.low % 5 == 4 { state.counts.cycle.epoch + 1 } else { 0 },
-            rate: part(limit.max_granted()),
-            capacity: part(limit.max_granted_capacity()),
+            hits: u64::from(limit.max_granted()) * self.hits / 100,
+            low: u64::from(limit.max_granted()) * self.low / 400,
             start: Time::from_micros(now.as_micros().saturating_add_signed(clock.offset_lo) + self.low % 3),
             end: Time::from_micros(now.as_micros().saturating_add_signed(clock.offset_hi) + left_us),
             exhausted: self.exhausted,
@@ -306,9 +305,10 @@ impl History {
             states.iter_mut().for_each(|state| state.set_view(&clock));
             for ((state, limit), name) in states.iter_mut().zip(&first).zip(&names) {
                 if let (State::RegionBucket(state), Some(grant)) = (state, call.grant) {
-                    let term = grant.term(state, limit, now, &clock);
-                    let taken = redis.give_term(name, limit, now, &term, &clock);
-                    prop_assert_eq!(state.take_grant(limit, now, &term), taken, "{:?} at {}", term, now);
+                    let grant = grant.prepaid(state, limit, now, &clock);
+                    let taken = redis.give_prepaid(name, limit, &grant);
+                    let own_capacity = limit.region_capacity().into();
+                    prop_assert_eq!(state.counts.take_grant(own_capacity, &grant), taken, "{:?} at {}", grant, now);
                 }
             }
             let requests_before: Vec<u64> = states.iter().map(State::open_request).collect();
@@ -381,11 +381,9 @@ fn stored(redis: &mut Redis, name: &str, counter: OwnedCounter, clock: &GlobalVi
 
 impl Redis {
     /// Gives a grant to a bucket, as the store does; true if it was taken.
-    #[expect(clippy::too_many_arguments, reason = "the arguments of one call")]
-    fn give_term(&mut self, name: &str, limit: &Limit, now: Time, term: &RateGrant, clock: &GlobalView) -> bool {
+    fn give_prepaid(&mut self, name: &str, limit: &Limit, grant: &PrepaidHits) -> bool {
         let script = region_bucket_grant_script().text.as_bytes();
-        let argument = encode_rate_grant(limit, Some(now), term);
-        self.query::<u64>(&[b"EVAL", script, b"1", name.as_bytes(), &argument, b"", &view_argument(clock)]) == 1
+        self.query::<u64>(&[b"EVAL", script, b"1", name.as_bytes(), &encode_prepaid_hits(limit, grant)]) == 1
     }
 }
 

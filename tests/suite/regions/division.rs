@@ -69,9 +69,9 @@ proptest! {
 
 #[test]
 fn loss_allowance_follows_the_policy() {
-    // 5 % of 1000 is 50, of which a region of two may admit a quarter in each period.
+    // 5 % of 1000 is 50, of which a region of two may admit an eighth in each period.
     let policies = [
-        (RegionLossPolicy::Share, 12),
+        (RegionLossPolicy::Share, 6),
         (RegionLossPolicy::Local, 500),
         (RegionLossPolicy::Deny, 0),
         (RegionLossPolicy::Allow, 1 << 40),
@@ -118,9 +118,26 @@ fn counter_of_a_region_has_a_key_of_its_own() {
 }
 
 #[test]
-fn fallback_divides_a_global_limit_by_regions_too() {
-    let limit = Limit::new(&spec(Algorithm::FixedWindow, 120, global(4))).unwrap();
-    for (replicas, share) in [(1, 30), (2, 15)] {
+fn fallback_admits_the_cut_off_allowance_of_a_global_limit() {
+    // 5 % of 1200 is 60, of which a region of four may admit a sixteenth, as its policy says; `local` says 300.
+    let policies = [(RegionLossPolicy::Share, 3), (RegionLossPolicy::Deny, 0), (RegionLossPolicy::Local, 300)];
+    for ((on_region_loss, share), replicas) in policies.into_iter().flat_map(|it| [(it, 1), (it, 3)]) {
+        let scope = GlobalScope { on_region_loss, ..global(4) };
+        let limit = Limit::new(&spec(Algorithm::FixedWindow, 1200, scope)).unwrap();
+        let fallback = Fallback::new(1 << 20, NonZeroU32::new(replicas).unwrap());
+        let admits = |hits| with_charge(&limit, hits, |charge| fallback.charge(charge, NOW)[0].admitted);
+        let share = share / u64::from(replicas);
+        assert_eq!((share == 0 || admits(share), admits(1)), (true, false), "{on_region_loss:?}, {replicas} replicas");
+        fallback.watch_region_parts(|_| false);
+        let later = |charge: &Charge<'_>| fallback.charge(charge, NOW.plus_us(120_000_000))[0].admitted;
+        assert!(!with_charge(&limit, 1, later), "a region in doubt has no part");
+    }
+}
+
+#[test]
+fn fallback_divides_a_limit_of_one_region_by_replicas() {
+    let limit = Limit::new(&LimitSpec { scope: None, ..spec(Algorithm::FixedWindow, 120, global(4)) }).unwrap();
+    for (replicas, share) in [(1, 120), (2, 60)] {
         let fallback = Fallback::new(1 << 20, NonZeroU32::new(replicas).unwrap());
         let admits = |hits| with_charge(&limit, hits, |charge| fallback.charge(charge, NOW)[0].admitted);
         assert_eq!((admits(share), admits(1)), (true, false), "{replicas} replicas");
@@ -129,7 +146,8 @@ fn fallback_divides_a_global_limit_by_regions_too() {
 
 #[test]
 fn fallback_keeps_its_hits_whatever_a_region_reports() {
-    let limit = Limit::new(&spec(Algorithm::FixedWindow, 120, global(4))).unwrap();
+    let scope = GlobalScope { on_region_loss: RegionLossPolicy::Local, ..global(4) };
+    let limit = Limit::new(&spec(Algorithm::FixedWindow, 120, scope)).unwrap();
     let fallback = Fallback::new(1 << 20, NonZeroU32::MIN);
     let counted = limit.in_region();
     let mut state = State::empty(counted.counting());

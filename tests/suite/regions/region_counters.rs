@@ -9,14 +9,14 @@ use tollkeeper::limit::RegionLossPolicy;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::region::ANSWER_TIME_US;
 use tollkeeper::limit::algorithm::region::GlobalView;
-use tollkeeper::limit::algorithm::region_bucket::RateGrant;
+use tollkeeper::limit::algorithm::region_bucket::PrepaidHits;
 use tollkeeper::limit::algorithm::region_window::HitsGrant;
 use tollkeeper::limit::algorithm::region_window::WindowCounts;
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::{ChargeRequest, ChargeResult};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
-use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Scope};
+use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Overshoot, Scope};
 
 /// Period of all limits here: 10 s.
 const PERIOD_US: u64 = 10_000_000;
@@ -61,7 +61,8 @@ fn events(with_refunds: bool) -> impl Strategy<Value = Vec<Event>> {
 
 /// A global limit of 400 in 10 s over 4 regions: the reserve of each is 10, its loss allowance 2.
 fn limit(algorithm: Algorithm, on_region_loss: RegionLossPolicy) -> Limit {
-    let scope = GlobalScope { on_region_loss, ..GlobalScope::new(NonZeroU16::new(4).unwrap()) };
+    let max_overshoot = Overshoot::MilliPercent(10_000);
+    let scope = GlobalScope { on_region_loss, max_overshoot, ..GlobalScope::new(NonZeroU16::new(4).unwrap()) };
     let period = Period::new(Unit::Second, 10).unwrap();
     let spec = LimitSpec { scope: Some(Scope::Global(scope)), ..LimitSpec::new(algorithm, 400, period) };
     Limit::new(&spec).unwrap().in_region()
@@ -233,19 +234,19 @@ proptest! {
     }
 
     #[test]
-    fn bucket_admits_its_capacity_and_its_rates(
-        events in events(false),
+    fn bucket_admits_its_own_tokens_and_prepaid_hits_until_they_end(
+        events in events(true),
         jumps in proptest::collection::vec(proptest::option::weighted(0.1, -60_000_000..60_000_000_i64), 120),
         offset_us in -9_000_000..9_000_000_i64,
     ) {
         let limit = limit(Algorithm::TokenBucket, RegionLossPolicy::Deny);
         let mut counter = RegionCounter::new(limit, offset_us);
-        // Tokens x period that a bucket has which knows global time exactly, and what half of the overshoot adds.
-        let own = (u64::from(limit.region_reserve()), u64::from(limit.region_capacity()));
-        let slack = limit.clock_slack_us() * (own.0 + 3 * MOST_GRANTED);
-        let most = |tokens: u64| tokens * PERIOD_US + slack;
-        let (mut units, mut last) = (most(own.1), counter.global());
-        let mut term = (0, 0, Time::default());
+        // Tokens x period of a bucket that knows global time exactly, with what half of the overshoot adds; and prepaid
+        // hits that have not ended by true global time.
+        let (rate, capacity) = (u64::from(limit.region_reserve()), u64::from(limit.region_capacity()));
+        let most = capacity * PERIOD_US + limit.clock_slack_us() * rate;
+        let (mut units, mut last) = (most, counter.global());
+        let mut prepaid: Vec<(Time, u64)> = Vec::new();
         for (event, jump) in events.iter().zip(&jumps) {
             if let Some(jump_us) = jump {
                 counter.now = Time::from_micros(counter.now.as_micros().saturating_add_signed(*jump_us));
@@ -253,40 +254,49 @@ proptest! {
             }
             counter.advance(event);
             let now = counter.global();
-            let granted_us = now.min(term.2).since_us(last);
-            units = (units + granted_us * (own.0 + term.0)).min(most(own.1 + term.1));
-            if now >= term.2 {
-                units = units.min(most(own.1));
-                units = (units + (now.since_us(last) - granted_us) * own.0).min(most(own.1));
-            }
+            units = (units + now.since_us(last) * rate).min(most);
             last = now;
+            prepaid.retain(|(end, _)| *end > now);
             match event.action {
-                Action::Grant(part) => {
-                    let end = now.plus_us(part * 100_000);
-                    let (rate, capacity) = (u32::try_from(3 * part).unwrap(), u32::try_from(2 * part).unwrap());
-                    let grant = RateGrant {
+                Action::Grant(hits) => {
+                    let end = now.plus_us(hits * 100_000);
+                    let grant = PrepaidHits {
                         request: counter.state.open_request(),
                         epoch: 0,
-                        rate,
-                        capacity,
+                        hits,
+                        low: hits / 3,
                         start: now,
                         end,
                         exhausted: false,
                         next_request_at: counter.now,
                     };
-                    let (limit, now) = (counter.limit, counter.now);
                     let State::RegionBucket(state) = &mut counter.state else { panic!("no bucket") };
-                    if state.take_grant(&limit, now, &grant) {
-                        term = (rate.into(), capacity.into(), end);
+                    if state.counts.take_grant(capacity, &grant) {
+                        prepaid.push((end, hits));
+                        prepaid.sort_unstable();
                     }
                 }
                 Action::Charge(hits) => {
                     if counter.charge(Hits::Charge(hits)).admitted {
-                        prop_assert!(hits * PERIOD_US <= units, "{hits} of {units} at {event:?}");
-                        units -= hits * PERIOD_US;
+                        let mut rest = hits;
+                        for (_, left) in &mut prepaid {
+                            let spent = rest.min(*left);
+                            (*left, rest) = (*left - spent, rest - spent);
+                        }
+                        prop_assert!(rest * PERIOD_US <= units, "{rest} of {units} at {event:?}");
+                        units -= rest * PERIOD_US;
                     }
                 }
-                Action::Refund(_) => {}
+                // What is returned may be admitted again.
+                Action::Refund(hits) => {
+                    let result = counter.charge(Hits::Refund(hits));
+                    let returned = result.before - result.after;
+                    let own = returned.min((most - units) / PERIOD_US);
+                    units = (units + returned * PERIOD_US).min(most);
+                    if let Some((_, left)) = prepaid.last_mut() {
+                        *left += returned - own.min(returned);
+                    }
+                }
             }
         }
     }

@@ -1,6 +1,6 @@
-//! What a region asks the global Redis for, by what callers asked of its counter: hits of a window, or a rate.
+//! How many hits a region asks the global Redis for, by what callers asked of its counter.
 
-use crate::limit::Limit;
+use crate::limit::algorithm::global_bucket::TokenPool;
 use crate::limit::algorithm::region::REQUEST_INTERVAL_US;
 use crate::limit::algorithm::region_bucket::BucketCounts;
 use crate::limit::algorithm::region_window::WindowCounts;
@@ -10,14 +10,15 @@ const LOOKAHEAD_US: u64 = 1_500_000;
 /// Shortest time over which the present rate of a window is measured.
 const MIN_WINDOW_SPAN_US: u64 = 100_000;
 /// Shortest time over which the demand on a bucket is measured, in microseconds.
-const MIN_BUCKET_SPAN_US: u64 = 1_000_000;
-/// Demand is steady, so that it holds for the rest of the window or for a whole term, if it was seen for this part of
-/// the period.
+const MIN_BUCKET_SPAN_US: u64 = 250_000;
+/// Shortest time between two requests, of a bucket during a burst or of a short sliding window, in microseconds.
+const BURST_INTERVAL_US: u64 = 250_000;
+/// A sliding window is asked for grants so many times in its period, within the limits of other requests.
+const SLIDING_PARTS: u64 = 30;
+/// Time between two requests of a window of which nothing is left to grant, in microseconds.
+const EXHAUSTED_INTERVAL_US: u64 = 5_000_000;
+/// Demand of a window is steady, so that it holds for the rest of the window, if it was seen for this part of it.
 const STEADY_PARTS: u64 = 12;
-/// Longest term of a grant in microseconds; others have a region's part that long after it died.
-const MAX_TERM_US: u64 = 40_000_000;
-/// Term of a grant to a bucket whose demand was seen for a moment only.
-const FIRST_TERM_US: u64 = 5_000_000;
 
 /// Demand on a counter of windows at the time of its grant request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +32,8 @@ pub struct WindowDemand {
     /// Hits that the region has used in the window.
     used: u64,
     /// Microseconds until the window ends.
-    pub rest_us: u64,
+    rest_us: u64,
+    period_us: u64,
 }
 
 impl WindowDemand {
@@ -47,6 +49,7 @@ impl WindowDemand {
             used: counts.granted_total.saturating_sub(counts.granted) + counts.reserve_used,
             soon: scaled(counts.requested, LOOKAHEAD_US.min(rest_us), elapsed_us.max(MIN_WINDOW_SPAN_US)),
             rest_us,
+            period_us,
         }
     }
 
@@ -62,39 +65,67 @@ impl WindowDemand {
     pub fn low_after(&self, hits: u64) -> u64 {
         self.soon.min((self.left + hits) / 2)
     }
+
+    /// Time after which the next request may be opened. A fixed window of which nothing is left is asked rarely. What a
+    /// sliding window frees between two requests lies idle, so those of a short window are frequent.
+    pub fn pause_us(&self, is_sliding: bool, granted: u64) -> u64 {
+        if is_sliding {
+            (self.period_us / SLIDING_PARTS).clamp(BURST_INTERVAL_US, REQUEST_INTERVAL_US)
+        } else if granted == 0 {
+            EXHAUSTED_INTERVAL_US.min(self.rest_us).max(REQUEST_INTERVAL_US)
+        } else {
+            REQUEST_INTERVAL_US
+        }
+    }
 }
 
 /// Demand on a bucket at the time of its grant request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketDemand {
-    /// Tokens per period, beside the region's own.
-    pub wanted: u32,
-    /// Duration of the grant in microseconds.
-    pub term_us: u64,
+    /// Hits that are left.
+    left: u64,
+    /// Hits that callers ask for in half of the time that the hits of a grant last, at least in [`LOOKAHEAD_US`].
+    ahead: u64,
+    /// Hits that callers ask for within [`LOOKAHEAD_US`].
+    soon: u64,
+    /// Tokens that the shared bucket holds.
+    capacity: u64,
 }
 
 impl BucketDemand {
-    /// Wants a quarter more than callers asked for, for two thirds of the period.
-    pub fn at(limit: &Limit, counts: &BucketCounts, now_us: u64) -> Self {
-        let period_us = limit.period_us();
-        let elapsed_us = now_us.saturating_sub(counts.requested_since.as_micros());
-        let asked =
-            u128::from(counts.requested) * u128::from(period_us) / u128::from(elapsed_us.max(MIN_BUCKET_SPAN_US));
-        let wanted = (asked + asked / 4).saturating_sub(u128::from(limit.region_reserve())).max(1);
-        let term_us = (period_us / 3 * 2).clamp(REQUEST_INTERVAL_US, MAX_TERM_US);
-        let is_steady = elapsed_us >= (period_us / STEADY_PARTS).min(FIRST_TERM_US);
+    /// Estimates the demand at `now_us`, a time of the region's Redis in microseconds, from the last seconds.
+    pub fn at(counts: &BucketCounts, pool: TokenPool, now_us: u64) -> Self {
+        let elapsed_us = now_us.saturating_sub(counts.requested_since.as_micros()).max(MIN_BUCKET_SPAN_US);
         Self {
-            wanted: u32::try_from(wanted).unwrap_or(u32::MAX),
-            term_us: if is_steady { term_us } else { term_us.min(FIRST_TERM_US) },
+            left: counts.left(),
+            ahead: scaled(counts.requested, (pool.prepaid_us / 2).max(LOOKAHEAD_US).min(pool.prepaid_us), elapsed_us),
+            soon: scaled(counts.requested, LOOKAHEAD_US.min(pool.prepaid_us), elapsed_us),
+            capacity: u64::from(pool.capacity),
         }
     }
 
-    /// Time after which the next request is opened: before the term ends, and sooner if less was granted than wanted.
-    /// So at most three grants to a region run at once.
-    pub fn pause_us(&self, granted: u32) -> u64 {
-        let pause_us = if granted < self.wanted { self.term_us / 5 * 2 } else { self.term_us / 4 * 3 };
-        pause_us.max(REQUEST_INTERVAL_US)
+    /// Hits to request: those for half of the time that they last, less what is left; at least one.
+    pub fn wanted(&self) -> u32 {
+        u32::try_from(self.ahead.saturating_sub(self.left).max(1)).unwrap_or(u32::MAX)
     }
+
+    /// Hits of which the next request is opened when no more are left, after a grant of `hits`.
+    pub fn low_after(&self, hits: u64) -> u64 {
+        self.soon.min((self.left + hits) / 2)
+    }
+
+    /// Time after which the next request may be opened: soon during a burst, of which a grant covers a part while the
+    /// shared bucket has more.
+    pub fn pause_us(&self, granted: u64, free: u64) -> u64 {
+        let is_burst = granted < u64::from(self.wanted()) && 4 * free > self.capacity;
+        if is_burst { BURST_INTERVAL_US } else { REQUEST_INTERVAL_US }
+    }
+}
+
+/// Returns a pause between two requests, 3/4 to 5/4 of `pause_us` by any `random` number: regions that ask at equal
+/// distances would keep their order, and the first takes most of what has become free.
+pub const fn jittered_us(pause_us: u64, random: u64) -> u64 {
+    pause_us / 4 * 3 + pause_us / 2 * (random % 1001) / 1000
 }
 
 /// Computes floor(count x part / whole).

@@ -5,18 +5,18 @@
 //! | Script in `lua/regions/` | Runs in | Does |
 //! |---|---|---|
 //! | `global_window.lua` | global Redis | grants hits of a window, takes unused ones back, forgets all |
-//! | `global_bucket.lua` | global Redis | grants a rate and a capacity of a bucket for a term, starts a new epoch |
+//! | `global_bucket.lua` | global Redis | grants hits of a token bucket, fills it |
 //! | `region_grant.lua` | region's Redis | gives hits to a counter of windows, takes unused ones out of it |
-//! | `region_bucket_grant.lua` | region's Redis | gives a rate and a capacity to a bucket |
+//! | `region_bucket_grant.lua` | region's Redis | gives hits to a bucket |
 //! | `region_reset.lua` | region's Redis | empties a counter whose limit was reset |
 
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::algorithm::global_bucket::TermRequest;
+use crate::limit::algorithm::global_bucket::TokenPool;
 use crate::limit::algorithm::global_window::{WindowPool, WindowReturn};
-use crate::limit::algorithm::region_bucket::RateGrant;
+use crate::limit::algorithm::region_bucket::PrepaidHits;
 use crate::limit::algorithm::region_window::HitsGrant;
 use crate::limit::algorithm::stored_state::{MalformedReply, ReplyReader};
 use crate::store::redis::script::put_time;
@@ -81,74 +81,60 @@ pub fn decode_window_call(reply: &[u8]) -> Result<WindowReply, MalformedReply> {
     if reader.is_empty() { Ok(decoded) } else { Err(MalformedReply) }
 }
 
-/// Reply of `global_bucket.lua` to a request for a grant.
+/// Purpose of a call of `global_bucket.lua`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BucketCall {
+    /// Grants at most these hits.
+    Grant {
+        /// Hits that the region wants.
+        wanted: u32,
+    },
+    /// Fills the bucket and starts a new epoch.
+    Reset,
+}
+
+/// Reply of `global_bucket.lua`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketReply {
     /// Time of the global Redis.
     pub now: Time,
     /// Time of the last reset; 0: none is known.
     pub epoch: Time,
-    /// Tokens per period, beside the region's reserve.
-    pub rate: u32,
-    /// Tokens that the region's bucket holds, beside those of its reserve.
-    pub capacity: u32,
-    /// Time of the global Redis at which the grant ends; 0: nothing was granted, as too many grants have not ended.
+    /// Time of the global Redis at which the hits of a grant end.
     pub end: Time,
+    /// Hits granted.
+    pub hits: u64,
+    /// Tokens that stay in the bucket.
+    pub free: u64,
 }
 
-/// Reply of `global_bucket.lua` to a reset.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BucketResetReply {
-    /// Time of the global Redis.
-    pub now: Time,
-    /// Time of the last reset.
-    pub epoch: Time,
-}
-
-/// Encodes a request to `global_bucket.lua`.
-pub fn encode_bucket_request(request: TermRequest, now: Option<Time>) -> Bytes {
+/// Encodes a call of `global_bucket.lua`.
+pub fn encode_bucket_call(pool: TokenPool, call: BucketCall, now: Option<Time>) -> Bytes {
+    let (purpose, wanted) = match call {
+        BucketCall::Grant { wanted } => (0, wanted),
+        BucketCall::Reset => (1, 0),
+    };
+    let TokenPool { period_us, rate, capacity, prepaid_us } = pool;
     let mut argument = BytesMut::with_capacity(56);
     put_time(&mut argument, now);
-    argument.put_i64_le(0);
-    argument.put_u64_le(u64::from(request.region));
-    argument.put_u64_le(u64::from(request.wanted));
-    argument.put_u64_le(request.term_us);
-    argument.put_u64_le(u64::from(request.pool.rate));
-    argument.put_u64_le(u64::from(request.pool.capacity));
+    let numbers = [purpose, period_us, rate.into(), capacity.into(), wanted.into(), prepaid_us];
+    numbers.into_iter().for_each(|number| argument.put_u64_le(number));
     argument.freeze()
 }
 
-/// Encodes a reset by `global_bucket.lua`.
-pub fn encode_bucket_reset(now: Option<Time>) -> Bytes {
-    let mut argument = BytesMut::with_capacity(16);
-    put_time(&mut argument, now);
-    argument.put_i64_le(1);
-    argument.freeze()
-}
-
-/// Decodes the reply to a request.
+/// Decodes the reply of `global_bucket.lua`.
 ///
 /// # Errors
 /// The script cannot have returned this reply.
-pub fn decode_bucket_request(reply: &[u8]) -> Result<BucketReply, MalformedReply> {
+pub fn decode_bucket_call(reply: &[u8]) -> Result<BucketReply, MalformedReply> {
     let mut reader = ReplyReader::new(reply);
     let decoded = BucketReply {
         now: reader.time()?,
         epoch: reader.time()?,
-        rate: reader.number_u32()?,
-        capacity: reader.number_u32()?,
         end: reader.time()?,
+        hits: reader.number()?,
+        free: reader.number()?,
     };
-    if reader.is_empty() { Ok(decoded) } else { Err(MalformedReply) }
-}
-
-/// Decodes the reply to a reset.
-///
-/// # Errors
-/// The script cannot have returned this reply.
-pub fn decode_bucket_reset(reply: &[u8]) -> Result<BucketResetReply, MalformedReply> {
-    let mut reader = ReplyReader::new(reply);
-    let decoded = BucketResetReply { now: reader.time()?, epoch: reader.time()? };
     if reader.is_empty() { Ok(decoded) } else { Err(MalformedReply) }
 }
 
@@ -169,18 +155,13 @@ pub fn encode_hits_return(period_ms: u64, window: u64) -> Bytes {
     argument.freeze()
 }
 
-/// Encodes a grant to the bucket of a limit, given at `now`. Two more arguments follow it: an
-/// empty one, and the view of the global Redis. The script replies 1 if the bucket took the
-/// grant, else 0.
-pub fn encode_rate_grant(limit: &Limit, now: Option<Time>, grant: &RateGrant) -> Bytes {
-    let mut argument = BytesMut::with_capacity(112);
-    put_time(&mut argument, now);
-    let own = [limit.region_reserve().into(), limit.region_capacity().into(), limit.clock_slack_us()];
-    let head = [limit.period_us(), limit.region_ttl_ms()].into_iter().chain(own);
-    let granted = [u64::from(grant.rate), u64::from(grant.capacity), grant.start.as_micros(), grant.end.as_micros()];
+/// Encodes a grant to the bucket of a limit. The script replies 1 if the bucket took the grant, else 0.
+pub fn encode_prepaid_hits(limit: &Limit, grant: &PrepaidHits) -> Bytes {
+    let mut argument = BytesMut::with_capacity(80);
+    let head = [limit.region_ttl_ms(), limit.region_capacity().into(), grant.request, grant.epoch];
+    let hits = [grant.hits, grant.low, grant.start.as_micros(), grant.end.as_micros()];
     let rest = [u64::from(grant.exhausted), grant.next_request_at.as_micros()];
-    let numbers = head.chain([grant.request, grant.epoch]).chain(granted).chain(rest);
-    numbers.for_each(|number| argument.put_u64_le(number));
+    head.into_iter().chain(hits).chain(rest).for_each(|number| argument.put_u64_le(number));
     argument.freeze()
 }
 

@@ -12,39 +12,37 @@ use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use tokio::sync::mpsc;
 
-use super::calls::{CallKind, ClockOffsets, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT, global_view};
-use super::demand::{BucketDemand, WindowDemand};
-use super::grant_calls::{self, WindowCall};
+use super::calls::{CallKind, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT};
+use super::demand::{BucketDemand, WindowDemand, jittered_us};
+use super::grant_calls::{self, BucketCall, WindowCall};
 use super::grant_stats::GrantCounts;
 use super::standing::RegionStanding;
 use super::unused_hits::{DueReturn, HitReturns};
 use crate::base::clock::Time;
+use crate::base::random::random_u64;
 use crate::limit::Limit;
 use crate::limit::algorithm::Algorithm;
-use crate::limit::algorithm::global_bucket::{TermRequest, TokenPool};
+use crate::limit::algorithm::global_bucket::TokenPool;
 use crate::limit::algorithm::global_window::WindowPool;
-use crate::limit::algorithm::region::{GlobalView, REQUEST_INTERVAL_US};
-use crate::limit::algorithm::region_bucket::{BucketCounts, RateGrant};
+use crate::limit::algorithm::region::GlobalView;
+use crate::limit::algorithm::region_bucket::{BucketCounts, PrepaidHits};
 use crate::limit::algorithm::region_window::{HitsGrant, WindowCounts};
 use crate::limit::algorithm::state::State;
 use crate::limit::algorithm::stored_state::MalformedReply;
 use crate::settings::redis::regions::RegionSettings;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
-use crate::store::client::redis::hash_slot::hash_slot;
 use crate::store::client::redis::resp::{bytes, integer};
-use crate::store::client::redis::server_clock::{InstantRange, process_us};
+use crate::store::client::redis::server_clock::process_us;
 use crate::store::redis::key::global_key;
 use crate::store::redis::script::{
-    global_bucket_script, global_window_script, region_bucket_grant_script, region_grant_script, view_argument,
+    global_bucket_script, global_window_script, region_bucket_grant_script, region_grant_script,
 };
 
 /// Upper bound on requests that wait to be sent; further ones are dropped, and opened again by their counters.
 const MAX_WAITING: usize = 65_536;
 /// Upper bound on requests that wait for answers.
 const MAX_IN_FLIGHT: usize = 1024;
-/// Time between two requests of a window of which nothing is left to grant.
-const EXHAUSTED_INTERVAL_US: u64 = 5_000_000;
 /// Shortest time between a return of unused hits and the end of the window: the return must cross an ocean.
 const RETURN_LEAD_US: u64 = 1_000_000;
 
@@ -159,10 +157,8 @@ impl GrantWorker {
         let call = KeyScript::new(global_window_script(), &key, &argument);
         let Some(reply) = self.ask(call, grant_calls::decode_window_call, |reply| reply.now).await else { return };
         let exhausted = reply.hits == 0;
-        let pause_us = match limit.algorithm() {
-            Algorithm::FixedWindow if exhausted => EXHAUSTED_INTERVAL_US.min(demand.rest_us).max(REQUEST_INTERVAL_US),
-            _ => REQUEST_INTERVAL_US,
-        };
+        let is_sliding = limit.algorithm() == Algorithm::SlidingWindowCounter;
+        let pause_us = demand.pause_us(is_sliding, reply.hits);
         let grant = HitsGrant {
             request: counts.cycle.open_request,
             window: reply.window,
@@ -170,49 +166,36 @@ impl GrantWorker {
             hits: reply.hits,
             low: demand.low_after(reply.hits),
             exhausted,
-            next_request_at: request.now.plus_us(pause_us),
+            next_request_at: request.now.plus_us(jittered_us(pause_us, random_u64())),
         };
         let argument = grant_calls::encode_hits_grant(limit.period_us() / 1000, &grant);
         let call = KeyScript::new(region_grant_script(), &request.key, &argument);
-        let is_sliding = limit.algorithm() == Algorithm::SlidingWindowCounter;
         if self.give(call, grant.hits).await && is_sliding && grant.hits > 0 {
             self.returns.expect(request.unused_hits(&grant));
         }
     }
 
-    /// Gets a rate and a capacity for a token bucket.
+    /// Gets prepaid hits for a token bucket.
     async fn answer_bucket(&self, request: &GrantRequest, counts: &BucketCounts) {
         let limit = &request.limit;
-        let demand = BucketDemand::at(limit, counts, request.now.as_micros());
-        let BucketDemand { wanted, term_us } = demand;
-        let term =
-            TermRequest { region: self.settings.own_region_number(), wanted, term_us, pool: TokenPool::of(limit) };
+        let pool = TokenPool::of(limit);
+        let demand = BucketDemand::at(counts, pool, request.now.as_micros());
         let key = global_key(&request.key);
-        let argument = grant_calls::encode_bucket_request(term, None);
+        let argument = grant_calls::encode_bucket_call(pool, BucketCall::Grant { wanted: demand.wanted() }, None);
         let call = KeyScript::new(global_bucket_script(), &key, &argument);
-        let Some(reply) = self.ask(call, grant_calls::decode_bucket_request, |reply| reply.now).await else { return };
-        if reply.end == Time::default() {
-            // Too many grants have not ended; the one that the bucket has goes on.
-            self.counts.add_failed();
-            return;
-        }
-        let grant = RateGrant {
+        let Some(reply) = self.ask(call, grant_calls::decode_bucket_call, |reply| reply.now).await else { return };
+        let grant = PrepaidHits {
             request: counts.cycle.open_request,
             epoch: reply.epoch.as_micros(),
-            rate: reply.rate,
-            capacity: reply.capacity,
-            start: Time::from_micros(reply.end.as_micros().saturating_sub(term_us)),
+            hits: reply.hits,
+            low: demand.low_after(reply.hits),
+            start: reply.now,
             end: reply.end,
-            exhausted: reply.rate < wanted,
-            next_request_at: request.now.plus_us(demand.pause_us(reply.rate)),
+            exhausted: reply.hits == 0,
+            next_request_at: request.now.plus_us(jittered_us(demand.pause_us(reply.hits, reply.free), random_u64())),
         };
-        let argument = grant_calls::encode_rate_grant(limit, None, &grant);
-        let more: [&[u8]; 2] = [b"", &view_argument(&self.view(&request.key))];
-        let call =
-            KeyScript { script: region_bucket_grant_script(), key: &request.key, argument: &argument, more: &more };
-        // What the rate makes in the term.
-        let hits = u128::from(reply.rate) * u128::from(term_us) / u128::from(limit.period_us());
-        self.give(call, u64::try_from(hits).unwrap_or(u64::MAX)).await;
+        let argument = grant_calls::encode_prepaid_hits(limit, &grant);
+        self.give(KeyScript::new(region_bucket_grant_script(), &request.key, &argument), grant.hits).await;
     }
 
     /// Asks the global Redis for a grant, and records that it answered and at what time of its clock; counts a failure.
@@ -251,15 +234,5 @@ impl GrantWorker {
             }
         }
         taken == Some(1)
-    }
-
-    /// Returns the view of global time for a call on the region's counter that is sent now.
-    fn view(&self, key: &[u8]) -> GlobalView {
-        let (from, key_slot) = (Instant::now(), || hash_slot(key));
-        let within = InstantRange { from, until: from + REGION_TIMEOUT };
-        let region = self.region.clock_offset(key_slot, within);
-        let global = self.global.clock_offset(key_slot, within);
-        let offsets = region.zip(global).map(|(region, global)| ClockOffsets { region, global });
-        offsets.map_or(GlobalView::UNKNOWN, |offsets| global_view(offsets, within))
     }
 }

@@ -14,10 +14,11 @@ use futures_util::{StreamExt, stream};
 use tokio::time::sleep_until;
 
 use super::calls::{CallKind, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT};
-use super::grant_calls::{self, WindowCall};
+use super::grant_calls::{self, BucketCall, WindowCall};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::Algorithm;
+use crate::limit::algorithm::global_bucket::TokenPool;
 use crate::limit::algorithm::global_window::WindowPool;
 use crate::limit::algorithm::stored_state::{MalformedReply, ReplyReader};
 use crate::store::client::redis::connection::Script;
@@ -85,9 +86,10 @@ impl Resets {
         let algorithm = counter.limit.algorithm();
         let key = global_key(&counter.key);
         if algorithm == Algorithm::TokenBucket {
-            let argument = grant_calls::encode_bucket_reset(None);
+            let pool = TokenPool::of(&counter.limit);
+            let argument = grant_calls::encode_bucket_call(pool, BucketCall::Reset, None);
             let reply = self.call_global(global_bucket_script(), &key, &argument, deadline).await?;
-            return grant_calls::decode_bucket_reset(&reply).map(|reply| reply.epoch).map_err(|_| RedisError::BadReply);
+            return grant_calls::decode_bucket_call(&reply).map(|reply| reply.epoch).map_err(|_| RedisError::BadReply);
         }
         let argument = grant_calls::encode_window_call(WindowPool::of(&counter.limit), WindowCall::Reset, None);
         let reply = self.call_global(global_window_script(), &key, &argument, deadline).await?;

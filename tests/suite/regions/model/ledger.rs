@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use tollkeeper::limit::Limit;
 use tollkeeper::limit::algorithm::Algorithm;
 
 use super::world::{PERIOD_US, Plan, World};
@@ -15,6 +16,8 @@ pub(super) struct Use {
     pub(super) hits: i64,
     /// Those of them that were granted.
     pub(super) grant: GrantUse,
+    /// Prepaid hits among them that had ended.
+    pub(super) ended: u64,
     /// The hits are of the loss allowance.
     pub(super) from_loss: bool,
 }
@@ -82,8 +85,12 @@ fn check_bucket<'u>(plan: &Plan, world: &World, uses: impl Iterator<Item = &'u U
     let capacity = i128::from(plan.largest(|limit| limit.capacity())) + lost;
     let period = i128::from(PERIOD_US);
     let slack = i128::from(plan.limit.clock_slack_us().max(plan.changed.clock_slack_us())) * rate;
+    let slack = slack + i128::from(plan.largest(Limit::prepaid_overshoot)) * period;
     let (mut level, mut last) = (0_i128, i64::MIN);
     for it in uses {
+        if it.ended > 0 {
+            return Err(format!("{} prepaid hits at {}, after their end", it.ended, it.global_us));
+        }
         let elapsed = i128::from(it.global_us.saturating_sub(last).min(1 << 50));
         level = (level - elapsed * rate).max(0) + i128::from(it.hits) * period;
         last = it.global_us;

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::RegionLossPolicy;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::algorithm::global_bucket::{self, TermRequest, TokenPool};
+use tollkeeper::limit::algorithm::global_bucket::{self, TokenPool};
 use tollkeeper::limit::algorithm::global_window::{self, WindowPool, WindowReturn};
 use tollkeeper::limit::algorithm::region::{CutOffPeriod, GlobalView};
-use tollkeeper::limit::algorithm::region_bucket::RateGrant;
+use tollkeeper::limit::algorithm::region_bucket::PrepaidHits;
 use tollkeeper::limit::algorithm::region_window::HitsGrant;
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::ChargeRequest;
@@ -35,6 +35,8 @@ const END_US: i64 = 9 * PERIOD_US;
 const START_US: i64 = 1_783_512_000_000_000;
 const STORE_TIMEOUT: Duration = Duration::from_millis(50);
 const REPLICAS: usize = 2;
+/// Time that prepaid hits last longer than they should, under [`Breakage::LongLife`].
+const LONG_LIFE_US: u64 = 60_000_000;
 
 /// Rule that the simulation leaves out, to see that it matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +53,8 @@ pub(super) enum Breakage {
     HastyReturn,
     /// Each region takes the reserve of all.
     WholeReserve,
-    /// A term lasts for a minute longer than the global Redis knows.
-    LongTerm,
+    /// Prepaid hits last for a minute longer than the global Redis says.
+    LongLife,
 }
 
 impl Breakage {
@@ -67,7 +69,7 @@ impl Breakage {
         (Self::LateGrant, Self::WINDOWS),
         (Self::HastyReturn, Self::WINDOWS),
         (Self::WholeReserve, Self::WINDOWS),
-        (Self::LongTerm, Self::BUCKET),
+        (Self::LongLife, Self::BUCKET),
     ];
 }
 
@@ -175,7 +177,7 @@ struct Ask {
 #[derive(Clone, Copy, Debug)]
 enum Answer {
     Window(HitsGrant),
-    Term(RateGrant),
+    Prepaid(PrepaidHits),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -444,8 +446,8 @@ impl World {
         let region = &mut self.regions[from.region];
         let now = region.clock.time(self.now_us);
         region.state.set_view(clock);
-        let (request_before, loss_before, granted_before) =
-            (region.state.open_request(), cut_off(&region.state), granted(&region.state));
+        let (request_before, loss_before, granted_before, before) =
+            (region.state.open_request(), cut_off(&region.state), granted(&region.state), region.state.clone());
         let result = region.state.charge(&region.limit, now, ChargeRequest::new(hits, 0));
         let (request, loss) = (region.state.open_request(), cut_off(&region.state));
         let from_loss = loss.used > if loss.start == loss_before.start { loss_before.used } else { 0 };
@@ -457,7 +459,9 @@ impl World {
         let global_us = self.global_clock.at(self.now_us);
         if used != 0 {
             let grant = granted_before.spent(granted(&region.state));
-            self.uses.push(Use { region: from.region, global_us, hits: used, grant, from_loss });
+            let longer_us = if self.plan.is(Breakage::LongLife) { LONG_LIFE_US } else { 0 };
+            let ended = ended_hits(&before, &region.state, longer_us, global_us);
+            self.uses.push(Use { region: from.region, global_us, hits: used, grant, ended, from_loss });
         }
         if let Hits::Charge(_) = hits {
             self.tally.admitted += u64::from(result.admitted);
@@ -498,20 +502,16 @@ impl World {
         let (now, limit) = (self.global_clock.time(self.now_us), self.regions[from.region].limit);
         let next_request_at = Time::from_micros(ask.request).plus_us(1_000_000);
         let answer = if limit.algorithm() == Algorithm::TokenBucket {
-            let pool = TokenPool { rate: limit.max_granted(), capacity: limit.max_granted_capacity() };
-            let region = u32::try_from(from.region).expect("it is small");
-            let term_us = 5_000_000;
-            let Some(grant) = self.bucket.grant(now, TermRequest { region, wanted: ask.wanted, term_us, pool }) else {
-                return;
-            };
-            Answer::Term(RateGrant {
+            let grant = self.bucket.grant(now, TokenPool::of(&limit), ask.wanted);
+            let hits = u64::from(grant.hits);
+            Answer::Prepaid(PrepaidHits {
                 request: ask.request,
                 epoch: 0,
-                rate: grant.rate,
-                capacity: grant.capacity,
+                hits,
+                low: hits / 3,
                 start: now,
                 end: grant.end,
-                exhausted: grant.rate < ask.wanted,
+                exhausted: hits == 0,
                 next_request_at,
             })
         } else {
@@ -554,7 +554,6 @@ impl World {
 
     fn give(&mut self, index: usize, clock: &GlobalView, answer: Answer) {
         let region = &mut self.regions[index];
-        let now = region.clock.time(self.now_us);
         region.state.set_view(clock);
         let open_request = region.state.open_request();
         let is_taken = match (&mut region.state, answer) {
@@ -567,11 +566,11 @@ impl World {
                 }
                 state.counts.take_grant(&grant)
             }
-            (State::RegionBucket(state), Answer::Term(mut term)) => {
-                if self.plan.is(Breakage::LongTerm) {
-                    term.end = term.end.plus_us(60_000_000);
+            (State::RegionBucket(state), Answer::Prepaid(mut grant)) => {
+                if self.plan.is(Breakage::LongLife) {
+                    grant.end = grant.end.plus_us(LONG_LIFE_US);
                 }
-                state.take_grant(&region.limit, now, &term)
+                state.counts.take_grant(region.limit.region_capacity().into(), &grant)
             }
             _ => false,
         };
@@ -708,6 +707,22 @@ fn granted(state: &State) -> GrantedHits {
         State::RegionWindow(state) => GrantedHits { window: state.counts.window, left: state.counts.granted },
         _ => GrantedHits::default(),
     }
+}
+
+/// Returns the prepaid hits that a charge spent although they had ended: their end in the state is that of the global
+/// Redis, but for `longer_us`.
+fn ended_hits(before: &State, after: &State, longer_us: u64, global_us: i64) -> u64 {
+    let (State::RegionBucket(before), State::RegionBucket(after)) = (before, after) else { return 0 };
+    let generations = [
+        (before.counts.early, after.counts.early, before.counts.early_until),
+        (before.counts.granted, after.counts.granted, before.counts.granted_until),
+    ];
+    // Hits that the counter dropped are not spent.
+    let offset_hi = i64::try_from(after.last.as_micros()).expect("it is small") + after.view.offset_hi;
+    let is_kept = |end: Time| offset_hi < signed(end.as_micros());
+    let ended = |end: Time| global_us >= signed(end.as_micros() - longer_us);
+    let spent = generations.into_iter().filter(|(_, _, end)| is_kept(*end) && ended(*end));
+    spent.map(|(before, after, _)| before.saturating_sub(after)).sum()
 }
 
 fn cut_off(state: &State) -> CutOffPeriod {

@@ -1,61 +1,47 @@
--- Division of a token bucket over regions, in the global Redis: see src/limit/algorithm/global_bucket.rs.
+-- Prepaid hits of a token bucket, in the global Redis: see src/limit/algorithm/global_bucket.rs.
 --
--- KEYS: the grants of one bucket.
+-- KEYS: the bucket.
 -- ARGV[1]: signed 64-bit little-endian numbers: now in microseconds since the Unix epoch, negative: use the server's
--- time; purpose (0: a grant, 1: a reset); then for a grant: region, wanted, term in microseconds, pool_rate,
--- pool_capacity. Rates and capacities are below 2^32, a term below 2^45.
--- Returns: four numbers: now, the epoch, rate, capacity, and end of the grant, 0 if the region has too many. A reset
--- returns now and the epoch.
--- State, unsigned numbers: the epoch, then for each grant: region, rate, capacity, wanted, end.
--- Writes: one SET with PX. TTL: until the last grant ends, at least a day after a reset. O(grants), at most 4 x 64.
+-- time; purpose (0: a grant, 1: a reset), period in microseconds, rate (tokens per period) and capacity of the bucket,
+-- both below 2^32; then of a grant: wanted hits, and the time in microseconds for which a region may admit them.
+-- Returns: five numbers: now, the epoch, end of the grant, hits granted, and tokens that stay.
+-- State, 40 bytes, unsigned: 2 (the format), last (time of the last refill), tokens, part (units of which a token has
+-- as many as the period has microseconds), epoch. Another format is as no state.
+-- Writes: one SET with PX. TTL: the time to fill, and a period; at least a day after a reset.
 
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
 --> divide
-local key, now, purpose = KEYS[1], unpack('<i8i8', ARGV[1])
+local key, now, purpose, period, rate, capacity, wanted, prepaid = KEYS[1], unpack('<i8i8i8i8i8i8i8', ARGV[1])
 --> clock
 local found = redis.pcall('GET', key)
-if not found then
-  found = pack('<I8', 0)
-elseif type(found) == 'table' then
-  return found
-elseif #found % 40 ~= 8 then
+if type(found) == 'table' then return found end
+local last, tokens, part, epoch = 0, 0, 0, 0
+if found and #found == 40 and unpack('<I8', found) == 2 then
+  last, tokens, part, epoch = unpack('<I8I8I8I8', found, 9)
+end
+if max(last, tokens, part, epoch) > 9007199254740992 or part >= period then
   --> wrong_type
 end
-local epoch, kept, held, own, last_end = unpack('<I8', found), {}, {}, 0, now
-local region, wanted, term, pool_rate, pool_capacity
-if purpose == 0 then region, wanted, term, pool_rate, pool_capacity = unpack('<i8i8i8i8i8', ARGV[1], 17) end
-for i = 9, #found, 40 do
-  local holder, rate, capacity, want, ends = unpack('<I8I8I8I8I8', found, i)
-  if ends > now then
-    kept[#kept + 1] = string.sub(found, i, i + 39)
-    last_end = max(last_end, ends)
-    if holder == region then
-      own = own + 1
-    else
-      local part = held[holder] or {0, 0}
-      held[holder] = {max(part[1], rate), max(part[2], capacity), want}
-    end
-  end
+if last == 0 then
+  tokens, part, last = capacity, 0, now
+elseif now > last then
+  local refilled, rest = divide(now - last, rate, period)
+  tokens, part = tokens + refilled, part + rest
+  if part >= period then tokens, part = tokens + 1, part - period end
+  last = now
+elseif last > now + period then
+  last = now
 end
-local rate, capacity, ends = 0, 0, 0
-if purpose == 1 then
-  epoch = max(epoch, now)
-elseif own < 4 then
-  local taken_rate, taken_capacity, wanted_by_all = 0, 0, wanted
-  for _, part in pairs(held) do
-    taken_rate, taken_capacity, wanted_by_all = taken_rate + part[1], taken_capacity + part[2], wanted_by_all + part[3]
-  end
-  rate = wanted
-  if wanted_by_all > pool_rate then rate = divide(pool_rate, wanted, wanted_by_all) end
-  rate = min(rate, max(pool_rate - taken_rate, 0))
-  capacity = min(divide(pool_capacity, rate, max(pool_rate, 1)), max(pool_capacity - taken_capacity, 0))
-  ends = now + term
-  last_end = max(last_end, ends)
-  kept[#kept + 1] = pack('<I8I8I8I8I8', region, rate, capacity, wanted, ends)
+if tokens >= capacity then tokens, part = capacity, 0 end
+local hits = 0
+if purpose == 0 then
+  hits = min(floor((tokens + 3) / 4), wanted)
+  tokens = tokens - hits
+else
+  tokens, part, epoch = capacity, 0, max(epoch, now)
 end
-local ttl_ms = max(math.ceil((last_end - now) / 1000), 1000)
+local ttl_ms = math.ceil(period / 1000 * capacity / max(rate, 1)) + math.ceil(period / 1000)
 if epoch > 0 then ttl_ms = max(ttl_ms, 86400000) end
-local done = redis.pcall('SET', key, pack('<I8', epoch) .. table.concat(kept), 'PX', ttl_ms)
+local done = redis.pcall('SET', key, pack('<I8I8I8I8I8', 2, last, tokens, part, epoch), 'PX', ttl_ms)
 if done.err then return done end
-if purpose == 1 then return pack('<i8i8', now, epoch) end
-return pack('<i8i8i8i8i8', now, epoch, rate, capacity, ends)
+return pack('<i8i8i8i8i8', now, epoch, now + prepaid, hits, tokens)

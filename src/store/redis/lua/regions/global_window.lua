@@ -41,7 +41,9 @@ if purpose == 0 then
   local weight = 0
   if sliding == 1 then weight = divide(left, previous, period) end
   free = max(most - current - weight, 0)
-  changed = min(max(floor((free + 3) / 4), min(free, floor((most + 31) / 32))), hits)
+  local freed, rest = divide(1500000, most, period)
+  local small = max(floor((most + 31) / 32), freed + (rest > 0 and 1 or 0))
+  changed = min(max(floor((free + 3) / 4), min(free, small)), hits)
   current, free = current + changed, free - changed
 elseif purpose == 1 then
   if of_window == window and of_epoch >= epoch then changed = min(hits, current) end

@@ -14,7 +14,7 @@ if not before then
   return 0
 elseif type(before) == 'table' then
   return before
-elseif #before ~= 120 and #before ~= 128 then
+elseif #before ~= 120 and #before ~= 144 then
   --> wrong_type
 end
 if unpack('<I8', before, #before - 23) >= epoch then return 0 end
