@@ -42,6 +42,9 @@ pub struct ExplainedRegion {
     pub name: String,
     /// True if the global Redis does not answer it.
     pub cut_off: bool,
+    /// Names of other notices because of which it has less than its part.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub restricted_by: Vec<String>,
 }
 
 /// Explanation of one descriptor.
@@ -157,7 +160,12 @@ impl Decider {
     /// Region of this process; `None` if there is only one.
     pub fn explained_region(&self) -> Option<ExplainedRegion> {
         let stats = self.store.stats().shared?.regions?;
-        Some(ExplainedRegion { name: stats.region, cut_off: !stats.connected })
+        let restrictions = stats.notices.iter().filter(|notice| notice.is_restriction());
+        Some(ExplainedRegion {
+            name: stats.region,
+            cut_off: !stats.connected,
+            restricted_by: restrictions.map(|notice| notice.name().to_owned()).collect(),
+        })
     }
 
     /// Peeks at the counters that `request` would charge: the results of each descriptor's limits, candidates last;

@@ -76,7 +76,7 @@ pub struct ClockReport {
 /// Something that restricts a region.
 #[derive(Clone, Debug, Serialize)]
 pub struct NoticeReport {
-    /// `second_redis`, `other_lists`, `list_changed`, `new_redis`, `cut_off` or `misconfigured`.
+    /// `misconfigured`, or a name of a [`MembershipNotice`](crate::store::stats::membership_notice::MembershipNotice).
     pub notice: &'static str,
     /// Meaning, and what to do.
     pub text: String,

@@ -1,9 +1,11 @@
 //! Statistics of a store, as plain values for metrics, `/store` and health.
 
-use std::fmt;
+pub mod membership_notice;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use self::membership_notice::MembershipNotice;
 use super::charge::{DecidedBy, StoreOutcome};
 use crate::limit::algorithm::region::RegionUse;
 use crate::telemetry::metrics::histogram::{Histogram, HistogramSnapshot};
@@ -110,63 +112,6 @@ pub struct RegionStats {
     pub notices: Vec<MembershipNotice>,
     /// Configuration error of the global Redis, free of secrets.
     pub misconfigured: Option<String>,
-}
-
-/// Notice about what a region may do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MembershipNotice {
-    /// Another Redis has the name of this region.
-    SecondRedis,
-    /// These regions have another list.
-    OtherLists(Vec<String>),
-    /// A list changed within the last minute.
-    ListChanged,
-    /// The Redis of this region is new, and other regions have not told yet that no list changed.
-    NewRedis,
-    /// The global Redis does not answer.
-    CutOff,
-}
-
-impl MembershipNotice {
-    /// Name in pages.
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::SecondRedis => "second_redis",
-            Self::OtherLists(_) => "other_lists",
-            Self::ListChanged => "list_changed",
-            Self::NewRedis => "new_redis",
-            Self::CutOff => "cut_off",
-        }
-    }
-}
-
-impl fmt::Display for MembershipNotice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::SecondRedis => f.write_str(
-                "another Redis has the name of this region, so limits with `scope: global` admit nothing here (give \
-                 each region its own TOLLKEEPER_REGION and REDIS_URL)",
-            ),
-            Self::OtherLists(names) => write!(
-                f,
-                "TOLLKEEPER_REGIONS differs in {}, so this region uses neither its reserve nor its part of \
-                 max_overshoot (give the same list to all regions)",
-                names.join(", ")
-            ),
-            Self::ListChanged => f.write_str(
-                "TOLLKEEPER_REGIONS changed, so this region uses neither its reserve nor its part of max_overshoot \
-                 for one period of the limit",
-            ),
-            Self::NewRedis => f.write_str(
-                "the Redis of this region is new and may follow another TOLLKEEPER_REGIONS, so this region uses neither \
-                 its reserve nor its part of max_overshoot for one period of the limit",
-            ),
-            Self::CutOff => f.write_str(
-                "the global Redis does not answer, so this region spends its grants, and then on_region_loss decides \
-                 (see the preceding connection errors)",
-            ),
-        }
-    }
 }
 
 /// Grant requests and hits of a region's counters, since the start of this process.

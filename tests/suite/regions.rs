@@ -12,4 +12,5 @@ mod processes;
 mod region_counters;
 mod region_grants;
 mod resets;
+mod standing;
 mod window_grants;

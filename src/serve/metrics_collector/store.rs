@@ -5,9 +5,9 @@ use std::time::Duration;
 use crate::decide::Decider;
 use crate::limit::StorePolicy;
 use crate::serve::health::Health;
+use crate::store::stats::membership_notice::MembershipNotice;
 use crate::store::stats::{
-    CommandCount, EventualSharing, GrantTotals, MembershipNotice, MemoryUsage, PoolStats, RegionStats,
-    SharedStoreStats, StoreServerStats,
+    CommandCount, EventualSharing, GrantTotals, MemoryUsage, PoolStats, RegionStats, SharedStoreStats, StoreServerStats,
 };
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 
@@ -79,10 +79,16 @@ fn emit_shared_store(stats: SharedStoreStats, emit: &mut dyn FnMut(Family)) {
 fn emit_region(stats: &RegionStats, emit: &mut dyn FnMut(Family)) {
     let help = "1 if the global Redis has answered within 5 s; 0: the region is cut off.";
     emit(Family::gauge("tollkeeper_region_connected", help, u8::from(stats.connected)));
-    let help = "1 if another region has another list of regions, or another Redis has the name of this region.";
-    let differs = |notice| matches!(notice, &MembershipNotice::SecondRedis | &MembershipNotice::OtherLists(_));
-    let is_restricted = stats.notices.iter().any(differs);
+    let help = "1 if the region has less than its part of global limits for a reason other than being cut off.";
+    let is_restricted = stats.notices.iter().any(MembershipNotice::is_restriction);
     emit(Family::gauge("tollkeeper_region_restricted", help, u8::from(is_restricted)));
+    let help = "1 if this notice about the region holds, as in /store.";
+    let mut notices = Family::new("tollkeeper_region_notice", MetricKind::Gauge, help);
+    notices.series.extend(MembershipNotice::NAMES.into_iter().map(|name| {
+        let holds = stats.notices.iter().any(|notice| notice.name() == name);
+        Series::new(MetricValue::gauge_from(u8::from(holds))).with_label("notice", name)
+    }));
+    emit(notices);
     let help = "Total number of jumps of a Redis clock that were noticed.";
     emit(Family::counter("tollkeeper_clock_jumps_total", help, stats.clock_jumps));
     let GrantTotals { requested, failed, dropped, granted, wasted, returned, used, last_grant_us } = stats.grants;

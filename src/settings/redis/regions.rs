@@ -36,7 +36,13 @@ settings! { "Regions", only with REQUIRES_REGION;
     TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS: u32 = 0,
         "replicas of the global Redis that must have a grant before a region uses it (WAIT)"
         .with_allowed(IntRange::new(0, 1));
+    TOLLKEEPER_REGION_LEASE: Duration = DEFAULT_LEASE,
+        "time for which a cut-off region has its reserve and share of max_overshoot; equal in all regions"
+        .with_allowed(DurationRange::new(Duration::from_secs(60), Duration::from_secs(7 * 86_400)));
 }
+
+/// Default of [`RegionSettings::lease`].
+pub const DEFAULT_LEASE: Duration = Duration::from_secs(3600);
 
 static REQUIRES_REGION: Requirement = Requirement {
     any_of: &[
@@ -71,6 +77,8 @@ pub struct RegionSettings {
     pub global: DeploymentSettings,
     /// Number of its replicas that must have a grant before it is used, 0 or 1.
     pub wait_replicas: u32,
+    /// Time for which the region may use its reserve and its cut-off allowance after a report to the global Redis.
+    pub lease: Duration,
 }
 
 impl RegionSettings {
@@ -100,8 +108,9 @@ impl RegionSettings {
             values.add_notice(&TOLLKEEPER_GLOBAL_REDIS_URL, what);
         }
         let wait_replicas = values.get(&TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS);
+        let lease = values.get(&TOLLKEEPER_REGION_LEASE);
         let index = names.iter().position(|name| *name == own)?;
-        Some(Self { index, names, global, wait_replicas })
+        Some(Self { index, names, global, wait_replicas, lease })
     }
 
     /// Returns the name of this region.

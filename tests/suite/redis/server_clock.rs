@@ -102,9 +102,9 @@ proptest! {
         let mut late: Option<ClockReading> = None;
         for call in calls {
             let reading = clocks.reading(call);
-            let postponed = if call.is_late { late.replace(reading) } else { prop_assert!(!clock.record(&reading)); late.take() };
+            let postponed = if call.is_late { late.replace(reading) } else { prop_assert_eq!(clock.record(&reading), None); late.take() };
             if let Some(postponed) = postponed {
-                prop_assert!(!clock.record(&postponed));
+                prop_assert_eq!(clock.record(&postponed), None);
             }
             if late.is_none() {
                 let now = clocks.process();
@@ -125,19 +125,27 @@ proptest! {
         let call = calls[0];
         for call in calls {
             let reading = clocks.reading(call);
-            prop_assert!(!jumping.record(&reading) && !other.record(&reading));
+            prop_assert_eq!((jumping.record(&reading), other.record(&reading)), (None, None));
         }
         let before = clocks.reading(call);
         clocks.server += i128::from(jump_us) * NS_PER_US * PPB;
         let after = clocks.reading(call);
-        prop_assert!(jumping.record(&after));
+        let largest_us = jumping.record(&after);
+        prop_assert!(largest_us >= Some(jump_us.unsigned_abs()), "{largest_us:?}");
         prop_assert_eq!(jumps.count(), 1);
+        prop_assert_eq!(jumps.last_large_us(), process_us(after.within.until));
         // What was sent before the notice proves nothing, for no clock of the process.
-        prop_assert!(!jumping.record(&before) && !other.record(&before) && !jumping.record(&after));
+        let late = (jumping.record(&before), other.record(&before), jumping.record(&after));
+        prop_assert_eq!(late, (None, None, None));
         let now = InstantRange { from: clocks.process(), until: clocks.process() };
         prop_assert_eq!((jumping.offset(now), other.offset(now)), (None, None));
         let next = clocks.reading(Call { pause_ns: call.pause_ns + 1_000_000, ..call });
-        prop_assert!(!jumping.record(&next) && !other.record(&next));
+        // The other clock did jump against what was known of it before.
+        prop_assert_eq!(jumping.record(&next), None);
+        prop_assert!(other.record(&next) >= Some(jump_us.unsigned_abs()));
+        prop_assert_eq!(jumps.count(), 2);
+        let next = clocks.reading(Call { pause_ns: call.pause_ns + 1_000_000, ..call });
+        prop_assert_eq!((jumping.record(&next), other.record(&next)), (None, None));
         let now = clocks.process();
         clocks.check(&jumping, InstantRange { from: now, until: now })?;
         clocks.check(&other, InstantRange { from: now, until: now })?;
@@ -169,9 +177,9 @@ fn impossible_readings_are_ignored() {
     let now = Instant::now();
     let within = InstantRange { from: now, until: now };
     for server in [(1 << 53) + 1, u64::MAX] {
-        assert!(!clock.record(&ClockReading { within, server: Time::from_micros(server) }));
+        assert_eq!(clock.record(&ClockReading { within, server: Time::from_micros(server) }), None);
     }
     let backwards = InstantRange { from: now + Duration::from_secs(1), until: now };
-    assert!(!clock.record(&ClockReading { within: backwards, server: Time::from_secs(1) }));
+    assert_eq!(clock.record(&ClockReading { within: backwards, server: Time::from_secs(1) }), None);
     assert_eq!(clock.offset(within), None);
 }

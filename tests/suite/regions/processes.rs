@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::kit::redis::cluster::Cluster;
 use crate::kit::redis::{self as servers, Server};
+use crate::kit::scrape::{scrape, with_prometheus};
 use crate::kit::tcp_proxy::{Mode, TcpProxy};
 use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
 use crate::kit::wait_for;
@@ -31,6 +32,9 @@ fn of_region(setup: Setup, region: &str, redis: &str, global: &str) -> Setup {
         .env("TOLLKEEPER_REGIONS", "eu,us")
         .env("TOLLKEEPER_GLOBAL_REDIS_URL", global)
 }
+
+/// Notices of a connected region that is the only one to report.
+const ALONE: &[&str] = &["never_reported"];
 
 fn stats(process: &Tollkeeper) -> Value {
     process.store_stats()["regions"].clone()
@@ -65,7 +69,7 @@ fn store_page_shows_the_region_and_its_clocks() {
     let link = TcpProxy::to(&global.address());
     link.set(Mode::Delay(Duration::from_millis(60)));
     let process = process("eu", "us,eu", &redis.address(), &format!("127.0.0.1:{}", link.port())).start();
-    wait_for_notices(&process, &[]);
+    wait_for_notices(&process, ALONE);
     let stats = stats(&process);
     assert_eq!((&stats["region"], &stats["connected"]), (&"eu".into(), &true.into()), "{stats}");
     assert_eq!(stats["names"], serde_json::json!(["eu", "us"]));
@@ -86,7 +90,7 @@ fn store_page_shows_the_region_and_its_clocks() {
 fn region_is_cut_off_while_the_global_redis_is_silent() {
     let (redis, global) = (servers::options().start(), servers::options().start());
     let process = process("eu", "us,eu", &redis.address(), &global.address()).start();
-    wait_for_notices(&process, &[]);
+    wait_for_notices(&process, ALONE);
     for round in 0..2 {
         if round == 0 {
             global.freeze();
@@ -101,40 +105,134 @@ fn region_is_cut_off_while_the_global_redis_is_silent() {
         } else {
             global.restart();
         }
-        wait_for_notices(&process, &[]);
+        wait_for_notices(&process, ALONE);
     }
     wait_for_log(&process, "on_region_loss decides");
     wait_for_log(&process, "the global Redis answers again");
 }
 
+/// Waits until a region's Redis knows a lease, and its identity is settled or its list has changed.
+fn wait_for_lease(redis: &Server) {
+    wait_for("a lease", || {
+        let [is_new, lease] = [("40", "47"), ("64", "71")]
+            .map(|(from, to)| redis.query::<Vec<u8>>(&["GETRANGE", "tk1:{identity}", from, to]));
+        (is_new == [0; 8] && lease != [0; 8]).then_some(())
+    });
+}
+
 #[test]
-fn second_redis_of_a_region_is_noticed() {
+fn process_that_starts_in_a_cut_off_region_has_the_lease_of_the_others() {
+    let (redis, global) = (servers::options().start(), servers::options().start());
+    let start = || process("eu", "us,eu", &redis.address(), &global.address()).start();
+    let first = start();
+    wait_for_notices(&first, ALONE);
+    wait_for_lease(&redis);
+    global.kill();
+    wait_for_notices(&start(), &["cut_off"]);
+    // Without any lease there is nothing to share.
+    redis.kill();
+    redis.restart();
+    drop(first);
+    redis.kill();
+    redis.restart();
+    wait_for_notices(&start(), &["new_redis", "cut_off", "lease_ended"]);
+}
+
+#[test]
+fn regions_that_report_elsewhere_are_named() {
+    let [first, second, global, other] = [(); 4].map(|()| servers::options().start());
+    let eu = process("eu", "us,eu", &first.address(), &global.address()).start();
+    let us = process("us", "us,eu", &second.address(), &other.address()).start();
+    wait_for_notices(&eu, ALONE);
+    wait_for_notices(&us, ALONE);
+    wait_for_log(&us, "eu never reported to this global Redis");
+    drop(us);
+    let us = process("us", "us,eu", &second.address(), &global.address());
+    let prefixed = us.env("CACHE_KEY_PREFIX", "other:").start();
+    wait_for_notices(&prefixed, ALONE);
+    drop(prefixed);
+    let us = process("us", "us,eu", &second.address(), &global.address()).start();
+    wait_for_notices(&us, &[]);
+    wait_for_notices(&eu, &[]);
+}
+
+const GLOBAL_RULES: &str = "
+domain: shop
+descriptors:
+  - key: user
+    rate_limit: { unit: hour, requests_per_unit: 1000, scope: global }
+";
+
+/// Charges the limit of [`GLOBAL_RULES`], and returns the status.
+fn charge(process: &Tollkeeper) -> u16 {
+    process.post_json(r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "user", "value": "ann"}]}]}"#).status
+}
+
+/// Returns a count of grants.
+fn grants(process: &Tollkeeper, name: &str) -> u64 {
+    stats(process)["grants"][name].as_u64().expect("it is a number")
+}
+
+#[test]
+fn second_redis_of_a_region_gets_grants_without_parts() {
     let [first, second, global] = [(); 3].map(|()| servers::options().start());
-    let start = |redis: &Server| process("eu", "us,eu", &redis.address(), &global.address()).start();
-    let rightful = start(&first);
-    wait_for_notices(&rightful, &[]);
+    let setup = |redis: &Server| of_region(with_rules(GLOBAL_RULES), "eu", &redis.address(), &global.address());
+    let start = |redis: &Server| setup(redis).start();
+    let (watched, port) = with_prometheus(setup(&first));
+    let rightful = watched.start();
+    wait_for_notices(&rightful, ALONE);
     let replica = start(&first);
-    let wrong = start(&second);
-    wait_for_notices(&wrong, &["second_redis", "new_redis"]);
-    wait_for_notices(&replica, &[]);
-    wait_for_notices(&rightful, &[]);
-    wait_for_log(&wrong, "another Redis has the name of this region");
+    let other = start(&second);
+    wait_for_notices(&other, &["second_redis", "new_redis", "never_reported"]);
+    wait_for_notices(&replica, &["second_redis", "never_reported"]);
+    wait_for_notices(&rightful, &["second_redis", "never_reported"]);
+    wait_for_log(&other, "another Redis has the name of this region and last reported");
+    for process in [&rightful, &other] {
+        wait_for("an admitted request", || (charge(process) == 200).then_some(()));
+        assert_eq!(stats(process)["grants"]["admitted_from_reserves"], 0);
+        wait_for("a grant", || (grants(process, "granted_hits") > 0).then_some(()));
+    }
+    let request = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "user", "value": "ann"}]}]}"#;
+    let region = rightful.explain(request)["region"].clone();
+    assert_eq!(region["cut_off"], false, "{region}");
+    assert_eq!(region["restricted_by"], serde_json::json!(["second_redis", "never_reported"]), "{region}");
+    let metrics = scrape(port.number());
+    let notice = |name: &str| metrics.count(&format!("tollkeeper_region_notice{{notice=\"{name}\"}}"));
+    assert_eq!((notice("second_redis"), notice("cut_off")), (1, 0));
+    assert_eq!(metrics.count("tollkeeper_region_restricted"), 1);
+}
+
+#[test]
+fn copy_of_a_regions_redis_is_noticed_by_both() {
+    let [first, global] = [(); 2].map(|()| servers::options().start());
+    let start = |redis: &Server| process("eu", "us,eu", &redis.address(), &global.address()).start();
+    let original = start(&first);
+    wait_for_notices(&original, ALONE);
+    let primary = format!("127.0.0.1 {}", first.port());
+    let second = servers::options().with(&[("replicaof", &primary)]).start();
+    wait_for("the copy", || second.query::<bool>(&["EXISTS", "tk1:{identity}"]).then_some(()));
+    second.query::<()>(&["REPLICAOF", "NO", "ONE"]);
+    let copy = start(&second);
+    wait_for_notices(&original, &["copied_redis", "never_reported"]);
+    wait_for_notices(&copy, &["copied_redis", "never_reported"]);
+    wait_for_log(&copy, "is a copy of another that is used too");
 }
 
 #[test]
 fn lists_that_differ_are_noticed_in_both_regions() {
     let [first, second, global] = [(); 3].map(|()| servers::options().start());
     let eu = process("eu", "us,eu", &first.address(), &global.address()).start();
-    wait_for_notices(&eu, &[]);
+    wait_for_notices(&eu, ALONE);
     let us = process("us", "asia,us,eu", &second.address(), &global.address()).start();
-    wait_for_notices(&us, &["other_lists", "new_redis"]);
+    wait_for_notices(&us, &["other_lists", "new_redis", "never_reported"]);
     wait_for_notices(&eu, &["other_lists"]);
-    wait_for_log(&eu, "TOLLKEEPER_REGIONS differs in us,");
+    wait_for_log(&eu, "TOLLKEEPER_REGIONS differs in us:");
     // A changed list is unused for a while, in all regions, and also after a restart.
     drop(us);
     let us = process("us", "eu,us", &second.address(), &global.address()).start();
     wait_for_notices(&us, &["list_changed"]);
     wait_for_notices(&eu, &["list_changed"]);
+    wait_for_lease(&second);
     drop(us);
     global.kill();
     let us = process("us", "eu,us", &second.address(), &global.address()).start();
@@ -146,19 +244,19 @@ fn lists_that_differ_are_noticed_in_both_regions() {
 fn lost_identity_is_written_back() {
     let [redis, global] = [(); 2].map(|()| servers::options().start());
     let process = process("eu", "us,eu", &redis.address(), &global.address()).start();
-    let identity = || redis.command(&["GETRANGE", "tk1:{region}", "0", "47"]).expect("it answers");
+    let identity = || redis.command(&["GETRANGE", "tk1:{identity}", "0", "47"]).expect("it answers");
     let settled = || {
         wait_for("the settled identity", || {
-            let is_new: Vec<u8> = redis.query(&["GETRANGE", "tk1:{region}", "40", "47"]);
+            let is_new: Vec<u8> = redis.query(&["GETRANGE", "tk1:{identity}", "40", "47"]);
             (is_new == [0; 8]).then(identity)
         })
     };
-    wait_for_notices(&process, &[]);
+    wait_for_notices(&process, ALONE);
     let before = settled();
     redis.kill();
     redis.restart();
     assert_eq!(settled(), before, "a Redis without persistence restarted");
-    wait_for_notices(&process, &[]);
+    wait_for_notices(&process, ALONE);
 }
 
 #[test]
@@ -172,7 +270,7 @@ fn each_node_of_a_global_cluster_has_a_clock() {
         let clocks = clock(&stats, "global");
         (clocks.len() == 3 && clocks.iter().all(|clock| clock["uncertainty_ms"].is_f64())).then_some(())
     });
-    wait_for_notices(&process, &[]);
+    wait_for_notices(&process, ALONE);
 }
 
 #[test]
@@ -184,7 +282,7 @@ fn missing_permission_in_the_global_redis_is_explained() {
         .start();
     let url = |user: &str| format!("redis://{user}:word@{}", global.address());
     let start = |user: &str| process("eu", "us,eu", &redis.address(), &url(user));
-    wait_for_notices(&start("ann").start(), &[]);
+    wait_for_notices(&start("ann").start(), ALONE);
     let without_set = start("bob").start();
     wait_for_notices(&without_set, &["cut_off", "misconfigured"]);
     let without_wait = start("ann").env("TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS", "1").start();
@@ -196,32 +294,21 @@ fn missing_permission_in_the_global_redis_is_explained() {
 
 #[test]
 fn grant_is_used_only_after_a_replica_has_it() {
-    const GLOBAL_RULES: &str = "
-domain: shop
-descriptors:
-  - key: user
-    rate_limit: { unit: hour, requests_per_unit: 1000, scope: global }
-";
     let [redis, global] = [(); 2].map(|()| servers::options().start());
     let setup = of_region(with_rules(GLOBAL_RULES), "eu", &redis.address(), &global.address());
     let process = setup.env("TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS", "1").start();
-    wait_for_notices(&process, &[]);
-    let charge = || {
-        let body = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "user", "value": "ann"}]}]}"#;
-        process.post_json(body).status
-    };
-    let grants = |name: &str| stats(&process)["grants"][name].as_u64().expect("it is a number");
+    wait_for_notices(&process, ALONE);
     wait_for("a failed request", || {
-        charge();
-        (grants("failed") > 0).then_some(())
+        charge(&process);
+        (grants(&process, "failed") > 0).then_some(())
     });
-    assert_eq!(grants("granted_hits"), 0);
-    wait_for("the end of the reserve", || (charge() == 429).then_some(()));
+    assert_eq!(grants(&process, "granted_hits"), 0);
+    wait_for("the end of the reserve", || (charge(&process) == 429).then_some(()));
     let primary = format!("127.0.0.1 {}", global.port());
     let _replica = servers::options().with(&[("replicaof", &primary)]).start();
     wait_for("a grant", || {
-        charge();
-        (grants("granted_hits") > 0).then_some(())
+        charge(&process);
+        (grants(&process, "granted_hits") > 0).then_some(())
     });
-    wait_for("an admitted request", || (charge() == 200).then_some(()));
+    wait_for("an admitted request", || (charge(&process) == 200).then_some(()));
 }

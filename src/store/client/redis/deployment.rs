@@ -20,7 +20,7 @@ use super::error::{RedisError, ReplyError};
 use super::hash_slot::{HASH_SLOTS, hash_slot};
 use super::node::Node;
 use super::resp::Reply;
-use super::server_clock::{InstantRange, OffsetInterval};
+use super::server_clock::{ClockJumps, InstantRange, OffsetInterval};
 use crate::base::sharded::lock_ignoring_poison;
 use crate::settings::endpoint::Endpoint;
 use crate::settings::redis::deployment::TopologySettings;
@@ -149,6 +149,11 @@ impl Deployment {
             SlotOwner::Node(node) => node.clock().offset(range),
             SlotOwner::Unknown | SlotOwner::Unassigned => None,
         }
+    }
+
+    /// Jumps of the clocks of the nodes.
+    pub(crate) fn clock_jumps(&self) -> &Arc<ClockJumps> {
+        &self.topology.context.options.clock_jumps
     }
 
     /// Connections and breakers of the nodes.

@@ -81,14 +81,17 @@ impl Node {
         &self.state.clock
     }
 
-    /// Records a reading of the server's clock; logs a jump.
-    pub(crate) fn record_clock(&self, reading: &ClockReading) {
-        if self.state.clock.record(reading)
-            && let Some(suppressed) = self.state.clock_jump_log.allow(Clock::System.now())
-        {
-            let server = self.endpoint();
-            tracing::warn!(%server, suppressed, "the clock of this redis server or of this machine jumped: measuring again");
+    /// Records a reading of the server's clock; logs a jump, and returns true if it proves one.
+    pub(crate) fn record_clock(&self, reading: &ClockReading) -> bool {
+        let Some(jump_us) = self.state.clock.record(reading) else { return false };
+        if let Some(suppressed) = self.state.clock_jump_log.allow(Clock::System.now()) {
+            let (server, jump_ms) = (self.endpoint(), jump_us / 1000);
+            tracing::warn!(
+                %server, jump_ms, suppressed,
+                "the clock of this redis server or of this machine jumped: measuring again"
+            );
         }
+        true
     }
 
     /// Sends a command, after an ASKING if `asking`, and waits for its reply until `deadline`.

@@ -3,8 +3,9 @@
 //! Each reading of the clock tells an interval: the server read it between sending and answer. A [`ServerClock`]
 //! intersects these intervals, and widens its own with time, because clocks drift by up to 500 ppm each. The true
 //! offset always lies inside. If a reading contradicts the interval, a clock jumped: that of the server, or that of
-//! this process, which stops while its machine is suspended. So all clocks that share [`ClockJumps`] start over, with
-//! readings sent after the jump was noticed. A jump shorter than the interval cannot be noticed.
+//! this process, which stops while its machine is suspended. So all clocks that are compared start over, with readings
+//! sent after the jump was noticed. A jump shorter than the interval cannot be noticed. Earlier intervals are still
+//! compared with the first reading, so that a jump of one clock hides none of another.
 //!
 //! Reading takes no lock and allocates nothing. Most readings change nothing worth keeping, and are dropped.
 
@@ -81,9 +82,20 @@ impl OffsetInterval {
     }
 }
 
-/// Jumps of the clocks that one process compares.
+/// Size of a jump from which it is large, in microseconds.
+const LARGE_JUMP_US: u64 = 1_000_000;
+
+/// Jumps of the clocks of one deployment, which are compared with those of others.
 #[derive(Debug)]
 pub struct ClockJumps {
+    compared: Arc<ComparedJumps>,
+    /// Process time at which the last large one of this deployment was noticed.
+    last_large_us: AtomicI64,
+}
+
+/// Jumps of all clocks that one process compares.
+#[derive(Debug)]
+struct ComparedJumps {
     count: AtomicU64,
     /// Process time of the last one's notice; readings sent before it prove nothing.
     void_before_us: AtomicI64,
@@ -91,23 +103,39 @@ pub struct ClockJumps {
 
 impl Default for ClockJumps {
     fn default() -> Self {
-        Self { count: AtomicU64::new(0), void_before_us: AtomicI64::new(i64::MIN) }
+        let compared = ComparedJumps { count: AtomicU64::new(0), void_before_us: AtomicI64::new(i64::MIN) };
+        Self { compared: Arc::new(compared), last_large_us: AtomicI64::new(i64::MIN) }
     }
 }
 
 impl ClockJumps {
-    /// Returns the number of jumps noticed since the start.
+    /// Creates the jumps of another deployment, whose clocks are compared with those of this one.
+    #[must_use]
+    pub fn of_other_deployment(&self) -> Self {
+        Self { compared: Arc::clone(&self.compared), last_large_us: AtomicI64::new(i64::MIN) }
+    }
+
+    /// Returns the number of jumps noticed since the start, of all clocks that are compared.
     pub fn count(&self) -> u64 {
-        self.count.load(Ordering::Relaxed)
+        self.compared.count.load(Ordering::Relaxed)
+    }
+
+    /// Process time at which the last jump of this deployment that may exceed a second was noticed; the smallest number
+    /// if there was none.
+    pub fn last_large_us(&self) -> i64 {
+        self.last_large_us.load(Ordering::Acquire)
     }
 
     fn void_before_us(&self) -> i64 {
-        self.void_before_us.load(Ordering::Acquire)
+        self.compared.void_before_us.load(Ordering::Acquire)
     }
 
-    fn record(&self, noticed_us: i64) {
-        self.void_before_us.fetch_max(noticed_us, Ordering::AcqRel);
-        self.count.fetch_add(1, Ordering::Relaxed);
+    fn record(&self, jump_us: u64, noticed_us: i64) {
+        if jump_us > LARGE_JUMP_US {
+            self.last_large_us.fetch_max(noticed_us, Ordering::AcqRel);
+        }
+        self.compared.void_before_us.fetch_max(noticed_us, Ordering::AcqRel);
+        self.compared.count.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -144,6 +172,13 @@ impl Estimate {
         Some(Self { offset, at_us, first_sent_us: self.first_sent_us.min(other.first_sent_us) })
     }
 
+    /// Returns the upper bound on the difference between two estimates that contradict each other, in microseconds.
+    fn largest_jump_us(&self, other: &Self) -> u64 {
+        let at_us = self.at_us.max(other.at_us);
+        let (own, other) = (self.offset_at(at_us), other.offset_at(at_us));
+        own.lo_us.abs_diff(other.hi_us).max(own.hi_us.abs_diff(other.lo_us))
+    }
+
     /// Returns true if `next` tells enough more to replace the estimate.
     fn is_worth_replacing(&self, next: &Self) -> bool {
         let (width, next_width) = (self.offset_at(next.at_us).width_us(), next.offset.width_us());
@@ -164,6 +199,11 @@ impl ServerClock {
         Self { estimate: ArcSwapOption::const_empty(), jumps }
     }
 
+    /// Jumps of the clocks of its deployment.
+    pub fn jumps(&self) -> &ClockJumps {
+        &self.jumps
+    }
+
     /// Returns an interval that contains the offset at all times of `range`; `None` without a reading since the last
     /// jump.
     pub fn offset(&self, range: InstantRange) -> Option<OffsetInterval> {
@@ -178,18 +218,22 @@ impl ServerClock {
         self.estimate.load().as_ref().filter(|estimate| self.is_valid(estimate)).map(|estimate| estimate.at_us)
     }
 
-    /// Records a reading; returns true if it proves that a clock jumped.
-    pub fn record(&self, reading: &ClockReading) -> bool {
-        let Some(next) = Estimate::of_reading(reading).filter(|next| self.is_valid(next)) else { return false };
+    /// Records a reading. Returns the largest possible size of the jump in microseconds if it proves that a clock
+    /// jumped, otherwise `None`.
+    pub fn record(&self, reading: &ClockReading) -> Option<u64> {
+        let next = Estimate::of_reading(reading).filter(|next| self.is_valid(next))?;
         {
             let known = self.estimate.load();
-            if let Some(known) = known.as_ref().filter(|known| self.is_valid(known)) {
+            if let Some(known) = known.as_ref() {
                 let Some(combined) = known.combined(&next) else {
-                    self.jumps.record(next.at_us);
-                    return true;
+                    let jump_us = known.largest_jump_us(&next);
+                    // Later readings are compared with this one. It is void too, because it was sent before the notice.
+                    self.jumps.record(jump_us, next.at_us);
+                    self.estimate.store(Some(Arc::new(next)));
+                    return Some(jump_us);
                 };
-                if !known.is_worth_replacing(&combined) {
-                    return false;
+                if self.is_valid(known) && !known.is_worth_replacing(&combined) {
+                    return None;
                 }
             }
         }
@@ -199,7 +243,7 @@ impl ServerClock {
             let combined = known.and_then(|known| known.combined(&next)).unwrap_or(next);
             Some(Arc::new(combined))
         });
-        false
+        None
     }
 
     fn is_valid(&self, estimate: &Estimate) -> bool {

@@ -67,9 +67,9 @@ pub(super) struct ScriptReply {
 }
 
 impl ScriptReply {
-    /// Records the reading of the server's clock that the reply contains.
-    pub(super) fn record_clock(&self, server: Time) {
-        self.node.record_clock(&ClockReading { within: self.within, server });
+    /// Records the reading of the server's clock that the reply contains; returns true if it proves a jump.
+    pub(super) fn record_clock(&self, server: Time) -> bool {
+        self.node.record_clock(&ClockReading { within: self.within, server })
     }
 }
 

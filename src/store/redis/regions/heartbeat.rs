@@ -4,7 +4,7 @@
 //! clusters, are asked for their time; the region's only while no decision has read it. No decision waits for any of
 //! this.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -14,11 +14,17 @@ use tokio::time::{sleep, sleep_until, timeout};
 
 use super::calls::{CallKind, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT};
 use super::membership_notices::NoticeLog;
-use super::registry::{self, RegionId, RegionListHash, RegionReport, region_identity_key, region_registry_key};
-use super::standing::RegionStanding;
+use super::registry::{
+    self, FencingToken, IdentityCall, RegionId, RegionIdentity, RegionListHash, RegionReport, region_identity_key,
+    region_registry_key,
+};
+use super::standing::{CallTimes, ClocksOfBoth, OwnRegion, RegionStanding, left_until, shortened_us};
+use crate::base::clock::{Time, to_micros};
+use crate::base::sharded::lock_ignoring_poison;
 use crate::settings::redis::regions::RegionSettings;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
+use crate::store::client::redis::hash_slot::hash_slot;
 use crate::store::client::redis::node::Node;
 use crate::store::client::redis::resp::{bytes, time};
 use crate::store::client::redis::server_clock::{ClockReading, InstantRange, process_us};
@@ -28,6 +34,10 @@ use crate::store::redis::script::{global_members_script, region_identity_script}
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Age of a reading from which a clock is read again, in microseconds.
 const IDLE_US: i64 = 900_000;
+/// Age up to which the identity counts for a report, in microseconds.
+const MAX_IDENTITY_AGE_US: i64 = 2_000_000;
+/// Time from the first call, which only reads the clock, to the next.
+const FIRST_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Task that reports to both Redis.
 #[derive(Debug)]
@@ -41,6 +51,8 @@ pub(super) struct RegionHeartbeat {
     proposal: RegionId,
     identity_key: Bytes,
     registry_key: Bytes,
+    /// Token that the registry accepted last.
+    accepted: Mutex<FencingToken>,
     /// Notified when the region's Redis must be told something at once.
     tell_region: Notify,
     /// Notified when the first identity is known.
@@ -56,15 +68,18 @@ impl RegionHeartbeat {
         region: Arc<Deployment>,
         global: Arc<Deployment>,
     ) -> Self {
+        let clocks =
+            ClocksOfBoth { region: Arc::clone(region.clock_jumps()), global: Arc::clone(global.clock_jumps()) };
         Self {
             region,
             global,
-            standing: Arc::default(),
+            standing: Arc::new(RegionStanding::new(OwnRegion::new(regions), clocks)),
             name: regions.own_region_name().to_owned(),
             list: RegionListHash::new(&regions.names),
             proposal: RegionId::random(),
             identity_key: region_identity_key(prefix),
             registry_key: region_registry_key(prefix),
+            accepted: Mutex::default(),
             tell_region: Notify::new(),
             tell_global: Notify::new(),
             notices: NoticeLog::new(regions),
@@ -92,48 +107,102 @@ impl RegionHeartbeat {
 
     async fn report_to_region(&self, deadline: Instant) -> Result<(), RedisError> {
         let findings = self.standing.findings();
-        let argument = registry::encode_claim(findings.claim(self.proposal), self.list, None);
+        let argument = registry::encode_identity_call(&self.identity_call(Instant::now()), None);
         let script = KeyScript::new(region_identity_script(), &self.identity_key, &argument);
         let reply = script.run(&self.region, CallKind::Unrecorded, deadline).await?;
         let identity =
             bytes(&reply.reply).and_then(|reply| registry::decode_identity(reply).ok()).ok_or(RedisError::BadReply)?;
         reply.record_clock(identity.now);
-        self.standing.record_identity(&identity, process_us(reply.within.until));
+        self.standing.record_identity(&identity, call_times(reply.within));
         if findings.identity().is_none() {
             self.tell_global.notify_one();
         }
         Ok(())
     }
 
+    /// Returns what the region's Redis is told at a time.
+    fn identity_call(&self, at: Instant) -> IdentityCall {
+        let (findings, at_us) = (self.standing.findings(), process_us(at));
+        IdentityCall {
+            claim: findings.claim(self.proposal),
+            list: self.list,
+            other_list_changed_ago_us: findings.registry_changed_before_us(at_us),
+            leased_until: self.lease_end_in_region(at).unwrap_or_default(),
+            jumped_ago_us: self.standing.region_jump_to_tell_us(at_us),
+            accepted: *lock_ignoring_poison(&self.accepted),
+            proposal: FencingToken::random(),
+        }
+    }
+
+    /// Returns the time of the region's Redis at which the lease surely has not ended; `None` if none is known.
+    fn lease_end_in_region(&self, at: Instant) -> Option<Time> {
+        let left = left_until(self.standing.findings().lease_ends_us()?, at)?;
+        let within = InstantRange { from: at, until: at };
+        let offset = self.region.clock_offset(|| hash_slot(&self.identity_key), within)?;
+        let now_us = u64::try_from(process_us(at).saturating_add(offset.lo_us)).ok()?;
+        Some(Time::from_micros(now_us).plus_us(shortened_us(to_micros(left))))
+    }
+
     async fn run_globally(&self) {
         self.tell_global.notified().await;
         loop {
-            let next = Instant::now() + INTERVAL;
-            let deadline = Instant::now() + GLOBAL_TIMEOUT;
+            let started = Instant::now();
+            let is_first = self.global_now(started).is_none();
+            let deadline = started + GLOBAL_TIMEOUT;
             let read_times = read_idle_clocks(&self.global, CallKind::Recorded, deadline);
             let (outcome, ()) = tokio::join!(self.report_globally(deadline), read_times);
             if let Err(error) = outcome {
                 self.notices.log_failure("registry of regions", &self.registry_key, error);
             }
-            sleep_until(next.into()).await;
+            let interval = if is_first && outcome.is_ok() { FIRST_INTERVAL } else { INTERVAL };
+            sleep_until((started + interval).into()).await;
         }
+    }
+
+    /// Returns the latest possible time of the global Redis; `None` if it is unknown.
+    fn global_now(&self, at: Instant) -> Option<Time> {
+        let within = InstantRange { from: at, until: at };
+        let offset = self.global.clock_offset(|| hash_slot(&self.registry_key), within)?;
+        u64::try_from(process_us(at).saturating_add(offset.hi_us)).ok().map(Time::from_micros)
     }
 
     async fn report_globally(&self, deadline: Instant) -> Result<(), RedisError> {
         let Some(identity) = self.standing.findings().identity() else { return Ok(()) };
-        let report = RegionReport { name: &self.name, id: identity.id, list: self.list };
-        let argument = registry::encode_report(report, None);
+        let argument = registry::encode_report(self.report(identity, Instant::now()), None);
         let script = KeyScript::new(global_members_script(), &self.registry_key, &argument);
         let reply = script.run(&self.global, CallKind::Recorded, deadline).await?;
         let regions =
             bytes(&reply.reply).and_then(|reply| registry::decode_registry(reply).ok()).ok_or(RedisError::BadReply)?;
         reply.record_clock(regions.now);
-        self.standing.record_registry(&regions, process_us(reply.within.until));
-        let findings = self.standing.findings();
-        if findings.should_clear_creation() {
+        // A reply to a report of another Redis tells nothing of this one.
+        if self.standing.findings().identity().is_none_or(|known| known.id != identity.id) {
+            self.standing.record_answer(process_us(reply.within.until));
+            return Ok(());
+        }
+        self.standing.record_registry(&regions, call_times(reply.within));
+        if regions.accepted {
+            *lock_ignoring_poison(&self.accepted) = identity.fence.next;
+        }
+        if self.standing.findings().should_clear_creation() {
             self.tell_region.notify_one();
         }
         Ok(())
+    }
+
+    /// Returns the report at a time. It only reads while global time is unknown, and while the region's Redis does not
+    /// answer, because its tokens may have changed.
+    fn report(&self, identity: RegionIdentity, at: Instant) -> RegionReport<'_> {
+        let at_us = process_us(at);
+        let is_fresh = self.standing.findings().has_read_identity(MAX_IDENTITY_AGE_US, at_us);
+        RegionReport {
+            name: &self.name,
+            id: identity.id,
+            fence: identity.fence,
+            list: self.list,
+            sent: self.global_now(at).filter(|_| is_fresh).unwrap_or_default(),
+            lease_us: self.standing.own().lease_us,
+            jumped_ago_us: self.standing.global_jump_to_tell_us(at_us),
+        }
     }
 
     /// Logs changes of what this region may do.
@@ -143,6 +212,11 @@ impl RegionHeartbeat {
             sleep(INTERVAL).await;
         }
     }
+}
+
+/// Returns the process times of a call.
+fn call_times(within: InstantRange) -> CallTimes {
+    CallTimes { sent_us: process_us(within.from), answered_us: process_us(within.until) }
 }
 
 /// Reads the clocks that have not been read for an interval.

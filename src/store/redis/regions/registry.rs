@@ -1,10 +1,30 @@
 //! Arguments and replies of the scripts that tell who a region is: `lua/regions/region_identity.lua`, the identity of a
 //! region's Redis, and `lua/regions/global_members.lua`, the registry of regions in the global Redis.
+//!
+//! # Fencing tokens
+//!
+//! A copy of a region's Redis, by replication or from a snapshot, has its identity. What a copy cannot keep is a chain
+//! of random tokens. Each Redis stores a *current* and a *next* token. Its processes report both. The registry has one
+//! token: if that is the current one of a report, it takes the next one. When a process tells the region's Redis that
+//! the next token was accepted, it becomes the current one, and a new random one is the next. Two copies propose
+//! different next tokens, and the registry accepts one; the other reports two tokens that the registry does not have.
+//! So two copies that both report are found within 25 s, and both are told.
+//!
+//! - *Several processes* read the tokens from the same Redis, which changes them. What a process reports it has read in
+//!   the last 2 s, and a report is void 5 s after it was sent. Tokens change every 10 s at most, so an older report has
+//!   the token before, which counts for 10 s.
+//! - *Lost replies, and processes that die*: the region's Redis had the next token before the registry, so nothing is
+//!   known by one process alone. Any other reports both tokens, and learns that the next one was accepted.
+//! - *A region's Redis that forgets its last writes* gets them back from each process that remembers a later token. If
+//!   all processes restart too, the region counts as copied once, and recovers after the lease.
+//! - *A global Redis that forgets its last writes* has an earlier token: a report of a later generation is accepted.
+//! - *A Redis that is restored from a snapshot* counts as copied once.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::base::clock::Time;
-use crate::limit::algorithm::stored_state::{MalformedReply, ReplyReader};
+use crate::base::random::random_u64;
+use crate::limit::algorithm::stored_state::{MAX_EXACT, MalformedReply, ReplyReader};
 use crate::store::redis::key;
 use crate::store::redis::replicas::claim::OwnerId;
 use crate::store::redis::script::put_time;
@@ -44,15 +64,42 @@ impl RegionListHash {
     }
 }
 
+/// Random number that a region's Redis proposes, and the registry accepts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FencingToken(pub [u8; 8]);
+
+impl FencingToken {
+    /// Stands for an absent token.
+    pub const NONE: Self = Self([0; 8]);
+
+    /// Creates a new token.
+    pub fn random() -> Self {
+        Self(random_u64().to_le_bytes())
+    }
+}
+
+/// Fencing tokens of a region's Redis.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RegionFence {
+    /// Number of the current token, from 1 on.
+    pub generation: u64,
+    /// Token that the registry accepted last, as far as the region's Redis knows.
+    pub current: FencingToken,
+    /// Token that the registry is to accept now.
+    pub next: FencingToken,
+}
+
 /// Identity of a region's Redis, as it is stored there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionIdentity {
     /// The identity.
     pub id: RegionId,
-    /// Time of that Redis at which the list of regions last changed; 0: it never changed.
+    /// Time of that Redis at which the list of a region last changed; 0: none changed.
     pub list_changed: Time,
     /// True if that Redis cannot know of an earlier list; its creation counts as a change.
     pub is_new: bool,
+    /// Its fencing tokens.
+    pub fence: RegionFence,
 }
 
 /// What a process knows when it asks for the identity.
@@ -69,39 +116,75 @@ pub enum IdentityClaim {
     },
 }
 
-/// Reply of `region_identity.lua`.
+/// Call of `region_identity.lua`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IdentityCall {
+    /// Identity that the process knows or proposes.
+    pub claim: IdentityClaim,
+    /// Hash of the process's list of regions.
+    pub list: RegionListHash,
+    /// Microseconds since a list of another region changed, by the registry; `None`: none did.
+    pub other_list_changed_ago_us: Option<u64>,
+    /// Time of the region's Redis at which the lease of the region's parts ends; 0: the process knows none.
+    pub leased_until: Time,
+    /// Microseconds since the clock of the region's Redis jumped; `None`: it did not.
+    pub jumped_ago_us: Option<u64>,
+    /// Token that the registry accepted.
+    pub accepted: FencingToken,
+    /// Token to be proposed after it.
+    pub proposal: FencingToken,
+}
+
+/// Reply of `region_identity.lua`. All times are of the region's Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdentityReply {
     /// Time of the region's Redis.
     pub now: Time,
     /// Identity that is stored now.
     pub identity: RegionIdentity,
+    /// End of the lease of the region's parts, as far as a process of the region knows; 0: it is unknown.
+    pub leased_until: Time,
+    /// Time of the last jump of its clock; 0: there was none.
+    pub clock_jumped: Time,
 }
 
 /// Returns the key of the identity. `prefix` is `CACHE_KEY_PREFIX`. No counter's key ends in a brace.
 pub fn region_identity_key(prefix: &str) -> Bytes {
     let mut key = key::head(prefix);
-    key.extend_from_slice(b"region}");
+    key.extend_from_slice(b"identity}");
     key.freeze()
 }
 
 /// Encodes the argument of `region_identity.lua`, for `now`, or the server's own time if `now` is `None`.
-pub fn encode_claim(claim: IdentityClaim, list: RegionListHash, now: Option<Time>) -> Bytes {
-    let (identity, remembers, is_settled) = match claim {
+pub fn encode_identity_call(call: &IdentityCall, now: Option<Time>) -> Bytes {
+    let (identity, remembers, is_settled) = match call.claim {
         IdentityClaim::Propose(id) => {
-            (RegionIdentity { id, list_changed: Time::default(), is_new: false }, false, false)
+            let fence = RegionFence::default();
+            (RegionIdentity { id, list_changed: Time::default(), is_new: false, fence }, false, false)
         }
         IdentityClaim::Remember { identity, is_settled } => (identity, true, is_settled),
     };
-    let mut argument = BytesMut::with_capacity(72);
+    let mut argument = BytesMut::with_capacity(136);
     put_time(&mut argument, now);
     argument.put_i64_le(i64::from(remembers));
     argument.put_i64_le(i64::from(is_settled));
     argument.put_u64_le(identity.list_changed.as_micros());
+    argument.put_i64_le(optional_us(call.other_list_changed_ago_us));
     argument.put_i64_le(i64::from(identity.is_new));
+    argument.put_u64_le(identity.fence.generation);
+    argument.put_u64_le(call.leased_until.as_micros());
+    argument.put_i64_le(optional_us(call.jumped_ago_us));
     argument.put_slice(&identity.id.0);
-    argument.put_slice(&list.0);
+    argument.put_slice(&call.list.0);
+    for FencingToken(token) in [identity.fence.current, identity.fence.next, call.accepted, call.proposal] {
+        argument.put_slice(&token);
+    }
     argument.freeze()
+}
+
+/// Returns a number of a script's argument; negative: it is absent.
+fn optional_us(us: Option<u64>) -> i64 {
+    us.and_then(|us| i64::try_from(us.min(MAX_EXACT)).ok()).unwrap_or(-1)
 }
 
 /// Decodes the reply of `region_identity.lua`.
@@ -109,14 +192,16 @@ pub fn encode_claim(claim: IdentityClaim, list: RegionListHash, now: Option<Time
 /// # Errors
 /// The script cannot have returned this reply.
 pub fn decode_identity(reply: &[u8]) -> Result<IdentityReply, MalformedReply> {
-    let (numbers, id) = reply.split_at_checked(24).ok_or(MalformedReply)?;
+    let (numbers, rest) = reply.split_at_checked(48).ok_or(MalformedReply)?;
     let mut reader = ReplyReader::new(numbers);
-    let (now, list_changed, is_new) = (reader.time()?, reader.time()?, reader.number()?);
-    let id = RegionId(id.try_into().map_err(|_| MalformedReply)?);
-    if is_new > 1 {
-        return Err(MalformedReply);
-    }
-    Ok(IdentityReply { now, identity: RegionIdentity { id, list_changed, is_new: is_new == 1 } })
+    let (now, list_changed, is_new) = (reader.time()?, reader.time()?, flag(reader.number()?)?);
+    let (generation, leased_until, clock_jumped) = (reader.number()?, reader.time()?, reader.time()?);
+    let (id, rest) = rest.split_first_chunk().ok_or(MalformedReply)?;
+    let (current, rest) = rest.split_first_chunk().ok_or(MalformedReply)?;
+    let next = rest.try_into().map_err(|_| MalformedReply)?;
+    let fence = RegionFence { generation, current: FencingToken(*current), next: FencingToken(next) };
+    let identity = RegionIdentity { id: RegionId(*id), list_changed, is_new, fence };
+    Ok(IdentityReply { now, identity, leased_until, clock_jumped })
 }
 
 /// Report of a region to the registry.
@@ -126,8 +211,16 @@ pub struct RegionReport<'r> {
     pub name: &'r str,
     /// Identity of its Redis.
     pub id: RegionId,
+    /// Fencing tokens of its Redis.
+    pub fence: RegionFence,
     /// Hash of its list of regions.
     pub list: RegionListHash,
+    /// Time of the global Redis at which the report is sent, at the latest; 0: it only reads.
+    pub sent: Time,
+    /// Time in microseconds for which the region may use its parts after the report.
+    pub lease_us: u64,
+    /// Microseconds since the clock of the global Redis jumped; `None`: it did not.
+    pub jumped_ago_us: Option<u64>,
 }
 
 /// Reply of `global_members.lua`. All times are of the global Redis.
@@ -135,40 +228,56 @@ pub struct RegionReport<'r> {
 pub struct RegistryReply {
     /// Time of the global Redis.
     pub now: Time,
-    /// True if another Redis has had the name of this region within a minute.
-    pub is_second: bool,
+    /// True if the report counts; false if it only read, or came too late.
+    pub recorded: bool,
+    /// True if the registry has accepted the next token of the region's Redis.
+    pub accepted: bool,
     /// Time at which the list of this region last changed; 0: it never changed.
     pub list_changed: Time,
-    /// The other regions.
+    /// Time until which the region's Redis counts as copied; 0: it never did.
+    pub contested_until: Time,
+    /// Time of the last jump of the clock; 0: none is known.
+    pub clock_jumped: Time,
+    /// The Redis of the other regions, and others with the name of this one.
     pub others: Vec<OtherRegion>,
 }
 
-/// A region other than that of the process.
+/// Region with another Redis than that of the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherRegion {
     /// Its name.
     pub name: String,
+    /// Identity of its Redis.
+    pub id: RegionId,
     /// True if its list is not that of this process.
     pub has_other_list: bool,
     /// Time at which its list last changed; 0: it never changed.
     pub list_changed: Time,
     /// Time of its last report.
     pub seen: Time,
+    /// Time until which it may use its parts.
+    pub leased_until: Time,
 }
 
 /// Returns the key of the registry. `prefix` is `CACHE_KEY_PREFIX`. No counter's key ends in a brace.
 pub fn region_registry_key(prefix: &str) -> Bytes {
     let mut key = key::head(prefix);
-    key.extend_from_slice(b"regions}");
+    key.extend_from_slice(b"members}");
     key.freeze()
 }
 
 /// Encodes the argument of `global_members.lua`, for `now`, or the server's own time if `now` is `None`.
 pub fn encode_report(report: RegionReport<'_>, now: Option<Time>) -> Bytes {
-    let mut argument = BytesMut::with_capacity(40 + report.name.len());
+    let mut argument = BytesMut::with_capacity(88 + report.name.len());
     put_time(&mut argument, now);
+    argument.put_u64_le(report.sent.as_micros());
+    argument.put_u64_le(report.lease_us);
+    argument.put_u64_le(report.fence.generation);
+    argument.put_i64_le(optional_us(report.jumped_ago_us));
     argument.put_slice(&report.id.0);
     argument.put_slice(&report.list.0);
+    argument.put_slice(&report.fence.current.0);
+    argument.put_slice(&report.fence.next.0);
     argument.put_slice(report.name.as_bytes());
     argument.freeze()
 }
@@ -178,26 +287,35 @@ pub fn encode_report(report: RegionReport<'_>, now: Option<Time>) -> Bytes {
 /// # Errors
 /// The script cannot have returned this reply.
 pub fn decode_registry(reply: &[u8]) -> Result<RegistryReply, MalformedReply> {
-    let (head, mut rest) = reply.split_at_checked(24).ok_or(MalformedReply)?;
+    let (head, mut rest) = reply.split_at_checked(48).ok_or(MalformedReply)?;
     let mut reader = ReplyReader::new(head);
-    let (now, is_second, list_changed) = (reader.time()?, reader.number()?, reader.time()?);
-    if is_second > 1 {
-        return Err(MalformedReply);
-    }
+    let (now, recorded, accepted) = (reader.time()?, flag(reader.number()?)?, flag(reader.number()?)?);
+    let (list_changed, contested_until, clock_jumped) = (reader.time()?, reader.time()?, reader.time()?);
     let mut others = Vec::new();
     while let Some((length, after)) = rest.split_first() {
         let (name, after) = after.split_at_checked(usize::from(*length)).ok_or(MalformedReply)?;
         let (other_list, after) = after.split_first().ok_or(MalformedReply)?;
-        let (times, after) = after.split_at_checked(16).ok_or(MalformedReply)?;
+        let (id, after) = after.split_first_chunk().ok_or(MalformedReply)?;
+        let (times, after) = after.split_at_checked(24).ok_or(MalformedReply)?;
         let mut reader = ReplyReader::new(times);
-        let (list_changed, seen) = (reader.time()?, reader.time()?);
-        if others.len() == MAX_OTHERS || *other_list > 1 {
+        let (list_changed, seen, leased_until) = (reader.time()?, reader.time()?, reader.time()?);
+        if others.len() == MAX_OTHERS {
             return Err(MalformedReply);
         }
-        others.push(OtherRegion { name: plain_name(name)?, has_other_list: *other_list == 1, list_changed, seen });
+        let (name, has_other_list) = (plain_name(name)?, flag(u64::from(*other_list))?);
+        others.push(OtherRegion { name, id: RegionId(*id), has_other_list, list_changed, seen, leased_until });
         rest = after;
     }
-    Ok(RegistryReply { now, is_second: is_second == 1, list_changed, others })
+    Ok(RegistryReply { now, recorded, accepted, list_changed, contested_until, clock_jumped, others })
+}
+
+/// Decodes 0 or 1.
+const fn flag(number: u64) -> Result<bool, MalformedReply> {
+    match number {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(MalformedReply),
+    }
 }
 
 /// Returns a name that is safe to log.

@@ -1,17 +1,36 @@
 //! Standing of a region: whether its Redis is the one that all regions know, whether they agree on their number, and
 //! so what the region may do.
 //!
-//! Each region's own parts, its reserve and its cut-off allowance, are fractions of a limit by the number of regions.
-//! Their sum is within the limit only if all regions have one list, and each region is one Redis. A process learns
-//! about both from two replies, one a second each:
+//! Each region's own *parts*, its reserve and its cut-off allowance, are fractions of a limit by the number of regions.
+//! Their sum is within the limit only if all regions have one list, and each region is one Redis. Grants are exact for
+//! whoever asks, so a region whose standing is in doubt loses its parts, never its grants.
 //!
-//! - The region's Redis has an id. A second Redis of one name is told so by the registry, and gets nothing.
-//! - A list that differs from another region's, and one that changed within a period, switch the parts off. The parts
-//!   of an old list have been used for at most that long. A first list is no change, so a first start does not wait.
+//! # Lease of the parts
 //!
-//! What the last replies said stands while a region is cut off: nothing here expires.
+//! A region may use its parts only for the lease V after a report that the registry did not contest: V by the process's
+//! clock, from the sending of the report, shortened by drift. The registry keeps the end of that lease for each Redis,
+//! V after the report by its clock, and whoever would be in conflict with that Redis waits for it:
+//!
+//! - *Another list*: while a Redis with another list has a lease, the parts of all regions rest. So a region that was
+//!   removed from the lists and runs on loses its parts before the others divide them. Once all report one list, the
+//!   parts rest for one period, in which those of the old list were used. A first list is no change.
+//! - *Another Redis of one name*: while both have leases, the parts of both rest. A Redis that replaces another gets
+//!   parts when the lease of the old one ends.
+//! - *A copied Redis* ([`registry`](super::registry)): the parts rest until the leases of both copies have ended.
+//!
+//! A report that meets such a conflict renews no lease. All processes of a region share the lease through the region's
+//! Redis, so that one which starts while the global Redis is away has what the others have. What the last replies said
+//! stands while a region is cut off, until the lease ends.
+//!
+//! # Jumps of clocks
+//!
+//! After a jump of the global clock by more than a second, windows may repeat. So nothing is requested and no grant is
+//! used for one period, by the process's clock; what was admitted before is then out of every span. After such a jump
+//! of a region's clock, its counters may have expired early, so its parts rest for one period. Processes notice jumps
+//! themselves, and tell both Redis, for those that start later.
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -19,30 +38,123 @@ use arc_swap::ArcSwap;
 use super::registry::{IdentityClaim, IdentityReply, OtherRegion, RegionId, RegionIdentity, RegistryReply};
 use crate::base::clock::{Time, to_micros};
 use crate::limit::algorithm::region::GlobalView;
-use crate::store::client::redis::server_clock::process_us;
+use crate::settings::redis::regions::{DEFAULT_LEASE, RegionSettings};
+use crate::store::client::redis::server_clock::{ClockJumps, process_us};
 
 /// Time without an answer of the global Redis after which a region is cut off.
 pub const CUT_OFF_AFTER: Duration = Duration::from_secs(5);
-/// Time for which another list counts after the last report of its region.
-const OTHER_LIST_VALIDITY_US: u64 = 60_000_000;
+/// Time without a report after which another region gets a notice.
+const SILENT_AFTER_US: u64 = 60_000_000;
 /// Minimum time for which a changed list leaves the parts unused: replicas with the old one may still run.
 const MIN_UNUSED_US: u64 = 60_000_000;
-/// Process time of a change that never happened.
+/// Process time of an event that never happened.
 const NEVER_US: i64 = i64::MIN;
+/// Time in which two clocks may move apart by 1.
+const US_PER_DRIFT_US: u64 = 999;
+
+/// Process times of a call.
+#[derive(Clone, Copy, Debug)]
+pub struct CallTimes {
+    /// Process time before it was sent, in microseconds.
+    pub sent_us: i64,
+    /// Process time after its reply was received, in microseconds.
+    pub answered_us: i64,
+}
+
+/// Settings that the standing of a region depends on.
+#[derive(Clone, Debug)]
+pub struct OwnRegion {
+    name: String,
+    /// Names of all regions.
+    names: Vec<String>,
+    /// Time for which the parts may be used after a report, in microseconds.
+    pub(super) lease_us: u64,
+}
+
+impl OwnRegion {
+    /// Takes the settings of the region of this process.
+    pub fn new(settings: &RegionSettings) -> Self {
+        let names: Vec<&str> = settings.names.iter().map(String::as_str).collect();
+        Self::of(settings.own_region_name(), &names, settings.lease)
+    }
+
+    /// Creates the settings of the region `name`, one of `names`, with a lease.
+    pub fn of(name: &str, names: &[&str], lease: Duration) -> Self {
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        Self { name: name.to_owned(), names, lease_us: to_micros(lease) }
+    }
+}
+
+/// Reason for which the parts of a region rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RestCause {
+    /// A Redis has another list of regions.
+    OtherList,
+    /// Another Redis has the name of this region.
+    SecondRedis,
+    /// The Redis of this region has its identity from another one.
+    CopiedRedis,
+}
+
+/// Rest of a region's parts because of one Redis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartsRest {
+    /// Its reason.
+    pub cause: RestCause,
+    /// Name of the region of that Redis.
+    pub region: String,
+    /// Identity of that Redis.
+    pub id: RegionId,
+    /// Process time of the last report of that Redis, in microseconds.
+    pub seen_us: i64,
+    /// Process time at which the rest ends if that Redis reports no more, in microseconds.
+    pub until_us: i64,
+}
+
+impl PartsRest {
+    fn is_of_same_redis(&self, other: &Self) -> bool {
+        (self.cause, &self.region, self.id) == (other.cause, &other.region, other.id)
+    }
+}
+
+/// Number of regions that take part in grants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReportedRegions {
+    /// Listed regions that the registry knows, this one included; 0 before the first report.
+    pub reported: u32,
+    /// Listed regions.
+    pub listed: u32,
+}
+
+/// Listed regions that are missing in the registry.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MissingRegions {
+    /// Regions that have never reported.
+    pub never_reported: Vec<String>,
+    /// Regions without a report for a minute.
+    pub silent: Vec<String>,
+}
 
 /// Findings of the last replies.
 #[derive(Clone, Debug)]
 pub struct Findings {
     /// Identity of the region's Redis; `None` before the first reply.
     identity: Option<RegionIdentity>,
-    /// Process time of the last change that the region's Redis knows.
+    /// Process time at which the call was sent that read the identity last.
+    identity_read_us: i64,
+    /// Process time of the last change of a list that the region's Redis knows.
     identity_changed_us: i64,
     /// Process time of the last change of any region's list that the registry knows.
     registry_changed_us: i64,
-    /// True if another Redis has the name of this region.
-    is_second: bool,
-    /// Names of the regions with another list.
-    differing: Vec<String>,
+    /// Process times of the last jumps of clocks that both Redis know.
+    region_jumped_us: i64,
+    global_jumped_us: i64,
+    /// Rests of the parts that have not ended.
+    rests: Vec<PartsRest>,
+    /// Process time at which the lease of the parts ends.
+    lease_ends_us: i64,
+    /// Listed regions that are missing; `None` before the first report was recorded.
+    missing: Option<MissingRegions>,
     /// True if no region has had another list, by the registry.
     is_settled: bool,
 }
@@ -51,10 +163,14 @@ impl Default for Findings {
     fn default() -> Self {
         Self {
             identity: None,
+            identity_read_us: NEVER_US,
             identity_changed_us: NEVER_US,
             registry_changed_us: NEVER_US,
-            is_second: false,
-            differing: Vec::new(),
+            region_jumped_us: NEVER_US,
+            global_jumped_us: NEVER_US,
+            rests: Vec::new(),
+            lease_ends_us: NEVER_US,
+            missing: None,
             is_settled: false,
         }
     }
@@ -74,14 +190,24 @@ impl Findings {
         self.identity
     }
 
-    /// Returns true if another Redis has the name of this region, which gets nothing then.
-    pub const fn is_second(&self) -> bool {
-        self.is_second
+    /// Returns true if the identity was read within `age_us` before a process time.
+    pub const fn has_read_identity(&self, age_us: i64, at_us: i64) -> bool {
+        self.identity_read_us.saturating_add(age_us) >= at_us
     }
 
-    /// Names of the regions with another list.
-    pub fn differing(&self) -> &[String] {
-        &self.differing
+    /// Rests of the parts that had not ended at the last reply.
+    pub fn rests(&self) -> &[PartsRest] {
+        &self.rests
+    }
+
+    /// Process time at which the lease of the parts ends, in microseconds; `None` if there never was one.
+    pub fn lease_ends_us(&self) -> Option<i64> {
+        (self.lease_ends_us != NEVER_US).then_some(self.lease_ends_us)
+    }
+
+    /// Listed regions that are missing in the registry; `None` before the first report.
+    pub const fn missing(&self) -> Option<&MissingRegions> {
+        self.missing.as_ref()
     }
 
     /// Returns true if the region's Redis should stop counting its own creation as a change of the list: all regions
@@ -97,93 +223,227 @@ impl Findings {
 
     /// Microseconds since the list of a region last changed, or a new Redis was first used; `None` if neither happened.
     pub fn changed_before_us(&self, at: Instant) -> Option<u64> {
-        let changed_us = self.identity_changed_us.max(self.registry_changed_us);
-        (changed_us != NEVER_US).then(|| u64::try_from(process_us(at).saturating_sub(changed_us)).unwrap_or(0))
+        before_us(self.identity_changed_us.max(self.registry_changed_us), process_us(at))
     }
 
-    /// Returns the findings after a reply of the region's Redis, received at a process time.
-    #[must_use]
-    pub fn with_identity(&self, reply: &IdentityReply, received_us: i64) -> Self {
-        let identity_changed_us = changed_us(reply.identity.list_changed, reply.now, received_us);
-        Self { identity: Some(reply.identity), identity_changed_us, ..self.clone() }
+    /// Microseconds since the list of a region last changed, by the registry; `None` if none did.
+    pub fn registry_changed_before_us(&self, at_us: i64) -> Option<u64> {
+        before_us(self.registry_changed_us, at_us)
     }
 
-    /// Returns the findings after a reply of the registry, received at a process time.
+    /// Returns the findings after a reply of the region's Redis.
     #[must_use]
-    pub fn with_registry(&self, reply: &RegistryReply, received_us: i64) -> Self {
-        let last_change = reply.others.iter().map(|other| other.list_changed).fold(reply.list_changed, Time::max);
-        let counts =
-            |other: &&OtherRegion| other.has_other_list && reply.now.since_us(other.seen) <= OTHER_LIST_VALIDITY_US;
-        let differing: Vec<String> = reply.others.iter().filter(counts).map(|other| other.name.clone()).collect();
-        let is_settled = !reply.is_second && differing.is_empty() && last_change == Time::default();
+    pub fn with_identity(&self, reply: &IdentityReply, times: CallTimes) -> Self {
+        let is_same = self.identity.is_none_or(|known| known.id == reply.identity.id);
+        // A lease and a copy are those of one Redis.
+        let own =
+            if is_same { self.clone() } else { Self { lease_ends_us: NEVER_US, rests: Vec::new(), ..self.clone() } };
+        let lease_us = reply.leased_until.since_us(reply.now);
+        let lease_ends_us = match lease_us {
+            0 => NEVER_US,
+            _ => times.sent_us.saturating_add_unsigned(shortened_us(lease_us)),
+        };
+        let jumped_us = event_us(reply.clock_jumped, reply.now, times.answered_us);
         Self {
-            registry_changed_us: changed_us(last_change, reply.now, received_us),
-            is_second: reply.is_second,
-            differing,
-            is_settled,
+            identity: Some(reply.identity),
+            identity_read_us: self.identity_read_us.max(times.sent_us),
+            identity_changed_us: event_us(reply.identity.list_changed, reply.now, times.answered_us),
+            region_jumped_us: self.region_jumped_us.max(jumped_us),
+            lease_ends_us: own.lease_ends_us.max(lease_ends_us),
+            ..own
+        }
+    }
+
+    /// Returns the findings after a reply of the registry to a report of `own`.
+    #[must_use]
+    pub fn with_registry(&self, reply: &RegistryReply, times: CallTimes, own: &OwnRegion) -> Self {
+        let rests = self.rests_after(reply, times, own);
+        let last_change = reply.others.iter().map(|other| other.list_changed).fold(reply.list_changed, Time::max);
+        let is_uncontested = reply.recorded && rests.is_empty();
+        let renewed_us = times.sent_us.saturating_add_unsigned(shortened_us(own.lease_us));
+        let agree = reply.others.iter().all(|other| !other.has_other_list || other.leased_until <= reply.now);
+        let knows_all = reply.recorded || self.missing.is_some();
+        Self {
+            registry_changed_us: event_us(last_change, reply.now, times.answered_us),
+            global_jumped_us: self.global_jumped_us.max(event_us(reply.clock_jumped, reply.now, times.answered_us)),
+            lease_ends_us: if is_uncontested { self.lease_ends_us.max(renewed_us) } else { self.lease_ends_us },
+            missing: knows_all.then(|| missing_regions(reply, own)),
+            is_settled: is_uncontested && agree && last_change == Time::default(),
+            rests,
             ..self.clone()
         }
     }
 
-    /// Returns the process time from which the parts of limits with this period may be used; `None` while they may not.
-    pub fn parts_usable_from_us(&self, period_us: u64) -> Option<i64> {
-        if self.identity.is_none() || self.is_second || !self.differing.is_empty() {
-            return None;
+    /// Returns the rests after a reply of the registry: those that it tells, and earlier ones that it does not end. A
+    /// jump of the global clock shortens none.
+    fn rests_after(&self, reply: &RegistryReply, times: CallTimes, own: &OwnRegion) -> Vec<PartsRest> {
+        let of_others = reply.others.iter().filter_map(|other| rest_of(other, reply, times, own));
+        let is_copied = reply.contested_until > reply.now;
+        let copied = self.identity.filter(|_| is_copied).map(|identity| PartsRest {
+            cause: RestCause::CopiedRedis,
+            region: own.name.clone(),
+            id: identity.id,
+            seen_us: times.answered_us,
+            until_us: wait_until_us(reply.contested_until.since_us(reply.now), times),
+        });
+        let mut rests: Vec<PartsRest> = of_others.chain(copied).collect();
+        for earlier in &self.rests {
+            match rests.iter_mut().find(|rest| rest.is_of_same_redis(earlier)) {
+                Some(rest) => rest.until_us = rest.until_us.max(earlier.until_us),
+                None if earlier.until_us <= times.sent_us || has_now_same_list(earlier, reply) => {}
+                None => rests.push(earlier.clone()),
+            }
         }
-        let unused_us = i64::try_from(period_us.max(MIN_UNUSED_US)).unwrap_or(i64::MAX);
-        Some(self.identity_changed_us.max(self.registry_changed_us).saturating_add(unused_us))
+        rests.truncate(MAX_RESTS);
+        rests
+    }
+
+    /// Returns the process time from which the parts of limits with this period may be used; `None` before the identity
+    /// is known.
+    pub fn parts_usable_from_us(&self, period_us: u64) -> Option<i64> {
+        self.identity?;
+        let changed_us = self.identity_changed_us.max(self.registry_changed_us);
+        let rests = self.rests.iter().map(|rest| rest.until_us);
+        let from_us = rests.fold(changed_us.saturating_add_unsigned(period_us.max(MIN_UNUSED_US)), i64::max);
+        Some(from_us.max(rest_after_jump_us(self.region_jumped_us, period_us)))
     }
 }
 
-/// Returns the process time of a change at a server's time; the latest possible one.
-fn changed_us(changed: Time, now: Time, received_us: i64) -> i64 {
-    if changed == Time::default() {
+/// Upper bound on rests that are remembered, as on the Redis in a reply of the registry.
+const MAX_RESTS: usize = 256;
+
+/// Returns the rest that another Redis causes; `None` if it causes none.
+fn rest_of(other: &OtherRegion, reply: &RegistryReply, times: CallTimes, own: &OwnRegion) -> Option<PartsRest> {
+    let cause = match other {
+        _ if other.name == own.name => RestCause::SecondRedis,
+        OtherRegion { has_other_list: true, .. } => RestCause::OtherList,
+        OtherRegion { .. } => return None,
+    };
+    // If the clock jumped since the last report, the lease may have begun then.
+    let jumped_us = reply.clock_jumped.since_us(other.seen);
+    let rest_us = other.leased_until.plus_us(jumped_us).since_us(reply.now);
+    let seen_us = event_us(other.seen, reply.now, times.answered_us);
+    let (region, id, until_us) = (other.name.clone(), other.id, wait_until_us(rest_us, times));
+    (rest_us > 0).then_some(PartsRest { cause, region, id, seen_us, until_us })
+}
+
+/// Returns true if the Redis that had another list has reported the list of this region since.
+fn has_now_same_list(rest: &PartsRest, reply: &RegistryReply) -> bool {
+    let is_it = |other: &OtherRegion| other.id == rest.id && other.name == rest.region && !other.has_other_list;
+    rest.cause == RestCause::OtherList && reply.others.iter().any(is_it)
+}
+
+fn missing_regions(reply: &RegistryReply, own: &OwnRegion) -> MissingRegions {
+    let mut missing = MissingRegions::default();
+    for name in own.names.iter().filter(|name| **name != own.name) {
+        let reports = reply.others.iter().filter(|other| other.name == *name).map(|other| other.seen);
+        match reports.max() {
+            None => missing.never_reported.push(name.clone()),
+            Some(seen) if reply.now.since_us(seen) > SILENT_AFTER_US => missing.silent.push(name.clone()),
+            Some(_) => {}
+        }
+    }
+    missing
+}
+
+/// Returns the process time of an event at a server's time, the latest possible one; 0 is an event that never happened.
+fn event_us(event: Time, now: Time, answered_us: i64) -> i64 {
+    if event == Time::default() {
         return NEVER_US;
     }
-    received_us.saturating_sub(i64::try_from(now.since_us(changed)).unwrap_or(i64::MAX))
+    answered_us.saturating_sub_unsigned(now.since_us(event))
 }
 
-/// What the region may do: the findings of the last replies, and the time of the last answer of the global Redis.
-/// Reading takes no lock.
+/// Returns the time since an event in microseconds; `None` if it never happened.
+fn before_us(event_us: i64, at_us: i64) -> Option<u64> {
+    (event_us != NEVER_US).then(|| u64::try_from(at_us.saturating_sub(event_us)).unwrap_or(0))
+}
+
+/// Returns the process time at which `rest_us` have surely passed on a server.
+fn wait_until_us(rest_us: u64, times: CallTimes) -> i64 {
+    times.answered_us.saturating_add_unsigned(rest_us.saturating_add(rest_us.div_ceil(US_PER_DRIFT_US)))
+}
+
+/// Returns the part of a time that surely has not passed on another clock when it has passed on this one.
+pub(super) fn shortened_us(us: u64) -> u64 {
+    us.saturating_sub(us.div_ceil(US_PER_DRIFT_US))
+}
+
+/// Returns the process time at which a period has surely passed since a jump of a clock.
+fn rest_after_jump_us(jumped_us: i64, period_us: u64) -> i64 {
+    jumped_us.saturating_add_unsigned(period_us.saturating_add(period_us.div_ceil(US_PER_DRIFT_US)))
+}
+
+/// Jumps of the clocks of both Redis.
+#[derive(Debug, Default)]
+pub struct ClocksOfBoth {
+    /// Jumps of the clocks of the region's Redis.
+    pub region: Arc<ClockJumps>,
+    /// Jumps of the clocks of the global Redis.
+    pub global: Arc<ClockJumps>,
+}
+
+/// What the region may do: the findings of the last replies, the time of the last answer of the global Redis, and jumps
+/// of clocks. Reading takes no lock.
 #[derive(Debug)]
 pub struct RegionStanding {
+    own: OwnRegion,
+    clocks: ClocksOfBoth,
     findings: ArcSwap<Findings>,
     /// Process time of the last answer of the global Redis.
     answered_us: AtomicI64,
+    /// Longest period of the limits that were charged.
+    longest_period_us: AtomicU64,
 }
 
 impl Default for RegionStanding {
+    /// Creates the standing of a region without others.
     fn default() -> Self {
-        Self { findings: ArcSwap::default(), answered_us: AtomicI64::new(NEVER_US) }
+        Self::new(OwnRegion::of("", &[], DEFAULT_LEASE), ClocksOfBoth::default())
     }
 }
 
 impl RegionStanding {
+    /// Creates the standing of a region before the first reply.
+    pub fn new(own: OwnRegion, clocks: ClocksOfBoth) -> Self {
+        Self {
+            own,
+            clocks,
+            findings: ArcSwap::default(),
+            answered_us: AtomicI64::new(NEVER_US),
+            longest_period_us: AtomicU64::new(0),
+        }
+    }
+
+    /// Settings of the region.
+    pub(super) const fn own(&self) -> &OwnRegion {
+        &self.own
+    }
+
     /// Returns the findings of the last replies.
     pub fn findings(&self) -> Findings {
         Findings::clone(&self.findings.load())
     }
 
-    /// Records a reply of the region's Redis, received at a process time.
-    pub fn record_identity(&self, reply: &IdentityReply, received_us: i64) {
-        self.findings.rcu(|findings| findings.with_identity(reply, received_us));
+    /// Records a reply of the region's Redis.
+    pub fn record_identity(&self, reply: &IdentityReply, times: CallTimes) {
+        self.findings.rcu(|findings| findings.with_identity(reply, times));
     }
 
-    /// Records a reply of the registry, received at a process time.
-    pub fn record_registry(&self, reply: &RegistryReply, received_us: i64) {
-        self.findings.rcu(|findings| findings.with_registry(reply, received_us));
-        self.record_answer(received_us);
+    /// Records a reply of the registry to a report with the identity that is known now.
+    pub fn record_registry(&self, reply: &RegistryReply, times: CallTimes) {
+        self.findings.rcu(|findings| findings.with_registry(reply, times, &self.own));
+        self.record_answer(times.answered_us);
     }
 
     /// Records an answer of the global Redis at a process time.
-    pub fn record_answer(&self, received_us: i64) {
-        self.answered_us.fetch_max(received_us, Ordering::Relaxed);
+    pub fn record_answer(&self, answered_us: i64) {
+        self.answered_us.fetch_max(answered_us, Ordering::Relaxed);
     }
 
     /// Microseconds since the last answer of the global Redis; `None` before the first.
     pub fn unanswered_us(&self, at: Instant) -> Option<u64> {
-        let answered_us = self.answered_us.load(Ordering::Relaxed);
-        (answered_us != NEVER_US).then(|| u64::try_from(process_us(at).saturating_sub(answered_us)).unwrap_or(0))
+        before_us(self.answered_us.load(Ordering::Relaxed), process_us(at))
     }
 
     /// Returns true if the global Redis has answered within [`CUT_OFF_AFTER`].
@@ -191,14 +451,106 @@ impl RegionStanding {
         self.unanswered_us(at).is_some_and(|us| us <= to_micros(CUT_OFF_AFTER))
     }
 
+    /// Number of listed regions that the registry knows. A region gets grants of a limit only for that part of them, so
+    /// regions with different registries divide the limit.
+    pub fn reported_regions(&self) -> ReportedRegions {
+        let listed = u32::try_from(self.own.names.len()).unwrap_or(u32::MAX).max(1);
+        let findings = self.findings.load();
+        let missing = findings.missing().map(|missing| missing.never_reported.len());
+        let missing = missing.map_or(listed, |missing| u32::try_from(missing).unwrap_or(u32::MAX));
+        ReportedRegions { reported: listed.saturating_sub(missing), listed }
+    }
+
+    /// Returns true while nothing of the global Redis may be used after a jump of its clock, for limits with a period.
+    pub fn rests_from_global_clock(&self, period_us: u64, at: Instant) -> bool {
+        process_us(at) < rest_after_jump_us(self.global_jumped_us(&self.findings.load()), period_us)
+    }
+
     /// Adds what the region may do at `at` to the view of a call on limits with periods up to `period_us`.
     pub fn restrict(&self, view: GlobalView, period_us: u64, at: Instant) -> GlobalView {
-        let findings = self.findings.load();
-        if findings.is_second {
-            return GlobalView { cut_off: true, parts_unusable: true, ..GlobalView::UNKNOWN };
+        let (findings, at_us) = (self.findings.load(), process_us(at));
+        if self.longest_period_us.load(Ordering::Relaxed) < period_us {
+            self.longest_period_us.fetch_max(period_us, Ordering::Relaxed);
         }
-        let may_ask = self.is_connected(at) && findings.identity.is_some();
-        let parts_usable = findings.parts_usable_from_us(period_us).is_some_and(|from_us| process_us(at) >= from_us);
-        GlobalView { can_request: may_ask, cut_off: !may_ask, parts_unusable: !parts_usable, ..view }
+        let parts_unusable = !self.may_use_parts(&findings, period_us, at_us);
+        if at_us < rest_after_jump_us(self.global_jumped_us(&findings), period_us) {
+            return GlobalView { cut_off: true, parts_unusable, ..GlobalView::UNKNOWN };
+        }
+        let may_ask = self.is_connected(at) && findings.identity.is_some() && findings.missing.is_some();
+        GlobalView { can_request: may_ask, cut_off: !may_ask, parts_unusable, ..view }
     }
+
+    fn may_use_parts(&self, findings: &Findings, period_us: u64, at_us: i64) -> bool {
+        let Some(from_us) = findings.parts_usable_from_us(period_us) else { return false };
+        let jumped_us = self.clocks.region.last_large_us();
+        from_us.max(rest_after_jump_us(jumped_us, period_us)) <= at_us && at_us < findings.lease_ends_us
+    }
+
+    fn global_jumped_us(&self, findings: &Findings) -> i64 {
+        findings.global_jumped_us.max(self.clocks.global.last_large_us())
+    }
+
+    /// Time until the rest after a jump of the global clock ends, for the limit with the longest period; `None`: there
+    /// is none.
+    pub fn global_clock_rest(&self, at: Instant) -> Option<Duration> {
+        self.rest_left(self.global_jumped_us(&self.findings.load()), at)
+    }
+
+    /// Time until the rest of the parts after a jump of the region's clock ends, for the limit with the longest period;
+    /// `None`: there is none.
+    pub fn region_clock_rest(&self, at: Instant) -> Option<Duration> {
+        self.rest_left(self.findings.load().region_jumped_us.max(self.clocks.region.last_large_us()), at)
+    }
+
+    fn rest_left(&self, jumped_us: i64, at: Instant) -> Option<Duration> {
+        let period_us = self.longest_period_us.load(Ordering::Relaxed).max(MIN_UNUSED_US);
+        left_until(rest_after_jump_us(jumped_us, period_us), at)
+    }
+
+    /// Microseconds since a jump of the global clock that the registry is to be told; `None`: there is none.
+    pub(super) fn global_jump_to_tell_us(&self, at_us: i64) -> Option<u64> {
+        let other = OtherClock {
+            jumped_us: self.clocks.region.last_large_us(),
+            read_us: self.findings.load().identity_read_us,
+        };
+        jump_to_tell_us(self.clocks.global.last_large_us(), other, at_us)
+    }
+
+    /// Microseconds since a jump of the region's clock that its Redis is to be told; `None`: there is none.
+    pub(super) fn region_jump_to_tell_us(&self, at_us: i64) -> Option<u64> {
+        let other = OtherClock {
+            jumped_us: self.clocks.global.last_large_us(),
+            read_us: self.answered_us.load(Ordering::Relaxed),
+        };
+        jump_to_tell_us(self.clocks.region.last_large_us(), other, at_us)
+    }
+}
+
+/// Process time in which both Redis are read after a jump of the clock of one.
+const TELL_AFTER_US: u64 = 3_000_000;
+/// Process time after which a jump need not be told any more.
+const TELL_UNTIL_US: u64 = 30_000_000;
+
+/// Clock of the other Redis than the one that jumped.
+#[derive(Clone, Copy)]
+struct OtherClock {
+    /// Process time of its last jump.
+    jumped_us: i64,
+    /// Process time at which it was read last.
+    read_us: i64,
+}
+
+/// Returns the time since a jump of one clock that other processes must know. If the clock of this process jumped, both
+/// other clocks seem to jump, and nobody else must know.
+fn jump_to_tell_us(jumped_us: i64, other: OtherClock, at_us: i64) -> Option<u64> {
+    let ago_us = before_us(jumped_us, at_us).filter(|us| (TELL_AFTER_US..TELL_UNTIL_US).contains(us))?;
+    let other_us = before_us(other.jumped_us, at_us);
+    let is_alone = other_us.is_none_or(|other_us| other_us.abs_diff(ago_us) > TELL_AFTER_US);
+    (is_alone && other.read_us > jumped_us).then_some(ago_us)
+}
+
+/// Returns the time until a process time; `None` if it is over.
+pub(super) fn left_until(until_us: i64, at: Instant) -> Option<Duration> {
+    let left_us = u64::try_from(until_us.saturating_sub(process_us(at))).ok().filter(|us| *us > 0)?;
+    Some(Duration::from_micros(left_us))
 }

@@ -20,8 +20,10 @@ use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Scope};
 use tollkeeper::store::client::redis::server_clock::{ClockJumps, ClockReading, InstantRange, ServerClock, process_us};
 use tollkeeper::store::redis::regions::calls::{ClockOffsets, global_view};
-use tollkeeper::store::redis::regions::registry::{IdentityReply, RegionId, RegionIdentity};
-use tollkeeper::store::redis::regions::standing::RegionStanding;
+use tollkeeper::store::redis::regions::registry::{
+    IdentityReply, RegionFence, RegionId, RegionIdentity, RegistryReply,
+};
+use tollkeeper::store::redis::regions::standing::{CallTimes, RegionStanding};
 
 use super::ledger::{GrantUse, Use};
 use crate::kit::seeded_random::Chance;
@@ -485,7 +487,7 @@ impl World {
         let within = InstantRange { from: from.sent, until: self.instant(from.region, from.replica) };
         let Some(replica) = self.replica(&from) else { return };
         let is_jump = replica.region_clock.record(&ClockReading { within, server });
-        self.tally.jumps += u64::from(is_jump);
+        self.tally.jumps += u64::from(is_jump.is_some());
         if let Some(ask) = ask {
             let from = Sender { sent: within.until, ..from };
             let after_us = self.far_us();
@@ -629,7 +631,7 @@ impl World {
                 replica.global_clock.record(&reading)
             }
         };
-        self.tally.jumps += u64::from(is_jump);
+        self.tally.jumps += u64::from(is_jump.is_some());
     }
 
     fn fault(&mut self) {
@@ -669,8 +671,19 @@ impl Replica {
     fn start(clock: Drifting, origin: Instant, now_us: i64, incarnation: u64) -> Self {
         let jumps = Arc::<ClockJumps>::default();
         let standing = RegionStanding::default();
-        let identity = RegionIdentity { id: RegionId([1; 16]), list_changed: Time::default(), is_new: false };
-        let reply = IdentityReply { now: Time::from_secs(1), identity };
+        let (id, fence) = (RegionId([1; 16]), RegionFence::default());
+        let identity = RegionIdentity { id, list_changed: Time::default(), is_new: false, fence };
+        let (now, never) = (Time::from_secs(1), Time::default());
+        let reply = IdentityReply { now, identity, leased_until: never, clock_jumped: never };
+        let registry = RegistryReply {
+            now,
+            recorded: true,
+            accepted: true,
+            list_changed: never,
+            contested_until: never,
+            clock_jumped: never,
+            others: vec![],
+        };
         let replica = Self {
             clock,
             incarnation,
@@ -678,7 +691,10 @@ impl Replica {
             global_clock: ServerClock::new(jumps),
             standing,
         };
-        replica.standing.record_identity(&reply, process_us(replica.instant(origin, now_us)));
+        let us = process_us(replica.instant(origin, now_us));
+        let times = CallTimes { sent_us: us, answered_us: us };
+        replica.standing.record_identity(&reply, times);
+        replica.standing.record_registry(&registry, times);
         replica
     }
 
