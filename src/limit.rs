@@ -12,7 +12,7 @@ pub mod regions;
 use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};
 
-use self::algorithm::{Algorithm, AlgorithmProperties, Capacity, Delay, RejectedHitsPolicy};
+use self::algorithm::{Algorithm, AlgorithmProperties, CapacityKey, DelayPolicy, RejectedHitsPolicy};
 use self::period::{Period, Unit, period_in_words};
 use crate::base::named_enum::{named_enum, serialize_by_name};
 use crate::limit::algorithm::Counting;
@@ -267,13 +267,13 @@ impl Limit {
             requests_per_unit: spec.requests_per_unit,
             period: spec.period,
             capacity: match properties.capacity {
-                Capacity::RequestsPerUnit => spec.requests_per_unit,
-                Capacity::BucketSize => spec.bucket_size.unwrap_or(spec.requests_per_unit),
-                Capacity::QueueSize => spec.queue_size.unwrap_or(1),
+                CapacityKey::RequestsPerUnit => spec.requests_per_unit,
+                CapacityKey::BucketSize => spec.bucket_size.unwrap_or(spec.requests_per_unit),
+                CapacityKey::QueueSize => spec.queue_size.unwrap_or(1),
             },
             max_wait_us: spec.max_wait_us.unwrap_or(match properties.delay {
-                Delay::Never | Delay::IfMaxWait => 0,
-                Delay::UntilDeadline => u64::MAX,
+                DelayPolicy::Never | DelayPolicy::IfMaxWait => 0,
+                DelayPolicy::UntilDeadline => u64::MAX,
             }),
             count_rejected: spec.count_rejected.unwrap_or(counted_by_default),
             calendar_months: spec.calendar_months
@@ -429,13 +429,13 @@ impl fmt::Display for Limit {
 fn check_keys(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(), LimitError> {
     let algorithm = spec.algorithm;
     let meaningless = |key| Err(LimitError::Meaningless { key, algorithm });
-    if spec.bucket_size.is_some() && properties.capacity != Capacity::BucketSize {
+    if spec.bucket_size.is_some() && properties.capacity != CapacityKey::BucketSize {
         return meaningless("bucket_size");
     }
-    if spec.queue_size.is_some() && properties.capacity != Capacity::QueueSize {
+    if spec.queue_size.is_some() && properties.capacity != CapacityKey::QueueSize {
         return meaningless("queue_size");
     }
-    if spec.max_wait_us.is_some() && properties.delay == Delay::Never {
+    if spec.max_wait_us.is_some() && properties.delay == DelayPolicy::Never {
         return meaningless("max_wait");
     }
     if spec.count_rejected == Some(true) && properties.rejected_hits == RejectedHitsPolicy::NeverCounted {

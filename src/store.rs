@@ -39,7 +39,7 @@ use crate::store::charge::{ChargeResults, DeferredOutcomes, LimitAdmissions, Sto
 use crate::store::client::memcache::error::MemcacheError;
 use crate::store::client::redis::connect_options;
 use crate::store::client::redis::error::RedisError;
-use crate::store::redis::key::CounterPath;
+use crate::store::redis::key::ScannedPath;
 use crate::store::redis::scan::KeyScan;
 use crate::telemetry::traces::SpanRef;
 
@@ -77,7 +77,7 @@ pub struct StoreContext<'r> {
 
 impl StoreContext<'_> {
     /// Time of the charge of the descriptor at `index`, in the memory store.
-    fn time_of(&self, index: usize) -> Time {
+    fn charge_time(&self, index: usize) -> Time {
         self.charge_times.get(index).copied().unwrap_or(self.now)
     }
 }
@@ -149,7 +149,7 @@ impl Store {
         match &self.backend {
             StoreBackend::Memory(memory) => {
                 for (index, charge) in charges {
-                    let now = context.time_of(index);
+                    let now = context.charge_time(index);
                     let outcome = memory.charge(&charge, now).map(|results| StoreOutcome::by_store(results, now));
                     each(index, &charge, outcome.map_err(ChargeError::from));
                 }
@@ -189,7 +189,7 @@ impl Store {
             StoreBackend::Memory(memory) => {
                 let charges = charges.iter();
                 let outcomes = charges.map(|(index, charge)| {
-                    let now = context.time_of(*index);
+                    let now = context.charge_time(*index);
                     let outcome = memory.charge(charge, now).map(|results| StoreOutcome::by_store(results, now));
                     outcome.map_err(ChargeError::from)
                 });
@@ -197,9 +197,9 @@ impl Store {
             }
             StoreBackend::Redis(redis) => {
                 let charges: SmallVec<[Charge<'_>; 2]> = charges.iter().map(|(_, charge)| charge.clone()).collect();
-                let until = Instant::now() + redis.timeout();
-                let context = ChargeContext { now: context.now, until, span_ref: context.span_ref };
-                DeferredOutcomes::begin(redis.charge_deferred(&charges, context))
+                let deadline = Instant::now() + redis.timeout();
+                let context = ChargeContext { now: context.now, deadline, span_ref: context.span_ref };
+                DeferredOutcomes::start(redis.charge_deferred(&charges, context))
             }
             // Rules for memcache have no lists of limits, so no charges of this kind.
             StoreBackend::Memcache(_) => {
@@ -219,7 +219,7 @@ impl Store {
         match &self.backend {
             StoreBackend::Memory(memory) => {
                 for (index, charge) in charges {
-                    each(index, &charge, Ok(memory.admits(&charge, context.time_of(index))));
+                    each(index, &charge, Ok(memory.admits(&charge, context.charge_time(index))));
                 }
                 None
             }
@@ -265,7 +265,7 @@ impl Store {
         domain: &str,
         max: usize,
         deadline: Instant,
-        filter: impl FnMut(&CounterPath) -> bool,
+        filter: impl FnMut(&ScannedPath) -> bool,
     ) -> Result<Option<KeyScan>, AdminError> {
         Ok(match &self.backend {
             StoreBackend::Memory(_) | StoreBackend::Memcache(_) => None,
@@ -277,7 +277,7 @@ impl Store {
     ///
     /// # Errors
     /// The store failed, or its user may not run UNLINK.
-    pub async fn reset(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Result<u64, AdminError> {
+    pub async fn reset_counters(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Result<u64, AdminError> {
         Ok(match &self.backend {
             StoreBackend::Memory(memory) => memory.reset(charge) as u64,
             StoreBackend::Redis(redis) => redis.reset(charge, now, deadline).await?,
@@ -349,7 +349,7 @@ impl StoreBackend {
             requested.push(charge);
         }
         let StoreContext { now, deadline, span_ref, .. } = context;
-        let context = deadline.map(|until| ChargeContext { now, until, span_ref });
+        let context = deadline.map(|deadline| ChargeContext { now, deadline, span_ref });
         let requested_at = indices.into_iter().zip(&requested);
         match (self, context.filter(|_| !requested.is_empty())) {
             (Self::Redis(redis), Some(context)) => {

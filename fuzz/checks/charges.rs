@@ -4,8 +4,8 @@
 
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
-use tollkeeper::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHitsPolicy};
-use tollkeeper::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, JointLimit, Path};
+use tollkeeper::limit::algorithm::{Algorithm, CapacityKey, DelayPolicy, RejectedHitsPolicy};
+use tollkeeper::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, CounterPath, JointLimit};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{Limit, LimitSpec};
@@ -83,7 +83,8 @@ fn charged(memory: &MemoryStore, limits: &[JointLimit<'_>], now: Time, request: 
             epoch: 0,
         })
         .collect();
-    let charge = Charge::new(Path { domain: "d", entries: &entries, shared: &[], candidate: None }, counters, request);
+    let charge =
+        Charge::new(CounterPath { domain: "d", entries: &entries, shared: &[], candidate: None }, counters, request);
     memory.charge(&charge, now).expect("two counters find room").to_vec()
 }
 
@@ -101,11 +102,11 @@ fn limits(head: &[u8; 12]) -> Option<Vec<Limit>> {
         let sized = head[11] & 1 == 1;
         let properties = algorithm.properties();
         match properties.capacity {
-            Capacity::BucketSize => spec.bucket_size = sized.then_some(size),
-            Capacity::QueueSize => spec.queue_size = sized.then_some(size),
-            Capacity::RequestsPerUnit => {}
+            CapacityKey::BucketSize => spec.bucket_size = sized.then_some(size),
+            CapacityKey::QueueSize => spec.queue_size = sized.then_some(size),
+            CapacityKey::RequestsPerUnit => {}
         }
-        if properties.delay != Delay::Never && head[11] & 2 == 2 {
+        if properties.delay != DelayPolicy::Never && head[11] & 2 == 2 {
             spec.max_wait_us = Some(u64::from(head[10]) * 1_000);
         }
         if properties.rejected_hits != RejectedHitsPolicy::NeverCounted && head[11] & 4 == 4 {

@@ -13,12 +13,12 @@ use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Scope};
 use tollkeeper::settings::endpoint::Endpoint;
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
-use tollkeeper::store::client::redis::discovery::slot_ranges;
+use tollkeeper::store::client::redis::discovery::parse_slot_ranges;
 use tollkeeper::store::client::redis::error::ReplyError;
 use tollkeeper::store::client::redis::hash_slot::HASH_SLOTS;
 use tollkeeper::store::client::redis::resp::{self, Reply, decode_reply};
 use tollkeeper::store::redis::key;
-use tollkeeper::store::redis::script::{CallArguments, replay};
+use tollkeeper::store::redis::script::{ReplyContext, replay_charges};
 
 /// Maximum length of an input that is cut, since each piece is parsed from the beginning.
 const MAX_CUT_BYTES: usize = 512;
@@ -59,7 +59,7 @@ fn parse_all(input: &mut BytesMut) -> (Vec<Reply>, bool) {
 
 fn interpret(reply: &Reply) {
     let seed = Endpoint::Tcp { host: "h".to_owned(), port: 1 };
-    if let Some(ranges) = slot_ranges(reply, &seed) {
+    if let Some(ranges) = parse_slot_ranges(reply, &seed) {
         assert!(ranges.iter().all(|range| range.first <= range.last && range.last < HASH_SLOTS), "{ranges:?}");
         let slots: usize = ranges.iter().map(|range| usize::from(range.last - range.first) + 1).sum();
         assert!(slots <= usize::from(HASH_SLOTS), "{ranges:?}");
@@ -67,14 +67,14 @@ fn interpret(reply: &Reply) {
     if let Reply::Error(text) = reply {
         let _parsed = ReplyError::from_reply(text);
     }
-    if let Some(bytes) = resp::bytes(reply) {
+    if let Some(bytes) = resp::reply_bytes(reply) {
         replay_all(bytes);
-        let _path = key::parse("", bytes);
+        let _path = key::parse_path("", bytes);
     }
     if let Reply::Array(parts) = reply {
         parts.iter().for_each(interpret);
     }
-    let _number = resp::integer(reply);
+    let _number = resp::reply_integer(reply);
 }
 
 /// Parses the bytes as results of a script, for each algorithm and global limit, and for all together.
@@ -92,9 +92,9 @@ fn replay_all(bytes: &[u8]) {
     let last = Time::from_micros(1 << 53);
     let wide = GlobalView { valid_until: last, can_request: true, cut_off: true, ..GlobalView::UNKNOWN };
     let arguments = [
-        CallArguments::default(),
-        CallArguments { has_leases: true, view: Some(&GlobalView::UNKNOWN) },
-        CallArguments { has_leases: false, view: Some(&wide) },
+        ReplyContext::default(),
+        ReplyContext { has_leases: true, view: Some(&GlobalView::UNKNOWN) },
+        ReplyContext { has_leases: false, view: Some(&wide) },
     ];
     for counters in alone.chain(together) {
         let charge = |hits| OwnedCharge {
@@ -104,7 +104,7 @@ fn replay_all(bytes: &[u8]) {
             void_from: None,
         };
         let charges = [Hits::Charge(3), Hits::Peek, Hits::Refund(1), Hits::Charge(1 << 32)].map(charge);
-        for replayed in arguments.into_iter().flat_map(|arguments| replay(&charges, bytes, arguments)) {
+        for replayed in arguments.into_iter().flat_map(|arguments| replay_charges(&charges, bytes, arguments)) {
             assert_eq!((replayed.results.len(), replayed.states.len()), (charges.len(), counters.len()));
         }
     }

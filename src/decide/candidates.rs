@@ -13,10 +13,10 @@ use super::metrics::{LimitResult, Recorder, StatsRef, distinct_hash, near_hits, 
 use super::selection::{SelectedLimit, SelectedRequest};
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::charge::{Charge, ChargeResult, Path};
+use crate::limit::charge::{Charge, ChargeResult, CounterPath};
 use crate::limit::request::Hits;
 use crate::store::Store;
-use crate::store::charge::{DeferredOutcomes, StoreOutcome, spawn_on_outcomes};
+use crate::store::charge::{DeferredOutcomes, StoreOutcome, spawn_outcome_handler};
 use crate::store::error::ChargeError;
 use crate::telemetry::metrics::limit_stats::{LimitStat, LimitStats};
 use crate::telemetry::service_metrics::ServiceMetrics;
@@ -121,7 +121,7 @@ impl CandidateCharges {
                 let records: Vec<_> =
                     records.map(|(record, path)| (record, key_text(&path, recorder.key_values))).collect();
                 let metrics = Arc::clone(recorder.metrics);
-                spawn_on_outcomes(pending, move |outcomes| {
+                spawn_outcome_handler(pending, move |outcomes| {
                     for ((record, text), outcome) in records.into_iter().zip(outcomes) {
                         record.record_outcome(&metrics, &outcome, |pushed| pushed.extend_from_slice(text.as_bytes()));
                     }
@@ -134,9 +134,9 @@ impl CandidateCharges {
 fn candidate_path<'a>(
     selected: SelectedRequest<'a, '_, '_>,
     CandidateRef { descriptor, at }: CandidateRef,
-) -> Path<'a> {
+) -> CounterPath<'a> {
     let selection = &selected.selections[descriptor];
-    Path { candidate: Some(selection.candidates[at].name), ..selection.path(selected.request, descriptor) }
+    CounterPath { candidate: Some(selection.candidates[at].name), ..selection.path(selected.request, descriptor) }
 }
 
 /// What the metrics need of a candidate's charge; outlives the request.
@@ -170,7 +170,7 @@ impl CandidateMetrics {
             (&selection.candidates[at], &selected.request.descriptors[descriptor]);
         let is_on = !recorder.metrics.is_off();
         let path = candidate_path(selected, candidate);
-        let key = path.key();
+        let key = path.process_hash();
         let stats = is_on.then(|| recorder.stats_of(context, selection, limit, &sent.entries)).flatten();
         Self {
             limit: limit.limit,

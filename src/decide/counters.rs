@@ -17,7 +17,7 @@ use crate::limit::request::{Descriptor, Entry, Hits, Request};
 use crate::rules::rule::set::{CompiledRule, DomainRules, RuleSet};
 use crate::store::StoreContext;
 use crate::store::error::AdminError;
-use crate::store::redis::key::CounterPath;
+use crate::store::redis::key::ScannedPath;
 
 /// Upper bound on each call of Redis.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -70,7 +70,7 @@ impl Decider {
         max: usize,
     ) -> Result<CounterListing, AdminError> {
         let RuleRef { rules, domain, rule } = of;
-        let is_of_rule = |path: &CounterPath| {
+        let is_of_rule = |path: &ScannedPath| {
             rules.find(domain, &borrowed(&path.entries)).is_some_and(|found| std::ptr::eq(found.rule, rule))
         };
         let scanned = self.store.scan(&domain.name, max, Instant::now() + TIMEOUT, is_of_rule).await?;
@@ -105,7 +105,8 @@ impl Decider {
         for (index, selection) in selections.iter().enumerate() {
             let mut of_descriptor = 0;
             for charge in selection.all_charges(request, index, 0) {
-                of_descriptor += self.store.reset(&charge, context.store.now, Instant::now() + TIMEOUT).await?;
+                of_descriptor +=
+                    self.store.reset_counters(&charge, context.store.now, Instant::now() + TIMEOUT).await?;
             }
             deleted.push(of_descriptor);
         }
@@ -123,7 +124,7 @@ impl Decider {
     }
 
     /// Paths of a rule's recently created counters, as a scan of Redis would return them.
-    fn recently_created_keys(&self, of: RuleRef<'_>) -> Vec<CounterPath> {
+    fn recently_created_keys(&self, of: RuleRef<'_>) -> Vec<ScannedPath> {
         let RuleRef { rules, domain, rule } = of;
         let Some(limit) = rule.limits.first() else { return Vec::new() };
         let mut known = HashSet::new();
@@ -135,7 +136,7 @@ impl Decider {
                 found.shared.iter().map(|(index, pattern)| (*index, pattern.to_vec())).collect();
             let shared = patterns.iter().map(|(index, _)| *index).collect();
             patterns.into_iter().for_each(|(index, pattern)| entries[index][1] = pattern);
-            let path = CounterPath { domain: domain.name.clone().into_bytes(), entries, shared };
+            let path = ScannedPath { domain: domain.name.clone().into_bytes(), entries, shared };
             known.insert(path.clone()).then_some(path)
         });
         keys.collect()
@@ -146,7 +147,7 @@ impl Decider {
         &self,
         context: DecisionContext<'_>,
         of: RuleRef<'_>,
-        paths: &[CounterPath],
+        paths: &[ScannedPath],
     ) -> Vec<ListedCounters> {
         let descriptors = paths.iter().map(|path| Descriptor {
             entries: borrowed(&path.entries),
@@ -175,7 +176,7 @@ impl Decider {
     }
 }
 
-fn shared(path: &CounterPath) -> SmallVec<[(usize, &[u8]); 1]> {
+fn shared(path: &ScannedPath) -> SmallVec<[(usize, &[u8]); 1]> {
     path.shared.iter().map(|index| (*index, &*path.entries[*index][1])).collect()
 }
 

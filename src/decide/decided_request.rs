@@ -17,7 +17,7 @@ use crate::decide::log::record::{
 };
 use crate::decide::log::selection::DecisionFacts;
 use crate::decide::log::{DecisionLog, RecordStamp};
-use crate::limit::charge::{ChargeResult, Path};
+use crate::limit::charge::{ChargeResult, CounterPath};
 use crate::rules::rule::{Rule, RuleLogging};
 use crate::settings::decisions::DecisionSettings;
 use crate::store::charge::{DecidedBy, StoreOutcome};
@@ -116,13 +116,13 @@ impl<'a> DecidedRequest<'a, '_, '_> {
     }
 
     /// Path of the counters of the descriptor at `index`, or the path that was sent.
-    fn counter_path(self, index: usize) -> Path<'a> {
+    fn counter_path(self, index: usize) -> CounterPath<'a> {
         let SelectedRequest { request, selections } = self.selected;
         match selections.get(index) {
             Some(selection) => selection.path(request, index),
             None => {
                 let entries = &request.descriptors[index].entries;
-                Path { domain: request.domain, entries, shared: &[], candidate: None }
+                CounterPath { domain: request.domain, entries, shared: &[], candidate: None }
             }
         }
     }
@@ -249,7 +249,7 @@ const fn decision_source(outcome: &DescriptorOutcome) -> Option<DecisionSource> 
         DescriptorOutcome::Failed(_) => DecisionSource::Policy,
         DescriptorOutcome::Charged(StoreOutcome { decided_by, .. }) => match decided_by {
             DecidedBy::Store => DecisionSource::Counter,
-            DecidedBy::KnownOver => DecisionSource::OverLimitCache,
+            DecidedBy::OverLimitCache => DecisionSource::OverLimitCache,
             DecidedBy::Share => DecisionSource::Share,
             DecidedBy::Lease => DecisionSource::Lease,
         },

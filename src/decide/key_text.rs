@@ -7,11 +7,11 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::decide::log::value_form::ValueForm;
-use crate::limit::charge::Path;
+use crate::limit::charge::CounterPath;
 use crate::telemetry::top_keys::MAX_KEY_TEXT_BYTES;
 
 /// Text of a key, as [`push_key_text`] makes it.
-pub(super) fn key_text(path: &Path<'_>, form: &ValueForm) -> Arc<str> {
+pub(super) fn key_text(path: &CounterPath<'_>, form: &ValueForm) -> Arc<str> {
     let mut text = Vec::new();
     push_key_text(&mut text, path, form);
     String::from_utf8_lossy(&text).into()
@@ -20,7 +20,7 @@ pub(super) fn key_text(path: &Path<'_>, form: &ValueForm) -> Arc<str> {
 /// Appends `key=value,key=value` to an empty text, in UTF-8.
 ///
 /// A value that others share a counter with is replaced by their pattern, as the rule has it.
-pub(super) fn push_key_text(text: &mut Vec<u8>, path: &Path<'_>, form: &ValueForm) {
+pub(super) fn push_key_text(text: &mut Vec<u8>, path: &CounterPath<'_>, form: &ValueForm) {
     if text.capacity() == 0 {
         let length: usize = path.entries.iter().map(|entry| entry.key.len() + entry.value.len() + 2).sum();
         text.reserve_exact(length.min(MAX_KEY_TEXT_BYTES));
@@ -89,7 +89,7 @@ const fn is_utf8_continuation(byte: u8) -> bool {
 }
 
 /// 16 hexadecimal digits.
-fn hash_to_hex(path: &Path<'_>, form: &ValueForm) -> String {
+fn hash_to_hex(path: &CounterPath<'_>, form: &ValueForm) -> String {
     let mut hasher = blake3::Hasher::new();
     for (index, entry) in path.entries.iter().enumerate() {
         let shared = path.shared.iter().find(|(shared, _)| *shared == index).map(|(_, pattern)| *pattern);
@@ -110,7 +110,7 @@ mod tests {
 
     fn text(entries: &[(&[u8], &[u8])], form: &ValueForm) -> String {
         let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
-        key_text(&Path { domain: "d", entries: &entries, shared: &[], candidate: None }, form).to_string()
+        key_text(&CounterPath { domain: "d", entries: &entries, shared: &[], candidate: None }, form).to_string()
     }
 
     #[test]

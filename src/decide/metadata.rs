@@ -70,7 +70,7 @@ fn format_override(sent: &LimitOverride) -> String {
     if sent.requests_per_unit != 0 {
         fields.push(format!("requests_per_unit:{}", sent.requests_per_unit));
     }
-    match Unit::from_number(sent.unit).filter(|unit| unit.is_in_envoy_type()) {
+    match Unit::from_protobuf_number(sent.unit).filter(|unit| unit.is_in_envoy_type()) {
         Some(unit) => fields.push(format!("unit:{}", unit.name().to_uppercase())),
         None if sent.unit != 0 => fields.push(format!("unit:{}", sent.unit)),
         None => {}

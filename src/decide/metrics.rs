@@ -16,7 +16,7 @@ use super::selection::{SelectedLimit, SelectedRequest, Selection};
 use crate::base::clock::Time;
 use crate::base::sharded::upper_half;
 use crate::decide::log::value_form::ValueForm;
-use crate::limit::charge::{ChargeResult, Path};
+use crate::limit::charge::{ChargeResult, CounterPath};
 use crate::limit::request::{Descriptor, Entry, Hits};
 use crate::limit::{Limit, StorePolicy};
 use crate::rules::rule::metric_names::override_metric_name;
@@ -61,7 +61,7 @@ impl std::ops::Deref for StatsRef<'_> {
 #[derive(Clone, Copy)]
 struct DecidedDescriptor<'a, 'r, 'm> {
     descriptor: &'a Descriptor<'m>,
-    path: Path<'a>,
+    path: CounterPath<'a>,
     selection: &'a Selection<'r>,
     outcome: &'a DescriptorOutcome,
 }
@@ -212,9 +212,9 @@ impl Recorder<'_> {
 }
 
 /// Hash of a path among the distinct keys; `key` is its hash in this process.
-pub(super) fn distinct_hash(metrics: &ServiceMetrics, path: &Path<'_>, key: u128) -> u64 {
+pub(super) fn distinct_hash(metrics: &ServiceMetrics, path: &CounterPath<'_>, key: u128) -> u64 {
     // The lower half chooses the shard of the rejected keys.
-    metrics.distinct_key_seed().map_or_else(|| upper_half(key), |seed| path.hash_with(seed))
+    metrics.distinct_key_seed().map_or_else(|| upper_half(key), |seed| path.hash_with_seed(seed))
 }
 
 /// Returns true if a limit of the descriptor rejects the hits for that at `at` too.
@@ -250,7 +250,7 @@ pub(super) fn record_hits(stats: &LimitStats, limit: &Limit, hits: Hits, result:
         }
         return;
     }
-    let is_counted = limit.count_rejected() && decided_by != DecidedBy::KnownOver;
+    let is_counted = limit.count_rejected() && decided_by != DecidedBy::OverLimitCache;
     let over =
         if is_counted && result.before < capacity { (result.before + hits).saturating_sub(capacity) } else { hits };
     stats.add_to_counter(LimitStat::OverLimit, over);
@@ -258,7 +258,7 @@ pub(super) fn record_hits(stats: &LimitStats, limit: &Limit, hits: Hits, result:
         LimitStat::NearLimit,
         if is_counted { capacity.saturating_sub(result.before.max(near)) } else { 0 },
     );
-    if decided_by == DecidedBy::KnownOver {
+    if decided_by == DecidedBy::OverLimitCache {
         stats.add_to_counter(LimitStat::OverLimitWithLocalCache, hits);
     }
     if shadow {

@@ -8,7 +8,7 @@ use super::outcome::DescriptorOutcome;
 use super::selection::{SelectedLimit, Selection};
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::Limit;
-use crate::limit::charge::{ChargeResult, Path};
+use crate::limit::charge::{ChargeResult, CounterPath};
 use crate::limit::request::Request;
 use crate::rules::rule::set::{CompiledRule, DomainRules};
 
@@ -103,5 +103,5 @@ impl<'a, 'r> DescriptorResults<'a, 'r> {
 /// Text of the key of the descriptor at `index`, whose values share no counter.
 pub fn plain_key_text(request: &Request<'_>, index: usize) -> Arc<str> {
     let entries = request.descriptors.get(index).map_or(&[][..], |descriptor| &descriptor.entries);
-    key_text(&Path { domain: request.domain, entries, shared: &[], candidate: None }, &ValueForm::Plain)
+    key_text(&CounterPath { domain: request.domain, entries, shared: &[], candidate: None }, &ValueForm::Plain)
 }

@@ -8,8 +8,8 @@ use std::sync::{Arc, Once};
 
 use smallvec::SmallVec;
 
-use crate::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHitsPolicy};
-use crate::limit::charge::{Charge, ChargeRequest, Counter, Path};
+use crate::limit::algorithm::{Algorithm, CapacityKey, DelayPolicy, RejectedHitsPolicy};
+use crate::limit::charge::{Charge, ChargeRequest, Counter, CounterPath};
 use crate::limit::period::{Period, Unit};
 use crate::limit::request::{Descriptor, Hits, LimitOverride, Request};
 use crate::limit::{Limit, LimitSpec};
@@ -149,7 +149,7 @@ impl<'r> Selection<'r> {
         let counter = |selected: &'a SelectedLimit<'_>| Counter { shadow: selected.shadow, ..selected.counter() };
         Some(Charge {
             path: self.path(request, index),
-            key: self.key,
+            path_hash: self.key,
             counters: self.limits.iter().map(counter).collect(),
             request: ChargeRequest::new(hits, max_delay_us),
         })
@@ -164,7 +164,7 @@ impl<'r> Selection<'r> {
         max_delay_us: u64,
     ) -> Charge<'a> {
         let selected = &self.candidates[at];
-        let path = Path { candidate: Some(selected.name), ..self.path(request, index) };
+        let path = CounterPath { candidate: Some(selected.name), ..self.path(request, index) };
         let counters = SmallVec::from_iter([selected.counter()]);
         Charge::new(path, counters, ChargeRequest::new(request.descriptors[index].hits, max_delay_us))
     }
@@ -182,9 +182,9 @@ impl<'r> Selection<'r> {
     }
 
     /// Path of the counters of this selection, which is that of the descriptor at `index`.
-    pub(super) fn path<'a>(&'a self, request: &'a Request<'_>, index: usize) -> Path<'a> {
+    pub(super) fn path<'a>(&'a self, request: &'a Request<'_>, index: usize) -> CounterPath<'a> {
         let entries = &request.descriptors[index].entries;
-        Path { domain: request.domain, entries, shared: &self.shared, candidate: None }
+        CounterPath { domain: request.domain, entries, shared: &self.shared, candidate: None }
     }
 
     /// True if values of an entry share a counter.
@@ -209,7 +209,7 @@ impl<'r> Selection<'r> {
     /// Hashes the path once, for every user of the key.
     fn set_path_hash(&mut self, request: &Request<'_>, index: usize) {
         if !self.limits.is_empty() {
-            self.key = self.path(request, index).key();
+            self.key = self.path(request, index).process_hash();
         }
     }
 
@@ -274,15 +274,15 @@ fn select_candidates(compiled: &CompiledRule) -> Vec<SelectedLimit<'_>> {
 
 /// Limit that came with a request, under the domain's defaults; `None` if its period is invalid.
 fn build_override_limit(behaviour: &DecisionSettings, domain: &DomainRules, sent: &LimitOverride) -> Option<Limit> {
-    let unit = Unit::from_number(sent.unit)?;
+    let unit = Unit::from_protobuf_number(sent.unit)?;
     let period = Period::new(unit, sent.unit_multiplier)?;
     let defaults = domain.override_defaults(unit);
     let log_is_too_long = defaults.algorithm.properties().has_log() && sent.requests_per_unit > behaviour.log_max;
     let algorithm = if log_is_too_long { Algorithm::SlidingWindowCounter } else { defaults.algorithm };
     let properties = algorithm.properties();
     let spec = LimitSpec {
-        queue_size: defaults.queue_size.filter(|_| properties.capacity == Capacity::QueueSize),
-        max_wait_us: defaults.max_wait_us.filter(|_| properties.delay != Delay::Never),
+        queue_size: defaults.queue_size.filter(|_| properties.capacity == CapacityKey::QueueSize),
+        max_wait_us: defaults.max_wait_us.filter(|_| properties.delay != DelayPolicy::Never),
         count_rejected: defaults
             .count_rejected
             .filter(|_| properties.rejected_hits != RejectedHitsPolicy::NeverCounted),

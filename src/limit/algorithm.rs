@@ -36,8 +36,8 @@ macro_rules! for_each_algorithm {
         $callback! {
             /// Tokens are refilled continuously; idle time earns a burst.
             TokenBucket, token_bucket, AlgorithmProperties {
-                capacity: Capacity::BucketSize,
-                delay: Delay::IfMaxWait,
+                capacity: CapacityKey::BucketSize,
+                delay: DelayPolicy::IfMaxWait,
                 rejected_hits: RejectedHitsPolicy::CountedOnRequest,
                 hit_expiry: HitExpiry::Continuous,
                 rejection_end_is_fixed: false,
@@ -46,8 +46,8 @@ macro_rules! for_each_algorithm {
             };
             /// Requests leave one by one at a fixed rate; those that find others before them are delayed.
             LeakyBucket, leaky_bucket, AlgorithmProperties {
-                capacity: Capacity::QueueSize,
-                delay: Delay::UntilDeadline,
+                capacity: CapacityKey::QueueSize,
+                delay: DelayPolicy::UntilDeadline,
                 rejected_hits: RejectedHitsPolicy::NeverCounted,
                 hit_expiry: HitExpiry::Continuous,
                 rejection_end_is_fixed: false,
@@ -57,8 +57,8 @@ macro_rules! for_each_algorithm {
             /// One count for each window; windows are aligned to the Unix epoch.
             #[default]
             FixedWindow, fixed_window, AlgorithmProperties {
-                capacity: Capacity::RequestsPerUnit,
-                delay: Delay::Never,
+                capacity: CapacityKey::RequestsPerUnit,
+                delay: DelayPolicy::Never,
                 rejected_hits: RejectedHitsPolicy::CountedByDefault,
                 hit_expiry: HitExpiry::WithWindow,
                 rejection_end_is_fixed: true,
@@ -67,8 +67,8 @@ macro_rules! for_each_algorithm {
             };
             /// One entry for each admitted hit; exact in any window.
             SlidingWindowLog, sliding_window_log, AlgorithmProperties {
-                capacity: Capacity::RequestsPerUnit,
-                delay: Delay::Never,
+                capacity: CapacityKey::RequestsPerUnit,
+                delay: DelayPolicy::Never,
                 rejected_hits: RejectedHitsPolicy::CountedOnRequest,
                 hit_expiry: HitExpiry::AfterPeriod,
                 rejection_end_is_fixed: false,
@@ -77,8 +77,8 @@ macro_rules! for_each_algorithm {
             };
             /// Count of this window plus that of the previous one, weighted by the part of it that still overlaps.
             SlidingWindowCounter, sliding_window_counter, AlgorithmProperties {
-                capacity: Capacity::RequestsPerUnit,
-                delay: Delay::Never,
+                capacity: CapacityKey::RequestsPerUnit,
+                delay: DelayPolicy::Never,
                 rejected_hits: RejectedHitsPolicy::CountedOnRequest,
                 hit_expiry: HitExpiry::WithWindow,
                 rejection_end_is_fixed: false,
@@ -93,9 +93,9 @@ macro_rules! for_each_algorithm {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AlgorithmProperties {
     /// Key that sets the number of hits that can pass at once.
-    pub capacity: Capacity,
+    pub capacity: CapacityKey,
     /// Delay of an admitted request; decides whether `max_wait` applies.
-    pub delay: Delay,
+    pub delay: DelayPolicy,
     /// Treatment of rejected hits; decides whether `count_rejected` applies.
     pub rejected_hits: RejectedHitsPolicy,
     /// Expiry of charged hits; decides how long counters are kept, and the size, life and return of leases.
@@ -110,7 +110,7 @@ pub struct AlgorithmProperties {
 
 /// Key that sets the number of hits that can pass at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Capacity {
+pub enum CapacityKey {
     /// `requests_per_unit`: the limit of a window.
     RequestsPerUnit,
     /// `bucket_size`; `requests_per_unit` by default.
@@ -119,7 +119,7 @@ pub enum Capacity {
     QueueSize,
 }
 
-impl Capacity {
+impl CapacityKey {
     /// Key of a rule file that only this kind of capacity has, if any.
     pub const fn key(self) -> Option<&'static str> {
         match self {
@@ -132,7 +132,7 @@ impl Capacity {
 
 /// Delay of an admitted request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Delay {
+pub enum DelayPolicy {
     /// Admitted requests are answered at once.
     Never,
     /// Admitted requests are delayed only if the rule has a `max_wait`.

@@ -5,8 +5,8 @@
 //! every part of a key is delimited. The number of hits that a limit allows is not part of the key, so a counter
 //! survives a change of it.
 //!
-//! Hits are charged, peeked at (no hits: `limit::request`) or refunded. `ChargeRequest::effect` alone says what that
-//! changes in a state; each algorithm applies it in its own `charge` (`limit::algorithm`).
+//! Hits are charged, peeked at (no hits: `limit::request`) or refunded. `ChargeRequest::state_change` alone says
+//! what that changes in a state; each algorithm applies it in its own `charge` (`limit::algorithm`).
 //!
 //! A counter's time never runs backwards: an algorithm works at the later of `now` and the last charge. A last charge
 //! more than a period ahead of `now` means that a clock was wrong, and the state is discarded.
@@ -28,9 +28,9 @@ use crate::telemetry::service_metrics::HashSeed;
 #[derive(Clone, Debug)]
 pub struct Charge<'a> {
     /// Path of the counters.
-    pub path: Path<'a>,
-    /// Result of [`Path::key`] for the path.
-    pub key: u128,
+    pub path: CounterPath<'a>,
+    /// Result of [`CounterPath::process_hash`] for the path.
+    pub path_hash: u128,
     /// Counters, at least one, with distinct tags.
     pub counters: SmallVec<[Counter<'a>; 1]>,
     /// Hits and maximum delay.
@@ -39,8 +39,8 @@ pub struct Charge<'a> {
 
 impl<'a> Charge<'a> {
     /// Creates a charge on counters of a path: at least one, with distinct tags.
-    pub fn new(path: Path<'a>, counters: SmallVec<[Counter<'a>; 1]>, request: ChargeRequest) -> Self {
-        Self { key: path.key(), path, counters, request }
+    pub fn new(path: CounterPath<'a>, counters: SmallVec<[Counter<'a>; 1]>, request: ChargeRequest) -> Self {
+        Self { path_hash: path.process_hash(), path, counters, request }
     }
 }
 
@@ -66,9 +66,9 @@ impl<'a> Counter<'a> {
     }
 }
 
-/// Identity of a descriptor.
+/// Path of counters: the domain and the matched entries of a descriptor.
 #[derive(Clone, Copy, Debug)]
-pub struct Path<'a> {
+pub struct CounterPath<'a> {
     /// Domain.
     pub domain: &'a str,
     /// Entries as sent.
@@ -80,48 +80,48 @@ pub struct Path<'a> {
 }
 
 /// Random hash key of this process. Clients choose the values, and must not be able to choose two that collide.
-static SECRET: LazyLock<SipHasher13> = LazyLock::new(|| {
+static HASH_SECRET: LazyLock<SipHasher13> = LazyLock::new(|| {
     let (first, second) = random_u64_pair();
     SipHasher13::new_with_keys(first, second)
 });
 
-impl Path<'_> {
-    /// Hashes the path to the 128-bit key of its counters in this process; other processes have other keys.
-    pub fn key(&self) -> u128 {
-        self.hash(*SECRET)
+impl CounterPath<'_> {
+    /// Hashes the path to 128 bits that identify it in this process; other processes have other hashes.
+    pub fn process_hash(&self) -> u128 {
+        self.hash_parts(*HASH_SECRET)
     }
 
     /// Hashes the path to a number that is the same in all processes and versions, for samples of keys.
     pub fn sample_hash(&self) -> u64 {
-        upper_half(self.hash(SipHasher13::new_with_keys(0, 0)))
+        upper_half(self.hash_parts(SipHasher13::new_with_keys(0, 0)))
     }
 
     /// Hashes the path to a number that is the same in all processes with this seed.
-    pub fn hash_with(&self, seed: HashSeed) -> u64 {
-        upper_half(self.hash(SipHasher13::new_with_keys(seed.0, seed.1)))
+    pub fn hash_with_seed(&self, seed: HashSeed) -> u64 {
+        upper_half(self.hash_parts(SipHasher13::new_with_keys(seed.0, seed.1)))
     }
 
     /// Hashes the parts. Each part is preceded by its length, and a shared value by a mark, so that no two paths hash
     /// the same input.
-    fn hash(&self, mut hasher: SipHasher13) -> u128 {
-        write_part(&mut hasher, 0, self.domain.as_bytes());
+    fn hash_parts(&self, mut hasher: SipHasher13) -> u128 {
+        hash_part(&mut hasher, 0, self.domain.as_bytes());
         let mut shared = self.shared.iter().peekable();
         for (index, entry) in self.entries.iter().enumerate() {
-            write_part(&mut hasher, 0, entry.key);
+            hash_part(&mut hasher, 0, entry.key);
             match shared.next_if(|(shared_index, _)| *shared_index == index) {
-                Some((_, pattern)) => write_part(&mut hasher, 1, pattern),
-                None => write_part(&mut hasher, 0, entry.value),
+                Some((_, pattern)) => hash_part(&mut hasher, 1, pattern),
+                None => hash_part(&mut hasher, 0, entry.value),
             }
         }
         // Entries are pairs of parts, so a single part after them is the name of a candidate.
         if let Some(name) = self.candidate {
-            write_part(&mut hasher, 0, name.as_bytes());
+            hash_part(&mut hasher, 0, name.as_bytes());
         }
         hasher.finish128().as_u128()
     }
 }
 
-fn write_part(hasher: &mut SipHasher13, mark: u64, bytes: &[u8]) {
+fn hash_part(hasher: &mut SipHasher13, mark: u64, bytes: &[u8]) {
     hasher.write_u64((bytes.len() as u64) << 1 | mark);
     hasher.write(bytes);
 }
@@ -163,7 +163,7 @@ impl ChargeRequest {
     }
 
     /// Change that the request makes to the state, given whether its hits fit.
-    pub(crate) const fn effect(self, fits: bool, limit: &Limit) -> StateChange {
+    pub(crate) const fn state_change(self, fits: bool, limit: &Limit) -> StateChange {
         match self.hits {
             Hits::Charge(count) if fits && !self.rejected_elsewhere => StateChange::Charge(count),
             Hits::Charge(count) if limit.count_rejected() => StateChange::ChargeRejected(count),
@@ -234,6 +234,6 @@ pub(crate) fn effective_time(now: Time, last: Time, period_us: u64) -> Option<Ef
 }
 
 /// Clamps a count to 32 bits.
-pub(crate) fn to_u32(count: u64) -> u32 {
+pub(crate) fn clamp_to_u32(count: u64) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }

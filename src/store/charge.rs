@@ -24,7 +24,7 @@ use super::error::ChargeError;
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::state::State;
-use crate::limit::algorithm::stored_state::MAX_EXACT;
+use crate::limit::algorithm::stored_state::MAX_LUA_INTEGER;
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
 use crate::settings::endpoint::Endpoint;
 use crate::telemetry::traces::{Span, SpanKind, SpanRef};
@@ -47,15 +47,15 @@ pub struct ChargeContext<'s> {
     /// Time of the charges by the clock of this process.
     pub now: Time,
     /// Latest time for an answer.
-    pub until: Instant,
+    pub deadline: Instant,
     /// Parent of the call's span, if the request is sampled.
     pub span_ref: Option<&'s SpanRef>,
 }
 
 impl ChargeContext<'_> {
     /// A context of an unsampled request.
-    pub const fn new(now: Time, until: Instant) -> Self {
-        Self { now, until, span_ref: None }
+    pub const fn new(now: Time, deadline: Instant) -> Self {
+        Self { now, deadline, span_ref: None }
     }
 }
 
@@ -98,12 +98,12 @@ impl OwnedCharge {
     pub fn bounded_request(&self) -> ChargeRequest {
         let bound_us = |counter: &OwnedCounter| State::max_exact_delay_us(&counter.limit);
         let max_delay_us =
-            self.counters.iter().map(bound_us).fold(self.request.max_delay_us.min(MAX_EXACT - 1), u64::min);
+            self.counters.iter().map(bound_us).fold(self.request.max_delay_us.min(MAX_LUA_INTEGER - 1), u64::min);
         ChargeRequest { max_delay_us, ..self.request }
     }
 
     /// Limits of the counters, as [`charge_together`](crate::limit::algorithm::state::charge_together) takes them.
-    pub fn limits(&self) -> SmallVec<[JointLimit<'_>; 1]> {
+    pub fn joint_limits(&self) -> SmallVec<[JointLimit<'_>; 1]> {
         self.counters.iter().map(OwnedCounter::joint_limit).collect()
     }
 }
@@ -174,7 +174,7 @@ impl<T: Send + 'static> Drop for DetachOnDrop<T> {
 }
 
 /// Starts the span of a call of `command` to `system` for a number of charges; `None` if no request is sampled.
-pub(super) fn start_span(
+pub(super) fn start_call_span(
     system: &'static str,
     span_refs: &[SpanRef],
     command: &'static str,
@@ -223,7 +223,7 @@ pub enum DecidedBy {
     /// The counters themselves.
     Store,
     /// The over-limit cache: Redis has just rejected such a charge.
-    KnownOver,
+    OverLimitCache,
     /// This process's free share of an eventual limit; its hits are never charged to Redis.
     Share,
     /// A lease: its hits were charged to Redis beforehand.
@@ -262,7 +262,7 @@ impl fmt::Debug for DeferredOutcomes {
 
 impl DeferredOutcomes {
     /// Polls charges in Redis once, so that their calls are sent.
-    pub(super) fn begin(
+    pub(super) fn start(
         charges: impl Future<Output = SmallVec<[Result<StoreOutcome, RedisError>; 2]>> + Send + 'static,
     ) -> Self {
         let outcomes = charges.map(|outcomes| outcomes.into_iter().map(|it| it.map_err(ChargeError::from)).collect());
@@ -283,6 +283,6 @@ impl DeferredOutcomes {
 }
 
 /// Waits for outcomes in a task, and passes them to `each`. Must be called within a tokio runtime.
-pub fn spawn_on_outcomes(pending: PendingOutcomes, each: impl FnOnce(StoreOutcomes) + Send + 'static) {
+pub fn spawn_outcome_handler(pending: PendingOutcomes, each: impl FnOnce(StoreOutcomes) + Send + 'static) {
     tokio::spawn(pending.map(each));
 }

@@ -61,7 +61,7 @@ impl ReplicaCount {
     }
 
     /// Replaces the count.
-    pub fn set(&self, replicas: NonZeroU32) {
+    pub fn set_count(&self, replicas: NonZeroU32) {
         self.0.store(replicas.get(), Ordering::Relaxed);
     }
 
@@ -97,7 +97,7 @@ impl Fallback {
     /// More hits than the share holds, but not than the limit, may be admitted once Redis is back: their retry time is
     /// the reset of the share instead of never.
     pub fn charge(&self, charge: &Charge<'_>, now: Time) -> SmallVec<[ChargeResult; 1]> {
-        let mut results = self.with_shares(charge, |charge| {
+        let mut results = self.charge_shares(charge, |charge| {
             self.memory.charge(charge, now).unwrap_or_else(|_| self.memory.charge_overflow(charge, now))
         });
         for (counter, result) in charge.counters.iter().zip(&mut results) {
@@ -112,15 +112,15 @@ impl Fallback {
 
     /// Returns which limits would admit the charge; charges nothing.
     pub fn admits(&self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
-        self.with_shares(charge, |charge| self.memory.admits(charge, now))
+        self.charge_shares(charge, |charge| self.memory.admits(charge, now))
     }
 
     /// Stores the states that Redis reported for counters of a path, each given by its limit and tag. Times later than
     /// `now`, the time of this process, are reduced to it. States of global limits are left out: they tell what a
     /// region was granted.
-    pub fn remember(&self, path: u128, counters: &[(Limit, u128)], states: &[State], now: Time) {
+    pub fn store_reported_states(&self, path: u128, counters: &[(Limit, u128)], states: &[State], now: Time) {
         let replicas = self.replicas.count();
-        self.memory.put(path, now, |put| {
+        self.memory.put_states(path, now, |put| {
             let reported = counters.iter().zip(states);
             for ((limit, tag), state) in reported.filter(|((limit, _), _)| !limit.is_counted_in_region()) {
                 let share = limit.fallback_share(replicas);
@@ -152,7 +152,7 @@ impl Fallback {
     }
 
     /// Calls `then` with the same charge under this process's share of its limits.
-    fn with_shares<T>(&self, charge: &Charge<'_>, then: impl FnOnce(&Charge<'_>) -> T) -> T {
+    fn charge_shares<T>(&self, charge: &Charge<'_>, then: impl FnOnce(&Charge<'_>) -> T) -> T {
         let replicas = self.replicas.count();
         let is_undivided = |counter: &Counter<'_>| counter.limit.global_scope().is_none();
         if replicas == NonZeroU32::MIN && charge.counters.iter().all(is_undivided) {
@@ -163,6 +163,6 @@ impl Fallback {
         let under = |(counter, limit): (&Counter<'_>, _)| Counter { limit, ..*counter };
         // A new charge, because the borrowed shares live shorter than the given charge.
         let counters = charge.counters.iter().zip(&shares).map(under).collect();
-        then(&Charge { path: charge.path, key: charge.key, counters, request: charge.request })
+        then(&Charge { path: charge.path, path_hash: charge.path_hash, counters, request: charge.request })
     }
 }

@@ -19,11 +19,11 @@ use smallvec::SmallVec;
 use tokio::time::sleep;
 
 use self::command_stats::CommandStats;
-use self::counter_key::{CounterKey, CounterKeys};
+use self::counter_key::{CounterKey, MemcacheKeyScheme};
 use self::counting::ServerCounter;
 use super::charge::{
     CallDeadlines, ChargeContext, ChargeMode, ChargeResults, DecidedBy, DetachOnDrop, OwnedCharge, OwnedCounter,
-    StoreOutcome, set_span_server, start_span,
+    StoreOutcome, set_span_server, start_call_span,
 };
 use super::fallback::Fallback;
 use super::health::{HEALTH_INTERVAL, StoreHealth};
@@ -51,7 +51,7 @@ type MemcacheOutcome = Result<StoreOutcome, MemcacheError>;
 #[derive(Debug)]
 pub struct Memcache {
     shared: Arc<SharedState>,
-    keys: CounterKeys,
+    keys: MemcacheKeyScheme,
     timeout: Duration,
     stats: ChargeStats,
 }
@@ -100,10 +100,10 @@ impl Memcache {
                 calls: AtomicU64::new(0),
                 commands: CommandStats::default(),
             }),
-            keys: CounterKeys {
+            keys: MemcacheKeyScheme {
                 prefix: settings.key_prefix.clone(),
                 format: settings.key_format,
-                jitter: ExpiryJitter::below(settings.expiration_jitter),
+                jitter: ExpiryJitter::up_to(settings.expiration_jitter),
             },
             timeout: settings.timeout,
             stats: ChargeStats::default(),
@@ -127,24 +127,24 @@ impl Memcache {
         mode: ChargeMode,
         context: ChargeContext<'_>,
     ) -> Vec<MemcacheOutcome> {
-        let guard = self.stats.begin(charges.len());
+        let guard = self.stats.begin_charges(charges.len());
         let outcomes = join_all(charges.iter().map(|charge| self.charge(charge, mode, context))).await;
         guard.finish(&outcomes, |error| *error == MemcacheError::Timeout);
         outcomes
     }
 
     async fn charge(&self, charge: &Charge<'_>, mode: ChargeMode, context: ChargeContext<'_>) -> MemcacheOutcome {
-        let ChargeContext { now, until, span_ref } = context;
-        let Some(mut call) = self.prepare(charge, mode, now) else { return Err(MemcacheError::Unsupported) };
+        let ChargeContext { now, deadline, span_ref } = context;
+        let Some(mut call) = self.prepare_call(charge, mode, now) else { return Err(MemcacheError::Unsupported) };
         let started = Instant::now();
         let shared = &self.shared;
-        if let Some(results) = shared.over_limit_cache.find(call.id, slice::from_ref(&call.charge), started) {
-            return Ok(StoreOutcome { results, decided_by: DecidedBy::KnownOver, now });
+        if let Some(results) = shared.over_limit_cache.find_rejection(call.id, slice::from_ref(&call.charge), started) {
+            return Ok(StoreOutcome { results, decided_by: DecidedBy::OverLimitCache, now });
         }
         call.span_ref = span_ref.cloned();
-        let CallDeadlines { call: deadline, caller } = CallDeadlines::new(until, started, self.timeout);
+        let CallDeadlines { call: call_deadline, caller } = CallDeadlines::new(deadline, started, self.timeout);
         let detached = Arc::clone(shared);
-        let call = DetachOnDrop::new(async move { detached.run(call, deadline).await });
+        let call = DetachOnDrop::new(async move { detached.charge_server(call, call_deadline).await });
         let results = match caller {
             Some(until) => timeout_with_grace(call, until).await.unwrap_or(Err(MemcacheError::Timeout)),
             None => call.await,
@@ -153,7 +153,7 @@ impl Memcache {
     }
 
     /// Prepares a call; `None` if an increment cannot count the charge.
-    fn prepare(&self, charge: &Charge<'_>, mode: ChargeMode, now: Time) -> Option<MemcacheCall> {
+    fn prepare_call(&self, charge: &Charge<'_>, mode: ChargeMode, now: Time) -> Option<MemcacheCall> {
         let [counter] = &*charge.counters else { return None };
         let limit = *counter.limit;
         let is_supported = limit.algorithm() == Algorithm::FixedWindow
@@ -167,8 +167,15 @@ impl Memcache {
             dry_run: mode == ChargeMode::DryRun,
             ..OwnedCharge::new(SmallVec::from_iter([counter]), charge.request)
         };
-        let key = self.keys.key(charge, now)?;
-        Some(MemcacheCall { key, charge: owned, id: charge.key ^ counter.tag, path: charge.key, now, span_ref: None })
+        let key = self.keys.counter_key(charge, now)?;
+        Some(MemcacheCall {
+            key,
+            charge: owned,
+            id: charge.path_hash ^ counter.tag,
+            path: charge.path_hash,
+            now,
+            span_ref: None,
+        })
     }
 
     /// Deletes the counter of a charge, in memcached and in the caches of this process; returns 1 if it existed.
@@ -176,8 +183,8 @@ impl Memcache {
     /// # Errors
     /// The server failed.
     pub(super) async fn reset(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Result<u64, MemcacheError> {
-        let call = self.prepare(charge, ChargeMode::Commit, now).ok_or(MemcacheError::Unsupported)?;
-        let server = self.shared.servers.owner(&call.key.bytes, deadline).await?;
+        let call = self.prepare_call(charge, ChargeMode::Commit, now).ok_or(MemcacheError::Unsupported)?;
+        let server = self.shared.servers.server_for_key(&call.key.bytes, deadline).await?;
         let deleted = match server.call(&[b"delete", &call.key.bytes], deadline).await? {
             MemcacheReply::Deleted => 1,
             MemcacheReply::Missing => 0,
@@ -196,7 +203,7 @@ impl Memcache {
             calls: self.shared.calls.load(Ordering::Relaxed),
             abandoned: self.stats.abandoned(),
             refunds_dropped: None,
-            rejected_locally: self.shared.over_limit_cache.rejected(),
+            rejected_locally: self.shared.over_limit_cache.rejected_charges(),
             latency: self.stats.latency(),
             eventual: None,
             regions: None,
@@ -235,7 +242,7 @@ impl Memcache {
 
 impl SharedState {
     /// Counts the hits of a call and decides, by `deadline`; updates the caches of this process.
-    async fn run(&self, call: MemcacheCall, deadline: Instant) -> Result<ChargeResults, MemcacheError> {
+    async fn charge_server(&self, call: MemcacheCall, deadline: Instant) -> Result<ChargeResults, MemcacheError> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let hits = if call.charge.dry_run { Hits::Peek } else { call.charge.request.hits };
         let verb = match hits {
@@ -243,14 +250,14 @@ impl SharedState {
             Hits::Charge(_) => "incr",
             Hits::Refund(_) => "decr",
         };
-        let mut span = start_span("memcached", call.span_ref.as_slice(), verb, 1);
+        let mut span = start_call_span("memcached", call.span_ref.as_slice(), verb, 1);
         let sent = Instant::now();
         let counted = async {
-            let server = self.servers.owner(&call.key.bytes, deadline).await?;
+            let server = self.servers.server_for_key(&call.key.bytes, deadline).await?;
             if let Some(span) = &mut span {
                 set_span_server(span, server.endpoint());
             }
-            ServerCounter { server, key: &call.key, deadline, stats: &self.commands }.count(hits).await
+            ServerCounter { server, key: &call.key, deadline, stats: &self.commands }.count_hits(hits).await
         };
         let counted = counted.await;
         if let (Some(span), Err(error)) = (&mut span, &counted) {
@@ -258,12 +265,12 @@ impl SharedState {
         }
         drop(span);
         let mut states = [State::FixedWindow(fixed_window::State { count: counted?, last: call.now })];
-        let results = call.decide(&mut states);
+        let results = call.compute_results(&mut states);
         let times = CallTimes { sent, answered: Instant::now() };
-        self.over_limit_cache.update(call.id, slice::from_ref(&call.charge), slice::from_ref(&results), times);
+        self.over_limit_cache.record_results(call.id, slice::from_ref(&call.charge), slice::from_ref(&results), times);
         for OwnedCounter { limit, shadow, tag, .. } in &call.charge.counters {
             if !shadow && limit.on_store_error() == StorePolicy::Local {
-                self.fallback.remember(call.path, &[(*limit, *tag)], &states, call.now);
+                self.fallback.store_reported_states(call.path, &[(*limit, *tag)], &states, call.now);
             }
         }
         Ok(results)
@@ -272,8 +279,8 @@ impl SharedState {
 
 impl MemcacheCall {
     /// Computes the results from the count before the charge, and applies the charge to it.
-    fn decide(&self, states: &mut [State; 1]) -> ChargeResults {
-        let limits = self.charge.limits();
+    fn compute_results(&self, states: &mut [State; 1]) -> ChargeResults {
+        let limits = self.charge.joint_limits();
         match self.charge.dry_run {
             true => charge_together(&limits, &mut states.clone(), self.now, self.charge.request),
             false => charge_together(&limits, states, self.now, self.charge.request),

@@ -39,25 +39,25 @@ const MIN_SHARD_BYTES: u64 = 256 * 1024;
 /// Largest shard; a larger one would be locked too long by a sweep or a rebuild of its index.
 const MAX_SHARD_BYTES: u64 = 2 * 1024 * 1024;
 /// Number of shards that avoids contention; more are made only to keep shards small.
-const CONTENTION_SHARDS: u64 = 256;
+const UNCONTENDED_SHARDS: u64 = 256;
 
 impl MemoryStore {
     /// Creates an empty store of about `capacity_bytes` at most, at least 256 KiB.
     pub fn new(capacity_bytes: u64) -> Self {
         let shards =
-            (capacity_bytes / MIN_SHARD_BYTES).clamp(1, CONTENTION_SHARDS).max(capacity_bytes / MAX_SHARD_BYTES);
+            (capacity_bytes / MIN_SHARD_BYTES).clamp(1, UNCONTENDED_SHARDS).max(capacity_bytes / MAX_SHARD_BYTES);
         let shard_bytes = (capacity_bytes / shards).max(MIN_SHARD_BYTES);
         let count = usize::try_from(shards).unwrap_or(usize::MAX);
         Self {
             shards: Sharded::new(count, || MemoryShard::new(shard_bytes)),
-            overflow: Mutex::new(MemoryShard::evict_any(MIN_SHARD_BYTES.max(capacity_bytes / 256))),
+            overflow: Mutex::new(MemoryShard::evicting_any(MIN_SHARD_BYTES.max(capacity_bytes / 256))),
         }
     }
 
     /// Decides all limits of a descriptor together; the results have the order of the charge's counters. A peek never
     /// adds a counter.
     pub fn charge(&self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
-        self.shard(charge.key).charge(charge, now)
+        self.lock_shard(charge.path_hash).charge(charge, now)
     }
 
     /// Decides a charge without room in its shard, in the overflow shard, where any counter may be evicted. Clients
@@ -69,25 +69,25 @@ impl MemoryStore {
     /// Deletes the counters of a charge; returns how many existed.
     pub fn reset(&self, charge: &Charge<'_>) -> usize {
         let reset = |counter: &Counter<'_>| {
-            let key = charge.key ^ counter.tag;
-            self.shard(charge.key).remove_key(key) | lock_ignoring_poison(&self.overflow).remove_key(key)
+            let key = charge.path_hash ^ counter.tag;
+            self.lock_shard(charge.path_hash).remove_key(key) | lock_ignoring_poison(&self.overflow).remove_key(key)
         };
         charge.counters.iter().filter(|counter| reset(counter)).count()
     }
 
     /// Returns which limits would admit a charge; charges nothing.
     pub fn admits(&self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
-        self.shard(charge.key).admits(charge, now)
+        self.lock_shard(charge.path_hash).admits(charge, now)
     }
 
     /// Replaces the states of counters of a path. `each` is called once, with a function that takes limit, tag and
     /// state of each counter; `now` is the time of the states. A new counter without room is left out.
-    pub fn put(&self, path: u128, now: Time, each: impl FnOnce(&mut dyn FnMut(&Limit, u128, State))) {
-        let mut shard = self.shard(path);
-        each(&mut |limit, tag, state| shard.put(path ^ tag, limit, state, now));
+    pub fn put_states(&self, path: u128, now: Time, each: impl FnOnce(&mut dyn FnMut(&Limit, u128, State))) {
+        let mut shard = self.lock_shard(path);
+        each(&mut |limit, tag, state| shard.replace_state(path ^ tag, limit, state, now));
     }
 
-    fn shard(&self, path: u128) -> MutexGuard<'_, MemoryShard> {
+    fn lock_shard(&self, path: u128) -> MutexGuard<'_, MemoryShard> {
         self.shards.lock_shard(upper_half(path))
     }
 

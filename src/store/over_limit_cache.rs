@@ -23,7 +23,7 @@ use crate::limit::request::Hits;
 /// Longest validity of an entry.
 pub const MAX_VALIDITY: Duration = Duration::from_secs(1);
 /// Smallest capacity, so that each shard has room for some entries.
-const MIN_BYTES: usize = 128 << 10;
+const MIN_CAPACITY_BYTES: usize = 128 << 10;
 /// Shortest time between two searches of a full shard for expired entries.
 const EVICTION_INTERVAL_US: u64 = 50_000;
 
@@ -81,7 +81,7 @@ impl OverLimitCache {
     pub fn new(capacity_bytes: usize, cache_counted: bool, origin: Instant) -> Self {
         Self {
             shards: (capacity_bytes > 0).then(|| Sharded::new(DEFAULT_SHARDS, CacheShard::default)),
-            max_shard_bytes: capacity_bytes.max(MIN_BYTES) / DEFAULT_SHARDS,
+            max_shard_bytes: capacity_bytes.max(MIN_CAPACITY_BYTES) / DEFAULT_SHARDS,
             cache_counted,
             origin,
             entries: AtomicUsize::new(0),
@@ -91,11 +91,11 @@ impl OverLimitCache {
 
     /// Returns the result of each of these charges if all are equal and known to be rejected, with times relative to
     /// `now`. `id` is the hash of their counters.
-    pub fn find(&self, id: u128, charges: &[OwnedCharge], now: Instant) -> Option<ChargeResults> {
+    pub fn find_rejection(&self, id: u128, charges: &[OwnedCharge], now: Instant) -> Option<ChargeResults> {
         if self.entries() == 0 {
             return None;
         }
-        let now_us = self.micros(now);
+        let now_us = self.micros_since_origin(now);
         let mut shard = self.shards.as_ref()?.lock_shard(upper_half(id));
         let rejection = shard.rejections.get(&id)?;
         if rejection.end_us <= now_us {
@@ -106,14 +106,14 @@ impl OverLimitCache {
         if others.iter().any(|charge| charge != first) {
             return None;
         }
-        let results = rejection.results(first, now_us)?;
+        let results = rejection.results_for(first, now_us)?;
         self.rejected.fetch_add(charges.len() as u64, Ordering::Relaxed);
         Some(results)
     }
 
     /// Updates the cache from the results of a call's charges. The last rejection replaces an older one; an admitted
     /// charge or a refund after it removes the entry.
-    pub fn update(&self, id: u128, charges: &[OwnedCharge], results: &[ChargeResults], times: CallTimes) {
+    pub fn record_results(&self, id: u128, charges: &[OwnedCharge], results: &[ChargeResults], times: CallTimes) {
         if self.shards.is_none() {
             return;
         }
@@ -132,7 +132,7 @@ impl OverLimitCache {
     /// Removes expired entries from one of `parts` equal parts of the cache: the part with index `part`.
     pub fn sweep(&self, now: Instant, part: usize, parts: usize) {
         if let Some(shards) = self.shards.as_ref().filter(|_| self.entries() > 0) {
-            let now_us = self.micros(now);
+            let now_us = self.micros_since_origin(now);
             shards.lock_each_of_part(part, parts).for_each(|mut shard| self.evict_expired(&mut shard, now_us));
         }
     }
@@ -143,7 +143,7 @@ impl OverLimitCache {
     }
 
     /// Returns the number of charges rejected here since the start.
-    pub fn rejected(&self) -> u64 {
+    pub fn rejected_charges(&self) -> u64 {
         self.rejected.load(Ordering::Relaxed)
     }
 
@@ -169,7 +169,10 @@ impl OverLimitCache {
         // The results are wrong as soon as one of the rejecting limits could admit the charge.
         let waits = results.iter().filter(|result| !result.admitted).filter_map(|result| result.retry_after_us);
         let validity_us = waits.fold(to_micros(MAX_VALIDITY), u64::min);
-        let (at_us, end_us) = (self.micros(times.answered), self.micros(times.sent).saturating_add(validity_us));
+        let (at_us, end_us) = (
+            self.micros_since_origin(times.answered),
+            self.micros_since_origin(times.sent).saturating_add(validity_us),
+        );
         if end_us <= at_us {
             return;
         }
@@ -213,7 +216,7 @@ impl OverLimitCache {
         }
     }
 
-    fn micros(&self, at: Instant) -> u64 {
+    fn micros_since_origin(&self, at: Instant) -> u64 {
         to_micros(at.saturating_duration_since(self.origin))
     }
 }
@@ -221,7 +224,7 @@ impl OverLimitCache {
 impl CachedRejection {
     /// Returns the results of a charge if this rejection implies that it is rejected too, and when it could pass; times
     /// are reduced by what has passed since.
-    fn results(&self, charge: &OwnedCharge, now_us: u64) -> Option<ChargeResults> {
+    fn results_for(&self, charge: &OwnedCharge, now_us: u64) -> Option<ChargeResults> {
         let Hits::Charge(hits) = charge.request.hits else { return None };
         let same_counters = charge.counters.iter().eq(self.limits.iter().map(|limit| &limit.counter));
         if charge.dry_run || !same_counters || hits < self.hits || charge.request.max_delay_us > self.max_delay_us {

@@ -31,19 +31,19 @@ use smallvec::{SmallVec, smallvec};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
-use self::calls::{ChargeOutcome, PendingCharges, PendingGroups, PendingKind, RedisCalls, Role};
-use self::deployments::{Deployments, ServersAndPools};
+use self::calls::{CallRole, ChargeOutcome, ChargeProgress, PendingCharges, PendingGroups, RedisCalls};
+use self::deployments::{ConnectionStats, Deployments};
 use self::eventual::Admission;
 use self::eventual::budget::EventualCounters;
 use self::eventual::local_admission::LocalAdmission;
 use self::global_limit_hooks::GlobalLimitHooks;
 use self::key::{CounterId, KeyScheme};
-use self::lease_call::reset_charge;
+use self::lease_call::full_refund;
 use self::prepared_call::PreparedCall;
 use self::regions::GlobalGrants;
 use self::replicas::Replicas;
 use self::replicas::heartbeat::Heartbeat;
-use self::scan::{ScanOptions, scan};
+use self::scan::{ScanOptions, scan_paths};
 use super::charge::{CallDeadlines, DecidedBy, StoreOutcome};
 use crate::base::clock::Time;
 use crate::limit::Consistency;
@@ -54,7 +54,7 @@ use crate::store::client::redis::error::RedisError;
 use crate::store::fallback::Fallback;
 use crate::store::health::{HEALTH_INTERVAL, StoreHealth};
 use crate::store::over_limit_cache::OverLimitCache;
-use crate::store::redis::key::CounterPath;
+use crate::store::redis::key::ScannedPath;
 use crate::store::redis::scan::KeyScan;
 use crate::store::stats::{ChargeStats, EventualSharing, SharedStoreStats};
 
@@ -86,15 +86,15 @@ impl Redis {
     /// Starts to connect in the background; `fallback` decides while Redis is away. Must be called within a tokio
     /// runtime.
     pub fn start(settings: &RedisSettings, fallback: Fallback) -> Self {
-        Self::from_parts(settings, fallback, false)
+        Self::start_with_clock(settings, fallback, false)
     }
 
     /// As [`Redis::start`], but counters follow the time of the charges: for tests with a manual clock.
     pub fn start_with_client_clock(settings: &RedisSettings, fallback: Fallback) -> Self {
-        Self::from_parts(settings, fallback, true)
+        Self::start_with_clock(settings, fallback, true)
     }
 
-    fn from_parts(settings: &RedisSettings, fallback: Fallback, client_clock: bool) -> Self {
+    fn start_with_clock(settings: &RedisSettings, fallback: Fallback, client_clock: bool) -> Self {
         let deployments = Deployments::start(settings);
         let replicas = Arc::new(Replicas::new(settings.max_replicas));
         // A configured number of replicas is not replaced by the live count.
@@ -149,7 +149,7 @@ impl Redis {
     /// renews the claim at once. Needs scripts, so it does nothing in the key format of envoyproxy/ratelimit. Must be
     /// called within a tokio runtime.
     pub fn claim_slot(&self) {
-        if self.keys.is_native() {
+        if self.keys.uses_own_format() {
             self.heartbeat.start();
         }
     }
@@ -163,8 +163,8 @@ impl Redis {
         mode: ChargeMode,
         context: ChargeContext<'_>,
     ) -> SmallVec<[ChargeOutcome; 2]> {
-        let guard = self.stats.begin(charges.len());
-        let outcomes = self.submit_all(charges, mode, context).outcomes().await;
+        let guard = self.stats.begin_charges(charges.len());
+        let outcomes = self.submit_charges(charges, mode, context).wait_for_outcomes().await;
         guard.finish(&outcomes, |error| *error == RedisError::Timeout);
         outcomes
     }
@@ -177,25 +177,25 @@ impl Redis {
         context: ChargeContext<'_>,
     ) -> impl Future<Output = SmallVec<[ChargeOutcome; 2]>> + Send + use<> {
         let (redis, count) = (Arc::clone(self), charges.len());
-        let groups = self.submit_all(charges, ChargeMode::Commit, context);
+        let groups = self.submit_charges(charges, ChargeMode::Commit, context);
         async move {
-            let guard = redis.stats.begin(count);
-            let outcomes = groups.outcomes().await;
+            let guard = redis.stats.begin_charges(count);
+            let outcomes = groups.wait_for_outcomes().await;
             guard.finish(&outcomes, |error| *error == RedisError::Timeout);
             outcomes
         }
     }
 
     /// Submits all groups of charges before the first await, so that their calls are sent together.
-    fn submit_all(&self, charges: &[Charge<'_>], mode: ChargeMode, context: ChargeContext<'_>) -> PendingGroups {
+    fn submit_charges(&self, charges: &[Charge<'_>], mode: ChargeMode, context: ChargeContext<'_>) -> PendingGroups {
         let mut groups = PendingGroups::with_capacity(charges.len());
         if let [charge] = charges {
-            let group = ChargeGroup::of_one(&self.keys, charge, mode, context.now);
-            self.submit(group, charges, context, &mut groups);
+            let group = ChargeGroup::of_single_charge(&self.keys, charge, mode, context.now);
+            self.submit_group(group, charges, context, &mut groups);
             return groups;
         }
-        for group in group(&self.keys, charges, mode, context.now) {
-            self.submit(group, charges, context, &mut groups);
+        for group in group_charges(&self.keys, charges, mode, context.now) {
+            self.submit_group(group, charges, context, &mut groups);
         }
         groups
     }
@@ -203,43 +203,43 @@ impl Redis {
     /// Decides a group in this process if possible; otherwise prepares its call, or adds it to the call in flight.
     ///
     /// A prepared call is sent when [`PendingGroups`] is first polled.
-    fn submit(
+    fn submit_group(
         &self,
         group: ChargeGroup,
         charges: &[Charge<'_>],
         context: ChargeContext<'_>,
         groups: &mut PendingGroups,
     ) {
-        let ChargeContext { now, until, span_ref } = context;
+        let ChargeContext { now, deadline, span_ref } = context;
         let calls = &*self.calls;
         let charge = &charges[group.indices[0]];
         let eventual = self.eventual_counters(&group);
         if let Some(eventual) = &eventual
             && let Some(outcome) = self.admit_locally(&group, charge, eventual, now)
         {
-            return groups.decide(&group.indices, outcome);
+            return groups.set_outcome(&group.indices, outcome);
         }
         let started = Instant::now();
-        if let Some(results) = calls.over_limit_cache.find(group.id.counters, &group.charges, started) {
-            let outcome = StoreOutcome { results, decided_by: DecidedBy::KnownOver, now };
-            return groups.decide(&group.indices, outcome);
+        if let Some(results) = calls.over_limit_cache.find_rejection(group.id.counters, &group.charges, started) {
+            let outcome = StoreOutcome { results, decided_by: DecidedBy::OverLimitCache, now };
+            return groups.set_outcome(&group.indices, outcome);
         }
-        let mut deadlines = CallDeadlines::new(until, started, self.timeout());
-        let kind = match self.calls.join(group.id.counters, group.charges, context) {
-            Role::Follower { outcomes, beyond_next_call } => {
+        let mut deadlines = CallDeadlines::new(deadline, started, self.timeout());
+        let progress = match self.calls.join_or_lead(group.id.counters, group.charges, context) {
+            CallRole::Follower { outcomes, beyond_next_call } => {
                 if beyond_next_call {
                     // The call that will take these charges may end after their caller's deadline.
-                    deadlines.caller = Some(until);
+                    deadlines.caller = Some(deadline);
                 }
-                PendingKind::Following(outcomes)
+                ChargeProgress::Following(outcomes)
             }
-            Role::Leader(charges) => {
-                let mut call = self.prepare(charge, group.id, eventual, now);
+            CallRole::Leader(charges) => {
+                let mut call = self.prepare_call(charge, group.id, eventual, now);
                 call.span_refs = span_ref.cloned().into_iter().collect();
-                PendingKind::Leading(self.calls.lead(call, charges, deadlines.call))
+                ChargeProgress::Leading(self.calls.lead_call(call, charges, deadlines.call))
             }
         };
-        groups.push(PendingCharges { kind, caller_deadline: deadlines.caller, indices: group.indices });
+        groups.add_group(PendingCharges { progress, caller_deadline: deadlines.caller, indices: group.indices });
     }
 
     /// Returns the counters of a group if the limits of all of them are eventual.
@@ -251,7 +251,7 @@ impl Redis {
         if first.counters.iter().any(|counter| counter.limit.consistency() == Consistency::Strict) {
             return None;
         }
-        self.calls.local_admission.descriptor(group.id.path, first)
+        self.calls.local_admission.eventual_counters(group.id.path, first)
     }
 
     /// Admits a single charge from a lease or a share, and requests the next lease when it is time.
@@ -271,11 +271,11 @@ impl Redis {
             Admission::Local { outcome, lease_ahead } => {
                 // A call in flight requests a lease itself.
                 if lease_ahead
-                    && let Role::Leader(no_charges) =
-                        self.calls.join(group.id.counters, ChargeBatch::new(), ChargeContext::new(now, at))
+                    && let CallRole::Leader(no_charges) =
+                        self.calls.join_or_lead(group.id.counters, ChargeBatch::new(), ChargeContext::new(now, at))
                 {
-                    let call = self.prepare(charge, group.id, Some(eventual.clone()), now);
-                    self.calls.spawn_lead(call, no_charges, at + self.timeout());
+                    let call = self.prepare_call(charge, group.id, Some(eventual.clone()), now);
+                    self.calls.spawn_call(call, no_charges, at + self.timeout());
                 }
                 Some(outcome)
             }
@@ -283,7 +283,7 @@ impl Redis {
         }
     }
 
-    fn prepare(
+    fn prepare_call(
         &self,
         charge: &Charge<'_>,
         id: CounterId,
@@ -293,9 +293,9 @@ impl Redis {
         let grants = self.grants.as_ref().filter(|_| self.keys.has_global_limit(charge));
         let global_limits = grants.cloned().map(GlobalLimitHooks::new);
         PreparedCall {
-            command: self.keys.count_command(charge, now),
+            command: self.keys.choose_command(charge, now),
             id,
-            deployment: Arc::clone(self.deployments.of(charge, global_limits.is_some())),
+            deployment: Arc::clone(self.deployments.deployment_for(charge, global_limits.is_some())),
             global_limits,
             now,
             client_clock: self.client_clock,
@@ -315,10 +315,10 @@ impl Redis {
         domain: &str,
         max_paths: usize,
         deadline: Instant,
-        filter: impl FnMut(&CounterPath) -> bool,
+        filter: impl FnMut(&ScannedPath) -> bool,
     ) -> Result<KeyScan, RedisError> {
         let nodes = self.deployments.clients().flat_map(|deployment| deployment.nodes()).collect();
-        scan(nodes, ScanOptions { prefix: self.keys.prefix(), domain, max_paths, deadline }, filter).await
+        scan_paths(nodes, ScanOptions { prefix: self.keys.prefix(), domain, max_paths, deadline }, filter).await
     }
 
     /// Deletes the counters of a charge, in Redis and in the caches of this process; returns how many existed. Hits
@@ -327,11 +327,12 @@ impl Redis {
     /// # Errors
     /// Redis failed, or its user may not run UNLINK.
     pub async fn reset(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Result<u64, RedisError> {
-        let ChargeGroup { id, charges, .. } = ChargeGroup::of_one(&self.keys, charge, ChargeMode::Commit, now);
+        let ChargeGroup { id, charges, .. } =
+            ChargeGroup::of_single_charge(&self.keys, charge, ChargeMode::Commit, now);
         let Some(owned) = charges.into_iter().next() else { return Ok(0) };
-        let own = self.calls.local_admission.reset(id.path);
-        let call = self.prepare(charge, id, None, now);
-        let deleted = call.reset(&reset_charge(owned.counters), own, deadline).await?;
+        let own = self.calls.local_admission.end_own_leases(id.path);
+        let call = self.prepare_call(charge, id, None, now);
+        let deleted = call.reset(&full_refund(owned.counters), own, deadline).await?;
         self.calls.over_limit_cache.remove(id.counters);
         self.fallback().reset(charge);
         Ok(deleted)
@@ -340,8 +341,8 @@ impl Redis {
     /// Forgets what this process caches about the counters of a charge: known rejections and leases, whose hits are not
     /// returned. A used share stays used.
     pub fn forget_cached(&self, charge: &Charge<'_>, now: Time) {
-        let ChargeGroup { id, .. } = ChargeGroup::of_one(&self.keys, charge, ChargeMode::Commit, now);
-        let _ended = self.calls.local_admission.reset(id.path);
+        let ChargeGroup { id, .. } = ChargeGroup::of_single_charge(&self.keys, charge, ChargeMode::Commit, now);
+        let _ended = self.calls.local_admission.end_own_leases(id.path);
         self.calls.over_limit_cache.remove(id.counters);
     }
 
@@ -349,20 +350,20 @@ impl Redis {
     pub fn stats(&self) -> SharedStoreStats {
         let calls = &*self.calls;
         let (table, replicas) = (calls.local_admission.table(), self.replicas());
-        let ServersAndPools { servers, pools } = self.deployments.stats();
+        let ConnectionStats { servers, pools } = self.deployments.stats();
         SharedStoreStats {
             charges: self.stats.requested(),
             calls: calls.sent(),
             abandoned: self.stats.abandoned(),
             refunds_dropped: Some(self.deployments.refunds_dropped()),
-            rejected_locally: calls.over_limit_cache.rejected(),
+            rejected_locally: calls.over_limit_cache.rejected_charges(),
             latency: self.stats.latency(),
             eventual: Some(EventualSharing {
                 hits: table.stats(),
                 descriptors: table.descriptors(),
                 slot: replicas.slot(),
                 slots: replicas.slots().get(),
-                live_replicas: replicas.live().map(NonZeroU32::get),
+                live_replicas: replicas.live_replicas().map(NonZeroU32::get),
             }),
             regions: self.grants.as_ref().map(|grants| grants.stats()),
             servers,
@@ -409,7 +410,7 @@ impl Redis {
 }
 
 /// Number of charges up to which a search is faster than a hash table.
-const MAX_SEARCHED: usize = 16;
+const MAX_LINEAR_SEARCH: usize = 16;
 
 /// Charges of one request on the same counters.
 struct ChargeGroup {
@@ -421,23 +422,23 @@ struct ChargeGroup {
 
 impl ChargeGroup {
     /// Creates a group of one charge, which has this index in the request.
-    fn of_one(keys: &KeyScheme, charge: &Charge<'_>, mode: ChargeMode, now: Time) -> Self {
+    fn of_single_charge(keys: &KeyScheme, charge: &Charge<'_>, mode: ChargeMode, now: Time) -> Self {
         Self {
             id: keys.counter_id(charge, now),
-            charges: SmallVec::from_iter([owned_charge(keys, charge, mode)]),
+            charges: SmallVec::from_iter([copy_charge(keys, charge, mode)]),
             indices: smallvec![0],
         }
     }
 }
 
 /// Groups the charges of a request, each group in their order.
-fn group(keys: &KeyScheme, charges: &[Charge<'_>], mode: ChargeMode, now: Time) -> SmallVec<[ChargeGroup; 2]> {
+fn group_charges(keys: &KeyScheme, charges: &[Charge<'_>], mode: ChargeMode, now: Time) -> SmallVec<[ChargeGroup; 2]> {
     let mut groups: SmallVec<[ChargeGroup; 2]> = SmallVec::with_capacity(charges.len());
     let mut group_of = HashMap::new();
     for (index, charge) in charges.iter().enumerate() {
         let id = keys.counter_id(charge, now);
-        let owned = owned_charge(keys, charge, mode);
-        let known = if charges.len() <= MAX_SEARCHED {
+        let owned = copy_charge(keys, charge, mode);
+        let known = if charges.len() <= MAX_LINEAR_SEARCH {
             groups.iter().rposition(|group| group.id.counters == id.counters)
         } else {
             group_of.get(&id.counters).copied()
@@ -448,7 +449,7 @@ fn group(keys: &KeyScheme, charges: &[Charge<'_>], mode: ChargeMode, now: Time) 
                 groups[known].indices.push(index);
             }
             None => {
-                if charges.len() > MAX_SEARCHED {
+                if charges.len() > MAX_LINEAR_SEARCH {
                     group_of.insert(id.counters, groups.len());
                 }
                 let charges = SmallVec::from_iter([owned]);
@@ -460,7 +461,7 @@ fn group(keys: &KeyScheme, charges: &[Charge<'_>], mode: ChargeMode, now: Time) 
 }
 
 /// Copies a charge, so that a call can outlive its request.
-fn owned_charge(keys: &KeyScheme, charge: &Charge<'_>, mode: ChargeMode) -> OwnedCharge {
+fn copy_charge(keys: &KeyScheme, charge: &Charge<'_>, mode: ChargeMode) -> OwnedCharge {
     let counters: SmallVec<[OwnedCounter; 1]> = charge
         .counters
         .iter()

@@ -194,7 +194,7 @@ pub(super) struct AbandonGuard<'a> {
 
 impl ChargeStats {
     /// Counts charges that begin now.
-    pub(super) fn begin(&self, charges: usize) -> AbandonGuard<'_> {
+    pub(super) fn begin_charges(&self, charges: usize) -> AbandonGuard<'_> {
         self.requested.fetch_add(charges as u64, Ordering::Relaxed);
         AbandonGuard { stats: self, started: Instant::now(), charges }
     }

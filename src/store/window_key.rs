@@ -7,7 +7,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use crate::base::clock::Time;
 use crate::base::random::random_u64;
 use crate::limit::algorithm::{Algorithm, fixed_window};
-use crate::limit::charge::{Charge, Counter, Path};
+use crate::limit::charge::{Charge, Counter, CounterPath};
 use crate::limit::{Consistency, Limit};
 use crate::store::client::redis::hash_slot::{hash_slot, hash_tag};
 
@@ -26,7 +26,7 @@ pub(crate) struct ExpiryJitter {
 
 impl ExpiryJitter {
     /// Creates a jitter below `bound`, in whole seconds; none if that is 0.
-    pub(crate) const fn below(bound: Duration) -> Self {
+    pub(crate) const fn up_to(bound: Duration) -> Self {
         Self { bound_s: bound.as_secs() }
     }
 
@@ -39,19 +39,19 @@ impl ExpiryJitter {
 impl WindowKey {
     /// Creates the key of the window in which `charge` counts; `None` if envoyproxy/ratelimit has no such counter. The
     /// key outlives the window by `jitter_s`.
-    pub(crate) fn of(prefix: &str, charge: &Charge<'_>, now: Time, jitter_s: u64) -> Option<Self> {
-        let limit = ratelimit_limit(charge)?;
-        let (start, end) = fixed_window::window(limit, now);
+    pub(crate) fn for_charge(prefix: &str, charge: &Charge<'_>, now: Time, jitter_s: u64) -> Option<Self> {
+        let limit = limit_known_to_ratelimit(charge)?;
+        let (start, end) = fixed_window::window_bounds(limit, now);
         // As envoyproxy/ratelimit: a calendar month's key expires with the month, others one window after the last hit.
         let from = if limit.calendar_months() { now } else { start };
         let expire_s = end.since_us(from).div_ceil(1_000_000) + jitter_s;
-        Some(Self { key: write_key(prefix, &charge.path, seconds(start)), expire_s })
+        Some(Self { key: build_key(prefix, &charge.path, whole_seconds(start)), expire_s })
     }
 
     /// Returns the start of the window in which `charge` counts, in seconds since the Unix epoch; `None` if
     /// envoyproxy/ratelimit has no such counter.
-    pub(crate) fn start_s(charge: &Charge<'_>, now: Time) -> Option<u64> {
-        ratelimit_limit(charge).map(|limit| seconds(fixed_window::window(limit, now).0))
+    pub(crate) fn window_start_s(charge: &Charge<'_>, now: Time) -> Option<u64> {
+        limit_known_to_ratelimit(charge).map(|limit| whole_seconds(fixed_window::window_bounds(limit, now).0))
     }
 
     /// Returns the key.
@@ -87,7 +87,7 @@ impl WindowKey {
 }
 
 /// Returns the limit of a charge that envoyproxy/ratelimit could make.
-fn ratelimit_limit<'a>(charge: &Charge<'a>) -> Option<&'a Limit> {
+fn limit_known_to_ratelimit<'a>(charge: &Charge<'a>) -> Option<&'a Limit> {
     let [Counter { limit, epoch: 0, .. }] = *charge.counters else { return None };
     // A key of envoyproxy/ratelimit has no room for the name of a candidate.
     let is_known = charge.path.candidate.is_none()
@@ -98,11 +98,11 @@ fn ratelimit_limit<'a>(charge: &Charge<'a>) -> Option<&'a Limit> {
     is_known.then_some(limit)
 }
 
-fn seconds(time: Time) -> u64 {
+fn whole_seconds(time: Time) -> u64 {
     time.as_micros() / 1_000_000
 }
 
-fn write_key(prefix: &str, path: &Path<'_>, start_s: u64) -> Bytes {
+fn build_key(prefix: &str, path: &CounterPath<'_>, start_s: u64) -> Bytes {
     let mut key = BytesMut::with_capacity(128);
     key.put_slice(prefix.as_bytes());
     key.put_slice(path.domain.as_bytes());

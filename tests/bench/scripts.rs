@@ -26,7 +26,7 @@ use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::client::redis::connection::Script;
 use tollkeeper::store::client::redis::resp::{Reply, decode_reply};
-use tollkeeper::store::redis::script::{arguments, script_for};
+use tollkeeper::store::redis::script::{encode_charges, script_for};
 
 /// Charges in flight.
 const IN_FLIGHT: usize = 256;
@@ -163,7 +163,7 @@ fn cases() -> Vec<Case> {
 fn argument(algorithm: Algorithm) -> Vec<u8> {
     let counter = OwnedCounter { limit: limit(algorithm), shadow: false, quota: false, tag: 0 };
     let request = ChargeRequest::new(Hits::Charge(1), 0);
-    arguments(&[OwnedCharge::new([counter].into_iter().collect(), request)], None).to_vec()
+    encode_charges(&[OwnedCharge::new([counter].into_iter().collect(), request)], None).to_vec()
 }
 
 /// Returns a limit that the bench does not reach.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::charge::{Charge, ChargeRequest, Counter, Path};
+use tollkeeper::limit::charge::{Charge, ChargeRequest, Counter, CounterPath};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{Limit, LimitSpec};
@@ -121,7 +121,7 @@ impl RedisCounters {
             .iter()
             .zip(&entries)
             .map(|(test_charges, entries)| {
-                let path = Path { domain: "counters", entries, shared: &[], candidate: None };
+                let path = CounterPath { domain: "counters", entries, shared: &[], candidate: None };
                 Charge::new(path, counters(&test_charges.limits), test_charges.request)
             })
             .collect();
@@ -144,7 +144,7 @@ pub(crate) fn wait_until_connected(redis: &Redis) {
     let limits = [(limit.expect("a limit"), true)];
     let entries = [Entry { key: b"known", value: b"" }];
     wait_for("a charge from redis", || {
-        let path = Path { domain: "counters", entries: &entries, shared: &[], candidate: None };
+        let path = CounterPath { domain: "counters", entries: &entries, shared: &[], candidate: None };
         let peek = Charge::new(path, counters(&limits), ChargeRequest::new(Hits::Peek, 0));
         let until = Instant::now() + LONG_TIMEOUT;
         let responses = store_runtime().block_on(redis.charge_all(

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::state::State;
-use tollkeeper::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, Path};
+use tollkeeper::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, CounterPath};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{Limit, LimitSpec};
@@ -35,7 +35,7 @@ impl FallbackCounter {
         let counter =
             Counter { limit: &self.limit, shadow: false, quota: false, tag: counter_tag(&self.limit, 0), epoch: 0 };
         then(&Charge::new(
-            Path { domain: "shop", entries: &entries, shared: &[], candidate: None },
+            CounterPath { domain: "shop", entries: &entries, shared: &[], candidate: None },
             [counter].into_iter().collect(),
             ChargeRequest::new(hits, 0),
         ))
@@ -52,9 +52,9 @@ impl FallbackCounter {
     }
 
     fn remember(&self, value: &[u8], state: &State, now: Time) {
-        let path = self.with_charge(value, Hits::Peek, |charge| charge.key);
+        let path = self.with_charge(value, Hits::Peek, |charge| charge.path_hash);
         let counters = [(self.limit, counter_tag(&self.limit, 0))];
-        self.local.remember(path, &counters, std::slice::from_ref(state), now);
+        self.local.store_reported_states(path, &counters, std::slice::from_ref(state), now);
     }
 }
 
@@ -193,7 +193,7 @@ fn share_follows_the_replica_count() {
         let mut state = State::empty(algorithm);
         state.charge(&limit, MIDNIGHT, ChargeRequest::new(Hits::Charge(40), u64::MAX));
         let left = |replicas: u32| {
-            counter.local.replicas().set(NonZeroU32::new(replicas).unwrap());
+            counter.local.replicas().set_count(NonZeroU32::new(replicas).unwrap());
             counter.charge(Hits::Peek, MIDNIGHT).remaining
         };
         counter.remember(b"ann", &state, MIDNIGHT);

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
-use tollkeeper::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, JointLimit, Path};
+use tollkeeper::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, CounterPath, JointLimit};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{Limit, LimitSpec};
@@ -56,7 +56,7 @@ fn with_charge<T>(value: &[u8], limits: &[Limit], hits: Hits, then: impl FnOnce(
     let entries = [Entry { key: b"user", value }];
     let counter = |limit| Counter { limit, shadow: false, quota: false, tag: counter_tag(limit, 0), epoch: 0 };
     then(&Charge::new(
-        Path { domain: "shop", entries: &entries, shared: &[], candidate: None },
+        CounterPath { domain: "shop", entries: &entries, shared: &[], candidate: None },
         limits.iter().map(counter).collect(),
         ChargeRequest::new(hits, u64::MAX),
     ))

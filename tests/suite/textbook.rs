@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
-use tollkeeper::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, JointLimit, Path};
+use tollkeeper::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, CounterPath, JointLimit};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{Limit, LimitSpec};
@@ -123,7 +123,7 @@ fn textbook_cases_hold_in_memory() {
                     epoch: 0,
                 })
                 .collect();
-            let path = Path { domain: "textbook", entries: &entries, shared: &[], candidate: None };
+            let path = CounterPath { domain: "textbook", entries: &entries, shared: &[], candidate: None };
             store.charge(&Charge::new(path, counters, request), now).expect("there is room").into_vec()
         });
     }

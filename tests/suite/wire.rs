@@ -224,7 +224,7 @@ fn inapplicable_fields_are_left_unset() {
 fn every_unit_has_its_enum_value() {
     for unit in Unit::ALL {
         let number = rate_limit::Unit::from_str_name(&unit.name().to_uppercase()).unwrap();
-        assert_eq!(unit.number(), Some(number as i32), "{unit:?}");
+        assert_eq!(unit.protobuf_number(), Some(number as i32), "{unit:?}");
     }
 }
 

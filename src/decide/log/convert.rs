@@ -51,7 +51,7 @@ fn decode_text_or_base64<'t>(text: Option<&'t Text<'_>>, base64: Option<&Text<'_
 
 impl From<&LimitOverride> for OverrideRecord<'_> {
     fn from(sent: &LimitOverride) -> Self {
-        let known = Unit::from_number(sent.unit);
+        let known = Unit::from_protobuf_number(sent.unit);
         Self {
             requests_per_unit: sent.requests_per_unit,
             unit: known.map_or_else(|| sent.unit.to_string().into(), |unit| unit.name().into()),
@@ -66,7 +66,7 @@ impl OverrideRecord<'_> {
         let known = Unit::ALL.into_iter().find(|unit| unit.name() == &*self.unit);
         Some(LimitOverride {
             requests_per_unit: self.requests_per_unit,
-            unit: known.map_or_else(|| self.unit.parse().ok(), Unit::number)?,
+            unit: known.map_or_else(|| self.unit.parse().ok(), Unit::protobuf_number)?,
             unit_multiplier: self.multiplier,
         })
     }

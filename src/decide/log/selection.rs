@@ -4,7 +4,7 @@
 //! sample contains the descriptor's key. The sample is a share of all keys, by a hash that all processes compute alike,
 //! so that the log has all of a sampled key's decisions or none.
 
-use crate::limit::charge::Path;
+use crate::limit::charge::CounterPath;
 use crate::rules::rule::RuleLogging;
 use crate::settings::decision_log::LoggedDecisions;
 
@@ -45,7 +45,7 @@ pub struct KeySample {
 
 impl KeySample {
     /// True if the sample contains the key of a descriptor. A larger share contains the keys of every smaller one.
-    pub fn contains(self, path: &Path<'_>) -> bool {
+    pub fn contains(self, path: &CounterPath<'_>) -> bool {
         const RANGE: f64 = (1_u64 << 53) as f64;
         if self.share >= 1.0 {
             return true;

@@ -13,7 +13,7 @@ use std::str::FromStr;
 use serde::de::IgnoredAny;
 
 use crate::base::printable_text::escape_unprintable_json;
-use crate::store::client::redis::resp::{Reply, bytes, text};
+use crate::store::client::redis::resp::{Reply, reply_bytes, reply_text};
 
 /// Field of an entry that has the record.
 const RECORD_FIELD: &[u8] = b"record";
@@ -86,11 +86,11 @@ pub(crate) fn parse_entries(reply: &Reply) -> Option<Vec<StreamEntry<'_>>> {
 fn parse_entry(reply: &Reply) -> Option<StreamEntry<'_>> {
     let Reply::Array(parts) = reply else { return None };
     let [id, fields] = &**parts else { return None };
-    let id = text(id)?.parse().ok()?;
+    let id = reply_text(id)?.parse().ok()?;
     // An entry that was deleted after it was delivered has null in place of its fields.
     let Reply::Array(fields) = fields else { return Some(StreamEntry { id, record: None }) };
-    let record = fields.chunks_exact(2).find(|pair| bytes(&pair[0]) == Some(RECORD_FIELD));
-    Some(StreamEntry { id, record: record.and_then(|pair| bytes(&pair[1])) })
+    let record = fields.chunks_exact(2).find(|pair| reply_bytes(&pair[0]) == Some(RECORD_FIELD));
+    Some(StreamEntry { id, record: record.and_then(|pair| reply_bytes(&pair[1])) })
 }
 
 /// Reason why the record of an entry cannot be printed.

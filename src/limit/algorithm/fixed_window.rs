@@ -18,7 +18,7 @@ use super::stored_state::{CallCharge, MalformedReply, ReplyReader, ShareRatio, S
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{
-    ChargeRequest, ChargeResult, EffectiveTime, MAX_COUNT, StateChange, effective_time, to_u32,
+    ChargeRequest, ChargeResult, EffectiveTime, MAX_COUNT, StateChange, clamp_to_u32, effective_time,
 };
 use crate::limit::request::Hits;
 
@@ -44,11 +44,11 @@ impl StoredState for State {
 
     #[inline]
     fn read(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
-        Ok(Self { count: reply.number()?, last })
+        Ok(Self { count: reply.read_number()?, last })
     }
 
     fn scaled(&self, ratio: ShareRatio, _limit: &Limit, now: Time) -> Self {
-        Self { count: ratio.rounded_up(self.count), last: self.last.min(now) }
+        Self { count: ratio.scale_rounded_up(self.count), last: self.last.min(now) }
     }
 
     /// The number of calendar months in a window, 0 if a window has the period's length.
@@ -67,7 +67,7 @@ impl StoredState for State {
 pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
     let window = CurrentWindow::at(limit, state, now);
     let fits = window.fits(limit, request);
-    let effect = request.effect(fits, limit);
+    let effect = request.state_change(fits, limit);
     let after = match effect {
         StateChange::None => window.count,
         StateChange::Charge(hits) | StateChange::ChargeRejected(hits) => {
@@ -85,7 +85,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
         admitted: fits,
         before: window.count,
         after,
-        remaining: to_u32(u64::from(limit.requests_per_unit()).saturating_sub(after)),
+        remaining: clamp_to_u32(u64::from(limit.requests_per_unit()).saturating_sub(after)),
         reset_us: ends_us,
         retry_after_us: (!fits && can_ever_pass).then_some(ends_us),
         delay_us: 0,
@@ -111,7 +111,7 @@ impl CurrentWindow {
     fn at(limit: &Limit, state: &State, now: Time) -> Self {
         let discarded = EffectiveTime { at: now, ahead_us: 0 };
         let EffectiveTime { at, ahead_us } = effective_time(now, state.last, limit.period_us()).unwrap_or(discarded);
-        let (start, end) = window(limit, at);
+        let (start, end) = window_bounds(limit, at);
         // A discarded state lies after `at`, and one of an earlier window before `start`.
         let live = start <= state.last && state.last <= at;
         Self { count: if live { state.count } else { 0 }, at, ahead_us, end }
@@ -128,9 +128,9 @@ impl CurrentWindow {
 }
 
 /// Returns the window that contains `at`: its start, and its end, which is the start of the next one.
-pub fn window(limit: &Limit, at: Time) -> (Time, Time) {
+pub fn window_bounds(limit: &Limit, at: Time) -> (Time, Time) {
     if limit.calendar_months()
-        && let Some(window) = calendar_window(limit.period().multiplier(), at)
+        && let Some(window) = calendar_window_bounds(limit.period().multiplier(), at)
     {
         return window;
     }
@@ -139,7 +139,7 @@ pub fn window(limit: &Limit, at: Time) -> (Time, Time) {
 }
 
 /// Returns the run of `months` calendar months that contains `at`; `None` beyond the year 9999.
-fn calendar_window(months: u32, at: Time) -> Option<(Time, Time)> {
+fn calendar_window_bounds(months: u32, at: Time) -> Option<(Time, Time)> {
     let date = Timestamp::from_microsecond(i64::try_from(at.as_micros()).ok()?).ok()?.to_zoned(TimeZone::UTC).date();
     let months = i32::try_from(months).ok()?;
     let index = (i32::from(date.year()) * 12 + i32::from(date.month()) - 1) / months * months;

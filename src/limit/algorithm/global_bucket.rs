@@ -13,7 +13,7 @@
 
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::charge::to_u32;
+use crate::limit::charge::clamp_to_u32;
 
 /// A request gets at most this part of the tokens, rounded up.
 const PARTS: u64 = 4;
@@ -73,7 +73,7 @@ impl State {
         self.refill(now, pool);
         let hits = self.tokens.div_ceil(PARTS).min(u64::from(wanted));
         self.tokens -= hits;
-        TokenGrant { end: now.plus_us(pool.prepaid_us), hits: to_u32(hits), free: to_u32(self.tokens) }
+        TokenGrant { end: now.plus_us(pool.prepaid_us), hits: clamp_to_u32(hits), free: clamp_to_u32(self.tokens) }
     }
 
     /// Fills the bucket, and starts a new epoch: each region forgets its hits when it learns of it.

@@ -15,7 +15,7 @@
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::Algorithm;
-use crate::limit::charge::to_u32;
+use crate::limit::charge::clamp_to_u32;
 
 /// A request gets at most this part of the free hits, rounded up.
 const PARTS: u64 = 4;
@@ -91,7 +91,7 @@ impl State {
         let small = free.min(max.div_ceil(SMALL_PARTS).max((max * SMALL_US).div_ceil(pool.period_us)));
         let hits = free.div_ceil(PARTS).max(small).min(u64::from(wanted));
         self.current += hits;
-        WindowGrant { window: self.window, hits: to_u32(hits), free: to_u32(free - hits) }
+        WindowGrant { window: self.window, hits: clamp_to_u32(hits), free: clamp_to_u32(free - hits) }
     }
 
     /// Takes back unused hits; nothing if their window is over, or if they were granted before a reset, which has

@@ -10,11 +10,11 @@
 //! A refund takes places from the end of the queue only, never before a departure that was promised. The state
 //! therefore keeps the number of places that belong to the request admitted last.
 
-use super::leaky_level::{LeakyLevel, LevelParts, derived_level_wait_us, to_us};
+use super::leaky_level::{LeakyLevel, LevelParts, clamp_us, derived_level_wait_us};
 use super::stored_state::{MalformedReply, ReplyReader, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::charge::{ChargeRequest, ChargeResult, StateChange, to_u32};
+use crate::limit::charge::{ChargeRequest, ChargeResult, StateChange, clamp_to_u32};
 
 /// Places taken: `queued` whole ones and `part`/period of one more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl State {
         }
         match self.level(limit, now).parts() {
             LevelParts { whole: 0, part: 0 } => Self::default(),
-            LevelParts { whole, part } => Self { queued: to_u32(whole), part, tail: self.tail, last: now },
+            LevelParts { whole, part } => Self { queued: clamp_to_u32(whole), part, tail: self.tail, last: now },
         }
     }
 
@@ -62,7 +62,7 @@ impl StoredState for State {
 
     #[inline]
     fn read(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
-        Ok(Self { queued: reply.number_u32()?, part: reply.number()?, tail: reply.number_u32()?, last })
+        Ok(Self { queued: reply.read_u32()?, part: reply.read_number()?, tail: reply.read_u32()?, last })
     }
 
     /// A share may drain faster than that part of the limit, so the hits that drained until now are excluded.
@@ -70,8 +70,8 @@ impl StoredState for State {
         let Self { queued, part, tail, last } = self.drained(limit, now);
         let LevelParts { whole, part } = ratio.scale_level(LevelParts { whole: u64::from(queued), part }, limit);
         // Rounded down, because refunds of these hits favour the caller.
-        let tail = to_u32(ratio.rounded_down(u64::from(tail)));
-        Self { queued: to_u32(whole), part, tail, last: last.min(now) }
+        let tail = clamp_to_u32(ratio.scale_rounded_down(u64::from(tail)));
+        Self { queued: clamp_to_u32(whole), part, tail, last: last.min(now) }
     }
 
     fn derived_wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
@@ -85,33 +85,33 @@ impl StoredState for State {
 /// Applies a request to the queue.
 pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
     let mut level = state.level(limit, now);
-    let before = level.hits();
+    let before = level.whole_hits();
     let until_admitted_us = until_admitted_us(&level, request);
     let fits = until_admitted_us == Some(0);
-    let effect = request.effect(fits, limit);
-    let delay_us = if matches!(effect, StateChange::Charge(_)) { to_us(level.until_us(0)) } else { 0 };
+    let effect = request.state_change(fits, limit);
+    let delay_us = if matches!(effect, StateChange::Charge(_)) { clamp_us(level.until_level_us(0)) } else { 0 };
     let mut tail = state.tail;
     match effect {
         // Rejected hits never count: see the table of algorithms.
         StateChange::None | StateChange::ChargeRejected(_) => {}
         StateChange::Charge(hits) => {
             level.units += level.units_of(hits);
-            tail = to_u32(hits);
+            tail = clamp_to_u32(hits);
         }
         StateChange::Refund(hits) => {
-            let removed = tail.min(to_u32(hits));
+            let removed = tail.min(clamp_to_u32(hits));
             level.units = level.units.saturating_sub(level.units_of(u64::from(removed)));
             tail -= removed;
         }
     }
     if effect != StateChange::None {
         let LevelParts { whole, part } = level.parts();
-        *state = State { queued: to_u32(whole), part, tail, last: level.at };
+        *state = State { queued: clamp_to_u32(whole), part, tail, last: level.at };
     }
     ChargeResult {
         admitted: fits,
         before,
-        after: level.hits(),
+        after: level.whole_hits(),
         remaining: level.remaining(),
         reset_us: level.until_empty_us(),
         retry_after_us: if fits { None } else { until_admitted_us },
@@ -131,6 +131,6 @@ fn until_admitted_us(level: &LeakyLevel<'_>, request: ChargeRequest) -> Option<u
         return Some(0);
     }
     // A request leaves when everything before it has left.
-    let departure_us = level.until_us(0);
-    Some(to_us(until_room_us.max(departure_us.saturating_sub(level.max_delay_us(request)))))
+    let departure_us = level.until_level_us(0);
+    Some(clamp_us(until_room_us.max(departure_us.saturating_sub(level.max_delay_us(request)))))
 }

@@ -7,7 +7,7 @@
 
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::charge::{ChargeRequest, ChargeResult, EffectiveTime, effective_time, to_u32};
+use crate::limit::charge::{ChargeRequest, ChargeResult, EffectiveTime, clamp_to_u32, effective_time};
 use crate::limit::request::Hits;
 
 /// A level as a state keeps it: `whole` hits and `part`/period of one more.
@@ -49,7 +49,7 @@ impl<'l> LeakyLevel<'l> {
     }
 
     /// The level in hits, rounded up.
-    pub(super) fn hits(&self) -> u64 {
+    pub(super) fn whole_hits(&self) -> u64 {
         let LevelParts { whole, part } = self.parts();
         whole.saturating_add(u64::from(part > 0))
     }
@@ -58,7 +58,7 @@ impl<'l> LeakyLevel<'l> {
     pub(super) fn remaining(&self) -> u32 {
         match self.limit.requests_per_unit() {
             0 => 0,
-            _ => to_u32(u64::from(self.limit.capacity()).saturating_sub(self.hits())),
+            _ => clamp_to_u32(u64::from(self.limit.capacity()).saturating_sub(self.whole_hits())),
         }
     }
 
@@ -70,7 +70,7 @@ impl<'l> LeakyLevel<'l> {
     /// Microseconds from the request's `now` until the level has fallen to `units`, rounded up; 0 if it has.
     ///
     /// The result can exceed 64 bits: 2^32 hits at one a year. The limit must not be 0.
-    pub(super) fn until_us(&self, units: u128) -> u128 {
+    pub(super) fn until_level_us(&self, units: u128) -> u128 {
         match self.units.saturating_sub(units) {
             0 => 0,
             excess => u128::from(self.ahead_us) + excess.div_ceil(u128::from(self.limit.requests_per_unit())),
@@ -84,12 +84,12 @@ impl<'l> LeakyLevel<'l> {
             return Some(0);
         }
         let room = u64::from(self.limit.capacity()).checked_sub(request.required_hits())?;
-        (self.limit.requests_per_unit() > 0).then(|| self.until_us(self.units_of(room)))
+        (self.limit.requests_per_unit() > 0).then(|| self.until_level_us(self.units_of(room)))
     }
 
     /// Microseconds from the request's `now` until the level is 0; 0 if it is, or if it never falls.
     pub(super) fn until_empty_us(&self) -> u64 {
-        if self.limit.requests_per_unit() == 0 { 0 } else { to_us(self.until_us(0)) }
+        if self.limit.requests_per_unit() == 0 { 0 } else { clamp_us(self.until_level_us(0)) }
     }
 
     /// Maximum delay of the answer, in microseconds.
@@ -104,12 +104,12 @@ impl<'l> LeakyLevel<'l> {
 pub(super) fn derived_level_wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
     let Hits::Charge(hits) = request.hits else { return None };
     let room = u128::from(u64::from(limit.capacity()).checked_sub(hits)?);
-    let room_us = to_us(room * u128::from(limit.period_us()) / u128::from(limit.requests_per_unit().max(1)));
+    let room_us = clamp_us(room * u128::from(limit.period_us()) / u128::from(limit.requests_per_unit().max(1)));
     let delay_us = request.longest_delay_us(limit);
     Some(result.reset_us.saturating_sub(room_us).saturating_sub(delay_us))
 }
 
 /// Clamps a duration in microseconds to 64 bits.
-pub(super) fn to_us(duration_us: u128) -> u64 {
+pub(super) fn clamp_us(duration_us: u128) -> u64 {
     u64::try_from(duration_us).unwrap_or(u64::MAX)
 }

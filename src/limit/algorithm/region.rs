@@ -17,7 +17,7 @@ use std::ops::AddAssign;
 use super::stored_state::{MalformedReply, ReplyReader, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::charge::{ChargeRequest, ChargeResult, effective_time, to_u32};
+use crate::limit::charge::{ChargeRequest, ChargeResult, clamp_to_u32, effective_time};
 use crate::limit::request::Hits;
 
 /// Shortest time between two grant requests, in microseconds.
@@ -216,11 +216,11 @@ pub struct GrantCycle {
 impl GrantCycle {
     pub(super) fn read(reply: &mut ReplyReader<'_>) -> Result<Self, MalformedReply> {
         Ok(Self {
-            exhausted: reply.number()? != 0,
-            open_request: reply.number()?,
-            next_request_at: reply.time()?,
-            epoch: reply.number()?,
-            cut_off: CutOffPeriod { start: reply.time()?, used: reply.number()? },
+            exhausted: reply.read_number()? != 0,
+            open_request: reply.read_number()?,
+            next_request_at: reply.read_time()?,
+            epoch: reply.read_number()?,
+            cut_off: CutOffPeriod { start: reply.read_time()?, used: reply.read_number()? },
         })
     }
 
@@ -374,7 +374,7 @@ pub(super) fn charge<C: RegionCounter>(
         admitted: source.is_some(),
         before,
         after: counter.used() + call.cut_off.used,
-        remaining: to_u32(counter.room().unwrap_or(0).max(call.allowance_left())).min(limit.capacity()),
+        remaining: clamp_to_u32(counter.room().unwrap_or(0).max(call.allowance_left())).min(limit.capacity()),
         reset_us: counter.until_full_us().max(call.allowance_ends_us()),
         retry_after_us: if source.is_some() { None } else { counter.retry_after_us(limit, request) },
         delay_us: 0,

@@ -35,7 +35,7 @@
 //! | `cut_off.start` | start of the tumbling period of the cut-off allowance | region |
 //! | `cut_off.used` | hits used in it | |
 
-use super::leaky_level::to_us;
+use super::leaky_level::clamp_us;
 use super::region::{
     self, GlobalTime, GrantCycle, REQUEST_INTERVAL_US, RegionCall, RegionCounter, RegionState, RegionUse, StoredCounts,
 };
@@ -103,17 +103,17 @@ pub struct PrepaidHits {
 impl StoredCounts for BucketCounts {
     fn read(reply: &mut ReplyReader<'_>) -> Result<Self, MalformedReply> {
         Ok(Self {
-            tokens: reply.number()?,
-            part: reply.number()?,
-            granted: reply.number()?,
-            granted_until: reply.time()?,
-            early: reply.number()?,
-            early_until: reply.time()?,
-            low: reply.number()?,
-            refilled_until: reply.time()?,
-            spent: reply.number()?,
-            requested: reply.number()?,
-            requested_since: reply.time()?,
+            tokens: reply.read_number()?,
+            part: reply.read_number()?,
+            granted: reply.read_number()?,
+            granted_until: reply.read_time()?,
+            early: reply.read_number()?,
+            early_until: reply.read_time()?,
+            low: reply.read_number()?,
+            refilled_until: reply.read_time()?,
+            spent: reply.read_number()?,
+            requested: reply.read_number()?,
+            requested_since: reply.read_time()?,
             cycle: GrantCycle::read(reply)?,
         })
     }
@@ -356,6 +356,6 @@ impl RegionBucket {
         }
         let period = u128::from(self.call.period_us);
         let left = u128::from(self.counts.tokens) * period + u128::from(self.counts.part);
-        Some(to_us((u128::from(tokens) * period).saturating_sub(left).div_ceil(self.own_rate.into())))
+        Some(clamp_us((u128::from(tokens) * period).saturating_sub(left).div_ceil(self.own_rate.into())))
     }
 }

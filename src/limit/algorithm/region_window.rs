@@ -115,14 +115,14 @@ impl WindowCounts {
 impl StoredCounts for WindowCounts {
     fn read(reply: &mut ReplyReader<'_>) -> Result<Self, MalformedReply> {
         Ok(Self {
-            window: reply.number()?,
-            granted: reply.number()?,
-            reserve_used: reply.number()?,
-            requested: reply.number()?,
-            low: reply.number()?,
-            granted_total: reply.number()?,
-            next_reserve_used: reply.number()?,
-            previous_requested: reply.number()?,
+            window: reply.read_number()?,
+            granted: reply.read_number()?,
+            reserve_used: reply.read_number()?,
+            requested: reply.read_number()?,
+            low: reply.read_number()?,
+            granted_total: reply.read_number()?,
+            next_reserve_used: reply.read_number()?,
+            previous_requested: reply.read_number()?,
             cycle: GrantCycle::read(reply)?,
         })
     }

@@ -11,7 +11,7 @@
 use super::stored_state::{MalformedReply, ReplyReader, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::charge::{ChargeRequest, ChargeResult, EffectiveTime, StateChange, effective_time, to_u32};
+use crate::limit::charge::{ChargeRequest, ChargeResult, EffectiveTime, StateChange, clamp_to_u32, effective_time};
 
 /// Counts of two adjacent windows, aligned to the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,13 +37,13 @@ impl StoredState for State {
 
     #[inline]
     fn read(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
-        Ok(Self { current: reply.number()?, previous: reply.number()?, last })
+        Ok(Self { current: reply.read_number()?, previous: reply.read_number()?, last })
     }
 
     fn scaled(&self, ratio: ShareRatio, _limit: &Limit, now: Time) -> Self {
         Self {
-            current: ratio.rounded_up(self.current),
-            previous: ratio.rounded_up(self.previous),
+            current: ratio.scale_rounded_up(self.current),
+            previous: ratio.scale_rounded_up(self.previous),
             last: self.last.min(now),
         }
     }
@@ -52,10 +52,10 @@ impl StoredState for State {
 /// Applies a request to the counts.
 pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
     let mut counts = WindowCounts::at(limit, state, now);
-    let before = counts.weight();
+    let before = counts.weighted_count();
     let max = u64::from(limit.requests_per_unit());
     let fits = counts.fits(limit, request);
-    let effect = request.effect(fits, limit);
+    let effect = request.state_change(fits, limit);
     match effect {
         StateChange::None => {}
         StateChange::Charge(hits) => counts.current += hits,
@@ -70,15 +70,15 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
     if effect != StateChange::None {
         *state = State { current: counts.current, previous: counts.previous, last: counts.at };
     }
-    let after = counts.weight();
+    let after = counts.weighted_count();
     ChargeResult {
         admitted: fits,
         before,
         after,
-        remaining: to_u32(max.saturating_sub(after)),
-        reset_us: counts.until_weight_us(0),
+        remaining: clamp_to_u32(max.saturating_sub(after)),
+        reset_us: counts.until_count_us(0),
         retry_after_us: match max.checked_sub(request.required_hits()) {
-            Some(room) if !fits => Some(counts.until_weight_us(room)),
+            Some(room) if !fits => Some(counts.until_count_us(room)),
             Some(_) | None => None,
         },
         delay_us: 0,
@@ -118,36 +118,37 @@ impl WindowCounts {
         Self { current, previous, at, ahead_us, elapsed_us: at.as_micros() % period_us, period_us }
     }
 
-    fn weight(&self) -> u64 {
-        self.current + scale(self.previous, self.period_us - self.elapsed_us, self.period_us)
+    fn weighted_count(&self) -> u64 {
+        self.current + overlapping_part(self.previous, self.period_us - self.elapsed_us, self.period_us)
     }
 
     fn fits(&self, limit: &Limit, request: ChargeRequest) -> bool {
-        request.required_hits() == 0 || self.weight() + request.required_hits() <= u64::from(limit.requests_per_unit())
+        request.required_hits() == 0
+            || self.weighted_count() + request.required_hits() <= u64::from(limit.requests_per_unit())
     }
 
     /// Microseconds from the request's `now` until the weight is at most `max`; 0 if it is.
     ///
     /// In this window only the share of the previous count falls; in the next one that of this window's count does.
-    fn until_weight_us(&self, max: u64) -> u64 {
+    fn until_count_us(&self, max: u64) -> u64 {
         let until_us = match max.checked_sub(self.current) {
-            _ if self.weight() <= max => return 0,
-            Some(room) => share_falls_to_at(self.previous, room, self.period_us) - self.elapsed_us,
-            None => self.period_us - self.elapsed_us + share_falls_to_at(self.current, max, self.period_us),
+            _ if self.weighted_count() <= max => return 0,
+            Some(room) => time_share_falls_to(self.previous, room, self.period_us) - self.elapsed_us,
+            None => self.period_us - self.elapsed_us + time_share_falls_to(self.current, max, self.period_us),
         };
         self.ahead_us + until_us
     }
 }
 
 /// Returns floor(count x left / period).
-fn scale(count: u64, left_us: u64, period_us: u64) -> u64 {
+fn overlapping_part(count: u64, left_us: u64, period_us: u64) -> u64 {
     let product = u128::from(count) * u128::from(left_us) / u128::from(period_us);
     u64::try_from(product).unwrap_or(u64::MAX)
 }
 
 /// Returns the first time t in a window, in microseconds from its start, at which the share of the previous window's
 /// `count` is at most `max`: count x (period - t) < (max + 1) x period. At most the window's end. `count` > `max`.
-fn share_falls_to_at(count: u64, max: u64, period_us: u64) -> u64 {
+fn time_share_falls_to(count: u64, max: u64, period_us: u64) -> u64 {
     let left = (u128::from(max + 1) * u128::from(period_us)).div_ceil(u128::from(count));
     let left = u64::try_from(left).unwrap_or(period_us).min(period_us);
     (period_us - left + 1).min(period_us)

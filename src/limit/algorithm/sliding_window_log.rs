@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use super::stored_state::{CallCharge, MalformedReply, ReplyReader, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::charge::{ChargeRequest, ChargeResult, EffectiveTime, StateChange, effective_time, to_u32};
+use crate::limit::charge::{ChargeRequest, ChargeResult, EffectiveTime, StateChange, clamp_to_u32, effective_time};
 use crate::limit::request::Hits;
 
 /// Modulus of the number of hits ever entered in a log; `log.lua` has the same.
@@ -52,10 +52,10 @@ impl StoredState for State {
 
     /// Decodes a log: the running sum before the first record, the number of records, then each record.
     fn read(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
-        let (mut sum, count) = (reply.number()?, reply.number()?);
+        let (mut sum, count) = (reply.read_number()?, reply.read_number()?);
         let mut log = Self { last, ..Default::default() };
         for _ in 0..count {
-            let (at, next_sum) = (reply.time()?, reply.number()?);
+            let (at, next_sum) = (reply.read_time()?, reply.read_number()?);
             let hits = (next_sum + LOG_MODULUS).checked_sub(sum).ok_or(MalformedReply)? % LOG_MODULUS;
             let in_order = at <= last && log.records.back().is_none_or(|newest| newest.at < at);
             let hits = u32::try_from(hits).ok().filter(|hits| *hits > 0 && in_order).ok_or(MalformedReply)?;
@@ -73,9 +73,9 @@ impl StoredState for State {
         let (mut seen, mut held) = (0, 0);
         for record in self.records.iter().rev() {
             seen += u64::from(record.hits);
-            let hits = ratio.rounded_up(seen) - held;
+            let hits = ratio.scale_rounded_up(seen) - held;
             held += hits;
-            let (at, hits) = (record.at.min(now), to_u32(hits));
+            let (at, hits) = (record.at.min(now), clamp_to_u32(hits));
             match records.front_mut() {
                 // Records with later times were reduced to the same one.
                 Some(next) if next.at == at => next.hits = next.hits.saturating_add(hits),
@@ -114,7 +114,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
     let before = window.held;
     let max = u64::from(limit.requests_per_unit());
     let fits = window.fits(limit, request);
-    let effect = request.effect(fits, limit);
+    let effect = request.state_change(fits, limit);
     // A request without effect leaves the state as it is, the time of its last charge included.
     let mut expired = window.expired;
     if effect != StateChange::None {
@@ -139,7 +139,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
         admitted: fits,
         before,
         after,
-        remaining: to_u32(max.saturating_sub(after)),
+        remaining: clamp_to_u32(max.saturating_sub(after)),
         reset_us: state.records.range(expired..).next_back().map_or(0, until_expired),
         retry_after_us: if fits || request.required_hits() > max {
             None
@@ -203,15 +203,15 @@ impl State {
         }
         self.held += hits;
         match self.records.back_mut() {
-            Some(newest) if newest.at == at => newest.hits = to_u32(u64::from(newest.hits) + hits),
-            _ => self.records.push_back(LogRecord { at, hits: to_u32(hits) }),
+            Some(newest) if newest.at == at => newest.hits = clamp_to_u32(u64::from(newest.hits) + hits),
+            _ => self.records.push_back(LogRecord { at, hits: clamp_to_u32(hits) }),
         }
     }
 
     fn drop_oldest(&mut self, mut hits: u64) {
         while hits > 0 {
             let Some(mut oldest) = self.records.pop_front() else { break };
-            let dropped = oldest.hits.min(to_u32(hits));
+            let dropped = oldest.hits.min(clamp_to_u32(hits));
             oldest.hits -= dropped;
             if oldest.hits > 0 {
                 self.records.push_front(oldest);
@@ -224,7 +224,7 @@ impl State {
     fn drop_newest(&mut self, mut hits: u64) {
         while hits > 0 {
             let Some(mut newest) = self.records.pop_back() else { break };
-            let dropped = newest.hits.min(to_u32(hits));
+            let dropped = newest.hits.min(clamp_to_u32(hits));
             newest.hits -= dropped;
             if newest.hits > 0 {
                 self.records.push_back(newest);

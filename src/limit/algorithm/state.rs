@@ -6,7 +6,7 @@
 use smallvec::SmallVec;
 
 use super::region::{GlobalView, RegionUse};
-use super::stored_state::{CallCharge, MAX_EXACT, MalformedReply, ReplyReader, ShareRatio, StoredState};
+use super::stored_state::{CallCharge, MAX_LUA_INTEGER, MalformedReply, ReplyReader, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::{Counting, for_each_counting};
@@ -99,7 +99,7 @@ macro_rules! define_state {
 
             /// Returns a state that uses the same part of `share` as this one uses of `limit`, rounded up.
             pub(crate) fn scaled_to_share(&self, limit: &Limit, share: &Limit, now: Time) -> Self {
-                let ratio = ShareRatio::of(share, limit);
+                let ratio = ShareRatio::new(share, limit);
                 match self {
                     $(Self::$variant(state) => Self::$variant(state.scaled(ratio, limit, now)),)*
                 }
@@ -156,7 +156,7 @@ impl State {
     /// Lets the global time of the last call hold at any time, for an estimate.
     pub(crate) fn assume_view_holds(&mut self) {
         if let Some(view) = self.view_mut().filter(|view| view.valid_until > Time::default()) {
-            (view.valid_from, view.valid_until) = (Time::default(), Time::from_micros(MAX_EXACT));
+            (view.valid_from, view.valid_until) = (Time::default(), Time::from_micros(MAX_LUA_INTEGER));
         }
     }
 

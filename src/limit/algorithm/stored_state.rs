@@ -45,7 +45,7 @@ pub(crate) trait StoredState: Sized {
 
     /// Returns the longest delay in microseconds that keeps the numbers of a script exact, whatever the limit allows.
     fn max_exact_delay_us(_limit: &Limit) -> u64 {
-        MAX_EXACT - 1
+        MAX_LUA_INTEGER - 1
     }
 
     /// Derives the wait of a rejected charge, in microseconds, from the result of another charge on the same state.
@@ -67,20 +67,20 @@ pub(crate) struct ShareRatio {
 
 impl ShareRatio {
     /// Computes the ratio of `share` to `limit`.
-    pub(super) fn of(share: &Limit, limit: &Limit) -> Self {
+    pub(super) fn new(share: &Limit, limit: &Limit) -> Self {
         Self { limit: u64::from(limit.capacity().max(1)), share: u64::from(share.capacity().max(1)) }
     }
 
-    pub(super) fn rounded_up(self, count: u64) -> u64 {
+    pub(super) fn scale_rounded_up(self, count: u64) -> u64 {
         if self.share == self.limit {
             count
         } else {
-            narrow((u128::from(count) * u128::from(self.share)).div_ceil(self.limit.into()))
+            clamp_to_u64((u128::from(count) * u128::from(self.share)).div_ceil(self.limit.into()))
         }
     }
 
-    pub(super) fn rounded_down(self, count: u64) -> u64 {
-        narrow(u128::from(count) * u128::from(self.share) / u128::from(self.limit))
+    pub(super) fn scale_rounded_down(self, count: u64) -> u64 {
+        clamp_to_u64(u128::from(count) * u128::from(self.share) / u128::from(self.limit))
     }
 
     /// Scales a level of `limit`, rounded up to the smallest fraction of a hit.
@@ -92,16 +92,16 @@ impl ShareRatio {
         let units = u128::from(level.whole) * period + u128::from(level.part);
         // No overflow: levels are below 2^40 hits, periods below 2^45 us, and shares below 2^32.
         let scaled = units.saturating_mul(self.share.into()).div_ceil(self.limit.into());
-        LevelParts { whole: narrow(scaled / period), part: narrow(scaled % period) }
+        LevelParts { whole: clamp_to_u64(scaled / period), part: clamp_to_u64(scaled % period) }
     }
 }
 
-fn narrow(count: u128) -> u64 {
+fn clamp_to_u64(count: u128) -> u64 {
     u64::try_from(count).unwrap_or(u64::MAX)
 }
 
 /// Largest integer that a Lua number holds exactly; scripts read and return none above it.
-pub(crate) const MAX_EXACT: u64 = 1 << 53;
+pub(crate) const MAX_LUA_INTEGER: u64 = 1 << 53;
 
 /// A reply that the script cannot have returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -122,21 +122,21 @@ impl<'r> ReplyReader<'r> {
         self.0.is_empty()
     }
 
-    /// Reads a number of at most [`MAX_EXACT`].
-    pub(crate) fn number(&mut self) -> Result<u64, MalformedReply> {
+    /// Reads a number of at most [`MAX_LUA_INTEGER`].
+    pub(crate) fn read_number(&mut self) -> Result<u64, MalformedReply> {
         let (number, rest) = self.0.split_first_chunk().ok_or(MalformedReply)?;
         self.0 = rest;
         let number = u64::from_le_bytes(*number);
-        if number <= MAX_EXACT { Ok(number) } else { Err(MalformedReply) }
+        if number <= MAX_LUA_INTEGER { Ok(number) } else { Err(MalformedReply) }
     }
 
     /// Reads a number that fits 32 bits.
-    pub(crate) fn number_u32(&mut self) -> Result<u32, MalformedReply> {
-        u32::try_from(self.number()?).map_err(|_| MalformedReply)
+    pub(crate) fn read_u32(&mut self) -> Result<u32, MalformedReply> {
+        u32::try_from(self.read_number()?).map_err(|_| MalformedReply)
     }
 
     /// Reads a time in microseconds.
-    pub(crate) fn time(&mut self) -> Result<Time, MalformedReply> {
-        self.number().map(Time::from_micros)
+    pub(crate) fn read_time(&mut self) -> Result<Time, MalformedReply> {
+        self.read_number().map(Time::from_micros)
     }
 }

@@ -7,8 +7,8 @@
 //! With `max_wait`, a request that lacks tokens takes them in advance and is delayed until they are refilled. The
 //! tokens used can then exceed the bucket. Used tokens and waits are rounded up, so never in favour of the caller.
 
-use super::leaky_level::{LeakyLevel, LevelParts, derived_level_wait_us, to_us};
-use super::stored_state::{MAX_EXACT, MalformedReply, ReplyReader, ShareRatio, StoredState};
+use super::leaky_level::{LeakyLevel, LevelParts, clamp_us, derived_level_wait_us};
+use super::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult, StateChange};
@@ -56,7 +56,7 @@ impl StoredState for State {
 
     #[inline]
     fn read(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
-        Ok(Self { used: reply.number()?, part: reply.number()?, last })
+        Ok(Self { used: reply.read_number()?, part: reply.read_number()?, last })
     }
 
     /// A share may drain faster than that part of the limit, so the hits that drained until now are excluded.
@@ -69,7 +69,7 @@ impl StoredState for State {
     /// The time in which 2^52 tokens refill: borrowed tokens must stay countable. At least 12 days.
     fn max_exact_delay_us(limit: &Limit) -> u64 {
         let longest_us = (1 << 52) * u128::from(limit.period_us()) / u128::from(limit.requests_per_unit().max(1));
-        to_us(longest_us).min(MAX_EXACT - 1)
+        clamp_us(longest_us).min(MAX_LUA_INTEGER - 1)
     }
 
     fn derived_wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
@@ -80,9 +80,9 @@ impl StoredState for State {
 /// Applies a request to the bucket.
 pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
     let mut used = state.level(limit, now);
-    let before = used.hits();
+    let before = used.whole_hits();
     let fits = until_admitted_us(&used, request) == Some(0);
-    let effect = request.effect(fits, limit);
+    let effect = request.state_change(fits, limit);
     match effect {
         StateChange::None => {}
         StateChange::Charge(hits) => used.units += used.units_of(hits),
@@ -103,13 +103,13 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
     ChargeResult {
         admitted: fits,
         before,
-        after: used.hits(),
+        after: used.whole_hits(),
         remaining: used.remaining(),
         reset_us: used.until_empty_us(),
         retry_after_us: if fits { None } else { until_admitted_us(&used, request) },
         delay_us: match effect {
             // Tokens taken in advance are refilled once no more are used than the bucket holds.
-            StateChange::Charge(_) => to_us(used.until_us(used.units_of(u64::from(limit.capacity())))),
+            StateChange::Charge(_) => clamp_us(used.until_level_us(used.units_of(u64::from(limit.capacity())))),
             StateChange::None | StateChange::ChargeRejected(_) | StateChange::Refund(_) => 0,
         },
     }
@@ -122,5 +122,5 @@ pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -
 
 /// Microseconds until the request could pass with a delay that it accepts; 0 if it can now, `None` if it never will.
 fn until_admitted_us(used: &LeakyLevel<'_>, request: ChargeRequest) -> Option<u64> {
-    Some(to_us(used.until_room_us(request)?.saturating_sub(used.max_delay_us(request))))
+    Some(clamp_us(used.until_room_us(request)?.saturating_sub(used.max_delay_us(request))))
 }

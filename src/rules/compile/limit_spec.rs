@@ -3,7 +3,7 @@
 use std::num::NonZeroU16;
 
 use super::options::CompileOptions;
-use crate::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHitsPolicy};
+use crate::limit::algorithm::{Algorithm, CapacityKey, DelayPolicy, RejectedHitsPolicy};
 use crate::limit::period::{Period, Unit};
 use crate::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, Scope};
 use crate::rules::document::RateLimitEntry;
@@ -68,9 +68,9 @@ pub(super) fn complete_limit_spec(
     let consistency = own.consistency.or(defaults.consistency.filter(|_| can_be_eventual)).map(without_position);
     let eventual = consistency == Some(ConsistencyWord::Eventual);
     let can_wait = match properties.delay {
-        Delay::Never => false,
-        Delay::IfMaxWait => !eventual,
-        Delay::UntilDeadline => true,
+        DelayPolicy::Never => false,
+        DelayPolicy::IfMaxWait => !eventual,
+        DelayPolicy::UntilDeadline => true,
     };
     let can_count_rejected = properties.rejected_hits != RejectedHitsPolicy::NeverCounted && !eventual;
     let overshoot = own.max_overshoot.map(without_position).or_else(|| {
@@ -82,10 +82,10 @@ pub(super) fn complete_limit_spec(
     });
     let scope = resolve_global_scope(own, defaults, LimitKeys { algorithm, period, overshoot }, options);
     let is_global = scope.is_some();
-    let can_wait = can_wait && !(is_global && properties.delay == Delay::IfMaxWait);
+    let can_wait = can_wait && !(is_global && properties.delay == DelayPolicy::IfMaxWait);
     let can_count_rejected = can_count_rejected && !is_global;
     let default_queue =
-        defaults.queue_size.map(without_position).filter(|_| properties.capacity == Capacity::QueueSize);
+        defaults.queue_size.map(without_position).filter(|_| properties.capacity == CapacityKey::QueueSize);
     let default_rejected =
         defaults.count_rejected.map(without_position).filter(|counted| !counted || can_count_rejected);
     LimitSpec {

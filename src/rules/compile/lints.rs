@@ -7,7 +7,7 @@ use std::num::NonZeroU32;
 
 use super::options::CompileOptions;
 use crate::limit::Limit;
-use crate::limit::algorithm::Capacity;
+use crate::limit::algorithm::CapacityKey;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{DescriptorSpec, RateLimitEntry, RateLimitSpec};
 use crate::rules::rule::RuleNode;
@@ -60,7 +60,7 @@ pub(super) fn warn_about_limit(
     field_path: &FieldPath<'_>,
 ) {
     let each_us = limit.period_us() / u64::from(limit.requests_per_unit().max(1));
-    let is_queue = limit.algorithm().properties().capacity == Capacity::QueueSize;
+    let is_queue = limit.algorithm().properties().capacity == CapacityKey::QueueSize;
     let waits = is_queue && limit.capacity() > 1 && limit.max_wait_us() >= each_us;
     if waits && each_us > DEFAULT_ENVOY_TIMEOUT_US {
         let message = format!("a request that waits in this queue waits {} ms or more", each_us / 1000);
@@ -118,7 +118,9 @@ fn warn_about_eventual_limit(
 ) {
     let slots = NonZeroU32::new(options.max_replicas).unwrap_or(NonZeroU32::MIN);
     let counted = OwnedCounter { limit: *limit, shadow: false, quota: false, tag: 0 };
-    let Some(terms) = LocalBudget::of(&[counted], slots).filter(|_| limit.requests_per_unit() > 0) else { return };
+    let Some(terms) = LocalBudget::for_counters(&[counted], slots).filter(|_| limit.requests_per_unit() > 0) else {
+        return;
+    };
     let at = written.defaultable.consistency.map_or(written.at, |consistency| consistency.at);
     if terms.life_us == 0 {
         let message = "with so small an overshoot and so short a period hits cannot be leased";

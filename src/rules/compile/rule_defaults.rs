@@ -6,7 +6,7 @@
 use super::limit_spec::{CompiledEntry, DomainScope, MIN_REGIONS, complete_limit_spec, has_same_counter};
 use super::memcache;
 use super::options::CompileOptions;
-use crate::limit::algorithm::{Delay, RejectedHitsPolicy};
+use crate::limit::algorithm::{DelayPolicy, RejectedHitsPolicy};
 use crate::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, Scope};
 use crate::rules::document::RateLimitEntry;
 use crate::rules::document::defaults::{DefaultableKey, DefaultableKeys};
@@ -183,7 +183,7 @@ impl<'s> DefaultedLimit<'s> {
         };
         if let Some(wait) = self.accepted.max_wait_us.filter(|wait| wait.value > 0)
             && self.spec.max_wait_us.is_none()
-            && properties.delay == Delay::IfMaxWait
+            && properties.delay == DelayPolicy::IfMaxWait
         {
             unused.push(contradiction("max_wait", wait.at));
         }

@@ -101,7 +101,7 @@ fn convert_policy(policy: RateLimitPolicy) -> RateLimitEntry {
 
 /// Returns the name of a unit as in YAML; that of an unknown one is no unit, which the compiler reports.
 fn unit_name(unit: i32) -> String {
-    match Unit::from_number(unit) {
+    match Unit::from_protobuf_number(unit) {
         Some(known) => known.name().to_owned(),
         None if unit == RateLimitUnit::Unknown as i32 => RateLimitUnit::Unknown.as_str_name().to_owned(),
         None => unit.to_string(),

@@ -18,7 +18,7 @@ use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::deployment_context::DeploymentOptions;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::health_check::{CommandWords, HealthCheck};
-use crate::store::client::redis::resp::{Reply, bytes, time};
+use crate::store::client::redis::resp::{Reply, reply_bytes, reply_time};
 use crate::telemetry::service_metrics::HashSeed;
 
 /// Interval between two summaries of a replica.
@@ -105,7 +105,7 @@ impl FleetRedisClient {
         let sent = Instant::now();
         let reply = self.send_command(&[b"TIME"]).await?;
         let uncertainty = sent.elapsed() / 2;
-        let redis = time(&reply).ok_or(RedisError::BadReply)?;
+        let redis = reply_time(&reply).ok_or(RedisError::BadReply)?;
         Ok(RedisTime { redis, uncertainty })
     }
 
@@ -117,7 +117,7 @@ impl FleetRedisClient {
         let text = format!("{:016x}{:016x}", proposal.0, proposal.1);
         self.send_command(&[b"SET", &self.keys.seed, text.as_bytes(), b"NX"]).await?;
         let reply = self.send_command(&[b"GETRANGE", &self.keys.seed, b"0", b"31"]).await?;
-        let text = bytes(&reply).and_then(|text| std::str::from_utf8(text).ok()).filter(|text| text.len() == 32);
+        let text = reply_bytes(&reply).and_then(|text| std::str::from_utf8(text).ok()).filter(|text| text.len() == 32);
         let part = |part: Option<&str>| part.and_then(|part| u64::from_str_radix(part, 16).ok());
         let seed = text.and_then(|text| Some(HashSeed(part(text.get(..16))?, part(text.get(16..))?)));
         seed.ok_or(RedisError::BadReply)
@@ -183,7 +183,7 @@ impl FleetRedisClient {
         let Reply::Array(members) = &reply else { return Err(RedisError::BadReply) };
         let ids: Vec<&str> = members
             .iter()
-            .filter_map(|member| std::str::from_utf8(bytes(member)?).ok())
+            .filter_map(|member| std::str::from_utf8(reply_bytes(member)?).ok())
             .filter(|id| id.len() <= MAX_REPLICA_ID_BYTES)
             .collect();
         let read_ids = &ids[..ids.len().min(MAX_REPLICAS)];
@@ -194,7 +194,7 @@ impl FleetRedisClient {
                     Err(RedisError::WrongType) => Reply::BulkString(Bytes::from_static(b"-")),
                     summary => summary?,
                 };
-                if let Some(summary) = bytes(&summary).filter(|summary| !summary.is_empty()) {
+                if let Some(summary) = reply_bytes(&summary).filter(|summary| !summary.is_empty()) {
                     read(id, summary);
                 }
             }

@@ -19,7 +19,7 @@ use crate::limit::request::{Descriptor, Entry, Hits, Request};
 use crate::serve::grpc::service::{DEFAULT_DEADLINE, RateLimitService};
 use crate::settings::fleet::FleetRedis;
 use crate::store::client::redis::key_connection::{KeyCommandError, KeyConnection};
-use crate::store::client::redis::resp::{Reply, bytes, time};
+use crate::store::client::redis::resp::{Reply, reply_bytes, reply_time};
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Time before the start of reading from which on entries count, so that none is missed at a new connection.
@@ -117,7 +117,7 @@ impl ResetReader {
     /// Passes entries to `apply` until Redis fails.
     async fn follow_from_now(&mut self, apply: impl Fn(&ResetEntry)) -> Result<(), KeyCommandError> {
         let reply = self.connection.call(&[b"TIME"], REPLY_TIMEOUT).await?;
-        let milliseconds = time(&reply).unwrap_or_default().as_micros() / 1000;
+        let milliseconds = reply_time(&reply).unwrap_or_default().as_micros() / 1000;
         let mut last = format!("{}-0", milliseconds.saturating_sub(START_OVERLAP_MS)).into_bytes();
         loop {
             let entries = self.read_next_entries(&last).await?;
@@ -139,8 +139,8 @@ impl ResetReader {
         let entries = streams.first().and_then(|stream| as_array(as_array(stream)?.get(1)?)).unwrap_or_default();
         let entry = |entry: &Reply| {
             let [id, fields] = as_array(entry)? else { return None };
-            let sealed = as_array(fields).and_then(|fields| bytes(fields.get(1)?)).unwrap_or_default().to_vec();
-            Some(ResetEntry { id: bytes(id)?.to_vec(), sealed })
+            let sealed = as_array(fields).and_then(|fields| reply_bytes(fields.get(1)?)).unwrap_or_default().to_vec();
+            Some(ResetEntry { id: reply_bytes(id)?.to_vec(), sealed })
         };
         Ok(entries.iter().filter_map(entry).collect())
     }

@@ -100,7 +100,7 @@ fn encode_current_limit(limit: &CurrentLimit<'_>) -> RateLimit {
     RateLimit {
         name: remove_unprintable(limit.name).into_owned(),
         requests_per_unit: limit.requests_per_unit,
-        unit: limit.period.unit().number().unwrap_or(rate_limit::Unit::Unknown as i32),
+        unit: limit.period.unit().protobuf_number().unwrap_or(rate_limit::Unit::Unknown as i32),
         unit_multiplier: (multiplier != 1).then_some(multiplier),
     }
 }

@@ -14,7 +14,7 @@ use crate::base::clock::Time;
 use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
 use crate::limit::Limit;
-use crate::limit::algorithm::Capacity;
+use crate::limit::algorithm::CapacityKey;
 use crate::rules::rule::set::{CompiledRule, RuleSet};
 use crate::telemetry::hyperloglog::RELATIVE_STANDARD_ERROR;
 use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat};
@@ -281,7 +281,7 @@ impl LimitReport {
 }
 
 fn find_bursts(limit: &Limit, bursts: BurstStats) -> Option<String> {
-    let has_bucket = limit.algorithm().properties().capacity != Capacity::RequestsPerUnit;
+    let has_bucket = limit.algorithm().properties().capacity != CapacityKey::RequestsPerUnit;
     let is_short = limit.period_us() <= MAX_BURST_PERIOD_US && limit.requests_per_unit() > 0;
     let is_mostly_bursts = bursts.rejected >= MIN_REJECTED_HITS_FOR_BURSTS && bursts.in_bursts * 2 >= bursts.rejected;
     (!has_bucket && is_short && is_mostly_bursts).then(|| {

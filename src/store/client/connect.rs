@@ -16,7 +16,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::pipeline::{Closed, Stream};
+use super::pipeline::{ClosedReceiver, Stream};
 use crate::settings::endpoint::Endpoint;
 
 /// Connection that is ready for commands.
@@ -24,7 +24,7 @@ use crate::settings::endpoint::Endpoint;
 pub(crate) struct Connected<C> {
     pub(crate) connection: C,
     /// Receives the reason once the connection is closed.
-    pub(crate) closed: Closed,
+    pub(crate) closed: ClosedReceiver,
 }
 
 /// Advice for connections to one kind of server.
@@ -66,7 +66,7 @@ impl ConnectAdvice {
     /// Returns the error for a failed socket or TLS handshake.
     pub(crate) fn socket_error<K: ErrorKind>(&self, error: &io::Error, uses_tls: bool) -> ConnectError<K> {
         let text = io_error_text(error);
-        match self.tls_settings.advice(error).filter(|_| uses_tls) {
+        match self.tls_settings.tls_advice(error).filter(|_| uses_tls) {
             Some(advice) => ConnectError::misconfigured(format!("the TLS handshake failed: {text}; {advice}")),
             None => ConnectError { kind: K::BROKEN, text },
         }
@@ -151,7 +151,7 @@ pub(crate) struct TlsSettingNames {
 
 impl TlsSettingNames {
     /// Returns the advice if `error` is a failed handshake.
-    pub(crate) fn advice(&self, error: &io::Error) -> Option<String> {
+    pub(crate) fn tls_advice(&self, error: &io::Error) -> Option<String> {
         let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
         let Self { prefix, address, plaintext, server } = self;
         let name = format!("{error:?}");
@@ -181,9 +181,9 @@ impl TlsSettingNames {
 const PROBE_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// ClientHello without contents.
-const INVALID_CLIENT_HELLO: &[u8] = &[0x16, 3, 1, 0, 4, 1, 0, 0, 0];
+const INVALID_TLS_HELLO: &[u8] = &[0x16, 3, 1, 0, 4, 1, 0, 0, 0];
 /// First byte of a TLS alert.
-const ALERT: u8 = 0x15;
+const TLS_ALERT: u8 = 0x15;
 
 /// Command that a server answers in plaintext.
 pub(crate) struct PlaintextProbe {
@@ -209,11 +209,11 @@ enum TlsMismatch {
 /// an invalid ClientHello, which a TLS server answers with an alert.
 async fn detect_tls_mismatch(endpoint: &Endpoint, uses_tls: bool, plaintext: &PlaintextProbe) -> Option<TlsMismatch> {
     let Endpoint::Tcp { host, port } = endpoint else { return None };
-    let probe = if uses_tls { plaintext.command } else { INVALID_CLIENT_HELLO };
+    let probe = if uses_tls { plaintext.command } else { INVALID_TLS_HELLO };
     let first = timeout(PROBE_TIMEOUT, first_reply_byte(host, *port, probe)).await.ok()??;
     match (uses_tls, first) {
         (true, byte) if plaintext.replies.contains(&byte) => Some(TlsMismatch::ServerLacksTls),
-        (false, ALERT) => Some(TlsMismatch::ServerNeedsTls),
+        (false, TLS_ALERT) => Some(TlsMismatch::ServerNeedsTls),
         _ => None,
     }
 }

@@ -52,7 +52,7 @@ impl DeadlineTimer {
     }
 
     /// Moves the timer forward to `earliest`, if that is before the current deadline.
-    pub(crate) fn advance(&mut self, earliest: Option<Instant>) {
+    pub(crate) fn set_if_earlier(&mut self, earliest: Option<Instant>) {
         if let Some(earliest) = earliest
             && self.at.is_none_or(|at| earliest < at)
         {

@@ -109,7 +109,7 @@ pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for S {}
 
 /// Receives the reason once the connection is closed.
-pub type Closed = oneshot::Receiver<io::Error>;
+pub type ClosedReceiver = oneshot::Receiver<io::Error>;
 
 /// Open connection; dropping it closes it and fails its pending commands.
 pub struct Pipeline<P: WireProtocol> {
@@ -131,7 +131,7 @@ impl<P: WireProtocol> Drop for Pipeline<P> {
 
 impl<P: WireProtocol> Pipeline<P> {
     /// Opens a connection on `stream`. Needs a tokio runtime.
-    pub fn open(stream: Box<dyn Stream>) -> (Self, Closed) {
+    pub fn open(stream: Box<dyn Stream>) -> (Self, ClosedReceiver) {
         let queue = Arc::new(SendQueue::default());
         let mut driver = ConnectionDriver::new(Arc::clone(&queue), stream);
         let (closed, receiver) = oneshot::channel();
@@ -155,7 +155,7 @@ impl<P: WireProtocol> Pipeline<P> {
         prefix: Option<&[&[u8]]>,
         deadline: Option<Instant>,
     ) -> Result<P::Reply, PipelineError> {
-        let reply = self.queue.push(words, prefix, deadline)?;
+        let reply = self.queue.push_command(words, prefix, deadline)?;
         reply.await.unwrap_or(Err(PipelineError::Broken))
     }
 
@@ -171,7 +171,7 @@ impl<P: WireProtocol> Pipeline<P> {
 }
 
 /// Maximum number of calls that wait for a reply on one connection; bounds memory when a server is frozen.
-const MAX_WAITING: usize = 16_384;
+const MAX_WAITING_CALLS: usize = 16_384;
 /// Maximum size of unsent commands, in bytes.
 const MAX_UNSENT_BYTES: usize = 64 << 20;
 
@@ -182,7 +182,7 @@ type CallResult<P> = Result<<P as WireProtocol>::Reply, PipelineError>;
 struct SendQueue<P: WireProtocol> {
     state: Mutex<QueueState<P>>,
     /// Waker of the driver.
-    driver: AtomicWaker,
+    driver_waker: AtomicWaker,
 }
 
 /// Contents of a [`SendQueue`].
@@ -224,7 +224,7 @@ struct Caller<P: WireProtocol> {
 
 impl<P: WireProtocol> Default for SendQueue<P> {
     fn default() -> Self {
-        Self { state: Mutex::default(), driver: AtomicWaker::new() }
+        Self { state: Mutex::default(), driver_waker: AtomicWaker::new() }
     }
 }
 
@@ -252,17 +252,17 @@ impl<P: WireProtocol> SendQueue<P> {
     ///
     /// # Errors
     /// The connection is closed, or the queue is full.
-    fn push(
+    fn push_command(
         &self,
         words: &[&[u8]],
         prefix: Option<&[&[u8]]>,
         deadline: Option<Instant>,
     ) -> Result<oneshot::Receiver<CallResult<P>>, PipelineError> {
-        self.push_with(deadline, |state, caller| {
+        self.push_with_caller(deadline, |state, caller| {
             if let Some(prefix) = prefix {
-                state.append(SmallVec::new(), |out| P::encode(out, prefix));
+                state.append_command(SmallVec::new(), |out| P::encode(out, prefix));
             }
-            state.append(smallvec![caller], |out| P::encode(out, words));
+            state.append_command(smallvec![caller], |out| P::encode(out, words));
         })
     }
 
@@ -275,10 +275,10 @@ impl<P: WireProtocol> SendQueue<P> {
         call: P::Mergeable,
         deadline: Instant,
     ) -> Result<oneshot::Receiver<CallResult<P>>, PipelineError> {
-        self.push_with(Some(deadline), |state, caller| state.mergeable.push(QueuedCall { call, caller }))
+        self.push_with_caller(Some(deadline), |state, caller| state.mergeable.push(QueuedCall { call, caller }))
     }
 
-    fn push_with(
+    fn push_with_caller(
         &self,
         deadline: Option<Instant>,
         add: impl FnOnce(&mut QueueState<P>, Caller<P>),
@@ -287,7 +287,7 @@ impl<P: WireProtocol> SendQueue<P> {
         if state.closed {
             return Err(PipelineError::Broken);
         }
-        if state.waiting >= MAX_WAITING || state.unsent.len() >= MAX_UNSENT_BYTES {
+        if state.waiting >= MAX_WAITING_CALLS || state.unsent.len() >= MAX_UNSENT_BYTES {
             return Err(PipelineError::Overloaded);
         }
         let mut wakes_driver = !state.has_unsent();
@@ -301,7 +301,7 @@ impl<P: WireProtocol> SendQueue<P> {
             wakes_driver = true;
         }
         drop(state);
-        if wakes_driver && let Some(driver) = self.driver.take() {
+        if wakes_driver && let Some(driver) = self.driver_waker.take() {
             wake_or_defer(driver);
         }
         Ok(receiver)
@@ -317,7 +317,7 @@ impl<P: WireProtocol> SendQueue<P> {
 }
 
 impl<P: WireProtocol> QueueState<P> {
-    fn append(&mut self, callers: SmallVec<[Caller<P>; 1]>, encode: impl FnOnce(&mut BytesMut)) {
+    fn append_command(&mut self, callers: SmallVec<[Caller<P>; 1]>, encode: impl FnOnce(&mut BytesMut)) {
         let before = self.unsent.len();
         encode(&mut self.unsent);
         self.pending.push_back(PendingCommand { callers, bytes: self.unsent.len() - before });
@@ -325,7 +325,7 @@ impl<P: WireProtocol> QueueState<P> {
     }
 
     /// First deadline of all callers.
-    const fn earliest(&self) -> Option<Instant> {
+    const fn earliest_deadline(&self) -> Option<Instant> {
         self.earliest
     }
 
@@ -337,13 +337,13 @@ impl<P: WireProtocol> QueueState<P> {
     /// Moves the unsent commands that a caller still waits for to `output`, which must be empty.
     fn take_unsent(&mut self, output: &mut BytesMut) {
         self.discard_abandoned();
-        self.merge();
+        self.encode_mergeable_calls();
         std::mem::swap(output, &mut self.unsent);
         self.unsent_commands = 0;
     }
 
     /// Encodes the mergeable calls, as many as possible in one command.
-    fn merge(&mut self) {
+    fn encode_mergeable_calls(&mut self) {
         let mut calls = std::mem::take(&mut self.mergeable);
         // Stable: calls with equal arguments stay in order.
         calls.sort_by(|one, other| one.call.merge_order(&other.call));
@@ -358,7 +358,7 @@ impl<P: WireProtocol> QueueState<P> {
                 merged.push(next.call);
                 callers.push(next.caller);
             }
-            self.append(callers, |out| P::Mergeable::encode_merged(out, &merged));
+            self.append_command(callers, |out| P::Mergeable::encode_merged(out, &merged));
         }
         drop(rest);
         // Keeps the capacity.
@@ -401,7 +401,7 @@ impl<P: WireProtocol> QueueState<P> {
 
     /// Fails callers whose deadline is at or before `now`, drops unsent commands without a caller, and
     /// finds the next deadline.
-    fn expire(&mut self, now: Instant) {
+    fn fail_expired(&mut self, now: Instant) {
         self.earliest = None;
         let pending = self.pending.iter_mut().flat_map(|command| &mut command.callers);
         for caller in pending.chain(self.mergeable.iter_mut().map(|call| &mut call.caller)) {
@@ -430,12 +430,12 @@ impl<P: WireProtocol> PendingCommand<P> {
     }
 
     /// Passes the reply to the callers that still wait.
-    fn answer(self, reply: P::Reply) {
+    fn answer_callers(self, reply: P::Reply) {
         if self.callers.len() > 1 {
             let replies = P::Mergeable::split_reply(reply, self.callers.len());
-            self.callers.into_iter().zip(replies).for_each(|(caller, reply)| caller.answer(reply));
+            self.callers.into_iter().zip(replies).for_each(|(caller, reply)| caller.send_reply(reply));
         } else if let Some(caller) = self.callers.into_iter().next() {
-            caller.answer(reply);
+            caller.send_reply(reply);
         }
     }
 }
@@ -445,7 +445,7 @@ impl<P: WireProtocol> Caller<P> {
         self.reply.as_ref().is_none_or(oneshot::Sender::is_closed)
     }
 
-    fn answer(self, reply: P::Reply) {
+    fn send_reply(self, reply: P::Reply) {
         if let Some(caller) = self.reply {
             let _gone = caller.send(Ok(reply));
         }
@@ -490,10 +490,10 @@ impl<P: WireProtocol> ConnectionDriver<P> {
 
     /// Drives the connection; ready with the reason once it is closed.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<io::Error> {
-        self.queue.driver.register(context.waker());
-        let result = self.read(context).and_then(|()| {
+        self.queue.driver_waker.register(context.waker());
+        let result = self.read_replies(context).and_then(|()| {
             self.poll_deadlines(context);
-            self.write(context)
+            self.write_commands(context)
         });
         match result {
             Ok(()) => Poll::Pending,
@@ -502,7 +502,7 @@ impl<P: WireProtocol> ConnectionDriver<P> {
     }
 
     /// Reads all available replies and passes them to their callers.
-    fn read(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+    fn read_replies(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         loop {
             self.input.reserve(READ_BYTES);
             let Poll::Ready(read) = pin!(self.stream.read_buf(&mut self.input)).poll(context) else { return Ok(()) };
@@ -529,7 +529,7 @@ impl<P: WireProtocol> ConnectionDriver<P> {
         let answered: Vec<PendingCommand<P>> = self.queue.lock().take_answered(self.replies.len()).collect();
         let mut replies = self.replies.drain(..);
         for (command, reply) in answered.into_iter().zip(replies.by_ref()) {
-            command.answer(reply);
+            command.answer_callers(reply);
         }
         match replies.next() {
             None => Ok(()),
@@ -542,19 +542,19 @@ impl<P: WireProtocol> ConnectionDriver<P> {
 
     /// Fails commands whose deadline has passed.
     fn poll_deadlines(&mut self, context: &mut Context<'_>) {
-        let earliest = self.queue.lock().earliest();
-        self.timer.advance(earliest);
+        let earliest = self.queue.lock().earliest_deadline();
+        self.timer.set_if_earlier(earliest);
         if self.timer.poll_fired(context).is_ready() {
             let mut queue = self.queue.lock();
-            queue.expire(Instant::now());
-            let next = queue.earliest();
+            queue.fail_expired(Instant::now());
+            let next = queue.earliest_deadline();
             drop(queue);
             self.timer.rearm(next, context);
         }
     }
 
     /// Writes the queued commands.
-    fn write(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+    fn write_commands(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         loop {
             if self.output.is_empty() && !self.take_unsent(context) {
                 break;

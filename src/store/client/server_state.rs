@@ -1,6 +1,6 @@
 //! State of one server that calls share with the tasks of its supervisor: connections, circuit breaker, errors.
 //!
-//! The breaker opens after [`MAX_FAILURES`] failures in a row and closes with the first success. It only counts:
+//! The breaker opens after [`MAX_CONSECUTIVE_FAILURES`] failures in a row and closes with the first success. It only counts:
 //! callers decide which failures count, how to respond while it is open, and when to probe the server.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -71,7 +71,7 @@ impl<C> ServerState<C> {
 
     /// Returns true if calls are sent to the server now.
     pub(crate) fn is_available(&self) -> bool {
-        !self.is_breaker_open() && self.pool.get().is_some()
+        !self.is_breaker_open() && self.pool.next_connection().is_some()
     }
 
     /// Returns true while calls fail at once because the server failed too often.
@@ -181,28 +181,28 @@ impl<C> ConnectionPool<C> {
     }
 
     /// Number of open connections.
-    pub(crate) fn open(&self) -> usize {
+    pub(crate) fn open_connections(&self) -> usize {
         self.slots.iter().filter(|slot| slot.load().is_some()).count()
     }
 
     /// Returns the next open connection; `None` if none is open.
-    pub(crate) fn get(&self) -> Option<Arc<C>> {
+    pub(crate) fn next_connection(&self) -> Option<Arc<C>> {
         if let [slot] = &*self.slots {
             return slot.load_full();
         }
-        self.get_from(self.next.fetch_add(1, Ordering::Relaxed))
+        self.connection_from_slot(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Returns the first open connection from slot `first` on, modulo the number of slots; `None` if none is open.
-    pub(crate) fn get_from(&self, first: usize) -> Option<Arc<C>> {
+    pub(crate) fn connection_from_slot(&self, first: usize) -> Option<Arc<C>> {
         let size = self.slots.len();
         (0..size).find_map(|step| self.slots[first.wrapping_add(step) % size].load_full())
     }
 
-    /// Waits for the first connection attempt, then calls [`ConnectionPool::get`]; callers bound the wait.
-    pub(crate) async fn get_after_first_attempt(&self) -> Option<Arc<C>> {
+    /// Waits for the first connection attempt, then returns a connection; callers bound the wait.
+    pub(crate) async fn wait_for_connection(&self) -> Option<Arc<C>> {
         self.first_attempt_done.wait().await;
-        self.get()
+        self.next_connection()
     }
 
     /// Puts a connection into a slot.
@@ -230,7 +230,7 @@ impl<C> ConnectionPool<C> {
 }
 
 /// Consecutive failures that open a breaker.
-const MAX_FAILURES: u32 = 5;
+const MAX_CONSECUTIVE_FAILURES: u32 = 5;
 
 /// Counter of consecutive failures.
 #[derive(Debug, Default)]
@@ -241,13 +241,13 @@ pub(crate) struct CircuitBreaker {
 impl CircuitBreaker {
     /// Returns true while calls are blocked.
     pub(crate) fn is_open(&self) -> bool {
-        self.failures.load(Ordering::Relaxed) >= MAX_FAILURES
+        self.failures.load(Ordering::Relaxed) >= MAX_CONSECUTIVE_FAILURES
     }
 
     /// Records a failure; returns true if this failure opened the breaker.
     pub(crate) fn record_failure(&self) -> bool {
         // The count stops at the maximum, so it cannot wrap.
-        let max = MAX_FAILURES;
+        let max = MAX_CONSECUTIVE_FAILURES;
         let counted = self
             .failures
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |failures| (failures < max).then_some(failures + 1));
@@ -257,6 +257,7 @@ impl CircuitBreaker {
     /// Records a success; returns true if it closed the breaker.
     pub(crate) fn record_success(&self) -> bool {
         // Load first: in the common case, success after success, nothing is written.
-        self.failures.load(Ordering::Relaxed) > 0 && self.failures.swap(0, Ordering::Relaxed) >= MAX_FAILURES
+        self.failures.load(Ordering::Relaxed) > 0
+            && self.failures.swap(0, Ordering::Relaxed) >= MAX_CONSECUTIVE_FAILURES
     }
 }

@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
 use super::connect::{ConnectError, Connected, ErrorKind, io_error_text};
-use super::pipeline::Closed;
+use super::pipeline::ClosedReceiver;
 use super::server_state::ServerState;
 use crate::base::clock::Clock;
 
@@ -74,9 +74,10 @@ impl<S: SupervisedServer> Supervised<S> {
     /// Starts the tasks of a server. Needs a tokio runtime.
     pub(crate) fn start(server: S) -> Self {
         let server = Arc::new(server);
-        let connections = (0..server.state().pool.size()).map(|slot| tokio::spawn(maintain(Arc::clone(&server), slot)));
+        let connections =
+            (0..server.state().pool.size()).map(|slot| tokio::spawn(keep_connected(Arc::clone(&server), slot)));
         let mut tasks: Vec<AbortHandle> = connections.map(|task| task.abort_handle()).collect();
-        tasks.push(tokio::spawn(recover(Arc::clone(&server))).abort_handle());
+        tasks.push(tokio::spawn(check_until_recovered(Arc::clone(&server))).abort_handle());
         tasks.push(tokio::spawn(watch_files(Arc::clone(&server))).abort_handle());
         Self { server, tasks }
     }
@@ -100,7 +101,7 @@ impl<S: SupervisedServer> Drop for Supervised<S> {
 }
 
 /// Keeps the connection of one pool slot open.
-async fn maintain<S: SupervisedServer>(server: Arc<S>, slot: usize) {
+async fn keep_connected<S: SupervisedServer>(server: Arc<S>, slot: usize) {
     let state = server.state();
     loop {
         match server.connect().await {
@@ -109,7 +110,7 @@ async fn maintain<S: SupervisedServer>(server: Arc<S>, slot: usize) {
                 if slot == 0 {
                     server.inspect(&connected.connection).await;
                 }
-                let closed = publish(&*server, slot, connected);
+                let closed = put_into_use(&*server, slot, connected);
                 let since = Instant::now();
                 let reason = serve_until_closed(&*server, slot, closed).await;
                 state.pool.remove(slot);
@@ -133,7 +134,7 @@ async fn maintain<S: SupervisedServer>(server: Arc<S>, slot: usize) {
 }
 
 /// Puts a connection into use.
-fn publish<S: SupervisedServer>(server: &S, slot: usize, connected: Connected<S::Connection>) -> Closed {
+fn put_into_use<S: SupervisedServer>(server: &S, slot: usize, connected: Connected<S::Connection>) -> ClosedReceiver {
     let state = server.state();
     server.opened().fetch_add(1, Ordering::Relaxed);
     state.clear_misconfigured();
@@ -145,7 +146,7 @@ fn publish<S: SupervisedServer>(server: &S, slot: usize, connected: Connected<S:
 /// Waits until a connection closes, and returns the reason. Replaces it by a new one when requested.
 ///
 /// The old connection serves until the new one is checked; a failed attempt is only logged.
-async fn serve_until_closed<S: SupervisedServer>(server: &S, slot: usize, mut closed: Closed) -> String {
+async fn serve_until_closed<S: SupervisedServer>(server: &S, slot: usize, mut closed: ClosedReceiver) -> String {
     let state = server.state();
     let mut retry = false;
     loop {
@@ -160,7 +161,7 @@ async fn serve_until_closed<S: SupervisedServer>(server: &S, slot: usize, mut cl
             // Commands in flight on the old connection complete there.
             Ok(connected) => {
                 state.log_connected();
-                closed = publish(server, slot, connected);
+                closed = put_into_use(server, slot, connected);
                 retry = false;
             }
             Err(error) => {
@@ -175,13 +176,13 @@ async fn serve_until_closed<S: SupervisedServer>(server: &S, slot: usize, mut cl
 ///
 /// New connections are needed after a network partition: an old one waits for the kernel's retransmission, which may
 /// take longer than the partition did.
-async fn recover<S: SupervisedServer>(server: Arc<S>) {
+async fn check_until_recovered<S: SupervisedServer>(server: Arc<S>) {
     let state = server.state();
     loop {
         state.breaker_opened.notified().await;
         let since = Instant::now();
         while state.breaker.is_open() {
-            if let Some(connection) = state.pool.get() {
+            if let Some(connection) = state.pool.next_connection() {
                 match server.check(&connection).await {
                     Ok(()) => {
                         state.clear_misconfigured();

@@ -21,13 +21,13 @@ const MAX_RELATIVE_S: u64 = 30 * 86_400;
 const MAX_ABSOLUTE_S: u64 = i32::MAX as u64;
 /// Time in seconds that a key outlives its window: memcached counts seconds in whole ticks of its clock, and clocks of
 /// replicas differ.
-const MARGIN_S: u64 = 5;
+const LIFETIME_MARGIN_S: u64 = 5;
 /// Greatest count that envoyproxy/ratelimit reads; it takes a greater one as 0.
 const MAX_SHARED_COUNT: u64 = i32::MAX as u64;
 
 /// Key format, and the settings that belong to it.
 #[derive(Debug)]
-pub(super) struct CounterKeys {
+pub(super) struct MemcacheKeyScheme {
     pub(super) prefix: String,
     pub(super) format: KeyFormat,
     pub(super) jitter: ExpiryJitter,
@@ -43,32 +43,32 @@ pub(super) struct CounterKey {
     pub(super) max_count: u64,
 }
 
-impl CounterKeys {
+impl MemcacheKeyScheme {
     /// Returns the key of a charge on a fixed window at `now`; `None` if the charge has no single counter.
-    pub(super) fn key(&self, charge: &Charge<'_>, now: Time) -> Option<CounterKey> {
+    pub(super) fn counter_key(&self, charge: &Charge<'_>, now: Time) -> Option<CounterKey> {
         let [counter] = &*charge.counters else { return None };
         let shared = (self.format == KeyFormat::Ratelimit)
-            .then(|| WindowKey::of(&self.prefix, charge, now, self.jitter.random_s()))
+            .then(|| WindowKey::for_charge(&self.prefix, charge, now, self.jitter.random_s()))
             .flatten();
         if let Some(window) = shared {
             // A limit above what envoyproxy/ratelimit can read is never shared with it.
             let is_readable = u64::from(counter.limit.requests_per_unit()) < MAX_SHARED_COUNT;
             let max_count = if is_readable { MAX_SHARED_COUNT } else { MAX_COUNT };
-            let bytes = accepted(window.key().clone());
-            return Some(CounterKey { bytes, life_s: window.expire_s() + MARGIN_S, max_count });
+            let bytes = hash_if_refused(window.key().clone());
+            return Some(CounterKey { bytes, life_s: window.expire_s() + LIFETIME_MARGIN_S, max_count });
         }
-        let (start, end) = fixed_window::window(counter.limit, now);
-        let [in_redis] = &key::keys(&self.prefix, &charge.path, &charge.counters)[..] else { return None };
+        let (start, end) = fixed_window::window_bounds(counter.limit, now);
+        let [in_redis] = &key::counter_keys(&self.prefix, &charge.path, &charge.counters)[..] else { return None };
         let start_s = start.as_micros() / 1_000_000;
-        let bytes = accepted([in_redis, format!(":{start_s}").as_bytes()].concat().into());
-        let life_s = end.since_us(now).div_ceil(1_000_000) + MARGIN_S;
+        let bytes = hash_if_refused([in_redis, format!(":{start_s}").as_bytes()].concat().into());
+        let life_s = end.since_us(now).div_ceil(1_000_000) + LIFETIME_MARGIN_S;
         Some(CounterKey { bytes, life_s, max_count: MAX_COUNT })
     }
 }
 
 impl CounterKey {
     /// Returns the expiration as `add` takes it; `now_s` is the Unix time.
-    pub(super) fn expiration(&self, now_s: u64) -> u64 {
+    pub(super) fn expiration_s(&self, now_s: u64) -> u64 {
         match now_s.saturating_add(self.life_s) {
             _ if self.life_s <= MAX_RELATIVE_S => self.life_s.max(1),
             at if at <= MAX_ABSOLUTE_S => at,
@@ -78,7 +78,7 @@ impl CounterKey {
 }
 
 /// Returns the key, or its hash if memcached or envoyproxy/ratelimit refuses the key.
-fn accepted(key: Bytes) -> Bytes {
+fn hash_if_refused(key: Bytes) -> Bytes {
     let is_refused = |byte: &u8| *byte <= b' ' || *byte == 0x7f;
     if key.len() <= MAX_KEY_BYTES && !key.iter().any(is_refused) {
         return key;
@@ -94,10 +94,10 @@ mod tests {
     use proptest::prelude::*;
     use smallvec::smallvec;
 
-    use super::{CounterKey, CounterKeys, MAX_ABSOLUTE_S, MAX_KEY_BYTES, accepted};
+    use super::{CounterKey, MAX_ABSOLUTE_S, MAX_KEY_BYTES, MemcacheKeyScheme, hash_if_refused};
     use crate::base::clock::Time;
     use crate::limit::algorithm::Algorithm;
-    use crate::limit::charge::{Charge, ChargeRequest, Counter, Path};
+    use crate::limit::charge::{Charge, ChargeRequest, Counter, CounterPath};
     use crate::limit::period::{Period, Unit};
     use crate::limit::request::{Entry, Hits};
     use crate::limit::{Limit, LimitSpec};
@@ -105,7 +105,7 @@ mod tests {
     use crate::store::window_key::ExpiryJitter;
 
     fn expiration(life_s: u64, now_s: u64) -> u64 {
-        CounterKey { bytes: Default::default(), life_s, max_count: 0 }.expiration(now_s)
+        CounterKey { bytes: Default::default(), life_s, max_count: 0 }.expiration_s(now_s)
     }
 
     #[test]
@@ -127,13 +127,14 @@ mod tests {
         let limit = Limit::new(&spec).expect("a limit");
         let entries = [Entry { key: b"k", value: b"v" }];
         let counter = Counter { limit: &limit, shadow: false, quota: false, tag: 0, epoch: 0 };
-        let path = Path { domain: "d", entries: &entries, shared: &[], candidate: None };
+        let path = CounterPath { domain: "d", entries: &entries, shared: &[], candidate: None };
         let charge = Charge::new(path, smallvec![counter], ChargeRequest::new(Hits::Charge(1), 0));
         for (format, bytes) in
             [(KeyFormat::Tollkeeper, "p:tk1:{d|k=v}:fixed_window:1s:7"), (KeyFormat::Ratelimit, "p:d_k_v_7")]
         {
-            let keys = CounterKeys { prefix: "p:".to_owned(), format, jitter: ExpiryJitter::below(Duration::ZERO) };
-            let key = keys.key(&charge, Time::from_secs(7)).expect("a key");
+            let keys =
+                MemcacheKeyScheme { prefix: "p:".to_owned(), format, jitter: ExpiryJitter::up_to(Duration::ZERO) };
+            let key = keys.counter_key(&charge, Time::from_secs(7)).expect("a key");
             // A tick may come at once, so a life of 1 s may end within the window.
             assert!(key.life_s > 2, "{key:?}");
             assert_eq!(key.bytes, bytes);
@@ -144,20 +145,20 @@ mod tests {
     fn refused_keys_are_hashed() {
         let longest = "k".repeat(MAX_KEY_BYTES);
         for kept in [&longest[..], "d_k_v_1", "d_k_\u{e9}_1", "tkh"] {
-            assert_eq!(accepted(kept.to_owned().into()), kept);
+            assert_eq!(hash_if_refused(kept.to_owned().into()), kept);
         }
         let too_long = "k".repeat(MAX_KEY_BYTES + 1);
         for refused in [&too_long[..], "a b", "a\r\nflush_all", "a\0", "a\x7f"] {
-            let key = accepted(refused.to_owned().into());
+            let key = hash_if_refused(refused.to_owned().into());
             assert_eq!((key.len(), &key[..4]), (68, &b"tkh:"[..]), "{key:?}");
         }
-        assert_ne!(accepted("a b".into()), accepted("a  b".into()));
+        assert_ne!(hash_if_refused("a b".into()), hash_if_refused("a  b".into()));
     }
 
     proptest! {
         #[test]
         fn any_key_is_a_word_of_at_most_250_bytes(bytes in vec(any::<u8>(), 0..400)) {
-            let key = accepted(bytes.into());
+            let key = hash_if_refused(bytes.into());
             prop_assert!(key.len() <= MAX_KEY_BYTES && key.iter().all(|byte| *byte > b' ' && *byte != 0x7f));
         }
     }

@@ -33,11 +33,11 @@ const ALL_USED: u8 = u8::MAX;
 impl CounterEntry {
     /// Creates a counter without charges.
     pub(super) fn new(key: u128, algorithm: Algorithm) -> Self {
-        Self { key: split(key), words: [0; 3], expires_s: 0, over_s: 0, used: 0, kind: algorithm }
+        Self { key: split_key(key), words: [0; 3], expires_s: 0, over_s: 0, used: 0, kind: algorithm }
     }
 
     pub(super) fn has_key(&self, key: u128) -> bool {
-        self.key == split(key)
+        self.key == split_key(key)
     }
 
     /// Lower half of the key, which the index hashes by.
@@ -53,7 +53,7 @@ impl CounterEntry {
 
     /// Used share of the limit, 0 to 255; `None` if the counter is over its limit at `now_s`, which is rounded down.
     pub(super) fn used_share(&self, now_s: u32) -> Option<u8> {
-        let last_s = seconds_up(Time::from_micros(self.words[0]));
+        let last_s = seconds_rounded_up(Time::from_micros(self.words[0]));
         let over_until_s = match self.over_s {
             0 => 0,
             u16::MAX => self.expires_s,
@@ -63,12 +63,12 @@ impl CounterEntry {
     }
 
     /// Index of the counter's log, if it has one.
-    pub(super) fn log(&self) -> Option<usize> {
+    pub(super) fn log_index(&self) -> Option<usize> {
         (self.kind == Algorithm::SlidingWindowLog).then(|| usize::try_from(self.words[2]).unwrap_or(usize::MAX))
     }
 
     /// Sets the index of the counter's log.
-    pub(super) fn set_log(&mut self, index: usize) {
+    pub(super) fn set_log_index(&mut self, index: usize) {
         self.words[2] = index as u64;
     }
 
@@ -80,7 +80,7 @@ impl CounterEntry {
         }
     }
 
-    /// Packs a state; returns the records of a log, to be stored at [`CounterEntry::log`].
+    /// Packs a state; returns the records of a log, to be stored at [`CounterEntry::log_index`].
     pub(super) fn set_state(&mut self, state: State) -> Option<sliding_window_log::State> {
         match state {
             // The last word stays the index of the log.
@@ -103,7 +103,7 @@ impl CounterEntry {
         let drains = self.kind.properties().hit_expiry == HitExpiry::Continuous && result.reset_us > 0;
         let beyond_us = if drains { limit.period_us() } else { 0 };
         // Kept at least until its own time is past, because a counter's time never runs backwards.
-        self.expires_s = seconds_up(now.plus_us(result.reset_us).plus_us(beyond_us).max(last));
+        self.expires_s = seconds_rounded_up(now.plus_us(result.reset_us).plus_us(beyond_us).max(last));
         let capacity = u64::from(limit.capacity()).max(1);
         let left = u64::from(result.remaining).min(capacity);
         self.used = u8::try_from((capacity - left) * u64::from(ALL_USED) / capacity).unwrap_or(ALL_USED);
@@ -118,16 +118,16 @@ impl CounterEntry {
 }
 
 /// Seconds since the Unix epoch, rounded up; `u32::MAX` from the year 2106 on.
-fn seconds_up(time: Time) -> u32 {
+fn seconds_rounded_up(time: Time) -> u32 {
     u32::try_from(time.as_micros().div_ceil(1_000_000)).unwrap_or(u32::MAX)
 }
 
 /// Seconds since the Unix epoch, rounded down, so that no later time counts as reached.
-pub(super) fn seconds_down(time: Time) -> u32 {
+pub(super) fn seconds_rounded_down(time: Time) -> u32 {
     u32::try_from(time.as_micros() / 1_000_000).unwrap_or(u32::MAX)
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "each half is meant")]
-const fn split(key: u128) -> [u64; 2] {
+const fn split_key(key: u128) -> [u64; 2] {
     [key as u64, (key >> 64) as u64]
 }

@@ -22,19 +22,19 @@ const SPARSE_FACTOR: usize = 8;
 
 /// Indices of entries by hash.
 #[derive(Debug, Default)]
-pub(super) struct Index {
+pub(super) struct EntryIndex {
     #[expect(clippy::vec_box, reason = "a vector of arrays would be one block that is replaced by a larger one")]
     segments: Vec<Box<[u32; SEGMENT_SLOTS]>>,
     length: usize,
 }
 
-impl Index {
+impl EntryIndex {
     /// Finds the index of the entry with this hash that `is_it` accepts.
     pub(super) fn find(&self, hash: u64, is_it: impl Fn(usize) -> bool) -> Option<usize> {
-        self.slot_of(hash, is_it).map(|slot| index_of(self.at(slot)))
+        self.find_slot(hash, is_it).map(|slot| entry_index(self.slot_value(slot)))
     }
 
-    /// True if `more` insertions need [`Index::rebuild`] first: at most five of six slots may be occupied.
+    /// True if `more` insertions need [`EntryIndex::rebuild`] first: at most five of six slots may be occupied.
     pub(super) const fn is_full(&self, more: usize) -> bool {
         (self.length + more) * 6 > self.slots() * 5
     }
@@ -54,36 +54,36 @@ impl Index {
 
     /// Adds a new entry; the index must not be full.
     pub(super) fn insert(&mut self, hash: u64, index: usize) {
-        let mut slot = self.home(hash);
-        while self.at(slot) != EMPTY {
-            slot = self.after(slot);
+        let mut slot = self.home_slot(hash);
+        while self.slot_value(slot) != EMPTY {
+            slot = self.next_slot(slot);
         }
-        self.set(slot, filled(hash, index));
+        self.set_slot(slot, pack_slot(hash, index));
         self.length += 1;
     }
 
     /// Changes the index of an entry from `from` to `to`.
     pub(super) fn relocate(&mut self, hash: u64, from: usize, to: usize) {
-        if let Some(slot) = self.slot_of(hash, |index| index == from) {
-            self.set(slot, filled(hash, to));
+        if let Some(slot) = self.find_slot(hash, |index| index == from) {
+            self.set_slot(slot, pack_slot(hash, to));
         }
     }
 
     /// Removes an entry, and moves the ones behind it closer to their home slots, so that no probe ends early.
     pub(super) fn remove(&mut self, hash: u64, index: usize, hash_of: impl Fn(usize) -> u64) {
-        let Some(mut hole) = self.slot_of(hash, |other| other == index) else { return };
+        let Some(mut hole) = self.find_slot(hash, |other| other == index) else { return };
         self.length -= 1;
-        let mut slot = self.after(hole);
-        while self.at(slot) != EMPTY {
-            let home = self.home(hash_of(index_of(self.at(slot))));
+        let mut slot = self.next_slot(hole);
+        while self.slot_value(slot) != EMPTY {
+            let home = self.home_slot(hash_of(entry_index(self.slot_value(slot))));
             // An entry may move if the hole lies between its home slot and its slot.
-            if self.distance(home, slot) >= self.distance(hole, slot) {
-                self.set(hole, self.at(slot));
+            if self.probe_distance(home, slot) >= self.probe_distance(hole, slot) {
+                self.set_slot(hole, self.slot_value(slot));
                 hole = slot;
             }
-            slot = self.after(slot);
+            slot = self.next_slot(slot);
         }
-        self.set(hole, EMPTY);
+        self.set_slot(hole, EMPTY);
     }
 
     /// True if it has many times the slots that it needs.
@@ -101,20 +101,20 @@ impl Index {
         (segments_for(self.length + more) * SEGMENT_SLOTS * size_of::<u32>()).saturating_sub(self.bytes())
     }
 
-    fn slot_of(&self, hash: u64, is_it: impl Fn(usize) -> bool) -> Option<usize> {
+    fn find_slot(&self, hash: u64, is_it: impl Fn(usize) -> bool) -> Option<usize> {
         if self.segments.is_empty() {
             return None;
         }
-        let mut slot = self.home(hash);
+        let mut slot = self.home_slot(hash);
         loop {
-            let found = self.at(slot);
+            let found = self.slot_value(slot);
             if found == EMPTY {
                 return None;
             }
-            if found >> INDEX_BITS == tag(hash) && is_it(index_of(found)) {
+            if found >> INDEX_BITS == hash_tag(hash) && is_it(entry_index(found)) {
                 return Some(slot);
             }
-            slot = self.after(slot);
+            slot = self.next_slot(slot);
         }
     }
 
@@ -122,25 +122,25 @@ impl Index {
         self.segments.len() * SEGMENT_SLOTS
     }
 
-    fn at(&self, slot: usize) -> u32 {
+    fn slot_value(&self, slot: usize) -> u32 {
         self.segments[slot / SEGMENT_SLOTS][slot % SEGMENT_SLOTS]
     }
 
-    fn set(&mut self, slot: usize, value: u32) {
+    fn set_slot(&mut self, slot: usize, value: u32) {
         self.segments[slot / SEGMENT_SLOTS][slot % SEGMENT_SLOTS] = value;
     }
 
     /// Home slot of a hash: its upper half, scaled to the number of slots.
-    const fn home(&self, hash: u64) -> usize {
+    const fn home_slot(&self, hash: u64) -> usize {
         (((hash >> 32) * self.slots() as u64) >> 32) as usize
     }
 
-    const fn after(&self, slot: usize) -> usize {
+    const fn next_slot(&self, slot: usize) -> usize {
         if slot + 1 == self.slots() { 0 } else { slot + 1 }
     }
 
     /// Number of slots from `from` to `to`, wrapping around.
-    const fn distance(&self, from: usize, to: usize) -> usize {
+    const fn probe_distance(&self, from: usize, to: usize) -> usize {
         if to >= from { to - from } else { to + self.slots() - from }
     }
 }
@@ -150,15 +150,15 @@ const fn segments_for(entries: usize) -> usize {
     (entries + entries / 2) / SEGMENT_SLOTS + 1
 }
 
-const fn tag(hash: u64) -> u32 {
+const fn hash_tag(hash: u64) -> u32 {
     (hash & 0xff) as u32
 }
 
-fn filled(hash: u64, index: usize) -> u32 {
+fn pack_slot(hash: u64, index: usize) -> u32 {
     let index = u32::try_from(index).expect("a shard has at most MAX_ENTRIES");
-    tag(hash) << INDEX_BITS | index
+    hash_tag(hash) << INDEX_BITS | index
 }
 
-const fn index_of(slot: u32) -> usize {
+const fn entry_index(slot: u32) -> usize {
     (slot & ((1 << INDEX_BITS) - 1)) as usize
 }

@@ -6,8 +6,8 @@
 
 use smallvec::SmallVec;
 
-use super::entry::{CounterEntry, seconds_down};
-use super::index::{Index, MAX_ENTRIES};
+use super::entry::{CounterEntry, seconds_rounded_down};
+use super::index::{EntryIndex, MAX_ENTRIES};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::state::{State, charge_together};
@@ -31,7 +31,7 @@ const EVICTION_SAMPLE: u64 = 8;
 /// One shard of the memory store.
 #[derive(Debug)]
 pub(super) struct MemoryShard {
-    index: Index,
+    index: EntryIndex,
     chunks: Vec<Vec<CounterEntry>>,
     length: usize,
     logs: Vec<sliding_window_log::State>,
@@ -55,7 +55,7 @@ impl MemoryShard {
     /// Creates an empty shard of about `capacity_bytes` at most.
     pub(super) fn new(capacity_bytes: u64) -> Self {
         Self {
-            index: Index::default(),
+            index: EntryIndex::default(),
             chunks: Vec::new(),
             length: 0,
             logs: Vec::new(),
@@ -69,7 +69,7 @@ impl MemoryShard {
     }
 
     /// Creates a shard in which any counter may be evicted, also one that is over its limit.
-    pub(super) fn evict_any(capacity_bytes: u64) -> Self {
+    pub(super) fn evicting_any(capacity_bytes: u64) -> Self {
         Self { evicts_any: true, ..Self::new(capacity_bytes) }
     }
 
@@ -78,7 +78,7 @@ impl MemoryShard {
         // Peeks and refunds add no counter.
         let may_add = matches!(charge.request.hits, Hits::Charge(_));
         if let [counter] = &*charge.counters {
-            let mut slots = [self.slot(charge.key ^ counter.tag, counter.joint_limit())];
+            let mut slots = [self.find_counter(charge.path_hash ^ counter.tag, counter.joint_limit())];
             if let Err(full) = self.make_room(&mut slots, charge.request.hits, now) {
                 return self.reject_without_room(&slots, charge, now).ok_or(full);
             }
@@ -89,8 +89,11 @@ impl MemoryShard {
             }
             return Ok(SmallVec::from([result]));
         }
-        let mut slots: SmallVec<[CounterSlot<'_>; 4]> =
-            charge.counters.iter().map(|counter| self.slot(charge.key ^ counter.tag, counter.joint_limit())).collect();
+        let mut slots: SmallVec<[CounterSlot<'_>; 4]> = charge
+            .counters
+            .iter()
+            .map(|counter| self.find_counter(charge.path_hash ^ counter.tag, counter.joint_limit()))
+            .collect();
         if let Err(full) = self.make_room(&mut slots, charge.request.hits, now) {
             return self.reject_without_room(&slots, charge, now).ok_or(full);
         }
@@ -128,7 +131,7 @@ impl MemoryShard {
         });
         for (slot, state) in slots.iter().zip(states) {
             if let Some(index) = slot.index {
-                self.keep_state(index, state);
+                self.write_state(index, state);
             }
         }
         results
@@ -137,11 +140,11 @@ impl MemoryShard {
     /// Returns which limits of a descriptor would admit a charge.
     pub(super) fn admits(&mut self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
         let admits = charge.counters.iter().map(|counter| {
-            let slot = self.slot(charge.key ^ counter.tag, counter.joint_limit());
+            let slot = self.find_counter(charge.path_hash ^ counter.tag, counter.joint_limit());
             let state = self.take_state(&slot);
             let admits = state.admits(counter.limit, now, charge.request);
             if let Some(index) = slot.index {
-                self.keep_state(index, state);
+                self.write_state(index, state);
             }
             admits
         });
@@ -150,7 +153,7 @@ impl MemoryShard {
 
     /// Removes a counter; returns true if it existed.
     pub(super) fn remove_key(&mut self, key: u128) -> bool {
-        let index = self.index_of(key);
+        let index = self.find_index(key);
         index.is_some_and(|index| {
             self.remove(index);
             true
@@ -158,16 +161,17 @@ impl MemoryShard {
     }
 
     /// Replaces the state of a counter; a new counter without room is left out.
-    pub(super) fn put(&mut self, key: u128, limit: &Limit, mut state: State, now: Time) {
-        let mut slots = [self.slot(key, JointLimit { limit, rejects_others: true })];
+    pub(super) fn replace_state(&mut self, key: u128, limit: &Limit, mut state: State, now: Time) {
+        let mut slots = [self.find_counter(key, JointLimit { limit, rejects_others: true })];
         let is_empty = state == State::empty(limit.counting());
         if (slots[0].index.is_none() && is_empty) || self.make_room(&mut slots, Hits::Charge(1), now).is_err() {
             return;
         }
         // Room was made for one record, but a log has many.
         let [slot] = slots;
-        let added = if let State::SlidingWindowLog(log) = &state { bytes_of(log) } else { 0 };
-        let replaced = slot.index.and_then(|index| self.entry(index).log()).map_or(0, |log| bytes_of(&self.logs[log]));
+        let added = if let State::SlidingWindowLog(log) = &state { records_bytes(log) } else { 0 };
+        let replaced =
+            slot.index.and_then(|index| self.entry(index).log_index()).map_or(0, |log| records_bytes(&self.logs[log]));
         if added > replaced && self.bytes() + (added - replaced) as u64 > self.capacity_bytes {
             return;
         }
@@ -178,7 +182,7 @@ impl MemoryShard {
 
     /// Removes expired counters, and shrinks the index and the logs.
     pub(super) fn sweep(&mut self, now: Time) {
-        let now_s = seconds_down(now);
+        let now_s = seconds_rounded_down(now);
         let mut index = 0;
         while index < self.length {
             if self.entry(index).is_expired(now_s) {
@@ -199,9 +203,9 @@ impl MemoryShard {
     fn compact_logs(&mut self) {
         let mut logs = Vec::with_capacity(self.logs.len() - self.free_logs.len());
         for index in 0..self.length {
-            if let Some(log) = self.entry(index).log() {
+            if let Some(log) = self.entry(index).log_index() {
                 logs.push(std::mem::take(&mut self.logs[log]));
-                self.entry_mut(index).set_log(logs.len() - 1);
+                self.entry_mut(index).set_log_index(logs.len() - 1);
             }
         }
         (self.logs, self.free_logs) = (logs, Vec::new());
@@ -224,8 +228,8 @@ impl MemoryShard {
     }
 
     /// Finds a counter.
-    fn slot<'r>(&self, key: u128, joint_limit: JointLimit<'r>) -> CounterSlot<'r> {
-        CounterSlot { key, joint_limit, index: self.index_of(key) }
+    fn find_counter<'r>(&self, key: u128, joint_limit: JointLimit<'r>) -> CounterSlot<'r> {
+        CounterSlot { key, joint_limit, index: self.find_index(key) }
     }
 
     /// Makes room for a charge: for new counters and for records of logs.
@@ -238,22 +242,22 @@ impl MemoryShard {
             return Ok(());
         }
         loop {
-            let growth = self.growth(slots);
+            let growth = self.growth_bytes(slots);
             let countable = self.length + slots.len() <= MAX_ENTRIES;
             if countable && (growth == 0 || self.bytes() + growth <= self.capacity_bytes) {
                 return Ok(());
             }
-            if let Err(full) = self.evict(slots, seconds_down(now)) {
+            if let Err(full) = self.evict_one(slots, seconds_rounded_down(now)) {
                 let is_there = slots.iter().all(|slot| slot.index.is_some());
                 let outgrows = is_there && growth > self.capacity_bytes / 4;
                 return if self.evicts_any || outgrows { Ok(()) } else { Err(full) };
             }
-            slots.iter_mut().for_each(|slot| slot.index = self.index_of(slot.key));
+            slots.iter_mut().for_each(|slot| slot.index = self.find_index(slot.key));
         }
     }
 
     /// Upper bound on the bytes that a charge of these counters adds.
-    fn growth(&self, slots: &[CounterSlot<'_>]) -> u64 {
+    fn growth_bytes(&self, slots: &[CounterSlot<'_>]) -> u64 {
         let missing = slots.iter().filter(|slot| slot.index.is_none()).count();
         let free = self.chunks.len() * CHUNK_ENTRIES - self.length;
         let mut bytes = if missing > free { CHUNK_BYTES } else { 0 };
@@ -262,9 +266,9 @@ impl MemoryShard {
         }
         let logs = slots.iter().filter(|slot| slot.joint_limit.limit.algorithm() == Algorithm::SlidingWindowLog);
         for slot in logs {
-            bytes += match slot.index.and_then(|index| self.entry(index).log()) {
+            bytes += match slot.index.and_then(|index| self.entry(index).log_index()) {
                 Some(log) if self.logs[log].records.len() < self.logs[log].records.capacity() => 0,
-                Some(log) => bytes_of(&self.logs[log]).max(MIN_RECORDS_BYTES),
+                Some(log) => records_bytes(&self.logs[log]).max(MIN_RECORDS_BYTES),
                 None if !self.free_logs.is_empty() || self.logs.len() < self.logs.capacity() => MIN_RECORDS_BYTES,
                 None => MIN_RECORDS_BYTES + self.logs.capacity().max(4) * LOG_BYTES,
             };
@@ -274,7 +278,7 @@ impl MemoryShard {
 
     /// Evicts one of a few random counters: an expired one, else the one with the least of its limit used. Counters
     /// over their limits and those of this charge stay.
-    fn evict(&mut self, kept: &[CounterSlot<'_>], now_s: u32) -> Result<(), MemoryFull> {
+    fn evict_one(&mut self, kept: &[CounterSlot<'_>], now_s: u32) -> Result<(), MemoryFull> {
         let mut least: Option<(u8, usize)> = None;
         for _ in 0..EVICTION_SAMPLE.min(self.length as u64) {
             let index = self.random_index();
@@ -308,14 +312,14 @@ impl MemoryShard {
     }
 
     fn entry(&self, index: usize) -> &CounterEntry {
-        at(&self.chunks, index)
+        entry_at(&self.chunks, index)
     }
 
     fn entry_mut(&mut self, index: usize) -> &mut CounterEntry {
         &mut self.chunks[index / CHUNK_ENTRIES][index % CHUNK_ENTRIES]
     }
 
-    fn index_of(&self, key: u128) -> Option<usize> {
+    fn find_index(&self, key: u128) -> Option<usize> {
         let probe = CounterEntry::new(key, Default::default());
         self.index.find(probe.hash(), |index| self.entry(index).has_key(key))
     }
@@ -324,10 +328,10 @@ impl MemoryShard {
     fn take_state(&mut self, slot: &CounterSlot<'_>) -> State {
         let Some(index) = slot.index else { return State::empty(slot.joint_limit.limit.counting()) };
         let entry = *self.entry(index);
-        let log = match entry.log() {
+        let log = match entry.log_index() {
             Some(log) => {
                 let log = std::mem::take(&mut self.logs[log]);
-                self.log_bytes -= bytes_of(&log);
+                self.log_bytes -= records_bytes(&log);
                 log
             }
             None => Default::default(),
@@ -343,28 +347,28 @@ impl MemoryShard {
             None if state == State::empty(limit.counting()) => return,
             None => self.insert(CounterEntry::new(slot.key, limit.algorithm())),
         };
-        self.keep_state(index, state);
+        self.write_state(index, state);
         self.entry_mut(index).update_usage(limit, result, now);
     }
 
-    fn keep_state(&mut self, index: usize, state: State) {
+    fn write_state(&mut self, index: usize, state: State) {
         let log = self.entry_mut(index).set_state(state);
-        if let (Some(mut log), Some(log_index)) = (log, self.entry(index).log()) {
+        if let (Some(mut log), Some(log_index)) = (log, self.entry(index).log_index()) {
             if log.records.capacity() > 4 * log.records.len().max(4) {
                 log.records.shrink_to(2 * log.records.len());
             }
-            self.log_bytes += bytes_of(&log);
+            self.log_bytes += records_bytes(&log);
             self.logs[log_index] = log;
         }
     }
 
     fn insert(&mut self, mut entry: CounterEntry) -> usize {
-        if entry.log().is_some() {
+        if entry.log_index().is_some() {
             let log = self.free_logs.pop().unwrap_or_else(|| {
                 self.logs.push(Default::default());
                 self.logs.len() - 1
             });
-            entry.set_log(log);
+            entry.set_log_index(log);
         }
         let index = self.length;
         if index == self.chunks.len() * CHUNK_ENTRIES {
@@ -382,19 +386,19 @@ impl MemoryShard {
 
     fn rebuild_index(&mut self) {
         let Self { index, chunks, length, .. } = self;
-        index.rebuild((0..*length).map(|index| at(chunks, index).hash()));
+        index.rebuild((0..*length).map(|index| entry_at(chunks, index).hash()));
     }
 
     /// Removes an entry and moves the last one into its slot.
     fn remove(&mut self, removed: usize) {
         let entry = *self.entry(removed);
-        if let Some(log) = entry.log() {
-            self.log_bytes -= bytes_of(&self.logs[log]);
+        if let Some(log) = entry.log_index() {
+            self.log_bytes -= records_bytes(&self.logs[log]);
             self.logs[log] = Default::default();
             self.free_logs.push(log);
         }
         let Self { index, chunks, .. } = self;
-        index.remove(entry.hash(), removed, |other| at(chunks, other).hash());
+        index.remove(entry.hash(), removed, |other| entry_at(chunks, other).hash());
         let last = self.length - 1;
         if removed != last {
             let moved = *self.entry(last);
@@ -409,10 +413,10 @@ impl MemoryShard {
     }
 }
 
-fn at(chunks: &[Vec<CounterEntry>], index: usize) -> &CounterEntry {
+fn entry_at(chunks: &[Vec<CounterEntry>], index: usize) -> &CounterEntry {
     &chunks[index / CHUNK_ENTRIES][index % CHUNK_ENTRIES]
 }
 
-fn bytes_of(log: &sliding_window_log::State) -> usize {
+fn records_bytes(log: &sliding_window_log::State) -> usize {
     log.records.capacity() * size_of::<sliding_window_log::LogRecord>()
 }

@@ -81,31 +81,31 @@ impl RedisCalls {
     }
 
     /// Adds the charges of one request on the counters with hash `id`.
-    pub(super) fn join(&self, id: u128, charges: ChargeBatch, context: ChargeContext<'_>) -> Role {
-        self.coalescer.join(id, charges, context)
+    pub(super) fn join_or_lead(&self, id: u128, charges: ChargeBatch, context: ChargeContext<'_>) -> CallRole {
+        self.coalescer.join_or_lead(id, charges, context)
     }
 
     /// Sends the call of a leader. If its future is dropped, the call continues in a task.
-    pub(super) fn lead(
+    pub(super) fn lead_call(
         self: &Arc<Self>,
         call: PreparedCall,
         charges: ChargeBatch,
         deadline: Instant,
-    ) -> DetachOnDrop<CallResults> {
-        DetachOnDrop::new(lead(self.guard(&call), call, charges, deadline))
+    ) -> DetachOnDrop<CallOutcome> {
+        DetachOnDrop::new(send_first_call(self.guard_in_flight(&call), call, charges, deadline))
     }
 
     /// Sends the call of a leader in a task; no caller waits for its results.
-    pub(super) fn spawn_lead(self: &Arc<Self>, call: PreparedCall, charges: ChargeBatch, deadline: Instant) {
-        tokio::spawn(lead(self.guard(&call), call, charges, deadline));
+    pub(super) fn spawn_call(self: &Arc<Self>, call: PreparedCall, charges: ChargeBatch, deadline: Instant) {
+        tokio::spawn(send_first_call(self.guard_in_flight(&call), call, charges, deadline));
     }
 
-    fn guard(self: &Arc<Self>, call: &PreparedCall) -> InFlightGuard {
+    fn guard_in_flight(self: &Arc<Self>, call: &PreparedCall) -> InFlightGuard {
         InFlightGuard { calls: Arc::clone(self), id: call.id.counters, armed: true }
     }
 
     /// Sends a call for these charges, together with the charge of a lease if demand requires one.
-    async fn send(&self, call: &PreparedCall, charges: &mut ChargeBatch, deadline: Instant) -> CallResults {
+    async fn send_call(&self, call: &PreparedCall, charges: &mut ChargeBatch, deadline: Instant) -> CallOutcome {
         let sent = Instant::now();
         let requested = charges.len();
         let lease_hits = self.local_admission.lease_size(call, sent);
@@ -114,30 +114,30 @@ impl RedisCalls {
             charges.extend(call.lease_charge(lease_hits));
         }
         if charges.is_empty() {
-            return Ok(CallReply::default());
+            return Ok(CallResults::default());
         }
         self.sent.fetch_add(1, Ordering::Relaxed);
-        let mut span = call.span(charges.len());
+        let mut span = call.start_span(charges.len());
         let leases = self.local_admission.lease_call(call, charges, lease_hits);
-        let outcome = call.send(charges, leases.as_ref(), deadline, span.as_mut()).await;
+        let outcome = call.send_charges(charges, leases.as_ref(), deadline, span.as_mut()).await;
         if let (Some(span), Err(error)) = (&mut span, &outcome) {
             span.set_error(error.name(), error.to_string());
         }
         drop(span);
         let ScriptOutcome { mut results, states, now, region } = outcome?;
         if let (Some(hooks), Some(charge)) = (&call.global_limits, charges.last()) {
-            hooks.record(call.command.keys(), charge, &states, &region);
+            hooks.record_effects(call.command.keys(), charge, &states, &region);
         }
         // Nobody but the leases learns of their charge.
         charges.truncate(requested);
         let lease = if lease_hits > 0 { results.pop() } else { None };
         let lease = lease.map(|results| LeaseReply { hits: lease_hits, results });
         let times = CallTimes { sent, answered: Instant::now() };
-        self.over_limit_cache.update(call.id.counters, charges, &results, times);
+        self.over_limit_cache.record_results(call.id.counters, charges, &results, times);
         let report = CallReport { sent, now, states, leased: 0 };
         self.update_fallback(call, charges, &report);
-        self.local_admission.record(call, report, lease);
-        Ok(CallReply { results, now })
+        self.local_admission.record_call(call, report, lease);
+        Ok(CallResults { results, now })
     }
 
     /// Ends leases when their life is over; runs until it is dropped.
@@ -158,15 +158,15 @@ impl RedisCalls {
         if last.counters.iter().any(uses_fallback) {
             let counters: SmallVec<[(Limit, u128); 1]> =
                 last.counters.iter().map(|counter| (counter.limit, counter.tag)).collect();
-            self.fallback.remember(call.id.path, &counters, &report.states, call.now);
+            self.fallback.store_reported_states(call.id.path, &counters, &report.states, call.now);
         }
     }
 }
 
 impl InFlightGuard {
     /// Takes the followers; once there are none, the counter has no call in flight.
-    fn next_batch(&mut self) -> Option<FollowerBatch> {
-        let batch = self.calls.coalescer.next_batch(self.id);
+    fn take_followers(&mut self) -> Option<FollowerBatch> {
+        let batch = self.calls.coalescer.take_followers(self.id);
         self.armed = batch.is_some();
         batch
     }
@@ -175,7 +175,7 @@ impl InFlightGuard {
 impl Drop for InFlightGuard {
     fn drop(&mut self) {
         // The call was aborted. Dropping a batch fails its charges.
-        while self.armed && self.next_batch().is_some() {}
+        while self.armed && self.take_followers().is_some() {}
     }
 }
 
@@ -184,37 +184,37 @@ impl Drop for InFlightGuard {
     clippy::manual_async_fn,
     reason = "the future of an `async fn` would hold its arguments twice: as passed, and as moved into its body"
 )]
-fn lead(
+fn send_first_call(
     mut guard: InFlightGuard,
     call: PreparedCall,
     mut charges: ChargeBatch,
     deadline: Instant,
-) -> impl Future<Output = CallResults> {
+) -> impl Future<Output = CallOutcome> {
     async move {
-        let results = guard.calls.send(&call, &mut charges, deadline).await;
-        if let Some(batch) = guard.next_batch() {
-            tokio::spawn(follow(guard, call, batch));
+        let results = guard.calls.send_call(&call, &mut charges, deadline).await;
+        if let Some(batch) = guard.take_followers() {
+            tokio::spawn(send_next_calls(guard, call, batch));
         }
         results
     }
 }
 
 /// Sends calls until there are no followers left.
-async fn follow(mut guard: InFlightGuard, mut call: PreparedCall, mut batch: FollowerBatch) {
+async fn send_next_calls(mut guard: InFlightGuard, mut call: PreparedCall, mut batch: FollowerBatch) {
     loop {
         let deadline = Instant::now() + guard.calls.timeout;
         // A counter can be busy for long; the time of the leader is outdated.
         call.now = batch.now;
         call.span_refs = std::mem::take(&mut batch.span_refs);
-        batch.answer_locally(|charge| guard.calls.local_admission.admit_waiting(&call, charge));
+        batch.answer_decidable(|charge| guard.calls.local_admission.admit_waiting(&call, charge));
         let mut charges = std::mem::take(&mut batch.charges);
         let results = match charges.is_empty() {
-            true => Ok(CallReply::default()),
-            false => batch.wait_for(guard.calls.send(&call, &mut charges, deadline)).await,
+            true => Ok(CallResults::default()),
+            false => batch.await_call(guard.calls.send_call(&call, &mut charges, deadline)).await,
         };
         // Take the next batch before answering: a caller that returns at once then finds no call in flight.
-        let next = guard.next_batch();
-        batch.answer(results);
+        let next = guard.take_followers();
+        batch.answer_all(results);
         match next {
             Some(next) => batch = next,
             None => break,
@@ -223,14 +223,14 @@ async fn follow(mut guard: InFlightGuard, mut call: PreparedCall, mut batch: Fol
 }
 
 /// Upper bound on the charges that wait for one counter; further charges fail at once.
-const MAX_WAITING: usize = 32 * MAX_CHARGES_PER_CALL;
+const MAX_WAITING_CHARGES: usize = 32 * MAX_CHARGES_PER_CALL;
 
 /// Outcome of one charge.
 pub(super) type ChargeOutcome = Result<StoreOutcome, RedisError>;
 
 /// Reply to a call.
 #[derive(Debug, Default)]
-pub(super) struct CallReply {
+pub(super) struct CallResults {
     /// Results of each charge.
     pub(super) results: Vec<ChargeResults>,
     /// Time at which the charges were made.
@@ -238,7 +238,7 @@ pub(super) struct CallReply {
 }
 
 /// Reply to a call, or its failure.
-pub(super) type CallResults = Result<CallReply, RedisError>;
+pub(super) type CallOutcome = Result<CallResults, RedisError>;
 
 /// Counters with a call in flight, by the hash of their keys, and the charges that wait for it.
 #[derive(Debug)]
@@ -252,19 +252,19 @@ struct WaitingCharge {
     charge: OwnedCharge,
     outcome: oneshot::Sender<ChargeOutcome>,
     /// Latest time for its outcome.
-    until: Instant,
+    deadline: Instant,
     /// Time of the charge, by the clock of this process.
     now: Time,
     /// True if it belongs to the same request as the charge before it.
-    joined: bool,
+    same_request: bool,
     /// Parent of the call's span; `None` if the charge is joined or not sampled.
     span_ref: Option<SpanRef>,
 }
 
 /// Role of a request in the calls on a counter.
 #[derive(Debug)]
-pub(super) enum Role {
-    /// Sends these charges now, then calls [`Coalescer::next_batch`].
+pub(super) enum CallRole {
+    /// Sends these charges now, then calls [`Coalescer::take_followers`].
     Leader(ChargeBatch),
     /// Waits for the outcomes, in the order of its charges.
     Follower {
@@ -290,11 +290,11 @@ pub(super) struct FollowerBatch {
 #[derive(Debug)]
 struct Waiter {
     outcome: oneshot::Sender<ChargeOutcome>,
-    until: Instant,
+    deadline: Instant,
 }
 
 impl Waiter {
-    fn send(self, outcome: ChargeOutcome) {
+    fn send_outcome(self, outcome: ChargeOutcome) {
         // A caller that gave up has dropped its receiver.
         let _dropped = self.outcome.send(outcome);
     }
@@ -308,14 +308,14 @@ impl Default for Coalescer {
 
 impl Coalescer {
     /// Adds the charges of one request on one counter, at most [`MAX_CHARGES_PER_CALL`].
-    pub(super) fn join(&self, id: u128, charges: ChargeBatch, context: ChargeContext<'_>) -> Role {
-        let ChargeContext { now, until, span_ref } = context;
+    pub(super) fn join_or_lead(&self, id: u128, charges: ChargeBatch, context: ChargeContext<'_>) -> CallRole {
+        let ChargeContext { now, deadline, span_ref } = context;
         let mut shard = self.0.lock_shard(upper_half(id));
         let Some(waiting) = shard.get_mut(&id) else {
             shard.insert(id, VecDeque::new());
-            return Role::Leader(charges);
+            return CallRole::Leader(charges);
         };
-        let is_full = waiting.len() >= MAX_WAITING;
+        let is_full = waiting.len() >= MAX_WAITING_CHARGES;
         let mut joined = false;
         let wait = |charge| {
             let (outcome, receiver) = oneshot::channel();
@@ -323,23 +323,23 @@ impl Coalescer {
                 let _dropped = outcome.send(Err(RedisError::Overloaded));
             } else {
                 let span_ref = span_ref.filter(|_| !joined).cloned();
-                waiting.push_back(WaitingCharge { charge, outcome, until, now, joined, span_ref });
+                waiting.push_back(WaitingCharge { charge, outcome, deadline, now, same_request: joined, span_ref });
                 joined = true;
             }
             receiver
         };
         let outcomes = charges.into_iter().map(wait).collect();
-        Role::Follower { outcomes, beyond_next_call: waiting.len() > MAX_CHARGES_PER_CALL }
+        CallRole::Follower { outcomes, beyond_next_call: waiting.len() > MAX_CHARGES_PER_CALL }
     }
 
     /// Takes the followers of a call that has ended. Returns `None`, and forgets the counter, if there are none.
-    pub(super) fn next_batch(&self, id: u128) -> Option<FollowerBatch> {
+    pub(super) fn take_followers(&self, id: u128) -> Option<FollowerBatch> {
         let mut shard = self.0.lock_shard(upper_half(id));
         let waiting = shard.get_mut(&id)?;
         let mut batch = FollowerBatch::default();
         while let Some(first) = waiting.front() {
             let given_up = first.outcome.is_closed();
-            let in_request = 1 + waiting.iter().skip(1).take_while(|next| next.joined).count();
+            let in_request = 1 + waiting.iter().skip(1).take_while(|next| next.same_request).count();
             if given_up {
                 // A request drops its receivers one by one; once the first is gone, send none of its charges.
                 for WaitingCharge { outcome, .. } in waiting.drain(..in_request) {
@@ -350,11 +350,11 @@ impl Coalescer {
             if !batch.charges.is_empty() && batch.charges.len() + in_request > MAX_CHARGES_PER_CALL {
                 break;
             }
-            for WaitingCharge { charge, outcome, until, now, span_ref, .. } in waiting.drain(..in_request) {
+            for WaitingCharge { charge, outcome, deadline, now, span_ref, .. } in waiting.drain(..in_request) {
                 batch.now = batch.now.max(now);
                 batch.span_refs.extend(span_ref.filter(|_| batch.span_refs.len() <= MAX_LINKS));
                 batch.charges.push(charge);
-                batch.waiters.push(Some(Waiter { outcome, until }));
+                batch.waiters.push(Some(Waiter { outcome, deadline }));
             }
         }
         if batch.charges.is_empty() {
@@ -367,10 +367,10 @@ impl Coalescer {
 
 impl FollowerBatch {
     /// Waits for the batch's call, and fails each charge whose time is up meanwhile. One timer serves all followers.
-    pub(super) async fn wait_for(&mut self, call: impl Future<Output = CallResults>) -> CallResults {
+    pub(super) async fn await_call(&mut self, call: impl Future<Output = CallOutcome>) -> CallOutcome {
         let mut call = pin!(call);
         loop {
-            let next_deadline = self.waiters.iter().flatten().map(|waiter| waiter.until).min();
+            let next_deadline = self.waiters.iter().flatten().map(|waiter| waiter.deadline).min();
             let Some(until) = next_deadline else { return call.await };
             if let Some(results) = timeout_with_grace(&mut call, until).await {
                 return results;
@@ -380,12 +380,12 @@ impl FollowerBatch {
     }
 
     /// Removes the charges that `decide` decides, and sends their outcomes.
-    pub(super) fn answer_locally(&mut self, decide: impl Fn(&OwnedCharge) -> Option<StoreOutcome>) {
+    pub(super) fn answer_decidable(&mut self, decide: impl Fn(&OwnedCharge) -> Option<StoreOutcome>) {
         let charges = std::mem::take(&mut self.charges);
         let waiters = std::mem::take(&mut self.waiters);
         for (charge, waiter) in charges.into_iter().zip(waiters) {
             match (decide(&charge), waiter) {
-                (Some(outcome), Some(waiter)) => waiter.send(Ok(outcome)),
+                (Some(outcome), Some(waiter)) => waiter.send_outcome(Ok(outcome)),
                 (_, waiter) => {
                     self.charges.push(charge);
                     self.waiters.push(waiter);
@@ -395,7 +395,7 @@ impl FollowerBatch {
     }
 
     /// Sends all outcomes that are still missing.
-    pub(super) fn answer(self, results: CallResults) {
+    pub(super) fn answer_all(self, results: CallOutcome) {
         let mut results = results.map(|reply| (reply.results.into_iter(), reply.now));
         for waiter in self.waiters {
             // Consume the results of charges that already have an outcome too, to keep the order.
@@ -407,15 +407,15 @@ impl FollowerBatch {
                 Err(error) => Err(*error),
             };
             if let Some(waiter) = waiter {
-                waiter.send(outcome);
+                waiter.send_outcome(outcome);
             }
         }
     }
 
     fn fail_expired(&mut self, now: Instant) {
         for waiter in &mut self.waiters {
-            if let Some(waiter) = waiter.take_if(|waiter| waiter.until <= now) {
-                waiter.send(Err(RedisError::Timeout));
+            if let Some(waiter) = waiter.take_if(|waiter| waiter.deadline <= now) {
+                waiter.send_outcome(Err(RedisError::Timeout));
             }
         }
     }
@@ -423,7 +423,7 @@ impl FollowerBatch {
 
 /// Charges of a request on one counter.
 pub(super) struct PendingCharges {
-    pub(super) kind: PendingKind,
+    pub(super) progress: ChargeProgress,
     /// Time until which the caller waits, equal for all charges of a request; `None`: the call itself ends in time.
     pub(super) caller_deadline: Option<Instant>,
     /// Index of each charge in the request.
@@ -440,9 +440,9 @@ pub(super) struct PendingGroups {
 }
 
 /// Progress of submitted charges.
-pub(super) enum PendingKind {
+pub(super) enum ChargeProgress {
     /// Sent by a call that this request leads.
-    Leading(DetachOnDrop<CallResults>),
+    Leading(DetachOnDrop<CallOutcome>),
     /// Waiting for a call that another request started, with one receiver for each charge.
     Following(SmallVec<[oneshot::Receiver<ChargeOutcome>; 1]>),
     /// The outcomes are written.
@@ -451,32 +451,32 @@ pub(super) enum PendingKind {
 
 impl PendingCharges {
     /// Writes the outcomes that are known by now to their indices; ready once all are written.
-    fn poll(&mut self, context: &mut Context<'_>, outcomes: &mut [ChargeOutcome]) -> Poll<()> {
-        match &mut self.kind {
-            PendingKind::Leading(call) => match ready!(Pin::new(call).poll(context)) {
-                Ok(CallReply { results, now }) => {
+    fn poll_outcomes(&mut self, context: &mut Context<'_>, outcomes: &mut [ChargeOutcome]) -> Poll<()> {
+        match &mut self.progress {
+            ChargeProgress::Leading(call) => match ready!(Pin::new(call).poll(context)) {
+                Ok(CallResults { results, now }) => {
                     for (&index, results) in self.indices.iter().zip(results) {
                         outcomes[index] = Ok(StoreOutcome::by_store(results, now));
                     }
                 }
-                Err(error) => self.fail(error, outcomes),
+                Err(error) => self.fail_without_outcome(error, outcomes),
             },
-            PendingKind::Following(receivers) => {
+            ChargeProgress::Following(receivers) => {
                 let waiting = self.indices.iter().zip(receivers).filter(|(_, receiver)| !receiver.is_terminated());
                 for (&index, receiver) in waiting {
                     // Without a sender, the call was aborted.
                     outcomes[index] = ready!(Pin::new(receiver).poll(context)).unwrap_or(Err(RedisError::Broken));
                 }
             }
-            PendingKind::Decided => {}
+            ChargeProgress::Decided => {}
         }
-        self.kind = PendingKind::Decided;
+        self.progress = ChargeProgress::Decided;
         Poll::Ready(())
     }
 
     /// Writes an error for all charges that have no outcome.
-    fn fail(&self, error: RedisError, outcomes: &mut [ChargeOutcome]) {
-        let receivers = if let PendingKind::Following(receivers) = &self.kind { &receivers[..] } else { &[] };
+    fn fail_without_outcome(&self, error: RedisError, outcomes: &mut [ChargeOutcome]) {
+        let receivers = if let ChargeProgress::Following(receivers) = &self.progress { &receivers[..] } else { &[] };
         let has_outcome = |place: usize| receivers.get(place).is_some_and(oneshot::Receiver::is_terminated);
         for (_, &index) in self.indices.iter().enumerate().filter(|(place, _)| !has_outcome(*place)) {
             outcomes[index] = Err(error);
@@ -495,12 +495,12 @@ impl PendingGroups {
     }
 
     /// Adds a group.
-    pub(super) fn push(&mut self, group: PendingCharges) {
+    pub(super) fn add_group(&mut self, group: PendingCharges) {
         self.groups.push(group);
     }
 
     /// Sets the outcome of charges that are decided without a call.
-    pub(super) fn decide(&mut self, indices: &[usize], outcome: StoreOutcome) {
+    pub(super) fn set_outcome(&mut self, indices: &[usize], outcome: StoreOutcome) {
         let Some((last, others)) = indices.split_last() else { return };
         for &index in others {
             self.outcomes[index] = Ok(outcome.clone());
@@ -509,22 +509,24 @@ impl PendingGroups {
     }
 
     /// Waits for all outcomes, in the order of the request's charges. An outcome that is late is a timeout.
-    pub(super) async fn outcomes(mut self) -> SmallVec<[ChargeOutcome; 2]> {
+    pub(super) async fn wait_for_outcomes(mut self) -> SmallVec<[ChargeOutcome; 2]> {
         let until = self.groups.iter().find_map(|group| group.caller_deadline);
         if let Some(until) = until
-            && timeout_with_grace(poll_fn(|context| run_deferring_wakes(|| self.poll(context))), until).await.is_none()
+            && timeout_with_grace(poll_fn(|context| run_deferring_wakes(|| self.poll_groups(context))), until)
+                .await
+                .is_none()
         {
             self.fail_late();
         }
-        poll_fn(|context| run_deferring_wakes(|| self.poll(context))).await;
+        poll_fn(|context| run_deferring_wakes(|| self.poll_groups(context))).await;
         self.outcomes
     }
 
     /// Polls all groups without outcomes: all calls are queued before the first one is written.
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+    fn poll_groups(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let mut result = Poll::Ready(());
         for index in self.decided..self.groups.len() {
-            if self.groups[index].poll(context, &mut self.outcomes).is_pending() {
+            if self.groups[index].poll_outcomes(context, &mut self.outcomes).is_pending() {
                 result = Poll::Pending;
                 // The other groups would be pending too; the task is polled again at once.
                 if !has_budget_remaining() {
@@ -540,9 +542,9 @@ impl PendingGroups {
     /// Fails the charges whose time is up. Their calls continue without them.
     fn fail_late(&mut self) {
         for group in &mut self.groups[self.decided..] {
-            if group.caller_deadline.is_some() && !matches!(group.kind, PendingKind::Decided) {
-                group.fail(RedisError::Timeout, &mut self.outcomes);
-                group.kind = PendingKind::Decided;
+            if group.caller_deadline.is_some() && !matches!(group.progress, ChargeProgress::Decided) {
+                group.fail_without_outcome(RedisError::Timeout, &mut self.outcomes);
+                group.progress = ChargeProgress::Decided;
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::incrby::refunds::RefundSupport;
-use super::probe::{Probe, ProbeKind};
+use super::probe::{CounterProbe, ProbeKind};
 use crate::limit::Limit;
 use crate::limit::charge::Charge;
 use crate::limit::period::Unit;
@@ -27,7 +27,7 @@ pub(super) struct Deployments {
 
 /// Servers that keep counters, and the connections to them.
 #[derive(Debug, Default)]
-pub(super) struct ServersAndPools {
+pub(super) struct ConnectionStats {
     pub(super) servers: Vec<StoreServerStats>,
     pub(super) pools: Vec<PoolStats>,
 }
@@ -45,7 +45,7 @@ impl Deployments {
         let clock_jumps = Arc::<ClockJumps>::default();
         let start = |deployment| {
             Arc::new(CounterDeployment {
-                client: Arc::new(start(settings, deployment, Arc::clone(&clock_jumps))),
+                client: Arc::new(start_deployment(settings, deployment, Arc::clone(&clock_jumps))),
                 refunds: RefundSupport::default(),
             })
         };
@@ -55,19 +55,19 @@ impl Deployments {
 
     /// Returns the clients of all deployments.
     pub(super) fn clients(&self) -> impl Iterator<Item = &Deployment> {
-        self.all().map(|deployment| &*deployment.client)
+        self.iter().map(|deployment| &*deployment.client)
     }
 
     /// Returns the number of refunds that were dropped.
     pub(super) fn refunds_dropped(&self) -> u64 {
-        self.all().map(|deployment| deployment.refunds.dropped()).sum()
+        self.iter().map(|deployment| deployment.refunds.dropped()).sum()
     }
 
     /// Returns the servers and the connections of all deployments.
-    pub(super) fn stats(&self) -> ServersAndPools {
+    pub(super) fn stats(&self) -> ConnectionStats {
         let main = ("redis_pool", Some(&self.main));
         let per_second = ("redis_per_second_pool", self.per_second.as_ref());
-        let mut stats = ServersAndPools::default();
+        let mut stats = ConnectionStats::default();
         for (name, deployment) in [main, per_second] {
             let Some(deployment) = deployment else { continue };
             let DeploymentStats { connections, opened, nodes } = deployment.client.stats();
@@ -78,13 +78,13 @@ impl Deployments {
         stats
     }
 
-    fn all(&self) -> impl Iterator<Item = &CounterDeployment> {
+    fn iter(&self) -> impl Iterator<Item = &CounterDeployment> {
         [&self.main].into_iter().chain(&self.per_second).map(|deployment| &**deployment)
     }
 
     /// Returns the deployment of a charge: that for limits per second, if its descriptor has no other limits and none
     /// that regions share. Only the main one has the identity of the region.
-    pub(super) fn of(&self, charge: &Charge<'_>, is_global: bool) -> &Arc<CounterDeployment> {
+    pub(super) fn deployment_for(&self, charge: &Charge<'_>, is_global: bool) -> &Arc<CounterDeployment> {
         match &self.per_second {
             Some(per_second) if !is_global && charge.counters.iter().all(|counter| is_per_second(counter.limit)) => {
                 per_second
@@ -98,13 +98,17 @@ fn is_per_second(limit: &Limit) -> bool {
     limit.period().unit() == Unit::Second && limit.period().multiplier() == 1
 }
 
-fn start(settings: &RedisSettings, deployment: &DeploymentSettings, clock_jumps: Arc<ClockJumps>) -> Deployment {
+fn start_deployment(
+    settings: &RedisSettings,
+    deployment: &DeploymentSettings,
+    clock_jumps: Arc<ClockJumps>,
+) -> Deployment {
     let connect = ConnectOptions::new(deployment);
     let kind = match settings.key_format {
         KeyFormat::Tollkeeper => ProbeKind::Script,
         KeyFormat::Ratelimit => ProbeKind::Incrby,
     };
-    let probe = Probe::new(kind, &settings.key_prefix, connect.auth_setting());
+    let probe = CounterProbe::new(kind, &settings.key_prefix, connect.auth_setting());
     let options = DeploymentOptions {
         connections: deployment.connections.get(),
         call_timeout: settings.timeout,

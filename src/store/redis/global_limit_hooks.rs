@@ -10,7 +10,7 @@ use bytes::Bytes;
 use super::regions::GlobalGrants;
 use super::regions::grants::GrantRequest;
 use super::regions::resets::RegionCounter;
-use super::script::{RegionEffects, view_argument};
+use super::script::{RegionEffects, encode_global_view};
 use crate::base::clock::Time;
 use crate::limit::algorithm::region::GlobalView;
 use crate::limit::algorithm::state::State;
@@ -25,7 +25,7 @@ use crate::store::client::redis::server_clock::{ClockReading, InstantRange};
 pub(super) struct GlobalLimitHooks(Arc<GlobalGrants>);
 
 /// View of the global Redis, and the argument that tells it.
-pub(super) struct ViewWord {
+pub(super) struct EncodedView {
     pub(super) view: GlobalView,
     pub(super) argument: [u8; 40],
 }
@@ -37,9 +37,9 @@ impl GlobalLimitHooks {
     }
 
     /// Returns the view of the global Redis at a call to `node` in the time `within`; `key` is one of its counters.
-    pub(super) fn view(&self, node: &Node, key: &[u8], charges: &[OwnedCharge], within: InstantRange) -> ViewWord {
+    pub(super) fn view(&self, node: &Node, key: &[u8], charges: &[OwnedCharge], within: InstantRange) -> EncodedView {
         let view = self.0.view(node, || hash_slot(key), longest_period_us(charges), within);
-        ViewWord { view, argument: view_argument(&view) }
+        EncodedView { view, argument: encode_global_view(&view) }
     }
 
     /// Records the time of `node` in the reply to a call that was sent at `sent`.
@@ -50,7 +50,13 @@ impl GlobalLimitHooks {
     /// Records the effects of a call, and requests grants in the background where the call opened a request.
     ///
     /// `charge` is any charge of the call; keys and states are those of its counters.
-    pub(super) fn record(&self, keys: &[Bytes], charge: &OwnedCharge, states: &[State], effects: &RegionEffects) {
+    pub(super) fn record_effects(
+        &self,
+        keys: &[Bytes],
+        charge: &OwnedCharge,
+        states: &[State],
+        effects: &RegionEffects,
+    ) {
         for &index in &effects.requesting_counters {
             let (limit, key) = (charge.counters[index].limit, keys[index].clone());
             GrantRequest::of(&states[index], limit, key).into_iter().for_each(|request| self.0.request(request));

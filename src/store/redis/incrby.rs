@@ -36,7 +36,7 @@ use crate::store::charge::OwnedCharge;
 use crate::store::client::redis::deployment::TargetNode;
 use crate::store::client::redis::error::{RedisError, ReplyError};
 use crate::store::client::redis::node::Node;
-use crate::store::client::redis::resp::{self, Reply};
+use crate::store::client::redis::resp::{Reply, reply_integer};
 use crate::store::window_key::WindowKey;
 
 /// Progress of a batch of charges.
@@ -45,7 +45,7 @@ pub(super) struct WindowChargeBatch<'a> {
     now: Time,
     charges: &'a [OwnedCharge],
     refunds: &'a RefundSupport,
-    step: Step,
+    step: BatchStep,
     states: [State; 1],
     /// Results of the charges, in their order; empty before they are counted.
     results: Vec<SmallVec<[ChargeResult; 1]>>,
@@ -55,7 +55,7 @@ pub(super) struct WindowChargeBatch<'a> {
 
 /// Next step of a batch.
 #[derive(Clone, Copy)]
-enum Step {
+enum BatchStep {
     /// Counts all charges and refunds by a script; `reads_reserved` is false if the second key is not at this node.
     Script {
         reads_reserved: bool,
@@ -106,7 +106,7 @@ impl<'a> WindowChargeBatch<'a> {
             now,
             charges,
             refunds,
-            step: if by_script { Step::Script { reads_reserved: true } } else { Step::Charge },
+            step: if by_script { BatchStep::Script { reads_reserved: true } } else { BatchStep::Charge },
             states: [State::empty(Algorithm::FixedWindow)],
             results: vec![SmallVec::new(); charges.len()],
             expire_pending: false,
@@ -114,12 +114,12 @@ impl<'a> WindowChargeBatch<'a> {
     }
 
     /// Does the remaining steps. After a redirection, call it again with the next node in `target`.
-    pub(super) async fn run(
+    pub(super) async fn run_steps(
         &mut self,
         target: &mut TargetNode<'_>,
         deadline: Instant,
     ) -> Result<ScriptOutcome, ReplyError> {
-        while self.expire_pending || !matches!(self.step, Step::Done) {
+        while self.expire_pending || !matches!(self.step, BatchStep::Done) {
             self.run_step(Destination { node: &target.node, asking: target.asking, deadline }).await?;
             target.end_asking();
         }
@@ -135,42 +135,42 @@ impl<'a> WindowChargeBatch<'a> {
         let Destination { node, asking, deadline } = to;
         if self.expire_pending {
             let seconds = self.window.expire_s().to_string();
-            node.call(&expire(self.window.key(), &seconds), asking, deadline).await?;
+            node.call(&expire_words(self.window.key(), &seconds), asking, deadline).await?;
             self.expire_pending = false;
             return Ok(());
         }
         match self.step {
-            Step::Script { reads_reserved } => self.run_script(reads_reserved, to).await?,
-            Step::Charge => self.charge(to).await?,
-            Step::Reserve => {
-                let reserved = increment(&self.window.reserved_key(), self.window, self.refunded_hits(), to).await?;
-                self.step = Step::Select { reserved: reserved.after };
+            BatchStep::Script { reads_reserved } => self.charge_by_script(reads_reserved, to).await?,
+            BatchStep::Charge => self.charge_by_incrby(to).await?,
+            BatchStep::Reserve => {
+                let reserved = send_incrby(&self.window.reserved_key(), self.window, self.refunded_hits(), to).await?;
+                self.step = BatchStep::Select { reserved: reserved.after };
             }
-            Step::Select { reserved } => {
+            BatchStep::Select { reserved } => {
                 let count = to.node.call_optional(&[b"GET", self.window.key()], asking, deadline).await?;
-                let hits = self.select(count_of(&count)?, reserved);
-                self.step = if hits == 0 { Step::Release } else { Step::Subtract { hits } };
+                let hits = self.select_refunds(count_in_reply(&count)?, reserved);
+                self.step = if hits == 0 { BatchStep::Release } else { BatchStep::Subtract { hits } };
             }
-            Step::Subtract { hits } => {
-                let subtracted = increment(self.window.key(), self.window, -hits, to).await?;
-                self.step = Step::Release;
-                self.note_expire(subtracted.expire)?;
+            BatchStep::Subtract { hits } => {
+                let subtracted = send_incrby(self.window.key(), self.window, -hits, to).await?;
+                self.step = BatchStep::Release;
+                self.record_expire_outcome(subtracted.expire)?;
             }
-            Step::Release => {
+            BatchStep::Release => {
                 let hits = self.refunded_hits();
-                match increment(&self.window.reserved_key(), self.window, -hits, to).await {
+                match send_incrby(&self.window.reserved_key(), self.window, -hits, to).await {
                     Err(error @ (ReplyError::Moved(_) | ReplyError::Ask(_))) => return Err(error),
                     // All hits are counted; a reservation that stays is safe.
-                    Ok(_) | Err(_) => self.step = Step::Done,
+                    Ok(_) | Err(_) => self.step = BatchStep::Done,
                 }
             }
-            Step::Done => {}
+            BatchStep::Done => {}
         }
         Ok(())
     }
 
     /// Counts all charges and refunds in order, as one atomic step.
-    async fn run_script(&mut self, reads_reserved: bool, to: Destination<'_>) -> Result<(), ReplyError> {
+    async fn charge_by_script(&mut self, reads_reserved: bool, to: Destination<'_>) -> Result<(), ReplyError> {
         let hits: Vec<String> = self.charges.iter().map(|charge| signed_hits(charge).to_string()).collect();
         let (seconds, reserved_key) = (self.window.expire_s().to_string(), self.window.reserved_key());
         let script = window_charges_script();
@@ -189,72 +189,72 @@ impl<'a> WindowChargeBatch<'a> {
         match outcome {
             Ok(reply) => {
                 self.refunds.record_success();
-                self.record_script(&reply)?;
-                self.step = Step::Done;
+                self.record_script_reply(&reply)?;
+                self.step = BatchStep::Done;
             }
             // While a slot migrates, a node that has only one of two keys returns TRYAGAIN.
             Err(ReplyError::Failed(RedisError::SlotDown)) if reads_reserved => {
-                self.step = Step::Script { reads_reserved: false };
+                self.step = BatchStep::Script { reads_reserved: false };
             }
-            Err(error) if self.refunds.record_failure(&error, Instant::now()) => self.step = Step::Charge,
+            Err(error) if self.refunds.record_failure(&error, Instant::now()) => self.step = BatchStep::Charge,
             Err(error) => return Err(error),
         }
         Ok(())
     }
 
     /// Computes all results from the reply of the script.
-    fn record_script(&mut self, reply: &Reply) -> Result<(), ReplyError> {
+    fn record_script_reply(&mut self, reply: &Reply) -> Result<(), ReplyError> {
         let Reply::Array(fields) = reply else { return Err(ReplyError::Failed(RedisError::BadReply)) };
         let [before, reserved] = &fields[..] else { return Err(ReplyError::Failed(RedisError::BadReply)) };
-        let reserved = u64::try_from(integer(reserved)?).unwrap_or(0);
-        self.set_count(integer(before)?);
+        let reserved = u64::try_from(integer_in_reply(reserved)?).unwrap_or(0);
+        self.set_count(integer_in_reply(before)?);
         for index in 0..self.charges.len() {
             let room = self.count().saturating_sub(reserved);
-            self.record(index, |hits| hits.min(room));
+            self.record_result(index, |hits| hits.min(room));
         }
         Ok(())
     }
 
     /// Counts all charges that are no refunds.
-    async fn charge(&mut self, to: Destination<'_>) -> Result<(), ReplyError> {
+    async fn charge_by_incrby(&mut self, to: Destination<'_>) -> Result<(), ReplyError> {
         let refunds = self.charges.iter().filter(|charge| is_refund(charge)).count();
-        let next = if refunds == 0 { Step::Done } else { Step::Reserve };
+        let next = if refunds == 0 { BatchStep::Done } else { BatchStep::Reserve };
         if refunds == self.charges.len() {
             self.step = next;
             return Ok(());
         }
         if self.charges.iter().all(|charge| is_refund(charge) || charge.dry_run) {
             let count = to.node.call(&[b"GET", self.window.key()], to.asking, to.deadline).await?;
-            self.set_count(count_of(&count)?);
-            self.record_charges();
+            self.set_count(count_in_reply(&count)?);
+            self.record_charge_results();
             self.step = next;
             return Ok(());
         }
         let hits = self.charges.iter().filter(|charge| !is_refund(charge)).map(signed_hits).sum();
-        let counted = increment(self.window.key(), self.window, hits, to).await?;
+        let counted = send_incrby(self.window.key(), self.window, hits, to).await?;
         self.set_count(counted.after.checked_sub(hits).ok_or(ReplyError::Failed(RedisError::BadReply))?);
-        self.record_charges();
+        self.record_charge_results();
         self.step = next;
-        self.note_expire(counted.expire)
+        self.record_expire_outcome(counted.expire)
     }
 
-    fn record_charges(&mut self) {
+    fn record_charge_results(&mut self) {
         for index in 0..self.charges.len() {
             if !is_refund(&self.charges[index]) {
-                self.record(index, |hits| hits);
+                self.record_result(index, |hits| hits);
             }
         }
     }
 
     /// Selects the refunds that fit into the count; returns the sum of their hits. `reserved` includes this batch's.
-    fn select(&mut self, count: i64, reserved: i64) -> i64 {
+    fn select_refunds(&mut self, count: i64, reserved: i64) -> i64 {
         self.set_count(count);
         let others = reserved.saturating_sub(self.refunded_hits()).max(0);
         let mut room = u64::try_from(count.saturating_sub(others)).unwrap_or(0);
         let (mut selected, mut dropped) = (0, 0);
         for index in 0..self.charges.len() {
             if is_refund(&self.charges[index]) {
-                self.record(index, |hits| {
+                self.record_result(index, |hits| {
                     let fits = hits <= room;
                     let hits = if fits { hits } else { 0 };
                     (room, selected, dropped) = (room - hits, selected + hits, dropped + u64::from(!fits));
@@ -263,7 +263,7 @@ impl<'a> WindowChargeBatch<'a> {
             }
         }
         self.refunds.count_dropped(dropped);
-        signed(selected)
+        to_signed(selected)
     }
 
     /// Sum of the hits of all refunds.
@@ -284,9 +284,9 @@ impl<'a> WindowChargeBatch<'a> {
 
     /// Computes the result of a charge from the count before it. `refunded` returns the hits by which a refund of that
     /// many lowers the count.
-    fn record(&mut self, index: usize, refunded: impl FnOnce(u64) -> u64) {
+    fn record_result(&mut self, index: usize, refunded: impl FnOnce(u64) -> u64) {
         let charge = &self.charges[index];
-        let limits = charge.limits();
+        let limits = charge.joint_limits();
         let hits = match charge.request.hits {
             Hits::Refund(hits) if is_refund(charge) => Hits::Refund(refunded(hits)),
             hits => hits,
@@ -299,7 +299,7 @@ impl<'a> WindowChargeBatch<'a> {
     }
 
     /// Keeps what was counted if only EXPIRE was redirected.
-    fn note_expire(&mut self, expire: Result<(), ReplyError>) -> Result<(), ReplyError> {
+    fn record_expire_outcome(&mut self, expire: Result<(), ReplyError>) -> Result<(), ReplyError> {
         match expire {
             Err(ReplyError::Moved(_) | ReplyError::Ask(_)) => self.expire_pending = true,
             outcome => outcome?,
@@ -316,35 +316,40 @@ fn is_refund(charge: &OwnedCharge) -> bool {
 /// Returns the hits that a charge adds; negative for a refund.
 fn signed_hits(charge: &OwnedCharge) -> i64 {
     match charge.request.hits {
-        Hits::Charge(hits) if !charge.dry_run => signed(hits),
-        Hits::Refund(hits) if !charge.dry_run => -signed(hits),
+        Hits::Charge(hits) if !charge.dry_run => to_signed(hits),
+        Hits::Refund(hits) if !charge.dry_run => -to_signed(hits),
         Hits::Charge(_) | Hits::Peek | Hits::Refund(_) => 0,
     }
 }
 
 /// Converts hits: a charge has at most 2^32, so the sum of a call fits too.
-fn signed(hits: u64) -> i64 {
+fn to_signed(hits: u64) -> i64 {
     i64::try_from(hits).unwrap_or(i64::MAX)
 }
 
 /// Sends INCRBY and EXPIRE for a key of the window.
-async fn increment(key: &[u8], window: &WindowKey, hits: i64, to: Destination<'_>) -> Result<IncrOutcome, ReplyError> {
+async fn send_incrby(
+    key: &[u8],
+    window: &WindowKey,
+    hits: i64,
+    to: Destination<'_>,
+) -> Result<IncrOutcome, ReplyError> {
     let (hits, seconds) = (hits.to_string(), window.expire_s().to_string());
     let incrby: [&[u8]; 3] = [b"INCRBY", key, hits.as_bytes()];
-    let (count, expired) = to.node.call_two(&incrby, &expire(key, &seconds), to.asking, to.deadline).await;
-    Ok(IncrOutcome { after: integer(&count?)?, expire: expired.map(|_| ()) })
+    let (count, expired) = to.node.call_two(&incrby, &expire_words(key, &seconds), to.asking, to.deadline).await;
+    Ok(IncrOutcome { after: integer_in_reply(&count?)?, expire: expired.map(|_| ()) })
 }
 
 /// Returns the words of EXPIRE.
-fn expire<'w>(key: &'w [u8], seconds: &'w str) -> [&'w [u8]; 3] {
+fn expire_words<'w>(key: &'w [u8], seconds: &'w str) -> [&'w [u8]; 3] {
     [b"EXPIRE", key, seconds.as_bytes()]
 }
 
 /// Returns the count in the reply to GET.
-fn count_of(reply: &Reply) -> Result<i64, ReplyError> {
-    if matches!(reply, Reply::Null) { Ok(0) } else { integer(reply) }
+fn count_in_reply(reply: &Reply) -> Result<i64, ReplyError> {
+    if matches!(reply, Reply::Null) { Ok(0) } else { integer_in_reply(reply) }
 }
 
-fn integer(reply: &Reply) -> Result<i64, ReplyError> {
-    resp::integer(reply).ok_or(ReplyError::Failed(RedisError::WrongType))
+fn integer_in_reply(reply: &Reply) -> Result<i64, ReplyError> {
+    reply_integer(reply).ok_or(ReplyError::Failed(RedisError::WrongType))
 }

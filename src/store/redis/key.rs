@@ -16,7 +16,7 @@ use bytes::{Bytes, BytesMut};
 use memchr::memmem;
 use smallvec::SmallVec;
 
-use crate::limit::charge::{Charge, Counter, Path};
+use crate::limit::charge::{Charge, Counter, CounterPath};
 
 use super::eventual::budget::log_extension_us;
 use super::script::script_for;
@@ -28,7 +28,7 @@ use crate::store::client::redis::connection::Script;
 use crate::store::window_key::{ExpiryJitter, WindowKey};
 
 /// Spreads a small number over all bits: 2^128 divided by the golden ratio.
-const MULTIPLIER: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
+const BIT_SPREAD_MULTIPLIER: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
 
 /// Key format, and the settings that belong to it.
 #[derive(Debug)]
@@ -79,7 +79,7 @@ impl KeyScheme {
         Self {
             prefix: settings.key_prefix.clone(),
             format: settings.key_format,
-            jitter: ExpiryJitter::below(settings.expiration_jitter),
+            jitter: ExpiryJitter::up_to(settings.expiration_jitter),
             is_regional,
         }
     }
@@ -101,7 +101,7 @@ impl KeyScheme {
     }
 
     /// Returns true if all counters have keys of tollkeeper's own format.
-    pub(super) fn is_native(&self) -> bool {
+    pub(super) fn uses_own_format(&self) -> bool {
         self.format == KeyFormat::Tollkeeper
     }
 
@@ -111,42 +111,42 @@ impl KeyScheme {
         // eventual charges on a log are sent apart. So are those under a global limit and under one of the region.
         let tags = charge.counters.iter().fold(0_u128, |tags, Counter { limit, tag, .. }| {
             let mark = log_extension_us(limit) + u64::from(self.is_regional && limit.global_scope().is_some());
-            tags.rotate_left(1) ^ tag ^ u128::from(mark).wrapping_mul(MULTIPLIER)
+            tags.rotate_left(1) ^ tag ^ u128::from(mark).wrapping_mul(BIT_SPREAD_MULTIPLIER)
         });
         let window = match self.format {
             KeyFormat::Tollkeeper => 0,
             KeyFormat::Ratelimit => {
-                let start_s = WindowKey::start_s(charge, now).unwrap_or(0);
-                u128::from(start_s).wrapping_mul(MULTIPLIER)
+                let start_s = WindowKey::window_start_s(charge, now).unwrap_or(0);
+                u128::from(start_s).wrapping_mul(BIT_SPREAD_MULTIPLIER)
             }
         };
-        CounterId { counters: charge.key ^ tags ^ window, path: charge.key }
+        CounterId { counters: charge.path_hash ^ tags ^ window, path: charge.path_hash }
     }
 
     /// Selects the command that counts a charge. The format of envoyproxy/ratelimit has keys for some limits only; all
     /// others use scripts.
-    pub(super) fn count_command(&self, charge: &Charge<'_>, now: Time) -> CountCommand {
+    pub(super) fn choose_command(&self, charge: &Charge<'_>, now: Time) -> CountCommand {
         let window = match self.format {
             KeyFormat::Tollkeeper => None,
-            KeyFormat::Ratelimit => WindowKey::of(&self.prefix, charge, now, self.jitter.random_s()),
+            KeyFormat::Ratelimit => WindowKey::for_charge(&self.prefix, charge, now, self.jitter.random_s()),
         };
         if let Some(window) = window {
             return CountCommand::Incrby(window);
         }
         if !self.has_global_limit(charge) {
-            return self.script_command(&charge.path, &charge.counters);
+            return self.build_script_command(&charge.path, &charge.counters);
         }
         let limits: SmallVec<[Limit; 2]> =
             charge.counters.iter().map(|counter| self.counted_limit(counter.limit)).collect();
         let counted = |(counter, limit): (&Counter<'_>, _)| Counter { limit, ..*counter };
         let counters: SmallVec<[Counter<'_>; 2]> = charge.counters.iter().zip(&limits).map(counted).collect();
-        self.script_command(&charge.path, &counters)
+        self.build_script_command(&charge.path, &counters)
     }
 
-    fn script_command(&self, path: &Path<'_>, counters: &[Counter<'_>]) -> CountCommand {
+    fn build_script_command(&self, path: &CounterPath<'_>, counters: &[Counter<'_>]) -> CountCommand {
         CountCommand::Script {
             script: script_for(counters.iter().map(|counter| counter.limit.counting())),
-            keys: keys(&self.prefix, path, counters),
+            keys: counter_keys(&self.prefix, path, counters),
         }
     }
 }
@@ -161,30 +161,30 @@ const KEY_CAPACITY: usize = 160;
 const DIGEST_BYTES: usize = 34;
 
 /// Returns the keys of a descriptor's counters, in their order. `prefix` is `CACHE_KEY_PREFIX`.
-pub fn keys(prefix: &str, path: &Path<'_>, counters: &[Counter<'_>]) -> SmallVec<[Bytes; 1]> {
+pub fn counter_keys(prefix: &str, path: &CounterPath<'_>, counters: &[Counter<'_>]) -> SmallVec<[Bytes; 1]> {
     let mut key = Vec::with_capacity(KEY_CAPACITY);
-    write_head(&mut key, prefix);
+    push_key_head(&mut key, prefix);
     let start = key.len();
-    write_path(&mut key, path);
-    truncate(&mut key, start);
+    push_path(&mut key, path);
+    truncate_long_path(&mut key, start);
     key.push(b'}');
     if let Some(name) = path.candidate {
-        key.extend_from_slice(CANDIDATE);
+        key.extend_from_slice(CANDIDATE_MARK);
         let start = key.len();
-        escape(&mut key, name.as_bytes(), &ESCAPED_IN_CANDIDATE);
-        truncate(&mut key, start);
+        push_escaped(&mut key, name.as_bytes(), &ESCAPED_IN_CANDIDATE);
+        truncate_long_path(&mut key, start);
     }
     let path_end = key.len();
     let with_suffix = |counter| {
         key.truncate(path_end);
-        write_suffix(&mut key, counter);
+        push_suffix(&mut key, counter);
         Bytes::copy_from_slice(&key)
     };
     counters.iter().map(with_suffix).collect()
 }
 
 /// Begins the name of a candidate, after the path. No algorithm has this name.
-const CANDIDATE: &[u8] = b":candidate=";
+const CANDIDATE_MARK: &[u8] = b":candidate=";
 
 /// End of the key of a record of leases; all other keys end in a period or an epoch.
 const LEASES_SUFFIX: &[u8] = b":leases";
@@ -194,29 +194,29 @@ pub fn leases_key(counter_key: &[u8]) -> Bytes {
     let path_end = counter_key.iter().position(|byte| *byte == b'}').map_or(counter_key.len(), |brace| brace + 1);
     let (path, rest) = counter_key.split_at(path_end);
     let candidate_end = rest
-        .strip_prefix(CANDIDATE)
-        .map_or(0, |name| CANDIDATE.len() + name.iter().position(|byte| *byte == b':').unwrap_or(name.len()));
+        .strip_prefix(CANDIDATE_MARK)
+        .map_or(0, |name| CANDIDATE_MARK.len() + name.iter().position(|byte| *byte == b':').unwrap_or(name.len()));
     [path, &rest[..candidate_end], LEASES_SUFFIX].concat().into()
 }
 
 /// Precedes the algorithm in the key of a counter that a region counts.
-const REGION: &[u8] = b":region_";
+const REGION_MARK: &[u8] = b":region_";
 
 /// Returns true for the key of a counter that a region counts; `head` is the start of its keys.
 pub(super) fn is_region_key(head: &[u8], key: &[u8]) -> bool {
-    key.starts_with(head) && region_mark(key).is_some()
+    key.starts_with(head) && find_region_mark(key).is_some()
 }
 
 /// Returns the key in the global Redis of a counter that a region counts: it has the same slot there.
 pub(super) fn global_key(region_key: &[u8]) -> Bytes {
-    let (start, end) = region_mark(region_key).map_or((0, 0), |at| (at, at + REGION.len()));
+    let (start, end) = find_region_mark(region_key).map_or((0, 0), |at| (at, at + REGION_MARK.len()));
     [&region_key[..start], b":global_", &region_key[end..]].concat().into()
 }
 
-/// Returns the position of [`REGION`], which stands after the path.
-fn region_mark(key: &[u8]) -> Option<usize> {
+/// Returns the position of [`REGION_MARK`], which stands after the path.
+fn find_region_mark(key: &[u8]) -> Option<usize> {
     let path_end = key.iter().position(|byte| *byte == b'}')?;
-    memmem::find(&key[path_end..], REGION).map(|at| path_end + at)
+    memmem::find(&key[path_end..], REGION_MARK).map(|at| path_end + at)
 }
 
 /// Returns true for the key of a record of leases.
@@ -225,14 +225,14 @@ pub(super) fn is_leases_key(key: &[u8]) -> bool {
 }
 
 /// Returns the text before the path: the prefix, the version and the opening brace.
-pub(super) fn head(prefix: &str) -> BytesMut {
+pub(super) fn key_head(prefix: &str) -> BytesMut {
     let mut head = Vec::with_capacity(KEY_CAPACITY);
-    write_head(&mut head, prefix);
+    push_key_head(&mut head, prefix);
     BytesMut::from(&head[..])
 }
 
-fn write_head(key: &mut Vec<u8>, prefix: &str) {
-    escape(key, prefix.as_bytes(), &ESCAPED_IN_PREFIX);
+fn push_key_head(key: &mut Vec<u8>, prefix: &str) {
+    push_escaped(key, prefix.as_bytes(), &ESCAPED_IN_PREFIX);
     key.extend_from_slice(b"tk1:{");
 }
 
@@ -252,56 +252,56 @@ const fn byte_set(bytes: &[u8]) -> ByteSet {
     set
 }
 
-fn write_path(key: &mut Vec<u8>, path: &Path<'_>) {
-    escape(key, path.domain.as_bytes(), &ESCAPED_IN_PATH);
+fn push_path(key: &mut Vec<u8>, path: &CounterPath<'_>) {
+    push_escaped(key, path.domain.as_bytes(), &ESCAPED_IN_PATH);
     let mut shared = path.shared.iter().peekable();
     for (index, entry) in path.entries.iter().enumerate() {
         key.push(b'|');
-        escape(key, entry.key, &ESCAPED_IN_PATH);
+        push_escaped(key, entry.key, &ESCAPED_IN_PATH);
         key.push(b'=');
         match shared.next_if(|(shared_index, _)| *shared_index == index) {
             Some((_, pattern)) => {
                 key.extend_from_slice(br"\*");
-                escape(key, pattern, &ESCAPED_IN_PATH);
+                push_escaped(key, pattern, &ESCAPED_IN_PATH);
             }
-            None => escape(key, entry.value, &ESCAPED_IN_PATH),
+            None => push_escaped(key, entry.value, &ESCAPED_IN_PATH),
         }
     }
 }
 
-fn escape(key: &mut Vec<u8>, mut text: &[u8], escaped: &ByteSet) {
+fn push_escaped(key: &mut Vec<u8>, mut text: &[u8], escaped: &ByteSet) {
     while let Some(index) = text.iter().position(|byte| escaped[usize::from(*byte)]) {
         key.extend_from_slice(&text[..index]);
         key.push(b'\\');
-        write_hex(key, text[index]);
+        push_hex(key, text[index]);
         text = &text[index + 1..];
     }
     key.extend_from_slice(text);
 }
 
 /// Appends a byte as two hexadecimal digits.
-fn write_hex(key: &mut Vec<u8>, byte: u8) {
+fn push_hex(key: &mut Vec<u8>, byte: u8) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     key.extend_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
 }
 
 /// Truncates a long path. A path that is not truncated contains no `\#`, so the two cannot be equal.
-fn truncate(key: &mut Vec<u8>, start: usize) {
+fn truncate_long_path(key: &mut Vec<u8>, start: usize) {
     if key.len() - start > MAX_PATH_BYTES {
         let digest = blake3::hash(&key[start..]);
         key.truncate(start + MAX_PATH_BYTES - DIGEST_BYTES);
         key.extend_from_slice(br"\#");
         for byte in &digest.as_bytes()[..16] {
-            write_hex(key, *byte);
+            push_hex(key, *byte);
         }
     }
 }
 
 /// Returns the SCAN pattern of a domain's counters.
-pub(super) fn pattern_of(prefix: &str, domain: &str) -> Vec<u8> {
+pub(super) fn scan_pattern(prefix: &str, domain: &str) -> Vec<u8> {
     let mut key = Vec::with_capacity(KEY_CAPACITY);
-    write_head(&mut key, prefix);
-    escape(&mut key, domain.as_bytes(), &ESCAPED_IN_PATH);
+    push_key_head(&mut key, prefix);
+    push_escaped(&mut key, domain.as_bytes(), &ESCAPED_IN_PATH);
     key.push(b'|');
     let mut pattern = Vec::with_capacity(key.len() + 8);
     for byte in key {
@@ -316,7 +316,7 @@ pub(super) fn pattern_of(prefix: &str, domain: &str) -> Vec<u8> {
 
 /// Path of counters: a domain and its entries.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct CounterPath {
+pub struct ScannedPath {
     /// The domain.
     pub domain: Vec<u8>,
     /// Key and value of each entry.
@@ -326,8 +326,8 @@ pub struct CounterPath {
 }
 
 /// Parses the path of a key; `None` if the key has another format or its path is truncated.
-pub fn parse(prefix: &str, key: &[u8]) -> Option<CounterPath> {
-    let path = key.strip_prefix(&*head(prefix))?;
+pub fn parse_path(prefix: &str, key: &[u8]) -> Option<ScannedPath> {
+    let path = key.strip_prefix(&*key_head(prefix))?;
     let end = path.iter().position(|byte| *byte == b'}')?;
     let mut parts = path[..end].split(|byte| *byte == b'|');
     let domain = unescape(parts.next()?)?;
@@ -344,7 +344,7 @@ pub fn parse(prefix: &str, key: &[u8]) -> Option<CounterPath> {
         };
         entries.push([unescape(name)?, unescape(value)?]);
     }
-    Some(CounterPath { domain, entries, shared })
+    Some(ScannedPath { domain, entries, shared })
 }
 
 fn unescape(mut text: &[u8]) -> Option<Vec<u8>> {
@@ -360,23 +360,23 @@ fn unescape(mut text: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Appends algorithm, period and epoch, which distinguish the counters of a path. Equal lengths of periods are equal.
-fn write_suffix(key: &mut Vec<u8>, counter: &Counter<'_>) {
+fn push_suffix(key: &mut Vec<u8>, counter: &Counter<'_>) {
     let limit = counter.limit;
-    key.extend_from_slice(if limit.is_counted_in_region() { REGION } else { b":" });
+    key.extend_from_slice(if limit.is_counted_in_region() { REGION_MARK } else { b":" });
     key.extend_from_slice(limit.algorithm().name().as_bytes());
     let (period, unit) = match limit.calendar_months() {
         true => (u64::from(limit.period().multiplier()), &b"mo"[..]),
         false => (limit.period_us() / 1_000_000, &b"s"[..]),
     };
-    write_number(key, period);
+    push_number(key, period);
     key.extend_from_slice(unit);
     if counter.epoch != 0 {
-        write_number(key, counter.epoch);
+        push_number(key, counter.epoch);
     }
 }
 
 /// Appends a colon and a number.
-fn write_number(key: &mut Vec<u8>, number: u64) {
+fn push_number(key: &mut Vec<u8>, number: u64) {
     key.push(b':');
     key.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
 }

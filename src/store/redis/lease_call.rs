@@ -56,7 +56,7 @@ pub struct LeaseCall {
 
 impl LeaseCall {
     /// Encodes the second argument of a script.
-    pub fn argument(&self) -> Bytes {
+    pub fn encode(&self) -> Bytes {
         let [purpose, requested, kept_us] = match self.purpose {
             LeasePurpose::Charge { requested, kept_us } => [0, requested, kept_us],
             LeasePurpose::Return => [1, 0, 0],
@@ -68,6 +68,6 @@ impl LeaseCall {
 }
 
 /// Returns the charge of a reset: a refund of all hits.
-pub fn reset_charge(counters: SmallVec<[OwnedCounter; 1]>) -> OwnedCharge {
+pub fn full_refund(counters: SmallVec<[OwnedCounter; 1]>) -> OwnedCharge {
     OwnedCharge::new(counters, ChargeRequest::new(Hits::Refund(MAX_COUNT), 0))
 }

@@ -1,6 +1,6 @@
 //! A call to Redis without its charges: the command that counts them, its keys and its deployment.
 //!
-//! The charges of the leader and of its followers come later, so [`PreparedCall::send`] takes them.
+//! The charges of the leader and of its followers come later, so [`PreparedCall::send_charges`] takes them.
 //!
 //! A call is sent again only if the reply proves that it did not run: the server lacks the script, or another node has
 //! the slot. A call belongs to its connection and not to its caller: if the caller gives up, the call continues, and
@@ -15,21 +15,21 @@ use smallvec::SmallVec;
 
 use super::deployments::CounterDeployment;
 use super::eventual::budget::{EventualCounters, can_be_lent};
-use super::global_limit_hooks::{GlobalLimitHooks, ViewWord};
+use super::global_limit_hooks::{EncodedView, GlobalLimitHooks};
 use super::incrby::WindowChargeBatch;
 use super::key::{CountCommand, CounterId, leases_key};
 use super::lease_call::{LeaseCall, LeasePurpose, OwnLease};
-use super::script::{CallArguments, ScriptOutcome, arguments, replay};
+use super::script::{ReplyContext, ScriptOutcome, encode_charges, replay_charges};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::ChargeRequest;
 use crate::limit::request::Hits;
-use crate::store::charge::{OwnedCharge, set_span_server, start_span};
-use crate::store::client::redis::connection::{KeyCall, Script};
+use crate::store::charge::{OwnedCharge, set_span_server, start_call_span};
+use crate::store::client::redis::connection::{MergeableScriptCall, Script};
 use crate::store::client::redis::deployment::TargetNode;
 use crate::store::client::redis::error::{RedisError, ReplyError};
 use crate::store::client::redis::node::Node;
-use crate::store::client::redis::resp::{Reply, bytes, integer};
+use crate::store::client::redis::resp::{Reply, reply_bytes, reply_integer};
 use crate::store::client::redis::server_clock::InstantRange;
 use crate::telemetry::traces::{Span, SpanRef};
 
@@ -57,12 +57,12 @@ pub(super) struct PreparedCall {
 
 impl PreparedCall {
     /// Starts the span of the call for a number of charges; `None` if no request is sampled.
-    pub(super) fn span(&self, charges: usize) -> Option<Span> {
+    pub(super) fn start_span(&self, charges: usize) -> Option<Span> {
         let command = match self.command {
             CountCommand::Script { .. } => "EVALSHA",
             CountCommand::Incrby(_) => "INCRBY",
         };
-        start_span("redis", &self.span_refs, command, charges)
+        start_call_span("redis", &self.span_refs, command, charges)
     }
 
     /// Returns the charge of a lease of this size; `None` if the counters are not eventual.
@@ -74,33 +74,33 @@ impl PreparedCall {
     }
 
     /// Sends the call, and follows redirections. Ends by `deadline`, or later only if other tasks delay this one.
-    pub(super) async fn send(
+    pub(super) async fn send_charges(
         &self,
         charges: &[OwnedCharge],
         leases: Option<&LeaseCall>,
         deadline: Instant,
         mut span: Option<&mut Span>,
     ) -> Result<ScriptOutcome, RedisError> {
-        let mut target = self.deployment.client.target(self.first_key(), deadline).await?;
+        let mut target = self.deployment.client.target_node(self.first_key(), deadline).await?;
         let mut attempt = match &self.command {
             CountCommand::Script { script, keys } => {
-                let arguments = arguments(charges, self.client_clock.then_some(self.now));
+                let arguments = encode_charges(charges, self.client_clock.then_some(self.now));
                 let is_mergeable = charges.len() <= MAX_MERGED_CHARGES && !self.client_clock;
-                let sending = if is_mergeable { Sending::Mergeable } else { Sending::Alone };
+                let sending = if is_mergeable { CommandUse::Mergeable } else { CommandUse::Alone };
                 let call = ScriptCall::new(ScriptCommand { script, keys }, arguments, leases, sending);
-                Attempt::Script { call, charges, global_limits: self.global_limits.as_ref() }
+                CallAttempt::Script { call, charges, global_limits: self.global_limits.as_ref() }
             }
             CountCommand::Incrby(window) => {
-                Attempt::Incrby(WindowChargeBatch::new(window, charges, self.now, &self.deployment.refunds))
+                CallAttempt::Incrby(WindowChargeBatch::new(window, charges, self.now, &self.deployment.refunds))
             }
         };
         loop {
             if let Some(span) = &mut span {
                 set_span_server(span, target.node.endpoint());
             }
-            match attempt.run(&mut target, deadline).await {
+            match attempt.charge_at_node(&mut target, deadline).await {
                 Ok(outcome) => return Ok(outcome),
-                Err(error) => target.follow(error)?,
+                Err(error) => target.follow_redirection(error)?,
             }
         }
     }
@@ -120,15 +120,15 @@ impl PreparedCall {
         let can_be_lent = refund.counters.iter().all(|counter| in_script(&counter.limit));
         let script = match &self.command {
             CountCommand::Script { script, keys } if can_be_lent => {
-                let arguments = arguments(slice::from_ref(refund), self.client_clock.then_some(self.now));
+                let arguments = encode_charges(slice::from_ref(refund), self.client_clock.then_some(self.now));
                 let leases = LeaseCall { purpose: LeasePurpose::Reset, own };
-                Some(ScriptCall::new(ScriptCommand { script, keys }, arguments, Some(&leases), Sending::Unrecorded))
+                Some(ScriptCall::new(ScriptCommand { script, keys }, arguments, Some(&leases), CommandUse::Unrecorded))
             }
             CountCommand::Script { .. } | CountCommand::Incrby(_) => None,
         };
         let unlink: CallWords<'_> =
             [&b"UNLINK"[..]].into_iter().chain(self.command.keys().iter().map(|key| &**key)).collect();
-        let mut target = self.deployment.client.target(self.first_key(), deadline).await?;
+        let mut target = self.deployment.client.target_node(self.first_key(), deadline).await?;
         loop {
             let reply = match &script {
                 Some(call) => call.send_or_load(&target, deadline).await,
@@ -136,10 +136,10 @@ impl PreparedCall {
             };
             match reply {
                 Ok(reply) => {
-                    let deleted = integer(&reply).and_then(|deleted| u64::try_from(deleted).ok());
+                    let deleted = reply_integer(&reply).and_then(|deleted| u64::try_from(deleted).ok());
                     return deleted.ok_or(RedisError::BadReply);
                 }
-                Err(error) => target.follow(error)?,
+                Err(error) => target.follow_redirection(error)?,
             }
         }
     }
@@ -151,22 +151,28 @@ impl PreparedCall {
 }
 
 /// Work of a call, which continues at another node after a redirection.
-enum Attempt<'a> {
+enum CallAttempt<'a> {
     Script { call: ScriptCall<'a>, charges: &'a [OwnedCharge], global_limits: Option<&'a GlobalLimitHooks> },
     Incrby(WindowChargeBatch<'a>),
 }
 
-impl Attempt<'_> {
+impl CallAttempt<'_> {
     /// Does the rest of the work at the current node.
-    async fn run(&mut self, target: &mut TargetNode<'_>, deadline: Instant) -> Result<ScriptOutcome, ReplyError> {
+    async fn charge_at_node(
+        &mut self,
+        target: &mut TargetNode<'_>,
+        deadline: Instant,
+    ) -> Result<ScriptOutcome, ReplyError> {
         match self {
-            Self::Incrby(batch) => batch.run(target, deadline).await,
-            Self::Script { call, charges, global_limits: None } => call.charge(charges, target, deadline).await,
+            Self::Incrby(batch) => batch.run_steps(target, deadline).await,
+            Self::Script { call, charges, global_limits: None } => {
+                call.charge_and_replay(charges, target, deadline).await
+            }
             Self::Script { call, charges, global_limits: Some(hooks) } => {
                 let within = InstantRange { from: Instant::now(), until: deadline };
                 // Another node has another clock.
                 call.view = Some(hooks.view(&target.node, &call.keys[0], charges, within));
-                let outcome = call.charge(charges, target, deadline).await?;
+                let outcome = call.charge_and_replay(charges, target, deadline).await?;
                 hooks.record_clock(&target.node, within.from, outcome.now);
                 Ok(outcome)
             }
@@ -192,13 +198,13 @@ struct ScriptCall<'a> {
     arguments: Bytes,
     leases: Option<LeaseWords>,
     /// Only for global limits.
-    view: Option<ViewWord>,
-    sending: Sending,
+    view: Option<EncodedView>,
+    sending: CommandUse,
 }
 
 /// Command that a script call travels in.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Sending {
+enum CommandUse {
     /// Shared with calls on other keys that are queued at the same moment, if the node allows it: most charges.
     Mergeable,
     /// Its own: several charges, or those by the clock of this process.
@@ -209,7 +215,7 @@ enum Sending {
 
 /// What names the script in a command.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum ScriptWord {
+enum ScriptForm {
     /// SHA-1, for EVALSHA.
     Hash,
     /// Text, for EVAL, which makes the server keep the script.
@@ -223,44 +229,44 @@ struct LeaseWords {
 }
 
 impl<'a> ScriptCall<'a> {
-    fn new(command: ScriptCommand<'a>, arguments: Bytes, leases: Option<&LeaseCall>, sending: Sending) -> Self {
+    fn new(command: ScriptCommand<'a>, arguments: Bytes, leases: Option<&LeaseCall>, sending: CommandUse) -> Self {
         let ScriptCommand { script, keys } = command;
-        let leases = leases.map(|leases| LeaseWords { key: leases_key(&keys[0]), argument: leases.argument() });
+        let leases = leases.map(|leases| LeaseWords { key: leases_key(&keys[0]), argument: leases.encode() });
         let key_count = (keys.len() + usize::from(leases.is_some())).to_string();
         Self { script, keys, key_count, arguments, leases, view: None, sending }
     }
 
     /// Makes the call at the current node, and repeats its charges on the states in the reply.
-    async fn charge(
+    async fn charge_and_replay(
         &self,
         charges: &[OwnedCharge],
         target: &TargetNode<'_>,
         deadline: Instant,
     ) -> Result<ScriptOutcome, ReplyError> {
         let reply = self.send_or_load(target, deadline).await?;
-        let bytes = bytes(&reply).ok_or(ReplyError::Failed(RedisError::BadReply))?;
+        let bytes = reply_bytes(&reply).ok_or(ReplyError::Failed(RedisError::BadReply))?;
         let view = self.view.as_ref().map(|word| &word.view);
-        let arguments = CallArguments { has_leases: self.leases.is_some(), view };
-        replay(charges, bytes, arguments).map_err(|_| ReplyError::Failed(RedisError::BadReply))
+        let arguments = ReplyContext { has_leases: self.leases.is_some(), view };
+        replay_charges(charges, bytes, arguments).map_err(|_| ReplyError::Failed(RedisError::BadReply))
     }
 
     /// Sends the hash of the script to the current node, and its text if the node does not have it (NOSCRIPT).
     async fn send_or_load(&self, target: &TargetNode<'_>, deadline: Instant) -> Result<Reply, ReplyError> {
-        match self.send(target, ScriptWord::Hash, deadline).await {
-            Err(ReplyError::NoScript) => self.send(target, ScriptWord::Text, deadline).await,
+        match self.send(target, ScriptForm::Hash, deadline).await {
+            Err(ReplyError::NoScript) => self.send(target, ScriptForm::Text, deadline).await,
             outcome => outcome,
         }
     }
 
-    async fn send(&self, target: &TargetNode<'_>, word: ScriptWord, deadline: Instant) -> Result<Reply, ReplyError> {
+    async fn send(&self, target: &TargetNode<'_>, form: ScriptForm, deadline: Instant) -> Result<Reply, ReplyError> {
         let TargetNode { node, asking, .. } = target;
-        if let Some(call) = self.key_call(node, word) {
+        if let Some(call) = self.mergeable_call(node, form) {
             return node.call_merged(call, deadline).await;
         }
-        let words = self.words(word);
+        let words = self.words(form);
         match self.sending {
-            Sending::Mergeable | Sending::Alone => node.call(&words, *asking, deadline).await,
-            Sending::Unrecorded => node.call_unrecorded(&words, *asking, deadline).await,
+            CommandUse::Mergeable | CommandUse::Alone => node.call(&words, *asking, deadline).await,
+            CommandUse::Unrecorded => node.call_unrecorded(&words, *asking, deadline).await,
         }
     }
 
@@ -268,22 +274,27 @@ impl<'a> ScriptCall<'a> {
     ///
     /// This is the usual form, on a server that is no node of a cluster: one counter, no leases. A call that meets no
     /// others in the queue is then a command of its own, as that of [`ScriptCall::words`] is.
-    fn key_call(&self, node: &Node, word: ScriptWord) -> Option<KeyCall> {
+    fn mergeable_call(&self, node: &Node, form: ScriptForm) -> Option<MergeableScriptCall> {
         let [key] = self.keys else { return None };
-        let is_alone = self.script.merged.is_none() || self.leases.is_some() || self.sending != Sending::Mergeable;
+        let is_alone = self.script.merged.is_none() || self.leases.is_some() || self.sending != CommandUse::Mergeable;
         if is_alone || !node.can_merge() {
             return None;
         }
         let view = self.view.as_ref().map_or_else(Bytes::new, |word| Bytes::copy_from_slice(&word.argument));
         let arguments = [self.arguments.clone(), view];
-        Some(KeyCall { script: self.script, key: key.clone(), arguments, sends_text: word == ScriptWord::Text })
+        Some(MergeableScriptCall {
+            script: self.script,
+            key: key.clone(),
+            arguments,
+            sends_text: form == ScriptForm::Text,
+        })
     }
 
     /// Returns the words of the call as a command of its own.
-    fn words(&self, word: ScriptWord) -> CallWords<'_> {
-        let (command, script): (&[u8], _) = match word {
-            ScriptWord::Hash => (b"EVALSHA", &self.script.sha1),
-            ScriptWord::Text => (b"EVAL", &self.script.text),
+    fn words(&self, form: ScriptForm) -> CallWords<'_> {
+        let (command, script): (&[u8], _) = match form {
+            ScriptForm::Hash => (b"EVALSHA", &self.script.sha1),
+            ScriptForm::Text => (b"EVAL", &self.script.text),
         };
         let mut words: CallWords<'_> = SmallVec::from_slice(&[command, script.as_bytes(), self.key_count.as_bytes()]);
         words.extend(self.keys.iter().map(|key| &**key));

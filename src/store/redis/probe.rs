@@ -3,7 +3,7 @@
 use bytes::{Bytes, BytesMut};
 
 use super::key;
-use super::script::{arguments, script_for};
+use super::script::{encode_charges, script_for};
 use crate::limit::algorithm::Algorithm;
 use crate::limit::charge::ChargeRequest;
 use crate::limit::period::{Period, Unit};
@@ -24,7 +24,7 @@ pub(super) enum ProbeKind {
 
 /// Health check that charges hits.
 #[derive(Debug)]
-pub(super) struct Probe {
+pub(super) struct CounterProbe {
     kind: ProbeKind,
     prefix: String,
     /// Settings that hold the credentials, for messages.
@@ -34,7 +34,7 @@ pub(super) struct Probe {
 }
 
 /// Algorithms of the script: one that keeps numbers, and the one that keeps a list.
-const PROBED: [Algorithm; 2] = [Algorithm::FixedWindow, Algorithm::SlidingWindowLog];
+const PROBED_ALGORITHMS: [Algorithm; 2] = [Algorithm::FixedWindow, Algorithm::SlidingWindowLog];
 
 /// Number of keys that a script must see together before calls share a command: a proxy over two servers has all of
 /// them on one in one of 32 768 cases.
@@ -43,16 +43,16 @@ const MERGE_CHECK_KEYS: u32 = 16;
 /// Lifetime of the key of an INCRBY probe, in seconds.
 const KEY_LIFETIME_S: &[u8] = b"60";
 
-impl Probe {
+impl CounterProbe {
     /// Creates a probe that writes to keys with `prefix`.
     pub(super) fn new(kind: ProbeKind, prefix: &str, auth_setting: &'static str) -> Self {
-        let counters = PROBED.map(|algorithm| {
+        let counters = PROBED_ALGORITHMS.map(|algorithm| {
             let period = Period::new(Unit::Second, 1).expect("a second is a period");
             let limit = Limit::new(&LimitSpec::new(algorithm, 1, period)).expect("so plain a limit is valid");
             OwnedCounter { limit, shadow: false, quota: false, tag: 0 }
         });
         let charge = OwnedCharge::new(counters.into_iter().collect(), ChargeRequest::new(Hits::Charge(1), 0));
-        Self { kind, prefix: prefix.to_owned(), auth_setting, argument: arguments(&[charge], None) }
+        Self { kind, prefix: prefix.to_owned(), auth_setting, argument: encode_charges(&[charge], None) }
     }
 
     /// Scripts, if most rules do not need them.
@@ -73,21 +73,21 @@ impl Probe {
         )
     }
 
-    fn key(&self, hash_tag: u32, name: &str) -> Bytes {
-        let mut key: BytesMut = key::head(&self.prefix);
+    fn probe_key(&self, hash_tag: u32, name: &str) -> Bytes {
+        let mut key: BytesMut = key::key_head(&self.prefix);
         key.extend_from_slice(format!("{hash_tag}}}:{name}").as_bytes());
         key.freeze()
     }
 }
 
-impl HealthCheck for Probe {
+impl HealthCheck for CounterProbe {
     fn commands(&self, hash_tag: u32) -> Vec<CommandWords> {
         let word = Bytes::from_static;
-        let key = self.key(hash_tag, "probe");
+        let key = self.probe_key(hash_tag, "probe");
         match self.kind {
             ProbeKind::Script => {
-                let text = Bytes::from_static(script_for(PROBED.into_iter()).text.as_bytes());
-                let log_key = self.key(hash_tag, "probe_log");
+                let text = Bytes::from_static(script_for(PROBED_ALGORITHMS.into_iter()).text.as_bytes());
+                let log_key = self.probe_key(hash_tag, "probe_log");
                 vec![vec![word(b"EVAL"), text, word(b"2"), key, log_key, self.argument.clone()]]
             }
             ProbeKind::Incrby => {
@@ -98,7 +98,7 @@ impl HealthCheck for Probe {
 
     fn keys_for_merge_check(&self) -> Vec<Bytes> {
         match self.kind {
-            ProbeKind::Script => (0..MERGE_CHECK_KEYS).map(|tag| self.key(tag, "merge_probe")).collect(),
+            ProbeKind::Script => (0..MERGE_CHECK_KEYS).map(|tag| self.probe_key(tag, "merge_probe")).collect(),
             ProbeKind::Incrby => Vec::new(),
         }
     }

@@ -77,7 +77,7 @@ impl Replicas {
     }
 
     /// Returns the number of live replicas, this one included; `None` if the last reply is older than a minute.
-    pub fn live(&self) -> Option<NonZeroU32> {
+    pub fn live_replicas(&self) -> Option<NonZeroU32> {
         self.last_reply.load().as_ref().filter(|reply| reply.received.elapsed() <= LIVE_COUNT_VALIDITY)?.live
     }
 

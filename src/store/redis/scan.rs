@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::key;
-use super::key::CounterPath;
+use super::key::ScannedPath;
 use crate::store::client::redis::error::{RedisError, ReplyError};
 use crate::store::client::redis::node::Node;
-use crate::store::client::redis::resp::{Reply, bytes};
+use crate::store::client::redis::resp::{Reply, reply_bytes};
 
 /// Upper bound on the keys that a scan visits.
 const MAX_KEYS: usize = 1_000_000;
@@ -41,7 +41,7 @@ struct ScanPage {
 #[derive(Debug, Default)]
 pub struct KeyScan {
     /// Paths that have counters, each once.
-    pub paths: Vec<CounterPath>,
+    pub paths: Vec<ScannedPath>,
     /// True if all keys were visited.
     pub complete: bool,
     /// Number of keys of the domain whose path is truncated.
@@ -52,15 +52,15 @@ pub struct KeyScan {
 ///
 /// # Errors
 /// A node could not be scanned, or there is none.
-pub(super) async fn scan(
+pub(super) async fn scan_paths(
     nodes: Vec<Arc<Node>>,
     options: ScanOptions<'_>,
-    mut filter: impl FnMut(&CounterPath) -> bool,
+    mut filter: impl FnMut(&ScannedPath) -> bool,
 ) -> Result<KeyScan, RedisError> {
     if nodes.is_empty() {
         return Err(RedisError::Unreachable);
     }
-    let pattern = key::pattern_of(options.prefix, options.domain);
+    let pattern = key::scan_pattern(options.prefix, options.domain);
     let mut scan = KeyScan { complete: true, ..KeyScan::default() };
     let (mut known, mut visited) = (HashSet::new(), 0);
     for node in nodes {
@@ -69,7 +69,7 @@ pub(super) async fn scan(
             let page = scan_page(&node, &cursor, &pattern, options.deadline).await?;
             visited += KEYS_PER_SCAN;
             for found in page.keys.into_iter().filter(|found| !key::is_leases_key(found)) {
-                match key::parse(options.prefix, &found) {
+                match key::parse_path(options.prefix, &found) {
                     None => scan.truncated += 1,
                     Some(path) if known.contains(&path) || !filter(&path) => {}
                     Some(_) if scan.paths.len() == options.max_paths => scan.complete = false,
@@ -101,6 +101,6 @@ async fn scan_page(node: &Node, cursor: &[u8], pattern: &[u8], deadline: Instant
     })?;
     let Reply::Array(parts) = reply else { return Err(RedisError::BadReply) };
     let [next_cursor, Reply::Array(keys)] = &*parts else { return Err(RedisError::BadReply) };
-    let next_cursor = bytes(next_cursor).ok_or(RedisError::BadReply)?.to_vec();
-    Ok(ScanPage { next_cursor, keys: keys.iter().filter_map(bytes).map(<[u8]>::to_vec).collect() })
+    let next_cursor = reply_bytes(next_cursor).ok_or(RedisError::BadReply)?.to_vec();
+    Ok(ScanPage { next_cursor, keys: keys.iter().filter_map(reply_bytes).map(<[u8]>::to_vec).collect() })
 }

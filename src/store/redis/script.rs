@@ -22,7 +22,7 @@ use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::region::{GlobalView, RegionUse};
 use crate::limit::algorithm::state::{State, charge_together};
-use crate::limit::algorithm::stored_state::{CallCharge, MAX_EXACT, MalformedReply, ReplyReader};
+use crate::limit::algorithm::stored_state::{CallCharge, MAX_LUA_INTEGER, MalformedReply, ReplyReader};
 use crate::limit::algorithm::{Counting, for_each_counting};
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
 use crate::limit::request::Hits;
@@ -30,7 +30,7 @@ use crate::store::charge::{OwnedCharge, OwnedCounter};
 use crate::store::client::redis::connection::Script;
 
 /// Files of parts that any algorithm may use.
-const SHARED_FILES: [&str; 5] = [
+const SHARED_LUA_FILES: [&str; 5] = [
     include_str!("lua/driver.lua"),
     include_str!("lua/leases.lua"),
     include_str!("lua/exact.lua"),
@@ -39,7 +39,7 @@ const SHARED_FILES: [&str; 5] = [
 ];
 
 /// Parts with helper functions, in the order in which a script defines them.
-const HELPERS: [&str; 2] = ["divide", "log"];
+const HELPER_PARTS: [&str; 2] = ["divide", "log"];
 
 macro_rules! define_lua_files {
     ($($variant:ident, $name:ident, $lua_file:literal, $properties:expr;)*) => {
@@ -68,10 +68,10 @@ pub fn script_for(countings: impl Iterator<Item = impl Into<Counting>>) -> &'sta
         (keys, set, first) = (keys + 1, set | 1 << counting as usize, counting);
     }
     if keys == 1 {
-        SINGLE[first as usize].get_or_init(|| single_counter(first))
+        SINGLE[first as usize].get_or_init(|| compose_single_counter_script(first))
     } else {
         let used = Counting::ALL.into_iter().filter(|&counting| set >> counting as usize & 1 == 1);
-        SEVERAL[set].get_or_init(|| Script::new(several_counters(used)))
+        SEVERAL[set].get_or_init(|| Script::new(compose_several_counters_script(used)))
     }
 }
 
@@ -119,72 +119,72 @@ define_scripts! {
 
 /// Returns a text that refers to no part, without its comments.
 fn without_parts(text: &str) -> String {
-    expand(text, &LuaParts::new())
+    expand_parts(text, &LuaParts::new())
 }
 
 /// Returns a text with the parts that any algorithm may use.
 fn with_shared_parts(text: &str) -> String {
-    expand(text, &shared_parts())
+    expand_parts(text, &shared_parts())
 }
 
-fn single_counter(counting: Counting) -> Script {
+fn compose_single_counter_script(counting: Counting) -> Script {
     // `tests/suite/redis/expanded/` shows what this gives for fixed_window.
-    let merged = Script::new(with_parts_of(counting, "--> merged"));
-    Script { merged: Some(Box::new(merged)), ..Script::new(with_parts_of(counting, "--> alone")) }
+    let merged = Script::new(expand_with_counting(counting, "--> merged"));
+    Script { merged: Some(Box::new(merged)), ..Script::new(expand_with_counting(counting, "--> alone")) }
 }
 
 /// Returns a text with the parts of a counting and its helper functions.
-fn with_parts_of(counting: Counting, text: &str) -> String {
-    let helpers = helpers(&[counting].into_iter());
-    let mut parts = parts_of(counting);
+fn expand_with_counting(counting: Counting, text: &str) -> String {
+    let helpers = helper_functions(&[counting].into_iter());
+    let mut parts = parts_of_counting(counting);
     parts.insert("helpers", &helpers);
-    expand(text, &parts)
+    expand_parts(text, &parts)
 }
 
-fn several_counters(countings: impl Iterator<Item = Counting> + Clone) -> String {
-    let helpers = helpers(&countings);
+fn compose_several_counters_script(countings: impl Iterator<Item = Counting> + Clone) -> String {
+    let helpers = helper_functions(&countings);
     let constructors: String = countings
         .map(|counting| {
-            let constructor = expand(include_str!("lua/counter.lua"), &parts_of(counting));
+            let constructor = expand_parts(include_str!("lua/counter.lua"), &parts_of_counting(counting));
             format!("constructors[{}] = {constructor}", counting.properties().wire_id)
         })
         .collect();
     let mut parts = shared_parts();
     parts.extend([("helpers", helpers.as_str()), ("constructors", &constructors)]);
-    expand(include_str!("lua/together.lua"), &parts)
+    expand_parts(include_str!("lua/together.lua"), &parts)
 }
 
 /// Returns the helper functions that these countings call.
-fn helpers(countings: &(impl Iterator<Item = Counting> + Clone)) -> String {
+fn helper_functions(countings: &(impl Iterator<Item = Counting> + Clone)) -> String {
     let shared = shared_parts();
     let is_used = |name: &&str| countings.clone().any(|counting| counting.properties().lua_helpers.contains(name));
-    HELPERS.into_iter().filter(is_used).map(|name| shared[name]).collect()
+    HELPER_PARTS.into_iter().filter(is_used).map(|name| shared[name]).collect()
 }
 
 fn shared_parts() -> LuaParts<'static> {
-    SHARED_FILES.iter().flat_map(|file| split(file)).collect()
+    SHARED_LUA_FILES.iter().flat_map(|file| split_parts(file)).collect()
 }
 
 /// Returns the parts of a counting's file and the shared parts that it does not replace.
-fn parts_of(counting: Counting) -> LuaParts<'static> {
+fn parts_of_counting(counting: Counting) -> LuaParts<'static> {
     let mut parts = shared_parts();
     // Optional: only a log reads more before it writes.
     parts.insert("plan", "");
-    parts.extend(split(lua_file(counting)));
+    parts.extend(split_parts(lua_file(counting)));
     parts
 }
 
 /// Splits a file into its named parts; the text before the first part is the header.
-fn split(file: &str) -> impl Iterator<Item = (&str, &str)> {
+fn split_parts(file: &str) -> impl Iterator<Item = (&str, &str)> {
     file.split("\n--: ").skip(1).filter_map(|part| part.split_once('\n'))
 }
 
 /// Replaces the references in a text by their parts, and removes comments.
-fn expand(text: &str, parts: &LuaParts<'_>) -> String {
+fn expand_parts(text: &str, parts: &LuaParts<'_>) -> String {
     let mut expanded = String::new();
     for line in text.lines().map(str::trim) {
         if let Some(name) = line.strip_prefix("--> ") {
-            expanded.push_str(&expand(parts[name], parts));
+            expanded.push_str(&expand_parts(parts[name], parts));
         } else if !line.is_empty() && !line.starts_with("--") {
             expanded.push_str(line);
             expanded.push('\n');
@@ -195,14 +195,14 @@ fn expand(text: &str, parts: &LuaParts<'_>) -> String {
 
 /// Encodes a call of at most [`MAX_CHARGES_PER_CALL`](crate::store::charge::MAX_CHARGES_PER_CALL) charges.
 /// The charges happen at `now`, or at the server's own time if `now` is `None`.
-pub fn arguments(charges: &[OwnedCharge], now: Option<Time>) -> Bytes {
-    let mut encoder = ArgEncoder(Vec::with_capacity(128));
-    encoder.push(now.map_or(-1, exact));
+pub fn encode_charges(charges: &[OwnedCharge], now: Option<Time>) -> Bytes {
+    let mut encoder = ArgumentEncoder(Vec::with_capacity(128));
+    encoder.push(now.map_or(-1, time_word));
     let Some(first) = charges.first() else { return encoder.0.into() };
     for (index, counter) in first.counters.iter().enumerate() {
         let limit = &counter.limit;
         encoder.push(i64::from(limit.counting().properties().wire_id));
-        encoder.push(signed(limit.period_us()));
+        encoder.push(signed_word(limit.period_us()));
         let call_charges =
             charges.iter().map(|charge| CallCharge { limit: &charge.counters[index].limit, hits: charge.request.hits });
         let [a, b] = State::script_arguments(limit.counting(), call_charges);
@@ -235,9 +235,9 @@ pub fn put_time(argument: &mut BytesMut, time: Option<Time>) {
 
 /// Encodes the view of the global Redis, an argument of calls on global limits that `lua/regions/region_window.lua`
 /// documents.
-pub fn view_argument(view: &GlobalView) -> [u8; 40] {
+pub fn encode_global_view(view: &GlobalView) -> [u8; 40] {
     let flags = i64::from(view.can_request) + 2 * i64::from(view.cut_off) + 4 * i64::from(view.parts_unusable);
-    let numbers = [exact(view.valid_from), exact(view.valid_until), view.offset_lo, view.offset_hi, flags];
+    let numbers = [time_word(view.valid_from), time_word(view.valid_until), view.offset_lo, view.offset_hi, flags];
     let mut argument = [0; 40];
     for (bytes, number) in argument.chunks_exact_mut(8).zip(numbers) {
         bytes.copy_from_slice(&number.to_le_bytes());
@@ -250,19 +250,19 @@ fn signed_hits(charge: &OwnedCharge) -> Option<i64> {
     match charge.request.hits {
         _ if charge.dry_run => None,
         Hits::Peek => None,
-        Hits::Charge(hits) => Some(signed(hits)),
-        Hits::Refund(hits) => Some(-signed(hits)),
+        Hits::Charge(hits) => Some(signed_word(hits)),
+        Hits::Refund(hits) => Some(-signed_word(hits)),
     }
 }
 
 /// Returns the word of a limit that scripts call `wait`: for a refund the time from which it is void, 0 if it never is;
 /// for a charge its longest delay in microseconds, or the cut-off allowance of a global limit (see `regions`).
 fn wait_word(charge: &OwnedCharge, limit: &Limit) -> i64 {
-    let void_from = || charge.void_from.map_or(0, exact);
-    let longest_delay_us = || signed(charge.bounded_request().longest_delay_us(limit));
+    let void_from = || charge.void_from.map_or(0, time_word);
+    let longest_delay_us = || signed_word(charge.bounded_request().longest_delay_us(limit));
     match charge.request.hits {
         Hits::Refund(_) => void_from(),
-        Hits::Charge(_) | Hits::Peek if limit.is_counted_in_region() => signed(limit.cut_off_allowance()),
+        Hits::Charge(_) | Hits::Peek if limit.is_counted_in_region() => signed_word(limit.cut_off_allowance()),
         Hits::Charge(_) | Hits::Peek => longest_delay_us(),
     }
 }
@@ -273,22 +273,22 @@ fn flags_word(counter: &OwnedCounter) -> i64 {
     let limit = &counter.limit;
     // In a region, rejected hits are demand that the next grant must cover.
     let counts_rejected = limit.count_rejected() || limit.is_counted_in_region();
-    let slack_us = if limit.counting() == Counting::RegionBucket { signed(limit.clock_slack_us()) } else { 0 };
+    let slack_us = if limit.counting() == Counting::RegionBucket { signed_word(limit.clock_slack_us()) } else { 0 };
     i64::from(counter.joint_limit().rejects_others) + 2 * i64::from(counts_rejected) + 4 * slack_us
 }
 
-fn exact(time: Time) -> i64 {
-    signed(time.as_micros().min(MAX_EXACT - 1))
+fn time_word(time: Time) -> i64 {
+    signed_word(time.as_micros().min(MAX_LUA_INTEGER - 1))
 }
 
-fn signed(number: u64) -> i64 {
+fn signed_word(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 /// Buffer of the argument.
-struct ArgEncoder(Vec<u8>);
+struct ArgumentEncoder(Vec<u8>);
 
-impl ArgEncoder {
+impl ArgumentEncoder {
     fn push(&mut self, number: i64) {
         self.0.extend_from_slice(&number.to_le_bytes());
     }
@@ -333,7 +333,7 @@ pub struct RegionEffects {
 
 /// Arguments of a call beside its charges, which decide what its script did.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct CallArguments<'c> {
+pub struct ReplyContext<'c> {
     /// The call concerns leases, so the reply ends with the lent hits.
     pub has_leases: bool,
     /// View of the global Redis; needed by countings of regions.
@@ -344,28 +344,28 @@ pub struct CallArguments<'c> {
 ///
 /// # Errors
 /// The script cannot have returned this reply.
-pub fn replay(
+pub fn replay_charges(
     charges: &[OwnedCharge],
     reply: &[u8],
-    arguments: CallArguments<'_>,
+    arguments: ReplyContext<'_>,
 ) -> Result<ScriptOutcome, MalformedReply> {
     let mut reader = ReplyReader::new(reply);
-    let now = reader.time()?;
+    let now = reader.read_time()?;
     let counters = charges.first().map_or(&[][..], |charge| &charge.counters);
     let mut states: SmallVec<[State; 1]> = SmallVec::with_capacity(counters.len());
     for counter in counters {
-        let last = reader.time()?;
+        let last = reader.read_time()?;
         let mut state = State::read(counter.limit.counting(), &mut reader, last)?;
         arguments.view.inspect(|view| state.set_view(view));
         states.push(state);
     }
-    let lent = if arguments.has_leases { reader.number()? } else { 0 };
+    let lent = if arguments.has_leases { reader.read_number()? } else { 0 };
     if !reader.is_empty() {
         return Err(MalformedReply);
     }
-    let regions = arguments.view.map(|_| RegionsBefore::of(counters, &states, now));
-    let results = charges.iter().map(|charge| replay_one(charge, &mut states, ReplyHead { now, lent })).collect();
-    let region = regions.map_or_else(RegionEffects::default, |before| before.effects(counters, &states, now));
+    let regions = arguments.view.map(|_| RegionsBefore::new(counters, &states, now));
+    let results = charges.iter().map(|charge| replay_charge(charge, &mut states, ReplayTerms { now, lent })).collect();
+    let region = regions.map_or_else(RegionEffects::default, |before| before.effects_of(counters, &states, now));
     Ok(ScriptOutcome { results, states, now, region })
 }
 
@@ -377,12 +377,12 @@ struct RegionsBefore {
 }
 
 impl RegionsBefore {
-    fn of(counters: &[OwnedCounter], states: &[State], now: Time) -> Self {
+    fn new(counters: &[OwnedCounter], states: &[State], now: Time) -> Self {
         Self { requests: states.iter().map(State::open_request).collect(), used: region_use(counters, states, now) }
     }
 
     /// Returns the effects of the charges that led to these states.
-    fn effects(self, counters: &[OwnedCounter], states: &[State], now: Time) -> RegionEffects {
+    fn effects_of(self, counters: &[OwnedCounter], states: &[State], now: Time) -> RegionEffects {
         let is_new = |index: &usize| self.requests[*index] != states[*index].open_request();
         let requesting_counters = (0..states.len()).filter(is_new).collect();
         RegionEffects { requesting_counters, used: region_use(counters, states, now).since(self.used) }
@@ -398,14 +398,14 @@ fn region_use(counters: &[OwnedCounter], states: &[State], now: Time) -> RegionU
 
 /// Time of a call, and the hits that are lent at it.
 #[derive(Clone, Copy)]
-struct ReplyHead {
+struct ReplayTerms {
     now: Time,
     lent: u64,
 }
 
-fn replay_one(charge: &OwnedCharge, states: &mut [State], head: ReplyHead) -> SmallVec<[ChargeResult; 1]> {
-    let ReplyHead { now, lent } = head;
-    let limits = charge.limits();
+fn replay_charge(charge: &OwnedCharge, states: &mut [State], terms: ReplayTerms) -> SmallVec<[ChargeResult; 1]> {
+    let ReplayTerms { now, lent } = terms;
+    let limits = charge.joint_limits();
     let request = ChargeRequest { lent, ..charge.bounded_request() };
     if charge.dry_run {
         charge_together(&limits, &mut states.to_vec(), now, request)

@@ -239,7 +239,7 @@ fn to_timed_verdict(event: &VerdictEvent) -> TimedVerdict {
 
 impl ReportedLimit {
     fn to_stated_limit(self) -> Option<StatedLimit> {
-        let unit = Unit::from_number(self.unit)?;
+        let unit = Unit::from_protobuf_number(self.unit)?;
         Some(StatedLimit { hits: self.requests_per_unit.into(), period_us: unit.seconds() * 1_000_000 })
     }
 }

@@ -7,7 +7,7 @@ use super::demand::{AskedLimit, ChargeSequence, LimitDemand};
 use super::results::{CurvePoint, LeftOutPeriod, SmallestLimit, UseResults};
 use super::smallest_limit::{SmallestByKey, admits_all, find_smallest_by_key};
 use crate::base::clock::Time;
-use crate::limit::algorithm::{Algorithm, Capacity, Delay};
+use crate::limit::algorithm::{Algorithm, CapacityKey, DelayPolicy};
 use crate::limit::period::{Period, Unit};
 use crate::limit::request::Hits;
 use crate::limit::{Limit, LimitSpec};
@@ -166,7 +166,7 @@ fn list_limit_families(asked: &AskedLimit, period: Period) -> Vec<LimitFamily> {
     };
     let with_factors = |algorithm: Algorithm| {
         let factors: Vec<u32> = match algorithm.properties().capacity {
-            Capacity::RequestsPerUnit => vec![1],
+            CapacityKey::RequestsPerUnit => vec![1],
             _ if algorithm != own => CAPACITY_FACTORS.to_vec(),
             // The bound of the rule's own bucket first.
             _ => {
@@ -181,9 +181,9 @@ fn list_limit_families(asked: &AskedLimit, period: Period) -> Vec<LimitFamily> {
 /// `max_wait` as it is written; `None` by default.
 pub fn written_max_wait_us(limit: &Limit) -> Option<u64> {
     let is_default = match limit.algorithm().properties().delay {
-        Delay::Never => true,
-        Delay::IfMaxWait => limit.max_wait_us() == 0,
-        Delay::UntilDeadline => limit.max_wait_us() == u64::MAX,
+        DelayPolicy::Never => true,
+        DelayPolicy::IfMaxWait => limit.max_wait_us() == 0,
+        DelayPolicy::UntilDeadline => limit.max_wait_us() == u64::MAX,
     };
     (!is_default).then(|| limit.max_wait_us())
 }
@@ -269,15 +269,15 @@ fn thin_out_points(points: Vec<CurvePoint>) -> Vec<CurvePoint> {
 impl From<&RecommendedLimit> for SmallestLimit {
     fn from(candidate: &RecommendedLimit) -> Self {
         let RecommendedLimit { family, limit, rejected_keys } = candidate;
-        let capacity = |kind: Capacity| {
+        let capacity = |kind: CapacityKey| {
             limit.filter(|limit| limit.algorithm().properties().capacity == kind).map(|limit| limit.capacity())
         };
         Self {
             algorithm: family.algorithm.name(),
             period: family.period.to_string(),
             requests_per_unit: limit.map(|limit| limit.requests_per_unit()),
-            bucket_size: capacity(Capacity::BucketSize),
-            queue_size: capacity(Capacity::QueueSize),
+            bucket_size: capacity(CapacityKey::BucketSize),
+            queue_size: capacity(CapacityKey::QueueSize),
             capacity_factor: family.has_capacity().then_some(family.capacity_factor),
             rejected_keys: *rejected_keys,
             rejected_keys_share: 0.0,
@@ -321,8 +321,8 @@ impl LimitFamily {
         let capacity = capacity.unwrap_or(largest).max(1);
         let FixedLimitFields { max_wait_us, calendar_months, log_max } = self.fixed_keys;
         let spec = LimitSpec {
-            bucket_size: (properties.capacity == Capacity::BucketSize).then_some(capacity),
-            queue_size: (properties.capacity == Capacity::QueueSize).then_some(capacity),
+            bucket_size: (properties.capacity == CapacityKey::BucketSize).then_some(capacity),
+            queue_size: (properties.capacity == CapacityKey::QueueSize).then_some(capacity),
             max_wait_us,
             calendar_months,
             log_max,

@@ -1,7 +1,7 @@
 //! A rule file with one limit, to paste.
 
 use crate::base::printable_text::escape_unprintable_json;
-use crate::limit::algorithm::{Algorithm, Delay};
+use crate::limit::algorithm::{Algorithm, DelayPolicy};
 use crate::limit::{GlobalScope, Limit};
 use crate::rules::rule::tree::{RuleEntries, RuleEntry};
 use crate::rules::rule::value_pattern::ValuePattern;
@@ -59,7 +59,7 @@ fn list_limit_fields(PastedLimit { limit, name, max_wait_us }: PastedLimit<'_>) 
     if let Some(key) = properties.capacity.key() {
         keys.push((key, limit.capacity().to_string()));
     }
-    if let Some(max_wait_us) = max_wait_us.filter(|_| properties.delay != Delay::Never) {
+    if let Some(max_wait_us) = max_wait_us.filter(|_| properties.delay != DelayPolicy::Never) {
         let text = match max_wait_us {
             whole if whole.is_multiple_of(1_000_000) => format!("{}s", whole / 1_000_000),
             whole if whole.is_multiple_of(1000) => format!("{}ms", whole / 1000),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use smallvec::smallvec;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::{Algorithm, HitExpiry};
-use tollkeeper::limit::charge::{Charge, ChargeRequest, Counter, Path};
+use tollkeeper::limit::charge::{Charge, ChargeRequest, Counter, CounterPath};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{Limit, LimitSpec};
@@ -76,7 +76,7 @@ impl Charging {
     fn charges(&mut self, key: usize) -> bool {
         self.now = self.now.plus_us(self.step_us);
         let entries = [Entry { key: b"user", value: &key.to_be_bytes() }];
-        let path = Path { domain: DOMAIN, entries: black_box(&entries), shared: &[], candidate: None };
+        let path = CounterPath { domain: DOMAIN, entries: black_box(&entries), shared: &[], candidate: None };
         let counter = Counter { limit: &self.limit, shadow: false, quota: false, tag: self.tag, epoch: 0 };
         let charge = Charge::new(path, smallvec![counter], ChargeRequest::new(Hits::Charge(1), u64::MAX));
         black_box(self.memory.charge(black_box(&charge), self.now)).is_ok_and(|levels| levels[0].admitted)

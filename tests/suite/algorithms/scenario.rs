@@ -273,7 +273,7 @@ impl Jump {
             Self::Share(thousandths) => (limit.period_us() / 1000 * thousandths, 0),
             Self::HitTimes(times, off) => (hit_us(limit) * times, off),
             Self::Period(off) => (limit.period_us(), off),
-            Self::Boundary(off) => (fixed_window::window(limit, now).1.since_us(now), off),
+            Self::Boundary(off) => (fixed_window::window_bounds(limit, now).1.since_us(now), off),
             Self::Retry(off) => (last.retry_after_us.unwrap_or(0), off),
             Self::Reset(off) => (last.reset_us, off),
             Self::Back(thousandths) => {

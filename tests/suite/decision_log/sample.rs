@@ -20,7 +20,7 @@ const RULES: &str = "descriptors:
 
 fn contains(share: f64, domain: &str, entries: &[(Vec<u8>, Vec<u8>)]) -> bool {
     let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
-    KeySample { share }.contains(&charge::Path { domain, entries: &entries, shared: &[], candidate: None })
+    KeySample { share }.contains(&charge::CounterPath { domain, entries: &entries, shared: &[], candidate: None })
 }
 
 proptest! {

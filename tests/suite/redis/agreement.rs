@@ -29,7 +29,9 @@ use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::charge::{MAX_CHARGES_PER_CALL, OwnedCharge, OwnedCounter};
 use tollkeeper::store::client::redis::error::{RedisError, ReplyError};
 use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, RecordedLease};
-use tollkeeper::store::redis::script::{CallArguments, ScriptOutcome, arguments, replay, script_for, view_argument};
+use tollkeeper::store::redis::script::{
+    ReplyContext, ScriptOutcome, encode_charges, encode_global_view, replay_charges, script_for,
+};
 
 use crate::algorithms::scenario::{self, Amount, Backwards, Jump, MaxDelay};
 use crate::kit::redis::{Server, options};
@@ -367,13 +369,13 @@ impl Redis {
         if merged.is_some() {
             command.arg(keys.len());
         }
-        command.arg(&arguments(charges, None)[..]);
+        command.arg(&encode_charges(charges, None)[..]);
         match (merged, clock) {
             (Some(_), clock) => {
-                command.arg(&clock.map(view_argument).map_or(Vec::new(), |argument| argument.to_vec())[..]);
+                command.arg(&clock.map(encode_global_view).map_or(Vec::new(), |argument| argument.to_vec())[..]);
             }
             (None, Some(clock)) => {
-                command.arg("").arg(&view_argument(clock)[..]);
+                command.arg("").arg(&encode_global_view(clock)[..]);
             }
             (None, None) => {}
         }
@@ -381,7 +383,7 @@ impl Redis {
             Value::Array(parts) => from_redis_value::<Vec<Vec<u8>>>(Value::Array(parts))?.concat(),
             reply => from_redis_value(reply)?,
         };
-        Ok(replay(charges, &reply, CallArguments { has_leases: false, view: clock })
+        Ok(replay_charges(charges, &reply, ReplyContext { has_leases: false, view: clock })
             .expect("a script's reply can be read"))
     }
 
@@ -397,12 +399,12 @@ impl Redis {
             return self.call_at_server_time(keys, charges, now, clock);
         }
         let script = script_for(charges[0].counters.iter().map(|counter| counter.limit.counting()));
-        let arguments = arguments(charges, now);
+        let arguments = encode_charges(charges, now);
         let mut call = |name: &str, which: &str| -> RedisResult<Vec<u8>> {
             let mut command = cmd(name);
             command.arg(which).arg(keys.len()).arg(keys).arg(&arguments[..]);
             if let Some(clock) = clock {
-                command.arg("").arg(&view_argument(clock)[..]);
+                command.arg("").arg(&encode_global_view(clock)[..]);
             }
             command.query(&mut self.connection)
         };
@@ -410,7 +412,7 @@ impl Redis {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => call("EVAL", &script.text),
             reply => reply,
         };
-        Ok(replay(charges, &reply?, CallArguments { has_leases: false, view: clock })
+        Ok(replay_charges(charges, &reply?, ReplyContext { has_leases: false, view: clock })
             .expect("a script's reply can be read"))
     }
 
@@ -429,13 +431,13 @@ impl Redis {
         self.query::<()>(&[b"SET", record.as_bytes(), &state]);
         let script = script_for(charges[0].counters.iter().map(|counter| counter.limit.counting()));
         let purpose = LeasePurpose::Charge { requested: 0, kept_us: 0 };
-        let leases = LeaseCall { purpose, own: SmallVec::new() }.argument();
+        let leases = LeaseCall { purpose, own: SmallVec::new() }.encode();
         let mut command = cmd("EVAL");
         command.arg(&script.text).arg(keys.len() + 1).arg(keys).arg(record);
-        command.arg(&arguments(charges, Some(now))[..]).arg(&leases[..]).arg(&view_argument(clock)[..]);
+        command.arg(&encode_charges(charges, Some(now))[..]).arg(&leases[..]).arg(&encode_global_view(clock)[..]);
         let reply: Vec<u8> = command.query(&mut self.connection).expect("a script that fails has a mistake");
-        let arguments = CallArguments { has_leases: true, view: Some(clock) };
-        replay(charges, &reply, arguments).expect("a script's reply can be read")
+        let arguments = ReplyContext { has_leases: true, view: Some(clock) };
+        replay_charges(charges, &reply, arguments).expect("a script's reply can be read")
     }
 
     /// Remaining lifetime of each key at `now` in milliseconds; `None` if the test itself wrote the key. The call that
@@ -719,7 +721,7 @@ fn call_of_512_charges_admits_exactly_the_limit_of_500() {
     let admitted = |outcome: &ScriptOutcome| outcome.results.iter().filter(|results| results[0].admitted).count();
     for (place, counter) in counters.iter().enumerate() {
         let charges = vec![hit(&[*counter]); MAX_CHARGES_PER_CALL];
-        assert!(arguments(&charges, None).len() < 128, "equal charges travel as one");
+        assert!(encode_charges(&charges, None).len() < 128, "equal charges travel as one");
         let outcome = redis.call(&keys[place..=place], &charges, Some(now)).unwrap();
         assert_eq!(admitted(&outcome), 500, "{}", counter.limit.algorithm());
         assert_eq!(redis.state(&keys[place], counter.limit.algorithm()).as_ref(), outcome.states.first());
@@ -736,7 +738,7 @@ fn malformed_script_reply_is_rejected() {
         let now = 1_767_225_600_000_000_u64.to_le_bytes();
         for reply in [&[][..], b"OK", &now, &[0xff; 24], &[0xff; 32], &[0xff; 40], &[0xff; 48]] {
             assert!(
-                replay(&charges, reply, CallArguments::default()).is_err(),
+                replay_charges(&charges, reply, ReplyContext::default()).is_err(),
                 "{reply:?} for {}",
                 counter.limit.algorithm()
             );
@@ -744,9 +746,9 @@ fn malformed_script_reply_is_rejected() {
         // A log with a wrong number of records, and one whose records are out of order.
         let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
         if counter.limit.algorithm() == Algorithm::SlidingWindowLog {
-            assert!(replay(&charges, &words(&[9, 9, 0, 1 << 50, 9, 1]), CallArguments::default()).is_err());
-            assert!(replay(&charges, &words(&[9, 9, 0, 2, 8, 1, 7, 2]), CallArguments::default()).is_err());
-            assert!(replay(&charges, &words(&[9, 9, 0, 2, 7, 1, 8, 2]), CallArguments::default()).is_ok());
+            assert!(replay_charges(&charges, &words(&[9, 9, 0, 1 << 50, 9, 1]), ReplyContext::default()).is_err());
+            assert!(replay_charges(&charges, &words(&[9, 9, 0, 2, 8, 1, 7, 2]), ReplyContext::default()).is_err());
+            assert!(replay_charges(&charges, &words(&[9, 9, 0, 2, 7, 1, 8, 2]), ReplyContext::default()).is_ok());
         }
     }
 }

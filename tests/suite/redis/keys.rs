@@ -9,13 +9,13 @@ use proptest::prelude::*;
 use smallvec::SmallVec;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::charge::{Counter, Path};
+use tollkeeper::limit::charge::{Counter, CounterPath};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Entry;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::rules::rule::set::counter_tag;
 use tollkeeper::store::client::redis::hash_slot::hash_slot;
-use tollkeeper::store::redis::key::{MAX_PATH_BYTES, keys, leases_key};
+use tollkeeper::store::redis::key::{MAX_PATH_BYTES, counter_keys, leases_key};
 
 use crate::kit::replica::Replica;
 use crate::kit::test_service::TestRequest;
@@ -73,8 +73,8 @@ fn keys_of(prefix: &str, domain: &str, entries: &[(Vec<u8>, Value)], limits: &[(
             epoch: *epoch,
         })
         .collect();
-    let path = Path { domain, entries: &sent, shared: &shared, candidate: None };
-    keys(prefix, &path, &counters).into_iter().map(|key| key.to_vec()).collect()
+    let path = CounterPath { domain, entries: &sent, shared: &shared, candidate: None };
+    counter_keys(prefix, &path, &counters).into_iter().map(|key| key.to_vec()).collect()
 }
 
 fn own(entries: &[(&str, &str)]) -> Entries {

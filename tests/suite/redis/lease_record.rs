@@ -15,15 +15,15 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
-use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease, RecordedLease, reset_charge};
-use tollkeeper::store::redis::script::{CallArguments, arguments, replay, script_for};
+use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease, RecordedLease, full_refund};
+use tollkeeper::store::redis::script::{ReplyContext, encode_charges, replay_charges, script_for};
 
 use super::agreement::Redis;
 use super::eventual_model::redis::StoredCounters;
 use crate::algorithms::scenario;
 use crate::kit::redis::options;
 
-const WITH_LEASES: CallArguments<'_> = CallArguments { has_leases: true, view: None };
+const WITH_LEASES: ReplyContext<'_> = ReplyContext { has_leases: true, view: None };
 
 /// One call, `after_us` after the one before it.
 #[derive(Clone, Debug)]
@@ -104,7 +104,7 @@ impl Kind {
             }
             Self::Reset(leases) => {
                 let own = own(leases.into_iter().map(|index| (index, u64::MAX)).collect());
-                (vec![reset_charge(counters.clone())], LeaseCall { purpose: LeasePurpose::Reset, own })
+                (vec![full_refund(counters.clone())], LeaseCall { purpose: LeasePurpose::Reset, own })
             }
         }
     }
@@ -115,7 +115,7 @@ fn eval(redis: &mut Redis, keys: &[String], commands: &[OwnedCharge], leases: &L
     let script = script_for(commands[0].counters.iter().map(|counter| counter.limit.algorithm()));
     let mut command = cmd("EVAL");
     command.arg(&script.text).arg(keys.len()).arg(keys);
-    command.arg(&arguments(commands, Some(now))[..]).arg(&leases.argument()[..]);
+    command.arg(&encode_charges(commands, Some(now))[..]).arg(&leases.encode()[..]);
     let reply = command.query(&mut redis.connection).expect("a script that fails has a mistake");
     redis.lives(keys);
     reply
@@ -136,7 +136,7 @@ fn run(redis: &mut Redis, counters: Vec<OwnedCounter>, calls: &[Call]) -> TestCa
         if leases.purpose == LeasePurpose::Reset {
             prop_assert!(matches!(reply, Value::Int(_)), "{:?}", reply);
         } else {
-            let outcome = replay(&commands, &from_redis_value::<Vec<u8>>(reply).unwrap(), WITH_LEASES).unwrap();
+            let outcome = replay_charges(&commands, &from_redis_value::<Vec<u8>>(reply).unwrap(), WITH_LEASES).unwrap();
             prop_assert_eq!(&outcome.results, &results, "{:?}, {} lent", kind, lent);
         }
         if let LeasePurpose::Charge { requested: 1.., .. } = leases.purpose {
@@ -182,7 +182,7 @@ fn record_of_more_than_256_leases_keeps_all_hits() {
         send(Kind::Lease(0, 2, 1_000_000));
     }
     let (reply, commands) = send(Kind::Refund(10_000, Vec::new()));
-    let outcome = replay(&commands, &from_redis_value::<Vec<u8>>(reply).unwrap(), WITH_LEASES).unwrap();
+    let outcome = replay_charges(&commands, &from_redis_value::<Vec<u8>>(reply).unwrap(), WITH_LEASES).unwrap();
     assert_eq!((outcome.results[0][0].before, outcome.results[0][0].after), (600, 600));
     let record: Vec<u8> = cmd("GET").arg(&keys[1]).query(&mut redis.connection).unwrap();
     assert_eq!(record.len(), 256 * 16);

@@ -14,7 +14,7 @@ use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::charge::ChargeMode;
 use tollkeeper::store::client::redis::error::RedisError;
-use tollkeeper::store::client::redis::resp::{Reply, bytes, decode_reply};
+use tollkeeper::store::client::redis::resp::{Reply, decode_reply, reply_bytes};
 
 use crate::kit::port::Port;
 use crate::kit::redis::cluster::Cluster;
@@ -178,7 +178,7 @@ fn forward(mut client: TcpStream, mut servers: [TcpStream; 2]) -> Option<()> {
     loop {
         let command = read_reply(&mut client, &mut input)?;
         let Reply::Array(words) = &command else { return None };
-        let words: Vec<&[u8]> = words.iter().filter_map(bytes).collect();
+        let words: Vec<&[u8]> = words.iter().filter_map(reply_bytes).collect();
         let key = match words[0] {
             b"EVAL" | b"EVALSHA" => words.get(3),
             _ => words.get(1),

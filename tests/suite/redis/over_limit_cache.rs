@@ -79,20 +79,25 @@ impl Counters {
 
     /// Result of the store for a charge, at a time in microseconds.
     fn charge(&mut self, after_us: u64, request: ChargeRequest) -> ChargeResults {
-        charge_together(&self.command(request).limits(), &mut self.states, NOW.plus_us(after_us), request)
+        charge_together(&self.command(request).joint_limits(), &mut self.states, NOW.plus_us(after_us), request)
     }
 
     /// Decides a charge in the store, at once, and updates the cache.
     fn decide(&mut self, after_us: u64, request: ChargeRequest) -> ChargeResults {
         let results = self.charge(after_us, request);
         let at = self.at(after_us);
-        self.over.update(ID, &[self.command(request)], from_ref(&results), CallTimes { sent: at, answered: at });
+        self.over.record_results(
+            ID,
+            &[self.command(request)],
+            from_ref(&results),
+            CallTimes { sent: at, answered: at },
+        );
         results
     }
 
     /// Result of the cache for the same charge.
     fn known(&self, after_us: u64, request: ChargeRequest) -> Option<ChargeResults> {
-        self.over.find(ID, &[self.command(request)], self.at(after_us))
+        self.over.find_rejection(ID, &[self.command(request)], self.at(after_us))
     }
 
     fn at(&self, after_us: u64) -> Instant {
@@ -115,7 +120,7 @@ fn rejects_charges_of_at_least_the_rejected_hits() {
     }
     let never = counters.known(1, take(11)).map(|results| results[0].retry_after_us);
     assert_eq!(never, Some(None), "more than the limit waits for ever, and not only for now");
-    assert_eq!(counters.over.rejected(), 4);
+    assert_eq!(counters.over.rejected_charges(), 4);
     assert!(!counters.decide(2, take(6))[0].admitted);
     assert!(counters.known(3, take(6)).is_some(), "what was refused last holds");
 }
@@ -151,13 +156,17 @@ fn peeks_refunds_and_shadow_limits_are_never_rejected() {
         assert_eq!(counters.known(1, ChargeRequest::new(hits, 0)), None, "{hits:?}");
     }
     let dry_run = OwnedCharge { dry_run: true, ..counters.command(take(1)) };
-    assert_eq!(counters.over.find(ID, from_ref(&dry_run), counters.at(1)), None);
+    assert_eq!(counters.over.find_rejection(ID, from_ref(&dry_run), counters.at(1)), None);
     // If one charge of a request must be sent, all are.
     let request = [counters.command(take(1)), counters.command(ChargeRequest::new(Hits::Refund(1), 0))];
-    assert_eq!(counters.over.find(ID, &request, counters.at(1)), None);
+    assert_eq!(counters.over.find_rejection(ID, &request, counters.at(1)), None);
     let request = [counters.command(take(1)), counters.command(take(2))];
-    assert_eq!(counters.over.find(ID, &request, counters.at(1)), None, "the second never passes, the first may");
-    assert!(counters.over.find(ID, &request[..1], counters.at(1)).is_some());
+    assert_eq!(
+        counters.over.find_rejection(ID, &request, counters.at(1)),
+        None,
+        "the second never passes, the first may"
+    );
+    assert!(counters.over.find_rejection(ID, &request[..1], counters.at(1)).is_some());
 }
 
 #[test]
@@ -167,7 +176,12 @@ fn rejected_peek_or_shadow_charge_is_not_cached() {
     assert!(!counters.decide(0, ChargeRequest::new(Hits::Peek, 0))[0].admitted);
     let dry_run = OwnedCharge { dry_run: true, ..counters.command(take(1)) };
     let results = counters.charge(0, take(1));
-    counters.over.update(ID, &[dry_run], &[results], CallTimes { sent: counters.at(0), answered: counters.at(0) });
+    counters.over.record_results(
+        ID,
+        &[dry_run],
+        &[results],
+        CallTimes { sent: counters.at(0), answered: counters.at(0) },
+    );
     assert_eq!((counters.known(0, take(1)), counters.over.entries()), (None, 0));
 }
 
@@ -189,9 +203,13 @@ fn entry_does_not_apply_to_another_limit() {
     ];
     for limits in others {
         let other = Counters::new(limits, OverLimitCache::new(MIB, false, origin), origin);
-        assert_eq!(counters.over.find(ID, &[other.command(take(1))], counters.at(1)), None, "{limits:?}");
+        assert_eq!(counters.over.find_rejection(ID, &[other.command(take(1))], counters.at(1)), None, "{limits:?}");
     }
-    assert_eq!(counters.over.find(ID + 1, &[counters.command(take(1))], counters.at(1)), None, "other counters");
+    assert_eq!(
+        counters.over.find_rejection(ID + 1, &[counters.command(take(1))], counters.at(1)),
+        None,
+        "other counters"
+    );
 }
 
 #[test]
@@ -203,7 +221,7 @@ fn entry_expires_at_retry_after_and_within_a_second() {
         let rejected = counters.charge(0, take(1));
         // From the time of sending, not of the reply.
         let (sent, answered) = (counters.at(5_000), counters.at(12_000));
-        counters.over.update(ID, &[counters.command(take(1))], &[rejected], CallTimes { sent, answered });
+        counters.over.record_results(ID, &[counters.command(take(1))], &[rejected], CallTimes { sent, answered });
         assert!(counters.known(5_000 + valid_us - 1, take(1)).is_some(), "{limit:?}");
         assert_eq!(counters.known(5_000 + valid_us, take(1)), None, "{limit:?}");
         assert_eq!(counters.over.entries(), 0, "what has ended goes when it is met");
@@ -216,7 +234,7 @@ fn late_rejection_is_not_cached() {
     counters.decide(0, take(10));
     let rejected = counters.charge(0, take(1));
     let times = CallTimes { sent: counters.at(0), answered: counters.at(100_000) };
-    counters.over.update(ID, &[counters.command(take(1))], &[rejected], times);
+    counters.over.record_results(ID, &[counters.command(take(1))], &[rejected], times);
     assert_eq!(counters.over.entries(), 0);
 }
 
@@ -227,7 +245,7 @@ fn cached_times_count_down() {
     let rejected = counters.charge(0, take(1));
     // The results are those at the time of the reply.
     let times = CallTimes { sent: counters.at(0), answered: counters.at(10) };
-    counters.over.update(ID, &[counters.command(take(1))], from_ref(&rejected), times);
+    counters.over.record_results(ID, &[counters.command(take(1))], from_ref(&rejected), times);
     for passed_us in [0, 1, 700_000] {
         let known = counters.known(10 + passed_us, take(1)).unwrap();
         let mut expected = rejected.clone();
@@ -260,7 +278,7 @@ fn refund_or_admission_ends_an_entry() {
     let tried = full();
     let dry_run = OwnedCharge { dry_run: true, ..tried.command(take(1)) };
     let passes = Counters::of(yearly(10)).charge(0, take(1));
-    tried.over.update(
+    tried.over.record_results(
         ID,
         from_ref(&dry_run),
         from_ref(&passes),
@@ -275,7 +293,12 @@ fn refund_or_admission_ends_an_entry() {
         let charge = |refund_first: i32| if refund_first < 0 { Hits::Refund(1) } else { Hits::Charge(1) };
         let commands = charges.map(|hits| counters.command(ChargeRequest::new(charge(hits), 0)));
         let results = charges.map(|hits| if hits < 0 { refund.clone() } else { rejection.clone() });
-        counters.over.update(ID, &commands, &results, CallTimes { sent: counters.at(0), answered: counters.at(0) });
+        counters.over.record_results(
+            ID,
+            &commands,
+            &results,
+            CallTimes { sent: counters.at(0), answered: counters.at(0) },
+        );
         assert_eq!(counters.known(0, take(1)).is_some(), is_known, "{charges:?}");
     }
 }
@@ -376,7 +399,7 @@ fn memory_is_bounded_and_expired_entries_make_room() {
     let id = |key: u128| key.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
     let learn = |keys: std::ops::Range<u128>, at: Instant| {
         keys.for_each(|key| {
-            over.update(id(key), from_ref(&command), from_ref(&rejected), CallTimes { sent: at, answered: at });
+            over.record_results(id(key), from_ref(&command), from_ref(&rejected), CallTimes { sent: at, answered: at });
         });
     };
     learn(0..100_000, origin);
@@ -384,12 +407,12 @@ fn memory_is_bounded_and_expired_entries_make_room() {
     println!("{} bytes each", MIB / kept);
     // An entry with one limit takes 200 to 500 bytes.
     assert!((MIB / 500..MIB / 200).contains(&kept), "{kept}");
-    let first = over.find(id(0), from_ref(&command), origin);
+    let first = over.find_rejection(id(0), from_ref(&command), origin);
     assert!(first.is_some(), "what is there stays");
     let ended = origin + Duration::from_secs(1);
     learn(100_000..200_000, ended);
     assert!(over.entries().abs_diff(kept) < kept / 10, "{} {kept}", over.entries());
-    assert!(over.find(id(100_000), from_ref(&command), ended).is_some());
+    assert!(over.find_rejection(id(100_000), from_ref(&command), ended).is_some());
 
     over.sweep(ended, 0, 2);
     assert!(over.entries() > 0);

@@ -23,7 +23,7 @@ use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Overshoot, RegionLossPoli
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::lease_call::RecordedLease;
 use tollkeeper::store::redis::regions::grant_calls::encode_prepaid_hits;
-use tollkeeper::store::redis::script::{CallArguments, region_bucket_grant_script, replay};
+use tollkeeper::store::redis::script::{ReplyContext, region_bucket_grant_script, replay_charges};
 
 use super::agreement::{Redis, ScriptForm, expected};
 use crate::algorithms::scenario;
@@ -375,8 +375,8 @@ fn stored(redis: &mut Redis, name: &str, counter: OwnedCounter, clock: &GlobalVi
     };
     let peek = OwnedCharge::new(SmallVec::from_iter([counter]), ChargeRequest::new(Hits::Peek, 0));
     let reply = [&0_u64.to_le_bytes()[..], &value].concat();
-    let arguments = CallArguments { has_leases: false, view: Some(clock) };
-    replay(&[peek], &reply, arguments).expect("the value is a state").states.remove(0)
+    let arguments = ReplyContext { has_leases: false, view: Some(clock) };
+    replay_charges(&[peek], &reply, arguments).expect("the value is a state").states.remove(0)
 }
 
 impl Redis {

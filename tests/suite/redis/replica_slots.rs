@@ -52,11 +52,11 @@ impl Table {
     }
 
     fn try_claim(&mut self, owner: u8, slots: u32, action: ClaimAction, now: Option<Time>) -> RedisResult<ClaimReply> {
-        let argument = claim::encode(OwnerId([owner + 1; 16]), slots, action, now);
+        let argument = claim::encode_claim(OwnerId([owner + 1; 16]), slots, action, now);
         let mut command = cmd("EVAL");
         command.arg(&script::replicas_script().text).arg(1).arg(&self.key).arg(&argument[..]);
         let reply: Vec<u8> = command.query(&mut self.connection)?;
-        Ok(claim::decode(&reply).expect("the reply can be read"))
+        Ok(claim::decode_claim_reply(&reply).expect("the reply can be read"))
     }
 
     fn claim(&mut self, owner: u8, slots: u32, action: ClaimAction) -> ClaimReply {
@@ -241,10 +241,10 @@ fn waiting_processes_are_counted_up_to_a_thousand() {
     let claim_live = |table: &mut Table, number: u16| {
         let mut owner = [0xff; 16];
         owner[..2].copy_from_slice(&number.to_le_bytes());
-        let argument = claim::encode(OwnerId(owner), 1, ClaimAction::Claim, Some(START));
+        let argument = claim::encode_claim(OwnerId(owner), 1, ClaimAction::Claim, Some(START));
         let mut command = cmd("EVAL");
         command.arg(&script::replicas_script().text).arg(1).arg(&table.key).arg(&argument[..]);
-        claim::decode(&command.query::<Vec<u8>>(&mut table.connection).unwrap()).unwrap().live
+        claim::decode_claim_reply(&command.query::<Vec<u8>>(&mut table.connection).unwrap()).unwrap().live
     };
     let counted: Vec<u32> = (0..1003).map(|number| claim_live(&mut table, number)).collect();
     let expected: Vec<u32> = (0..1003).map(|number| 1 + (number + 1).min(1000)).collect();
@@ -289,7 +289,7 @@ fn wait_until_live(redis: &Redis, live: u32) {
     wait_for("the others to be counted", || {
         let _within = store_runtime().enter();
         redis.claim_slot();
-        (redis.replicas().live() == NonZeroU32::new(live)).then_some(())
+        (redis.replicas().live_replicas() == NonZeroU32::new(live)).then_some(())
     });
 }
 
@@ -303,7 +303,7 @@ fn store_claims_a_slot_on_single_and_cluster() {
         vec![("REDIS_TYPE", "cluster"), ("REDIS_URL", nodes.as_str())],
     ] {
         let [one, other] = [(); 2].map(|()| redis_counters::start_store(&env, TimeSource::Redis));
-        assert_eq!((one.replicas().live(), one.replicas().slots().get()), (None, 16));
+        assert_eq!((one.replicas().live_replicas(), one.replicas().slots().get()), (None, 16));
         wait_until_live(&one, 1);
         wait_until_live(&other, 2);
         wait_until_live(&one, 2);
@@ -325,7 +325,7 @@ fn ratelimit_key_format_claims_no_slot() {
     store.claim_slot();
     redis_counters::wait_until_connected(&store);
     assert_eq!(server.query::<u64>(&["EXISTS", "tk1:{replicas}"]), 0);
-    assert_eq!(store.replicas().live(), None);
+    assert_eq!(store.replicas().live_replicas(), None);
 }
 
 /// Number of ten requests that pass at a replica without its Redis, under a limit of ten.

@@ -10,7 +10,7 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::region::GlobalView;
 use tollkeeper::limit::algorithm::state::State;
-use tollkeeper::limit::charge::{Charge, ChargeRequest, Counter, Path};
+use tollkeeper::limit::charge::{Charge, ChargeRequest, Counter, CounterPath};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{GlobalScope, Limit, LimitError, LimitSpec, Overshoot, RegionLossPolicy, Scope};
@@ -18,7 +18,7 @@ use tollkeeper::rules::rule::set::counter_tag;
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::fallback::Fallback;
 use tollkeeper::store::over_limit_cache::{CallTimes, OverLimitCache};
-use tollkeeper::store::redis::key::keys;
+use tollkeeper::store::redis::key::counter_keys;
 
 const NOW: Time = Time::from_secs(1_783_468_800);
 
@@ -34,7 +34,7 @@ fn spec(algorithm: Algorithm, requests: u32, scope: GlobalScope) -> LimitSpec {
 fn with_charge<T>(limit: &Limit, hits: u64, then: impl FnOnce(&Charge<'_>) -> T) -> T {
     let entries = [Entry { key: b"user", value: b"ann" }];
     let counter = Counter { limit, shadow: false, quota: false, tag: counter_tag(limit, 0), epoch: 0 };
-    let path = Path { domain: "shop", entries: &entries, shared: &[], candidate: None };
+    let path = CounterPath { domain: "shop", entries: &entries, shared: &[], candidate: None };
     then(&Charge::new(path, SmallVec::from_iter([counter]), ChargeRequest::new(Hits::Charge(hits), 0)))
 }
 
@@ -109,7 +109,8 @@ fn global_limit_refuses_what_regions_cannot_decide_alone() {
 
 #[test]
 fn counter_of_a_region_has_a_key_of_its_own() {
-    let key_of = |limit: &Limit| with_charge(limit, 1, |charge| keys("", &charge.path, &charge.counters).remove(0));
+    let key_of =
+        |limit: &Limit| with_charge(limit, 1, |charge| counter_keys("", &charge.path, &charge.counters).remove(0));
     for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindowCounter, Algorithm::TokenBucket] {
         let limit = Limit::new(&spec(algorithm, 1000, global(3))).unwrap();
         assert_eq!(key_of(&limit), format!("tk1:{{shop|user=ann}}:{algorithm}:60s"));
@@ -154,7 +155,7 @@ fn fallback_keeps_its_hits_whatever_a_region_reports() {
     state.charge(&counted, NOW, ChargeRequest::new(Hits::Charge(1), 0));
     with_charge(&limit, 30, |charge| {
         assert!(fallback.charge(charge, NOW)[0].admitted);
-        fallback.remember(charge.key, &[(counted, counter_tag(&limit, 0))], from_ref(&state), NOW);
+        fallback.store_reported_states(charge.path_hash, &[(counted, counter_tag(&limit, 0))], from_ref(&state), NOW);
         assert!(!fallback.charge(charge, NOW)[0].admitted);
     });
 }
@@ -174,7 +175,12 @@ fn over_limit_cache_keeps_no_rejection_of_a_global_limit() {
         let results = [(); 2].map(|()| state.charge(&limit, NOW, request));
         assert!(!results[1].admitted && results[1].retry_after_us.is_some(), "{results:?}");
         let at = Instant::now();
-        cache.update(1, from_ref(&command), &[SmallVec::from_iter([results[1]])], CallTimes { sent: at, answered: at });
-        assert_eq!(cache.find(1, from_ref(&command), at).is_some(), is_kept, "{limit:?}");
+        cache.record_results(
+            1,
+            from_ref(&command),
+            &[SmallVec::from_iter([results[1]])],
+            CallTimes { sent: at, answered: at },
+        );
+        assert_eq!(cache.find_rejection(1, from_ref(&command), at).is_some(), is_kept, "{limit:?}");
     }
 }

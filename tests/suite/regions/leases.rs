@@ -102,7 +102,7 @@ impl Region {
         let limit = Limit::new(&spec).unwrap().in_region();
         let counters: SmallVec<[OwnedCounter; 1]> =
             smallvec![OwnedCounter { limit, shadow: false, quota: false, tag: 0 }];
-        let budget = LocalBudget::of(&counters, NonZeroU32::MIN).unwrap();
+        let budget = LocalBudget::for_counters(&counters, NonZeroU32::MIN).unwrap();
         assert_eq!(budget.share, 0);
         Self {
             start: Instant::now(),

@@ -99,7 +99,7 @@ fn windows_share_a_key(recording: &Recording, now_s: u64) -> bool {
         .filter_map(|line| Unit::from_name(line.split("unit=").nth(1)?.split_whitespace().next()?));
     let requests = recording.steps.iter().filter_map(|step| request_from_json(&step.request).ok());
     let sent = requests.flat_map(|request| request.descriptors).filter_map(|descriptor| descriptor.limit);
-    let sent = sent.filter_map(|limit| Unit::from_number(limit.unit));
+    let sent = sent.filter_map(|limit| Unit::from_protobuf_number(limit.unit));
     let lengths_s: BTreeSet<u64> = of_rules.chain(sent).map(|unit| unit.seconds()).collect();
     let starts_s: BTreeSet<u64> = lengths_s.iter().map(|length_s| now_s - now_s % length_s).collect();
     starts_s.len() < lengths_s.len()

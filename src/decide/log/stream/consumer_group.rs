@@ -12,7 +12,7 @@ use super::{EntryId, StreamEntry, UnusableRecord, format_json_line, parse_entrie
 use crate::settings::decision_log::StreamSettings;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::key_connection::{KeyCommandError, KeyConnection};
-use crate::store::client::redis::resp::{Reply, integer, text};
+use crate::store::client::redis::resp::{Reply, reply_integer, reply_text};
 
 /// Maximum number of entries of a command.
 pub(crate) const MAX_ENTRIES: usize = 100;
@@ -233,10 +233,10 @@ fn parse_pending_entry(row: &Reply) -> Option<PendingEntry> {
     let Reply::Array(parts) = row else { return None };
     let [id, consumer, idle, deliveries] = &**parts else { return None };
     Some(PendingEntry {
-        id: text(id)?.parse().ok()?,
-        consumer: text(consumer).unwrap_or_default().to_owned(),
-        idle: Duration::from_millis(u64::try_from(integer(idle)?).unwrap_or(0)),
-        deliveries: u64::try_from(integer(deliveries)?).unwrap_or(0),
+        id: reply_text(id)?.parse().ok()?,
+        consumer: reply_text(consumer).unwrap_or_default().to_owned(),
+        idle: Duration::from_millis(u64::try_from(reply_integer(idle)?).unwrap_or(0)),
+        deliveries: u64::try_from(reply_integer(deliveries)?).unwrap_or(0),
     })
 }
 

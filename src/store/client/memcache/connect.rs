@@ -56,10 +56,10 @@ pub(crate) async fn connect(
     endpoint: &Endpoint,
     options: &MemcacheOptions,
 ) -> Result<Connected<MemcacheConnection>, MemcacheConnectError> {
-    ADVICE.connect(endpoint, options.tls.is_some(), CONNECT_TIMEOUT, open(endpoint, options)).await
+    ADVICE.connect(endpoint, options.tls.is_some(), CONNECT_TIMEOUT, open_connection(endpoint, options)).await
 }
 
-async fn open(
+async fn open_connection(
     endpoint: &Endpoint,
     options: &MemcacheOptions,
 ) -> Result<Connected<MemcacheConnection>, MemcacheConnectError> {
@@ -69,7 +69,7 @@ async fn open(
     let socket_error = |error: &io::Error| ADVICE.socket_error(error, uses_tls);
     let stream = open_stream(endpoint, tls).await.map_err(|error| socket_error(&error))?;
     let (connection, closed) = Pipeline::open(stream);
-    match check(&connection, Some(Instant::now() + options.call_timeout)).await {
+    match check_version(&connection, Some(Instant::now() + options.call_timeout)).await {
         Ok(()) => Ok(Connected { connection, closed }),
         Err(error) if error.kind == MemcacheError::Broken => {
             let reason = closed.await.unwrap_or_else(|_| io::Error::other(error.text));
@@ -80,7 +80,7 @@ async fn open(
 }
 
 /// Checks that a server answers, by its deadline if it has one.
-pub(crate) async fn check(
+pub(crate) async fn check_version(
     connection: &MemcacheConnection,
     deadline: Option<Instant>,
 ) -> Result<(), MemcacheConnectError> {

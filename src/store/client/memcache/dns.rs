@@ -90,13 +90,13 @@ fn candidate_names(name: &str, conf: &resolv_conf::Config) -> Vec<Name<Vec<u8>>>
 
 /// Asks all servers; returns the records of the first answer.
 async fn query_servers(servers: &[SocketAddr], name: &Name<Vec<u8>>) -> io::Result<Vec<SrvTarget>> {
-    let query = srv_query(name)?;
-    let (answer, _others) = select_ok(servers.iter().map(|server| Box::pin(ask(*server, &query)))).await?;
-    srv_targets(&answer).map_err(io::Error::other)
+    let query = build_srv_query(name)?;
+    let (answer, _others) = select_ok(servers.iter().map(|server| Box::pin(query_server(*server, &query)))).await?;
+    parse_srv_targets(&answer).map_err(io::Error::other)
 }
 
 /// A query for the SRV records of `name`, with a random identifier.
-fn srv_query(name: &Name<Vec<u8>>) -> io::Result<Message<Vec<u8>>> {
+fn build_srv_query(name: &Name<Vec<u8>>) -> io::Result<Message<Vec<u8>>> {
     let [first, second, ..] = random_u64().to_le_bytes();
     let mut message = MessageBuilder::new_vec();
     message.header_mut().set_id(u16::from_le_bytes([first, second]));
@@ -107,7 +107,7 @@ fn srv_query(name: &Name<Vec<u8>>) -> io::Result<Message<Vec<u8>>> {
 }
 
 /// Targets of the SRV records in an answer.
-fn srv_targets(answer: &Message<Vec<u8>>) -> Result<Vec<SrvTarget>, domain::base::wire::ParseError> {
+fn parse_srv_targets(answer: &Message<Vec<u8>>) -> Result<Vec<SrvTarget>, domain::base::wire::ParseError> {
     let records = answer.answer()?.limit_to_in::<Srv<_>>();
     let targets = records.map(|record| {
         let record = record?;
@@ -118,10 +118,10 @@ fn srv_targets(answer: &Message<Vec<u8>>) -> Result<Vec<SrvTarget>, domain::base
 }
 
 /// Answer of one server.
-async fn ask(server: SocketAddr, query: &Message<Vec<u8>>) -> io::Result<Message<Vec<u8>>> {
-    let mut answer = ask_by_udp(server, query).await?;
+async fn query_server(server: SocketAddr, query: &Message<Vec<u8>>) -> io::Result<Message<Vec<u8>>> {
+    let mut answer = query_by_udp(server, query).await?;
     if answer.header().tc() {
-        answer = ask_by_tcp(server, query).await?;
+        answer = query_by_tcp(server, query).await?;
     }
     match answer.header().rcode() {
         Rcode::NOERROR | Rcode::NXDOMAIN => Ok(answer),
@@ -129,20 +129,20 @@ async fn ask(server: SocketAddr, query: &Message<Vec<u8>>) -> io::Result<Message
     }
 }
 
-async fn ask_by_udp(server: SocketAddr, query: &Message<Vec<u8>>) -> io::Result<Message<Vec<u8>>> {
+async fn query_by_udp(server: SocketAddr, query: &Message<Vec<u8>>) -> io::Result<Message<Vec<u8>>> {
     let local: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((local, 0)).await?;
     socket.connect(server).await?;
     loop {
         socket.send(query.as_slice()).await?;
-        if let Ok(answer) = timeout(RESEND_INTERVAL, receive(&socket, query)).await {
+        if let Ok(answer) = timeout(RESEND_INTERVAL, receive_answer(&socket, query)).await {
             return answer;
         }
     }
 }
 
 /// Waits for the answer to `query`; other messages are ignored.
-async fn receive(socket: &UdpSocket, query: &Message<Vec<u8>>) -> io::Result<Message<Vec<u8>>> {
+async fn receive_answer(socket: &UdpSocket, query: &Message<Vec<u8>>) -> io::Result<Message<Vec<u8>>> {
     let mut buffer = vec![0; MAX_UDP_BYTES];
     loop {
         let length = socket.recv(&mut buffer).await?;
@@ -153,7 +153,7 @@ async fn receive(socket: &UdpSocket, query: &Message<Vec<u8>>) -> io::Result<Mes
     }
 }
 
-async fn ask_by_tcp(server: SocketAddr, query: &Message<Vec<u8>>) -> io::Result<Message<Vec<u8>>> {
+async fn query_by_tcp(server: SocketAddr, query: &Message<Vec<u8>>) -> io::Result<Message<Vec<u8>>> {
     let mut stream = TcpStream::connect(server).await?;
     let length = u16::try_from(query.as_slice().len()).map_err(io::Error::other)?;
     stream.write_all(&[&length.to_be_bytes()[..], query.as_slice()].concat()).await?;
@@ -168,7 +168,7 @@ async fn ask_by_tcp(server: SocketAddr, query: &Message<Vec<u8>>) -> io::Result<
 mod tests {
     use domain::base::{Message, Name};
 
-    use super::{SrvTarget, candidate_names, srv_query, srv_targets};
+    use super::{SrvTarget, build_srv_query, candidate_names, parse_srv_targets};
 
     fn names(name: &str, conf: &str) -> Vec<String> {
         let conf = resolv_conf::Config::parse(conf).expect("the file is valid");
@@ -187,7 +187,7 @@ mod tests {
     /// Header of an answer, a question for `x` and one record of type SRV with this data.
     fn answer(data: &[u8]) -> Message<Vec<u8>> {
         let name = Name::vec_from_str("x").expect("it is a name");
-        let mut bytes = srv_query(&name).expect("it is short").into_octets();
+        let mut bytes = build_srv_query(&name).expect("it is short").into_octets();
         bytes[2] |= 0x80;
         bytes[7] = 1;
         bytes.extend([0xc0, 12, 0, 33, 0, 1, 0, 0, 0, 0, 0, u8::try_from(data.len()).expect("it is short")]);
@@ -198,10 +198,10 @@ mod tests {
     #[test]
     fn answer_with_a_broken_target_is_an_error() {
         let good = answer(&[0, 1, 0, 1, 0x2b, 0xcb, 1, b'a', 0xc0, 12]);
-        assert_eq!(srv_targets(&good), Ok(vec![SrvTarget { host: "a.x.".to_owned(), port: 11211 }]));
+        assert_eq!(parse_srv_targets(&good), Ok(vec![SrvTarget { host: "a.x.".to_owned(), port: 11211 }]));
         // The target is a pointer to itself, a pointer beyond the message, a label that is cut, and nothing.
         for broken in [&[0xc0, 37][..], &[0xc0, 200], &[9, b'a'], &[]] {
-            assert!(srv_targets(&answer(&[&[0, 1, 0, 1, 0x2b, 0xcb], broken].concat())).is_err(), "{broken:?}");
+            assert!(parse_srv_targets(&answer(&[&[0, 1, 0, 1, 0x2b, 0xcb], broken].concat())).is_err(), "{broken:?}");
         }
     }
 }

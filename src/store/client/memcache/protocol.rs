@@ -36,7 +36,7 @@ impl WireProtocol for MemcacheProtocol {
     }
 
     fn decode(input: &mut BytesMut) -> io::Result<Option<MemcacheReply>> {
-        reply::next(input)
+        reply::decode_reply(input)
     }
 
     fn error_text(reply: &MemcacheReply) -> Option<&str> {

@@ -37,11 +37,11 @@ pub enum MemcacheReply {
 ///
 /// # Errors
 /// The bytes are no reply, or the reply is too long.
-pub fn next(input: &mut BytesMut) -> io::Result<Option<MemcacheReply>> {
-    let Some(end) = line_end(input)? else { return Ok(None) };
+pub fn decode_reply(input: &mut BytesMut) -> io::Result<Option<MemcacheReply>> {
+    let Some(end) = find_line_end(input)? else { return Ok(None) };
     let line = &input[..end - 2];
     if let Some(header) = line.strip_prefix(b"VALUE ") {
-        let length = value_length(header)?;
+        let length = parse_value_length(header)?;
         return Ok(take_value(input, end, length)?.map(MemcacheReply::Value));
     }
     let reply = parse_line(line)?;
@@ -50,12 +50,12 @@ pub fn next(input: &mut BytesMut) -> io::Result<Option<MemcacheReply>> {
 }
 
 /// Returns the index after the first line; `None` while it is incomplete.
-fn line_end(input: &[u8]) -> io::Result<Option<usize>> {
+fn find_line_end(input: &[u8]) -> io::Result<Option<usize>> {
     let received = &input[..input.len().min(MAX_LINE_BYTES)];
     match memchr::memchr(b'\n', received) {
         Some(at) if at > 0 && received[at - 1] == b'\r' => Ok(Some(at + 1)),
         None if received.len() < MAX_LINE_BYTES => Ok(None),
-        Some(_) | None => Err(invalid()),
+        Some(_) | None => Err(invalid_reply()),
     }
 }
 
@@ -69,15 +69,15 @@ fn parse_line(line: &[u8]) -> io::Result<MemcacheReply> {
         _ if line == b"ERROR" || line.starts_with(b"CLIENT_ERROR ") || line.starts_with(b"SERVER_ERROR ") => {
             MemcacheReply::Error(String::from_utf8_lossy(line).into_owned())
         }
-        _ => MemcacheReply::Number(number(line).ok_or_else(invalid)?),
+        _ => MemcacheReply::Number(parse_number(line).ok_or_else(invalid_reply)?),
     })
 }
 
 /// Reads the length in `KEY FLAGS LENGTH`, which the number of a compare-and-swap may follow.
-fn value_length(header: &[u8]) -> io::Result<usize> {
-    let length = header.split(|byte| *byte == b' ').nth(2).and_then(number);
+fn parse_value_length(header: &[u8]) -> io::Result<usize> {
+    let length = header.split(|byte| *byte == b' ').nth(2).and_then(parse_number);
     let length = length.and_then(|length| usize::try_from(length).ok()).filter(|length| *length <= MAX_VALUE_BYTES);
-    length.ok_or_else(invalid)
+    length.ok_or_else(invalid_reply)
 }
 
 /// Removes a value of `length` bytes that starts at `start`, and the lines around it.
@@ -86,7 +86,7 @@ fn take_value(input: &mut BytesMut, start: usize, length: usize) -> io::Result<O
     let value_end = start + length;
     let Some(after) = input.get(value_end..) else { return Ok(None) };
     if !END.starts_with(&after[..after.len().min(END.len())]) {
-        return Err(invalid());
+        return Err(invalid_reply());
     }
     if after.len() < END.len() {
         return Ok(None);
@@ -98,13 +98,13 @@ fn take_value(input: &mut BytesMut, start: usize, length: usize) -> io::Result<O
 }
 
 /// Parses a number of decimal digits; `None` for anything else and above 64 bits. A decrement leaves spaces at the end.
-pub fn number(text: &[u8]) -> Option<u64> {
+pub fn parse_number(text: &[u8]) -> Option<u64> {
     let digits = text.trim_ascii_end();
     let is_number = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
     is_number.then(|| std::str::from_utf8(digits).ok()?.parse().ok()).flatten()
 }
 
-fn invalid() -> io::Error {
+fn invalid_reply() -> io::Error {
     io::Error::other("not a reply of memcached")
 }
 
@@ -114,10 +114,10 @@ mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
-    use super::{MAX_LINE_BYTES, MAX_VALUE_BYTES, MemcacheReply, next, number};
+    use super::{MAX_LINE_BYTES, MAX_VALUE_BYTES, MemcacheReply, decode_reply, parse_number};
 
     fn decode(text: &[u8]) -> Result<Option<MemcacheReply>, String> {
-        next(&mut BytesMut::from(text)).map_err(|error| error.to_string())
+        decode_reply(&mut BytesMut::from(text)).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -173,13 +173,13 @@ mod tests {
         #[test]
         fn any_bytes_are_decoded_or_refused_and_never_grow(bytes in vec(any::<u8>(), 0..200)) {
             let mut input = BytesMut::from(&bytes[..]);
-            while let Ok(Some(_)) = next(&mut input) {}
+            while let Ok(Some(_)) = decode_reply(&mut input) {}
             prop_assert!(input.len() <= bytes.len());
         }
 
         #[test]
         fn numbers_are_parsed_with_spaces_behind(value: u64, spaces in 0..5_usize) {
-            prop_assert_eq!(number(format!("{value}{}", " ".repeat(spaces)).as_bytes()), Some(value));
+            prop_assert_eq!(parse_number(format!("{value}{}", " ".repeat(spaces)).as_bytes()), Some(value));
         }
     }
 }

@@ -46,7 +46,7 @@ impl MemcacheServer {
 
     /// Number of open connections.
     pub(crate) fn connections(&self) -> usize {
-        self.state.server.pool.open()
+        self.state.server.pool.open_connections()
     }
 
     /// Number of connections opened since the start.
@@ -86,10 +86,10 @@ impl MemcacheServer {
         }
         // The lower bits have selected the server.
         let slot = (crc32fast::hash(key) >> 16) as usize;
-        if let Some(connection) = self.state.server.pool.get_from(slot) {
+        if let Some(connection) = self.state.server.pool.connection_from_slot(slot) {
             return Ok(connection);
         }
-        match timeout_with_grace(self.state.server.pool.get_after_first_attempt(), deadline).await {
+        match timeout_with_grace(self.state.server.pool.wait_for_connection(), deadline).await {
             Some(connection) => connection.ok_or(MemcacheError::Unreachable),
             None => {
                 self.record_failure(MemcacheError::Timeout);
@@ -138,6 +138,6 @@ impl SupervisedServer for MemcacheState {
     }
 
     async fn check(&self, connection: &MemcacheConnection) -> Result<(), MemcacheConnectError> {
-        connect::check(connection, Some(Instant::now() + self.options.call_timeout)).await
+        connect::check_version(connection, Some(Instant::now() + self.options.call_timeout)).await
     }
 }

@@ -56,11 +56,11 @@ impl ServerList {
             Arc::new(SharedList { options: Arc::new(options), servers: ArcSwap::default(), known: SetOnce::new() });
         let refresh = match servers {
             MemcacheServers::List(endpoints) => {
-                shared.replace(endpoints);
+                shared.replace_servers(endpoints);
                 None
             }
             MemcacheServers::Srv { name, refresh } => {
-                Some(tokio::spawn(query_repeatedly(Arc::clone(&shared), name.clone(), *refresh)).abort_handle())
+                Some(tokio::spawn(refresh_servers(Arc::clone(&shared), name.clone(), *refresh)).abort_handle())
             }
         };
         Self { shared, refresh }
@@ -70,12 +70,16 @@ impl ServerList {
     ///
     /// # Errors
     /// No server is known by `deadline`.
-    pub(crate) async fn owner(&self, key: &[u8], deadline: Instant) -> Result<Arc<MemcacheServer>, MemcacheError> {
+    pub(crate) async fn server_for_key(
+        &self,
+        key: &[u8],
+        deadline: Instant,
+    ) -> Result<Arc<MemcacheServer>, MemcacheError> {
         if !self.shared.known.initialized() {
             timeout_with_grace(self.shared.known.wait(), deadline).await.ok_or(MemcacheError::Timeout)?;
         }
         let servers = self.shared.servers.load();
-        servers.get(index_of(key, servers.len())).map(Arc::clone).ok_or(MemcacheError::Unreachable)
+        servers.get(server_index(key, servers.len())).map(Arc::clone).ok_or(MemcacheError::Unreachable)
     }
 
     /// Servers in use, each once.
@@ -98,7 +102,7 @@ impl ServerList {
 
 impl SharedList {
     /// Puts servers into use, in this order; those that are in use already keep their connections.
-    fn replace(&self, endpoints: &[Endpoint]) {
+    fn replace_servers(&self, endpoints: &[Endpoint]) {
         let mut servers: Vec<Arc<MemcacheServer>> = Vec::with_capacity(endpoints.len());
         let current = self.servers.load();
         for endpoint in endpoints {
@@ -112,21 +116,21 @@ impl SharedList {
 }
 
 /// Index of the server that holds `key`; 0 if there are less than two.
-fn index_of(key: &[u8], servers: usize) -> usize {
+fn server_index(key: &[u8], servers: usize) -> usize {
     if servers < 2 { 0 } else { crc32fast::hash(key) as usize % servers }
 }
 
 /// Queries the SRV record until it names servers, and then at each interval unless that is zero. A failed query leaves
 /// the servers as they are.
-async fn query_repeatedly(list: Arc<SharedList>, name: String, refresh: Duration) {
+async fn refresh_servers(list: Arc<SharedList>, name: String, refresh: Duration) {
     let mut errors = ErrorDedup::default();
     loop {
-        match query_srv(&name).await {
+        match query_endpoints(&name).await {
             Ok(endpoints) => {
                 let servers = list.servers.load();
                 if !servers.iter().map(|server| server.endpoint()).eq(&endpoints) {
                     tracing::info!(name, servers = endpoints.len(), "MEMCACHE_SRV: servers changed");
-                    list.replace(&endpoints);
+                    list.replace_servers(&endpoints);
                 }
                 errors.forget_errors();
                 if refresh.is_zero() {
@@ -155,7 +159,7 @@ const MAX_SERVERS: usize = 1000;
 ///
 /// # Errors
 /// The text says why there are no servers.
-async fn query_srv(name: &str) -> Result<Vec<Endpoint>, String> {
+async fn query_endpoints(name: &str) -> Result<Vec<Endpoint>, String> {
     let records = timeout(SRV_QUERY_TIMEOUT, query_srv_records(name)).await;
     let records = records.map_err(|_| "no answer in time".to_owned())??;
     let offered = records.into_iter().filter(|target| target.port != 0 && target.host != ".");
@@ -177,17 +181,17 @@ fn sort_servers(servers: &mut [(String, u16)]) {
 
 #[cfg(test)]
 mod tests {
-    use super::{index_of, sort_servers};
+    use super::{server_index, sort_servers};
 
     /// The digests are those of Go's `crc32.ChecksumIEEE`, such as 0xcbf43926 for `123456789`.
     #[test]
     fn server_is_the_checksum_of_the_key_modulo_their_number() {
-        assert_eq!(index_of(b"123456789", 1), 0);
-        assert_eq!(index_of(b"123456789", 0), 0);
+        assert_eq!(server_index(b"123456789", 1), 0);
+        assert_eq!(server_index(b"123456789", 0), 0);
         for servers in [2, 3, 7] {
-            assert_eq!(index_of(b"123456789", servers), 0xcbf4_3926 % servers);
+            assert_eq!(server_index(b"123456789", servers), 0xcbf4_3926 % servers);
         }
-        assert_eq!(index_of(b"", 5), 0);
+        assert_eq!(server_index(b"", 5), 0);
     }
 
     #[test]

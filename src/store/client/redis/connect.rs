@@ -36,11 +36,11 @@ pub(crate) async fn connect(
     let tls = options.tls.as_ref().map(StoreTls::build_client_config).transpose();
     let tls = tls.map_err(|unusable| RedisConnectError::misconfigured(unusable.to_string()))?;
     let uses_tls = tls.is_some();
-    let open = open(endpoint, options, tls, credentials);
+    let open = open_connection(endpoint, options, tls, credentials);
     ADVICE.connect(endpoint, uses_tls, options.connect_timeout, open).await
 }
 
-async fn open(
+async fn open_connection(
     endpoint: &Endpoint,
     options: &ConnectOptions,
     tls: Option<ClientConfig>,

@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 
 use super::error::{RedisError, ReplyError, log_text};
 use super::resp::{Reply, decode_reply, write_command};
-use crate::store::client::pipeline::{Closed, MergeableCall, Pipeline, Stream, WireProtocol};
+use crate::store::client::pipeline::{ClosedReceiver, MergeableCall, Pipeline, Stream, WireProtocol};
 
 /// RESP2.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ struct Resp;
 
 impl WireProtocol for Resp {
     type Reply = Reply;
-    type Mergeable = KeyCall;
+    type Mergeable = MergeableScriptCall;
 
     /// Replies of scripts have a few kilobytes.
     const MAX_REPLY_BYTES: usize = 16 << 20;
@@ -56,12 +56,12 @@ pub struct Connection(Pipeline<Resp>);
 
 impl Connection {
     /// Opens a connection on `stream`. Needs a tokio runtime.
-    pub fn open(stream: impl Stream) -> (Self, Closed) {
+    pub fn open(stream: impl Stream) -> (Self, ClosedReceiver) {
         Self::open_boxed(Box::new(stream))
     }
 
     /// As [`Connection::open`], on a boxed stream.
-    pub(crate) fn open_boxed(stream: Box<dyn Stream>) -> (Self, Closed) {
+    pub(crate) fn open_boxed(stream: Box<dyn Stream>) -> (Self, ClosedReceiver) {
         let (pipeline, closed) = Pipeline::open(stream);
         (Self(pipeline), closed)
     }
@@ -81,7 +81,7 @@ impl Connection {
     ///
     /// # Errors
     /// As for [`Connection::call`].
-    pub async fn call_merged(&self, call: KeyCall, deadline: Instant) -> Result<Reply, RedisError> {
+    pub async fn call_merged(&self, call: MergeableScriptCall, deadline: Instant) -> Result<Reply, RedisError> {
         Ok(self.0.call_merged(call, deadline).await?)
     }
 }
@@ -99,17 +99,17 @@ pub(crate) async fn send_with_error_text(connection: &Connection, words: &[&[u8]
 }
 
 /// Sends a command, after an ASKING if `asking`, and waits for its reply until `deadline`.
-pub(crate) async fn send(
+pub(crate) async fn send_command(
     connection: &Connection,
     words: &[&[u8]],
     asking: bool,
     deadline: Instant,
 ) -> Result<Reply, ReplyError> {
-    checked(connection.call(words, asking, Some(deadline)).await)
+    error_reply_as_error(connection.call(words, asking, Some(deadline)).await)
 }
 
 /// Turns an error reply into an error.
-pub(crate) fn checked(outcome: Result<Reply, RedisError>) -> Result<Reply, ReplyError> {
+pub(crate) fn error_reply_as_error(outcome: Result<Reply, RedisError>) -> Result<Reply, ReplyError> {
     match outcome {
         Ok(Reply::Error(text)) => Err(ReplyError::from_reply(&text)),
         Ok(reply) => Ok(reply),
@@ -150,7 +150,7 @@ const MAX_MERGED_CALLS: usize = 16;
 
 /// Call of a script with one key and two arguments.
 #[derive(Clone, Debug)]
-pub struct KeyCall {
+pub struct MergeableScriptCall {
     /// The script, which has a merged one.
     pub script: &'static Script,
     /// The key.
@@ -164,7 +164,7 @@ pub struct KeyCall {
     pub sends_text: bool,
 }
 
-impl MergeableCall<Reply> for KeyCall {
+impl MergeableCall<Reply> for MergeableScriptCall {
     const MAX_MERGED: usize = MAX_MERGED_CALLS;
 
     /// Calls with equal arguments are neighbours too.
@@ -212,7 +212,7 @@ impl MergeableCall<Reply> for KeyCall {
             Reply::Array(parts) if parts.len() == calls + 1 => {
                 let mut parts = parts.into_iter();
                 let Some(Reply::BulkString(head)) = parts.next() else { return vec![Reply::Null; calls] };
-                parts.map(|part| with_head(&head, part)).collect()
+                parts.map(|part| prepend_head(&head, part)).collect()
             }
             Reply::Error(_) => vec![reply; calls],
             // No script returns this; a call that gets it fails.
@@ -222,7 +222,7 @@ impl MergeableCall<Reply> for KeyCall {
 }
 
 /// Returns the reply to one call.
-fn with_head(head: &[u8], part: Reply) -> Reply {
+fn prepend_head(head: &[u8], part: Reply) -> Reply {
     let Reply::BulkString(rest) = part else { return part };
     let mut reply = BytesMut::with_capacity(head.len() + rest.len());
     reply.extend_from_slice(head);
@@ -241,7 +241,7 @@ mod tests {
     use tokio::runtime::Builder;
 
     use super::Connection;
-    use crate::store::client::redis::connection::{KeyCall, Script};
+    use crate::store::client::redis::connection::{MergeableScriptCall, Script};
     use crate::store::client::redis::error::RedisError;
     use crate::store::client::redis::resp::Reply;
 
@@ -341,7 +341,7 @@ mod tests {
             let merged = Some(Box::new(Script::new("merged".to_owned())));
             Script { merged, ..Script::new("alone".to_owned()) }
         });
-        let call = |number: usize| KeyCall {
+        let call = |number: usize| MergeableScriptCall {
             script: &SCRIPT,
             key: format!("k{number}").into(),
             arguments: [if number.is_multiple_of(3) { "third" } else { "other" }.into(), Bytes::new()],

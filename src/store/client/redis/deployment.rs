@@ -62,11 +62,11 @@ impl Deployment {
     /// # Errors
     /// No reply by `deadline`, an error reply, or too many redirections.
     pub(crate) async fn call_key(&self, key: &[u8], words: &[&[u8]], deadline: Instant) -> Result<Reply, RedisError> {
-        let mut target = self.target(key, deadline).await?;
+        let mut target = self.target_node(key, deadline).await?;
         loop {
             match target.node.call(words, target.asking, deadline).await {
                 Ok(reply) => return Ok(reply),
-                Err(error) => target.follow(error)?,
+                Err(error) => target.follow_redirection(error)?,
             }
         }
     }
@@ -81,22 +81,26 @@ impl Deployment {
         words: &[&[u8]],
         deadline: Instant,
     ) -> Result<Reply, RedisError> {
-        let mut target = self.target(key, deadline).await?;
+        let mut target = self.target_node(key, deadline).await?;
         loop {
             match target.node.call_unrecorded(words, target.asking, deadline).await {
                 Ok(reply) => return Ok(reply),
-                Err(error) => target.follow(error)?,
+                Err(error) => target.follow_redirection(error)?,
             }
         }
     }
 
-    /// Returns the node that owns `key`, for calls that are more than one command: those call [`TargetNode::follow`]
+    /// Returns the node that owns `key`, for calls that are more than one command: those call [`TargetNode::follow_redirection`]
     /// with each error, and try again.
     ///
     /// # Errors
     /// No owner is known by `deadline`.
-    pub(crate) async fn target<'c>(&'c self, key: &'c [u8], deadline: Instant) -> Result<TargetNode<'c>, RedisError> {
-        let node = self.owner(|| hash_slot(key), deadline).await?;
+    pub(crate) async fn target_node<'c>(
+        &'c self,
+        key: &'c [u8],
+        deadline: Instant,
+    ) -> Result<TargetNode<'c>, RedisError> {
+        let node = self.slot_owner(|| hash_slot(key), deadline).await?;
         Ok(TargetNode { deployment: self, key, node, asking: false, owner: None, followed: 0 })
     }
 
@@ -104,7 +108,11 @@ impl Deployment {
     ///
     /// # Errors
     /// No node is known by `deadline`, or the slot has no owner.
-    pub(crate) async fn owner(&self, slot: impl FnOnce() -> u16, deadline: Instant) -> Result<Arc<Node>, RedisError> {
+    pub(crate) async fn slot_owner(
+        &self,
+        slot: impl FnOnce() -> u16,
+        deadline: Instant,
+    ) -> Result<Arc<Node>, RedisError> {
         if !self.topology.discovered.initialized() {
             // Boxed, because it happens once and its state is large.
             let discovered = Box::pin(timeout_with_grace(self.topology.discovered.wait(), deadline));
@@ -121,10 +129,10 @@ impl Deployment {
     }
 
     /// Returns the node that a redirection by `responder` names; `None` outside a cluster or if the address is invalid.
-    pub(crate) fn node_at(&self, address: &str, responder: &Node) -> Option<Arc<Node>> {
+    pub(crate) fn node_at_address(&self, address: &str, responder: &Node) -> Option<Arc<Node>> {
         matches!(self.topology.settings, TopologySettings::Cluster(_)).then_some(())?;
-        let endpoint = redirect_endpoint(address, responder.endpoint())?;
-        Some(self.topology.node(&endpoint))
+        let endpoint = parse_redirection_address(address, responder.endpoint())?;
+        Some(self.topology.node_at_endpoint(&endpoint))
     }
 
     /// Requests a discovery now instead of at the next interval.
@@ -204,7 +212,7 @@ impl TargetNode<'_> {
     ///
     /// # Errors
     /// The error is a failure, or the call was redirected too often.
-    pub(crate) fn follow(&mut self, error: ReplyError) -> Result<(), RedisError> {
+    pub(crate) fn follow_redirection(&mut self, error: ReplyError) -> Result<(), RedisError> {
         let (address, moved) = match error {
             ReplyError::Failed(error) => {
                 if error == RedisError::SlotDown {
@@ -216,7 +224,7 @@ impl TargetNode<'_> {
             ReplyError::Moved(address) => (address, true),
             ReplyError::Ask(address) => (address, false),
         };
-        let next = self.deployment.node_at(&address, &self.node).ok_or(RedisError::Misconfigured)?;
+        let next = self.deployment.node_at_address(&address, &self.node).ok_or(RedisError::Misconfigured)?;
         if moved {
             self.deployment.set_slot_owner(hash_slot(self.key), &next);
         }
@@ -229,7 +237,7 @@ impl TargetNode<'_> {
 }
 
 /// Reads the `host:port` of a redirection; an empty host stands for the host of `responder`. `None` if it is invalid.
-pub(crate) fn redirect_endpoint(address: &str, responder: &Endpoint) -> Option<Endpoint> {
+pub(crate) fn parse_redirection_address(address: &str, responder: &Endpoint) -> Option<Endpoint> {
     let (host, port) = address.rsplit_once(':')?;
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let port = port.parse().ok().filter(|port| *port != 0)?;
@@ -284,7 +292,7 @@ impl Topology {
     }
 
     /// Returns the cluster node at `endpoint`; connecting starts if the node is new.
-    pub(crate) fn node(&self, endpoint: &Endpoint) -> Arc<Node> {
+    pub(crate) fn node_at_endpoint(&self, endpoint: &Endpoint) -> Arc<Node> {
         let mut nodes = lock_ignoring_poison(&self.nodes);
         let start = || Node::start(endpoint.clone(), Arc::clone(&self.context));
         Arc::clone(nodes.entry(endpoint.clone()).or_insert_with(start))
@@ -308,7 +316,7 @@ impl Topology {
 
     /// Replaces the slot map of a cluster.
     pub(crate) fn set_slots(&self, ranges: &[SlotRange]) {
-        let slot_map = SlotMap::cluster(ranges, |endpoint| self.node(endpoint));
+        let slot_map = SlotMap::cluster(ranges, |endpoint| self.node_at_endpoint(endpoint));
         lock_ignoring_poison(&self.nodes)
             .retain(|endpoint, _| slot_map.nodes().iter().any(|node| node.endpoint() == endpoint));
         self.slot_map.store(Arc::new(slot_map));

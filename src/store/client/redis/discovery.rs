@@ -16,7 +16,7 @@ use super::deployment::{Deployment, SlotRange, Topology};
 use super::deployment_context::{DeploymentContext, DeploymentOptions};
 use super::error::{RedisConnectError, RedisError};
 use super::hash_slot::HASH_SLOTS;
-use super::resp::{Reply, integer, text};
+use super::resp::{Reply, reply_integer, reply_text};
 use crate::settings::endpoint::Endpoint;
 use crate::settings::redis::deployment::TopologySettings;
 use crate::store::client::connect::{Connected, ErrorKind};
@@ -52,7 +52,7 @@ impl Deployment {
 fn start_discovery(topology: &Arc<Topology>) -> Option<AbortHandle> {
     let start = |sources: &[Endpoint], options: &ConnectOptions, interval| {
         let sources = sources.iter().map(|endpoint| TopologySource::new(endpoint.clone(), options)).collect();
-        Some(tokio::spawn(run(Arc::downgrade(topology), sources, interval)).abort_handle())
+        Some(tokio::spawn(discover_repeatedly(Arc::downgrade(topology), sources, interval)).abort_handle())
     };
     let options = &topology.context.options.connect;
     match &topology.settings {
@@ -67,11 +67,11 @@ fn start_discovery(topology: &Arc<Topology>) -> Option<AbortHandle> {
     }
 }
 
-async fn run(topology: Weak<Topology>, mut sources: Vec<TopologySource>, interval: Duration) {
+async fn discover_repeatedly(topology: Weak<Topology>, mut sources: Vec<TopologySource>, interval: Duration) {
     let mut errors = ErrorDedup::default();
     loop {
         let Some(topology) = topology.upgrade() else { return };
-        let outcome = refresh(&topology, &mut sources).await;
+        let outcome = refresh_topology(&topology, &mut sources).await;
         topology.set_discovered();
         let pause = match outcome {
             Ok(()) => {
@@ -94,7 +94,7 @@ async fn run(topology: Weak<Topology>, mut sources: Vec<TopologySource>, interva
 }
 
 /// Queries the sources and updates the topology.
-async fn refresh(topology: &Topology, sources: &mut Vec<TopologySource>) -> Result<(), RedisConnectError> {
+async fn refresh_topology(topology: &Topology, sources: &mut Vec<TopologySource>) -> Result<(), RedisConnectError> {
     if let TopologySettings::Sentinel { primary, .. } = &topology.settings {
         let current = topology.nodes().first().map(|node| node.endpoint().clone());
         topology.set_primary(&query_primary(sources, primary, current.as_ref()).await?);
@@ -121,7 +121,7 @@ impl TopologySource {
             Some(connected) => connected,
             None => {
                 let outcome = connect::connect(&self.endpoint, &self.options).await;
-                outcome.map_err(|error| self.error(error.kind, &error.text))?
+                outcome.map_err(|error| self.query_error(error.kind, &error.text))?
             }
         };
         match timeout(self.options.query_timeout, send_with_error_text(&connected.connection, words)).await {
@@ -129,17 +129,17 @@ impl TopologySource {
                 self.connected = Some(connected);
                 Ok(reply)
             }
-            Ok(Err((error, text))) => Err(self.error(error_kind(&error), &text)),
-            Err(_) => Err(self.error(RedisError::Timeout, "no answer")),
+            Ok(Err((error, text))) => Err(self.query_error(error_kind(&error), &text)),
+            Err(_) => Err(self.query_error(RedisError::Timeout, "no answer")),
         }
     }
 
     /// Returns the error for a reply that cannot be parsed.
     fn invalid_reply(&self) -> RedisConnectError {
-        self.error(RedisError::BadReply, "an invalid reply")
+        self.query_error(RedisError::BadReply, "an invalid reply")
     }
 
-    fn error(&self, kind: RedisError, text: &str) -> RedisConnectError {
+    fn query_error(&self, kind: RedisError, text: &str) -> RedisConnectError {
         RedisConnectError { kind, text: format!("{}: {text}", self.endpoint) }
     }
 }
@@ -201,7 +201,7 @@ fn parse_primary(reply: &Reply, sentinel: &TopologySource, name: &str) -> Result
             sentinel.endpoint
         ))),
         Reply::Array(parts) => match &**parts {
-            [host, port] => announced_endpoint(host, port, &sentinel.endpoint),
+            [host, port] => parse_announced_endpoint(host, port, &sentinel.endpoint),
             _ => None,
         }
         .ok_or_else(|| sentinel.invalid_reply()),
@@ -233,7 +233,7 @@ async fn query_slots(
     for index in 0..sources.len() {
         let source = &mut sources[index];
         match source.query(&[b"CLUSTER", b"SLOTS"]).await {
-            Ok(reply) => match slot_ranges(&reply, &source.endpoint) {
+            Ok(reply) => match parse_slot_ranges(&reply, &source.endpoint) {
                 Some(ranges) if !ranges.is_empty() => {
                     retain_members(sources, &topology.settings, &ranges);
                     return Ok(ranges);
@@ -260,29 +260,29 @@ fn retain_members(sources: &mut Vec<TopologySource>, settings: &TopologySettings
 /// Reads the reply to CLUSTER SLOTS, `[first, last, [host, port, ...], replicas...]` for each range, ordered by slot.
 ///
 /// `None` if the reply is invalid, such as with a slot in two ranges. `responder` is the server that sent it.
-pub fn slot_ranges(reply: &Reply, responder: &Endpoint) -> Option<Vec<SlotRange>> {
+pub fn parse_slot_ranges(reply: &Reply, responder: &Endpoint) -> Option<Vec<SlotRange>> {
     let Reply::Array(ranges) = reply else { return None };
     // Each slot is in one range at most, so there are no more owners than slots.
-    let mut ranges: Vec<_> = ranges.iter().map(|range| slot_range(range, responder)).collect::<Option<_>>()?;
+    let mut ranges: Vec<_> = ranges.iter().map(|range| parse_slot_range(range, responder)).collect::<Option<_>>()?;
     ranges.sort_by_key(|range| range.first);
     ranges.is_sorted_by(|range, next| range.last < next.first).then_some(ranges)
 }
 
-fn slot_range(range: &Reply, responder: &Endpoint) -> Option<SlotRange> {
+fn parse_slot_range(range: &Reply, responder: &Endpoint) -> Option<SlotRange> {
     let Reply::Array(parts) = range else { return None };
     let [first, last, Reply::Array(primary), ..] = &**parts else { return None };
     let [host, port, ..] = &**primary else { return None };
-    let slot = |reply: &Reply| u16::try_from(integer(reply)?).ok().filter(|slot| *slot < HASH_SLOTS);
+    let slot = |reply: &Reply| u16::try_from(reply_integer(reply)?).ok().filter(|slot| *slot < HASH_SLOTS);
     let (first, last) = (slot(first)?, slot(last)?);
-    (first <= last).then_some(SlotRange { first, last, owner: announced_endpoint(host, port, responder)? })
+    (first <= last).then_some(SlotRange { first, last, owner: parse_announced_endpoint(host, port, responder)? })
 }
 
 /// Reads the `host` and `port` of a reply; `None` if they are invalid.
 ///
 /// An empty host stands for the host of `responder`.
-pub(crate) fn announced_endpoint(host: &Reply, port: &Reply, responder: &Endpoint) -> Option<Endpoint> {
-    let port = u16::try_from(integer(port)?).ok().filter(|port| *port != 0)?;
-    let host = match (text(host), responder) {
+pub(crate) fn parse_announced_endpoint(host: &Reply, port: &Reply, responder: &Endpoint) -> Option<Endpoint> {
+    let port = u16::try_from(reply_integer(port)?).ok().filter(|port| *port != 0)?;
+    let host = match (reply_text(host), responder) {
         (None | Some(""), Endpoint::Tcp { host, .. }) => host.clone(),
         (Some(host), _) if !host.is_empty() && host != "?" => host.to_owned(),
         _ => return None,

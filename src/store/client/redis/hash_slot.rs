@@ -15,16 +15,16 @@ pub fn hash_slot(key: &[u8]) -> u16 {
 
 /// Returns a number that hashes to `slot`, which must be below [`HASH_SLOTS`].
 pub(crate) fn hash_tag(slot: u16) -> u32 {
-    TAGS[usize::from(slot)]
+    TAG_OF_SLOT[usize::from(slot)]
 }
 
 /// Computes the table behind [`hash_tag`], which takes some milliseconds.
 pub(crate) fn prepare_hash_tags() {
-    LazyLock::force(&TAGS);
+    LazyLock::force(&TAG_OF_SLOT);
 }
 
 /// One hash tag for each slot.
-static TAGS: LazyLock<Box<[u32]>> = LazyLock::new(|| {
+static TAG_OF_SLOT: LazyLock<Box<[u32]>> = LazyLock::new(|| {
     let mut tags = vec![u32::MAX; usize::from(HASH_SLOTS)];
     let mut missing = tags.len();
     for tag in 0.. {
@@ -42,11 +42,11 @@ static TAGS: LazyLock<Box<[u32]>> = LazyLock::new(|| {
 
 #[cfg(test)]
 mod tests {
-    use super::{FIRST_AND_LAST_TAGS, TAGS};
+    use super::{FIRST_AND_LAST_TAGS, TAG_OF_SLOT};
 
     #[test]
     fn constants_are_the_tags_of_the_first_and_last_slot() {
-        assert_eq!(Some(&FIRST_AND_LAST_TAGS[0]), TAGS.first());
-        assert_eq!(Some(&FIRST_AND_LAST_TAGS[1]), TAGS.last());
+        assert_eq!(Some(&FIRST_AND_LAST_TAGS[0]), TAG_OF_SLOT.first());
+        assert_eq!(Some(&FIRST_AND_LAST_TAGS[1]), TAG_OF_SLOT.last());
     }
 }

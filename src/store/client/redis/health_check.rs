@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::connection::{Connection, send_with_error_text};
 use super::error::{RedisConnectError, RedisError, ReplyError};
 use super::hash_slot::{FIRST_AND_LAST_TAGS, hash_tag};
-use super::resp::{integer, text};
+use super::resp::{reply_integer, reply_text};
 
 /// Words of a command.
 pub(crate) type CommandWords = Vec<Bytes>;
@@ -45,24 +45,24 @@ pub(crate) struct OptionalCommands {
 }
 
 /// Runs `check` once over `connection`: in `slot` of a cluster node, in the first and last slot of a single server.
-pub(crate) async fn run(
+pub(crate) async fn run_health_check(
     check: &dyn HealthCheck,
     connection: &Connection,
     slot: Option<u16>,
 ) -> Result<(), RedisConnectError> {
     match slot {
-        Some(slot) => run_with_tag(check, connection, hash_tag(slot), true).await,
+        Some(slot) => run_in_slot(check, connection, hash_tag(slot), true).await,
         None => {
             // A cluster node accepts both only if it owns all slots.
             let [first, last] = FIRST_AND_LAST_TAGS;
-            let first = run_with_tag(check, connection, first, false);
-            let last = run_with_tag(check, connection, last, false);
+            let first = run_in_slot(check, connection, first, false);
+            let last = run_in_slot(check, connection, last, false);
             tokio::try_join!(first, last).map(|_| ())
         }
     }
 }
 
-async fn run_with_tag(
+async fn run_in_slot(
     check: &dyn HealthCheck,
     connection: &Connection,
     tag: u32,
@@ -77,11 +77,11 @@ async fn run_with_tag(
     .await;
     match outcomes.into_iter().find_map(Result::err) {
         None => Ok(()),
-        Some((error, text)) => classify(check, &error, text, is_cluster),
+        Some((error, text)) => classify_error(check, &error, text, is_cluster),
     }
 }
 
-fn classify(
+fn classify_error(
     check: &dyn HealthCheck,
     error: &ReplyError,
     text: String,
@@ -101,9 +101,9 @@ fn classify(
 }
 
 /// Returns the server's `maxmemory-policy` if the policy can evict keys; `None` if not, or if INFO fails.
-pub(crate) async fn eviction_policy(connection: &Connection) -> Option<String> {
+pub(crate) async fn read_eviction_policy(connection: &Connection) -> Option<String> {
     let info = send_with_error_text(connection, &[b"INFO", b"memory"]).await.ok()?;
-    let policy = text(&info)?.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"))?.trim();
+    let policy = reply_text(&info)?.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"))?.trim();
     (policy != "noeviction").then(|| policy.to_owned())
 }
 
@@ -119,7 +119,7 @@ return found";
 ///
 /// Behind a proxy that divides keys over servers, a script with several keys would run on the server of the first one,
 /// and create the others there. So the check writes keys one by one, and a script must then see all of them.
-pub(crate) async fn can_merge_calls(connection: &Connection, keys: &[Bytes]) -> bool {
+pub(crate) async fn check_merged_calls(connection: &Connection, keys: &[Bytes]) -> bool {
     let set =
         |key| async move { connection.call(&[b"SET", key, b"1", b"PX", MERGE_CHECK_LIFETIME_MS], false, None).await };
     join_all(keys.iter().map(|key| set(&**key))).await;
@@ -127,5 +127,5 @@ pub(crate) async fn can_merge_calls(connection: &Connection, keys: &[Bytes]) -> 
     let mut words: Vec<&[u8]> = vec![b"EVAL", MERGE_CHECK_SCRIPT, key_count.as_bytes()];
     words.extend(keys.iter().map(|key| &**key));
     let found = connection.call(&words, false, None).await;
-    !keys.is_empty() && found.ok().and_then(|found| integer(&found)) == i64::try_from(keys.len()).ok()
+    !keys.is_empty() && found.ok().and_then(|found| reply_integer(&found)) == i64::try_from(keys.len()).ok()
 }

@@ -140,7 +140,7 @@ impl KeyConnection {
                     return Err(RedisConnectError { kind, text: log_text(&text) }.into());
                 }
             };
-            let Some(node) = self.deployment.node_at(&address, &open.node) else {
+            let Some(node) = self.deployment.node_at_address(&address, &open.node) else {
                 return Err(RedisConnectError::misconfigured(log_text(&text)).into());
             };
             if !asking {
@@ -154,7 +154,7 @@ impl KeyConnection {
 
     /// Connects to the owner of the key.
     async fn connect(&self) -> Result<OpenConnection, KeyCommandError> {
-        let owner = self.deployment.owner(|| self.slot, Instant::now() + DISCOVERY_TIMEOUT).await;
+        let owner = self.deployment.slot_owner(|| self.slot, Instant::now() + DISCOVERY_TIMEOUT).await;
         let node = owner.map_err(|kind| {
             let cause = self.deployment.misconfigured();
             let text = cause.map_or_else(|| format!("{kind}: no server is known"), |text| text.to_string());

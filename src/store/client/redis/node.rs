@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwapOption;
 use tokio::time::{sleep, timeout};
 
-use super::connection::{Connection, KeyCall, checked, send};
+use super::connection::{Connection, MergeableScriptCall, error_reply_as_error, send_command};
 use super::deployment_context::DeploymentContext;
 use super::error::{RedisConnectError, RedisError, ReplyError};
 use super::health_check::OptionalCommands;
-use super::resp::{Reply, integer};
+use super::resp::{Reply, reply_integer};
 use super::server_clock::{ClockReading, ServerClock};
 use crate::base::clock::Clock;
 use crate::settings::endpoint::Endpoint;
@@ -68,12 +68,12 @@ impl Node {
 
     /// Number of open connections.
     pub(crate) fn connections(&self) -> usize {
-        self.state.server.pool.open()
+        self.state.server.pool.open_connections()
     }
 
     /// Text of a configuration error, free of secrets; `None` without one.
     pub(crate) fn misconfigured(&self) -> Option<Arc<String>> {
-        self.state.server.misconfigured().or_else(|| self.state.rejected_commands.text())
+        self.state.server.misconfigured().or_else(|| self.state.rejected_commands.current_advice())
     }
 
     /// Clock of the server, known from the readings recorded here.
@@ -96,8 +96,8 @@ impl Node {
 
     /// Sends a command, after an ASKING if `asking`, and waits for its reply until `deadline`.
     pub(crate) async fn call(&self, words: &[&[u8]], asking: bool, deadline: Instant) -> Result<Reply, ReplyError> {
-        let connection = self.connection(deadline).await?;
-        let outcome = send(&connection, words, asking, deadline).await;
+        let connection = self.usable_connection(deadline).await?;
+        let outcome = send_command(&connection, words, asking, deadline).await;
         let optional = self.state.context.options.optional_commands.as_ref();
         match optional.filter(|optional| words[0].starts_with(optional.prefix)) {
             Some(optional) if matches!(outcome, Err(ReplyError::Failed(RedisError::Misconfigured))) => {
@@ -109,7 +109,7 @@ impl Node {
                 }
                 self.record_health(&outcome);
             }
-            None => self.record(&outcome),
+            None => self.record_outcome(&outcome),
         }
         outcome
     }
@@ -122,10 +122,10 @@ impl Node {
 
     /// Calls a script on one key, in one command with calls that are queued at the same moment, and waits for its reply
     /// until `deadline`. For nodes with [`Node::can_merge`].
-    pub(crate) async fn call_merged(&self, call: KeyCall, deadline: Instant) -> Result<Reply, ReplyError> {
-        let connection = self.connection(deadline).await?;
-        let outcome = checked(connection.call_merged(call, deadline).await);
-        self.record(&outcome);
+    pub(crate) async fn call_merged(&self, call: MergeableScriptCall, deadline: Instant) -> Result<Reply, ReplyError> {
+        let connection = self.usable_connection(deadline).await?;
+        let outcome = error_reply_as_error(connection.call_merged(call, deadline).await);
+        self.record_outcome(&outcome);
         outcome
     }
 
@@ -142,9 +142,9 @@ impl Node {
         if self.is_breaker_open() {
             return Err(unreachable);
         }
-        let connection = timeout_with_grace(self.state.server.pool.get_after_first_attempt(), deadline).await;
+        let connection = timeout_with_grace(self.state.server.pool.wait_for_connection(), deadline).await;
         let connection = connection.flatten().ok_or(unreachable)?;
-        send(&connection, words, asking, deadline).await
+        send_command(&connection, words, asking, deadline).await
     }
 
     /// Sends a command as [`Node::call`] does, but does not record an error reply that may only reject the command.
@@ -156,8 +156,8 @@ impl Node {
         asking: bool,
         deadline: Instant,
     ) -> Result<Reply, ReplyError> {
-        let connection = self.connection(deadline).await?;
-        let outcome = send(&connection, words, asking, deadline).await;
+        let connection = self.usable_connection(deadline).await?;
+        let outcome = send_command(&connection, words, asking, deadline).await;
         if !matches!(outcome, Err(ReplyError::Failed(RedisError::Misconfigured))) {
             self.record_health(&outcome);
         }
@@ -179,7 +179,7 @@ impl Node {
         let wait: [&[u8]; 3] = [b"WAIT", b"1", limit_ms.as_bytes()];
         let (reply, replicas) = self.call_two(words, &wait, asking, deadline).await;
         let (reply, replicas) = (reply?, replicas?);
-        let replicas = integer(&replicas).and_then(|replicas| u32::try_from(replicas).ok());
+        let replicas = reply_integer(&replicas).and_then(|replicas| u32::try_from(replicas).ok());
         let replicas = replicas.ok_or(ReplyError::Failed(RedisError::BadReply))?;
         Ok(ReplicatedReply { reply, replicas })
     }
@@ -192,15 +192,15 @@ impl Node {
         asking: bool,
         deadline: Instant,
     ) -> (Result<Reply, ReplyError>, Result<Reply, ReplyError>) {
-        let connection = match self.connection(deadline).await {
+        let connection = match self.usable_connection(deadline).await {
             Ok(connection) => connection,
             Err(error) => return (Err(error.clone()), Err(error)),
         };
-        let first = send(&connection, first, asking, deadline);
-        let second = send(&connection, second, asking, deadline);
+        let first = send_command(&connection, first, asking, deadline);
+        let second = send_command(&connection, second, asking, deadline);
         let outcomes = tokio::join!(biased; first, second);
         // Both commands share one write, so record one outcome.
-        self.record(if outcomes.0.is_ok() { &outcomes.1 } else { &outcomes.0 });
+        self.record_outcome(if outcomes.0.is_ok() { &outcomes.1 } else { &outcomes.0 });
         outcomes
     }
 
@@ -211,22 +211,22 @@ impl Node {
     }
 
     /// Returns a connection, unless the breaker is open.
-    async fn connection(&self, deadline: Instant) -> Result<Arc<Connection>, ReplyError> {
+    async fn usable_connection(&self, deadline: Instant) -> Result<Arc<Connection>, ReplyError> {
         let unreachable = ReplyError::Failed(RedisError::Unreachable);
         if self.is_breaker_open() {
             return Err(unreachable);
         }
-        if let Some(connection) = self.state.server.pool.get() {
+        if let Some(connection) = self.state.server.pool.next_connection() {
             return Ok(connection);
         }
         // Boxed, because it is rare and its state is large.
-        match Box::pin(timeout_with_grace(self.state.server.pool.get_after_first_attempt(), deadline)).await {
+        match Box::pin(timeout_with_grace(self.state.server.pool.wait_for_connection(), deadline)).await {
             Some(connection) => connection.ok_or(unreachable),
             None => Err(self.record_timeout()),
         }
     }
 
-    fn record(&self, outcome: &Result<Reply, ReplyError>) {
+    fn record_outcome(&self, outcome: &Result<Reply, ReplyError>) {
         if outcome.is_ok() {
             self.state.server.clear_misconfigured();
         }
@@ -297,7 +297,7 @@ impl NodeState {
             return;
         }
         let outcome =
-            timeout(self.context.options.call_timeout, health_check::can_merge_calls(connection, &keys)).await;
+            timeout(self.context.options.call_timeout, health_check::check_merged_calls(connection, &keys)).await;
         let can_merge = outcome.unwrap_or(false);
         if !can_merge {
             let server = &self.server.endpoint;
@@ -308,7 +308,7 @@ impl NodeState {
 
     async fn run_health_check(&self, connection: &Connection) -> Result<(), RedisConnectError> {
         let slot = self.context.is_cluster.then(|| self.slot.load(Ordering::Relaxed));
-        health_check::run(&*self.context.options.health_check, connection, slot).await
+        health_check::run_health_check(&*self.context.options.health_check, connection, slot).await
     }
 }
 
@@ -358,7 +358,7 @@ impl SupervisedServer for NodeState {
 
     /// Warns if the server may evict keys when its memory is full.
     async fn inspect(&self, connection: &Connection) {
-        let policy = timeout(self.context.options.call_timeout, health_check::eviction_policy(connection)).await;
+        let policy = timeout(self.context.options.call_timeout, health_check::read_eviction_policy(connection)).await;
         if let Ok(Some(policy)) = policy {
             tracing::warn!(
                 server = %self.server.endpoint,
@@ -404,7 +404,7 @@ impl RejectedCommands {
     }
 
     /// Advice for the last rejection; `None` without one.
-    fn text(&self) -> Option<Arc<String>> {
+    fn current_advice(&self) -> Option<Arc<String>> {
         let last = self.last.load_full();
         // The calls that needed the command may have ended.
         let recent = last.filter(|last| last.at.elapsed() < REJECTION_INTERVAL);

@@ -136,21 +136,21 @@ fn is_within_bounds(input: &[u8]) -> bool {
 }
 
 /// Returns an integer, which may be sent as text.
-pub fn integer(reply: &Reply) -> Option<i64> {
+pub fn reply_integer(reply: &Reply) -> Option<i64> {
     match reply {
         Reply::Integer(number) => Some(*number),
-        Reply::BulkString(_) | Reply::SimpleString(_) => text(reply)?.parse().ok(),
+        Reply::BulkString(_) | Reply::SimpleString(_) => reply_text(reply)?.parse().ok(),
         Reply::Error(_) | Reply::Array(_) | Reply::Null => None,
     }
 }
 
 /// Returns a string if it is UTF-8.
-pub fn text(reply: &Reply) -> Option<&str> {
-    bytes(reply).and_then(|bytes| std::str::from_utf8(bytes).ok())
+pub fn reply_text(reply: &Reply) -> Option<&str> {
+    reply_bytes(reply).and_then(|bytes| std::str::from_utf8(bytes).ok())
 }
 
 /// Returns the bytes of a string.
-pub fn bytes(reply: &Reply) -> Option<&[u8]> {
+pub fn reply_bytes(reply: &Reply) -> Option<&[u8]> {
     match reply {
         Reply::BulkString(bytes) | Reply::SimpleString(bytes) => Some(bytes),
         Reply::Error(_) | Reply::Integer(_) | Reply::Array(_) | Reply::Null => None,
@@ -158,9 +158,9 @@ pub fn bytes(reply: &Reply) -> Option<&[u8]> {
 }
 
 /// Returns the time in the reply to TIME.
-pub fn time(reply: &Reply) -> Option<Time> {
+pub fn reply_time(reply: &Reply) -> Option<Time> {
     let Reply::Array(parts) = reply else { return None };
     let [seconds, micros] = &**parts else { return None };
-    let number = |part| u64::try_from(integer(part)?).ok();
+    let number = |part| u64::try_from(reply_integer(part)?).ok();
     Some(Time::from_micros(number(seconds)?.saturating_mul(1_000_000).saturating_add(number(micros)?)))
 }

@@ -40,7 +40,7 @@ pub struct LocalBudget {
 
 impl LocalBudget {
     /// Computes the budget for one of `slots` slots; `None` if one of the counters is strict.
-    pub fn of(counters: &[OwnedCounter], slots: NonZeroU32) -> Option<Self> {
+    pub fn for_counters(counters: &[OwnedCounter], slots: NonZeroU32) -> Option<Self> {
         let mut budget = Self { share: u64::MAX, period_us: 0, life_us: MAX_LIFE_US };
         for OwnedCounter { limit, .. } in counters {
             let Consistency::Eventual(overshoot) = limit.consistency() else { return None };
@@ -68,7 +68,7 @@ impl LocalBudget {
     }
 
     /// Returns the life of a lease charged at `now`, in microseconds: it ends before its window, or its grant.
-    pub(super) fn life_at(&self, counters: &[OwnedCounter], states: &[State], now: Time) -> u64 {
+    pub(super) fn lease_life_us(&self, counters: &[OwnedCounter], states: &[State], now: Time) -> u64 {
         let left_us = |(OwnedCounter { limit, .. }, state): (&OwnedCounter, &State)| {
             let margin_us = MAX_WINDOW_MARGIN_US.min(limit.period_us() / 20);
             match limit.algorithm().properties().hit_expiry {
@@ -100,8 +100,8 @@ impl LocalBudget {
     }
 
     /// Creates the ticket of a lease that the reported call charged.
-    pub(super) fn ticket(&self, serial: u64, counters: &[OwnedCounter], report: &CallReport) -> LeaseTicket {
-        let life_us = self.life_at(counters, &report.states, report.now);
+    pub(super) fn issue_ticket(&self, serial: u64, counters: &[OwnedCounter], report: &CallReport) -> LeaseTicket {
+        let life_us = self.lease_life_us(counters, &report.states, report.now);
         let return_span_us = self.recorded_us();
         let recorded = RecordedLease { end: report.now.plus_us(return_span_us), hits: report.leased };
         let mut void_from = Some(recorded.end);
@@ -113,7 +113,7 @@ impl LocalBudget {
                 HitExpiry::WithWindow => {
                     void_from = void_from.map(|time| time.min(window_end(limit, state, report.now)));
                 }
-                HitExpiry::Continuous => refilled = refilled.max(refill(limit, return_span_us)),
+                HitExpiry::Continuous => refilled = refilled.max(max_refilled_hits(limit, return_span_us)),
                 HitExpiry::AfterPeriod => void_from = None,
             }
         }
@@ -160,11 +160,11 @@ fn refill_life_us(limit: &Limit, overshoot: Overshoot, is_global: bool) -> u64 {
 
 /// Returns the end of the window in which hits were charged.
 fn window_end(limit: &Limit, state: &State, now: Time) -> Time {
-    fixed_window::window(limit, state.time(limit, now)).1
+    fixed_window::window_bounds(limit, state.time(limit, now)).1
 }
 
 /// Returns the most hits that a bucket refills in a span, rounded up.
-fn refill(limit: &Limit, span_us: u64) -> u64 {
+fn max_refilled_hits(limit: &Limit, span_us: u64) -> u64 {
     let hits = u128::from(limit.requests_per_unit()) * u128::from(span_us);
     u64::try_from(hits.div_ceil(u128::from(limit.period_us()))).unwrap_or(u64::MAX)
 }

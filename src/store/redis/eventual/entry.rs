@@ -209,7 +209,7 @@ impl EventualEntry {
         let outstanding: u64 = self.leases.iter().map(|lease| lease.left).sum();
         let room = remaining.min().unwrap_or(0).saturating_sub(outstanding);
         let available: u64 = self.leases.iter().filter(|lease| at < lease.end).map(|lease| lease.left).sum();
-        let life_us = budget.life_at(counters, &self.states, now);
+        let life_us = budget.lease_life_us(counters, &self.states, now);
         let span_us = LocalBudget::covered_span_us(counters, life_us);
         let wanted = self.demand.predict(span_us, at).saturating_sub(available);
         // Round down to whole charges of the last size: a remainder could not be used.

@@ -53,12 +53,12 @@ impl LeaseReaper {
     }
 
     /// Adds a lease that `call` charged.
-    pub(super) fn add(&self, ticket: LeaseTicket, call: Arc<PreparedCall>) {
+    pub(super) fn add_lease(&self, ticket: LeaseTicket, call: Arc<PreparedCall>) {
         self.outstanding().push(OutstandingLease { ticket, call });
     }
 
     /// Ends leases when their life is over; runs until it is dropped.
-    pub(super) async fn run(&self, table: &EventualTable, rejections: &OverLimitCache) {
+    pub(super) async fn end_due_leases(&self, table: &EventualTable, rejections: &OverLimitCache) {
         loop {
             sleep(INTERVAL).await;
             while self.end_some(table, rejections, Some(Instant::now())).await {}
@@ -83,7 +83,7 @@ impl LeaseReaper {
             ended
         };
         let had_some = !ended.is_empty();
-        join_all(ended.into_iter().map(|lease| lease.end(table, rejections))).await;
+        join_all(ended.into_iter().map(|lease| lease.end_lease(table, rejections))).await;
         had_some
     }
 
@@ -94,7 +94,7 @@ impl LeaseReaper {
 
 impl OutstandingLease {
     /// Ends the lease and returns its unused hits; a cached rejection of its counters is out of date then.
-    async fn end(self, table: &EventualTable, rejections: &OverLimitCache) {
+    async fn end_lease(self, table: &EventualTable, rejections: &OverLimitCache) {
         let Some(descriptor) = &self.call.eventual else { return };
         let unused = table.end_lease(descriptor.id, self.ticket.serial).saturating_sub(self.ticket.refilled);
         let Some(void_from) = self.ticket.void_from.filter(|_| unused > 0) else { return };
@@ -106,7 +106,7 @@ impl OutstandingLease {
         let own = smallvec![OwnLease { lease: self.ticket.recorded, done: self.ticket.recorded.hits }];
         let leases = LeaseCall { purpose: LeasePurpose::Return, own };
         // If it fails, the hits stay charged, which is safe.
-        let _failed = self.call.send(&charges, Some(&leases), Instant::now() + RETURN_TIMEOUT, None).await;
+        let _failed = self.call.send_charges(&charges, Some(&leases), Instant::now() + RETURN_TIMEOUT, None).await;
         rejections.remove(self.call.id.counters);
     }
 }

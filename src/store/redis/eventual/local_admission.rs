@@ -44,9 +44,9 @@ impl LocalAdmission {
     }
 
     /// Returns the eventual counters of a charge; `None` if one of them is strict.
-    pub(crate) fn descriptor(&self, path: u128, charge: &OwnedCharge) -> Option<EventualCounters> {
+    pub(crate) fn eventual_counters(&self, path: u128, charge: &OwnedCharge) -> Option<EventualCounters> {
         let counters = &charge.counters;
-        let budget = LocalBudget::of(counters, self.replicas.slots()).filter(|_| self.is_enabled)?;
+        let budget = LocalBudget::for_counters(counters, self.replicas.slots()).filter(|_| self.is_enabled)?;
         Some(EventualCounters { id: DescriptorId::new(path, counters), budget, counters: counters.clone() })
     }
 
@@ -58,7 +58,7 @@ impl LocalAdmission {
         now: Time,
         at: Instant,
     ) -> Admission {
-        self.table.admit(descriptor, charge, self.context(descriptor, now, at))
+        self.table.admit(descriptor, charge, self.admit_context(descriptor, now, at))
     }
 
     /// Decides a charge that has waited for a call, if the call brought what it needs.
@@ -66,14 +66,14 @@ impl LocalAdmission {
         // The charge may have another limit than the leader's.
         let is_same = |descriptor: &&EventualCounters| !charge.dry_run && charge.counters == descriptor.counters;
         let descriptor = call.eventual.as_ref().filter(is_same)?;
-        let context = AdmitContext { is_retry: true, ..self.context(descriptor, call.now, Instant::now()) };
+        let context = AdmitContext { is_retry: true, ..self.admit_context(descriptor, call.now, Instant::now()) };
         match self.table.admit(descriptor, charge, context) {
             Admission::Local { outcome, .. } => Some(outcome),
             Admission::CallRedis => None,
         }
     }
 
-    fn context(&self, descriptor: &EventualCounters, now: Time, at: Instant) -> AdmitContext {
+    fn admit_context(&self, descriptor: &EventualCounters, now: Time, at: Instant) -> AdmitContext {
         let budget = &descriptor.budget;
         let may_share = budget.share > 0 && self.replicas.may_share(budget.period_us, at);
         AdmitContext { at, now: self.replicas.redis_time(at).unwrap_or(now), may_share, is_retry: false }
@@ -82,7 +82,7 @@ impl LocalAdmission {
     /// Returns the number of hits that a call which is about to be sent should lease; 0 if demand requires no lease.
     pub(crate) fn lease_size(&self, call: &PreparedCall, sent: Instant) -> u64 {
         let Some(descriptor) = call.eventual.as_ref().filter(|_| self.reaper.has_room()) else { return 0 };
-        let live = self.replicas.live().map_or(1, NonZeroU32::get);
+        let live = self.replicas.live_replicas().map_or(1, NonZeroU32::get);
         self.table.lease_size(descriptor, sent, u64::from(live))
     }
 
@@ -104,12 +104,12 @@ impl LocalAdmission {
     }
 
     /// Ends the leases of a path before its counters are reset; returns them.
-    pub(crate) fn reset(&self, path: u128) -> SmallVec<[OwnLease; 2]> {
+    pub(crate) fn end_own_leases(&self, path: u128) -> SmallVec<[OwnLease; 2]> {
         self.table.reset(path)
     }
 
     /// Records the report of a call, and the lease that it requested, if any.
-    pub(crate) fn record(&self, call: &PreparedCall, mut report: CallReport, lease: Option<LeaseReply>) {
+    pub(crate) fn record_call(&self, call: &PreparedCall, mut report: CallReport, lease: Option<LeaseReply>) {
         let Some(descriptor) = &call.eventual else { return };
         // A shadow limit without room was not charged; nothing may be returned to it.
         let is_charged_everywhere = lease.as_ref().is_some_and(|lease| lease.results.iter().all(|it| it.admitted));
@@ -120,13 +120,13 @@ impl LocalAdmission {
         report.leased = lease.filter(is_granted).map_or(0, |lease| lease.hits);
         if let Some(ticket) = self.table.record_report(descriptor, report) {
             let ticket = LeaseTicket { void_from: ticket.void_from.filter(|_| is_charged_everywhere), ..ticket };
-            self.reaper.add(ticket, Arc::new(call.clone()));
+            self.reaper.add_lease(ticket, Arc::new(call.clone()));
         }
     }
 
     /// Ends leases when their life is over; runs until it is dropped.
     pub(crate) async fn reap_leases(&self, rejections: &OverLimitCache) {
-        self.reaper.run(&self.table, rejections).await;
+        self.reaper.end_due_leases(&self.table, rejections).await;
     }
 
     /// Ends all leases and returns their unused hits.

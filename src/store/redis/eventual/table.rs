@@ -108,7 +108,7 @@ impl EventualTable {
         let (sent, leased) = (report.sent, report.leased);
         let ticket = (leased > 0).then(|| {
             self.counts.lent.fetch_add(leased, Ordering::Relaxed);
-            budget.ticket(self.next_serial.fetch_add(1, Ordering::Relaxed), counters, &report)
+            budget.issue_ticket(self.next_serial.fetch_add(1, Ordering::Relaxed), counters, &report)
         });
         let is_known = shard.entries.contains_key(&id.path);
         if is_known || self.has_room(&mut shard, sent) {

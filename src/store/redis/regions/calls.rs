@@ -92,7 +92,7 @@ impl<'c> KeyScript<'c> {
         let by_hash: [&[u8]; 5] = [b"EVALSHA", self.script.sha1.as_bytes(), b"1", self.key, self.argument];
         let mut words: SmallVec<[&[u8]; 7]> = SmallVec::from_slice(&by_hash);
         words.extend_from_slice(self.more);
-        let mut target = deployment.target(self.key, deadline).await?;
+        let mut target = deployment.target_node(self.key, deadline).await?;
         loop {
             let from = Instant::now();
             let options = SendOptions { kind, asking: target.asking, deadline };
@@ -102,7 +102,7 @@ impl<'c> KeyScript<'c> {
                     return Ok(ScriptReply { reply, node: target.node, within });
                 }
                 Err(ReplyError::NoScript) => (words[0], words[1]) = (b"EVAL", self.script.text.as_bytes()),
-                Err(error) => target.follow(error)?,
+                Err(error) => target.follow_redirection(error)?,
             }
         }
     }
@@ -194,7 +194,7 @@ impl GlobalProbe {
 impl HealthCheck for GlobalProbe {
     fn commands(&self, hash_tag: u32) -> Vec<CommandWords> {
         let word = Bytes::from_static;
-        let mut key = key::head(&self.prefix);
+        let mut key = key::key_head(&self.prefix);
         key.extend_from_slice(format!("{hash_tag}}}:global_probe").as_bytes());
         let text = Bytes::from_static(global_probe_script().text.as_bytes());
         let script = vec![word(b"EVAL"), text, word(b"1"), key.freeze(), Bytes::new()];

@@ -72,11 +72,11 @@ pub fn encode_window_call(pool: WindowPool, call: WindowCall, now: Option<Time>)
 pub fn decode_window_call(reply: &[u8]) -> Result<WindowReply, MalformedReply> {
     let mut reader = ReplyReader::new(reply);
     let decoded = WindowReply {
-        now: reader.time()?,
-        epoch: reader.time()?,
-        window: reader.number()?,
-        hits: reader.number()?,
-        free: reader.number()?,
+        now: reader.read_time()?,
+        epoch: reader.read_time()?,
+        window: reader.read_number()?,
+        hits: reader.read_number()?,
+        free: reader.read_number()?,
     };
     if reader.is_empty() { Ok(decoded) } else { Err(MalformedReply) }
 }
@@ -129,11 +129,11 @@ pub fn encode_bucket_call(pool: TokenPool, call: BucketCall, now: Option<Time>) 
 pub fn decode_bucket_call(reply: &[u8]) -> Result<BucketReply, MalformedReply> {
     let mut reader = ReplyReader::new(reply);
     let decoded = BucketReply {
-        now: reader.time()?,
-        epoch: reader.time()?,
-        end: reader.time()?,
-        hits: reader.number()?,
-        free: reader.number()?,
+        now: reader.read_time()?,
+        epoch: reader.read_time()?,
+        end: reader.read_time()?,
+        hits: reader.read_number()?,
+        free: reader.read_number()?,
     };
     if reader.is_empty() { Ok(decoded) } else { Err(MalformedReply) }
 }

@@ -32,7 +32,7 @@ use crate::limit::algorithm::stored_state::MalformedReply;
 use crate::settings::redis::regions::RegionSettings;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
-use crate::store::client::redis::resp::{bytes, integer};
+use crate::store::client::redis::resp::{reply_bytes, reply_integer};
 use crate::store::client::redis::server_clock::process_us;
 use crate::store::redis::key::global_key;
 use crate::store::redis::script::{
@@ -208,7 +208,7 @@ impl GrantWorker {
         let deadline = Instant::now() + GLOBAL_TIMEOUT;
         let answer = call.run(&self.global, CallKind::Replicated(self.settings.wait_replicas), deadline).await;
         let decoded = answer.and_then(|answer| {
-            let reply = bytes(&answer.reply).and_then(|reply| decode(reply).ok()).ok_or(RedisError::BadReply)?;
+            let reply = reply_bytes(&answer.reply).and_then(|reply| decode(reply).ok()).ok_or(RedisError::BadReply)?;
             answer.record_clock(time_of(&reply));
             self.standing.record_answer(process_us(answer.within.until));
             Ok(reply)
@@ -224,7 +224,7 @@ impl GrantWorker {
     /// Gives `hits` to a counter of the region, and counts them; false if the counter did not take them.
     async fn give(&self, call: KeyScript<'_>, hits: u64) -> bool {
         let answer = call.run(&self.region, CallKind::Unrecorded, Instant::now() + REGION_TIMEOUT).await;
-        let taken = answer.ok().and_then(|answer| integer(&answer.reply));
+        let taken = answer.ok().and_then(|answer| reply_integer(&answer.reply));
         match taken {
             Some(1) => self.counts.add_granted(hits, Instant::now()),
             Some(_) => self.counts.add_wasted(hits),

@@ -26,7 +26,7 @@ use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::hash_slot::hash_slot;
 use crate::store::client::redis::node::Node;
-use crate::store::client::redis::resp::{bytes, time};
+use crate::store::client::redis::resp::{reply_bytes, reply_time};
 use crate::store::client::redis::server_clock::{ClockReading, InstantRange, process_us};
 use crate::store::redis::script::{global_members_script, region_identity_script};
 
@@ -110,8 +110,9 @@ impl RegionHeartbeat {
         let argument = registry::encode_identity_call(&self.identity_call(Instant::now()), None);
         let script = KeyScript::new(region_identity_script(), &self.identity_key, &argument);
         let reply = script.run(&self.region, CallKind::Unrecorded, deadline).await?;
-        let identity =
-            bytes(&reply.reply).and_then(|reply| registry::decode_identity(reply).ok()).ok_or(RedisError::BadReply)?;
+        let identity = reply_bytes(&reply.reply)
+            .and_then(|reply| registry::decode_identity(reply).ok())
+            .ok_or(RedisError::BadReply)?;
         reply.record_clock(identity.now);
         self.standing.record_identity(&identity, call_times(reply.within));
         if findings.identity().is_none() {
@@ -171,8 +172,9 @@ impl RegionHeartbeat {
         let argument = registry::encode_report(self.report(identity, Instant::now()), None);
         let script = KeyScript::new(global_members_script(), &self.registry_key, &argument);
         let reply = script.run(&self.global, CallKind::Recorded, deadline).await?;
-        let regions =
-            bytes(&reply.reply).and_then(|reply| registry::decode_registry(reply).ok()).ok_or(RedisError::BadReply)?;
+        let regions = reply_bytes(&reply.reply)
+            .and_then(|reply| registry::decode_registry(reply).ok())
+            .ok_or(RedisError::BadReply)?;
         reply.record_clock(regions.now);
         // A reply to a report of another Redis tells nothing of this one.
         if self.standing.findings().identity().is_none_or(|known| known.id != identity.id) {
@@ -234,7 +236,7 @@ async fn read_clock(node: &Node, kind: CallKind, deadline: Instant) {
         CallKind::Recorded | CallKind::Replicated(_) => node.call(&[b"TIME"], false, deadline).await,
     };
     let within = InstantRange { from, until: Instant::now() };
-    if let Some(server) = reply.ok().as_ref().and_then(time) {
+    if let Some(server) = reply.ok().as_ref().and_then(reply_time) {
         node.record_clock(&ClockReading { within, server });
     }
 }

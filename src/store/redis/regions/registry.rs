@@ -24,7 +24,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::base::clock::Time;
 use crate::base::random::random_u64;
-use crate::limit::algorithm::stored_state::{MAX_EXACT, MalformedReply, ReplyReader};
+use crate::limit::algorithm::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader};
 use crate::store::redis::key;
 use crate::store::redis::replicas::claim::OwnerId;
 use crate::store::redis::script::put_time;
@@ -150,7 +150,7 @@ pub struct IdentityReply {
 
 /// Returns the key of the identity. `prefix` is `CACHE_KEY_PREFIX`. No counter's key ends in a brace.
 pub fn region_identity_key(prefix: &str) -> Bytes {
-    let mut key = key::head(prefix);
+    let mut key = key::key_head(prefix);
     key.extend_from_slice(b"identity}");
     key.freeze()
 }
@@ -184,7 +184,7 @@ pub fn encode_identity_call(call: &IdentityCall, now: Option<Time>) -> Bytes {
 
 /// Returns a number of a script's argument; negative: it is absent.
 fn optional_us(us: Option<u64>) -> i64 {
-    us.and_then(|us| i64::try_from(us.min(MAX_EXACT)).ok()).unwrap_or(-1)
+    us.and_then(|us| i64::try_from(us.min(MAX_LUA_INTEGER)).ok()).unwrap_or(-1)
 }
 
 /// Decodes the reply of `region_identity.lua`.
@@ -194,8 +194,8 @@ fn optional_us(us: Option<u64>) -> i64 {
 pub fn decode_identity(reply: &[u8]) -> Result<IdentityReply, MalformedReply> {
     let (numbers, rest) = reply.split_at_checked(48).ok_or(MalformedReply)?;
     let mut reader = ReplyReader::new(numbers);
-    let (now, list_changed, is_new) = (reader.time()?, reader.time()?, flag(reader.number()?)?);
-    let (generation, leased_until, clock_jumped) = (reader.number()?, reader.time()?, reader.time()?);
+    let (now, list_changed, is_new) = (reader.read_time()?, reader.read_time()?, flag(reader.read_number()?)?);
+    let (generation, leased_until, clock_jumped) = (reader.read_number()?, reader.read_time()?, reader.read_time()?);
     let (id, rest) = rest.split_first_chunk().ok_or(MalformedReply)?;
     let (current, rest) = rest.split_first_chunk().ok_or(MalformedReply)?;
     let next = rest.try_into().map_err(|_| MalformedReply)?;
@@ -261,7 +261,7 @@ pub struct OtherRegion {
 
 /// Returns the key of the registry. `prefix` is `CACHE_KEY_PREFIX`. No counter's key ends in a brace.
 pub fn region_registry_key(prefix: &str) -> Bytes {
-    let mut key = key::head(prefix);
+    let mut key = key::key_head(prefix);
     key.extend_from_slice(b"members}");
     key.freeze()
 }
@@ -289,8 +289,8 @@ pub fn encode_report(report: RegionReport<'_>, now: Option<Time>) -> Bytes {
 pub fn decode_registry(reply: &[u8]) -> Result<RegistryReply, MalformedReply> {
     let (head, mut rest) = reply.split_at_checked(48).ok_or(MalformedReply)?;
     let mut reader = ReplyReader::new(head);
-    let (now, recorded, accepted) = (reader.time()?, flag(reader.number()?)?, flag(reader.number()?)?);
-    let (list_changed, contested_until, clock_jumped) = (reader.time()?, reader.time()?, reader.time()?);
+    let (now, recorded, accepted) = (reader.read_time()?, flag(reader.read_number()?)?, flag(reader.read_number()?)?);
+    let (list_changed, contested_until, clock_jumped) = (reader.read_time()?, reader.read_time()?, reader.read_time()?);
     let mut others = Vec::new();
     while let Some((length, after)) = rest.split_first() {
         let (name, after) = after.split_at_checked(usize::from(*length)).ok_or(MalformedReply)?;
@@ -298,7 +298,7 @@ pub fn decode_registry(reply: &[u8]) -> Result<RegistryReply, MalformedReply> {
         let (id, after) = after.split_first_chunk().ok_or(MalformedReply)?;
         let (times, after) = after.split_at_checked(24).ok_or(MalformedReply)?;
         let mut reader = ReplyReader::new(times);
-        let (list_changed, seen, leased_until) = (reader.time()?, reader.time()?, reader.time()?);
+        let (list_changed, seen, leased_until) = (reader.read_time()?, reader.read_time()?, reader.read_time()?);
         if others.len() == MAX_OTHERS {
             return Err(MalformedReply);
         }

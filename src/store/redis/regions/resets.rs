@@ -24,7 +24,7 @@ use crate::limit::algorithm::stored_state::{MalformedReply, ReplyReader};
 use crate::store::client::redis::connection::Script;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
-use crate::store::client::redis::resp::{bytes, integer};
+use crate::store::client::redis::resp::{reply_bytes, reply_integer};
 use crate::store::redis::key::{self, global_key, is_region_key};
 use crate::store::redis::script::{
     global_bucket_script, global_resets_script, global_window_script, put_time, region_reset_script,
@@ -58,7 +58,7 @@ pub(super) struct Resets {
 impl Resets {
     /// Creates the resets of a region; `prefix` is `CACHE_KEY_PREFIX`.
     pub(super) fn new(global: Arc<Deployment>, region: Arc<Deployment>, prefix: &str) -> Self {
-        Self { global, region, list_key: resets_key(prefix), key_head: key::head(prefix).freeze() }
+        Self { global, region, list_key: resets_key(prefix), key_head: key::key_head(prefix).freeze() }
     }
 
     /// Resets counters in the global Redis, and tells all regions.
@@ -109,7 +109,7 @@ impl Resets {
         deadline: Instant,
     ) -> Result<Bytes, RedisError> {
         let reply = KeyScript::new(script, key, argument).run(&self.global, CallKind::Recorded, deadline).await?;
-        bytes(&reply.reply).map(Bytes::copy_from_slice).ok_or(RedisError::BadReply)
+        reply_bytes(&reply.reply).map(Bytes::copy_from_slice).ok_or(RedisError::BadReply)
     }
 
     /// Lets the region's counters follow all resets; runs until it is dropped.
@@ -142,7 +142,7 @@ impl Resets {
         let argument = grant_calls::encode_counter_reset(counter.period_ms, time);
         let call = KeyScript::new(region_reset_script(), &counter.key, &argument);
         let reply = call.run(&self.region, CallKind::Unrecorded, Instant::now() + REGION_TIMEOUT).await?;
-        integer(&reply.reply).map(|_| ()).ok_or(RedisError::BadReply)
+        reply_integer(&reply.reply).map(|_| ()).ok_or(RedisError::BadReply)
     }
 }
 
@@ -177,7 +177,7 @@ pub struct ResetsReply {
 
 /// Returns the key of the list. `prefix` is `CACHE_KEY_PREFIX`. No counter's key ends in a brace.
 pub fn resets_key(prefix: &str) -> Bytes {
-    let mut key = key::head(prefix);
+    let mut key = key::key_head(prefix);
     key.extend_from_slice(b"resets}");
     key.freeze()
 }
@@ -206,11 +206,11 @@ pub fn encode_list_addition(time: Time, counters: &[ResetCounter], now: Option<T
 pub fn decode_list(reply: &[u8]) -> Result<ResetsReply, MalformedReply> {
     let (times, mut rest) = reply.split_at_checked(16).ok_or(MalformedReply)?;
     let mut reader = ReplyReader::new(times);
-    let (now, newest, mut resets) = (reader.time()?, reader.time()?, Vec::new());
+    let (now, newest, mut resets) = (reader.read_time()?, reader.read_time()?, Vec::new());
     while !rest.is_empty() {
         let (numbers, after) = rest.split_at_checked(24).ok_or(MalformedReply)?;
         let mut reader = ReplyReader::new(numbers);
-        let (time, period_ms, length) = (reader.time()?, reader.number()?, reader.number()?);
+        let (time, period_ms, length) = (reader.read_time()?, reader.read_number()?, reader.read_number()?);
         let length = usize::try_from(length).map_err(|_| MalformedReply)?;
         let (key, after) = after.split_at_checked(length).ok_or(MalformedReply)?;
         resets.push(Reset { time, counter: ResetCounter { key: Bytes::copy_from_slice(key), period_ms } });

@@ -22,7 +22,7 @@ use crate::base::sharded::lock_ignoring_poison;
 use crate::limit::Limit;
 use crate::limit::algorithm::global_window::{WindowPool, WindowReturn};
 use crate::store::client::redis::deployment::Deployment;
-use crate::store::client::redis::resp::{bytes, integer};
+use crate::store::client::redis::resp::{reply_bytes, reply_integer};
 use crate::store::redis::key::global_key;
 use crate::store::redis::script::{global_window_script, region_grant_script};
 
@@ -93,14 +93,14 @@ impl HitReturns {
         let argument = grant_calls::encode_hits_return(unused.limit.period_us() / 1000, unused.window);
         let call = KeyScript::new(region_grant_script(), &unused.key, &argument);
         let taken = call.run(&self.region, CallKind::Unrecorded, Instant::now() + REGION_TIMEOUT).await;
-        let taken = taken.ok().and_then(|taken| integer(&taken.reply)).and_then(|hits| u64::try_from(hits).ok());
+        let taken = taken.ok().and_then(|taken| reply_integer(&taken.reply)).and_then(|hits| u64::try_from(hits).ok());
         let Some(hits) = taken.filter(|hits| *hits > 0) else { return };
         let key = global_key(&unused.key);
         let purpose = WindowCall::Return(WindowReturn { window: unused.window, hits, epoch: unused.epoch });
         let argument = grant_calls::encode_window_call(WindowPool::of(&unused.limit), purpose, None);
         let call = KeyScript::new(global_window_script(), &key, &argument);
         let answer = call.run(&self.global, CallKind::Recorded, Instant::now() + GLOBAL_TIMEOUT).await;
-        let reply = answer.ok().and_then(|answer| grant_calls::decode_window_call(bytes(&answer.reply)?).ok());
+        let reply = answer.ok().and_then(|answer| grant_calls::decode_window_call(reply_bytes(&answer.reply)?).ok());
         let returned = reply.map_or(0, |reply| reply.hits);
         self.counts.add_returned(returned);
         self.counts.add_wasted(hits - returned.min(hits));

@@ -49,13 +49,13 @@ pub struct ClaimReply {
 
 /// Returns the key of the registry. `prefix` is `CACHE_KEY_PREFIX`. No counter's key ends in a brace.
 pub fn registry_key(prefix: &str) -> Bytes {
-    let mut key = key::head(prefix);
+    let mut key = key::key_head(prefix);
     key.extend_from_slice(b"replicas}");
     key.freeze()
 }
 
 /// Encodes the argument of the script. The claim is made at `now`, or at the server's own time if `now` is `None`.
-pub fn encode(owner: OwnerId, slots: u32, action: ClaimAction, now: Option<Time>) -> Bytes {
+pub fn encode_claim(owner: OwnerId, slots: u32, action: ClaimAction, now: Option<Time>) -> Bytes {
     let mut argument = BytesMut::with_capacity(40);
     put_time(&mut argument, now);
     argument.put_i64_le(i64::from(slots));
@@ -68,7 +68,7 @@ pub fn encode(owner: OwnerId, slots: u32, action: ClaimAction, now: Option<Time>
 ///
 /// # Errors
 /// The script cannot have returned this reply.
-pub fn decode(reply: &[u8]) -> Result<ClaimReply, MalformedReply> {
+pub fn decode_claim_reply(reply: &[u8]) -> Result<ClaimReply, MalformedReply> {
     let (words, []) = reply.as_chunks::<8>() else { return Err(MalformedReply) };
     let &[now, slot, previous_end, live, slots] = words else { return Err(MalformedReply) };
     let time = |word| u64::try_from(i64::from_le_bytes(word)).map(Time::from_micros).map_err(|_| MalformedReply);

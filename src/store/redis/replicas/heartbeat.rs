@@ -18,7 +18,7 @@ use crate::base::clock::Clock;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
-use crate::store::client::redis::resp::bytes;
+use crate::store::client::redis::resp::reply_bytes;
 use crate::store::fallback::ReplicaCount;
 use crate::store::redis::script::replicas_script;
 use crate::telemetry::log_throttle::LogThrottle;
@@ -88,7 +88,7 @@ impl Heartbeat {
             self.state.renew_now.notify_one();
         } else {
             let state = Arc::clone(&self.state);
-            *task = Some(tokio::spawn(async move { state.run().await }));
+            *task = Some(tokio::spawn(async move { state.renew_repeatedly().await }));
         }
     }
 
@@ -101,7 +101,7 @@ impl Heartbeat {
             let _aborted = task.await;
             self.state.replicas.release_slot();
             // If this fails, the claim expires.
-            let _failed = self.state.send(ClaimAction::Release).await;
+            let _failed = self.state.send_claim(ClaimAction::Release).await;
         }
     }
 }
@@ -116,12 +116,12 @@ impl Drop for Heartbeat {
 }
 
 impl HeartbeatState {
-    async fn run(&self) {
+    async fn renew_repeatedly(&self) {
         loop {
             let sent = Instant::now();
-            let pause = match self.send(ClaimAction::Claim).await {
+            let pause = match self.send_claim(ClaimAction::Claim).await {
                 Ok(reply) => {
-                    self.record(&reply, sent);
+                    self.record_reply(&reply, sent);
                     INTERVAL
                 }
                 Err(error) => {
@@ -133,20 +133,20 @@ impl HeartbeatState {
         }
     }
 
-    async fn send(&self, action: ClaimAction) -> Result<ClaimReply, RedisError> {
+    async fn send_claim(&self, action: ClaimAction) -> Result<ClaimReply, RedisError> {
         let deadline = Instant::now() + REPLY_TIMEOUT;
-        let argument = claim::encode(self.owner, self.replicas.slots().get(), action, None);
+        let argument = claim::encode_claim(self.owner, self.replicas.slots().get(), action, None);
         let script = replicas_script();
         let words: [&[u8]; 5] = [b"EVAL", script.text.as_bytes(), b"1", &self.key, &argument];
         let reply = self.deployment.call_key_unrecorded(&self.key, &words, deadline).await?;
-        bytes(&reply).and_then(|reply| claim::decode(reply).ok()).ok_or(RedisError::BadReply)
+        reply_bytes(&reply).and_then(|reply| claim::decode_claim_reply(reply).ok()).ok_or(RedisError::BadReply)
     }
 
-    fn record(&self, reply: &ClaimReply, sent: Instant) {
+    fn record_reply(&self, reply: &ClaimReply, sent: Instant) {
         let previous_slot = self.replicas.slot();
         self.replicas.record_reply(reply, sent, Instant::now());
         if let (Some(live_count), Some(live)) = (&self.live_count, NonZeroU32::new(reply.live)) {
-            live_count.set(live);
+            live_count.set_count(live);
         }
         let configured = self.replicas.slots().get();
         if reply.slots != configured {

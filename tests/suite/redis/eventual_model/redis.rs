@@ -108,7 +108,7 @@ impl StoredCounters {
 }
 
 fn charge(command: &OwnedCharge, states: &mut States, now: Time, lent: u64) -> ChargeResults {
-    let limits = command.limits();
+    let limits = command.joint_limits();
     let request = ChargeRequest { lent, ..command.request };
     let Some(until) = command.void_from else { return charge_together(&limits, states, now, request) };
     let refund = |(limit, state): (&JointLimit<'_>, &mut State)| {

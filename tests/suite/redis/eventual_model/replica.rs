@@ -79,7 +79,7 @@ impl Replica {
         let lend = |(path, counters): (u128, &SmallVec<[OwnedCounter; 1]>)| EventualCounters {
             // All in one shard of the table.
             id: DescriptorId::new(path + 1, counters),
-            budget: LocalBudget::of(counters, slots(count)).unwrap(),
+            budget: LocalBudget::for_counters(counters, slots(count)).unwrap(),
             counters: counters.clone(),
         };
         self.descriptors = (0..).zip(&plan.keys).map(lend).collect();

@@ -458,7 +458,7 @@ impl Plan {
             start,
             end: start + 8 * period,
         };
-        let life = LocalBudget::of(&plan.keys[0], slots(16)).unwrap().life_us;
+        let life = LocalBudget::for_counters(&plan.keys[0], slots(16)).unwrap().life_us;
         if chance.one_in(2) {
             plan.lease_in_a_chain(life, capacity, chance);
             return plan;
@@ -512,7 +512,7 @@ impl Plan {
 }
 
 fn replica_share(counters: &[OwnedCounter], count: u32) -> u64 {
-    LocalBudget::of(counters, slots(count)).unwrap().share
+    LocalBudget::for_counters(counters, slots(count)).unwrap().share
 }
 
 fn network(kind: ScenarioKind, period: u64, chance: &mut Chance) -> Network {

@@ -14,7 +14,7 @@ use tollkeeper::limit::request::Hits;
 use tollkeeper::store::charge::{MAX_CHARGES_PER_CALL, OwnedCharge};
 use tollkeeper::store::redis::eventual::budget::EventualCounters;
 use tollkeeper::store::redis::eventual::{Admission, AdmitContext, CallReport, LeaseTicket};
-use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease, reset_charge};
+use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease, full_refund};
 use tollkeeper::store::stats::EventualStats;
 
 use super::ledger::{By, Use};
@@ -521,7 +521,7 @@ impl<'p> World<'p> {
                 None
             }
             Message::Adjust(key, adjustment, leases) => {
-                let mut command = reset_charge(self.plan.keys[key].clone());
+                let mut command = full_refund(self.plan.keys[key].clone());
                 if let Adjustment::Refund(hits) = adjustment {
                     command.request.hits = Hits::Refund(hits);
                 }
