@@ -342,6 +342,18 @@ OK
 }
 
 #[test]
+fn call_prints_latencies_of_seconds_with_their_digits() {
+    let rules = "domain: shop\ndescriptors:\n- {key: a, rate_limit: {unit: minute, requests_per_unit: 40, algorithm: leaky_bucket, queue_size: 2}}\n";
+    let server = with_rules(rules).start();
+    // The second waits for a second and a half.
+    let delayed = call(&server, &["--descriptor", "a=b", "--count", "2"]);
+    let times = delayed.stdout.trim_end().rsplit_once("; ").unwrap().1;
+    let longest = times.rsplit_once(", ").unwrap().1.strip_suffix(" s longest");
+    let seconds: f64 = longest.and_then(|seconds| seconds.parse().ok()).unwrap_or_else(|| panic!("{delayed:?}"));
+    assert!((1.3..1.99).contains(&seconds), "{delayed:?}");
+}
+
+#[test]
 fn call_prints_one_json_line_per_response() {
     let server = with_rules(SHOP).start();
     let ended = call(&server, &["--descriptor", "login=ann", "--json", "--count", "6"]);

@@ -11,7 +11,7 @@ use tokio::runtime;
 
 use super::client::{ClientTls, TlsArgs, block_on, suggest_connection_fix};
 use super::print::{
-    CommandOutcome, check_written, format_micros, format_seconds, print_error, print_note, print_to_stdout,
+    CommandOutcome, check_written, format_latency, format_seconds, print_error, print_note, print_to_stdout,
 };
 use super::request_flags::{RequestArgs, parse_duration};
 use crate::base::clock::to_micros;
@@ -324,7 +324,7 @@ fn format_results(plan: &LoadPlan, results: &BenchResults) -> String {
 fn format_percentiles(percentiles: &Percentiles) -> String {
     let Percentiles { p50, p90, p99, p99_9, p99_99, max, .. } = *percentiles;
     [("p50", p50), ("p90", p90), ("p99", p99), ("p99.9", p99_9), ("p99.99", p99_99), ("max", max)]
-        .map(|(name, value)| format!("{name} {}", format_micros(value)))
+        .map(|(name, value)| format!("{name} {}", format_latency(value)))
         .join("  ")
 }
 

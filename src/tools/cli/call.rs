@@ -10,7 +10,8 @@ use tokio::runtime;
 
 use super::client::{ClientTls, RateLimitClient, TimedResponse, TlsArgs, block_on};
 use super::print::{
-    CommandOutcome, check_written, escape_and_shorten, format_micros, print_error, print_note, print_to_stdout,
+    CommandOutcome, check_written, escape_and_shorten, format_latency, format_micros, print_error, print_note,
+    print_to_stdout,
 };
 use super::request_flags::{RequestArgs, format_descriptor, parse_duration};
 use crate::base::clock::to_micros;
@@ -219,8 +220,9 @@ impl CallSummary {
         page += &format_headers_and_body(&last);
         let sums: Vec<String> = self.sums.iter().map(|(code, sum)| format!("{sum} {}", format_code(*code))).collect();
         self.latencies_us.sort_unstable();
-        let time =
-            |share: usize| format_micros(self.latencies_us[(self.latencies_us.len() * share).div_ceil(100) - 1].into());
+        let time = |share: usize| {
+            format_latency(self.latencies_us[(self.latencies_us.len() * share).div_ceil(100) - 1].into())
+        };
         page += &match self.count {
             1 => format!("{} in {}\n", format_code(last.overall_code), time(100)),
             _ => format!("{}; {} median, {} p99, {} longest\n", sums.join(", "), time(50), time(99), time(100)),
