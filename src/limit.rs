@@ -383,6 +383,15 @@ impl Limit {
         self.max_wait_us
     }
 
+    /// `max_wait` in microseconds, as a rule writes it; `None` by default.
+    pub fn written_max_wait_us(&self) -> Option<u64> {
+        let default = match self.algorithm.properties().delay {
+            DelayPolicy::Never | DelayPolicy::IfMaxWait => 0,
+            DelayPolicy::UntilDeadline => u64::MAX,
+        };
+        Some(self.max_wait_us).filter(|max_wait_us| *max_wait_us != default)
+    }
+
     /// Returns `true` if rejected hits count too.
     pub const fn count_rejected(&self) -> bool {
         self.count_rejected

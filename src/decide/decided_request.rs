@@ -226,6 +226,7 @@ fn to_limit_record<'a>(selected: &SelectedLimit<'a>, result: Option<&ChargeResul
         unit: period.unit(),
         unit_multiplier: period.multiplier(),
         capacity: Some(limit.capacity()).filter(|capacity| *capacity != limit.requests_per_unit()),
+        max_wait_us: limit.written_max_wait_us(),
         global: limit.global_scope().map(|scope| GlobalRecord {
             reserve_milli_percent: scope.reserve_milli_percent,
             max_overshoot: scope.max_overshoot.milli_hits(limit.requests_per_unit()) / 1000,

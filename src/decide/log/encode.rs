@@ -109,6 +109,7 @@ fn append_limit(line: &mut Vec<u8>, record: &LimitRecord<'_>) {
         append_number(line, ",\"unit_multiplier\":", record.unit_multiplier);
     }
     append_optional_number(line, ",\"capacity\":", record.capacity);
+    append_optional_number(line, ",\"max_wait_us\":", record.max_wait_us);
     if let Some(GlobalRecord { reserve_milli_percent, max_overshoot, on_region_loss }) = record.global {
         append_number(line, ",\"global\":{\"reserve_milli_percent\":", reserve_milli_percent);
         append_number(line, ",\"max_overshoot\":", max_overshoot);

@@ -222,6 +222,10 @@ pub struct LimitRecord<'a> {
     /// `bucket_size` or `queue_size`; absent: `requests_per_unit`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<u32>,
+    /// `max_wait` in microseconds; absent if the limit has none, so that it never delays (token_bucket) or delays as
+    /// long as the caller waits (leaky_bucket).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_wait_us: Option<u64>,
     /// Keys of a limit that all regions share; absent: each region has the limit for itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub global: Option<GlobalRecord>,

@@ -393,20 +393,23 @@ fn push_remedies(page: &mut String, rejected_by: &LimitRemedies) {
                 let _ = writeln!(page, "      never passes later: {reason}");
                 continue;
             }
-            Remedy::Limit { key, value, counted, delay_us } => {
-                let delay = delay_us
-                    .map_or_else(String::new, |delay_us| format!(" and a delay of {}", format_micros(delay_us)));
-                format!("with {key} {value}{delay}: {counted} were counted before")
+            Remedy::Limit { key, value, counted, delay_us, max_wait_us } => {
+                let delay = delay_us.map(|delay_us| format!(" and {}", format_delay(delay_us, *max_wait_us)));
+                format!("with {key} {value}{}: {counted} were counted before", delay.unwrap_or_default())
             }
-            Remedy::LongerDelay { delay_us } => {
-                format!("with a delay of {} (max_wait, the caller's deadline)", format_micros(*delay_us))
-            }
+            Remedy::LongerDelay { delay_us, max_wait_us } => format!("with {}", format_delay(*delay_us, *max_wait_us)),
             Remedy::FewerHits { hits } => format!("with {}", format_count(*hits, "hit")),
             Remedy::ShadowMode => continue,
             Remedy::WorkingStore => "with a store that answers, or with on_store_error: allow".to_owned(),
         };
         let _ = writeln!(page, "      would have passed {text}");
     }
+}
+
+/// Formats a delay, with the bounds on it that must be raised. `max_wait_us` is that of the rule, if it must.
+fn format_delay(delay_us: u64, max_wait_us: Option<u64>) -> String {
+    let bounds = if max_wait_us.is_some() { "raise max_wait to it, and" } else { "raise" };
+    format!("a delay of {} ({bounds} the caller's deadline)", format_micros(delay_us))
 }
 
 /// Formats a time for reading: `2026-07-08 10:05:30.000000`.

@@ -7,7 +7,7 @@ use super::demand::{AskedLimit, ChargeSequence, LimitDemand};
 use super::results::{CurvePoint, LeftOutPeriod, SmallestLimit, UseResults};
 use super::smallest_limit::{SmallestByKey, admits_all, find_smallest_by_key};
 use crate::base::clock::Time;
-use crate::limit::algorithm::{Algorithm, CapacityKey, DelayPolicy};
+use crate::limit::algorithm::{Algorithm, CapacityKey};
 use crate::limit::period::{Period, Unit};
 use crate::limit::request::Hits;
 use crate::limit::{Limit, LimitSpec};
@@ -159,7 +159,7 @@ fn list_limit_families(asked: &AskedLimit, period: Period) -> Vec<LimitFamily> {
         period,
         capacity_factor,
         fixed_keys: FixedLimitFields {
-            max_wait_us: written_max_wait_us(limit).filter(|_| algorithm == own),
+            max_wait_us: limit.written_max_wait_us().filter(|_| algorithm == own),
             calendar_months: limit.calendar_months(),
             log_max: asked.log_max,
         },
@@ -176,16 +176,6 @@ fn list_limit_families(asked: &AskedLimit, period: Period) -> Vec<LimitFamily> {
         factors.into_iter().map(move |factor| family(algorithm, factor)).collect::<Vec<_>>()
     };
     algorithms.into_iter().flat_map(with_factors).collect()
-}
-
-/// `max_wait` as it is written; `None` by default.
-pub fn written_max_wait_us(limit: &Limit) -> Option<u64> {
-    let is_default = match limit.algorithm().properties().delay {
-        DelayPolicy::Never => true,
-        DelayPolicy::IfMaxWait => limit.max_wait_us() == 0,
-        DelayPolicy::UntilDeadline => limit.max_wait_us() == u64::MAX,
-    };
-    (!is_default).then(|| limit.max_wait_us())
 }
 
 impl PeriodSearch<'_> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::demand::{AskedLimit, DemandCollector, LimitDemand};
-use super::recommendation::{Recommendation, RejectedKeysGoal, written_max_wait_us};
+use super::recommendation::{Recommendation, RejectedKeysGoal};
 use super::results::{
     AlreadyRejected, AskedLimitResults, BasisResults, GoalResults, RecommendationResults, SmallestLimit,
     VerifiedFigures,
@@ -159,7 +159,7 @@ fn build_basis(RecommendationParts { demand, basis, .. }: RecommendationParts<'_
 fn format_yaml_to_paste(parts: RecommendationParts<'_>) -> Option<String> {
     let RecommendationParts { path, entries, asked, recommendation, .. } = parts;
     let limit = recommendation.candidates.first()?.limit?;
-    let max_wait_us = written_max_wait_us(&asked.limit).filter(|_| limit.algorithm() == asked.limit.algorithm());
+    let max_wait_us = asked.limit.written_max_wait_us().filter(|_| limit.algorithm() == asked.limit.algorithm());
     let global = asked.limit.global_scope().and_then(|scope| limit.shared_by_regions(scope));
     let text =
         format_rule_yaml(entries?, PastedLimit { limit: &global.unwrap_or(limit), name: &asked.name, max_wait_us });

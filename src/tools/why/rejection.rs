@@ -4,6 +4,8 @@
 //! counter holds the hits that were used, so `before` decides under any other limit too. It holds for a change at that
 //! moment; an earlier change would have admitted other hits before, which only a simulation tells.
 
+use std::time::Duration;
+
 use serde::Serialize;
 
 use super::time_range::format_time;
@@ -23,6 +25,9 @@ pub fn format_limit(limit: &LimitRecord<'_>) -> String {
     if let Some(capacity) = limit.capacity {
         let key = limit.algorithm.properties().capacity.key().unwrap_or("capacity");
         text += &format!(", {key} {capacity}");
+    }
+    if let Some(max_wait_us) = limit.max_wait_us {
+        text += &format!(", max_wait {:?}", Duration::from_micros(max_wait_us));
     }
     if let Some(GlobalRecord { reserve_milli_percent, max_overshoot, on_region_loss }) = limit.global {
         let reserve = percent_text(reserve_milli_percent);
@@ -117,11 +122,17 @@ pub enum Remedy {
         /// Delay that the request must accept besides, in microseconds.
         #[serde(skip_serializing_if = "Option::is_none")]
         delay_us: Option<u64>,
+        /// `max_wait` that the rule needs besides, in microseconds, because its own is less than the delay.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        max_wait_us: Option<u64>,
     },
     /// A longer delay: there was room, but the wait was not accepted.
     LongerDelay {
         /// Delay in microseconds.
         delay_us: u64,
+        /// `max_wait` that the rule needs, in microseconds, because its own is less than the delay.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        max_wait_us: Option<u64>,
     },
     /// Fewer hits in the request.
     FewerHits {
@@ -215,11 +226,12 @@ impl RejectingLimit<'_, '_> {
         // A request leaves a queue when everything before it has left.
         let is_queue = self.limit.algorithm == Algorithm::LeakyBucket;
         let delay_us = Some(result.reset_us).filter(|delay_us| is_queue && *delay_us > 0);
+        let max_wait_us = delay_us.filter(|delay_us| self.limit.max_wait_us.is_some_and(|own_us| own_us < *delay_us));
         match delay_us {
-            Some(delay_us) if value <= self.capacity() => Some(Remedy::LongerDelay { delay_us }),
+            Some(delay_us) if value <= self.capacity() => Some(Remedy::LongerDelay { delay_us, max_wait_us }),
             // A peek at a window that counts rejected hits passes a full one.
             _ if value <= self.capacity() => None,
-            _ => Some(Remedy::Limit { key, value, counted, delay_us }),
+            _ => Some(Remedy::Limit { key, value, counted, delay_us, max_wait_us }),
         }
     }
 }

@@ -41,6 +41,7 @@ pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
         unit: Unit::Day,
         unit_multiplier: 2,
         capacity: Some(20),
+        max_wait_us: Some(1_500_000),
         global: Some(GlobalRecord {
             reserve_milli_percent: 10_000,
             max_overshoot: 60,
@@ -193,6 +194,7 @@ fn a_record_without_optional_fields_is_encoded_as_it_is_serialized() {
         unit: Unit::Year,
         unit_multiplier: 1,
         capacity: None,
+        max_wait_us: None,
         global: None,
         shadow: false,
         candidate: false,

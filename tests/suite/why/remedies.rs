@@ -82,6 +82,7 @@ impl RejectedCharge<'_> {
             unit: Unit::Minute,
             unit_multiplier: 1,
             capacity: Some(limit.capacity()).filter(|capacity| *capacity != self.spec.requests_per_unit),
+            max_wait_us: limit.written_max_wait_us(),
             global: None,
             shadow: false,
             candidate: false,
@@ -126,7 +127,7 @@ impl RejectedCharge<'_> {
         let hits = self.request.hits;
         for remedy in self.list_remedies(result) {
             match remedy {
-                Remedy::Limit { key, value, delay_us, .. } => {
+                Remedy::Limit { key, value, delay_us, max_wait_us, .. } => {
                     let set = |spec: &mut LimitSpec, value: u64| {
                         let value = u32::try_from(value).unwrap();
                         match key {
@@ -134,7 +135,7 @@ impl RejectedCharge<'_> {
                             "queue_size" => spec.queue_size = Some(value),
                             _ => spec.requests_per_unit = value,
                         }
-                        spec.max_wait_us = spec.max_wait_us.and(delay_us).filter(|delay_us| *delay_us > 0);
+                        spec.max_wait_us = max_wait_us.or(spec.max_wait_us);
                     };
                     let delay_us = delay_us.unwrap_or(0);
                     prop_assert!(self.passes(|spec| set(spec, value), hits, delay_us), "{} {}", key, value);
@@ -147,11 +148,13 @@ impl RejectedCharge<'_> {
                         prop_assert!(!self.passes(|spec| set(spec, value), hits, delay_us - 1), "{} us", delay_us);
                     }
                 }
-                Remedy::LongerDelay { delay_us } => {
+                Remedy::LongerDelay { delay_us, max_wait_us } => {
                     let passes = |delay_us| {
-                        self.passes(|spec| spec.max_wait_us = Some(delay_us).filter(|it| *it > 0), hits, delay_us)
+                        self.passes(|spec| spec.max_wait_us = max_wait_us.or(spec.max_wait_us), hits, delay_us)
                     };
                     prop_assert!(passes(delay_us) && !passes(delay_us - 1), "{} us", delay_us);
+                    let without = self.passes(|_| {}, hits, delay_us);
+                    prop_assert!(without == max_wait_us.is_none(), "max_wait {:?}", max_wait_us);
                 }
                 Remedy::FewerHits { hits } => {
                     prop_assert!(self.passes(|_| {}, Hits::Charge(hits), 0), "with {} hits", hits);
@@ -233,10 +236,26 @@ fn queue_needs_room_and_a_delay() {
     let queue =
         |changes: Value| text(&json!({}), &changed(changes, &json!({"algorithm": "leaky_bucket", "capacity": 3})));
     let full = queue(rejection(3, 18_000_000, Some(6_000_000)));
-    assert!(full.contains("with queue_size 4 and a delay of 18 s: 3 were counted before"), "{full}");
+    let told = "with queue_size 4 and a delay of 18 s (raise the caller's deadline): 3 were counted before";
+    assert!(full.contains(told), "{full}");
     let waiting = queue(rejection(2, 12_000_000, Some(6_000_000)));
-    assert!(waiting.contains("with a delay of 12 s (max_wait, the caller's deadline)"), "{waiting}");
+    assert!(waiting.contains("with a delay of 12 s (raise the caller's deadline)"), "{waiting}");
     assert!(!waiting.contains("with queue_size"), "{waiting}");
+}
+
+#[test]
+fn delay_beyond_max_wait_needs_a_longer_one() {
+    let queue = |max_wait_us: u64, before: u64| {
+        let own = json!({"algorithm": "leaky_bucket", "capacity": 3, "max_wait_us": max_wait_us});
+        text(&json!({}), &changed(rejection(before, 18_000_000, Some(6_000_000)), &own))
+    };
+    let full = queue(5_000_000, 3);
+    let told = "with queue_size 4 and a delay of 18 s (raise max_wait to it, and the caller's deadline): 3 were";
+    assert!(full.contains(told) && full.contains("queue_size 3, max_wait 5s"), "{full}");
+    let waiting = queue(5_000_000, 2);
+    assert!(waiting.contains("with a delay of 18 s (raise max_wait to it, and the caller's deadline)"), "{waiting}");
+    // Long enough.
+    assert!(!queue(30_000_000, 3).contains("raise max_wait"), "max_wait is not the reason");
 }
 
 #[test]
