@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::limit::StorePolicy;
 
-/// Settings and rules, at the start of a process, at each reload, and at the start of each file.
+/// Settings and rules: at the start of a process, at each reload, at the start of each file, and in a stream again once
+/// the last one is trimmed away.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeaderRecord {
     /// Reason for the header.
@@ -36,7 +37,7 @@ pub enum HeaderEvent {
     Start,
     /// The rules were replaced.
     Reload,
-    /// A new file begins; settings and rules are those of before.
+    /// A new file begins, or a stream was trimmed; settings and rules are those of before.
     Rotation,
 }
 

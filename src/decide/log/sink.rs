@@ -62,7 +62,8 @@ impl Sink {
     pub(super) fn write_header(&mut self, header: &Arc<HeaderRecord>) -> Result<(), LostRecords> {
         match self {
             Self::File(file) => file.write_header(header).map_err(|error| LostRecords { count: 1, error }),
-            Self::Stdout(_) | Self::Redis(_) | Self::Otlp(_) => self.write_lines(&header.to_line()),
+            Self::Redis(redis) => redis.write_header(header),
+            Self::Stdout(_) | Self::Otlp(_) => self.write_lines(&header.to_line()),
         }
     }
 

@@ -42,6 +42,7 @@ impl SinkHandle {
             name: sink::sink_name(of),
             process: process.to_owned(),
             untold_failures: 0,
+            untold_drops: 0,
             throttle: LogThrottle::every(Duration::from_secs(60)),
         };
         let own_queue = Arc::clone(&queue);
@@ -67,6 +68,8 @@ struct SinkWriter {
     process: String,
     /// Records that the sink did not take, and that the log does not tell yet.
     untold_failures: u64,
+    /// Records that the queue dropped, and that the log does not tell yet.
+    untold_drops: u64,
     throttle: LogThrottle,
 }
 
@@ -88,7 +91,8 @@ impl SinkWriter {
                 self.log_failure(written);
             }
             queue.reuse_chunks(chunks.into_iter());
-            self.write_dropped_record(dropped, DropReason::QueueFull);
+            self.untold_drops += dropped;
+            self.untold_drops -= self.write_dropped_record(self.untold_drops, DropReason::QueueFull);
             self.untold_failures -= self.write_dropped_record(self.untold_failures, DropReason::WriteFailed);
         }
     }

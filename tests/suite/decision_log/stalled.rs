@@ -112,6 +112,36 @@ fn full_disk_is_counted() {
 }
 
 #[test]
+fn drop_that_could_not_be_told_is_told_later() {
+    let directory = tempdir().unwrap();
+    let logs = directory.path().join("logs");
+    let file = logs.join("log");
+    fs::create_dir(&logs).unwrap();
+    let service = logging_service(&file, &ENV, RULES);
+    fs::remove_dir_all(&logs).unwrap();
+    wait_for_write_error(&service);
+    // Larger than the queue.
+    service.decide(&shop_request(&format!("user={}", "x".repeat(100_000)))).unwrap();
+    assert_eq!(counts(&service).dropped, 1);
+    // The next failed batch had the news of it.
+    let failed = counts(&service).failed;
+    wait_for("another write to fail", || {
+        decide(&service, 1);
+        (counts(&service).failed > failed + 1).then_some(())
+    });
+    fs::create_dir(&logs).unwrap();
+    wait_for("a record", || {
+        decide(&service, 1);
+        (counts(&service).written > 0).then_some(())
+    });
+    service.finish_log();
+    let told = records(&file).iter().any(|record| {
+        matches!(record, Record::Dropped(dropped) if (dropped.reason, dropped.count) == (DropReason::QueueFull, 1))
+    });
+    assert!(told);
+}
+
+#[test]
 fn records_that_a_destination_refused_are_told_when_it_works_again() {
     let directory = tempdir().unwrap();
     let logs = directory.path().join("logs");

@@ -69,6 +69,65 @@ fn stream_is_trimmed_to_about_its_length() {
     assert!((20..=40).contains(&length), "{length}");
 }
 
+/// A stream of 20 entries, in nodes of ten, and the header that it has again after 200 decisions.
+fn header_after_trimming(user: &str) -> serde_json::Value {
+    let auth = user.split_once(' ').map_or(String::new(), |(name, _)| format!("{name}:secret"));
+    let options = options().with(&[("stream-node-max-entries", "10")]);
+    let server = match user.split_once(' ') {
+        Some((name, permissions)) => options.user(name, permissions).start(),
+        None => options.start(),
+    };
+    let service = service(
+        &server.address(),
+        &[("TOLLKEEPER_DECISION_LOG_STREAM_LENGTH", "20"), ("TOLLKEEPER_DECISION_LOG_REDIS_AUTH", &auth)],
+    );
+    decide(&service, 200);
+    let header = wait_for("a header again", || {
+        decide(&service, 1);
+        let is_renewed = |record: &serde_json::Value| record["type"] == "header" && record["event"] == "rotation";
+        stream(&server).into_iter().find(is_renewed)
+    });
+    service.finish_log();
+    header
+}
+
+#[test]
+fn stream_gets_its_header_again_when_it_is_trimmed_away() {
+    let header = header_after_trimming("");
+    assert_eq!(header["rules"]["documents"][0]["text"], RULES);
+    let records = "on >secret ~decisions +@connection +info +cluster +xadd +xtrim";
+    let header = header_after_trimming(&format!("log {records}"));
+    assert_eq!(header["rules"]["documents"][0]["text"], RULES);
+}
+
+#[test]
+fn headers_of_earlier_rules_stay_while_their_decisions_do() {
+    let server = options().with(&[("stream-node-max-entries", "10")]).start();
+    let service = service(&server.address(), &[("TOLLKEEPER_DECISION_LOG_STREAM_LENGTH", "100")]);
+    let earlier = "domain: shop\ndescriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 9}}]\n";
+    let ids = |server: &Server, kind: &str| -> Vec<String> {
+        let found = stream(server).into_iter().filter(|record| record["type"] == kind);
+        let id = if kind == "header" { "/rules/id" } else { "/rules" };
+        found.filter_map(|record| Some(record.pointer(id)?.as_str()?.to_owned())).collect()
+    };
+    wait_for("the header", || (ids(&server, "header").len() == 1).then_some(()));
+    decide(&service, 60);
+    wait_for("decisions by the first rules", || (ids(&server, "decision").len() == 60).then_some(()));
+    let first = ids(&server, "header")[0].clone();
+    service.load([("rules.yaml", earlier)]);
+    wait_for("another header", || (ids(&server, "header").len() == 2).then_some(()));
+    // The first header is trimmed away, and many of its decisions are not.
+    decide(&service, 70);
+    wait_for("the first header again", || {
+        let decisions = ids(&server, "decision");
+        assert!(decisions.contains(&first), "its decisions are gone: {decisions:?}");
+        decide(&service, 1);
+        std::thread::sleep(Duration::from_millis(300));
+        ids(&server, "header").contains(&first).then_some(())
+    });
+    service.finish_log();
+}
+
 #[test]
 fn stream_in_a_cluster_is_on_the_node_of_its_key() {
     let cluster = Cluster::start();

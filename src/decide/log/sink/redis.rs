@@ -2,7 +2,12 @@
 //!
 //! Each line is one entry with the field `record`. The connections and their thread belong to the sink alone. A command
 //! is sent once, so an entry is in the stream at most once; one without an answer counts as failed.
+//!
+//! Trimming removes the oldest entries, headers among them, and readers need the rules of the decisions that remain. So
+//! a header is appended again once it is trimmed away. If the user may not read the stream, that is guessed from the
+//! number of entries written.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,25 +16,61 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use tokio::runtime::{Builder, Runtime};
 
+use crate::base::clock::Clock;
 use crate::base::threads;
+use crate::decide::log::header::{HeaderEvent, HeaderRecord};
 use crate::decide::log::queue::LostRecords;
+use crate::decide::log::stream::{EntryId, parse_entries};
 use crate::settings::decision_log::StreamSettings;
 use crate::store::client::redis::connect_options::ConnectOptions;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::deployment_context::DeploymentOptions;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::health_check::{CommandWords, HealthCheck};
+use crate::store::client::redis::resp::reply_text;
 
 /// Upper bound on a write and on a health check. Nothing but the sink waits for it.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Time between two looks at the oldest entry of the stream.
+const HEADER_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Part of the stream's length after whose entries a header is written again, if the stream cannot be read.
+const UNREAD_HEADER_PARTS: u64 = 8;
+/// Maximum number of headers with earlier rules that are kept in the stream.
+const MAX_EARLIER_HEADERS: usize = 4;
 
 /// Writer of a stream.
 #[derive(Debug)]
 pub(crate) struct RedisSink {
     stream: Arc<StreamKey>,
     client: Deployment,
+    /// Header of the current rules.
+    header: Option<WrittenHeader>,
+    /// Headers of earlier rules, whose decisions may still be in the stream.
+    earlier: VecDeque<EarlierHeader>,
+    /// Entries since the last header.
+    lines_since_header: u64,
+    checked_at: Instant,
+    /// The user may read the stream.
+    can_read: bool,
     /// Thread of the connections.
     runtime: Runtime,
+}
+
+/// A header and its entry.
+#[derive(Clone, Debug)]
+struct WrittenHeader {
+    header: Arc<HeaderRecord>,
+    /// `None` until it is known to be in the stream.
+    id: Option<EntryId>,
+}
+
+/// A header that another followed.
+#[derive(Clone, Debug)]
+struct EarlierHeader {
+    written: WrittenHeader,
+    /// Entry after which no decision has its rules.
+    last: EntryId,
 }
 
 /// Key of a stream, and its length.
@@ -37,6 +78,7 @@ pub(crate) struct RedisSink {
 struct StreamKey {
     key: Bytes,
     max_length: Bytes,
+    max_entries: u64,
     auth_setting: &'static str,
 }
 
@@ -56,6 +98,7 @@ impl RedisSink {
         let stream = Arc::new(StreamKey {
             key: settings.key.clone().into(),
             max_length: settings.max_length.to_string().into(),
+            max_entries: settings.max_length,
             auth_setting: connect.auth_setting(),
         });
         let options = DeploymentOptions {
@@ -70,14 +113,106 @@ impl RedisSink {
             let _within = runtime.enter();
             Deployment::start(settings.deployment.topology.clone(), options)
         };
-        Ok(Self { stream, client, runtime })
+        Ok(Self {
+            stream,
+            client,
+            header: None,
+            earlier: VecDeque::new(),
+            lines_since_header: 0,
+            checked_at: Instant::now(),
+            can_read: true,
+            runtime,
+        })
+    }
+
+    /// Appends a header, and keeps it in the stream.
+    ///
+    /// # Errors
+    /// It is not known to be written; it is appended again before later entries.
+    pub(super) fn write_header(&mut self, header: &Arc<HeaderRecord>) -> Result<(), LostRecords> {
+        let before = self.header.replace(WrittenHeader { header: Arc::clone(header), id: None });
+        let id = self.append_header(header, header.event)?;
+        if let Some(written) = before.filter(|before| before.id.is_some()) {
+            self.earlier.push_back(EarlierHeader { written, last: id });
+            if self.earlier.len() > MAX_EARLIER_HEADERS {
+                self.earlier.pop_front();
+            }
+        }
+        self.header = Some(WrittenHeader { header: Arc::clone(header), id: Some(id) });
+        Ok(())
+    }
+
+    /// Appends headers again that were trimmed away, before entries that need them.
+    ///
+    /// # Errors
+    /// A header is not known to be written.
+    fn renew_headers(&mut self) -> Result<(), LostRecords> {
+        let Some(current) = self.header.clone() else { return Ok(()) };
+        let is_due = match self.can_read || current.id.is_none() {
+            true => self.checked_at.elapsed() >= HEADER_CHECK_INTERVAL,
+            false => self.lines_since_header >= self.stream.max_entries / UNREAD_HEADER_PARTS,
+        };
+        if !is_due {
+            return Ok(());
+        }
+        self.checked_at = Instant::now();
+        let first = match self.can_read.then(|| self.find_first_entry()) {
+            // Without a permission, each try would be an entry in the server's log of such tries.
+            Some(Err(RedisError::Misconfigured)) => {
+                self.can_read = false;
+                return Ok(());
+            }
+            Some(Err(_)) => return Ok(()),
+            Some(Ok(first)) => first,
+            None => EntryId::MAX,
+        };
+        if current.id.is_none_or(|id| id < first) {
+            let event = if current.id.is_none() { current.header.event } else { HeaderEvent::Rotation };
+            let id = self.append_header(&current.header, event)?;
+            self.header = Some(WrittenHeader { id: Some(id), ..current });
+        }
+        self.earlier.retain(|earlier| earlier.last >= first);
+        for index in 0..self.earlier.len() {
+            let EarlierHeader { written, .. } = self.earlier[index].clone();
+            if written.id.is_some_and(|id| id < first) {
+                let id = self.append_header(&written.header, HeaderEvent::Rotation)?;
+                self.earlier[index].written.id = Some(id);
+            }
+        }
+        Ok(())
+    }
+
+    fn append_header(&mut self, header: &HeaderRecord, event: HeaderEvent) -> Result<EntryId, LostRecords> {
+        let line = match event {
+            HeaderEvent::Rotation => {
+                let time_us = Clock::System.now().as_micros();
+                HeaderRecord { event, time_us, ..header.clone() }.to_line()
+            }
+            HeaderEvent::Start | HeaderEvent::Reload => header.to_line(),
+        };
+        let appended = self.runtime.block_on(self.append_entry(line.trim_ascii_end(), Instant::now() + WRITE_TIMEOUT));
+        self.lines_since_header = 0;
+        appended.map_err(|error| LostRecords { count: 1, error: self.describe_error(error) })
+    }
+
+    /// Finds the id of the oldest entry; the greatest id in an empty stream.
+    fn find_first_entry(&self) -> Result<EntryId, RedisError> {
+        let key = &self.stream.key;
+        let words: [&[u8]; 6] = [b"XRANGE", key, b"-", b"+", b"COUNT", b"1"];
+        let call = self.client.call_key_unrecorded(key, &words, Instant::now() + WRITE_TIMEOUT);
+        let reply = self.runtime.block_on(call)?;
+        let entries = parse_entries(&reply).ok_or(RedisError::BadReply)?;
+        Ok(entries.first().map_or(EntryId::MAX, |entry| entry.id))
     }
 
     /// Appends an entry for each line, in their order.
     ///
     /// # Errors
     /// Not all entries are known to be written.
-    pub(super) fn write_lines(&self, lines: &[u8]) -> Result<(), LostRecords> {
+    pub(super) fn write_lines(&mut self, lines: &[u8]) -> Result<(), LostRecords> {
+        // A header that cannot be written is tried again; its failure is that of the lines too.
+        let _ = self.renew_headers();
+        self.lines_since_header += memchr::memchr_iter(b'\n', lines).count() as u64;
         let deadline = Instant::now() + WRITE_TIMEOUT;
         let lines = lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         let outcomes = self.runtime.block_on(join_all(lines.map(|line| self.append_entry(line, deadline))));
@@ -97,10 +232,12 @@ impl RedisSink {
         io::Error::other(format!("redis:{key}: {error}: {cause}"))
     }
 
-    async fn append_entry(&self, line: &[u8], deadline: Instant) -> Result<(), RedisError> {
+    /// Appends an entry; returns its id.
+    async fn append_entry(&self, line: &[u8], deadline: Instant) -> Result<EntryId, RedisError> {
         let StreamKey { key, max_length, .. } = &*self.stream;
         let words: [&[u8]; 8] = [b"XADD", key, b"MAXLEN", b"~", max_length, b"*", b"record", line];
-        self.client.call_key(key, &words, deadline).await.map(drop)
+        let reply = self.client.call_key(key, &words, deadline).await?;
+        reply_text(&reply).and_then(|id| id.parse().ok()).ok_or(RedisError::BadReply)
     }
 }
 
