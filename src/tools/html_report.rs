@@ -6,7 +6,7 @@ use askama::Template;
 use plotters::prelude::*;
 
 use super::recommend::results::{CurvePoint, RecommendationResults};
-use super::simulate::results::{RejectedKeyResults, SimulationResults, TimelineResults};
+use super::simulate::results::{LimitResults, RejectedKeyResults, SimulationResults, TimelineResults, changed_first};
 use crate::base::printable_text::replace_unprintable;
 
 /// Limits with a plot of their own.
@@ -22,6 +22,8 @@ struct SimulationPage<'r> {
     has_old: bool,
     /// SVG of all requests.
     plot: String,
+    /// Changed limits first.
+    limits: Vec<&'r LimitResults>,
     limit_plots: Vec<LimitPlot<'r>>,
     lists: Vec<KeyList<'r>>,
 }
@@ -87,7 +89,7 @@ pub fn render_simulation(results: &SimulationResults) -> Result<String, PageErro
         .iter()
         .filter_map(|limit| Some((limit, limit.new.as_ref().filter(|new| new.rejected > 0)?)))
         .collect();
-    rejecting.sort_by_key(|(_, new)| std::cmp::Reverse(new.rejected));
+    rejecting.sort_by_key(|(limit, new)| (limit.change.is_none(), std::cmp::Reverse(new.rejected)));
     let plots = rejecting.iter().filter_map(|(limit, new)| Some((limit, new.timeline.as_ref()?)));
     let limit_plots = plots
         .take(MAX_LIMIT_PLOTS)
@@ -104,6 +106,7 @@ pub fn render_simulation(results: &SimulationResults) -> Result<String, PageErro
         last: results.traffic.last.as_deref().unwrap_or_default(),
         has_old: results.old.is_some(),
         plot: plot_timeline(&results.timeline)?,
+        limits: changed_first(&results.limits),
         limit_plots: limit_plots.collect::<Result<_, PlotError>>()?,
         lists: lists.into_iter().filter(|list| !list.keys.is_empty()).collect(),
     };
@@ -151,10 +154,10 @@ mod filters {
         Ok(format!("{:.2} %", share * 100.0))
     }
 
-    /// Formats seconds.
+    /// Formats seconds; less than one in milliseconds.
     #[askama::filter_fn]
     pub(super) fn seconds(seconds: &f64, _: &dyn Values) -> askama::Result<String> {
-        Ok(format!("{seconds:.1} s"))
+        Ok(if *seconds < 1.0 { format!("{:.1} ms", seconds * 1000.0) } else { format!("{seconds:.1} s") })
     }
 
     /// Formats microseconds as milliseconds.

@@ -168,7 +168,7 @@ impl Servers {
 
 /// A decision log of one request.
 fn decision_log(rules: &str) -> String {
-    let log = Log::new("p", rules).request(0, &["login=ann"]);
+    let log = Log::new("p", rules).decided(0, "ann", true);
     log.text()
 }
 

@@ -2,6 +2,7 @@
 
 mod fidelity;
 mod formats;
+mod gates;
 mod page;
 mod results;
 mod stream;
@@ -151,20 +152,37 @@ impl Log {
     }
 
     /// Adds a request with these descriptors.
-    fn push(&mut self, at_ms: u64, descriptors: &[Value]) {
+    pub(crate) fn push(&mut self, at_ms: u64, descriptors: &[Value]) {
         self.seq += 1;
+        let is_rejected = descriptors.iter().any(|descriptor| descriptor["verdict"] == "over_limit");
         let decision = json!({
             "v": 1, "type": "decision", "process": self.process, "seq": self.seq,
-            "time_us": START_US + at_ms * 1000, "domain": "shop", "descriptors": descriptors, "verdict": "ok",
+            "time_us": START_US + at_ms * 1000, "domain": "shop", "descriptors": descriptors,
+            "verdict": if is_rejected { "over_limit" } else { "ok" },
             "max_delay_us": 18_000, "rules": "r1", "duration_us": 3,
         });
         self.lines.push(decision.to_string());
     }
 
-    /// Adds ten requests of `login=ann`, one every 100 ms, and two of `login=bob`.
+    /// Adds a request of `login=value` with the verdict of its only limit, that of the old rules.
+    pub(crate) fn decided(mut self, at_ms: u64, value: &str, admitted: bool) -> Self {
+        let result = json!({"admitted": admitted, "before": 0, "after": 0, "remaining": 0, "reset_us": 0});
+        self.push(
+            at_ms,
+            &[json!({
+                "entries": [{"key": "login", "value": value}], "hits": 1, "sampled": true,
+                "limits": [{"algorithm": "sliding_window_log", "requests_per_unit": 5, "unit": "minute",
+                            "result": result}],
+                "decided_by": "counter", "verdict": if admitted { "ok" } else { "over_limit" },
+            })],
+        );
+        self
+    }
+
+    /// Adds ten requests of `login=ann`, one every 100 ms, and two of `login=bob`, as the old rules decide them.
     fn ten_of_ann_and_two_of_bob(self) -> Self {
-        let log = (0..10).fold(self, |log, number| log.request(number * 100, &["login=ann"]));
-        log.request(1100, &["login=bob"]).request(1200, &["login=bob"])
+        let log = (0..10).fold(self, |log, number| log.decided(number * 100, "ann", number < 5));
+        log.decided(1100, "bob", true).decided(1200, "bob", true)
     }
 
     pub(crate) fn text(&self) -> String {

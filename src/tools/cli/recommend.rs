@@ -171,7 +171,7 @@ impl RecommendInput<'_> {
             let problem = "the traffic has no requests".to_owned();
             return Err(CommandFailure { outcome: CommandOutcome::Failure, problem });
         }
-        let basis = TrafficBasis::new(&collector, is_cut, warnings::collect_input_warnings(&collector.log, summary));
+        let basis = TrafficBasis::new(&collector, is_cut, warnings::collect_input_warnings(&collector.log, &summary));
         Ok((collector.finish(), basis))
     }
 
@@ -259,7 +259,7 @@ fn read_traffic(
         }
     }
     bar.finish_and_clear();
-    Ok(traffic.summary)
+    Ok(traffic.summary())
 }
 
 fn print_results(args: &Args, results: &RecommendationResults) -> Result<CommandOutcome, CommandFailure> {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::print::{
-    CommandOutcome, check_written, escape_and_shorten, format_count, format_micros, format_seconds, format_with_share,
-    print_error, print_to_stdout,
+    CommandOutcome, check_written, escape_and_shorten, format_count, format_latency, format_micros, format_seconds,
+    format_with_share, print_error, print_to_stdout,
 };
 use super::rule_files::read_settings_or_defaults;
 use super::traffic::{
@@ -25,9 +25,10 @@ use crate::tools::replay::merge::MAX_TRAFFIC_FILES;
 use crate::tools::replay::replayer::{ReplayOptions, ReplayRules};
 use crate::tools::replay::source::{SourceOptions, TrafficEvent};
 use crate::tools::simulate::fail_condition::FailCondition;
+use crate::tools::simulate::gate::{Gate, MinFidelity};
 use crate::tools::simulate::results::{
-    ChangeResults, LimitFigures, LimitResults, RejectedKeyResults, ReplaySpeed, ReplayTotals, SimulationResults,
-    TimelineResults, compute_share,
+    ChangeResults, ConditionResult, LimitFigures, LimitResults, RejectedKeyResults, ReplaySpeed, ReplayTotals,
+    SimulationResults, TimelineResults, changed_first, compute_share,
 };
 use crate::tools::simulate::simulation::{Simulation, SimulationOptions};
 use crate::tools::simulate::warnings;
@@ -50,6 +51,9 @@ pub(super) struct Args {
     /// Fail if a figure is reached, such as 'rejected(shop.login) > 1%'; repeatable
     #[arg(long, value_name = "CONDITION")]
     fail_if: Vec<FailCondition>,
+    /// Judge no condition if the replay repeats fewer of the recorded decisions
+    #[arg(long, value_name = "SHARE", default_value = "99%")]
+    min_fidelity: MinFidelity,
     /// Write a page with plots, in one file
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -73,7 +77,9 @@ new rules and once under those to compare with. Nothing is sent anywhere.
 
 A condition is METRIC(LIMIT) and >, >=, < or <= with a number, or a share with %. LIMIT is the path of a limit, as in \
 /rlconfig, or * for all requests. METRIC is rejected, rejected_keys, newly_rejected, newly_admitted, delayed or \
-longest_run (of rejections of one key).
+longest_run (of rejections of one key). A condition is not judged, and the exit code is 2, if no request charged its \
+limit, if the old rules are unknown, or if the replay under the recorded rules repeats too few of the recorded \
+decisions (--min-fidelity).
 
 The log must have all decisions (TOLLKEEPER_DECISION_LOG_WHEN=all) with their values. See docs/simulate.md for other \
 formats, for the fields of the JSON, and for what makes a simulation differ from the server.
@@ -87,7 +93,8 @@ Examples:
   tollkeeper simulate --rules new.yaml --traffic access.log --map map.yaml
   tollkeeper simulate --traffic decisions.jsonl --json
 
-Exit codes: 0 simulated, 1 a condition of --fail-if holds, or the rules or the traffic have errors, 2 invalid usage.";
+Exit codes: 0 simulated, 1 a condition of --fail-if holds, or the rules or the traffic have errors, 2 invalid usage, \
+nothing to compare with, or a condition that cannot be judged.";
 
 /// Simulates, and prints the results.
 pub(super) fn run(args: &Args) -> CommandOutcome {
@@ -120,10 +127,24 @@ fn simulate(args: &Args) -> Result<CommandOutcome, CommandFailure> {
         replay: ReplayOptions { memory_bytes: args.memory.0, behaviour: Arc::new(settings.decisions.clone()) },
         max_keys: args.max_keys as usize,
     };
+    let is_log = map.is_none();
     let mut simulation = Simulation::new(new, old, &options);
+    if is_log && !args.against.is_empty() && !args.fail_if.is_empty() {
+        simulation.verify(&options);
+    }
     let sources = SourceOptions::new(map, settings.decisions);
     let results = replay_traffic(args, &mut simulation, &sources, &fixed)?;
-    print_results(args, &results)
+    print_results(args, &results, describe_missing_rules(args, &simulation, &results).as_deref())
+}
+
+/// Tells that a decision log lacks the rules to compare with.
+fn describe_missing_rules(args: &Args, simulation: &Simulation, results: &SimulationResults) -> Option<String> {
+    let is_compared = args.rules.is_empty() || args.map.is_some() || results.changes.is_some();
+    let missing = match simulation.log.rule_sets {
+        0 => "the log has no rules (no header)",
+        _ => "the log has no rules of its decisions, only others",
+    };
+    (!is_compared).then(|| format!("nothing was compared: {missing} (give the rules of that time as --against)"))
 }
 
 /// Replays all traffic.
@@ -162,19 +183,37 @@ fn replay_traffic(
             problem: "the traffic has no requests".to_owned(),
         });
     }
+    if simulation.new.is_empty(simulation.requests) {
+        let problem = "nothing was replayed: the log has no rules (no header) (give --rules)".to_owned();
+        return Err(CommandFailure::usage_error(problem));
+    }
     simulation.discard_empty_comparison();
     let replay_seconds = (thread_cpu_time() - started).as_secs_f64();
     let decode_seconds = traffic.decode_time.as_secs_f64();
     let speed = ReplaySpeed::new(simulation.replayed_decisions(), simulation.requests, replay_seconds, decode_seconds);
-    let mut results = SimulationResults::new(simulation, traffic.summary, speed, args.top.into());
+    let summary = traffic.summary();
+    let mut results = SimulationResults::new(simulation, &summary, speed, args.top.into());
     let of_rules = fixed.iter().flat_map(|rules| warnings::collect_rule_warnings(rules));
-    results.warnings =
-        warnings::collect_warnings(simulation, traffic.summary, &results).into_iter().chain(of_rules).collect();
-    results.conditions = args.fail_if.iter().map(|condition| condition.evaluate(&results)).collect();
+    results.warnings = warnings::collect_warnings(simulation, &summary, &results).into_iter().chain(of_rules).collect();
+    let reasons = warnings::list_fidelity_reasons(&simulation.log, &summary, &results);
+    if let Some(found) = results.verification.as_mut().filter(|found| found.agreed < found.compared) {
+        found.reasons = reasons;
+    }
+    let gate = Gate {
+        results: &results,
+        summary: &summary,
+        min_fidelity: Some(args.min_fidelity).filter(|_| args.map.is_none()),
+    };
+    results.conditions = args.fail_if.iter().map(|condition| gate.judge(condition)).collect();
     Ok(results)
 }
 
-fn print_results(args: &Args, results: &SimulationResults) -> Result<CommandOutcome, CommandFailure> {
+/// Prints the results; `missing` tells what there was not to compare with.
+fn print_results(
+    args: &Args,
+    results: &SimulationResults,
+    missing: Option<&str>,
+) -> Result<CommandOutcome, CommandFailure> {
     if let Some(path) = &args.report {
         let written = fs::write(path, render_simulation(results)?);
         written.map_err(|error| {
@@ -182,12 +221,24 @@ fn print_results(args: &Args, results: &SimulationResults) -> Result<CommandOutc
         })?;
     }
     let page = if args.json { to_pretty_json(results)? + "\n" } else { format_results(results) };
-    let fails = results.conditions.iter().any(|condition| condition.fails);
-    let outcome = if fails { CommandOutcome::Failure } else { CommandOutcome::Success };
+    let outcome = if results.conditions.iter().any(|condition| condition.fails) {
+        CommandOutcome::Failure
+    } else if missing.is_some() || results.conditions.iter().any(|condition| condition.not_judged.is_some()) {
+        CommandOutcome::UsageError
+    } else {
+        CommandOutcome::Success
+    };
     let outcome = check_written(print_to_stdout(page), outcome);
-    for condition in results.conditions.iter().filter(|condition| condition.fails) {
-        print_error(escape_unprintable(&format!("--fail-if '{}': {}", condition.condition, condition.figure)));
+    for ConditionResult { condition, figure, fails, not_judged } in &results.conditions {
+        match not_judged {
+            Some(reason) => {
+                print_error(escape_unprintable(&format!("--fail-if '{condition}': not judged: {reason}")));
+            }
+            None if *fails => print_error(escape_unprintable(&format!("--fail-if '{condition}': {figure}"))),
+            None => {}
+        }
     }
+    missing.into_iter().for_each(print_error);
     Ok(outcome)
 }
 
@@ -252,6 +303,7 @@ fn format_results(results: &SimulationResults) -> String {
         let first =
             first.map_or_else(String::new, |first| format!("; first difference: {}", escape_unprintable(first)));
         line("fidelity", format!("{agreed} of {compared} recorded decisions repeated ({percent:.2} %){first}"));
+        verification.reasons.iter().for_each(|reason| line("reason", reason.clone()));
     }
     let speed = results.speed;
     line(
@@ -264,6 +316,13 @@ fn format_results(results: &SimulationResults) -> String {
     );
     for warning in &results.warnings {
         line("warning", escape_unprintable(warning));
+    }
+    for ConditionResult { condition, figure, fails, not_judged } in &results.conditions {
+        let verdict = match not_judged {
+            Some(reason) => format!("not judged: {reason} (figure: {figure})"),
+            None => format!("{figure}, {}", if *fails { "failed" } else { "passed" }),
+        };
+        line("condition", escape_unprintable(&format!("{condition}: {verdict}")));
     }
     page += &format_limits(&results.limits, results.old.is_some());
     page += &format_key_lists(results);
@@ -285,7 +344,7 @@ fn format_totals(totals: &ReplayTotals, requests: u64) -> String {
 
 fn format_limits(limits: &[LimitResults], has_old: bool) -> String {
     let mut headings = vec!["LIMIT", "REQUESTS", "REJECTED"];
-    headings.extend(has_old.then_some("BEFORE"));
+    headings.extend(has_old.then_some(["BEFORE", "NEWLY REJECTED"]).into_iter().flatten());
     headings.extend(["KEYS", "REJECTED KEYS", "LONGEST RUN", "DELAYED"]);
     let row = |limit: &LimitResults| {
         let mode = match (limit.candidate, limit.shadow_mode) {
@@ -293,7 +352,8 @@ fn format_limits(limits: &[LimitResults], has_old: bool) -> String {
             (false, true) => " (shadow)",
             (false, false) => "",
         };
-        let mut row = vec![format!("{}{mode}", escape_unprintable(&limit.path))];
+        let change = limit.change.map_or_else(String::new, |change| format!(" ({})", change.name()));
+        let mut row = vec![format!("{}{mode}{change}", escape_unprintable(&limit.path))];
         let none = LimitFigures::default();
         let new = limit.new.as_ref().unwrap_or(&none);
         row.push(if limit.new.is_some() { new.requests.to_string() } else { "removed".to_owned() });
@@ -301,6 +361,7 @@ fn format_limits(limits: &[LimitResults], has_old: bool) -> String {
         if has_old {
             let before = |old: &LimitFigures| format_with_share(old.rejected, old.requests);
             row.push(limit.old.as_ref().map_or_else(|| "-".to_owned(), before));
+            row.push(new.rejected_here_only.to_string());
         }
         let about = if new.keys_are_estimates { "about " } else { "" };
         row.push(format!("{about}{}", new.keys));
@@ -311,12 +372,13 @@ fn format_limits(limits: &[LimitResults], has_old: bool) -> String {
                 .map_or_else(String::new, |run| format!("{} in {}", run.requests, format_seconds(run.seconds))),
         );
         row.push(new.delays.map_or_else(String::new, |delays| {
-            let (p99, max) = (format_micros(delays.p99_us), format_micros(delays.max_us));
+            let (p99, max) = (format_latency(delays.p99_us), format_latency(delays.max_us));
             format!("{}: p99 {p99}, max {max}", delays.requests)
         }));
         row
     };
-    format!("\n{}", format_table(&headings, limits.iter().map(row), NumberAlignment::Left))
+    let rows = changed_first(limits).into_iter().map(row);
+    format!("\n{}", format_table(&headings, rows, NumberAlignment::Left))
 }
 
 fn format_key_lists(results: &SimulationResults) -> String {

@@ -124,6 +124,11 @@ pub(super) fn open_traffic(
 /// Returns the location of traffic; a stream is in the Redis of the server's settings.
 fn parse_traffic_location(path: &Path) -> Result<TrafficLocation, CommandFailure> {
     match path.to_str().and_then(|text| text.strip_prefix("redis:")) {
+        None if path.is_dir() => {
+            let path = path.display();
+            let problem = format!("--traffic {path}: is a directory (give its files, such as {path}/*)");
+            Err(CommandFailure::usage_error(escape_unprintable(&problem)))
+        }
         None => Ok(TrafficLocation::File(path.to_owned())),
         Some(key) => match read_stream_settings(key, None) {
             Ok(stream) => Ok(TrafficLocation::Stream(Box::new(stream))),

@@ -40,7 +40,7 @@ pub struct ChargeSequence {
 /// Demand on one limit.
 #[derive(Debug, Default)]
 pub struct LimitDemand {
-    /// Number of keys with a charge or a refund.
+    /// Number of keys with a charge.
     pub keys: usize,
     /// Charges by counter.
     pub sequences: Vec<ChargeSequence>,
@@ -264,6 +264,8 @@ impl DemandIndex {
             Hits::Peek => self.demand.totals.peeks += 1,
             // The key is unknown if other rules replace all limits that decide.
             _ if descriptor.key() == 0 => {}
+            // A refund before any charge finds an empty counter.
+            Hits::Refund(_) if !self.keys.contains_key(&descriptor.key()) => self.demand.totals.refunds += 1,
             Hits::Charge(_) | Hits::Refund(_) => {
                 self.set_asked_limit(descriptor, &limit);
                 self.add_hits(recorded, of, descriptor);

@@ -49,7 +49,7 @@ pub struct AskedLimitResults {
 /// Traffic that the figures come from.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct BasisResults {
-    /// Keys with a charge or a refund.
+    /// Keys with a charge.
     pub keys: u64,
     /// Charges on the limit.
     pub requests: u64,

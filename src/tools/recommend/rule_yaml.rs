@@ -1,7 +1,7 @@
 //! A rule file with one limit, to paste.
 
 use crate::base::printable_text::escape_unprintable_json;
-use crate::limit::algorithm::{Algorithm, DelayPolicy};
+use crate::limit::algorithm::DelayPolicy;
 use crate::limit::{GlobalScope, Limit};
 use crate::rules::rule::tree::{RuleEntries, RuleEntry};
 use crate::rules::rule::value_pattern::ValuePattern;
@@ -53,9 +53,8 @@ fn list_limit_fields(PastedLimit { limit, name, max_wait_us }: PastedLimit<'_>) 
     }
     keys.push(("requests_per_unit", limit.requests_per_unit().to_string()));
     let properties = limit.algorithm().properties();
-    if limit.algorithm() != Algorithm::default() {
-        keys.push(("algorithm", limit.algorithm().name().to_owned()));
-    }
+    // Also the default one: defaults of rules may name another.
+    keys.push(("algorithm", limit.algorithm().name().to_owned()));
     if let Some(key) = properties.capacity.key() {
         keys.push((key, limit.capacity().to_string()));
     }

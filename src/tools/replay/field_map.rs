@@ -72,6 +72,15 @@ enum TextSource {
 /// Values of the fields of one row, in the order of [`FieldMap::fields`].
 pub type FieldValues<'a> = [Option<Cow<'a, str>>];
 
+/// Field of a mapping that rows lack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AbsentField {
+    /// Name of the field.
+    pub field: String,
+    /// Rows without it.
+    pub rows: u64,
+}
+
 /// Delay that Envoy's default timeout of 20 ms leaves, in microseconds.
 const DEFAULT_MAX_DELAY_US: u64 = 18_000;
 /// Range of the longest delay.

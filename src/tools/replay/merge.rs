@@ -1,7 +1,9 @@
 //! All files of traffic as one stream, ordered by time.
 //!
 //! Each file is decoded on a thread of its own, in batches over a bounded channel. A file keeps its own order, because
-//! a log has the order in which a process decided; the heads of all files are compared by time, process and number.
+//! a log has the order in which a process decided; the heads of all files are compared by time, process and number. The
+//! clock of Redis is the common one: where only some records of a file have its time, the others are moved by as much
+//! as the clocks differed last.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,6 +13,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
+use super::sequence_check::SequenceCheck;
 use super::source::{SourceError, SourceOptions, SourceSummary, TrafficEvent, TrafficLocation, TrafficSource};
 use crate::base::clock::Time;
 use crate::base::threads::thread_cpu_time;
@@ -36,8 +39,9 @@ pub struct MergedTraffic {
     heads: BinaryHeap<Reverse<FileHead>>,
     /// File of the last event.
     current: Option<usize>,
+    sequences: SequenceCheck,
     /// Properties of all files that ended, summed up.
-    pub summary: SourceSummary,
+    summary: SourceSummary,
     /// CPU time of decoding the files that ended.
     pub decode_time: Duration,
 }
@@ -50,6 +54,8 @@ struct DecodedFile {
     next: usize,
     /// Order of the last event.
     last: EventOrder,
+    /// Time of Redis less that of the process, in microseconds, at the last request that has both.
+    clock_offset_us: i64,
 }
 
 /// Order of an event among all files.
@@ -58,6 +64,12 @@ struct EventOrder {
     at: Time,
     process: Arc<str>,
     seq: u64,
+}
+
+/// Position of an event in the batch of a file.
+struct OpenEvent {
+    file: usize,
+    index: usize,
 }
 
 /// Next event of a file.
@@ -83,22 +95,48 @@ impl MergedTraffic {
             let (sender, batches) = sync_channel(MAX_WAITING_BATCHES);
             // The thread ends when its file does, or when the receiver is dropped.
             thread::spawn(move || decode_file(source, &sender));
-            DecodedFile { batches, batch: Vec::new(), next: 0, last: EventOrder::default() }
+            DecodedFile { batches, batch: Vec::new(), next: 0, last: EventOrder::default(), clock_offset_us: 0 }
         });
         Ok(Self {
             files: files.collect(),
             heads: BinaryHeap::new(),
             current: None,
+            sequences: SequenceCheck::default(),
             summary: SourceSummary::default(),
             decode_time: Duration::ZERO,
         })
     }
 
-    /// Returns the next event of all files; `None` at the end.
+    /// Properties of the files, complete at their end.
+    pub fn summary(&self) -> SourceSummary {
+        SourceSummary { sequences: self.sequences.findings(), ..self.summary.clone() }
+    }
+
+    /// Returns the next event of all files, without records that occurred before; `None` at the end.
     ///
     /// # Errors
     /// A file cannot be read further.
     pub fn next_event(&mut self) -> Result<Option<&TrafficEvent>, SourceError> {
+        loop {
+            let Some(OpenEvent { file, index }) = self.advance()? else { return Ok(None) };
+            let is_new = match &self.files[file].batch[index] {
+                TrafficEvent::Request(request) => self.sequences.add_record(request),
+                TrafficEvent::Header(header) => {
+                    if header.is_start {
+                        self.sequences.add_start(&header.process);
+                    }
+                    true
+                }
+                TrafficEvent::Dropped(_) => true,
+            };
+            if is_new {
+                return Ok(Some(&self.files[file].batch[index]));
+            }
+        }
+    }
+
+    /// Finds the next event of all files.
+    fn advance(&mut self) -> Result<Option<OpenEvent>, SourceError> {
         match self.current {
             Some(file) => {
                 self.files[file].next += 1;
@@ -109,7 +147,7 @@ impl MergedTraffic {
         let file = if self.files.len() == 1 { 0 } else { self.heads.pop().map_or(0, |Reverse(head)| head.file) };
         self.current = Some(file);
         let DecodedFile { batch, next, .. } = &self.files[file];
-        Ok(batch.get(*next))
+        Ok((*next < batch.len()).then_some(OpenEvent { file, index: *next }))
     }
 
     /// Compares the next event of a file with those of the others.
@@ -120,12 +158,21 @@ impl MergedTraffic {
         let open = &mut self.files[file];
         let order = match &open.batch[open.next] {
             TrafficEvent::Request(request) => {
-                EventOrder { at: request.order_time(), process: Arc::clone(&request.process), seq: request.seq }
+                let at = match request.last_charge_time() {
+                    Some(at) => {
+                        let [redis_us, own_us] = [at, request.arrival].map(|time| time.as_micros().cast_signed());
+                        open.clock_offset_us = redis_us.wrapping_sub(own_us);
+                        at
+                    }
+                    None => {
+                        let own_us = request.arrival.as_micros();
+                        Time::from_micros(own_us.saturating_add_signed(open.clock_offset_us))
+                    }
+                };
+                EventOrder { at, process: Arc::clone(&request.process), seq: request.seq }
             }
-            TrafficEvent::Header(header) => {
-                EventOrder { at: header.at, process: Arc::clone(&header.process), seq: header.seq }
-            }
-            TrafficEvent::Dropped(_) => open.last.clone(),
+            // They precede what follows them in their file, and concern their process alone.
+            TrafficEvent::Header(_) | TrafficEvent::Dropped(_) => open.last.clone(),
         };
         open.last = order.clone();
         self.heads.push(Reverse(FileHead { order, file }));
@@ -139,10 +186,7 @@ impl MergedTraffic {
             match open.batches.recv() {
                 Ok(DecoderMessage::Batch(batch)) => (open.batch, open.next) = (batch, 0),
                 Ok(DecoderMessage::End { summary, cpu_time }) => {
-                    self.summary.skipped += summary.skipped;
-                    self.summary.hidden += summary.hidden;
-                    self.summary.late += summary.late;
-                    self.summary.truncated |= summary.truncated;
+                    self.summary.add(summary);
                     self.decode_time += cpu_time;
                 }
                 Ok(DecoderMessage::Failed(error)) => return Err(error),

@@ -14,8 +14,9 @@ use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::decide::log::convert::hits_from_number;
 use crate::decide::log::header::{HeaderEvent, HeaderRecord, RuleSetRecord, SettingsRecord};
+use crate::decide::log::reader::RecordReader;
 use crate::decide::log::record::{
-    DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, RecordedVerdict, Text,
+    DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, Record, RecordedVerdict, Text,
 };
 use crate::decide::log::recorded_rules;
 use crate::rules::compile::options::CompileOptions;
@@ -36,11 +37,14 @@ pub(super) struct RecordConverter {
     defaults: DecisionSettings,
     /// Id of the current rule set, by process.
     rule_ids: HashMap<Arc<str>, String>,
-    /// Rule sets of all headers so far, by id.
+    /// Rule sets of all headers so far, and of those that were searched, by id.
     by_id: HashMap<String, Arc<RuleSet>>,
-    /// Process and domain of the last record, because they rarely change.
+    /// Headers that were searched further on in the file; `None` before a search.
+    searched: Option<SearchedHeaders>,
+    /// Process, domain and id of the rules of the last record, because they rarely change.
     process: Arc<str>,
     domain: Arc<str>,
+    rules_id: Arc<str>,
     /// Descriptors without values.
     pub(super) hidden: u64,
 }
@@ -48,14 +52,25 @@ pub(super) struct RecordConverter {
 impl RecordConverter {
     /// Creates a converter; `defaults` are settings that headers do not have.
     pub(super) fn new(cache: Arc<RuleSetCache>, defaults: DecisionSettings) -> Self {
-        let (process, domain) = (Arc::from(""), Arc::from(""));
-        Self { cache, defaults, rule_ids: HashMap::new(), by_id: HashMap::new(), process, domain, hidden: 0 }
+        let [process, domain, rules_id] = [Arc::from(""), Arc::from(""), Arc::from("")];
+        Self {
+            cache,
+            defaults,
+            rule_ids: HashMap::new(),
+            by_id: HashMap::new(),
+            searched: None,
+            process,
+            domain,
+            rules_id,
+            hidden: 0,
+        }
     }
 
     /// Copies the text that requests share.
     pub(super) fn renew_shared_text(&mut self) {
         self.process = Arc::from(&*self.process);
         self.domain = Arc::from(&*self.domain);
+        self.rules_id = Arc::from(&*self.rules_id);
     }
 
     /// Converts a header.
@@ -70,7 +85,7 @@ impl RecordConverter {
         if let Some(rules) = &rules {
             self.by_id.insert(id.clone(), Arc::clone(rules));
         }
-        self.rule_ids.insert(Arc::clone(&process), id);
+        self.rule_ids.insert(Arc::clone(&process), id.clone());
         let behaviour = DecisionSettings {
             shadow_mode: settings.shadow_mode,
             quota_mode: settings.quota_mode,
@@ -87,6 +102,7 @@ impl RecordConverter {
             in_memory: store == "memory",
             behaviour: Arc::new(behaviour),
             rules,
+            rules_id: id.into(),
             options: recorded_rules::build_compile_options(&settings),
             sample: settings.sample,
             is_complete: settings.when.iter().any(|when| when == "all"),
@@ -102,6 +118,9 @@ impl RecordConverter {
         if *record.domain != *self.domain {
             self.domain = Arc::from(&*record.domain);
         }
+        if *record.rules != *self.rules_id {
+            self.rules_id = Arc::from(&*record.rules);
+        }
         let mut request = RecordedRequest::default();
         request.arrival = Time::from_micros(record.time_us);
         request.process = Arc::clone(&self.process);
@@ -109,7 +128,10 @@ impl RecordConverter {
         request.domain = Arc::clone(&self.domain);
         request.max_delay_us = record.max_delay_us;
         request.answer = convert_answer(record);
-        request.rules = self.find_other_rules(record);
+        request.rules_id = Arc::clone(&self.rules_id);
+        if let DecisionRules::Other(rules) = self.find_rules(record) {
+            request.rules = Some(rules);
+        }
         for descriptor in &record.descriptors {
             if add_descriptor(&mut request, descriptor)? {
                 self.hidden += 1;
@@ -120,11 +142,93 @@ impl RecordConverter {
     }
 }
 
+/// Rules that made a decision.
+enum DecisionRules {
+    /// Those of the last header of its process.
+    OfHeader,
+    /// Others: it was logged after a header with newer ones.
+    Other(Arc<RuleSet>),
+    /// No header of the file so far has them; one of another file may.
+    Unknown,
+}
+
+/// Headers of a file that were read ahead of their turn, because decisions before them lack a header.
+///
+/// A stream loses its oldest entries, headers among them, and gets a header again when that happens.
+#[derive(Debug, Default)]
+struct SearchedHeaders {
+    /// First header of each process, without its rules.
+    by_process: HashMap<String, HeaderRecord>,
+    /// Process of the first header with these rules, by their id.
+    by_rules: HashMap<String, String>,
+}
+
 impl RecordConverter {
-    /// Rules of a decision that was logged after a header with newer ones.
-    fn find_other_rules(&self, record: &DecisionRecord<'_>) -> Option<Arc<RuleSet>> {
-        let current = self.rule_ids.get(&*record.process)?;
-        if **current == *record.rules { None } else { self.by_id.get(&*record.rules).cloned() }
+    fn find_rules(&self, record: &DecisionRecord<'_>) -> DecisionRules {
+        match self.rule_ids.get(&*record.process) {
+            None => DecisionRules::Unknown,
+            Some(current) if **current == *record.rules => DecisionRules::OfHeader,
+            Some(_) => match self.by_id.get(&*record.rules) {
+                Some(rules) => DecisionRules::Other(Arc::clone(rules)),
+                None => DecisionRules::Unknown,
+            },
+        }
+    }
+
+    /// True if a search for later headers may tell the rules of a decision.
+    pub(super) fn needs_search(&self, record: &DecisionRecord<'_>) -> bool {
+        self.searched.is_none() && matches!(self.find_rules(record), DecisionRules::Unknown)
+    }
+
+    /// Searches the headers of the whole file.
+    ///
+    /// # Errors
+    /// A header cannot be used.
+    pub(super) fn search_headers(&mut self, mut reader: RecordReader) -> Result<(), String> {
+        let mut searched = SearchedHeaders::default();
+        // A line that is no record is reported when its turn comes.
+        while let Ok(Some(record)) = reader.next_record() {
+            let Record::Header(mut header) = record else { continue };
+            let Some(rules) = header.rules.take() else { continue };
+            if searched.by_rules.len() == MAX_RULE_SETS {
+                break;
+            }
+            if !self.by_id.contains_key(&rules.id) {
+                self.by_id.insert(rules.id.clone(), self.cache.find_or_compile(&rules, &header.settings)?);
+            }
+            searched.by_rules.entry(rules.id).or_insert_with(|| header.process.clone());
+            searched.by_process.entry(header.process.clone()).or_insert(*header);
+        }
+        self.searched = Some(searched);
+        Ok(())
+    }
+
+    /// Returns a header for the process of a decision, if it has none so far: a later one of the same process, or else
+    /// that of another process with the same rules.
+    ///
+    /// # Errors
+    /// The header cannot be used.
+    pub(super) fn take_searched_header(
+        &mut self,
+        record: &DecisionRecord<'_>,
+    ) -> Result<Option<RecordedHeader>, String> {
+        if self.rule_ids.contains_key(&*record.process) {
+            return Ok(None);
+        }
+        let Some(SearchedHeaders { by_process, by_rules }) = &self.searched else { return Ok(None) };
+        let of_rules = || by_process.get(by_rules.get(&*record.rules)?);
+        let Some(header) = by_process.get(&*record.process).or_else(of_rules) else { return Ok(None) };
+        let header = HeaderRecord {
+            event: HeaderEvent::Rotation,
+            process: record.process.to_string(),
+            seq: record.seq.saturating_sub(1),
+            time_us: record.time_us,
+            ..header.clone()
+        };
+        let converted = self.convert_header(header)?;
+        let Some(rules) = self.by_id.get(&*record.rules).cloned() else { return Ok(Some(converted)) };
+        self.rule_ids.insert(Arc::clone(&converted.process), record.rules.to_string());
+        Ok(Some(RecordedHeader { rules: Some(rules), rules_id: Arc::from(&*record.rules), ..converted }))
     }
 }
 

@@ -25,6 +25,8 @@ pub struct RecordedRequest {
     pub max_delay_us: u64,
     /// Answer that the request got, if it is known.
     pub answer: Option<RecordedAnswer>,
+    /// Id of the rules that decided it; empty if the traffic does not say, or if there were none.
+    pub rules_id: Arc<str>,
     /// Rules that decided it, if they are not those of the process's last header.
     pub rules: Option<Arc<RuleSet>>,
     text: Vec<u8>,
@@ -129,9 +131,13 @@ impl RecordedRequest {
         self.descriptors.iter().map(|descriptor| descriptor.charged_at.unwrap_or(self.arrival)).collect()
     }
 
-    /// Time by which requests of several files are ordered: the last charge, because the clocks of processes differ and
-    /// that of Redis is one.
+    /// Time of the last charge by the clock of Redis, which all processes share; `None` if no charge has one.
+    pub fn last_charge_time(&self) -> Option<Time> {
+        self.descriptors.iter().filter_map(|descriptor| descriptor.charged_at).max()
+    }
+
+    /// Time of the last charge, or else the arrival.
     pub fn order_time(&self) -> Time {
-        self.descriptors.iter().filter_map(|descriptor| descriptor.charged_at).max().unwrap_or(self.arrival)
+        self.last_charge_time().unwrap_or(self.arrival)
     }
 }

@@ -46,6 +46,8 @@ pub struct RecordedHeader {
     pub behaviour: Arc<DecisionSettings>,
     /// Rules that it loaded; `None` before any.
     pub rules: Option<Arc<RuleSet>>,
+    /// Id of these rules; empty before any.
+    pub rules_id: Arc<str>,
     /// Settings that change the meaning of its rules.
     pub options: CompileOptions,
     /// Share of keys in the log, 0 to 1.
@@ -90,6 +92,8 @@ pub struct ReplayedAnswer {
     pub shadowed: bool,
     /// The request got no answer: there were no rules, or no room for its counters under the policy `error`.
     pub failed: bool,
+    /// The traffic does not have the recorded rules, so that there is no answer.
+    pub has_unknown_rules: bool,
 }
 
 /// Counters that a replay could not keep.
@@ -116,6 +120,8 @@ pub struct Replayer {
     shared: CounterSet,
     processes: Vec<ReplayedProcess>,
     by_id: HashMap<Arc<str>, usize>,
+    /// Rule sets of all headers so far, by id; the converter of each file bounds their number.
+    rule_sets: HashMap<Arc<str>, Arc<RuleSet>>,
     /// Process of the last request.
     current: Option<usize>,
     /// Losses of counters that were dropped at the end of their process.
@@ -127,9 +133,18 @@ pub struct Replayer {
 struct ReplayedProcess {
     id: Arc<str>,
     behaviour: Arc<DecisionSettings>,
-    rules: Option<Arc<RuleSet>>,
+    /// Rules of its last header; `None` before any header.
+    loaded: Option<LoadedRules>,
     /// Counters of its own; `None`: it shares those of all.
     own: Option<Box<CounterSet>>,
+}
+
+/// Rules that a header of a process has.
+#[derive(Clone, Debug)]
+struct LoadedRules {
+    id: Arc<str>,
+    /// `None` if the process had loaded none.
+    rules: Option<Arc<RuleSet>>,
 }
 
 /// Counters with the decider that charges them.
@@ -145,8 +160,9 @@ impl Replayer {
     /// Creates a replayer with empty counters.
     pub fn new(rules: ReplayRules, options: ReplayOptions) -> Self {
         let shared = CounterSet::new(&options, &options.behaviour);
-        let (processes, by_id) = (Vec::new(), HashMap::new());
-        Self { rules, options, shared, processes, by_id, current: None, past_losses: CounterLosses::default() }
+        let (processes, by_id, rule_sets) = (Vec::new(), HashMap::new(), HashMap::new());
+        let past_losses = CounterLosses::default();
+        Self { rules, options, shared, processes, by_id, rule_sets, current: None, past_losses }
     }
 
     /// Takes over settings and rules of a process.
@@ -157,7 +173,10 @@ impl Replayer {
         let index = self.find_or_add_process(&header.process)?;
         let process = &mut self.processes[index];
         process.behaviour = Arc::clone(&header.behaviour);
-        process.rules.clone_from(&header.rules);
+        process.loaded = Some(LoadedRules { id: Arc::clone(&header.rules_id), rules: header.rules.clone() });
+        if let Some(rules) = &header.rules {
+            self.rule_sets.insert(Arc::clone(&header.rules_id), Arc::clone(rules));
+        }
         if header.in_memory && (header.is_start || process.own.is_none()) {
             let own = CounterSet::new(&self.options, &process.behaviour);
             if let Some(old) = process.own.replace(Box::new(own)) {
@@ -184,11 +203,16 @@ impl Replayer {
             _ => self.find_or_add_process(&recorded.process)?,
         };
         self.current = Some(index);
-        let Self { rules, shared, processes, .. } = self;
+        let Self { rules, shared, processes, rule_sets, .. } = self;
         let process = &mut processes[index];
         let rules = match rules {
             ReplayRules::Fixed(rules) => Some(&**rules),
-            ReplayRules::Recorded => recorded.rules.as_deref().or(process.rules.as_deref()),
+            ReplayRules::Recorded => match find_recorded_rules(process.loaded.as_ref(), recorded, rule_sets) {
+                Ok(rules) => rules,
+                Err(UnknownRules) => {
+                    return Ok(ReplayedAnswer { failed: true, has_unknown_rules: true, ..ReplayedAnswer::default() });
+                }
+            },
         };
         let counters = process.own.as_deref_mut().unwrap_or(shared);
         counters.set_behaviour(&process.behaviour);
@@ -201,7 +225,7 @@ impl Replayer {
         let answer = match counters.decider.decide_with_results(context, request, observe) {
             Ok(decision) => {
                 let Decision { over_limit, shadowed, .. } = decision;
-                ReplayedAnswer { over_limit, shadowed, failed: false }
+                ReplayedAnswer { over_limit, shadowed, ..ReplayedAnswer::default() }
             }
             Err(_) => ReplayedAnswer { failed: true, ..ReplayedAnswer::default() },
         };
@@ -228,7 +252,7 @@ impl Replayer {
             return Err(ReplayError::TooManyProcesses);
         }
         let behaviour = Arc::clone(&self.options.behaviour);
-        self.processes.push(ReplayedProcess { id: Arc::clone(id), behaviour, rules: None, own: None });
+        self.processes.push(ReplayedProcess { id: Arc::clone(id), behaviour, loaded: None, own: None });
         self.by_id.insert(Arc::clone(id), self.processes.len() - 1);
         Ok(self.processes.len() - 1)
     }
@@ -244,6 +268,25 @@ impl Replayer {
         }
         Ok(())
     }
+}
+
+/// No header has the rules of a decision.
+struct UnknownRules;
+
+/// Finds the rules that decided a request; `None` if its process had none. `loaded` are those of the process.
+fn find_recorded_rules<'r>(
+    loaded: Option<&'r LoadedRules>,
+    recorded: &'r RecordedRequest,
+    rule_sets: &'r HashMap<Arc<str>, Arc<RuleSet>>,
+) -> Result<Option<&'r RuleSet>, UnknownRules> {
+    let loaded = loaded.ok_or(UnknownRules)?;
+    if let Some(rules) = &recorded.rules {
+        return Ok(Some(rules));
+    }
+    if loaded.id == recorded.rules_id {
+        return Ok(loaded.rules.as_deref());
+    }
+    rule_sets.get(&recorded.rules_id).map(|rules| Some(&**rules)).ok_or(UnknownRules)
 }
 
 impl CounterSet {

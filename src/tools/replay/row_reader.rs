@@ -9,7 +9,7 @@ use std::io::{self, BufRead, Read};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::field_map::FieldMap;
+use super::field_map::{AbsentField, FieldMap, FieldValues};
 use super::recorded_request::RecordedRequest;
 use crate::decide::log::record::Text;
 
@@ -19,10 +19,14 @@ const MAX_LINE_BYTES: u64 = 16 << 20;
 /// Reader of rows.
 pub(super) struct RowReader {
     map: FieldMap,
-    rows: RowFormat,
+    format: RowFormat,
     line: u64,
+    /// Rows with a value for each field, or with some absent.
+    pub(super) rows: u64,
     /// Rows without a descriptor.
     pub(super) skipped: u64,
+    /// Rows that lack each field of the mapping.
+    absent: Vec<u64>,
 }
 
 enum RowFormat {
@@ -68,25 +72,26 @@ impl RowReader {
         let at_start = |problem: String| RowError { line: 1, problem };
         let start = input.fill_buf().map_err(|error| at_start(error.to_string()))?;
         let is_json = start.trim_ascii_start().first().is_none_or(|first| *first == b'{');
-        let rows = if is_json {
+        let format = if is_json {
             RowFormat::Json { input, buffer: Vec::new() }
         } else {
             RowFormat::Csv(Box::new(CsvRows::new(input, &map).map_err(at_start)?))
         };
-        Ok(Self { map, rows, line: 0, skipped: 0 })
+        let absent = vec![0; map.fields().len()];
+        Ok(Self { map, format, line: 0, rows: 0, skipped: 0, absent })
     }
 
     /// Reads the next request; `None` at the end.
     pub(super) fn next_request(&mut self) -> Result<Option<RecordedRequest>, RowError> {
         loop {
-            let map = &self.map;
-            let read = match &mut self.rows {
+            let mut counted = CountedMap { map: &self.map, rows: &mut self.rows, absent: &mut self.absent };
+            let read = match &mut self.format {
                 RowFormat::Json { input, buffer } => {
                     self.line += 1;
-                    read_json_row(input, buffer, map)
+                    read_json_row(input, buffer, &mut counted)
                 }
                 RowFormat::Csv(rows) => {
-                    let read = rows.read_row(map);
+                    let read = rows.read_row(&mut counted);
                     self.line = rows.reader.position().line();
                     read
                 }
@@ -98,6 +103,30 @@ impl RowReader {
                 Row::WithoutDescriptor => self.skipped += 1,
             }
         }
+    }
+
+    /// Fields that rows lacked so far.
+    pub(super) fn absent_fields(&self) -> Vec<AbsentField> {
+        let fields = self.map.fields().iter().zip(&self.absent).filter(|(_, rows)| **rows > 0);
+        fields.map(|(field, rows)| AbsentField { field: field.clone(), rows: *rows }).collect()
+    }
+}
+
+/// A mapping, with counts of rows and of the fields that they lack.
+struct CountedMap<'r> {
+    map: &'r FieldMap,
+    rows: &'r mut u64,
+    absent: &'r mut [u64],
+}
+
+impl CountedMap<'_> {
+    /// Builds the request of a row.
+    fn build_row(&mut self, values: &FieldValues<'_>) -> Result<Row, String> {
+        *self.rows += 1;
+        for (absent, value) in self.absent.iter_mut().zip(values) {
+            *absent += u64::from(value.is_none());
+        }
+        Ok(Row::from_request(self.map.build_request(values)?))
     }
 }
 
@@ -129,14 +158,14 @@ impl CsvRows {
         Ok(Self { reader, record: csv::StringRecord::new(), columns })
     }
 
-    fn read_row(&mut self, map: &FieldMap) -> Result<Row, String> {
+    fn read_row(&mut self, map: &mut CountedMap<'_>) -> Result<Row, String> {
         self.reader.get_mut().left = MAX_LINE_BYTES;
         if !self.reader.read_record(&mut self.record).map_err(|error| error.to_string())? {
             return Ok(Row::End);
         }
         let value = |column: &usize| self.record.get(*column).filter(|text| !is_absent_value(text)).map(Cow::Borrowed);
         let values: Vec<_> = self.columns.iter().map(value).collect();
-        Ok(Row::from_request(map.build_request(&values)?))
+        map.build_row(&values)
     }
 }
 
@@ -145,7 +174,11 @@ fn is_absent_value(text: &str) -> bool {
     text.is_empty() || text == "-"
 }
 
-fn read_json_row(input: &mut Box<dyn BufRead + Send>, buffer: &mut Vec<u8>, map: &FieldMap) -> Result<Row, String> {
+fn read_json_row(
+    input: &mut Box<dyn BufRead + Send>,
+    buffer: &mut Vec<u8>,
+    map: &mut CountedMap<'_>,
+) -> Result<Row, String> {
     buffer.clear();
     let read = input.take(MAX_LINE_BYTES).read_until(b'\n', buffer).map_err(|error| error.to_string())?;
     if read == 0 {
@@ -158,12 +191,12 @@ fn read_json_row(input: &mut Box<dyn BufRead + Send>, buffer: &mut Vec<u8>, map:
         return Ok(Row::Blank);
     }
     let mut json = serde_json::Deserializer::from_slice(buffer);
-    let values = FieldSeed(map).deserialize(&mut json).and_then(|values| json.end().map(|()| values));
+    let values = FieldSeed(map.map).deserialize(&mut json).and_then(|values| json.end().map(|()| values));
     match values {
         // The last line of a log that is still written.
         Err(_) if !buffer.ends_with(b"\n") => Ok(Row::End),
         Err(error) => Err(format!("not a JSON object: {error}")),
-        Ok(values) => Ok(Row::from_request(map.build_request(&values)?)),
+        Ok(values) => map.build_row(&values),
     }
 }
 

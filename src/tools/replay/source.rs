@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::field_map::FieldMap;
+use super::field_map::{AbsentField, FieldMap};
 use super::record_converter::{RecordConverter, RuleSetCache};
 use super::recorded_request::RecordedRequest;
 use super::replayer::RecordedHeader;
-use super::row_reader::RowReader;
+use super::row_reader::{RowError, RowReader};
+use super::sequence_check::SequenceFindings;
 use crate::base::clock::Time;
 use crate::decide::log::reader::{ReadError, RecordReader, decompress_input};
 use crate::decide::log::record::Record;
@@ -42,8 +43,10 @@ pub enum TrafficEvent {
 }
 
 /// Properties of a file, known at its end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceSummary {
+    /// Rows that were read.
+    pub rows: u64,
     /// Rows that are no request: no descriptor had all of its fields.
     pub skipped: u64,
     /// Descriptors whose values the log leaves out.
@@ -52,6 +55,27 @@ pub struct SourceSummary {
     pub late: u64,
     /// The file ends within a record.
     pub truncated: bool,
+    /// Fields of the mapping that rows lack.
+    pub absent_fields: Vec<AbsentField>,
+    /// Irregularities in the numbers of records, by process.
+    pub sequences: Vec<SequenceFindings>,
+}
+
+impl SourceSummary {
+    /// Adds the properties of another file.
+    pub(super) fn add(&mut self, other: Self) {
+        self.rows += other.rows;
+        self.skipped += other.skipped;
+        self.hidden += other.hidden;
+        self.late += other.late;
+        self.truncated |= other.truncated;
+        for AbsentField { field, rows } in other.absent_fields {
+            match self.absent_fields.iter_mut().find(|known| known.field == field) {
+                Some(known) => known.rows += rows,
+                None => self.absent_fields.push(AbsentField { field, rows }),
+            }
+        }
+    }
 }
 
 /// Traffic that cannot be read. Prints `file:line: problem`.
@@ -115,8 +139,19 @@ pub struct TrafficSource {
 }
 
 enum SourceFormat {
-    Log { reader: RecordReader, converter: Box<RecordConverter>, is_start: bool },
+    Log(Box<LogSource>),
     Rows { reader: Box<RowReader>, sorted: ReorderBuffer },
+}
+
+/// A decision log.
+struct LogSource {
+    reader: RecordReader,
+    converter: RecordConverter,
+    /// Location to read again; `None` if the input can be read only once.
+    location: Option<TrafficLocation>,
+    is_start: bool,
+    /// Request that follows the header that was found for it.
+    waiting: Option<RecordedRequest>,
 }
 
 /// Input that counts the bytes that are read.
@@ -143,36 +178,24 @@ impl TrafficSource {
         options: &SourceOptions,
         bytes: Arc<AtomicU64>,
     ) -> Result<Self, SourceError> {
-        let path = match location {
-            TrafficLocation::File(path) => path,
-            TrafficLocation::Stream(stream) => {
-                let input = StreamInput::open(stream, EntryRange::ALL)
-                    .map_err(|error| SourceError::UnreadStream { key: stream.key.clone(), error })?;
-                return Self::new(&format!("redis:{}", stream.key), CountedInput { input, bytes }, options);
-            }
-        };
-        if path == Path::new("-") {
-            return Self::new("standard input", CountedInput { input: io::stdin(), bytes }, options);
-        }
-        let file = File::open(path).map_err(|error| SourceError::Unopened { path: path.to_owned(), error })?;
-        Self::new(&path.display().to_string(), CountedInput { input: file, bytes }, options)
-    }
-
-    fn new(name: &str, input: impl Read + Send + 'static, options: &SourceOptions) -> Result<Self, SourceError> {
-        let unusable = |line, problem| SourceError::Unusable { name: name.to_owned(), line, problem };
+        let name = location.name();
+        let input = CountedInput { input: location.open_input()?, bytes };
+        let unusable = |line, problem| SourceError::Unusable { name: name.clone(), line, problem };
         let format = match &options.map {
             Some(map) => {
                 let input = decompress_input(input).map_err(|error| unusable(1, error.to_string()))?;
                 let reader = RowReader::new(input, map.clone()).map_err(|error| unusable(error.line, error.problem))?;
                 SourceFormat::Rows { reader: Box::new(reader), sorted: ReorderBuffer::default() }
             }
-            None => {
-                let converter = RecordConverter::new(Arc::clone(&options.cache), options.behaviour.clone());
-                let reader = RecordReader::new(name, input)?;
-                SourceFormat::Log { reader, converter: Box::new(converter), is_start: true }
-            }
+            None => SourceFormat::Log(Box::new(LogSource {
+                reader: RecordReader::new(&name, input)?,
+                converter: RecordConverter::new(Arc::clone(&options.cache), options.behaviour.clone()),
+                location: Some(location.clone()).filter(TrafficLocation::can_be_read_again),
+                is_start: true,
+                waiting: None,
+            })),
         };
-        Ok(Self { name: name.to_owned(), format })
+        Ok(Self { name, format })
     }
 
     /// Reads the next event; `None` at the end.
@@ -180,29 +203,15 @@ impl TrafficSource {
     /// # Errors
     /// A line cannot be read.
     pub fn next_event(&mut self) -> Result<Option<TrafficEvent>, SourceError> {
-        let unusable = |line, problem| SourceError::Unusable { name: self.name.clone(), line, problem };
         match &mut self.format {
-            SourceFormat::Log { reader, converter, is_start } => {
-                let line = reader.line_number() + 1;
-                let record = match reader.next_record() {
-                    Err(error @ ReadError::NotARecord { .. }) if *is_start => return Err(SourceError::NotALog(error)),
-                    record => record?,
-                };
-                *is_start = false;
-                let event = match record {
-                    None => return Ok(None),
-                    Some(Record::Decision(decision)) => {
-                        converter.convert_decision(&decision).map(TrafficEvent::Request)
-                    }
-                    Some(Record::Header(header)) => {
-                        converter.convert_header(*header).map(|header| TrafficEvent::Header(Box::new(header)))
-                    }
-                    Some(Record::Dropped(dropped)) => Ok(TrafficEvent::Dropped(dropped.count)),
-                };
-                event.map(Some).map_err(|problem| unusable(line, problem))
-            }
+            SourceFormat::Log(log) => log.next_event(&self.name),
             SourceFormat::Rows { reader, sorted } => loop {
-                match reader.next_request().map_err(|error| unusable(error.line, error.problem))? {
+                let row = reader.next_request().map_err(|RowError { line, problem }| SourceError::Unusable {
+                    name: self.name.clone(),
+                    line,
+                    problem,
+                })?;
+                match row {
                     None => return Ok(sorted.pop().map(TrafficEvent::Request)),
                     Some(request) => {
                         if let Some(earliest) = sorted.push(request) {
@@ -216,22 +225,100 @@ impl TrafficSource {
 
     /// Copies the text that requests share, so that this thread and that of earlier requests do not share its counter.
     pub(super) fn renew_shared_text(&mut self) {
-        if let SourceFormat::Log { converter, .. } = &mut self.format {
-            converter.renew_shared_text();
+        if let SourceFormat::Log(log) = &mut self.format {
+            log.converter.renew_shared_text();
         }
     }
 
     /// Properties of the part that was read.
     pub fn summary(&self) -> SourceSummary {
         match &self.format {
-            SourceFormat::Log { reader, converter, .. } => {
-                let (hidden, truncated) = (converter.hidden, reader.is_truncated());
+            SourceFormat::Log(log) => {
+                let (hidden, truncated) = (log.converter.hidden, log.reader.is_truncated());
                 SourceSummary { hidden, truncated, ..SourceSummary::default() }
             }
-            SourceFormat::Rows { reader, sorted } => {
-                SourceSummary { skipped: reader.skipped, late: sorted.late, ..SourceSummary::default() }
-            }
+            SourceFormat::Rows { reader, sorted } => SourceSummary {
+                rows: reader.rows,
+                skipped: reader.skipped,
+                absent_fields: reader.absent_fields(),
+                late: sorted.late,
+                ..SourceSummary::default()
+            },
         }
+    }
+}
+
+impl TrafficLocation {
+    /// Name in messages.
+    fn name(&self) -> String {
+        match self {
+            Self::Stream(stream) => format!("redis:{}", stream.key),
+            Self::File(path) if path == Path::new("-") => "standard input".to_owned(),
+            Self::File(path) => path.display().to_string(),
+        }
+    }
+
+    fn open_input(&self) -> Result<Box<dyn Read + Send>, SourceError> {
+        match self {
+            Self::Stream(stream) => match StreamInput::open(stream, EntryRange::ALL) {
+                Ok(input) => Ok(Box::new(input)),
+                Err(error) => Err(SourceError::UnreadStream { key: stream.key.clone(), error }),
+            },
+            Self::File(path) if path == Path::new("-") => Ok(Box::new(io::stdin())),
+            Self::File(path) => match File::open(path) {
+                Ok(file) => Ok(Box::new(file)),
+                Err(error) => Err(SourceError::Unopened { path: path.to_owned(), error }),
+            },
+        }
+    }
+
+    /// True if the same bytes can be read a second time: not those of standard input or a pipe.
+    fn can_be_read_again(&self) -> bool {
+        match self {
+            Self::Stream(_) => true,
+            Self::File(path) => path != Path::new("-") && path.is_file(),
+        }
+    }
+}
+
+impl LogSource {
+    fn next_event(&mut self, name: &str) -> Result<Option<TrafficEvent>, SourceError> {
+        if let Some(request) = self.waiting.take() {
+            return Ok(Some(TrafficEvent::Request(request)));
+        }
+        let Self { reader, converter, location, is_start, waiting } = self;
+        let line = reader.line_number() + 1;
+        let unusable = |problem| SourceError::Unusable { name: name.to_owned(), line, problem };
+        let record = match reader.next_record() {
+            Err(error @ ReadError::NotARecord { .. }) if *is_start => return Err(SourceError::NotALog(error)),
+            record => record?,
+        };
+        *is_start = false;
+        let event = match record {
+            None => return Ok(None),
+            Some(Record::Decision(decision)) => {
+                if converter.needs_search(&decision)
+                    && let Some(location) = location
+                {
+                    let headers = RecordReader::new(name, location.open_input()?)?;
+                    converter.search_headers(headers).map_err(unusable)?;
+                }
+                let header = converter.take_searched_header(&decision).map_err(unusable)?;
+                let request = converter.convert_decision(&decision).map_err(unusable)?;
+                match header {
+                    Some(header) => {
+                        *waiting = Some(request);
+                        TrafficEvent::Header(Box::new(header))
+                    }
+                    None => TrafficEvent::Request(request),
+                }
+            }
+            Some(Record::Header(header)) => {
+                TrafficEvent::Header(Box::new(converter.convert_header(*header).map_err(unusable)?))
+            }
+            Some(Record::Dropped(dropped)) => TrafficEvent::Dropped(dropped.count),
+        };
+        Ok(Some(event))
     }
 }
 

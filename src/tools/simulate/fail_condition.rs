@@ -141,7 +141,15 @@ impl FailCondition {
             Comparison::Below => value < self.threshold,
             Comparison::AtMost => value <= self.threshold,
         };
-        ConditionResult { condition: self.text.clone(), figure: figure.to_string(), fails }
+        ConditionResult { condition: self.text.clone(), figure: figure.to_string(), fails, not_judged: None }
+    }
+
+    /// True if requests of the traffic charged the limit, under one of the rule sets.
+    pub fn has_basis(&self, results: &SimulationResults) -> bool {
+        let Some(path) = &self.limit_path else { return results.traffic.requests > 0 };
+        let limit = results.limits.iter().find(|limit| limit.path == *path);
+        let figures = limit.into_iter().flat_map(|limit| [&limit.new, &limit.old]).flatten();
+        figures.map(|figures| figures.requests).sum::<u64>() > 0
     }
 
     fn find_figure_of_requests(&self, results: &SimulationResults) -> Figure {
@@ -151,7 +159,8 @@ impl FailCondition {
             ConditionMetric::NewlyAdmitted => changes.map_or(0, |changes| changes.newly_admitted),
             _ => results.new.rejected,
         };
-        Figure { part, whole: Some(results.traffic.requests), what: "requests" }
+        let compared = changes.filter(|_| self.needs_old_rules()).map(|changes| changes.compared);
+        Figure { part, whole: Some(compared.unwrap_or(results.traffic.requests)), what: "requests" }
     }
 
     fn find_figure_of_limit(&self, limit: Option<&LimitResults>) -> Figure {

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::simulation::{KeyOfLimit, RuleReplay, Simulation, Verification};
-use super::tally::{LimitTally, RejectionRun, ReplayTally};
+use super::tally::{LimitLabel, LimitTally, RejectionRun, ReplayTally};
 use super::timeline::Timeline;
 use crate::telemetry::top_keys::space_saving::SpaceSaving;
 use crate::tools::replay::source::SourceSummary;
@@ -87,6 +87,8 @@ pub struct ReplayTotals {
     pub unmatched_descriptors: u64,
     /// Requests without an answer: no rules, or no room for a counter.
     pub failed: u64,
+    /// Those of them whose recorded rules the traffic does not have.
+    pub without_recorded_rules: u64,
     /// Counters evicted from a full memory.
     pub evicted_counters: u64,
     /// Charges for which a full memory had no room.
@@ -98,6 +100,8 @@ pub struct ReplayTotals {
 /// Changes by request.
 #[derive(Clone, Debug, Serialize)]
 pub struct ChangeResults {
+    /// Requests that both rule sets answer.
+    pub compared: u64,
     /// Requests that only the new rules reject.
     pub newly_rejected: u64,
     /// Requests that only the old rules reject.
@@ -125,11 +129,37 @@ pub struct LimitResults {
     pub quota_mode: bool,
     /// Candidate: charged as if it were the only limit of its rule.
     pub candidate: bool,
+    /// Difference between the rule sets; absent without one, or without old rules.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub change: Option<LimitChange>,
     /// Figures under the new rules; absent if they lack the limit.
     pub new: Option<LimitFigures>,
     /// Figures under the old rules; absent if they lack the limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub old: Option<LimitFigures>,
+}
+
+/// Difference of a limit between the old and the new rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LimitChange {
+    /// Only the new rules have it.
+    Added,
+    /// Only the old rules have it.
+    Removed,
+    /// Its numbers, algorithm, period or mode differ.
+    Changed,
+}
+
+impl LimitChange {
+    /// Name in texts.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Added => "added",
+            Self::Removed => "removed",
+            Self::Changed => "changed",
+        }
+    }
 }
 
 /// Figures of one limit under one rule set.
@@ -232,6 +262,9 @@ pub struct ConditionResult {
     pub figure: String,
     /// The condition holds, so the command fails.
     pub fails: bool,
+    /// Reason why the figure proves nothing; absent if the condition is judged.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_judged: Option<String>,
 }
 
 impl ReplaySpeed {
@@ -258,12 +291,13 @@ const RESULTS_VERSION: u32 = 1;
 
 impl SimulationResults {
     /// Figures of a simulation that has ended; `top` bounds the lists of keys.
-    pub fn new(simulation: &Simulation, summary: SourceSummary, speed: ReplaySpeed, top: usize) -> Self {
+    pub fn new(simulation: &Simulation, summary: &SourceSummary, speed: ReplaySpeed, top: usize) -> Self {
         let requests = simulation.requests;
         let old = simulation.old.as_ref();
         let new_tally = simulation.new.tally.as_ref();
         let old_tally = old.and_then(|old| old.tally.as_ref());
-        let verification = old.and_then(|old| old.verification.clone()).or(simulation.new.verification.clone());
+        let replays = [old, simulation.verifier.as_ref(), Some(&simulation.new)];
+        let verification = replays.into_iter().flatten().find_map(|replay| replay.verification.clone());
         Self {
             version: RESULTS_VERSION,
             traffic: TrafficResults {
@@ -281,6 +315,7 @@ impl SimulationResults {
             new: build_totals(&simulation.new, requests),
             old: old.map(|old| build_totals(old, requests)),
             changes: old.map(|_| ChangeResults {
+                compared: simulation.compared,
                 newly_rejected: simulation.newly_rejected,
                 newly_admitted: simulation.newly_admitted,
                 newly_rejected_keys: list_top_keys(&simulation.top.newly_rejected, new_tally, top),
@@ -306,6 +341,7 @@ fn build_totals(replay: &RuleReplay, requests: u64) -> ReplayTotals {
         totals.rejected_share = compute_share(tally.rejected, requests);
         totals.unmatched_descriptors = tally.unmatched;
         totals.failed = tally.failed;
+        totals.without_recorded_rules = tally.without_recorded_rules;
         totals.untracked_requests = tally.keys.untracked;
     }
     totals
@@ -319,8 +355,7 @@ fn build_limits(new: Option<&ReplayTally>, old: Option<&ReplayTally>) -> Vec<Lim
         .chain(removed)
         .map(|tally| {
             let label = &tally.label;
-            let figures_in =
-                |tally: Option<&ReplayTally>| Some(LimitFigures::from_tally(tally?.find_by_path(&label.path)?));
+            let (in_new, in_old) = (find_tally(new, &label.path), find_tally(old, &label.path));
             LimitResults {
                 path: label.path.clone(),
                 location: label.location.clone(),
@@ -329,13 +364,37 @@ fn build_limits(new: Option<&ReplayTally>, old: Option<&ReplayTally>) -> Vec<Lim
                 shadow_mode: label.shadow,
                 quota_mode: label.quota,
                 candidate: label.candidate,
-                new: figures_in(new),
-                old: figures_in(old),
+                change: old.and_then(|_| find_limit_change(in_new, in_old)),
+                new: in_new.map(LimitFigures::from_tally),
+                old: in_old.map(LimitFigures::from_tally),
             }
         })
         .collect();
     limits.sort_by(|one, two| one.path.cmp(&two.path));
     limits
+}
+
+/// Lists limits with those first that differ between the rule sets.
+pub fn changed_first(limits: &[LimitResults]) -> Vec<&LimitResults> {
+    let (changed, others): (Vec<_>, Vec<_>) = limits.iter().partition(|limit| limit.change.is_some());
+    [changed, others].concat()
+}
+
+fn find_tally<'t>(tally: Option<&'t ReplayTally>, path: &str) -> Option<&'t LimitTally> {
+    tally?.find_by_path(path)
+}
+
+/// Compares a limit in two rule sets; only limits with traffic have counts.
+fn find_limit_change(new: Option<&LimitTally>, old: Option<&LimitTally>) -> Option<LimitChange> {
+    let compared = |tally: &LimitTally| {
+        let LimitLabel { text, shadow, quota, candidate, .. } = &tally.label;
+        (text.clone(), *shadow, *quota, *candidate)
+    };
+    match (new.map(compared), old.map(compared)) {
+        (Some(_), None) => Some(LimitChange::Added),
+        (None, Some(_)) => Some(LimitChange::Removed),
+        (new, old) => (new != old).then_some(LimitChange::Changed),
+    }
 }
 
 impl LimitFigures {

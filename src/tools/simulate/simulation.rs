@@ -11,6 +11,7 @@ use super::tally::{DescriptorRejection, DescriptorRejections, ReplayTally};
 use crate::base::clock::Time;
 use crate::decide::results::{DescriptorResults, plain_key_text};
 use crate::limit::request::Request;
+use crate::limit::{Consistency, Limit};
 use crate::telemetry::top_keys::space_saving::SpaceSaving;
 use crate::tools::replay::recorded_request::RecordedRequest;
 use crate::tools::replay::replayer::{
@@ -36,6 +37,10 @@ pub struct Simulation {
     pub new: RuleReplay,
     /// Replay under the rules to compare with.
     pub old: Option<RuleReplay>,
+    /// Replay under the recorded rules, if these are neither: it only tells the fidelity.
+    pub verifier: Option<RuleReplay>,
+    /// Requests that both rule sets answer.
+    pub compared: u64,
     /// Requests.
     pub requests: u64,
     /// Times of the first and the last request.
@@ -74,6 +79,8 @@ pub struct LogProperties {
     pub is_incomplete: bool,
     /// Values are hashed.
     pub hashed_values: bool,
+    /// Recorded rules have limits that several replicas or regions decide apart.
+    pub has_loose_limits: bool,
 }
 
 /// Top keys by change.
@@ -122,6 +129,9 @@ impl LogProperties {
         self.sample = Some(self.sample.unwrap_or(1.0).min(header.sample));
         self.is_incomplete |= !header.is_complete;
         self.hashed_values |= header.hashed_values;
+        let is_loose = |limit: &Limit| limit.consistency() != Consistency::Strict || limit.global_scope().is_some();
+        let mut rules = header.rules.iter().flat_map(|rules| rules.rules());
+        self.has_loose_limits |= rules.any(|rule| rule.limits.iter().any(|compiled| is_loose(&compiled.limit)));
     }
 }
 
@@ -132,6 +142,8 @@ impl Simulation {
         Self {
             new: RuleReplay::new(new, options),
             old: old.map(|rules| RuleReplay::new(rules, options)),
+            verifier: None,
+            compared: 0,
             requests: 0,
             span: None,
             log: LogProperties::default(),
@@ -147,8 +159,13 @@ impl Simulation {
     /// There are too many processes.
     pub fn apply_header(&mut self, header: &RecordedHeader) -> Result<(), ReplayError> {
         self.log.add_header(header);
-        self.new.replayer.apply_header(header)?;
-        self.old.as_mut().map_or(Ok(()), |old| old.replayer.apply_header(header))
+        let replays = [Some(&mut self.new), self.old.as_mut(), self.verifier.as_mut()];
+        replays.into_iter().flatten().try_for_each(|replay| replay.replayer.apply_header(header))
+    }
+
+    /// Replays the traffic under its recorded rules too, to know the fidelity.
+    pub fn verify(&mut self, options: &SimulationOptions) {
+        self.verifier = Some(RuleReplay::new(ReplayRules::Recorded, options));
     }
 
     /// Replays a request.
@@ -161,6 +178,9 @@ impl Simulation {
         let span = self.span.get_or_insert(TrafficSpan { first: at, last: at });
         span.last = span.last.max(at);
         let request = recorded.to_request();
+        if let Some(verifier) = &mut self.verifier {
+            verifier.decide(recorded, &request)?;
+        }
         let new = self.new.decide(recorded, &request)?;
         let before = self.old.as_mut().map(|old| old.decide(recorded, &request)).transpose()?;
         let (Some(old), Some(before)) = (&mut self.old, before.filter(|before| !before.failed)) else {
@@ -169,7 +189,11 @@ impl Simulation {
             }
             return Ok(());
         };
-        if new.failed || before.rejected == new.rejected {
+        if new.failed {
+            return Ok(());
+        }
+        self.compared += 1;
+        if before.rejected == new.rejected {
             return Ok(());
         }
         if new.rejected {
@@ -184,14 +208,13 @@ impl Simulation {
         Ok(())
     }
 
-    /// Drops the replay of the recorded rules if the traffic had none.
-    pub fn discard_empty_comparison(&mut self) {
-        let has_answers = |old: &RuleReplay| {
-            old.verification.is_none() || old.tally.as_ref().is_some_and(|tally| tally.failed < self.requests)
-        };
-        if !self.old.as_ref().is_some_and(has_answers) {
+    /// Drops the replay of the recorded rules if the traffic had none. Returns true if it did.
+    pub fn discard_empty_comparison(&mut self) -> bool {
+        let is_empty = self.old.as_ref().is_some_and(|old| old.is_empty(self.requests));
+        if is_empty {
             self.old = None;
         }
+        is_empty
     }
 
     /// Number of decisions that were replayed.
@@ -233,6 +256,12 @@ impl RuleReplay {
         }
     }
 
+    /// True if the recorded rules, which the traffic lacks, should have decided `requests`.
+    pub fn is_empty(&self, requests: u64) -> bool {
+        let failed = self.tally.as_ref().map_or(0, |tally| tally.failed);
+        self.verification.is_some() && failed >= requests
+    }
+
     /// Counters that were lost.
     pub fn counter_losses(&self) -> CounterLosses {
         self.replayer.counter_losses()
@@ -268,6 +297,9 @@ pub struct Verification {
     /// The first decision that differs: its process and number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_difference: Option<String>,
+    /// Likely reasons, if not all agreed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reasons: Vec<String>,
 }
 
 /// Whether each limit of a descriptor that decides admitted the hits, in the order of the rule.
@@ -287,12 +319,23 @@ impl Verification {
         replayed: &[LimitAdmissions],
     ) {
         let Some(expected) = recorded.answer.filter(|expected| expected.repeatable) else { return };
+        if answer.has_unknown_rules {
+            return;
+        }
         self.compared += 1;
         let of_limits = recorded.descriptors().iter().map(|descriptor| &descriptor.admitted);
         if !answer.failed && answer.over_limit == expected.rejected && of_limits.eq(replayed) {
             self.agreed += 1;
         } else if self.first_difference.is_none() {
-            self.first_difference = Some(format!("process {}, decision {}", recorded.process, recorded.seq));
+            let name = |rejected: bool| if rejected { "over_limit" } else { "ok" };
+            let (was, is) = (name(expected.rejected), name(answer.over_limit));
+            let difference = match (answer.failed, was == is) {
+                (true, _) => format!("recorded {was}, replayed without an answer"),
+                (false, false) => format!("recorded {was}, replayed {is}"),
+                (false, true) => format!("recorded and replayed {is}, by other limits"),
+            };
+            self.first_difference =
+                Some(format!("process {}, decision {}: {difference}", recorded.process, recorded.seq));
         }
     }
 }

@@ -28,6 +28,8 @@ pub struct ReplayTally {
     pub rejected: u64,
     /// Requests without an answer.
     pub failed: u64,
+    /// Requests whose recorded rules the traffic does not have.
+    pub without_recorded_rules: u64,
     /// Descriptors without a rule.
     pub unmatched: u64,
     /// Requests over time.
@@ -63,6 +65,7 @@ impl ReplayTally {
         Self {
             rejected: 0,
             failed: 0,
+            without_recorded_rules: 0,
             unmatched: 0,
             timeline: Timeline::new(start),
             limits: Vec::new(),
@@ -110,6 +113,7 @@ impl ReplayTally {
         let rejected = answer.over_limit || answer.shadowed;
         self.rejected += u64::from(rejected);
         self.failed += u64::from(answer.failed);
+        self.without_recorded_rules += u64::from(answer.has_unknown_rules);
         self.timeline.add_request(at, rejected);
     }
 

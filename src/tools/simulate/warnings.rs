@@ -1,13 +1,17 @@
-//! Reasons why the figures of a simulation may differ from those of a server.
+//! Reasons why the figures of a simulation may differ from those of a server, or the replay from the record.
 
-use super::results::SimulationResults;
+use super::results::{SimulationResults, compute_share};
 use super::simulation::{LogProperties, Simulation};
 use crate::limit::{Consistency, Limit};
 use crate::rules::rule::set::RuleSet;
+use crate::tools::replay::sequence_check::{NumberSpan, SequenceFindings};
 use crate::tools::replay::source::SourceSummary;
 
+/// Maximum number of processes whose irregular records are told.
+const MAX_TOLD_PROCESSES: usize = 5;
+
 /// Returns the reasons that apply, each with a fix if there is one.
-pub fn collect_warnings(simulation: &Simulation, summary: SourceSummary, results: &SimulationResults) -> Vec<String> {
+pub fn collect_warnings(simulation: &Simulation, summary: &SourceSummary, results: &SimulationResults) -> Vec<String> {
     let mut warnings = collect_input_warnings(&simulation.log, summary);
     let mut warn = |applies: bool, text: String| {
         if applies {
@@ -21,7 +25,17 @@ pub fn collect_warnings(simulation: &Simulation, summary: SourceSummary, results
             evicted > 0,
             format!("{rules}: {evicted} counters were evicted, so too little is rejected (raise --memory)"),
         );
-        let failed = totals.failed;
+        let unknown = totals.without_recorded_rules;
+        let share = compute_share(unknown, results.traffic.requests) * 100.0;
+        let done = if rules == "old" { "compared" } else { "replayed" };
+        warn(
+            unknown > 0,
+            format!(
+                "{unknown} requests ({share:.2} %) are not {done}: the log does not have their rules (give the files \
+                 with the headers of their processes)"
+            ),
+        );
+        let failed = totals.failed - unknown;
         warn(failed > 0, format!("{rules}: {failed} requests got no answer: no rules, or no room for a counter"));
         let without = totals.charges_without_counter;
         warn(without > 0, format!("{rules}: {without} charges found no room for a counter (raise --memory)"));
@@ -35,21 +49,59 @@ pub fn collect_warnings(simulation: &Simulation, summary: SourceSummary, results
 }
 
 /// Returns the reasons that lie in the files.
-pub fn collect_input_warnings(log: &LogProperties, summary: SourceSummary) -> Vec<String> {
+pub fn collect_input_warnings(log: &LogProperties, summary: &SourceSummary) -> Vec<String> {
     let mut warnings = collect_log_warnings(log);
+    warnings.extend(collect_sequence_warnings(&summary.sequences));
     let mut warn = |applies: bool, text: String| {
         if applies {
             warnings.push(text);
         }
     };
-    let SourceSummary { skipped, hidden, late, truncated } = summary;
+    let SourceSummary { rows, skipped, hidden, late, truncated, absent_fields, .. } = summary;
     warn(
-        hidden > 0,
+        *hidden > 0,
         format!("{hidden} descriptors have no values, as rules with `decision_log: none` say: not replayed"),
     );
-    warn(truncated, "a file ends within a record: its end is missing".to_owned());
-    warn(skipped > 0, format!("{skipped} rows have no descriptor: a field of each is absent"));
-    warn(late > 0, format!("{late} rows are too far out of order and were replayed late (sort the file by time)"));
+    warn(*truncated, "a file ends within a record: its end is missing".to_owned());
+    for absent in absent_fields {
+        let field = format!("field '{}' of --map is absent in", absent.field);
+        warn(absent.rows == *rows, format!("{field} all {rows} rows (is it misspelt?)"));
+        warn(absent.rows != *rows, format!("{field} {} of {rows} rows", absent.rows));
+    }
+    warn(*skipped > 0, format!("{skipped} rows have no descriptor: a field of each is absent"));
+    warn(*late > 0, format!("{late} rows are too far out of order and were replayed late (sort the file by time)"));
+    warnings
+}
+
+fn collect_sequence_warnings(sequences: &[SequenceFindings]) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for found in sequences.iter().take(MAX_TOLD_PROCESSES) {
+        let process = &found.process;
+        if let Some(NumberSpan { from, to }) = found.first_gap {
+            let missing = found.missing;
+            warnings.push(format!(
+                "process {process}: {missing} records are missing (first {from} to {to}): they were lost, or a file \
+                 was left out"
+            ));
+        }
+        if found.repeated > 0 {
+            let repeated = found.repeated;
+            warnings.push(format!(
+                "process {process}: {repeated} records occur again and were counted once (is a file given twice?)"
+            ));
+        }
+        if let Some(NumberSpan { from, to }) = found.first_late {
+            let late = found.late;
+            warnings.push(format!(
+                "process {process}: {late} records come after later ones (first {from} after {to}), so time goes \
+                 backwards (give rotated files one by one, not as one, and do not sort lines)"
+            ));
+        }
+    }
+    if sequences.len() > MAX_TOLD_PROCESSES {
+        let more = sequences.len() - MAX_TOLD_PROCESSES;
+        warnings.push(format!("{more} more processes have missing, repeated or late records"));
+    }
     warnings
 }
 
@@ -73,6 +125,31 @@ fn collect_log_warnings(log: &LogProperties) -> Vec<String> {
         warnings.push("the log does not begin with the start of a process: its counters had been in use".to_owned());
     }
     warnings
+}
+
+/// Returns likely reasons why a replay under the recorded rules differs from the record.
+pub fn list_fidelity_reasons(log: &LogProperties, summary: &SourceSummary, results: &SimulationResults) -> Vec<String> {
+    let has = |is_so: fn(&SequenceFindings) -> bool| summary.sequences.iter().any(is_so);
+    let mut totals = [Some(&results.new), results.old.as_ref()].into_iter().flatten();
+    let lost_counters = totals.any(|totals| totals.evicted_counters + totals.charges_without_counter > 0);
+    let known = [
+        (has(|found| found.missing > 0), "records are missing"),
+        (log.dropped > 0, "the log lost decisions"),
+        (has(|found| found.late > 0), "records are in another order than they were decided"),
+        (log.is_incomplete, "the log leaves out admitted decisions"),
+        (log.starts == 0, "counters had been in use before the log begins"),
+        (summary.hidden > 0, "descriptors without values are not replayed"),
+        (lost_counters, "counters were evicted"),
+        (log.has_loose_limits, "limits with `consistency: eventual` or `scope: global` are replayed as strict"),
+    ];
+    let applying = known.into_iter().filter(|(applies, _)| *applies);
+    let mut reasons: Vec<String> = applying.map(|(_, reason)| reason.to_owned()).collect();
+    if reasons.is_empty() {
+        let unknown = "none in the log: charges at once may have been decided in another order, or counters were in \
+                       use before or reset";
+        reasons.push(unknown.to_owned());
+    }
+    reasons
 }
 
 /// Returns warnings about rules that a replay decides in another way than a server.

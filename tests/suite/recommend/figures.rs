@@ -97,6 +97,21 @@ fn pasted_rules_pass_check_and_reject_as_told() {
 }
 
 #[test]
+fn rule_to_paste_names_its_algorithm_and_keys_without_a_charge_do_not_count() {
+    let rules = RULES.replace("sliding_window_log", "fixed_window");
+    let refund = |name: &str| json!({"entries": [{"key": "login", "value": name}], "hits": -1, "sampled": true, "verdict": "ok"});
+    let mut log = Log::new("p", &rules);
+    log.push(0, &[refund("only_refunds")]);
+    let log = (0..7).fold(log, |log, number| log.request(number * 100, &["login=a"]));
+    let files = Files::new().with("log", log.request(61_000, &["login=b"]).text());
+    let results = files.recommend("--rule shop.login --traffic log --rejected-keys 0% --json").json();
+    // Defaults of rules may name another algorithm.
+    assert!(results["yaml"].as_str().unwrap().contains("    algorithm: fixed_window\n"), "{results}");
+    assert_eq!((&results["basis"]["keys"], &results["basis"]["refunds"]), (&json!(2), &json!(1)));
+    assert_eq!(results["use"][0]["p50"], 1);
+}
+
+#[test]
 fn recommended_limit_stays_global_if_it_can() {
     let recommended = |requests: u32, algorithm: &str| {
         let rules = format!(

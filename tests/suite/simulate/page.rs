@@ -11,9 +11,8 @@ const HOSTILE: &str =
 
 fn page() -> (Files, String) {
     let mut log = Log::new("p", OLD_RULES).ten_of_ann_and_two_of_bob();
-    let hostile = format!("login={HOSTILE}");
     for at_ms in 2000..2010 {
-        log = log.request(at_ms, &[&hostile]);
+        log = log.decided(at_ms, HOSTILE, at_ms < 2005);
     }
     let files = Files::new().with("log.jsonl", log.text());
     let run = files.run(&[

@@ -33,7 +33,9 @@ fn old_rules_of_files_take_the_place_of_recorded_ones() {
     assert_eq!((&results["changes"]["newly_rejected"], &results["changes"]["newly_admitted"]), (&json!(0), &json!(2)));
     assert_eq!(results["changes"]["newly_admitted_keys"][0]["key"], "login=ann");
     // Without either, nothing is compared, and the list has all rejected keys.
-    let results = files.simulate("--rules new.yaml --traffic log.jsonl --json").json();
+    let run = files.simulate("--rules new.yaml --traffic log.jsonl --json");
+    run.fails_with(2);
+    let results: serde_json::Value = serde_json::from_str(&run.stdout()).unwrap();
     assert!(results.get("old").is_none() && results.get("changes").is_none(), "{results}");
     assert_eq!(results["rejected_keys"][0]["requests"], 7);
 }
@@ -47,7 +49,7 @@ fn text_shows_the_same_figures() {
         "new       7 (58.33 %) rejected",
         "old       5 (41.67 %) rejected",
         "changes   2 newly rejected, 0 newly admitted",
-        "shop.login  12        7 (58.33 %)  5 (41.67 %)  2     1 (50.00 %)    7 in 600.0 ms",
+        "shop.login (changed)  12        7 (58.33 %)  5 (41.67 %)  2               2     1 (50.00 %)    7 in 600.0 ms",
         "2               shop.login  login=ann",
     ] {
         assert!(page.contains(expected), "{expected} is missing:\n{page}");
@@ -209,4 +211,27 @@ descriptors:
     assert_eq!((&candidate["candidate"], &candidate["new"]["rejected"]), (&json!(true), &json!(2)));
     assert_eq!(limit(&results, "shop.login")["candidate"], false);
     assert_eq!(files.simulate("--rules new.yaml --traffic log.jsonl --fail-if rejected(*)>11").code(), 0);
+}
+
+#[test]
+fn replicas_whose_clocks_differ_are_merged_by_the_clock_of_redis() {
+    let charge = |at_ms: u64, admitted: bool| {
+        let result = json!({"admitted": admitted, "before": 0, "after": 0, "remaining": 0, "reset_us": 0});
+        let limit =
+            json!({"algorithm": "sliding_window_log", "requests_per_unit": 5, "unit": "minute", "result": result});
+        json!({
+            "entries": [{"key": "login", "value": "ann"}], "hits": 1, "sampled": true, "limits": [limit],
+            "decided_by": "counter", "verdict": if admitted { "ok" } else { "over_limit" },
+            "now_us": super::START_US + at_ms * 1000,
+        })
+    };
+    let (mut right, mut fast) = (Log::new("p", OLD_RULES), Log::new("q", OLD_RULES));
+    fast.push(700, &[charge(0, true)]);
+    // Redis was not asked.
+    let mut fast = fast.request(710, &["path=/x"]);
+    (1..5).for_each(|number| fast.push(710 + number * 20, &[charge(10 + number * 20, true)]));
+    (0..5).for_each(|number| right.push(300 + number * 20, &[charge(300 + number * 20, false)]));
+    let files = Files::new().with("right.jsonl", right.text()).with("fast.jsonl", fast.text());
+    let results = files.simulate("--rules new.yaml --traffic right.jsonl fast.jsonl --json").json();
+    assert_eq!(results["verification"], json!({"compared": 11, "agreed": 11}));
 }

@@ -40,6 +40,18 @@ fn stream_gives_the_results_of_a_file() {
 }
 
 #[test]
+fn header_that_a_trimmed_stream_got_again_gives_the_rules_of_all_decisions() {
+    let server = options().start();
+    let lines = log().lines;
+    lines[1..].iter().for_each(|line| append(&server, line));
+    append(&server, &lines[0].replace("\"event\":\"start\"", "\"event\":\"rotation\""));
+    let output = simulate(&Files::new(), &server, "");
+    assert!(output.status.success(), "{output:?}");
+    let results: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(results["changes"]["compared"], 1200);
+}
+
+#[test]
 fn entries_larger_than_a_reply_are_read_one_by_one() {
     let server = options().start();
     let padding = " ".repeat(3 << 20);
