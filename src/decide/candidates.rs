@@ -105,21 +105,22 @@ impl CandidateCharges {
         selected: SelectedRequest<'_, 'r, '_>,
     ) {
         let Self { refs, outcomes } = self;
+        let form_of = |candidate: CandidateRef| recorder.key_values_of(&selected.selections[candidate.descriptor]);
         let record_of = |candidate| CandidateMetrics::new(recorder, context, selected, candidate);
         match outcomes {
             DeferredOutcomes::Ready(outcomes) => {
                 for (candidate, outcome) in refs.iter().zip(outcomes) {
                     let push_text = |text: &mut Vec<u8>| {
-                        push_key_text(text, &candidate_path(selected, *candidate), recorder.key_values);
+                        push_key_text(text, &candidate_path(selected, *candidate), form_of(*candidate));
                     };
                     record_of(*candidate).record_outcome(recorder.metrics, &outcome, push_text);
                 }
             }
             DeferredOutcomes::Pending(pending) => {
-                let records =
-                    refs.iter().map(|candidate| (record_of(*candidate), candidate_path(selected, *candidate)));
-                let records: Vec<_> =
-                    records.map(|(record, path)| (record, key_text(&path, recorder.key_values))).collect();
+                let records = refs.iter().map(|candidate| {
+                    (record_of(*candidate), candidate_path(selected, *candidate), form_of(*candidate))
+                });
+                let records: Vec<_> = records.map(|(record, path, form)| (record, key_text(&path, form))).collect();
                 let metrics = Arc::clone(recorder.metrics);
                 spawn_outcome_handler(pending, move |outcomes| {
                     for ((record, text), outcome) in records.into_iter().zip(outcomes) {

@@ -13,7 +13,9 @@ use super::Decider;
 use super::decision::DecisionContext;
 use super::explain::ExplainedCounter;
 use super::selection::{SelectedRequest, Selection, select};
+use crate::decide::log::value_form::ValueForm;
 use crate::limit::request::{Descriptor, Entry, Hits, Request};
+use crate::rules::rule::RuleLogging;
 use crate::rules::rule::set::{CompiledRule, DomainRules, RuleSet};
 use crate::store::StoreContext;
 use crate::store::error::AdminError;
@@ -38,7 +40,7 @@ pub struct CounterListing {
 /// The counters of one descriptor.
 #[derive(Debug, Serialize)]
 pub struct ListedCounters {
-    /// Key and value of each entry; the pattern in place of a shared value.
+    /// Key and value of each entry; the pattern in place of a shared value, and the value in the form of the settings.
     pub entries: Vec<[String; 2]>,
     /// Counter of each limit of the rule, candidates last.
     pub limits: Vec<ExplainedCounter>,
@@ -165,11 +167,17 @@ impl Decider {
             store: StoreContext { deadline: Some(Instant::now() + TIMEOUT), ..context.store },
             ..context
         };
+        let is_private = of.rule.rule.logging == Some(RuleLogging::None);
+        let form = if is_private { &ValueForm::Omitted } else { &self.key_values };
         let found = self.peek_selected(context, SelectedRequest { request: &request, selections: &selections }).await;
         let listed = paths.iter().zip(found).filter_map(|(path, results)| {
             results.iter().flatten().any(|result| result.after > 0).then_some(())?;
-            let text = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).into_owned();
-            let entries = path.entries.iter().map(|[key, value]| [text(key), text(value)]).collect();
+            let entries = path.entries.iter().enumerate().map(|(index, [key, value])| {
+                let is_pattern = path.shared.contains(&index);
+                let value = if is_pattern { value.into() } else { form.value_bytes(&Entry { key, value }) };
+                [&**key, &*value].map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+            });
+            let entries = entries.collect();
             Some(ListedCounters { entries, limits: results.iter().flatten().map(ExplainedCounter::of).collect() })
         });
         listed.collect()

@@ -19,7 +19,8 @@ pub(super) fn key_text(path: &CounterPath<'_>, form: &ValueForm) -> Arc<str> {
 
 /// Appends `key=value,key=value` to an empty text, in UTF-8.
 ///
-/// A value that others share a counter with is replaced by their pattern, as the rule has it.
+/// A value that others share a counter with is replaced by their pattern, as the rule has it. A value that is left out
+/// has no `=` either.
 pub(super) fn push_key_text(text: &mut Vec<u8>, path: &CounterPath<'_>, form: &ValueForm) {
     if text.capacity() == 0 {
         let length: usize = path.entries.iter().map(|entry| entry.key.len() + entry.value.len() + 2).sum();
@@ -28,13 +29,14 @@ pub(super) fn push_key_text(text: &mut Vec<u8>, path: &CounterPath<'_>, form: &V
     let mut is_exact = true;
     for (index, entry) in path.entries.iter().enumerate() {
         let shared = path.shared.iter().find(|(shared, _)| *shared == index).map(|(_, pattern)| *pattern);
-        let value = shared.map_or_else(|| form.value_bytes(entry), Cow::Borrowed);
         if index > 0 {
             text.push(b',');
         }
         is_exact &= append_escaped(text, entry.key);
-        text.push(b'=');
-        is_exact &= append_escaped(text, &value);
+        if shared.is_some() || !matches!(form, ValueForm::Omitted) {
+            text.push(b'=');
+            is_exact &= append_escaped(text, &shared.map_or_else(|| form.value_bytes(entry), Cow::Borrowed));
+        }
         if text.len() > MAX_KEY_TEXT_BYTES {
             is_exact = false;
             break;
@@ -155,6 +157,6 @@ mod tests {
         let (ann, bob) = (text(&[(b"user", b"ann")], &form), text(&[(b"user", b"bob")], &form));
         assert!(ann.starts_with("user=") && ann.len() == "user=".len() + 32 && ann != bob, "{ann} {bob}");
         assert_eq!(ann, text(&[(b"user", b"ann")], &ValueForm::hashed_with("a secret of the fleet")));
-        assert_eq!(text(&[(b"user", b"ann")], &ValueForm::Omitted), "user=");
+        assert_eq!(text(&[(b"user", b"ann")], &ValueForm::Omitted), "user");
     }
 }

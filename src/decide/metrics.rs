@@ -19,6 +19,7 @@ use crate::decide::log::value_form::ValueForm;
 use crate::limit::charge::{ChargeResult, CounterPath};
 use crate::limit::request::{Descriptor, Entry, Hits};
 use crate::limit::{Limit, StorePolicy};
+use crate::rules::rule::RuleLogging;
 use crate::rules::rule::metric_names::override_metric_name;
 use crate::rules::rule::set::DomainRules;
 use crate::store::charge::DecidedBy;
@@ -79,7 +80,7 @@ pub(super) struct LimitResult<'a> {
     pub(super) decided_by: DecidedBy,
 }
 
-impl Recorder<'_> {
+impl<'d> Recorder<'d> {
     /// Records the outcome of each descriptor.
     pub(super) fn record<'r>(
         self,
@@ -171,9 +172,15 @@ impl Recorder<'_> {
                 let rejection = KeyRejection { id, limit, hits };
                 self.metrics
                     .top_keys
-                    .record_rejection(rejection, now, |text| push_key_text(text, &path, self.key_values));
+                    .record_rejection(rejection, now, |text| push_key_text(text, &path, self.key_values_of(selection)));
             }
         }
+    }
+
+    /// Form of the values in the keys of a selection: none of a rule whose decisions are not logged.
+    pub(super) fn key_values_of(self, selection: &Selection<'_>) -> &'d ValueForm {
+        let is_private = selection.rule.is_some_and(|compiled| compiled.rule.logging == Some(RuleLogging::None));
+        if is_private { &ValueForm::Omitted } else { self.key_values }
     }
 
     /// Statistics that a limit counts under: those of its rule, or of a name that the request makes.

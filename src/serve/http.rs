@@ -2,6 +2,7 @@
 
 pub mod proto_json;
 mod response;
+pub mod page_builder;
 pub mod token_attempts;
 pub mod browser_protection;
 pub mod live_events;

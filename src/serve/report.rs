@@ -4,6 +4,7 @@
 //! that the debug listener and the command line share. The reports here are about this process; the one about all
 //! replicas is in `fleet/report`.
 
+pub mod domain_names;
 pub mod live;
 pub mod problems;
 pub mod rules;

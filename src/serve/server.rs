@@ -16,6 +16,7 @@ mod admission;
 mod reloading_tls;
 mod coalesced_writer;
 mod inbound_frames;
+mod http_bodies;
 mod http2;
 mod connection;
 mod listeners;
@@ -56,6 +57,7 @@ use crate::serve::health::{Health, HealthRequirements};
 use crate::serve::http::app_state::{AppState, PrometheusPage};
 use crate::serve::http::browser_protection::AllowedHosts;
 use crate::serve::http::live_events::LiveEvents;
+use crate::serve::http::page_builder::PageBuilder;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::settings::Settings;
 use crate::settings::fleet::TopKeyValues;
@@ -182,10 +184,12 @@ struct PageSources {
     draining: watch::Receiver<bool>,
 }
 
-fn build_app_state(settings: &Settings, pages: PageSources) -> AppState {
-    let PageSources { collector, fleet, prometheus_page, draining } = pages;
+fn build_app_state(settings: &Settings, sources: PageSources) -> AppState {
+    let PageSources { collector, fleet, prometheus_page, draining } = sources;
+    let pages = PageBuilder::default();
     AppState {
-        live: Arc::new(LiveEvents::new(collector.clone(), draining)),
+        live: Arc::new(LiveEvents::new(collector.clone(), pages.clone(), draining)),
+        pages,
         collector,
         fleet,
         debug_hosts: AllowedHosts(settings.listeners.debug_hosts.clone().into()),
@@ -267,7 +271,7 @@ fn choose_key_value_form(settings: &Settings, secret: Option<&Secret>) -> ValueF
     match (settings.fleet.top_values, secret) {
         (TopKeyValues::Plain, _) => ValueForm::Plain,
         (TopKeyValues::Hashed, Some(secret)) => ValueForm::hashed_with(secret.reveal()),
-        (TopKeyValues::Hashed, None) => ValueForm::Omitted,
+        (TopKeyValues::Hashed, None) | (TopKeyValues::None, _) => ValueForm::Omitted,
     }
 }
 

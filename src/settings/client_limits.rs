@@ -23,7 +23,7 @@ settings! { "Limits on clients";
     TOLLKEEPER_MAX_CONCURRENT_REQUESTS_PER_ADDRESS: usize = 16_384,
         "requests in progress per listener and client address; 0 means no limit";
     TOLLKEEPER_MAX_BUFFERED_BYTES: ByteSize = 128 << 20,
-        "bytes of gRPC requests and untaken responses in progress, beyond 2 KiB each; 0 means no limit"
+        "bytes of requests and untaken responses in progress over gRPC and /json, beyond 2 KiB each; 0 means no limit"
         .with_allowed(BUFFERED_BYTES_RANGE);
     TOLLKEEPER_MAX_BUFFERED_BYTES_PER_ADDRESS: ByteSize = 32 << 20,
         "the same per client address; 0 means no limit" .with_allowed(BUFFERED_BYTES_RANGE);
@@ -49,7 +49,7 @@ pub struct ClientLimits {
     pub requests: Option<usize>,
     /// Requests in progress of each listener and client address; `None` means no limit.
     pub requests_per_address: Option<usize>,
-    /// Bytes that gRPC requests and responses in progress take; `None` means no limit.
+    /// Bytes that requests and responses in progress over gRPC and `/json` take; `None` means no limit.
     pub buffered_bytes: Option<usize>,
     /// The same for each client address; `None` means no limit.
     pub buffered_bytes_per_address: Option<usize>,

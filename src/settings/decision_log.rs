@@ -28,7 +28,7 @@ settings! { "Decision log";
         "share of the keys whose decisions are logged; all replicas choose the same keys"
         .with_allowed(FloatRange::new(0.0, 1.0));
     TOLLKEEPER_DECISION_LOG_VALUES: LoggedValues = LoggedValues::Plain,
-        "values of descriptors in the log: as sent, as a keyed hash, or left out";
+        "values of descriptors in the log, /top, /fleet, /counters and the console: as sent, as a keyed hash, or left out";
     TOLLKEEPER_DECISION_LOG_HASH_KEY: Option<Secret> = None,
         "key of hashed values, 16 bytes or more; equal keys give equal hashes in all replicas" .only_with(&REQUIRES_HASHED_VALUES);
     TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE: Option<PathBuf> = None,

@@ -1,6 +1,8 @@
 //! View of all replicas, and the form of rejected keys in it.
 
-use super::decision_log::{DecisionLogSettings, HashKey, LoggedValues, REQUIRES_HASHED_VALUES};
+use super::decision_log::{
+    DecisionLogSettings, HashKey, LoggedValues, REQUIRES_HASHED_VALUES, TOLLKEEPER_DECISION_LOG_VALUES,
+};
 use super::redis::deployment::DeploymentSettings;
 use super::setting::settings;
 use super::store::StoreSettings;
@@ -12,17 +14,19 @@ settings! { "Fleet";
     TOLLKEEPER_FLEET: bool = true,
         "with Redis, publish statistics of this replica there, so that /fleet of any replica shows all of them";
     TOLLKEEPER_TOP_VALUES: TopKeyValues = TopKeyValues::Plain,
-        "values of descriptors in /top and /fleet: as sent, or hashed by TOLLKEEPER_DECISION_LOG_HASH_KEY";
+        "values of descriptors in /top, /fleet and /counters, if more private than TOLLKEEPER_DECISION_LOG_VALUES";
 }
 
 named_enum! {
-    /// Values of descriptors among the rejected keys.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    /// Values of descriptors among the rejected keys; the later, the more private.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
     pub enum TopKeyValues {
         /// As sent.
         Plain = "plain",
         /// Keyed hash.
         Hashed = "hashed",
+        /// Left out.
+        None = "none",
     }
 }
 
@@ -68,19 +72,22 @@ impl FleetSettings {
                 Err("counters are not in Redis, through which replicas tell of each other")
             }
         };
-        let logged = log.map_or(LoggedValues::Plain, |log| log.values);
-        let top_values = match logged {
+        // What must not be in the log must not be on a page either, whether there is a log or not.
+        let at_least = match values.get(&TOLLKEEPER_DECISION_LOG_VALUES) {
+            LoggedValues::Plain => TopKeyValues::Plain,
             LoggedValues::Hashed => TopKeyValues::Hashed,
-            LoggedValues::Plain | LoggedValues::None => values.get(&TOLLKEEPER_TOP_VALUES),
+            LoggedValues::None => TopKeyValues::None,
         };
-        if top_values == TopKeyValues::Hashed && logged != LoggedValues::Hashed && secret.is_none() {
+        let top_values = values.get(&TOLLKEEPER_TOP_VALUES).max(at_least);
+        let is_log_hashed = log.is_some_and(|log| log.values == LoggedValues::Hashed);
+        if top_values == TopKeyValues::Hashed && !is_log_hashed && secret.is_none() {
             let fix = "give TOLLKEEPER_DECISION_LOG_HASH_KEY or TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE";
             values.add_problem(&TOLLKEEPER_TOP_VALUES, "there is no key to hash with", fix);
         }
-        if top_values == TopKeyValues::Plain && redis.is_err() {
+        if top_values != TopKeyValues::Hashed && redis.is_err() {
             values.mark_unmet(&REQUIRES_HASHED_VALUES);
         }
-        let publishes_keys = logged != LoggedValues::None || top_values == TopKeyValues::Hashed;
+        let publishes_keys = top_values != TopKeyValues::None;
         Self { redis, top_values, publishes_keys, secret }
     }
 }

@@ -38,6 +38,8 @@ named_enum! {
         BufferedBytesPerAddress = "buffered_bytes_per_address",
         /// Bytes of requests and responses in progress of one connection.
         BufferedBytesPerConnection = "buffered_bytes_per_connection",
+        /// Bytes of pages for operators that clients have not taken.
+        PageBytes = "page_bytes",
         /// Time for the message of a call.
         MessageTimeout = "message_timeout",
         /// SETTINGS and GOAWAY frames of one connection.
@@ -62,6 +64,9 @@ impl RefusedLimit {
             }
             Self::BufferedBytesPerConnection => {
                 "request rejected: TOLLKEEPER_MAX_BUFFERED_BYTES_PER_CONNECTION is reached (raise it)"
+            }
+            Self::PageBytes => {
+                "page rejected: clients of the debug or Prometheus listener do not read their pages (close these clients)"
             }
             Self::MessageTimeout => "call rejected: no whole message within TOLLKEEPER_HEAD_TIMEOUT (check the client)",
             Self::Frames => "connection closed: too many SETTINGS or GOAWAY frames (check the client)",

@@ -1,7 +1,7 @@
 //! Counters, gauges and histograms, and their encodings for Prometheus and statsd.
 
 pub mod family;
-mod striped_counters;
+pub(crate) mod striped_counters;
 pub mod histogram;
 pub mod limit_registry;
 pub mod limit_stats;

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use super::metrics::histogram::Histogram;
 use super::metrics::limit_registry::LimitRegistry;
+use super::metrics::striped_counters::StripedCounters;
 use super::recently_created_keys::RecentlyCreatedKeys;
 use super::top_keys::TopKeys;
 
@@ -41,6 +42,7 @@ pub struct ServiceMetrics {
     pub recently_created_keys: RecentlyCreatedKeys,
     distinct_key_seed: OnceLock<HashSeed>,
     service_errors: AtomicU64,
+    rejected_requests: StripedCounters<1>,
     global_shadow_mode: AtomicU64,
     is_off: bool,
 }
@@ -65,6 +67,7 @@ impl ServiceMetrics {
             recently_created_keys: RecentlyCreatedKeys::default(),
             distinct_key_seed: OnceLock::new(),
             service_errors: AtomicU64::new(0),
+            rejected_requests: StripedCounters::default(),
             global_shadow_mode: AtomicU64::new(0),
             is_off: false,
         }
@@ -105,6 +108,18 @@ impl ServiceMetrics {
     /// Counts a request that failed for a reason other than the store.
     pub fn record_service_error(&self) {
         self.service_errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a request that was rejected; does nothing if counting is off.
+    pub fn record_rejected_request(&self) {
+        if !self.is_off {
+            self.rejected_requests.add_to_counter(0, 1);
+        }
+    }
+
+    /// Number of requests that were rejected, however many of their limits were exceeded.
+    pub fn rejected_requests(&self) -> u64 {
+        self.rejected_requests.counter_value(0)
     }
 
     /// Counts a request that was admitted because of SHADOW_MODE.

@@ -2,8 +2,8 @@
 //!
 //! Rejections are counted by one [`SpaceSaving`] sketch per minute, in shards, so that threads rarely contend. A
 //! rejection takes a short lock; admitted requests never come here. A window is one minute, by the clock of Redis once
-//! its offset is known, and the last [`KEPT_MINUTES`] windows are kept. The count of a key is known as a lower and an upper
-//! bound.
+//! its offset is known, and the last [`KEPT_MINUTES`] windows are kept. The count of a key is known as a lower and an
+//! upper bound.
 
 pub mod space_saving;
 
@@ -69,6 +69,8 @@ pub struct RejectedKey {
     pub limit: Arc<LimitName>,
     /// `key=value,key=value`, escaped, with a hash if it is cut to [`MAX_KEY_TEXT_BYTES`].
     pub text: Arc<str>,
+    /// True if the values in the text are known to be as sent.
+    pub has_plain_values: bool,
     /// Lower bound of the rejected hits.
     pub at_least: u64,
     /// Upper bound of the rejected hits.
@@ -251,6 +253,7 @@ impl KeySum {
         let key = RejectedKey {
             limit: Arc::clone(&label.limit),
             text: String::from_utf8_lossy(&label.text).into(),
+            has_plain_values: true,
             at_least: 0,
             at_most: 0,
             in_bursts: 0,

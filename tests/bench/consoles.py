@@ -22,7 +22,7 @@ import time
 CONSOLES = 10
 WINDOW_S = 12
 RATE = 10_000
-POLLED = ["/rules?most=10000", "/top?minutes=10&most=50", "/fleet?minutes=10&most=20"]
+POLLED = ["/rules?order=file&most=100", "/top?minutes=10&most=50", "/fleet?minutes=10&most=20"]
 RULES = """\
 domain: bench
 descriptors:

@@ -1,6 +1,7 @@
 //! A scrape of the Prometheus page, as numbers.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::http;
 use super::port::Port;
@@ -26,7 +27,9 @@ pub(crate) fn with_prometheus(setup: Setup) -> (Setup, Port) {
 
 /// The page at this port.
 pub(crate) fn scrape(port: u16) -> Scrape {
-    let page = http::get(port, "/metrics").send();
+    // Another query each time: a page that took long is kept for a second.
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let page = http::get(port, &format!("/metrics?{}", NUMBER.fetch_add(1, Ordering::Relaxed))).send();
     assert_eq!(page.status, 200, "{page:?}");
     assert_eq!(page.header("content-type").as_deref(), Some("text/plain; version=0.0.4"));
     Scrape::parse(page.text())

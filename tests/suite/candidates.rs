@@ -8,6 +8,7 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::decide::explain::Explanation;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::service::DEFAULT_DEADLINE;
+use tollkeeper::serve::report::domain_names::DomainNames;
 use tollkeeper::serve::report::rules::{LimitReport, RuleUsageReport, RulesQuery};
 use tollkeeper::serve::report::top::{TopQuery, TopReport};
 use tollkeeper::store::Store;
@@ -91,7 +92,12 @@ fn reports_show_what_candidates_would_have_rejected() {
         [row("shop.user", 10, 5, false), row("shop.user.higher", 10, 1, true), row("shop.user.lower", 10, 8, true)]
     );
     assert_eq!(stat(&service, "shop.user.lower", LimitStat::ShadowMode), 8);
-    let top = TopReport::new(&service.inner.decider.metrics.top_keys, service.now(), &TopQuery::default());
+    let top = TopReport::new(
+        &service.inner.decider.metrics.top_keys,
+        &DomainNames::default(),
+        service.now(),
+        &TopQuery::default(),
+    );
     let top: Vec<_> = top.overall.iter().map(|key| (&*key.rule, &*key.key, key.rejected_at_least)).collect();
     let expected =
         [("shop.user.lower", "user=ann", 8), ("shop.user", "user=ann", 5), ("shop.user.higher", "user=ann", 1)];

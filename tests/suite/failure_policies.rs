@@ -16,6 +16,7 @@ use tollkeeper::serve::health::{Health, HealthRequirements};
 use tollkeeper::serve::http::app_state::AppState;
 use tollkeeper::serve::http::browser_protection::AllowedHosts;
 use tollkeeper::serve::http::live_events::LiveEvents;
+use tollkeeper::serve::http::page_builder::PageBuilder;
 use tollkeeper::serve::http::routes;
 use tollkeeper::serve::metrics_collector::MetricsCollector;
 use tollkeeper::settings::Settings;
@@ -388,7 +389,12 @@ fn health_follows_the_store_as_configured() {
         let collector = MetricsCollector { service, health, listeners: Arc::default(), path_label: false };
         let site = AppState {
             fleet: Arc::new(fleet),
-            live: Arc::new(LiveEvents::new(collector.clone(), tokio::sync::watch::channel(false).1)),
+            live: Arc::new(LiveEvents::new(
+                collector.clone(),
+                PageBuilder::default(),
+                tokio::sync::watch::channel(false).1,
+            )),
+            pages: PageBuilder::default(),
             collector,
             debug_hosts: AllowedHosts(Arc::default()),
             max_body_bytes: 1 << 20,

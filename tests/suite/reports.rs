@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use proptest::prelude::*;
 use tollkeeper::base::clock::Time;
+use tollkeeper::serve::report::domain_names::DomainNames;
 use tollkeeper::serve::report::rules::{self, LimitFindingKind};
 use tollkeeper::serve::report::top;
 use tollkeeper::telemetry::hyperloglog::HyperLogLog;
@@ -31,7 +32,9 @@ fn send(service: &TestService, descriptors: &str, times: usize) {
 }
 
 fn top(service: &TestService, query: &top::TopQuery) -> top::TopReport {
-    top::TopReport::new(&service.inner.decider.metrics.top_keys, service.now(), query)
+    let loaded = service.inner.rules.load_full();
+    let domains = DomainNames::new(loaded.as_ref().map(|loaded| &loaded.rules));
+    top::TopReport::new(&service.inner.decider.metrics.top_keys, &domains, service.now(), query)
 }
 
 fn rules(service: &TestService) -> BTreeMap<String, rules::LimitReport> {

@@ -188,7 +188,7 @@ impl RuleSet {
     }
 
     /// All domains, in no order.
-    pub(super) fn domains(&self) -> impl Iterator<Item = &DomainRules> {
+    pub fn domains(&self) -> impl Iterator<Item = &DomainRules> {
         self.domains.values()
     }
 

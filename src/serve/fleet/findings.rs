@@ -107,13 +107,18 @@ fn find_most_frequent<'r>(values: impl Iterator<Item = &'r str>) -> Option<&'r s
     counts.into_iter().rev().max_by_key(|(_, count)| *count).map(|(value, _)| value)
 }
 
+/// True for a replica that published nothing for a while and may have died; `now` is the time of Redis.
+pub(super) const fn is_silent(replica: &ReplicaSummary, now: Time) -> bool {
+    now.as_micros().saturating_sub(replica.published_us) >= MAX_SILENCE_US
+}
+
 fn find_not_publishing(replicas: &[ReplicaSummary], now: Time) -> Option<FleetFinding> {
     let silence_us = |replica: &ReplicaSummary| now.as_micros().saturating_sub(replica.published_us);
     let longest = replicas.iter().map(silence_us).max()?;
     build_finding(
         replicas,
         FleetFindingKind::NotPublishing,
-        |replica| silence_us(replica) >= MAX_SILENCE_US,
+        |replica| is_silent(replica, now),
         |count| {
             format!(
                 "{count} of {} replicas published nothing for up to {} s and may have died: their rows are old",

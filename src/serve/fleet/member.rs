@@ -53,6 +53,7 @@ impl FleetMember {
             _ if !settings.publishes_keys => PublishedKeyForm::None,
             TopKeyValues::Plain => PublishedKeyForm::Plain,
             TopKeyValues::Hashed => PublishedKeyForm::Hashed,
+            TopKeyValues::None => PublishedKeyForm::None,
         };
         let facts = ReplicaFacts {
             incarnation: make_incarnation_id(),

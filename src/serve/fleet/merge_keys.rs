@@ -14,7 +14,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::summary::{MinuteSummary, ReplicaSummary};
+use super::summary::{MinuteSummary, PublishedKeyForm, ReplicaSummary};
 use crate::telemetry::metrics::limit_stats::LimitName;
 use crate::telemetry::top_keys::{KEPT_MINUTES, RejectedKey, TopKeysSnapshot};
 
@@ -26,12 +26,15 @@ const MAX_KEY_TEXT_BYTES: usize = 400;
 const MAX_LIMIT_NAME_BYTES: usize = 1024;
 /// Maximum number of limits with rejected keys.
 const MAX_LIMITS: usize = 20_000;
+/// Maximum number of domains that have a limit of one name.
+const MAX_DOMAINS_OF_NAME: usize = 16;
 
 /// Rejected keys of several replicas.
 #[derive(Debug, Default)]
 pub struct MergedKeys {
     minutes: HashMap<u64, MergedMinute>,
-    limits: HashMap<String, Arc<LimitName>>,
+    /// Names by their text; several only if they have different domains.
+    limits: HashMap<String, Vec<Arc<LimitName>>>,
 }
 
 /// A key: its limit, and its text.
@@ -39,6 +42,7 @@ pub struct MergedKeys {
 struct MergedKey {
     limit: Arc<LimitName>,
     text: Arc<str>,
+    has_plain_values: bool,
 }
 
 #[derive(Debug, Default)]
@@ -61,12 +65,14 @@ impl MergedKeys {
     ///
     /// Returns false if a part was left out because it contradicts itself.
     pub fn add_summary(&mut self, summary: &ReplicaSummary, minute: u64) -> bool {
+        let has_plain_values = summary.values == PublishedKeyForm::Plain;
         let keys: Vec<Option<MergedKey>> = summary
             .keys
             .iter()
             .map(|key| {
-                let limit = summary.names.get(key.name).filter(|_| key.text.len() <= MAX_KEY_TEXT_BYTES)?;
-                Some(MergedKey { limit: self.find_or_add_limit_name(limit)?, text: key.text.as_str().into() })
+                let name = summary.names.get(key.name).filter(|_| key.text.len() <= MAX_KEY_TEXT_BYTES)?;
+                let limit = self.find_or_add_limit_name(name, summary.domain_bytes.get(key.name).copied())?;
+                Some(MergedKey { limit, text: key.text.as_str().into(), has_plain_values })
             })
             .collect();
         let mut is_complete = true;
@@ -85,14 +91,21 @@ impl MergedKeys {
     }
 
     /// Name of a limit; `None` if it is too long or one too many.
-    fn find_or_add_limit_name(&mut self, name: &str) -> Option<Arc<LimitName>> {
-        if let Some(limit) = self.limits.get(name) {
+    ///
+    /// A replica that does not tell the domain means any limit of this name, so that bounds stay bounds.
+    fn find_or_add_limit_name(&mut self, name: &str, domain_bytes: Option<u32>) -> Option<Arc<LimitName>> {
+        let new = LimitName::from_published(name, domain_bytes);
+        let means =
+            |limit: &&Arc<LimitName>| new.known_domain().is_none() || limit.known_domain().is_none() || ***limit == new;
+        let of_name = self.limits.get(name).map(Vec::as_slice).unwrap_or_default();
+        if let Some(limit) = of_name.iter().find(means) {
             return Some(Arc::clone(limit));
         }
-        let has_room = name.len() <= MAX_LIMIT_NAME_BYTES && self.limits.len() < MAX_LIMITS;
+        let has_room =
+            name.len() <= MAX_LIMIT_NAME_BYTES && self.limits.len() < MAX_LIMITS && of_name.len() < MAX_DOMAINS_OF_NAME;
         has_room.then(|| {
-            let limit = Arc::new(LimitName::from_published(name));
-            self.limits.insert(name.to_owned(), Arc::clone(&limit));
+            let limit = Arc::new(new);
+            self.limits.entry(name.to_owned()).or_default().push(Arc::clone(&limit));
             limit
         })
     }
@@ -117,6 +130,7 @@ impl MergedKeys {
             .map(|(key, sum)| RejectedKey {
                 limit: Arc::clone(&key.limit),
                 text: Arc::clone(&key.text),
+                has_plain_values: key.has_plain_values,
                 at_least: sum.at_least,
                 at_most: sum.at_most.saturating_add(max_missed.saturating_sub(sum.covered)),
                 in_bursts: 0,
@@ -207,7 +221,7 @@ mod tests {
     fn summary(top_keys: &TopKeys, room: usize) -> ReplicaSummary {
         let (mut summary, mut names) = (ReplicaSummary::default(), ListedLimitNames::default());
         add_rejected_keys(&mut summary, &top_keys.rejected_keys_by_minute(minute(5)), &mut names, room);
-        summary.names = names.listed;
+        (summary.names, summary.domain_bytes) = (names.listed, names.domain_bytes);
         summary
     }
 

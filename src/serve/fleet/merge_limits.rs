@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use super::summary::{LimitSummary, ReplicaSummary, decode_sketch};
 use crate::telemetry::hyperloglog::DistinctKeySketch;
+use crate::telemetry::metrics::limit_stats::LimitName;
 
 /// Maximum number of limits; the others are left out.
 const MAX_LIMITS: usize = 20_000;
@@ -22,6 +23,8 @@ pub struct MergedLimits {
 /// Decisions of a limit, over all replicas.
 #[derive(Debug, Default)]
 pub struct MergedLimit {
+    /// Domain, as in metrics; `None` if it is not known, or if limits of two domains have the name.
+    pub domain: Option<String>,
     /// Number of replicas that have the limit.
     pub replicas: usize,
     /// Number of decisions.
@@ -52,7 +55,13 @@ impl MergedLimits {
             let name = summary.names.get(limit.name).filter(|name| name.len() <= MAX_LIMIT_NAME_BYTES);
             let has_room = |name: &String| self.by_name.len() < MAX_LIMITS || self.by_name.contains_key(name);
             match name.filter(|name| has_room(name)) {
-                Some(name) => self.by_name.entry(name.clone()).or_default().add_limit_summary(limit, has_seed),
+                Some(name) => {
+                    let domain_bytes = summary.domain_bytes.get(limit.name).copied();
+                    let published = LimitName::from_published(name, domain_bytes);
+                    let merged = self.by_name.entry(name.clone()).or_default();
+                    merged.merge_domain(published.known_domain());
+                    merged.add_limit_summary(limit, has_seed);
+                }
                 None => self.left_out = self.left_out.saturating_add(1),
             }
         }
@@ -60,6 +69,16 @@ impl MergedLimits {
 }
 
 impl MergedLimit {
+    /// Keeps the domain that all replicas that tell one have; to be called before a replica is counted.
+    fn merge_domain(&mut self, domain: Option<&str>) {
+        let is_first = self.replicas == 0;
+        match domain {
+            Some(domain) if is_first => self.domain = Some(domain.to_owned()),
+            Some(domain) if self.domain.as_deref() != Some(domain) => self.domain = None,
+            _ => {}
+        }
+    }
+
     fn add_limit_summary(&mut self, limit: &LimitSummary, has_seed: bool) {
         self.replicas += 1;
         self.matched = self.matched.saturating_add(limit.matched);

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-use super::findings::{FleetFinding, abbreviate_hash, find_differences};
+use super::findings::{FleetFinding, abbreviate_hash, find_differences, is_silent};
 use super::merge_limits::MergedLimit;
 use super::summary::{
     DecisionsByVerdict, LatencySummary, PublishedKeyForm, ReplicaSummary, RulesSummary, StoreSummary,
@@ -15,6 +15,7 @@ use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
 use crate::rules::rule::set::RuleSet;
 use crate::serve::report::Format;
+use crate::serve::report::domain_names::DomainNames;
 use crate::serve::report::top::{TopQuery, TopReport};
 use crate::telemetry::hyperloglog::RELATIVE_STANDARD_ERROR;
 use crate::telemetry::metrics::histogram::quantile_us;
@@ -93,6 +94,9 @@ pub struct ReplicaReport {
     pub age_s: u64,
     /// Seconds since it published its summary.
     pub published_s_ago: u64,
+    /// True if it published nothing for a while and may have died; the sums leave it out.
+    #[serde(default)]
+    pub silent: bool,
     /// Time of Redis less that of the replica, in milliseconds.
     pub clock_offset_ms: i64,
     /// Loaded rules.
@@ -110,11 +114,11 @@ pub struct ReplicaReport {
 /// Decisions in about the last minute.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct RecentDecisions {
-    /// Calls per second.
+    /// Requests per second, over gRPC and `/json`.
     pub calls_per_s: f64,
     /// Decisions of limits per second.
     pub decisions_per_s: f64,
-    /// Rejections by limits per second.
+    /// Rejected requests per second.
     pub rejected_per_s: f64,
     /// Decisions of limits by verdict.
     pub verdicts: DecisionsByVerdict,
@@ -149,6 +153,9 @@ pub struct LeftOutSummaries {
 pub struct FleetLimit {
     /// Name: `domain.key_value.key`.
     pub rule: String,
+    /// Domain, as requests name it; absent if the name in metrics leaves it open, or if limits of two domains have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
     /// Number of replicas that have the limit in their summaries.
     pub replicas: usize,
     /// True in shadow mode, by the rules of this replica.
@@ -170,6 +177,7 @@ pub struct FleetLimit {
 impl FleetReport {
     /// Computes the report; `rules` are those of this replica.
     pub fn new(view: &FleetView, rules: Option<&RuleSet>, query: &FleetQuery) -> Self {
+        let domains = DomainNames::new(rules);
         let top = TopQuery { minutes: query.minutes, most: query.most, rule: query.rule.clone(), ..Default::default() };
         let snapshot = |minutes| view.keys.snapshot(view.unix_minute(), minutes, |name| top.matches_limit_name(name));
         let mut limits: Vec<FleetLimit> = view
@@ -177,7 +185,7 @@ impl FleetReport {
             .by_name
             .iter()
             .filter(|(name, _)| query.matches_limit_name(name))
-            .map(|(name, limit)| FleetLimit::new(name, limit))
+            .map(|(name, limit)| FleetLimit::new(name, limit, &domains))
             .collect();
         limits.sort_by(|a, b| (b.rejected, b.matched, &a.rule).cmp(&(a.rejected, a.matched, &b.rule)));
         let all_limits = limits.len();
@@ -198,8 +206,8 @@ impl FleetReport {
                 .map(|(reason, count)| LeftOutSummaries { reason: reason.description().to_owned(), summaries: *count })
                 .collect(),
             findings: find_differences(&view.replicas, view.now),
-            recent: sum_recent_decisions(&view.replicas),
-            top: TopReport::from_snapshot(snapshot, &top),
+            recent: sum_recent_decisions(view.replicas.iter().filter(|replica| !is_silent(replica, view.now))),
+            top: TopReport::from_snapshot(snapshot, &domains, &top),
             limits: all_limits,
             limits_left_out: view.limits.left_out,
             distinct_standard_error: RELATIVE_STANDARD_ERROR,
@@ -225,19 +233,21 @@ fn build_replica_report(view: &FleetView, index: usize, replica: &ReplicaSummary
         build: replica.build.clone(),
         age_s: since_s(replica.started_us),
         published_s_ago: since_s(replica.published_us),
+        silent: is_silent(replica, view.now),
         clock_offset_ms: replica.clock_offset_us / 1000,
         rules: replica.rules.clone(),
         slot: replica.slot,
         store: replica.store.clone(),
         values: replica.values,
-        recent: sum_recent_decisions(std::slice::from_ref(replica)),
+        recent: sum_recent_decisions(std::iter::once(replica)),
     }
 }
 
 impl FleetLimit {
-    fn new(name: &str, limit: &MergedLimit) -> Self {
+    fn new(name: &str, limit: &MergedLimit, domains: &DomainNames) -> Self {
         Self {
             rule: name.to_owned(),
+            domain: limit.domain.as_deref().and_then(|domain| domains.resolve(domain)),
             replicas: limit.replicas,
             shadow_mode: false,
             candidate: false,
@@ -264,7 +274,7 @@ fn mark_shadow_and_candidates(limits: &mut [FleetLimit], rules: &RuleSet) {
 }
 
 /// Sums what the replicas decided; rates are sums of their rates.
-fn sum_recent_decisions(replicas: &[ReplicaSummary]) -> RecentDecisions {
+fn sum_recent_decisions<'r>(replicas: impl Iterator<Item = &'r ReplicaSummary>) -> RecentDecisions {
     let mut sum = RecentDecisions::default();
     let mut latency: Option<LatencySummary> = None;
     for replica in replicas {
@@ -273,7 +283,8 @@ fn sum_recent_decisions(replicas: &[ReplicaSummary]) -> RecentDecisions {
         let rate = |count: u64| count as f64 * 1e6 / of_replica.span_us.max(MIN_RATE_SPAN_US) as f64;
         sum.calls_per_s += rate(of_replica.calls);
         sum.decisions_per_s += rate(of_replica.verdicts.total());
-        sum.rejected_per_s += rate(of_replica.verdicts.over_limit);
+        // Older versions tell only how many limits rejected.
+        sum.rejected_per_s += rate(of_replica.rejected.unwrap_or(of_replica.verdicts.over_limit));
         sum.verdicts = sum.verdicts.combine_counts(of_replica.verdicts, u64::saturating_add);
         match latency.clone().unwrap_or_default().merge(&of_replica.latency) {
             Some(merged) => latency = Some(merged),
@@ -365,7 +376,11 @@ impl ReplicaReport {
             (true, 0) => escape_unprintable(&self.store.kind),
             (true, open) => format!("{open} of {} lost", self.store.servers),
         };
-        let this = if self.this { " (this)" } else { "" };
+        let this = match (self.this, self.silent) {
+            (true, _) => " (this)",
+            (false, true) => " (silent)",
+            (false, false) => "",
+        };
         [
             calls,
             rejected,

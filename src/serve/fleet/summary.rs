@@ -47,6 +47,9 @@ pub struct ReplicaSummary {
     pub distinct_seed: Option<String>,
     /// Names of limits.
     pub names: Vec<String>,
+    /// Length of the domain at the start of each name, in bytes; empty from older versions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub domain_bytes: Vec<u32>,
     /// Decisions by limit, the busiest first.
     pub limits: Vec<LimitSummary>,
     /// Number of limits for which there was no room.
@@ -92,6 +95,9 @@ pub struct RecentSummary {
     pub span_us: u64,
     /// Number of calls.
     pub calls: u64,
+    /// Number of requests that were rejected; `None` from older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rejected: Option<u64>,
     /// Decisions of limits by verdict.
     pub verdicts: DecisionsByVerdict,
     /// Duration of decisions.

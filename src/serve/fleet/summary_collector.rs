@@ -12,7 +12,7 @@ use crate::base::sharded::lock_ignoring_poison;
 use crate::serve::grpc::service::RateLimitService;
 use crate::serve::health::Health;
 use crate::telemetry::metrics::histogram::HistogramSnapshot;
-use crate::telemetry::metrics::limit_stats::{LimitStat, LimitStats};
+use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat, LimitStats};
 use crate::telemetry::service_metrics::ServiceMetrics;
 use crate::telemetry::top_keys::{RejectedKey, RejectedKeysInMinute};
 
@@ -61,6 +61,8 @@ struct DecisionTotals {
     /// Time by a clock that never jumps.
     at: Instant,
     calls: u64,
+    /// Rejected requests.
+    rejected: u64,
     verdicts: DecisionsByVerdict,
     latency: HistogramSnapshot,
 }
@@ -108,9 +110,19 @@ impl SummaryCollector {
         if summary.values != PublishedKeyForm::None {
             add_rejected_keys(&mut summary, &metrics.top_keys.rejected_keys_by_minute(now), &mut names, MAX_KEYS_BYTES);
         }
-        add_limit_summaries(&mut summary, metrics, &mut names);
-        summary.names = names.listed;
+        add_limit_summaries(&mut summary, metrics, &self.find_keyed_limits(), &mut names);
+        (summary.names, summary.domain_bytes) = (names.listed, names.domain_bytes);
         summary
+    }
+
+    /// Finds the first limit of the rule of each later one, which has the distinct keys of all.
+    fn find_keyed_limits(&self) -> HashMap<*const LimitStats, Arc<LimitStats>> {
+        let Some(loaded) = self.service.rules.load_full() else { return HashMap::new() };
+        let later = loaded.rules.rules().flat_map(|rule| {
+            let first = rule.limits.first();
+            rule.limits.iter().skip(1).filter_map(move |limit| Some((limit, first?)))
+        });
+        later.map(|(limit, first)| (Arc::as_ptr(&limit.stats), Arc::clone(&first.stats))).collect()
     }
 
     fn summarize_rules(&self) -> RulesSummary {
@@ -145,6 +157,7 @@ impl SummaryCollector {
         RecentSummary {
             span_us: to_micros(totals.at.saturating_duration_since(since.at)),
             calls: totals.calls.saturating_sub(since.calls),
+            rejected: Some(totals.rejected.saturating_sub(since.rejected)),
             verdicts: totals.verdicts.combine_counts(since.verdicts, u64::saturating_sub),
             latency: LatencySummary {
                 bounds: LATENCY_BOUNDS_VERSION,
@@ -164,11 +177,17 @@ impl SummaryCollector {
 
 impl DecisionTotals {
     fn zero_at(at: Instant) -> Self {
-        Self { at, calls: 0, verdicts: DecisionsByVerdict::default(), latency: HistogramSnapshot::default() }
+        Self {
+            at,
+            calls: 0,
+            rejected: 0,
+            verdicts: DecisionsByVerdict::default(),
+            latency: HistogramSnapshot::default(),
+        }
     }
 
     fn from_metrics(metrics: &ServiceMetrics) -> Self {
-        let at = Instant::now();
+        let (at, latency) = (Instant::now(), metrics.decisions.snapshot());
         let verdicts = metrics.limits.all_limit_stats().iter().fold(DecisionsByVerdict::default(), |sum, limit| {
             let of_limit = DecisionsByVerdict {
                 ok: limit.counter_value(LimitStat::Ok),
@@ -181,12 +200,7 @@ impl DecisionTotals {
             };
             sum.combine_counts(of_limit, u64::saturating_add)
         });
-        Self {
-            at,
-            calls: metrics.calls.snapshot().observation_count(),
-            verdicts,
-            latency: metrics.decisions.snapshot(),
-        }
+        Self { at, calls: latency.observation_count(), rejected: metrics.rejected_requests(), verdicts, latency }
     }
 }
 
@@ -210,13 +224,16 @@ pub(super) fn build_own_summary(collector: &Mutex<SummaryCollector>, clock_offse
 #[derive(Debug, Default)]
 pub(super) struct ListedLimitNames {
     pub(super) listed: Vec<String>,
-    indexes: HashMap<String, usize>,
+    /// Length of the domain in each name.
+    pub(super) domain_bytes: Vec<u32>,
+    indexes: HashMap<LimitName, usize>,
 }
 
 impl ListedLimitNames {
     /// Bytes that listing a name would add.
-    fn count_added_bytes(&self, name: &str) -> usize {
-        if self.indexes.contains_key(name) { 0 } else { json_string_bytes(name) }
+    fn count_added_bytes(&self, name: &LimitName) -> usize {
+        let domain_digits = count_digits(name.domain().len() as u64);
+        if self.indexes.contains_key(name) { 0 } else { json_string_bytes(name.as_str()) + domain_digits + ",".len() }
     }
 
     /// Upper bound of the number of digits of a name's index.
@@ -224,9 +241,10 @@ impl ListedLimitNames {
         count_digits(self.listed.len() as u64)
     }
 
-    fn find_or_add(&mut self, name: &str) -> usize {
-        *self.indexes.entry(name.to_owned()).or_insert_with(|| {
-            self.listed.push(name.to_owned());
+    fn find_or_add(&mut self, name: &LimitName) -> usize {
+        *self.indexes.entry(name.clone()).or_insert_with(|| {
+            self.listed.push(name.as_str().to_owned());
+            self.domain_bytes.push(u32::try_from(name.domain().len()).unwrap_or(u32::MAX));
             self.listed.len() - 1
         })
     }
@@ -248,10 +266,10 @@ pub(super) fn add_rejected_keys(
     'ranks: for rank in 0..deepest {
         for (minute, of_summary) in minutes.iter().zip(&mut summary.minutes) {
             let Some(RejectedKey { limit, text, at_least, at_most, .. }) = minute.keys.get(rank) else { continue };
-            let known = names.indexes.get(limit.as_str()).and_then(|name| indexes.get(&(*name, Arc::clone(text))));
+            let known = names.indexes.get(&**limit).and_then(|name| indexes.get(&(*name, Arc::clone(text))));
             let of_key = KEY_OVERHEAD_BYTES
                 + names.max_index_digits()
-                + names.count_added_bytes(limit.as_str())
+                + names.count_added_bytes(limit)
                 + json_string_bytes(text);
             let of_count = COUNT_OVERHEAD_BYTES
                 + count_digits(summary.keys.len() as u64)
@@ -262,7 +280,7 @@ pub(super) fn add_rejected_keys(
                 break 'ranks;
             }
             room -= cost;
-            let name = names.find_or_add(limit.as_str());
+            let name = names.find_or_add(limit);
             let key = *indexes.entry((name, Arc::clone(text))).or_insert_with(|| {
                 summary.keys.push(KeySummary { name, text: text.to_string() });
                 summary.keys.len() - 1
@@ -278,7 +296,14 @@ pub(super) fn add_rejected_keys(
 }
 
 /// Adds the limits that rejected most, then those that matched most, as far as there is room.
-fn add_limit_summaries(summary: &mut ReplicaSummary, metrics: &ServiceMetrics, names: &mut ListedLimitNames) {
+///
+/// The distinct keys of a rule are counted with its first limit; `keyed` has that of each later limit.
+fn add_limit_summaries(
+    summary: &mut ReplicaSummary,
+    metrics: &ServiceMetrics,
+    keyed: &HashMap<*const LimitStats, Arc<LimitStats>>,
+    names: &mut ListedLimitNames,
+) {
     let mut limits: Vec<(Arc<LimitStats>, u64, u64)> = metrics
         .limits
         .all_limit_stats()
@@ -295,10 +320,7 @@ fn add_limit_summaries(summary: &mut ReplicaSummary, metrics: &ServiceMetrics, n
     for (limit, rejected, matched) in &limits {
         let near_limit_hits = limit.counter_value(LimitStat::NearLimit);
         let of_counts: usize = [*matched, *rejected, near_limit_hits].into_iter().map(count_digits).sum();
-        let cost = LIMIT_OVERHEAD_BYTES
-            + names.max_index_digits()
-            + of_counts
-            + names.count_added_bytes(limit.name().as_str());
+        let cost = LIMIT_OVERHEAD_BYTES + names.max_index_digits() + of_counts + names.count_added_bytes(limit.name());
         if cost > room {
             break;
         }
@@ -309,11 +331,11 @@ fn add_limit_summaries(summary: &mut ReplicaSummary, metrics: &ServiceMetrics, n
             Some(keys)
         };
         summary.limits.push(LimitSummary {
-            name: names.find_or_add(limit.name().as_str()),
+            name: names.find_or_add(limit.name()),
             matched: *matched,
             rejected: *rejected,
             near_limit_hits,
-            keys: sketch(encode_sketch(&limit.keys.snapshot())),
+            keys: sketch(encode_sketch(&keyed.get(&Arc::as_ptr(limit)).unwrap_or(limit).keys.snapshot())),
             rejected_keys: sketch(encode_sketch(&limit.rejected_keys.snapshot())),
         });
     }
@@ -339,7 +361,6 @@ fn count_digits(number: u64) -> usize {
 mod tests {
     use super::*;
     use crate::serve::fleet::authentication::encode_summary;
-    use crate::telemetry::metrics::limit_stats::LimitName;
     use crate::telemetry::top_keys::{KeyRejection, TopKeys};
 
     /// Rejected keys of each of ten minutes: `texts` are the same in all.
@@ -374,8 +395,8 @@ mod tests {
             add_rejected_keys(&mut summary, &minutes(&limits, text), &mut names, MAX_KEYS_BYTES);
             let keys_bytes = serde_json::to_vec(&(&summary.keys, &summary.minutes, &names.listed)).unwrap().len();
             assert!(keys_bytes <= MAX_KEYS_BYTES + 1024, "{keys_bytes}");
-            add_limit_summaries(&mut summary, &metrics, &mut names);
-            summary.names = names.listed;
+            add_limit_summaries(&mut summary, &metrics, &HashMap::new(), &mut names);
+            (summary.names, summary.domain_bytes) = (names.listed, names.domain_bytes);
             let sealed = encode_summary(&summary, None).map(|sealed| sealed.len());
             assert!(
                 sealed.is_some_and(|bytes| bytes > MAX_SUMMARY_BYTES / 2 && bytes <= MAX_SUMMARY_BYTES - 1024),

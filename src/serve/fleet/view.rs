@@ -106,6 +106,7 @@ impl FleetViewBuilder {
         self.view.limits.add_summary(&summary, self.distinct_seed.as_deref());
         // Only what is shown for each replica is kept.
         summary.names = Vec::new();
+        summary.domain_bytes = Vec::new();
         summary.limits = Vec::new();
         summary.keys = Vec::new();
         summary.minutes = Vec::new();

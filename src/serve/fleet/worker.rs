@@ -179,6 +179,7 @@ impl FleetWorker {
             summary.keys.clear();
             summary.minutes.clear();
             summary.names.clear();
+            summary.domain_bytes.clear();
             encode_summary(&summary, self.key.as_ref())
         });
         match sealed {

@@ -1,8 +1,8 @@
 //! `ShouldRateLimit`: one request, one response.
 //!
 //! [`RateLimitMethod`] reads the message of a call and frames the response, without tonic's router, boxed futures and
-//! boxed bodies, which cost more than the decision. [`RateLimitService`] answers a decoded request, also for `/json`: it
-//! takes the time and the rules once and passes them down.
+//! boxed bodies, which cost more than the decision. [`RateLimitService`] answers a decoded request, also for `/json`:
+//! it takes the time and the rules once and passes them down.
 //!
 //! An immediate store (the memory store) completes its charges in the call that makes them, so a decision by it never
 //! waits. Any other decision waits no longer than the caller's deadline and the store's timeout allow, and keeps its
@@ -26,6 +26,7 @@ use super::message::MessageReader;
 use super::spans;
 use crate::base::clock::{Clock, to_micros};
 use crate::base::pb::codec::{self, encode_frame};
+use crate::base::pb::rate_limit_response::Code;
 use crate::base::pb::{METHOD_NAME, METHOD_PATH, RateLimitRequest, RateLimitResponse};
 use crate::base::threads;
 use crate::decide::Decider;
@@ -182,6 +183,9 @@ impl RateLimitService {
         }
         if decided.as_ref().is_err_and(|error| *error != AnswerError::Undecided(DecideError::Store)) {
             metrics.record_service_error();
+        }
+        if decided.as_ref().is_ok_and(|decided| decided.response.overall_code() == Code::OverLimit) {
+            metrics.record_rejected_request();
         }
         if let Some(span) = span {
             let shows_descriptors = self.tracer.as_ref().is_some_and(|tracer| tracer.shows_descriptors);

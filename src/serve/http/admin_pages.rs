@@ -6,14 +6,16 @@
 use axum::body::Bytes;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, Uri};
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
 use super::admin_token::AuthenticatedAdmin;
 use super::app_state::AppState;
+use super::page_builder::Page;
 use super::proto_json;
 use super::response::{respond_no_rules, respond_pretty_json, respond_text};
+use crate::base::printable_text::to_pretty_json;
 use crate::decide::counters::RuleRef;
 use crate::serve::grpc::decode;
 use crate::serve::grpc::service::DEFAULT_DEADLINE;
@@ -44,8 +46,9 @@ const MAX_LISTED_COUNTERS: usize = 1000;
 const MAX_RESET_DESCRIPTORS: usize = 100;
 
 /// `/settings`: all effective settings, secrets masked.
-pub(super) async fn show_settings() -> Response {
-    respond_pretty_json(&list_effective_settings(std::env::vars_os()))
+pub(super) async fn show_settings(State(state): State<AppState>, uri: Uri) -> Response {
+    let build = || to_pretty_json(&list_effective_settings(std::env::vars_os())).ok().map(Page::json);
+    state.pages.respond_with_page(&uri, build).await
 }
 
 /// `/counters`: the counters of a rule.

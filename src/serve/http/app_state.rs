@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::browser_protection::AllowedHosts;
 use super::live_events::LiveEvents;
+use super::page_builder::PageBuilder;
 use super::token_attempts::TokenAttempts;
 use crate::serve::fleet::member::FleetMember;
 use crate::serve::metrics_collector::MetricsCollector;
@@ -23,6 +24,8 @@ pub struct AppState {
     pub collector: MetricsCollector,
     /// All replicas.
     pub fleet: Arc<FleetMember>,
+    /// Builds the pages.
+    pub pages: PageBuilder,
     /// Events of `/live`.
     pub live: Arc<LiveEvents>,
     /// Names by which requests may address the debug listener.

@@ -14,8 +14,8 @@ use super::proto_json;
 use super::response::{
     respond_error, respond_internal_error, respond_json, respond_no_rules, respond_pretty_json, respond_text,
 };
-use crate::base::pb::RateLimitResponse;
 use crate::base::pb::rate_limit_response::Code;
+use crate::base::pb::{RateLimitRequest, RateLimitResponse};
 use crate::decide::explain::Explanation;
 use crate::serve::grpc::decode;
 use crate::serve::grpc::service::DEFAULT_DEADLINE;
@@ -87,25 +87,20 @@ fn build_retry_after_header(
     Some((HeaderName::from_bytes(name.as_bytes()).ok()?, HeaderValue::from_str(&header.value).ok()?))
 }
 
-/// `/explain`
+/// `/explain`, whose request is read and explained as pages are built.
 pub(super) async fn show_explanation(State(state): State<AppState>, body: Bytes) -> Response {
-    let request = match proto_json::request_from_json(&body) {
-        Ok(request) => request,
-        Err(error) => return respond_text(StatusCode::BAD_REQUEST, format!("{error}\n")),
-    };
-    let entries: usize = request.descriptors.iter().map(|descriptor| descriptor.entries.len()).sum();
-    if request.descriptors.len() > MAX_EXPLAINED_DESCRIPTORS || entries > MAX_EXPLAINED_DESCRIPTORS {
-        let problem =
-            format!("the request is too large: at most {MAX_EXPLAINED_DESCRIPTORS} descriptors and entries in total\n");
-        return respond_text(StatusCode::BAD_REQUEST, problem);
-    }
-    // The search for near misses visits all rules of a level, so it runs on a blocking thread, one request at a time.
     static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
     let Ok(_permit) = ONE_AT_A_TIME.acquire().await else { return respond_internal_error() };
+    let request = match state.pages.run(move || read_explained_request(&body)).await {
+        Some(Ok(request)) => request,
+        Some(Err(problem)) => return respond_text(StatusCode::BAD_REQUEST, problem),
+        None => return respond_internal_error(),
+    };
     let service = Arc::clone(&state.collector.service);
     let Some(loaded) = service.rules.load_full() else { return respond_no_rules() };
     let context = service.build_decision_context(Some(&loaded), DEFAULT_DEADLINE);
     let counters = service.decider.peek(context, &decode::convert_request(&request)).await;
+    // The search for near misses visits all rules of a level.
     let explain = move || {
         let behaviour = &service.decider.behaviour;
         let explained = Explanation::of(behaviour, &loaded.rules, &decode::convert_request(&request), &counters);
@@ -113,5 +108,17 @@ pub(super) async fn show_explanation(State(state): State<AppState>, body: Bytes)
         let region = service.decider.explained_region();
         respond_pretty_json(&Explanation { source_version, region, ..explained })
     };
-    tokio::task::spawn_blocking(explain).await.unwrap_or_else(|_| respond_internal_error())
+    state.pages.run(explain).await.unwrap_or_else(respond_internal_error)
+}
+
+/// Reads a request that is small enough to be explained.
+fn read_explained_request(body: &[u8]) -> Result<RateLimitRequest, String> {
+    let request = proto_json::request_from_json(body).map_err(|error| format!("{error}\n"))?;
+    let entries: usize = request.descriptors.iter().map(|descriptor| descriptor.entries.len()).sum();
+    if request.descriptors.len() > MAX_EXPLAINED_DESCRIPTORS || entries > MAX_EXPLAINED_DESCRIPTORS {
+        return Err(format!(
+            "the request is too large: at most {MAX_EXPLAINED_DESCRIPTORS} descriptors and entries in total\n"
+        ));
+    }
+    Ok(request)
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::response::render_off_thread;
+use super::page_builder::PageBuilder;
 use super::token_attempts::client_network;
 use crate::base::printable_text::escape_unprintable_json;
 use crate::base::sharded::lock_ignoring_poison;
@@ -33,6 +33,7 @@ type NewestEvent = Option<Arc<str>>;
 #[derive(Debug)]
 pub struct LiveEvents {
     collector: MetricsCollector,
+    pages: PageBuilder,
     stopping: watch::Receiver<bool>,
     subscribers_by_client: Arc<SubscriberCounts>,
     /// Sender of the running sampler; `None` while there is no subscriber.
@@ -100,8 +101,8 @@ impl Drop for SubscriberPermit {
 
 impl LiveEvents {
     /// Events of this process, until `stopping` turns true.
-    pub fn new(collector: MetricsCollector, stopping: watch::Receiver<bool>) -> Self {
-        Self { collector, stopping, subscribers_by_client: Arc::default(), sampler: Mutex::default() }
+    pub fn new(collector: MetricsCollector, pages: PageBuilder, stopping: watch::Receiver<bool>) -> Self {
+        Self { collector, pages, stopping, subscribers_by_client: Arc::default(), sampler: Mutex::default() }
     }
 
     /// Adds a subscriber.
@@ -142,7 +143,7 @@ impl LiveEvents {
                 (escape_unprintable_json(&serde_json::to_string(&report).unwrap_or_default()).into_owned(), totals)
             };
             // Without a thread the next tick tries again.
-            let Some((event, totals)) = render_off_thread(render).await else { continue };
+            let Some((event, totals)) = self.pages.run(render).await else { continue };
             last = Some(totals);
             if let Some(sender) = &*self.lock_sampler() {
                 sender.send_replace(Some(event.into()));

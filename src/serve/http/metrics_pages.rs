@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse as _, Response};
+use axum::http::Uri;
+use axum::response::Response;
 use axum::routing::get;
 
 use super::app_state::{AppState, PrometheusPage};
-use super::response::{render_off_thread, respond_internal_error, respond_text};
+use super::page_builder::{Page, PageBuilder};
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::telemetry::metrics::family::{MetricValue, Series};
 use crate::telemetry::metrics::prometheus::TextPage;
@@ -20,33 +20,30 @@ use crate::telemetry::metrics::prometheus::TextPage;
 struct PrometheusPageState {
     collector: MetricsCollector,
     prometheus_page: Arc<PrometheusPage>,
+    pages: PageBuilder,
 }
 
 /// Builds the routes of the Prometheus listener.
 pub fn build_metrics_router(state: &AppState) -> Router {
     let Some(prometheus_page) = state.prometheus_page.clone() else { return Router::new() };
     let path = prometheus_page.path.clone();
-    let state = PrometheusPageState { collector: state.collector.clone(), prometheus_page };
+    let state = PrometheusPageState { collector: state.collector.clone(), prometheus_page, pages: state.pages.clone() };
     Router::new().route(&path, get(show_metrics)).with_state(state)
 }
 
-async fn show_metrics(
-    State(PrometheusPageState { collector, prometheus_page }): State<PrometheusPageState>,
-) -> Response {
-    let page = render_off_thread(move || {
+async fn show_metrics(State(state): State<PrometheusPageState>, uri: Uri) -> Response {
+    let PrometheusPageState { collector, prometheus_page, pages } = state;
+    let build = move || {
         let mut page = TextPage::new(&prometheus_page.options);
         collector.collect(&mut |family| page.add_family(family));
-        page.into_text()
-    });
-    match page.await {
-        Some(page) => (StatusCode::OK, [(header::CONTENT_TYPE, "text/plain; version=0.0.4")], page).into_response(),
-        None => respond_internal_error(),
-    }
+        Some(Page { content_type: "text/plain; version=0.0.4", ..Page::text(page.into_text()) })
+    };
+    pages.respond_with_page(&uri, build).await
 }
 
 /// `/stats`: a line `name: value` for each series, zeros included, sorted.
-pub(super) async fn show_stats(State(state): State<AppState>) -> Response {
-    let page = render_off_thread(move || {
+pub(super) async fn show_stats(State(state): State<AppState>, uri: Uri) -> Response {
+    let build = move || {
         let mut lines = Vec::new();
         state.collector.collect(&mut |family| {
             for series in &family.series {
@@ -54,9 +51,9 @@ pub(super) async fn show_stats(State(state): State<AppState>) -> Response {
             }
         });
         lines.sort_unstable();
-        lines.concat()
-    });
-    page.await.map_or_else(respond_internal_error, |page| respond_text(StatusCode::OK, page))
+        Some(Page::text(lines.concat()))
+    };
+    state.pages.clone().respond_with_page(&uri, build).await
 }
 
 /// Name of a series: in statsd if it has one there, otherwise in Prometheus.

@@ -1,16 +1,17 @@
 //! The pages of reports: `/top`, `/rules` and `/fleet`, and `/live` as server-sent events.
 //!
 //! They are JSON, or, all but `/live`, text with `format=text`. A report reads the statistics of every limit, so it is
-//! rendered off thread like metrics. The `/live` stream of a slow client skips events instead of queueing them, and
-//! ends when the process begins to stop.
+//! built by the page builder like metrics. The `/live` stream of a slow client skips events instead of queueing them,
+//! and ends when the process begins to stop.
 
 use std::convert::Infallible;
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use axum::Extension;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, Uri};
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::stream;
@@ -18,26 +19,27 @@ use serde::Serialize;
 
 use super::admin_token::ClientAddress;
 use super::app_state::AppState;
-use super::response::{
-    render_off_thread, respond_bad_query, respond_internal_error, respond_json, respond_no_rules, respond_text,
-};
+use super::page_builder::Page;
+use super::response::{respond_bad_query, respond_no_rules, respond_text};
 use crate::base::printable_text::to_pretty_json;
 use crate::decide::log::value_form::ValueForm;
 use crate::serve::fleet::report::{FleetQuery, FleetReport};
 use crate::serve::report::Format;
+use crate::serve::report::domain_names::DomainNames;
 use crate::serve::report::rules::{RuleUsageReport, RulesQuery};
 use crate::serve::report::top::{TopQuery, TopReport};
 
 /// `/top`
 pub(super) async fn show_top(
     State(state): State<AppState>,
+    uri: Uri,
     query: Result<Query<TopQuery>, QueryRejection>,
 ) -> Response {
     let query = match query {
         Ok(Query(query)) => query,
         Err(rejection) => return respond_bad_query(&rejection),
     };
-    let (service, format) = (state.collector.service, query.format);
+    let (service, format) = (Arc::clone(&state.collector.service), query.format);
     if service.decider.metrics.is_off() {
         return respond_metrics_off();
     }
@@ -46,25 +48,28 @@ pub(super) async fn show_top(
         return respond_text(StatusCode::SERVICE_UNAVAILABLE, what);
     }
     let render = move || {
-        let mut report = TopReport::new(&service.decider.metrics.top_keys, service.clock.now(), &query);
+        let loaded = service.rules.load_full();
+        let domains = DomainNames::new(loaded.as_ref().map(|loaded| &loaded.rules));
+        let mut report = TopReport::new(&service.decider.metrics.top_keys, &domains, service.clock.now(), &query);
         if !matches!(service.decider.key_values, ValueForm::Plain) {
             report = report.without_values();
         }
         encode_report(format, &report, TopReport::format_text)
     };
-    respond_report(format, render_off_thread(render).await)
+    state.pages.respond_with_page(&uri, render).await
 }
 
 /// `/rules`
 pub(super) async fn show_rules(
     State(state): State<AppState>,
+    uri: Uri,
     query: Result<Query<RulesQuery>, QueryRejection>,
 ) -> Response {
     let query = match query {
         Ok(Query(query)) => query,
         Err(rejection) => return respond_bad_query(&rejection),
     };
-    let (service, format) = (state.collector.service, query.format);
+    let (service, format) = (Arc::clone(&state.collector.service), query.format);
     if service.decider.metrics.is_off() {
         return respond_metrics_off();
     }
@@ -74,19 +79,20 @@ pub(super) async fn show_rules(
         let report = RuleUsageReport::new(&loaded.rules, top_keys, service.clock.now(), &query);
         encode_report(format, &report, RuleUsageReport::format_text)
     };
-    respond_report(format, render_off_thread(render).await)
+    state.pages.respond_with_page(&uri, render).await
 }
 
 /// `/fleet`
 pub(super) async fn show_fleet(
     State(state): State<AppState>,
+    uri: Uri,
     query: Result<Query<FleetQuery>, QueryRejection>,
 ) -> Response {
     let query = match query {
         Ok(Query(query)) => query,
         Err(rejection) => return respond_bad_query(&rejection),
     };
-    let (service, format) = (state.collector.service, query.format);
+    let (service, format) = (Arc::clone(&state.collector.service), query.format);
     if service.decider.metrics.is_off() {
         return respond_metrics_off();
     }
@@ -96,7 +102,7 @@ pub(super) async fn show_fleet(
         let report = FleetReport::new(&view, loaded.as_ref().map(|loaded| &loaded.rules), &query);
         encode_report(format, &report, |report| report.format_text(query.show))
     };
-    respond_report(format, render_off_thread(render).await)
+    state.pages.respond_with_page(&uri, render).await
 }
 
 /// `/live`
@@ -125,17 +131,9 @@ fn respond_metrics_off() -> Response {
     respond_text(StatusCode::SERVICE_UNAVAILABLE, what)
 }
 
-fn encode_report<T: Serialize>(format: Format, report: &T, as_text: impl FnOnce(&T) -> String) -> String {
+fn encode_report<T: Serialize>(format: Format, report: &T, as_text: impl FnOnce(&T) -> String) -> Option<Page> {
     match format {
-        Format::Json => to_pretty_json(report).unwrap_or_default(),
-        Format::Text => as_text(report),
-    }
-}
-
-fn respond_report(format: Format, page: Option<String>) -> Response {
-    match (format, page) {
-        (_, None) => respond_internal_error(),
-        (Format::Json, Some(page)) => respond_json(StatusCode::OK, page),
-        (Format::Text, Some(page)) => respond_text(StatusCode::OK, page),
+        Format::Json => to_pretty_json(report).ok().map(Page::json),
+        Format::Text => Some(Page::text(as_text(report))),
     }
 }

@@ -1,16 +1,12 @@
-//! Responses that several pages share, and the low-priority thread that renders large ones.
-
-use std::thread;
+//! Responses that several pages share.
 
 use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use serde::Serialize;
-use tokio::sync::{Semaphore, oneshot};
 
 use crate::base::printable_text::to_pretty_json;
-use crate::base::threads;
 
 /// Plain text.
 pub(super) fn respond_text(status: StatusCode, body: impl Into<Body>) -> Response {
@@ -47,19 +43,4 @@ pub(super) fn respond_bad_query(rejection: &QueryRejection) -> Response {
 /// Status 503: no rules are loaded.
 pub(super) fn respond_no_rules() -> Response {
     respond_text(StatusCode::SERVICE_UNAVAILABLE, "no rate limit configuration loaded\n")
-}
-
-/// Renders a page on a thread of its own, one page at a time; `None` if no thread could be started.
-///
-/// A page about ten thousand rules takes tens of milliseconds, which must not delay decisions.
-pub(super) async fn render_off_thread<T: Send + 'static>(render: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
-    let _permit = ONE_AT_A_TIME.acquire().await.ok()?;
-    let (sender, page) = oneshot::channel();
-    let work = move || {
-        threads::lower_thread_priority();
-        let _ = sender.send(render());
-    };
-    thread::Builder::new().name("metrics".to_owned()).spawn(work).ok()?;
-    page.await.ok()
 }

@@ -1,12 +1,15 @@
 //! Pages about the process: health, loaded rules and the store.
 
+use std::sync::Arc;
+
 use axum::extract::State;
-use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::http::{HeaderName, HeaderValue, StatusCode, Uri};
 use axum::response::Response;
 
 use super::app_state::AppState;
-use super::response::{respond_error, respond_internal_error, respond_pretty_json, respond_text};
-use crate::base::printable_text::escape_unprintable;
+use super::page_builder::Page;
+use super::response::{respond_error, respond_internal_error, respond_text};
+use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::rules::rule::rlconfig;
 use crate::serve::report::problems::ProblemsReport;
 
@@ -30,29 +33,35 @@ pub(super) async fn show_ready(State(state): State<AppState>) -> Response {
 }
 
 /// `/rlconfig`: the loaded limits, one line each, as envoyproxy/ratelimit prints them.
-pub(super) async fn show_rlconfig(State(state): State<AppState>) -> Response {
-    let loaded = state.collector.service.rules.load();
-    let lines = loaded.as_ref().map(|loaded| rlconfig::rlconfig_lines(&loaded.rules)).unwrap_or_default();
-    let page = lines.iter().fold(String::new(), |page, line| page + &escape_unprintable(line) + "\n");
-    let mut page = respond_text(StatusCode::OK, page);
-    let version = state.collector.service.rules.source_version();
-    if let Some(version) = version.and_then(|version| HeaderValue::from_str(&version).ok()) {
-        page.headers_mut().insert(RULES_VERSION_HEADER, version);
-    }
-    page
+pub(super) async fn show_rlconfig(State(state): State<AppState>, uri: Uri) -> Response {
+    let service = Arc::clone(&state.collector.service);
+    let build = move || {
+        let loaded = service.rules.load_full();
+        let lines = loaded.as_ref().map(|loaded| rlconfig::rlconfig_lines(&loaded.rules)).unwrap_or_default();
+        let text = lines.iter().fold(String::new(), |page, line| page + &escape_unprintable(line) + "\n");
+        let version = service.rules.source_version();
+        let version = version.and_then(|version| HeaderValue::from_str(&version).ok());
+        Some(Page { header: version.map(|version| (RULES_VERSION_HEADER, version)), ..Page::text(text) })
+    };
+    state.pages.respond_with_page(&uri, build).await
 }
 
 /// `/rlconfig/status`: version and files of the loaded rules, and the last error.
-pub(super) async fn show_rlconfig_status(State(state): State<AppState>) -> Response {
-    respond_pretty_json(&state.collector.service.rules.status())
+pub(super) async fn show_rlconfig_status(State(state): State<AppState>, uri: Uri) -> Response {
+    let service = Arc::clone(&state.collector.service);
+    state.pages.respond_with_page(&uri, move || to_pretty_json(&service.rules.status()).ok().map(Page::json)).await
 }
 
 /// `/problems`: warnings, errors and failures.
-pub(super) async fn show_problems(State(state): State<AppState>) -> Response {
-    respond_pretty_json(&ProblemsReport::new(&state.collector.service))
+pub(super) async fn show_problems(State(state): State<AppState>, uri: Uri) -> Response {
+    let collector = state.collector.clone();
+    let build = move || to_pretty_json(&ProblemsReport::new(&collector)).ok().map(Page::json);
+    state.pages.respond_with_page(&uri, build).await
 }
 
 /// `/store`: statistics of the store.
-pub(super) async fn show_store(State(state): State<AppState>) -> Response {
-    respond_pretty_json(&state.collector.service.decider.store_report())
+pub(super) async fn show_store(State(state): State<AppState>, uri: Uri) -> Response {
+    let service = Arc::clone(&state.collector.service);
+    let build = move || to_pretty_json(&service.decider.store_report()).ok().map(Page::json);
+    state.pages.respond_with_page(&uri, build).await
 }

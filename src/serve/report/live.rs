@@ -18,6 +18,7 @@ pub struct LiveTotals {
     at: Time,
     decisions: HistogramSnapshot,
     verdicts: [u64; LimitStat::VERDICTS.len()],
+    rejected: u64,
     failed_charges: u64,
 }
 
@@ -30,7 +31,7 @@ pub struct LiveReport {
     pub interval_us: u64,
     /// Number of decided requests.
     pub requests: u64,
-    /// Decisions of limits that reject: by the limit, or by the policy `deny`.
+    /// Number of rejected requests.
     pub rejected: u64,
     /// Decisions of limits, by verdict.
     pub verdicts: BTreeMap<&'static str, u64>,
@@ -122,6 +123,7 @@ impl LiveTotals {
             at: collector.service.clock.now(),
             decisions: decider.metrics.decisions.snapshot(),
             verdicts,
+            rejected: decider.metrics.rejected_requests(),
             failed_charges: decider.failed_charges().map(|(_, count)| count).sum(),
         }
     }
@@ -137,14 +139,13 @@ impl LiveReport {
         }
         let counts = now.verdicts.iter().zip(before.verdicts).map(|(now, before)| now.saturating_sub(before));
         let verdicts: BTreeMap<_, _> = LimitStat::VERDICTS.iter().map(|(_, name)| *name).zip(counts).collect();
-        let count_of = |verdict| verdicts.get(verdict).copied().unwrap_or(0);
         let sharing = collector.service.decider.store.stats().shared.and_then(|shared| shared.eventual);
         let not_ready_reason = health.not_ready_reason();
         Self {
             time_us: now.at.as_micros(),
             interval_us: now.at.since_us(before.at),
             requests: decisions.observation_count(),
-            rejected: count_of("over_limit") + count_of("deny"),
+            rejected: now.rejected.saturating_sub(before.rejected),
             latency_us: LatencyReport::new(&decisions),
             store: LiveStore::new(collector, now.failed_charges.saturating_sub(before.failed_charges)),
             rules: LiveRulesReport::new(collector),

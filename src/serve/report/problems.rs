@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::rules::live::RuleProblem;
-use crate::serve::grpc::service::RateLimitService;
+use crate::serve::metrics_collector::MetricsCollector;
 use crate::store::stats::StoreServerStats;
 use crate::telemetry::recent_problems::{LoggedProblem, RECENT_PROBLEMS};
 
@@ -20,6 +20,8 @@ pub struct ProblemsReport {
     pub failed_charges: BTreeMap<&'static str, u64>,
     /// The same charges by the failure policy that decided.
     pub decided_by_policy: BTreeMap<&'static str, u64>,
+    /// False if no charge reaches the store.
+    pub store_available: bool,
     /// Servers of the store.
     pub servers: Vec<ServerReport>,
 }
@@ -35,7 +37,8 @@ pub struct ServerReport {
 
 impl ProblemsReport {
     /// Report of now.
-    pub fn new(service: &RateLimitService) -> Self {
+    pub fn new(collector: &MetricsCollector) -> Self {
+        let service = &collector.service;
         let store = service.decider.store_report();
         let mut servers = service.decider.store.stats().shared.map(|shared| shared.servers).unwrap_or_default();
         servers.sort_unstable();
@@ -49,6 +52,7 @@ impl ProblemsReport {
             diagnostics: service.rules.problems(),
             failed_charges: store.failed_charges,
             decided_by_policy: store.decided_by_policy,
+            store_available: !collector.health.is_store_lost(),
             servers: servers.into_iter().map(report).collect(),
         }
     }

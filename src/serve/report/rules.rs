@@ -4,12 +4,14 @@
 //! once, one that mostly rejects short bursts, which a token bucket would admit at the same long-term rate, and a
 //! default that a limit cannot have. A finding is advice and names what it is based on.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use super::Format;
+use super::domain_names::DomainNames;
 use crate::base::clock::Time;
 use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
@@ -17,7 +19,7 @@ use crate::limit::Limit;
 use crate::limit::algorithm::CapacityKey;
 use crate::rules::rule::set::{CompiledRule, RuleSet};
 use crate::telemetry::hyperloglog::RELATIVE_STANDARD_ERROR;
-use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat};
+use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat, LimitStats};
 use crate::telemetry::top_keys::{BURST_SECONDS, KEPT_MINUTES, TopKeys, TopKeysSnapshot};
 
 /// Query of `/rules`.
@@ -28,10 +30,31 @@ pub struct RulesQuery {
     pub format: Format,
     /// Maximum number of limits: 1 to 10 000, default 100.
     pub most: Option<usize>,
+    /// Number of limits that are skipped, in the order of the report.
+    pub offset: usize,
+    /// Order of the limits.
+    pub order: LimitOrder,
     /// Name of a limit, `domain.key_value.key`, or the start of one up to a dot.
     pub rule: Option<String>,
+    /// True if `rule` is the whole name.
+    pub exact: bool,
+    /// Words that name, position or description of a limit must contain, in any case.
+    pub search: String,
+    /// True for limits with findings only.
+    pub found: bool,
     /// Finding that limits must have.
     pub finding: Option<LimitFindingKind>,
+}
+
+/// Order of limits in a report.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LimitOrder {
+    /// By rejected and then by matched decisions, the most first.
+    #[default]
+    Rejected,
+    /// As in the files, candidates behind the limit that they stand beside.
+    File,
 }
 
 const DEFAULT_SHOWN_LIMITS: usize = 100;
@@ -55,7 +78,7 @@ pub struct RuleUsageReport {
     pub distinct_standard_error: f64,
     /// Number of minutes in which bursts are counted.
     pub burst_minutes: u64,
-    /// Limits, ordered by rejected and then by matched decisions.
+    /// Limits, in the order of the query.
     pub rules: Vec<LimitReport>,
 }
 
@@ -64,6 +87,9 @@ pub struct RuleUsageReport {
 pub struct LimitReport {
     /// Name: `domain.key_value.key`.
     pub rule: String,
+    /// Name of its rule in `/rlconfig` and for `/counters`.
+    #[serde(default)]
+    pub rule_path: String,
     /// Position in the rule files: `file:line:column`.
     pub origin: String,
     /// File of the limit.
@@ -143,19 +169,35 @@ impl RuleUsageReport {
     /// Computes the report for the limits of `rules`.
     pub fn new(rules: &RuleSet, top_keys: &TopKeys, now: Time, query: &RulesQuery) -> Self {
         let bursts = sum_burst_stats(&top_keys.snapshot(now, KEPT_MINUTES, |name| query.matches_limit_name(name)));
-        let limits = rules.rules().flat_map(|rule| (0..rule.limits.len()).map(move |index| (rule, index)));
-        let mut reports: Vec<LimitReport> = limits
-            .filter(|(rule, index)| query.matches_limit_name(rule.limits[*index].stats.name()))
-            .map(|(rule, index)| {
-                let bursts = bursts.get(rule.limits[index].stats.shared_name()).copied();
-                LimitReport::new(rule, index, bursts.unwrap_or_default())
-            })
-            .filter(|limit| query.finding.is_none_or(|kind| limit.findings.iter().any(|found| found.kind == kind)))
+        let bursts_of = |stats: &LimitStats| bursts.get(stats.shared_name()).copied().unwrap_or_default();
+        let needs_findings = query.found || query.finding.is_some();
+        let words: Vec<String> = query.search.split_whitespace().map(str::to_lowercase).collect();
+        let limits =
+            rules.rules().flat_map(|rule| (0..rule.limits.len()).map(move |index| LimitOfRule { rule, index }));
+        let mut found: Vec<LimitOfRule<'_>> = limits
+            .filter(|limit| query.matches_limit_name(limit.stats().name()) && limit.contains_words(&words))
+            // Findings take the most time, so they are computed of all limits only if the query asks for them.
+            .filter(|limit| !needs_findings || query.has_finding(&limit.report(bursts_of(limit.stats()))))
             .collect();
-        reports.sort_by(|a, b| (b.rejected, b.matched, &a.rule).cmp(&(a.rejected, a.matched, &b.rule)));
-        let limits = reports.len();
-        reports.truncate(query.most.unwrap_or(DEFAULT_SHOWN_LIMITS).clamp(1, MAX_SHOWN_LIMITS));
-        Self { limits, distinct_standard_error: RELATIVE_STANDARD_ERROR, burst_minutes: KEPT_MINUTES, rules: reports }
+        if query.order == LimitOrder::Rejected {
+            found.sort_by_cached_key(|limit| {
+                let decisions = limit.stats().all_decisions();
+                (Reverse(decisions.rejected), Reverse(decisions.total), limit.stats().name().as_str())
+            });
+        }
+        let most = query.most.unwrap_or(DEFAULT_SHOWN_LIMITS).clamp(1, MAX_SHOWN_LIMITS);
+        let domains = DomainNames::new(Some(rules));
+        let page = found.iter().skip(query.offset).take(most).map(|limit| {
+            let mut report = limit.report(bursts_of(limit.stats()));
+            report.domain = domains.resolve(&report.domain).unwrap_or(report.domain);
+            report
+        });
+        Self {
+            limits: found.len(),
+            distinct_standard_error: RELATIVE_STANDARD_ERROR,
+            burst_minutes: KEPT_MINUTES,
+            rules: page.collect(),
+        }
     }
 
     /// Formats the report as text.
@@ -185,7 +227,40 @@ impl RuleUsageReport {
 
 impl RulesQuery {
     fn matches_limit_name(&self, name: &LimitName) -> bool {
-        self.rule.as_ref().is_none_or(|rule| name.is_under(rule))
+        self.rule.as_ref().is_none_or(|rule| name.is_selected_by(rule, self.exact))
+    }
+
+    /// True if the limit has the finding that the query asks for.
+    fn has_finding(&self, limit: &LimitReport) -> bool {
+        let is_asked_for = |found: &LimitFinding| self.finding.is_none_or(|kind| found.kind == kind);
+        limit.findings.iter().any(is_asked_for)
+    }
+}
+
+/// A limit of a rule.
+#[derive(Clone, Copy)]
+struct LimitOfRule<'r> {
+    rule: &'r CompiledRule,
+    index: usize,
+}
+
+impl<'r> LimitOfRule<'r> {
+    fn stats(self) -> &'r LimitStats {
+        &self.rule.limits[self.index].stats
+    }
+
+    fn report(self, bursts: BurstStats) -> LimitReport {
+        LimitReport::new(self.rule, self.index, bursts)
+    }
+
+    /// True if name, position and description together contain these words, which are in lower case.
+    fn contains_words(self, words: &[String]) -> bool {
+        if words.is_empty() {
+            return true;
+        }
+        let (name, limit) = (self.stats().name().as_str(), &self.rule.limits[self.index].limit);
+        let text = format!("{name} {} {limit}", self.rule.rule.location).to_lowercase();
+        words.iter().all(|word| text.contains(&**word))
     }
 }
 
@@ -201,6 +276,7 @@ impl LimitReport {
         let burst_share = (bursts.rejected > 0).then(|| bursts.in_bursts as f64 / bursts.rejected as f64);
         let mut report = Self {
             rule: stats.name().as_str().to_owned(),
+            rule_path: rule.rule.path.clone(),
             origin: rule.rule.location.to_string(),
             file: rule.rule.location.file.to_string(),
             line: u64::from(rule.rule.location.line),

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::Format;
+use super::domain_names::DomainNames;
 use crate::base::clock::Time;
 use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
@@ -26,6 +27,8 @@ pub struct TopQuery {
     pub most: Option<usize>,
     /// Name of a limit, `domain.key_value.key`, or the start of one up to a dot.
     pub rule: Option<String>,
+    /// True if `rule` is the whole name.
+    pub exact: bool,
 }
 
 const DEFAULT_MINUTES: u64 = 5;
@@ -77,9 +80,12 @@ pub struct LimitTopKeys {
 pub struct TopKey {
     /// Name of the limit that rejected it.
     pub rule: String,
+    /// Domain, as requests name it; absent if the name in metrics leaves it open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
     /// `key=value,key=value`; `,`, `=` and `\` in them are escaped by `\`; cut after 256 bytes, with `,#` and a hash.
     pub key: String,
-    /// Entries of the key; absent if it was cut, is not UTF-8, or comes from another replica.
+    /// Entries of the key; absent if it was cut or is not UTF-8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub entries: Option<Vec<KeyEntry>>,
     /// Lower bound of the rejected hits.
@@ -101,23 +107,20 @@ pub struct KeyEntry {
 impl TopQuery {
     /// True if the limit is in the report.
     pub fn matches_limit_name(&self, name: &LimitName) -> bool {
-        self.rule.as_ref().is_none_or(|rule| name.is_under(rule))
+        self.rule.as_ref().is_none_or(|rule| name.is_selected_by(rule, self.exact))
     }
 }
 
 impl TopReport {
     /// Computes the report of this process.
-    pub fn new(top_keys: &TopKeys, now: Time, query: &TopQuery) -> Self {
-        let mut report = Self::from_snapshot(
-            |minutes| top_keys.snapshot(now, minutes, |name| query.matches_limit_name(name)),
-            query,
-        );
+    pub fn new(top_keys: &TopKeys, domains: &DomainNames, now: Time, query: &TopQuery) -> Self {
+        let snapshot = |minutes| top_keys.snapshot(now, minutes, |name| query.matches_limit_name(name));
+        let mut report = Self::from_snapshot(snapshot, domains, query);
         report.by_minute = top_keys
             .rejected_hits_by_minute(now, |name| query.matches_limit_name(name))
             .into_iter()
             .map(RejectedByMinute::from)
             .collect();
-        report.keys_mut().for_each(|key| key.entries = parse_key_entries(&key.key));
         report
     }
 
@@ -134,7 +137,11 @@ impl TopReport {
     }
 
     /// Computes the report from the snapshot of this many minutes.
-    pub fn from_snapshot(snapshot: impl FnOnce(u64) -> TopKeysSnapshot, query: &TopQuery) -> Self {
+    pub fn from_snapshot(
+        snapshot: impl FnOnce(u64) -> TopKeysSnapshot,
+        domains: &DomainNames,
+        query: &TopQuery,
+    ) -> Self {
         let minutes = query.minutes.unwrap_or(DEFAULT_MINUTES).clamp(1, KEPT_MINUTES);
         let max_keys = query.most.unwrap_or(DEFAULT_SHOWN_KEYS).clamp(1, MAX_SHOWN_KEYS);
         let TopKeysSnapshot { keys, max_missed } = snapshot(minutes);
@@ -149,12 +156,12 @@ impl TopReport {
             let limit = &mut by_limit[index];
             limit.rejected_at_least += rejected.at_least;
             if limit.keys.len() < max_keys {
-                limit.keys.push(TopKey::new(rejected));
+                limit.keys.push(TopKey::new(rejected, domains));
             }
         }
         by_limit.sort_by(|a, b| (b.rejected_at_least, &a.rule).cmp(&(a.rejected_at_least, &b.rule)));
         by_limit.truncate(MAX_SHOWN_LIMITS);
-        let overall = keys.iter().take(max_keys).map(TopKey::new).collect();
+        let overall = keys.iter().take(max_keys).map(|rejected| TopKey::new(rejected, domains)).collect();
         Self { minutes, max_missed_hits: max_missed, overall, by_limit, by_minute: Vec::new() }
     }
 
@@ -196,11 +203,16 @@ impl TopReport {
 }
 
 impl TopKey {
-    fn new(rejected: &RejectedKey) -> Self {
+    fn new(rejected: &RejectedKey, domains: &DomainNames) -> Self {
+        let mut entries = parse_key_entries(&rejected.text);
+        if !rejected.has_plain_values {
+            entries.iter_mut().flatten().for_each(|entry| entry.value = None);
+        }
         Self {
             rule: rejected.limit.as_str().to_owned(),
+            domain: domains.find_domain(&rejected.limit),
             key: rejected.text.to_string(),
-            entries: None,
+            entries,
             rejected_at_least: rejected.at_least,
             rejected_at_most: rejected.at_most,
         }
@@ -215,7 +227,7 @@ impl From<RejectedHitsInMinute> for RejectedByMinute {
     }
 }
 
-/// Parses the entries of a key's text; `None` if it was cut or is not UTF-8.
+/// Parses the entries of a key's text, in which a value may be left out; `None` if it was cut or is not UTF-8.
 fn parse_key_entries(text: &str) -> Option<Vec<KeyEntry>> {
     let mut entries = vec![KeyEntry { key: String::new(), value: None }];
     let mut characters = text.chars();
@@ -230,5 +242,7 @@ fn parse_key_entries(text: &str) -> Option<Vec<KeyEntry>> {
             }
         }
     }
-    entries.iter().all(|entry| entry.value.is_some()).then_some(entries)
+    // A text that was cut ends in `#` and a hash, without a value.
+    let is_cut = entries.last().is_none_or(|last| last.value.is_none() && last.key.starts_with('#'));
+    (!is_cut).then_some(entries)
 }

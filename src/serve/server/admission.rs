@@ -3,7 +3,7 @@
 //! A connection above the limit is closed right after it is accepted, a request above the limit is answered before its
 //! body is read; neither ever waits. Limits per address keep one client from using up the rest. Health probes have a
 //! small limit of their own, because restarting a busy process makes the overload worse. Listeners for operators limit
-//! connections only.
+//! connections, and the bytes of pages that their clients have not taken yet, apart from those of clients.
 //!
 //! Most requests and responses are small, and their number is limited; only their bytes above [`UNCOUNTED_BYTES`] are
 //! counted, so the usual call touches no counter of bytes.
@@ -59,6 +59,8 @@ pub(super) struct AdmissionLimits {
     requests: CachePadded<AtomicUsize>,
     /// Bytes that requests and responses in flight take.
     buffered_bytes: CachePadded<AtomicUsize>,
+    /// The same on the listeners for operators.
+    page_bytes: CachePadded<AtomicUsize>,
     log_throttles: [LogThrottle; RefusedLimit::ALL.len()],
 }
 
@@ -133,6 +135,11 @@ const MAX_PROBES_PER_CONNECTION: usize = 16;
 /// Maximum number of health probes in progress from one address.
 const MAX_PROBES_PER_ADDRESS: usize = 2048;
 
+/// Maximum bytes of pages of the listeners for operators that clients have not taken yet.
+const MAX_PAGE_BYTES: usize = 32 << 20;
+/// Maximum bytes of such pages of one listener and address.
+const MAX_PAGE_BYTES_PER_ADDRESS: usize = 16 << 20;
+
 /// Start of the paths of health probes over gRPC.
 const HEALTH_SERVICE: &str = "/grpc.health.v1.Health/";
 /// Paths of health probes over HTTP.
@@ -154,8 +161,8 @@ impl AdmissionLimits {
         let max_connections = bounds.connections.unwrap_or(third).min(third);
         tracing::info!(max_connections, open_files, "connection limit of each listener");
         let log_throttles = [const { LogThrottle::every(LOG_INTERVAL) }; RefusedLimit::ALL.len()];
-        let (requests, buffered_bytes) = (CachePadded::default(), CachePadded::default());
-        Self { bounds, max_connections, stats, requests, buffered_bytes, log_throttles }
+        let [requests, buffered_bytes, page_bytes] = Default::default();
+        Self { bounds, max_connections, stats, requests, buffered_bytes, page_bytes, log_throttles }
     }
 
     /// Admission of one listener under these limits.
@@ -278,6 +285,9 @@ impl ConnectionPermit {
 
     /// Adds bytes, unless a limit is reached.
     fn add_buffered_bytes(&self, bytes: usize) -> Result<(), RefusedLimit> {
+        if !self.kind().serves_clients() {
+            return self.add_page_bytes(bytes);
+        }
         let (limits, bounds) = (&self.listener.limits, &self.listener.limits.bounds);
         let is_exceeded = |before: usize, max: Option<usize>| max.is_some_and(|max| before + bytes > max);
         let of_connection = self.of_connection.buffered_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -296,13 +306,28 @@ impl ConnectionPermit {
         Err(exceeded)
     }
 
+    /// Adds bytes of a page of a listener for operators. A page that is larger than the limit passes alone.
+    fn add_page_bytes(&self, bytes: usize) -> Result<(), RefusedLimit> {
+        let is_exceeded = |before: usize, max: usize| before > 0 && before + bytes > max;
+        self.of_connection.buffered_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let of_address = self.of_address.0.buffered_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let total = self.total_bytes().fetch_add(bytes, Ordering::Relaxed);
+        if !is_exceeded(of_address, MAX_PAGE_BYTES_PER_ADDRESS) && !is_exceeded(total, MAX_PAGE_BYTES) {
+            return Ok(());
+        }
+        self.remove_buffered_bytes(bytes);
+        Err(RefusedLimit::PageBytes)
+    }
+
+    /// Bytes in progress of all connections to listeners of this kind.
+    fn total_bytes(&self) -> &AtomicUsize {
+        let limits = &self.listener.limits;
+        if self.kind().serves_clients() { &limits.buffered_bytes.0 } else { &limits.page_bytes.0 }
+    }
+
     /// Subtracts bytes that were added.
     fn remove_buffered_bytes(&self, bytes: usize) {
-        for counter in [
-            &self.of_connection.buffered_bytes,
-            &self.of_address.0.buffered_bytes,
-            &self.listener.limits.buffered_bytes.0,
-        ] {
+        for counter in [&self.of_connection.buffered_bytes, &self.of_address.0.buffered_bytes, self.total_bytes()] {
             counter.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
@@ -385,6 +410,13 @@ impl OverloadRejection {
             }
         }
     }
+}
+
+/// Response over HTTP to a request whose body, or whose response, does not fit beside those in progress.
+pub(super) fn build_too_many_bytes_response() -> axum::response::Response {
+    let headers = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];
+    let text = "too many bytes of requests and responses in progress; try again later\n";
+    (StatusCode::SERVICE_UNAVAILABLE, headers, text).into_response()
 }
 
 /// Bytes of a request or response that are not counted.

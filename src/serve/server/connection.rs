@@ -10,6 +10,7 @@ use std::future;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::http::uri::Authority;
@@ -28,8 +29,11 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_io_timeout::TimeoutWriter;
 
-use super::admission::{ConnectionPermit, ListenerAdmission, ListenerKind};
+use super::admission::{
+    BufferedBytes, ConnectionPermit, ListenerAdmission, ListenerKind, build_too_many_bytes_response,
+};
 use super::coalesced_writer::CoalescedWriter;
+use super::http_bodies::{CountedRequestBody, CountedResponseBody};
 use super::http2::{GracefulConnection, Http2Server};
 use super::reloading_tls::{ReloadingTls, log_handshake_failure};
 use crate::base::random::random_fraction;
@@ -99,6 +103,8 @@ impl ConnectionPolicy {
             builder = builder.http1_only();
         }
         builder.http1().timer(TokioTimer::new()).header_read_timeout(bounds.head_timeout);
+        // Large pages are written from where they are: a copy for each client that does not read would not be counted.
+        builder.http1().writev(true);
         builder.http2().timer(TokioTimer::new()).max_concurrent_streams(MAX_HTTP_STREAMS);
         builder.http2().max_header_list_size(bounds.head_bytes);
         if kind.serves_clients() {
@@ -260,24 +266,56 @@ where
 fn wrap_with_admission(
     pages: TowerToHyperService<Router>,
     connection: Arc<ConnectionPermit>,
-) -> impl Service<Request<Incoming>, Response = axum::response::Response, Error = Infallible, Future: Send> {
+) -> impl Service<Request<Incoming>, Response = Response<CountedResponseBody>, Error = Infallible, Future: Send> {
     service_fn(move |mut request: Request<Incoming>| {
         if let Some(address) = connection.peer {
             request.extensions_mut().insert(ClientAddress(address));
         }
         let has_valid_host = has_valid_host(&request);
         let admitted = connection.admit_request(request.uri().path()).map(|admitted| (admitted, pages.clone()));
+        let connection = Arc::clone(&connection);
         async move {
-            if !has_valid_host {
-                return Ok((StatusCode::BAD_REQUEST, "400 Bad Request: missing, repeated or invalid Host header\n")
-                    .into_response());
-            }
-            match admitted {
-                Ok((_admitted, pages)) => pages.call(request).await,
-                Err(rejection) => Ok(rejection.into_response()),
-            }
+            let response = match admitted {
+                _ if !has_valid_host => {
+                    (StatusCode::BAD_REQUEST, "400 Bad Request: missing, repeated or invalid Host header\n")
+                        .into_response()
+                }
+                Ok((_admitted, pages)) => answer_counted(&pages, &connection, request).await,
+                Err(rejection) => rejection.into_response(),
+            };
+            Ok(count_response(&connection, response))
         }
     })
+}
+
+/// Answers a request, whose bytes count meanwhile.
+async fn answer_counted(
+    pages: &TowerToHyperService<Router>,
+    connection: &Arc<ConnectionPermit>,
+    request: Request<Incoming>,
+) -> axum::response::Response {
+    let is_refused = Arc::new(AtomicBool::new(false));
+    let received = BufferedBytes::new(Arc::clone(connection));
+    let request = request.map(|body| CountedRequestBody::new(body, received, Arc::clone(&is_refused)));
+    let Ok(response) = pages.call(request).await;
+    if is_refused.load(Ordering::Relaxed) { build_too_many_bytes_response() } else { response }
+}
+
+/// Counts the bytes of a response until they are written, or refuses it. Events, whose length is open, do not count.
+fn count_response(
+    connection: &Arc<ConnectionPermit>,
+    response: axum::response::Response,
+) -> Response<CountedResponseBody> {
+    let length = response.body().size_hint().exact().unwrap_or(0);
+    let buffered = BufferedBytes::for_response(connection, usize::try_from(length).unwrap_or(usize::MAX));
+    let (response, buffered) = match buffered {
+        Ok(buffered) => (response, buffered),
+        Err(limit) => {
+            connection.record_refusal(limit);
+            (build_too_many_bytes_response(), None)
+        }
+    };
+    response.map(|body| CountedResponseBody::new(body, buffered))
 }
 
 /// True if an HTTP/1 request has the host that RFC 9112, section 3.2 demands: one `Host` header with a valid value.

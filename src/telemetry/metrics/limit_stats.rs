@@ -139,9 +139,15 @@ impl LimitName {
         (length <= MAX_NAME_BYTES).then(|| Self::new(parts.iter().copied()))
     }
 
-    /// Restores a full name that another replica published; its parts are not known.
-    pub fn from_published(key: &str) -> Self {
-        Self { key: key.into(), ends: [u32::try_from(key.len()).unwrap_or(u32::MAX)].into() }
+    /// Restores a full name that another replica published, with the length of its domain in bytes.
+    ///
+    /// The parts after the domain are not known. Without the length, or with one that does not end at a dot, the domain
+    /// is not known either.
+    pub fn from_published(key: &str, domain_bytes: Option<u32>) -> Self {
+        let end = u32::try_from(key.len()).unwrap_or(u32::MAX);
+        let is_domain = |bytes: &u32| key.as_bytes().get(*bytes as usize) == Some(&b'.');
+        let ends = domain_bytes.filter(is_domain).into_iter().chain([end]);
+        Self { key: key.into(), ends: ends.collect() }
     }
 
     /// Full name: `domain.composite.composite`.
@@ -154,6 +160,11 @@ impl LimitName {
         self.parts().next().unwrap_or_default()
     }
 
+    /// Domain, unless it is not known where it ends in the name.
+    pub fn known_domain(&self) -> Option<&str> {
+        (self.ends.len() > 1).then(|| self.domain())
+    }
+
     /// Domain, then the composite keys.
     pub fn parts(&self) -> impl Iterator<Item = &str> {
         let starts = std::iter::once(0).chain(self.ends.iter().map(|end| end.saturating_add(1) as usize));
@@ -164,6 +175,11 @@ impl LimitName {
     pub fn is_under(&self, prefix: &str) -> bool {
         let rest = self.key.strip_prefix(prefix);
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    }
+
+    /// True if the name is `rule`, or, unless `exact`, starts with `rule` and a dot.
+    pub fn is_selected_by(&self, rule: &str, exact: bool) -> bool {
+        if exact { self.as_str() == rule } else { self.is_under(rule) }
     }
 
     /// Labels `domain`, `key1`, `key2` and so on.

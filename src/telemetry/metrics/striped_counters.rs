@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Number of stripes, a power of two; threads beyond it share one.
-pub(super) const STRIPES: usize = 8;
+pub(crate) const STRIPES: usize = 8;
 /// Minimum number of conflicts before there are blocks for stripes.
 const MIN_CONFLICTS: u64 = 64;
 /// Additions for each conflict; fewer mean contention.
@@ -16,7 +16,7 @@ const ADDITIONS_PER_CONFLICT: u64 = 64;
 
 /// `N` counters.
 #[derive(Debug, Default)]
-pub(super) struct StripedCounters<const N: usize> {
+pub(crate) struct StripedCounters<const N: usize> {
     shared: CounterBlock<N>,
     /// Additions to `shared` during which another thread changed the counter.
     conflicts: AtomicU64,
@@ -30,7 +30,7 @@ struct CounterBlock<const N: usize>([AtomicU64; N]);
 
 impl<const N: usize> StripedCounters<N> {
     /// Adds to the counter `at`, which is below `N`; wraps.
-    pub(super) fn add_to_counter(&self, at: usize, count: u64) {
+    pub(crate) fn add_to_counter(&self, at: usize, count: u64) {
         if let Some(stripes) = self.stripes.get() {
             stripes[stripe_of_this_thread()].0[at].fetch_add(count, Ordering::Relaxed);
             return;
@@ -46,7 +46,7 @@ impl<const N: usize> StripedCounters<N> {
     }
 
     /// Value of the counter `at`, which is below `N`.
-    pub(super) fn counter_value(&self, at: usize) -> u64 {
+    pub(crate) fn counter_value(&self, at: usize) -> u64 {
         let blocks = self.stripes.get().into_iter().flat_map(|stripes| stripes.iter());
         let values = blocks.chain([&self.shared]).map(|block| block.0[at].load(Ordering::Relaxed));
         values.fold(0, u64::wrapping_add)
@@ -69,7 +69,7 @@ impl<const N: usize> Default for CounterBlock<N> {
 }
 
 /// Index of the calling thread's stripe, below [`STRIPES`].
-pub(super) fn stripe_of_this_thread() -> usize {
+pub(crate) fn stripe_of_this_thread() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static STRIPE: usize = NEXT.fetch_add(1, Ordering::Relaxed) % STRIPES);
     STRIPE.with(|stripe| *stripe)

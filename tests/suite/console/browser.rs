@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::kit::chromium::Chromium;
 use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::tollkeeper::{Tollkeeper, with_rules};
+use crate::kit::tollkeeper::{Tollkeeper, with_rules, with_runtime_files};
 use crate::kit::{http, repository};
 
 const RULES: &str = "\
@@ -232,4 +232,84 @@ fn pictures_can_be_taken() {
             std::fs::write(repository(&format!("docs/pictures/console-{name}.png")), picture).unwrap();
         }
     }
+}
+
+/// Text of the first column of the first table, in which keys have their rejected hits.
+const FIRST_COUNT: &str = "document.querySelector('#main tbody td.number')?.textContent";
+
+#[test]
+fn views_are_refreshed_after_a_click_and_a_closed_dialog() {
+    let (server, mut browser) = console_with(&["ann@example.com"]);
+    open(&mut browser, "keys", "document.querySelectorAll('#main tbody tr').length >= 3");
+    let steps = [
+        "document.querySelector('#main .scroll').focus()",
+        "document.querySelector('#main button.link').focus()",
+        "(document.querySelector('#main button.link').click(), document.getElementById('dialog').close())",
+    ];
+    for step in steps {
+        browser.evaluate(&format!("void ({step})"));
+        let before = browser.evaluate(FIRST_COUNT);
+        let focused = browser.evaluate("document.activeElement.className");
+        charge(&server, "user", "ann", 20);
+        browser.wait_until(&format!("{FIRST_COUNT} !== {before}"));
+        assert_eq!(browser.evaluate("document.activeElement.className"), focused, "{step}");
+    }
+    // The header tells that the refresh waits.
+    browser.evaluate("getSelection().selectAllChildren(document.querySelector('#main table'))");
+    browser.wait_until("document.getElementById('connection').textContent === 'paused while text is selected'");
+    browser.evaluate("getSelection().removeAllRanges()");
+    browser.wait_until("document.getElementById('connection').textContent === 'live'");
+}
+
+#[test]
+fn key_is_shown_and_reset_in_its_own_domain() {
+    let file = |domain: &str| {
+        let rules = format!(
+            "domain: {domain}\ndescriptors:\n- {{key: user, rate_limit: {{unit: day, requests_per_unit: 2}}}}\n"
+        );
+        (format!("{domain}.yaml"), rules)
+    };
+    let server = with_runtime_files(["shop", "shop.eu"].map(file).into())
+        .env("TOLLKEEPER_DRAIN_PERIOD", "0s")
+        .env("TOLLKEEPER_ADMIN_TOKEN", TOKEN)
+        .start();
+    let client = Client::connect(server.grpc_port());
+    for (domain, times) in [("shop", 2), ("shop.eu", 5)] {
+        (0..times).for_each(|_| drop(client.call(&rate_limit_request(domain, &[("user", "ann")])).unwrap()));
+    }
+    let mut browser = Chromium::start();
+    browser.call("Page.navigate", &serde_json::json!({"url": format!("http://127.0.0.1:{}/", server.debug_port())}));
+    browser.wait_until("document.getElementById('connection')?.dataset.state === 'live'");
+    browser.evaluate(&format!("sessionStorage.setItem('tollkeeper-admin-token', '{TOKEN}')"));
+    open(&mut browser, "keys", "document.querySelectorAll('#main button.link').length === 1");
+    browser.evaluate("document.querySelector('#main button.link').click()");
+    browser.wait_until("document.querySelector('#dialog[open] meter') !== null");
+    let shown = browser.evaluate("document.getElementById('dialog-body').textContent");
+    assert!(shown.as_str().unwrap().contains("shop.eu.user"), "{shown}");
+    browser.evaluate("document.getElementById('dialog-ok').click()");
+    browser.wait_until("document.getElementById('dialog-title').textContent === 'Reset'");
+    let used = |domain: &str| {
+        let entries = r#"[{"key":"user","value":"ann"}]"#;
+        let body = format!(r#"{{"domain":"{domain}","descriptors":[{{"entries":{entries}}}]}}"#);
+        server.explain(&body)["descriptors"][0]["limits"][0]["counter"]["used"].clone()
+    };
+    assert_eq!((used("shop"), used("shop.eu")), (2.into(), 0.into()));
+}
+
+#[test]
+fn address_that_names_no_limit_says_so() {
+    let (_server, mut browser) = console_with(&[]);
+    for (address, text) in [
+        ("rules/shop", "No limit of the loaded rules has this name."),
+        ("rules/%E0%A4%A", "The address of this page is not the name of a limit."),
+    ] {
+        open(&mut browser, address, &format!("document.querySelector('#main')?.textContent.includes('{text}')"));
+    }
+}
+
+#[test]
+fn log_level_is_shown_as_it_is() {
+    let (_server, mut browser) = console_with(&[]);
+    open(&mut browser, "settings", "document.getElementById('level') !== null");
+    assert_eq!(browser.evaluate("document.getElementById('level').value"), "warn");
 }

@@ -104,11 +104,13 @@ async function adminRequest(path, options = {}) {
 // Dialogs.
 
 /** Shows a dialog; resolves to true if it was confirmed. `submit` may throw to keep it open with an error. */
-function ask({ title, body, confirm, danger = false, problem = '', submit = async () => {} }) {
+function ask({ title, body, confirm, cancel = 'Cancel', danger = false, problem = '', submit = async () => {} }) {
   const dialog = byId('dialog');
   byId('dialog-title').textContent = title;
   byId('dialog-body').replaceChildren(...body);
   byId('dialog-error').textContent = problem;
+  byId('dialog-cancel').textContent = cancel ?? '';
+  byId('dialog-cancel').hidden = cancel === null;
   const ok = byId('dialog-ok');
   ok.textContent = confirm;
   ok.className = danger ? 'danger' : 'primary';
@@ -163,24 +165,54 @@ function showToken() {
 
 /** Tells the result of an action. */
 function tell(title, ...body) {
-  return ask({ title, body, confirm: 'Close' });
+  return ask({ title, body, confirm: 'Close', cancel: null });
 }
 
 // Live figures.
 
-const live = { last: null, points: [], listeners: new Set(), source: null };
+const live = { last: null, points: [], listeners: new Set(), source: null, state: '', text: 'connecting', paused: '' };
 
 function setConnection(state, text) {
+  Object.assign(live, { state, text });
+  showConnection();
+}
+
+/** Tells why the view is not refreshed; empty if it is. */
+function setPaused(reason) {
+  live.paused = reason;
+  showConnection();
+}
+
+function showConnection() {
   const shown = byId('connection');
-  shown.dataset.state = state;
+  const isPaused = live.state === 'live' && live.paused !== '';
+  shown.dataset.state = isPaused ? '' : live.state;
+  const text = isPaused ? live.paused : live.text;
   if (shown.textContent !== text) shown.textContent = text;
+}
+
+/** Asks why there are no events; a browser does not tell, and lets no more than six connections to a server wait. */
+async function explainSilence() {
+  const controller = new AbortController();
+  const timer = setTimeout(() => controller.abort(), 5000);
+  try {
+    const response = await fetch('live', { cache: 'no-store', credentials: 'omit', signal: controller.signal });
+    if (!response.ok) setConnection('lost', `no live figures: ${(await response.text()).trim()}`);
+  } catch {
+    if (live.state !== 'live') setConnection('lost', 'no live figures: the server does not answer, or other consoles hold all connections');
+  } finally {
+    clearTimeout(timer);
+    controller.abort();
+  }
 }
 
 function connect() {
   if (live.source || document.hidden) return;
   const source = new EventSource('live');
   live.source = source;
+  const silence = setTimeout(() => live.source === source && explainSilence(), 5000);
   source.onmessage = (event) => {
+    clearTimeout(silence);
     live.last = JSON.parse(event.data);
     live.points.push(live.last);
     if (live.points.length > MAX_POINTS) live.points.shift();
@@ -188,9 +220,11 @@ function connect() {
     live.listeners.forEach((listener) => listener());
   };
   source.onerror = () => {
+    clearTimeout(silence);
     setConnection('lost', 'disconnected, retrying');
     if (source.readyState === EventSource.CLOSED) {
       live.source = null;
+      explainSilence();
       setTimeout(connect, 3000);
     }
   };
@@ -257,7 +291,7 @@ function modeBadge(limit) {
   return null;
 }
 
-const ruleLink = (rule) => element('a', { href: `#/rules/${encodeURIComponent(rule)}` }, rule);
+const ruleLink = (rule) => element('a', { href: `#/rules/${encodeURIComponent(rule)}` }, printable(rule));
 
 function bounds(key) {
   const { rejected_at_least: least, rejected_at_most: most } = key;
@@ -267,7 +301,7 @@ function bounds(key) {
 function keysTable(caption, keys, withRule = true) {
   if (keys.length === 0) return empty('No hits were rejected in this time.');
   const open = (key) =>
-    key.entries?.length > 0 && key.entries.every((entry) => entry.value !== undefined && entry.value !== null)
+    key.domain && key.entries?.length > 0 && key.entries.every((entry) => entry.value !== undefined && entry.value !== null)
       ? element('button', { class: 'link mono', onclick: () => showKey(key) }, printable(key.key))
       : element('span', { class: 'mono' }, printable(key.key));
   const columns = [
@@ -278,7 +312,9 @@ function keysTable(caption, keys, withRule = true) {
   return table(caption, columns, keys);
 }
 
-/** Rejected hits by minute as columns, the current minute last. */
+const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
+
+/** Rejected hits by minute as columns, the current minute last; times are those of the browser, as everywhere here. */
 function minuteColumns(minutes) {
   const top = Math.max(...minutes.map((minute) => minute.rejected_at_least), 1);
   const width = 100 / Math.max(minutes.length, 1);
@@ -286,10 +322,10 @@ function minuteColumns(minutes) {
     const height = (78 * minute.rejected_at_least) / top;
     const at = index * width + width * 0.15;
     const bar = svg('rect', { x: at.toFixed(2), y: (80 - height).toFixed(2), width: (width * 0.7).toFixed(2), height: Math.max(height, 0).toFixed(2) });
-    bar.append(svg('title', {}, document.createTextNode(`${minute.at}: at least ${number(minute.rejected_at_least)} hits rejected`)));
+    bar.append(svg('title', {}, document.createTextNode(`${clock(minute.start_s)}: at least ${number(minute.rejected_at_least)} hits rejected`)));
     return bar;
   });
-  const text = minutes.map((minute) => `${minute.at} ${number(minute.rejected_at_least)}`).join(', ');
+  const text = minutes.map((minute) => `${clock(minute.start_s)} ${number(minute.rejected_at_least)}`).join(', ');
   return svg('svg', { class: 'columns', viewBox: '0 0 100 82', preserveAspectRatio: 'none', role: 'img', 'aria-label': `Rejected hits by minute: ${text}` },
     ...bars, svg('rect', { class: 'base', x: 0, y: 80, width: 100, height: 0.8 }));
 }
@@ -299,14 +335,14 @@ function timeLine(report) {
   if (minutes.every((minute) => minute.rejected_at_least === 0)) return empty('Nothing was rejected in the last ten minutes.');
   return element('div', {},
     minuteColumns(minutes),
-    element('p', { class: 'soft' }, `Rejected hits by minute, ${minutes[0].at} to ${minutes.at(-1).at}, at least.`));
+    element('p', { class: 'soft' }, `Rejected hits by minute, ${clock(minutes[0].start_s)} to ${clock(minutes.at(-1).start_s)}, at least.`));
 }
 
 // A key: its counters, and how full each limit is.
 
 function counterRows(limits) {
   return table('Limits of the key', [
-    { title: 'Limit', class: 'name', cell: (limit) => [limit.name ? `${limit.name}: ` : '', limit.limit ?? '', modeBadge(limit) ?? ''] },
+    { title: 'Limit', class: 'name', cell: (limit) => [limit.name ? `${printable(limit.name)}: ` : '', limit.limit ?? '', modeBadge(limit) ?? ''] },
     { title: 'Used', number: true, cell: ({ counter }) => (counter ? number(counter.used) : '–') },
     { title: 'Left', number: true, cell: ({ counter }) => (counter ? number(counter.remaining) : '–') },
     { title: 'Full', cell: ({ counter }) => fullness(counter) },
@@ -351,7 +387,7 @@ function explanation(explained) {
 }
 
 async function showKey(key) {
-  const domain = key.domain ?? key.rule.split('.')[0];
+  const { domain } = key;
   const body = element('div', {}, 'Reading its counters.');
   const load = async () => {
     try {
@@ -363,8 +399,9 @@ async function showKey(key) {
   load();
   const reset = await ask({
     title: `Key ${printable(key.key)}`,
-    body: [body, element('p', { class: 'soft' }, 'Resetting deletes its counters in all replicas: the key starts at zero.')],
+    body: [element('p', { class: 'soft' }, `Domain ${printable(domain)}`), body, element('p', { class: 'soft' }, 'Resetting deletes its counters in all replicas: the key starts at zero.')],
     confirm: 'Reset its counters',
+    cancel: 'Close',
     danger: true,
   });
   if (reset) await resetKey(domain, key.entries, printable(key.key));
@@ -403,8 +440,8 @@ function overview(main) {
     figures.replaceChildren(
       card('Requests', element('p', { class: 'figure' }, rate(requests.at(-1)), element('small', {}, ' per second')),
         sparkline(requests, 'requests', `Requests per second in the last ${requests.length} seconds`)),
-      card('Rejections', element('p', { class: 'figure' }, rate(rejected.at(-1)), element('small', {}, ' per second')),
-        sparkline(rejected, 'rejected', `Rejections per second in the last ${rejected.length} seconds`)),
+      card('Rejected requests', element('p', { class: 'figure' }, rate(rejected.at(-1)), element('small', {}, ' per second')),
+        sparkline(rejected, 'rejected', `Rejected requests per second in the last ${rejected.length} seconds`)),
       card('Latency of decisions', element('p', { class: 'figure' }, duration(last.latency_us?.p99), element('small', {}, ' p99')),
         sparkline(live.points.map((point) => point.latency_us?.p99 ?? 0), 'latency', '99th percentile of latency'),
         element('p', { class: 'soft' }, `p50 ${duration(last.latency_us?.p50)} · p90 ${duration(last.latency_us?.p90)} · p99.9 ${duration(last.latency_us?.p999)}`)),
@@ -417,7 +454,7 @@ function overview(main) {
       card('This process', element('p', { class: last.ready ? 'good' : 'bad' }, last.ready ? 'ready' : `not ready: ${last.not_ready_reason}`),
         last.draining ? element('p', { class: 'warn' }, 'stopping') : null),
       card('Store', element('p', { class: store.available ? 'good' : 'bad' }, `${store.kind}: ${store.available ? 'available' : 'lost'}`),
-        details([['Servers', number(store.nodes)], ['Connections', number(store.connections)], ['Breakers open', number(store.breakers_open)], ['Failed charges per second', rate(perSecond(last, store.failed_charges))]])),
+        details([['Servers', number(store.nodes)], ['Connections', number(store.connections)], ['Servers not used', number(store.available ? store.breakers_open : store.nodes)], ['Failed charges per second', rate(perSecond(last, store.failed_charges))]])),
       card('Rules', element('p', { class: rules.reload_failed ? 'bad' : 'good' }, rules.reload_failed ? 'the last reload failed' : 'loaded'),
         details([['Version', rules.source_version ?? rules.version], ['Loaded', rules.loaded_at_us ? timeOf(rules.loaded_at_us / 1000) : '–'], ['Domains', number(rules.domains)], ['Limits', number(rules.limits)]])),
       card('Replicas', element('p', {}, replicas ? `${number(replicas.live)} live` : 'counted with Redis only'),
@@ -444,12 +481,14 @@ function fleet(main) {
   main.append(element('h1', {}, 'Fleet'), body);
   const refresh = async () => {
     const report = await getJson('fleet?minutes=10&most=20');
+    const silent = report.replicas.filter((replica) => replica.silent).length;
+    const heard = report.replicas.length - silent;
     const parts = [];
     if (report.problem) parts.push(element('p', { class: 'notice' }, `This replica only: ${report.problem}.`));
     parts.push(element('div', { class: 'grid' },
-      card('Replicas', element('p', { class: 'figure' }, number(report.replicas.length))),
-      card('Calls', element('p', { class: 'figure' }, rate(report.recent.calls_per_s), element('small', {}, ' per second'))),
-      card('Rejections', element('p', { class: 'figure' }, rate(report.recent.rejected_per_s), element('small', {}, ' per second'))),
+      card('Replicas', element('p', { class: 'figure' }, number(heard), silent > 0 ? element('small', { class: 'bad' }, ` and ${number(silent)} silent`) : null)),
+      card('Requests', element('p', { class: 'figure' }, rate(report.recent.calls_per_s), element('small', {}, ' per second'))),
+      card('Rejected requests', element('p', { class: 'figure' }, rate(report.recent.rejected_per_s), element('small', {}, ' per second'))),
       card('Latency of decisions', element('p', { class: 'figure' }, duration(report.recent.latency_us?.p99), element('small', {}, ' p99')))));
     for (const finding of report.findings) {
       parts.push(element('p', { class: 'notice' }, element('strong', {}, finding.replicas.join(', ')), `: ${finding.advice}`));
@@ -461,8 +500,8 @@ function fleet(main) {
       return element('span', { class: 'good' }, state.kind);
     };
     parts.push(element('section', { class: 'card' }, table('Replicas, by the summaries that they publish every 5 s', [
-      { title: 'Replica', class: 'name', cell: (replica) => [replica.name, replica.this ? element('span', { class: 'badge' }, 'this') : ''] },
-      { title: 'Calls/s', number: true, cell: (replica) => rate(replica.recent.calls_per_s) },
+      { title: 'Replica', class: 'name', cell: (replica) => [replica.name, replica.this ? element('span', { class: 'badge' }, 'this') : '', replica.silent ? element('span', { class: 'badge bad' }, `silent for ${number(replica.published_s_ago)} s`) : ''] },
+      { title: 'Requests/s', number: true, cell: (replica) => rate(replica.recent.calls_per_s) },
       { title: 'Rejected/s', number: true, cell: (replica) => rate(replica.recent.rejected_per_s) },
       { title: 'p99', number: true, cell: (replica) => duration(replica.recent.latency_us?.p99) },
       { title: 'Store', cell: store },
@@ -488,15 +527,16 @@ function fleet(main) {
 }
 
 function rules(main, [name]) {
-  return name ? ruleDetails(main, decodeURIComponent(name)) : rulesTree(main);
+  if (!name) return rulesTree(main);
+  try {
+    return ruleDetails(main, decodeURIComponent(name));
+  } catch {
+    main.append(element('h1', {}, 'Rules'), problemNotice('The address of this page is not the name of a limit.'));
+    return { refresh: async () => {} };
+  }
 }
 
-/** Limits in the order of the files, candidates behind the limit that they stand beside. */
-function inOrder(limits) {
-  const line = (limit) => Number(limit.origin.split(':').at(-2) ?? 0);
-  const file = (limit) => limit.origin.split(':').slice(0, -2).join(':');
-  return [...limits].sort((a, b) => file(a).localeCompare(file(b)) || line(a) - line(b) || a.candidate - b.candidate);
-}
+const LIMITS_PER_PAGE = 100;
 
 function rulesTree(main) {
   const search = element('input', { type: 'search', id: 'search', placeholder: 'domain, key, value, file', autocomplete: 'off' });
@@ -508,57 +548,69 @@ function rulesTree(main) {
       element('label', { for: 'search' }, 'Search', search),
       element('label', { for: 'only-findings' }, only, 'with findings only')),
     body);
-  let report = null;
-  const draw = () => {
-    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const matches = (limit) => words.every((word) => `${limit.rule} ${limit.origin} ${limit.limit}`.toLowerCase().includes(word));
-    const shown = inOrder(report.rules.filter(matches).filter((limit) => !only.checked || limit.findings.length > 0));
+  let offset = 0;
+  const draw = (report) => {
     const domains = new Map();
-    for (const limit of shown) {
-      const domain = limit.domain ?? limit.rule.split('.')[0];
-      domains.set(domain, [...(domains.get(domain) ?? []), limit]);
+    for (const limit of report.rules) {
+      if (!domains.has(limit.domain)) domains.set(limit.domain, []);
+      domains.get(limit.domain).push(limit);
     }
-    const count = element('p', { class: 'soft', role: 'status' }, `${number(shown.length)} of ${number(report.limits)} limits`);
-    const parts = [...domains].map(([domain, limits]) => element('section', { class: 'card' }, table(`Domain ${domain}`, [
+    const last = offset + report.rules.length;
+    const text = report.rules.length > 0 ? `${number(offset + 1)} to ${number(last)} of ${number(report.limits)} limits` : '';
+    const turn = (name, to, enabled) => element('button', { type: 'button', id: `page-${name}`, disabled: !enabled, onclick: () => page(to) }, name);
+    const turns = element('p', { class: 'tools' }, element('span', { class: 'soft', role: 'status' }, text),
+      turn('previous', offset - LIMITS_PER_PAGE, offset > 0), turn('next', offset + LIMITS_PER_PAGE, last < report.limits));
+    const parts = [...domains].map(([domain, limits]) => element('section', { class: 'card' }, table(`Domain ${printable(domain)}`, [
       { title: 'Limit', class: 'name', cell: (limit) => [ruleLink(limit.rule), modeBadge(limit) ?? '', element('br'), element('span', { class: 'soft' }, limit.limit)] },
       { title: 'Matched', number: true, cell: (limit) => number(limit.matched) },
       { title: 'Rejected', number: true, cell: (limit) => number(limit.rejected) },
       { title: 'Share', number: true, cell: (limit) => share(limit.rejected, limit.matched) },
       { title: 'Near', number: true, cell: (limit) => number(limit.near_limit_hits) },
       { title: 'Keys', number: true, cell: (limit) => number(limit.distinct_keys) },
-      { title: 'Position', cell: (limit) => element('span', { class: 'mono soft' }, limit.origin) },
+      { title: 'Position', cell: (limit) => element('span', { class: 'mono soft' }, printable(limit.origin)) },
       { title: 'Findings', cell: (limit) => limit.findings.map((finding) => element('span', { class: 'badge warn', title: finding.advice }, finding.kind.replaceAll('_', ' '))) },
     ], limits, (limit) => (limit.candidate ? 'child' : undefined))));
-    body.replaceChildren(count, ...(parts.length > 0 ? parts : [empty('No limit matches the search.')]));
+    body.replaceChildren(turns, ...(parts.length > 0 ? parts : [empty('No limit matches the search.')]));
   };
-  search.addEventListener('input', () => report && draw());
-  only.addEventListener('change', () => report && draw());
-  return {
-    refresh: async () => {
-      report = await getJson('rules?most=10000');
-      draw();
-    },
-    every: REFRESH_MS,
+  let asked = 0;
+  const refresh = async () => {
+    asked += 1;
+    const own = asked;
+    const report = await getJson(withQuery('rules', { order: 'file', most: LIMITS_PER_PAGE, offset, search: search.value.trim(), found: only.checked || '' }));
+    // A later search may have been answered before.
+    if (own === asked) draw(report);
   };
+  const page = (to) => {
+    offset = Math.max(to, 0);
+    load(refresh);
+  };
+  let typing = null;
+  search.addEventListener('input', () => {
+    clearTimeout(typing);
+    typing = setTimeout(() => page(0), 200);
+  });
+  only.addEventListener('change', () => page(0));
+  return { refresh, every: REFRESH_MS };
 }
 
 function ruleDetails(main, name) {
   const body = element('div');
-  main.append(element('p', {}, element('a', { href: '#/rules' }, '← All rules')), element('h1', { class: 'mono' }, name), body);
+  main.append(element('p', {}, element('a', { href: '#/rules' }, '← All rules')), element('h1', { class: 'mono' }, printable(name)), body);
   const refresh = async () => {
     const [report, top] = await Promise.all([
-      getJson(withQuery('rules', { rule: name, most: 1000 })),
-      getJson(withQuery('top', { rule: name, minutes: 10, most: 20 })).catch((error) => error),
+      getJson(withQuery('rules', { rule: name, exact: true })),
+      getJson(withQuery('top', { rule: name, exact: true, minutes: 10, most: 20 })).catch((error) => error),
     ]);
-    const limit = report.rules.find((found) => found.rule === name) ?? report.rules[0];
+    const limit = report.rules[0];
     if (!limit) {
       body.replaceChildren(problemNotice('No limit of the loaded rules has this name.'));
       return;
     }
-    const siblings = report.rules.filter((found) => found.origin === limit.origin);
+    const ofRule = await getJson(withQuery('rules', { search: limit.origin, order: 'file', most: 20 }));
+    const siblings = ofRule.rules.filter((found) => found.origin === limit.origin && found.rule_path === limit.rule_path);
     const parts = [element('section', { class: 'card' }, details([
       ['Limit', [limit.limit, modeBadge(limit) ?? '']],
-      ['Position', element('code', {}, limit.origin)],
+      ['Position', element('code', {}, printable(limit.origin))],
       ['Counting since', duration(limit.age_s * 1e6)],
       ['Decisions', `${number(limit.matched)} matched, ${number(limit.rejected)} rejected (${share(limit.rejected, limit.matched)}), ${number(limit.near_limit_hits)} hits near the limit`],
       ['Distinct keys', `about ${number(limit.distinct_keys)}, of them about ${number(limit.distinct_rejected_keys)} rejected`],
@@ -566,7 +618,7 @@ function ruleDetails(main, name) {
     for (const finding of limit.findings) parts.push(element('p', { class: 'notice' }, element('strong', {}, finding.kind.replaceAll('_', ' ')), `: ${finding.advice}`));
     if (siblings.length > 1) {
       parts.push(element('section', { class: 'card' }, table('Limits of the same rule, candidates beside those enforced', [
-        { title: 'Limit', class: 'name', cell: (row) => [row.rule === name ? element('strong', {}, row.rule) : ruleLink(row.rule), modeBadge(row) ?? '', element('br'), element('span', { class: 'soft' }, row.limit)] },
+        { title: 'Limit', class: 'name', cell: (row) => [row.rule === name ? element('strong', {}, printable(row.rule)) : ruleLink(row.rule), modeBadge(row) ?? '', element('br'), element('span', { class: 'soft' }, row.limit)] },
         { title: 'Matched', number: true, cell: (row) => number(row.matched) },
         { title: 'Rejected', number: true, cell: (row) => number(row.rejected) },
         { title: 'Share', number: true, cell: (row) => share(row.rejected, row.matched) },
@@ -587,9 +639,8 @@ function ruleDetails(main, name) {
 }
 
 async function listCounters(limit) {
-  const domain = limit.domain ?? limit.rule.split('.')[0];
   try {
-    const text = await adminRequest(withQuery('counters', { domain, rule: limit.path ?? limit.rule }));
+    const text = await adminRequest(withQuery('counters', { domain: limit.domain, rule: limit.rule_path }));
     if (text === null) return;
     const listing = JSON.parse(text);
     const rows = listing.counters.flatMap((counter) => counter.limits.map((of) => ({ entries: counter.entries, counter: of })));
@@ -687,7 +738,7 @@ function failures(main) {
     const parts = [element('div', { class: 'grid' },
       counts('Failed charges', store.failed_charges),
       counts('Decided by failure policy', store.decided_by_policy),
-      card('Servers of the store', servers.length === 0 ? empty(`${store.store}: no server`) : details(servers.map((server) => [server.address, server.is_breaker_open ? element('span', { class: 'bad' }, 'breaker open') : element('span', { class: 'good' }, 'closed')]))))];
+      card('Servers of the store', servers.length === 0 ? empty(`${store.store}: no server`) : details(servers.map((server) => [server.address, serverState(server, problems.store_available)]))))];
     if (status.last_error) {
       parts.push(element('section', { class: 'card' }, element('h2', {}, 'The last reload failed; the rules before it are in force'),
         element('pre', {}, status.last_error), (problems.diagnostics ?? []).map(diagnostic)));
@@ -701,6 +752,11 @@ function failures(main) {
     body.replaceChildren(...parts);
   };
   return { refresh, every: REFRESH_MS };
+}
+
+function serverState(server, isStoreAvailable) {
+  if (server.is_breaker_open) return element('span', { class: 'bad' }, 'not used: breaker open');
+  return isStoreAvailable ? element('span', { class: 'good' }, 'in use') : element('span', { class: 'bad' }, 'not reached');
 }
 
 function fields(of) {
@@ -737,7 +793,7 @@ function settings(main) {
   only.addEventListener('change', draw);
   const showLevel = async () => {
     const current = (await request('log_level')).trim();
-    const choice = element('select', { id: 'level' }, ['error', 'warning', 'info', 'debug', 'trace'].map((name) => element('option', { value: name, selected: name === current }, name)));
+    const choice = element('select', { id: 'level' }, ['panic', 'fatal', 'error', 'warn', 'info', 'debug', 'trace'].map((name) => element('option', { value: name, selected: name === current }, name)));
     level.replaceChildren(element('label', { for: 'level' }, 'Log level', choice), element('button', { type: 'button', onclick: () => changeLevel(choice.value, showLevel) }, 'Change'));
   };
   return {
@@ -768,10 +824,51 @@ async function changeLevel(level, then) {
 const VIEWS = { overview, fleet, rules, keys, explain: explainView, failures, settings };
 let current = { timer: null, onLive: null, failed: null };
 
+/** Place of an element below another: the index of each node on the way. */
+function placeOf(node, root) {
+  const place = [];
+  for (; node && node !== root; node = node.parentElement) place.unshift([...node.parentElement.children].indexOf(node));
+  return place;
+}
+
+const nodeAt = (place, root) => place.reduce((node, index) => node?.children[index], root);
+
+/** Runs `update`, which replaces parts of the view, and restores focus and scrolling. */
+async function keepingPlace(update) {
+  const main = byId('main');
+  const scrolled = () => [...main.querySelectorAll('.scroll')];
+  const active = () => (main.contains(document.activeElement) && document.activeElement !== main ? document.activeElement : null);
+  let focused = active();
+  let place = focused && placeOf(focused, main);
+  let positions = scrolled().map((node) => [node.scrollLeft, node.scrollTop]);
+  const observer = new MutationObserver(() => {
+    const now = nodeAt(place ?? [], main);
+    if (focused && !focused.isConnected && !active() && now?.tagName === focused.tagName) now.focus({ preventScroll: true });
+    scrolled().forEach((node, index) => positions[index] && node.scrollTo(...positions[index]));
+    observer.disconnect();
+  });
+  const remember = () => {
+    focused = active();
+    place = focused && placeOf(focused, main);
+    positions = scrolled().map((node) => [node.scrollLeft, node.scrollTop]);
+  };
+  document.addEventListener('focusin', remember);
+  document.addEventListener('scroll', remember, true);
+  observer.observe(main, { childList: true, subtree: true });
+  try {
+    await update();
+  } finally {
+    document.removeEventListener('focusin', remember);
+    document.removeEventListener('scroll', remember, true);
+    // The observer runs after this, unless nothing was replaced.
+    setTimeout(() => observer.disconnect());
+  }
+}
+
 async function load(refresh) {
   const shown = byId('load-error');
   try {
-    await refresh();
+    await keepingPlace(refresh);
     if (shown) shown.textContent = '';
   } catch (error) {
     if (shown) shown.textContent = error.message;
@@ -782,6 +879,7 @@ function show() {
   const [name, ...rest] = location.hash.replace(/^#\/?/, '').split('/');
   const chosen = Object.hasOwn(VIEWS, name) ? name : 'overview';
   clearInterval(current.timer);
+  setPaused('');
   live.listeners.delete(current.onLive);
   const main = byId('main');
   main.replaceChildren(element('p', { id: 'load-error', class: 'error', role: 'alert' }));
@@ -793,10 +891,10 @@ function show() {
   document.title = `${chosen} · tollkeeper`;
   let busy = false;
   const refresh = async () => {
-    // What has the keyboard focus, or is selected, must not be replaced.
-    const isUsed = main.contains(document.activeElement) && document.activeElement !== main && !document.activeElement.matches('input, select');
+    // Selected text must not be replaced.
     const isSelected = main.contains(getSelection().anchorNode) && !getSelection().isCollapsed;
-    if (busy || document.hidden || isUsed || isSelected || byId('dialog').open) return;
+    setPaused(isSelected ? 'paused while text is selected' : '');
+    if (busy || document.hidden || isSelected || byId('dialog').open) return;
     busy = true;
     await load(view.refresh);
     busy = false;
