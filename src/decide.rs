@@ -10,7 +10,7 @@ pub mod log;
 mod key_text;
 mod selection;
 pub mod explain;
-pub mod counters;
+pub mod counter_commands;
 mod store_failures;
 mod outcome;
 mod answer;
@@ -31,14 +31,14 @@ use futures_util::future::OptionFuture;
 use smallvec::SmallVec;
 
 use self::candidates::CandidateCharges;
-use self::charge::{Charger, DryRuns, Outcomes};
+use self::charge::{DescriptorOutcomes, DryRuns, RequestCharger};
 use self::decided_request::DecidedRequest;
-use self::merge::merge;
-use self::metrics::Recorder;
+use self::merge::merge_outcomes;
+use self::metrics::MetricsRecorder;
 use self::outcome::DescriptorOutcome;
 use self::results::DescriptorResults;
-use self::selection::{SelectedRequest, Selection, select};
-use self::store_failures::Failures;
+use self::selection::{SelectedRequest, Selection, select_limits};
+use self::store_failures::FailedChargeCounters;
 use crate::decide::decision::{DecideError, Decision, DecisionContext};
 use crate::decide::log::DecisionLog;
 use crate::decide::log::value_form::ValueForm;
@@ -62,13 +62,20 @@ pub struct Decider {
     pub log: Option<Arc<DecisionLog>>,
     /// Form of the values in rejected keys.
     pub key_values: ValueForm,
-    failures: Failures,
+    failures: FailedChargeCounters,
 }
 
 impl Decider {
     /// Creates a decider that has not seen a failure.
     pub fn new(store: Store, behaviour: DecisionSettings, metrics: Arc<ServiceMetrics>) -> Self {
-        Self { store, behaviour, metrics, log: None, key_values: ValueForm::Plain, failures: Failures::default() }
+        Self {
+            store,
+            behaviour,
+            metrics,
+            log: None,
+            key_values: ValueForm::Plain,
+            failures: FailedChargeCounters::default(),
+        }
     }
 
     /// Decides a request, by the context's deadline.
@@ -82,16 +89,16 @@ impl Decider {
     ) -> Result<Decision<'r>, DecideError> {
         let selections = self.select_limits(context, request)?;
         let selected = SelectedRequest { request, selections: &selections };
-        let candidates = CandidateCharges::begin(&self.store, context, selected);
+        let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
         let charger = self.build_charger(context, selected);
-        let (mut dry_runs, mut outcomes) = (DryRuns::new(), Outcomes::new());
+        let (mut dry_runs, mut outcomes) = (DryRuns::new(), DescriptorOutcomes::new());
         // `if let` would keep a second copy of each future in the state of this one.
         if self.behaviour.stop_cache_key_increment_when_overlimit {
-            OptionFuture::from(charger.dry_run_all(&mut dry_runs)).await;
+            OptionFuture::from(charger.dry_run_descriptors(&mut dry_runs)).await;
         }
-        OptionFuture::from(charger.charge_all(&dry_runs, &mut outcomes)).await;
+        OptionFuture::from(charger.charge_descriptors(&dry_runs, &mut outcomes)).await;
         // Nothing to do without dry runs, that is without STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT.
-        OptionFuture::from(charger.charge_held_back(&dry_runs, &mut outcomes)).await;
+        OptionFuture::from(charger.charge_held_back_descriptors(&dry_runs, &mut outcomes)).await;
         self.record_and_merge(context, selected, &outcomes, candidates)
     }
 
@@ -125,15 +132,15 @@ impl Decider {
         }
         let selections = self.select_limits(context, request)?;
         let selected = SelectedRequest { request, selections: &selections };
-        let candidates = CandidateCharges::begin(&self.store, context, selected);
+        let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
         let charger = self.build_charger(context, selected);
-        let (mut dry_runs, mut outcomes) = (DryRuns::new(), Outcomes::new());
+        let (mut dry_runs, mut outcomes) = (DryRuns::new(), DescriptorOutcomes::new());
         if self.behaviour.stop_cache_key_increment_when_overlimit {
-            assert_completed_at_once(&charger.dry_run_all(&mut dry_runs));
+            assert_completed_at_once(&charger.dry_run_descriptors(&mut dry_runs));
         }
-        assert_completed_at_once(&charger.charge_all(&dry_runs, &mut outcomes));
+        assert_completed_at_once(&charger.charge_descriptors(&dry_runs, &mut outcomes));
         // Nothing to do without dry runs, that is without STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT.
-        assert_completed_at_once(&charger.charge_held_back(&dry_runs, &mut outcomes));
+        assert_completed_at_once(&charger.charge_held_back_descriptors(&dry_runs, &mut outcomes));
         for (index, (selection, outcome)) in selections.iter().zip(&outcomes).enumerate() {
             observe(DescriptorResults { index, selection, outcome, candidates: candidates.as_ref() });
         }
@@ -144,8 +151,8 @@ impl Decider {
         &'a self,
         context: DecisionContext<'r>,
         selected: SelectedRequest<'a, 'r, 'm>,
-    ) -> Charger<'a, 'r, 'm> {
-        Charger { store: &self.store, behaviour: &self.behaviour, failures: &self.failures, context, selected }
+    ) -> RequestCharger<'a, 'r, 'm> {
+        RequestCharger { store: &self.store, behaviour: &self.behaviour, failures: &self.failures, context, selected }
     }
 
     /// Records metrics of the outcomes, merges the outcomes, and logs the decision.
@@ -157,17 +164,17 @@ impl Decider {
         candidates: Option<CandidateCharges>,
     ) -> Result<Decision<'r>, DecideError> {
         if !self.metrics.is_off() {
-            self.metrics_recorder().record(context, selected, outcomes);
+            self.metrics_recorder().record_outcomes(context, selected, outcomes);
         }
-        let candidates = candidates.map(CandidateCharges::poll);
-        let decided = merge(&self.behaviour, selected, outcomes);
+        let candidates = candidates.map(CandidateCharges::poll_outcomes);
+        let decided = merge_outcomes(&self.behaviour, selected, outcomes);
         if decided.as_ref().is_ok_and(|decision| decision.shadowed) {
             self.metrics.record_global_shadow();
         }
         let (behaviour, charges) = (&self.behaviour, candidates.as_ref());
         self.log(DecidedRequest { behaviour, context, selected, outcomes, candidates: charges }, &decided);
         if let Some(candidates) = candidates {
-            candidates.record(self.metrics_recorder(), context, selected);
+            candidates.record_outcomes(self.metrics_recorder(), context, selected);
         }
         decided
     }
@@ -175,7 +182,7 @@ impl Decider {
     /// Logs a decision: in the decision log, and as a line at the level debug.
     fn log(&self, request: DecidedRequest<'_, '_, '_>, decided: &Result<Decision<'_>, DecideError>) {
         if let Some(log) = &self.log {
-            request.log(log, decided);
+            request.write_to_log(log, decided);
         }
         if tracing::enabled!(tracing::Level::DEBUG) {
             let values = self.log.as_ref().map_or(&ValueForm::Plain, |log| &log.values);
@@ -183,8 +190,8 @@ impl Decider {
         }
     }
 
-    fn metrics_recorder(&self) -> Recorder<'_> {
-        Recorder {
+    fn metrics_recorder(&self) -> MetricsRecorder<'_> {
+        MetricsRecorder {
             metrics: &self.metrics,
             near_limit_ratio: self.behaviour.near_limit_ratio,
             records_recent_keys: !self.store.can_scan(),
@@ -193,13 +200,13 @@ impl Decider {
     }
 
     /// Number of charges that the store failed to decide since the start, by kind of failure.
-    pub fn failed_charges(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        ChargeError::all().map(|error| (error.name(), self.failures.count(error)))
+    pub fn failed_charge_counts(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        ChargeError::all().map(|error| (error.name(), self.failures.count_of_kind(error)))
     }
 
     /// Number of charges since the start that the store failed to decide and this policy decided.
-    pub fn decided_by(&self, policy: StorePolicy) -> u64 {
-        self.failures.decided_by(policy)
+    pub fn charges_decided_by(&self, policy: StorePolicy) -> u64 {
+        self.failures.count_decided_by(policy)
     }
 
     /// Selects the limits of each descriptor.
@@ -211,7 +218,7 @@ impl Decider {
         let error = match context.rules {
             _ if request.domain.is_empty() => DecideError::EmptyDomain,
             _ if request.descriptors.is_empty() => DecideError::NoDescriptors,
-            Some(rules) => return Ok(select(&self.behaviour, rules, request)),
+            Some(rules) => return Ok(select_limits(&self.behaviour, rules, request)),
             None => DecideError::NoRules,
         };
         let selected = SelectedRequest { request, selections: &[] };

@@ -10,7 +10,7 @@ use tollkeeper::decide::decision::DecisionContext;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::rule::set::RuleSet;
-use tollkeeper::rules::yaml::Documents;
+use tollkeeper::rules::yaml::DocumentSelection;
 use tollkeeper::serve::grpc::{decode, encode};
 use tollkeeper::settings::Settings;
 use tollkeeper::store::StoreContext;
@@ -24,7 +24,8 @@ const NOW: Time = Time::from_secs(1_767_225_600);
 const RULES: &str = include_str!("decider.yaml");
 
 static SET: LazyLock<RuleSet> = LazyLock::new(|| {
-    let source = RuleText { name: Arc::from("decider"), bytes: RULES.as_bytes().to_vec(), documents: Documents::All };
+    let source =
+        RuleText { name: Arc::from("decider"), bytes: RULES.as_bytes().to_vec(), documents: DocumentSelection::All };
     let compiled = compile_texts(&[source], &CompileOptions::default()).unwrap_or_else(|problems| panic!("{problems}"));
     RuleSet::new(compiled.domains)
 });

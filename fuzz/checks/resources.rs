@@ -4,7 +4,7 @@ use prost::Message as _;
 use tollkeeper::base::pb::xds::DiscoveryResponse;
 use tollkeeper::rules::compile::compile_documents;
 use tollkeeper::rules::compile::options::CompileOptions;
-use tollkeeper::rules::rule::rlconfig::rlconfig_lines;
+use tollkeeper::rules::rule::rlconfig::format_rlconfig;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::xds::resource::decode_documents;
 
@@ -18,7 +18,7 @@ pub(crate) fn check(data: &[u8]) {
         Ok(first) => {
             response.resources.reverse();
             let again = compiled(&response).expect("the order does not matter");
-            let lines = |domains| rlconfig_lines(&RuleSet::new(domains));
+            let lines = |domains| format_rlconfig(&RuleSet::new(domains));
             assert_eq!(lines(first.domains), lines(again.domains));
         }
         Err(problems) => assert!(!problems.is_empty(), "rejected without a reason"),

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{RuleText, compile_texts};
-use tollkeeper::rules::rule::rlconfig::rlconfig_lines;
+use tollkeeper::rules::rule::rlconfig::format_rlconfig;
 use tollkeeper::rules::rule::set::RuleSet;
-use tollkeeper::rules::yaml::Documents;
+use tollkeeper::rules::yaml::DocumentSelection;
 
 pub(crate) fn check(data: &[u8]) {
-    for documents in [Documents::All, Documents::FirstOnly] {
+    for documents in [DocumentSelection::All, DocumentSelection::FirstOnly] {
         let source = RuleText { name: Arc::from("f.yaml"), bytes: data.to_vec(), documents };
         let read = || compile_texts(std::slice::from_ref(&source), &CompileOptions::default());
         match read() {
@@ -21,7 +21,7 @@ pub(crate) fn check(data: &[u8]) {
                 let warnings = compiled.warnings.to_string();
                 let rules = RuleSet::new(compiled.domains);
                 assert!(names.iter().all(|name| rules.domain(name).is_some()), "{names:?}");
-                assert_eq!(rlconfig_lines(&rules), rlconfig_lines(&RuleSet::new(again.domains)));
+                assert_eq!(format_rlconfig(&rules), format_rlconfig(&RuleSet::new(again.domains)));
                 assert!(warnings.len() < 1000 * (data.len() + 100), "{} bytes of warnings", warnings.len());
             }
             Err(problems) => {

@@ -26,10 +26,10 @@ pub(crate) fn check(data: &[u8]) {
         .filter_map(|line| {
             let (key, value) = pair(line).unwrap_or((line.to_owned(), String::new()));
             let node = node(key, value);
-            (!node.key.is_empty() && known.insert(node.composite())).then_some(node)
+            (!node.key.is_empty() && known.insert(node.composite_key())).then_some(node)
         })
         .collect();
-    let patterns: Vec<String> = nodes.iter().map(RuleNode::composite).collect();
+    let patterns: Vec<String> = nodes.iter().map(RuleNode::composite_key).collect();
     let domain = Domain {
         name: "d".to_owned(),
         defaults: OverrideDefaults::default(),
@@ -39,7 +39,7 @@ pub(crate) fn check(data: &[u8]) {
     let rules = RuleSet::new(vec![domain]);
     let (key, value) = pair(entry).unwrap_or((entry.to_owned(), String::new()));
     let entries = [Entry { key: key.as_bytes(), value: value.as_bytes() }];
-    let found = rules.find(rules.domain("d").expect("it was put there"), &entries);
+    let found = rules.find_rule(rules.domain("d").expect("it was put there"), &entries);
     let found = found.map(|found| found.rule.rule.path.clone());
     let composite = format!("{key}_{value}");
     let expected = patterns
@@ -91,7 +91,7 @@ fn node(key: String, value: String) -> RuleNode {
         location: location.clone(),
     };
     node.rule = Some(Rule {
-        path: node.composite(),
+        path: node.composite_key(),
         location,
         allowance: Allowance::Limits(vec![limit]),
         replaces: Vec::new(),

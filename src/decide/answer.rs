@@ -41,7 +41,7 @@ impl CountedVerdicts {
 ///
 /// A rejection by counters takes precedence over a failure under the policy `error`, and that over the other policies.
 /// A failure that cannot change the answer is ignored.
-pub(super) fn answer(
+pub(super) fn combine_verdicts(
     hard_and_quota_verdicts: &(impl Iterator<Item = LimitVerdicts> + Clone),
     may_fail: bool,
 ) -> Answer {

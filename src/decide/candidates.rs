@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::decision::DecisionContext;
 use super::key_text::{key_text, push_key_text};
-use super::metrics::{LimitResult, Recorder, StatsRef, distinct_hash, near_hits, record_hits};
+use super::metrics::{LimitResult, MetricsRecorder, StatsRef, hash_distinct_key, near_limit_hits, record_hits};
 use super::selection::{SelectedLimit, SelectedRequest};
 use crate::base::clock::Time;
 use crate::limit::Limit;
@@ -50,7 +50,7 @@ pub(super) struct CandidateOutcome<'a> {
 
 impl CandidateCharges {
     /// Begins to charge the candidates of a request; `None` if it has none.
-    pub(super) fn begin(
+    pub(super) fn begin_charging(
         store: &Store,
         context: DecisionContext<'_>,
         selected: SelectedRequest<'_, '_, '_>,
@@ -64,14 +64,14 @@ impl CandidateCharges {
         };
         let refs: Vec<_> = (0..selections.len()).flat_map(of_descriptor).collect();
         let charge = |&CandidateRef { descriptor, at }: &CandidateRef| {
-            (descriptor, selections[descriptor].candidate_charge(request, descriptor, at, context.max_delay_us))
+            (descriptor, selections[descriptor].build_candidate_charge(request, descriptor, at, context.max_delay_us))
         };
         let charges: Vec<(usize, Charge<'_>)> = refs.iter().map(charge).collect();
         Some(Self { refs, outcomes: store.charge_deferred(&charges, context.store) })
     }
 
     /// Outcomes that are known by now.
-    pub(super) fn known(&self) -> impl Iterator<Item = CandidateOutcome<'_>> + Clone {
+    pub(super) fn known_outcomes(&self) -> impl Iterator<Item = CandidateOutcome<'_>> + Clone {
         let outcomes: &[_] = match &self.outcomes {
             DeferredOutcomes::Ready(outcomes) => outcomes,
             DeferredOutcomes::Pending(_) => &[],
@@ -80,12 +80,12 @@ impl CandidateCharges {
     }
 
     /// Takes up the outcomes if they have arrived.
-    pub(super) fn poll(self) -> Self {
+    pub(super) fn poll_outcomes(self) -> Self {
         Self { outcomes: self.outcomes.poll(), ..self }
     }
 
     /// Result of a candidate; `None`: not known by now, or the charge failed.
-    pub(super) fn result(&self, candidate: CandidateRef) -> Option<&ChargeResult> {
+    pub(super) fn result_of(&self, candidate: CandidateRef) -> Option<&ChargeResult> {
         let DeferredOutcomes::Ready(outcomes) = &self.outcomes else { return None };
         let at = self.refs.binary_search(&candidate).ok()?;
         outcomes.get(at)?.as_ref().ok()?.results.first()
@@ -93,14 +93,14 @@ impl CandidateCharges {
 
     /// True if a candidate is known to be exceeded.
     pub(super) fn would_reject(&self) -> bool {
-        let mut charged = self.known().filter_map(|known| known.outcome.as_ref().ok()?.results.first());
+        let mut charged = self.known_outcomes().filter_map(|known| known.outcome.as_ref().ok()?.results.first());
         charged.any(|result| !result.admitted)
     }
 
     /// Records the outcomes, those that are still missing as soon as they are known.
-    pub(super) fn record<'r>(
+    pub(super) fn record_outcomes<'r>(
         self,
-        recorder: Recorder<'_>,
+        recorder: MetricsRecorder<'_>,
         context: DecisionContext<'r>,
         selected: SelectedRequest<'_, 'r, '_>,
     ) {
@@ -137,7 +137,10 @@ fn candidate_path<'a>(
     CandidateRef { descriptor, at }: CandidateRef,
 ) -> CounterPath<'a> {
     let selection = &selected.selections[descriptor];
-    CounterPath { candidate: Some(selection.candidates[at].name), ..selection.path(selected.request, descriptor) }
+    CounterPath {
+        candidate: Some(selection.candidates[at].name),
+        ..selection.counter_path(selected.request, descriptor)
+    }
 }
 
 /// What the metrics need of a candidate's charge; outlives the request.
@@ -160,7 +163,7 @@ struct CandidateMetrics {
 
 impl CandidateMetrics {
     fn new<'r>(
-        recorder: Recorder<'_>,
+        recorder: MetricsRecorder<'_>,
         context: DecisionContext<'r>,
         selected: SelectedRequest<'_, 'r, '_>,
         candidate: CandidateRef,
@@ -172,13 +175,13 @@ impl CandidateMetrics {
         let is_on = !recorder.metrics.is_off();
         let path = candidate_path(selected, candidate);
         let key = path.process_hash();
-        let stats = is_on.then(|| recorder.stats_of(context, selection, limit, &sent.entries)).flatten();
+        let stats = is_on.then(|| recorder.limit_stats(context, selection, limit, &sent.entries)).flatten();
         Self {
             limit: limit.limit,
-            near: near_hits(&limit.limit, recorder.near_limit_ratio),
+            near: near_limit_hits(&limit.limit, recorder.near_limit_ratio),
             hits: sent.hits,
             key,
-            distinct_hash: distinct_hash(recorder.metrics, &path, key),
+            distinct_hash: hash_distinct_key(recorder.metrics, &path, key),
             now: context.store.now,
             span_ref: context.store.span_ref.cloned(),
             of_rule: limit.stats.filter(|_| is_on).map(Arc::clone),

@@ -10,11 +10,11 @@
 
 use smallvec::SmallVec;
 
-use super::answer::{Answer, answer};
+use super::answer::{Answer, combine_verdicts};
 use super::decision::DecisionContext;
 use super::outcome::{DescriptorOutcome, FailedCharge, LimitRejection, LimitVerdicts};
 use super::selection::{SelectedRequest, Selection};
-use super::store_failures::{FailurePolicies, Failures};
+use super::store_failures::{FailedChargeCounters, FailurePolicies};
 use crate::limit::StorePolicy;
 use crate::limit::charge::Charge;
 use crate::limit::request::Hits;
@@ -24,7 +24,7 @@ use crate::store::charge::{ChargeResults, LimitAdmissions, StoreOutcome};
 use crate::store::error::ChargeError;
 
 /// Outcomes of the charges of a request, one for each descriptor.
-pub(super) type Outcomes = SmallVec<[DescriptorOutcome; 2]>;
+pub(super) type DescriptorOutcomes = SmallVec<[DescriptorOutcome; 2]>;
 /// Dry runs of the charges of a request, one for each descriptor; empty without
 /// STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT.
 pub(super) type DryRuns = SmallVec<[DryRun; 2]>;
@@ -41,17 +41,17 @@ pub(super) struct DryRun {
 
 /// Charges the counters of one request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Charger<'a, 'r, 'm> {
+pub(super) struct RequestCharger<'a, 'r, 'm> {
     pub(super) store: &'a Store,
     pub(super) behaviour: &'a DecisionSettings,
-    pub(super) failures: &'a Failures,
+    pub(super) failures: &'a FailedChargeCounters,
     pub(super) context: DecisionContext<'r>,
     pub(super) selected: SelectedRequest<'a, 'r, 'm>,
 }
 
-impl<'a> Charger<'a, '_, '_> {
+impl<'a> RequestCharger<'a, '_, '_> {
     /// Runs all charges dry, into `dry_runs`; `None` if that is done when the call returns.
-    pub(super) fn dry_run_all(self, dry_runs: &mut DryRuns) -> Option<impl Future<Output = ()>> {
+    pub(super) fn dry_run_descriptors(self, dry_runs: &mut DryRuns) -> Option<impl Future<Output = ()>> {
         let SelectedRequest { request, selections } = self.selected;
         let without_limits = |selection: &Selection<'_>| DryRun {
             hard_and_quota_verdicts: DescriptorOutcome::WithoutLimits
@@ -61,7 +61,7 @@ impl<'a> Charger<'a, '_, '_> {
         };
         dry_runs.extend(selections.iter().map(without_limits));
         let charges = selections.iter().enumerate().filter_map(move |(index, selection)| {
-            Some((index, selection.charge(request, index, self.context.max_delay_us)?))
+            Some((index, selection.build_charge(request, index, self.context.max_delay_us)?))
         });
         let record = move |index: usize, charge: &Charge<'_>, admissions: Result<LimitAdmissions, ChargeError>| {
             dry_runs[index] = self.evaluate_dry_run(&selections[index], charge, admissions);
@@ -77,7 +77,7 @@ impl<'a> Charger<'a, '_, '_> {
     ) -> DryRun {
         let hard_and_quota_verdicts = |admissions: &LimitAdmissions| {
             let rejection = |admits: &bool| (!admits).then_some(LimitRejection { retry_after_us: None });
-            LimitVerdicts::of(&selection.limits, |index| admissions.get(index).and_then(rejection))
+            LimitVerdicts::from_limits(&selection.limits, |index| admissions.get(index).and_then(rejection))
         };
         match admissions {
             Ok(admissions) => DryRun {
@@ -86,9 +86,9 @@ impl<'a> Charger<'a, '_, '_> {
                 error: None,
             },
             Err(error) => {
-                let policies = FailurePolicies::of(&selection.limits, charge.request.hits);
+                let policies = FailurePolicies::for_charge(&selection.limits, charge.request.hits);
                 let mut admissions = LimitAdmissions::new();
-                if policies.use_fallback() {
+                if policies.uses_fallback() {
                     admissions = self.store.dry_run_fallback(charge, self.context.store.now);
                 }
                 let hard_and_quota_verdicts = hard_and_quota_verdicts(&admissions).under_policies(policies);
@@ -98,10 +98,10 @@ impl<'a> Charger<'a, '_, '_> {
     }
 
     /// Makes all charges, into `outcomes`; `None` if that is done when the call returns.
-    pub(super) fn charge_all(
+    pub(super) fn charge_descriptors(
         self,
         dry_runs: &'a DryRuns,
-        outcomes: &'a mut Outcomes,
+        outcomes: &'a mut DescriptorOutcomes,
     ) -> Option<impl Future<Output = ()>> {
         let selections = self.selected.selections;
         outcomes.extend(selections.iter().map(|_| DescriptorOutcome::WithoutLimits));
@@ -117,10 +117,10 @@ impl<'a> Charger<'a, '_, '_> {
 
     /// Charges the descriptors held back if the request is not rejected after all; `None` if there is nothing to do, or
     /// if that is done when the call returns.
-    pub(super) fn charge_held_back(
+    pub(super) fn charge_held_back_descriptors(
         self,
         dry_runs: &'a DryRuns,
-        outcomes: &'a mut Outcomes,
+        outcomes: &'a mut DescriptorOutcomes,
     ) -> Option<impl Future<Output = ()>> {
         let hard_and_quota_verdicts = outcomes.iter().zip(self.selected.selections);
         let hard_and_quota_verdicts = hard_and_quota_verdicts
@@ -144,7 +144,7 @@ impl<'a> Charger<'a, '_, '_> {
         self,
         charge_of: impl Fn(usize) -> Option<Charge<'a>> + Copy,
         dry_runs: &'a DryRuns,
-        outcomes: &'a mut Outcomes,
+        outcomes: &'a mut DescriptorOutcomes,
     ) -> Option<impl Future<Output = ()>> {
         let SelectedRequest { request, selections } = self.selected;
         let failure_of = move |index: usize| dry_runs.get(index)?.error;
@@ -170,24 +170,24 @@ impl<'a> Charger<'a, '_, '_> {
 
     fn descriptor_charge(self, index: usize) -> Option<Charge<'a>> {
         let SelectedRequest { request, selections } = self.selected;
-        selections[index].charge(request, index, self.context.max_delay_us)
+        selections[index].build_charge(request, index, self.context.max_delay_us)
     }
 
     /// Returns true if the limits reject the request.
     fn limits_reject_request(self, hard_and_quota_verdicts: &(impl Iterator<Item = LimitVerdicts> + Clone)) -> bool {
-        answer(hard_and_quota_verdicts, !self.behaviour.shadow_mode) == Answer::Rejected
+        combine_verdicts(hard_and_quota_verdicts, !self.behaviour.shadow_mode) == Answer::Rejected
     }
 
     /// Decides a charge that the store failed to decide. Refunds, peeks and limits in shadow mode are never rejected.
     fn decide_by_policy(self, error: ChargeError, selection: &Selection<'_>, charge: &Charge<'_>) -> DescriptorOutcome {
-        let policies = FailurePolicies::of(&selection.limits, charge.request.hits);
-        self.failures.record(error, policies.strictest(), self.context.store.now);
+        let policies = FailurePolicies::for_charge(&selection.limits, charge.request.hits);
+        self.failures.record_failure(error, policies.strictest(), self.context.store.now);
         let mut fallback = ChargeResults::new();
-        if policies.use_fallback() {
+        if policies.uses_fallback() {
             fallback = self.store.charge_fallback(charge, self.context.store.now);
         }
         for (selected, result) in selection.limits.iter().zip(&mut fallback) {
-            let is_allowed = policies.for_limit(selected) == StorePolicy::Allow;
+            let is_allowed = policies.policy_for_limit(selected) == StorePolicy::Allow;
             result.admitted |= is_allowed || charge.request.hits == Hits::Peek;
         }
         DescriptorOutcome::Failed(FailedCharge { error, policies, fallback })

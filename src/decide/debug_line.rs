@@ -66,7 +66,7 @@ impl DecidedRequest<'_, '_, '_> {
             None => write!(text, " -> limit of the request"),
         };
         for (at, limit) in selection.limits.iter().enumerate() {
-            let result = outcome.and_then(|outcome| outcome.result(at));
+            let result = outcome.and_then(|outcome| outcome.limit_result(at));
             let mode = if limit.shadow { ", in shadow mode" } else { "" };
             let _ = write!(text, ": {}{mode}", limit.limit);
             if let Some(result) = result {
@@ -76,7 +76,7 @@ impl DecidedRequest<'_, '_, '_> {
         if let Some(DescriptorOutcome::Failed(failed)) = outcome {
             let _ = write!(text, ": {}, policy {}", failed.error, failed.policies.strictest().name());
         }
-        let _ = write!(text, ": {}", self.verdict(index).name());
+        let _ = write!(text, ": {}", self.descriptor_verdict(index).name());
         text
     }
 }

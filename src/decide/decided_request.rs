@@ -51,7 +51,7 @@ struct LoggedDecision<'d, 'r> {
 impl<'a> DecidedRequest<'a, '_, '_> {
     /// Logs the decision if it is selected.
     #[inline(never)]
-    pub(super) fn log(self, log: &'a DecisionLog, decided: &Result<Decision<'_>, DecideError>) {
+    pub(super) fn write_to_log(self, log: &'a DecisionLog, decided: &Result<Decision<'_>, DecideError>) {
         let count = self.selected.request.descriptors.len();
         // Before the verdicts, because a small sample contains few keys.
         let sampled: SmallVec<[bool; 2]> =
@@ -80,7 +80,8 @@ impl<'a> DecidedRequest<'a, '_, '_> {
 
     pub(super) fn verdicts(self, decided: &Result<Decision<'_>, DecideError>) -> Verdicts {
         let count = self.selected.request.descriptors.len();
-        let descriptors: SmallVec<[RecordedVerdict; 2]> = (0..count).map(|index| self.verdict(index)).collect();
+        let descriptors: SmallVec<[RecordedVerdict; 2]> =
+            (0..count).map(|index| self.descriptor_verdict(index)).collect();
         let request = match decided {
             Err(_) => RecordedVerdict::Error,
             Ok(decision) if decision.over_limit => RecordedVerdict::OverLimit,
@@ -93,7 +94,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
     }
 
     /// Verdict on the descriptor at `index` alone.
-    pub(super) fn verdict(self, index: usize) -> RecordedVerdict {
+    pub(super) fn descriptor_verdict(self, index: usize) -> RecordedVerdict {
         let (Some(selection), Some(outcome)) = (self.selected.selections.get(index), self.outcomes.get(index)) else {
             return RecordedVerdict::Error;
         };
@@ -103,7 +104,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         {
             return RecordedVerdict::Error;
         }
-        let in_shadow = |(at, limit): (usize, &SelectedLimit<'_>)| limit.shadow && outcome.rejects(at);
+        let in_shadow = |(at, limit): (usize, &SelectedLimit<'_>)| limit.shadow && outcome.is_limit_rejected(at);
         match hard_and_quota_verdicts.rejects() {
             true => RecordedVerdict::OverLimit,
             false if selection.limits.iter().enumerate().any(in_shadow) => RecordedVerdict::Shadow,
@@ -119,7 +120,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
     fn counter_path(self, index: usize) -> CounterPath<'a> {
         let SelectedRequest { request, selections } = self.selected;
         match selections.get(index) {
-            Some(selection) => selection.path(request, index),
+            Some(selection) => selection.counter_path(request, index),
             None => {
                 let entries = &request.descriptors[index].entries;
                 CounterPath { domain: request.domain, entries, shared: &[], candidate: None }
@@ -198,9 +199,10 @@ impl<'a> DecidedRequest<'a, '_, '_> {
     fn build_limit_records(self, selection: &'a Selection<'_>, index: usize) -> SmallVec<[LimitRecord<'a>; 1]> {
         let outcome = self.outcomes.get(index);
         let deciding = selection.limits.iter().enumerate();
-        let deciding = deciding.map(|(at, selected)| to_limit_record(selected, outcome.and_then(|it| it.result(at))));
+        let deciding =
+            deciding.map(|(at, selected)| to_limit_record(selected, outcome.and_then(|it| it.limit_result(at))));
         let candidates = selection.candidates.iter().enumerate().map(|(at, selected)| {
-            let charged = self.candidates.and_then(|charges| charges.result(CandidateRef { descriptor: index, at }));
+            let charged = self.candidates.and_then(|charges| charges.result_of(CandidateRef { descriptor: index, at }));
             LimitRecord { candidate: true, ..to_limit_record(selected, charged) }
         });
         deciding.chain(candidates).collect()

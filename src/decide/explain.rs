@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use super::Decider;
 use super::decision::DecisionContext;
-use super::selection::{SelectedLimit, SelectedRequest, Selection, select};
+use super::selection::{SelectedLimit, SelectedRequest, Selection, select_limits};
 use crate::limit::charge::{Charge, ChargeResult};
 use crate::limit::request::{Descriptor, Entry, Request};
 use crate::limit::{Consistency, GlobalScope, Limit, Overshoot, RegionLossPolicy};
@@ -120,16 +120,16 @@ pub struct ExplainedCounter {
 }
 
 impl Explanation {
-    /// Explains `request` by these rules. `counters` has the results of each descriptor's limits, as [`Decider::peek`]
-    /// returns them.
-    pub fn of(
+    /// Explains `request` by these rules. `counters` has the results of each descriptor's limits, as
+    /// [`Decider::peek_counters`] returns them.
+    pub fn explain_request(
         behaviour: &DecisionSettings,
         rules: &RuleSet,
         request: &Request<'_>,
         counters: &[Vec<Option<ChargeResult>>],
     ) -> Self {
         let domain = rules.domain(request.domain);
-        let selections = select(behaviour, rules, request);
+        let selections = select_limits(behaviour, rules, request);
         let descriptors =
             request.descriptors.iter().zip(&selections).enumerate().map(|(index, (descriptor, selection))| {
                 let mut results = counters.get(index).map_or(&[][..], Vec::as_slice).iter().map(Option::as_ref);
@@ -137,7 +137,7 @@ impl Explanation {
                 let deciding = selection.limits.iter().map(|one| explain_limit(one, strict, false));
                 let candidates = selection.candidates.iter().map(|one| explain_limit(one, false, true));
                 let with_counter = |mut limit: ExplainedLimit| {
-                    limit.counter = results.next().flatten().map(ExplainedCounter::of);
+                    limit.counter = results.next().flatten().map(ExplainedCounter::from_result);
                     limit
                 };
                 let limits = deciding.chain(candidates).map(with_counter).collect();
@@ -158,7 +158,7 @@ impl Explanation {
 
 impl Decider {
     /// Region of this process; `None` if there is only one.
-    pub fn explained_region(&self) -> Option<ExplainedRegion> {
+    pub fn own_region(&self) -> Option<ExplainedRegion> {
         let stats = self.store.stats().shared?.regions?;
         let restrictions = stats.notices.iter().filter(|notice| notice.is_restriction());
         Some(ExplainedRegion {
@@ -170,21 +170,25 @@ impl Decider {
 
     /// Peeks at the counters that `request` would charge: the results of each descriptor's limits, candidates last;
     /// `None` where the store failed.
-    pub async fn peek(&self, context: DecisionContext<'_>, request: &Request<'_>) -> Vec<Vec<Option<ChargeResult>>> {
+    pub async fn peek_counters(
+        &self,
+        context: DecisionContext<'_>,
+        request: &Request<'_>,
+    ) -> Vec<Vec<Option<ChargeResult>>> {
         let Some(rules) = context.rules else { return vec![Vec::new(); request.descriptors.len()] };
-        let selections = select(&self.behaviour, rules, request);
-        self.peek_selected(context, SelectedRequest { request, selections: &selections }).await
+        let selections = select_limits(&self.behaviour, rules, request);
+        self.peek_selected_counters(context, SelectedRequest { request, selections: &selections }).await
     }
 
-    /// Peeks at the counters of selected limits, as [`Decider::peek`] does.
-    pub(super) async fn peek_selected(
+    /// Peeks at the counters of selected limits, as [`Decider::peek_counters`] does.
+    pub(super) async fn peek_selected_counters(
         &self,
         context: DecisionContext<'_>,
         selected: SelectedRequest<'_, '_, '_>,
     ) -> Vec<Vec<Option<ChargeResult>>> {
         let SelectedRequest { request, selections } = selected;
         let charges = selections.iter().enumerate().flat_map(|(index, selection)| {
-            selection.all_charges(request, index, context.max_delay_us).map(move |charge| (index, charge))
+            selection.build_all_charges(request, index, context.max_delay_us).map(move |charge| (index, charge))
         });
         let charges: Vec<(usize, Charge<'_>)> = charges.collect();
         let mut outcomes = vec![None; charges.len()];
@@ -219,7 +223,7 @@ fn explain_descriptor(
     selection: &Selection<'_>,
     limits: Vec<ExplainedLimit>,
 ) -> ExplainedDescriptor {
-    let trace = rules.trace(domain, &descriptor.entries);
+    let trace = rules.trace_match(domain, &descriptor.entries);
     let rule = match trace.end {
         TraceEnd::Rule(compiled) if selection.rule.is_some() => Some(&compiled.rule),
         _ => None,
@@ -297,7 +301,7 @@ fn explain_limit(selected: &SelectedLimit<'_>, any_is_strict: bool, candidate: b
 
 impl ExplainedCounter {
     /// Counter of a peek's result.
-    pub(super) const fn of(result: &ChargeResult) -> Self {
+    pub(super) const fn from_result(result: &ChargeResult) -> Self {
         Self {
             passes: result.admitted,
             used: result.after,

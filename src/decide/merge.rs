@@ -6,7 +6,7 @@ use std::borrow::Cow;
 
 use smallvec::SmallVec;
 
-use super::answer::{Answer, answer, quotas_reject, retry_after_us};
+use super::answer::{Answer, combine_verdicts, quotas_reject, retry_after_us};
 use super::metadata;
 use super::outcome::{DescriptorOutcome, LimitVerdicts};
 use super::selection::{SelectedRequest, Selection};
@@ -16,7 +16,7 @@ use crate::rules::rule::OverLimitBody;
 use crate::settings::decisions::DecisionSettings;
 
 /// Merges the outcomes of the charges.
-pub(super) fn merge<'r>(
+pub(super) fn merge_outcomes<'r>(
     behaviour: &'r DecisionSettings,
     selected: SelectedRequest<'_, 'r, '_>,
     outcomes: &[DescriptorOutcome],
@@ -24,11 +24,12 @@ pub(super) fn merge<'r>(
     let SelectedRequest { request, selections } = selected;
     let decided = selections.iter().zip(outcomes);
     let statuses: SmallVec<[DescriptorStatus<'r>; 2]> =
-        decided.map(|(selection, outcome)| DescriptorStatus::of(behaviour, selection, outcome)).collect();
-    let rejected = match answer(&statuses.iter().map(|status| status.hard_and_quota_verdicts), !behaviour.shadow_mode) {
-        Answer::Failed => return Err(DecideError::Store),
-        answer => answer == Answer::Rejected,
-    };
+        decided.map(|(selection, outcome)| DescriptorStatus::from_outcome(behaviour, selection, outcome)).collect();
+    let rejected =
+        match combine_verdicts(&statuses.iter().map(|status| status.hard_and_quota_verdicts), !behaviour.shadow_mode) {
+            Answer::Failed => return Err(DecideError::Store),
+            answer => answer == Answer::Rejected,
+        };
     let over_limit = rejected && !behaviour.shadow_mode;
     // Delay only admitted responses; SHADOW_MODE must not add latency.
     let may_delay = !rejected && !behaviour.shadow_mode;
@@ -50,7 +51,7 @@ pub(super) fn merge<'r>(
         shadowed: rejected && !over_limit,
         headers,
         body,
-        metadata: metadata::of(behaviour, request, selections, &statuses),
+        metadata: metadata::build_metadata(behaviour, request, selections, &statuses),
         delay_us: statuses.iter().map(|status| status.delay_us).max().filter(|_| may_delay).unwrap_or(0),
         statuses: statuses.into_iter().map(|status| status.shown).collect(),
     })

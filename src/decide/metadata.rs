@@ -14,7 +14,7 @@ use crate::telemetry::metrics::limit_registry::OVERFLOW_NAME;
 use crate::telemetry::metrics::limit_stats::LimitName;
 
 /// Metadata of an answer; `None` if it is switched off.
-pub(super) fn of(
+pub(super) fn build_metadata(
     behaviour: &DecisionSettings,
     request: &Request<'_>,
     selections: &[Selection<'_>],
@@ -85,7 +85,7 @@ fn format_override(sent: &LimitOverride) -> String {
 fn merge_rule_metadata(selections: &[Selection<'_>], statuses: &[DescriptorStatus<'_>]) -> Map<String, Value> {
     let mut merged = Map::new();
     for (selection, status) in selections.iter().zip(statuses) {
-        let passed = !selection.limits.is_empty() && !status.shown.over_limit && !status.fails();
+        let passed = !selection.limits.is_empty() && !status.shown.over_limit && !status.answers_error();
         let metadata = selection.rule.filter(|_| passed).and_then(|compiled| compiled.rule.metadata.as_ref());
         if let Some(metadata) = metadata {
             merge_into(&mut merged, metadata);

@@ -29,7 +29,7 @@ use crate::telemetry::top_keys::KeyRejection;
 
 /// Records outcomes in the metrics.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Recorder<'d> {
+pub(super) struct MetricsRecorder<'d> {
     pub(super) metrics: &'d Arc<ServiceMetrics>,
     /// Share of a limit from which on it counts as nearly used up.
     pub(super) near_limit_ratio: f32,
@@ -80,9 +80,9 @@ pub(super) struct LimitResult<'a> {
     pub(super) decided_by: DecidedBy,
 }
 
-impl<'d> Recorder<'d> {
+impl<'d> MetricsRecorder<'d> {
     /// Records the outcome of each descriptor.
-    pub(super) fn record<'r>(
+    pub(super) fn record_outcomes<'r>(
         self,
         context: DecisionContext<'r>,
         selected: SelectedRequest<'_, 'r, '_>,
@@ -94,12 +94,13 @@ impl<'d> Recorder<'d> {
                 self.metrics.limits.record_unknown_domain(request.domain);
             }
             let descriptor = &request.descriptors[index];
-            let decided = DecidedDescriptor { descriptor, path: selection.path(request, index), selection, outcome };
+            let decided =
+                DecidedDescriptor { descriptor, path: selection.counter_path(request, index), selection, outcome };
             self.record_keys(context.store.now, decided);
             for (at, limit) in selection.limits.iter().enumerate() {
-                let Some(stats) = self.stats_of(context, selection, limit, &descriptor.entries) else { continue };
+                let Some(stats) = self.limit_stats(context, selection, limit, &descriptor.entries) else { continue };
                 if let (StatsRef::Request(_), Some(rule)) = (&stats, limit.stats) {
-                    rule.record_under_request_name(outcome.rejects(at));
+                    rule.record_under_request_name(outcome.is_limit_rejected(at));
                 }
                 self.record_limit(&stats, decided, at);
             }
@@ -110,7 +111,7 @@ impl<'d> Recorder<'d> {
     fn record_limit(self, stats: &LimitStats, decided: DecidedDescriptor<'_, '_, '_>, at: usize) {
         let DecidedDescriptor { descriptor, selection, outcome, .. } = decided;
         let (limit, hits, shadow) = (&selection.limits[at], descriptor.hits, selection.limits[at].shadow);
-        let near = near_hits(&limit.limit, self.near_limit_ratio);
+        let near = near_limit_hits(&limit.limit, self.near_limit_ratio);
         match outcome {
             DescriptorOutcome::WithoutLimits => {}
             DescriptorOutcome::Charged(outcome) => {
@@ -122,7 +123,7 @@ impl<'d> Recorder<'d> {
                 stats.add_to_counter(stat_of_result(limit, result), 1);
             }
             DescriptorOutcome::Failed(failed) => {
-                let policy = failed.policies.for_limit(limit);
+                let policy = failed.policies.policy_for_limit(limit);
                 match failed.fallback.get(at).filter(|_| policy == StorePolicy::Local) {
                     Some(result) => {
                         let rejected_elsewhere = is_rejected_elsewhere(selection, &failed.fallback, at);
@@ -151,7 +152,7 @@ impl<'d> Recorder<'d> {
         };
         let Hits::Charge(hits) = descriptor.hits else { return };
         let key = selection.key;
-        let hash = distinct_hash(self.metrics, &path, key);
+        let hash = hash_distinct_key(self.metrics, &path, key);
         for (at, (limit, result)) in selection.limits.iter().zip(results).enumerate() {
             // Limits that came with a request share the statistics of their domain.
             let Some(stats) = limit.stats.or_else(|| selection.domain.map(|domain| &domain.others)) else {
@@ -184,7 +185,7 @@ impl<'d> Recorder<'d> {
     }
 
     /// Statistics that a limit counts under: those of its rule, or of a name that the request makes.
-    pub(super) fn stats_of<'r>(
+    pub(super) fn limit_stats<'r>(
         self,
         context: DecisionContext<'r>,
         selection: &Selection<'r>,
@@ -219,7 +220,7 @@ impl<'d> Recorder<'d> {
 }
 
 /// Hash of a path among the distinct keys; `key` is its hash in this process.
-pub(super) fn distinct_hash(metrics: &ServiceMetrics, path: &CounterPath<'_>, key: u128) -> u64 {
+pub(super) fn hash_distinct_key(metrics: &ServiceMetrics, path: &CounterPath<'_>, key: u128) -> u64 {
     // The lower half chooses the shard of the rejected keys.
     metrics.distinct_key_seed().map_or_else(|| upper_half(key), |seed| path.hash_with_seed(seed))
 }
@@ -274,7 +275,7 @@ pub(super) fn record_hits(stats: &LimitStats, limit: &Limit, hits: Hits, result:
 }
 
 /// Hits from which on a limit counts as nearly used up.
-pub(super) fn near_hits(limit: &Limit, ratio: f32) -> u64 {
+pub(super) fn near_limit_hits(limit: &Limit, ratio: f32) -> u64 {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

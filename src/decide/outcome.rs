@@ -41,7 +41,9 @@ impl DescriptorOutcome {
         selection: &Selection<'_>,
     ) -> LimitVerdicts {
         let by_results = |results: &ChargeResults| {
-            LimitVerdicts::of(&selection.limits, |index| results.get(index).and_then(LimitRejection::of))
+            LimitVerdicts::from_limits(&selection.limits, |index| {
+                results.get(index).and_then(LimitRejection::from_result)
+            })
         };
         match self {
             Self::WithoutLimits => LimitVerdicts::without_limits(behaviour.quota_mode && !selection.unlimited),
@@ -51,7 +53,7 @@ impl DescriptorOutcome {
     }
 
     /// Result of the limit at `index`; `None` if no counter decided it.
-    pub(super) fn result(&self, index: usize) -> Option<&ChargeResult> {
+    pub(super) fn limit_result(&self, index: usize) -> Option<&ChargeResult> {
         match self {
             Self::WithoutLimits => None,
             Self::Charged(StoreOutcome { results, .. }) | Self::Failed(FailedCharge { fallback: results, .. }) => {
@@ -61,8 +63,8 @@ impl DescriptorOutcome {
     }
 
     /// Tells whether the limit at `index` rejected the charge.
-    pub(super) fn rejects(&self, index: usize) -> bool {
-        self.result(index).is_some_and(|result| !result.admitted)
+    pub(super) fn is_limit_rejected(&self, index: usize) -> bool {
+        self.limit_result(index).is_some_and(|result| !result.admitted)
     }
 }
 
@@ -100,7 +102,7 @@ impl LimitRejection {
     pub(super) const BY_POLICY: Self = Self { retry_after_us: Some(1_000_000) };
 
     /// Rejection of a charge by its result; `None` if the limit admits it.
-    pub(super) fn of(result: &ChargeResult) -> Option<Self> {
+    pub(super) fn from_result(result: &ChargeResult) -> Option<Self> {
         (!result.admitted).then_some(Self { retry_after_us: result.retry_after_us })
     }
 
@@ -138,7 +140,10 @@ impl LimitVerdicts {
     }
 
     /// Verdicts by counters: `rejection` returns the rejection by the limit at an index.
-    pub(super) fn of(limits: &[SelectedLimit<'_>], rejection: impl Fn(usize) -> Option<LimitRejection>) -> Self {
+    pub(super) fn from_limits(
+        limits: &[SelectedLimit<'_>],
+        rejection: impl Fn(usize) -> Option<LimitRejection>,
+    ) -> Self {
         let of_kind = |quota: bool| {
             let decisive = |selected: &SelectedLimit<'_>| selected.quota == quota && !selected.shadow;
             let rejections = limits.iter().enumerate().filter(|(_, selected)| decisive(selected));

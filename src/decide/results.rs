@@ -63,7 +63,7 @@ impl<'a, 'r> DescriptorResults<'a, 'r> {
     }
 
     /// Hash of the path of its counters; 0 without limits. Stable within a process.
-    pub const fn key(&self) -> u128 {
+    pub const fn path_hash(&self) -> u128 {
         self.selection.key
     }
 
@@ -74,7 +74,7 @@ impl<'a, 'r> DescriptorResults<'a, 'r> {
 
     /// Text of the key of its counters, `key=value,key=value`, cut off if it is long.
     pub fn key_text(&self, request: &Request<'_>) -> Arc<str> {
-        key_text(&self.selection.path(request, self.index), &ValueForm::Plain)
+        key_text(&self.selection.counter_path(request, self.index), &ValueForm::Plain)
     }
 
     /// Limits with their results, candidates last; none if the store failed, for a candidate: failed to charge it.
@@ -85,7 +85,7 @@ impl<'a, 'r> DescriptorResults<'a, 'r> {
         };
         let others = self.selection.domain.map_or(u64::MAX, |domain| domain.others.id());
         let (index, selection) = (self.index, self.selection);
-        let known = self.candidates.into_iter().flat_map(CandidateCharges::known);
+        let known = self.candidates.into_iter().flat_map(CandidateCharges::known_outcomes);
         let candidates = known.filter(move |known| known.candidate.descriptor == index).filter_map(move |known| {
             let result = known.outcome.as_ref().ok()?.results.first()?;
             Some(LimitWithResult::new(&selection.candidates[known.candidate.at], result, others, true))
@@ -95,7 +95,7 @@ impl<'a, 'r> DescriptorResults<'a, 'r> {
     }
 
     /// True if the store had no room for a counter, so that a failure policy decided.
-    pub const fn failed(&self) -> bool {
+    pub const fn store_failed(&self) -> bool {
         matches!(self.outcome, DescriptorOutcome::Failed(_))
     }
 }

@@ -13,7 +13,7 @@ use crate::limit::charge::{Charge, ChargeRequest, Counter, CounterPath};
 use crate::limit::period::{Period, Unit};
 use crate::limit::request::{Descriptor, Hits, LimitOverride, Request};
 use crate::limit::{Limit, LimitSpec};
-use crate::rules::rule::set::{CompiledLimit, CompiledRule, DomainRules, RuleSet, counter_tag};
+use crate::rules::rule::set::{CompiledLimit, CompiledRule, DomainRules, RuleSet, hash_limit_identity};
 use crate::rules::rule::{Allowance, OverLimitBody};
 use crate::settings::decisions::DecisionSettings;
 use crate::store::charge::StoreOutcome;
@@ -65,7 +65,7 @@ pub(super) struct SelectedRequest<'a, 'r, 'm> {
 }
 
 /// Selects the limits of every descriptor, in their order.
-pub(super) fn select<'r>(
+pub(super) fn select_limits<'r>(
     behaviour: &DecisionSettings,
     rules: &'r RuleSet,
     request: &Request<'_>,
@@ -112,7 +112,7 @@ impl<'r> Selection<'r> {
                 None => warn_ignored_override(limit_override),
             }
         }
-        match rules.find(domain, &descriptor.entries) {
+        match rules.find_rule(domain, &descriptor.entries) {
             None => Self { domain: Some(domain), ..Self::default() },
             Some(found) => Self {
                 rule: Some(found.rule),
@@ -129,14 +129,14 @@ impl<'r> Selection<'r> {
 
     fn for_override(limit: Limit, domain: &'r DomainRules, quota: bool) -> Self {
         let defaults = domain.override_defaults(limit.period().unit());
-        let (tag, epoch) = (counter_tag(&limit, defaults.epoch), defaults.epoch);
+        let (tag, epoch) = (hash_limit_identity(&limit, defaults.epoch), defaults.epoch);
         let selected = SelectedLimit { limit, index: 0, name: "", shadow: false, quota, stats: None, tag, epoch };
         let (limits, over_limit_body) = (SmallVec::from([selected]), Some(&defaults.over_limit_body));
         Self { limits, over_limit_body, domain: Some(domain), ..Self::default() }
     }
 
     /// The charge of this selection, which is that of the descriptor at `index`; `None` if it has no limits.
-    pub(super) fn charge<'a>(
+    pub(super) fn build_charge<'a>(
         &'a self,
         request: &'a Request<'_>,
         index: usize,
@@ -148,7 +148,7 @@ impl<'r> Selection<'r> {
         let hits = request.descriptors[index].hits;
         let counter = |selected: &'a SelectedLimit<'_>| Counter { shadow: selected.shadow, ..selected.counter() };
         Some(Charge {
-            path: self.path(request, index),
+            path: self.counter_path(request, index),
             path_hash: self.key,
             counters: self.limits.iter().map(counter).collect(),
             request: ChargeRequest::new(hits, max_delay_us),
@@ -156,7 +156,7 @@ impl<'r> Selection<'r> {
     }
 
     /// The charge of the candidate at `at`: that of its limit if it were the only one, and not in shadow mode.
-    pub(super) fn candidate_charge<'a>(
+    pub(super) fn build_candidate_charge<'a>(
         &'a self,
         request: &'a Request<'_>,
         index: usize,
@@ -164,25 +164,25 @@ impl<'r> Selection<'r> {
         max_delay_us: u64,
     ) -> Charge<'a> {
         let selected = &self.candidates[at];
-        let path = CounterPath { candidate: Some(selected.name), ..self.path(request, index) };
+        let path = CounterPath { candidate: Some(selected.name), ..self.counter_path(request, index) };
         let counters = SmallVec::from_iter([selected.counter()]);
         Charge::new(path, counters, ChargeRequest::new(request.descriptors[index].hits, max_delay_us))
     }
 
     /// All charges of this selection: that of the limits that decide, if there are any, then those of candidates.
-    pub(super) fn all_charges<'a>(
+    pub(super) fn build_all_charges<'a>(
         &'a self,
         request: &'a Request<'_>,
         index: usize,
         max_delay_us: u64,
     ) -> impl Iterator<Item = Charge<'a>> {
         let candidates = 0..self.candidates.len();
-        let candidates = candidates.map(move |at| self.candidate_charge(request, index, at, max_delay_us));
-        self.charge(request, index, max_delay_us).into_iter().chain(candidates)
+        let candidates = candidates.map(move |at| self.build_candidate_charge(request, index, at, max_delay_us));
+        self.build_charge(request, index, max_delay_us).into_iter().chain(candidates)
     }
 
     /// Path of the counters of this selection, which is that of the descriptor at `index`.
-    pub(super) fn path<'a>(&'a self, request: &'a Request<'_>, index: usize) -> CounterPath<'a> {
+    pub(super) fn counter_path<'a>(&'a self, request: &'a Request<'_>, index: usize) -> CounterPath<'a> {
         let entries = &request.descriptors[index].entries;
         CounterPath { domain: request.domain, entries, shared: &self.shared, candidate: None }
     }
@@ -194,7 +194,7 @@ impl<'r> Selection<'r> {
 
     /// Selects all limits of a rule for the descriptor at `index`; `shared` has the entries whose values share a
     /// counter.
-    pub(super) fn of_rule(
+    pub(super) fn for_rule(
         rule: &'r CompiledRule,
         shared: SmallVec<[(usize, &'r [u8]); 1]>,
         request: &Request<'_>,
@@ -209,7 +209,7 @@ impl<'r> Selection<'r> {
     /// Hashes the path once, for every user of the key.
     fn set_path_hash(&mut self, request: &Request<'_>, index: usize) {
         if !self.limits.is_empty() {
-            self.key = self.path(request, index).process_hash();
+            self.key = self.counter_path(request, index).process_hash();
         }
     }
 

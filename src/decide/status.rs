@@ -27,7 +27,11 @@ pub(super) struct DescriptorStatus<'r> {
 
 impl<'r> DescriptorStatus<'r> {
     /// Status by an outcome.
-    pub(super) fn of(behaviour: &DecisionSettings, selection: &Selection<'r>, outcome: &DescriptorOutcome) -> Self {
+    pub(super) fn from_outcome(
+        behaviour: &DecisionSettings,
+        selection: &Selection<'r>,
+        outcome: &DescriptorOutcome,
+    ) -> Self {
         let hard_and_quota_verdicts = outcome.hard_and_quota_verdicts(behaviour, selection);
         match outcome {
             DescriptorOutcome::WithoutLimits => {
@@ -47,7 +51,7 @@ impl<'r> DescriptorStatus<'r> {
     }
 
     /// Returns true if the store failed under the policy `error`.
-    pub(super) fn fails(&self) -> bool {
+    pub(super) fn answers_error(&self) -> bool {
         self.hard_and_quota_verdicts.hard == CombinedVerdict::Fails
             || self.hard_and_quota_verdicts.quotas == Some(CombinedVerdict::Fails)
     }
@@ -65,7 +69,7 @@ impl<'r> DescriptorStatus<'r> {
     /// shows none, because the counters are unknown.
     fn from_policies(selection: &Selection<'r>, failed: &FailedCharge, hard_and_quota_verdicts: LimitVerdicts) -> Self {
         let denies = |selected: &SelectedLimit<'_>| {
-            let policy = failed.policies.for_limit(selected);
+            let policy = failed.policies.policy_for_limit(selected);
             !selected.shadow && policy == StorePolicy::Deny && selected.limit.on_store_error() == policy
         };
         let denying = selection.limits.iter().enumerate().filter(|(_, selected)| denies(selected));

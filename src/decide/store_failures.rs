@@ -19,7 +19,7 @@ use crate::telemetry::log_throttle::LogThrottle;
 
 /// Failed charges, by kind of failure and by the policy that decided.
 #[derive(Debug)]
-pub(super) struct Failures {
+pub(super) struct FailedChargeCounters {
     kinds: [FailureCount; ChargeError::KINDS],
     policies: [AtomicU64; StorePolicy::ALL.len()],
 }
@@ -30,7 +30,7 @@ struct FailureCount {
     throttle: LogThrottle,
 }
 
-impl Default for Failures {
+impl Default for FailedChargeCounters {
     fn default() -> Self {
         const LOG_INTERVAL: Duration = Duration::from_secs(10);
         let kind = |_| FailureCount { count: AtomicU64::new(0), throttle: LogThrottle::every(LOG_INTERVAL) };
@@ -38,9 +38,9 @@ impl Default for Failures {
     }
 }
 
-impl Failures {
+impl FailedChargeCounters {
     /// Records a failed charge and the policy that decides it.
-    pub(super) fn record(&self, error: ChargeError, policy: StorePolicy, now: Time) {
+    pub(super) fn record_failure(&self, error: ChargeError, policy: StorePolicy, now: Time) {
         let kind = &self.kinds[error.index()];
         kind.count.fetch_add(1, Ordering::Relaxed);
         self.policies[policy as usize].fetch_add(1, Ordering::Relaxed);
@@ -51,12 +51,12 @@ impl Failures {
     }
 
     /// Number of failures of this kind.
-    pub(super) fn count(&self, error: ChargeError) -> u64 {
+    pub(super) fn count_of_kind(&self, error: ChargeError) -> u64 {
         self.kinds[error.index()].count.load(Ordering::Relaxed)
     }
 
     /// Number of failed charges that this policy decided.
-    pub(super) fn decided_by(&self, policy: StorePolicy) -> u64 {
+    pub(super) fn count_decided_by(&self, policy: StorePolicy) -> u64 {
         self.policies[policy as usize].load(Ordering::Relaxed)
     }
 }
@@ -72,7 +72,7 @@ pub(super) struct FailurePolicies {
 
 impl FailurePolicies {
     /// Policies for a charge of `hits`. Peeks and refunds are never rejected: all policies but `local` allow them.
-    pub(super) fn of(limits: &[SelectedLimit<'_>], hits: Hits) -> Self {
+    pub(super) fn for_charge(limits: &[SelectedLimit<'_>], hits: Hits) -> Self {
         let strictest = |quota: bool| {
             let of_kind = limits.iter().filter(|selected| selected.quota == quota && !selected.shadow);
             let strictest =
@@ -87,7 +87,7 @@ impl FailurePolicies {
     }
 
     /// Policy that decides for a limit.
-    pub(super) const fn for_limit(self, selected: &SelectedLimit<'_>) -> StorePolicy {
+    pub(super) const fn policy_for_limit(self, selected: &SelectedLimit<'_>) -> StorePolicy {
         if selected.quota { self.quotas } else { self.hard }
     }
 
@@ -97,7 +97,7 @@ impl FailurePolicies {
     }
 
     /// Returns true if the fallback counters decide for some limits.
-    pub(super) fn use_fallback(self) -> bool {
+    pub(super) fn uses_fallback(self) -> bool {
         match self.hard {
             StorePolicy::Local => true,
             StorePolicy::Allow => self.quotas == StorePolicy::Local,

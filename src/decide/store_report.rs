@@ -200,12 +200,12 @@ impl From<EventualSharing> for EventualReport {
 
 impl Decider {
     /// Report on all charges since the start.
-    pub fn store_report(&self) -> StoreReport {
+    pub fn build_store_report(&self) -> StoreReport {
         let stats = self.store.stats();
-        let policies = StorePolicy::ALL.map(|policy| (policy.name(), self.failures.decided_by(policy)));
+        let policies = StorePolicy::ALL.map(|policy| (policy.name(), self.failures.count_decided_by(policy)));
         StoreReport {
             store: stats.store,
-            failed_charges: self.failed_charges().filter(|(_, count)| *count > 0).collect(),
+            failed_charges: self.failed_charge_counts().filter(|(_, count)| *count > 0).collect(),
             decided_by_policy: policies.into_iter().filter(|(_, count)| *count > 0).collect(),
             shared: stats.shared.map(SharedStoreReport::from),
         }

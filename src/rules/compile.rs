@@ -28,7 +28,7 @@ use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{self, DescriptorSpec, Document, RateLimitSpec, read};
 use crate::rules::rule::value_pattern::ValuePattern;
 use crate::rules::rule::{Allowance, Domain, OverLimitBody, Rule, RuleNode, SourceLocation};
-use crate::rules::yaml::{self, Documents, Position, Spanned, text};
+use crate::rules::yaml::{self, DocumentSelection, Position, Spanned, text};
 use domain::{DomainBuilder, LocatedDefaults, SiblingIndex};
 use limit_spec::DomainScope;
 use options::CompileOptions;
@@ -41,7 +41,7 @@ pub struct RuleText {
     /// YAML or JSON.
     pub bytes: Vec<u8>,
     /// Documents of the text that count.
-    pub documents: Documents,
+    pub documents: DocumentSelection,
 }
 
 /// Rules that compiled without errors.
@@ -128,9 +128,9 @@ impl<'o> Compiler<'o> {
     /// Reads the documents of a text.
     fn read_text(&mut self, source: &RuleText) -> Vec<NamedDocument> {
         let file = &source.name;
-        let text = match text::decode(&source.bytes) {
+        let text = match text::decode_text(&source.bytes) {
             Ok(text) => text,
-            Err(text::Unreadable { at: Position { line, column }, message, hint }) => {
+            Err(text::UnreadableText { at: Position { line, column }, message, hint }) => {
                 let message = format!("error loading config file: yaml: {message}");
                 let (file, path, hint) = (Arc::clone(file), String::new(), Some(hint.to_owned()));
                 let severity = Severity::Error;
@@ -139,7 +139,7 @@ impl<'o> Compiler<'o> {
             }
         };
         let before = self.found.error_count();
-        let mut roots = yaml::parse::parse(&text, source.documents, file, &mut self.found);
+        let mut roots = yaml::parse::parse_documents(&text, source.documents, file, &mut self.found);
         // An empty document beside others is a stray `---`; an empty document alone is the text.
         if roots.len() > 1 {
             roots.retain(|root| !root.is_null());
@@ -244,7 +244,7 @@ impl DescriptorCompiler<'_, '_> {
             let node = self.compile_node(descriptor, parent, &field_path);
             // A descriptor without a key was reported; do not report that two of them collide.
             if !node.key.is_empty() {
-                match siblings.entry(node.composite()) {
+                match siblings.entry(node.composite_key()) {
                     Entry::Vacant(vacant) => {
                         vacant.insert(nodes.len());
                     }
@@ -257,7 +257,7 @@ impl DescriptorCompiler<'_, '_> {
     }
 
     fn report_collision(&mut self, node: &RuleNode, first: &RuleNode, parent: &str, field_path: &FieldPath<'_>) {
-        let path = escape_for_message(&format!("{parent}.{}", node.composite()));
+        let path = escape_for_message(&format!("{parent}.{}", node.composite_key()));
         let quirk = if node.key == first.key { "" } else { "; a key `a_b` is the same as a key `a` with a value `b`" };
         let hint = format!("the first is at {}{quirk}", first.location);
         let at = Position { line: node.location.line, column: node.location.column };
@@ -278,7 +278,7 @@ impl DescriptorCompiler<'_, '_> {
             location: source_location(self.reader.file, written.key.at),
         };
         lints::warn_about_descriptor(self.reader, &written, &node, field_path);
-        let composite = node.composite();
+        let composite = node.composite_key();
         let cannot_share = !node.match_kind().can_share_counter();
         if let Some(share) = written.share_threshold.filter(|share| share.value && cannot_share) {
             let message = format!(

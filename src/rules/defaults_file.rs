@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use serde::Serialize;
 
 use super::diagnostic::{Diagnostics, Severity};
-use super::files::read::read;
-use super::files::watch::{Changes, WatchReloader, WatchTiming, Watcher};
+use super::files::read::read_rule_files;
+use super::files::watch::{ChangedFileSets, FileWatcher, WatchReloader, WatchTiming};
 use super::files::{PathError, PathProblem, ReadResult, RuleLocation};
 use super::rule_defaults::RuleDefaults;
 use crate::base::clock::Time;
@@ -28,8 +28,8 @@ const MAX_REPORTED_FINDINGS: usize = 20;
 /// The watched file.
 #[derive(Debug)]
 pub struct DefaultsWatch {
-    watcher: Watcher,
-    changes: Changes,
+    watcher: FileWatcher,
+    changes: ChangedFileSets,
 }
 
 /// Defaults that were read, or all problems of their file; with warnings.
@@ -42,14 +42,14 @@ impl DefaultsWatch {
     /// The thread cannot be started.
     pub fn start(path: &Path, timing: WatchTiming) -> io::Result<(Self, ReadResult)> {
         let location = RuleLocation::Paths(vec![path.to_owned()]);
-        let first = read(&location);
-        let (watcher, changes) = Watcher::start(location, timing, &first)?;
+        let first = read_rule_files(&location);
+        let (watcher, changes) = FileWatcher::start(location, timing, &first)?;
         Ok((Self { watcher, changes }, first))
     }
 
     /// Returns the changed file, or its errors; `None` after the watcher has ended. Cancel safe.
     pub async fn next_change(&mut self) -> Option<ReadResult> {
-        self.changes.next().await
+        self.changes.next_set().await
     }
 
     /// Handle that requests the file again.
@@ -60,14 +60,14 @@ impl DefaultsWatch {
 
 /// Reads the file once. Blocks on disk I/O.
 pub fn read_defaults(path: &Path) -> ReadDefaults {
-    parse_defaults(path, read(&RuleLocation::Paths(vec![path.to_owned()])))
+    parse_defaults(path, read_rule_files(&RuleLocation::Paths(vec![path.to_owned()])))
 }
 
 /// Parses what was read at `path`.
 pub fn parse_defaults(path: &Path, result: ReadResult) -> ReadDefaults {
     let failed = |errors: &[PathError]| {
         let mut problems = Diagnostics::default();
-        errors.iter().for_each(|error| problems.push(error.diagnostic(Severity::Error)));
+        errors.iter().for_each(|error| problems.push(error.to_diagnostic(Severity::Error)));
         problems
     };
     let set = result.map_err(|failure| failed(&failure.errors))?;

@@ -65,7 +65,7 @@ pub struct RuleFile {
 
 /// All rule files of a location, at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FileSet {
+pub struct RuleFileSet {
     /// Files sorted by name, no two of one name. Empty only under `RUNTIME_*`.
     pub files: Vec<RuleFile>,
     /// Paths that are probably not meant; without rule files under `RUNTIME_*`, always one with the reason.
@@ -73,7 +73,7 @@ pub struct FileSet {
 }
 
 /// Result of reading a location: all of it, or every error.
-pub type ReadResult = Result<FileSet, ReadFailure>;
+pub type ReadResult = Result<RuleFileSet, ReadFailure>;
 
 /// Failure to read a part of a set, so that none of it may take effect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -81,12 +81,12 @@ pub struct ReadFailure {
     /// Errors, at least one.
     pub errors: Vec<PathError>,
     /// The rest of the set, so that `check` can report its problems too.
-    pub readable: FileSet,
+    pub readable: RuleFileSet,
 }
 
 /// A path that cannot be read as rules, or is probably not meant so. Prints `path: what; fix`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-#[error("{}: {problem}; {}", .path.display(), .problem.fix())]
+#[error("{}: {problem}; {}", .path.display(), .problem.suggested_fix())]
 pub struct PathError {
     /// The path, as it was given or found.
     pub path: PathBuf,
@@ -100,7 +100,7 @@ impl PathError {
     }
 
     /// Returns it as a diagnostic of the file, at line 1.
-    pub fn diagnostic(&self, severity: Severity) -> Diagnostic {
+    pub fn to_diagnostic(&self, severity: Severity) -> Diagnostic {
         Diagnostic {
             severity,
             file: self.path.to_string_lossy().into(),
@@ -108,7 +108,7 @@ impl PathError {
             column: 1,
             path: String::new(),
             message: self.problem.to_string(),
-            hint: Some(self.problem.fix().to_owned()),
+            hint: Some(self.problem.suggested_fix().to_owned()),
         }
     }
 }
@@ -162,7 +162,7 @@ pub enum PathProblem {
 
 impl PathProblem {
     /// Fix to suggest.
-    pub const fn fix(&self) -> &'static str {
+    pub const fn suggested_fix(&self) -> &'static str {
         match self {
             Self::Missing => "check the spelling and what is mounted there",
             Self::Dangling => "remove the link or restore its target",

@@ -39,7 +39,7 @@ impl Section {
     pub const OF_RULE_FILES: [Self; 6] = [Root, Defaults, Descriptor, RateLimit, Limit, Replaces];
 
     /// Name in messages, after "in".
-    pub(crate) const fn phrase(self) -> &'static str {
+    pub(crate) const fn message_phrase(self) -> &'static str {
         match self {
             Root => "the document itself",
             Defaults => "`defaults`",
@@ -133,7 +133,7 @@ pub const MAX_EPOCH: u64 = 1 << 53;
 pub const MAX_BODY_BYTES: usize = 64 * 1024;
 
 /// The table, in the order of the documentation.
-pub const KEYS: &[RuleKey] = &[
+pub const RULE_KEYS: &[RuleKey] = &[
     peer_key(
         "domain",
         &[Root],
@@ -350,7 +350,7 @@ pub const KEYS: &[RuleKey] = &[
 ];
 
 /// The key that only the file of `TOLLKEEPER_RULE_DEFAULTS` has.
-pub const BY_UNIT: RuleKey = own_key(
+pub const BY_UNIT_KEY: RuleKey = own_key(
     "by_unit",
     &[DomainDefaults],
     Free,
@@ -392,7 +392,7 @@ const fn own_key(
 
 /// Returns the key of that name, in any section.
 pub fn find_rule_key(name: &str) -> Option<&'static RuleKey> {
-    KEYS.iter().chain([&BY_UNIT]).find(|key| key.name == name)
+    RULE_KEYS.iter().chain([&BY_UNIT_KEY]).find(|key| key.name == name)
 }
 
 /// Returns the key of `section` that is most similar to `name`, if one is similar enough.
@@ -402,8 +402,9 @@ pub(crate) fn nearest_rule_key(name: &str, section: Option<Section>) -> Option<&
         return None;
     }
     let lower = name.to_ascii_lowercase().replace('-', "_");
-    KEYS.iter()
-        .chain([&BY_UNIT])
+    RULE_KEYS
+        .iter()
+        .chain([&BY_UNIT_KEY])
         .filter(|key| section.is_none_or(|section| key.belongs_in(section)))
         .map(|key| (strsim::normalized_damerau_levenshtein(&lower, key.name), key.name))
         .filter(|(likeness, _)| *likeness >= 0.6)

@@ -131,17 +131,17 @@ impl LiveRules {
     }
 
     /// Returns the loaded rules, if any.
-    pub fn load(&self) -> Guard<Option<Arc<LoadedRules>>> {
+    pub fn current_rules(&self) -> Guard<Option<Arc<LoadedRules>>> {
         self.current.load()
     }
 
     /// Returns the loaded rules for a decision that waits.
-    pub fn load_full(&self) -> Option<Arc<LoadedRules>> {
+    pub fn current_rules_owned(&self) -> Option<Arc<LoadedRules>> {
         self.current.load_full()
     }
 
     /// Replaces the rules. Returns the number of the new set.
-    pub fn replace(&self, rules: RuleSet, from: LoadedFrom, now: Time) -> u64 {
+    pub fn replace_rules(&self, rules: RuleSet, from: LoadedFrom, now: Time) -> u64 {
         let mut attempt = self.lock_attempt();
         let version = self.current.load().as_ref().map_or(0, |loaded| loaded.version) + 1;
         let old = self.current.swap(Some(Arc::new(LoadedRules { rules, version, loaded_at: now, from })));
@@ -154,13 +154,13 @@ impl LiveRules {
     }
 
     /// Records a failed attempt; the loaded rules stay.
-    pub fn reject(&self, error: String, problems: Vec<RuleProblem>, now: Time) {
+    pub fn record_rejected(&self, error: String, problems: Vec<RuleProblem>, now: Time) {
         let mut attempt = self.lock_attempt();
         *attempt = LoadAttempt { at: Some(now), error: Some(error), problems, refused: attempt.refused + 1 };
     }
 
     /// Returns the errors of the last attempt that have a position, the first of them.
-    pub fn problems(&self) -> Vec<RuleProblem> {
+    pub fn last_problems(&self) -> Vec<RuleProblem> {
         self.lock_attempt().problems.clone()
     }
 

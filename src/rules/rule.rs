@@ -121,8 +121,8 @@ pub struct RuleNode {
 
 impl RuleNode {
     /// Composite key, which identifies the node among its siblings: `key`, or `key_value` if it has a value.
-    pub fn composite(&self) -> String {
-        match self.value.text() {
+    pub fn composite_key(&self) -> String {
+        match self.value.pattern_text() {
             "" => self.key.clone(),
             value => format!("{}_{value}", self.key),
         }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use super::diagnostic::{Diagnostics, escape_for_message};
 use super::document::defaults::{DefaultableKeys, check_defaults};
 use super::document::fields::{DocumentReader, Field, FieldPath};
-use super::key_table::{BY_UNIT, Section};
-use super::yaml::{Documents, Position, Spanned, YamlContent, YamlNode, parse, text};
+use super::key_table::{BY_UNIT_KEY, Section};
+use super::yaml::{DocumentSelection, Position, Spanned, YamlContent, YamlNode, parse, text};
 use crate::limit::period::Unit;
 
 /// Maximum size of the file, in bytes.
@@ -119,14 +119,14 @@ fn read_text(reader: &mut DocumentReader<'_>, bytes: &[u8]) -> Option<HashMap<St
         reader.report_error(start, &FieldPath::ROOT, message, format!("at most {MAX_DEFAULTS_FILE_BYTES} are read"));
         return None;
     }
-    let text = match text::decode(bytes) {
+    let text = match text::decode_text(bytes) {
         Ok(text) => text,
-        Err(text::Unreadable { at, message, hint }) => {
+        Err(text::UnreadableText { at, message, hint }) => {
             reader.report_error(at, &FieldPath::ROOT, format!("error loading config file: yaml: {message}"), hint);
             return None;
         }
     };
-    let roots = parse::parse(&text, Documents::All, reader.file, reader.found);
+    let roots = parse::parse_documents(&text, DocumentSelection::All, reader.file, reader.found);
     let mut roots = roots.iter().filter(|root| !root.is_null());
     let (root, second) = (roots.next(), roots.next());
     if let Some(second) = second {
@@ -166,7 +166,7 @@ impl DocumentReader<'_> {
         let mut read = DomainDefaults::default();
         for field in self.read_fields(node, Section::DomainDefaults, "defaults", field_path)? {
             let field_path = field_path.with_key(field.key.name);
-            if field.key.name == BY_UNIT.name {
+            if field.key.name == BY_UNIT_KEY.name {
                 read.by_unit = self.read_by_unit(&field, &field_path);
             } else {
                 self.read_defaultable_key(&field, &mut read.keys, &field_path);

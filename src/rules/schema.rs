@@ -7,10 +7,10 @@
 use serde_json::{Map, Value, json};
 
 use crate::limit::period::Unit;
-use crate::rules::key_table::{BY_UNIT, KEYS, RuleKey, Section, ValueKind};
+use crate::rules::key_table::{BY_UNIT_KEY, RULE_KEYS, RuleKey, Section, ValueKind};
 
 /// Returns the schema of a rule file, draft 2020-12.
-pub fn json_schema() -> Value {
+pub fn rule_file_schema() -> Value {
     let definitions: Map<String, Value> = Section::OF_RULE_FILES
         .into_iter()
         .skip(1)
@@ -28,12 +28,12 @@ pub fn json_schema() -> Value {
 }
 
 /// Returns the schema of the file of `TOLLKEEPER_RULE_DEFAULTS`, draft 2020-12.
-pub fn defaults_schema() -> Value {
+pub fn defaults_file_schema() -> Value {
     let units = Unit::ALL.map(|unit| any_case_pattern(unit.name())).join("|");
     let mut of_domain = section_schema(Section::DomainDefaults);
-    of_domain["properties"][BY_UNIT.name] = json!({
+    of_domain["properties"][BY_UNIT_KEY.name] = json!({
         "type": ["object", "null"],
-        "description": BY_UNIT.doc,
+        "description": BY_UNIT_KEY.doc,
         "patternProperties": { (format!("^({units})$")): nullable_section(Section::Defaults) },
         "additionalProperties": false,
     });
@@ -61,7 +61,7 @@ fn nullable_section(section: Section) -> Value {
 
 /// Schema of a mapping with the keys of a section.
 fn section_schema(section: Section) -> Value {
-    let keys = KEYS.iter().filter(|key| key.belongs_in(section));
+    let keys = RULE_KEYS.iter().filter(|key| key.belongs_in(section));
     let properties: Map<String, Value> = keys.map(|key| (key.name.to_owned(), key_schema(key))).collect();
     let mut mapping = Map::new();
     mapping.insert("type".into(), json!("object"));

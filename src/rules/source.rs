@@ -10,14 +10,14 @@ use std::sync::Arc;
 use super::compile::options::CompileOptions;
 use super::compile::{CompiledRules, NamedDocument, RuleText, compile_documents, compile_texts};
 use super::diagnostic::{Diagnostic, Diagnostics};
-use super::files::read::read;
-use super::files::watch::{Changes, WatchReloader, WatchTiming, Watcher};
+use super::files::read::read_rule_files;
+use super::files::watch::{ChangedFileSets, FileWatcher, WatchReloader, WatchTiming};
 use super::files::{ReadResult, RuleFile, RuleLocation};
 use super::live::{FileLine, RuleProblem};
 use super::xds::client::ReceivedResources;
 use super::xds::status::StreamStatus;
 use super::xds::{XdsConfig, XdsSource};
-use super::yaml::Documents;
+use super::yaml::DocumentSelection;
 
 /// Configuration of a rule source.
 #[derive(Clone, Debug)]
@@ -34,7 +34,7 @@ pub struct FilesConfig {
     /// Location of the files.
     pub location: RuleLocation,
     /// Documents of a file that count.
-    pub documents: Documents,
+    pub documents: DocumentSelection,
     /// Intervals at which changes are noticed.
     pub timing: WatchTiming,
 }
@@ -71,7 +71,7 @@ impl SourceRules {
     }
 
     /// Names of the texts or documents.
-    pub fn names(&self) -> Vec<Arc<str>> {
+    pub fn source_names(&self) -> Vec<Arc<str>> {
         match self {
             Self::Texts(texts) => texts.iter().map(|text| Arc::clone(&text.name)).collect(),
             Self::Documents(documents) => documents.iter().map(|document| Arc::clone(&document.file)).collect(),
@@ -175,10 +175,10 @@ impl RuleSource {
     }
 
     /// Returns the next update; `None` after the source has ended. Cancel safe.
-    pub async fn next(&mut self) -> Option<RuleUpdate> {
+    pub async fn next_update(&mut self) -> Option<RuleUpdate> {
         match self {
             Self::Files(files) => files.next_update().await,
-            Self::Xds(xds) => xds.next().await.map(xds_update),
+            Self::Xds(xds) => xds.next_resources().await.map(xds_update),
         }
     }
 
@@ -230,27 +230,27 @@ impl SourceReloader {
 /// Rule files as a source.
 #[derive(Debug)]
 pub struct FileSource {
-    watcher: Watcher,
-    changes: Changes,
-    documents: Documents,
+    watcher: FileWatcher,
+    changes: ChangedFileSets,
+    documents: DocumentSelection,
 }
 
 impl FileSource {
     fn start(config: FilesConfig) -> io::Result<(Self, RuleUpdate)> {
         let FilesConfig { location, documents, timing } = config;
-        let first = read(&location);
-        let (watcher, changes) = Watcher::start(location, timing, &first)?;
+        let first = read_rule_files(&location);
+        let (watcher, changes) = FileWatcher::start(location, timing, &first)?;
         Ok((Self { watcher, changes, documents }, files_update(first, documents)))
     }
 
     async fn next_update(&mut self) -> Option<RuleUpdate> {
-        let result = self.changes.next().await?;
+        let result = self.changes.next_set().await?;
         Some(files_update(result, self.documents))
     }
 }
 
 /// Converts files that were read.
-fn files_update(result: ReadResult, documents: Documents) -> RuleUpdate {
+fn files_update(result: ReadResult, documents: DocumentSelection) -> RuleUpdate {
     let text = |file: RuleFile| RuleText { name: file.name, bytes: file.bytes, documents };
     let set = result.map_err(|failure| failure.errors.iter().map(ToString::to_string).collect::<Vec<_>>())?;
     Ok(RuleSnapshot {

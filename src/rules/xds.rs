@@ -21,7 +21,7 @@ use crate::base::clock::{Clock, Time};
 use crate::settings::problem::UnusableSetting;
 use crate::settings::xds::XdsSettings;
 use cache::{CachedResources, ResourceCache};
-use client::{ANSWER_TIMEOUT, ReceivedResources, XdsClient};
+use client::{FIRST_RESPONSE_WARNING_DELAY, ReceivedResources, XdsClient};
 use connect::{ResolveHost, resolve_host};
 use status::StreamStatus;
 
@@ -39,7 +39,7 @@ pub struct XdsConfig {
 impl XdsConfig {
     /// Configuration with the default times and the system's resolver.
     pub const fn new(settings: XdsSettings) -> Self {
-        Self { settings, answer_timeout: ANSWER_TIMEOUT, resolve: resolve_host }
+        Self { settings, answer_timeout: FIRST_RESPONSE_WARNING_DELAY, resolve: resolve_host }
     }
 }
 
@@ -79,11 +79,11 @@ impl XdsSource {
             updates: update_sender,
             results: result_receiver,
         };
-        (Self { updates, results, status, client: tokio::spawn(client.run()), cached }, first)
+        (Self { updates, results, status, client: tokio::spawn(client.keep_stream_open()), cached }, first)
     }
 
     /// Returns the next resources; `None` after the client has ended. Cancel safe.
-    pub(super) async fn next(&mut self) -> Option<ReceivedResources> {
+    pub(super) async fn next_resources(&mut self) -> Option<ReceivedResources> {
         self.updates.recv().await
     }
 
@@ -91,7 +91,7 @@ impl XdsSource {
     pub(super) fn acknowledge(&mut self, result: &Result<(), String>) {
         if let Some(CachedVersion { version, accepted_at }) = self.cached.take() {
             match result {
-                Ok(()) => self.status.loaded_from_cache(version, accepted_at),
+                Ok(()) => self.status.record_loaded_from_cache(version, accepted_at),
                 Err(_) => tracing::warn!("TOLLKEEPER_XDS_CACHE is ignored: its rules cannot be used"),
             }
             return;
@@ -115,7 +115,7 @@ impl Drop for XdsSource {
 /// Reads the cache; an unusable one is reported and ignored.
 fn read_cache(cache: &ResourceCache) -> Option<(CachedVersion, ReceivedResources)> {
     let path = cache.path().display();
-    match cache.read() {
+    match cache.read_resources() {
         Ok(Some(CachedResources { version, accepted_at, resources })) => {
             tracing::warn!(
                 "starting with the rules in TOLLKEEPER_XDS_CACHE={path}, version '{version}' of {accepted_at}"
@@ -132,6 +132,6 @@ fn read_cache(cache: &ResourceCache) -> Option<(CachedVersion, ReceivedResources
 }
 
 /// Finds a file of the TLS settings that cannot be used.
-pub fn unusable_file(settings: &XdsSettings) -> Option<UnusableSetting> {
-    settings.tls.as_ref().and_then(|tls| connect::client_config(tls).err())
+pub fn find_unusable_file(settings: &XdsSettings) -> Option<UnusableSetting> {
+    settings.tls.as_ref().and_then(|tls| connect::build_tls_config(tls).err())
 }

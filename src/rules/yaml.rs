@@ -61,7 +61,7 @@ pub type YamlEntry<'a> = (YamlNode<'a>, YamlNode<'a>);
 
 /// Documents of a file that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Documents {
+pub enum DocumentSelection {
     /// All documents.
     All,
     /// The first document; a warning reports that there are more.

@@ -39,9 +39,9 @@ impl Health {
 
     /// True if the process accepts new traffic.
     pub fn is_healthy(&self) -> bool {
-        let has_domain = || self.rules.load().as_ref().is_some_and(|loaded| loaded.rules.domain_count() > 0);
+        let has_domain = || self.rules.current_rules().as_ref().is_some_and(|loaded| loaded.rules.domain_count() > 0);
         let lacks_domain = self.requirements.domain && !has_domain();
-        let lacks_rules = self.requirements.rules && self.rules.load().is_none();
+        let lacks_rules = self.requirements.rules && self.rules.current_rules().is_none();
         let lacks_store = self.requirements.store && self.store.is_lost();
         !(self.is_draining.load(Ordering::Relaxed) || lacks_domain || lacks_rules || lacks_store)
     }
@@ -55,8 +55,8 @@ impl Health {
 
     /// Reason why the process is not ready; `None` if it is.
     pub fn not_ready_reason(&self) -> Option<&'static str> {
-        let needs_store = |rules: &RuleSet| self.store.is_lost() && rules.can_error();
-        match self.rules.load().as_ref() {
+        let needs_store = |rules: &RuleSet| self.store.is_lost() && rules.can_answer_error();
+        match self.rules.current_rules().as_ref() {
             _ if self.is_draining.load(Ordering::Relaxed) => Some("the process is stopping"),
             None => Some("no rules are loaded"),
             Some(_) if self.is_store_misconfigured() => Some("the store is misconfigured (see the log)"),

@@ -93,7 +93,7 @@ fn emit_loaded_rules(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
         let help = "Total number of refusals sent to the control plane, repeated ones included.";
         emit(Family::counter("tollkeeper_xds_refused_total", help, xds.refused));
     }
-    if let Some(loaded) = rules.load().as_ref() {
+    if let Some(loaded) = rules.current_rules().as_ref() {
         let seconds = loaded.loaded_at.as_micros() / 1_000_000;
         let help = "Time when the rules were loaded, in seconds since the Unix epoch.";
         emit(Family::gauge("tollkeeper_config_last_load_timestamp_seconds", help, seconds));

@@ -305,7 +305,7 @@ fn start_rule_updates(
     };
     let updates = RuleUpdates::start(applier, source, WatchTiming::from(&settings.rules))
         .map_err(|error| ServerError::System { resource: "the source of the rules", error })?;
-    if service.rules.load().is_some() {
+    if service.rules.current_rules().is_some() {
         return Ok(updates);
     }
     if let Some(log) = &service.decider.log {

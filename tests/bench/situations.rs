@@ -21,7 +21,7 @@ use tollkeeper::base::pb::{RateLimitDescriptor, RateLimitRequest};
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::rule::{Domain, RuleNode};
-use tollkeeper::rules::yaml::Documents;
+use tollkeeper::rules::yaml::DocumentSelection;
 
 /// The domain of all rules and requests here.
 pub(crate) const DOMAIN: &str = "bench";
@@ -75,7 +75,7 @@ impl Walk {
 /// Rules parsed from YAML that starts at `descriptors`.
 fn rules(descriptors: &str) -> Vec<Domain> {
     let text = format!("domain: {DOMAIN}\ndescriptors:\n{descriptors}").into_bytes();
-    let source = RuleText { name: "rules.yaml".into(), bytes: text, documents: Documents::FirstOnly };
+    let source = RuleText { name: "rules.yaml".into(), bytes: text, documents: DocumentSelection::FirstOnly };
     compile_texts(&[source], &CompileOptions::default()).map(|compiled| compiled.domains).expect("the rules are right")
 }
 

@@ -17,7 +17,7 @@ use tollkeeper::limit::charge::{Charge, ChargeRequest, Counter, CounterPath};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::rules::rule::set::counter_tag;
+use tollkeeper::rules::rule::set::hash_limit_identity;
 use tollkeeper::settings::{self, Settings};
 use tollkeeper::store::charge::{ChargeContext, ChargeMode, ChargeResults};
 use tollkeeper::store::client::redis::error::RedisError;
@@ -133,7 +133,7 @@ impl RedisCounters {
 fn counters(limits: &[(Limit, bool)]) -> SmallVec<[Counter<'_>; 1]> {
     let mut counters = SmallVec::new();
     for (limit, enforced) in limits {
-        counters.push(Counter { limit, shadow: !enforced, quota: false, tag: counter_tag(limit, 0), epoch: 0 });
+        counters.push(Counter { limit, shadow: !enforced, quota: false, tag: hash_limit_identity(limit, 0), epoch: 0 });
     }
     counters
 }

@@ -24,7 +24,7 @@ use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_texts};
 use tollkeeper::rules::live::{LiveRules, LoadedFrom};
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::source::SourceRules;
-use tollkeeper::rules::yaml::Documents;
+use tollkeeper::rules::yaml::DocumentSelection;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::encode::{AnswerError, DelayedResponse};
 use tollkeeper::serve::grpc::service::{DEFAULT_DEADLINE, RateLimitService};
@@ -78,7 +78,7 @@ impl TestService {
             .map(|(name, text)| RuleText {
                 name: Arc::from(name.as_ref()),
                 bytes: text.as_ref().as_bytes().to_vec(),
-                documents: Documents::FirstOnly,
+                documents: DocumentSelection::FirstOnly,
             })
             .collect();
         let compiled = compile_texts(&sources, &self.options).unwrap_or_else(|found| panic!("{found}"));
@@ -90,12 +90,12 @@ impl TestService {
     pub(crate) fn replace(&self, compiled: CompiledRules, recorded: RuleSetRecord) {
         let names = recorded.documents.iter().map(|document| Arc::from(document.name.as_str())).collect();
         let from = LoadedFrom { names, version: None };
-        let mut rules = RuleSet::with_stats(compiled.domains, &self.inner.decider.metrics.limits);
+        let mut rules = RuleSet::from_domains(compiled.domains, &self.inner.decider.metrics.limits);
         if let Some(log) = &self.inner.decider.log {
             rules.id = recorded.id.as_str().into();
             log.write_header(Some(recorded));
         }
-        self.inner.rules.replace(rules, from, self.now());
+        self.inner.rules.replace_rules(rules, from, self.now());
     }
 
     /// Writes all records of the decision log and ends it.

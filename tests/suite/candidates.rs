@@ -53,7 +53,7 @@ fn send(service: &TestService, request: &TestRequest, times: usize) -> usize {
 }
 
 fn rules(service: &TestService) -> Vec<LimitReport> {
-    let loaded = service.inner.rules.load_full().expect("rules are loaded");
+    let loaded = service.inner.rules.current_rules_owned().expect("rules are loaded");
     let top = &service.inner.decider.metrics.top_keys;
     RuleUsageReport::new(&loaded.rules, top, service.now(), &RulesQuery::default()).rules
 }
@@ -77,10 +77,10 @@ fn stat(service: &TestService, rule: &str, stat: LimitStat) -> u64 {
 fn explain(service: &TestService, descriptor: &str) -> Explanation {
     let request = shop_request(descriptor);
     let request = decode::convert_request(&request.0);
-    let loaded = service.inner.rules.load_full().unwrap();
+    let loaded = service.inner.rules.current_rules_owned().unwrap();
     let context = service.inner.build_decision_context(Some(&loaded), DEFAULT_DEADLINE);
-    let counters = store_runtime().block_on(service.inner.decider.peek(context, &request));
-    Explanation::of(&service.inner.decider.behaviour, &loaded.rules, &request, &counters)
+    let counters = store_runtime().block_on(service.inner.decider.peek_counters(context, &request));
+    Explanation::explain_request(&service.inner.decider.behaviour, &loaded.rules, &request, &counters)
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn reports_show_what_candidates_would_have_rejected() {
     let expected =
         [("shop.user.lower", "user=ann", 8), ("shop.user", "user=ann", 5), ("shop.user.higher", "user=ann", 1)];
     assert_eq!(top, expected);
-    let loaded = service.inner.rules.load_full().unwrap();
+    let loaded = service.inner.rules.current_rules_owned().unwrap();
     let report =
         RuleUsageReport::new(&loaded.rules, &service.inner.decider.metrics.top_keys, NOON, &RulesQuery::default());
     assert!(report.format_text().contains("shop.user.lower (candidate)\n"), "{}", report.format_text());
@@ -140,7 +140,7 @@ fn reset_deletes_counters_of_candidates() {
     send(&service, &shop_request("user=ann"), 3);
     let request = shop_request("user=ann");
     let request = decode::convert_request(&request.0);
-    let loaded = service.inner.rules.load_full().unwrap();
+    let loaded = service.inner.rules.current_rules_owned().unwrap();
     let context = service.inner.build_decision_context(Some(&loaded), DEFAULT_DEADLINE);
     let deleted = store_runtime().block_on(service.inner.decider.reset_counters(context, &request));
     assert_eq!(deleted.unwrap(), [3]);
@@ -175,7 +175,7 @@ fn failed_candidate_is_counted_and_changes_no_answer() {
     wait_for("all outcomes", || (stat(&service, "shop.user.lower", LimitStat::Error) == 6).then_some(()));
     wait_for("the others", || (stat(&service, "shop.user.higher", LimitStat::Ok) == 6).then_some(()));
     assert_eq!(stat(&service, "shop.user", LimitStat::Ok), 5);
-    assert_eq!(service.inner.decider.failed_charges().map(|(_, count)| count).sum::<u64>(), 0);
+    assert_eq!(service.inner.decider.failed_charge_counts().map(|(_, count)| count).sum::<u64>(), 0);
 }
 
 #[test]

@@ -14,15 +14,15 @@ use tollkeeper::limit::{Consistency, Limit, LimitSpec, Overshoot, StorePolicy};
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_texts};
 use tollkeeper::rules::diagnostic::Diagnostics;
-use tollkeeper::rules::key_table::{KEYS, Section};
-use tollkeeper::rules::rule::rlconfig::rlconfig_lines;
+use tollkeeper::rules::key_table::{RULE_KEYS, Section};
+use tollkeeper::rules::rule::rlconfig::format_rlconfig;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::rule::{Allowance, Domain, RuleLimit, RuleNode};
-use tollkeeper::rules::schema::json_schema;
-use tollkeeper::rules::yaml::Documents;
+use tollkeeper::rules::schema::rule_file_schema;
+use tollkeeper::rules::yaml::DocumentSelection;
 
 fn source(name: &str, text: impl AsRef<[u8]>) -> RuleText {
-    RuleText { name: Arc::from(name), bytes: text.as_ref().to_vec(), documents: Documents::All }
+    RuleText { name: Arc::from(name), bytes: text.as_ref().to_vec(), documents: DocumentSelection::All }
 }
 
 fn load(text: impl AsRef<[u8]>) -> Result<CompiledRules, Diagnostics> {
@@ -104,7 +104,7 @@ fn example_and_reference_load_without_warnings() {
 #[test]
 fn reference_has_every_key_at_its_default() {
     let text = read("config/reference.yaml");
-    for key in KEYS {
+    for key in RULE_KEYS {
         let assigned: Vec<&str> = text
             .lines()
             .flat_map(|line| line.split([',', '{']))
@@ -139,13 +139,13 @@ fn reference_equals_the_defaults() {
 
 #[test]
 fn committed_schema_matches_the_code() {
-    let schema = serde_json::to_string_pretty(&json_schema()).expect("it is JSON") + "\n";
+    let schema = serde_json::to_string_pretty(&rule_file_schema()).expect("it is JSON") + "\n";
     if std::env::var_os("BLESS").is_some() {
         std::fs::write(in_repository("config/rules.schema.json"), &schema).expect("writable");
     }
     assert_eq!(schema, read("config/rules.schema.json"));
     for place in Section::OF_RULE_FILES.into_iter().skip(1) {
-        assert!(json_schema()["$defs"][place.name()]["properties"].is_object(), "{}", place.name());
+        assert!(rule_file_schema()["$defs"][place.name()]["properties"].is_object(), "{}", place.name());
     }
     for file in ["config/example.yaml", "config/reference.yaml"] {
         assert!(read(file).starts_with("# yaml-language-server: $schema=rules.schema.json\n"), "{file}");
@@ -283,7 +283,7 @@ descriptors:
     assert!(!limits[0].limit.count_rejected(), "only a single fixed_window counts rejected hits");
     assert_eq!(domains[0].descriptors[0].rule.as_ref().expect("a rule").replaces, ["x", "y"]);
     assert_eq!(
-        rlconfig_lines(&RuleSet::new(domains.clone())),
+        format_rlconfig(&RuleSet::new(domains.clone())),
         [
             "d.k: unit=SECOND requests_per_unit=10, shadow_mode: true, quota_mode: false",
             "d.k.daily: unit=DAY requests_per_unit=1000, shadow_mode: true, quota_mode: true",
@@ -307,7 +307,8 @@ fn all_documents_are_read_or_a_warning_names_ignored_ones() {
     assert_eq!(good(text).iter().map(|domain| domain.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
     // Text after the first document is ignored, even if it is not YAML.
     for rest in ["domain: b\n", "a: [\n"] {
-        let first = RuleText { documents: Documents::FirstOnly, ..source("x.yaml", format!("domain: a\n---\n{rest}")) };
+        let first =
+            RuleText { documents: DocumentSelection::FirstOnly, ..source("x.yaml", format!("domain: a\n---\n{rest}")) };
         let compiled = compile_texts(&[first], &CompileOptions::default()).expect("it loads");
         assert_eq!(compiled.domains.len(), 1);
         assert!(compiled.warnings.to_string().contains("only the first document of this file is read"), "{rest}");
@@ -495,7 +496,7 @@ descriptors:
     rate_limit: {<<: [{algorithm: token_bucket}, *base], requests_per_unit: 9}
 ";
     assert_eq!(
-        rlconfig_lines(&RuleSet::new(good(text)))[1],
+        format_rlconfig(&RuleSet::new(good(text)))[1],
         "d.b: unit=HOUR requests_per_unit=9, shadow_mode: false, quota_mode: false, algorithm: token_bucket"
     );
 }
@@ -506,7 +507,7 @@ fn rlconfig_shows_the_keys_of_a_global_limit() {
         let text = rule(&format!("{{unit: day, requests_per_unit: 5000, scope: global{keys}}}"));
         let options = CompileOptions { regions: NonZeroU16::new(3), ..CompileOptions::default() };
         let compiled = compile_texts(&[source("x.yaml", text)], &options).expect("the rule is valid");
-        rlconfig_lines(&RuleSet::new(compiled.domains)).remove(0)
+        format_rlconfig(&RuleSet::new(compiled.domains)).remove(0)
     };
     let expected = ", scope: global, reserve: 10%, max_overshoot: 5%, on_region_loss: share";
     assert!(line("").ends_with(expected), "{}", line(""));
@@ -528,7 +529,7 @@ fn scalars_follow_yaml_1_1() {
     }
     for (text, value) in [("1.5", "1.5"), ("08", "08"), ("2026-01-02", "2026-01-02"), ("!!str ~", "~"), ("null", "")] {
         let text = format!("domain: d\ndescriptors:\n  - {{key: k, value: {text}, rate_limit: {{unit: day}}}}\n");
-        assert_eq!(good(&text)[0].descriptors[0].value.text(), value);
+        assert_eq!(good(&text)[0].descriptors[0].value.pattern_text(), value);
     }
 }
 
@@ -620,7 +621,7 @@ proptest! {
     fn loaded_rules_have_unique_paths_and_no_empty_keys(values in prop::collection::vec("[ab_*.]{0,3}", 1..8)) {
         let nodes: String = values.iter().map(|v| format!("  - {{key: k{v}, value: '{v}'}}\n")).collect();
         if let Ok(compiled) = load(format!("domain: d\ndescriptors:\n{nodes}")) {
-            let mut composites: Vec<_> = compiled.domains[0].descriptors.iter().map(|node| node.composite()).collect();
+            let mut composites: Vec<_> = compiled.domains[0].descriptors.iter().map(|node| node.composite_key()).collect();
             composites.sort();
             composites.dedup();
             prop_assert_eq!(composites.len(), values.len());

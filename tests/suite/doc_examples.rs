@@ -13,7 +13,7 @@ use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::rule_defaults::RuleDefaults;
-use tollkeeper::rules::yaml::Documents;
+use tollkeeper::rules::yaml::DocumentSelection;
 
 use crate::kit::{read, repository};
 
@@ -154,7 +154,7 @@ fn defaults_of_the_documentation_apply_to_rules() {
             let rules = format!(
                 "domain: default/eg/http\ndescriptors: [{{key: k, rate_limit: {{unit: {unit}, requests_per_unit: 9}}}}]\n"
             );
-            let rules = RuleText { name: "rules".into(), bytes: rules.into_bytes(), documents: Documents::All };
+            let rules = RuleText { name: "rules".into(), bytes: rules.into_bytes(), documents: DocumentSelection::All };
             let options = CompileOptions { rule_defaults: Arc::new(defaults.clone()), ..CompileOptions::default() };
             let rules = RuleSet::new(compile_texts(&[rules], &options).unwrap().domains);
             let limit = rules.rules().next().expect("there is a rule").limits[0].limit;

@@ -10,7 +10,7 @@ use tollkeeper::limit::request::{Descriptor, Entry, Hits, Request};
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::rule::set::RuleSet;
-use tollkeeper::rules::yaml::Documents;
+use tollkeeper::rules::yaml::DocumentSelection;
 use tollkeeper::settings::Settings;
 use tollkeeper::store::StoreContext;
 use tollkeeper::store::memory::MemoryStore;
@@ -33,7 +33,7 @@ impl ExampleService {
     fn new() -> Self {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/config/example.yaml");
         let text = std::fs::read(path).expect("it is there");
-        let source = RuleText { name: Arc::from("example.yaml"), bytes: text, documents: Documents::All };
+        let source = RuleText { name: Arc::from("example.yaml"), bytes: text, documents: DocumentSelection::All };
         let (settings, _) = Settings::from_env(std::iter::empty::<(OsString, OsString)>()).expect("the defaults");
         Self {
             rules: RuleSet::new(compile_texts(&[source], &CompileOptions::default()).expect("it is good").domains),

@@ -327,7 +327,7 @@ fn redis_timeout_follows_the_caller_deadline() {
 #[test]
 fn every_failed_charge_is_counted() {
     let service = test_service(&[], 1, RULES);
-    let failed = || service.inner.decider.failed_charges().map(|(_, count)| count).sum::<u64>();
+    let failed = || service.inner.decider.failed_charge_counts().map(|(_, count)| count).sum::<u64>();
     let table: [(&[&str], u64); 5] =
         [(&["free"], 0), (&["allow"], 1), (&["local", "deny"], 3), (&["shadow_error"], 4), (&["allow_deny"], 5)];
     for (keys, expected) in table {
@@ -336,18 +336,18 @@ fn every_failed_charge_is_counted() {
     }
     let _ = service.decide(&about(&["error"]).hits(0));
     assert_eq!(failed(), 6);
-    let names: Vec<_> = service.inner.decider.failed_charges().map(|(name, _)| name).collect();
+    let names: Vec<_> = service.inner.decider.failed_charge_counts().map(|(name, _)| name).collect();
     assert!(names.contains(&"memory_full") && names.contains(&"timeout"), "{names:?}");
 }
 
 #[test]
 fn explain_fails_if_the_counter_cannot_be_read() {
     let service = test_service(&[], 1, RULES);
-    let loaded = service.inner.rules.load_full().unwrap();
+    let loaded = service.inner.rules.current_rules_owned().unwrap();
     let request = about(&["local", "unknown"]);
     let context = service.inner.build_decision_context(Some(&loaded), Duration::from_secs(1));
     let request = decode::convert_request(&request.0);
-    let counters = runtime().block_on(service.inner.decider.peek(context, &request));
+    let counters = runtime().block_on(service.inner.decider.peek_counters(context, &request));
     assert_eq!(counters, [vec![None], Vec::new()]);
     // Nothing was charged to the fallback counters.
     assert_eq!(text(&service, &about(&["local"])), "OK [OK 2/DAY left 1 in 43200 s]");

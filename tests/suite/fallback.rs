@@ -10,7 +10,7 @@ use tollkeeper::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, Co
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::rules::rule::set::counter_tag;
+use tollkeeper::rules::rule::set::hash_limit_identity;
 use tollkeeper::store::fallback::Fallback;
 
 use super::algorithms::scenario::config;
@@ -32,8 +32,13 @@ impl FallbackCounter {
 
     fn with_charge<T>(&self, value: &[u8], hits: Hits, then: impl FnOnce(&Charge<'_>) -> T) -> T {
         let entries = [Entry { key: b"user", value }];
-        let counter =
-            Counter { limit: &self.limit, shadow: false, quota: false, tag: counter_tag(&self.limit, 0), epoch: 0 };
+        let counter = Counter {
+            limit: &self.limit,
+            shadow: false,
+            quota: false,
+            tag: hash_limit_identity(&self.limit, 0),
+            epoch: 0,
+        };
         then(&Charge::new(
             CounterPath { domain: "shop", entries: &entries, shared: &[], candidate: None },
             [counter].into_iter().collect(),

@@ -17,7 +17,7 @@ use tollkeeper::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, Co
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::rules::rule::set::counter_tag;
+use tollkeeper::rules::rule::set::hash_limit_identity;
 use tollkeeper::store::error::MemoryFull;
 use tollkeeper::store::memory::MemoryStore;
 
@@ -54,7 +54,7 @@ fn charge(
 
 fn with_charge<T>(value: &[u8], limits: &[Limit], hits: Hits, then: impl FnOnce(&Charge<'_>) -> T) -> T {
     let entries = [Entry { key: b"user", value }];
-    let counter = |limit| Counter { limit, shadow: false, quota: false, tag: counter_tag(limit, 0), epoch: 0 };
+    let counter = |limit| Counter { limit, shadow: false, quota: false, tag: hash_limit_identity(limit, 0), epoch: 0 };
     then(&Charge::new(
         CounterPath { domain: "shop", entries: &entries, shared: &[], candidate: None },
         limits.iter().map(counter).collect(),
@@ -489,7 +489,7 @@ proptest! {
                     let limits = &palette[set];
                     let at = now.plus_us(ahead_us);
                     let spec: Vec<JointLimit<'_>> = limits.iter().map(|limit| JointLimit { limit, rejects_others: true }).collect();
-                    let tags: Vec<u128> = limits.iter().map(|limit| counter_tag(limit, 0)).collect();
+                    let tags: Vec<u128> = limits.iter().map(|limit| hash_limit_identity(limit, 0)).collect();
                     let state = |(limit, tag): (&Limit, &u128)| {
                         states.get(&(key, *tag)).cloned().unwrap_or_else(|| State::empty(limit.algorithm()))
                     };

@@ -38,7 +38,7 @@ fn top(service: &TestService, query: &top::TopQuery) -> top::TopReport {
 }
 
 fn rules(service: &TestService) -> BTreeMap<String, rules::LimitReport> {
-    let loaded = service.inner.rules.load_full().expect("rules are loaded");
+    let loaded = service.inner.rules.current_rules_owned().expect("rules are loaded");
     let top = &service.inner.decider.metrics.top_keys;
     let report = rules::RuleUsageReport::new(&loaded.rules, top, service.now(), &rules::RulesQuery::default());
     report.rules.into_iter().map(|limit| (limit.rule.clone(), limit)).collect()

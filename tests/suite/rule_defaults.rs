@@ -15,9 +15,9 @@ use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_texts};
 use tollkeeper::rules::diagnostic::Diagnostics;
 use tollkeeper::rules::rule::{Allowance, Domain, RuleLimit};
 use tollkeeper::rules::rule_defaults::{MAX_DEFAULTS_FILE_BYTES, RuleDefaults};
-use tollkeeper::rules::schema::defaults_schema;
+use tollkeeper::rules::schema::defaults_file_schema;
 use tollkeeper::rules::source::SourceRules;
-use tollkeeper::rules::yaml::Documents;
+use tollkeeper::rules::yaml::DocumentSelection;
 
 use crate::kit::{read, repository};
 
@@ -26,7 +26,8 @@ fn defaults(text: impl AsRef<[u8]>) -> Result<RuleDefaults, Diagnostics> {
 }
 
 fn compiled(rules: &str, defaults: RuleDefaults, options: &CompileOptions) -> Result<CompiledRules, Diagnostics> {
-    let text = RuleText { name: "rules.yaml".into(), bytes: rules.as_bytes().to_vec(), documents: Documents::All };
+    let text =
+        RuleText { name: "rules.yaml".into(), bytes: rules.as_bytes().to_vec(), documents: DocumentSelection::All };
     compile_texts(&[text], &CompileOptions { rule_defaults: Arc::new(defaults), ..options.clone() })
 }
 
@@ -396,7 +397,8 @@ fn body_of_a_rejection_can_be_a_default() {
 
 #[test]
 fn decision_log_records_the_defaults_with_the_rules() {
-    let rules = RuleText { name: "rules.yaml".into(), bytes: rule(DAILY).into_bytes(), documents: Documents::All };
+    let rules =
+        RuleText { name: "rules.yaml".into(), bytes: rule(DAILY).into_bytes(), documents: DocumentSelection::All };
     let rules = SourceRules::Texts(vec![rules]);
     let shared = defaults("defaults: {shop: {algorithm: token_bucket}}").unwrap();
     let without = recorded_rules::record_rules(&rules, None, &RuleDefaults::default());
@@ -454,7 +456,7 @@ fn aliases_that_expand_without_end_are_refused() {
 #[test]
 fn committed_schema_of_defaults_matches_the_code() {
     let path = repository("config/rule-defaults.schema.json");
-    let schema = serde_json::to_string_pretty(&defaults_schema()).unwrap() + "\n";
+    let schema = serde_json::to_string_pretty(&defaults_file_schema()).unwrap() + "\n";
     if std::env::var_os("BLESS").is_some() {
         fs::write(&path, &schema).unwrap();
     }

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tollkeeper::rules::files::read::read;
+use tollkeeper::rules::files::read::read_rule_files;
 use tollkeeper::rules::files::{MAX_FILE_BYTES, MAX_FILES, PathProblem, ReadFailure, ReadResult, RuleLocation};
 
 /// A directory with these files; a path that ends in `/` is a directory, `link -> target` a symbolic link.
@@ -54,7 +54,7 @@ pub(crate) fn runtime(root: &Path, watch_root: bool, ignore_dotfiles: bool) -> R
 /// Reads with a deadline, so that blocking fails the test instead of hanging it.
 fn read_within_deadline(location: RuleLocation) -> ReadResult {
     let (done, result) = mpsc::channel();
-    thread::spawn(move || done.send(read(&location)));
+    thread::spawn(move || done.send(read_rule_files(&location)));
     result.recv_timeout(Duration::from_secs(60)).expect("reading must not block")
 }
 

@@ -107,7 +107,7 @@ proptest! {
             "domain: d\ndescriptors:\n- key: \"{raw}\"\n  {text}: 1\n  value: {text}\n  rate_limit: {{unit: {text}, \
              requests_per_unit: {text}, algorithm: {text}}}\n- {{key: k, rate_limit: {{unlimited: {text}}}}}\n"
         );
-        let source = RuleText { name: Arc::from("x.yaml"), bytes: rules.clone().into_bytes(), documents: Documents::All };
+        let source = RuleText { name: Arc::from("x.yaml"), bytes: rules.clone().into_bytes(), documents: DocumentSelection::All };
         let found = compile_texts(&[source], &CompileOptions::default()).unwrap_err();
         prop_assert!(found.error_count() >= 3, "{}", found);
         assert_printable("diagnostics", &found.to_string());
@@ -136,7 +136,7 @@ proptest! {
         let top = TopReport::new(top_keys, &DomainNames::default(), service.now(), &TopQuery::default());
         prop_assert_eq!(top.overall.len(), 1);
         assert_printable("/top", &top.format_text());
-        let loaded = service.inner.rules.load_full().unwrap();
+        let loaded = service.inner.rules.current_rules_owned().unwrap();
         let usage = RuleUsageReport::new(&loaded.rules, top_keys, service.now(), &RulesQuery::default());
         assert_printable("/rules", &usage.format_text());
     }

@@ -16,7 +16,7 @@ use tollkeeper::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, Co
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::rules::rule::set::counter_tag;
+use tollkeeper::rules::rule::set::hash_limit_identity;
 use tollkeeper::store::memory::MemoryStore;
 
 /// 2026-01-01 00:00:00 UTC.
@@ -119,7 +119,7 @@ fn textbook_cases_hold_in_memory() {
                     limit,
                     shadow: !rejects_others,
                     quota: false,
-                    tag: counter_tag(limit, 0),
+                    tag: hash_limit_identity(limit, 0),
                     epoch: 0,
                 })
                 .collect();

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{RuleText, compile_texts};
-use tollkeeper::rules::yaml::Documents;
+use tollkeeper::rules::yaml::DocumentSelection;
 
 use self::sources::module_path;
 use crate::kit::{read, repository};
@@ -251,7 +251,7 @@ fn the_rules_in_the_documentation_load() {
         for (line, block) in rule_blocks(document) {
             checked += 1;
             let name = format!("{} from line {line}", document.name).into();
-            let source = RuleText { name, bytes: block.into_bytes(), documents: Documents::All };
+            let source = RuleText { name, bytes: block.into_bytes(), documents: DocumentSelection::All };
             if let Err(problems) = compile_texts(&[source], &CompileOptions::default()) {
                 found.extend(problems.errors().iter().map(ToString::to_string));
             }

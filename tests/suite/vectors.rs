@@ -20,7 +20,7 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::base::pb::rate_limit_response::{Code, DescriptorStatus};
 use tollkeeper::base::pb::rate_limit_service_client::RateLimitServiceClient;
 use tollkeeper::base::pb::{self, HeaderValue, RateLimitResponse};
-use tollkeeper::rules::rule::rlconfig::rlconfig_lines;
+use tollkeeper::rules::rule::rlconfig::format_rlconfig;
 use tollkeeper::serve::http::proto_json::{request_from_json, response_to_json};
 
 use crate::kit::redis::{self, Server};
@@ -326,8 +326,8 @@ fn memory_reproduces_every_recorded_request() {
                     .map_err(|error| error.to_string())
             },
         ));
-        let loaded = service.inner.rules.load();
-        let mut lines = rlconfig_lines(&loaded.as_ref().expect("rules are loaded").rules);
+        let loaded = service.inner.rules.current_rules();
+        let mut lines = format_rlconfig(&loaded.as_ref().expect("rules are loaded").rules);
         lines.sort_unstable();
         assert_eq!(lines, group.rlconfig());
     }

@@ -10,9 +10,9 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use tempfile::TempDir;
-use tollkeeper::rules::files::read::read;
-use tollkeeper::rules::files::watch::{Changes, WatchTiming, Watcher};
-use tollkeeper::rules::files::{FileSet, PathProblem, ReadResult, RuleLocation};
+use tollkeeper::rules::files::read::read_rule_files;
+use tollkeeper::rules::files::watch::{ChangedFileSets, FileWatcher, WatchTiming};
+use tollkeeper::rules::files::{PathProblem, ReadResult, RuleFileSet, RuleLocation};
 
 use crate::rule_files::{runtime, tree};
 
@@ -27,22 +27,22 @@ fn by_polling() -> WatchTiming {
 }
 
 /// Starts a watcher and waits until its watches are registered.
-async fn started(layout: &RuleLocation, timing: WatchTiming) -> (Watcher, Changes) {
-    let (watcher, mut changes) = Watcher::start(layout.clone(), timing, &read(layout)).unwrap();
+async fn started(layout: &RuleLocation, timing: WatchTiming) -> (FileWatcher, ChangedFileSets) {
+    let (watcher, mut changes) = FileWatcher::start(layout.clone(), timing, &read_rule_files(layout)).unwrap();
     watcher.reload();
     let _same = next(&mut changes).await;
     (watcher, changes)
 }
 
-async fn next(changes: &mut Changes) -> ReadResult {
-    tokio::time::timeout(DEADLINE, changes.next()).await.expect("no change noticed").expect("the watcher ended")
+async fn next(changes: &mut ChangedFileSets) -> ReadResult {
+    tokio::time::timeout(DEADLINE, changes.next_set()).await.expect("no change noticed").expect("the watcher ended")
 }
 
 /// Receives changes until one contains exactly `expected`; returns the number received.
-async fn until(changes: &mut Changes, expected: &[&str], what: &str) -> usize {
+async fn until(changes: &mut ChangedFileSets, expected: &[&str], what: &str) -> usize {
     let mut last = None;
     for count in 1.. {
-        match tokio::time::timeout(DEADLINE, changes.next()).await {
+        match tokio::time::timeout(DEADLINE, changes.next_set()).await {
             Ok(reading) => last = Some(texts(&reading.expect("the watcher ended"))),
             Err(_) => panic!("{what}: expected {expected:?}, last handed over: {last:?}"),
         }
@@ -61,9 +61,9 @@ fn texts(reading: &ReadResult) -> Vec<String> {
 }
 
 /// Waits until the watcher has compared the files `times` more.
-async fn wait_for_comparisons(watcher: &Watcher, times: u64) {
-    let (goal, deadline) = (watcher.comparisons() + times, Instant::now() + DEADLINE);
-    while watcher.comparisons() < goal {
+async fn wait_for_comparisons(watcher: &FileWatcher, times: u64) {
+    let (goal, deadline) = (watcher.comparison_count() + times, Instant::now() + DEADLINE);
+    while watcher.comparison_count() < goal {
         assert!(Instant::now() < deadline, "the watcher no longer compares");
         tokio::task::yield_now().await;
     }
@@ -256,10 +256,10 @@ async fn notices_all_changes(timing: fn() -> WatchTiming) {
         change(dir.path());
         until(&mut changes, expected, name).await;
 
-        let mut files = read(&layout).unwrap().files;
+        let mut files = read_rule_files(&layout).unwrap().files;
         write(&files[0].path, "again");
         files[0].bytes = b"again".to_vec();
-        let expected = texts(&Ok(FileSet { files, warnings: Vec::new() }));
+        let expected = texts(&Ok(RuleFileSet { files, warnings: Vec::new() }));
         let expected: Vec<_> = expected.iter().map(String::as_str).collect();
         until(&mut changes, &expected, &format!("{name}, and then written")).await;
     }
@@ -319,9 +319,9 @@ async fn change_before_the_start_is_reported() {
     for timing in [by_events(), by_polling()] {
         let dir = tree(&["rules/a.yaml"]);
         let layout = rules(dir.path());
-        let seen = read(&layout);
+        let seen = read_rule_files(&layout);
         write(&dir.path().join("rules/a.yaml"), "new");
-        let (_watcher, mut changes) = Watcher::start(layout, timing, &seen).unwrap();
+        let (_watcher, mut changes) = FileWatcher::start(layout, timing, &seen).unwrap();
         assert_eq!(texts(&next(&mut changes).await), NEW);
     }
 }
@@ -359,10 +359,10 @@ async fn error_is_reported_once_and_then_the_recovery() {
 async fn unsettled_contents_are_not_reported() {
     // Linux generates new contents of this file for every read.
     let layout = RuleLocation::Paths(vec!["/proc/sys/kernel/random/uuid".into()]);
-    let (watcher, mut changes) = Watcher::start(layout.clone(), by_polling(), &read(&layout)).unwrap();
+    let (watcher, mut changes) = FileWatcher::start(layout.clone(), by_polling(), &read_rule_files(&layout)).unwrap();
     wait_for_comparisons(&watcher, 20).await;
     drop(watcher);
-    assert!(changes.next().await.is_none());
+    assert!(changes.next_set().await.is_none());
 }
 
 #[tokio::test]
@@ -371,12 +371,12 @@ async fn reads_and_neighbouring_files_cause_no_wakeup() {
     let (watcher, _changes) = started(&one_file(dir.path()), by_events()).await;
     // Polls at its own pace, which shows that there was time to wake up.
     let (pacer, _paces) = started(&rules(dir.path()), by_polling()).await;
-    let before = watcher.comparisons();
+    let before = watcher.comparison_count();
     write(&dir.path().join("rules/other"), "x");
     write(&dir.path().join("other"), "x");
     fs::read(dir.path().join("rules/a.yaml")).unwrap();
     wait_for_comparisons(&pacer, 30).await;
-    assert_eq!(watcher.comparisons(), before);
+    assert_eq!(watcher.comparison_count(), before);
 }
 
 #[tokio::test]
@@ -385,7 +385,7 @@ async fn dropping_the_watcher_ends_the_stream() {
         let dir = tree(&["rules/a.yaml"]);
         let (watcher, mut changes) = started(&rules(dir.path()), timing).await;
         drop(watcher);
-        let end = tokio::time::timeout(DEADLINE, changes.next()).await.expect("the thread goes on");
+        let end = tokio::time::timeout(DEADLINE, changes.next_set()).await.expect("the thread goes on");
         assert!(end.is_none());
     }
 }

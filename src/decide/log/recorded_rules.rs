@@ -8,7 +8,7 @@ use crate::rules::compile::options::CompileOptions;
 use crate::rules::rule_defaults::RuleDefaults;
 use crate::rules::source::SourceRules;
 use crate::rules::xds::resource::decode_recorded_documents;
-use crate::rules::yaml::Documents;
+use crate::rules::yaml::DocumentSelection;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 
@@ -39,8 +39,8 @@ pub fn record_rules(rules: &SourceRules, version: Option<&str>, defaults: &RuleD
 
 fn build_text_document(text: &RuleText) -> DocumentRecord {
     let format = match text.documents {
-        Documents::All => DocumentFormat::Yaml,
-        Documents::FirstOnly => DocumentFormat::YamlFirst,
+        DocumentSelection::All => DocumentFormat::Yaml,
+        DocumentSelection::FirstOnly => DocumentFormat::YamlFirst,
     };
     build_document(&text.name, &text.bytes, format)
 }
@@ -122,8 +122,8 @@ pub fn decode_recorded_rules(record: RuleSetRecord) -> Result<RecordedRules, Vec
         };
         let name: Arc<str> = name.into();
         match format {
-            DocumentFormat::Yaml => texts.push(RuleText { name, bytes, documents: Documents::All }),
-            DocumentFormat::YamlFirst => texts.push(RuleText { name, bytes, documents: Documents::FirstOnly }),
+            DocumentFormat::Yaml => texts.push(RuleText { name, bytes, documents: DocumentSelection::All }),
+            DocumentFormat::YamlFirst => texts.push(RuleText { name, bytes, documents: DocumentSelection::FirstOnly }),
             DocumentFormat::Xds => resources.push(bytes),
             DocumentFormat::RuleDefaults => match RuleDefaults::parse_file(&name, &bytes) {
                 Ok((read, _)) => defaults = read,

@@ -43,7 +43,7 @@ impl DomainBuilder {
         let layers = options.rule_defaults.layers_for_domain(&domain.name);
         let own = defaults.map(|defaults| defaults.keys).unwrap_or_default();
         let merged = |unit| {
-            let merged = layers.layers_for_unit(unit).fold(own.clone(), DefaultableKeys::or);
+            let merged = layers.layers_for_unit(unit).fold(own.clone(), DefaultableKeys::with_fallback);
             if options.memcache { memcache::remove_conditional_keys(merged) } else { merged }
         };
         let of_unit = |unit| UnitOverrideDefaults {
@@ -59,7 +59,7 @@ impl DomainBuilder {
     pub(super) fn set_defaults(&mut self, reader: &mut DocumentReader<'_>, defaults: LocatedDefaults) {
         match &self.defaults {
             None => self.defaults = Some(defaults),
-            Some(first) if first.keys.has_values_of(&defaults.keys) => {}
+            Some(first) if first.keys.has_same_values(&defaults.keys) => {}
             Some(LocatedDefaults { location: first, .. }) => {
                 let at = Position { line: defaults.location.line, column: defaults.location.column };
                 let message =

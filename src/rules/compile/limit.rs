@@ -352,7 +352,7 @@ fn key_position(written: &RateLimitEntry, key: &str) -> Position {
     let at = match key {
         "bucket_size" => written.bucket_size.map(|spanned| spanned.at),
         "requests_per_unit" => Some(written.requests_per_unit.at),
-        _ => DefaultableKey::from_name(key).and_then(|key| written.defaultable.position(key)),
+        _ => DefaultableKey::from_name(key).and_then(|key| written.defaultable.key_position(key)),
     };
     at.unwrap_or(written.at)
 }

@@ -12,7 +12,7 @@ use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{DescriptorSpec, RateLimitEntry, RateLimitSpec};
 use crate::rules::rule::RuleNode;
 use crate::rules::rule::value_pattern::MatchKind;
-use crate::rules::rule::wildcard::{Pattern, most_tried};
+use crate::rules::rule::wildcard::{Pattern, max_tried_patterns};
 use crate::rules::yaml::Position;
 use crate::store::charge::OwnedCounter;
 use crate::store::redis::eventual::budget::LocalBudget;
@@ -143,11 +143,11 @@ pub(super) fn warn_about_wildcards(reader: &mut DocumentReader<'_>, nodes: &[Rul
         return;
     }
     let pattern = |node: &RuleNode| match node.match_kind() {
-        MatchKind::Wildcard => Some(Pattern::new(node.composite().as_bytes())),
+        MatchKind::Wildcard => Some(Pattern::new(node.composite_key().as_bytes())),
         MatchKind::Exact | MatchKind::Any => None,
     };
     let patterns: Vec<Pattern> = nodes.iter().filter_map(pattern).collect();
-    let alike = most_tried(patterns.iter());
+    let alike = max_tried_patterns(patterns.iter());
     if alike > MAX_WILDCARDS_WITHOUT_WARNING {
         let Some(first) = nodes.first() else { return };
         let at = Position { line: first.location.line, column: first.location.column };

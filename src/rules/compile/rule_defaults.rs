@@ -111,7 +111,7 @@ fn describe_key(key: DefaultableKey, keys: &DefaultableKeys) -> String {
 
 impl<'s> DefaultedLimit<'s> {
     fn from_written(written: &'s RateLimitEntry, limit: &Limit, sole: bool, scope: &DomainScope<'s>) -> Self {
-        let keys = written.defaultable.clone().or(scope.file_defaults());
+        let keys = written.defaultable.clone().with_fallback(scope.file_defaults());
         let spec = complete_limit_spec(written, limit.period(), sole, &keys, scope.options);
         Self {
             written,
@@ -128,7 +128,7 @@ impl<'s> DefaultedLimit<'s> {
 
     fn add_layer(&mut self, layer: &DefaultableKeys) {
         for key in KEYS_TO_DEFAULT {
-            let Some(at) = layer.position(key).filter(|_| self.keys.position(key).is_none()) else { continue };
+            let Some(at) = layer.key_position(key).filter(|_| self.keys.key_position(key).is_none()) else { continue };
             let mut keys = self.keys.clone();
             keys.copy_key(key, layer);
             let spec = complete_limit_spec(self.written, self.limit.period(), self.sole, &keys, self.options);

@@ -35,7 +35,7 @@ macro_rules! defaultable_keys {
             pub const NONE: Self = Self { $($field: None,)+ };
 
             /// Returns `true` if both have the same keys with the same values, at any position.
-            pub fn has_values_of(&self, other: &Self) -> bool {
+            pub fn has_same_values(&self, other: &Self) -> bool {
                 fn is_same_value<T: PartialEq>(one: Option<&Spanned<T>>, other: Option<&Spanned<T>>) -> bool {
                     one.map(|spanned| &spanned.value) == other.map(|spanned| &spanned.value)
                 }
@@ -43,12 +43,12 @@ macro_rules! defaultable_keys {
             }
 
             /// Returns these keys, and those of `lower` that are not written here.
-            pub fn or(self, lower: &Self) -> Self {
+            pub fn with_fallback(self, lower: &Self) -> Self {
                 Self { $($field: self.$field.or_else(|| Clone::clone(&lower.$field)),)+ }
             }
 
             /// Returns the position of a key; `None` if it is not written.
-            pub fn position(&self, key: DefaultableKey) -> Option<Position> {
+            pub fn key_position(&self, key: DefaultableKey) -> Option<Position> {
                 match key {
                     $(DefaultableKey::$variant => self.$field.as_ref().map(|spanned| spanned.at),)+
                 }
@@ -96,7 +96,7 @@ defaultable_keys! {
 impl DefaultableKeys {
     /// Returns the first written key, in the order of the table.
     pub fn first_key(&self) -> Option<Spanned<DefaultableKey>> {
-        DefaultableKey::ALL.into_iter().find_map(|key| Some(Spanned { value: key, at: self.position(key)? }))
+        DefaultableKey::ALL.into_iter().find_map(|key| Some(Spanned { value: key, at: self.key_position(key)? }))
     }
 
     /// Position of `consistency: eventual`; `None` if it is not written.
@@ -158,12 +158,12 @@ fn check_global_defaults(reader: &mut DocumentReader<'_>, settings: &Defaultable
 #[cfg(test)]
 mod tests {
     use super::DefaultableKey;
-    use crate::rules::key_table::{KEYS, Section};
+    use crate::rules::key_table::{RULE_KEYS, Section};
 
     #[test]
     fn defaultable_keys_are_those_that_defaults_can_have() {
         let mut rows: Vec<_> =
-            KEYS.iter().filter(|key| key.belongs_in(Section::Defaults)).map(|key| key.name).collect();
+            RULE_KEYS.iter().filter(|key| key.belongs_in(Section::Defaults)).map(|key| key.name).collect();
         let mut names = DefaultableKey::NAMES.to_vec();
         rows.sort_unstable();
         names.sort_unstable();

@@ -173,8 +173,8 @@ impl DocumentReader<'_> {
     fn report_misplaced_key(&mut self, field: Field<'_, '_>, section: Section, field_path: &FieldPath<'_>) {
         let Field { key, at, node } = field;
         let field_path = field_path.with_key(key.name);
-        let message = format!("`{}` does not belong in {}", key.name, section.phrase());
-        let belongs = key.sections.iter().map(|section| section.phrase()).collect::<Vec<_>>().join(" or ");
+        let message = format!("`{}` does not belong in {}", key.name, section.message_phrase());
+        let belongs = key.sections.iter().map(|section| section.message_phrase()).collect::<Vec<_>>().join(" or ");
         if section == Section::Limit && key.name == "unlimited" {
             self.report_error(
                 at,

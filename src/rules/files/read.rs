@@ -11,22 +11,22 @@ use std::path::Path;
 use rustix::fs::OFlags;
 
 use super::scan::{FileScan, FoundFile};
-use super::walk::search;
+use super::walk::search_location;
 use super::{
-    FileSet, MAX_ERRORS, MAX_FILE_BYTES, MAX_TOTAL_BYTES, PathError, PathProblem, ReadFailure, ReadResult, RuleFile,
-    RuleLocation,
+    MAX_ERRORS, MAX_FILE_BYTES, MAX_TOTAL_BYTES, PathError, PathProblem, ReadFailure, ReadResult, RuleFile,
+    RuleFileSet, RuleLocation,
 };
 
 /// Reads all rule files of `location`. Blocks on disk I/O, so do not call it on an async worker thread.
 ///
 /// # Errors
 /// Every path that cannot be read, up to 100.
-pub fn read(location: &RuleLocation) -> ReadResult {
-    load(search(location))
+pub fn read_rule_files(location: &RuleLocation) -> ReadResult {
+    read_found_files(search_location(location))
 }
 
 /// Reads the files that a search found; none of them if their sum is too large.
-pub(super) fn load(mut scan: FileScan) -> ReadResult {
+pub(super) fn read_found_files(mut scan: FileScan) -> ReadResult {
     check_total_size(&mut scan);
     let FileScan { found, mut errors, warnings, .. } = scan;
     let mut files = Vec::with_capacity(found.len());
@@ -43,7 +43,7 @@ pub(super) fn load(mut scan: FileScan) -> ReadResult {
             Err(problem) => errors.push(PathError { path, problem }),
         }
     }
-    let set = FileSet { files, warnings };
+    let set = RuleFileSet { files, warnings };
     if errors.is_empty() { Ok(set) } else { Err(ReadFailure { errors, readable: set }) }
 }
 

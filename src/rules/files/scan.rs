@@ -38,7 +38,7 @@ impl FileScan {
     ///
     /// Of two files with one name the later one in the search stays, as in envoyproxy/ratelimit. Under `--config` the
     /// two are the same file, given twice.
-    pub(super) fn sort(&mut self) {
+    pub(super) fn sort_by_name(&mut self) {
         self.found.sort_by(|a, b| (&a.name, &a.path).cmp(&(&b.name, &b.path)));
         let warnings = &mut self.warnings;
         self.found.dedup_by(|later, kept| {

@@ -29,7 +29,7 @@ enum NameFilter<'a> {
 }
 
 /// Searches `location`.
-pub(super) fn search(location: &RuleLocation) -> FileScan {
+pub(super) fn search_location(location: &RuleLocation) -> FileScan {
     let mut scan = match location {
         RuleLocation::Paths(paths) => search_paths(paths),
         RuleLocation::Runtime { root, subdirectory, app_directory, ignore_dotfiles, watch_root } => {
@@ -43,7 +43,7 @@ pub(super) fn search(location: &RuleLocation) -> FileScan {
             if *watch_root { runtime.search_watched_root() } else { runtime.search_app_directory() }
         }
     };
-    scan.sort();
+    scan.sort_by_name();
     scan
 }
 

@@ -18,9 +18,9 @@ use siphasher::sip128::{Hasher128, SipHasher13};
 use tokio::sync::watch;
 
 use super::fs_events::FsWatches;
-use super::read::load;
+use super::read::read_found_files;
 use super::wakeup::{WakeReason, Wakeup};
-use super::walk::search;
+use super::walk::search_location;
 use super::{ReadResult, RuleLocation};
 use crate::base::sharded::lock_ignoring_poison;
 use crate::base::threads;
@@ -66,17 +66,21 @@ impl WatchTiming {
 
 /// Watches the files of a location until it is dropped.
 #[derive(Debug)]
-pub struct Watcher {
+pub struct FileWatcher {
     wakeup: Arc<Wakeup>,
     comparisons: Arc<AtomicU64>,
 }
 
-impl Watcher {
+impl FileWatcher {
     /// Starts to watch `location`. `last` is the set that the caller has; a change since then is delivered too.
     ///
     /// # Errors
     /// The thread cannot be started. Missing events are not an error: they are logged, and polling goes on.
-    pub fn start(location: RuleLocation, timing: WatchTiming, last: &ReadResult) -> io::Result<(Self, Changes)> {
+    pub fn start(
+        location: RuleLocation,
+        timing: WatchTiming,
+        last: &ReadResult,
+    ) -> io::Result<(Self, ChangedFileSets)> {
         let timing = timing.clamp_intervals();
         let wakeup = Arc::new(Wakeup::default());
         let comparisons = Arc::new(AtomicU64::new(0));
@@ -96,7 +100,7 @@ impl Watcher {
             threads::lower_thread_priority();
             thread.watch_until_stopped();
         })?;
-        Ok((Self { wakeup, comparisons }, Changes { slot, filled: changes }))
+        Ok((Self { wakeup, comparisons }, ChangedFileSets { slot, filled: changes }))
     }
 
     /// Reads all files now and delivers them even if nothing changed.
@@ -110,13 +114,13 @@ impl Watcher {
     }
 
     /// Number of times that all files were read and compared since the start.
-    pub fn comparisons(&self) -> u64 {
+    pub fn comparison_count(&self) -> u64 {
         self.comparisons.load(Ordering::Relaxed)
     }
 }
 
 /// Ends the thread, at once or after the read in progress; waits for neither.
-impl Drop for Watcher {
+impl Drop for FileWatcher {
     fn drop(&mut self) {
         self.wakeup.notify(|reason| reason.stop = true);
     }
@@ -137,14 +141,14 @@ impl WatchReloader {
 
 /// Receiver of changed sets. Holds only the newest: a slow receiver misses the sets that it replaced.
 #[derive(Debug)]
-pub struct Changes {
+pub struct ChangedFileSets {
     slot: Arc<Mutex<Option<ReadResult>>>,
     filled: watch::Receiver<()>,
 }
 
-impl Changes {
+impl ChangedFileSets {
     /// Returns the next changed set, or its errors; `None` after the watcher has ended. Cancel safe.
-    pub async fn next(&mut self) -> Option<ReadResult> {
+    pub async fn next_set(&mut self) -> Option<ReadResult> {
         loop {
             self.filled.mark_unchanged();
             if let Some(result) = lock_ignoring_poison(&self.slot).take() {
@@ -249,18 +253,18 @@ impl WatchThread {
     /// Watches are placed before, so that a change during the read is noticed. If the paths differ after that, the
     /// watches are placed again.
     fn read_files(&mut self, changed: bool) -> ReadResult {
-        let mut scan = search(&self.location);
+        let mut scan = search_location(&self.location);
         if let Some(fs_watches) = &mut self.fs_watches {
             let mut renew = changed;
             for _ in 0..MAX_WATCH_PLACEMENTS {
-                if !fs_watches.sync(&scan.watched, renew) {
+                if !fs_watches.watch_directories_of(&scan.watched, renew) {
                     break;
                 }
                 renew = false;
-                scan = search(&self.location);
+                scan = search_location(&self.location);
             }
         }
-        let result = load(scan);
+        let result = read_found_files(scan);
         self.comparisons.fetch_add(1, Ordering::Relaxed);
         result
     }

@@ -22,12 +22,12 @@ pub struct Match<'r> {
 
 impl RuleSet {
     /// Returns the rule for the path of `entries` in `domain`, if any.
-    pub fn find<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> Option<Match<'r>> {
+    pub fn find_rule<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> Option<Match<'r>> {
         let mut shared = SmallVec::new();
         let mut node = domain.root;
         let last = entries.len().checked_sub(1)?;
         for (index, entry) in entries.iter().enumerate() {
-            let (next, match_kind) = self.step(node, entry)?;
+            let (next, match_kind) = self.match_entry(node, entry)?;
             let matched = &self.nodes[next as usize];
             if match_kind.can_share_counter() && matched.share_threshold {
                 shared.push((index, shared_value_text(&matched.composite, entry.key)));
@@ -44,8 +44,8 @@ impl RuleSet {
     }
 
     /// Returns the child of `node` that an entry matches.
-    pub(super) fn step(&self, node: NodeId, entry: &Entry<'_>) -> Option<(NodeId, MatchKind)> {
-        if let Some(exact) = self.child(node, &[entry.key, b"_", entry.value]) {
+    pub(super) fn match_entry(&self, node: NodeId, entry: &Entry<'_>) -> Option<(NodeId, MatchKind)> {
+        if let Some(exact) = self.find_child(node, &[entry.key, b"_", entry.value]) {
             return Some((exact, MatchKind::Exact));
         }
         if let Some(wildcards) = &self.nodes[node as usize].wildcards {
@@ -56,7 +56,7 @@ impl RuleSet {
                 return Some((wildcard, MatchKind::Wildcard));
             }
         }
-        self.child(node, &[entry.key]).map(|bare_key| (bare_key, MatchKind::Any))
+        self.find_child(node, &[entry.key]).map(|bare_key| (bare_key, MatchKind::Any))
     }
 }
 

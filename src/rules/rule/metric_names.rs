@@ -39,7 +39,7 @@ impl RuleSet {
         let mut steps: SmallVec<[MatchedEntry<'_>; 4]> = SmallVec::new();
         let mut node = domain.root;
         for entry in entries {
-            let Some((next, match_kind)) = self.step(node, entry) else { break };
+            let Some((next, match_kind)) = self.match_entry(node, entry) else { break };
             let matched = &self.nodes[next as usize];
             let shares = match_kind.can_share_counter() && matched.share_threshold;
             steps.push(MatchedEntry {

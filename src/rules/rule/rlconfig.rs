@@ -10,7 +10,7 @@ use crate::limit::GlobalScope;
 use crate::limit::algorithm::Algorithm;
 
 /// Returns the lines of `/rlconfig`, without line breaks.
-pub fn rlconfig_lines(rules: &RuleSet) -> Vec<String> {
+pub fn format_rlconfig(rules: &RuleSet) -> Vec<String> {
     rules.rules().flat_map(|compiled| format_rule(&compiled.rule)).collect()
 }
 

@@ -128,7 +128,7 @@ pub struct CompiledLimit {
 
 impl DomainRules {
     /// The domain in tree form, with these descriptors.
-    pub(super) fn with_descriptors(&self, descriptors: Vec<RuleNode>) -> Domain {
+    pub(super) fn to_domain_with(&self, descriptors: Vec<RuleNode>) -> Domain {
         let Self { name, defaults, defaults_by_unit, .. } = self;
         let (name, defaults) = (name.clone(), defaults.clone());
         Domain { name, defaults, defaults_by_unit: defaults_by_unit.clone(), descriptors }
@@ -146,11 +146,11 @@ impl RuleSet {
     ///
     /// Names of domains, and composite keys among siblings, must be distinct.
     pub fn new(domains: Vec<Domain>) -> Self {
-        Self::with_stats(domains, &LimitRegistry::new(0))
+        Self::from_domains(domains, &LimitRegistry::new(0))
     }
 
     /// Compiles domains; their statistics are registered in `limit_stats`.
-    pub fn with_stats(domains: Vec<Domain>, limit_stats: &LimitRegistry) -> Self {
+    pub fn from_domains(domains: Vec<Domain>, limit_stats: &LimitRegistry) -> Self {
         let mut set = Self {
             id: Box::default(),
             contents_hash: Box::default(),
@@ -199,7 +199,7 @@ impl RuleSet {
 
     /// Returns `true` if a rule, or an override by the defaults of its domain, answers with an error while the store
     /// fails.
-    pub const fn can_error(&self) -> bool {
+    pub const fn can_answer_error(&self) -> bool {
         self.can_error
     }
 
@@ -220,13 +220,13 @@ impl RuleSet {
     }
 
     /// Location of the first descriptor that matches on a value; `None` if all match on keys alone.
-    pub fn first_with_value(&self) -> Option<&SourceLocation> {
+    pub fn first_value_match_location(&self) -> Option<&SourceLocation> {
         let has_value = |node: &&CompiledNode| node.composite.len() > node.key_length;
         self.nodes.iter().find(has_value).and_then(|node| node.location.as_ref())
     }
 
     /// Returns the child of `parent` whose composite key is the concatenation of the parts.
-    pub(super) fn child(&self, parent: NodeId, composite: &[&[u8]]) -> Option<NodeId> {
+    pub(super) fn find_child(&self, parent: NodeId, composite: &[&[u8]]) -> Option<NodeId> {
         self.edges.find(self.hash_edge(parent, composite), |child| self.is_child(*child, parent, composite)).copied()
     }
 
@@ -273,7 +273,7 @@ impl RuleSet {
         while let Some((parent, nodes, by_value)) = waiting.pop() {
             let mut wildcards = Vec::new();
             for node in nodes {
-                let composite = node.composite().into_bytes().into_boxed_slice();
+                let composite = node.composite_key().into_bytes().into_boxed_slice();
                 let id = self.add_node(parent, composite, node.key.len(), node.match_kind());
                 self.link_child(parent, id);
                 match node.match_kind() {
@@ -332,7 +332,7 @@ impl RuleSet {
 /// Hashes algorithm, period and epoch to 128 bits: the part of a counter's key that comes from its limit.
 ///
 /// The hash is not keyed: counters combine it with a hash under random keys.
-pub fn counter_tag(limit: &Limit, epoch: u64) -> u128 {
+pub fn hash_limit_identity(limit: &Limit, epoch: u64) -> u128 {
     let mut hasher = SipHasher13_128::new();
     hasher.write_u8(limit.algorithm() as u8);
     hasher.write_u64(limit.period_us());
@@ -350,7 +350,7 @@ impl CompiledRule {
                 .enumerate()
                 .map(|(index, of_rule)| CompiledLimit {
                     limit: of_rule.limit,
-                    tag: counter_tag(&of_rule.limit, of_rule.epoch),
+                    tag: hash_limit_identity(&of_rule.limit, of_rule.epoch),
                     epoch: of_rule.epoch,
                     shadow: of_rule.shadow,
                     quota: of_rule.quota,

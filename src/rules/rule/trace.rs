@@ -80,11 +80,11 @@ pub const MAX_NEAR_MISSES: usize = 16;
 
 impl RuleSet {
     /// Traces the path of `entries` through the rules of `domain`.
-    pub fn trace<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> MatchTrace<'r> {
+    pub fn trace_match<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> MatchTrace<'r> {
         let mut steps = Vec::new();
         let mut node = domain.root;
         for (index, entry) in entries.iter().enumerate() {
-            let matched = self.step(node, entry);
+            let matched = self.match_entry(node, entry);
             steps.push(self.describe_step(node, entry, matched));
             let Some((next, _)) = matched else { return MatchTrace { steps, end: TraceEnd::NoMatch } };
             let node_reached = &self.nodes[next as usize];

@@ -26,7 +26,7 @@ pub struct RuleEntry {
 
 impl RuleSet {
     /// Returns copies of all domains, with each rule changed by `edit`.
-    pub fn edited(&self, mut edit: impl FnMut(&mut Rule)) -> Vec<Domain> {
+    pub fn edit_rules(&self, mut edit: impl FnMut(&mut Rule)) -> Vec<Domain> {
         // A child has a higher index than its parent, so one pass from the end needs no recursion.
         let mut children: Vec<Vec<RuleNode>> = self.nodes.iter().map(|_| Vec::new()).collect();
         for (id, node) in self.nodes.iter().enumerate().rev() {
@@ -56,13 +56,13 @@ impl RuleSet {
         let domains = self.domains().map(|domain| {
             let mut descriptors = std::mem::take(&mut children[domain.root as usize]);
             descriptors.reverse();
-            domain.with_descriptors(descriptors)
+            domain.to_domain_with(descriptors)
         });
         domains.collect()
     }
 
     /// Returns the descriptors that lead to the rule with this path; `None` if there is none.
-    pub fn entries_of(&self, path: &str) -> Option<RuleEntries> {
+    pub fn find_rule_entries(&self, path: &str) -> Option<RuleEntries> {
         let has_path = |id: &usize| self.nodes[*id].rule.as_deref().is_some_and(|rule| rule.rule.path == path);
         let mut id = (0..self.nodes.len()).find(has_path)?;
         let mut entries = Vec::new();

@@ -44,7 +44,7 @@ impl From<String> for ValuePattern {
 
 impl ValuePattern {
     /// Text in names, as written; empty for any value.
-    pub fn text(&self) -> &str {
+    pub fn pattern_text(&self) -> &str {
         match self {
             Self::Any => "",
             Self::Exact(text) | Self::Wildcard(text) => text,

@@ -111,7 +111,7 @@ fn group_by_rarest_literal<'p>(group: &[(u32, &'p Pattern)]) -> HashMap<&'p [u8]
 }
 
 /// Largest number of these patterns that must be tried one after the other for one text.
-pub(crate) fn most_tried<'p>(patterns: impl Iterator<Item = &'p Pattern>) -> usize {
+pub(crate) fn max_tried_patterns<'p>(patterns: impl Iterator<Item = &'p Pattern>) -> usize {
     let largest =
         |group: Vec<(u32, &Pattern)>| group_by_rarest_literal(&group).values().map(Vec::len).max().unwrap_or(0);
     group_by_prefix(patterns).into_values().map(largest).max().unwrap_or(0)
@@ -231,7 +231,7 @@ fn find_bytes(text: &[u8], part: &[u8]) -> Option<usize> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{Pattern, Wildcards, most_tried};
+    use super::{Pattern, Wildcards, max_tried_patterns};
 
     proptest! {
         #[test]
@@ -253,7 +253,7 @@ mod tests {
     fn only_patterns_with_all_literals_in_common_are_tried_one_by_one() {
         let tried = |texts: &[String]| {
             let patterns: Vec<Pattern> = texts.iter().map(|text| Pattern::new(text.as_bytes())).collect();
-            most_tried(patterns.iter())
+            max_tried_patterns(patterns.iter())
         };
         let numbered = |text: &str| (0..100).map(|index| text.replace('#', &format!("{index:03}"))).collect::<Vec<_>>();
         assert_eq!(tried(&numbered("path_*/#/end")), 1);

@@ -71,7 +71,7 @@ impl ResourceCache {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn write(&self, version: &str, resources: Vec<Any>, now: Time) -> io::Result<()> {
+    pub fn write_resources(&self, version: &str, resources: Vec<Any>, now: Time) -> io::Result<()> {
         let (server, node_id) = (self.server.clone(), self.node_id.clone());
         let origin = CacheOrigin { server, node_id, accepted_at_us: now.as_micros() };
         let mut rest = serde_json::to_vec(&origin)?;
@@ -93,7 +93,7 @@ impl ResourceCache {
     ///
     /// # Errors
     /// The reason why the file cannot be used.
-    pub fn read(&self) -> Result<Option<CachedResources>, String> {
+    pub fn read_resources(&self) -> Result<Option<CachedResources>, String> {
         let mut bytes = Vec::new();
         let read = File::open(&self.path).and_then(|file| file.take(self.max_bytes + 1).read_to_end(&mut bytes));
         match read {

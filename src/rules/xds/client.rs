@@ -15,7 +15,7 @@ use tonic::metadata::{MetadataKey, MetadataValue};
 use tonic::{Code, Request, Status, Streaming};
 
 use super::cache::ResourceCache;
-use super::connect::{ResolveHost, connect, with_causes};
+use super::connect::{ResolveHost, append_causes, connect};
 use super::resource;
 use super::retry::RetryDelays;
 use super::status::StreamStatus;
@@ -29,7 +29,7 @@ use crate::settings::xds::XdsSettings;
 use crate::telemetry::log_throttle::ErrorDedup;
 
 /// Time without a response on a new stream after which a warning is logged.
-pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+pub const FIRST_RESPONSE_WARNING_DELAY: Duration = Duration::from_secs(30);
 
 /// Maximum time in which the server takes a request.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
@@ -66,7 +66,7 @@ pub struct XdsClient {
 }
 
 /// Node of the first and all further requests.
-pub fn node(settings: &XdsSettings) -> Node {
+pub fn build_node(settings: &XdsSettings) -> Node {
     let text = |value: &String| Value { kind: Some(prost_types::value::Kind::StringValue(value.clone())) };
     let fields = settings.node_metadata.iter().map(|(name, value)| (name.clone(), text(value))).collect();
     Node { id: settings.node_id.clone(), metadata: Some(Struct { fields }) }
@@ -74,8 +74,8 @@ pub fn node(settings: &XdsSettings) -> Node {
 
 impl XdsClient {
     /// Keeps a stream open until the receiver of the updates is gone.
-    pub async fn run(mut self) {
-        let mut subscription = Subscription::new(node(&self.settings));
+    pub async fn keep_stream_open(mut self) {
+        let mut subscription = Subscription::new(build_node(&self.settings));
         let mut delays = RetryDelays::new(self.settings.backoff);
         let mut errors = ErrorDedup::default();
         let server = self.settings.server_address();
@@ -89,8 +89,8 @@ impl XdsClient {
             if errors.should_log(&error) {
                 tracing::warn!("xDS stream to {server}: {error}; rules stay as they are");
             }
-            self.status.lost(error);
-            sleep(delays.next(random_fraction())).await;
+            self.status.record_lost(error);
+            sleep(delays.next_delay(random_fraction())).await;
         }
     }
 
@@ -107,7 +107,7 @@ impl XdsClient {
         if requests.try_send(subscription.begin_stream()).is_err() {
             return "the connection was lost".to_owned();
         }
-        self.status.opened();
+        self.status.record_opened();
         let call = client.stream_aggregated_resources(self.with_headers(outgoing));
         // Servers send the head of the response with the first message.
         let responses = match self.await_first_answer(call).await {
@@ -142,7 +142,7 @@ impl XdsClient {
             self.settings.node_id
         );
         tracing::warn!("xDS stream to {}: {error}", self.settings.server_address());
-        self.status.silent(error);
+        self.status.record_silent(error);
         answer.await
     }
 
@@ -150,7 +150,7 @@ impl XdsClient {
     async fn write_to_cache(&self, version: &str, resources: Vec<Any>) {
         let Some(cache) = self.cache.clone() else { return };
         let (version, path) = (version.to_owned(), cache.path().display().to_string());
-        let write = spawn_blocking(move || cache.write(&version, resources, Clock::System.now()));
+        let write = spawn_blocking(move || cache.write_resources(&version, resources, Clock::System.now()));
         if let Ok(Err(error)) = write.await {
             tracing::warn!("TOLLKEEPER_XDS_CACHE={path} cannot be written: {error}");
         }
@@ -176,12 +176,12 @@ impl StreamExchange<'_> {
     async fn exchange_messages(mut self, client: &mut XdsClient) -> String {
         let mut is_first = true;
         loop {
-            let due = self.subscription.due();
+            let due = self.subscription.refusal_due();
             tokio::select! {
                 message = next_response(&mut self.responses, client, is_first) => match message {
                     Ok(Some(response)) => {
                         is_first = false;
-                        client.status.answered();
+                        client.status.record_answered();
                         if let Err(ended) = self.handle_response(response, client).await {
                             return ended;
                         }
@@ -190,8 +190,8 @@ impl StreamExchange<'_> {
                     Err(error) => return describe_status(&error),
                 },
                 () = sleep_until(due.unwrap_or_else(Instant::now).into()), if due.is_some() => {
-                    if let Some(refusal) = self.subscription.take_due() {
-                        client.status.refused_again();
+                    if let Some(refusal) = self.subscription.take_due_refusal() {
+                        client.status.record_refused_again();
                         if let Err(ended) = self.send_request(refusal).await {
                             return ended;
                         }
@@ -204,10 +204,10 @@ impl StreamExchange<'_> {
     /// Handles a response; the error is the reason why the stream cannot go on.
     async fn handle_response(&mut self, response: DiscoveryResponse, client: &mut XdsClient) -> Result<(), String> {
         let version = response.version_info.clone();
-        match self.subscription.receive(response, Instant::now()) {
+        match self.subscription.handle_response(response, Instant::now()) {
             Reaction::RefuseLater | Reaction::Ignore => Ok(()),
             Reaction::Accept(accepted) => {
-                client.status.accepted(&version);
+                client.status.record_accepted(&version);
                 self.send_request(accepted).await
             }
             Reaction::Apply(resources) => {
@@ -216,15 +216,15 @@ impl StreamExchange<'_> {
                 };
                 match &result {
                     Ok(()) => {
-                        client.status.accepted(&version);
+                        client.status.record_accepted(&version);
                         client.write_to_cache(&version, resources).await;
                     }
                     Err(error) => {
                         tracing::warn!("xDS version '{version}' is refused; rules stay as they are");
-                        client.status.refused(version, error.clone());
+                        client.status.record_refused(version, error.clone());
                     }
                 }
-                match self.subscription.conclude(&result) {
+                match self.subscription.conclude_apply(&result) {
                     Some(answer) => self.send_request(answer).await,
                     None => Ok(()),
                 }
@@ -256,5 +256,5 @@ fn describe_status(status: &Status) -> String {
         Code::Unknown => status.message().to_owned(),
         code => format!("{code}: {}", status.message()),
     };
-    with_causes(text, std::error::Error::source(status))
+    append_causes(text, std::error::Error::source(status))
 }

@@ -68,11 +68,11 @@ pub async fn connect(settings: &XdsSettings, resolve: ResolveHost) -> Result<Cha
 
 async fn open_channel(settings: &XdsSettings, resolve: ResolveHost) -> Result<Channel, String> {
     let server = settings.server_address();
-    let tls = settings.tls.as_ref().map(client_config).transpose().map_err(|error| error.to_string())?;
+    let tls = settings.tls.as_ref().map(build_tls_config).transpose().map_err(|error| error.to_string())?;
     let stream = open_tcp(&server, resolve).await?;
     let scheme = if tls.is_some() { "https" } else { "http" };
     let origin = format!("{scheme}://{server}").parse().map_err(|error| format!("{server}: {error}"))?;
-    let endpoint = Endpoint::from_shared(format!("http://{server}")).map_err(|error| error_chain(&error))?;
+    let endpoint = Endpoint::from_shared(format!("http://{server}")).map_err(|error| format_error_chain(&error))?;
     let endpoint = endpoint.origin(origin);
     let opened = match tls {
         None => build_channel(&endpoint, stream).await,
@@ -82,7 +82,7 @@ async fn open_channel(settings: &XdsSettings, resolve: ResolveHost) -> Result<Ch
             build_channel(&endpoint, stream.map_err(|error| format!("the TLS handshake failed: {error}"))?).await
         }
     };
-    opened.map_err(|error| error_chain(&error))
+    opened.map_err(|error| format_error_chain(&error))
 }
 
 /// Connects to the first address of `server`, `host:port`, that answers.
@@ -100,7 +100,7 @@ async fn open_tcp(server: &str, resolve: ResolveHost) -> Result<TcpStream, Strin
     #[cfg(target_os = "linux")]
     connector.set_tcp_user_timeout(Some(TCP_USER_TIMEOUT));
     let uri: Uri = format!("http://{server}").parse().map_err(|error| format!("{server}: {error}"))?;
-    let stream = connector.oneshot(uri).await.map_err(|error| error_chain(&error))?;
+    let stream = connector.oneshot(uri).await.map_err(|error| format_error_chain(&error))?;
     Ok(stream.into_inner())
 }
 
@@ -127,7 +127,7 @@ fn tls_server_name(settings: &XdsSettings) -> Result<ServerName<'static>, String
 ///
 /// # Errors
 /// The setting to change.
-pub fn client_config(tls: &XdsTls) -> Result<ClientConfig, UnusableSetting> {
+pub fn build_tls_config(tls: &XdsTls) -> Result<ClientConfig, UnusableSetting> {
     let roots = collect_trusted_roots(tls.ca.as_ref())?;
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
@@ -143,12 +143,12 @@ pub fn client_config(tls: &XdsTls) -> Result<ClientConfig, UnusableSetting> {
 }
 
 /// Formats an error with its causes.
-pub fn error_chain(error: &(dyn Error + 'static)) -> String {
-    with_causes(error.to_string(), error.source())
+pub fn format_error_chain(error: &(dyn Error + 'static)) -> String {
+    append_causes(error.to_string(), error.source())
 }
 
 /// Appends the causes of an error to its text.
-pub(super) fn with_causes(mut text: String, mut cause: Option<&(dyn Error + 'static)>) -> String {
+pub(super) fn append_causes(mut text: String, mut cause: Option<&(dyn Error + 'static)>) -> String {
     while let Some(error) = cause {
         let next = error.to_string();
         // Some errors repeat their cause.

@@ -30,7 +30,7 @@ impl RetryDelays {
     }
 
     /// Returns the next delay. `random` is in 0 to 1.
-    pub fn next(&mut self, random: f64) -> Duration {
+    pub fn next_delay(&mut self, random: f64) -> Duration {
         let XdsBackoff { initial, max, random_factor, jitter } = self.backoff;
         let max = max.max(MIN_DELAY);
         let delay = self.next.min(max);

@@ -109,28 +109,28 @@ impl StreamStatus {
     }
 
     /// Records a stream that was opened.
-    pub(super) fn opened(&self) {
+    pub(super) fn record_opened(&self) {
         self.lock_report().streams += 1;
         self.set_state(StreamState::Unanswered, None);
     }
 
     /// Records a response.
-    pub(super) fn answered(&self) {
+    pub(super) fn record_answered(&self) {
         self.set_state(StreamState::Up, None);
     }
 
     /// Records that the server does not answer.
-    pub(super) fn silent(&self, error: String) {
+    pub(super) fn record_silent(&self, error: String) {
         self.lock_report().stream_error = Some(error);
     }
 
     /// Records the end of a stream, or a failure to connect.
-    pub(super) fn lost(&self, error: String) {
+    pub(super) fn record_lost(&self, error: String) {
         self.set_state(StreamState::Down, Some(error));
     }
 
     /// Records a version that was accepted.
-    pub(super) fn accepted(&self, version: &str) {
+    pub(super) fn record_accepted(&self, version: &str) {
         let now = self.now();
         let mut report = self.lock_report();
         report.accepted += 1;
@@ -143,7 +143,7 @@ impl StreamStatus {
     }
 
     /// Records that rules from the cache are applied.
-    pub(super) fn loaded_from_cache(&self, version: String, accepted_at: Time) {
+    pub(super) fn record_loaded_from_cache(&self, version: String, accepted_at: Time) {
         let now = self.now().to_string();
         let mut report = self.lock_report();
         // The control plane may have been faster.
@@ -156,7 +156,7 @@ impl StreamStatus {
     }
 
     /// Records the first refusal of a version.
-    pub(super) fn refused(&self, version: String, error: String) {
+    pub(super) fn record_refused(&self, version: String, error: String) {
         let at = self.now().to_string();
         let mut report = self.lock_report();
         report.refused += 1;
@@ -164,7 +164,7 @@ impl StreamStatus {
     }
 
     /// Records that the same content was refused again.
-    pub(super) fn refused_again(&self) {
+    pub(super) fn record_refused_again(&self) {
         self.lock_report().refused += 1;
     }
 

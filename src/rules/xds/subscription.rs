@@ -46,11 +46,11 @@ pub struct Subscription {
 pub enum Reaction {
     /// The response is for another subscription.
     Ignore,
-    /// The resources are new; [`Subscription::conclude`] follows.
+    /// The resources are new; [`Subscription::conclude_apply`] follows.
     Apply(Vec<Any>),
     /// The content is applied already; the request accepts it.
     Accept(DiscoveryRequest),
-    /// The content was refused before and is refused again at [`Subscription::due`].
+    /// The content was refused before and is refused again at [`Subscription::refusal_due`].
     RefuseLater,
 }
 
@@ -109,7 +109,7 @@ impl Subscription {
     }
 
     /// Takes a response.
-    pub fn receive(&mut self, response: DiscoveryResponse, now: Instant) -> Reaction {
+    pub fn handle_response(&mut self, response: DiscoveryResponse, now: Instant) -> Reaction {
         let DiscoveryResponse { version_info: version, resources, type_url, nonce } = response;
         if !type_url.is_empty() && type_url != TYPE_URL {
             return Reaction::Ignore;
@@ -139,7 +139,7 @@ impl Subscription {
     }
 
     /// Takes the result of the last [`Reaction::Apply`]; returns the answer to the server.
-    pub fn conclude(&mut self, result: &Result<(), String>) -> Option<DiscoveryRequest> {
+    pub fn conclude_apply(&mut self, result: &Result<(), String>) -> Option<DiscoveryRequest> {
         let received = self.applying.take()?;
         Some(match result {
             Ok(()) => {
@@ -157,12 +157,12 @@ impl Subscription {
     }
 
     /// Returns the time of the next delayed refusal, if there is one.
-    pub fn due(&self) -> Option<Instant> {
+    pub fn refusal_due(&self) -> Option<Instant> {
         self.delayed.as_ref().map(|delayed| delayed.due)
     }
 
     /// Returns the delayed refusal to send.
-    pub fn take_due(&mut self) -> Option<DiscoveryRequest> {
+    pub fn take_due_refusal(&mut self) -> Option<DiscoveryRequest> {
         let delayed = self.delayed.take()?;
         let message = self.refusal.as_ref()?.message.clone();
         Some(self.build_nack(delayed.received.nonce, message))

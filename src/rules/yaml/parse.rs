@@ -14,7 +14,7 @@ use std::sync::Arc;
 use serde_saphyr::granit_parser::{self, Event, Parser, ScalarStyle, Span, Tag};
 
 use super::scalar::Scalar;
-use super::{Documents, Position, YamlContent, YamlEntry, YamlNode};
+use super::{DocumentSelection, Position, YamlContent, YamlEntry, YamlNode};
 use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
 
 /// Maximum depth of nested nodes, including aliases: 127 levels of descriptors.
@@ -24,7 +24,12 @@ pub const MAX_DEPTH: usize = 256;
 pub const MAX_ALIASED_NODES: usize = 1_000_000;
 
 /// Parses the documents of `text` up to the first syntax error. Errors and warnings go to `found`.
-pub fn parse<'a>(text: &'a str, which: Documents, file: &Arc<str>, found: &mut Diagnostics) -> Vec<YamlNode<'a>> {
+pub fn parse_documents<'a>(
+    text: &'a str,
+    which: DocumentSelection,
+    file: &Arc<str>,
+    found: &mut Diagnostics,
+) -> Vec<YamlNode<'a>> {
     let options = granit_parser::options! {
         emit_comments: false,
         // The tree has a tighter bound of its own, with a better message.
@@ -34,7 +39,9 @@ pub fn parse<'a>(text: &'a str, which: Documents, file: &Arc<str>, found: &mut D
     let mut builder = TreeBuilder::new(file, found);
     for event in Parser::new_from_str_with_options(text, options) {
         match event {
-            Ok((Event::DocumentStart(..), span)) if which == Documents::FirstOnly && !builder.documents.is_empty() => {
+            Ok((Event::DocumentStart(..), span))
+                if which == DocumentSelection::FirstOnly && !builder.documents.is_empty() =>
+            {
                 builder.warn_ignored_document(span_position(&span));
                 break;
             }
@@ -44,7 +51,7 @@ pub fn parse<'a>(text: &'a str, which: Documents, file: &Arc<str>, found: &mut D
                 }
             }
             // An error after the only document that is read does not affect it.
-            Err(error) if which == Documents::FirstOnly && !builder.documents.is_empty() => {
+            Err(error) if which == DocumentSelection::FirstOnly && !builder.documents.is_empty() => {
                 builder.warn_ignored_document(marker_position(error.marker()));
                 break;
             }

@@ -12,7 +12,7 @@ pub const MAX_FILE_BYTES: usize = 64 * 1024 * 1024;
 
 /// Reason why bytes are not text, with position.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unreadable {
+pub struct UnreadableText {
     /// Position of the first invalid character.
     pub at: Position,
     /// Error message.
@@ -22,12 +22,12 @@ pub struct Unreadable {
 }
 
 /// Decodes the bytes of a file.
-pub fn decode(bytes: &[u8]) -> Result<Cow<'_, str>, Unreadable> {
+pub fn decode_text(bytes: &[u8]) -> Result<Cow<'_, str>, UnreadableText> {
     let start = Position { line: 1, column: 1 };
     if bytes.len() > MAX_FILE_BYTES {
         let message =
             format!("a rule file of {} MB, and at most {} MB are read", bytes.len() >> 20, MAX_FILE_BYTES >> 20);
-        return Err(Unreadable { at: start, message, hint: "split it into several files" });
+        return Err(UnreadableText { at: start, message, hint: "split it into several files" });
     }
     let text = match bytes {
         [0xef, 0xbb, 0xbf, rest @ ..] => decode_utf8(rest)?.into(),
@@ -40,7 +40,7 @@ pub fn decode(bytes: &[u8]) -> Result<Cow<'_, str>, Unreadable> {
     }
     match text.char_indices().find(|(_, character)| is_forbidden_character(*character)) {
         None => Ok(text),
-        Some((index, character)) => Err(Unreadable {
+        Some((index, character)) => Err(UnreadableText {
             at: end_position(&text[..index]),
             message: format!("control characters are not allowed, and here is U+{:04X}", u32::from(character)),
             hint: if character == '\0' { "this looks like a binary file" } else { "write it as an escape in quotes" },
@@ -48,7 +48,7 @@ pub fn decode(bytes: &[u8]) -> Result<Cow<'_, str>, Unreadable> {
     }
 }
 
-fn decode_utf8(bytes: &[u8]) -> Result<&str, Unreadable> {
+fn decode_utf8(bytes: &[u8]) -> Result<&str, UnreadableText> {
     std::str::from_utf8(bytes).map_err(|error| {
         let valid = std::str::from_utf8(&bytes[..error.valid_up_to()]).unwrap_or_default();
         let (message, hint) = if bytes.contains(&0) {
@@ -56,15 +56,15 @@ fn decode_utf8(bytes: &[u8]) -> Result<&str, Unreadable> {
         } else {
             ("invalid UTF-8", "save the file as UTF-8")
         };
-        Unreadable { at: end_position(valid), message: message.into(), hint }
+        UnreadableText { at: end_position(valid), message: message.into(), hint }
     })
 }
 
-fn decode_utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, Unreadable> {
+fn decode_utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, UnreadableText> {
     let units = bytes.chunks_exact(2).map(|pair| unit([pair[0], pair[1]]));
     let text: Result<String, _> = char::decode_utf16(units).collect();
     let whole = bytes.len().is_multiple_of(2);
-    text.ok().filter(|_| whole).ok_or_else(|| Unreadable {
+    text.ok().filter(|_| whole).ok_or_else(|| UnreadableText {
         at: Position { line: 1, column: 1 },
         message: "invalid UTF-16".into(),
         hint: "save the file as UTF-8",

@@ -175,6 +175,6 @@ fn forget_cached_counters(service: &RateLimitService, domain: &str, descriptor: 
         limit_override: descriptor.limit_override.as_ref().and_then(OverrideRecord::to_limit_override),
     };
     let request = Request { domain, descriptors: [sent].into_iter().collect(), hits_addend: 0 };
-    let Some(loaded) = service.rules.load_full() else { return };
-    service.decider.forget_cached(service.build_decision_context(Some(&loaded), DEFAULT_DEADLINE), &request);
+    let Some(loaded) = service.rules.current_rules_owned() else { return };
+    service.decider.forget_cached_counters(service.build_decision_context(Some(&loaded), DEFAULT_DEADLINE), &request);
 }

@@ -117,7 +117,7 @@ impl SummaryCollector {
 
     /// Finds the first limit of the rule of each later one, which has the distinct keys of all.
     fn find_keyed_limits(&self) -> HashMap<*const LimitStats, Arc<LimitStats>> {
-        let Some(loaded) = self.service.rules.load_full() else { return HashMap::new() };
+        let Some(loaded) = self.service.rules.current_rules_owned() else { return HashMap::new() };
         let later = loaded.rules.rules().flat_map(|rule| {
             let first = rule.limits.first();
             rule.limits.iter().skip(1).filter_map(move |limit| Some((limit, first?)))
@@ -127,7 +127,7 @@ impl SummaryCollector {
 
     fn summarize_rules(&self) -> RulesSummary {
         let status = self.service.rules.status();
-        let hash = self.service.rules.load().as_ref().map(|loaded| loaded.rules.contents_hash.to_string());
+        let hash = self.service.rules.current_rules().as_ref().map(|loaded| loaded.rules.contents_hash.to_string());
         RulesSummary {
             version: status.source_version.map(|version| truncate_to_bytes(&version, MAX_VERSION_BYTES).to_owned()),
             hash: hash.unwrap_or_default(),

@@ -219,7 +219,7 @@ impl RateLimitService {
     ) -> Result<DelayedResponse, AnswerError> {
         check_descriptor_count(request)?;
         // A guard is cheaper than an `Arc` of the rules, but must not be kept across an await.
-        let rules = self.rules.load();
+        let rules = self.rules.current_rules();
         let mut context = self.build_decision_context(rules.as_deref(), deadline);
         context.store.span_ref = span.map(Span::span_ref);
         let decision = self.decider.decide_now(context, request)?;
@@ -237,7 +237,7 @@ impl RateLimitService {
         span: Option<&Span>,
     ) -> Result<DelayedResponse, AnswerError> {
         check_descriptor_count(request)?;
-        let rules = self.rules.load_full();
+        let rules = self.rules.current_rules_owned();
         let mut context = self.build_decision_context(rules.as_deref(), deadline);
         context.store.span_ref = span.map(Span::span_ref);
         Ok(DelayedResponse::from_decision(&self.decider.decide(context, request).await?))

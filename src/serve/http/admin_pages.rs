@@ -16,7 +16,7 @@ use super::page_builder::Page;
 use super::proto_json;
 use super::response::{respond_no_rules, respond_pretty_json, respond_text};
 use crate::base::printable_text::to_pretty_json;
-use crate::decide::counters::RuleRef;
+use crate::decide::counter_commands::RuleRef;
 use crate::serve::grpc::decode;
 use crate::serve::grpc::service::DEFAULT_DEADLINE;
 use crate::settings::report::list_effective_settings;
@@ -64,7 +64,7 @@ pub(super) async fn show_counters(
     let AuthenticatedAdmin { peer, path } = &admin;
     tracing::warn!(target: AUDIT_TARGET, peer, path, domain = query.domain, rule = query.rule, "counters listed");
     let service = &state.collector.service;
-    let Some(loaded) = service.rules.load_full() else { return respond_no_rules() };
+    let Some(loaded) = service.rules.current_rules_owned() else { return respond_no_rules() };
     let Some(domain) = loaded.rules.domain(&query.domain) else {
         return respond_text(StatusCode::NOT_FOUND, "domain not found\n");
     };
@@ -90,7 +90,7 @@ pub(super) async fn reset_counters(admin: AuthenticatedAdmin, State(state): Stat
         return admin.reject_request(StatusCode::BAD_REQUEST, problem);
     }
     let service = &state.collector.service;
-    let Some(loaded) = service.rules.load_full() else { return respond_no_rules() };
+    let Some(loaded) = service.rules.current_rules_owned() else { return respond_no_rules() };
     let context = service.build_decision_context(Some(&loaded), DEFAULT_DEADLINE);
     let request = decode::convert_request(&request);
     if loaded.rules.domain(request.domain).is_none() {

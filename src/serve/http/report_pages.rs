@@ -48,7 +48,7 @@ pub(super) async fn show_top(
         return respond_text(StatusCode::SERVICE_UNAVAILABLE, what);
     }
     let render = move || {
-        let loaded = service.rules.load_full();
+        let loaded = service.rules.current_rules_owned();
         let domains = DomainNames::new(loaded.as_ref().map(|loaded| &loaded.rules));
         let mut report = TopReport::new(&service.decider.metrics.top_keys, &domains, service.clock.now(), &query);
         if !matches!(service.decider.key_values, ValueForm::Plain) {
@@ -73,7 +73,7 @@ pub(super) async fn show_rules(
     if service.decider.metrics.is_off() {
         return respond_metrics_off();
     }
-    let Some(loaded) = service.rules.load_full() else { return respond_no_rules() };
+    let Some(loaded) = service.rules.current_rules_owned() else { return respond_no_rules() };
     let render = move || {
         let top_keys = &service.decider.metrics.top_keys;
         let report = RuleUsageReport::new(&loaded.rules, top_keys, service.clock.now(), &query);
@@ -97,7 +97,7 @@ pub(super) async fn show_fleet(
         return respond_metrics_off();
     }
     let view = state.fleet.read_view().await;
-    let loaded = service.rules.load_full();
+    let loaded = service.rules.current_rules_owned();
     let render = move || {
         let report = FleetReport::new(&view, loaded.as_ref().map(|loaded| &loaded.rules), &query);
         encode_report(format, &report, |report| report.format_text(query.show))

@@ -36,8 +36,8 @@ pub(super) async fn show_ready(State(state): State<AppState>) -> Response {
 pub(super) async fn show_rlconfig(State(state): State<AppState>, uri: Uri) -> Response {
     let service = Arc::clone(&state.collector.service);
     let build = move || {
-        let loaded = service.rules.load_full();
-        let lines = loaded.as_ref().map(|loaded| rlconfig::rlconfig_lines(&loaded.rules)).unwrap_or_default();
+        let loaded = service.rules.current_rules_owned();
+        let lines = loaded.as_ref().map(|loaded| rlconfig::format_rlconfig(&loaded.rules)).unwrap_or_default();
         let text = lines.iter().fold(String::new(), |page, line| page + &escape_unprintable(line) + "\n");
         let version = service.rules.source_version();
         let version = version.and_then(|version| HeaderValue::from_str(&version).ok());
@@ -62,6 +62,6 @@ pub(super) async fn show_problems(State(state): State<AppState>, uri: Uri) -> Re
 /// `/store`: statistics of the store.
 pub(super) async fn show_store(State(state): State<AppState>, uri: Uri) -> Response {
     let service = Arc::clone(&state.collector.service);
-    let build = move || to_pretty_json(&service.decider.store_report()).ok().map(Page::json);
+    let build = move || to_pretty_json(&service.decider.build_store_report()).ok().map(Page::json);
     state.pages.respond_with_page(&uri, build).await
 }

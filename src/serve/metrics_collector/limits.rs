@@ -83,7 +83,7 @@ fn emit_configured_limits(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
     let mut limits = Family::new("tollkeeper_rule_limit", MetricKind::Gauge, help);
     let help = "Total number of decisions on a configured limit, including those counted under names from requests.";
     let mut decisions = Family::new("tollkeeper_rule_decisions_total", MetricKind::Counter, help);
-    if let Some(loaded) = rules.load().as_ref() {
+    if let Some(loaded) = rules.current_rules().as_ref() {
         // Rules with equal names (`a_b`, and `a` with value `b`) share statistics, and a series must not occur twice:
         // of limits that differ only in their number, emit the first.
         let (mut seen_stats, mut seen_labels) = (HashSet::new(), HashSet::new());

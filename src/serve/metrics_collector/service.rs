@@ -59,7 +59,7 @@ fn emit_calls(metrics: &ServiceMetrics, emit: &mut dyn FnMut(Family)) {
 }
 
 fn build_error_family(service: &RateLimitService) -> Family {
-    let failed: u64 = service.decider.failed_charges().map(|(_, count)| count).sum();
+    let failed: u64 = service.decider.failed_charge_counts().map(|(_, count)| count).sum();
     let series = |kind: &'static str, count| {
         let statsd_name = format!("ratelimit.service.call.should_rate_limit.{kind}");
         Series::new(MetricValue::Counter(count)).with_label("err_type", kind).with_statsd_name(statsd_name)

@@ -19,9 +19,9 @@ pub(super) fn emit_store(decider: &Decider, health: &Health, emit: &mut dyn FnMu
             .with_series(Series::new(MetricValue::Gauge(1.0)).with_label("store", stats.store)),
     );
     let help = "Total number of charges that failed in the store, by kind of failure.";
-    emit(Family::counters("tollkeeper_store_errors_total", help, "kind", decider.failed_charges()));
+    emit(Family::counters("tollkeeper_store_errors_total", help, "kind", decider.failed_charge_counts()));
     let help = "Total number of charges that failed in the store, by the failure policy that decided.";
-    let counts = StorePolicy::ALL.map(|policy| (policy.name(), decider.decided_by(policy)));
+    let counts = StorePolicy::ALL.map(|policy| (policy.name(), decider.charges_decided_by(policy)));
     emit(Family::counters("tollkeeper_policy_verdicts_total", help, "policy", counts));
     let help = "1 if no server of a deployment accepts charges.";
     emit(Family::gauge("tollkeeper_store_lost", help, u8::from(health.is_store_lost())));

@@ -124,7 +124,7 @@ impl LiveTotals {
             decisions: decider.metrics.decisions.snapshot(),
             verdicts,
             rejected: decider.metrics.rejected_requests(),
-            failed_charges: decider.failed_charges().map(|(_, count)| count).sum(),
+            failed_charges: decider.failed_charge_counts().map(|(_, count)| count).sum(),
         }
     }
 }
@@ -193,7 +193,7 @@ impl LiveStore {
 impl LiveRulesReport {
     fn new(collector: &MetricsCollector) -> Self {
         let rules = &collector.service.rules;
-        let (status, loaded) = (rules.status(), rules.load_full());
+        let (status, loaded) = (rules.status(), rules.current_rules_owned());
         let loaded = loaded.as_deref();
         Self {
             version: status.version,

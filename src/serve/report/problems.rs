@@ -39,7 +39,7 @@ impl ProblemsReport {
     /// Report of now.
     pub fn new(collector: &MetricsCollector) -> Self {
         let service = &collector.service;
-        let store = service.decider.store_report();
+        let store = service.decider.build_store_report();
         let mut servers = service.decider.store.stats().shared.map(|shared| shared.servers).unwrap_or_default();
         servers.sort_unstable();
         servers.dedup_by(|a, b| a.address == b.address);
@@ -49,7 +49,7 @@ impl ProblemsReport {
         };
         Self {
             log: RECENT_PROBLEMS.copy_lines(),
-            diagnostics: service.rules.problems(),
+            diagnostics: service.rules.last_problems(),
             failed_charges: store.failed_charges,
             decided_by_policy: store.decided_by_policy,
             store_available: !collector.health.is_store_lost(),

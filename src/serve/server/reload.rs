@@ -116,7 +116,7 @@ impl RuleUpdates {
     pub(super) async fn apply_updates(mut self, health: GrpcHealth) {
         loop {
             tokio::select! {
-                update = self.source.next() => {
+                update = self.source.next_update() => {
                     let Some(update) = update else { return };
                     let applier = self.applier.clone();
                     let result = applier.run_on_thread(move |applier| applier.apply_update(update)).await;
@@ -196,7 +196,7 @@ impl RuleApplier {
         if let Some(snapshot) = accepted {
             let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
             let recorded = recorded_rules::record_rules(&snapshot.rules, snapshot.version.as_deref(), &defaults);
-            let from = LoadedFrom { names: snapshot.rules.names(), version: snapshot.version };
+            let from = LoadedFrom { names: snapshot.rules.source_names(), version: snapshot.version };
             // Defaults make no rule invalid, so this does not fail.
             let compiled =
                 snapshot.rules.compile(&options).map_err(|found| record_refused_defaults(status, &texts(&found)))?;
@@ -223,7 +223,7 @@ impl RuleApplier {
         let kept = self.defaults.is_some().then(|| snapshot.clone());
         let defaults = self.defaults.as_ref().map(|status| status.defaults()).unwrap_or_default();
         let recorded = recorded_rules::record_rules(&snapshot.rules, snapshot.version.as_deref(), &defaults);
-        let from = LoadedFrom { names: snapshot.rules.names(), version: snapshot.version };
+        let from = LoadedFrom { names: snapshot.rules.source_names(), version: snapshot.version };
         let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
         let compiled = match snapshot.rules.compile_with_lines(&options) {
             Ok(compiled) => compiled,
@@ -244,7 +244,7 @@ impl RuleApplier {
         let warnings: Vec<String> = warnings.collect();
         let known = std::mem::replace(&mut self.lock_last_accepted().warnings, warnings.iter().cloned().collect());
         warnings.iter().filter(|warning| !known.contains(*warning)).for_each(|warning| tracing::warn!("{warning}"));
-        let mut rules = RuleSet::with_stats(compiled.domains, &self.metrics.limits);
+        let mut rules = RuleSet::from_domains(compiled.domains, &self.metrics.limits);
         rules.id = recorded.id.as_str().into();
         rules.contents_hash = recorded_rules::hash_contents(&recorded.documents).into();
         if let Some(log) = &self.log {
@@ -253,7 +253,7 @@ impl RuleApplier {
         if let Some(status) = &self.defaults {
             status.record_use(&rules, defaults);
         }
-        let version = self.rules.replace(rules, from, self.clock.now());
+        let version = self.rules.replace_rules(rules, from, self.clock.now());
         let status = self.rules.status();
         tracing::warn!(version, domains = status.domains, rules = status.rules, "rules loaded");
     }
@@ -263,7 +263,7 @@ impl RuleApplier {
     }
 
     fn has_rules(&self) -> bool {
-        self.rules.load().as_ref().is_some_and(|loaded| loaded.rules.domain_count() > 0)
+        self.rules.current_rules().as_ref().is_some_and(|loaded| loaded.rules.domain_count() > 0)
     }
 
     /// Logs and records why a set was rejected. Returns the problems as an error.
@@ -280,7 +280,7 @@ impl RuleApplier {
             tracing::error!("Error loading new configuration: {more} more problems; `tollkeeper check` lists them all");
         }
         let error = problems.join("\n");
-        self.rules.reject(error.clone(), in_files, self.clock.now());
+        self.rules.record_rejected(error.clone(), in_files, self.clock.now());
         Err(error)
     }
 }

@@ -96,7 +96,7 @@ pub fn find_problems(settings: &Settings) -> Vec<StartupError> {
 /// Finds files that do not prevent the start and without which a part of the service does not work.
 pub fn find_unusable_files(settings: &Settings) -> Vec<UnusableSetting> {
     let mut unusable = store::unusable_files(&settings.store);
-    unusable.extend(settings.xds.as_ref().and_then(xds::unusable_file));
+    unusable.extend(settings.xds.as_ref().and_then(xds::find_unusable_file));
     unusable.extend(settings.rules.defaults.as_deref().and_then(defaults_file::find_unusable_file));
     unusable.extend(settings.admin.as_ref().and_then(admin_token::find_unusable_token_file));
     // Both deployments have the same certificates.

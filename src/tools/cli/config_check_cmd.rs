@@ -15,9 +15,9 @@ use crate::base::printable_text::escape_unprintable;
 use crate::rules::compile::RuleText;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::diagnostic::Diagnostics;
-use crate::rules::files::read::read;
+use crate::rules::files::read::read_rule_files;
 use crate::rules::files::{MAX_FILES, MAX_TOTAL_BYTES, RuleLocation};
-use crate::rules::yaml::Documents;
+use crate::rules::yaml::DocumentSelection;
 
 const FLAGS: [Flag; 2] = [
     Flag { name: "config_dir", is_switch: false, help: "path to directory containing rate limit configs" },
@@ -99,7 +99,8 @@ fn read_rule_file(path: &Path) -> Result<RuleText, String> {
     if path.is_dir() {
         return Err(failed(&format_args!("{}: is a directory", path.display())));
     }
-    let read = read(&RuleLocation::Paths(vec![path.to_owned()])).map_err(|refused| failed(&refused.errors[0]))?;
+    let read =
+        read_rule_files(&RuleLocation::Paths(vec![path.to_owned()])).map_err(|refused| failed(&refused.errors[0]))?;
     let file = read.files.into_iter().next().ok_or_else(|| failed(&path.display()))?;
-    Ok(RuleText { name: file.name, bytes: file.bytes, documents: Documents::FirstOnly })
+    Ok(RuleText { name: file.name, bytes: file.bytes, documents: DocumentSelection::FirstOnly })
 }

@@ -88,7 +88,7 @@ fn explain_with_files(paths: &[PathBuf], request: &RateLimitRequest) -> Result<E
         return Err(format!("the rules have errors\n{}", rules.format_problems().trim_end()));
     };
     // Without a store there are no counters to show.
-    Ok(Explanation::of(&settings.decisions, set, &decode::convert_request(request), &[]))
+    Ok(Explanation::explain_request(&settings.decisions, set, &decode::convert_request(request), &[]))
 }
 
 /// Fetches the explanation of a running server.

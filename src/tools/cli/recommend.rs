@@ -189,7 +189,7 @@ impl RecommendInput<'_> {
         };
         let recommendation = recommend_limits(&demand, asked, self.args.rejected_keys, progress);
         bar.finish_and_clear();
-        let entries = self.rule_sets.iter().rev().find_map(|rules| rules.entries_of(&asked.rule));
+        let entries = self.rule_sets.iter().rev().find_map(|rules| rules.find_rule_entries(&asked.rule));
         let mut results = RecommendationResults::new(RecommendationParts {
             path: &self.args.rule,
             entries: entries.as_ref(),

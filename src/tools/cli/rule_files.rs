@@ -14,10 +14,10 @@ use crate::rules::compile::options::CompileOptions;
 use crate::rules::compile::{CompiledRules, RuleText, compile_texts};
 use crate::rules::defaults_file;
 use crate::rules::diagnostic::{Diagnostics, Severity};
-use crate::rules::files::read::read;
+use crate::rules::files::read::read_rule_files;
 use crate::rules::files::{MAX_FILE_BYTES, PathError, PathProblem, ReadFailure, RuleFile, RuleLocation};
 use crate::rules::rule::set::RuleSet;
-use crate::rules::yaml::{Documents, text};
+use crate::rules::yaml::{DocumentSelection, text};
 use crate::settings::Settings;
 
 /// Rule files with their problems.
@@ -41,12 +41,14 @@ impl CheckedRules {
         let mut sources = Vec::new();
         let (stdin, paths): (Vec<_>, Vec<_>) = paths.iter().cloned().partition(|path| path == Path::new(STDIN_PATH));
         if !paths.is_empty() {
-            let read = read(&RuleLocation::Paths(paths)).unwrap_or_else(|ReadFailure { errors, readable }| {
-                errors.iter().for_each(|error| diagnostics.push(error.diagnostic(Severity::Error)));
-                readable
-            });
-            read.warnings.iter().for_each(|warning| diagnostics.push(warning.diagnostic(Severity::Warning)));
-            let source = |file: RuleFile| RuleText { name: file.name, bytes: file.bytes, documents: Documents::All };
+            let read =
+                read_rule_files(&RuleLocation::Paths(paths)).unwrap_or_else(|ReadFailure { errors, readable }| {
+                    errors.iter().for_each(|error| diagnostics.push(error.to_diagnostic(Severity::Error)));
+                    readable
+                });
+            read.warnings.iter().for_each(|warning| diagnostics.push(warning.to_diagnostic(Severity::Warning)));
+            let source =
+                |file: RuleFile| RuleText { name: file.name, bytes: file.bytes, documents: DocumentSelection::All };
             sources.extend(read.files.into_iter().map(source));
         }
         if !stdin.is_empty() {
@@ -54,9 +56,9 @@ impl CheckedRules {
             // One more byte makes the compiler report that it is too large.
             if let Err(error) = io::stdin().lock().take(MAX_FILE_BYTES + 1).read_to_end(&mut text) {
                 let problem = PathProblem::Unreadable(error.to_string());
-                diagnostics.push(PathError { path: STDIN_PATH.into(), problem }.diagnostic(Severity::Error));
+                diagnostics.push(PathError { path: STDIN_PATH.into(), problem }.to_diagnostic(Severity::Error));
             }
-            sources.push(RuleText { name: STDIN_PATH.into(), bytes: text, documents: Documents::All });
+            sources.push(RuleText { name: STDIN_PATH.into(), bytes: text, documents: DocumentSelection::All });
         }
         Self::compile(sources, options, diagnostics)
     }
@@ -79,7 +81,7 @@ impl CheckedRules {
     /// Formats every problem with its line, errors first.
     pub(super) fn format_problems(&self) -> String {
         let texts: Vec<(&Arc<str>, _)> =
-            self.sources.iter().filter_map(|file| Some((&file.name, text::decode(&file.bytes).ok()?))).collect();
+            self.sources.iter().filter_map(|file| Some((&file.name, text::decode_text(&file.bytes).ok()?))).collect();
         let mut page = String::new();
         for diagnostic in self.diagnostics.errors().iter().chain(self.diagnostics.warnings()) {
             page += &escape_unprintable(&diagnostic.to_string());

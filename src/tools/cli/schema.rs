@@ -25,6 +25,6 @@ pub(super) struct Args {
 
 /// Prints the schema.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    let schema = if args.defaults { schema::defaults_schema() } else { schema::json_schema() };
+    let schema = if args.defaults { schema::defaults_file_schema() } else { schema::rule_file_schema() };
     check_written(print_to_stdout(format_args!("{schema:#}\n")), CommandOutcome::Success)
 }

@@ -10,7 +10,7 @@ use crate::rules::files::RuleLocation;
 use crate::rules::files::watch::WatchTiming;
 use crate::rules::source::{FilesConfig, SourceConfig};
 use crate::rules::xds::XdsConfig;
-use crate::rules::yaml::Documents;
+use crate::rules::yaml::DocumentSelection;
 use crate::serve::server;
 use crate::serve::server::error::ServerError;
 use crate::settings::{Settings, documentation};
@@ -128,7 +128,7 @@ fn locate_rules(args: &Args, settings: &Settings) -> SourceConfig {
             ignore_dotfiles: rules.ignore_dot_files,
             watch_root: rules.watch_root,
         };
-        return SourceConfig::Files(FilesConfig { location, documents: Documents::FirstOnly, timing });
+        return SourceConfig::Files(FilesConfig { location, documents: DocumentSelection::FirstOnly, timing });
     }
     if settings.xds.is_some() {
         tracing::warn!("--config is given, so CONFIG_TYPE=GRPC_XDS_SOTW has no effect");
@@ -137,5 +137,5 @@ fn locate_rules(args: &Args, settings: &Settings) -> SourceConfig {
         tracing::warn!("--config is given, so the RUNTIME_ variables have no effect");
     }
     let location = RuleLocation::Paths(args.config.clone());
-    SourceConfig::Files(FilesConfig { location, documents: Documents::All, timing })
+    SourceConfig::Files(FilesConfig { location, documents: DocumentSelection::All, timing })
 }

@@ -98,7 +98,7 @@ pub(super) fn suggest_similar_paths(paths: impl Iterator<Item = String>, wanted:
 pub(super) fn refuse_rules_on_hashed_values<'r>(
     mut rules: impl Iterator<Item = &'r Arc<RuleSet>>,
 ) -> Result<(), CommandFailure> {
-    match rules.find_map(|rules| rules.first_with_value()) {
+    match rules.find_map(|rules| rules.first_value_match_location()) {
         None => Ok(()),
         Some(location) => Err(CommandFailure {
             outcome: CommandOutcome::Failure,

@@ -263,9 +263,9 @@ impl DemandIndex {
         match of.hits {
             Hits::Peek => self.demand.totals.peeks += 1,
             // The key is unknown if other rules replace all limits that decide.
-            _ if descriptor.key() == 0 => {}
+            _ if descriptor.path_hash() == 0 => {}
             // A refund before any charge finds an empty counter.
-            Hits::Refund(_) if !self.keys.contains_key(&descriptor.key()) => self.demand.totals.refunds += 1,
+            Hits::Refund(_) if !self.keys.contains_key(&descriptor.path_hash()) => self.demand.totals.refunds += 1,
             Hits::Charge(_) | Hits::Refund(_) => {
                 self.set_asked_limit(descriptor, &limit);
                 self.add_hits(recorded, of, descriptor);
@@ -303,9 +303,9 @@ impl DemandIndex {
         let (is_full, next) = (self.keys.len() >= self.max_keys, self.keys.len());
         let new_key = || KeyState { index: next, was_rejected: false };
         let key = if is_full {
-            self.keys.get_mut(&descriptor.key())
+            self.keys.get_mut(&descriptor.path_hash())
         } else {
-            Some(self.keys.entry(descriptor.key()).or_insert_with(new_key))
+            Some(self.keys.entry(descriptor.path_hash()).or_insert_with(new_key))
         };
         let LimitDemand { keys, sequences, totals, span, .. } = &mut self.demand;
         let Some(key) = key else {

@@ -100,7 +100,7 @@ impl Verifier {
                 .get(descriptor.index)
                 .is_some_and(|of| of.is_sampled && matches!(of.hits, Hits::Charge(_)));
             let of_rule = descriptor.rule().is_some_and(|compiled| compiled.rule.path == editor.rule);
-            if is_charge && of_rule && keys.contains(descriptor.key()) {
+            if is_charge && of_rule && keys.contains(descriptor.path_hash()) {
                 add_results(tallies, &descriptor);
             }
         })
@@ -128,7 +128,7 @@ fn add_results(tallies: &mut [CandidateTally], descriptor: &DescriptorResults<'_
         tally.figures.requests += 1;
         if !limit.result.admitted {
             tally.figures.rejected_requests += 1;
-            tally.rejected.insert(descriptor.key());
+            tally.rejected.insert(descriptor.path_hash());
         }
     }
 }
@@ -139,7 +139,7 @@ impl RuleEditor {
         if let Some(known) = self.edited.iter().find(|known| Arc::ptr_eq(&known.before, rules)) {
             return Arc::clone(&known.after);
         }
-        let after = Arc::new(RuleSet::new(rules.edited(|rule| self.edit_rule(rule))));
+        let after = Arc::new(RuleSet::new(rules.edit_rules(|rule| self.edit_rule(rule))));
         self.edited.push(EditedRules { before: Arc::clone(rules), after: Arc::clone(&after) });
         after
     }

@@ -324,7 +324,7 @@ impl CounterSet {
     fn counter_losses(&self) -> CounterLosses {
         CounterLosses {
             evicted: self.decider.store.stats().memory.evicted,
-            without_counter: self.decider.failed_charges().map(|(_, count)| count).sum(),
+            without_counter: self.decider.failed_charge_counts().map(|(_, count)| count).sum(),
         }
     }
 }

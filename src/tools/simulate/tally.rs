@@ -84,7 +84,7 @@ impl ReplayTally {
         request: &Request<'_>,
         descriptor: &DescriptorResults<'_, '_>,
     ) -> DescriptorRejection {
-        let path = descriptor.key();
+        let path = descriptor.path_hash();
         let mut rejection = DescriptorRejection { by: None, path, shared_key: None };
         let Some(of) = recorded.descriptors().get(descriptor.index).filter(|of| of.is_sampled) else {
             return rejection;

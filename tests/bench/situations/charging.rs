@@ -10,7 +10,7 @@ use tollkeeper::limit::charge::{Charge, ChargeRequest, Counter, CounterPath};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::rules::rule::set::counter_tag;
+use tollkeeper::rules::rule::set::hash_limit_identity;
 use tollkeeper::store::memory::MemoryStore;
 
 use super::{BEGIN, CAPACITY_BYTES, DOMAIN, Situation, Walk};
@@ -59,7 +59,7 @@ impl Charging {
         let mut situation = Self {
             memory: Arc::new(MemoryStore::new(CAPACITY_BYTES)),
             limit,
-            tag: counter_tag(&limit, 0),
+            tag: hash_limit_identity(&limit, 0),
             now: BEGIN,
             step_us,
             walk: Walk::over(keys),

@@ -75,9 +75,9 @@ impl Options {
         let mut decider = Decider::new(MemoryStore::new(CAPACITY_BYTES).into(), behaviour, Arc::new(metrics));
         decider.log = (!self.logged.is_empty()).then(|| Arc::new(log(self.logged)));
         let service = RateLimitService::new(Clock::manual(BEGIN), Arc::new(LiveRules::default()), decider);
-        let rules = RuleSet::with_stats(self.rules(), &service.decider.metrics.limits);
+        let rules = RuleSet::from_domains(self.rules(), &service.decider.metrics.limits);
         assert_eq!(rules.rule_count(), self.rules);
-        service.rules.replace(rules, LoadedFrom::default(), BEGIN);
+        service.rules.replace_rules(rules, LoadedFrom::default(), BEGIN);
         service
     }
 
@@ -129,7 +129,7 @@ impl Deciding {
         let service = &self.service;
         service.clock.set(service.clock.now().plus_us(1));
         let request = black_box(&self.requests[self.walk.next()]);
-        let rules = service.rules.load();
+        let rules = service.rules.current_rules();
         let context = service.build_decision_context(rules.as_deref(), DEFAULT_DEADLINE);
         let decision = black_box(service.decider.decide_now(context, request));
         decision.expect("it is decided").over_limit

@@ -60,7 +60,8 @@ impl Encoding {
     /// Encodes the decision for these options; leaks the service, because the decision borrows its rules.
     pub(crate) fn new(options: Options) -> Self {
         let service: &'static RateLimitService = Box::leak(Box::new(options.service()));
-        let rules: &'static LoadedRules = Box::leak(Box::new(service.rules.load_full().expect("there are rules")));
+        let rules: &'static LoadedRules =
+            Box::leak(Box::new(service.rules.current_rules_owned().expect("there are rules")));
         let request = request(1, options.descriptors);
         let decide = || {
             let context = service.build_decision_context(Some(rules), DEFAULT_DEADLINE);

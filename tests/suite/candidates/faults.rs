@@ -41,7 +41,7 @@ fn frozen_redis_fails_candidates_while_the_over_limit_cache_rejects() {
     server.freeze();
     assert_eq!(send(&service, &shop_request("user=ann"), 10), 10);
     assert_eq!(stat(&service, "shop.user", LimitStat::OverLimitWithLocalCache), cached + 10, "no answer needed Redis");
-    assert_eq!(service.inner.decider.failed_charges().map(|(_, count)| count).sum::<u64>(), 0);
+    assert_eq!(service.inner.decider.failed_charge_counts().map(|(_, count)| count).sum::<u64>(), 0);
     for candidate in ["shop.user.lower", "shop.user.higher"] {
         wait_for("the failures", || {
             let cached = stat(&service, candidate, LimitStat::OverLimitWithLocalCache);

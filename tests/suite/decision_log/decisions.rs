@@ -166,9 +166,9 @@ fn explain_is_not_logged() {
     let service = logging_service(&file, &[ALL], RULES);
     let request = shop_request("user=alice");
     let decoded = tollkeeper::serve::grpc::decode::convert_request(&request.0);
-    let rules = service.inner.rules.load_full();
+    let rules = service.inner.rules.current_rules_owned();
     let context = service.inner.build_decision_context(rules.as_deref(), std::time::Duration::from_secs(1));
-    let peek = service.inner.decider.peek(context, &decoded);
+    let peek = service.inner.decider.peek_counters(context, &decoded);
     crate::kit::test_service::store_runtime().block_on(peek);
     service.finish_log();
     assert_eq!(decisions(&file).len(), 0);

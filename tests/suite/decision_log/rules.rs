@@ -7,16 +7,16 @@ use tollkeeper::decide::log::header::RuleSetRecord;
 use tollkeeper::decide::log::recorded_rules;
 use tollkeeper::rules::compile::RuleText;
 use tollkeeper::rules::compile::options::CompileOptions;
-use tollkeeper::rules::rule::rlconfig::rlconfig_lines;
+use tollkeeper::rules::rule::rlconfig::format_rlconfig;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::rule_defaults::RuleDefaults;
 use tollkeeper::rules::source::SourceRules;
 use tollkeeper::rules::xds::resource::decode_documents;
-use tollkeeper::rules::yaml::Documents;
+use tollkeeper::rules::yaml::DocumentSelection;
 
 use crate::kit::xds_server::{limited, resource};
 
-fn text(name: &str, bytes: Vec<u8>, documents: Documents) -> RuleText {
+fn text(name: &str, bytes: Vec<u8>, documents: DocumentSelection) -> RuleText {
     RuleText { name: Arc::from(name), bytes, documents }
 }
 
@@ -25,7 +25,7 @@ fn lines(rules: SourceRules) -> Vec<String> {
     let compiled = rules.compile(&CompileOptions::default()).unwrap_or_else(|problems| panic!("{problems}"));
     let rules = RuleSet::new(compiled.domains);
     let locations: Vec<String> = rules.rules().map(|compiled| compiled.rule.location.to_string()).collect();
-    [rlconfig_lines(&rules), locations].concat()
+    [format_rlconfig(&rules), locations].concat()
 }
 
 /// Asserts that the record, read from its JSON, gives the same rules. Returns its id.
@@ -46,9 +46,9 @@ fn rule_files_and_resources_are_recorded_without_loss() {
     };
     let utf16: Vec<u8> = "\u{feff}".chars().chain(yaml("d").chars()).flat_map(|c| (c as u16).to_le_bytes()).collect();
     let files = SourceRules::Texts(vec![
-        text("a.yaml", yaml("a").into_bytes(), Documents::All),
-        text("b.yaml", yaml("b").into_bytes(), Documents::FirstOnly),
-        text("d.yaml", utf16, Documents::All),
+        text("a.yaml", yaml("a").into_bytes(), DocumentSelection::All),
+        text("b.yaml", yaml("b").into_bytes(), DocumentSelection::FirstOnly),
+        text("d.yaml", utf16, DocumentSelection::All),
     ]);
     let config = |name: &str, requests| {
         let descriptors = vec![limited("user", RateLimitUnit::Day, requests)];

@@ -22,7 +22,7 @@ use tollkeeper::limit::charge::{ChargeRequest, JointLimit};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::rules::rule::set::counter_tag;
+use tollkeeper::rules::rule::set::hash_limit_identity;
 use tollkeeper::store::charge::{ChargeMode, ChargeResults};
 use tollkeeper::store::client::redis::error::RedisError;
 
@@ -592,7 +592,11 @@ fn more_than_16384_waiters_fail_and_it_recovers() {
 
 #[test]
 fn limits_differing_only_in_numbers_share_a_counter() {
-    assert_eq!(counter_tag(&counting(1), 0), counter_tag(&counting(2), 0), "or the others would prove nothing");
+    assert_eq!(
+        hash_limit_identity(&counting(1), 0),
+        hash_limit_identity(&counting(2), 0),
+        "or the others would prove nothing"
+    );
     let server = options().start();
     let counters = primed(&server, TimeSource::Redis);
     let requests: Vec<_> =

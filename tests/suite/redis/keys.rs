@@ -13,7 +13,7 @@ use tollkeeper::limit::charge::{Counter, CounterPath};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Entry;
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::rules::rule::set::counter_tag;
+use tollkeeper::rules::rule::set::hash_limit_identity;
 use tollkeeper::store::client::redis::hash_slot::hash_slot;
 use tollkeeper::store::redis::key::{MAX_PATH_BYTES, counter_keys, leases_key};
 
@@ -69,7 +69,7 @@ fn keys_of(prefix: &str, domain: &str, entries: &[(Vec<u8>, Value)], limits: &[(
             limit,
             shadow: false,
             quota: false,
-            tag: counter_tag(limit, *epoch),
+            tag: hash_limit_identity(limit, *epoch),
             epoch: *epoch,
         })
         .collect();
@@ -181,7 +181,7 @@ fn limits_share_a_key_exactly_if_they_share_a_counter() {
     let keys = keys_of("", "shop", &own(&[("user", "anna")]), &limits);
     for (one, (limit, epoch)) in keys.iter().zip(&limits) {
         for (other, (other_limit, other_epoch)) in keys.iter().zip(&limits) {
-            let same = counter_tag(limit, *epoch) == counter_tag(other_limit, *other_epoch);
+            let same = hash_limit_identity(limit, *epoch) == hash_limit_identity(other_limit, *other_epoch);
             assert_eq!(one == other, same, "{limit:?} {epoch} and {other_limit:?} {other_epoch}");
         }
     }

@@ -14,7 +14,7 @@ use tollkeeper::limit::charge::{Charge, ChargeRequest, Counter, CounterPath};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{GlobalScope, Limit, LimitError, LimitSpec, Overshoot, RegionLossPolicy, Scope};
-use tollkeeper::rules::rule::set::counter_tag;
+use tollkeeper::rules::rule::set::hash_limit_identity;
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::fallback::Fallback;
 use tollkeeper::store::over_limit_cache::{CallTimes, OverLimitCache};

@@ -129,7 +129,7 @@ fn compare_stats(service: &TestService, candidate: &str, alone: &str, about: &st
 
 /// The compiled limit with this name in metrics.
 fn limit(service: &TestService, name: &str) -> CompiledLimit {
-    let loaded = service.inner.rules.load_full().unwrap();
+    let loaded = service.inner.rules.current_rules_owned().unwrap();
     let limits = loaded.rules.rules().flat_map(|rule| &rule.limits);
     limits.into_iter().find(|limit| limit.stats.name().as_str() == name).unwrap_or_else(|| panic!("no {name}")).clone()
 }
@@ -147,8 +147,8 @@ fn sent(descriptors: &str, hits: i64) -> TestRequest {
 fn peek(service: &TestService, descriptor: &str) -> Vec<ChargeResult> {
     let request = shop_request(descriptor);
     let request = decode::convert_request(&request.0);
-    let rules = service.inner.rules.load_full();
+    let rules = service.inner.rules.current_rules_owned();
     let context = service.inner.build_decision_context(rules.as_deref(), DEFAULT_DEADLINE);
-    let results = store_runtime().block_on(service.inner.decider.peek(context, &request));
+    let results = store_runtime().block_on(service.inner.decider.peek_counters(context, &request));
     results[0].iter().map(|result| result.expect("the store answers")).collect()
 }

@@ -322,9 +322,9 @@ fn seen(response: &TestResponse) -> Seen {
 fn peek(service: &TestService, request: &[ModelDescriptor]) -> Vec<Vec<u64>> {
     let request = wire(request);
     let request = decode::convert_request(&request.0);
-    let rules = service.inner.rules.load_full();
+    let rules = service.inner.rules.current_rules_owned();
     let context = service.inner.build_decision_context(rules.as_deref(), DEFAULT_DEADLINE);
-    let results = store_runtime().block_on(service.inner.decider.peek(context, &request));
+    let results = store_runtime().block_on(service.inner.decider.peek_counters(context, &request));
     results.iter().map(|results| results.iter().flatten().map(|result| result.after).collect()).collect()
 }
 

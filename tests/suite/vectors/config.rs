@@ -9,9 +9,9 @@ use serde_json::Value;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_texts};
 use tollkeeper::rules::diagnostic::Diagnostics;
-use tollkeeper::rules::rule::rlconfig::rlconfig_lines;
+use tollkeeper::rules::rule::rlconfig::format_rlconfig;
 use tollkeeper::rules::rule::set::RuleSet;
-use tollkeeper::rules::yaml::Documents;
+use tollkeeper::rules::yaml::DocumentSelection;
 
 /// Files that fail there and load here, with the reason.
 const LOADS_HERE: &[(&str, &str)] = &[
@@ -45,7 +45,7 @@ fn load_with(line: &Value, options: &CompileOptions) -> Result<CompiledRules, Di
             } else {
                 text.as_bytes().to_vec()
             };
-            RuleText { name: Arc::from(name.as_str()), bytes: text, documents: Documents::FirstOnly }
+            RuleText { name: Arc::from(name.as_str()), bytes: text, documents: DocumentSelection::FirstOnly }
         })
         .collect();
     let merge_domains = line["env"]["MERGE_DOMAIN_CONFIG"] == "true";
@@ -84,7 +84,7 @@ fn rule_files_load_like_in_envoyproxy_ratelimit() {
             }
             (Ok(compiled), None) => {
                 // A name with a line break in it was recorded as two lines.
-                let text = rlconfig_lines(&RuleSet::new(compiled.domains.clone())).join("\n");
+                let text = format_rlconfig(&RuleSet::new(compiled.domains.clone())).join("\n");
                 let mut ours: Vec<&str> = text.lines().collect();
                 ours.sort_unstable();
                 let theirs: Vec<&str> =
@@ -127,7 +127,7 @@ fn recorded_rules_give_the_same_rlconfig_lines() {
         match load(&line) {
             Err(found) => differences.push(format!("{}: {found}", line["name"])),
             Ok(compiled) => {
-                let mut ours = rlconfig_lines(&RuleSet::new(compiled.domains.clone()));
+                let mut ours = format_rlconfig(&RuleSet::new(compiled.domains.clone()));
                 ours.sort_unstable();
                 let theirs: Vec<&str> =
                     line["rlconfig"].as_array().expect("lines").iter().filter_map(Value::as_str).collect();

@@ -119,7 +119,7 @@ fn cached_rules_that_no_longer_compile_are_ignored() {
     let settings = xds_settings(&server.address(), &[("TOLLKEEPER_XDS_CACHE", path.to_str().unwrap())]);
     server.stop();
     let cache = ResourceCache::new(&settings).unwrap();
-    cache.write("1", vec![resource(&daily("", &[]))], Time::from_secs(1)).unwrap();
+    cache.write_resources("1", vec![resource(&daily("", &[]))], Time::from_secs(1)).unwrap();
     let tollkeeper = setup.start_unhealthy();
     assert!(tollkeeper.stderr().contains("TOLLKEEPER_XDS_CACHE is ignored"), "{}", tollkeeper.stderr());
     assert_eq!(tollkeeper.healthcheck(), 500);

@@ -7,10 +7,10 @@ use tollkeeper::base::pb::xds::{
 };
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_documents, compile_texts};
-use tollkeeper::rules::rule::rlconfig::rlconfig_lines;
+use tollkeeper::rules::rule::rlconfig::format_rlconfig;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::xds::resource::decode_documents;
-use tollkeeper::rules::yaml::Documents;
+use tollkeeper::rules::yaml::DocumentSelection;
 
 use crate::kit::xds_server::{TYPE_URL, daily, limited, resource};
 
@@ -25,7 +25,7 @@ fn errors(configs: &[RateLimitConfig]) -> String {
 }
 
 fn lines(compiled: CompiledRules) -> Vec<String> {
-    rlconfig_lines(&RuleSet::new(compiled.domains))
+    format_rlconfig(&RuleSet::new(compiled.domains))
 }
 
 fn domain(descriptors: Vec<RateLimitDescriptor>) -> RateLimitConfig {
@@ -77,7 +77,7 @@ descriptors:
 - {key: DAY, rate_limit: {unit: day, requests_per_unit: 1}}
 - {key: YEAR, rate_limit: {unit: year, requests_per_unit: 1}}
 ";
-    let text = RuleText { name: "res".into(), bytes: yaml.into(), documents: Documents::All };
+    let text = RuleText { name: "res".into(), bytes: yaml.into(), documents: DocumentSelection::All };
     let from_yaml = compile_texts(&[text], &CompileOptions::default()).unwrap();
     let without_positions = |compiled: &CompiledRules| {
         let text = format!("{:?}", compiled.domains);

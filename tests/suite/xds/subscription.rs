@@ -28,9 +28,9 @@ fn facts(request: &DiscoveryRequest) -> (&str, &str, Option<&str>) {
 
 /// Applies a response that must be new, with this result; returns the answer.
 fn apply(subscription: &mut Subscription, response: DiscoveryResponse, result: Result<(), &str>) -> DiscoveryRequest {
-    let reaction = subscription.receive(response, Instant::now());
+    let reaction = subscription.handle_response(response, Instant::now());
     assert!(matches!(reaction, Reaction::Apply(_)), "{reaction:?}");
-    subscription.conclude(&result.map_err(str::to_owned)).unwrap()
+    subscription.conclude_apply(&result.map_err(str::to_owned)).unwrap()
 }
 
 #[test]
@@ -60,13 +60,13 @@ fn content_in_force_is_accepted_in_any_order_and_under_any_version_without_apply
     subscription.begin_stream();
     apply(&mut subscription, response("1", "a", &["one", "two"]), Ok(()));
     for (version, nonce, contents) in [("2", "b", ["two", "one"]), ("1", "c", ["one", "two"])] {
-        match subscription.receive(response(version, nonce, &contents), Instant::now()) {
+        match subscription.handle_response(response(version, nonce, &contents), Instant::now()) {
             Reaction::Accept(request) => assert_eq!(facts(&request), (version, nonce, None)),
             other => panic!("{other:?}"),
         }
     }
     subscription.begin_stream();
-    let again = subscription.receive(response("1", "a", &["one", "two"]), Instant::now());
+    let again = subscription.handle_response(response("1", "a", &["one", "two"]), Instant::now());
     assert!(matches!(again, Reaction::Accept(_)), "{again:?}");
     for other in [&["one"][..], &["one", "one", "two"], &["onetwo"], &[]] {
         apply(&mut subscription, response("1", "d", other), Ok(()));
@@ -82,16 +82,16 @@ fn same_content_is_refused_again_at_a_growing_pace() {
     let start = Instant::now();
     let mut delays = Vec::new();
     for nonce in 1..=6 {
-        let reaction = subscription.receive(response("1", &nonce.to_string(), &["bad"]), start);
+        let reaction = subscription.handle_response(response("1", &nonce.to_string(), &["bad"]), start);
         assert!(matches!(reaction, Reaction::RefuseLater), "{reaction:?}");
-        let due = subscription.due().unwrap();
+        let due = subscription.refusal_due().unwrap();
         // A response that arrives meanwhile postpones nothing, and the refusal is of the last one.
         let last = format!("{nonce}b");
-        subscription.receive(response("2", &last, &["bad"]), start + Duration::from_millis(400));
-        assert_eq!(subscription.due(), Some(due));
+        subscription.handle_response(response("2", &last, &["bad"]), start + Duration::from_millis(400));
+        assert_eq!(subscription.refusal_due(), Some(due));
         delays.push(due - start);
-        assert_eq!(facts(&subscription.take_due().unwrap()), ("", last.as_str(), Some("bad")));
-        assert!(subscription.due().is_none());
+        assert_eq!(facts(&subscription.take_due_refusal().unwrap()), ("", last.as_str(), Some("bad")));
+        assert!(subscription.refusal_due().is_none());
     }
     assert_eq!((delays[0], delays[5]), (MIN_REFUSAL_DELAY, MAX_REFUSAL_DELAY));
     assert!(delays.is_sorted());
@@ -103,10 +103,10 @@ fn other_content_resets_the_pace_and_drops_the_delayed_refusal() {
     subscription.begin_stream();
     apply(&mut subscription, response("1", "0", &["good"]), Ok(()));
     apply(&mut subscription, response("2", "1", &["bad"]), Err("bad"));
-    subscription.receive(response("2", "2", &["bad"]), Instant::now());
+    subscription.handle_response(response("2", "2", &["bad"]), Instant::now());
     // The good content again is applied, which clears the error that is shown.
     apply(&mut subscription, response("3", "3", &["good"]), Ok(()));
-    assert!(subscription.due().is_none());
+    assert!(subscription.refusal_due().is_none());
     let refused = apply(&mut subscription, response("4", "4", &["bad"]), Err("bad"));
     assert_eq!(facts(&refused), ("3", "4", Some("bad")));
 }
@@ -116,8 +116,8 @@ fn response_of_another_type_is_ignored() {
     let mut subscription = subscription();
     subscription.begin_stream();
     let other = DiscoveryResponse { type_url: "type.googleapis.com/other".to_owned(), ..response("1", "a", &[]) };
-    assert!(matches!(subscription.receive(other, Instant::now()), Reaction::Ignore));
-    assert!(subscription.conclude(&Ok(())).is_none());
+    assert!(matches!(subscription.handle_response(other, Instant::now()), Reaction::Ignore));
+    assert!(subscription.conclude_apply(&Ok(())).is_none());
 }
 
 #[test]
@@ -147,10 +147,10 @@ proptest! {
             }
             let (version, nonce) = (format!("v{number}"), format!("n{number}"));
             let is_bad = choice == 2;
-            match subscription.receive(response(&version, &nonce, contents[choice]), start) {
+            match subscription.handle_response(response(&version, &nonce, contents[choice]), start) {
                 Reaction::Apply(_) => {
                     let result = if is_bad { Err("bad".to_owned()) } else { Ok(()) };
-                    let answer = subscription.conclude(&result).unwrap();
+                    let answer = subscription.conclude_apply(&result).unwrap();
                     if !is_bad {
                         accepted.clone_from(&version);
                         in_force = Some(choice.max(1));
@@ -164,9 +164,9 @@ proptest! {
                 }
                 Reaction::RefuseLater => {
                     prop_assert!(is_bad);
-                    prop_assert!(subscription.due().unwrap() <= start + MAX_REFUSAL_DELAY);
+                    prop_assert!(subscription.refusal_due().unwrap() <= start + MAX_REFUSAL_DELAY);
                     if action > 2 {
-                        let answer = subscription.take_due().unwrap();
+                        let answer = subscription.take_due_refusal().unwrap();
                         prop_assert_eq!(facts(&answer), (accepted.as_str(), nonce.as_str(), Some("bad")));
                     }
                 }

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use super::Decider;
 use super::decision::DecisionContext;
 use super::explain::ExplainedCounter;
-use super::selection::{SelectedRequest, Selection, select};
+use super::selection::{SelectedRequest, Selection, select_limits};
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::request::{Descriptor, Entry, Hits, Request};
 use crate::rules::rule::RuleLogging;
@@ -22,9 +22,9 @@ use crate::store::error::AdminError;
 use crate::store::redis::key::ScannedPath;
 
 /// Upper bound on each call of Redis.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const REDIS_CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Counters that are peeked at together.
-const BATCH_SIZE: usize = 100;
+const PEEK_BATCH_SIZE: usize = 100;
 
 /// The counters of a rule.
 #[derive(Debug, Serialize)]
@@ -46,8 +46,8 @@ pub struct ListedCounters {
     pub limits: Vec<ExplainedCounter>,
 }
 
-const BY_SCAN: &str = "keys in redis";
-const BY_MEMORY: &str = "keys of recently created counters in this process";
+const FOUND_BY_SCAN: &str = "keys in redis";
+const FOUND_IN_MEMORY: &str = "keys of recently created counters in this process";
 
 /// Rule whose counters are listed.
 #[derive(Clone, Copy, Debug)]
@@ -73,18 +73,18 @@ impl Decider {
     ) -> Result<CounterListing, AdminError> {
         let RuleRef { rules, domain, rule } = of;
         let is_of_rule = |path: &ScannedPath| {
-            rules.find(domain, &borrowed(&path.entries)).is_some_and(|found| std::ptr::eq(found.rule, rule))
+            rules.find_rule(domain, &borrow_entries(&path.entries)).is_some_and(|found| std::ptr::eq(found.rule, rule))
         };
-        let scanned = self.store.scan(&domain.name, max, Instant::now() + TIMEOUT, is_of_rule).await?;
+        let scanned = self.store.scan(&domain.name, max, Instant::now() + REDIS_CALL_TIMEOUT, is_of_rule).await?;
         let (paths, complete, note) = match scanned {
-            Some(scan) => (scan.paths, scan.complete && scan.truncated == 0, BY_SCAN),
-            None => (self.recently_created_keys(of), false, BY_MEMORY),
+            Some(scan) => (scan.paths, scan.complete && scan.truncated == 0, FOUND_BY_SCAN),
+            None => (self.recently_created_keys(of), false, FOUND_IN_MEMORY),
         };
         let mut counters = Vec::new();
         let mut rest = &*paths;
         while !rest.is_empty() && counters.len() < max {
-            let (batch, others) = rest.split_at(rest.len().min(BATCH_SIZE));
-            counters.extend(self.peek_at(context, of, batch).await);
+            let (batch, others) = rest.split_at(rest.len().min(PEEK_BATCH_SIZE));
+            counters.extend(self.peek_at_paths(context, of, batch).await);
             rest = others;
         }
         let complete = complete && counters.len() <= max;
@@ -102,13 +102,13 @@ impl Decider {
         request: &Request<'_>,
     ) -> Result<Vec<u64>, AdminError> {
         let Some(rules) = context.rules else { return Ok(Vec::new()) };
-        let selections = select(&self.behaviour, rules, request);
+        let selections = select_limits(&self.behaviour, rules, request);
         let mut deleted = Vec::with_capacity(selections.len());
         for (index, selection) in selections.iter().enumerate() {
             let mut of_descriptor = 0;
-            for charge in selection.all_charges(request, index, 0) {
+            for charge in selection.build_all_charges(request, index, 0) {
                 of_descriptor +=
-                    self.store.reset_counters(&charge, context.store.now, Instant::now() + TIMEOUT).await?;
+                    self.store.reset_counters(&charge, context.store.now, Instant::now() + REDIS_CALL_TIMEOUT).await?;
             }
             deleted.push(of_descriptor);
         }
@@ -116,11 +116,11 @@ impl Decider {
     }
 
     /// Forgets what this process caches about the counters of `request`, which another process has reset.
-    pub fn forget_cached(&self, context: DecisionContext<'_>, request: &Request<'_>) {
+    pub fn forget_cached_counters(&self, context: DecisionContext<'_>, request: &Request<'_>) {
         let Some(rules) = context.rules else { return };
-        for (index, selection) in select(&self.behaviour, rules, request).iter().enumerate() {
+        for (index, selection) in select_limits(&self.behaviour, rules, request).iter().enumerate() {
             selection
-                .all_charges(request, index, 0)
+                .build_all_charges(request, index, 0)
                 .for_each(|charge| self.store.forget_cached(&charge, context.store.now));
         }
     }
@@ -133,7 +133,8 @@ impl Decider {
         let keys = self.metrics.recently_created_keys.keys_of_limit(&limit.stats).into_iter().filter_map(|parts| {
             let mut parts = parts.into_iter();
             let mut entries: Vec<[Vec<u8>; 2]> = std::iter::from_fn(|| Some([parts.next()?, parts.next()?])).collect();
-            let found = rules.find(domain, &borrowed(&entries)).filter(|found| std::ptr::eq(found.rule, rule))?;
+            let found =
+                rules.find_rule(domain, &borrow_entries(&entries)).filter(|found| std::ptr::eq(found.rule, rule))?;
             let patterns: Vec<(usize, Vec<u8>)> =
                 found.shared.iter().map(|(index, pattern)| (*index, pattern.to_vec())).collect();
             let shared = patterns.iter().map(|(index, _)| *index).collect();
@@ -145,14 +146,14 @@ impl Decider {
     }
 
     /// Counters of these paths that are above zero.
-    async fn peek_at(
+    async fn peek_at_paths(
         &self,
         context: DecisionContext<'_>,
         of: RuleRef<'_>,
         paths: &[ScannedPath],
     ) -> Vec<ListedCounters> {
         let descriptors = paths.iter().map(|path| Descriptor {
-            entries: borrowed(&path.entries),
+            entries: borrow_entries(&path.entries),
             hits: Hits::Peek,
             hits_addend: None,
             limit_override: None,
@@ -161,15 +162,16 @@ impl Decider {
         let selections: Vec<Selection<'_>> = paths
             .iter()
             .enumerate()
-            .map(|(index, path)| Selection::of_rule(of.rule, shared(path), &request, index))
+            .map(|(index, path)| Selection::for_rule(of.rule, shared_entries(path), &request, index))
             .collect();
         let context = DecisionContext {
-            store: StoreContext { deadline: Some(Instant::now() + TIMEOUT), ..context.store },
+            store: StoreContext { deadline: Some(Instant::now() + REDIS_CALL_TIMEOUT), ..context.store },
             ..context
         };
         let is_private = of.rule.rule.logging == Some(RuleLogging::None);
         let form = if is_private { &ValueForm::Omitted } else { &self.key_values };
-        let found = self.peek_selected(context, SelectedRequest { request: &request, selections: &selections }).await;
+        let found =
+            self.peek_selected_counters(context, SelectedRequest { request: &request, selections: &selections }).await;
         let listed = paths.iter().zip(found).filter_map(|(path, results)| {
             results.iter().flatten().any(|result| result.after > 0).then_some(())?;
             let entries = path.entries.iter().enumerate().map(|(index, [key, value])| {
@@ -178,16 +180,19 @@ impl Decider {
                 [&**key, &*value].map(|bytes| String::from_utf8_lossy(bytes).into_owned())
             });
             let entries = entries.collect();
-            Some(ListedCounters { entries, limits: results.iter().flatten().map(ExplainedCounter::of).collect() })
+            Some(ListedCounters {
+                entries,
+                limits: results.iter().flatten().map(ExplainedCounter::from_result).collect(),
+            })
         });
         listed.collect()
     }
 }
 
-fn shared(path: &ScannedPath) -> SmallVec<[(usize, &[u8]); 1]> {
+fn shared_entries(path: &ScannedPath) -> SmallVec<[(usize, &[u8]); 1]> {
     path.shared.iter().map(|index| (*index, &*path.entries[*index][1])).collect()
 }
 
-fn borrowed(entries: &[[Vec<u8>; 2]]) -> SmallVec<[Entry<'_>; 4]> {
+fn borrow_entries(entries: &[[Vec<u8>; 2]]) -> SmallVec<[Entry<'_>; 4]> {
     entries.iter().map(|[key, value]| Entry { key, value }).collect()
 }
