@@ -11,4 +11,5 @@ pub mod random;
 pub mod threads;
 pub mod write_coalescing;
 pub mod sharded;
+pub mod scheduler_lag;
 pub mod pb;

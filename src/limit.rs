@@ -318,8 +318,8 @@ impl Limit {
         }
     }
 
-    /// Returns the share of one replica while its store fails: as [`Self::share_of`], and for a global limit at most the
-    /// replica's part of the cut-off allowance, because the region's grants may have been used already.
+    /// Returns the share of one replica while its store fails: as [`Self::share_of`], and for a global limit at most
+    /// the replica's part of the cut-off allowance, because the region's grants may have been used already.
     pub fn fallback_share(&self, replicas: NonZeroU32) -> Self {
         let share = self.share_of(replicas);
         if self.global_scope().is_none() {

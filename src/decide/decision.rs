@@ -89,7 +89,7 @@ pub enum DecideError {
     #[error("no rate limit configuration loaded")]
     NoRules,
     /// The store failed under a rule with the policy `error`.
-    #[error("the store failed, and the rule says `on_store_error: error`")]
+    #[error("the store failed, and the policy is `on_store_error: error`")]
     Store,
 }
 

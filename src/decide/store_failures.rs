@@ -7,11 +7,13 @@
 //! Every failed charge counts, also where its policy answered without an error. The first failure of each kind is
 //! logged at once; after that, one line per kind every 10 s, with the policy that decided and advice for the operator.
 
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::selection::SelectedLimit;
 use crate::base::clock::Time;
+use crate::base::scheduler_lag::SCHEDULER_LAG;
 use crate::limit::StorePolicy;
 use crate::limit::request::Hits;
 use crate::store::error::ChargeError;
@@ -45,8 +47,14 @@ impl FailedChargeCounters {
         kind.count.fetch_add(1, Ordering::Relaxed);
         self.policies[policy as usize].fetch_add(1, Ordering::Relaxed);
         if let Some(suppressed) = kind.throttle.allow(now) {
-            let (policy, advice) = (policy.name(), error.advice());
-            tracing::error!(suppressed, policy, "store failed: {error}; `on_store_error` decides ({advice})");
+            let (policy, lag) = (policy.name(), SCHEDULER_LAG.recent_maximum(Instant::now()));
+            let (process_late_ms, advice) = (lag.as_millis(), explain_failure(error, lag));
+            tracing::warn!(
+                suppressed,
+                policy,
+                process_late_ms,
+                "store failed: {error}; `on_store_error` decides ({advice})"
+            );
         }
     }
 
@@ -58,6 +66,20 @@ impl FailedChargeCounters {
     /// Number of failed charges that this policy decided.
     pub(super) fn count_decided_by(&self, policy: StorePolicy) -> u64 {
         self.policies[policy as usize].load(Ordering::Relaxed)
+    }
+}
+
+/// Shortest lag of the process that explains a timeout.
+const MIN_EXPLAINING_LAG: Duration = Duration::from_millis(5);
+
+/// Explains a failure to an operator. `lag` is the largest one of this process in the last seconds.
+fn explain_failure(error: ChargeError, lag: Duration) -> Cow<'static, str> {
+    match error.is_timeout() {
+        true if lag >= MIN_EXPLAINING_LAG => {
+            format!("this process was late by {} ms in the last seconds: give it more CPU", lag.as_millis()).into()
+        }
+        true => format!("this process was on time, so look at the server and the network; {}", error.advice()).into(),
+        false => error.advice().into(),
     }
 }
 

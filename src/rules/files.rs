@@ -18,6 +18,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use super::diagnostic::{Diagnostic, Severity};
+use crate::settings::rules::RuleSettings;
 
 /// Maximum size of a rule file, in bytes.
 pub const MAX_FILE_BYTES: u64 = 64 << 20;
@@ -50,6 +51,36 @@ pub enum RuleLocation {
         /// `RUNTIME_WATCH_ROOT`: names are dotted from the subdirectory on (`config.shop.yaml`).
         watch_root: bool,
     },
+}
+
+impl RuleLocation {
+    /// Returns the empty variable because of which no file is read, as in envoyproxy/ratelimit.
+    pub fn empty_variable(&self) -> Option<&'static str> {
+        let is_root = |directory: &str| directory.trim_start_matches('/').is_empty();
+        match self {
+            Self::Paths(_) => None,
+            Self::Runtime { root, .. } if root.as_os_str().is_empty() => Some("RUNTIME_ROOT"),
+            Self::Runtime { watch_root: true, subdirectory, .. } if is_root(subdirectory) => {
+                Some("RUNTIME_SUBDIRECTORY")
+            }
+            Self::Runtime { watch_root: false, app_directory, .. } if is_root(app_directory) => {
+                Some("RUNTIME_APPDIRECTORY")
+            }
+            Self::Runtime { .. } => None,
+        }
+    }
+}
+
+impl From<&RuleSettings> for RuleLocation {
+    fn from(settings: &RuleSettings) -> Self {
+        Self::Runtime {
+            root: settings.root.clone(),
+            subdirectory: settings.subdirectory.to_string_lossy().into_owned(),
+            app_directory: settings.app_directory.to_string_lossy().into_owned(),
+            ignore_dotfiles: settings.ignore_dot_files,
+            watch_root: settings.watch_root,
+        }
+    }
 }
 
 /// One rule file as it was read.

@@ -8,7 +8,7 @@ mod service;
 mod store;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use procfs::WithCurrentSystemInfo as _;
 use procfs::process::{LimitValue, Process};
@@ -16,6 +16,7 @@ use procfs::process::{LimitValue, Process};
 use self::limits::emit_limits;
 use self::service::emit_service;
 use self::store::emit_store;
+use crate::base::scheduler_lag::SCHEDULER_LAG;
 use crate::rules::live::LiveRules;
 use crate::rules::xds::status::StreamState;
 use crate::serve::grpc::service::RateLimitService;
@@ -139,6 +140,10 @@ fn emit_listeners(stats: &StatsByListener, emit: &mut dyn FnMut(Family)) {
 
 /// Emits what `/proc` has about the process; values that cannot be read are left out.
 fn emit_process_usage(emit: &mut dyn FnMut(Family)) {
+    let lag = SCHEDULER_LAG.recent_maximum(Instant::now());
+    let help = "Largest delay of a due task by this process in the last 5 to 10 seconds, in seconds.";
+    let series = Series::new(MetricValue::Gauge(lag.as_secs_f64()));
+    emit(Family::new("tollkeeper_scheduler_lag_seconds", MetricKind::Gauge, help).with_series(series));
     let Ok(process) = Process::myself() else { return };
     if let Ok(stat) = process.stat() {
         let ticks_per_second = procfs::ticks_per_second().max(1);

@@ -34,12 +34,13 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use self::error::ServerError;
-use self::listeners::BoundListeners;
+use self::listeners::{BoundListeners, StartSummary};
 use self::reload::{ReloadTrigger, RuleApplier, RuleUpdates};
 use self::shutdown::DrainingServer;
 use self::startup::StartupResources;
 use self::statsd_reporter::StatsdReporter;
 use crate::base::clock::{Clock, Time};
+use crate::base::scheduler_lag::measure_forever;
 use crate::base::threads;
 use crate::decide::Decider;
 use crate::decide::log::value_form::ValueForm;
@@ -69,6 +70,7 @@ use crate::store::health::StoreHealth;
 use crate::store::stats::MemoryUsage;
 use crate::telemetry::listener_stats::StatsByListener;
 use crate::telemetry::log_throttle::LogThrottle;
+use crate::telemetry::logs::LIFECYCLE_TARGET;
 use crate::telemetry::otlp::{self, OtlpExporter};
 use crate::telemetry::service_metrics::ServiceMetrics;
 use crate::telemetry::traces::Tracer;
@@ -118,7 +120,8 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     background.spawn(sweep_counters(Arc::clone(&service)));
     listeners.watch_certificates(&mut background);
     background.spawn(follow_store_health(Arc::clone(&service), store_health));
-    listeners.log_addresses(settings.admin.is_some());
+    background.spawn(measure_forever());
+    listeners.log_start(&summarize_start(&settings, &service));
     let mut serving = listeners
         .start_serving(&settings.grpc, state, &grpc_health, &stopping)
         .map_err(|error| ServerError::System { resource: "the listeners", error })?;
@@ -132,7 +135,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     tokio::select! {
         result = draining.drain_and_stop(&settings.shutdown) => result,
         () = second_signal => {
-            tracing::warn!("second signal received: stopping at once");
+            tracing::info!(target: LIFECYCLE_TARGET, "second signal received: stopping at once");
             Ok(())
         }
     }
@@ -211,7 +214,7 @@ async fn serve_until_stopped(
             action = signals.wait_for_signal() => match action {
                 SignalAction::Stop => return Ok(()),
                 SignalAction::Reload => {
-                    tracing::warn!("SIGHUP received: reloading the rules");
+                    tracing::info!(target: LIFECYCLE_TARGET, "SIGHUP received: reloading the rules");
                     reload.request_reload();
                 }
             },
@@ -243,7 +246,7 @@ fn start_tracer(settings: &TracingSettings, exporter: OtlpExporter) -> Tracer {
     let span_queue =
         SpanQueue::start(exporter, &otlp::build_resource(&settings.collector.resource), settings.queue, thread);
     let (protocol, endpoint) = (settings.collector.protocol, settings.collector.endpoint.as_str());
-    tracing::warn!(?protocol, endpoint, ratio = settings.sampler.ratio, "exporting traces");
+    tracing::info!(?protocol, endpoint, ratio = settings.sampler.ratio, "exporting traces");
     Tracer {
         sampler: settings.sampler,
         formats: settings.formats,
@@ -325,10 +328,10 @@ fn open_store(settings: &Settings) -> Store {
     let capacity_bytes = settings.memory.capacity_bytes as u64;
     match &settings.store {
         StoreSettings::Memory => {
-            tracing::warn!(capacity_bytes, "counters are in this process's memory: each replica counts separately");
+            tracing::info!(capacity_bytes, "counters are in this process's memory: each replica counts separately");
         }
         StoreSettings::Redis(redis) => {
-            tracing::warn!(
+            tracing::info!(
                 setting = redis.main.setting,
                 redis = %redis.main.topology,
                 per_second = redis.per_second.as_ref().map(|deployment| deployment.topology.to_string()),
@@ -338,10 +341,27 @@ fn open_store(settings: &Settings) -> Store {
         }
         StoreSettings::Memcache(memcache) => {
             let timeout_ms = memcache.timeout.as_millis();
-            tracing::warn!(memcache = %memcache.servers, timeout_ms, "counters are in memcache");
+            tracing::info!(memcache = %memcache.servers, timeout_ms, "counters are in memcache");
         }
     }
     Store::open(&settings.store, capacity_bytes)
+}
+
+fn summarize_start(settings: &Settings, service: &RateLimitService) -> StartSummary {
+    StartSummary {
+        rules: service.rules.status().rules,
+        counters: describe_counters(&settings.store),
+        has_admin_token: settings.admin.is_some(),
+    }
+}
+
+/// Says where the counters are, for the line of the start.
+fn describe_counters(settings: &StoreSettings) -> String {
+    match settings {
+        StoreSettings::Memory => "memory of this process, not shared".to_owned(),
+        StoreSettings::Redis(redis) => format!("redis {}", redis.main.topology),
+        StoreSettings::Memcache(memcache) => format!("memcache {}", memcache.servers),
+    }
 }
 
 /// Interval between the sweeps of two parts of the memory store.

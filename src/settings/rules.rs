@@ -19,7 +19,7 @@ settings! { "Rules and their files";
     CONFIG_TYPE: RuleSourceKind = RuleSourceKind::Files, "source of the rules: files, or a control plane over xDS";
     RUNTIME_ROOT: PathBuf = "/srv/runtime_data/current", "directory above the rule files; empty: no rules"
         .only_with(&REQUIRES_RULE_FILES);
-    RUNTIME_SUBDIRECTORY: PathBuf = "", "directory below RUNTIME_ROOT; empty: RUNTIME_ROOT itself"
+    RUNTIME_SUBDIRECTORY: PathBuf = "", "directory below RUNTIME_ROOT; empty: no rules, unless RUNTIME_WATCH_ROOT=false"
         .only_with(&REQUIRES_RULE_FILES);
     RUNTIME_APPDIRECTORY: PathBuf = "config", "directory below RUNTIME_SUBDIRECTORY that holds the rule files"
         .only_with(&REQUIRES_RULE_FILES);

@@ -48,6 +48,11 @@ impl ChargeError {
         }
     }
 
+    /// Returns `true` if the server did not answer in time.
+    pub fn is_timeout(self) -> bool {
+        matches!(self, Self::Redis(RedisError::Timeout) | Self::Memcache(MemcacheError::Timeout))
+    }
+
     /// Advice for the operator: the setting to check.
     pub const fn advice(self) -> &'static str {
         match self {

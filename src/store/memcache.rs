@@ -128,9 +128,36 @@ impl Memcache {
         context: ChargeContext<'_>,
     ) -> Vec<MemcacheOutcome> {
         let guard = self.stats.begin_charges(charges.len());
-        let outcomes = join_all(charges.iter().map(|charge| self.charge(charge, mode, context))).await;
+        let outcomes = match has_repeated_counter(charges) {
+            true => self.charge_each_counter_in_order(charges, mode, context).await,
+            false => join_all(charges.iter().map(|charge| self.charge(charge, mode, context))).await,
+        };
         guard.finish(&outcomes, |error| *error == MemcacheError::Timeout);
         outcomes
+    }
+
+    /// Makes charges of different counters at once, and those of one counter one after the other: a refund or a peek
+    /// sees what the charges before it have counted.
+    async fn charge_each_counter_in_order(
+        &self,
+        charges: &[Charge<'_>],
+        mode: ChargeMode,
+        context: ChargeContext<'_>,
+    ) -> Vec<MemcacheOutcome> {
+        let first_of = |charge: &Charge<'_>| charges.iter().position(|other| has_same_counters(other, charge));
+        let charge_followers = async |first: usize| {
+            let mut outcomes = Vec::new();
+            for (index, charge) in charges.iter().enumerate() {
+                if first_of(charge) == Some(first) {
+                    outcomes.push((index, self.charge(charge, mode, context).await));
+                }
+            }
+            outcomes
+        };
+        let leaders = charges.iter().enumerate().filter(|(index, charge)| first_of(charge) == Some(*index));
+        let mut outcomes = join_all(leaders.map(|(index, _)| charge_followers(index))).await.concat();
+        outcomes.sort_unstable_by_key(|(index, _)| *index);
+        outcomes.into_iter().map(|(_, outcome)| outcome).collect()
     }
 
     async fn charge(&self, charge: &Charge<'_>, mode: ChargeMode, context: ChargeContext<'_>) -> MemcacheOutcome {
@@ -238,6 +265,16 @@ impl Memcache {
             sleep(HEALTH_INTERVAL).await;
         }
     }
+}
+
+/// Returns `true` if several charges count in one counter.
+fn has_repeated_counter(charges: &[Charge<'_>]) -> bool {
+    (1..charges.len()).any(|index| charges[..index].iter().any(|other| has_same_counters(other, &charges[index])))
+}
+
+fn has_same_counters(one: &Charge<'_>, other: &Charge<'_>) -> bool {
+    let tags = |charge: &Charge<'_>| charge.counters.first().map(|counter| counter.tag);
+    one.path_hash == other.path_hash && tags(one) == tags(other)
 }
 
 impl SharedState {

@@ -32,6 +32,10 @@ pub const MAX_VALUE_BYTES: usize = 16 * 1024;
 /// Target of an error that ends the process, logged with the level `fatal`.
 pub const FATAL_TARGET: &str = "tollkeeper::fatal";
 
+/// Target of the steps of the process's life: start, rules loaded anew, stop. They are information, and logged at the
+/// level of warnings too.
+pub const LIFECYCLE_TARGET: &str = "tollkeeper::lifecycle";
+
 /// Target of admin actions, logged at every level.
 pub const AUDIT_TARGET: &str = "tollkeeper::audit";
 
@@ -45,7 +49,7 @@ named_enum! {
         Fatal = "fatal",
         /// Errors.
         Error = "error",
-        /// Warnings, and the few lines at startup.
+        /// Warnings, and the steps of the process's life.
         #[default]
         Warn = "warn" | "warning",
         /// Information.
@@ -159,10 +163,13 @@ fn build_target_filter(level: Level) -> Targets {
         if level == Level::Trace { LevelFilter::DEBUG } else { level.level_filter().min(LevelFilter::WARN) };
     // A client makes h2 warn once for each frame that it sends.
     let h2 = if level == Level::Trace { LevelFilter::DEBUG } else { LevelFilter::OFF };
+    let is_above_errors = level.level_filter() >= LevelFilter::WARN;
+    let lifecycle = if is_above_errors { level.level_filter().max(LevelFilter::INFO) } else { level.level_filter() };
     Targets::new()
         .with_default(libraries)
         .with_target("h2", h2)
         .with_target("tollkeeper", level.level_filter())
+        .with_target(LIFECYCLE_TARGET, lifecycle)
         .with_target(FATAL_TARGET, fatal)
         .with_target(AUDIT_TARGET, level.level_filter().max(LevelFilter::WARN))
 }

@@ -336,7 +336,7 @@ fn audit_lines_carry_their_target_and_path_in_text_and_json() {
                 }
             }
         }
-        let others = log.lines().filter(|line| line.contains("rules loaded"));
+        let others = log.lines().filter(|line| line.contains("serving"));
         assert!(others.clone().count() > 0 && others.clone().all(|line| !line.contains("target")), "{log}");
     }
 }

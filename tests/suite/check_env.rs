@@ -53,6 +53,20 @@ const FILES: &[Case] = &[
         Fails(&["GRPC_SERVER_TLS_KEY"]),
     ),
     (&[("GRPC_SERVER_USE_TLS", "true")], Fails(&["GRPC_SERVER_USE_TLS"])),
+    (
+        &[
+            ("GRPC_SERVER_USE_TLS", "true"),
+            ("GRPC_SERVER_TLS_CERT", "{}/expired.crt"),
+            ("GRPC_SERVER_TLS_KEY", "{}/expired.key"),
+        ],
+        WorksInPart("GRPC_SERVER_TLS_CERT"),
+    ),
+    // Without a subdirectory no file is read, and every request passes.
+    (&[("RUNTIME_ROOT", "{}")], WorksInPart("RUNTIME_SUBDIRECTORY")),
+    (&[("RUNTIME_ROOT", "{}"), ("RUNTIME_SUBDIRECTORY", "")], WorksInPart("RUNTIME_SUBDIRECTORY")),
+    (&[("RUNTIME_ROOT", "{}"), ("RUNTIME_SUBDIRECTORY", "shop")], Works),
+    (&[("RUNTIME_ROOT", "{}"), ("RUNTIME_WATCH_ROOT", "false")], Works),
+    (&[("RUNTIME_ROOT", ""), ("RUNTIME_SUBDIRECTORY", "shop")], WorksInPart("RUNTIME_ROOT")),
     (&[("GRPC_SERVER_USE_TLS", "true"), ("GRPC_SERVER_TLS_CERT", "{}/server.crt")], Fails(&["GRPC_SERVER_TLS_CERT"])),
     (
         &[("TOLLKEEPER_HTTP_TLS_CERT", "{}/empty"), ("TOLLKEEPER_HTTP_TLS_KEY", "{}/server.key")],
@@ -161,7 +175,7 @@ fn check_env_and_serve_agree_about_addresses_and_values() {
 
 fn agree_about(cases: &[Case]) {
     let directory = tempfile::tempdir().unwrap();
-    Certificates::new(directory.path());
+    Certificates::new(directory.path()).issue_expired_server("expired");
     for (name, text) in [("empty", ""), ("bad.yaml", "mappings: [{match: a}]\n"), ("token", "0123456789abcdef")] {
         fs::write(directory.path().join(name), text).unwrap();
     }

@@ -628,3 +628,68 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn metadata_without_meaning_is_ignored_whatever_it_holds() {
+    for metadata in ["{list: [1, two], number: 1.5, nested: {unknown: 1e3}}", "[1, 2]", "1.5"] {
+        let in_rate_limit = format!("{{unit: day, requests_per_unit: 1, metadata: {metadata}}}");
+        for text in
+            [format!("metadata: {metadata}\n{}", rule("{unit: day, requests_per_unit: 1}")), rule(&in_rate_limit)]
+        {
+            let compiled = load(&text).map_err(|found| format!("{text}\n{found}")).unwrap();
+            assert_eq!(limits(&compiled.domains).len(), 1, "{text}");
+            assert!(compiled.warnings.to_string().contains("`metadata` does not belong in"), "{}", compiled.warnings);
+        }
+    }
+}
+
+#[test]
+fn mapping_written_twice_is_laid_over_the_first() {
+    let text = "domain: d
+descriptors:
+  - key: k
+    rate_limit: {unit: day, requests_per_unit: 5}
+    metadata: {a: 1, b: {x: 1}}
+    rate_limit: {requests_per_unit: 6, name: second}
+    metadata: {b: {y: 2}}
+";
+    let compiled = load(text).map_err(|found| found.to_string()).unwrap();
+    let limit = &limits(&compiled.domains)[0];
+    assert_eq!((limit.limit.requests_per_unit(), limit.limit.period().unit()), (6, Unit::Day));
+    assert_eq!(limit.name, "second");
+    let metadata = serde_json::to_value(&compiled.domains[0].descriptors[0].rule.as_ref().unwrap().metadata).unwrap();
+    assert_eq!(metadata, serde_json::json!({ "a": 1, "b": { "y": 2 } }));
+    let warnings = compiled.warnings.to_string();
+    assert!(warnings.contains("`rate_limit` is written twice") && warnings.contains("laid over"), "{warnings}");
+    // Null resets, and a later mapping begins anew.
+    let reset =
+        text.replace("    rate_limit: {requests_per_unit: 6", "    rate_limit:\n    rate_limit: {requests_per_unit: 6");
+    assert!(load(&reset).unwrap_err().to_string().contains("unit"));
+}
+
+#[test]
+fn line_breaks_of_yaml_1_1_end_lines() {
+    for end in ["\u{85}", "\u{2028}", "\u{2029}"] {
+        let text = ["domain: d # the \"first\"", "descriptors:", "  - key: 'k'", "    value: v", ""].join(end);
+        let domains = load(&text).map_err(|found| format!("{end:?}: {found}")).unwrap().domains;
+        assert_eq!(
+            (domains[0].name.as_str(), domains[0].descriptors[0].composite_key()),
+            ("d", "k_v".to_owned()),
+            "{end:?}"
+        );
+    }
+    // Within quotes, a separator is part of the text.
+    let quoted = "domain: \"a\u{2028}b\"\n";
+    assert_eq!(load(quoted).unwrap().domains[0].name, "a\u{2028}b");
+}
+
+#[test]
+fn small_global_limit_without_regions_gets_only_a_warning() {
+    let text = rule("{unit: day, requests_per_unit: 1, scope: global, reserve: 50%}");
+    let compiled = load(&text).map_err(|found| found.to_string()).unwrap();
+    let warnings = compiled.warnings.to_string();
+    assert!(warnings.contains("`scope: global` has no effect without TOLLKEEPER_REGIONS"), "{warnings}");
+    let regions = CompileOptions { regions: NonZeroU16::new(2), ..CompileOptions::default() };
+    let small = compile_texts(&[source("x.yaml", &text)], &regions).unwrap_err().to_string();
+    assert!(small.contains("gives each of 2 regions less than one hit"), "{small}");
+}

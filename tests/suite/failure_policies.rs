@@ -36,7 +36,7 @@ const NOON: Time = Time::from_secs(1_783_512_000);
 const MS: u64 = 1_000;
 
 const ERROR: &str = "The service is currently unavailable: \
-                     the store failed, and the rule says `on_store_error: error`";
+                     the store failed, and the policy is `on_store_error: error`";
 
 /// A store of one of `replicas` processes whose Redis does not exist.
 fn unreachable_store(replicas: u32) -> Store {

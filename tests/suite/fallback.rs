@@ -58,7 +58,7 @@ impl FallbackCounter {
 
     fn remember(&self, value: &[u8], state: &State, now: Time) {
         let path = self.with_charge(value, Hits::Peek, |charge| charge.path_hash);
-        let counters = [(self.limit, counter_tag(&self.limit, 0))];
+        let counters = [(self.limit, hash_limit_identity(&self.limit, 0))];
         self.local.store_reported_states(path, &counters, std::slice::from_ref(state), now);
     }
 }

@@ -162,3 +162,15 @@ fn of_many_threads_one_logs_and_the_others_are_counted() {
     let [suppressed] = allowed[..] else { panic!("{} lines", allowed.len()) };
     assert_eq!(THROTTLE.allow(Time::from_secs(1060)), Some(7999 - suppressed));
 }
+
+#[test]
+fn clean_start_logs_one_line() {
+    let rules = "domain: shop\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 10}}]";
+    let server = crate::kit::tollkeeper::with_rules(rules).env("DEBUG_HOST", "127.0.0.1").start();
+    let log = server.stderr();
+    let lines: Vec<&str> = log.lines().collect();
+    assert_eq!(lines.len(), 1, "{log}");
+    for part in ["level=info", "msg=\"serving\"", "rules=1", "counters=\"memory of this process, not shared\""] {
+        assert!(log.contains(part), "{part}: {log}");
+    }
+}

@@ -286,7 +286,7 @@ descriptors:
     (0..20_000).find(|value| fill(*value) == "OK [OK]").unwrap();
 
     let error = "The service is currently unavailable: \
-                 the store failed, and the rule says `on_store_error: error`";
+                 the store failed, and the policy is `on_store_error: error`";
     let table: [(&[&str], &str); 10] = [
         (&["unsaid"], "OK [OK]"),
         // `local`: it is limited in the overflow shard.

@@ -228,10 +228,12 @@ tollkeeper_store_misconfigured 0
 fn fixed(scrape: &Scrape) -> Vec<String> {
     let is_fixed = |name: &&String| {
         let apart = ["process_", "tollkeeper_memory_", "tollkeeper_keys{", "tollkeeper_connections"];
-        let is_free = ["tollkeeper_config_last_load_timestamp_seconds", "tollkeeper_keys"].contains(&name.as_str())
-            || apart.iter().any(|start| name.starts_with(start))
-            || name.contains("_bucket{")
-            || name.contains("_sum");
+        let is_free =
+            ["tollkeeper_config_last_load_timestamp_seconds", "tollkeeper_keys", "tollkeeper_scheduler_lag_seconds"]
+                .contains(&name.as_str())
+                || apart.iter().any(|start| name.starts_with(start))
+                || name.contains("_bucket{")
+                || name.contains("_sum");
         !is_free && !name.starts_with("tollkeeper_store_errors_total") && !name.starts_with("tollkeeper_rule_limit")
     };
     scrape.samples.keys().filter(is_fixed).map(|name| format!("{name} {}", scrape.value(name))).collect()

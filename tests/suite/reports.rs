@@ -32,7 +32,7 @@ fn send(service: &TestService, descriptors: &str, times: usize) {
 }
 
 fn top(service: &TestService, query: &top::TopQuery) -> top::TopReport {
-    let loaded = service.inner.rules.load_full();
+    let loaded = service.inner.rules.current_rules_owned();
     let domains = DomainNames::new(loaded.as_ref().map(|loaded| &loaded.rules));
     top::TopReport::new(&service.inner.decider.metrics.top_keys, &domains, service.now(), query)
 }

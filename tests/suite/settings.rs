@@ -892,3 +892,16 @@ fn settings_doc_page_matches_the_table() {
     let page = std::fs::read_to_string(&path).unwrap();
     assert!(page == documentation::format_settings_page(), "docs/settings.md is stale: run the suite with BLESS=1");
 }
+
+#[test]
+fn fix_of_a_duration_without_unit_is_a_valid_value() {
+    for (name, text) in
+        [("TOLLKEEPER_STORE_TIMEOUT", "15"), ("REDIS_TIMEOUT", "5000"), ("TOLLKEEPER_POLL_INTERVAL", "30")]
+    {
+        let error = Settings::from_env([(name.into(), text.into())].into_iter()).unwrap_err().to_string();
+        let written =
+            error.split("write ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap_or_else(|| panic!("{error}"));
+        let fixed = Settings::from_env([(name.into(), written.into())].into_iter());
+        assert!(fixed.is_ok(), "{error}: {written}");
+    }
+}

@@ -11,7 +11,7 @@ use tollkeeper::base::clock::{Clock, Time};
 use tollkeeper::base::printable_text;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{RuleText, compile_texts};
-use tollkeeper::rules::yaml::Documents;
+use tollkeeper::rules::yaml::DocumentSelection;
 use tollkeeper::serve::report::domain_names::DomainNames;
 use tollkeeper::serve::report::rules::{RuleUsageReport, RulesQuery};
 use tollkeeper::serve::report::top::{TopQuery, TopReport};

@@ -13,7 +13,7 @@ use super::limit_spec::{CompiledEntry, DomainScope, complete_limit_spec, has_sam
 use super::options::CompileOptions;
 use super::{lints, memcache, rule_defaults};
 use crate::limit::period::{Period, Unit};
-use crate::limit::{Consistency, Limit, LimitError, LimitSpec, Overshoot, StorePolicy};
+use crate::limit::{Consistency, Limit, LimitError, LimitSpec, Overshoot, Scope, StorePolicy};
 use crate::rules::diagnostic::escape_for_message;
 use crate::rules::document::defaults::{DefaultableKey, DefaultableKeys};
 use crate::rules::document::fields::{DocumentReader, FieldPath};
@@ -238,6 +238,11 @@ fn compile_limit(
     loop {
         match Limit::new(&spec) {
             Ok(limit) => return Some(limit),
+            // Without regions the scope has no effect, however small the limit is.
+            Err(LimitError::ReserveTooSmall { .. }) if scope.options.regions.is_none() => {
+                lints::warn_about_unused_scope(reader, written, field_path);
+                spec.scope = Some(Scope::Region);
+            }
             Err(error) => {
                 report_limit_error(reader, written, error, field_path);
                 // Clear the reported key, to find further errors.

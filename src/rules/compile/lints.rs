@@ -77,6 +77,18 @@ const MIN_WELL_SPLIT_HITS: u32 = 1000;
 /// Shortest period of such a limit, in microseconds.
 const MIN_WELL_SPLIT_PERIOD_US: u64 = 60_000_000;
 
+/// Warns about `scope: global` without regions.
+pub(super) fn warn_about_unused_scope(
+    reader: &mut DocumentReader<'_>,
+    written: &RateLimitEntry,
+    field_path: &FieldPath<'_>,
+) {
+    let at = written.defaultable.scope.map_or(written.at, |scope| scope.at);
+    let message = "`scope: global` has no effect without TOLLKEEPER_REGIONS: each region has the limit for itself";
+    let hint = "set TOLLKEEPER_REGION, TOLLKEEPER_REGIONS and TOLLKEEPER_GLOBAL_REDIS_URL";
+    reader.report_warning(at, &field_path.with_key("scope"), message, hint);
+}
+
 /// Warns about a global limit that has no effect, or that is too small to split well.
 fn warn_about_global_limit(
     reader: &mut DocumentReader<'_>,
@@ -89,22 +101,15 @@ fn warn_about_global_limit(
     if limit.global_scope().is_none() || options.memcache {
         return;
     }
-    let at = written.defaultable.scope.map_or(written.at, |scope| scope.at);
-    let field_path = field_path.with_key("scope");
     if options.regions.is_none() {
-        let message = "`scope: global` has no effect without TOLLKEEPER_REGIONS: each region has the limit for itself";
-        reader.report_warning(
-            at,
-            &field_path,
-            message,
-            "set TOLLKEEPER_REGION, TOLLKEEPER_REGIONS and TOLLKEEPER_GLOBAL_REDIS_URL",
-        );
+        warn_about_unused_scope(reader, written, field_path);
     } else if limit.requests_per_unit() > 0
         && (limit.requests_per_unit() < MIN_WELL_SPLIT_HITS || limit.period_us() < MIN_WELL_SPLIT_PERIOD_US)
     {
         let message = "a limit below 1000, or with a period below a minute, is split coarsely over regions";
         let hint = "a region may reject although another one has hits left; raise the limit or the period";
-        reader.report_warning(at, &field_path, message, hint);
+        let at = written.defaultable.scope.map_or(written.at, |scope| scope.at);
+        reader.report_warning(at, &field_path.with_key("scope"), message, hint);
     }
 }
 

@@ -184,7 +184,10 @@ impl DocumentReader<'_> {
             );
         } else if key.peer && section.is_of_rule_files() {
             self.report_warning(at, &field_path, message, format!("it is ignored; it belongs in {belongs}"));
-            self.check_ignored_value(node, &field_path);
+            // Metadata can hold any keys, wherever it stands.
+            if key.name != "metadata" {
+                self.check_ignored_value(node, &field_path);
+            }
         } else {
             self.report_error(at, &field_path, message, format!("it belongs in {belongs}"));
         }

@@ -30,6 +30,9 @@ enum NameFilter<'a> {
 
 /// Searches `location`.
 pub(super) fn search_location(location: &RuleLocation) -> FileScan {
+    if let Some(variable) = location.empty_variable() {
+        return report_unset(variable);
+    }
     let mut scan = match location {
         RuleLocation::Paths(paths) => search_paths(paths),
         RuleLocation::Runtime { root, subdirectory, app_directory, ignore_dotfiles, watch_root } => {
@@ -82,12 +85,6 @@ impl RuntimeDirectories<'_> {
     ///
     /// The subdirectory may be missing; the parent of the root may not.
     fn search_watched_root(&self) -> FileScan {
-        if self.root.as_os_str().is_empty() {
-            return report_unset("RUNTIME_ROOT");
-        }
-        if self.subdirectory.is_empty() {
-            return report_unset("RUNTIME_SUBDIRECTORY");
-        }
         let base = self.root.join(self.subdirectory);
         let prefix = format!("{}.", self.app_directory);
         let mut walk =
@@ -106,12 +103,6 @@ impl RuntimeDirectories<'_> {
 
     /// Searches as without `RUNTIME_WATCH_ROOT`: files below the app directory, which must exist.
     fn search_app_directory(&self) -> FileScan {
-        if self.root.as_os_str().is_empty() {
-            return report_unset("RUNTIME_ROOT");
-        }
-        if self.app_directory.is_empty() {
-            return report_unset("RUNTIME_APPDIRECTORY");
-        }
         let base = self.root.join(self.subdirectory).join(self.app_directory);
         let prefix = String::new();
         let mut walk =

@@ -226,8 +226,10 @@ impl<'a, 'f> TreeBuilder<'a, 'f> {
             }
             match seen.find_key(&key, &entries) {
                 Some(earlier) => {
-                    self.report_duplicate_key(&key, entries[earlier].0.at);
-                    entries[earlier] = (key, value);
+                    let (first, first_value) = &entries[earlier];
+                    let laid_over = lay_over(&key, first_value, &value);
+                    self.report_duplicate_key(&key, first.at, laid_over.is_some());
+                    entries[earlier] = (key, laid_over.unwrap_or(value));
                 }
                 None => seen.add_entry((key, value), &mut entries),
             }
@@ -267,9 +269,12 @@ impl<'a, 'f> TreeBuilder<'a, 'f> {
         Some(())
     }
 
-    fn report_duplicate_key(&mut self, key: &YamlNode<'a>, earlier: Position) {
+    fn report_duplicate_key(&mut self, key: &YamlNode<'a>, earlier: Position, is_laid_over: bool) {
         let message = format!("the key `{}` is written twice in this mapping", escape_for_message(&key.key_label()));
-        let hint = format!("this one counts, the one in line {} does not", earlier.line);
+        let hint = match is_laid_over {
+            true => format!("its keys are laid over those in line {}; write one mapping", earlier.line),
+            false => format!("this one counts, the one in line {} does not", earlier.line),
+        };
         self.add_warning(key.at, message, hint);
     }
 
@@ -294,6 +299,21 @@ impl<'a, 'f> TreeBuilder<'a, 'f> {
         self.found.push(build_diagnostic(Severity::Error, self.file, at, message, hint.map(Into::into)));
         None
     }
+}
+
+/// Keys whose mapping, if it is written twice, is laid over the first one: gopkg.in/yaml.v2 decodes both into one
+/// value.
+const LAID_OVER_KEYS: [&str; 2] = ["metadata", "rate_limit"];
+
+/// Returns the mapping `second` with the entries of `first` that it lacks; `None` if `second` replaces `first`.
+fn lay_over<'a>(key: &YamlNode<'a>, first: &YamlNode<'a>, second: &YamlNode<'a>) -> Option<YamlNode<'a>> {
+    let is_laid_over = key.scalar().is_some_and(|key| LAID_OVER_KEYS.contains(&key.text()));
+    let (YamlContent::Map(below), YamlContent::Map(above)) = (&first.content, &second.content) else { return None };
+    let is_overwritten =
+        |(key, _): &&YamlEntry<'a>| above.iter().any(|(other, _)| other.key_label() == key.key_label());
+    let mut entries: Vec<_> = below.iter().filter(|entry| !is_overwritten(entry)).cloned().collect();
+    entries.extend(above.iter().cloned());
+    is_laid_over.then(|| YamlNode { at: second.at, content: YamlContent::Map(Rc::new(entries)) })
 }
 
 /// Creates a diagnostic about the text, without a path in the document.

@@ -29,6 +29,17 @@ use crate::settings::listeners::GrpcListener;
 use crate::settings::problem::UnusableSetting;
 use crate::settings::tls::ListenerTls;
 use crate::telemetry::listener_stats::StatsByListener;
+use crate::telemetry::logs::LIFECYCLE_TARGET;
+
+/// Facts that the line of the start has beside the addresses.
+pub(super) struct StartSummary {
+    /// Number of loaded rules.
+    pub(super) rules: usize,
+    /// Place of the counters.
+    pub(super) counters: String,
+    /// Admin requests are possible.
+    pub(super) has_admin_token: bool,
+}
 
 /// Open listeners that do not serve yet.
 #[derive(Debug)]
@@ -128,7 +139,7 @@ impl BoundListeners {
     }
 
     /// Logs the addresses that are listened on, and that other machines reach the debug listener if they do.
-    pub(super) fn log_addresses(&self, has_admin_token: bool) {
+    pub(super) fn log_start(&self, start: &StartSummary) {
         let grpc = match &self.grpc {
             GrpcSocket::Tcp(listener) => format_local_address(listener),
             GrpcSocket::Unix(_, path) => path.display().to_string(),
@@ -138,11 +149,14 @@ impl BoundListeners {
         let debug_pages = format_local_address(&self.debug.listener);
         let prometheus = self.prometheus.as_ref();
         let prometheus = prometheus.map_or_else(|| "off".to_owned(), |socket| format_local_address(&socket.listener));
-        tracing::warn!(grpc, http, debug = debug_pages, prometheus, "serving");
+        tracing::info!(
+            target: LIFECYCLE_TARGET,
+            grpc, http, debug = debug_pages, prometheus, rules = start.rules, counters = start.counters, "serving"
+        );
         if !self.debug.listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback()) {
             tracing::warn!(
                 debug = debug_pages,
-                has_admin_token,
+                has_admin_token = start.has_admin_token,
                 "the console and the other debug pages have no TLS and are open to other machines (set \
                  DEBUG_HOST=127.0.0.1 or close the port by a NetworkPolicy: docs/operations.md)"
             );

@@ -28,6 +28,7 @@ use crate::rules::rule::set::RuleSet;
 use crate::rules::rule_defaults::RuleDefaults;
 use crate::rules::source::{RejectedRules, RuleSnapshot, RuleSource, RuleUpdate, SourceConfig, SourceReloader};
 use crate::serve::grpc::health::GrpcHealth;
+use crate::telemetry::logs::LIFECYCLE_TARGET;
 use crate::telemetry::service_metrics::ServiceMetrics;
 
 /// Compiles updates and replaces the rules.
@@ -205,7 +206,7 @@ impl RuleApplier {
         for warning in warnings.warnings().iter().take(MAX_LOGGED_PROBLEMS) {
             tracing::warn!("TOLLKEEPER_RULE_DEFAULTS: {warning}");
         }
-        tracing::warn!(path = %status.path().display(), "defaults of rules loaded");
+        tracing::info!(target: LIFECYCLE_TARGET, path = %status.path().display(), "defaults of rules loaded");
         status.record_accepted(defaults, &warnings, self.clock.now());
         Ok(())
     }
@@ -255,7 +256,12 @@ impl RuleApplier {
         }
         let version = self.rules.replace_rules(rules, from, self.clock.now());
         let status = self.rules.status();
-        tracing::warn!(version, domains = status.domains, rules = status.rules, "rules loaded");
+        let (domains, rules) = (status.domains, status.rules);
+        // The line of the start has the first rules.
+        match version {
+            1 => tracing::info!(version, domains, rules, "rules loaded"),
+            _ => tracing::info!(target: LIFECYCLE_TARGET, version, domains, rules, "rules loaded"),
+        }
     }
 
     fn lock_last_accepted(&self) -> MutexGuard<'_, LastAcceptedSet> {

@@ -15,6 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use arc_swap::ArcSwap;
 use der::asn1::{AnyRef, GeneralizedTime, UtcTime};
 use der::{Reader as _, SliceReader, Tag, Tagged as _};
+use jiff::Timestamp;
 use rustls::ServerConfig;
 use rustls::crypto::ring;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -26,6 +27,7 @@ use crate::settings::pem::PemFile;
 use crate::settings::problem::UnusableSetting;
 use crate::settings::tls::ListenerTls;
 use crate::telemetry::log_throttle::LogThrottle;
+use crate::telemetry::logs::LIFECYCLE_TARGET;
 
 /// TLS configuration of a listener, replaced when its files change.
 #[derive(Debug)]
@@ -79,7 +81,7 @@ impl ReloadingTls {
             Ok((config, not_after)) => {
                 self.config.store(Arc::new(config));
                 let PemFile { setting, path } = &self.tls.certificate;
-                tracing::warn!("new certificate loaded: {setting}={}", path.display());
+                tracing::info!(target: LIFECYCLE_TARGET, "new certificate loaded: {setting}={}", path.display());
                 record_expiry(&self.admission, &self.tls, not_after);
             }
             Err(problem) => tracing::warn!("new certificate rejected, the previous one stays active: {problem}"),
@@ -95,6 +97,15 @@ fn record_expiry(admission: &ListenerAdmission, tls: &ListenerTls, not_after: i6
         let PemFile { setting, path } = &tls.certificate;
         tracing::warn!("certificate has expired: clients will reject it (replace {setting}={})", path.display());
     }
+}
+
+/// Finds a certificate that has expired; the listener starts with it, and clients reject it.
+pub(super) fn find_expired_certificate(tls: &ListenerTls) -> Option<UnusableSetting> {
+    let pem = tls.certificate.read_contents().ok()?;
+    let not_after = read_not_after(tls.certificate.parse_certificates(&pem).ok()?.first()?).ok()?;
+    let now = i64::try_from(Clock::System.now().as_micros() / 1_000_000).ok()?;
+    let expiry = Timestamp::from_second(not_after).ok().filter(|_| not_after < now)?;
+    Some(tls.certificate.file_error(format_args!("the certificate expired at {expiry}; clients reject it, replace it")))
 }
 
 /// Logs a failed handshake. A client that closes the connection early, such as a port probe, is not logged.

@@ -19,6 +19,7 @@ use crate::serve::fleet::member::FleetMember;
 use crate::serve::grpc::health::GrpcHealth;
 use crate::serve::grpc::service::RateLimitService;
 use crate::settings::process::ShutdownSettings;
+use crate::telemetry::logs::LIFECYCLE_TARGET;
 use crate::telemetry::traces::span_queue::SpanQueue;
 
 /// Time for clients to read their last responses and to close.
@@ -54,7 +55,8 @@ impl DrainingServer<'_> {
         let Self { service, fleet, statsd, grpc_health, stop, mut serving } = self;
         let end = Instant::now() + settings.timeout;
         let reserved_from = end - LAST_WORK_TIMEOUT.min(settings.timeout / 2);
-        tracing::warn!(drain_period = ?settings.drain_period, "stopping: reporting unhealthy, still serving");
+        let drain_period = settings.drain_period;
+        tracing::info!(target: LIFECYCLE_TARGET, ?drain_period, "stopping: reporting unhealthy, still serving");
         let mut serve_last = pin!(async {
             sleep(settings.drain_period).await;
             grpc_health.close_watch_streams();
@@ -78,7 +80,7 @@ impl DrainingServer<'_> {
             Err(_) if service.delayed_responses() > 0 => return Err(ServerError::CutOff(settings.timeout)),
             Err(_) => {}
         }
-        tracing::warn!("stopped");
+        tracing::info!(target: LIFECYCLE_TARGET, "stopped");
         Ok(())
     }
 }

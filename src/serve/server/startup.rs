@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::error::StartupError;
 use super::listener_addresses;
 use super::listeners::GuardsByListener;
+use super::reloading_tls;
 use crate::base::threads;
 use crate::decide::log;
 use crate::decide::log::value_form::ValueForm;
@@ -96,6 +97,8 @@ pub fn find_problems(settings: &Settings) -> Vec<StartupError> {
 /// Finds files that do not prevent the start and without which a part of the service does not work.
 pub fn find_unusable_files(settings: &Settings) -> Vec<UnusableSetting> {
     let mut unusable = store::unusable_files(&settings.store);
+    let listeners = [&settings.listeners.grpc_tls, &settings.listeners.http_tls];
+    unusable.extend(listeners.into_iter().flatten().filter_map(reloading_tls::find_expired_certificate));
     unusable.extend(settings.xds.as_ref().and_then(xds::find_unusable_file));
     unusable.extend(settings.rules.defaults.as_deref().and_then(defaults_file::find_unusable_file));
     unusable.extend(settings.admin.as_ref().and_then(admin_token::find_unusable_token_file));

@@ -198,7 +198,13 @@ impl SettingValue for Duration {
             Ok(value) if allowed.allows_zero && value.is_zero() => Ok(value),
             Ok(value) if (allowed.min..=allowed.max).contains(&value) => Ok(value),
             Err(error @ DurationError::NoUnit) => {
-                Err(InvalidSetting::new(error.to_string(), format!("write {text}s for seconds")))
+                const UNITS: [(&str, &str); 3] = [("s", "seconds"), ("ms", "milliseconds"), ("us", "microseconds")];
+                let is_allowed = |(unit, _): &(&str, &str)| Self::parse(&format!("{text}{unit}"), allowed).is_ok();
+                let fix = match UNITS.into_iter().find(is_allowed) {
+                    Some((unit, name)) => format!("write {text}{unit} for {name}"),
+                    None => format!("give {}", wanted()),
+                };
+                Err(InvalidSetting::new(error.to_string(), fix))
             }
             Ok(_) => Err(InvalidSetting::new(DurationError::TooLong.to_string(), format!("give {}", wanted()))),
             Err(error) => Err(InvalidSetting::new(error.to_string(), format!("give {}", wanted()))),

@@ -31,6 +31,8 @@ pub(crate) struct ServerNames {
     pub(crate) setting: Option<&'static str>,
     /// Consequence of a failure, for logs.
     pub(crate) on_failure: &'static str,
+    /// Decisions need the server.
+    pub(crate) decides: bool,
 }
 
 /// Connections of one server, its circuit breaker, and its errors to log.
@@ -133,10 +135,15 @@ impl<C> ServerState<C> {
     }
 
     /// Logs why the server cannot be used, if that is new.
-    pub(super) fn log_connect_error<K>(&self, error: &ConnectError<K>) {
+    pub(super) fn log_connect_error<K: ErrorKind>(&self, error: &ConnectError<K>) {
         if lock_ignoring_poison(&self.connect_errors).should_log(&error.text) {
-            let ServerNames { program, setting, .. } = self.names;
-            tracing::error!(setting, server = %self.endpoint, "cannot use {program}: {}", error.text);
+            let ServerNames { program, setting, on_failure, decides, .. } = self.names;
+            let (server, text) = (&self.endpoint, &error.text);
+            // A server that is away comes back by itself; wrong settings do not become right.
+            match decides && error.kind.is_misconfiguration() {
+                true => tracing::error!(setting, %server, "cannot use {program}: {text}"),
+                false => tracing::warn!(setting, %server, "cannot use {program}: {text} ({on_failure})"),
+            }
         }
     }
 

@@ -15,6 +15,7 @@ use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::base::table::{NumberAlignment, format_table};
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::diagnostic::{Diagnostic, Diagnostics};
+use crate::rules::files::RuleLocation;
 use crate::serve::server::startup;
 use crate::settings::metrics::PROMETHEUS_MAPPER_YAML;
 use crate::settings::report::{self, Disposition, ReportedVariable};
@@ -175,6 +176,12 @@ fn report_variables() -> Vec<VariableReport> {
             find_or_add_row(&mut variables, PROMETHEUS_MAPPER_YAML.name())
                 .set_disposition("differs", "its regular expressions match whole names".to_owned());
         }
+        if let Some(empty) = find_variable_without_rules(&settings, &variables) {
+            let why = "empty, so no file is read and every request passes, as in envoyproxy/ratelimit";
+            let row = find_or_add_row(&mut variables, empty);
+            row.set_disposition("unusable", why.to_owned());
+            row.fix = Some("name the directory of the rules, or give serve --config".to_owned());
+        }
         for unusable in startup::find_unusable_files(&settings) {
             find_or_add_row(&mut variables, unusable.setting).set_disposition("unusable", unusable.what);
         }
@@ -185,6 +192,13 @@ fn report_variables() -> Vec<VariableReport> {
         }
     }
     variables
+}
+
+/// Finds the empty variable because of which no rule file is read, if variables say where the rules are.
+fn find_variable_without_rules(settings: &Settings, variables: &[VariableReport]) -> Option<&'static str> {
+    let says_where = variables.iter().any(|variable| variable.name.starts_with("RUNTIME_"));
+    let location = RuleLocation::from(&settings.rules);
+    location.empty_variable().filter(|_| says_where && settings.xds.is_none())
 }
 
 /// Returns `true` if the mapping file of metrics is valid and has regular expressions.

@@ -121,13 +121,7 @@ fn locate_rules(args: &Args, settings: &Settings) -> SourceConfig {
         return SourceConfig::Xds(Box::new(XdsConfig::new(xds.clone())));
     }
     if args.config.is_empty() {
-        let location = RuleLocation::Runtime {
-            root: rules.root.clone(),
-            subdirectory: rules.subdirectory.to_string_lossy().into_owned(),
-            app_directory: rules.app_directory.to_string_lossy().into_owned(),
-            ignore_dotfiles: rules.ignore_dot_files,
-            watch_root: rules.watch_root,
-        };
+        let location = RuleLocation::from(rules);
         return SourceConfig::Files(FilesConfig { location, documents: DocumentSelection::FirstOnly, timing });
     }
     if settings.xds.is_some() {

@@ -39,6 +39,18 @@ impl Certificates {
         self.issue(name, &["localhost", "127.0.0.1"], &usages);
     }
 
+    /// Makes a new key and certificate for a server that was valid until 2020.
+    pub(crate) fn issue_expired_server(&self, name: &str) {
+        let mut params = CertificateParams::new(vec!["localhost".to_owned()]).expect("it is a name");
+        params.not_before = rcgen::date_time_ymd(2019, 1, 1);
+        params.not_after = rcgen::date_time_ymd(2020, 1, 1);
+        params.use_authority_key_identifier_extension = true;
+        let key = KeyPair::generate().expect("a key can be made");
+        let certificate = params.signed_by(&key, &self.authority).expect("a certificate can be signed");
+        self.write(&format!("{name}.crt"), &certificate.pem());
+        self.write(&format!("{name}.key"), &key.serialize_pem());
+    }
+
     /// Makes a new key and certificate for a client of these names, `NAME.crt` and `NAME.key`.
     pub(crate) fn issue_client(&self, name: &str, hosts: &[&str]) {
         self.issue(name, hosts, &[ExtendedKeyUsagePurpose::ClientAuth]);

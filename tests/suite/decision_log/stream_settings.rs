@@ -113,7 +113,7 @@ fn certificates_for_the_stream_alone_are_used_and_choose_no_store() {
     let url = format!("rediss://127.0.0.1:{}", server.tls_port());
     let stream = [(URL, &*url), ("REDIS_TLS_CACERT", &*authority)];
     let stderr = process(&stream).start().stderr();
-    assert!(stderr.contains("counters are in this process's memory"), "{stderr}");
+    assert!(stderr.contains("counters=\"memory of this process"), "{stderr}");
     assert!(!stderr.contains("has no effect"), "{stderr}");
     let address = counters.address();
     let both = [&stream[..], &[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &address)]].concat();

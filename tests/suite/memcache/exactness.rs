@@ -1,5 +1,6 @@
 //! Exact limits over several replicas, refunds and peeks.
 
+use tollkeeper::base::pb::RateLimitDescriptor;
 use tollkeeper::base::pb::rate_limit_response::Code;
 
 use super::servers::keys_with;
@@ -64,6 +65,30 @@ fn peeks_charge_nothing_and_refunds_stop_at_zero() {
     assert_eq!([(); 4].map(|()| call(&client, "user", "ann")), [(true, 2), (true, 1), (true, 0), (false, 0)].map(Ok));
     assert_eq!(call_with_hits(&client, "user", "ann", 0).map(|(_, remaining)| remaining), Ok(0));
     assert_eq!(counts(&server, "ann"), [4]);
+}
+
+#[test]
+fn charges_of_one_request_on_a_new_counter_are_made_in_their_order() {
+    let server = memcached().start();
+    let tollkeeper = counting_in(&server.address()).start();
+    let client = client_of(&tollkeeper);
+    for number in 0..20 {
+        let value = format!("new{number}");
+        let entry: &[(&str, &str)] = &[("user", &value)];
+        // Two hits are charged, one is given back, none is asked for; then again.
+        let hits = [(2, false), (1, true), (0, false), (2, false)];
+        let mut request = rate_limit_request("shop", entry);
+        let descriptor = request.descriptors[0].clone();
+        let descriptors = hits.map(|(hits, is_negative_hits)| {
+            let hits_addend = Some(hits);
+            RateLimitDescriptor { hits_addend, is_negative_hits, ..descriptor.clone() }
+        });
+        request.descriptors = descriptors.to_vec();
+        let response = client.call(&request).unwrap();
+        let remaining: Vec<_> = response.statuses.iter().map(|status| status.limit_remaining).collect();
+        assert_eq!((response.overall_code(), remaining), (Code::Ok, vec![1, 2, 2, 0]), "{value}");
+        assert_eq!(counts(&server, &value), [3], "{value}");
+    }
 }
 
 #[test]

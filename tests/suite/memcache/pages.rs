@@ -56,5 +56,5 @@ fn pages_show_the_store_and_its_counters() {
     ] {
         assert!(metrics.lines().any(|found| found.starts_with(line)), "{line}\n{metrics}");
     }
-    assert!(tollkeeper.stderr().contains("counters are in memcache"), "{}", tollkeeper.stderr());
+    assert!(tollkeeper.stderr().contains("counters=\"memcache "), "{}", tollkeeper.stderr());
 }

@@ -19,7 +19,8 @@ use tollkeeper::store::redis::key::{MAX_PATH_BYTES, counter_keys, leases_key};
 
 use crate::kit::replica::Replica;
 use crate::kit::test_service::TestRequest;
-use crate::kit::{read, redis, repository};
+use crate::kit::tollkeeper::with_rules;
+use crate::kit::{read, redis, repository, wait_for};
 
 /// Identity of a counter.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -432,4 +433,27 @@ fn documented_acl_is_sufficient() {
             }
         }
     }
+}
+
+#[test]
+fn documented_acl_gives_no_errors_in_the_log() {
+    let page = read(&repository("docs/redis.md"));
+    let (_, rights) = page.split_once("    ACL SETUSER tollkeeper on >password ").expect("the page has a user");
+    let (rights, _) = rights.split_once("\n\n").expect("and says more");
+    let user = format!("tollkeeper on >secret {}", rights.replace(['\\', '\n'], ""));
+    let server = redis::options().with(&[("user", &user)]).start();
+    let tollkeeper =
+        with_rules("domain: shop\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 10}}]")
+            .env("REDIS_URL", format!("redis://tollkeeper:secret@{}", server.address()))
+            .env("TOLLKEEPER_FLEET", "true")
+            .env("TOLLKEEPER_STORE_TIMEOUT", "10s")
+            .start();
+    let body = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "k", "value": "v"}]}]}"#;
+    wait_for("a decision", || (tollkeeper.post_json(body).status == 200).then_some(()));
+    // The view of all replicas needs more, and says so.
+    wait_for("the missing permissions", || tollkeeper.stderr().contains("set TOLLKEEPER_FLEET=false").then_some(()));
+    let log = tollkeeper.stderr();
+    assert!(!log.contains("level=error"), "{log}");
+    let refused = server.query::<Vec<::redis::Value>>(&["ACL", "LOG"]);
+    assert!(!format!("{refused:?}").contains("ping"), "{refused:?}");
 }

@@ -33,7 +33,7 @@ fn spec(algorithm: Algorithm, requests: u32, scope: GlobalScope) -> LimitSpec {
 
 fn with_charge<T>(limit: &Limit, hits: u64, then: impl FnOnce(&Charge<'_>) -> T) -> T {
     let entries = [Entry { key: b"user", value: b"ann" }];
-    let counter = Counter { limit, shadow: false, quota: false, tag: counter_tag(limit, 0), epoch: 0 };
+    let counter = Counter { limit, shadow: false, quota: false, tag: hash_limit_identity(limit, 0), epoch: 0 };
     let path = CounterPath { domain: "shop", entries: &entries, shared: &[], candidate: None };
     then(&Charge::new(path, SmallVec::from_iter([counter]), ChargeRequest::new(Hits::Charge(hits), 0)))
 }
@@ -155,7 +155,12 @@ fn fallback_keeps_its_hits_whatever_a_region_reports() {
     state.charge(&counted, NOW, ChargeRequest::new(Hits::Charge(1), 0));
     with_charge(&limit, 30, |charge| {
         assert!(fallback.charge(charge, NOW)[0].admitted);
-        fallback.store_reported_states(charge.path_hash, &[(counted, counter_tag(&limit, 0))], from_ref(&state), NOW);
+        fallback.store_reported_states(
+            charge.path_hash,
+            &[(counted, hash_limit_identity(&limit, 0))],
+            from_ref(&state),
+            NOW,
+        );
         assert!(!fallback.charge(charge, NOW)[0].admitted);
     });
 }

@@ -111,7 +111,8 @@ impl MemcacheState {
     /// Creates the state of the server at `endpoint`, without connections.
     pub(super) fn new(endpoint: Endpoint, options: Arc<MemcacheOptions>) -> Self {
         let on_failure = "`on_store_error` decides";
-        let names = ServerNames { program: "memcached", files: "certificates", setting: None, on_failure };
+        let names =
+            ServerNames { program: "memcached", files: "certificates", setting: None, on_failure, decides: true };
         let server = ServerState::new(endpoint, options.connections, names);
         Self { server, options, opened: AtomicU64::new(0) }
     }

@@ -44,6 +44,8 @@ pub(crate) struct ConnectOptions {
     pub(crate) query_timeout: Duration,
     /// Consequence of a failing server, for logs.
     pub(crate) on_failure: &'static str,
+    /// Decisions need the servers.
+    pub(crate) decides: bool,
 }
 
 /// User and password for AUTH.
@@ -65,12 +67,13 @@ impl ConnectOptions {
             connect_timeout: settings.connect_timeout.min(MAX_CONNECT_TIME),
             query_timeout: QUERY_TIMEOUT,
             on_failure: "`on_store_error` decides",
+            decides: true,
         }
     }
 
     /// Returns the options for servers whose failure changes no decision; `on_failure` is its consequence.
     pub(crate) fn beside_decisions(settings: &DeploymentSettings, on_failure: &'static str) -> Self {
-        Self { on_failure, ..Self::new(settings) }
+        Self { on_failure, decides: false, ..Self::new(settings) }
     }
 
     /// Returns the options for servers in other parts of the world, which no decision waits for.

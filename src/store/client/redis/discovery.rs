@@ -83,7 +83,11 @@ async fn discover_repeatedly(topology: Weak<Topology>, mut sources: Vec<Topology
                 let misconfigured = error.kind.is_misconfiguration();
                 topology.misconfigured.store(misconfigured.then(|| Arc::new(error.text.clone())));
                 if errors.should_log(&error.text) {
-                    tracing::error!(setting = topology.context.options.connect.setting, "cannot find redis: {error}");
+                    let setting = topology.context.options.connect.setting;
+                    match misconfigured {
+                        true => tracing::error!(setting, "cannot find redis: {error}"),
+                        false => tracing::warn!(setting, "cannot find redis: {error}"),
+                    }
                 }
                 MIN_INTERVAL
             }

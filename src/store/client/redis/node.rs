@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwapOption;
 use tokio::time::{sleep, timeout};
 
+use super::connect_options::ConnectOptions;
 use super::connection::{Connection, MergeableScriptCall, error_reply_as_error, send_command};
 use super::deployment_context::DeploymentContext;
 use super::error::{RedisConnectError, RedisError, ReplyError};
@@ -265,8 +266,9 @@ struct NodeState {
 impl NodeState {
     /// Creates the state of the node at `endpoint`, without connections.
     fn new(endpoint: Endpoint, context: Arc<DeploymentContext>) -> Self {
-        let (setting, on_failure) = (Some(context.options.connect.setting), context.options.connect.on_failure);
-        let names = ServerNames { program: "redis", files: "credentials or certificates", setting, on_failure };
+        let ConnectOptions { setting, on_failure, decides, .. } = context.options.connect;
+        let (program, files, setting) = ("redis", "credentials or certificates", Some(setting));
+        let names = ServerNames { program, files, setting, on_failure, decides };
         let server = ServerState::new(endpoint, context.options.connections, names);
         let clock = ServerClock::new(Arc::clone(&context.options.clock_jumps));
         Self {

@@ -56,7 +56,8 @@ fn page(tollkeeper: &Tollkeeper, path: &str) -> u16 {
 fn assert_reported(cases: Vec<Case>) {
     for Case { env, expected_text, misconfigured } in cases {
         let tollkeeper = start(&env);
-        let is_it = |line: &&str| line.contains("level=error") && expected_text.iter().all(|part| line.contains(part));
+        let level = if misconfigured { "level=error" } else { "level=warning" };
+        let is_it = |line: &&str| line.contains(level) && expected_text.iter().all(|part| line.contains(part));
         let mut patience = 500;
         let line = wait_for("the line to be said", || {
             let log = tollkeeper.stderr();

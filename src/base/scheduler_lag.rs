@@ -1,0 +1,98 @@
+//! Lateness of this process: how long a task that is due waits for a thread.
+//!
+//! [`measure_forever`] sleeps for short times and records how late it wakes. A process without enough CPU, or with a
+//! thread that blocks, is late; a slow server or network is not.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep_until;
+
+use super::sharded::lock_ignoring_poison;
+
+/// Time between two measurements.
+const INTERVAL: Duration = Duration::from_millis(20);
+
+/// Time after which a lag is forgotten, at least; at most twice as long.
+const MEMORY: Duration = Duration::from_secs(5);
+
+/// Lag of this process.
+pub static SCHEDULER_LAG: SchedulerLag = SchedulerLag::new();
+
+/// Largest lag of the last seconds.
+#[derive(Debug)]
+pub struct SchedulerLag {
+    windows: Mutex<LagWindows>,
+}
+
+#[derive(Debug)]
+struct LagWindows {
+    started: Option<Instant>,
+    current: Duration,
+    previous: Duration,
+}
+
+impl Default for SchedulerLag {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl SchedulerLag {
+    /// Creates a lag of zero.
+    pub const fn new() -> Self {
+        let windows = LagWindows { started: None, current: Duration::ZERO, previous: Duration::ZERO };
+        Self { windows: Mutex::new(windows) }
+    }
+
+    /// Records how late a task ran at `now`.
+    pub fn record(&self, lag: Duration, now: Instant) {
+        let mut windows = lock_ignoring_poison(&self.windows);
+        windows.forget_old(now);
+        windows.current = windows.current.max(lag);
+    }
+
+    /// Returns the largest lag of the last 5 to 10 seconds.
+    pub fn recent_maximum(&self, now: Instant) -> Duration {
+        let mut windows = lock_ignoring_poison(&self.windows);
+        windows.forget_old(now);
+        windows.current.max(windows.previous)
+    }
+}
+
+impl LagWindows {
+    fn forget_old(&mut self, now: Instant) {
+        let age = self.started.map_or(MEMORY * 2, |started| now.saturating_duration_since(started));
+        if age >= MEMORY {
+            self.previous = if age < MEMORY * 2 { self.current } else { Duration::ZERO };
+            (self.started, self.current) = (Some(now), Duration::ZERO);
+        }
+    }
+}
+
+/// Measures the lag of the runtime that runs this, until it is dropped.
+pub async fn measure_forever() {
+    loop {
+        let due = Instant::now() + INTERVAL;
+        sleep_until(due.into()).await;
+        let now = Instant::now();
+        SCHEDULER_LAG.record(now.saturating_duration_since(due), now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn largest_lag_is_remembered_for_five_to_ten_seconds() {
+        let (lag, start) = (SchedulerLag::new(), Instant::now());
+        let after = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(lag.recent_maximum(start), Duration::ZERO);
+        lag.record(Duration::from_millis(40), after(1));
+        lag.record(Duration::from_millis(3), after(2));
+        assert_eq!(lag.recent_maximum(after(5)), Duration::from_millis(40));
+        assert_eq!(lag.recent_maximum(after(9)), Duration::from_millis(40));
+        assert_eq!(lag.recent_maximum(after(11)), Duration::ZERO);
+    }
+}
