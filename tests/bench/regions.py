@@ -12,13 +12,14 @@ import asyncio
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
+
+from delayed_link import Link, free_port
 
 BINARY = sys.argv[1]
 PERIODS = int(sys.argv[2]) if len(sys.argv) > 2 else 4
@@ -28,60 +29,6 @@ PERIOD_S = int(os.environ.get("PERIOD_S", "60"))
 ALGORITHMS = os.environ.get("ALGORITHMS", "fixed_window sliding_window_counter token_bucket").split()
 DELAYS = [int(delay) for delay in os.environ.get("DELAYS_MS", "50 150 300").split()]
 DEMANDS = os.environ.get("DEMANDS", "one uneven moving cut").split()
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-class Link:
-    """Proxy to a port that adds a delay in each direction; closed while it is cut."""
-
-    def __init__(self, target):
-        self.target, self.delay, self.cut = target, 0.0, False
-        self.port = free_port()
-        self.loop = asyncio.new_event_loop()
-        self.connections = set()
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self):
-        asyncio.set_event_loop(self.loop)
-        server = asyncio.start_server(self._accept, "127.0.0.1", self.port)
-        self.loop.run_until_complete(server)
-        self.loop.run_forever()
-
-    async def _accept(self, reader, writer):
-        if self.cut:
-            writer.close()
-            return
-        try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
-        except OSError:
-            writer.close()
-            return
-        self.connections |= {writer, far_writer}
-        await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
-        self.connections -= {writer, far_writer}
-
-    async def _pump(self, reader, writer):
-        try:
-            while data := await reader.read(65536):
-                self.loop.call_later(self.delay, self._write, writer, data)
-        except OSError:
-            pass
-        self.loop.call_later(self.delay, writer.close)
-
-    def _write(self, writer, data):
-        if not self.cut and not writer.is_closing():
-            writer.write(data)
-
-    def set_cut(self, cut):
-        self.cut = cut
-        if cut:
-            for writer in list(self.connections):
-                self.loop.call_soon_threadsafe(writer.close)
 
 
 class Replica:
