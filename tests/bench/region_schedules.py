@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from region_fleet import PERIOD_S, REGIONS, Redis, Replica
+from region_fleet import PERIOD_S, REGIONS, Replica
 
 
 @dataclass
@@ -164,6 +164,11 @@ def changing_world_clock(name, offset_s):
     """Demand in bursts of some limits each: before a change, after it, after the next one, and in the next window."""
     schedule = Schedule(name, period=30, factor=8.0, shape=bursts(0, 3, 30, 33, 34, 48, 51, 66, 90, 98), length=100)
     return set_world_clock(schedule, 33, 18, offset_s)
+
+
+def membership(name, **settings):
+    """A large reserve, so that a region that has one too many shows."""
+    return Schedule(name, reserve=50, factor=2.5, **settings)
 
 
 AIMED = {
