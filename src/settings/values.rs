@@ -2,7 +2,8 @@
 //!
 //! A setting that is not set reads as its default, and so does one with an invalid value, so that everything else can
 //! still be checked. Whatever is found out on the way is collected here: problems, notices and ignored variables.
-//! `Variable::own_effect` is the one place that decides about a single variable, for the start and for `check --env` alike.
+//! `Variable::own_effect` is the one place that decides about a single variable, for the start and for `check --env`
+//! alike.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

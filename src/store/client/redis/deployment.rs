@@ -90,8 +90,8 @@ impl Deployment {
         }
     }
 
-    /// Returns the node that owns `key`, for calls that are more than one command: those call [`TargetNode::follow_redirection`]
-    /// with each error, and try again.
+    /// Returns the node that owns `key`, for calls that are more than one command: those call
+    /// [`TargetNode::follow_redirection`] with each error, and try again.
     ///
     /// # Errors
     /// No owner is known by `deadline`.
