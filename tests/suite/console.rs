@@ -106,7 +106,7 @@ fn console_needs_no_inline_code_and_no_other_host() {
     let page = http::get(server.debug_port(), "/").header("accept", "text/html").send().text();
     let style = http::get(server.debug_port(), "/console.css").send().text();
     let script = http::get(server.debug_port(), "/console.js").send().text();
-    assert!(page.len() + style.len() + script.len() < 150 * 1024);
+    assert!(page.len() + style.len() + script.len() < 100 * 1024);
     let has_handler = page.split(" on").skip(1).any(|rest| {
         rest.split_once('=')
             .is_some_and(|(name, _)| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase()))

@@ -398,6 +398,8 @@ fn top(server: &Tollkeeper, arguments: &[&str]) -> String {
 fn text_shows_the_sum_and_fits_a_terminal() {
     let redis = redis::options().start();
     let replicas = [replica(&redis, RULES).start(), replica(&redis, &RULES.replace("1000", "999")).start()];
+    // The seed of distinct keys counts them from zero.
+    wait_for("both to publish", || (redis.query::<usize>(&["ZCARD", INDEX]) == 2).then_some(()));
     replicas.iter().for_each(|replica| charge(replica, "user", "ann", 5));
     wait_for_fleet(&replicas[0], "both", |report| matched(report, "shop.user") == 10 && count(report, "findings") == 1);
     let (keys, rules) = (top(&replicas[0], &["--fleet"]), top(&replicas[0], &["--rules", "--fleet"]));
