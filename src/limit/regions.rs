@@ -184,6 +184,13 @@ impl Limit {
         }
     }
 
+    /// Returns true if the allowances of all regions are parts of the limit and its overshoot, so that regions must
+    /// agree on their number.
+    pub const fn cut_off_allowance_is_part(&self) -> bool {
+        let Scope::Global(scope) = self.scope() else { return false };
+        matches!(scope.on_region_loss, RegionLossPolicy::Share | RegionLossPolicy::Deny)
+    }
+
     #[expect(clippy::cast_possible_truncation, reason = "at most `hits`: a valid scope reserves 100 % at most")]
     const fn reserve_of(&self, hits: u32) -> u32 {
         let Scope::Global(scope) = self.scope() else { return 0 };

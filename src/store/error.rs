@@ -67,9 +67,17 @@ impl ChargeError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdminError {
     /// Redis failed.
-    #[error("redis: {0}; the user needs +scan and +unlink for this")]
+    #[error("redis: {0}{advice}", advice = permission_advice(*.0))]
     Redis(#[from] RedisError),
+    /// The global Redis failed, so that limits of all regions were not reset.
+    #[error("global redis: {0}; limits with `scope: global` can only be reset there (see `regions` in /store)")]
+    GlobalRedis(RedisError),
     /// Memcached failed.
     #[error("memcache: {0}")]
     Memcache(#[from] MemcacheError),
+}
+
+/// Returns the permissions of an operator's commands, if Redis refused one.
+const fn permission_advice(error: RedisError) -> &'static str {
+    if matches!(error, RedisError::Misconfigured) { "; the user needs +scan and +unlink for this" } else { "" }
 }

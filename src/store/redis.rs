@@ -51,6 +51,7 @@ use crate::limit::charge::{Charge, ChargeRequest};
 use crate::settings::redis::RedisSettings;
 use crate::store::charge::{ChargeBatch, ChargeContext, ChargeMode, MAX_CHARGES_PER_CALL, OwnedCharge, OwnedCounter};
 use crate::store::client::redis::error::RedisError;
+use crate::store::error::AdminError;
 use crate::store::fallback::Fallback;
 use crate::store::health::{HEALTH_INTERVAL, StoreHealth};
 use crate::store::over_limit_cache::OverLimitCache;
@@ -326,7 +327,7 @@ impl Redis {
     ///
     /// # Errors
     /// Redis failed, or its user may not run UNLINK.
-    pub async fn reset(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Result<u64, RedisError> {
+    pub async fn reset(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Result<u64, AdminError> {
         let ChargeGroup { id, charges, .. } =
             ChargeGroup::of_single_charge(&self.keys, charge, ChargeMode::Commit, now);
         let Some(owned) = charges.into_iter().next() else { return Ok(0) };

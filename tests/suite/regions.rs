@@ -8,6 +8,7 @@ mod grants;
 mod leases;
 mod membership;
 mod model;
+mod parts_model;
 mod processes;
 mod region_counters;
 mod region_grants;

@@ -11,6 +11,7 @@
 //! A region gets at most a quarter of the tokens at a time, so that several regions find some, whoever asks first.
 //! Tokens are whole; a fraction of one refills in units of which a token has as many as the period has microseconds.
 
+use super::global_window::part_of;
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::clamp_to_u32;
@@ -53,6 +54,13 @@ impl TokenPool {
             capacity: limit.prepaid_capacity(),
             prepaid_us: limit.prepaid_us(),
         }
+    }
+
+    /// Returns the part of the tokens that `reported` of `listed` regions may be granted, rounded down.
+    #[must_use]
+    pub fn of_reported_regions(self, reported: u32, listed: u32) -> Self {
+        let part = |tokens| part_of(tokens, reported, listed);
+        Self { rate: part(self.rate), capacity: part(self.capacity), ..self }
     }
 }
 

@@ -57,6 +57,12 @@ impl WindowPool {
             max: limit.max_granted(),
         }
     }
+
+    /// Returns the part of the hits that `reported` of `listed` regions may be granted, rounded down.
+    #[must_use]
+    pub fn of_reported_regions(self, reported: u32, listed: u32) -> Self {
+        Self { max: part_of(self.max, reported, listed), ..self }
+    }
 }
 
 /// Hits granted to a region.
@@ -125,6 +131,12 @@ impl State {
         self.window = window;
         period_us - now.as_micros() % period_us
     }
+}
+
+/// Computes floor(hits x reported / listed), at most `hits`.
+pub(super) fn part_of(hits: u32, reported: u32, listed: u32) -> u32 {
+    let (part, whole) = (u64::from(reported.min(listed)), u64::from(listed.max(1)));
+    clamp_to_u32(scaled(u64::from(hits), part, whole))
 }
 
 /// Computes floor(count x part / whole).

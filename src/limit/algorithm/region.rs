@@ -268,7 +268,7 @@ pub(super) struct RegionCall {
 impl RegionCall {
     pub(super) fn new(limit: &Limit, view: GlobalView, stored: CutOffPeriod, now: Time) -> Self {
         let period_us = limit.period_us();
-        let is_unusable = view.parts_unusable || view.is_displaced(now);
+        let is_unusable = (view.parts_unusable && limit.cut_off_allowance_is_part()) || view.is_displaced(now);
         let allowance = if is_unusable { 0 } else { limit.cut_off_allowance() };
         Self { now, period_us, view, global: view.at(now), allowance, cut_off: stored.at(now, period_us) }
     }

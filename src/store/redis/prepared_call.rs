@@ -31,6 +31,7 @@ use crate::store::client::redis::error::{RedisError, ReplyError};
 use crate::store::client::redis::node::Node;
 use crate::store::client::redis::resp::{Reply, reply_bytes, reply_integer};
 use crate::store::client::redis::server_clock::InstantRange;
+use crate::store::error::AdminError;
 use crate::telemetry::traces::{Span, SpanRef};
 
 /// Maximum number of charges of a call that shares a command, so that the server is not busy with it for long.
@@ -112,9 +113,10 @@ impl PreparedCall {
         refund: &OwnedCharge,
         own: SmallVec<[OwnLease; 2]>,
         deadline: Instant,
-    ) -> Result<u64, RedisError> {
+    ) -> Result<u64, AdminError> {
         if let Some(hooks) = &self.global_limits {
-            hooks.reset(self.command.keys(), refund, deadline).await?;
+            let reset = hooks.reset(self.command.keys(), refund, deadline).await;
+            reset.map_err(AdminError::GlobalRedis)?;
         }
         let in_script = |limit: &Limit| can_be_lent(limit) && !limit.is_counted_in_region();
         let can_be_lent = refund.counters.iter().all(|counter| in_script(&counter.limit));
@@ -137,7 +139,7 @@ impl PreparedCall {
             match reply {
                 Ok(reply) => {
                     let deleted = reply_integer(&reply).and_then(|deleted| u64::try_from(deleted).ok());
-                    return deleted.ok_or(RedisError::BadReply);
+                    return deleted.ok_or(AdminError::Redis(RedisError::BadReply));
                 }
                 Err(error) => target.follow_redirection(error)?,
             }

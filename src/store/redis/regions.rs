@@ -16,9 +16,17 @@
 //!
 //! In any span of one period, all regions together admit at most what the algorithm could admit in a span of that
 //! length, plus O. This holds for any delays, losses and partitions between the regions and the global Redis, for
-//! processes and regions that stop, and for clocks that are any time apart and drift by up to 500 ppm. It excludes what
-//! a Redis loses in a failover, through eviction or by a jump of its clock beyond the expiry of a counter, what
-//! `on_region_loss` `local` and `allow` admit, and one cut-off allowance for each jump of a region's clock.
+//! processes and regions that stop, for clocks that are any time apart, drift by up to 500 ppm and jump, and for regions
+//! that are removed, replaced or set up under a name in use. A step of a clock by a second or less makes a span shorter
+//! by that. It excludes:
+//!
+//! - what a Redis loses in a failover or through eviction;
+//! - what `on_region_loss` `local` and `allow` admit;
+//! - the parts of a region whose Redis is copied, until the registry has found the copy, 25 s after both reported, or
+//!   until the lease ends that a copy took along, if it is cut off;
+//! - one cut-off allowance for each jump of a region's clock, and what processes admit that start in the first seconds
+//!   after a jump of a clock forwards;
+//! - regions that are moved to another global Redis or prefix while the others stay: both grant, and notices tell so.
 //!
 //! # Proof
 //!
@@ -64,10 +72,18 @@
 //!    admitted later by their life t at most: r x t / P is at most O / 4, and the uncertainty of step 3 gets O / 4.
 //!    Nothing is returned, and a refund leaves lent hits charged. After a reset lent hits are still admitted, for a
 //!    second at most.
-//! 10. *Regions.* The list and an identity of each region's Redis are registered in the global Redis ([`standing`]):
-//!     a second Redis of one name gets nothing, and reserve and allowance rest while lists differ and for a period
-//!     after.
-//! 11. *Lost data.* A region's Redis that is lost takes its grants and its reserve with it: absence grants nothing but
+//! 10. *Regions.* At any time, the regions that use their parts of a limit have one list, and each is one Redis
+//!     ([`standing`]): a region uses them for the lease V after a report without a conflict, by a clock that is fast
+//!     enough, and the registry knows of each Redis until when that may be, by a clock that is slow enough. Whoever has
+//!     another list, or another Redis of the same name, waits for that time. A change of the list is followed by a
+//!     period without parts, so no span has parts of two lists. A copy of a Redis is found by fencing tokens
+//!     ([`registry`]). Grants need none of this: the global Redis counts them, whoever asks. Regions that it does not
+//!     know have their part of M kept back, so that regions with several global Redis share M.
+//! 11. *Jumps of clocks.* A grant by a global clock that jumped is discarded, and for a period nothing is requested and
+//!     no grant used. What was granted before is then out of every span, so windows that repeat do no harm. A jump of a
+//!     region's clock may let counters expire: the call that meets it gets nothing, and then the parts rest for a
+//!     period.
+//! 12. *Lost data.* A region's Redis that is lost takes its grants and its reserve with it: absence grants nothing but
 //!     the reserve of the window. What its failover forgets of a window's use may be admitted once more, as for a
 //!     strict limit. What a failover of the global Redis forgets may be granted once more; with
 //!     `TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS=1` a grant is used only after a replica has it.

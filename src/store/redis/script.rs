@@ -262,7 +262,10 @@ fn wait_word(charge: &OwnedCharge, limit: &Limit) -> i64 {
     let longest_delay_us = || signed_word(charge.bounded_request().longest_delay_us(limit));
     match charge.request.hits {
         Hits::Refund(_) => void_from(),
-        Hits::Charge(_) | Hits::Peek if limit.is_counted_in_region() => signed_word(limit.cut_off_allowance()),
+        Hits::Charge(_) | Hits::Peek if limit.is_counted_in_region() => {
+            let allowance = signed_word(limit.cut_off_allowance());
+            if limit.cut_off_allowance_is_part() { allowance } else { -1 - allowance }
+        }
         Hits::Charge(_) | Hits::Peek => longest_delay_us(),
     }
 }

@@ -27,7 +27,7 @@ pub enum MembershipNotice {
         /// Time until this region may use its parts if these regions report no more.
         rest: Duration,
     },
-    /// A list changed within the last minute.
+    /// A list changed, or a rest because of another Redis ended, within the last minute.
     ListChanged,
     /// The Redis of this region is new, and other regions have not told yet that no list changed.
     NewRedis,
@@ -135,7 +135,10 @@ impl fmt::Display for MembershipNotice {
                 short_text(*rest)
             ),
             Self::ListChanged => {
-                write!(f, "TOLLKEEPER_REGIONS changed: {NO_PARTS} for one period of the limit, 60 s at least")
+                write!(
+                    f,
+                    "the regions or the Redis of one changed: {NO_PARTS} for one period of the limit, 60 s at least"
+                )
             }
             Self::NewRedis => write!(
                 f,

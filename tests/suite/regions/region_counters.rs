@@ -394,3 +394,27 @@ fn period_meets_two_loss_allowances_however_clocks_drift() {
         assert!(admitted.len() >= 4, "{admitted:?}");
     }
 }
+
+#[test]
+fn only_an_allowance_that_is_a_part_of_the_limit_needs_the_other_regions() {
+    let cases = [
+        (RegionLossPolicy::Share, 0),
+        (RegionLossPolicy::Deny, 0),
+        (RegionLossPolicy::Local, 100),
+        (RegionLossPolicy::Allow, 400),
+    ];
+    for (algorithm, (policy, expected)) in
+        [Algorithm::FixedWindow, Algorithm::TokenBucket].into_iter().flat_map(|it| cases.map(|case| (it, case)))
+    {
+        let mut counter = RegionCounter::new(limit(algorithm, policy), 0);
+        let mut admitted = |view: GlobalView| {
+            counter.state.set_view(&view);
+            (0..400).filter(|_| counter.charge(Hits::Charge(1)).admitted).count()
+        };
+        let in_doubt = GlobalView { cut_off: true, parts_unusable: true, ..GlobalView::UNKNOWN };
+        let valid_from = Time::from_micros(START_US + 1);
+        let displaced = GlobalView { valid_from, valid_until: valid_from.plus_us(9), ..in_doubt };
+        assert_eq!(admitted(displaced), 0, "{algorithm:?} {policy:?}: a clock jumped");
+        assert_eq!(admitted(in_doubt), expected, "{algorithm:?} {policy:?}");
+    }
+}

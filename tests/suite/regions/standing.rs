@@ -106,16 +106,22 @@ fn parts_rest_for_a_period_after_a_list_changed() {
 fn parts_rest_while_another_list_has_a_lease() {
     let differing = registry(NEVER, vec![other("asia", false, NEVER), other("us", true, NEVER)]);
     let findings = settled().with_registry(&differing, AT_ONCE, &own());
-    assert_eq!(waits_us(&findings, HOUR), waited(HOUR - 10 * SECOND));
+    // Then they rest for a period.
+    let until_us = waited(HOUR - 10 * SECOND);
+    assert_eq!(waits_us(&findings, MINUTE), until_us + micros(MINUTE));
     assert_eq!(findings.lease_ends_us(), None, "no lease either");
     // A removed region that runs on is not listed.
     let removed = registry(NEVER, vec![other("old", true, NEVER)]);
-    assert_eq!(waits_us(&settled().with_registry(&removed, AT_ONCE, &own()), HOUR), waited(HOUR - 10 * SECOND));
-    let ended = OtherRegion { leased_until: after(1000), ..other("old", true, NEVER) };
-    assert!(waits_us(&settled().with_registry(&registry(NEVER, vec![ended]), AT_ONCE, &own()), HOUR) < 0);
+    let resting = settled().with_registry(&removed, AT_ONCE, &own());
+    assert_eq!(waits_us(&resting, HOUR), until_us + micros(HOUR));
+    let ended = OtherRegion { leased_until: after(995), ..other("old", true, NEVER) };
+    let ended = settled().with_registry(&registry(NEVER, vec![ended]), AT_ONCE, &own());
+    assert_eq!(waits_us(&ended, HOUR), micros(HOUR - 5 * SECOND));
+    assert!(ended.rests().is_empty() && ended.lease_ends_us().is_some());
+    assert_eq!(ended.registry_changed_before_us(RECEIVED_US), Some(5 * SECOND), "processes that are cut off learn it");
     // Cut off, it stands; one list ends it.
     let later = findings.with_identity(&identity(1, NEVER, false), AT_ONCE);
-    assert_eq!(waits_us(&later, HOUR), waited(HOUR - 10 * SECOND));
+    assert_eq!(waits_us(&later, HOUR), until_us + micros(HOUR));
     let agreed = registry(NEVER, vec![other("us", false, after(995))]);
     assert_eq!(waits_us(&findings.with_registry(&agreed, AT_ONCE, &own()), MINUTE), micros(55 * SECOND));
 }
@@ -125,14 +131,21 @@ fn forward_jump_of_the_global_clock_shortens_no_rest() {
     let differing = registry(NEVER, vec![other("us", true, NEVER)]);
     let findings = settled().with_registry(&differing, AT_ONCE, &own());
     let jumped = RegistryReply { now: after(1000 + 7200), ..registry(NEVER, vec![other("us", true, NEVER)]) };
-    assert_eq!(waits_us(&findings.with_registry(&jumped, AT_ONCE, &own()), MINUTE), waited(HOUR - 10 * SECOND));
+    assert_eq!(
+        waits_us(&findings.with_registry(&jumped, AT_ONCE, &own()), MINUTE),
+        waited(HOUR - 10 * SECOND) + micros(MINUTE)
+    );
     // A process that starts later knows from the registry that the clock jumped since the last report.
     let told = RegistryReply { clock_jumped: after(8190), ..jumped };
-    assert_eq!(waits_us(&settled().with_registry(&told, AT_ONCE, &own()), MINUTE), waited(HOUR - 10 * SECOND));
+    assert_eq!(
+        waits_us(&settled().with_registry(&told, AT_ONCE, &own()), MINUTE),
+        waited(HOUR - 10 * SECOND) + micros(MINUTE)
+    );
     // Once the rest is over it is forgotten.
     let end_us = findings.rests()[0].until_us;
     let times = CallTimes { sent_us: end_us, answered_us: end_us };
-    assert_eq!(findings.with_registry(&registry(NEVER, vec![]), times, &own()).rests(), []);
+    let ended = findings.with_registry(&registry(NEVER, vec![]), times, &own());
+    assert_eq!((ended.rests(), ended.parts_usable_from_us(MINUTE)), (&[][..], Some(end_us + micros(MINUTE))));
 }
 
 #[test]
@@ -140,10 +153,10 @@ fn parts_of_both_redis_of_one_name_rest() {
     let second = registry(NEVER, vec![other("eu", false, NEVER)]);
     let findings = settled().with_registry(&second, AT_ONCE, &own());
     assert_eq!((findings.rests()[0].cause, findings.lease_ends_us()), (RestCause::SecondRedis, None));
-    assert_eq!(waits_us(&findings, MINUTE), waited(HOUR - 10 * SECOND));
+    assert_eq!(waits_us(&findings, MINUTE), waited(HOUR - 10 * SECOND) + micros(MINUTE));
     // The rest does not end before the lease of the other, also if the registry forgot it.
     let forgot = findings.with_registry(&registry(NEVER, vec![]), AT_ONCE, &own());
-    assert_eq!(waits_us(&forgot, MINUTE), waited(HOUR - 10 * SECOND));
+    assert_eq!(waits_us(&forgot, MINUTE), waited(HOUR - 10 * SECOND) + micros(MINUTE));
     // Another Redis of this region is another case.
     let replaced = findings.with_identity(&identity(2, NEVER, false), AT_ONCE);
     assert!(waits_us(&replaced, MINUTE) < 0);
@@ -154,9 +167,9 @@ fn parts_of_a_copied_redis_rest() {
     let copied = RegistryReply { contested_until: after(2000), ..registry(NEVER, both()) };
     let findings = settled().with_registry(&copied, AT_ONCE, &own());
     assert_eq!((findings.rests()[0].cause, findings.lease_ends_us()), (RestCause::CopiedRedis, None));
-    assert_eq!(waits_us(&findings, MINUTE), waited(1000 * SECOND));
+    assert_eq!(waits_us(&findings, MINUTE), waited(1000 * SECOND) + micros(MINUTE));
     let healed = RegistryReply { contested_until: after(1000), ..registry(NEVER, both()) };
-    assert!(waits_us(&settled().with_registry(&healed, AT_ONCE, &own()), MINUTE) < 0);
+    assert_eq!(waits_us(&settled().with_registry(&healed, AT_ONCE, &own()), MINUTE), micros(MINUTE));
 }
 
 #[test]

@@ -16,7 +16,7 @@ use super::calls::{CallKind, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT};
 use super::demand::{BucketDemand, WindowDemand, jittered_us};
 use super::grant_calls::{self, BucketCall, WindowCall};
 use super::grant_stats::GrantCounts;
-use super::standing::RegionStanding;
+use super::standing::{RegionStanding, ReportedRegions};
 use super::unused_hits::{DueReturn, HitReturns};
 use crate::base::clock::Time;
 use crate::base::random::random_u64;
@@ -153,9 +153,12 @@ impl GrantWorker {
         let demand = WindowDemand::at(counts, reserve, limit.period_us(), request.global_us());
         let purpose = WindowCall::Grant { wanted: demand.wanted() };
         let key = global_key(&request.key);
-        let argument = grant_calls::encode_window_call(WindowPool::of(limit), purpose, None);
+        let ReportedRegions { reported, listed } = self.standing.reported_regions();
+        let pool = WindowPool::of(limit).of_reported_regions(reported, listed);
+        let argument = grant_calls::encode_window_call(pool, purpose, None);
         let call = KeyScript::new(global_window_script(), &key, &argument);
-        let Some(reply) = self.ask(call, grant_calls::decode_window_call, |reply| reply.now).await else { return };
+        let reply = self.ask(call, limit.period_us(), grant_calls::decode_window_call, |reply| reply.now);
+        let Some(reply) = reply.await else { return };
         let exhausted = reply.hits == 0;
         let is_sliding = limit.algorithm() == Algorithm::SlidingWindowCounter;
         let pause_us = demand.pause_us(is_sliding, reply.hits);
@@ -178,12 +181,14 @@ impl GrantWorker {
     /// Gets prepaid hits for a token bucket.
     async fn answer_bucket(&self, request: &GrantRequest, counts: &BucketCounts) {
         let limit = &request.limit;
-        let pool = TokenPool::of(limit);
+        let ReportedRegions { reported, listed } = self.standing.reported_regions();
+        let pool = TokenPool::of(limit).of_reported_regions(reported, listed);
         let demand = BucketDemand::at(counts, pool, request.now.as_micros());
         let key = global_key(&request.key);
         let argument = grant_calls::encode_bucket_call(pool, BucketCall::Grant { wanted: demand.wanted() }, None);
         let call = KeyScript::new(global_bucket_script(), &key, &argument);
-        let Some(reply) = self.ask(call, grant_calls::decode_bucket_call, |reply| reply.now).await else { return };
+        let reply = self.ask(call, limit.period_us(), grant_calls::decode_bucket_call, |reply| reply.now);
+        let Some(reply) = reply.await else { return };
         let grant = PrepaidHits {
             request: counts.cycle.open_request,
             epoch: reply.epoch.as_micros(),
@@ -198,10 +203,12 @@ impl GrantWorker {
         self.give(KeyScript::new(region_bucket_grant_script(), &request.key, &argument), grant.hits).await;
     }
 
-    /// Asks the global Redis for a grant, and records that it answered and at what time of its clock; counts a failure.
+    /// Asks the global Redis for a grant of a limit with a period, and records that it answered and at what time of its
+    /// clock; counts a failure. A grant by a clock that jumped is not used: it may repeat another.
     async fn ask<T>(
         &self,
         call: KeyScript<'_>,
+        period_us: u64,
         decode: fn(&[u8]) -> Result<T, MalformedReply>,
         time_of: fn(&T) -> Time,
     ) -> Option<T> {
@@ -209,14 +216,15 @@ impl GrantWorker {
         let answer = call.run(&self.global, CallKind::Replicated(self.settings.wait_replicas), deadline).await;
         let decoded = answer.and_then(|answer| {
             let reply = reply_bytes(&answer.reply).and_then(|reply| decode(reply).ok()).ok_or(RedisError::BadReply)?;
-            answer.record_clock(time_of(&reply));
+            let is_jump = answer.record_clock(time_of(&reply));
             self.standing.record_answer(process_us(answer.within.until));
-            Ok(reply)
+            let is_usable = !is_jump && !self.standing.rests_from_global_clock(period_us, Instant::now());
+            is_usable.then_some(reply).ok_or(RedisError::BadReply)
         });
         decoded
             .inspect_err(|error| {
                 self.counts.add_failed();
-                tracing::debug!(%error, "the global redis did not answer a grant request");
+                tracing::debug!(%error, "the global redis did not answer a grant request, or its clock jumped");
             })
             .ok()
     }

@@ -139,7 +139,7 @@ const fn end_text(ended: &MembershipNotice) -> &'static str {
         MembershipNotice::SecondRedis { .. } => "no other Redis has the name of this region any more",
         MembershipNotice::CopiedRedis { .. } => "the Redis of this region is no longer used beside a copy of it",
         MembershipNotice::OtherLists { .. } => "TOLLKEEPER_REGIONS no longer differs as before",
-        MembershipNotice::ListChanged => "TOLLKEEPER_REGIONS has not changed for a minute",
+        MembershipNotice::ListChanged => "the regions have not changed for a minute",
         MembershipNotice::NewRedis => "the Redis of this region is no longer new",
         MembershipNotice::CutOff { .. } => "the global Redis answers again",
         MembershipNotice::LeaseEnded => "the global Redis has confirmed this region again",

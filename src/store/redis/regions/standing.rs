@@ -12,12 +12,12 @@
 //! V after the report by its clock, and whoever would be in conflict with that Redis waits for it:
 //!
 //! - *Another list*: while a Redis with another list has a lease, the parts of all regions rest. So a region that was
-//!   removed from the lists and runs on loses its parts before the others divide them. Once all report one list, the
-//!   parts rest for one period, in which those of the old list were used. A first list is no change.
+//!   removed from the lists and runs on loses its parts before the others divide them. A first list is no change.
 //! - *Another Redis of one name*: while both have leases, the parts of both rest. A Redis that replaces another gets
 //!   parts when the lease of the old one ends.
 //! - *A copied Redis* ([`registry`](super::registry)): the parts rest until the leases of both copies have ended.
 //!
+//! After each of these ends, and after all report one list, the parts rest for a period, in which other parts were used.
 //! A report that meets such a conflict renews no lease. All processes of a region share the lease through the region's
 //! Redis, so that one which starts while the global Redis is away has what the others have. What the last replies said
 //! stands while a region is cut off, until the lease ends.
@@ -151,6 +151,8 @@ pub struct Findings {
     global_jumped_us: i64,
     /// Rests of the parts that have not ended.
     rests: Vec<PartsRest>,
+    /// Process time at which the last of those that have ended did so.
+    rest_ended_us: i64,
     /// Process time at which the lease of the parts ends.
     lease_ends_us: i64,
     /// Listed regions that are missing; `None` before the first report was recorded.
@@ -169,6 +171,7 @@ impl Default for Findings {
             region_jumped_us: NEVER_US,
             global_jumped_us: NEVER_US,
             rests: Vec::new(),
+            rest_ended_us: NEVER_US,
             lease_ends_us: NEVER_US,
             missing: None,
             is_settled: false,
@@ -221,14 +224,20 @@ impl Findings {
         self.identity.is_some_and(|identity| identity.is_new)
     }
 
-    /// Microseconds since the list of a region last changed, or a new Redis was first used; `None` if neither happened.
+    /// Microseconds since the list of a region last changed, a new Redis was first used, or a rest because of another
+    /// Redis ended; `None` if nothing of this happened.
     pub fn changed_before_us(&self, at: Instant) -> Option<u64> {
-        before_us(self.identity_changed_us.max(self.registry_changed_us), process_us(at))
+        before_us(self.changed_us(), process_us(at))
     }
 
-    /// Microseconds since the list of a region last changed, by the registry; `None` if none did.
+    /// Microseconds since the list of a region last changed or a rest ended, by the registry; `None` if neither
+    /// happened.
     pub fn registry_changed_before_us(&self, at_us: i64) -> Option<u64> {
-        before_us(self.registry_changed_us, at_us)
+        before_us(self.registry_changed_us.max(self.rest_ended_us), at_us)
+    }
+
+    fn changed_us(&self) -> i64 {
+        self.identity_changed_us.max(self.registry_changed_us).max(self.rest_ended_us)
     }
 
     /// Returns the findings after a reply of the region's Redis.
@@ -269,9 +278,20 @@ impl Findings {
             lease_ends_us: if is_uncontested { self.lease_ends_us.max(renewed_us) } else { self.lease_ends_us },
             missing: knows_all.then(|| missing_regions(reply, own)),
             is_settled: is_uncontested && agree && last_change == Time::default(),
+            rest_ended_us: self.rest_ended_after(reply, times, own),
             rests,
             ..self.clone()
         }
+    }
+
+    /// Returns the process time at which the last rest ended, of those that a reply of the registry tells and those that
+    /// were known before.
+    fn rest_ended_after(&self, reply: &RegistryReply, times: CallTimes, own: &OwnRegion) -> i64 {
+        let of_others = reply.others.iter().filter(|other| conflict(other, own).is_some());
+        let ends = of_others.map(|other| other.leased_until).chain([reply.contested_until]);
+        let told = ends.filter(|end| *end <= reply.now).map(|end| event_us(end, reply.now, times.answered_us));
+        let known = self.rests.iter().filter(|rest| rest.until_us <= times.sent_us).map(|rest| rest.until_us);
+        told.chain(known).fold(self.rest_ended_us, i64::max)
     }
 
     /// Returns the rests after a reply of the registry: those that it tells, and earlier ones that it does not end. A
@@ -302,9 +322,8 @@ impl Findings {
     /// is known.
     pub fn parts_usable_from_us(&self, period_us: u64) -> Option<i64> {
         self.identity?;
-        let changed_us = self.identity_changed_us.max(self.registry_changed_us);
-        let rests = self.rests.iter().map(|rest| rest.until_us);
-        let from_us = rests.fold(changed_us.saturating_add_unsigned(period_us.max(MIN_UNUSED_US)), i64::max);
+        let changed_us = self.rests.iter().map(|rest| rest.until_us).fold(self.changed_us(), i64::max);
+        let from_us = changed_us.saturating_add_unsigned(period_us.max(MIN_UNUSED_US));
         Some(from_us.max(rest_after_jump_us(self.region_jumped_us, period_us)))
     }
 }
@@ -312,13 +331,18 @@ impl Findings {
 /// Upper bound on rests that are remembered, as on the Redis in a reply of the registry.
 const MAX_RESTS: usize = 256;
 
+/// Returns the reason for which the parts rest while another Redis has a lease; `None` if they need not.
+fn conflict(other: &OtherRegion, own: &OwnRegion) -> Option<RestCause> {
+    match other {
+        _ if other.name == own.name => Some(RestCause::SecondRedis),
+        OtherRegion { has_other_list: true, .. } => Some(RestCause::OtherList),
+        OtherRegion { .. } => None,
+    }
+}
+
 /// Returns the rest that another Redis causes; `None` if it causes none.
 fn rest_of(other: &OtherRegion, reply: &RegistryReply, times: CallTimes, own: &OwnRegion) -> Option<PartsRest> {
-    let cause = match other {
-        _ if other.name == own.name => RestCause::SecondRedis,
-        OtherRegion { has_other_list: true, .. } => RestCause::OtherList,
-        OtherRegion { .. } => return None,
-    };
+    let cause = conflict(other, own)?;
     // If the clock jumped since the last report, the lease may have begun then.
     let jumped_us = reply.clock_jumped.since_us(other.seen);
     let rest_us = other.leased_until.plus_us(jumped_us).since_us(reply.now);
@@ -508,7 +532,7 @@ impl RegionStanding {
     }
 
     /// Microseconds since a jump of the global clock that the registry is to be told; `None`: there is none.
-    pub(super) fn global_jump_to_tell_us(&self, at_us: i64) -> Option<u64> {
+    pub fn global_jump_to_tell_us(&self, at_us: i64) -> Option<u64> {
         let other = OtherClock {
             jumped_us: self.clocks.region.last_large_us(),
             read_us: self.findings.load().identity_read_us,
@@ -517,7 +541,7 @@ impl RegionStanding {
     }
 
     /// Microseconds since a jump of the region's clock that its Redis is to be told; `None`: there is none.
-    pub(super) fn region_jump_to_tell_us(&self, at_us: i64) -> Option<u64> {
+    pub fn region_jump_to_tell_us(&self, at_us: i64) -> Option<u64> {
         let other = OtherClock {
             jumped_us: self.clocks.global.last_large_us(),
             read_us: self.answered_us.load(Ordering::Relaxed),

@@ -1,8 +1,8 @@
 -- region_bucket: a small bucket that a region always has, and prepaid hits beside it.
 --
 -- KEYS: the counter. a, b: unused. ARGV[3]: see region_window.lua. Charges: limit (the region's own rate, in tokens per
--- period), capacity (the region's own), wait (cut-off allowance per tumbling period); flags must include 2, and 4 times
--- the uncertainty of global time in microseconds that needs no smaller capacity.
+-- period), capacity (the region's own), wait (cut-off allowance per tumbling period, see region_window.lua); flags must
+-- include 2, and 4 times the uncertainty of global time in microseconds that needs no smaller capacity.
 -- In place of the period in milliseconds: the TTL.
 -- State, 144 bytes: last, tokens (whole ones of the region's own that are left), part (units of which a token has as
 -- many as the period has microseconds), granted and granted_until (hits of the last grant, and their end in global
@@ -39,7 +39,7 @@ local can_request, cut_off, is_usable = call_flags % 2 == 1, call_flags % 4 >= 2
 local is_in_time = now >= valid_from and now < valid_until
 local is_known = is_in_time and now + offset_lo >= 0 and offset_lo <= offset_hi
 -- A call at a time at which it cannot run gets no allowance: a clock has jumped.
-local may_allow = is_usable and (valid_until == 0 or is_in_time)
+local is_displaced = valid_until ~= 0 and not is_in_time
 local first, final, from, is_granted = 0, 0, 0, false
 if is_known then
   first, final = now + offset_lo, now + offset_hi
@@ -59,7 +59,8 @@ end
 local level, level_part, own_rate, own_capacity, max_tokens, allowance, prepaid, fits, accepted
 
 --: refill
-own_rate, own_capacity, allowance = limit, capacity, may_allow and wait or 0
+own_rate, own_capacity, allowance = limit, capacity, wait < 0 and -1 - wait or is_usable and wait or 0
+if is_displaced then allowance = 0 end
 if not is_usable then own_rate, own_capacity = 0, 0 end
 max_tokens = own_capacity
 level, level_part = tokens, part

@@ -1,11 +1,12 @@
 -- region_window: hits of a window of global time that the region was granted, and its reserve.
 --
--- KEYS: the counter. a, b: unused. Charges: limit (reserve of the region), wait (cut-off allowance of a period); flags
--- must include 2: rejected hits are counted as requested. In place of the period in milliseconds: the TTL.
+-- KEYS: the counter. a, b: unused. Charges: limit (reserve of the region), wait (cut-off allowance of a period; one
+-- that is no part of the limit as -1 less the hits); flags must include 2: rejected hits are counted as requested. In
+-- place of the period in milliseconds: the TTL.
 -- ARGV[3]: view of the global Redis, signed numbers as in ARGV[1]: valid_from and valid_until (times of this Redis
 -- between which the offsets hold), offset_lo and offset_hi (bounds on global time minus the time of this Redis, in
 -- microseconds), flags: 1 if a grant request may be opened, plus 2 if the region is cut off, plus 4 if reserve and
--- cut-off allowance must not be used.
+-- cut-off allowance must not be used; an allowance that is no part of the limit may be.
 -- State, 120 bytes: last, window (its number in global time), granted (hits left), reserve_used, requested (hits asked
 -- for), low (open a request when at most these are left; half of the reserve if nothing is granted); then the rest,
 -- which most charges neither need nor change: granted_total, next_reserve_used (in the next window),
@@ -26,7 +27,7 @@ end
 local valid_from, valid_until, offset_lo, offset_hi, call_flags = unpack('<i8i8i8i8i8', global_view)
 local can_request, cut_off, is_usable = call_flags % 2 == 1, call_flags % 4 >= 2, call_flags < 4
 -- A call at a time at which it cannot run gets no allowance: a clock has jumped.
-local may_allow = is_usable and (valid_until == 0 or now >= valid_from and now < valid_until)
+local is_displaced = valid_until ~= 0 and (now < valid_from or now >= valid_until)
 local granted_total, next_reserve_used, previous_requested, exhausted, open_request, next_request_at, epoch
 local cut_off_start, cut_off_used, cut_off_from, cut_off_now
 -- Global time lies in `window` or, if spans_two, in the next one. It is unknown if it may lie in others.
@@ -91,7 +92,9 @@ if reserve > reserve_used then left = left + reserve - reserve_used end
 fits = hits < 0 or is_known and hits <= left
 if fits and spans_two and hits > 0 then fits = hits <= max(reserve - next_reserve_used, 0) end
 admitted = fits
-if not fits and (cut_off or not is_known) then admitted = cut_off_now + hits <= (may_allow and wait or 0) end
+if not fits and (cut_off or not is_known) then 
+  admitted = cut_off_now + hits <= (is_displaced and 0 or wait < 0 and -1 - wait or is_usable and wait or 0)
+end
 accepted = admitted
 
 --: apply
