@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import pathlib
+import random
 import subprocess
 import sys
 import tempfile
@@ -24,11 +25,12 @@ from delayed_link import Link, free_port
 BINARY = sys.argv[1]
 PERIODS = int(sys.argv[2]) if len(sys.argv) > 2 else 4
 REGIONS = ["eu", "us", "ap"]
-LIMIT = 1200
+LIMIT = int(os.environ.get("LIMIT", "1200"))
 PERIOD_S = int(os.environ.get("PERIOD_S", "60"))
 ALGORITHMS = os.environ.get("ALGORITHMS", "fixed_window sliding_window_counter token_bucket").split()
 DELAYS = [int(delay) for delay in os.environ.get("DELAYS_MS", "50 150 300").split()]
-DEMANDS = os.environ.get("DEMANDS", "one uneven moving cut").split()
+CONSISTENCY = os.environ.get("CONSISTENCY", "strict")
+DEMANDS = os.environ.get("DEMANDS", "one even uneven moving cut").split()
 
 
 class Replica:
@@ -66,7 +68,7 @@ class Fleet:
         for algorithm in ALGORITHMS:
             lines.append(f"- {{key: {algorithm}, rate_limit: {{unit: second, unit_multiplier: {PERIOD_S}, "
                          f"requests_per_unit: {LIMIT}, algorithm: {algorithm}, scope: global, "
-                         "on_store_error: deny}}")
+                         f"consistency: {CONSISTENCY}, on_store_error: deny}}}}")
         rules.write_text("\n".join(lines) + "\n")
         self.links, self.replicas = {}, {}
         for region in REGIONS:
@@ -105,18 +107,20 @@ async def ask(connection, key, value):
 
 
 async def drive(fleet, key, value, shares, seconds, outcomes):
-    """Sends 1.3 times the limit, divided by `shares(elapsed)`, for some seconds, evenly in time."""
+    """Sends 1.3 times the limit, divided by `shares(elapsed)`, for some seconds, at random times."""
     rate = 1.3 * LIMIT / PERIOD_S
     connections = {replica: await asyncio.open_connection("127.0.0.1", replica.http)
                    for replicas in fleet.replicas.values() for replica in replicas}
     began, debt, turn = time.time(), {region: 0.0 for region in REGIONS}, 0
+    due = {region: random.expovariate(1) for region in REGIONS}
     last = began
     while (now := time.time()) - began < seconds:
         parts = shares(now - began)
         for region, part in zip(REGIONS, parts):
             debt[region] += rate * part * (now - last)
-            while debt[region] >= 1:
-                debt[region] -= 1
+            while debt[region] >= due[region]:
+                debt[region] -= due[region]
+                due[region] = random.expovariate(1)
                 turn += 1
                 replica = fleet.replicas[region][turn % 2]
                 try:
@@ -134,7 +138,7 @@ DEMAND = {
     "one": lambda elapsed: (1, 0, 0),
     "even": lambda elapsed: (1 / 3, 1 / 3, 1 / 3),
     "uneven": lambda elapsed: (0.8, 0.15, 0.05),
-    "moving": lambda elapsed: [(1, 0, 0), (0, 1, 0), (0, 0, 1)][int(elapsed / PERIOD_S) % 3],
+    "moving": lambda elapsed: [(0.9, 0.05, 0.05), (0.05, 0.9, 0.05), (0.05, 0.05, 0.9)][int(elapsed / 20) % 3],
     "cut": lambda elapsed: (0.6, 0.4, 0),
 }
 

@@ -70,8 +70,8 @@
 //!    their hits is admitted. There are no shares, and no leases while global time is unknown or the region is cut off.
 //!    Those of a window or of prepaid hits end before these, so steps 2 and 3 hold. Those of a region's own tokens are
 //!    admitted later by their life t at most: r x t / P is at most O / 4, and the uncertainty of step 3 gets O / 4.
-//!    Nothing is returned, and a refund leaves lent hits charged. After a reset lent hits are still admitted, for a
-//!    second at most.
+//!    Unused ones of a window are returned before it may end, those of a bucket are lost. A refund leaves lent hits
+//!    charged. After a reset lent hits are still admitted or returned, for 1.2 s at most.
 //! 10. *Regions.* At any time, the regions that use their parts of a limit have one list, and each is one Redis
 //!     ([`standing`]): a region uses them for the lease V after a report without a conflict, by a clock that is fast
 //!     enough, and the registry knows of each Redis until when that may be, by a clock that is slow enough. Whoever has

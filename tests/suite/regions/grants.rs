@@ -236,7 +236,8 @@ fn total_over_regions_is_the_limit() {
 fn leases_of_replicas_stay_within_the_limit() {
     let global = servers::options().start();
     let [eu, us] = ["eu", "us"].map(|name| Region::start(name, "eu,us", &global, 2));
-    let expected = [("lent", 4000..=5000), ("lent_sliding", 4000..=5000), ("lent_bucket", 4000..=5000)];
+    // A bucket refills a hit in 17 s.
+    let expected = [("lent", 4000..=5000), ("lent_sliding", 4000..=5000), ("lent_bucket", 4000..=5005)];
     for (key, expected) in expected {
         let admitted: u64 = exhaust(&[&eu, &us], key).iter().sum();
         assert!(expected.contains(&admitted), "{admitted} of {key}");

@@ -108,8 +108,12 @@ impl LocalBudget {
         let mut refilled = 0;
         for (OwnedCounter { limit, .. }, state) in counters.iter().zip(&report.states) {
             match limit.algorithm().properties().hit_expiry {
-                // A return could meet another grant, or another epoch.
-                _ if limit.is_counted_in_region() => void_from = None,
+                // A return to a bucket would let hits live longer than their grant.
+                HitExpiry::Continuous if limit.is_counted_in_region() => void_from = None,
+                _ if limit.is_counted_in_region() => {
+                    let end = report.now.plus_us(state.grant_left_us(limit, report.now));
+                    void_from = void_from.map(|time| time.min(end));
+                }
                 HitExpiry::WithWindow => {
                     void_from = void_from.map(|time| time.min(window_end(limit, state, report.now)));
                 }

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use smallvec::SmallVec;
 
 use crate::base::clock::Time;
 use crate::limit::algorithm::region::GlobalView;
@@ -42,8 +41,6 @@ pub(super) struct KeyScript<'c> {
     pub(super) script: &'static Script,
     pub(super) key: &'c [u8],
     pub(super) argument: &'c [u8],
-    /// Arguments after it.
-    pub(super) more: &'c [&'c [u8]],
 }
 
 /// Importance of a call for the breaker of its server, and of its writes.
@@ -76,7 +73,7 @@ impl ScriptReply {
 impl<'c> KeyScript<'c> {
     /// Creates a call with one argument.
     pub(super) const fn new(script: &'static Script, key: &'c [u8], argument: &'c [u8]) -> Self {
-        Self { script, key, argument, more: &[] }
+        Self { script, key, argument }
     }
 
     /// Sends the script to the node that has its key, until `deadline`.
@@ -89,9 +86,7 @@ impl<'c> KeyScript<'c> {
         kind: CallKind,
         deadline: Instant,
     ) -> Result<ScriptReply, RedisError> {
-        let by_hash: [&[u8]; 5] = [b"EVALSHA", self.script.sha1.as_bytes(), b"1", self.key, self.argument];
-        let mut words: SmallVec<[&[u8]; 7]> = SmallVec::from_slice(&by_hash);
-        words.extend_from_slice(self.more);
+        let mut words: [&[u8]; 5] = [b"EVALSHA", self.script.sha1.as_bytes(), b"1", self.key, self.argument];
         let mut target = deployment.target_node(self.key, deadline).await?;
         loop {
             let from = Instant::now();

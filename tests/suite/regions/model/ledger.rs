@@ -51,8 +51,12 @@ fn check_windows<'u>(plan: &Plan, world: &World, uses: impl Iterator<Item = &'u 
     let mut all: BTreeMap<i64, i64> = BTreeMap::new();
     let lost = reserve * world.losses.iter().sum::<i64>();
     let limit = i64::from(plan.largest(|limit| limit.requests_per_unit())) + lost;
+    let reset_window = world.reset_us.map(|at| at.div_euclid(PERIOD_US));
     for it in uses {
         let (window, elapsed) = (it.global_us.div_euclid(PERIOD_US), it.global_us.rem_euclid(PERIOD_US));
+        // After a reset the limit counts from zero, and what was granted before it may still be used.
+        let times = 1 + i64::from(reset_window.is_some_and(|reset| (reset..=reset + 1).contains(&window)));
+        let (limit, max_granted) = (times * limit, times * max_granted);
         let hits = all.entry(window).or_default();
         *hits += it.hits;
         if *hits > limit {
@@ -69,7 +73,7 @@ fn check_windows<'u>(plan: &Plan, world: &World, uses: impl Iterator<Item = &'u 
         }
         let of_reserve = reserves.entry((window, it.region)).or_default();
         *of_reserve += it.hits - of_grant;
-        let bound = (1 + world.losses[it.region]) * reserve;
+        let bound = (times + world.losses[it.region]) * reserve;
         if *of_reserve > bound {
             return Err(format!("{of_reserve} hits of {bound} of the reserve in window {window} of {}", it.region));
         }
@@ -94,6 +98,8 @@ fn check_bucket<'u>(plan: &Plan, world: &World, uses: impl Iterator<Item = &'u U
         let elapsed = i128::from(it.global_us.saturating_sub(last).min(1 << 50));
         level = (level - elapsed * rate).max(0) + i128::from(it.hits) * period;
         last = it.global_us;
+        let is_reset = world.reset_us.is_some_and(|reset| it.global_us >= reset);
+        let capacity = if is_reset { 2 * capacity } else { capacity };
         if level > capacity * period + slack {
             return Err(format!("{} tokens of {capacity} and {} at {last}", level / period, slack / period));
         }

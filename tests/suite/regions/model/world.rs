@@ -10,7 +10,7 @@ use tollkeeper::limit::RegionLossPolicy;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::global_bucket::{self, TokenPool};
 use tollkeeper::limit::algorithm::global_window::{self, WindowPool, WindowReturn};
-use tollkeeper::limit::algorithm::region::{CutOffPeriod, GlobalView};
+use tollkeeper::limit::algorithm::region::{CutOffPeriod, GlobalView, GrantCycle};
 use tollkeeper::limit::algorithm::region_bucket::PrepaidHits;
 use tollkeeper::limit::algorithm::region_window::HitsGrant;
 use tollkeeper::limit::algorithm::state::State;
@@ -55,6 +55,8 @@ pub(super) enum Breakage {
     HastyReturn,
     /// Each region takes the reserve of all.
     WholeReserve,
+    /// A region resets its counter whenever it is told of a reset, also again.
+    RepeatedReset,
     /// Prepaid hits last for a minute longer than the global Redis says.
     LongLife,
 }
@@ -64,13 +66,14 @@ impl Breakage {
     const BUCKET: &[Algorithm] = &[Algorithm::TokenBucket];
 
     /// All, with the algorithms that rest on the rule.
-    pub(super) const ALL: [(Self, &[Algorithm]); 7] = [
+    pub(super) const ALL: [(Self, &[Algorithm]); 8] = [
         (Self::ExactClock, Self::WINDOWS),
         (Self::UncheckedJump, Self::WINDOWS),
         (Self::RepeatedGrant, Self::WINDOWS),
         (Self::LateGrant, Self::WINDOWS),
         (Self::HastyReturn, Self::WINDOWS),
         (Self::WholeReserve, Self::WINDOWS),
+        (Self::RepeatedReset, Self::WINDOWS),
         (Self::LongLife, Self::BUCKET),
     ];
 }
@@ -219,11 +222,18 @@ enum Event {
     GiveBack {
         region: usize,
         window: u64,
+        epoch: u64,
     },
     TakeBack {
         region: usize,
-        window: u64,
-        hits: u64,
+        unused: WindowReturn,
+    },
+    /// An operator resets the limit.
+    Reset,
+    /// A region learns of a reset.
+    FollowReset {
+        region: usize,
+        epoch: Time,
     },
     Heartbeat {
         region: usize,
@@ -288,6 +298,8 @@ pub(super) struct World {
     paused_until_us: i64,
     regions: Vec<Region>,
     pub(super) uses: Vec<Use>,
+    /// Time of the global Redis at which the limit was reset.
+    pub(super) reset_us: Option<i64>,
     /// Number of times that each region's Redis lost its data, and that its clock jumped.
     pub(super) losses: Vec<i64>,
     pub(super) jumps: Vec<i64>,
@@ -307,6 +319,10 @@ impl World {
             world.schedule(i64::try_from(changes_at).expect("it is small"), Event::ChangeRule { region });
         }
         world.schedule(SECOND_US, Event::Fault);
+        if plan.is(Breakage::RepeatedReset) || world.chance.one_in(3) {
+            let reset_us = world.chance.below(u64::try_from(END_US).expect("it is positive"));
+            world.schedule(signed(reset_us), Event::Reset);
+        }
         while let Some(((at, _), event)) = world.events.pop_first() {
             if at > END_US {
                 break;
@@ -351,6 +367,7 @@ impl World {
             paused_until_us: 0,
             regions,
             uses: Vec::new(),
+            reset_us: None,
             losses: vec![0; plan.regions],
             jumps: vec![0; plan.regions],
             tally: Tally::default(),
@@ -419,12 +436,13 @@ impl World {
             Event::Grant { from, ask } => self.grant(from, ask),
             Event::Granted { from, server, answer } => self.granted(from, server, answer),
             Event::Give { region, clock, answer } => self.give(region, &clock, answer),
-            Event::GiveBack { region, window } => self.give_back(region, window),
-            Event::TakeBack { region, window, hits } => {
+            Event::GiveBack { region, window, epoch } => self.give_back(region, window, Time::from_micros(epoch)),
+            Event::TakeBack { region, unused } => {
                 let (now, pool) = (self.global_clock.time(self.now_us), window_pool(&self.regions[region].limit));
-                let epoch = Time::default();
-                self.windows.take_back(now, pool, WindowReturn { window, hits, epoch });
+                self.windows.take_back(now, pool, unused);
             }
+            Event::Reset => self.reset(),
+            Event::FollowReset { region, epoch } => self.follow_reset(region, epoch),
             Event::Heartbeat { region, replica } => self.heartbeat(region, replica),
             Event::Tell { from, server } => self.tell(from, server),
             Event::Told { from, server, time } => self.told(from, server, time),
@@ -508,7 +526,7 @@ impl World {
             let hits = u64::from(grant.hits);
             Answer::Prepaid(PrepaidHits {
                 request: ask.request,
-                epoch: 0,
+                epoch: self.bucket.epoch.as_micros(),
                 hits,
                 low: hits / 3,
                 start: now,
@@ -522,17 +540,18 @@ impl World {
             Answer::Window(HitsGrant {
                 request: ask.request,
                 window: grant.window,
-                epoch: 0,
+                epoch: self.windows.epoch.as_micros(),
                 hits,
                 low: hits / 3,
                 exhausted,
                 next_request_at,
             })
         };
-        if let Answer::Window(HitsGrant { window, hits, .. }) = answer
+        if let Answer::Window(HitsGrant { window, hits, epoch, .. }) = answer
             && self.plan.is(Breakage::HastyReturn)
         {
-            self.schedule(200_000, Event::TakeBack { region: from.region, window, hits });
+            let unused = WindowReturn { window, hits, epoch: Time::from_micros(epoch) };
+            self.schedule(200_000, Event::TakeBack { region: from.region, unused });
         }
         let after_us = self.far_us();
         if !self.is_lost(from.region) {
@@ -583,16 +602,45 @@ impl World {
         {
             let end_us = signed((grant.window + 1) * u64::try_from(PERIOD_US).expect("it is positive"));
             let rest_us = end_us - SECOND_US - self.global_clock.at(self.now_us);
-            self.schedule(rest_us.max(0), Event::GiveBack { region: index, window: grant.window });
+            self.schedule(rest_us.max(0), Event::GiveBack { region: index, window: grant.window, epoch: grant.epoch });
         }
     }
 
-    fn give_back(&mut self, region: usize, window: u64) {
+    /// Resets the limit in the global Redis; the regions learn of it one by one, perhaps more than once.
+    fn reset(&mut self) {
+        let now = self.global_clock.time(self.now_us);
+        self.bucket.reset(now, TokenPool::of(&self.plan.limit));
+        self.windows.reset(now, window_pool(&self.plan.limit));
+        self.reset_us = Some(self.global_clock.at(self.now_us));
+        for region in 0..self.plan.regions {
+            let times = self.chance.between(1, 3);
+            for time in 0..times {
+                let after_us = self.far_us() + signed(time) * SECOND_US;
+                self.schedule(after_us, Event::FollowReset { region, epoch: now });
+            }
+        }
+    }
+
+    /// Empties the counter of a region that has not followed the reset.
+    fn follow_reset(&mut self, region: usize, epoch: Time) {
+        if self.is_lost(region) {
+            return self.schedule(SECOND_US, Event::FollowReset { region, epoch });
+        }
+        let Region { state, limit, .. } = &mut self.regions[region];
+        let is_repeated = self.plan.breakage == Some(Breakage::RepeatedReset);
+        if cycle(state).epoch < epoch.as_micros() || is_repeated {
+            *state = State::empty(limit.counting());
+            cycle_mut(state).epoch = epoch.as_micros();
+        }
+    }
+
+    fn give_back(&mut self, region: usize, window: u64, epoch: Time) {
         let State::RegionWindow(state) = &mut self.regions[region].state else { return };
         let hits = state.counts.give_back(window);
         let after_us = self.far_us();
         if hits > 0 && !self.is_lost(region) {
-            self.schedule(after_us, Event::TakeBack { region, window, hits });
+            let unused = WindowReturn { window, hits, epoch };
+            self.schedule(after_us, Event::TakeBack { region, unused });
         }
     }
 
@@ -742,9 +790,21 @@ fn ended_hits(before: &State, after: &State, longer_us: u64, global_us: i64) -> 
 }
 
 fn cut_off(state: &State) -> CutOffPeriod {
+    cycle(state).cut_off
+}
+
+fn cycle(state: &State) -> GrantCycle {
     match state {
-        State::RegionWindow(state) => state.counts.cycle.cut_off,
-        State::RegionBucket(state) => state.counts.cycle.cut_off,
+        State::RegionWindow(state) => state.counts.cycle,
+        State::RegionBucket(state) => state.counts.cycle,
+        other => panic!("{other:?} does not count in a region"),
+    }
+}
+
+fn cycle_mut(state: &mut State) -> &mut GrantCycle {
+    match state {
+        State::RegionWindow(state) => &mut state.counts.cycle,
+        State::RegionBucket(state) => &mut state.counts.cycle,
         other => panic!("{other:?} does not count in a region"),
     }
 }
