@@ -309,7 +309,7 @@ impl Limit {
             let share = count / replicas.get();
             if share == 0 && count > 0 { 1 } else { share }
         }
-        let regions = NonZeroU32::new(self.regions().get() as u32).expect("a nonzero number stays nonzero");
+        let regions = NonZeroU32::new(self.region_count().get() as u32).expect("a nonzero number stays nonzero");
         let replicas = replicas.saturating_mul(regions);
         Self {
             requests_per_unit: divided(self.requests_per_unit, replicas),
@@ -423,7 +423,7 @@ impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let period = period_in_words(self.period.unit().name(), self.period.multiplier());
         write!(f, "{} per {period} by {}", self.requests_per_unit, self.algorithm)?;
-        if let Some(key) = self.algorithm.properties().capacity.key() {
+        if let Some(key) = self.algorithm.properties().capacity.rule_key() {
             write!(f, ", {key} {}", self.capacity)?;
         }
         if self.count_rejected {

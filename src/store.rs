@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
-use self::charge::{ChargeContext, ChargeMode};
+use self::charge::{ChargeContext, CommitMode};
 use self::error::{AdminError, ChargeError};
 use self::fallback::Fallback;
 use self::health::StoreHealth;
@@ -155,7 +155,7 @@ impl Store {
                 }
                 None
             }
-            shared => Some(shared.charge_shared(charges, ChargeMode::Commit, context, each)),
+            shared => Some(shared.charge_shared(charges, CommitMode::Commit, context, each)),
         }
     }
 
@@ -178,7 +178,7 @@ impl Store {
                     each(index, &charge, outcome.map_err(ChargeError::from));
                 }
             }
-            shared => shared.charge_shared(charges, ChargeMode::DryRun, context, each).await,
+            shared => shared.charge_shared(charges, CommitMode::DryRun, context, each).await,
         }
     }
 
@@ -228,7 +228,7 @@ impl Store {
                 let each = move |index: usize, charge: &Charge<'a>, outcome: Result<StoreOutcome, ChargeError>| {
                     each(index, charge, outcome.map(admits));
                 };
-                Some(shared.charge_shared(charges, ChargeMode::DryRun, context, each))
+                Some(shared.charge_shared(charges, CommitMode::DryRun, context, each))
             }
         }
     }
@@ -338,7 +338,7 @@ impl StoreBackend {
     async fn charge_shared<'a>(
         &self,
         charges: impl Iterator<Item = (usize, Charge<'a>)>,
-        mode: ChargeMode,
+        mode: CommitMode,
         context: StoreContext<'_>,
         mut each: impl FnMut(usize, &Charge<'a>, Result<StoreOutcome, ChargeError>),
     ) {

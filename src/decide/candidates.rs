@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use super::decision::DecisionContext;
-use super::key_text::{key_text, push_key_text};
+use super::key_text::{key_text, write_entries_text};
 use super::metrics::{LimitResult, MetricsRecorder, StatsRef, hash_distinct_key, near_limit_hits, record_hits};
 use super::selection::{SelectedLimit, SelectedRequest};
 use crate::base::clock::Time;
@@ -111,7 +111,7 @@ impl CandidateCharges {
             DeferredOutcomes::Ready(outcomes) => {
                 for (candidate, outcome) in refs.iter().zip(outcomes) {
                     let push_text = |text: &mut Vec<u8>| {
-                        push_key_text(text, &candidate_path(selected, *candidate), form_of(*candidate));
+                        write_entries_text(text, &candidate_path(selected, *candidate), form_of(*candidate));
                     };
                     record_of(*candidate).record_outcome(recorder.metrics, &outcome, push_text);
                 }

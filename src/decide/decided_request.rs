@@ -12,8 +12,8 @@ use super::selection::{SelectedLimit, SelectedRequest, Selection};
 use crate::decide::decision::{DecideError, Decision, DecisionContext};
 use crate::decide::log::convert::hits_to_number;
 use crate::decide::log::record::{
-    DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, GlobalRecord, LimitRecord, OverrideRecord,
-    RecordedVerdict, ResultRecord, RuleRecord,
+    DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, GlobalRecord, LimitRecord, LimitResultRecord,
+    OverrideRecord, RecordedVerdict, RuleRecord,
 };
 use crate::decide::log::selection::DecisionFacts;
 use crate::decide::log::{DecisionLog, RecordStamp};
@@ -241,9 +241,9 @@ fn to_limit_record<'a>(selected: &SelectedLimit<'a>, result: Option<&ChargeResul
     }
 }
 
-const fn to_result_record(result: &ChargeResult) -> ResultRecord {
+const fn to_result_record(result: &ChargeResult) -> LimitResultRecord {
     let &ChargeResult { admitted, before, after, remaining, reset_us, retry_after_us, delay_us } = result;
-    ResultRecord { admitted, before, after, remaining, reset_us, retry_after_us, delay_us }
+    LimitResultRecord { admitted, before, after, remaining, reset_us, retry_after_us, delay_us }
 }
 
 const fn decision_source(outcome: &DescriptorOutcome) -> Option<DecisionSource> {

@@ -10,18 +10,18 @@ use crate::decide::log::value_form::ValueForm;
 use crate::limit::charge::CounterPath;
 use crate::telemetry::top_keys::MAX_KEY_TEXT_BYTES;
 
-/// Text of a key, as [`push_key_text`] makes it.
+/// Text of the entries of a path, as [`write_entries_text`] writes it.
 pub(super) fn key_text(path: &CounterPath<'_>, form: &ValueForm) -> Arc<str> {
     let mut text = Vec::new();
-    push_key_text(&mut text, path, form);
+    write_entries_text(&mut text, path, form);
     String::from_utf8_lossy(&text).into()
 }
 
-/// Appends `key=value,key=value` to an empty text, in UTF-8.
+/// Writes the entries as `key=value,key=value` to an empty text, in UTF-8.
 ///
 /// A value that others share a counter with is replaced by their pattern, as the rule has it. A value that is left out
 /// has no `=` either.
-pub(super) fn push_key_text(text: &mut Vec<u8>, path: &CounterPath<'_>, form: &ValueForm) {
+pub(super) fn write_entries_text(text: &mut Vec<u8>, path: &CounterPath<'_>, form: &ValueForm) {
     if text.capacity() == 0 {
         let length: usize = path.entries.iter().map(|entry| entry.key.len() + entry.value.len() + 2).sum();
         text.reserve_exact(length.min(MAX_KEY_TEXT_BYTES));

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use self::header::{HeaderEvent, HeaderRecord, RuleSetRecord, SettingsRecord};
+use self::header::{HeaderReason, HeaderRecord, RuleSetRecord, SettingsRecord};
 use self::record::DecisionRecord;
 use self::selection::KeySample;
 use self::value_form::ValueForm;
@@ -166,7 +166,7 @@ impl DecisionLog {
     /// Writes a header: that of the start, and later of a reload. It precedes the decisions by these rules.
     pub fn write_header(&self, rules: Option<RuleSetRecord>) {
         let event =
-            if self.has_started.swap(true, Ordering::Relaxed) { HeaderEvent::Reload } else { HeaderEvent::Start };
+            if self.has_started.swap(true, Ordering::Relaxed) { HeaderReason::Reload } else { HeaderReason::Start };
         let header = Arc::new(HeaderRecord {
             event,
             process: self.process.clone(),

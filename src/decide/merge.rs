@@ -15,7 +15,7 @@ use crate::decide::decision::{DecideError, Decision, Header};
 use crate::rules::rule::OverLimitBody;
 use crate::settings::decisions::DecisionSettings;
 
-/// Merges the outcomes of the charges.
+/// Merges the outcomes of all descriptors into the decision on the request.
 pub(super) fn merge_outcomes<'r>(
     behaviour: &'r DecisionSettings,
     selected: SelectedRequest<'_, 'r, '_>,

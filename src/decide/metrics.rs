@@ -10,7 +10,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::decision::DecisionContext;
-use super::key_text::push_key_text;
+use super::key_text::write_entries_text;
 use super::outcome::DescriptorOutcome;
 use super::selection::{SelectedLimit, SelectedRequest, Selection};
 use crate::base::clock::Time;
@@ -171,9 +171,9 @@ impl<'d> MetricsRecorder<'d> {
                 let named = (limit.stats.is_none()).then(|| self.override_stats(selection, descriptor)).flatten();
                 let limit = named.as_deref().unwrap_or(stats);
                 let rejection = KeyRejection { id, limit, hits };
-                self.metrics
-                    .top_keys
-                    .record_rejection(rejection, now, |text| push_key_text(text, &path, self.key_values_of(selection)));
+                self.metrics.top_keys.record_rejection(rejection, now, |text| {
+                    write_entries_text(text, &path, self.key_values_of(selection));
+                });
             }
         }
     }
@@ -197,11 +197,11 @@ impl<'d> MetricsRecorder<'d> {
             (Some(stats), Some(compiled)) if compiled.named_by_request => {
                 let mut parts = context.rules?.metric_name_by_request(domain, compiled, entries);
                 parts.extend(compiled.rule.limit_suffix(limit.index));
-                Some(self.request_named_stats(domain, &parts).map_or(StatsRef::Rule(stats), StatsRef::Request))
+                Some(self.stats_named_by_request(domain, &parts).map_or(StatsRef::Rule(stats), StatsRef::Request))
             }
             (Some(stats), _) => Some(StatsRef::Rule(stats)),
             (None, _) => {
-                let stats = self.request_named_stats(domain, &override_metric_name(entries));
+                let stats = self.stats_named_by_request(domain, &override_metric_name(entries));
                 Some(stats.map_or(StatsRef::Rule(&domain.others), StatsRef::Request))
             }
         }
@@ -209,10 +209,10 @@ impl<'d> MetricsRecorder<'d> {
 
     /// Statistics of a limit that came with a request; `None` if there is no room for its name.
     fn override_stats(self, selection: &Selection<'_>, descriptor: &Descriptor<'_>) -> Option<Arc<LimitStats>> {
-        self.request_named_stats(selection.domain?, &override_metric_name(&descriptor.entries))
+        self.stats_named_by_request(selection.domain?, &override_metric_name(&descriptor.entries))
     }
 
-    fn request_named_stats(self, domain: &DomainRules, parts: &[String]) -> Option<Arc<LimitStats>> {
+    fn stats_named_by_request(self, domain: &DomainRules, parts: &[String]) -> Option<Arc<LimitStats>> {
         let names: SmallVec<[&str; 6]> =
             std::iter::once(&*domain.name).chain(parts.iter().map(String::as_str)).collect();
         self.metrics.limits.register_request_limit(&names)

@@ -121,7 +121,7 @@ pub enum CapacityKey {
 
 impl CapacityKey {
     /// Key of a rule file that only this kind of capacity has, if any.
-    pub const fn key(self) -> Option<&'static str> {
+    pub const fn rule_key(self) -> Option<&'static str> {
         match self {
             Self::RequestsPerUnit => None,
             Self::BucketSize => Some("bucket_size"),

@@ -35,7 +35,7 @@ impl Limit {
     }
 
     /// Number of regions that share the limit; 1 for a limit of one region.
-    pub const fn regions(&self) -> NonZeroU16 {
+    pub const fn region_count(&self) -> NonZeroU16 {
         match self.scope() {
             Scope::Global(scope) => scope.regions,
             Scope::Region => NonZeroU16::MIN,
@@ -102,7 +102,7 @@ impl Limit {
 
     /// Hits in a period that the global Redis may grant to all regions together: for a window, or as rates.
     pub const fn max_granted(&self) -> u32 {
-        self.requests_per_unit() - self.region_reserve() * self.regions().get() as u32
+        self.requests_per_unit() - self.region_reserve() * self.region_count().get() as u32
     }
 
     /// Tokens of the bucket that the global Redis may grant to all regions together.
@@ -110,7 +110,7 @@ impl Limit {
         if self.requests_per_unit() == 0 {
             return 0;
         }
-        self.capacity() - self.region_capacity() * self.regions().get() as u32
+        self.capacity() - self.region_capacity() * self.region_count().get() as u32
     }
 
     /// Time for which a region may admit prepaid hits of a token bucket, in microseconds: a twentieth of the period

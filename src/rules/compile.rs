@@ -59,7 +59,7 @@ pub struct CompiledRules {
 /// Every problem of every text, if at least one is an error.
 pub fn compile_texts(texts: &[RuleText], options: &CompileOptions) -> Result<CompiledRules, Diagnostics> {
     let mut compiler = Compiler::new(options);
-    let documents: Vec<_> = texts.iter().flat_map(|text| compiler.read_text(text)).collect();
+    let documents: Vec<_> = texts.iter().flat_map(|text| compiler.read_documents(text)).collect();
     let files: Vec<_> = texts.iter().map(|text| Arc::clone(&text.name)).collect();
     compiler.compile_all_documents(documents, &files)
 }
@@ -125,8 +125,8 @@ impl<'o> Compiler<'o> {
         Ok(CompiledRules { domains, warnings: self.found })
     }
 
-    /// Reads the documents of a text.
-    fn read_text(&mut self, source: &RuleText) -> Vec<NamedDocument> {
+    /// Reads the documents of the text of a rule file.
+    fn read_documents(&mut self, source: &RuleText) -> Vec<NamedDocument> {
         let file = &source.name;
         let text = match text::decode_text(&source.bytes) {
             Ok(text) => text,
@@ -166,7 +166,7 @@ impl<'o> Compiler<'o> {
             let field_path = FieldPath::ROOT.with_key("defaults");
             check_defaults(&mut reader, &keys, &field_path);
             if self.options.memcache {
-                memcache::report_conditional_keys(&mut reader, &keys, &field_path);
+                memcache::report_unsupported_keys(&mut reader, &keys, &field_path);
             }
             let defaults = LocatedDefaults { keys, location: source_location(&file, at) };
             self.domains[domain].set_defaults(&mut reader, defaults);

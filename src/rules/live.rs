@@ -34,13 +34,13 @@ pub struct LoadedRules {
     pub version: u64,
     /// Time of loading.
     pub loaded_at: Time,
-    /// Texts and version at the source.
-    pub from: LoadedFrom,
+    /// What the set is at its source: names of its texts, and its version.
+    pub from: SourceIdentity,
 }
 
 /// Identity of a loaded set at its source.
 #[derive(Clone, Debug, Default)]
-pub struct LoadedFrom {
+pub struct SourceIdentity {
     /// Names of the rule texts.
     pub names: Vec<Arc<str>>,
     /// Version that the source gives the set, if it has versions.
@@ -141,7 +141,7 @@ impl LiveRules {
     }
 
     /// Replaces the rules. Returns the number of the new set.
-    pub fn replace_rules(&self, rules: RuleSet, from: LoadedFrom, now: Time) -> u64 {
+    pub fn replace_rules(&self, rules: RuleSet, from: SourceIdentity, now: Time) -> u64 {
         let mut attempt = self.lock_attempt();
         let version = self.current.load().as_ref().map_or(0, |loaded| loaded.version) + 1;
         let old = self.current.swap(Some(Arc::new(LoadedRules { rules, version, loaded_at: now, from })));

@@ -58,7 +58,7 @@ impl RuleDefaults {
     /// Every problem, if at least one is an error.
     pub fn parse_file(file: &Arc<str>, bytes: &[u8]) -> Result<(Self, Diagnostics), Diagnostics> {
         let mut found = Diagnostics::default();
-        let domains = read_text(&mut DocumentReader { file, found: &mut found }, bytes).unwrap_or_default();
+        let domains = read_domain_defaults(&mut DocumentReader { file, found: &mut found }, bytes).unwrap_or_default();
         if found.has_errors() {
             return Err(found);
         }
@@ -112,7 +112,7 @@ impl<'d> DefaultLayers<'d> {
 }
 
 /// Reads the text; `None` if it was reported.
-fn read_text(reader: &mut DocumentReader<'_>, bytes: &[u8]) -> Option<HashMap<String, DomainDefaults>> {
+fn read_domain_defaults(reader: &mut DocumentReader<'_>, bytes: &[u8]) -> Option<HashMap<String, DomainDefaults>> {
     let start = Position { line: 1, column: 1 };
     if bytes.len() > MAX_DEFAULTS_FILE_BYTES {
         let message = format!("a file of defaults of {} bytes", bytes.len());
@@ -228,7 +228,7 @@ impl DocumentReader<'_> {
         };
         let mut entries = Vec::with_capacity(map.len());
         for (name, node) in map.iter() {
-            match name.scalar() {
+            match name.as_scalar() {
                 Some(scalar) => entries.push((Spanned { value: scalar.text().to_owned(), at: name.at }, node)),
                 None => self.report_error(name.at, field_path, "a name that is not text", "write a name here"),
             }

@@ -192,7 +192,7 @@ impl RuleSource {
     }
 
     /// State of the stream from a control plane; `None` for other sources.
-    pub const fn stream_status(&self) -> Option<&Arc<StreamStatus>> {
+    pub const fn xds_stream_status(&self) -> Option<&Arc<StreamStatus>> {
         match self {
             Self::Files(_) => None,
             Self::Xds(xds) => Some(xds.status()),

@@ -70,7 +70,7 @@ pub enum DocumentSelection {
 
 impl<'a> YamlNode<'a> {
     /// Returns the scalar, if the node is one.
-    pub fn scalar(&self) -> Option<&Scalar<'a>> {
+    pub fn as_scalar(&self) -> Option<&Scalar<'a>> {
         match &self.content {
             YamlContent::Scalar(scalar) => Some(scalar),
             _ => None,
@@ -79,15 +79,15 @@ impl<'a> YamlNode<'a> {
 
     /// Returns `true` for null: `~`, `null`, or no text.
     pub fn is_null(&self) -> bool {
-        self.scalar().is_some_and(Scalar::is_null)
+        self.as_scalar().is_some_and(Scalar::is_null)
     }
 
     fn is_merge(&self) -> bool {
-        self.scalar().is_some_and(|scalar| scalar.is_plain() && scalar.text() == "<<")
+        self.as_scalar().is_some_and(|scalar| scalar.is_plain() && scalar.text() == "<<")
     }
 
     /// Text of a key, for messages.
     fn key_label(&self) -> Cow<'_, str> {
-        self.scalar().map_or("?".into(), |scalar| scalar.text().into())
+        self.as_scalar().map_or("?".into(), |scalar| scalar.text().into())
     }
 }

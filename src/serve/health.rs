@@ -79,7 +79,7 @@ impl Health {
 
     /// Waits until the state of the store changes. One task at a time may wait.
     pub async fn wait_for_store_change(&self) {
-        self.store.changed().await;
+        self.store.wait_for_change().await;
     }
 
     /// True while the process stops.

@@ -22,7 +22,7 @@ use crate::rules::xds::status::StreamState;
 use crate::serve::grpc::service::RateLimitService;
 use crate::serve::health::Health;
 use crate::telemetry::http2_refusals::{HTTP2_REFUSALS, RefusalReason};
-use crate::telemetry::listener_stats::{RefusedLimit, StatsByListener};
+use crate::telemetry::listener_stats::{ExceededLimit, StatsByListener};
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 
 /// Collects all metrics of the process.
@@ -131,7 +131,7 @@ fn emit_listeners(stats: &StatsByListener, emit: &mut dyn FnMut(Family)) {
     let help = "Total number of connections closed on accept because a limit was reached.";
     emit(Family::counter("tollkeeper_connections_refused_total", help, stats.rejected_connection_count()));
     let help = "Total number of requests rejected, and of connections closed, because a limit on clients was reached.";
-    let counts = RefusedLimit::ALL.map(|limit| (limit.name(), stats.refusal_count(limit)));
+    let counts = ExceededLimit::ALL.map(|limit| (limit.name(), stats.refusal_count(limit)));
     emit(Family::counters("tollkeeper_overload_refusals_total", help, "reason", counts));
     let help = "Total number of calls and connections that were refused because of their HTTP/2 headers.";
     let counts = RefusalReason::ALL.map(|reason| (reason.name(), HTTP2_REFUSALS.refusal_count(reason)));

@@ -84,7 +84,7 @@ use crate::telemetry::traces::span_queue::{ExportThread, SpanQueue};
 pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), ServerError> {
     let listener_stats = Arc::new(StatsByListener::default());
     let StartupResources { guards, prometheus_page, exporter, logged_values, fleet_secret } =
-        StartupResources::load(&settings, &listener_stats).map_err(ServerError::Startup)?;
+        StartupResources::load_files_and_check_addresses(&settings, &listener_stats).map_err(ServerError::Startup)?;
     let listeners = BoundListeners::open(&settings, guards).map_err(|error| ServerError::Startup(vec![error]))?;
     let tracer = settings.tracing.as_ref().zip(exporter);
     let tracer = tracer.map(|(tracing, exporter)| start_tracer(tracing, exporter));

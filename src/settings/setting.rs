@@ -14,7 +14,7 @@ use crate::base::go_syntax::parse_bool;
 pub struct Setting<T: SettingValue> {
     info: SettingInfo,
     default: T::Default,
-    allowed: T::Allowed,
+    allowed: T::Restriction,
 }
 
 /// Facts about a setting that do not depend on its type.
@@ -124,7 +124,7 @@ impl<T: SettingValue> Setting<T> {
     }
 
     /// Restricts the values.
-    pub(crate) const fn with_allowed(self, allowed: T::Allowed) -> Self {
+    pub(crate) const fn with_allowed(self, allowed: T::Restriction) -> Self {
         Self { allowed, ..self }
     }
 

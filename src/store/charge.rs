@@ -32,9 +32,9 @@ use crate::telemetry::traces::{Span, SpanKind, SpanRef};
 /// Upper bound on the charges of one call; other clients of the server wait while a script runs.
 pub const MAX_CHARGES_PER_CALL: usize = 512;
 
-/// Effect of charges on the counters.
+/// Whether charges change the counters, or only their results are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ChargeMode {
+pub enum CommitMode {
     /// Hits are charged.
     Commit,
     /// Results are computed, and nothing is charged.
@@ -84,7 +84,8 @@ pub struct OwnedCharge {
     pub request: ChargeRequest,
     /// True if the charge is only computed, and changes no counter.
     pub dry_run: bool,
-    /// Time of the counter, 1 us after the epoch or later, from which a refund has no effect; `None`: never.
+    /// Time by the counter's clock from which a refund has no effect: at least 1 us after the Unix epoch. `None`: a
+    /// refund always has its effect.
     pub void_from: Option<Time>,
 }
 

@@ -48,7 +48,7 @@ impl StoreHealth {
     }
 
     /// Waits for a change since the last call. Only one task may wait; changes between two calls count as one.
-    pub async fn changed(&self) {
+    pub async fn wait_for_change(&self) {
         self.changed.notified().await;
     }
 }

@@ -22,7 +22,7 @@ use self::command_stats::CommandStats;
 use self::counter_key::{CounterKey, MemcacheKeyScheme};
 use self::counting::ServerCounter;
 use super::charge::{
-    CallDeadlines, ChargeContext, ChargeMode, ChargeResults, DecidedBy, DetachOnDrop, OwnedCharge, OwnedCounter,
+    CallDeadlines, ChargeContext, ChargeResults, CommitMode, DecidedBy, DetachOnDrop, OwnedCharge, OwnedCounter,
     StoreOutcome, set_span_server, start_call_span,
 };
 use super::fallback::Fallback;
@@ -124,7 +124,7 @@ impl Memcache {
     pub(super) async fn charge_all(
         &self,
         charges: &[Charge<'_>],
-        mode: ChargeMode,
+        mode: CommitMode,
         context: ChargeContext<'_>,
     ) -> Vec<MemcacheOutcome> {
         let guard = self.stats.begin_charges(charges.len());
@@ -141,7 +141,7 @@ impl Memcache {
     async fn charge_each_counter_in_order(
         &self,
         charges: &[Charge<'_>],
-        mode: ChargeMode,
+        mode: CommitMode,
         context: ChargeContext<'_>,
     ) -> Vec<MemcacheOutcome> {
         let first_of = |charge: &Charge<'_>| charges.iter().position(|other| has_same_counters(other, charge));
@@ -160,7 +160,7 @@ impl Memcache {
         outcomes.into_iter().map(|(_, outcome)| outcome).collect()
     }
 
-    async fn charge(&self, charge: &Charge<'_>, mode: ChargeMode, context: ChargeContext<'_>) -> MemcacheOutcome {
+    async fn charge(&self, charge: &Charge<'_>, mode: CommitMode, context: ChargeContext<'_>) -> MemcacheOutcome {
         let ChargeContext { now, deadline, span_ref } = context;
         let Some(mut call) = self.prepare_call(charge, mode, now) else { return Err(MemcacheError::Unsupported) };
         let started = Instant::now();
@@ -171,7 +171,7 @@ impl Memcache {
         call.span_ref = span_ref.cloned();
         let CallDeadlines { call: call_deadline, caller } = CallDeadlines::new(deadline, started, self.timeout);
         let detached = Arc::clone(shared);
-        let call = DetachOnDrop::new(async move { detached.charge_server(call, call_deadline).await });
+        let call = DetachOnDrop::new(async move { detached.charge_on_server(call, call_deadline).await });
         let results = match caller {
             Some(until) => timeout_with_grace(call, until).await.unwrap_or(Err(MemcacheError::Timeout)),
             None => call.await,
@@ -180,7 +180,7 @@ impl Memcache {
     }
 
     /// Prepares a call; `None` if an increment cannot count the charge.
-    fn prepare_call(&self, charge: &Charge<'_>, mode: ChargeMode, now: Time) -> Option<MemcacheCall> {
+    fn prepare_call(&self, charge: &Charge<'_>, mode: CommitMode, now: Time) -> Option<MemcacheCall> {
         let [counter] = &*charge.counters else { return None };
         let limit = *counter.limit;
         let is_supported = limit.algorithm() == Algorithm::FixedWindow
@@ -191,7 +191,7 @@ impl Memcache {
         }
         let counter = OwnedCounter { limit, shadow: counter.shadow, quota: counter.quota, tag: counter.tag };
         let owned = OwnedCharge {
-            dry_run: mode == ChargeMode::DryRun,
+            dry_run: mode == CommitMode::DryRun,
             ..OwnedCharge::new(SmallVec::from_iter([counter]), charge.request)
         };
         let key = self.keys.counter_key(charge, now)?;
@@ -210,7 +210,7 @@ impl Memcache {
     /// # Errors
     /// The server failed.
     pub(super) async fn reset(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Result<u64, MemcacheError> {
-        let call = self.prepare_call(charge, ChargeMode::Commit, now).ok_or(MemcacheError::Unsupported)?;
+        let call = self.prepare_call(charge, CommitMode::Commit, now).ok_or(MemcacheError::Unsupported)?;
         let server = self.shared.servers.server_for_key(&call.key.bytes, deadline).await?;
         let deleted = match server.call(&[b"delete", &call.key.bytes], deadline).await? {
             MemcacheReply::Deleted => 1,
@@ -279,7 +279,7 @@ fn has_same_counters(one: &Charge<'_>, other: &Charge<'_>) -> bool {
 
 impl SharedState {
     /// Counts the hits of a call and decides, by `deadline`; updates the caches of this process.
-    async fn charge_server(&self, call: MemcacheCall, deadline: Instant) -> Result<ChargeResults, MemcacheError> {
+    async fn charge_on_server(&self, call: MemcacheCall, deadline: Instant) -> Result<ChargeResults, MemcacheError> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let hits = if call.charge.dry_run { Hits::Peek } else { call.charge.request.hits };
         let verb = match hits {

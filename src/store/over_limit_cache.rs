@@ -7,8 +7,9 @@
 //! dry runs always go to Redis, and a refund through this process removes the entry.
 //!
 //! Only rejections are cached: a stale entry rejects for up to 1 s, and never admits. A rejection given here is not
-//! counted in Redis, so counters whose rejected hits count are not cached, unless `LOCAL_CACHE_SIZE_IN_BYTES` asks for
-//! it; then only those whose rejections end at a fixed time. Reads no clock; callers pass the time.
+//! counted in Redis, so counters whose rejected hits count (by default those of fixed windows) are not cached, unless
+//! `LOCAL_CACHE_SIZE_IN_BYTES` asks for it; then only those whose rejections end at a fixed time. Reads no clock;
+//! callers pass the time.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -234,7 +235,7 @@ impl CachedRejection {
         let is_equal = hits == self.hits && charge.request.max_delay_us == self.max_delay_us;
         let request = charge.bounded_request();
         let later = |limit: &CachedLimit| {
-            let result = if is_equal { limit.result } else { limit.result_of(request)? };
+            let result = if is_equal { limit.result } else { limit.derive_result(request)? };
             Some(ChargeResult {
                 reset_us: result.reset_us.saturating_sub(passed_us),
                 retry_after_us: result.retry_after_us.map(|wait_us| wait_us.saturating_sub(passed_us).max(1)),
@@ -255,7 +256,7 @@ impl CachedRejection {
 impl CachedLimit {
     /// Returns the result of a charge of at least the cached hits with at most the cached delay; `None` if it cannot be
     /// known.
-    fn result_of(&self, request: ChargeRequest) -> Option<ChargeResult> {
+    fn derive_result(&self, request: ChargeRequest) -> Option<ChargeResult> {
         let Self { counter: OwnedCounter { limit, .. }, result } = self;
         let Hits::Charge(hits) = request.hits else { return None };
         if result.admitted {

@@ -49,7 +49,7 @@ use crate::base::clock::Time;
 use crate::limit::Consistency;
 use crate::limit::charge::{Charge, ChargeRequest};
 use crate::settings::redis::RedisSettings;
-use crate::store::charge::{ChargeBatch, ChargeContext, ChargeMode, MAX_CHARGES_PER_CALL, OwnedCharge, OwnedCounter};
+use crate::store::charge::{ChargeBatch, ChargeContext, CommitMode, MAX_CHARGES_PER_CALL, OwnedCharge, OwnedCounter};
 use crate::store::client::redis::error::RedisError;
 use crate::store::error::AdminError;
 use crate::store::fallback::Fallback;
@@ -161,7 +161,7 @@ impl Redis {
     pub async fn charge_all(
         &self,
         charges: &[Charge<'_>],
-        mode: ChargeMode,
+        mode: CommitMode,
         context: ChargeContext<'_>,
     ) -> SmallVec<[ChargeOutcome; 2]> {
         let guard = self.stats.begin_charges(charges.len());
@@ -178,7 +178,7 @@ impl Redis {
         context: ChargeContext<'_>,
     ) -> impl Future<Output = SmallVec<[ChargeOutcome; 2]>> + Send + use<> {
         let (redis, count) = (Arc::clone(self), charges.len());
-        let groups = self.submit_charges(charges, ChargeMode::Commit, context);
+        let groups = self.submit_charges(charges, CommitMode::Commit, context);
         async move {
             let guard = redis.stats.begin_charges(count);
             let outcomes = groups.wait_for_outcomes().await;
@@ -188,7 +188,7 @@ impl Redis {
     }
 
     /// Submits all groups of charges before the first await, so that their calls are sent together.
-    fn submit_charges(&self, charges: &[Charge<'_>], mode: ChargeMode, context: ChargeContext<'_>) -> PendingGroups {
+    fn submit_charges(&self, charges: &[Charge<'_>], mode: CommitMode, context: ChargeContext<'_>) -> PendingGroups {
         let mut groups = PendingGroups::with_capacity(charges.len());
         if let [charge] = charges {
             let group = ChargeGroup::of_single_charge(&self.keys, charge, mode, context.now);
@@ -245,8 +245,9 @@ impl Redis {
 
     /// Returns the counters of a group if the limits of all of them are eventual.
     ///
-    /// Here strict limits, the default, leave [`eventual`] out: their charges are never admitted locally, and their
-    /// calls charge no lease ([`PreparedCall::eventual`] is `None`).
+    /// Here strict limits, the default, leave [`eventual`] out: their charges are never admitted locally. Their calls
+    /// ([`PreparedCall::eventual`] is `None`) charge no lease; only if they refund hits, they tell the leases of this
+    /// process, as eventual rules may share the counters.
     fn eventual_counters(&self, group: &ChargeGroup) -> Option<EventualCounters> {
         let first = group.charges.first()?;
         if first.counters.iter().any(|counter| counter.limit.consistency() == Consistency::Strict) {
@@ -329,7 +330,7 @@ impl Redis {
     /// Redis failed, or its user may not run UNLINK.
     pub async fn reset(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Result<u64, AdminError> {
         let ChargeGroup { id, charges, .. } =
-            ChargeGroup::of_single_charge(&self.keys, charge, ChargeMode::Commit, now);
+            ChargeGroup::of_single_charge(&self.keys, charge, CommitMode::Commit, now);
         let Some(owned) = charges.into_iter().next() else { return Ok(0) };
         let own = self.calls.local_admission.end_own_leases(id.path);
         let call = self.prepare_call(charge, id, None, now);
@@ -342,7 +343,7 @@ impl Redis {
     /// Forgets what this process caches about the counters of a charge: known rejections and leases, whose hits are not
     /// returned. A used share stays used.
     pub fn forget_cached(&self, charge: &Charge<'_>, now: Time) {
-        let ChargeGroup { id, .. } = ChargeGroup::of_single_charge(&self.keys, charge, ChargeMode::Commit, now);
+        let ChargeGroup { id, .. } = ChargeGroup::of_single_charge(&self.keys, charge, CommitMode::Commit, now);
         let _ended = self.calls.local_admission.end_own_leases(id.path);
         self.calls.over_limit_cache.remove(id.counters);
     }
@@ -423,7 +424,7 @@ struct ChargeGroup {
 
 impl ChargeGroup {
     /// Creates a group of one charge, which has this index in the request.
-    fn of_single_charge(keys: &KeyScheme, charge: &Charge<'_>, mode: ChargeMode, now: Time) -> Self {
+    fn of_single_charge(keys: &KeyScheme, charge: &Charge<'_>, mode: CommitMode, now: Time) -> Self {
         Self {
             id: keys.counter_id(charge, now),
             charges: SmallVec::from_iter([copy_charge(keys, charge, mode)]),
@@ -433,7 +434,7 @@ impl ChargeGroup {
 }
 
 /// Groups the charges of a request, each group in their order.
-fn group_charges(keys: &KeyScheme, charges: &[Charge<'_>], mode: ChargeMode, now: Time) -> SmallVec<[ChargeGroup; 2]> {
+fn group_charges(keys: &KeyScheme, charges: &[Charge<'_>], mode: CommitMode, now: Time) -> SmallVec<[ChargeGroup; 2]> {
     let mut groups: SmallVec<[ChargeGroup; 2]> = SmallVec::with_capacity(charges.len());
     let mut group_of = HashMap::new();
     for (index, charge) in charges.iter().enumerate() {
@@ -462,7 +463,7 @@ fn group_charges(keys: &KeyScheme, charges: &[Charge<'_>], mode: ChargeMode, now
 }
 
 /// Copies a charge, so that a call can outlive its request.
-fn copy_charge(keys: &KeyScheme, charge: &Charge<'_>, mode: ChargeMode) -> OwnedCharge {
+fn copy_charge(keys: &KeyScheme, charge: &Charge<'_>, mode: CommitMode) -> OwnedCharge {
     let counters: SmallVec<[OwnedCounter; 1]> = charge
         .counters
         .iter()
@@ -477,5 +478,5 @@ fn copy_charge(keys: &KeyScheme, charge: &Charge<'_>, mode: ChargeMode) -> Owned
     let may_delay = counters.iter().any(|counter| counter.limit.max_wait_us() > 0);
     let max_delay_us = if may_delay { charge.request.max_delay_us } else { 0 };
     let request = ChargeRequest { max_delay_us, ..charge.request };
-    OwnedCharge { dry_run: mode == ChargeMode::DryRun, ..OwnedCharge::new(counters, request) }
+    OwnedCharge { dry_run: mode == CommitMode::DryRun, ..OwnedCharge::new(counters, request) }
 }

@@ -1,7 +1,7 @@
 //! Counters of the listeners: open connections, rejections and the expiry of certificates.
 //!
 //! A connection above its limit is *rejected* on accept. A request, or a connection in use, is *refused* by one of the
-//! limits of [`RefusedLimit`]. Refusals of h2, which this program never sees, are in `http2_refusals`.
+//! limits of [`ExceededLimit`]. Refusals of h2, which this program never sees, are in `http2_refusals`.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
@@ -19,13 +19,13 @@ pub struct StatsByListener {
     /// Metrics for Prometheus.
     pub prometheus: ListenerStats,
     rejected_connections: AtomicU64,
-    refusals: [AtomicU64; RefusedLimit::ALL.len()],
+    refusals: [AtomicU64; ExceededLimit::ALL.len()],
 }
 
 named_enum! {
     /// Limit that a refused request or a closed connection exceeded, with its value of the label `reason`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum RefusedLimit {
+    pub enum ExceededLimit {
         /// Requests in progress.
         Requests = "concurrent_requests",
         /// Requests in progress of one address.
@@ -47,7 +47,7 @@ named_enum! {
     }
 }
 
-impl RefusedLimit {
+impl ExceededLimit {
     /// Log line: what happened, why, and what to do.
     pub const fn log_message(self) -> &'static str {
         match self {
@@ -99,12 +99,12 @@ impl StatsByListener {
     }
 
     /// Counts a request or connection that a limit refused.
-    pub fn record_refusal(&self, limit: RefusedLimit) {
+    pub fn record_refusal(&self, limit: ExceededLimit) {
         self.refusals[limit as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Number of requests and connections that a limit refused.
-    pub fn refusal_count(&self, limit: RefusedLimit) -> u64 {
+    pub fn refusal_count(&self, limit: ExceededLimit) -> u64 {
         self.refusals[limit as usize].load(Ordering::Relaxed)
     }
 }

@@ -19,7 +19,7 @@ use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::rules::rule::set::hash_limit_identity;
 use tollkeeper::settings::{self, Settings};
-use tollkeeper::store::charge::{ChargeContext, ChargeMode, ChargeResults};
+use tollkeeper::store::charge::{ChargeContext, ChargeResults, CommitMode};
 use tollkeeper::store::client::redis::error::RedisError;
 use tollkeeper::store::fallback::Fallback;
 use tollkeeper::store::redis::Redis;
@@ -101,7 +101,7 @@ impl RedisCounters {
     }
 
     /// Charges one request with a long deadline; panics if it cannot be decided.
-    pub(crate) async fn charge(&self, test_charges: &[TestCharge], mode: ChargeMode, now: Time) -> Vec<ChargeResults> {
+    pub(crate) async fn charge(&self, test_charges: &[TestCharge], mode: CommitMode, now: Time) -> Vec<ChargeResults> {
         let responses = self.charge_until(test_charges, mode, (now, Instant::now() + LONG_TIMEOUT)).await;
         responses.into_iter().map(|response| response.expect("Redis decides")).collect()
     }
@@ -110,7 +110,7 @@ impl RedisCounters {
     pub(crate) async fn charge_until(
         &self,
         test_charges: &[TestCharge],
-        mode: ChargeMode,
+        mode: CommitMode,
         when: (Time, Instant),
     ) -> ChargeOutcomes {
         let entries: Vec<_> = test_charges
@@ -149,7 +149,7 @@ pub(crate) fn wait_until_connected(redis: &Redis) {
         let until = Instant::now() + LONG_TIMEOUT;
         let responses = store_runtime().block_on(redis.charge_all(
             &[peek],
-            ChargeMode::Commit,
+            CommitMode::Commit,
             ChargeContext::new(Time::from_secs(1), until),
         ));
         responses[0].is_ok().then_some(())

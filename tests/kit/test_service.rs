@@ -21,7 +21,7 @@ use tollkeeper::decide::log::recorded_rules;
 use tollkeeper::decide::log::{DecisionLog, ProcessFacts};
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_texts};
-use tollkeeper::rules::live::{LiveRules, LoadedFrom};
+use tollkeeper::rules::live::{LiveRules, SourceIdentity};
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::source::SourceRules;
 use tollkeeper::rules::yaml::DocumentSelection;
@@ -89,7 +89,7 @@ impl TestService {
     /// Replaces the rules by compiled ones, which the decision log records so.
     pub(crate) fn replace(&self, compiled: CompiledRules, recorded: RuleSetRecord) {
         let names = recorded.documents.iter().map(|document| Arc::from(document.name.as_str())).collect();
-        let from = LoadedFrom { names, version: None };
+        let from = SourceIdentity { names, version: None };
         let mut rules = RuleSet::from_domains(compiled.domains, &self.inner.decider.metrics.limits);
         if let Some(log) = &self.inner.decider.log {
             rules.id = recorded.id.as_str().into();

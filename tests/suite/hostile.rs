@@ -9,7 +9,7 @@ use std::thread;
 
 use ::tollkeeper::base::pb::rate_limit_descriptor::RateLimitOverride;
 use ::tollkeeper::base::pb::{RateLimitRequest, RateLimitResponse};
-use ::tollkeeper::serve::grpc::encode::MAX_DESCRIPTORS;
+use ::tollkeeper::serve::grpc::decode::MAX_DESCRIPTORS;
 use bytes::Bytes;
 use prost::Message as _;
 use tonic::{Code, Status};

@@ -4,8 +4,8 @@
 //! scanned eight bytes at a time. A test compares both encodings.
 
 use super::record::{
-    DecisionRecord, DescriptorRecord, EntryRecord, GlobalRecord, LimitRecord, OverrideRecord, ResultRecord, RuleRecord,
-    Text,
+    DecisionRecord, DescriptorRecord, EntryRecord, GlobalRecord, LimitRecord, LimitResultRecord, OverrideRecord,
+    RuleRecord, Text,
 };
 
 /// Length of most records with one descriptor, in bytes.
@@ -23,7 +23,7 @@ impl DecisionRecord<'_> {
             append_number(line, ",\"hits_addend\":", self.hits_addend);
         }
         append_list(line, ",\"descriptors\":[", &self.descriptors, append_descriptor);
-        append_word(line, ",\"verdict\":\"", self.verdict.name());
+        append_unescaped(line, ",\"verdict\":\"", self.verdict.name());
         append_optional_text(line, ",\"error\":", self.error.as_ref());
         append_optional_number(line, ",\"retry_after_us\":", self.retry_after_us);
         if self.delay_us != 0 {
@@ -54,14 +54,14 @@ fn append_descriptor(line: &mut Vec<u8>, record: &DescriptorRecord<'_>) {
         append_list(line, ",\"limits\":[", &record.limits, append_limit);
     }
     if let Some(decided_by) = record.decided_by {
-        append_word(line, ",\"decided_by\":\"", decided_by.name());
+        append_unescaped(line, ",\"decided_by\":\"", decided_by.name());
     }
     if let Some(policy) = record.policy {
-        append_word(line, ",\"policy\":\"", policy.name());
+        append_unescaped(line, ",\"policy\":\"", policy.name());
     }
     append_optional_text(line, ",\"reason\":", record.reason.as_ref());
     append_optional_number(line, ",\"now_us\":", record.now_us);
-    append_word(line, ",\"verdict\":\"", record.verdict.name());
+    append_unescaped(line, ",\"verdict\":\"", record.verdict.name());
     line.push(b'}');
 }
 
@@ -98,13 +98,13 @@ fn append_rule(line: &mut Vec<u8>, record: &RuleRecord<'_>) {
 
 fn append_limit(line: &mut Vec<u8>, record: &LimitRecord<'_>) {
     if record.name.is_empty() {
-        append_word(line, "{\"algorithm\":\"", record.algorithm.name());
+        append_unescaped(line, "{\"algorithm\":\"", record.algorithm.name());
     } else {
         append_text(line, "{\"name\":", &record.name);
-        append_word(line, ",\"algorithm\":\"", record.algorithm.name());
+        append_unescaped(line, ",\"algorithm\":\"", record.algorithm.name());
     }
     append_number(line, ",\"requests_per_unit\":", record.requests_per_unit);
-    append_word(line, ",\"unit\":\"", record.unit.name());
+    append_unescaped(line, ",\"unit\":\"", record.unit.name());
     if record.unit_multiplier != 1 {
         append_number(line, ",\"unit_multiplier\":", record.unit_multiplier);
     }
@@ -113,7 +113,7 @@ fn append_limit(line: &mut Vec<u8>, record: &LimitRecord<'_>) {
     if let Some(GlobalRecord { reserve_milli_percent, max_overshoot, on_region_loss }) = record.global {
         append_number(line, ",\"global\":{\"reserve_milli_percent\":", reserve_milli_percent);
         append_number(line, ",\"max_overshoot\":", max_overshoot);
-        append_word(line, ",\"on_region_loss\":\"", on_region_loss.name());
+        append_unescaped(line, ",\"on_region_loss\":\"", on_region_loss.name());
         line.push(b'}');
     }
     for (name, is_set) in
@@ -129,7 +129,7 @@ fn append_limit(line: &mut Vec<u8>, record: &LimitRecord<'_>) {
     line.push(b'}');
 }
 
-fn append_result(line: &mut Vec<u8>, record: &ResultRecord) {
+fn append_result(line: &mut Vec<u8>, record: &LimitResultRecord) {
     append_flag(line, ",\"result\":{\"admitted\":", record.admitted);
     append_number(line, ",\"before\":", record.before);
     append_number(line, ",\"after\":", record.after);
@@ -169,8 +169,8 @@ fn append_flag(line: &mut Vec<u8>, name: &str, value: bool) {
     line.extend_from_slice(if value { b"true" } else { b"false" });
 }
 
-/// Appends a word that needs no escapes; `name` ends with its opening quote.
-fn append_word(line: &mut Vec<u8>, name: &str, value: &str) {
+/// Appends a text that needs no escapes; `name` ends with its opening quote.
+fn append_unescaped(line: &mut Vec<u8>, name: &str, value: &str) {
     line.extend_from_slice(name.as_bytes());
     line.extend_from_slice(value.as_bytes());
     line.push(b'"');

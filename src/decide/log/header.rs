@@ -11,7 +11,7 @@ use crate::limit::StorePolicy;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeaderRecord {
     /// Reason for the header.
-    pub event: HeaderEvent,
+    pub event: HeaderReason,
     /// Random id of the process.
     pub process: String,
     /// Number of the last record before; 0 at the start.
@@ -32,7 +32,7 @@ pub struct HeaderRecord {
 /// Reason for a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum HeaderEvent {
+pub enum HeaderReason {
     /// The process started; counters in memory are empty.
     Start,
     /// The rules were replaced.

@@ -241,7 +241,7 @@ pub struct LimitRecord<'a> {
     /// Result of the charge; absent if a failure policy decided without a counter, and for a candidate whose result
     /// came after the answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub result: Option<ResultRecord>,
+    pub result: Option<LimitResultRecord>,
 }
 
 /// Keys of a limit with `scope: global`.
@@ -257,7 +257,7 @@ pub struct GlobalRecord {
 
 /// Result of a charge on one limit. Durations count from the time that the counters worked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ResultRecord {
+pub struct LimitResultRecord {
     /// True if the limit admits the hits.
     pub admitted: bool,
     /// Hits counted before.

@@ -359,7 +359,7 @@ pub(super) fn charge<C: RegionCounter>(
 ) -> ChargeResult {
     let mut counter = C::at(limit, state, now);
     let before = counter.used() + counter.call().cut_off.used;
-    let source = source(&counter, request);
+    let source = find_hit_source(&counter, request);
     match request.hits {
         Hits::Peek => {}
         Hits::Refund(hits) => counter.refund(hits, request.lent),
@@ -388,11 +388,11 @@ pub(super) fn admits<C: RegionCounter>(
     now: Time,
     request: ChargeRequest,
 ) -> bool {
-    source(&C::at(limit, state, now), request).is_some()
+    find_hit_source(&C::at(limit, state, now), request).is_some()
 }
 
 /// Returns the hits that a request is admitted from; `None` if it is rejected. A refund always passes.
-fn source<C: RegionCounter>(counter: &C, request: ChargeRequest) -> Option<HitSource> {
+fn find_hit_source<C: RegionCounter>(counter: &C, request: ChargeRequest) -> Option<HitSource> {
     let fits = counter.room().is_some_and(|room| request.required_hits() <= room);
     if fits || matches!(request.hits, Hits::Refund(_)) {
         Some(HitSource::Counter)

@@ -45,6 +45,7 @@ impl StoredState for State {
         [self.held, 0]
     }
 
+    /// Only the sum: a log is stored with its records, and read back by `read`.
     #[inline]
     fn from_words([held, _]: [u64; 2], last: Time) -> Self {
         Self { held, last, ..Default::default() }

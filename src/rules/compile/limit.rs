@@ -233,7 +233,7 @@ fn compile_limit(
     check_overshoot(reader, written, &spec, field_path);
     check_global_keys(reader, written, &spec, field_path);
     if scope.options.memcache {
-        memcache::report_conditional_keys(reader, &written.defaultable, field_path);
+        memcache::report_unsupported_keys(reader, &written.defaultable, field_path);
     }
     loop {
         match Limit::new(&spec) {

@@ -11,7 +11,7 @@ use crate::rules::key_table::{ConsistencyWord, ScopeWord};
 use crate::rules::yaml::Position;
 
 /// Reports the keys of a limit, or of `defaults`, that need more than an increment.
-pub(super) fn report_conditional_keys(
+pub(super) fn report_unsupported_keys(
     reader: &mut DocumentReader<'_>,
     keys: &DefaultableKeys,
     field_path: &FieldPath<'_>,

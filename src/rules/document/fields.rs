@@ -147,7 +147,7 @@ impl DocumentReader<'_> {
         section: Option<Section>,
         field_path: &FieldPath<'_>,
     ) -> Option<&'static RuleKey> {
-        let text = match name.scalar() {
+        let text = match name.as_scalar() {
             Some(scalar) if scalar.value() == ScalarValue::Text => scalar.text(),
             _ => {
                 let message = format!("config error, key is not of type string: {}", format_as_go(name));
@@ -250,8 +250,9 @@ impl DocumentReader<'_> {
         {
             return self.report_not_a_mapping(element, &field_path.with_index(index));
         }
-        let odd =
-            node.scalar().is_some_and(|scalar| matches!(scalar.value(), ScalarValue::Float(_) | ScalarValue::Large(_)));
+        let odd = node
+            .as_scalar()
+            .is_some_and(|scalar| matches!(scalar.value(), ScalarValue::Float(_) | ScalarValue::Large(_)));
         let prefix = if odd { "error checking config: " } else { "" };
         self.report_error(
             node.at,

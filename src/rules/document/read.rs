@@ -223,18 +223,18 @@ impl DocumentReader<'_> {
             DefaultableKey::QueueSize => keys.queue_size = self.read_u32(field, field_path),
             DefaultableKey::MaxWait => {
                 keys.max_wait_us =
-                    self.read_parsed(field, |scalar| value::parse_duration_us(scalar.text()), field_path);
+                    self.read_parsed_scalar(field, |scalar| value::parse_duration_us(scalar.text()), field_path);
             }
             DefaultableKey::CountRejected => keys.count_rejected = self.read_bool(field, field_path),
             DefaultableKey::Consistency => {
                 keys.consistency = self.read_choice(field, ConsistencyWord::from_name, field_path);
             }
             DefaultableKey::MaxOvershoot => {
-                keys.max_overshoot = self.read_parsed(field, value::parse_overshoot, field_path);
+                keys.max_overshoot = self.read_parsed_scalar(field, value::parse_overshoot, field_path);
             }
             DefaultableKey::Scope => keys.scope = self.read_choice(field, ScopeWord::from_name, field_path),
             DefaultableKey::Reserve => {
-                keys.reserve_milli_percent = self.read_parsed(field, value::parse_percentage, field_path);
+                keys.reserve_milli_percent = self.read_parsed_scalar(field, value::parse_percentage, field_path);
             }
             DefaultableKey::OnRegionLoss => {
                 keys.on_region_loss = self.read_choice(field, RegionLossPolicy::from_name, field_path);
@@ -275,7 +275,7 @@ impl DocumentReader<'_> {
 /// Scalars. Each is `None` if the key is not written, or if its value was reported.
 impl DocumentReader<'_> {
     fn read_string(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<String>> {
-        match field.node.scalar() {
+        match field.node.as_scalar() {
             Some(scalar) if scalar.is_null() => None,
             Some(scalar) => Some(Spanned { value: scalar.text().to_owned(), at: field.at }),
             None => {
@@ -290,7 +290,7 @@ impl DocumentReader<'_> {
     }
 
     fn read_bool(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<bool>> {
-        match field.node.scalar().map(|scalar| scalar.value()) {
+        match field.node.as_scalar().map(|scalar| scalar.value()) {
             Some(ScalarValue::Null) => None,
             Some(ScalarValue::Bool(value)) => Some(Spanned { value, at: field.at }),
             _ => {
@@ -306,7 +306,7 @@ impl DocumentReader<'_> {
             ValueKind::Count(min, max) => (min, max),
             _ => (0, u64::MAX),
         };
-        let number = match field.node.scalar().map(|scalar| scalar.value()) {
+        let number = match field.node.as_scalar().map(|scalar| scalar.value()) {
             Some(ScalarValue::Null) => return None,
             Some(ScalarValue::Int(number)) => u64::try_from(number).ok(),
             _ => None,
@@ -352,16 +352,16 @@ impl DocumentReader<'_> {
                 hint: hint.clone(),
             })
         };
-        self.read_parsed(field, parse, field_path)
+        self.read_parsed_scalar(field, parse, field_path)
     }
 
-    fn read_parsed<T>(
+    fn read_parsed_scalar<T>(
         &mut self,
         field: &Field<'_, '_>,
         parse: impl Fn(&Scalar<'_>) -> Result<T, InvalidValue>,
         field_path: &FieldPath<'_>,
     ) -> Option<Spanned<T>> {
-        match field.node.scalar() {
+        match field.node.as_scalar() {
             None => {
                 self.report_wrong_type(field.node, "string", "write text here", field_path);
                 None

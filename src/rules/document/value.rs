@@ -186,5 +186,5 @@ pub fn to_json(node: &YamlNode<'_>) -> serde_json::Value {
 }
 
 fn key_to_json(key: &YamlNode<'_>) -> String {
-    key.scalar().map_or_else(|| format_as_go(key), |scalar| scalar.text().to_owned())
+    key.as_scalar().map_or_else(|| format_as_go(key), |scalar| scalar.text().to_owned())
 }

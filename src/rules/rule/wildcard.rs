@@ -29,12 +29,12 @@ pub(super) struct Wildcards {
     patterns: Vec<(NodeId, Pattern)>,
     /// Distinct lengths of prefixes, shortest first.
     prefix_lengths: Vec<usize>,
-    by_prefix: HashMap<Box<[u8]>, SamePrefix>,
+    by_prefix: HashMap<Box<[u8]>, WildcardsOfPrefix>,
 }
 
 /// Patterns with one prefix, as indices in file order.
 #[derive(Debug)]
-struct SamePrefix {
+struct WildcardsOfPrefix {
     /// Patterns that each text may match.
     always: Vec<u32>,
     /// Patterns that only a text with their literal part matches.
@@ -56,7 +56,7 @@ impl Wildcards {
             composites.into_iter().map(|(node, composite)| (node, Pattern::new(&composite))).collect();
         let by_prefix: HashMap<Box<[u8]>, _> = group_by_prefix(patterns.iter().map(|(_, pattern)| pattern))
             .into_iter()
-            .map(|(prefix, group)| (Box::from(prefix), SamePrefix::new(&group)))
+            .map(|(prefix, group)| (Box::from(prefix), WildcardsOfPrefix::new(&group)))
             .collect();
         let mut prefix_lengths: Vec<_> = by_prefix.keys().map(|prefix| prefix.len()).collect();
         prefix_lengths.sort_unstable();
@@ -117,7 +117,7 @@ pub(crate) fn max_tried_patterns<'p>(patterns: impl Iterator<Item = &'p Pattern>
     group_by_prefix(patterns).into_values().map(largest).max().unwrap_or(0)
 }
 
-impl SamePrefix {
+impl WildcardsOfPrefix {
     fn new(group: &[(u32, &Pattern)]) -> Self {
         let all = || Self { always: group.iter().map(|(index, _)| *index).collect(), by_literal: None };
         if group.len() <= MAX_WITHOUT_AUTOMATON {

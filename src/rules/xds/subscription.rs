@@ -161,7 +161,7 @@ impl Subscription {
         self.delayed.as_ref().map(|delayed| delayed.due)
     }
 
-    /// Returns the delayed refusal to send.
+    /// Removes the delayed refusal, and returns the message that sends it.
     pub fn take_due_refusal(&mut self) -> Option<DiscoveryRequest> {
         let delayed = self.delayed.take()?;
         let message = self.refusal.as_ref()?.message.clone();

@@ -307,7 +307,7 @@ const LAID_OVER_KEYS: [&str; 2] = ["metadata", "rate_limit"];
 
 /// Returns the mapping `second` with the entries of `first` that it lacks; `None` if `second` replaces `first`.
 fn lay_over<'a>(key: &YamlNode<'a>, first: &YamlNode<'a>, second: &YamlNode<'a>) -> Option<YamlNode<'a>> {
-    let is_laid_over = key.scalar().is_some_and(|key| LAID_OVER_KEYS.contains(&key.text()));
+    let is_laid_over = key.as_scalar().is_some_and(|key| LAID_OVER_KEYS.contains(&key.text()));
     let (YamlContent::Map(below), YamlContent::Map(above)) = (&first.content, &second.content) else { return None };
     let is_overwritten =
         |(key, _): &&YamlEntry<'a>| above.iter().any(|(other, _)| other.key_label() == key.key_label());
@@ -342,7 +342,7 @@ impl SeenKeys {
         if entries.len() <= Self::MAX_LINEAR_SEARCH_KEYS {
             return entries
                 .iter()
-                .position(|(other, _)| other.scalar().is_some_and(|other| other.text() == key.text()));
+                .position(|(other, _)| other.as_scalar().is_some_and(|other| other.text() == key.text()));
         }
         self.by_text.get(key.text()).copied()
     }

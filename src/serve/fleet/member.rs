@@ -74,23 +74,23 @@ impl FleetMember {
     }
 
     /// Returns the merged summaries of all replicas, at most 5 s old. One caller at a time reads; others wait for it.
-    pub async fn read_view(&self) -> Arc<FleetView> {
+    pub async fn cached_fleet_view(&self) -> Arc<FleetView> {
         let mut last = self.last.lock().await;
         if let Some((at, view)) = &*last
             && at.elapsed() < VIEW_LIFETIME
         {
             return Arc::clone(view);
         }
-        let view = Arc::new(self.read_uncached_view().await);
+        let view = Arc::new(self.read_fleet_view().await);
         *last = Some((Instant::now(), Arc::clone(&view)));
         tokio::spawn(drop_outdated_view(Arc::downgrade(&self.last)));
         view
     }
 
     /// Reads the summaries of all replicas, or only that of this one.
-    async fn read_uncached_view(&self) -> FleetView {
+    async fn read_fleet_view(&self) -> FleetView {
         let problem = match &self.worker {
-            Ok(worker) => match timeout(VIEW_TIMEOUT, worker.read_view()).await {
+            Ok(worker) => match timeout(VIEW_TIMEOUT, worker.request_fleet_view()).await {
                 Ok(Some(view)) => return view,
                 Ok(None) => "the thread of the fleet has ended",
                 Err(_) => "Redis answers too slowly",

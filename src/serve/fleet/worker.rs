@@ -73,8 +73,8 @@ pub(super) struct FleetWorker {
 }
 
 impl FleetWorkerHandle {
-    /// Reads the summaries of all replicas; `None` if the thread has ended.
-    pub(super) async fn read_view(&self) -> Option<FleetView> {
+    /// Has the thread read the summaries of all replicas; `None` if the thread has ended.
+    pub(super) async fn request_fleet_view(&self) -> Option<FleetView> {
         let (reply, view) = oneshot::channel();
         self.requests.send(FleetWorkerRequest::Read(reply)).await.ok()?;
         view.await.ok()
@@ -151,7 +151,7 @@ impl FleetWorker {
                 }
                 request = requests.recv() => match request {
                     Some(FleetWorkerRequest::Read(reply)) => {
-                        let view = self.read_view().await;
+                        let view = self.read_fleet_view().await;
                         let _ = reply.send(view);
                     }
                     Some(FleetWorkerRequest::Stop(reply)) => {
@@ -223,7 +223,7 @@ impl FleetWorker {
         Ok(redis)
     }
 
-    async fn read_view(&mut self) -> FleetView {
+    async fn read_fleet_view(&mut self) -> FleetView {
         match timeout(READ_ALL_TIMEOUT, self.read_all_summaries()).await.unwrap_or(Err(RedisError::Timeout)) {
             Ok(view) => view,
             Err(error) => {

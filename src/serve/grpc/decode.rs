@@ -1,8 +1,9 @@
 //! Decodes a protobuf message into the pipeline's request, which borrows from it.
 //!
 //! A number of hits that was not sent differs from 0: a descriptor without one takes the request's, at least 1, and a
-//! descriptor with 0 is a peek. Nothing is rejected here: `decide` answers an empty domain or list, and the unit and
-//! multiplier of an override stay as sent.
+//! descriptor with 0 is a peek. Only too many descriptors are rejected here, by [`check_descriptor_count`], which the
+//! service calls for all sources of requests. `decide` answers an empty domain or list, and the unit and multiplier of
+//! an override stay as sent.
 //!
 //! [`decode_borrowed_request`] reads common messages without prost, which allocates for every list and string. It
 //! returns `None` for all others, but never a result that differs from prost's.
@@ -14,6 +15,29 @@ use crate::base::pb::codec::MAX_MESSAGE_FIELDS;
 use crate::base::pb::rate_limit_descriptor::RateLimitOverride;
 use crate::base::pb::{RateLimitDescriptor, RateLimitRequest};
 use crate::limit::request::{Descriptor, Entry, Hits, LimitOverride, Request};
+
+/// Maximum number of descriptors in one request: many times what any proxy sends, and few enough that such a request
+/// costs its sender more than it costs this process.
+pub const MAX_DESCRIPTORS: usize = 10_000;
+
+/// A request with more descriptors than [`MAX_DESCRIPTORS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("rate limit descriptor list has {count} entries, more than {MAX_DESCRIPTORS}")]
+pub struct TooManyDescriptors {
+    /// Number of descriptors in the request.
+    count: usize,
+}
+
+/// Checks the number of descriptors of a request.
+///
+/// # Errors
+/// There are more than [`MAX_DESCRIPTORS`].
+pub fn check_descriptor_count(request: &Request<'_>) -> Result<(), TooManyDescriptors> {
+    match request.descriptors.len() {
+        0..=MAX_DESCRIPTORS => Ok(()),
+        count => Err(TooManyDescriptors { count }),
+    }
+}
 
 /// Converts a decoded message. Hits are clamped to [`crate::limit::request::MAX_HITS`].
 pub fn convert_request(message: &RateLimitRequest) -> Request<'_> {

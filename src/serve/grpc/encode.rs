@@ -12,6 +12,7 @@ use prost_types::value::Kind;
 use prost_types::{ListValue, NullValue, Struct, Value};
 use tonic::Code as GrpcCode;
 
+use super::decode::TooManyDescriptors;
 use crate::base::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit};
 use crate::base::pb::{HeaderValue, RateLimitResponse};
 use crate::base::printable_text::remove_unprintable;
@@ -21,10 +22,6 @@ use crate::decide::decision::{CurrentLimit, DecideError, Decision, Header, Limit
 ///
 /// A map takes three levels of protobuf (struct, entry, value), and 3 x 32 is within a parser's 100.
 pub const MAX_METADATA_DEPTH: u32 = 32;
-
-/// Maximum number of descriptors in one request: many times what any proxy sends, and few enough that such a request
-/// costs its sender more than it costs this process.
-pub const MAX_DESCRIPTORS: usize = 10_000;
 
 /// Response to a request, and its delay.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,11 +43,8 @@ impl DelayedResponse {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AnswerError {
     /// The request is too large: the caller's fault.
-    #[error("rate limit descriptor list has {count} entries, more than {MAX_DESCRIPTORS}")]
-    TooManyDescriptors {
-        /// Number of descriptors in the request.
-        count: usize,
-    },
+    #[error(transparent)]
+    TooManyDescriptors(#[from] TooManyDescriptors),
     /// There is no decision.
     #[error(transparent)]
     Undecided(#[from] DecideError),
@@ -60,8 +54,9 @@ impl AnswerError {
     /// The gRPC code of this error. Envoy treats all but OK alike: its `failure_mode_deny` decides.
     pub const fn grpc_code(&self) -> GrpcCode {
         match self {
-            Self::TooManyDescriptors { .. }
-            | Self::Undecided(DecideError::EmptyDomain | DecideError::NoDescriptors) => GrpcCode::InvalidArgument,
+            Self::TooManyDescriptors(_) | Self::Undecided(DecideError::EmptyDomain | DecideError::NoDescriptors) => {
+                GrpcCode::InvalidArgument
+            }
             Self::Undecided(DecideError::NoRules | DecideError::Store) => GrpcCode::Unavailable,
         }
     }

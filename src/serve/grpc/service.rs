@@ -21,7 +21,7 @@ use tonic::Status;
 
 use super::call_head::CallHead;
 use super::decode;
-use super::encode::{AnswerError, DelayedResponse, MAX_DESCRIPTORS};
+use super::encode::{AnswerError, DelayedResponse};
 use super::message::MessageReader;
 use super::spans;
 use crate::base::clock::{Clock, to_micros};
@@ -217,7 +217,7 @@ impl RateLimitService {
         deadline: Duration,
         span: Option<&Span>,
     ) -> Result<DelayedResponse, AnswerError> {
-        check_descriptor_count(request)?;
+        decode::check_descriptor_count(request)?;
         // A guard is cheaper than an `Arc` of the rules, but must not be kept across an await.
         let rules = self.rules.current_rules();
         let mut context = self.build_decision_context(rules.as_deref(), deadline);
@@ -236,7 +236,7 @@ impl RateLimitService {
         deadline: Duration,
         span: Option<&Span>,
     ) -> Result<DelayedResponse, AnswerError> {
-        check_descriptor_count(request)?;
+        decode::check_descriptor_count(request)?;
         let rules = self.rules.current_rules_owned();
         let mut context = self.build_decision_context(rules.as_deref(), deadline);
         context.store.span_ref = span.map(Span::span_ref);
@@ -261,13 +261,6 @@ impl RateLimitService {
                 charge_times: &[],
             },
         }
-    }
-}
-
-fn check_descriptor_count(request: &Request<'_>) -> Result<(), AnswerError> {
-    match request.descriptors.len() {
-        0..=MAX_DESCRIPTORS => Ok(()),
-        count => Err(AnswerError::TooManyDescriptors { count }),
     }
 }
 

@@ -38,8 +38,8 @@ pub(super) struct AuthenticatedAdmin {
 }
 
 impl AuthenticatedAdmin {
-    /// Logs and returns a response to a request that cannot be fulfilled.
-    pub(super) fn reject_request(&self, status: StatusCode, reason: impl Display) -> Response {
+    /// Logs that a request with a right token cannot be fulfilled, and returns the response.
+    pub(super) fn audit_rejection(&self, status: StatusCode, reason: impl Display) -> Response {
         let Self { peer, path } = self;
         tracing::warn!(target: AUDIT_TARGET, peer, path, status = status.as_u16(), "admin request rejected");
         respond_text(status, format!("{reason}\n"))

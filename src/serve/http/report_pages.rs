@@ -96,7 +96,7 @@ pub(super) async fn show_fleet(
     if service.decider.metrics.is_off() {
         return respond_metrics_off();
     }
-    let view = state.fleet.read_view().await;
+    let view = state.fleet.cached_fleet_view().await;
     let loaded = service.rules.current_rules_owned();
     let render = move || {
         let report = FleetReport::new(&view, loaded.as_ref().map(|loaded| &loaded.rules), &query);

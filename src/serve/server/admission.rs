@@ -23,7 +23,7 @@ use crate::base::clock::Clock;
 use crate::base::named_enum::named_enum;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::settings::client_limits::ClientLimits;
-use crate::telemetry::listener_stats::{ListenerStats, RefusedLimit, StatsByListener};
+use crate::telemetry::listener_stats::{ExceededLimit, ListenerStats, StatsByListener};
 use crate::telemetry::log_throttle::LogThrottle;
 
 named_enum! {
@@ -61,7 +61,7 @@ pub(super) struct AdmissionLimits {
     buffered_bytes: CachePadded<AtomicUsize>,
     /// The same on the listeners for operators.
     page_bytes: CachePadded<AtomicUsize>,
-    log_throttles: [LogThrottle; RefusedLimit::ALL.len()],
+    log_throttles: [LogThrottle; ExceededLimit::ALL.len()],
 }
 
 /// A value on a cache line of its own, so that threads that change its neighbours do not slow it down.
@@ -131,9 +131,9 @@ pub(super) enum Admitted {
 pub(super) struct OverloadRejection(ListenerKind);
 
 /// Maximum number of health probes in progress on a connection. Each is one short call, or a watch stream.
-const MAX_PROBES_PER_CONNECTION: usize = 16;
+const MAX_HEALTH_PROBES_PER_CONNECTION: usize = 16;
 /// Maximum number of health probes in progress from one address.
-const MAX_PROBES_PER_ADDRESS: usize = 2048;
+const MAX_HEALTH_PROBES_PER_ADDRESS: usize = 2048;
 
 /// Maximum bytes of pages of the listeners for operators that clients have not taken yet.
 const MAX_PAGE_BYTES: usize = 32 << 20;
@@ -160,7 +160,7 @@ impl AdmissionLimits {
         let third = open_files.map_or(usize::MAX, |files| usize::try_from(files / 3).unwrap_or(usize::MAX));
         let max_connections = bounds.connections.unwrap_or(third).min(third);
         tracing::info!(max_connections, open_files, "connection limit of each listener");
-        let log_throttles = [const { LogThrottle::every(LOG_INTERVAL) }; RefusedLimit::ALL.len()];
+        let log_throttles = [const { LogThrottle::every(LOG_INTERVAL) }; ExceededLimit::ALL.len()];
         let [requests, buffered_bytes, page_bytes] = Default::default();
         Self { bounds, max_connections, stats, requests, buffered_bytes, page_bytes, log_throttles }
     }
@@ -259,16 +259,16 @@ impl ConnectionPermit {
     ///
     /// # Errors
     /// The limit on requests in flight that is reached.
-    fn admit_client_request(self: &Arc<Self>) -> Result<RequestPermit, RefusedLimit> {
+    fn admit_client_request(self: &Arc<Self>) -> Result<RequestPermit, ExceededLimit> {
         let (limits, bounds) = (&self.listener.limits, &self.listener.limits.bounds);
         let total = limits.requests.0.fetch_add(1, Ordering::Relaxed);
         let of_address = self.of_address.0.requests.fetch_add(1, Ordering::Relaxed);
         // Dropping the permit subtracts from both counters.
         let permit = RequestPermit(Arc::clone(self));
         if is_limit_reached(total, bounds.requests) {
-            Err(RefusedLimit::Requests)
+            Err(ExceededLimit::Requests)
         } else if is_limit_reached(of_address, bounds.requests_per_address) {
-            Err(RefusedLimit::RequestsPerAddress)
+            Err(ExceededLimit::RequestsPerAddress)
         } else {
             Ok(permit)
         }
@@ -280,11 +280,12 @@ impl ConnectionPermit {
         let of_address = self.of_address.0.probes.fetch_add(1, Ordering::Relaxed);
         // Dropping the permit subtracts from both counters.
         let permit = ProbePermit(Arc::clone(self));
-        (of_connection < MAX_PROBES_PER_CONNECTION && of_address < MAX_PROBES_PER_ADDRESS).then_some(permit)
+        (of_connection < MAX_HEALTH_PROBES_PER_CONNECTION && of_address < MAX_HEALTH_PROBES_PER_ADDRESS)
+            .then_some(permit)
     }
 
     /// Adds bytes, unless a limit is reached.
-    fn add_buffered_bytes(&self, bytes: usize) -> Result<(), RefusedLimit> {
+    fn add_buffered_bytes(&self, bytes: usize) -> Result<(), ExceededLimit> {
         if !self.kind().serves_clients() {
             return self.add_page_bytes(bytes);
         }
@@ -294,11 +295,11 @@ impl ConnectionPermit {
         let of_address = self.of_address.0.buffered_bytes.fetch_add(bytes, Ordering::Relaxed);
         let total = limits.buffered_bytes.0.fetch_add(bytes, Ordering::Relaxed);
         let exceeded = if is_exceeded(of_connection, bounds.buffered_bytes_per_connection) {
-            RefusedLimit::BufferedBytesPerConnection
+            ExceededLimit::BufferedBytesPerConnection
         } else if is_exceeded(of_address, bounds.buffered_bytes_per_address) {
-            RefusedLimit::BufferedBytesPerAddress
+            ExceededLimit::BufferedBytesPerAddress
         } else if is_exceeded(total, bounds.buffered_bytes) {
-            RefusedLimit::BufferedBytes
+            ExceededLimit::BufferedBytes
         } else {
             return Ok(());
         };
@@ -307,7 +308,7 @@ impl ConnectionPermit {
     }
 
     /// Adds bytes of a page of a listener for operators. A page that is larger than the limit passes alone.
-    fn add_page_bytes(&self, bytes: usize) -> Result<(), RefusedLimit> {
+    fn add_page_bytes(&self, bytes: usize) -> Result<(), ExceededLimit> {
         let is_exceeded = |before: usize, max: usize| before > 0 && before + bytes > max;
         self.of_connection.buffered_bytes.fetch_add(bytes, Ordering::Relaxed);
         let of_address = self.of_address.0.buffered_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -316,7 +317,7 @@ impl ConnectionPermit {
             return Ok(());
         }
         self.remove_buffered_bytes(bytes);
-        Err(RefusedLimit::PageBytes)
+        Err(ExceededLimit::PageBytes)
     }
 
     /// Bytes in progress of all connections to listeners of this kind.
@@ -333,7 +334,7 @@ impl ConnectionPermit {
     }
 
     /// Counts a refusal, and logs it unless one for the same limit was logged within a minute.
-    pub(super) fn record_refusal(&self, limit: RefusedLimit) {
+    pub(super) fn record_refusal(&self, limit: ExceededLimit) {
         let limits = &self.listener.limits;
         limits.stats.record_refusal(limit);
         if let Some(suppressed) = limits.log_throttles[limit as usize].allow(Clock::System.now()) {
@@ -439,7 +440,10 @@ impl BufferedBytes {
     ///
     /// # Errors
     /// The limit that is reached.
-    pub(super) fn for_response(connection: &Arc<ConnectionPermit>, bytes: usize) -> Result<Option<Self>, RefusedLimit> {
+    pub(super) fn for_response(
+        connection: &Arc<ConnectionPermit>,
+        bytes: usize,
+    ) -> Result<Option<Self>, ExceededLimit> {
         if bytes <= UNCOUNTED_BYTES {
             return Ok(None);
         }
@@ -452,7 +456,7 @@ impl BufferedBytes {
     ///
     /// # Errors
     /// The limit that is reached; the bytes are not added then.
-    pub(super) fn add_bytes(&mut self, bytes: usize) -> Result<(), RefusedLimit> {
+    pub(super) fn add_bytes(&mut self, bytes: usize) -> Result<(), ExceededLimit> {
         let more = count_above_free_bytes(self.bytes + bytes) - count_above_free_bytes(self.bytes);
         if more > 0 {
             self.connection.add_buffered_bytes(more)?;

@@ -39,7 +39,7 @@ use crate::serve::grpc::call_head::{CallHead, InvalidCallHead};
 use crate::serve::grpc::service::RateLimitMethod;
 use crate::settings::client_limits::ClientLimits;
 use crate::settings::grpc::GrpcSettings;
-use crate::telemetry::listener_stats::RefusedLimit;
+use crate::telemetry::listener_stats::ExceededLimit;
 
 /// A connection: a future that serves its requests when polled and completes when it is closed.
 ///
@@ -214,7 +214,7 @@ where
             }
             if this.inbound.exceeds_frame_limit() && !this.is_refused {
                 this.is_refused = true;
-                this.permit.record_refusal(RefusedLimit::Frames);
+                this.permit.record_refusal(ExceededLimit::Frames);
                 connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                 continue;
             }
@@ -279,7 +279,7 @@ async fn answer_request(
                     // Dropping it resets the stream.
                     let result = routed.now_or_never();
                     if result.is_none() {
-                        connection.record_refusal(RefusedLimit::Probes);
+                        connection.record_refusal(ExceededLimit::Probes);
                     }
                     result.unwrap_or(Ok(()))
                 }
@@ -291,14 +291,14 @@ async fn answer_request(
 }
 
 /// Maximum time to wait for the end of an invalid call.
-const MAX_REFUSAL_DELAY: Duration = Duration::from_secs(1);
+const MAX_WAIT_BEFORE_REFUSAL: Duration = Duration::from_secs(1);
 
 /// Refuses an invalid call, if possible after its end.
 ///
 /// An earlier response is followed by a reset of the stream, which many clients report in place of the response.
 async fn refuse_call(invalid: InvalidCallHead, mut body: RequestBody, mut sender: SendResponse<ResponseData>) {
     let rest = async { while let Some(Ok(_discarded)) = body.frame().await {} };
-    if run_until_reset(&mut sender, pin!(timeout(MAX_REFUSAL_DELAY, rest))).await.is_some() {
+    if run_until_reset(&mut sender, pin!(timeout(MAX_WAIT_BEFORE_REFUSAL, rest))).await.is_some() {
         let _sent = send_head(&mut sender, invalid.into_response(), true);
     }
 }

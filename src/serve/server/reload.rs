@@ -23,7 +23,7 @@ use crate::rules::defaults_file::{self, DefaultsStatus, DefaultsWatch};
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::files::ReadResult;
 use crate::rules::files::watch::{WatchReloader, WatchTiming};
-use crate::rules::live::{LiveRules, LoadedFrom, RuleProblem};
+use crate::rules::live::{LiveRules, RuleProblem, SourceIdentity};
 use crate::rules::rule::set::RuleSet;
 use crate::rules::rule_defaults::RuleDefaults;
 use crate::rules::source::{RejectedRules, RuleSnapshot, RuleSource, RuleUpdate, SourceConfig, SourceReloader};
@@ -57,7 +57,7 @@ pub(super) struct LastAcceptedSet {
 /// A compiled set that replaces the rules.
 struct CompiledSet {
     compiled: CompiledRules,
-    from: LoadedFrom,
+    from: SourceIdentity,
     /// For its id, and for the decision log.
     recorded: RuleSetRecord,
 }
@@ -98,7 +98,7 @@ impl RuleUpdates {
             watch = Some(started);
         }
         let (mut source, first) = RuleSource::start(config)?;
-        if let Some(status) = source.stream_status() {
+        if let Some(status) = source.xds_stream_status() {
             applier.rules.set_stream_status(Arc::clone(status));
         }
         if let Some(update) = first {
@@ -197,7 +197,7 @@ impl RuleApplier {
         if let Some(snapshot) = accepted {
             let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
             let recorded = recorded_rules::record_rules(&snapshot.rules, snapshot.version.as_deref(), &defaults);
-            let from = LoadedFrom { names: snapshot.rules.source_names(), version: snapshot.version };
+            let from = SourceIdentity { names: snapshot.rules.source_names(), version: snapshot.version };
             // Defaults make no rule invalid, so this does not fail.
             let compiled =
                 snapshot.rules.compile(&options).map_err(|found| record_refused_defaults(status, &texts(&found)))?;
@@ -224,7 +224,7 @@ impl RuleApplier {
         let kept = self.defaults.is_some().then(|| snapshot.clone());
         let defaults = self.defaults.as_ref().map(|status| status.defaults()).unwrap_or_default();
         let recorded = recorded_rules::record_rules(&snapshot.rules, snapshot.version.as_deref(), &defaults);
-        let from = LoadedFrom { names: snapshot.rules.source_names(), version: snapshot.version };
+        let from = SourceIdentity { names: snapshot.rules.source_names(), version: snapshot.version };
         let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
         let compiled = match snapshot.rules.compile_with_lines(&options) {
             Ok(compiled) => compiled,

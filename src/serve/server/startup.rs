@@ -44,7 +44,10 @@ impl StartupResources {
     ///
     /// # Errors
     /// All problems, at least one.
-    pub(super) fn load(settings: &Settings, stats: &Arc<StatsByListener>) -> Result<Self, Vec<StartupError>> {
+    pub(super) fn load_files_and_check_addresses(
+        settings: &Settings,
+        stats: &Arc<StatsByListener>,
+    ) -> Result<Self, Vec<StartupError>> {
         let mut errors = listener_addresses::find_address_problems(settings);
         let guards = GuardsByListener::load(settings, stats).map_err(|unusable| errors.extend(unusable));
         let metrics = &settings.metrics;
@@ -91,7 +94,7 @@ fn build_span_exporter(settings: &TracingSettings) -> Result<OtlpExporter, Unusa
 
 /// Finds what prevents a start with these settings, ports that another process uses aside.
 pub fn find_problems(settings: &Settings) -> Vec<StartupError> {
-    StartupResources::load(settings, &Arc::default()).err().unwrap_or_default()
+    StartupResources::load_files_and_check_addresses(settings, &Arc::default()).err().unwrap_or_default()
 }
 
 /// Finds files that do not prevent the start and without which a part of the service does not work.

@@ -133,7 +133,7 @@ pub fn region_number(name: &str) -> u32 {
 /// Minimum and maximum number of regions.
 const ALLOWED_REGION_COUNT: RangeInclusive<usize> = 2..=64;
 /// Maximum length of a region's name in bytes.
-const MAX_NAME_BYTES: usize = 63;
+const MAX_REGION_NAME_BYTES: usize = 63;
 
 /// Adds a problem if regions are set without Redis.
 pub(crate) fn require_redis(values: &mut Values, why: &'static str) {
@@ -197,5 +197,5 @@ fn read_region_names(values: &mut Values, own: &str) -> Vec<String> {
 /// Returns true for names that need no quotes in keys, logs and labels.
 fn is_plain_region_name(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    (1..=MAX_NAME_BYTES).contains(&name.len()) && name.bytes().all(is_plain)
+    (1..=MAX_REGION_NAME_BYTES).contains(&name.len()) && name.bytes().all(is_plain)
 }

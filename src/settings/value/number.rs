@@ -20,7 +20,7 @@ fn require_nonempty(text: &str, wanted: &str) -> Result<(), InvalidSetting> {
 
 impl SettingValue for bool {
     type Default = Self;
-    type Allowed = ();
+    type Restriction = ();
     const ANY: () = ();
     const KIND: &'static str = "bool";
 
@@ -83,7 +83,7 @@ macro_rules! whole_number {
     ($type:ty, $any:expr, $convert:expr) => {
         impl SettingValue for $type {
             type Default = Self;
-            type Allowed = IntRange;
+            type Restriction = IntRange;
             const ANY: IntRange = $any;
             const KIND: &'static str = "int";
 
@@ -130,7 +130,7 @@ impl FloatRange {
 
 impl SettingValue for f64 {
     type Default = Self;
-    type Allowed = FloatRange;
+    type Restriction = FloatRange;
     const ANY: FloatRange = FloatRange::new(Self::MIN, Self::MAX);
     const KIND: &'static str = "float";
 
@@ -184,7 +184,7 @@ impl DurationRange {
 
 impl SettingValue for Duration {
     type Default = Self;
-    type Allowed = DurationRange;
+    type Restriction = DurationRange;
     const ANY: DurationRange = DurationRange::new(Self::ZERO, MAX_DURATION);
     const KIND: &'static str = "duration";
 
@@ -256,7 +256,7 @@ const SIZE_UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB"
 
 impl SettingValue for ByteSize {
     type Default = u64;
-    type Allowed = ByteSizeRange;
+    type Restriction = ByteSizeRange;
     const ANY: ByteSizeRange = ByteSizeRange::new(0, u64::MAX);
     const KIND: &'static str = "bytes";
 

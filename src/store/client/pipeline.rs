@@ -164,7 +164,7 @@ impl<P: WireProtocol> Pipeline<P> {
     ///
     /// # Errors
     /// No reply arrived. An error reply is a reply.
-    pub async fn call_merged(&self, call: P::Mergeable, deadline: Instant) -> Result<P::Reply, PipelineError> {
+    pub async fn call_mergeable(&self, call: P::Mergeable, deadline: Instant) -> Result<P::Reply, PipelineError> {
         let reply = self.queue.push_mergeable(call, deadline)?;
         reply.await.unwrap_or(Err(PipelineError::Broken))
     }
@@ -215,9 +215,9 @@ struct QueuedCall<P: WireProtocol> {
     caller: Caller<P>,
 }
 
-/// Receiver of a reply.
+/// Caller that waits for a reply.
 struct Caller<P: WireProtocol> {
-    /// Sender of the reply; `None` after the deadline.
+    /// Sender to the caller; `None` after the deadline.
     reply: Option<oneshot::Sender<CallResult<P>>>,
     deadline: Option<Instant>,
 }

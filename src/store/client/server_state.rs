@@ -1,7 +1,7 @@
 //! State of one server that calls share with the tasks of its supervisor: connections, circuit breaker, errors.
 //!
-//! The breaker opens after [`MAX_CONSECUTIVE_FAILURES`] failures and closes with the first success. It only counts:
-//! callers decide which failures count, how to respond while it is open, and when to probe the server.
+//! The breaker opens after [`MAX_CONSECUTIVE_FAILURES`] failures in a row and closes with the first success. It only
+//! counts: callers decide which failures count, how to respond while it is open, and when to probe the server.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

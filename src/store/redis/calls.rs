@@ -27,6 +27,7 @@ use super::script::ScriptOutcome;
 use crate::base::clock::Time;
 use crate::base::sharded::{DEFAULT_SHARDS, PrehashedMap, Sharded, upper_half};
 use crate::base::write_coalescing::run_deferring_wakes;
+use crate::limit::request::Hits;
 use crate::limit::{Limit, StorePolicy};
 use crate::store::charge::{
     ChargeBatch, ChargeContext, ChargeResults, DetachOnDrop, MAX_CHARGES_PER_CALL, OwnedCharge, OwnedCounter,
@@ -108,7 +109,10 @@ impl RedisCalls {
     async fn send_call(&self, call: &PreparedCall, charges: &mut ChargeBatch, deadline: Instant) -> CallOutcome {
         let sent = Instant::now();
         let requested = charges.len();
-        let lease_hits = self.local_admission.lease_size(call, sent);
+        // Leases do not concern a call that only charges strict counters.
+        let has_refund = charges.iter().any(|charge| matches!(charge.request.hits, Hits::Refund(_)));
+        let local_admission = (call.eventual.is_some() || has_refund).then_some(&self.local_admission);
+        let lease_hits = local_admission.map_or(0, |local| local.lease_size(call, sent));
         if lease_hits > 0 {
             // The last one, so that its result is the last one too.
             charges.extend(call.lease_charge(lease_hits));
@@ -118,7 +122,7 @@ impl RedisCalls {
         }
         self.sent.fetch_add(1, Ordering::Relaxed);
         let mut span = call.start_span(charges.len());
-        let leases = self.local_admission.lease_call(call, charges, lease_hits);
+        let leases = local_admission.and_then(|local| local.lease_call(call, charges, lease_hits));
         let outcome = call.send_charges(charges, leases.as_ref(), deadline, span.as_mut()).await;
         if let (Some(span), Err(error)) = (&mut span, &outcome) {
             span.set_error(error.name(), error.to_string());
@@ -126,7 +130,7 @@ impl RedisCalls {
         drop(span);
         let ScriptOutcome { mut results, states, now, region } = outcome?;
         if let (Some(hooks), Some(charge)) = (&call.global_limits, charges.last()) {
-            hooks.record_effects(call.command.keys(), charge, &states, &region);
+            hooks.record_use_and_request_grants(call.command.keys(), charge, &states, &region);
         }
         // Nobody but the leases learns of their charge.
         charges.truncate(requested);
@@ -136,7 +140,9 @@ impl RedisCalls {
         self.over_limit_cache.record_results(call.id.counters, charges, &results, times);
         let report = CallReport { sent, now, states, leased: 0 };
         self.update_fallback(call, charges, &report);
-        self.local_admission.record_call(call, report, lease);
+        if let Some(local) = local_admission {
+            local.record_call(call, report, lease);
+        }
         Ok(CallResults { results, now })
     }
 
@@ -206,7 +212,9 @@ async fn send_next_calls(mut guard: InFlightGuard, mut call: PreparedCall, mut b
         // A counter can be busy for long; the time of the leader is outdated.
         call.now = batch.now;
         call.span_refs = std::mem::take(&mut batch.span_refs);
-        batch.answer_decidable(|charge| guard.calls.local_admission.admit_waiting(&call, charge));
+        if call.eventual.is_some() {
+            batch.answer_decidable(|charge| guard.calls.local_admission.admit_waiting(&call, charge));
+        }
         let mut charges = std::mem::take(&mut batch.charges);
         let results = match charges.is_empty() {
             true => Ok(CallResults::default()),
@@ -264,7 +272,7 @@ struct WaitingCharge {
 /// Role of a request in the calls on a counter.
 #[derive(Debug)]
 pub(super) enum CallRole {
-    /// Sends these charges now, then calls [`Coalescer::take_followers`].
+    /// Sends these charges now, by [`RedisCalls::lead_call`] or [`RedisCalls::spawn_call`], which then serve followers.
     Leader(ChargeBatch),
     /// Waits for the outcomes, in the order of its charges.
     Follower {
@@ -286,9 +294,10 @@ pub(super) struct FollowerBatch {
     waiters: Vec<Option<Waiter>>,
 }
 
-/// Receiver of one outcome.
+/// Follower that waits for one outcome.
 #[derive(Debug)]
 struct Waiter {
+    /// Sender to the follower.
     outcome: oneshot::Sender<ChargeOutcome>,
     deadline: Instant,
 }

@@ -50,7 +50,7 @@ impl GlobalLimitHooks {
     /// Records the effects of a call, and requests grants in the background where the call opened a request.
     ///
     /// `charge` is any charge of the call; keys and states are those of its counters.
-    pub(super) fn record_effects(
+    pub(super) fn record_use_and_request_grants(
         &self,
         keys: &[Bytes],
         charge: &OwnedCharge,

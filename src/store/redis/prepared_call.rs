@@ -47,8 +47,8 @@ pub(super) struct PreparedCall {
     pub(super) now: Time,
     /// True if the counters follow that clock instead of the server's.
     pub(super) client_clock: bool,
-    /// The counters, if they are eventual. `None` for strict ones, the default: neither the call nor its reply then
-    /// concerns shares or leases.
+    /// The counters, if they are eventual. `None` for strict ones, the default: shares and leases then concern no
+    /// charge, and of refunds only those on counters that eventual rules may share.
     pub(super) eventual: Option<EventualCounters>,
     /// Additions for global limits; `None` if no limit is global.
     pub(super) global_limits: Option<GlobalLimitHooks>,
@@ -87,7 +87,7 @@ impl PreparedCall {
             CountCommand::Script { script, keys } => {
                 let arguments = encode_charges(charges, self.client_clock.then_some(self.now));
                 let is_mergeable = charges.len() <= MAX_MERGED_CHARGES && !self.client_clock;
-                let sending = if is_mergeable { CommandUse::Mergeable } else { CommandUse::Alone };
+                let sending = if is_mergeable { CommandUse::Mergeable } else { CommandUse::Separate };
                 let call = ScriptCall::new(ScriptCommand { script, keys }, arguments, leases, sending);
                 CallAttempt::Script { call, charges, global_limits: self.global_limits.as_ref() }
             }
@@ -209,8 +209,8 @@ struct ScriptCall<'a> {
 enum CommandUse {
     /// Shared with calls on other keys that are queued at the same moment, if the node allows it: most charges.
     Mergeable,
-    /// Its own: several charges, or those by the clock of this process.
-    Alone,
+    /// Its own: many charges, or those by the clock of this process.
+    Separate,
     /// Its own, and its failure says nothing of the health of the server: a reset.
     Unrecorded,
 }
@@ -248,8 +248,8 @@ impl<'a> ScriptCall<'a> {
         let reply = self.send_or_load(target, deadline).await?;
         let bytes = reply_bytes(&reply).ok_or(ReplyError::Failed(RedisError::BadReply))?;
         let view = self.view.as_ref().map(|word| &word.view);
-        let arguments = ReplyContext { has_leases: self.leases.is_some(), view };
-        replay_charges(charges, bytes, arguments).map_err(|_| ReplyError::Failed(RedisError::BadReply))
+        let context = ReplyContext { has_leases: self.leases.is_some(), view };
+        replay_charges(charges, bytes, context).map_err(|_| ReplyError::Failed(RedisError::BadReply))
     }
 
     /// Sends the hash of the script to the current node, and its text if the node does not have it (NOSCRIPT).
@@ -263,11 +263,11 @@ impl<'a> ScriptCall<'a> {
     async fn send(&self, target: &TargetNode<'_>, form: ScriptForm, deadline: Instant) -> Result<Reply, ReplyError> {
         let TargetNode { node, asking, .. } = target;
         if let Some(call) = self.mergeable_call(node, form) {
-            return node.call_merged(call, deadline).await;
+            return node.call_mergeable(call, deadline).await;
         }
         let words = self.words(form);
         match self.sending {
-            CommandUse::Mergeable | CommandUse::Alone => node.call(&words, *asking, deadline).await,
+            CommandUse::Mergeable | CommandUse::Separate => node.call(&words, *asking, deadline).await,
             CommandUse::Unrecorded => node.call_unrecorded(&words, *asking, deadline).await,
         }
     }
@@ -278,8 +278,9 @@ impl<'a> ScriptCall<'a> {
     /// others in the queue is then a command of its own, as that of [`ScriptCall::words`] is.
     fn mergeable_call(&self, node: &Node, form: ScriptForm) -> Option<MergeableScriptCall> {
         let [key] = self.keys else { return None };
-        let is_alone = self.script.merged.is_none() || self.leases.is_some() || self.sending != CommandUse::Mergeable;
-        if is_alone || !node.can_merge() {
+        let is_mergeable =
+            self.script.merged.is_some() && self.leases.is_none() && self.sending == CommandUse::Mergeable;
+        if !is_mergeable || !node.can_merge() {
             return None;
         }
         let view = self.view.as_ref().map_or_else(Bytes::new, |word| Bytes::copy_from_slice(&word.argument));

@@ -162,7 +162,7 @@ impl GlobalGrants {
     pub(super) fn start(settings: &RedisSettings, deployments: &Deployments) -> Option<Arc<Self>> {
         let regions = settings.regions.clone()?;
         let clock_jumps = Arc::clone(&deployments.clock_jumps);
-        let client = Arc::new(connect(settings, &regions, Arc::new(clock_jumps.of_other_deployment())));
+        let client = Arc::new(connect(settings, &regions, Arc::new(clock_jumps.sharing_comparison())));
         let region = Arc::clone(&deployments.main.client);
         let heartbeat = RegionHeartbeat::new(&regions, &settings.key_prefix, Arc::clone(&region), Arc::clone(&client));
         let standing = Arc::clone(&heartbeat.standing);

@@ -75,7 +75,7 @@ pub fn script_for(countings: impl Iterator<Item = impl Into<Counting>>) -> &'sta
     }
 }
 
-/// Declares the getter of each script that stands alone, with its Lua file and the function that expands it.
+/// Declares the getter of each script that charges by no algorithm, with its Lua file and the function that expands it.
 macro_rules! define_scripts {
     ($($(#[$doc:meta])* $getter:ident = $file:literal, $expand:ident;)*) => {$(
         $(#[$doc])*
@@ -130,7 +130,7 @@ fn with_shared_parts(text: &str) -> String {
 fn compose_single_counter_script(counting: Counting) -> Script {
     // `tests/suite/redis/expanded/` shows what this gives for fixed_window.
     let merged = Script::new(expand_with_counting(counting, "--> merged"));
-    Script { merged: Some(Box::new(merged)), ..Script::new(expand_with_counting(counting, "--> alone")) }
+    Script { merged: Some(Box::new(merged)), ..Script::new(expand_with_counting(counting, "--> one_call")) }
 }
 
 /// Returns a text with the parts of a counting and its helper functions.
@@ -270,8 +270,8 @@ fn wait_word(charge: &OwnedCharge, limit: &Limit) -> i64 {
     }
 }
 
-/// Returns the flags of a limit: 1 if its rejection rejects the charge plus 2 if rejected hits count. With a bucket of
-/// a region, the rest of the number is the slack of clocks in microseconds.
+/// Returns the flags of a limit: 1 if its rejection rejects the charge, plus 2 if rejected hits count, plus 4 times the
+/// slack of clocks in microseconds for a bucket of a region.
 fn flags_word(counter: &OwnedCounter) -> i64 {
     let limit = &counter.limit;
     // In a region, rejected hits are demand that the next grant must cover.
@@ -334,7 +334,7 @@ pub struct RegionEffects {
     pub used: RegionUse,
 }
 
-/// Arguments of a call beside its charges, which decide what its script did.
+/// What a call had beside its charges, which decides how its reply is read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReplyContext<'c> {
     /// The call concerns leases, so the reply ends with the lent hits.
@@ -350,7 +350,7 @@ pub struct ReplyContext<'c> {
 pub fn replay_charges(
     charges: &[OwnedCharge],
     reply: &[u8],
-    arguments: ReplyContext<'_>,
+    context: ReplyContext<'_>,
 ) -> Result<ScriptOutcome, MalformedReply> {
     let mut reader = ReplyReader::new(reply);
     let now = reader.read_time()?;
@@ -359,14 +359,14 @@ pub fn replay_charges(
     for counter in counters {
         let last = reader.read_time()?;
         let mut state = State::read(counter.limit.counting(), &mut reader, last)?;
-        arguments.view.inspect(|view| state.set_view(view));
+        context.view.inspect(|view| state.set_view(view));
         states.push(state);
     }
-    let lent = if arguments.has_leases { reader.read_number()? } else { 0 };
+    let lent = if context.has_leases { reader.read_number()? } else { 0 };
     if !reader.is_empty() {
         return Err(MalformedReply);
     }
-    let regions = arguments.view.map(|_| RegionsBefore::new(counters, &states, now));
+    let regions = context.view.map(|_| RegionsBefore::new(counters, &states, now));
     let results = charges.iter().map(|charge| replay_charge(charge, &mut states, ReplayTerms { now, lent })).collect();
     let region = regions.map_or_else(RegionEffects::default, |before| before.effects_of(counters, &states, now));
     Ok(ScriptOutcome { results, states, now, region })

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::limit_stats::{LimitName, LimitStats, MAX_NAME_BYTES};
+use super::limit_stats::{LimitName, LimitStats, MAX_LIMIT_NAME_BYTES};
 
 /// Name of the series that counts what exceeds the bound: domains, and limits without a rule.
 pub const OVERFLOW_NAME: &str = "_other";
@@ -21,7 +21,7 @@ const MAX_IDLE_SWEEPS: u32 = 360;
 pub struct LimitRegistry {
     /// By all parts of the name: two names can be equal in statsd, such as those of `a.b` with `c` and `a` with `b.c`.
     rules: RwLock<HashMap<LimitName, Arc<LimitStats>>>,
-    requested: RwLock<HashMap<LimitName, RequestedLimit>>,
+    requested: RwLock<HashMap<LimitName, StatsNamedByRequest>>,
     unknown_domains: RwLock<HashMap<Box<str>, UnknownDomain>>,
     /// Size of `requested` and `unknown_domains` together; briefly too high while two threads add the same name.
     series: AtomicUsize,
@@ -31,7 +31,7 @@ pub struct LimitRegistry {
 
 /// Statistics that a request named.
 #[derive(Debug)]
-struct RequestedLimit {
+struct StatsNamedByRequest {
     stats: Arc<LimitStats>,
     idle: IdleCount,
 }
@@ -90,7 +90,7 @@ impl LimitRegistry {
         let mut requested = write_lock(&self.requested);
         let entry = requested.entry(name.clone()).or_insert_with(|| {
             self.series.fetch_add(1, Ordering::Relaxed);
-            RequestedLimit { stats: Arc::new(LimitStats::new(name)), idle: IdleCount::default() }
+            StatsNamedByRequest { stats: Arc::new(LimitStats::new(name)), idle: IdleCount::default() }
         });
         Some(Arc::clone(&entry.stats))
     }
@@ -98,7 +98,7 @@ impl LimitRegistry {
     /// Counts a descriptor for a domain without rules.
     pub fn record_unknown_domain(&self, domain: &str) {
         let name = LimitName::new([domain]);
-        let name = if name.as_str().len() <= MAX_NAME_BYTES { name.as_str() } else { OVERFLOW_NAME };
+        let name = if name.as_str().len() <= MAX_LIMIT_NAME_BYTES { name.as_str() } else { OVERFLOW_NAME };
         if self.count_known_domain(name) {
             return;
         }

@@ -108,7 +108,7 @@ pub struct DecisionCounts {
 }
 
 /// Maximum length of a name from a request in bytes.
-pub const MAX_NAME_BYTES: usize = 512;
+pub const MAX_LIMIT_NAME_BYTES: usize = 512;
 
 /// Name of a limit in metrics.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -133,10 +133,10 @@ impl LimitName {
         Self { key: key.into_boxed_str(), ends: ends.into_boxed_slice() }
     }
 
-    /// Joins a domain and composite keys of a request; `None` beyond [`MAX_NAME_BYTES`].
+    /// Joins a domain and composite keys of a request; `None` beyond [`MAX_LIMIT_NAME_BYTES`].
     pub fn from_request(parts: &[&str]) -> Option<Self> {
         let length: usize = parts.iter().map(|part| part.len() + 1).sum();
-        (length <= MAX_NAME_BYTES).then(|| Self::new(parts.iter().copied()))
+        (length <= MAX_LIMIT_NAME_BYTES).then(|| Self::new(parts.iter().copied()))
     }
 
     /// Restores a full name that another replica published, with the length of its domain in bytes.
@@ -172,14 +172,14 @@ impl LimitName {
     }
 
     /// True if the name is `prefix`, or starts with `prefix` and a dot.
-    pub fn is_under(&self, prefix: &str) -> bool {
+    pub fn is_below_prefix(&self, prefix: &str) -> bool {
         let rest = self.key.strip_prefix(prefix);
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
     }
 
     /// True if the name is `rule`, or, unless `exact`, starts with `rule` and a dot.
     pub fn is_selected_by(&self, rule: &str, exact: bool) -> bool {
-        if exact { self.as_str() == rule } else { self.is_under(rule) }
+        if exact { self.as_str() == rule } else { self.is_below_prefix(rule) }
     }
 
     /// Labels `domain`, `key1`, `key2` and so on.

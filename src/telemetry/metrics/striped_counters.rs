@@ -12,7 +12,7 @@ pub(crate) const STRIPES: usize = 8;
 /// Minimum number of conflicts before there are blocks for stripes.
 const MIN_CONFLICTS: u64 = 64;
 /// Additions for each conflict; fewer mean contention.
-const ADDITIONS_PER_CONFLICT: u64 = 64;
+const MIN_ADDITIONS_PER_CONFLICT: u64 = 64;
 
 /// `N` counters.
 #[derive(Debug, Default)]
@@ -56,7 +56,7 @@ impl<const N: usize> StripedCounters<N> {
     #[cold]
     fn count_conflict(&self, additions: u64) {
         let conflicts = self.conflicts.fetch_add(1, Ordering::Relaxed) + 1;
-        if conflicts >= MIN_CONFLICTS && conflicts > additions / ADDITIONS_PER_CONFLICT {
+        if conflicts >= MIN_CONFLICTS && conflicts > additions / MIN_ADDITIONS_PER_CONFLICT {
             self.stripes.get_or_init(Box::default);
         }
     }
@@ -97,8 +97,8 @@ mod tests {
         counters.add_to_counter(0, 5);
         (1..MIN_CONFLICTS).for_each(|_| counters.count_conflict(5));
         assert!(counters.stripes.get().is_none(), "too few conflicts");
-        counters.count_conflict(MIN_CONFLICTS * ADDITIONS_PER_CONFLICT);
-        assert!(counters.stripes.get().is_none(), "one conflict in {ADDITIONS_PER_CONFLICT} additions");
+        counters.count_conflict(MIN_CONFLICTS * MIN_ADDITIONS_PER_CONFLICT);
+        assert!(counters.stripes.get().is_none(), "one conflict in {MIN_ADDITIONS_PER_CONFLICT} additions");
         counters.count_conflict(5);
         counters.add_to_counter(0, 2);
         assert_eq!(counters.shared.0[0].load(Ordering::Relaxed), 5, "the addition went to a stripe");

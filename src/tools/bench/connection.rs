@@ -144,7 +144,7 @@ impl BenchTarget {
 
 impl BenchConnection {
     /// Returns `true` if both are handles of one connection.
-    pub fn is_same(&self, other: &Self) -> bool {
+    pub fn is_same_connection(&self, other: &Self) -> bool {
         self.id == other.id
     }
 

@@ -258,7 +258,7 @@ impl LoadRun {
         let response = own.call(request).await;
         if let Err(CallError::Connection(_)) = response {
             let mut shared = self.connections[connection].connection.lock().await;
-            shared.take_if(|shared| shared.is_same(own));
+            shared.take_if(|shared| shared.is_same_connection(own));
             *handle = None;
         }
         response

@@ -344,7 +344,7 @@ fn format_results(results: &RecommendationResults) -> String {
         let periods: Vec<&str> = results.left_out_periods.iter().map(|left_out| &*left_out.period).collect();
         line("left out", format!("{}: {}", periods.join(", "), first.reason));
     }
-    page += &format_uses(&results.uses);
+    page += &format_peak_use_table(&results.uses);
     page += &format_limits(results);
     page += &format_rejection_curve(results);
     if let Some(yaml) = &results.yaml {
@@ -387,7 +387,7 @@ fn format_already_rejected(already: &AlreadyRejected) -> String {
     escape_unprintable(&text)
 }
 
-fn format_uses(uses: &[UseResults]) -> String {
+fn format_peak_use_table(uses: &[UseResults]) -> String {
     let row = |used: &UseResults| {
         let numbers = [used.p50, used.p90, used.p99, used.max].map(|number| number.to_string());
         [format!("any {}", used.period)].into_iter().chain(numbers).collect::<Vec<_>>()

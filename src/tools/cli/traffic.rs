@@ -65,12 +65,12 @@ pub(super) fn compile_rules(
 
 /// Reads the mapping of `--map`.
 pub(super) fn read_field_map(path: &Path) -> Result<FieldMap, CommandFailure> {
-    const MAX_BYTES: u64 = 1 << 20;
+    const MAX_FIELD_MAP_BYTES: u64 = 1 << 20;
     let usage = |problem: String| {
         CommandFailure::usage_error(escape_unprintable(&format!("--map {}: {problem}", path.display())))
     };
     let mut text = String::new();
-    let read = fs::File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text));
+    let read = fs::File::open(path).and_then(|file| file.take(MAX_FIELD_MAP_BYTES).read_to_string(&mut text));
     read.map_err(|error| usage(error.to_string()))?;
     FieldMap::parse(&text).map_err(usage)
 }

@@ -273,7 +273,7 @@ fn format_summary(results: &WhyResults<'_>) -> String {
 
 fn format_rule_change(change: &RuleChange) -> String {
     let event = match change.event {
-        crate::decide::log::header::HeaderEvent::Start => "process started",
+        crate::decide::log::header::HeaderReason::Start => "process started",
         _ => "rules changed",
     };
     let rules = change.rules.as_deref().unwrap_or("none");

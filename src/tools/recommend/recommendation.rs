@@ -323,7 +323,7 @@ impl LimitFamily {
 
     /// True if the limit has a bucket or a queue of its own size.
     pub const fn has_capacity(&self) -> bool {
-        self.algorithm.properties().capacity.key().is_some()
+        self.algorithm.properties().capacity.rule_key().is_some()
     }
 
     /// Largest `requests_per_unit` of the family.

@@ -14,7 +14,7 @@ pub struct RecommendationResults {
     /// Traffic that the figures come from.
     pub basis: BasisResults,
     /// Share of keys that may be rejected.
-    pub goal: GoalResults,
+    pub goal: RejectionGoalResults,
     /// Reasons why the figures may differ from those of a server.
     pub warnings: Vec<String>,
     /// Peak use of the keys, by period.
@@ -98,7 +98,7 @@ pub struct AlreadyRejected {
 
 /// Share of keys that may be rejected.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub struct GoalResults {
+pub struct RejectionGoalResults {
     /// Share, 0 to 1; absent if a number of keys was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rejected_keys_share: Option<f64>,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::demand::{AskedLimit, DemandCollector, LimitDemand};
 use super::recommendation::{Recommendation, RejectedKeysGoal};
 use super::results::{
-    AlreadyRejected, AskedLimitResults, BasisResults, GoalResults, RecommendationResults, SmallestLimit,
+    AlreadyRejected, AskedLimitResults, BasisResults, RecommendationResults, RejectionGoalResults, SmallestLimit,
     VerifiedFigures,
 };
 use super::rule_yaml::{PastedLimit, format_rule_yaml};
@@ -91,7 +91,7 @@ impl RecommendationResults {
                 rejected_keys_share: compute_share(rejected_now, keys),
             },
             basis: build_basis(parts),
-            goal: GoalResults {
+            goal: RejectionGoalResults {
                 rejected_keys_share: match goal {
                     RejectedKeysGoal::Keys(_) => None,
                     RejectedKeysGoal::Billionths(of) => Some(of as f64 / RejectedKeysGoal::WHOLE as f64),

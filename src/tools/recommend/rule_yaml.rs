@@ -55,7 +55,7 @@ fn list_limit_fields(PastedLimit { limit, name, max_wait_us }: PastedLimit<'_>) 
     let properties = limit.algorithm().properties();
     // Also the default one: defaults of rules may name another.
     keys.push(("algorithm", limit.algorithm().name().to_owned()));
-    if let Some(key) = properties.capacity.key() {
+    if let Some(key) = properties.capacity.rule_key() {
         keys.push((key, limit.capacity().to_string()));
     }
     if let Some(max_wait_us) = max_wait_us.filter(|_| properties.delay != DelayPolicy::Never) {

@@ -140,9 +140,9 @@ impl MergedTraffic {
         match self.current {
             Some(file) => {
                 self.files[file].next += 1;
-                self.push_head(file)?;
+                self.push_next_event(file)?;
             }
-            None => (0..self.files.len()).try_for_each(|file| self.push_head(file))?,
+            None => (0..self.files.len()).try_for_each(|file| self.push_next_event(file))?,
         }
         let file = if self.files.len() == 1 { 0 } else { self.heads.pop().map_or(0, |Reverse(head)| head.file) };
         self.current = Some(file);
@@ -151,7 +151,7 @@ impl MergedTraffic {
     }
 
     /// Compares the next event of a file with those of the others.
-    fn push_head(&mut self, file: usize) -> Result<(), SourceError> {
+    fn push_next_event(&mut self, file: usize) -> Result<(), SourceError> {
         if !self.wait_for_event(file)? || self.files.len() == 1 {
             return Ok(());
         }

@@ -13,7 +13,7 @@ use super::replayer::RecordedHeader;
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::decide::log::convert::hits_from_number;
-use crate::decide::log::header::{HeaderEvent, HeaderRecord, RuleSetRecord, SettingsRecord};
+use crate::decide::log::header::{HeaderReason, HeaderRecord, RuleSetRecord, SettingsRecord};
 use crate::decide::log::reader::RecordReader;
 use crate::decide::log::record::{
     DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, Record, RecordedVerdict, Text,
@@ -98,7 +98,7 @@ impl RecordConverter {
             process,
             seq,
             at: Time::from_micros(time_us),
-            is_start: event == HeaderEvent::Start,
+            is_start: event == HeaderReason::Start,
             in_memory: store == "memory",
             behaviour: Arc::new(behaviour),
             rules,
@@ -219,7 +219,7 @@ impl RecordConverter {
         let of_rules = || by_process.get(by_rules.get(&*record.rules)?);
         let Some(header) = by_process.get(&*record.process).or_else(of_rules) else { return Ok(None) };
         let header = HeaderRecord {
-            event: HeaderEvent::Rotation,
+            event: HeaderReason::Rotation,
             process: record.process.to_string(),
             seq: record.seq.saturating_sub(1),
             time_us: record.time_us,

@@ -215,7 +215,7 @@ impl Replayer {
             },
         };
         let counters = process.own.as_deref_mut().unwrap_or(shared);
-        counters.set_behaviour(&process.behaviour);
+        counters.adopt_decision_settings(&process.behaviour);
         let charge_times = recorded.charge_times();
         let context = DecisionContext {
             rules,
@@ -302,7 +302,7 @@ impl CounterSet {
     }
 
     /// Takes over the settings of the process that decides next.
-    fn set_behaviour(&mut self, behaviour: &Arc<DecisionSettings>) {
+    fn adopt_decision_settings(&mut self, behaviour: &Arc<DecisionSettings>) {
         if !Arc::ptr_eq(&self.behaviour, behaviour) {
             self.decider.behaviour.clone_from(behaviour);
             self.behaviour = Arc::clone(behaviour);

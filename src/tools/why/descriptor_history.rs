@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::asked_descriptor::{AskedDescriptor, Likeness, NearestDescriptors, format_entries};
 use super::rejection;
 use super::time_range::{TimeRange, format_time};
-use crate::decide::log::header::{HeaderEvent, HeaderRecord, SettingsRecord};
+use crate::decide::log::header::{HeaderReason, HeaderRecord, SettingsRecord};
 use crate::decide::log::record::{DecisionRecord, Record, RecordedVerdict};
 
 /// Number of different causes that are counted.
@@ -223,7 +223,8 @@ impl<'q> DescriptorHistory<'q> {
             return;
         }
         self.counts.showable += 1;
-        let order = KeptOrder { distance_us: self.range.distance_us(decision.time_us), record: self.records };
+        let order =
+            KeptOrder { distance_us: self.range.distance_from_middle_us(decision.time_us), record: self.records };
         let is_kept = self.kept.len() < self.shown.max
             || self.kept.last_key_value().is_some_and(|(furthest, _)| order < *furthest);
         if !is_kept {
@@ -299,7 +300,7 @@ fn extend_span(first_us: &mut Option<u64>, last_us: &mut Option<u64>, time_us: u
 }
 
 /// Number of changes that are kept.
-const MAX_CHANGES: usize = 20;
+const MAX_KEPT_CHANGES: usize = 20;
 
 /// Start of a process, or another rule set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -309,7 +310,7 @@ pub struct RuleChange {
     /// The same as RFC 3339.
     pub time: String,
     /// Reason for the header.
-    pub event: HeaderEvent,
+    pub event: HeaderReason,
     /// Id of the process.
     pub process: String,
     /// Id of the rule set.
@@ -342,11 +343,11 @@ impl HeaderFacts {
             let has_room = self.rules.len() < MAX_PROCESSES || self.rules.contains_key(&header.process);
             has_room.then(|| self.rules.insert(header.process.clone(), id)).flatten()
         });
-        let is_change = header.event == HeaderEvent::Start || header.event == HeaderEvent::Reload && before != id;
+        let is_change = header.event == HeaderReason::Start || header.event == HeaderReason::Reload && before != id;
         if !is_change || !is_in_range {
             return;
         }
-        if self.changes.len() == MAX_CHANGES {
+        if self.changes.len() == MAX_KEPT_CHANGES {
             self.more_changes += 1;
             return;
         }

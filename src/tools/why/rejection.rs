@@ -23,7 +23,7 @@ pub fn format_limit(limit: &LimitRecord<'_>) -> String {
     let period = period_in_words(limit.unit.name(), limit.unit_multiplier);
     let mut text = format!("{} per {period} {}", limit.requests_per_unit, limit.algorithm);
     if let Some(capacity) = limit.capacity {
-        let key = limit.algorithm.properties().capacity.key().unwrap_or("capacity");
+        let key = limit.algorithm.properties().capacity.rule_key().unwrap_or("capacity");
         text += &format!(", {key} {capacity}");
     }
     if let Some(max_wait_us) = limit.max_wait_us {
@@ -222,7 +222,7 @@ impl RejectingLimit<'_, '_> {
         let result = self.limit.result?;
         let counted = result.before;
         let value = counted.checked_add(self.hits_to_fit()).filter(|value| *value <= u64::from(u32::MAX))?;
-        let key = self.limit.algorithm.properties().capacity.key().unwrap_or("requests_per_unit");
+        let key = self.limit.algorithm.properties().capacity.rule_key().unwrap_or("requests_per_unit");
         // A request leaves a queue when everything before it has left.
         let is_queue = self.limit.algorithm == Algorithm::LeakyBucket;
         let delay_us = Some(result.reset_us).filter(|delay_us| is_queue && *delay_us > 0);

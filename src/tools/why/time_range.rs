@@ -96,7 +96,7 @@ impl TimeRange {
     }
 
     /// Distance of a time from the middle in microseconds; without a middle, late times are nearer.
-    pub fn distance_us(&self, time_us: u64) -> u64 {
+    pub fn distance_from_middle_us(&self, time_us: u64) -> u64 {
         self.middle_us.map_or(u64::MAX - time_us, |middle_us| middle_us.abs_diff(time_us))
     }
 

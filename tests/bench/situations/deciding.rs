@@ -9,7 +9,7 @@ use tollkeeper::decide::Decider;
 use tollkeeper::decide::log::value_form::ValueForm;
 use tollkeeper::decide::log::{DecisionLog, ProcessFacts};
 use tollkeeper::limit::request::Request;
-use tollkeeper::rules::live::{LiveRules, LoadedFrom};
+use tollkeeper::rules::live::{LiveRules, SourceIdentity};
 use tollkeeper::rules::rule::Domain;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::serve::grpc::decode;
@@ -77,7 +77,7 @@ impl Options {
         let service = RateLimitService::new(Clock::manual(BEGIN), Arc::new(LiveRules::default()), decider);
         let rules = RuleSet::from_domains(self.rules(), &service.decider.metrics.limits);
         assert_eq!(rules.rule_count(), self.rules);
-        service.rules.replace_rules(rules, LoadedFrom::default(), BEGIN);
+        service.rules.replace_rules(rules, SourceIdentity::default(), BEGIN);
         service
     }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use tempfile::tempdir;
-use tollkeeper::decide::log::header::HeaderEvent;
+use tollkeeper::decide::log::header::HeaderReason;
 use tollkeeper::decide::log::record::{DecisionRecord, Record, RecordedVerdict};
 
 use super::{decisions, logging_service, records};
@@ -191,7 +191,7 @@ fn each_reload_writes_a_header_with_the_new_rules() {
         .collect();
     assert_eq!(
         headers.iter().map(|header| header.event).collect::<Vec<_>>(),
-        [HeaderEvent::Start, HeaderEvent::Reload]
+        [HeaderReason::Start, HeaderReason::Reload]
     );
     let ids: Vec<_> = headers.iter().map(|header| header.rules.as_ref().unwrap().id.clone()).collect();
     assert_ne!(ids[0], ids[1]);

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use tempfile::tempdir;
-use tollkeeper::decide::log::header::HeaderEvent;
+use tollkeeper::decide::log::header::HeaderReason;
 use tollkeeper::decide::log::record::Record;
 
 use super::{decisions, logging_service, records};
@@ -61,7 +61,7 @@ fn file_begins_with_a_header_and_numbers_go_on_after_a_rotation() {
     files.reverse();
     assert!(files.len() > 4);
     for (index, path) in files.iter().enumerate() {
-        let event = if index == 0 { HeaderEvent::Start } else { HeaderEvent::Rotation };
+        let event = if index == 0 { HeaderReason::Start } else { HeaderReason::Rotation };
         assert!(matches!(&records(path)[0], Record::Header(header) if header.event == event && header.rules.is_some()));
     }
     let numbers: Vec<u64> = files.iter().flat_map(|path| decisions(path)).map(|decision| decision.seq).collect();

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use tempfile::tempdir;
-use tollkeeper::decide::log::header::HeaderEvent;
+use tollkeeper::decide::log::header::HeaderReason;
 use tollkeeper::decide::log::record::Record;
 
 use super::records;
@@ -54,7 +54,7 @@ fn standard_output_has_all_records_after_a_stop() {
             Record::Dropped(dropped) => format!("{dropped:?}"),
         })
         .collect();
-    let (start, reload) = (format!("{:?}", HeaderEvent::Start), format!("{:?}", HeaderEvent::Reload));
+    let (start, reload) = (format!("{:?}", HeaderReason::Start), format!("{:?}", HeaderReason::Reload));
     assert_eq!(found, [&*start, "1 limits", "1 limits", "1 limits", &reload, "0 limits"]);
 }
 

@@ -6,12 +6,12 @@ use proptest::prelude::*;
 use smallvec::smallvec;
 use tollkeeper::decide::log::convert::{hits_from_number, hits_to_number};
 use tollkeeper::decide::log::header::{
-    DocumentFormat, DocumentRecord, HeaderEvent, HeaderRecord, RuleSetRecord, SettingsRecord,
+    DocumentFormat, DocumentRecord, HeaderReason, HeaderRecord, RuleSetRecord, SettingsRecord,
 };
 use tollkeeper::decide::log::reader::RecordReader;
 use tollkeeper::decide::log::record::{
     DecisionRecord, DecisionSource, DescriptorRecord, DropReason, DroppedRecord, EntryRecord, FORMAT_VERSION,
-    GlobalRecord, LimitRecord, OverrideRecord, Record, RecordedVerdict, ResultRecord, RuleRecord,
+    GlobalRecord, LimitRecord, LimitResultRecord, OverrideRecord, Record, RecordedVerdict, RuleRecord,
 };
 use tollkeeper::limit::RegionLossPolicy;
 use tollkeeper::limit::StorePolicy;
@@ -25,7 +25,7 @@ use super::schema::assert_valid;
 pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
     let entry = Entry { key: b"user", value: b"alice" };
     let sent = LimitOverride { requests_per_unit: 10, unit: 2, unit_multiplier: 3 };
-    let result = ResultRecord {
+    let result = LimitResultRecord {
         admitted: false,
         before: 3,
         after: 4,
@@ -97,7 +97,7 @@ pub(super) fn header() -> HeaderRecord {
         base64: base64.map(str::to_owned),
     };
     HeaderRecord {
-        event: HeaderEvent::Start,
+        event: HeaderReason::Start,
         process: "0123456789abcdef".to_owned(),
         seq: 0,
         time_us: 1,
@@ -199,7 +199,7 @@ fn a_record_without_optional_fields_is_encoded_as_it_is_serialized() {
         shadow: false,
         candidate: false,
         quota: false,
-        result: Some(ResultRecord {
+        result: Some(LimitResultRecord {
             admitted: true,
             before: u64::MAX,
             after: 0,

@@ -23,7 +23,7 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::rules::rule::set::hash_limit_identity;
-use tollkeeper::store::charge::{ChargeMode, ChargeResults};
+use tollkeeper::store::charge::{ChargeResults, CommitMode};
 use tollkeeper::store::client::redis::error::RedisError;
 
 use crate::algorithms::scenario::config;
@@ -62,7 +62,7 @@ fn primed_at(server: &Server, address: &str, time: TimeSource) -> RedisCounters 
     // Without the cache, so that rejected charges are sent too.
     let env = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", address), ("TOLLKEEPER_OVER_LIMIT_CACHE_BYTES", "0")];
     let counters = RedisCounters::new(&env, time);
-    store_runtime().block_on(counters.charge(&[TestCharge::one("prime", counting(1))], ChargeMode::Commit, NOW));
+    store_runtime().block_on(counters.charge(&[TestCharge::one("prime", counting(1))], CommitMode::Commit, NOW));
     server.reset_stats();
     counters
 }
@@ -76,7 +76,7 @@ fn calls(server: &Server) -> u64 {
 
 /// Request of one hit that has been polled once: sent, or waiting.
 async fn begin<'c>(counters: &'c RedisCounters, test_charges: &'c [TestCharge]) -> Call<'c, Vec<ChargeResults>> {
-    let mut call: Call<'c, _> = Box::pin(counters.charge(test_charges, ChargeMode::Commit, NOW));
+    let mut call: Call<'c, _> = Box::pin(counters.charge(test_charges, CommitMode::Commit, NOW));
     assert!(poll_once(&mut call).await.is_none(), "no outcome while the server is frozen");
     call
 }
@@ -86,7 +86,7 @@ async fn begin_until<'c>(
     test_charges: &'c [TestCharge],
     until: Instant,
 ) -> Call<'c, ChargeOutcomes> {
-    let mut call: Call<'c, _> = Box::pin(counters.charge_until(test_charges, ChargeMode::Commit, (NOW, until)));
+    let mut call: Call<'c, _> = Box::pin(counters.charge_until(test_charges, CommitMode::Commit, (NOW, until)));
     assert!(poll_once(&mut call).await.is_none(), "no outcome while the server is frozen");
     call
 }
@@ -94,7 +94,7 @@ async fn begin_until<'c>(
 /// Hits charged to the counter of a value.
 async fn counted(counters: &RedisCounters, value: &str, limit: Limit) -> u64 {
     let look = TestCharge::new(value, limit, Hits::Peek);
-    counters.charge(&[look], ChargeMode::Commit, NOW).await[0][0].before
+    counters.charge(&[look], CommitMode::Commit, NOW).await[0][0].before
 }
 
 /// Requests that arrive while a call is in flight, in this order, and again later.
@@ -115,7 +115,7 @@ struct Round {
 #[derive(Clone, Debug)]
 struct Request {
     charges: Vec<Hit>,
-    mode: ChargeMode,
+    mode: CommitMode,
     /// Cancelled before any outcome arrives.
     given_up: bool,
 }
@@ -177,7 +177,7 @@ fn request() -> impl Strategy<Value = Request> {
         request: ChargeRequest::new(hits, max_delay_us),
     });
     let charges = prop_oneof![3 => prop::collection::vec(hit.clone(), 1), 2 => prop::collection::vec(hit, 2..7)];
-    let mode = prop_oneof![4 => Just(ChargeMode::Commit), 1 => Just(ChargeMode::DryRun)];
+    let mode = prop_oneof![4 => Just(CommitMode::Commit), 1 => Just(CommitMode::DryRun)];
     (charges, mode, prop::bool::weighted(0.2)).prop_map(|(charges, mode, given_up)| Request { charges, mode, given_up })
 }
 
@@ -188,15 +188,15 @@ struct OneByOne<'m> {
 }
 
 impl OneByOne<'_> {
-    fn charge(&mut self, hit: &Hit, mode: ChargeMode, now: Time) -> ChargeResults {
+    fn charge(&mut self, hit: &Hit, mode: CommitMode, now: Time) -> ChargeResults {
         let limits = &self.meeting.ways[hit.way];
         let terms: Vec<_> =
             limits.iter().map(|(limit, enforced)| JointLimit { limit, rejects_others: *enforced }).collect();
         let empty = || self.meeting.kinds.iter().map(|(algorithm, _)| State::empty(*algorithm)).collect();
         let states = self.states.entry(hit.value).or_insert_with(empty);
         match mode {
-            ChargeMode::Commit => charge_together(&terms, states, now, hit.request),
-            ChargeMode::DryRun => charge_together(&terms, &mut states.clone(), now, hit.request),
+            CommitMode::Commit => charge_together(&terms, states, now, hit.request),
+            CommitMode::DryRun => charge_together(&terms, &mut states.clone(), now, hit.request),
         }
     }
 
@@ -212,7 +212,7 @@ impl OneByOne<'_> {
             let mut levels = Vec::new();
             for hit in &request.charges {
                 let charged = leads[usize::from(hit.value)] || !request.given_up;
-                let mode = if charged { request.mode } else { ChargeMode::DryRun };
+                let mode = if charged { request.mode } else { CommitMode::DryRun };
                 levels.push(self.charge(hit, mode, now));
                 sent[usize::from(hit.value)] = true;
             }
@@ -249,7 +249,7 @@ fn check(server: &Server, counters: &RedisCounters, meeting: &Meeting) -> TestCa
             let responses = join_all(waiting.into_iter().map(|call| async { Some(call?.await) })).await;
             // If all are cancelled, calls are still in flight.
             let look = |value| Hit { value, way: 0, request: ChargeRequest::new(Hits::Peek, 0) };
-            counters.charge(&[test_charges(&look(0)), test_charges(&look(1))], ChargeMode::Commit, now).await;
+            counters.charge(&[test_charges(&look(0)), test_charges(&look(1))], CommitMode::Commit, now).await;
             responses
         });
         for (place, (answered, expected)) in responses.into_iter().zip(model.answers(round, now)).enumerate() {
@@ -282,7 +282,7 @@ fn hot_counter_is_exact_with_far_fewer_calls_than_charges() {
         let counters = Arc::new(primed(&server, TimeSource::Redis));
         let value = algorithm.name();
         let prime = TestCharge::new(value, limit, Hits::Peek);
-        store_runtime().block_on(counters.charge(&[prime], ChargeMode::Commit, NOW));
+        store_runtime().block_on(counters.charge(&[prime], CommitMode::Commit, NOW));
         server.reset_stats();
         let before = counters.redis.stats().calls;
         let admitted = store_runtime().block_on(async {
@@ -291,7 +291,7 @@ fn hot_counter_is_exact_with_far_fewer_calls_than_charges() {
                 tokio::spawn(async move {
                     let mut admitted = 0;
                     for _ in 0..EACH {
-                        let levels = counters.charge(&[TestCharge::one(value, limit)], ChargeMode::Commit, NOW).await;
+                        let levels = counters.charge(&[TestCharge::one(value, limit)], CommitMode::Commit, NOW).await;
                         admitted += u64::from(levels[0][0].admitted);
                     }
                     admitted
@@ -314,14 +314,14 @@ fn idle_counter_costs_one_call_per_request() {
     let limit = counting(1_000);
     store_runtime().block_on(async {
         for charge in 1..=5 {
-            counters.charge(&[TestCharge::one("idle", limit)], ChargeMode::Commit, NOW).await;
+            counters.charge(&[TestCharge::one("idle", limit)], CommitMode::Commit, NOW).await;
             assert_eq!(calls(&server), charge);
         }
         for (charges, expected) in [(2, 1), (16, 1), (17, 1), (300, 1), (512, 1), (513, 2), (1_200, 3)] {
             server.reset_stats();
             let value = format!("{charges} charges");
             let test_charges = vec![TestCharge::one(&value, limit); charges];
-            let levels = counters.charge(&test_charges, ChargeMode::Commit, NOW).await;
+            let levels = counters.charge(&test_charges, CommitMode::Commit, NOW).await;
             assert_eq!(calls(&server), expected, "{charges} charges");
             let found: Vec<u64> = levels.iter().map(|levels| levels[0].before).collect();
             assert_eq!(found, (0..charges as u64).map(|place| place.min(1_000)).collect::<Vec<_>>(), "in their order");
@@ -329,7 +329,7 @@ fn idle_counter_costs_one_call_per_request() {
         // Alternating charges on two counters need two calls.
         server.reset_stats();
         let test_charges: Vec<_> = (0..40).map(|place| TestCharge::one(["one", "other"][place % 2], limit)).collect();
-        let levels = counters.charge(&test_charges, ChargeMode::Commit, NOW).await;
+        let levels = counters.charge(&test_charges, CommitMode::Commit, NOW).await;
         assert_eq!(calls(&server), 2);
         assert_eq!(
             levels.iter().map(|levels| levels[0].before).collect::<Vec<_>>(),
@@ -386,7 +386,7 @@ fn waiting_charges_are_decided_at_the_latest_time() {
         let mut under_way: Vec<Call<'_, Vec<ChargeResults>>> = Vec::new();
         for hours in [0, 0, 1] {
             let mut call: Call<'_, _> =
-                Box::pin(counters.charge(&test_charges, ChargeMode::Commit, NOW.plus_us(hours * hourly.period_us())));
+                Box::pin(counters.charge(&test_charges, CommitMode::Commit, NOW.plus_us(hours * hourly.period_us())));
             assert!(poll_once(&mut call).await.is_none());
             under_way.push(call);
         }
@@ -490,7 +490,7 @@ fn call_past_its_deadline_frees_its_counter() {
     let limit = counting(1_000);
     let requests: Vec<_> = (0..4).map(|place| [TestCharge::new("held", limit, Hits::Charge(1 << place))]).collect();
     store_runtime().block_on(async {
-        counters.charge(&[TestCharge::one("prime", limit)], ChargeMode::Commit, NOW).await;
+        counters.charge(&[TestCharge::one("prime", limit)], CommitMode::Commit, NOW).await;
         server.freeze();
         let began = Instant::now();
         let soon = began + Duration::from_millis(500);
@@ -503,7 +503,7 @@ fn call_past_its_deadline_frees_its_counter() {
         // The waiting charge is sent now, after the first one, which was cancelled.
         server.thaw();
         assert_eq!(stays.await[0].as_ref().unwrap()[0].before, 0b001);
-        let next = counters.charge(&requests[3], ChargeMode::Commit, NOW).await;
+        let next = counters.charge(&requests[3], CommitMode::Commit, NOW).await;
         assert_eq!(next[0][0].before, 0b011, "who gave up while it waited is not charged");
     });
 }
@@ -537,7 +537,7 @@ fn waiters_on_a_frozen_server_time_out_in_time() {
     // Longer than three calls: no charge waits for the calls before its own.
     let requests = vec![[TestCharge::one("crowd", limit)]; 4 * MAX_CHARGES_PER_CALL];
     store_runtime().block_on(async {
-        counters.charge(&[TestCharge::one("prime", limit)], ChargeMode::Commit, NOW).await;
+        counters.charge(&[TestCharge::one("prime", limit)], CommitMode::Commit, NOW).await;
         server.freeze();
         let mut under_way = Vec::new();
         for request in &requests {
@@ -575,7 +575,7 @@ fn more_than_16384_waiters_fail_and_it_recovers() {
         for charges in [1, 3] {
             let test_charges = vec![one[0].clone(); charges];
             let responses =
-                counters.charge_until(&test_charges, ChargeMode::Commit, (NOW, Instant::now() + LONG_TIMEOUT)).await;
+                counters.charge_until(&test_charges, CommitMode::Commit, (NOW, Instant::now() + LONG_TIMEOUT)).await;
             assert_eq!(responses, vec![Err(RedisError::Overloaded); charges]);
         }
         // Other counters are not affected, and cancelled charges do not count.
@@ -585,7 +585,7 @@ fn more_than_16384_waiters_fail_and_it_recovers() {
         let found: Vec<u64> = join_all(under_way).await.iter().map(|levels| levels[0][0].before).collect();
         assert_eq!(found, (0..=MOST_WAITING as u64).collect::<Vec<_>>());
         assert_eq!(beside.await[0][0].before, 0);
-        assert_eq!(counters.charge(&one, ChargeMode::Commit, NOW).await[0][0].before, 1 + MOST_WAITING as u64);
+        assert_eq!(counters.charge(&one, CommitMode::Commit, NOW).await[0][0].before, 1 + MOST_WAITING as u64);
     });
     assert_eq!(calls(&server), 1 + (MOST_WAITING / MAX_CHARGES_PER_CALL) as u64 + 2);
 }

@@ -13,6 +13,6 @@ fn code(text: &str) -> Vec<&str> {
 fn scripts_of_fixed_window_are_as_shown() {
     let script = script_for([Algorithm::FixedWindow].into_iter());
     let merged = script.merged.as_ref().expect("calls on one counter can be merged");
-    assert_eq!(code(&script.text), code(include_str!("expanded/fixed_window_alone.lua")));
+    assert_eq!(code(&script.text), code(include_str!("expanded/fixed_window_one_call.lua")));
     assert_eq!(code(&merged.text), code(include_str!("expanded/fixed_window_merged.lua")));
 }

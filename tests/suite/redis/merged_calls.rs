@@ -12,7 +12,7 @@ use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::store::charge::ChargeMode;
+use tollkeeper::store::charge::CommitMode;
 use tollkeeper::store::client::redis::error::RedisError;
 use tollkeeper::store::client::redis::resp::{Reply, decode_reply, reply_bytes};
 
@@ -44,7 +44,7 @@ fn counters(server: &Server) -> Arc<RedisCounters> {
 /// Hits charged before each of the charges of one request, which a thread of the runtime serves, as in a server.
 fn before(counters: &Arc<RedisCounters>, test_charges: &[TestCharge]) -> Vec<u64> {
     let (counters, test_charges) = (Arc::clone(counters), test_charges.to_vec());
-    let request = async move { counters.charge(&test_charges, ChargeMode::Commit, Time::from_secs(1)).await };
+    let request = async move { counters.charge(&test_charges, CommitMode::Commit, Time::from_secs(1)).await };
     let results = store_runtime().block_on(store_runtime().spawn(request)).unwrap();
     results.iter().map(|results| results[0].before).collect()
 }
@@ -108,7 +108,7 @@ fn foreign_value_fails_only_its_own_charge() {
         server.query::<()>(&["HSET", key, "field", "value"]);
         let until = std::time::Instant::now() + LONG_TIMEOUT;
         let when = (Time::from_secs(1), until);
-        let outcomes = store_runtime().block_on(counters.charge_until(&test_charges, ChargeMode::Commit, when));
+        let outcomes = store_runtime().block_on(counters.charge_until(&test_charges, CommitMode::Commit, when));
         for (number, outcome) in outcomes.into_iter().enumerate() {
             let before = outcome.map(|results| results[0].before);
             assert_eq!(before, if number == 7 { Err(RedisError::WrongType) } else { Ok(1) }, "{algorithm} {number}");

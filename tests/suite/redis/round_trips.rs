@@ -15,7 +15,7 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::Store;
-use tollkeeper::store::charge::{ChargeMode, ChargeResults};
+use tollkeeper::store::charge::{ChargeResults, CommitMode};
 
 use crate::kit::redis::cluster::Cluster;
 use crate::kit::redis::{Server, options};
@@ -83,18 +83,18 @@ fn all_calls_of_a_request_are_pipelined() {
     let counters = RedisCounters::at(&format!("127.0.0.1:{}", proxy.port()), TimeSource::Caller);
     store_runtime().block_on(async {
         for test_charges in one_each((0..5).map(|n| format!("prime {n}"))) {
-            counters.charge(&[test_charges], ChargeMode::Commit, NOON).await;
+            counters.charge(&[test_charges], CommitMode::Commit, NOON).await;
         }
         let test_charges = one_each((0..10).map(|n| format!("value {n}")));
         let mut one_by_one = 0;
         for charge in &test_charges {
             let before = proxy.request_bytes();
-            counters.charge(std::slice::from_ref(charge), ChargeMode::Commit, NOON).await;
+            counters.charge(std::slice::from_ref(charge), CommitMode::Commit, NOON).await;
             one_by_one += proxy.request_bytes() - before;
         }
         server.freeze();
         let (sent, answered) = (proxy.request_bytes(), proxy.response_bytes());
-        let mut call: Call<'_> = Box::pin(counters.charge(&test_charges, ChargeMode::Commit, NOON));
+        let mut call: Call<'_> = Box::pin(counters.charge(&test_charges, CommitMode::Commit, NOON));
         assert!(poll_once(&mut call).await.is_none());
         wait_for("the proxy to have all calls", || (proxy.request_bytes() - sent == one_by_one).then_some(()));
         assert_eq!(proxy.response_bytes(), answered);
@@ -112,12 +112,12 @@ fn calls_of_a_request_are_one_write_to_each_server() {
         // More keys than fit into one command.
         let test_charges = one_each((0..20).map(|n| format!("value {n}")));
         for _ in 0..3 {
-            counters.charge(&test_charges, ChargeMode::Commit, NOON).await;
+            counters.charge(&test_charges, CommitMode::Commit, NOON).await;
         }
         let mut writes = 0;
         for _ in 0..100 {
             let before = proxy.request_reads();
-            counters.charge(&test_charges, ChargeMode::Commit, NOON).await;
+            counters.charge(&test_charges, CommitMode::Commit, NOON).await;
             writes += proxy.request_reads() - before;
         }
         // A connection that still handles the replies to one request may write a part of the next one.
@@ -142,11 +142,11 @@ fn calls_of_a_request_to_a_node_of_a_cluster_are_one_write_and_one_read() {
     };
     store_runtime().block_on(async {
         for _ in 0..3 {
-            counters.charge(&test_charges, ChargeMode::Commit, NOON).await;
+            counters.charge(&test_charges, CommitMode::Commit, NOON).await;
         }
         let before = transfers();
         for _ in 0..100 {
-            counters.charge(&test_charges, ChargeMode::Commit, NOON).await;
+            counters.charge(&test_charges, CommitMode::Commit, NOON).await;
         }
         let after = transfers();
         let counts = [after[0] - before[0], after[1] - before[1]];
@@ -170,13 +170,13 @@ fn cluster_nodes_are_called_concurrently() {
     store_runtime().block_on(async {
         // Each node loads its scripts.
         for _ in 0..2 {
-            counters.charge(&test_charges, ChargeMode::Commit, NOON).await;
+            counters.charge(&test_charges, CommitMode::Commit, NOON).await;
         }
         for first in 0..3 {
             // The node that is thawed first has all its calls, independent of their order in the request.
             (0..3).for_each(|node| cluster.node(node).reset_stats());
             (0..3).for_each(|node| cluster.node(node).freeze());
-            let mut call: Call<'_> = Box::pin(counters.charge(&test_charges, ChargeMode::Commit, NOON));
+            let mut call: Call<'_> = Box::pin(counters.charge(&test_charges, CommitMode::Commit, NOON));
             assert!(poll_once(&mut call).await.is_none());
             for node in [first, (first + 1) % 3, (first + 2) % 3] {
                 assert!(poll_once(&mut call).await.is_none(), "node {node} has not answered");
@@ -234,7 +234,7 @@ fn noscript_sends_the_script_once_without_double_charge() {
     let server = options().start();
     let counters = RedisCounters::at(&server.address(), TimeSource::Redis);
     let test_charges = [TestCharge::one("script", limit(Algorithm::TokenBucket))];
-    let charge = || store_runtime().block_on(counters.charge(&test_charges, ChargeMode::Commit, NOON))[0][0].before;
+    let charge = || store_runtime().block_on(counters.charge(&test_charges, CommitMode::Commit, NOON))[0][0].before;
     assert_eq!(charge(), 0);
     server.reset_stats();
     server.query::<()>(&["SCRIPT", "FLUSH"]);
@@ -247,7 +247,7 @@ fn noscript_sends_the_script_once_without_double_charge() {
     let values = |n: usize| if n < 50 { "many".to_owned() } else { format!("value {n}") };
     let requests: Vec<_> = (0..100).map(|n| [TestCharge::one(&values(n), limit(Algorithm::TokenBucket))]).collect();
     let responses =
-        store_runtime().block_on(join_all(requests.iter().map(|one| counters.charge(one, ChargeMode::Commit, NOON))));
+        store_runtime().block_on(join_all(requests.iter().map(|one| counters.charge(one, CommitMode::Commit, NOON))));
     let found: Vec<u64> = responses.iter().map(|results| results[0][0].before).collect();
     let expected: Vec<u64> = (0..50).chain([0; 50]).collect();
     assert_eq!(found, expected);
@@ -351,7 +351,7 @@ fn call_without_time_left_fails_at_once() {
     wait_until_connected(&counters.redis);
     server.freeze();
     let responses =
-        store_runtime().block_on(counters.charge_until(&test_charges, ChargeMode::Commit, (NOON, Instant::now())));
+        store_runtime().block_on(counters.charge_until(&test_charges, CommitMode::Commit, (NOON, Instant::now())));
     assert_eq!(responses.len(), 3);
     assert!(responses.iter().all(Result::is_err), "{responses:?}");
     server.thaw();

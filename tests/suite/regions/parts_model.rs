@@ -49,7 +49,7 @@ struct Process {
 impl Process {
     fn new(place: Place, proposal: RegionId) -> Self {
         let region = Arc::<ClockJumps>::default();
-        let global = Arc::new(region.of_other_deployment());
+        let global = Arc::new(region.sharing_comparison());
         let own = OwnRegion::of(place.name, place.list, Duration::from_secs(LEASE));
         Self {
             place,

@@ -223,7 +223,7 @@ struct Region {
 impl Region {
     fn new() -> Self {
         let region = Arc::<ClockJumps>::default();
-        let global = Arc::new(region.of_other_deployment());
+        let global = Arc::new(region.sharing_comparison());
         Self {
             region_clock: ServerClock::new(Arc::clone(&region)),
             global_clock: ServerClock::new(Arc::clone(&global)),

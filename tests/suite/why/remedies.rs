@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use smallvec::smallvec;
 use tollkeeper::base::clock::Time;
 use tollkeeper::decide::log::record::{
-    DecisionRecord, DecisionSource, DescriptorRecord, LimitRecord, RecordedVerdict, ResultRecord,
+    DecisionRecord, DecisionSource, DescriptorRecord, LimitRecord, LimitResultRecord, RecordedVerdict,
 };
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::algorithm::{Algorithm, RejectedHitsPolicy};
@@ -87,7 +87,7 @@ impl RejectedCharge<'_> {
             shadow: false,
             candidate: false,
             quota: false,
-            result: Some(ResultRecord { admitted, before, after, remaining, reset_us, retry_after_us, delay_us }),
+            result: Some(LimitResultRecord { admitted, before, after, remaining, reset_us, retry_after_us, delay_us }),
         };
         let descriptor = DescriptorRecord {
             entries: smallvec![],

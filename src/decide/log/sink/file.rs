@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use rustix::fs::{Access, access};
 
-use crate::decide::log::header::{HeaderEvent, HeaderRecord};
+use crate::decide::log::header::{HeaderReason, HeaderRecord};
 use crate::settings::decision_log::DecisionLogSettings;
 
 /// Permissions of the files: values may identify persons.
@@ -138,7 +138,7 @@ impl FileSink {
     fn open_next_file(&self) -> io::Result<CurrentFile> {
         let mut current = CurrentFile::open(&self.path)?;
         if let (Some(header), Some(0)) = (&self.header, current.length) {
-            let header = HeaderRecord { event: HeaderEvent::Rotation, ..HeaderRecord::clone(header) };
+            let header = HeaderRecord { event: HeaderReason::Rotation, ..HeaderRecord::clone(header) };
             current.append(&self.compress_if_set(&header.to_line())?)?;
             current.header_length = current.length.unwrap_or(0);
         }

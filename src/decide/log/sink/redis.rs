@@ -18,7 +18,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::base::clock::Clock;
 use crate::base::threads;
-use crate::decide::log::header::{HeaderEvent, HeaderRecord};
+use crate::decide::log::header::{HeaderReason, HeaderRecord};
 use crate::decide::log::queue::LostRecords;
 use crate::decide::log::stream::{EntryId, parse_entries};
 use crate::settings::decision_log::StreamSettings;
@@ -167,7 +167,7 @@ impl RedisSink {
             None => EntryId::MAX,
         };
         if current.id.is_none_or(|id| id < first) {
-            let event = if current.id.is_none() { current.header.event } else { HeaderEvent::Rotation };
+            let event = if current.id.is_none() { current.header.event } else { HeaderReason::Rotation };
             let id = self.append_header(&current.header, event)?;
             self.header = Some(WrittenHeader { id: Some(id), ..current });
         }
@@ -175,20 +175,20 @@ impl RedisSink {
         for index in 0..self.earlier.len() {
             let EarlierHeader { written, .. } = self.earlier[index].clone();
             if written.id.is_some_and(|id| id < first) {
-                let id = self.append_header(&written.header, HeaderEvent::Rotation)?;
+                let id = self.append_header(&written.header, HeaderReason::Rotation)?;
                 self.earlier[index].written.id = Some(id);
             }
         }
         Ok(())
     }
 
-    fn append_header(&mut self, header: &HeaderRecord, event: HeaderEvent) -> Result<EntryId, LostRecords> {
+    fn append_header(&mut self, header: &HeaderRecord, event: HeaderReason) -> Result<EntryId, LostRecords> {
         let line = match event {
-            HeaderEvent::Rotation => {
+            HeaderReason::Rotation => {
                 let time_us = Clock::System.now().as_micros();
                 HeaderRecord { event, time_us, ..header.clone() }.to_line()
             }
-            HeaderEvent::Start | HeaderEvent::Reload => header.to_line(),
+            HeaderReason::Start | HeaderReason::Reload => header.to_line(),
         };
         let appended = self.runtime.block_on(self.append_entry(line.trim_ascii_end(), Instant::now() + WRITE_TIMEOUT));
         self.lines_since_header = 0;

@@ -81,7 +81,7 @@ impl GroupConsumer {
     /// Creates another connection of the same consumer.
     pub(crate) fn open_another_connection(&self) -> Self {
         let (stream, name) = (Arc::clone(&self.stream), Arc::clone(&self.name));
-        Self { stream, name, connection: self.connection.another() }
+        Self { stream, name, connection: self.connection.new_connection() }
     }
 
     /// Creates the group at the start of the stream; `creates_stream` creates an empty stream if it is missing.

@@ -13,7 +13,7 @@ use tokio::time::{Sleep, sleep};
 use tonic::Status;
 
 use crate::serve::server::admission::{BufferedBytes, ConnectionPermit};
-use crate::telemetry::listener_stats::RefusedLimit;
+use crate::telemetry::listener_stats::ExceededLimit;
 
 /// Body of a request, which releases flow-control capacity as it is read.
 ///
@@ -59,13 +59,13 @@ impl RequestBody {
     fn poll_timeout(&mut self, context: &mut Context<'_>) -> Poll<BoxError> {
         let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(self.timeout)));
         ready!(timer.as_mut().poll(context));
-        Poll::Ready(self.record_and_build_refusal(RefusedLimit::MessageTimeout))
+        Poll::Ready(self.record_and_build_refusal(ExceededLimit::MessageTimeout))
     }
 
-    fn record_and_build_refusal(&self, limit: RefusedLimit) -> BoxError {
+    fn record_and_build_refusal(&self, limit: ExceededLimit) -> BoxError {
         self.received.connection().record_refusal(limit);
         match limit {
-            RefusedLimit::MessageTimeout => Status::deadline_exceeded("the message took too long").into(),
+            ExceededLimit::MessageTimeout => Status::deadline_exceeded("the message took too long").into(),
             _ => build_too_many_bytes_status().into(),
         }
     }

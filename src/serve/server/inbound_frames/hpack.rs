@@ -17,7 +17,7 @@
 /// `telemetry/traces/propagation.rs`.
 const MAX_VALUE_BYTES: usize = 16 * 1024;
 /// Maximum length of a name that is inspected, as it is encoded.
-const MAX_NAME_BYTES: usize = 1024;
+const MAX_HEADER_NAME_BYTES: usize = 1024;
 /// Maximum length of a value that is removed: more than Envoy's highest `max_request_headers_kb`.
 const MAX_REMOVED_BYTES: usize = 16 << 20;
 /// Length of the table that HTTP/2 begins with, which the server does not change, in bytes.
@@ -162,7 +162,7 @@ fn try_parse_field(block: &[u8]) -> Result<ParsedField, ParsedField> {
     let mut is_authority = index == AUTHORITY_TABLE_INDEX;
     if index == 0 {
         let name = HpackStringRange::parse(block, at)?;
-        if name.end - name.start > MAX_NAME_BYTES {
+        if name.end - name.start > MAX_HEADER_NAME_BYTES {
             return Err(ParsedField::Malformed);
         }
         let bytes = block.get(name.start..name.end).ok_or(ParsedField::Incomplete)?;

@@ -48,7 +48,7 @@ async fn open_connection(
 ) -> Result<Connected<Connection>, RedisConnectError> {
     let uses_tls = tls.is_some();
     let stream = open_stream(endpoint, tls).await.map_err(|error| ADVICE.socket_error(&error, uses_tls))?;
-    let (connection, closed) = Connection::open_boxed(stream);
+    let (connection, closed) = Connection::on_boxed_stream(stream);
     match handshake(&connection, credentials, options.database).await {
         Ok(()) => Ok(Connected { connection, closed }),
         Err((ReplyError::Failed(RedisError::Broken), text)) => {

@@ -55,13 +55,13 @@ impl WireProtocol for Resp {
 pub struct Connection(Pipeline<Resp>);
 
 impl Connection {
-    /// Opens a connection on `stream`. Needs a tokio runtime.
-    pub fn open(stream: impl Stream) -> (Self, ClosedReceiver) {
-        Self::open_boxed(Box::new(stream))
+    /// Creates a connection on `stream`, which is connected already. Needs a tokio runtime.
+    pub fn on_stream(stream: impl Stream) -> (Self, ClosedReceiver) {
+        Self::on_boxed_stream(Box::new(stream))
     }
 
-    /// As [`Connection::open`], on a boxed stream.
-    pub(crate) fn open_boxed(stream: Box<dyn Stream>) -> (Self, ClosedReceiver) {
+    /// As [`Connection::on_stream`], on a boxed stream.
+    pub(crate) fn on_boxed_stream(stream: Box<dyn Stream>) -> (Self, ClosedReceiver) {
         let (pipeline, closed) = Pipeline::open(stream);
         (Self(pipeline), closed)
     }
@@ -76,13 +76,13 @@ impl Connection {
         Ok(self.0.call(words, prefix, deadline).await?)
     }
 
-    /// Calls a script on one key, in one command with calls that are queued at the same moment, and waits for its reply
-    /// until `deadline`.
+    /// Calls a script on one key, in one command with the mergeable calls that are queued at the same moment, if any,
+    /// and waits for its reply until `deadline`.
     ///
     /// # Errors
     /// As for [`Connection::call`].
-    pub async fn call_merged(&self, call: MergeableScriptCall, deadline: Instant) -> Result<Reply, RedisError> {
-        Ok(self.0.call_merged(call, deadline).await?)
+    pub async fn call_mergeable(&self, call: MergeableScriptCall, deadline: Instant) -> Result<Reply, RedisError> {
+        Ok(self.0.call_mergeable(call, deadline).await?)
     }
 }
 
@@ -157,7 +157,7 @@ pub struct MergeableScriptCall {
     pub key: Bytes,
     /// Arguments of the script; calls with equal ones have them once in their command.
     ///
-    /// The first is the `ARGV[1]` of a call that is sent alone, and the second its `ARGV[3]`, which is left out if it
+    /// The first is the `ARGV[1]` of a call with a command of its own, and the second its `ARGV[3]`, left out if it
     /// is empty. `ARGV[2]` is empty: a script that needs it (leases, see `lua/driver.lua`) is never merged.
     pub arguments: [Bytes; 2],
     /// The server lacks the script, so its text is sent.
@@ -251,7 +251,7 @@ mod tests {
         let runtime = Builder::new_current_thread().enable_time().build().expect("a runtime");
         runtime.block_on(async {
             let (ours, theirs) = duplex(1 << 20);
-            work(Connection::open(ours).0, theirs).await
+            work(Connection::on_stream(ours).0, theirs).await
         })
     }
 
@@ -339,7 +339,7 @@ mod tests {
     fn key_calls(connection: &Connection, count: usize) -> Vec<PendingReply<'_>> {
         static SCRIPT: LazyLock<Script> = LazyLock::new(|| {
             let merged = Some(Box::new(Script::new("merged".to_owned())));
-            Script { merged, ..Script::new("alone".to_owned()) }
+            Script { merged, ..Script::new("one".to_owned()) }
         });
         let call = |number: usize| MergeableScriptCall {
             script: &SCRIPT,
@@ -348,7 +348,7 @@ mod tests {
             sends_text: true,
         };
         let deadline = Instant::now() + Duration::from_secs(60);
-        (0..count).map(|number| Box::pin(connection.call_merged(call(number), deadline)) as Pin<Box<_>>).collect()
+        (0..count).map(|number| Box::pin(connection.call_mergeable(call(number), deadline)) as Pin<Box<_>>).collect()
     }
 
     #[test]
@@ -428,7 +428,7 @@ mod tests {
         runtime.block_on(async {
             // The server reads nothing at first, so that the driver cannot write the second command.
             let (ours, mut server) = duplex(4);
-            let connection = Connection::open(ours).0;
+            let connection = Connection::on_stream(ours).0;
             let mut first = Box::pin(connection.call(&[b"PING"], false, None));
             assert!(futures_util::poll!(first.as_mut()).is_pending());
             tokio::time::sleep(Duration::from_millis(5)).await;

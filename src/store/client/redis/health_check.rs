@@ -111,7 +111,7 @@ pub(crate) async fn read_eviction_policy(connection: &Connection) -> Option<Stri
 /// once.
 const MERGE_CHECK_LIFETIME_MS: &[u8] = b"10000";
 /// Counts the keys that it sees.
-const MERGE_CHECK_SCRIPT: &[u8] = b"local found = 0
+const COUNT_VISIBLE_KEYS_SCRIPT: &[u8] = b"local found = 0
 for _, key in ipairs(KEYS) do if redis.call('GET', key) == '1' then found = found + 1 end end
 return found";
 
@@ -124,7 +124,7 @@ pub(crate) async fn check_merged_calls(connection: &Connection, keys: &[Bytes]) 
         |key| async move { connection.call(&[b"SET", key, b"1", b"PX", MERGE_CHECK_LIFETIME_MS], false, None).await };
     join_all(keys.iter().map(|key| set(&**key))).await;
     let key_count = keys.len().to_string();
-    let mut words: Vec<&[u8]> = vec![b"EVAL", MERGE_CHECK_SCRIPT, key_count.as_bytes()];
+    let mut words: Vec<&[u8]> = vec![b"EVAL", COUNT_VISIBLE_KEYS_SCRIPT, key_count.as_bytes()];
     words.extend(keys.iter().map(|key| &**key));
     let found = connection.call(&words, false, None).await;
     !keys.is_empty() && found.ok().and_then(|found| reply_integer(&found)) == i64::try_from(keys.len()).ok()

@@ -100,8 +100,8 @@ impl KeyConnection {
         Self { deployment, options, slot: hash_slot(key), open: None }
     }
 
-    /// Creates another connection to the same server.
-    pub(crate) fn another(&self) -> Self {
+    /// Creates a new connection to the same server, which connects with its first command.
+    pub(crate) fn new_connection(&self) -> Self {
         let (deployment, options) = (Arc::clone(&self.deployment), Arc::clone(&self.options));
         Self { deployment, options, slot: self.slot, open: None }
     }

@@ -1,8 +1,8 @@
 //! One server that accepts writes: its connections and its circuit breaker.
 //!
-//! Background tasks keep the connections open; calls wait only for the first connection. While the
-//! breaker is open, calls fail at once, and a task checks the server ten times a second. A node sends a command once:
-//! callers follow redirections and load scripts.
+//! Background tasks keep the connections open; a call waits for one only while none is open. While the breaker is open,
+//! calls fail at once, and a task checks the server ten times a second. A node sends a command once: callers follow
+//! redirections and load scripts.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -123,9 +123,13 @@ impl Node {
 
     /// Calls a script on one key, in one command with calls that are queued at the same moment, and waits for its reply
     /// until `deadline`. For nodes with [`Node::can_merge`].
-    pub(crate) async fn call_merged(&self, call: MergeableScriptCall, deadline: Instant) -> Result<Reply, ReplyError> {
+    pub(crate) async fn call_mergeable(
+        &self,
+        call: MergeableScriptCall,
+        deadline: Instant,
+    ) -> Result<Reply, ReplyError> {
         let connection = self.usable_connection(deadline).await?;
-        let outcome = error_reply_as_error(connection.call_merged(call, deadline).await);
+        let outcome = error_reply_as_error(connection.call_mergeable(call, deadline).await);
         self.record_outcome(&outcome);
         outcome
     }

@@ -111,7 +111,7 @@ impl Default for ClockJumps {
 impl ClockJumps {
     /// Creates the jumps of another deployment, whose clocks are compared with those of this one.
     #[must_use]
-    pub fn of_other_deployment(&self) -> Self {
+    pub fn sharing_comparison(&self) -> Self {
         Self { compared: Arc::clone(&self.compared), last_large_us: AtomicI64::new(i64::MIN) }
     }
 

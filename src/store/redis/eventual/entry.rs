@@ -281,7 +281,7 @@ impl Demand {
     }
 
     /// Counts the hits of a charge.
-    pub(super) fn record(&mut self, hits: u64, at: Instant) {
+    pub(super) fn record_hits(&mut self, hits: u64, at: Instant) {
         self.advance(at);
         self.last_hits = hits;
         if !std::mem::take(&mut self.interval_is_new) {

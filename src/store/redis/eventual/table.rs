@@ -68,7 +68,7 @@ impl EventualTable {
                 return Admission::CallRedis;
             }
             if !context.is_retry {
-                entry.demand.record(hits, context.at);
+                entry.demand.record_hits(hits, context.at);
             }
             if let Some(results) = entry.admit_leased(hits, charge, context) {
                 self.counts.leased.fetch_add(hits, Ordering::Relaxed);
@@ -82,7 +82,7 @@ impl EventualTable {
             return Admission::CallRedis;
         }
         let mut entry = EventualEntry::new(id.tags, context.at);
-        entry.demand.record(hits, context.at);
+        entry.demand.record_hits(hits, context.at);
         let Some(results) = entry.admit_shared(hits, charge, budget, context) else { return Admission::CallRedis };
         shard.entries.insert(id.path, entry);
         self.admitted_shared(hits, results, context.now)

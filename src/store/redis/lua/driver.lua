@@ -1,21 +1,22 @@
 -- Drivers of the charges on one counter: decide a batch of them, in order, at one time, and write the counter once.
 --
--- `alone` is the script of a call that travels alone, or concerns leases; `merged` is that of up to 16 calls, on one
--- counter each, that travel together, and does the same for each of them, without leases. Both consist of the parts
--- below and those of the algorithm, which replace the arrows, so parts share local variables. The text that this gives
--- for fixed_window is in tests/suite/redis/expanded/. together.lua is the driver for several counters of a descriptor.
+-- `one_call` is the script of one call, which may concern leases; `merged` is that of up to 16 calls in one command, on
+-- one counter each, and does the same for each of them, without leases. Both consist of the parts below and those of
+-- the algorithm, which replace the arrows, so parts share local variables. The text that this gives for fixed_window is
+-- in tests/suite/redis/expanded/. together.lua is the driver for several counters of a descriptor.
 --
--- alone
+-- one_call
 -- KEYS: the counter, and the record of leases if the call concerns them. ARGV[2]: see leases.lua. ARGV[3]: view of the
 -- global Redis, for the countings of regions: see region_window.lua; ARGV[2] may then be empty.
 -- ARGV[1]: signed 64-bit little-endian numbers:
 --   now in microseconds since the Unix epoch, negative: use the server's time;
 --   the counter: algorithm_id, period in microseconds, a, b (each algorithm says what they mean), then one byte with a
---   number of digits and that many decimal digits: the period in milliseconds;
+--   number of digits and that many decimal digits: the period in milliseconds, with countings of regions the lifetime
+--   of the key;
 --   for each run of equal charges: times (how many), hits of each (negative: a refund), limit, capacity, wait in
---   microseconds, and flags: 1 if the limit is enforced (for together.lua) plus 2 if rejected hits count.
+--   microseconds, and flags: 1 if its rejection rejects the charge, plus 2 if rejected hits count.
 --   The wait of a charge is its longest delay, for countings of regions its cut-off allowance; the wait of a refund is
---   the time from which it is void, 0: never. A region's bucket adds four times the slack of clocks to the flags.
+--   the time from which it is void, 0: never. A region's bucket adds 4 times the slack of clocks to the flags.
 -- Returns: one string: now, a number as above, then the state before the call, and with ARGV[2] the number of hits that
 --   refunds leave charged. A reset returns the number of counters that it deleted or emptied.
 --
@@ -37,7 +38,7 @@
 -- decimal digits.
 -- Errors are returned, not raised, so that they begin with Redis's own error word in every version.
 
---: alone
+--: one_call
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
 --> helpers
 local args, global_view, key = ARGV[1], ARGV[3], KEYS[1]

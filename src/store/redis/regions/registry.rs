@@ -30,7 +30,7 @@ use crate::store::redis::replicas::claim::OwnerId;
 use crate::store::redis::script::put_time;
 
 /// Maximum length of a region's name in bytes, as in the settings.
-const MAX_NAME_BYTES: usize = 63;
+const MAX_REGION_NAME_BYTES: usize = 63;
 /// Maximum number of other regions in a reply, as in the script.
 const MAX_OTHERS: usize = 128;
 
@@ -320,7 +320,7 @@ const fn flag(number: u64) -> Result<bool, MalformedReply> {
 
 /// Returns a name that is safe to log.
 fn plain_name(name: &[u8]) -> Result<String, MalformedReply> {
-    let is_plain = (1..=MAX_NAME_BYTES).contains(&name.len()) && name.iter().all(u8::is_ascii_graphic);
+    let is_plain = (1..=MAX_REGION_NAME_BYTES).contains(&name.len()) && name.iter().all(u8::is_ascii_graphic);
     let name = std::str::from_utf8(name).map_err(|_| MalformedReply)?;
     if is_plain { Ok(name.to_owned()) } else { Err(MalformedReply) }
 }

@@ -10,7 +10,7 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::Store;
-use tollkeeper::store::charge::{ChargeMode, ChargeResults};
+use tollkeeper::store::charge::{ChargeResults, CommitMode};
 
 use super::{NOW, limit, yearly};
 use crate::kit::redis::{Server, options};
@@ -40,7 +40,7 @@ fn plain(requests_per_unit: u32) -> Limit {
 }
 
 fn charge(counters: &RedisCounters, test_charges: &[TestCharge]) -> Vec<ChargeResults> {
-    store_runtime().block_on(counters.charge(test_charges, ChargeMode::Commit, NOW))
+    store_runtime().block_on(counters.charge(test_charges, CommitMode::Commit, NOW))
 }
 
 fn admits(counters: &RedisCounters, test_charges: &TestCharge) -> bool {
@@ -138,9 +138,9 @@ fn coalesced_rejections_are_cached() {
         // A leading peek does not update the cache; its followers do.
         let peek = [TestCharge::new("together", yearly(1), Hits::Peek)];
         let waits = [one.clone(), one.clone()];
-        let mut led = Box::pin(counters.charge(&peek, ChargeMode::Commit, NOW));
+        let mut led = Box::pin(counters.charge(&peek, CommitMode::Commit, NOW));
         assert!(poll_once(&mut led).await.is_none());
-        let mut waiting = Box::pin(counters.charge(&waits, ChargeMode::Commit, NOW));
+        let mut waiting = Box::pin(counters.charge(&waits, CommitMode::Commit, NOW));
         assert!(poll_once(&mut waiting).await.is_none());
         server.thaw();
         assert!(!led.await[0][0].admitted);
@@ -161,7 +161,7 @@ fn rejection_older_than_a_second_is_not_cached() {
     store_runtime().block_on(async {
         server.freeze();
         let test_charges = [one.clone()];
-        let mut late = Box::pin(counters.charge(&test_charges, ChargeMode::Commit, NOW));
+        let mut late = Box::pin(counters.charge(&test_charges, CommitMode::Commit, NOW));
         assert!(poll_once(&mut late).await.is_none());
         let sent = Instant::now();
         wait_for("a second", || (sent.elapsed() >= Duration::from_secs(1)).then_some(()));
@@ -196,7 +196,7 @@ fn entry_ends_with_its_window() {
     let counters = primed(&server, &[("TOLLKEEPER_KEY_FORMAT", "ratelimit"), (LOCAL_CACHE, "1000000")]);
     let minute = Limit::new(&LimitSpec::new(Algorithm::FixedWindow, 1, Period::new(Unit::Minute, 1).unwrap())).unwrap();
     let one = [TestCharge::one("window", minute)];
-    let admits = |now| store_runtime().block_on(counters.charge(&one, ChargeMode::Commit, now))[0][0].admitted;
+    let admits = |now| store_runtime().block_on(counters.charge(&one, CommitMode::Commit, now))[0][0].admitted;
     // The last half second of a window, and the start of the next.
     let late = NOW.plus_us(59_500_000);
     assert!(admits(late) && !admits(late));

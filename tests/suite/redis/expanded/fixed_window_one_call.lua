@@ -1,4 +1,4 @@
--- Script of a call on one fixed_window counter that travels alone: `alone` of driver.lua with all parts in place.
+-- Script of one call on one fixed_window counter: `one_call` of driver.lua with all parts in place.
 --
 -- For readers; src/store/redis/lua/ has the source, and a test compares both. Sent by EVALSHA <hash> 1 KEY ARGV[1], and
 -- with a second key and ARGV[2] if the call concerns leases.
