@@ -17,7 +17,7 @@
 //!   parts when the lease of the old one ends.
 //! - *A copied Redis* ([`registry`](super::registry)): the parts rest until the leases of both copies have ended.
 //!
-//! After each of these ends, and after all report one list, the parts rest for a period, in which other parts were used.
+//! After each of these ends, and after all report one list, the parts rest for a period: others were used before.
 //! A report that meets such a conflict renews no lease. All processes of a region share the lease through the region's
 //! Redis, so that one which starts while the global Redis is away has what the others have. What the last replies said
 //! stands while a region is cut off, until the lease ends.
@@ -284,8 +284,7 @@ impl Findings {
         }
     }
 
-    /// Returns the process time at which the last rest ended, of those that a reply of the registry tells and those that
-    /// were known before.
+    /// Returns the process time at which the last rest ended, of those that the registry tells or that were known.
     fn rest_ended_after(&self, reply: &RegistryReply, times: CallTimes, own: &OwnRegion) -> i64 {
         let of_others = reply.others.iter().filter(|other| conflict(other, own).is_some());
         let ends = of_others.map(|other| other.leased_until).chain([reply.contested_until]);

@@ -13,8 +13,8 @@
 -- and leased_until: the time until which its region may use its parts. State: a string: disturbed, then for each Redis
 -- the length of its region's name in one byte, the name, id and list, as unsigned numbers the last change of its list,
 -- its last report, leased_until, contested_until, the generation of its token and the time of the token's last change,
--- then its token and the one before. Rules: a report that arrives more than 5 s after it was sent only reads. A region's
--- first list is no change. The token advances
+-- then its token and the one before. Rules: a report that arrives more than 5 s after it was sent only reads. A
+-- region's first list is no change. The token advances
 -- from the current to the next of a report. The token before counts for 10 s; any other older one is that of a copy.
 -- A report later than now tells that the clock was set back. A Redis without a report for 366 days is forgotten, and
 -- the least recent one if there are more than 128. Writes: one SET with PX. TTL: 366 days. O(Redis).
