@@ -318,8 +318,8 @@ fn nesting_is_bounded_with_and_without_links() {
     plant(dir.path(), &format!("{}a.yaml", "d/".repeat(40)));
     assert!(matches!(problems(read_within_deadline(paths(&[dir.path().to_owned()])))[..], [PathProblem::TooDeep(_)]));
 
-    // Each level reaches the next one twice: 2^18 paths to one file, and no loop. The kernel follows 40 links in a path;
-    // a mount elsewhere makes it begin again, and both attempts count.
+    // Each level reaches the next one twice: 2^18 paths to one file, and no loop. The kernel follows 40 links in a
+    // path; a mount elsewhere makes it begin again, and both attempts count.
     let dir = tree(&["18/a.yaml"]);
     for level in 0..18 {
         plant(dir.path(), &format!("{level}/x -> ../{}", level + 1));

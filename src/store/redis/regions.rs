@@ -16,9 +16,9 @@
 //!
 //! In any span of one period, all regions together admit at most what the algorithm could admit in a span of that
 //! length, plus O. This holds for any delays, losses and partitions between the regions and the global Redis, for
-//! processes and regions that stop, for clocks that are any time apart, drift by up to 500 ppm and jump, and for regions
-//! that are removed, replaced or set up under a name in use. A step of a clock by a second or less makes a span shorter
-//! by that. It excludes:
+//! processes and regions that stop, for clocks that are any time apart, drift by up to 500 ppm and jump, and for
+//! regions that are removed, replaced or set up under a name in use. A step of a clock by a second or less makes a span
+//! shorter by that. It excludes:
 //!
 //! - what a Redis loses in a failover or through eviction;
 //! - what `on_region_loss` `local` and `allow` admit;

@@ -383,7 +383,7 @@ mod tests {
             let text = sent(&mut server).await;
             assert_eq!(text.matches("EVAL").count(), 3, "{text}");
             assert_eq!(text.matches("\r\nmerged\r\n$2\r\n16\r\n").count(), 2);
-            assert_eq!(text.matches("\r\nalone\r\n$1\r\n1\r\n").count(), 1);
+            assert_eq!(text.matches("\r\none\r\n$1\r\n1\r\n").count(), 1);
             server.write_all(b"-BUSY\r\n:1\r\n$1\r\nx\r\n").await.expect("the client reads");
             let replies = futures_util::future::join_all(calls).await;
             let count = |wanted: &Reply| replies.iter().filter(|reply| reply.as_ref() == Ok(wanted)).count();
