@@ -113,33 +113,13 @@ const NO_PARTS: &str = "this region uses neither its reserve nor its share of ma
 impl fmt::Display for MembershipNotice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::SecondRedis { silent, rest } => write!(
+            Self::SecondRedis { silent, rest } => write_second_redis(f, *silent, *rest),
+            Self::CopiedRedis { rest } => write_copied_redis(f, *rest),
+            Self::OtherLists { regions, rest } => write_other_lists(f, regions, *rest),
+            Self::ListChanged => write!(
                 f,
-                "another Redis has the name of this region and last reported {} ago: {NO_PARTS} until the other has \
-                 been silent for its lease, {} from now at the earliest (if it is no longer used, wait; otherwise give \
-                 each region its own TOLLKEEPER_REGION and REDIS_URL)",
-                short_text(*silent),
-                short_text(*rest)
+                "the regions or the Redis of one changed: {NO_PARTS} for one period of the limit, 60 s at least"
             ),
-            Self::CopiedRedis { rest } => write!(
-                f,
-                "the Redis of this region is a copy of another that is used too, or was restored: {NO_PARTS} for {} \
-                 (let all replicas of the region use one REDIS_URL)",
-                short_text(*rest)
-            ),
-            Self::OtherLists { regions, rest } => write!(
-                f,
-                "TOLLKEEPER_REGIONS differs in {}: {NO_PARTS} until all have one list, or those have been silent for \
-                 their lease, {} from now at the earliest (give the same list to all regions)",
-                regions.join(", "),
-                short_text(*rest)
-            ),
-            Self::ListChanged => {
-                write!(
-                    f,
-                    "the regions or the Redis of one changed: {NO_PARTS} for one period of the limit, 60 s at least"
-                )
-            }
             Self::NewRedis => write!(
                 f,
                 "the Redis of this region is new and may follow another TOLLKEEPER_REGIONS: {NO_PARTS} for one period \
@@ -178,6 +158,36 @@ impl fmt::Display for MembershipNotice {
 
 /// Advice on a clock that jumped.
 const KEEP_CLOCK: &str = "keep the clock of the server with NTP, without steps";
+
+fn write_second_redis(f: &mut fmt::Formatter<'_>, silent: Duration, rest: Duration) -> fmt::Result {
+    write!(
+        f,
+        "another Redis has the name of this region and last reported {} ago: {NO_PARTS} until the other has been silent \
+         for its lease, {} from now at the earliest (if it is no longer used, wait; otherwise give each region its own \
+         TOLLKEEPER_REGION and REDIS_URL)",
+        short_text(silent),
+        short_text(rest)
+    )
+}
+
+fn write_copied_redis(f: &mut fmt::Formatter<'_>, rest: Duration) -> fmt::Result {
+    write!(
+        f,
+        "the Redis of this region is a copy of another that is used too, or was restored: {NO_PARTS} for {} (let all \
+         replicas of the region use one REDIS_URL)",
+        short_text(rest)
+    )
+}
+
+fn write_other_lists(f: &mut fmt::Formatter<'_>, regions: &[String], rest: Duration) -> fmt::Result {
+    write!(
+        f,
+        "TOLLKEEPER_REGIONS differs in {}: {NO_PARTS} until all have one list, or those have been silent for their \
+         lease, {} from now at the earliest (give the same list to all regions)",
+        regions.join(", "),
+        short_text(rest)
+    )
+}
 
 fn write_cut_off(f: &mut fmt::Formatter<'_>, parts_left: Option<Duration>) -> fmt::Result {
     f.write_str(
