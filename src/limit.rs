@@ -331,7 +331,7 @@ impl Limit {
     }
 
     /// Returns a limit that rejects all hits, with the same counter.
-    pub const fn without_hits(&self) -> Self {
+    pub const fn rejecting_all(&self) -> Self {
         Self { requests_per_unit: 0, capacity: 0, ..*self }
     }
 

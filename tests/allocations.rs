@@ -25,7 +25,7 @@ use tollkeeper::serve::grpc::call_head::CallHead;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::service::{DEFAULT_DEADLINE, RateLimitService};
 use tollkeeper::telemetry::traces::propagation::PropagationFormats;
-use tollkeeper::telemetry::traces::span_queue::{ExportThread, SpanQueue, SpanQueueOptions};
+use tollkeeper::telemetry::traces::span_queue::{ExportThreadContext, SpanQueue, SpanQueueOptions};
 use tollkeeper::telemetry::traces::{TraceSampler, Tracer};
 
 use self::kit::fixtures::load_shop_rules;
@@ -48,7 +48,7 @@ impl SpanExporter for DiscardingExporter {
 
 /// Tracer that samples this share of the traces that start here.
 fn tracer(ratio: f64) -> Tracer {
-    let thread = ExportThread { setting: "OTEL", on_start: || {} };
+    let thread = ExportThreadContext { setting: "OTEL", on_start: || {} };
     let queue = SpanQueueOptions { max_spans: 10_000, max_batch_spans: 100, delay: Duration::from_secs(3600) };
     Tracer {
         sampler: TraceSampler { follows_parent: true, ratio },

@@ -106,7 +106,7 @@ impl CandidateCharges {
     ) {
         let Self { refs, outcomes } = self;
         let form_of = |candidate: CandidateRef| recorder.key_values_of(&selected.selections[candidate.descriptor]);
-        let record_of = |candidate| CandidateMetrics::new(recorder, context, selected, candidate);
+        let record_of = |candidate| UnrecordedCandidateCharge::new(recorder, context, selected, candidate);
         match outcomes {
             DeferredOutcomes::Ready(outcomes) => {
                 for (candidate, outcome) in refs.iter().zip(outcomes) {
@@ -144,7 +144,7 @@ fn candidate_path<'a>(
 }
 
 /// What the metrics need of a candidate's charge; outlives the request.
-struct CandidateMetrics {
+struct UnrecordedCandidateCharge {
     limit: Limit,
     /// Hits from which on the limit counts as nearly used up.
     near: u64,
@@ -161,7 +161,7 @@ struct CandidateMetrics {
     of_request: Option<Arc<LimitStats>>,
 }
 
-impl CandidateMetrics {
+impl UnrecordedCandidateCharge {
     fn new<'r>(
         recorder: MetricsRecorder<'_>,
         context: DecisionContext<'r>,

@@ -115,7 +115,7 @@ impl Limit {
 
     /// Time for which a region may admit prepaid hits of a token bucket, in microseconds: a twentieth of the period
     /// within 2 to 30 s, but at most what refills a quarter of the tokens for grants and [`Self::prepaid_overshoot`].
-    pub fn prepaid_us(&self) -> u64 {
+    pub fn prepaid_lifetime_us(&self) -> u64 {
         let by_period_us = (self.period_us() / PREPAID_PARTS).clamp(MIN_PREPAID_US, MAX_PREPAID_US);
         let refilled = u64::from(self.max_granted_capacity() / 4) + u64::from(self.prepaid_overshoot());
         let most_us = u128::from(refilled) * u128::from(self.period_us()) / u128::from(self.max_granted().max(1));
@@ -125,7 +125,7 @@ impl Limit {
     /// Tokens of the bucket from which the global Redis grants prepaid hits: those for grants, less what refills while
     /// a region may admit the hits of a grant.
     pub fn prepaid_capacity(&self) -> u32 {
-        let refilled = u128::from(self.max_granted()) * u128::from(self.prepaid_us());
+        let refilled = u128::from(self.max_granted()) * u128::from(self.prepaid_lifetime_us());
         let refilled = u32::try_from(refilled.div_ceil(u128::from(self.period_us()))).unwrap_or(u32::MAX);
         let capacity = self.max_granted_capacity();
         capacity.saturating_add(self.prepaid_overshoot()).saturating_sub(refilled).min(capacity)

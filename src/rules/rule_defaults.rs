@@ -84,7 +84,7 @@ impl RuleDefaults {
 }
 
 impl<'d> DefaultLayers<'d> {
-    /// Returns `true` if there are none.
+    /// Returns `true` if the file has defaults neither for this domain nor for all domains.
     pub fn is_empty(self) -> bool {
         self.domains.iter().all(Option::is_none)
     }

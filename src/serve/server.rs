@@ -74,7 +74,7 @@ use crate::telemetry::logs::LIFECYCLE_TARGET;
 use crate::telemetry::otlp::{self, OtlpExporter};
 use crate::telemetry::service_metrics::ServiceMetrics;
 use crate::telemetry::traces::Tracer;
-use crate::telemetry::traces::span_queue::{ExportThread, SpanQueue};
+use crate::telemetry::traces::span_queue::{ExportThreadContext, SpanQueue};
 
 /// Runs the server until a signal or an error ends it.
 ///
@@ -242,7 +242,7 @@ fn build_service(settings: &Settings, rules: Arc<LiveRules>) -> RateLimitService
 
 /// Starts to export traces.
 fn start_tracer(settings: &TracingSettings, exporter: OtlpExporter) -> Tracer {
-    let thread = ExportThread { setting: settings.collector.setting, on_start: threads::lower_thread_priority };
+    let thread = ExportThreadContext { setting: settings.collector.setting, on_start: threads::lower_thread_priority };
     let span_queue =
         SpanQueue::start(exporter, &otlp::build_resource(&settings.collector.resource), settings.queue, thread);
     let (protocol, endpoint) = (settings.collector.protocol, settings.collector.endpoint.as_str());

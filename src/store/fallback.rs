@@ -148,7 +148,7 @@ impl Fallback {
     fn share(&self, limit: &Limit, replicas: NonZeroU32) -> Limit {
         let share = limit.fallback_share(replicas);
         let may_use = || self.region_parts.get().is_none_or(|parts| parts.0(limit.period_us()));
-        if !limit.cut_off_allowance_is_part() || may_use() { share } else { share.without_hits() }
+        if !limit.cut_off_allowance_is_part() || may_use() { share } else { share.rejecting_all() }
     }
 
     /// Calls `then` with the same charge under this process's share of its limits.

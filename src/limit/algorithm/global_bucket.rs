@@ -1,7 +1,7 @@
 //! Prepaid hits of a token bucket: the bucket that the global Redis keeps for all regions.
 //!
 //! A region asks for hits ahead of its demand. The bucket spends their tokens at once, so the region may admit them
-//! without asking again, until a time of the global Redis ([`Limit::prepaid_us`] later). What it has not admitted by
+//! without asking again, until a time of the global Redis ([`Limit::prepaid_lifetime_us`] later). What it has not admitted by
 //! then is lost.
 //!
 //! A span s of global time meets hits whose tokens were spent in the span or up to T before it. So regions admit at
@@ -42,7 +42,7 @@ pub struct TokenPool {
     /// Tokens that the bucket holds.
     pub capacity: u32,
     /// Time for which a region may admit the hits of a grant, in microseconds.
-    pub prepaid_us: u64,
+    pub prepaid_lifetime_us: u64,
 }
 
 impl TokenPool {
@@ -52,13 +52,13 @@ impl TokenPool {
             period_us: limit.period_us(),
             rate: limit.max_granted(),
             capacity: limit.prepaid_capacity(),
-            prepaid_us: limit.prepaid_us(),
+            prepaid_lifetime_us: limit.prepaid_lifetime_us(),
         }
     }
 
     /// Returns the part of the tokens that `reported` of `listed` regions may be granted, rounded down.
     #[must_use]
-    pub fn of_reported_regions(self, reported: u32, listed: u32) -> Self {
+    pub fn scaled_to_reported_regions(self, reported: u32, listed: u32) -> Self {
         let part = |tokens| part_of(tokens, reported, listed);
         Self { rate: part(self.rate), capacity: part(self.capacity), ..self }
     }
@@ -81,7 +81,11 @@ impl State {
         self.refill(now, pool);
         let hits = self.tokens.div_ceil(PARTS).min(u64::from(wanted));
         self.tokens -= hits;
-        TokenGrant { end: now.plus_us(pool.prepaid_us), hits: clamp_to_u32(hits), free: clamp_to_u32(self.tokens) }
+        TokenGrant {
+            end: now.plus_us(pool.prepaid_lifetime_us),
+            hits: clamp_to_u32(hits),
+            free: clamp_to_u32(self.tokens),
+        }
     }
 
     /// Fills the bucket, and starts a new epoch: each region forgets its hits when it learns of it.

@@ -60,7 +60,7 @@ impl WindowPool {
 
     /// Returns the part of the hits that `reported` of `listed` regions may be granted, rounded down.
     #[must_use]
-    pub fn of_reported_regions(self, reported: u32, listed: u32) -> Self {
+    pub fn scaled_to_reported_regions(self, reported: u32, listed: u32) -> Self {
         Self { max: part_of(self.max, reported, listed), ..self }
     }
 }

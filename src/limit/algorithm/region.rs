@@ -70,7 +70,7 @@ impl GlobalView {
 
     /// Returns true if the region's clock shows a time at which the call cannot run: it has jumped, or another server
     /// answers. What the counter lacks then, it may have used and lost.
-    pub(super) fn is_displaced(&self, now: Time) -> bool {
+    pub(super) fn is_outside_validity(&self, now: Time) -> bool {
         self.valid_until > Time::default() && (now < self.valid_from || now >= self.valid_until)
     }
 
@@ -268,7 +268,7 @@ pub(super) struct RegionCall {
 impl RegionCall {
     pub(super) fn new(limit: &Limit, view: GlobalView, stored: CutOffPeriod, now: Time) -> Self {
         let period_us = limit.period_us();
-        let is_unusable = (view.parts_unusable && limit.cut_off_allowance_is_part()) || view.is_displaced(now);
+        let is_unusable = (view.parts_unusable && limit.cut_off_allowance_is_part()) || view.is_outside_validity(now);
         let allowance = if is_unusable { 0 } else { limit.cut_off_allowance() };
         Self { now, period_us, view, global: view.at(now), allowance, cut_off: stored.at(now, period_us) }
     }
@@ -364,7 +364,7 @@ pub(super) fn charge<C: RegionCounter>(
         Hits::Peek => {}
         Hits::Refund(hits) => counter.refund(hits, request.lent),
         Hits::Charge(_) if source.is_some() && request.rejected_elsewhere => {}
-        Hits::Charge(hits) => spend(&mut counter, hits, source),
+        Hits::Charge(hits) => spend_and_request_grant(&mut counter, hits, source),
     }
     if request.hits != Hits::Peek {
         state.store(counter.counts(), now, limit.period_us());
@@ -404,7 +404,7 @@ fn find_hit_source<C: RegionCounter>(counter: &C, request: ChargeRequest) -> Opt
 }
 
 /// Counts the demand of a charge, spends its hits, and opens a grant request if one is due.
-fn spend<C: RegionCounter>(counter: &mut C, hits: u64, source: Option<HitSource>) {
+fn spend_and_request_grant<C: RegionCounter>(counter: &mut C, hits: u64, source: Option<HitSource>) {
     counter.count_demand(hits);
     match source {
         Some(HitSource::Counter) => counter.spend(hits),

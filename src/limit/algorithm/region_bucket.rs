@@ -22,7 +22,7 @@
 //! | `tokens` | whole tokens of the region's own that are left | |
 //! | `part` | fraction of one more token, in units of which it has as many as the period has microseconds | |
 //! | `granted`, `granted_until` | hits of the last grant that are left, and their end | global |
-//! | `early`, `early_until` | hits of the grants before that are left, and their end | global |
+//! | `earlier`, `earlier_until` | hits of the grants before that are left, and their end | global |
 //! | `low` | a charge that leaves at most this many hits opens a grant request, while a grant lasts | |
 //! | `refilled_until` | time up to which tokens have refilled; 0: unknown | global |
 //! | `spent` | hits spent since the last grant, less refunds | |
@@ -62,9 +62,9 @@ pub struct BucketCounts {
     /// Global time at which they end.
     pub granted_until: Time,
     /// Hits of earlier grants that are left.
-    pub early: u64,
+    pub earlier: u64,
     /// Global time at which they end.
-    pub early_until: Time,
+    pub earlier_until: Time,
     /// A charge that leaves at most this many hits opens a grant request, while a grant lasts.
     pub low: u64,
     /// Global time up to which tokens have refilled; 0 if that is unknown.
@@ -107,8 +107,8 @@ impl StoredCounts for BucketCounts {
             part: reply.read_number()?,
             granted: reply.read_number()?,
             granted_until: reply.read_time()?,
-            early: reply.read_number()?,
-            early_until: reply.read_time()?,
+            earlier: reply.read_number()?,
+            earlier_until: reply.read_time()?,
             low: reply.read_number()?,
             refilled_until: reply.read_time()?,
             spent: reply.read_number()?,
@@ -122,7 +122,7 @@ impl StoredCounts for BucketCounts {
 impl BucketCounts {
     /// Hits that are left, own and prepaid.
     pub const fn left(&self) -> u64 {
-        self.tokens + self.granted + self.early
+        self.tokens + self.granted + self.earlier
     }
 
     /// Adds the hits of a grant; false if it does not answer the open request. `own_capacity` is that of the region's
@@ -132,14 +132,14 @@ impl BucketCounts {
             return false;
         }
         if grant.epoch > self.cycle.epoch {
-            (self.tokens, self.part, self.granted, self.early) = (own_capacity, 0, 0, 0);
+            (self.tokens, self.part, self.granted, self.earlier) = (own_capacity, 0, 0, 0);
             self.cycle.epoch = grant.epoch;
         }
         self.drop_ended(grant.start);
-        if self.early == 0 {
-            self.early_until = self.granted_until;
+        if self.earlier == 0 {
+            self.earlier_until = self.granted_until;
         }
-        self.early += self.granted;
+        self.earlier += self.granted;
         (self.granted, self.granted_until, self.low, self.spent) = (grant.hits, grant.end, grant.low, 0);
         self.cycle.close(grant.exhausted, grant.next_request_at);
         true
@@ -150,8 +150,8 @@ impl BucketCounts {
         if self.granted_until <= global {
             self.granted = 0;
         }
-        if self.early_until <= global {
-            self.early = 0;
+        if self.earlier_until <= global {
+            self.earlier = 0;
         }
     }
 }
@@ -163,7 +163,7 @@ impl State {
         match self.view.at(now) {
             Some(GlobalTime { hi, .. }) if !self.view.cut_off => {
                 let counts = &self.counts;
-                let ends = [(counts.early, counts.early_until), (counts.granted, counts.granted_until)];
+                let ends = [(counts.earlier, counts.earlier_until), (counts.granted, counts.granted_until)];
                 let left_us =
                     ends.into_iter().filter(|(hits, _)| *hits > 0).map(|(_, end)| end.as_micros().saturating_sub(hi));
                 left_us.min().unwrap_or(u64::MAX)
@@ -174,9 +174,9 @@ impl State {
 
     /// Returns the hits used at `now`, since the last grant and in the tumbling period of the cut-off allowance.
     pub(super) fn region_use(&self, limit: &Limit, now: Time) -> RegionUse {
-        let RegionBucket { call, counts, .. } = RegionBucket::at(limit, self, now);
-        let is_granted = call.global.is_some_and(|global| global.hi < counts.granted_until.as_micros());
-        let (grant, reserve) = if is_granted { (counts.spent, 0) } else { (0, counts.spent) };
+        let bucket = RegionBucket::at(limit, self, now);
+        let RegionBucket { call, counts, .. } = bucket;
+        let (grant, reserve) = if bucket.last_grant_lasts() { (counts.spent, 0) } else { (0, counts.spent) };
         RegionUse { grant, reserve, cut_off_allowance: call.cut_off.used }
     }
 }
@@ -272,7 +272,7 @@ impl RegionCounter for RegionBucket {
         let counts = &mut self.counts;
         let mut left = hits;
         if self.call.global.is_some() {
-            for prepaid in [&mut counts.early, &mut counts.granted] {
+            for prepaid in [&mut counts.earlier, &mut counts.granted] {
                 let spent = left.min(*prepaid);
                 *prepaid -= spent;
                 left -= spent;
@@ -287,15 +287,14 @@ impl RegionCounter for RegionBucket {
         self.counts.spent -= returned;
         let own = returned.min(self.max_tokens - self.counts.tokens);
         self.add_tokens(u128::from(own) * u128::from(self.call.period_us), self.max_tokens);
-        let is_granted = self.call.global.is_some_and(|global| global.hi < self.counts.granted_until.as_micros());
-        if is_granted {
+        if self.last_grant_lasts() {
             self.counts.granted = (self.counts.granted + returned - own).min(MAX_COUNT);
         }
     }
 
     fn is_low(&self) -> bool {
-        let is_granted = self.call.global.is_some_and(|global| global.hi < self.counts.granted_until.as_micros());
-        self.counts.tokens + self.prepaid() <= if is_granted { self.counts.low } else { self.own_capacity / 2 }
+        self.counts.tokens + self.prepaid()
+            <= if self.last_grant_lasts() { self.counts.low } else { self.own_capacity / 2 }
     }
 
     fn until_full_us(&self) -> u64 {
@@ -316,9 +315,14 @@ impl RegionCounter for RegionBucket {
 }
 
 impl RegionBucket {
+    /// True if hits of the last grant may be admitted.
+    fn last_grant_lasts(&self) -> bool {
+        self.call.global.is_some_and(|global| global.hi < self.counts.granted_until.as_micros())
+    }
+
     /// Prepaid hits that may be admitted; 0 while global time is unknown.
     const fn prepaid(&self) -> u64 {
-        if self.call.global.is_some() { self.counts.early + self.counts.granted } else { 0 }
+        if self.call.global.is_some() { self.counts.earlier + self.counts.granted } else { 0 }
     }
 
     /// Adds the tokens that have refilled by the lower end of global time, and finds the capacity of the moment.

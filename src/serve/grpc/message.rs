@@ -23,7 +23,7 @@ pub(super) struct MessageReader {
     max_bytes: usize,
 }
 
-/// Maximum size of a decompressed message. A thousandth of it is enough on the wire.
+/// Maximum size of a decompressed message: gzip can make it a thousand times larger than the bytes received.
 const MAX_DECOMPRESSED_BYTES: usize = 256 * 1024;
 
 static GRPC_ENCODING_HEADER: HeaderName = HeaderName::from_static("grpc-encoding");
@@ -66,7 +66,7 @@ impl MessageReader {
         self.decode_frame(joined.freeze()).await
     }
 
-    /// Checks the bytes received so far.
+    /// Checks the length that the received bytes announce, and that no byte follows the message.
     fn check_received_bytes(self, bytes: &[u8]) -> Result<(), Status> {
         let Some(head) = MessageFrameHead::parse(bytes) else { return Ok(()) };
         if head.length > self.max_bytes {

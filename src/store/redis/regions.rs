@@ -24,8 +24,7 @@
 //! - what `on_region_loss` `local` and `allow` admit;
 //! - the parts of a region whose Redis is copied, until the registry has found the copy, 25 s after both reported, or
 //!   until the lease ends that a copy took along, if it is cut off;
-//! - one cut-off allowance for each jump of a region's clock, and what processes admit that start in the first seconds
-//!   after a jump of a clock forwards;
+//! - what processes admit that start in the first seconds after a jump of a clock forwards;
 //! - regions that are moved to another global Redis or prefix while the others stay: both grant, and notices tell so.
 //!
 //! # Proof

@@ -32,7 +32,7 @@ pub struct SpanQueueOptions {
 
 /// Context of the exporting thread.
 #[derive(Clone, Copy, Debug)]
-pub struct ExportThread {
+pub struct ExportThreadContext {
     /// Environment variable that holds the collector's address, for the log.
     pub setting: &'static str,
     /// Called once on the thread.
@@ -74,7 +74,7 @@ impl SpanQueue {
         exporter: E,
         resource: &Resource,
         options: SpanQueueOptions,
-        thread: ExportThread,
+        thread: ExportThreadContext,
     ) -> Self {
         let counters = Arc::new(ExportCounters { setting: thread.setting, ..ExportCounters::default() });
         let exporter = CountingExporter {

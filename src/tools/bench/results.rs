@@ -102,7 +102,7 @@ pub struct LimitAccuracy {
     pub wrongly_rejected: u64,
 }
 
-/// A limit given on the command line, which takes precedence over those in responses.
+/// A limit as the command line states it or, without that, as responses report it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StatedLimit {
     /// Allowed hits per period.

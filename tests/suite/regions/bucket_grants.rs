@@ -40,7 +40,7 @@ fn pool() -> impl Strategy<Value = TokenPool> {
         period_us: PERIOD_US,
         rate,
         capacity,
-        prepaid_us: 3_000_000,
+        prepaid_lifetime_us: 3_000_000,
     })
 }
 
@@ -56,7 +56,7 @@ proptest! {
         for (micros, wanted) in steps {
             now = now.plus_us(micros);
             let grant = state.grant(now, pool, wanted);
-            prop_assert!(grant.hits <= wanted && grant.end == now.plus_us(pool.prepaid_us));
+            prop_assert!(grant.hits <= wanted && grant.end == now.plus_us(pool.prepaid_lifetime_us));
             prop_assert!(grant.hits > 0 || grant.free == 0, "who asks gets something: {grant:?}");
             granted.push((now, grant.hits.into()));
             let mut in_span = 0;
@@ -71,7 +71,7 @@ proptest! {
     /// A clock that goes back by at most a period, and is right again, refills no token twice.
     #[test]
     fn clock_that_was_set_back_refills_nothing_twice(back_us in 1..PERIOD_US, for_us in 0..PERIOD_US) {
-        let pool = TokenPool { period_us: PERIOD_US, rate: 1_000, capacity: 1_000, prepaid_us: 3_000_000 };
+        let pool = TokenPool { period_us: PERIOD_US, rate: 1_000, capacity: 1_000, prepaid_lifetime_us: 3_000_000 };
         let mut state = State::default();
         let mut drain = |now: Time| (0..60).map(|_| u64::from(state.grant(now, pool, 1_000).hits)).sum::<u64>();
         prop_assert_eq!(drain(START), 1_000);
@@ -85,7 +85,7 @@ proptest! {
 /// Each region that asks gets tokens, also if another one always asks first.
 #[test]
 fn region_that_asks_last_gets_its_part() {
-    let pool = TokenPool { period_us: PERIOD_US, rate: 1_200, capacity: 1_200, prepaid_us: 3_000_000 };
+    let pool = TokenPool { period_us: PERIOD_US, rate: 1_200, capacity: 1_200, prepaid_lifetime_us: 3_000_000 };
     let (mut state, mut now, mut got) = (State::default(), START, [0; 3]);
     for round in 0..120 {
         now = now.plus_us(1_000_000);
@@ -135,7 +135,7 @@ fn script_agrees_with_the_pure_bucket() {
                 Step::Grant(wanted) => (BucketCall::Grant { wanted }, u64::from(state.grant(now, pool, wanted).hits)),
             };
             let reply = call(connection, &encode_bucket_call(pool, purpose, Some(now)));
-            let (epoch, end, free) = (state.epoch, now.plus_us(pool.prepaid_us), state.tokens);
+            let (epoch, end, free) = (state.epoch, now.plus_us(pool.prepaid_lifetime_us), state.tokens);
             prop_assert_eq!(reply, BucketReply { now, epoch, end, hits, free });
             prop_assert_eq!(read(connection), state);
         }

@@ -262,7 +262,7 @@ impl Simulation {
                 let is_sliding = self.limit.algorithm() == Algorithm::SlidingWindowCounter;
                 let pause_us = demand.pause_us(is_sliding, hits);
                 let next_request_at = Time::from_micros(request).plus_us(self.jittered_us(pause_us));
-                let (window, low) = (grant.window, demand.low_after(hits));
+                let (window, low) = (grant.window, demand.request_level_after(hits));
                 let grant = HitsGrant { request, window, epoch: 0, hits, low, exhausted, next_request_at };
                 Message::Grant { region, grant }
             }
@@ -274,7 +274,7 @@ impl Simulation {
                     request,
                     epoch: 0,
                     hits,
-                    low: demand.low_after(hits),
+                    low: demand.request_level_after(hits),
                     start: now,
                     end: grant.end,
                     exhausted: hits == 0,

@@ -179,13 +179,13 @@ fn script_agrees_with_the_pure_grants() {
 fn regions_that_do_not_know_each_other_divide_the_pool() {
     let pool = WindowPool { period_us: PERIOD_US, is_sliding: false, max: 1000 };
     let parts = |groups: &[u32], listed| {
-        groups.iter().map(|&group| pool.of_reported_regions(group, listed).max).collect::<Vec<_>>()
+        groups.iter().map(|&group| pool.scaled_to_reported_regions(group, listed).max).collect::<Vec<_>>()
     };
     assert_eq!(parts(&[0, 1, 2, 3, 4], 3), [0, 333, 666, 1000, 1000]);
-    let all = WindowPool { max: u32::MAX, ..pool }.of_reported_regions(64, 64);
+    let all = WindowPool { max: u32::MAX, ..pool }.scaled_to_reported_regions(64, 64);
     assert_eq!(all.max, u32::MAX);
-    assert_eq!(pool.of_reported_regions(0, 0).max, 0);
-    let bucket = TokenPool { period_us: PERIOD_US, rate: 1000, capacity: 50, prepaid_us: 9 };
-    let expected = TokenPool { period_us: PERIOD_US, rate: 666, capacity: 33, prepaid_us: 9 };
-    assert_eq!(bucket.of_reported_regions(2, 3), expected);
+    assert_eq!(pool.scaled_to_reported_regions(0, 0).max, 0);
+    let bucket = TokenPool { period_us: PERIOD_US, rate: 1000, capacity: 50, prepaid_lifetime_us: 9 };
+    let expected = TokenPool { period_us: PERIOD_US, rate: 666, capacity: 33, prepaid_lifetime_us: 9 };
+    assert_eq!(bucket.scaled_to_reported_regions(2, 3), expected);
 }

@@ -22,8 +22,8 @@ use crate::store::client::connect::Connected;
 
 /// Upper bound on the search for the server, in addition to that on a connection attempt.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum number of times a command is sent to another node.
-const MAX_REDIRECTS: usize = 5;
+/// Maximum number of times a command is sent, with those to other nodes.
+const MAX_SENDS: usize = 5;
 
 /// Failed command, with the text of the server.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -112,7 +112,7 @@ impl KeyConnection {
     /// The server cannot be reached or rejects the command. After [`RedisError::Timeout`] and [`RedisError::Broken`]
     /// the command may have run.
     pub(crate) async fn call(&mut self, words: &[&[u8]], limit: Duration) -> Result<Reply, KeyCommandError> {
-        for _ in 0..MAX_REDIRECTS {
+        for _ in 0..MAX_SENDS {
             let open = match self.open.take() {
                 Some(open) => open,
                 None => self.connect().await?,

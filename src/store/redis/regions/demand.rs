@@ -62,7 +62,7 @@ impl WindowDemand {
     }
 
     /// Hits of which the next request is opened when no more are left, after a grant of `hits`.
-    pub fn low_after(&self, hits: u64) -> u64 {
+    pub fn request_level_after(&self, hits: u64) -> u64 {
         self.soon.min((self.left + hits) / 2)
     }
 
@@ -98,8 +98,12 @@ impl BucketDemand {
         let elapsed_us = now_us.saturating_sub(counts.requested_since.as_micros()).max(MIN_BUCKET_SPAN_US);
         Self {
             left: counts.left(),
-            ahead: scaled(counts.requested, (pool.prepaid_us / 2).max(LOOKAHEAD_US).min(pool.prepaid_us), elapsed_us),
-            soon: scaled(counts.requested, LOOKAHEAD_US.min(pool.prepaid_us), elapsed_us),
+            ahead: scaled(
+                counts.requested,
+                (pool.prepaid_lifetime_us / 2).max(LOOKAHEAD_US).min(pool.prepaid_lifetime_us),
+                elapsed_us,
+            ),
+            soon: scaled(counts.requested, LOOKAHEAD_US.min(pool.prepaid_lifetime_us), elapsed_us),
             capacity: u64::from(pool.capacity),
         }
     }
@@ -110,7 +114,7 @@ impl BucketDemand {
     }
 
     /// Hits of which the next request is opened when no more are left, after a grant of `hits`.
-    pub fn low_after(&self, hits: u64) -> u64 {
+    pub fn request_level_after(&self, hits: u64) -> u64 {
         self.soon.min((self.left + hits) / 2)
     }
 
@@ -149,7 +153,7 @@ mod tests {
         let counts = WindowCounts { requested: 60, reserve_used: 30, ..Default::default() };
         let demand = demand(counts, 6_000_000);
         assert_eq!(demand.wanted(), 540 + 54);
-        assert_eq!(demand.low_after(594), 15);
+        assert_eq!(demand.request_level_after(594), 15);
     }
 
     #[test]

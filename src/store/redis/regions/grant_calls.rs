@@ -114,10 +114,10 @@ pub fn encode_bucket_call(pool: TokenPool, call: BucketCall, now: Option<Time>) 
         BucketCall::Grant { wanted } => (0, wanted),
         BucketCall::Reset => (1, 0),
     };
-    let TokenPool { period_us, rate, capacity, prepaid_us } = pool;
+    let TokenPool { period_us, rate, capacity, prepaid_lifetime_us } = pool;
     let mut argument = BytesMut::with_capacity(56);
     put_time(&mut argument, now);
-    let numbers = [purpose, period_us, rate.into(), capacity.into(), wanted.into(), prepaid_us];
+    let numbers = [purpose, period_us, rate.into(), capacity.into(), wanted.into(), prepaid_lifetime_us];
     numbers.into_iter().for_each(|number| argument.put_u64_le(number));
     argument.freeze()
 }

@@ -154,7 +154,7 @@ impl GrantWorker {
         let purpose = WindowCall::Grant { wanted: demand.wanted() };
         let key = global_key(&request.key);
         let ReportedRegions { reported, listed } = self.standing.reported_regions();
-        let pool = WindowPool::of(limit).of_reported_regions(reported, listed);
+        let pool = WindowPool::of(limit).scaled_to_reported_regions(reported, listed);
         let argument = grant_calls::encode_window_call(pool, purpose, None);
         let call = KeyScript::new(global_window_script(), &key, &argument);
         let reply = self.ask(call, limit.period_us(), grant_calls::decode_window_call, |reply| reply.now);
@@ -167,7 +167,7 @@ impl GrantWorker {
             window: reply.window,
             epoch: reply.epoch.as_micros(),
             hits: reply.hits,
-            low: demand.low_after(reply.hits),
+            low: demand.request_level_after(reply.hits),
             exhausted,
             next_request_at: request.now.plus_us(jittered_us(pause_us, random_u64())),
         };
@@ -182,7 +182,7 @@ impl GrantWorker {
     async fn answer_bucket(&self, request: &GrantRequest, counts: &BucketCounts) {
         let limit = &request.limit;
         let ReportedRegions { reported, listed } = self.standing.reported_regions();
-        let pool = TokenPool::of(limit).of_reported_regions(reported, listed);
+        let pool = TokenPool::of(limit).scaled_to_reported_regions(reported, listed);
         let demand = BucketDemand::at(counts, pool, request.now.as_micros());
         let key = global_key(&request.key);
         let argument = grant_calls::encode_bucket_call(pool, BucketCall::Grant { wanted: demand.wanted() }, None);
@@ -193,7 +193,7 @@ impl GrantWorker {
             request: counts.cycle.open_request,
             epoch: reply.epoch.as_micros(),
             hits: reply.hits,
-            low: demand.low_after(reply.hits),
+            low: demand.request_level_after(reply.hits),
             start: reply.now,
             end: reply.end,
             exhausted: reply.hits == 0,

@@ -88,7 +88,7 @@ impl RegionHeartbeat {
 
     /// Reports until it is dropped.
     pub(super) async fn run(&self) {
-        tokio::join!(self.run_in_region(), self.run_globally(), self.watch());
+        tokio::join!(self.run_in_region(), self.run_globally(), self.log_standing_changes());
     }
 
     async fn run_in_region(&self) {
@@ -208,7 +208,7 @@ impl RegionHeartbeat {
     }
 
     /// Logs changes of what this region may do.
-    async fn watch(&self) {
+    async fn log_standing_changes(&self) {
         loop {
             self.notices.log_changes(&self.standing, Instant::now());
             sleep(INTERVAL).await;

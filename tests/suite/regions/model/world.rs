@@ -778,7 +778,7 @@ fn granted(state: &State) -> GrantedHits {
 fn ended_hits(before: &State, after: &State, longer_us: u64, global_us: i64) -> u64 {
     let (State::RegionBucket(before), State::RegionBucket(after)) = (before, after) else { return 0 };
     let generations = [
-        (before.counts.early, after.counts.early, before.counts.early_until),
+        (before.counts.earlier, after.counts.earlier, before.counts.earlier_until),
         (before.counts.granted, after.counts.granted, before.counts.granted_until),
     ];
     // Hits that the counter dropped are not spent.

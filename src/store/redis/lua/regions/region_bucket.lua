@@ -6,8 +6,8 @@
 -- In place of the period in milliseconds: the TTL.
 -- State, 144 bytes: last, tokens (whole ones of the region's own that are left), part (units of which a token has as
 -- many as the period has microseconds), granted and granted_until (hits of the last grant, and their end in global
--- time), early and early_until (those of the grants before), low (open a request when at most these are left, while a
--- grant lasts), refilled_until (global time up to which tokens have refilled, 0: unknown), spent (since the last
+-- time), earlier and earlier_until (those of the grants before), low (open a request when at most these are left, while
+-- a grant lasts), refilled_until (global time up to which tokens have refilled, 0: unknown), spent (since the last
 -- grant), requested (hits asked for) and requested_since, exhausted (1: the global Redis had no tokens), open_request
 -- (time of opening, 0: none), next_request_at, epoch, cut_off_start, cut_off_used. src/limit/algorithm/region_bucket.rs
 -- has a table of them. A state of 128 bytes is of an earlier version, and counts as none.
@@ -24,13 +24,13 @@ elseif type(before) == 'table' then
 elseif #before ~= bytes then
   --> wrong_type
 end
-local tokens, part, granted, granted_until, early, early_until, low, refilled_until, spent, requested_hits
+local tokens, part, granted, granted_until, earlier, earlier_until, low, refilled_until, spent, requested_hits
 local requested_since, exhausted, open_request, next_request_at, epoch, cut_off_start, cut_off_used
-last, tokens, part, granted, granted_until, early, early_until, low, refilled_until, spent, requested_hits,
+last, tokens, part, granted, granted_until, earlier, earlier_until, low, refilled_until, spent, requested_hits,
   requested_since, exhausted, open_request, next_request_at, epoch, cut_off_start, cut_off_used =
   unpack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8', before)
-if max(tokens, granted, granted_until, early, early_until, low, refilled_until, spent, requested_hits, requested_since,
-  exhausted, open_request, next_request_at, epoch, cut_off_start, cut_off_used) > 9007199254740992 or part >= period then
+if max(tokens, granted, granted_until, earlier, earlier_until, low, refilled_until, spent, requested_hits,
+  requested_since, exhausted, open_request, next_request_at, epoch, cut_off_start, cut_off_used) > 9007199254740992 or part >= period then
   --> wrong_type
 end
 --> effective_now
@@ -39,7 +39,7 @@ local can_request, cut_off, is_usable = call_flags % 2 == 1, call_flags % 4 >= 2
 local is_in_time = now >= valid_from and now < valid_until
 local is_known = is_in_time and now + offset_lo >= 0 and offset_lo <= offset_hi
 -- A call at a time at which it cannot run gets no allowance: a clock has jumped.
-local is_displaced = valid_until ~= 0 and not is_in_time
+local is_outside_validity = valid_until ~= 0 and not is_in_time
 local first, final, from, is_granted = 0, 0, 0, false
 if is_known then
   first, final = now + offset_lo, now + offset_hi
@@ -47,7 +47,7 @@ if is_known then
   from = refilled_until == 0 and final or refilled_until
   refilled_until, is_granted = max(from, first), final < granted_until
   if not is_granted then granted = 0 end
-  if final >= early_until then early = 0 end
+  if final >= earlier_until then earlier = 0 end
 end
 if last == 0 then requested_since = now end
 -- The first charge in each half of a period sets the expiry; what it adds to the time to fill outlasts the half.
@@ -60,7 +60,7 @@ local level, level_part, own_rate, own_capacity, max_tokens, allowance, prepaid,
 
 --: refill
 own_rate, own_capacity, allowance = limit, capacity, wait < 0 and -1 - wait or is_usable and wait or 0
-if is_displaced then allowance = 0 end
+if is_outside_validity then allowance = 0 end
 if not is_usable then own_rate, own_capacity = 0, 0 end
 max_tokens = own_capacity
 level, level_part = tokens, part
@@ -80,7 +80,7 @@ if is_known then
   end
 end
 if level >= max_tokens then level, level_part = max_tokens, 0 end
-prepaid = is_known and early + granted or 0
+prepaid = is_known and earlier + granted or 0
 
 --: equal_charges
 -- Equal charges that the hits admit as one, they also admit one by one, with the same result.
@@ -117,15 +117,15 @@ elseif admitted or not accepted then
     spent = min(spent + hits, 9007199254740992)
     local rest = hits
     if is_known then
-      local of_early = min(rest, early)
-      local of_granted = min(rest - of_early, granted)
-      early, granted, rest = early - of_early, granted - of_granted, rest - of_early - of_granted
+      local of_earlier = min(rest, earlier)
+      local of_granted = min(rest - of_earlier, granted)
+      earlier, granted, rest = earlier - of_earlier, granted - of_granted, rest - of_earlier - of_granted
     end
     level = level - rest
   elseif admitted then
     cut_off_used = cut_off_used + hits
   end
-  local left = level + (is_known and early + granted or 0)
+  local left = level + (is_known and earlier + granted or 0)
   if can_request and is_known and (not fits or left <= (is_granted and low or floor(own_capacity / 2)))
     and (next_request_at <= now or next_request_at > now + max(period, 3000000)) then
     open_request, next_request_at = now, now + 3000000
@@ -135,7 +135,7 @@ last, tokens, part, from = at, level, level_part, refilled_until
 
 --: write
 local ttl_ms = period_ms
-local value = pack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8', last, tokens, part, granted, granted_until, early, early_until,
-  low, refilled_until, spent, requested_hits, requested_since, exhausted, open_request, next_request_at, epoch,
+local value = pack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8', last, tokens, part, granted, granted_until, earlier,
+  earlier_until, low, refilled_until, spent, requested_hits, requested_since, exhausted, open_request, next_request_at, epoch,
   cut_off_start, cut_off_used)
 --> set_or_overwrite

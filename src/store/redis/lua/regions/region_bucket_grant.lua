@@ -18,17 +18,17 @@ elseif #before ~= 144 then
   if #before == 128 then return 0 end
   --> wrong_type
 end
-local last, tokens, part, granted, granted_until, early, early_until, low, refilled_until, spent, requested_hits,
+local last, tokens, part, granted, granted_until, earlier, earlier_until, low, refilled_until, spent, requested_hits,
   requested_since, exhausted, open_request, next_request_at, epoch, cut_off_start, cut_off_used =
   unpack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8', before)
 if request == 0 or request ~= open_request then return 0 end
-if new_epoch > epoch then epoch, tokens, part, granted, early = new_epoch, own_capacity, 0, 0, 0 end
+if new_epoch > epoch then epoch, tokens, part, granted, earlier = new_epoch, own_capacity, 0, 0, 0 end
 if granted_until <= start then granted = 0 end
-if early_until <= start then early = 0 end
-if early == 0 then early_until = granted_until end
-early, granted, granted_until, low, spent = early + granted, hits, ends, new_low, 0
-local value = pack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8', last, tokens, part, granted, granted_until, early,
-  early_until, low, refilled_until, spent, requested_hits, requested_since, new_exhausted, 0, not_before, epoch,
+if earlier_until <= start then earlier = 0 end
+if earlier == 0 then earlier_until = granted_until end
+earlier, granted, granted_until, low, spent = earlier + granted, hits, ends, new_low, 0
+local value = pack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8', last, tokens, part, granted, granted_until, earlier,
+  earlier_until, low, refilled_until, spent, requested_hits, requested_since, new_exhausted, 0, not_before, epoch,
   cut_off_start, cut_off_used)
 --> set
 return 1

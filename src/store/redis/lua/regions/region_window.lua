@@ -27,7 +27,7 @@ end
 local valid_from, valid_until, offset_lo, offset_hi, call_flags = unpack('<i8i8i8i8i8', global_view)
 local can_request, cut_off, is_usable = call_flags % 2 == 1, call_flags % 4 >= 2, call_flags < 4
 -- A call at a time at which it cannot run gets no allowance: a clock has jumped.
-local is_displaced = valid_until ~= 0 and (now < valid_from or now >= valid_until)
+local is_outside_validity = valid_until ~= 0 and (now < valid_from or now >= valid_until)
 local granted_total, next_reserve_used, previous_requested, exhausted, open_request, next_request_at, epoch
 local cut_off_start, cut_off_used, cut_off_from, cut_off_now
 -- Global time lies in `window` or, if spans_two, in the next one. It is unknown if it may lie in others.
@@ -93,7 +93,7 @@ fits = hits < 0 or is_known and hits <= left
 if fits and spans_two and hits > 0 then fits = hits <= max(reserve - next_reserve_used, 0) end
 admitted = fits
 if not fits and (cut_off or not is_known) then 
-  admitted = cut_off_now + hits <= (is_displaced and 0 or wait < 0 and -1 - wait or is_usable and wait or 0)
+  admitted = cut_off_now + hits <= (is_outside_validity and 0 or wait < 0 and -1 - wait or is_usable and wait or 0)
 end
 accepted = admitted
 
