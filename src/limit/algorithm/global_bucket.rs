@@ -1,8 +1,8 @@
 //! Prepaid hits of a token bucket: the bucket that the global Redis keeps for all regions.
 //!
 //! A region asks for hits ahead of its demand. The bucket spends their tokens at once, so the region may admit them
-//! without asking again, until a time of the global Redis ([`Limit::prepaid_lifetime_us`] later). What it has not admitted by
-//! then is lost.
+//! without asking again, until a time of the global Redis ([`Limit::prepaid_lifetime_us`] later). What it has not
+//! admitted by then is lost.
 //!
 //! A span s of global time meets hits whose tokens were spent in the span or up to T before it. So regions admit at
 //! most what the bucket holds plus rate x (s + T) / period. The bucket of this file holds rate x T / period less than

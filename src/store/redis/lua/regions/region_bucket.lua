@@ -30,7 +30,8 @@ last, tokens, part, granted, granted_until, earlier, earlier_until, low, refille
   requested_since, exhausted, open_request, next_request_at, epoch, cut_off_start, cut_off_used =
   unpack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8', before)
 if max(tokens, granted, granted_until, earlier, earlier_until, low, refilled_until, spent, requested_hits,
-  requested_since, exhausted, open_request, next_request_at, epoch, cut_off_start, cut_off_used) > 9007199254740992 or part >= period then
+  requested_since, exhausted, open_request, next_request_at, epoch, cut_off_start, cut_off_used) > 9007199254740992
+  or part >= period then
   --> wrong_type
 end
 --> effective_now
@@ -136,6 +137,6 @@ last, tokens, part, from = at, level, level_part, refilled_until
 --: write
 local ttl_ms = period_ms
 local value = pack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8', last, tokens, part, granted, granted_until, earlier,
-  earlier_until, low, refilled_until, spent, requested_hits, requested_since, exhausted, open_request, next_request_at, epoch,
-  cut_off_start, cut_off_used)
+  earlier_until, low, refilled_until, spent, requested_hits, requested_since, exhausted, open_request, next_request_at,
+  epoch, cut_off_start, cut_off_used)
 --> set_or_overwrite
