@@ -35,6 +35,7 @@ pub mod store;
 pub mod fleet;
 pub mod groups;
 mod environment;
+pub mod client_certificates;
 pub mod report;
 pub mod documentation;
 

@@ -22,7 +22,7 @@ use crate::rules::xds::status::StreamState;
 use crate::serve::grpc::service::RateLimitService;
 use crate::serve::health::Health;
 use crate::telemetry::http2_refusals::{HTTP2_REFUSALS, RefusalReason};
-use crate::telemetry::listener_stats::{ExceededLimit, StatsByListener};
+use crate::telemetry::listener_stats::{ExceededLimit, StatsByListener, TlsClient};
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 
 /// Collects all metrics of the process.
@@ -117,13 +117,18 @@ fn emit_listeners(stats: &StatsByListener, emit: &mut dyn FnMut(Family)) {
     let mut expiry = Family::new(
         "tollkeeper_certificate_not_after_seconds",
         MetricKind::Gauge,
-        "Expiry of the listener's certificate, in seconds since the Unix epoch.",
+        "Expiry of the certificate of a listener or client, in seconds since the Unix epoch.",
     );
     for (name, listener) in stats.named_listeners() {
         let open = Series::new(MetricValue::gauge_from(listener.open_connections()));
         connections.series.push(open.with_label("listener", name));
         if let Some(seconds) = listener.certificate_not_after() {
             expiry.series.push(Series::new(MetricValue::gauge_from(seconds)).with_label("listener", name));
+        }
+    }
+    for client in TlsClient::ALL {
+        if let Some(seconds) = stats.client_certificate_not_after(client) {
+            expiry.series.push(Series::new(MetricValue::gauge_from(seconds)).with_label("client", client.name()));
         }
     }
     emit(connections);

@@ -13,6 +13,7 @@ pub mod error;
 pub mod sockets;
 mod listener_addresses;
 mod admission;
+mod certificate_expiry;
 mod reloading_tls;
 mod coalesced_writer;
 mod inbound_frames;
@@ -33,6 +34,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use self::certificate_expiry::watch_client_certificates;
 use self::error::ServerError;
 use self::listeners::{BoundListeners, StartSummary};
 use self::reload::{ReloadTrigger, RuleApplier, RuleUpdates};
@@ -105,7 +107,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     let collector = MetricsCollector {
         service: Arc::clone(&service),
         health: Arc::clone(&health),
-        listeners: listener_stats,
+        listeners: Arc::clone(&listener_stats),
         path_label: settings.metrics.path_label,
     };
     let statsd = StatsdReporter::start(&settings.metrics, collector.clone())
@@ -119,6 +121,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     background.spawn(grpc_health.clone().send_status_after_store_changes());
     background.spawn(sweep_counters(Arc::clone(&service)));
     listeners.watch_certificates(&mut background);
+    background.spawn(watch_client_certificates(settings.client_certificates(), listener_stats));
     background.spawn(follow_store_health(Arc::clone(&service), store_health));
     background.spawn(measure_forever());
     listeners.log_start(&summarize_start(&settings, &service));

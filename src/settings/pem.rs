@@ -9,6 +9,8 @@ use std::io::Read as _;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
+use der::asn1::{AnyRef, GeneralizedTime, UtcTime};
+use der::{Reader as _, SliceReader, Tag, Tagged as _};
 use rustls::client::WantsClientCert;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -120,4 +122,33 @@ pub(crate) fn collect_trusted_roots(ca: Option<&PemFile>) -> Result<RootCertStor
         ca.add_ca_certificates(&ca.read_contents()?, &mut roots)?;
     }
     Ok(roots)
+}
+
+/// Reads the expiry of a certificate, in seconds since the Unix epoch.
+///
+/// RFC 5280, 4.1: a certificate starts with its signed part, and that with an optional version, serial number,
+/// algorithm, issuer and validity.
+pub(crate) fn read_not_after(certificate: &[u8]) -> der::Result<i64> {
+    let mut certificate = read_sequence(&mut SliceReader::new(certificate)?)?;
+    let mut fields = read_sequence(&mut certificate)?;
+    let version_or_serial: AnyRef<'_> = fields.decode()?;
+    let before_validity = if matches!(version_or_serial.tag(), Tag::ContextSpecific { .. }) { 3 } else { 2 };
+    for _ in 0..before_validity {
+        fields.tlv_bytes()?;
+    }
+    let mut validity = read_sequence(&mut fields)?;
+    validity.tlv_bytes()?;
+    let not_after: AnyRef<'_> = validity.decode()?;
+    let since_epoch = match not_after.tag() {
+        Tag::GeneralizedTime => not_after.decode_as::<GeneralizedTime>()?.to_unix_duration(),
+        _ => not_after.decode_as::<UtcTime>()?.to_unix_duration(),
+    };
+    Ok(since_epoch.as_secs().cast_signed())
+}
+
+/// Reads a SEQUENCE and returns a reader of its contents.
+fn read_sequence<'d>(reader: &mut SliceReader<'d>) -> der::Result<SliceReader<'d>> {
+    let sequence: AnyRef<'d> = reader.decode()?;
+    sequence.tag().assert_eq(Tag::Sequence)?;
+    SliceReader::new(sequence.value())
 }

@@ -1,4 +1,4 @@
-//! Counters of the listeners: open connections, rejections and the expiry of certificates.
+//! Counters of the listeners: open connections, rejections and the expiry of certificates, also of client certificates.
 //!
 //! A connection above its limit is *rejected* on accept. A request, or a connection in use, is *refused* by one of the
 //! limits of [`ExceededLimit`]. Refusals of h2, which this program never sees, are in `http2_refusals`.
@@ -20,6 +20,25 @@ pub struct StatsByListener {
     pub prometheus: ListenerStats,
     rejected_connections: AtomicU64,
     refusals: [AtomicU64; ExceededLimit::ALL.len()],
+    /// Expiry by client; 0 without a certificate.
+    client_certificates_not_after: [AtomicI64; TlsClient::ALL.len()],
+}
+
+named_enum! {
+    /// Connection for which this process has a client certificate, with its value of the label `client`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum TlsClient {
+        /// Connections to Redis servers.
+        Redis = "redis",
+        /// Connections to memcached servers.
+        Memcached = "memcached",
+        /// Stream of rules from the control plane.
+        Xds = "xds",
+        /// Export of traces.
+        OtlpTraces = "otlp_traces",
+        /// Export of the decision log.
+        OtlpLogs = "otlp_logs",
+    }
 }
 
 named_enum! {
@@ -106,6 +125,17 @@ impl StatsByListener {
     /// Number of requests and connections that a limit refused.
     pub fn refusal_count(&self, limit: ExceededLimit) -> u64 {
         self.refusals[limit as usize].load(Ordering::Relaxed)
+    }
+
+    /// Expiry of a client certificate in seconds since the Unix epoch; `None` without one.
+    pub fn client_certificate_not_after(&self, client: TlsClient) -> Option<i64> {
+        let seconds = self.client_certificates_not_after[client as usize].load(Ordering::Relaxed);
+        Some(seconds).filter(|seconds| *seconds != 0)
+    }
+
+    /// Sets the expiry of a client certificate in seconds since the Unix epoch.
+    pub fn set_client_certificate_not_after(&self, client: TlsClient, seconds: i64) {
+        self.client_certificates_not_after[client as usize].store(seconds, Ordering::Relaxed);
     }
 }
 

@@ -61,6 +61,14 @@ const FILES: &[Case] = &[
         ],
         WorksInPart("GRPC_SERVER_TLS_CERT"),
     ),
+    (
+        &[
+            ("REDIS_URL", "rediss://127.0.0.1:1"),
+            ("REDIS_TLS_CLIENT_CERT", "{}/expired.crt"),
+            ("REDIS_TLS_CLIENT_KEY", "{}/expired.key"),
+        ],
+        WorksInPart("REDIS_TLS_CLIENT_CERT"),
+    ),
     // Without a subdirectory no file is read, and every request passes.
     (&[("RUNTIME_ROOT", "{}")], WorksInPart("RUNTIME_SUBDIRECTORY")),
     (&[("RUNTIME_ROOT", "{}"), ("RUNTIME_SUBDIRECTORY", "")], WorksInPart("RUNTIME_SUBDIRECTORY")),

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use crate::kit::envoy::Envoy;
 use crate::kit::grpc::{Client, rate_limit_request};
 use crate::kit::redis::certificates::Certificates;
-use crate::kit::tollkeeper::{PROGRAM, Setup, Tollkeeper, inherited_env, linked_as, with_rules};
+use crate::kit::tollkeeper::{PROGRAM, Setup, Tollkeeper, inherited_env, linked_as, with_rules, without_rules};
 use crate::kit::{http, read, repository, wait_for};
 
 const RULES: &str = "\
@@ -100,6 +100,69 @@ fn grpc_over_tls_requires_the_right_authority() {
     let seconds = stats.lines().find_map(|line| line.strip_prefix(name)).unwrap();
     assert!(seconds.parse::<f64>().unwrap() > 1.8e9, "{seconds}");
     assert!(!stats.contains("not_after_seconds{listener=\"http\"}"), "{stats}");
+}
+
+/// Expiry of a client certificate in seconds since the Unix epoch, as `/stats` shows it.
+fn client_expiry(server: &Tollkeeper, client: &str) -> Option<f64> {
+    let name = format!("tollkeeper_certificate_not_after_seconds{{client=\"{client}\"}}: ");
+    let stats = http::get(server.debug_port(), "/stats").send().text();
+    stats.lines().find_map(|line| line.strip_prefix(&name)).map(|seconds| seconds.parse().unwrap())
+}
+
+#[test]
+fn expired_client_certificates_are_reported() {
+    let (_directory, certificates) = certificates();
+    certificates.issue_expired_server("expired");
+    let (expired, key) = (certificates.path("expired.crt"), certificates.path("expired.key"));
+    let nowhere = "127.0.0.1:1";
+    let servers = without_rules()
+        .env("REDIS_URL", format!("rediss://{nowhere}"))
+        .env("CONFIG_TYPE", "GRPC_XDS_SOTW")
+        .env("CONFIG_GRPC_XDS_SERVER_URL", nowhere)
+        .env("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true")
+        .env("TRACING_ENABLED", "true")
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", format!("https://{nowhere}"))
+        .env("TOLLKEEPER_DECISION_LOG", "otlp");
+    let memcached = with_rules(RULES)
+        .env("BACKEND_TYPE", "memcache")
+        .env("MEMCACHE_HOST_PORT", nowhere)
+        .env("MEMCACHE_TLS", "true")
+        .env("MEMCACHE_TLS_CLIENT_CERT", &expired)
+        .env("MEMCACHE_TLS_CLIENT_KEY", &key)
+        .launch();
+    let variables = [
+        ("redis", "Redis servers", "REDIS_TLS_CLIENT_CERT", "REDIS_TLS_CLIENT_KEY"),
+        ("xds", "xDS servers", "CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "CONFIG_GRPC_XDS_CLIENT_TLS_KEY"),
+        (
+            "otlp_traces",
+            "collectors of traces",
+            "OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE",
+            "OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY",
+        ),
+        (
+            "otlp_logs",
+            "collectors of logs",
+            "OTEL_EXPORTER_OTLP_LOGS_CLIENT_CERTIFICATE",
+            "OTEL_EXPORTER_OTLP_LOGS_CLIENT_KEY",
+        ),
+    ];
+    let files = |setup: Setup, (_, _, certificate, secret): &(_, _, &str, &str)| {
+        setup.env(certificate, &expired).env(secret, &key)
+    };
+    let server = variables.iter().fold(servers, files).launch();
+    let memcached_row = ("memcached", "memcached servers", "MEMCACHE_TLS_CLIENT_CERT", "");
+    for (server, rows) in [(&server, &variables[..]), (&memcached, &[memcached_row])] {
+        for (client, rejecting, setting, _) in rows {
+            let line = format!("certificate has expired: {rejecting} will reject it (replace {setting}=");
+            wait_for("the warning", || server.stderr().contains(&line).then_some(()));
+            assert_eq!(client_expiry(server, client), Some(1_577_836_800.0), "2020-01-01 for {client}");
+        }
+    }
+    // The next connection to Redis reads the new file; the exporters have read theirs once.
+    certificates.issue_client("expired", &[]);
+    wait_for("the new certificate", || client_expiry(&server, "redis").filter(|seconds| *seconds > 1.8e9));
+    assert_eq!(client_expiry(&server, "otlp_traces"), Some(1_577_836_800.0));
+    assert_eq!(server.stderr().matches("certificate has expired: Redis servers").count(), 1, "{}", server.stderr());
 }
 
 #[test]

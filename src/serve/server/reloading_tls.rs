@@ -10,20 +10,18 @@ mod san_verifier;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use der::asn1::{AnyRef, GeneralizedTime, UtcTime};
-use der::{Reader as _, SliceReader, Tag, Tagged as _};
-use jiff::Timestamp;
 use rustls::ServerConfig;
 use rustls::crypto::ring;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{Accept, TlsAcceptor};
 
 use super::admission::{ListenerAdmission, ListenerKind};
+use super::certificate_expiry::ExpiryWarning;
 use crate::base::clock::Clock;
-use crate::settings::pem::PemFile;
+use crate::settings::pem::{PemFile, read_not_after};
 use crate::settings::problem::UnusableSetting;
 use crate::settings::tls::ListenerTls;
 use crate::telemetry::log_throttle::LogThrottle;
@@ -51,7 +49,7 @@ impl ReloadingTls {
         let pem = PemFiles::read_files(tls);
         let initial = fingerprint_files(&pem);
         let (config, not_after) = pem?.build_config(tls, admission.kind())?;
-        record_expiry(admission, tls, not_after);
+        admission.stats().set_certificate_not_after(not_after);
         Ok(Self { tls: tls.clone(), admission: Arc::clone(admission), config: ArcSwap::from_pointee(config), initial })
     }
 
@@ -60,10 +58,14 @@ impl ReloadingTls {
         TlsAcceptor::from(self.config.load_full()).accept(io)
     }
 
-    /// Compares the files forever and applies changes.
+    /// Compares the files forever, applies changes, and warns of a certificate that has expired.
     pub(super) async fn watch_files(self: Arc<Self>) {
         let (mut applied, mut previous) = (self.initial, self.initial);
+        let mut warning = ExpiryWarning::default();
         loop {
+            if let Some(not_after) = self.admission.stats().certificate_not_after() {
+                warning.warn_if_expired(&self.tls.certificate, not_after, "clients");
+            }
             tokio::time::sleep(FILE_CHECK_INTERVAL).await;
             let tls = self.tls.clone();
             let Ok(pem) = tokio::task::spawn_blocking(move || PemFiles::read_files(&tls)).await else { continue };
@@ -82,30 +84,11 @@ impl ReloadingTls {
                 self.config.store(Arc::new(config));
                 let PemFile { setting, path } = &self.tls.certificate;
                 tracing::info!(target: LIFECYCLE_TARGET, "new certificate loaded: {setting}={}", path.display());
-                record_expiry(&self.admission, &self.tls, not_after);
+                self.admission.stats().set_certificate_not_after(not_after);
             }
             Err(problem) => tracing::warn!("new certificate rejected, the previous one stays active: {problem}"),
         }
     }
-}
-
-/// Records the expiry of a certificate and warns if it has passed.
-fn record_expiry(admission: &ListenerAdmission, tls: &ListenerTls, not_after: i64) {
-    admission.stats().set_certificate_not_after(not_after);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    if i64::try_from(now).is_ok_and(|now| not_after < now) {
-        let PemFile { setting, path } = &tls.certificate;
-        tracing::warn!("certificate has expired: clients will reject it (replace {setting}={})", path.display());
-    }
-}
-
-/// Finds a certificate that has expired; the listener starts with it, and clients reject it.
-pub(super) fn find_expired_certificate(tls: &ListenerTls) -> Option<UnusableSetting> {
-    let pem = tls.certificate.read_contents().ok()?;
-    let not_after = read_not_after(tls.certificate.parse_certificates(&pem).ok()?.first()?).ok()?;
-    let now = i64::try_from(Clock::System.now().as_micros() / 1_000_000).ok()?;
-    let expiry = Timestamp::from_second(not_after).ok().filter(|_| not_after < now)?;
-    Some(tls.certificate.file_error(format_args!("the certificate expired at {expiry}; clients reject it, replace it")))
 }
 
 /// Logs a failed handshake. A client that closes the connection early, such as a port probe, is not logged.
@@ -178,33 +161,4 @@ fn fingerprint_files(pem: &Result<PemFiles, UnusableSetting>) -> blake3::Hash {
         Err(problem) => add(problem.to_string().as_bytes()),
     }
     hasher.finalize()
-}
-
-/// Reads the expiry of a certificate, in seconds since the Unix epoch.
-///
-/// RFC 5280, 4.1: a certificate starts with its signed part, and that with an optional version, serial number,
-/// algorithm, issuer and validity.
-fn read_not_after(certificate: &[u8]) -> der::Result<i64> {
-    let mut certificate = read_sequence(&mut SliceReader::new(certificate)?)?;
-    let mut fields = read_sequence(&mut certificate)?;
-    let version_or_serial: AnyRef<'_> = fields.decode()?;
-    let before_validity = if matches!(version_or_serial.tag(), Tag::ContextSpecific { .. }) { 3 } else { 2 };
-    for _ in 0..before_validity {
-        fields.tlv_bytes()?;
-    }
-    let mut validity = read_sequence(&mut fields)?;
-    validity.tlv_bytes()?;
-    let not_after: AnyRef<'_> = validity.decode()?;
-    let since_epoch = match not_after.tag() {
-        Tag::GeneralizedTime => not_after.decode_as::<GeneralizedTime>()?.to_unix_duration(),
-        _ => not_after.decode_as::<UtcTime>()?.to_unix_duration(),
-    };
-    Ok(since_epoch.as_secs().cast_signed())
-}
-
-/// Reads a SEQUENCE and returns a reader of its contents.
-fn read_sequence<'d>(reader: &mut SliceReader<'d>) -> der::Result<SliceReader<'d>> {
-    let sequence: AnyRef<'d> = reader.decode()?;
-    sequence.tag().assert_eq(Tag::Sequence)?;
-    SliceReader::new(sequence.value())
 }

@@ -6,10 +6,10 @@
 
 use std::sync::Arc;
 
+use super::certificate_expiry::{self, find_expired_certificate};
 use super::error::StartupError;
 use super::listener_addresses;
 use super::listeners::GuardsByListener;
-use super::reloading_tls;
 use crate::base::threads;
 use crate::decide::log;
 use crate::decide::log::value_form::ValueForm;
@@ -101,7 +101,10 @@ pub fn find_problems(settings: &Settings) -> Vec<StartupError> {
 pub fn find_unusable_files(settings: &Settings) -> Vec<UnusableSetting> {
     let mut unusable = store::unusable_files(&settings.store);
     let listeners = [&settings.listeners.grpc_tls, &settings.listeners.http_tls];
-    unusable.extend(listeners.into_iter().flatten().filter_map(reloading_tls::find_expired_certificate));
+    unusable.extend(listeners.into_iter().flatten().filter_map(|tls| find_expired_certificate(&tls.certificate, "clients")));
+    unusable.extend(settings.client_certificates().iter().filter_map(|presented| {
+        find_expired_certificate(&presented.file, certificate_expiry::rejecting_server(presented.client))
+    }));
     unusable.extend(settings.xds.as_ref().and_then(xds::find_unusable_file));
     unusable.extend(settings.rules.defaults.as_deref().and_then(defaults_file::find_unusable_file));
     unusable.extend(settings.admin.as_ref().and_then(admin_token::find_unusable_token_file));
