@@ -181,6 +181,39 @@ fn secret_settings_are_rejected_in_plain_values() {
     assert!(!problem.contains("sesame"), "{problem}");
 }
 
+/// Names of all settings, as the program documents them, without families of names such as `DD_*`.
+fn documented_settings() -> Vec<String> {
+    let page = read(&repository("docs/settings.md"));
+    let names = page.lines().filter_map(|line| line.strip_prefix("- `")?.split(['`', '=']).next());
+    names.filter(|name| !name.ends_with('*')).map(str::to_owned).collect()
+}
+
+#[test]
+fn unknown_settings_are_rejected_with_the_nearest_name() {
+    for (wrong, right) in [
+        ("LOG_LEVLE", "LOG_LEVEL"),
+        ("LOG_LEVEL_", "LOG_LEVEL"),
+        ("OG_LEVEL", "LOG_LEVEL"),
+        ("TOLLKEEPER_STORE_TIMOUT", "TOLLKEEPER_STORE_TIMEOUT"),
+        ("SHADOWMODE", "SHADOW_MODE"),
+    ] {
+        let value = format!("settings.{wrong}=1");
+        assert_rejected(&[&value], &[&format!("settings.{wrong} is no setting: did you mean {right}?")]);
+    }
+}
+
+/// The chart refuses names that are not in its list; this compares the list with the table of settings.
+#[test]
+fn settings_of_the_chart_are_those_of_the_program() {
+    let path = repository("deploy/chart/files/settings.txt");
+    let names = documented_settings().join("\n") + "\n";
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(&path, &names).unwrap();
+    }
+    let fix = "BLESS=1 cargo test --test deploy -- settings_of_the_chart writes the list";
+    assert_eq!(read(&path), names, "{fix}");
+}
+
 #[test]
 fn certificates_are_mounted_at_the_configured_paths() {
     let full = &RENDERINGS[1];

@@ -250,8 +250,15 @@ fn problems_are_told_with_a_fix() {
     fails_with(command(&server, "").env(auth, "reader:secret"), 1, "+xgroup to create the group workers");
     fails_with(command(&server, "").env(auth, "reader:other"), 1, auth);
     fails_with(&mut command(&server, "--claim-after 1ms"), 2, "--claim-after");
-    fails_with(&mut command(&server, "--url http://x"), 2, "TOLLKEEPER_DECISION_LOG_REDIS_URL");
-    fails_with(command(&server, "").env_remove("TOLLKEEPER_DECISION_LOG_REDIS_URL"), 2, "counters are not in Redis");
+    fails_with(&mut command(&server, "--url http://x"), 2, "--url=http://x: not an address");
+    // A variable that the stream does not use prevents nothing, and is not named.
+    for (unused, value) in [("GRPC_PORT", "abc"), ("REDIS_TYPE", "none"), ("BACKEND_TYPE", "memcache")] {
+        fails_with(command(&server, "").env(unused, value), 1, "there is no stream 'decisions'");
+    }
+    fails_with(command(&server, "").env("REDIS_TIMEOUT", "soon"), 2, "REDIS_TIMEOUT=soon");
+    let url = format!("--url redis://reader:other@{}", server.address());
+    fails_with(&mut command(&server, &url), 1, "or the password in --url");
+    fails_with(command(&server, "").env_remove("TOLLKEEPER_DECISION_LOG_REDIS_URL"), 2, "stream 'decisions': names a stream, but");
     server.query::<()>(&["SET", STREAM, "text"]);
     fails_with(&mut command(&server, ""), 1, "the key 'decisions' is not a stream");
     server.kill();

@@ -97,8 +97,12 @@ Secret. Messages never repeat a value.
   "RUNTIME_ROOT" "rules" "RUNTIME_SUBDIRECTORY" "rules" "RUNTIME_APPDIRECTORY" "rules"
   "TOLLKEEPER_MEMORY_BYTES" "memoryBytes"
   "TOLLKEEPER_DRAIN_PERIOD" "shutdown.drainSeconds" "TOLLKEEPER_SHUTDOWN_TIMEOUT" "shutdown.timeoutSeconds" }}
+{{- $known := splitList "\n" (trim ($.Files.Get "files/settings.txt")) }}
 {{- range $name, $_ := .Values.settings }}
 {{- if hasKey $owned $name }}{{ fail (printf "settings.%s: the chart sets it from the value %s: set that" $name (get $owned $name)) }}{{ end }}
+{{- if not (has $name $known) }}
+{{- fail (printf "settings.%s is no setting: did you mean %s? (docs/settings.md lists them; a variable of another version or of a library belongs in extraEnv)" $name (include "tollkeeper.nearestName" (list $name $known))) }}
+{{- end }}
 {{- end }}
 {{- $set := include "tollkeeper.settings" . | fromJson }}
 {{- range .Values.extraEnv }}
@@ -159,4 +163,24 @@ Secret. Messages never repeat a value.
 {{- fail (printf "resources.limits.memory is %s, and the process may need %d MiB: memoryBytes (%s) and 64 MiB, and a quarter of both: raise the limit, or lower memoryBytes" (toString $limit) (div (add $needed 1048575) 1048576) .Values.memoryBytes) }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/*
+Most similar name. Takes a list: a name, and the names to choose from. Similar are long equal beginnings and ends, so a name
+with one wrong, missing or additional character finds the right one.
+*/}}
+{{- define "tollkeeper.nearestName" -}}
+{{- $name := first . }}{{ $best := dict "name" "" "score" -1000 }}
+{{- range $other := last . }}
+{{- $shorter := min (len $name) (len $other) | int }}
+{{- $equal := dict "prefix" 0 "suffix" 0 }}
+{{- range $n := untilStep 1 (int (add $shorter 1)) 1 }}
+{{- if hasPrefix (substr 0 $n $name) $other }}{{ $_ := set $equal "prefix" $n }}{{ end }}
+{{- if hasSuffix (substr (sub (len $name) $n | int) (len $name) $name) $other }}{{ $_ := set $equal "suffix" $n }}{{ end }}
+{{- end }}
+{{- $covered := min $shorter (add $equal.prefix $equal.suffix) }}
+{{- $score := sub (mul 2 $covered) (add (len $name) (len $other)) | int }}
+{{- if gt $score $best.score }}{{ $_ := set $best "name" $other }}{{ $_ := set $best "score" $score }}{{ end }}
+{{- end }}
+{{- $best.name }}
 {{- end }}

@@ -68,6 +68,9 @@ impl fmt::Display for TopologySettings {
     }
 }
 
+/// Name of a deployment's address, if a flag of a command gives it instead of a variable.
+pub const URL_FLAG: &str = "--url";
+
 /// The variables of one deployment.
 pub(crate) struct DeploymentVariables {
     pub(crate) url: AddressVariables,

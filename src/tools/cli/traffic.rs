@@ -16,6 +16,8 @@ use crate::rules::diagnostic::Diagnostics;
 use crate::rules::rule::set::RuleSet;
 use crate::settings::Settings;
 use crate::settings::decision_log::{SinkSettings, StreamSettings};
+use crate::settings::problem::SettingsError;
+use crate::settings::redis::deployment::URL_FLAG;
 use crate::settings::value::SettingValue as _;
 use crate::settings::value::number::{ByteSize, ByteSizeRange};
 use crate::tools::replay::field_map::FieldMap;
@@ -150,24 +152,52 @@ pub(super) fn build_progress_bar(paths: &[PathBuf]) -> ProgressBar {
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-/// Reads the Redis of a stream from the environment, as the server does; `url` takes precedence.
+/// Reads the Redis of a stream from the environment, as the server does; `url`, the value of `--url`, takes precedence.
+/// Only the variables of that Redis are read, so no other one can prevent it.
 ///
 /// # Errors
-/// The environment has problems, or names no Redis.
+/// The variables or the URL have problems, or name no Redis. Problems of a flag name the flag.
 pub(super) fn read_stream_settings(key: &str, url: Option<&str>) -> Result<StreamSettings, String> {
-    const SINK: &str = "TOLLKEEPER_DECISION_LOG";
-    const URL: &str = "TOLLKEEPER_DECISION_LOG_REDIS_URL";
     if key.is_empty() || key.contains(',') || key.trim() != key {
         return Err(format!("'{key}' is not the key of a stream: give one without commas, and no blanks around it"));
     }
-    let is_replaced = |name: &OsString| name == SINK || (name == URL && url.is_some());
-    let mut vars: Vec<(OsString, OsString)> = env::vars_os().filter(|(name, _)| !is_replaced(name)).collect();
-    vars.push((SINK.into(), format!("redis:{key}").into()));
-    vars.extend(url.map(|url| (URL.into(), url.into())));
-    let (settings, _) = Settings::from_env(vars.into_iter()).map_err(|error| error.to_string())?;
+    let has_own_redis = url.is_some() || env::var_os(STREAM_URL).is_some_and(|url| !url.is_empty());
+    let is_replaced = |name: &OsString| name == STREAM_SINK || (name == STREAM_URL && url.is_some());
+    let is_used = |name: &OsString| name.to_str().is_some_and(|name| is_stream_variable(name, has_own_redis));
+    let mut vars: Vec<_> = env::vars_os().filter(|(name, _)| is_used(name) && !is_replaced(name)).collect();
+    vars.push((STREAM_SINK.into(), format!("redis:{key}").into()));
+    vars.extend(url.map(|url| (STREAM_URL.into(), url.into())));
+    let settings = Settings::from_env(vars.into_iter());
+    let (settings, _) = settings.map_err(|error| format_stream_problems(&error, key, url.is_some()))?;
     let mut sinks = settings.decision_log.into_iter().flat_map(|log| log.sinks);
     match sinks.next() {
-        Some(SinkSettings::Redis(stream)) => Ok(*stream),
+        Some(SinkSettings::Redis(mut stream)) => {
+            if url.is_some() {
+                stream.deployment.setting = URL_FLAG;
+            }
+            Ok(*stream)
+        }
         _ => Err(format!("'{key}' is not the key of a stream")),
     }
+}
+
+const STREAM_SINK: &str = "TOLLKEEPER_DECISION_LOG";
+const STREAM_URL: &str = "TOLLKEEPER_DECISION_LOG_REDIS_URL";
+
+/// Returns `true` for the variables from which the Redis of a stream is read: its own one, or that of the counters.
+fn is_stream_variable(name: &str, has_own_redis: bool) -> bool {
+    let is_of_any = name.starts_with("REDIS_TLS_") || ["REDIS_TIMEOUT", "REDIS_POOL_SIZE"].contains(&name);
+    let is_of_counters = ["REDIS_", "TOLLKEEPER_REDIS_", "MEMCACHE_"].iter().any(|prefix| name.starts_with(prefix));
+    let is_of_counters = is_of_counters || name == "BACKEND_TYPE";
+    name.starts_with("TOLLKEEPER_DECISION_LOG_REDIS_") || is_of_any || (!has_own_redis && is_of_counters)
+}
+
+/// Formats problems of the environment, with the flag instead of a variable that stands for it.
+fn format_stream_problems(error: &SettingsError, key: &str, has_url_flag: bool) -> String {
+    let problems = error.problems.iter().map(|problem| match problem.name.as_str() {
+        STREAM_SINK => format!("stream '{key}': {}; {}", problem.what, problem.fix),
+        STREAM_URL if has_url_flag => format!("{URL_FLAG}={}: {}; {}", problem.shown, problem.what, problem.fix),
+        _ => problem.to_string(),
+    });
+    problems.collect::<Vec<_>>().join("\n")
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::error::RedisConnectError;
 use crate::settings::credentials::Credentials;
 use crate::settings::problem::UnusableSetting;
-use crate::settings::redis::deployment::{DeploymentSettings, TopologySettings};
+use crate::settings::redis::deployment::{DeploymentSettings, TopologySettings, URL_FLAG};
 use crate::settings::store_tls::StoreTls;
 use crate::store::client::supervisor::hash_files;
 
@@ -102,6 +102,8 @@ impl ConnectOptions {
                 "TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH, its _FILE or the password in \
                  TOLLKEEPER_DECISION_LOG_REDIS_URL"
             }
+            (URL_FLAG, false, _) => "TOLLKEEPER_DECISION_LOG_REDIS_AUTH, its _FILE or the password in --url",
+            (URL_FLAG, true, _) => "TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH, its _FILE or the password in --url",
             ("TOLLKEEPER_GLOBAL_REDIS_URL", false, _) => {
                 "TOLLKEEPER_GLOBAL_REDIS_AUTH, its _FILE or the password in TOLLKEEPER_GLOBAL_REDIS_URL"
             }
