@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use serde_saphyr::granit_parser::{self, Event, Parser, ScalarStyle, Span, Tag};
+use serde_saphyr::granit_parser::{self, Event, Parser, ScalarStyle, Span, StructureStyle, Tag};
 
 use super::scalar::Scalar;
 use super::{DocumentSelection, Position, YamlContent, YamlEntry, YamlNode};
@@ -35,6 +35,15 @@ pub fn parse_documents<'a>(
         // The tree has a tighter bound of its own, with a better message.
         flow_nesting_limit: 2 * MAX_DEPTH,
         block_nesting_limit: 2 * MAX_DEPTH,
+    };
+    let text = match find_stray_bracket(text, which, options.clone()) {
+        Some(stray) => {
+            let message = "a bracket after the end of the document is not read".into();
+            let hint = Some("remove it, and what follows it".into());
+            found.push(build_diagnostic(Severity::Warning, file, stray.at, message, hint));
+            &text[..stray.byte]
+        }
+        None => text,
     };
     let mut builder = TreeBuilder::new(file, found);
     for event in Parser::new_from_str_with_options(text, options) {
@@ -62,6 +71,45 @@ pub fn parse_documents<'a>(
         }
     }
     builder.documents
+}
+
+/// A closing bracket that nothing opened.
+struct StrayBracket {
+    at: Position,
+    /// Offset in the text, in bytes.
+    byte: usize,
+}
+
+/// Finds a closing bracket behind a document that is written in brackets and complete: gopkg.in/yaml.v2 reads the first
+/// document and no further. If all documents are read, only further brackets may follow it.
+fn find_stray_bracket(text: &str, which: DocumentSelection, options: granit_parser::Options) -> Option<StrayBracket> {
+    let content = text.trim_end().trim_end_matches(['}', ']']).len();
+    let ends_with_brackets = content < text.trim_end().len();
+    if !ends_with_brackets && which == DocumentSelection::All {
+        return None;
+    }
+    let mut is_in_brackets = false;
+    for event in Parser::new_from_str_with_options(text, options) {
+        match event {
+            Ok((Event::MappingStart(style, ..) | Event::SequenceStart(style, ..), _)) if !is_in_brackets => {
+                is_in_brackets = style == StructureStyle::Flow;
+                if !is_in_brackets {
+                    return None;
+                }
+            }
+            Ok((Event::DocumentEnd, _)) => return None,
+            Ok(_) => {}
+            Err(error) if *error.kind() == granit_parser::ErrorKind::MisplacedFlowCollectionEnd => {
+                let byte = text.char_indices().nth(error.marker().index())?.0;
+                let is_only_brackets = text[byte..].chars().all(|c| c.is_whitespace() || matches!(c, '}' | ']'));
+                let at = marker_position(error.marker());
+                let is_allowed = which == DocumentSelection::FirstOnly || is_only_brackets;
+                return is_allowed.then_some(StrayBracket { at, byte });
+            }
+            Err(_) => return None,
+        }
+    }
+    None
 }
 
 /// Returns hints for common mistakes.
