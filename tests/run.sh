@@ -44,6 +44,8 @@ command -v cargo >/dev/null || fail "cargo is missing: install a Rust toolchain 
 missing=()
 command -v redis-server >/dev/null || missing+=(redis-server)
 command -v memcached >/dev/null || missing+=(memcached)
+# Its library gives a Redis a clock that jumps.
+command -v faketime >/dev/null || missing+=(faketime)
 command -v curl >/dev/null || missing+=(curl)
 # Debian has nft in a directory that is on root's PATH only.
 PATH=$PATH:/usr/sbin command -v nft >/dev/null || missing+=(nftables)

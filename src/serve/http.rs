@@ -1,5 +1,6 @@
 //! Pages over HTTP: decisions as JSON, health, debug pages and metrics.
 
+mod strict_json;
 pub mod proto_json;
 mod response;
 pub mod page_builder;

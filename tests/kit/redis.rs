@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ::redis::{FromRedisValue, RedisResult, Value};
 use tempfile::TempDir;
@@ -41,6 +41,7 @@ pub(crate) struct Options {
     lines: Vec<(String, String)>,
     kind: Kind,
     tls: bool,
+    has_own_clock: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +54,7 @@ enum Kind {
 /// A server without password, persistence or TLS.
 pub(crate) fn options() -> Options {
     let program = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
-    Options { program, lines: Vec::new(), kind: Kind::Single, tls: false }
+    Options { program, lines: Vec::new(), kind: Kind::Single, tls: false, has_own_clock: false }
 }
 
 impl Options {
@@ -98,6 +99,12 @@ impl Options {
         self
     }
 
+    /// Has a clock of its own, which [`Server::set_clock`] sets.
+    pub(crate) fn own_clock(mut self) -> Self {
+        self.has_own_clock = true;
+        self
+    }
+
     /// Starts it and waits until it answers.
     pub(crate) fn start(self) -> Server {
         let server = self.launch();
@@ -132,6 +139,9 @@ impl Options {
             }
         }
         fs::write(files.path().join("redis.conf"), config).expect("the configuration can be written");
+        if self.has_own_clock {
+            fs::write(files.path().join(CLOCK), "+0").expect("the clock can be set");
+        }
         let child = Mutex::new(spawn(&self.program, self.kind, files.path()));
         let frozen = AtomicBool::new(false);
         Server { child, frozen, program: self.program, kind: self.kind, plain, tls, bus, files }
@@ -161,6 +171,17 @@ impl Options {
     }
 }
 
+/// File with the offset of a server's own clock.
+const CLOCK: &str = "clock";
+
+/// libfaketime, of Debian's package `faketime`.
+fn faketime_library() -> PathBuf {
+    let machine = format!("/usr/lib/{}-linux-gnu/faketime/libfaketime.so.1", std::env::consts::ARCH);
+    let places = [machine.as_str(), "/usr/lib/faketime/libfaketime.so.1", "/usr/lib64/faketime/libfaketime.so.1"];
+    let found = places.into_iter().map(PathBuf::from).find(|place| place.exists());
+    found.unwrap_or_else(|| panic!("libfaketime.so.1 is missing: run tests/run.sh, or apt-get install faketime"))
+}
+
 /// Starts the program on the configuration in `directory`, where it also logs.
 fn spawn(program: &str, kind: Kind, directory: &Path) -> Child {
     let log = File::options().create(true).append(true).open(directory.join("log")).expect("a file can be made");
@@ -169,6 +190,12 @@ fn spawn(program: &str, kind: Kind, directory: &Path) -> Child {
     command.env_clear().envs(inherited_env()).arg(directory.join("redis.conf"));
     if kind == Kind::Sentinel {
         command.arg("--sentinel");
+    }
+    if directory.join(CLOCK).exists() {
+        // libc before jemalloc, which reads the clock while libfaketime starts.
+        let preload = format!("{} libc.so.6", faketime_library().display());
+        command.env("LD_PRELOAD", preload).env("FAKETIME_TIMESTAMP_FILE", directory.join(CLOCK));
+        command.env("FAKETIME_CACHE_DURATION", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
     }
     command.current_dir(directory).stdin(Stdio::null()).stdout(log).stderr(errors);
     command.spawn().unwrap_or_else(|error| {
@@ -249,6 +276,18 @@ impl Server {
     /// Resets the command counts.
     pub(crate) fn reset_stats(&self) {
         self.query::<()>(&["CONFIG", "RESETSTAT"]);
+    }
+
+    /// Sets its own clock to so many seconds after the right time, within a second.
+    pub(crate) fn set_clock(&self, offset_s: i64) {
+        let (new, clock) = (self.files.path().join("clock.new"), self.files.path().join(CLOCK));
+        fs::write(&new, format!("{offset_s:+}")).expect("the clock can be set");
+        fs::rename(new, clock).expect("the clock can be set");
+        let right_s = || SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970").as_secs();
+        wait_for("the clock to jump", || {
+            let (seconds, _): (u64, u64) = self.query(&["TIME"]);
+            (seconds.abs_diff(right_s().saturating_add_signed(offset_s)) <= 1).then_some(())
+        });
     }
 
     /// Freezes it: the kernel keeps accepting connections, the server replies to nothing.

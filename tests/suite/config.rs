@@ -693,3 +693,24 @@ fn small_global_limit_without_regions_gets_only_a_warning() {
     let small = compile_texts(&[source("x.yaml", &text)], &regions).unwrap_err().to_string();
     assert!(small.contains("gives each of 2 regions less than one hit"), "{small}");
 }
+
+/// gopkg.in/yaml.v2 reads the first document and no further.
+#[test]
+fn stray_bracket_after_a_flow_document_is_a_warning() {
+    let document = "{domain: shop, descriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 5}}]}";
+    for rest in ["}", "]", "\n}\n", "}}\n", " } # {\n} more: [\n"] {
+        let text = format!("{document}{rest}");
+        let first = RuleText { documents: DocumentSelection::FirstOnly, ..source("x.yaml", &text) };
+        let compiled = compile_texts(&[first], &CompileOptions::default());
+        let compiled = compiled.unwrap_or_else(|found| panic!("{text}: {found}"));
+        assert_eq!(limits(&compiled.domains).len(), 1, "{text}");
+        let warnings = compiled.warnings.to_string();
+        assert!(warnings.contains("bracket after the end of the document"), "{text}: {warnings}");
+        // Where all documents are read, what follows could be one.
+        assert_eq!(load(&text).is_ok(), !rest.contains("more"), "{text}");
+    }
+    for wrong in ["domain: shop\n}\n", "{domain: shop]}", "{domain: shop, descriptors: [}]}"] {
+        let first = RuleText { documents: DocumentSelection::FirstOnly, ..source("x.yaml", wrong) };
+        assert!(compile_texts(&[first], &CompileOptions::default()).is_err(), "{wrong}");
+    }
+}

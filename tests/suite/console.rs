@@ -9,8 +9,10 @@ mod problems;
 #[path = "console/sites.rs"]
 mod sites;
 
-use crate::kit::http;
+use std::collections::HashMap;
+
 use crate::kit::tollkeeper::{Setup, with_rules};
+use crate::kit::{http, read, repository};
 
 const RULES: &str = "\
 domain: shop
@@ -120,4 +122,51 @@ fn console_needs_no_inline_code_and_no_other_host() {
             assert!(!text.contains(start), "another host: {text}");
         }
     }
+}
+
+/// Colours of a theme by name, from the `light-dark()` values of the stylesheet.
+fn colours(is_dark: bool) -> HashMap<String, [f64; 3]> {
+    let css = read(&repository("src/serve/http/console/console.css"));
+    let names = css.lines().filter_map(|line| line.trim().strip_prefix("--")?.split_once(": light-dark("));
+    let channel = |colour: &str, at: usize| f64::from(u8::from_str_radix(&colour[at..at + 2], 16).unwrap());
+    names
+        .map(|(name, rest)| {
+            let (light, dark) = rest.trim_end_matches(");").split_once(", ").unwrap();
+            let colour = if is_dark { dark } else { light };
+            (name.to_owned(), [1, 3, 5].map(|at| channel(colour, at)))
+        })
+        .collect()
+}
+
+/// Contrast of two colours, from 1 to 21, as WCAG 2.2 defines it.
+fn contrast([one, other]: [[f64; 3]; 2]) -> f64 {
+    let luminance = |colour: [f64; 3]| {
+        let linear = colour.map(|channel| channel / 255.0).map(|channel| {
+            if channel <= 0.04045 { channel / 12.92 } else { ((channel + 0.055) / 1.055).powf(2.4) }
+        });
+        0.2126f64.mul_add(linear[0], 0.7152f64.mul_add(linear[1], 0.0722 * linear[2]))
+    };
+    let (one, other) = (luminance(one), luminance(other));
+    (one.max(other) + 0.05) / (one.min(other) + 0.05)
+}
+
+/// WCAG 2.2: 4.5 for text (1.4.3), 3 for the marks of controls and of what has the focus (1.4.11).
+#[test]
+fn colours_of_both_themes_have_enough_contrast() {
+    for is_dark in [false, true] {
+        let colours = colours(is_dark);
+        let assert_contrast = |name: &str, ground: &str, least: f64| {
+            let ratio = contrast([colours[name], colours[ground]]);
+            assert!(ratio >= least, "{name} on {ground}, dark: {is_dark}: {ratio:.2} of {least}");
+        };
+        for text in ["ink", "soft", "accent", "good", "warn", "bad"] {
+            ["paper", "card"].map(|ground| assert_contrast(text, ground, 4.5));
+        }
+        assert_contrast("ink", "bar", 4.5);
+        for mark in ["control", "accent", "good", "warn", "bad"] {
+            ["paper", "card"].map(|ground| assert_contrast(mark, ground, 3.0));
+        }
+    }
+    let grays = [[0.0; 3], [255.0; 3]];
+    assert!((contrast(grays) - 21.0).abs() < 0.01);
 }

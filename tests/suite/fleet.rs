@@ -550,3 +550,46 @@ descriptors:
     let after = 1 + admitted(&replicas[1], 2500) + admitted(&replicas[0], 2500);
     assert!(after <= 2200, "{after}");
 }
+
+#[test]
+fn silent_replica_is_marked_and_not_counted_as_heard() {
+    let redis = redis::options().start();
+    let (seen, silent) = (replica(&redis, RULES).start(), replica(&redis, RULES).start());
+    wait_for_fleet(&seen, "both replicas", |report| count(report, "replicas") == 2);
+    let marked = |report: &Value| -> Vec<Value> {
+        let replicas = report["replicas"].as_array().expect("there are replicas").iter();
+        let silent = replicas.filter(|replica| replica["silent"] == true);
+        silent.map(|replica| replica["this"].clone()).collect()
+    };
+    assert!(marked(&fleet(&seen, "")).is_empty(), "{}", fleet(&seen, ""));
+    silent.freeze();
+    let report = wait_for_fleet(&seen, "the mark", |report| !marked(report).is_empty());
+    assert_eq!(marked(&report), [false], "{report}");
+    assert!(report.to_string().contains("published nothing for"), "{report}");
+    assert!(top(&seen, &["--fleet"]).contains(" (silent)"));
+    silent.thaw();
+    wait_for_fleet(&seen, "the end of the mark", |report| marked(report).is_empty());
+}
+
+/// Keys of the second limit of a rule, and of a candidate, are counted as those of the first.
+#[test]
+fn distinct_keys_of_later_limits_are_counted() {
+    let rules = "\
+domain: shop
+descriptors:
+- key: user
+  rate_limit:
+  - {unit: day, requests_per_unit: 1000}
+  - {unit: hour, requests_per_unit: 1000, name: hourly}
+  candidates: [{name: stricter, unit: day, requests_per_unit: 10}]
+";
+    let redis = redis::options().start();
+    let server = replica(&redis, rules).start();
+    wait_for("the replica to publish", || (redis.query::<usize>(&["ZCARD", INDEX]) == 1).then_some(()));
+    (0..10).for_each(|user| charge(&server, "user", &format!("user {user}"), 1));
+    let report = wait_for_fleet(&server, "the keys of three limits", |report| {
+        let rules = report["rules"].as_array().into_iter().flatten();
+        rules.filter(|limit| limit["distinct_keys"].as_u64().is_some_and(|keys| (8..=12).contains(&keys))).count() == 3
+    });
+    assert_eq!(count(&report, "rules"), 3, "{report}");
+}

@@ -343,6 +343,48 @@ fn invalid_json_request_is_rejected() {
     }
 }
 
+/// Forms of numbers that protojson of Go accepts or refuses.
+#[test]
+fn json_numbers_are_read_as_envoyproxy_ratelimit_reads_them() {
+    for number in ["2", "2.0", "2e0", "0.2e1", r#""2""#, r#""2.0""#, r#""2e0""#, r#""20e-1""#] {
+        let text = format!(r#"{{"hitsAddend": {number}, "descriptors": [{{"hits_addend": {number}}}]}}"#);
+        let read = request_from_json(text.as_bytes()).unwrap_or_else(|error| panic!("{text}: {error}"));
+        assert_eq!((read.hits_addend, read.descriptors[0].hits_addend), (2, Some(2)), "{text}");
+    }
+    let zero = request_from_json(br#"{"hitsAddend": "-0"}"#).unwrap();
+    assert_eq!(zero.hits_addend, 0);
+    let largest = br#"{"descriptors": [{"hitsAddend": "18446744073709551615"}]}"#;
+    assert_eq!(request_from_json(largest).unwrap().descriptors[0].hits_addend, Some(u64::MAX));
+    for number in [r#""01""#, r#""+1""#, r#"" 1""#, r#""1 ""#, r#""""#, r#""1.5""#, r#""18446744073709551616""#, "true"] {
+        for field in ["hitsAddend", "hits_addend"] {
+            let text = format!(r#"{{"descriptors": [{{"{field}": {number}}}]}}"#);
+            assert!(matches!(request_from_json(text.as_bytes()), Err(JsonError::NotARequest(_))), "{text}");
+        }
+    }
+    let unit = br#"{"descriptors": [{"limit": {"requestsPerUnit": "5.0", "unit": 3.0}}]}"#;
+    let read = request_from_json(unit).unwrap();
+    let limit = read.descriptors[0].limit.as_ref().unwrap();
+    assert_eq!((limit.requests_per_unit, limit.unit), (5, 3));
+}
+
+/// A field that comes twice is an error, in both spellings too, and nothing is charged.
+#[test]
+fn json_field_that_comes_twice_is_refused() {
+    for text in [
+        r#"{"domain": "shop", "domain": "shop"}"#,
+        r#"{"hitsAddend": 1, "hits_addend": 1}"#,
+        r#"{"descriptors": [], "descriptors": []}"#,
+        r#"{"descriptors": [{"entries": [{"key": "a", "value": "b", "key": "a"}]}]}"#,
+    ] {
+        match request_from_json(text.as_bytes()) {
+            Err(JsonError::NotARequest(error)) => assert!(error.to_string().contains("there twice"), "{error}"),
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+    let two = r#"{"descriptors": [{"entries": [{"key": "a"}, {"key": "a"}]}, {"entries": []}]}"#;
+    assert_eq!(request_from_json(two.as_bytes()).unwrap().descriptors.len(), 2);
+}
+
 #[test]
 fn response_is_encoded_as_json() {
     let expected = concat!(

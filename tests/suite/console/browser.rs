@@ -1,5 +1,8 @@
 //! The console in a real browser: every view, both widths and themes, hostile values, the keyboard, actions.
 
+use std::io::{Read as _, Write as _};
+use std::net::Ipv4Addr;
+
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::Value;
@@ -286,14 +289,39 @@ fn key_is_shown_and_reset_in_its_own_domain() {
     browser.wait_until("document.querySelector('#dialog[open] meter') !== null");
     let shown = browser.evaluate("document.getElementById('dialog-body').textContent");
     assert!(shown.as_str().unwrap().contains("shop.eu.user"), "{shown}");
-    browser.evaluate("document.getElementById('dialog-ok').click()");
-    browser.wait_until("document.getElementById('dialog-title').textContent === 'Reset'");
     let used = |domain: &str| {
         let entries = r#"[{"key":"user","value":"ann"}]"#;
         let body = format!(r#"{{"domain":"{domain}","descriptors":[{{"entries":{entries}}}]}}"#);
         server.explain(&body)["descriptors"][0]["limits"][0]["counter"]["used"].clone()
     };
+    // The control that leaves the view is named so, and changes nothing.
+    assert_eq!(browser.evaluate("document.getElementById('dialog-cancel').textContent"), "Close");
+    browser.evaluate("document.getElementById('dialog-cancel').click()");
+    browser.wait_until("document.querySelector('#dialog[open]') === null");
+    assert_eq!((used("shop"), used("shop.eu")), (2.into(), 2.into()));
+    browser.evaluate("document.querySelector('#main button.link').click()");
+    browser.wait_until("document.querySelector('#dialog[open] meter') !== null");
+    browser.evaluate("document.getElementById('dialog-ok').click()");
+    browser.wait_until("document.getElementById('dialog-title').textContent === 'Reset'");
     assert_eq!((used("shop"), used("shop.eu")), (2.into(), 0.into()));
+}
+
+#[test]
+fn ninth_console_of_an_address_says_why_it_has_no_live_figures() {
+    let server = with_rules(RULES).env("TOLLKEEPER_DRAIN_PERIOD", "0s").start();
+    let consoles = [(); 8].map(|()| {
+        let mut stream = http::connect(server.debug_port(), Ipv4Addr::LOCALHOST).unwrap();
+        stream.write_all(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).unwrap();
+        assert_eq!(&status, b"HTTP/1.1 200");
+        stream
+    });
+    let mut browser = Chromium::start();
+    browser.call("Page.navigate", &serde_json::json!({"url": format!("http://127.0.0.1:{}/", server.debug_port())}));
+    browser.wait_until("document.getElementById('connection')?.dataset.state === 'lost'");
+    browser.wait_until("document.getElementById('connection').textContent.includes('/live has 8 listeners of this address')");
+    drop(consoles);
 }
 
 #[test]

@@ -312,3 +312,41 @@ fn grant_is_used_only_after_a_replica_has_it() {
     });
     wait_for("an admitted request", || (charge(&process) == 200).then_some(()));
 }
+
+#[test]
+fn clock_of_the_global_redis_that_jumps_back_and_forth_admits_nothing_more() {
+    const DAY_S: i64 = 86_400;
+    let rules = "
+domain: shop
+descriptors:
+  - key: user
+    rate_limit: { unit: day, requests_per_unit: 200, scope: global }
+";
+    let (redis, global) = (servers::options().start(), servers::options().own_clock().start());
+    let (watched, port) = with_prometheus(of_region(with_rules(rules), "eu", &redis.address(), &global.address()));
+    let eu = watched.start();
+    let jumps = || scrape(port.number()).count("tollkeeper_clock_jumps_total");
+    let notice = || scrape(port.number()).count("tollkeeper_region_notice{notice=\"global_clock_jumped\"}");
+    let mut admitted = 0;
+    let mut charge_often = |times: u32| {
+        admitted += (0..times).filter(|_| charge(&eu) == 200).count();
+        admitted
+    };
+    wait_for("the first grant", || {
+        charge_often(1);
+        (grants(&eu, "granted_hits") > 0).then_some(())
+    });
+    assert_eq!(jumps(), 0, "{}", stats(&eu));
+    for (offset_s, least_jumps) in [(-2 * DAY_S, 1), (0, 2), (2 * DAY_S, 3), (0, 4)] {
+        global.set_clock(offset_s);
+        wait_for("the jump to be noticed", || {
+            charge_often(10);
+            (jumps() >= least_jumps).then_some(())
+        });
+        assert!(notices(&eu).contains(&"global_clock_jumped".to_owned()), "{:?}", notices(&eu));
+        assert_eq!(notice(), 1);
+        let admitted = charge_often(100);
+        assert!(admitted <= 200, "{admitted} of 200 after the clock jumped to {offset_s} s; {}", stats(&eu));
+    }
+    wait_for_log(&eu, "notice=global_clock_jumped");
+}

@@ -244,3 +244,114 @@ impl GrantWorker {
         taken == Some(1)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicI64, Ordering};
+
+    use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::super::connect;
+    use super::super::standing::{ClocksOfBoth, OwnRegion};
+    use super::*;
+    use crate::base::clock::Clock;
+    use crate::settings::Settings;
+    use crate::settings::store::StoreSettings;
+    use crate::store::client::redis::server_clock::ClockJumps;
+
+    /// Offset of the stub's clock, in microseconds.
+    static OFFSET_US: AtomicI64 = AtomicI64::new(0);
+
+    const GRANTED: u64 = 7;
+
+    /// Starts a server that grants [`GRANTED`] hits by a clock with [`OFFSET_US`], and answers OK to all else.
+    async fn start_stub() -> u16 {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let port = listener.local_addr().expect("it listens").port();
+        tokio::spawn(async move {
+            while let Ok((connection, _)) = listener.accept().await {
+                tokio::spawn(answer_commands(connection));
+            }
+        });
+        port
+    }
+
+    async fn answer_commands(connection: TcpStream) -> Option<()> {
+        let mut connection = BufReader::new(connection);
+        loop {
+            let words = read_length(&mut connection).await?;
+            let mut is_grant = false;
+            for _ in 0..words {
+                let mut word = vec![0; read_length(&mut connection).await? + 2];
+                connection.read_exact(&mut word).await.ok()?;
+                is_grant |= word.starts_with(global_window_script().sha1.as_bytes());
+            }
+            let mut reply = b"+OK\r\n".to_vec();
+            if is_grant {
+                let now = Clock::System.now().as_micros().saturating_add_signed(OFFSET_US.load(Ordering::Relaxed));
+                let numbers = [now, 0, 0, GRANTED, 0].map(u64::to_le_bytes).concat();
+                reply = [format!("${}\r\n", numbers.len()).as_bytes(), &numbers, b"\r\n"].concat();
+            }
+            connection.get_mut().write_all(&reply).await.ok()?;
+        }
+    }
+
+    /// Reads `*3` or `$3`.
+    async fn read_length(connection: &mut BufReader<TcpStream>) -> Option<usize> {
+        let mut line = String::new();
+        connection.read_line(&mut line).await.ok()?;
+        line.get(1..)?.trim().parse().ok()
+    }
+
+    fn worker_of(port: u16) -> GrantWorker {
+        let address = format!("127.0.0.1:{port}");
+        let vars = [
+            ("REDIS_SOCKET_TYPE", "tcp"),
+            ("REDIS_URL", &address),
+            ("TOLLKEEPER_REGION", "eu"),
+            ("TOLLKEEPER_REGIONS", "eu,us"),
+            ("TOLLKEEPER_GLOBAL_REDIS_URL", &address),
+        ];
+        let vars = vars.map(|(name, value)| (name.into(), value.into()));
+        let (settings, _) = Settings::from_env(vars.into_iter()).expect("the settings are valid");
+        let StoreSettings::Redis(redis) = &settings.store else { unreachable!("the counters are in Redis") };
+        let regions = redis.regions.clone().expect("there are regions");
+        let global = Arc::new(connect(redis, &regions, Arc::<ClockJumps>::default()));
+        let clocks = ClocksOfBoth { global: Arc::clone(global.clock_jumps()), ..ClocksOfBoth::default() };
+        let counts = Arc::<GrantCounts>::default();
+        let returns = HitReturns::new(Arc::clone(&global), Arc::clone(&global), Arc::clone(&counts));
+        GrantWorker {
+            region: Arc::clone(&global),
+            global,
+            standing: Arc::new(RegionStanding::new(OwnRegion::new(&regions), clocks)),
+            settings: regions,
+            counts,
+            returns: Arc::new(returns),
+        }
+    }
+
+    async fn ask_for_hits(worker: &GrantWorker) -> Option<u64> {
+        let key = global_key(&Bytes::from_static(b"tk1:{counter}"));
+        let call = KeyScript::new(global_window_script(), &key, b"");
+        let reply = worker.ask(call, 60_000_000, grant_calls::decode_window_call, |reply| reply.now).await;
+        reply.map(|reply| reply.hits)
+    }
+
+    #[tokio::test]
+    async fn grant_by_a_clock_that_jumped_is_discarded() {
+        let worker = worker_of(start_stub().await);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while ask_for_hits(&worker).await.is_none() {
+            assert!(Instant::now() < deadline, "the stub was never connected");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(ask_for_hits(&worker).await, Some(GRANTED));
+        for jump_us in [-130_000_000, 0] {
+            OFFSET_US.store(jump_us, Ordering::Relaxed);
+            assert_eq!(ask_for_hits(&worker).await, None, "the answer that shows the jump to {jump_us}");
+            assert_eq!(ask_for_hits(&worker).await, None, "an answer in the period after it");
+        }
+        assert!(worker.standing.is_connected(Instant::now()), "the global Redis has answered all the time");
+    }
+}
