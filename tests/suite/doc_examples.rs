@@ -1,4 +1,8 @@
-//! Examples of the documentation other than rules: the nftables rules parse, and the client behaves as documented.
+//! Examples of the documentation other than rules: commands run, the nftables rules parse, and the client behaves as
+//! documented.
+
+#[path = "doc_examples/commands.rs"]
+mod commands;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -258,7 +258,11 @@ fn problems_are_told_with_a_fix() {
     fails_with(command(&server, "").env("REDIS_TIMEOUT", "soon"), 2, "REDIS_TIMEOUT=soon");
     let url = format!("--url redis://reader:other@{}", server.address());
     fails_with(&mut command(&server, &url), 1, "or the password in --url");
-    fails_with(command(&server, "").env_remove("TOLLKEEPER_DECISION_LOG_REDIS_URL"), 2, "stream 'decisions': names a stream, but");
+    fails_with(
+        command(&server, "").env_remove("TOLLKEEPER_DECISION_LOG_REDIS_URL"),
+        2,
+        "stream 'decisions': names a stream, but",
+    );
     server.query::<()>(&["SET", STREAM, "text"]);
     fails_with(&mut command(&server, ""), 1, "the key 'decisions' is not a stream");
     server.kill();

@@ -355,7 +355,8 @@ fn json_numbers_are_read_as_envoyproxy_ratelimit_reads_them() {
     assert_eq!(zero.hits_addend, 0);
     let largest = br#"{"descriptors": [{"hitsAddend": "18446744073709551615"}]}"#;
     assert_eq!(request_from_json(largest).unwrap().descriptors[0].hits_addend, Some(u64::MAX));
-    for number in [r#""01""#, r#""+1""#, r#"" 1""#, r#""1 ""#, r#""""#, r#""1.5""#, r#""18446744073709551616""#, "true"] {
+    for number in [r#""01""#, r#""+1""#, r#"" 1""#, r#""1 ""#, r#""""#, r#""1.5""#, r#""18446744073709551616""#, "true"]
+    {
         for field in ["hitsAddend", "hits_addend"] {
             let text = format!(r#"{{"descriptors": [{{"{field}": {number}}}]}}"#);
             assert!(matches!(request_from_json(text.as_bytes()), Err(JsonError::NotARequest(_))), "{text}");

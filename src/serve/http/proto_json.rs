@@ -1,9 +1,9 @@
 //! Requests and responses as proto3 JSON, the format of `/json`, `call` and request files.
 //!
 //! Conversion follows the protobuf descriptors: field names in camelCase or as in the proto files, numbers as numbers
-//! or strings; unknown fields and fields that come twice are errors, as in protojson of Go ([`strict_json`](super::strict_json)).
-//! Entry keys and values are JSON strings. Callers bound the size of the text; this module bounds the number of objects, and the parser the depth (128
-//! levels).
+//! or strings; unknown fields and fields that come twice are errors, as in protojson of Go
+//! ([`strict_json`](super::strict_json)). Entry keys and values are JSON strings. Callers bound the size of the text;
+//! this module bounds the number of objects, and the parser the depth (128 levels).
 
 use std::io;
 use std::sync::LazyLock;
@@ -52,7 +52,8 @@ pub fn request_from_json(text: &[u8]) -> Result<RateLimitRequest, JsonError> {
     }
     static REQUEST: LazyLock<MessageDescriptor> = LazyLock::new(|| find_message_descriptor("RateLimitRequest"));
     let mut json = Deserializer::from_slice(text);
-    let message = DynamicMessage::deserialize(REQUEST.clone(), StrictJson::new(&mut json)).map_err(JsonError::NotARequest)?;
+    let message =
+        DynamicMessage::deserialize(REQUEST.clone(), StrictJson::new(&mut json)).map_err(JsonError::NotARequest)?;
     json.end().map_err(JsonError::NotARequest)?;
     Ok(message.transcode_to()?)
 }

@@ -132,9 +132,15 @@ impl<'de, V: Visitor<'de>> StrictVisitor<V> {
 fn visit_float<'de, V: Visitor<'de>, E: Error>(visitor: V, number: f64) -> Result<V::Value, E> {
     // From here on floats do not have every whole number.
     const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
+    // 2^64.
+    const MAX_INTEGER: f64 = 18_446_744_073_709_551_616.0;
     if number.fract() == 0.0 && number.abs() <= MAX_EXACT {
         #[expect(clippy::cast_possible_truncation, reason = "it is whole and in range")]
         return visitor.visit_i64(number as i64);
+    }
+    // A conversion to an integer would give the largest one.
+    if number >= MAX_INTEGER {
+        return Err(E::custom(format_args!("the number {number} is out of range")));
     }
     visitor.visit_f64(number)
 }

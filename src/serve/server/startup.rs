@@ -101,7 +101,9 @@ pub fn find_problems(settings: &Settings) -> Vec<StartupError> {
 pub fn find_unusable_files(settings: &Settings) -> Vec<UnusableSetting> {
     let mut unusable = store::unusable_files(&settings.store);
     let listeners = [&settings.listeners.grpc_tls, &settings.listeners.http_tls];
-    unusable.extend(listeners.into_iter().flatten().filter_map(|tls| find_expired_certificate(&tls.certificate, "clients")));
+    unusable.extend(
+        listeners.into_iter().flatten().filter_map(|tls| find_expired_certificate(&tls.certificate, "clients")),
+    );
     unusable.extend(settings.client_certificates().iter().filter_map(|presented| {
         find_expired_certificate(&presented.file, certificate_expiry::rejecting_server(presented.client))
     }));

@@ -108,11 +108,15 @@ impl<C> ServerState<C> {
         let opened = error.is_of_server() && self.breaker.record_failure();
         if opened {
             if let Some(suppressed) = self.opened_log.allow(Clock::System.now()) {
-                let Self { endpoint: server, names, .. } = self;
-                tracing::error!(
-                    %server, %error, suppressed,
-                    "{} fails: {} until it is back", names.program, names.on_failure
-                );
+                let Self { endpoint: server, names: ServerNames { program, on_failure, .. }, .. } = self;
+                match error.is_misconfiguration() {
+                    true => {
+                        tracing::error!(%server, %error, suppressed, "{program} fails: {on_failure} until it is back");
+                    }
+                    false => {
+                        tracing::warn!(%server, %error, suppressed, "{program} fails: {on_failure} until it is back");
+                    }
+                }
             }
             self.breaker_opened.notify_one();
         }

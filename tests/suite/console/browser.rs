@@ -298,7 +298,7 @@ fn key_is_shown_and_reset_in_its_own_domain() {
     assert_eq!(browser.evaluate("document.getElementById('dialog-cancel').textContent"), "Close");
     browser.evaluate("document.getElementById('dialog-cancel').click()");
     browser.wait_until("document.querySelector('#dialog[open]') === null");
-    assert_eq!((used("shop"), used("shop.eu")), (2.into(), 2.into()));
+    assert_eq!((used("shop"), used("shop.eu")), (2.into(), 5.into()));
     browser.evaluate("document.querySelector('#main button.link').click()");
     browser.wait_until("document.querySelector('#dialog[open] meter') !== null");
     browser.evaluate("document.getElementById('dialog-ok').click()");
@@ -320,7 +320,9 @@ fn ninth_console_of_an_address_says_why_it_has_no_live_figures() {
     let mut browser = Chromium::start();
     browser.call("Page.navigate", &serde_json::json!({"url": format!("http://127.0.0.1:{}/", server.debug_port())}));
     browser.wait_until("document.getElementById('connection')?.dataset.state === 'lost'");
-    browser.wait_until("document.getElementById('connection').textContent.includes('/live has 8 listeners of this address')");
+    browser.wait_until(
+        "document.getElementById('connection').textContent.includes('/live has 8 listeners of this address')",
+    );
     drop(consoles);
 }
 

@@ -140,7 +140,7 @@ async fn refresh_servers(list: Arc<SharedList>, name: String, refresh: Duration)
             Err(error) => {
                 let _already_set = list.known.set(());
                 if errors.should_log(&error) {
-                    tracing::error!(name, "MEMCACHE_SRV: cannot find memcached servers: {error}");
+                    tracing::warn!(name, "MEMCACHE_SRV: cannot find memcached servers: {error}");
                 }
             }
         }

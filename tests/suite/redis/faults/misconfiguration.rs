@@ -307,3 +307,26 @@ fn server_that_may_evict_keys_is_warned_of_once() {
         assert_eq!(log.matches("redis may evict keys when its memory is full").count(), warnings, "{policy}: {log}");
     }
 }
+
+/// A Redis that freezes, ends and comes back needs nobody: no line about it is an error.
+#[test]
+fn failures_that_pass_by_themselves_are_warnings() {
+    let redis = options().start();
+    let tollkeeper = start(&[("REDIS_URL", redis.address()), ("REDIS_SOCKET_TYPE", "tcp".to_owned())]);
+    let wait_for_line = |text: &str| {
+        wait_for(text, || {
+            tollkeeper.post_json(r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"a"}]}]}"#);
+            tollkeeper.stderr().contains(text).then_some(())
+        });
+    };
+    redis.freeze();
+    wait_for_line("redis fails");
+    redis.thaw();
+    wait_for_line("redis serves again");
+    redis.kill();
+    wait_for_line("cannot use redis");
+    redis.restart();
+    wait_for_line("connected to redis again");
+    let log = tollkeeper.stderr();
+    assert!(!log.contains("level=error"), "{log}");
+}
