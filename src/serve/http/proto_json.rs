@@ -2,7 +2,7 @@
 //!
 //! Conversion follows the protobuf descriptors: field names in camelCase or as in the proto files, numbers as numbers
 //! or strings; unknown fields and fields that come twice are errors, as in protojson of Go
-//! ([`strict_json`](super::strict_json)). Entry keys and values are JSON strings. Callers bound the size of the text;
+//! (`strict_json`). Entry keys and values are JSON strings. Callers bound the size of the text;
 //! this module bounds the number of objects, and the parser the depth (128 levels).
 
 use std::io;
