@@ -110,9 +110,9 @@ pub(super) fn find_expired_certificate(tls: &ListenerTls) -> Option<UnusableSett
 
 /// Logs a failed handshake. A client that closes the connection early, such as a port probe, is not logged.
 pub(super) fn log_handshake_failure(error: &io::Error, listener: ListenerKind, peer: Option<SocketAddr>) {
-    static THROTTLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
+    static HANDSHAKE_LOG_THROTTLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
     if error.kind() == io::ErrorKind::InvalidData
-        && let Some(suppressed) = THROTTLE.allow(Clock::System.now())
+        && let Some(suppressed) = HANDSHAKE_LOG_THROTTLE.allow(Clock::System.now())
     {
         let peer = peer.map(|peer| peer.to_string());
         tracing::warn!(listener = listener.name(), peer, suppressed, %error, "TLS handshake failed");
@@ -185,14 +185,14 @@ fn fingerprint_files(pem: &Result<PemFiles, UnusableSetting>) -> blake3::Hash {
 /// RFC 5280, 4.1: a certificate starts with its signed part, and that with an optional version, serial number,
 /// algorithm, issuer and validity.
 fn read_not_after(certificate: &[u8]) -> der::Result<i64> {
-    let mut certificate = read_sequence(&mut SliceReader::new(certificate)?)?;
-    let mut fields = read_sequence(&mut certificate)?;
+    let mut certificate = read_der_sequence(&mut SliceReader::new(certificate)?)?;
+    let mut fields = read_der_sequence(&mut certificate)?;
     let version_or_serial: AnyRef<'_> = fields.decode()?;
     let before_validity = if matches!(version_or_serial.tag(), Tag::ContextSpecific { .. }) { 3 } else { 2 };
     for _ in 0..before_validity {
         fields.tlv_bytes()?;
     }
-    let mut validity = read_sequence(&mut fields)?;
+    let mut validity = read_der_sequence(&mut fields)?;
     validity.tlv_bytes()?;
     let not_after: AnyRef<'_> = validity.decode()?;
     let since_epoch = match not_after.tag() {
@@ -203,7 +203,7 @@ fn read_not_after(certificate: &[u8]) -> der::Result<i64> {
 }
 
 /// Reads a SEQUENCE and returns a reader of its contents.
-fn read_sequence<'d>(reader: &mut SliceReader<'d>) -> der::Result<SliceReader<'d>> {
+fn read_der_sequence<'d>(reader: &mut SliceReader<'d>) -> der::Result<SliceReader<'d>> {
     let sequence: AnyRef<'d> = reader.decode()?;
     sequence.tag().assert_eq(Tag::Sequence)?;
     SliceReader::new(sequence.value())

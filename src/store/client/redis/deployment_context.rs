@@ -37,7 +37,7 @@ pub(crate) struct DeploymentContext {
     /// Notified when a node fails, so that discovery looks for a new primary at once.
     pub(crate) refresh_topology: Notify,
     /// Number of connections opened since the start.
-    pub(crate) opened: AtomicU64,
+    pub(crate) opened_connections_total: AtomicU64,
 }
 
 impl DeploymentContext {
@@ -47,6 +47,6 @@ impl DeploymentContext {
             // Here, because a health check has a deadline and this takes milliseconds.
             prepare_hash_tags();
         }
-        Self { options, is_cluster, refresh_topology: Notify::new(), opened: AtomicU64::new(0) }
+        Self { options, is_cluster, refresh_topology: Notify::new(), opened_connections_total: AtomicU64::new(0) }
     }
 }

@@ -41,13 +41,13 @@ impl<E: std::error::Error> From<E> for CommandFailure {
     }
 }
 
-/// Parses the memory of counters.
+/// Parses `--memory`: bytes of counters, 1 MiB to 1 TiB.
 pub(super) fn parse_memory_size(text: &str) -> Result<ByteSize, String> {
-    const SIZES: ByteSizeRange = ByteSizeRange::new(1 << 20, 1 << 40);
-    ByteSize::parse(text, &SIZES).map_err(|invalid| format!("{}; {}", invalid.what, invalid.fix))
+    const MEMORY_SIZE_RANGE: ByteSizeRange = ByteSizeRange::new(1 << 20, 1 << 40);
+    ByteSize::parse(text, &MEMORY_SIZE_RANGE).map_err(|invalid| format!("{}; {}", invalid.what, invalid.fix))
 }
 
-/// Compiles the rules of a flag.
+/// Reads and compiles the rule files of a flag; fails if they have errors.
 pub(super) fn compile_rules(
     flag: &str,
     paths: &[PathBuf],
@@ -75,7 +75,7 @@ pub(super) fn read_field_map(path: &Path) -> Result<FieldMap, CommandFailure> {
     FieldMap::parse(&text).map_err(usage)
 }
 
-/// Paths of all limits.
+/// Lists the paths of all limits of a rule set.
 pub(super) fn list_limit_paths(rules: &RuleSet) -> impl Iterator<Item = String> {
     rules.rules().flat_map(|compiled| (0..compiled.limits.len()).map(|index| compiled.rule.limit_path(index)))
 }
@@ -155,15 +155,15 @@ pub(super) fn build_progress_bar(paths: &[PathBuf]) -> ProgressBar {
 /// # Errors
 /// The environment has problems, or names no Redis.
 pub(super) fn read_stream_settings(key: &str, url: Option<&str>) -> Result<StreamSettings, String> {
-    const SINK: &str = "TOLLKEEPER_DECISION_LOG";
-    const URL: &str = "TOLLKEEPER_DECISION_LOG_REDIS_URL";
+    const SINK_VARIABLE: &str = "TOLLKEEPER_DECISION_LOG";
+    const URL_VARIABLE: &str = "TOLLKEEPER_DECISION_LOG_REDIS_URL";
     if key.is_empty() || key.contains(',') || key.trim() != key {
         return Err(format!("'{key}' is not the key of a stream: give one without commas, and no blanks around it"));
     }
-    let is_replaced = |name: &OsString| name == SINK || (name == URL && url.is_some());
+    let is_replaced = |name: &OsString| name == SINK_VARIABLE || (name == URL_VARIABLE && url.is_some());
     let mut vars: Vec<(OsString, OsString)> = env::vars_os().filter(|(name, _)| !is_replaced(name)).collect();
-    vars.push((SINK.into(), format!("redis:{key}").into()));
-    vars.extend(url.map(|url| (URL.into(), url.into())));
+    vars.push((SINK_VARIABLE.into(), format!("redis:{key}").into()));
+    vars.extend(url.map(|url| (URL_VARIABLE.into(), url.into())));
     let (settings, _) = Settings::from_env(vars.into_iter()).map_err(|error| error.to_string())?;
     let mut sinks = settings.decision_log.into_iter().flat_map(|log| log.sinks);
     match sinks.next() {
