@@ -7,7 +7,6 @@ use std::future::Future;
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::task::AbortHandle;
@@ -39,8 +38,8 @@ pub(crate) trait SupervisedServer: Send + Sync + 'static {
     /// State that the supervisor and calls share.
     fn state(&self) -> &ServerState<Self::Connection>;
 
-    /// Number of connections opened since the start.
-    fn opened_connections_total(&self) -> &AtomicU64;
+    /// Records that a connection was opened, before calls use it.
+    fn record_opened_connection(&self);
 
     /// Hashes the files that connecting reads, to detect changes; `None` if connecting reads none.
     fn hash_connect_files(&self) -> Option<[u8; 32]>;
@@ -136,7 +135,7 @@ async fn keep_pool_slot_connected<S: SupervisedServer>(server: Arc<S>, slot: usi
 /// Puts a connection into use.
 fn put_into_use<S: SupervisedServer>(server: &S, slot: usize, connected: Connected<S::Connection>) -> ClosedReceiver {
     let state = server.state();
-    server.opened_connections_total().fetch_add(1, Ordering::Relaxed);
+    server.record_opened_connection();
     state.clear_misconfigured();
     state.pool.insert(slot, connected.connection);
     state.record_success();

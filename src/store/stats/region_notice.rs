@@ -148,8 +148,8 @@ impl fmt::Display for RegionNotice {
             ),
             Self::RegionClockJumped { rest } => write!(
                 f,
-                "the clock of the Redis of this region, or of this machine, jumped: {NO_PARTS} for one period of each \
-                 limit, at most {} from now ({KEEP_CLOCK})",
+                "the clock of the Redis of this region, or of this machine, jumped, or that Redis lost its data: \
+                 {NO_PARTS} for one period of each limit, at most {} from now ({KEEP_CLOCK})",
                 format_rounded_up(*rest)
             ),
         }

@@ -180,6 +180,29 @@ fn replicas_write_a_lost_identity_back() {
 }
 
 #[test]
+fn lost_identity_tells_all_processes_that_counters_were_lost() {
+    let server = servers::options().start();
+    let mut scripts = Scripts::new(&server);
+    let new = first_identity(after(1), true);
+    let known = first_identity(NEVER, false);
+    let mut call = |claim, now| {
+        let reply = scripts.call_identity("tk1:{identity}", &IdentityCall { claim, list: two(), ..CALL }, now);
+        reply.clock_jumped
+    };
+    // The first identity of a Redis counts as a change of the list instead.
+    assert_eq!(call(IdentityClaim::Propose(id(1)), after(1)), NEVER);
+    assert_eq!(call(remember(new, true), after(2)), NEVER);
+    assert_eq!(call(remember(known, true), after(3)), NEVER);
+    server.query::<()>(&["FLUSHALL"]);
+    assert_eq!(call(remember(known, true), after(10)), after(10));
+    assert_eq!(call(remember(known, true), after(11)), after(10), "once");
+    assert_eq!(call(IdentityClaim::Propose(id(2)), after(12)), after(10), "a process that starts is told");
+    server.query::<()>(&["FLUSHALL"]);
+    assert_eq!(call(IdentityClaim::Propose(id(2)), after(20)), NEVER);
+    assert_eq!(call(remember(known, true), after(21)), after(21), "written back over it");
+}
+
+#[test]
 fn accepted_token_becomes_the_current_one_every_ten_seconds() {
     let server = servers::options().start();
     let mut scripts = Scripts::new(&server);

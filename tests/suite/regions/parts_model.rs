@@ -12,7 +12,7 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::region::GlobalView;
 use tollkeeper::store::client::redis::server_clock::{ClockJumps, ClockReading, InstantRange, ServerClock, process_us};
 use tollkeeper::store::redis::regions::registry::{FencingToken, IdentityCall, RegionRedisId, RegionReport};
-use tollkeeper::store::redis::regions::standing::{BothClockJumps, CallTimes, OwnRegion, RegionStanding};
+use tollkeeper::store::redis::regions::standing::{CallTimes, ClientEvents, OwnRegion, RegionStanding};
 
 use super::membership::{SECOND, START, Scripts, hash};
 use crate::kit::redis::{self as servers, Server};
@@ -54,7 +54,10 @@ impl Process {
         Self {
             place,
             global_clock: ServerClock::new(Arc::clone(&global)),
-            standing: RegionStanding::new(own, BothClockJumps { region, global }),
+            standing: RegionStanding::new(
+                own,
+                ClientEvents { region_jumps: region, global_jumps: global, ..ClientEvents::default() },
+            ),
             proposal,
             accepted: FencingToken::NONE,
             reaches_global: true,

@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::region::GlobalView;
 use tollkeeper::settings::redis::regions::DEFAULT_LEASE;
+use tollkeeper::store::client::redis::deployment_context::OpenedConnections;
 use tollkeeper::store::client::redis::server_clock::{ClockJumps, ClockReading, InstantRange, ServerClock, process_us};
 use tollkeeper::store::redis::regions::region_notices::collect_region_notices;
 use tollkeeper::store::redis::regions::registry::{
     FencingTokens, IdentityClaim, IdentityReply, OtherRegion, RegionIdentity, RegionRedisId, RegistryReply,
 };
 use tollkeeper::store::redis::regions::standing::{
-    BothClockJumps, CUT_OFF_AFTER, CallTimes, ConflictKind, OwnRegion, RegionFindings, RegionStanding, ReportedRegions,
+    CUT_OFF_AFTER, CallTimes, ClientEvents, ConflictKind, OwnRegion, RegionFindings, RegionStanding, ReportedRegions,
 };
 use tollkeeper::store::stats::region_notice::RegionNotice;
 
@@ -221,6 +222,7 @@ struct Region {
     standing: RegionStanding,
     region_clock: ServerClock,
     global_clock: ServerClock,
+    connections: Arc<OpenedConnections>,
     start: Instant,
 }
 
@@ -228,10 +230,19 @@ impl Region {
     fn new() -> Self {
         let region = Arc::<ClockJumps>::default();
         let global = Arc::new(region.for_other_deployment());
+        let connections = Arc::<OpenedConnections>::default();
         Self {
             region_clock: ServerClock::new(Arc::clone(&region)),
             global_clock: ServerClock::new(Arc::clone(&global)),
-            standing: RegionStanding::new(own(), BothClockJumps { region, global }),
+            standing: RegionStanding::new(
+                own(),
+                ClientEvents {
+                    region_jumps: region,
+                    region_connections: Arc::clone(&connections),
+                    global_jumps: global,
+                },
+            ),
+            connections,
             start: Instant::now(),
         }
     }
@@ -418,6 +429,17 @@ fn jump_of_the_region_clock_lets_the_parts_rest() {
     region.identity(&IdentityReply { clock_jumped: after(990), ..identity(1, NEVER, false) }, 0);
     assert!(region.restrict_view(MINUTE, region.at(4)).parts_unusable);
     assert_eq!(region.notice_names(4), ["region_clock_jumped"]);
+}
+
+#[test]
+fn parts_rest_from_a_new_connection_until_the_identity_is_read_again() {
+    let region = Region::settled();
+    region.connections.record(process_us(region.at(2)));
+    assert!(region.restrict_view(MINUTE, region.at(2)).parts_unusable, "behind it may be an empty Redis");
+    region.identity(&identity(1, NEVER, false), 1);
+    assert!(region.restrict_view(MINUTE, region.at(3)).parts_unusable, "sent before");
+    region.identity(&identity(1, NEVER, false), 3);
+    assert!(!region.restrict_view(MINUTE, region.at(3)).parts_unusable);
 }
 
 #[test]

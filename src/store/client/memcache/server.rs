@@ -51,7 +51,7 @@ impl MemcacheServer {
 
     /// Number of connections opened since the start.
     pub(crate) fn opened_connections_total(&self) -> u64 {
-        self.state.opened_connections_total().load(Ordering::Relaxed)
+        self.state.opened_connections_total.load(Ordering::Relaxed)
     }
 
     /// Text of a configuration error, free of secrets; `None` without one.
@@ -126,8 +126,8 @@ impl SupervisedServer for MemcacheServerState {
         &self.server
     }
 
-    fn opened_connections_total(&self) -> &AtomicU64 {
-        &self.opened_connections_total
+    fn record_opened_connection(&self) {
+        self.opened_connections_total.fetch_add(1, Ordering::Relaxed);
     }
 
     fn hash_connect_files(&self) -> Option<[u8; 32]> {

@@ -8,7 +8,6 @@
 
 use std::collections::HashMap;
 use std::mem::replace;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -16,7 +15,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::SetOnce;
 use tokio::task::AbortHandle;
 
-use super::deployment_context::DeploymentContext;
+use super::deployment_context::{DeploymentContext, OpenedConnections};
 use super::error::{RedisError, ReplyError};
 use super::hash_slot::{HASH_SLOTS, hash_slot};
 use super::node::Node;
@@ -165,12 +164,17 @@ impl Deployment {
         &self.topology.context.options.clock_jumps
     }
 
+    /// Connections to the nodes that were opened.
+    pub(crate) fn opened_connections(&self) -> &Arc<OpenedConnections> {
+        &self.topology.context.opened_connections
+    }
+
     /// Connections and breakers of the nodes.
     pub(crate) fn stats(&self) -> DeploymentStats {
         let nodes = self.topology.nodes();
         DeploymentStats {
             open_connection_count: nodes.iter().map(|node| node.open_connection_count()).sum(),
-            opened_connections_total: self.topology.context.opened_connections_total.load(Ordering::Relaxed),
+            opened_connections_total: self.topology.context.opened_connections.total(),
             nodes: nodes.iter().map(|node| (node.endpoint().to_string(), node.is_breaker_open())).collect(),
         }
     }

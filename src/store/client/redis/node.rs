@@ -6,7 +6,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
@@ -18,7 +18,7 @@ use super::deployment_context::DeploymentContext;
 use super::error::{RedisConnectError, RedisError, ReplyError};
 use super::health_check::OptionalCommands;
 use super::resp::{Reply, reply_integer};
-use super::server_clock::{ClockReading, ServerClock};
+use super::server_clock::{ClockReading, ServerClock, process_us};
 use crate::base::clock::Clock;
 use crate::settings::endpoint::Endpoint;
 use crate::store::client::connect::{CallErrorKind, Connected};
@@ -329,8 +329,8 @@ impl SupervisedServer for NodeState {
         &self.server
     }
 
-    fn opened_connections_total(&self) -> &AtomicU64 {
-        &self.context.opened_connections_total
+    fn record_opened_connection(&self) {
+        self.context.opened_connections.record(process_us(Instant::now()));
     }
 
     fn hash_connect_files(&self) -> Option<[u8; 32]> {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use tokio::sync::Notify;
-use tokio::time::{sleep, sleep_until, timeout};
+use tokio::time::{sleep, sleep_until};
 
 use super::calls::{CallImportance, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT};
 use super::region_notices::NoticeLog;
@@ -18,7 +18,7 @@ use super::registry::{
     self, FencingToken, IdentityCall, RegionIdentity, RegionListHash, RegionRedisId, RegionReport, region_identity_key,
     region_registry_key,
 };
-use super::standing::{BothClockJumps, CallTimes, OwnRegion, RegionStanding, shorten_by_drift_us, time_left_until};
+use super::standing::{CallTimes, ClientEvents, OwnRegion, RegionStanding, shorten_by_drift_us, time_left_until};
 use crate::base::clock::{Time, to_micros};
 use crate::base::sharded::lock_ignoring_poison;
 use crate::settings::redis::regions::RegionSettings;
@@ -68,12 +68,15 @@ impl RegionHeartbeat {
         region: Arc<Deployment>,
         global: Arc<Deployment>,
     ) -> Self {
-        let clocks =
-            BothClockJumps { region: Arc::clone(region.clock_jumps()), global: Arc::clone(global.clock_jumps()) };
+        let events = ClientEvents {
+            region_jumps: Arc::clone(region.clock_jumps()),
+            region_connections: Arc::clone(region.opened_connections()),
+            global_jumps: Arc::clone(global.clock_jumps()),
+        };
         Self {
             region,
             global,
-            standing: Arc::new(RegionStanding::new(OwnRegion::new(regions), clocks)),
+            standing: Arc::new(RegionStanding::new(OwnRegion::new(regions), events)),
             name: regions.own_region_name().to_owned(),
             list: RegionListHash::new(&regions.names),
             proposal: RegionRedisId::random(),
@@ -100,8 +103,11 @@ impl RegionHeartbeat {
             if let Err(error) = outcome {
                 self.notices.log_failure("identity of the region", &self.identity_key, error);
             }
-            let told = timeout(next.saturating_duration_since(Instant::now()), self.tell_region.notified());
-            let _elapsed = told.await;
+            tokio::select! {
+                () = sleep_until(next.into()) => {}
+                () = self.tell_region.notified() => {}
+                () = self.region.opened_connections().wait_for_next() => {}
+            }
         }
     }
 

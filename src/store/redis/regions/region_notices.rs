@@ -148,6 +148,8 @@ const fn end_text(ended: &RegionNotice) -> &'static str {
         RegionNotice::NeverReported(_) => "the regions that never reported are no longer the same",
         RegionNotice::NotSeen(_) => "the regions that do not report are no longer the same",
         RegionNotice::GlobalClockJumped { .. } => "a period has passed since the clock of the global Redis jumped",
-        RegionNotice::RegionClockJumped { .. } => "a period has passed since the clock of the region's Redis jumped",
+        RegionNotice::RegionClockJumped { .. } => {
+            "a period has passed since the clock of the region's Redis jumped or its data was lost"
+        }
     }
 }

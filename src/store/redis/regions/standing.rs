@@ -22,6 +22,13 @@
 //! Redis, so that one which starts while the global Redis is away has what the others have. What the last replies said
 //! stands while a region is cut off, until the lease ends.
 //!
+//! # A Redis that loses its data
+//!
+//! A region's Redis that restarts empty forgets which parts were used. It has lost its identity too: the process that
+//! writes it back records the loss, and the parts rest for one period, as after a jump of its clock. Its connections
+//! close, so the parts also rest from each opened connection until the identity was read again. Only calls that were
+//! waiting for that connection may still use them.
+//!
 //! # Jumps of clocks
 //!
 //! After a jump of the global clock by more than a second, windows may repeat. So nothing is requested and no grant is
@@ -39,6 +46,7 @@ use super::registry::{IdentityClaim, IdentityReply, OtherRegion, RegionIdentity,
 use crate::base::clock::{Time, to_micros};
 use crate::limit::algorithm::region::GlobalView;
 use crate::settings::redis::regions::{DEFAULT_LEASE, RegionSettings};
+use crate::store::client::redis::deployment_context::OpenedConnections;
 use crate::store::client::redis::server_clock::{ClockJumps, process_us};
 
 /// Time without an answer of the global Redis after which a region is cut off.
@@ -410,13 +418,15 @@ fn usable_after_jump_us(jumped_us: i64, period_us: u64) -> i64 {
     jumped_us.saturating_add_unsigned(period_us.saturating_add(period_us.div_ceil(US_PER_DRIFT_US)))
 }
 
-/// Jumps of the clocks of both Redis.
+/// What the clients of both Redis notice.
 #[derive(Debug, Default)]
-pub struct BothClockJumps {
+pub struct ClientEvents {
     /// Jumps of the clocks of the region's Redis.
-    pub region: Arc<ClockJumps>,
+    pub region_jumps: Arc<ClockJumps>,
+    /// Connections to the region's Redis.
+    pub region_connections: Arc<OpenedConnections>,
     /// Jumps of the clocks of the global Redis.
-    pub global: Arc<ClockJumps>,
+    pub global_jumps: Arc<ClockJumps>,
 }
 
 /// What the region may do: the findings of the last replies, the time of the last answer of the global Redis, and jumps
@@ -424,7 +434,7 @@ pub struct BothClockJumps {
 #[derive(Debug)]
 pub struct RegionStanding {
     own: OwnRegion,
-    clocks: BothClockJumps,
+    events: ClientEvents,
     findings: ArcSwap<RegionFindings>,
     /// Process time of the last answer of the global Redis.
     answered_us: AtomicI64,
@@ -435,16 +445,16 @@ pub struct RegionStanding {
 impl Default for RegionStanding {
     /// Creates the standing of a region without others.
     fn default() -> Self {
-        Self::new(OwnRegion::with_names("", &[], DEFAULT_LEASE), BothClockJumps::default())
+        Self::new(OwnRegion::with_names("", &[], DEFAULT_LEASE), ClientEvents::default())
     }
 }
 
 impl RegionStanding {
     /// Creates the standing of a region before the first reply.
-    pub fn new(own: OwnRegion, clocks: BothClockJumps) -> Self {
+    pub fn new(own: OwnRegion, events: ClientEvents) -> Self {
         Self {
             own,
-            clocks,
+            events,
             findings: ArcSwap::default(),
             answered_us: AtomicI64::new(NEVER_US),
             longest_period_us: AtomicU64::new(0),
@@ -518,12 +528,15 @@ impl RegionStanding {
 
     fn may_use_region_parts(&self, findings: &RegionFindings, period_us: u64, at_us: i64) -> bool {
         let Some(from_us) = findings.parts_usable_from_us(period_us) else { return false };
-        let jumped_us = self.clocks.region.last_large_jump_us();
-        from_us.max(usable_after_jump_us(jumped_us, period_us)) <= at_us && at_us < findings.lease_ends_us
+        let jumped_us = self.events.region_jumps.last_large_jump_us();
+        // Behind a newer connection may be a Redis that lost its data.
+        let is_same_redis = findings.identity_read_us > self.events.region_connections.last_us();
+        let from_us = from_us.max(usable_after_jump_us(jumped_us, period_us));
+        is_same_redis && from_us <= at_us && at_us < findings.lease_ends_us
     }
 
     fn global_jumped_us(&self, findings: &RegionFindings) -> i64 {
-        findings.global_jumped_us.max(self.clocks.global.last_large_jump_us())
+        findings.global_jumped_us.max(self.events.global_jumps.last_large_jump_us())
     }
 
     /// Time until the rest after a jump of the global clock ends, for the limit with the longest period; `None`: there
@@ -535,7 +548,7 @@ impl RegionStanding {
     /// Time until the rest of the parts after a jump of the region's clock ends, for the limit with the longest period;
     /// `None`: there is none.
     pub fn pause_left_after_region_jump(&self, at: Instant) -> Option<Duration> {
-        self.pause_left(self.findings.load().region_jumped_us.max(self.clocks.region.last_large_jump_us()), at)
+        self.pause_left(self.findings.load().region_jumped_us.max(self.events.region_jumps.last_large_jump_us()), at)
     }
 
     fn pause_left(&self, jumped_us: i64, at: Instant) -> Option<Duration> {
@@ -546,19 +559,19 @@ impl RegionStanding {
     /// Microseconds since a jump of the global clock that the registry is to be told; `None`: there is none.
     pub fn us_since_global_jump_to_report(&self, at_us: i64) -> Option<u64> {
         let other = OtherClock {
-            jumped_us: self.clocks.region.last_large_jump_us(),
+            jumped_us: self.events.region_jumps.last_large_jump_us(),
             read_us: self.findings.load().identity_read_us,
         };
-        us_since_jump_to_report(self.clocks.global.last_large_jump_us(), other, at_us)
+        us_since_jump_to_report(self.events.global_jumps.last_large_jump_us(), other, at_us)
     }
 
     /// Microseconds since a jump of the region's clock that its Redis is to be told; `None`: there is none.
     pub fn us_since_region_jump_to_report(&self, at_us: i64) -> Option<u64> {
         let other = OtherClock {
-            jumped_us: self.clocks.global.last_large_jump_us(),
+            jumped_us: self.events.global_jumps.last_large_jump_us(),
             read_us: self.answered_us.load(Ordering::Relaxed),
         };
-        us_since_jump_to_report(self.clocks.region.last_large_jump_us(), other, at_us)
+        us_since_jump_to_report(self.events.region_jumps.last_large_jump_us(), other, at_us)
     }
 }
 
