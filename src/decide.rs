@@ -37,7 +37,7 @@ use self::merge::merge_outcomes;
 use self::metrics::MetricsRecorder;
 use self::outcome::DescriptorOutcome;
 use self::results::DescriptorResults;
-use self::selection::{SelectedRequest, Selection, select_limits};
+use self::selection::{RequestWithSelections, Selection, select_limits};
 use self::store_failures::FailedChargeCounters;
 use crate::decide::decision::{DecideError, Decision, DecisionContext};
 use crate::decide::log::DecisionLog;
@@ -88,7 +88,7 @@ impl Decider {
         request: &Request<'_>,
     ) -> Result<Decision<'r>, DecideError> {
         let selections = self.select_limits(context, request)?;
-        let selected = SelectedRequest { request, selections: &selections };
+        let selected = RequestWithSelections { request, selections: &selections };
         let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
         let charger = self.build_charger(context, selected);
         let (mut dry_runs, mut outcomes) = (DryRuns::new(), DescriptorOutcomes::new());
@@ -109,7 +109,7 @@ impl Decider {
     ///
     /// # Errors
     /// As [`Decider::decide`]; [`DecideError::Store`] if the store is not immediate.
-    pub fn decide_now<'r>(
+    pub fn decide_synchronously<'r>(
         &'r self,
         context: DecisionContext<'r>,
         request: &Request<'_>,
@@ -117,10 +117,10 @@ impl Decider {
         self.decide_with_results(context, request, |_| ())
     }
 
-    /// Decides a request as [`Decider::decide_now`], and passes the results of each descriptor's limits to `observe`.
+    /// Decides as [`Decider::decide_synchronously`], and passes the results of each descriptor's limits to `observe`.
     ///
     /// # Errors
-    /// As [`Decider::decide_now`].
+    /// As [`Decider::decide_synchronously`].
     pub fn decide_with_results<'r>(
         &'r self,
         context: DecisionContext<'r>,
@@ -131,7 +131,7 @@ impl Decider {
             return Err(DecideError::Store);
         }
         let selections = self.select_limits(context, request)?;
-        let selected = SelectedRequest { request, selections: &selections };
+        let selected = RequestWithSelections { request, selections: &selections };
         let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
         let charger = self.build_charger(context, selected);
         let (mut dry_runs, mut outcomes) = (DryRuns::new(), DescriptorOutcomes::new());
@@ -150,7 +150,7 @@ impl Decider {
     const fn build_charger<'a, 'r, 'm>(
         &'a self,
         context: DecisionContext<'r>,
-        selected: SelectedRequest<'a, 'r, 'm>,
+        selected: RequestWithSelections<'a, 'r, 'm>,
     ) -> RequestCharger<'a, 'r, 'm> {
         RequestCharger { store: &self.store, behaviour: &self.behaviour, failures: &self.failures, context, selected }
     }
@@ -159,7 +159,7 @@ impl Decider {
     fn record_and_merge<'r>(
         &'r self,
         context: DecisionContext<'r>,
-        selected: SelectedRequest<'_, 'r, '_>,
+        selected: RequestWithSelections<'_, 'r, '_>,
         outcomes: &[DescriptorOutcome],
         candidates: Option<CandidateCharges>,
     ) -> Result<Decision<'r>, DecideError> {
@@ -221,7 +221,7 @@ impl Decider {
             Some(rules) => return Ok(select_limits(&self.behaviour, rules, request)),
             None => DecideError::NoRules,
         };
-        let selected = SelectedRequest { request, selections: &[] };
+        let selected = RequestWithSelections { request, selections: &[] };
         let behaviour = &self.behaviour;
         self.log(DecidedRequest { behaviour, context, selected, outcomes: &[], candidates: None }, &Err(error));
         Err(error)

@@ -12,10 +12,10 @@ pub mod regions;
 use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};
 
-use self::algorithm::{Algorithm, AlgorithmProperties, CapacityKey, DelayPolicy, RejectedHitsPolicy};
+use self::algorithm::{Algorithm, AlgorithmProperties, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
 use self::period::{Period, Unit, period_in_words};
 use crate::base::named_enum::{named_enum, serialize_by_name};
-use crate::limit::algorithm::Counting;
+use crate::limit::algorithm::CountingMethod;
 
 /// Consistency of a counter between replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -227,7 +227,7 @@ impl LimitError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
     algorithm: Algorithm,
-    counting: Counting,
+    counting: CountingMethod,
     requests_per_unit: u32,
     period: Period,
     capacity: u32,
@@ -267,9 +267,9 @@ impl Limit {
             requests_per_unit: spec.requests_per_unit,
             period: spec.period,
             capacity: match properties.capacity {
-                CapacityKey::RequestsPerUnit => spec.requests_per_unit,
-                CapacityKey::BucketSize => spec.bucket_size.unwrap_or(spec.requests_per_unit),
-                CapacityKey::QueueSize => spec.queue_size.unwrap_or(1),
+                CapacityRuleKey::RequestsPerUnit => spec.requests_per_unit,
+                CapacityRuleKey::BucketSize => spec.bucket_size.unwrap_or(spec.requests_per_unit),
+                CapacityRuleKey::QueueSize => spec.queue_size.unwrap_or(1),
             },
             max_wait_us: spec.max_wait_us.unwrap_or(match properties.delay {
                 DelayPolicy::Never | DelayPolicy::IfMaxWait => 0,
@@ -353,8 +353,8 @@ impl Limit {
         self.algorithm
     }
 
-    /// State and script that count the limit: those of the algorithm, unless [`Limit::in_region`] replaced them.
-    pub const fn counting(&self) -> Counting {
+    /// State and script that count the limit: the algorithm's, unless [`Limit::as_counted_in_region`] replaced them.
+    pub const fn counting(&self) -> CountingMethod {
         self.counting
     }
 
@@ -423,7 +423,7 @@ impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let period = period_in_words(self.period.unit().name(), self.period.multiplier());
         write!(f, "{} per {period} by {}", self.requests_per_unit, self.algorithm)?;
-        if let Some(key) = self.algorithm.properties().capacity.rule_key() {
+        if let Some(key) = self.algorithm.properties().capacity.rule_file_key() {
             write!(f, ", {key} {}", self.capacity)?;
         }
         if self.count_rejected {
@@ -438,10 +438,10 @@ impl fmt::Display for Limit {
 fn check_keys(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(), LimitError> {
     let algorithm = spec.algorithm;
     let meaningless = |key| Err(LimitError::Meaningless { key, algorithm });
-    if spec.bucket_size.is_some() && properties.capacity != CapacityKey::BucketSize {
+    if spec.bucket_size.is_some() && properties.capacity != CapacityRuleKey::BucketSize {
         return meaningless("bucket_size");
     }
-    if spec.queue_size.is_some() && properties.capacity != CapacityKey::QueueSize {
+    if spec.queue_size.is_some() && properties.capacity != CapacityRuleKey::QueueSize {
         return meaningless("queue_size");
     }
     if spec.max_wait_us.is_some() && properties.delay == DelayPolicy::Never {
@@ -456,7 +456,7 @@ fn check_keys(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(), L
     if spec.queue_size == Some(0) {
         return Err(LimitError::Zero { key: "queue_size" });
     }
-    if properties.has_log() && spec.requests_per_unit > spec.log_max {
+    if properties.keeps_hit_log() && spec.requests_per_unit > spec.log_max {
         return Err(LimitError::LogTooLong { limit: spec.requests_per_unit, max: spec.log_max });
     }
     Ok(())

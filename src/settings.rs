@@ -130,7 +130,7 @@ impl Settings {
             Environment::select_variables(vars.filter(|(name, _)| names.iter().any(|known| name == known)));
         let mut values = Values::new(&environment.known);
         let key = HashKey::from_values(&mut values);
-        let problems = environment.arrange_findings(values.into_findings()).problems;
+        let problems = environment.sort_and_complete_findings(values.into_findings()).problems;
         if problems.is_empty() { Ok(key) } else { Err(SettingsError { problems }) }
     }
 
@@ -143,7 +143,7 @@ impl Settings {
             DecisionLogSettings::from_values(&mut values, store.redis().map(|redis| &redis.main), hash_key.as_ref());
         let deployments =
             store.redis_deployments().chain(decision_log.iter().flat_map(DecisionLogSettings::redis_deployments));
-        redis::ignore_unused_certificates(&mut values, deployments);
+        redis::mark_unused_certificate_settings(&mut values, deployments);
         let exports_logs = decision_log.as_ref().is_some_and(DecisionLogSettings::uses_collector);
         let fleet = FleetSettings::from_values(&mut values, &store, decision_log.as_ref(), hash_key);
         let on_store_error = values.get(&TOLLKEEPER_ON_STORE_ERROR);
@@ -166,6 +166,6 @@ impl Settings {
             worker_threads: NonZeroUsize::new(values.get(&TOLLKEEPER_WORKER_THREADS)),
         };
         values.ignore_settings_with_unmet_requirements(&SETTING_GROUPS);
-        (settings, environment.arrange_findings(values.into_findings()))
+        (settings, environment.sort_and_complete_findings(values.into_findings()))
     }
 }

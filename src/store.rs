@@ -40,7 +40,7 @@ use crate::store::client::memcache::error::MemcacheError;
 use crate::store::client::redis::connect_options;
 use crate::store::client::redis::error::RedisError;
 use crate::store::redis::key::ScannedPath;
-use crate::store::redis::scan::KeyScan;
+use crate::store::redis::scan::KeyScanResult;
 use crate::telemetry::traces::SpanRef;
 
 /// Counters of all rules.
@@ -236,7 +236,7 @@ impl Store {
     /// Charges the fallback counters of this process, for a charge that the store failed to decide.
     pub fn charge_fallback(&self, charge: &Charge<'_>, now: Time) -> ChargeResults {
         match &self.backend {
-            StoreBackend::Memory(memory) => memory.charge_overflow(charge, now),
+            StoreBackend::Memory(memory) => memory.charge_in_overflow_shard(charge, now),
             StoreBackend::Redis(redis) => redis.fallback().charge(charge, now),
             StoreBackend::Memcache(memcache) => memcache.fallback().charge(charge, now),
         }
@@ -266,7 +266,7 @@ impl Store {
         max: usize,
         deadline: Instant,
         filter: impl FnMut(&ScannedPath) -> bool,
-    ) -> Result<Option<KeyScan>, AdminError> {
+    ) -> Result<Option<KeyScanResult>, AdminError> {
         Ok(match &self.backend {
             StoreBackend::Memory(_) | StoreBackend::Memcache(_) => None,
             StoreBackend::Redis(redis) => Some(redis.scan(domain, max, deadline, filter).await?),
@@ -381,12 +381,12 @@ impl StoreBackend {
 }
 
 /// Finds files that do not prevent the start and without which the store does not connect.
-pub fn unusable_files(settings: &StoreSettings) -> Vec<UnusableSetting> {
+pub fn find_settings_with_unusable_files(settings: &StoreSettings) -> Vec<UnusableSetting> {
     match settings {
         StoreSettings::Memory => Vec::new(),
         StoreSettings::Redis(redis) => {
             let deployments = [Some(&redis.main), redis.per_second.as_ref()].into_iter().flatten();
-            deployments.flat_map(connect_options::unusable_files).collect()
+            deployments.flat_map(connect_options::find_settings_with_unusable_files).collect()
         }
         StoreSettings::Memcache(memcache) => {
             memcache.tls.as_ref().and_then(|tls| tls.build_client_config().err()).into_iter().collect()

@@ -4,7 +4,7 @@
 
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
-use tollkeeper::limit::algorithm::{Algorithm, CapacityKey, DelayPolicy, RejectedHitsPolicy};
+use tollkeeper::limit::algorithm::{Algorithm, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
 use tollkeeper::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, CounterPath, JointLimit};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};
@@ -102,9 +102,9 @@ fn limits(head: &[u8; 12]) -> Option<Vec<Limit>> {
         let sized = head[11] & 1 == 1;
         let properties = algorithm.properties();
         match properties.capacity {
-            CapacityKey::BucketSize => spec.bucket_size = sized.then_some(size),
-            CapacityKey::QueueSize => spec.queue_size = sized.then_some(size),
-            CapacityKey::RequestsPerUnit => {}
+            CapacityRuleKey::BucketSize => spec.bucket_size = sized.then_some(size),
+            CapacityRuleKey::QueueSize => spec.queue_size = sized.then_some(size),
+            CapacityRuleKey::RequestsPerUnit => {}
         }
         if properties.delay != DelayPolicy::Never && head[11] & 2 == 2 {
             spec.max_wait_us = Some(u64::from(head[10]) * 1_000);

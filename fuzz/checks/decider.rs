@@ -48,7 +48,7 @@ pub(crate) fn decide(message: &RateLimitRequest) -> Option<RateLimitResponse> {
             max_delay_us: 1_000_000,
             store: StoreContext { now, deadline: None, span_ref: None, charge_times: &[] },
         };
-        let decided = decider.decide_now(context, &request);
+        let decided = decider.decide_synchronously(context, &request);
         let is_invalid = message.domain.is_empty() || message.descriptors.is_empty();
         assert_eq!(decided.is_err(), is_invalid, "{message:?}");
         answer = decided.ok().map(|decision| encode::encode_response(&decision));

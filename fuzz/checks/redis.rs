@@ -81,7 +81,7 @@ fn interpret(reply: &Reply) {
 fn replay_all(bytes: &[u8]) {
     let counted = |(algorithm, scope)| {
         let plain = LimitSpec::new(algorithm, 100, Period::new(Unit::Minute, 1).expect("a minute"));
-        let limit = Limit::new(&LimitSpec { scope, ..plain }).expect("a plain limit").in_region();
+        let limit = Limit::new(&LimitSpec { scope, ..plain }).expect("a plain limit").as_counted_in_region();
         OwnedCounter { limit, shadow: false, quota: false, tag: 0 }
     };
     let global = Some(Scope::Global(GlobalScope::new(NonZeroU16::MIN)));

@@ -15,8 +15,8 @@
 /// }
 /// ```
 ///
-/// The enum must be `Copy`. It gets `ALL` and `NAMES` in the order of the variants, `WORDS` with the further words too,
-/// `name()`, and `from_name()`, which compares exactly.
+/// The enum must be `Copy`. It gets `ALL` and `NAMES` in the order of the variants, `ACCEPTED_WORDS` with the further
+/// words too, `name()`, and `from_name()`, which compares exactly.
 macro_rules! named_enum {
     (
         $(#[$attribute:meta])*
@@ -38,7 +38,7 @@ macro_rules! named_enum {
             $visibility const NAMES: &'static [&'static str] = &[$($word),+];
 
             /// All words that are accepted, each with its value; the first word of a value is its name.
-            $visibility const WORDS: &'static [(&'static str, Self)] =
+            $visibility const ACCEPTED_WORDS: &'static [(&'static str, Self)] =
                 &[$(($word, Self::$variant), $(($other, Self::$variant),)*)+];
 
             /// Word of the value.
@@ -50,7 +50,7 @@ macro_rules! named_enum {
 
             /// Returns the value of a word.
             $visibility fn from_name(name: &str) -> Option<Self> {
-                Self::WORDS.iter().find(|(word, _)| *word == name).map(|(_, value)| *value)
+                Self::ACCEPTED_WORDS.iter().find(|(word, _)| *word == name).map(|(_, value)| *value)
             }
         }
     };

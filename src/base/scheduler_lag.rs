@@ -13,8 +13,8 @@ use super::sharded::lock_ignoring_poison;
 /// Time between two measurements.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// Time after which a lag is forgotten, at least; at most twice as long.
-const MEMORY: Duration = Duration::from_secs(5);
+/// Shortest time for which a lag is remembered; the longest is twice this.
+const LAG_RETENTION: Duration = Duration::from_secs(5);
 
 /// Lag of this process.
 pub static SCHEDULER_LAG: SchedulerLag = SchedulerLag::new();
@@ -62,9 +62,9 @@ impl SchedulerLag {
 
 impl LagWindows {
     fn forget_old(&mut self, now: Instant) {
-        let age = self.started.map_or(MEMORY * 2, |started| now.saturating_duration_since(started));
-        if age >= MEMORY {
-            self.previous = if age < MEMORY * 2 { self.current } else { Duration::ZERO };
+        let age = self.started.map_or(LAG_RETENTION * 2, |started| now.saturating_duration_since(started));
+        if age >= LAG_RETENTION {
+            self.previous = if age < LAG_RETENTION * 2 { self.current } else { Duration::ZERO };
             (self.started, self.current) = (Some(now), Duration::ZERO);
         }
     }

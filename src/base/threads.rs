@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::task::coop::{has_budget_remaining, poll_proceed};
 
-/// Units that exceed the whole budget of a poll.
+/// Upper bound on the units consumed at once: more than tokio's budget for one poll.
 pub const MAX_TASK_BUDGET_UNITS: usize = 256;
 
 /// Lowers the priority of the calling thread, so that its work delays no decision on a busy machine.

@@ -14,16 +14,16 @@ pub(super) enum Answer {
     Failed,
 }
 
-/// Verdicts that count as rejections beside those of counters.
+/// Verdicts that count as rejections in addition to rejections by counters, which always do.
 #[derive(Clone, Copy)]
-struct CountedVerdicts {
+struct RejectionCriteria {
     /// Rejections by a failure policy.
     policies: bool,
     /// Failures under the policy `error`.
     failures: bool,
 }
 
-impl CountedVerdicts {
+impl RejectionCriteria {
     /// Rejections by counters only.
     const COUNTERS_ONLY: Self = Self { policies: false, failures: false };
 
@@ -46,14 +46,14 @@ pub(super) fn combine_verdicts(
     may_fail: bool,
 ) -> Answer {
     let rejected = |counted| is_request_rejected(hard_and_quota_verdicts.clone(), counted);
-    let counters = CountedVerdicts::COUNTERS_ONLY;
-    if !rejected(CountedVerdicts { policies: true, failures: may_fail }) {
+    let counters = RejectionCriteria::COUNTERS_ONLY;
+    if !rejected(RejectionCriteria { policies: true, failures: may_fail }) {
         Answer::Passes
     } else if rejected(counters) {
         Answer::Rejected
-    } else if rejected(CountedVerdicts { failures: may_fail, ..counters }) {
+    } else if rejected(RejectionCriteria { failures: may_fail, ..counters }) {
         Answer::Failed
-    } else if rejected(CountedVerdicts { policies: true, ..counters }) {
+    } else if rejected(RejectionCriteria { policies: true, ..counters }) {
         Answer::Rejected
     } else {
         Answer::Failed
@@ -61,7 +61,10 @@ pub(super) fn combine_verdicts(
 }
 
 /// Returns true if a hard limit rejects the request, or if the quotas do.
-fn is_request_rejected(hard_and_quota_verdicts: impl Iterator<Item = LimitVerdicts>, counted: CountedVerdicts) -> bool {
+fn is_request_rejected(
+    hard_and_quota_verdicts: impl Iterator<Item = LimitVerdicts>,
+    counted: RejectionCriteria,
+) -> bool {
     let (mut any_quota, mut all_exceeded) = (false, true);
     for LimitVerdicts { hard, quotas, by_policy } in hard_and_quota_verdicts {
         if counted.is_rejection(hard, by_policy) {

@@ -9,8 +9,10 @@ use std::sync::Arc;
 
 use super::decision::DecisionContext;
 use super::key_text::{key_text, write_entries_text};
-use super::metrics::{LimitResult, MetricsRecorder, StatsRef, hash_distinct_key, near_limit_hits, record_hits};
-use super::selection::{SelectedLimit, SelectedRequest};
+use super::metrics::{
+    ChargeResultToRecord, MetricsRecorder, StatsRef, hash_distinct_key, near_limit_threshold, record_hits,
+};
+use super::selection::{RequestWithSelections, SelectedLimit};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{Charge, ChargeResult, CounterPath};
@@ -53,9 +55,9 @@ impl CandidateCharges {
     pub(super) fn begin_charging(
         store: &Store,
         context: DecisionContext<'_>,
-        selected: SelectedRequest<'_, '_, '_>,
+        selected: RequestWithSelections<'_, '_, '_>,
     ) -> Option<Self> {
-        let SelectedRequest { request, selections } = selected;
+        let RequestWithSelections { request, selections } = selected;
         if selections.iter().all(|selection| selection.candidates.is_empty()) {
             return None;
         }
@@ -79,7 +81,7 @@ impl CandidateCharges {
         self.refs.iter().zip(outcomes).map(|(candidate, outcome)| CandidateOutcome { candidate: *candidate, outcome })
     }
 
-    /// Takes up the outcomes if they have arrived.
+    /// Polls the outstanding outcomes once, without waiting.
     pub(super) fn poll_outcomes(self) -> Self {
         Self { outcomes: self.outcomes.poll(), ..self }
     }
@@ -102,10 +104,10 @@ impl CandidateCharges {
         self,
         recorder: MetricsRecorder<'_>,
         context: DecisionContext<'r>,
-        selected: SelectedRequest<'_, 'r, '_>,
+        selected: RequestWithSelections<'_, 'r, '_>,
     ) {
         let Self { refs, outcomes } = self;
-        let form_of = |candidate: CandidateRef| recorder.key_values_of(&selected.selections[candidate.descriptor]);
+        let form_of = |candidate: CandidateRef| recorder.key_value_form(&selected.selections[candidate.descriptor]);
         let record_of = |candidate| UnrecordedCandidateCharge::new(recorder, context, selected, candidate);
         match outcomes {
             DeferredOutcomes::Ready(outcomes) => {
@@ -133,7 +135,7 @@ impl CandidateCharges {
 }
 
 fn candidate_path<'a>(
-    selected: SelectedRequest<'a, '_, '_>,
+    selected: RequestWithSelections<'a, '_, '_>,
     CandidateRef { descriptor, at }: CandidateRef,
 ) -> CounterPath<'a> {
     let selection = &selected.selections[descriptor];
@@ -165,7 +167,7 @@ impl UnrecordedCandidateCharge {
     fn new<'r>(
         recorder: MetricsRecorder<'_>,
         context: DecisionContext<'r>,
-        selected: SelectedRequest<'_, 'r, '_>,
+        selected: RequestWithSelections<'_, 'r, '_>,
         candidate: CandidateRef,
     ) -> Self {
         let CandidateRef { descriptor, at } = candidate;
@@ -174,11 +176,11 @@ impl UnrecordedCandidateCharge {
             (&selection.candidates[at], &selected.request.descriptors[descriptor]);
         let is_on = !recorder.metrics.is_off();
         let path = candidate_path(selected, candidate);
-        let key = path.process_hash();
+        let key = path.hash_for_process();
         let stats = is_on.then(|| recorder.limit_stats(context, selection, limit, &sent.entries)).flatten();
         Self {
             limit: limit.limit,
-            near: near_limit_hits(&limit.limit, recorder.near_limit_ratio),
+            near: near_limit_threshold(&limit.limit, recorder.near_limit_ratio),
             hits: sent.hits,
             key,
             distinct_hash: hash_distinct_key(recorder.metrics, &path, key),
@@ -206,7 +208,7 @@ impl UnrecordedCandidateCharge {
         let is_rejected = result.is_some_and(|(result, _)| !result.admitted);
         let (verdict, verdict_name) = match result {
             Some((result, decided_by)) => {
-                let result = LimitResult { result, near, shadow: true, rejected_elsewhere: false, decided_by };
+                let result = ChargeResultToRecord { result, near, shadow: true, rejected_elsewhere: false, decided_by };
                 record_hits(stats, &limit, hits, result);
                 if is_rejected { (LimitStat::Shadow, "shadow") } else { (LimitStat::Ok, "ok") }
             }

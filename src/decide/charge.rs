@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::answer::{Answer, combine_verdicts};
 use super::decision::DecisionContext;
 use super::outcome::{DescriptorOutcome, FailedCharge, LimitRejection, LimitVerdicts};
-use super::selection::{SelectedRequest, Selection};
+use super::selection::{RequestWithSelections, Selection};
 use super::store_failures::{FailedChargeCounters, FailurePolicies};
 use crate::limit::StorePolicy;
 use crate::limit::charge::Charge;
@@ -46,13 +46,13 @@ pub(super) struct RequestCharger<'a, 'r, 'm> {
     pub(super) behaviour: &'a DecisionSettings,
     pub(super) failures: &'a FailedChargeCounters,
     pub(super) context: DecisionContext<'r>,
-    pub(super) selected: SelectedRequest<'a, 'r, 'm>,
+    pub(super) selected: RequestWithSelections<'a, 'r, 'm>,
 }
 
 impl<'a> RequestCharger<'a, '_, '_> {
     /// Runs all charges dry, into `dry_runs`; `None` if that is done when the call returns.
     pub(super) fn dry_run_descriptors(self, dry_runs: &mut DryRuns) -> Option<impl Future<Output = ()>> {
-        let SelectedRequest { request, selections } = self.selected;
+        let RequestWithSelections { request, selections } = self.selected;
         let without_limits = |selection: &Selection<'_>| DryRun {
             hard_and_quota_verdicts: DescriptorOutcome::WithoutLimits
                 .hard_and_quota_verdicts(self.behaviour, selection),
@@ -146,7 +146,7 @@ impl<'a> RequestCharger<'a, '_, '_> {
         dry_runs: &'a DryRuns,
         outcomes: &'a mut DescriptorOutcomes,
     ) -> Option<impl Future<Output = ()>> {
-        let SelectedRequest { request, selections } = self.selected;
+        let RequestWithSelections { request, selections } = self.selected;
         let failure_of = move |index: usize| dry_runs.get(index)?.error;
         for index in 0..dry_runs.len() {
             if let (Some(error), Some(charge)) = (failure_of(index), charge_of(index)) {
@@ -159,7 +159,7 @@ impl<'a> RequestCharger<'a, '_, '_> {
             let selection: &Selection<'_> = &selections[index];
             outcomes[index] = match outcome {
                 Ok(outcome) => {
-                    selection.warn_lost_hits(request.descriptors[index].hits, &outcome);
+                    selection.warn_if_hits_lost_after_peek(request.descriptors[index].hits, &outcome);
                     DescriptorOutcome::Charged(outcome)
                 }
                 Err(error) => self.decide_by_policy(error, selection, charge),
@@ -169,7 +169,7 @@ impl<'a> RequestCharger<'a, '_, '_> {
     }
 
     fn descriptor_charge(self, index: usize) -> Option<Charge<'a>> {
-        let SelectedRequest { request, selections } = self.selected;
+        let RequestWithSelections { request, selections } = self.selected;
         selections[index].build_charge(request, index, self.context.max_delay_us)
     }
 
@@ -181,7 +181,7 @@ impl<'a> RequestCharger<'a, '_, '_> {
     /// Decides a charge that the store failed to decide. Refunds, peeks and limits in shadow mode are never rejected.
     fn decide_by_policy(self, error: ChargeError, selection: &Selection<'_>, charge: &Charge<'_>) -> DescriptorOutcome {
         let policies = FailurePolicies::for_charge(&selection.limits, charge.request.hits);
-        self.failures.record_failure(error, policies.strictest(), self.context.store.now);
+        self.failures.record_and_log_failure(error, policies.strictest(), self.context.store.now);
         let mut fallback = ChargeResults::new();
         if policies.uses_fallback() {
             fallback = self.store.charge_fallback(charge, self.context.store.now);

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use super::Decider;
 use super::decision::DecisionContext;
 use super::explain::ExplainedCounter;
-use super::selection::{SelectedRequest, Selection, select_limits};
+use super::selection::{RequestWithSelections, Selection, select_limits};
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::request::{Descriptor, Entry, Hits, Request};
 use crate::rules::rule::RuleLogging;
@@ -162,7 +162,7 @@ impl Decider {
         let selections: Vec<Selection<'_>> = paths
             .iter()
             .enumerate()
-            .map(|(index, path)| Selection::for_rule(of.rule, shared_entries(path), &request, index))
+            .map(|(index, path)| Selection::for_rule(of.rule, entries_sharing_counter(path), &request, index))
             .collect();
         let context = DecisionContext {
             store: StoreContext { deadline: Some(Instant::now() + REDIS_CALL_TIMEOUT), ..context.store },
@@ -170,8 +170,9 @@ impl Decider {
         };
         let is_private = of.rule.rule.logging == Some(RuleLogging::None);
         let form = if is_private { &ValueForm::Omitted } else { &self.key_values };
-        let found =
-            self.peek_selected_counters(context, SelectedRequest { request: &request, selections: &selections }).await;
+        let found = self
+            .peek_selected_counters(context, RequestWithSelections { request: &request, selections: &selections })
+            .await;
         let listed = paths.iter().zip(found).filter_map(|(path, results)| {
             results.iter().flatten().any(|result| result.after > 0).then_some(())?;
             let entries = path.entries.iter().enumerate().map(|(index, [key, value])| {
@@ -189,7 +190,7 @@ impl Decider {
     }
 }
 
-fn shared_entries(path: &ScannedPath) -> SmallVec<[(usize, &[u8]); 1]> {
+fn entries_sharing_counter(path: &ScannedPath) -> SmallVec<[(usize, &[u8]); 1]> {
     path.shared.iter().map(|index| (*index, &*path.entries[*index][1])).collect()
 }
 

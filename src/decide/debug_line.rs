@@ -94,7 +94,7 @@ fn entry_text(entry: &Entry<'_>, values: &ValueForm) -> String {
     match values {
         ValueForm::Plain => format!("{key}={}", bounded_text(entry.value)),
         ValueForm::Hashed(_) => {
-            let EntryRecord { value_hash, .. } = values.record_entry(entry);
+            let EntryRecord { value_hash, .. } = values.build_entry_record(entry);
             format!("{key}=#{}", value_hash.as_deref().unwrap_or_default())
         }
         ValueForm::Omitted => key,

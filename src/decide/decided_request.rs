@@ -1,14 +1,14 @@
 //! Decisions as records of the decision log.
 //!
-//! It runs after a decision and changes none. A decision that is not logged costs the verdicts on its descriptors, or
-//! with a sample, if it lacks their keys, a hash of these.
+//! Records are built after a decision and cannot change it. A decision that is not logged costs a hash of each key if
+//! the log samples keys and, if the sample contains one of them, the verdicts on its descriptors.
 
 use smallvec::SmallVec;
 
 use super::answer::retry_after_us;
 use super::candidates::{CandidateCharges, CandidateRef};
 use super::outcome::{CombinedVerdict, DescriptorOutcome};
-use super::selection::{SelectedLimit, SelectedRequest, Selection};
+use super::selection::{RequestWithSelections, SelectedLimit, Selection};
 use crate::decide::decision::{DecideError, Decision, DecisionContext};
 use crate::decide::log::convert::hits_to_number;
 use crate::decide::log::record::{
@@ -28,7 +28,7 @@ pub(super) struct DecidedRequest<'a, 'r, 'm> {
     pub(super) behaviour: &'a DecisionSettings,
     pub(super) context: DecisionContext<'r>,
     /// No selections if the request is invalid or there are no rules.
-    pub(super) selected: SelectedRequest<'a, 'r, 'm>,
+    pub(super) selected: RequestWithSelections<'a, 'r, 'm>,
     pub(super) outcomes: &'a [DescriptorOutcome],
     /// Charges of candidates, if the rules have any.
     pub(super) candidates: Option<&'a CandidateCharges>,
@@ -66,10 +66,10 @@ impl<'a> DecidedRequest<'a, '_, '_> {
                 || self.candidates.is_some_and(CandidateCharges::would_reject),
             error: decided.is_err() || self.outcomes.iter().any(|it| matches!(it, DescriptorOutcome::Failed(_))),
         };
-        let is_selected = |index: usize| facts.are_selected(self.rule_logging(index), log.when);
+        let is_selected = |index: usize| facts.is_decision_selected(self.rule_logging(index), log.when);
         // Without descriptors there is neither a rule nor a key.
         let is_logged = match count {
-            0 => facts.are_selected(None, log.when),
+            0 => facts.is_decision_selected(None, log.when),
             count => (0..count).any(|index| sampled[index] && is_selected(index)),
         };
         if is_logged {
@@ -104,7 +104,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         {
             return RecordedVerdict::Error;
         }
-        let in_shadow = |(at, limit): (usize, &SelectedLimit<'_>)| limit.shadow && outcome.is_limit_rejected(at);
+        let in_shadow = |(at, limit): (usize, &SelectedLimit<'_>)| limit.shadow && outcome.limit_rejects(at);
         match hard_and_quota_verdicts.rejects() {
             true => RecordedVerdict::OverLimit,
             false if selection.limits.iter().enumerate().any(in_shadow) => RecordedVerdict::Shadow,
@@ -118,7 +118,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
 
     /// Path of the counters of the descriptor at `index`, or the path that was sent.
     fn counter_path(self, index: usize) -> CounterPath<'a> {
-        let SelectedRequest { request, selections } = self.selected;
+        let RequestWithSelections { request, selections } = self.selected;
         match selections.get(index) {
             Some(selection) => selection.counter_path(request, index),
             None => {
@@ -135,7 +135,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         logged: &LoggedDecision<'_, '_>,
     ) -> DecisionRecord<'a> {
         let LoggedDecision { decided, verdicts, .. } = logged;
-        let SelectedRequest { request, selections } = self.selected;
+        let RequestWithSelections { request, selections } = self.selected;
         let hard_and_quota_verdicts = selections.iter().zip(self.outcomes);
         let hard_and_quota_verdicts = hard_and_quota_verdicts
             .map(|(selection, outcome)| outcome.hard_and_quota_verdicts(self.behaviour, selection));
@@ -166,11 +166,11 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         index: usize,
         logged: &LoggedDecision<'_, '_>,
     ) -> DescriptorRecord<'a> {
-        let SelectedRequest { request, selections } = self.selected;
+        let RequestWithSelections { request, selections } = self.selected;
         let descriptor = &request.descriptors[index];
         let (selection, outcome) = (selections.get(index), self.outcomes.get(index));
         let is_hidden = self.rule_logging(index) == Some(RuleLogging::None);
-        let entry = |entry| if is_hidden { EntryRecord::from_key(entry) } else { log.values.record_entry(entry) };
+        let entry = |entry| if is_hidden { EntryRecord::from_key(entry) } else { log.values.build_entry_record(entry) };
         let failed = match outcome {
             Some(DescriptorOutcome::Failed(failed)) => Some(failed),
             _ => None,

@@ -31,7 +31,7 @@ pub struct Decision<'r> {
     /// True if the request would be rejected without SHADOW_MODE.
     pub shadowed: bool,
     /// Status of each descriptor, in the order of the request.
-    pub statuses: SmallVec<[LimitStatus<'r>; 2]>,
+    pub statuses: SmallVec<[ReportedStatus<'r>; 2]>,
     /// Headers to add to the client's response, in this order.
     pub headers: SmallVec<[Header<'r>; 4]>,
     /// Body of a rejection, if the rule has one.
@@ -42,9 +42,9 @@ pub struct Decision<'r> {
     pub delay_us: u64,
 }
 
-/// Status of one descriptor.
+/// Status of one descriptor, as the response reports it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct LimitStatus<'r> {
+pub struct ReportedStatus<'r> {
     /// True if the descriptor is over its limit, as reported to the client.
     pub over_limit: bool,
     /// The limit that decided; `None` if none matched.

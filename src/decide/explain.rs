@@ -7,12 +7,12 @@ use std::borrow::Cow;
 
 use super::Decider;
 use super::decision::DecisionContext;
-use super::selection::{SelectedLimit, SelectedRequest, Selection, select_limits};
+use super::selection::{RequestWithSelections, SelectedLimit, Selection, select_limits};
 use crate::limit::charge::{Charge, ChargeResult};
 use crate::limit::request::{Descriptor, Entry, Request};
 use crate::limit::{Consistency, GlobalScope, Limit, Overshoot, RegionLossPolicy};
 use crate::rules::rule::set::{DomainRules, RuleSet};
-use crate::rules::rule::trace::{NearMiss, NodeRef, TraceEnd, TraceStep};
+use crate::rules::rule::trace::{MismatchReason, NodeRef, TraceEnd, TraceStep};
 use crate::settings::decisions::DecisionSettings;
 use crate::store::charge::StoreOutcome;
 use crate::store::error::ChargeError;
@@ -53,7 +53,7 @@ pub struct ExplainedDescriptor {
     /// `key=value,key=value`.
     pub descriptor: String,
     /// Match of each entry.
-    pub steps: Vec<ExplainedStep>,
+    pub steps: Vec<ExplainedEntryMatch>,
     /// Result, in a sentence.
     pub outcome: String,
     /// The rule that matched.
@@ -62,9 +62,9 @@ pub struct ExplainedDescriptor {
     pub limits: Vec<ExplainedLimit>,
 }
 
-/// Match of one entry.
+/// Match of one entry of a descriptor, or the nodes that nearly matched it.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct ExplainedStep {
+pub struct ExplainedEntryMatch {
     /// `key=value`.
     pub entry: String,
     /// Kind of match (`exact`, `wildcard` or `default`), the node's key and value, and its location; `null`: no match.
@@ -177,16 +177,16 @@ impl Decider {
     ) -> Vec<Vec<Option<ChargeResult>>> {
         let Some(rules) = context.rules else { return vec![Vec::new(); request.descriptors.len()] };
         let selections = select_limits(&self.behaviour, rules, request);
-        self.peek_selected_counters(context, SelectedRequest { request, selections: &selections }).await
+        self.peek_selected_counters(context, RequestWithSelections { request, selections: &selections }).await
     }
 
     /// Peeks at the counters of selected limits, as [`Decider::peek_counters`] does.
     pub(super) async fn peek_selected_counters(
         &self,
         context: DecisionContext<'_>,
-        selected: SelectedRequest<'_, '_, '_>,
+        selected: RequestWithSelections<'_, '_, '_>,
     ) -> Vec<Vec<Option<ChargeResult>>> {
-        let SelectedRequest { request, selections } = selected;
+        let RequestWithSelections { request, selections } = selected;
         let charges = selections.iter().enumerate().flat_map(|(index, selection)| {
             selection.build_all_charges(request, index, context.max_delay_us).map(move |charge| (index, charge))
         });
@@ -254,25 +254,30 @@ fn explain_descriptor(
     };
     ExplainedDescriptor {
         descriptor: descriptor.to_string(),
-        steps: trace.steps.iter().zip(&descriptor.entries).map(|(step, entry)| explain_step(step, entry)).collect(),
+        steps: trace
+            .steps
+            .iter()
+            .zip(&descriptor.entries)
+            .map(|(step, entry)| explain_entry_match(step, entry))
+            .collect(),
         outcome,
         rule: rule.map(|rule| ExplainedRule { path: rule.path.clone(), origin: rule.location.to_string() }),
         limits,
     }
 }
 
-fn explain_step(step: &TraceStep<'_>, entry: &Entry<'_>) -> ExplainedStep {
+fn explain_entry_match(step: &TraceStep<'_>, entry: &Entry<'_>) -> ExplainedEntryMatch {
     let name = |node: &NodeRef<'_>| String::from_utf8_lossy(node.composite).into_owned();
     let reason = |miss| match miss {
-        NearMiss::OtherValue => "it has another value",
-        NearMiss::PatternDiffers => "its wildcard does not match the value",
-        NearMiss::LaterWildcard => "it matches too, but an earlier wildcard takes precedence",
-        NearMiss::LessExact => {
+        MismatchReason::OtherValue => "it has another value",
+        MismatchReason::PatternDiffers => "its wildcard does not match the value",
+        MismatchReason::LaterWildcard => "it matches too, but an earlier wildcard takes precedence",
+        MismatchReason::LessExact => {
             "it matches too, but values take precedence over wildcards, and wildcards over bare keys"
         }
-        NearMiss::OtherKey => "it has another key",
+        MismatchReason::OtherKey => "it has another key",
     };
-    ExplainedStep {
+    ExplainedEntryMatch {
         entry: entry.to_string(),
         matched: step
             .matched

@@ -50,7 +50,7 @@ pub(super) fn write_entries_text(text: &mut Vec<u8>, path: &CounterPath<'_>, for
             text.pop();
         }
         text.extend_from_slice(b",#");
-        text.extend_from_slice(hash_to_hex(path, form).as_bytes());
+        text.extend_from_slice(hash_path_to_hex(path, form).as_bytes());
     }
     if text.capacity() > MAX_KEY_TEXT_BYTES {
         text.shrink_to_fit();
@@ -90,8 +90,8 @@ const fn is_utf8_continuation(byte: u8) -> bool {
     byte & 0xc0 == 0x80
 }
 
-/// 16 hexadecimal digits.
-fn hash_to_hex(path: &CounterPath<'_>, form: &ValueForm) -> String {
+/// Hashes the entries of a path, with values in this form, to 16 hexadecimal digits.
+fn hash_path_to_hex(path: &CounterPath<'_>, form: &ValueForm) -> String {
     let mut hasher = blake3::Hasher::new();
     for (index, entry) in path.entries.iter().enumerate() {
         let shared = path.shared.iter().find(|(shared, _)| *shared == index).map(|(_, pattern)| *pattern);

@@ -41,7 +41,7 @@ use crate::settings::store::StoreSettings;
 const MAX_KEPT_BUFFER_BYTES: usize = 64 * 1024;
 
 thread_local! {
-    static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+    static LINE_BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
 /// Decision log of a process.
@@ -58,13 +58,13 @@ pub struct DecisionLog {
     store: &'static str,
     settings: SettingsRecord,
     last_seq: AtomicU64,
-    has_started: AtomicBool,
+    has_written_header: AtomicBool,
     sinks: Vec<SinkHandle>,
 }
 
-/// Facts about the process for the headers of its log.
+/// Store, settings and clock of the process, for the headers and times of its decision log.
 #[derive(Clone, Debug)]
-pub struct ProcessFacts {
+pub struct LogHeaderContext {
     /// Store of the counters: `memory`, `redis` or `memcache`.
     pub store: &'static str,
     /// Settings that change answers.
@@ -73,8 +73,8 @@ pub struct ProcessFacts {
     pub clock: Clock,
 }
 
-impl ProcessFacts {
-    /// Facts that the settings tell.
+impl LogHeaderContext {
+    /// Takes the store and the recorded settings from `settings`.
     pub fn new(settings: &Settings, clock: Clock) -> Self {
         let (decisions, log) = (&settings.decisions, settings.decision_log.as_ref());
         let recorded = SettingsRecord {
@@ -100,7 +100,7 @@ impl ProcessFacts {
     }
 }
 
-/// Fields of a record that the log knows.
+/// Fields that the log adds to each record: process id, number of the record, and time.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordStamp<'l> {
     /// Id of the process.
@@ -129,11 +129,11 @@ impl DecisionLog {
     ///
     /// # Errors
     /// A thread cannot be started.
-    pub fn start(settings: &DecisionLogSettings, values: ValueForm, facts: ProcessFacts) -> io::Result<Self> {
+    pub fn start(settings: &DecisionLogSettings, values: ValueForm, facts: LogHeaderContext) -> io::Result<Self> {
         let process = format!("{:016x}", random_u64());
         let start = |sink: &SinkSettings| SinkHandle::start(sink, settings, &process);
         let sinks = settings.sinks.iter().map(start).collect::<io::Result<_>>()?;
-        let ProcessFacts { store, settings: recorded, clock } = facts;
+        let LogHeaderContext { store, settings: recorded, clock } = facts;
         Ok(Self {
             when: settings.when,
             sample: KeySample { share: settings.sample },
@@ -143,14 +143,14 @@ impl DecisionLog {
             store,
             settings: recorded,
             last_seq: AtomicU64::new(0),
-            has_started: AtomicBool::new(false),
+            has_written_header: AtomicBool::new(false),
             sinks,
         })
     }
 
     /// Writes the record that `record` makes.
     pub fn write_decision<'a>(&'a self, record: impl FnOnce(RecordStamp<'a>) -> DecisionRecord<'a>) {
-        let mut line = BUFFER.take();
+        let mut line = LINE_BUFFER.take();
         line.clear();
         let seq = self.last_seq.fetch_add(1, Ordering::Relaxed) + 1;
         let stamp = RecordStamp { process: &self.process, seq, now_us: self.clock.now().as_micros() };
@@ -159,14 +159,17 @@ impl DecisionLog {
             sink.queue.push_line(&line);
         }
         if line.capacity() <= MAX_KEPT_BUFFER_BYTES {
-            BUFFER.set(line);
+            LINE_BUFFER.set(line);
         }
     }
 
     /// Writes a header: that of the start, and later of a reload. It precedes the decisions by these rules.
     pub fn write_header(&self, rules: Option<RuleSetRecord>) {
-        let event =
-            if self.has_started.swap(true, Ordering::Relaxed) { HeaderReason::Reload } else { HeaderReason::Start };
+        let event = if self.has_written_header.swap(true, Ordering::Relaxed) {
+            HeaderReason::Reload
+        } else {
+            HeaderReason::Start
+        };
         let header = Arc::new(HeaderRecord {
             event,
             process: self.process.clone(),
@@ -183,8 +186,8 @@ impl DecisionLog {
     }
 
     /// Returns true if a header was written.
-    pub fn has_started(&self) -> bool {
-        self.has_started.load(Ordering::Relaxed)
+    pub fn has_written_header(&self) -> bool {
+        self.has_written_header.load(Ordering::Relaxed)
     }
 
     /// Number of records by sink.
@@ -210,7 +213,7 @@ impl DecisionLog {
 /// # Errors
 /// Every problem.
 pub fn check_settings(settings: &DecisionLogSettings) -> Result<ValueForm, Vec<UnusableSetting>> {
-    let problems: Vec<_> = settings.sinks.iter().flat_map(sink::find_problems).collect();
+    let problems: Vec<_> = settings.sinks.iter().flat_map(sink::find_sink_problems).collect();
     match ValueForm::new(settings) {
         Ok(values) if problems.is_empty() => Ok(values),
         Ok(_) => Err(problems),

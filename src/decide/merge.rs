@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::answer::{Answer, combine_verdicts, quotas_reject, retry_after_us};
 use super::metadata;
 use super::outcome::{DescriptorOutcome, LimitVerdicts};
-use super::selection::{SelectedRequest, Selection};
+use super::selection::{RequestWithSelections, Selection};
 use super::status::DescriptorStatus;
 use crate::decide::decision::{DecideError, Decision, Header};
 use crate::rules::rule::OverLimitBody;
@@ -18,10 +18,10 @@ use crate::settings::decisions::DecisionSettings;
 /// Merges the outcomes of all descriptors into the decision on the request.
 pub(super) fn merge_outcomes<'r>(
     behaviour: &'r DecisionSettings,
-    selected: SelectedRequest<'_, 'r, '_>,
+    selected: RequestWithSelections<'_, 'r, '_>,
     outcomes: &[DescriptorOutcome],
 ) -> Result<Decision<'r>, DecideError> {
-    let SelectedRequest { request, selections } = selected;
+    let RequestWithSelections { request, selections } = selected;
     let decided = selections.iter().zip(outcomes);
     let statuses: SmallVec<[DescriptorStatus<'r>; 2]> =
         decided.map(|(selection, outcome)| DescriptorStatus::from_outcome(behaviour, selection, outcome)).collect();

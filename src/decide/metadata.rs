@@ -8,7 +8,7 @@ use super::selection::Selection;
 use super::status::DescriptorStatus;
 use crate::limit::period::Unit;
 use crate::limit::request::{Descriptor, LimitOverride, Request};
-use crate::rules::rule::metric_names::override_metric_name;
+use crate::rules::rule::metric_names::build_override_metric_name;
 use crate::settings::decisions::DecisionSettings;
 use crate::telemetry::metrics::limit_registry::OVERFLOW_NAME;
 use crate::telemetry::metrics::limit_stats::LimitName;
@@ -115,7 +115,7 @@ fn rejection_metadata(
 ) -> Option<Value> {
     let shown = status.shown.over_limit.then_some(&status.shown)?;
     let rule = status.limit_path(selection).unwrap_or_else(|| {
-        let parts = override_metric_name(&descriptor.entries);
+        let parts = build_override_metric_name(&descriptor.entries);
         let parts: Vec<_> = std::iter::once(domain).chain(parts.iter().map(String::as_str)).collect();
         let name = LimitName::from_request(&parts).unwrap_or_else(|| LimitName::new([domain, OVERFLOW_NAME]));
         name.as_str().to_owned()

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use super::decision::DecisionContext;
 use super::key_text::write_entries_text;
 use super::outcome::DescriptorOutcome;
-use super::selection::{SelectedLimit, SelectedRequest, Selection};
+use super::selection::{RequestWithSelections, SelectedLimit, Selection};
 use crate::base::clock::Time;
 use crate::base::sharded::upper_half;
 use crate::decide::log::value_form::ValueForm;
@@ -20,7 +20,7 @@ use crate::limit::charge::{ChargeResult, CounterPath};
 use crate::limit::request::{Descriptor, Entry, Hits};
 use crate::limit::{Limit, StorePolicy};
 use crate::rules::rule::RuleLogging;
-use crate::rules::rule::metric_names::override_metric_name;
+use crate::rules::rule::metric_names::build_override_metric_name;
 use crate::rules::rule::set::DomainRules;
 use crate::store::charge::DecidedBy;
 use crate::telemetry::metrics::limit_stats::{LimitStat, LimitStats};
@@ -67,15 +67,15 @@ struct DecidedDescriptor<'a, 'r, 'm> {
     outcome: &'a DescriptorOutcome,
 }
 
-/// Result of a charge on one limit.
+/// Result of a charge on one limit, and what else decides which of its metrics count the hits.
 #[derive(Clone, Copy)]
-pub(super) struct LimitResult<'a> {
+pub(super) struct ChargeResultToRecord<'a> {
     pub(super) result: &'a ChargeResult,
     /// Hits from which on the limit counts as nearly used up.
     pub(super) near: u64,
     /// The limit is in shadow mode.
     pub(super) shadow: bool,
-    /// Another limit of the descriptor rejected the hits, so that this one was not charged as admitting them.
+    /// Another hard limit of the descriptor rejects the hits: those that this limit admits are not within it either.
     pub(super) rejected_elsewhere: bool,
     pub(super) decided_by: DecidedBy,
 }
@@ -85,10 +85,10 @@ impl<'d> MetricsRecorder<'d> {
     pub(super) fn record_outcomes<'r>(
         self,
         context: DecisionContext<'r>,
-        selected: SelectedRequest<'_, 'r, '_>,
+        selected: RequestWithSelections<'_, 'r, '_>,
         outcomes: &[DescriptorOutcome],
     ) {
-        let SelectedRequest { request, selections } = selected;
+        let RequestWithSelections { request, selections } = selected;
         for (index, (selection, outcome)) in selections.iter().zip(outcomes).enumerate() {
             if selection.domain.is_none() {
                 self.metrics.limits.record_unknown_domain(request.domain);
@@ -100,25 +100,25 @@ impl<'d> MetricsRecorder<'d> {
             for (at, limit) in selection.limits.iter().enumerate() {
                 let Some(stats) = self.limit_stats(context, selection, limit, &descriptor.entries) else { continue };
                 if let (StatsRef::Request(_), Some(rule)) = (&stats, limit.stats) {
-                    rule.record_under_request_name(outcome.is_limit_rejected(at));
+                    rule.record_under_request_name(outcome.limit_rejects(at));
                 }
-                self.record_limit(&stats, decided, at);
+                self.record_limit_outcome(&stats, decided, at);
             }
         }
     }
 
     /// Records the outcome of the limit at `at` of a descriptor.
-    fn record_limit(self, stats: &LimitStats, decided: DecidedDescriptor<'_, '_, '_>, at: usize) {
+    fn record_limit_outcome(self, stats: &LimitStats, decided: DecidedDescriptor<'_, '_, '_>, at: usize) {
         let DecidedDescriptor { descriptor, selection, outcome, .. } = decided;
         let (limit, hits, shadow) = (&selection.limits[at], descriptor.hits, selection.limits[at].shadow);
-        let near = near_limit_hits(&limit.limit, self.near_limit_ratio);
+        let near = near_limit_threshold(&limit.limit, self.near_limit_ratio);
         match outcome {
             DescriptorOutcome::WithoutLimits => {}
             DescriptorOutcome::Charged(outcome) => {
                 let result = &outcome.results[at];
-                let rejected_elsewhere = is_rejected_elsewhere(selection, &outcome.results, at);
+                let rejected_elsewhere = is_rejected_by_other_limit(selection, &outcome.results, at);
                 let decided_by = outcome.decided_by;
-                let result_of = LimitResult { result, near, shadow, rejected_elsewhere, decided_by };
+                let result_of = ChargeResultToRecord { result, near, shadow, rejected_elsewhere, decided_by };
                 record_hits(stats, &limit.limit, hits, result_of);
                 stats.add_to_counter(stat_of_result(limit, result), 1);
             }
@@ -126,9 +126,9 @@ impl<'d> MetricsRecorder<'d> {
                 let policy = failed.policies.policy_for_limit(limit);
                 match failed.fallback.get(at).filter(|_| policy == StorePolicy::Local) {
                     Some(result) => {
-                        let rejected_elsewhere = is_rejected_elsewhere(selection, &failed.fallback, at);
+                        let rejected_elsewhere = is_rejected_by_other_limit(selection, &failed.fallback, at);
                         let decided_by = DecidedBy::Store;
-                        let result_of = LimitResult { result, near, shadow, rejected_elsewhere, decided_by };
+                        let result_of = ChargeResultToRecord { result, near, shadow, rejected_elsewhere, decided_by };
                         record_hits(stats, &limit.limit, hits, result_of);
                     }
                     None => {
@@ -172,14 +172,14 @@ impl<'d> MetricsRecorder<'d> {
                 let limit = named.as_deref().unwrap_or(stats);
                 let rejection = KeyRejection { id, limit, hits };
                 self.metrics.top_keys.record_rejection(rejection, now, |text| {
-                    write_entries_text(text, &path, self.key_values_of(selection));
+                    write_entries_text(text, &path, self.key_value_form(selection));
                 });
             }
         }
     }
 
-    /// Form of the values in the keys of a selection: none of a rule whose decisions are not logged.
-    pub(super) fn key_values_of(self, selection: &Selection<'_>) -> &'d ValueForm {
+    /// Form in which keys of a selection show their values; those of rules with `decision_log: none` are left out.
+    pub(super) fn key_value_form(self, selection: &Selection<'_>) -> &'d ValueForm {
         let is_private = selection.rule.is_some_and(|compiled| compiled.rule.logging == Some(RuleLogging::None));
         if is_private { &ValueForm::Omitted } else { self.key_values }
     }
@@ -201,7 +201,7 @@ impl<'d> MetricsRecorder<'d> {
             }
             (Some(stats), _) => Some(StatsRef::Rule(stats)),
             (None, _) => {
-                let stats = self.stats_named_by_request(domain, &override_metric_name(entries));
+                let stats = self.stats_named_by_request(domain, &build_override_metric_name(entries));
                 Some(stats.map_or(StatsRef::Rule(&domain.others), StatsRef::Request))
             }
         }
@@ -209,7 +209,7 @@ impl<'d> MetricsRecorder<'d> {
 
     /// Statistics of a limit that came with a request; `None` if there is no room for its name.
     fn override_stats(self, selection: &Selection<'_>, descriptor: &Descriptor<'_>) -> Option<Arc<LimitStats>> {
-        self.stats_named_by_request(selection.domain?, &override_metric_name(&descriptor.entries))
+        self.stats_named_by_request(selection.domain?, &build_override_metric_name(&descriptor.entries))
     }
 
     fn stats_named_by_request(self, domain: &DomainRules, parts: &[String]) -> Option<Arc<LimitStats>> {
@@ -225,15 +225,15 @@ pub(super) fn hash_distinct_key(metrics: &ServiceMetrics, path: &CounterPath<'_>
     metrics.distinct_key_seed().map_or_else(|| upper_half(key), |seed| path.hash_with_seed(seed))
 }
 
-/// Returns true if a limit of the descriptor rejects the hits for that at `at` too.
-fn is_rejected_elsewhere(selection: &Selection<'_>, results: &[ChargeResult], at: usize) -> bool {
+/// Returns true if a hard limit of the descriptor, other than that at `at`, rejects the hits.
+fn is_rejected_by_other_limit(selection: &Selection<'_>, results: &[ChargeResult], at: usize) -> bool {
     let mut others = selection.limits.iter().zip(results).enumerate().filter(|(index, _)| *index != at);
     others.any(|(_, (other, result))| !other.shadow && !other.quota && !result.admitted)
 }
 
 /// Records the hits of one charge on one limit.
-pub(super) fn record_hits(stats: &LimitStats, limit: &Limit, hits: Hits, result: LimitResult<'_>) {
-    let LimitResult { result, near, shadow, rejected_elsewhere, decided_by } = result;
+pub(super) fn record_hits(stats: &LimitStats, limit: &Limit, hits: Hits, result: ChargeResultToRecord<'_>) {
+    let ChargeResultToRecord { result, near, shadow, rejected_elsewhere, decided_by } = result;
     let hits = match hits {
         Hits::Charge(hits) => hits,
         Hits::Peek => return,
@@ -275,7 +275,7 @@ pub(super) fn record_hits(stats: &LimitStats, limit: &Limit, hits: Hits, result:
 }
 
 /// Hits from which on a limit counts as nearly used up.
-pub(super) fn near_limit_hits(limit: &Limit, ratio: f32) -> u64 {
+pub(super) fn near_limit_threshold(limit: &Limit, ratio: f32) -> u64 {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

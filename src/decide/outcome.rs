@@ -63,7 +63,7 @@ impl DescriptorOutcome {
     }
 
     /// Tells whether the limit at `index` rejected the charge.
-    pub(super) fn is_limit_rejected(&self, index: usize) -> bool {
+    pub(super) fn limit_rejects(&self, index: usize) -> bool {
         self.limit_result(index).is_some_and(|result| !result.admitted)
     }
 }

@@ -67,9 +67,9 @@ impl<'a, 'r> DescriptorResults<'a, 'r> {
         self.selection.key
     }
 
-    /// True if values of an entry share a counter.
-    pub fn shares_values(&self) -> bool {
-        self.selection.shares_values()
+    /// True if the values of an entry share one counter (`share_threshold`).
+    pub fn values_share_counter(&self) -> bool {
+        self.selection.values_share_counter()
     }
 
     /// Text of the key of its counters, `key=value,key=value`, cut off if it is long.

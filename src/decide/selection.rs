@@ -8,7 +8,7 @@ use std::sync::{Arc, Once};
 
 use smallvec::SmallVec;
 
-use crate::limit::algorithm::{Algorithm, CapacityKey, DelayPolicy, RejectedHitsPolicy};
+use crate::limit::algorithm::{Algorithm, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
 use crate::limit::charge::{Charge, ChargeRequest, Counter, CounterPath};
 use crate::limit::period::{Period, Unit};
 use crate::limit::request::{Descriptor, Hits, LimitOverride, Request};
@@ -32,7 +32,7 @@ pub(super) struct Selection<'r> {
     pub(super) unlimited: bool,
     /// Entries whose values share a counter: index of the entry, and pattern of the value.
     shared: SmallVec<[(usize, &'r [u8]); 1]>,
-    /// Key of its path; 0 without limits.
+    /// Hash of the path of its counters, stable within this process; 0 without limits.
     pub(super) key: u128,
     /// Body and content type of a rejection.
     pub(super) over_limit_body: Option<&'r OverLimitBody>,
@@ -58,7 +58,7 @@ pub(super) struct SelectedLimit<'r> {
 
 /// A request, and the limits selected for its descriptors.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SelectedRequest<'a, 'r, 'm> {
+pub(super) struct RequestWithSelections<'a, 'r, 'm> {
     pub(super) request: &'a Request<'m>,
     /// One for each descriptor.
     pub(super) selections: &'a [Selection<'r>],
@@ -78,13 +78,13 @@ pub(super) fn select_limits<'r>(
         .iter()
         .map(|descriptor| Selection::for_descriptor(behaviour, rules, domain, descriptor))
         .collect();
-    drop_replaced(&mut selections);
+    drop_replaced_limits(&mut selections);
     selections.iter_mut().enumerate().for_each(|(index, selection)| selection.set_path_hash(request, index));
     selections
 }
 
 /// Drops the limits that a rule of the request replaces.
-fn drop_replaced(selections: &mut [Selection<'_>]) {
+fn drop_replaced_limits(selections: &mut [Selection<'_>]) {
     let replaced: SmallVec<[&str; 4]> = selections
         .iter()
         .filter_map(|selection| selection.rule)
@@ -128,7 +128,7 @@ impl<'r> Selection<'r> {
     }
 
     fn for_override(limit: Limit, domain: &'r DomainRules, quota: bool) -> Self {
-        let defaults = domain.override_defaults(limit.period().unit());
+        let defaults = domain.defaults_for_override(limit.period().unit());
         let (tag, epoch) = (hash_limit_identity(&limit, defaults.epoch), defaults.epoch);
         let selected = SelectedLimit { limit, index: 0, name: "", shadow: false, quota, stats: None, tag, epoch };
         let (limits, over_limit_body) = (SmallVec::from([selected]), Some(&defaults.over_limit_body));
@@ -187,8 +187,8 @@ impl<'r> Selection<'r> {
         CounterPath { domain: request.domain, entries, shared: &self.shared, candidate: None }
     }
 
-    /// True if values of an entry share a counter.
-    pub(super) fn shares_values(&self) -> bool {
+    /// True if the values of an entry share one counter (`share_threshold`).
+    pub(super) fn values_share_counter(&self) -> bool {
         !self.shared.is_empty()
     }
 
@@ -209,20 +209,20 @@ impl<'r> Selection<'r> {
     /// Hashes the path once, for every user of the key.
     fn set_path_hash(&mut self, request: &Request<'_>, index: usize) {
         if !self.limits.is_empty() {
-            self.key = self.counter_path(request, index).process_hash();
+            self.key = self.counter_path(request, index).hash_for_process();
         }
     }
 
-    /// Warns, once for a rule that is peeked at, if it rejects a charge and does not count it: hits that are reported
-    /// after the peek are lost then.
-    pub(super) fn warn_lost_hits(&self, hits: Hits, outcome: &StoreOutcome) {
+    /// Records that a rule is peeked at. Warns, once per such rule, if it rejects a charge without counting the hits:
+    /// hits that are reported after a peek are then lost.
+    pub(super) fn warn_if_hits_lost_after_peek(&self, hits: Hits, outcome: &StoreOutcome) {
         let Some(compiled) = self.rule else { return };
         match hits {
             Hits::Peek => compiled.peek_warning.record_peek(),
             Hits::Charge(_) => {
                 let lost = self.limits.iter().zip(&outcome.results);
                 let mut lost = lost.filter(|(selected, result)| !result.admitted && !selected.limit.count_rejected());
-                if lost.next().is_some() && compiled.peek_warning.is_due() {
+                if lost.next().is_some() && compiled.peek_warning.should_warn_once() {
                     tracing::warn!(
                         rule = %compiled.rule.path,
                         origin = %compiled.rule.location,
@@ -272,16 +272,17 @@ fn select_candidates(compiled: &CompiledRule) -> Vec<SelectedLimit<'_>> {
     candidates.map(|(index, limit)| SelectedLimit::from_compiled(compiled, index, limit)).collect()
 }
 
-/// Limit that came with a request, under the domain's defaults; `None` if its period is invalid.
+/// Builds the limit of a descriptor's limit override. Rate and period are those that were sent, all else has the
+/// domain's defaults for overrides. `None` if the period or the limit is invalid.
 fn build_override_limit(behaviour: &DecisionSettings, domain: &DomainRules, sent: &LimitOverride) -> Option<Limit> {
     let unit = Unit::from_protobuf_number(sent.unit)?;
     let period = Period::new(unit, sent.unit_multiplier)?;
-    let defaults = domain.override_defaults(unit);
-    let log_is_too_long = defaults.algorithm.properties().has_log() && sent.requests_per_unit > behaviour.log_max;
+    let defaults = domain.defaults_for_override(unit);
+    let log_is_too_long = defaults.algorithm.properties().keeps_hit_log() && sent.requests_per_unit > behaviour.log_max;
     let algorithm = if log_is_too_long { Algorithm::SlidingWindowCounter } else { defaults.algorithm };
     let properties = algorithm.properties();
     let spec = LimitSpec {
-        queue_size: defaults.queue_size.filter(|_| properties.capacity == CapacityKey::QueueSize),
+        queue_size: defaults.queue_size.filter(|_| properties.capacity == CapacityRuleKey::QueueSize),
         max_wait_us: defaults.max_wait_us.filter(|_| properties.delay != DelayPolicy::Never),
         count_rejected: defaults
             .count_rejected

@@ -7,7 +7,7 @@ use std::cmp::{Ordering, Reverse};
 
 use super::outcome::{CombinedVerdict, DescriptorOutcome, FailedCharge, LimitVerdicts};
 use super::selection::{SelectedLimit, Selection};
-use crate::decide::decision::{CurrentLimit, LimitStatus};
+use crate::decide::decision::{CurrentLimit, ReportedStatus};
 use crate::limit::StorePolicy;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::charge::ChargeResult;
@@ -17,7 +17,7 @@ use crate::settings::decisions::DecisionSettings;
 #[derive(Debug)]
 pub(super) struct DescriptorStatus<'r> {
     /// What the response shows.
-    pub(super) shown: LimitStatus<'r>,
+    pub(super) shown: ReportedStatus<'r>,
     /// Index of the limit that it shows, among those selected.
     pub(super) shown_limit: Option<usize>,
     pub(super) hard_and_quota_verdicts: LimitVerdicts,
@@ -58,7 +58,7 @@ impl<'r> DescriptorStatus<'r> {
 
     fn without_limit(hard_and_quota_verdicts: LimitVerdicts, remaining: u32) -> Self {
         Self {
-            shown: LimitStatus { remaining, ..LimitStatus::default() },
+            shown: ReportedStatus { remaining, ..ReportedStatus::default() },
             shown_limit: None,
             hard_and_quota_verdicts,
             delay_us: 0,
@@ -75,7 +75,7 @@ impl<'r> DescriptorStatus<'r> {
         let denying = selection.limits.iter().enumerate().filter(|(_, selected)| denies(selected));
         match denying.min_by_key(|(_, selected)| selected.quota) {
             Some((index, selected)) => {
-                let shown = LimitStatus {
+                let shown = ReportedStatus {
                     over_limit: true,
                     current_limit: Some(to_current_limit(selected)),
                     remaining: 0,
@@ -105,7 +105,7 @@ impl<'r> DescriptorStatus<'r> {
         let until_reset_s = until_us.div_ceil(1_000_000).max(u64::from(!result.admitted));
         let deciding = selection.limits.iter().zip(results).filter(|(selected, _)| !selected.shadow);
         Self {
-            shown: LimitStatus {
+            shown: ReportedStatus {
                 over_limit: !result.admitted && !selected.shadow,
                 current_limit: Some(to_current_limit(selected)),
                 remaining: if result.admitted { result.remaining } else { 0 },

@@ -22,12 +22,13 @@ use crate::telemetry::log_throttle::LogThrottle;
 /// Failed charges, by kind of failure and by the policy that decided.
 #[derive(Debug)]
 pub(super) struct FailedChargeCounters {
-    kinds: [FailureCount; ChargeError::KINDS],
+    kinds: [ThrottledFailureCount; ChargeError::MAX_KINDS],
     policies: [AtomicU64; StorePolicy::ALL.len()],
 }
 
+/// Number of failures of one kind, and the throttle of their log lines.
 #[derive(Debug)]
-struct FailureCount {
+struct ThrottledFailureCount {
     count: AtomicU64,
     throttle: LogThrottle,
 }
@@ -35,14 +36,14 @@ struct FailureCount {
 impl Default for FailedChargeCounters {
     fn default() -> Self {
         const LOG_INTERVAL: Duration = Duration::from_secs(10);
-        let kind = |_| FailureCount { count: AtomicU64::new(0), throttle: LogThrottle::every(LOG_INTERVAL) };
+        let kind = |_| ThrottledFailureCount { count: AtomicU64::new(0), throttle: LogThrottle::every(LOG_INTERVAL) };
         Self { kinds: std::array::from_fn(kind), policies: Default::default() }
     }
 }
 
 impl FailedChargeCounters {
-    /// Records a failed charge and the policy that decides it.
-    pub(super) fn record_failure(&self, error: ChargeError, policy: StorePolicy, now: Time) {
+    /// Counts a failed charge by its kind and by the policy that decides it, and logs it, at most every 10 s per kind.
+    pub(super) fn record_and_log_failure(&self, error: ChargeError, policy: StorePolicy, now: Time) {
         let kind = &self.kinds[error.index()];
         kind.count.fetch_add(1, Ordering::Relaxed);
         self.policies[policy as usize].fetch_add(1, Ordering::Relaxed);

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::Decider;
 use crate::limit::StorePolicy;
-use crate::store::stats::{EventualSharing, GrantTotals, RegionClock, RegionStats, SharedStoreStats};
+use crate::store::stats::{EventualSharingStats, GrantTotals, RegionStats, ServerClockStats, SharedStoreStats};
 
 /// Charges and hits since the start of the process.
 #[derive(Clone, Debug, Serialize)]
@@ -35,12 +35,12 @@ pub struct SharedStoreReport {
     pub eventual: Option<EventualReport>,
     /// Membership of this region, if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub regions: Option<RegionsReport>,
+    pub regions: Option<RegionMembershipReport>,
 }
 
 /// Membership of a region.
 #[derive(Clone, Debug, Serialize)]
-pub struct RegionsReport {
+pub struct RegionMembershipReport {
     /// Name of this region.
     pub region: String,
     /// Names of all regions.
@@ -59,7 +59,7 @@ pub struct RegionsReport {
     /// Grants from the global Redis.
     pub grants: GrantsReport,
     /// What restricts the region now.
-    pub notices: Vec<NoticeReport>,
+    pub notices: Vec<RegionNoticeReport>,
 }
 
 /// Clock of a Redis server.
@@ -75,8 +75,8 @@ pub struct ClockReport {
 
 /// Something that restricts a region.
 #[derive(Clone, Debug, Serialize)]
-pub struct NoticeReport {
-    /// `misconfigured`, or a name of a [`MembershipNotice`](crate::store::stats::membership_notice::MembershipNotice).
+pub struct RegionNoticeReport {
+    /// `misconfigured`, or a name of a [`RegionNotice`](crate::store::stats::region_notice::RegionNotice).
     pub notice: &'static str,
     /// Meaning, and what to do.
     pub text: String,
@@ -109,7 +109,7 @@ impl From<SharedStoreStats> for SharedStoreReport {
             calls: stats.calls,
             rejected_locally: stats.rejected_locally,
             eventual: stats.eventual.map(EventualReport::from),
-            regions: stats.regions.map(RegionsReport::from),
+            regions: stats.regions.map(RegionMembershipReport::from),
         }
     }
 }
@@ -139,26 +139,26 @@ pub struct GrantsReport {
     pub last_grant_s: Option<f64>,
 }
 
-impl From<RegionStats> for RegionsReport {
+impl From<RegionStats> for RegionMembershipReport {
     fn from(stats: RegionStats) -> Self {
         let seconds = |us| Duration::from_micros(us).as_secs_f64();
-        let clocks = stats.clocks.into_iter().map(|RegionClock { deployment, address, uncertainty_us }| {
+        let clocks = stats.clocks.into_iter().map(|ServerClockStats { deployment, address, uncertainty_us }| {
             let uncertainty_ms = uncertainty_us.map(|us| seconds(us) * 1000.0);
             ClockReport { deployment, address, uncertainty_ms }
         });
-        let misconfigured = stats.misconfigured.map(|text| NoticeReport { notice: "misconfigured", text });
+        let misconfiguration = stats.misconfiguration.map(|text| RegionNoticeReport { notice: "misconfigured", text });
         let notices =
-            stats.notices.iter().map(|notice| NoticeReport { notice: notice.name(), text: notice.to_string() });
+            stats.notices.iter().map(|notice| RegionNoticeReport { notice: notice.name(), text: notice.to_string() });
         Self {
             region: stats.region,
             names: stats.regions,
             connected: stats.connected,
-            unanswered_s: stats.unanswered_us.map(seconds),
-            changed_before_s: stats.changed_before_us.map(seconds),
+            unanswered_s: stats.us_since_answer.map(seconds),
+            changed_before_s: stats.us_since_change.map(seconds),
             clocks: clocks.collect(),
             clock_jumps: stats.clock_jumps,
             grants: GrantsReport::from(stats.grants),
-            notices: notices.chain(misconfigured).collect(),
+            notices: notices.chain(misconfiguration).collect(),
         }
     }
 }
@@ -182,9 +182,9 @@ impl From<GrantTotals> for GrantsReport {
     }
 }
 
-impl From<EventualSharing> for EventualReport {
-    fn from(sharing: EventualSharing) -> Self {
-        let EventualSharing { hits, descriptors, slot, slots, live_replicas } = sharing;
+impl From<EventualSharingStats> for EventualReport {
+    fn from(sharing: EventualSharingStats) -> Self {
+        let EventualSharingStats { hits, descriptors, slot, slots, live_replicas } = sharing;
         Self {
             admitted_from_shares: hits.shared,
             admitted_from_leases: hits.leased,

@@ -36,7 +36,7 @@ macro_rules! for_each_algorithm {
         $callback! {
             /// Tokens are refilled continuously; idle time earns a burst.
             TokenBucket, token_bucket, AlgorithmProperties {
-                capacity: CapacityKey::BucketSize,
+                capacity: CapacityRuleKey::BucketSize,
                 delay: DelayPolicy::IfMaxWait,
                 rejected_hits: RejectedHitsPolicy::CountedOnRequest,
                 hit_expiry: HitExpiry::Continuous,
@@ -46,7 +46,7 @@ macro_rules! for_each_algorithm {
             };
             /// Requests leave one by one at a fixed rate; those that find others before them are delayed.
             LeakyBucket, leaky_bucket, AlgorithmProperties {
-                capacity: CapacityKey::QueueSize,
+                capacity: CapacityRuleKey::QueueSize,
                 delay: DelayPolicy::UntilDeadline,
                 rejected_hits: RejectedHitsPolicy::NeverCounted,
                 hit_expiry: HitExpiry::Continuous,
@@ -57,7 +57,7 @@ macro_rules! for_each_algorithm {
             /// One count for each window; windows are aligned to the Unix epoch.
             #[default]
             FixedWindow, fixed_window, AlgorithmProperties {
-                capacity: CapacityKey::RequestsPerUnit,
+                capacity: CapacityRuleKey::RequestsPerUnit,
                 delay: DelayPolicy::Never,
                 rejected_hits: RejectedHitsPolicy::CountedByDefault,
                 hit_expiry: HitExpiry::WithWindow,
@@ -67,7 +67,7 @@ macro_rules! for_each_algorithm {
             };
             /// One entry for each admitted hit; exact in any window.
             SlidingWindowLog, sliding_window_log, AlgorithmProperties {
-                capacity: CapacityKey::RequestsPerUnit,
+                capacity: CapacityRuleKey::RequestsPerUnit,
                 delay: DelayPolicy::Never,
                 rejected_hits: RejectedHitsPolicy::CountedOnRequest,
                 hit_expiry: HitExpiry::AfterPeriod,
@@ -77,7 +77,7 @@ macro_rules! for_each_algorithm {
             };
             /// Count of this window plus that of the previous one, weighted by the part of it that still overlaps.
             SlidingWindowCounter, sliding_window_counter, AlgorithmProperties {
-                capacity: CapacityKey::RequestsPerUnit,
+                capacity: CapacityRuleKey::RequestsPerUnit,
                 delay: DelayPolicy::Never,
                 rejected_hits: RejectedHitsPolicy::CountedOnRequest,
                 hit_expiry: HitExpiry::WithWindow,
@@ -93,7 +93,7 @@ macro_rules! for_each_algorithm {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AlgorithmProperties {
     /// Key that sets the number of hits that can pass at once.
-    pub capacity: CapacityKey,
+    pub capacity: CapacityRuleKey,
     /// Delay of an admitted request; decides whether `max_wait` applies.
     pub delay: DelayPolicy,
     /// Treatment of rejected hits; decides whether `count_rejected` applies.
@@ -110,7 +110,7 @@ pub struct AlgorithmProperties {
 
 /// Key that sets the number of hits that can pass at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CapacityKey {
+pub enum CapacityRuleKey {
     /// `requests_per_unit`: the limit of a window.
     RequestsPerUnit,
     /// `bucket_size`; `requests_per_unit` by default.
@@ -119,9 +119,9 @@ pub enum CapacityKey {
     QueueSize,
 }
 
-impl CapacityKey {
+impl CapacityRuleKey {
     /// Key of a rule file that only this kind of capacity has, if any.
-    pub const fn rule_key(self) -> Option<&'static str> {
+    pub const fn rule_file_key(self) -> Option<&'static str> {
         match self {
             Self::RequestsPerUnit => None,
             Self::BucketSize => Some("bucket_size"),
@@ -198,7 +198,7 @@ for_each_algorithm!(define_algorithm);
 
 impl AlgorithmProperties {
     /// Returns true if the state has an entry for each hit, so that a setting bounds its memory.
-    pub fn has_log(&self) -> bool {
+    pub fn keeps_hit_log(&self) -> bool {
         self.hit_expiry == HitExpiry::AfterPeriod
     }
 
@@ -229,27 +229,27 @@ impl fmt::Display for Algorithm {
 /// Applies a macro to all rows of the table of countings: the state and the script that count a limit in one store.
 ///
 /// Each algorithm is a counting of the same name. A global limit is counted in the Redis of a region by another one,
-/// which spends what the region was granted: see [`Limit::in_region`](crate::limit::Limit::in_region).
+/// which spends the region's grants: see [`Limit::as_counted_in_region`](crate::limit::Limit::as_counted_in_region).
 ///
 /// A row is the variant, the module (also the name in keys of counters), the Lua file in `src/store/redis/lua/`, and
-/// its [`CountingProperties`].
+/// its [`CountingMethodProperties`].
 macro_rules! for_each_counting {
     ($callback:ident) => {
         $callback! {
             TokenBucket, token_bucket, "token_bucket.lua",
-                CountingProperties { wire_id: 0, lua_helpers: &["divide"] };
+                CountingMethodProperties { wire_id: 0, lua_helpers: &["divide"] };
             LeakyBucket, leaky_bucket, "leaky_bucket.lua",
-                CountingProperties { wire_id: 1, lua_helpers: &["divide"] };
+                CountingMethodProperties { wire_id: 1, lua_helpers: &["divide"] };
             FixedWindow, fixed_window, "fixed_window.lua",
-                CountingProperties { wire_id: 2, lua_helpers: &[] };
+                CountingMethodProperties { wire_id: 2, lua_helpers: &[] };
             SlidingWindowLog, sliding_window_log, "sliding_window_log.lua",
-                CountingProperties { wire_id: 3, lua_helpers: &["log"] };
+                CountingMethodProperties { wire_id: 3, lua_helpers: &["log"] };
             SlidingWindowCounter, sliding_window_counter, "sliding_window_counter.lua",
-                CountingProperties { wire_id: 4, lua_helpers: &["divide"] };
+                CountingMethodProperties { wire_id: 4, lua_helpers: &["divide"] };
             RegionWindow, region_window, "regions/region_window.lua",
-                CountingProperties { wire_id: 5, lua_helpers: &[] };
+                CountingMethodProperties { wire_id: 5, lua_helpers: &[] };
             RegionBucket, region_bucket, "regions/region_bucket.lua",
-                CountingProperties { wire_id: 6, lua_helpers: &["divide"] };
+                CountingMethodProperties { wire_id: 6, lua_helpers: &["divide"] };
         }
     };
 }
@@ -257,7 +257,7 @@ pub(crate) use for_each_counting;
 
 /// Properties of a counting that scripts need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CountingProperties {
+pub struct CountingMethodProperties {
     /// Number of the counting in script arguments. Part of the wire format: replicas of all versions must agree.
     pub wire_id: u8,
     /// Helper functions that the Lua file calls, by the names of their parts.
@@ -268,14 +268,14 @@ macro_rules! define_counting {
     ($($variant:ident, $name:ident, $lua_file:literal, $properties:expr;)*) => {
         /// State and script that count a limit.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub enum Counting {
+        pub enum CountingMethod {
             $(
                 #[doc = concat!("Counts with the state of ", stringify!($name), ".")]
                 $variant,
             )*
         }
 
-        impl Counting {
+        impl CountingMethod {
             /// All countings.
             pub const ALL: [Self; [$(stringify!($name)),*].len()] = [$(Self::$variant),*];
 
@@ -287,7 +287,7 @@ macro_rules! define_counting {
             }
 
             /// Properties from the table.
-            pub const fn properties(self) -> CountingProperties {
+            pub const fn properties(self) -> CountingMethodProperties {
                 match self {
                     $(Self::$variant => $properties,)*
                 }
@@ -299,7 +299,7 @@ for_each_counting!(define_counting);
 
 macro_rules! define_conversion {
     ($($(#[$attribute:meta])* $variant:ident, $name:ident, $properties:expr;)*) => {
-        impl From<Algorithm> for Counting {
+        impl From<Algorithm> for CountingMethod {
             fn from(algorithm: Algorithm) -> Self {
                 match algorithm {
                     $(Algorithm::$variant => Self::$variant,)*
@@ -312,7 +312,7 @@ for_each_algorithm!(define_conversion);
 
 #[cfg(test)]
 mod tests {
-    use super::{Algorithm, Counting};
+    use super::{Algorithm, CountingMethod};
 
     #[test]
     fn wire_ids_of_released_versions_stay() {
@@ -324,14 +324,14 @@ mod tests {
             ("sliding_window_counter", 4),
         ];
         for (name, id) in released {
-            let counting = Counting::ALL.into_iter().find(|counting| counting.name() == name).expect(name);
+            let counting = CountingMethod::ALL.into_iter().find(|counting| counting.name() == name).expect(name);
             assert_eq!(counting.properties().wire_id, id, "{name}");
         }
     }
 
     #[test]
     fn no_two_countings_share_a_wire_id() {
-        let mut ids = Counting::ALL.map(|counting| counting.properties().wire_id);
+        let mut ids = CountingMethod::ALL.map(|counting| counting.properties().wire_id);
         ids.sort_unstable();
         assert!(ids.is_sorted_by(|id, next| id < next), "{ids:?}");
     }
@@ -339,7 +339,7 @@ mod tests {
     #[test]
     fn counting_of_an_algorithm_has_its_name() {
         for algorithm in Algorithm::ALL {
-            assert_eq!(Counting::from(algorithm).name(), algorithm.name());
+            assert_eq!(CountingMethod::from(algorithm).name(), algorithm.name());
         }
     }
 }

@@ -29,7 +29,7 @@ use crate::telemetry::service_metrics::HashSeed;
 pub struct Charge<'a> {
     /// Path of the counters.
     pub path: CounterPath<'a>,
-    /// Result of [`CounterPath::process_hash`] for the path.
+    /// Result of [`CounterPath::hash_for_process`] for the path.
     pub path_hash: u128,
     /// Counters, at least one, with distinct tags.
     pub counters: SmallVec<[Counter<'a>; 1]>,
@@ -40,7 +40,7 @@ pub struct Charge<'a> {
 impl<'a> Charge<'a> {
     /// Creates a charge on counters of a path: at least one, with distinct tags.
     pub fn new(path: CounterPath<'a>, counters: SmallVec<[Counter<'a>; 1]>, request: ChargeRequest) -> Self {
-        Self { path_hash: path.process_hash(), path, counters, request }
+        Self { path_hash: path.hash_for_process(), path, counters, request }
     }
 }
 
@@ -61,7 +61,7 @@ pub struct Counter<'a> {
 
 impl<'a> Counter<'a> {
     /// The limit of the counter, as [`charge_together`](crate::limit::algorithm::state::charge_together) takes it.
-    pub const fn joint_limit(&self) -> JointLimit<'a> {
+    pub const fn as_joint_limit(&self) -> JointLimit<'a> {
         JointLimit { limit: self.limit, rejects_others: !self.shadow && !self.quota }
     }
 }
@@ -87,12 +87,12 @@ static HASH_SECRET: LazyLock<SipHasher13> = LazyLock::new(|| {
 
 impl CounterPath<'_> {
     /// Hashes the path to 128 bits that identify it in this process; other processes have other hashes.
-    pub fn process_hash(&self) -> u128 {
+    pub fn hash_for_process(&self) -> u128 {
         self.hash_parts(*HASH_SECRET)
     }
 
     /// Hashes the path to a number that is the same in all processes and versions, for samples of keys.
-    pub fn sample_hash(&self) -> u64 {
+    pub fn hash_for_sampling(&self) -> u64 {
         upper_half(self.hash_parts(SipHasher13::new_with_keys(0, 0)))
     }
 

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::num::NonZeroU16;
 
-use super::algorithm::{Algorithm, Counting};
+use super::algorithm::{Algorithm, CountingMethod};
 use super::{Consistency, GlobalScope, Limit, Overshoot, RegionLossPolicy, Scope};
 
 /// Allowance of a region that admits everything while it is cut off, in hits.
@@ -15,12 +15,12 @@ const UNLIMITED_ALLOWANCE: u64 = 1 << 40;
 /// Longest lifetime of a counter: 285 years.
 const MAX_TTL_MS: u64 = (1 << 53) / 1000;
 
-/// Prepaid hits of a token bucket last for this part of the period.
-const PREPAID_PARTS: u64 = 20;
+/// Prepaid hits of a token bucket last for the period divided by this number, within the bounds below.
+const PREPAID_LIFETIME_DIVISOR: u64 = 20;
 /// Shortest time for which prepaid hits last, in microseconds: a region asks once a second.
-const MIN_PREPAID_US: u64 = 2_000_000;
+const MIN_PREPAID_LIFETIME_US: u64 = 2_000_000;
 /// Longest time for which prepaid hits last, in microseconds: a region that dies keeps them for that long.
-const MAX_PREPAID_US: u64 = 30_000_000;
+const MAX_PREPAID_LIFETIME_US: u64 = 30_000_000;
 
 /// 100 % in thousandths of a percent.
 const WHOLE_MILLI_PERCENT: u64 = 100_000;
@@ -44,10 +44,12 @@ impl Limit {
 
     /// Returns the limit as the region's Redis counts it; a limit of one region stays as it is.
     #[must_use]
-    pub const fn in_region(&self) -> Self {
+    pub const fn as_counted_in_region(&self) -> Self {
         let counting = match (self.scope(), self.algorithm()) {
-            (Scope::Global(_), Algorithm::FixedWindow | Algorithm::SlidingWindowCounter) => Counting::RegionWindow,
-            (Scope::Global(_), Algorithm::TokenBucket) => Counting::RegionBucket,
+            (Scope::Global(_), Algorithm::FixedWindow | Algorithm::SlidingWindowCounter) => {
+                CountingMethod::RegionWindow
+            }
+            (Scope::Global(_), Algorithm::TokenBucket) => CountingMethod::RegionBucket,
             (Scope::Global(_), Algorithm::LeakyBucket | Algorithm::SlidingWindowLog) | (Scope::Region, _) => {
                 self.counting()
             }
@@ -57,13 +59,13 @@ impl Limit {
 
     /// Returns the limit as one that each region has for itself.
     #[must_use]
-    pub const fn in_one_region(&self) -> Self {
+    pub const fn without_global_scope(&self) -> Self {
         Self { scope: Scope::Region, ..*self }
     }
 
     /// Returns the limit as one that all regions share, without counting rejected hits; `None` if it cannot be global.
     #[must_use]
-    pub fn shared_by_regions(&self, scope: GlobalScope) -> Option<Self> {
+    pub fn with_global_scope(&self, scope: GlobalScope) -> Option<Self> {
         let max_overshoot = match scope.max_overshoot {
             Overshoot::Hits(hits) => Overshoot::Hits(hits.min(self.requests_per_unit())),
             part @ Overshoot::MilliPercent(_) => part,
@@ -75,28 +77,28 @@ impl Limit {
         Some(limit).filter(|_| can_be_global && has_reserve)
     }
 
-    /// Returns true for a limit that the region's Redis counts from grants: one made by [`Limit::in_region`].
+    /// Returns true for a limit that a region's Redis counts from grants, made by [`Limit::as_counted_in_region`].
     pub const fn is_counted_in_region(&self) -> bool {
-        matches!(self.counting(), Counting::RegionWindow | Counting::RegionBucket)
+        matches!(self.counting(), CountingMethod::RegionWindow | CountingMethod::RegionBucket)
     }
 
     /// Hits in a period that a region always has: a window's reserve, or the rate of a bucket.
     pub const fn region_reserve(&self) -> u32 {
-        self.reserve_of(self.requests_per_unit())
+        self.region_reserve_of(self.requests_per_unit())
     }
 
     /// Tokens of the bucket that a region always has.
     pub const fn region_capacity(&self) -> u32 {
-        self.reserve_of(self.capacity())
+        self.region_reserve_of(self.capacity())
     }
 
-    /// Hits in a period as the limit is counted: of a region, its own; otherwise those of the limit.
-    pub const fn counted_requests(&self) -> u32 {
+    /// Hits in a period that apply to the counter: the region's reserve if a region counts it, otherwise the limit's.
+    pub const fn effective_requests_per_unit(&self) -> u32 {
         if self.is_counted_in_region() { self.region_reserve() } else { self.requests_per_unit() }
     }
 
-    /// Hits that can pass at once as the limit is counted: of a region, its own; otherwise the capacity.
-    pub const fn counted_capacity(&self) -> u32 {
+    /// Capacity that applies to the counter: the region's own if a region counts it, otherwise the limit's.
+    pub const fn effective_capacity(&self) -> u32 {
         if self.is_counted_in_region() { self.region_capacity() } else { self.capacity() }
     }
 
@@ -116,7 +118,8 @@ impl Limit {
     /// Time for which a region may admit prepaid hits of a token bucket, in microseconds: a twentieth of the period
     /// within 2 to 30 s, but at most what refills a quarter of the tokens for grants and [`Self::prepaid_overshoot`].
     pub fn prepaid_lifetime_us(&self) -> u64 {
-        let by_period_us = (self.period_us() / PREPAID_PARTS).clamp(MIN_PREPAID_US, MAX_PREPAID_US);
+        let by_period_us =
+            (self.period_us() / PREPAID_LIFETIME_DIVISOR).clamp(MIN_PREPAID_LIFETIME_US, MAX_PREPAID_LIFETIME_US);
         let refilled = u64::from(self.max_granted_capacity() / 4) + u64::from(self.prepaid_overshoot());
         let most_us = u128::from(refilled) * u128::from(self.period_us()) / u128::from(self.max_granted().max(1));
         by_period_us.min(u64::try_from(most_us).unwrap_or(u64::MAX))
@@ -148,7 +151,7 @@ impl Limit {
         let needed_ms = match self.algorithm() {
             Algorithm::TokenBucket => {
                 let periods = u64::from(self.region_capacity()).div_ceil(u64::from(self.region_reserve().max(1)));
-                period_ms.saturating_mul(2 + periods).max(2 * MAX_PREPAID_US / 1000)
+                period_ms.saturating_mul(2 + periods).max(2 * MAX_PREPAID_LIFETIME_US / 1000)
             }
             _ => 2 * period_ms,
         };
@@ -186,13 +189,13 @@ impl Limit {
 
     /// Returns true if the allowances of all regions are parts of the limit and its overshoot, so that regions must
     /// agree on their number.
-    pub const fn cut_off_allowance_is_part(&self) -> bool {
+    pub const fn is_cut_off_allowance_part_of_limit(&self) -> bool {
         let Scope::Global(scope) = self.scope() else { return false };
         matches!(scope.on_region_loss, RegionLossPolicy::Share | RegionLossPolicy::Deny)
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "at most `hits`: a valid scope reserves 100 % at most")]
-    const fn reserve_of(&self, hits: u32) -> u32 {
+    const fn region_reserve_of(&self, hits: u32) -> u32 {
         let Scope::Global(scope) = self.scope() else { return 0 };
         if self.requests_per_unit() == 0 {
             return 0;
@@ -209,7 +212,7 @@ impl GlobalScope {
     pub fn keys(self) -> [(&'static str, String); 4] {
         [
             ("scope", "global".to_owned()),
-            ("reserve", percent_text(self.reserve_milli_percent)),
+            ("reserve", format_milli_percent(self.reserve_milli_percent)),
             ("max_overshoot", self.max_overshoot.to_string()),
             ("on_region_loss", self.on_region_loss.name().to_owned()),
         ]
@@ -217,7 +220,7 @@ impl GlobalScope {
 }
 
 /// Formats thousandths of a percent: `12.5%`.
-pub fn percent_text(milli_percent: u32) -> String {
+pub fn format_milli_percent(milli_percent: u32) -> String {
     let decimals = format!("{}.{:03}", milli_percent / 1000, milli_percent % 1000);
     format!("{}%", decimals.trim_end_matches('0').trim_end_matches('.'))
 }
@@ -227,7 +230,7 @@ impl fmt::Display for Overshoot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Hits(hits) => write!(f, "{hits}"),
-            Self::MilliPercent(part) => f.write_str(&percent_text(*part)),
+            Self::MilliPercent(part) => f.write_str(&format_milli_percent(*part)),
         }
     }
 }

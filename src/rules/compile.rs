@@ -30,7 +30,7 @@ use crate::rules::rule::value_pattern::ValuePattern;
 use crate::rules::rule::{Allowance, Domain, OverLimitBody, Rule, RuleNode, SourceLocation};
 use crate::rules::yaml::{self, DocumentSelection, Position, Spanned, text};
 use domain::{DomainBuilder, LocatedDefaults, SiblingIndex};
-use limit_spec::DomainScope;
+use limit_spec::DomainSettings;
 use options::CompileOptions;
 
 /// Text of rules, such as a rule file.
@@ -94,8 +94,8 @@ pub struct NamedDocument {
     pub resource: Vec<u8>,
 }
 
-/// Descriptors of a document, with the index of their domain.
-struct DeclaredDescriptors {
+/// Descriptors of a document before they are compiled, with the index of their domain.
+struct DocumentDescriptors {
     file: Arc<str>,
     domain: usize,
     descriptors: Vec<DescriptorSpec>,
@@ -112,9 +112,9 @@ impl<'o> Compiler<'o> {
         documents: Vec<NamedDocument>,
         files: &[Arc<str>],
     ) -> Result<CompiledRules, Diagnostics> {
-        let declared: Vec<_> = documents.into_iter().map(|document| self.declare_domain(document)).collect();
+        let declared: Vec<_> = documents.into_iter().map(|document| self.register_domain(document)).collect();
         for document in declared {
-            self.add_descriptors(document);
+            self.compile_descriptors(document);
         }
         self.found.sort(files);
         if self.found.has_errors() {
@@ -153,7 +153,7 @@ impl<'o> Compiler<'o> {
     }
 
     /// Registers the domain of a document, with its defaults.
-    fn declare_domain(&mut self, NamedDocument { file, document, .. }: NamedDocument) -> DeclaredDescriptors {
+    fn register_domain(&mut self, NamedDocument { file, document, .. }: NamedDocument) -> DocumentDescriptors {
         let mut reader = DocumentReader { file: &file, found: &mut self.found };
         let name = document.domain.unwrap_or(Spanned { value: String::new(), at: document.at });
         if name.value.is_empty() && !document.unreadable {
@@ -169,22 +169,26 @@ impl<'o> Compiler<'o> {
                 memcache::report_unsupported_keys(&mut reader, &keys, &field_path);
             }
             let defaults = LocatedDefaults { keys, location: source_location(&file, at) };
-            self.domains[domain].set_defaults(&mut reader, defaults);
+            self.domains[domain].set_or_check_defaults(&mut reader, defaults);
         }
-        DeclaredDescriptors { file, domain, descriptors: document.descriptors }
+        DocumentDescriptors { file, domain, descriptors: document.descriptors }
     }
 
     /// Compiles the descriptors of a document, with the defaults of their domain.
-    fn add_descriptors(&mut self, DeclaredDescriptors { file, domain, descriptors }: DeclaredDescriptors) {
+    fn compile_descriptors(&mut self, DocumentDescriptors { file, domain, descriptors }: DocumentDescriptors) {
         let DomainBuilder { domain, siblings, defaults, .. } = &mut self.domains[domain];
-        let scope = DomainScope {
+        let scope = DomainSettings {
             defaults: defaults.as_ref().map(|defaults| &defaults.keys),
             layers: self.options.rule_defaults.layers_for_domain(&domain.name),
             options: self.options,
         };
         let mut reader = DocumentReader { file: &file, found: &mut self.found };
         let level = DescriptorLevel { nodes: &mut domain.descriptors, siblings, path: &domain.name };
-        DescriptorCompiler { reader: &mut reader, scope: &scope }.add_to_level(level, descriptors, &FieldPath::ROOT);
+        DescriptorCompiler { reader: &mut reader, scope: &scope }.compile_into_level(
+            level,
+            descriptors,
+            &FieldPath::ROOT,
+        );
     }
 
     /// Returns the index of the domain to add to: a new one, unless it exists and may be merged.
@@ -221,7 +225,7 @@ fn source_location(file: &Arc<str>, at: Position) -> SourceLocation {
 /// Compiles descriptors of one document, at any depth.
 struct DescriptorCompiler<'l, 'f> {
     reader: &'l mut DocumentReader<'f>,
-    scope: &'l DomainScope<'l>,
+    scope: &'l DomainSettings<'l>,
 }
 
 /// Descriptors of one level, to which more are added.
@@ -233,8 +237,13 @@ struct DescriptorLevel<'l> {
 }
 
 impl DescriptorCompiler<'_, '_> {
-    /// Adds descriptors to one level.
-    fn add_to_level(&mut self, level: DescriptorLevel<'_>, written: Vec<DescriptorSpec>, field_path: &FieldPath<'_>) {
+    /// Compiles descriptors with their children, and adds them to one level.
+    fn compile_into_level(
+        &mut self,
+        level: DescriptorLevel<'_>,
+        written: Vec<DescriptorSpec>,
+        field_path: &FieldPath<'_>,
+    ) {
         let DescriptorLevel { nodes, siblings, path: parent } = level;
         nodes.reserve_exact(written.len());
         siblings.reserve(written.len());
@@ -248,7 +257,9 @@ impl DescriptorCompiler<'_, '_> {
                     Entry::Vacant(vacant) => {
                         vacant.insert(nodes.len());
                     }
-                    Entry::Occupied(first) => self.report_collision(&node, &nodes[*first.get()], parent, &field_path),
+                    Entry::Occupied(first) => {
+                        self.report_duplicate_descriptor(&node, &nodes[*first.get()], parent, &field_path);
+                    }
                 }
             }
             nodes.push(node);
@@ -256,7 +267,13 @@ impl DescriptorCompiler<'_, '_> {
         lints::warn_about_wildcards(self.reader, nodes, &field_path);
     }
 
-    fn report_collision(&mut self, node: &RuleNode, first: &RuleNode, parent: &str, field_path: &FieldPath<'_>) {
+    fn report_duplicate_descriptor(
+        &mut self,
+        node: &RuleNode,
+        first: &RuleNode,
+        parent: &str,
+        field_path: &FieldPath<'_>,
+    ) {
         let path = escape_for_message(&format!("{parent}.{}", node.composite_key()));
         let quirk = if node.key == first.key { "" } else { "; a key `a_b` is the same as a key `a` with a value `b`" };
         let hint = format!("the first is at {}{quirk}", first.location);
@@ -277,7 +294,7 @@ impl DescriptorCompiler<'_, '_> {
             descriptors: Vec::new(),
             location: source_location(self.reader.file, written.key.at),
         };
-        lints::warn_about_descriptor(self.reader, &written, &node, field_path);
+        lints::warn_about_descriptor_without_effect(self.reader, &written, &node, field_path);
         let composite = node.composite_key();
         let cannot_share = !node.match_kind().can_share_counter();
         if let Some(share) = written.share_threshold.filter(|share| share.value && cannot_share) {
@@ -297,7 +314,7 @@ impl DescriptorCompiler<'_, '_> {
         if !children.is_empty() {
             let level =
                 DescriptorLevel { nodes: &mut node.descriptors, siblings: &mut SiblingIndex::new(), path: &path };
-            self.add_to_level(level, children, field_path);
+            self.compile_into_level(level, children, field_path);
         }
         node.rule = self.compile_rule(&mut written, path, field_path);
         node
@@ -314,7 +331,7 @@ impl DescriptorCompiler<'_, '_> {
         let over_limit_body = self.compile_over_limit_body(written, limits, &field_path);
         let replaces = limit::compile_replaces(self.reader, limits, &field_path);
         if self.scope.options.memcache {
-            memcache::report_limit_list(self.reader, at, limits.len(), &field_path);
+            memcache::check_single_limit(self.reader, at, limits.len(), &field_path);
         }
         let unlimited = limits.iter().find(|limit| limit.unlimited);
         let allowance = if let Some(only) = unlimited {
@@ -346,12 +363,12 @@ impl DescriptorCompiler<'_, '_> {
         let defaults = || self.scope.defaults.into_iter().chain(self.scope.layers.layers_for_unit(unit));
         let default_body = defaults().find_map(|keys| keys.over_limit_body.as_ref());
         let default_type = defaults().find_map(|keys| keys.over_limit_content_type.as_ref());
-        let body = self.choose_beside_or_inside(
+        let body = self.choose_in_or_beside_rate_limit(
             beside.over_limit_body.as_ref(),
             inside.and_then(|keys| keys.over_limit_body.as_ref()),
             &field_path.with_key("over_limit_body"),
         );
-        let content_type = self.choose_beside_or_inside(
+        let content_type = self.choose_in_or_beside_rate_limit(
             beside.over_limit_content_type.as_ref(),
             inside.and_then(|keys| keys.over_limit_content_type.as_ref()),
             &field_path.with_key("over_limit_content_type"),
@@ -364,8 +381,8 @@ impl DescriptorCompiler<'_, '_> {
         limit::build_over_limit_body(body, content_type.or(default_type))
     }
 
-    /// Value of a key that may be written beside or inside `rate_limit`, but not both.
-    fn choose_beside_or_inside<'w>(
+    /// Returns the value of a key that may be written beside or inside `rate_limit`; reports one in both places.
+    fn choose_in_or_beside_rate_limit<'w>(
         &mut self,
         beside: Option<&'w Spanned<Arc<str>>>,
         inside: Option<&'w Spanned<Arc<str>>>,

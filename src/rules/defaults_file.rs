@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::diagnostic::{Diagnostics, Severity};
 use super::files::read::read_rule_files;
-use super::files::watch::{ChangedFileSets, FileWatcher, WatchReloader, WatchTiming};
+use super::files::watch::{FileSetReceiver, FileWatcher, WatchReloader, WatchTiming};
 use super::files::{PathError, PathProblem, ReadResult, RuleLocation};
 use super::rule_defaults::RuleDefaults;
 use crate::base::clock::Time;
@@ -29,11 +29,11 @@ const MAX_REPORTED_FINDINGS: usize = 20;
 #[derive(Debug)]
 pub struct DefaultsWatch {
     watcher: FileWatcher,
-    changes: ChangedFileSets,
+    changes: FileSetReceiver,
 }
 
 /// Defaults that were read, or all problems of their file; with warnings.
-pub type ReadDefaults = Result<(RuleDefaults, Diagnostics), Diagnostics>;
+pub type DefaultsReadResult = Result<(RuleDefaults, Diagnostics), Diagnostics>;
 
 impl DefaultsWatch {
     /// Reads the file and starts to watch it. Blocks on disk I/O.
@@ -59,12 +59,12 @@ impl DefaultsWatch {
 }
 
 /// Reads the file once. Blocks on disk I/O.
-pub fn read_defaults(path: &Path) -> ReadDefaults {
+pub fn read_defaults(path: &Path) -> DefaultsReadResult {
     parse_defaults(path, read_rule_files(&RuleLocation::Paths(vec![path.to_owned()])))
 }
 
 /// Parses what was read at `path`.
-pub fn parse_defaults(path: &Path, result: ReadResult) -> ReadDefaults {
+pub fn parse_defaults(path: &Path, result: ReadResult) -> DefaultsReadResult {
     let failed = |errors: &[PathError]| {
         let mut problems = Diagnostics::default();
         errors.iter().for_each(|error| problems.push(error.to_diagnostic(Severity::Error)));
@@ -170,12 +170,12 @@ impl DefaultsStatus {
 
     /// Records the rules that these defaults were applied to.
     pub fn record_use(&self, rules: &RuleSet, defaults: &RuleDefaults) {
-        let recorded = DefaultsUse::count_use(rules, defaults);
+        let recorded = DefaultsUse::collect_defaults_use(rules, defaults);
         self.lock_state().use_by_rules = recorded;
     }
 
     /// Returns a copy.
-    pub fn report(&self) -> DefaultsReport {
+    pub fn snapshot(&self) -> DefaultsReport {
         let state = self.lock_state();
         let DefaultsUse { left_out, first_left_out, domains_without_rules } = state.use_by_rules.clone();
         DefaultsReport {
@@ -195,7 +195,7 @@ impl DefaultsStatus {
 }
 
 impl DefaultsUse {
-    fn count_use(rules: &RuleSet, defaults: &RuleDefaults) -> Self {
+    fn collect_defaults_use(rules: &RuleSet, defaults: &RuleDefaults) -> Self {
         let mut found = Self::default();
         for rule in rules.rules().map(|compiled| &compiled.rule) {
             let Allowance::Limits(limits) = &rule.allowance else { continue };

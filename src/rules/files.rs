@@ -55,7 +55,7 @@ pub enum RuleLocation {
 
 impl RuleLocation {
     /// Returns the empty variable because of which no file is read, as in envoyproxy/ratelimit.
-    pub fn empty_variable(&self) -> Option<&'static str> {
+    pub fn find_empty_env_variable(&self) -> Option<&'static str> {
         let is_root = |directory: &str| directory.trim_start_matches('/').is_empty();
         match self {
             Self::Paths(_) => None,

@@ -36,7 +36,7 @@ named_enum! {
 
 impl Section {
     /// All sections of a rule file, outermost first.
-    pub const OF_RULE_FILES: [Self; 6] = [Root, Defaults, Descriptor, RateLimit, Limit, Replaces];
+    pub const RULE_FILE_SECTIONS: [Self; 6] = [Root, Defaults, Descriptor, RateLimit, Limit, Replaces];
 
     /// Name in messages, after "in".
     pub(crate) const fn message_phrase(self) -> &'static str {
@@ -54,7 +54,7 @@ impl Section {
 
     /// Returns `true` for a section of a rule file.
     pub(crate) fn is_of_rule_files(self) -> bool {
-        Self::OF_RULE_FILES.contains(&self)
+        Self::RULE_FILE_SECTIONS.contains(&self)
     }
 }
 
@@ -134,213 +134,219 @@ pub const MAX_BODY_BYTES: usize = 64 * 1024;
 
 /// The table, in the order of the documentation.
 pub const RULE_KEYS: &[RuleKey] = &[
-    peer_key(
+    define_envoy_key(
         "domain",
         &[Root],
         Text,
         "",
         "The namespace that requests name. Required, and unique over all files unless domains are merged.",
     ),
-    own_key(
+    define_tollkeeper_key(
         "defaults",
         &[Root],
         Table(Defaults),
         "",
         "Defaults for every rule of the domain, and for limits that are sent with a request.",
     ),
-    peer_key(
+    define_envoy_key(
         "descriptors",
         &[Root, Descriptor],
         Tables(Descriptor),
         "",
         "The rules of this level, in order. An entry matches one of them: the exact value, else the first wildcard in this order, else the bare key.",
     ),
-    peer_key("key", &[Descriptor], Text, "", "The key of a descriptor entry. Required."),
-    peer_key(
+    define_envoy_key("key", &[Descriptor], Text, "", "The key of a descriptor entry. Required."),
+    define_envoy_key(
         "value",
         &[Descriptor],
         Text,
         "",
         "The value of the entry. If absent: any value, each with a counter of its own. Each `*` matches any run of characters, also an empty one.",
     ),
-    peer_key(
+    define_envoy_key(
         "rate_limit",
         &[Descriptor],
         Limits,
         "",
         "Limits of a descriptor that ends here: one as a mapping, or several as a list, all of which must pass. If absent: no limit.",
     ),
-    peer_key(
+    define_envoy_key(
         "unit",
         &[RateLimit, Limit],
         Unit,
         "",
         "The unit of the period: second, minute, hour, day, week (from Thursday 00:00 UTC), month (30 days) or year (365 days).",
     ),
-    own_key(
+    define_tollkeeper_key(
         "unit_multiplier",
         &[RateLimit, Limit],
         Count(1, u32::MAX as u64),
         "1",
         "The period is the unit times this, 366 days at most.",
     ),
-    peer_key(
+    define_envoy_key(
         "requests_per_unit",
         &[RateLimit, Limit],
         Count(0, u32::MAX as u64),
         "0",
         "Hits allowed in a period; 0 rejects everything.",
     ),
-    peer_key("unlimited", &[RateLimit], Flag, "false", "Admits everything, uncounted. Must not have a unit."),
-    own_key(
+    define_envoy_key("unlimited", &[RateLimit], Flag, "false", "Admits everything, uncounted. Must not have a unit."),
+    define_tollkeeper_key(
         "algorithm",
         &[Defaults, RateLimit, Limit],
         Choice(Algorithm::NAMES),
         "fixed_window",
         "Algorithm that counts hits.",
     ),
-    own_key(
+    define_tollkeeper_key(
         "bucket_size",
         &[RateLimit, Limit],
         Count(1, u32::MAX as u64),
         "",
         "token_bucket: number of tokens, which can pass at once. If absent: requests_per_unit.",
     ),
-    own_key(
+    define_tollkeeper_key(
         "queue_size",
         &[Defaults, RateLimit, Limit],
         Count(1, u32::MAX as u64),
         "1",
         "leaky_bucket: requests in the bucket at once, including the one that leaves; 1: no request waits.",
     ),
-    own_key(
+    define_tollkeeper_key(
         "max_wait",
         &[Defaults, RateLimit, Limit],
         Duration,
         "",
         "leaky_bucket, token_bucket: maximum delay of an answer. If absent: leaky_bucket up to the caller's deadline, token_bucket 0.",
     ),
-    own_key(
+    define_tollkeeper_key(
         "count_rejected",
         &[Defaults, RateLimit, Limit],
         Flag,
         "",
         "Counts rejected hits too. If absent: true for a single strict fixed_window, else false. Not for leaky_bucket.",
     ),
-    own_key(
+    define_tollkeeper_key(
         "consistency",
         &[Defaults, RateLimit, Limit],
         Choice(ConsistencyWord::NAMES),
         "strict",
         "strict: every hit is counted in the store before it is admitted. eventual: answered from this process, within max_overshoot.",
     ),
-    own_key(
+    define_tollkeeper_key(
         "max_overshoot",
         &[Defaults, RateLimit, Limit],
         Overshoot,
         "5%",
         "eventual or global only: maximum that all replicas, or all regions, together admit over the limit in any period, as a percentage of it or as hits.",
     ),
-    own_key(
+    define_tollkeeper_key(
         "scope",
         &[Defaults, RateLimit, Limit],
         Choice(ScopeWord::NAMES),
         "region",
         "region: each region has the limit for itself. global: all regions (TOLLKEEPER_REGIONS) have it together, within max_overshoot.",
     ),
-    own_key(
+    define_tollkeeper_key(
         "reserve",
         &[Defaults, RateLimit, Limit],
         Percentage,
         "10%",
         "scope: global only: part of the limit that is split evenly over the regions in advance, for keys that are new to a region.",
     ),
-    own_key(
+    define_tollkeeper_key(
         "on_region_loss",
         &[Defaults, RateLimit, Limit],
         Choice(RegionLossPolicy::NAMES),
         "share",
         "scope: global only: hits of a region that is cut off, once its grants are used: share (its part of max_overshoot), local (limit / regions), deny, or allow.",
     ),
-    own_key(
+    define_tollkeeper_key(
         "on_store_error",
         &[Defaults, RateLimit, Limit],
         Choice(StorePolicy::NAMES),
         "local",
         "Answer while the store fails: local (limit within this process), allow, deny, or error. TOLLKEEPER_ON_STORE_ERROR changes the default.",
     ),
-    own_key(
+    define_tollkeeper_key(
         "epoch",
         &[Defaults, RateLimit, Limit],
         Count(0, MAX_EPOCH),
         "0",
         "Part of the counter's key: raising it resets the counters at once.",
     ),
-    peer_key(
+    define_envoy_key(
         "name",
         &[RateLimit, Limit, Replaces],
         Text,
         "",
         "The limit's name, returned to the client and used by replaces.",
     ),
-    peer_key(
+    define_envoy_key(
         "replaces",
         &[RateLimit, Limit],
         Tables(Replaces),
         "",
         "Names of the limits that this one replaces in the same request.",
     ),
-    peer_key(
+    define_envoy_key(
         "shadow_mode",
         &[Descriptor, Limit],
         Flag,
         "false",
         "Shadow mode: the limit is counted and reported, but rejects nothing. With a name in a list, beside a limit without these two: a candidate, which is charged as if it were the only limit.",
     ),
-    peer_key(
+    define_envoy_key(
         "quota_mode",
         &[Descriptor, Limit],
         Flag,
         "false",
         "Quota mode: the limit rejects a request only together with all other quotas of that request.",
     ),
-    own_key("over_limit_body", &[Defaults, Descriptor, RateLimit], Text, "", "Body of a rejection, 64 KiB at most."),
-    own_key(
+    define_tollkeeper_key(
+        "over_limit_body",
+        &[Defaults, Descriptor, RateLimit],
+        Text,
+        "",
+        "Body of a rejection, 64 KiB at most.",
+    ),
+    define_tollkeeper_key(
         "over_limit_content_type",
         &[Defaults, Descriptor, RateLimit],
         Text,
         "",
         "Content type of over_limit_body.",
     ),
-    peer_key(
+    define_envoy_key(
         "detailed_metric",
         &[Descriptor],
         Flag,
         "false",
         "Metrics of this rule are named after the whole path with the request's values. Avoid it where clients choose the values.",
     ),
-    peer_key(
+    define_envoy_key(
         "value_to_metric",
         &[Descriptor],
         Flag,
         "false",
         "Metrics of this rule and those below it are named after the request's value of this entry.",
     ),
-    own_key(
+    define_tollkeeper_key(
         "decision_log",
         &[Descriptor],
         Choice(RuleLogging::NAMES),
         "",
         "Decisions of this rule that the decision log has, in place of TOLLKEEPER_DECISION_LOG_WHEN.",
     ),
-    peer_key(
+    define_envoy_key(
         "share_threshold",
         &[Descriptor],
         Flag,
         "false",
         "All values that the wildcard matches share one counter.",
     ),
-    peer_key(
+    define_envoy_key(
         "metadata",
         &[Descriptor],
         Free,
@@ -350,7 +356,7 @@ pub const RULE_KEYS: &[RuleKey] = &[
 ];
 
 /// The key that only the file of `TOLLKEEPER_RULE_DEFAULTS` has.
-pub const BY_UNIT_KEY: RuleKey = own_key(
+pub const BY_UNIT_KEY: RuleKey = define_tollkeeper_key(
     "by_unit",
     &[DomainDefaults],
     Free,
@@ -370,7 +376,8 @@ impl RuleKey {
     }
 }
 
-const fn peer_key(
+/// Declares a key that envoyproxy/ratelimit has too.
+const fn define_envoy_key(
     name: &'static str,
     sections: &'static [Section],
     kind: ValueKind,
@@ -380,7 +387,8 @@ const fn peer_key(
     RuleKey { name, peer: true, sections, kind, default, doc }
 }
 
-const fn own_key(
+/// Declares a key that only tollkeeper has.
+const fn define_tollkeeper_key(
     name: &'static str,
     sections: &'static [Section],
     kind: ValueKind,

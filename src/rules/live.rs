@@ -34,7 +34,7 @@ pub struct LoadedRules {
     pub version: u64,
     /// Time of loading.
     pub loaded_at: Time,
-    /// What the set is at its source: names of its texts, and its version.
+    /// Names of the texts of the set, and the version that its source gives it.
     pub from: SourceIdentity,
 }
 
@@ -125,7 +125,7 @@ impl LiveRules {
     ///
     /// A control plane may give the same rules a new version.
     pub fn source_version(&self) -> Option<Arc<str>> {
-        let accepted = self.stream.get().and_then(|stream| stream.report().version);
+        let accepted = self.stream.get().and_then(|stream| stream.snapshot().version);
         let loaded = || self.current.load().as_ref().and_then(|loaded| loaded.from.version.clone());
         accepted.map(Arc::from).or_else(loaded)
     }
@@ -180,8 +180,8 @@ impl LiveRules {
             last_attempt_at: attempt.at.map(|at| at.to_string()),
             last_error: attempt.error,
             refused: attempt.refused,
-            xds: self.stream.get().map(|stream| stream.report()),
-            rule_defaults: self.defaults.get().map(|defaults| defaults.report()),
+            xds: self.stream.get().map(|stream| stream.snapshot()),
+            rule_defaults: self.defaults.get().map(|defaults| defaults.snapshot()),
         }
     }
 

@@ -12,7 +12,7 @@ pub mod metric_names;
 pub mod rlconfig;
 pub mod set;
 pub mod trace;
-pub mod tree;
+pub mod decompile;
 pub(crate) mod wildcard;
 
 use std::fmt;

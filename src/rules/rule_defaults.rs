@@ -43,7 +43,7 @@ struct UnitDefaults {
     keys: DefaultableKeys,
 }
 
-/// Defaults that apply to a domain.
+/// Layers of defaults that apply to a domain, in the order of their precedence.
 #[derive(Clone, Copy, Debug)]
 pub struct DefaultLayers<'d> {
     file: &'d Arc<str>,
@@ -58,7 +58,7 @@ impl RuleDefaults {
     /// Every problem, if at least one is an error.
     pub fn parse_file(file: &Arc<str>, bytes: &[u8]) -> Result<(Self, Diagnostics), Diagnostics> {
         let mut found = Diagnostics::default();
-        let domains = read_domain_defaults(&mut DocumentReader { file, found: &mut found }, bytes).unwrap_or_default();
+        let domains = read_defaults_text(&mut DocumentReader { file, found: &mut found }, bytes).unwrap_or_default();
         if found.has_errors() {
             return Err(found);
         }
@@ -85,12 +85,12 @@ impl RuleDefaults {
 
 impl<'d> DefaultLayers<'d> {
     /// Returns `true` if the file has defaults neither for this domain nor for all domains.
-    pub fn is_empty(self) -> bool {
+    pub fn has_no_defaults(self) -> bool {
         self.domains.iter().all(Option::is_none)
     }
 
     /// Name of the file in messages.
-    pub const fn file(self) -> &'d Arc<str> {
+    pub const fn file_name(self) -> &'d Arc<str> {
         self.file
     }
 
@@ -111,8 +111,8 @@ impl<'d> DefaultLayers<'d> {
     }
 }
 
-/// Reads the text; `None` if it was reported.
-fn read_domain_defaults(reader: &mut DocumentReader<'_>, bytes: &[u8]) -> Option<HashMap<String, DomainDefaults>> {
+/// Reads the text of the file: defaults by domain; `None` if an error was reported.
+fn read_defaults_text(reader: &mut DocumentReader<'_>, bytes: &[u8]) -> Option<HashMap<String, DomainDefaults>> {
     let start = Position { line: 1, column: 1 };
     if bytes.len() > MAX_DEFAULTS_FILE_BYTES {
         let message = format!("a file of defaults of {} bytes", bytes.len());
@@ -143,14 +143,14 @@ fn read_domain_defaults(reader: &mut DocumentReader<'_>, bytes: &[u8]) -> Option
         }
         return None;
     };
-    reader.read_domains(&field)
+    reader.read_defaults_by_domain(&field)
 }
 
 impl DocumentReader<'_> {
-    fn read_domains(&mut self, field: &Field<'_, '_>) -> Option<HashMap<String, DomainDefaults>> {
+    fn read_defaults_by_domain(&mut self, field: &Field<'_, '_>) -> Option<HashMap<String, DomainDefaults>> {
         let field_path = FieldPath::ROOT.with_key(field.key.name);
         let mut domains = HashMap::new();
-        for (name, node) in self.named_entries(field.node, &field_path)? {
+        for (name, node) in self.read_named_entries(field.node, &field_path)? {
             let field_path = field_path.with_key(&name.value);
             if name.value.is_empty() || (name.value.contains('*') && name.value != ALL_DOMAINS) {
                 let message = format!("'{}' is not the name of a domain", escape_for_message(&name.value));
@@ -167,7 +167,7 @@ impl DocumentReader<'_> {
         for field in self.read_fields(node, Section::DomainDefaults, "defaults", field_path)? {
             let field_path = field_path.with_key(field.key.name);
             if field.key.name == BY_UNIT_KEY.name {
-                read.by_unit = self.read_by_unit(&field, &field_path);
+                read.by_unit = self.read_defaults_by_unit(&field, &field_path);
             } else {
                 self.read_defaultable_key(&field, &mut read.keys, &field_path);
             }
@@ -176,12 +176,12 @@ impl DocumentReader<'_> {
         Some(read)
     }
 
-    fn read_by_unit(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Vec<UnitDefaults> {
+    fn read_defaults_by_unit(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Vec<UnitDefaults> {
         let mut read: Vec<UnitDefaults> = Vec::new();
         if field.node.is_null() {
             return read;
         }
-        for (name, node) in self.named_entries(field.node, field_path).unwrap_or_default() {
+        for (name, node) in self.read_named_entries(field.node, field_path).unwrap_or_default() {
             let field_path = field_path.with_key(&name.value);
             let Some(unit) = Unit::from_name(&name.value) else {
                 let message = format!("invalid rate limit unit '{}'", escape_for_message(&name.value));
@@ -213,7 +213,7 @@ impl DocumentReader<'_> {
     }
 
     /// Returns the entries of a mapping with free names; none for null.
-    fn named_entries<'n, 'a>(
+    fn read_named_entries<'n, 'a>(
         &mut self,
         node: &'n YamlNode<'a>,
         field_path: &FieldPath<'_>,

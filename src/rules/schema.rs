@@ -11,7 +11,7 @@ use crate::rules::key_table::{BY_UNIT_KEY, RULE_KEYS, RuleKey, Section, ValueKin
 
 /// Returns the schema of a rule file, draft 2020-12.
 pub fn rule_file_schema() -> Value {
-    let definitions: Map<String, Value> = Section::OF_RULE_FILES
+    let definitions: Map<String, Value> = Section::RULE_FILE_SECTIONS
         .into_iter()
         .skip(1)
         .map(|section| (section.name().to_owned(), section_schema(section)))
@@ -34,13 +34,13 @@ pub fn defaults_file_schema() -> Value {
     of_domain["properties"][BY_UNIT_KEY.name] = json!({
         "type": ["object", "null"],
         "description": BY_UNIT_KEY.doc,
-        "patternProperties": { (format!("^({units})$")): nullable_section(Section::Defaults) },
+        "patternProperties": { (format!("^({units})$")): nullable_section_schema(Section::Defaults) },
         "additionalProperties": false,
     });
     let domains = json!({
         "type": ["object", "null"],
         "description": "Defaults by domain; `*` stands for all domains.",
-        "additionalProperties": nullable_section(Section::DomainDefaults),
+        "additionalProperties": nullable_section_schema(Section::DomainDefaults),
     });
     let definitions = json!({ (Section::DomainDefaults.name()): of_domain, (Section::Defaults.name()): section_schema(Section::Defaults) });
     json!({
@@ -55,7 +55,7 @@ pub fn defaults_file_schema() -> Value {
     })
 }
 
-fn nullable_section(section: Section) -> Value {
+fn nullable_section_schema(section: Section) -> Value {
     json!({ "anyOf": [section_reference(section), { "type": "null" }] })
 }
 
@@ -117,7 +117,7 @@ fn value_kind_schema(kind: ValueKind) -> Value {
             // The names are for completion, the pattern for other cases.
             json!({ "anyOf": [{ "enum": Unit::ALL.map(Unit::name) }, { "type": "string", "pattern": format!("^({any_case})$") }] })
         }
-        ValueKind::Table(section) => nullable_section(section),
+        ValueKind::Table(section) => nullable_section_schema(section),
         ValueKind::Tables(section) => json!({ "type": ["array", "null"], "items": section_reference(section) }),
         ValueKind::Limits => {
             let list = json!({ "type": "array", "minItems": 1, "items": section_reference(Section::Limit) });

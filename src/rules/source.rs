@@ -11,7 +11,7 @@ use super::compile::options::CompileOptions;
 use super::compile::{CompiledRules, NamedDocument, RuleText, compile_documents, compile_texts};
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::files::read::read_rule_files;
-use super::files::watch::{ChangedFileSets, FileWatcher, WatchReloader, WatchTiming};
+use super::files::watch::{FileSetReceiver, FileWatcher, WatchReloader, WatchTiming};
 use super::files::{ReadResult, RuleFile, RuleLocation};
 use super::live::{FileLine, RuleProblem};
 use super::xds::client::ReceivedResources;
@@ -99,7 +99,7 @@ const MAX_LINE_CHARS: usize = 200;
 
 /// Errors of rules that did not compile.
 #[derive(Clone, Debug)]
-pub struct RejectedRules {
+pub struct CompileFailure {
     /// All of them.
     pub diagnostics: Diagnostics,
     /// The first of them, with the lines of their files.
@@ -107,24 +107,24 @@ pub struct RejectedRules {
 }
 
 impl SourceRules {
-    /// Compiles them, and keeps the lines of the files that errors are about.
+    /// Compiles them; on failure, returns the errors with the lines of the files around them.
     ///
     /// # Errors
     /// Every problem, if at least one is an error.
-    pub fn compile_with_lines(self, options: &CompileOptions) -> Result<CompiledRules, RejectedRules> {
+    pub fn compile_with_error_lines(self, options: &CompileOptions) -> Result<CompiledRules, CompileFailure> {
         match self {
             Self::Texts(texts) => compile_texts(&texts, options).map_err(|diagnostics| {
                 let errors = diagnostics.errors().iter().take(MAX_PROBLEMS);
-                let problems = errors.map(|error| locate_problem(error, &texts)).collect();
-                RejectedRules { diagnostics, problems }
+                let problems = errors.map(|error| build_rule_problem(error, &texts)).collect();
+                CompileFailure { diagnostics, problems }
             }),
             Self::Documents(documents) => compile_documents(documents, options)
-                .map_err(|diagnostics| RejectedRules { diagnostics, problems: Vec::new() }),
+                .map_err(|diagnostics| CompileFailure { diagnostics, problems: Vec::new() }),
         }
     }
 }
 
-fn locate_problem(error: &Diagnostic, texts: &[RuleText]) -> RuleProblem {
+fn build_rule_problem(error: &Diagnostic, texts: &[RuleText]) -> RuleProblem {
     let bytes = texts.iter().find(|text| text.name == error.file).map(|text| &*text.bytes).unwrap_or_default();
     let numbered = (1..).zip(bytes.split(|byte| *byte == b'\n'));
     let around = error.line.saturating_sub(LINES_AROUND)..=error.line.saturating_add(LINES_AROUND);
@@ -169,7 +169,7 @@ impl RuleSource {
             }
             SourceConfig::Xds(xds) => {
                 let (source, first) = XdsSource::start(*xds);
-                Ok((Self::Xds(source), first.map(xds_update)))
+                Ok((Self::Xds(source), first.map(build_xds_update)))
             }
         }
     }
@@ -178,7 +178,7 @@ impl RuleSource {
     pub async fn next_update(&mut self) -> Option<RuleUpdate> {
         match self {
             Self::Files(files) => files.next_update().await,
-            Self::Xds(xds) => xds.next_resources().await.map(xds_update),
+            Self::Xds(xds) => xds.next_resources().await.map(build_xds_update),
         }
     }
 
@@ -231,7 +231,7 @@ impl SourceReloader {
 #[derive(Debug)]
 pub struct FileSource {
     watcher: FileWatcher,
-    changes: ChangedFileSets,
+    changes: FileSetReceiver,
     documents: DocumentSelection,
 }
 
@@ -240,17 +240,17 @@ impl FileSource {
         let FilesConfig { location, documents, timing } = config;
         let first = read_rule_files(&location);
         let (watcher, changes) = FileWatcher::start(location, timing, &first)?;
-        Ok((Self { watcher, changes, documents }, files_update(first, documents)))
+        Ok((Self { watcher, changes, documents }, build_files_update(first, documents)))
     }
 
     async fn next_update(&mut self) -> Option<RuleUpdate> {
         let result = self.changes.next_set().await?;
-        Some(files_update(result, self.documents))
+        Some(build_files_update(result, self.documents))
     }
 }
 
-/// Converts files that were read.
-fn files_update(result: ReadResult, documents: DocumentSelection) -> RuleUpdate {
+/// Builds the update of rule files that were read.
+fn build_files_update(result: ReadResult, documents: DocumentSelection) -> RuleUpdate {
     let text = |file: RuleFile| RuleText { name: file.name, bytes: file.bytes, documents };
     let set = result.map_err(|failure| failure.errors.iter().map(ToString::to_string).collect::<Vec<_>>())?;
     Ok(RuleSnapshot {
@@ -262,8 +262,8 @@ fn files_update(result: ReadResult, documents: DocumentSelection) -> RuleUpdate 
     })
 }
 
-/// Converts resources of a control plane.
-fn xds_update(ReceivedResources { version, documents }: ReceivedResources) -> RuleUpdate {
+/// Builds the update of resources that a control plane sent.
+fn build_xds_update(ReceivedResources { version, documents }: ReceivedResources) -> RuleUpdate {
     let documents = documents?;
     let mut warnings = Vec::new();
     if documents.is_empty() {

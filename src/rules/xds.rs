@@ -132,6 +132,6 @@ fn read_cache(cache: &ResourceCache) -> Option<(CachedVersion, ReceivedResources
 }
 
 /// Finds a file of the TLS settings that cannot be used.
-pub fn find_unusable_file(settings: &XdsSettings) -> Option<UnusableSetting> {
+pub fn find_unusable_tls_file(settings: &XdsSettings) -> Option<UnusableSetting> {
     settings.tls.as_ref().and_then(|tls| connect::build_tls_config(tls).err())
 }

@@ -82,7 +82,7 @@ impl<'a> YamlNode<'a> {
         self.as_scalar().is_some_and(Scalar::is_null)
     }
 
-    fn is_merge(&self) -> bool {
+    fn is_merge_key(&self) -> bool {
         self.as_scalar().is_some_and(|scalar| scalar.is_plain() && scalar.text() == "<<")
     }
 

@@ -7,11 +7,11 @@
 pub mod summary;
 pub mod authentication;
 mod redis_client;
-pub mod merge_keys;
-pub mod merge_limits;
+pub mod merge_rejected_keys;
+pub mod merge_limit_counts;
 pub mod view;
 mod summary_collector;
-mod resets;
+mod counter_resets;
 mod worker;
 pub mod member;
 pub mod findings;

@@ -55,7 +55,7 @@ impl Health {
 
     /// Reason why the process is not ready; `None` if it is.
     pub fn not_ready_reason(&self) -> Option<&'static str> {
-        let needs_store = |rules: &RuleSet| self.store.is_lost() && rules.can_answer_error();
+        let needs_store = |rules: &RuleSet| self.store.is_lost() && rules.can_error_on_store_failure();
         match self.rules.current_rules().as_ref() {
             _ if self.is_draining.load(Ordering::Relaxed) => Some("the process is stopping"),
             None => Some("no rules are loaded"),
@@ -74,11 +74,11 @@ impl Health {
 
     /// True if the store is misconfigured.
     pub fn is_store_misconfigured(&self) -> bool {
-        self.store.misconfigured().is_some()
+        self.store.misconfiguration().is_some()
     }
 
-    /// Waits until the state of the store changes. One task at a time may wait.
-    pub async fn wait_for_store_change(&self) {
+    /// Waits for the next change of the store's health. One task at a time may wait.
+    pub async fn wait_for_store_health_change(&self) {
         self.store.wait_for_change().await;
     }
 

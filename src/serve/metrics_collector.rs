@@ -120,7 +120,7 @@ fn emit_listeners(stats: &StatsByListener, emit: &mut dyn FnMut(Family)) {
         "Expiry of the certificate of a listener or client, in seconds since the Unix epoch.",
     );
     for (name, listener) in stats.named_listeners() {
-        let open = Series::new(MetricValue::gauge_from(listener.open_connections()));
+        let open = Series::new(MetricValue::gauge_from(listener.open_connection_count()));
         connections.series.push(open.with_label("listener", name));
         if let Some(seconds) = listener.certificate_not_after() {
             expiry.series.push(Series::new(MetricValue::gauge_from(seconds)).with_label("listener", name));
@@ -137,10 +137,10 @@ fn emit_listeners(stats: &StatsByListener, emit: &mut dyn FnMut(Family)) {
     emit(Family::counter("tollkeeper_connections_refused_total", help, stats.rejected_connection_count()));
     let help = "Total number of requests rejected, and of connections closed, because a limit on clients was reached.";
     let counts = ExceededLimit::ALL.map(|limit| (limit.name(), stats.refusal_count(limit)));
-    emit(Family::counters("tollkeeper_overload_refusals_total", help, "reason", counts));
+    emit(Family::counter_by_label("tollkeeper_overload_refusals_total", help, "reason", counts));
     let help = "Total number of calls and connections that were refused because of their HTTP/2 headers.";
     let counts = RefusalReason::ALL.map(|reason| (reason.name(), HTTP2_REFUSALS.refusal_count(reason)));
-    emit(Family::counters("tollkeeper_http2_refusals_total", help, "reason", counts));
+    emit(Family::counter_by_label("tollkeeper_http2_refusals_total", help, "reason", counts));
 }
 
 /// Emits what `/proc` has about the process; values that cannot be read are left out.

@@ -17,13 +17,13 @@ mod certificate_expiry;
 mod reloading_tls;
 mod coalesced_writer;
 mod inbound_frames;
-mod http_bodies;
+mod memory_accounted_bodies;
 mod http2;
 mod connection;
 mod listeners;
 pub mod startup;
 mod reload;
-mod statsd_reporter;
+mod statsd_and_sweep_thread;
 mod shutdown;
 
 use std::io;
@@ -37,23 +37,23 @@ use tokio::task::JoinSet;
 use self::certificate_expiry::watch_client_certificates;
 use self::error::ServerError;
 use self::listeners::{BoundListeners, StartSummary};
-use self::reload::{ReloadTrigger, RuleApplier, RuleUpdates};
+use self::reload::{ReloadTrigger, RuleApplier, RuleUpdater};
 use self::shutdown::DrainingServer;
 use self::startup::StartupResources;
-use self::statsd_reporter::StatsdReporter;
+use self::statsd_and_sweep_thread::StatsdThreadHandle;
 use crate::base::clock::{Clock, Time};
 use crate::base::scheduler_lag::measure_forever;
 use crate::base::threads;
 use crate::decide::Decider;
 use crate::decide::log::value_form::ValueForm;
-use crate::decide::log::{DecisionLog, ProcessFacts};
+use crate::decide::log::{DecisionLog, LogHeaderContext};
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::defaults_file::DefaultsStatus;
 use crate::rules::files::watch::WatchTiming;
 use crate::rules::live::LiveRules;
 use crate::rules::source::SourceConfig;
 use crate::serve::fleet::authentication::AuthenticationKey;
-use crate::serve::fleet::member::FleetMember;
+use crate::serve::fleet::member::FleetMembership;
 use crate::serve::grpc::health::GrpcHealth;
 use crate::serve::grpc::service::RateLimitService;
 use crate::serve::health::{Health, HealthRequirements};
@@ -63,7 +63,7 @@ use crate::serve::http::live_events::LiveEvents;
 use crate::serve::http::page_builder::PageBuilder;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::settings::Settings;
-use crate::settings::fleet::TopKeyValues;
+use crate::settings::fleet::TopKeyValueForm;
 use crate::settings::secret::Secret;
 use crate::settings::store::StoreSettings;
 use crate::settings::tracing::TracingSettings;
@@ -87,16 +87,17 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     let listener_stats = Arc::new(StatsByListener::default());
     let StartupResources { guards, prometheus_page, exporter, logged_values, fleet_secret } =
         StartupResources::load_files_and_check_addresses(&settings, &listener_stats).map_err(ServerError::Startup)?;
-    let listeners = BoundListeners::open(&settings, guards).map_err(|error| ServerError::Startup(vec![error]))?;
+    let listeners =
+        BoundListeners::open_listeners(&settings, guards).map_err(|error| ServerError::Startup(vec![error]))?;
     let tracer = settings.tracing.as_ref().zip(exporter);
     let tracer = tracer.map(|(tracing, exporter)| start_tracer(tracing, exporter));
-    let mut signals = Signals::install().map_err(|error| ServerError::System { resource: "signal handlers", error })?;
+    let mut signals = Signals::install_handlers().map_err(name_failed_resource("signal handlers"))?;
     let rules = Arc::new(LiveRules::default());
     let store_health = Arc::new(StoreHealth::default());
     let health = build_health(&settings, &rules, &store_health);
     let mut service = build_service(&settings, rules);
     service.tracer = tracer;
-    service.decider.key_values = choose_key_value_form(&settings, fleet_secret.as_ref());
+    service.decider.key_values = choose_rejected_key_value_form(&settings, fleet_secret.as_ref());
     service.decider.log = start_decision_log(&settings, logged_values, &service.clock)?;
     let service = Arc::new(service);
     let updates = start_rule_updates(&settings, source, &service)?;
@@ -110,11 +111,11 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
         listeners: Arc::clone(&listener_stats),
         path_label: settings.metrics.path_label,
     };
-    let statsd = StatsdReporter::start(&settings.metrics, collector.clone())
-        .map_err(|error| ServerError::System { resource: "the thread that reports metrics", error })?;
+    let statsd = StatsdThreadHandle::start(&settings.metrics, collector.clone())
+        .map_err(name_failed_resource("the thread that reports metrics"))?;
     let fleet = start_fleet(&settings, &service, &health, fleet_secret)?;
     let (drain, draining) = watch::channel(false);
-    let pages = PageSources { collector, fleet: Arc::clone(&fleet), prometheus_page, draining };
+    let pages = AppStateParts { collector, fleet: Arc::clone(&fleet), prometheus_page, draining };
     let state = build_app_state(&settings, pages);
     let mut background = JoinSet::new();
     background.spawn(updates.apply_updates(grpc_health.clone()));
@@ -127,7 +128,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     listeners.log_start(&summarize_start(&settings, &service));
     let mut serving = listeners
         .start_serving(&settings.grpc, state, &grpc_health, &stopping)
-        .map_err(|error| ServerError::System { resource: "the listeners", error })?;
+        .map_err(name_failed_resource("the listeners"))?;
 
     serve_until_stopped(&mut signals, &reload, &mut serving).await?;
     health.start_draining();
@@ -142,6 +143,11 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
             Ok(())
         }
     }
+}
+
+/// Returns a conversion of an error of the system to one that names the resource.
+fn name_failed_resource(resource: &'static str) -> impl FnOnce(io::Error) -> ServerError {
+    move |error| ServerError::System { resource, error }
 }
 
 /// Signal handlers of the process: SIGTERM and SIGINT stop it, SIGHUP reloads the rules.
@@ -163,7 +169,7 @@ enum SignalAction {
 
 impl Signals {
     /// Installs the handlers, which replace the default action of ending the process.
-    fn install() -> io::Result<Self> {
+    fn install_handlers() -> io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
@@ -181,17 +187,17 @@ impl Signals {
     }
 }
 
-/// Sources of the pages.
-struct PageSources {
+/// What the state of the pages is built from.
+struct AppStateParts {
     collector: MetricsCollector,
-    fleet: Arc<FleetMember>,
+    fleet: Arc<FleetMembership>,
     prometheus_page: Option<Arc<PrometheusPage>>,
     /// Turns true when the process begins to stop.
     draining: watch::Receiver<bool>,
 }
 
-fn build_app_state(settings: &Settings, sources: PageSources) -> AppState {
-    let PageSources { collector, fleet, prometheus_page, draining } = sources;
+fn build_app_state(settings: &Settings, sources: AppStateParts) -> AppState {
+    let AppStateParts { collector, fleet, prometheus_page, draining } = sources;
     let pages = PageBuilder::default();
     AppState {
         live: Arc::new(LiveEvents::new(collector.clone(), pages.clone(), draining)),
@@ -265,7 +271,7 @@ fn start_decision_log(
     clock: &Clock,
 ) -> Result<Option<Arc<DecisionLog>>, ServerError> {
     let Some((log, values)) = settings.decision_log.as_ref().zip(values) else { return Ok(None) };
-    let facts = ProcessFacts::new(settings, clock.clone());
+    let facts = LogHeaderContext::new(settings, clock.clone());
     let started = DecisionLog::start(log, values, facts);
     let started =
         started.map_err(|error| ServerError::System { resource: "the threads of the decision log", error })?;
@@ -273,11 +279,11 @@ fn start_decision_log(
 }
 
 /// Chooses the form of the values in rejected keys, hashed as in the decision log.
-fn choose_key_value_form(settings: &Settings, secret: Option<&Secret>) -> ValueForm {
+fn choose_rejected_key_value_form(settings: &Settings, secret: Option<&Secret>) -> ValueForm {
     match (settings.fleet.top_values, secret) {
-        (TopKeyValues::Plain, _) => ValueForm::Plain,
-        (TopKeyValues::Hashed, Some(secret)) => ValueForm::hashed_with(secret.reveal()),
-        (TopKeyValues::Hashed, None) | (TopKeyValues::None, _) => ValueForm::Omitted,
+        (TopKeyValueForm::Plain, _) => ValueForm::Plain,
+        (TopKeyValueForm::Hashed, Some(secret)) => ValueForm::hashed_with(secret.reveal()),
+        (TopKeyValueForm::Hashed, None) | (TopKeyValueForm::None, _) => ValueForm::Omitted,
     }
 }
 
@@ -287,9 +293,9 @@ fn start_fleet(
     service: &Arc<RateLimitService>,
     health: &Arc<Health>,
     secret: Option<Secret>,
-) -> Result<Arc<FleetMember>, ServerError> {
+) -> Result<Arc<FleetMembership>, ServerError> {
     let key = secret.map(|secret| AuthenticationKey::new(secret.reveal()));
-    let fleet = FleetMember::start(Arc::clone(service), Arc::clone(health), &settings.fleet, key);
+    let fleet = FleetMembership::start(Arc::clone(service), Arc::clone(health), &settings.fleet, key);
     let fleet = fleet.map_err(|error| ServerError::System { resource: "the thread of the fleet", error })?;
     Ok(Arc::new(fleet))
 }
@@ -299,7 +305,7 @@ fn start_rule_updates(
     settings: &Settings,
     source: SourceConfig,
     service: &RateLimitService,
-) -> Result<RuleUpdates, ServerError> {
+) -> Result<RuleUpdater, ServerError> {
     let applier = RuleApplier {
         rules: Arc::clone(&service.rules),
         options: CompileOptions::from(settings),
@@ -309,7 +315,7 @@ fn start_rule_updates(
         defaults: settings.rules.defaults.clone().map(|path| Arc::new(DefaultsStatus::new(path))),
         last: Arc::default(),
     };
-    let updates = RuleUpdates::start(applier, source, WatchTiming::from(&settings.rules))
+    let updates = RuleUpdater::start(applier, source, WatchTiming::from(&settings.rules))
         .map_err(|error| ServerError::System { resource: "the source of the rules", error })?;
     if service.rules.current_rules().is_some() {
         return Ok(updates);
@@ -353,13 +359,13 @@ fn open_store(settings: &Settings) -> Store {
 fn summarize_start(settings: &Settings, service: &RateLimitService) -> StartSummary {
     StartSummary {
         rules: service.rules.status().rules,
-        counters: describe_counters(&settings.store),
+        counters: describe_counter_location(&settings.store),
         has_admin_token: settings.admin.is_some(),
     }
 }
 
-/// Says where the counters are, for the line of the start.
-fn describe_counters(settings: &StoreSettings) -> String {
+/// Describes where the counters are (memory, Redis, memcached), for the log line of the start.
+fn describe_counter_location(settings: &StoreSettings) -> String {
     match settings {
         StoreSettings::Memory => "memory of this process, not shared".to_owned(),
         StoreSettings::Redis(redis) => format!("redis {}", redis.main.topology),
@@ -395,8 +401,8 @@ async fn sweep_counters(service: Arc<RateLimitService>) {
 
 /// Warns, once a minute at most, if counters were evicted since the last warning.
 fn warn_of_evictions(usage: &MemoryUsage, logged: &mut u64, now: Time) {
-    static THROTTLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
-    if usage.evicted > *logged && THROTTLE.allow(now).is_some() {
+    static EVICTION_LOG_THROTTLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
+    if usage.evicted > *logged && EVICTION_LOG_THROTTLE.allow(now).is_some() {
         let (evicted, capacity_bytes) = (usage.evicted - *logged, usage.capacity_bytes);
         *logged = usage.evicted;
         tracing::warn!(

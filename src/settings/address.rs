@@ -76,14 +76,14 @@ impl fmt::Display for Address {
 
 /// Address of a running server: `HOST:PORT`, or `unix:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum ServerAddress {
     /// `host:port`, as in a URL.
     Tcp(String),
     /// Path of a unix socket.
     Unix(String),
 }
 
-impl FromStr for Target {
+impl FromStr for ServerAddress {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -98,7 +98,7 @@ impl FromStr for Target {
     }
 }
 
-impl fmt::Display for Target {
+impl fmt::Display for ServerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(address) => f.write_str(address),

@@ -9,7 +9,7 @@ use super::values::Values;
 
 const HEAD_TIMEOUT_RANGE: DurationRange = DurationRange::new(Duration::from_millis(100), Duration::from_secs(3600));
 const IDLE_TIMEOUT_RANGE: DurationRange =
-    DurationRange::new(Duration::from_millis(100), Duration::from_secs(86_400)).or_zero();
+    DurationRange::new(Duration::from_millis(100), Duration::from_secs(86_400)).allowing_zero();
 
 const BUFFERED_BYTES_RANGE: ByteSizeRange = ByteSizeRange::new(0, 1 << 40);
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::setting::{Condition, Requirement, settings};
 use super::value::number::{ByteSize, ByteSizeRange};
-use super::value::{Choice, Words};
+use super::value::{Choice, WordTable};
 use super::values::Values;
 use crate::base::named_enum::named_enum;
 
@@ -28,7 +28,7 @@ settings! { "Counters";
 
 /// Counters are in Redis or memcached, and their keys are envoyproxy/ratelimit's.
 static REQUIRES_RATELIMIT_KEYS: Requirement =
-    Requirement::decided_by_reader("it is only read with TOLLKEEPER_KEY_FORMAT=ratelimit");
+    Requirement::checked_by_reading_code("it is only read with TOLLKEEPER_KEY_FORMAT=ratelimit");
 
 named_enum! {
     /// Kind of store for counters.
@@ -42,7 +42,7 @@ named_enum! {
 }
 
 impl Choice for BackendType {
-    const WORDS: Words<Self> = Self::WORDS;
+    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
     const CASE_SENSITIVE: bool = true;
 }
 
@@ -58,7 +58,7 @@ named_enum! {
 }
 
 impl Choice for KeyFormat {
-    const WORDS: Words<Self> = Self::WORDS;
+    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
 }
 
 /// Counters in this process: all of them, or the fallback while the store is unavailable.

@@ -12,10 +12,10 @@ use super::redis::deployment::{DeploymentSettings, DeploymentVariables};
 use super::redis::{CERTIFICATE_VARIABLES, REDIS_POOL_SIZE, REDIS_TIMEOUT};
 use super::secret::Secret;
 use super::setting::{AnySetting as _, Requirement, settings};
-use super::tracing::{Compression, OTEL_EXPORTER_OTLP_ENDPOINT, OtelProtocol, SignalVariables};
+use super::tracing::{Compression, OTEL_EXPORTER_OTLP_ENDPOINT, OtelProtocol, OtlpSignalVariables};
 use super::value::number::{ByteSize, ByteSizeRange, FloatRange, IntRange};
 use super::value::text::{SecretUrl, TextList};
-use super::value::{Choice, Words};
+use super::value::{Choice, WordTable};
 use super::values::Values;
 use crate::base::named_enum::named_enum;
 
@@ -27,7 +27,7 @@ settings! { "Decision log";
     TOLLKEEPER_DECISION_LOG_SAMPLE: f64 = 1.0,
         "share of the keys whose decisions are logged; all replicas choose the same keys"
         .with_allowed(FloatRange::new(0.0, 1.0));
-    TOLLKEEPER_DECISION_LOG_VALUES: LoggedValues = LoggedValues::Plain,
+    TOLLKEEPER_DECISION_LOG_VALUES: LoggedValueForm = LoggedValueForm::Plain,
         "values of descriptors in the log, /top, /fleet, /counters and the console: as sent, as a keyed hash, or left out";
     TOLLKEEPER_DECISION_LOG_HASH_KEY: Option<Secret> = None,
         "key of hashed values, 16 bytes or more; equal keys give equal hashes in all replicas" .only_with(&REQUIRES_HASHED_VALUES);
@@ -77,12 +77,13 @@ settings! { "Decision log";
         .only_with(&REQUIRES_COLLECTOR_SINK);
 }
 
-static REQUIRES_STREAM_SINK: Requirement = Requirement::decided_by_reader("TOLLKEEPER_DECISION_LOG names no stream");
+static REQUIRES_STREAM_SINK: Requirement =
+    Requirement::checked_by_reading_code("TOLLKEEPER_DECISION_LOG names no stream");
 static REQUIRES_COLLECTOR_SINK: Requirement =
-    Requirement::decided_by_reader("TOLLKEEPER_DECISION_LOG does not name otlp");
+    Requirement::checked_by_reading_code("TOLLKEEPER_DECISION_LOG does not name otlp");
 /// Values are hashed, or replicas authenticate their statistics with the key.
 pub(super) static REQUIRES_HASHED_VALUES: Requirement =
-    Requirement::decided_by_reader("no values are hashed, and no statistics are exchanged");
+    Requirement::checked_by_reading_code("no values are hashed, and no statistics are exchanged");
 
 /// Redis of the decision log. What it does not set is that of the counters, except credentials.
 static STREAM_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
@@ -104,8 +105,8 @@ static STREAM_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
     },
 };
 
-/// Variables of logs.
-static OTLP_LOG_VARIABLES: SignalVariables = SignalVariables {
+/// Variables of the export of logs over OTLP.
+static OTLP_LOG_VARIABLES: OtlpSignalVariables = OtlpSignalVariables {
     path: "/v1/logs",
     endpoint: &OTEL_EXPORTER_OTLP_LOGS_ENDPOINT,
     protocol: &OTEL_EXPORTER_OTLP_LOGS_PROTOCOL,
@@ -119,7 +120,7 @@ static OTLP_LOG_VARIABLES: SignalVariables = SignalVariables {
 named_enum! {
     /// Form of the values of descriptors in the log.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum LoggedValues {
+    pub enum LoggedValueForm {
         /// As sent.
         Plain = "plain",
         /// Keyed hash.
@@ -129,8 +130,8 @@ named_enum! {
     }
 }
 
-impl Choice for LoggedValues {
-    const WORDS: Words<Self> = Self::WORDS;
+impl Choice for LoggedValueForm {
+    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
 }
 
 /// Settings of the decision log.
@@ -143,7 +144,7 @@ pub struct DecisionLogSettings {
     /// Share of the keys that is logged, 0 to 1.
     pub sample: f64,
     /// Form of the values of descriptors.
-    pub values: LoggedValues,
+    pub values: LoggedValueForm,
     /// Key of hashed values; set if `values` is `Hashed`.
     pub hash_key: Option<HashKey>,
     /// Maximum size of a file in bytes.
@@ -212,7 +213,7 @@ impl LoggedDecisions {
     /// Words of `TOLLKEEPER_DECISION_LOG_WHEN`.
     const SELECTORS: [&'static str; 4] = ["rejected", "shadow", "errors", "all"];
 
-    /// Words that are set.
+    /// Words of `TOLLKEEPER_DECISION_LOG_WHEN` that select these decisions.
     pub fn selector_words(self) -> impl Iterator<Item = &'static str> {
         let Self { rejected, shadow, errors, all } = self;
         Self::SELECTORS
@@ -313,7 +314,7 @@ impl DecisionLogSettings {
         hash_key: Option<&HashKey>,
     ) -> Option<Self> {
         let sinks = read_sinks(values, counters);
-        report_unused_sinks(values, &sinks);
+        mark_unmet_sink_requirements(values, &sinks);
         let TextList(words) = values.get(&TOLLKEEPER_DECISION_LOG_WHEN);
         let when = LoggedDecisions::from_selector_words(&words);
         if when.is_none() {
@@ -324,7 +325,7 @@ impl DecisionLogSettings {
         if sinks.is_empty() {
             return None;
         }
-        if logged_values == LoggedValues::Hashed && hash_key.is_none() {
+        if logged_values == LoggedValueForm::Hashed && hash_key.is_none() {
             let fix = "give TOLLKEEPER_DECISION_LOG_HASH_KEY or TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE";
             values.add_problem(&TOLLKEEPER_DECISION_LOG_VALUES, "there is no key to hash with", fix);
         }
@@ -333,7 +334,7 @@ impl DecisionLogSettings {
             when: when.unwrap_or_default(),
             sample: values.get(&TOLLKEEPER_DECISION_LOG_SAMPLE),
             values: logged_values,
-            hash_key: hash_key.filter(|_| logged_values == LoggedValues::Hashed).cloned(),
+            hash_key: hash_key.filter(|_| logged_values == LoggedValueForm::Hashed).cloned(),
             max_file_bytes: values.get(&TOLLKEEPER_DECISION_LOG_FILE_BYTES).0,
             max_files: values.get(&TOLLKEEPER_DECISION_LOG_FILES),
             queue_bytes: values.get(&TOLLKEEPER_DECISION_LOG_QUEUE_BYTES).as_usize(),
@@ -379,8 +380,8 @@ fn read_collector(values: &mut Values) -> CollectorSettings {
     CollectorSettings::from_signal_variables(values, &OTLP_LOG_VARIABLES)
 }
 
-/// Reports the kinds of destinations that are not used.
-fn report_unused_sinks(values: &mut Values, sinks: &[SinkSettings]) {
+/// Marks requirements for unused kinds of destinations as unmet, so that settings for them get a notice.
+fn mark_unmet_sink_requirements(values: &mut Values, sinks: &[SinkSettings]) {
     if !sinks.iter().any(|sink| matches!(sink, SinkSettings::Redis(_))) {
         values.mark_unmet(&REQUIRES_STREAM_SINK);
     }

@@ -4,7 +4,7 @@ use super::metrics::NEAR_LIMIT_RATIO;
 use super::rules::{TOLLKEEPER_LOG_MAX, USE_CALENDAR_MONTH_RATE_LIMIT};
 use super::setting::{AnySetting as _, Condition, Setting, settings};
 use super::value::text::HeaderName;
-use super::value::{Choice, Words};
+use super::value::{Choice, WordTable};
 use super::values::Values;
 use crate::limit::StorePolicy;
 
@@ -30,7 +30,7 @@ settings! { "Responses";
 }
 
 impl Choice for StorePolicy {
-    const WORDS: Words<Self> = Self::WORDS;
+    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
 }
 
 /// Modes that override the rules, and the contents of responses.

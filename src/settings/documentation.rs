@@ -12,8 +12,8 @@ pub fn format_help() -> String {
         // Writing to a String does not fail.
         let _ = writeln!(text, "{}{}:", if text.is_empty() { "" } else { "\n" }, group.title);
         for setting in group.settings {
-            let allowed = setting.allowed_text().map(|allowed| format!(" ({allowed})")).unwrap_or_default();
-            let mark = support_mark(*setting).map(|mark| format!(" [{mark}]")).unwrap_or_default();
+            let allowed = setting.allowed_values_text().map(|allowed| format!(" ({allowed})")).unwrap_or_default();
+            let mark = no_effect_mark(*setting).map(|mark| format!(" [{mark}]")).unwrap_or_default();
             let _ = writeln!(text, "  {}={}", setting.name(), setting.default_text());
             text += &wrap_indented(&format!("{}{allowed}{mark}", setting.info().help));
         }
@@ -52,11 +52,11 @@ pub fn format_settings_page() -> String {
             continue;
         }
         let is_twin =
-            |setting: &dyn AnySetting| REPEATED_SETTINGS.iter().any(|twins| twins.find_base_setting(setting).is_some());
+            |setting: &dyn AnySetting| INFIX_VARIANTS.iter().any(|twins| twins.find_base_setting(setting).is_some());
         let settings = group.settings.iter().copied().filter(|setting| !is_twin(*setting));
         let (ignored, honoured): (Vec<_>, Vec<_>) = settings.partition(|setting| no_effect_reason(*setting).is_some());
         honoured.into_iter().for_each(|setting| text += &format_setting_item(setting));
-        REPEATED_SETTINGS.iter().for_each(|twins| text += &twins.format_repeated_settings(group));
+        INFIX_VARIANTS.iter().for_each(|twins| text += &twins.format_infix_variants(group));
         if !ignored.is_empty() {
             text += "\nNo effect:\n\n";
         }
@@ -85,33 +85,33 @@ fn no_effect_reason(setting: &dyn AnySetting) -> Option<&'static str> {
     }
 }
 
-/// Settings that repeat others for one purpose: their names differ from the others' by an infix.
-struct RepeatedSettings {
+/// Settings that are variants of others for one purpose; an infix in the name tells them apart, such as `_TRACES`.
+struct InfixVariants {
     infix: &'static str,
     introduction: &'static str,
 }
 
-const REPEATED_SETTINGS: [RepeatedSettings; 2] = [
-    RepeatedSettings {
+const INFIX_VARIANTS: [InfixVariants; 2] = [
+    InfixVariants {
         infix: "_TRACES",
         introduction: "Each of these takes precedence over the variable without `TRACES_`. A URL over HTTP has the whole path:",
     },
-    RepeatedSettings {
+    InfixVariants {
         infix: "_PERSECOND",
         introduction: "Each of these does for limits per second what the variable without `PERSECOND_` does. Only a default given \
                        here differs:",
     },
 ];
 
-impl RepeatedSettings {
+impl InfixVariants {
     /// Returns the setting that `setting` repeats, if it is one of these.
     fn find_base_setting(&self, setting: &dyn AnySetting) -> Option<&'static dyn AnySetting> {
         let name = setting.name().replacen(self.infix, "", 1);
         groups::all_settings().find(|base| name != setting.name() && base.name() == name)
     }
 
-    /// Formats the list of those in a group; empty if there are none.
-    fn format_repeated_settings(&self, group: &SettingGroup) -> String {
+    /// Formats the list of the variants in a group; empty if it has none.
+    fn format_infix_variants(&self, group: &SettingGroup) -> String {
         let mut rows = String::new();
         for setting in group.settings {
             let Some(base) = self.find_base_setting(*setting) else { continue };
@@ -147,29 +147,29 @@ This page is generated from the program's own table, and a test compares them.
 
 /// Describes the values of a setting: `int, 0 to 65535`.
 fn describe_allowed_values(setting: &dyn AnySetting) -> String {
-    match (setting.type_name(), setting.allowed_text()) {
+    match (setting.type_name(), setting.allowed_values_text()) {
         ("", allowed) => allowed.unwrap_or_default(),
         (kind, Some(allowed)) => format!("{kind}, {allowed}"),
         (kind, None) => kind.to_owned(),
     }
 }
 
-/// Notes in brackets that a setting is not honoured.
-fn support_mark(setting: &dyn AnySetting) -> Option<String> {
+/// Returns the mark of a setting without effect, for brackets; `None` for all others.
+fn no_effect_mark(setting: &dyn AnySetting) -> Option<String> {
     match setting.info().support {
         Support::Honoured | Support::Differs { .. } => None,
         Support::NoEffect { .. } => Some("no effect".to_owned()),
     }
 }
 
-/// Note that all settings of a group have in common, if they have one.
+/// Returns the note that all settings of a group have in common, if they have one.
 fn common_support_note(group: &SettingGroup) -> Option<String> {
     let mut notes = group.settings.iter().map(|setting| support_note(*setting));
     let first = notes.next()??;
     notes.all(|note| note.as_ref() == Some(&first)).then_some(first)
 }
 
-/// Notes in a sentence that a setting is not honoured, or differs.
+/// Returns a sentence about a setting that has no effect or differs from envoyproxy/ratelimit; `None` for all others.
 fn support_note(setting: &dyn AnySetting) -> Option<String> {
     match setting.info().support {
         Support::Honoured => None,

@@ -40,8 +40,8 @@ impl Environment {
                         environment.known.push(Variable { name: name.to_owned(), setting, text });
                     }
                 }
-                None if is_service_link(name, &value) => {}
-                None => environment.unknown.extend(UnknownVariable::find_if_meant(name)),
+                None if is_kubernetes_service_variable(name, &value) => {}
+                None => environment.unknown.extend(UnknownVariable::detect_meant_for_tollkeeper(name)),
             }
         }
         environment
@@ -51,8 +51,8 @@ impl Environment {
         environment
     }
 
-    /// Brings findings into the order of the documentation, and adds notices about unknown variables at the end.
-    pub(crate) fn arrange_findings(&self, mut findings: EnvironmentFindings) -> EnvironmentFindings {
+    /// Sorts findings in the order of the documentation, and adds notices about ignored and unknown variables.
+    pub(crate) fn sort_and_complete_findings(&self, mut findings: EnvironmentFindings) -> EnvironmentFindings {
         let EnvironmentFindings { problems, ignored, notices, .. } = &mut findings;
         problems.sort_by_key(|problem| groups::setting_position(&problem.name));
         problems.dedup();
@@ -69,8 +69,8 @@ impl Environment {
 }
 
 impl UnknownVariable {
-    /// Returns the variable called `name` if it looks meant for this program.
-    fn find_if_meant(name: &str) -> Option<Self> {
+    /// Returns the unknown variable `name` if it begins with `TOLLKEEPER_` or resembles a known name.
+    fn detect_meant_for_tollkeeper(name: &str) -> Option<Self> {
         let own = name.strip_prefix("TOLLKEEPER_");
         let nearest =
             own.and_then(|rest| groups::find_setting(rest).map(AnySetting::name)).or_else(|| nearest_known_name(name));
@@ -80,16 +80,16 @@ impl UnknownVariable {
 
 /// Finds the known name that `name` misspells: by one edit in a short name, by two in a long one.
 fn nearest_known_name(name: &str) -> Option<&'static str> {
-    const MIN_NAME_LENGTH: usize = 7;
-    const LONG_NAME_LENGTH: usize = 12;
-    const MAX_NAME_LENGTH: usize = 64;
-    if !(MIN_NAME_LENGTH..=MAX_NAME_LENGTH).contains(&name.len()) {
+    const MIN_FUZZY_NAME_LENGTH: usize = 7;
+    const MIN_TWO_EDITS_NAME_LENGTH: usize = 12;
+    const MAX_FUZZY_NAME_LENGTH: usize = 64;
+    if !(MIN_FUZZY_NAME_LENGTH..=MAX_FUZZY_NAME_LENGTH).contains(&name.len()) {
         return None;
     }
-    let max_edits = if name.len() < LONG_NAME_LENGTH { 1 } else { 2 };
+    let max_edits = if name.len() < MIN_TWO_EDITS_NAME_LENGTH { 1 } else { 2 };
     let upper = name.to_ascii_uppercase();
     let names = groups::all_settings().filter(|setting| !setting.info().is_family()).map(AnySetting::name);
-    let candidates = names.filter(|name| name.len() >= MIN_NAME_LENGTH);
+    let candidates = names.filter(|name| name.len() >= MIN_FUZZY_NAME_LENGTH);
     let near = candidates.map(|name| (strsim::osa_distance(&upper, name), name));
     near.filter(|(edits, _)| *edits <= max_edits).min_by_key(|(edits, _)| *edits).map(|(_, name)| name)
 }
@@ -97,7 +97,7 @@ fn nearest_known_name(name: &str) -> Option<&'static str> {
 /// Returns `true` for variables that Kubernetes sets to describe a service.
 ///
 /// A service called `tollkeeper` adds `TOLLKEEPER_PORT=tcp://...` and more to every pod of its namespace.
-fn is_service_link(name: &str, value: &OsString) -> bool {
+fn is_kubernetes_service_variable(name: &str, value: &OsString) -> bool {
     let is_url = value.to_str().is_some_and(|text| ["tcp://", "udp://", "sctp://"].iter().any(|s| text.starts_with(s)));
     let has_protocol = ["_TCP", "_UDP", "_SCTP"].iter().any(|protocol| {
         ["", "_PROTO", "_PORT", "_ADDR"].iter().any(|end| name.strip_suffix(end).is_some_and(|n| n.ends_with(protocol)))

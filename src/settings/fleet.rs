@@ -1,26 +1,26 @@
 //! View of all replicas, and the form of rejected keys in it.
 
 use super::decision_log::{
-    DecisionLogSettings, HashKey, LoggedValues, REQUIRES_HASHED_VALUES, TOLLKEEPER_DECISION_LOG_VALUES,
+    DecisionLogSettings, HashKey, LoggedValueForm, REQUIRES_HASHED_VALUES, TOLLKEEPER_DECISION_LOG_VALUES,
 };
 use super::redis::deployment::DeploymentSettings;
 use super::setting::settings;
 use super::store::StoreSettings;
-use super::value::{Choice, Words};
+use super::value::{Choice, WordTable};
 use super::values::Values;
 use crate::base::named_enum::named_enum;
 
 settings! { "Fleet";
     TOLLKEEPER_FLEET: bool = true,
         "with Redis, publish statistics of this replica there, so that /fleet of any replica shows all of them";
-    TOLLKEEPER_TOP_VALUES: TopKeyValues = TopKeyValues::Plain,
+    TOLLKEEPER_TOP_VALUES: TopKeyValueForm = TopKeyValueForm::Plain,
         "values of descriptors in /top, /fleet and /counters, if more private than TOLLKEEPER_DECISION_LOG_VALUES";
 }
 
 named_enum! {
-    /// Values of descriptors among the rejected keys; the later, the more private.
+    /// Form of the values of descriptors in rejected keys; the later, the more private.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-    pub enum TopKeyValues {
+    pub enum TopKeyValueForm {
         /// As sent.
         Plain = "plain",
         /// Keyed hash.
@@ -30,8 +30,8 @@ named_enum! {
     }
 }
 
-impl Choice for TopKeyValues {
-    const WORDS: Words<Self> = Self::WORDS;
+impl Choice for TopKeyValueForm {
+    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
 }
 
 /// View of all replicas, and the form of rejected keys.
@@ -40,7 +40,7 @@ pub struct FleetSettings {
     /// Redis through which replicas exchange statistics; the error is the reason why they do not.
     pub redis: Result<FleetRedis, &'static str>,
     /// Form of the values in rejected keys.
-    pub top_values: TopKeyValues,
+    pub top_values: TopKeyValueForm,
     /// False if the values must not leave the process.
     pub publishes_keys: bool,
     /// Secret of all replicas, for hashes and to authenticate statistics.
@@ -74,20 +74,20 @@ impl FleetSettings {
         };
         // What must not be in the log must not be on a page either, whether there is a log or not.
         let at_least = match values.get(&TOLLKEEPER_DECISION_LOG_VALUES) {
-            LoggedValues::Plain => TopKeyValues::Plain,
-            LoggedValues::Hashed => TopKeyValues::Hashed,
-            LoggedValues::None => TopKeyValues::None,
+            LoggedValueForm::Plain => TopKeyValueForm::Plain,
+            LoggedValueForm::Hashed => TopKeyValueForm::Hashed,
+            LoggedValueForm::None => TopKeyValueForm::None,
         };
         let top_values = values.get(&TOLLKEEPER_TOP_VALUES).max(at_least);
-        let is_log_hashed = log.is_some_and(|log| log.values == LoggedValues::Hashed);
-        if top_values == TopKeyValues::Hashed && !is_log_hashed && secret.is_none() {
+        let is_log_hashed = log.is_some_and(|log| log.values == LoggedValueForm::Hashed);
+        if top_values == TopKeyValueForm::Hashed && !is_log_hashed && secret.is_none() {
             let fix = "give TOLLKEEPER_DECISION_LOG_HASH_KEY or TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE";
             values.add_problem(&TOLLKEEPER_TOP_VALUES, "there is no key to hash with", fix);
         }
-        if top_values != TopKeyValues::Hashed && redis.is_err() {
+        if top_values != TopKeyValueForm::Hashed && redis.is_err() {
             values.mark_unmet(&REQUIRES_HASHED_VALUES);
         }
-        let publishes_keys = top_values != TopKeyValues::None;
+        let publishes_keys = top_values != TopKeyValueForm::None;
         Self { redis, top_values, publishes_keys, secret }
     }
 }

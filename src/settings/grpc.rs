@@ -7,9 +7,9 @@ use super::value::number::{ByteSize, ByteSizeRange, DurationRange, IntRange};
 use super::values::Values;
 use crate::base::go_syntax::MAX_DURATION;
 
-const MAX_AGE_RANGE: DurationRange = DurationRange::new(Duration::from_millis(1), MAX_DURATION).or_zero();
+const MAX_AGE_RANGE: DurationRange = DurationRange::new(Duration::from_millis(1), MAX_DURATION).allowing_zero();
 const KEEPALIVE_INTERVAL_RANGE: DurationRange =
-    DurationRange::new(Duration::from_secs(1), Duration::from_secs(86_400)).or_zero();
+    DurationRange::new(Duration::from_secs(1), Duration::from_secs(86_400)).allowing_zero();
 const KEEPALIVE_TIMEOUT_RANGE: DurationRange =
     DurationRange::new(Duration::from_millis(100), Duration::from_secs(3600));
 

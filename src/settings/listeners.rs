@@ -30,7 +30,7 @@ settings! { "Listeners";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listeners {
     /// Rate limit service and gRPC health service.
-    pub grpc: GrpcListener,
+    pub grpc: GrpcListenAddress,
     /// `/json` and the health pages.
     pub http: Address,
     /// `/rlconfig` and the other debug pages.
@@ -43,9 +43,9 @@ pub struct Listeners {
     pub http_tls: Option<ListenerTls>,
 }
 
-/// Address of the rate limit service.
+/// Address of the gRPC listener: a port, or a unix socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum GrpcListener {
+pub enum GrpcListenAddress {
     /// A TCP port.
     Tcp(Address),
     /// A unix socket at this path.
@@ -57,8 +57,8 @@ impl Listeners {
         let address =
             |host: &Setting<Host>, port: &Setting<u16>| Address { host: values.get(host), port: values.get(port) };
         let grpc = match values.get(&GRPC_UDS) {
-            Some(path) => GrpcListener::Unix(path),
-            None => GrpcListener::Tcp(address(&GRPC_HOST, &GRPC_PORT)),
+            Some(path) => GrpcListenAddress::Unix(path),
+            None => GrpcListenAddress::Tcp(address(&GRPC_HOST, &GRPC_PORT)),
         };
         let (http, debug) = (address(&HOST, &PORT), address(&DEBUG_HOST, &DEBUG_PORT));
         let debug_hosts = read_debug_hosts(values);
@@ -73,7 +73,7 @@ impl Listeners {
     }
 }
 
-/// Names of `TOLLKEEPER_DEBUG_HOSTS`.
+/// Reads the host names of `TOLLKEEPER_DEBUG_HOSTS`, in lower case.
 fn read_debug_hosts(values: &mut Values) -> Vec<String> {
     let TextList(names) = values.get(&TOLLKEEPER_DEBUG_HOSTS);
     let names: Vec<String> = names.iter().map(|name| name.trim().to_ascii_lowercase()).collect();

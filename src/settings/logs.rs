@@ -1,7 +1,7 @@
 //! Level and format of the log.
 
 use super::setting::settings;
-use super::value::{Choice, Words};
+use super::value::{Choice, WordTable};
 use super::values::Values;
 use crate::telemetry::logs::{Format, Level};
 
@@ -12,11 +12,11 @@ settings! { "Logs";
 }
 
 impl Choice for Level {
-    const WORDS: Words<Self> = Self::WORDS;
+    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
 }
 
 impl Choice for Format {
-    const WORDS: Words<Self> = Self::WORDS;
+    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
 }
 
 /// Level and format of the log.

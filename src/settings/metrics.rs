@@ -12,7 +12,7 @@ use super::secret::Secret;
 use super::setting::{AnySetting, Condition, RequiredValue, Requirement, settings};
 use super::value::number::{DurationRange, FloatRange, IntRange};
 use super::value::text::{TextList, TextMap};
-use super::value::{Choice, SettingValue as _, Words};
+use super::value::{Choice, SettingValue as _, WordTable};
 use super::values::Values;
 use crate::base::named_enum::named_enum;
 
@@ -65,7 +65,8 @@ static REQUIRES_DOG_STATSD: Requirement = Requirement {
     any_of: &[RequiredValue::Is(&USE_DOG_STATSD, "true")],
     why: "it is only read with USE_DOG_STATSD=true",
 };
-static REQUIRES_STATSD: Requirement = Requirement::decided_by_reader("it is only read if metrics are sent to statsd");
+static REQUIRES_STATSD: Requirement =
+    Requirement::checked_by_reading_code("it is only read if metrics are sent to statsd");
 
 named_enum! {
     /// Transport of statsd.
@@ -79,7 +80,7 @@ named_enum! {
 }
 
 impl Choice for StatsdTransport {
-    const WORDS: Words<Self> = Self::WORDS;
+    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
 }
 
 /// Destinations and labels of metrics.
@@ -242,7 +243,7 @@ impl Mogrifier {
         let variable = |part: &str| format!("DOG_STATSD_MOGRIFIER_{name}_{part}");
         let text = |part: &str| values.family_member_text(&variable(part)).unwrap_or_default().to_owned();
         let (pattern, new_name, tags) = (text("PATTERN"), text("NAME"), text("TAGS"));
-        let Ok(TextMap(tags)) = TextMap::parse(&tags, &TextMap::ANY) else {
+        let Ok(TextMap(tags)) = TextMap::parse(&tags, &TextMap::UNRESTRICTED) else {
             values.add_problem_with_name(&variable("TAGS"), "not a list of tags", "give k:v,k:v");
             return None;
         };

@@ -36,7 +36,7 @@ const NO_EFFECT_NO_POOL: Support =
 const NO_EFFECT_OBSOLETE: Support =
     Support::NoEffect { when: Condition::Set, why: "envoyproxy/ratelimit no longer reads it either" };
 
-const fn differs_by_starting_anyway(default: &'static str) -> Support {
+const fn no_effect_because_start_never_waits(default: &'static str) -> Support {
     let why = "the start does not wait for Redis, and connection attempts never end";
     Support::NoEffect { when: Condition::IsNot(default), why }
 }
@@ -86,11 +86,11 @@ settings! { "Counters in Redis";
         .with_allowed(IntRange::at_least(0)) .with_support(NO_EFFECT_PARALLEL);
     REDIS_POOL_ON_EMPTY_BEHAVIOR: String = "WAIT", "WAIT, CREATE or ERROR" .with_support(NO_EFFECT_NO_POOL);
     REDIS_STARTUP_INITIAL_INTERVAL: Duration = Duration::from_secs(1), "first delay between connection attempts at start"
-        .with_support(differs_by_starting_anyway("1s"));
+        .with_support(no_effect_because_start_never_waits("1s"));
     REDIS_STARTUP_MAX_INTERVAL: Duration = Duration::from_secs(30), "longest delay between connection attempts at start"
-        .with_support(differs_by_starting_anyway("30s"));
+        .with_support(no_effect_because_start_never_waits("30s"));
     REDIS_STARTUP_MAX_ELAPSED_TIME: Duration = Duration::ZERO, "time limit of connection attempts at start; 0 means none"
-        .with_support(differs_by_starting_anyway("0"));
+        .with_support(no_effect_because_start_never_waits("0"));
     REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR: bool = false, "reconnect when Redis reports that it is read-only"
         .no_effect_when(Condition::True, "it is always so");
     REDIS_PERSECOND: bool = false, "count limits per second in another Redis";
@@ -126,7 +126,7 @@ settings! { "Counters in Redis";
 
 /// Limits per second are counted in a Redis of their own.
 static REQUIRES_PER_SECOND_REDIS: Requirement =
-    Requirement::decided_by_reader("it is only read with REDIS_PERSECOND=true");
+    Requirement::checked_by_reading_code("it is only read with REDIS_PERSECOND=true");
 
 static MAIN_VARIABLES: DeploymentVariables = DeploymentVariables {
     url: AddressVariables { url: &REDIS_URL, kind: &REDIS_TYPE, socket: Some(&REDIS_SOCKET_TYPE) },
@@ -202,7 +202,7 @@ impl RedisSettings {
             values.mark_unmet(&REQUIRES_PER_SECOND_REDIS);
         }
         let key_format = values.get(&TOLLKEEPER_KEY_FORMAT);
-        if key_format == KeyFormat::Ratelimit && regions::requests_regions(values) {
+        if key_format == KeyFormat::Ratelimit && regions::are_regions_configured(values) {
             let fix = "unset it, or unset TOLLKEEPER_REGION";
             values.add_problem(&TOLLKEEPER_KEY_FORMAT, "has no limits over several regions", fix);
         }
@@ -224,8 +224,8 @@ impl RedisSettings {
     }
 }
 
-/// Notes the certificates if there are deployments, and none has TLS.
-pub(super) fn ignore_unused_certificates<'d>(
+/// Marks the settings of certificates as ignored if there are deployments, and none uses TLS.
+pub(super) fn mark_unused_certificate_settings<'d>(
     values: &mut Values,
     deployments: impl Iterator<Item = &'d DeploymentSettings>,
 ) {

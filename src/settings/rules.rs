@@ -6,13 +6,13 @@ use std::time::Duration;
 use super::redis::TOLLKEEPER_MAX_REPLICAS;
 use super::setting::{Condition, RequiredValue, Requirement, settings};
 use super::value::number::{DurationRange, IntRange};
-use super::value::{Choice, Words};
+use super::value::{Choice, WordTable};
 use super::values::Values;
 use crate::base::named_enum::named_enum;
 use crate::limit::StorePolicy;
 
 const POLL_INTERVAL_RANGE: DurationRange =
-    DurationRange::new(Duration::from_millis(100), Duration::from_secs(86_400)).or_zero();
+    DurationRange::new(Duration::from_millis(100), Duration::from_secs(86_400)).allowing_zero();
 const RELOAD_DEBOUNCE_RANGE: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(10));
 
 settings! { "Rules and their files";
@@ -73,7 +73,7 @@ named_enum! {
 }
 
 impl Choice for RuleSourceKind {
-    const WORDS: Words<Self> = Self::WORDS;
+    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
     const CASE_SENSITIVE: bool = true;
 }
 

@@ -111,8 +111,8 @@ pub enum RequiredValue {
 }
 
 impl Requirement {
-    /// Declares a requirement on more than single variables.
-    pub(crate) const fn decided_by_reader(why: &'static str) -> Self {
+    /// Declares a requirement that the code that reads the settings checks, and reports by `Values::mark_unmet`.
+    pub(crate) const fn checked_by_reading_code(why: &'static str) -> Self {
         Self { any_of: &[], why }
     }
 }
@@ -120,7 +120,11 @@ impl Requirement {
 impl<T: SettingValue> Setting<T> {
     /// Declares a setting that is honoured and accepts every value of its type.
     pub(crate) const fn new(name: &'static str, default: T::Default, help: &'static str) -> Self {
-        Self { info: SettingInfo { name, help, support: Support::Honoured, only_with: None }, default, allowed: T::ANY }
+        Self {
+            info: SettingInfo { name, help, support: Support::Honoured, only_with: None },
+            default,
+            allowed: T::UNRESTRICTED,
+        }
     }
 
     /// Restricts the values.
@@ -171,7 +175,7 @@ pub trait AnySetting: Send + Sync {
     fn type_name(&self) -> &'static str;
 
     /// Describes the allowed values, such as `0 to 65535`.
-    fn allowed_text(&self) -> Option<String>;
+    fn allowed_values_text(&self) -> Option<String>;
 
     /// Validates `text`.
     fn validate(&self, text: &str) -> Result<(), InvalidSetting>;
@@ -201,11 +205,11 @@ impl<T: SettingValue> AnySetting for Setting<T> {
     }
 
     fn type_name(&self) -> &'static str {
-        T::KIND
+        T::TYPE_NAME
     }
 
-    fn allowed_text(&self) -> Option<String> {
-        T::allowed_text(&self.allowed)
+    fn allowed_values_text(&self) -> Option<String> {
+        T::allowed_values_text(&self.allowed)
     }
 
     fn validate(&self, text: &str) -> Result<(), InvalidSetting> {
@@ -221,7 +225,7 @@ impl<T: SettingValue> AnySetting for Setting<T> {
     }
 
     fn format_for_message(&self, text: &str) -> String {
-        T::shown(text)
+        T::format_for_message(text)
     }
 }
 

@@ -6,7 +6,7 @@ use super::counters::*;
 use super::decision_log::{self, TOLLKEEPER_DECISION_LOG_REDIS_URL};
 use super::memcache::MemcacheSettings;
 use super::redis::deployment::DeploymentSettings;
-use super::redis::regions::require_redis;
+use super::redis::regions::require_redis_for_regions;
 use super::redis::{self, *};
 use super::setting::AnySetting;
 use super::values::{Values, Variable};
@@ -35,7 +35,7 @@ static SHARED_STORE_SETTINGS: [&dyn AnySetting; 7] = [
 ];
 
 /// Settings of Redis that the stream of the decision log needs too, wherever the counters are.
-static STREAM_SETTINGS: [&dyn AnySetting; 5] = [
+static SHARED_WITH_LOG_STREAM: [&dyn AnySetting; 5] = [
     &REDIS_TIMEOUT,
     &REDIS_TLS_CACERT,
     &REDIS_TLS_CLIENT_CERT,
@@ -72,16 +72,16 @@ impl StoreSettings {
         match backend {
             Some(BackendType::Redis) => Self::Redis(RedisSettings::from_values(values)),
             Some(BackendType::Memcache) => {
-                require_redis(values, "counters are in memcache");
+                require_redis_for_regions(values, "counters are in memcache");
                 let has_stream = decision_log::stream_has_own_redis(values);
-                let is_of_stream = |name: &str| STREAM_SETTINGS.iter().any(|of_stream| of_stream.name() == name);
+                let is_of_stream = |name: &str| SHARED_WITH_LOG_STREAM.iter().any(|of_stream| of_stream.name() == name);
                 for setting in of_redis.filter(|setting| !(has_stream && is_of_stream(setting.name()))) {
                     values.mark_ignored_if_changed(*setting, "counters are in memcache, not in Redis");
                 }
                 Self::Memcache(MemcacheSettings::from_values(values))
             }
             None => {
-                require_redis(values, "counters are in this process");
+                require_redis_for_regions(values, "counters are in this process");
                 // Any REDIS_ variable selects Redis, and lints about rules read TOLLKEEPER_MAX_REPLICAS without it too.
                 let is_unread = |name: &str| name.starts_with("TOLLKEEPER_") && name != TOLLKEEPER_MAX_REPLICAS.name();
                 for setting in of_redis.filter(|setting| is_unread(setting.name())).chain(&SHARED_STORE_SETTINGS) {
@@ -93,6 +93,7 @@ impl StoreSettings {
     }
 }
 
+/// Returns `true` if the setting concerns every store that all replicas share, Redis and memcached.
 fn needs_shared_store(setting: &dyn AnySetting) -> bool {
     SHARED_STORE_SETTINGS.iter().any(|shared| shared.name() == setting.name())
 }

@@ -36,12 +36,12 @@ pub(crate) struct StoreTlsVariables {
 }
 
 impl StoreTlsVariables {
-    /// Returns all of them.
+    /// Returns the four settings without their types.
     pub(crate) fn all_settings(&self) -> [&'static dyn AnySetting; 4] {
         [self.ca, self.certificate, self.key, self.skip_hostname]
     }
 
-    /// Reads them; a certificate without its key is a problem, and so is a key without its certificate.
+    /// Reads the settings; a certificate without its key is a problem, and so is a key without its certificate.
     pub(crate) fn read_tls(&self, values: &mut Values) -> StoreTls {
         let client = match (values.pem_file(self.certificate), values.pem_file(self.key)) {
             (Some(certificate), Some(key)) => Some(ClientCertificate { certificate, key }),

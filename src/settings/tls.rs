@@ -134,7 +134,7 @@ impl ListenerTls {
 }
 
 impl KeyPairFiles {
-    /// Requires both files or none.
+    /// Returns the TLS of a listener with these files; `None` without both. One without the other is a problem.
     fn into_listener_tls(self, values: &mut Values, clients: Option<ClientAuth>) -> Option<ListenerTls> {
         let Self { certificate_setting, certificate, key_setting, key } = self;
         match (certificate, key) {

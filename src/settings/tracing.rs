@@ -13,7 +13,7 @@ use super::secret::Secret;
 use super::setting::{AnySetting, Condition, Setting, settings};
 use super::value::number::{FloatRange, IntRange};
 use super::value::text::{SecretUrl, TextList};
-use super::value::{Choice, Words};
+use super::value::{Choice, WordTable};
 use super::values::Values;
 use crate::base::named_enum::named_enum;
 use crate::telemetry::otlp::OtlpProtocol;
@@ -79,7 +79,7 @@ settings! { "Tracing";
 }
 
 impl Choice for OtlpProtocol {
-    const WORDS: Words<Self> = &[("http", Self::Http), ("grpc", Self::Grpc), ("", Self::Http)];
+    const ACCEPTED_WORDS: WordTable<Self> = &[("http", Self::Http), ("grpc", Self::Grpc), ("", Self::Http)];
     const CASE_SENSITIVE: bool = true;
 }
 
@@ -88,7 +88,8 @@ impl Choice for OtlpProtocol {
 pub struct OtelProtocol(pub OtlpProtocol);
 
 impl Choice for OtelProtocol {
-    const WORDS: Words<Self> = &[("http/protobuf", Self(OtlpProtocol::Http)), ("grpc", Self(OtlpProtocol::Grpc))];
+    const ACCEPTED_WORDS: WordTable<Self> =
+        &[("http/protobuf", Self(OtlpProtocol::Http)), ("grpc", Self(OtlpProtocol::Grpc))];
     const CASE_SENSITIVE: bool = true;
     const EMPTY_IS_UNSET: bool = true;
 }
@@ -105,7 +106,7 @@ named_enum! {
 }
 
 impl Choice for Compression {
-    const WORDS: Words<Self> = Self::WORDS;
+    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
     const EMPTY_IS_UNSET: bool = true;
 }
 
@@ -136,7 +137,7 @@ impl OtelSampler {
 }
 
 impl Choice for OtelSampler {
-    const WORDS: Words<Self> = &[
+    const ACCEPTED_WORDS: WordTable<Self> = &[
         ("always_on", Self::new(false, SamplerKind::All)),
         ("always_off", Self::new(false, SamplerKind::None)),
         ("traceidratio", Self::new(false, SamplerKind::Ratio)),
@@ -251,8 +252,8 @@ fn read_queue_options(values: &mut Values) -> SpanQueueOptions {
     SpanQueueOptions { max_batch_spans: queue.max_spans, ..queue }
 }
 
-/// Variables of one signal, which take precedence over the general ones.
-pub(super) struct SignalVariables {
+/// Variables of one OpenTelemetry signal (traces or logs), which take precedence over those for all signals.
+pub(super) struct OtlpSignalVariables {
     /// Path of the signal over HTTP.
     pub(super) path: &'static str,
     pub(super) endpoint: &'static Setting<Option<SecretUrl>>,
@@ -264,8 +265,8 @@ pub(super) struct SignalVariables {
     pub(super) client_key: &'static Setting<Option<PathBuf>>,
 }
 
-/// Variables of traces.
-static TRACE_VARIABLES: SignalVariables = SignalVariables {
+/// Variables of the export of traces over OTLP.
+static TRACE_VARIABLES: OtlpSignalVariables = OtlpSignalVariables {
     path: "/v1/traces",
     endpoint: &OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,
     protocol: &OTEL_EXPORTER_OTLP_TRACES_PROTOCOL,
@@ -283,7 +284,7 @@ const DEFAULT_GRPC_ENDPOINT: &str = "http://localhost:4317";
 
 impl CollectorSettings {
     /// Reads the connection of one signal.
-    pub(super) fn from_signal_variables(values: &mut Values, signal: &SignalVariables) -> Self {
+    pub(super) fn from_signal_variables(values: &mut Values, signal: &OtlpSignalVariables) -> Self {
         let protocol = read_protocol(values, signal);
         let setting = values.first_set([signal.endpoint, &OTEL_EXPORTER_OTLP_ENDPOINT]);
         let setting = setting.map_or(OTEL_EXPORTER_OTLP_ENDPOINT.name(), |url| url.name);
@@ -301,7 +302,7 @@ impl CollectorSettings {
     }
 }
 
-fn read_protocol(values: &mut Values, signal: &SignalVariables) -> OtlpProtocol {
+fn read_protocol(values: &mut Values, signal: &OtlpSignalVariables) -> OtlpProtocol {
     let otel = [signal.protocol, &OTEL_EXPORTER_OTLP_PROTOCOL];
     if values.is_set(&TRACING_EXPORTER_PROTOCOL) {
         for setting in otel {
@@ -315,7 +316,7 @@ fn read_protocol(values: &mut Values, signal: &SignalVariables) -> OtlpProtocol 
     protocol
 }
 
-fn read_collector_url(values: &mut Values, signal: &SignalVariables, protocol: OtlpProtocol) -> String {
+fn read_collector_url(values: &mut Values, signal: &OtlpSignalVariables, protocol: OtlpProtocol) -> String {
     let of_signal = values.get(signal.endpoint);
     let is_general = of_signal.is_none();
     let setting = if is_general { &OTEL_EXPORTER_OTLP_ENDPOINT } else { signal.endpoint };
@@ -336,7 +337,7 @@ fn read_collector_url(values: &mut Values, signal: &SignalVariables, protocol: O
 }
 
 /// Checks that the headers can be sent; the exporter reads them itself.
-fn check_headers(values: &mut Values, signal: &SignalVariables) {
+fn check_headers(values: &mut Values, signal: &OtlpSignalVariables) {
     for setting in [signal.headers, &OTEL_EXPORTER_OTLP_HEADERS] {
         let Some(headers) = values.get(setting) else { continue };
         if !headers.reveal().split(',').filter(|pair| !pair.trim().is_empty()).all(is_header_pair) {
@@ -347,11 +348,11 @@ fn check_headers(values: &mut Values, signal: &SignalVariables) {
 }
 
 impl CollectorTls {
-    fn from_signal_variables(values: &mut Values, signal: &SignalVariables) -> Self {
-        let ca = read_first_file(values, [signal.certificate, &OTEL_EXPORTER_OTLP_CERTIFICATE]);
+    fn from_signal_variables(values: &mut Values, signal: &OtlpSignalVariables) -> Self {
+        let ca = first_set_pem_file(values, [signal.certificate, &OTEL_EXPORTER_OTLP_CERTIFICATE]);
         let certificates = [signal.client_certificate, &OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE];
-        let certificate = read_first_file(values, certificates);
-        let key = read_first_file(values, [signal.client_key, &OTEL_EXPORTER_OTLP_CLIENT_KEY]);
+        let certificate = first_set_pem_file(values, certificates);
+        let key = first_set_pem_file(values, [signal.client_key, &OTEL_EXPORTER_OTLP_CLIENT_KEY]);
         let client = match (certificate, key) {
             (Some(certificate), Some(key)) => Some(ClientCertificate { certificate, key }),
             (None, None) => None,
@@ -370,7 +371,8 @@ impl CollectorTls {
     }
 }
 
-fn read_first_file(values: &Values, settings: [&Setting<Option<PathBuf>>; 2]) -> Option<PemFile> {
+/// Returns the file that the first of two settings names, or else the second; does not open it.
+fn first_set_pem_file(values: &Values, settings: [&Setting<Option<PathBuf>>; 2]) -> Option<PemFile> {
     values.first_set(settings).map(|first| PemFile { setting: first.name, path: first.value })
 }
 

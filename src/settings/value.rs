@@ -16,9 +16,9 @@ pub trait SettingValue: PartialEq + Sized + 'static {
     /// The restriction of one setting, such as a range; `()` for types without one.
     type Restriction: Copy + Send + Sync + 'static;
     /// The restriction of a setting that declares none.
-    const ANY: Self::Restriction;
+    const UNRESTRICTED: Self::Restriction;
     /// Name of the type in the documentation; empty if the allowed values say it.
-    const KIND: &'static str;
+    const TYPE_NAME: &'static str;
     /// `true` if the empty text means that the setting is not set.
     const EMPTY_IS_UNSET: bool = false;
 
@@ -32,12 +32,12 @@ pub trait SettingValue: PartialEq + Sized + 'static {
     fn default_text(default: Self::Default) -> String;
 
     /// Describes the allowed values, such as `0 to 65535`; `None` if there is no restriction to mention.
-    fn allowed_text(_allowed: &Self::Restriction) -> Option<String> {
+    fn allowed_values_text(_allowed: &Self::Restriction) -> Option<String> {
         None
     }
 
     /// Formats the text of a variable for messages: on one line, at most 100 characters, without secrets.
-    fn shown(text: &str) -> String {
+    fn format_for_message(text: &str) -> String {
         shorten_for_message(text)
     }
 }
@@ -46,8 +46,8 @@ pub trait SettingValue: PartialEq + Sized + 'static {
 impl<T: SettingValue> SettingValue for Option<T> {
     type Default = Option<T::Default>;
     type Restriction = T::Restriction;
-    const ANY: T::Restriction = T::ANY;
-    const KIND: &'static str = T::KIND;
+    const UNRESTRICTED: T::Restriction = T::UNRESTRICTED;
+    const TYPE_NAME: &'static str = T::TYPE_NAME;
 
     fn parse(text: &str, allowed: &T::Restriction) -> Result<Self, InvalidSetting> {
         if T::EMPTY_IS_UNSET && text.is_empty() { Ok(None) } else { T::parse(text, allowed).map(Some) }
@@ -61,45 +61,45 @@ impl<T: SettingValue> SettingValue for Option<T> {
         default.map(T::default_text).unwrap_or_default()
     }
 
-    fn allowed_text(allowed: &T::Restriction) -> Option<String> {
-        T::allowed_text(allowed)
+    fn allowed_values_text(allowed: &T::Restriction) -> Option<String> {
+        T::allowed_values_text(allowed)
     }
 
-    fn shown(text: &str) -> String {
-        T::shown(text)
+    fn format_for_message(text: &str) -> String {
+        T::format_for_message(text)
     }
 }
 
 /// Words, each with the value that it stands for.
-pub type Words<T> = &'static [(&'static str, T)];
+pub type WordTable<T> = &'static [(&'static str, T)];
 
 /// One of a closed set of values, each with a word for it.
 ///
 /// Enums take their words from `named_enum!`, where other parts of the program find them too.
 pub trait Choice: Copy + PartialEq + Send + Sync + 'static {
     /// The words that are accepted, with what each stands for; the first word of a value is its name.
-    const WORDS: Words<Self>;
-    /// `true` if words are accepted only in the case of `WORDS`.
+    const ACCEPTED_WORDS: WordTable<Self>;
+    /// `true` if words are accepted only in the case of `ACCEPTED_WORDS`.
     const CASE_SENSITIVE: bool = false;
     /// `true` if the empty text means that the setting is not set.
     const EMPTY_IS_UNSET: bool = false;
 
     /// Returns the word for this value.
     fn word(self) -> &'static str {
-        Self::WORDS.iter().find(|(_, value)| *value == self).map(|(word, _)| *word).unwrap_or_default()
+        Self::ACCEPTED_WORDS.iter().find(|(_, value)| *value == self).map(|(word, _)| *word).unwrap_or_default()
     }
 }
 
 impl<T: Choice> SettingValue for T {
     type Default = T;
     type Restriction = ();
-    const ANY: () = ();
-    const KIND: &'static str = "";
+    const UNRESTRICTED: () = ();
+    const TYPE_NAME: &'static str = "";
     const EMPTY_IS_UNSET: bool = <T as Choice>::EMPTY_IS_UNSET;
 
     fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
         let is_same = |word: &str| if T::CASE_SENSITIVE { word == text } else { word.eq_ignore_ascii_case(text) };
-        let known = T::WORDS.iter().find(|(word, _)| is_same(word)).map(|(_, value)| *value);
+        let known = T::ACCEPTED_WORDS.iter().find(|(word, _)| is_same(word)).map(|(_, value)| *value);
         known.ok_or_else(|| match text {
             "" => InvalidSetting::new("set but empty", format!("unset it or give {}", list_words::<T>())),
             _ => InvalidSetting::new("not known", format!("give {}", list_words::<T>())),
@@ -114,14 +114,14 @@ impl<T: Choice> SettingValue for T {
         default.word().to_owned()
     }
 
-    fn allowed_text(_: &()) -> Option<String> {
+    fn allowed_values_text(_: &()) -> Option<String> {
         Some(list_words::<T>())
     }
 }
 
 /// Formats the words as `a, b or c`, without the empty one.
 fn list_words<T: Choice>() -> String {
-    let words: Vec<&str> = T::WORDS.iter().map(|(word, _)| *word).filter(|word| !word.is_empty()).collect();
+    let words: Vec<&str> = T::ACCEPTED_WORDS.iter().map(|(word, _)| *word).filter(|word| !word.is_empty()).collect();
     match words.split_last() {
         Some((last, [])) => (*last).to_owned(),
         Some((last, others)) => format!("{} or {last}", others.join(", ")),

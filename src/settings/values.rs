@@ -36,7 +36,7 @@ pub(crate) enum VariableEffect {
 }
 
 impl Variable {
-    /// Returns its effect.
+    /// Returns the effect of this variable by itself, regardless of the others.
     pub(crate) fn own_effect(&self) -> VariableEffect {
         let Some(text) = &self.text else {
             return VariableEffect::Invalid(InvalidSetting::new("not UTF-8", "give plain text"));
@@ -70,7 +70,7 @@ struct GivenValue {
     shown: String,
 }
 
-/// A variable that is set, and its effect because of other variables.
+/// A variable that is ignored, or differs from envoyproxy/ratelimit, because of others, with the reason.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SettingRemark {
     pub(crate) name: &'static str,
@@ -208,7 +208,7 @@ impl Values {
         requirement.any_of.is_empty() || requirement.any_of.iter().any(is_met)
     }
 
-    /// Records that a requirement that a reader decides about is not met.
+    /// Records that a requirement of the kind `Requirement::checked_by_reading_code` is not met.
     pub(crate) fn mark_unmet(&mut self, requirement: &'static Requirement) {
         self.unmet.push(requirement);
     }

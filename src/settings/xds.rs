@@ -49,7 +49,7 @@ static REQUIRES_XDS: Requirement = Requirement {
     why: "it is only read with CONFIG_TYPE=GRPC_XDS_SOTW",
 };
 static REQUIRES_XDS_TLS: Requirement =
-    Requirement::decided_by_reader("it is only read with CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
+    Requirement::checked_by_reading_code("it is only read with CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
 
 /// Maximum size of a message if none is set.
 const DEFAULT_MAX_MESSAGE_BYTES: usize = 64 << 20;

@@ -95,9 +95,9 @@ impl OwnedCharge {
         Self { counters, request, dry_run: false, void_from: None }
     }
 
-    /// The request, with its longest delay within the bounds of the algorithms.
-    pub fn bounded_request(&self) -> ChargeRequest {
-        let bound_us = |counter: &OwnedCounter| State::max_exact_delay_us(&counter.limit);
+    /// Returns the request with its longest delay reduced to what the algorithms compute exactly.
+    pub fn request_with_bounded_delay(&self) -> ChargeRequest {
+        let bound_us = |counter: &OwnedCounter| State::max_lua_exact_delay_us(&counter.limit);
         let max_delay_us =
             self.counters.iter().map(bound_us).fold(self.request.max_delay_us.min(MAX_LUA_INTEGER - 1), u64::min);
         ChargeRequest { max_delay_us, ..self.request }
@@ -105,13 +105,13 @@ impl OwnedCharge {
 
     /// Limits of the counters, as [`charge_together`](crate::limit::algorithm::state::charge_together) takes them.
     pub fn joint_limits(&self) -> SmallVec<[JointLimit<'_>; 1]> {
-        self.counters.iter().map(OwnedCounter::joint_limit).collect()
+        self.counters.iter().map(OwnedCounter::as_joint_limit).collect()
     }
 }
 
 impl OwnedCounter {
     /// The limit of the counter, as [`charge_together`](crate::limit::algorithm::state::charge_together) takes it.
-    pub const fn joint_limit(&self) -> JointLimit<'_> {
+    pub const fn as_joint_limit(&self) -> JointLimit<'_> {
         JointLimit { limit: &self.limit, rejects_others: !self.shadow && !self.quota }
     }
 }

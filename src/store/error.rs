@@ -24,7 +24,7 @@ pub enum ChargeError {
 
 impl ChargeError {
     /// Upper bound on the number of kinds.
-    pub const KINDS: usize = 1 + RedisError::ALL.len() + MemcacheError::ALL.len();
+    pub const MAX_KINDS: usize = 1 + RedisError::ALL.len() + MemcacheError::ALL.len();
 
     /// All kinds, in the order of [`ChargeError::index`]. Stores share kinds of one name.
     pub fn all() -> impl Iterator<Item = Self> {
@@ -34,7 +34,7 @@ impl ChargeError {
         std::iter::once(Self::Full(MemoryFull)).chain(RedisError::ALL.into_iter().map(Self::Redis)).chain(of_memcache)
     }
 
-    /// Index of the kind, below [`ChargeError::KINDS`].
+    /// Index of the kind, below [`ChargeError::MAX_KINDS`].
     pub fn index(self) -> usize {
         Self::all().position(|kind| kind.name() == self.name()).unwrap_or(0)
     }

@@ -38,15 +38,15 @@ use crate::limit::request::Hits;
 pub struct Fallback {
     memory: MemoryStore,
     replicas: ReplicaCount,
-    region_parts: OnceLock<RegionParts>,
+    region_part_check: OnceLock<RegionPartCheck>,
 }
 
-/// Tells whether this region may use its own part of global limits with a period in microseconds.
-struct RegionParts(Box<dyn Fn(u64) -> bool + Send + Sync>);
+/// Check whether this region may use its own part of global limits with a period in microseconds.
+struct RegionPartCheck(Box<dyn Fn(u64) -> bool + Send + Sync>);
 
-impl fmt::Debug for RegionParts {
+impl fmt::Debug for RegionPartCheck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("RegionParts")
+        f.write_str("RegionPartCheck")
     }
 }
 
@@ -77,14 +77,14 @@ impl Fallback {
         Self {
             memory: MemoryStore::new(capacity_bytes),
             replicas: ReplicaCount::new(replicas),
-            region_parts: OnceLock::new(),
+            region_part_check: OnceLock::new(),
         }
     }
 
-    /// Sets what tells whether this region may use its own part of global limits, by their period in microseconds.
-    pub fn watch_region_parts(&self, may_use: impl Fn(u64) -> bool + Send + Sync + 'static) {
+    /// Sets the check whether this region may use its own part of global limits with a period in microseconds.
+    pub fn set_region_part_check(&self, may_use: impl Fn(u64) -> bool + Send + Sync + 'static) {
         // A second region never starts in a process.
-        let _first = self.region_parts.set(RegionParts(Box::new(may_use)));
+        let _first = self.region_part_check.set(RegionPartCheck(Box::new(may_use)));
     }
 
     /// Number of processes that share each limit.
@@ -97,8 +97,8 @@ impl Fallback {
     /// More hits than the share holds, but not than the limit, may be admitted once Redis is back: their retry time is
     /// the reset of the share instead of never.
     pub fn charge(&self, charge: &Charge<'_>, now: Time) -> SmallVec<[ChargeResult; 1]> {
-        let mut results = self.charge_shares(charge, |charge| {
-            self.memory.charge(charge, now).unwrap_or_else(|_| self.memory.charge_overflow(charge, now))
+        let mut results = self.with_charge_under_shares(charge, |charge| {
+            self.memory.charge(charge, now).unwrap_or_else(|_| self.memory.charge_in_overflow_shard(charge, now))
         });
         for (counter, result) in charge.counters.iter().zip(&mut results) {
             let fits_the_limit =
@@ -112,7 +112,7 @@ impl Fallback {
 
     /// Returns which limits would admit the charge; charges nothing.
     pub fn admits(&self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
-        self.charge_shares(charge, |charge| self.memory.admits(charge, now))
+        self.with_charge_under_shares(charge, |charge| self.memory.admits(charge, now))
     }
 
     /// Stores the states that Redis reported for counters of a path, each given by its limit and tag. Times later than
@@ -147,12 +147,12 @@ impl Fallback {
     /// Returns this process's share of a limit.
     fn share(&self, limit: &Limit, replicas: NonZeroU32) -> Limit {
         let share = limit.fallback_share(replicas);
-        let may_use = || self.region_parts.get().is_none_or(|parts| parts.0(limit.period_us()));
-        if !limit.cut_off_allowance_is_part() || may_use() { share } else { share.rejecting_all() }
+        let may_use = || self.region_part_check.get().is_none_or(|parts| parts.0(limit.period_us()));
+        if !limit.is_cut_off_allowance_part_of_limit() || may_use() { share } else { share.rejecting_all() }
     }
 
     /// Calls `then` with the same charge under this process's share of its limits.
-    fn charge_shares<T>(&self, charge: &Charge<'_>, then: impl FnOnce(&Charge<'_>) -> T) -> T {
+    fn with_charge_under_shares<T>(&self, charge: &Charge<'_>, then: impl FnOnce(&Charge<'_>) -> T) -> T {
         let replicas = self.replicas.count();
         let is_undivided = |counter: &Counter<'_>| counter.limit.global_scope().is_none();
         if replicas == NonZeroU32::MIN && charge.counters.iter().all(is_undivided) {

@@ -43,7 +43,7 @@ impl StoreHealth {
     }
 
     /// Misconfiguration of the store, if any.
-    pub fn misconfigured(&self) -> Option<Arc<String>> {
+    pub fn misconfiguration(&self) -> Option<Arc<String>> {
         self.misconfigured.load_full()
     }
 

@@ -20,7 +20,7 @@ use tokio::time::sleep;
 
 use self::command_stats::CommandStats;
 use self::counter_key::{CounterKey, MemcacheKeyScheme};
-use self::counting::ServerCounter;
+use self::counting::MemcacheCounter;
 use super::charge::{
     CallDeadlines, ChargeContext, ChargeResults, CommitMode, DecidedBy, DetachOnDrop, OwnedCharge, OwnedCounter,
     StoreOutcome, set_span_server, start_call_span,
@@ -230,7 +230,7 @@ impl Memcache {
             calls: self.shared.calls.load(Ordering::Relaxed),
             abandoned: self.stats.abandoned(),
             refunds_dropped: None,
-            rejected_locally: self.shared.over_limit_cache.rejected_charges(),
+            rejected_locally: self.shared.over_limit_cache.rejected_charge_count(),
             latency: self.stats.latency(),
             eventual: None,
             regions: None,
@@ -243,8 +243,8 @@ impl Memcache {
                 .collect(),
             pools: vec![PoolStats {
                 name: "memcache_pool",
-                connections: servers.iter().map(|server| server.connections()).sum(),
-                opened: servers.iter().map(|server| server.opened()).sum(),
+                open_connection_count: servers.iter().map(|server| server.open_connection_count()).sum(),
+                opened_connections_total: servers.iter().map(|server| server.opened_connections_total()).sum(),
             }],
             commands: self.shared.commands.counts(),
         }
@@ -260,8 +260,8 @@ impl Memcache {
     pub async fn report_health(&self, health: &StoreHealth) {
         loop {
             health.set_lost(!self.shared.servers.is_available());
-            let misconfigured = self.shared.servers.servers().iter().find_map(|server| server.misconfigured());
-            health.set_misconfigured(misconfigured.as_ref().map(|text| text.as_str()));
+            let misconfiguration = self.shared.servers.servers().iter().find_map(|server| server.misconfiguration());
+            health.set_misconfigured(misconfiguration.as_ref().map(|text| text.as_str()));
             sleep(HEALTH_INTERVAL).await;
         }
     }
@@ -294,7 +294,7 @@ impl SharedState {
             if let Some(span) = &mut span {
                 set_span_server(span, server.endpoint());
             }
-            ServerCounter { server, key: &call.key, deadline, stats: &self.commands }.count_hits(hits).await
+            MemcacheCounter { server, key: &call.key, deadline, stats: &self.commands }.count_hits(hits).await
         };
         let counted = counted.await;
         if let (Some(span), Err(error)) = (&mut span, &counted) {

@@ -50,7 +50,7 @@ impl MemoryStore {
         let count = usize::try_from(shards).unwrap_or(usize::MAX);
         Self {
             shards: Sharded::new(count, || MemoryShard::new(shard_bytes)),
-            overflow: Mutex::new(MemoryShard::evicting_any(MIN_SHARD_BYTES.max(capacity_bytes / 256))),
+            overflow: Mutex::new(MemoryShard::new_evicting_any_counter(MIN_SHARD_BYTES.max(capacity_bytes / 256))),
         }
     }
 
@@ -62,7 +62,7 @@ impl MemoryStore {
 
     /// Decides a charge without room in its shard, in the overflow shard, where any counter may be evicted. Clients
     /// that fill the store are still limited, if not exactly, and so are all others.
-    pub fn charge_overflow(&self, charge: &Charge<'_>, now: Time) -> SmallVec<[ChargeResult; 1]> {
+    pub fn charge_in_overflow_shard(&self, charge: &Charge<'_>, now: Time) -> SmallVec<[ChargeResult; 1]> {
         lock_ignoring_poison(&self.overflow).charge(charge, now).expect("the overflow shard evicts any counter")
     }
 
@@ -77,7 +77,7 @@ impl MemoryStore {
 
     /// Returns which limits would admit a charge; charges nothing.
     pub fn admits(&self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
-        self.lock_shard(charge.path_hash).admits(charge, now)
+        self.lock_shard(charge.path_hash).peek_admissions(charge, now)
     }
 
     /// Replaces the states of counters of a path. `each` is called once, with a function that takes limit, tag and

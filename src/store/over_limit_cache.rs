@@ -67,11 +67,11 @@ struct CachedRejection {
     end_us: u64,
     hits: u64,
     max_delay_us: u64,
-    limits: Box<[CachedLimit]>,
+    limits: Box<[CachedLimitResult]>,
 }
 
 #[derive(Debug)]
-struct CachedLimit {
+struct CachedLimitResult {
     counter: OwnedCounter,
     result: ChargeResult,
 }
@@ -93,7 +93,7 @@ impl OverLimitCache {
     /// Returns the result of each of these charges if all are equal and known to be rejected, with times relative to
     /// `now`. `id` is the hash of their counters.
     pub fn find_rejection(&self, id: u128, charges: &[OwnedCharge], now: Instant) -> Option<ChargeResults> {
-        if self.entries() == 0 {
+        if self.entry_count() == 0 {
             return None;
         }
         let now_us = self.micros_since_origin(now);
@@ -107,7 +107,7 @@ impl OverLimitCache {
         if others.iter().any(|charge| charge != first) {
             return None;
         }
-        let results = rejection.results_for(first, now_us)?;
+        let results = rejection.derive_rejection(first, now_us)?;
         self.rejected.fetch_add(charges.len() as u64, Ordering::Relaxed);
         Some(results)
     }
@@ -132,25 +132,25 @@ impl OverLimitCache {
 
     /// Removes expired entries from one of `parts` equal parts of the cache: the part with index `part`.
     pub fn sweep(&self, now: Instant, part: usize, parts: usize) {
-        if let Some(shards) = self.shards.as_ref().filter(|_| self.entries() > 0) {
+        if let Some(shards) = self.shards.as_ref().filter(|_| self.entry_count() > 0) {
             let now_us = self.micros_since_origin(now);
             shards.lock_each_of_part(part, parts).for_each(|mut shard| self.evict_expired(&mut shard, now_us));
         }
     }
 
     /// Returns the number of entries, expired ones included.
-    pub fn entries(&self) -> usize {
+    pub fn entry_count(&self) -> usize {
         self.entries.load(Ordering::Relaxed)
     }
 
     /// Returns the number of charges rejected here since the start.
-    pub fn rejected_charges(&self) -> u64 {
+    pub fn rejected_charge_count(&self) -> u64 {
         self.rejected.load(Ordering::Relaxed)
     }
 
     /// Removes the rejection of a counter that has changed.
     pub fn remove(&self, id: u128) {
-        if let Some(shards) = self.shards.as_ref().filter(|_| self.entries() > 0) {
+        if let Some(shards) = self.shards.as_ref().filter(|_| self.entry_count() > 0) {
             self.remove_from(&mut shards.lock_shard(upper_half(id)), id);
         }
     }
@@ -178,7 +178,7 @@ impl OverLimitCache {
             return;
         }
         let limits = charge.counters.iter().zip(results);
-        let limits = limits.map(|(counter, result)| CachedLimit { counter: *counter, result: *result }).collect();
+        let limits = limits.map(|(counter, result)| CachedLimitResult { counter: *counter, result: *result }).collect();
         let rejection = CachedRejection { at_us, end_us, hits, max_delay_us: charge.request.max_delay_us, limits };
         let Some(shards) = &self.shards else { return };
         let mut shard = shards.lock_shard(upper_half(id));
@@ -225,7 +225,7 @@ impl OverLimitCache {
 impl CachedRejection {
     /// Returns the results of a charge if this rejection implies that it is rejected too, and when it could pass; times
     /// are reduced by what has passed since.
-    fn results_for(&self, charge: &OwnedCharge, now_us: u64) -> Option<ChargeResults> {
+    fn derive_rejection(&self, charge: &OwnedCharge, now_us: u64) -> Option<ChargeResults> {
         let Hits::Charge(hits) = charge.request.hits else { return None };
         let same_counters = charge.counters.iter().eq(self.limits.iter().map(|limit| &limit.counter));
         if charge.dry_run || !same_counters || hits < self.hits || charge.request.max_delay_us > self.max_delay_us {
@@ -233,8 +233,8 @@ impl CachedRejection {
         }
         let passed_us = now_us.saturating_sub(self.at_us);
         let is_equal = hits == self.hits && charge.request.max_delay_us == self.max_delay_us;
-        let request = charge.bounded_request();
-        let later = |limit: &CachedLimit| {
+        let request = charge.request_with_bounded_delay();
+        let later = |limit: &CachedLimitResult| {
             let result = if is_equal { limit.result } else { limit.derive_result(request)? };
             Some(ChargeResult {
                 reset_us: result.reset_us.saturating_sub(passed_us),
@@ -247,13 +247,13 @@ impl CachedRejection {
 
     /// Returns the approximate memory use: a table entry after growth, and the limits with the allocator's overhead.
     fn bytes(&self) -> usize {
-        const TABLE_ENTRY: usize = (size_of::<(u128, CachedRejection)>() + 1) * 16 / 7;
-        const ALLOCATION: usize = 16;
-        TABLE_ENTRY + ALLOCATION + size_of_val(&*self.limits)
+        const TABLE_ENTRY_BYTES: usize = (size_of::<(u128, CachedRejection)>() + 1) * 16 / 7;
+        const ALLOCATION_OVERHEAD_BYTES: usize = 16;
+        TABLE_ENTRY_BYTES + ALLOCATION_OVERHEAD_BYTES + size_of_val(&*self.limits)
     }
 }
 
-impl CachedLimit {
+impl CachedLimitResult {
     /// Returns the result of a charge of at least the cached hits with at most the cached delay; `None` if it cannot be
     /// known.
     fn derive_result(&self, request: ChargeRequest) -> Option<ChargeResult> {
@@ -263,7 +263,7 @@ impl CachedLimit {
             return (hits <= u64::from(result.remaining)).then_some(*result);
         }
         let never_fits = hits > u64::from(limit.capacity()) || limit.requests_per_unit() == 0;
-        let wait_us = if never_fits { None } else { Some(State::derived_wait_us(limit, result, request)?) };
+        let wait_us = if never_fits { None } else { Some(State::derive_wait_from_result_us(limit, result, request)?) };
         Some(ChargeResult { retry_after_us: wait_us, ..*result })
     }
 }

@@ -16,7 +16,7 @@ mod probe;
 pub mod key;
 pub mod script;
 mod incrby;
-pub mod lease_call;
+pub mod lease_arguments;
 pub mod replicas;
 pub mod regions;
 mod global_limit_hooks;
@@ -31,17 +31,17 @@ use smallvec::{SmallVec, smallvec};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
-use self::calls::{CallRole, ChargeOutcome, ChargeProgress, PendingCharges, PendingGroups, RedisCalls};
+use self::calls::{CallRole, ChargeOutcome, ChargeProgress, PendingCharges, PendingGroups, RedisCallSender};
 use self::deployments::{ConnectionStats, Deployments};
-use self::eventual::Admission;
+use self::eventual::LocalDecision;
 use self::eventual::budget::EventualCounters;
 use self::eventual::local_admission::LocalAdmission;
 use self::global_limit_hooks::GlobalLimitHooks;
 use self::key::{CounterId, KeyScheme};
-use self::lease_call::full_refund;
+use self::lease_arguments::build_full_refund;
 use self::prepared_call::PreparedCall;
-use self::regions::GlobalGrants;
-use self::replicas::Replicas;
+use self::regions::GlobalGrantClient;
+use self::replicas::ReplicaMembership;
 use self::replicas::heartbeat::Heartbeat;
 use self::scan::{ScanOptions, scan_paths};
 use super::charge::{CallDeadlines, DecidedBy, StoreOutcome};
@@ -56,8 +56,8 @@ use crate::store::fallback::Fallback;
 use crate::store::health::{HEALTH_INTERVAL, StoreHealth};
 use crate::store::over_limit_cache::OverLimitCache;
 use crate::store::redis::key::ScannedPath;
-use crate::store::redis::scan::KeyScan;
-use crate::store::stats::{ChargeStats, EventualSharing, SharedStoreStats};
+use crate::store::redis::scan::KeyScanResult;
+use crate::store::stats::{ChargeStats, EventualSharingStats, SharedStoreStats};
 
 /// Upper bound on returning leased hits at shutdown.
 const RETURN_LEASES_TIMEOUT: Duration = Duration::from_secs(1);
@@ -68,8 +68,8 @@ pub struct Redis {
     deployments: Deployments,
     keys: KeyScheme,
     /// Grants of this region; `None` if there is only one.
-    grants: Option<Arc<GlobalGrants>>,
-    calls: Arc<RedisCalls>,
+    grants: Option<Arc<GlobalGrantClient>>,
+    calls: Arc<RedisCallSender>,
     heartbeat: Heartbeat,
     stats: ChargeStats,
     /// True if counters follow the clock of charges instead of the server's: in tests.
@@ -97,7 +97,7 @@ impl Redis {
 
     fn start_with_clock(settings: &RedisSettings, fallback: Fallback, client_clock: bool) -> Self {
         let deployments = Deployments::start(settings);
-        let replicas = Arc::new(Replicas::new(settings.max_replicas));
+        let replicas = Arc::new(ReplicaMembership::new(settings.max_replicas));
         // A configured number of replicas is not replaced by the live count.
         let live_count = settings.replicas.is_none().then(|| fallback.replicas().clone());
         let heartbeat =
@@ -107,16 +107,16 @@ impl Redis {
         let over_limit_cache =
             OverLimitCache::new(cache_bytes, settings.over_limit_cache.caches_counting_windows, Instant::now());
         let local_admission = LocalAdmission::new(settings.eventual_bytes, replicas, !client_clock);
-        let calls = RedisCalls::new(local_admission, over_limit_cache, fallback, settings.timeout);
+        let calls = RedisCallSender::new(local_admission, over_limit_cache, fallback, settings.timeout);
         let calls = Arc::new(calls);
         let reaped = Arc::clone(&calls);
         let lease_reaper = tokio::spawn(async move { reaped.reap_leases().await }).abort_handle();
         // Clocks of servers cannot be compared with a manual one.
-        let grants = (!client_clock).then(|| GlobalGrants::start(settings, &deployments)).flatten();
+        let grants = (!client_clock).then(|| GlobalGrantClient::start(settings, &deployments)).flatten();
         if let Some(grants) = &grants {
             let grants = Arc::downgrade(grants);
-            calls.fallback.watch_region_parts(move |period_us| {
-                grants.upgrade().is_some_and(|grants| grants.may_use_parts(period_us))
+            calls.fallback.set_region_part_check(move |period_us| {
+                grants.upgrade().is_some_and(|grants| grants.may_use_region_parts(period_us))
             });
         }
         Self {
@@ -137,7 +137,7 @@ impl Redis {
     }
 
     /// Returns the slot of this replica and the number of live replicas.
-    pub fn replicas(&self) -> &Replicas {
+    pub fn replicas(&self) -> &ReplicaMembership {
         self.heartbeat.replicas()
     }
 
@@ -214,7 +214,7 @@ impl Redis {
         let ChargeContext { now, deadline, span_ref } = context;
         let calls = &*self.calls;
         let charge = &charges[group.indices[0]];
-        let eventual = self.eventual_counters(&group);
+        let eventual = self.build_eventual_counters(&group);
         if let Some(eventual) = &eventual
             && let Some(outcome) = self.admit_locally(&group, charge, eventual, now)
         {
@@ -248,12 +248,12 @@ impl Redis {
     /// Here strict limits, the default, leave [`eventual`] out: their charges are never admitted locally. Their calls
     /// ([`PreparedCall::eventual`] is `None`) charge no lease; only if they refund hits, they tell the leases of this
     /// process, as eventual rules may share the counters.
-    fn eventual_counters(&self, group: &ChargeGroup) -> Option<EventualCounters> {
+    fn build_eventual_counters(&self, group: &ChargeGroup) -> Option<EventualCounters> {
         let first = group.charges.first()?;
         if first.counters.iter().any(|counter| counter.limit.consistency() == Consistency::Strict) {
             return None;
         }
-        self.calls.local_admission.eventual_counters(group.id.path, first)
+        self.calls.local_admission.build_eventual_counters(group.id.path, first)
     }
 
     /// Admits a single charge from a lease or a share, and requests the next lease when it is time.
@@ -270,7 +270,7 @@ impl Redis {
         }
         let at = Instant::now();
         match self.calls.local_admission.admit(eventual, owned, now, at) {
-            Admission::Local { outcome, lease_ahead } => {
+            LocalDecision::Local { outcome, lease_ahead } => {
                 // A call in flight requests a lease itself.
                 if lease_ahead
                     && let CallRole::Leader(no_charges) =
@@ -281,7 +281,7 @@ impl Redis {
                 }
                 Some(outcome)
             }
-            Admission::CallRedis => None,
+            LocalDecision::CallRedis => None,
         }
     }
 
@@ -318,7 +318,7 @@ impl Redis {
         max_paths: usize,
         deadline: Instant,
         filter: impl FnMut(&ScannedPath) -> bool,
-    ) -> Result<KeyScan, RedisError> {
+    ) -> Result<KeyScanResult, RedisError> {
         let nodes = self.deployments.clients().flat_map(|deployment| deployment.nodes()).collect();
         scan_paths(nodes, ScanOptions { prefix: self.keys.prefix(), domain, max_paths, deadline }, filter).await
     }
@@ -334,7 +334,7 @@ impl Redis {
         let Some(owned) = charges.into_iter().next() else { return Ok(0) };
         let own = self.calls.local_admission.end_own_leases(id.path);
         let call = self.prepare_call(charge, id, None, now);
-        let deleted = call.reset(&full_refund(owned.counters), own, deadline).await?;
+        let deleted = call.reset(&build_full_refund(owned.counters), own, deadline).await?;
         self.calls.over_limit_cache.remove(id.counters);
         self.fallback().reset(charge);
         Ok(deleted)
@@ -355,14 +355,14 @@ impl Redis {
         let ConnectionStats { servers, pools } = self.deployments.stats();
         SharedStoreStats {
             charges: self.stats.requested(),
-            calls: calls.sent(),
+            calls: calls.calls_sent(),
             abandoned: self.stats.abandoned(),
             refunds_dropped: Some(self.deployments.refunds_dropped()),
-            rejected_locally: calls.over_limit_cache.rejected_charges(),
+            rejected_locally: calls.over_limit_cache.rejected_charge_count(),
             latency: self.stats.latency(),
-            eventual: Some(EventualSharing {
+            eventual: Some(EventualSharingStats {
                 hits: table.stats(),
-                descriptors: table.descriptors(),
+                descriptors: table.descriptor_count(),
                 slot: replicas.slot(),
                 slots: replicas.slots().get(),
                 live_replicas: replicas.live_replicas().map(NonZeroU32::get),
@@ -386,8 +386,8 @@ impl Redis {
     pub async fn report_health(&self, health: &StoreHealth) {
         loop {
             health.set_lost(self.deployments.clients().any(|deployment| !deployment.is_available()));
-            let misconfigured = self.deployments.clients().find_map(|deployment| deployment.misconfigured());
-            health.set_misconfigured(misconfigured.as_ref().map(|text| text.as_str()));
+            let misconfiguration = self.deployments.clients().find_map(|deployment| deployment.misconfiguration());
+            health.set_misconfigured(misconfiguration.as_ref().map(|text| text.as_str()));
             sleep(HEALTH_INTERVAL).await;
         }
     }
@@ -402,7 +402,7 @@ impl Redis {
         };
         let return_grants = async {
             if let Some(grants) = &self.grants
-                && timeout(RETURN_LEASES_TIMEOUT, grants.return_unused()).await.is_err()
+                && timeout(RETURN_LEASES_TIMEOUT, grants.return_unused_hits()).await.is_err()
             {
                 tracing::warn!("shutdown: not all unused hits could be returned to the global redis in time");
             }
@@ -468,7 +468,7 @@ fn copy_charge(keys: &KeyScheme, charge: &Charge<'_>, mode: CommitMode) -> Owned
         .counters
         .iter()
         .map(|counter| OwnedCounter {
-            limit: keys.counted_limit(counter.limit),
+            limit: keys.limit_as_counted(counter.limit),
             shadow: counter.shadow,
             quota: counter.quota,
             tag: counter.tag,

@@ -1,13 +1,13 @@
 //! Statistics of a store, as plain values for metrics, `/store` and health.
 
-pub mod membership_notice;
+pub mod region_notice;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use self::membership_notice::MembershipNotice;
+use self::region_notice::RegionNotice;
 use super::charge::{DecidedBy, StoreOutcome};
-use crate::limit::algorithm::region::RegionUse;
+use crate::limit::algorithm::region::RegionHitsBySource;
 use crate::telemetry::metrics::histogram::{Histogram, HistogramSnapshot};
 
 /// Statistics of a store since the start of the process.
@@ -37,7 +37,7 @@ pub struct SharedStoreStats {
     /// Latency of charges that needed a round trip to the store.
     pub latency: HistogramSnapshot,
     /// Sharing of eventual limits; `None` if the store has no such limits.
-    pub eventual: Option<EventualSharing>,
+    pub eventual: Option<EventualSharingStats>,
     /// Membership of this region; `None` if there is only one.
     pub regions: Option<RegionStats>,
     /// Servers in use.
@@ -63,7 +63,7 @@ pub struct MemoryUsage {
 
 /// Sharing of eventual limits between replicas.
 #[derive(Clone, Copy, Debug)]
-pub struct EventualSharing {
+pub struct EventualSharingStats {
     /// Hits of eventual rules.
     pub hits: EventualStats,
     /// Descriptors of eventual rules that are tracked now.
@@ -99,19 +99,19 @@ pub struct RegionStats {
     /// True if the global Redis has answered within 5 s.
     pub connected: bool,
     /// Microseconds since its last answer; `None` before the first.
-    pub unanswered_us: Option<u64>,
+    pub us_since_answer: Option<u64>,
     /// Microseconds since the list of a region last changed, or a new Redis was first used; `None` if neither happened.
-    pub changed_before_us: Option<u64>,
+    pub us_since_change: Option<u64>,
     /// Clocks of the region's Redis and the global one.
-    pub clocks: Vec<RegionClock>,
+    pub clocks: Vec<ServerClockStats>,
     /// Jumps of these clocks that were noticed.
     pub clock_jumps: u64,
     /// Grants from the global Redis.
     pub grants: GrantTotals,
     /// What restricts the region now.
-    pub notices: Vec<MembershipNotice>,
+    pub notices: Vec<RegionNotice>,
     /// Configuration error of the global Redis, free of secrets.
-    pub misconfigured: Option<String>,
+    pub misconfiguration: Option<String>,
 }
 
 /// Grant requests and hits of a region's counters, since the start of this process.
@@ -130,14 +130,14 @@ pub struct GrantTotals {
     /// Unused hits that went back to the global Redis.
     pub returned: u64,
     /// Hits that the region's counters admitted for this process, by what they were admitted from.
-    pub used: RegionUse,
+    pub used: RegionHitsBySource,
     /// Microseconds since the last grant; `None` before the first.
     pub last_grant_us: Option<u64>,
 }
 
 /// Clock of a Redis server, as this process knows it.
 #[derive(Clone, Debug)]
-pub struct RegionClock {
+pub struct ServerClockStats {
     /// `region` or `global`.
     pub deployment: &'static str,
     /// Address of the server.
@@ -161,9 +161,9 @@ pub struct PoolStats {
     /// Name in metrics, such as `redis_pool`.
     pub name: &'static str,
     /// Connections in use.
-    pub connections: usize,
+    pub open_connection_count: usize,
     /// Connections opened since the start.
-    pub opened: u64,
+    pub opened_connections_total: u64,
 }
 
 /// Number of commands of one kind.

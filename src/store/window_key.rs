@@ -9,7 +9,7 @@ use crate::base::random::random_u64;
 use crate::limit::algorithm::{Algorithm, fixed_window};
 use crate::limit::charge::{Charge, Counter, CounterPath};
 use crate::limit::{Consistency, Limit};
-use crate::store::client::redis::hash_slot::{hash_slot, hash_tag};
+use crate::store::client::redis::hash_slot::{hash_slot, hash_tag_for_slot};
 
 /// Key of one window's counter, and its lifetime.
 #[derive(Clone, Debug)]
@@ -60,7 +60,7 @@ impl WindowKey {
     }
 
     /// Returns the key of the hits that are reserved for refunds: the key with a suffix, in the same hash slot.
-    pub(crate) fn reserved_key(&self) -> Bytes {
+    pub(crate) fn reserved_refunds_key(&self) -> Bytes {
         let slot = hash_slot(&self.key);
         let with_suffix = |tag: &[u8]| [&self.key, &b":refunds"[..], tag].concat();
         let key = with_suffix(b"");
@@ -73,7 +73,7 @@ impl WindowKey {
             return with_suffix(&[b"{", &self.key[..], b"}"].concat()).into();
         }
         // Keys that differ in braces only may share reserved hits, which drops more refunds at worst.
-        let key = [&self.key[..], format!(":refunds{{{}}}", hash_tag(slot)).as_bytes()].concat();
+        let key = [&self.key[..], format!(":refunds{{{}}}", hash_tag_for_slot(slot)).as_bytes()].concat();
         let without_braces = |(index, byte): (usize, u8)| {
             if index < self.key.len() && is_brace(&byte) { b'_' } else { byte }
         };
@@ -132,12 +132,12 @@ mod tests {
             ["d_k_v_0", "{p}d_k_v_0", "d_k_{v}_0", "d_{}_v_0", "d_{_v_0", "d_}_v_0", "d_}{_0", "d_{}{v}_0", "{a}{b"]
         {
             let window = WindowKey { key: Bytes::from_static(key.as_bytes()), expire_s: 1 };
-            let reserved = window.reserved_key();
+            let reserved = window.reserved_refunds_key();
             assert_eq!(hash_slot(&reserved), hash_slot(key.as_bytes()), "{key}: {reserved:?}");
             let head = [key.to_owned(), key.replace(['{', '}'], "_")];
             assert!(head.iter().any(|head| reserved.starts_with(format!("{head}:refunds").as_bytes())), "{reserved:?}");
         }
         let plain = WindowKey { key: Bytes::from_static(b"d_k_v_0"), expire_s: 1 };
-        assert_eq!(plain.reserved_key(), &b"d_k_v_0:refunds{d_k_v_0}"[..]);
+        assert_eq!(plain.reserved_refunds_key(), &b"d_k_v_0:refunds{d_k_v_0}"[..]);
     }
 }

@@ -66,7 +66,7 @@ pub static HTTP2_REFUSALS: Http2Refusals = Http2Refusals::new();
 
 impl RefusalReason {
     /// Log line: what happened, why, and what to do.
-    const fn log_message(self) -> &'static str {
+    const fn explanation(self) -> &'static str {
         match self {
             Self::HeadersTooLarge => {
                 "call refused, Envoy lets the request through: headers exceed TOLLKEEPER_GRPC_MAX_HEADER_BYTES (raise it)"
@@ -107,7 +107,7 @@ impl Http2Refusals {
         let RefusalCounter { count, throttle } = &self.0[reason as usize];
         count.fetch_add(1, Ordering::Relaxed);
         if let Some(suppressed) = throttle.allow(Clock::System.now()) {
-            tracing::warn!(reason = reason.name(), suppressed, "{}", reason.log_message());
+            tracing::warn!(reason = reason.name(), suppressed, "{}", reason.explanation());
         }
     }
 }

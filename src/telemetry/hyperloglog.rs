@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Number of registers.
-const REGISTERS: usize = 1 << REGISTER_BITS;
+const REGISTER_COUNT: usize = 1 << REGISTER_BITS;
 const REGISTER_BITS: u32 = 9;
 /// Number of hash bits besides the register index.
 const MAX_ZEROS: u32 = u64::BITS - REGISTER_BITS;
@@ -20,13 +20,13 @@ pub const RELATIVE_STANDARD_ERROR: f64 = 0.046;
 /// Sketch of a set of keys. Allocates when the first key is added.
 #[derive(Debug, Default)]
 pub struct HyperLogLog {
-    registers: OnceLock<Box<[AtomicU8; REGISTERS]>>,
+    registers: OnceLock<Box<[AtomicU8; REGISTER_COUNT]>>,
 }
 
 impl HyperLogLog {
     /// Adds a key by its hash, which must be uniform and unpredictable for clients.
     pub fn add_hash(&self, hash: u64) {
-        let registers = self.registers.get_or_init(|| Box::new([const { AtomicU8::new(0) }; REGISTERS]));
+        let registers = self.registers.get_or_init(|| Box::new([const { AtomicU8::new(0) }; REGISTER_COUNT]));
         let index = usize::try_from(hash >> MAX_ZEROS).expect("nine bits fit");
         let zeros = (hash << REGISTER_BITS).leading_zeros().min(MAX_ZEROS);
         let rank = u8::try_from(zeros + 1).expect("there are at most 64 zeros");
@@ -57,18 +57,18 @@ impl HyperLogLog {
 /// State of a sketch at one time, or of several sketches of one hash function together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DistinctKeySketch {
-    registers: [u8; REGISTERS],
+    registers: [u8; REGISTER_COUNT],
 }
 
 impl Default for DistinctKeySketch {
     fn default() -> Self {
-        Self { registers: [0; REGISTERS] }
+        Self { registers: [0; REGISTER_COUNT] }
     }
 }
 
 impl DistinctKeySketch {
     /// Number of registers.
-    pub const REGISTERS: usize = REGISTERS;
+    pub const REGISTER_COUNT: usize = REGISTER_COUNT;
 
     /// Adds the keys of another sketch of the same hash function.
     pub fn merge(&mut self, other: &Self) {
@@ -76,12 +76,12 @@ impl DistinctKeySketch {
     }
 
     /// Registers that are not zero, each as its index and its value.
-    pub fn set_registers(&self) -> impl Iterator<Item = (u16, u8)> {
+    pub fn nonzero_registers(&self) -> impl Iterator<Item = (u16, u8)> {
         (0..).zip(self.registers).filter(|(_, value)| *value > 0)
     }
 
     /// Restores a sketch from its registers that are not zero; `None` if an index or a value is out of range.
-    pub fn from_set_registers(set: impl IntoIterator<Item = (u16, u8)>) -> Option<Self> {
+    pub fn from_nonzero_registers(set: impl IntoIterator<Item = (u16, u8)>) -> Option<Self> {
         let mut sketch = Self::default();
         for (index, value) in set {
             let register = sketch.registers.get_mut(usize::from(index))?;
@@ -97,7 +97,7 @@ impl DistinctKeySketch {
             counts[usize::from(register)] += 1.0;
         }
         #[expect(clippy::cast_precision_loss, reason = "it is 512")]
-        let all = REGISTERS as f64;
+        let all = REGISTER_COUNT as f64;
         let [lowest, between @ .., highest] = &counts;
         let above = between.iter().rfold(all * tau(1.0 - highest / all), |sum, count| 0.5 * (sum + count));
         let estimate = all * all / (2.0 * std::f64::consts::LN_2) / (above + all * sigma(lowest / all));

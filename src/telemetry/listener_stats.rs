@@ -68,7 +68,7 @@ named_enum! {
 
 impl ExceededLimit {
     /// Log line: what happened, why, and what to do.
-    pub const fn log_message(self) -> &'static str {
+    pub const fn explanation(self) -> &'static str {
         match self {
             Self::Requests => {
                 "request rejected: TOLLKEEPER_MAX_CONCURRENT_REQUESTS is reached (raise it, or add replicas)"
@@ -141,7 +141,7 @@ impl StatsByListener {
 
 impl ListenerStats {
     /// Number of open connections.
-    pub fn open_connections(&self) -> usize {
+    pub fn open_connection_count(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }
 

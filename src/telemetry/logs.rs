@@ -64,7 +64,7 @@ named_enum! {
 impl Level {
     /// Parses a word of `LOG_LEVEL`, ignoring case.
     pub fn parse(text: &str) -> Option<Self> {
-        Self::WORDS.iter().find(|(word, _)| word.eq_ignore_ascii_case(text)).map(|(_, level)| *level)
+        Self::ACCEPTED_WORDS.iter().find(|(word, _)| word.eq_ignore_ascii_case(text)).map(|(_, level)| *level)
     }
 
     const fn level_filter(self) -> LevelFilter {
@@ -191,7 +191,7 @@ where
             line.fields.insert("target".to_owned(), AUDIT_TARGET.into());
         }
         event.record(&mut line);
-        line.keep_problem(event.metadata(), self.clock.now());
+        line.record_recent_problem(event.metadata(), self.clock.now());
         let written = match self.format {
             Format::Text => line.format_text(&format_timestamp(self.clock.now()), level_name(event.metadata())),
             Format::Json => line.format_json(format_timestamp(self.clock.now()), level_name(event.metadata())),
@@ -226,7 +226,7 @@ struct EventLine {
 
 impl EventLine {
     /// Keeps a warning or an error for the page of problems.
-    fn keep_problem(&self, metadata: &'static Metadata<'static>, now: Time) {
+    fn record_recent_problem(&self, metadata: &'static Metadata<'static>, now: Time) {
         if *metadata.level() > tracing::Level::WARN || metadata.target() == AUDIT_TARGET {
             return;
         }

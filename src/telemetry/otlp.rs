@@ -92,7 +92,7 @@ const MAX_RESPONSE_BYTES: u64 = 64 * 1024;
 pub fn build_span_exporter(options: &OtlpOptions) -> Result<SpanExporter, OtlpError> {
     match options.protocol {
         OtlpProtocol::Grpc => {
-            build_on_own_thread(options, || set_grpc_transport(SpanExporter::builder().with_tonic(), options).build())
+            build_with_own_thread(options, || set_grpc_transport(SpanExporter::builder().with_tonic(), options).build())
         }
         OtlpProtocol::Http => Ok(set_http_transport(SpanExporter::builder().with_http(), options)?.build()?),
     }
@@ -105,7 +105,7 @@ pub fn build_span_exporter(options: &OtlpOptions) -> Result<SpanExporter, OtlpEr
 pub fn build_log_exporter(options: &OtlpOptions) -> Result<LogExporter, OtlpError> {
     match options.protocol {
         OtlpProtocol::Grpc => {
-            build_on_own_thread(options, || set_grpc_transport(LogExporter::builder().with_tonic(), options).build())
+            build_with_own_thread(options, || set_grpc_transport(LogExporter::builder().with_tonic(), options).build())
         }
         OtlpProtocol::Http => Ok(set_http_transport(LogExporter::builder().with_http(), options)?.build()?),
     }
@@ -143,7 +143,7 @@ fn set_grpc_transport<B: WithExportConfig + WithTonicConfig>(builder: B, options
 }
 
 /// Builds an exporter whose connection runs on a thread of its own until the process ends.
-fn build_on_own_thread<E>(
+fn build_with_own_thread<E>(
     options: &OtlpOptions,
     build: impl FnOnce() -> Result<E, ExporterBuildError>,
 ) -> Result<E, OtlpError> {

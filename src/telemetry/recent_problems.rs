@@ -38,17 +38,17 @@ pub struct LoggedProblem {
 #[derive(Debug, Default)]
 pub struct RecentProblems(Mutex<VecDeque<LoggedProblem>>);
 
-/// Those of this process.
+/// The last warnings and errors that this process logged.
 pub static RECENT_PROBLEMS: RecentProblems = RecentProblems(Mutex::new(VecDeque::new()));
 
 impl RecentProblems {
     /// Adds a line, with texts cut to their maximum size.
     pub fn add_line(&self, mut problem: LoggedProblem) {
-        problem.message = bound_text(&problem.message);
+        problem.message = sanitize_and_cut_text(&problem.message);
         let mut room = MAX_TEXT_BYTES;
         let fields = std::mem::take(&mut problem.fields);
         for (name, value) in fields {
-            let value = value.as_str().map(|text| Value::from(bound_text(text))).unwrap_or(value);
+            let value = value.as_str().map(|text| Value::from(sanitize_and_cut_text(text))).unwrap_or(value);
             let size = name.len() + value.as_str().map_or(20, str::len);
             let Some(left) = room.checked_sub(size) else { break };
             room = left;
@@ -75,7 +75,7 @@ impl RecentProblems {
 }
 
 /// Replaces unprintable characters of `text` but line feeds, and cuts it to [`MAX_TEXT_BYTES`].
-fn bound_text(text: &str) -> String {
+fn sanitize_and_cut_text(text: &str) -> String {
     let start = truncate_to_bytes(text, MAX_TEXT_BYTES);
     let mut bounded = replace_unprintable(start);
     if start.len() < text.len() {

@@ -41,9 +41,9 @@ pub struct ServiceMetrics {
     /// Keys whose counters were created last.
     pub recently_created_keys: RecentlyCreatedKeys,
     distinct_key_seed: OnceLock<HashSeed>,
-    service_errors: AtomicU64,
-    rejected_requests: StripedCounters<1>,
-    global_shadow_mode: AtomicU64,
+    service_error_count: AtomicU64,
+    rejected_request_count: StripedCounters<1>,
+    global_shadow_count: AtomicU64,
     is_off: bool,
 }
 
@@ -66,9 +66,9 @@ impl ServiceMetrics {
             top_keys: TopKeys::new(top_keys),
             recently_created_keys: RecentlyCreatedKeys::default(),
             distinct_key_seed: OnceLock::new(),
-            service_errors: AtomicU64::new(0),
-            rejected_requests: StripedCounters::default(),
-            global_shadow_mode: AtomicU64::new(0),
+            service_error_count: AtomicU64::new(0),
+            rejected_request_count: StripedCounters::default(),
+            global_shadow_count: AtomicU64::new(0),
             is_off: false,
         }
     }
@@ -107,33 +107,33 @@ impl ServiceMetrics {
 
     /// Counts a request that failed for a reason other than the store.
     pub fn record_service_error(&self) {
-        self.service_errors.fetch_add(1, Ordering::Relaxed);
+        self.service_error_count.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts a request that was rejected; does nothing if counting is off.
     pub fn record_rejected_request(&self) {
         if !self.is_off {
-            self.rejected_requests.add_to_counter(0, 1);
+            self.rejected_request_count.add_to_counter(0, 1);
         }
     }
 
     /// Number of requests that were rejected, however many of their limits were exceeded.
-    pub fn rejected_requests(&self) -> u64 {
-        self.rejected_requests.counter_value(0)
+    pub fn rejected_request_count(&self) -> u64 {
+        self.rejected_request_count.counter_value(0)
     }
 
     /// Counts a request that was admitted because of SHADOW_MODE.
     pub fn record_global_shadow(&self) {
-        self.global_shadow_mode.fetch_add(1, Ordering::Relaxed);
+        self.global_shadow_count.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Number of requests that failed for a reason other than the store.
-    pub fn service_errors(&self) -> u64 {
-        self.service_errors.load(Ordering::Relaxed)
+    pub fn service_error_count(&self) -> u64 {
+        self.service_error_count.load(Ordering::Relaxed)
     }
 
     /// Number of requests that were admitted because of SHADOW_MODE.
-    pub fn global_shadow_mode(&self) -> u64 {
-        self.global_shadow_mode.load(Ordering::Relaxed)
+    pub fn global_shadow_count(&self) -> u64 {
+        self.global_shadow_count.load(Ordering::Relaxed)
     }
 }

@@ -39,12 +39,12 @@ impl TraceSampler {
     ///
     /// This is TraceIdRatioBased of other OpenTelemetry libraries: the lower 63 bits of the id, against the ratio.
     fn is_sampled(self, trace: TraceId) -> bool {
-        const RANGE: f64 = (1_u64 << 63) as f64;
+        const TRACE_ID_RANGE: f64 = (1_u64 << 63) as f64;
         let [.., a, b, c, d, e, f, g, h] = trace.to_bytes();
         let number = u64::from_be_bytes([a, b, c, d, e, f, g, h]) >> 1;
         #[expect(clippy::cast_precision_loss, reason = "a ratio needs no more digits")]
         {
-            (number as f64) < self.ratio * RANGE
+            (number as f64) < self.ratio * TRACE_ID_RANGE
         }
     }
 }

@@ -14,7 +14,7 @@ mod explain;
 mod call;
 mod top;
 mod bench;
-mod traffic;
+mod traffic_input;
 mod simulate;
 mod recommend;
 mod why;

@@ -6,7 +6,9 @@ use askama::Template;
 use plotters::prelude::*;
 
 use super::recommend::results::{CurvePoint, RecommendationResults};
-use super::simulate::results::{LimitResults, RejectedKeyResults, SimulationResults, TimelineResults, changed_first};
+use super::simulate::results::{
+    LimitResults, RejectedKeyResults, SimulationResults, TimelineResults, list_changed_first,
+};
 use crate::base::printable_text::replace_unprintable;
 
 /// Limits with a plot of their own.
@@ -46,13 +48,13 @@ struct KeyList<'r> {
 struct RecommendationPage<'r> {
     results: &'r RecommendationResults,
     yaml: &'r str,
-    uses: Vec<UsePlot<'r>>,
+    uses: Vec<PeakUsePlot<'r>>,
     /// SVG of rejected keys by limit; empty without a limit.
     curve: String,
 }
 
 /// Plot of one period.
-struct UsePlot<'r> {
+struct PeakUsePlot<'r> {
     period: &'r str,
     plot: String,
 }
@@ -106,7 +108,7 @@ pub fn render_simulation(results: &SimulationResults) -> Result<String, PageErro
         last: results.traffic.last.as_deref().unwrap_or_default(),
         has_old: results.old.is_some(),
         plot: plot_timeline(&results.timeline)?,
-        limits: changed_first(&results.limits),
+        limits: list_changed_first(&results.limits),
         limit_plots: limit_plots.collect::<Result<_, PlotError>>()?,
         lists: lists.into_iter().filter(|list| !list.keys.is_empty()).collect(),
     };
@@ -129,7 +131,7 @@ pub fn render_recommendation(results: &RecommendationResults) -> Result<String, 
             marked: None,
             first_share: 0.0,
         };
-        uses.push(UsePlot { period: &used.period, plot: plot.draw()? });
+        uses.push(PeakUsePlot { period: &used.period, plot: plot.draw()? });
     }
     let curve = StepPlot {
         points: &results.curve,
@@ -172,10 +174,10 @@ fn draw_svg(
     draw: impl FnOnce(&DrawingArea<SVGBackend<'_>, plotters::coord::Shift>) -> Result<(), PlotError>,
 ) -> Result<String, PlotError> {
     /// Size of a plot in pixels.
-    const SIZE: (u32, u32) = (1000, 280);
+    const PLOT_SIZE: (u32, u32) = (1000, 280);
     let mut svg = String::new();
     {
-        let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+        let area = SVGBackend::with_string(&mut svg, PLOT_SIZE).into_drawing_area();
         draw(&area)?;
         area.present()?;
     }

@@ -7,7 +7,7 @@
 pub mod recorded_request;
 pub mod field_map;
 mod row_reader;
-pub mod sequence_check;
+pub mod log_completeness;
 pub mod source;
 mod record_converter;
 pub mod merge;

@@ -11,4 +11,4 @@ pub mod simulation;
 pub mod results;
 pub mod warnings;
 pub mod fail_condition;
-pub mod gate;
+pub mod condition_judge;

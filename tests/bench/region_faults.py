@@ -6,8 +6,8 @@ Usage: tests/bench/region_faults.py BINARY [--runs N] [--seed S] [--jobs J] [--s
 Runs random schedules of faults from seeds S to S + N - 1, or the named ones (`all`: each; `list` shows them). Prints a
 row for each run and algorithm: the most admitted in any span of a period, and in any window of global time (windows) or
 beyond the bucket in any span (token_bucket), each of what is promised; the notices that /store showed; the faults with
-their seconds. The promise is in docs/regions.md; each loss of the data of the global Redis adds one limit. Exits with 1
-if a run broke it. Needs redis-server and libfaketime.
+their seconds. The promise is in docs/regions.md; each loss of the data of the global Redis adds one limit, and a copy of a
+region's Redis that region's parts until a notice tells of it, 40 s at most. Exits with 1 if a run broke it. Needs redis-server and libfaketime.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import time
 
 from delayed_link import Link
 from region_fleet import ALGORITHMS, PORTS, REGIONS, Fleet, Redis, end_with_parent
-from region_promise import Admitted, Hit
+from region_promise import MAX_OVERSHOOT, Admitted, Copy, Hit
 from region_schedules import AIMED, random_schedule
 
 START_S = 60
@@ -74,7 +74,7 @@ class Run:
     def __init__(self, options, schedule, rng, directory):
         self.schedule, self.rng, self.directory, self.limit = schedule, rng, directory, options.limit
         settings = {LEASE: options.lease} if options.lease and knows_lease(options.binary) else {}
-        self.losses, self.offsets = [], [(0.0, 0.0)]
+        self.losses, self.offsets, self.copies = [], [(0.0, 0.0)], []
         self.link_faults = {region: [] for region in REGIONS}
         self.hits = {algorithm: [] for algorithm in ALGORITHMS}
         self.asked, self.failed, self.notices, self.tasks, self.connections = 0, 0, {}, set(), {}
@@ -185,11 +185,17 @@ class Run:
         elif status != 429:
             self.failed += 1
 
+    def unnoticed_copies(self):
+        """Copies of a Redis, each until the notice that tells of it."""
+        parts = self.limit * (self.schedule.reserve / 100 + MAX_OVERSHOOT / 4) / len(REGIONS)
+        notices = self.notices.get("copied_redis", {})
+        return [Copy(begin, notices.get(region, self.schedule.length), parts) for begin, region in self.copies]
+
     def rows(self, seed):
         """One row for each algorithm, as values for JSON."""
         for algorithm, hits in self.hits.items():
             admitted = Admitted(algorithm, self.limit, self.schedule.period, hits, self.losses, self.offsets,
-                                self.schedule.length)
+                                self.schedule.length, self.unnoticed_copies())
             figures = admitted.figures()
             broken = [figure.place() for figure in figures if figure.excess() > 0]
             weighted = f"weighted {admitted.weighted():.0f}" if algorithm == "sliding_window_counter" else ""

@@ -39,12 +39,32 @@ class Figure:
         return f"{self.what} {self.begin:.2f} to {self.end:.2f} s"
 
 
-class Admitted:
-    """Hits of one limit, and what the global Redis suffered: times at which it lost all data, and its clock offsets."""
+@dataclass(frozen=True)
+class Copy:
+    """A copy of a region's Redis that replicas use. The promise excludes the region's parts until it is noticed.
 
-    def __init__(self, algorithm, limit, period_s, hits, losses=(), offsets=((0.0, 0.0),), until=0.0):
+    It is noticed if a notice tells so within `MAX_UNNOTICED_S`."""
+
+    MAX_UNNOTICED_S = 40
+
+    begin: float
+    noticed: float
+    # Hits of the region's own parts in a period.
+    parts: float
+
+    def admits(self, begin, end, period_s):
+        """Hits that the copy may add to a span: its parts in each period in which it was not noticed yet."""
+        common = min(end, self.noticed, self.begin + self.MAX_UNNOTICED_S) - max(begin, self.begin)
+        return self.parts * (1 + common // period_s) if common >= 0 else 0
+
+
+class Admitted:
+    """Hits of one limit, and what the promise excludes: times at which the global Redis lost all data, its clock
+    offsets, and copies of a region's Redis."""
+
+    def __init__(self, algorithm, limit, period_s, hits, losses=(), offsets=((0.0, 0.0),), until=0.0, copies=()):
         self.algorithm, self.limit, self.period_s, self.hits = algorithm, limit, period_s, hits
-        self.losses, self.offsets, self.until = list(losses), list(offsets), until
+        self.losses, self.offsets, self.until, self.copies = list(losses), list(offsets), until, list(copies)
         self.sent = sorted(hit.sent for hit in hits)
         self.received = sorted(hit.received for hit in hits)
         self.overshoot = limit * MAX_OVERSHOOT
@@ -54,8 +74,9 @@ class Admitted:
         return max(0, bisect.bisect_right(self.received, end) - bisect.bisect_left(self.sent, begin))
 
     def forgotten(self, begin, end):
-        """What lost grants may add: those of the window or bucket in which the span begins, and later."""
-        return self.limit * sum(1 for loss in self.losses if begin - self.period_s <= loss <= end)
+        """What lost grants may add, those of the window or bucket in which the span begins, and later; and copies."""
+        lost = self.limit * sum(1 for loss in self.losses if begin - self.period_s <= loss <= end)
+        return lost + sum(copy.admits(begin, end, self.period_s) for copy in self.copies)
 
     def figures(self):
         windows = [self.bucket()] if self.algorithm == "token_bucket" else [self.window()]
@@ -82,7 +103,9 @@ class Admitted:
             first = -(-(since + offset) // self.period_s) * self.period_s - offset
             while first + self.period_s <= until:
                 end = first + self.period_s
-                promised = self.limit + self.overshoot + self.forgotten(first + self.period_s, end)
+                lost = self.limit * sum(1 for loss in self.losses if first <= loss <= end)
+                copied = sum(copy.admits(first, end, self.period_s) for copy in self.copies)
+                promised = self.limit + self.overshoot + lost + copied
                 figures.append(Figure("window", self.count(first, end), promised, first, end))
                 first = end
         return self.worst(figures)
@@ -99,10 +122,11 @@ class Admitted:
 
     def _bucket_spans(self, least, constant, slope):
         """The worst span of at least that length: of all, and of those before, between and after losses."""
-        parts = [(0.0, self.until, self.limit * len(self.losses))]
+        copied = sum(copy.admits(0.0, self.until, self.period_s) for copy in self.copies)
+        parts = [(0.0, self.until, self.limit * len(self.losses) + copied)]
         if self.losses:
             edges = [0.0, *sorted(self.losses), self.until]
-            parts += [(edge + self.period_s if edge else 0.0, end, 0) for edge, end in zip(edges, edges[1:])]
+            parts += [(edge + self.period_s if edge else 0.0, end, copied) for edge, end in zip(edges, edges[1:])]
         for begin, end, forgotten in parts:
             if figure := self._worst_bucket_span((begin, end), least, constant + forgotten, slope):
                 yield figure

@@ -134,6 +134,7 @@ def copy_redis(schedule, region, at):
     def use(run):
         run.copy.command("REPLICAOF", "NO", "ONE")
         run.fleet.replicas[region][1].use(run.copy)
+        run.copies.append((run.elapsed(), region))
     schedule.at(at, "", copy)
     return schedule.at(at + 3, f"replica 1 of {region} uses a copy of its Redis", use)
 

@@ -26,7 +26,7 @@ use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::client::redis::connection::Script;
 use tollkeeper::store::client::redis::resp::{Reply, decode_reply};
-use tollkeeper::store::redis::script::{encode_charges, script_for};
+use tollkeeper::store::redis::script::{encode_charges, script_for_countings};
 
 /// Charges in flight.
 const IN_FLIGHT: usize = 256;
@@ -148,7 +148,7 @@ fn cases() -> Vec<Case> {
     for algorithm in Algorithm::ALL {
         let argument = argument(algorithm);
         let counting = limit(algorithm).counting();
-        let single = script_for([counting].into_iter());
+        let single = script_for_countings([counting].into_iter());
         cases.push(Case::script(algorithm.name(), 1, &single.text, &[&argument]));
         for keys in [2, 4, 8, 16] {
             let name = format!("{} x {keys}", algorithm.name());

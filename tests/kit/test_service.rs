@@ -18,7 +18,7 @@ use tollkeeper::decide::Decider;
 use tollkeeper::decide::log;
 use tollkeeper::decide::log::header::RuleSetRecord;
 use tollkeeper::decide::log::recorded_rules;
-use tollkeeper::decide::log::{DecisionLog, ProcessFacts};
+use tollkeeper::decide::log::{DecisionLog, LogHeaderContext};
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_texts};
 use tollkeeper::rules::live::{LiveRules, SourceIdentity};
@@ -56,7 +56,7 @@ impl TestService {
         let clock = Clock::manual(start);
         let log = settings.decision_log.as_ref().map(|log| {
             let values = log::check_settings(log).expect("the log can be opened");
-            let facts = ProcessFacts::new(&settings, clock.clone());
+            let facts = LogHeaderContext::new(&settings, clock.clone());
             Arc::new(DecisionLog::start(log, values, facts).expect("threads can be started"))
         });
         let mut decider = Decider::new(memory.into(), settings.decisions, Arc::default());
@@ -123,7 +123,7 @@ impl TestService {
     pub(crate) fn decide_within(&self, request: &TestRequest, deadline: Duration) -> Result<TestResponse, AnswerError> {
         let request = decode::convert_request(&request.0);
         let decided = match self.inner.decider.store.is_immediate() {
-            true => self.inner.decide_now(&request, deadline, None),
+            true => self.inner.decide_synchronously(&request, deadline, None),
             false => store_runtime().block_on(self.inner.decide(&request, deadline, None)),
         };
         decided.map(|DelayedResponse { response, delay }| TestResponse { response, delay })

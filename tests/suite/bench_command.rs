@@ -8,7 +8,7 @@ use rand::SeedableRng as _;
 use rand::rngs::SmallRng;
 use serde_json::Value;
 use tollkeeper::base::pb::RateLimitRequest;
-use tollkeeper::tools::bench::accuracy::{Accuracy, TimedVerdict, measure_accuracy};
+use tollkeeper::tools::bench::accuracy::{CounterAccuracy, TimedVerdict, measure_accuracy};
 use tollkeeper::tools::bench::key_space::KeySpace;
 use tollkeeper::tools::bench::request_template::{PlaceholderValues, RequestMix, RequestTemplate};
 
@@ -93,7 +93,7 @@ fn verdicts(all: &[(u64, bool)]) -> Vec<TimedVerdict> {
 fn burst_across_a_window_boundary_is_judged_wrongly_admitted() {
     // Two in 10 us; a fixed window lets four pass around 20.
     let all = verdicts(&[(18, true), (19, true), (20, true), (21, true), (22, false), (29, false)]);
-    let expected = Accuracy {
+    let expected = CounterAccuracy {
         requested: 6,
         admitted: 4,
         max_in_a_period: 4,

@@ -8,7 +8,7 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::decide::explain::Explanation;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::service::DEFAULT_DEADLINE;
-use tollkeeper::serve::report::domain_names::DomainNames;
+use tollkeeper::serve::report::domain_names::DomainsByMetricName;
 use tollkeeper::serve::report::rules::{LimitReport, RuleUsageReport, RulesQuery};
 use tollkeeper::serve::report::top::{TopQuery, TopReport};
 use tollkeeper::store::Store;
@@ -94,7 +94,7 @@ fn reports_show_what_candidates_would_have_rejected() {
     assert_eq!(stat(&service, "shop.user.lower", LimitStat::ShadowMode), 8);
     let top = TopReport::new(
         &service.inner.decider.metrics.top_keys,
-        &DomainNames::default(),
+        &DomainsByMetricName::default(),
         service.now(),
         &TopQuery::default(),
     );

@@ -144,7 +144,7 @@ fn committed_schema_matches_the_code() {
         std::fs::write(in_repository("config/rules.schema.json"), &schema).expect("writable");
     }
     assert_eq!(schema, read("config/rules.schema.json"));
-    for place in Section::OF_RULE_FILES.into_iter().skip(1) {
+    for place in Section::RULE_FILE_SECTIONS.into_iter().skip(1) {
         assert!(rule_file_schema()["$defs"][place.name()]["properties"].is_object(), "{}", place.name());
     }
     for file in ["config/example.yaml", "config/reference.yaml"] {

@@ -53,7 +53,7 @@ impl ExampleService {
             store: StoreContext { now: ORIGIN.plus_us(at_us), deadline: None, span_ref: None, charge_times: &[] },
         };
         let passes = |_: &u64| {
-            let decision = self.decider.decide_now(edge, &request);
+            let decision = self.decider.decide_synchronously(edge, &request);
             !decision.expect("a good request").over_limit
         };
         u64::try_from((0..times).filter(passes).count()).expect("a small number")

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollkeeper::base::clock::Time;
-use tollkeeper::serve::fleet::member::FleetMember;
+use tollkeeper::serve::fleet::member::FleetMembership;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::health::GrpcHealth;
 use tollkeeper::serve::health::{Health, HealthRequirements};
@@ -384,7 +384,7 @@ fn health_follows_the_store_as_configured() {
         let health = Arc::new(Health::new(Arc::clone(&service.rules), Arc::clone(&store), needs));
         let (settings, _) = Settings::from_env(std::iter::empty()).unwrap();
         let fleet = runtime.block_on(async {
-            FleetMember::start(Arc::clone(&service), Arc::clone(&health), &settings.fleet, None).unwrap()
+            FleetMembership::start(Arc::clone(&service), Arc::clone(&health), &settings.fleet, None).unwrap()
         });
         let collector = MetricsCollector { service, health, listeners: Arc::default(), path_label: false };
         let site = AppState {

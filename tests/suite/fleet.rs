@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tollkeeper::serve::fleet::authentication::{AuthenticationKey, encode_summary};
 use tollkeeper::serve::fleet::summary::{
-    KeyCountSummary, KeySummary, LimitSummary, MAX_SUMMARY_BYTES, MinuteSummary, ReplicaSummary, SUMMARY_VERSION,
+    LimitSummary, MAX_SUMMARY_BYTES, RejectedKeyCountSummary, RejectedKeySummary, RejectedKeysMinuteSummary,
+    ReplicaSummary, SUMMARY_VERSION,
 };
 
 use crate::kit::grpc::{Client, rate_limit_request};
@@ -168,11 +169,11 @@ fn plausible(incarnation: &str, now_us: u64) -> ReplicaSummary {
         published_us: now_us,
         names: vec!["shop.user".to_owned()],
         limits: vec![LimitSummary { name: 0, matched: 10, rejected: 7, ..LimitSummary::default() }],
-        keys: vec![KeySummary { name: 0, text: "user=ann".to_owned() }],
-        minutes: vec![MinuteSummary {
+        keys: vec![RejectedKeySummary { name: 0, text: "user=ann".to_owned() }],
+        minutes: vec![RejectedKeysMinuteSummary {
             minute: now_us / 60_000_000,
             max_missed: 0,
-            counts: vec![KeyCountSummary { key: 0, at_least: 7, at_most: 7 }],
+            counts: vec![RejectedKeyCountSummary { key: 0, at_least: 7, at_most: 7 }],
         }],
         ..ReplicaSummary::default()
     }
@@ -430,15 +431,16 @@ fn largest(index: usize, now_us: u64) -> Vec<u8> {
     summary.names = (0..600).map(|name| format!("{index}.{name}")).collect();
     summary.limits =
         (0..600).map(|name| LimitSummary { name, keys: Some("sAAAB".to_owned()), ..LimitSummary::default() }).collect();
-    summary.keys =
-        (0..80).map(|key| KeySummary { name: key, text: format!("{index}.{key}.{}", "x".repeat(380)) }).collect();
+    summary.keys = (0..80)
+        .map(|key| RejectedKeySummary { name: key, text: format!("{index}.{key}.{}", "x".repeat(380)) })
+        .collect();
     let minute = summary.minutes[0].minute;
     summary.minutes = (0..10)
-        .map(|ago| MinuteSummary {
+        .map(|ago| RejectedKeysMinuteSummary {
             minute: minute - ago,
             max_missed: u64::MAX,
             counts: (0..4)
-                .map(|key| KeyCountSummary {
+                .map(|key| RejectedKeyCountSummary {
                     key: usize::try_from(ago).unwrap() * 8 + key,
                     at_least: 7,
                     at_most: u64::MAX,

@@ -535,8 +535,9 @@ fn overflow_key_is_limited_too() {
     let (store, count) = full_of_rejecting_counters(&one);
     let three = [limit(Algorithm::FixedWindow, 3, Unit::Day)];
     let spilled = |key: u64| {
-        with_charge(&key.to_be_bytes(), &three, Hits::Charge(1), |charge| store.charge_overflow(charge, NOW))[0]
-            .admitted
+        with_charge(&key.to_be_bytes(), &three, Hits::Charge(1), |charge| store.charge_in_overflow_shard(charge, NOW))
+            [0]
+        .admitted
     };
     assert_eq!([(); 5].map(|()| spilled(count + 7)), [true, true, true, false, false]);
     // The overflow shard stays within its capacity.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use proptest::prelude::*;
 use tollkeeper::base::clock::Time;
-use tollkeeper::serve::report::domain_names::DomainNames;
+use tollkeeper::serve::report::domain_names::DomainsByMetricName;
 use tollkeeper::serve::report::rules::{self, LimitFindingKind};
 use tollkeeper::serve::report::top;
 use tollkeeper::telemetry::hyperloglog::HyperLogLog;
@@ -33,7 +33,7 @@ fn send(service: &TestService, descriptors: &str, times: usize) {
 
 fn top(service: &TestService, query: &top::TopQuery) -> top::TopReport {
     let loaded = service.inner.rules.current_rules_owned();
-    let domains = DomainNames::new(loaded.as_ref().map(|loaded| &loaded.rules));
+    let domains = DomainsByMetricName::new(loaded.as_ref().map(|loaded| &loaded.rules));
     top::TopReport::new(&service.inner.decider.metrics.top_keys, &domains, service.now(), query)
 }
 

@@ -13,7 +13,7 @@ use tollkeeper::serve::server::sockets::listen_tcp;
 use tollkeeper::settings::address::{Address, Host};
 use tollkeeper::settings::decisions::HeaderNames;
 use tollkeeper::settings::endpoint::Endpoint;
-use tollkeeper::settings::listeners::GrpcListener;
+use tollkeeper::settings::listeners::GrpcListenAddress;
 use tollkeeper::settings::problem::Notice;
 use tollkeeper::settings::report::{Disposition, ReportedVariable, report_variables};
 use tollkeeper::settings::secret::Secret;
@@ -219,7 +219,7 @@ fn settings_table_has_unique_names_and_typed_defaults() {
 fn an_empty_environment_gives_the_defaults() {
     let settings = read(&[]);
     let wildcard = |port| Address { host: Host::Wildcard, port };
-    assert_eq!(settings.listeners.grpc, GrpcListener::Tcp(wildcard(8081)));
+    assert_eq!(settings.listeners.grpc, GrpcListenAddress::Tcp(wildcard(8081)));
     assert_eq!((&settings.listeners.http, &settings.listeners.debug), (&wildcard(8080), &wildcard(6070)));
     let grpc = &settings.grpc;
     assert_eq!(grpc.max_connection_age, Some(Duration::from_secs(86_400)));
@@ -284,7 +284,7 @@ fn each_variable_reaches_its_setting() {
         ("LOG_LEVEL", "Warning"),
         ("LOG_FORMAT", "JSON"),
     ]);
-    assert_eq!(settings.listeners.grpc, GrpcListener::Unix(PathBuf::from("/run/x.sock")));
+    assert_eq!(settings.listeners.grpc, GrpcListenAddress::Unix(PathBuf::from("/run/x.sock")));
     assert_eq!(settings.listeners.http, Address { host: Host::Ip(Ipv6Addr::LOCALHOST.into()), port: 0 });
     assert_eq!(settings.listeners.debug, Address { host: Host::Name("localhost".into()), port: 8080 });
     assert_eq!(settings.grpc.max_connection_age, None);
@@ -307,7 +307,7 @@ fn each_variable_reaches_its_setting() {
 
 /// Parses a value of a setting without restrictions.
 fn parse<T: SettingValue>(text: &str) -> Result<T, String> {
-    T::parse(text, &T::ANY).map_err(|invalid| invalid.what)
+    T::parse(text, &T::UNRESTRICTED).map_err(|invalid| invalid.what)
 }
 
 #[test]
@@ -798,7 +798,10 @@ fn secrets_are_never_shown() {
         );
         assert!(!text.contains("hunter2"), "{name}: {text}");
     }
-    assert_eq!(String::shown(&format!("a\n\u{1b}{}", "b".repeat(200))), format!("a\\n\\u{{1b}}{}...", "b".repeat(97)));
+    assert_eq!(
+        String::format_for_message(&format!("a\n\u{1b}{}", "b".repeat(200))),
+        format!("a\\n\\u{{1b}}{}...", "b".repeat(97))
+    );
 }
 
 #[test]
@@ -874,7 +877,12 @@ fn twins_for_limits_per_second_accept_the_same_values() {
     let mut twins = 0;
     for twin in groups::all_settings().filter(|setting| setting.name().contains("_PERSECOND_")) {
         let base = groups::find_setting(&twin.name().replacen("_PERSECOND", "", 1)).unwrap();
-        assert_eq!((twin.type_name(), twin.allowed_text()), (base.type_name(), base.allowed_text()), "{}", twin.name());
+        assert_eq!(
+            (twin.type_name(), twin.allowed_values_text()),
+            (base.type_name(), base.allowed_values_text()),
+            "{}",
+            twin.name()
+        );
         let support = [twin, base].map(|setting| std::mem::discriminant(&setting.info().support));
         assert_eq!(support[0], support[1], "{}", twin.name());
         twins += 1;

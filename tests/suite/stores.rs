@@ -96,7 +96,7 @@ fn start_shared_store(env: &[(&str, &str)]) -> Store {
     let store = Store::open(&settings.store, 1 << 20);
     wait_for("all connections", || {
         let pools = store.stats().shared.expect("replicas share the store").pools;
-        pools.iter().all(|pool| pool.connections == 2).then_some(())
+        pools.iter().all(|pool| pool.open_connection_count == 2).then_some(())
     });
     store
 }

@@ -12,7 +12,7 @@ use tollkeeper::base::printable_text;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::yaml::DocumentSelection;
-use tollkeeper::serve::report::domain_names::DomainNames;
+use tollkeeper::serve::report::domain_names::DomainsByMetricName;
 use tollkeeper::serve::report::rules::{RuleUsageReport, RulesQuery};
 use tollkeeper::serve::report::top::{TopQuery, TopReport};
 use tollkeeper::telemetry::logs::{Format, Level};
@@ -133,7 +133,7 @@ proptest! {
             assert_printable("the name of a limit", &limit.name);
         }
         let top_keys = &service.inner.decider.metrics.top_keys;
-        let top = TopReport::new(top_keys, &DomainNames::default(), service.now(), &TopQuery::default());
+        let top = TopReport::new(top_keys, &DomainsByMetricName::default(), service.now(), &TopQuery::default());
         prop_assert_eq!(top.overall.len(), 1);
         assert_printable("/top", &top.format_text());
         let loaded = service.inner.rules.current_rules_owned().unwrap();

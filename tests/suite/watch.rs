@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tempfile::TempDir;
 use tollkeeper::rules::files::read::read_rule_files;
-use tollkeeper::rules::files::watch::{ChangedFileSets, FileWatcher, WatchTiming};
+use tollkeeper::rules::files::watch::{FileSetReceiver, FileWatcher, WatchTiming};
 use tollkeeper::rules::files::{PathProblem, ReadResult, RuleFileSet, RuleLocation};
 
 use crate::rule_files::{runtime, tree};
@@ -27,19 +27,19 @@ fn by_polling() -> WatchTiming {
 }
 
 /// Starts a watcher and waits until its watches are registered.
-async fn started(layout: &RuleLocation, timing: WatchTiming) -> (FileWatcher, ChangedFileSets) {
+async fn started(layout: &RuleLocation, timing: WatchTiming) -> (FileWatcher, FileSetReceiver) {
     let (watcher, mut changes) = FileWatcher::start(layout.clone(), timing, &read_rule_files(layout)).unwrap();
     watcher.reload();
     let _same = next(&mut changes).await;
     (watcher, changes)
 }
 
-async fn next(changes: &mut ChangedFileSets) -> ReadResult {
+async fn next(changes: &mut FileSetReceiver) -> ReadResult {
     tokio::time::timeout(DEADLINE, changes.next_set()).await.expect("no change noticed").expect("the watcher ended")
 }
 
 /// Receives changes until one contains exactly `expected`; returns the number received.
-async fn until(changes: &mut ChangedFileSets, expected: &[&str], what: &str) -> usize {
+async fn until(changes: &mut FileSetReceiver, expected: &[&str], what: &str) -> usize {
     let mut last = None;
     for count in 1.. {
         match tokio::time::timeout(DEADLINE, changes.next_set()).await {

@@ -10,7 +10,7 @@ use serde_json::json;
 use tollkeeper::base::pb::rate_limit_descriptor::{Entry, RateLimitOverride};
 use tollkeeper::base::pb::rate_limit_response::{Code, Quota, quota, rate_limit};
 use tollkeeper::base::pb::{RateLimitDescriptor, RateLimitRequest, RateLimitResponse, RateLimitUnit};
-use tollkeeper::decide::decision::{CurrentLimit, Decision, Header, LimitStatus};
+use tollkeeper::decide::decision::{CurrentLimit, Decision, Header, ReportedStatus};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{self, Hits, LimitOverride, MAX_HITS};
 use tollkeeper::serve::grpc::{decode, encode};
@@ -164,13 +164,13 @@ fn rejection() -> Decision<'static> {
         over_limit: true,
         shadowed: false,
         statuses: [
-            LimitStatus {
+            ReportedStatus {
                 over_limit: true,
                 current_limit: Some(CurrentLimit { name: "per-key", requests_per_unit: 10, period }),
                 remaining: 0,
                 until_reset_s: Some(34),
             },
-            LimitStatus { remaining: u32::MAX, ..LimitStatus::default() },
+            ReportedStatus { remaining: u32::MAX, ..ReportedStatus::default() },
         ]
         .into_iter()
         .collect(),

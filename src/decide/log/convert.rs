@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 
-use super::record::{EntryRecord, OverrideRecord, Text};
+use super::record::{EntryRecord, OverrideRecord, RecordText};
 use crate::limit::period::Unit;
 use crate::limit::request::{Entry, Hits, LimitOverride};
 
@@ -34,14 +34,17 @@ impl<'a> EntryRecord<'a> {
 }
 
 /// Bytes as text, or else in base64.
-fn encode_text_or_base64(bytes: &[u8]) -> (Option<Text<'_>>, Option<Text<'_>>) {
+fn encode_text_or_base64(bytes: &[u8]) -> (Option<RecordText<'_>>, Option<RecordText<'_>>) {
     match std::str::from_utf8(bytes) {
         Ok(text) => (Some(text.into()), None),
         Err(_) => (None, Some(BASE64_STANDARD.encode(bytes).into())),
     }
 }
 
-fn decode_text_or_base64<'t>(text: Option<&'t Text<'_>>, base64: Option<&Text<'_>>) -> Option<Cow<'t, [u8]>> {
+fn decode_text_or_base64<'t>(
+    text: Option<&'t RecordText<'_>>,
+    base64: Option<&RecordText<'_>>,
+) -> Option<Cow<'t, [u8]>> {
     match (text, base64) {
         (Some(text), _) => Some(Cow::Borrowed(text.as_bytes())),
         (None, Some(base64)) => BASE64_STANDARD.decode(base64.as_bytes()).ok().map(Cow::Owned),

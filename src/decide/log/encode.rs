@@ -5,7 +5,7 @@
 
 use super::record::{
     DecisionRecord, DescriptorRecord, EntryRecord, GlobalRecord, LimitRecord, LimitResultRecord, OverrideRecord,
-    RuleRecord, Text,
+    RecordText, RuleRecord,
 };
 
 /// Length of most records with one descriptor, in bytes.
@@ -188,7 +188,7 @@ fn append_text(line: &mut Vec<u8>, name: &str, value: &str) {
     }
 }
 
-fn append_optional_text(line: &mut Vec<u8>, name: &str, value: Option<&Text<'_>>) {
+fn append_optional_text(line: &mut Vec<u8>, name: &str, value: Option<&RecordText<'_>>) {
     if let Some(value) = value {
         append_text(line, name, value);
     }
@@ -204,12 +204,12 @@ fn needs_no_escape(bytes: &[u8]) -> bool {
 
 /// True if none of eight bytes is a control character, a quote or a backslash.
 const fn word_needs_no_escape(word: u64) -> bool {
-    const ONES: u64 = u64::MAX / 0xff;
-    const HIGH_BITS: u64 = 0x80 * ONES;
+    const LOW_BITS: u64 = u64::MAX / 0xff;
+    const HIGH_BITS: u64 = 0x80 * LOW_BITS;
     // The lowest match has its high bit set; a borrow affects only higher bytes. Bytes from 0x80 on are plain.
-    let below_space = word.wrapping_sub(0x20 * ONES) & !word;
-    let quote = word ^ (b'"' as u64 * ONES);
-    let backslash = word ^ (b'\\' as u64 * ONES);
-    let is_zero = (quote.wrapping_sub(ONES) & !quote) | (backslash.wrapping_sub(ONES) & !backslash);
+    let below_space = word.wrapping_sub(0x20 * LOW_BITS) & !word;
+    let quote = word ^ (b'"' as u64 * LOW_BITS);
+    let backslash = word ^ (b'\\' as u64 * LOW_BITS);
+    let is_zero = (quote.wrapping_sub(LOW_BITS) & !quote) | (backslash.wrapping_sub(LOW_BITS) & !backslash);
     (below_space | is_zero) & HIGH_BITS == 0
 }

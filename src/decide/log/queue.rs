@@ -18,8 +18,8 @@ use crate::base::sharded::lock_ignoring_poison;
 const CHUNK_BYTES: usize = 32 * 1024;
 /// Empty chunks that are kept for reuse.
 const MAX_SPARE_CHUNKS: usize = 16;
-/// Lines that wake the writer at once, in bytes, so that they are still in the processor's cache.
-const MAX_GATHERED_BYTES: usize = 256 * 1024;
+/// Size of waiting lines at which the writer is woken at once, in bytes: they are still in the processor's cache.
+const WRITER_WAKE_BYTES: usize = 256 * 1024;
 /// Headers that wait; the oldest is dropped when there are more.
 const MAX_WAITING_HEADERS: usize = 4;
 
@@ -30,7 +30,7 @@ pub struct RecordQueue {
     /// Wakes the writer.
     filled: Condvar,
     max_bytes: usize,
-    /// Lines that wake the writer at once, in bytes.
+    /// Size of waiting lines at which the writer is woken at once, in bytes.
     wake_bytes: usize,
     counters: RecordCounters,
 }
@@ -74,8 +74,8 @@ pub(super) struct LostRecords {
 }
 
 impl LostRecords {
-    /// All of these lines.
-    pub(super) fn all_lines(lines: &[u8], error: io::Error) -> Self {
+    /// Counts all of `lines` as lost.
+    pub(super) fn from_lost_lines(lines: &[u8], error: io::Error) -> Self {
         Self { count: memchr::memchr_iter(b'\n', lines).count() as u64, error }
     }
 }
@@ -98,7 +98,7 @@ impl RecordQueue {
             state: Mutex::default(),
             filled: Condvar::new(),
             max_bytes,
-            wake_bytes: MAX_GATHERED_BYTES.min(max_bytes / 2),
+            wake_bytes: WRITER_WAKE_BYTES.min(max_bytes / 2),
             counters: RecordCounters::default(),
         }
     }

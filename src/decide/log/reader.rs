@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use flate2::bufread::MultiGzDecoder;
 use serde::Deserialize;
 
-use super::record::{FORMAT_VERSION, Record, Text};
+use super::record::{FORMAT_VERSION, Record, RecordText};
 
 /// Maximum length of a line, in bytes: a header has all rules.
 const MAX_LINE_BYTES: u64 = 1 << 30;
@@ -67,7 +67,7 @@ pub enum ReadError {
 struct RecordHead<'a> {
     v: u32,
     #[serde(borrow)]
-    r#type: Text<'a>,
+    r#type: RecordText<'a>,
 }
 
 /// Problem of a line.
@@ -165,8 +165,8 @@ impl RecordReader {
             match decode_utf8(&self.buffer).and_then(RecordType::of_line) {
                 Ok(Some(known)) => break known,
                 Ok(None) => {}
-                Err(LineProblem::NotARecord(_)) if self.note_if_cut_off() => return Ok(None),
-                Err(problem) => return Err(self.locate_problem(problem)),
+                Err(LineProblem::NotARecord(_)) if self.mark_truncated_if_cut_off() => return Ok(None),
+                Err(problem) => return Err(self.add_location(problem)),
             }
         };
         match decode_utf8(&self.buffer).and_then(|line| Ok(record_type.parse_line(line)?)) {
@@ -175,12 +175,12 @@ impl RecordReader {
                 self.is_truncated = true;
                 Ok(None)
             }
-            Err(problem) => Err(self.locate_problem(problem)),
+            Err(problem) => Err(self.add_location(problem)),
         }
     }
 
-    /// True, and noted, if the current line has no end.
-    fn note_if_cut_off(&mut self) -> bool {
+    /// Marks the log as truncated if the current line has no line end. Returns true if the log is truncated.
+    fn mark_truncated_if_cut_off(&mut self) -> bool {
         self.is_truncated |= !self.buffer.ends_with(b"\n");
         self.is_truncated
     }
@@ -204,7 +204,7 @@ impl RecordReader {
             Ok(0) => Ok(false),
             Ok(count) if count as u64 == MAX_LINE_BYTES => {
                 Err(self
-                    .locate_problem(LineProblem::NotARecord(format!("the line is longer than {MAX_LINE_BYTES} bytes"))))
+                    .add_location(LineProblem::NotARecord(format!("the line is longer than {MAX_LINE_BYTES} bytes"))))
             }
             Ok(_) => Ok(true),
             // Compressed data that a crash cut off; the complete lines before the cut were read.
@@ -216,7 +216,7 @@ impl RecordReader {
         }
     }
 
-    fn locate_problem(&self, problem: LineProblem) -> ReadError {
+    fn add_location(&self, problem: LineProblem) -> ReadError {
         let (name, line) = (self.name.clone(), self.line);
         match problem {
             LineProblem::UnknownVersion(version) => ReadError::UnknownVersion { name, line, version },

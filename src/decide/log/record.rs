@@ -23,21 +23,21 @@ pub const FORMAT_VERSION: u32 = 1;
 /// Text of a record, borrowed if possible.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Text<'a>(#[serde(borrow)] pub Cow<'a, str>);
+pub struct RecordText<'a>(#[serde(borrow)] pub Cow<'a, str>);
 
-impl<'a> From<&'a str> for Text<'a> {
+impl<'a> From<&'a str> for RecordText<'a> {
     fn from(text: &'a str) -> Self {
         Self(Cow::Borrowed(text))
     }
 }
 
-impl From<String> for Text<'_> {
+impl From<String> for RecordText<'_> {
     fn from(text: String) -> Self {
         Self(Cow::Owned(text))
     }
 }
 
-impl std::ops::Deref for Text<'_> {
+impl std::ops::Deref for RecordText<'_> {
     type Target = str;
 
     fn deref(&self) -> &str {
@@ -49,7 +49,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-fn is_empty_text(text: &Text<'_>) -> bool {
+fn is_empty_text(text: &RecordText<'_>) -> bool {
     text.is_empty()
 }
 
@@ -70,7 +70,7 @@ pub enum Record<'a> {
     /// Settings and rules of the decisions that follow.
     Header(Box<HeaderRecord>),
     /// Records that are missing.
-    Dropped(DroppedRecord),
+    Dropped(DroppedCountRecord),
 }
 
 /// A decision, with everything that it depended on but the counters.
@@ -78,14 +78,14 @@ pub enum Record<'a> {
 pub struct DecisionRecord<'a> {
     /// Random id of the process.
     #[serde(borrow)]
-    pub process: Text<'a>,
+    pub process: RecordText<'a>,
     /// Number of the record in its process, from 1; missing numbers are lost records.
     pub seq: u64,
     /// Arrival of the request, in microseconds since the Unix epoch.
     pub time_us: u64,
     /// Domain of the request.
     #[serde(borrow)]
-    pub domain: Text<'a>,
+    pub domain: RecordText<'a>,
     /// `hits_addend` of the request as sent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub hits_addend: u32,
@@ -96,7 +96,7 @@ pub struct DecisionRecord<'a> {
     pub verdict: RecordedVerdict,
     /// Reason why there is no answer, with the verdict `error`.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub error: Option<Text<'a>>,
+    pub error: Option<RecordText<'a>>,
     /// Microseconds until a rejected request could pass; absent: it was not rejected, or never will.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_us: Option<u64>,
@@ -107,10 +107,10 @@ pub struct DecisionRecord<'a> {
     pub max_delay_us: u64,
     /// Id of the rule set, as in its header; empty if no rules were loaded.
     #[serde(borrow)]
-    pub rules: Text<'a>,
+    pub rules: RecordText<'a>,
     /// Trace of the request in hexadecimal, if it was sampled.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub trace_id: Option<Text<'a>>,
+    pub trace_id: Option<RecordText<'a>>,
     /// Microseconds from the arrival to the decision, a delay excluded.
     pub duration_us: u64,
 }
@@ -145,7 +145,7 @@ pub struct DescriptorRecord<'a> {
     pub policy: Option<StorePolicy>,
     /// Kind of failure that made the policy decide, as in metrics.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<Text<'a>>,
+    pub reason: Option<RecordText<'a>>,
     /// Time that the counters worked at, if it is not the arrival: the time of Redis, in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub now_us: Option<u64>,
@@ -160,19 +160,19 @@ pub struct DescriptorRecord<'a> {
 pub struct EntryRecord<'a> {
     /// Key, if it is UTF-8.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub key: Option<Text<'a>>,
+    pub key: Option<RecordText<'a>>,
     /// Bytes of any other key, in base64.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub key_base64: Option<Text<'a>>,
+    pub key_base64: Option<RecordText<'a>>,
     /// Value, if it is UTF-8.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub value: Option<Text<'a>>,
+    pub value: Option<RecordText<'a>>,
     /// Bytes of any other value, in base64.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub value_base64: Option<Text<'a>>,
+    pub value_base64: Option<RecordText<'a>>,
     /// Keyed hash of the value.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub value_hash: Option<Text<'a>>,
+    pub value_hash: Option<RecordText<'a>>,
 }
 
 /// Limit that came with a request.
@@ -182,7 +182,7 @@ pub struct OverrideRecord<'a> {
     pub requests_per_unit: u32,
     /// Name of the unit, or the number of an unknown one.
     #[serde(borrow)]
-    pub unit: Text<'a>,
+    pub unit: RecordText<'a>,
     /// Number of units in the period.
     pub multiplier: u32,
 }
@@ -192,16 +192,16 @@ pub struct OverrideRecord<'a> {
 pub struct RuleRecord<'a> {
     /// Path of the rule, as in `/rlconfig` and metrics.
     #[serde(borrow)]
-    pub path: Text<'a>,
+    pub path: RecordText<'a>,
     /// Rule file.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub file: Option<Text<'a>>,
+    pub file: Option<RecordText<'a>>,
     /// Line in the file, from 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub line: Option<u32>,
     /// Resource of the control plane, in place of a file.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    pub resource: Option<Text<'a>>,
+    pub resource: Option<RecordText<'a>>,
 }
 
 /// One limit of a descriptor.
@@ -209,7 +209,7 @@ pub struct RuleRecord<'a> {
 pub struct LimitRecord<'a> {
     /// Name; empty if it has none.
     #[serde(borrow, default, skip_serializing_if = "is_empty_text")]
-    pub name: Text<'a>,
+    pub name: RecordText<'a>,
     /// Algorithm.
     pub algorithm: Algorithm,
     /// Hits in a period.
@@ -331,9 +331,9 @@ impl DecisionSource {
     }
 }
 
-/// Records that are missing.
+/// Number of records that are missing, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DroppedRecord {
+pub struct DroppedCountRecord {
     /// Random id of the process.
     pub process: String,
     /// Time in microseconds since the Unix epoch.
@@ -363,7 +363,7 @@ impl HeaderRecord {
     }
 }
 
-impl DroppedRecord {
+impl DroppedCountRecord {
     /// Returns the line of the record.
     pub fn to_line(&self) -> Vec<u8> {
         let mut line = Vec::new();

@@ -21,7 +21,7 @@ pub struct DecisionFacts {
 
 impl DecisionFacts {
     /// True if a descriptor asks for the decision: by its rule's choice, or by the settings if it has none.
-    pub fn are_selected(self, rule: Option<RuleLogging>, settings: LoggedDecisions) -> bool {
+    pub fn is_decision_selected(self, rule: Option<RuleLogging>, settings: LoggedDecisions) -> bool {
         match rule {
             Some(RuleLogging::All) => true,
             Some(RuleLogging::Rejected) => self.rejected,
@@ -46,13 +46,13 @@ pub struct KeySample {
 impl KeySample {
     /// True if the sample contains the key of a descriptor. A larger share contains the keys of every smaller one.
     pub fn contains(self, path: &CounterPath<'_>) -> bool {
-        const RANGE: f64 = (1_u64 << 53) as f64;
+        const HASH_RANGE: f64 = (1_u64 << 53) as f64;
         if self.share >= 1.0 {
             return true;
         }
         #[expect(clippy::cast_precision_loss, reason = "53 bits are exact")]
         {
-            self.share > 0.0 && ((path.sample_hash() >> 11) as f64) < self.share * RANGE
+            self.share > 0.0 && ((path.hash_for_sampling() >> 11) as f64) < self.share * HASH_RANGE
         }
     }
 }

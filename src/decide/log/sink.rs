@@ -22,7 +22,7 @@ use crate::base::threads;
 use crate::settings::decision_log::{DecisionLogSettings, SinkSettings, TOLLKEEPER_DECISION_LOG};
 use crate::settings::problem::UnusableSetting;
 use crate::settings::setting::AnySetting as _;
-use crate::store::client::redis::connect_options::unusable_files;
+use crate::store::client::redis::connect_options::find_settings_with_unusable_files;
 
 /// Destination of the lines of the log.
 #[derive(Debug)]
@@ -78,7 +78,7 @@ impl Sink {
             Self::Redis(redis) => return redis.write_lines(lines),
             Self::Otlp(otlp) => otlp.write_lines(lines),
         };
-        written.map_err(|error| LostRecords::all_lines(lines, error))
+        written.map_err(|error| LostRecords::from_lost_lines(lines, error))
     }
 }
 
@@ -93,14 +93,18 @@ pub(super) const fn sink_name(sink: &SinkSettings) -> &'static str {
 }
 
 /// Settings for which a sink cannot be opened, with a fix. Nothing is opened or created.
-pub(super) fn find_problems(sink: &SinkSettings) -> Vec<UnusableSetting> {
+pub(super) fn find_sink_problems(sink: &SinkSettings) -> Vec<UnusableSetting> {
     match sink {
         SinkSettings::Stdout => Vec::new(),
         SinkSettings::File(path) => {
             let (setting, shown) = (TOLLKEEPER_DECISION_LOG.name(), format!("file:{}", path.display()));
-            file::check_file(path).err().map(|what| UnusableSetting { setting, shown, what }).into_iter().collect()
+            file::check_file_is_writable(path)
+                .err()
+                .map(|what| UnusableSetting { setting, shown, what })
+                .into_iter()
+                .collect()
         }
-        SinkSettings::Redis(stream) => unusable_files(&stream.deployment),
+        SinkSettings::Redis(stream) => find_settings_with_unusable_files(&stream.deployment),
         SinkSettings::Otlp(collector) => {
             collector.build_otlp_options(threads::lower_thread_priority).err().into_iter().collect()
         }

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use super::record::EntryRecord;
 use crate::limit::request::Entry;
-use crate::settings::decision_log::{DecisionLogSettings, LoggedValues};
+use crate::settings::decision_log::{DecisionLogSettings, LoggedValueForm};
 use crate::settings::problem::UnusableSetting;
 
 /// Context of the derived key, which keeps it apart from other uses of the same secret.
@@ -43,9 +43,9 @@ impl ValueForm {
     /// The file with the key cannot be used.
     pub fn new(settings: &DecisionLogSettings) -> Result<Self, UnusableSetting> {
         Ok(match (settings.values, &settings.hash_key) {
-            (LoggedValues::Plain, _) => Self::Plain,
-            (LoggedValues::Hashed, Some(key)) => Self::hashed_with(key.load_secret()?.reveal()),
-            (LoggedValues::Hashed, None) | (LoggedValues::None, _) => Self::Omitted,
+            (LoggedValueForm::Plain, _) => Self::Plain,
+            (LoggedValueForm::Hashed, Some(key)) => Self::hashed_with(key.load_secret()?.reveal()),
+            (LoggedValueForm::Hashed, None) | (LoggedValueForm::None, _) => Self::Omitted,
         })
     }
 
@@ -63,8 +63,8 @@ impl ValueForm {
         }
     }
 
-    /// Record of an entry.
-    pub fn record_entry<'a>(&self, entry: &Entry<'a>) -> EntryRecord<'a> {
+    /// Builds the record of an entry, with its value in this form.
+    pub fn build_entry_record<'a>(&self, entry: &Entry<'a>) -> EntryRecord<'a> {
         match self {
             Self::Plain => EntryRecord::from_plain_entry(entry),
             Self::Hashed(key) => {

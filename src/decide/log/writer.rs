@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::queue::{Batch, LostRecords, RecordQueue};
-use super::record::{DropReason, DroppedRecord};
+use super::record::{DropReason, DroppedCountRecord};
 use super::sink::{self, Sink};
 use crate::base::clock::Clock;
 use crate::base::printable_text::escape_unprintable_json_lines;
@@ -103,7 +103,7 @@ impl SinkWriter {
             return 0;
         }
         let time_us = Clock::System.now().as_micros();
-        let record = DroppedRecord { process: self.process.clone(), time_us, count, reason };
+        let record = DroppedCountRecord { process: self.process.clone(), time_us, count, reason };
         if self.sink.write_lines(&record.to_line()).is_ok() { count } else { 0 }
     }
 

@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 
-use super::stored_state::{CallCharge, MalformedReply, ReplyReader, ShareRatio, StoredState};
+use super::stored_state::{MalformedReply, ReplyReader, ScriptCharge, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{
@@ -33,39 +33,39 @@ pub struct State {
 
 impl StoredState for State {
     #[inline]
-    fn to_words(&self) -> [u64; 2] {
+    fn to_packed_words(&self) -> [u64; 2] {
         [self.count, 0]
     }
 
     #[inline]
-    fn from_words([count, _]: [u64; 2], last: Time) -> Self {
+    fn from_packed_words([count, _]: [u64; 2], last: Time) -> Self {
         Self { count, last }
     }
 
     #[inline]
-    fn read(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
+    fn read_from_reply(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
         Ok(Self { count: reply.read_number()?, last })
     }
 
-    fn scaled(&self, ratio: ShareRatio, _limit: &Limit, now: Time) -> Self {
+    fn scaled_to_fallback_share(&self, ratio: ShareRatio, _limit: &Limit, now: Time) -> Self {
         Self { count: ratio.scale_rounded_up(self.count), last: self.last.min(now) }
     }
 
     /// The number of calendar months in a window, 0 if a window has the period's length.
     #[inline]
-    fn script_arguments<'c>(mut charges: impl Iterator<Item = CallCharge<'c>>) -> [i64; 2] {
+    fn script_arguments<'c>(mut charges: impl Iterator<Item = ScriptCharge<'c>>) -> [i64; 2] {
         let calendar = charges.next().map(|charge| charge.limit).filter(|limit| limit.calendar_months());
         [calendar.map_or(0, |limit| i64::from(limit.period().multiplier())), 0]
     }
 
-    fn derived_wait_us(_limit: &Limit, result: &ChargeResult, _request: ChargeRequest) -> Option<u64> {
+    fn derive_wait_from_result_us(_limit: &Limit, result: &ChargeResult, _request: ChargeRequest) -> Option<u64> {
         Some(result.reset_us)
     }
 }
 
 /// Applies a request to the count.
 pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
-    let window = CurrentWindow::at(limit, state, now);
+    let window = CurrentWindow::at_request_time(limit, state, now);
     let fits = window.fits(limit, request);
     let effect = request.state_change(fits, limit);
     let after = match effect {
@@ -94,7 +94,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
 
 /// Returns `true` if [`charge`] would admit the hits.
 pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -> bool {
-    CurrentWindow::at(limit, state, now).fits(limit, request)
+    CurrentWindow::at_request_time(limit, state, now).fits(limit, request)
 }
 
 /// The window that contains a request, with its count.
@@ -108,7 +108,7 @@ struct CurrentWindow {
 }
 
 impl CurrentWindow {
-    fn at(limit: &Limit, state: &State, now: Time) -> Self {
+    fn at_request_time(limit: &Limit, state: &State, now: Time) -> Self {
         let discarded = EffectiveTime { at: now, ahead_us: 0 };
         let EffectiveTime { at, ahead_us } = effective_time(now, state.last, limit.period_us()).unwrap_or(discarded);
         let (start, end) = window_bounds(limit, at);

@@ -11,13 +11,13 @@
 //! A region gets at most a quarter of the tokens at a time, so that several regions find some, whoever asks first.
 //! Tokens are whole; a fraction of one refills in units of which a token has as many as the period has microseconds.
 
-use super::global_window::part_of;
+use super::global_window::part_for_reported_regions;
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::clamp_to_u32;
 
-/// A request gets at most this part of the tokens, rounded up.
-const PARTS: u64 = 4;
+/// A request gets at most the tokens divided by this number, rounded up.
+const GRANT_DIVISOR: u64 = 4;
 
 /// Tokens that are left for grants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,9 +32,9 @@ pub struct State {
     pub epoch: Time,
 }
 
-/// Token bucket that a call concerns, as the region's rules have it.
+/// Parameters of a token bucket in the global Redis, as the region's rules give them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TokenPool {
+pub struct GlobalBucketParameters {
     /// Time in which `rate` tokens refill, in microseconds.
     pub period_us: u64,
     /// Tokens per period.
@@ -45,9 +45,9 @@ pub struct TokenPool {
     pub prepaid_lifetime_us: u64,
 }
 
-impl TokenPool {
-    /// Returns the tokens of a limit that regions may be granted: all but their own.
-    pub fn of(limit: &Limit) -> Self {
+impl GlobalBucketParameters {
+    /// Returns the parameters of a limit's bucket in the global Redis: all tokens but the reserves.
+    pub fn from_limit(limit: &Limit) -> Self {
         Self {
             period_us: limit.period_us(),
             rate: limit.max_granted(),
@@ -59,7 +59,7 @@ impl TokenPool {
     /// Returns the part of the tokens that `reported` of `listed` regions may be granted, rounded down.
     #[must_use]
     pub fn scaled_to_reported_regions(self, reported: u32, listed: u32) -> Self {
-        let part = |tokens| part_of(tokens, reported, listed);
+        let part = |tokens| part_for_reported_regions(tokens, reported, listed);
         Self { rate: part(self.rate), capacity: part(self.capacity), ..self }
     }
 }
@@ -77,9 +77,9 @@ pub struct TokenGrant {
 
 impl State {
     /// Grants at most `wanted` hits at `now`.
-    pub fn grant(&mut self, now: Time, pool: TokenPool, wanted: u32) -> TokenGrant {
+    pub fn grant(&mut self, now: Time, pool: GlobalBucketParameters, wanted: u32) -> TokenGrant {
         self.refill(now, pool);
-        let hits = self.tokens.div_ceil(PARTS).min(u64::from(wanted));
+        let hits = self.tokens.div_ceil(GRANT_DIVISOR).min(u64::from(wanted));
         self.tokens -= hits;
         TokenGrant {
             end: now.plus_us(pool.prepaid_lifetime_us),
@@ -89,14 +89,14 @@ impl State {
     }
 
     /// Fills the bucket, and starts a new epoch: each region forgets its hits when it learns of it.
-    pub fn reset(&mut self, now: Time, pool: TokenPool) {
+    pub fn reset(&mut self, now: Time, pool: GlobalBucketParameters) {
         self.refill(now, pool);
         (self.tokens, self.part, self.epoch) = (u64::from(pool.capacity), 0, self.epoch.max(now));
     }
 
     /// Adds what has refilled since the last call. A clock that was set back refills nothing until it is where it was;
     /// a last call more than a period ahead comes from a clock that was wrong, and only its time is forgotten.
-    fn refill(&mut self, now: Time, pool: TokenPool) {
+    fn refill(&mut self, now: Time, pool: GlobalBucketParameters) {
         let capacity = u64::from(pool.capacity);
         if self.last == Time::default() {
             (self.tokens, self.part) = (capacity, 0);

@@ -17,12 +17,12 @@ use crate::limit::Limit;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::charge::clamp_to_u32;
 
-/// A request gets at most this part of the free hits, rounded up.
-const PARTS: u64 = 4;
-/// A request may get all of this part of the limit, rounded up.
-const SMALL_PARTS: u64 = 32;
-/// A request may get all of what a sliding window frees in this time, if that is more: a region asks once a second.
-const SMALL_US: u64 = 1_500_000;
+/// A request gets at most the free hits divided by this number, rounded up.
+const GRANT_DIVISOR: u64 = 4;
+/// A request may get as much as the limit divided by this number, rounded up, if as many hits are free.
+const SMALL_REST_DIVISOR: u64 = 32;
+/// A request may get as much as is granted evenly in this time, in microseconds, if that is more.
+const SMALL_REST_TIME_US: u64 = 1_500_000;
 
 /// Granted hits of two adjacent windows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,9 +37,9 @@ pub struct State {
     pub epoch: Time,
 }
 
-/// Counter that a call concerns, as the region's rules have it.
+/// Parameters of a window's counter in the global Redis, as the region's rules give them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WindowPool {
+pub struct GlobalWindowParameters {
     /// Length of a window in microseconds.
     pub period_us: u64,
     /// The previous window counts too: sliding_window_counter.
@@ -48,9 +48,9 @@ pub struct WindowPool {
     pub max: u32,
 }
 
-impl WindowPool {
-    /// Returns the counter of a limit in the global Redis.
-    pub const fn of(limit: &Limit) -> Self {
+impl GlobalWindowParameters {
+    /// Returns the parameters of a limit's counter in the global Redis.
+    pub const fn from_limit(limit: &Limit) -> Self {
         Self {
             period_us: limit.period_us(),
             is_sliding: matches!(limit.algorithm(), Algorithm::SlidingWindowCounter),
@@ -61,7 +61,7 @@ impl WindowPool {
     /// Returns the part of the hits that `reported` of `listed` regions may be granted, rounded down.
     #[must_use]
     pub fn scaled_to_reported_regions(self, reported: u32, listed: u32) -> Self {
-        Self { max: part_of(self.max, reported, listed), ..self }
+        Self { max: part_for_reported_regions(self.max, reported, listed), ..self }
     }
 }
 
@@ -78,7 +78,7 @@ pub struct WindowGrant {
 
 /// Granted hits that a region has not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WindowReturn {
+pub struct ReturnedHits {
     /// Window of the grants.
     pub window: u64,
     /// Number of hits.
@@ -89,21 +89,21 @@ pub struct WindowReturn {
 
 impl State {
     /// Grants at most `wanted` hits of the window that contains `now`.
-    pub fn grant(&mut self, now: Time, pool: WindowPool, wanted: u32) -> WindowGrant {
-        let left_us = self.advance(now, pool.period_us);
-        let weight = if pool.is_sliding { scaled(self.previous, left_us, pool.period_us) } else { 0 };
+    pub fn grant(&mut self, now: Time, pool: GlobalWindowParameters, wanted: u32) -> WindowGrant {
+        let left_us = self.advance_window(now, pool.period_us);
+        let weight = if pool.is_sliding { scale_rounded_down(self.previous, left_us, pool.period_us) } else { 0 };
         let free = u64::from(pool.max).saturating_sub(self.current.saturating_add(weight));
         let max = u64::from(pool.max);
-        let small = free.min(max.div_ceil(SMALL_PARTS).max((max * SMALL_US).div_ceil(pool.period_us)));
-        let hits = free.div_ceil(PARTS).max(small).min(u64::from(wanted));
+        let small = free.min(max.div_ceil(SMALL_REST_DIVISOR).max((max * SMALL_REST_TIME_US).div_ceil(pool.period_us)));
+        let hits = free.div_ceil(GRANT_DIVISOR).max(small).min(u64::from(wanted));
         self.current += hits;
         WindowGrant { window: self.window, hits: clamp_to_u32(hits), free: clamp_to_u32(free - hits) }
     }
 
     /// Takes back unused hits; nothing if their window is over, or if they were granted before a reset, which has
     /// forgotten them. Returns the number of hits.
-    pub fn take_back(&mut self, now: Time, pool: WindowPool, unused: WindowReturn) -> u64 {
-        self.advance(now, pool.period_us);
+    pub fn take_back(&mut self, now: Time, pool: GlobalWindowParameters, unused: ReturnedHits) -> u64 {
+        self.advance_window(now, pool.period_us);
         let is_counted = unused.window == self.window && unused.epoch >= self.epoch;
         let taken = if is_counted { unused.hits.min(self.current) } else { 0 };
         self.current -= taken;
@@ -111,14 +111,14 @@ impl State {
     }
 
     /// Forgets all hits, and starts a new epoch: each region forgets its own when it learns of it.
-    pub fn reset(&mut self, now: Time, pool: WindowPool) {
-        self.advance(now, pool.period_us);
+    pub fn reset(&mut self, now: Time, pool: GlobalWindowParameters) {
+        self.advance_window(now, pool.period_us);
         (self.current, self.previous, self.epoch) = (0, 0, self.epoch.max(now));
     }
 
     /// Moves to the window that contains `now`; returns the microseconds that are left of it. A clock that was set back
     /// stays in the window, and a state two windows ahead comes from a clock that was wrong.
-    fn advance(&mut self, now: Time, period_us: u64) -> u64 {
+    fn advance_window(&mut self, now: Time, period_us: u64) -> u64 {
         let window = now.as_micros() / period_us;
         if self.window == window + 1 {
             return period_us;
@@ -134,16 +134,16 @@ impl State {
 }
 
 /// Computes floor(hits x reported / listed), at most `hits`.
-pub(super) fn part_of(hits: u32, reported: u32, listed: u32) -> u32 {
+pub(super) fn part_for_reported_regions(hits: u32, reported: u32, listed: u32) -> u32 {
     let (part, whole) = (u64::from(reported.min(listed)), u64::from(listed.max(1)));
-    clamp_to_u32(scaled(u64::from(hits), part, whole))
+    clamp_to_u32(scale_rounded_down(u64::from(hits), part, whole))
 }
 
 /// Computes floor(count x part / whole).
-fn scaled(count: u64, part: u64, whole: u64) -> u64 {
-    to_u64(u128::from(count) * u128::from(part) / u128::from(whole))
+fn scale_rounded_down(count: u64, part: u64, whole: u64) -> u64 {
+    clamp_to_u64(u128::from(count) * u128::from(part) / u128::from(whole))
 }
 
-fn to_u64(count: u128) -> u64 {
+fn clamp_to_u64(count: u128) -> u64 {
     u64::try_from(count).unwrap_or(u64::MAX)
 }

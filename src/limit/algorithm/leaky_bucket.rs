@@ -10,7 +10,7 @@
 //! A refund takes places from the end of the queue only, never before a departure that was promised. The state
 //! therefore keeps the number of places that belong to the request admitted last.
 
-use super::leaky_level::{LeakyLevel, LevelParts, clamp_us, derived_level_wait_us};
+use super::leaky_level::{LeakyLevel, LevelParts, clamp_us, derive_level_wait_from_result_us};
 use super::stored_state::{MalformedReply, ReplyReader, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
@@ -37,36 +37,41 @@ impl State {
         if now <= self.last {
             return self;
         }
-        match self.level(limit, now).parts() {
+        match self.level(limit, now).whole_and_part() {
             LevelParts { whole: 0, part: 0 } => Self::default(),
             LevelParts { whole, part } => Self { queued: clamp_to_u32(whole), part, tail: self.tail, last: now },
         }
     }
 
     fn level<'l>(&self, limit: &'l Limit, now: Time) -> LeakyLevel<'l> {
-        LeakyLevel::at(limit, LevelParts { whole: u64::from(self.queued), part: self.part }, self.last, now)
+        LeakyLevel::at_request_time(
+            limit,
+            LevelParts { whole: u64::from(self.queued), part: self.part },
+            self.last,
+            now,
+        )
     }
 }
 
 impl StoredState for State {
     #[inline]
-    fn to_words(&self) -> [u64; 2] {
+    fn to_packed_words(&self) -> [u64; 2] {
         [u64::from(self.queued) << 32 | u64::from(self.tail), self.part]
     }
 
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "each half is meant")]
-    fn from_words([queued_and_tail, part]: [u64; 2], last: Time) -> Self {
+    fn from_packed_words([queued_and_tail, part]: [u64; 2], last: Time) -> Self {
         Self { queued: (queued_and_tail >> 32) as u32, part, tail: queued_and_tail as u32, last }
     }
 
     #[inline]
-    fn read(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
+    fn read_from_reply(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
         Ok(Self { queued: reply.read_u32()?, part: reply.read_number()?, tail: reply.read_u32()?, last })
     }
 
     /// A share may drain faster than that part of the limit, so the hits that drained until now are excluded.
-    fn scaled(&self, ratio: ShareRatio, limit: &Limit, now: Time) -> Self {
+    fn scaled_to_fallback_share(&self, ratio: ShareRatio, limit: &Limit, now: Time) -> Self {
         let Self { queued, part, tail, last } = self.drained(limit, now);
         let LevelParts { whole, part } = ratio.scale_level(LevelParts { whole: u64::from(queued), part }, limit);
         // Rounded down, because refunds of these hits favour the caller.
@@ -74,44 +79,47 @@ impl StoredState for State {
         Self { queued: clamp_to_u32(whole), part, tail, last: last.min(now) }
     }
 
-    fn derived_wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
+    fn derive_wait_from_result_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
         // A request leaves when everything before it has left.
         let delay_us = request.longest_delay_us(limit);
         let without_delay = ChargeRequest { max_delay_us: 0, ..request };
-        Some(derived_level_wait_us(limit, result, without_delay)?.max(result.reset_us.saturating_sub(delay_us)))
+        Some(
+            derive_level_wait_from_result_us(limit, result, without_delay)?
+                .max(result.reset_us.saturating_sub(delay_us)),
+        )
     }
 }
 
 /// Applies a request to the queue.
 pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
     let mut level = state.level(limit, now);
-    let before = level.whole_hits();
+    let before = level.hits_rounded_up();
     let until_admitted_us = until_admitted_us(&level, request);
     let fits = until_admitted_us == Some(0);
     let effect = request.state_change(fits, limit);
-    let delay_us = if matches!(effect, StateChange::Charge(_)) { clamp_us(level.until_level_us(0)) } else { 0 };
+    let delay_us = if matches!(effect, StateChange::Charge(_)) { clamp_us(level.until_level_falls_us(0)) } else { 0 };
     let mut tail = state.tail;
     match effect {
         // Rejected hits never count: see the table of algorithms.
         StateChange::None | StateChange::ChargeRejected(_) => {}
         StateChange::Charge(hits) => {
-            level.units += level.units_of(hits);
+            level.units += level.hits_to_units(hits);
             tail = clamp_to_u32(hits);
         }
         StateChange::Refund(hits) => {
             let removed = tail.min(clamp_to_u32(hits));
-            level.units = level.units.saturating_sub(level.units_of(u64::from(removed)));
+            level.units = level.units.saturating_sub(level.hits_to_units(u64::from(removed)));
             tail -= removed;
         }
     }
     if effect != StateChange::None {
-        let LevelParts { whole, part } = level.parts();
+        let LevelParts { whole, part } = level.whole_and_part();
         *state = State { queued: clamp_to_u32(whole), part, tail, last: level.at };
     }
     ChargeResult {
         admitted: fits,
         before,
-        after: level.whole_hits(),
+        after: level.hits_rounded_up(),
         remaining: level.remaining(),
         reset_us: level.until_empty_us(),
         retry_after_us: if fits { None } else { until_admitted_us },
@@ -131,6 +139,6 @@ fn until_admitted_us(level: &LeakyLevel<'_>, request: ChargeRequest) -> Option<u
         return Some(0);
     }
     // A request leaves when everything before it has left.
-    let departure_us = level.until_level_us(0);
+    let departure_us = level.until_level_falls_us(0);
     Some(clamp_us(until_room_us.max(departure_us.saturating_sub(level.max_delay_us(request)))))
 }

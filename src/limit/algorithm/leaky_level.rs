@@ -32,7 +32,7 @@ pub(super) struct LeakyLevel<'l> {
 
 impl<'l> LeakyLevel<'l> {
     /// Computes the level at `now` from that at `last`; 0 if the state is discarded.
-    pub(super) fn at(limit: &'l Limit, level: LevelParts, last: Time, now: Time) -> Self {
+    pub(super) fn at_request_time(limit: &'l Limit, level: LevelParts, last: Time, now: Time) -> Self {
         let Some(EffectiveTime { at, ahead_us }) = effective_time(now, last, limit.period_us()) else {
             return Self { limit, units: 0, at: now, ahead_us: 0 };
         };
@@ -41,16 +41,16 @@ impl<'l> LeakyLevel<'l> {
         Self { limit, units: units.saturating_sub(leaked), at, ahead_us }
     }
 
-    /// The level as a state keeps it.
-    pub(super) fn parts(&self) -> LevelParts {
+    /// Returns the level as whole hits and a fraction, as a state keeps it.
+    pub(super) fn whole_and_part(&self) -> LevelParts {
         let period = u128::from(self.limit.period_us());
         let narrow = |units: u128| u64::try_from(units).unwrap_or(u64::MAX);
         LevelParts { whole: narrow(self.units / period), part: narrow(self.units % period) }
     }
 
     /// The level in hits, rounded up.
-    pub(super) fn whole_hits(&self) -> u64 {
-        let LevelParts { whole, part } = self.parts();
+    pub(super) fn hits_rounded_up(&self) -> u64 {
+        let LevelParts { whole, part } = self.whole_and_part();
         whole.saturating_add(u64::from(part > 0))
     }
 
@@ -58,19 +58,19 @@ impl<'l> LeakyLevel<'l> {
     pub(super) fn remaining(&self) -> u32 {
         match self.limit.requests_per_unit() {
             0 => 0,
-            _ => clamp_to_u32(u64::from(self.limit.capacity()).saturating_sub(self.whole_hits())),
+            _ => clamp_to_u32(u64::from(self.limit.capacity()).saturating_sub(self.hits_rounded_up())),
         }
     }
 
     /// `hits` in the unit of the level.
-    pub(super) fn units_of(&self, hits: u64) -> u128 {
+    pub(super) fn hits_to_units(&self, hits: u64) -> u128 {
         u128::from(hits) * u128::from(self.limit.period_us())
     }
 
     /// Microseconds from the request's `now` until the level has fallen to `units`, rounded up; 0 if it has.
     ///
     /// The result can exceed 64 bits: 2^32 hits at one a year. The limit must not be 0.
-    pub(super) fn until_level_us(&self, units: u128) -> u128 {
+    pub(super) fn until_level_falls_us(&self, units: u128) -> u128 {
         match self.units.saturating_sub(units) {
             0 => 0,
             excess => u128::from(self.ahead_us) + excess.div_ceil(u128::from(self.limit.requests_per_unit())),
@@ -84,12 +84,12 @@ impl<'l> LeakyLevel<'l> {
             return Some(0);
         }
         let room = u64::from(self.limit.capacity()).checked_sub(request.required_hits())?;
-        (self.limit.requests_per_unit() > 0).then(|| self.until_level_us(self.units_of(room)))
+        (self.limit.requests_per_unit() > 0).then(|| self.until_level_falls_us(self.hits_to_units(room)))
     }
 
     /// Microseconds from the request's `now` until the level is 0; 0 if it is, or if it never falls.
     pub(super) fn until_empty_us(&self) -> u64 {
-        if self.limit.requests_per_unit() == 0 { 0 } else { clamp_us(self.until_level_us(0)) }
+        if self.limit.requests_per_unit() == 0 { 0 } else { clamp_us(self.until_level_falls_us(0)) }
     }
 
     /// Maximum delay of the answer, in microseconds.
@@ -101,7 +101,11 @@ impl<'l> LeakyLevel<'l> {
 /// Derives the wait of a charge, in microseconds, from the `result` of another charge on the same level.
 ///
 /// The level falls evenly, and the result's `reset_us` is the time until it is 0.
-pub(super) fn derived_level_wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
+pub(super) fn derive_level_wait_from_result_us(
+    limit: &Limit,
+    result: &ChargeResult,
+    request: ChargeRequest,
+) -> Option<u64> {
     let Hits::Charge(hits) = request.hits else { return None };
     let room = u128::from(u64::from(limit.capacity()).checked_sub(hits)?);
     let room_us = clamp_us(room * u128::from(limit.period_us()) / u128::from(limit.requests_per_unit().max(1)));

@@ -21,10 +21,10 @@ use crate::limit::charge::{ChargeRequest, ChargeResult, clamp_to_u32, effective_
 use crate::limit::request::Hits;
 
 /// Shortest time between two grant requests, in microseconds.
-pub const REQUEST_INTERVAL_US: u64 = 1_000_000;
+pub const MIN_GRANT_REQUEST_INTERVAL_US: u64 = 1_000_000;
 
 /// Time after which a grant request without an answer counts as lost, and the next one may be opened, in microseconds.
-pub const ANSWER_TIME_US: u64 = 3_000_000;
+pub const GRANT_ANSWER_TIMEOUT_US: u64 = 3_000_000;
 
 /// View of the global Redis that a call on a region's Redis has: its clock, and what the region may do.
 ///
@@ -51,7 +51,7 @@ pub struct GlobalView {
 
 /// Interval that contains global time, in microseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct GlobalTime {
+pub(super) struct GlobalTimeInterval {
     pub(super) lo: u64,
     pub(super) hi: u64,
 }
@@ -75,13 +75,13 @@ impl GlobalView {
     }
 
     /// Returns global time at `now` of the region's Redis; `None` if it is unknown.
-    pub(super) fn at(&self, now: Time) -> Option<GlobalTime> {
+    pub(super) fn at_region_time(&self, now: Time) -> Option<GlobalTimeInterval> {
         if now < self.valid_from || now >= self.valid_until {
             return None;
         }
         let lo = now.as_micros().checked_add_signed(self.offset_lo)?;
         let hi = now.as_micros().checked_add_signed(self.offset_hi)?;
-        (lo <= hi).then_some(GlobalTime { lo, hi })
+        (lo <= hi).then_some(GlobalTimeInterval { lo, hi })
     }
 }
 
@@ -96,24 +96,24 @@ impl Default for GlobalView {
 /// A period here is longer than that of the limit by a thousandth. Clocks drift by 500 ppm each, so a span of one
 /// period by any clock meets two of these periods at most.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CutOffPeriod {
+pub struct CutOffAllowanceUse {
     /// Start of the period, by the region's Redis.
     pub start: Time,
     /// Hits used in it.
     pub used: u64,
 }
 
-impl CutOffPeriod {
+impl CutOffAllowanceUse {
     /// Returns the period at `now`: this one, or a new one if it is over or lies more than a period ahead.
-    fn at(self, now: Time, period_us: u64) -> Self {
-        let is_over = now >= self.start.plus_us(longer_us(period_us));
+    fn at_region_time(self, now: Time, period_us: u64) -> Self {
+        let is_over = now >= self.start.plus_us(extended_period_us(period_us));
         let is_ahead = self.start > now.plus_us(period_us);
         if is_over || is_ahead { Self { start: now, used: 0 } } else { self }
     }
 }
 
-/// Returns the length of a tumbling period: a period is a whole number of milliseconds.
-const fn longer_us(period_us: u64) -> u64 {
+/// Returns the length of a tumbling period: a thousandth longer than the period, which is in whole milliseconds.
+const fn extended_period_us(period_us: u64) -> u64 {
     period_us + period_us / 1000
 }
 
@@ -121,7 +121,7 @@ const fn longer_us(period_us: u64) -> u64 {
 ///
 /// The difference of a counter's use before and after a call, at the time of the call, is what the call admitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RegionUse {
+pub struct RegionHitsBySource {
     /// Granted hits; of a token bucket all hits while the last grant lasts.
     pub grant: u64,
     /// Hits of the part that the region always has.
@@ -130,10 +130,10 @@ pub struct RegionUse {
     pub cut_off_allowance: u64,
 }
 
-impl RegionUse {
+impl RegionHitsBySource {
     /// Returns the hits that were admitted since `before`; refunded hits do not count.
     #[must_use]
-    pub const fn since(self, before: Self) -> Self {
+    pub const fn hits_since(self, before: Self) -> Self {
         Self {
             grant: self.grant.saturating_sub(before.grant),
             reserve: self.reserve.saturating_sub(before.reserve),
@@ -142,7 +142,7 @@ impl RegionUse {
     }
 }
 
-impl AddAssign for RegionUse {
+impl AddAssign for RegionHitsBySource {
     fn add_assign(&mut self, other: Self) {
         self.grant += other.grant;
         self.reserve += other.reserve;
@@ -167,32 +167,32 @@ pub(crate) trait StoredCounts: Copy + Default {
     ///
     /// # Errors
     /// The script cannot have returned these numbers.
-    fn read(reply: &mut ReplyReader<'_>) -> Result<Self, MalformedReply>;
+    fn read_from_reply(reply: &mut ReplyReader<'_>) -> Result<Self, MalformedReply>;
 }
 
 impl<C: StoredCounts> StoredState for RegionState<C> {
     /// The memory store never counts in a region.
-    fn to_words(&self) -> [u64; 2] {
+    fn to_packed_words(&self) -> [u64; 2] {
         [0, 0]
     }
 
-    fn from_words(_words: [u64; 2], last: Time) -> Self {
+    fn from_packed_words(_words: [u64; 2], last: Time) -> Self {
         Self { last, ..Self::default() }
     }
 
-    fn read(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
-        Ok(Self { last, counts: Box::new(C::read(reply)?), view: Box::default() })
+    fn read_from_reply(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
+        Ok(Self { last, counts: Box::new(C::read_from_reply(reply)?), view: Box::default() })
     }
 
     /// The fallback counters never hold what a region was granted.
-    fn scaled(&self, _ratio: ShareRatio, _limit: &Limit, _now: Time) -> Self {
+    fn scaled_to_fallback_share(&self, _ratio: ShareRatio, _limit: &Limit, _now: Time) -> Self {
         self.clone()
     }
 }
 
 impl<C> RegionState<C> {
     /// Writes the counts of a charge, or of a grant, at `now`.
-    pub(super) fn store(&mut self, counts: C, now: Time, period_us: u64) {
+    pub(super) fn store_counts(&mut self, counts: C, now: Time, period_us: u64) {
         self.last = effective_time(now, self.last, period_us).map_or(now, |time| time.at);
         *self.counts = counts;
     }
@@ -210,43 +210,43 @@ pub struct GrantCycle {
     /// Last reset of the limit that this counter follows, in global time; at first, its own creation.
     pub epoch: u64,
     /// Use of the cut-off allowance.
-    pub cut_off: CutOffPeriod,
+    pub cut_off: CutOffAllowanceUse,
 }
 
 impl GrantCycle {
-    pub(super) fn read(reply: &mut ReplyReader<'_>) -> Result<Self, MalformedReply> {
+    pub(super) fn read_from_reply(reply: &mut ReplyReader<'_>) -> Result<Self, MalformedReply> {
         Ok(Self {
             exhausted: reply.read_number()? != 0,
             open_request: reply.read_number()?,
             next_request_at: reply.read_time()?,
             epoch: reply.read_number()?,
-            cut_off: CutOffPeriod { start: reply.read_time()?, used: reply.read_number()? },
+            cut_off: CutOffAllowanceUse { start: reply.read_time()?, used: reply.read_number()? },
         })
     }
 
     /// Sets the epoch of a counter that has none: an older reset of the limit does not concern it.
-    pub(super) const fn begin_epoch(&mut self, global: GlobalTime) {
+    pub(super) const fn begin_epoch(&mut self, global: GlobalTimeInterval) {
         if self.epoch == 0 {
             self.epoch = global.hi;
         }
     }
 
     /// Opens a grant request if the next one is due, or its time comes from a clock that was wrong.
-    fn open_if_due(&mut self, now: Time, period_us: u64) {
+    fn open_request_if_due(&mut self, now: Time, period_us: u64) {
         let next = self.next_request_at;
-        if next <= now || next > now.plus_us(period_us.max(ANSWER_TIME_US)) {
+        if next <= now || next > now.plus_us(period_us.max(GRANT_ANSWER_TIMEOUT_US)) {
             self.open_request = now.as_micros();
-            self.next_request_at = now.plus_us(ANSWER_TIME_US);
+            self.next_request_at = now.plus_us(GRANT_ANSWER_TIMEOUT_US);
         }
     }
 
     /// Returns true if a grant on this request is the answer that the counter waits for.
-    pub(super) const fn waits_for(&self, request: u64) -> bool {
+    pub(super) const fn is_open_request(&self, request: u64) -> bool {
         request != 0 && request == self.open_request
     }
 
     /// Closes the open request. The next one is not opened before `next_request_at`.
-    pub(super) const fn close(&mut self, exhausted: bool, next_request_at: Time) {
+    pub(super) const fn close_request(&mut self, exhausted: bool, next_request_at: Time) {
         (self.exhausted, self.open_request, self.next_request_at) = (exhausted, 0, next_request_at);
     }
 }
@@ -258,46 +258,54 @@ pub(super) struct RegionCall {
     pub(super) period_us: u64,
     pub(super) view: GlobalView,
     /// Global time; `None` if it is unknown, or lies where the counts cannot use it.
-    pub(super) global: Option<GlobalTime>,
+    pub(super) global: Option<GlobalTimeInterval>,
     /// Cut-off allowance in hits per tumbling period.
     pub(super) allowance: u64,
     /// Use of the allowance in the tumbling period of `now`.
-    pub(super) cut_off: CutOffPeriod,
+    pub(super) cut_off: CutOffAllowanceUse,
 }
 
 impl RegionCall {
-    pub(super) fn new(limit: &Limit, view: GlobalView, stored: CutOffPeriod, now: Time) -> Self {
+    pub(super) fn new(limit: &Limit, view: GlobalView, stored: CutOffAllowanceUse, now: Time) -> Self {
         let period_us = limit.period_us();
-        let is_unusable = (view.parts_unusable && limit.cut_off_allowance_is_part()) || view.is_outside_validity(now);
+        let is_unusable =
+            (view.parts_unusable && limit.is_cut_off_allowance_part_of_limit()) || view.is_outside_validity(now);
         let allowance = if is_unusable { 0 } else { limit.cut_off_allowance() };
-        Self { now, period_us, view, global: view.at(now), allowance, cut_off: stored.at(now, period_us) }
+        Self {
+            now,
+            period_us,
+            view,
+            global: view.at_region_time(now),
+            allowance,
+            cut_off: stored.at_region_time(now, period_us),
+        }
     }
 
     /// Returns a part of the limit that the region has of its own, or 0 if it must not be used.
-    pub(super) const fn own(&self, part: u32) -> u64 {
+    pub(super) const fn usable_own_part(&self, part: u32) -> u64 {
         if self.view.parts_unusable { 0 } else { part as u64 }
     }
 
-    pub(super) const fn may_use_allowance(&self) -> bool {
+    pub(super) const fn cut_off_allowance_applies(&self) -> bool {
         self.global.is_none() || self.view.cut_off
     }
 
     /// Hits of the allowance that are left; 0 while it does not apply.
     const fn allowance_left(&self) -> u64 {
-        if self.may_use_allowance() { self.allowance.saturating_sub(self.cut_off.used) } else { 0 }
+        if self.cut_off_allowance_applies() { self.allowance.saturating_sub(self.cut_off.used) } else { 0 }
     }
 
     /// Returns true if the allowance admits the hits of a request.
-    const fn allows(&self, request: ChargeRequest) -> bool {
+    const fn allowance_admits(&self, request: ChargeRequest) -> bool {
         let used = self.cut_off.used.saturating_add(request.required_hits());
-        self.may_use_allowance() && used <= self.allowance
+        self.cut_off_allowance_applies() && used <= self.allowance
     }
 
     /// Microseconds until the tumbling period of the allowance ends; 0 if nothing of it is used.
-    pub(super) fn allowance_ends_us(&self) -> u64 {
+    pub(super) fn until_allowance_ends_us(&self) -> u64 {
         match self.cut_off {
-            CutOffPeriod { used: 0, .. } => 0,
-            CutOffPeriod { start, .. } => start.plus_us(longer_us(self.period_us)).since_us(self.now),
+            CutOffAllowanceUse { used: 0, .. } => 0,
+            CutOffAllowanceUse { start, .. } => start.plus_us(extended_period_us(self.period_us)).since_us(self.now),
         }
     }
 }
@@ -315,15 +323,15 @@ enum HitSource {
 pub(super) trait RegionCounter: Sized {
     type Counts: StoredCounts;
 
-    /// Moves the counts of a state to `now`.
-    fn at(limit: &Limit, state: &RegionState<Self::Counts>, now: Time) -> Self;
+    /// Creates the counter of a state, with its counts moved to `now`.
+    fn at_request_time(limit: &Limit, state: &RegionState<Self::Counts>, now: Time) -> Self;
 
-    fn call(&self) -> &RegionCall;
+    fn region_call(&self) -> &RegionCall;
 
     fn counts(&self) -> Self::Counts;
 
     /// The call and the grant cycle, to change both.
-    fn cycle_mut(&mut self) -> (&mut RegionCall, &mut GrantCycle);
+    fn call_and_cycle_mut(&mut self) -> (&mut RegionCall, &mut GrantCycle);
 
     /// Hits that grants and the region's own part admit at once; `None` if no charge may use them.
     fn room(&self) -> Option<u64>;
@@ -357,8 +365,8 @@ pub(super) fn charge<C: RegionCounter>(
     now: Time,
     request: ChargeRequest,
 ) -> ChargeResult {
-    let mut counter = C::at(limit, state, now);
-    let before = counter.used() + counter.call().cut_off.used;
+    let mut counter = C::at_request_time(limit, state, now);
+    let before = counter.used() + counter.region_call().cut_off.used;
     let source = find_hit_source(&counter, request);
     match request.hits {
         Hits::Peek => {}
@@ -367,15 +375,15 @@ pub(super) fn charge<C: RegionCounter>(
         Hits::Charge(hits) => spend_and_request_grant(&mut counter, hits, source),
     }
     if request.hits != Hits::Peek {
-        state.store(counter.counts(), now, limit.period_us());
+        state.store_counts(counter.counts(), now, limit.period_us());
     }
-    let call = counter.call();
+    let region_call = counter.region_call();
     ChargeResult {
         admitted: source.is_some(),
         before,
-        after: counter.used() + call.cut_off.used,
-        remaining: clamp_to_u32(counter.room().unwrap_or(0).max(call.allowance_left())).min(limit.capacity()),
-        reset_us: counter.until_full_us().max(call.allowance_ends_us()),
+        after: counter.used() + region_call.cut_off.used,
+        remaining: clamp_to_u32(counter.room().unwrap_or(0).max(region_call.allowance_left())).min(limit.capacity()),
+        reset_us: counter.until_full_us().max(region_call.until_allowance_ends_us()),
         retry_after_us: if source.is_some() { None } else { counter.retry_after_us(limit, request) },
         delay_us: 0,
     }
@@ -388,7 +396,7 @@ pub(super) fn admits<C: RegionCounter>(
     now: Time,
     request: ChargeRequest,
 ) -> bool {
-    find_hit_source(&C::at(limit, state, now), request).is_some()
+    find_hit_source(&C::at_request_time(limit, state, now), request).is_some()
 }
 
 /// Returns the hits that a request is admitted from; `None` if it is rejected. A refund always passes.
@@ -396,7 +404,7 @@ fn find_hit_source<C: RegionCounter>(counter: &C, request: ChargeRequest) -> Opt
     let fits = counter.room().is_some_and(|room| request.required_hits() <= room);
     if fits || matches!(request.hits, Hits::Refund(_)) {
         Some(HitSource::Counter)
-    } else if counter.call().allows(request) {
+    } else if counter.region_call().allowance_admits(request) {
         Some(HitSource::Allowance)
     } else {
         None
@@ -409,15 +417,15 @@ fn spend_and_request_grant<C: RegionCounter>(counter: &mut C, hits: u64, source:
     match source {
         Some(HitSource::Counter) => counter.spend(hits),
         Some(HitSource::Allowance) => {
-            let (call, cycle) = counter.cycle_mut();
+            let (call, cycle) = counter.call_and_cycle_mut();
             call.cut_off.used += hits;
             cycle.cut_off = call.cut_off;
         }
         None => {}
     }
     let is_low = source != Some(HitSource::Counter) || counter.is_low();
-    let (call, cycle) = counter.cycle_mut();
+    let (call, cycle) = counter.call_and_cycle_mut();
     if call.view.can_request && call.global.is_some() && is_low {
-        cycle.open_if_due(call.now, call.period_us);
+        cycle.open_request_if_due(call.now, call.period_us);
     }
 }

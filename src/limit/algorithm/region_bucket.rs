@@ -37,7 +37,8 @@
 
 use super::leaky_level::clamp_us;
 use super::region::{
-    self, GlobalTime, GrantCycle, REQUEST_INTERVAL_US, RegionCall, RegionCounter, RegionState, RegionUse, StoredCounts,
+    self, GlobalTimeInterval, GrantCycle, MIN_GRANT_REQUEST_INTERVAL_US, RegionCall, RegionCounter, RegionHitsBySource,
+    RegionState, StoredCounts,
 };
 use super::stored_state::{MalformedReply, ReplyReader};
 use crate::base::clock::Time;
@@ -81,7 +82,7 @@ pub struct BucketCounts {
 
 /// Answer of the global Redis to a grant request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PrepaidHits {
+pub struct PrepaidHitsGrant {
     /// Identity of the request: the time of the region's Redis at which it was opened.
     pub request: u64,
     /// Epoch of the global counter.
@@ -101,7 +102,7 @@ pub struct PrepaidHits {
 }
 
 impl StoredCounts for BucketCounts {
-    fn read(reply: &mut ReplyReader<'_>) -> Result<Self, MalformedReply> {
+    fn read_from_reply(reply: &mut ReplyReader<'_>) -> Result<Self, MalformedReply> {
         Ok(Self {
             tokens: reply.read_number()?,
             part: reply.read_number()?,
@@ -114,7 +115,7 @@ impl StoredCounts for BucketCounts {
             spent: reply.read_number()?,
             requested: reply.read_number()?,
             requested_since: reply.read_time()?,
-            cycle: GrantCycle::read(reply)?,
+            cycle: GrantCycle::read_from_reply(reply)?,
         })
     }
 }
@@ -127,26 +128,26 @@ impl BucketCounts {
 
     /// Adds the hits of a grant; false if it does not answer the open request. `own_capacity` is that of the region's
     /// own bucket, which is full after a reset.
-    pub fn take_grant(&mut self, own_capacity: u64, grant: &PrepaidHits) -> bool {
-        if !self.cycle.waits_for(grant.request) {
+    pub fn take_grant(&mut self, own_capacity: u64, grant: &PrepaidHitsGrant) -> bool {
+        if !self.cycle.is_open_request(grant.request) {
             return false;
         }
         if grant.epoch > self.cycle.epoch {
             (self.tokens, self.part, self.granted, self.earlier) = (own_capacity, 0, 0, 0);
             self.cycle.epoch = grant.epoch;
         }
-        self.drop_ended(grant.start);
+        self.drop_expired_hits(grant.start);
         if self.earlier == 0 {
             self.earlier_until = self.granted_until;
         }
         self.earlier += self.granted;
         (self.granted, self.granted_until, self.low, self.spent) = (grant.hits, grant.end, grant.low, 0);
-        self.cycle.close(grant.exhausted, grant.next_request_at);
+        self.cycle.close_request(grant.exhausted, grant.next_request_at);
         true
     }
 
     /// Drops the prepaid hits that have ended at a global time.
-    fn drop_ended(&mut self, global: Time) {
+    fn drop_expired_hits(&mut self, global: Time) {
         if self.granted_until <= global {
             self.granted = 0;
         }
@@ -160,8 +161,8 @@ impl State {
     /// Returns the time in microseconds until the first prepaid hits end: `u64::MAX` without such, 0 if global time is
     /// unknown or the region is cut off.
     pub(super) fn grant_left_us(&self, now: Time) -> u64 {
-        match self.view.at(now) {
-            Some(GlobalTime { hi, .. }) if !self.view.cut_off => {
+        match self.view.at_region_time(now) {
+            Some(GlobalTimeInterval { hi, .. }) if !self.view.cut_off => {
                 let counts = &self.counts;
                 let ends = [(counts.earlier, counts.earlier_until), (counts.granted, counts.granted_until)];
                 let left_us =
@@ -173,11 +174,11 @@ impl State {
     }
 
     /// Returns the hits used at `now`, since the last grant and in the tumbling period of the cut-off allowance.
-    pub(super) fn region_use(&self, limit: &Limit, now: Time) -> RegionUse {
-        let bucket = RegionBucket::at(limit, self, now);
+    pub(super) fn region_hits_by_source(&self, limit: &Limit, now: Time) -> RegionHitsBySource {
+        let bucket = RegionBucket::at_request_time(limit, self, now);
         let RegionBucket { call, counts, .. } = bucket;
-        let (grant, reserve) = if bucket.last_grant_lasts() { (counts.spent, 0) } else { (0, counts.spent) };
-        RegionUse { grant, reserve, cut_off_allowance: call.cut_off.used }
+        let (grant, reserve) = if bucket.is_last_grant_valid() { (counts.spent, 0) } else { (0, counts.spent) };
+        RegionHitsBySource { grant, reserve, cut_off_allowance: call.cut_off.used }
     }
 }
 
@@ -209,19 +210,19 @@ struct RegionBucket {
 impl RegionCounter for RegionBucket {
     type Counts = BucketCounts;
 
-    fn at(limit: &Limit, state: &State, now: Time) -> Self {
+    fn at_request_time(limit: &Limit, state: &State, now: Time) -> Self {
         let call = RegionCall::new(limit, *state.view, state.counts.cycle.cut_off, now);
         let mut bucket = Self {
             call,
             counts: *state.counts,
-            own_rate: call.own(limit.region_reserve()),
-            own_capacity: call.own(limit.region_capacity()),
+            own_rate: call.usable_own_part(limit.region_reserve()),
+            own_capacity: call.usable_own_part(limit.region_capacity()),
             slack_us: limit.clock_slack_us(),
             max_tokens: 0,
         };
         if let Some(global) = call.global {
             bucket.counts.cycle.begin_epoch(global);
-            bucket.counts.drop_ended(Time::from_micros(global.hi));
+            bucket.counts.drop_expired_hits(Time::from_micros(global.hi));
         }
         if state.last == Time::default() {
             bucket.counts.tokens = bucket.own_capacity;
@@ -232,7 +233,7 @@ impl RegionCounter for RegionBucket {
         bucket
     }
 
-    fn call(&self) -> &RegionCall {
+    fn region_call(&self) -> &RegionCall {
         &self.call
     }
 
@@ -240,12 +241,12 @@ impl RegionCounter for RegionBucket {
         self.counts
     }
 
-    fn cycle_mut(&mut self) -> (&mut RegionCall, &mut GrantCycle) {
+    fn call_and_cycle_mut(&mut self) -> (&mut RegionCall, &mut GrantCycle) {
         (&mut self.call, &mut self.counts.cycle)
     }
 
     fn room(&self) -> Option<u64> {
-        Some(self.counts.tokens + self.prepaid())
+        Some(self.counts.tokens + self.usable_prepaid_hits())
     }
 
     fn used(&self) -> u64 {
@@ -287,14 +288,14 @@ impl RegionCounter for RegionBucket {
         self.counts.spent -= returned;
         let own = returned.min(self.max_tokens - self.counts.tokens);
         self.add_tokens(u128::from(own) * u128::from(self.call.period_us), self.max_tokens);
-        if self.last_grant_lasts() {
+        if self.is_last_grant_valid() {
             self.counts.granted = (self.counts.granted + returned - own).min(MAX_COUNT);
         }
     }
 
     fn is_low(&self) -> bool {
-        self.counts.tokens + self.prepaid()
-            <= if self.last_grant_lasts() { self.counts.low } else { self.own_capacity / 2 }
+        self.counts.tokens + self.usable_prepaid_hits()
+            <= if self.is_last_grant_valid() { self.counts.low } else { self.own_capacity / 2 }
     }
 
     fn until_full_us(&self) -> u64 {
@@ -307,28 +308,30 @@ impl RegionCounter for RegionBucket {
             return None;
         }
         let refill_us = self.until_tokens_us(hits);
-        let allowance_us = (call.may_use_allowance() && hits <= call.allowance).then(|| call.allowance_ends_us());
-        let next_grant_us = (!call.view.cut_off && !self.counts.cycle.exhausted).then_some(REQUEST_INTERVAL_US);
+        let allowance_us =
+            (call.cut_off_allowance_applies() && hits <= call.allowance).then(|| call.until_allowance_ends_us());
+        let next_grant_us =
+            (!call.view.cut_off && !self.counts.cycle.exhausted).then_some(MIN_GRANT_REQUEST_INTERVAL_US);
         let waits = [refill_us, allowance_us, next_grant_us].into_iter().flatten();
-        Some(waits.min().unwrap_or(REQUEST_INTERVAL_US).max(1))
+        Some(waits.min().unwrap_or(MIN_GRANT_REQUEST_INTERVAL_US).max(1))
     }
 }
 
 impl RegionBucket {
     /// True if hits of the last grant may be admitted.
-    fn last_grant_lasts(&self) -> bool {
+    fn is_last_grant_valid(&self) -> bool {
         self.call.global.is_some_and(|global| global.hi < self.counts.granted_until.as_micros())
     }
 
     /// Prepaid hits that may be admitted; 0 while global time is unknown.
-    const fn prepaid(&self) -> u64 {
+    const fn usable_prepaid_hits(&self) -> u64 {
         if self.call.global.is_some() { self.counts.earlier + self.counts.granted } else { 0 }
     }
 
     /// Adds the tokens that have refilled by the lower end of global time, and finds the capacity of the moment.
     fn refill(&mut self) {
         self.max_tokens = self.own_capacity;
-        if let Some(GlobalTime { lo, hi }) = self.call.global {
+        if let Some(GlobalTimeInterval { lo, hi }) = self.call.global {
             let from = match self.counts.refilled_until.as_micros() {
                 0 => hi,
                 refilled_until => refilled_until,

@@ -9,7 +9,8 @@
 //! Numbers are whole hits, so nothing is rounded.
 
 use super::region::{
-    self, GrantCycle, REQUEST_INTERVAL_US, RegionCall, RegionCounter, RegionState, RegionUse, StoredCounts,
+    self, GrantCycle, MIN_GRANT_REQUEST_INTERVAL_US, RegionCall, RegionCounter, RegionHitsBySource, RegionState,
+    StoredCounts,
 };
 use super::stored_state::{MalformedReply, ReplyReader};
 use crate::base::clock::Time;
@@ -63,7 +64,7 @@ pub struct HitsGrant {
 
 impl WindowCounts {
     /// Begins another window: nothing is granted yet, and a reserve used for the next window is used in this one.
-    fn begin(&mut self, window: u64) {
+    fn begin_window(&mut self, window: u64) {
         let is_next = window == self.window + 1;
         *self = Self {
             window,
@@ -80,12 +81,12 @@ impl WindowCounts {
 
     /// Adds the hits of a grant; false if it does not answer the open request, or its window is over.
     pub fn take_grant(&mut self, grant: &HitsGrant) -> bool {
-        if !self.cycle.waits_for(grant.request) {
+        if !self.cycle.is_open_request(grant.request) {
             return false;
         }
         // The global Redis has seen that the next window began.
         if grant.window == self.window + 1 {
-            self.begin(grant.window);
+            self.begin_window(grant.window);
         }
         if grant.window != self.window {
             return false;
@@ -97,7 +98,7 @@ impl WindowCounts {
         self.granted += grant.hits;
         self.granted_total += grant.hits;
         self.low = grant.low;
-        self.cycle.close(grant.exhausted, grant.next_request_at);
+        self.cycle.close_request(grant.exhausted, grant.next_request_at);
         true
     }
 
@@ -113,7 +114,7 @@ impl WindowCounts {
 }
 
 impl StoredCounts for WindowCounts {
-    fn read(reply: &mut ReplyReader<'_>) -> Result<Self, MalformedReply> {
+    fn read_from_reply(reply: &mut ReplyReader<'_>) -> Result<Self, MalformedReply> {
         Ok(Self {
             window: reply.read_number()?,
             granted: reply.read_number()?,
@@ -123,7 +124,7 @@ impl StoredCounts for WindowCounts {
             granted_total: reply.read_number()?,
             next_reserve_used: reply.read_number()?,
             previous_requested: reply.read_number()?,
-            cycle: GrantCycle::read(reply)?,
+            cycle: GrantCycle::read_from_reply(reply)?,
         })
     }
 }
@@ -132,15 +133,15 @@ impl State {
     /// Returns the time in microseconds until the window of a charge at `now` may end; 0 if that window is not surely
     /// known, or the region is cut off.
     pub(super) fn grant_left_us(&self, limit: &Limit, now: Time) -> u64 {
-        let RegionWindow { call, counts, .. } = RegionWindow::at(limit, self, now);
+        let RegionWindow { call, counts, .. } = RegionWindow::at_request_time(limit, self, now);
         let Some(global) = call.global.filter(|_| !call.view.cut_off) else { return 0 };
         (counts.window + 1).saturating_mul(call.period_us).saturating_sub(global.hi)
     }
 
     /// Returns the hits used at `now`.
-    pub(super) fn region_use(&self, limit: &Limit, now: Time) -> RegionUse {
-        let RegionWindow { call, counts, .. } = RegionWindow::at(limit, self, now);
-        RegionUse {
+    pub(super) fn region_hits_by_source(&self, limit: &Limit, now: Time) -> RegionHitsBySource {
+        let RegionWindow { call, counts, .. } = RegionWindow::at_request_time(limit, self, now);
+        RegionHitsBySource {
             grant: counts.granted_total.saturating_sub(counts.granted),
             reserve: counts.reserve_used,
             cut_off_allowance: call.cut_off.used,
@@ -172,7 +173,7 @@ struct RegionWindow {
 impl RegionCounter for RegionWindow {
     type Counts = WindowCounts;
 
-    fn at(limit: &Limit, state: &State, now: Time) -> Self {
+    fn at_request_time(limit: &Limit, state: &State, now: Time) -> Self {
         let mut call = RegionCall::new(limit, *state.view, state.counts.cycle.cut_off, now);
         let (mut counts, period_us, mut spans_two) = (*state.counts, call.period_us, false);
         call.global = call.global.filter(|global| {
@@ -185,17 +186,17 @@ impl RegionCounter for RegionWindow {
             let is_known = first <= last && last <= first + 1;
             if is_known {
                 if first != counts.window {
-                    counts.begin(first);
+                    counts.begin_window(first);
                 }
                 counts.cycle.begin_epoch(*global);
                 spans_two = last > first;
             }
             is_known
         });
-        Self { call, counts, reserve: call.own(limit.region_reserve()), spans_two }
+        Self { call, counts, reserve: call.usable_own_part(limit.region_reserve()), spans_two }
     }
 
-    fn call(&self) -> &RegionCall {
+    fn region_call(&self) -> &RegionCall {
         &self.call
     }
 
@@ -203,14 +204,14 @@ impl RegionCounter for RegionWindow {
         self.counts
     }
 
-    fn cycle_mut(&mut self) -> (&mut RegionCall, &mut GrantCycle) {
+    fn call_and_cycle_mut(&mut self) -> (&mut RegionCall, &mut GrantCycle) {
         (&mut self.call, &mut self.counts.cycle)
     }
 
     fn room(&self) -> Option<u64> {
         self.call.global?;
         let next_left = self.reserve.saturating_sub(self.counts.next_reserve_used);
-        Some(if self.spans_two { self.left().min(next_left) } else { self.left() })
+        Some(if self.spans_two { self.hits_left_in_window().min(next_left) } else { self.hits_left_in_window() })
     }
 
     fn used(&self) -> u64 {
@@ -242,11 +243,11 @@ impl RegionCounter for RegionWindow {
     }
 
     fn is_low(&self) -> bool {
-        self.left() <= if self.counts.granted_total == 0 { self.reserve / 2 } else { self.counts.low }
+        self.hits_left_in_window() <= if self.counts.granted_total == 0 { self.reserve / 2 } else { self.counts.low }
     }
 
     fn until_full_us(&self) -> u64 {
-        self.window_ends_us().unwrap_or(0)
+        self.until_window_ends_us().unwrap_or(0)
     }
 
     fn retry_after_us(&self, limit: &Limit, request: ChargeRequest) -> Option<u64> {
@@ -257,13 +258,14 @@ impl RegionCounter for RegionWindow {
         let (cut_off, exhausted) = (self.call.view.cut_off, self.counts.cycle.exhausted);
         // A tumbling period without any hit used cannot be waited for.
         let allowance_ends_us =
-            (hits <= self.call.allowance).then(|| self.call.allowance_ends_us()).filter(|ends_us| *ends_us > 0);
-        let wait_us = match self.window_ends_us() {
+            (hits <= self.call.allowance).then(|| self.call.until_allowance_ends_us()).filter(|ends_us| *ends_us > 0);
+        let wait_us = match self.until_window_ends_us() {
             Some(ends_us) if cut_off => allowance_ends_us.map_or(ends_us, |allowance_us| allowance_us.min(ends_us)),
             Some(ends_us) if exhausted => ends_us,
-            Some(ends_us) => ends_us.min(REQUEST_INTERVAL_US),
-            None if cut_off => allowance_ends_us.unwrap_or(REQUEST_INTERVAL_US),
-            None => allowance_ends_us.map_or(REQUEST_INTERVAL_US, |ends_us| ends_us.min(REQUEST_INTERVAL_US)),
+            Some(ends_us) => ends_us.min(MIN_GRANT_REQUEST_INTERVAL_US),
+            None if cut_off => allowance_ends_us.unwrap_or(MIN_GRANT_REQUEST_INTERVAL_US),
+            None => allowance_ends_us
+                .map_or(MIN_GRANT_REQUEST_INTERVAL_US, |ends_us| ends_us.min(MIN_GRANT_REQUEST_INTERVAL_US)),
         };
         Some(wait_us.max(1))
     }
@@ -271,12 +273,12 @@ impl RegionCounter for RegionWindow {
 
 impl RegionWindow {
     /// Hits left of the grants and the reserve, in the window of the counts.
-    const fn left(&self) -> u64 {
+    const fn hits_left_in_window(&self) -> u64 {
         self.counts.granted + self.reserve.saturating_sub(self.counts.reserve_used)
     }
 
     /// Microseconds until the last window that the request may lie in ends; `None` if global time is unknown.
-    fn window_ends_us(&self) -> Option<u64> {
+    fn until_window_ends_us(&self) -> Option<u64> {
         let global = self.call.global?;
         let windows = self.counts.window + 1 + u64::from(self.spans_two);
         Some(windows * self.call.period_us - global.lo)

@@ -26,21 +26,21 @@ pub struct State {
 
 impl StoredState for State {
     #[inline]
-    fn to_words(&self) -> [u64; 2] {
+    fn to_packed_words(&self) -> [u64; 2] {
         [self.current, self.previous]
     }
 
     #[inline]
-    fn from_words([current, previous]: [u64; 2], last: Time) -> Self {
+    fn from_packed_words([current, previous]: [u64; 2], last: Time) -> Self {
         Self { current, previous, last }
     }
 
     #[inline]
-    fn read(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
+    fn read_from_reply(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
         Ok(Self { current: reply.read_number()?, previous: reply.read_number()?, last })
     }
 
-    fn scaled(&self, ratio: ShareRatio, _limit: &Limit, now: Time) -> Self {
+    fn scaled_to_fallback_share(&self, ratio: ShareRatio, _limit: &Limit, now: Time) -> Self {
         Self {
             current: ratio.scale_rounded_up(self.current),
             previous: ratio.scale_rounded_up(self.previous),
@@ -51,7 +51,7 @@ impl StoredState for State {
 
 /// Applies a request to the counts.
 pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
-    let mut counts = WindowCounts::at(limit, state, now);
+    let mut counts = WindowCounts::at_request_time(limit, state, now);
     let before = counts.weighted_count();
     let max = u64::from(limit.requests_per_unit());
     let fits = counts.fits(limit, request);
@@ -76,9 +76,9 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
         before,
         after,
         remaining: clamp_to_u32(max.saturating_sub(after)),
-        reset_us: counts.until_count_us(0),
+        reset_us: counts.until_count_falls_us(0),
         retry_after_us: match max.checked_sub(request.required_hits()) {
-            Some(room) if !fits => Some(counts.until_count_us(room)),
+            Some(room) if !fits => Some(counts.until_count_falls_us(room)),
             Some(_) | None => None,
         },
         delay_us: 0,
@@ -87,7 +87,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
 
 /// Returns `true` if [`charge`] would admit the hits.
 pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -> bool {
-    WindowCounts::at(limit, state, now).fits(limit, request)
+    WindowCounts::at_request_time(limit, state, now).fits(limit, request)
 }
 
 /// Counts of the windows around a request.
@@ -103,7 +103,7 @@ struct WindowCounts {
 }
 
 impl WindowCounts {
-    fn at(limit: &Limit, state: &State, now: Time) -> Self {
+    fn at_request_time(limit: &Limit, state: &State, now: Time) -> Self {
         let period_us = limit.period_us();
         let (state, EffectiveTime { at, ahead_us }) = match effective_time(now, state.last, period_us) {
             Some(time) => (*state, time),
@@ -119,7 +119,7 @@ impl WindowCounts {
     }
 
     fn weighted_count(&self) -> u64 {
-        self.current + overlapping_part(self.previous, self.period_us - self.elapsed_us, self.period_us)
+        self.current + weighted_previous_count(self.previous, self.period_us - self.elapsed_us, self.period_us)
     }
 
     fn fits(&self, limit: &Limit, request: ChargeRequest) -> bool {
@@ -130,25 +130,25 @@ impl WindowCounts {
     /// Microseconds from the request's `now` until the weight is at most `max`; 0 if it is.
     ///
     /// In this window only the share of the previous count falls; in the next one that of this window's count does.
-    fn until_count_us(&self, max: u64) -> u64 {
+    fn until_count_falls_us(&self, max: u64) -> u64 {
         let until_us = match max.checked_sub(self.current) {
             _ if self.weighted_count() <= max => return 0,
-            Some(room) => time_share_falls_to(self.previous, room, self.period_us) - self.elapsed_us,
-            None => self.period_us - self.elapsed_us + time_share_falls_to(self.current, max, self.period_us),
+            Some(room) => time_when_share_falls_to(self.previous, room, self.period_us) - self.elapsed_us,
+            None => self.period_us - self.elapsed_us + time_when_share_falls_to(self.current, max, self.period_us),
         };
         self.ahead_us + until_us
     }
 }
 
-/// Returns floor(count x left / period).
-fn overlapping_part(count: u64, left_us: u64, period_us: u64) -> u64 {
+/// Returns the part of the previous window's `count` that still counts: floor(count x left / period).
+fn weighted_previous_count(count: u64, left_us: u64, period_us: u64) -> u64 {
     let product = u128::from(count) * u128::from(left_us) / u128::from(period_us);
     u64::try_from(product).unwrap_or(u64::MAX)
 }
 
 /// Returns the first time t in a window, in microseconds from its start, at which the share of the previous window's
 /// `count` is at most `max`: count x (period - t) < (max + 1) x period. At most the window's end. `count` > `max`.
-fn time_share_falls_to(count: u64, max: u64, period_us: u64) -> u64 {
+fn time_when_share_falls_to(count: u64, max: u64, period_us: u64) -> u64 {
     let left = (u128::from(max + 1) * u128::from(period_us)).div_ceil(u128::from(count));
     let left = u64::try_from(left).unwrap_or(period_us).min(period_us);
     (period_us - left + 1).min(period_us)

@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 
-use super::stored_state::{CallCharge, MalformedReply, ReplyReader, ShareRatio, StoredState};
+use super::stored_state::{MalformedReply, ReplyReader, ScriptCharge, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult, EffectiveTime, StateChange, clamp_to_u32, effective_time};
@@ -41,18 +41,18 @@ pub struct LogRecord {
 
 impl StoredState for State {
     #[inline]
-    fn to_words(&self) -> [u64; 2] {
+    fn to_packed_words(&self) -> [u64; 2] {
         [self.held, 0]
     }
 
-    /// Only the sum: a log is stored with its records, and read back by `read`.
+    /// Restores the sum only: a log is stored with its records, which `read_from_reply` decodes.
     #[inline]
-    fn from_words([held, _]: [u64; 2], last: Time) -> Self {
+    fn from_packed_words([held, _]: [u64; 2], last: Time) -> Self {
         Self { held, last, ..Default::default() }
     }
 
     /// Decodes a log: the running sum before the first record, the number of records, then each record.
-    fn read(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
+    fn read_from_reply(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
         let (mut sum, count) = (reply.read_number()?, reply.read_number()?);
         let mut log = Self { last, ..Default::default() };
         for _ in 0..count {
@@ -69,7 +69,7 @@ impl StoredState for State {
 
     /// The sum of any record and all later ones is rounded up: as the oldest expire, the share is never less used than
     /// the limit was.
-    fn scaled(&self, ratio: ShareRatio, _limit: &Limit, now: Time) -> Self {
+    fn scaled_to_fallback_share(&self, ratio: ShareRatio, _limit: &Limit, now: Time) -> Self {
         let mut records: VecDeque<LogRecord> = VecDeque::new();
         let (mut seen, mut held) = (0, 0);
         for record in self.records.iter().rev() {
@@ -89,10 +89,10 @@ impl StoredState for State {
 
     /// The number of hits that the reply must cover: from the oldest on, less the hits that the log holds, and from the
     /// newest back. See `log.lua`.
-    fn script_arguments<'c>(charges: impl Iterator<Item = CallCharge<'c>>) -> [i64; 2] {
+    fn script_arguments<'c>(charges: impl Iterator<Item = ScriptCharge<'c>>) -> [i64; 2] {
         let signed = |hits| i64::try_from(hits).unwrap_or(i64::MAX);
         let (mut requested, mut max_debt, mut refunded, mut min_limit) = (0, 0, 0, i64::MAX);
-        for CallCharge { limit, hits } in charges {
+        for ScriptCharge { limit, hits } in charges {
             min_limit = min_limit.min(i64::from(limit.requests_per_unit()));
             match hits {
                 Hits::Peek => requested += 1,
@@ -111,7 +111,7 @@ impl StoredState for State {
 
 /// Applies a request to the log.
 pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
-    let window = LogWindow::at(limit, state, now);
+    let window = LogWindow::at_request_time(limit, state, now);
     let before = window.held;
     let max = u64::from(limit.requests_per_unit());
     let fits = window.fits(limit, request);
@@ -145,7 +145,8 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
         retry_after_us: if fits || request.required_hits() > max {
             None
         } else {
-            nth_hit(state.records.range(expired..), after + request.required_hits() - max).map(until_expired)
+            find_record_of_nth_hit(state.records.range(expired..), after + request.required_hits() - max)
+                .map(until_expired)
         },
         delay_us: 0,
     }
@@ -153,7 +154,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
 
 /// Returns `true` if [`charge`] would admit the hits.
 pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -> bool {
-    LogWindow::at(limit, state, now).fits(limit, request)
+    LogWindow::at_request_time(limit, state, now).fits(limit, request)
 }
 
 /// The part of a log that lies in the window of a request.
@@ -168,7 +169,7 @@ struct LogWindow {
 }
 
 impl LogWindow {
-    fn at(limit: &Limit, state: &State, now: Time) -> Self {
+    fn at_request_time(limit: &Limit, state: &State, now: Time) -> Self {
         let Some(EffectiveTime { at, ahead_us }) = effective_time(now, state.last, limit.period_us()) else {
             return Self { at: now, ahead_us: 0, expired: state.records.len(), held: 0 };
         };
@@ -187,7 +188,7 @@ impl LogWindow {
 }
 
 /// Returns the record that holds the `nth` hit from the oldest, counted from 1.
-fn nth_hit<'s>(mut records: impl Iterator<Item = &'s LogRecord>, nth: u64) -> Option<&'s LogRecord> {
+fn find_record_of_nth_hit<'s>(mut records: impl Iterator<Item = &'s LogRecord>, nth: u64) -> Option<&'s LogRecord> {
     let mut seen = 0;
     records.find(|record| {
         seen += u64::from(record.hits);

@@ -1,15 +1,15 @@
 //! State of a counter of any algorithm, and charges on several counters at once.
 //!
-//! The enum and its dispatch are generated from the [table of countings](crate::limit::algorithm::Counting), so an
-//! algorithm without a module, a `State`, `charge`, `admits` or a `StoredState` does not compile.
+//! The enum and its dispatch are generated from the [table of countings](crate::limit::algorithm::CountingMethod), so
+//! an algorithm without a module, a `State`, `charge`, `admits` or a `StoredState` does not compile.
 
 use smallvec::SmallVec;
 
-use super::region::{GlobalView, RegionUse};
-use super::stored_state::{CallCharge, MAX_LUA_INTEGER, MalformedReply, ReplyReader, ShareRatio, StoredState};
+use super::region::{GlobalView, RegionHitsBySource};
+use super::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader, ScriptCharge, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::algorithm::{Counting, for_each_counting};
+use crate::limit::algorithm::{CountingMethod, for_each_counting};
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit, effective_time};
 
 macro_rules! define_state {
@@ -25,14 +25,14 @@ macro_rules! define_state {
 
         impl State {
             /// Creates the state of a counter without hits.
-            pub fn empty(counting: impl Into<Counting>) -> Self {
+            pub fn empty(counting: impl Into<CountingMethod>) -> Self {
                 match counting.into() {
-                    $(Counting::$variant => Self::$variant(Default::default()),)*
+                    $(CountingMethod::$variant => Self::$variant(Default::default()),)*
                 }
             }
 
             /// Time of the last charge that changed the state.
-            pub const fn last(&self) -> Time {
+            pub const fn last_charge_at(&self) -> Time {
                 match self {
                     $(Self::$variant(state) => state.last,)*
                 }
@@ -41,7 +41,7 @@ macro_rules! define_state {
             /// Applies a request to this state. A state of another counting than the limit's is empty.
             pub fn charge(&mut self, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
                 match (limit.counting(), &mut *self) {
-                    $((Counting::$variant, Self::$variant(state)) => {
+                    $((CountingMethod::$variant, Self::$variant(state)) => {
                         super::$module::charge(limit, state, now, request)
                     })*
                     (counting, _) => {
@@ -54,7 +54,7 @@ macro_rules! define_state {
             /// Returns `true` if [`State::charge`] would admit the hits; changes nothing.
             pub fn admits(&self, limit: &Limit, now: Time, request: ChargeRequest) -> bool {
                 match (limit.counting(), self) {
-                    $((Counting::$variant, Self::$variant(state)) => {
+                    $((CountingMethod::$variant, Self::$variant(state)) => {
                         super::$module::admits(limit, state, now, request)
                     })*
                     (counting, _) => Self::empty(counting).admits(limit, now, request),
@@ -64,21 +64,21 @@ macro_rules! define_state {
             /// Packs the state into three words; the first is the time of the last charge in microseconds. Records of a
             /// log are left out.
             #[inline]
-            pub(crate) fn to_words(&self) -> [u64; 3] {
+            pub(crate) fn to_packed_words(&self) -> [u64; 3] {
                 match self {
                     $(Self::$variant(state) => {
-                        let [a, b] = state.to_words();
+                        let [a, b] = state.to_packed_words();
                         [state.last.as_micros(), a, b]
                     })*
                 }
             }
 
-            /// Unpacks the words of [`State::to_words`].
+            /// Unpacks the words of [`State::to_packed_words`].
             #[inline]
-            pub(crate) fn from_words(counting: impl Into<Counting>, [last, a, b]: [u64; 3]) -> Self {
+            pub(crate) fn from_packed_words(counting: impl Into<CountingMethod>, [last, a, b]: [u64; 3]) -> Self {
                 let last = Time::from_micros(last);
                 match counting.into() {
-                    $(Counting::$variant => Self::$variant(StoredState::from_words([a, b], last)),)*
+                    $(CountingMethod::$variant => Self::$variant(StoredState::from_packed_words([a, b], last)),)*
                 }
             }
 
@@ -87,13 +87,13 @@ macro_rules! define_state {
             /// # Errors
             /// The script cannot have returned these numbers.
             #[inline]
-            pub(crate) fn read(
-                counting: Counting,
+            pub(crate) fn read_from_reply(
+                counting: CountingMethod,
                 reply: &mut ReplyReader<'_>,
                 last: Time,
             ) -> Result<Self, MalformedReply> {
                 match counting {
-                    $(Counting::$variant => StoredState::read(reply, last).map(Self::$variant),)*
+                    $(CountingMethod::$variant => StoredState::read_from_reply(reply, last).map(Self::$variant),)*
                 }
             }
 
@@ -101,34 +101,40 @@ macro_rules! define_state {
             pub(crate) fn scaled_to_share(&self, limit: &Limit, share: &Limit, now: Time) -> Self {
                 let ratio = ShareRatio::new(share, limit);
                 match self {
-                    $(Self::$variant(state) => Self::$variant(state.scaled(ratio, limit, now)),)*
+                    $(Self::$variant(state) => Self::$variant(state.scaled_to_fallback_share(ratio, limit, now)),)*
                 }
             }
 
             /// Computes the script arguments `a` and `b` of a call that makes these charges on a counter.
             #[inline]
             pub(crate) fn script_arguments<'c>(
-                counting: Counting,
-                charges: impl Iterator<Item = CallCharge<'c>>,
+                counting: CountingMethod,
+                charges: impl Iterator<Item = ScriptCharge<'c>>,
             ) -> [i64; 2] {
                 match counting {
-                    $(Counting::$variant => super::$module::State::script_arguments(charges),)*
+                    $(CountingMethod::$variant => super::$module::State::script_arguments(charges),)*
                 }
             }
 
             /// Returns the longest delay in microseconds that keeps the numbers of a script exact.
             #[inline]
-            pub(crate) fn max_exact_delay_us(limit: &Limit) -> u64 {
+            pub(crate) fn max_lua_exact_delay_us(limit: &Limit) -> u64 {
                 match limit.counting() {
-                    $(Counting::$variant => super::$module::State::max_exact_delay_us(limit),)*
+                    $(CountingMethod::$variant => super::$module::State::max_lua_exact_delay_us(limit),)*
                 }
             }
 
             /// Derives the wait of a rejected charge, in microseconds, from the result of another charge on the same
             /// state. The hits are at most the capacity. `None`: the result does not tell.
-            pub(crate) fn derived_wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
+            pub(crate) fn derive_wait_from_result_us(
+                limit: &Limit,
+                result: &ChargeResult,
+                request: ChargeRequest,
+            ) -> Option<u64> {
                 match limit.counting() {
-                    $(Counting::$variant => super::$module::State::derived_wait_us(limit, result, request),)*
+                    $(CountingMethod::$variant => {
+                        super::$module::State::derive_wait_from_result_us(limit, result, request)
+                    })*
                 }
             }
         }
@@ -138,7 +144,7 @@ for_each_counting!(define_state);
 
 impl State {
     /// View of the global Redis that the last call on a region's counter had; `None` of another counter.
-    fn view_mut(&mut self) -> Option<&mut GlobalView> {
+    fn global_view_mut(&mut self) -> Option<&mut GlobalView> {
         match self {
             Self::RegionWindow(state) => Some(&mut state.view),
             Self::RegionBucket(state) => Some(&mut state.view),
@@ -147,15 +153,15 @@ impl State {
     }
 
     /// Sets the view of the call that charges this state, if a region counts it.
-    pub fn set_view(&mut self, view: &GlobalView) {
-        if let Some(own) = self.view_mut() {
+    pub fn set_global_view(&mut self, view: &GlobalView) {
+        if let Some(own) = self.global_view_mut() {
             *own = *view;
         }
     }
 
     /// Lets the global time of the last call hold at any time, for an estimate.
-    pub(crate) fn assume_view_holds(&mut self) {
-        if let Some(view) = self.view_mut().filter(|view| view.valid_until > Time::default()) {
+    pub(crate) fn assume_view_is_always_valid(&mut self) {
+        if let Some(view) = self.global_view_mut().filter(|view| view.valid_until > Time::default()) {
             (view.valid_from, view.valid_until) = (Time::default(), Time::from_micros(MAX_LUA_INTEGER));
         }
     }
@@ -171,7 +177,7 @@ impl State {
     }
 
     /// Identity of the open grant request of a region's counter; 0: none is open.
-    pub fn open_request(&self) -> u64 {
+    pub fn open_request_id(&self) -> u64 {
         match self {
             Self::RegionWindow(state) => state.counts.cycle.open_request,
             Self::RegionBucket(state) => state.counts.cycle.open_request,
@@ -180,17 +186,17 @@ impl State {
     }
 
     /// Returns the hits of a region's counter that are used at `now`; nothing of another counter.
-    pub fn region_use(&self, limit: &Limit, now: Time) -> RegionUse {
+    pub fn region_hits_by_source(&self, limit: &Limit, now: Time) -> RegionHitsBySource {
         match self {
-            Self::RegionWindow(state) => state.region_use(limit, now),
-            Self::RegionBucket(state) => state.region_use(limit, now),
-            _ => RegionUse::default(),
+            Self::RegionWindow(state) => state.region_hits_by_source(limit, now),
+            Self::RegionBucket(state) => state.region_hits_by_source(limit, now),
+            _ => RegionHitsBySource::default(),
         }
     }
 
     /// Time that [`State::charge`] works at: the later of `now` and the last charge; `now` if the state is discarded.
-    pub fn time(&self, limit: &Limit, now: Time) -> Time {
-        effective_time(now, self.last(), limit.period_us()).map_or(now, |time| time.at)
+    pub fn effective_charge_time(&self, limit: &Limit, now: Time) -> Time {
+        effective_time(now, self.last_charge_at(), limit.period_us()).map_or(now, |time| time.at)
     }
 }
 

@@ -10,7 +10,7 @@ use crate::limit::request::Hits;
 
 /// One of the charges that a call of a script makes on a counter.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct CallCharge<'c> {
+pub(crate) struct ScriptCharge<'c> {
     /// Limit of the counter.
     pub(crate) limit: &'c Limit,
     /// Hits to charge, peek at or refund.
@@ -24,34 +24,34 @@ pub(crate) trait StoredState: Sized {
     /// Packs all but the time of the last charge into two words.
     ///
     /// The memory store does not pack a `sliding_window_log`: it keeps the records apart.
-    fn to_words(&self) -> [u64; 2];
+    fn to_packed_words(&self) -> [u64; 2];
 
-    /// Unpacks the words of [`to_words`](Self::to_words).
-    fn from_words(words: [u64; 2], last: Time) -> Self;
+    /// Unpacks the words of [`to_packed_words`](Self::to_packed_words).
+    fn from_packed_words(words: [u64; 2], last: Time) -> Self;
 
     /// Decodes the state that follows the time of the last charge in a script's reply.
     ///
     /// # Errors
     /// The script cannot have returned these numbers.
-    fn read(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply>;
+    fn read_from_reply(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply>;
 
     /// Returns a state that uses the same part of a share as this one uses of `limit`, rounded up.
-    fn scaled(&self, ratio: ShareRatio, limit: &Limit, now: Time) -> Self;
+    fn scaled_to_fallback_share(&self, ratio: ShareRatio, limit: &Limit, now: Time) -> Self;
 
     /// Computes the script arguments `a` and `b` of a call that makes these charges.
-    fn script_arguments<'c>(_charges: impl Iterator<Item = CallCharge<'c>>) -> [i64; 2] {
+    fn script_arguments<'c>(_charges: impl Iterator<Item = ScriptCharge<'c>>) -> [i64; 2] {
         [0, 0]
     }
 
     /// Returns the longest delay in microseconds that keeps the numbers of a script exact, whatever the limit allows.
-    fn max_exact_delay_us(_limit: &Limit) -> u64 {
+    fn max_lua_exact_delay_us(_limit: &Limit) -> u64 {
         MAX_LUA_INTEGER - 1
     }
 
     /// Derives the wait of a rejected charge, in microseconds, from the result of another charge on the same state.
     ///
     /// The hits are at most the capacity. `None`: the result does not tell.
-    fn derived_wait_us(_limit: &Limit, _result: &ChargeResult, _request: ChargeRequest) -> Option<u64> {
+    fn derive_wait_from_result_us(_limit: &Limit, _result: &ChargeResult, _request: ChargeRequest) -> Option<u64> {
         None
     }
 }

@@ -7,7 +7,7 @@
 //! With `max_wait`, a request that lacks tokens takes them in advance and is delayed until they are refilled. The
 //! tokens used can then exceed the bucket. Used tokens and waits are rounded up, so never in favour of the caller.
 
-use super::leaky_level::{LeakyLevel, LevelParts, clamp_us, derived_level_wait_us};
+use super::leaky_level::{LeakyLevel, LevelParts, clamp_us, derive_level_wait_from_result_us};
 use super::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
@@ -32,84 +32,86 @@ impl State {
         if now <= self.last {
             return self;
         }
-        match self.level(limit, now).parts() {
+        match self.level(limit, now).whole_and_part() {
             LevelParts { whole: 0, part: 0 } => Self::default(),
             LevelParts { whole, part } => Self { used: whole, part, last: now },
         }
     }
 
     fn level<'l>(&self, limit: &'l Limit, now: Time) -> LeakyLevel<'l> {
-        LeakyLevel::at(limit, LevelParts { whole: self.used, part: self.part }, self.last, now)
+        LeakyLevel::at_request_time(limit, LevelParts { whole: self.used, part: self.part }, self.last, now)
     }
 }
 
 impl StoredState for State {
     #[inline]
-    fn to_words(&self) -> [u64; 2] {
+    fn to_packed_words(&self) -> [u64; 2] {
         [self.used, self.part]
     }
 
     #[inline]
-    fn from_words([used, part]: [u64; 2], last: Time) -> Self {
+    fn from_packed_words([used, part]: [u64; 2], last: Time) -> Self {
         Self { used, part, last }
     }
 
     #[inline]
-    fn read(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
+    fn read_from_reply(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
         Ok(Self { used: reply.read_number()?, part: reply.read_number()?, last })
     }
 
     /// A share may drain faster than that part of the limit, so the hits that drained until now are excluded.
-    fn scaled(&self, ratio: ShareRatio, limit: &Limit, now: Time) -> Self {
+    fn scaled_to_fallback_share(&self, ratio: ShareRatio, limit: &Limit, now: Time) -> Self {
         let Self { used, part, last } = self.refilled(limit, now);
         let LevelParts { whole, part } = ratio.scale_level(LevelParts { whole: used, part }, limit);
         Self { used: whole, part, last: last.min(now) }
     }
 
     /// The time in which 2^52 tokens refill: borrowed tokens must stay countable. At least 12 days.
-    fn max_exact_delay_us(limit: &Limit) -> u64 {
+    fn max_lua_exact_delay_us(limit: &Limit) -> u64 {
         let longest_us = (1 << 52) * u128::from(limit.period_us()) / u128::from(limit.requests_per_unit().max(1));
         clamp_us(longest_us).min(MAX_LUA_INTEGER - 1)
     }
 
-    fn derived_wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
-        derived_level_wait_us(limit, result, request)
+    fn derive_wait_from_result_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
+        derive_level_wait_from_result_us(limit, result, request)
     }
 }
 
 /// Applies a request to the bucket.
 pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
     let mut used = state.level(limit, now);
-    let before = used.whole_hits();
+    let before = used.hits_rounded_up();
     let fits = until_admitted_us(&used, request) == Some(0);
     let effect = request.state_change(fits, limit);
     match effect {
         StateChange::None => {}
-        StateChange::Charge(hits) => used.units += used.units_of(hits),
+        StateChange::Charge(hits) => used.units += used.hits_to_units(hits),
         StateChange::ChargeRejected(hits) => {
             // Rejected hits add up to one period's tokens beyond an empty bucket, and never lower what is used.
-            let max = used.units_of(u64::from(limit.capacity()) + u64::from(limit.requests_per_unit()));
-            used.units = used.units.max(max.min(used.units + used.units_of(hits)));
+            let max = used.hits_to_units(u64::from(limit.capacity()) + u64::from(limit.requests_per_unit()));
+            used.units = used.units.max(max.min(used.units + used.hits_to_units(hits)));
         }
         StateChange::Refund(hits) => {
-            let min = used.units.min(used.units_of(request.lent));
-            used.units = used.units.saturating_sub(used.units_of(hits)).max(min);
+            let min = used.units.min(used.hits_to_units(request.lent));
+            used.units = used.units.saturating_sub(used.hits_to_units(hits)).max(min);
         }
     }
     if effect != StateChange::None {
-        let LevelParts { whole, part } = used.parts();
+        let LevelParts { whole, part } = used.whole_and_part();
         *state = State { used: whole, part, last: used.at };
     }
     ChargeResult {
         admitted: fits,
         before,
-        after: used.whole_hits(),
+        after: used.hits_rounded_up(),
         remaining: used.remaining(),
         reset_us: used.until_empty_us(),
         retry_after_us: if fits { None } else { until_admitted_us(&used, request) },
         delay_us: match effect {
             // Tokens taken in advance are refilled once no more are used than the bucket holds.
-            StateChange::Charge(_) => clamp_us(used.until_level_us(used.units_of(u64::from(limit.capacity())))),
+            StateChange::Charge(_) => {
+                clamp_us(used.until_level_falls_us(used.hits_to_units(u64::from(limit.capacity()))))
+            }
             StateChange::None | StateChange::ChargeRejected(_) | StateChange::Refund(_) => 0,
         },
     }

@@ -44,7 +44,7 @@ impl DomainBuilder {
         let own = defaults.map(|defaults| defaults.keys).unwrap_or_default();
         let merged = |unit| {
             let merged = layers.layers_for_unit(unit).fold(own.clone(), DefaultableKeys::with_fallback);
-            if options.memcache { memcache::remove_conditional_keys(merged) } else { merged }
+            if options.memcache { memcache::remove_unsupported_keys(merged) } else { merged }
         };
         let of_unit = |unit| UnitOverrideDefaults {
             unit,
@@ -56,7 +56,7 @@ impl DomainBuilder {
     }
 
     /// Sets the defaults of a domain from the first document that has them; those of other documents must be the same.
-    pub(super) fn set_defaults(&mut self, reader: &mut DocumentReader<'_>, defaults: LocatedDefaults) {
+    pub(super) fn set_or_check_defaults(&mut self, reader: &mut DocumentReader<'_>, defaults: LocatedDefaults) {
         match &self.defaults {
             None => self.defaults = Some(defaults),
             Some(first) if first.keys.has_same_values(&defaults.keys) => {}

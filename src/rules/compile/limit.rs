@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use super::limit_spec::{CompiledEntry, DomainScope, complete_limit_spec, has_same_counter};
+use super::limit_spec::{CompiledLimitEntry, DomainSettings, complete_limit_spec, has_same_counter};
 use super::options::CompileOptions;
 use super::{lints, memcache, rule_defaults};
 use crate::limit::period::{Period, Unit};
@@ -104,7 +104,8 @@ pub(super) fn compile_unlimited(
     }
     let other = limit.unit_multiplier.map(|spanned| Spanned { value: "unit_multiplier", at: spanned.at });
     let other = other.or(limit.bucket_size.map(|spanned| Spanned { value: "bucket_size", at: spanned.at }));
-    let defaultable = || limit.defaultable.first_key().map(|key| Spanned { value: key.value.name(), at: key.at });
+    let defaultable =
+        || limit.defaultable.first_written_key().map(|key| Spanned { value: key.value.name(), at: key.at });
     if let Some(key) = other.or_else(defaultable) {
         let message = format!("`{}` does not apply when unlimited", key.value);
         reader.report_error(key.at, &field_path.with_key(key.value), message, "remove it or `unlimited`");
@@ -122,12 +123,12 @@ pub(super) fn compile_limits(
     reader: &mut DocumentReader<'_>,
     written: &[RateLimitEntry],
     descriptor: &DescriptorSpec,
-    scope: &DomainScope<'_>,
+    scope: &DomainSettings<'_>,
     field_path: &FieldPath<'_>,
 ) -> Vec<RuleLimit> {
     // 0: none but named shadow limits, which then decide.
     let deciding = written.iter().filter(|one| !is_named_shadow(one)).count();
-    let mut compiled: Vec<CompiledEntry<'_>> = Vec::with_capacity(written.len());
+    let mut compiled: Vec<CompiledLimitEntry<'_>> = Vec::with_capacity(written.len());
     // Bounded, because the checks below compare all pairs.
     if let Some(extra) = written.get(MAX_LIMITS_PER_DESCRIPTOR) {
         let message = format!("{} limits on one descriptor", written.len());
@@ -142,7 +143,7 @@ pub(super) fn compile_limits(
     for one in written {
         let field_path = one.index.map_or(*field_path, |index| field_path.with_index(index));
         let candidate = deciding > 0 && is_named_shadow(one);
-        // Each side counts as if the other were not there.
+        // The only deciding limit, and each candidate, count as the only limit of the rule.
         let sole = candidate || written.len() == 1 || deciding == 1;
         let Some(limit) = compile_limit(reader, one, sole, scope, &field_path) else { continue };
         let limit = RuleLimit {
@@ -151,20 +152,20 @@ pub(super) fn compile_limits(
             shadow: descriptor.shadow_mode || one.shadow_mode,
             quota: !candidate && (descriptor.quota_mode || one.quota_mode),
             candidate,
-            epoch: one.defaultable.epoch.or(scope.file_defaults().epoch).map_or(0, |spanned| spanned.value),
+            epoch: one.defaultable.epoch.or(scope.rule_file_defaults().epoch).map_or(0, |spanned| spanned.value),
             left_out_defaults: Vec::new(),
         };
-        let entry = CompiledEntry { limit, written: one, sole };
-        check_combination(reader, &entry, &compiled, &field_path);
+        let entry = CompiledLimitEntry { limit, written: one, sole };
+        check_against_other_limits(reader, &entry, &compiled, &field_path);
         compiled.push(entry);
     }
     rule_defaults::apply_rule_defaults(reader, &mut compiled, scope, field_path);
-    for CompiledEntry { limit, written, .. } in compiled.iter().filter(|entry| !entry.written.unreadable) {
+    for CompiledLimitEntry { limit, written, .. } in compiled.iter().filter(|entry| !entry.written.unreadable) {
         let field_path = written.index.map_or(*field_path, |index| field_path.with_index(index));
         lints::warn_about_limit(reader, written, &limit.limit, scope.options, &field_path);
     }
     if scope.options.regions.is_none() {
-        compiled.iter_mut().for_each(|entry| entry.limit.limit = entry.limit.limit.in_one_region());
+        compiled.iter_mut().for_each(|entry| entry.limit.limit = entry.limit.limit.without_global_scope());
     }
     let mut limits: Vec<RuleLimit> = compiled.into_iter().map(|entry| entry.limit).collect();
     limits.sort_by_key(|limit| limit.candidate);
@@ -192,16 +193,17 @@ fn check_candidate_keys(reader: &mut DocumentReader<'_>, written: &RateLimitEntr
     }
 }
 
-/// Reports a limit that cannot stand beside `others`.
-fn check_combination(
+/// Reports a limit that has the counter or the name of one of `others`, or a key that a candidate cannot have.
+fn check_against_other_limits(
     reader: &mut DocumentReader<'_>,
-    entry: &CompiledEntry<'_>,
-    others: &[CompiledEntry<'_>],
+    entry: &CompiledLimitEntry<'_>,
+    others: &[CompiledLimitEntry<'_>],
     field_path: &FieldPath<'_>,
 ) {
-    let CompiledEntry { limit: RuleLimit { limit, name, candidate, .. }, written, .. } = entry;
-    let shares_counter =
-        |other: &CompiledEntry<'_>| !candidate && !other.limit.candidate && has_same_counter(&other.limit.limit, limit);
+    let CompiledLimitEntry { limit: RuleLimit { limit, name, candidate, .. }, written, .. } = entry;
+    let shares_counter = |other: &CompiledLimitEntry<'_>| {
+        !candidate && !other.limit.candidate && has_same_counter(&other.limit.limit, limit)
+    };
     if others.iter().any(shares_counter) {
         let message = format!("two limits of {} for {} on one descriptor", limit.algorithm(), limit.period());
         let hint = "keep the lower one, change the period or the algorithm of one, or try one beside an enforced one, \
@@ -224,14 +226,14 @@ fn compile_limit(
     reader: &mut DocumentReader<'_>,
     written: &RateLimitEntry,
     sole: bool,
-    scope: &DomainScope<'_>,
+    scope: &DomainSettings<'_>,
     field_path: &FieldPath<'_>,
 ) -> Option<Limit> {
     let period = read_period(reader, written, field_path);
     let period = if written.unreadable { period? } else { period.unwrap_or(Period::new(Unit::Second, 1)?) };
-    let mut spec = complete_limit_spec(written, period, sole, scope.file_defaults(), scope.options);
+    let mut spec = complete_limit_spec(written, period, sole, scope.rule_file_defaults(), scope.options);
     check_overshoot(reader, written, &spec, field_path);
-    check_global_keys(reader, written, &spec, field_path);
+    check_global_scope_keys(reader, written, &spec, field_path);
     if scope.options.memcache {
         memcache::report_unsupported_keys(reader, &written.defaultable, field_path);
     }
@@ -266,7 +268,7 @@ fn read_period(
         // A unit that could not be read was reported already.
         if written.unit.is_some() || !written.unreadable {
             let message = format!("invalid rate limit unit '{}'", escape_for_message(name));
-            reader.report_error(at, &field_path.with_key("unit"), message, unit_hint(name));
+            reader.report_error(at, &field_path.with_key("unit"), message, suggest_valid_unit(name));
         }
         return None;
     };
@@ -280,7 +282,7 @@ fn read_period(
     period
 }
 
-fn unit_hint(name: &str) -> String {
+fn suggest_valid_unit(name: &str) -> String {
     let lower = name.trim().to_ascii_lowercase();
     let meant = Unit::ALL.into_iter().find(|unit| !lower.is_empty() && lower.trim_end_matches('s') == unit.name());
     match meant {
@@ -315,7 +317,7 @@ fn check_overshoot(
 }
 
 /// Reports keys of a global limit that have no effect on this one.
-fn check_global_keys(
+fn check_global_scope_keys(
     reader: &mut DocumentReader<'_>,
     written: &RateLimitEntry,
     spec: &LimitSpec,

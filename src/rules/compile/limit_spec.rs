@@ -3,7 +3,7 @@
 use std::num::NonZeroU16;
 
 use super::options::CompileOptions;
-use crate::limit::algorithm::{Algorithm, CapacityKey, DelayPolicy, RejectedHitsPolicy};
+use crate::limit::algorithm::{Algorithm, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
 use crate::limit::period::{Period, Unit};
 use crate::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, Scope};
 use crate::rules::document::RateLimitEntry;
@@ -13,11 +13,11 @@ use crate::rules::rule::RuleLimit;
 use crate::rules::rule_defaults::DefaultLayers;
 use crate::rules::yaml::Spanned;
 
-/// Regions that a global limit is checked for where only one is configured.
-pub(super) const MIN_REGIONS: NonZeroU16 = NonZeroU16::new(2).expect("2 is not 0");
+/// Number of regions that a global limit is checked for if only one region is configured.
+pub(super) const ASSUMED_REGIONS: NonZeroU16 = NonZeroU16::new(2).expect("2 is not 0");
 
 /// Settings that apply to all limits of a domain.
-pub(super) struct DomainScope<'s> {
+pub(super) struct DomainSettings<'s> {
     /// `defaults` of the domain in its rule file.
     pub(super) defaults: Option<&'s DefaultableKeys>,
     /// Defaults of `TOLLKEEPER_RULE_DEFAULTS`, which come after those.
@@ -26,15 +26,15 @@ pub(super) struct DomainScope<'s> {
     pub(super) options: &'s CompileOptions,
 }
 
-impl<'s> DomainScope<'s> {
+impl<'s> DomainSettings<'s> {
     /// `defaults` of the domain in its rule file, or none.
-    pub(super) fn file_defaults(&self) -> &'s DefaultableKeys {
+    pub(super) fn rule_file_defaults(&self) -> &'s DefaultableKeys {
         self.defaults.unwrap_or(const { &DefaultableKeys::NONE })
     }
 }
 
 /// A limit with the entry that it was compiled from.
-pub(super) struct CompiledEntry<'w> {
+pub(super) struct CompiledLimitEntry<'w> {
     pub(super) limit: RuleLimit,
     pub(super) written: &'w RateLimitEntry,
     /// The only limit of the descriptor that decides, or a candidate.
@@ -80,12 +80,12 @@ pub(super) fn complete_limit_spec(
             Overshoot::MilliPercent(_) => overshoot,
         })
     });
-    let scope = resolve_global_scope(own, defaults, LimitKeys { algorithm, period, overshoot }, options);
+    let scope = resolve_global_scope(own, defaults, GlobalScopeInputs { algorithm, period, overshoot }, options);
     let is_global = scope.is_some();
     let can_wait = can_wait && !(is_global && properties.delay == DelayPolicy::IfMaxWait);
     let can_count_rejected = can_count_rejected && !is_global;
     let default_queue =
-        defaults.queue_size.map(without_position).filter(|_| properties.capacity == CapacityKey::QueueSize);
+        defaults.queue_size.map(without_position).filter(|_| properties.capacity == CapacityRuleKey::QueueSize);
     let default_rejected =
         defaults.count_rejected.map(without_position).filter(|counted| !counted || can_count_rejected);
     LimitSpec {
@@ -105,9 +105,9 @@ pub(super) fn complete_limit_spec(
     }
 }
 
-/// Keys of a limit that decide what else applies to it.
+/// Values of a limit on which its global scope depends.
 #[derive(Clone, Copy)]
-struct LimitKeys {
+struct GlobalScopeInputs {
     algorithm: Algorithm,
     period: Period,
     overshoot: Option<Overshoot>,
@@ -118,7 +118,7 @@ struct LimitKeys {
 fn resolve_global_scope(
     own: &DefaultableKeys,
     defaults: &DefaultableKeys,
-    limit: LimitKeys,
+    limit: GlobalScopeInputs,
     options: &CompileOptions,
 ) -> Option<Scope> {
     let waits = own.max_wait_us.is_some_and(|wait| wait.value > 0);
@@ -133,7 +133,7 @@ fn resolve_global_scope(
             max_overshoot: limit.overshoot.unwrap_or(Overshoot::DEFAULT),
             reserve_milli_percent: reserve.map_or(GlobalScope::DEFAULT_RESERVE_MILLI_PERCENT, |spanned| spanned.value),
             on_region_loss: on_region_loss.map(|spanned| spanned.value).unwrap_or_default(),
-            regions: options.regions.unwrap_or(MIN_REGIONS),
+            regions: options.regions.unwrap_or(ASSUMED_REGIONS),
         })
     })
 }

@@ -7,7 +7,7 @@ use std::num::NonZeroU32;
 
 use super::options::CompileOptions;
 use crate::limit::Limit;
-use crate::limit::algorithm::CapacityKey;
+use crate::limit::algorithm::CapacityRuleKey;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{DescriptorSpec, RateLimitEntry, RateLimitSpec};
 use crate::rules::rule::RuleNode;
@@ -24,7 +24,7 @@ const DEFAULT_ENVOY_TIMEOUT_US: u64 = 20_000;
 const MAX_WILDCARDS_WITHOUT_WARNING: usize = 1000;
 
 /// Warns about a descriptor that has no limit and no children, and exempts no value.
-pub(super) fn warn_about_descriptor(
+pub(super) fn warn_about_descriptor_without_effect(
     reader: &mut DocumentReader<'_>,
     written: &DescriptorSpec,
     node: &RuleNode,
@@ -51,7 +51,7 @@ fn affects_requests(written: &DescriptorSpec, node: &RuleNode) -> bool {
     has_rule || !written.descriptors.is_empty() || exempts_values
 }
 
-/// Warns about a delay that exceeds Envoy's timeout, and about a share or lease that is too small.
+/// Warns about a delay that exceeds Envoy's timeout, and about an eventual or global limit that is too small to share.
 pub(super) fn warn_about_limit(
     reader: &mut DocumentReader<'_>,
     written: &RateLimitEntry,
@@ -60,7 +60,7 @@ pub(super) fn warn_about_limit(
     field_path: &FieldPath<'_>,
 ) {
     let each_us = limit.period_us() / u64::from(limit.requests_per_unit().max(1));
-    let is_queue = limit.algorithm().properties().capacity == CapacityKey::QueueSize;
+    let is_queue = limit.algorithm().properties().capacity == CapacityRuleKey::QueueSize;
     let waits = is_queue && limit.capacity() > 1 && limit.max_wait_us() >= each_us;
     if waits && each_us > DEFAULT_ENVOY_TIMEOUT_US {
         let message = format!("a request that waits in this queue waits {} ms or more", each_us / 1000);
@@ -71,11 +71,11 @@ pub(super) fn warn_about_limit(
     warn_about_global_limit(reader, written, limit, options, field_path);
 }
 
-/// Smallest limit whose use follows demand if regions share it.
-const MIN_WELL_SPLIT_HITS: u32 = 1000;
+/// Smallest `requests_per_unit` that regions can share without a warning; a smaller one is split coarsely.
+const MIN_REGION_SPLIT_HITS: u32 = 1000;
 
-/// Shortest period of such a limit, in microseconds.
-const MIN_WELL_SPLIT_PERIOD_US: u64 = 60_000_000;
+/// Shortest period of a limit that regions can share without a warning, in microseconds.
+const MIN_REGION_SPLIT_PERIOD_US: u64 = 60_000_000;
 
 /// Warns about `scope: global` without regions.
 pub(super) fn warn_about_unused_scope(
@@ -104,7 +104,7 @@ fn warn_about_global_limit(
     if options.regions.is_none() {
         warn_about_unused_scope(reader, written, field_path);
     } else if limit.requests_per_unit() > 0
-        && (limit.requests_per_unit() < MIN_WELL_SPLIT_HITS || limit.period_us() < MIN_WELL_SPLIT_PERIOD_US)
+        && (limit.requests_per_unit() < MIN_REGION_SPLIT_HITS || limit.period_us() < MIN_REGION_SPLIT_PERIOD_US)
     {
         let message = "a limit below 1000, or with a period below a minute, is split coarsely over regions";
         let hint = "a region may reject although another one has hits left; raise the limit or the period";

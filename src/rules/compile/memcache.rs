@@ -24,8 +24,8 @@ pub(super) fn report_unsupported_keys(
     check(algorithm.map(|spanned| spanned.at), "algorithm", algorithm.map_or("", |spanned| spanned.value.name()));
     let uncounted = keys.count_rejected.filter(|counted| !counted.value);
     check(uncounted.map(|spanned| spanned.at), "count_rejected", "false");
-    check(keys.eventual_position(), "consistency", "eventual");
-    check(keys.global_position(), "scope", "global");
+    check(keys.eventual_consistency_position(), "consistency", "eventual");
+    check(keys.global_scope_position(), "scope", "global");
 }
 
 /// Returns `true` if a limit needs more than an increment.
@@ -37,7 +37,7 @@ pub(super) fn needs_more_than_increment(spec: &LimitSpec) -> bool {
 }
 
 /// Removes the keys of defaults that need more than an increment.
-pub(super) fn remove_conditional_keys(keys: DefaultableKeys) -> DefaultableKeys {
+pub(super) fn remove_unsupported_keys(keys: DefaultableKeys) -> DefaultableKeys {
     DefaultableKeys {
         algorithm: keys.algorithm.filter(|algorithm| algorithm.value == Algorithm::FixedWindow),
         count_rejected: keys.count_rejected.filter(|counted| counted.value),
@@ -47,8 +47,8 @@ pub(super) fn remove_conditional_keys(keys: DefaultableKeys) -> DefaultableKeys 
     }
 }
 
-/// Reports a list of limits: whether a hit counts in one of them depends on the others.
-pub(super) fn report_limit_list(
+/// Reports a list of more than one limit: whether a hit counts in one of them depends on the others.
+pub(super) fn check_single_limit(
     reader: &mut DocumentReader<'_>,
     at: Position,
     count: usize,

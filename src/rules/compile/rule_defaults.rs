@@ -3,7 +3,7 @@
 //! The limits are valid without them. Each default is tried, those with precedence first. One that would make a limit
 //! invalid, or undo a key with precedence, is left out with a warning. So no default makes a rule invalid.
 
-use super::limit_spec::{CompiledEntry, DomainScope, MIN_REGIONS, complete_limit_spec, has_same_counter};
+use super::limit_spec::{ASSUMED_REGIONS, CompiledLimitEntry, DomainSettings, complete_limit_spec, has_same_counter};
 use super::memcache;
 use super::options::CompileOptions;
 use crate::limit::algorithm::{DelayPolicy, RejectedHitsPolicy};
@@ -16,11 +16,11 @@ use crate::rules::yaml::Position;
 /// Applies the defaults to the limits of a rule; warns about those that are left out.
 pub(super) fn apply_rule_defaults(
     reader: &mut DocumentReader<'_>,
-    entries: &mut [CompiledEntry<'_>],
-    scope: &DomainScope<'_>,
+    entries: &mut [CompiledLimitEntry<'_>],
+    scope: &DomainSettings<'_>,
     field_path: &FieldPath<'_>,
 ) {
-    if scope.layers.is_empty() {
+    if scope.layers.has_no_defaults() {
         return;
     }
     for index in 0..entries.len() {
@@ -29,17 +29,18 @@ pub(super) fn apply_rule_defaults(
         let others =
             entries.iter().enumerate().filter(|(at, other)| *at != index && !candidate && !other.limit.candidate);
         let others: Vec<Limit> = others.map(|(_, other)| other.limit.limit).collect();
-        let CompiledEntry { limit, written, sole } = &mut entries[index];
+        let CompiledLimitEntry { limit, written, sole } = &mut entries[index];
         let mut completion = DefaultedLimit::from_written(written, &limit.limit, *sole, scope);
         completion.others = others;
         for layer in scope.layers.layers_for_unit(Some(limit.limit.period().unit())) {
-            completion.add_layer(layer);
+            completion.try_default_layer(layer);
         }
-        completion.report_unused_defaults();
+        completion.record_unused_defaults();
         let field_path = written.index.map_or(*field_path, |index| field_path.with_index(index));
         for LeftOutDefault { key, at, reason } in completion.left_out {
             let Position { line, column } = at;
-            let text = format!("the default `{key}` of {}:{line}:{column} is left out: {reason}", scope.layers.file());
+            let text =
+                format!("the default `{key}` of {}:{line}:{column} is left out: {reason}", scope.layers.file_name());
             reader.report_warning(written.at, &field_path, text.clone(), "");
             limit.left_out_defaults.push(text);
         }
@@ -110,8 +111,8 @@ fn describe_key(key: DefaultableKey, keys: &DefaultableKeys) -> String {
 }
 
 impl<'s> DefaultedLimit<'s> {
-    fn from_written(written: &'s RateLimitEntry, limit: &Limit, sole: bool, scope: &DomainScope<'s>) -> Self {
-        let keys = written.defaultable.clone().with_fallback(scope.file_defaults());
+    fn from_written(written: &'s RateLimitEntry, limit: &Limit, sole: bool, scope: &DomainSettings<'s>) -> Self {
+        let keys = written.defaultable.clone().with_fallback(scope.rule_file_defaults());
         let spec = complete_limit_spec(written, limit.period(), sole, &keys, scope.options);
         Self {
             written,
@@ -126,13 +127,13 @@ impl<'s> DefaultedLimit<'s> {
         }
     }
 
-    fn add_layer(&mut self, layer: &DefaultableKeys) {
+    fn try_default_layer(&mut self, layer: &DefaultableKeys) {
         for key in KEYS_TO_DEFAULT {
             let Some(at) = layer.key_position(key).filter(|_| self.keys.key_position(key).is_none()) else { continue };
             let mut keys = self.keys.clone();
             keys.copy_key(key, layer);
             let spec = complete_limit_spec(self.written, self.limit.period(), self.sole, &keys, self.options);
-            match self.check_limit(&spec) {
+            match self.build_limit_if_valid(&spec) {
                 Ok(limit) => {
                     (self.keys, self.spec, self.limit) = (keys, spec, limit);
                     self.accepted.copy_key(key, layer);
@@ -142,9 +143,9 @@ impl<'s> DefaultedLimit<'s> {
         }
     }
 
-    /// Checks a limit with one more default.
-    fn check_limit(&self, spec: &LimitSpec) -> Result<Limit, String> {
-        if let Some(key) = find_lost_key(&self.spec, spec) {
+    /// Returns the limit with one more default, or the reason why it cannot have that default.
+    fn build_limit_if_valid(&self, spec: &LimitSpec) -> Result<Limit, String> {
+        if let Some(key) = find_disabled_key(&self.spec, spec) {
             return Err(format!("it contradicts `{key}`, which takes precedence"));
         }
         if self.options.memcache && memcache::needs_more_than_increment(spec) {
@@ -157,21 +158,21 @@ impl<'s> DefaultedLimit<'s> {
         Ok(limit)
     }
 
-    /// Reports accepted defaults that another key keeps from having an effect. A key of another algorithm is not one.
-    fn report_unused_defaults(&mut self) {
+    /// Adds to `left_out` the accepted defaults that another key disables, but not those for other algorithms.
+    fn record_unused_defaults(&mut self) {
         let properties = self.spec.algorithm.properties();
         let mut unused = Vec::new();
-        if let Some(at) = self.accepted.eventual_position()
+        if let Some(at) = self.accepted.eventual_consistency_position()
             && self.spec.consistency.is_none()
         {
             let eventual_spec = LimitSpec { consistency: Some(Consistency::Eventual(Overshoot::DEFAULT)), ..self.spec };
             let reason = Limit::new(&eventual_spec).err().map(|error| error.to_string()).unwrap_or_default();
             unused.push(LeftOutDefault { key: "consistency: eventual".to_owned(), at, reason });
         }
-        if let Some(at) = self.accepted.global_position()
+        if let Some(at) = self.accepted.global_scope_position()
             && self.spec.scope.is_none()
         {
-            let scope = Some(Scope::Global(GlobalScope::new(MIN_REGIONS)));
+            let scope = Some(Scope::Global(GlobalScope::new(ASSUMED_REGIONS)));
             let reason = Limit::new(&LimitSpec { scope, ..self.spec }).err();
             let reason = reason.map(|error| error.to_string()).unwrap_or_default();
             unused.push(LeftOutDefault { key: "scope: global".to_owned(), at, reason });
@@ -197,8 +198,8 @@ impl<'s> DefaultedLimit<'s> {
     }
 }
 
-/// Returns a key that has an effect before and none after.
-fn find_lost_key(before: &LimitSpec, after: &LimitSpec) -> Option<&'static str> {
+/// Returns the name of a key that has an effect in `before` but no longer in `after`, if there is one.
+fn find_disabled_key(before: &LimitSpec, after: &LimitSpec) -> Option<&'static str> {
     let lost = [
         ("queue_size", before.queue_size.is_some() && after.queue_size.is_none()),
         ("max_wait", before.max_wait_us.is_some() && after.max_wait_us.is_none()),

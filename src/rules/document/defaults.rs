@@ -95,25 +95,25 @@ defaultable_keys! {
 
 impl DefaultableKeys {
     /// Returns the first written key, in the order of the table.
-    pub fn first_key(&self) -> Option<Spanned<DefaultableKey>> {
+    pub fn first_written_key(&self) -> Option<Spanned<DefaultableKey>> {
         DefaultableKey::ALL.into_iter().find_map(|key| Some(Spanned { value: key, at: self.key_position(key)? }))
     }
 
     /// Position of `consistency: eventual`; `None` if it is not written.
-    pub fn eventual_position(&self) -> Option<Position> {
+    pub fn eventual_consistency_position(&self) -> Option<Position> {
         self.consistency.filter(|consistency| consistency.value == ConsistencyWord::Eventual).map(|it| it.at)
     }
 
     /// Position of `scope: global`; `None` if it is not written.
-    pub fn global_position(&self) -> Option<Position> {
+    pub fn global_scope_position(&self) -> Option<Position> {
         self.scope.filter(|scope| scope.value == ScopeWord::Global).map(|it| it.at)
     }
 }
 
 /// Reports contradictions within `defaults`.
 pub fn check_defaults(reader: &mut DocumentReader<'_>, settings: &DefaultableKeys, field_path: &FieldPath<'_>) {
-    let eventual_at = settings.eventual_position();
-    let strict = settings.consistency.is_some() && eventual_at.is_none() && settings.global_position().is_none();
+    let eventual_at = settings.eventual_consistency_position();
+    let strict = settings.consistency.is_some() && eventual_at.is_none() && settings.global_scope_position().is_none();
     if let Some(overshoot) = settings.max_overshoot.filter(|_| strict) {
         let message = "`max_overshoot` without `consistency: eventual`";
         reader.report_error(
@@ -123,7 +123,7 @@ pub fn check_defaults(reader: &mut DocumentReader<'_>, settings: &DefaultableKey
             "a strict limit is never exceeded; remove one",
         );
     }
-    check_global_defaults(reader, settings, field_path);
+    check_global_scope_defaults(reader, settings, field_path);
     let Some(eventual_at) = eventual_at else { return };
     let algorithm = settings.algorithm.map(|spanned| spanned.value);
     let clashes = [
@@ -145,9 +145,13 @@ pub fn check_defaults(reader: &mut DocumentReader<'_>, settings: &DefaultableKey
     }
 }
 
-/// Reports keys that no limit keeps beside a default of `scope: global`.
-fn check_global_defaults(reader: &mut DocumentReader<'_>, settings: &DefaultableKeys, field_path: &FieldPath<'_>) {
-    let Some(global_at) = settings.global_position() else { return };
+/// Reports a default `algorithm` that cannot be combined with a default of `scope: global`.
+fn check_global_scope_defaults(
+    reader: &mut DocumentReader<'_>,
+    settings: &DefaultableKeys,
+    field_path: &FieldPath<'_>,
+) {
+    let Some(global_at) = settings.global_scope_position() else { return };
     let algorithm = settings.algorithm.map(|spanned| spanned.value);
     if let Some(with) = algorithm.filter(|algorithm| !algorithm.can_be_global()).map(Algorithm::name) {
         let message = format!("`scope: global` cannot be kept with {with}");

@@ -55,7 +55,7 @@ impl fmt::Display for FieldPath<'_> {
     }
 }
 
-/// Collects diagnostics of one file.
+/// Reader of the documents of one file, which collects their diagnostics.
 #[derive(Debug)]
 pub struct DocumentReader<'f> {
     /// Name of the file.
@@ -89,7 +89,7 @@ impl DocumentReader<'_> {
         self.found.push(Diagnostic { severity: Severity::Warning, ..warning });
     }
 
-    /// Creates an error.
+    /// Builds a diagnostic with the severity of an error.
     fn build_diagnostic(&self, at: Position, field_path: &FieldPath<'_>, message: String, hint: String) -> Diagnostic {
         Diagnostic {
             severity: Severity::Error,

@@ -1,4 +1,4 @@
-//! Watches of the file system, and the events of theirs that matter.
+//! Watches on the directories of the rule files, and the events that may change these files.
 //!
 //! Only directories are watched, never files: a replaced file has a new inode, and only its directory reports that. For
 //! every path on which the rule files depend, each directory on the path is watched for the next name, through symbolic
@@ -22,7 +22,7 @@ use super::scan::WatchedPath;
 use super::wakeup::Wakeup;
 use crate::base::sharded::lock_ignoring_poison;
 
-/// Watches that are placed.
+/// The inotify watches that are placed now.
 pub(super) struct FsWatches {
     watcher: RecommendedWatcher,
     /// Directories that are watched, shared with the thread that receives events.
@@ -39,7 +39,7 @@ impl FsWatches {
         let set = Arc::new(Mutex::new(WatchSet::default()));
         let received = Arc::clone(&set);
         let notify_if_relevant = move |event: notify::Result<Event>| {
-            if event.map_or(true, |event| lock_ignoring_poison(&received).may_be_changed_by(&event)) {
+            if event.map_or(true, |event| lock_ignoring_poison(&received).is_relevant_event(&event)) {
                 wakeup.notify(|reason| reason.changed = true);
             }
         };
@@ -73,13 +73,13 @@ impl FsWatches {
         for directory in set.directories.keys() {
             let placed = self.watcher.watch(directory, RecursiveMode::NonRecursive);
             if let Err(error) = placed {
-                self.warn_once(directory, &error);
+                self.warn_once_of_failed_watch(directory, &error);
             }
         }
         true
     }
 
-    fn warn_once(&mut self, directory: &Path, error: &notify::Error) {
+    fn warn_once_of_failed_watch(&mut self, directory: &Path, error: &notify::Error) {
         // The directory was removed since the search; the next search notices that.
         let removed = matches!(error.kind, ErrorKind::PathNotFound);
         if !removed && !self.warned {
@@ -119,7 +119,7 @@ impl WatchSet {
                 }
                 WatchedPath::Listed(path) => {
                     if let Some(directory) = set.add_path(path) {
-                        set.directory_mut(&directory).all = true;
+                        set.get_or_add_directory(&directory).all = true;
                     }
                 }
             }
@@ -131,7 +131,7 @@ impl WatchSet {
     /// real path, or `None` if it does not exist.
     fn add_path(&mut self, path: &Path) -> Option<PathBuf> {
         let mut at = PathBuf::from("/");
-        let mut rest: VecDeque<OsString> = split_names(&std::path::absolute(path).ok()?).collect();
+        let mut rest: VecDeque<OsString> = split_path_components(&std::path::absolute(path).ok()?).collect();
         let mut links_left = MAX_SYMLINKS;
         while let Some(name) = rest.pop_front() {
             if name == OsStr::new("..") {
@@ -139,7 +139,7 @@ impl WatchSet {
                 continue;
             }
             let next = at.join(&name);
-            self.directory_mut(&at).names.insert(name);
+            self.get_or_add_directory(&at).names.insert(name);
             if !fs::symlink_metadata(&next).ok()?.is_symlink() {
                 at = next;
                 continue;
@@ -149,14 +149,14 @@ impl WatchSet {
             if target.is_absolute() {
                 at = PathBuf::from("/");
             }
-            for name in split_names(&target).collect::<Vec<_>>().into_iter().rev() {
+            for name in split_path_components(&target).collect::<Vec<_>>().into_iter().rev() {
                 rest.push_front(name);
             }
         }
         Some(at)
     }
 
-    fn directory_mut(&mut self, directory: &Path) -> &mut WatchedDir {
+    fn get_or_add_directory(&mut self, directory: &Path) -> &mut WatchedDir {
         self.directories.entry(directory.to_owned()).or_insert_with(|| WatchedDir {
             id: fs::metadata(directory).map(|it| (it.dev(), it.ino())).unwrap_or_default(),
             ..WatchedDir::default()
@@ -164,16 +164,16 @@ impl WatchSet {
     }
 
     /// Returns `true` if `event` may change the rule files. Reading them opens files, so opening does not matter.
-    fn may_be_changed_by(&self, event: &Event) -> bool {
+    fn is_relevant_event(&self, event: &Event) -> bool {
         match event.kind {
             EventKind::Access(AccessKind::Close(AccessMode::Write)) => {}
             EventKind::Access(_) => return false,
             _ => {}
         }
-        event.need_rescan() || event.paths.iter().any(|path| self.has_path(path))
+        event.need_rescan() || event.paths.iter().any(|path| self.is_watched_path(path))
     }
 
-    fn has_path(&self, path: &Path) -> bool {
+    fn is_watched_path(&self, path: &Path) -> bool {
         let as_entry = path.parent().zip(path.file_name()).is_some_and(|(parent, name)| {
             self.directories.get(parent).is_some_and(|directory| directory.all || directory.names.contains(name))
         });
@@ -184,7 +184,7 @@ impl WatchSet {
 /// Maximum number of symbolic links followed in one path, as in Linux.
 const MAX_SYMLINKS: usize = 40;
 
-fn split_names(path: &Path) -> impl Iterator<Item = OsString> {
+fn split_path_components(path: &Path) -> impl Iterator<Item = OsString> {
     path.components().filter_map(|component| match component {
         Component::Normal(name) => Some(name.to_owned()),
         Component::ParentDir => Some(OsString::from("..")),

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-use super::scan::{FileScan, FoundFile};
+use super::scan::{FileSearchResult, FoundFile};
 use super::walk::search_location;
 use super::{
     MAX_ERRORS, MAX_FILE_BYTES, MAX_TOTAL_BYTES, PathError, PathProblem, ReadFailure, ReadResult, RuleFile,
@@ -26,9 +26,9 @@ pub fn read_rule_files(location: &RuleLocation) -> ReadResult {
 }
 
 /// Reads the files that a search found; none of them if their sum is too large.
-pub(super) fn read_found_files(mut scan: FileScan) -> ReadResult {
-    check_total_size(&mut scan);
-    let FileScan { found, mut errors, warnings, .. } = scan;
+pub(super) fn read_found_files(mut scan: FileSearchResult) -> ReadResult {
+    enforce_total_size(&mut scan);
+    let FileSearchResult { found, mut errors, warnings, .. } = scan;
     let mut files = Vec::with_capacity(found.len());
     let mut bytes_left = MAX_TOTAL_BYTES;
     for FoundFile { name, path, .. } in found {
@@ -47,10 +47,10 @@ pub(super) fn read_found_files(mut scan: FileScan) -> ReadResult {
     if errors.is_empty() { Ok(set) } else { Err(ReadFailure { errors, readable: set }) }
 }
 
-/// Reports the file that takes the sum of sizes past its bound, and keeps all files from being read.
+/// Reports the file that takes the sum of sizes past [`MAX_TOTAL_BYTES`], and drops all files, so that none is read.
 ///
 /// A file that is too large by itself is left to the reading, which reports it.
-fn check_total_size(scan: &mut FileScan) {
+fn enforce_total_size(scan: &mut FileSearchResult) {
     let mut total = 0;
     let past = scan.found.iter().filter(|file| file.size <= MAX_FILE_BYTES).find(|file| {
         total += file.size;

@@ -14,9 +14,9 @@ pub(super) enum WatchedPath {
     Listed(PathBuf),
 }
 
-/// Files found in a location.
+/// Rule files that a search found, its errors and warnings, and the paths to watch.
 #[derive(Debug, Default)]
-pub(super) struct FileScan {
+pub(super) struct FileSearchResult {
     pub(super) found: Vec<FoundFile>,
     pub(super) errors: Vec<PathError>,
     pub(super) warnings: Vec<PathError>,
@@ -33,12 +33,12 @@ pub(super) struct FoundFile {
     pub(super) size: u64,
 }
 
-impl FileScan {
-    /// Sorts the files by name.
+impl FileSearchResult {
+    /// Sorts the files by name, and keeps one file of each name.
     ///
     /// Of two files with one name the later one in the search stays, as in envoyproxy/ratelimit. Under `--config` the
     /// two are the same file, given twice.
-    pub(super) fn sort_by_name(&mut self) {
+    pub(super) fn sort_and_deduplicate(&mut self) {
         self.found.sort_by(|a, b| (&a.name, &a.path).cmp(&(&b.name, &b.path)));
         let warnings = &mut self.warnings;
         self.found.dedup_by(|later, kept| {

@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::scan::{FileScan, FoundFile, WatchedPath};
+use super::scan::{FileSearchResult, FoundFile, WatchedPath};
 use super::{MAX_ERRORS, MAX_FILES, PathError, PathProblem, RuleLocation};
 
 /// Maximum number of names in one search, rule files or not.
@@ -29,9 +29,9 @@ enum NameFilter<'a> {
 }
 
 /// Searches `location`.
-pub(super) fn search_location(location: &RuleLocation) -> FileScan {
-    if let Some(variable) = location.empty_variable() {
-        return report_unset(variable);
+pub(super) fn search_location(location: &RuleLocation) -> FileSearchResult {
+    if let Some(variable) = location.find_empty_env_variable() {
+        return report_unset_variable(variable);
     }
     let mut scan = match location {
         RuleLocation::Paths(paths) => search_paths(paths),
@@ -46,12 +46,12 @@ pub(super) fn search_location(location: &RuleLocation) -> FileScan {
             if *watch_root { runtime.search_watched_root() } else { runtime.search_app_directory() }
         }
     };
-    scan.sort_by_name();
+    scan.sort_and_deduplicate();
     scan
 }
 
 /// Searches files and directories given with `--config`.
-fn search_paths(paths: &[PathBuf]) -> FileScan {
+fn search_paths(paths: &[PathBuf]) -> FileSearchResult {
     let mut walk = FileSearch::new(NameFilter::Extension);
     for path in paths {
         walk.scan.watched.push(WatchedPath::Followed(path.clone()));
@@ -64,7 +64,7 @@ fn search_paths(paths: &[PathBuf]) -> FileScan {
                 }
             }
             // Reading reports a path that is not a regular file.
-            Ok(metadata) => walk.visit_found(path, &metadata),
+            Ok(metadata) => walk.add_found_file(path, &metadata),
             Err(error) => walk.add_error(path, problem_of_path(path, &error)),
         }
     }
@@ -84,7 +84,7 @@ impl RuntimeDirectories<'_> {
     /// directory.
     ///
     /// The subdirectory may be missing; the parent of the root may not.
-    fn search_watched_root(&self) -> FileScan {
+    fn search_watched_root(&self) -> FileSearchResult {
         let base = self.root.join(self.subdirectory);
         let prefix = format!("{}.", self.app_directory);
         let mut walk =
@@ -96,31 +96,31 @@ impl RuntimeDirectories<'_> {
                 walk.add_warning(&base, PathProblem::Missing);
             }
             Err(_) if !parent.exists() => walk.add_error(parent, PathProblem::Missing),
-            found => walk.search_base(&base, found),
+            found => walk.search_runtime_directory(&base, found),
         }
         walk.scan
     }
 
     /// Searches as without `RUNTIME_WATCH_ROOT`: files below the app directory, which must exist.
-    fn search_app_directory(&self) -> FileScan {
+    fn search_app_directory(&self) -> FileSearchResult {
         let base = self.root.join(self.subdirectory).join(self.app_directory);
         let prefix = String::new();
         let mut walk =
             FileSearch::new(NameFilter::Dotted { base: &base, prefix, ignore_dotfiles: self.ignore_dotfiles });
         walk.scan.watched.push(WatchedPath::Followed(base.clone()));
-        walk.search_base(&base, fs::metadata(&base));
+        walk.search_runtime_directory(&base, fs::metadata(&base));
         walk.scan
     }
 }
 
-fn report_unset(variable: &'static str) -> FileScan {
+fn report_unset_variable(variable: &'static str) -> FileSearchResult {
     let warning = PathError::new(Path::new(variable), PathProblem::Unset(variable));
-    FileScan { warnings: vec![warning], ..FileScan::default() }
+    FileSearchResult { warnings: vec![warning], ..FileSearchResult::default() }
 }
 
 struct FileSearch<'a> {
     names: NameFilter<'a>,
-    scan: FileScan,
+    scan: FileSearchResult,
     /// Number of names that may still be searched.
     entries_left: usize,
     /// Device and inode of the directories from the given one down to the current one.
@@ -131,11 +131,11 @@ struct FileSearch<'a> {
 
 impl<'a> FileSearch<'a> {
     fn new(names: NameFilter<'a>) -> Self {
-        Self { names, scan: FileScan::default(), entries_left: MAX_ENTRIES, inside: Vec::new(), full: false }
+        Self { names, scan: FileSearchResult::default(), entries_left: MAX_ENTRIES, inside: Vec::new(), full: false }
     }
 
     /// Searches the directory that the `RUNTIME_*` variables name.
-    fn search_base(&mut self, base: &Path, found: std::io::Result<Metadata>) {
+    fn search_runtime_directory(&mut self, base: &Path, found: std::io::Result<Metadata>) {
         match found {
             Ok(metadata) if metadata.is_dir() => {
                 self.search_directory(base, &metadata);
@@ -185,7 +185,7 @@ impl<'a> FileSearch<'a> {
 
     fn visit_entry(&mut self, path: &Path) {
         let name = path.file_name().map(OsStr::as_bytes).unwrap_or_default();
-        if name.starts_with(b".") && self.names.skip_dotfiles() {
+        if name.starts_with(b".") && self.names.skips_dotfiles() {
             return;
         }
         let link = path.is_symlink();
@@ -198,7 +198,7 @@ impl<'a> FileSearch<'a> {
                     self.search_directory(path, &metadata);
                 }
             }
-            Ok(metadata) if self.names.rule_file_name(path).is_some() => self.visit_found(path, &metadata),
+            Ok(metadata) if self.names.rule_file_name(path).is_some() => self.add_found_file(path, &metadata),
             // Some editors lock a file with a dangling link beside it: `.#name`.
             Err(_) if link && name.starts_with(b".") => {}
             Err(error) if self.names.may_be_rule_file(path) => self.add_error(path, problem_of_path(path, &error)),
@@ -206,7 +206,7 @@ impl<'a> FileSearch<'a> {
         }
     }
 
-    fn visit_found(&mut self, path: &Path, metadata: &Metadata) {
+    fn add_found_file(&mut self, path: &Path, metadata: &Metadata) {
         if self.scan.found.len() == MAX_FILES {
             return self.add_error(path, PathProblem::TooManyFiles);
         }
@@ -226,7 +226,7 @@ impl<'a> FileSearch<'a> {
 }
 
 impl NameFilter<'_> {
-    fn skip_dotfiles(&self) -> bool {
+    fn skips_dotfiles(&self) -> bool {
         match self {
             Self::Extension => true,
             Self::Dotted { ignore_dotfiles, .. } => *ignore_dotfiles,

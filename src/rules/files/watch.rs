@@ -80,7 +80,7 @@ impl FileWatcher {
         location: RuleLocation,
         timing: WatchTiming,
         last: &ReadResult,
-    ) -> io::Result<(Self, ChangedFileSets)> {
+    ) -> io::Result<(Self, FileSetReceiver)> {
         let timing = timing.clamp_intervals();
         let wakeup = Arc::new(Wakeup::default());
         let comparisons = Arc::new(AtomicU64::new(0));
@@ -100,7 +100,7 @@ impl FileWatcher {
             threads::lower_thread_priority();
             thread.watch_until_stopped();
         })?;
-        Ok((Self { wakeup, comparisons }, ChangedFileSets { slot, filled: changes }))
+        Ok((Self { wakeup, comparisons }, FileSetReceiver { slot, filled: changes }))
     }
 
     /// Reads all files now and delivers them even if nothing changed.
@@ -141,12 +141,12 @@ impl WatchReloader {
 
 /// Receiver of changed sets. Holds only the newest: a slow receiver misses the sets that it replaced.
 #[derive(Debug)]
-pub struct ChangedFileSets {
+pub struct FileSetReceiver {
     slot: Arc<Mutex<Option<ReadResult>>>,
     filled: watch::Receiver<()>,
 }
 
-impl ChangedFileSets {
+impl FileSetReceiver {
     /// Returns the next changed set, or its errors; `None` after the watcher has ended. Cancel safe.
     pub async fn next_set(&mut self) -> Option<ReadResult> {
         loop {
@@ -181,7 +181,7 @@ impl WatchThread {
         let mut poll_at = Instant::now();
         loop {
             let reason = self.wakeup.wait_until(poll_at);
-            let compared = self.wait_for_quiet(reason).and_then(|reason| self.compare_files(reason));
+            let compared = self.wait_for_quiet(reason).and_then(|reason| self.deliver_if_changed(reason));
             if compared.is_err() {
                 return;
             }
@@ -208,15 +208,15 @@ impl WatchThread {
     /// A single read may see a file half written, or the old half of a set and the new half of another. Therefore a
     /// difference counts once two consecutive reads agree. Contents that keep changing are never delivered: a truncated
     /// rule file may well be valid and lack the limits at its end.
-    fn compare_files(&mut self, reason: WakeReason) -> Result<(), Stopped> {
+    fn deliver_if_changed(&mut self, reason: WakeReason) -> Result<(), Stopped> {
         let mut reload = reason.reload;
-        let mut last = hash_result(&self.read_files(reason.changed || reload));
+        let mut last = hash_result(&self.watch_and_read_files(reason.changed || reload));
         let since = Instant::now();
         let mut warned = false;
         while reload || last != self.delivered {
             let reason = self.wait_for_debounce()?;
             reload |= reason.reload;
-            let result = self.read_files(reason.changed);
+            let result = self.watch_and_read_files(reason.changed);
             let fingerprint = hash_result(&result);
             if fingerprint == last {
                 self.deliver_result(result, fingerprint);
@@ -252,7 +252,7 @@ impl WatchThread {
     ///
     /// Watches are placed before, so that a change during the read is noticed. If the paths differ after that, the
     /// watches are placed again.
-    fn read_files(&mut self, changed: bool) -> ReadResult {
+    fn watch_and_read_files(&mut self, changed: bool) -> ReadResult {
         let mut scan = search_location(&self.location);
         if let Some(fs_watches) = &mut self.fs_watches {
             let mut renew = changed;

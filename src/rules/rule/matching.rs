@@ -30,7 +30,7 @@ impl RuleSet {
             let (next, match_kind) = self.match_entry(node, entry)?;
             let matched = &self.nodes[next as usize];
             if match_kind.can_share_counter() && matched.share_threshold {
-                shared.push((index, shared_value_text(&matched.composite, entry.key)));
+                shared.push((index, shared_counter_value(&matched.composite, entry.key)));
             }
             if index == last {
                 return matched.rule.as_deref().map(|rule| Match { rule, shared });
@@ -62,6 +62,6 @@ impl RuleSet {
 
 /// Returns the text that replaces the value of an entry with a shared counter: the pattern without the key before it,
 /// or the whole pattern if the star is in the key.
-fn shared_value_text<'r>(composite: &'r [u8], key: &[u8]) -> &'r [u8] {
+fn shared_counter_value<'r>(composite: &'r [u8], key: &[u8]) -> &'r [u8] {
     composite.strip_prefix(key).and_then(|rest| rest.strip_prefix(b"_")).unwrap_or(composite)
 }

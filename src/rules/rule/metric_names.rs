@@ -14,7 +14,7 @@ use crate::limit::request::Entry;
 pub type NameParts = SmallVec<[String; 4]>;
 
 /// Returns the metric name of a limit that came with a request: a composite key for each entry.
-pub fn override_metric_name(entries: &[Entry<'_>]) -> NameParts {
+pub fn build_override_metric_name(entries: &[Entry<'_>]) -> NameParts {
     entries.iter().map(|entry| join_key_value(entry, false)).collect()
 }
 

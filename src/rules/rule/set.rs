@@ -85,7 +85,7 @@ pub struct CompiledRule {
     pub named_by_request: bool,
 }
 
-/// One-time warning about a rule that sees peeks, so that reports of costs should count when they are rejected.
+/// One-time warning about a rule that clients peek at: hits reported after the peek are lost if they are rejected.
 #[derive(Debug, Default)]
 pub struct PeekWarning {
     peeked: AtomicBool,
@@ -102,7 +102,7 @@ impl PeekWarning {
     }
 
     /// Returns `true` once: on the first call after a peek.
-    pub fn is_due(&self) -> bool {
+    pub fn should_warn_once(&self) -> bool {
         self.peeked.load(Ordering::Relaxed) && !self.warned.swap(true, Ordering::Relaxed)
     }
 }
@@ -135,7 +135,7 @@ impl DomainRules {
     }
 
     /// Defaults for limits of `unit` that are sent with a request.
-    pub fn override_defaults(&self, unit: Unit) -> &OverrideDefaults {
+    pub fn defaults_for_override(&self, unit: Unit) -> &OverrideDefaults {
         let of_unit = self.defaults_by_unit.iter().find(|of_unit| of_unit.unit == unit);
         of_unit.map_or(&self.defaults, |of_unit| &of_unit.defaults)
     }
@@ -164,7 +164,7 @@ impl RuleSet {
         };
         for domain in domains {
             let root = set.add_node(0, Box::default(), 0, MatchKind::Any);
-            set.add_children(root, domain.descriptors, &domain.name, limit_stats);
+            set.add_subtrees(root, domain.descriptors, &domain.name, limit_stats);
             let others = limit_stats.register_rule_limit(LimitName::new([&*domain.name, OVERFLOW_NAME]));
             let Domain { name, defaults, defaults_by_unit, .. } = domain;
             let rules = DomainRules { name: name.clone(), defaults, defaults_by_unit, root, others };
@@ -178,7 +178,8 @@ impl RuleSet {
             by_unit.chain([&domain.defaults]).any(|defaults| defaults.on_store_error == Some(StorePolicy::Error))
         };
         set.rule_count = rules().count();
-        set.can_error = rules().any(CompiledRule::can_answer_error) || set.domains.values().any(override_can_error);
+        set.can_error =
+            rules().any(CompiledRule::can_error_on_store_failure) || set.domains.values().any(override_can_error);
         set
     }
 
@@ -199,7 +200,7 @@ impl RuleSet {
 
     /// Returns `true` if a rule, or an override by the defaults of its domain, answers with an error while the store
     /// fails.
-    pub const fn can_answer_error(&self) -> bool {
+    pub const fn can_error_on_store_failure(&self) -> bool {
         self.can_error
     }
 
@@ -268,7 +269,7 @@ impl RuleSet {
     }
 
     /// Adds the subtrees of `parent`, without recursion, because rule files can nest deeply.
-    fn add_children(&mut self, parent: NodeId, nodes: Vec<RuleNode>, domain: &str, limit_stats: &LimitRegistry) {
+    fn add_subtrees(&mut self, parent: NodeId, nodes: Vec<RuleNode>, domain: &str, limit_stats: &LimitRegistry) {
         let mut waiting = vec![(parent, nodes, false)];
         while let Some((parent, nodes, by_value)) = waiting.pop() {
             let mut wildcards = Vec::new();
@@ -370,7 +371,7 @@ impl CompiledRule {
     }
 
     /// Returns `true` if a limit answers with an error while the store fails. Shadow limits never fail a request.
-    fn can_answer_error(&self) -> bool {
+    fn can_error_on_store_failure(&self) -> bool {
         self.limits.iter().any(|of_rule| !of_rule.shadow && of_rule.limit.on_store_error() == StorePolicy::Error)
     }
 

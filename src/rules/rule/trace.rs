@@ -25,7 +25,7 @@ pub struct TraceStep<'r> {
     /// Kind of match and node, if any.
     pub matched: Option<(MatchKind, NodeRef<'r>)>,
     /// Similar siblings with the reason why they do not match; the first [`MAX_NEAR_MISSES`].
-    pub near_misses: Vec<(NodeRef<'r>, NearMiss)>,
+    pub near_misses: Vec<(NodeRef<'r>, MismatchReason)>,
     /// Number of near misses beyond those.
     pub more_near_misses: usize,
 }
@@ -41,7 +41,7 @@ pub struct NodeRef<'r> {
 
 /// Reason why a sibling did not match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NearMiss {
+pub enum MismatchReason {
     /// It has the key and another value.
     OtherValue,
     /// Its wildcard does not match the value.
@@ -85,7 +85,7 @@ impl RuleSet {
         let mut node = domain.root;
         for (index, entry) in entries.iter().enumerate() {
             let matched = self.match_entry(node, entry);
-            steps.push(self.describe_step(node, entry, matched));
+            steps.push(self.build_trace_step(node, entry, matched));
             let Some((next, _)) = matched else { return MatchTrace { steps, end: TraceEnd::NoMatch } };
             let node_reached = &self.nodes[next as usize];
             let beyond = entries.len() - index - 1;
@@ -104,16 +104,21 @@ impl RuleSet {
         MatchTrace { steps, end: TraceEnd::NoEntries }
     }
 
-    fn describe_step(&self, parent: NodeId, entry: &Entry<'_>, matched: Option<(NodeId, MatchKind)>) -> TraceStep<'_> {
+    fn build_trace_step(
+        &self,
+        parent: NodeId,
+        entry: &Entry<'_>,
+        matched: Option<(NodeId, MatchKind)>,
+    ) -> TraceStep<'_> {
         let composite = [entry.key, b"_", entry.value].concat();
         let siblings =
             self.nodes[parent as usize].children.iter().filter(|child| matched.is_none_or(|(node, _)| node != **child));
         // Nodes with the entry's key come first, in file order; only as many are kept as are listed.
         let (mut near, mut far, mut count) = (Vec::new(), Vec::new(), 0);
         for child in siblings {
-            let miss = self.classify_near_miss(*child, entry.key, &composite, matched);
-            let kept = if miss == NearMiss::OtherKey { &mut far } else { &mut near };
-            if matched.is_some() && miss == NearMiss::OtherKey {
+            let miss = self.classify_mismatch(*child, entry.key, &composite, matched);
+            let kept = if miss == MismatchReason::OtherKey { &mut far } else { &mut near };
+            if matched.is_some() && miss == MismatchReason::OtherKey {
                 continue;
             }
             count += 1;
@@ -130,24 +135,24 @@ impl RuleSet {
         }
     }
 
-    fn classify_near_miss(
+    fn classify_mismatch(
         &self,
         child: NodeId,
         key: &[u8],
         composite: &[u8],
         matched: Option<(NodeId, MatchKind)>,
-    ) -> NearMiss {
+    ) -> MismatchReason {
         let node = &self.nodes[child as usize];
         let has_key = node.composite.get(..node.key_length) == Some(key);
         match node.match_kind {
             MatchKind::Wildcard if Pattern::new(&node.composite).matches(composite) => match matched {
-                Some((_, MatchKind::Exact)) => NearMiss::LessExact,
-                Some((_, MatchKind::Wildcard | MatchKind::Any)) | None => NearMiss::LaterWildcard,
+                Some((_, MatchKind::Exact)) => MismatchReason::LessExact,
+                Some((_, MatchKind::Wildcard | MatchKind::Any)) | None => MismatchReason::LaterWildcard,
             },
-            MatchKind::Exact | MatchKind::Wildcard | MatchKind::Any if !has_key => NearMiss::OtherKey,
-            MatchKind::Exact => NearMiss::OtherValue,
-            MatchKind::Wildcard => NearMiss::PatternDiffers,
-            MatchKind::Any => NearMiss::LessExact,
+            MatchKind::Exact | MatchKind::Wildcard | MatchKind::Any if !has_key => MismatchReason::OtherKey,
+            MatchKind::Exact => MismatchReason::OtherValue,
+            MatchKind::Wildcard => MismatchReason::PatternDiffers,
+            MatchKind::Any => MismatchReason::LessExact,
         }
     }
 

@@ -14,13 +14,14 @@ use smallvec::SmallVec;
 use super::NodeId;
 
 /// Largest number of wildcards with one prefix that are tried without an automaton.
-const MAX_WITHOUT_AUTOMATON: usize = 4;
+const MAX_WILDCARDS_WITHOUT_AUTOMATON: usize = 4;
 
-/// Number of bytes of a literal that are searched in dense states, and that if dense states would take too much memory.
+/// Maximum depth of dense states: the number of bytes of a literal that are searched in them.
 const MAX_DENSE_DEPTH: usize = 64;
-const DEFAULT_DENSE_DEPTH: usize = 2;
-/// Maximum size of an automaton with dense states in bytes for each literal.
-const MAX_DENSE_BYTES: usize = 1024;
+/// Depth of dense states if [`MAX_DENSE_DEPTH`] would take too much memory.
+const REDUCED_DENSE_DEPTH: usize = 2;
+/// Maximum size of an automaton of [`MAX_DENSE_DEPTH`], in bytes for each literal.
+const MAX_DENSE_BYTES_PER_LITERAL: usize = 1024;
 
 /// All wildcards below one node.
 #[derive(Debug)]
@@ -70,16 +71,16 @@ impl Wildcards {
         for length in &self.prefix_lengths {
             let Some((prefix, rest)) = composite.split_at_checked(*length) else { break };
             let Some(group) = self.by_prefix.get(prefix) else { continue };
-            self.try_in_order(&group.always, composite, &mut best);
+            self.update_first_match(&group.always, composite, &mut best);
             if let Some(index) = &group.by_literal {
-                index.for_each_candidate(rest, |patterns| self.try_in_order(patterns, composite, &mut best));
+                index.for_each_candidate(rest, |patterns| self.update_first_match(patterns, composite, &mut best));
             }
         }
         self.patterns.get(best).map(|(node, _)| *node)
     }
 
-    /// Sets `best` to the first of these patterns that matches, if it is before `best`.
-    fn try_in_order(&self, indices: &[u32], composite: &[u8], best: &mut usize) {
+    /// Sets `best` to the first of these indices whose pattern matches, if it is lower than `best`.
+    fn update_first_match(&self, indices: &[u32], composite: &[u8], best: &mut usize) {
         let earlier = indices.iter().map(|index| *index as usize).take_while(|index| *index < *best);
         if let Some(index) = earlier.into_iter().find(|index| self.patterns[*index].1.matches(composite)) {
             *best = index;
@@ -120,7 +121,7 @@ pub(crate) fn max_tried_patterns<'p>(patterns: impl Iterator<Item = &'p Pattern>
 impl WildcardsOfPrefix {
     fn new(group: &[(u32, &Pattern)]) -> Self {
         let all = || Self { always: group.iter().map(|(index, _)| *index).collect(), by_literal: None };
-        if group.len() <= MAX_WITHOUT_AUTOMATON {
+        if group.len() <= MAX_WILDCARDS_WITHOUT_AUTOMATON {
             return all();
         }
         let mut literals = group_by_rarest_literal(group);
@@ -142,8 +143,10 @@ fn build_automaton(literals: &[&[u8]]) -> Option<AhoCorasick> {
         let mut builder = AhoCorasick::builder();
         builder.kind(Some(AhoCorasickKind::ContiguousNFA)).prefilter(false).dense_depth(dense_depth).build(literals)
     };
-    let dense = build(MAX_DENSE_DEPTH).ok().filter(|dense| dense.memory_usage() <= MAX_DENSE_BYTES * literals.len());
-    dense.or_else(|| build(DEFAULT_DENSE_DEPTH).ok())
+    let dense = build(MAX_DENSE_DEPTH)
+        .ok()
+        .filter(|dense| dense.memory_usage() <= MAX_DENSE_BYTES_PER_LITERAL * literals.len());
+    dense.or_else(|| build(REDUCED_DENSE_DEPTH).ok())
 }
 
 impl LiteralIndex {

@@ -107,11 +107,11 @@ impl ResourceCache {
 
     fn parse_file(&self, bytes: &[u8]) -> Result<CachedResources, String> {
         let damaged = || "it is damaged".to_owned();
-        let (first, rest) = split_line(bytes).ok_or_else(damaged)?;
+        let (first, rest) = split_first_line(bytes).ok_or_else(damaged)?;
         if first != format!("{CACHE_FORMAT} {}", blake3::hash(rest).to_hex()).as_bytes() {
             return Err(damaged());
         }
-        let (origin, set) = split_line(rest).ok_or_else(damaged)?;
+        let (origin, set) = split_first_line(rest).ok_or_else(damaged)?;
         let origin: CacheOrigin = serde_json::from_slice(origin).map_err(|_| damaged())?;
         let CacheOrigin { server, node_id, accepted_at_us } = origin;
         if server != self.server || node_id != self.node_id {
@@ -123,7 +123,7 @@ impl ResourceCache {
     }
 }
 
-fn split_line(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+fn split_first_line(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let end = memchr::memchr(b'\n', bytes)?;
     Some((&bytes[..end], &bytes[end + 1..]))
 }

@@ -31,10 +31,10 @@ use crate::telemetry::log_throttle::ErrorDedup;
 /// Time without a response on a new stream after which a warning is logged.
 pub const FIRST_RESPONSE_WARNING_DELAY: Duration = Duration::from_secs(30);
 
-/// Maximum time in which the server takes a request.
+/// Maximum time that a request waits for room in the queue to the server.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Requests that wait for the connection.
+/// Maximum number of requests in that queue.
 const MAX_QUEUED_REQUESTS: usize = 16;
 
 /// Resources of one accepted or refused response.
@@ -80,9 +80,9 @@ impl XdsClient {
         let mut errors = ErrorDedup::default();
         let server = self.settings.server_address();
         while !self.updates.is_closed() {
-            let answered = self.status.report().accepted_or_refused();
-            let error = self.follow_stream(&mut subscription).await;
-            if self.status.report().accepted_or_refused() != answered {
+            let answered = self.status.snapshot().accepted_or_refused_count();
+            let error = self.open_and_run_stream(&mut subscription).await;
+            if self.status.snapshot().accepted_or_refused_count() != answered {
                 delays.reset();
                 errors.forget_errors();
             }
@@ -95,7 +95,7 @@ impl XdsClient {
     }
 
     /// Opens a stream and follows it to its end; returns the reason.
-    async fn follow_stream(&mut self, subscription: &mut Subscription) -> String {
+    async fn open_and_run_stream(&mut self, subscription: &mut Subscription) -> String {
         let channel = match connect(&self.settings, self.resolve).await {
             Ok(channel) => channel,
             Err(error) => return error,
@@ -176,7 +176,7 @@ impl StreamExchange<'_> {
     async fn exchange_messages(mut self, client: &mut XdsClient) -> String {
         let mut is_first = true;
         loop {
-            let due = self.subscription.refusal_due();
+            let due = self.subscription.next_refusal_time();
             tokio::select! {
                 message = next_response(&mut self.responses, client, is_first) => match message {
                     Ok(Some(response)) => {

@@ -1,8 +1,8 @@
 //! Connection to the control plane.
 //!
 //! Each connection resolves the name and reads the certificates again. If the name has several addresses, one that does
-//! not answer leaves time for the others. The server is missed by TCP keepalive, not by HTTP/2 pings: servers end
-//! connections of clients that ping more often than every 5 minutes.
+//! not answer leaves time for the others. A dead server is found by TCP keepalive, not by HTTP/2 pings: servers
+//! end connections of clients that ping more often than every 5 minutes.
 
 use std::error::Error;
 use std::io;
@@ -54,7 +54,7 @@ pub fn resolve_host(host: &str) -> io::Result<Vec<IpAddr>> {
     Ok((host, 0).to_socket_addrs()?.map(|address| address.ip()).collect())
 }
 
-/// Opens a connection.
+/// Connects to the control plane, or gives up after 3 s.
 ///
 /// # Errors
 /// The reason, with the setting to check.
@@ -62,11 +62,12 @@ pub async fn connect(settings: &XdsSettings, resolve: ResolveHost) -> Result<Cha
     tokio::select! {
         biased;
         () = sleep(CONNECT_TIMEOUT) => Err(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs())),
-        opened = open_channel(settings, resolve) => opened,
+        opened = open_tls_and_http2_channel(settings, resolve) => opened,
     }
 }
 
-async fn open_channel(settings: &XdsSettings, resolve: ResolveHost) -> Result<Channel, String> {
+/// Opens a channel: TCP, TLS if it is set, then HTTP/2.
+async fn open_tls_and_http2_channel(settings: &XdsSettings, resolve: ResolveHost) -> Result<Channel, String> {
     let server = settings.server_address();
     let tls = settings.tls.as_ref().map(build_tls_config).transpose().map_err(|error| error.to_string())?;
     let stream = open_tcp(&server, resolve).await?;
@@ -75,11 +76,12 @@ async fn open_channel(settings: &XdsSettings, resolve: ResolveHost) -> Result<Ch
     let endpoint = Endpoint::from_shared(format!("http://{server}")).map_err(|error| format_error_chain(&error))?;
     let endpoint = endpoint.origin(origin);
     let opened = match tls {
-        None => build_channel(&endpoint, stream).await,
+        None => start_http2_on_stream(&endpoint, stream).await,
         Some(config) => {
             let name = tls_server_name(settings)?;
             let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
-            build_channel(&endpoint, stream.map_err(|error| format!("the TLS handshake failed: {error}"))?).await
+            start_http2_on_stream(&endpoint, stream.map_err(|error| format!("the TLS handshake failed: {error}"))?)
+                .await
         }
     };
     opened.map_err(|error| format_error_chain(&error))
@@ -104,8 +106,8 @@ async fn open_tcp(server: &str, resolve: ResolveHost) -> Result<TcpStream, Strin
     Ok(stream.into_inner())
 }
 
-/// HTTP/2 over an open connection.
-async fn build_channel(
+/// Builds an HTTP/2 channel over an open connection.
+async fn start_http2_on_stream(
     endpoint: &Endpoint,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
 ) -> Result<Channel, tonic::transport::Error> {
@@ -123,7 +125,7 @@ fn tls_server_name(settings: &XdsSettings) -> Result<ServerName<'static>, String
     ServerName::try_from(name.clone()).map_err(|_| format!("{name} is not a name that a certificate can hold"))
 }
 
-/// Reads the certificates.
+/// Reads the certificates, and builds the TLS configuration of the client from them.
 ///
 /// # Errors
 /// The setting to change.

@@ -60,7 +60,7 @@ fn convert_config(config: RateLimitConfig) -> NamedDocument {
     let RateLimitConfig { name, domain, descriptors } = config;
     let file: Arc<str> = escape_for_message(if name.is_empty() { &domain } else { &name }).into();
     let document = Document {
-        domain: Some(without_position(domain)),
+        domain: Some(with_unknown_position(domain)),
         descriptors: convert_descriptors(descriptors),
         ..Document::default()
     };
@@ -74,10 +74,10 @@ fn convert_descriptors(descriptors: Vec<RateLimitDescriptor>) -> Vec<DescriptorS
 fn convert_descriptor(index: usize, written: RateLimitDescriptor) -> DescriptorSpec {
     DescriptorSpec {
         index,
-        key: without_position(written.key),
+        key: with_unknown_position(written.key),
         value: written.value,
         rate_limit: written.rate_limit.map_or(RateLimitSpec::None, |policy| {
-            RateLimitSpec::One(without_position(Box::new(convert_policy(policy))))
+            RateLimitSpec::One(with_unknown_position(Box::new(convert_policy(policy))))
         }),
         shadow_mode: written.shadow_mode,
         quota_mode: written.quota_mode,
@@ -90,11 +90,11 @@ fn convert_descriptor(index: usize, written: RateLimitDescriptor) -> DescriptorS
 
 fn convert_policy(policy: RateLimitPolicy) -> RateLimitEntry {
     RateLimitEntry {
-        unit: Some(without_position(unit_name(policy.unit))),
-        requests_per_unit: without_position(policy.requests_per_unit),
+        unit: Some(with_unknown_position(unit_name(policy.unit))),
+        requests_per_unit: with_unknown_position(policy.requests_per_unit),
         unlimited: policy.unlimited,
-        name: without_position(policy.name),
-        replaces: policy.replaces.into_iter().map(|replaced| without_position(replaced.name)).collect(),
+        name: with_unknown_position(policy.name),
+        replaces: policy.replaces.into_iter().map(|replaced| with_unknown_position(replaced.name)).collect(),
         ..RateLimitEntry::default()
     }
 }
@@ -123,6 +123,6 @@ fn value_to_json(value: Option<Kind>) -> serde_json::Value {
     }
 }
 
-fn without_position<T>(value: T) -> Spanned<T> {
+fn with_unknown_position<T>(value: T) -> Spanned<T> {
     Spanned { value, at: Position::default() }
 }

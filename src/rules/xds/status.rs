@@ -77,7 +77,7 @@ pub struct RefusedVersion {
 
 impl StreamReport {
     /// Number of responses that were accepted or refused.
-    pub const fn accepted_or_refused(&self) -> u64 {
+    pub const fn accepted_or_refused_count(&self) -> u64 {
         self.accepted + self.refused
     }
 }
@@ -104,7 +104,7 @@ impl StreamStatus {
     }
 
     /// Returns a copy.
-    pub fn report(&self) -> StreamReport {
+    pub fn snapshot(&self) -> StreamReport {
         self.lock_report().clone()
     }
 

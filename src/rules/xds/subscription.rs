@@ -32,7 +32,7 @@ pub struct Subscription {
     /// Version that was accepted on this stream; empty if there is none.
     accepted_version: String,
     /// Response that is being applied.
-    applying: Option<ReceivedSet>,
+    applying: Option<ResponseIdentity>,
     /// Content that is applied, from this stream or an earlier one.
     applied: Option<ContentHash>,
     /// Last refusal; `None` once other content was accepted.
@@ -50,13 +50,13 @@ pub enum Reaction {
     Apply(Vec<Any>),
     /// The content is applied already; the request accepts it.
     Accept(DiscoveryRequest),
-    /// The content was refused before and is refused again at [`Subscription::refusal_due`].
+    /// The content was refused before and is refused again at [`Subscription::next_refusal_time`].
     RefuseLater,
 }
 
 /// Identity of a response on its stream.
 #[derive(Clone, Debug)]
-struct ReceivedSet {
+struct ResponseIdentity {
     version: String,
     nonce: String,
     content: ContentHash,
@@ -72,7 +72,7 @@ struct Refusal {
 #[derive(Debug)]
 struct DelayedRefusal {
     due: Instant,
-    received: ReceivedSet,
+    received: ResponseIdentity,
 }
 
 /// Hash of a set of resources, independent of their order.
@@ -108,14 +108,14 @@ impl Subscription {
         self.build_request(String::new(), None)
     }
 
-    /// Takes a response.
+    /// Decides the reaction to a response.
     pub fn handle_response(&mut self, response: DiscoveryResponse, now: Instant) -> Reaction {
         let DiscoveryResponse { version_info: version, resources, type_url, nonce } = response;
         if !type_url.is_empty() && type_url != TYPE_URL {
             return Reaction::Ignore;
         }
         let content = ContentHash::hash_resources(&resources);
-        let received = ReceivedSet { version, nonce, content };
+        let received = ResponseIdentity { version, nonce, content };
         if let Some(refusal) = self.refusal.as_mut().filter(|refusal| refusal.content == content) {
             let due = match &self.delayed {
                 // A response that supersedes another one does not postpone the answer.
@@ -132,7 +132,7 @@ impl Subscription {
         self.delayed = None;
         // After a refusal the applied content is applied again, which clears the reported error.
         if self.applied == Some(content) && self.refusal.is_none() {
-            return Reaction::Accept(self.build_ack(received));
+            return Reaction::Accept(self.accept_response(received));
         }
         self.applying = Some(received);
         Reaction::Apply(resources)
@@ -145,7 +145,7 @@ impl Subscription {
             Ok(()) => {
                 self.applied = Some(received.content);
                 self.refusal = None;
-                self.build_ack(received)
+                self.accept_response(received)
             }
             Err(message) => {
                 let message = bounded_first_line(message);
@@ -157,7 +157,7 @@ impl Subscription {
     }
 
     /// Returns the time of the next delayed refusal, if there is one.
-    pub fn refusal_due(&self) -> Option<Instant> {
+    pub fn next_refusal_time(&self) -> Option<Instant> {
         self.delayed.as_ref().map(|delayed| delayed.due)
     }
 
@@ -173,7 +173,8 @@ impl Subscription {
         &self.accepted_version
     }
 
-    fn build_ack(&mut self, received: ReceivedSet) -> DiscoveryRequest {
+    /// Records the version of a response as accepted; returns the request that tells the server.
+    fn accept_response(&mut self, received: ResponseIdentity) -> DiscoveryRequest {
         self.accepted_version = received.version;
         self.build_request(received.nonce, None)
     }

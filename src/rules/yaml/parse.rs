@@ -137,7 +137,7 @@ fn marker_position(marker: &granit_parser::Marker) -> Position {
 }
 
 /// Node of an anchor, with the size that an alias of it adds.
-struct Anchored<'a> {
+struct AnchoredNode<'a> {
     node: YamlNode<'a>,
     nodes: usize,
     height: usize,
@@ -148,7 +148,7 @@ struct OpenCollection {
     at: Position,
     mapping: bool,
     anchor: usize,
-    /// Index of its first item in `Builder::finished`.
+    /// Index of its first item in `TreeBuilder::finished`.
     first: usize,
     /// Number of nodes before it.
     before: usize,
@@ -163,7 +163,7 @@ struct TreeBuilder<'a, 'f> {
     open: Vec<OpenCollection>,
     /// Finished nodes of open collections, those of the innermost last.
     finished: Vec<YamlNode<'a>>,
-    anchors: HashMap<usize, Anchored<'a>>,
+    anchors: HashMap<usize, AnchoredNode<'a>>,
     /// Number of nodes so far, including those that aliases expand to.
     nodes: usize,
     /// Number of nodes that aliases expand to.
@@ -217,7 +217,7 @@ impl<'a, 'f> TreeBuilder<'a, 'f> {
     }
 
     fn add_alias(&mut self, anchor: usize, at: Position) -> Option<()> {
-        let Some(Anchored { node, nodes, height }) = self.anchors.get(&anchor) else {
+        let Some(AnchoredNode { node, nodes, height }) = self.anchors.get(&anchor) else {
             return self.add_error(at, "an alias is inside the value that it names", Some("write the value out"));
         };
         let (node, nodes, height) = (node.clone(), *nodes, *height);
@@ -247,7 +247,7 @@ impl<'a, 'f> TreeBuilder<'a, 'f> {
     /// Puts a finished node where it belongs.
     fn add_node(&mut self, node: YamlNode<'a>, anchor: usize, nodes: usize, height: usize) -> Option<()> {
         if anchor != 0 {
-            self.anchors.insert(anchor, Anchored { node: node.clone(), nodes, height });
+            self.anchors.insert(anchor, AnchoredNode { node: node.clone(), nodes, height });
         }
         match self.open.last_mut() {
             Some(parent) => {
@@ -268,14 +268,14 @@ impl<'a, 'f> TreeBuilder<'a, 'f> {
         let mut seen = SeenKeys::default();
         let mut items = items.into_iter();
         while let (Some(key), Some(value)) = (items.next(), items.next()) {
-            if key.is_merge() {
+            if key.is_merge_key() {
                 merges.push((value, entries.len()));
                 continue;
             }
             match seen.find_key(&key, &entries) {
                 Some(earlier) => {
                     let (first, first_value) = &entries[earlier];
-                    let laid_over = lay_over(&key, first_value, &value);
+                    let laid_over = merge_duplicates(&key, first_value, &value);
                     self.report_duplicate_key(&key, first.at, laid_over.is_some());
                     entries[earlier] = (key, laid_over.unwrap_or(value));
                 }
@@ -349,13 +349,13 @@ impl<'a, 'f> TreeBuilder<'a, 'f> {
     }
 }
 
-/// Keys whose mapping, if it is written twice, is laid over the first one: gopkg.in/yaml.v2 decodes both into one
-/// value.
-const LAID_OVER_KEYS: [&str; 2] = ["metadata", "rate_limit"];
+/// Keys whose mappings are merged if the key is written twice: gopkg.in/yaml.v2 decodes both into one value.
+/// Entries of the second mapping take precedence.
+const MERGED_DUPLICATE_KEYS: [&str; 2] = ["metadata", "rate_limit"];
 
 /// Returns the mapping `second` with the entries of `first` that it lacks; `None` if `second` replaces `first`.
-fn lay_over<'a>(key: &YamlNode<'a>, first: &YamlNode<'a>, second: &YamlNode<'a>) -> Option<YamlNode<'a>> {
-    let is_laid_over = key.as_scalar().is_some_and(|key| LAID_OVER_KEYS.contains(&key.text()));
+fn merge_duplicates<'a>(key: &YamlNode<'a>, first: &YamlNode<'a>, second: &YamlNode<'a>) -> Option<YamlNode<'a>> {
+    let is_laid_over = key.as_scalar().is_some_and(|key| MERGED_DUPLICATE_KEYS.contains(&key.text()));
     let (YamlContent::Map(below), YamlContent::Map(above)) = (&first.content, &second.content) else { return None };
     let is_overwritten =
         |(key, _): &&YamlEntry<'a>| above.iter().any(|(other, _)| other.key_label() == key.key_label());

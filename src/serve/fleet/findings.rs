@@ -44,12 +44,12 @@ pub enum FleetFindingKind {
 
 /// Maximum number of replicas that a finding names.
 pub const MAX_NAMED_REPLICAS: usize = 10;
-/// Smallest number of calls of another replica for a replica without any to be found.
-const MIN_CALLS_ELSEWHERE: u64 = 100;
-/// Shortest time of observation for a replica without traffic to be found, in microseconds.
-const MIN_OBSERVED_US: u64 = 30_000_000;
+/// Minimum number of recent calls of a replica for others without traffic, or with failures, to be found.
+const MIN_CALLS_OF_BUSY_REPLICA: u64 = 100;
+/// Minimum time of observation for a replica without traffic to be reported, in microseconds.
+const MIN_OBSERVATION_FOR_NO_TRAFFIC_US: u64 = 30_000_000;
 /// Smallest share of decisions by failure policy that is reported, in percent; fewer are single lost calls.
-const MIN_POLICY_PERCENT: u64 = 1;
+const MIN_FAILURE_POLICY_PERCENT: u64 = 1;
 /// Time without a summary that is reported, in microseconds: two are missing.
 const MAX_SILENCE_US: u64 = 12_000_000;
 /// Time after the start in which a replica may still connect to the store, in microseconds.
@@ -69,13 +69,13 @@ pub fn find_differences(replicas: &[ReplicaSummary], now: Time) -> Vec<FleetFind
     let found = [
         find_not_publishing(replicas, now),
         find_different_rules(replicas),
-        find_load_failed(replicas),
+        find_failed_rule_loads(replicas),
         find_store_lost(replicas),
-        find_answers_by_policy(replicas),
+        find_answers_by_failure_policy(replicas),
         find_no_traffic(replicas),
         find_clocks_apart(replicas),
         find_different_builds(replicas),
-        find_different_values(replicas),
+        find_different_key_forms(replicas),
     ];
     found.into_iter().flatten().collect()
 }
@@ -95,7 +95,7 @@ fn build_finding(
     })
 }
 
-/// False while a replica may still connect to the store.
+/// True once a replica had [`STARTUP_GRACE_US`] to connect to the store.
 const fn has_passed_startup(replica: &ReplicaSummary) -> bool {
     replica.published_us.saturating_sub(replica.started_us) >= STARTUP_GRACE_US
 }
@@ -151,7 +151,7 @@ pub(super) fn abbreviate_hash(hash: &str) -> String {
     if hash.is_empty() { "none".to_owned() } else { hash.chars().take(SHOWN_HASH_CHARS).collect() }
 }
 
-fn find_load_failed(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
+fn find_failed_rule_loads(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     build_finding(
         replicas,
         FleetFindingKind::LoadFailed,
@@ -175,13 +175,14 @@ fn find_store_lost(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     )
 }
 
-fn find_answers_by_policy(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
+fn find_answers_by_failure_policy(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     let by_policy = |replica: &ReplicaSummary| replica.recent.verdicts.decided_by_policy();
     let is_concerned = |replica: &ReplicaSummary| {
-        let least = replica.recent.verdicts.total() / 100 * MIN_POLICY_PERCENT;
+        let least = replica.recent.verdicts.total() / 100 * MIN_FAILURE_POLICY_PERCENT;
         has_passed_startup(replica) && by_policy(replica) > least
     };
-    let others = replicas.iter().any(|replica| by_policy(replica) == 0 && replica.recent.calls >= MIN_CALLS_ELSEWHERE);
+    let others =
+        replicas.iter().any(|replica| by_policy(replica) == 0 && replica.recent.calls >= MIN_CALLS_OF_BUSY_REPLICA);
     let concerned = replicas.iter().filter(|replica| is_concerned(replica));
     let decided: u64 = concerned.map(by_policy).fold(0, u64::saturating_add);
     others.then_some(())?;
@@ -195,12 +196,15 @@ fn find_answers_by_policy(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
 }
 
 fn find_no_traffic(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
-    let busiest =
-        replicas.iter().map(|replica| replica.recent.calls).max().filter(|calls| *calls >= MIN_CALLS_ELSEWHERE)?;
+    let busiest = replicas
+        .iter()
+        .map(|replica| replica.recent.calls)
+        .max()
+        .filter(|calls| *calls >= MIN_CALLS_OF_BUSY_REPLICA)?;
     build_finding(
         replicas,
         FleetFindingKind::NoTraffic,
-        |replica| replica.recent.calls == 0 && replica.recent.span_us >= MIN_OBSERVED_US,
+        |replica| replica.recent.calls == 0 && replica.recent.span_us >= MIN_OBSERVATION_FOR_NO_TRAFFIC_US,
         |count| {
             format!(
                 "{count} of {} replicas got no call in the last minute, the busiest got {busiest}: clients may keep \
@@ -242,7 +246,7 @@ fn find_different_builds(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     )
 }
 
-fn find_different_values(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
+fn find_different_key_forms(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     let usual = find_most_frequent(replicas.iter().map(|replica| replica.values.name()))?;
     build_finding(
         replicas,

@@ -8,8 +8,8 @@ use tokio::task::spawn_blocking;
 use tokio::time::{interval, sleep, timeout};
 
 use super::authentication::AuthenticationKey;
+use super::counter_resets;
 use super::redis_client::PUBLISH_INTERVAL;
-use super::resets;
 use super::summary::PublishedKeyForm;
 use super::summary_collector::{ReplicaFacts, SummaryCollector, build_view_of_this_replica};
 use super::view::FleetView;
@@ -20,25 +20,25 @@ use crate::limit::request::Request;
 use crate::serve::grpc::service::RateLimitService;
 use crate::serve::health::Health;
 use crate::settings::fleet::FleetSettings;
-use crate::settings::fleet::TopKeyValues;
+use crate::settings::fleet::TopKeyValueForm;
 
-/// Time for which a view is kept.
+/// Time for which a view of the fleet is cached.
 const VIEW_LIFETIME: Duration = Duration::from_secs(5);
 /// Upper bound on the wait for a view; the client of `top` waits for ten seconds.
 const VIEW_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// View that is kept, and the time of reading it.
+/// Cached view of the fleet, with the time of reading it.
 type CachedView = tokio::sync::Mutex<Option<(Instant, Arc<FleetView>)>>;
 
-/// This replica as a member of the fleet.
+/// This replica's membership in the fleet: publishes its summary, and reads those of all replicas.
 #[derive(Debug)]
-pub struct FleetMember {
+pub struct FleetMembership {
     collector: Arc<Mutex<SummaryCollector>>,
     worker: Result<FleetWorkerHandle, &'static str>,
     last: Arc<CachedView>,
 }
 
-impl FleetMember {
+impl FleetMembership {
     /// Starts to publish, if there is a Redis. `key` authenticates summaries, if replicas have a common secret.
     ///
     /// # Errors
@@ -51,9 +51,9 @@ impl FleetMember {
     ) -> io::Result<Self> {
         let values = match settings.top_values {
             _ if !settings.publishes_keys => PublishedKeyForm::None,
-            TopKeyValues::Plain => PublishedKeyForm::Plain,
-            TopKeyValues::Hashed => PublishedKeyForm::Hashed,
-            TopKeyValues::None => PublishedKeyForm::None,
+            TopKeyValueForm::Plain => PublishedKeyForm::Plain,
+            TopKeyValueForm::Hashed => PublishedKeyForm::Hashed,
+            TopKeyValueForm::None => PublishedKeyForm::None,
         };
         let facts = ReplicaFacts {
             incarnation: make_incarnation_id(),
@@ -66,7 +66,7 @@ impl FleetMember {
         let worker = match &settings.redis {
             Ok(redis) => Ok(FleetWorker::start(redis.clone(), key, Arc::clone(&collector))?),
             Err(reason) => {
-                tokio::spawn(record_totals_every_interval(Arc::downgrade(&collector)));
+                tokio::spawn(record_decision_totals_periodically(Arc::downgrade(&collector)));
                 Err(*reason)
             }
         };
@@ -74,7 +74,7 @@ impl FleetMember {
     }
 
     /// Returns the merged summaries of all replicas, at most 5 s old. One caller at a time reads; others wait for it.
-    pub async fn cached_fleet_view(&self) -> Arc<FleetView> {
+    pub async fn get_or_refresh_fleet_view(&self) -> Arc<FleetView> {
         let mut last = self.last.lock().await;
         if let Some((at, view)) = &*last
             && at.elapsed() < VIEW_LIFETIME
@@ -107,9 +107,9 @@ impl FleetMember {
 
     /// Tells all replicas that the counters of a request were reset. Returns false if they were not told, `None` if
     /// there is no Redis to tell them through.
-    pub async fn announce_reset(&self, request: &Request<'_>) -> Option<bool> {
+    pub async fn announce_counter_reset(&self, request: &Request<'_>) -> Option<bool> {
         let worker = self.worker.as_ref().ok()?;
-        Some(worker.announce_reset(resets::encode_reset(request)).await)
+        Some(worker.announce_counter_reset(counter_resets::encode_reset(request)).await)
     }
 
     /// Withdraws the summary of this replica and stops. Takes up to a second.
@@ -130,13 +130,13 @@ async fn drop_outdated_view(last: Weak<CachedView>) {
     }
 }
 
-/// Keeps the totals of a replica that publishes nothing, until the collector is dropped.
-async fn record_totals_every_interval(collector: Weak<Mutex<SummaryCollector>>) {
+/// Records the decision totals of a replica that publishes nothing every 5 s, until the collector is dropped.
+async fn record_decision_totals_periodically(collector: Weak<Mutex<SummaryCollector>>) {
     let mut ticks = interval(PUBLISH_INTERVAL);
     loop {
         ticks.tick().await;
         let Some(collector) = collector.upgrade() else { return };
-        let keep = move || lock_ignoring_poison(&collector).record_totals();
+        let keep = move || lock_ignoring_poison(&collector).record_decision_totals();
         // A panic in it is logged; the next tick tries again.
         let _ = spawn_blocking(keep).await;
     }

@@ -33,12 +33,12 @@ const SUMMARIES_PER_READ: usize = 16;
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Approximate number of resets that are kept.
 const MAX_KEPT_RESETS: &[u8] = b"1000";
-/// Time for which they are kept after the last one, in milliseconds.
+/// Time for which resets are kept after the last one, in milliseconds.
 const RESETS_LIFETIME_MS: &[u8] = b"60000";
 /// Maximum length of the id of a process in bytes.
 const MAX_REPLICA_ID_BYTES: usize = 64;
 
-/// Client of the keys that replicas share.
+/// Client of the Redis keys through which replicas exchange summaries and resets.
 #[derive(Debug)]
 pub(super) struct FleetRedisClient {
     client: Deployment,
@@ -83,9 +83,9 @@ impl FleetRedisKeys {
 impl FleetRedisClient {
     /// Starts to connect. Needs a tokio runtime.
     pub(super) fn start(settings: &DeploymentSettings, prefix: &str) -> Self {
-        let connect = ConnectOptions::beside_decisions(settings, "`/fleet` lacks this replica");
+        let connect = ConnectOptions::for_noncritical_servers(settings, "`/fleet` lacks this replica");
         let keys = FleetRedisKeys::new(prefix);
-        let check = ReplicaIndexCheck { index: keys.index.clone(), auth_setting: connect.auth_setting() };
+        let check = ReplicaIndexHealthCheck { index: keys.index.clone(), auth_setting: connect.auth_setting() };
         let options = DeploymentOptions {
             connections: 1,
             call_timeout: CALL_TIMEOUT,
@@ -113,7 +113,7 @@ impl FleetRedisClient {
     ///
     /// # Errors
     /// Redis failed, or another program wrote the key.
-    pub(super) async fn find_or_set_seed(&self, proposal: HashSeed) -> Result<HashSeed, RedisError> {
+    pub(super) async fn get_or_set_distinct_key_seed(&self, proposal: HashSeed) -> Result<HashSeed, RedisError> {
         let text = format!("{:016x}{:016x}", proposal.0, proposal.1);
         self.send_command(&[b"SET", &self.keys.seed, text.as_bytes(), b"NX"]).await?;
         let reply = self.send_command(&[b"GETRANGE", &self.keys.seed, b"0", b"31"]).await?;
@@ -141,7 +141,7 @@ impl FleetRedisClient {
     /// # Errors
     /// Redis failed.
     pub(super) async fn remove_outdated_replicas(&self, now: Time) -> Result<(), RedisError> {
-        let oldest = last_expired_second(now).to_string();
+        let oldest = latest_expired_publish_second(now).to_string();
         self.send_command(&[b"ZREMRANGEBYSCORE", &self.keys.index, b"-inf", oldest.as_bytes()]).await?;
         Ok(())
     }
@@ -168,7 +168,7 @@ impl FleetRedisClient {
     ) -> Result<usize, RedisError> {
         // Scores far ahead are not those of replicas.
         let newest = unix_seconds(now).saturating_add(60).to_string();
-        let oldest = format!("({}", last_expired_second(now));
+        let oldest = format!("({}", latest_expired_publish_second(now));
         let limit = (MAX_REPLICAS + 1).to_string();
         let words: [&[u8]; 7] = [
             b"ZREVRANGEBYSCORE",
@@ -212,7 +212,7 @@ impl FleetRedisClient {
     ///
     /// # Errors
     /// Redis failed.
-    pub(super) async fn announce_reset(&self, sealed: &[u8]) -> Result<(), RedisError> {
+    pub(super) async fn announce_counter_reset(&self, sealed: &[u8]) -> Result<(), RedisError> {
         let key = &self.keys.resets;
         self.send_command(&[b"XADD", key, b"MAXLEN", b"~", MAX_KEPT_RESETS, b"*", b"reset", sealed]).await?;
         self.send_command(&[b"PEXPIRE", key, RESETS_LIFETIME_MS]).await?;
@@ -226,7 +226,7 @@ impl FleetRedisClient {
 
     /// Text of a configuration error, free of secrets; `None` without one.
     pub(super) fn configuration_error(&self) -> Option<String> {
-        self.client.misconfigured().map(|text| text.to_string())
+        self.client.misconfiguration().map(|text| text.to_string())
     }
 }
 
@@ -234,19 +234,19 @@ const fn unix_seconds(time: Time) -> u64 {
     time.as_micros() / 1_000_000
 }
 
-/// Second of the latest summary that has expired.
-const fn last_expired_second(now: Time) -> u64 {
+/// Latest second at which a summary that has expired by now can have been published.
+const fn latest_expired_publish_second(now: Time) -> u64 {
     unix_seconds(now).saturating_sub(SUMMARY_LIFETIME.as_secs())
 }
 
-/// Write of the index that changes nothing.
+/// Health check of a server: writes to the index of replicas without a change.
 #[derive(Debug)]
-struct ReplicaIndexCheck {
+struct ReplicaIndexHealthCheck {
     index: Bytes,
     auth_setting: &'static str,
 }
 
-impl HealthCheck for ReplicaIndexCheck {
+impl HealthCheck for ReplicaIndexHealthCheck {
     /// Other nodes of a cluster redirect the command, which is an answer too.
     fn commands(&self, _hash_tag: u32) -> Vec<CommandWords> {
         let word = Bytes::from_static;

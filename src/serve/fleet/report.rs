@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use serde::{Deserialize, Serialize};
 
 use super::findings::{FleetFinding, abbreviate_hash, find_differences, is_silent};
-use super::merge_limits::MergedLimit;
+use super::merge_limit_counts::MergedLimitCounts;
 use super::summary::{
     DecisionsByVerdict, LatencySummary, PublishedKeyForm, ReplicaSummary, RulesSummary, StoreSummary,
 };
@@ -15,7 +15,7 @@ use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
 use crate::rules::rule::set::RuleSet;
 use crate::serve::report::Format;
-use crate::serve::report::domain_names::DomainNames;
+use crate::serve::report::domain_names::DomainsByMetricName;
 use crate::serve::report::top::{TopQuery, TopReport};
 use crate::telemetry::hyperloglog::RELATIVE_STANDARD_ERROR;
 use crate::telemetry::metrics::histogram::quantile_us;
@@ -66,7 +66,7 @@ pub struct FleetReport {
     /// Findings.
     pub findings: Vec<FleetFinding>,
     /// Decisions of all replicas in about the last minute.
-    pub recent: RecentDecisions,
+    pub recent: RecentDecisionRates,
     /// Keys that all replicas together rejected most.
     pub top: TopReport,
     /// Number of limits that match the query, in the report or not.
@@ -76,10 +76,10 @@ pub struct FleetReport {
     /// Relative standard error of the numbers of distinct keys.
     pub distinct_standard_error: f64,
     /// Limits, ordered by rejected and then by matched decisions.
-    pub rules: Vec<FleetLimit>,
+    pub rules: Vec<FleetLimitReport>,
 }
 
-/// A replica.
+/// Row of one replica in the report.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct ReplicaReport {
     /// Host name; with the start of `incarnation` if several replicas have it.
@@ -108,12 +108,12 @@ pub struct ReplicaReport {
     /// Form of the keys that it published.
     pub values: PublishedKeyForm,
     /// Decisions in about the last minute.
-    pub recent: RecentDecisions,
+    pub recent: RecentDecisionRates,
 }
 
-/// Decisions in about the last minute.
+/// Rates, verdicts and latency of the decisions in about the last minute.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub struct RecentDecisions {
+pub struct RecentDecisionRates {
     /// Requests per second, over gRPC and `/json`.
     pub calls_per_s: f64,
     /// Decisions of limits per second.
@@ -150,7 +150,7 @@ pub struct LeftOutSummaries {
 
 /// Decisions of a limit over all replicas, since each of them loaded it.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct FleetLimit {
+pub struct FleetLimitReport {
     /// Name: `domain.key_value.key`.
     pub rule: String,
     /// Domain, as requests name it; absent if the name in metrics leaves it open, or if limits of two domains have it.
@@ -177,15 +177,15 @@ pub struct FleetLimit {
 impl FleetReport {
     /// Computes the report; `rules` are those of this replica.
     pub fn new(view: &FleetView, rules: Option<&RuleSet>, query: &FleetQuery) -> Self {
-        let domains = DomainNames::new(rules);
+        let domains = DomainsByMetricName::new(rules);
         let top = TopQuery { minutes: query.minutes, most: query.most, rule: query.rule.clone(), ..Default::default() };
         let snapshot = |minutes| view.keys.snapshot(view.unix_minute(), minutes, |name| top.matches_limit_name(name));
-        let mut limits: Vec<FleetLimit> = view
+        let mut limits: Vec<FleetLimitReport> = view
             .limits
             .by_name
             .iter()
             .filter(|(name, _)| query.matches_limit_name(name))
-            .map(|(name, limit)| FleetLimit::new(name, limit, &domains))
+            .map(|(name, limit)| FleetLimitReport::new(name, limit, &domains))
             .collect();
         limits.sort_by(|a, b| (b.rejected, b.matched, &a.rule).cmp(&(a.rejected, a.matched, &b.rule)));
         let all_limits = limits.len();
@@ -243,11 +243,11 @@ fn build_replica_report(view: &FleetView, index: usize, replica: &ReplicaSummary
     }
 }
 
-impl FleetLimit {
-    fn new(name: &str, limit: &MergedLimit, domains: &DomainNames) -> Self {
+impl FleetLimitReport {
+    fn new(name: &str, limit: &MergedLimitCounts, domains: &DomainsByMetricName) -> Self {
         Self {
             rule: name.to_owned(),
-            domain: limit.domain.as_deref().and_then(|domain| domains.resolve(domain)),
+            domain: limit.domain.as_deref().and_then(|domain| domains.find_domain_by_metric_name(domain)),
             replicas: limit.replicas,
             shadow_mode: false,
             candidate: false,
@@ -261,8 +261,8 @@ impl FleetLimit {
 }
 
 /// Marks the limits that are in shadow mode or candidates.
-fn mark_shadow_and_candidates(limits: &mut [FleetLimit], rules: &RuleSet) {
-    let mut by_name: HashMap<String, &mut FleetLimit> =
+fn mark_shadow_and_candidates(limits: &mut [FleetLimitReport], rules: &RuleSet) {
+    let mut by_name: HashMap<String, &mut FleetLimitReport> =
         limits.iter_mut().map(|limit| (limit.rule.clone(), limit)).collect();
     for compiled in rules.rules() {
         for limit in compiled.limits.iter().filter(|limit| limit.shadow || limit.candidate) {
@@ -274,8 +274,8 @@ fn mark_shadow_and_candidates(limits: &mut [FleetLimit], rules: &RuleSet) {
 }
 
 /// Sums what the replicas decided; rates are sums of their rates.
-fn sum_recent_decisions<'r>(replicas: impl Iterator<Item = &'r ReplicaSummary>) -> RecentDecisions {
-    let mut sum = RecentDecisions::default();
+fn sum_recent_decisions<'r>(replicas: impl Iterator<Item = &'r ReplicaSummary>) -> RecentDecisionRates {
+    let mut sum = RecentDecisionRates::default();
     let mut latency: Option<LatencySummary> = None;
     for replica in replicas {
         let of_replica = &replica.recent;
@@ -335,7 +335,11 @@ impl FleetReport {
             FleetTextContent::Rules if self.rules.is_empty() => page += "no limit matches\n",
             FleetTextContent::Rules => {
                 let headings = ["MATCHED", "REJECTED", "NEAR", "KEYS", "REJECTED KEYS", "REPLICAS", "RULE"];
-                page += &format_table(&headings, self.rules.iter().map(FleetLimit::format_row), NumberAlignment::Right);
+                page += &format_table(
+                    &headings,
+                    self.rules.iter().map(FleetLimitReport::format_row),
+                    NumberAlignment::Right,
+                );
                 if self.limits > self.rules.len() {
                     let _ = writeln!(page, "\n{} of {} limits", self.rules.len(), self.limits);
                 }
@@ -353,14 +357,14 @@ impl FleetReport {
     fn format_total_row(&self) -> [String; 8] {
         let none = || "-".to_owned();
         let replicas = format!("all {}", self.replicas.len());
-        let [calls, rejected, p99] = self.recent.format_cells();
+        let [calls, rejected, p99] = self.recent.format_rate_cells();
         [calls, rejected, p99, none(), none(), none(), none(), replicas]
     }
 }
 
-impl RecentDecisions {
+impl RecentDecisionRates {
     /// Formats the cells of the rates and of the duration.
-    fn format_cells(&self) -> [String; 3] {
+    fn format_rate_cells(&self) -> [String; 3] {
         let p99 = self.latency_us.and_then(|latency| latency.p99);
         let rate = |per_s: f64| format!("{per_s:.1}");
         [rate(self.calls_per_s), rate(self.rejected_per_s), p99.map_or_else(|| "-".to_owned(), format_duration)]
@@ -370,7 +374,7 @@ impl RecentDecisions {
 impl ReplicaReport {
     /// Formats the cells of the text form.
     fn format_row(&self) -> [String; 8] {
-        let [calls, rejected, p99] = self.recent.format_cells();
+        let [calls, rejected, p99] = self.recent.format_rate_cells();
         let store = match (self.store.available, self.store.breakers_open) {
             (false, _) => "lost".to_owned(),
             (true, 0) => escape_unprintable(&self.store.kind),
@@ -394,7 +398,7 @@ impl ReplicaReport {
     }
 }
 
-impl FleetLimit {
+impl FleetLimitReport {
     /// Formats the cells of the text form.
     fn format_row(&self) -> [String; 7] {
         let estimate = |count: Option<u64>| count.map_or_else(|| "-".to_owned(), |count| count.to_string());

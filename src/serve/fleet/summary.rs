@@ -42,7 +42,7 @@ pub struct ReplicaSummary {
     /// State of the store.
     pub store: StoreSummary,
     /// Decisions of about the last minute.
-    pub recent: RecentSummary,
+    pub recent: RecentDecisionsSummary,
     /// Hash of the seed of distinct keys; only sketches of one seed can be merged.
     pub distinct_seed: Option<String>,
     /// Names of limits.
@@ -57,9 +57,9 @@ pub struct ReplicaSummary {
     /// Form of the keys.
     pub values: PublishedKeyForm,
     /// Rejected keys.
-    pub keys: Vec<KeySummary>,
+    pub keys: Vec<RejectedKeySummary>,
     /// Rejected hits of these keys by minute.
-    pub minutes: Vec<MinuteSummary>,
+    pub minutes: Vec<RejectedKeysMinuteSummary>,
 }
 
 /// Loaded rules of a replica.
@@ -88,9 +88,9 @@ pub struct StoreSummary {
     pub servers: usize,
 }
 
-/// Decisions of about the last minute.
+/// Numbers and latency of the decisions of about the last minute.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RecentSummary {
+pub struct RecentDecisionsSummary {
     /// Duration in microseconds.
     pub span_us: u64,
     /// Number of calls.
@@ -173,9 +173,9 @@ pub enum PublishedKeyForm {
     None,
 }
 
-/// A rejected key.
+/// A rejected key: its text, and the index of its limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KeySummary {
+pub struct RejectedKeySummary {
     /// Index of the limit's name.
     #[serde(rename = "n")]
     pub name: usize,
@@ -184,9 +184,9 @@ pub struct KeySummary {
     pub text: String,
 }
 
-/// Rejected hits in a minute.
+/// Rejected hits in one minute, by key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MinuteSummary {
+pub struct RejectedKeysMinuteSummary {
     /// Minutes of Redis's clock since the Unix epoch.
     #[serde(rename = "m")]
     pub minute: u64,
@@ -195,12 +195,12 @@ pub struct MinuteSummary {
     pub max_missed: u64,
     /// Counts of keys, the most rejected first.
     #[serde(rename = "k")]
-    pub counts: Vec<KeyCountSummary>,
+    pub counts: Vec<RejectedKeyCountSummary>,
 }
 
-/// Rejected hits of a key.
+/// Bounds of the rejected hits of a key in one minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KeyCountSummary {
+pub struct RejectedKeyCountSummary {
     /// Index of the key.
     #[serde(rename = "k")]
     pub key: usize,
@@ -269,44 +269,44 @@ impl LatencySummary {
     }
 }
 
-/// Mark of the form that lists the set registers, three bytes each.
-const SPARSE_MARK: char = 's';
-/// Mark of the form with one byte for each register.
-const DENSE_MARK: char = 'd';
+/// First character of an encoded sketch that lists the set registers, three bytes each.
+const SPARSE_SKETCH_MARK: char = 's';
+/// First character of an encoded sketch with one byte for each register.
+const DENSE_SKETCH_MARK: char = 'd';
 /// Number of bytes of a set register in the sparse form.
 const BYTES_PER_SPARSE_REGISTER: usize = 3;
 
 /// Encodes a sketch as text: the registers that are set, or all of them if that is shorter, in base64.
 pub(super) fn encode_sketch(sketch: &DistinctKeySketch) -> String {
     let sparse: Vec<u8> = sketch
-        .set_registers()
+        .nonzero_registers()
         .flat_map(|(index, value)| {
             let [low, high] = index.to_le_bytes();
             [low, high, value]
         })
         .collect();
-    if sparse.len() < DistinctKeySketch::REGISTERS {
-        return format!("{SPARSE_MARK}{}", BASE64_STANDARD_NO_PAD.encode(sparse));
+    if sparse.len() < DistinctKeySketch::REGISTER_COUNT {
+        return format!("{SPARSE_SKETCH_MARK}{}", BASE64_STANDARD_NO_PAD.encode(sparse));
     }
-    let mut dense = [0; DistinctKeySketch::REGISTERS];
-    sketch.set_registers().for_each(|(index, value)| dense[usize::from(index)] = value);
-    format!("{DENSE_MARK}{}", BASE64_STANDARD_NO_PAD.encode(dense))
+    let mut dense = [0; DistinctKeySketch::REGISTER_COUNT];
+    sketch.nonzero_registers().for_each(|(index, value)| dense[usize::from(index)] = value);
+    format!("{DENSE_SKETCH_MARK}{}", BASE64_STANDARD_NO_PAD.encode(dense))
 }
 
 /// Decodes a sketch; `None` if the text is not one.
 pub(super) fn decode_sketch(text: &str) -> Option<DistinctKeySketch> {
     let bytes = BASE64_STANDARD_NO_PAD.decode(text.get(1..)?).ok()?;
     match text.chars().next()? {
-        SPARSE_MARK
+        SPARSE_SKETCH_MARK
             if bytes.len() % BYTES_PER_SPARSE_REGISTER == 0
-                && bytes.len() <= DistinctKeySketch::REGISTERS * BYTES_PER_SPARSE_REGISTER =>
+                && bytes.len() <= DistinctKeySketch::REGISTER_COUNT * BYTES_PER_SPARSE_REGISTER =>
         {
             let set =
                 bytes.chunks_exact(BYTES_PER_SPARSE_REGISTER).map(|set| (u16::from_le_bytes([set[0], set[1]]), set[2]));
-            DistinctKeySketch::from_set_registers(set)
+            DistinctKeySketch::from_nonzero_registers(set)
         }
-        DENSE_MARK if bytes.len() == DistinctKeySketch::REGISTERS => {
-            DistinctKeySketch::from_set_registers((0..).zip(bytes))
+        DENSE_SKETCH_MARK if bytes.len() == DistinctKeySketch::REGISTER_COUNT => {
+            DistinctKeySketch::from_nonzero_registers((0..).zip(bytes))
         }
         _ => None,
     }
@@ -322,7 +322,7 @@ mod tests {
     proptest! {
         #[test]
         fn encoded_sketch_is_restored(set in prop::collection::vec((0_u16..512, 1_u8..56), 0..600)) {
-            let sketch = DistinctKeySketch::from_set_registers(set).expect("all are in range");
+            let sketch = DistinctKeySketch::from_nonzero_registers(set).expect("all are in range");
             prop_assert_eq!(decode_sketch(&encode_sketch(&sketch)), Some(sketch));
         }
 

@@ -17,21 +17,21 @@ use crate::telemetry::service_metrics::ServiceMetrics;
 use crate::telemetry::top_keys::{RejectedKey, RejectedKeysInMinute};
 
 /// Number of earlier totals that are kept: the recent decisions span this many intervals.
-const MAX_EARLIER_TOTALS: usize = 12;
+const MAX_KEPT_DECISION_TOTALS: usize = 12;
 /// Maximum size of the text of a summary in bytes.
-const MAX_TEXT_BYTES: usize = MAX_SUMMARY_BYTES - 2048;
+const MAX_SUMMARY_TEXT_BYTES: usize = MAX_SUMMARY_BYTES - 2048;
 /// Part of it for rejected keys.
 const MAX_KEYS_BYTES: usize = 30 << 10;
 /// Part of it for limits, their names and sketches.
-const MAX_LIMITS_BYTES: usize = MAX_TEXT_BYTES - MAX_KEYS_BYTES;
+const MAX_LIMITS_BYTES: usize = MAX_SUMMARY_TEXT_BYTES - MAX_KEYS_BYTES;
 /// Part of the latter for sketches.
 const MAX_SKETCHES_BYTES: usize = 16 << 10;
-/// Punctuation and names of fields of one count, key, limit, in bytes.
-const COUNT_OVERHEAD_BYTES: usize = r#"{"k":,"l":,"u":},"#.len();
-const KEY_OVERHEAD_BYTES: usize = r#"{"n":,"t":}"#.len();
-const LIMIT_OVERHEAD_BYTES: usize = r#"{"n":,"m":,"r":,"h":},"#.len();
+/// JSON punctuation and names of fields of one count, key, limit, in bytes.
+const COUNT_JSON_OVERHEAD_BYTES: usize = r#"{"k":,"l":,"u":},"#.len();
+const KEY_JSON_OVERHEAD_BYTES: usize = r#"{"n":,"t":}"#.len();
+const LIMIT_JSON_OVERHEAD_BYTES: usize = r#"{"n":,"m":,"r":,"h":},"#.len();
 /// Maximum length of the version of the rules in bytes; readers show no longer text.
-const MAX_VERSION_BYTES: usize = 256;
+const MAX_RULES_VERSION_BYTES: usize = 256;
 
 /// Facts about this process that do not change.
 #[derive(Clone, Debug)]
@@ -55,7 +55,7 @@ pub(super) struct SummaryCollector {
     totals: VecDeque<DecisionTotals>,
 }
 
-/// Totals since the start.
+/// Numbers of decisions since the start of the process, at one time.
 #[derive(Clone, Debug)]
 struct DecisionTotals {
     /// Time by a clock that never jumps.
@@ -110,13 +110,13 @@ impl SummaryCollector {
         if summary.values != PublishedKeyForm::None {
             add_rejected_keys(&mut summary, &metrics.top_keys.rejected_keys_by_minute(now), &mut names, MAX_KEYS_BYTES);
         }
-        add_limit_summaries(&mut summary, metrics, &self.find_keyed_limits(), &mut names);
+        add_limit_summaries(&mut summary, metrics, &self.map_later_to_first_limits(), &mut names);
         (summary.names, summary.domain_bytes) = (names.listed, names.domain_bytes);
         summary
     }
 
-    /// Finds the first limit of the rule of each later one, which has the distinct keys of all.
-    fn find_keyed_limits(&self) -> HashMap<*const LimitStats, Arc<LimitStats>> {
+    /// Maps each limit but the first of a rule to the first, whose statistics hold the distinct keys of all.
+    fn map_later_to_first_limits(&self) -> HashMap<*const LimitStats, Arc<LimitStats>> {
         let Some(loaded) = self.service.rules.current_rules_owned() else { return HashMap::new() };
         let later = loaded.rules.rules().flat_map(|rule| {
             let first = rule.limits.first();
@@ -129,7 +129,9 @@ impl SummaryCollector {
         let status = self.service.rules.status();
         let hash = self.service.rules.current_rules().as_ref().map(|loaded| loaded.rules.contents_hash.to_string());
         RulesSummary {
-            version: status.source_version.map(|version| truncate_to_bytes(&version, MAX_VERSION_BYTES).to_owned()),
+            version: status
+                .source_version
+                .map(|version| truncate_to_bytes(&version, MAX_RULES_VERSION_BYTES).to_owned()),
             hash: hash.unwrap_or_default(),
             rules: status.rules,
             load_failed: status.last_error.is_some(),
@@ -150,11 +152,11 @@ impl SummaryCollector {
     }
 
     /// Sums up the decisions since the oldest totals that are kept.
-    fn summarize_recent_decisions(&self) -> RecentSummary {
+    fn summarize_recent_decisions(&self) -> RecentDecisionsSummary {
         let totals = DecisionTotals::from_metrics(self.metrics());
         let since = self.totals.front().cloned().unwrap_or_else(|| DecisionTotals::zero_at(self.facts.started));
         let counts = totals.latency.counts.iter().zip(since.latency.counts);
-        RecentSummary {
+        RecentDecisionsSummary {
             span_us: to_micros(totals.at.saturating_duration_since(since.at)),
             calls: totals.calls.saturating_sub(since.calls),
             rejected: Some(totals.rejected.saturating_sub(since.rejected)),
@@ -167,9 +169,9 @@ impl SummaryCollector {
     }
 
     /// Keeps the totals, from which later summaries tell what is recent; to be called every 5 s.
-    pub(super) fn record_totals(&mut self) {
+    pub(super) fn record_decision_totals(&mut self) {
         self.totals.push_back(DecisionTotals::from_metrics(self.metrics()));
-        if self.totals.len() > MAX_EARLIER_TOTALS {
+        if self.totals.len() > MAX_KEPT_DECISION_TOTALS {
             self.totals.pop_front();
         }
     }
@@ -200,7 +202,7 @@ impl DecisionTotals {
             };
             sum.combine_counts(of_limit, u64::saturating_add)
         });
-        Self { at, calls: latency.observation_count(), rejected: metrics.rejected_requests(), verdicts, latency }
+        Self { at, calls: latency.observation_count(), rejected: metrics.rejected_request_count(), verdicts, latency }
     }
 }
 
@@ -233,7 +235,11 @@ impl ListedLimitNames {
     /// Bytes that listing a name would add.
     fn count_added_bytes(&self, name: &LimitName) -> usize {
         let domain_digits = count_digits(name.domain().len() as u64);
-        if self.indexes.contains_key(name) { 0 } else { json_string_bytes(name.as_str()) + domain_digits + ",".len() }
+        if self.indexes.contains_key(name) {
+            0
+        } else {
+            count_json_string_bytes(name.as_str()) + domain_digits + ",".len()
+        }
     }
 
     /// Upper bound of the number of digits of a name's index.
@@ -241,7 +247,7 @@ impl ListedLimitNames {
         count_digits(self.listed.len() as u64)
     }
 
-    fn find_or_add(&mut self, name: &LimitName) -> usize {
+    fn find_or_add_name_index(&mut self, name: &LimitName) -> usize {
         *self.indexes.entry(name.clone()).or_insert_with(|| {
             self.listed.push(name.as_str().to_owned());
             self.domain_bytes.push(u32::try_from(name.domain().len()).unwrap_or(u32::MAX));
@@ -260,18 +266,22 @@ pub(super) fn add_rejected_keys(
     let mut indexes: HashMap<(usize, Arc<str>), usize> = HashMap::new();
     summary.minutes = minutes
         .iter()
-        .map(|minute| MinuteSummary { minute: minute.minute, max_missed: minute.max_missed, counts: Vec::new() })
+        .map(|minute| RejectedKeysMinuteSummary {
+            minute: minute.minute,
+            max_missed: minute.max_missed,
+            counts: Vec::new(),
+        })
         .collect();
     let deepest = minutes.iter().map(|minute| minute.keys.len()).max().unwrap_or(0);
     'ranks: for rank in 0..deepest {
         for (minute, of_summary) in minutes.iter().zip(&mut summary.minutes) {
             let Some(RejectedKey { limit, text, at_least, at_most, .. }) = minute.keys.get(rank) else { continue };
             let known = names.indexes.get(&**limit).and_then(|name| indexes.get(&(*name, Arc::clone(text))));
-            let of_key = KEY_OVERHEAD_BYTES
+            let of_key = KEY_JSON_OVERHEAD_BYTES
                 + names.max_index_digits()
                 + names.count_added_bytes(limit)
-                + json_string_bytes(text);
-            let of_count = COUNT_OVERHEAD_BYTES
+                + count_json_string_bytes(text);
+            let of_count = COUNT_JSON_OVERHEAD_BYTES
                 + count_digits(summary.keys.len() as u64)
                 + count_digits(*at_least)
                 + count_digits(*at_most);
@@ -280,12 +290,12 @@ pub(super) fn add_rejected_keys(
                 break 'ranks;
             }
             room -= cost;
-            let name = names.find_or_add(limit);
+            let name = names.find_or_add_name_index(limit);
             let key = *indexes.entry((name, Arc::clone(text))).or_insert_with(|| {
-                summary.keys.push(KeySummary { name, text: text.to_string() });
+                summary.keys.push(RejectedKeySummary { name, text: text.to_string() });
                 summary.keys.len() - 1
             });
-            of_summary.counts.push(KeyCountSummary { key, at_least: *at_least, at_most: *at_most });
+            of_summary.counts.push(RejectedKeyCountSummary { key, at_least: *at_least, at_most: *at_most });
         }
     }
     for (minute, of_summary) in minutes.iter().zip(&mut summary.minutes) {
@@ -309,7 +319,7 @@ fn add_limit_summaries(
         .all_limit_stats()
         .into_iter()
         .map(|limit| {
-            let decisions = limit.all_decisions();
+            let decisions = limit.total_decision_counts();
             (limit, decisions.rejected, decisions.total)
         })
         .collect();
@@ -320,7 +330,8 @@ fn add_limit_summaries(
     for (limit, rejected, matched) in &limits {
         let near_limit_hits = limit.counter_value(LimitStat::NearLimit);
         let of_counts: usize = [*matched, *rejected, near_limit_hits].into_iter().map(count_digits).sum();
-        let cost = LIMIT_OVERHEAD_BYTES + names.max_index_digits() + of_counts + names.count_added_bytes(limit.name());
+        let cost =
+            LIMIT_JSON_OVERHEAD_BYTES + names.max_index_digits() + of_counts + names.count_added_bytes(limit.name());
         if cost > room {
             break;
         }
@@ -331,7 +342,7 @@ fn add_limit_summaries(
             Some(keys)
         };
         summary.limits.push(LimitSummary {
-            name: names.find_or_add(limit.name()),
+            name: names.find_or_add_name_index(limit.name()),
             matched: *matched,
             rejected: *rejected,
             near_limit_hits,
@@ -343,7 +354,7 @@ fn add_limit_summaries(
 }
 
 /// Length of a text as a JSON string, with a comma.
-fn json_string_bytes(text: &str) -> usize {
+fn count_json_string_bytes(text: &str) -> usize {
     let escaped = text.chars().map(|character| match character {
         '"' | '\\' => 2,
         character if character.is_control() => 6,

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::authentication::{AuthenticationKey, SummaryError, decode_summary};
-use super::merge_keys::MergedKeys;
-use super::merge_limits::MergedLimits;
+use super::merge_limit_counts::MergedCountsByLimit;
+use super::merge_rejected_keys::MergedRejectedKeys;
 use super::redis_client::SUMMARY_LIFETIME;
 use super::summary::ReplicaSummary;
 use crate::base::clock::{Time, to_micros};
@@ -28,9 +28,9 @@ pub struct FleetView {
     /// Summaries without keys and limits: this replica first, then the others by name.
     pub replicas: Vec<ReplicaSummary>,
     /// Rejected keys.
-    pub keys: MergedKeys,
+    pub keys: MergedRejectedKeys,
     /// Decisions by limit.
-    pub limits: MergedLimits,
+    pub limits: MergedCountsByLimit,
     /// Number of summaries that were left out, by reason.
     pub left_out: BTreeMap<SummaryError, usize>,
 }
@@ -57,8 +57,8 @@ impl FleetViewBuilder {
             problem: None,
             now,
             replicas: Vec::new(),
-            keys: MergedKeys::default(),
-            limits: MergedLimits::default(),
+            keys: MergedRejectedKeys::default(),
+            limits: MergedCountsByLimit::default(),
             left_out: BTreeMap::new(),
         };
         let mut builder = Self { view, distinct_seed: own.distinct_seed.clone(), known: HashSet::new() };
@@ -126,8 +126,8 @@ impl FleetViewBuilder {
         self.view
     }
 
-    /// Counts replicas beyond the maximum.
-    pub(super) fn count_replicas_beyond_maximum(&mut self, count: usize) {
+    /// Records that this many replicas were left out because they are beyond the maximum.
+    pub(super) fn record_replicas_beyond_maximum(&mut self, count: usize) {
         if count > 0 {
             *self.view.left_out.entry(SummaryError::TooMany).or_default() += count;
         }

@@ -10,8 +10,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::authentication::{AuthenticationKey, add_authentication_code, encode_summary};
+use super::counter_resets::ResetReader;
 use super::redis_client::{FleetRedisClient, PUBLISH_INTERVAL, RedisTime};
-use super::resets::ResetReader;
 use super::summary_collector::{SummaryCollector, build_own_summary, build_view_of_this_replica};
 use super::view::{FleetView, FleetViewBuilder};
 use crate::base::clock::{Clock, Time, to_micros};
@@ -28,7 +28,7 @@ const MAX_CLOCK_UNCERTAINTY: Duration = Duration::from_millis(250);
 /// Upper bound on publishing a summary.
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(3);
 /// Upper bound on reading all summaries. A page waits for both bounds at most.
-const READ_ALL_TIMEOUT: Duration = Duration::from_secs(4);
+const READ_ALL_SUMMARIES_TIMEOUT: Duration = Duration::from_secs(4);
 /// Number of summaries after which the index is cleared of replicas that are gone.
 const PUBLICATIONS_PER_CLEANUP: u64 = 12;
 /// Upper bound on withdrawing the summary.
@@ -38,7 +38,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Number of requests that may wait.
 const MAX_QUEUED_REQUESTS: usize = 16;
 
-/// Request to the worker.
+/// Request to the thread: read the view of the fleet, or stop.
 #[derive(Debug)]
 enum FleetWorkerRequest {
     Read(oneshot::Sender<FleetView>),
@@ -81,7 +81,7 @@ impl FleetWorkerHandle {
     }
 
     /// Tells all replicas that counters were reset; returns false if Redis failed.
-    pub(super) async fn announce_reset(&self, message: Vec<u8>) -> bool {
+    pub(super) async fn announce_counter_reset(&self, message: Vec<u8>) -> bool {
         let (is_told, done) = oneshot::channel();
         let sent = self.announcements.send(ResetAnnouncement { message, is_told }).await;
         sent.is_ok() && done.await.unwrap_or(false)
@@ -118,7 +118,7 @@ impl FleetWorker {
                 let service = Arc::clone(lock_ignoring_poison(&collector).service());
                 tokio::spawn(ResetReader::start(&redis).follow_resets(service, key.clone()));
                 // Apart from the worker, so that no reset waits until a thousand summaries are read.
-                tokio::spawn(announce_resets(Arc::clone(&exchange), key.clone(), announced));
+                tokio::spawn(announce_counter_resets(Arc::clone(&exchange), key.clone(), announced));
                 let worker = Self {
                     exchange,
                     publications: 0,
@@ -143,7 +143,7 @@ impl FleetWorker {
                 // However often others read, this replica publishes.
                 biased;
                 _ = ticks.tick() => {
-                    self.lock_collector().record_totals();
+                    self.lock_collector().record_decision_totals();
                     let published = timeout(PUBLISH_TIMEOUT, self.publish_summary()).await;
                     if let Err(error) = published.unwrap_or(Err(RedisError::Timeout)) {
                         self.log_publish_failure(error);
@@ -200,7 +200,7 @@ impl FleetWorker {
             let (first, second) = random_u64_pair();
             HashSeed(first, second)
         });
-        match self.exchange.find_or_set_seed(proposal).await {
+        match self.exchange.get_or_set_distinct_key_seed(proposal).await {
             Ok(seed) => self.with_metrics(|metrics| metrics.set_distinct_key_seed(seed)),
             // Another program wrote the key. Everything but the numbers of distinct keys adds up without it.
             Err(RedisError::WrongType | RedisError::BadReply) => {}
@@ -216,7 +216,7 @@ impl FleetWorker {
         let at_redis = redis.plus_us(to_micros(uncertainty));
         let (ahead, behind) = (at_redis.since_us(now), now.since_us(at_redis));
         let measured = i64::try_from(ahead).unwrap_or(i64::MAX) - i64::try_from(behind).unwrap_or(i64::MAX);
-        if is_better_offset(measured, uncertainty, self.clock_offset_us) {
+        if is_better_clock_offset(measured, uncertainty, self.clock_offset_us) {
             self.clock_offset_us = measured;
             self.with_metrics(|metrics| metrics.top_keys.set_clock_offset(measured));
         }
@@ -224,7 +224,7 @@ impl FleetWorker {
     }
 
     async fn read_fleet_view(&mut self) -> FleetView {
-        match timeout(READ_ALL_TIMEOUT, self.read_all_summaries()).await.unwrap_or(Err(RedisError::Timeout)) {
+        match timeout(READ_ALL_SUMMARIES_TIMEOUT, self.read_all_summaries()).await.unwrap_or(Err(RedisError::Timeout)) {
             Ok(view) => view,
             Err(error) => {
                 let cause = self.describe_cause(error);
@@ -239,7 +239,7 @@ impl FleetWorker {
         let key = self.key.as_ref();
         let beyond =
             self.exchange.read_all_summaries(now, |id, sealed| view.add_published_summary(id, sealed, key)).await?;
-        view.count_replicas_beyond_maximum(beyond);
+        view.record_replicas_beyond_maximum(beyond);
         Ok(view.finish_view(None))
     }
 
@@ -270,20 +270,20 @@ impl FleetWorker {
 
 /// Returns true if a measured clock offset is to replace the last one: it is exact, or it refutes the last one, after
 /// a clock jumped.
-const fn is_better_offset(measured_us: i64, uncertainty: Duration, last_us: i64) -> bool {
+const fn is_better_clock_offset(measured_us: i64, uncertainty: Duration, last_us: i64) -> bool {
     let uncertainty_us = uncertainty.as_micros();
     uncertainty_us <= MAX_CLOCK_UNCERTAINTY.as_micros() || measured_us.abs_diff(last_us) as u128 > uncertainty_us
 }
 
 /// Tells other replicas about resets, one after the other, until the handle is dropped.
-async fn announce_resets(
+async fn announce_counter_resets(
     exchange: Arc<FleetRedisClient>,
     key: Option<AuthenticationKey>,
     mut announced: mpsc::Receiver<ResetAnnouncement>,
 ) {
     while let Some(ResetAnnouncement { message, is_told }) = announced.recv().await {
         let told = match add_authentication_code(&message, key.as_ref()) {
-            Some(sealed) => exchange.announce_reset(&sealed).await.is_ok(),
+            Some(sealed) => exchange.announce_counter_reset(&sealed).await.is_ok(),
             None => false,
         };
         let _ = is_told.send(told);
@@ -294,13 +294,13 @@ async fn announce_resets(
 mod tests {
     use std::time::Duration;
 
-    use super::is_better_offset;
+    use super::is_better_clock_offset;
 
     #[test]
     fn inexact_clock_offset_counts_only_if_it_refutes_the_last() {
-        assert!(is_better_offset(5, Duration::from_millis(1), 0));
-        assert!(!is_better_offset(400_000, Duration::from_millis(500), 0));
+        assert!(is_better_clock_offset(5, Duration::from_millis(1), 0));
+        assert!(!is_better_clock_offset(400_000, Duration::from_millis(500), 0));
         // The clock of the host jumped by an hour.
-        assert!(is_better_offset(3_600_000_000, Duration::from_millis(500), 0));
+        assert!(is_better_clock_offset(3_600_000_000, Duration::from_millis(500), 0));
     }
 }

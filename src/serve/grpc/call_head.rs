@@ -82,9 +82,9 @@ impl InvalidCallHead {
 
 /// True for `application/grpc`, alone or followed by `+` and a format or by `;` and parameters.
 fn is_grpc_content_type(content_type: &[u8]) -> bool {
-    const GRPC: &[u8] = b"application/grpc";
-    content_type.split_at_checked(GRPC.len()).is_some_and(|(essence, rest)| {
-        essence.eq_ignore_ascii_case(GRPC) && matches!(rest.first(), None | Some(b'+' | b';'))
+    const GRPC_CONTENT_TYPE: &[u8] = b"application/grpc";
+    content_type.split_at_checked(GRPC_CONTENT_TYPE.len()).is_some_and(|(essence, rest)| {
+        essence.eq_ignore_ascii_case(GRPC_CONTENT_TYPE) && matches!(rest.first(), None | Some(b'+' | b';'))
     })
 }
 

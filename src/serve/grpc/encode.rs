@@ -16,7 +16,7 @@ use super::decode::TooManyDescriptors;
 use crate::base::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit};
 use crate::base::pb::{HeaderValue, RateLimitResponse};
 use crate::base::printable_text::remove_unprintable;
-use crate::decide::decision::{CurrentLimit, DecideError, Decision, Header, LimitStatus};
+use crate::decide::decision::{CurrentLimit, DecideError, Decision, Header, ReportedStatus};
 
 /// Maximum nesting of maps and lists in dynamic metadata; deeper ones are sent as null.
 ///
@@ -80,7 +80,7 @@ fn encode_code(over_limit: bool) -> Code {
     if over_limit { Code::OverLimit } else { Code::Ok }
 }
 
-fn encode_status(status: &LimitStatus<'_>) -> DescriptorStatus {
+fn encode_status(status: &ReportedStatus<'_>) -> DescriptorStatus {
     DescriptorStatus {
         code: encode_code(status.over_limit).into(),
         current_limit: status.current_limit.as_ref().map(encode_current_limit),

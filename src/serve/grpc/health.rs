@@ -35,7 +35,7 @@ impl GrpcHealth {
         Self { health, metrics, status }
     }
 
-    /// Sends the current status to all watch streams.
+    /// Sends the current status to all watch streams if it changed.
     pub fn send_changed_status(&self) {
         self.status.send_if_modified(|sent| {
             let status = sent.map(|_| serving_status(&self.health));
@@ -46,7 +46,7 @@ impl GrpcHealth {
     /// Sends the status after every change of the store's health; never returns.
     pub async fn send_status_after_store_changes(self) {
         loop {
-            self.health.wait_for_store_change().await;
+            self.health.wait_for_store_health_change().await;
             self.send_changed_status();
         }
     }

@@ -172,7 +172,7 @@ impl RateLimitService {
         let begun = metrics.start_timer();
         let span = span.map(|span| span.span_ref().start_child_span("decide", SpanKind::Internal));
         let decided = if self.decider.store.is_immediate() {
-            self.decide_now(request, deadline, span.as_ref())
+            self.decide_synchronously(request, deadline, span.as_ref())
         } else {
             // Boxed, so that futures of immediate decisions stay small.
             Box::pin(self.decide(request, deadline, span.as_ref())).await
@@ -203,7 +203,7 @@ impl RateLimitService {
     }
 
     /// Number of responses that are delayed now: decided, and not yet due.
-    pub fn delayed_responses(&self) -> usize {
+    pub fn delayed_response_count(&self) -> usize {
         self.delayed_responses.load(Ordering::Relaxed)
     }
 
@@ -211,7 +211,7 @@ impl RateLimitService {
     ///
     /// # Errors
     /// The request is invalid, there is no decision, or the store is not immediate.
-    pub fn decide_now(
+    pub fn decide_synchronously(
         &self,
         request: &Request<'_>,
         deadline: Duration,
@@ -222,7 +222,7 @@ impl RateLimitService {
         let rules = self.rules.current_rules();
         let mut context = self.build_decision_context(rules.as_deref(), deadline);
         context.store.span_ref = span.map(Span::span_ref);
-        let decision = self.decider.decide_now(context, request)?;
+        let decision = self.decider.decide_synchronously(context, request)?;
         Ok(DelayedResponse::from_decision(&decision))
     }
 

@@ -59,7 +59,7 @@ pub(super) async fn show_counters(
 ) -> Response {
     let Query(query) = match query {
         Ok(query) => query,
-        Err(rejection) => return admin.audit_rejection(StatusCode::BAD_REQUEST, rejection.body_text()),
+        Err(rejection) => return admin.reject_with_audit_log(StatusCode::BAD_REQUEST, rejection.body_text()),
     };
     let AuthenticatedAdmin { peer, path } = &admin;
     tracing::warn!(target: AUDIT_TARGET, peer, path, domain = query.domain, rule = query.rule, "counters listed");
@@ -83,18 +83,18 @@ pub(super) async fn show_counters(
 pub(super) async fn reset_counters(admin: AuthenticatedAdmin, State(state): State<AppState>, body: Bytes) -> Response {
     let request = match proto_json::request_from_json(&body) {
         Ok(request) => request,
-        Err(error) => return admin.audit_rejection(StatusCode::BAD_REQUEST, error),
+        Err(error) => return admin.reject_with_audit_log(StatusCode::BAD_REQUEST, error),
     };
     if request.descriptors.len() > MAX_RESET_DESCRIPTORS {
         let problem = format!("the request is too large: at most {MAX_RESET_DESCRIPTORS} descriptors");
-        return admin.audit_rejection(StatusCode::BAD_REQUEST, problem);
+        return admin.reject_with_audit_log(StatusCode::BAD_REQUEST, problem);
     }
     let service = &state.collector.service;
     let Some(loaded) = service.rules.current_rules_owned() else { return respond_no_rules() };
     let context = service.build_decision_context(Some(&loaded), DEFAULT_DEADLINE);
     let request = decode::convert_request(&request);
     if loaded.rules.domain(request.domain).is_none() {
-        return admin.audit_rejection(StatusCode::NOT_FOUND, "domain not found");
+        return admin.reject_with_audit_log(StatusCode::NOT_FOUND, "domain not found");
     }
     let result = service.decider.reset_counters(context, &request).await;
     let counters = result.as_ref().map_or(0, |reset| reset.iter().sum::<u64>());
@@ -103,7 +103,7 @@ pub(super) async fn reset_counters(admin: AuthenticatedAdmin, State(state): Stat
     let AuthenticatedAdmin { peer, path } = &admin;
     tracing::warn!(target: AUDIT_TARGET, peer, path, domain, descriptors, counters, "counters reset");
     // After a failure too: some counters may be deleted.
-    let announced = state.fleet.announce_reset(&request).await;
+    let announced = state.fleet.announce_counter_reset(&request).await;
     match result {
         Ok(reset) => respond_pretty_json(&ResetReport { reset, announced }),
         Err(error) => respond_text(StatusCode::BAD_GATEWAY, format!("{error}\n")),
@@ -118,8 +118,9 @@ pub(super) async fn show_log_level() -> Response {
 /// `PUT /log_level`: sets the log level, until the process ends.
 pub(super) async fn set_log_level(admin: AuthenticatedAdmin, body: Bytes) -> Response {
     let Some(level) = std::str::from_utf8(body.trim_ascii()).ok().and_then(Level::parse) else {
-        let names = Level::WORDS.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ");
-        return admin.audit_rejection(StatusCode::BAD_REQUEST, format_args!("the body must be a log level: {names}"));
+        let names = Level::ACCEPTED_WORDS.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ");
+        return admin
+            .reject_with_audit_log(StatusCode::BAD_REQUEST, format_args!("the body must be a log level: {names}"));
     };
     // Logged before the change, so that the log shows where it begins.
     let AuthenticatedAdmin { peer, path } = &admin;

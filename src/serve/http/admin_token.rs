@@ -16,7 +16,7 @@ use axum::response::Response;
 
 use super::app_state::AppState;
 use super::response::{respond_error, respond_text};
-use super::token_attempts::{AttemptResult, TokenAttempt};
+use super::token_attempts::{TokenAttempt, TokenAttemptResult};
 use crate::settings::listeners::AdminToken;
 use crate::settings::listeners::TOLLKEEPER_ADMIN_TOKEN_FILE;
 use crate::settings::problem::UnusableSetting;
@@ -38,8 +38,8 @@ pub(super) struct AuthenticatedAdmin {
 }
 
 impl AuthenticatedAdmin {
-    /// Logs that a request with a right token cannot be fulfilled, and returns the response.
-    pub(super) fn audit_rejection(&self, status: StatusCode, reason: impl Display) -> Response {
+    /// Builds the response to a request with a right token that cannot be fulfilled, and writes it to the audit log.
+    pub(super) fn reject_with_audit_log(&self, status: StatusCode, reason: impl Display) -> Response {
         let Self { peer, path } = self;
         tracing::warn!(target: AUDIT_TARGET, peer, path, status = status.as_u16(), "admin request rejected");
         respond_text(status, format!("{reason}\n"))
@@ -122,10 +122,10 @@ async fn authenticate_request(
     let expected = hash_configured_token(token).await.map_err(TokenRejection::Unusable)?;
     let presented = parse_bearer_token(headers).ok_or(TokenRejection::Wrong)?;
     let is_right = blake3::hash(presented) == expected;
-    match state.token_attempts.record_attempt(TokenAttempt { peer, is_right, now: Instant::now() }) {
-        AttemptResult::Accepted => Ok(()),
-        AttemptResult::Wrong => Err(TokenRejection::Wrong),
-        AttemptResult::Refused(left) => Err(TokenRejection::TooManyWrong(left)),
+    match state.token_attempts.check_and_record_attempt(TokenAttempt { peer, is_right, now: Instant::now() }) {
+        TokenAttemptResult::Accepted => Ok(()),
+        TokenAttemptResult::Wrong => Err(TokenRejection::Wrong),
+        TokenAttemptResult::Refused(left) => Err(TokenRejection::TooManyWrong(left)),
     }
 }
 

@@ -7,7 +7,7 @@ use super::browser_protection::AllowedHosts;
 use super::live_events::LiveEvents;
 use super::page_builder::PageBuilder;
 use super::token_attempts::TokenAttempts;
-use crate::serve::fleet::member::FleetMember;
+use crate::serve::fleet::member::FleetMembership;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::settings::listeners::AdminToken;
 use crate::settings::metrics::PROMETHEUS_MAPPER_YAML;
@@ -23,7 +23,7 @@ pub struct AppState {
     /// The service, its health and its metrics.
     pub collector: MetricsCollector,
     /// All replicas.
-    pub fleet: Arc<FleetMember>,
+    pub fleet: Arc<FleetMembership>,
     /// Builds the pages.
     pub pages: PageBuilder,
     /// Events of `/live`.

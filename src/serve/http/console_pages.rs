@@ -42,7 +42,7 @@ const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 18] = [
 pub(super) async fn show_index(headers: HeaderMap) -> Response {
     let mut page = match prefers_html(&headers) {
         true => respond_static_file("text/html; charset=utf-8", CONSOLE_HTML),
-        false => respond_text(StatusCode::OK, list_pages()),
+        false => respond_text(StatusCode::OK, format_page_list()),
     };
     page.headers_mut().insert(header::VARY, HeaderValue::from_static("accept"));
     page
@@ -85,7 +85,7 @@ fn parse_accept_weight(range: &str, media_type: &str) -> Option<f32> {
     Some(weight.map_or(1.0, |weight| weight.parse().unwrap_or(0.0)))
 }
 
-fn list_pages() -> String {
+fn format_page_list() -> String {
     DEBUG_PAGE_DESCRIPTIONS.iter().fold(String::new(), |mut page, (path, description)| {
         let _ = writeln!(page, "{path}: {description}");
         page

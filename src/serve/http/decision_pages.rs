@@ -89,9 +89,9 @@ fn build_retry_after_header(
 
 /// `/explain`, whose request is read and explained as pages are built.
 pub(super) async fn show_explanation(State(state): State<AppState>, body: Bytes) -> Response {
-    static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
-    let Ok(_permit) = ONE_AT_A_TIME.acquire().await else { return respond_internal_error() };
-    let request = match state.pages.run(move || read_explained_request(&body)).await {
+    static EXPLAIN_SEMAPHORE: Semaphore = Semaphore::const_new(1);
+    let Ok(_permit) = EXPLAIN_SEMAPHORE.acquire().await else { return respond_internal_error() };
+    let request = match state.pages.run_one_at_a_time(move || read_explained_request(&body)).await {
         Some(Ok(request)) => request,
         Some(Err(problem)) => return respond_text(StatusCode::BAD_REQUEST, problem),
         None => return respond_internal_error(),
@@ -109,7 +109,7 @@ pub(super) async fn show_explanation(State(state): State<AppState>, body: Bytes)
         let region = service.decider.own_region();
         respond_pretty_json(&Explanation { source_version, region, ..explained })
     };
-    state.pages.run(explain).await.unwrap_or_else(respond_internal_error)
+    state.pages.run_one_at_a_time(explain).await.unwrap_or_else(respond_internal_error)
 }
 
 /// Reads a request that is small enough to be explained.

@@ -133,7 +133,7 @@ impl LiveEvents {
         let mut last: Option<LiveTotals> = None;
         loop {
             ticks.tick().await;
-            if self.end_if_unused() {
+            if self.end_sampler_if_unused() {
                 return;
             }
             let (collector, before) = (self.collector.clone(), last.clone());
@@ -143,7 +143,7 @@ impl LiveEvents {
                 (escape_unprintable_json(&serde_json::to_string(&report).unwrap_or_default()).into_owned(), totals)
             };
             // Without a thread the next tick tries again.
-            let Some((event, totals)) = self.pages.run(render).await else { continue };
+            let Some((event, totals)) = self.pages.run_one_at_a_time(render).await else { continue };
             last = Some(totals);
             if let Some(sender) = &*self.lock_sampler() {
                 sender.send_replace(Some(event.into()));
@@ -151,8 +151,8 @@ impl LiveEvents {
         }
     }
 
-    /// True without a subscriber; then the next subscriber starts another sampler.
-    fn end_if_unused(&self) -> bool {
+    /// Ends the sampler and returns true if there is no subscriber; the next subscriber starts another one.
+    fn end_sampler_if_unused(&self) -> bool {
         // Locked during the check, so that no subscriber joins a sampler that ends.
         let mut sampler = self.lock_sampler();
         let is_unused = sampler.as_ref().is_none_or(|sender| sender.receiver_count() == 0);

@@ -20,7 +20,7 @@ use crate::base::sharded::lock_ignoring_poison;
 use crate::base::threads;
 
 /// CPU time that building a page must have taken for it to be kept.
-const MIN_KEPT_CPU_TIME: Duration = Duration::from_millis(5);
+const MIN_CPU_TIME_TO_KEEP_PAGE: Duration = Duration::from_millis(5);
 /// Time for which a page is kept.
 const PAGE_LIFETIME: Duration = Duration::from_secs(1);
 /// Maximum number of pages that are kept; one more each second is the most that a second has.
@@ -28,9 +28,9 @@ const MAX_KEPT_PAGES: usize = 8;
 /// Maximum length of path and query of a page that is kept, in bytes.
 const MAX_KEPT_PATH_BYTES: usize = 512;
 /// Maximum number of requests that wait for a page.
-const MAX_WAITING: usize = 256;
+const MAX_WAITING_PAGE_REQUESTS: usize = 256;
 
-/// Body of a page with its type.
+/// Body of a page, with its media type and at most one further header.
 #[derive(Clone, Debug)]
 pub(super) struct Page {
     /// Media type.
@@ -56,7 +56,7 @@ impl Default for PageBuilder {
     fn default() -> Self {
         Self {
             one_at_a_time: Arc::new(Semaphore::new(1)),
-            waiting: Arc::new(Semaphore::new(MAX_WAITING)),
+            waiting: Arc::new(Semaphore::new(MAX_WAITING_PAGE_REQUESTS)),
             kept: Arc::default(),
         }
     }
@@ -108,8 +108,8 @@ impl PageBuilder {
         });
         match built.await {
             Some((Some(page), cpu_time)) => {
-                if let Some(path) = path.filter(|_| cpu_time >= MIN_KEPT_CPU_TIME) {
-                    self.keep(path, page.clone());
+                if let Some(path) = path.filter(|_| cpu_time >= MIN_CPU_TIME_TO_KEEP_PAGE) {
+                    self.keep_page(path, page.clone());
                 }
                 page.into_response()
             }
@@ -117,8 +117,11 @@ impl PageBuilder {
         }
     }
 
-    /// Runs `work` as a page is built; `None` if no thread could be started, or `work` panicked.
-    pub(super) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    /// Runs `work` on the page thread, after earlier pages; `None` if no thread could be started, or `work` panicked.
+    pub(super) async fn run_one_at_a_time<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
         let permit = Arc::clone(&self.one_at_a_time).acquire_owned().await.ok()?;
         run_on_page_thread(permit, work).await
     }
@@ -127,7 +130,7 @@ impl PageBuilder {
         lock_ignoring_poison(&self.kept).get(path?).cloned()
     }
 
-    fn keep(&self, path: String, page: Page) {
+    fn keep_page(&self, path: String, page: Page) {
         let mut kept = lock_ignoring_poison(&self.kept);
         if kept.len() < MAX_KEPT_PAGES {
             kept.insert(path.clone(), page);

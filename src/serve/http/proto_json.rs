@@ -50,10 +50,11 @@ pub fn request_from_json(text: &[u8]) -> Result<RateLimitRequest, JsonError> {
     if objects > MAX_REQUEST_OBJECTS {
         return Err(JsonError::TooManyObjects(objects));
     }
-    static REQUEST: LazyLock<MessageDescriptor> = LazyLock::new(|| find_message_descriptor("RateLimitRequest"));
+    static REQUEST_DESCRIPTOR: LazyLock<MessageDescriptor> =
+        LazyLock::new(|| find_message_descriptor("RateLimitRequest"));
     let mut json = Deserializer::from_slice(text);
     let message =
-        DynamicMessage::deserialize(REQUEST.clone(), StrictJson::new(&mut json)).map_err(JsonError::NotARequest)?;
+        DynamicMessage::deserialize(REQUEST_DESCRIPTOR.clone(), StrictJson::new(&mut json)).map_err(JsonError::NotARequest)?;
     json.end().map_err(JsonError::NotARequest)?;
     Ok(message.transcode_to()?)
 }
@@ -64,8 +65,9 @@ pub fn request_from_json(text: &[u8]) -> Result<RateLimitRequest, JsonError> {
 /// None for responses of `grpc::encode`. For a response of another server, [`JsonError::Unprintable`] if its metadata
 /// holds a number that is not finite or it has a time out of range, [`JsonError::Unconvertible`] if it nests too deep.
 pub fn response_to_json(response: &RateLimitResponse) -> Result<String, JsonError> {
-    static RESPONSE: LazyLock<MessageDescriptor> = LazyLock::new(|| find_message_descriptor("RateLimitResponse"));
-    encode_json_line(&DynamicMessage::decode(RESPONSE.clone(), response.encode_to_vec().as_slice())?)
+    static RESPONSE_DESCRIPTOR: LazyLock<MessageDescriptor> =
+        LazyLock::new(|| find_message_descriptor("RateLimitResponse"));
+    encode_json_line(&DynamicMessage::decode(RESPONSE_DESCRIPTOR.clone(), response.encode_to_vec().as_slice())?)
 }
 
 /// Encodes a request as one line of JSON, which [`request_from_json`] decodes.

@@ -25,7 +25,7 @@ use crate::base::printable_text::to_pretty_json;
 use crate::decide::log::value_form::ValueForm;
 use crate::serve::fleet::report::{FleetQuery, FleetReport};
 use crate::serve::report::Format;
-use crate::serve::report::domain_names::DomainNames;
+use crate::serve::report::domain_names::DomainsByMetricName;
 use crate::serve::report::rules::{RuleUsageReport, RulesQuery};
 use crate::serve::report::top::{TopQuery, TopReport};
 
@@ -49,7 +49,7 @@ pub(super) async fn show_top(
     }
     let render = move || {
         let loaded = service.rules.current_rules_owned();
-        let domains = DomainNames::new(loaded.as_ref().map(|loaded| &loaded.rules));
+        let domains = DomainsByMetricName::new(loaded.as_ref().map(|loaded| &loaded.rules));
         let mut report = TopReport::new(&service.decider.metrics.top_keys, &domains, service.clock.now(), &query);
         if !matches!(service.decider.key_values, ValueForm::Plain) {
             report = report.without_values();
@@ -96,7 +96,7 @@ pub(super) async fn show_fleet(
     if service.decider.metrics.is_off() {
         return respond_metrics_off();
     }
-    let view = state.fleet.cached_fleet_view().await;
+    let view = state.fleet.get_or_refresh_fleet_view().await;
     let loaded = service.rules.current_rules_owned();
     let render = move || {
         let report = FleetReport::new(&view, loaded.as_ref().map(|loaded| &loaded.rules), &query);

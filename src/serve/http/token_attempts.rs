@@ -20,9 +20,9 @@ const ATTEMPT_WINDOW: Duration = Duration::from_secs(60);
 
 /// Wrong tokens of the last minute.
 #[derive(Debug, Default)]
-pub struct TokenAttempts(Mutex<AttemptWindow>);
+pub struct TokenAttempts(Mutex<WrongTokenWindow>);
 
-/// A client that presents a token.
+/// One attempt of a client to authenticate with a token.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TokenAttempt {
     /// Address of the client; `None` if it has none.
@@ -35,7 +35,7 @@ pub(super) struct TokenAttempt {
 
 /// Result of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AttemptResult {
+pub(super) enum TokenAttemptResult {
     /// The token is right.
     Accepted,
     /// The token is wrong.
@@ -44,8 +44,9 @@ pub(super) enum AttemptResult {
     Refused(Duration),
 }
 
+/// Counts of wrong tokens in the current minute.
 #[derive(Debug, Default)]
-struct AttemptWindow {
+struct WrongTokenWindow {
     /// Time of the first wrong token in the window.
     began: Option<Instant>,
     of_other_machines: u32,
@@ -53,13 +54,13 @@ struct AttemptWindow {
 }
 
 impl TokenAttempts {
-    /// Counts an attempt if the token is wrong.
-    pub(super) fn record_attempt(&self, attempt: TokenAttempt) -> AttemptResult {
+    /// Decides whether an attempt is accepted, and counts it if the token is wrong.
+    pub(super) fn check_and_record_attempt(&self, attempt: TokenAttempt) -> TokenAttemptResult {
         let TokenAttempt { peer, is_right, now } = attempt;
         let mut window = lock_ignoring_poison(&self.0);
         let left = window.began.and_then(|began| ATTEMPT_WINDOW.checked_sub(now.saturating_duration_since(began)));
         if left.is_none_or(|left| left.is_zero()) {
-            *window = AttemptWindow::default();
+            *window = WrongTokenWindow::default();
         }
         let address = address_key(peer);
         let of_address = window.by_address.get(&address).copied().unwrap_or(0);
@@ -67,15 +68,15 @@ impl TokenAttempts {
         if of_address >= MAX_WRONG_TOKENS_PER_ADDRESS
             || is_other_machine && window.of_other_machines >= MAX_WRONG_TOKENS
         {
-            return AttemptResult::Refused(left.unwrap_or(ATTEMPT_WINDOW));
+            return TokenAttemptResult::Refused(left.unwrap_or(ATTEMPT_WINDOW));
         }
         if is_right {
-            return AttemptResult::Accepted;
+            return TokenAttemptResult::Accepted;
         }
         window.began.get_or_insert(now);
         window.of_other_machines += u32::from(is_other_machine);
         window.by_address.insert(address, of_address + 1);
-        AttemptResult::Wrong
+        TokenAttemptResult::Wrong
     }
 }
 
@@ -96,8 +97,8 @@ pub(super) fn client_network(ip: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
-    fn check(attempts: &TokenAttempts, peer: &str, is_right: bool, now: Instant) -> AttemptResult {
-        attempts.record_attempt(TokenAttempt { peer: peer.parse().ok(), is_right, now })
+    fn check(attempts: &TokenAttempts, peer: &str, is_right: bool, now: Instant) -> TokenAttemptResult {
+        attempts.check_and_record_attempt(TokenAttempt { peer: peer.parse().ok(), is_right, now })
     }
 
     #[test]
@@ -105,14 +106,14 @@ mod tests {
         let (attempts, start) = (TokenAttempts::default(), Instant::now());
         let later = |seconds| start + Duration::from_secs(seconds);
         for second in 0..10 {
-            assert_eq!(check(&attempts, "10.0.0.1", true, later(second)), AttemptResult::Accepted);
-            assert_eq!(check(&attempts, "10.0.0.1", false, later(second)), AttemptResult::Wrong);
+            assert_eq!(check(&attempts, "10.0.0.1", true, later(second)), TokenAttemptResult::Accepted);
+            assert_eq!(check(&attempts, "10.0.0.1", false, later(second)), TokenAttemptResult::Wrong);
         }
-        let refused = AttemptResult::Refused(Duration::from_secs(30));
+        let refused = TokenAttemptResult::Refused(Duration::from_secs(30));
         assert_eq!(check(&attempts, "10.0.0.1", true, later(30)), refused);
         assert_eq!(check(&attempts, "10.0.0.1", false, later(30)), refused);
-        assert_eq!(check(&attempts, "10.0.0.2", true, later(30)), AttemptResult::Accepted);
-        assert_eq!(check(&attempts, "10.0.0.1", true, later(60)), AttemptResult::Accepted);
+        assert_eq!(check(&attempts, "10.0.0.2", true, later(30)), TokenAttemptResult::Accepted);
+        assert_eq!(check(&attempts, "10.0.0.1", true, later(60)), TokenAttemptResult::Accepted);
     }
 
     #[test]
@@ -120,26 +121,26 @@ mod tests {
         let (attempts, now) = (TokenAttempts::default(), Instant::now());
         let mut wrong = 0;
         for address in 0..200 {
-            wrong += u32::from(check(&attempts, &format!("10.0.0.{address}"), false, now) == AttemptResult::Wrong);
+            wrong += u32::from(check(&attempts, &format!("10.0.0.{address}"), false, now) == TokenAttemptResult::Wrong);
         }
         assert_eq!(wrong, MAX_WRONG_TOKENS);
         assert!(attempts.0.lock().unwrap().by_address.len() <= MAX_WRONG_TOKENS as usize);
-        assert!(matches!(check(&attempts, "10.0.1.1", true, now), AttemptResult::Refused(_)));
-        assert_eq!(check(&attempts, "127.0.0.1", true, now), AttemptResult::Accepted);
+        assert!(matches!(check(&attempts, "10.0.1.1", true, now), TokenAttemptResult::Refused(_)));
+        assert_eq!(check(&attempts, "127.0.0.1", true, now), TokenAttemptResult::Accepted);
         for last in 0..10 {
-            assert_eq!(check(&attempts, &format!("127.0.0.{last}"), false, now), AttemptResult::Wrong);
+            assert_eq!(check(&attempts, &format!("127.0.0.{last}"), false, now), TokenAttemptResult::Wrong);
         }
-        assert!(matches!(check(&attempts, "127.0.0.99", false, now), AttemptResult::Refused(_)));
-        assert!(matches!(check(&attempts, "::1", true, now), AttemptResult::Refused(_)));
+        assert!(matches!(check(&attempts, "127.0.0.99", false, now), TokenAttemptResult::Refused(_)));
+        assert!(matches!(check(&attempts, "::1", true, now), TokenAttemptResult::Refused(_)));
     }
 
     #[test]
     fn addresses_of_one_ipv6_network_are_bounded_as_one() {
         let (attempts, now) = (TokenAttempts::default(), Instant::now());
         for host in 0..10 {
-            assert_eq!(check(&attempts, &format!("2001:db8::{host:x}"), false, now), AttemptResult::Wrong);
+            assert_eq!(check(&attempts, &format!("2001:db8::{host:x}"), false, now), TokenAttemptResult::Wrong);
         }
-        assert!(matches!(check(&attempts, "2001:db8::ffff", true, now), AttemptResult::Refused(_)));
-        assert_eq!(check(&attempts, "2001:db8:0:1::1", true, now), AttemptResult::Accepted);
+        assert!(matches!(check(&attempts, "2001:db8::ffff", true, now), TokenAttemptResult::Refused(_)));
+        assert_eq!(check(&attempts, "2001:db8:0:1::1", true, now), TokenAttemptResult::Accepted);
     }
 }

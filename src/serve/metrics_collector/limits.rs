@@ -17,7 +17,7 @@ pub(super) fn emit_limits(service: &RateLimitService, path_label: bool, emit: &m
     let registry = &service.decider.metrics.limits;
     let limits = registry.all_limit_stats();
     for (stat, name, help) in LimitStat::ENVOY_RATELIMIT_COUNTERS {
-        emit(build_compatible_family(stat, name, help, &limits, path_label));
+        emit(build_envoy_ratelimit_family(stat, name, help, &limits, path_label));
     }
     // Limits of one domain can have equal dotted names, such as `a` with `b.c` and `a.b` with `c` below it.
     emit(build_decision_family(&limits).add_up_equal_labels());
@@ -29,11 +29,11 @@ pub(super) fn emit_limits(service: &RateLimitService, path_label: bool, emit: &m
     let help = "Maximum number of series named by requests.";
     emit(Family::gauge("tollkeeper_metric_series_limit", help, registry.max_request_series()));
     let help = "Total number of times a series named by a request did not fit and was counted with its rule.";
-    emit(Family::counter("tollkeeper_metric_series_overflow_total", help, registry.overflow_count()));
+    emit(Family::counter("tollkeeper_metric_series_overflow_total", help, registry.series_overflow_count()));
 }
 
-/// Builds a counter that envoyproxy/ratelimit also has.
-fn build_compatible_family(
+/// Builds the family of a counter per limit that envoyproxy/ratelimit also has.
+fn build_envoy_ratelimit_family(
     stat: LimitStat,
     name: &str,
     help: &'static str,
@@ -67,7 +67,8 @@ fn build_decision_family(limits: &[Arc<LimitStats>]) -> Family {
         "Total number of decisions on a limit, by verdict: of the limit, or of the failure policy if the store failed.",
     );
     for limit in limits {
-        let verdicts = LimitStat::VERDICTS.into_iter().map(|(stat, verdict)| (limit.counter_value(stat), verdict));
+        let verdicts =
+            LimitStat::VERDICT_COUNTERS.into_iter().map(|(stat, verdict)| (limit.counter_value(stat), verdict));
         let is_shown = |(count, verdict): &(u64, &str)| *count > 0 || *verdict == "ok" && is_rule_limit(limit);
         let series = |(count, verdict): (u64, &'static str)| {
             build_rule_series(limit.name(), count).with_label("verdict", verdict)
@@ -93,7 +94,7 @@ fn emit_configured_limits(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
                 limits.series.push(series);
             }
             if seen_stats.insert(Arc::as_ptr(&limit.stats)) {
-                decisions.series.push(build_rule_series(limit.stats.name(), limit.stats.all_decisions().total));
+                decisions.series.push(build_rule_series(limit.stats.name(), limit.stats.total_decision_counts().total));
             }
         }
     }

@@ -14,7 +14,7 @@ pub(super) fn emit_service(service: &RateLimitService, emit: &mut dyn FnMut(Fami
     let help = "Duration of decisions in seconds, including the store, without the delay of responses.";
     emit(Family::new("tollkeeper_decision_duration_seconds", MetricKind::Histogram, help).with_series(decisions));
     emit(build_error_family(service));
-    let shadow = Series::new(MetricValue::Counter(metrics.global_shadow_mode()));
+    let shadow = Series::new(MetricValue::Counter(metrics.global_shadow_count()));
     let help = "Total number of requests admitted because of SHADOW_MODE.";
     emit(
         Family::new("ratelimit_service_global_shadow_mode", MetricKind::Counter, help)
@@ -24,12 +24,12 @@ pub(super) fn emit_service(service: &RateLimitService, emit: &mut dyn FnMut(Fami
         emit(build_span_family(&tracer.span_queue));
     }
     if let Some(log) = &service.decider.log {
-        emit(build_record_family(log));
+        emit(build_decision_log_family(log));
     }
     emit(Family::gauge(
         "tollkeeper_answers_held",
         "Number of responses that are delayed now.",
-        service.delayed_responses(),
+        service.delayed_response_count(),
     ));
 }
 
@@ -70,17 +70,17 @@ fn build_error_family(service: &RateLimitService) -> Family {
         "Total number of charges that failed in the store, and of requests that failed for another reason.",
     )
     .with_series(series("redis_error", failed))
-    .with_series(series("service_error", service.decider.metrics.service_errors()))
+    .with_series(series("service_error", service.decider.metrics.service_error_count()))
 }
 
 fn build_span_family(span_queue: &SpanQueue) -> Family {
     let ExportCounts { sent, dropped, failed } = span_queue.export_counts();
     let help = "Total number of ended spans: sent to the collector, dropped by the full queue, or failed to send.";
     let counts = [("sent", sent), ("dropped", dropped), ("failed", failed)];
-    Family::counters("tollkeeper_spans_total", help, "outcome", counts)
+    Family::counter_by_label("tollkeeper_spans_total", help, "outcome", counts)
 }
 
-fn build_record_family(log: &DecisionLog) -> Family {
+fn build_decision_log_family(log: &DecisionLog) -> Family {
     let help = "Total number of records of the decision log: written, dropped by the full queue, or failed to write.";
     let mut family = Family::new("tollkeeper_decision_log_records_total", MetricKind::Counter, help);
     for RecordCounts { sink, written, dropped, failed } in log.record_counts() {

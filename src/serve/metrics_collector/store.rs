@@ -5,9 +5,10 @@ use std::time::Duration;
 use crate::decide::Decider;
 use crate::limit::StorePolicy;
 use crate::serve::health::Health;
-use crate::store::stats::membership_notice::MembershipNotice;
+use crate::store::stats::region_notice::RegionNotice;
 use crate::store::stats::{
-    CommandCount, EventualSharing, GrantTotals, MemoryUsage, PoolStats, RegionStats, SharedStoreStats, StoreServerStats,
+    CommandCount, EventualSharingStats, GrantTotals, MemoryUsage, PoolStats, RegionStats, SharedStoreStats,
+    StoreServerStats,
 };
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 
@@ -19,10 +20,10 @@ pub(super) fn emit_store(decider: &Decider, health: &Health, emit: &mut dyn FnMu
             .with_series(Series::new(MetricValue::Gauge(1.0)).with_label("store", stats.store)),
     );
     let help = "Total number of charges that failed in the store, by kind of failure.";
-    emit(Family::counters("tollkeeper_store_errors_total", help, "kind", decider.failed_charge_counts()));
+    emit(Family::counter_by_label("tollkeeper_store_errors_total", help, "kind", decider.failed_charge_counts()));
     let help = "Total number of charges that failed in the store, by the failure policy that decided.";
     let counts = StorePolicy::ALL.map(|policy| (policy.name(), decider.charges_decided_by(policy)));
-    emit(Family::counters("tollkeeper_policy_verdicts_total", help, "policy", counts));
+    emit(Family::counter_by_label("tollkeeper_policy_verdicts_total", help, "policy", counts));
     let help = "1 if no server of a deployment accepts charges.";
     emit(Family::gauge("tollkeeper_store_lost", help, u8::from(health.is_store_lost())));
     let help = "1 if the store is misconfigured.";
@@ -71,8 +72,8 @@ fn emit_shared_store(stats: SharedStoreStats, emit: &mut dyn FnMut(Family)) {
         emit_region(regions, emit);
     }
     emit_breakers(stats.servers, emit);
-    stats.pools.iter().for_each(|pool| emit_pool(pool, emit));
-    emit_commands(&stats.commands, emit);
+    stats.pools.iter().for_each(|pool| emit_connection_pool(pool, emit));
+    emit_memcache_commands(&stats.commands, emit);
 }
 
 /// Emits the state of this region among those that share global limits.
@@ -80,11 +81,11 @@ fn emit_region(stats: &RegionStats, emit: &mut dyn FnMut(Family)) {
     let help = "1 if the global Redis has answered within 5 s; 0: the region is cut off.";
     emit(Family::gauge("tollkeeper_region_connected", help, u8::from(stats.connected)));
     let help = "1 if the region has less than its part of global limits for a reason other than being cut off.";
-    let is_restricted = stats.notices.iter().any(MembershipNotice::is_restriction);
+    let is_restricted = stats.notices.iter().any(RegionNotice::is_restriction);
     emit(Family::gauge("tollkeeper_region_restricted", help, u8::from(is_restricted)));
     let help = "1 if this notice about the region holds, as in /store.";
     let mut notices = Family::new("tollkeeper_region_notice", MetricKind::Gauge, help);
-    notices.series.extend(MembershipNotice::NAMES.into_iter().map(|name| {
+    notices.series.extend(RegionNotice::NAMES.into_iter().map(|name| {
         let holds = stats.notices.iter().any(|notice| notice.name() == name);
         Series::new(MetricValue::gauge_from(u8::from(holds))).with_label("notice", name)
     }));
@@ -94,13 +95,13 @@ fn emit_region(stats: &RegionStats, emit: &mut dyn FnMut(Family)) {
     let GrantTotals { requested, failed, dropped, granted, wasted, returned, used, last_grant_us } = stats.grants;
     let help = "Total number of grant requests to the global Redis, by outcome.";
     let outcomes = [("answered", requested - failed.min(requested)), ("failed", failed), ("dropped", dropped)];
-    emit(Family::counters("tollkeeper_grant_requests_total", help, "outcome", outcomes));
+    emit(Family::counter_by_label("tollkeeper_grant_requests_total", help, "outcome", outcomes));
     let help = "Total number of hits of grants: taken by a counter of the region, returned unused, or wasted.";
     let hits = [("granted", granted), ("returned", returned), ("wasted", wasted)];
-    emit(Family::counters("tollkeeper_grant_hits_total", help, "kind", hits));
+    emit(Family::counter_by_label("tollkeeper_grant_hits_total", help, "kind", hits));
     let help = "Total number of hits of global limits that this process admitted, by what they were admitted from.";
     let sources = [("grant", used.grant), ("reserve", used.reserve), ("loss_allowance", used.cut_off_allowance)];
-    emit(Family::counters("tollkeeper_region_hits_total", help, "from", sources));
+    emit(Family::counter_by_label("tollkeeper_region_hits_total", help, "from", sources));
     if let Some(age_us) = last_grant_us {
         let help = "Time since the last grant to this process, in seconds.";
         let age_s = Duration::from_micros(age_us).as_secs_f64();
@@ -126,11 +127,11 @@ fn emit_breakers(mut servers: Vec<StoreServerStats>, emit: &mut dyn FnMut(Family
 }
 
 /// Emits the shares and leases of eventual rules.
-fn emit_eventual_sharing(sharing: &EventualSharing, emit: &mut dyn FnMut(Family)) {
+fn emit_eventual_sharing(sharing: &EventualSharingStats, emit: &mut dyn FnMut(Family)) {
     let usage = sharing.hits;
     let help = "Total number of hits that eventual rules admitted in this process, by source.";
     let counts = [("share", usage.shared), ("lease", usage.leased)];
-    emit(Family::counters("tollkeeper_eventual_hits_total", help, "from", counts));
+    emit(Family::counter_by_label("tollkeeper_eventual_hits_total", help, "from", counts));
     emit(Family::counter("tollkeeper_leased_hits_total", "Total number of hits leased from Redis.", usage.lent));
     let help = "Total number of leased hits that were unused when their lease ended.";
     emit(Family::counter("tollkeeper_lease_hits_left_total", help, usage.returned));
@@ -144,26 +145,25 @@ fn emit_eventual_sharing(sharing: &EventualSharing, emit: &mut dyn FnMut(Family)
     }
 }
 
-/// Emits the connections to servers, under the names of envoyproxy/ratelimit.
-fn emit_pool(stats: &PoolStats, emit: &mut dyn FnMut(Family)) {
-    let PoolStats { name: prefix, connections, opened } = *stats;
+/// Emits the connections of a pool to the servers of the store, under the names of envoyproxy/ratelimit.
+fn emit_connection_pool(stats: &PoolStats, emit: &mut dyn FnMut(Family)) {
+    let PoolStats { name: prefix, open_connection_count, opened_connections_total } = *stats;
     let statsd_name = |metric: &str| format!("ratelimit.{prefix}.{metric}");
     let name = |metric: &str| format!("ratelimit_{prefix}_{metric}");
-    let closed = opened.saturating_sub(connections as u64);
+    let closed = opened_connections_total.saturating_sub(open_connection_count as u64);
     let counter = |metric, help, count| {
         Family::new(name(metric), MetricKind::Counter, help)
             .with_series(Series::new(MetricValue::Counter(count)).with_statsd_name(statsd_name(metric)))
     };
-    emit(
-        Family::new(name("cx_active"), MetricKind::Gauge, "Number of open connections to the store.")
-            .with_series(Series::new(MetricValue::gauge_from(connections)).with_statsd_name(statsd_name("cx_active"))),
-    );
-    emit(counter("cx_total", "Total number of connections to the store that were opened.", opened));
+    emit(Family::new(name("cx_active"), MetricKind::Gauge, "Number of open connections to the store.").with_series(
+        Series::new(MetricValue::gauge_from(open_connection_count)).with_statsd_name(statsd_name("cx_active")),
+    ));
+    emit(counter("cx_total", "Total number of connections to the store that were opened.", opened_connections_total));
     emit(counter("cx_local_close", "Total number of connections to the store that were closed.", closed));
 }
 
-/// Emits commands, under the names of envoyproxy/ratelimit, which writes the outcome as a tag.
-fn emit_commands(counts: &[CommandCount], emit: &mut dyn FnMut(Family)) {
+/// Emits the commands to memcached, under the names of envoyproxy/ratelimit, which writes the outcome as a tag.
+fn emit_memcache_commands(counts: &[CommandCount], emit: &mut dyn FnMut(Family)) {
     for counts in counts.chunk_by(|a, b| a.name == b.name) {
         let name = format!("ratelimit_{}", counts[0].name.replace('.', "_"));
         let mut family =

@@ -10,12 +10,12 @@ use crate::telemetry::metrics::limit_stats::LimitName;
 
 /// Domains of the loaded rules, by their names in metrics.
 #[derive(Clone, Debug, Default)]
-pub struct DomainNames {
+pub struct DomainsByMetricName {
     /// `None` for a name that several domains have.
     by_metric_name: HashMap<String, Option<String>>,
 }
 
-impl DomainNames {
+impl DomainsByMetricName {
     /// Domains of these rules.
     pub fn new(rules: Option<&RuleSet>) -> Self {
         let mut by_metric_name: HashMap<String, Option<String>> = HashMap::new();
@@ -31,11 +31,11 @@ impl DomainNames {
 
     /// Domain of a limit; `None` if it is not certain.
     pub fn find_domain(&self, limit: &LimitName) -> Option<String> {
-        self.resolve(limit.known_domain()?)
+        self.find_domain_by_metric_name(limit.known_domain()?)
     }
 
-    /// Domain with this name in metrics; `None` if it is not certain.
-    pub fn resolve(&self, in_metrics: &str) -> Option<String> {
+    /// Returns the domain that has this name in metrics; `None` if it is not certain.
+    pub fn find_domain_by_metric_name(&self, in_metrics: &str) -> Option<String> {
         match self.by_metric_name.get(in_metrics) {
             Some(domain) => domain.clone(),
             // No character was replaced.

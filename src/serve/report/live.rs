@@ -12,12 +12,12 @@ use crate::serve::metrics_collector::MetricsCollector;
 use crate::telemetry::metrics::histogram::{BOUNDS_US, HistogramSnapshot, quantile_us};
 use crate::telemetry::metrics::limit_stats::LimitStat;
 
-/// Totals since the start.
+/// Numbers of decisions and failed charges since the start of the process.
 #[derive(Clone, Debug, Default)]
 pub struct LiveTotals {
     at: Time,
     decisions: HistogramSnapshot,
-    verdicts: [u64; LimitStat::VERDICTS.len()],
+    verdicts: [u64; LimitStat::VERDICT_COUNTERS.len()],
     rejected: u64,
     failed_charges: u64,
 }
@@ -38,11 +38,11 @@ pub struct LiveReport {
     /// Duration of decisions; `null` without any.
     pub latency_us: Option<LatencyReport>,
     /// State of the store.
-    pub store: LiveStore,
+    pub store: LiveStoreReport,
     /// Loaded rules.
     pub rules: LiveRulesReport,
     /// Processes that share the store; `null` if they are not counted.
-    pub replicas: Option<LiveReplicas>,
+    pub replicas: Option<LiveReplicasReport>,
     /// True if the process can decide requests.
     pub ready: bool,
     /// Reason why it cannot.
@@ -64,9 +64,9 @@ pub struct LatencyReport {
     pub p999: u64,
 }
 
-/// State of the store.
+/// State of the store in the report of the last second.
 #[derive(Clone, Debug, Serialize)]
-pub struct LiveStore {
+pub struct LiveStoreReport {
     /// `memory`, `redis` or `memcache`.
     pub kind: &'static str,
     /// True if charges reach the store.
@@ -102,7 +102,7 @@ pub struct LiveRulesReport {
 
 /// Processes that share the store.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct LiveReplicas {
+pub struct LiveReplicasReport {
     /// Number at the last count; `null`: unknown.
     pub live: Option<u32>,
     /// Slot of this process; `null`: none.
@@ -113,9 +113,9 @@ impl LiveTotals {
     /// Totals now. Reads the statistics of every limit.
     pub fn new(collector: &MetricsCollector) -> Self {
         let decider = &collector.service.decider;
-        let mut verdicts = [0; LimitStat::VERDICTS.len()];
+        let mut verdicts = [0; LimitStat::VERDICT_COUNTERS.len()];
         for limit in decider.metrics.limits.all_limit_stats() {
-            for (sum, (stat, _)) in verdicts.iter_mut().zip(LimitStat::VERDICTS) {
+            for (sum, (stat, _)) in verdicts.iter_mut().zip(LimitStat::VERDICT_COUNTERS) {
                 *sum += limit.counter_value(stat);
             }
         }
@@ -123,7 +123,7 @@ impl LiveTotals {
             at: collector.service.clock.now(),
             decisions: decider.metrics.decisions.snapshot(),
             verdicts,
-            rejected: decider.metrics.rejected_requests(),
+            rejected: decider.metrics.rejected_request_count(),
             failed_charges: decider.failed_charge_counts().map(|(_, count)| count).sum(),
         }
     }
@@ -138,7 +138,7 @@ impl LiveReport {
             *count = now.decisions.counts[index].saturating_sub(before.decisions.counts[index]);
         }
         let counts = now.verdicts.iter().zip(before.verdicts).map(|(now, before)| now.saturating_sub(before));
-        let verdicts: BTreeMap<_, _> = LimitStat::VERDICTS.iter().map(|(_, name)| *name).zip(counts).collect();
+        let verdicts: BTreeMap<_, _> = LimitStat::VERDICT_COUNTERS.iter().map(|(_, name)| *name).zip(counts).collect();
         let sharing = collector.service.decider.store.stats().shared.and_then(|shared| shared.eventual);
         let not_ready_reason = health.not_ready_reason();
         Self {
@@ -147,9 +147,9 @@ impl LiveReport {
             requests: decisions.observation_count(),
             rejected: now.rejected.saturating_sub(before.rejected),
             latency_us: LatencyReport::new(&decisions),
-            store: LiveStore::new(collector, now.failed_charges.saturating_sub(before.failed_charges)),
+            store: LiveStoreReport::new(collector, now.failed_charges.saturating_sub(before.failed_charges)),
             rules: LiveRulesReport::new(collector),
-            replicas: sharing.map(|sharing| LiveReplicas { live: sharing.live_replicas, slot: sharing.slot }),
+            replicas: sharing.map(|sharing| LiveReplicasReport { live: sharing.live_replicas, slot: sharing.slot }),
             ready: not_ready_reason.is_none(),
             not_ready_reason,
             draining: health.is_draining(),
@@ -173,7 +173,7 @@ impl LatencyReport {
     }
 }
 
-impl LiveStore {
+impl LiveStoreReport {
     fn new(collector: &MetricsCollector, failed_charges: u64) -> Self {
         let stats = collector.service.decider.store.stats();
         let (mut servers, pools) = stats.shared.map(|shared| (shared.servers, shared.pools)).unwrap_or_default();
@@ -184,7 +184,7 @@ impl LiveStore {
             available: !collector.health.is_store_lost(),
             nodes: servers.len(),
             breakers_open: servers.iter().filter(|server| server.is_breaker_open).count(),
-            connections: pools.iter().map(|pool| pool.connections).sum(),
+            connections: pools.iter().map(|pool| pool.open_connection_count).sum(),
             failed_charges,
         }
     }

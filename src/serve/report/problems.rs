@@ -23,12 +23,12 @@ pub struct ProblemsReport {
     /// False if no charge reaches the store.
     pub store_available: bool,
     /// Servers of the store.
-    pub servers: Vec<ServerReport>,
+    pub servers: Vec<StoreServerReport>,
 }
 
-/// Server of the store.
+/// A server of the store, and whether its circuit breaker is open.
 #[derive(Clone, Debug, Serialize)]
-pub struct ServerReport {
+pub struct StoreServerReport {
     /// Address.
     pub address: String,
     /// True while calls fail at once because the server failed too often.
@@ -36,14 +36,14 @@ pub struct ServerReport {
 }
 
 impl ProblemsReport {
-    /// Report of now.
+    /// Computes the report of this moment.
     pub fn new(collector: &MetricsCollector) -> Self {
         let service = &collector.service;
         let store = service.decider.build_store_report();
         let mut servers = service.decider.store.stats().shared.map(|shared| shared.servers).unwrap_or_default();
         servers.sort_unstable();
         servers.dedup_by(|a, b| a.address == b.address);
-        let report = |server: StoreServerStats| ServerReport {
+        let report = |server: StoreServerStats| StoreServerReport {
             address: server.address,
             is_breaker_open: server.is_breaker_open,
         };

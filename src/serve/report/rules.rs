@@ -11,12 +11,12 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::Format;
-use super::domain_names::DomainNames;
+use super::domain_names::DomainsByMetricName;
 use crate::base::clock::Time;
 use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
 use crate::limit::Limit;
-use crate::limit::algorithm::CapacityKey;
+use crate::limit::algorithm::CapacityRuleKey;
 use crate::rules::rule::set::{CompiledRule, RuleSet};
 use crate::telemetry::hyperloglog::RELATIVE_STANDARD_ERROR;
 use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat, LimitStats};
@@ -63,7 +63,7 @@ const MAX_SHOWN_LIMITS: usize = 10_000;
 const MIN_DECISIONS_FOR_KEY_FINDINGS: u64 = 100;
 /// Minimum share of distinct keys per decision for keys that are seen once, in percent: 90 less twice the estimate's
 /// error.
-const MIN_DISTINCT_PERCENT: u64 = 80;
+const MIN_DISTINCT_KEY_PERCENT: u64 = 80;
 /// Minimum number of rejected hits for findings about bursts.
 const MIN_REJECTED_HITS_FOR_BURSTS: u64 = 20;
 /// Maximum period for findings about bursts; a limit with a longer period is a budget.
@@ -181,15 +181,15 @@ impl RuleUsageReport {
             .collect();
         if query.order == LimitOrder::Rejected {
             found.sort_by_cached_key(|limit| {
-                let decisions = limit.stats().all_decisions();
+                let decisions = limit.stats().total_decision_counts();
                 (Reverse(decisions.rejected), Reverse(decisions.total), limit.stats().name().as_str())
             });
         }
         let most = query.most.unwrap_or(DEFAULT_SHOWN_LIMITS).clamp(1, MAX_SHOWN_LIMITS);
-        let domains = DomainNames::new(Some(rules));
+        let domains = DomainsByMetricName::new(Some(rules));
         let page = found.iter().skip(query.offset).take(most).map(|limit| {
             let mut report = limit.report(bursts_of(limit.stats()));
-            report.domain = domains.resolve(&report.domain).unwrap_or(report.domain);
+            report.domain = domains.find_domain_by_metric_name(&report.domain).unwrap_or(report.domain);
             report
         });
         Self {
@@ -271,7 +271,7 @@ impl LimitReport {
         // Keys of a rule are counted with its first limit.
         let first = rule.limits.first().map_or(stats, |first| &first.stats);
         let enforced = rule.limits.first().filter(|first| limit.candidate && !first.candidate);
-        let decisions = stats.all_decisions();
+        let decisions = stats.total_decision_counts();
         #[expect(clippy::cast_precision_loss, reason = "a share needs no more digits")]
         let burst_share = (bursts.rejected > 0).then(|| bursts.in_bursts as f64 / bursts.rejected as f64);
         let mut report = Self {
@@ -345,7 +345,7 @@ impl LimitReport {
 
     fn find_keys_seen_once(&self) -> Option<String> {
         let is_mostly_distinct =
-            self.distinct_keys.saturating_mul(100) >= self.matched.saturating_mul(MIN_DISTINCT_PERCENT);
+            self.distinct_keys.saturating_mul(100) >= self.matched.saturating_mul(MIN_DISTINCT_KEY_PERCENT);
         (self.matched >= MIN_DECISIONS_FOR_KEY_FINDINGS && is_mostly_distinct).then(|| {
             format!(
                 "about {} distinct keys in {} decisions: nearly every request has its own key, so the limit rejects \
@@ -357,7 +357,7 @@ impl LimitReport {
 }
 
 fn find_bursts(limit: &Limit, bursts: BurstStats) -> Option<String> {
-    let has_bucket = limit.algorithm().properties().capacity != CapacityKey::RequestsPerUnit;
+    let has_bucket = limit.algorithm().properties().capacity != CapacityRuleKey::RequestsPerUnit;
     let is_short = limit.period_us() <= MAX_BURST_PERIOD_US && limit.requests_per_unit() > 0;
     let is_mostly_bursts = bursts.rejected >= MIN_REJECTED_HITS_FOR_BURSTS && bursts.in_bursts * 2 >= bursts.rejected;
     (!has_bucket && is_short && is_mostly_bursts).then(|| {

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::Format;
-use super::domain_names::DomainNames;
+use super::domain_names::DomainsByMetricName;
 use crate::base::clock::Time;
 use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
@@ -113,7 +113,7 @@ impl TopQuery {
 
 impl TopReport {
     /// Computes the report of this process.
-    pub fn new(top_keys: &TopKeys, domains: &DomainNames, now: Time, query: &TopQuery) -> Self {
+    pub fn new(top_keys: &TopKeys, domains: &DomainsByMetricName, now: Time, query: &TopQuery) -> Self {
         let snapshot = |minutes| top_keys.snapshot(now, minutes, |name| query.matches_limit_name(name));
         let mut report = Self::from_snapshot(snapshot, domains, query);
         report.by_minute = top_keys
@@ -139,7 +139,7 @@ impl TopReport {
     /// Computes the report from the snapshot of this many minutes.
     pub fn from_snapshot(
         snapshot: impl FnOnce(u64) -> TopKeysSnapshot,
-        domains: &DomainNames,
+        domains: &DomainsByMetricName,
         query: &TopQuery,
     ) -> Self {
         let minutes = query.minutes.unwrap_or(DEFAULT_MINUTES).clamp(1, KEPT_MINUTES);
@@ -203,7 +203,7 @@ impl TopReport {
 }
 
 impl TopKey {
-    fn new(rejected: &RejectedKey, domains: &DomainNames) -> Self {
+    fn new(rejected: &RejectedKey, domains: &DomainsByMetricName) -> Self {
         let mut entries = parse_key_entries(&rejected.text);
         if !rejected.has_plain_values {
             entries.iter_mut().flatten().for_each(|entry| entry.value = None);

@@ -113,7 +113,7 @@ pub(super) struct RequestPermit(Arc<ConnectionPermit>);
 #[derive(Debug)]
 pub(super) struct ProbePermit(Arc<ConnectionPermit>);
 
-/// Place of an admitted request, which it keeps until its response is taken.
+/// Result of admitting a request, with the permit that it holds until its response is taken.
 #[derive(Debug)]
 pub(super) enum Admitted {
     /// A request that limits admit.
@@ -135,17 +135,18 @@ const MAX_HEALTH_PROBES_PER_CONNECTION: usize = 16;
 /// Maximum number of health probes in progress from one address.
 const MAX_HEALTH_PROBES_PER_ADDRESS: usize = 2048;
 
-/// Maximum bytes of pages of the listeners for operators that clients have not taken yet.
-const MAX_PAGE_BYTES: usize = 32 << 20;
+/// Maximum bytes of operator pages that are built and not yet sent to their clients, over all listeners.
+const MAX_UNREAD_PAGE_BYTES: usize = 32 << 20;
 /// Maximum bytes of such pages of one listener and address.
-const MAX_PAGE_BYTES_PER_ADDRESS: usize = 16 << 20;
+const MAX_UNREAD_PAGE_BYTES_PER_ADDRESS: usize = 16 << 20;
 
 /// Start of the paths of health probes over gRPC.
-const HEALTH_SERVICE: &str = "/grpc.health.v1.Health/";
+const HEALTH_SERVICE_PATH_PREFIX: &str = "/grpc.health.v1.Health/";
 /// Paths of health probes over HTTP.
 const PROBE_PAGES: [&str; 3] = ["/healthcheck", "/livez", "/readyz"];
 
-const TOO_MANY_REQUESTS: &str = "too many concurrent requests; try again later";
+/// Text of the response to a rejected request.
+const TOO_MANY_REQUESTS_TEXT: &str = "too many concurrent requests; try again later";
 
 /// Interval between log lines about rejections.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
@@ -191,12 +192,12 @@ impl ListenerAdmission {
     /// Admits a connection; `None` if a connection limit is reached.
     pub(super) fn admit_connection(self: &Arc<Self>, peer: Option<SocketAddr>) -> Option<Arc<ConnectionPermit>> {
         let max = self.limits.max_connections;
-        if self.stats().open_connections() >= max {
+        if self.stats().open_connection_count() >= max {
             self.reject_connection("TOLLKEEPER_MAX_CONNECTIONS", max, peer);
             return None;
         }
         let max = self.limits.bounds.connections_per_address.unwrap_or(usize::MAX);
-        let Some(of_address) = self.count_connection(peer, max) else {
+        let Some(of_address) = self.add_connection_of_address(peer, max) else {
             self.reject_connection("TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS", max, peer);
             return None;
         };
@@ -205,8 +206,12 @@ impl ListenerAdmission {
         Some(Arc::new(ConnectionPermit { listener: Arc::clone(self), peer, of_address, of_connection, is_active }))
     }
 
-    /// Counts a connection of an address and returns its other counters; `None` if it has `max` connections already.
-    fn count_connection(&self, peer: Option<SocketAddr>, max: usize) -> Option<Arc<CachePadded<InFlightCounts>>> {
+    /// Adds a connection to those of its address. Returns the address's counts of what is in flight; `None` at `max`.
+    fn add_connection_of_address(
+        &self,
+        peer: Option<SocketAddr>,
+        max: usize,
+    ) -> Option<Arc<CachePadded<InFlightCounts>>> {
         let Some(peer) = peer else { return Some(Arc::default()) };
         let mut usage = lock_ignoring_poison(&self.usage);
         let address = usage.entry(address_key(peer)).or_default();
@@ -218,9 +223,9 @@ impl ListenerAdmission {
     }
 
     fn reject_connection(&self, setting: &'static str, max: usize, peer: Option<SocketAddr>) {
-        static THROTTLE: LogThrottle = LogThrottle::every(LOG_INTERVAL);
+        static REJECTED_CONNECTION_LOG_THROTTLE: LogThrottle = LogThrottle::every(LOG_INTERVAL);
         self.limits.stats.record_rejected_connection();
-        if let Some(suppressed) = THROTTLE.allow(Clock::System.now()) {
+        if let Some(suppressed) = REJECTED_CONNECTION_LOG_THROTTLE.allow(Clock::System.now()) {
             let (listener, peer) = (self.kind.name(), peer.map(|peer| peer.to_string()));
             tracing::warn!(listener, peer, suppressed, "connection closed: {setting} of {max} is reached (raise it)");
         }
@@ -243,7 +248,7 @@ impl ConnectionPermit {
     pub(super) fn admit_request(self: &Arc<Self>, path: &str) -> Result<Admitted, OverloadRejection> {
         self.mark_active();
         match self.kind() {
-            ListenerKind::Grpc if path.starts_with(HEALTH_SERVICE) => {
+            ListenerKind::Grpc if path.starts_with(HEALTH_SERVICE_PATH_PREFIX) => {
                 Ok(self.admit_probe().map_or(Admitted::ImmediateProbe, Admitted::Probe))
             }
             ListenerKind::Http if PROBE_PAGES.contains(&path) => Ok(Admitted::Unlimited),
@@ -312,23 +317,25 @@ impl ConnectionPermit {
         let is_exceeded = |before: usize, max: usize| before > 0 && before + bytes > max;
         self.of_connection.buffered_bytes.fetch_add(bytes, Ordering::Relaxed);
         let of_address = self.of_address.0.buffered_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let total = self.total_bytes().fetch_add(bytes, Ordering::Relaxed);
-        if !is_exceeded(of_address, MAX_PAGE_BYTES_PER_ADDRESS) && !is_exceeded(total, MAX_PAGE_BYTES) {
+        let total = self.total_bytes_counter().fetch_add(bytes, Ordering::Relaxed);
+        if !is_exceeded(of_address, MAX_UNREAD_PAGE_BYTES_PER_ADDRESS) && !is_exceeded(total, MAX_UNREAD_PAGE_BYTES) {
             return Ok(());
         }
         self.remove_buffered_bytes(bytes);
         Err(ExceededLimit::PageBytes)
     }
 
-    /// Bytes in progress of all connections to listeners of this kind.
-    fn total_bytes(&self) -> &AtomicUsize {
+    /// Counter of the buffered bytes of all client connections, or of all operator connections if this is one.
+    fn total_bytes_counter(&self) -> &AtomicUsize {
         let limits = &self.listener.limits;
         if self.kind().serves_clients() { &limits.buffered_bytes.0 } else { &limits.page_bytes.0 }
     }
 
     /// Subtracts bytes that were added.
     fn remove_buffered_bytes(&self, bytes: usize) {
-        for counter in [&self.of_connection.buffered_bytes, &self.of_address.0.buffered_bytes, self.total_bytes()] {
+        for counter in
+            [&self.of_connection.buffered_bytes, &self.of_address.0.buffered_bytes, self.total_bytes_counter()]
+        {
             counter.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
@@ -339,7 +346,7 @@ impl ConnectionPermit {
         limits.stats.record_refusal(limit);
         if let Some(suppressed) = limits.log_throttles[limit as usize].allow(Clock::System.now()) {
             let peer = self.peer.map(|peer| peer.to_string());
-            tracing::warn!(peer, suppressed, "{}", limit.log_message());
+            tracing::warn!(peer, suppressed, "{}", limit.explanation());
         }
     }
 
@@ -404,10 +411,10 @@ impl OverloadRejection {
     /// Response to the client, which may retry: no hits were charged.
     pub(super) fn into_response(self) -> axum::response::Response {
         match self.0 {
-            ListenerKind::Grpc => tonic::Status::resource_exhausted(TOO_MANY_REQUESTS).into_http(),
+            ListenerKind::Grpc => tonic::Status::resource_exhausted(TOO_MANY_REQUESTS_TEXT).into_http(),
             _ => {
                 let headers = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];
-                (StatusCode::SERVICE_UNAVAILABLE, headers, format!("{TOO_MANY_REQUESTS}\n")).into_response()
+                (StatusCode::SERVICE_UNAVAILABLE, headers, format!("{TOO_MANY_REQUESTS_TEXT}\n")).into_response()
             }
         }
     }
@@ -423,7 +430,7 @@ pub(super) fn build_too_many_bytes_response() -> axum::response::Response {
 /// Bytes of a request or response that are not counted.
 const UNCOUNTED_BYTES: usize = 2048;
 
-/// Bytes that one request or response takes. Dropping the value frees them.
+/// Bytes of one request or response that count towards the limits. Dropping the value subtracts them.
 #[derive(Debug)]
 pub(super) struct BufferedBytes {
     connection: Arc<ConnectionPermit>,
@@ -436,11 +443,11 @@ impl BufferedBytes {
         Self { connection, bytes: 0 }
     }
 
-    /// Bytes of a response that the client has not taken yet; `None` if they are too few to be counted.
+    /// Counts the bytes of a response until the value is dropped; `None` if they are too few to be counted.
     ///
     /// # Errors
     /// The limit that is reached.
-    pub(super) fn for_response(
+    pub(super) fn reserve_for_response(
         connection: &Arc<ConnectionPermit>,
         bytes: usize,
     ) -> Result<Option<Self>, ExceededLimit> {
@@ -457,7 +464,7 @@ impl BufferedBytes {
     /// # Errors
     /// The limit that is reached; the bytes are not added then.
     pub(super) fn add_bytes(&mut self, bytes: usize) -> Result<(), ExceededLimit> {
-        let more = count_above_free_bytes(self.bytes + bytes) - count_above_free_bytes(self.bytes);
+        let more = count_bytes_above_uncounted(self.bytes + bytes) - count_bytes_above_uncounted(self.bytes);
         if more > 0 {
             self.connection.add_buffered_bytes(more)?;
         }
@@ -473,13 +480,14 @@ impl BufferedBytes {
 
 impl Drop for BufferedBytes {
     fn drop(&mut self) {
-        let counted = count_above_free_bytes(self.bytes);
+        let counted = count_bytes_above_uncounted(self.bytes);
         if counted > 0 {
             self.connection.remove_buffered_bytes(counted);
         }
     }
 }
 
-const fn count_above_free_bytes(bytes: usize) -> usize {
+/// Returns how many of `bytes` count: those above [`UNCOUNTED_BYTES`].
+const fn count_bytes_above_uncounted(bytes: usize) -> usize {
     bytes.saturating_sub(UNCOUNTED_BYTES)
 }

@@ -33,8 +33,8 @@ use super::admission::{
     BufferedBytes, ConnectionPermit, ListenerAdmission, ListenerKind, build_too_many_bytes_response,
 };
 use super::coalesced_writer::CoalescedWriter;
-use super::http_bodies::{CountedRequestBody, CountedResponseBody};
 use super::http2::{GracefulConnection, Http2Server};
+use super::memory_accounted_bodies::{MemoryAccountedRequestBody, MemoryAccountedResponseBody};
 use super::reloading_tls::{ReloadingTls, log_handshake_failure};
 use crate::base::random::random_fraction;
 use crate::serve::http::admin_token::ClientAddress;
@@ -60,7 +60,7 @@ impl PeerAddr for tokio::net::unix::SocketAddr {
     }
 }
 
-/// Checks that a listener applies to each connection.
+/// Admission limits and TLS that a listener applies to each connection.
 #[derive(Clone, Debug)]
 pub(super) struct ListenerGuards {
     /// Limits on connections and requests.
@@ -266,7 +266,8 @@ where
 fn wrap_with_admission(
     pages: TowerToHyperService<Router>,
     connection: Arc<ConnectionPermit>,
-) -> impl Service<Request<Incoming>, Response = Response<CountedResponseBody>, Error = Infallible, Future: Send> {
+) -> impl Service<Request<Incoming>, Response = Response<MemoryAccountedResponseBody>, Error = Infallible, Future: Send>
+{
     service_fn(move |mut request: Request<Incoming>| {
         if let Some(address) = connection.peer {
             request.extensions_mut().insert(ClientAddress(address));
@@ -280,34 +281,34 @@ fn wrap_with_admission(
                     (StatusCode::BAD_REQUEST, "400 Bad Request: missing, repeated or invalid Host header\n")
                         .into_response()
                 }
-                Ok((_admitted, pages)) => answer_counted(&pages, &connection, request).await,
+                Ok((_admitted, pages)) => answer_with_accounted_bodies(&pages, &connection, request).await,
                 Err(rejection) => rejection.into_response(),
             };
-            Ok(count_response(&connection, response))
+            Ok(count_response_bytes(&connection, response))
         }
     })
 }
 
-/// Answers a request, whose bytes count meanwhile.
-async fn answer_counted(
+/// Answers a request. The bytes of its body count towards the limits on buffered bytes meanwhile.
+async fn answer_with_accounted_bodies(
     pages: &TowerToHyperService<Router>,
     connection: &Arc<ConnectionPermit>,
     request: Request<Incoming>,
 ) -> axum::response::Response {
     let is_refused = Arc::new(AtomicBool::new(false));
     let received = BufferedBytes::new(Arc::clone(connection));
-    let request = request.map(|body| CountedRequestBody::new(body, received, Arc::clone(&is_refused)));
+    let request = request.map(|body| MemoryAccountedRequestBody::new(body, received, Arc::clone(&is_refused)));
     let Ok(response) = pages.call(request).await;
     if is_refused.load(Ordering::Relaxed) { build_too_many_bytes_response() } else { response }
 }
 
 /// Counts the bytes of a response until they are written, or refuses it. Events, whose length is open, do not count.
-fn count_response(
+fn count_response_bytes(
     connection: &Arc<ConnectionPermit>,
     response: axum::response::Response,
-) -> Response<CountedResponseBody> {
+) -> Response<MemoryAccountedResponseBody> {
     let length = response.body().size_hint().exact().unwrap_or(0);
-    let buffered = BufferedBytes::for_response(connection, usize::try_from(length).unwrap_or(usize::MAX));
+    let buffered = BufferedBytes::reserve_for_response(connection, usize::try_from(length).unwrap_or(usize::MAX));
     let (response, buffered) = match buffered {
         Ok(buffered) => (response, buffered),
         Err(limit) => {
@@ -315,7 +316,7 @@ fn count_response(
             (build_too_many_bytes_response(), None)
         }
     };
-    response.map(|body| CountedResponseBody::new(body, buffered))
+    response.map(|body| MemoryAccountedResponseBody::new(body, buffered))
 }
 
 /// True if an HTTP/1 request has the host that RFC 9112, section 3.2 demands: one `Host` header with a valid value.

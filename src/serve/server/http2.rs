@@ -34,7 +34,7 @@ use self::in_flight::InFlightRequests;
 use self::request_body::{RequestBody, build_too_many_bytes_status};
 use self::response::{ResponseData, send_grpc_message, send_head, send_streamed_response};
 use super::admission::{Admitted, BufferedBytes, ConnectionPermit};
-use super::inbound_frames::{InboundFrames, InboundState};
+use super::inbound_frames::{FrameFilteringIo, InboundFrameState};
 use crate::serve::grpc::call_head::{CallHead, InvalidCallHead};
 use crate::serve::grpc::service::RateLimitMethod;
 use crate::settings::client_limits::ClientLimits;
@@ -67,7 +67,7 @@ pub(super) struct Http2Server {
 /// h2's default of 20 is too low: an Envoy with a timeout of 20 ms resets that many while this process is descheduled.
 const MAX_PENDING_RESETS: usize = 2048;
 /// Initial flow-control window in bytes, of a stream and of a connection.
-const WINDOW_BYTES: u32 = 1024 * 1024;
+const FLOW_CONTROL_WINDOW_BYTES: u32 = 1024 * 1024;
 
 /// Budget of a connection for small DATA frames that are received and not yet read, for h2.
 ///
@@ -94,8 +94,8 @@ impl Http2Server {
             .max_concurrent_streams(settings.max_concurrent_streams)
             .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
             .data_frame_budget(data_frame_budget(settings.max_concurrent_streams))
-            .initial_window_size(WINDOW_BYTES)
-            .initial_connection_window_size(WINDOW_BYTES);
+            .initial_window_size(FLOW_CONTROL_WINDOW_BYTES)
+            .initial_connection_window_size(FLOW_CONTROL_WINDOW_BYTES);
         let timeout = settings.keepalive_timeout;
         let keep_alive = settings.keepalive_interval.map(|interval| KeepAliveTimes { interval, timeout });
         let message_timeout = bounds.head_timeout;
@@ -111,7 +111,7 @@ impl Http2Server {
     where
         I: AsyncRead + AsyncWrite + Unpin + Send,
     {
-        let (io, inbound) = InboundFrames::new(io);
+        let (io, inbound) = FrameFilteringIo::new(io);
         let state = ConnectionState::Handshaking(self.builder.handshake(io));
         let requests = InFlightRequests::new(self.rate_limit_method.answers_immediately());
         let keep_alive = self.keep_alive;
@@ -151,15 +151,15 @@ struct Http2Connection<I, R, F> {
     respond: R,
     requests: InFlightRequests<F>,
     keep_alive: Option<KeepAliveTimes>,
-    inbound: Arc<InboundState>,
+    inbound: Arc<InboundFrameState>,
     /// True once the connection closes because it sent too many frames.
     is_refused: bool,
     is_shutting_down: bool,
 }
 
 enum ConnectionState<I> {
-    Handshaking(Handshake<InboundFrames<I>, ResponseData>),
-    Open(Connection<InboundFrames<I>, ResponseData>, Option<KeepAlive>),
+    Handshaking(Handshake<FrameFilteringIo<I>, ResponseData>),
+    Open(Connection<FrameFilteringIo<I>, ResponseData>, Option<KeepAlive>),
 }
 
 impl<I, R, F> GracefulConnection for Http2Connection<I, R, F>
@@ -200,14 +200,16 @@ where
                     continue;
                 }
             };
-            if keep_alive.as_mut().is_some_and(|pings| pings.poll_timeout(context).is_ready()) {
+            if keep_alive.as_mut().is_some_and(|pings| pings.poll_keep_alive(context).is_ready()) {
                 return Poll::Ready(());
             }
             // `poll_accept` also writes the responses.
             loop {
-                ready!(this.requests.poll_budget(context));
+                ready!(this.requests.poll_task_budget(context));
                 match connection.poll_accept(context) {
-                    Poll::Ready(Some(Ok((request, sender)))) => this.requests.start((this.respond)(request, sender)),
+                    Poll::Ready(Some(Ok((request, sender)))) => {
+                        this.requests.start_request((this.respond)(request, sender));
+                    }
                     Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(()),
                     Poll::Pending => break,
                 }
@@ -310,14 +312,14 @@ async fn refuse_call(invalid: InvalidCallHead, mut body: RequestBody, mut sender
 /// (`telemetry/traces/propagation.rs`).
 fn shrink_head(head: &mut Parts) -> usize {
     /// Size of headers that are left as they are, in bytes.
-    const MAX_UNCHANGED_BYTES: usize = 2048;
+    const MAX_UNCHANGED_HEADER_BYTES: usize = 2048;
     /// Memory of an entry of the map, without name and value, in bytes.
-    const MAP_ENTRY_BYTES: usize = 128;
+    const HEADER_MAP_ENTRY_BYTES: usize = 128;
     /// Maximum length of a value that is kept: above that of each header that is read, `tracestate` included.
     const MAX_KEPT_VALUE_BYTES: usize = 1024;
 
     let size = header_list_size(&head.headers);
-    if size <= MAX_UNCHANGED_BYTES {
+    if size <= MAX_UNCHANGED_HEADER_BYTES {
         return size;
     }
     let is_kept = |(_, value): &(&HeaderName, &HeaderValue)| value.len() <= MAX_KEPT_VALUE_BYTES;
@@ -334,7 +336,7 @@ fn shrink_head(head: &mut Parts) -> usize {
     if let Ok(uri) = Uri::try_from(head.uri.to_string()) {
         head.uri = uri;
     }
-    header_list_size(&head.headers) + head.headers.len() * MAP_ENTRY_BYTES
+    header_list_size(&head.headers) + head.headers.len() * HEADER_MAP_ENTRY_BYTES
 }
 
 /// Size of headers as HTTP/2 defines it: the bytes of each name and value, and 32.
@@ -354,7 +356,7 @@ async fn run_until_reset<F: Future>(
     .await
 }
 
-/// Times of the pings of a connection.
+/// Interval and timeout of the keepalive pings of a connection.
 #[derive(Clone, Copy, Debug)]
 struct KeepAliveTimes {
     /// Time between the reply to a ping and the next ping.
@@ -363,7 +365,7 @@ struct KeepAliveTimes {
     timeout: Duration,
 }
 
-/// Pings of one connection, which detect a client that is gone.
+/// Keepalive pings of one connection, which detect a client that is gone.
 struct KeepAlive {
     pings: PingPong,
     times: KeepAliveTimes,
@@ -377,8 +379,8 @@ impl KeepAlive {
         Self { pings, times, timer: Box::pin(sleep(times.interval)), awaits_reply: false }
     }
 
-    /// Sends pings; ready when the reply to one is overdue.
-    fn poll_timeout(&mut self, context: &mut Context<'_>) -> Poll<()> {
+    /// Sends a ping whenever one is due; ready when the reply to a ping is overdue and the connection must close.
+    fn poll_keep_alive(&mut self, context: &mut Context<'_>) -> Poll<()> {
         loop {
             if self.awaits_reply && self.pings.poll_pong(context).is_ready() {
                 self.awaits_reply = false;

@@ -1,8 +1,8 @@
 //! Frames of HTTP/2 that a client sends, bounded and changed before h2 reads them.
 //!
 //! h2 reads all bytes that have arrived before it hands out a single request. Here reading pauses after
-//! [`BYTES_PER_TURN`], until the requests among them have been started and other connections had their turn. It ends
-//! at more SETTINGS and GOAWAY frames than `frame_counts.rs` allows.
+//! [`READ_BYTES_PER_TURN`], until the requests among them have been started and other connections had their turn.
+//! Reading ends at more SETTINGS and GOAWAY frames than `frame_counts.rs` allows.
 //!
 //! h2 resets a stream whose `:authority` is not one of a URI, such as the name of an Istio cluster, and ends the
 //! connection if the headers of one call are far too large. Envoy then lets requests through without a limit. No answer
@@ -11,9 +11,9 @@
 //! Frames that need no change are not copied: they are inspected in the buffer of the caller. A header block that is
 //! changed, or that was not read in one piece, goes through a buffer of its own, frame by frame.
 
-mod frame_counts;
+mod settings_goaway_limit;
 mod frame_filter;
-mod hpack;
+mod hpack_filter;
 
 use std::io;
 use std::pin::Pin;
@@ -25,26 +25,26 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use self::frame_filter::FrameFilter;
 
-/// Bytes after which reading pauses.
-const BYTES_PER_TURN: usize = 16 * 1024;
+/// Number of bytes after which reading pauses until the next turn of the connection.
+const READ_BYTES_PER_TURN: usize = 16 * 1024;
 
-/// Connection whose inbound frames are bounded, and whose header blocks are filtered.
+/// Wraps the socket of an HTTP/2 connection: filters the frames that are read from it, and passes writes through.
 #[derive(Debug)]
-pub(super) struct InboundFrames<I> {
+pub(super) struct FrameFilteringIo<I> {
     io: I,
     filter: FrameFilter,
-    state: Arc<InboundState>,
+    state: Arc<InboundFrameState>,
 }
 
-/// State of the inbound frames of a connection.
+/// Pause and frame limit of reading from a connection, shared with the task that serves it.
 #[derive(Debug, Default)]
-pub(super) struct InboundState {
+pub(super) struct InboundFrameState {
     /// Bytes read since the last pause.
     read_bytes: AtomicUsize,
     is_exceeded: AtomicBool,
 }
 
-impl InboundState {
+impl InboundFrameState {
     /// True from the first frame on that is not allowed; nothing is read any more then.
     pub(super) fn exceeds_frame_limit(&self) -> bool {
         self.is_exceeded.load(Ordering::Relaxed)
@@ -58,7 +58,7 @@ impl InboundState {
     }
 
     fn is_paused(&self) -> bool {
-        self.read_bytes.load(Ordering::Relaxed) >= BYTES_PER_TURN
+        self.read_bytes.load(Ordering::Relaxed) >= READ_BYTES_PER_TURN
     }
 
     fn count_read_bytes(&self, bytes: usize) {
@@ -67,15 +67,15 @@ impl InboundState {
     }
 }
 
-impl<I> InboundFrames<I> {
+impl<I> FrameFilteringIo<I> {
     /// Filters what is read from `io`, from the connection preface on.
-    pub(super) fn new(io: I) -> (Self, Arc<InboundState>) {
-        let state = Arc::new(InboundState::default());
+    pub(super) fn new(io: I) -> (Self, Arc<InboundFrameState>) {
+        let state = Arc::new(InboundFrameState::default());
         (Self { io, filter: FrameFilter::new(), state: Arc::clone(&state) }, state)
     }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for InboundFrames<I> {
+impl<I: AsyncRead + Unpin> AsyncRead for FrameFilteringIo<I> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -112,7 +112,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for InboundFrames<I> {
     }
 }
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for InboundFrames<I> {
+impl<I: AsyncWrite + Unpin> AsyncWrite for FrameFilteringIo<I> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.io).poll_write(context, bytes)
     }
@@ -141,13 +141,13 @@ mod tests {
 
     #[tokio::test]
     async fn reading_pauses_until_it_is_resumed() {
-        let (mut client, server) = duplex(4 * BYTES_PER_TURN);
+        let (mut client, server) = duplex(4 * READ_BYTES_PER_TURN);
         // The preface, and a DATA frame that ends at the last byte.
         let frame_head = [0, 0x7f, 0xe0, 0, 0, 0, 0, 0, 0];
-        let bytes = [&[0; 24], frame_head.as_slice(), &[0; 2 * BYTES_PER_TURN - 32]].concat();
+        let bytes = [&[0; 24], frame_head.as_slice(), &[0; 2 * READ_BYTES_PER_TURN - 32]].concat();
         client.write_all(&bytes).await.expect("the bytes fit");
-        let (mut frames, state) = InboundFrames::new(server);
-        let mut buffer = vec![0; BYTES_PER_TURN];
+        let (mut frames, state) = FrameFilteringIo::new(server);
+        let mut buffer = vec![0; READ_BYTES_PER_TURN];
         for _ in 0..2 {
             frames.read_exact(&mut buffer).await.expect("the bytes are there");
             assert!(poll!(pin!(frames.read_u8())).is_pending());
@@ -160,8 +160,8 @@ mod tests {
     #[tokio::test]
     async fn reading_ends_at_too_many_frames_of_a_kind() {
         let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
-        let (mut client, server) = duplex(BYTES_PER_TURN);
-        let (mut frames, state) = InboundFrames::new(server);
+        let (mut client, server) = duplex(READ_BYTES_PER_TURN);
+        let (mut frames, state) = FrameFilteringIo::new(server);
         client.write_all(&[[0; 24].as_slice(), &settings.repeat(64)].concat()).await.expect("the bytes fit");
         frames.read_exact(&mut [0; 24 + 64 * 9]).await.expect("the frames are allowed");
         assert!(!state.exceeds_frame_limit());
@@ -184,7 +184,7 @@ mod tests {
             let mut received = Vec::new();
             let mut builder = h2::server::Builder::new();
             builder.max_header_list_size(1 << 20);
-            let (io, state) = InboundFrames::new(server);
+            let (io, state) = FrameFilteringIo::new(server);
             let mut connection = builder.handshake::<_, Bytes>(io).await.expect("it is HTTP/2");
             let mut accept = |context: &mut Context<'_>| {
                 let request = connection.poll_accept(context);

@@ -10,7 +10,7 @@ use super::error::StartupError;
 use super::sockets::{check_tcp_address, check_unix_path};
 use crate::settings::Settings;
 use crate::settings::address::Address;
-use crate::settings::listeners::GrpcListener;
+use crate::settings::listeners::GrpcListenAddress;
 
 /// Address of a listener, with the variables that give it.
 #[derive(Clone, Copy)]
@@ -61,8 +61,8 @@ pub(super) fn prometheus_address(settings: &Settings) -> Option<ListenerAddress<
 pub(super) fn find_address_problems(settings: &Settings) -> Vec<StartupError> {
     let mut problems = Vec::new();
     let grpc = match &settings.listeners.grpc {
-        GrpcListener::Tcp(address) => Some(grpc_address(address)),
-        GrpcListener::Unix(path) => {
+        GrpcListenAddress::Tcp(address) => Some(grpc_address(address)),
+        GrpcListenAddress::Unix(path) => {
             problems.extend(check_unix_path(path).err().map(|error| build_unix_socket_error(path, error)));
             None
         }
@@ -77,7 +77,7 @@ pub(super) fn find_address_problems(settings: &Settings) -> Vec<StartupError> {
                 continue;
             }
         };
-        if let Some((other, _)) = checked.iter().find(|(_, other)| is_same_address(resolved, *other)) {
+        if let Some((other, _)) = checked.iter().find(|(_, other)| addresses_conflict(resolved, *other)) {
             let what = format!("{} is the same address", other.port_setting);
             problems.push(listener.build_startup_error(io::Error::new(io::ErrorKind::AddrInUse, what)));
         }
@@ -86,8 +86,8 @@ pub(super) fn find_address_problems(settings: &Settings) -> Vec<StartupError> {
     problems
 }
 
-/// Returns `true` if two listeners cannot have these addresses.
-fn is_same_address(one: SocketAddr, other: SocketAddr) -> bool {
+/// Returns `true` if two listeners cannot both listen on these addresses.
+fn addresses_conflict(one: SocketAddr, other: SocketAddr) -> bool {
     let is_any = one.ip().is_unspecified() || other.ip().is_unspecified();
     one.port() == other.port() && one.port() != 0 && (is_any || one.ip() == other.ip())
 }

@@ -25,13 +25,13 @@ use crate::serve::http::{metrics_pages, routes};
 use crate::settings::Settings;
 use crate::settings::client_limits::ClientLimits;
 use crate::settings::grpc::GrpcSettings;
-use crate::settings::listeners::GrpcListener;
+use crate::settings::listeners::GrpcListenAddress;
 use crate::settings::problem::UnusableSetting;
 use crate::settings::tls::ListenerTls;
 use crate::telemetry::listener_stats::StatsByListener;
 use crate::telemetry::logs::LIFECYCLE_TARGET;
 
-/// Facts that the line of the start has beside the addresses.
+/// Facts for the log line "serving" at the start, beside the addresses.
 pub(super) struct StartSummary {
     /// Number of loaded rules.
     pub(super) rules: usize,
@@ -44,15 +44,15 @@ pub(super) struct StartSummary {
 /// Open listeners that do not serve yet.
 #[derive(Debug)]
 pub(super) struct BoundListeners {
-    grpc: GrpcSocket,
+    grpc: GrpcListenerSocket,
     grpc_guards: ListenerGuards,
-    http: HttpSocket,
-    debug: HttpSocket,
-    prometheus: Option<HttpSocket>,
+    http: HttpListenerSocket,
+    debug: HttpListenerSocket,
+    prometheus: Option<HttpListenerSocket>,
     bounds: ClientLimits,
 }
 
-/// Guards of all listeners, with the certificates of those that have TLS.
+/// Admission limits of each listener, and the certificates of those that have TLS.
 #[derive(Debug)]
 pub(super) struct GuardsByListener {
     grpc: ListenerGuards,
@@ -61,24 +61,29 @@ pub(super) struct GuardsByListener {
     prometheus: ListenerGuards,
 }
 
+/// Open socket of an HTTP listener, with its guards.
 #[derive(Debug)]
-struct HttpSocket {
+struct HttpListenerSocket {
     listener: TcpListener,
     guards: ListenerGuards,
 }
 
+/// Open socket of the gRPC listener; a Unix socket with its path.
 #[derive(Debug)]
-enum GrpcSocket {
+enum GrpcListenerSocket {
     Tcp(TcpListener),
     Unix(std::os::unix::net::UnixListener, PathBuf),
 }
 
 impl GuardsByListener {
-    /// Loads the certificates.
+    /// Builds the admission limits of all listeners, and loads the certificates of those that have TLS.
     ///
     /// # Errors
     /// All certificates that cannot be used.
-    pub(super) fn load(settings: &Settings, stats: &Arc<StatsByListener>) -> Result<Self, Vec<StartupError>> {
+    pub(super) fn load_guards_and_certificates(
+        settings: &Settings,
+        stats: &Arc<StatsByListener>,
+    ) -> Result<Self, Vec<StartupError>> {
         let limits = Arc::new(AdmissionLimits::new(settings.client_limits, Arc::clone(stats)));
         let plaintext = |kind| ListenerGuards { admission: limits.build_listener_admission(kind), tls: None };
         let guards = |kind, tls: Option<&ListenerTls>| -> Result<ListenerGuards, UnusableSetting> {
@@ -105,26 +110,28 @@ impl BoundListeners {
     ///
     /// # Errors
     /// The first listener that cannot be opened.
-    pub(super) fn open(settings: &Settings, guards: GuardsByListener) -> Result<Self, StartupError> {
+    pub(super) fn open_listeners(settings: &Settings, guards: GuardsByListener) -> Result<Self, StartupError> {
         let open = |listener: ListenerAddress<'_>| {
             listen_tcp(listener.address).map_err(|error| listener.build_startup_error(error))
         };
         let grpc = match &settings.listeners.grpc {
-            GrpcListener::Tcp(address) => GrpcSocket::Tcp(open(listener_addresses::grpc_address(address))?),
-            GrpcListener::Unix(path) => {
+            GrpcListenAddress::Tcp(address) => {
+                GrpcListenerSocket::Tcp(open(listener_addresses::grpc_address(address))?)
+            }
+            GrpcListenAddress::Unix(path) => {
                 let listener =
                     listen_unix(path).map_err(|error| listener_addresses::build_unix_socket_error(path, error))?;
-                GrpcSocket::Unix(listener, path.clone())
+                GrpcListenerSocket::Unix(listener, path.clone())
             }
         };
         let GuardsByListener { grpc: grpc_guards, http, debug, prometheus } = guards;
         Ok(Self {
             grpc,
             grpc_guards,
-            http: HttpSocket { listener: open(listener_addresses::http_address(settings))?, guards: http },
-            debug: HttpSocket { listener: open(listener_addresses::debug_address(settings))?, guards: debug },
+            http: HttpListenerSocket { listener: open(listener_addresses::http_address(settings))?, guards: http },
+            debug: HttpListenerSocket { listener: open(listener_addresses::debug_address(settings))?, guards: debug },
             prometheus: match listener_addresses::prometheus_address(settings) {
-                Some(listener) => Some(HttpSocket { listener: open(listener)?, guards: prometheus }),
+                Some(listener) => Some(HttpListenerSocket { listener: open(listener)?, guards: prometheus }),
                 None => None,
             },
             bounds: settings.client_limits,
@@ -141,8 +148,8 @@ impl BoundListeners {
     /// Logs the addresses that are listened on, and that other machines reach the debug listener if they do.
     pub(super) fn log_start(&self, start: &StartSummary) {
         let grpc = match &self.grpc {
-            GrpcSocket::Tcp(listener) => format_local_address(listener),
-            GrpcSocket::Unix(_, path) => path.display().to_string(),
+            GrpcListenerSocket::Tcp(listener) => format_local_address(listener),
+            GrpcListenerSocket::Unix(_, path) => path.display().to_string(),
         };
         let http = format_local_address(&self.http.listener);
         // Not named `debug`, which is a function in the macro's scope.
@@ -178,19 +185,20 @@ impl BoundListeners {
         let http2 = Http2Server::new(bounds, settings, method, grpc::build_router(settings, health));
         let policy = ConnectionPolicy::for_grpc(bounds, settings, http2);
         match self.grpc {
-            GrpcSocket::Tcp(listener) => {
+            GrpcListenerSocket::Tcp(listener) => {
                 serving.spawn(policy.accept_connections(set_nodelay(listener)?, self.grpc_guards, stopping.clone()))
             }
-            GrpcSocket::Unix(listener, _) => {
+            GrpcListenerSocket::Unix(listener, _) => {
                 let listener = tokio::net::UnixListener::from_std(listener)?;
                 serving.spawn(policy.accept_connections(listener, self.grpc_guards, stopping.clone()))
             }
         };
-        let mut serve_pages = |HttpSocket { listener, guards }: HttpSocket, pages: Router| -> io::Result<()> {
-            let policy = ConnectionPolicy::for_http(bounds, guards.admission.kind(), guards.tls.is_some(), pages);
-            serving.spawn(policy.accept_connections(set_nodelay(listener)?, guards, stopping.clone()));
-            Ok(())
-        };
+        let mut serve_pages =
+            |HttpListenerSocket { listener, guards }: HttpListenerSocket, pages: Router| -> io::Result<()> {
+                let policy = ConnectionPolicy::for_http(bounds, guards.admission.kind(), guards.tls.is_some(), pages);
+                serving.spawn(policy.accept_connections(set_nodelay(listener)?, guards, stopping.clone()));
+                Ok(())
+            };
         if let Some(prometheus) = self.prometheus {
             serve_pages(prometheus, metrics_pages::build_metrics_router(&state))?;
         }

@@ -26,7 +26,7 @@ use crate::rules::files::watch::{WatchReloader, WatchTiming};
 use crate::rules::live::{LiveRules, RuleProblem, SourceIdentity};
 use crate::rules::rule::set::RuleSet;
 use crate::rules::rule_defaults::RuleDefaults;
-use crate::rules::source::{RejectedRules, RuleSnapshot, RuleSource, RuleUpdate, SourceConfig, SourceReloader};
+use crate::rules::source::{CompileFailure, RuleSnapshot, RuleSource, RuleUpdate, SourceConfig, SourceReloader};
 use crate::serve::grpc::health::GrpcHealth;
 use crate::telemetry::logs::LIFECYCLE_TARGET;
 use crate::telemetry::service_metrics::ServiceMetrics;
@@ -42,48 +42,48 @@ pub(super) struct RuleApplier {
     /// State of the file of defaults, if there is one.
     pub(super) defaults: Option<Arc<DefaultsStatus>>,
     /// Warnings of the last set, which are not logged again, and its rules.
-    pub(super) last: Arc<Mutex<LastAcceptedSet>>,
+    pub(super) last: Arc<Mutex<LastAcceptedRules>>,
 }
 
-/// The last set that was accepted.
+/// Rules and warnings of the last accepted update.
 #[derive(Debug, Default)]
-pub(super) struct LastAcceptedSet {
+pub(super) struct LastAcceptedRules {
     /// Its rules, if there is a file of defaults.
     accepted: Option<RuleSnapshot>,
     /// Its warnings.
     warnings: HashSet<String>,
 }
 
-/// A compiled set that replaces the rules.
-struct CompiledSet {
+/// Compiled rules that are about to replace the current ones, with where they come from.
+struct RuleSetReplacement {
     compiled: CompiledRules,
     from: SourceIdentity,
-    /// For its id, and for the decision log.
+    /// The rules as the decision log records them; their id comes from here.
     recorded: RuleSetRecord,
 }
 
-/// An applier with its running source.
+/// Applies the updates of a running source of rules, and changes of the file of defaults.
 #[derive(Debug)]
-pub(super) struct RuleUpdates {
+pub(super) struct RuleUpdater {
     applier: RuleApplier,
     source: RuleSource,
     defaults: Option<DefaultsWatch>,
 }
 
-/// Requests the rules and the file of defaults again.
+/// Handle that makes the source read the rules, and the file of defaults, again (SIGHUP).
 #[derive(Clone, Debug)]
 pub(super) struct ReloadTrigger {
     source: SourceReloader,
     defaults: Option<WatchReloader>,
 }
 
-/// Result of work on a thread of its own.
+/// Result of applying an update; the error is the text of all problems.
 type ApplyResult = Result<(), String>;
 
 /// Maximum number of problems of one set that are logged.
 const MAX_LOGGED_PROBLEMS: usize = 20;
 
-impl RuleUpdates {
+impl RuleUpdater {
     /// Reads the defaults, starts the source and applies the update that it has at once, if any.
     ///
     /// # Errors
@@ -94,7 +94,7 @@ impl RuleUpdates {
             applier.rules.set_defaults_status(Arc::clone(status));
             let (started, first) = DefaultsWatch::start(status.path(), timing)?;
             // A file that cannot be used is logged; the built-in defaults apply.
-            let _ = applier.apply_defaults(status, first);
+            let _ = applier.apply_defaults_file(status, first);
             watch = Some(started);
         }
         let (mut source, first) = RuleSource::start(config)?;
@@ -124,8 +124,8 @@ impl RuleUpdates {
                     let result = result.unwrap_or_else(|failure| self.applier.reject_update(&[failure]));
                     self.source.acknowledge(&result);
                 }
-                Some(changed) = next_defaults_change(&mut self.defaults) => {
-                    self.applier.apply_changed_defaults(changed).await;
+                Some(changed) = wait_for_defaults_file_change(&mut self.defaults) => {
+                    self.applier.apply_changed_defaults_file(changed).await;
                 }
             }
             health.send_changed_status();
@@ -134,7 +134,7 @@ impl RuleUpdates {
 }
 
 /// Returns the next change of the file of defaults; waits for ever without one. Cancel safe.
-async fn next_defaults_change(defaults: &mut Option<DefaultsWatch>) -> Option<ReadResult> {
+async fn wait_for_defaults_file_change(defaults: &mut Option<DefaultsWatch>) -> Option<ReadResult> {
     match defaults {
         Some(defaults) => defaults.next_change().await,
         None => std::future::pending().await,
@@ -155,7 +155,7 @@ impl ReloadTrigger {
 }
 
 impl RuleApplier {
-    /// Works on a thread of its own.
+    /// Runs `work` on a thread of its own, with low priority.
     ///
     /// # Errors
     /// The thread cannot be started, or it panicked.
@@ -175,12 +175,12 @@ impl RuleApplier {
     }
 
     /// Applies a changed file of defaults, or keeps the last one.
-    async fn apply_changed_defaults(&self, changed: ReadResult) {
+    async fn apply_changed_defaults_file(&self, changed: ReadResult) {
         let Some(status) = self.defaults.clone() else { return };
         let applied = Arc::clone(&status);
-        let result = self.clone().run_on_thread(move |applier| applier.apply_defaults(&applied, changed)).await;
+        let result = self.clone().run_on_thread(move |applier| applier.apply_defaults_file(&applied, changed)).await;
         if let Err(failure) = result {
-            record_refused_defaults(&status, &[failure]);
+            record_refused_defaults_file(&status, &[failure]);
         }
     }
 
@@ -188,10 +188,10 @@ impl RuleApplier {
     ///
     /// # Errors
     /// The file cannot be used; it was logged, and nothing changed.
-    fn apply_defaults(&self, status: &DefaultsStatus, changed: ReadResult) -> ApplyResult {
+    fn apply_defaults_file(&self, status: &DefaultsStatus, changed: ReadResult) -> ApplyResult {
         let texts = |problems: &Diagnostics| problems.errors().iter().map(ToString::to_string).collect::<Vec<_>>();
         let (defaults, warnings) = defaults_file::parse_defaults(status.path(), changed)
-            .map_err(|problems| record_refused_defaults(status, &texts(&problems)))?;
+            .map_err(|problems| record_refused_defaults_file(status, &texts(&problems)))?;
         let defaults = Arc::new(defaults);
         let accepted = self.lock_last_accepted().accepted.clone();
         if let Some(snapshot) = accepted {
@@ -199,9 +199,11 @@ impl RuleApplier {
             let recorded = recorded_rules::record_rules(&snapshot.rules, snapshot.version.as_deref(), &defaults);
             let from = SourceIdentity { names: snapshot.rules.source_names(), version: snapshot.version };
             // Defaults make no rule invalid, so this does not fail.
-            let compiled =
-                snapshot.rules.compile(&options).map_err(|found| record_refused_defaults(status, &texts(&found)))?;
-            self.replace_rules(CompiledSet { compiled, from, recorded }, &defaults);
+            let compiled = snapshot
+                .rules
+                .compile(&options)
+                .map_err(|found| record_refused_defaults_file(status, &texts(&found)))?;
+            self.replace_rules(RuleSetReplacement { compiled, from, recorded }, &defaults);
         }
         for warning in warnings.warnings().iter().take(MAX_LOGGED_PROBLEMS) {
             tracing::warn!("TOLLKEEPER_RULE_DEFAULTS: {warning}");
@@ -226,21 +228,21 @@ impl RuleApplier {
         let recorded = recorded_rules::record_rules(&snapshot.rules, snapshot.version.as_deref(), &defaults);
         let from = SourceIdentity { names: snapshot.rules.source_names(), version: snapshot.version };
         let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
-        let compiled = match snapshot.rules.compile_with_lines(&options) {
+        let compiled = match snapshot.rules.compile_with_error_lines(&options) {
             Ok(compiled) => compiled,
-            Err(RejectedRules { diagnostics, problems }) => {
+            Err(CompileFailure { diagnostics, problems }) => {
                 let texts: Vec<_> = diagnostics.errors().iter().map(ToString::to_string).collect();
                 return self.reject_update_with_lines(&texts, problems);
             }
         };
-        self.replace_rules(CompiledSet { compiled, from, recorded }, &defaults);
+        self.replace_rules(RuleSetReplacement { compiled, from, recorded }, &defaults);
         self.lock_last_accepted().accepted = kept;
         Ok(())
     }
 
     /// Replaces the rules. Logs warnings that the last set did not have.
-    fn replace_rules(&self, set: CompiledSet, defaults: &RuleDefaults) {
-        let CompiledSet { compiled, from, recorded } = set;
+    fn replace_rules(&self, set: RuleSetReplacement, defaults: &RuleDefaults) {
+        let RuleSetReplacement { compiled, from, recorded } = set;
         let warnings = compiled.warnings.warnings().iter().take(MAX_LOGGED_PROBLEMS).map(ToString::to_string);
         let warnings: Vec<String> = warnings.collect();
         let known = std::mem::replace(&mut self.lock_last_accepted().warnings, warnings.iter().cloned().collect());
@@ -264,7 +266,7 @@ impl RuleApplier {
         }
     }
 
-    fn lock_last_accepted(&self) -> MutexGuard<'_, LastAcceptedSet> {
+    fn lock_last_accepted(&self) -> MutexGuard<'_, LastAcceptedRules> {
         lock_ignoring_poison(&self.last)
     }
 
@@ -292,7 +294,7 @@ impl RuleApplier {
 }
 
 /// Logs and records why a file of defaults cannot be used. Returns the problems as an error.
-fn record_refused_defaults(status: &DefaultsStatus, problems: &[String]) -> String {
+fn record_refused_defaults_file(status: &DefaultsStatus, problems: &[String]) -> String {
     let kept = if status.is_loaded() { "the last usable defaults stay" } else { "the built-in defaults apply" };
     for problem in problems.iter().take(MAX_LOGGED_PROBLEMS) {
         tracing::error!("TOLLKEEPER_RULE_DEFAULTS cannot be used, {kept}: {problem}");

@@ -93,9 +93,9 @@ impl ReloadingTls {
 
 /// Logs a failed handshake. A client that closes the connection early, such as a port probe, is not logged.
 pub(super) fn log_handshake_failure(error: &io::Error, listener: ListenerKind, peer: Option<SocketAddr>) {
-    static THROTTLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
+    static HANDSHAKE_LOG_THROTTLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
     if error.kind() == io::ErrorKind::InvalidData
-        && let Some(suppressed) = THROTTLE.allow(Clock::System.now())
+        && let Some(suppressed) = HANDSHAKE_LOG_THROTTLE.allow(Clock::System.now())
     {
         let peer = peer.map(|peer| peer.to_string());
         tracing::warn!(listener = listener.name(), peer, suppressed, %error, "TLS handshake failed");

@@ -13,9 +13,9 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::error::ServerError;
-use super::statsd_reporter::StatsdReporter;
+use super::statsd_and_sweep_thread::StatsdThreadHandle;
 use crate::decide::log::DecisionLog;
-use crate::serve::fleet::member::FleetMember;
+use crate::serve::fleet::member::FleetMembership;
 use crate::serve::grpc::health::GrpcHealth;
 use crate::serve::grpc::service::RateLimitService;
 use crate::settings::process::ShutdownSettings;
@@ -34,8 +34,8 @@ const LAST_EXPORT_TIMEOUT: Duration = Duration::from_secs(1);
 /// A server that is unhealthy and still serves.
 pub(super) struct DrainingServer<'s> {
     pub(super) service: &'s RateLimitService,
-    pub(super) fleet: &'s FleetMember,
-    pub(super) statsd: StatsdReporter,
+    pub(super) fleet: &'s FleetMembership,
+    pub(super) statsd: StatsdThreadHandle,
     pub(super) grpc_health: GrpcHealth,
     /// Asks the listeners to stop.
     pub(super) stop: watch::Sender<bool>,
@@ -62,7 +62,7 @@ impl DrainingServer<'_> {
             grpc_health.close_watch_streams();
             stop.send_replace(true);
             // Outlives the timeout: dropping the tasks would end the delayed responses before they are counted.
-            wait_until_served(service, &mut serving).await
+            wait_until_closed_or_answered(service, &mut serving).await
         });
         let served = timeout_at(reserved_from, &mut serve_last).await;
         let serve_until_end = async {
@@ -73,11 +73,13 @@ impl DrainingServer<'_> {
         };
         let (served, _) = tokio::join!(
             serve_until_end,
-            timeout_at(end, async { tokio::join!(finish_service(service, statsd), fleet.stop()) })
+            timeout_at(end, async {
+                tokio::join!(shut_down_store_and_send_last_telemetry(service, statsd), fleet.stop())
+            })
         );
         match served {
             Ok(result) => result?,
-            Err(_) if service.delayed_responses() > 0 => return Err(ServerError::CutOff(settings.timeout)),
+            Err(_) if service.delayed_response_count() > 0 => return Err(ServerError::CutOff(settings.timeout)),
             Err(_) => {}
         }
         tracing::info!(target: LIFECYCLE_TARGET, "stopped");
@@ -85,8 +87,11 @@ impl DrainingServer<'_> {
     }
 }
 
-/// Waits until all connections are closed or all responses are sent.
-async fn wait_until_served(service: &RateLimitService, serving: &mut JoinSet<()>) -> Result<(), ServerError> {
+/// Waits until all connections are closed, or until no response is delayed any more.
+async fn wait_until_closed_or_answered(
+    service: &RateLimitService,
+    serving: &mut JoinSet<()>,
+) -> Result<(), ServerError> {
     let all_closed = async {
         while let Some(result) = serving.join_next().await {
             result?;
@@ -100,7 +105,7 @@ async fn wait_until_served(service: &RateLimitService, serving: &mut JoinSet<()>
 }
 
 /// Shuts down the store, and sends the last metrics, spans and records of decisions; takes up to 2 s.
-async fn finish_service(service: &RateLimitService, statsd: StatsdReporter) {
+async fn shut_down_store_and_send_last_telemetry(service: &RateLimitService, statsd: StatsdThreadHandle) {
     let span_queue = service.tracer.as_ref().map(|tracer| Arc::clone(&tracer.span_queue));
     let last_spans = async {
         if let Some(span_queue) = span_queue {
@@ -109,7 +114,7 @@ async fn finish_service(service: &RateLimitService, statsd: StatsdReporter) {
     };
     let last_records = async {
         if let Some(log) = &service.decider.log {
-            write_last_records(Arc::clone(log)).await;
+            write_last_decision_records(Arc::clone(log)).await;
         }
     };
     let last_metrics = async {
@@ -123,17 +128,17 @@ async fn finish_service(service: &RateLimitService, statsd: StatsdReporter) {
 async fn wait_until_all_answered(service: &RateLimitService) {
     loop {
         sleep(CLOSE_GRACE).await;
-        if service.delayed_responses() == 0 {
+        if service.delayed_response_count() == 0 {
             break;
         }
-        while service.delayed_responses() > 0 {
+        while service.delayed_response_count() > 0 {
             sleep(DELAYED_RESPONSE_POLL_INTERVAL).await;
         }
     }
 }
 
 /// Writes the queued records of decisions, for at most [`LAST_EXPORT_TIMEOUT`].
-async fn write_last_records(log: Arc<DecisionLog>) {
+async fn write_last_decision_records(log: Arc<DecisionLog>) {
     let written = tokio::task::spawn_blocking(move || log.flush_and_end(LAST_EXPORT_TIMEOUT)).await;
     if !written.unwrap_or(false) {
         tracing::warn!("last records of the decision log not written: a destination takes longer than 1 s");

@@ -1,8 +1,8 @@
 //! Validation of everything that the settings name and the process cannot start without.
 //!
-//! `serve` starts with it and `check --env` consists of it, so they cannot disagree. It finds all problems at once. A
-//! port in use is found later, when the listeners open, because another process may hold it at the moment. Files that
-//! are read again later, such as a password for Redis, do not prevent the start; their problems are found separately.
+//! `serve` starts with it and `check --env` runs the same, so the two cannot disagree. All problems are reported at
+//! once, except a port in use: another process may hold it only for now, so it is found when the listeners open. Files
+//! that are read again later, such as a password for Redis, do not prevent the start: see [`find_unusable_files`].
 
 use std::sync::Arc;
 
@@ -25,31 +25,32 @@ use crate::store;
 use crate::telemetry::listener_stats::StatsByListener;
 use crate::telemetry::otlp::{self, OtlpExporter};
 
-/// Contents of the files that the settings name.
+/// What the server needs to start, built from the files that the settings name.
 pub(super) struct StartupResources {
-    /// Guards of the listeners, with their certificates.
+    /// Admission limits of each listener, and its TLS certificate if it has one.
     pub(super) guards: GuardsByListener,
-    /// Page for Prometheus; `None` if it is off.
+    /// Path and options of the Prometheus page; `None` if the page is off.
     pub(super) prometheus_page: Option<Arc<PrometheusPage>>,
-    /// Exporter of traces; `None` if there are none.
+    /// OTLP exporter of spans; `None` if tracing is off.
     pub(super) exporter: Option<OtlpExporter>,
-    /// Form of values in the decision log; `None` if there is none.
+    /// Form of entry values (plain, hashed, left out) in the decision log; `None` if there is no decision log.
     pub(super) logged_values: Option<ValueForm>,
-    /// Secret that replicas have in common.
+    /// Secret shared by all replicas, which authenticates their summaries and hashes values of rejected keys.
     pub(super) fleet_secret: Option<Secret>,
 }
 
 impl StartupResources {
-    /// Reads the files and checks the addresses.
+    /// Reads the files that the settings name, and checks the addresses to listen on.
     ///
     /// # Errors
-    /// All problems, at least one.
+    /// Every file that cannot be used and every address that cannot be listened on; at least one.
     pub(super) fn load_files_and_check_addresses(
         settings: &Settings,
         stats: &Arc<StatsByListener>,
     ) -> Result<Self, Vec<StartupError>> {
         let mut errors = listener_addresses::find_address_problems(settings);
-        let guards = GuardsByListener::load(settings, stats).map_err(|unusable| errors.extend(unusable));
+        let guards =
+            GuardsByListener::load_guards_and_certificates(settings, stats).map_err(|unusable| errors.extend(unusable));
         let metrics = &settings.metrics;
         let prometheus_page =
             metrics.prometheus.as_ref().map(|prometheus| PrometheusPage::new(prometheus, &metrics.tags));
@@ -59,7 +60,7 @@ impl StartupResources {
         let values = settings.decision_log.as_ref().map(log::check_settings).transpose();
         let values = values.map_err(|unusable| errors.extend(unusable.into_iter().map(StartupError::from)));
         let secret = settings.fleet.secret.as_ref().map(HashKey::load_secret).transpose();
-        // The decision log has named a file that it cannot use.
+        // If the decision log failed, it has already reported the same key file.
         let secret = secret.map_err(|unusable| values.is_ok().then(|| errors.push(unusable.into())));
         match (guards, prometheus_page, exporter, values, secret) {
             (Ok(guards), Ok(prometheus_page), Ok(exporter), Ok(logged_values), Ok(fleet_secret))
@@ -78,7 +79,7 @@ impl StartupResources {
     }
 }
 
-/// Builds the exporter of traces, with certificates that are read once.
+/// Builds the OTLP exporter of spans. Its certificates are read only now, not again when they change.
 ///
 /// # Errors
 /// Names the setting and the problem.
@@ -92,14 +93,14 @@ fn build_span_exporter(settings: &TracingSettings) -> Result<OtlpExporter, Unusa
     })
 }
 
-/// Finds what prevents a start with these settings, ports that another process uses aside.
-pub fn find_problems(settings: &Settings) -> Vec<StartupError> {
+/// Returns every problem that prevents a start with these settings, except ports that another process uses.
+pub fn find_startup_problems(settings: &Settings) -> Vec<StartupError> {
     StartupResources::load_files_and_check_addresses(settings, &Arc::default()).err().unwrap_or_default()
 }
 
-/// Finds files that do not prevent the start and without which a part of the service does not work.
+/// Returns files that cannot be used and do not prevent the start, such as an expired certificate.
 pub fn find_unusable_files(settings: &Settings) -> Vec<UnusableSetting> {
-    let mut unusable = store::unusable_files(&settings.store);
+    let mut unusable = store::find_settings_with_unusable_files(&settings.store);
     let listeners = [&settings.listeners.grpc_tls, &settings.listeners.http_tls];
     unusable.extend(
         listeners.into_iter().flatten().filter_map(|tls| find_expired_certificate(&tls.certificate, "clients")),
@@ -107,10 +108,10 @@ pub fn find_unusable_files(settings: &Settings) -> Vec<UnusableSetting> {
     unusable.extend(settings.client_certificates().iter().filter_map(|presented| {
         find_expired_certificate(&presented.file, certificate_expiry::rejecting_server(presented.client))
     }));
-    unusable.extend(settings.xds.as_ref().and_then(xds::find_unusable_file));
+    unusable.extend(settings.xds.as_ref().and_then(xds::find_unusable_tls_file));
     unusable.extend(settings.rules.defaults.as_deref().and_then(defaults_file::find_unusable_file));
     unusable.extend(settings.admin.as_ref().and_then(admin_token::find_unusable_token_file));
-    // Both deployments have the same certificates.
+    // Both Redis deployments have the same certificates, so a problem of theirs is found twice.
     unusable.dedup();
     unusable
 }

@@ -10,7 +10,7 @@ use crate::settings::problem::InvalidSetting;
 use crate::settings::secret::Secret;
 use crate::settings::setting::{AnySetting as _, Setting};
 use crate::settings::value::text::SecretUrl;
-use crate::settings::value::{Choice, Words};
+use crate::settings::value::{Choice, WordTable};
 use crate::settings::values::Values;
 
 named_enum! {
@@ -25,7 +25,7 @@ named_enum! {
 }
 
 impl Choice for SocketKind {
-    const WORDS: Words<Self> = Self::WORDS;
+    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
 }
 
 named_enum! {
@@ -42,7 +42,7 @@ named_enum! {
 }
 
 impl Choice for DeploymentKind {
-    const WORDS: Words<Self> = Self::WORDS;
+    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
 }
 
 /// The variables that locate a deployment.
@@ -106,7 +106,7 @@ impl AddressVariables {
         })
     }
 
-    /// Kind of socket, if it is set.
+    /// Returns the kind of socket that its variable gives; `None` if the variable is not set.
     pub(super) fn given_socket_kind(&self, values: &Values) -> Option<SocketKind> {
         self.socket.filter(|socket| values.is_set(*socket)).map(|socket| values.get(socket))
     }
@@ -125,7 +125,7 @@ impl AddressVariables {
         match given_socket {
             Some(SocketKind::Unix) => {
                 if is_path || !text.contains([':', ',', '@', '?']) {
-                    return Ok(RedisUrl::at_path(text));
+                    return Ok(RedisUrl::from_socket_path(text));
                 }
                 let fix = format!("give a path that begins with /, or {socket}=tcp");
                 Err(InvalidSetting::new(format!("no path, though {socket} is unix"), fix))
@@ -135,7 +135,7 @@ impl AddressVariables {
                 let fix = format!("give host:port, or {socket}=unix");
                 Err(InvalidSetting::new(format!("{what}, though {socket} is tcp"), fix))
             }
-            None if is_path => Ok(RedisUrl::at_path(text)),
+            None if is_path => Ok(RedisUrl::from_socket_path(text)),
             Some(SocketKind::Tcp) | None => RedisUrl::parse(text, DEFAULT_REDIS_PORT).map_err(|invalid| {
                 // A password may hold a comma, so this is a list only if it is not an address.
                 if !text.contains(',') {
@@ -204,7 +204,7 @@ pub(super) struct RedisUrl {
 
 impl RedisUrl {
     /// Returns the unix socket at the path `text`.
-    fn at_path(text: &str) -> Self {
+    fn from_socket_path(text: &str) -> Self {
         Self { endpoint: Endpoint::Unix(text.into()), credentials: Credentials::None, database: None, tls: None }
     }
 

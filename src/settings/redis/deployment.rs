@@ -171,7 +171,7 @@ impl DeploymentVariables {
     }
 }
 
-/// Returns the credentials in the addresses of a URL, which must all have the same.
+/// Returns the credentials in the addresses of a URL; adds a problem if they differ.
 fn require_same_credentials(
     values: &mut Values,
     url: &Setting<SecretUrl>,

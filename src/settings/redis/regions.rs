@@ -88,13 +88,13 @@ impl RegionSettings {
         main: &DeploymentSettings,
         certificates: &StoreTlsVariables,
     ) -> Option<Self> {
-        if !requests_regions(values) {
+        if !are_regions_configured(values) {
             return None;
         }
         let own = values.get(&TOLLKEEPER_REGION);
         let names = read_region_names(values, &own);
         if values.get(&TOLLKEEPER_GLOBAL_REDIS_URL).reveal().is_empty() {
-            let what = format!("not set with {}", first_requesting_setting(values));
+            let what = format!("not set with {}", first_set_region_setting(values));
             values.add_problem(
                 &TOLLKEEPER_GLOBAL_REDIS_URL,
                 what,
@@ -120,12 +120,12 @@ impl RegionSettings {
 
     /// Returns the number of this region.
     pub fn own_region_number(&self) -> u32 {
-        region_number(self.own_region_name())
+        region_number_from_name(self.own_region_name())
     }
 }
 
-/// Number of a region in the global Redis: a hash of its name, so it stays when the list of regions changes.
-pub fn region_number(name: &str) -> u32 {
+/// Returns the number of a region in the global Redis: a hash of its name, so that other regions do not change it.
+pub fn region_number_from_name(name: &str) -> u32 {
     let [_, _, _, _, number @ ..] = SipHasher13::new().hash(name.as_bytes()).to_be_bytes();
     u32::from_be_bytes(number)
 }
@@ -135,12 +135,12 @@ const ALLOWED_REGION_COUNT: RangeInclusive<usize> = 2..=64;
 /// Maximum length of a region's name in bytes.
 const MAX_REGION_NAME_BYTES: usize = 63;
 
-/// Adds a problem if regions are set without Redis.
-pub(crate) fn require_redis(values: &mut Values, why: &'static str) {
-    if requests_regions(values) {
+/// Adds a problem if regions are configured, for counters that are not in Redis; `why` says where they are.
+pub(crate) fn require_redis_for_regions(values: &mut Values, why: &'static str) {
+    if are_regions_configured(values) {
         let fix = "give REDIS_URL, or unset TOLLKEEPER_REGION, TOLLKEEPER_REGIONS and TOLLKEEPER_GLOBAL_REDIS_URL";
         values.add_problem_with_name(
-            first_requesting_setting(values),
+            first_set_region_setting(values),
             format!("regions share limits through Redis, and {why}"),
             fix,
         );
@@ -148,12 +148,12 @@ pub(crate) fn require_redis(values: &mut Values, why: &'static str) {
 }
 
 /// Returns `true` if a setting asks for several regions.
-pub(super) fn requests_regions(values: &Values) -> bool {
+pub(super) fn are_regions_configured(values: &Values) -> bool {
     values.meets(&REQUIRES_REGION)
 }
 
 /// Returns the name of the first setting that asks for several regions.
-fn first_requesting_setting(values: &Values) -> &'static str {
+fn first_set_region_setting(values: &Values) -> &'static str {
     if !values.get(&TOLLKEEPER_REGION).is_empty() {
         TOLLKEEPER_REGION.name()
     } else if !values.get(&TOLLKEEPER_REGIONS).0.is_empty() {
@@ -170,19 +170,19 @@ fn read_region_names(values: &mut Values, own: &str) -> Vec<String> {
     names.sort_unstable();
     let valid = "give names of letters, digits, `-`, `_` and `.`, at most 63 bytes each";
     if own.is_empty() {
-        let what = format!("not set with {}", first_requesting_setting(values));
+        let what = format!("not set with {}", first_set_region_setting(values));
         values.add_problem(&TOLLKEEPER_REGION, what, "give the name of this region");
     } else if !is_plain_region_name(own) {
         values.add_problem(&TOLLKEEPER_REGION, "not a plain name", valid);
     }
     if names.is_empty() {
-        let what = format!("not set with {}", first_requesting_setting(values));
+        let what = format!("not set with {}", first_set_region_setting(values));
         values.add_problem(&TOLLKEEPER_REGIONS, what, "give the names of all regions, alike in all regions");
     } else if !names.iter().all(|name| is_plain_region_name(name)) {
         values.add_problem(&TOLLKEEPER_REGIONS, "not a list of plain names", valid);
     } else if names.windows(2).any(|pair| pair[0] == pair[1]) {
         values.add_problem(&TOLLKEEPER_REGIONS, "names a region twice", "give each once");
-    } else if names.iter().map(|name| region_number(name)).collect::<HashSet<_>>().len() < names.len() {
+    } else if names.iter().map(|name| region_number_from_name(name)).collect::<HashSet<_>>().len() < names.len() {
         values.add_problem(&TOLLKEEPER_REGIONS, "two names have one hash", "rename one of the regions");
     } else if !ALLOWED_REGION_COUNT.contains(&names.len()) {
         let fix = format!("give {} to {} names", ALLOWED_REGION_COUNT.start(), ALLOWED_REGION_COUNT.end());

@@ -21,8 +21,8 @@ fn require_nonempty(text: &str, wanted: &str) -> Result<(), InvalidSetting> {
 impl SettingValue for bool {
     type Default = Self;
     type Restriction = ();
-    const ANY: () = ();
-    const KIND: &'static str = "bool";
+    const UNRESTRICTED: () = ();
+    const TYPE_NAME: &'static str = "bool";
 
     fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
         require_nonempty(text, "true or false")?;
@@ -84,8 +84,8 @@ macro_rules! whole_number {
         impl SettingValue for $type {
             type Default = Self;
             type Restriction = IntRange;
-            const ANY: IntRange = $any;
-            const KIND: &'static str = "int";
+            const UNRESTRICTED: IntRange = $any;
+            const TYPE_NAME: &'static str = "int";
 
             fn parse(text: &str, allowed: &IntRange) -> Result<Self, InvalidSetting> {
                 allowed.parse(text, $convert)
@@ -99,7 +99,7 @@ macro_rules! whole_number {
                 default.to_string()
             }
 
-            fn allowed_text(allowed: &IntRange) -> Option<String> {
+            fn allowed_values_text(allowed: &IntRange) -> Option<String> {
                 allowed.describe()
             }
         }
@@ -131,12 +131,12 @@ impl FloatRange {
 impl SettingValue for f64 {
     type Default = Self;
     type Restriction = FloatRange;
-    const ANY: FloatRange = FloatRange::new(Self::MIN, Self::MAX);
-    const KIND: &'static str = "float";
+    const UNRESTRICTED: FloatRange = FloatRange::new(Self::MIN, Self::MAX);
+    const TYPE_NAME: &'static str = "float";
 
     /// Parses a finite number.
     fn parse(text: &str, allowed: &FloatRange) -> Result<Self, InvalidSetting> {
-        let wanted = || match Self::allowed_text(allowed) {
+        let wanted = || match Self::allowed_values_text(allowed) {
             Some(range) => format!("a number, {range}"),
             None => "a number".to_owned(),
         };
@@ -156,7 +156,7 @@ impl SettingValue for f64 {
         default.to_string()
     }
 
-    fn allowed_text(allowed: &FloatRange) -> Option<String> {
+    fn allowed_values_text(allowed: &FloatRange) -> Option<String> {
         let FloatRange { min, max } = *allowed;
         (min > Self::MIN).then(|| format!("{min} to {max}"))
     }
@@ -176,8 +176,8 @@ impl DurationRange {
         Self { min, max, allows_zero: false }
     }
 
-    /// Adds 0 to the range, which turns off what the duration is for.
-    pub(crate) const fn or_zero(self) -> Self {
+    /// Returns the range with 0 added, which turns off what the duration is for.
+    pub(crate) const fn allowing_zero(self) -> Self {
         Self { allows_zero: true, ..self }
     }
 }
@@ -185,11 +185,11 @@ impl DurationRange {
 impl SettingValue for Duration {
     type Default = Self;
     type Restriction = DurationRange;
-    const ANY: DurationRange = DurationRange::new(Self::ZERO, MAX_DURATION);
-    const KIND: &'static str = "duration";
+    const UNRESTRICTED: DurationRange = DurationRange::new(Self::ZERO, MAX_DURATION);
+    const TYPE_NAME: &'static str = "duration";
 
     fn parse(text: &str, allowed: &DurationRange) -> Result<Self, InvalidSetting> {
-        let wanted = || match Self::allowed_text(allowed) {
+        let wanted = || match Self::allowed_values_text(allowed) {
             Some(range) => format!("a duration such as 1.5s, {range}"),
             None => "a duration such as 150us, 10s or 1h30m".to_owned(),
         };
@@ -219,7 +219,7 @@ impl SettingValue for Duration {
         DurationText(default).to_string()
     }
 
-    fn allowed_text(allowed: &DurationRange) -> Option<String> {
+    fn allowed_values_text(allowed: &DurationRange) -> Option<String> {
         let DurationRange { min, max, allows_zero } = *allowed;
         let zero = if allows_zero && !min.is_zero() { "0 or " } else { "" };
         (max < MAX_DURATION).then(|| format!("{zero}{} to {}", DurationText(min), DurationText(max)))
@@ -257,11 +257,11 @@ const SIZE_UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB"
 impl SettingValue for ByteSize {
     type Default = u64;
     type Restriction = ByteSizeRange;
-    const ANY: ByteSizeRange = ByteSizeRange::new(0, u64::MAX);
-    const KIND: &'static str = "bytes";
+    const UNRESTRICTED: ByteSizeRange = ByteSizeRange::new(0, u64::MAX);
+    const TYPE_NAME: &'static str = "bytes";
 
     fn parse(text: &str, allowed: &ByteSizeRange) -> Result<Self, InvalidSetting> {
-        let range = Self::allowed_text(allowed).unwrap_or_default();
+        let range = Self::allowed_values_text(allowed).unwrap_or_default();
         let wanted = format!("bytes, or a size such as 64MiB, {range}");
         require_nonempty(text, &wanted)?;
         let invalid = |what: &str| InvalidSetting::new(what, format!("give {wanted}"));
@@ -277,7 +277,7 @@ impl SettingValue for ByteSize {
         format_byte_size(default)
     }
 
-    fn allowed_text(allowed: &ByteSizeRange) -> Option<String> {
+    fn allowed_values_text(allowed: &ByteSizeRange) -> Option<String> {
         Some(format!("{} to {}", format_byte_size(allowed.min), format_byte_size(allowed.max)))
     }
 }

@@ -10,8 +10,8 @@ use crate::settings::secret::{MASK, Secret, mask_credentials};
 impl SettingValue for String {
     type Default = &'static str;
     type Restriction = ();
-    const ANY: () = ();
-    const KIND: &'static str = "text";
+    const UNRESTRICTED: () = ();
+    const TYPE_NAME: &'static str = "text";
     const EMPTY_IS_UNSET: bool = true;
 
     fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
@@ -30,8 +30,8 @@ impl SettingValue for String {
 impl SettingValue for PathBuf {
     type Default = &'static str;
     type Restriction = ();
-    const ANY: () = ();
-    const KIND: &'static str = "path";
+    const UNRESTRICTED: () = ();
+    const TYPE_NAME: &'static str = "path";
     const EMPTY_IS_UNSET: bool = true;
 
     fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
@@ -63,8 +63,8 @@ impl TextList {
 impl SettingValue for TextList {
     type Default = &'static str;
     type Restriction = ();
-    const ANY: () = ();
-    const KIND: &'static str = "list: a,b";
+    const UNRESTRICTED: () = ();
+    const TYPE_NAME: &'static str = "list: a,b";
 
     fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
         Ok(Self::split_at_commas(text))
@@ -87,8 +87,8 @@ impl SettingValue for TextMap {
     /// The only default is the empty map.
     type Default = ();
     type Restriction = ();
-    const ANY: () = ();
-    const KIND: &'static str = "map: k:v,k:v";
+    const UNRESTRICTED: () = ();
+    const TYPE_NAME: &'static str = "map: k:v,k:v";
 
     fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
         if text.trim().is_empty() {
@@ -118,8 +118,8 @@ pub struct HeaderName(pub String);
 impl SettingValue for HeaderName {
     type Default = &'static str;
     type Restriction = ();
-    const ANY: () = ();
-    const KIND: &'static str = "header name";
+    const UNRESTRICTED: () = ();
+    const TYPE_NAME: &'static str = "header name";
     const EMPTY_IS_UNSET: bool = true;
 
     /// Parses a field name by RFC 9110, section 5.1, of at most 256 bytes; spaces around it are removed.
@@ -146,8 +146,8 @@ impl SettingValue for Host {
     /// The only default is the wildcard.
     type Default = ();
     type Restriction = ();
-    const ANY: () = ();
-    const KIND: &'static str = "host";
+    const UNRESTRICTED: () = ();
+    const TYPE_NAME: &'static str = "host";
 
     fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
         let invalid = || InvalidSetting::new("not an address", "give an IP address or a host name, without a port");
@@ -167,8 +167,8 @@ impl SettingValue for Address {
     /// A port on all addresses of the machine.
     type Default = u16;
     type Restriction = ();
-    const ANY: () = ();
-    const KIND: &'static str = "host:port";
+    const UNRESTRICTED: () = ();
+    const TYPE_NAME: &'static str = "host:port";
 
     fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
         let invalid = || InvalidSetting::new("not an address", "give host:port or :port, with a port of 0 to 65535");
@@ -188,8 +188,8 @@ impl SettingValue for Secret {
     /// A secret has no default.
     type Default = ();
     type Restriction = ();
-    const ANY: () = ();
-    const KIND: &'static str = "secret text";
+    const UNRESTRICTED: () = ();
+    const TYPE_NAME: &'static str = "secret text";
     const EMPTY_IS_UNSET: bool = true;
 
     fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
@@ -204,7 +204,7 @@ impl SettingValue for Secret {
         String::new()
     }
 
-    fn shown(text: &str) -> String {
+    fn format_for_message(text: &str) -> String {
         if text.is_empty() { String::new() } else { MASK.to_owned() }
     }
 }
@@ -223,8 +223,8 @@ impl SecretUrl {
 impl SettingValue for SecretUrl {
     type Default = &'static str;
     type Restriction = ();
-    const ANY: () = ();
-    const KIND: &'static str = "address, may hold a secret";
+    const UNRESTRICTED: () = ();
+    const TYPE_NAME: &'static str = "address, may hold a secret";
     const EMPTY_IS_UNSET: bool = true;
 
     fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
@@ -239,7 +239,7 @@ impl SettingValue for SecretUrl {
         default.to_owned()
     }
 
-    fn shown(text: &str) -> String {
+    fn format_for_message(text: &str) -> String {
         mask_credentials(text)
     }
 }

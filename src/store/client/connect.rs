@@ -16,7 +16,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::pipeline::{ClosedReceiver, Stream};
+use super::pipeline::{ByteStream, ClosedReceiver};
 use crate::settings::endpoint::Endpoint;
 
 /// Connection that is ready for commands.
@@ -29,8 +29,8 @@ pub(crate) struct Connected<C> {
 
 /// Advice for connections to one kind of server.
 pub(crate) struct ConnectAdvice {
-    /// Names of the client's TLS settings.
-    pub(crate) tls_settings: TlsSettingNames,
+    /// Names of the settings that advice about a failed TLS handshake mentions.
+    pub(crate) tls_settings: TlsAdviceTexts,
     /// Command that the server answers in plaintext.
     pub(crate) plaintext_probe: PlaintextProbe,
     /// Error text if only the client uses TLS.
@@ -41,17 +41,17 @@ pub(crate) struct ConnectAdvice {
 
 impl ConnectAdvice {
     /// Runs `open` for at most `limit`. Explains a failure that comes of a difference in TLS.
-    pub(crate) async fn connect<T, K: ErrorKind>(
+    pub(crate) async fn connect_with_advice<T, K: CallErrorKind>(
         &self,
         endpoint: &Endpoint,
         uses_tls: bool,
         limit: Duration,
         open: impl Future<Output = Result<T, ConnectError<K>>>,
     ) -> Result<T, ConnectError<K>> {
-        let late = || Err(ConnectError { kind: K::TIMEOUT, text: "no answer in time".to_owned() });
+        let late = || Err(ConnectError { kind: K::TIMEOUT_KIND, text: "no answer in time".to_owned() });
         match timeout(limit, open).await.unwrap_or_else(|_| late()) {
             // A server with the other protocol closes the connection or waits for more, which looks like an outage.
-            Err(error) if error.kind == K::TIMEOUT || error.kind == K::BROKEN => {
+            Err(error) if error.kind == K::TIMEOUT_KIND || error.kind == K::BROKEN_CONNECTION_KIND => {
                 let advice = match detect_tls_mismatch(endpoint, uses_tls, &self.plaintext_probe).await {
                     None => return Err(error),
                     Some(TlsMismatch::ServerLacksTls) => self.server_lacks_tls,
@@ -64,26 +64,26 @@ impl ConnectAdvice {
     }
 
     /// Returns the error for a failed socket or TLS handshake.
-    pub(crate) fn socket_error<K: ErrorKind>(&self, error: &io::Error, uses_tls: bool) -> ConnectError<K> {
+    pub(crate) fn socket_error<K: CallErrorKind>(&self, error: &io::Error, uses_tls: bool) -> ConnectError<K> {
         let text = io_error_text(error);
         match self.tls_settings.tls_advice(error).filter(|_| uses_tls) {
             Some(advice) => ConnectError::misconfigured(format!("the TLS handshake failed: {text}; {advice}")),
-            None => ConnectError { kind: K::BROKEN, text },
+            None => ConnectError { kind: K::BROKEN_CONNECTION_KIND, text },
         }
     }
 }
 
 /// Reason of a failed call to one kind of server.
-pub(crate) trait ErrorKind: Copy + PartialEq + Display + Send + Sync + 'static {
+pub(crate) trait CallErrorKind: Copy + PartialEq + Display + Send + Sync + 'static {
     /// No reply arrived before the deadline.
-    const TIMEOUT: Self;
+    const TIMEOUT_KIND: Self;
     /// The connection closed before the reply.
-    const BROKEN: Self;
+    const BROKEN_CONNECTION_KIND: Self;
     /// The server or the connection needs other settings.
-    const MISCONFIGURED: Self;
+    const MISCONFIGURED_KIND: Self;
 
     /// Returns true if the error concerns the whole server, not one key or slot.
-    fn is_of_server(self) -> bool;
+    fn concerns_whole_server(self) -> bool;
 
     /// Returns true if the error lasts until an operator changes a setting.
     fn is_misconfiguration(self) -> bool;
@@ -98,10 +98,10 @@ pub(crate) struct ConnectError<K> {
     pub(crate) text: String,
 }
 
-impl<K: ErrorKind> ConnectError<K> {
+impl<K: CallErrorKind> ConnectError<K> {
     /// Creates an error that an operator must fix.
     pub(crate) const fn misconfigured(text: String) -> Self {
-        Self { kind: K::MISCONFIGURED, text }
+        Self { kind: K::MISCONFIGURED_KIND, text }
     }
 }
 
@@ -112,7 +112,7 @@ const TCP_USER_TIMEOUT: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// The server cannot be reached, or the TLS handshake fails.
-pub(crate) async fn open_stream(endpoint: &Endpoint, tls: Option<ClientConfig>) -> io::Result<Box<dyn Stream>> {
+pub(crate) async fn open_stream(endpoint: &Endpoint, tls: Option<ClientConfig>) -> io::Result<Box<dyn ByteStream>> {
     let (host, port) = match endpoint {
         Endpoint::Tcp { host, port } => (host, *port),
         Endpoint::Unix(path) => return Ok(Box::new(UnixStream::connect(path).await?)),
@@ -137,19 +137,19 @@ pub(crate) fn io_error_text(error: &io::Error) -> String {
     text.split(" (os error").next().unwrap_or_default().to_owned()
 }
 
-/// Names of one client's settings.
-pub(crate) struct TlsSettingNames {
+/// Texts of which the advice on a failed TLS handshake of one client is made.
+pub(crate) struct TlsAdviceTexts {
     /// Start of the names: `REDIS` in `REDIS_TLS_CACERT`.
     pub(crate) prefix: &'static str,
-    /// Setting that names the servers.
+    /// Setting that holds the addresses of the servers, such as `REDIS_URL`.
     pub(crate) address: &'static str,
-    /// Way to connect without TLS.
+    /// Instruction for connecting without TLS, such as `unset MEMCACHE_TLS`.
     pub(crate) plaintext: &'static str,
-    /// Program that the server should be.
+    /// Name of the server program: `Redis` or `memcached`.
     pub(crate) server: &'static str,
 }
 
-impl TlsSettingNames {
+impl TlsAdviceTexts {
     /// Returns the advice if `error` is a failed handshake.
     pub(crate) fn tls_advice(&self, error: &io::Error) -> Option<String> {
         let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
@@ -210,7 +210,7 @@ enum TlsMismatch {
 async fn detect_tls_mismatch(endpoint: &Endpoint, uses_tls: bool, plaintext: &PlaintextProbe) -> Option<TlsMismatch> {
     let Endpoint::Tcp { host, port } = endpoint else { return None };
     let probe = if uses_tls { plaintext.command } else { INVALID_TLS_HELLO };
-    let first = timeout(PROBE_TIMEOUT, first_reply_byte(host, *port, probe)).await.ok()??;
+    let first = timeout(PROBE_TIMEOUT, probe_first_reply_byte(host, *port, probe)).await.ok()??;
     match (uses_tls, first) {
         (true, byte) if plaintext.replies.contains(&byte) => Some(TlsMismatch::ServerLacksTls),
         (false, TLS_ALERT) => Some(TlsMismatch::ServerNeedsTls),
@@ -218,7 +218,8 @@ async fn detect_tls_mismatch(endpoint: &Endpoint, uses_tls: bool, plaintext: &Pl
     }
 }
 
-async fn first_reply_byte(host: &str, port: u16, probe: &[u8]) -> Option<u8> {
+/// Sends `probe` over a new plaintext connection, and returns the first byte of the reply.
+async fn probe_first_reply_byte(host: &str, port: u16, probe: &[u8]) -> Option<u8> {
     let mut stream = TcpStream::connect((host, port)).await.ok()?;
     stream.write_all(probe).await.ok()?;
     stream.read_u8().await.ok()

@@ -33,7 +33,7 @@ pub(crate) async fn timeout_with_grace<F: Future>(work: F, deadline: Instant) ->
 }
 
 /// Time until an unarmed timer fires.
-const UNARMED: Duration = Duration::from_secs(3600);
+const UNARMED_TIMER_DELAY: Duration = Duration::from_secs(3600);
 
 /// Timer of the earliest deadline of a connection's commands: it fires once after a deadline and [`GRACE_YIELDS`]
 /// yields to other tasks.
@@ -48,7 +48,11 @@ pub(crate) struct DeadlineTimer {
 impl DeadlineTimer {
     /// Creates an unarmed timer.
     pub(crate) fn new() -> Self {
-        Self { sleep: Box::pin(sleep_until((Instant::now() + UNARMED).into())), at: None, yields_left: None }
+        Self {
+            sleep: Box::pin(sleep_until((Instant::now() + UNARMED_TIMER_DELAY).into())),
+            at: None,
+            yields_left: None,
+        }
     }
 
     /// Moves the timer forward to `earliest`, if that is before the current deadline.

@@ -9,5 +9,5 @@ pub mod reply;
 pub mod protocol;
 pub(crate) mod connect;
 pub(crate) mod server;
-mod dns;
+mod srv_records;
 pub(crate) mod server_list;

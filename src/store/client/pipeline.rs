@@ -104,9 +104,9 @@ pub enum PipelineError {
 }
 
 /// Byte stream to a server.
-pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
+pub trait ByteStream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
 
-impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for S {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> ByteStream for S {}
 
 /// Receives the reason once the connection is closed.
 pub type ClosedReceiver = oneshot::Receiver<io::Error>;
@@ -131,7 +131,7 @@ impl<P: WireProtocol> Drop for Pipeline<P> {
 
 impl<P: WireProtocol> Pipeline<P> {
     /// Opens a connection on `stream`. Needs a tokio runtime.
-    pub fn open(stream: Box<dyn Stream>) -> (Self, ClosedReceiver) {
+    pub fn open(stream: Box<dyn ByteStream>) -> (Self, ClosedReceiver) {
         let queue = Arc::new(SendQueue::default());
         let mut driver = ConnectionDriver::new(Arc::clone(&queue), stream);
         let (closed, receiver) = oneshot::channel();
@@ -194,7 +194,7 @@ struct QueueState<P: WireProtocol> {
     /// Number of commands at the end of `pending` whose bytes are in `unsent`.
     unsent_commands: usize,
     /// Unsent calls that can share a command.
-    mergeable: Vec<QueuedCall<P>>,
+    mergeable: Vec<UnsentMergeableCall<P>>,
     /// Number of callers of all pending commands and mergeable calls.
     waiting: usize,
     /// First deadline of all of them; `None` if none has one.
@@ -210,7 +210,7 @@ struct PendingCommand<P: WireProtocol> {
 }
 
 /// An unsent call that can share a command.
-struct QueuedCall<P: WireProtocol> {
+struct UnsentMergeableCall<P: WireProtocol> {
     call: P::Mergeable,
     caller: Caller<P>,
 }
@@ -275,7 +275,9 @@ impl<P: WireProtocol> SendQueue<P> {
         call: P::Mergeable,
         deadline: Instant,
     ) -> Result<oneshot::Receiver<CallResult<P>>, PipelineError> {
-        self.push_with_caller(Some(deadline), |state, caller| state.mergeable.push(QueuedCall { call, caller }))
+        self.push_with_caller(Some(deadline), |state, caller| {
+            state.mergeable.push(UnsentMergeableCall { call, caller });
+        })
     }
 
     fn push_with_caller(
@@ -460,7 +462,7 @@ const MAX_KEPT_BYTES: usize = 64 << 10;
 /// State of the driver task; dropping it closes the queue and the stream.
 struct ConnectionDriver<P: WireProtocol> {
     queue: Arc<SendQueue<P>>,
-    stream: Box<dyn Stream>,
+    stream: Box<dyn ByteStream>,
     input: BytesMut,
     output: BytesMut,
     replies: Vec<P::Reply>,
@@ -476,7 +478,7 @@ impl<P: WireProtocol> Drop for ConnectionDriver<P> {
 
 impl<P: WireProtocol> ConnectionDriver<P> {
     /// Creates the driver of `stream` for the commands in `queue`. Needs a tokio runtime.
-    fn new(queue: Arc<SendQueue<P>>, stream: Box<dyn Stream>) -> Self {
+    fn new(queue: Arc<SendQueue<P>>, stream: Box<dyn ByteStream>) -> Self {
         Self {
             queue,
             stream,

@@ -13,7 +13,7 @@ pub mod connection;
 pub(crate) mod connect_options;
 pub(crate) mod connect;
 pub(crate) mod health_check;
-pub(crate) mod deployment_context;
+pub mod deployment_context;
 pub(crate) mod node;
 pub(crate) mod deployment;
 pub mod discovery;

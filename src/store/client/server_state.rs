@@ -10,7 +10,7 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 use tokio::sync::{Notify, SetOnce};
 
-use super::connect::{ConnectError, ErrorKind};
+use super::connect::{CallErrorKind, ConnectError};
 use crate::base::clock::Clock;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::settings::endpoint::Endpoint;
@@ -22,7 +22,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Names of a kind of server in log lines.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ServerNames {
+pub(crate) struct ServerLogNames {
     /// Program of the server.
     pub(crate) program: &'static str,
     /// Contents of the files that connecting reads.
@@ -40,7 +40,7 @@ pub(crate) struct ServerNames {
 pub(crate) struct ServerState<C> {
     pub(crate) endpoint: Endpoint,
     pub(crate) pool: ConnectionPool<C>,
-    pub(super) names: ServerNames,
+    pub(super) names: ServerLogNames,
     pub(super) breaker: CircuitBreaker,
     /// Notified when the breaker opens.
     pub(super) breaker_opened: Notify,
@@ -55,7 +55,7 @@ pub(crate) struct ServerState<C> {
 
 impl<C> ServerState<C> {
     /// Creates the state of the server at `endpoint`, with `connections` empty slots.
-    pub(crate) fn new(endpoint: Endpoint, connections: usize, names: ServerNames) -> Self {
+    pub(crate) fn new(endpoint: Endpoint, connections: usize, names: ServerLogNames) -> Self {
         Self {
             endpoint,
             pool: ConnectionPool::new(connections),
@@ -82,7 +82,7 @@ impl<C> ServerState<C> {
     }
 
     /// Text of a configuration error, free of secrets; `None` without one.
-    pub(crate) fn misconfigured(&self) -> Option<Arc<String>> {
+    pub(crate) fn misconfiguration(&self) -> Option<Arc<String>> {
         self.misconfigured.load_full()
     }
 
@@ -104,11 +104,11 @@ impl<C> ServerState<C> {
     }
 
     /// Records a failed call; returns true if it opened the breaker, after too many failures of the server.
-    pub(crate) fn record_failure(&self, error: impl ErrorKind) -> bool {
-        let opened = error.is_of_server() && self.breaker.record_failure();
+    pub(crate) fn record_failure(&self, error: impl CallErrorKind) -> bool {
+        let opened = error.concerns_whole_server() && self.breaker.record_failure();
         if opened {
             if let Some(suppressed) = self.opened_log.allow(Clock::System.now()) {
-                let Self { endpoint: server, names: ServerNames { program, on_failure, .. }, .. } = self;
+                let Self { endpoint: server, names: ServerLogNames { program, on_failure, .. }, .. } = self;
                 match error.is_misconfiguration() {
                     true => {
                         tracing::error!(%server, %error, suppressed, "{program} fails: {on_failure} until it is back");
@@ -124,24 +124,24 @@ impl<C> ServerState<C> {
     }
 
     /// Records a configuration error; any other error but a timeout clears it.
-    pub(crate) fn record_misconfigured<K: ErrorKind>(&self, error: &ConnectError<K>) {
+    pub(crate) fn record_misconfigured<K: CallErrorKind>(&self, error: &ConnectError<K>) {
         // A slow server may still be misconfigured.
-        if error.kind != K::TIMEOUT {
+        if error.kind != K::TIMEOUT_KIND {
             let text = || Arc::new(format!("{}: {}", self.endpoint, error.text));
             self.misconfigured.store(error.kind.is_misconfiguration().then(text));
         }
     }
 
     /// Records why the server cannot be used, and logs it.
-    pub(crate) fn record_connect_error<K: ErrorKind>(&self, error: &ConnectError<K>) {
+    pub(crate) fn record_connect_error<K: CallErrorKind>(&self, error: &ConnectError<K>) {
         self.record_misconfigured(error);
         self.log_connect_error(error);
     }
 
     /// Logs why the server cannot be used, if that is new.
-    pub(super) fn log_connect_error<K: ErrorKind>(&self, error: &ConnectError<K>) {
+    pub(super) fn log_connect_error<K: CallErrorKind>(&self, error: &ConnectError<K>) {
         if lock_ignoring_poison(&self.connect_errors).should_log(&error.text) {
-            let ServerNames { program, setting, on_failure, decides, .. } = self.names;
+            let ServerLogNames { program, setting, on_failure, decides, .. } = self.names;
             let (server, text) = (&self.endpoint, &error.text);
             // A server that is away comes back by itself; wrong settings do not become right.
             match decides && error.kind.is_misconfiguration() {
@@ -162,7 +162,7 @@ impl<C> ServerState<C> {
     }
 
     /// Requests a new connection in place of one.
-    pub(crate) fn replace_connection(&self) {
+    pub(crate) fn request_reconnect(&self) {
         self.reconnect.notify_one();
     }
 }
@@ -192,7 +192,7 @@ impl<C> ConnectionPool<C> {
     }
 
     /// Number of open connections.
-    pub(crate) fn open_connections(&self) -> usize {
+    pub(crate) fn open_connection_count(&self) -> usize {
         self.slots.iter().filter(|slot| slot.load().is_some()).count()
     }
 

@@ -7,13 +7,12 @@ use std::future::Future;
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
-use super::connect::{ConnectError, Connected, ErrorKind, io_error_text};
+use super::connect::{CallErrorKind, ConnectError, Connected, io_error_text};
 use super::pipeline::ClosedReceiver;
 use super::server_state::ServerState;
 use crate::base::clock::Clock;
@@ -23,7 +22,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Time that a server fails before its connections are replaced.
 pub(crate) const RECONNECT_AFTER: Duration = Duration::from_millis(200);
 /// Lifetime below which a closed connection is reopened only after [`RETRY_INTERVAL`].
-const MIN_LIFETIME: Duration = Duration::from_millis(20);
+const MIN_CONNECTION_LIFETIME: Duration = Duration::from_millis(20);
 /// Pause between two attempts to replace a connection that still works.
 const REPLACE_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause between two checks for changed files.
@@ -34,16 +33,16 @@ pub(crate) trait SupervisedServer: Send + Sync + 'static {
     /// Open connection.
     type Connection: Send + Sync + 'static;
     /// Reason of a failed call.
-    type Error: ErrorKind;
+    type Error: CallErrorKind;
 
     /// State that the supervisor and calls share.
     fn state(&self) -> &ServerState<Self::Connection>;
 
-    /// Number of connections opened since the start.
-    fn opened(&self) -> &AtomicU64;
+    /// Records that a connection was opened, before calls use it.
+    fn record_opened_connection(&self);
 
-    /// Hash of the files that connecting reads, to detect changes; `None` if connecting reads none.
-    fn fingerprint(&self) -> Option<[u8; 32]>;
+    /// Hashes the files that connecting reads, to detect changes; `None` if connecting reads none.
+    fn hash_connect_files(&self) -> Option<[u8; 32]>;
 
     /// Opens a connection that is ready for commands.
     fn connect(&self) -> impl Future<Output = Result<Connected<Self::Connection>, ConnectError<Self::Error>>> + Send;
@@ -55,12 +54,12 @@ pub(crate) trait SupervisedServer: Send + Sync + 'static {
     ) -> impl Future<Output = Result<(), ConnectError<Self::Error>>> + Send;
 
     /// Warns of settings of the server, before its first connection is used.
-    fn inspect(&self, _connection: &Self::Connection) -> impl Future<Output = ()> + Send {
+    fn warn_about_settings(&self, _connection: &Self::Connection) -> impl Future<Output = ()> + Send {
         async {}
     }
 
     /// Requests a discovery: another server may be responsible now.
-    fn request_refresh(&self) {}
+    fn request_discovery(&self) {}
 }
 
 /// Handle to a server and its tasks; dropping it closes the connections once their pending commands are done.
@@ -74,8 +73,8 @@ impl<S: SupervisedServer> Supervised<S> {
     /// Starts the tasks of a server. Needs a tokio runtime.
     pub(crate) fn start(server: S) -> Self {
         let server = Arc::new(server);
-        let connections =
-            (0..server.state().pool.size()).map(|slot| tokio::spawn(keep_connected(Arc::clone(&server), slot)));
+        let connections = (0..server.state().pool.size())
+            .map(|slot| tokio::spawn(keep_pool_slot_connected(Arc::clone(&server), slot)));
         let mut tasks: Vec<AbortHandle> = connections.map(|task| task.abort_handle()).collect();
         tasks.push(tokio::spawn(check_until_recovered(Arc::clone(&server))).abort_handle());
         tasks.push(tokio::spawn(watch_files(Arc::clone(&server))).abort_handle());
@@ -101,32 +100,32 @@ impl<S: SupervisedServer> Drop for Supervised<S> {
 }
 
 /// Keeps the connection of one pool slot open.
-async fn keep_connected<S: SupervisedServer>(server: Arc<S>, slot: usize) {
+async fn keep_pool_slot_connected<S: SupervisedServer>(server: Arc<S>, slot: usize) {
     let state = server.state();
     loop {
         match server.connect().await {
             Ok(connected) => {
                 state.log_connected();
                 if slot == 0 {
-                    server.inspect(&connected.connection).await;
+                    server.warn_about_settings(&connected.connection).await;
                 }
                 let closed = put_into_use(&*server, slot, connected);
                 let since = Instant::now();
-                let reason = serve_until_closed(&*server, slot, closed).await;
+                let reason = maintain_until_closed(&*server, slot, closed).await;
                 state.pool.remove(slot);
-                if since.elapsed() < MIN_LIFETIME {
+                if since.elapsed() < MIN_CONNECTION_LIFETIME {
                     sleep(RETRY_INTERVAL).await;
                 }
                 if let Some(suppressed) = state.closed_log.allow(Clock::System.now()) {
                     let program = state.names.program;
                     tracing::warn!(server = %state.endpoint, reason, suppressed, "a connection to {program} closed");
                 }
-                server.request_refresh();
+                server.request_discovery();
             }
             Err(error) => {
                 state.record_connect_error(&error);
                 state.pool.set_first_attempt_done();
-                server.request_refresh();
+                server.request_discovery();
                 sleep(RETRY_INTERVAL).await;
             }
         }
@@ -136,7 +135,7 @@ async fn keep_connected<S: SupervisedServer>(server: Arc<S>, slot: usize) {
 /// Puts a connection into use.
 fn put_into_use<S: SupervisedServer>(server: &S, slot: usize, connected: Connected<S::Connection>) -> ClosedReceiver {
     let state = server.state();
-    server.opened().fetch_add(1, Ordering::Relaxed);
+    server.record_opened_connection();
     state.clear_misconfigured();
     state.pool.insert(slot, connected.connection);
     state.record_success();
@@ -146,7 +145,7 @@ fn put_into_use<S: SupervisedServer>(server: &S, slot: usize, connected: Connect
 /// Waits until a connection closes, and returns the reason. Replaces it by a new one when requested.
 ///
 /// The old connection serves until the new one is checked; a failed attempt is only logged.
-async fn serve_until_closed<S: SupervisedServer>(server: &S, slot: usize, mut closed: ClosedReceiver) -> String {
+async fn maintain_until_closed<S: SupervisedServer>(server: &S, slot: usize, mut closed: ClosedReceiver) -> String {
     let state = server.state();
     let mut retry = false;
     loop {
@@ -192,10 +191,10 @@ async fn check_until_recovered<S: SupervisedServer>(server: Arc<S>) {
                     Err(error) => state.record_connect_error(&error),
                 }
             }
-            server.request_refresh();
+            server.request_discovery();
             if since.elapsed() > RECONNECT_AFTER {
                 // One connection at a time, because the server may be overloaded.
-                state.replace_connection();
+                state.request_reconnect();
             }
             sleep(RETRY_INTERVAL).await;
         }
@@ -205,10 +204,10 @@ async fn check_until_recovered<S: SupervisedServer>(server: Arc<S>) {
 /// Requests new connections when files with credentials or certificates change.
 async fn watch_files<S: SupervisedServer>(server: Arc<S>) {
     let state = server.state();
-    let Some(mut seen) = server.fingerprint() else { return };
+    let Some(mut seen) = server.hash_connect_files() else { return };
     loop {
         sleep(FILE_CHECK_INTERVAL).await;
-        let Some(now) = server.fingerprint() else { return };
+        let Some(now) = server.hash_connect_files() else { return };
         if now != seen {
             seen = now;
             let names = state.names;

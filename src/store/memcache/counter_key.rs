@@ -16,14 +16,14 @@ use crate::store::window_key::{ExpiryJitter, WindowKey};
 /// Longest key that memcached takes, in bytes.
 const MAX_KEY_BYTES: usize = 250;
 /// Longest relative lifetime in seconds; memcached takes a greater number as a Unix time.
-const MAX_RELATIVE_S: u64 = 30 * 86_400;
+const MAX_RELATIVE_LIFETIME_S: u64 = 30 * 86_400;
 /// Greatest Unix time that memcached takes; it parses 32 bits.
-const MAX_ABSOLUTE_S: u64 = i32::MAX as u64;
+const MAX_EXPIRATION_UNIX_S: u64 = i32::MAX as u64;
 /// Time in seconds that a key outlives its window: memcached counts seconds in whole ticks of its clock, and clocks of
 /// replicas differ.
 const LIFETIME_MARGIN_S: u64 = 5;
 /// Greatest count that envoyproxy/ratelimit reads; it takes a greater one as 0.
-const MAX_SHARED_COUNT: u64 = i32::MAX as u64;
+const MAX_RATELIMIT_COUNT: u64 = i32::MAX as u64;
 
 /// Key format, and the settings that belong to it.
 #[derive(Debug)]
@@ -52,13 +52,15 @@ impl MemcacheKeyScheme {
             .flatten();
         if let Some(window) = shared {
             // A limit above what envoyproxy/ratelimit can read is never shared with it.
-            let is_readable = u64::from(counter.limit.requests_per_unit()) < MAX_SHARED_COUNT;
-            let max_count = if is_readable { MAX_SHARED_COUNT } else { MAX_COUNT };
+            let is_readable = u64::from(counter.limit.requests_per_unit()) < MAX_RATELIMIT_COUNT;
+            let max_count = if is_readable { MAX_RATELIMIT_COUNT } else { MAX_COUNT };
             let bytes = hash_if_refused(window.key().clone());
             return Some(CounterKey { bytes, life_s: window.expire_s() + LIFETIME_MARGIN_S, max_count });
         }
         let (start, end) = fixed_window::window_bounds(counter.limit, now);
-        let [in_redis] = &key::counter_keys(&self.prefix, &charge.path, &charge.counters)[..] else { return None };
+        let [in_redis] = &key::build_counter_keys(&self.prefix, &charge.path, &charge.counters)[..] else {
+            return None;
+        };
         let start_s = start.as_micros() / 1_000_000;
         let bytes = hash_if_refused([in_redis, format!(":{start_s}").as_bytes()].concat().into());
         let life_s = end.since_us(now).div_ceil(1_000_000) + LIFETIME_MARGIN_S;
@@ -70,9 +72,9 @@ impl CounterKey {
     /// Returns the expiration as `add` takes it; `now_s` is the Unix time.
     pub(super) fn expiration_s(&self, now_s: u64) -> u64 {
         match now_s.saturating_add(self.life_s) {
-            _ if self.life_s <= MAX_RELATIVE_S => self.life_s.max(1),
-            at if at <= MAX_ABSOLUTE_S => at,
-            _ => MAX_RELATIVE_S,
+            _ if self.life_s <= MAX_RELATIVE_LIFETIME_S => self.life_s.max(1),
+            at if at <= MAX_EXPIRATION_UNIX_S => at,
+            _ => MAX_RELATIVE_LIFETIME_S,
         }
     }
 }
@@ -94,7 +96,7 @@ mod tests {
     use proptest::prelude::*;
     use smallvec::smallvec;
 
-    use super::{CounterKey, MAX_ABSOLUTE_S, MAX_KEY_BYTES, MemcacheKeyScheme, hash_if_refused};
+    use super::{CounterKey, MAX_EXPIRATION_UNIX_S, MAX_KEY_BYTES, MemcacheKeyScheme, hash_if_refused};
     use crate::base::clock::Time;
     use crate::limit::algorithm::Algorithm;
     use crate::limit::charge::{Charge, ChargeRequest, Counter, CounterPath};
@@ -116,7 +118,7 @@ mod tests {
         assert_eq!(expiration(MONTH + 1, NOW), NOW + MONTH + 1);
         assert_eq!(expiration(31_536_000, NOW), NOW + 31_536_000);
         // Beyond 32 bits, the longest relative life is the best there is.
-        assert_eq!(expiration(31_536_000, MAX_ABSOLUTE_S), MONTH);
+        assert_eq!(expiration(31_536_000, MAX_EXPIRATION_UNIX_S), MONTH);
         assert_eq!(expiration(u64::MAX, NOW), MONTH);
     }
 

@@ -19,14 +19,14 @@ use crate::store::client::memcache::server::MemcacheServer;
 const MAX_ADD_ATTEMPTS: usize = 3;
 
 /// A counter at its server.
-pub(super) struct ServerCounter<'a> {
+pub(super) struct MemcacheCounter<'a> {
     pub(super) server: Arc<MemcacheServer>,
     pub(super) key: &'a CounterKey,
     pub(super) deadline: Instant,
     pub(super) stats: &'a CommandStats,
 }
 
-impl ServerCounter<'_> {
+impl MemcacheCounter<'_> {
     /// Counts hits, or reads the count for a peek; returns the count before.
     ///
     /// # Errors
@@ -52,7 +52,7 @@ impl ServerCounter<'_> {
     /// Returns the count after the charge.
     async fn charge_hits(&self, hits: u64) -> Result<u64, MemcacheError> {
         for _ in 0..MAX_ADD_ATTEMPTS {
-            if let Some(after) = self.increment(b"incr", hits).await? {
+            if let Some(after) = self.send_incr_or_decr(b"incr", hits).await? {
                 self.trim_to_max(after, hits).await;
                 return Ok(after);
             }
@@ -69,20 +69,20 @@ impl ServerCounter<'_> {
         let excess = after.saturating_sub(self.key.max_count).min(hits);
         if excess > 0 {
             // The charge is counted; if this fails, a later one lowers the count.
-            let _untrimmed = self.increment(b"decr", excess).await;
+            let _untrimmed = self.send_incr_or_decr(b"decr", excess).await;
         }
     }
 
     /// Returns the count before the refund, as far as the reply tells: a decrement stops at 0.
     async fn refund_hits(&self, hits: u64) -> Result<u64, MemcacheError> {
-        Ok(match self.increment(b"decr", hits).await? {
+        Ok(match self.send_incr_or_decr(b"decr", hits).await? {
             None => 0,
             Some(after) => after.saturating_add(hits),
         })
     }
 
     /// Returns the count after `incr` or `decr`; `None` if the key is missing.
-    async fn increment(&self, verb: &[u8], hits: u64) -> Result<Option<u64>, MemcacheError> {
+    async fn send_incr_or_decr(&self, verb: &[u8], hits: u64) -> Result<Option<u64>, MemcacheError> {
         let hits = hits.to_string();
         let outcome = self.server.call(&[verb, &self.key.bytes, hits.as_bytes()], self.deadline).await;
         self.stats.record_increment(&outcome);

@@ -76,7 +76,7 @@ impl CounterEntry {
     pub(super) fn state(&self, log: sliding_window_log::State) -> State {
         match self.kind {
             Algorithm::SlidingWindowLog => State::SlidingWindowLog(log),
-            algorithm => State::from_words(algorithm, self.words),
+            algorithm => State::from_packed_words(algorithm, self.words),
         }
     }
 
@@ -89,14 +89,14 @@ impl CounterEntry {
                 Some(log)
             }
             state => {
-                self.words = state.to_words();
+                self.words = state.to_packed_words();
                 None
             }
         }
     }
 
     /// Updates the inputs of expiry and eviction after a charge at `now`.
-    pub(super) fn update_usage(&mut self, limit: &Limit, result: &ChargeResult, now: Time) {
+    pub(super) fn update_expiry_and_usage(&mut self, limit: &Limit, result: &ChargeResult, now: Time) {
         let last = Time::from_micros(self.words[0]);
         // A draining level is empty sooner if the limit is higher. It is kept for one more period, so that it still
         // counts if a reload lowers the limit. Windows end at times that do not depend on the limit.

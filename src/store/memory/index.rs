@@ -15,8 +15,8 @@ const INDEX_BITS: u32 = 24;
 pub(super) const MAX_ENTRIES: usize = (1 << INDEX_BITS) - 1;
 /// Slots of a segment: 1 KiB.
 const SEGMENT_SLOTS: usize = 256;
-/// Number of entries below which an index of one segment is not sparse.
-const MIN_ENTRIES: usize = SEGMENT_SLOTS / SPARSE_FACTOR;
+/// Minimum number of entries that sparseness is judged by: an index of one segment is never sparse.
+const MIN_SPARSE_ENTRIES: usize = SEGMENT_SLOTS / SPARSE_FACTOR;
 /// Slots per entry beyond which an index is sparse.
 const SPARSE_FACTOR: usize = 8;
 
@@ -35,8 +35,8 @@ impl EntryIndex {
     }
 
     /// True if `more` insertions need [`EntryIndex::rebuild`] first: at most five of six slots may be occupied.
-    pub(super) const fn is_full(&self, more: usize) -> bool {
-        (self.length + more) * 6 > self.slots() * 5
+    pub(super) const fn needs_rebuild_for(&self, more: usize) -> bool {
+        (self.length + more) * 6 > self.slot_count() * 5
     }
 
     /// Rebuilds the index from the hashes of all entries, in the order of their indices, with room for half as many
@@ -63,7 +63,7 @@ impl EntryIndex {
     }
 
     /// Changes the index of an entry from `from` to `to`.
-    pub(super) fn relocate(&mut self, hash: u64, from: usize, to: usize) {
+    pub(super) fn change_entry_index(&mut self, hash: u64, from: usize, to: usize) {
         if let Some(slot) = self.find_slot(hash, |index| index == from) {
             self.set_slot(slot, pack_slot(hash, to));
         }
@@ -86,14 +86,14 @@ impl EntryIndex {
         self.set_slot(hole, EMPTY);
     }
 
-    /// True if it has many times the slots that it needs.
+    /// True if the index has many times the slots that its entries need.
     pub(super) fn is_sparse(&self) -> bool {
-        self.slots() > SPARSE_FACTOR * self.length.max(MIN_ENTRIES)
+        self.slot_count() > SPARSE_FACTOR * self.length.max(MIN_SPARSE_ENTRIES)
     }
 
     /// Size in bytes.
     pub(super) const fn bytes(&self) -> usize {
-        self.slots() * size_of::<u32>()
+        self.slot_count() * size_of::<u32>()
     }
 
     /// Additional bytes after a rebuild for `more` entries.
@@ -118,7 +118,7 @@ impl EntryIndex {
         }
     }
 
-    const fn slots(&self) -> usize {
+    const fn slot_count(&self) -> usize {
         self.segments.len() * SEGMENT_SLOTS
     }
 
@@ -132,16 +132,16 @@ impl EntryIndex {
 
     /// Home slot of a hash: its upper half, scaled to the number of slots.
     const fn home_slot(&self, hash: u64) -> usize {
-        (((hash >> 32) * self.slots() as u64) >> 32) as usize
+        (((hash >> 32) * self.slot_count() as u64) >> 32) as usize
     }
 
     const fn next_slot(&self, slot: usize) -> usize {
-        if slot + 1 == self.slots() { 0 } else { slot + 1 }
+        if slot + 1 == self.slot_count() { 0 } else { slot + 1 }
     }
 
     /// Number of slots from `from` to `to`, wrapping around.
     const fn probe_distance(&self, from: usize, to: usize) -> usize {
-        if to >= from { to - from } else { to + self.slots() - from }
+        if to >= from { to - from } else { to + self.slot_count() - from }
     }
 }
 
@@ -150,15 +150,18 @@ const fn segments_for(entries: usize) -> usize {
     (entries + entries / 2) / SEGMENT_SLOTS + 1
 }
 
+/// Returns the tag of a hash: its lowest eight bits.
 const fn hash_tag(hash: u64) -> u32 {
     (hash & 0xff) as u32
 }
 
+/// Packs the tag of a hash and the index of an entry into a slot.
 fn pack_slot(hash: u64, index: usize) -> u32 {
     let index = u32::try_from(index).expect("a shard has at most MAX_ENTRIES");
     hash_tag(hash) << INDEX_BITS | index
 }
 
+/// Unpacks the index of the entry from a slot.
 const fn entry_index(slot: u32) -> usize {
     (slot & ((1 << INDEX_BITS) - 1)) as usize
 }

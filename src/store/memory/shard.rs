@@ -23,7 +23,7 @@ const CHUNK_BYTES: usize = 4096;
 /// Entries in a chunk: 85.
 const CHUNK_ENTRIES: usize = CHUNK_BYTES / size_of::<CounterEntry>();
 /// Size of a log without its records, and of its first allocation: a deque begins with four records.
-const LOG_BYTES: usize = size_of::<sliding_window_log::State>();
+const EMPTY_LOG_BYTES: usize = size_of::<sliding_window_log::State>();
 const MIN_LOG_RECORDS_BYTES: usize = 4 * size_of::<sliding_window_log::LogRecord>();
 /// Number of random counters that are considered for an eviction.
 const EVICTION_SAMPLE: u64 = 8;
@@ -44,8 +44,8 @@ pub(super) struct MemoryShard {
     evicts_any: bool,
 }
 
-/// Counter of a charge, with the index of its entry if it exists.
-struct CounterSlot<'r> {
+/// Result of the search for a charged counter: the index of its entry, if it exists.
+struct CounterLookup<'r> {
     key: u128,
     joint_limit: JointLimit<'r>,
     index: Option<usize>,
@@ -69,18 +69,18 @@ impl MemoryShard {
     }
 
     /// Creates a shard in which any counter may be evicted, also one that is over its limit.
-    pub(super) fn evicting_any(capacity_bytes: u64) -> Self {
+    pub(super) fn new_evicting_any_counter(capacity_bytes: u64) -> Self {
         Self { evicts_any: true, ..Self::new(capacity_bytes) }
     }
 
-    /// Decides all limits of a descriptor.
+    /// Charges all counters of a descriptor; returns the result of each limit.
     pub(super) fn charge(&mut self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
         // Peeks and refunds add no counter.
         let may_add = matches!(charge.request.hits, Hits::Charge(_));
         if let [counter] = &*charge.counters {
-            let mut slots = [self.find_counter(charge.path_hash ^ counter.tag, counter.joint_limit())];
+            let mut slots = [self.find_counter(charge.path_hash ^ counter.tag, counter.as_joint_limit())];
             if let Err(full) = self.make_room(&mut slots, charge.request.hits, now) {
-                return self.reject_without_room(&slots, charge, now).ok_or(full);
+                return self.reject_by_existing_counter(&slots, charge, now).ok_or(full);
             }
             let mut state = self.take_state(&slots[0]);
             let result = state.charge(counter.limit, now, charge.request);
@@ -89,13 +89,13 @@ impl MemoryShard {
             }
             return Ok(SmallVec::from([result]));
         }
-        let mut slots: SmallVec<[CounterSlot<'_>; 4]> = charge
+        let mut slots: SmallVec<[CounterLookup<'_>; 4]> = charge
             .counters
             .iter()
-            .map(|counter| self.find_counter(charge.path_hash ^ counter.tag, counter.joint_limit()))
+            .map(|counter| self.find_counter(charge.path_hash ^ counter.tag, counter.as_joint_limit()))
             .collect();
         if let Err(full) = self.make_room(&mut slots, charge.request.hits, now) {
-            return self.reject_without_room(&slots, charge, now).ok_or(full);
+            return self.reject_by_existing_counter(&slots, charge, now).ok_or(full);
         }
         let limits: SmallVec<[JointLimit<'_>; 4]> = slots.iter().map(|slot| slot.joint_limit).collect();
         let mut states: SmallVec<[State; 4]> = slots.iter().map(|slot| self.take_state(slot)).collect();
@@ -113,9 +113,9 @@ impl MemoryShard {
     ///
     /// A rejection needs no room. Without this, a descriptor over its limit would be decided by a failure policy
     /// whenever a new counter beside it has no room, as after the end of a shorter period.
-    fn reject_without_room(
+    fn reject_by_existing_counter(
         &mut self,
-        slots: &[CounterSlot<'_>],
+        slots: &[CounterLookup<'_>],
         charge: &Charge<'_>,
         now: Time,
     ) -> Option<SmallVec<[ChargeResult; 1]>> {
@@ -138,9 +138,9 @@ impl MemoryShard {
     }
 
     /// Returns which limits of a descriptor would admit a charge.
-    pub(super) fn admits(&mut self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
+    pub(super) fn peek_admissions(&mut self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
         let admits = charge.counters.iter().map(|counter| {
-            let slot = self.find_counter(charge.path_hash ^ counter.tag, counter.joint_limit());
+            let slot = self.find_counter(charge.path_hash ^ counter.tag, counter.as_joint_limit());
             let state = self.take_state(&slot);
             let admits = state.admits(counter.limit, now, charge.request);
             if let Some(index) = slot.index {
@@ -223,20 +223,21 @@ impl MemoryShard {
     /// Bytes of chunks, index and logs.
     fn bytes(&self) -> u64 {
         let entries = self.chunks.len() * CHUNK_BYTES;
-        let logs = self.log_bytes + self.logs.capacity() * LOG_BYTES + self.free_logs.capacity() * size_of::<usize>();
+        let logs =
+            self.log_bytes + self.logs.capacity() * EMPTY_LOG_BYTES + self.free_logs.capacity() * size_of::<usize>();
         (entries + self.index.bytes() + logs) as u64
     }
 
     /// Finds a counter.
-    fn find_counter<'r>(&self, key: u128, joint_limit: JointLimit<'r>) -> CounterSlot<'r> {
-        CounterSlot { key, joint_limit, index: self.find_index(key) }
+    fn find_counter<'r>(&self, key: u128, joint_limit: JointLimit<'r>) -> CounterLookup<'r> {
+        CounterLookup { key, joint_limit, index: self.find_index(key) }
     }
 
     /// Makes room for a charge: for new counters and for records of logs.
     ///
     /// An existing log may outgrow the shard once all other counters that can be evicted are: its limit bounds it, and
     /// a rule with a long log would otherwise fail for everyone in a shard that is too small for it.
-    fn make_room(&mut self, slots: &mut [CounterSlot<'_>], hits: Hits, now: Time) -> Result<(), MemoryFull> {
+    fn make_room(&mut self, slots: &mut [CounterLookup<'_>], hits: Hits, now: Time) -> Result<(), MemoryFull> {
         // Peeks and refunds add nothing.
         if !matches!(hits, Hits::Charge(_)) {
             return Ok(());
@@ -257,11 +258,11 @@ impl MemoryShard {
     }
 
     /// Upper bound on the bytes that a charge of these counters adds.
-    fn growth_bytes(&self, slots: &[CounterSlot<'_>]) -> u64 {
+    fn growth_bytes(&self, slots: &[CounterLookup<'_>]) -> u64 {
         let missing = slots.iter().filter(|slot| slot.index.is_none()).count();
         let free = self.chunks.len() * CHUNK_ENTRIES - self.length;
         let mut bytes = if missing > free { CHUNK_BYTES } else { 0 };
-        if self.index.is_full(missing) {
+        if self.index.needs_rebuild_for(missing) {
             bytes += self.index.growth_bytes(missing);
         }
         let logs = slots.iter().filter(|slot| slot.joint_limit.limit.algorithm() == Algorithm::SlidingWindowLog);
@@ -270,7 +271,7 @@ impl MemoryShard {
                 Some(log) if self.logs[log].records.len() < self.logs[log].records.capacity() => 0,
                 Some(log) => records_bytes(&self.logs[log]).max(MIN_LOG_RECORDS_BYTES),
                 None if !self.free_logs.is_empty() || self.logs.len() < self.logs.capacity() => MIN_LOG_RECORDS_BYTES,
-                None => MIN_LOG_RECORDS_BYTES + self.logs.capacity().max(4) * LOG_BYTES,
+                None => MIN_LOG_RECORDS_BYTES + self.logs.capacity().max(4) * EMPTY_LOG_BYTES,
             };
         }
         bytes as u64
@@ -278,7 +279,7 @@ impl MemoryShard {
 
     /// Evicts one of a few random counters: an expired one, else the one with the least of its limit used. Counters
     /// over their limits and those of this charge stay.
-    fn evict_one(&mut self, kept: &[CounterSlot<'_>], now_s: u32) -> Result<(), MemoryFull> {
+    fn evict_one(&mut self, kept: &[CounterLookup<'_>], now_s: u32) -> Result<(), MemoryFull> {
         let mut least: Option<(u8, usize)> = None;
         for _ in 0..EVICTION_SAMPLE.min(self.length as u64) {
             let index = self.random_index();
@@ -325,7 +326,7 @@ impl MemoryShard {
     }
 
     /// Takes the state of a counter; the records of a log are moved out until [`MemoryShard::put_state`] returns them.
-    fn take_state(&mut self, slot: &CounterSlot<'_>) -> State {
+    fn take_state(&mut self, slot: &CounterLookup<'_>) -> State {
         let Some(index) = slot.index else { return State::empty(slot.joint_limit.limit.counting()) };
         let entry = *self.entry(index);
         let log = match entry.log_index() {
@@ -340,7 +341,7 @@ impl MemoryShard {
     }
 
     /// Stores the state of a counter. Adds a new counter unless its state is empty.
-    fn put_state(&mut self, slot: &CounterSlot<'_>, state: State, result: &ChargeResult, now: Time) {
+    fn put_state(&mut self, slot: &CounterLookup<'_>, state: State, result: &ChargeResult, now: Time) {
         let limit = slot.joint_limit.limit;
         let index = match slot.index {
             Some(index) => index,
@@ -348,7 +349,7 @@ impl MemoryShard {
             None => self.insert(CounterEntry::new(slot.key, limit.algorithm())),
         };
         self.write_state(index, state);
-        self.entry_mut(index).update_usage(limit, result, now);
+        self.entry_mut(index).update_expiry_and_usage(limit, result, now);
     }
 
     fn write_state(&mut self, index: usize, state: State) {
@@ -376,7 +377,7 @@ impl MemoryShard {
         }
         self.chunks[index / CHUNK_ENTRIES].push(entry);
         self.length += 1;
-        if self.index.is_full(1) {
+        if self.index.needs_rebuild_for(1) {
             self.rebuild_index();
         } else {
             self.index.insert(entry.hash(), index);
@@ -402,7 +403,7 @@ impl MemoryShard {
         let last = self.length - 1;
         if removed != last {
             let moved = *self.entry(last);
-            self.index.relocate(moved.hash(), last, removed);
+            self.index.change_entry_index(moved.hash(), last, removed);
             *self.entry_mut(removed) = moved;
         }
         self.chunks[last / CHUNK_ENTRIES].pop();

@@ -41,7 +41,7 @@ use crate::telemetry::traces::{MAX_LINKS, SpanRef};
 
 /// Sender of calls, with the caches that their replies update.
 #[derive(Debug)]
-pub(super) struct RedisCalls {
+pub(super) struct RedisCallSender {
     pub(super) local_admission: LocalAdmission,
     pub(super) over_limit_cache: OverLimitCache,
     /// Counters that replace those in Redis while it is away.
@@ -54,13 +54,13 @@ pub(super) struct RedisCalls {
 
 /// Counters with a call in flight. On drop, all followers get an error, so that none waits for ever.
 struct InFlightGuard {
-    calls: Arc<RedisCalls>,
+    calls: Arc<RedisCallSender>,
     id: u128,
     armed: bool,
 }
 
-impl RedisCalls {
-    /// Creates the state without any call.
+impl RedisCallSender {
+    /// Creates a sender without calls in flight.
     pub(super) fn new(
         local_admission: LocalAdmission,
         over_limit_cache: OverLimitCache,
@@ -77,7 +77,7 @@ impl RedisCalls {
     }
 
     /// Returns the number of calls sent; coalesced charges share one.
-    pub(super) fn sent(&self) -> u64 {
+    pub(super) fn calls_sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
 
@@ -115,14 +115,14 @@ impl RedisCalls {
         let lease_hits = local_admission.map_or(0, |local| local.lease_size(call, sent));
         if lease_hits > 0 {
             // The last one, so that its result is the last one too.
-            charges.extend(call.lease_charge(lease_hits));
+            charges.extend(call.build_lease_charge(lease_hits));
         }
         if charges.is_empty() {
             return Ok(CallResults::default());
         }
         self.sent.fetch_add(1, Ordering::Relaxed);
         let mut span = call.start_span(charges.len());
-        let leases = local_admission.and_then(|local| local.lease_call(call, charges, lease_hits));
+        let leases = local_admission.and_then(|local| local.build_lease_arguments(call, charges, lease_hits));
         let outcome = call.send_charges(charges, leases.as_ref(), deadline, span.as_mut()).await;
         if let (Some(span), Err(error)) = (&mut span, &outcome) {
             span.set_error(error.name(), error.to_string());
@@ -213,12 +213,12 @@ async fn send_next_calls(mut guard: InFlightGuard, mut call: PreparedCall, mut b
         call.now = batch.now;
         call.span_refs = std::mem::take(&mut batch.span_refs);
         if call.eventual.is_some() {
-            batch.answer_decidable(|charge| guard.calls.local_admission.admit_waiting(&call, charge));
+            batch.answer_decided_charges(|charge| guard.calls.local_admission.admit_waiting(&call, charge));
         }
         let mut charges = std::mem::take(&mut batch.charges);
         let results = match charges.is_empty() {
             true => Ok(CallResults::default()),
-            false => batch.await_call(guard.calls.send_call(&call, &mut charges, deadline)).await,
+            false => batch.await_call_with_deadlines(guard.calls.send_call(&call, &mut charges, deadline)).await,
         };
         // Take the next batch before answering: a caller that returns at once then finds no call in flight.
         let next = guard.take_followers();
@@ -272,7 +272,7 @@ struct WaitingCharge {
 /// Role of a request in the calls on a counter.
 #[derive(Debug)]
 pub(super) enum CallRole {
-    /// Sends these charges now, by [`RedisCalls::lead_call`] or [`RedisCalls::spawn_call`], which then serve followers.
+    /// Sends these charges by [`RedisCallSender::lead_call`] or [`RedisCallSender::spawn_call`], which serve followers.
     Leader(ChargeBatch),
     /// Waits for the outcomes, in the order of its charges.
     Follower {
@@ -303,7 +303,7 @@ struct Waiter {
 }
 
 impl Waiter {
-    fn send_outcome(self, outcome: ChargeOutcome) {
+    fn deliver_outcome_to_follower(self, outcome: ChargeOutcome) {
         // A caller that gave up has dropped its receiver.
         let _dropped = self.outcome.send(outcome);
     }
@@ -376,7 +376,7 @@ impl Coalescer {
 
 impl FollowerBatch {
     /// Waits for the batch's call, and fails each charge whose time is up meanwhile. One timer serves all followers.
-    pub(super) async fn await_call(&mut self, call: impl Future<Output = CallOutcome>) -> CallOutcome {
+    pub(super) async fn await_call_with_deadlines(&mut self, call: impl Future<Output = CallOutcome>) -> CallOutcome {
         let mut call = pin!(call);
         loop {
             let next_deadline = self.waiters.iter().flatten().map(|waiter| waiter.deadline).min();
@@ -388,13 +388,13 @@ impl FollowerBatch {
         }
     }
 
-    /// Removes the charges that `decide` decides, and sends their outcomes.
-    pub(super) fn answer_decidable(&mut self, decide: impl Fn(&OwnedCharge) -> Option<StoreOutcome>) {
+    /// Removes the charges that `decide` decides, and sends their outcomes to the followers.
+    pub(super) fn answer_decided_charges(&mut self, decide: impl Fn(&OwnedCharge) -> Option<StoreOutcome>) {
         let charges = std::mem::take(&mut self.charges);
         let waiters = std::mem::take(&mut self.waiters);
         for (charge, waiter) in charges.into_iter().zip(waiters) {
             match (decide(&charge), waiter) {
-                (Some(outcome), Some(waiter)) => waiter.send_outcome(Ok(outcome)),
+                (Some(outcome), Some(waiter)) => waiter.deliver_outcome_to_follower(Ok(outcome)),
                 (_, waiter) => {
                     self.charges.push(charge);
                     self.waiters.push(waiter);
@@ -403,7 +403,7 @@ impl FollowerBatch {
         }
     }
 
-    /// Sends all outcomes that are still missing.
+    /// Sends all outcomes that are still missing to the followers.
     pub(super) fn answer_all(self, results: CallOutcome) {
         let mut results = results.map(|reply| (reply.results.into_iter(), reply.now));
         for waiter in self.waiters {
@@ -416,7 +416,7 @@ impl FollowerBatch {
                 Err(error) => Err(*error),
             };
             if let Some(waiter) = waiter {
-                waiter.send_outcome(outcome);
+                waiter.deliver_outcome_to_follower(outcome);
             }
         }
     }
@@ -424,7 +424,7 @@ impl FollowerBatch {
     fn fail_expired(&mut self, now: Instant) {
         for waiter in &mut self.waiters {
             if let Some(waiter) = waiter.take_if(|waiter| waiter.deadline <= now) {
-                waiter.send_outcome(Err(RedisError::Timeout));
+                waiter.deliver_outcome_to_follower(Err(RedisError::Timeout));
             }
         }
     }
@@ -468,7 +468,7 @@ impl PendingCharges {
                         outcomes[index] = Ok(StoreOutcome::by_store(results, now));
                     }
                 }
-                Err(error) => self.fail_without_outcome(error, outcomes),
+                Err(error) => self.fail_unanswered_charges(error, outcomes),
             },
             ChargeProgress::Following(receivers) => {
                 let waiting = self.indices.iter().zip(receivers).filter(|(_, receiver)| !receiver.is_terminated());
@@ -484,7 +484,7 @@ impl PendingCharges {
     }
 
     /// Writes an error for all charges that have no outcome.
-    fn fail_without_outcome(&self, error: RedisError, outcomes: &mut [ChargeOutcome]) {
+    fn fail_unanswered_charges(&self, error: RedisError, outcomes: &mut [ChargeOutcome]) {
         let receivers = if let ChargeProgress::Following(receivers) = &self.progress { &receivers[..] } else { &[] };
         let has_outcome = |place: usize| receivers.get(place).is_some_and(oneshot::Receiver::is_terminated);
         for (_, &index) in self.indices.iter().enumerate().filter(|(place, _)| !has_outcome(*place)) {
@@ -525,7 +525,7 @@ impl PendingGroups {
                 .await
                 .is_none()
         {
-            self.fail_late();
+            self.fail_late_charges();
         }
         poll_fn(|context| run_deferring_wakes(|| self.poll_groups(context))).await;
         self.outcomes
@@ -549,10 +549,10 @@ impl PendingGroups {
     }
 
     /// Fails the charges whose time is up. Their calls continue without them.
-    fn fail_late(&mut self) {
+    fn fail_late_charges(&mut self) {
         for group in &mut self.groups[self.decided..] {
             if group.caller_deadline.is_some() && !matches!(group.progress, ChargeProgress::Decided) {
-                group.fail_without_outcome(RedisError::Timeout, &mut self.outcomes);
+                group.fail_unanswered_charges(RedisError::Timeout, &mut self.outcomes);
                 group.progress = ChargeProgress::Decided;
             }
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::incrby::refunds::RefundSupport;
+use super::incrby::refunds::RefundScriptSupport;
 use super::probe::{CounterProbe, ProbeKind};
 use crate::limit::Limit;
 use crate::limit::charge::Charge;
@@ -25,18 +25,18 @@ pub(super) struct Deployments {
     pub(super) clock_jumps: Arc<ClockJumps>,
 }
 
-/// Servers that keep counters, and the connections to them.
+/// Statistics of the servers that keep counters, and of the connections to them.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionStats {
     pub(super) servers: Vec<StoreServerStats>,
     pub(super) pools: Vec<PoolStats>,
 }
 
-/// A deployment, and knowledge of its counters.
+/// Deployment that holds counters, and its support of the refund script.
 #[derive(Debug)]
 pub(super) struct CounterDeployment {
     pub(super) client: Arc<Deployment>,
-    pub(super) refunds: RefundSupport,
+    pub(super) refunds: RefundScriptSupport,
 }
 
 impl Deployments {
@@ -46,7 +46,7 @@ impl Deployments {
         let start = |deployment| {
             Arc::new(CounterDeployment {
                 client: Arc::new(start_deployment(settings, deployment, Arc::clone(&clock_jumps))),
-                refunds: RefundSupport::default(),
+                refunds: RefundScriptSupport::default(),
             })
         };
         let (main, per_second) = (start(&settings.main), settings.per_second.as_ref().map(start));
@@ -60,7 +60,7 @@ impl Deployments {
 
     /// Returns the number of refunds that were dropped.
     pub(super) fn refunds_dropped(&self) -> u64 {
-        self.iter().map(|deployment| deployment.refunds.dropped()).sum()
+        self.iter().map(|deployment| deployment.refunds.dropped_refunds()).sum()
     }
 
     /// Returns the servers and the connections of all deployments.
@@ -70,10 +70,10 @@ impl Deployments {
         let mut stats = ConnectionStats::default();
         for (name, deployment) in [main, per_second] {
             let Some(deployment) = deployment else { continue };
-            let DeploymentStats { connections, opened, nodes } = deployment.client.stats();
+            let DeploymentStats { open_connection_count, opened_connections_total, nodes } = deployment.client.stats();
             let server = |(address, is_breaker_open)| StoreServerStats { address, is_breaker_open };
             stats.servers.extend(nodes.into_iter().map(server));
-            stats.pools.push(PoolStats { name, connections, opened });
+            stats.pools.push(PoolStats { name, open_connection_count, opened_connections_total });
         }
         stats
     }

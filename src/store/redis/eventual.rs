@@ -86,7 +86,7 @@ use std::time::Instant;
 
 use smallvec::SmallVec;
 
-use super::lease_call::RecordedLease;
+use super::lease_arguments::RecordedLease;
 use crate::base::clock::Time;
 use crate::limit::algorithm::state::State;
 use crate::store::charge::StoreOutcome;
@@ -104,9 +104,9 @@ pub struct AdmitContext {
     pub is_retry: bool,
 }
 
-/// Decision of a charge.
+/// Whether a charge was admitted in this process, or Redis must decide.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Admission {
+pub enum LocalDecision {
     /// Admitted in this process.
     Local {
         /// Results by the last report of Redis.

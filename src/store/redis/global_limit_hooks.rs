@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use super::regions::GlobalGrants;
+use super::regions::GlobalGrantClient;
 use super::regions::grants::GrantRequest;
 use super::regions::resets::RegionCounter;
 use super::script::{RegionEffects, encode_global_view};
@@ -22,24 +22,30 @@ use crate::store::client::redis::server_clock::{ClockReading, InstantRange};
 
 /// Additions of global limits to a call, by the grants of the region.
 #[derive(Clone, Debug)]
-pub(super) struct GlobalLimitHooks(Arc<GlobalGrants>);
+pub(super) struct GlobalLimitHooks(Arc<GlobalGrantClient>);
 
 /// View of the global Redis, and the argument that tells it.
-pub(super) struct EncodedView {
+pub(super) struct EncodedGlobalView {
     pub(super) view: GlobalView,
     pub(super) argument: [u8; 40],
 }
 
 impl GlobalLimitHooks {
     /// Creates the hooks of a call in a region with these grants.
-    pub(super) const fn new(grants: Arc<GlobalGrants>) -> Self {
+    pub(super) const fn new(grants: Arc<GlobalGrantClient>) -> Self {
         Self(grants)
     }
 
     /// Returns the view of the global Redis at a call to `node` in the time `within`; `key` is one of its counters.
-    pub(super) fn view(&self, node: &Node, key: &[u8], charges: &[OwnedCharge], within: InstantRange) -> EncodedView {
-        let view = self.0.view(node, || hash_slot(key), longest_period_us(charges), within);
-        EncodedView { view, argument: encode_global_view(&view) }
+    pub(super) fn encode_view_for_call(
+        &self,
+        node: &Node,
+        key: &[u8],
+        charges: &[OwnedCharge],
+        within: InstantRange,
+    ) -> EncodedGlobalView {
+        let view = self.0.view_for_call(node, || hash_slot(key), longest_period_us(charges), within);
+        EncodedGlobalView { view, argument: encode_global_view(&view) }
     }
 
     /// Records the time of `node` in the reply to a call that was sent at `sent`.
@@ -59,9 +65,11 @@ impl GlobalLimitHooks {
     ) {
         for &index in &effects.requesting_counters {
             let (limit, key) = (charge.counters[index].limit, keys[index].clone());
-            GrantRequest::of(&states[index], limit, key).into_iter().for_each(|request| self.0.request(request));
+            GrantRequest::open_in_state(&states[index], limit, key)
+                .into_iter()
+                .for_each(|request| self.0.request_grant(request));
         }
-        self.0.record_use(effects.used);
+        self.0.count_admitted_hits(effects.used);
     }
 
     /// Resets the global limits of `charge` in all regions.

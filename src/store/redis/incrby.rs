@@ -25,7 +25,7 @@ use std::time::Instant;
 
 use smallvec::SmallVec;
 
-use self::refunds::RefundSupport;
+use self::refunds::RefundScriptSupport;
 use super::script::{RegionEffects, ScriptOutcome, window_charges_script};
 use crate::base::clock::Time;
 use crate::limit::algorithm::state::{State, charge_together};
@@ -44,7 +44,7 @@ pub(super) struct WindowChargeBatch<'a> {
     window: &'a WindowKey,
     now: Time,
     charges: &'a [OwnedCharge],
-    refunds: &'a RefundSupport,
+    refunds: &'a RefundScriptSupport,
     step: BatchStep,
     states: [State; 1],
     /// Results of the charges, in their order; empty before they are counted.
@@ -98,7 +98,7 @@ impl<'a> WindowChargeBatch<'a> {
         window: &'a WindowKey,
         charges: &'a [OwnedCharge],
         now: Time,
-        refunds: &'a RefundSupport,
+        refunds: &'a RefundScriptSupport,
     ) -> Self {
         let by_script = charges.iter().any(is_refund) && refunds.may_use_script(Instant::now());
         Self {
@@ -143,22 +143,24 @@ impl<'a> WindowChargeBatch<'a> {
             BatchStep::Script { reads_reserved } => self.charge_by_script(reads_reserved, to).await?,
             BatchStep::Charge => self.charge_by_incrby(to).await?,
             BatchStep::Reserve => {
-                let reserved = send_incrby(&self.window.reserved_key(), self.window, self.refunded_hits(), to).await?;
+                let reserved =
+                    send_incrby_and_expire(&self.window.reserved_refunds_key(), self.window, self.refunded_hits(), to)
+                        .await?;
                 self.step = BatchStep::Select { reserved: reserved.after };
             }
             BatchStep::Select { reserved } => {
-                let count = to.node.call_optional(&[b"GET", self.window.key()], asking, deadline).await?;
+                let count = to.node.call_tolerating_rejection(&[b"GET", self.window.key()], asking, deadline).await?;
                 let hits = self.select_refunds(count_in_reply(&count)?, reserved);
                 self.step = if hits == 0 { BatchStep::Release } else { BatchStep::Subtract { hits } };
             }
             BatchStep::Subtract { hits } => {
-                let subtracted = send_incrby(self.window.key(), self.window, -hits, to).await?;
+                let subtracted = send_incrby_and_expire(self.window.key(), self.window, -hits, to).await?;
                 self.step = BatchStep::Release;
                 self.record_expire_outcome(subtracted.expire)?;
             }
             BatchStep::Release => {
                 let hits = self.refunded_hits();
-                match send_incrby(&self.window.reserved_key(), self.window, -hits, to).await {
+                match send_incrby_and_expire(&self.window.reserved_refunds_key(), self.window, -hits, to).await {
                     Err(error @ (ReplyError::Moved(_) | ReplyError::Ask(_))) => return Err(error),
                     // All hits are counted; a reservation that stays is safe.
                     Ok(_) | Err(_) => self.step = BatchStep::Done,
@@ -172,19 +174,19 @@ impl<'a> WindowChargeBatch<'a> {
     /// Counts all charges and refunds in order, as one atomic step.
     async fn charge_by_script(&mut self, reads_reserved: bool, to: Destination<'_>) -> Result<(), ReplyError> {
         let hits: Vec<String> = self.charges.iter().map(|charge| signed_hits(charge).to_string()).collect();
-        let (seconds, reserved_key) = (self.window.expire_s().to_string(), self.window.reserved_key());
+        let (seconds, reserved_refunds_key) = (self.window.expire_s().to_string(), self.window.reserved_refunds_key());
         let script = window_charges_script();
         let mut words: Vec<&[u8]> = vec![b"EVALSHA", script.sha1.as_bytes(), b"1", self.window.key()];
         if reads_reserved {
             words[2] = b"2";
-            words.push(&reserved_key);
+            words.push(&reserved_refunds_key);
         }
         words.push(seconds.as_bytes());
         words.extend(hits.iter().map(String::as_bytes));
-        let mut outcome = to.node.call_optional(&words, to.asking, to.deadline).await;
+        let mut outcome = to.node.call_tolerating_rejection(&words, to.asking, to.deadline).await;
         if matches!(outcome, Err(ReplyError::NoScript)) {
             (words[0], words[1]) = (b"EVAL", script.text.as_bytes());
-            outcome = to.node.call_optional(&words, to.asking, to.deadline).await;
+            outcome = to.node.call_tolerating_rejection(&words, to.asking, to.deadline).await;
         }
         match outcome {
             Ok(reply) => {
@@ -231,7 +233,7 @@ impl<'a> WindowChargeBatch<'a> {
             return Ok(());
         }
         let hits = self.charges.iter().filter(|charge| !is_refund(charge)).map(signed_hits).sum();
-        let counted = send_incrby(self.window.key(), self.window, hits, to).await?;
+        let counted = send_incrby_and_expire(self.window.key(), self.window, hits, to).await?;
         self.set_count(counted.after.checked_sub(hits).ok_or(ReplyError::Failed(RedisError::BadReply))?);
         self.record_charge_results();
         self.step = next;
@@ -328,7 +330,7 @@ fn to_signed(hits: u64) -> i64 {
 }
 
 /// Sends INCRBY and EXPIRE for a key of the window.
-async fn send_incrby(
+async fn send_incrby_and_expire(
     key: &[u8],
     window: &WindowKey,
     hits: i64,
@@ -336,7 +338,8 @@ async fn send_incrby(
 ) -> Result<IncrOutcome, ReplyError> {
     let (hits, seconds) = (hits.to_string(), window.expire_s().to_string());
     let incrby: [&[u8]; 3] = [b"INCRBY", key, hits.as_bytes()];
-    let (count, expired) = to.node.call_two(&incrby, &expire_words(key, &seconds), to.asking, to.deadline).await;
+    let (count, expired) =
+        to.node.call_two_commands(&incrby, &expire_words(key, &seconds), to.asking, to.deadline).await;
     Ok(IncrOutcome { after: integer_in_reply(&count?)?, expire: expired.map(|_| ()) })
 }
 

@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 use crate::limit::charge::{Charge, Counter, CounterPath};
 
 use super::eventual::budget::log_extension_us;
-use super::script::script_for;
+use super::script::script_for_countings;
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::settings::counters::KeyFormat;
@@ -85,14 +85,15 @@ impl KeyScheme {
     }
 
     /// Returns the limit as this Redis counts it.
-    pub(super) fn counted_limit(&self, limit: &Limit) -> Limit {
+    pub(super) fn limit_as_counted(&self, limit: &Limit) -> Limit {
         let limit = limit.lengthened(log_extension_us(limit));
-        if self.is_regional { limit.in_region() } else { limit }
+        if self.is_regional { limit.as_counted_in_region() } else { limit }
     }
 
     /// Returns true if this Redis counts a limit of the charge from grants.
     pub(super) fn has_global_limit(&self, charge: &Charge<'_>) -> bool {
-        self.is_regional && charge.counters.iter().any(|counter| counter.limit.in_region().is_counted_in_region())
+        self.is_regional
+            && charge.counters.iter().any(|counter| counter.limit.as_counted_in_region().is_counted_in_region())
     }
 
     /// Returns `CACHE_KEY_PREFIX`.
@@ -137,7 +138,7 @@ impl KeyScheme {
             return self.build_script_command(&charge.path, &charge.counters);
         }
         let limits: SmallVec<[Limit; 2]> =
-            charge.counters.iter().map(|counter| self.counted_limit(counter.limit)).collect();
+            charge.counters.iter().map(|counter| self.limit_as_counted(counter.limit)).collect();
         let counted = |(counter, limit): (&Counter<'_>, _)| Counter { limit, ..*counter };
         let counters: SmallVec<[Counter<'_>; 2]> = charge.counters.iter().zip(&limits).map(counted).collect();
         self.build_script_command(&charge.path, &counters)
@@ -145,8 +146,8 @@ impl KeyScheme {
 
     fn build_script_command(&self, path: &CounterPath<'_>, counters: &[Counter<'_>]) -> CountCommand {
         CountCommand::Script {
-            script: script_for(counters.iter().map(|counter| counter.limit.counting())),
-            keys: counter_keys(&self.prefix, path, counters),
+            script: script_for_countings(counters.iter().map(|counter| counter.limit.counting())),
+            keys: build_counter_keys(&self.prefix, path, counters),
         }
     }
 }
@@ -161,7 +162,7 @@ const KEY_CAPACITY: usize = 160;
 const DIGEST_BYTES: usize = 34;
 
 /// Returns the keys of a descriptor's counters, in their order. `prefix` is `CACHE_KEY_PREFIX`.
-pub fn counter_keys(prefix: &str, path: &CounterPath<'_>, counters: &[Counter<'_>]) -> SmallVec<[Bytes; 1]> {
+pub fn build_counter_keys(prefix: &str, path: &CounterPath<'_>, counters: &[Counter<'_>]) -> SmallVec<[Bytes; 1]> {
     let mut key = Vec::with_capacity(KEY_CAPACITY);
     push_key_head(&mut key, prefix);
     let start = key.len();

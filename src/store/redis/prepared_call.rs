@@ -15,10 +15,10 @@ use smallvec::SmallVec;
 
 use super::deployments::CounterDeployment;
 use super::eventual::budget::{EventualCounters, can_be_lent};
-use super::global_limit_hooks::{EncodedView, GlobalLimitHooks};
+use super::global_limit_hooks::{EncodedGlobalView, GlobalLimitHooks};
 use super::incrby::WindowChargeBatch;
 use super::key::{CountCommand, CounterId, leases_key};
-use super::lease_call::{LeaseCall, LeasePurpose, OwnLease};
+use super::lease_arguments::{LeaseArguments, LeasePurpose, OwnLease};
 use super::script::{ReplyContext, ScriptOutcome, encode_charges, replay_charges};
 use crate::base::clock::Time;
 use crate::limit::Limit;
@@ -67,7 +67,7 @@ impl PreparedCall {
     }
 
     /// Returns the charge of a lease of this size; `None` if the counters are not eventual.
-    pub(super) fn lease_charge(&self, hits: u64) -> Option<OwnedCharge> {
+    pub(super) fn build_lease_charge(&self, hits: u64) -> Option<OwnedCharge> {
         let mut counters = self.eventual.as_ref()?.counters.clone();
         // A lease is charged to all limits or, if one has no room, to none: quotas too.
         counters.iter_mut().for_each(|counter| counter.quota = false);
@@ -78,7 +78,7 @@ impl PreparedCall {
     pub(super) async fn send_charges(
         &self,
         charges: &[OwnedCharge],
-        leases: Option<&LeaseCall>,
+        leases: Option<&LeaseArguments>,
         deadline: Instant,
         mut span: Option<&mut Span>,
     ) -> Result<ScriptOutcome, RedisError> {
@@ -87,7 +87,7 @@ impl PreparedCall {
             CountCommand::Script { script, keys } => {
                 let arguments = encode_charges(charges, self.client_clock.then_some(self.now));
                 let is_mergeable = charges.len() <= MAX_MERGED_CHARGES && !self.client_clock;
-                let sending = if is_mergeable { CommandUse::Mergeable } else { CommandUse::Separate };
+                let sending = if is_mergeable { ScriptSendMode::Mergeable } else { ScriptSendMode::Separate };
                 let call = ScriptCall::new(ScriptCommand { script, keys }, arguments, leases, sending);
                 CallAttempt::Script { call, charges, global_limits: self.global_limits.as_ref() }
             }
@@ -123,8 +123,13 @@ impl PreparedCall {
         let script = match &self.command {
             CountCommand::Script { script, keys } if can_be_lent => {
                 let arguments = encode_charges(slice::from_ref(refund), self.client_clock.then_some(self.now));
-                let leases = LeaseCall { purpose: LeasePurpose::Reset, own };
-                Some(ScriptCall::new(ScriptCommand { script, keys }, arguments, Some(&leases), CommandUse::Unrecorded))
+                let leases = LeaseArguments { purpose: LeasePurpose::Reset, own };
+                Some(ScriptCall::new(
+                    ScriptCommand { script, keys },
+                    arguments,
+                    Some(&leases),
+                    ScriptSendMode::Unrecorded,
+                ))
             }
             CountCommand::Script { .. } | CountCommand::Incrby(_) => None,
         };
@@ -173,7 +178,7 @@ impl CallAttempt<'_> {
             Self::Script { call, charges, global_limits: Some(hooks) } => {
                 let within = InstantRange { from: Instant::now(), until: deadline };
                 // Another node has another clock.
-                call.view = Some(hooks.view(&target.node, &call.keys[0], charges, within));
+                call.view = Some(hooks.encode_view_for_call(&target.node, &call.keys[0], charges, within));
                 let outcome = call.charge_and_replay(charges, target, deadline).await?;
                 hooks.record_clock(&target.node, within.from, outcome.now);
                 Ok(outcome)
@@ -200,13 +205,13 @@ struct ScriptCall<'a> {
     arguments: Bytes,
     leases: Option<LeaseWords>,
     /// Only for global limits.
-    view: Option<EncodedView>,
-    sending: CommandUse,
+    view: Option<EncodedGlobalView>,
+    sending: ScriptSendMode,
 }
 
-/// Command that a script call travels in.
+/// How a script call is sent, and whether its failure counts for the breaker.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum CommandUse {
+enum ScriptSendMode {
     /// Shared with calls on other keys that are queued at the same moment, if the node allows it: most charges.
     Mergeable,
     /// Its own: many charges, or those by the clock of this process.
@@ -215,7 +220,7 @@ enum CommandUse {
     Unrecorded,
 }
 
-/// What names the script in a command.
+/// Form in which a command names its script.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ScriptForm {
     /// SHA-1, for EVALSHA.
@@ -231,7 +236,12 @@ struct LeaseWords {
 }
 
 impl<'a> ScriptCall<'a> {
-    fn new(command: ScriptCommand<'a>, arguments: Bytes, leases: Option<&LeaseCall>, sending: CommandUse) -> Self {
+    fn new(
+        command: ScriptCommand<'a>,
+        arguments: Bytes,
+        leases: Option<&LeaseArguments>,
+        sending: ScriptSendMode,
+    ) -> Self {
         let ScriptCommand { script, keys } = command;
         let leases = leases.map(|leases| LeaseWords { key: leases_key(&keys[0]), argument: leases.encode() });
         let key_count = (keys.len() + usize::from(leases.is_some())).to_string();
@@ -267,8 +277,8 @@ impl<'a> ScriptCall<'a> {
         }
         let words = self.words(form);
         match self.sending {
-            CommandUse::Mergeable | CommandUse::Separate => node.call(&words, *asking, deadline).await,
-            CommandUse::Unrecorded => node.call_unrecorded(&words, *asking, deadline).await,
+            ScriptSendMode::Mergeable | ScriptSendMode::Separate => node.call(&words, *asking, deadline).await,
+            ScriptSendMode::Unrecorded => node.call_unrecorded(&words, *asking, deadline).await,
         }
     }
 
@@ -279,7 +289,7 @@ impl<'a> ScriptCall<'a> {
     fn mergeable_call(&self, node: &Node, form: ScriptForm) -> Option<MergeableScriptCall> {
         let [key] = self.keys else { return None };
         let is_mergeable =
-            self.script.merged.is_some() && self.leases.is_none() && self.sending == CommandUse::Mergeable;
+            self.script.merged.is_some() && self.leases.is_none() && self.sending == ScriptSendMode::Mergeable;
         if !is_mergeable || !node.can_merge() {
             return None;
         }

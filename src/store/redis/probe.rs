@@ -3,7 +3,7 @@
 use bytes::{Bytes, BytesMut};
 
 use super::key;
-use super::script::{encode_charges, script_for};
+use super::script::{encode_charges, script_for_countings};
 use crate::limit::algorithm::Algorithm;
 use crate::limit::charge::ChargeRequest;
 use crate::limit::period::{Period, Unit};
@@ -60,12 +60,12 @@ impl CounterProbe {
         (self.kind == ProbeKind::Incrby).then(|| OptionalCommands {
             prefix: b"EVAL",
             consequence: "cannot count rules in redis other than plain fixed windows",
-            advice: self.script_requirements(),
+            advice: self.describe_script_requirements(),
         })
     }
 
     /// Permissions and server version that scripts need.
-    fn script_requirements(&self) -> String {
+    fn describe_script_requirements(&self) -> String {
         format!(
             "the user ({}) needs `+eval +evalsha +time +get +set +setrange +pexpire +@list` on all keys that begin with \
              `{}tk1:`, and the server must be Redis 5.0 or newer, which lets a script read the time before it writes",
@@ -86,7 +86,7 @@ impl HealthCheck for CounterProbe {
         let key = self.probe_key(hash_tag, "probe");
         match self.kind {
             ProbeKind::Script => {
-                let text = Bytes::from_static(script_for(PROBED_ALGORITHMS.into_iter()).text.as_bytes());
+                let text = Bytes::from_static(script_for_countings(PROBED_ALGORITHMS.into_iter()).text.as_bytes());
                 let log_key = self.probe_key(hash_tag, "probe_log");
                 vec![vec![word(b"EVAL"), text, word(b"2"), key, log_key, self.argument.clone()]]
             }
@@ -116,7 +116,7 @@ impl HealthCheck for CounterProbe {
                 format!("{text}: is it a sentinel? That wants REDIS_TYPE=sentinel; {WITHOUT_SCRIPTS}")
             }
             RedisError::Misconfigured if self.kind == ProbeKind::Script => {
-                format!("{text}: {}; {WITHOUT_SCRIPTS}", self.script_requirements())
+                format!("{text}: {}; {WITHOUT_SCRIPTS}", self.describe_script_requirements())
             }
             RedisError::Misconfigured => {
                 format!("{text}: the user ({}) needs `+ping +incrby +expire +get` on all keys", self.auth_setting)

@@ -50,10 +50,10 @@
 //!    r x w / P late. Its capacity is lowered by that, less r x P x O / 2L. So a span s admits at most the bucket plus
 //!    L x s / P plus O / 2.
 //! 4. *Allowances.* The cut-off allowance of `share` is floor(O / 4n) per tumbling period, of which a span meets two
-//!    ([`CutOffPeriod`](crate::limit::algorithm::region::CutOffPeriod)). The processes of a region that lost its Redis
-//!    have as many together ([`Fallback`](crate::store::fallback::Fallback)). So all regions have at most O, and of a
-//!    token_bucket, where each is half of that, O / 2. A call at a time at which it cannot run has none, because
-//!    absence of the counter is no proof that nothing was used.
+//!    ([`CutOffAllowanceUse`](crate::limit::algorithm::region::CutOffAllowanceUse)). The processes of a
+//!    region that lost its Redis have as many together ([`Fallback`](crate::store::fallback::Fallback)). So all regions
+//!    have at most O, and of a token_bucket, where each is half of that, O / 2. A call at a time at which it cannot run
+//!    has none, because absence of the counter is no proof that nothing was used.
 //! 5. *A grant is used once.* The charge that leaves little opens a request, whose identity is its time at the region's
 //!    Redis. The counter takes one answer to its open request
 //!    ([`GrantCycle`](crate::limit::algorithm::region::GrantCycle)); a late, repeated or lost answer wastes hits that
@@ -89,12 +89,12 @@
 //!
 //! The arithmetic is pure: what counters of windows and of buckets share is in
 //! [`region`](crate::limit::algorithm::region), and each has a file of its own beside it. The scripts in `lua/regions/`
-//! do the same. [`GlobalGrants`] composes the parts that ask and answer.
+//! do the same. [`GlobalGrantClient`] composes the parts that ask and answer.
 
 pub mod calls;
 pub mod registry;
 pub mod standing;
-pub mod membership_notices;
+pub mod region_notices;
 mod heartbeat;
 pub mod grant_calls;
 pub mod demand;
@@ -108,16 +108,16 @@ use std::time::{Duration, Instant};
 
 use tokio::task::AbortHandle;
 
-use self::calls::{ClockOffsets, GLOBAL_TIMEOUT, GlobalProbe, global_view};
+use self::calls::{ClockOffsets, GLOBAL_TIMEOUT, GlobalProbe, compute_global_view};
 use self::grant_stats::GrantCounts;
-use self::grants::{GrantRequest, GrantRequests, GrantWorker};
+use self::grants::{GrantRequest, GrantRequestQueue, GrantWorker};
 use self::heartbeat::RegionHeartbeat;
-use self::membership_notices::membership_notices;
-use self::resets::{RegionCounter, Resets};
+use self::region_notices::collect_region_notices;
+use self::resets::{GlobalResets, RegionCounter};
 use self::standing::RegionStanding;
-use self::unused_hits::HitReturns;
+use self::unused_hits::UnusedHitReturner;
 use super::deployments::Deployments;
-use crate::limit::algorithm::region::{GlobalView, RegionUse};
+use crate::limit::algorithm::region::{GlobalView, RegionHitsBySource};
 use crate::settings::redis::RedisSettings;
 use crate::settings::redis::regions::RegionSettings;
 use crate::store::client::redis::connect_options::ConnectOptions;
@@ -126,15 +126,15 @@ use crate::store::client::redis::deployment_context::DeploymentOptions;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::node::Node;
 use crate::store::client::redis::server_clock::{ClockJumps, InstantRange};
-use crate::store::stats::{RegionClock, RegionStats};
+use crate::store::stats::{RegionStats, ServerClockStats};
 
-/// Time for which a call knows global time: one that runs later knows nothing, and one that runs earlier allows for a
-/// jump of this length that was not noticed.
-const LONGEST_CERTAIN: Duration = Duration::from_millis(250);
+/// Longest time after sending for which a call's view of global time holds. A call that runs later has no view; one
+/// that runs earlier allows for an unnoticed jump of this length.
+const MAX_GLOBAL_TIME_VALIDITY: Duration = Duration::from_millis(250);
 
 /// Client of the global Redis, and the standing of this region. Dropping it ends its tasks.
 #[derive(Debug)]
-pub struct GlobalGrants {
+pub struct GlobalGrantClient {
     settings: RegionSettings,
     /// Client of the global Redis.
     pub(super) client: Arc<Deployment>,
@@ -142,33 +142,34 @@ pub struct GlobalGrants {
     standing: Arc<RegionStanding>,
     clock_jumps: Arc<ClockJumps>,
     counts: Arc<GrantCounts>,
-    requests: GrantRequests,
-    returns: Arc<HitReturns>,
-    resets: Resets,
+    requests: GrantRequestQueue,
+    returns: Arc<UnusedHitReturner>,
+    resets: GlobalResets,
     heartbeat: AbortHandle,
     workers: [AbortHandle; 3],
 }
 
-impl Drop for GlobalGrants {
+impl Drop for GlobalGrantClient {
     fn drop(&mut self) {
         self.heartbeat.abort();
         self.workers.iter().for_each(AbortHandle::abort);
     }
 }
 
-impl GlobalGrants {
+impl GlobalGrantClient {
     /// Starts to connect and to report; `None` if there is only one region. Needs a tokio runtime.
     pub(super) fn start(settings: &RedisSettings, deployments: &Deployments) -> Option<Arc<Self>> {
         let regions = settings.regions.clone()?;
         let clock_jumps = Arc::clone(&deployments.clock_jumps);
-        let client = Arc::new(connect(settings, &regions, Arc::new(clock_jumps.sharing_comparison())));
+        let client =
+            Arc::new(connect_to_global_redis(settings, &regions, Arc::new(clock_jumps.for_other_deployment())));
         let region = Arc::clone(&deployments.main.client);
         let heartbeat = RegionHeartbeat::new(&regions, &settings.key_prefix, Arc::clone(&region), Arc::clone(&client));
         let standing = Arc::clone(&heartbeat.standing);
         let heartbeat = tokio::spawn(async move { heartbeat.run().await }).abort_handle();
         let counts = Arc::<GrantCounts>::default();
-        let returns = Arc::new(HitReturns::new(Arc::clone(&client), Arc::clone(&region), Arc::clone(&counts)));
-        let (requests, opened_requests) = GrantRequests::new(Arc::clone(&counts));
+        let returns = Arc::new(UnusedHitReturner::new(Arc::clone(&client), Arc::clone(&region), Arc::clone(&counts)));
+        let (requests, opened_requests) = GrantRequestQueue::new(Arc::clone(&counts));
         let worker = GrantWorker {
             global: Arc::clone(&client),
             region: Arc::clone(&region),
@@ -180,9 +181,9 @@ impl GlobalGrants {
         let answering = tokio::spawn(async move { worker.run(opened_requests).await }).abort_handle();
         let returning = Arc::clone(&returns);
         let returning = tokio::spawn(async move { returning.run().await }).abort_handle();
-        let resets = Resets::new(Arc::clone(&client), Arc::clone(&region), &settings.key_prefix);
+        let resets = GlobalResets::new(Arc::clone(&client), Arc::clone(&region), &settings.key_prefix);
         let following = resets.clone();
-        let following = tokio::spawn(async move { following.follow().await }).abort_handle();
+        let following = tokio::spawn(async move { following.apply_resets_repeatedly().await }).abort_handle();
         Some(Arc::new(Self {
             settings: regions,
             client,
@@ -202,34 +203,34 @@ impl GlobalGrants {
     /// have the same hash slot in both. `period_us` is the longest period of the limits.
     ///
     /// Takes no lock and allocates nothing.
-    pub(super) fn view(
+    pub(super) fn view_for_call(
         &self,
         region: &Node,
         key_slot: impl FnOnce() -> u16,
         period_us: u64,
         within: InstantRange,
     ) -> GlobalView {
-        let within = InstantRange { until: within.until.min(within.from + LONGEST_CERTAIN), ..within };
+        let within = InstantRange { until: within.until.min(within.from + MAX_GLOBAL_TIME_VALIDITY), ..within };
         let offsets = region.clock().offset(within).and_then(|region| {
             let global = self.client.clock_offset(key_slot, within)?;
             Some(ClockOffsets { region, global })
         });
-        let view = offsets.map_or(GlobalView::UNKNOWN, |offsets| global_view(offsets, within));
-        self.standing.restrict(view, period_us, within.from)
+        let view = offsets.map_or(GlobalView::UNKNOWN, |offsets| compute_global_view(offsets, within));
+        self.standing.restrict_view(view, period_us, within.from)
     }
 
     /// Returns true if this region may use its own part of limits with this period, in microseconds.
-    pub(super) fn may_use_parts(&self, period_us: u64) -> bool {
-        !self.standing.restrict(GlobalView::UNKNOWN, period_us, Instant::now()).parts_unusable
+    pub(super) fn may_use_region_parts(&self, period_us: u64) -> bool {
+        !self.standing.restrict_view(GlobalView::UNKNOWN, period_us, Instant::now()).parts_unusable
     }
 
     /// Requests a grant in the background.
-    pub(super) fn request(&self, request: GrantRequest) {
+    pub(super) fn request_grant(&self, request: GrantRequest) {
         self.requests.push(request);
     }
 
     /// Counts hits that a call admitted.
-    pub(super) fn record_use(&self, admitted: RegionUse) {
+    pub(super) fn count_admitted_hits(&self, admitted: RegionHitsBySource) {
         self.counts.add_use(admitted);
     }
 
@@ -242,8 +243,8 @@ impl GlobalGrants {
     }
 
     /// Returns unused hits to the global Redis, because the process stops.
-    pub(super) async fn return_unused(&self) {
-        self.returns.return_now().await;
+    pub(super) async fn return_unused_hits(&self) {
+        self.returns.return_all_now().await;
     }
 
     /// Returns statistics of the regions.
@@ -251,7 +252,7 @@ impl GlobalGrants {
         let at = Instant::now();
         let clocks = [("region", &self.region), ("global", &self.client)];
         let clocks = clocks.into_iter().flat_map(|(deployment, client)| {
-            client.nodes().into_iter().map(move |node| RegionClock {
+            client.nodes().into_iter().map(move |node| ServerClockStats {
                 deployment,
                 address: node.endpoint().to_string(),
                 uncertainty_us: node
@@ -264,21 +265,25 @@ impl GlobalGrants {
             region: self.settings.own_region_name().to_owned(),
             regions: self.settings.names.clone(),
             connected: self.standing.is_connected(at),
-            unanswered_us: self.standing.unanswered_us(at),
-            changed_before_us: self.standing.findings().changed_before_us(at),
+            us_since_answer: self.standing.us_since_answer(at),
+            us_since_change: self.standing.findings().us_since_change(at),
             clocks: clocks.collect(),
             clock_jumps: self.clock_jumps.count(),
             grants: self.counts.totals(at),
-            notices: membership_notices(&self.standing, at),
-            misconfigured: self.client.misconfigured().map(|text| text.to_string()),
+            notices: collect_region_notices(&self.standing, at),
+            misconfiguration: self.client.misconfiguration().map(|text| text.to_string()),
         }
     }
 }
 
 /// Starts to connect to the global Redis.
-fn connect(settings: &RedisSettings, regions: &RegionSettings, clock_jumps: Arc<ClockJumps>) -> Deployment {
+fn connect_to_global_redis(
+    settings: &RedisSettings,
+    regions: &RegionSettings,
+    clock_jumps: Arc<ClockJumps>,
+) -> Deployment {
     let global = &regions.global;
-    let connect = ConnectOptions::distant(global);
+    let connect = ConnectOptions::for_distant_servers(global);
     let probe = GlobalProbe {
         prefix: settings.key_prefix.clone(),
         auth_setting: connect.auth_setting(),

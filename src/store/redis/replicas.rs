@@ -34,7 +34,7 @@ const LIVE_COUNT_VALIDITY: Duration = Duration::from_secs(60);
 
 /// Slot of this replica and number of live replicas, by the last reply of Redis. Reading takes no lock.
 #[derive(Debug)]
-pub struct Replicas {
+pub struct ReplicaMembership {
     slots: NonZeroU32,
     last_reply: ArcSwapOption<LastReply>,
 }
@@ -61,7 +61,7 @@ struct HeldSlot {
     until: Instant,
 }
 
-impl Replicas {
+impl ReplicaMembership {
     /// Creates the state of a replica without a slot; `slots` is `TOLLKEEPER_MAX_REPLICAS`.
     pub const fn new(slots: NonZeroU32) -> Self {
         Self { slots, last_reply: ArcSwapOption::const_empty() }

@@ -15,7 +15,7 @@ use crate::store::client::redis::node::Node;
 use crate::store::client::redis::resp::{Reply, reply_bytes};
 
 /// Upper bound on the keys that a scan visits.
-const MAX_KEYS: usize = 1_000_000;
+const MAX_VISITED_KEYS: usize = 1_000_000;
 /// Keys that a node visits per SCAN.
 const KEYS_PER_SCAN: usize = 1000;
 
@@ -39,7 +39,7 @@ struct ScanPage {
 
 /// Result of a scan.
 #[derive(Debug, Default)]
-pub struct KeyScan {
+pub struct KeyScanResult {
     /// Paths that have counters, each once.
     pub paths: Vec<ScannedPath>,
     /// True if all keys were visited.
@@ -56,12 +56,12 @@ pub(super) async fn scan_paths(
     nodes: Vec<Arc<Node>>,
     options: ScanOptions<'_>,
     mut filter: impl FnMut(&ScannedPath) -> bool,
-) -> Result<KeyScan, RedisError> {
+) -> Result<KeyScanResult, RedisError> {
     if nodes.is_empty() {
         return Err(RedisError::Unreachable);
     }
     let pattern = key::scan_pattern(options.prefix, options.domain);
-    let mut scan = KeyScan { complete: true, ..KeyScan::default() };
+    let mut scan = KeyScanResult { complete: true, ..KeyScanResult::default() };
     let (mut known, mut visited) = (HashSet::new(), 0);
     for node in nodes {
         let mut cursor = b"0".to_vec();
@@ -82,7 +82,7 @@ pub(super) async fn scan_paths(
             if page.next_cursor == b"0" {
                 break;
             }
-            if !scan.complete || visited > MAX_KEYS || Instant::now() >= options.deadline {
+            if !scan.complete || visited > MAX_VISITED_KEYS || Instant::now() >= options.deadline {
                 scan.complete = false;
                 return Ok(scan);
             }

@@ -20,10 +20,10 @@ use smallvec::SmallVec;
 
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::algorithm::region::{GlobalView, RegionUse};
+use crate::limit::algorithm::region::{GlobalView, RegionHitsBySource};
 use crate::limit::algorithm::state::{State, charge_together};
-use crate::limit::algorithm::stored_state::{CallCharge, MAX_LUA_INTEGER, MalformedReply, ReplyReader};
-use crate::limit::algorithm::{Counting, for_each_counting};
+use crate::limit::algorithm::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader, ScriptCharge};
+use crate::limit::algorithm::{CountingMethod, for_each_counting};
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
 use crate::limit::request::Hits;
 use crate::store::charge::{OwnedCharge, OwnedCounter};
@@ -44,9 +44,9 @@ const HELPER_PARTS: [&str; 2] = ["divide", "log"];
 macro_rules! define_lua_files {
     ($($variant:ident, $name:ident, $lua_file:literal, $properties:expr;)*) => {
         /// Returns the text of a counting's Lua file.
-        const fn lua_file(counting: Counting) -> &'static str {
+        const fn lua_file(counting: CountingMethod) -> &'static str {
             match counting {
-                $(Counting::$variant => include_str!(concat!("lua/", $lua_file)),)*
+                $(CountingMethod::$variant => include_str!(concat!("lua/", $lua_file)),)*
             }
         }
     };
@@ -54,24 +54,25 @@ macro_rules! define_lua_files {
 for_each_counting!(define_lua_files);
 
 /// Number of countings.
-const COUNTINGS: usize = Counting::ALL.len();
+const COUNTING_COUNT: usize = CountingMethod::ALL.len();
 
 /// Parts by name.
 type LuaParts<'t> = HashMap<&'t str, &'t str>;
 
 /// Returns the script for counters of these countings, one for each key of the call.
-pub fn script_for(countings: impl Iterator<Item = impl Into<Counting>>) -> &'static Script {
-    static SINGLE: [OnceLock<Script>; COUNTINGS] = [const { OnceLock::new() }; COUNTINGS];
-    static SEVERAL: [OnceLock<Script>; 1 << COUNTINGS] = [const { OnceLock::new() }; 1 << COUNTINGS];
-    let (mut keys, mut set, mut first) = (0, 0, Counting::FixedWindow);
+pub fn script_for_countings(countings: impl Iterator<Item = impl Into<CountingMethod>>) -> &'static Script {
+    static SINGLE_COUNTER_SCRIPTS: [OnceLock<Script>; COUNTING_COUNT] = [const { OnceLock::new() }; COUNTING_COUNT];
+    static SEVERAL_COUNTERS_SCRIPTS: [OnceLock<Script>; 1 << COUNTING_COUNT] =
+        [const { OnceLock::new() }; 1 << COUNTING_COUNT];
+    let (mut keys, mut set, mut first) = (0, 0, CountingMethod::FixedWindow);
     for counting in countings.map(Into::into) {
         (keys, set, first) = (keys + 1, set | 1 << counting as usize, counting);
     }
     if keys == 1 {
-        SINGLE[first as usize].get_or_init(|| compose_single_counter_script(first))
+        SINGLE_COUNTER_SCRIPTS[first as usize].get_or_init(|| compose_single_counter_script(first))
     } else {
-        let used = Counting::ALL.into_iter().filter(|&counting| set >> counting as usize & 1 == 1);
-        SEVERAL[set].get_or_init(|| Script::new(compose_several_counters_script(used)))
+        let used = CountingMethod::ALL.into_iter().filter(|&counting| set >> counting as usize & 1 == 1);
+        SEVERAL_COUNTERS_SCRIPTS[set].get_or_init(|| Script::new(compose_several_counters_script(used)))
     }
 }
 
@@ -89,59 +90,59 @@ macro_rules! define_scripts {
 
 define_scripts! {
     /// Returns the script that assigns slots to replicas; `replicas::claim` encodes its argument and decodes its reply.
-    replicas_script = "replicas", with_shared_parts;
+    replicas_script = "replicas", expand_with_shared_parts;
     /// Returns the script that gives a grant to a region's counter of windows, or takes unused hits from it;
     /// `regions::grant_calls` encodes its argument.
-    region_grant_script = "regions/region_grant", with_shared_parts;
+    region_grant_script = "regions/region_grant", expand_with_shared_parts;
     /// Returns the script that gives prepaid hits to a region's bucket; `regions::grant_calls` encodes its argument.
-    region_bucket_grant_script = "regions/region_bucket_grant", with_shared_parts;
+    region_bucket_grant_script = "regions/region_bucket_grant", expand_with_shared_parts;
     /// Returns the script that lets a region's counter follow a reset; `regions::grant_calls` encodes its argument.
-    region_reset_script = "regions/region_reset", with_shared_parts;
+    region_reset_script = "regions/region_reset", expand_with_shared_parts;
     /// Returns the script that keeps the list of resets; `regions::resets` encodes its argument and decodes its reply.
-    global_resets_script = "regions/global_resets", with_shared_parts;
+    global_resets_script = "regions/global_resets", expand_with_shared_parts;
     /// Returns the script that grants hits of a window to regions; `regions::grant_calls` encodes its argument and
     /// decodes its reply.
-    global_window_script = "regions/global_window", with_shared_parts;
+    global_window_script = "regions/global_window", expand_with_shared_parts;
     /// Returns the script that grants prepaid hits of a token bucket to regions; `regions::grant_calls` encodes its
     /// argument and decodes its reply.
-    global_bucket_script = "regions/global_bucket", with_shared_parts;
+    global_bucket_script = "regions/global_bucket", expand_with_shared_parts;
     /// Returns the script that keeps the identity of a region's Redis; `regions::registry` encodes its argument and
     /// decodes its reply.
-    region_identity_script = "regions/region_identity", with_shared_parts;
+    region_identity_script = "regions/region_identity", expand_with_shared_parts;
     /// Returns the script that keeps the registry of regions; `regions::registry` encodes its argument and decodes its
     /// reply.
-    global_members_script = "regions/global_members", with_shared_parts;
+    global_members_script = "regions/global_members", expand_with_shared_parts;
     /// Returns the script that the health check of the global Redis runs.
-    global_probe_script = "regions/global_probe", with_shared_parts;
+    global_probe_script = "regions/global_probe", expand_with_shared_parts;
     /// Returns the script that charges and refunds a counter in the key format of envoyproxy/ratelimit.
-    window_charges_script = "window_charges", without_parts;
+    window_charges_script = "window_charges", expand_without_parts;
 }
 
-/// Returns a text that refers to no part, without its comments.
-fn without_parts(text: &str) -> String {
+/// Removes the comments of a script that refers to no part.
+fn expand_without_parts(text: &str) -> String {
     expand_parts(text, &LuaParts::new())
 }
 
-/// Returns a text with the parts that any algorithm may use.
-fn with_shared_parts(text: &str) -> String {
+/// Expands the shared parts in a script, and removes its comments.
+fn expand_with_shared_parts(text: &str) -> String {
     expand_parts(text, &shared_parts())
 }
 
-fn compose_single_counter_script(counting: Counting) -> Script {
+fn compose_single_counter_script(counting: CountingMethod) -> Script {
     // `tests/suite/redis/expanded/` shows what this gives for fixed_window.
     let merged = Script::new(expand_with_counting(counting, "--> merged"));
     Script { merged: Some(Box::new(merged)), ..Script::new(expand_with_counting(counting, "--> one_call")) }
 }
 
 /// Returns a text with the parts of a counting and its helper functions.
-fn expand_with_counting(counting: Counting, text: &str) -> String {
+fn expand_with_counting(counting: CountingMethod, text: &str) -> String {
     let helpers = helper_functions(&[counting].into_iter());
     let mut parts = parts_of_counting(counting);
     parts.insert("helpers", &helpers);
     expand_parts(text, &parts)
 }
 
-fn compose_several_counters_script(countings: impl Iterator<Item = Counting> + Clone) -> String {
+fn compose_several_counters_script(countings: impl Iterator<Item = CountingMethod> + Clone) -> String {
     let helpers = helper_functions(&countings);
     let constructors: String = countings
         .map(|counting| {
@@ -155,7 +156,7 @@ fn compose_several_counters_script(countings: impl Iterator<Item = Counting> + C
 }
 
 /// Returns the helper functions that these countings call.
-fn helper_functions(countings: &(impl Iterator<Item = Counting> + Clone)) -> String {
+fn helper_functions(countings: &(impl Iterator<Item = CountingMethod> + Clone)) -> String {
     let shared = shared_parts();
     let is_used = |name: &&str| countings.clone().any(|counting| counting.properties().lua_helpers.contains(name));
     HELPER_PARTS.into_iter().filter(is_used).map(|name| shared[name]).collect()
@@ -166,7 +167,7 @@ fn shared_parts() -> LuaParts<'static> {
 }
 
 /// Returns the parts of a counting's file and the shared parts that it does not replace.
-fn parts_of_counting(counting: Counting) -> LuaParts<'static> {
+fn parts_of_counting(counting: CountingMethod) -> LuaParts<'static> {
     let mut parts = shared_parts();
     // Optional: only a log reads more before it writes.
     parts.insert("plan", "");
@@ -203,8 +204,9 @@ pub fn encode_charges(charges: &[OwnedCharge], now: Option<Time>) -> Bytes {
         let limit = &counter.limit;
         encoder.push(i64::from(limit.counting().properties().wire_id));
         encoder.push(signed_word(limit.period_us()));
-        let call_charges =
-            charges.iter().map(|charge| CallCharge { limit: &charge.counters[index].limit, hits: charge.request.hits });
+        let call_charges = charges
+            .iter()
+            .map(|charge| ScriptCharge { limit: &charge.counters[index].limit, hits: charge.request.hits });
         let [a, b] = State::script_arguments(limit.counting(), call_charges);
         encoder.push(a);
         encoder.push(b);
@@ -222,7 +224,7 @@ pub fn encode_charges(charges: &[OwnedCharge], now: Option<Time>) -> Bytes {
         encoder.push(times);
         encoder.push(hits);
         for counter in &charge.counters {
-            encoder.push_limit(counter, wait_word(charge, &counter.limit));
+            encoder.push_limit(counter, encode_wait_word(charge, &counter.limit));
         }
     }
     encoder.0.into()
@@ -257,14 +259,14 @@ fn signed_hits(charge: &OwnedCharge) -> Option<i64> {
 
 /// Returns the word of a limit that scripts call `wait`: for a refund the time from which it is void, 0 if it never is;
 /// for a charge its longest delay in microseconds, or the cut-off allowance of a global limit (see `regions`).
-fn wait_word(charge: &OwnedCharge, limit: &Limit) -> i64 {
+fn encode_wait_word(charge: &OwnedCharge, limit: &Limit) -> i64 {
     let void_from = || charge.void_from.map_or(0, time_word);
-    let longest_delay_us = || signed_word(charge.bounded_request().longest_delay_us(limit));
+    let longest_delay_us = || signed_word(charge.request_with_bounded_delay().longest_delay_us(limit));
     match charge.request.hits {
         Hits::Refund(_) => void_from(),
         Hits::Charge(_) | Hits::Peek if limit.is_counted_in_region() => {
             let allowance = signed_word(limit.cut_off_allowance());
-            if limit.cut_off_allowance_is_part() { allowance } else { -1 - allowance }
+            if limit.is_cut_off_allowance_part_of_limit() { allowance } else { -1 - allowance }
         }
         Hits::Charge(_) | Hits::Peek => longest_delay_us(),
     }
@@ -272,12 +274,13 @@ fn wait_word(charge: &OwnedCharge, limit: &Limit) -> i64 {
 
 /// Returns the flags of a limit: 1 if its rejection rejects the charge, plus 2 if rejected hits count, plus 4 times the
 /// slack of clocks in microseconds for a bucket of a region.
-fn flags_word(counter: &OwnedCounter) -> i64 {
+fn encode_flags_word(counter: &OwnedCounter) -> i64 {
     let limit = &counter.limit;
     // In a region, rejected hits are demand that the next grant must cover.
     let counts_rejected = limit.count_rejected() || limit.is_counted_in_region();
-    let slack_us = if limit.counting() == Counting::RegionBucket { signed_word(limit.clock_slack_us()) } else { 0 };
-    i64::from(counter.joint_limit().rejects_others) + 2 * i64::from(counts_rejected) + 4 * slack_us
+    let slack_us =
+        if limit.counting() == CountingMethod::RegionBucket { signed_word(limit.clock_slack_us()) } else { 0 };
+    i64::from(counter.as_joint_limit().rejects_others) + 2 * i64::from(counts_rejected) + 4 * slack_us
 }
 
 fn time_word(time: Time) -> i64 {
@@ -305,10 +308,10 @@ impl ArgumentEncoder {
     }
 
     fn push_limit(&mut self, counter: &OwnedCounter, wait_word: i64) {
-        self.push(i64::from(counter.limit.counted_requests()));
-        self.push(i64::from(counter.limit.counted_capacity()));
+        self.push(i64::from(counter.limit.effective_requests_per_unit()));
+        self.push(i64::from(counter.limit.effective_capacity()));
         self.push(wait_word);
-        self.push(flags_word(counter));
+        self.push(encode_flags_word(counter));
     }
 }
 
@@ -331,7 +334,7 @@ pub struct RegionEffects {
     /// Indices of the counters on which the call opened a grant request. Their states describe it.
     pub requesting_counters: Vec<usize>,
     /// Hits that the call admitted.
-    pub used: RegionUse,
+    pub used: RegionHitsBySource,
 }
 
 /// What a call had beside its charges, which decides how its reply is read.
@@ -358,44 +361,47 @@ pub fn replay_charges(
     let mut states: SmallVec<[State; 1]> = SmallVec::with_capacity(counters.len());
     for counter in counters {
         let last = reader.read_time()?;
-        let mut state = State::read(counter.limit.counting(), &mut reader, last)?;
-        context.view.inspect(|view| state.set_view(view));
+        let mut state = State::read_from_reply(counter.limit.counting(), &mut reader, last)?;
+        context.view.inspect(|view| state.set_global_view(view));
         states.push(state);
     }
     let lent = if context.has_leases { reader.read_number()? } else { 0 };
     if !reader.is_empty() {
         return Err(MalformedReply);
     }
-    let regions = context.view.map(|_| RegionsBefore::new(counters, &states, now));
+    let regions = context.view.map(|_| RegionCountersBefore::new(counters, &states, now));
     let results = charges.iter().map(|charge| replay_charge(charge, &mut states, ReplayTerms { now, lent })).collect();
-    let region = regions.map_or_else(RegionEffects::default, |before| before.effects_of(counters, &states, now));
+    let region = regions.map_or_else(RegionEffects::default, |before| before.compute_effects(counters, &states, now));
     Ok(ScriptOutcome { results, states, now, region })
 }
 
 /// Counters of regions before the charges of a call.
-struct RegionsBefore {
+struct RegionCountersBefore {
     /// Open grant request of each counter.
     requests: SmallVec<[u64; 4]>,
-    used: RegionUse,
+    used: RegionHitsBySource,
 }
 
-impl RegionsBefore {
+impl RegionCountersBefore {
     fn new(counters: &[OwnedCounter], states: &[State], now: Time) -> Self {
-        Self { requests: states.iter().map(State::open_request).collect(), used: region_use(counters, states, now) }
+        Self {
+            requests: states.iter().map(State::open_request_id).collect(),
+            used: total_region_use(counters, states, now),
+        }
     }
 
     /// Returns the effects of the charges that led to these states.
-    fn effects_of(self, counters: &[OwnedCounter], states: &[State], now: Time) -> RegionEffects {
-        let is_new = |index: &usize| self.requests[*index] != states[*index].open_request();
+    fn compute_effects(self, counters: &[OwnedCounter], states: &[State], now: Time) -> RegionEffects {
+        let is_new = |index: &usize| self.requests[*index] != states[*index].open_request_id();
         let requesting_counters = (0..states.len()).filter(is_new).collect();
-        RegionEffects { requesting_counters, used: region_use(counters, states, now).since(self.used) }
+        RegionEffects { requesting_counters, used: total_region_use(counters, states, now).hits_since(self.used) }
     }
 }
 
 /// Returns the hits that all counters of regions have used at `now`.
-fn region_use(counters: &[OwnedCounter], states: &[State], now: Time) -> RegionUse {
-    let mut used = RegionUse::default();
-    counters.iter().zip(states).for_each(|(counter, state)| used += state.region_use(&counter.limit, now));
+fn total_region_use(counters: &[OwnedCounter], states: &[State], now: Time) -> RegionHitsBySource {
+    let mut used = RegionHitsBySource::default();
+    counters.iter().zip(states).for_each(|(counter, state)| used += state.region_hits_by_source(&counter.limit, now));
     used
 }
 
@@ -409,13 +415,13 @@ struct ReplayTerms {
 fn replay_charge(charge: &OwnedCharge, states: &mut [State], terms: ReplayTerms) -> SmallVec<[ChargeResult; 1]> {
     let ReplayTerms { now, lent } = terms;
     let limits = charge.joint_limits();
-    let request = ChargeRequest { lent, ..charge.bounded_request() };
+    let request = ChargeRequest { lent, ..charge.request_with_bounded_delay() };
     if charge.dry_run {
         charge_together(&limits, &mut states.to_vec(), now, request)
     } else if let Some(void_from) = charge.void_from {
         // A refund always passes, and each counter decides for itself whether the refund is void.
         let refund = |(limit, state): (&JointLimit<'_>, &mut State)| {
-            if state.time(limit.limit, now) >= void_from {
+            if state.effective_charge_time(limit.limit, now) >= void_from {
                 state.clone().charge(limit.limit, now, request)
             } else {
                 state.charge(limit.limit, now, request)

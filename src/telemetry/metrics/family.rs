@@ -75,7 +75,7 @@ impl Family {
     }
 
     /// A counter with one series for each value of `label`.
-    pub fn counters(
+    pub fn counter_by_label(
         name: &'static str,
         help: &'static str,
         label: &'static str,

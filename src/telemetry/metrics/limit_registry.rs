@@ -33,19 +33,19 @@ pub struct LimitRegistry {
 #[derive(Debug)]
 struct StatsNamedByRequest {
     stats: Arc<LimitStats>,
-    idle: IdleCount,
+    idle: IdleDetector,
 }
 
 /// Counter of descriptors for a domain without rules.
 #[derive(Debug, Default)]
 struct UnknownDomain {
     count: AtomicU64,
-    idle: IdleCount,
+    idle: IdleDetector,
 }
 
 /// Detects that a count no longer changes.
 #[derive(Debug, Default)]
-struct IdleCount {
+struct IdleDetector {
     last: u64,
     sweeps: u32,
 }
@@ -90,7 +90,7 @@ impl LimitRegistry {
         let mut requested = write_lock(&self.requested);
         let entry = requested.entry(name.clone()).or_insert_with(|| {
             self.series.fetch_add(1, Ordering::Relaxed);
-            StatsNamedByRequest { stats: Arc::new(LimitStats::new(name)), idle: IdleCount::default() }
+            StatsNamedByRequest { stats: Arc::new(LimitStats::new(name)), idle: IdleDetector::default() }
         });
         Some(Arc::clone(&entry.stats))
     }
@@ -99,12 +99,12 @@ impl LimitRegistry {
     pub fn record_unknown_domain(&self, domain: &str) {
         let name = LimitName::new([domain]);
         let name = if name.as_str().len() <= MAX_LIMIT_NAME_BYTES { name.as_str() } else { OVERFLOW_NAME };
-        if self.count_known_domain(name) {
+        if self.count_registered_unknown_domain(name) {
             return;
         }
         let name = if self.has_room_or_count_overflow() { name } else { OVERFLOW_NAME };
         // `OVERFLOW_NAME` may exceed the bound by one series.
-        if name == OVERFLOW_NAME && self.count_known_domain(OVERFLOW_NAME) {
+        if name == OVERFLOW_NAME && self.count_registered_unknown_domain(OVERFLOW_NAME) {
             return;
         }
         let mut unknown = write_lock(&self.unknown_domains);
@@ -116,7 +116,7 @@ impl LimitRegistry {
     }
 
     /// Counts a descriptor if its domain is registered as unknown; returns false if it is not.
-    fn count_known_domain(&self, domain: &str) -> bool {
+    fn count_registered_unknown_domain(&self, domain: &str) -> bool {
         let domains = read_lock(&self.unknown_domains);
         domains.get(domain).is_some_and(|unknown| {
             unknown.count.fetch_add(1, Ordering::Relaxed);
@@ -163,8 +163,8 @@ impl LimitRegistry {
         self.max_series
     }
 
-    /// Number of times that a name from a request did not fit.
-    pub fn overflow_count(&self) -> u64 {
+    /// Number of times that a name from a request got no series: there was no room, or the name was too long.
+    pub fn series_overflow_count(&self) -> u64 {
         self.overflow.load(Ordering::Relaxed)
     }
 
@@ -187,7 +187,7 @@ impl LimitRegistry {
     }
 }
 
-impl IdleCount {
+impl IdleDetector {
     /// Records the current count; false once it has not changed for [`MAX_IDLE_SWEEPS`].
     fn record_count_and_is_used(&mut self, count: u64) -> bool {
         self.sweeps = if count == self.last { self.sweeps + 1 } else { 0 };

@@ -50,7 +50,7 @@ pub enum LimitStat {
 
 impl LimitStat {
     /// Number of counters.
-    pub const COUNT: usize = Self::Error as usize + 1;
+    pub const STAT_COUNT: usize = Self::Error as usize + 1;
 
     /// Counters that envoyproxy/ratelimit also has, with their names there and HELP texts.
     pub const ENVOY_RATELIMIT_COUNTERS: [(Self, &'static str, &'static str); 7] = [
@@ -72,7 +72,7 @@ impl LimitStat {
     ];
 
     /// Counters of decisions, with their verdict.
-    pub const VERDICTS: [(Self, &'static str); 7] = [
+    pub const VERDICT_COUNTERS: [(Self, &'static str); 7] = [
         (Self::Ok, "ok"),
         (Self::Over, "over_limit"),
         (Self::Shadow, "shadow"),
@@ -86,7 +86,7 @@ impl LimitStat {
 /// Statistics of one limit.
 #[derive(Debug)]
 pub struct LimitStats {
-    counts: StripedCounters<{ LimitStat::COUNT }>,
+    counts: StripedCounters<{ LimitStat::STAT_COUNT }>,
     name: Arc<LimitName>,
     id: u64,
     created: Instant,
@@ -184,8 +184,9 @@ impl LimitName {
 
     /// Labels `domain`, `key1`, `key2` and so on.
     pub fn labels(&self) -> Vec<Label> {
-        const KEYS: [&str; 8] = ["domain", "key1", "key2", "key3", "key4", "key5", "key6", "key7"];
-        let name = |index: usize| KEYS.get(index).map_or_else(|| format!("key{index}").into(), |name| (*name).into());
+        const LABEL_NAMES: [&str; 8] = ["domain", "key1", "key2", "key3", "key4", "key5", "key6", "key7"];
+        let name =
+            |index: usize| LABEL_NAMES.get(index).map_or_else(|| format!("key{index}").into(), |name| (*name).into());
         self.parts().enumerate().map(|(index, part)| (name(index), part.to_owned())).collect()
     }
 }
@@ -232,7 +233,7 @@ impl LimitStats {
 
     /// Number of decisions under this name, of any verdict.
     pub fn decision_count(&self) -> u64 {
-        LimitStat::VERDICTS.iter().map(|(count, _)| self.counter_value(*count)).sum()
+        LimitStat::VERDICT_COUNTERS.iter().map(|(count, _)| self.counter_value(*count)).sum()
     }
 
     /// Counts a decision whose verdict is counted under a name from the request.
@@ -241,7 +242,7 @@ impl LimitStats {
     }
 
     /// Number of decisions, including those counted under names from requests.
-    pub fn all_decisions(&self) -> DecisionCounts {
+    pub fn total_decision_counts(&self) -> DecisionCounts {
         let [admitted, rejected] = [0, 1].map(|index: usize| self.under_request_names[index].load(Ordering::Relaxed));
         DecisionCounts {
             total: self.decision_count() + admitted + rejected,

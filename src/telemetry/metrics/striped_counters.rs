@@ -41,7 +41,7 @@ impl<const N: usize> StripedCounters<N> {
             counter.compare_exchange(before, before.wrapping_add(count), Ordering::Relaxed, Ordering::Relaxed);
         if exchanged.is_err() {
             counter.fetch_add(count, Ordering::Relaxed);
-            self.count_conflict(before);
+            self.count_conflict_and_add_stripes(before);
         }
     }
 
@@ -52,9 +52,9 @@ impl<const N: usize> StripedCounters<N> {
         values.fold(0, u64::wrapping_add)
     }
 
-    /// Counts a conflict on a counter that has been added to about `additions` times.
+    /// Counts a conflict on a counter with about `additions` additions; adds the stripes if conflicts are frequent.
     #[cold]
-    fn count_conflict(&self, additions: u64) {
+    fn count_conflict_and_add_stripes(&self, additions: u64) {
         let conflicts = self.conflicts.fetch_add(1, Ordering::Relaxed) + 1;
         if conflicts >= MIN_CONFLICTS && conflicts > additions / MIN_ADDITIONS_PER_CONFLICT {
             self.stripes.get_or_init(Box::default);
@@ -70,8 +70,8 @@ impl<const N: usize> Default for CounterBlock<N> {
 
 /// Index of the calling thread's stripe, below [`STRIPES`].
 pub(crate) fn stripe_of_this_thread() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local!(static STRIPE: usize = NEXT.fetch_add(1, Ordering::Relaxed) % STRIPES);
+    static NEXT_STRIPE: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static STRIPE: usize = NEXT_STRIPE.fetch_add(1, Ordering::Relaxed) % STRIPES);
     STRIPE.with(|stripe| *stripe)
 }
 
@@ -95,11 +95,11 @@ mod tests {
     fn contention_gives_each_stripe_a_block() {
         let counters = StripedCounters::<1>::default();
         counters.add_to_counter(0, 5);
-        (1..MIN_CONFLICTS).for_each(|_| counters.count_conflict(5));
+        (1..MIN_CONFLICTS).for_each(|_| counters.count_conflict_and_add_stripes(5));
         assert!(counters.stripes.get().is_none(), "too few conflicts");
-        counters.count_conflict(MIN_CONFLICTS * MIN_ADDITIONS_PER_CONFLICT);
+        counters.count_conflict_and_add_stripes(MIN_CONFLICTS * MIN_ADDITIONS_PER_CONFLICT);
         assert!(counters.stripes.get().is_none(), "one conflict in {MIN_ADDITIONS_PER_CONFLICT} additions");
-        counters.count_conflict(5);
+        counters.count_conflict_and_add_stripes(5);
         counters.add_to_counter(0, 2);
         assert_eq!(counters.shared.0[0].load(Ordering::Relaxed), 5, "the addition went to a stripe");
         assert_eq!(counters.counter_value(0), 7);

@@ -56,8 +56,8 @@ pub fn read_trace_state<'h>(header: &impl Fn(&'static str) -> Option<&'h [u8]>) 
 
 /// Parses `00-<trace>-<span>-<flags>`; later versions may have more fields.
 fn parse_traceparent(text: &[u8]) -> Option<RemoteParent> {
-    const LENGTH: usize = 55;
-    let (head, rest) = text.split_at_checked(LENGTH)?;
+    const TRACEPARENT_LENGTH: usize = 55;
+    let (head, rest) = text.split_at_checked(TRACEPARENT_LENGTH)?;
     let is_lower = head.iter().all(|byte| !byte.is_ascii_uppercase());
     if !is_lower || head[2] != b'-' || head[35] != b'-' || head[52] != b'-' {
         return None;

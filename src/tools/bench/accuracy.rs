@@ -22,7 +22,7 @@ pub struct TimedVerdict {
 
 /// Verdicts on the requests of a counter, in hits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Accuracy {
+pub struct CounterAccuracy {
     /// Requested hits.
     pub requested: u64,
     /// Admitted hits.
@@ -38,7 +38,7 @@ pub struct Accuracy {
 }
 
 /// Combines two counters of one limit: sums, and the greater of the maxima.
-impl AddAssign for Accuracy {
+impl AddAssign for CounterAccuracy {
     fn add_assign(&mut self, other: Self) {
         self.requested += other.requested;
         self.admitted += other.admitted;
@@ -52,8 +52,8 @@ impl AddAssign for Accuracy {
 /// Evaluates the verdicts on one counter, sorted by time.
 ///
 /// `period_us` must not be 0. Windows are aligned to 0 of the clock of the verdicts.
-pub fn measure_accuracy(verdicts: &[TimedVerdict], limit: u64, period_us: u64) -> Accuracy {
-    let mut accuracy = Accuracy::default();
+pub fn measure_accuracy(verdicts: &[TimedVerdict], limit: u64, period_us: u64) -> CounterAccuracy {
+    let mut accuracy = CounterAccuracy::default();
     let (mut admitted, mut log) = (SlidingWindow::default(), SlidingWindow::default());
     let (mut window, mut in_window) = (None, 0);
     for verdict in verdicts {
@@ -63,7 +63,7 @@ pub fn measure_accuracy(verdicts: &[TimedVerdict], limit: u64, period_us: u64) -
         accuracy.requested += verdict.hits;
         if verdict.admitted {
             accuracy.admitted += verdict.hits;
-            admitted.add(verdict);
+            admitted.add_verdict(verdict);
             accuracy.max_in_a_period = accuracy.max_in_a_period.max(admitted.hits);
             if window.replace(verdict.at_us / period_us) != Some(verdict.at_us / period_us) {
                 in_window = 0;
@@ -73,7 +73,7 @@ pub fn measure_accuracy(verdicts: &[TimedVerdict], limit: u64, period_us: u64) -
         }
         let by_log = log.hits + verdict.hits <= limit;
         if by_log {
-            log.add(verdict);
+            log.add_verdict(verdict);
         }
         match (verdict.admitted, by_log) {
             (true, false) => accuracy.wrongly_admitted += verdict.hits,
@@ -103,7 +103,7 @@ impl SlidingWindow {
         }
     }
 
-    fn add(&mut self, verdict: &TimedVerdict) {
+    fn add_verdict(&mut self, verdict: &TimedVerdict) {
         self.entries.push_back((verdict.at_us, verdict.hits));
         self.hits += verdict.hits;
     }

@@ -19,13 +19,13 @@ use tonic::Code;
 
 use crate::base::pb::codec::{FRAME_HEAD_BYTES, encode_frame};
 use crate::base::pb::{METHOD_PATH, RateLimitRequest, RateLimitResponse};
-use crate::settings::address::Target;
+use crate::settings::address::ServerAddress;
 
 /// Server under load, and access to it.
 #[derive(Clone)]
 pub struct BenchTarget {
     /// Address of the gRPC listener.
-    pub target: Target,
+    pub target: ServerAddress,
     /// TLS to the server; `None` means plaintext.
     pub tls: Option<BenchTls>,
     /// Time limit of a call or a connection attempt; calls send it as deadline.
@@ -82,19 +82,19 @@ impl BenchTarget {
     /// A server that speaks another protocol, or rejects the client certificate at the end of the TLS handshake, fails
     /// here and not in every call.
     pub async fn connect(&self) -> Result<BenchConnection, CallError> {
-        let connected = timeout(self.timeout.max(Duration::from_secs(1)), self.connect_transport()).await;
+        let connected = timeout(self.timeout.max(Duration::from_secs(1)), self.connect_without_timeout()).await;
         connected.map_err(|_| CallError::Unreachable("timed out".to_owned()))?
     }
 
-    async fn connect_transport(&self) -> Result<BenchConnection, CallError> {
+    async fn connect_without_timeout(&self) -> Result<BenchConnection, CallError> {
         let unreachable = |error: io::Error| CallError::Unreachable(error.to_string());
         let lost = |error: io::Error| CallError::Connection(error.to_string());
         match &self.target {
-            Target::Unix(path) => {
+            ServerAddress::Unix(path) => {
                 let stream = UnixStream::connect(path).await.map_err(unreachable)?;
                 self.start_http2(stream, "localhost").await
             }
-            Target::Tcp(address) => {
+            ServerAddress::Tcp(address) => {
                 let stream = TcpStream::connect(address).await.map_err(unreachable)?;
                 stream.set_nodelay(true).map_err(lost)?;
                 match &self.tls {
@@ -115,16 +115,16 @@ impl BenchTarget {
     {
         let mut builder = h2::client::Builder::new();
         builder.initial_window_size(1 << 20).initial_connection_window_size(1 << 24);
-        let (requests, mut connection) = builder.handshake(stream).await.map_err(connection_error)?;
+        let (requests, mut connection) = builder.handshake(stream).await.map_err(to_connection_error)?;
         let mut pings = connection.ping_pong().ok_or_else(|| CallError::Connection("cannot send a ping".to_owned()))?;
         tokio::select! {
             biased;
             // The reason of the close is more useful than a missing ping answer.
             closed = &mut connection => {
-                closed.map_err(connection_error)?;
+                closed.map_err(to_connection_error)?;
                 return Err(CallError::Connection("closed by the server".to_owned()));
             }
-            pong = pings.ping(Ping::opaque()) => { pong.map_err(connection_error)?; }
+            pong = pings.ping(Ping::opaque()) => { pong.map_err(to_connection_error)?; }
         }
         // Each call on the connection gets the reason of its close.
         tokio::spawn(connection);
@@ -161,17 +161,17 @@ impl BenchConnection {
         headers.insert("content-type", http::HeaderValue::from_static("application/grpc"));
         headers.insert("te", http::HeaderValue::from_static("trailers"));
         headers.insert("grpc-timeout", self.grpc_timeout.clone());
-        let mut requests = self.requests.clone().ready().await.map_err(connection_error)?;
-        let (response, mut body) = requests.send_request(head, false).map_err(connection_error)?;
-        body.send_data(frame, true).map_err(connection_error)?;
-        let (head, mut body) = response.await.map_err(connection_error)?.into_parts();
+        let mut requests = self.requests.clone().ready().await.map_err(to_connection_error)?;
+        let (response, mut body) = requests.send_request(head, false).map_err(to_connection_error)?;
+        body.send_data(frame, true).map_err(to_connection_error)?;
+        let (head, mut body) = response.await.map_err(to_connection_error)?.into_parts();
         if !head.status.is_success() {
             return Err(CallError::MalformedResponse(format!("HTTP status {}", head.status)));
         }
         // A response without a message has its status in the headers.
         check_grpc_status(&head.headers)?;
         let message = read_message(&mut body).await?;
-        match body.trailers().await.map_err(connection_error)? {
+        match body.trailers().await.map_err(to_connection_error)? {
             Some(trailers) => check_grpc_status(&trailers)?,
             None => return Err(CallError::MalformedResponse("no trailers".to_owned())),
         }
@@ -190,8 +190,8 @@ const MAX_RESPONSE_BYTES: usize = 4 << 20;
 async fn read_message(body: &mut RecvStream) -> Result<Vec<u8>, CallError> {
     let mut message = Vec::with_capacity(64);
     while let Some(data) = body.data().await {
-        let data = data.map_err(connection_error)?;
-        body.flow_control().release_capacity(data.len()).map_err(connection_error)?;
+        let data = data.map_err(to_connection_error)?;
+        body.flow_control().release_capacity(data.len()).map_err(to_connection_error)?;
         message.extend_from_slice(&data);
         if message.len() > MAX_RESPONSE_BYTES {
             return Err(CallError::MalformedResponse(format!("more than {MAX_RESPONSE_BYTES} bytes")));
@@ -213,6 +213,6 @@ fn check_grpc_status(headers: &HeaderMap) -> Result<(), CallError> {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-fn connection_error(error: h2::Error) -> CallError {
+fn to_connection_error(error: h2::Error) -> CallError {
     CallError::Connection(error.to_string())
 }

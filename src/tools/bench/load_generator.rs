@@ -85,7 +85,7 @@ const RECONNECT_DELAY: Duration = Duration::from_millis(50);
 /// State of a run, shared by all streams.
 struct LoadRun {
     plan: LoadPlan,
-    connections: Vec<ConnectionSlot>,
+    connections: Vec<LoadConnection>,
     started: Instant,
     /// Wall-clock time of the start, in microseconds since the Unix epoch.
     started_us: u64,
@@ -96,7 +96,7 @@ struct LoadRun {
 }
 
 /// A connection with the due times of its calls and its measurements.
-struct ConnectionSlot {
+struct LoadConnection {
     connection: tokio::sync::Mutex<Option<BenchConnection>>,
     due: tokio::sync::Mutex<UnboundedReceiver<Instant>>,
     record: Mutex<LoadMeasurements>,
@@ -121,9 +121,9 @@ pub async fn generate_load(
         let (sender, due) = unbounded_channel();
         due_senders.push(sender);
         let (connection, due) = (tokio::sync::Mutex::new(Some(connection)), tokio::sync::Mutex::new(due));
-        connections.push(ConnectionSlot { connection, due, record: Mutex::new(LoadMeasurements::new()) });
+        connections.push(LoadConnection { connection, due, record: Mutex::new(LoadMeasurements::new()) });
     }
-    read_usage(plan.usage.as_ref()).await?;
+    read_server_usage(plan.usage.as_ref()).await?;
     let run = Arc::new(LoadRun {
         started: Instant::now(),
         started_us: Clock::System.now().as_micros(),
@@ -144,7 +144,7 @@ pub async fn generate_load(
             streams.spawn(Arc::clone(&run).send_calls(connection, stream));
         }
     }
-    let usage = tokio::spawn(Arc::clone(&run).measure_usage());
+    let usage = tokio::spawn(Arc::clone(&run).measure_server_usage());
     let mut ticks = tokio::time::interval(PROGRESS_INTERVAL);
     loop {
         tokio::select! {
@@ -323,17 +323,17 @@ impl LoadRun {
     }
 
     /// Measures the resource usage of the server between the end of the warm-up and the end of the run.
-    async fn measure_usage(self: Arc<Self>) -> Result<Option<UsageSpan>, String> {
+    async fn measure_server_usage(self: Arc<Self>) -> Result<Option<UsageSpan>, String> {
         let source = self.plan.usage.as_ref();
         tokio::time::sleep_until(self.measurement_start().into()).await;
-        let (before, responses) = (read_usage(source).await?, self.responses.load(Ordering::Relaxed));
+        let (before, responses) = (read_server_usage(source).await?, self.responses.load(Ordering::Relaxed));
         tokio::time::sleep_until(self.measurement_end().into()).await;
-        let (after, responses) = (read_usage(source).await?, self.responses.load(Ordering::Relaxed) - responses);
+        let (after, responses) = (read_server_usage(source).await?, self.responses.load(Ordering::Relaxed) - responses);
         Ok(before.zip(after).map(|(before, after)| UsageSpan { before, after, responses }))
     }
 }
 
-async fn read_usage(source: Option<&UsageSource>) -> Result<Option<ResourceUsage>, String> {
+async fn read_server_usage(source: Option<&UsageSource>) -> Result<Option<ResourceUsage>, String> {
     let Some(source) = source.cloned() else { return Ok(None) };
     let usage = tokio::task::spawn_blocking(move || source.measure_usage()).await;
     usage.map_err(|error| error.to_string())?.map(Some)

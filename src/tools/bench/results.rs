@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use super::accuracy::{Accuracy, TimedVerdict, measure_accuracy};
+use super::accuracy::{CounterAccuracy, TimedVerdict, measure_accuracy};
 use super::load_generator::LoadPlan;
 use super::measurements::{LoadMeasurements, ReportedLimit, UsageSpan, VerdictCounts, VerdictEvent};
 use crate::limit::period::Unit;
@@ -176,7 +176,7 @@ struct LimitKey {
 /// Accuracy of the counters of a limit.
 #[derive(Default)]
 struct AccuracySum {
-    accuracy: Accuracy,
+    accuracy: CounterAccuracy,
     counters: u64,
     over_in_a_period: u64,
     over_in_a_window: u64,
@@ -193,7 +193,7 @@ fn evaluate_limits(
     let mut sums: HashMap<LimitKey, AccuracySum> = HashMap::new();
     for counter in events.chunk_by(|one, next| one.counter == next.counter) {
         // A limit may change during the run: the last one counts.
-        let reported = counter.iter().rev().find_map(|event| event.limit).and_then(|limit| limit.to_stated_limit());
+        let reported = counter.iter().rev().find_map(|event| event.limit).and_then(|limit| limit.to_hits_and_period());
         let Some(limit) = stated.or(reported) else {
             unlimited += counter.len() as u64;
             continue;
@@ -238,7 +238,7 @@ fn to_timed_verdict(event: &VerdictEvent) -> TimedVerdict {
 }
 
 impl ReportedLimit {
-    fn to_stated_limit(self) -> Option<StatedLimit> {
+    fn to_hits_and_period(self) -> Option<StatedLimit> {
         let unit = Unit::from_protobuf_number(self.unit)?;
         Some(StatedLimit { hits: self.requests_per_unit.into(), period_us: unit.seconds() * 1_000_000 })
     }

@@ -11,7 +11,7 @@ use tokio::runtime;
 
 use super::client::{ClientTls, TlsArgs, block_on, suggest_connection_fix};
 use super::print::{
-    CommandOutcome, check_written, format_latency, format_seconds, print_error, print_note, print_to_stdout,
+    CommandOutcome, fail_if_unwritten, format_latency, format_seconds, print_error, print_note, print_to_stdout,
 };
 use super::request_flags::{RequestArgs, parse_duration};
 use crate::base::clock::to_micros;
@@ -20,7 +20,7 @@ use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::base::random::random_u64;
 use crate::base::table::{NumberAlignment, format_table};
 use crate::serve::http::proto_json::request_from_json;
-use crate::settings::address::Target;
+use crate::settings::address::ServerAddress;
 use crate::settings::value::number::DurationRange;
 use crate::tools::bench::connection::{BenchTarget, BenchTls, CallError};
 use crate::tools::bench::key_space::KeySpace;
@@ -35,7 +35,7 @@ use crate::tools::bench::server_usage::UsageSource;
 pub(super) struct Args {
     /// Address of the gRPC listener of any rate limit service; unix:PATH for a unix socket
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8081")]
-    addr: Target,
+    addr: ServerAddress,
     #[command(flatten)]
     tls: TlsArgs,
     #[command(flatten)]
@@ -111,9 +111,9 @@ Examples:
 Exit codes: 0 every call got a response, 1 some got none, or no call was possible, 2 invalid usage.";
 
 /// Concurrent calls on each connection of a closed loop, as many as Envoy has at full load.
-const DEFAULT_CLOSED_STREAMS: u16 = 64;
+const DEFAULT_CLOSED_LOOP_STREAMS: u16 = 64;
 /// Maximum of concurrent calls on each connection of an open loop, more than a server that keeps up needs.
-const DEFAULT_OPEN_STREAMS: u16 = 250;
+const DEFAULT_OPEN_LOOP_STREAMS: u16 = 250;
 
 /// Runs the load and prints the results.
 pub(super) fn run(args: &Args) -> CommandOutcome {
@@ -145,7 +145,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 fn print_results(args: &Args, plan: &LoadPlan, results: &BenchResults) -> CommandOutcome {
     let outcome = if results.errors.is_empty() { CommandOutcome::Success } else { CommandOutcome::Failure };
     if !args.json {
-        return check_written(print_to_stdout(format_results(plan, results)), outcome);
+        return fail_if_unwritten(print_to_stdout(format_results(plan, results)), outcome);
     }
     let page = match to_pretty_json(results) {
         Ok(json) => json + "\n",
@@ -157,7 +157,7 @@ fn print_results(args: &Args, plan: &LoadPlan, results: &BenchResults) -> Comman
     if outcome == CommandOutcome::Failure {
         print_note("tollkeeper: some calls got no response; see `errors`\n");
     }
-    check_written(print_to_stdout(page), outcome)
+    fail_if_unwritten(print_to_stdout(page), outcome)
 }
 
 /// Builds the progress bar, hidden if standard error is not a terminal.
@@ -180,7 +180,7 @@ fn update_progress_bar(bar: &ProgressBar, plan: &LoadPlan, progress: LoadProgres
 }
 
 /// Formats the error of a run without a result.
-fn format_error(error: &LoadError, target: &Target, tls: Option<&ClientTls>) -> String {
+fn format_error(error: &LoadError, target: &ServerAddress, tls: Option<&ClientTls>) -> String {
     let hint = match error {
         LoadError::Connection(CallError::Unreachable(_)) => "; is the service running there?".to_owned(),
         LoadError::Connection(failure) => suggest_connection_fix(target, tls, &failure.to_string()),
@@ -201,7 +201,7 @@ fn build_load_plan(args: &Args, tls: Option<&ClientTls>) -> Result<LoadPlan, Str
             RequestMix::new([(1, template(request)?)])?
         }
     };
-    let default_streams = if args.rate.is_some() { DEFAULT_OPEN_STREAMS } else { DEFAULT_CLOSED_STREAMS };
+    let default_streams = if args.rate.is_some() { DEFAULT_OPEN_LOOP_STREAMS } else { DEFAULT_CLOSED_LOOP_STREAMS };
     let usage = args.pid.map(UsageSource::Pid).or_else(|| args.metrics.clone().map(UsageSource::Metrics));
     Ok(LoadPlan {
         target: BenchTarget {
@@ -278,7 +278,7 @@ fn parse_duration_up_to_a_day(text: &str) -> Result<Duration, String> {
 }
 
 fn parse_duration_up_to_an_hour_or_zero(text: &str) -> Result<Duration, String> {
-    parse_duration(text, &DurationRange::new(Duration::from_millis(1), Duration::from_secs(3600)).or_zero())
+    parse_duration(text, &DurationRange::new(Duration::from_millis(1), Duration::from_secs(3600)).allowing_zero())
 }
 
 fn parse_stated_limit(text: &str) -> Result<StatedLimit, String> {
@@ -318,7 +318,7 @@ fn format_results(plan: &LoadPlan, results: &BenchResults) -> String {
     for (error, count) in &results.errors {
         line("errors", format!("{count} times: {}", escape_unprintable(error)));
     }
-    page + &format_limits(results)
+    page + &format_accuracy_section(results)
 }
 
 fn format_percentiles(percentiles: &Percentiles) -> String {
@@ -328,11 +328,11 @@ fn format_percentiles(percentiles: &Percentiles) -> String {
         .join("  ")
 }
 
-fn format_limits(results: &BenchResults) -> String {
+fn format_accuracy_section(results: &BenchResults) -> String {
     let mut page = String::new();
     if !results.limits.is_empty() {
         page += "\nlimits, from the start of the warm-up\n";
-        page += &format_limit_table(&results.limits);
+        page += &format_accuracy_table(&results.limits);
     }
     if results.unlimited > 0 {
         page += &format!("{} descriptors have no reported limit; --limit states one\n", results.unlimited);
@@ -343,7 +343,7 @@ fn format_limits(results: &BenchResults) -> String {
     page
 }
 
-fn format_limit_table(limits: &[LimitAccuracy]) -> String {
+fn format_accuracy_table(limits: &[LimitAccuracy]) -> String {
     let row = |limit: &LimitAccuracy| {
         let period = format_seconds(limit.period_seconds);
         let share = |hits: u64| format!("{hits} ({:.4} %)", hits as f64 / limit.requested.max(1) as f64 * 100.0);

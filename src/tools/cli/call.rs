@@ -10,7 +10,7 @@ use tokio::runtime;
 
 use super::client::{ClientTls, RateLimitClient, TimedResponse, TlsArgs, block_on};
 use super::print::{
-    CommandOutcome, check_written, escape_and_shorten, format_latency, format_micros, print_error, print_note,
+    CommandOutcome, escape_and_shorten, fail_if_unwritten, format_latency, format_micros, print_error, print_note,
     print_to_stdout,
 };
 use super::request_flags::{RequestArgs, format_descriptor, parse_duration};
@@ -22,7 +22,7 @@ use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
 use crate::limit::period::period_in_words;
 use crate::serve::http::proto_json::response_to_json;
-use crate::settings::address::Target;
+use crate::settings::address::ServerAddress;
 use crate::settings::value::number::DurationRange;
 
 /// Arguments of `call`.
@@ -30,7 +30,7 @@ use crate::settings::value::number::DurationRange;
 pub(super) struct Args {
     /// Address of the gRPC listener of a running server; unix:PATH for a unix socket
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8081")]
-    addr: Target,
+    addr: ServerAddress,
     #[command(flatten)]
     tls: TlsArgs,
     #[command(flatten)]
@@ -95,15 +95,15 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     if shows_progress(args) {
         print_note("\r\u{1b}[K");
     }
-    let page = if args.json { String::new() } else { report.format() };
+    let page = if args.json { String::new() } else { report.format_summary() };
     let outcome = match sent {
-        Ok(written) => check_written(written, CommandOutcome::Success),
+        Ok(written) => fail_if_unwritten(written, CommandOutcome::Success),
         Err(problem) => {
             print_error(problem);
             CommandOutcome::Failure
         }
     };
-    check_written(print_to_stdout(page), outcome)
+    fail_if_unwritten(print_to_stdout(page), outcome)
 }
 
 /// Sends all requests. The inner result is that of writing to standard output, which ends the sending too.
@@ -202,9 +202,9 @@ impl CallSummary {
     }
 
     /// Formats the report; empty without a response.
-    fn format(mut self) -> String {
+    fn format_summary(mut self) -> String {
         let Some(last) = self.last.take() else { return String::new() };
-        if self.last_shown < self.last_number() {
+        if self.last_shown < self.last_response_number() {
             self.add_rows(&last);
         }
         let headings = ["#", "DESCRIPTOR", "CODE", "LIMIT", "REMAINING", "RESET"];
@@ -231,13 +231,13 @@ impl CallSummary {
     }
 
     /// Returns the number of the last response, from 1.
-    fn last_number(&self) -> u32 {
+    fn last_response_number(&self) -> u32 {
         // `count` bounds it.
         u32::try_from(self.latencies_us.len()).unwrap_or(u32::MAX)
     }
 
     fn add_rows(&mut self, response: &RateLimitResponse) {
-        let number = self.last_number();
+        let number = self.last_response_number();
         if number > self.last_shown + 1 {
             let gap = ["...", "", "", "", "", ""];
             self.rows.push(gap.map(str::to_owned).into());

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::print::{CommandOutcome, check_written, format_count, print_to_stdout};
+use super::print::{CommandOutcome, fail_if_unwritten, format_count, print_to_stdout};
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::base::table::{NumberAlignment, format_table};
@@ -98,7 +98,7 @@ struct RuleFilesReport<'r> {
 
 /// Checks the files and the environment.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    let environment = args.env.then(report_variables);
+    let environment = args.env.then(report_environment);
     let rules = (!args.paths.is_empty() || args.defaults.is_some()).then(|| {
         let mut found = Diagnostics::default();
         let options =
@@ -112,7 +112,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
         OutputFormat::Text => format_text(rules.as_ref(), environment.as_deref()),
         OutputFormat::Json => format_json(ok, rules.as_ref(), environment.as_deref()),
     };
-    check_written(print_to_stdout(page), if ok { CommandOutcome::Success } else { CommandOutcome::Failure })
+    fail_if_unwritten(print_to_stdout(page), if ok { CommandOutcome::Success } else { CommandOutcome::Failure })
 }
 
 fn format_text(rules: Option<&CheckedRules>, variables: Option<&[VariableReport]>) -> String {
@@ -156,8 +156,8 @@ struct VariableReport {
     fix: Option<String>,
 }
 
-/// Words for dispositions, in JSON and in text.
-const DISPOSITIONS: [(&str, &str); 6] = [
+/// Names of the dispositions: in JSON, and the word for each in text.
+const DISPOSITION_WORDS: [(&str, &str); 6] = [
     ("honoured", "honoured"),
     ("differs", "different"),
     ("no_effect", "without effect"),
@@ -167,26 +167,26 @@ const DISPOSITIONS: [(&str, &str); 6] = [
 ];
 
 /// Reports the variables of this process that concern a start, and others by which it fails.
-fn report_variables() -> Vec<VariableReport> {
+fn report_environment() -> Vec<VariableReport> {
     let mut variables: Vec<_> =
         report::report_variables(std::env::vars_os()).into_iter().map(VariableReport::from).collect();
     // Without valid settings nothing else can be validated; the start fails by them.
     if let Ok((settings, _)) = Settings::from_env(std::env::vars_os()) {
-        if mapper_has_regexes(&settings) {
-            find_or_add_row(&mut variables, PROMETHEUS_MAPPER_YAML.name())
+        if metrics_mapper_has_regexes(&settings) {
+            find_or_add_variable(&mut variables, PROMETHEUS_MAPPER_YAML.name())
                 .set_disposition("differs", "its regular expressions match whole names".to_owned());
         }
-        if let Some(empty) = find_variable_without_rules(&settings, &variables) {
+        if let Some(empty) = find_empty_location_variable(&settings, &variables) {
             let why = "empty, so no file is read and every request passes, as in envoyproxy/ratelimit";
-            let row = find_or_add_row(&mut variables, empty);
+            let row = find_or_add_variable(&mut variables, empty);
             row.set_disposition("unusable", why.to_owned());
             row.fix = Some("name the directory of the rules, or give serve --config".to_owned());
         }
         for unusable in startup::find_unusable_files(&settings) {
-            find_or_add_row(&mut variables, unusable.setting).set_disposition("unusable", unusable.what);
+            find_or_add_variable(&mut variables, unusable.setting).set_disposition("unusable", unusable.what);
         }
-        for problem in startup::find_problems(&settings) {
-            let row = find_or_add_row(&mut variables, problem.setting());
+        for problem in startup::find_startup_problems(&settings) {
+            let row = find_or_add_variable(&mut variables, problem.setting());
             row.set_disposition("invalid", problem.description());
             row.prevents_start = true;
         }
@@ -195,20 +195,20 @@ fn report_variables() -> Vec<VariableReport> {
 }
 
 /// Finds the empty variable because of which no rule file is read, if variables say where the rules are.
-fn find_variable_without_rules(settings: &Settings, variables: &[VariableReport]) -> Option<&'static str> {
+fn find_empty_location_variable(settings: &Settings, variables: &[VariableReport]) -> Option<&'static str> {
     let says_where = variables.iter().any(|variable| variable.name.starts_with("RUNTIME_"));
     let location = RuleLocation::from(&settings.rules);
-    location.empty_variable().filter(|_| says_where && settings.xds.is_none())
+    location.find_empty_env_variable().filter(|_| says_where && settings.xds.is_none())
 }
 
 /// Returns `true` if the mapping file of metrics is valid and has regular expressions.
-fn mapper_has_regexes(settings: &Settings) -> bool {
+fn metrics_mapper_has_regexes(settings: &Settings) -> bool {
     let path = settings.metrics.prometheus.as_ref().and_then(|prometheus| prometheus.mapper.as_deref());
     path.is_some_and(|path| Mapper::read_file(path).is_ok_and(|mapper| mapper.has_regexes()))
 }
 
-/// The row of a variable; a new one if the variable is not set.
-fn find_or_add_row<'v>(variables: &'v mut Vec<VariableReport>, name: &str) -> &'v mut VariableReport {
+/// Finds the row of a variable, or adds one if the variable is not set.
+fn find_or_add_variable<'v>(variables: &'v mut Vec<VariableReport>, name: &str) -> &'v mut VariableReport {
     let index = variables.iter().position(|variable| variable.name == name).unwrap_or_else(|| {
         let value = groups::find_setting(name).map(|setting| setting.default_text());
         let (name, disposition) = (name.to_owned(), "honoured");
@@ -251,14 +251,14 @@ fn format_variables(variables: &[VariableReport]) -> String {
         return "no variable for tollkeeper is set, so the defaults apply\n".to_owned();
     }
     let rows = variables.iter().map(|variable| {
-        let known = DISPOSITIONS.iter().find(|(name, _)| *name == variable.disposition);
+        let known = DISPOSITION_WORDS.iter().find(|(name, _)| *name == variable.disposition);
         let disposition = known.map_or(variable.disposition, |(_, word)| word);
         let note = [variable.why.as_deref(), variable.fix.as_deref()].into_iter().flatten().collect::<Vec<_>>();
         [&variable.name, variable.value.as_deref().unwrap_or_default(), disposition, &note.join("; ")]
             .map(escape_unprintable)
     });
     let page = format_table(&["VARIABLE", "VALUE", "DISPOSITION", "NOTE"], rows, NumberAlignment::Left);
-    let sums: Vec<String> = DISPOSITIONS
+    let sums: Vec<String> = DISPOSITION_WORDS
         .iter()
         .map(|(name, word)| (variables.iter().filter(|variable| variable.disposition == *name).count(), word))
         .filter(|(sum, _)| *sum > 0)

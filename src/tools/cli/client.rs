@@ -22,12 +22,12 @@ use crate::base::clock::to_micros;
 use crate::base::pb::rate_limit_service_client::RateLimitServiceClient;
 use crate::base::pb::{RateLimitRequest, RateLimitResponse};
 use crate::base::printable_text::escape_unprintable;
-use crate::settings::address::Target;
+use crate::settings::address::ServerAddress;
 use crate::settings::pem::{ClientCertificate, PemFile, collect_trusted_roots, with_client_certificate};
 
 /// Connection to a server.
 pub(super) struct RateLimitClient {
-    target: Target,
+    target: ServerAddress,
     tls: Option<ClientTls>,
     timeout: Duration,
     rpc: RateLimitServiceClient<Channel>,
@@ -46,11 +46,15 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl RateLimitClient {
     /// Connects to a server; `timeout` limits each call and is sent as its deadline.
-    pub(super) async fn connect(target: &Target, timeout: Duration, tls: Option<ClientTls>) -> Result<Self, String> {
+    pub(super) async fn connect(
+        target: &ServerAddress,
+        timeout: Duration,
+        tls: Option<ClientTls>,
+    ) -> Result<Self, String> {
         let scheme = if tls.is_some() { "https" } else { "http" };
         let address = match target {
-            Target::Tcp(address) => format!("{scheme}://{address}"),
-            Target::Unix(path) => format!("unix:{path}"),
+            ServerAddress::Tcp(address) => format!("{scheme}://{address}"),
+            ServerAddress::Unix(path) => format!("unix:{path}"),
         };
         let mut endpoint =
             Endpoint::from_shared(address).map_err(|error| format!("{target}: {}", format_root_cause(&error)))?;
@@ -101,11 +105,11 @@ impl RateLimitClient {
 }
 
 /// Suggests what to check after a connection failed; completes the error text.
-pub(super) fn suggest_connection_fix(target: &Target, tls: Option<&ClientTls>, why: &str) -> String {
+pub(super) fn suggest_connection_fix(target: &ServerAddress, tls: Option<&ClientTls>, why: &str) -> String {
     match (target, tls) {
         (_, Some(tls)) => format!("; {}", tls.suggest_tls_fix(why)),
-        (Target::Tcp(_), None) => "; the server may require TLS; see --tls".to_owned(),
-        (Target::Unix(_), None) => String::new(),
+        (ServerAddress::Tcp(_), None) => "; the server may require TLS; see --tls".to_owned(),
+        (ServerAddress::Unix(_), None) => String::new(),
     }
 }
 
@@ -150,13 +154,13 @@ pub(super) struct TlsArgs {
 
 impl TlsArgs {
     /// Reads the files for TLS with `target`; `None` without --tls. The error names the flag.
-    pub(super) fn load_client_tls(&self, target: &Target) -> Result<Option<ClientTls>, String> {
+    pub(super) fn load_client_tls(&self, target: &ServerAddress) -> Result<Option<ClientTls>, String> {
         let file = |setting, path: &Option<PathBuf>| path.clone().map(|path| PemFile { setting, path });
         let certificate = file("--cert", &self.cert);
         let identity = certificate.zip(file("--key", &self.key));
         let identity = identity.map(|(certificate, key)| ClientCertificate { certificate, key });
         let files = TlsFiles { switch: "--tls", ca: file("--ca", &self.ca), identity };
-        self.tls.then(|| ClientTls::load(&files, target, self.server_name.as_deref())).transpose()
+        self.tls.then(|| ClientTls::load_from_files(&files, target, self.server_name.as_deref())).transpose()
     }
 }
 
@@ -185,10 +189,14 @@ pub(super) struct ClientTls {
 
 impl ClientTls {
     /// Reads the files; `name` takes precedence over the target's host.
-    pub(super) fn load(files: &TlsFiles, target: &Target, name: Option<&str>) -> Result<Self, String> {
+    pub(super) fn load_from_files(
+        files: &TlsFiles,
+        target: &ServerAddress,
+        name: Option<&str>,
+    ) -> Result<Self, String> {
         let host = match target {
-            Target::Tcp(address) => address.rsplit_once(':').map_or(address.as_str(), |(host, _)| host),
-            Target::Unix(_) => {
+            ServerAddress::Tcp(address) => address.rsplit_once(':').map_or(address.as_str(), |(host, _)| host),
+            ServerAddress::Unix(_) => {
                 return Err(format!("{}: TLS needs HOST:PORT; remove it for {target}", files.switch));
             }
         };
@@ -235,12 +243,12 @@ impl ClientTls {
 const PAGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size of a page in bytes.
 const MAX_PAGE_BYTES: u64 = 64 << 20;
-/// Maximum size of the reason for an error that is shown, in bytes.
-const MAX_REASON_BYTES: usize = 300;
+/// Maximum number of bytes of an error page that a message shows.
+const MAX_SHOWN_ERROR_BYTES: usize = 300;
 
 /// Fetches the page at `path`, by POST if there is a body. The error is a message for the user.
-pub(super) fn fetch_page(target: &Target, path: &str, body: Option<&str>) -> Result<Vec<u8>, String> {
-    let Target::Tcp(address) = target else {
+pub(super) fn fetch_page(target: &ServerAddress, path: &str, body: Option<&str>) -> Result<Vec<u8>, String> {
+    let ServerAddress::Tcp(address) = target else {
         return Err(format!("--addr {target}: the debug listener has no unix socket; give HOST:PORT"));
     };
     let failed = |error: ureq::Error| {
@@ -267,7 +275,7 @@ pub(super) fn fetch_page(target: &Target, path: &str, body: Option<&str>) -> Res
         return Err(format!("{address} has no {path}; is it the debug listener (DEBUG_PORT) of tollkeeper?"));
     }
     if response.status() != 200 {
-        let text = String::from_utf8_lossy(&page[..page.len().min(MAX_REASON_BYTES)]);
+        let text = String::from_utf8_lossy(&page[..page.len().min(MAX_SHOWN_ERROR_BYTES)]);
         let message = escape_unprintable(text.trim_end());
         return Err(format!("{address} answered {}: {message}", response.status()));
     }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use super::go_flags::{self, Flag};
-use super::print::{CommandOutcome, check_written, print_error, print_to_stdout};
+use super::print::{CommandOutcome, fail_if_unwritten, print_error, print_to_stdout};
 use super::rule_files::{self, CheckedRules};
 use crate::base::printable_text::escape_unprintable;
 use crate::rules::compile::RuleText;
@@ -44,7 +44,7 @@ pub(super) fn run(arguments: &[OsString]) -> CommandOutcome {
             CommandOutcome::Failure
         }
     };
-    check_written(print_to_stdout(page), outcome)
+    fail_if_unwritten(print_to_stdout(page), outcome)
 }
 
 /// Writes a line to `page` for each step; the error is the last lines.
@@ -54,7 +54,7 @@ fn check_directory(directory: &Path, merge_domains: bool, page: &mut String) -> 
         format!("error opening directory {}: {error}\n", escape_unprintable(&directory.to_string_lossy()))
     };
     let (mut sources, mut bytes): (Vec<RuleText>, u64) = (Vec::new(), 0);
-    for path in list_entries(directory).map_err(failed)? {
+    for path in list_directory_entries(directory).map_err(failed)? {
         *page += &format!("opening config file: {}\n", escape_unprintable(&path.to_string_lossy()));
         let source = read_rule_file(&path)?;
         bytes += source.bytes.len() as u64;
@@ -77,7 +77,7 @@ fn check_directory(directory: &Path, merge_domains: bool, page: &mut String) -> 
 }
 
 /// Lists a directory, sorted, without versions of a ConfigMap and JSON Schemas.
-fn list_entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
+fn list_directory_entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut entries = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;

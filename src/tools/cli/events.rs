@@ -1,9 +1,9 @@
 //! `events`: prints the records of a decision log's stream, as one consumer of a group.
 
-mod acknowledge;
+mod stdin_acknowledgements;
 pub(super) mod args;
-mod delivery;
-mod messages;
+mod record_printer;
+mod stderr_messages;
 
 use std::sync::Arc;
 use std::{io, process};
@@ -11,12 +11,12 @@ use std::{io, process};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
-use self::acknowledge::{Acknowledger, OutstandingRecords};
 use self::args::{AckSource, Args};
-use self::delivery::Delivery;
-use self::messages::{EventsError, MessagePrinter};
+use self::record_printer::RecordPrinter;
+use self::stderr_messages::{EventsError, StderrPrinter};
+use self::stdin_acknowledgements::{Acknowledger, OutstandingRecords};
 use super::print::{CommandOutcome, print_error};
-use super::traffic::read_stream_settings;
+use super::traffic_input::read_stream_settings;
 use crate::base::printable_text::escape_unprintable;
 use crate::decide::log::stream::consumer_group::{ConsumerName, GroupConsumer};
 use crate::settings::decision_log::StreamSettings;
@@ -55,7 +55,7 @@ async fn consume_stream(args: &Args, settings: &StreamSettings) -> Result<(), Ev
     let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     let consumer = args.consumer.clone().unwrap_or_else(|| format!("{}-{}", host(), process::id()));
     let reader = GroupConsumer::start(settings, ConsumerName { group: args.group.clone(), consumer: consumer.clone() });
-    let messages = Arc::new(MessagePrinter::new(args));
+    let messages = Arc::new(StderrPrinter::new(args));
     let outstanding = Arc::new(OutstandingRecords::default());
     let mut acknowledgements = (args.ack == AckSource::Stdin).then(|| {
         Acknowledger::start(
@@ -65,7 +65,7 @@ async fn consume_stream(args: &Args, settings: &StreamSettings) -> Result<(), Ev
             args.claim_after / 3,
         )
     });
-    let mut delivery = Delivery::new(args, reader, consumer, outstanding, Arc::clone(&messages));
+    let mut delivery = RecordPrinter::new(args, reader, consumer, outstanding, Arc::clone(&messages));
     let outcome = {
         let acknowledge = async {
             match &mut acknowledgements {
@@ -82,6 +82,6 @@ async fn consume_stream(args: &Args, settings: &StreamSettings) -> Result<(), Ev
         }
     };
     delivery.acknowledge_at_end().await;
-    messages.print_totals();
+    messages.print_unprinted_totals();
     outcome
 }

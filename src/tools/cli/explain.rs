@@ -7,17 +7,19 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use super::client::fetch_page;
-use super::print::{CommandOutcome, check_written, escape_and_shorten, format_micros, print_error, print_to_stdout};
+use super::print::{
+    CommandOutcome, escape_and_shorten, fail_if_unwritten, format_micros, print_error, print_to_stdout,
+};
 use super::request_flags::RequestArgs;
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
 use crate::base::pb::RateLimitRequest;
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
-use crate::decide::explain::{ExplainedCounter, ExplainedDescriptor, ExplainedLimit, ExplainedStep, Explanation};
+use crate::decide::explain::{ExplainedCounter, ExplainedDescriptor, ExplainedEntryMatch, ExplainedLimit, Explanation};
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::rule::value_pattern::MatchKind;
 use crate::serve::grpc::decode;
 use crate::serve::http::proto_json::request_to_json;
-use crate::settings::address::Target;
+use crate::settings::address::ServerAddress;
 
 /// Arguments of `explain`.
 #[derive(Debug, clap::Args)]
@@ -27,7 +29,7 @@ pub(super) struct Args {
     config: Vec<PathBuf>,
     /// Address of the debug listener of a running server, which explains with its counters; not with --config
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6070", conflicts_with = "config")]
-    addr: Target,
+    addr: ServerAddress,
     #[command(flatten)]
     request: RequestArgs,
     /// Write the explanation as one JSON object
@@ -47,7 +49,7 @@ Examples:
 
 Exit codes: 0 explained, 1 the rules have errors or the server did not answer, 2 invalid usage.";
 
-const NO_COUNTERS: &str = "\nThis is based on the files only; a running server (--addr) shows its counters too.\n";
+const NO_COUNTERS_NOTE: &str = "\nThis is based on the files only; a running server (--addr) shows its counters too.\n";
 
 /// Explains the request.
 pub(super) fn run(args: &Args) -> CommandOutcome {
@@ -75,7 +77,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     } else {
         format_explanation(&explanation, args.config.is_empty())
     };
-    check_written(print_to_stdout(page), CommandOutcome::Success)
+    fail_if_unwritten(print_to_stdout(page), CommandOutcome::Success)
 }
 
 /// Explains with rule files, without counters.
@@ -92,7 +94,7 @@ fn explain_with_files(paths: &[PathBuf], request: &RateLimitRequest) -> Result<E
 }
 
 /// Fetches the explanation of a running server.
-fn explain_with_server(target: &Target, request: &RateLimitRequest) -> Result<Explanation, String> {
+fn explain_with_server(target: &ServerAddress, request: &RateLimitRequest) -> Result<Explanation, String> {
     let body = request_to_json(request).map_err(|error| error.to_string())?;
     let page = fetch_page(target, "/explain", Some(&body))?;
     serde_json::from_slice(&page).map_err(|_| {
@@ -117,25 +119,25 @@ fn format_explanation(explanation: &Explanation, has_counters: bool) -> String {
     }
     for (index, descriptor) in explanation.descriptors.iter().enumerate() {
         let _ = writeln!(page, "\ndescriptor {}: {}", index + 1, escape_and_shorten(&descriptor.descriptor));
-        push_descriptor(&mut page, descriptor, has_counters);
+        append_descriptor_text(&mut page, descriptor, has_counters);
     }
     if !has_counters {
-        page += NO_COUNTERS;
+        page += NO_COUNTERS_NOTE;
     }
     page
 }
 
 /// Formats a descriptor. Writing to a String does not fail.
-fn push_descriptor(page: &mut String, descriptor: &ExplainedDescriptor, has_counters: bool) {
-    descriptor.steps.iter().for_each(|step| push_step(page, step));
+fn append_descriptor_text(page: &mut String, descriptor: &ExplainedDescriptor, has_counters: bool) {
+    descriptor.steps.iter().for_each(|step| append_step_text(page, step));
     let _ = writeln!(page, "  => {}", escape_unprintable(&descriptor.outcome));
     if let Some(rule) = &descriptor.rule {
         let _ = writeln!(page, "     {} at {}", escape_unprintable(&rule.path), escape_unprintable(&rule.origin));
     }
-    descriptor.limits.iter().for_each(|limit| push_limit(page, limit, has_counters));
+    descriptor.limits.iter().for_each(|limit| append_limit_text(page, limit, has_counters));
 }
 
-fn push_step(page: &mut String, step: &ExplainedStep) {
+fn append_step_text(page: &mut String, step: &ExplainedEntryMatch) {
     let entry = escape_and_shorten(&step.entry);
     let _ = match &step.matched {
         Some([how, node, origin]) => {
@@ -162,7 +164,7 @@ fn push_step(page: &mut String, step: &ExplainedStep) {
     }
 }
 
-fn push_limit(page: &mut String, limit: &ExplainedLimit, has_counters: bool) {
+fn append_limit_text(page: &mut String, limit: &ExplainedLimit, has_counters: bool) {
     let name = if limit.name.is_empty() { String::new() } else { format!(" ({})", escape_and_shorten(&limit.name)) };
     let _ = writeln!(page, "     limit {}{name}", escape_unprintable(&limit.limit));
     let _ = writeln!(page, "       {}", escape_unprintable(&limit.guarantee));

@@ -5,7 +5,7 @@
 
 use std::ffi::OsString;
 
-use super::print::{CommandOutcome, check_written, print_error, print_to_stdout};
+use super::print::{CommandOutcome, fail_if_unwritten, print_error, print_to_stdout};
 use crate::base::go_syntax::parse_bool;
 use crate::base::printable_text::escape_unprintable;
 
@@ -57,7 +57,7 @@ pub(super) fn parse_flags(flags: &[Flag], arguments: &[OsString]) -> Result<Give
         let (name, value) = body.split_once('=').map_or((body, None), |(name, value)| (name, Some(value)));
         let Some(flag) = flags.iter().find(|flag| flag.name == name) else {
             if matches!(name, "h" | "help") {
-                return Err(check_written(print_to_stdout(format_usage(flags)), CommandOutcome::Success));
+                return Err(fail_if_unwritten(print_to_stdout(format_usage(flags)), CommandOutcome::Success));
             }
             return Err(print_usage_error(flags, &format!("flag provided but not defined: -{name}")));
         };

@@ -29,7 +29,7 @@ pub(super) fn print_note(what: impl Display) {
 }
 
 /// Returns `outcome`, or a failure if the output could not be written for another reason than a closed pipe.
-pub(super) fn check_written(written: io::Result<()>, outcome: CommandOutcome) -> CommandOutcome {
+pub(super) fn fail_if_unwritten(written: io::Result<()>, outcome: CommandOutcome) -> CommandOutcome {
     match written {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             print_error(format_args!("standard output: {error}"));

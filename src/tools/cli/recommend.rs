@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::print::{
-    CommandOutcome, check_written, format_count, format_micros, format_seconds, format_with_share, print_error,
+    CommandOutcome, fail_if_unwritten, format_count, format_micros, format_seconds, format_with_share, print_error,
     print_to_stdout,
 };
 use super::rule_files::read_settings_or_defaults;
-use super::traffic::{
+use super::traffic_input::{
     CommandFailure, build_progress_bar, compile_rules, list_limit_paths, open_traffic, parse_memory_size,
     read_field_map, refuse_rules_on_hashed_values, suggest_similar_paths,
 };
@@ -22,10 +22,10 @@ use crate::base::table::{NumberAlignment, format_table};
 use crate::rules::rule::set::RuleSet;
 use crate::settings::value::number::ByteSize;
 use crate::tools::html_report::render_recommendation;
-use crate::tools::recommend::demand::{AskedLimit, CollectedDemand, CollectorOptions, DemandCollector};
+use crate::tools::recommend::demand::{CollectedDemand, CollectorOptions, DemandCollector, ExistingLimit};
 use crate::tools::recommend::recommendation::{Recommendation, RejectedKeysGoal, SearchProgress, recommend_limits};
 use crate::tools::recommend::results::{
-    AlreadyRejected, BasisResults, CurvePoint, RecommendationResults, SmallestLimit, UseResults,
+    CurvePoint, PeakUseResults, RecommendationResults, RecordedRejections, SmallestLimit, TrafficBasisResults,
 };
 use crate::tools::recommend::results_builder::{RecommendationParts, TrafficBasis};
 use crate::tools::recommend::verifier::Verifier;
@@ -97,7 +97,7 @@ fn parse_rejected_keys_goal(text: &str) -> Result<RejectedKeysGoal, String> {
         return Err("write a share from 0% to less than 100%".to_owned());
     }
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within the range above")]
-    let billionths = (percent / 100.0 * RejectedKeysGoal::WHOLE as f64).round() as u64;
+    let billionths = (percent / 100.0 * RejectedKeysGoal::BILLIONTHS_IN_WHOLE as f64).round() as u64;
     Ok(RejectedKeysGoal::Billionths(billionths))
 }
 
@@ -179,17 +179,17 @@ impl RecommendInput<'_> {
     fn build_results(
         &self,
         CollectedDemand { demand, keys }: CollectedDemand,
-        asked: &AskedLimit,
+        asked: &ExistingLimit,
         basis: &TrafficBasis,
     ) -> Result<RecommendationResults, CommandFailure> {
-        let bar = build_search_bar();
+        let bar = build_search_progress_bar();
         let progress = |SearchProgress { done, of }| {
             bar.set_length(of as u64);
             bar.set_position(done as u64);
         };
         let recommendation = recommend_limits(&demand, asked, self.args.rejected_keys, progress);
         bar.finish_and_clear();
-        let entries = self.rule_sets.iter().rev().find_map(|rules| rules.find_rule_entries(&asked.rule));
+        let entries = self.rule_sets.iter().rev().find_map(|rules| rules.find_rule_path(&asked.rule));
         let mut results = RecommendationResults::new(RecommendationParts {
             path: &self.args.rule,
             entries: entries.as_ref(),
@@ -271,8 +271,10 @@ fn print_results(args: &Args, results: &RecommendationResults) -> Result<Command
     }
     let text = if args.json { to_pretty_json(results)? + "\n" } else { format_results(results) };
     let is_found = results.limits.iter().any(|limit| limit.recommended);
-    let outcome =
-        check_written(print_to_stdout(text), if is_found { CommandOutcome::Success } else { CommandOutcome::Failure });
+    let outcome = fail_if_unwritten(
+        print_to_stdout(text),
+        if is_found { CommandOutcome::Success } else { CommandOutcome::Failure },
+    );
     if !is_found {
         print_error("no limit rejects so few keys (raise --rejected-keys)");
     }
@@ -310,7 +312,7 @@ fn check_limit_path(path: &str, rule_sets: &[Arc<RuleSet>]) -> Result<(), Comman
 }
 
 /// Builds the progress bar of the search, hidden if standard error is not a terminal.
-fn build_search_bar() -> ProgressBar {
+fn build_search_progress_bar() -> ProgressBar {
     let style = ProgressStyle::with_template("{elapsed_precise} [{bar:30}] searched {pos} of {len} kinds of limits");
     build_progress_bar(&[]).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
@@ -329,7 +331,7 @@ fn format_results(results: &RecommendationResults) -> String {
     };
     let (rule, basis) = (&results.rule, &results.basis);
     line("rule", escape_unprintable(&format!("{}: {} ({})", rule.path, rule.limit, rule.location)));
-    line("basis", format_basis(basis));
+    line("basis", format_traffic_basis(basis));
     line("", format!("{} to {}", basis.first, basis.last));
     if let Some(already) = &basis.already_rejected {
         line("rejected", format_already_rejected(already));
@@ -345,7 +347,7 @@ fn format_results(results: &RecommendationResults) -> String {
         line("left out", format!("{}: {}", periods.join(", "), first.reason));
     }
     page += &format_peak_use_table(&results.uses);
-    page += &format_limits(results);
+    page += &format_smallest_limits(results);
     page += &format_rejection_curve(results);
     if let Some(yaml) = &results.yaml {
         // Values are escaped by the quotes of YAML.
@@ -354,8 +356,8 @@ fn format_results(results: &RecommendationResults) -> String {
     page
 }
 
-fn format_basis(basis: &BasisResults) -> String {
-    let BasisResults { keys, requests, hits, peeks, refunds, processes, .. } = *basis;
+fn format_traffic_basis(basis: &TrafficBasisResults) -> String {
+    let TrafficBasisResults { keys, requests, hits, peeks, refunds, processes, .. } = *basis;
     let mut text = format!("{} of {}", format_count(requests, "request"), format_count(keys, "key"));
     if hits != requests {
         text += &format!(", {hits} hits");
@@ -371,8 +373,8 @@ fn format_basis(basis: &BasisResults) -> String {
     text + &format!(" in {}", format_seconds(basis.span_seconds))
 }
 
-fn format_already_rejected(already: &AlreadyRejected) -> String {
-    let AlreadyRejected { requests, keys, elsewhere, .. } = *already;
+fn format_already_rejected(already: &RecordedRejections) -> String {
+    let RecordedRejections { requests, keys, elsewhere, .. } = *already;
     let mut text = format!(
         "{requests} requests ({:.2} %) of {} were rejected already",
         already.share * 100.0,
@@ -387,8 +389,8 @@ fn format_already_rejected(already: &AlreadyRejected) -> String {
     escape_unprintable(&text)
 }
 
-fn format_peak_use_table(uses: &[UseResults]) -> String {
-    let row = |used: &UseResults| {
+fn format_peak_use_table(uses: &[PeakUseResults]) -> String {
+    let row = |used: &PeakUseResults| {
         let numbers = [used.p50, used.p90, used.p99, used.max].map(|number| number.to_string());
         [format!("any {}", used.period)].into_iter().chain(numbers).collect::<Vec<_>>()
     };
@@ -398,7 +400,7 @@ fn format_peak_use_table(uses: &[UseResults]) -> String {
     )
 }
 
-fn format_limits(results: &RecommendationResults) -> String {
+fn format_smallest_limits(results: &RecommendationResults) -> String {
     let keys = results.basis.keys;
     let row = |limit: &SmallestLimit| {
         let mark = if limit.recommended { " *" } else { "" };

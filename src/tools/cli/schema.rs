@@ -1,6 +1,6 @@
 //! `schema`: prints the JSON Schema of rule files, or of files of defaults, for editors.
 
-use super::print::{CommandOutcome, check_written, print_to_stdout};
+use super::print::{CommandOutcome, fail_if_unwritten, print_to_stdout};
 use crate::rules::schema;
 
 pub(super) const HELP: &str = "\
@@ -26,5 +26,5 @@ pub(super) struct Args {
 /// Prints the schema.
 pub(super) fn run(args: &Args) -> CommandOutcome {
     let schema = if args.defaults { schema::defaults_file_schema() } else { schema::rule_file_schema() };
-    check_written(print_to_stdout(format_args!("{schema:#}\n")), CommandOutcome::Success)
+    fail_if_unwritten(print_to_stdout(format_args!("{schema:#}\n")), CommandOutcome::Success)
 }

@@ -61,7 +61,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     for notice in notices {
         tracing::warn!("{notice}");
     }
-    let files = locate_rules(args, &settings);
+    let files = choose_rule_source(args, &settings);
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime.enable_all();
     if let Some(threads) = settings.worker_threads {
@@ -94,12 +94,12 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 
 /// Serves under the name of envoyproxy/ratelimit's binary: unknown arguments of its manifests cause only a warning.
 pub(super) fn run_as_ratelimit(arguments: &[OsString]) -> CommandOutcome {
-    const CONFIG: &str = "--config";
+    const CONFIG_FLAG: &str = "--config";
     let mut args = Args::default();
     let mut rest = arguments.iter().skip(1);
     while let Some(argument) = rest.next() {
         let value = argument.as_bytes().strip_prefix(b"--config=").map(OsStr::from_bytes);
-        let value = value.or_else(|| if argument == CONFIG { rest.next().map(OsString::as_os_str) } else { None });
+        let value = value.or_else(|| if argument == CONFIG_FLAG { rest.next().map(OsString::as_os_str) } else { None });
         match value {
             Some(path) => args.config.push(path.into()),
             None => {
@@ -113,8 +113,8 @@ pub(super) fn run_as_ratelimit(arguments: &[OsString]) -> CommandOutcome {
     run(&args)
 }
 
-/// Locates the rules: `--config`, or else the control plane or the RUNTIME_ variables.
-fn locate_rules(args: &Args, settings: &Settings) -> SourceConfig {
+/// Chooses the source of rules: the files of `--config`, or else the control plane or the RUNTIME_ variables.
+fn choose_rule_source(args: &Args, settings: &Settings) -> SourceConfig {
     let rules = &settings.rules;
     let timing = WatchTiming::from(rules);
     if let Some(xds) = settings.xds.as_ref().filter(|_| args.config.is_empty()) {

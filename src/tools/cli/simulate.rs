@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::print::{
-    CommandOutcome, check_written, escape_and_shorten, format_count, format_latency, format_micros, format_seconds,
+    CommandOutcome, escape_and_shorten, fail_if_unwritten, format_count, format_latency, format_micros, format_seconds,
     format_with_share, print_error, print_to_stdout,
 };
 use super::rule_files::read_settings_or_defaults;
-use super::traffic::{
+use super::traffic_input::{
     CommandFailure, build_progress_bar, compile_rules, list_limit_paths, open_traffic, parse_memory_size,
     read_field_map, refuse_rules_on_hashed_values, suggest_similar_paths,
 };
@@ -24,11 +24,11 @@ use crate::tools::html_report::render_simulation;
 use crate::tools::replay::merge::MAX_TRAFFIC_FILES;
 use crate::tools::replay::replayer::{ReplayOptions, ReplayRules};
 use crate::tools::replay::source::{SourceOptions, TrafficEvent};
+use crate::tools::simulate::condition_judge::{ConditionJudge, MinFidelity};
 use crate::tools::simulate::fail_condition::FailCondition;
-use crate::tools::simulate::gate::{Gate, MinFidelity};
 use crate::tools::simulate::results::{
     ChangeResults, ConditionResult, LimitFigures, LimitResults, RejectedKeyResults, ReplaySpeed, ReplayTotals,
-    SimulationResults, TimelineResults, changed_first, compute_share,
+    SimulationResults, TimelineResults, compute_share, list_changed_first,
 };
 use crate::tools::simulate::simulation::{Simulation, SimulationOptions};
 use crate::tools::simulate::warnings;
@@ -130,7 +130,7 @@ fn simulate(args: &Args) -> Result<CommandOutcome, CommandFailure> {
     let is_log = map.is_none();
     let mut simulation = Simulation::new(new, old, &options);
     if is_log && !args.against.is_empty() && !args.fail_if.is_empty() {
-        simulation.verify(&options);
+        simulation.enable_verification(&options);
     }
     let sources = SourceOptions::new(map, settings.decisions);
     let results = replay_traffic(args, &mut simulation, &sources, &fixed)?;
@@ -183,28 +183,29 @@ fn replay_traffic(
             problem: "the traffic has no requests".to_owned(),
         });
     }
-    if simulation.new.is_empty(simulation.requests) {
+    if simulation.new.lacks_recorded_rules(simulation.requests) {
         let problem = "nothing was replayed: the log has no rules (no header) (give --rules)".to_owned();
         return Err(CommandFailure::usage_error(problem));
     }
-    simulation.discard_empty_comparison();
+    simulation.discard_replay_without_rules();
     let replay_seconds = (thread_cpu_time() - started).as_secs_f64();
     let decode_seconds = traffic.decode_time.as_secs_f64();
-    let speed = ReplaySpeed::new(simulation.replayed_decisions(), simulation.requests, replay_seconds, decode_seconds);
+    let speed =
+        ReplaySpeed::new(simulation.count_replayed_decisions(), simulation.requests, replay_seconds, decode_seconds);
     let summary = traffic.summary();
     let mut results = SimulationResults::new(simulation, &summary, speed, args.top.into());
     let of_rules = fixed.iter().flat_map(|rules| warnings::collect_rule_warnings(rules));
     results.warnings = warnings::collect_warnings(simulation, &summary, &results).into_iter().chain(of_rules).collect();
-    let reasons = warnings::list_fidelity_reasons(&simulation.log, &summary, &results);
+    let reasons = warnings::list_infidelity_reasons(&simulation.log, &summary, &results);
     if let Some(found) = results.verification.as_mut().filter(|found| found.agreed < found.compared) {
         found.reasons = reasons;
     }
-    let gate = Gate {
+    let gate = ConditionJudge {
         results: &results,
         summary: &summary,
         min_fidelity: Some(args.min_fidelity).filter(|_| args.map.is_none()),
     };
-    results.conditions = args.fail_if.iter().map(|condition| gate.judge(condition)).collect();
+    results.conditions = args.fail_if.iter().map(|condition| gate.judge_condition(condition)).collect();
     Ok(results)
 }
 
@@ -228,7 +229,7 @@ fn print_results(
     } else {
         CommandOutcome::Success
     };
-    let outcome = check_written(print_to_stdout(page), outcome);
+    let outcome = fail_if_unwritten(print_to_stdout(page), outcome);
     for ConditionResult { condition, figure, fails, not_judged } in &results.conditions {
         match not_judged {
             Some(reason) => {
@@ -324,7 +325,7 @@ fn format_results(results: &SimulationResults) -> String {
         };
         line("condition", escape_unprintable(&format!("{condition}: {verdict}")));
     }
-    page += &format_limits(&results.limits, results.old.is_some());
+    page += &format_limit_table(&results.limits, results.old.is_some());
     page += &format_key_lists(results);
     page += &format_timeline(&results.timeline);
     page
@@ -342,7 +343,7 @@ fn format_totals(totals: &ReplayTotals, requests: u64) -> String {
     text
 }
 
-fn format_limits(limits: &[LimitResults], has_old: bool) -> String {
+fn format_limit_table(limits: &[LimitResults], has_old: bool) -> String {
     let mut headings = vec!["LIMIT", "REQUESTS", "REJECTED"];
     headings.extend(has_old.then_some(["BEFORE", "NEWLY REJECTED"]).into_iter().flatten());
     headings.extend(["KEYS", "REJECTED KEYS", "LONGEST RUN", "DELAYED"]);
@@ -377,7 +378,7 @@ fn format_limits(limits: &[LimitResults], has_old: bool) -> String {
         }));
         row
     };
-    let rows = changed_first(limits).into_iter().map(row);
+    let rows = list_changed_first(limits).into_iter().map(row);
     format!("\n{}", format_table(&headings, rows, NumberAlignment::Left))
 }
 

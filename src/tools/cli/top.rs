@@ -9,17 +9,17 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 
 use super::client::fetch_page;
-use super::print::{CommandOutcome, check_written, print_error, print_to_stdout};
+use super::print::{CommandOutcome, fail_if_unwritten, print_error, print_to_stdout};
 use crate::serve::fleet::report::{FleetReport, FleetTextContent};
 use crate::serve::report::{rules, top};
-use crate::settings::address::Target;
+use crate::settings::address::ServerAddress;
 
 /// Arguments of `top`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Address of the debug listener of a running server
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6070")]
-    addr: Target,
+    addr: ServerAddress,
     /// Show statistics of each limit and findings about it, instead of keys
     #[arg(long)]
     rules: bool,
@@ -88,7 +88,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
         let written = print_to_stdout(page);
         match args.every {
             Some(seconds) if written.is_ok() => thread::sleep(Duration::from_secs(seconds)),
-            _ => return check_written(written, CommandOutcome::Success),
+            _ => return fail_if_unwritten(written, CommandOutcome::Success),
         }
         if !args.json && print_to_stdout("\n").is_err() {
             return CommandOutcome::Success;
@@ -97,7 +97,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 }
 
 fn fetch_report(args: &Args) -> Result<String, String> {
-    let path = build_path(args);
+    let path = build_report_path(args);
     let page = fetch_page(&args.addr, &path, None)?;
     if args.json {
         // Strings in JSON are escaped already.
@@ -117,7 +117,7 @@ fn parse_report<T: DeserializeOwned>(args: &Args, page: &[u8]) -> Result<T, Stri
     })
 }
 
-fn build_path(args: &Args) -> String {
+fn build_report_path(args: &Args) -> String {
     let page = match args.rules {
         _ if args.fleet => "/fleet",
         true => "/rules",

@@ -9,10 +9,10 @@ use std::{env, io};
 use indicatif::ProgressBar;
 
 use super::print::{
-    CommandOutcome, check_written, escape_and_shorten, format_count, format_micros, print_error, print_to_stdout,
+    CommandOutcome, escape_and_shorten, fail_if_unwritten, format_count, format_micros, print_error, print_to_stdout,
 };
 use super::request_flags::{parse_descriptor, parse_duration};
-use super::traffic::{build_progress_bar, read_stream_settings};
+use super::traffic_input::{build_progress_bar, read_stream_settings};
 use crate::base::clock::to_micros;
 use crate::base::pb::RateLimitDescriptor;
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
@@ -25,7 +25,7 @@ use crate::settings::Settings;
 use crate::settings::value::number::DurationRange;
 use crate::tools::why::asked_descriptor::{AskedDescriptor, format_entries};
 use crate::tools::why::descriptor_history::{DecisionFilter, DescriptorHistory, RuleChange};
-use crate::tools::why::rejection::{NeverReason, Remedy, format_decider, format_limit, format_origin};
+use crate::tools::why::rejection::{NeverPassesReason, Remedy, format_decider, format_limit, format_origin};
 use crate::tools::why::results::{LimitRemedies, ShownDecision, WhyResults};
 use crate::tools::why::time_range::{AskedTime, TimeRange};
 
@@ -77,8 +77,8 @@ Examples:
 Exit codes: 0 requests were found, 1 none were found or a log cannot be read, 2 invalid usage.";
 
 fn parse_window(text: &str) -> Result<Duration, String> {
-    const WINDOWS: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(366 * 86_400));
-    parse_duration(text, &WINDOWS)
+    const WINDOW_RANGE: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(366 * 86_400));
+    parse_duration(text, &WINDOW_RANGE)
 }
 
 /// Shows the decisions on the descriptor.
@@ -116,7 +116,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     } else {
         format_results(&results)
     };
-    check_written(print_to_stdout(page), outcome)
+    fail_if_unwritten(print_to_stdout(page), outcome)
 }
 
 /// Form of hashed values, if the environment has their key.
@@ -163,7 +163,7 @@ struct OpenLog {
 fn add_records_of_log(log: OpenLog, history: &mut DescriptorHistory<'_>) -> Result<(), String> {
     let OpenLog { mut reader, bar, is_partial } = log;
     if is_partial {
-        history.set_partial();
+        history.mark_partially_read();
     }
     let (mut records, mut invalid, mut first_problem) = (0_u64, 0_u64, None);
     loop {
@@ -319,7 +319,7 @@ fn format_decision(shown: &ShownDecision<'_>) -> String {
             };
             let _ = writeln!(page, "  {name}{}", format_recorded_descriptor(descriptor));
             let of = |it: &&LimitRemedies| it.descriptor == index;
-            push_limits(&mut page, descriptor, &shown.rejected_by.iter().filter(of).collect::<Vec<_>>());
+            append_limits_text(&mut page, descriptor, &shown.rejected_by.iter().filter(of).collect::<Vec<_>>());
         }
     }
     page
@@ -342,14 +342,14 @@ fn format_recorded_descriptor(descriptor: &DescriptorRecord<'_>) -> String {
     text
 }
 
-fn push_limits(page: &mut String, descriptor: &DescriptorRecord<'_>, rejected_by: &[&LimitRemedies]) {
+fn append_limits_text(page: &mut String, descriptor: &DescriptorRecord<'_>, rejected_by: &[&LimitRemedies]) {
     for (at, limit) in descriptor.limits.iter().enumerate() {
         let _ = writeln!(page, "    {}", format_limit_line(limit));
         let found = rejected_by.iter().find(|remedies| remedies.limit == Some(at));
-        found.iter().for_each(|found| push_remedies(page, found));
+        found.iter().for_each(|found| append_remedies_text(page, found));
     }
     let without_limit = rejected_by.iter().find(|remedies| remedies.limit.is_none());
-    without_limit.iter().for_each(|found| push_remedies(page, found));
+    without_limit.iter().for_each(|found| append_remedies_text(page, found));
 }
 
 /// Formats a limit with its level before and after.
@@ -379,7 +379,7 @@ fn format_limit_line(limit: &LimitRecord<'_>) -> String {
 }
 
 /// Formats changes; the summary has `shadow_mode`.
-fn push_remedies(page: &mut String, rejected_by: &LimitRemedies) {
+fn append_remedies_text(page: &mut String, rejected_by: &LimitRemedies) {
     for remedy in &rejected_by.remedies {
         let text = match remedy {
             Remedy::Wait { until, wait_us } => {
@@ -387,8 +387,8 @@ fn push_remedies(page: &mut String, rejected_by: &LimitRemedies) {
             }
             Remedy::NeverByWaiting { reason } => {
                 let reason = match reason {
-                    NeverReason::LimitIsZero => "the limit is 0",
-                    NeverReason::MoreHitsThanLimit => "more hits than the limit",
+                    NeverPassesReason::LimitIsZero => "the limit is 0",
+                    NeverPassesReason::MoreHitsThanLimit => "more hits than the limit",
                 };
                 let _ = writeln!(page, "      never passes later: {reason}");
                 continue;

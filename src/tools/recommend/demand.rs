@@ -44,17 +44,17 @@ pub struct LimitDemand {
     pub keys: usize,
     /// Charges by counter.
     pub sequences: Vec<ChargeSequence>,
-    /// The rule.
-    pub asked: Option<AskedLimit>,
+    /// The limit as the rules have it; `None` before the first charge.
+    pub asked: Option<ExistingLimit>,
     /// Totals.
     pub totals: DemandTotals,
     /// First and last time of the limit's charges.
     pub span: Option<TrafficSpan>,
 }
 
-/// The limit that is in the rules.
+/// The limit that the recommendation is for, as the rules have it.
 #[derive(Clone, Debug)]
-pub struct AskedLimit {
+pub struct ExistingLimit {
     /// Path of its rule.
     pub rule: String,
     /// File, line and column of the rule.
@@ -117,15 +117,15 @@ pub struct DemandCollector {
     pub requests: u64,
     /// Names of processes.
     pub processes: BTreeSet<Arc<str>>,
-    index: DemandIndex,
+    index: IndexedDemand,
 }
 
-/// The demand with its indices.
+/// The demand while it is collected, with indices of its keys and counters.
 #[derive(Debug)]
-struct DemandIndex {
+struct IndexedDemand {
     path: String,
     demand: LimitDemand,
-    /// True for the id of the limit with the path.
+    /// For each limit id, whether the limit has the path.
     is_asked: HashMap<u64, bool>,
     keys: PrehashedMap<KeyState>,
     /// Index of a counter's sequence, by key and set of counters.
@@ -183,7 +183,7 @@ impl KeyHashes {
 impl DemandCollector {
     /// Creates a collector of the demand on the limit with this path.
     pub fn new(path: &str, rules: ReplayRules, options: &CollectorOptions) -> Self {
-        let index = DemandIndex {
+        let index = IndexedDemand {
             path: path.to_owned(),
             demand: LimitDemand::default(),
             is_asked: HashMap::new(),
@@ -199,7 +199,7 @@ impl DemandCollector {
         Self { replayer, log: LogProperties::default(), requests: 0, processes: BTreeSet::new(), index }
     }
 
-    /// Takes over settings and rules of a process.
+    /// Takes over settings and rules of a process, and its empty counters at a start.
     ///
     /// # Errors
     /// There are too many processes.
@@ -242,7 +242,7 @@ impl DemandCollector {
 
     /// Ends the collection.
     pub fn finish(self) -> CollectedDemand {
-        let DemandIndex { mut demand, keys, own_sets, .. } = self.index;
+        let IndexedDemand { mut demand, keys, own_sets, .. } = self.index;
         demand.totals.own_counters = own_sets.len() as u64;
         demand.totals.rejected_keys = keys.values().filter(|key| key.was_rejected).count() as u64;
         let mut set = KeyHashes::default();
@@ -251,7 +251,7 @@ impl DemandCollector {
     }
 }
 
-impl DemandIndex {
+impl IndexedDemand {
     fn add_descriptor(&mut self, recorded: &RecordedRequest, descriptor: &DescriptorResults<'_, '_>) {
         let Some(of) = recorded.descriptors().get(descriptor.index).filter(|of| of.is_sampled) else { return };
         if descriptor.rule().is_none() {
@@ -259,7 +259,7 @@ impl DemandIndex {
             self.demand.totals.overrides += u64::from(domain && of.limit_override.is_some());
             return;
         }
-        let Some(limit) = descriptor.limits().find(|limit| self.is_asked_limit(descriptor, limit)) else { return };
+        let Some(limit) = descriptor.limits().find(|limit| self.has_asked_path(descriptor, limit)) else { return };
         match of.hits {
             Hits::Peek => self.demand.totals.peeks += 1,
             // The key is unknown if other rules replace all limits that decide.
@@ -267,25 +267,25 @@ impl DemandIndex {
             // A refund before any charge finds an empty counter.
             Hits::Refund(_) if !self.keys.contains_key(&descriptor.path_hash()) => self.demand.totals.refunds += 1,
             Hits::Charge(_) | Hits::Refund(_) => {
-                self.set_asked_limit(descriptor, &limit);
+                self.update_existing_limit(descriptor, &limit);
                 self.add_hits(recorded, of, descriptor);
             }
         }
     }
 
-    fn is_asked_limit(&mut self, descriptor: &DescriptorResults<'_, '_>, limit: &LimitWithResult<'_, '_>) -> bool {
+    fn has_asked_path(&mut self, descriptor: &DescriptorResults<'_, '_>, limit: &LimitWithResult<'_, '_>) -> bool {
         let path = &self.path;
         let has_path = || descriptor.rule().is_some_and(|rule| rule.rule.limit_path(limit.index) == *path);
         *self.is_asked.entry(limit.id).or_insert_with(has_path)
     }
 
-    /// Keeps the limit, as it was last.
-    fn set_asked_limit(&mut self, descriptor: &DescriptorResults<'_, '_>, limit: &LimitWithResult<'_, '_>) {
+    /// Keeps the limit as the rules have it now; the last version counts.
+    fn update_existing_limit(&mut self, descriptor: &DescriptorResults<'_, '_>, limit: &LimitWithResult<'_, '_>) {
         if self.demand.asked.as_ref().is_some_and(|asked| asked.limit == *limit.limit) {
             return;
         }
         let Some(compiled) = descriptor.rule() else { return };
-        self.demand.asked = Some(AskedLimit {
+        self.demand.asked = Some(ExistingLimit {
             rule: compiled.rule.path.clone(),
             location: compiled.rule.location.to_string(),
             name: limit.name.to_owned(),
@@ -326,7 +326,7 @@ impl DemandIndex {
                     key.was_rejected = true;
                     totals.rejected += 1;
                     totals.rejected_elsewhere +=
-                        u64::from(!add_rejecting_limits(&mut totals.rejected_by, of, descriptor));
+                        u64::from(!count_rejecting_limits(&mut totals.rejected_by, of, descriptor));
                 }
             }
             Hits::Refund(_) | Hits::Peek => totals.refunds += 1,
@@ -342,7 +342,7 @@ impl DemandIndex {
 }
 
 /// Counts the limits that rejected the hits; returns true if there is one.
-fn add_rejecting_limits(
+fn count_rejecting_limits(
     rejected_by: &mut BTreeMap<String, u64>,
     of: &RecordedDescriptor,
     descriptor: &DescriptorResults<'_, '_>,

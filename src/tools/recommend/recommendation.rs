@@ -3,23 +3,23 @@
 //! A search finds the smallest limit of a family: limits of one algorithm and period that differ in one number. It
 //! begins at the peak use, the most hits of a counter in any span of one period, less refunds.
 
-use super::demand::{AskedLimit, ChargeSequence, LimitDemand};
-use super::results::{CurvePoint, LeftOutPeriod, SmallestLimit, UseResults};
-use super::smallest_limit::{SmallestByKey, admits_all, find_smallest_by_key};
+use super::demand::{ChargeSequence, ExistingLimit, LimitDemand};
+use super::results::{CurvePoint, LeftOutPeriod, PeakUseResults, SmallestLimit};
+use super::smallest_limit::{SmallestLimitByKey, admits_all, find_smallest_by_key};
 use crate::base::clock::Time;
-use crate::limit::algorithm::{Algorithm, CapacityKey};
+use crate::limit::algorithm::{Algorithm, CapacityRuleKey};
 use crate::limit::period::{Period, Unit};
 use crate::limit::request::Hits;
 use crate::limit::{Limit, LimitSpec};
 
 /// Units of the candidate periods.
 const CANDIDATE_UNITS: [Unit; 4] = [Unit::Second, Unit::Minute, Unit::Hour, Unit::Day];
-/// Bounds of buckets and queues that are tried, in multiples of the limit.
+/// Capacities of buckets and queues that are tried, in multiples of `requests_per_unit`.
 const CAPACITY_FACTORS: [u32; 3] = [1, 5, 20];
 /// Maximum number of points of a curve.
 const MAX_CURVE_POINTS: usize = 200;
 
-/// Number of keys that may be rejected.
+/// Goal of a recommendation: how many keys may be rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RejectedKeysGoal {
     /// Number of keys.
@@ -29,15 +29,15 @@ pub enum RejectedKeysGoal {
 }
 
 impl RejectedKeysGoal {
-    /// A whole in billionths.
-    pub const WHOLE: u64 = 1_000_000_000;
+    /// Number of billionths in a whole, which is all keys.
+    pub const BILLIONTHS_IN_WHOLE: u64 = 1_000_000_000;
 
     /// Number of keys that may be rejected, of `keys`; rounded down.
-    pub fn allowed_keys(self, keys: u64) -> u64 {
+    pub fn max_rejected_keys(self, keys: u64) -> u64 {
         match self {
             Self::Keys(allowed) => allowed,
             Self::Billionths(share) => {
-                let allowed = u128::from(keys) * u128::from(share) / u128::from(Self::WHOLE);
+                let allowed = u128::from(keys) * u128::from(share) / u128::from(Self::BILLIONTHS_IN_WHOLE);
                 u64::try_from(allowed).unwrap_or(keys)
             }
         }
@@ -52,20 +52,20 @@ pub struct Recommendation {
     /// Keys that the limit of the rules rejects.
     pub rejected_now: u64,
     /// Peak use, by period.
-    pub uses: Vec<UseResults>,
+    pub uses: Vec<PeakUseResults>,
     /// Periods that the traffic does not cover.
     pub left_out_periods: Vec<LeftOutPeriod>,
     /// Smallest limits, the recommended one first.
-    pub candidates: Vec<RecommendedLimit>,
-    /// Rejected keys by limit, of the first candidate with the largest bucket of its family.
+    pub candidates: Vec<SmallestFamilyLimit>,
+    /// Rejected keys by `requests_per_unit`, for the first family with a limit, at its largest capacity.
     pub curve: Vec<CurvePoint>,
     /// The traffic is shorter than the period of the rule.
     pub is_short: bool,
 }
 
-/// Smallest limit of a family.
+/// Smallest limit of a family that keeps the goal.
 #[derive(Clone, Copy, Debug)]
-pub struct RecommendedLimit {
+pub struct SmallestFamilyLimit {
     /// Family that was searched.
     pub family: LimitFamily,
     /// The limit; `None`: none rejects so few keys.
@@ -74,7 +74,7 @@ pub struct RecommendedLimit {
     pub rejected_keys: u64,
 }
 
-/// Demand with what a search needs of one period.
+/// Input of the searches over one period: the demand, the goal and the first numbers to try.
 struct PeriodSearch<'d> {
     demand: &'d LimitDemand,
     allowed: u64,
@@ -85,11 +85,11 @@ struct PeriodSearch<'d> {
 /// Finds the smallest limits. `progress` is called after each of a number of equal parts of the work.
 pub fn recommend_limits(
     demand: &LimitDemand,
-    asked: &AskedLimit,
+    asked: &ExistingLimit,
     goal: RejectedKeysGoal,
     mut progress: impl FnMut(SearchProgress),
 ) -> Recommendation {
-    let allowed = goal.allowed_keys(demand.keys as u64);
+    let allowed = goal.max_rejected_keys(demand.keys as u64);
     let span_us = demand.span.map_or(0, |span| span.last.since_us(span.first));
     let present = asked.limit.period();
     let others =
@@ -101,7 +101,7 @@ pub fn recommend_limits(
     let of = families.iter().map(Vec::len).sum();
     for (period, families) in periods.iter().zip(families) {
         let peaks = find_peak_use_by_sequence(demand, period.micros());
-        uses.push(summarize_use(*period, &find_peak_use_by_key(demand, &peaks)));
+        uses.push(summarize_peak_use(*period, &find_peak_use_by_key(demand, &peaks)));
         let first = peaks.iter().map(|peak| u32::try_from(*peak).unwrap_or(u32::MAX)).collect();
         let search = PeriodSearch { demand, allowed, first };
         for family in families {
@@ -114,7 +114,7 @@ pub fn recommend_limits(
             progress(SearchProgress { done: candidates.len(), of });
         }
     }
-    remove_repeated_limits(&mut candidates);
+    deduplicate_and_order_candidates(&mut candidates);
     let left_out = left_out
         .into_iter()
         .map(|period| LeftOutPeriod { period: period.to_string(), reason: "longer than the traffic".to_owned() });
@@ -138,7 +138,7 @@ pub struct SearchProgress {
     pub of: usize,
 }
 
-/// Keys that a limit rejects.
+/// Counts the keys that a limit rejects at least once.
 fn count_rejected_keys(demand: &LimitDemand, limit: &Limit) -> u64 {
     let mut rejected = vec![false; demand.keys];
     for sequence in demand.sequences.iter().filter(|sequence| !admits_all(limit, sequence)) {
@@ -147,8 +147,8 @@ fn count_rejected_keys(demand: &LimitDemand, limit: &Limit) -> u64 {
     rejected.iter().filter(|rejected| **rejected).count() as u64
 }
 
-/// Families of one period, those of the rule's own algorithm first.
-fn list_limit_families(asked: &AskedLimit, period: Period) -> Vec<LimitFamily> {
+/// Lists the families of limits to search for one period, those of the rule's own algorithm first.
+fn list_limit_families(asked: &ExistingLimit, period: Period) -> Vec<LimitFamily> {
     let limit = &asked.limit;
     let own = limit.algorithm();
     let mut algorithms: Vec<Algorithm> = vec![own];
@@ -166,7 +166,7 @@ fn list_limit_families(asked: &AskedLimit, period: Period) -> Vec<LimitFamily> {
     };
     let with_factors = |algorithm: Algorithm| {
         let factors: Vec<u32> = match algorithm.properties().capacity {
-            CapacityKey::RequestsPerUnit => vec![1],
+            CapacityRuleKey::RequestsPerUnit => vec![1],
             _ if algorithm != own => CAPACITY_FACTORS.to_vec(),
             // The bound of the rule's own bucket first.
             _ => {
@@ -179,33 +179,35 @@ fn list_limit_families(asked: &AskedLimit, period: Period) -> Vec<LimitFamily> {
 }
 
 impl PeriodSearch<'_> {
-    /// Smallest `requests_per_unit` by key.
-    fn find_smallest_by_key(&self, family: &LimitFamily) -> SmallestByKey {
+    /// Finds the smallest `requests_per_unit` of each key, at the largest capacity of the family.
+    fn find_smallest_by_key(&self, family: &LimitFamily) -> SmallestLimitByKey {
         let limit_of = |number| family.build_limit(number, None);
         find_smallest_by_key(self.demand, &self.first, family.max_requests_per_unit(), limit_of)
     }
 
-    fn find_smallest_limit(&self, family: LimitFamily, by_key: &SmallestByKey) -> RecommendedLimit {
-        let rejects_all = RecommendedLimit { family, limit: None, rejected_keys: by_key.count_rejected_keys(u32::MAX) };
-        let Some(requests) = by_key.find_smallest_for(self.allowed) else { return rejects_all };
+    fn find_smallest_limit(&self, family: LimitFamily, by_key: &SmallestLimitByKey) -> SmallestFamilyLimit {
+        let rejects_all =
+            SmallestFamilyLimit { family, limit: None, rejected_keys: by_key.count_rejected_keys(u32::MAX) };
+        let Some(requests) = by_key.find_smallest_rejecting_at_most(self.allowed) else { return rejects_all };
         if !family.has_capacity() {
             let limit = family.build_limit(requests, None);
-            return RecommendedLimit { family, limit, rejected_keys: by_key.count_rejected_keys(requests) };
+            return SmallestFamilyLimit { family, limit, rejected_keys: by_key.count_rejected_keys(requests) };
         }
         let largest = requests.saturating_mul(family.capacity_factor).max(1);
         let limit_of = |capacity| family.build_limit(requests, Some(capacity));
         let by_key = find_smallest_by_key(self.demand, &self.first, largest, limit_of);
         // A capacity below 1 does not exist; 0 means that no key needs one.
-        let Some(capacity) = by_key.find_smallest_for(self.allowed).map(|capacity| capacity.max(1)) else {
+        let Some(capacity) = by_key.find_smallest_rejecting_at_most(self.allowed).map(|capacity| capacity.max(1))
+        else {
             return rejects_all;
         };
         let limit = family.build_limit(requests, Some(capacity));
-        RecommendedLimit { family, limit, rejected_keys: by_key.count_rejected_keys(capacity) }
+        SmallestFamilyLimit { family, limit, rejected_keys: by_key.count_rejected_keys(capacity) }
     }
 }
 
-/// Removes limits that a smaller bound of the bucket found too; the first one stays.
-fn remove_repeated_limits(candidates: &mut Vec<RecommendedLimit>) {
+/// Keeps the first of equal limits with a capacity, then moves the first candidate that has a limit to the front.
+fn deduplicate_and_order_candidates(candidates: &mut Vec<SmallestFamilyLimit>) {
     let mut seen: Vec<Limit> = Vec::new();
     candidates.retain(|candidate| {
         let Some(limit) = candidate.limit.filter(|_| candidate.family.has_capacity()) else { return true };
@@ -213,13 +215,13 @@ fn remove_repeated_limits(candidates: &mut Vec<RecommendedLimit>) {
         seen.push(limit);
         is_new
     });
-    // Without a limit of its own algorithm and period, the rule gets the next one.
+    // If no limit of the rule's own algorithm and period exists, the first one that does is recommended.
     if let Some(first) = candidates.iter().position(|candidate| candidate.limit.is_some()) {
         candidates[..=first].rotate_right(1);
     }
 }
 
-fn summarize_use(period: Period, peaks: &[u64]) -> UseResults {
+fn summarize_peak_use(period: Period, peaks: &[u64]) -> PeakUseResults {
     let at = |share: f64| find_quantile(peaks, share);
     let distinct = peaks.iter().enumerate().rev().map(|(index, peak)| (*peak, index as u64 + 1));
     let mut points: Vec<CurvePoint> = Vec::new();
@@ -230,18 +232,18 @@ fn summarize_use(period: Period, peaks: &[u64]) -> UseResults {
     }
     points.reverse();
     let distribution = thin_out_points(points);
-    UseResults { period: period.to_string(), p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0), distribution }
+    PeakUseResults { period: period.to_string(), p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0), distribution }
 }
 
-/// Rejected keys for each limit at which their number changes.
-fn build_rejection_curve(by_key: &SmallestByKey) -> Vec<CurvePoint> {
-    let mut numbers: Vec<u32> = by_key.numbers().collect();
-    numbers.dedup();
+/// Builds the curve of rejected keys: a point for each `requests_per_unit` at which their number changes.
+fn build_rejection_curve(by_key: &SmallestLimitByKey) -> Vec<CurvePoint> {
+    let mut smallest_numbers: Vec<u32> = by_key.smallest_numbers().collect();
+    smallest_numbers.dedup();
     let point = |number: u32| {
         let keys = by_key.count_rejected_keys(number);
         CurvePoint { number: u64::from(number), keys, share: keys as f64 / by_key.len() as f64 }
     };
-    thin_out_points(numbers.into_iter().map(point).collect())
+    thin_out_points(smallest_numbers.into_iter().map(point).collect())
 }
 
 /// Keeps a bounded number of points, the last one among them.
@@ -256,18 +258,18 @@ fn thin_out_points(points: Vec<CurvePoint>) -> Vec<CurvePoint> {
         .collect()
 }
 
-impl From<&RecommendedLimit> for SmallestLimit {
-    fn from(candidate: &RecommendedLimit) -> Self {
-        let RecommendedLimit { family, limit, rejected_keys } = candidate;
-        let capacity = |kind: CapacityKey| {
+impl From<&SmallestFamilyLimit> for SmallestLimit {
+    fn from(candidate: &SmallestFamilyLimit) -> Self {
+        let SmallestFamilyLimit { family, limit, rejected_keys } = candidate;
+        let capacity = |kind: CapacityRuleKey| {
             limit.filter(|limit| limit.algorithm().properties().capacity == kind).map(|limit| limit.capacity())
         };
         Self {
             algorithm: family.algorithm.name(),
             period: family.period.to_string(),
             requests_per_unit: limit.map(|limit| limit.requests_per_unit()),
-            bucket_size: capacity(CapacityKey::BucketSize),
-            queue_size: capacity(CapacityKey::QueueSize),
+            bucket_size: capacity(CapacityRuleKey::BucketSize),
+            queue_size: capacity(CapacityRuleKey::QueueSize),
             capacity_factor: family.has_capacity().then_some(family.capacity_factor),
             rejected_keys: *rejected_keys,
             rejected_keys_share: 0.0,
@@ -277,7 +279,7 @@ impl From<&RecommendedLimit> for SmallestLimit {
     }
 }
 
-/// Limits of one algorithm and period.
+/// Limits of one algorithm, period and capacity factor, which differ in `requests_per_unit` and capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitFamily {
     /// Algorithm.
@@ -302,7 +304,7 @@ pub struct FixedLimitFields {
 }
 
 impl LimitFamily {
-    /// The limit of `requests_per_unit`; `capacity` of a bucket or queue, in place of the largest one of the family.
+    /// Builds the limit of `requests_per_unit`; `capacity` of a bucket or queue replaces the largest of the family.
     ///
     /// `None` if a limit cannot be so large.
     pub fn build_limit(&self, requests_per_unit: u32, capacity: Option<u32>) -> Option<Limit> {
@@ -311,8 +313,8 @@ impl LimitFamily {
         let capacity = capacity.unwrap_or(largest).max(1);
         let FixedLimitFields { max_wait_us, calendar_months, log_max } = self.fixed_keys;
         let spec = LimitSpec {
-            bucket_size: (properties.capacity == CapacityKey::BucketSize).then_some(capacity),
-            queue_size: (properties.capacity == CapacityKey::QueueSize).then_some(capacity),
+            bucket_size: (properties.capacity == CapacityRuleKey::BucketSize).then_some(capacity),
+            queue_size: (properties.capacity == CapacityRuleKey::QueueSize).then_some(capacity),
             max_wait_us,
             calendar_months,
             log_max,
@@ -323,21 +325,21 @@ impl LimitFamily {
 
     /// True if the limit has a bucket or a queue of its own size.
     pub const fn has_capacity(&self) -> bool {
-        self.algorithm.properties().capacity.rule_key().is_some()
+        self.algorithm.properties().capacity.rule_file_key().is_some()
     }
 
     /// Largest `requests_per_unit` of the family.
     pub fn max_requests_per_unit(&self) -> u32 {
-        if self.algorithm.properties().has_log() { self.fixed_keys.log_max } else { u32::MAX }
+        if self.algorithm.properties().keeps_hit_log() { self.fixed_keys.log_max } else { u32::MAX }
     }
 }
 
-/// Peak use of each sequence, in their order.
+/// Finds the peak use of each sequence, in their order.
 pub(super) fn find_peak_use_by_sequence(demand: &LimitDemand, period_us: u64) -> Vec<u64> {
     demand.sequences.iter().map(|sequence| find_peak_use(sequence, period_us)).collect()
 }
 
-/// Peak use of each key, ascending: the highest of its counters.
+/// Combines the peaks of sequences into the peak use of each key, the highest of its counters; ascending.
 pub(super) fn find_peak_use_by_key(demand: &LimitDemand, peaks: &[u64]) -> Vec<u64> {
     let mut by_key = vec![0; demand.keys];
     for (sequence, peak) in demand.sequences.iter().zip(peaks) {

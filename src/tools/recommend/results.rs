@@ -10,16 +10,16 @@ pub struct RecommendationResults {
     /// Version of the format.
     pub version: u32,
     /// The limit that is in the rules.
-    pub rule: AskedLimitResults,
+    pub rule: ExistingLimitResults,
     /// Traffic that the figures come from.
-    pub basis: BasisResults,
+    pub basis: TrafficBasisResults,
     /// Share of keys that may be rejected.
     pub goal: RejectionGoalResults,
     /// Reasons why the figures may differ from those of a server.
     pub warnings: Vec<String>,
     /// Peak use of the keys, by period.
     #[serde(rename = "use")]
-    pub uses: Vec<UseResults>,
+    pub uses: Vec<PeakUseResults>,
     /// Periods that were left out.
     pub left_out_periods: Vec<LeftOutPeriod>,
     /// Smallest limits, the recommended one first.
@@ -31,9 +31,9 @@ pub struct RecommendationResults {
     pub yaml: Option<String>,
 }
 
-/// The limit that is in the rules.
+/// The limit that the recommendation is for, as the rules have it.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct AskedLimitResults {
+pub struct ExistingLimitResults {
     /// Path, as in `/rlconfig`.
     pub path: String,
     /// File, line and column of the rule.
@@ -48,7 +48,7 @@ pub struct AskedLimitResults {
 
 /// Traffic that the figures come from.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct BasisResults {
+pub struct TrafficBasisResults {
     /// Keys with a charge.
     pub keys: u64,
     /// Charges on the limit.
@@ -78,12 +78,12 @@ pub struct BasisResults {
     /// Decisions that the log lost.
     pub dropped: u64,
     /// Earlier rejections of these charges; absent if the traffic has no answers.
-    pub already_rejected: Option<AlreadyRejected>,
+    pub already_rejected: Option<RecordedRejections>,
 }
 
 /// Charges whose requests were rejected when they were recorded.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct AlreadyRejected {
+pub struct RecordedRejections {
     /// Charges.
     pub requests: u64,
     /// Share of the charges with a known answer, 0 to 1.
@@ -108,7 +108,7 @@ pub struct RejectionGoalResults {
 
 /// Peak use of the keys: most hits in any span of one period, less refunds.
 #[derive(Clone, Debug, Serialize)]
-pub struct UseResults {
+pub struct PeakUseResults {
     /// Period, such as `minute` or `5_minute`.
     pub period: String,
     /// Median over the keys.
@@ -124,7 +124,7 @@ pub struct UseResults {
     pub distribution: Vec<CurvePoint>,
 }
 
-/// Period without figures.
+/// Period that was not searched.
 #[derive(Clone, Debug, Serialize)]
 pub struct LeftOutPeriod {
     /// Period.

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use super::demand::{AskedLimit, DemandCollector, LimitDemand};
+use super::demand::{DemandCollector, ExistingLimit, LimitDemand};
 use super::recommendation::{Recommendation, RejectedKeysGoal};
 use super::results::{
-    AlreadyRejected, AskedLimitResults, BasisResults, RecommendationResults, RejectionGoalResults, SmallestLimit,
-    VerifiedFigures,
+    ExistingLimitResults, RecommendationResults, RecordedRejections, RejectionGoalResults, SmallestLimit,
+    TrafficBasisResults, VerifiedFigures,
 };
-use super::rule_yaml::{PastedLimit, format_rule_yaml};
+use super::rule_yaml::{LimitToPaste, format_rule_yaml};
 use crate::base::printable_text::escape_unprintable;
 use crate::limit::Consistency;
-use crate::rules::rule::tree::RuleEntries;
+use crate::rules::rule::decompile::RulePath;
 use crate::tools::replay::replayer::CounterLosses;
 use crate::tools::simulate::results::compute_share;
 use crate::tools::simulate::simulation::LogProperties;
@@ -37,7 +37,7 @@ pub struct TrafficBasis {
 }
 
 impl TrafficBasis {
-    /// The basis of a collection.
+    /// Takes the basis from a collector; `warnings` are about the files.
     pub fn new(collector: &DemandCollector, is_cut: bool, warnings: Vec<String>) -> Self {
         let processes: &BTreeSet<_> = &collector.processes;
         Self {
@@ -51,17 +51,17 @@ impl TrafficBasis {
     }
 }
 
-/// Parts of the figures.
+/// Parts that the figures of a recommendation are built from.
 #[derive(Clone, Copy, Debug)]
 pub struct RecommendationParts<'a> {
     /// Path of the limit.
     pub path: &'a str,
     /// Descriptors of its rule.
-    pub entries: Option<&'a RuleEntries>,
+    pub entries: Option<&'a RulePath>,
     /// The demand.
     pub demand: &'a LimitDemand,
     /// The limit that is in the rules.
-    pub asked: &'a AskedLimit,
+    pub asked: &'a ExistingLimit,
     /// The goal.
     pub goal: RejectedKeysGoal,
     /// The traffic.
@@ -83,18 +83,18 @@ impl RecommendationResults {
         });
         Self {
             version: RESULTS_VERSION,
-            rule: AskedLimitResults {
+            rule: ExistingLimitResults {
                 path: path.to_owned(),
                 location: asked.location.clone(),
                 limit: asked.limit.to_string(),
                 rejected_keys: rejected_now,
                 rejected_keys_share: compute_share(rejected_now, keys),
             },
-            basis: build_basis(parts),
+            basis: build_traffic_basis(parts),
             goal: RejectionGoalResults {
                 rejected_keys_share: match goal {
                     RejectedKeysGoal::Keys(_) => None,
-                    RejectedKeysGoal::Billionths(of) => Some(of as f64 / RejectedKeysGoal::WHOLE as f64),
+                    RejectedKeysGoal::Billionths(of) => Some(of as f64 / RejectedKeysGoal::BILLIONTHS_IN_WHOLE as f64),
                 },
                 rejected_keys: recommendation.allowed,
             },
@@ -128,10 +128,10 @@ impl RecommendationResults {
     }
 }
 
-fn build_basis(RecommendationParts { demand, basis, .. }: RecommendationParts<'_>) -> BasisResults {
+fn build_traffic_basis(RecommendationParts { demand, basis, .. }: RecommendationParts<'_>) -> TrafficBasisResults {
     let totals = &demand.totals;
     let span = demand.span;
-    BasisResults {
+    TrafficBasisResults {
         keys: demand.keys as u64,
         requests: totals.requests,
         hits: totals.hits,
@@ -146,7 +146,7 @@ fn build_basis(RecommendationParts { demand, basis, .. }: RecommendationParts<'_
         processes: basis.processes,
         sample: basis.log.sample,
         dropped: basis.log.dropped,
-        already_rejected: (totals.answered > 0).then(|| AlreadyRejected {
+        already_rejected: (totals.answered > 0).then(|| RecordedRejections {
             requests: totals.rejected,
             share: compute_share(totals.rejected, totals.answered),
             keys: totals.rejected_keys,
@@ -160,9 +160,9 @@ fn format_yaml_to_paste(parts: RecommendationParts<'_>) -> Option<String> {
     let RecommendationParts { path, entries, asked, recommendation, .. } = parts;
     let limit = recommendation.candidates.first()?.limit?;
     let max_wait_us = asked.limit.written_max_wait_us().filter(|_| limit.algorithm() == asked.limit.algorithm());
-    let global = asked.limit.global_scope().and_then(|scope| limit.shared_by_regions(scope));
+    let global = asked.limit.global_scope().and_then(|scope| limit.with_global_scope(scope));
     let text =
-        format_rule_yaml(entries?, PastedLimit { limit: &global.unwrap_or(limit), name: &asked.name, max_wait_us });
+        format_rule_yaml(entries?, LimitToPaste { limit: &global.unwrap_or(limit), name: &asked.name, max_wait_us });
     Some(format!("# {}: other keys and limits of the rule stay as they are\n{text}", escape_unprintable(path)))
 }
 
@@ -212,7 +212,7 @@ fn collect_warnings(parts: RecommendationParts<'_>) -> Vec<String> {
     let global = asked.limit.global_scope().is_some();
     warn(global, "the limit has `scope: global`, and was replayed as one limit without regions".to_owned());
     let recommended = recommendation.candidates.first().and_then(|candidate| candidate.limit);
-    let remains_global = |scope| recommended.is_none_or(|limit| limit.shared_by_regions(scope).is_some());
+    let remains_global = |scope| recommended.is_none_or(|limit| limit.with_global_scope(scope).is_some());
     warn(
         asked.limit.global_scope().is_some_and(|scope| !remains_global(scope)),
         "the recommended limit cannot have `scope: global`, so the rule to paste is for one region".to_owned(),

@@ -3,12 +3,12 @@
 use crate::base::printable_text::escape_unprintable_json;
 use crate::limit::algorithm::DelayPolicy;
 use crate::limit::{GlobalScope, Limit};
-use crate::rules::rule::tree::{RuleEntries, RuleEntry};
+use crate::rules::rule::decompile::{RuleDescriptor, RulePath};
 use crate::rules::rule::value_pattern::ValuePattern;
 
-/// Limit of a rule file.
+/// Limit of the rule file that the user pastes.
 #[derive(Clone, Copy, Debug)]
-pub struct PastedLimit<'a> {
+pub struct LimitToPaste<'a> {
     /// The limit.
     pub limit: &'a Limit,
     /// Name; empty for none.
@@ -18,10 +18,10 @@ pub struct PastedLimit<'a> {
 }
 
 /// Formats the rule file. Other keys of the rule are absent.
-pub fn format_rule_yaml(entries: &RuleEntries, pasted: PastedLimit<'_>) -> String {
+pub fn format_rule_yaml(entries: &RulePath, pasted: LimitToPaste<'_>) -> String {
     let mut text = format!("domain: {}\n", quote_for_yaml(&entries.domain));
     let mut indent = String::new();
-    for RuleEntry { key, value, share_threshold } in &entries.entries {
+    for RuleDescriptor { key, value, share_threshold } in &entries.entries {
         text += &format!("{indent}descriptors:\n{indent}- key: {}\n", quote_for_yaml(key));
         indent += "  ";
         match value {
@@ -41,7 +41,7 @@ pub fn format_rule_yaml(entries: &RuleEntries, pasted: PastedLimit<'_>) -> Strin
     text
 }
 
-fn list_limit_fields(PastedLimit { limit, name, max_wait_us }: PastedLimit<'_>) -> Vec<(&'static str, String)> {
+fn list_limit_fields(LimitToPaste { limit, name, max_wait_us }: LimitToPaste<'_>) -> Vec<(&'static str, String)> {
     let period = limit.period();
     let mut keys = Vec::new();
     if !name.is_empty() {
@@ -55,7 +55,7 @@ fn list_limit_fields(PastedLimit { limit, name, max_wait_us }: PastedLimit<'_>) 
     let properties = limit.algorithm().properties();
     // Also the default one: defaults of rules may name another.
     keys.push(("algorithm", limit.algorithm().name().to_owned()));
-    if let Some(key) = properties.capacity.rule_key() {
+    if let Some(key) = properties.capacity.rule_file_key() {
         keys.push((key, limit.capacity().to_string()));
     }
     if let Some(max_wait_us) = max_wait_us.filter(|_| properties.delay != DelayPolicy::Never) {

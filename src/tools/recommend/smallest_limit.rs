@@ -13,12 +13,12 @@ use crate::limit::Limit;
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::ChargeRequest;
 
-/// Smallest number for each key under which it has no rejection, ascending.
+/// Smallest limit (`requests_per_unit` or capacity) of each key that rejects nothing of it, ascending.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SmallestByKey(Vec<u64>);
+pub struct SmallestLimitByKey(Vec<u64>);
 
-/// Stands for keys that every number rejects.
-const NO_NUMBER: u64 = u64::MAX;
+/// Number of a key that every limit rejects.
+const REJECTED_BY_ALL: u64 = u64::MAX;
 
 /// Range of a search, and the first number to try.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +40,7 @@ pub fn admits_all(limit: &Limit, sequence: &ChargeSequence) -> bool {
 /// Returns the smallest number whose limit admits every charge of the sequence; `None` if there is none.
 ///
 /// `limit_of` returns the limit of a number, and `None` for numbers that are too large.
-pub fn find_smallest(
+pub fn find_smallest_number(
     sequence: &ChargeSequence,
     range: SearchRange,
     limit_of: impl Fn(u32) -> Option<Limit>,
@@ -85,13 +85,14 @@ pub fn find_smallest_by_key(
     first: &[u32],
     max: u32,
     limit_of: impl Fn(u32) -> Option<Limit> + Sync,
-) -> SmallestByKey {
+) -> SmallestLimitByKey {
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
     let part = demand.sequences.len().div_ceil(threads).max(1);
     let limit_of = &limit_of;
     let search = move |sequences: &[ChargeSequence], first: &[u32]| -> Vec<u64> {
         let one = |(sequence, first): (&ChargeSequence, &u32)| {
-            find_smallest(sequence, SearchRange { first: *first, max }, limit_of).map_or(NO_NUMBER, u64::from)
+            find_smallest_number(sequence, SearchRange { first: *first, max }, limit_of)
+                .map_or(REJECTED_BY_ALL, u64::from)
         };
         sequences.iter().zip(first).map(one).collect()
     };
@@ -100,24 +101,24 @@ pub fn find_smallest_by_key(
         let handles: Vec<_> = parts.map(|(sequences, first)| scope.spawn(move || search(sequences, first))).collect();
         // A thread that panicked has printed why; its keys then count as never admitted.
         let results = handles.into_iter().zip(demand.sequences.chunks(part));
-        results.flat_map(|(handle, part)| handle.join().unwrap_or_else(|_| vec![NO_NUMBER; part.len()])).collect()
+        results.flat_map(|(handle, part)| handle.join().unwrap_or_else(|_| vec![REJECTED_BY_ALL; part.len()])).collect()
     });
     let mut by_key = vec![0; demand.keys];
     for (sequence, number) in demand.sequences.iter().zip(found) {
         by_key[sequence.key] = number.max(by_key[sequence.key]);
     }
     by_key.sort_unstable();
-    SmallestByKey(by_key)
+    SmallestLimitByKey(by_key)
 }
 
-impl SmallestByKey {
+impl SmallestLimitByKey {
     /// Number of keys that a limit of `number` rejects at least once.
     pub fn count_rejected_keys(&self, number: u32) -> u64 {
         (self.0.len() - self.0.partition_point(|smallest| *smallest <= u64::from(number))) as u64
     }
 
     /// Returns the smallest number that rejects at most `allowed` keys; `None` if there is none.
-    pub fn find_smallest_for(&self, allowed: u64) -> Option<u32> {
+    pub fn find_smallest_rejecting_at_most(&self, allowed: u64) -> Option<u32> {
         let allowed = usize::try_from(allowed).unwrap_or(usize::MAX);
         match self.0.len().checked_sub(allowed).filter(|kept| *kept > 0) {
             Some(kept) => u32::try_from(self.0[kept - 1]).ok(),
@@ -126,7 +127,7 @@ impl SmallestByKey {
     }
 
     /// The numbers of all keys that have one, ascending.
-    pub fn numbers(&self) -> impl DoubleEndedIterator<Item = u32> {
+    pub fn smallest_numbers(&self) -> impl DoubleEndedIterator<Item = u32> {
         self.0.iter().filter_map(|number| u32::try_from(*number).ok())
     }
 

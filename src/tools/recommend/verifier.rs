@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::demand::{AskedLimit, KeyHashes};
+use super::demand::{ExistingLimit, KeyHashes};
 use super::results::VerifiedFigures;
 use crate::decide::results::DescriptorResults;
 use crate::limit::Limit;
@@ -23,23 +23,23 @@ const CANDIDATE_NAME_PREFIX: &str = "recommended-";
 #[derive(Debug)]
 pub struct Verifier {
     replayer: Replayer,
-    editor: RuleEditor,
+    editor: CandidateInserter,
     keys: KeyHashes,
     tallies: Vec<CandidateTally>,
 }
 
-/// Adds the limits to rules.
+/// Inserts the found limits into rule sets, as candidates beside the limits of the rule.
 #[derive(Debug)]
-struct RuleEditor {
+struct CandidateInserter {
     rule: String,
     name: String,
     limits: Vec<Limit>,
-    /// Rules of headers, before and after.
-    edited: Vec<EditedRules>,
+    /// Rule sets that were edited so far.
+    edited: Vec<RulesWithCandidates>,
 }
 
 #[derive(Debug)]
-struct EditedRules {
+struct RulesWithCandidates {
     before: Arc<RuleSet>,
     after: Arc<RuleSet>,
 }
@@ -53,16 +53,17 @@ struct CandidateTally {
 impl Verifier {
     /// Creates a verifier of `limits`; only keys of `keys` are counted.
     pub fn new(
-        asked: &AskedLimit,
+        asked: &ExistingLimit,
         limits: Vec<Limit>,
         keys: KeyHashes,
         rules: ReplayRules,
         options: ReplayOptions,
     ) -> Self {
         let tallies = limits.iter().map(|_| CandidateTally::default()).collect();
-        let mut editor = RuleEditor { rule: asked.rule.clone(), name: asked.name.clone(), limits, edited: Vec::new() };
+        let mut editor =
+            CandidateInserter { rule: asked.rule.clone(), name: asked.name.clone(), limits, edited: Vec::new() };
         let rules = match rules {
-            ReplayRules::Fixed(rules) => ReplayRules::Fixed(editor.edit_rules(&rules)),
+            ReplayRules::Fixed(rules) => ReplayRules::Fixed(editor.insert_candidates(&rules)),
             ReplayRules::Recorded => ReplayRules::Recorded,
         };
         Self { replayer: Replayer::new(rules, options), editor, keys, tallies }
@@ -73,7 +74,7 @@ impl Verifier {
     /// # Errors
     /// There are too many processes.
     pub fn apply_header(&mut self, header: &RecordedHeader) -> Result<(), ReplayError> {
-        let rules = header.rules.as_ref().map(|rules| self.editor.edit_rules(rules));
+        let rules = header.rules.as_ref().map(|rules| self.editor.insert_candidates(rules));
         self.replayer.apply_header(&RecordedHeader { rules, ..header.clone() })
     }
 
@@ -87,7 +88,7 @@ impl Verifier {
             // Rare: a decision that was logged after the header of later rules.
             Some(rules) => {
                 with_rules = recorded.clone();
-                with_rules.rules = Some(self.editor.edit_rules(rules));
+                with_rules.rules = Some(self.editor.insert_candidates(rules));
                 &with_rules
             }
             None => recorded,
@@ -101,7 +102,7 @@ impl Verifier {
                 .is_some_and(|of| of.is_sampled && matches!(of.hits, Hits::Charge(_)));
             let of_rule = descriptor.rule().is_some_and(|compiled| compiled.rule.path == editor.rule);
             if is_charge && of_rule && keys.contains(descriptor.path_hash()) {
-                add_results(tallies, &descriptor);
+                tally_candidate_results(tallies, &descriptor);
             }
         })
     }
@@ -117,7 +118,7 @@ impl Verifier {
     }
 }
 
-fn add_results(tallies: &mut [CandidateTally], descriptor: &DescriptorResults<'_, '_>) {
+fn tally_candidate_results(tallies: &mut [CandidateTally], descriptor: &DescriptorResults<'_, '_>) {
     for limit in descriptor.limits() {
         let index = limit
             .name
@@ -133,18 +134,18 @@ fn add_results(tallies: &mut [CandidateTally], descriptor: &DescriptorResults<'_
     }
 }
 
-impl RuleEditor {
-    /// Returns rules with the limits as candidates.
-    fn edit_rules(&mut self, rules: &Arc<RuleSet>) -> Arc<RuleSet> {
+impl CandidateInserter {
+    /// Returns the rules with the limits as candidates; the same result for the same rules.
+    fn insert_candidates(&mut self, rules: &Arc<RuleSet>) -> Arc<RuleSet> {
         if let Some(known) = self.edited.iter().find(|known| Arc::ptr_eq(&known.before, rules)) {
             return Arc::clone(&known.after);
         }
-        let after = Arc::new(RuleSet::new(rules.edit_rules(|rule| self.edit_rule(rule))));
-        self.edited.push(EditedRules { before: Arc::clone(rules), after: Arc::clone(&after) });
+        let after = Arc::new(RuleSet::new(rules.to_edited_domains(|rule| self.insert_candidates_into_rule(rule))));
+        self.edited.push(RulesWithCandidates { before: Arc::clone(rules), after: Arc::clone(&after) });
         after
     }
 
-    fn edit_rule(&self, rule: &mut Rule) {
+    fn insert_candidates_into_rule(&self, rule: &mut Rule) {
         let name = |index: usize| format!("{CANDIDATE_NAME_PREFIX}{index}");
         // A rule that replaces the limit replaces the candidates too.
         if !self.name.is_empty() && rule.replaces.contains(&self.name) {

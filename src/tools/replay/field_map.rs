@@ -19,7 +19,7 @@ use crate::settings::value::number::DurationRange;
 /// A mapping file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct MapFile {
+struct FieldMapFile {
     /// Field with the time of a request.
     time: String,
     /// Domain of all requests.
@@ -92,7 +92,7 @@ impl FieldMap {
     /// # Errors
     /// The text is no mapping; the error says what to write.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let file: MapFile = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+        let file: FieldMapFile = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
         let mut fields = Vec::new();
         let mut index = |name: String| {
             fields.iter().position(|known| *known == name).unwrap_or_else(|| {
@@ -149,12 +149,12 @@ impl FieldMap {
             None => Hits::Charge(1),
         };
         for entries in &self.descriptors {
-            if entries.iter().any(|entry| find_text(&entry.value, values).is_none()) {
+            if entries.iter().any(|entry| resolve_text(&entry.value, values).is_none()) {
                 continue;
             }
             request.push_descriptor(RecordedDescriptor::new(hits));
             for entry in entries {
-                if let Some(value) = find_text(&entry.value, values) {
+                if let Some(value) = resolve_text(&entry.value, values) {
                     request.push_entry(entry.key.as_bytes(), value.as_bytes());
                 }
             }
@@ -165,21 +165,21 @@ impl FieldMap {
         request.domain = match &self.domain {
             TextSource::Constant(domain) => Arc::clone(domain),
             TextSource::Field(index) => {
-                values[*index].as_deref().ok_or_else(|| self.absent_field_error(*index))?.into()
+                values[*index].as_deref().ok_or_else(|| self.format_absent_field(*index))?.into()
             }
         };
-        let time = values[self.time].as_deref().ok_or_else(|| self.absent_field_error(self.time))?;
+        let time = values[self.time].as_deref().ok_or_else(|| self.format_absent_field(self.time))?;
         request.arrival = parse_time(time)
             .ok_or_else(|| format!("'{time}' is not a time (RFC 3339, or seconds to nanoseconds since 1970)"))?;
         Ok(Some(request))
     }
 
-    fn absent_field_error(&self, field: usize) -> String {
+    fn format_absent_field(&self, field: usize) -> String {
         format!("the field '{}' is absent", self.fields[field])
     }
 }
 
-fn find_text<'v>(source: &'v TextSource, values: &'v FieldValues<'_>) -> Option<&'v str> {
+fn resolve_text<'v>(source: &'v TextSource, values: &'v FieldValues<'_>) -> Option<&'v str> {
     match source {
         TextSource::Constant(text) => Some(text),
         TextSource::Field(index) => values[*index].as_deref(),

@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use super::sequence_check::SequenceCheck;
+use super::log_completeness::SequenceCheck;
 use super::source::{SourceError, SourceOptions, SourceSummary, TrafficEvent, TrafficLocation, TrafficSource};
 use crate::base::clock::Time;
 use crate::base::threads::thread_cpu_time;
@@ -36,7 +36,7 @@ enum DecoderMessage {
 pub struct MergedTraffic {
     files: Vec<DecodedFile>,
     /// Next event of each file but the current one; unused for a single file.
-    heads: BinaryHeap<Reverse<FileHead>>,
+    heads: BinaryHeap<Reverse<NextEventOfFile>>,
     /// File of the last event.
     current: Option<usize>,
     sequences: SequenceCheck,
@@ -67,14 +67,14 @@ struct EventOrder {
 }
 
 /// Position of an event in the batch of a file.
-struct OpenEvent {
+struct EventPosition {
     file: usize,
     index: usize,
 }
 
-/// Next event of a file.
+/// Order of the next event of a file, in the heap of all files.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct FileHead {
+struct NextEventOfFile {
     order: EventOrder,
     file: usize,
 }
@@ -118,12 +118,12 @@ impl MergedTraffic {
     /// A file cannot be read further.
     pub fn next_event(&mut self) -> Result<Option<&TrafficEvent>, SourceError> {
         loop {
-            let Some(OpenEvent { file, index }) = self.advance()? else { return Ok(None) };
+            let Some(EventPosition { file, index }) = self.advance_to_next_event()? else { return Ok(None) };
             let is_new = match &self.files[file].batch[index] {
                 TrafficEvent::Request(request) => self.sequences.add_record(request),
                 TrafficEvent::Header(header) => {
                     if header.is_start {
-                        self.sequences.add_start(&header.process);
+                        self.sequences.note_process_start(&header.process);
                     }
                     true
                 }
@@ -135,8 +135,8 @@ impl MergedTraffic {
         }
     }
 
-    /// Finds the next event of all files.
-    fn advance(&mut self) -> Result<Option<OpenEvent>, SourceError> {
+    /// Moves past the last event, and returns the position of the next one of all files.
+    fn advance_to_next_event(&mut self) -> Result<Option<EventPosition>, SourceError> {
         match self.current {
             Some(file) => {
                 self.files[file].next += 1;
@@ -147,10 +147,10 @@ impl MergedTraffic {
         let file = if self.files.len() == 1 { 0 } else { self.heads.pop().map_or(0, |Reverse(head)| head.file) };
         self.current = Some(file);
         let DecodedFile { batch, next, .. } = &self.files[file];
-        Ok((*next < batch.len()).then_some(OpenEvent { file, index: *next }))
+        Ok((*next < batch.len()).then_some(EventPosition { file, index: *next }))
     }
 
-    /// Compares the next event of a file with those of the others.
+    /// Puts the next event of a file into the heap of heads; a single file needs no heap.
     fn push_next_event(&mut self, file: usize) -> Result<(), SourceError> {
         if !self.wait_for_event(file)? || self.files.len() == 1 {
             return Ok(());
@@ -171,11 +171,11 @@ impl MergedTraffic {
                 };
                 EventOrder { at, process: Arc::clone(&request.process), seq: request.seq }
             }
-            // They precede what follows them in their file, and concern their process alone.
+            // Has no place of its own among other files: it goes right after the event before it in its file.
             TrafficEvent::Header(_) | TrafficEvent::Dropped(_) => open.last.clone(),
         };
         open.last = order.clone();
-        self.heads.push(Reverse(FileHead { order, file }));
+        self.heads.push(Reverse(NextEventOfFile { order, file }));
         Ok(())
     }
 
@@ -186,7 +186,7 @@ impl MergedTraffic {
             match open.batches.recv() {
                 Ok(DecoderMessage::Batch(batch)) => (open.batch, open.next) = (batch, 0),
                 Ok(DecoderMessage::End { summary, cpu_time }) => {
-                    self.summary.add(summary);
+                    self.summary.add_summary(summary);
                     self.decode_time += cpu_time;
                 }
                 Ok(DecoderMessage::Failed(error)) => return Err(error),
@@ -206,7 +206,7 @@ fn decode_file(mut source: TrafficSource, sender: &SyncSender<DecoderMessage>) {
             Ok(Some(event)) => {
                 batch.push(event);
                 if batch.len() == EVENTS_PER_BATCH {
-                    source.renew_shared_text();
+                    source.copy_shared_text();
                     let full = std::mem::replace(&mut batch, Vec::with_capacity(EVENTS_PER_BATCH));
                     if sender.send(DecoderMessage::Batch(full)).is_err() {
                         return;

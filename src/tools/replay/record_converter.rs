@@ -16,7 +16,7 @@ use crate::decide::log::convert::hits_from_number;
 use crate::decide::log::header::{HeaderReason, HeaderRecord, RuleSetRecord, SettingsRecord};
 use crate::decide::log::reader::RecordReader;
 use crate::decide::log::record::{
-    DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, Record, RecordedVerdict, Text,
+    DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, Record, RecordText, RecordedVerdict,
 };
 use crate::decide::log::recorded_rules;
 use crate::rules::compile::options::CompileOptions;
@@ -30,17 +30,17 @@ pub(super) struct RuleSetCache(Mutex<HashMap<String, Arc<RuleSet>>>);
 /// Maximum number of rule sets.
 const MAX_RULE_SETS: usize = 1000;
 
-/// Converts the records of one file.
+/// Converts the records of one decision log to recorded requests and headers.
 #[derive(Debug)]
 pub(super) struct RecordConverter {
     cache: Arc<RuleSetCache>,
     defaults: DecisionSettings,
     /// Id of the current rule set, by process.
     rule_ids: HashMap<Arc<str>, String>,
-    /// Rule sets of all headers so far, and of those that were searched, by id.
+    /// Rule sets of all headers so far, and of those that were read ahead, by id.
     by_id: HashMap<String, Arc<RuleSet>>,
-    /// Headers that were searched further on in the file; `None` before a search.
-    searched: Option<SearchedHeaders>,
+    /// Headers that were read ahead, further on in the file; `None` before that.
+    searched: Option<HeadersReadAhead>,
     /// Process, domain and id of the rules of the last record, because they rarely change.
     process: Arc<str>,
     domain: Arc<str>,
@@ -66,8 +66,8 @@ impl RecordConverter {
         }
     }
 
-    /// Copies the text that requests share.
-    pub(super) fn renew_shared_text(&mut self) {
+    /// Copies the texts that requests share, so that later requests share a new reference counter.
+    pub(super) fn copy_shared_text(&mut self) {
         self.process = Arc::from(&*self.process);
         self.domain = Arc::from(&*self.domain);
         self.rules_id = Arc::from(&*self.rules_id);
@@ -77,7 +77,7 @@ impl RecordConverter {
     pub(super) fn convert_header(&mut self, record: HeaderRecord) -> Result<RecordedHeader, String> {
         let HeaderRecord { event, process, seq, time_us, store, settings, rules, .. } = record;
         if settings.values == "none" {
-            return Err(VALUES_LEFT_OUT.to_owned());
+            return Err(VALUES_LEFT_OUT_ERROR.to_owned());
         }
         let process: Arc<str> = process.into();
         let id = rules.as_ref().map_or_else(String::new, |rules| rules.id.clone());
@@ -129,7 +129,7 @@ impl RecordConverter {
         request.max_delay_us = record.max_delay_us;
         request.answer = convert_answer(record);
         request.rules_id = Arc::clone(&self.rules_id);
-        if let DecisionRules::Other(rules) = self.find_rules(record) {
+        if let DecisionRules::Other(rules) = self.find_decision_rules(record) {
             request.rules = Some(rules);
         }
         for descriptor in &record.descriptors {
@@ -156,7 +156,7 @@ enum DecisionRules {
 ///
 /// A stream loses its oldest entries, headers among them, and gets a header again when that happens.
 #[derive(Debug, Default)]
-struct SearchedHeaders {
+struct HeadersReadAhead {
     /// First header of each process, without its rules.
     by_process: HashMap<String, HeaderRecord>,
     /// Process of the first header with these rules, by their id.
@@ -164,7 +164,7 @@ struct SearchedHeaders {
 }
 
 impl RecordConverter {
-    fn find_rules(&self, record: &DecisionRecord<'_>) -> DecisionRules {
+    fn find_decision_rules(&self, record: &DecisionRecord<'_>) -> DecisionRules {
         match self.rule_ids.get(&*record.process) {
             None => DecisionRules::Unknown,
             Some(current) if **current == *record.rules => DecisionRules::OfHeader,
@@ -175,17 +175,17 @@ impl RecordConverter {
         }
     }
 
-    /// True if a search for later headers may tell the rules of a decision.
-    pub(super) fn needs_search(&self, record: &DecisionRecord<'_>) -> bool {
-        self.searched.is_none() && matches!(self.find_rules(record), DecisionRules::Unknown)
+    /// True if the rules of a decision are unknown, and headers further on may have them.
+    pub(super) fn needs_headers_read_ahead(&self, record: &DecisionRecord<'_>) -> bool {
+        self.searched.is_none() && matches!(self.find_decision_rules(record), DecisionRules::Unknown)
     }
 
-    /// Searches the headers of the whole file.
+    /// Reads the headers of the whole file ahead of their turn, and compiles their rules.
     ///
     /// # Errors
     /// A header cannot be used.
-    pub(super) fn search_headers(&mut self, mut reader: RecordReader) -> Result<(), String> {
-        let mut searched = SearchedHeaders::default();
+    pub(super) fn read_headers_ahead(&mut self, mut reader: RecordReader) -> Result<(), String> {
+        let mut searched = HeadersReadAhead::default();
         // A line that is no record is reported when its turn comes.
         while let Ok(Some(record)) = reader.next_record() {
             let Record::Header(mut header) = record else { continue };
@@ -208,14 +208,14 @@ impl RecordConverter {
     ///
     /// # Errors
     /// The header cannot be used.
-    pub(super) fn take_searched_header(
+    pub(super) fn take_header_read_ahead(
         &mut self,
         record: &DecisionRecord<'_>,
     ) -> Result<Option<RecordedHeader>, String> {
         if self.rule_ids.contains_key(&*record.process) {
             return Ok(None);
         }
-        let Some(SearchedHeaders { by_process, by_rules }) = &self.searched else { return Ok(None) };
+        let Some(HeadersReadAhead { by_process, by_rules }) = &self.searched else { return Ok(None) };
         let of_rules = || by_process.get(by_rules.get(&*record.rules)?);
         let Some(header) = by_process.get(&*record.process).or_else(of_rules) else { return Ok(None) };
         let header = HeaderRecord {
@@ -232,7 +232,7 @@ impl RecordConverter {
     }
 }
 
-const VALUES_LEFT_OUT: &str = "the log has no values, so keys cannot be told apart (record with \
+const VALUES_LEFT_OUT_ERROR: &str = "the log has no values, so keys cannot be told apart (record with \
     TOLLKEEPER_DECISION_LOG_VALUES=plain, or hashed)";
 
 /// Adds a descriptor; returns true if its values were left out, so that it can match no rule.
@@ -266,7 +266,7 @@ type EntryBytes<'a> = (Cow<'a, [u8]>, Cow<'a, [u8]>);
 /// Returns the bytes of an entry; `None` if its value was left out.
 fn decode_entry<'a>(entry: &'a EntryRecord<'_>) -> Result<Option<EntryBytes<'a>>, String> {
     let key = entry.key_bytes().ok_or("an entry has no key")?;
-    let hash = || entry.value_hash.as_ref().map(|Text(hash)| Cow::Borrowed(hash.as_bytes()));
+    let hash = || entry.value_hash.as_ref().map(|RecordText(hash)| Cow::Borrowed(hash.as_bytes()));
     Ok(entry.value_bytes().or_else(hash).map(|value| (key, value)))
 }
 

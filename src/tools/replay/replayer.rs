@@ -180,7 +180,7 @@ impl Replayer {
         if header.in_memory && (header.is_start || process.own.is_none()) {
             let own = CounterSet::new(&self.options, &process.behaviour);
             if let Some(old) = process.own.replace(Box::new(own)) {
-                self.past_losses.add(old.counter_losses());
+                self.past_losses.add_losses(old.counter_losses());
             }
         }
         Ok(())
@@ -239,7 +239,7 @@ impl Replayer {
     pub fn counter_losses(&self) -> CounterLosses {
         let own = self.processes.iter().filter_map(|process| process.own.as_deref());
         let mut losses = self.past_losses;
-        own.chain([&self.shared]).for_each(|counters| losses.add(counters.counter_losses()));
+        own.chain([&self.shared]).for_each(|counters| losses.add_losses(counters.counter_losses()));
         losses
     }
 
@@ -330,7 +330,7 @@ impl CounterSet {
 }
 
 impl CounterLosses {
-    fn add(&mut self, other: Self) {
+    fn add_losses(&mut self, other: Self) {
         self.evicted += other.evicted;
         self.without_counter += other.without_counter;
     }

@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 
 use super::field_map::{AbsentField, FieldMap, FieldValues};
 use super::recorded_request::RecordedRequest;
-use crate::decide::log::record::Text;
+use crate::decide::log::record::RecordText;
 
 /// Maximum length of a line, in bytes.
 const MAX_LINE_BYTES: u64 = 16 << 20;
@@ -84,7 +84,7 @@ impl RowReader {
     /// Reads the next request; `None` at the end.
     pub(super) fn next_request(&mut self) -> Result<Option<RecordedRequest>, RowError> {
         loop {
-            let mut counted = CountedMap { map: &self.map, rows: &mut self.rows, absent: &mut self.absent };
+            let mut counted = CountingFieldMap { map: &self.map, rows: &mut self.rows, absent: &mut self.absent };
             let read = match &mut self.format {
                 RowFormat::Json { input, buffer } => {
                     self.line += 1;
@@ -97,10 +97,10 @@ impl RowReader {
                 }
             };
             match read.map_err(|problem| RowError { line: self.line, problem })? {
-                Row::End => return Ok(None),
-                Row::Request(request) => return Ok(Some(*request)),
-                Row::Blank => {}
-                Row::WithoutDescriptor => self.skipped += 1,
+                RowOutcome::End => return Ok(None),
+                RowOutcome::Request(request) => return Ok(Some(*request)),
+                RowOutcome::Blank => {}
+                RowOutcome::WithoutDescriptor => self.skipped += 1,
             }
         }
     }
@@ -112,33 +112,33 @@ impl RowReader {
     }
 }
 
-/// A mapping, with counts of rows and of the fields that they lack.
-struct CountedMap<'r> {
+/// A field map that counts the rows it builds requests from, and the fields that they lack.
+struct CountingFieldMap<'r> {
     map: &'r FieldMap,
     rows: &'r mut u64,
     absent: &'r mut [u64],
 }
 
-impl CountedMap<'_> {
+impl CountingFieldMap<'_> {
     /// Builds the request of a row.
-    fn build_row(&mut self, values: &FieldValues<'_>) -> Result<Row, String> {
+    fn build_row(&mut self, values: &FieldValues<'_>) -> Result<RowOutcome, String> {
         *self.rows += 1;
         for (absent, value) in self.absent.iter_mut().zip(values) {
             *absent += u64::from(value.is_none());
         }
-        Ok(Row::from_request(self.map.build_request(values)?))
+        Ok(RowOutcome::from_request(self.map.build_request(values)?))
     }
 }
 
 /// Result of reading a row.
-enum Row {
+enum RowOutcome {
     End,
     Blank,
     WithoutDescriptor,
     Request(Box<RecordedRequest>),
 }
 
-impl Row {
+impl RowOutcome {
     fn from_request(request: Option<RecordedRequest>) -> Self {
         request.map_or(Self::WithoutDescriptor, |request| Self::Request(Box::new(request)))
     }
@@ -158,10 +158,10 @@ impl CsvRows {
         Ok(Self { reader, record: csv::StringRecord::new(), columns })
     }
 
-    fn read_row(&mut self, map: &mut CountedMap<'_>) -> Result<Row, String> {
+    fn read_row(&mut self, map: &mut CountingFieldMap<'_>) -> Result<RowOutcome, String> {
         self.reader.get_mut().left = MAX_LINE_BYTES;
         if !self.reader.read_record(&mut self.record).map_err(|error| error.to_string())? {
-            return Ok(Row::End);
+            return Ok(RowOutcome::End);
         }
         let value = |column: &usize| self.record.get(*column).filter(|text| !is_absent_value(text)).map(Cow::Borrowed);
         let values: Vec<_> = self.columns.iter().map(value).collect();
@@ -177,24 +177,24 @@ fn is_absent_value(text: &str) -> bool {
 fn read_json_row(
     input: &mut Box<dyn BufRead + Send>,
     buffer: &mut Vec<u8>,
-    map: &mut CountedMap<'_>,
-) -> Result<Row, String> {
+    map: &mut CountingFieldMap<'_>,
+) -> Result<RowOutcome, String> {
     buffer.clear();
     let read = input.take(MAX_LINE_BYTES).read_until(b'\n', buffer).map_err(|error| error.to_string())?;
     if read == 0 {
-        return Ok(Row::End);
+        return Ok(RowOutcome::End);
     }
     if read as u64 == MAX_LINE_BYTES {
         return Err(format!("the line is longer than {MAX_LINE_BYTES} bytes"));
     }
     if buffer.trim_ascii().is_empty() {
-        return Ok(Row::Blank);
+        return Ok(RowOutcome::Blank);
     }
     let mut json = serde_json::Deserializer::from_slice(buffer);
     let values = FieldSeed(map.map).deserialize(&mut json).and_then(|values| json.end().map(|()| values));
     match values {
         // The last line of a log that is still written.
-        Err(_) if !buffer.ends_with(b"\n") => Ok(Row::End),
+        Err(_) if !buffer.ends_with(b"\n") => Ok(RowOutcome::End),
         Err(error) => Err(format!("not a JSON object: {error}")),
         Ok(values) => map.build_row(&values),
     }
@@ -220,7 +220,7 @@ impl<'de> Visitor<'de> for FieldSeed<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut values = vec![None; self.0.fields().len()];
-        while let Some(Text(key)) = map.next_key::<Text<'de>>()? {
+        while let Some(RecordText(key)) = map.next_key::<RecordText<'de>>()? {
             match self.0.fields().iter().position(|field| **field == *key) {
                 Some(index) => values[index] = read_json_text(map.next_value()?),
                 None => drop(map.next_value::<IgnoredAny>()?),
@@ -230,11 +230,11 @@ impl<'de> Visitor<'de> for FieldSeed<'_> {
     }
 }
 
-/// Text of a JSON value; `None` if it is absent, as Envoy writes it.
+/// Reads the text of a JSON value; `None` for what Envoy writes if a value is absent.
 fn read_json_text(value: &RawValue) -> Option<Cow<'_, str>> {
     let json = value.get();
     let text = match json.as_bytes().first() {
-        Some(b'"') => serde_json::from_str::<Text<'_>>(json).ok()?.0,
+        Some(b'"') => serde_json::from_str::<RecordText<'_>>(json).ok()?.0,
         Some(b'n') => return None,
         _ => Cow::Borrowed(json),
     };

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::field_map::{AbsentField, FieldMap};
+use super::log_completeness::SequenceFindings;
 use super::record_converter::{RecordConverter, RuleSetCache};
 use super::recorded_request::RecordedRequest;
 use super::replayer::RecordedHeader;
 use super::row_reader::{RowError, RowReader};
-use super::sequence_check::SequenceFindings;
 use crate::base::clock::Time;
 use crate::decide::log::reader::{ReadError, RecordReader, decompress_input};
 use crate::decide::log::record::Record;
@@ -63,7 +63,7 @@ pub struct SourceSummary {
 
 impl SourceSummary {
     /// Adds the properties of another file.
-    pub(super) fn add(&mut self, other: Self) {
+    pub(super) fn add_summary(&mut self, other: Self) {
         self.rows += other.rows;
         self.skipped += other.skipped;
         self.hidden += other.hidden;
@@ -224,9 +224,9 @@ impl TrafficSource {
     }
 
     /// Copies the text that requests share, so that this thread and that of earlier requests do not share its counter.
-    pub(super) fn renew_shared_text(&mut self) {
+    pub(super) fn copy_shared_text(&mut self) {
         if let SourceFormat::Log(log) = &mut self.format {
-            log.converter.renew_shared_text();
+            log.converter.copy_shared_text();
         }
     }
 
@@ -297,13 +297,13 @@ impl LogSource {
         let event = match record {
             None => return Ok(None),
             Some(Record::Decision(decision)) => {
-                if converter.needs_search(&decision)
+                if converter.needs_headers_read_ahead(&decision)
                     && let Some(location) = location
                 {
                     let headers = RecordReader::new(name, location.open_input()?)?;
-                    converter.search_headers(headers).map_err(unusable)?;
+                    converter.read_headers_ahead(headers).map_err(unusable)?;
                 }
-                let header = converter.take_searched_header(&decision).map_err(unusable)?;
+                let header = converter.take_header_read_ahead(&decision).map_err(unusable)?;
                 let request = converter.convert_decision(&decision).map_err(unusable)?;
                 match header {
                     Some(header) => {

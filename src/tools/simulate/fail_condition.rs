@@ -19,7 +19,7 @@ pub struct FailCondition {
     is_percentage: bool,
 }
 
-/// Figure of a condition.
+/// Kind of figure that a condition is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ConditionMetric {
     Rejected,
@@ -39,9 +39,9 @@ enum Comparison {
     AtMost,
 }
 
-/// A figure, with its whole for a share.
+/// A figure that a condition compares, with its whole for a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Figure {
+struct ConditionFigure {
     part: u64,
     /// `None` if the figure is not a share.
     whole: Option<u64>,
@@ -145,14 +145,14 @@ impl FailCondition {
     }
 
     /// True if requests of the traffic charged the limit, under one of the rule sets.
-    pub fn has_basis(&self, results: &SimulationResults) -> bool {
+    pub fn has_charged_requests(&self, results: &SimulationResults) -> bool {
         let Some(path) = &self.limit_path else { return results.traffic.requests > 0 };
         let limit = results.limits.iter().find(|limit| limit.path == *path);
         let figures = limit.into_iter().flat_map(|limit| [&limit.new, &limit.old]).flatten();
         figures.map(|figures| figures.requests).sum::<u64>() > 0
     }
 
-    fn find_figure_of_requests(&self, results: &SimulationResults) -> Figure {
+    fn find_figure_of_requests(&self, results: &SimulationResults) -> ConditionFigure {
         let changes = results.changes.as_ref();
         let part = match self.metric {
             ConditionMetric::NewlyRejected => changes.map_or(0, |changes| changes.newly_rejected),
@@ -160,29 +160,31 @@ impl FailCondition {
             _ => results.new.rejected,
         };
         let compared = changes.filter(|_| self.needs_old_rules()).map(|changes| changes.compared);
-        Figure { part, whole: Some(compared.unwrap_or(results.traffic.requests)), what: "requests" }
+        ConditionFigure { part, whole: Some(compared.unwrap_or(results.traffic.requests)), what: "requests" }
     }
 
-    fn find_figure_of_limit(&self, limit: Option<&LimitResults>) -> Figure {
+    fn find_figure_of_limit(&self, limit: Option<&LimitResults>) -> ConditionFigure {
         let (none, none_before) = (LimitFigures::default(), LimitFigures::default());
         let new = limit.and_then(|limit| limit.new.as_ref()).unwrap_or(&none);
         let old = limit.and_then(|limit| limit.old.as_ref()).unwrap_or(&none_before);
-        let of_requests = |part, whole| Figure { part, whole: Some(whole), what: "requests" };
+        let of_requests = |part, whole| ConditionFigure { part, whole: Some(whole), what: "requests" };
         match self.metric {
             ConditionMetric::Rejected => of_requests(new.rejected, new.requests),
-            ConditionMetric::RejectedKeys => Figure { part: new.rejected_keys, whole: Some(new.keys), what: "keys" },
+            ConditionMetric::RejectedKeys => {
+                ConditionFigure { part: new.rejected_keys, whole: Some(new.keys), what: "keys" }
+            }
             ConditionMetric::NewlyRejected => of_requests(new.rejected_here_only, new.requests),
             ConditionMetric::NewlyAdmitted => of_requests(old.rejected_here_only, old.requests),
             ConditionMetric::Delayed => of_requests(new.delays.map_or(0, |delays| delays.requests), new.requests),
             ConditionMetric::LongestRun => {
                 let part = new.longest_run.as_ref().map_or(0, |run| u64::from(run.requests));
-                Figure { part, whole: None, what: "requests" }
+                ConditionFigure { part, whole: None, what: "requests" }
             }
         }
     }
 }
 
-impl fmt::Display for Figure {
+impl fmt::Display for ConditionFigure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { part, whole, what } = self;
         match whole {

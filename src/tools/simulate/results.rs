@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::simulation::{KeyOfLimit, RuleReplay, Simulation, Verification};
+use super::simulation::{KeyWithRejectingLimit, RuleReplay, Simulation, Verification};
 use super::tally::{LimitLabel, LimitTally, RejectionRun, ReplayTally};
 use super::timeline::Timeline;
 use crate::telemetry::top_keys::space_saving::SpaceSaving;
@@ -191,7 +191,7 @@ pub struct LimitFigures {
     pub keys_are_estimates: bool,
     /// Longest run of rejections of one key.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub longest_run: Option<RunResults>,
+    pub longest_run: Option<RejectionRunResults>,
     /// Delays; absent if there were none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delays: Option<DelayResults>,
@@ -202,7 +202,7 @@ pub struct LimitFigures {
 
 /// Longest run of rejections of one key.
 #[derive(Clone, Debug, Serialize)]
-pub struct RunResults {
+pub struct RejectionRunResults {
     /// Rejected requests.
     pub requests: u32,
     /// Seconds from the first to the last.
@@ -321,7 +321,7 @@ impl SimulationResults {
                 newly_rejected_keys: list_top_keys(&simulation.top.newly_rejected, new_tally, top),
                 newly_admitted_keys: list_top_keys(&simulation.top.newly_admitted, old_tally, top),
             }),
-            limits: build_limits(new_tally, old_tally),
+            limits: build_limit_results(new_tally, old_tally),
             rejected_keys: list_top_keys(&simulation.top.rejected, new_tally, top),
             timeline: build_timeline(new_tally.map(|tally| &tally.timeline), old_tally.map(|tally| &tally.timeline)),
             conditions: Vec::new(),
@@ -347,7 +347,7 @@ fn build_totals(replay: &RuleReplay, requests: u64) -> ReplayTotals {
     totals
 }
 
-fn build_limits(new: Option<&ReplayTally>, old: Option<&ReplayTally>) -> Vec<LimitResults> {
+fn build_limit_results(new: Option<&ReplayTally>, old: Option<&ReplayTally>) -> Vec<LimitResults> {
     let news = new.iter().flat_map(|tally| &tally.limits);
     let removed = old.iter().flat_map(|tally| &tally.limits);
     let removed = removed.filter(|limit| new.is_none_or(|new| new.find_by_path(&limit.label.path).is_none()));
@@ -355,7 +355,7 @@ fn build_limits(new: Option<&ReplayTally>, old: Option<&ReplayTally>) -> Vec<Lim
         .chain(removed)
         .map(|tally| {
             let label = &tally.label;
-            let (in_new, in_old) = (find_tally(new, &label.path), find_tally(old, &label.path));
+            let (in_new, in_old) = (find_limit_tally(new, &label.path), find_limit_tally(old, &label.path));
             LimitResults {
                 path: label.path.clone(),
                 location: label.location.clone(),
@@ -375,16 +375,16 @@ fn build_limits(new: Option<&ReplayTally>, old: Option<&ReplayTally>) -> Vec<Lim
 }
 
 /// Lists limits with those first that differ between the rule sets.
-pub fn changed_first(limits: &[LimitResults]) -> Vec<&LimitResults> {
+pub fn list_changed_first(limits: &[LimitResults]) -> Vec<&LimitResults> {
     let (changed, others): (Vec<_>, Vec<_>) = limits.iter().partition(|limit| limit.change.is_some());
     [changed, others].concat()
 }
 
-fn find_tally<'t>(tally: Option<&'t ReplayTally>, path: &str) -> Option<&'t LimitTally> {
+fn find_limit_tally<'t>(tally: Option<&'t ReplayTally>, path: &str) -> Option<&'t LimitTally> {
     tally?.find_by_path(path)
 }
 
-/// Compares a limit in two rule sets; only limits with traffic have counts.
+/// Finds how a limit differs between two rule sets; a limit without traffic counts as absent.
 fn find_limit_change(new: Option<&LimitTally>, old: Option<&LimitTally>) -> Option<LimitChange> {
     let compared = |tally: &LimitTally| {
         let LimitLabel { text, shadow, quota, candidate, .. } = &tally.label;
@@ -414,7 +414,7 @@ impl LimitFigures {
             rejected_keys,
             rejected_keys_share: compute_share(rejected_keys, keys).min(1.0),
             keys_are_estimates: tally.keys.is_estimate(),
-            longest_run: (run > 0).then(|| RunResults {
+            longest_run: (run > 0).then(|| RejectionRunResults {
                 requests: run,
                 seconds: duration_us as f64 / 1e6,
                 key: tally.longest_run_key.to_string(),
@@ -431,7 +431,11 @@ impl LimitFigures {
 }
 
 /// Keys that a replay rejects most; `tally` has the counts of that replay.
-fn list_top_keys(sketch: &SpaceSaving<KeyOfLimit>, tally: Option<&ReplayTally>, top: usize) -> Vec<RejectedKeyResults> {
+fn list_top_keys(
+    sketch: &SpaceSaving<KeyWithRejectingLimit>,
+    tally: Option<&ReplayTally>,
+    top: usize,
+) -> Vec<RejectedKeyResults> {
     let path_of = |index: usize| Some(tally?.limits.get(index)?.label.path.clone());
     let mut keys: Vec<RejectedKeyResults> = sketch
         .iter()

@@ -87,16 +87,16 @@ pub struct LogProperties {
 #[derive(Debug)]
 pub struct TopKeySketches {
     /// Keys that are rejected, where there is no answer to compare with.
-    pub rejected: SpaceSaving<KeyOfLimit>,
+    pub rejected: SpaceSaving<KeyWithRejectingLimit>,
     /// Keys that only the new rules reject.
-    pub newly_rejected: SpaceSaving<KeyOfLimit>,
+    pub newly_rejected: SpaceSaving<KeyWithRejectingLimit>,
     /// Keys that only the old rules reject.
-    pub newly_admitted: SpaceSaving<KeyOfLimit>,
+    pub newly_admitted: SpaceSaving<KeyWithRejectingLimit>,
 }
 
 /// Key with the limit that rejects it.
 #[derive(Clone, Debug)]
-pub struct KeyOfLimit {
+pub struct KeyWithRejectingLimit {
     /// Index of the limit in the counts of its replay.
     pub limit: usize,
     /// `key=value,key=value`.
@@ -163,8 +163,8 @@ impl Simulation {
         replays.into_iter().flatten().try_for_each(|replay| replay.replayer.apply_header(header))
     }
 
-    /// Replays the traffic under its recorded rules too, to know the fidelity.
-    pub fn verify(&mut self, options: &SimulationOptions) {
+    /// From now on, replays the traffic under its recorded rules too, to measure the fidelity.
+    pub fn enable_verification(&mut self, options: &SimulationOptions) {
         self.verifier = Some(RuleReplay::new(ReplayRules::Recorded, options));
     }
 
@@ -179,10 +179,10 @@ impl Simulation {
         span.last = span.last.max(at);
         let request = recorded.to_request();
         if let Some(verifier) = &mut self.verifier {
-            verifier.decide(recorded, &request)?;
+            verifier.replay_and_tally(recorded, &request)?;
         }
-        let new = self.new.decide(recorded, &request)?;
-        let before = self.old.as_mut().map(|old| old.decide(recorded, &request)).transpose()?;
+        let new = self.new.replay_and_tally(recorded, &request)?;
+        let before = self.old.as_mut().map(|old| old.replay_and_tally(recorded, &request)).transpose()?;
         let (Some(old), Some(before)) = (&mut self.old, before.filter(|before| !before.failed)) else {
             if new.rejected {
                 add_rejected_keys(&mut self.top.rejected, &request, new.descriptors.iter());
@@ -198,34 +198,34 @@ impl Simulation {
         }
         if new.rejected {
             self.newly_rejected += 1;
-            self.new.count_changes(&new.descriptors);
+            self.new.count_change_by_limit(&new.descriptors);
             add_rejected_keys(&mut self.top.newly_rejected, &request, new.descriptors.iter());
         } else {
             self.newly_admitted += 1;
-            old.count_changes(&before.descriptors);
+            old.count_change_by_limit(&before.descriptors);
             add_rejected_keys(&mut self.top.newly_admitted, &request, before.descriptors.iter());
         }
         Ok(())
     }
 
     /// Drops the replay of the recorded rules if the traffic had none. Returns true if it did.
-    pub fn discard_empty_comparison(&mut self) -> bool {
-        let is_empty = self.old.as_ref().is_some_and(|old| old.is_empty(self.requests));
-        if is_empty {
+    pub fn discard_replay_without_rules(&mut self) -> bool {
+        let lacks_recorded_rules = self.old.as_ref().is_some_and(|old| old.lacks_recorded_rules(self.requests));
+        if lacks_recorded_rules {
             self.old = None;
         }
-        is_empty
+        lacks_recorded_rules
     }
 
     /// Number of decisions that were replayed.
-    pub fn replayed_decisions(&self) -> u64 {
+    pub fn count_replayed_decisions(&self) -> u64 {
         self.requests * if self.old.is_some() { 2 } else { 1 }
     }
 }
 
 /// Adds the rejected keys of a request to a sketch.
 fn add_rejected_keys<'d>(
-    sketch: &mut SpaceSaving<KeyOfLimit>,
+    sketch: &mut SpaceSaving<KeyWithRejectingLimit>,
     request: &Request<'_>,
     descriptors: impl Iterator<Item = &'d DescriptorRejection>,
 ) {
@@ -233,7 +233,7 @@ fn add_rejected_keys<'d>(
         let Some(by) = rejection.by else { continue };
         let id = rejection.path ^ by as u128;
         sketch.add_count(id, 1, 0, |label| {
-            *label = Some(KeyOfLimit {
+            *label = Some(KeyWithRejectingLimit {
                 limit: by,
                 text: rejection.shared_key.clone().unwrap_or_else(|| plain_key_text(request, index)),
             });
@@ -249,15 +249,15 @@ impl RuleReplay {
     }
 
     /// Counts a request that only these rules reject, for the limits that do.
-    fn count_changes(&mut self, descriptors: &[DescriptorRejection]) {
+    fn count_change_by_limit(&mut self, descriptors: &[DescriptorRejection]) {
         let Some(tally) = &mut self.tally else { return };
         for index in descriptors.iter().filter_map(|rejection| rejection.by) {
             tally.limits[index].changed += 1;
         }
     }
 
-    /// True if the recorded rules, which the traffic lacks, should have decided `requests`.
-    pub fn is_empty(&self, requests: u64) -> bool {
+    /// True if this replays recorded rules and none of `requests` got an answer: the traffic lacks the rules.
+    pub fn lacks_recorded_rules(&self, requests: u64) -> bool {
         let failed = self.tally.as_ref().map_or(0, |tally| tally.failed);
         self.verification.is_some() && failed >= requests
     }
@@ -267,7 +267,11 @@ impl RuleReplay {
         self.replayer.counter_losses()
     }
 
-    fn decide(&mut self, recorded: &RecordedRequest, request: &Request<'_>) -> Result<ReplayedDecision, ReplayError> {
+    fn replay_and_tally(
+        &mut self,
+        recorded: &RecordedRequest,
+        request: &Request<'_>,
+    ) -> Result<ReplayedDecision, ReplayError> {
         let max_keys = self.max_keys;
         let tally = self.tally.get_or_insert_with(|| ReplayTally::new(recorded.arrival, max_keys));
         let mut descriptors = DescriptorRejections::new();

@@ -102,7 +102,7 @@ impl ReplayTally {
                 tally.add_key(path, change, rejected, || descriptor.key_text(request));
             }
         }
-        if rejection.by.is_some() && descriptor.shares_values() {
+        if rejection.by.is_some() && descriptor.values_share_counter() {
             rejection.shared_key = Some(descriptor.key_text(request));
         }
         rejection

@@ -8,7 +8,7 @@ use crate::base::clock::Time;
 /// Maximum number of spans.
 pub const MAX_SPANS: usize = 120;
 /// Length of the first spans, in microseconds.
-const FIRST_SPAN_US: u64 = 1_000_000;
+const INITIAL_SPAN_US: u64 = 1_000_000;
 
 /// Counts over time.
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ pub struct SpanCounts {
 impl Timeline {
     /// Creates an empty timeline that begins at `start`.
     pub const fn new(start: Time) -> Self {
-        Self { start, span_us: FIRST_SPAN_US, spans: Vec::new() }
+        Self { start, span_us: INITIAL_SPAN_US, spans: Vec::new() }
     }
 
     /// Counts a request at `at`; one before the start counts in the first span.
@@ -38,7 +38,7 @@ impl Timeline {
         let since_us = at.since_us(self.start);
         let mut index = since_us / self.span_us;
         while index >= MAX_SPANS as u64 {
-            self.join_neighbours();
+            self.join_neighbouring_spans();
             index = since_us / self.span_us;
         }
         let index = usize::try_from(index).unwrap_or(MAX_SPANS - 1);
@@ -50,7 +50,7 @@ impl Timeline {
         span.rejected += u64::from(rejected);
     }
 
-    fn join_neighbours(&mut self) {
+    fn join_neighbouring_spans(&mut self) {
         let joined = self.spans.chunks(2).map(|pair| {
             pair.iter().fold(SpanCounts::default(), |sum, span| SpanCounts {
                 requests: sum.requests + span.requests,
@@ -64,7 +64,7 @@ impl Timeline {
     /// Joins spans until each is `span_us` long or longer, to compare with another timeline.
     pub fn widen_spans(&mut self, span_us: u64) {
         while self.span_us < span_us {
-            self.join_neighbours();
+            self.join_neighbouring_spans();
         }
     }
 

@@ -4,11 +4,11 @@ use super::results::{SimulationResults, compute_share};
 use super::simulation::{LogProperties, Simulation};
 use crate::limit::{Consistency, Limit};
 use crate::rules::rule::set::RuleSet;
-use crate::tools::replay::sequence_check::{NumberSpan, SequenceFindings};
+use crate::tools::replay::log_completeness::{NumberSpan, SequenceFindings};
 use crate::tools::replay::source::SourceSummary;
 
-/// Maximum number of processes whose irregular records are told.
-const MAX_TOLD_PROCESSES: usize = 5;
+/// Maximum number of processes whose irregular records get warnings of their own.
+const MAX_REPORTED_PROCESSES: usize = 5;
 
 /// Returns the reasons that apply, each with a fix if there is one.
 pub fn collect_warnings(simulation: &Simulation, summary: &SourceSummary, results: &SimulationResults) -> Vec<String> {
@@ -75,7 +75,7 @@ pub fn collect_input_warnings(log: &LogProperties, summary: &SourceSummary) -> V
 
 fn collect_sequence_warnings(sequences: &[SequenceFindings]) -> Vec<String> {
     let mut warnings = Vec::new();
-    for found in sequences.iter().take(MAX_TOLD_PROCESSES) {
+    for found in sequences.iter().take(MAX_REPORTED_PROCESSES) {
         let process = &found.process;
         if let Some(NumberSpan { from, to }) = found.first_gap {
             let missing = found.missing;
@@ -98,8 +98,8 @@ fn collect_sequence_warnings(sequences: &[SequenceFindings]) -> Vec<String> {
             ));
         }
     }
-    if sequences.len() > MAX_TOLD_PROCESSES {
-        let more = sequences.len() - MAX_TOLD_PROCESSES;
+    if sequences.len() > MAX_REPORTED_PROCESSES {
+        let more = sequences.len() - MAX_REPORTED_PROCESSES;
         warnings.push(format!("{more} more processes have missing, repeated or late records"));
     }
     warnings
@@ -128,7 +128,11 @@ fn collect_log_warnings(log: &LogProperties) -> Vec<String> {
 }
 
 /// Returns likely reasons why a replay under the recorded rules differs from the record.
-pub fn list_fidelity_reasons(log: &LogProperties, summary: &SourceSummary, results: &SimulationResults) -> Vec<String> {
+pub fn list_infidelity_reasons(
+    log: &LogProperties,
+    summary: &SourceSummary,
+    results: &SimulationResults,
+) -> Vec<String> {
     let has = |is_so: fn(&SequenceFindings) -> bool| summary.sequences.iter().any(is_so);
     let mut totals = [Some(&results.new), results.old.as_ref()].into_iter().flatten();
     let lost_counters = totals.any(|totals| totals.evicted_counters + totals.charges_without_counter > 0);

@@ -35,7 +35,7 @@ impl<'a> AskedDescriptor<'a> {
     /// Creates the descriptor; `hash` is the form of hashed values, if their key is known.
     pub fn new(domain: &'a str, entries: &[Entry<'a>], hash: Option<&ValueForm>) -> Self {
         let plain = entries.iter().map(EntryRecord::from_plain_entry).collect();
-        let hashed = hash.map(|hash| entries.iter().map(|entry| hash.record_entry(entry)).collect());
+        let hashed = hash.map(|hash| entries.iter().map(|entry| hash.build_entry_record(entry)).collect());
         Self { domain, plain, hashed }
     }
 
@@ -87,11 +87,11 @@ pub fn format_entries(entries: &[EntryRecord<'_>]) -> String {
     entries.iter().map(text).collect::<Vec<_>>().join(",")
 }
 
-/// Number of descriptors that are told.
+/// Maximum number of nearest descriptors in the results.
 const MAX_NEAREST: usize = 5;
-/// Number of different descriptors that are compared.
+/// Maximum number of different descriptors that are compared.
 const MAX_COMPARED_DESCRIPTORS: usize = 10_000;
-/// Number of characters that are compared.
+/// Maximum number of characters of a descriptor that are compared.
 const MAX_COMPARED_CHARS: usize = 200;
 
 /// Descriptors most like the asked one.
@@ -120,8 +120,8 @@ impl NearestDescriptors {
         self.compared.len() == MAX_COMPARED_DESCRIPTORS
     }
 
-    /// Adds a descriptor; forgets it if others are nearer.
-    pub(super) fn add(&mut self, text: &str) {
+    /// Compares a descriptor with the asked one; keeps it if it is among the nearest.
+    pub(super) fn add_if_near(&mut self, text: &str) {
         let text = cut_text(text);
         if self.is_full() || self.compared.contains(&text) {
             return;
@@ -136,7 +136,7 @@ impl NearestDescriptors {
     }
 
     /// The nearest descriptors, best first.
-    pub(super) fn texts(&self) -> Vec<String> {
+    pub(super) fn nearest_texts(&self) -> Vec<String> {
         self.nearest.iter().map(|near| near.text.clone()).collect()
     }
 }

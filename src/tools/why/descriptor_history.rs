@@ -11,7 +11,7 @@ use super::time_range::{TimeRange, format_time};
 use crate::decide::log::header::{HeaderReason, HeaderRecord, SettingsRecord};
 use crate::decide::log::record::{DecisionRecord, Record, RecordedVerdict};
 
-/// Number of different causes that are counted.
+/// Maximum number of different causes that are counted by name.
 const MAX_CAUSES: usize = 100;
 /// Number of processes whose last record is noted, and whose rules are compared.
 const MAX_PROCESSES: usize = 10_000;
@@ -133,7 +133,7 @@ impl<'q> DescriptorHistory<'q> {
     }
 
     /// Notes that a log is read around the range only.
-    pub const fn set_partial(&mut self) {
+    pub const fn mark_partially_read(&mut self) {
         self.is_partial = true;
     }
 
@@ -148,17 +148,17 @@ impl<'q> DescriptorHistory<'q> {
         if self.range.observe_time(time_us) {
             self.kept.clear();
             self.counts = RangeCounts::default();
-            self.headers.clear_changes();
+            self.headers.clear_rule_changes();
         }
         extend_span(&mut self.log.first_us, &mut self.log.last_us, time_us);
         let is_in_range = self.range.contains(time_us);
         match record {
             Record::Decision(decision) => {
-                self.note_time(&decision.process, time_us);
+                self.note_process_time(&decision.process, time_us);
                 self.add_decision(&decision, is_in_range);
             }
             Record::Header(header) => {
-                self.note_time(&header.process, time_us);
+                self.note_process_time(&header.process, time_us);
                 self.headers.add_header(&header, is_in_range);
             }
             Record::Dropped(dropped) => {
@@ -167,13 +167,13 @@ impl<'q> DescriptorHistory<'q> {
                 if self.range.overlaps(since_us, time_us) {
                     self.counts.add_dropped(dropped.count);
                 }
-                self.note_time(&dropped.process, time_us);
+                self.note_process_time(&dropped.process, time_us);
             }
         }
     }
 
     /// Notes the time of the last record of a process.
-    fn note_time(&mut self, process: &str, time_us: u64) {
+    fn note_process_time(&mut self, process: &str, time_us: u64) {
         if let Some(last_us) = self.last_us.get_mut(process) {
             *last_us = time_us;
         } else if self.last_us.len() < MAX_PROCESSES {
@@ -207,10 +207,10 @@ impl<'q> DescriptorHistory<'q> {
                 (true, Likeness::OtherHashes) => self.log.other_hashes += 1,
                 // Only of use if the descriptor is nowhere.
                 _ if self.log.found > 0 || self.nearest.is_full() => {}
-                (true, Likeness::Different) => self.nearest.add(&format_entries(&descriptor.entries)),
+                (true, Likeness::Different) => self.nearest.add_if_near(&format_entries(&descriptor.entries)),
                 (false, Likeness::Same) => {
                     let text = format_entries(&descriptor.entries);
-                    self.nearest.add(&format!("{text} in domain {}", &*decision.domain));
+                    self.nearest.add_if_near(&format!("{text} in domain {}", &*decision.domain));
                 }
                 (false, _) => {}
             }
@@ -299,8 +299,8 @@ fn extend_span(first_us: &mut Option<u64>, last_us: &mut Option<u64>, time_us: u
     *last_us = Some(last_us.map_or(time_us, |last| last.max(time_us)));
 }
 
-/// Number of changes that are kept.
-const MAX_KEPT_CHANGES: usize = 20;
+/// Maximum number of rule changes that are kept.
+const MAX_KEPT_RULE_CHANGES: usize = 20;
 
 /// Start of a process, or another rule set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -347,7 +347,7 @@ impl HeaderFacts {
         if !is_change || !is_in_range {
             return;
         }
-        if self.changes.len() == MAX_KEPT_CHANGES {
+        if self.changes.len() == MAX_KEPT_RULE_CHANGES {
             self.more_changes += 1;
             return;
         }
@@ -361,8 +361,8 @@ impl HeaderFacts {
         });
     }
 
-    /// Forgets the changes: the range moved.
-    pub(super) fn clear_changes(&mut self) {
+    /// Removes the rule changes, because the range moved to a later day.
+    pub(super) fn clear_rule_changes(&mut self) {
         self.changes.clear();
         self.more_changes = 0;
     }

@@ -16,21 +16,21 @@ use crate::decide::log::record::{
 use crate::limit::StorePolicy;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::period::period_in_words;
-use crate::limit::regions::percent_text;
+use crate::limit::regions::format_milli_percent;
 
 /// Formats a limit: `10 per minute token_bucket, bucket_size 20 (burst)`.
 pub fn format_limit(limit: &LimitRecord<'_>) -> String {
     let period = period_in_words(limit.unit.name(), limit.unit_multiplier);
     let mut text = format!("{} per {period} {}", limit.requests_per_unit, limit.algorithm);
     if let Some(capacity) = limit.capacity {
-        let key = limit.algorithm.properties().capacity.rule_key().unwrap_or("capacity");
+        let key = limit.algorithm.properties().capacity.rule_file_key().unwrap_or("capacity");
         text += &format!(", {key} {capacity}");
     }
     if let Some(max_wait_us) = limit.max_wait_us {
         text += &format!(", max_wait {:?}", Duration::from_micros(max_wait_us));
     }
     if let Some(GlobalRecord { reserve_milli_percent, max_overshoot, on_region_loss }) = limit.global {
-        let reserve = percent_text(reserve_milli_percent);
+        let reserve = format_milli_percent(reserve_milli_percent);
         let policy = on_region_loss.name();
         text += &format!(", scope global, reserve {reserve}, max_overshoot {max_overshoot}, on_region_loss {policy}");
     }
@@ -109,7 +109,7 @@ pub enum Remedy {
     /// No wait: the hits never pass.
     NeverByWaiting {
         /// Reason.
-        reason: NeverReason,
+        reason: NeverPassesReason,
     },
     /// A larger limit, with the counter as it was.
     Limit {
@@ -148,7 +148,7 @@ pub enum Remedy {
 /// Reason why hits never pass a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum NeverReason {
+pub enum NeverPassesReason {
     /// The limit is 0.
     LimitIsZero,
     /// There are more hits than the limit admits at once.
@@ -184,11 +184,11 @@ impl RejectingLimit<'_, '_> {
 
     /// Returns the changes, the simplest first.
     pub fn list_remedies(&self) -> Vec<Remedy> {
-        let mut remedies: Vec<Remedy> = self.find_wait().into_iter().collect();
+        let mut remedies: Vec<Remedy> = self.find_wait_remedy().into_iter().collect();
         // Other parts of the service do not know the counter, or count a share of the limit.
         if self.descriptor.decided_by == Some(DecisionSource::Counter) && self.limit.requests_per_unit > 0 {
-            remedies.extend(self.find_fewer_hits());
-            remedies.extend(self.find_larger_limit());
+            remedies.extend(self.find_fewer_hits_remedy());
+            remedies.extend(self.find_larger_limit_remedy());
         }
         if self.descriptor.decided_by == Some(DecisionSource::Policy) {
             remedies.push(Remedy::WorkingStore);
@@ -197,20 +197,20 @@ impl RejectingLimit<'_, '_> {
         remedies
     }
 
-    fn find_wait(&self) -> Option<Remedy> {
+    fn find_wait_remedy(&self) -> Option<Remedy> {
         let reason = match self.limit.result?.retry_after_us {
             Some(wait_us) => {
                 let now_us = self.descriptor.now_us.unwrap_or(self.decision.time_us);
                 return Some(Remedy::Wait { until: format_time(now_us.saturating_add(wait_us)), wait_us });
             }
-            None if self.limit.requests_per_unit == 0 => NeverReason::LimitIsZero,
-            None if self.hits_to_fit() > self.capacity() => NeverReason::MoreHitsThanLimit,
+            None if self.limit.requests_per_unit == 0 => NeverPassesReason::LimitIsZero,
+            None if self.hits_to_fit() > self.capacity() => NeverPassesReason::MoreHitsThanLimit,
             None => return None,
         };
         Some(Remedy::NeverByWaiting { reason })
     }
 
-    fn find_fewer_hits(&self) -> Option<Remedy> {
+    fn find_fewer_hits_remedy(&self) -> Option<Remedy> {
         let result = self.limit.result?;
         // A request behind others in a queue may be delayed for longer than it accepts, however few hits it has.
         let is_delayed = self.limit.algorithm == Algorithm::LeakyBucket && result.reset_us > 0;
@@ -218,11 +218,11 @@ impl RejectingLimit<'_, '_> {
         (!is_delayed && 0 < hits && hits < self.hits_to_fit()).then_some(Remedy::FewerHits { hits })
     }
 
-    fn find_larger_limit(&self) -> Option<Remedy> {
+    fn find_larger_limit_remedy(&self) -> Option<Remedy> {
         let result = self.limit.result?;
         let counted = result.before;
         let value = counted.checked_add(self.hits_to_fit()).filter(|value| *value <= u64::from(u32::MAX))?;
-        let key = self.limit.algorithm.properties().capacity.rule_key().unwrap_or("requests_per_unit");
+        let key = self.limit.algorithm.properties().capacity.rule_file_key().unwrap_or("requests_per_unit");
         // A request leaves a queue when everything before it has left.
         let is_queue = self.limit.algorithm == Algorithm::LeakyBucket;
         let delay_us = Some(result.reset_us).filter(|delay_us| is_queue && *delay_us > 0);

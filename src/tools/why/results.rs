@@ -11,9 +11,9 @@ use crate::decide::log::record::{DecisionRecord, DecisionSource, RecordedVerdict
 /// Decisions on one descriptor, and the reasons for them.
 #[derive(Debug, Serialize)]
 pub struct WhyResults<'l> {
-    /// Domain of the asked.
+    /// Domain that was asked about.
     pub domain: &'l str,
-    /// Descriptor of the asked.
+    /// Descriptor that was asked about.
     pub descriptor: String,
     /// Asked time, with its range; absent: the whole logs.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -148,7 +148,7 @@ impl<'l> WhyResults<'l> {
             rule_changes,
             left_out: counts.showable - decisions.len() as u64,
             decisions,
-            nearest: if log.found == 0 { history.nearest.texts() } else { Vec::new() },
+            nearest: if log.found == 0 { history.nearest.nearest_texts() } else { Vec::new() },
             notes: collect_notes(history),
         }
     }
@@ -206,7 +206,7 @@ fn collect_notes(history: &DescriptorHistory<'_>) -> Vec<String> {
         let (first, last) = (time(log.first_found_us), time(log.last_found_us));
         notes.push(format!("the logs have the descriptor {} times at other times, {first} to {last}", log.found));
     }
-    notes.extend(describe_log_bounds(history));
+    notes.extend(describe_uncovered_range(history));
     if let Some(settings) = settings
         && !settings.when.iter().any(|when| when == "all")
     {
@@ -255,8 +255,8 @@ fn list_reasons_for_absence(history: &DescriptorHistory<'_>, settings: Option<&S
     reasons
 }
 
-/// Tells if the logs do not cover the range.
-fn describe_log_bounds(history: &DescriptorHistory<'_>) -> Option<String> {
+/// Describes the part of the range that the logs do not cover; `None` if they do, or were read in part.
+fn describe_uncovered_range(history: &DescriptorHistory<'_>) -> Option<String> {
     let log = &history.log;
     if history.is_partial {
         return None;

@@ -7,7 +7,7 @@ use tollkeeper::base::clock::Clock;
 use tollkeeper::base::pb::codec::FRAME_HEAD_BYTES;
 use tollkeeper::decide::Decider;
 use tollkeeper::decide::log::value_form::ValueForm;
-use tollkeeper::decide::log::{DecisionLog, ProcessFacts};
+use tollkeeper::decide::log::{DecisionLog, LogHeaderContext};
 use tollkeeper::limit::request::Request;
 use tollkeeper::rules::live::{LiveRules, SourceIdentity};
 use tollkeeper::rules::rule::Domain;
@@ -103,7 +103,7 @@ fn log(share: &str) -> DecisionLog {
     let vars = vars.into_iter().map(|(name, value)| (name.into(), value.into()));
     let (settings, _) = Settings::from_env(vars).expect("the settings are valid");
     let log = settings.decision_log.as_ref().expect("it is on");
-    let facts = ProcessFacts::new(&settings, Clock::manual(BEGIN));
+    let facts = LogHeaderContext::new(&settings, Clock::manual(BEGIN));
     DecisionLog::start(log, ValueForm::Plain, facts).expect("a thread can be started")
 }
 
@@ -131,7 +131,7 @@ impl Deciding {
         let request = black_box(&self.requests[self.walk.next()]);
         let rules = service.rules.current_rules();
         let context = service.build_decision_context(rules.as_deref(), DEFAULT_DEADLINE);
-        let decision = black_box(service.decider.decide_now(context, request));
+        let decision = black_box(service.decider.decide_synchronously(context, request));
         decision.expect("it is decided").over_limit
     }
 }

@@ -65,7 +65,7 @@ impl Encoding {
         let request = request(1, options.descriptors);
         let decide = || {
             let context = service.build_decision_context(Some(rules), DEFAULT_DEADLINE);
-            service.decider.decide_now(context, &request).expect("it is decided")
+            service.decider.decide_synchronously(context, &request).expect("it is decided")
         };
         // The first hit of the day is never rejected.
         decide();

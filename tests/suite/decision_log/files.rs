@@ -123,7 +123,7 @@ fn destination_that_cannot_be_written_is_refused_at_the_start() {
         let sink = format!("file:{}", path.display());
         let vars = [("TOLLKEEPER_DECISION_LOG".into(), sink.into())];
         let (settings, _) = tollkeeper::settings::Settings::from_env(vars.into_iter()).unwrap();
-        let problems = tollkeeper::serve::server::startup::find_problems(&settings);
+        let problems = tollkeeper::serve::server::startup::find_startup_problems(&settings);
         problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
     };
     let (missing, parent) = (directory.path().join("missing/log"), directory.path());

@@ -10,7 +10,7 @@ use tollkeeper::decide::log::header::{
 };
 use tollkeeper::decide::log::reader::RecordReader;
 use tollkeeper::decide::log::record::{
-    DecisionRecord, DecisionSource, DescriptorRecord, DropReason, DroppedRecord, EntryRecord, FORMAT_VERSION,
+    DecisionRecord, DecisionSource, DescriptorRecord, DropReason, DroppedCountRecord, EntryRecord, FORMAT_VERSION,
     GlobalRecord, LimitRecord, LimitResultRecord, OverrideRecord, Record, RecordedVerdict, RuleRecord,
 };
 use tollkeeper::limit::RegionLossPolicy;
@@ -154,7 +154,7 @@ fn records_are_read_as_they_were_written_and_fit_the_schema() {
         }],
         ..full_decision()
     };
-    let dropped = |reason| DroppedRecord { process: "0123456789abcdef".to_owned(), time_us: 1, count: 2, reason };
+    let dropped = |reason| DroppedCountRecord { process: "0123456789abcdef".to_owned(), time_us: 1, count: 2, reason };
     let (queue_full, write_failed) = (dropped(DropReason::QueueFull), dropped(DropReason::WriteFailed));
     let mut lines = Vec::new();
     lines.extend(header().to_line());

@@ -117,15 +117,15 @@ proptest! {
     ) {
         let (one, two) = (ValueForm::hashed_with("a key of sixteen"), ValueForm::hashed_with("another secret key"));
         let entry = Entry { key: &key, value: &value };
-        let hash = |form: &ValueForm, entry: &Entry<'_>| form.record_entry(entry).value_hash.unwrap().to_string();
+        let hash = |form: &ValueForm, entry: &Entry<'_>| form.build_entry_record(entry).value_hash.unwrap().to_string();
         let again = ValueForm::hashed_with("a key of sixteen");
         prop_assert_eq!(hash(&one, &entry), hash(&again, &entry));
         prop_assert_ne!(hash(&one, &entry), hash(&two, &entry));
         prop_assert_eq!(hash(&one, &entry) == hash(&one, &Entry { key: &key, value: &other }), value == other);
         prop_assert_eq!(hash(&one, &entry) == hash(&one, &Entry { key: &other, value: &value }), key == other);
-        let record = one.record_entry(&entry);
+        let record = one.build_entry_record(&entry);
         prop_assert!(record.value.is_none() && record.value_base64.is_none());
-        let omitted = ValueForm::Omitted.record_entry(&entry);
+        let omitted = ValueForm::Omitted.build_entry_record(&entry);
         prop_assert!(omitted.value_bytes().is_none() && omitted.value_hash.is_none());
     }
 }

@@ -28,9 +28,9 @@ use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::charge::{MAX_CHARGES_PER_CALL, OwnedCharge, OwnedCounter};
 use tollkeeper::store::client::redis::error::{RedisError, ReplyError};
-use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, RecordedLease};
+use tollkeeper::store::redis::lease_arguments::{LeaseArguments, LeasePurpose, RecordedLease};
 use tollkeeper::store::redis::script::{
-    ReplyContext, ScriptOutcome, encode_charges, encode_global_view, replay_charges, script_for,
+    ReplyContext, ScriptOutcome, encode_charges, encode_global_view, replay_charges, script_for_countings,
 };
 
 use crate::algorithms::scenario::{self, Amount, Backwards, Jump, MaxDelay};
@@ -233,7 +233,7 @@ pub(super) fn expected(
             .iter()
             .map(|counter| JointLimit { limit: &counter.limit, rejects_others: !counter.shadow })
             .collect();
-        let request = charge.bounded_request();
+        let request = charge.request_with_bounded_delay();
         if charge.dry_run {
             return charge_together(&terms, &mut states.to_vec(), now, request);
         }
@@ -359,7 +359,7 @@ impl Redis {
         let time = [seconds.to_string(), rest.to_string()];
         self.query::<()>(&[b"DEL", b"clock"]);
         self.query::<()>(&[b"RPUSH", b"clock", time[0].as_bytes(), time[1].as_bytes()]);
-        let script = script_for(charges[0].counters.iter().map(|counter| counter.limit.counting()));
+        let script = script_for_countings(charges[0].counters.iter().map(|counter| counter.limit.counting()));
         let merged = script.merged.as_ref().filter(|_| self.form == ScriptForm::Merged);
         let text = &merged.map_or(script, |merged| merged).text;
         assert!(text.contains("redis.call('TIME')"));
@@ -398,7 +398,7 @@ impl Redis {
         if let (ScriptForm::ServerTime | ScriptForm::Merged, Some(now)) = (self.form, now) {
             return self.call_at_server_time(keys, charges, now, clock);
         }
-        let script = script_for(charges[0].counters.iter().map(|counter| counter.limit.counting()));
+        let script = script_for_countings(charges[0].counters.iter().map(|counter| counter.limit.counting()));
         let arguments = encode_charges(charges, now);
         let mut call = |name: &str, which: &str| -> RedisResult<Vec<u8>> {
             let mut command = cmd(name);
@@ -429,9 +429,9 @@ impl Redis {
         let record = format!("{}:leases", keys[0]);
         let state: Vec<u8> = [lent.end.as_micros(), lent.hits].into_iter().flat_map(u64::to_le_bytes).collect();
         self.query::<()>(&[b"SET", record.as_bytes(), &state]);
-        let script = script_for(charges[0].counters.iter().map(|counter| counter.limit.counting()));
+        let script = script_for_countings(charges[0].counters.iter().map(|counter| counter.limit.counting()));
         let purpose = LeasePurpose::Charge { requested: 0, kept_us: 0 };
-        let leases = LeaseCall { purpose, own: SmallVec::new() }.encode();
+        let leases = LeaseArguments { purpose, own: SmallVec::new() }.encode();
         let mut command = cmd("EVAL");
         command.arg(&script.text).arg(keys.len() + 1).arg(keys).arg(record);
         command.arg(&encode_charges(charges, Some(now))[..]).arg(&leases[..]).arg(&encode_global_view(clock)[..]);

@@ -15,7 +15,7 @@ use tollkeeper::limit::request::Entry;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::rules::rule::set::hash_limit_identity;
 use tollkeeper::store::client::redis::hash_slot::hash_slot;
-use tollkeeper::store::redis::key::{MAX_PATH_BYTES, counter_keys, leases_key};
+use tollkeeper::store::redis::key::{MAX_PATH_BYTES, build_counter_keys, leases_key};
 
 use crate::kit::replica::Replica;
 use crate::kit::test_service::TestRequest;
@@ -75,7 +75,7 @@ fn keys_of(prefix: &str, domain: &str, entries: &[(Vec<u8>, Value)], limits: &[(
         })
         .collect();
     let path = CounterPath { domain, entries: &sent, shared: &shared, candidate: None };
-    counter_keys(prefix, &path, &counters).into_iter().map(|key| key.to_vec()).collect()
+    build_counter_keys(prefix, &path, &counters).into_iter().map(|key| key.to_vec()).collect()
 }
 
 fn own(entries: &[(&str, &str)]) -> Entries {

@@ -15,8 +15,10 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
-use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease, RecordedLease, full_refund};
-use tollkeeper::store::redis::script::{ReplyContext, encode_charges, replay_charges, script_for};
+use tollkeeper::store::redis::lease_arguments::{
+    LeaseArguments, LeasePurpose, OwnLease, RecordedLease, build_full_refund,
+};
+use tollkeeper::store::redis::script::{ReplyContext, encode_charges, replay_charges, script_for_countings};
 
 use super::agreement::Redis;
 use super::eventual_model::redis::StoredCounters;
@@ -75,7 +77,7 @@ impl Kind {
         counters: &SmallVec<[OwnedCounter; 1]>,
         granted: &[RecordedLease],
         now: Time,
-    ) -> (Vec<OwnedCharge>, LeaseCall) {
+    ) -> (Vec<OwnedCharge>, LeaseArguments) {
         let command = |hits| OwnedCharge::new(counters.clone(), ChargeRequest::new(hits, 0));
         let own = |leases: Vec<(Index, u64)>| {
             let mut own: SmallVec<[OwnLease; 2]> = SmallVec::new();
@@ -89,30 +91,31 @@ impl Kind {
         };
         match self.clone() {
             Self::Lease(hits, requested, kept_us) => {
-                let lease = LeaseCall { purpose: LeasePurpose::Charge { requested, kept_us }, own: SmallVec::new() };
+                let lease =
+                    LeaseArguments { purpose: LeasePurpose::Charge { requested, kept_us }, own: SmallVec::new() };
                 (vec![command(Hits::new(hits, false)), command(Hits::Charge(requested))], lease)
             }
             Self::Refund(hits, leases) => {
                 let purpose = LeasePurpose::Charge { requested: 0, kept_us: 0 };
-                (vec![command(Hits::Refund(hits))], LeaseCall { purpose, own: own(leases) })
+                (vec![command(Hits::Refund(hits))], LeaseArguments { purpose, own: own(leases) })
             }
             Self::Return(index, hits, void_us) => {
                 let void_from = void_us.map(|after_us| now.plus_us(after_us));
                 let refund = OwnedCharge { void_from, ..command(Hits::Refund(hits)) };
                 let own = own(vec![(index, u64::MAX)]);
-                (vec![refund], LeaseCall { purpose: LeasePurpose::Return, own })
+                (vec![refund], LeaseArguments { purpose: LeasePurpose::Return, own })
             }
             Self::Reset(leases) => {
                 let own = own(leases.into_iter().map(|index| (index, u64::MAX)).collect());
-                (vec![full_refund(counters.clone())], LeaseCall { purpose: LeasePurpose::Reset, own })
+                (vec![build_full_refund(counters.clone())], LeaseArguments { purpose: LeasePurpose::Reset, own })
             }
         }
     }
 }
 
 /// Calls the script of the counters at `now`.
-fn eval(redis: &mut Redis, keys: &[String], commands: &[OwnedCharge], leases: &LeaseCall, now: Time) -> Value {
-    let script = script_for(commands[0].counters.iter().map(|counter| counter.limit.algorithm()));
+fn eval(redis: &mut Redis, keys: &[String], commands: &[OwnedCharge], leases: &LeaseArguments, now: Time) -> Value {
+    let script = script_for_countings(commands[0].counters.iter().map(|counter| counter.limit.algorithm()));
     let mut command = cmd("EVAL");
     command.arg(&script.text).arg(keys.len()).arg(keys);
     command.arg(&encode_charges(commands, Some(now))[..]).arg(&leases.encode()[..]);

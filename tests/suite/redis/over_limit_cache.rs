@@ -120,7 +120,7 @@ fn rejects_charges_of_at_least_the_rejected_hits() {
     }
     let never = counters.known(1, take(11)).map(|results| results[0].retry_after_us);
     assert_eq!(never, Some(None), "more than the limit waits for ever, and not only for now");
-    assert_eq!(counters.over.rejected_charges(), 4);
+    assert_eq!(counters.over.rejected_charge_count(), 4);
     assert!(!counters.decide(2, take(6))[0].admitted);
     assert!(counters.known(3, take(6)).is_some(), "what was refused last holds");
 }
@@ -182,7 +182,7 @@ fn rejected_peek_or_shadow_charge_is_not_cached() {
         &[results],
         CallTimes { sent: counters.at(0), answered: counters.at(0) },
     );
-    assert_eq!((counters.known(0, take(1)), counters.over.entries()), (None, 0));
+    assert_eq!((counters.known(0, take(1)), counters.over.entry_count()), (None, 0));
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn entry_expires_at_retry_after_and_within_a_second() {
         counters.over.record_results(ID, &[counters.command(take(1))], &[rejected], CallTimes { sent, answered });
         assert!(counters.known(5_000 + valid_us - 1, take(1)).is_some(), "{limit:?}");
         assert_eq!(counters.known(5_000 + valid_us, take(1)), None, "{limit:?}");
-        assert_eq!(counters.over.entries(), 0, "what has ended goes when it is met");
+        assert_eq!(counters.over.entry_count(), 0, "what has ended goes when it is met");
     }
 }
 
@@ -235,7 +235,7 @@ fn late_rejection_is_not_cached() {
     let rejected = counters.charge(0, take(1));
     let times = CallTimes { sent: counters.at(0), answered: counters.at(100_000) };
     counters.over.record_results(ID, &[counters.command(take(1))], &[rejected], times);
-    assert_eq!(counters.over.entries(), 0);
+    assert_eq!(counters.over.entry_count(), 0);
 }
 
 #[test]
@@ -337,7 +337,7 @@ fn only_rejections_by_enforced_limits_are_cached() {
         Counters::new(&[(hourly, false), (yearly(10), true)], OverLimitCache::new(MIB, false, origin), origin);
     counters.decide(0, take(5));
     assert!(!counters.decide(0, take(5))[0].admitted, "by the trial limit");
-    assert_eq!(counters.over.entries(), 0);
+    assert_eq!(counters.over.entry_count(), 0);
     let rejected = counters.decide(0, take(1));
     assert_eq!(counters.known(0, take(1)), Some(rejected));
 }
@@ -403,7 +403,7 @@ fn memory_is_bounded_and_expired_entries_make_room() {
         });
     };
     learn(0..100_000, origin);
-    let kept = over.entries();
+    let kept = over.entry_count();
     println!("{} bytes each", MIB / kept);
     // An entry with one limit takes 200 to 500 bytes.
     assert!((MIB / 500..MIB / 200).contains(&kept), "{kept}");
@@ -411,13 +411,13 @@ fn memory_is_bounded_and_expired_entries_make_room() {
     assert!(first.is_some(), "what is there stays");
     let ended = origin + Duration::from_secs(1);
     learn(100_000..200_000, ended);
-    assert!(over.entries().abs_diff(kept) < kept / 10, "{} {kept}", over.entries());
+    assert!(over.entry_count().abs_diff(kept) < kept / 10, "{} {kept}", over.entry_count());
     assert!(over.find_rejection(id(100_000), from_ref(&command), ended).is_some());
 
     over.sweep(ended, 0, 2);
-    assert!(over.entries() > 0);
+    assert!(over.entry_count() > 0);
     (0..2).for_each(|turn| over.sweep(ended + Duration::from_secs(1), turn, 2));
-    assert_eq!(over.entries(), 0);
+    assert_eq!(over.entry_count(), 0);
 }
 
 #[test]
@@ -425,7 +425,7 @@ fn zero_capacity_caches_nothing() {
     let origin = Instant::now();
     let mut counters = Counters::new(&[(yearly(1), true)], OverLimitCache::new(0, true, origin), origin);
     counters.decide(0, take(2));
-    assert_eq!((counters.known(0, take(2)), counters.over.entries()), (None, 0));
+    assert_eq!((counters.known(0, take(2)), counters.over.entry_count()), (None, 0));
 }
 
 /// Reproducible random times: the upper bits of a linear congruential generator.

@@ -12,7 +12,7 @@ use proptest::test_runner::{TestCaseResult, TestRunner};
 use smallvec::SmallVec;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::region::GlobalView;
-use tollkeeper::limit::algorithm::region_bucket::PrepaidHits;
+use tollkeeper::limit::algorithm::region_bucket::PrepaidHitsGrant;
 use tollkeeper::limit::algorithm::region_window::WindowCounts;
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::algorithm::{Algorithm, region_bucket};
@@ -21,7 +21,7 @@ use tollkeeper::limit::period::Period;
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Overshoot, RegionLossPolicy, Scope};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
-use tollkeeper::store::redis::lease_call::RecordedLease;
+use tollkeeper::store::redis::lease_arguments::RecordedLease;
 use tollkeeper::store::redis::regions::grant_calls::encode_prepaid_hits;
 use tollkeeper::store::redis::script::{ReplyContext, region_bucket_grant_script, replay_charges};
 
@@ -158,7 +158,7 @@ impl LimitNumbers {
         let scope = is_global.then_some(scope);
         let requests = if algorithm == Algorithm::SlidingWindowLog { self.requests.min(300) } else { self.requests };
         let spec = LimitSpec { scope, ..LimitSpec::new(algorithm, requests, period) };
-        Limit::new(&spec).ok().map(|limit| limit.in_region())
+        Limit::new(&spec).ok().map(|limit| limit.as_counted_in_region())
     }
 }
 
@@ -267,9 +267,9 @@ impl Grant {
 
 impl Grant {
     /// Hits of a bucket that answer the open request, or another one.
-    fn prepaid(self, state: &region_bucket::State, limit: &Limit, now: Time, clock: &GlobalView) -> PrepaidHits {
+    fn prepaid(self, state: &region_bucket::State, limit: &Limit, now: Time, clock: &GlobalView) -> PrepaidHitsGrant {
         let left_us = limit.period_us() / 100 * self.low;
-        PrepaidHits {
+        PrepaidHitsGrant {
             request: state.counts.cycle.open_request + u64::from(self.low % 7 == 6),
             epoch: if self.low % 5 == 4 { state.counts.cycle.epoch + 1 } else { 0 },
             hits: u64::from(limit.max_granted()) * self.hits / 100,
@@ -302,7 +302,7 @@ impl History {
                 }
             }
             let clock = call.clock(now, offset_us, period_us);
-            states.iter_mut().for_each(|state| state.set_view(&clock));
+            states.iter_mut().for_each(|state| state.set_global_view(&clock));
             for ((state, limit), name) in states.iter_mut().zip(&first).zip(&names) {
                 if let (State::RegionBucket(state), Some(grant)) = (state, call.grant) {
                     let grant = grant.prepaid(state, limit, now, &clock);
@@ -311,7 +311,7 @@ impl History {
                     prop_assert_eq!(state.counts.take_grant(own_capacity, &grant), taken, "{:?} at {}", grant, now);
                 }
             }
-            let requests_before: Vec<u64> = states.iter().map(State::open_request).collect();
+            let requests_before: Vec<u64> = states.iter().map(State::open_request_id).collect();
             let mut charges: Vec<_> = call.steps.iter().flat_map(|step| step.charges(&self.keys, now)).collect();
             let outcome = if let Some(hits) = call.lent {
                 charges.iter_mut().for_each(|charge| charge.request.lent = hits);
@@ -323,7 +323,7 @@ impl History {
             };
             let (results, _) = expected(&charges, &mut states, now);
             prop_assert_eq!(&outcome.results, &results, "{:?} at {} with {:?}", charges, now, clock);
-            let requests = (0..states.len()).filter(|&place| states[place].open_request() != requests_before[place]);
+            let requests = (0..states.len()).filter(|&place| states[place].open_request_id() != requests_before[place]);
             prop_assert_eq!(&outcome.region.requesting_counters, &requests.collect::<Vec<_>>());
             for (place, (name, state)) in names.iter().zip(&states).enumerate() {
                 if let State::SlidingWindowLog(_) = state {
@@ -370,7 +370,7 @@ fn encoded(last: Time, counts: &WindowCounts) -> Vec<u8> {
 fn stored(redis: &mut Redis, name: &str, counter: OwnedCounter, clock: &GlobalView) -> State {
     let Some(value) = redis.query::<Option<Vec<u8>>>(&[b"GET", name.as_bytes()]) else {
         let mut empty = State::empty(counter.limit.counting());
-        empty.set_view(clock);
+        empty.set_global_view(clock);
         return empty;
     };
     let peek = OwnedCharge::new(SmallVec::from_iter([counter]), ChargeRequest::new(Hits::Peek, 0));
@@ -381,7 +381,7 @@ fn stored(redis: &mut Redis, name: &str, counter: OwnedCounter, clock: &GlobalVi
 
 impl Redis {
     /// Gives a grant to a bucket, as the store does; true if it was taken.
-    fn give_prepaid(&mut self, name: &str, limit: &Limit, grant: &PrepaidHits) -> bool {
+    fn give_prepaid(&mut self, name: &str, limit: &Limit, grant: &PrepaidHitsGrant) -> bool {
         let script = region_bucket_grant_script().text.as_bytes();
         self.query::<u64>(&[b"EVAL", script, b"1", name.as_bytes(), &encode_prepaid_hits(limit, grant)]) == 1
     }

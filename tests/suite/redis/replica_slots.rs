@@ -11,7 +11,7 @@ use redis::{Connection, RedisResult, cmd};
 use tollkeeper::base::clock::Time;
 use tollkeeper::store::redis::Redis;
 use tollkeeper::store::redis::replicas::claim::{self, ClaimAction, ClaimReply, OwnerId};
-use tollkeeper::store::redis::replicas::{CLAIM_DURATION, Replicas};
+use tollkeeper::store::redis::replicas::{CLAIM_DURATION, ReplicaMembership};
 use tollkeeper::store::redis::script;
 
 use crate::kit::fixtures::{load_shop_rules, shop_request};
@@ -129,7 +129,7 @@ fn claim_expires_after_30_seconds_and_the_longest_free_slot_is_next() {
 fn share_is_usable_one_period_after_the_previous_claim_for_30_seconds() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
-    let [first, second] = [(); 2].map(|()| Replicas::new(NonZeroU32::MIN));
+    let [first, second] = [(); 2].map(|()| ReplicaMembership::new(NonZeroU32::MIN));
     let (sent, received) = (Instant::now(), Instant::now() + Duration::from_millis(5));
     let micro = Duration::from_micros(1);
     let period = 60 * SECOND;
@@ -280,8 +280,8 @@ fn foreign_value_is_left_alone() {
 
 #[test]
 fn registry_key_differs_from_all_counter_keys() {
-    assert_eq!(claim::registry_key(""), "tk1:{replicas}");
-    assert_eq!(claim::registry_key("prod:{x}"), "prod:\\7bx\\7dtk1:{replicas}");
+    assert_eq!(claim::replica_registry_key(""), "tk1:{replicas}");
+    assert_eq!(claim::replica_registry_key("prod:{x}"), "prod:\\7bx\\7dtk1:{replicas}");
 }
 
 /// Waits until a store counts this many live replicas; it renews at once instead of after ten seconds.

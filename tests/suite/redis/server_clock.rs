@@ -133,7 +133,7 @@ proptest! {
         let largest_us = jumping.record(&after);
         prop_assert!(largest_us >= Some(jump_us.unsigned_abs()), "{largest_us:?}");
         prop_assert_eq!(jumps.count(), 1);
-        prop_assert_eq!(jumps.last_large_us(), process_us(after.within.until));
+        prop_assert_eq!(jumps.last_large_jump_us(), process_us(after.within.until));
         // What was sent before the notice proves nothing, for no clock of the process.
         let late = (jumping.record(&before), other.record(&before), jumping.record(&after));
         prop_assert_eq!(late, (None, None, None));

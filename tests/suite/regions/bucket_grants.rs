@@ -6,8 +6,10 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use redis::{Connection, RedisResult, cmd};
 use tollkeeper::base::clock::Time;
-use tollkeeper::limit::algorithm::global_bucket::{State, TokenPool};
-use tollkeeper::store::redis::regions::grant_calls::{BucketCall, BucketReply, decode_bucket_call, encode_bucket_call};
+use tollkeeper::limit::algorithm::global_bucket::{GlobalBucketParameters, State};
+use tollkeeper::store::redis::regions::grant_calls::{
+    GlobalBucketAction, GlobalBucketReply, decode_global_bucket_reply, encode_global_bucket_call,
+};
 use tollkeeper::store::redis::script::global_bucket_script;
 
 use crate::kit::redis::options;
@@ -34,9 +36,9 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn pool() -> impl Strategy<Value = TokenPool> {
+fn pool() -> impl Strategy<Value = GlobalBucketParameters> {
     let number = || prop_oneof![6 => 1..2_000_u32, 1 => Just(0), 1 => Just(u32::MAX)];
-    (number(), number()).prop_map(|(rate, capacity)| TokenPool {
+    (number(), number()).prop_map(|(rate, capacity)| GlobalBucketParameters {
         period_us: PERIOD_US,
         rate,
         capacity,
@@ -71,7 +73,12 @@ proptest! {
     /// A clock that goes back by at most a period, and is right again, refills no token twice.
     #[test]
     fn clock_that_was_set_back_refills_nothing_twice(back_us in 1..PERIOD_US, for_us in 0..PERIOD_US) {
-        let pool = TokenPool { period_us: PERIOD_US, rate: 1_000, capacity: 1_000, prepaid_lifetime_us: 3_000_000 };
+        let pool = GlobalBucketParameters {
+            period_us: PERIOD_US,
+            rate: 1_000,
+            capacity: 1_000,
+            prepaid_lifetime_us: 3_000_000,
+        };
         let mut state = State::default();
         let mut drain = |now: Time| (0..60).map(|_| u64::from(state.grant(now, pool, 1_000).hits)).sum::<u64>();
         prop_assert_eq!(drain(START), 1_000);
@@ -85,7 +92,8 @@ proptest! {
 /// Each region that asks gets tokens, also if another one always asks first.
 #[test]
 fn region_that_asks_last_gets_its_part() {
-    let pool = TokenPool { period_us: PERIOD_US, rate: 1_200, capacity: 1_200, prepaid_lifetime_us: 3_000_000 };
+    let pool =
+        GlobalBucketParameters { period_us: PERIOD_US, rate: 1_200, capacity: 1_200, prepaid_lifetime_us: 3_000_000 };
     let (mut state, mut now, mut got) = (State::default(), START, [0; 3]);
     for round in 0..120 {
         now = now.plus_us(1_000_000);
@@ -98,10 +106,10 @@ fn region_that_asks_last_gets_its_part() {
     assert!(got.iter().all(|hits| *hits >= 200), "{got:?}");
 }
 
-fn call(connection: &mut Connection, argument: &[u8]) -> BucketReply {
+fn call(connection: &mut Connection, argument: &[u8]) -> GlobalBucketReply {
     let reply: RedisResult<Vec<u8>> =
         cmd("EVAL").arg(&global_bucket_script().text).arg(1).arg(KEY).arg(argument).query(connection);
-    decode_bucket_call(&reply.expect("the script runs")).expect("the reply can be read")
+    decode_global_bucket_reply(&reply.expect("the script runs")).expect("the reply can be read")
 }
 
 fn read(connection: &mut Connection) -> State {
@@ -130,13 +138,15 @@ fn script_agrees_with_the_pure_bucket() {
                 }
                 Step::Reset => {
                     state.reset(now, pool);
-                    (BucketCall::Reset, 0)
+                    (GlobalBucketAction::Reset, 0)
                 }
-                Step::Grant(wanted) => (BucketCall::Grant { wanted }, u64::from(state.grant(now, pool, wanted).hits)),
+                Step::Grant(wanted) => {
+                    (GlobalBucketAction::Grant { wanted }, u64::from(state.grant(now, pool, wanted).hits))
+                }
             };
-            let reply = call(connection, &encode_bucket_call(pool, purpose, Some(now)));
+            let reply = call(connection, &encode_global_bucket_call(pool, purpose, Some(now)));
             let (epoch, end, free) = (state.epoch, now.plus_us(pool.prepaid_lifetime_us), state.tokens);
-            prop_assert_eq!(reply, BucketReply { now, epoch, end, hits, free });
+            prop_assert_eq!(reply, GlobalBucketReply { now, epoch, end, hits, free });
             prop_assert_eq!(read(connection), state);
         }
         Ok(())

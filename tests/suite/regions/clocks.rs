@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use tollkeeper::limit::algorithm::region::GlobalView;
 use tollkeeper::store::client::redis::server_clock::{InstantRange, OffsetInterval, process_us};
-use tollkeeper::store::redis::regions::calls::{ClockOffsets, global_view};
+use tollkeeper::store::redis::regions::calls::{ClockOffsets, compute_global_view};
 
 fn interval() -> impl Strategy<Value = OffsetInterval> {
     (0..1_i64 << 50, 0..2_000_000_i64).prop_map(|(lo_us, width)| OffsetInterval { lo_us, hi_us: lo_us + width })
@@ -31,7 +31,7 @@ proptest! {
     ) {
         let from = Instant::now() + Duration::from_nanos(fraction_ns.0);
         let within = InstantRange { from, until: from + Duration::from_micros(call_us) };
-        let clock = global_view(ClockOffsets { region, global }, within);
+        let clock = compute_global_view(ClockOffsets { region, global }, within);
         // True offsets, in nanoseconds; the clocks show whole microseconds.
         let inside = |interval: OffsetInterval, part: f64, extra_ns: u64| {
             #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "any point inside")]
@@ -62,5 +62,5 @@ fn clock_before_1970_is_unknown() {
     let now = Instant::now();
     let far = OffsetInterval { lo_us: -(1 << 60), hi_us: -(1 << 60) };
     let within = InstantRange { from: now, until: now };
-    assert_eq!(global_view(ClockOffsets { region: far, global: far }, within), GlobalView::UNKNOWN);
+    assert_eq!(compute_global_view(ClockOffsets { region: far, global: far }, within), GlobalView::UNKNOWN);
 }

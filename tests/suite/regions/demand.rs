@@ -9,18 +9,18 @@ use std::num::NonZeroU16;
 
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::algorithm::global_bucket::{self, TokenPool};
-use tollkeeper::limit::algorithm::global_window::{self, WindowPool, WindowReturn};
+use tollkeeper::limit::algorithm::global_bucket::{self, GlobalBucketParameters};
+use tollkeeper::limit::algorithm::global_window::{self, GlobalWindowParameters, ReturnedHits};
 use tollkeeper::limit::algorithm::region::GlobalView;
-use tollkeeper::limit::algorithm::region::REQUEST_INTERVAL_US;
-use tollkeeper::limit::algorithm::region_bucket::PrepaidHits;
+use tollkeeper::limit::algorithm::region::MIN_GRANT_REQUEST_INTERVAL_US;
+use tollkeeper::limit::algorithm::region_bucket::PrepaidHitsGrant;
 use tollkeeper::limit::algorithm::region_window::HitsGrant;
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Scope};
-use tollkeeper::store::redis::regions::demand::{BucketDemand, WindowDemand, jittered_us};
+use tollkeeper::store::redis::regions::demand::{BucketDemand, WindowDemand, jittered_pause_us};
 
 const REGIONS: usize = 3;
 const MINUTE_US: u64 = 60_000_000;
@@ -95,14 +95,14 @@ enum Message {
     },
     Prepaid {
         region: usize,
-        grant: PrepaidHits,
+        grant: PrepaidHitsGrant,
     },
     /// The unused hits of a window leave the region's counter.
     GiveBack {
         region: usize,
         window: u64,
     },
-    Return(WindowReturn),
+    Return(ReturnedHits),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -136,7 +136,7 @@ impl Simulation {
         let seconds = u32::try_from(shape.period_us / SECOND_US).expect("it is small");
         let period = Period::new(Unit::Second, seconds).expect("it is a period");
         let spec = LimitSpec { scope: Some(scope), ..LimitSpec::new(algorithm, shape.requests, period) };
-        let limit = Limit::new(&spec).expect("the limit is valid").in_region();
+        let limit = Limit::new(&spec).expect("the limit is valid").as_counted_in_region();
         let mut simulation = Self {
             shape,
             limit,
@@ -193,12 +193,12 @@ impl Simulation {
     fn charge(&mut self, region: usize) {
         let (now, clock) = (self.now(), self.clock(region));
         let state = &mut self.regions[region];
-        let before = state.open_request();
-        state.set_view(&clock);
+        let before = state.open_request_id();
+        state.set_global_view(&clock);
         if state.charge(&self.limit, now, ChargeRequest::new(Hits::Charge(1), 0)).admitted {
             self.admitted.push((self.now_us, region));
         }
-        let request = state.open_request();
+        let request = state.open_request_id();
         if request == before || request == 0 {
             return;
         }
@@ -207,12 +207,12 @@ impl Simulation {
                 let reserve = u64::from(self.limit.region_reserve());
                 Ask::Window {
                     request,
-                    demand: WindowDemand::at(&state.counts, reserve, self.shape.period_us, self.now_us),
+                    demand: WindowDemand::estimate_at(&state.counts, reserve, self.shape.period_us, self.now_us),
                 }
             }
             State::RegionBucket(state) => {
-                let pool = TokenPool::of(&self.limit);
-                Ask::Bucket { request, demand: BucketDemand::at(&state.counts, pool, self.now_us) }
+                let pool = GlobalBucketParameters::from_limit(&self.limit);
+                Ask::Bucket { request, demand: BucketDemand::estimate_at(&state.counts, pool, self.now_us) }
             }
             other => panic!("{other:?} is not counted in a region"),
         };
@@ -235,7 +235,7 @@ impl Simulation {
                 Message::GiveBack { region, window } => {
                     let State::RegionWindow(state) = &mut self.regions[region] else { panic!("it has no windows") };
                     let hits = state.counts.give_back(window);
-                    self.send(self.delay_us / 2, Message::Return(WindowReturn { window, hits, epoch: now }));
+                    self.send(self.delay_us / 2, Message::Return(ReturnedHits { window, hits, epoch: now }));
                 }
                 Message::Return(unused) => {
                     self.windows.take_back(now, self.pool(), unused);
@@ -244,13 +244,13 @@ impl Simulation {
         }
     }
 
-    fn pool(&self) -> WindowPool {
+    fn pool(&self) -> GlobalWindowParameters {
         let is_sliding = self.limit.algorithm() == Algorithm::SlidingWindowCounter;
-        WindowPool { period_us: self.shape.period_us, is_sliding, max: self.limit.max_granted() }
+        GlobalWindowParameters { period_us: self.shape.period_us, is_sliding, max: self.limit.max_granted() }
     }
 
-    fn jittered_us(&mut self, pause_us: u64) -> u64 {
-        jittered_us(pause_us, self.chance.below(1_000_000))
+    fn jittered_pause_us(&mut self, pause_us: u64) -> u64 {
+        jittered_pause_us(pause_us, self.chance.below(1_000_000))
     }
 
     fn answer(&mut self, region: usize, ask: Ask) {
@@ -261,24 +261,24 @@ impl Simulation {
                 let (hits, exhausted) = (u64::from(grant.hits), grant.hits == 0);
                 let is_sliding = self.limit.algorithm() == Algorithm::SlidingWindowCounter;
                 let pause_us = demand.pause_us(is_sliding, hits);
-                let next_request_at = Time::from_micros(request).plus_us(self.jittered_us(pause_us));
-                let (window, low) = (grant.window, demand.request_level_after(hits));
+                let next_request_at = Time::from_micros(request).plus_us(self.jittered_pause_us(pause_us));
+                let (window, low) = (grant.window, demand.next_request_threshold(hits));
                 let grant = HitsGrant { request, window, epoch: 0, hits, low, exhausted, next_request_at };
                 Message::Grant { region, grant }
             }
             Ask::Bucket { request, demand } => {
-                let grant = self.bucket.grant(now, TokenPool::of(&self.limit), demand.wanted());
+                let grant = self.bucket.grant(now, GlobalBucketParameters::from_limit(&self.limit), demand.wanted());
                 let hits = u64::from(grant.hits);
                 let pause_us = demand.pause_us(hits, grant.free.into());
-                let grant = PrepaidHits {
+                let grant = PrepaidHitsGrant {
                     request,
                     epoch: 0,
                     hits,
-                    low: demand.request_level_after(hits),
+                    low: demand.next_request_threshold(hits),
                     start: now,
                     end: grant.end,
                     exhausted: hits == 0,
-                    next_request_at: Time::from_micros(request).plus_us(self.jittered_us(pause_us)),
+                    next_request_at: Time::from_micros(request).plus_us(self.jittered_pause_us(pause_us)),
                 };
                 Message::Prepaid { region, grant }
             }
@@ -332,7 +332,7 @@ fn assert_used(name: &str, shape: Shape, demand: Demand, Least(least): Least, mi
         );
         println!("{text}");
         // Each second, in each region; more for short sliding windows.
-        let seconds = usize::try_from(LENGTH_US / REQUEST_INTERVAL_US).expect("it is small");
+        let seconds = usize::try_from(LENGTH_US / MIN_GRANT_REQUEST_INTERVAL_US).expect("it is small");
         assert!(run.requests.len() <= seconds * REGIONS * if shape.period_us < MINUTE_US { 3 } else { 1 }, "{text}");
         let counted: Vec<u64> =
             (0..percents.len()).filter(|minute| minutes(*minute)).map(|minute| percents[minute]).collect();

@@ -18,7 +18,7 @@ use tollkeeper::rules::rule::set::hash_limit_identity;
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::fallback::Fallback;
 use tollkeeper::store::over_limit_cache::{CallTimes, OverLimitCache};
-use tollkeeper::store::redis::key::counter_keys;
+use tollkeeper::store::redis::key::build_counter_keys;
 
 const NOW: Time = Time::from_secs(1_783_468_800);
 
@@ -109,12 +109,13 @@ fn global_limit_refuses_what_regions_cannot_decide_alone() {
 
 #[test]
 fn counter_of_a_region_has_a_key_of_its_own() {
-    let key_of =
-        |limit: &Limit| with_charge(limit, 1, |charge| counter_keys("", &charge.path, &charge.counters).remove(0));
+    let key_of = |limit: &Limit| {
+        with_charge(limit, 1, |charge| build_counter_keys("", &charge.path, &charge.counters).remove(0))
+    };
     for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindowCounter, Algorithm::TokenBucket] {
         let limit = Limit::new(&spec(algorithm, 1000, global(3))).unwrap();
         assert_eq!(key_of(&limit), format!("tk1:{{shop|user=ann}}:{algorithm}:60s"));
-        assert_eq!(key_of(&limit.in_region()), format!("tk1:{{shop|user=ann}}:region_{algorithm}:60s"));
+        assert_eq!(key_of(&limit.as_counted_in_region()), format!("tk1:{{shop|user=ann}}:region_{algorithm}:60s"));
     }
 }
 
@@ -129,7 +130,7 @@ fn fallback_admits_the_cut_off_allowance_of_a_global_limit() {
         let admits = |hits| with_charge(&limit, hits, |charge| fallback.charge(charge, NOW)[0].admitted);
         let share = share / u64::from(replicas);
         assert_eq!((share == 0 || admits(share), admits(1)), (true, false), "{on_region_loss:?}, {replicas} replicas");
-        fallback.watch_region_parts(|_| false);
+        fallback.set_region_part_check(|_| false);
         let later = |charge: &Charge<'_>| fallback.charge(charge, NOW.plus_us(120_000_000))[0].admitted;
         let is_no_part = on_region_loss == RegionLossPolicy::Local;
         assert_eq!(with_charge(&limit, 1, later), is_no_part, "a region in doubt has no part");
@@ -151,7 +152,7 @@ fn fallback_keeps_its_hits_whatever_a_region_reports() {
     let scope = GlobalScope { on_region_loss: RegionLossPolicy::Local, ..global(4) };
     let limit = Limit::new(&spec(Algorithm::FixedWindow, 120, scope)).unwrap();
     let fallback = Fallback::new(1 << 20, NonZeroU32::MIN);
-    let counted = limit.in_region();
+    let counted = limit.as_counted_in_region();
     let mut state = State::empty(counted.counting());
     state.charge(&counted, NOW, ChargeRequest::new(Hits::Charge(1), 0));
     with_charge(&limit, 30, |charge| {
@@ -170,14 +171,14 @@ fn fallback_keeps_its_hits_whatever_a_region_reports() {
 fn over_limit_cache_keeps_no_rejection_of_a_global_limit() {
     let plain =
         Limit::new(&LimitSpec { scope: None, ..spec(Algorithm::SlidingWindowCounter, 120, global(4)) }).unwrap();
-    let shared = Limit::new(&spec(Algorithm::SlidingWindowCounter, 120, global(4))).unwrap().in_region();
+    let shared = Limit::new(&spec(Algorithm::SlidingWindowCounter, 120, global(4))).unwrap().as_counted_in_region();
     for (limit, is_kept) in [(plain, true), (shared, false)] {
         let cache = OverLimitCache::new(1 << 20, true, Instant::now());
         let counter = OwnedCounter { limit, shadow: false, quota: false, tag: 0 };
         let request = ChargeRequest::new(Hits::Charge(100), 0);
         let command = OwnedCharge::new(SmallVec::from_iter([counter]), request);
         let mut state = State::empty(limit.counting());
-        state.set_view(&GlobalView { valid_until: NOW.plus_us(1), ..GlobalView::UNKNOWN });
+        state.set_global_view(&GlobalView { valid_until: NOW.plus_us(1), ..GlobalView::UNKNOWN });
         let results = [(); 2].map(|()| state.charge(&limit, NOW, request));
         assert!(!results[1].admitted && results[1].retry_after_us.is_some(), "{results:?}");
         let at = Instant::now();

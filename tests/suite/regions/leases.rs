@@ -17,7 +17,7 @@ use tollkeeper::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, R
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::eventual::budget::{DescriptorId, EventualCounters, LocalBudget};
 use tollkeeper::store::redis::eventual::table::EventualTable;
-use tollkeeper::store::redis::eventual::{Admission, AdmitContext, CallReport, LeaseTicket};
+use tollkeeper::store::redis::eventual::{AdmitContext, CallReport, LeaseTicket, LocalDecision};
 
 const PERIOD_US: u64 = 2_000_000;
 /// Global time minus the time of the region's Redis.
@@ -101,7 +101,7 @@ impl Region {
             consistency: Some(Consistency::Eventual(Overshoot::DEFAULT)),
             ..LimitSpec::new(algorithm, 1000, Period::new(Unit::Second, 2).unwrap())
         };
-        let limit = Limit::new(&spec).unwrap().in_region();
+        let limit = Limit::new(&spec).unwrap().as_counted_in_region();
         let counters: SmallVec<[OwnedCounter; 1]> =
             smallvec![OwnedCounter { limit, shadow: false, quota: false, tag: 0 }];
         let budget = LocalBudget::for_counters(&counters, NonZeroU32::MIN).unwrap();
@@ -164,7 +164,7 @@ impl Region {
         for ticket in ended {
             let unused = table.end_lease(self.descriptor.id, ticket.serial);
             let Some(void_from) = ticket.void_from.filter(|void_from| unused > 0 && now < *void_from) else { continue };
-            self.state.set_view(&clock);
+            self.state.set_global_view(&clock);
             self.state.charge(&limit, now, ChargeRequest::new(Hits::Refund(unused), 0));
             self.record.retain(|record| *record != (ticket.recorded.end, ticket.recorded.hits));
             self.returned += unused;
@@ -187,7 +187,7 @@ impl Region {
                 let (now, limit, clock) = (self.redis_time(), self.limit(), self.clock(0, 0));
                 self.record.retain(|(end, _)| *end > now);
                 let lent = self.record.iter().map(|(_, hits)| hits).sum();
-                self.state.set_view(&clock);
+                self.state.set_global_view(&clock);
                 let refund = ChargeRequest { lent, ..ChargeRequest::new(Hits::Refund(hits), 0) };
                 self.state.charge(&limit, now, refund);
                 let admitted = self.admitted.entry(self.window()).or_default();
@@ -201,21 +201,21 @@ impl Region {
                 self.end_leases(process);
                 let (table, _) = &mut self.processes[process];
                 let context = AdmitContext { at, now, may_share: true, is_retry: false };
-                if let Admission::Local { .. } = table.admit(&self.descriptor, &command, context) {
+                if let LocalDecision::Local { .. } = table.admit(&self.descriptor, &command, context) {
                     self.leased += hits;
                     return self.admit(hits);
                 }
                 let lease = table.lease_size(&self.descriptor, at, 3);
                 self.elapsed_us += there_us;
                 let (now, limit, clock) = (self.redis_time(), self.limit(), self.clock(below_us, above_us));
-                self.state.set_view(&clock);
+                self.state.set_global_view(&clock);
                 if self.state.charge(&limit, now, command.request).admitted {
                     self.admit(hits);
                 }
                 let request = ChargeRequest::new(Hits::Charge(lease), 0);
                 let leased = if lease > 0 && self.state.charge(&limit, now, request).admitted { lease } else { 0 };
                 if leased > 0 {
-                    self.record.push((now.plus_us(self.descriptor.budget.recorded_us()), leased));
+                    self.record.push((now.plus_us(self.descriptor.budget.lease_record_us()), leased));
                 }
                 let report = CallReport { sent: at, now, states: smallvec![self.state.clone()], leased };
                 self.elapsed_us += back_us;
@@ -279,7 +279,7 @@ fn unused_hits_of_a_lease_return_in_their_window() {
 fn allowance_of_an_unknown_window_is_not_lent() {
     let mut region = Region::new(Algorithm::FixedWindow);
     let (now, limit, clock) = (region.redis_time(), region.limit(), region.clock(0, 0));
-    region.state.set_view(&clock);
+    region.state.set_global_view(&clock);
     if let State::RegionWindow(state) = &mut region.state {
         // A window ahead of global time comes from a clock that was wrong.
         state.counts.window = (REGION_START_US + OFFSET_US) / PERIOD_US + 1;

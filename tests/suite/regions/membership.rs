@@ -6,8 +6,8 @@ use redis::{Connection, RedisResult, cmd};
 use tollkeeper::base::clock::Time;
 use tollkeeper::store::client::redis::connection::Script;
 use tollkeeper::store::redis::regions::registry::{
-    self, FencingToken, IdentityCall, IdentityClaim, IdentityReply, OtherRegion, RegionFence, RegionId, RegionIdentity,
-    RegionListHash, RegionReport, RegistryReply,
+    self, FencingToken, FencingTokens, IdentityCall, IdentityClaim, IdentityReply, OtherRegion, RegionIdentity,
+    RegionListHash, RegionRedisId, RegionReport, RegistryReply,
 };
 use tollkeeper::store::redis::script::{global_members_script, region_identity_script};
 
@@ -31,8 +31,8 @@ fn three() -> RegionListHash {
     hash(&["asia", "eu", "us"])
 }
 
-const fn id(number: u8) -> RegionId {
-    RegionId([number; 16])
+const fn id(number: u8) -> RegionRedisId {
+    RegionRedisId([number; 16])
 }
 
 const fn token(number: u8) -> FencingToken {
@@ -80,16 +80,16 @@ impl Scripts {
     }
 
     /// Reports a Redis with a fence of its own.
-    fn report(&mut self, name: &str, id: RegionId, list: RegionListHash, now: Time) -> RegistryReply {
-        let RegionId([number, ..]) = id;
-        let fence = RegionFence { generation: 1, current: FencingToken::NONE, next: token(number) };
+    fn report(&mut self, name: &str, id: RegionRedisId, list: RegionListHash, now: Time) -> RegistryReply {
+        let RegionRedisId([number, ..]) = id;
+        let fence = FencingTokens { generation: 1, current: FencingToken::NONE, next: token(number) };
         self.call_registry(RegionReport { name, id, list, fence, ..report_at(now) }, now)
     }
 
     /// Reports tokens of one Redis.
     fn report_tokens(&mut self, fence: (u64, u8, u8), now: Time) -> RegistryReply {
         let (generation, current, next) = fence;
-        let fence = RegionFence { generation, current: token(current), next: token(next) };
+        let fence = FencingTokens { generation, current: token(current), next: token(next) };
         self.call_registry(RegionReport { fence, ..report_at(now) }, now)
     }
 }
@@ -107,13 +107,13 @@ const CALL: IdentityCall = IdentityCall {
 
 /// Report of the region eu that is sent at a time.
 fn report_at(now: Time) -> RegionReport<'static> {
-    let fence = RegionFence { generation: 1, current: FencingToken::NONE, next: token(1) };
+    let fence = FencingTokens { generation: 1, current: FencingToken::NONE, next: token(1) };
     RegionReport { name: "eu", id: id(1), fence, list: two(), sent: now, lease_us: HOUR, jumped_ago_us: None }
 }
 
 /// Identity of Redis 1 before its tokens change.
 fn first_identity(list_changed: Time, is_new: bool) -> RegionIdentity {
-    let fence = RegionFence { generation: 1, current: FencingToken::NONE, next: token(101) };
+    let fence = FencingTokens { generation: 1, current: FencingToken::NONE, next: token(101) };
     RegionIdentity { id: id(1), list_changed, is_new, fence }
 }
 
@@ -180,6 +180,29 @@ fn replicas_write_a_lost_identity_back() {
 }
 
 #[test]
+fn lost_identity_tells_all_processes_that_counters_were_lost() {
+    let server = servers::options().start();
+    let mut scripts = Scripts::new(&server);
+    let new = first_identity(after(1), true);
+    let known = first_identity(NEVER, false);
+    let mut call = |claim, now| {
+        let reply = scripts.call_identity("tk1:{identity}", &IdentityCall { claim, list: two(), ..CALL }, now);
+        reply.clock_jumped
+    };
+    // The first identity of a Redis counts as a change of the list instead.
+    assert_eq!(call(IdentityClaim::Propose(id(1)), after(1)), NEVER);
+    assert_eq!(call(remember(new, true), after(2)), NEVER);
+    assert_eq!(call(remember(known, true), after(3)), NEVER);
+    server.query::<()>(&["FLUSHALL"]);
+    assert_eq!(call(remember(known, true), after(10)), after(10));
+    assert_eq!(call(remember(known, true), after(11)), after(10), "once");
+    assert_eq!(call(IdentityClaim::Propose(id(2)), after(12)), after(10), "a process that starts is told");
+    server.query::<()>(&["FLUSHALL"]);
+    assert_eq!(call(IdentityClaim::Propose(id(2)), after(20)), NEVER);
+    assert_eq!(call(remember(known, true), after(21)), after(21), "written back over it");
+}
+
+#[test]
 fn accepted_token_becomes_the_current_one_every_ten_seconds() {
     let server = servers::options().start();
     let mut scripts = Scripts::new(&server);
@@ -189,7 +212,7 @@ fn accepted_token_becomes_the_current_one_every_ten_seconds() {
         scripts.call_identity("tk1:{identity}", &IdentityCall { claim, list: two(), ..tokens }, now).identity
     };
     let fence = |identity: RegionIdentity| {
-        let RegionFence { generation, current, next } = identity.fence;
+        let FencingTokens { generation, current, next } = identity.fence;
         (generation, current.0[0], next.0[0])
     };
     let first = call(None, 0, 11, START);

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::region::GlobalView;
 use tollkeeper::store::client::redis::server_clock::{ClockJumps, ClockReading, InstantRange, ServerClock, process_us};
-use tollkeeper::store::redis::regions::registry::{FencingToken, IdentityCall, RegionId, RegionReport};
-use tollkeeper::store::redis::regions::standing::{CallTimes, ClocksOfBoth, OwnRegion, RegionStanding};
+use tollkeeper::store::redis::regions::registry::{FencingToken, IdentityCall, RegionRedisId, RegionReport};
+use tollkeeper::store::redis::regions::standing::{CallTimes, ClientEvents, OwnRegion, RegionStanding};
 
 use super::membership::{SECOND, START, Scripts, hash};
 use crate::kit::redis::{self as servers, Server};
@@ -41,20 +41,23 @@ struct Process {
     place: Place,
     standing: RegionStanding,
     global_clock: ServerClock,
-    proposal: RegionId,
+    proposal: RegionRedisId,
     accepted: FencingToken,
     reaches_global: bool,
 }
 
 impl Process {
-    fn new(place: Place, proposal: RegionId) -> Self {
+    fn new(place: Place, proposal: RegionRedisId) -> Self {
         let region = Arc::<ClockJumps>::default();
-        let global = Arc::new(region.sharing_comparison());
-        let own = OwnRegion::of(place.name, place.list, Duration::from_secs(LEASE));
+        let global = Arc::new(region.for_other_deployment());
+        let own = OwnRegion::with_names(place.name, place.list, Duration::from_secs(LEASE));
         Self {
             place,
             global_clock: ServerClock::new(Arc::clone(&global)),
-            standing: RegionStanding::new(own, ClocksOfBoth { region, global }),
+            standing: RegionStanding::new(
+                own,
+                ClientEvents { region_jumps: region, global_jumps: global, ..ClientEvents::default() },
+            ),
             proposal,
             accepted: FencingToken::NONE,
             reaches_global: true,
@@ -102,7 +105,7 @@ impl World {
 
     fn start(&mut self, place: Place) -> usize {
         self.ids += 1;
-        self.processes.push(Process::new(place, RegionId([self.ids; 16])));
+        self.processes.push(Process::new(place, RegionRedisId([self.ids; 16])));
         self.processes.len() - 1
     }
 
@@ -151,9 +154,9 @@ impl World {
         let findings = process.standing.findings();
         let lease_us = findings.lease_ends_us().map_or(0, |ends_us| u64::try_from(ends_us - us).unwrap_or(0));
         let call = IdentityCall {
-            claim: findings.claim(process.proposal),
+            claim: findings.build_identity_claim(process.proposal),
             list: hash(list),
-            other_list_changed_ago_us: findings.registry_changed_before_us(us),
+            other_list_changed_ago_us: findings.us_since_registry_change(us),
             leased_until: if lease_us == 0 { Time::default() } else { now.plus_us(lease_us) },
             jumped_ago_us: None,
             accepted: process.accepted,
@@ -170,7 +173,7 @@ impl World {
             let offset = process.global_clock.offset(range);
             let sent = offset.map_or(Time::default(), |offset| Time::from_micros((us + offset.hi_us).unsigned_abs()));
             let RegionReport { id, fence, .. } = report_of(&identity.identity);
-            let jumped_ago_us = process.standing.global_jump_to_tell_us(us);
+            let jumped_ago_us = process.standing.us_since_global_jump_to_report(us);
             let lease_us = LEASE * SECOND;
             let report = RegionReport { name, id, fence, list: hash(list), sent, lease_us, jumped_ago_us };
             let reply = self.scripts.call_registry(report, global_now);
@@ -183,7 +186,7 @@ impl World {
                 break;
             }
         }
-        if !process.standing.restrict(GlobalView::UNKNOWN, PERIOD * SECOND, at).parts_unusable {
+        if !process.standing.restrict_view(GlobalView::UNKNOWN, PERIOD * SECOND, at).parts_unusable {
             self.used.insert((name, list, redis), self.second);
         }
     }

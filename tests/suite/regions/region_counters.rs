@@ -7,9 +7,9 @@ use proptest::prelude::*;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::RegionLossPolicy;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::algorithm::region::ANSWER_TIME_US;
+use tollkeeper::limit::algorithm::region::GRANT_ANSWER_TIMEOUT_US;
 use tollkeeper::limit::algorithm::region::GlobalView;
-use tollkeeper::limit::algorithm::region_bucket::PrepaidHits;
+use tollkeeper::limit::algorithm::region_bucket::PrepaidHitsGrant;
 use tollkeeper::limit::algorithm::region_window::HitsGrant;
 use tollkeeper::limit::algorithm::region_window::WindowCounts;
 use tollkeeper::limit::algorithm::state::State;
@@ -65,7 +65,7 @@ fn limit(algorithm: Algorithm, on_region_loss: RegionLossPolicy) -> Limit {
     let scope = GlobalScope { on_region_loss, max_overshoot, ..GlobalScope::new(NonZeroU16::new(4).unwrap()) };
     let period = Period::new(Unit::Second, 10).unwrap();
     let spec = LimitSpec { scope: Some(Scope::Global(scope)), ..LimitSpec::new(algorithm, 400, period) };
-    Limit::new(&spec).unwrap().in_region()
+    Limit::new(&spec).unwrap().as_counted_in_region()
 }
 
 /// Counter of a region whose global Redis is ahead by a constant time.
@@ -84,7 +84,7 @@ impl RegionCounter {
     fn advance(&mut self, event: &Event) {
         self.now = self.now.plus_us(event.after_us);
         let around = |us: i64| Time::from_micros(self.now.as_micros().saturating_add_signed(us));
-        self.state.set_view(&GlobalView {
+        self.state.set_global_view(&GlobalView {
             valid_from: around(-1),
             valid_until: around(1),
             offset_lo: self.offset_us - event.below_us,
@@ -117,7 +117,7 @@ impl RegionCounter {
     /// Answers the open request in the true window; true if the counter took it.
     fn grant(&mut self, hits: u64) -> bool {
         let grant = HitsGrant {
-            request: self.state.open_request(),
+            request: self.state.open_request_id(),
             window: self.window(),
             epoch: 0,
             hits,
@@ -183,16 +183,17 @@ proptest! {
         let mut opened_at = 0;
         for event in &events {
             counter.advance(event);
-            let before = counter.state.open_request();
+            let before = counter.state.open_request_id();
             match event.action {
                 Action::Charge(hits) => {
                     let is_admitted = counter.charge(Hits::Charge(hits)).admitted;
-                    let request = counter.state.open_request();
+                    let request = counter.state.open_request_id();
                     if request != before {
-                        prop_assert!(request >= opened_at + ANSWER_TIME_US, "{opened_at} and {request}");
+                        prop_assert!(request >= opened_at + GRANT_ANSWER_TIMEOUT_US, "{opened_at} and {request}");
                         opened_at = request;
                     } else if !is_admitted && event.below_us + event.above_us < 1_000_000 {
-                        prop_assert!(counter.now.as_micros() < opened_at + ANSWER_TIME_US, "a rejection without a request");
+                        let answer_due_at_us = opened_at + GRANT_ANSWER_TIMEOUT_US;
+                        prop_assert!(counter.now.as_micros() < answer_due_at_us, "a rejection without a request");
                     }
                 }
                 Action::Refund(hits) => { counter.charge(Hits::Refund(hits)); }
@@ -218,7 +219,7 @@ proptest! {
             counter.now = counter.now.plus_us(event.after_us);
             let valid_from = counter.now.plus_us(1);
             let jumped = GlobalView { valid_from, valid_until: valid_from.plus_us(9), ..GlobalView::UNKNOWN };
-            counter.state.set_view(if is_jump { &jumped } else { &GlobalView::UNKNOWN });
+            counter.state.set_global_view(if is_jump { &jumped } else { &GlobalView::UNKNOWN });
             let Action::Charge(hits) = event.action else { continue };
             let hits = hits % 3 + 1;
             let now_us = counter.now.as_micros();
@@ -260,8 +261,8 @@ proptest! {
             match event.action {
                 Action::Grant(hits) => {
                     let end = now.plus_us(hits * 100_000);
-                    let grant = PrepaidHits {
-                        request: counter.state.open_request(),
+                    let grant = PrepaidHitsGrant {
+                        request: counter.state.open_request_id(),
                         epoch: 0,
                         hits,
                         low: hits / 3,
@@ -337,18 +338,18 @@ fn jump_of_the_regions_clock_refills_no_tokens() {
     for jump_us in [HOUR_US, -HOUR_US, 1_000_000] {
         for is_known_at_once in [true, false] {
             let mut counter = RegionCounter::new(limit, 0);
-            counter.state.set_view(&exact_clock(counter.now, 0));
+            counter.state.set_global_view(&exact_clock(counter.now, 0));
             assert!(counter.charge(Hits::Charge(10)).admitted, "all that the region always has");
             counter.now = Time::from_micros(counter.now.as_micros().saturating_add_signed(jump_us));
             if !is_known_at_once {
-                counter.state.set_view(&GlobalView::UNKNOWN);
+                counter.state.set_global_view(&GlobalView::UNKNOWN);
                 assert!(!counter.charge(Hits::Charge(1)).admitted, "{jump_us}");
             }
-            counter.state.set_view(&exact_clock(counter.now, -jump_us));
+            counter.state.set_global_view(&exact_clock(counter.now, -jump_us));
             assert!(!counter.charge(Hits::Charge(1)).admitted, "{jump_us}");
             // A tenth of the period later by global time, and by that of the region.
             counter.now = counter.now.plus_us(PERIOD_US / 10);
-            counter.state.set_view(&exact_clock(counter.now, -jump_us));
+            counter.state.set_global_view(&exact_clock(counter.now, -jump_us));
             assert!(counter.charge(Hits::Charge(1)).admitted && !counter.charge(Hits::Charge(1)).admitted, "{jump_us}");
         }
     }
@@ -358,15 +359,15 @@ fn jump_of_the_regions_clock_refills_no_tokens() {
 fn tokens_spent_at_an_unknown_time_do_not_refill_twice() {
     let limit = limit(Algorithm::TokenBucket, RegionLossPolicy::Deny);
     let mut counter = RegionCounter::new(limit, 0);
-    counter.state.set_view(&exact_clock(counter.now, 0));
+    counter.state.set_global_view(&exact_clock(counter.now, 0));
     assert!(counter.charge(Hits::Charge(1)).admitted);
     counter.now = counter.now.plus_us(10 * PERIOD_US);
-    counter.state.set_view(&GlobalView::UNKNOWN);
+    counter.state.set_global_view(&GlobalView::UNKNOWN);
     assert!(counter.charge(Hits::Charge(9)).admitted);
     // Known to half a period at first, then exactly.
     for offset_lo in [-5_000_000, 0] {
         counter.now = counter.now.plus_us(1);
-        counter.state.set_view(&GlobalView { offset_lo, ..exact_clock(counter.now, 0) });
+        counter.state.set_global_view(&GlobalView { offset_lo, ..exact_clock(counter.now, 0) });
         assert!(!counter.charge(Hits::Charge(2)).admitted, "they were spent 2 us ago");
     }
 }
@@ -380,7 +381,7 @@ fn period_meets_two_loss_allowances_however_clocks_drift() {
     let limit = limit(Algorithm::FixedWindow, RegionLossPolicy::Share);
     for length in [PERIOD_US, DRIFTED_PERIOD_US] {
         let mut counter = RegionCounter::new(limit, 0);
-        counter.state.set_view(&GlobalView::UNKNOWN);
+        counter.state.set_global_view(&GlobalView::UNKNOWN);
         let start = counter.now;
         let mut admitted: Vec<u64> = Vec::new();
         // Of the first period, one hit at its start and the others at its end; then all at the start of each.
@@ -408,7 +409,7 @@ fn only_an_allowance_that_is_a_part_of_the_limit_needs_the_other_regions() {
     {
         let mut counter = RegionCounter::new(limit(algorithm, policy), 0);
         let mut admitted = |view: GlobalView| {
-            counter.state.set_view(&view);
+            counter.state.set_global_view(&view);
             (0..400).filter(|_| counter.charge(Hits::Charge(1)).admitted).count()
         };
         let in_doubt = GlobalView { cut_off: true, parts_unusable: true, ..GlobalView::UNKNOWN };

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use redis::{Connection, RedisResult, cmd};
 use tollkeeper::base::clock::Time;
-use tollkeeper::limit::algorithm::region::{CutOffPeriod, GrantCycle};
+use tollkeeper::limit::algorithm::region::{CutOffAllowanceUse, GrantCycle};
 use tollkeeper::limit::algorithm::region_window::{HitsGrant, WindowCounts};
 use tollkeeper::store::redis::regions::grant_calls::{encode_hits_grant, encode_hits_return};
 use tollkeeper::store::redis::script::region_grant_script;
@@ -36,7 +36,7 @@ fn counts() -> impl Strategy<Value = WindowCounts> {
                 open_request,
                 next_request_at: Time::from_micros(next_request_at),
                 epoch,
-                cut_off: CutOffPeriod { start: Time::from_micros(7), used: 3 },
+                cut_off: CutOffAllowanceUse { start: Time::from_micros(7), used: 3 },
             },
         },
     )

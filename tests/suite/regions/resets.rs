@@ -4,7 +4,7 @@ use redis::{Connection, RedisResult, cmd};
 use tollkeeper::base::clock::Time;
 use tollkeeper::store::client::redis::connection::Script;
 use tollkeeper::store::redis::regions::grant_calls::encode_counter_reset;
-use tollkeeper::store::redis::regions::resets::{self, Reset, ResetCounter, ResetsReply};
+use tollkeeper::store::redis::regions::resets::{self, CounterToReset, ListedReset, ResetsReply};
 use tollkeeper::store::redis::script::{global_resets_script, region_reset_script};
 
 use crate::kit::redis::{self as servers, Server};
@@ -37,12 +37,12 @@ fn list(connection: &mut Connection, argument: &[u8]) -> ResetsReply {
     resets::decode_list(&reply).expect("the reply can be read")
 }
 
-fn counter(name: &str) -> ResetCounter {
-    ResetCounter { key: name.to_owned().into(), period_ms: 60_000 }
+fn counter(name: &str) -> CounterToReset {
+    CounterToReset { key: name.to_owned().into(), period_ms: 60_000 }
 }
 
 fn add(connection: &mut Connection, time: Time, names: &[&str], now: Time) -> Time {
-    let counters: Vec<ResetCounter> = names.iter().copied().map(counter).collect();
+    let counters: Vec<CounterToReset> = names.iter().copied().map(counter).collect();
     let reply = list(connection, &resets::encode_list_addition(time, &counters, Some(now)));
     assert_eq!((reply.now, reply.resets), (now, vec![]));
     reply.newest
@@ -51,7 +51,7 @@ fn add(connection: &mut Connection, time: Time, names: &[&str], now: Time) -> Ti
 /// Names of the counters after a time, and the time of the newest.
 fn read(connection: &mut Connection, after: Time, now: Time) -> (Vec<String>, Time) {
     let reply = list(connection, &resets::encode_list_read(after, Some(now)));
-    let name = |Reset { time, counter }: Reset| {
+    let name = |ListedReset { time, counter }: ListedReset| {
         assert!(time <= reply.newest && counter.period_ms == 60_000);
         String::from_utf8(counter.key.to_vec()).expect("it is text")
     };

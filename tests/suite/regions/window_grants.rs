@@ -7,14 +7,16 @@ use proptest::test_runner::{Config, TestRunner};
 use redis::{Connection, RedisResult, cmd};
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::algorithm::global_bucket::TokenPool;
-use tollkeeper::limit::algorithm::global_window::{State, WindowPool, WindowReturn};
+use tollkeeper::limit::algorithm::global_bucket::GlobalBucketParameters;
+use tollkeeper::limit::algorithm::global_window::{GlobalWindowParameters, ReturnedHits, State};
 use tollkeeper::limit::algorithm::state::State as AlgorithmState;
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::store::redis::regions::grant_calls::{WindowCall, WindowReply, decode_window_call, encode_window_call};
+use tollkeeper::store::redis::regions::grant_calls::{
+    GlobalWindowAction, GlobalWindowReply, decode_global_window_reply, encode_global_window_call,
+};
 use tollkeeper::store::redis::script::global_window_script;
 
 use crate::kit::redis::options;
@@ -50,15 +52,15 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn pool() -> impl Strategy<Value = WindowPool> {
+fn pool() -> impl Strategy<Value = GlobalWindowParameters> {
     let max = prop_oneof![6 => 1..2_000_u32, 1 => Just(0), 1 => Just(u32::MAX)];
-    (any::<bool>(), max).prop_map(|(is_sliding, max)| WindowPool { period_us: PERIOD_US, is_sliding, max })
+    (any::<bool>(), max).prop_map(|(is_sliding, max)| GlobalWindowParameters { period_us: PERIOD_US, is_sliding, max })
 }
 
 /// Return of hits of the epoch of `state`, or of the one before.
-fn returned(state: &State, window: u64, hits: u64, is_old: bool) -> WindowReturn {
+fn returned(state: &State, window: u64, hits: u64, is_old: bool) -> ReturnedHits {
     let epoch = Time::from_micros(state.epoch.as_micros().saturating_sub(u64::from(is_old)));
-    WindowReturn { window, hits, epoch }
+    ReturnedHits { window, hits, epoch }
 }
 
 fn passed(now: Time, micros: i64) -> Time {
@@ -77,7 +79,7 @@ proptest! {
         let period = Period::new(Unit::Minute, 1).unwrap();
         let spec = LimitSpec { count_rejected: Some(false), ..LimitSpec::new(algorithm, max, period) };
         let limit = Limit::new(&spec).unwrap();
-        let pool = WindowPool { period_us: PERIOD_US, is_sliding, max };
+        let pool = GlobalWindowParameters { period_us: PERIOD_US, is_sliding, max };
         let (mut state, mut strict, mut now) = (State::default(), AlgorithmState::empty(algorithm), START);
         for (micros, wanted) in steps {
             now = now.plus_us(micros);
@@ -122,10 +124,10 @@ proptest! {
     }
 }
 
-fn call(connection: &mut Connection, argument: &[u8]) -> WindowReply {
+fn call(connection: &mut Connection, argument: &[u8]) -> GlobalWindowReply {
     let reply: RedisResult<Vec<u8>> =
         cmd("EVAL").arg(&global_window_script().text).arg(1).arg(KEY).arg(argument).query(connection);
-    decode_window_call(&reply.expect("the script runs")).expect("the reply can be read")
+    decode_global_window_reply(&reply.expect("the script runs")).expect("the reply can be read")
 }
 
 fn read(connection: &mut Connection) -> State {
@@ -153,21 +155,21 @@ fn script_agrees_with_the_pure_grants() {
                 }
                 Step::Reset => {
                     state.reset(now, pool);
-                    (WindowCall::Reset, 0, 0)
+                    (GlobalWindowAction::Reset, 0, 0)
                 }
                 Step::Grant(wanted) => {
                     let grant = state.grant(now, pool, wanted);
-                    (WindowCall::Grant { wanted }, u64::from(grant.hits), u64::from(grant.free))
+                    (GlobalWindowAction::Grant { wanted }, u64::from(grant.hits), u64::from(grant.free))
                 }
                 Step::Return { hits, windows_ago, is_old } => {
                     let window = (now.as_micros() / PERIOD_US).saturating_sub(windows_ago);
                     let unused = returned(&state, window, hits, is_old);
-                    (WindowCall::Return(unused), state.take_back(now, pool, unused), 0)
+                    (GlobalWindowAction::Return(unused), state.take_back(now, pool, unused), 0)
                 }
             };
-            let reply = call(connection, &encode_window_call(pool, purpose, Some(now)));
+            let reply = call(connection, &encode_global_window_call(pool, purpose, Some(now)));
             let State { window, epoch, .. } = state;
-            prop_assert_eq!(reply, WindowReply { now, epoch, window, hits, free });
+            prop_assert_eq!(reply, GlobalWindowReply { now, epoch, window, hits, free });
             prop_assert_eq!(read(connection), state);
         }
         Ok(())
@@ -177,15 +179,15 @@ fn script_agrees_with_the_pure_grants() {
 
 #[test]
 fn regions_that_do_not_know_each_other_divide_the_pool() {
-    let pool = WindowPool { period_us: PERIOD_US, is_sliding: false, max: 1000 };
+    let pool = GlobalWindowParameters { period_us: PERIOD_US, is_sliding: false, max: 1000 };
     let parts = |groups: &[u32], listed| {
         groups.iter().map(|&group| pool.scaled_to_reported_regions(group, listed).max).collect::<Vec<_>>()
     };
     assert_eq!(parts(&[0, 1, 2, 3, 4], 3), [0, 333, 666, 1000, 1000]);
-    let all = WindowPool { max: u32::MAX, ..pool }.scaled_to_reported_regions(64, 64);
+    let all = GlobalWindowParameters { max: u32::MAX, ..pool }.scaled_to_reported_regions(64, 64);
     assert_eq!(all.max, u32::MAX);
     assert_eq!(pool.scaled_to_reported_regions(0, 0).max, 0);
-    let bucket = TokenPool { period_us: PERIOD_US, rate: 1000, capacity: 50, prepaid_lifetime_us: 9 };
-    let expected = TokenPool { period_us: PERIOD_US, rate: 666, capacity: 33, prepaid_lifetime_us: 9 };
+    let bucket = GlobalBucketParameters { period_us: PERIOD_US, rate: 1000, capacity: 50, prepaid_lifetime_us: 9 };
+    let expected = GlobalBucketParameters { period_us: PERIOD_US, rate: 666, capacity: 33, prepaid_lifetime_us: 9 };
     assert_eq!(bucket.scaled_to_reported_regions(2, 3), expected);
 }

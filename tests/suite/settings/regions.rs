@@ -7,7 +7,7 @@ use std::time::Duration;
 use tollkeeper::settings::credentials::Credentials;
 use tollkeeper::settings::redis::RedisSettings;
 use tollkeeper::settings::redis::deployment::TopologySettings;
-use tollkeeper::settings::redis::regions::region_number;
+use tollkeeper::settings::redis::regions::region_number_from_name;
 use tollkeeper::settings::report::report_variables;
 use tollkeeper::settings::secret::Secret;
 use tollkeeper::settings::store::StoreSettings;
@@ -73,9 +73,9 @@ fn number_of_a_region_stays_when_the_list_changes() {
     let number =
         |list| redis(&[URL, REGION, ("TOLLKEEPER_REGIONS", list), GLOBAL]).regions.unwrap().own_region_number();
     assert_eq!(number("ap,eu-west,us"), number("aa,ap,eu-west,us"));
-    assert_ne!(region_number("us"), region_number("eu-west"));
+    assert_ne!(region_number_from_name("us"), region_number_from_name("eu-west"));
     // What regions store is read by those of another version.
-    assert_eq!(region_number("eu-west"), 589_638_446);
+    assert_eq!(region_number_from_name("eu-west"), 589_638_446);
 }
 
 #[test]
@@ -83,9 +83,11 @@ fn regions_with_one_number_are_refused() {
     let names = (0_u32..).map(|region| format!("r{region}"));
     let mut by_number = HashMap::new();
     let pair =
-        names.map(|name| (by_number.insert(region_number(&name), name.clone()), name)).find_map(|pair| match pair {
-            (Some(other), name) => Some(format!("{other},{name}")),
-            (None, _) => None,
+        names.map(|name| (by_number.insert(region_number_from_name(&name), name.clone()), name)).find_map(|pair| {
+            match pair {
+                (Some(other), name) => Some(format!("{other},{name}")),
+                (None, _) => None,
+            }
         });
     let pair = pair.expect("32 bits collide");
     let own = pair.split(',').next().unwrap();

@@ -10,7 +10,7 @@ const HASH_KEY: &str = "a key of sixteen bytes or more";
 
 /// A decision on `login=ann` with a hashed value.
 fn hashed(secret: &str) -> Value {
-    let entry = ValueForm::hashed_with(secret).record_entry(&Entry { key: b"login", value: b"ann" });
+    let entry = ValueForm::hashed_with(secret).build_entry_record(&Entry { key: b"login", value: b"ann" });
     let entries = json!([{"key": "login", "value_hash": entry.value_hash.unwrap()}]);
     decision(0, &[changed(descriptor("login=ann", "over_limit"), &json!({"entries": entries}))])
 }

@@ -249,7 +249,7 @@ fn server_that_does_not_answer_is_named_with_the_node_id() {
     let (source, first) = RuleSource::start(SourceConfig::Xds(Box::new(config))).unwrap();
     assert!(first.is_none());
     let status = source.xds_stream_status().unwrap();
-    let error = wait_for("the warning", || status.report().stream_error);
+    let error = wait_for("the warning", || status.snapshot().stream_error);
     assert!(error.contains("CONFIG_GRPC_XDS_NODE_ID=test-node"), "{error}");
     // The stream stays open: the control plane may still be starting.
     assert_eq!(server.streams(), 1);

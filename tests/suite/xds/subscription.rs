@@ -84,14 +84,14 @@ fn same_content_is_refused_again_at_a_growing_pace() {
     for nonce in 1..=6 {
         let reaction = subscription.handle_response(response("1", &nonce.to_string(), &["bad"]), start);
         assert!(matches!(reaction, Reaction::RefuseLater), "{reaction:?}");
-        let due = subscription.refusal_due().unwrap();
+        let due = subscription.next_refusal_time().unwrap();
         // A response that arrives meanwhile postpones nothing, and the refusal is of the last one.
         let last = format!("{nonce}b");
         subscription.handle_response(response("2", &last, &["bad"]), start + Duration::from_millis(400));
-        assert_eq!(subscription.refusal_due(), Some(due));
+        assert_eq!(subscription.next_refusal_time(), Some(due));
         delays.push(due - start);
         assert_eq!(facts(&subscription.take_due_refusal().unwrap()), ("", last.as_str(), Some("bad")));
-        assert!(subscription.refusal_due().is_none());
+        assert!(subscription.next_refusal_time().is_none());
     }
     assert_eq!((delays[0], delays[5]), (MIN_REFUSAL_DELAY, MAX_REFUSAL_DELAY));
     assert!(delays.is_sorted());
@@ -106,7 +106,7 @@ fn other_content_resets_the_pace_and_drops_the_delayed_refusal() {
     subscription.handle_response(response("2", "2", &["bad"]), Instant::now());
     // The good content again is applied, which clears the error that is shown.
     apply(&mut subscription, response("3", "3", &["good"]), Ok(()));
-    assert!(subscription.refusal_due().is_none());
+    assert!(subscription.next_refusal_time().is_none());
     let refused = apply(&mut subscription, response("4", "4", &["bad"]), Err("bad"));
     assert_eq!(facts(&refused), ("3", "4", Some("bad")));
 }
@@ -164,7 +164,7 @@ proptest! {
                 }
                 Reaction::RefuseLater => {
                     prop_assert!(is_bad);
-                    prop_assert!(subscription.refusal_due().unwrap() <= start + MAX_REFUSAL_DELAY);
+                    prop_assert!(subscription.next_refusal_time().unwrap() <= start + MAX_REFUSAL_DELAY);
                     if action > 2 {
                         let answer = subscription.take_due_refusal().unwrap();
                         prop_assert_eq!(facts(&answer), (accepted.as_str(), nonce.as_str(), Some("bad")));

@@ -77,7 +77,7 @@ impl FileSink {
         let bytes = self.compress_if_set(lines)?;
         let mut current = match self.current.take() {
             Some(mut current) => {
-                if current.is_at(&self.path) {
+                if current.is_still_at_path(&self.path) {
                     current
                 } else {
                     self.open_next_file()?
@@ -172,8 +172,8 @@ impl CurrentFile {
         Ok(Self { file, length, header_length: 0, has_open_line: false })
     }
 
-    /// True if the path still leads to the file; notes its size, which others may have changed.
-    fn is_at(&mut self, path: &Path) -> bool {
+    /// Returns true if the path still leads to this file; updates its length, which others may have changed.
+    fn is_still_at_path(&mut self, path: &Path) -> bool {
         let Some(length) = &mut self.length else { return true };
         match (fs::metadata(path), self.file.metadata()) {
             (Ok(at_path), Ok(own)) if (at_path.dev(), at_path.ino()) == (own.dev(), own.ino()) => {
@@ -207,7 +207,7 @@ impl CurrentFile {
 }
 
 /// Checks that a log file can be written, without creating it. A pipe is not opened, because that waits for a reader.
-pub(super) fn check_file(path: &Path) -> Result<(), String> {
+pub(super) fn check_file_is_writable(path: &Path) -> Result<(), String> {
     let writable = |path: &Path| access(path, Access::WRITE_OK).map_err(|error| format!("cannot be written: {error}"));
     match fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => Err("is a directory; name a file".to_owned()),

@@ -34,8 +34,8 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Time between two looks at the oldest entry of the stream.
 const HEADER_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Part of the stream's length after whose entries a header is written again, if the stream cannot be read.
-const UNREAD_HEADER_PARTS: u64 = 8;
+/// Number of headers per maximum length of a stream that the user may not read.
+const HEADERS_PER_UNREADABLE_STREAM: u64 = 8;
 /// Maximum number of headers with earlier rules that are kept in the stream.
 const MAX_EARLIER_HEADERS: usize = 4;
 
@@ -94,7 +94,7 @@ impl RedisSink {
             .on_thread_start(threads::lower_thread_priority)
             .enable_all()
             .build()?;
-        let connect = ConnectOptions::beside_decisions(&settings.deployment, "records of decisions are lost");
+        let connect = ConnectOptions::for_noncritical_servers(&settings.deployment, "records of decisions are lost");
         let stream = Arc::new(StreamKey {
             key: settings.key.clone().into(),
             max_length: settings.max_length.to_string().into(),
@@ -150,7 +150,7 @@ impl RedisSink {
         let Some(current) = self.header.clone() else { return Ok(()) };
         let is_due = match self.can_read || current.id.is_none() {
             true => self.checked_at.elapsed() >= HEADER_CHECK_INTERVAL,
-            false => self.lines_since_header >= self.stream.max_entries / UNREAD_HEADER_PARTS,
+            false => self.lines_since_header >= self.stream.max_entries / HEADERS_PER_UNREADABLE_STREAM,
         };
         if !is_due {
             return Ok(());
@@ -224,7 +224,7 @@ impl RedisSink {
     fn describe_error(&self, error: RedisError) -> io::Error {
         let key = String::from_utf8_lossy(&self.stream.key);
         let advice = self.stream.advice(error);
-        let cause = match (self.client.misconfigured(), error) {
+        let cause = match (self.client.misconfiguration(), error) {
             // A connection error comes with its own text.
             (Some(text), RedisError::Unreachable | RedisError::Broken | RedisError::Timeout) => text.to_string(),
             _ => advice,

@@ -15,7 +15,7 @@ use crate::store::client::redis::key_connection::{KeyCommandError, KeyConnection
 use crate::store::client::redis::resp::{Reply, reply_integer, reply_text};
 
 /// Maximum number of entries of a command.
-pub(crate) const MAX_ENTRIES: usize = 100;
+pub(crate) const MAX_ENTRIES_PER_COMMAND: usize = 100;
 /// Upper bound on a command, in addition to the time that it may block.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -97,10 +97,10 @@ impl GroupConsumer {
         }
     }
 
-    /// Returns up to [`MAX_ENTRIES`] pending entries of all consumers from `first` on.
+    /// Returns up to [`MAX_ENTRIES_PER_COMMAND`] pending entries of all consumers from `first` on.
     pub(crate) async fn list_pending(&mut self, first: EntryId) -> Result<Vec<PendingEntry>, KeyCommandError> {
         let (name, stream) = (Arc::clone(&self.name), Arc::clone(&self.stream));
-        let [first, most] = [first.to_string(), MAX_ENTRIES.to_string()];
+        let [first, most] = [first.to_string(), MAX_ENTRIES_PER_COMMAND.to_string()];
         let reply = self.send_command(&["XPENDING", &stream, &name.group, &first, "+", &most], COMMAND_TIMEOUT).await?;
         let Reply::Array(rows) = reply else { return Err(invalid_reply_error()) };
         rows.iter().map(parse_pending_entry).collect::<Option<_>>().ok_or_else(invalid_reply_error)
@@ -155,7 +155,7 @@ impl GroupConsumer {
 
     /// Sets the idle time of entries of this consumer to zero, so that no other claims them.
     pub(crate) async fn reset_idle_times(&mut self, ids: &[EntryId]) -> Result<(), KeyCommandError> {
-        for part in ids.chunks(MAX_ENTRIES) {
+        for part in ids.chunks(MAX_ENTRIES_PER_COMMAND) {
             self.send_claim(part, Duration::ZERO, true).await?;
         }
         Ok(())
@@ -188,13 +188,13 @@ impl GroupConsumer {
     }
 
     /// Reads up to `count` entries that no consumer has read; waits up to `block` for the first.
-    pub(crate) async fn read_new(
+    pub(crate) async fn read_new_entries(
         &mut self,
         count: usize,
         block: Option<Duration>,
     ) -> Result<Vec<DeliveredEntry>, KeyCommandError> {
         let (name, stream) = (Arc::clone(&self.name), Arc::clone(&self.stream));
-        let most = count.min(MAX_ENTRIES).to_string();
+        let most = count.min(MAX_ENTRIES_PER_COMMAND).to_string();
         let mut words = vec!["XREADGROUP", "GROUP", &name.group, &name.consumer, "COUNT", &most];
         // 0 would block without a bound.
         let block_ms = block.map(|block| block.as_millis().max(1).to_string());
@@ -214,7 +214,7 @@ impl GroupConsumer {
     /// Acknowledges entries, which are then no longer pending. Repeating it is harmless.
     pub(crate) async fn acknowledge(&mut self, ids: &[EntryId]) -> Result<(), KeyCommandError> {
         let (name, stream) = (Arc::clone(&self.name), Arc::clone(&self.stream));
-        for part in ids.chunks(MAX_ENTRIES) {
+        for part in ids.chunks(MAX_ENTRIES_PER_COMMAND) {
             let ids: Vec<String> = part.iter().map(EntryId::to_string).collect();
             let words: Vec<&str> =
                 ["XACK", &stream, &name.group].into_iter().chain(ids.iter().map(String::as_str)).collect();

@@ -30,13 +30,13 @@ impl<F: Future<Output = ()>> InFlightRequests<F> {
         Self { pending: FuturesUnordered::new(), poll_eagerly }
     }
 
-    /// Ready if the budget allows to start another request now.
-    pub(super) fn poll_budget(&self, context: &mut Context<'_>) -> Poll<()> {
+    /// Consumes a unit of tokio's budget of the task; ready if another request may start now.
+    pub(super) fn poll_task_budget(&self, context: &mut Context<'_>) -> Poll<()> {
         pin!(consume_budget()).poll(context)
     }
 
     /// Starts a request.
-    pub(super) fn start(&mut self, request: F) {
+    pub(super) fn start_request(&mut self, request: F) {
         let mut request = Box::pin(request);
         // No wake-up is needed: a pending request is polled again by `poll_pending`.
         let mut no_waker = Context::from_waker(Waker::noop());
@@ -71,7 +71,7 @@ mod tests {
         for poll_eagerly in [true, false] {
             let done = Cell::new(false);
             let mut requests = InFlightRequests::new(poll_eagerly);
-            requests.start(async { done.set(true) });
+            requests.start_request(async { done.set(true) });
             assert_eq!(done.get(), poll_eagerly);
             let has_completed = poll_fn(|context| Poll::Ready(requests.poll_pending(context))).await;
             assert_eq!((done.get(), has_completed), (true, !poll_eagerly));
@@ -83,7 +83,7 @@ mod tests {
         for poll_eagerly in [true, false] {
             let (sender, receiver) = oneshot::channel();
             let mut requests = InFlightRequests::new(poll_eagerly);
-            requests.start(async { receiver.await.expect("the sender sends") });
+            requests.start_request(async { receiver.await.expect("the sender sends") });
             let mut completed =
                 pin!(poll_fn(|context| if requests.poll_pending(context) { Poll::Ready(()) } else { Poll::Pending }));
             assert!(futures_util::poll!(completed.as_mut()).is_pending());
@@ -99,15 +99,15 @@ mod tests {
             let mut requests = InFlightRequests::new(true);
             let started = poll_fn(|context| {
                 let mut started = 0_u32;
-                while requests.poll_budget(context).is_ready() {
-                    requests.start(async {});
+                while requests.poll_task_budget(context).is_ready() {
+                    requests.start_request(async {});
                     started += 1;
                 }
                 Poll::Ready(started)
             });
             let started = started.await;
             // The task is woken again with a new budget.
-            poll_fn(|context| requests.poll_budget(context)).await;
+            poll_fn(|context| requests.poll_task_budget(context)).await;
             started
         });
         let started = connection.await.expect("the task completes");
@@ -119,7 +119,7 @@ mod tests {
         let connection = tokio::spawn(async {
             let mut requests = InFlightRequests::new(false);
             for _ in 0..3 {
-                requests.start(async { threads::consume_task_budget(1000) });
+                requests.start_request(async { threads::consume_task_budget(1000) });
             }
             poll_fn(|context| {
                 let has_completed = requests.poll_pending(context);

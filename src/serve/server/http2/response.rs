@@ -36,7 +36,7 @@ impl ResponseData {
     /// # Errors
     /// Too many bytes wait for the client.
     pub(super) fn for_request(bytes: Bytes, permit: RequestPermit) -> Result<Self, Status> {
-        match BufferedBytes::for_response(permit.connection(), bytes.len()) {
+        match BufferedBytes::reserve_for_response(permit.connection(), bytes.len()) {
             Ok(buffered) => Ok(Self { bytes, _permit: Some(permit), _buffered: buffered }),
             Err(limit) => {
                 permit.connection().record_refusal(limit);

@@ -7,8 +7,8 @@
 use bytes::{Buf as _, BufMut as _, BytesMut};
 use tokio::io::ReadBuf;
 
-use super::frame_counts::{FrameCounts, HEADERS};
-use super::hpack::{HeaderBlockFilter, needs_filtering};
+use super::hpack_filter::{HeaderBlockFilter, needs_filtering};
+use super::settings_goaway_limit::{FrameCounts, HEADERS};
 
 /// Length of the connection preface in bytes, before the first frame.
 const PREFACE_BYTES: usize = 24;
@@ -17,10 +17,11 @@ const FRAME_HEAD_BYTES: usize = 9;
 const MAX_PAYLOAD_BYTES: usize = 16_384;
 
 const CONTINUATION: u8 = 9;
-const END_HEADERS: u8 = 0x4;
-const PADDED: u8 = 0x8;
-const PRIORITY: u8 = 0x20;
-/// Length of the fields that [`PRIORITY`] announces, in bytes.
+/// Flags of a HEADERS or CONTINUATION frame (RFC 9113, section 6).
+const END_HEADERS_FLAG: u8 = 0x4;
+const PADDED_FLAG: u8 = 0x8;
+const PRIORITY_FLAG: u8 = 0x20;
+/// Length of the fields that [`PRIORITY_FLAG`] announces, in bytes.
 const PRIORITY_BYTES: usize = 5;
 
 /// Filter of a stream of bytes that arrives in pieces of any length.
@@ -70,7 +71,7 @@ impl Http2FrameHead {
     }
 
     const fn ends_block(self) -> bool {
-        self.flags & END_HEADERS != 0
+        self.flags & END_HEADERS_FLAG != 0
     }
 }
 
@@ -179,10 +180,10 @@ impl FrameFilter {
         block.unsent.extend_from_slice(fragment.priority);
         block.filter.filter_fragment(fragment.block, head.ends_block(), &mut block.unsent);
         if head.ends_block() {
-            block.put_frames(END_HEADERS, &mut self.output);
+            block.put_remaining_frames(END_HEADERS_FLAG, &mut self.output);
         } else if fragment.block.is_empty() {
             // h2 bounds the number of such frames.
-            block.put_frames(0, &mut self.output);
+            block.put_remaining_frames(0, &mut self.output);
             self.block = Some(block);
         } else {
             block.put_full_frames(&mut self.output);
@@ -193,7 +194,7 @@ impl FrameFilter {
     /// Moves the incomplete header block to the output, so that h2 reports the frame that interrupts it.
     fn output_incomplete_block(&mut self) {
         if let Some(mut block) = self.block.take() {
-            block.put_frames(0, &mut self.output);
+            block.put_remaining_frames(0, &mut self.output);
         }
     }
 
@@ -207,7 +208,7 @@ impl FrameFilter {
 impl OpenHeaderBlock {
     /// Begins a block; `None` for a CONTINUATION frame.
     fn new(head: Http2FrameHead) -> Option<Self> {
-        let head = Http2FrameHead { flags: head.flags & !(END_HEADERS | PADDED), ..head };
+        let head = Http2FrameHead { flags: head.flags & !(END_HEADERS_FLAG | PADDED_FLAG), ..head };
         (head.kind == HEADERS).then(|| Self { head, filter: HeaderBlockFilter::default(), unsent: Vec::new() })
     }
 
@@ -219,7 +220,7 @@ impl OpenHeaderBlock {
     }
 
     /// Writes all that is left; `flags` are those of the last frame.
-    fn put_frames(&mut self, flags: u8, output: &mut BytesMut) {
+    fn put_remaining_frames(&mut self, flags: u8, output: &mut BytesMut) {
         while self.unsent.len() > MAX_PAYLOAD_BYTES {
             self.put_frame(MAX_PAYLOAD_BYTES, 0, output);
         }
@@ -248,11 +249,11 @@ impl<'p> HeaderBlockFragment<'p> {
         if head.kind != HEADERS {
             return Some(Self { priority: &[], block: payload });
         }
-        if head.flags & PADDED != 0 {
+        if head.flags & PADDED_FLAG != 0 {
             let (padding_length, rest) = payload.split_first()?;
             payload = &rest[..rest.len().checked_sub(usize::from(*padding_length))?];
         }
-        let priority_length = if head.flags & PRIORITY == 0 { 0 } else { PRIORITY_BYTES };
+        let priority_length = if head.flags & PRIORITY_FLAG == 0 { 0 } else { PRIORITY_BYTES };
         let (priority, block) = payload.split_at_checked(priority_length)?;
         Some(Self { priority, block })
     }
@@ -337,7 +338,7 @@ mod tests {
             let mut frame = BytesMut::new();
             frame.put_uint(payload.len() as u64, 3);
             // Padding is kept only if the frame passes in place.
-            frame.put_slice(&[kind, flags & !PADDED, 0, 0, 0, stream]);
+            frame.put_slice(&[kind, flags & !PADDED_FLAG, 0, 0, 0, stream]);
             frame.put_slice(&payload);
             frame.to_vec()
         });

@@ -8,7 +8,7 @@ use super::protocol::MemcacheProtocol;
 use super::reply::MemcacheReply;
 use crate::settings::endpoint::Endpoint;
 use crate::settings::store_tls::StoreTls;
-use crate::store::client::connect::{ConnectAdvice, Connected, PlaintextProbe, TlsSettingNames, open_stream};
+use crate::store::client::connect::{ConnectAdvice, Connected, PlaintextProbe, TlsAdviceTexts, open_stream};
 use crate::store::client::pipeline::Pipeline;
 use crate::store::client::supervisor::hash_files;
 
@@ -19,7 +19,7 @@ pub(crate) type MemcacheConnection = Pipeline<MemcacheProtocol>;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 const ADVICE: ConnectAdvice = ConnectAdvice {
-    tls_settings: TlsSettingNames {
+    tls_settings: TlsAdviceTexts {
         prefix: "MEMCACHE",
         address: "MEMCACHE_HOST_PORT",
         plaintext: "unset MEMCACHE_TLS",
@@ -43,7 +43,7 @@ pub(crate) struct MemcacheOptions {
 
 impl MemcacheOptions {
     /// Hash of the files that connecting reads, to detect changes; `None` if connecting reads none.
-    pub(crate) fn fingerprint(&self) -> Option<[u8; 32]> {
+    pub(crate) fn hash_connect_files(&self) -> Option<[u8; 32]> {
         hash_files(self.tls.iter().flat_map(StoreTls::certificate_paths))
     }
 }
@@ -56,7 +56,9 @@ pub(crate) async fn connect(
     endpoint: &Endpoint,
     options: &MemcacheOptions,
 ) -> Result<Connected<MemcacheConnection>, MemcacheConnectError> {
-    ADVICE.connect(endpoint, options.tls.is_some(), CONNECT_TIMEOUT, open_connection(endpoint, options)).await
+    ADVICE
+        .connect_with_advice(endpoint, options.tls.is_some(), CONNECT_TIMEOUT, open_connection(endpoint, options))
+        .await
 }
 
 async fn open_connection(
@@ -69,7 +71,7 @@ async fn open_connection(
     let socket_error = |error: &io::Error| ADVICE.socket_error(error, uses_tls);
     let stream = open_stream(endpoint, tls).await.map_err(|error| socket_error(&error))?;
     let (connection, closed) = Pipeline::open(stream);
-    match check_version(&connection, Some(Instant::now() + options.call_timeout)).await {
+    match check_server_answers(&connection, Some(Instant::now() + options.call_timeout)).await {
         Ok(()) => Ok(Connected { connection, closed }),
         Err(error) if error.kind == MemcacheError::Broken => {
             let reason = closed.await.unwrap_or_else(|_| io::Error::other(error.text));
@@ -80,7 +82,7 @@ async fn open_connection(
 }
 
 /// Checks that a server answers, by its deadline if it has one.
-pub(crate) async fn check_version(
+pub(crate) async fn check_server_answers(
     connection: &MemcacheConnection,
     deadline: Option<Instant>,
 ) -> Result<(), MemcacheConnectError> {

@@ -1,7 +1,7 @@
 //! Errors of the client: kinds of failed calls, and the meaning of error replies.
 
 use crate::base::named_enum::named_enum;
-use crate::store::client::connect::{ConnectError, ErrorKind};
+use crate::store::client::connect::{CallErrorKind, ConnectError};
 use crate::store::client::pipeline::PipelineError;
 
 named_enum! {
@@ -74,12 +74,12 @@ impl MemcacheError {
     }
 }
 
-impl ErrorKind for MemcacheError {
-    const TIMEOUT: Self = Self::Timeout;
-    const BROKEN: Self = Self::Broken;
-    const MISCONFIGURED: Self = Self::Misconfigured;
+impl CallErrorKind for MemcacheError {
+    const TIMEOUT_KIND: Self = Self::Timeout;
+    const BROKEN_CONNECTION_KIND: Self = Self::Broken;
+    const MISCONFIGURED_KIND: Self = Self::Misconfigured;
 
-    fn is_of_server(self) -> bool {
+    fn concerns_whole_server(self) -> bool {
         matches!(self, Self::Timeout | Self::Broken | Self::NoWrites | Self::Misconfigured)
     }
 

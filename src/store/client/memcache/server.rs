@@ -14,19 +14,19 @@ use super::reply::MemcacheReply;
 use crate::settings::endpoint::Endpoint;
 use crate::store::client::connect::Connected;
 use crate::store::client::deadline::timeout_with_grace;
-use crate::store::client::server_state::{ServerNames, ServerState};
+use crate::store::client::server_state::{ServerLogNames, ServerState};
 use crate::store::client::supervisor::{Supervised, SupervisedServer};
 
 /// Client of one server; dropping it closes its connections once their pending commands are done.
 #[derive(Debug)]
 pub(crate) struct MemcacheServer {
-    state: Supervised<MemcacheState>,
+    state: Supervised<MemcacheServerState>,
 }
 
 impl MemcacheServer {
     /// Starts to connect to `endpoint`. Needs a tokio runtime.
     pub(super) fn start(endpoint: Endpoint, options: Arc<MemcacheOptions>) -> Arc<Self> {
-        Arc::new(Self { state: Supervised::start(MemcacheState::new(endpoint, options)) })
+        Arc::new(Self { state: Supervised::start(MemcacheServerState::new(endpoint, options)) })
     }
 
     /// Address of the server.
@@ -45,18 +45,18 @@ impl MemcacheServer {
     }
 
     /// Number of open connections.
-    pub(crate) fn connections(&self) -> usize {
-        self.state.server.pool.open_connections()
+    pub(crate) fn open_connection_count(&self) -> usize {
+        self.state.server.pool.open_connection_count()
     }
 
     /// Number of connections opened since the start.
-    pub(crate) fn opened(&self) -> u64 {
-        self.state.opened().load(Ordering::Relaxed)
+    pub(crate) fn opened_connections_total(&self) -> u64 {
+        self.state.opened_connections_total.load(Ordering::Relaxed)
     }
 
     /// Text of a configuration error, free of secrets; `None` without one.
-    pub(crate) fn misconfigured(&self) -> Option<Arc<String>> {
-        self.state.server.misconfigured()
+    pub(crate) fn misconfiguration(&self) -> Option<Arc<String>> {
+        self.state.server.misconfiguration()
     }
 
     /// Sends a command, whose second word is the key, and waits for its reply until `deadline`. An error reply is an
@@ -101,24 +101,24 @@ impl MemcacheServer {
 
 /// State of a server, and the options of its connections.
 #[derive(Debug)]
-pub(super) struct MemcacheState {
+pub(super) struct MemcacheServerState {
     pub(super) server: ServerState<MemcacheConnection>,
     options: Arc<MemcacheOptions>,
-    opened: AtomicU64,
+    opened_connections_total: AtomicU64,
 }
 
-impl MemcacheState {
+impl MemcacheServerState {
     /// Creates the state of the server at `endpoint`, without connections.
     pub(super) fn new(endpoint: Endpoint, options: Arc<MemcacheOptions>) -> Self {
         let on_failure = "`on_store_error` decides";
         let names =
-            ServerNames { program: "memcached", files: "certificates", setting: None, on_failure, decides: true };
+            ServerLogNames { program: "memcached", files: "certificates", setting: None, on_failure, decides: true };
         let server = ServerState::new(endpoint, options.connections, names);
-        Self { server, options, opened: AtomicU64::new(0) }
+        Self { server, options, opened_connections_total: AtomicU64::new(0) }
     }
 }
 
-impl SupervisedServer for MemcacheState {
+impl SupervisedServer for MemcacheServerState {
     type Connection = MemcacheConnection;
     type Error = MemcacheError;
 
@@ -126,12 +126,12 @@ impl SupervisedServer for MemcacheState {
         &self.server
     }
 
-    fn opened(&self) -> &AtomicU64 {
-        &self.opened
+    fn record_opened_connection(&self) {
+        self.opened_connections_total.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn fingerprint(&self) -> Option<[u8; 32]> {
-        self.options.fingerprint()
+    fn hash_connect_files(&self) -> Option<[u8; 32]> {
+        self.options.hash_connect_files()
     }
 
     async fn connect(&self) -> Result<Connected<MemcacheConnection>, MemcacheConnectError> {
@@ -139,6 +139,6 @@ impl SupervisedServer for MemcacheState {
     }
 
     async fn check(&self, connection: &MemcacheConnection) -> Result<(), MemcacheConnectError> {
-        connect::check_version(connection, Some(Instant::now() + self.options.call_timeout)).await
+        connect::check_server_answers(connection, Some(Instant::now() + self.options.call_timeout)).await
     }
 }

@@ -12,9 +12,9 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use super::connect::MemcacheOptions;
-use super::dns::query_srv_records;
 use super::error::MemcacheError;
 use super::server::MemcacheServer;
+use super::srv_records::query_srv_records;
 use crate::settings::endpoint::Endpoint;
 use crate::settings::memcache::MemcacheServers;
 use crate::store::client::deadline::timeout_with_grace;

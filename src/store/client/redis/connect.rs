@@ -10,10 +10,10 @@ use super::connection::{Connection, ErrorWithText, error_kind, send_with_error_t
 use super::error::{RedisConnectError, RedisError, ReplyError};
 use crate::settings::endpoint::Endpoint;
 use crate::settings::store_tls::StoreTls;
-use crate::store::client::connect::{ConnectAdvice, Connected, PlaintextProbe, TlsSettingNames, open_stream};
+use crate::store::client::connect::{ConnectAdvice, Connected, PlaintextProbe, TlsAdviceTexts, open_stream};
 
 const ADVICE: ConnectAdvice = ConnectAdvice {
-    tls_settings: TlsSettingNames {
+    tls_settings: TlsAdviceTexts {
         prefix: "REDIS",
         address: "REDIS_URL",
         plaintext: "unset REDIS_TLS and write redis:// in REDIS_URL",
@@ -37,7 +37,7 @@ pub(crate) async fn connect(
     let tls = tls.map_err(|unusable| RedisConnectError::misconfigured(unusable.to_string()))?;
     let uses_tls = tls.is_some();
     let open = open_connection(endpoint, options, tls, credentials);
-    ADVICE.connect(endpoint, uses_tls, options.connect_timeout, open).await
+    ADVICE.connect_with_advice(endpoint, uses_tls, options.connect_timeout, open).await
 }
 
 async fn open_connection(
@@ -81,6 +81,7 @@ async fn handshake(
     }
 }
 
+/// Builds the error for a failed AUTH, SELECT or PING; names the setting if the credentials are wrong.
 fn login_error(error: &ReplyError, text: String, options: &ConnectOptions) -> RedisConnectError {
     let kind = match error {
         ReplyError::Failed(RedisError::BadReply) => RedisError::Broken,

@@ -21,9 +21,9 @@ const MAX_CONNECT_TIME: Duration = Duration::from_secs(1);
 /// Upper bound on a connection attempt to a distant server: TCP, TLS and login are up to five round trips.
 const MAX_DISTANT_CONNECT_TIME: Duration = Duration::from_secs(5);
 /// Upper bound on a query of discovery, and on connecting for it.
-const QUERY_TIMEOUT: Duration = Duration::from_millis(400);
+const DISCOVERY_QUERY_TIMEOUT: Duration = Duration::from_millis(400);
 /// Upper bound on a query of a distant server.
-const DISTANT_QUERY_TIMEOUT: Duration = Duration::from_secs(2);
+const DISTANT_DISCOVERY_QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Options of connections to the servers of a deployment, or to its sentinels.
 #[derive(Clone, Debug)]
@@ -65,22 +65,22 @@ impl ConnectOptions {
             tls: settings.tls.clone(),
             database: (settings.database != 0).then_some(settings.database),
             connect_timeout: settings.connect_timeout.min(MAX_CONNECT_TIME),
-            query_timeout: QUERY_TIMEOUT,
+            query_timeout: DISCOVERY_QUERY_TIMEOUT,
             on_failure: "`on_store_error` decides",
             decides: true,
         }
     }
 
     /// Returns the options for servers whose failure changes no decision; `on_failure` is its consequence.
-    pub(crate) fn beside_decisions(settings: &DeploymentSettings, on_failure: &'static str) -> Self {
+    pub(crate) fn for_noncritical_servers(settings: &DeploymentSettings, on_failure: &'static str) -> Self {
         Self { on_failure, decides: false, ..Self::new(settings) }
     }
 
     /// Returns the options for servers in other parts of the world, which no decision waits for.
-    pub(crate) fn distant(settings: &DeploymentSettings) -> Self {
+    pub(crate) fn for_distant_servers(settings: &DeploymentSettings) -> Self {
         Self {
             connect_timeout: settings.connect_timeout.min(MAX_DISTANT_CONNECT_TIME),
-            query_timeout: DISTANT_QUERY_TIMEOUT,
+            query_timeout: DISTANT_DISCOVERY_QUERY_TIMEOUT,
             on_failure: "this region gets no grants",
             ..Self::new(settings)
         }
@@ -150,7 +150,7 @@ impl ConnectOptions {
     }
 
     /// Returns the settings whose files cannot be used to connect.
-    fn unusable_files(&self) -> Vec<UnusableSetting> {
+    fn find_settings_with_unusable_files(&self) -> Vec<UnusableSetting> {
         let credentials = match &self.credentials {
             Credentials::File(path) => read_trimmed(path).err().map(|error| UnusableSetting {
                 setting: self.auth_setting(),
@@ -164,7 +164,7 @@ impl ConnectOptions {
     }
 
     /// Hash of the files that connecting reads, to detect changes; `None` if connecting reads none.
-    pub(crate) fn fingerprint(&self) -> Option<[u8; 32]> {
+    pub(crate) fn hash_connect_files(&self) -> Option<[u8; 32]> {
         hash_files(self.files())
     }
 
@@ -178,13 +178,13 @@ impl ConnectOptions {
 }
 
 /// Returns the settings whose files cannot be used to connect to a deployment, now or later.
-pub(crate) fn unusable_files(settings: &DeploymentSettings) -> Vec<UnusableSetting> {
+pub(crate) fn find_settings_with_unusable_files(settings: &DeploymentSettings) -> Vec<UnusableSetting> {
     let servers = ConnectOptions::new(settings);
     let sentinels = match &settings.topology {
         TopologySettings::Sentinel { credentials, .. } => Some(servers.for_sentinels(credentials)),
         TopologySettings::Single(_) | TopologySettings::Cluster(_) => None,
     };
-    [Some(servers), sentinels].iter().flatten().flat_map(ConnectOptions::unusable_files).collect()
+    [Some(servers), sentinels].iter().flatten().flat_map(ConnectOptions::find_settings_with_unusable_files).collect()
 }
 
 fn read_trimmed(path: &Path) -> io::Result<String> {

@@ -20,9 +20,9 @@ use bytes::{Bytes, BytesMut};
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use smallvec::SmallVec;
 
-use super::error::{RedisError, ReplyError, log_text};
+use super::error::{RedisError, ReplyError, sanitize_error_text};
 use super::resp::{Reply, decode_reply, write_command};
-use crate::store::client::pipeline::{ClosedReceiver, MergeableCall, Pipeline, Stream, WireProtocol};
+use crate::store::client::pipeline::{ByteStream, ClosedReceiver, MergeableCall, Pipeline, WireProtocol};
 
 /// RESP2.
 #[derive(Debug)]
@@ -56,12 +56,12 @@ pub struct Connection(Pipeline<Resp>);
 
 impl Connection {
     /// Creates a connection on `stream`, which is connected already. Needs a tokio runtime.
-    pub fn on_stream(stream: impl Stream) -> (Self, ClosedReceiver) {
+    pub fn on_stream(stream: impl ByteStream) -> (Self, ClosedReceiver) {
         Self::on_boxed_stream(Box::new(stream))
     }
 
     /// As [`Connection::on_stream`], on a boxed stream.
-    pub(crate) fn on_boxed_stream(stream: Box<dyn Stream>) -> (Self, ClosedReceiver) {
+    pub(crate) fn on_boxed_stream(stream: Box<dyn ByteStream>) -> (Self, ClosedReceiver) {
         let (pipeline, closed) = Pipeline::open(stream);
         (Self(pipeline), closed)
     }
@@ -92,7 +92,7 @@ pub(crate) type ErrorWithText = (ReplyError, String);
 /// Sends a command without a deadline, and keeps the text of an error.
 pub(crate) async fn send_with_error_text(connection: &Connection, words: &[&[u8]]) -> Result<Reply, ErrorWithText> {
     match connection.call(words, false, None).await {
-        Ok(Reply::Error(text)) => Err((ReplyError::from_reply(&text), log_text(&text))),
+        Ok(Reply::Error(text)) => Err((ReplyError::from_reply(&text), sanitize_error_text(&text))),
         Ok(reply) => Ok(reply),
         Err(error) => Err((ReplyError::Failed(error), error.to_string())),
     }

@@ -8,7 +8,6 @@
 
 use std::collections::HashMap;
 use std::mem::replace;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -16,7 +15,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::SetOnce;
 use tokio::task::AbortHandle;
 
-use super::deployment_context::DeploymentContext;
+use super::deployment_context::{DeploymentContext, OpenedConnections};
 use super::error::{RedisError, ReplyError};
 use super::hash_slot::{HASH_SLOTS, hash_slot};
 use super::node::Node;
@@ -34,9 +33,9 @@ const MAX_REDIRECTS: usize = 5;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DeploymentStats {
     /// Connections in use.
-    pub(crate) connections: usize,
+    pub(crate) open_connection_count: usize,
     /// Connections opened since the start.
-    pub(crate) opened: u64,
+    pub(crate) opened_connections_total: u64,
     /// Address of each server in use, and whether its breaker is open.
     pub(crate) nodes: Vec<(String, bool)>,
 }
@@ -123,7 +122,7 @@ impl Deployment {
             SlotOwner::Node(node) => Ok(Arc::clone(node)),
             SlotOwner::Unknown => Err(RedisError::Unreachable),
             SlotOwner::Unassigned => {
-                self.topology.request_refresh();
+                self.topology.request_discovery();
                 Err(RedisError::SlotDown)
             }
         }
@@ -137,14 +136,14 @@ impl Deployment {
     }
 
     /// Requests a discovery now instead of at the next interval.
-    pub(crate) fn request_refresh(&self) {
-        self.topology.request_refresh();
+    pub(crate) fn request_discovery(&self) {
+        self.topology.request_discovery();
     }
 
     /// Sets the owner of a slot after a MOVED reply.
     pub(crate) fn set_slot_owner(&self, slot: u16, node: &Arc<Node>) {
         self.topology.set_slot_owner(slot, node);
-        self.topology.request_refresh();
+        self.topology.request_discovery();
     }
 
     /// Returns true if at least one node accepts calls.
@@ -165,12 +164,17 @@ impl Deployment {
         &self.topology.context.options.clock_jumps
     }
 
+    /// Connections to the nodes that were opened.
+    pub(crate) fn opened_connections(&self) -> &Arc<OpenedConnections> {
+        &self.topology.context.opened_connections
+    }
+
     /// Connections and breakers of the nodes.
     pub(crate) fn stats(&self) -> DeploymentStats {
         let nodes = self.topology.nodes();
         DeploymentStats {
-            connections: nodes.iter().map(|node| node.connections()).sum(),
-            opened: self.topology.context.opened.load(Ordering::Relaxed),
+            open_connection_count: nodes.iter().map(|node| node.open_connection_count()).sum(),
+            opened_connections_total: self.topology.context.opened_connections.total(),
             nodes: nodes.iter().map(|node| (node.endpoint().to_string(), node.is_breaker_open())).collect(),
         }
     }
@@ -181,9 +185,9 @@ impl Deployment {
     }
 
     /// Text of a configuration error, free of secrets; `None` without one.
-    pub(crate) fn misconfigured(&self) -> Option<Arc<String>> {
+    pub(crate) fn misconfiguration(&self) -> Option<Arc<String>> {
         let of_topology = self.topology.misconfigured.load_full();
-        of_topology.or_else(|| self.topology.nodes().iter().find_map(|node| node.misconfigured()))
+        of_topology.or_else(|| self.topology.nodes().iter().find_map(|node| node.misconfiguration()))
     }
 }
 
@@ -217,7 +221,7 @@ impl TargetNode<'_> {
         let (address, moved) = match error {
             ReplyError::Failed(error) => {
                 if error == RedisError::SlotDown {
-                    self.deployment.request_refresh();
+                    self.deployment.request_discovery();
                 }
                 return Err(error);
             }
@@ -300,7 +304,7 @@ impl Topology {
     }
 
     /// Requests a discovery now instead of at the next interval.
-    pub(crate) fn request_refresh(&self) {
+    pub(crate) fn request_discovery(&self) {
         self.context.refresh_topology.notify_one();
     }
 
@@ -316,8 +320,8 @@ impl Topology {
     }
 
     /// Replaces the slot map of a cluster.
-    pub(crate) fn set_slots(&self, ranges: &[SlotRange]) {
-        let slot_map = SlotMap::cluster(ranges, |endpoint| self.node_at_endpoint(endpoint));
+    pub(crate) fn replace_slot_map(&self, ranges: &[SlotRange]) {
+        let slot_map = SlotMap::from_slot_ranges(ranges, |endpoint| self.node_at_endpoint(endpoint));
         lock_ignoring_poison(&self.nodes)
             .retain(|endpoint, _| slot_map.nodes().iter().any(|node| node.endpoint() == endpoint));
         self.slot_map.store(Arc::new(slot_map));
@@ -343,6 +347,7 @@ pub(crate) enum SlotMap {
     Cluster { nodes: Vec<Arc<Node>>, owners: Box<[u16]> },
 }
 
+/// Index of the owner of a slot that has none.
 const NO_OWNER: u16 = u16::MAX;
 
 /// Owner of a slot.
@@ -357,14 +362,14 @@ pub(crate) enum SlotOwner<'m> {
 
 impl SlotMap {
     /// Builds the map of a cluster; `node` returns the node at an address.
-    pub(crate) fn cluster(ranges: &[SlotRange], mut node: impl FnMut(&Endpoint) -> Arc<Node>) -> Self {
+    pub(crate) fn from_slot_ranges(ranges: &[SlotRange], mut node: impl FnMut(&Endpoint) -> Arc<Node>) -> Self {
         let mut nodes: Vec<Arc<Node>> = Vec::new();
         let mut owners = vec![NO_OWNER; usize::from(HASH_SLOTS)].into_boxed_slice();
         for SlotRange { first, last, owner } in ranges {
             let known = nodes.iter().position(|node| node.endpoint() == owner);
             let index = known.unwrap_or_else(|| {
                 nodes.push(node(owner));
-                nodes[nodes.len() - 1].set_slot(*first);
+                nodes[nodes.len() - 1].set_health_check_slot(*first);
                 nodes.len() - 1
             });
             let index = u16::try_from(index).expect("a cluster has at most as many nodes as slots");

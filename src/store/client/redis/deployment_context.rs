@@ -1,7 +1,7 @@
 //! State that all nodes of a deployment share.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -36,8 +36,49 @@ pub(crate) struct DeploymentContext {
     pub(crate) is_cluster: bool,
     /// Notified when a node fails, so that discovery looks for a new primary at once.
     pub(crate) refresh_topology: Notify,
-    /// Number of connections opened since the start.
-    pub(crate) opened: AtomicU64,
+    /// Connections that were opened.
+    pub(crate) opened_connections: Arc<OpenedConnections>,
+}
+
+/// Connections of a deployment that were opened since the start.
+///
+/// Behind a new connection may be a server that lost its data, or another server.
+#[derive(Debug)]
+pub struct OpenedConnections {
+    total: AtomicU64,
+    /// Process time at which the last one was opened.
+    last_us: AtomicI64,
+    opened: Notify,
+}
+
+impl Default for OpenedConnections {
+    fn default() -> Self {
+        Self { total: AtomicU64::new(0), last_us: AtomicI64::new(i64::MIN), opened: Notify::new() }
+    }
+}
+
+impl OpenedConnections {
+    /// Records a connection opened at a process time in microseconds, before calls use it.
+    pub fn record(&self, at_us: i64) {
+        self.last_us.fetch_max(at_us, Ordering::AcqRel);
+        self.total.fetch_add(1, Ordering::Relaxed);
+        self.opened.notify_one();
+    }
+
+    /// Returns the number of connections.
+    pub fn total(&self) -> u64 {
+        self.total.load(Ordering::Relaxed)
+    }
+
+    /// Process time at which the last one was opened, in microseconds; the smallest number if there was none.
+    pub fn last_us(&self) -> i64 {
+        self.last_us.load(Ordering::Acquire)
+    }
+
+    /// Waits until a connection is opened, or was since the last wait.
+    pub async fn wait_for_next(&self) {
+        self.opened.notified().await;
+    }
 }
 
 impl DeploymentContext {
@@ -47,6 +88,6 @@ impl DeploymentContext {
             // Here, because a health check has a deadline and this takes milliseconds.
             prepare_hash_tags();
         }
-        Self { options, is_cluster, refresh_topology: Notify::new(), opened: AtomicU64::new(0) }
+        Self { options, is_cluster, refresh_topology: Notify::new(), opened_connections: Arc::default() }
     }
 }

@@ -19,7 +19,7 @@ use super::hash_slot::HASH_SLOTS;
 use super::resp::{Reply, reply_integer, reply_text};
 use crate::settings::endpoint::Endpoint;
 use crate::settings::redis::deployment::TopologySettings;
-use crate::store::client::connect::{Connected, ErrorKind};
+use crate::store::client::connect::{CallErrorKind, Connected};
 use crate::telemetry::log_throttle::ErrorDedup;
 
 /// Interval of sentinel queries.
@@ -103,7 +103,7 @@ async fn refresh_topology(topology: &Topology, sources: &mut Vec<TopologySource>
         let current = topology.nodes().first().map(|node| node.endpoint().clone());
         topology.set_primary(&query_primary(sources, primary, current.as_ref()).await?);
     } else {
-        topology.set_slots(&query_slots(topology, sources).await?);
+        topology.replace_slot_map(&query_slots(topology, sources).await?);
     }
     Ok(())
 }
@@ -239,7 +239,7 @@ async fn query_slots(
         match source.query(&[b"CLUSTER", b"SLOTS"]).await {
             Ok(reply) => match parse_slot_ranges(&reply, &source.endpoint) {
                 Some(ranges) if !ranges.is_empty() => {
-                    retain_members(sources, &topology.settings, &ranges);
+                    retain_seeds_and_owners(sources, &topology.settings, &ranges);
                     return Ok(ranges);
                 }
                 Some(_) => {
@@ -255,7 +255,7 @@ async fn query_slots(
 }
 
 /// Keeps the seeds and the owners of slots as sources.
-fn retain_members(sources: &mut Vec<TopologySource>, settings: &TopologySettings, ranges: &[SlotRange]) {
+fn retain_seeds_and_owners(sources: &mut Vec<TopologySource>, settings: &TopologySettings, ranges: &[SlotRange]) {
     let TopologySettings::Cluster(seeds) = settings else { return };
     sources
         .retain(|source| seeds.contains(&source.endpoint) || ranges.iter().any(|range| range.owner == source.endpoint));

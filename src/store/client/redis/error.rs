@@ -5,7 +5,7 @@
 
 use crate::base::named_enum::named_enum;
 use crate::base::printable_text::first_chars_if_longer;
-use crate::store::client::connect::{ConnectError, ErrorKind};
+use crate::store::client::connect::{CallErrorKind, ConnectError};
 use crate::store::client::pipeline::PipelineError;
 
 named_enum! {
@@ -77,12 +77,12 @@ impl RedisError {
     }
 }
 
-impl ErrorKind for RedisError {
-    const TIMEOUT: Self = Self::Timeout;
-    const BROKEN: Self = Self::Broken;
-    const MISCONFIGURED: Self = Self::Misconfigured;
+impl CallErrorKind for RedisError {
+    const TIMEOUT_KIND: Self = Self::Timeout;
+    const BROKEN_CONNECTION_KIND: Self = Self::Broken;
+    const MISCONFIGURED_KIND: Self = Self::Misconfigured;
 
-    fn is_of_server(self) -> bool {
+    fn concerns_whole_server(self) -> bool {
         matches!(
             self,
             Self::Timeout
@@ -154,7 +154,8 @@ impl ReplyError {
 /// Parses an `ERR` reply. Servers before 7.0 wrap errors of a script in such a text or begin it with `@user_script:`,
 /// and servers from 7.2 on wrap those of its ACL.
 fn parse_generic_error(text: &str) -> RedisError {
-    const WRAPPED: [(&str, RedisError); 9] = [
+    /// Parts of texts that mark a wrapped error, and its kind.
+    const WRAPPED_ERROR_MARKS: [(&str, RedisError); 9] = [
         ("-OOM ", RedisError::NoWrites),
         ("-MISCONF ", RedisError::NoWrites),
         ("-NOREPLICAS ", RedisError::NoWrites),
@@ -165,7 +166,8 @@ fn parse_generic_error(text: &str) -> RedisError {
         ("can't run this command or subcommand", RedisError::Misconfigured),
         ("ACL failure in script", RedisError::Misconfigured),
     ];
-    const PLAIN: [&str; 6] = [
+    /// Parts of texts that mark a configuration error.
+    const MISCONFIGURATION_MARKS: [&str; 6] = [
         "unknown command",
         "cluster support disabled",
         "is not allowed",
@@ -173,9 +175,9 @@ fn parse_generic_error(text: &str) -> RedisError {
         "invalid DB index",
         "DB index is out of range",
     ];
-    if let Some((_, kind)) = WRAPPED.iter().find(|(mark, _)| text.contains(mark)) {
+    if let Some((_, kind)) = WRAPPED_ERROR_MARKS.iter().find(|(mark, _)| text.contains(mark)) {
         *kind
-    } else if PLAIN.iter().any(|mark| text.contains(mark)) {
+    } else if MISCONFIGURATION_MARKS.iter().any(|mark| text.contains(mark)) {
         RedisError::Misconfigured
     } else if text.contains("not an integer") {
         RedisError::WrongType
@@ -190,7 +192,7 @@ fn parse_generic_error(text: &str) -> RedisError {
 const MAX_LOG_CHARS: usize = 160;
 
 /// Returns the text of an error reply for logs: shortened, and without arguments.
-pub(crate) fn log_text(text: &str) -> String {
+pub(crate) fn sanitize_error_text(text: &str) -> String {
     // Some servers quote the arguments of the command, passwords included.
     let text = text.split(", with args").next().unwrap_or_default();
     first_chars_if_longer(text, MAX_LOG_CHARS).unwrap_or(text).to_owned()

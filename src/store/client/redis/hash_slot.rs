@@ -13,12 +13,12 @@ pub fn hash_slot(key: &[u8]) -> u16 {
     redis_protocol::redis_keyslot(key)
 }
 
-/// Returns a number that hashes to `slot`, which must be below [`HASH_SLOTS`].
-pub(crate) fn hash_tag(slot: u16) -> u32 {
+/// Returns the hash tag of `slot`: a number whose decimal digits hash to it. `slot` must be below [`HASH_SLOTS`].
+pub(crate) fn hash_tag_for_slot(slot: u16) -> u32 {
     TAG_OF_SLOT[usize::from(slot)]
 }
 
-/// Computes the table behind [`hash_tag`], which takes some milliseconds.
+/// Computes the table behind [`hash_tag_for_slot`], which takes some milliseconds.
 pub(crate) fn prepare_hash_tags() {
     LazyLock::force(&TAG_OF_SLOT);
 }

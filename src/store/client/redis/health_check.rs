@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::connection::{Connection, send_with_error_text};
 use super::error::{RedisConnectError, RedisError, ReplyError};
-use super::hash_slot::{FIRST_AND_LAST_TAGS, hash_tag};
+use super::hash_slot::{FIRST_AND_LAST_TAGS, hash_tag_for_slot};
 use super::resp::{reply_integer, reply_text};
 
 /// Words of a command.
@@ -51,7 +51,7 @@ pub(crate) async fn run_health_check(
     slot: Option<u16>,
 ) -> Result<(), RedisConnectError> {
     match slot {
-        Some(slot) => run_in_slot(check, connection, hash_tag(slot), true).await,
+        Some(slot) => run_in_slot(check, connection, hash_tag_for_slot(slot), true).await,
         None => {
             // A cluster node accepts both only if it owns all slots.
             let [first, last] = FIRST_AND_LAST_TAGS;
@@ -62,6 +62,7 @@ pub(crate) async fn run_health_check(
     }
 }
 
+/// Sends the commands of `check` with keys of hash tag `tag`, and returns the first error.
 async fn run_in_slot(
     check: &dyn HealthCheck,
     connection: &Connection,
@@ -101,7 +102,7 @@ fn classify_error(
 }
 
 /// Returns the server's `maxmemory-policy` if the policy can evict keys; `None` if not, or if INFO fails.
-pub(crate) async fn read_eviction_policy(connection: &Connection) -> Option<String> {
+pub(crate) async fn read_policy_if_evicting(connection: &Connection) -> Option<String> {
     let info = send_with_error_text(connection, &[b"INFO", b"memory"]).await.ok()?;
     let policy = reply_text(&info)?.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"))?.trim();
     (policy != "noeviction").then(|| policy.to_owned())
@@ -109,7 +110,7 @@ pub(crate) async fn read_eviction_policy(connection: &Connection) -> Option<Stri
 
 /// Lifetime of the keys of the merge check in milliseconds. Their values never change, so several replicas may check at
 /// once.
-const MERGE_CHECK_LIFETIME_MS: &[u8] = b"10000";
+const MERGE_CHECK_KEY_LIFETIME_MS: &[u8] = b"10000";
 /// Counts the keys that it sees.
 const COUNT_VISIBLE_KEYS_SCRIPT: &[u8] = b"local found = 0
 for _, key in ipairs(KEYS) do if redis.call('GET', key) == '1' then found = found + 1 end end
@@ -119,9 +120,10 @@ return found";
 ///
 /// Behind a proxy that divides keys over servers, a script with several keys would run on the server of the first one,
 /// and create the others there. So the check writes keys one by one, and a script must then see all of them.
-pub(crate) async fn check_merged_calls(connection: &Connection, keys: &[Bytes]) -> bool {
-    let set =
-        |key| async move { connection.call(&[b"SET", key, b"1", b"PX", MERGE_CHECK_LIFETIME_MS], false, None).await };
+pub(crate) async fn check_script_sees_all_keys(connection: &Connection, keys: &[Bytes]) -> bool {
+    let set = |key| async move {
+        connection.call(&[b"SET", key, b"1", b"PX", MERGE_CHECK_KEY_LIFETIME_MS], false, None).await
+    };
     join_all(keys.iter().map(|key| set(&**key))).await;
     let key_count = keys.len().to_string();
     let mut words: Vec<&[u8]> = vec![b"EVAL", COUNT_VISIBLE_KEYS_SCRIPT, key_count.as_bytes()];

@@ -12,7 +12,7 @@ use super::connect_options::ConnectOptions;
 use super::connection::Connection;
 use super::deployment::Deployment;
 use super::deployment_context::DeploymentOptions;
-use super::error::{RedisConnectError, RedisError, ReplyError, log_text};
+use super::error::{RedisConnectError, RedisError, ReplyError, sanitize_error_text};
 use super::hash_slot::hash_slot;
 use super::health_check::{CommandWords, HealthCheck};
 use super::node::Node;
@@ -86,7 +86,7 @@ struct OpenConnection {
 impl KeyConnection {
     /// Starts to look for the server; connects with the first command. Needs a tokio runtime.
     pub(crate) fn start(settings: &DeploymentSettings, key: &[u8]) -> Self {
-        let connect = ConnectOptions::beside_decisions(settings, "its data cannot be read");
+        let connect = ConnectOptions::for_noncritical_servers(settings, "its data cannot be read");
         let options = Arc::new(connect.clone());
         let deployment = DeploymentOptions {
             connect,
@@ -124,7 +124,7 @@ impl KeyConnection {
                     self.open = Some(open);
                     return Ok(reply);
                 }
-                Err(kind) => return Err(open.closing_reason(kind).await),
+                Err(kind) => return Err(open.close_with_reason(kind).await),
             };
             let (address, asking) = match ReplyError::from_reply(&text) {
                 ReplyError::Moved(address) => (address, false),
@@ -133,15 +133,15 @@ impl KeyConnection {
                 ReplyError::Failed(kind) => {
                     if matches!(kind, RedisError::ReadOnly | RedisError::SlotDown) {
                         // Another node may be the primary now.
-                        self.deployment.request_refresh();
+                        self.deployment.request_discovery();
                     } else {
                         self.open = Some(open);
                     }
-                    return Err(RedisConnectError { kind, text: log_text(&text) }.into());
+                    return Err(RedisConnectError { kind, text: sanitize_error_text(&text) }.into());
                 }
             };
             let Some(node) = self.deployment.node_at_address(&address, &open.node) else {
-                return Err(RedisConnectError::misconfigured(log_text(&text)).into());
+                return Err(RedisConnectError::misconfigured(sanitize_error_text(&text)).into());
             };
             if !asking {
                 self.deployment.set_slot_owner(self.slot, &node);
@@ -156,9 +156,9 @@ impl KeyConnection {
     async fn connect(&self) -> Result<OpenConnection, KeyCommandError> {
         let owner = self.deployment.slot_owner(|| self.slot, Instant::now() + DISCOVERY_TIMEOUT).await;
         let node = owner.map_err(|kind| {
-            let cause = self.deployment.misconfigured();
+            let cause = self.deployment.misconfiguration();
             let text = cause.map_or_else(|| format!("{kind}: no server is known"), |text| text.to_string());
-            let kind = if self.deployment.misconfigured().is_some() { RedisError::Misconfigured } else { kind };
+            let kind = if self.deployment.misconfiguration().is_some() { RedisError::Misconfigured } else { kind };
             RedisConnectError { kind, text }
         })?;
         self.open(node, false).await
@@ -168,7 +168,7 @@ impl KeyConnection {
         match connect::connect(node.endpoint(), &self.options).await {
             Ok(connected) => Ok(OpenConnection { connected, node, asking }),
             Err(RedisConnectError { kind, text }) => {
-                self.deployment.request_refresh();
+                self.deployment.request_discovery();
                 Err(RedisConnectError { kind, text: format!("{}: {text}", node.endpoint()) }.into())
             }
         }
@@ -177,7 +177,7 @@ impl KeyConnection {
 
 impl OpenConnection {
     /// Closes the connection, and returns the reason why a command got no reply.
-    async fn closing_reason(self, kind: RedisError) -> KeyCommandError {
+    async fn close_with_reason(self, kind: RedisError) -> KeyCommandError {
         let Self { connected: Connected { connection, closed }, node, .. } = self;
         let reason = if kind == RedisError::Broken { closed.await.ok() } else { None };
         drop(connection);

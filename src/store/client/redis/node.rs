@@ -6,7 +6,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
@@ -18,13 +18,13 @@ use super::deployment_context::DeploymentContext;
 use super::error::{RedisConnectError, RedisError, ReplyError};
 use super::health_check::OptionalCommands;
 use super::resp::{Reply, reply_integer};
-use super::server_clock::{ClockReading, ServerClock};
+use super::server_clock::{ClockReading, ServerClock, process_us};
 use crate::base::clock::Clock;
 use crate::settings::endpoint::Endpoint;
-use crate::store::client::connect::{Connected, ErrorKind};
+use crate::store::client::connect::{CallErrorKind, Connected};
 use crate::store::client::deadline::timeout_with_grace;
 use crate::store::client::redis::{connect, health_check};
-use crate::store::client::server_state::{ServerNames, ServerState};
+use crate::store::client::server_state::{ServerLogNames, ServerState};
 use crate::store::client::supervisor::{RECONNECT_AFTER, Supervised, SupervisedServer};
 use crate::telemetry::log_throttle::LogThrottle;
 
@@ -53,7 +53,7 @@ impl Node {
     }
 
     /// Sets a slot that the node owns, for the keys of health checks.
-    pub(crate) fn set_slot(&self, slot: u16) {
+    pub(crate) fn set_health_check_slot(&self, slot: u16) {
         self.state.slot.store(slot, Ordering::Relaxed);
     }
 
@@ -68,13 +68,13 @@ impl Node {
     }
 
     /// Number of open connections.
-    pub(crate) fn connections(&self) -> usize {
-        self.state.server.pool.open_connections()
+    pub(crate) fn open_connection_count(&self) -> usize {
+        self.state.server.pool.open_connection_count()
     }
 
     /// Text of a configuration error, free of secrets; `None` without one.
-    pub(crate) fn misconfigured(&self) -> Option<Arc<String>> {
-        self.state.server.misconfigured().or_else(|| self.state.rejected_commands.current_advice())
+    pub(crate) fn misconfiguration(&self) -> Option<Arc<String>> {
+        self.state.server.misconfiguration().or_else(|| self.state.rejected_commands.current_advice())
     }
 
     /// Clock of the server, known from the readings recorded here.
@@ -108,7 +108,7 @@ impl Node {
                 if outcome.is_ok() {
                     self.state.rejected_commands.clear();
                 }
-                self.record_health(&outcome);
+                self.record_for_breaker(&outcome);
             }
             None => self.record_outcome(&outcome),
         }
@@ -155,7 +155,7 @@ impl Node {
     /// Sends a command as [`Node::call`] does, but does not record an error reply that may only reject the command.
     ///
     /// For commands that callers can do without.
-    pub(crate) async fn call_optional(
+    pub(crate) async fn call_tolerating_rejection(
         &self,
         words: &[&[u8]],
         asking: bool,
@@ -164,7 +164,7 @@ impl Node {
         let connection = self.usable_connection(deadline).await?;
         let outcome = send_command(&connection, words, asking, deadline).await;
         if !matches!(outcome, Err(ReplyError::Failed(RedisError::Misconfigured))) {
-            self.record_health(&outcome);
+            self.record_for_breaker(&outcome);
         }
         outcome
     }
@@ -172,7 +172,7 @@ impl Node {
     /// Sends a command and WAIT in a row over one connection, and waits for both replies.
     ///
     /// The server runs no later command of that connection before a replica has the writes, or `limit` has passed.
-    pub(crate) async fn call_and_wait(
+    pub(crate) async fn call_and_wait_for_replica(
         &self,
         words: &[&[u8]],
         asking: bool,
@@ -182,7 +182,7 @@ impl Node {
         // 0 would mean no limit.
         let limit_ms = limit.as_millis().max(1).to_string();
         let wait: [&[u8]; 3] = [b"WAIT", b"1", limit_ms.as_bytes()];
-        let (reply, replicas) = self.call_two(words, &wait, asking, deadline).await;
+        let (reply, replicas) = self.call_two_commands(words, &wait, asking, deadline).await;
         let (reply, replicas) = (reply?, replicas?);
         let replicas = reply_integer(&replicas).and_then(|replicas| u32::try_from(replicas).ok());
         let replicas = replicas.ok_or(ReplyError::Failed(RedisError::BadReply))?;
@@ -190,7 +190,7 @@ impl Node {
     }
 
     /// Sends two commands in a row over one connection, and waits for both replies.
-    pub(crate) async fn call_two(
+    pub(crate) async fn call_two_commands(
         &self,
         first: &[&[u8]],
         second: &[&[u8]],
@@ -231,14 +231,16 @@ impl Node {
         }
     }
 
+    /// Records the outcome of a call for the breaker; a success also clears the configuration error.
     fn record_outcome(&self, outcome: &Result<Reply, ReplyError>) {
         if outcome.is_ok() {
             self.state.server.clear_misconfigured();
         }
-        self.record_health(outcome);
+        self.record_for_breaker(outcome);
     }
 
-    fn record_health(&self, outcome: &Result<Reply, ReplyError>) {
+    /// Records the outcome of a call for the breaker. A redirection and a missing script count as successes.
+    fn record_for_breaker(&self, outcome: &Result<Reply, ReplyError>) {
         match outcome {
             Ok(_) | Err(ReplyError::NoScript | ReplyError::Moved(_) | ReplyError::Ask(_)) => {
                 self.state.server.record_success();
@@ -272,7 +274,7 @@ impl NodeState {
     fn new(endpoint: Endpoint, context: Arc<DeploymentContext>) -> Self {
         let ConnectOptions { setting, on_failure, decides, .. } = context.options.connect;
         let (program, files, setting) = ("redis", "credentials or certificates", Some(setting));
-        let names = ServerNames { program, files, setting, on_failure, decides };
+        let names = ServerLogNames { program, files, setting, on_failure, decides };
         let server = ServerState::new(endpoint, context.options.connections, names);
         let clock = ServerClock::new(Arc::clone(&context.options.clock_jumps));
         Self {
@@ -292,7 +294,7 @@ impl NodeState {
             self.server.record_misconfigured(&RedisConnectError { kind: error, text: error.to_string() });
         }
         if self.server.record_failure(error) {
-            self.request_refresh();
+            self.request_discovery();
         }
     }
 
@@ -303,7 +305,8 @@ impl NodeState {
             return;
         }
         let outcome =
-            timeout(self.context.options.call_timeout, health_check::check_merged_calls(connection, &keys)).await;
+            timeout(self.context.options.call_timeout, health_check::check_script_sees_all_keys(connection, &keys))
+                .await;
         let can_merge = outcome.unwrap_or(false);
         if !can_merge {
             let server = &self.server.endpoint;
@@ -326,19 +329,21 @@ impl SupervisedServer for NodeState {
         &self.server
     }
 
-    fn opened(&self) -> &AtomicU64 {
-        &self.context.opened
+    fn record_opened_connection(&self) {
+        self.context.opened_connections.record(process_us(Instant::now()));
     }
 
-    fn fingerprint(&self) -> Option<[u8; 32]> {
-        self.context.options.connect.fingerprint()
+    fn hash_connect_files(&self) -> Option<[u8; 32]> {
+        self.context.options.connect.hash_connect_files()
     }
 
     /// Connects, then runs the health check and the check for merged calls.
     async fn connect(&self) -> Result<Connected<Connection>, RedisConnectError> {
         let connected = connect::connect(&self.server.endpoint, &self.context.options.connect).await?;
         let check = self.run_health_check(&connected.connection);
-        timeout(self.context.options.call_timeout, check).await.unwrap_or_else(|_| Err(health_check_timeout()))?;
+        timeout(self.context.options.call_timeout, check)
+            .await
+            .unwrap_or_else(|_| Err(health_check_timeout_error()))?;
         self.check_merging(&connected.connection).await;
         Ok(connected)
     }
@@ -351,20 +356,21 @@ impl SupervisedServer for NodeState {
         if let Ok(outcome) = timeout(self.context.options.call_timeout, &mut check).await {
             return outcome;
         }
-        let late = health_check_timeout();
+        let late = health_check_timeout_error();
         self.server.record_connect_error(&late);
-        self.request_refresh();
+        self.request_discovery();
         let reconnect = async {
             sleep(RECONNECT_AFTER).await;
-            self.server.replace_connection();
+            self.server.request_reconnect();
         };
         let _late = timeout(LATE_REPLY_TIMEOUT, async { tokio::join!(&mut check, reconnect) }).await;
         Err(late)
     }
 
     /// Warns if the server may evict keys when its memory is full.
-    async fn inspect(&self, connection: &Connection) {
-        let policy = timeout(self.context.options.call_timeout, health_check::read_eviction_policy(connection)).await;
+    async fn warn_about_settings(&self, connection: &Connection) {
+        let policy =
+            timeout(self.context.options.call_timeout, health_check::read_policy_if_evicting(connection)).await;
         if let Ok(Some(policy)) = policy {
             tracing::warn!(
                 server = %self.server.endpoint,
@@ -375,30 +381,30 @@ impl SupervisedServer for NodeState {
     }
 
     /// Requests a discovery: another server may be the primary now.
-    fn request_refresh(&self) {
+    fn request_discovery(&self) {
         self.context.refresh_topology.notify_one();
     }
 }
 
-fn health_check_timeout() -> RedisConnectError {
+fn health_check_timeout_error() -> RedisConnectError {
     RedisConnectError { kind: RedisError::Timeout, text: "the health check got no answer in time".to_owned() }
 }
 
 /// Minimum time between two log lines about rejected optional commands, and time until a rejection is forgotten.
-const REJECTION_INTERVAL: Duration = Duration::from_secs(60);
+const REJECTED_COMMAND_LIFETIME: Duration = Duration::from_secs(60);
 /// Time in which further rejections change nothing.
-const REJECTION_UPDATE_INTERVAL: Duration = Duration::from_millis(100);
+const REJECTED_COMMAND_UPDATE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Last rejection of an optional command, for logs and health pages.
 #[derive(Debug)]
 struct RejectedCommands {
-    last: ArcSwapOption<Rejection>,
+    last: ArcSwapOption<CommandRejection>,
     log: LogThrottle,
 }
 
 /// Last rejection of an optional command.
 #[derive(Debug)]
-struct Rejection {
+struct CommandRejection {
     text: String,
     at: Instant,
 }
@@ -406,14 +412,14 @@ struct Rejection {
 impl RejectedCommands {
     /// Creates the state without a rejection.
     fn new() -> Self {
-        Self { last: ArcSwapOption::empty(), log: LogThrottle::every(REJECTION_INTERVAL) }
+        Self { last: ArcSwapOption::empty(), log: LogThrottle::every(REJECTED_COMMAND_LIFETIME) }
     }
 
     /// Advice for the last rejection; `None` without one.
     fn current_advice(&self) -> Option<Arc<String>> {
         let last = self.last.load_full();
         // The calls that needed the command may have ended.
-        let recent = last.filter(|last| last.at.elapsed() < REJECTION_INTERVAL);
+        let recent = last.filter(|last| last.at.elapsed() < REJECTED_COMMAND_LIFETIME);
         recent.map(|last| Arc::new(last.text.clone()))
     }
 
@@ -421,14 +427,14 @@ impl RejectedCommands {
     fn record(&self, endpoint: &Endpoint, optional: &OptionalCommands) {
         let is_known = {
             let last = self.last.load();
-            last.as_ref().is_some_and(|last| last.at.elapsed() < REJECTION_UPDATE_INTERVAL)
+            last.as_ref().is_some_and(|last| last.at.elapsed() < REJECTED_COMMAND_UPDATE_INTERVAL)
         };
         if !is_known {
             let OptionalCommands { consequence, advice, .. } = optional;
             if let Some(suppressed) = self.log.allow(Clock::System.now()) {
                 tracing::error!(server = %endpoint, suppressed, "{consequence}: {advice}");
             }
-            let rejection = Rejection { text: format!("{endpoint}: {advice}"), at: Instant::now() };
+            let rejection = CommandRejection { text: format!("{endpoint}: {advice}"), at: Instant::now() };
             self.last.store(Some(Arc::new(rejection)));
         }
     }

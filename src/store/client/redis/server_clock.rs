@@ -22,9 +22,9 @@ const US_PER_DRIFT_US: u64 = 999;
 /// Age from which a reading replaces the interval although it is hardly narrower.
 const REFRESH_US: i64 = 100_000;
 /// Largest time of a server that is believed, as in scripts.
-const MAX_SERVER_US: u64 = 1 << 53;
+const MAX_SERVER_TIME_US: u64 = 1 << 53;
 
-/// Converts an instant to microseconds since a fixed instant of this process; negative before it.
+/// Converts an instant to process time: microseconds since a fixed instant of this process; negative before it.
 pub fn process_us(at: Instant) -> i64 {
     static ORIGIN: OnceLock<Instant> = OnceLock::new();
     let origin = *ORIGIN.get_or_init(|| at);
@@ -36,7 +36,7 @@ pub fn process_us(at: Instant) -> i64 {
     }
 }
 
-/// Part of the time of this process.
+/// Range of instants of the monotonic clock of this process.
 #[derive(Clone, Copy, Debug)]
 pub struct InstantRange {
     /// Its start.
@@ -70,7 +70,7 @@ impl OffsetInterval {
     }
 
     /// Widens the interval by the drift in `elapsed_us`.
-    fn drifted(self, elapsed_us: u64) -> Self {
+    fn widened_by_drift(self, elapsed_us: u64) -> Self {
         let drift = i64::try_from(elapsed_us.div_ceil(US_PER_DRIFT_US)).unwrap_or(i64::MAX);
         Self { lo_us: self.lo_us.saturating_sub(drift), hi_us: self.hi_us.saturating_add(drift) }
     }
@@ -88,31 +88,31 @@ const LARGE_JUMP_US: u64 = 1_000_000;
 /// Jumps of the clocks of one deployment, which are compared with those of others.
 #[derive(Debug)]
 pub struct ClockJumps {
-    compared: Arc<ComparedJumps>,
-    /// Process time at which the last large one of this deployment was noticed.
-    last_large_us: AtomicI64,
+    compared: Arc<SharedClockJumps>,
+    /// Process time at which the last large jump of this deployment was noticed.
+    last_large_jump_us: AtomicI64,
 }
 
 /// Jumps of all clocks that one process compares.
 #[derive(Debug)]
-struct ComparedJumps {
+struct SharedClockJumps {
     count: AtomicU64,
-    /// Process time of the last one's notice; readings sent before it prove nothing.
+    /// Process time at which the last jump was noticed; readings sent before it prove nothing.
     void_before_us: AtomicI64,
 }
 
 impl Default for ClockJumps {
     fn default() -> Self {
-        let compared = ComparedJumps { count: AtomicU64::new(0), void_before_us: AtomicI64::new(i64::MIN) };
-        Self { compared: Arc::new(compared), last_large_us: AtomicI64::new(i64::MIN) }
+        let compared = SharedClockJumps { count: AtomicU64::new(0), void_before_us: AtomicI64::new(i64::MIN) };
+        Self { compared: Arc::new(compared), last_large_jump_us: AtomicI64::new(i64::MIN) }
     }
 }
 
 impl ClockJumps {
     /// Creates the jumps of another deployment, whose clocks are compared with those of this one.
     #[must_use]
-    pub fn sharing_comparison(&self) -> Self {
-        Self { compared: Arc::clone(&self.compared), last_large_us: AtomicI64::new(i64::MIN) }
+    pub fn for_other_deployment(&self) -> Self {
+        Self { compared: Arc::clone(&self.compared), last_large_jump_us: AtomicI64::new(i64::MIN) }
     }
 
     /// Returns the number of jumps noticed since the start, of all clocks that are compared.
@@ -122,8 +122,8 @@ impl ClockJumps {
 
     /// Process time at which the last jump of this deployment that may exceed a second was noticed; the smallest number
     /// if there was none.
-    pub fn last_large_us(&self) -> i64 {
-        self.last_large_us.load(Ordering::Acquire)
+    pub fn last_large_jump_us(&self) -> i64 {
+        self.last_large_jump_us.load(Ordering::Acquire)
     }
 
     fn void_before_us(&self) -> i64 {
@@ -132,7 +132,7 @@ impl ClockJumps {
 
     fn record(&self, jump_us: u64, noticed_us: i64) {
         if jump_us > LARGE_JUMP_US {
-            self.last_large_us.fetch_max(noticed_us, Ordering::AcqRel);
+            self.last_large_jump_us.fetch_max(noticed_us, Ordering::AcqRel);
         }
         self.compared.void_before_us.fetch_max(noticed_us, Ordering::AcqRel);
         self.compared.count.fetch_add(1, Ordering::Relaxed);
@@ -141,7 +141,7 @@ impl ClockJumps {
 
 /// Interval of the offset, and the start of the readings that it comes from.
 #[derive(Clone, Copy, Debug)]
-struct Estimate {
+struct OffsetEstimate {
     offset: OffsetInterval,
     /// Process time of the interval; it is wider before and after.
     at_us: i64,
@@ -149,20 +149,20 @@ struct Estimate {
     first_sent_us: i64,
 }
 
-impl Estimate {
+impl OffsetEstimate {
     /// Returns the interval of one reading; `None` if its times are impossible.
     fn of_reading(reading: &ClockReading) -> Option<Self> {
         let server_us = reading.server.as_micros();
         let (sent_us, answered_us) = (process_us(reading.within.from), process_us(reading.within.until));
-        let server_us = i64::try_from(server_us).ok().filter(|_| server_us <= MAX_SERVER_US)?;
+        let server_us = i64::try_from(server_us).ok().filter(|_| server_us <= MAX_SERVER_TIME_US)?;
         let elapsed_us = u64::try_from(answered_us.checked_sub(sent_us)?).ok()?;
         // All three times are rounded down.
         let offset = OffsetInterval { lo_us: server_us - answered_us - 1, hi_us: server_us - sent_us + 1 };
-        Some(Self { offset: offset.drifted(elapsed_us), at_us: answered_us, first_sent_us: sent_us })
+        Some(Self { offset: offset.widened_by_drift(elapsed_us), at_us: answered_us, first_sent_us: sent_us })
     }
 
     fn offset_at(&self, process_us: i64) -> OffsetInterval {
-        self.offset.drifted(self.at_us.abs_diff(process_us))
+        self.offset.widened_by_drift(self.at_us.abs_diff(process_us))
     }
 
     /// Adds the knowledge of a later or earlier reading; `None` if they contradict each other.
@@ -189,7 +189,7 @@ impl Estimate {
 /// Clock of one server.
 #[derive(Debug)]
 pub struct ServerClock {
-    estimate: ArcSwapOption<Estimate>,
+    estimate: ArcSwapOption<OffsetEstimate>,
     jumps: Arc<ClockJumps>,
 }
 
@@ -210,7 +210,7 @@ impl ServerClock {
         let estimate = self.estimate.load();
         let estimate = estimate.as_ref().filter(|estimate| self.is_valid(estimate))?;
         let distance = |at| estimate.at_us.abs_diff(process_us(at));
-        Some(estimate.offset.drifted(distance(range.from).max(distance(range.until))))
+        Some(estimate.offset.widened_by_drift(distance(range.from).max(distance(range.until))))
     }
 
     /// Process time of the last reading that was kept; `None` without one since the last jump.
@@ -221,7 +221,7 @@ impl ServerClock {
     /// Records a reading. Returns the largest possible size of the jump in microseconds if it proves that a clock
     /// jumped, otherwise `None`.
     pub fn record(&self, reading: &ClockReading) -> Option<u64> {
-        let next = Estimate::of_reading(reading).filter(|next| self.is_valid(next))?;
+        let next = OffsetEstimate::of_reading(reading).filter(|next| self.is_valid(next))?;
         {
             let known = self.estimate.load();
             if let Some(known) = known.as_ref() {
@@ -246,7 +246,7 @@ impl ServerClock {
         None
     }
 
-    fn is_valid(&self, estimate: &Estimate) -> bool {
+    fn is_valid(&self, estimate: &OffsetEstimate) -> bool {
         estimate.first_sent_us >= self.jumps.void_before_us()
     }
 }

@@ -12,18 +12,18 @@ use crate::limit::algorithm::{HitExpiry, fixed_window};
 use crate::limit::{Consistency, Limit, Overshoot};
 use crate::store::charge::OwnedCounter;
 use crate::store::redis::eventual::{CallReport, LeaseTicket};
-use crate::store::redis::lease_call::RecordedLease;
+use crate::store::redis::lease_arguments::RecordedLease;
 
 /// A day in microseconds.
 const DAY_US: u64 = 86_400_000_000;
 /// Longest life of a lease.
-const MAX_LIFE_US: u64 = 1_000_000;
+const MAX_LEASE_LIFE_US: u64 = 1_000_000;
 /// Shortest life of a lease that is worth a call.
-const MIN_LIFE_US: u64 = 2_000;
+const MIN_LEASE_LIFE_US: u64 = 2_000;
 /// Longest time by which a lease ends before its window, so that unused hits can be returned.
 const MAX_WINDOW_MARGIN_US: u64 = 50_000;
 /// Demand that a lease of a log covers at most: its unused hits stay charged.
-const MAX_LOG_SPAN_US: u64 = 25_000;
+const MAX_LOG_LEASE_SPAN_US: u64 = 25_000;
 /// Time after the end of a lease in which its unused hits can still be returned to a bucket.
 const RETURN_WINDOW_US: u64 = 200_000;
 
@@ -41,27 +41,28 @@ pub struct LocalBudget {
 impl LocalBudget {
     /// Computes the budget for one of `slots` slots; `None` if one of the counters is strict.
     pub fn for_counters(counters: &[OwnedCounter], slots: NonZeroU32) -> Option<Self> {
-        let mut budget = Self { share: u64::MAX, period_us: 0, life_us: MAX_LIFE_US };
+        let mut budget = Self { share: u64::MAX, period_us: 0, life_us: MAX_LEASE_LIFE_US };
         for OwnedCounter { limit, .. } in counters {
             let Consistency::Eventual(overshoot) = limit.consistency() else { return None };
             let is_global = limit.global_scope().is_some();
             let (for_shares, life_us) = match limit.algorithm().properties().hit_expiry {
                 // The other half of the overshoot is for what refills during the life of a lease.
-                HitExpiry::Continuous => {
-                    (overshoot.milli_hits(limit.requests_per_unit()) / 2, refill_life_us(limit, overshoot, is_global))
-                }
-                HitExpiry::WithWindow => (overshoot.milli_hits(limit.requests_per_unit()), MAX_LIFE_US),
+                HitExpiry::Continuous => (
+                    overshoot.milli_hits(limit.requests_per_unit()) / 2,
+                    bucket_lease_life_us(limit, overshoot, is_global),
+                ),
+                HitExpiry::WithWindow => (overshoot.milli_hits(limit.requests_per_unit()), MAX_LEASE_LIFE_US),
                 HitExpiry::AfterPeriod => {
-                    (overshoot.milli_hits(limit.requests_per_unit()), log_life_us(limit.period().micros()))
+                    (overshoot.milli_hits(limit.requests_per_unit()), log_lease_life_us(limit.period().micros()))
                 }
             };
             // The overshoot of a global limit is for regions.
             let for_shares = if is_global { 0 } else { for_shares };
             budget.share = budget.share.min(for_shares / 1000 / (2 * u64::from(slots.get())));
-            budget.period_us = budget.period_us.max(longest_period_us(limit));
+            budget.period_us = budget.period_us.max(longest_window_us(limit));
             budget.life_us = budget.life_us.min(life_us);
         }
-        if budget.life_us < MIN_LIFE_US {
+        if budget.life_us < MIN_LEASE_LIFE_US {
             budget.life_us = 0;
         }
         Some(budget)
@@ -81,16 +82,16 @@ impl LocalBudget {
     }
 
     /// Returns the time for which Redis records a lease, in microseconds: its life, and the time for its return.
-    pub const fn recorded_us(&self) -> u64 {
+    pub const fn lease_record_us(&self) -> u64 {
         self.life_us + RETURN_WINDOW_US
     }
 
     /// Returns the span of demand that a lease covers, in microseconds: its life, but less where unused hits can be
     /// returned in part or not at all. Before that, leases wasted up to 13 % of a log's limit in simulations.
-    pub(super) fn covered_span_us(counters: &[OwnedCounter], life_us: u64) -> u64 {
+    pub(super) fn lease_demand_span_us(counters: &[OwnedCounter], life_us: u64) -> u64 {
         let span_us = |counter: &OwnedCounter| match counter.limit.algorithm().properties().hit_expiry {
             // Nothing is returned.
-            HitExpiry::AfterPeriod => (life_us / 4).min(MAX_LOG_SPAN_US),
+            HitExpiry::AfterPeriod => (life_us / 4).min(MAX_LOG_LEASE_SPAN_US),
             _ if counter.limit.is_counted_in_region() => life_us,
             // What may have refilled since is not returned.
             HitExpiry::Continuous => life_us / 2,
@@ -102,7 +103,7 @@ impl LocalBudget {
     /// Creates the ticket of a lease that the reported call charged.
     pub(super) fn issue_ticket(&self, serial: u64, counters: &[OwnedCounter], report: &CallReport) -> LeaseTicket {
         let life_us = self.lease_life_us(counters, &report.states, report.now);
-        let return_span_us = self.recorded_us();
+        let return_span_us = self.lease_record_us();
         let recorded = RecordedLease { end: report.now.plus_us(return_span_us), hits: report.leased };
         let mut void_from = Some(recorded.end);
         let mut refilled = 0;
@@ -133,14 +134,14 @@ pub fn can_be_lent(limit: &Limit) -> bool {
 /// Returns how much longer than a period the log of an eventual limit keeps hits, in microseconds.
 pub fn log_extension_us(limit: &Limit) -> u64 {
     match (limit.algorithm().properties().hit_expiry, limit.consistency()) {
-        (HitExpiry::AfterPeriod, Consistency::Eventual(_)) => log_life_us(limit.period().micros()),
+        (HitExpiry::AfterPeriod, Consistency::Eventual(_)) => log_lease_life_us(limit.period().micros()),
         (HitExpiry::AfterPeriod, Consistency::Strict) => 0,
         (HitExpiry::WithWindow | HitExpiry::Continuous, _) => 0,
     }
 }
 
 /// Returns the longest window of a limit, in microseconds: calendar months have up to 31 days.
-fn longest_period_us(limit: &Limit) -> u64 {
+fn longest_window_us(limit: &Limit) -> u64 {
     match limit.calendar_months() {
         true => u64::from(limit.period().multiplier()) * 31 * DAY_US,
         false => limit.period_us(),
@@ -149,12 +150,12 @@ fn longest_period_us(limit: &Limit) -> u64 {
 
 /// Returns the life of a log's leases: a fiftieth of the period in whole milliseconds. The log keeps hits longer by it,
 /// so a longer life would lower the rate that the limit admits.
-fn log_life_us(period_us: u64) -> u64 {
-    (period_us / 50 / 1000 * 1000).min(MAX_LIFE_US)
+fn log_lease_life_us(period_us: u64) -> u64 {
+    (period_us / 50 / 1000 * 1000).min(MAX_LEASE_LIFE_US)
 }
 
 /// Returns the time in which half of the overshoot refills, in microseconds; a quarter for a global limit.
-fn refill_life_us(limit: &Limit, overshoot: Overshoot, is_global: bool) -> u64 {
+fn bucket_lease_life_us(limit: &Limit, overshoot: Overshoot, is_global: bool) -> u64 {
     let milli_limit = 1000 * u128::from(limit.requests_per_unit().max(1));
     let parts = if is_global { 4 } else { 2 };
     let part = u128::from(overshoot.milli_hits(limit.requests_per_unit()) / parts);
@@ -164,7 +165,7 @@ fn refill_life_us(limit: &Limit, overshoot: Overshoot, is_global: bool) -> u64 {
 
 /// Returns the end of the window in which hits were charged.
 fn window_end(limit: &Limit, state: &State, now: Time) -> Time {
-    fixed_window::window_bounds(limit, state.time(limit, now)).1
+    fixed_window::window_bounds(limit, state.effective_charge_time(limit, now)).1
 }
 
 /// Returns the most hits that a bucket refills in a span, rounded up.

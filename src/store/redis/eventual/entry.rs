@@ -11,16 +11,16 @@ use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
 use crate::limit::request::Hits;
 use crate::store::charge::{ChargeResults, OwnedCharge, OwnedCounter};
 use crate::store::redis::eventual::{AdmitContext, CallReport, LeaseTicket};
-use crate::store::redis::lease_call::{OwnLease, RecordedLease};
+use crate::store::redis::lease_arguments::{OwnLease, RecordedLease};
 
 /// Leases of a descriptor at one time: the current one and the next.
 const MAX_LEASES: usize = 2;
 /// Time after which a lease that was requested ahead and did not arrive is requested again.
-const REQUEST_INTERVAL: Duration = Duration::from_millis(100);
+const LEASE_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Time for which an entry without leases and used share is kept.
 const IDLE_TIME: Duration = Duration::from_secs(2);
 
-/// State of a descriptor.
+/// Local state of an eventual descriptor.
 #[derive(Debug)]
 pub(super) struct EventualEntry {
     /// Hash of the counters and limits that the entry belongs to.
@@ -84,7 +84,7 @@ impl EventualEntry {
 
     /// Takes the entry over from other limits of the path, which a reload or an override replaced; returns false while
     /// it has leases of these. The share that they used counts as used, for at least a period of the new limits.
-    pub(super) fn take_over(&mut self, id: DescriptorId, budget: &LocalBudget, at: Instant) -> bool {
+    pub(super) fn switch_descriptor(&mut self, id: DescriptorId, budget: &LocalBudget, at: Instant) -> bool {
         if !self.leases.is_empty() {
             return false;
         }
@@ -98,8 +98,8 @@ impl EventualEntry {
         true
     }
 
-    /// Returns true if the entry can be dropped.
-    pub(super) fn is_done(&self, at: Instant) -> bool {
+    /// Returns true if the entry can be dropped: no leases, no used share, not used for a while.
+    pub(super) fn is_droppable(&self, at: Instant) -> bool {
         self.leases.is_empty() && at >= self.share.end && at >= self.used + IDLE_TIME
     }
 
@@ -177,7 +177,8 @@ impl EventualEntry {
     /// Returns true if it is time to request the next lease: there is demand, and the current lease is half used or
     /// nearly over. Returns true once per request.
     pub(super) fn wants_lease(&mut self, budget: &LocalBudget, at: Instant) -> bool {
-        if self.leases.len() >= MAX_LEASES || self.requested_ahead.is_some_and(|when| at < when + REQUEST_INTERVAL) {
+        if self.leases.len() >= MAX_LEASES || self.requested_ahead.is_some_and(|when| at < when + LEASE_RETRY_INTERVAL)
+        {
             return false;
         }
         let [lease] = &*self.leases else { return false };
@@ -210,7 +211,7 @@ impl EventualEntry {
         let room = remaining.min().unwrap_or(0).saturating_sub(outstanding);
         let available: u64 = self.leases.iter().filter(|lease| at < lease.end).map(|lease| lease.left).sum();
         let life_us = budget.lease_life_us(counters, &self.states, now);
-        let span_us = LocalBudget::covered_span_us(counters, life_us);
+        let span_us = LocalBudget::lease_demand_span_us(counters, life_us);
         let wanted = self.demand.predict(span_us, at).saturating_sub(available);
         // Round down to whole charges of the last size: a remainder could not be used.
         let charge_hits = self.demand.last_hits.max(1);
@@ -226,7 +227,7 @@ impl EventualEntry {
             self.last_report = Some(ReportTime { sent: report.sent, now: report.now });
             self.states = report.states;
             // Only what a call decides needs a view that is surely right.
-            self.states.iter_mut().for_each(State::assume_view_holds);
+            self.states.iter_mut().for_each(State::assume_view_is_always_valid);
             // Leased hits are counted here when they are admitted.
             if report.leased > 0 {
                 for (OwnedCounter { limit, .. }, state) in counters.iter().zip(&mut self.states) {

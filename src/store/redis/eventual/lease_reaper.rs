@@ -21,13 +21,13 @@ use crate::limit::request::Hits;
 use crate::store::charge::{ChargeBatch, OwnedCharge};
 use crate::store::over_limit_cache::OverLimitCache;
 use crate::store::redis::eventual::LeaseTicket;
-use crate::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease};
+use crate::store::redis::lease_arguments::{LeaseArguments, LeasePurpose, OwnLease};
 use crate::store::redis::prepared_call::PreparedCall;
 
 /// Upper bound on outstanding leases.
 const MAX_OUTSTANDING: usize = 65_536;
 /// Upper bound on the returns that are sent together.
-const MAX_RETURNS: usize = 256;
+const MAX_RETURNS_PER_BATCH: usize = 256;
 /// Time between two searches for expired leases.
 const INTERVAL: Duration = Duration::from_millis(20);
 /// Upper bound on the wait for a return.
@@ -49,35 +49,35 @@ struct OutstandingLease {
 impl LeaseReaper {
     /// Returns true if another lease may be requested.
     pub(super) fn has_room(&self) -> bool {
-        self.outstanding().len() < MAX_OUTSTANDING
+        self.lock_outstanding().len() < MAX_OUTSTANDING
     }
 
     /// Adds a lease that `call` charged.
     pub(super) fn add_lease(&self, ticket: LeaseTicket, call: Arc<PreparedCall>) {
-        self.outstanding().push(OutstandingLease { ticket, call });
+        self.lock_outstanding().push(OutstandingLease { ticket, call });
     }
 
     /// Ends leases when their life is over; runs until it is dropped.
     pub(super) async fn end_due_leases(&self, table: &EventualTable, rejections: &OverLimitCache) {
         loop {
             sleep(INTERVAL).await;
-            while self.end_some(table, rejections, Some(Instant::now())).await {}
+            while self.end_lease_batch(table, rejections, Some(Instant::now())).await {}
         }
     }
 
     /// Ends all leases now.
     pub(super) async fn end_all(&self, table: &EventualTable, rejections: &OverLimitCache) {
-        while self.end_some(table, rejections, None).await {}
+        while self.end_lease_batch(table, rejections, None).await {}
     }
 
-    /// Ends up to [`MAX_RETURNS`] leases that are over at `by`, any leases if it is `None`; returns true if there were
-    /// any.
-    async fn end_some(&self, table: &EventualTable, rejections: &OverLimitCache, by: Option<Instant>) -> bool {
+    /// Ends up to [`MAX_RETURNS_PER_BATCH`] leases that are over at `by`, any leases if it is `None`; returns true if
+    /// there were any.
+    async fn end_lease_batch(&self, table: &EventualTable, rejections: &OverLimitCache, by: Option<Instant>) -> bool {
         let ended: Vec<OutstandingLease> = {
-            let mut outstanding = self.outstanding();
+            let mut outstanding = self.lock_outstanding();
             let is_over = |lease: &OutstandingLease| by.is_none_or(|by| lease.ticket.end <= by);
             let mut ended = Vec::new();
-            while ended.len() < MAX_RETURNS && outstanding.peek().is_some_and(is_over) {
+            while ended.len() < MAX_RETURNS_PER_BATCH && outstanding.peek().is_some_and(is_over) {
                 ended.extend(outstanding.pop());
             }
             ended
@@ -87,7 +87,7 @@ impl LeaseReaper {
         had_some
     }
 
-    fn outstanding(&self) -> MutexGuard<'_, BinaryHeap<OutstandingLease>> {
+    fn lock_outstanding(&self) -> MutexGuard<'_, BinaryHeap<OutstandingLease>> {
         lock_ignoring_poison(&self.outstanding)
     }
 }
@@ -104,7 +104,7 @@ impl OutstandingLease {
         };
         let charges: ChargeBatch = smallvec![refund];
         let own = smallvec![OwnLease { lease: self.ticket.recorded, done: self.ticket.recorded.hits }];
-        let leases = LeaseCall { purpose: LeasePurpose::Return, own };
+        let leases = LeaseArguments { purpose: LeasePurpose::Return, own };
         // If it fails, the hits stay charged, which is safe.
         let _failed = self.call.send_charges(&charges, Some(&leases), Instant::now() + RETURN_TIMEOUT, None).await;
         rejections.remove(self.call.id.counters);

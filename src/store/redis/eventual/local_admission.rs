@@ -13,17 +13,17 @@ use crate::base::clock::Time;
 use crate::limit::request::Hits;
 use crate::store::charge::{ChargeResults, OwnedCharge, StoreOutcome};
 use crate::store::over_limit_cache::OverLimitCache;
-use crate::store::redis::eventual::{Admission, AdmitContext, CallReport, LeaseTicket};
-use crate::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease};
+use crate::store::redis::eventual::{AdmitContext, CallReport, LeaseTicket, LocalDecision};
+use crate::store::redis::lease_arguments::{LeaseArguments, LeasePurpose, OwnLease};
 use crate::store::redis::prepared_call::PreparedCall;
-use crate::store::redis::replicas::Replicas;
+use crate::store::redis::replicas::ReplicaMembership;
 
 /// Shares and leases of this process.
 #[derive(Debug)]
 pub(crate) struct LocalAdmission {
     table: EventualTable,
     reaper: LeaseReaper,
-    replicas: Arc<Replicas>,
+    replicas: Arc<ReplicaMembership>,
     /// False if counters follow the clock of charges, as in tests: all rules are strict then.
     is_enabled: bool,
 }
@@ -39,12 +39,12 @@ pub(crate) struct LeaseReply {
 
 impl LocalAdmission {
     /// Creates an empty table of about `bytes`.
-    pub(crate) fn new(bytes: usize, replicas: Arc<Replicas>, is_enabled: bool) -> Self {
+    pub(crate) fn new(bytes: usize, replicas: Arc<ReplicaMembership>, is_enabled: bool) -> Self {
         Self { table: EventualTable::new(bytes), reaper: LeaseReaper::default(), replicas, is_enabled }
     }
 
     /// Returns the eventual counters of a charge; `None` if one of them is strict.
-    pub(crate) fn eventual_counters(&self, path: u128, charge: &OwnedCharge) -> Option<EventualCounters> {
+    pub(crate) fn build_eventual_counters(&self, path: u128, charge: &OwnedCharge) -> Option<EventualCounters> {
         let counters = &charge.counters;
         let budget = LocalBudget::for_counters(counters, self.replicas.slots()).filter(|_| self.is_enabled)?;
         Some(EventualCounters { id: DescriptorId::new(path, counters), budget, counters: counters.clone() })
@@ -57,8 +57,8 @@ impl LocalAdmission {
         charge: &OwnedCharge,
         now: Time,
         at: Instant,
-    ) -> Admission {
-        self.table.admit(descriptor, charge, self.admit_context(descriptor, now, at))
+    ) -> LocalDecision {
+        self.table.admit(descriptor, charge, self.build_admit_context(descriptor, now, at))
     }
 
     /// Decides a charge that has waited for a call, if the call brought what it needs.
@@ -66,14 +66,14 @@ impl LocalAdmission {
         // The charge may have another limit than the leader's.
         let is_same = |descriptor: &&EventualCounters| !charge.dry_run && charge.counters == descriptor.counters;
         let descriptor = call.eventual.as_ref().filter(is_same)?;
-        let context = AdmitContext { is_retry: true, ..self.admit_context(descriptor, call.now, Instant::now()) };
+        let context = AdmitContext { is_retry: true, ..self.build_admit_context(descriptor, call.now, Instant::now()) };
         match self.table.admit(descriptor, charge, context) {
-            Admission::Local { outcome, .. } => Some(outcome),
-            Admission::CallRedis => None,
+            LocalDecision::Local { outcome, .. } => Some(outcome),
+            LocalDecision::CallRedis => None,
         }
     }
 
-    fn admit_context(&self, descriptor: &EventualCounters, now: Time, at: Instant) -> AdmitContext {
+    fn build_admit_context(&self, descriptor: &EventualCounters, now: Time, at: Instant) -> AdmitContext {
         let budget = &descriptor.budget;
         let may_share = budget.share > 0 && self.replicas.may_share(budget.period_us, at);
         AdmitContext { at, now: self.replicas.redis_time(at).unwrap_or(now), may_share, is_retry: false }
@@ -88,16 +88,21 @@ impl LocalAdmission {
 
     /// Returns what a call says of leases: `requested` hits that its last charge leases, and for refunds the current
     /// leases of this process; `None` if it concerns no lease.
-    pub(crate) fn lease_call(&self, call: &PreparedCall, charges: &[OwnedCharge], requested: u64) -> Option<LeaseCall> {
+    pub(crate) fn build_lease_arguments(
+        &self,
+        call: &PreparedCall,
+        charges: &[OwnedCharge],
+        requested: u64,
+    ) -> Option<LeaseArguments> {
         let is_refund = |charge: &OwnedCharge| {
             let can_be_lent = || charge.counters.iter().any(|counter| can_be_lent(&counter.limit));
             matches!(charge.request.hits, Hits::Refund(_)) && !charge.dry_run && can_be_lent()
         };
         let has_refund = charges.iter().any(is_refund);
-        (requested > 0 || has_refund).then(|| LeaseCall {
+        (requested > 0 || has_refund).then(|| LeaseArguments {
             purpose: LeasePurpose::Charge {
                 requested,
-                kept_us: call.eventual.as_ref().map_or(0, |descriptor| descriptor.budget.recorded_us()),
+                kept_us: call.eventual.as_ref().map_or(0, |descriptor| descriptor.budget.lease_record_us()),
             },
             own: if has_refund { self.table.own_leases(call.id.path) } else { SmallVec::new() },
         })

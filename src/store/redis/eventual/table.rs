@@ -11,8 +11,8 @@ use crate::base::clock::Time;
 use crate::base::sharded::{DEFAULT_SHARDS, PrehashedMap, Sharded, upper_half};
 use crate::limit::request::Hits;
 use crate::store::charge::{ChargeResults, DecidedBy, OwnedCharge, StoreOutcome};
-use crate::store::redis::eventual::{Admission, AdmitContext, CallReport, LeaseTicket};
-use crate::store::redis::lease_call::OwnLease;
+use crate::store::redis::eventual::{AdmitContext, CallReport, LeaseTicket, LocalDecision};
+use crate::store::redis::lease_arguments::OwnLease;
 use crate::store::stats::EventualStats;
 
 /// Memory of a descriptor, table included, in bytes.
@@ -28,7 +28,7 @@ pub struct EventualTable {
     shards: Sharded<EventualShard>,
     max_shard_entries: usize,
     next_serial: AtomicU64,
-    counts: EventualCounts,
+    counts: EventualHitCounts,
 }
 
 #[derive(Debug, Default)]
@@ -37,9 +37,9 @@ struct EventualShard {
     swept: Option<Instant>,
 }
 
-/// Hits since the start.
+/// Hits of eventual rules since the start, by what they were admitted from.
 #[derive(Debug, Default)]
-struct EventualCounts {
+struct EventualHitCounts {
     shared: AtomicU64,
     leased: AtomicU64,
     lent: AtomicU64,
@@ -53,19 +53,19 @@ impl EventualTable {
             shards: Sharded::new(DEFAULT_SHARDS, EventualShard::default),
             max_shard_entries: bytes / ENTRY_BYTES / DEFAULT_SHARDS,
             next_serial: AtomicU64::new(0),
-            counts: EventualCounts::default(),
+            counts: EventualHitCounts::default(),
         }
     }
 
     /// Admits a charge from a lease or the share, or leaves it to Redis.
-    pub fn admit(&self, descriptor: &EventualCounters, charge: &OwnedCharge, context: AdmitContext) -> Admission {
+    pub fn admit(&self, descriptor: &EventualCounters, charge: &OwnedCharge, context: AdmitContext) -> LocalDecision {
         let &EventualCounters { id, ref budget, .. } = descriptor;
-        let Hits::Charge(hits @ 1..) = charge.request.hits else { return Admission::CallRedis };
+        let Hits::Charge(hits @ 1..) = charge.request.hits else { return LocalDecision::CallRedis };
         let may_share = context.may_share && hits <= budget.share;
         let mut shard = self.shards.lock_shard(upper_half(id.path));
         if let Some(entry) = shard.entries.get_mut(&id.path) {
-            if !entry.belongs_to(id) && !entry.take_over(id, budget, context.at) {
-                return Admission::CallRedis;
+            if !entry.belongs_to(id) && !entry.switch_descriptor(id, budget, context.at) {
+                return LocalDecision::CallRedis;
             }
             if !context.is_retry {
                 entry.demand.record_hits(hits, context.at);
@@ -73,24 +73,28 @@ impl EventualTable {
             if let Some(results) = entry.admit_leased(hits, charge, context) {
                 self.counts.leased.fetch_add(hits, Ordering::Relaxed);
                 let outcome = StoreOutcome { results, decided_by: DecidedBy::Lease, now: context.now };
-                return Admission::Local { outcome, lease_ahead: entry.wants_lease(budget, context.at) };
+                return LocalDecision::Local { outcome, lease_ahead: entry.wants_lease(budget, context.at) };
             }
             let results = if may_share { entry.admit_shared(hits, charge, budget, context) } else { None };
-            return results.map_or(Admission::CallRedis, |results| self.admitted_shared(hits, results, context.now));
+            return results
+                .map_or(LocalDecision::CallRedis, |results| self.record_shared_admission(hits, results, context.now));
         }
-        if !(may_share && self.has_room(&mut shard, context.at)) {
-            return Admission::CallRedis;
+        if !(may_share && self.make_room(&mut shard, context.at)) {
+            return LocalDecision::CallRedis;
         }
         let mut entry = EventualEntry::new(id.tags, context.at);
         entry.demand.record_hits(hits, context.at);
-        let Some(results) = entry.admit_shared(hits, charge, budget, context) else { return Admission::CallRedis };
+        let Some(results) = entry.admit_shared(hits, charge, budget, context) else { return LocalDecision::CallRedis };
         shard.entries.insert(id.path, entry);
-        self.admitted_shared(hits, results, context.now)
+        self.record_shared_admission(hits, results, context.now)
     }
 
-    fn admitted_shared(&self, hits: u64, results: ChargeResults, now: Time) -> Admission {
+    fn record_shared_admission(&self, hits: u64, results: ChargeResults, now: Time) -> LocalDecision {
         self.counts.shared.fetch_add(hits, Ordering::Relaxed);
-        Admission::Local { outcome: StoreOutcome { results, decided_by: DecidedBy::Share, now }, lease_ahead: false }
+        LocalDecision::Local {
+            outcome: StoreOutcome { results, decided_by: DecidedBy::Share, now },
+            lease_ahead: false,
+        }
     }
 
     /// Returns the number of hits to lease with a call that is about to be sent; `live` replicas share what is left.
@@ -111,7 +115,7 @@ impl EventualTable {
             budget.issue_ticket(self.next_serial.fetch_add(1, Ordering::Relaxed), counters, &report)
         });
         let is_known = shard.entries.contains_key(&id.path);
-        if is_known || self.has_room(&mut shard, sent) {
+        if is_known || self.make_room(&mut shard, sent) {
             let entry = shard.entries.entry(id.path).or_insert_with(|| EventualEntry::new(id.tags, sent));
             if entry.belongs_to(id) {
                 entry.record_report(counters, report, ticket);
@@ -152,16 +156,16 @@ impl EventualTable {
     /// Returns statistics since the start.
     pub fn stats(&self) -> EventualStats {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let EventualCounts { shared, leased, lent, returned } = &self.counts;
+        let EventualHitCounts { shared, leased, lent, returned } = &self.counts;
         EventualStats { shared: read(shared), leased: read(leased), lent: read(lent), returned: read(returned) }
     }
 
     /// Returns the number of descriptors in the table.
-    pub fn descriptors(&self) -> usize {
+    pub fn descriptor_count(&self) -> usize {
         self.shards.lock_each().map(|shard| shard.entries.len()).sum()
     }
 
-    fn has_room(&self, shard: &mut EventualShard, at: Instant) -> bool {
+    fn make_room(&self, shard: &mut EventualShard, at: Instant) -> bool {
         let is_full = shard.entries.len() >= self.max_shard_entries;
         if is_full && shard.swept.is_none_or(|swept| at >= swept + SWEEP_INTERVAL) {
             shard.sweep(at);
@@ -172,7 +176,7 @@ impl EventualTable {
 
 impl EventualShard {
     fn sweep(&mut self, at: Instant) {
-        self.entries.retain(|_, entry| !entry.is_done(at));
+        self.entries.retain(|_, entry| !entry.is_droppable(at));
         if self.entries.capacity() > 4 * self.entries.len() {
             self.entries.shrink_to(2 * self.entries.len());
         }

@@ -11,13 +11,13 @@ use crate::base::sharded::lock_ignoring_poison;
 use crate::store::client::redis::error::{RedisError, ReplyError};
 
 /// Time from a rejected script to the next attempt: the permissions of the user may have changed.
-const RETRY_AFTER_REJECTION: Duration = Duration::from_secs(60);
+const SCRIPT_RETRY_AFTER_REJECTION: Duration = Duration::from_secs(60);
 /// Time from a script without reply to the next attempt. Some proxies close the connection, which fails other charges.
-const RETRY_AFTER_NO_REPLY: Duration = Duration::from_secs(3600);
+const SCRIPT_RETRY_AFTER_NO_REPLY: Duration = Duration::from_secs(3600);
 
 /// Script support of one deployment, and its number of dropped refunds.
 #[derive(Debug, Default)]
-pub(crate) struct RefundSupport {
+pub(crate) struct RefundScriptSupport {
     scripts: Mutex<ScriptSupport>,
     dropped: AtomicU64,
 }
@@ -32,7 +32,7 @@ enum ScriptSupport {
     },
 }
 
-impl RefundSupport {
+impl RefundScriptSupport {
     /// Returns false if scripts are known to be rejected at `now`.
     pub(super) fn may_use_script(&self, now: Instant) -> bool {
         let mut support = lock_ignoring_poison(&self.scripts);
@@ -57,9 +57,11 @@ impl RefundSupport {
         let mut support = lock_ignoring_poison(&self.scripts);
         let (is_rejected, retry_after) = match (error, *support) {
             // Proxies have error texts of their own.
-            (ReplyError::Failed(RedisError::Misconfigured | RedisError::BadReply), _) => (true, RETRY_AFTER_REJECTION),
+            (ReplyError::Failed(RedisError::Misconfigured | RedisError::BadReply), _) => {
+                (true, SCRIPT_RETRY_AFTER_REJECTION)
+            }
             (ReplyError::Failed(RedisError::Broken | RedisError::Timeout), ScriptSupport::Unknown) => {
-                (false, RETRY_AFTER_NO_REPLY)
+                (false, SCRIPT_RETRY_AFTER_NO_REPLY)
             }
             _ => return false,
         };
@@ -79,7 +81,7 @@ impl RefundSupport {
     }
 
     /// Returns the number of dropped refunds.
-    pub(crate) fn dropped(&self) -> u64 {
+    pub(crate) fn dropped_refunds(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 }
@@ -88,12 +90,12 @@ impl RefundSupport {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use super::RefundSupport;
+    use super::RefundScriptSupport;
     use crate::store::client::redis::error::{RedisError, ReplyError};
 
     #[test]
     fn scripts_are_tried_again_after_a_rejection() {
-        let (refunds, start) = (RefundSupport::default(), Instant::now());
+        let (refunds, start) = (RefundScriptSupport::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
         let fails = |error, now| refunds.record_failure(&ReplyError::Failed(error), now);
         assert!(refunds.may_use_script(start));

@@ -43,9 +43,9 @@ pub(super) struct KeyScript<'c> {
     pub(super) argument: &'c [u8],
 }
 
-/// Importance of a call for the breaker of its server, and of its writes.
+/// How a failed call counts for the breaker of its server, and how many replicas must have its writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CallKind {
+pub(super) enum CallImportance {
     /// A failure opens no breaker: decisions need the server too.
     Unrecorded,
     /// A failure counts for the breaker, which finds a server that is back.
@@ -83,7 +83,7 @@ impl<'c> KeyScript<'c> {
     pub(super) async fn run(
         &self,
         deployment: &Deployment,
-        kind: CallKind,
+        kind: CallImportance,
         deadline: Instant,
     ) -> Result<ScriptReply, RedisError> {
         let mut words: [&[u8]; 5] = [b"EVALSHA", self.script.sha1.as_bytes(), b"1", self.key, self.argument];
@@ -106,7 +106,7 @@ impl<'c> KeyScript<'c> {
 /// Options of one attempt.
 #[derive(Clone, Copy)]
 struct SendOptions {
-    kind: CallKind,
+    kind: CallImportance,
     asking: bool,
     deadline: Instant,
 }
@@ -114,10 +114,10 @@ struct SendOptions {
 async fn send(node: &Node, words: &[&[u8]], options: SendOptions) -> Result<Reply, ReplyError> {
     let SendOptions { kind, asking, deadline } = options;
     match kind {
-        CallKind::Unrecorded => node.call_unrecorded(words, asking, deadline).await,
-        CallKind::Recorded | CallKind::Replicated(0) => node.call(words, asking, deadline).await,
-        CallKind::Replicated(replicas) => {
-            let replicated = node.call_and_wait(words, asking, REPLICA_TIMEOUT, deadline).await?;
+        CallImportance::Unrecorded => node.call_unrecorded(words, asking, deadline).await,
+        CallImportance::Recorded | CallImportance::Replicated(0) => node.call(words, asking, deadline).await,
+        CallImportance::Replicated(replicas) => {
+            let replicated = node.call_and_wait_for_replica(words, asking, REPLICA_TIMEOUT, deadline).await?;
             let is_replicated = replicated.replicas >= replicas;
             if is_replicated { Ok(replicated.reply) } else { Err(ReplyError::Failed(RedisError::NoWrites)) }
         }
@@ -135,7 +135,7 @@ pub struct ClockOffsets {
 
 /// Returns the view of global time for a call that is sent and answered `within` a range, also if the region's clock
 /// has jumped and still shows a time at which the call may run; unknown if a time would be before 1970.
-pub fn global_view(offsets: ClockOffsets, within: InstantRange) -> GlobalView {
+pub fn compute_global_view(offsets: ClockOffsets, within: InstantRange) -> GlobalView {
     let ClockOffsets { region, global } = offsets;
     let time = |us: i64| u64::try_from(us).ok().map(Time::from_micros);
     let valid_from = time(round_down_us(process_us(within.from).saturating_add(region.lo_us), TIME_GRAIN_US));
@@ -176,7 +176,7 @@ pub(super) struct GlobalProbe {
 }
 
 impl GlobalProbe {
-    fn requirements(&self) -> String {
+    fn describe_requirements(&self) -> String {
         let wait = if self.waits_for_replicas { " +wait" } else { "" };
         format!(
             "the user ({}) needs `+eval +evalsha +time +get +set{wait}` on all keys that begin with `{}tk1:`, and the \
@@ -200,7 +200,7 @@ impl HealthCheck for GlobalProbe {
 
     fn advice(&self, error: RedisError, text: &str) -> String {
         match error {
-            RedisError::Misconfigured => format!("{text}: {}", self.requirements()),
+            RedisError::Misconfigured => format!("{text}: {}", self.describe_requirements()),
             RedisError::Unauthenticated => format!("{text}; look at {}", self.auth_setting),
             RedisError::Timeout | RedisError::Broken => error.to_string(),
             _ => format!("{error}: {text}"),

@@ -1,24 +1,24 @@
 //! How many hits a region asks the global Redis for, by what callers asked of its counter.
 
-use crate::limit::algorithm::global_bucket::TokenPool;
-use crate::limit::algorithm::region::REQUEST_INTERVAL_US;
+use crate::limit::algorithm::global_bucket::GlobalBucketParameters;
+use crate::limit::algorithm::region::MIN_GRANT_REQUEST_INTERVAL_US;
 use crate::limit::algorithm::region_bucket::BucketCounts;
 use crate::limit::algorithm::region_window::WindowCounts;
 
 /// Time that the hits which are left must last: until a grant is requested and has crossed an ocean, with some reserve.
 const LOOKAHEAD_US: u64 = 1_500_000;
 /// Shortest time over which the present rate of a window is measured.
-const MIN_WINDOW_SPAN_US: u64 = 100_000;
+const MIN_WINDOW_RATE_SPAN_US: u64 = 100_000;
 /// Shortest time over which the demand on a bucket is measured, in microseconds.
-const MIN_BUCKET_SPAN_US: u64 = 250_000;
+const MIN_BUCKET_RATE_SPAN_US: u64 = 250_000;
 /// Shortest time between two requests, of a bucket during a burst or of a short sliding window, in microseconds.
-const BURST_INTERVAL_US: u64 = 250_000;
-/// A sliding window is asked for grants so many times in its period, within the limits of other requests.
-const SLIDING_PARTS: u64 = 30;
+const BURST_REQUEST_INTERVAL_US: u64 = 250_000;
+/// Number of grant requests for a sliding window per period, within the intervals of other requests.
+const SLIDING_REQUESTS_PER_PERIOD: u64 = 30;
 /// Time between two requests of a window of which nothing is left to grant, in microseconds.
-const EXHAUSTED_INTERVAL_US: u64 = 5_000_000;
-/// Demand of a window is steady, so that it holds for the rest of the window, if it was seen for this part of it.
-const STEADY_PARTS: u64 = 12;
+const EXHAUSTED_REQUEST_INTERVAL_US: u64 = 5_000_000;
+/// Divisor of a window's period: demand that was measured over this part is steady, and predicts the rest.
+const STEADY_WINDOW_DIVISOR: u64 = 12;
 
 /// Demand on a counter of windows at the time of its grant request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,16 +38,20 @@ pub struct WindowDemand {
 
 impl WindowDemand {
     /// Estimates the demand at `global_us`, a time of the window in microseconds. `reserve` is that of the region.
-    pub fn at(counts: &WindowCounts, reserve: u64, period_us: u64, global_us: u64) -> Self {
+    pub fn estimate_at(counts: &WindowCounts, reserve: u64, period_us: u64, global_us: u64) -> Self {
         let elapsed_us = global_us.saturating_sub(counts.window * period_us).min(period_us);
         let rest_us = period_us - elapsed_us;
-        let now = scaled(counts.requested, rest_us, elapsed_us.max(period_us / STEADY_PARTS));
-        let before = scaled(counts.previous_requested, rest_us, period_us);
+        let now = scale_by_fraction(counts.requested, rest_us, elapsed_us.max(period_us / STEADY_WINDOW_DIVISOR));
+        let before = scale_by_fraction(counts.previous_requested, rest_us, period_us);
         Self {
             left: counts.granted + reserve.saturating_sub(counts.reserve_used),
             until_end: now.max(before),
             used: counts.granted_total.saturating_sub(counts.granted) + counts.reserve_used,
-            soon: scaled(counts.requested, LOOKAHEAD_US.min(rest_us), elapsed_us.max(MIN_WINDOW_SPAN_US)),
+            soon: scale_by_fraction(
+                counts.requested,
+                LOOKAHEAD_US.min(rest_us),
+                elapsed_us.max(MIN_WINDOW_RATE_SPAN_US),
+            ),
             rest_us,
             period_us,
         }
@@ -61,8 +65,8 @@ impl WindowDemand {
         u32::try_from(wanted).unwrap_or(u32::MAX)
     }
 
-    /// Hits of which the next request is opened when no more are left, after a grant of `hits`.
-    pub fn request_level_after(&self, hits: u64) -> u64 {
+    /// Number of hits left at which the next request is opened, after a grant of `hits`.
+    pub fn next_request_threshold(&self, hits: u64) -> u64 {
         self.soon.min((self.left + hits) / 2)
     }
 
@@ -70,11 +74,12 @@ impl WindowDemand {
     /// sliding window frees between two requests lies idle, so those of a short window are frequent.
     pub fn pause_us(&self, is_sliding: bool, granted: u64) -> u64 {
         if is_sliding {
-            (self.period_us / SLIDING_PARTS).clamp(BURST_INTERVAL_US, REQUEST_INTERVAL_US)
+            (self.period_us / SLIDING_REQUESTS_PER_PERIOD)
+                .clamp(BURST_REQUEST_INTERVAL_US, MIN_GRANT_REQUEST_INTERVAL_US)
         } else if granted == 0 {
-            EXHAUSTED_INTERVAL_US.min(self.rest_us).max(REQUEST_INTERVAL_US)
+            EXHAUSTED_REQUEST_INTERVAL_US.min(self.rest_us).max(MIN_GRANT_REQUEST_INTERVAL_US)
         } else {
-            REQUEST_INTERVAL_US
+            MIN_GRANT_REQUEST_INTERVAL_US
         }
     }
 }
@@ -94,16 +99,16 @@ pub struct BucketDemand {
 
 impl BucketDemand {
     /// Estimates the demand at `now_us`, a time of the region's Redis in microseconds, from the last seconds.
-    pub fn at(counts: &BucketCounts, pool: TokenPool, now_us: u64) -> Self {
-        let elapsed_us = now_us.saturating_sub(counts.requested_since.as_micros()).max(MIN_BUCKET_SPAN_US);
+    pub fn estimate_at(counts: &BucketCounts, pool: GlobalBucketParameters, now_us: u64) -> Self {
+        let elapsed_us = now_us.saturating_sub(counts.requested_since.as_micros()).max(MIN_BUCKET_RATE_SPAN_US);
         Self {
             left: counts.left(),
-            ahead: scaled(
+            ahead: scale_by_fraction(
                 counts.requested,
                 (pool.prepaid_lifetime_us / 2).max(LOOKAHEAD_US).min(pool.prepaid_lifetime_us),
                 elapsed_us,
             ),
-            soon: scaled(counts.requested, LOOKAHEAD_US.min(pool.prepaid_lifetime_us), elapsed_us),
+            soon: scale_by_fraction(counts.requested, LOOKAHEAD_US.min(pool.prepaid_lifetime_us), elapsed_us),
             capacity: u64::from(pool.capacity),
         }
     }
@@ -113,8 +118,8 @@ impl BucketDemand {
         u32::try_from(self.ahead.saturating_sub(self.left).max(1)).unwrap_or(u32::MAX)
     }
 
-    /// Hits of which the next request is opened when no more are left, after a grant of `hits`.
-    pub fn request_level_after(&self, hits: u64) -> u64 {
+    /// Number of hits left at which the next request is opened, after a grant of `hits`.
+    pub fn next_request_threshold(&self, hits: u64) -> u64 {
         self.soon.min((self.left + hits) / 2)
     }
 
@@ -122,18 +127,18 @@ impl BucketDemand {
     /// shared bucket has more.
     pub fn pause_us(&self, granted: u64, free: u64) -> u64 {
         let is_burst = granted < u64::from(self.wanted()) && 4 * free > self.capacity;
-        if is_burst { BURST_INTERVAL_US } else { REQUEST_INTERVAL_US }
+        if is_burst { BURST_REQUEST_INTERVAL_US } else { MIN_GRANT_REQUEST_INTERVAL_US }
     }
 }
 
 /// Returns a pause between two requests, 3/4 to 5/4 of `pause_us` by any `random` number: regions that ask at equal
 /// distances would keep their order, and the first takes most of what has become free.
-pub const fn jittered_us(pause_us: u64, random: u64) -> u64 {
+pub const fn jittered_pause_us(pause_us: u64, random: u64) -> u64 {
     pause_us / 4 * 3 + pause_us / 2 * (random % 1001) / 1000
 }
 
 /// Computes floor(count x part / whole).
-fn scaled(count: u64, part: u64, whole: u64) -> u64 {
+fn scale_by_fraction(count: u64, part: u64, whole: u64) -> u64 {
     u64::try_from(u128::from(count) * u128::from(part) / u128::from(whole.max(1))).unwrap_or(u64::MAX)
 }
 
@@ -144,7 +149,7 @@ mod tests {
     const PERIOD_US: u64 = 60_000_000;
 
     fn demand(counts: WindowCounts, elapsed_us: u64) -> WindowDemand {
-        WindowDemand::at(&WindowCounts { window: 7, ..counts }, 30, PERIOD_US, 7 * PERIOD_US + elapsed_us)
+        WindowDemand::estimate_at(&WindowCounts { window: 7, ..counts }, 30, PERIOD_US, 7 * PERIOD_US + elapsed_us)
     }
 
     #[test]
@@ -153,7 +158,7 @@ mod tests {
         let counts = WindowCounts { requested: 60, reserve_used: 30, ..Default::default() };
         let demand = demand(counts, 6_000_000);
         assert_eq!(demand.wanted(), 540 + 54);
-        assert_eq!(demand.request_level_after(594), 15);
+        assert_eq!(demand.next_request_threshold(594), 15);
     }
 
     #[test]

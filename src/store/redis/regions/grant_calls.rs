@@ -14,30 +14,30 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::algorithm::global_bucket::TokenPool;
-use crate::limit::algorithm::global_window::{WindowPool, WindowReturn};
-use crate::limit::algorithm::region_bucket::PrepaidHits;
+use crate::limit::algorithm::global_bucket::GlobalBucketParameters;
+use crate::limit::algorithm::global_window::{GlobalWindowParameters, ReturnedHits};
+use crate::limit::algorithm::region_bucket::PrepaidHitsGrant;
 use crate::limit::algorithm::region_window::HitsGrant;
 use crate::limit::algorithm::stored_state::{MalformedReply, ReplyReader};
 use crate::store::redis::script::put_time;
 
 /// Purpose of a call of `global_window.lua`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WindowCall {
+pub enum GlobalWindowAction {
     /// Grants at most these hits.
     Grant {
         /// Hits that the region wants.
         wanted: u32,
     },
     /// Takes back hits that the region has not used.
-    Return(WindowReturn),
+    Return(ReturnedHits),
     /// Forgets all hits and starts a new epoch.
     Reset,
 }
 
 /// Reply of `global_window.lua`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WindowReply {
+pub struct GlobalWindowReply {
     /// Time of the global Redis.
     pub now: Time,
     /// Time of the last reset; 0: none is known.
@@ -51,11 +51,11 @@ pub struct WindowReply {
 }
 
 /// Encodes a call of `global_window.lua`.
-pub fn encode_window_call(pool: WindowPool, call: WindowCall, now: Option<Time>) -> Bytes {
+pub fn encode_global_window_call(pool: GlobalWindowParameters, call: GlobalWindowAction, now: Option<Time>) -> Bytes {
     let (purpose, hits, window, epoch) = match call {
-        WindowCall::Grant { wanted } => (0, u64::from(wanted), 0, 0),
-        WindowCall::Return(WindowReturn { window, hits, epoch }) => (1, hits, window, epoch.as_micros()),
-        WindowCall::Reset => (2, 0, 0, 0),
+        GlobalWindowAction::Grant { wanted } => (0, u64::from(wanted), 0, 0),
+        GlobalWindowAction::Return(ReturnedHits { window, hits, epoch }) => (1, hits, window, epoch.as_micros()),
+        GlobalWindowAction::Reset => (2, 0, 0, 0),
     };
     let mut argument = BytesMut::with_capacity(64);
     put_time(&mut argument, now);
@@ -69,9 +69,9 @@ pub fn encode_window_call(pool: WindowPool, call: WindowCall, now: Option<Time>)
 ///
 /// # Errors
 /// The script cannot have returned this reply.
-pub fn decode_window_call(reply: &[u8]) -> Result<WindowReply, MalformedReply> {
+pub fn decode_global_window_reply(reply: &[u8]) -> Result<GlobalWindowReply, MalformedReply> {
     let mut reader = ReplyReader::new(reply);
-    let decoded = WindowReply {
+    let decoded = GlobalWindowReply {
         now: reader.read_time()?,
         epoch: reader.read_time()?,
         window: reader.read_number()?,
@@ -83,7 +83,7 @@ pub fn decode_window_call(reply: &[u8]) -> Result<WindowReply, MalformedReply> {
 
 /// Purpose of a call of `global_bucket.lua`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BucketCall {
+pub enum GlobalBucketAction {
     /// Grants at most these hits.
     Grant {
         /// Hits that the region wants.
@@ -95,7 +95,7 @@ pub enum BucketCall {
 
 /// Reply of `global_bucket.lua`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BucketReply {
+pub struct GlobalBucketReply {
     /// Time of the global Redis.
     pub now: Time,
     /// Time of the last reset; 0: none is known.
@@ -109,12 +109,12 @@ pub struct BucketReply {
 }
 
 /// Encodes a call of `global_bucket.lua`.
-pub fn encode_bucket_call(pool: TokenPool, call: BucketCall, now: Option<Time>) -> Bytes {
+pub fn encode_global_bucket_call(pool: GlobalBucketParameters, call: GlobalBucketAction, now: Option<Time>) -> Bytes {
     let (purpose, wanted) = match call {
-        BucketCall::Grant { wanted } => (0, wanted),
-        BucketCall::Reset => (1, 0),
+        GlobalBucketAction::Grant { wanted } => (0, wanted),
+        GlobalBucketAction::Reset => (1, 0),
     };
-    let TokenPool { period_us, rate, capacity, prepaid_lifetime_us } = pool;
+    let GlobalBucketParameters { period_us, rate, capacity, prepaid_lifetime_us } = pool;
     let mut argument = BytesMut::with_capacity(56);
     put_time(&mut argument, now);
     let numbers = [purpose, period_us, rate.into(), capacity.into(), wanted.into(), prepaid_lifetime_us];
@@ -126,9 +126,9 @@ pub fn encode_bucket_call(pool: TokenPool, call: BucketCall, now: Option<Time>) 
 ///
 /// # Errors
 /// The script cannot have returned this reply.
-pub fn decode_bucket_call(reply: &[u8]) -> Result<BucketReply, MalformedReply> {
+pub fn decode_global_bucket_reply(reply: &[u8]) -> Result<GlobalBucketReply, MalformedReply> {
     let mut reader = ReplyReader::new(reply);
-    let decoded = BucketReply {
+    let decoded = GlobalBucketReply {
         now: reader.read_time()?,
         epoch: reader.read_time()?,
         end: reader.read_time()?,
@@ -156,7 +156,7 @@ pub fn encode_hits_return(period_ms: u64, window: u64) -> Bytes {
 }
 
 /// Encodes a grant to the bucket of a limit. The script replies 1 if the bucket took the grant, else 0.
-pub fn encode_prepaid_hits(limit: &Limit, grant: &PrepaidHits) -> Bytes {
+pub fn encode_prepaid_hits(limit: &Limit, grant: &PrepaidHitsGrant) -> Bytes {
     let mut argument = BytesMut::with_capacity(80);
     let head = [limit.region_ttl_ms(), limit.region_capacity().into(), grant.request, grant.epoch];
     let hits = [grant.hits, grant.low, grant.start.as_micros(), grant.end.as_micros()];

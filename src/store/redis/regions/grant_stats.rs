@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::base::clock::to_micros;
 use crate::base::sharded::lock_ignoring_poison;
-use crate::limit::algorithm::region::RegionUse;
+use crate::limit::algorithm::region::RegionHitsBySource;
 use crate::store::stats::GrantTotals;
 
 /// Counts of requests and hits.
@@ -51,8 +51,8 @@ impl GrantCounts {
     }
 
     /// Adds hits that a call admitted.
-    pub(super) fn add_use(&self, admitted: RegionUse) {
-        let RegionUse { grant, reserve, cut_off_allowance } = admitted;
+    pub(super) fn add_use(&self, admitted: RegionHitsBySource) {
+        let RegionHitsBySource { grant, reserve, cut_off_allowance } = admitted;
         let counts = [
             (&self.used_grant, grant),
             (&self.used_reserve, reserve),
@@ -73,7 +73,7 @@ impl GrantCounts {
             granted: load(&self.granted),
             wasted: load(&self.wasted),
             returned: load(&self.returned),
-            used: RegionUse {
+            used: RegionHitsBySource {
                 grant: load(&self.used_grant),
                 reserve: load(&self.used_reserve),
                 cut_off_allowance: load(&self.used_cut_off_allowance),

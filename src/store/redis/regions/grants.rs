@@ -12,20 +12,20 @@ use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use tokio::sync::mpsc;
 
-use super::calls::{CallKind, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT};
-use super::demand::{BucketDemand, WindowDemand, jittered_us};
-use super::grant_calls::{self, BucketCall, WindowCall};
+use super::calls::{CallImportance, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT};
+use super::demand::{BucketDemand, WindowDemand, jittered_pause_us};
+use super::grant_calls::{self, GlobalBucketAction, GlobalWindowAction};
 use super::grant_stats::GrantCounts;
 use super::standing::{RegionStanding, ReportedRegions};
-use super::unused_hits::{DueReturn, HitReturns};
+use super::unused_hits::{DueReturn, UnusedHitReturner};
 use crate::base::clock::Time;
 use crate::base::random::random_u64;
 use crate::limit::Limit;
 use crate::limit::algorithm::Algorithm;
-use crate::limit::algorithm::global_bucket::TokenPool;
-use crate::limit::algorithm::global_window::WindowPool;
+use crate::limit::algorithm::global_bucket::GlobalBucketParameters;
+use crate::limit::algorithm::global_window::GlobalWindowParameters;
 use crate::limit::algorithm::region::GlobalView;
-use crate::limit::algorithm::region_bucket::{BucketCounts, PrepaidHits};
+use crate::limit::algorithm::region_bucket::{BucketCounts, PrepaidHitsGrant};
 use crate::limit::algorithm::region_window::{HitsGrant, WindowCounts};
 use crate::limit::algorithm::state::State;
 use crate::limit::algorithm::stored_state::MalformedReply;
@@ -68,13 +68,13 @@ enum RegionCounts {
 
 impl GrantRequest {
     /// Returns the request that is open in a state; `None` if no region counts it.
-    pub(crate) fn of(state: &State, limit: Limit, key: Bytes) -> Option<Self> {
+    pub(crate) fn open_in_state(state: &State, limit: Limit, key: Bytes) -> Option<Self> {
         let (counts, view) = match state {
             State::RegionWindow(state) => (RegionCounts::Window(*state.counts), *state.view),
             State::RegionBucket(state) => (RegionCounts::Bucket(*state.counts), *state.view),
             _ => return None,
         };
-        Some(Self { key, limit, counts, view, now: Time::from_micros(state.open_request()) })
+        Some(Self { key, limit, counts, view, now: Time::from_micros(state.open_request_id()) })
     }
 
     /// Global time of the request in microseconds: the middle of the interval that contains it.
@@ -83,8 +83,8 @@ impl GrantRequest {
         self.now.as_micros().saturating_add_signed(offset)
     }
 
-    /// Returns the hits of a grant, to be returned before their window ends.
-    fn unused_hits(&self, grant: &HitsGrant) -> DueReturn {
+    /// Builds the return of a grant's unused hits, due before their window ends.
+    fn build_due_return(&self, grant: &HitsGrant) -> DueReturn {
         let end_us = (grant.window + 1) * self.limit.period_us();
         let width_us = self.view.offset_hi.abs_diff(self.view.offset_lo);
         let rest_us = end_us.saturating_sub(self.global_us());
@@ -101,7 +101,7 @@ impl GrantRequest {
 
 /// Queue of the requests of this process.
 #[derive(Debug)]
-pub(super) struct GrantRequests {
+pub(super) struct GrantRequestQueue {
     queue: mpsc::Sender<GrantRequest>,
     counts: Arc<GrantCounts>,
 }
@@ -114,10 +114,10 @@ pub(super) struct GrantWorker {
     pub(super) settings: RegionSettings,
     pub(super) standing: Arc<RegionStanding>,
     pub(super) counts: Arc<GrantCounts>,
-    pub(super) returns: Arc<HitReturns>,
+    pub(super) returns: Arc<UnusedHitReturner>,
 }
 
-impl GrantRequests {
+impl GrantRequestQueue {
     /// Creates a queue, and the end that [`GrantWorker::run`] takes requests from.
     pub(super) fn new(counts: Arc<GrantCounts>) -> (Self, mpsc::Receiver<GrantRequest>) {
         let (queue, requests) = mpsc::channel(MAX_WAITING);
@@ -150,14 +150,17 @@ impl GrantWorker {
     /// Gets hits for a counter of windows.
     async fn answer_window(&self, request: &GrantRequest, counts: &WindowCounts) {
         let (limit, reserve) = (&request.limit, u64::from(request.limit.region_reserve()));
-        let demand = WindowDemand::at(counts, reserve, limit.period_us(), request.global_us());
-        let purpose = WindowCall::Grant { wanted: demand.wanted() };
+        let demand = WindowDemand::estimate_at(counts, reserve, limit.period_us(), request.global_us());
+        let purpose = GlobalWindowAction::Grant { wanted: demand.wanted() };
         let key = global_key(&request.key);
         let ReportedRegions { reported, listed } = self.standing.reported_regions();
-        let pool = WindowPool::of(limit).scaled_to_reported_regions(reported, listed);
-        let argument = grant_calls::encode_window_call(pool, purpose, None);
+        let pool = GlobalWindowParameters::from_limit(limit).scaled_to_reported_regions(reported, listed);
+        let argument = grant_calls::encode_global_window_call(pool, purpose, None);
         let call = KeyScript::new(global_window_script(), &key, &argument);
-        let reply = self.ask(call, limit.period_us(), grant_calls::decode_window_call, |reply| reply.now);
+        let reply =
+            self.request_global_grant(call, limit.period_us(), grant_calls::decode_global_window_reply, |reply| {
+                reply.now
+            });
         let Some(reply) = reply.await else { return };
         let exhausted = reply.hits == 0;
         let is_sliding = limit.algorithm() == Algorithm::SlidingWindowCounter;
@@ -167,14 +170,14 @@ impl GrantWorker {
             window: reply.window,
             epoch: reply.epoch.as_micros(),
             hits: reply.hits,
-            low: demand.request_level_after(reply.hits),
+            low: demand.next_request_threshold(reply.hits),
             exhausted,
-            next_request_at: request.now.plus_us(jittered_us(pause_us, random_u64())),
+            next_request_at: request.now.plus_us(jittered_pause_us(pause_us, random_u64())),
         };
         let argument = grant_calls::encode_hits_grant(limit.period_us() / 1000, &grant);
         let call = KeyScript::new(region_grant_script(), &request.key, &argument);
-        if self.give(call, grant.hits).await && is_sliding && grant.hits > 0 {
-            self.returns.expect(request.unused_hits(&grant));
+        if self.give_grant_to_counter(call, grant.hits).await && is_sliding && grant.hits > 0 {
+            self.returns.schedule_return(request.build_due_return(&grant));
         }
     }
 
@@ -182,30 +185,37 @@ impl GrantWorker {
     async fn answer_bucket(&self, request: &GrantRequest, counts: &BucketCounts) {
         let limit = &request.limit;
         let ReportedRegions { reported, listed } = self.standing.reported_regions();
-        let pool = TokenPool::of(limit).scaled_to_reported_regions(reported, listed);
-        let demand = BucketDemand::at(counts, pool, request.now.as_micros());
+        let pool = GlobalBucketParameters::from_limit(limit).scaled_to_reported_regions(reported, listed);
+        let demand = BucketDemand::estimate_at(counts, pool, request.now.as_micros());
         let key = global_key(&request.key);
-        let argument = grant_calls::encode_bucket_call(pool, BucketCall::Grant { wanted: demand.wanted() }, None);
+        let argument =
+            grant_calls::encode_global_bucket_call(pool, GlobalBucketAction::Grant { wanted: demand.wanted() }, None);
         let call = KeyScript::new(global_bucket_script(), &key, &argument);
-        let reply = self.ask(call, limit.period_us(), grant_calls::decode_bucket_call, |reply| reply.now);
+        let reply =
+            self.request_global_grant(call, limit.period_us(), grant_calls::decode_global_bucket_reply, |reply| {
+                reply.now
+            });
         let Some(reply) = reply.await else { return };
-        let grant = PrepaidHits {
+        let grant = PrepaidHitsGrant {
             request: counts.cycle.open_request,
             epoch: reply.epoch.as_micros(),
             hits: reply.hits,
-            low: demand.request_level_after(reply.hits),
+            low: demand.next_request_threshold(reply.hits),
             start: reply.now,
             end: reply.end,
             exhausted: reply.hits == 0,
-            next_request_at: request.now.plus_us(jittered_us(demand.pause_us(reply.hits, reply.free), random_u64())),
+            next_request_at: request
+                .now
+                .plus_us(jittered_pause_us(demand.pause_us(reply.hits, reply.free), random_u64())),
         };
         let argument = grant_calls::encode_prepaid_hits(limit, &grant);
-        self.give(KeyScript::new(region_bucket_grant_script(), &request.key, &argument), grant.hits).await;
+        self.give_grant_to_counter(KeyScript::new(region_bucket_grant_script(), &request.key, &argument), grant.hits)
+            .await;
     }
 
     /// Asks the global Redis for a grant of a limit with a period, and records that it answered and at what time of its
     /// clock; counts a failure. A grant by a clock that jumped is not used: it may repeat another.
-    async fn ask<T>(
+    async fn request_global_grant<T>(
         &self,
         call: KeyScript<'_>,
         period_us: u64,
@@ -213,12 +223,12 @@ impl GrantWorker {
         time_of: fn(&T) -> Time,
     ) -> Option<T> {
         let deadline = Instant::now() + GLOBAL_TIMEOUT;
-        let answer = call.run(&self.global, CallKind::Replicated(self.settings.wait_replicas), deadline).await;
+        let answer = call.run(&self.global, CallImportance::Replicated(self.settings.wait_replicas), deadline).await;
         let decoded = answer.and_then(|answer| {
             let reply = reply_bytes(&answer.reply).and_then(|reply| decode(reply).ok()).ok_or(RedisError::BadReply)?;
             let is_jump = answer.record_clock(time_of(&reply));
             self.standing.record_answer(process_us(answer.within.until));
-            let is_usable = !is_jump && !self.standing.rests_from_global_clock(period_us, Instant::now());
+            let is_usable = !is_jump && !self.standing.global_clock_jumped_recently(period_us, Instant::now());
             is_usable.then_some(reply).ok_or(RedisError::BadReply)
         });
         decoded
@@ -230,8 +240,8 @@ impl GrantWorker {
     }
 
     /// Gives `hits` to a counter of the region, and counts them; false if the counter did not take them.
-    async fn give(&self, call: KeyScript<'_>, hits: u64) -> bool {
-        let answer = call.run(&self.region, CallKind::Unrecorded, Instant::now() + REGION_TIMEOUT).await;
+    async fn give_grant_to_counter(&self, call: KeyScript<'_>, hits: u64) -> bool {
+        let answer = call.run(&self.region, CallImportance::Unrecorded, Instant::now() + REGION_TIMEOUT).await;
         let taken = answer.ok().and_then(|answer| reply_integer(&answer.reply));
         match taken {
             Some(1) => self.counts.add_granted(hits, Instant::now()),
@@ -252,8 +262,8 @@ mod tests {
     use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
     use tokio::net::{TcpListener, TcpStream};
 
-    use super::super::connect;
-    use super::super::standing::{ClocksOfBoth, OwnRegion};
+    use super::super::connect_to_global_redis;
+    use super::super::standing::{ClientEvents, OwnRegion};
     use super::*;
     use crate::base::clock::Clock;
     use crate::settings::Settings;
@@ -317,14 +327,14 @@ mod tests {
         let (settings, _) = Settings::from_env(vars.into_iter()).expect("the settings are valid");
         let StoreSettings::Redis(redis) = &settings.store else { unreachable!("the counters are in Redis") };
         let regions = redis.regions.clone().expect("there are regions");
-        let global = Arc::new(connect(redis, &regions, Arc::<ClockJumps>::default()));
-        let clocks = ClocksOfBoth { global: Arc::clone(global.clock_jumps()), ..ClocksOfBoth::default() };
+        let global = Arc::new(connect_to_global_redis(redis, &regions, Arc::<ClockJumps>::default()));
+        let events = ClientEvents { global_jumps: Arc::clone(global.clock_jumps()), ..ClientEvents::default() };
         let counts = Arc::<GrantCounts>::default();
-        let returns = HitReturns::new(Arc::clone(&global), Arc::clone(&global), Arc::clone(&counts));
+        let returns = UnusedHitReturner::new(Arc::clone(&global), Arc::clone(&global), Arc::clone(&counts));
         GrantWorker {
             region: Arc::clone(&global),
             global,
-            standing: Arc::new(RegionStanding::new(OwnRegion::new(&regions), clocks)),
+            standing: Arc::new(RegionStanding::new(OwnRegion::new(&regions), events)),
             settings: regions,
             counts,
             returns: Arc::new(returns),
@@ -334,7 +344,7 @@ mod tests {
     async fn ask_for_hits(worker: &GrantWorker) -> Option<u64> {
         let key = global_key(&Bytes::from_static(b"tk1:{counter}"));
         let call = KeyScript::new(global_window_script(), &key, b"");
-        let reply = worker.ask(call, 60_000_000, grant_calls::decode_window_call, |reply| reply.now).await;
+        let reply = worker.request_global_grant(call, 60_000_000, grant_calls::decode_global_window_reply, |reply| reply.now).await;
         reply.map(|reply| reply.hits)
     }
 

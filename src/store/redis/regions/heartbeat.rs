@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use tokio::sync::Notify;
-use tokio::time::{sleep, sleep_until, timeout};
+use tokio::time::{sleep, sleep_until};
 
-use super::calls::{CallKind, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT};
-use super::membership_notices::NoticeLog;
+use super::calls::{CallImportance, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT};
+use super::region_notices::NoticeLog;
 use super::registry::{
-    self, FencingToken, IdentityCall, RegionId, RegionIdentity, RegionListHash, RegionReport, region_identity_key,
+    self, FencingToken, IdentityCall, RegionIdentity, RegionListHash, RegionRedisId, RegionReport, region_identity_key,
     region_registry_key,
 };
-use super::standing::{CallTimes, ClocksOfBoth, OwnRegion, RegionStanding, left_until, shortened_us};
+use super::standing::{CallTimes, ClientEvents, OwnRegion, RegionStanding, shorten_by_drift_us, time_left_until};
 use crate::base::clock::{Time, to_micros};
 use crate::base::sharded::lock_ignoring_poison;
 use crate::settings::redis::regions::RegionSettings;
@@ -33,7 +33,7 @@ use crate::store::redis::script::{global_members_script, region_identity_script}
 /// Time from one call to the next.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Age of a reading from which a clock is read again, in microseconds.
-const IDLE_US: i64 = 900_000;
+const CLOCK_REREAD_AGE_US: i64 = 900_000;
 /// Age up to which the identity counts for a report, in microseconds.
 const MAX_IDENTITY_AGE_US: i64 = 2_000_000;
 /// Time from the first call, which only reads the clock, to the next.
@@ -48,7 +48,7 @@ pub(super) struct RegionHeartbeat {
     name: String,
     list: RegionListHash,
     /// Id of the region's Redis if it has none.
-    proposal: RegionId,
+    proposal: RegionRedisId,
     identity_key: Bytes,
     registry_key: Bytes,
     /// Token that the registry accepted last.
@@ -68,15 +68,18 @@ impl RegionHeartbeat {
         region: Arc<Deployment>,
         global: Arc<Deployment>,
     ) -> Self {
-        let clocks =
-            ClocksOfBoth { region: Arc::clone(region.clock_jumps()), global: Arc::clone(global.clock_jumps()) };
+        let events = ClientEvents {
+            region_jumps: Arc::clone(region.clock_jumps()),
+            region_connections: Arc::clone(region.opened_connections()),
+            global_jumps: Arc::clone(global.clock_jumps()),
+        };
         Self {
             region,
             global,
-            standing: Arc::new(RegionStanding::new(OwnRegion::new(regions), clocks)),
+            standing: Arc::new(RegionStanding::new(OwnRegion::new(regions), events)),
             name: regions.own_region_name().to_owned(),
             list: RegionListHash::new(&regions.names),
-            proposal: RegionId::random(),
+            proposal: RegionRedisId::random(),
             identity_key: region_identity_key(prefix),
             registry_key: region_registry_key(prefix),
             accepted: Mutex::default(),
@@ -95,21 +98,24 @@ impl RegionHeartbeat {
         loop {
             let next = Instant::now() + INTERVAL;
             let deadline = Instant::now() + REGION_TIMEOUT;
-            let read_times = read_idle_clocks(&self.region, CallKind::Unrecorded, deadline);
+            let read_times = read_idle_clocks(&self.region, CallImportance::Unrecorded, deadline);
             let (outcome, ()) = tokio::join!(self.report_to_region(deadline), read_times);
             if let Err(error) = outcome {
                 self.notices.log_failure("identity of the region", &self.identity_key, error);
             }
-            let told = timeout(next.saturating_duration_since(Instant::now()), self.tell_region.notified());
-            let _elapsed = told.await;
+            tokio::select! {
+                () = sleep_until(next.into()) => {}
+                () = self.tell_region.notified() => {}
+                () = self.region.opened_connections().wait_for_next() => {}
+            }
         }
     }
 
     async fn report_to_region(&self, deadline: Instant) -> Result<(), RedisError> {
         let findings = self.standing.findings();
-        let argument = registry::encode_identity_call(&self.identity_call(Instant::now()), None);
+        let argument = registry::encode_identity_call(&self.build_identity_call(Instant::now()), None);
         let script = KeyScript::new(region_identity_script(), &self.identity_key, &argument);
-        let reply = script.run(&self.region, CallKind::Unrecorded, deadline).await?;
+        let reply = script.run(&self.region, CallImportance::Unrecorded, deadline).await?;
         let identity = reply_bytes(&reply.reply)
             .and_then(|reply| registry::decode_identity(reply).ok())
             .ok_or(RedisError::BadReply)?;
@@ -121,15 +127,15 @@ impl RegionHeartbeat {
         Ok(())
     }
 
-    /// Returns what the region's Redis is told at a time.
-    fn identity_call(&self, at: Instant) -> IdentityCall {
+    /// Builds the call that tells the region's Redis what this process knows at a time.
+    fn build_identity_call(&self, at: Instant) -> IdentityCall {
         let (findings, at_us) = (self.standing.findings(), process_us(at));
         IdentityCall {
-            claim: findings.claim(self.proposal),
+            claim: findings.build_identity_claim(self.proposal),
             list: self.list,
-            other_list_changed_ago_us: findings.registry_changed_before_us(at_us),
+            other_list_changed_ago_us: findings.us_since_registry_change(at_us),
             leased_until: self.lease_end_in_region(at).unwrap_or_default(),
-            jumped_ago_us: self.standing.region_jump_to_tell_us(at_us),
+            jumped_ago_us: self.standing.us_since_region_jump_to_report(at_us),
             accepted: *lock_ignoring_poison(&self.accepted),
             proposal: FencingToken::random(),
         }
@@ -137,11 +143,11 @@ impl RegionHeartbeat {
 
     /// Returns the time of the region's Redis at which the lease surely has not ended; `None` if none is known.
     fn lease_end_in_region(&self, at: Instant) -> Option<Time> {
-        let left = left_until(self.standing.findings().lease_ends_us()?, at)?;
+        let left = time_left_until(self.standing.findings().lease_ends_us()?, at)?;
         let within = InstantRange { from: at, until: at };
         let offset = self.region.clock_offset(|| hash_slot(&self.identity_key), within)?;
         let now_us = u64::try_from(process_us(at).saturating_add(offset.lo_us)).ok()?;
-        Some(Time::from_micros(now_us).plus_us(shortened_us(to_micros(left))))
+        Some(Time::from_micros(now_us).plus_us(shorten_by_drift_us(to_micros(left))))
     }
 
     async fn run_globally(&self) {
@@ -150,7 +156,7 @@ impl RegionHeartbeat {
             let started = Instant::now();
             let is_first = self.global_now(started).is_none();
             let deadline = started + GLOBAL_TIMEOUT;
-            let read_times = read_idle_clocks(&self.global, CallKind::Recorded, deadline);
+            let read_times = read_idle_clocks(&self.global, CallImportance::Recorded, deadline);
             let (outcome, ()) = tokio::join!(self.report_globally(deadline), read_times);
             if let Err(error) = outcome {
                 self.notices.log_failure("registry of regions", &self.registry_key, error);
@@ -169,9 +175,9 @@ impl RegionHeartbeat {
 
     async fn report_globally(&self, deadline: Instant) -> Result<(), RedisError> {
         let Some(identity) = self.standing.findings().identity() else { return Ok(()) };
-        let argument = registry::encode_report(self.report(identity, Instant::now()), None);
+        let argument = registry::encode_report(self.build_region_report(identity, Instant::now()), None);
         let script = KeyScript::new(global_members_script(), &self.registry_key, &argument);
-        let reply = script.run(&self.global, CallKind::Recorded, deadline).await?;
+        let reply = script.run(&self.global, CallImportance::Recorded, deadline).await?;
         let regions = reply_bytes(&reply.reply)
             .and_then(|reply| registry::decode_registry(reply).ok())
             .ok_or(RedisError::BadReply)?;
@@ -185,15 +191,15 @@ impl RegionHeartbeat {
         if regions.accepted {
             *lock_ignoring_poison(&self.accepted) = identity.fence.next;
         }
-        if self.standing.findings().should_clear_creation() {
+        if self.standing.findings().should_clear_new_mark() {
             self.tell_region.notify_one();
         }
         Ok(())
     }
 
-    /// Returns the report at a time. It only reads while global time is unknown, and while the region's Redis does not
+    /// Builds the report at a time. It only reads while global time is unknown, and while the region's Redis does not
     /// answer, because its tokens may have changed.
-    fn report(&self, identity: RegionIdentity, at: Instant) -> RegionReport<'_> {
+    fn build_region_report(&self, identity: RegionIdentity, at: Instant) -> RegionReport<'_> {
         let at_us = process_us(at);
         let is_fresh = self.standing.findings().has_read_identity(MAX_IDENTITY_AGE_US, at_us);
         RegionReport {
@@ -202,8 +208,8 @@ impl RegionHeartbeat {
             fence: identity.fence,
             list: self.list,
             sent: self.global_now(at).filter(|_| is_fresh).unwrap_or_default(),
-            lease_us: self.standing.own().lease_us,
-            jumped_ago_us: self.standing.global_jump_to_tell_us(at_us),
+            lease_us: self.standing.own_region().lease_us,
+            jumped_ago_us: self.standing.us_since_global_jump_to_report(at_us),
         }
     }
 
@@ -222,18 +228,19 @@ fn call_times(within: InstantRange) -> CallTimes {
 }
 
 /// Reads the clocks that have not been read for an interval.
-async fn read_idle_clocks(deployment: &Deployment, kind: CallKind, deadline: Instant) {
+async fn read_idle_clocks(deployment: &Deployment, kind: CallImportance, deadline: Instant) {
     let nodes = deployment.nodes();
     let now = Instant::now();
-    let is_idle = |node: &&Arc<Node>| node.clock().last_read_us().is_none_or(|at| process_us(now) - at >= IDLE_US);
+    let is_idle =
+        |node: &&Arc<Node>| node.clock().last_read_us().is_none_or(|at| process_us(now) - at >= CLOCK_REREAD_AGE_US);
     join_all(nodes.iter().filter(is_idle).map(|node| read_clock(node, kind, deadline))).await;
 }
 
-async fn read_clock(node: &Node, kind: CallKind, deadline: Instant) {
+async fn read_clock(node: &Node, kind: CallImportance, deadline: Instant) {
     let from = Instant::now();
     let reply = match kind {
-        CallKind::Unrecorded => node.call_unrecorded(&[b"TIME"], false, deadline).await,
-        CallKind::Recorded | CallKind::Replicated(_) => node.call(&[b"TIME"], false, deadline).await,
+        CallImportance::Unrecorded => node.call_unrecorded(&[b"TIME"], false, deadline).await,
+        CallImportance::Recorded | CallImportance::Replicated(_) => node.call(&[b"TIME"], false, deadline).await,
     };
     let within = InstantRange { from, until: Instant::now() };
     if let Some(server) = reply.ok().as_ref().and_then(reply_time) {

@@ -32,13 +32,13 @@ use crate::store::redis::script::put_time;
 /// Maximum length of a region's name in bytes, as in the settings.
 const MAX_REGION_NAME_BYTES: usize = 63;
 /// Maximum number of other regions in a reply, as in the script.
-const MAX_OTHERS: usize = 128;
+const MAX_OTHER_REGIONS: usize = 128;
 
 /// Random identity of a region's Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RegionId(pub [u8; 16]);
+pub struct RegionRedisId(pub [u8; 16]);
 
-impl RegionId {
+impl RegionRedisId {
     /// Creates a new identity.
     pub fn random() -> Self {
         Self(OwnerId::random().0)
@@ -80,7 +80,7 @@ impl FencingToken {
 
 /// Fencing tokens of a region's Redis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RegionFence {
+pub struct FencingTokens {
     /// Number of the current token, from 1 on.
     pub generation: u64,
     /// Token that the registry accepted last, as far as the region's Redis knows.
@@ -93,20 +93,20 @@ pub struct RegionFence {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionIdentity {
     /// The identity.
-    pub id: RegionId,
+    pub id: RegionRedisId,
     /// Time of that Redis at which the list of a region last changed; 0: none changed.
     pub list_changed: Time,
     /// True if that Redis cannot know of an earlier list; its creation counts as a change.
     pub is_new: bool,
     /// Its fencing tokens.
-    pub fence: RegionFence,
+    pub fence: FencingTokens,
 }
 
 /// What a process knows when it asks for the identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdentityClaim {
     /// It knows nothing, and proposes an id.
-    Propose(RegionId),
+    Propose(RegionRedisId),
     /// It remembers an earlier reply.
     Remember {
         /// The earlier reply.
@@ -159,7 +159,7 @@ pub fn region_identity_key(prefix: &str) -> Bytes {
 pub fn encode_identity_call(call: &IdentityCall, now: Option<Time>) -> Bytes {
     let (identity, remembers, is_settled) = match call.claim {
         IdentityClaim::Propose(id) => {
-            let fence = RegionFence::default();
+            let fence = FencingTokens::default();
             (RegionIdentity { id, list_changed: Time::default(), is_new: false, fence }, false, false)
         }
         IdentityClaim::Remember { identity, is_settled } => (identity, true, is_settled),
@@ -169,11 +169,11 @@ pub fn encode_identity_call(call: &IdentityCall, now: Option<Time>) -> Bytes {
     argument.put_i64_le(i64::from(remembers));
     argument.put_i64_le(i64::from(is_settled));
     argument.put_u64_le(identity.list_changed.as_micros());
-    argument.put_i64_le(optional_us(call.other_list_changed_ago_us));
+    argument.put_i64_le(encode_optional_us(call.other_list_changed_ago_us));
     argument.put_i64_le(i64::from(identity.is_new));
     argument.put_u64_le(identity.fence.generation);
     argument.put_u64_le(call.leased_until.as_micros());
-    argument.put_i64_le(optional_us(call.jumped_ago_us));
+    argument.put_i64_le(encode_optional_us(call.jumped_ago_us));
     argument.put_slice(&identity.id.0);
     argument.put_slice(&call.list.0);
     for FencingToken(token) in [identity.fence.current, identity.fence.next, call.accepted, call.proposal] {
@@ -182,8 +182,8 @@ pub fn encode_identity_call(call: &IdentityCall, now: Option<Time>) -> Bytes {
     argument.freeze()
 }
 
-/// Returns a number of a script's argument; negative: it is absent.
-fn optional_us(us: Option<u64>) -> i64 {
+/// Encodes optional microseconds of a script's argument; -1: absent.
+fn encode_optional_us(us: Option<u64>) -> i64 {
     us.and_then(|us| i64::try_from(us.min(MAX_LUA_INTEGER)).ok()).unwrap_or(-1)
 }
 
@@ -194,13 +194,13 @@ fn optional_us(us: Option<u64>) -> i64 {
 pub fn decode_identity(reply: &[u8]) -> Result<IdentityReply, MalformedReply> {
     let (numbers, rest) = reply.split_at_checked(48).ok_or(MalformedReply)?;
     let mut reader = ReplyReader::new(numbers);
-    let (now, list_changed, is_new) = (reader.read_time()?, reader.read_time()?, flag(reader.read_number()?)?);
+    let (now, list_changed, is_new) = (reader.read_time()?, reader.read_time()?, decode_flag(reader.read_number()?)?);
     let (generation, leased_until, clock_jumped) = (reader.read_number()?, reader.read_time()?, reader.read_time()?);
     let (id, rest) = rest.split_first_chunk().ok_or(MalformedReply)?;
     let (current, rest) = rest.split_first_chunk().ok_or(MalformedReply)?;
     let next = rest.try_into().map_err(|_| MalformedReply)?;
-    let fence = RegionFence { generation, current: FencingToken(*current), next: FencingToken(next) };
-    let identity = RegionIdentity { id: RegionId(*id), list_changed, is_new, fence };
+    let fence = FencingTokens { generation, current: FencingToken(*current), next: FencingToken(next) };
+    let identity = RegionIdentity { id: RegionRedisId(*id), list_changed, is_new, fence };
     Ok(IdentityReply { now, identity, leased_until, clock_jumped })
 }
 
@@ -210,9 +210,9 @@ pub struct RegionReport<'r> {
     /// Name of the region, at most 63 bytes.
     pub name: &'r str,
     /// Identity of its Redis.
-    pub id: RegionId,
+    pub id: RegionRedisId,
     /// Fencing tokens of its Redis.
-    pub fence: RegionFence,
+    pub fence: FencingTokens,
     /// Hash of its list of regions.
     pub list: RegionListHash,
     /// Time of the global Redis at which the report is sent, at the latest; 0: it only reads.
@@ -248,7 +248,7 @@ pub struct OtherRegion {
     /// Its name.
     pub name: String,
     /// Identity of its Redis.
-    pub id: RegionId,
+    pub id: RegionRedisId,
     /// True if its list is not that of this process.
     pub has_other_list: bool,
     /// Time at which its list last changed; 0: it never changed.
@@ -273,7 +273,7 @@ pub fn encode_report(report: RegionReport<'_>, now: Option<Time>) -> Bytes {
     argument.put_u64_le(report.sent.as_micros());
     argument.put_u64_le(report.lease_us);
     argument.put_u64_le(report.fence.generation);
-    argument.put_i64_le(optional_us(report.jumped_ago_us));
+    argument.put_i64_le(encode_optional_us(report.jumped_ago_us));
     argument.put_slice(&report.id.0);
     argument.put_slice(&report.list.0);
     argument.put_slice(&report.fence.current.0);
@@ -289,7 +289,8 @@ pub fn encode_report(report: RegionReport<'_>, now: Option<Time>) -> Bytes {
 pub fn decode_registry(reply: &[u8]) -> Result<RegistryReply, MalformedReply> {
     let (head, mut rest) = reply.split_at_checked(48).ok_or(MalformedReply)?;
     let mut reader = ReplyReader::new(head);
-    let (now, recorded, accepted) = (reader.read_time()?, flag(reader.read_number()?)?, flag(reader.read_number()?)?);
+    let (now, recorded, accepted) =
+        (reader.read_time()?, decode_flag(reader.read_number()?)?, decode_flag(reader.read_number()?)?);
     let (list_changed, contested_until, clock_jumped) = (reader.read_time()?, reader.read_time()?, reader.read_time()?);
     let mut others = Vec::new();
     while let Some((length, after)) = rest.split_first() {
@@ -299,18 +300,18 @@ pub fn decode_registry(reply: &[u8]) -> Result<RegistryReply, MalformedReply> {
         let (times, after) = after.split_at_checked(24).ok_or(MalformedReply)?;
         let mut reader = ReplyReader::new(times);
         let (list_changed, seen, leased_until) = (reader.read_time()?, reader.read_time()?, reader.read_time()?);
-        if others.len() == MAX_OTHERS {
+        if others.len() == MAX_OTHER_REGIONS {
             return Err(MalformedReply);
         }
-        let (name, has_other_list) = (plain_name(name)?, flag(u64::from(*other_list))?);
-        others.push(OtherRegion { name, id: RegionId(*id), has_other_list, list_changed, seen, leased_until });
+        let (name, has_other_list) = (decode_plain_name(name)?, decode_flag(u64::from(*other_list))?);
+        others.push(OtherRegion { name, id: RegionRedisId(*id), has_other_list, list_changed, seen, leased_until });
         rest = after;
     }
     Ok(RegistryReply { now, recorded, accepted, list_changed, contested_until, clock_jumped, others })
 }
 
 /// Decodes 0 or 1.
-const fn flag(number: u64) -> Result<bool, MalformedReply> {
+const fn decode_flag(number: u64) -> Result<bool, MalformedReply> {
     match number {
         0 => Ok(false),
         1 => Ok(true),
@@ -318,8 +319,8 @@ const fn flag(number: u64) -> Result<bool, MalformedReply> {
     }
 }
 
-/// Returns a name that is safe to log.
-fn plain_name(name: &[u8]) -> Result<String, MalformedReply> {
+/// Decodes the name of a region; an error unless it is safe to log.
+fn decode_plain_name(name: &[u8]) -> Result<String, MalformedReply> {
     let is_plain = (1..=MAX_REGION_NAME_BYTES).contains(&name.len()) && name.iter().all(u8::is_ascii_graphic);
     let name = std::str::from_utf8(name).map_err(|_| MalformedReply)?;
     if is_plain { Ok(name.to_owned()) } else { Err(MalformedReply) }

@@ -13,13 +13,13 @@ use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
 use tokio::time::sleep_until;
 
-use super::calls::{CallKind, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT};
-use super::grant_calls::{self, BucketCall, WindowCall};
+use super::calls::{CallImportance, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT};
+use super::grant_calls::{self, GlobalBucketAction, GlobalWindowAction};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::Algorithm;
-use crate::limit::algorithm::global_bucket::TokenPool;
-use crate::limit::algorithm::global_window::WindowPool;
+use crate::limit::algorithm::global_bucket::GlobalBucketParameters;
+use crate::limit::algorithm::global_window::GlobalWindowParameters;
 use crate::limit::algorithm::stored_state::{MalformedReply, ReplyReader};
 use crate::store::client::redis::connection::Script;
 use crate::store::client::redis::deployment::Deployment;
@@ -47,7 +47,7 @@ pub(crate) struct RegionCounter {
 
 /// Resets of global limits, and the task that follows those of other regions.
 #[derive(Clone, Debug)]
-pub(super) struct Resets {
+pub(super) struct GlobalResets {
     global: Arc<Deployment>,
     region: Arc<Deployment>,
     list_key: Bytes,
@@ -55,7 +55,7 @@ pub(super) struct Resets {
     key_head: Bytes,
 }
 
-impl Resets {
+impl GlobalResets {
     /// Creates the resets of a region; `prefix` is `CACHE_KEY_PREFIX`.
     pub(super) fn new(global: Arc<Deployment>, region: Arc<Deployment>, prefix: &str) -> Self {
         Self { global, region, list_key: resets_key(prefix), key_head: key::key_head(prefix).freeze() }
@@ -70,13 +70,13 @@ impl Resets {
         for counter in counters {
             newest = newest.max(self.reset_globally(counter, deadline).await?);
         }
-        let listed = |RegionCounter { key, limit }: &RegionCounter| ResetCounter {
+        let listed = |RegionCounter { key, limit }: &RegionCounter| CounterToReset {
             key: key.clone(),
             period_ms: limit.period_us() / 1000,
         };
-        let listed: Vec<ResetCounter> = counters.iter().map(listed).collect();
+        let listed: Vec<CounterToReset> = counters.iter().map(listed).collect();
         if !listed.is_empty() {
-            self.call_list(&encode_list_addition(newest, &listed, None), deadline).await?;
+            self.call_reset_list(&encode_list_addition(newest, &listed, None), deadline).await?;
         }
         Ok(())
     }
@@ -86,17 +86,23 @@ impl Resets {
         let algorithm = counter.limit.algorithm();
         let key = global_key(&counter.key);
         if algorithm == Algorithm::TokenBucket {
-            let pool = TokenPool::of(&counter.limit);
-            let argument = grant_calls::encode_bucket_call(pool, BucketCall::Reset, None);
+            let pool = GlobalBucketParameters::from_limit(&counter.limit);
+            let argument = grant_calls::encode_global_bucket_call(pool, GlobalBucketAction::Reset, None);
             let reply = self.call_global(global_bucket_script(), &key, &argument, deadline).await?;
-            return grant_calls::decode_bucket_call(&reply).map(|reply| reply.epoch).map_err(|_| RedisError::BadReply);
+            return grant_calls::decode_global_bucket_reply(&reply)
+                .map(|reply| reply.epoch)
+                .map_err(|_| RedisError::BadReply);
         }
-        let argument = grant_calls::encode_window_call(WindowPool::of(&counter.limit), WindowCall::Reset, None);
+        let argument = grant_calls::encode_global_window_call(
+            GlobalWindowParameters::from_limit(&counter.limit),
+            GlobalWindowAction::Reset,
+            None,
+        );
         let reply = self.call_global(global_window_script(), &key, &argument, deadline).await?;
-        grant_calls::decode_window_call(&reply).map(|reply| reply.epoch).map_err(|_| RedisError::BadReply)
+        grant_calls::decode_global_window_reply(&reply).map(|reply| reply.epoch).map_err(|_| RedisError::BadReply)
     }
 
-    async fn call_list(&self, argument: &[u8], deadline: Instant) -> Result<ResetsReply, RedisError> {
+    async fn call_reset_list(&self, argument: &[u8], deadline: Instant) -> Result<ResetsReply, RedisError> {
         let reply = self.call_global(global_resets_script(), &self.list_key, argument, deadline).await?;
         decode_list(&reply).map_err(|_| RedisError::BadReply)
     }
@@ -108,16 +114,16 @@ impl Resets {
         argument: &[u8],
         deadline: Instant,
     ) -> Result<Bytes, RedisError> {
-        let reply = KeyScript::new(script, key, argument).run(&self.global, CallKind::Recorded, deadline).await?;
+        let reply = KeyScript::new(script, key, argument).run(&self.global, CallImportance::Recorded, deadline).await?;
         reply_bytes(&reply.reply).map(Bytes::copy_from_slice).ok_or(RedisError::BadReply)
     }
 
-    /// Lets the region's counters follow all resets; runs until it is dropped.
-    pub(super) async fn follow(&self) {
+    /// Applies the resets of all regions to this region's counters; runs until it is dropped.
+    pub(super) async fn apply_resets_repeatedly(&self) {
         let mut followed = Time::default();
         loop {
             let next = Instant::now() + INTERVAL;
-            match self.follow_after(followed).await {
+            match self.apply_resets_after(followed).await {
                 Ok(newest) => followed = newest,
                 Err(error) => tracing::debug!(%error, "resets of other regions could not be followed"),
             }
@@ -125,43 +131,44 @@ impl Resets {
         }
     }
 
-    /// Follows the resets after a time, and returns the time of the newest.
-    async fn follow_after(&self, followed: Time) -> Result<Time, RedisError> {
+    /// Applies the resets after a time, and returns the time of the newest.
+    async fn apply_resets_after(&self, followed: Time) -> Result<Time, RedisError> {
         let argument = encode_list_read(followed, None);
-        let ResetsReply { newest, resets, .. } = self.call_list(&argument, Instant::now() + GLOBAL_TIMEOUT).await?;
-        let own = resets.into_iter().filter(|Reset { counter, .. }| {
+        let ResetsReply { newest, resets, .. } =
+            self.call_reset_list(&argument, Instant::now() + GLOBAL_TIMEOUT).await?;
+        let own = resets.into_iter().filter(|ListedReset { counter, .. }| {
             counter.period_ms <= MAX_PERIOD_MS && is_region_key(&self.key_head, &counter.key)
         });
         let outcomes: Vec<Result<(), RedisError>> =
-            stream::iter(own).map(|reset| self.follow_one(reset)).buffer_unordered(MAX_IN_FLIGHT).collect().await;
+            stream::iter(own).map(|reset| self.apply_one_reset(reset)).buffer_unordered(MAX_IN_FLIGHT).collect().await;
         outcomes.into_iter().collect::<Result<(), RedisError>>()?;
         Ok(newest)
     }
 
-    async fn follow_one(&self, Reset { time, counter }: Reset) -> Result<(), RedisError> {
+    async fn apply_one_reset(&self, ListedReset { time, counter }: ListedReset) -> Result<(), RedisError> {
         let argument = grant_calls::encode_counter_reset(counter.period_ms, time);
         let call = KeyScript::new(region_reset_script(), &counter.key, &argument);
-        let reply = call.run(&self.region, CallKind::Unrecorded, Instant::now() + REGION_TIMEOUT).await?;
+        let reply = call.run(&self.region, CallImportance::Unrecorded, Instant::now() + REGION_TIMEOUT).await?;
         reply_integer(&reply.reply).map(|_| ()).ok_or(RedisError::BadReply)
     }
 }
 
 /// Counter of a region that follows a reset.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ResetCounter {
+pub struct CounterToReset {
     /// Key of the counter, in all regions.
     pub key: Bytes,
     /// Its period in milliseconds.
     pub period_ms: u64,
 }
 
-/// Entry of the list.
+/// Reset in the list of the global Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reset {
+pub struct ListedReset {
     /// Time of the reset, by the global Redis.
     pub time: Time,
     /// The counter.
-    pub counter: ResetCounter,
+    pub counter: CounterToReset,
 }
 
 /// Reply of `lua/regions/global_resets.lua`.
@@ -172,7 +179,7 @@ pub struct ResetsReply {
     /// Time of the newest reset; 0: there is none.
     pub newest: Time,
     /// Resets that were asked for, newest first.
-    pub resets: Vec<Reset>,
+    pub resets: Vec<ListedReset>,
 }
 
 /// Returns the key of the list. `prefix` is `CACHE_KEY_PREFIX`. No counter's key ends in a brace.
@@ -184,14 +191,14 @@ pub fn resets_key(prefix: &str) -> Bytes {
 
 /// Encodes a read of the resets after a time, at `now`, or at the server's own time if `now` is `None`.
 pub fn encode_list_read(after: Time, now: Option<Time>) -> Bytes {
-    list_head(after, now).freeze()
+    begin_list_argument(after, now).freeze()
 }
 
 /// Encodes the addition of counters that were reset at a time, at `now`, or at the server's own time if `now` is
 /// `None`.
-pub fn encode_list_addition(time: Time, counters: &[ResetCounter], now: Option<Time>) -> Bytes {
-    let mut argument = list_head(time, now);
-    for ResetCounter { key, period_ms } in counters {
+pub fn encode_list_addition(time: Time, counters: &[CounterToReset], now: Option<Time>) -> Bytes {
+    let mut argument = begin_list_argument(time, now);
+    for CounterToReset { key, period_ms } in counters {
         argument.put_u64_le(*period_ms);
         argument.put_u64_le(key.len() as u64);
         argument.put_slice(key);
@@ -213,13 +220,13 @@ pub fn decode_list(reply: &[u8]) -> Result<ResetsReply, MalformedReply> {
         let (time, period_ms, length) = (reader.read_time()?, reader.read_number()?, reader.read_number()?);
         let length = usize::try_from(length).map_err(|_| MalformedReply)?;
         let (key, after) = after.split_at_checked(length).ok_or(MalformedReply)?;
-        resets.push(Reset { time, counter: ResetCounter { key: Bytes::copy_from_slice(key), period_ms } });
+        resets.push(ListedReset { time, counter: CounterToReset { key: Bytes::copy_from_slice(key), period_ms } });
         rest = after;
     }
     Ok(ResetsReply { now, newest, resets })
 }
 
-fn list_head(time: Time, now: Option<Time>) -> BytesMut {
+fn begin_list_argument(time: Time, now: Option<Time>) -> BytesMut {
     let mut argument = BytesMut::with_capacity(128);
     put_time(&mut argument, now);
     argument.put_u64_le(time.as_micros());

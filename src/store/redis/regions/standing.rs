@@ -22,6 +22,13 @@
 //! Redis, so that one which starts while the global Redis is away has what the others have. What the last replies said
 //! stands while a region is cut off, until the lease ends.
 //!
+//! # A Redis that loses its data
+//!
+//! A region's Redis that restarts empty forgets which parts were used. It has lost its identity too: the process that
+//! writes it back records the loss, and the parts rest for one period, as after a jump of its clock. Its connections
+//! close, so the parts also rest from each opened connection until the identity was read again. Only calls that were
+//! waiting for that connection may still use them.
+//!
 //! # Jumps of clocks
 //!
 //! After a jump of the global clock by more than a second, windows may repeat. So nothing is requested and no grant is
@@ -35,10 +42,11 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 
-use super::registry::{IdentityClaim, IdentityReply, OtherRegion, RegionId, RegionIdentity, RegistryReply};
+use super::registry::{IdentityClaim, IdentityReply, OtherRegion, RegionIdentity, RegionRedisId, RegistryReply};
 use crate::base::clock::{Time, to_micros};
 use crate::limit::algorithm::region::GlobalView;
 use crate::settings::redis::regions::{DEFAULT_LEASE, RegionSettings};
+use crate::store::client::redis::deployment_context::OpenedConnections;
 use crate::store::client::redis::server_clock::{ClockJumps, process_us};
 
 /// Time without an answer of the global Redis after which a region is cut off.
@@ -46,7 +54,7 @@ pub const CUT_OFF_AFTER: Duration = Duration::from_secs(5);
 /// Time without a report after which another region gets a notice.
 const SILENT_AFTER_US: u64 = 60_000_000;
 /// Minimum time for which a changed list leaves the parts unused: replicas with the old one may still run.
-const MIN_UNUSED_US: u64 = 60_000_000;
+const MIN_PARTS_UNUSED_US: u64 = 60_000_000;
 /// Process time of an event that never happened.
 const NEVER_US: i64 = i64::MIN;
 /// Time in which two clocks may move apart by 1.
@@ -75,19 +83,19 @@ impl OwnRegion {
     /// Takes the settings of the region of this process.
     pub fn new(settings: &RegionSettings) -> Self {
         let names: Vec<&str> = settings.names.iter().map(String::as_str).collect();
-        Self::of(settings.own_region_name(), &names, settings.lease)
+        Self::with_names(settings.own_region_name(), &names, settings.lease)
     }
 
     /// Creates the settings of the region `name`, one of `names`, with a lease.
-    pub fn of(name: &str, names: &[&str], lease: Duration) -> Self {
+    pub fn with_names(name: &str, names: &[&str], lease: Duration) -> Self {
         let names = names.iter().map(|name| (*name).to_owned()).collect();
         Self { name: name.to_owned(), names, lease_us: to_micros(lease) }
     }
 }
 
-/// Reason for which the parts of a region rest.
+/// Kind of conflict because of which a region may not use its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RestCause {
+pub enum ConflictKind {
     /// A Redis has another list of regions.
     OtherList,
     /// Another Redis has the name of this region.
@@ -96,22 +104,22 @@ pub enum RestCause {
     CopiedRedis,
 }
 
-/// Rest of a region's parts because of one Redis.
+/// Conflict with another Redis, during which a region may not use its parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PartsRest {
+pub struct PartsConflict {
     /// Its reason.
-    pub cause: RestCause,
+    pub cause: ConflictKind,
     /// Name of the region of that Redis.
     pub region: String,
     /// Identity of that Redis.
-    pub id: RegionId,
+    pub id: RegionRedisId,
     /// Process time of the last report of that Redis, in microseconds.
     pub seen_us: i64,
     /// Process time at which the rest ends if that Redis reports no more, in microseconds.
     pub until_us: i64,
 }
 
-impl PartsRest {
+impl PartsConflict {
     fn is_of_same_redis(&self, other: &Self) -> bool {
         (self.cause, &self.region, self.id) == (other.cause, &other.region, other.id)
     }
@@ -135,9 +143,9 @@ pub struct MissingRegions {
     pub silent: Vec<String>,
 }
 
-/// Findings of the last replies.
+/// What the last replies of both Redis say about the region.
 #[derive(Clone, Debug)]
-pub struct Findings {
+pub struct RegionFindings {
     /// Identity of the region's Redis; `None` before the first reply.
     identity: Option<RegionIdentity>,
     /// Process time at which the call was sent that read the identity last.
@@ -149,8 +157,8 @@ pub struct Findings {
     /// Process times of the last jumps of clocks that both Redis know.
     region_jumped_us: i64,
     global_jumped_us: i64,
-    /// Rests of the parts that have not ended.
-    rests: Vec<PartsRest>,
+    /// Conflicts that have not ended.
+    conflicts: Vec<PartsConflict>,
     /// Process time at which the last of those that have ended did so.
     rest_ended_us: i64,
     /// Process time at which the lease of the parts ends.
@@ -161,7 +169,7 @@ pub struct Findings {
     is_settled: bool,
 }
 
-impl Default for Findings {
+impl Default for RegionFindings {
     fn default() -> Self {
         Self {
             identity: None,
@@ -170,7 +178,7 @@ impl Default for Findings {
             registry_changed_us: NEVER_US,
             region_jumped_us: NEVER_US,
             global_jumped_us: NEVER_US,
-            rests: Vec::new(),
+            conflicts: Vec::new(),
             rest_ended_us: NEVER_US,
             lease_ends_us: NEVER_US,
             missing: None,
@@ -179,9 +187,9 @@ impl Default for Findings {
     }
 }
 
-impl Findings {
+impl RegionFindings {
     /// Returns the claim for the next call to the region's Redis; `proposal` is the id if none is known.
-    pub fn claim(&self, proposal: RegionId) -> IdentityClaim {
+    pub fn build_identity_claim(&self, proposal: RegionRedisId) -> IdentityClaim {
         match self.identity {
             Some(identity) => IdentityClaim::Remember { identity, is_settled: self.is_settled },
             None => IdentityClaim::Propose(proposal),
@@ -198,9 +206,9 @@ impl Findings {
         self.identity_read_us.saturating_add(age_us) >= at_us
     }
 
-    /// Rests of the parts that had not ended at the last reply.
-    pub fn rests(&self) -> &[PartsRest] {
-        &self.rests
+    /// Conflicts that had not ended at the last reply.
+    pub fn conflicts(&self) -> &[PartsConflict] {
+        &self.conflicts
     }
 
     /// Process time at which the lease of the parts ends, in microseconds; `None` if there never was one.
@@ -215,7 +223,7 @@ impl Findings {
 
     /// Returns true if the region's Redis should stop counting its own creation as a change of the list: all regions
     /// have told that no list changed.
-    pub fn should_clear_creation(&self) -> bool {
+    pub fn should_clear_new_mark(&self) -> bool {
         self.is_settled && self.is_new()
     }
 
@@ -226,37 +234,40 @@ impl Findings {
 
     /// Microseconds since the list of a region last changed, a new Redis was first used, or a rest because of another
     /// Redis ended; `None` if nothing of this happened.
-    pub fn changed_before_us(&self, at: Instant) -> Option<u64> {
-        before_us(self.changed_us(), process_us(at))
+    pub fn us_since_change(&self, at: Instant) -> Option<u64> {
+        us_since_event(self.last_change_us(), process_us(at))
     }
 
     /// Microseconds since the list of a region last changed or a rest ended, by the registry; `None` if neither
     /// happened.
-    pub fn registry_changed_before_us(&self, at_us: i64) -> Option<u64> {
-        before_us(self.registry_changed_us.max(self.rest_ended_us), at_us)
+    pub fn us_since_registry_change(&self, at_us: i64) -> Option<u64> {
+        us_since_event(self.registry_changed_us.max(self.rest_ended_us), at_us)
     }
 
-    fn changed_us(&self) -> i64 {
+    fn last_change_us(&self) -> i64 {
         self.identity_changed_us.max(self.registry_changed_us).max(self.rest_ended_us)
     }
 
     /// Returns the findings after a reply of the region's Redis.
     #[must_use]
-    pub fn with_identity(&self, reply: &IdentityReply, times: CallTimes) -> Self {
+    pub fn after_identity_reply(&self, reply: &IdentityReply, times: CallTimes) -> Self {
         let is_same = self.identity.is_none_or(|known| known.id == reply.identity.id);
         // A lease and a copy are those of one Redis.
-        let own =
-            if is_same { self.clone() } else { Self { lease_ends_us: NEVER_US, rests: Vec::new(), ..self.clone() } };
+        let own = if is_same {
+            self.clone()
+        } else {
+            Self { lease_ends_us: NEVER_US, conflicts: Vec::new(), ..self.clone() }
+        };
         let lease_us = reply.leased_until.since_us(reply.now);
         let lease_ends_us = match lease_us {
             0 => NEVER_US,
-            _ => times.sent_us.saturating_add_unsigned(shortened_us(lease_us)),
+            _ => times.sent_us.saturating_add_unsigned(shorten_by_drift_us(lease_us)),
         };
-        let jumped_us = event_us(reply.clock_jumped, reply.now, times.answered_us);
+        let jumped_us = event_process_time_us(reply.clock_jumped, reply.now, times.answered_us);
         Self {
             identity: Some(reply.identity),
             identity_read_us: self.identity_read_us.max(times.sent_us),
-            identity_changed_us: event_us(reply.identity.list_changed, reply.now, times.answered_us),
+            identity_changed_us: event_process_time_us(reply.identity.list_changed, reply.now, times.answered_us),
             region_jumped_us: self.region_jumped_us.max(jumped_us),
             lease_ends_us: own.lease_ends_us.max(lease_ends_us),
             ..own
@@ -265,98 +276,108 @@ impl Findings {
 
     /// Returns the findings after a reply of the registry to a report of `own`.
     #[must_use]
-    pub fn with_registry(&self, reply: &RegistryReply, times: CallTimes, own: &OwnRegion) -> Self {
-        let rests = self.rests_after(reply, times, own);
+    pub fn after_registry_reply(&self, reply: &RegistryReply, times: CallTimes, own: &OwnRegion) -> Self {
+        let conflicts = self.conflicts_after(reply, times, own);
         let last_change = reply.others.iter().map(|other| other.list_changed).fold(reply.list_changed, Time::max);
-        let is_uncontested = reply.recorded && rests.is_empty();
-        let renewed_us = times.sent_us.saturating_add_unsigned(shortened_us(own.lease_us));
+        let is_uncontested = reply.recorded && conflicts.is_empty();
+        let renewed_us = times.sent_us.saturating_add_unsigned(shorten_by_drift_us(own.lease_us));
         let agree = reply.others.iter().all(|other| !other.has_other_list || other.leased_until <= reply.now);
         let knows_all = reply.recorded || self.missing.is_some();
         Self {
-            registry_changed_us: event_us(last_change, reply.now, times.answered_us),
-            global_jumped_us: self.global_jumped_us.max(event_us(reply.clock_jumped, reply.now, times.answered_us)),
+            registry_changed_us: event_process_time_us(last_change, reply.now, times.answered_us),
+            global_jumped_us: self.global_jumped_us.max(event_process_time_us(
+                reply.clock_jumped,
+                reply.now,
+                times.answered_us,
+            )),
             lease_ends_us: if is_uncontested { self.lease_ends_us.max(renewed_us) } else { self.lease_ends_us },
-            missing: knows_all.then(|| missing_regions(reply, own)),
+            missing: knows_all.then(|| find_missing_regions(reply, own)),
             is_settled: is_uncontested && agree && last_change == Time::default(),
-            rest_ended_us: self.rest_ended_after(reply, times, own),
-            rests,
+            rest_ended_us: self.last_conflict_end_us(reply, times, own),
+            conflicts,
             ..self.clone()
         }
     }
 
-    /// Returns the process time at which the last rest ended, of those that the registry tells or that were known.
-    fn rest_ended_after(&self, reply: &RegistryReply, times: CallTimes, own: &OwnRegion) -> i64 {
-        let of_others = reply.others.iter().filter(|other| conflict(other, own).is_some());
+    /// Returns the process time at which the last conflict ended, of those that the registry tells or that were known.
+    fn last_conflict_end_us(&self, reply: &RegistryReply, times: CallTimes, own: &OwnRegion) -> i64 {
+        let of_others = reply.others.iter().filter(|other| find_conflict_kind(other, own).is_some());
         let ends = of_others.map(|other| other.leased_until).chain([reply.contested_until]);
-        let told = ends.filter(|end| *end <= reply.now).map(|end| event_us(end, reply.now, times.answered_us));
-        let known = self.rests.iter().filter(|rest| rest.until_us <= times.sent_us).map(|rest| rest.until_us);
+        let told =
+            ends.filter(|end| *end <= reply.now).map(|end| event_process_time_us(end, reply.now, times.answered_us));
+        let known = self.conflicts.iter().filter(|rest| rest.until_us <= times.sent_us).map(|rest| rest.until_us);
         told.chain(known).fold(self.rest_ended_us, i64::max)
     }
 
-    /// Returns the rests after a reply of the registry: those that it tells, and earlier ones that it does not end. A
-    /// jump of the global clock shortens none.
-    fn rests_after(&self, reply: &RegistryReply, times: CallTimes, own: &OwnRegion) -> Vec<PartsRest> {
-        let of_others = reply.others.iter().filter_map(|other| rest_of(other, reply, times, own));
+    /// Returns the conflicts after a reply of the registry: those that it tells, and earlier ones that it does not end.
+    /// A jump of the global clock shortens none.
+    fn conflicts_after(&self, reply: &RegistryReply, times: CallTimes, own: &OwnRegion) -> Vec<PartsConflict> {
+        let of_others = reply.others.iter().filter_map(|other| build_parts_conflict(other, reply, times, own));
         let is_copied = reply.contested_until > reply.now;
-        let copied = self.identity.filter(|_| is_copied).map(|identity| PartsRest {
-            cause: RestCause::CopiedRedis,
+        let copied = self.identity.filter(|_| is_copied).map(|identity| PartsConflict {
+            cause: ConflictKind::CopiedRedis,
             region: own.name.clone(),
             id: identity.id,
             seen_us: times.answered_us,
-            until_us: wait_until_us(reply.contested_until.since_us(reply.now), times),
+            until_us: surely_passed_at_us(reply.contested_until.since_us(reply.now), times),
         });
-        let mut rests: Vec<PartsRest> = of_others.chain(copied).collect();
-        for earlier in &self.rests {
-            match rests.iter_mut().find(|rest| rest.is_of_same_redis(earlier)) {
+        let mut conflicts: Vec<PartsConflict> = of_others.chain(copied).collect();
+        for earlier in &self.conflicts {
+            match conflicts.iter_mut().find(|rest| rest.is_of_same_redis(earlier)) {
                 Some(rest) => rest.until_us = rest.until_us.max(earlier.until_us),
                 None if earlier.until_us <= times.sent_us || has_now_same_list(earlier, reply) => {}
-                None => rests.push(earlier.clone()),
+                None => conflicts.push(earlier.clone()),
             }
         }
-        rests.truncate(MAX_RESTS);
-        rests
+        conflicts.truncate(MAX_CONFLICTS);
+        conflicts
     }
 
     /// Returns the process time from which the parts of limits with this period may be used; `None` before the identity
     /// is known.
     pub fn parts_usable_from_us(&self, period_us: u64) -> Option<i64> {
         self.identity?;
-        let changed_us = self.rests.iter().map(|rest| rest.until_us).fold(self.changed_us(), i64::max);
-        let from_us = changed_us.saturating_add_unsigned(period_us.max(MIN_UNUSED_US));
-        Some(from_us.max(rest_after_jump_us(self.region_jumped_us, period_us)))
+        let last_change_us = self.conflicts.iter().map(|rest| rest.until_us).fold(self.last_change_us(), i64::max);
+        let from_us = last_change_us.saturating_add_unsigned(period_us.max(MIN_PARTS_UNUSED_US));
+        Some(from_us.max(usable_after_jump_us(self.region_jumped_us, period_us)))
     }
 }
 
-/// Upper bound on rests that are remembered, as on the Redis in a reply of the registry.
-const MAX_RESTS: usize = 256;
+/// Upper bound on remembered conflicts, as on the Redis in a reply of the registry.
+const MAX_CONFLICTS: usize = 256;
 
-/// Returns the reason for which the parts rest while another Redis has a lease; `None` if they need not.
-fn conflict(other: &OtherRegion, own: &OwnRegion) -> Option<RestCause> {
+/// Returns the kind of conflict with another Redis that has a lease; `None` if there is no conflict.
+fn find_conflict_kind(other: &OtherRegion, own: &OwnRegion) -> Option<ConflictKind> {
     match other {
-        _ if other.name == own.name => Some(RestCause::SecondRedis),
-        OtherRegion { has_other_list: true, .. } => Some(RestCause::OtherList),
+        _ if other.name == own.name => Some(ConflictKind::SecondRedis),
+        OtherRegion { has_other_list: true, .. } => Some(ConflictKind::OtherList),
         OtherRegion { .. } => None,
     }
 }
 
-/// Returns the rest that another Redis causes; `None` if it causes none.
-fn rest_of(other: &OtherRegion, reply: &RegistryReply, times: CallTimes, own: &OwnRegion) -> Option<PartsRest> {
-    let cause = conflict(other, own)?;
+/// Returns the conflict with another Redis; `None` if there is none.
+fn build_parts_conflict(
+    other: &OtherRegion,
+    reply: &RegistryReply,
+    times: CallTimes,
+    own: &OwnRegion,
+) -> Option<PartsConflict> {
+    let cause = find_conflict_kind(other, own)?;
     // If the clock jumped since the last report, the lease may have begun then.
     let jumped_us = reply.clock_jumped.since_us(other.seen);
     let rest_us = other.leased_until.plus_us(jumped_us).since_us(reply.now);
-    let seen_us = event_us(other.seen, reply.now, times.answered_us);
-    let (region, id, until_us) = (other.name.clone(), other.id, wait_until_us(rest_us, times));
-    (rest_us > 0).then_some(PartsRest { cause, region, id, seen_us, until_us })
+    let seen_us = event_process_time_us(other.seen, reply.now, times.answered_us);
+    let (region, id, until_us) = (other.name.clone(), other.id, surely_passed_at_us(rest_us, times));
+    (rest_us > 0).then_some(PartsConflict { cause, region, id, seen_us, until_us })
 }
 
 /// Returns true if the Redis that had another list has reported the list of this region since.
-fn has_now_same_list(rest: &PartsRest, reply: &RegistryReply) -> bool {
+fn has_now_same_list(rest: &PartsConflict, reply: &RegistryReply) -> bool {
     let is_it = |other: &OtherRegion| other.id == rest.id && other.name == rest.region && !other.has_other_list;
-    rest.cause == RestCause::OtherList && reply.others.iter().any(is_it)
+    rest.cause == ConflictKind::OtherList && reply.others.iter().any(is_it)
 }
 
-fn missing_regions(reply: &RegistryReply, own: &OwnRegion) -> MissingRegions {
+fn find_missing_regions(reply: &RegistryReply, own: &OwnRegion) -> MissingRegions {
     let mut missing = MissingRegions::default();
     for name in own.names.iter().filter(|name| **name != own.name) {
         let reports = reply.others.iter().filter(|other| other.name == *name).map(|other| other.seen);
@@ -370,7 +391,7 @@ fn missing_regions(reply: &RegistryReply, own: &OwnRegion) -> MissingRegions {
 }
 
 /// Returns the process time of an event at a server's time, the latest possible one; 0 is an event that never happened.
-fn event_us(event: Time, now: Time, answered_us: i64) -> i64 {
+fn event_process_time_us(event: Time, now: Time, answered_us: i64) -> i64 {
     if event == Time::default() {
         return NEVER_US;
     }
@@ -378,32 +399,34 @@ fn event_us(event: Time, now: Time, answered_us: i64) -> i64 {
 }
 
 /// Returns the time since an event in microseconds; `None` if it never happened.
-fn before_us(event_us: i64, at_us: i64) -> Option<u64> {
+fn us_since_event(event_us: i64, at_us: i64) -> Option<u64> {
     (event_us != NEVER_US).then(|| u64::try_from(at_us.saturating_sub(event_us)).unwrap_or(0))
 }
 
 /// Returns the process time at which `rest_us` have surely passed on a server.
-fn wait_until_us(rest_us: u64, times: CallTimes) -> i64 {
+fn surely_passed_at_us(rest_us: u64, times: CallTimes) -> i64 {
     times.answered_us.saturating_add_unsigned(rest_us.saturating_add(rest_us.div_ceil(US_PER_DRIFT_US)))
 }
 
 /// Returns the part of a time that surely has not passed on another clock when it has passed on this one.
-pub(super) fn shortened_us(us: u64) -> u64 {
+pub(super) fn shorten_by_drift_us(us: u64) -> u64 {
     us.saturating_sub(us.div_ceil(US_PER_DRIFT_US))
 }
 
 /// Returns the process time at which a period has surely passed since a jump of a clock.
-fn rest_after_jump_us(jumped_us: i64, period_us: u64) -> i64 {
+fn usable_after_jump_us(jumped_us: i64, period_us: u64) -> i64 {
     jumped_us.saturating_add_unsigned(period_us.saturating_add(period_us.div_ceil(US_PER_DRIFT_US)))
 }
 
-/// Jumps of the clocks of both Redis.
+/// What the clients of both Redis notice.
 #[derive(Debug, Default)]
-pub struct ClocksOfBoth {
+pub struct ClientEvents {
     /// Jumps of the clocks of the region's Redis.
-    pub region: Arc<ClockJumps>,
+    pub region_jumps: Arc<ClockJumps>,
+    /// Connections to the region's Redis.
+    pub region_connections: Arc<OpenedConnections>,
     /// Jumps of the clocks of the global Redis.
-    pub global: Arc<ClockJumps>,
+    pub global_jumps: Arc<ClockJumps>,
 }
 
 /// What the region may do: the findings of the last replies, the time of the last answer of the global Redis, and jumps
@@ -411,8 +434,8 @@ pub struct ClocksOfBoth {
 #[derive(Debug)]
 pub struct RegionStanding {
     own: OwnRegion,
-    clocks: ClocksOfBoth,
-    findings: ArcSwap<Findings>,
+    events: ClientEvents,
+    findings: ArcSwap<RegionFindings>,
     /// Process time of the last answer of the global Redis.
     answered_us: AtomicI64,
     /// Longest period of the limits that were charged.
@@ -422,16 +445,16 @@ pub struct RegionStanding {
 impl Default for RegionStanding {
     /// Creates the standing of a region without others.
     fn default() -> Self {
-        Self::new(OwnRegion::of("", &[], DEFAULT_LEASE), ClocksOfBoth::default())
+        Self::new(OwnRegion::with_names("", &[], DEFAULT_LEASE), ClientEvents::default())
     }
 }
 
 impl RegionStanding {
     /// Creates the standing of a region before the first reply.
-    pub fn new(own: OwnRegion, clocks: ClocksOfBoth) -> Self {
+    pub fn new(own: OwnRegion, events: ClientEvents) -> Self {
         Self {
             own,
-            clocks,
+            events,
             findings: ArcSwap::default(),
             answered_us: AtomicI64::new(NEVER_US),
             longest_period_us: AtomicU64::new(0),
@@ -439,23 +462,23 @@ impl RegionStanding {
     }
 
     /// Settings of the region.
-    pub(super) const fn own(&self) -> &OwnRegion {
+    pub(super) const fn own_region(&self) -> &OwnRegion {
         &self.own
     }
 
     /// Returns the findings of the last replies.
-    pub fn findings(&self) -> Findings {
-        Findings::clone(&self.findings.load())
+    pub fn findings(&self) -> RegionFindings {
+        RegionFindings::clone(&self.findings.load())
     }
 
     /// Records a reply of the region's Redis.
     pub fn record_identity(&self, reply: &IdentityReply, times: CallTimes) {
-        self.findings.rcu(|findings| findings.with_identity(reply, times));
+        self.findings.rcu(|findings| findings.after_identity_reply(reply, times));
     }
 
     /// Records a reply of the registry to a report with the identity that is known now.
     pub fn record_registry(&self, reply: &RegistryReply, times: CallTimes) {
-        self.findings.rcu(|findings| findings.with_registry(reply, times, &self.own));
+        self.findings.rcu(|findings| findings.after_registry_reply(reply, times, &self.own));
         self.record_answer(times.answered_us);
     }
 
@@ -465,13 +488,13 @@ impl RegionStanding {
     }
 
     /// Microseconds since the last answer of the global Redis; `None` before the first.
-    pub fn unanswered_us(&self, at: Instant) -> Option<u64> {
-        before_us(self.answered_us.load(Ordering::Relaxed), process_us(at))
+    pub fn us_since_answer(&self, at: Instant) -> Option<u64> {
+        us_since_event(self.answered_us.load(Ordering::Relaxed), process_us(at))
     }
 
     /// Returns true if the global Redis has answered within [`CUT_OFF_AFTER`].
     pub fn is_connected(&self, at: Instant) -> bool {
-        self.unanswered_us(at).is_some_and(|us| us <= to_micros(CUT_OFF_AFTER))
+        self.us_since_answer(at).is_some_and(|us| us <= to_micros(CUT_OFF_AFTER))
     }
 
     /// Number of listed regions that the registry knows. A region gets grants of a limit only for that part of them, so
@@ -485,74 +508,77 @@ impl RegionStanding {
     }
 
     /// Returns true while nothing of the global Redis may be used after a jump of its clock, for limits with a period.
-    pub fn rests_from_global_clock(&self, period_us: u64, at: Instant) -> bool {
-        process_us(at) < rest_after_jump_us(self.global_jumped_us(&self.findings.load()), period_us)
+    pub fn global_clock_jumped_recently(&self, period_us: u64, at: Instant) -> bool {
+        process_us(at) < usable_after_jump_us(self.global_jumped_us(&self.findings.load()), period_us)
     }
 
     /// Adds what the region may do at `at` to the view of a call on limits with periods up to `period_us`.
-    pub fn restrict(&self, view: GlobalView, period_us: u64, at: Instant) -> GlobalView {
+    pub fn restrict_view(&self, view: GlobalView, period_us: u64, at: Instant) -> GlobalView {
         let (findings, at_us) = (self.findings.load(), process_us(at));
         if self.longest_period_us.load(Ordering::Relaxed) < period_us {
             self.longest_period_us.fetch_max(period_us, Ordering::Relaxed);
         }
-        let parts_unusable = !self.may_use_parts(&findings, period_us, at_us);
-        if at_us < rest_after_jump_us(self.global_jumped_us(&findings), period_us) {
+        let parts_unusable = !self.may_use_region_parts(&findings, period_us, at_us);
+        if at_us < usable_after_jump_us(self.global_jumped_us(&findings), period_us) {
             return GlobalView { cut_off: true, parts_unusable, ..GlobalView::UNKNOWN };
         }
         let may_ask = self.is_connected(at) && findings.identity.is_some() && findings.missing.is_some();
         GlobalView { can_request: may_ask, cut_off: !may_ask, parts_unusable, ..view }
     }
 
-    fn may_use_parts(&self, findings: &Findings, period_us: u64, at_us: i64) -> bool {
+    fn may_use_region_parts(&self, findings: &RegionFindings, period_us: u64, at_us: i64) -> bool {
         let Some(from_us) = findings.parts_usable_from_us(period_us) else { return false };
-        let jumped_us = self.clocks.region.last_large_us();
-        from_us.max(rest_after_jump_us(jumped_us, period_us)) <= at_us && at_us < findings.lease_ends_us
+        let jumped_us = self.events.region_jumps.last_large_jump_us();
+        // Behind a newer connection may be a Redis that lost its data.
+        let is_same_redis = findings.identity_read_us > self.events.region_connections.last_us();
+        let from_us = from_us.max(usable_after_jump_us(jumped_us, period_us));
+        is_same_redis && from_us <= at_us && at_us < findings.lease_ends_us
     }
 
-    fn global_jumped_us(&self, findings: &Findings) -> i64 {
-        findings.global_jumped_us.max(self.clocks.global.last_large_us())
+    fn global_jumped_us(&self, findings: &RegionFindings) -> i64 {
+        findings.global_jumped_us.max(self.events.global_jumps.last_large_jump_us())
     }
 
     /// Time until the rest after a jump of the global clock ends, for the limit with the longest period; `None`: there
     /// is none.
-    pub fn global_clock_rest(&self, at: Instant) -> Option<Duration> {
-        self.rest_left(self.global_jumped_us(&self.findings.load()), at)
+    pub fn pause_left_after_global_jump(&self, at: Instant) -> Option<Duration> {
+        self.pause_left(self.global_jumped_us(&self.findings.load()), at)
     }
 
     /// Time until the rest of the parts after a jump of the region's clock ends, for the limit with the longest period;
     /// `None`: there is none.
-    pub fn region_clock_rest(&self, at: Instant) -> Option<Duration> {
-        self.rest_left(self.findings.load().region_jumped_us.max(self.clocks.region.last_large_us()), at)
+    pub fn pause_left_after_region_jump(&self, at: Instant) -> Option<Duration> {
+        self.pause_left(self.findings.load().region_jumped_us.max(self.events.region_jumps.last_large_jump_us()), at)
     }
 
-    fn rest_left(&self, jumped_us: i64, at: Instant) -> Option<Duration> {
-        let period_us = self.longest_period_us.load(Ordering::Relaxed).max(MIN_UNUSED_US);
-        left_until(rest_after_jump_us(jumped_us, period_us), at)
+    fn pause_left(&self, jumped_us: i64, at: Instant) -> Option<Duration> {
+        let period_us = self.longest_period_us.load(Ordering::Relaxed).max(MIN_PARTS_UNUSED_US);
+        time_left_until(usable_after_jump_us(jumped_us, period_us), at)
     }
 
     /// Microseconds since a jump of the global clock that the registry is to be told; `None`: there is none.
-    pub fn global_jump_to_tell_us(&self, at_us: i64) -> Option<u64> {
+    pub fn us_since_global_jump_to_report(&self, at_us: i64) -> Option<u64> {
         let other = OtherClock {
-            jumped_us: self.clocks.region.last_large_us(),
+            jumped_us: self.events.region_jumps.last_large_jump_us(),
             read_us: self.findings.load().identity_read_us,
         };
-        jump_to_tell_us(self.clocks.global.last_large_us(), other, at_us)
+        us_since_jump_to_report(self.events.global_jumps.last_large_jump_us(), other, at_us)
     }
 
     /// Microseconds since a jump of the region's clock that its Redis is to be told; `None`: there is none.
-    pub fn region_jump_to_tell_us(&self, at_us: i64) -> Option<u64> {
+    pub fn us_since_region_jump_to_report(&self, at_us: i64) -> Option<u64> {
         let other = OtherClock {
-            jumped_us: self.clocks.global.last_large_us(),
+            jumped_us: self.events.global_jumps.last_large_jump_us(),
             read_us: self.answered_us.load(Ordering::Relaxed),
         };
-        jump_to_tell_us(self.clocks.region.last_large_us(), other, at_us)
+        us_since_jump_to_report(self.events.region_jumps.last_large_jump_us(), other, at_us)
     }
 }
 
-/// Process time in which both Redis are read after a jump of the clock of one.
-const TELL_AFTER_US: u64 = 3_000_000;
-/// Process time after which a jump need not be told any more.
-const TELL_UNTIL_US: u64 = 30_000_000;
+/// Time after a jump of one clock by which both Redis have been read; the jump is reported from then on.
+const REPORT_JUMP_AFTER_US: u64 = 3_000_000;
+/// Time after a jump from which on it is no longer reported.
+const REPORT_JUMP_UNTIL_US: u64 = 30_000_000;
 
 /// Clock of the other Redis than the one that jumped.
 #[derive(Clone, Copy)]
@@ -565,15 +591,16 @@ struct OtherClock {
 
 /// Returns the time since a jump of one clock that other processes must know. If the clock of this process jumped, both
 /// other clocks seem to jump, and nobody else must know.
-fn jump_to_tell_us(jumped_us: i64, other: OtherClock, at_us: i64) -> Option<u64> {
-    let ago_us = before_us(jumped_us, at_us).filter(|us| (TELL_AFTER_US..TELL_UNTIL_US).contains(us))?;
-    let other_us = before_us(other.jumped_us, at_us);
-    let is_alone = other_us.is_none_or(|other_us| other_us.abs_diff(ago_us) > TELL_AFTER_US);
+fn us_since_jump_to_report(jumped_us: i64, other: OtherClock, at_us: i64) -> Option<u64> {
+    let ago_us =
+        us_since_event(jumped_us, at_us).filter(|us| (REPORT_JUMP_AFTER_US..REPORT_JUMP_UNTIL_US).contains(us))?;
+    let other_us = us_since_event(other.jumped_us, at_us);
+    let is_alone = other_us.is_none_or(|other_us| other_us.abs_diff(ago_us) > REPORT_JUMP_AFTER_US);
     (is_alone && other.read_us > jumped_us).then_some(ago_us)
 }
 
 /// Returns the time until a process time; `None` if it is over.
-pub(super) fn left_until(until_us: i64, at: Instant) -> Option<Duration> {
+pub(super) fn time_left_until(until_us: i64, at: Instant) -> Option<Duration> {
     let left_us = u64::try_from(until_us.saturating_sub(process_us(at))).ok().filter(|us| *us > 0)?;
     Some(Duration::from_micros(left_us))
 }

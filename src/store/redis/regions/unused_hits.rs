@@ -14,13 +14,13 @@ use futures_util::{StreamExt, stream};
 use tokio::sync::Notify;
 use tokio::time::sleep_until;
 
-use super::calls::{CallKind, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT};
-use super::grant_calls::{self, WindowCall};
+use super::calls::{CallImportance, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT};
+use super::grant_calls::{self, GlobalWindowAction};
 use super::grant_stats::GrantCounts;
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::limit::Limit;
-use crate::limit::algorithm::global_window::{WindowPool, WindowReturn};
+use crate::limit::algorithm::global_window::{GlobalWindowParameters, ReturnedHits};
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::resp::{reply_bytes, reply_integer};
 use crate::store::redis::key::global_key;
@@ -43,36 +43,36 @@ pub(super) struct DueReturn {
     pub(super) at: Instant,
 }
 
-/// Returns of this process.
+/// Returns unused hits to the global Redis, by a schedule.
 #[derive(Debug)]
-pub(super) struct HitReturns {
+pub(super) struct UnusedHitReturner {
     global: Arc<Deployment>,
     region: Arc<Deployment>,
     counts: Arc<GrantCounts>,
-    schedule: Mutex<Schedule>,
+    schedule: Mutex<ReturnSchedule>,
     added: Notify,
 }
 
-impl HitReturns {
+impl UnusedHitReturner {
     /// Creates an empty schedule.
     pub(super) fn new(global: Arc<Deployment>, region: Arc<Deployment>, counts: Arc<GrantCounts>) -> Self {
         Self { global, region, counts, schedule: Mutex::default(), added: Notify::new() }
     }
 
-    /// Adds a return; none if there is no room.
-    pub(super) fn expect(&self, unused: DueReturn) {
-        self.schedule().add(unused);
+    /// Schedules a return; drops it if there is no room.
+    pub(super) fn schedule_return(&self, unused: DueReturn) {
+        self.lock_schedule().add(unused);
         self.added.notify_one();
     }
 
     /// Makes each return at its time; runs until it is dropped.
     pub(super) async fn run(&self) {
         loop {
-            let next = self.schedule().next_at();
+            let next = self.lock_schedule().next_at();
             tokio::select! {
                 () = self.added.notified() => {}
                 () = sleep_until(next.unwrap_or_else(Instant::now).into()), if next.is_some() => {
-                    let due = self.schedule().due(Some(Instant::now()));
+                    let due = self.lock_schedule().take_due(Some(Instant::now()));
                     self.return_all(due).await;
                 }
             }
@@ -80,8 +80,8 @@ impl HitReturns {
     }
 
     /// Makes all returns now, because the process stops.
-    pub(super) async fn return_now(&self) {
-        let due = self.schedule().due(None);
+    pub(super) async fn return_all_now(&self) {
+        let due = self.lock_schedule().take_due(None);
         self.return_all(due).await;
     }
 
@@ -92,28 +92,30 @@ impl HitReturns {
     async fn return_one(&self, unused: DueReturn) {
         let argument = grant_calls::encode_hits_return(unused.limit.period_us() / 1000, unused.window);
         let call = KeyScript::new(region_grant_script(), &unused.key, &argument);
-        let taken = call.run(&self.region, CallKind::Unrecorded, Instant::now() + REGION_TIMEOUT).await;
+        let taken = call.run(&self.region, CallImportance::Unrecorded, Instant::now() + REGION_TIMEOUT).await;
         let taken = taken.ok().and_then(|taken| reply_integer(&taken.reply)).and_then(|hits| u64::try_from(hits).ok());
         let Some(hits) = taken.filter(|hits| *hits > 0) else { return };
         let key = global_key(&unused.key);
-        let purpose = WindowCall::Return(WindowReturn { window: unused.window, hits, epoch: unused.epoch });
-        let argument = grant_calls::encode_window_call(WindowPool::of(&unused.limit), purpose, None);
+        let purpose = GlobalWindowAction::Return(ReturnedHits { window: unused.window, hits, epoch: unused.epoch });
+        let argument =
+            grant_calls::encode_global_window_call(GlobalWindowParameters::from_limit(&unused.limit), purpose, None);
         let call = KeyScript::new(global_window_script(), &key, &argument);
-        let answer = call.run(&self.global, CallKind::Recorded, Instant::now() + GLOBAL_TIMEOUT).await;
-        let reply = answer.ok().and_then(|answer| grant_calls::decode_window_call(reply_bytes(&answer.reply)?).ok());
+        let answer = call.run(&self.global, CallImportance::Recorded, Instant::now() + GLOBAL_TIMEOUT).await;
+        let reply =
+            answer.ok().and_then(|answer| grant_calls::decode_global_window_reply(reply_bytes(&answer.reply)?).ok());
         let returned = reply.map_or(0, |reply| reply.hits);
         self.counts.add_returned(returned);
         self.counts.add_wasted(hits - returned.min(hits));
     }
 
-    fn schedule(&self) -> MutexGuard<'_, Schedule> {
+    fn lock_schedule(&self) -> MutexGuard<'_, ReturnSchedule> {
         lock_ignoring_poison(&self.schedule)
     }
 }
 
 /// Returns in the order of their times, one for each counter and window.
 #[derive(Debug, Default)]
-struct Schedule {
+struct ReturnSchedule {
     by_time: BinaryHeap<Reverse<(Instant, Bytes, u64)>>,
     grants: HashMap<(Bytes, u64), LastGrant>,
 }
@@ -125,7 +127,7 @@ struct LastGrant {
     epoch: Time,
 }
 
-impl Schedule {
+impl ReturnSchedule {
     fn add(&mut self, unused: DueReturn) {
         let DueReturn { key, limit, window, epoch, at } = unused;
         let last = LastGrant { limit, epoch };
@@ -139,7 +141,7 @@ impl Schedule {
     }
 
     /// Removes the returns that are due at `now`; all if it is `None`.
-    fn due(&mut self, now: Option<Instant>) -> Vec<DueReturn> {
+    fn take_due(&mut self, now: Option<Instant>) -> Vec<DueReturn> {
         let mut due = Vec::new();
         while self.next_at().is_some_and(|at| now.is_none_or(|now| at <= now)) {
             let Some(Reverse((at, key, window))) = self.by_time.pop() else { break };

@@ -48,7 +48,7 @@ pub struct ClaimReply {
 }
 
 /// Returns the key of the registry. `prefix` is `CACHE_KEY_PREFIX`. No counter's key ends in a brace.
-pub fn registry_key(prefix: &str) -> Bytes {
+pub fn replica_registry_key(prefix: &str) -> Bytes {
     let mut key = key::key_head(prefix);
     key.extend_from_slice(b"replicas}");
     key.freeze()

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::Replicas;
+use super::ReplicaMembership;
 use super::claim::{self, ClaimAction, ClaimReply, OwnerId};
 use crate::base::clock::Clock;
 use crate::base::sharded::lock_ignoring_poison;
@@ -41,7 +41,7 @@ pub(crate) struct Heartbeat {
 
 #[derive(Debug)]
 struct HeartbeatState {
-    replicas: Arc<Replicas>,
+    replicas: Arc<ReplicaMembership>,
     /// Notified to renew the claim at once.
     renew_now: Notify,
     deployment: Arc<Deployment>,
@@ -57,7 +57,7 @@ impl Heartbeat {
     /// Creates a heartbeat that is not started. The registry is in `deployment`; `live_count` receives the number of
     /// live replicas.
     pub(crate) fn new(
-        replicas: Arc<Replicas>,
+        replicas: Arc<ReplicaMembership>,
         deployment: &Arc<Deployment>,
         prefix: &str,
         live_count: Option<ReplicaCount>,
@@ -66,7 +66,7 @@ impl Heartbeat {
             replicas,
             renew_now: Notify::new(),
             deployment: Arc::clone(deployment),
-            key: claim::registry_key(prefix),
+            key: claim::replica_registry_key(prefix),
             owner: OwnerId::random(),
             live_count,
             mismatch_log: LogThrottle::every(LOG_INTERVAL),
@@ -76,7 +76,7 @@ impl Heartbeat {
     }
 
     /// Returns the state that the replies update.
-    pub(crate) fn replicas(&self) -> &Replicas {
+    pub(crate) fn replicas(&self) -> &ReplicaMembership {
         &self.state.replicas
     }
 

@@ -8,7 +8,7 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
 use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, JointLimit, MAX_COUNT};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
-use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, RecordedLease};
+use tollkeeper::store::redis::lease_arguments::{LeaseArguments, LeasePurpose, RecordedLease};
 
 /// Results of a charge's limits.
 pub(in crate::redis) type ChargeResults = SmallVec<[ChargeResult; 1]>;
@@ -35,7 +35,7 @@ impl Redis {
         &mut self,
         key: usize,
         commands: &[OwnedCharge],
-        leases: Option<&LeaseCall>,
+        leases: Option<&LeaseArguments>,
         now: Time,
     ) -> (Vec<ChargeResults>, States) {
         let counters = &mut self.counters[key];
@@ -61,7 +61,7 @@ impl StoredCounters {
     pub(in crate::redis) fn call(
         &mut self,
         commands: &[OwnedCharge],
-        leases: Option<&LeaseCall>,
+        leases: Option<&LeaseArguments>,
         now: Time,
     ) -> (Vec<ChargeResults>, u64) {
         let lent = leases.map_or(0, |leases| self.lent(leases, now));
@@ -72,7 +72,7 @@ impl StoredCounters {
             return (Vec::new(), 0);
         }
         let results: Vec<_> = commands.iter().map(|command| charge(command, &mut self.states, now, lent)).collect();
-        if let Some(&LeaseCall { purpose: LeasePurpose::Charge { requested: hits @ 1.., kept_us }, .. }) = leases {
+        if let Some(&LeaseArguments { purpose: LeasePurpose::Charge { requested: hits @ 1.., kept_us }, .. }) = leases {
             let (charge, results) = (commands.last().unwrap(), results.last().unwrap());
             if results.iter().zip(&charge.counters).all(|(result, it)| result.admitted || it.shadow) {
                 self.record.push(RecordedLease { end: now.plus_us(kept_us), hits });
@@ -82,7 +82,7 @@ impl StoredCounters {
     }
 
     /// Drops the leases that have ended or that the call ends; returns the hits that refunds leave charged.
-    fn lent(&mut self, leases: &LeaseCall, now: Time) -> u64 {
+    fn lent(&mut self, leases: &LeaseArguments, now: Time) -> u64 {
         let (mut own, mut lent, mut is_known) = (leases.own.to_vec(), 0, false);
         let ends = matches!(leases.purpose, LeasePurpose::Return | LeasePurpose::Reset);
         self.record.retain(|lease| {
@@ -112,7 +112,7 @@ fn charge(command: &OwnedCharge, states: &mut States, now: Time, lent: u64) -> C
     let request = ChargeRequest { lent, ..command.request };
     let Some(until) = command.void_from else { return charge_together(&limits, states, now, request) };
     let refund = |(limit, state): (&JointLimit<'_>, &mut State)| {
-        let is_void = state.time(limit.limit, now) >= until;
+        let is_void = state.effective_charge_time(limit.limit, now) >= until;
         if is_void { state.clone().charge(limit.limit, now, request) } else { state.charge(limit.limit, now, request) }
     };
     limits.iter().zip(states.iter_mut()).map(refund).collect()

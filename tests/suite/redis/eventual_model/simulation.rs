@@ -13,8 +13,8 @@ use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::request::Hits;
 use tollkeeper::store::charge::{MAX_CHARGES_PER_CALL, OwnedCharge};
 use tollkeeper::store::redis::eventual::budget::EventualCounters;
-use tollkeeper::store::redis::eventual::{Admission, AdmitContext, CallReport, LeaseTicket};
-use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease, full_refund};
+use tollkeeper::store::redis::eventual::{AdmitContext, CallReport, LeaseTicket, LocalDecision};
+use tollkeeper::store::redis::lease_arguments::{LeaseArguments, LeasePurpose, OwnLease, build_full_refund};
 use tollkeeper::store::stats::EventualStats;
 
 use super::ledger::{By, Use};
@@ -72,8 +72,8 @@ enum Event {
 #[derive(Debug)]
 enum Message {
     Call(Call),
-    Return(usize, Box<OwnedCharge>, LeaseCall),
-    Adjust(usize, Adjustment, LeaseCall),
+    Return(usize, Box<OwnedCharge>, LeaseArguments),
+    Adjust(usize, Adjustment, LeaseArguments),
     Claim { sent: Instant },
     Leave,
 }
@@ -281,7 +281,7 @@ impl<'p> World<'p> {
             return None;
         }
         let before = it.eventual.stats();
-        let Admission::Local { lease_ahead, .. } = it.eventual.admit(&it.descriptors[key], command, context) else {
+        let LocalDecision::Local { lease_ahead, .. } = it.eventual.admit(&it.descriptors[key], command, context) else {
             return None;
         };
         let after = it.eventual.stats();
@@ -401,7 +401,7 @@ impl<'p> World<'p> {
         self.outcome.calls += 1;
         self.outcome.returns += 1;
         let own = smallvec![OwnLease { lease: ticket.recorded, done: ticket.recorded.hits }];
-        self.send(who, Message::Return(key, Box::new(command), LeaseCall { purpose: LeasePurpose::Return, own }));
+        self.send(who, Message::Return(key, Box::new(command), LeaseArguments { purpose: LeasePurpose::Return, own }));
     }
 
     fn adjusts(&mut self, number: usize) {
@@ -412,11 +412,11 @@ impl<'p> World<'p> {
         }
         let path = it.descriptors[key].id.path;
         let leases = match adjustment {
-            Adjustment::Refund(_) => LeaseCall {
+            Adjustment::Refund(_) => LeaseArguments {
                 purpose: LeasePurpose::Charge { requested: 0, kept_us: 0 },
                 own: it.eventual.own_leases(path),
             },
-            Adjustment::Reset => LeaseCall { purpose: LeasePurpose::Reset, own: it.eventual.reset(path) },
+            Adjustment::Reset => LeaseArguments { purpose: LeasePurpose::Reset, own: it.eventual.reset(path) },
         };
         self.send(self.who(replica), Message::Adjust(key, adjustment, leases));
     }
@@ -510,8 +510,8 @@ impl<'p> World<'p> {
         let reply = match message {
             Message::Call(call) => {
                 let purpose =
-                    LeasePurpose::Charge { requested: call.leased, kept_us: call.descriptor.budget.recorded_us() };
-                let leases = LeaseCall { purpose, own: SmallVec::new() };
+                    LeasePurpose::Charge { requested: call.leased, kept_us: call.descriptor.budget.lease_record_us() };
+                let leases = LeaseArguments { purpose, own: SmallVec::new() };
                 let leases = Some(&leases).filter(|_| call.leased > 0);
                 let found = self.redis.call(call.key, &call.commands, leases, now);
                 Some(Reply::Call(call, found, now))
@@ -521,7 +521,7 @@ impl<'p> World<'p> {
                 None
             }
             Message::Adjust(key, adjustment, leases) => {
-                let mut command = full_refund(self.plan.keys[key].clone());
+                let mut command = build_full_refund(self.plan.keys[key].clone());
                 if let Adjustment::Refund(hits) = adjustment {
                     command.request.hits = Hits::Refund(hits);
                 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseResult, TestRunner};
 use tollkeeper::store::redis::replicas::claim::{ClaimAction, ClaimReply};
-use tollkeeper::store::redis::replicas::{CLAIM_DURATION, Replicas};
+use tollkeeper::store::redis::replicas::{CLAIM_DURATION, ReplicaMembership};
 
 use super::{SECOND, START, Table};
 use crate::kit::redis as servers;
@@ -71,7 +71,7 @@ fn event() -> impl Strategy<Value = Event> {
 struct Process {
     /// Its identity.
     owner: u8,
-    replicas: Replicas,
+    replicas: ReplicaMembership,
     /// Claim in flight: the time of sending, and the reply of Redis.
     flight: Option<(u64, Option<ClaimReply>)>,
 }
@@ -122,7 +122,7 @@ impl<'t> World<'t> {
 
     fn birth(&mut self, slots: u32) -> Process {
         self.born += 1;
-        Process { owner: self.born, replicas: Replicas::new(NonZeroU32::new(slots).unwrap()), flight: None }
+        Process { owner: self.born, replicas: ReplicaMembership::new(NonZeroU32::new(slots).unwrap()), flight: None }
     }
 
     fn at(&self, now: u64) -> Instant {

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::RegionLossPolicy;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::algorithm::global_bucket::{self, TokenPool};
-use tollkeeper::limit::algorithm::global_window::{self, WindowPool, WindowReturn};
-use tollkeeper::limit::algorithm::region::{CutOffPeriod, GlobalView, GrantCycle};
-use tollkeeper::limit::algorithm::region_bucket::PrepaidHits;
+use tollkeeper::limit::algorithm::global_bucket::{self, GlobalBucketParameters};
+use tollkeeper::limit::algorithm::global_window::{self, GlobalWindowParameters, ReturnedHits};
+use tollkeeper::limit::algorithm::region::{CutOffAllowanceUse, GlobalView, GrantCycle};
+use tollkeeper::limit::algorithm::region_bucket::PrepaidHitsGrant;
 use tollkeeper::limit::algorithm::region_window::HitsGrant;
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::ChargeRequest;
@@ -19,9 +19,9 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Scope};
 use tollkeeper::store::client::redis::server_clock::{ClockJumps, ClockReading, InstantRange, ServerClock, process_us};
-use tollkeeper::store::redis::regions::calls::{ClockOffsets, global_view};
+use tollkeeper::store::redis::regions::calls::{ClockOffsets, compute_global_view};
 use tollkeeper::store::redis::regions::registry::{
-    IdentityReply, RegionFence, RegionId, RegionIdentity, RegistryReply,
+    FencingTokens, IdentityReply, RegionIdentity, RegionRedisId, RegistryReply,
 };
 use tollkeeper::store::redis::regions::standing::{CallTimes, RegionStanding};
 
@@ -103,7 +103,7 @@ impl Plan {
             let scope = GlobalScope { on_region_loss, ..GlobalScope::new(parts) };
             let period = Period::new(Unit::Second, 10).expect("it is a period");
             let spec = LimitSpec { scope: Some(Scope::Global(scope)), ..LimitSpec::new(algorithm, hits, period) };
-            Limit::new(&spec).expect("the limit is valid").in_region()
+            Limit::new(&spec).expect("the limit is valid").as_counted_in_region()
         };
         let changed = if chance.one_in(4) { limit(hits / 2 + 50) } else { limit(hits) };
         let regions = if breakage == Some(Breakage::WholeReserve) { regions.max(6) } else { regions };
@@ -182,7 +182,7 @@ struct Ask {
 #[derive(Clone, Copy, Debug)]
 enum Answer {
     Window(HitsGrant),
-    Prepaid(PrepaidHits),
+    Prepaid(PrepaidHitsGrant),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -226,7 +226,7 @@ enum Event {
     },
     TakeBack {
         region: usize,
-        unused: WindowReturn,
+        unused: ReturnedHits,
     },
     /// An operator resets the limit.
     Reset,
@@ -415,9 +415,9 @@ impl World {
         let within = InstantRange { from, until: from + STORE_TIMEOUT };
         let replica = &self.regions[region].replicas[replica];
         let offsets = replica.region_clock.offset(within).zip(replica.global_clock.offset(within));
-        let clock = offsets.map(|(region, global)| global_view(ClockOffsets { region, global }, within));
+        let clock = offsets.map(|(region, global)| compute_global_view(ClockOffsets { region, global }, within));
         let period_us = u64::try_from(PERIOD_US).expect("it is positive");
-        let mut clock = replica.standing.restrict(clock.unwrap_or(GlobalView::UNKNOWN), period_us, from);
+        let mut clock = replica.standing.restrict_view(clock.unwrap_or(GlobalView::UNKNOWN), period_us, from);
         if self.plan.is(Breakage::ExactClock) {
             let middle = i64::midpoint(clock.offset_lo, clock.offset_hi);
             (clock.offset_lo, clock.offset_hi) = (middle, middle);
@@ -465,11 +465,11 @@ impl World {
     fn execute(&mut self, from: Sender, clock: &GlobalView, hits: Hits) {
         let region = &mut self.regions[from.region];
         let now = region.clock.time(self.now_us);
-        region.state.set_view(clock);
+        region.state.set_global_view(clock);
         let (request_before, loss_before, granted_before, before) =
-            (region.state.open_request(), cut_off(&region.state), granted(&region.state), region.state.clone());
+            (region.state.open_request_id(), cut_off(&region.state), granted(&region.state), region.state.clone());
         let result = region.state.charge(&region.limit, now, ChargeRequest::new(hits, 0));
-        let (request, loss) = (region.state.open_request(), cut_off(&region.state));
+        let (request, loss) = (region.state.open_request_id(), cut_off(&region.state));
         let from_loss = loss.used > if loss.start == loss_before.start { loss_before.used } else { 0 };
         let used = match hits {
             Hits::Charge(hits) if result.admitted => signed(hits),
@@ -522,9 +522,9 @@ impl World {
         let (now, limit) = (self.global_clock.time(self.now_us), self.regions[from.region].limit);
         let next_request_at = Time::from_micros(ask.request).plus_us(1_000_000);
         let answer = if limit.algorithm() == Algorithm::TokenBucket {
-            let grant = self.bucket.grant(now, TokenPool::of(&limit), ask.wanted);
+            let grant = self.bucket.grant(now, GlobalBucketParameters::from_limit(&limit), ask.wanted);
             let hits = u64::from(grant.hits);
-            Answer::Prepaid(PrepaidHits {
+            Answer::Prepaid(PrepaidHitsGrant {
                 request: ask.request,
                 epoch: self.bucket.epoch.as_micros(),
                 hits,
@@ -550,7 +550,7 @@ impl World {
         if let Answer::Window(HitsGrant { window, hits, epoch, .. }) = answer
             && self.plan.is(Breakage::HastyReturn)
         {
-            let unused = WindowReturn { window, hits, epoch: Time::from_micros(epoch) };
+            let unused = ReturnedHits { window, hits, epoch: Time::from_micros(epoch) };
             self.schedule(200_000, Event::TakeBack { region: from.region, unused });
         }
         let after_us = self.far_us();
@@ -575,15 +575,15 @@ impl World {
 
     fn give(&mut self, index: usize, clock: &GlobalView, answer: Answer) {
         let region = &mut self.regions[index];
-        region.state.set_view(clock);
-        let open_request = region.state.open_request();
+        region.state.set_global_view(clock);
+        let open_request_id = region.state.open_request_id();
         let is_taken = match (&mut region.state, answer) {
             (State::RegionWindow(state), Answer::Window(mut grant)) => {
                 if self.plan.is(Breakage::RepeatedGrant) {
                     state.counts.cycle.open_request = grant.request;
                 }
                 if self.plan.is(Breakage::LateGrant) {
-                    (grant.window, grant.request) = (state.counts.window, open_request);
+                    (grant.window, grant.request) = (state.counts.window, open_request_id);
                 }
                 state.counts.take_grant(&grant)
             }
@@ -609,7 +609,7 @@ impl World {
     /// Resets the limit in the global Redis; the regions learn of it one by one, perhaps more than once.
     fn reset(&mut self) {
         let now = self.global_clock.time(self.now_us);
-        self.bucket.reset(now, TokenPool::of(&self.plan.limit));
+        self.bucket.reset(now, GlobalBucketParameters::from_limit(&self.plan.limit));
         self.windows.reset(now, window_pool(&self.plan.limit));
         self.reset_us = Some(self.global_clock.at(self.now_us));
         for region in 0..self.plan.regions {
@@ -639,7 +639,7 @@ impl World {
         let hits = state.counts.give_back(window);
         let after_us = self.far_us();
         if hits > 0 && !self.is_lost(region) {
-            let unused = WindowReturn { window, hits, epoch };
+            let unused = ReturnedHits { window, hits, epoch };
             self.schedule(after_us, Event::TakeBack { region, unused });
         }
     }
@@ -719,7 +719,7 @@ impl Replica {
     fn start(clock: Drifting, origin: Instant, now_us: i64, incarnation: u64) -> Self {
         let jumps = Arc::<ClockJumps>::default();
         let standing = RegionStanding::default();
-        let (id, fence) = (RegionId([1; 16]), RegionFence::default());
+        let (id, fence) = (RegionRedisId([1; 16]), FencingTokens::default());
         let identity = RegionIdentity { id, list_changed: Time::default(), is_new: false, fence };
         let (now, never) = (Time::from_secs(1), Time::default());
         let reply = IdentityReply { now, identity, leased_until: never, clock_jumped: never };
@@ -789,7 +789,7 @@ fn ended_hits(before: &State, after: &State, longer_us: u64, global_us: i64) -> 
     spent.map(|(before, after, _)| before.saturating_sub(after)).sum()
 }
 
-fn cut_off(state: &State) -> CutOffPeriod {
+fn cut_off(state: &State) -> CutOffAllowanceUse {
     cycle(state).cut_off
 }
 
@@ -809,9 +809,9 @@ fn cycle_mut(state: &mut State) -> &mut GrantCycle {
     }
 }
 
-fn window_pool(limit: &Limit) -> WindowPool {
+fn window_pool(limit: &Limit) -> GlobalWindowParameters {
     let is_sliding = limit.algorithm() == Algorithm::SlidingWindowCounter;
-    WindowPool { period_us: limit.period_us(), is_sliding, max: limit.max_granted() }
+    GlobalWindowParameters { period_us: limit.period_us(), is_sliding, max: limit.max_granted() }
 }
 
 fn signed(number: u64) -> i64 {

@@ -10,9 +10,9 @@
 -- zeros: none; a new token. Returns: numbers as above: now, changed, is_new, generation, leased_until, disturbed; then
 -- id, current and next token. State: a string: id, list; as unsigned numbers changed: the time of the last change of a
 -- list, 0: none changed; is_new: 1 if this Redis cannot know of an earlier list; generation of the current token; time
--- of its last change; leased_until; disturbed: the time of the last jump of the clock, 0: there was none; time of the
--- last call; then current and next token. Rules: a process writes back what it remembers if the identity is lost, also
--- over a new one, and newer tokens over older ones. An identity that is new counts its creation as a change until it is
+-- of its last change; leased_until; disturbed: the time of the last jump of the clock or loss of data, 0: there was
+-- none; time of the last call; then current and next token. Rules: a process writes back what it remembers if the
+-- identity is lost, also over a new one, and newer tokens over older ones. Then counters were lost too. An identity that is new counts its creation as a change until it is
 -- settled. A token that the registry accepted becomes the current one, at most every 10 s. A jump of the clock ends the
 -- lease, because its end is a time of this clock. Writes: one SET with PX. TTL: 366 days.
 
@@ -27,6 +27,8 @@ local is_own = remembers == 1
 if not found then
   if not is_own then
     changed, is_new, generation, next_token, advanced = now, 1, 1, new_token, now
+  else
+    disturbed = now
   end
 elseif type(found) == 'table' then
   return found
@@ -44,7 +46,7 @@ else
     end
     id = found_id
   else
-    lease = 0
+    lease, disturbed = 0, now
   end
 end
 local told = jumped_ago >= 0 and max(now - jumped_ago, 0) or 0

@@ -22,8 +22,8 @@ use crate::store::client::redis::key_connection::{KeyCommandError, KeyConnection
 use crate::store::client::redis::resp::{Reply, reply_bytes, reply_time};
 use crate::telemetry::log_throttle::LogThrottle;
 
-/// Time before the start of reading from which on entries count, so that none is missed at a new connection.
-const START_OVERLAP_MS: u64 = 2000;
+/// Time before the current one at which reading of the stream begins, so that a new connection misses no entry.
+const READ_START_OVERLAP_MS: u64 = 2000;
 /// Pause after entries, which bounds what a flood of them costs.
 const PAUSE_AFTER_ENTRIES: Duration = Duration::from_millis(20);
 /// Pause after a failure.
@@ -34,7 +34,7 @@ const RETRY_INTERVAL_AFTER_REFUSAL: Duration = Duration::from_secs(5);
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Time for which Redis holds a read while there are no entries.
 const XREAD_BLOCK_TIME: Duration = Duration::from_secs(5);
-/// Upper bound on the wait for a reply beyond that.
+/// Upper bound on the wait for a reply, beyond [`XREAD_BLOCK_TIME`].
 const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of descriptors of an entry; `/reset` takes no more.
 const MAX_DESCRIPTORS: usize = 100;
@@ -70,7 +70,7 @@ pub(super) fn encode_reset(request: &Request<'_>) -> Vec<u8> {
     serde_json::to_vec(&ResetMessage { domain: request.domain.to_owned(), descriptors }).unwrap_or_default()
 }
 
-/// Entry of the stream.
+/// Entry of the stream of resets in Redis.
 #[derive(Debug)]
 struct ResetEntry {
     id: Vec<u8>,
@@ -101,7 +101,9 @@ impl ResetReader {
         let failure_log = LogThrottle::every(LOG_INTERVAL);
         loop {
             // Entries may be lost or unreadable: begin at the current time again.
-            let end = self.follow_from_now(|entry| apply_reset(&service, entry, authentication.as_ref())).await;
+            let end = self
+                .follow_resets_from_now(|entry| apply_reset_to_caches(&service, entry, authentication.as_ref()))
+                .await;
             let is_transient = end.as_ref().err().is_none_or(KeyCommandError::is_transient);
             if let Err(error) = end
                 && !is_transient
@@ -114,11 +116,11 @@ impl ResetReader {
         }
     }
 
-    /// Passes entries to `apply` until Redis fails.
-    async fn follow_from_now(&mut self, apply: impl Fn(&ResetEntry)) -> Result<(), KeyCommandError> {
+    /// Passes entries of the stream, from about now on, to `apply` until Redis fails.
+    async fn follow_resets_from_now(&mut self, apply: impl Fn(&ResetEntry)) -> Result<(), KeyCommandError> {
         let reply = self.connection.call(&[b"TIME"], REPLY_TIMEOUT).await?;
         let milliseconds = reply_time(&reply).unwrap_or_default().as_micros() / 1000;
-        let mut last = format!("{}-0", milliseconds.saturating_sub(START_OVERLAP_MS)).into_bytes();
+        let mut last = format!("{}-0", milliseconds.saturating_sub(READ_START_OVERLAP_MS)).into_bytes();
         loop {
             let entries = self.read_next_entries(&last).await?;
             entries.iter().for_each(&apply);
@@ -150,7 +152,8 @@ fn as_array(reply: &Reply) -> Option<&[Reply]> {
     if let Reply::Array(parts) = reply { Some(parts) } else { None }
 }
 
-fn apply_reset(service: &RateLimitService, entry: &ResetEntry, key: Option<&AuthenticationKey>) {
+/// Drops what this process caches about the counters of an entry; ignores an entry that is not authentic.
+fn apply_reset_to_caches(service: &RateLimitService, entry: &ResetEntry, key: Option<&AuthenticationKey>) {
     let Ok(Ok(message)) = check_authentication_code(&entry.sealed, key).map(serde_json::from_slice::<ResetMessage<'_>>)
     else {
         return;
@@ -159,13 +162,13 @@ fn apply_reset(service: &RateLimitService, entry: &ResetEntry, key: Option<&Auth
         return;
     }
     for descriptor in &message.descriptors {
-        forget_cached_counters(service, &message.domain, descriptor);
+        forget_counters_of_descriptor(service, &message.domain, descriptor);
     }
     tracing::debug!(domain = message.domain, "dropped what was cached about counters that were reset");
 }
 
 /// Drops what this process caches about the counters of a descriptor that another replica reset.
-fn forget_cached_counters(service: &RateLimitService, domain: &str, descriptor: &ResetDescriptor<'_>) {
+fn forget_counters_of_descriptor(service: &RateLimitService, domain: &str, descriptor: &ResetDescriptor<'_>) {
     let parts = descriptor.entries.iter().map(|entry| Some([entry.key_bytes()?, entry.value_bytes()?]));
     let Some(parts) = parts.collect::<Option<Vec<_>>>() else { return };
     let sent = Descriptor {

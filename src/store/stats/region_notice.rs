@@ -7,7 +7,7 @@ use crate::base::go_syntax::DurationText;
 
 /// Notice about what a region may do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MembershipNotice {
+pub enum RegionNotice {
     /// Another Redis has the name of this region.
     SecondRedis {
         /// Time since its last report.
@@ -54,7 +54,7 @@ pub enum MembershipNotice {
     },
 }
 
-impl MembershipNotice {
+impl RegionNotice {
     /// Names of all notices in pages and metrics.
     pub const NAMES: [&'static str; 11] = [
         "second_redis",
@@ -110,7 +110,7 @@ impl MembershipNotice {
 /// Parts of limits that a region does not use.
 const NO_PARTS: &str = "this region uses neither its reserve nor its share of max_overshoot";
 
-impl fmt::Display for MembershipNotice {
+impl fmt::Display for RegionNotice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::SecondRedis { silent, rest } => write_second_redis(f, *silent, *rest),
@@ -144,13 +144,13 @@ impl fmt::Display for MembershipNotice {
                 f,
                 "the clock of the global Redis, or of this machine, jumped: on_region_loss decides here for one period \
                  of each limit, at most {} from now ({KEEP_CLOCK})",
-                short_text(*rest)
+                format_rounded_up(*rest)
             ),
             Self::RegionClockJumped { rest } => write!(
                 f,
-                "the clock of the Redis of this region, or of this machine, jumped: {NO_PARTS} for one period of each \
-                 limit, at most {} from now ({KEEP_CLOCK})",
-                short_text(*rest)
+                "the clock of the Redis of this region, or of this machine, jumped, or that Redis lost its data: \
+                 {NO_PARTS} for one period of each limit, at most {} from now ({KEEP_CLOCK})",
+                format_rounded_up(*rest)
             ),
         }
     }
@@ -165,8 +165,8 @@ fn write_second_redis(f: &mut fmt::Formatter<'_>, silent: Duration, rest: Durati
         "another Redis has the name of this region and last reported {} ago: {NO_PARTS} until the other has been silent \
          for its lease, {} from now at the earliest (if it is no longer used, wait; otherwise give each region its own \
          TOLLKEEPER_REGION and REDIS_URL)",
-        short_text(silent),
-        short_text(rest)
+        format_rounded_up(silent),
+        format_rounded_up(rest)
     )
 }
 
@@ -175,7 +175,7 @@ fn write_copied_redis(f: &mut fmt::Formatter<'_>, rest: Duration) -> fmt::Result
         f,
         "the Redis of this region is a copy of another that is used too, or was restored: {NO_PARTS} for {} (let all \
          replicas of the region use one REDIS_URL)",
-        short_text(rest)
+        format_rounded_up(rest)
     )
 }
 
@@ -185,7 +185,7 @@ fn write_other_lists(f: &mut fmt::Formatter<'_>, regions: &[String], rest: Durat
         "TOLLKEEPER_REGIONS differs in {}: {NO_PARTS} until all have one list, or those have been silent for their \
          lease, {} from now at the earliest (give the same list to all regions)",
         regions.join(", "),
-        short_text(rest)
+        format_rounded_up(rest)
     )
 }
 
@@ -194,13 +194,13 @@ fn write_cut_off(f: &mut fmt::Formatter<'_>, parts_left: Option<Duration>) -> fm
         "the global Redis does not answer: this region spends its grants and its reserve, then on_region_loss decides",
     )?;
     if let Some(left) = parts_left {
-        write!(f, "; reserve and share of max_overshoot end in {} (TOLLKEEPER_REGION_LEASE)", short_text(left))?;
+        write!(f, "; reserve and share of max_overshoot end in {} (TOLLKEEPER_REGION_LEASE)", format_rounded_up(left))?;
     }
     f.write_str(" (see the preceding connection errors)")
 }
 
 /// Formats a time, rounded up to seconds, and from ten minutes on to minutes.
-fn short_text(duration: Duration) -> String {
+fn format_rounded_up(duration: Duration) -> String {
     let unit_s = if duration.as_secs() < 600 { 1 } else { 60 };
     DurationText(Duration::from_secs((duration.as_secs() + 1).next_multiple_of(unit_s))).to_string()
 }

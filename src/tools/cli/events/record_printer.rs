@@ -1,4 +1,4 @@
-//! Reading and printing of records.
+//! Reads records of the stream as a consumer of a group, prints them, and acknowledges them.
 //!
 //! Pending entries come first: those of this consumer's own name, left by an earlier run or a lost reply, and those
 //! that another consumer has not acknowledged for `--claim-after`. They are read in parts, so that new entries are not
@@ -11,30 +11,32 @@ use std::time::{Duration, Instant};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
-use super::acknowledge::OutstandingRecords;
 use super::args::{AckSource, Args};
-use super::messages::{EventsError, MessagePrinter};
+use super::stderr_messages::{EventsError, StderrPrinter};
+use super::stdin_acknowledgements::OutstandingRecords;
 use crate::decide::log::stream::EntryId;
-use crate::decide::log::stream::consumer_group::{DeliveredEntry, GroupConsumer, MAX_ENTRIES, PendingEntry};
+use crate::decide::log::stream::consumer_group::{
+    DeliveredEntry, GroupConsumer, MAX_ENTRIES_PER_COMMAND, PendingEntry,
+};
 use crate::store::client::redis::key_connection::KeyCommandError;
 use crate::tools::cli::print::print_to_stdout;
 
 /// Maximum number of outstanding records.
 const MAX_OUTSTANDING: usize = 1000;
-/// Maximum time that a read blocks.
-const MAX_BLOCK: Duration = Duration::from_secs(5);
+/// Maximum time that a read of new entries blocks in Redis.
+const MAX_READ_BLOCK_TIME: Duration = Duration::from_secs(5);
 /// Pauses between two attempts while Redis does not answer; the last one repeats.
 const RETRY_PAUSES_MS: [u64; 5] = [100, 200, 500, 1000, 2000];
 /// Upper bound on the acknowledgement of printed records at the end.
-const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
+const FINAL_ACK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Reason why a step failed.
-enum StepError {
+/// Error of reading or printing records: one of Redis, which may pass, or one that ends the command.
+enum ReadPrintError {
     Redis(KeyCommandError),
     End(EventsError),
 }
 
-impl From<KeyCommandError> for StepError {
+impl From<KeyCommandError> for ReadPrintError {
     fn from(error: KeyCommandError) -> Self {
         Self::Redis(error)
     }
@@ -48,13 +50,13 @@ struct PendingPass {
     claims_own: bool,
 }
 
-/// Reader and printer of records.
-pub(super) struct Delivery<'a> {
+/// Reads records as a consumer of the group, and prints them to standard output.
+pub(super) struct RecordPrinter<'a> {
     args: &'a Args,
     consumer: GroupConsumer,
     consumer_name: String,
     outstanding: Arc<OutstandingRecords>,
-    messages: Arc<MessagePrinter>,
+    messages: Arc<StderrPrinter>,
     /// Printed or skipped entries that are to be acknowledged.
     done: Vec<EntryId>,
     /// Records that may still be printed.
@@ -63,13 +65,13 @@ pub(super) struct Delivery<'a> {
     next_pass: Instant,
 }
 
-impl<'a> Delivery<'a> {
+impl<'a> RecordPrinter<'a> {
     pub(super) fn new(
         args: &'a Args,
         consumer: GroupConsumer,
         consumer_name: String,
         outstanding: Arc<OutstandingRecords>,
-        messages: Arc<MessagePrinter>,
+        messages: Arc<StderrPrinter>,
     ) -> Self {
         Self {
             args,
@@ -94,11 +96,11 @@ impl<'a> Delivery<'a> {
             match self.read_and_print_some().await {
                 Ok(true) => {
                     failures = 0;
-                    self.messages.print_recovered();
+                    self.messages.print_redis_recovered();
                 }
                 Ok(false) => return Ok(()),
-                Err(StepError::End(error)) => return Err(error),
-                Err(StepError::Redis(error)) => {
+                Err(ReadPrintError::End(error)) => return Err(error),
+                Err(ReadPrintError::Redis(error)) => {
                     self.recover_from_error(&error, failures).await?;
                     failures += 1;
                     // A reply may be lost; its entries are pending now.
@@ -112,15 +114,15 @@ impl<'a> Delivery<'a> {
     pub(super) async fn acknowledge_at_end(&mut self) {
         if !self.done.is_empty() {
             // Without an answer they are printed again, which is allowed.
-            let _ = timeout(FINISH_TIMEOUT, self.consumer.acknowledge(&self.done)).await;
+            let _ = timeout(FINAL_ACK_TIMEOUT, self.consumer.acknowledge(&self.done)).await;
         }
     }
 
     /// Reads and prints some entries. Returns false if there are no more.
-    async fn read_and_print_some(&mut self) -> Result<bool, StepError> {
+    async fn read_and_print_some(&mut self) -> Result<bool, ReadPrintError> {
         self.acknowledge_done().await?;
         let room = MAX_OUTSTANDING.saturating_sub(self.outstanding.lock_ids().len());
-        let count = room.min(MAX_ENTRIES).min(usize::try_from(self.remaining).unwrap_or(usize::MAX));
+        let count = room.min(MAX_ENTRIES_PER_COMMAND).min(usize::try_from(self.remaining).unwrap_or(usize::MAX));
         if self.remaining == 0 && room == MAX_OUTSTANDING {
             return Ok(false);
         }
@@ -132,11 +134,12 @@ impl<'a> Delivery<'a> {
             self.pass = Some(PendingPass { next: EntryId::default(), claims_own: false });
         }
         if let Some(pass) = self.pass {
-            self.claim_pending(pass, count).await?;
+            self.claim_and_print_pending(pass, count).await?;
             return Ok(true);
         }
-        let block = self.args.follow.then(|| MAX_BLOCK.min(self.next_pass.saturating_duration_since(Instant::now())));
-        let entries = self.consumer.read_new(count, block).await?;
+        let block =
+            self.args.follow.then(|| MAX_READ_BLOCK_TIME.min(self.next_pass.saturating_duration_since(Instant::now())));
+        let entries = self.consumer.read_new_entries(count, block).await?;
         if entries.is_empty() && !self.args.follow {
             if room == MAX_OUTSTANDING {
                 return Ok(false);
@@ -148,9 +151,9 @@ impl<'a> Delivery<'a> {
     }
 
     /// Claims and prints up to `count` entries of the next part of a pass.
-    async fn claim_pending(&mut self, pass: PendingPass, count: usize) -> Result<(), StepError> {
+    async fn claim_and_print_pending(&mut self, pass: PendingPass, count: usize) -> Result<(), ReadPrintError> {
         let pending = self.consumer.list_pending(pass.next).await?;
-        let is_last = pending.len() < MAX_ENTRIES;
+        let is_last = pending.len() < MAX_ENTRIES_PER_COMMAND;
         let (mut own, mut idle) = (Vec::new(), Vec::new());
         let mut last = None;
         for entry in pending {
@@ -178,10 +181,10 @@ impl<'a> Delivery<'a> {
         Ok(())
     }
 
-    async fn claim_and_print(&mut self, entries: &[PendingEntry], min_idle: Duration) -> Result<(), StepError> {
+    async fn claim_and_print(&mut self, entries: &[PendingEntry], min_idle: Duration) -> Result<(), ReadPrintError> {
         let claimed = self.consumer.claim(entries, min_idle).await?;
         for id in claimed.trimmed {
-            self.messages.print_trimmed(id);
+            self.messages.print_trimmed_entry(id);
             self.done.push(id);
         }
         self.print_entries(claimed.entries).await?;
@@ -190,12 +193,12 @@ impl<'a> Delivery<'a> {
     }
 
     /// Prints records; entries without one are skipped.
-    async fn print_entries(&mut self, entries: Vec<DeliveredEntry>) -> Result<(), StepError> {
+    async fn print_entries(&mut self, entries: Vec<DeliveredEntry>) -> Result<(), ReadPrintError> {
         let (mut lines, mut ids) = (String::new(), Vec::new());
         for DeliveredEntry { id, deliveries, line } in entries {
             match line {
                 Err(reason) => {
-                    self.messages.print_unusable(id, reason);
+                    self.messages.print_skipped_entry(id, reason);
                     self.done.push(id);
                     continue;
                 }
@@ -219,7 +222,9 @@ impl<'a> Delivery<'a> {
         }
         // On a thread of its own: a pipe that is not read blocks.
         let printed = spawn_blocking(move || print_to_stdout(lines)).await;
-        printed.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(|error| StepError::End(error.into()))?;
+        printed
+            .unwrap_or_else(|error| Err(io::Error::other(error)))
+            .map_err(|error| ReadPrintError::End(error.into()))?;
         if self.args.ack == AckSource::Printed {
             self.done.extend(ids);
         }
@@ -241,7 +246,7 @@ impl<'a> Delivery<'a> {
         if error.text.starts_with("NOGROUP") {
             match self.consumer.create_group(self.args.follow).await {
                 Ok(()) => self.messages.print_created_group(),
-                Err(error) if error.is_transient() && self.args.follow => self.messages.print_lost(&error),
+                Err(error) if error.is_transient() && self.args.follow => self.messages.print_lost_connection(&error),
                 Err(error) => return Err(self.messages.describe_redis_error(&error)),
             }
             // Not at once again if another program deletes it.
@@ -257,7 +262,7 @@ impl<'a> Delivery<'a> {
         if !self.args.follow || !error.is_transient() {
             return Err(self.messages.describe_redis_error(error));
         }
-        self.messages.print_lost(error);
+        self.messages.print_lost_connection(error);
         sleep(pause).await;
         Ok(())
     }

@@ -19,7 +19,7 @@ const MAX_VALUE_BYTES: usize = 16 * 1024;
 /// Maximum length of a name that is inspected, as it is encoded.
 const MAX_HEADER_NAME_BYTES: usize = 1024;
 /// Maximum length of a value that is removed: more than Envoy's highest `max_request_headers_kb`.
-const MAX_REMOVED_BYTES: usize = 16 << 20;
+const MAX_REMOVED_VALUE_BYTES: usize = 16 << 20;
 /// Length of the table that HTTP/2 begins with, which the server does not change, in bytes.
 const DYNAMIC_TABLE_BYTES: usize = 4096;
 
@@ -46,7 +46,7 @@ struct LongValueRemoval {
     bytes_left: usize,
     /// Start of the field, up to the value.
     name: Vec<u8>,
-    replacement: ZeroDigits,
+    replacement: ZeroDigitsValue,
 }
 
 /// Reference to position 0 of the table, which is an error.
@@ -133,7 +133,7 @@ enum ParsedField {
     Changed {
         /// Length of all that precedes the value.
         name_length: usize,
-        replacement: ZeroDigits,
+        replacement: ZeroDigitsValue,
         /// Length of the field, which can exceed the rest of the fragment.
         length: usize,
     },
@@ -172,12 +172,12 @@ fn try_parse_field(block: &[u8]) -> Result<ParsedField, ParsedField> {
     let value = HpackStringRange::parse(block, at)?;
     let value_length = value.end - value.start;
     if value_length > MAX_VALUE_BYTES {
-        if value_length > MAX_REMOVED_BYTES {
+        if value_length > MAX_REMOVED_VALUE_BYTES {
             return Err(ParsedField::Malformed);
         }
         // An entry is 32 bytes longer than its name and value.
         let count = if enters_table { DYNAMIC_TABLE_BYTES } else { 1 };
-        let replacement = ZeroDigits { count, is_huffman: true };
+        let replacement = ZeroDigitsValue { count, is_huffman: true };
         return Ok(ParsedField::Changed { name_length: at, replacement, length: value.end });
     }
     let bytes = block.get(value.start..value.end).ok_or(ParsedField::Incomplete)?;
@@ -187,7 +187,7 @@ fn try_parse_field(block: &[u8]) -> Result<ParsedField, ParsedField> {
     let is_huffman = value.is_huffman;
     let count =
         if is_huffman { count_huffman_decoded_bytes(bytes).ok_or(ParsedField::Malformed)? } else { bytes.len() };
-    let replacement = ZeroDigits { count, is_huffman };
+    let replacement = ZeroDigitsValue { count, is_huffman };
     Ok(ParsedField::Changed { name_length: at, replacement, length: value.end })
 }
 
@@ -226,14 +226,14 @@ fn decode_integer(block: &[u8], at: usize, prefix_bits: u32) -> Result<(usize, u
     Err(ParsedField::Malformed)
 }
 
-/// String of `count` digits `0`.
+/// Replacement for a header value: a string of `count` digits `0`.
 #[derive(Debug)]
-struct ZeroDigits {
+struct ZeroDigitsValue {
     count: usize,
     is_huffman: bool,
 }
 
-impl ZeroDigits {
+impl ZeroDigitsValue {
     /// Appends the string with its length.
     fn append_to(&self, output: &mut Vec<u8>) {
         if !self.is_huffman {
@@ -269,8 +269,8 @@ fn append_string_length(output: &mut Vec<u8>, flag: u8, length: usize) {
 
 /// Number of bytes that a Huffman-coded string decodes to; `None` if it is malformed.
 fn count_huffman_decoded_bytes(bytes: &[u8]) -> Option<usize> {
-    /// Number of codes of each length in bits. The code is canonical: these numbers define its ranges.
-    const CODES_BY_LENGTH: [u32; 31] = {
+    /// Number of Huffman codes of each length in bits. The code is canonical: these numbers define its ranges.
+    const HUFFMAN_CODE_COUNTS_BY_LENGTH: [u32; 31] = {
         let mut codes = [0; 31];
         let lengths = [5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 30];
         let counts = [10, 26, 32, 6, 5, 3, 2, 6, 2, 3, 3, 8, 13, 26, 29, 12, 4, 15, 19, 29, 4];
@@ -281,18 +281,18 @@ fn count_huffman_decoded_bytes(bytes: &[u8]) -> Option<usize> {
         }
         codes
     };
-    /// The last code of all, which must not occur.
-    const END_OF_STRING: u32 = 0x3fff_ffff;
+    /// Huffman code of the end of a string (EOS), which must not occur.
+    const HUFFMAN_END_OF_STRING: u32 = 0x3fff_ffff;
 
     let mut count = 0;
     let (mut code, mut first, mut length) = (0_u32, 0_u32, 0_usize);
     for byte in bytes {
         for bit in (0..8).rev() {
             code = code << 1 | u32::from(byte >> bit & 1);
-            first = (first + CODES_BY_LENGTH[length]) << 1;
+            first = (first + HUFFMAN_CODE_COUNTS_BY_LENGTH[length]) << 1;
             length += 1;
-            if code < first + CODES_BY_LENGTH[length] {
-                if code == END_OF_STRING {
+            if code < first + HUFFMAN_CODE_COUNTS_BY_LENGTH[length] {
+                if code == HUFFMAN_END_OF_STRING {
                     return None;
                 }
                 count += 1;
@@ -326,7 +326,7 @@ mod tests {
         for count in [1, 2, 7, 8, 9, 126, 127, 128, 254, 255, 4096, 16_511, 16_512] {
             for is_huffman in [false, true] {
                 let mut string = Vec::new();
-                ZeroDigits { count, is_huffman }.append_to(&mut string);
+                ZeroDigitsValue { count, is_huffman }.append_to(&mut string);
                 let Ok(span) = HpackStringRange::parse(&string, 0) else { panic!("no string of {count} digits") };
                 assert_eq!((span.end, span.is_huffman), (string.len(), is_huffman));
                 let digits = &string[span.start..];

@@ -14,7 +14,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::summary::{MinuteSummary, PublishedKeyForm, ReplicaSummary};
+use super::summary::{PublishedKeyForm, RejectedKeysMinuteSummary, ReplicaSummary};
 use crate::telemetry::metrics::limit_stats::LimitName;
 use crate::telemetry::top_keys::{KEPT_MINUTES, RejectedKey, TopKeysSnapshot};
 
@@ -27,52 +27,54 @@ const MAX_LIMIT_NAME_BYTES: usize = 1024;
 /// Maximum number of limits with rejected keys.
 const MAX_LIMITS: usize = 20_000;
 /// Maximum number of domains that have a limit of one name.
-const MAX_DOMAINS_OF_NAME: usize = 16;
+const MAX_DOMAINS_PER_LIMIT_NAME: usize = 16;
 
 /// Rejected keys of several replicas.
 #[derive(Debug, Default)]
-pub struct MergedKeys {
-    minutes: HashMap<u64, MergedMinute>,
+pub struct MergedRejectedKeys {
+    minutes: HashMap<u64, MergedMinuteCounts>,
     /// Names by their text; several only if they have different domains.
     limits: HashMap<String, Vec<Arc<LimitName>>>,
 }
 
-/// A key: its limit, and its text.
+/// A rejected key: its limit, and its text.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct MergedKey {
+struct MergedRejectedKey {
     limit: Arc<LimitName>,
     text: Arc<str>,
     has_plain_values: bool,
 }
 
+/// Rejected hits of one minute by key, over all summaries.
 #[derive(Debug, Default)]
-struct MergedMinute {
-    keys: HashMap<MergedKey, MergedCount>,
+struct MergedMinuteCounts {
+    keys: HashMap<MergedRejectedKey, MergedKeyCount>,
     /// Sum of the floors of all summaries.
     floor: u64,
     /// Largest excess of a key that was dropped.
     dropped: u64,
 }
 
+/// Rejected hits of a key in one minute: a lower bound, and the key's excess over the floor.
 #[derive(Clone, Copy, Debug, Default)]
-struct MergedCount {
+struct MergedKeyCount {
     at_least: u64,
     excess: u64,
 }
 
-impl MergedKeys {
+impl MergedRejectedKeys {
     /// Adds the keys of a summary, without minutes that are not among the last [`KEPT_MINUTES`] before `minute`.
     ///
     /// Returns false if a part was left out because it contradicts itself.
     pub fn add_summary(&mut self, summary: &ReplicaSummary, minute: u64) -> bool {
         let has_plain_values = summary.values == PublishedKeyForm::Plain;
-        let keys: Vec<Option<MergedKey>> = summary
+        let keys: Vec<Option<MergedRejectedKey>> = summary
             .keys
             .iter()
             .map(|key| {
                 let name = summary.names.get(key.name).filter(|_| key.text.len() <= MAX_KEY_TEXT_BYTES)?;
                 let limit = self.find_or_add_limit_name(name, summary.domain_bytes.get(key.name).copied())?;
-                Some(MergedKey { limit, text: key.text.as_str().into(), has_plain_values })
+                Some(MergedRejectedKey { limit, text: key.text.as_str().into(), has_plain_values })
             })
             .collect();
         let mut is_complete = true;
@@ -101,8 +103,9 @@ impl MergedKeys {
         if let Some(limit) = of_name.iter().find(means) {
             return Some(Arc::clone(limit));
         }
-        let has_room =
-            name.len() <= MAX_LIMIT_NAME_BYTES && self.limits.len() < MAX_LIMITS && of_name.len() < MAX_DOMAINS_OF_NAME;
+        let has_room = name.len() <= MAX_LIMIT_NAME_BYTES
+            && self.limits.len() < MAX_LIMITS
+            && of_name.len() < MAX_DOMAINS_PER_LIMIT_NAME;
         has_room.then(|| {
             let limit = Arc::new(new);
             self.limits.entry(name.to_owned()).or_default().push(Arc::clone(&limit));
@@ -114,9 +117,9 @@ impl MergedKeys {
     pub fn snapshot(&self, minute: u64, minutes: u64, filter: impl Fn(&LimitName) -> bool) -> TopKeysSnapshot {
         let first = (minute + 1).saturating_sub(minutes.clamp(1, KEPT_MINUTES));
         let mut max_missed = 0_u64;
-        let mut sums: HashMap<&MergedKey, KeyTotal> = HashMap::new();
+        let mut sums: HashMap<&MergedRejectedKey, KeyCountOverMinutes> = HashMap::new();
         for (_, merged) in self.minutes.iter().filter(|(at, _)| **at >= first) {
-            let missed = merged.max_missed();
+            let missed = merged.max_hits_of_missing_key();
             max_missed = max_missed.saturating_add(missed);
             for (key, count) in merged.keys.iter().filter(|(key, _)| filter(&key.limit)) {
                 let sum = sums.entry(key).or_default();
@@ -144,21 +147,21 @@ impl MergedKeys {
 
 /// Sum of a key's counts over several minutes.
 #[derive(Clone, Copy, Debug, Default)]
-struct KeyTotal {
+struct KeyCountOverMinutes {
     at_least: u64,
     at_most: u64,
     /// Upper bound of the hits that a missing key had in the minutes that have this key.
     covered: u64,
 }
 
-impl MergedMinute {
-    fn add_minute(&mut self, summary: &MinuteSummary, keys: &[Option<MergedKey>]) {
+impl MergedMinuteCounts {
+    fn add_minute(&mut self, summary: &RejectedKeysMinuteSummary, keys: &[Option<MergedRejectedKey>]) {
         let floor = summary.max_missed;
         self.floor = self.floor.saturating_add(floor);
         let mut known = HashSet::new();
         for count in &summary.counts {
             let Some(key) = keys.get(count.key).and_then(Option::as_ref) else { continue };
-            let new = MergedCount { at_least: 0, excess: self.dropped };
+            let new = MergedKeyCount { at_least: 0, excess: self.dropped };
             let merged = self.keys.entry(key.clone()).or_insert(new);
             // A key that is listed twice covers the floor once.
             let covered = if known.insert(key) { floor } else { 0 };
@@ -179,8 +182,8 @@ impl MergedMinute {
         self.dropped = self.dropped.max(largest_dropped);
     }
 
-    /// Upper bound of the hits of a key that is missing.
-    fn max_missed(&self) -> u64 {
+    /// Upper bound of the hits of a key that this minute does not list.
+    fn max_hits_of_missing_key(&self) -> u64 {
         self.floor.saturating_add(self.dropped)
     }
 }
@@ -190,7 +193,7 @@ fn is_recent_minute(minute: u64, current: u64) -> bool {
 }
 
 /// True if all keys exist, and all bounds are in order.
-fn has_valid_counts(minute: &MinuteSummary, keys: &[Option<MergedKey>]) -> bool {
+fn has_valid_counts(minute: &RejectedKeysMinuteSummary, keys: &[Option<MergedRejectedKey>]) -> bool {
     minute
         .counts
         .iter()
@@ -203,9 +206,11 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{MAX_KEYS_PER_MINUTE, MergedKeys};
+    use super::{MAX_KEYS_PER_MINUTE, MergedRejectedKeys};
     use crate::base::clock::Time;
-    use crate::serve::fleet::summary::{KeyCountSummary, KeySummary, MinuteSummary, ReplicaSummary};
+    use crate::serve::fleet::summary::{
+        RejectedKeyCountSummary, RejectedKeySummary, RejectedKeysMinuteSummary, ReplicaSummary,
+    };
     use crate::serve::fleet::summary_collector::{ListedLimitNames, add_rejected_keys};
     use crate::telemetry::metrics::limit_stats::{LimitName, LimitStats};
     use crate::telemetry::top_keys::{KEPT_MINUTES, KeyRejection, TopKeys};
@@ -245,7 +250,7 @@ mod tests {
                 replicas[replica].record_rejection(rejection, minute(at), |pushed| pushed.extend_from_slice(text.as_bytes()));
                 *truth.entry((limit.name().as_str().to_owned(), text)).or_default() += hits;
             }
-            let mut merged = MergedKeys::default();
+            let mut merged = MergedRejectedKeys::default();
             for top_keys in &replicas {
                 prop_assert!(merged.add_summary(&summary(top_keys, room), FIRST + 5));
             }
@@ -267,10 +272,10 @@ mod tests {
     /// Summary with these keys and their exact counts in one minute.
     fn exact(keys: impl Iterator<Item = (usize, u64)>) -> ReplicaSummary {
         let mut summary = ReplicaSummary { names: vec!["shop.a".to_owned()], ..ReplicaSummary::default() };
-        let mut minute = MinuteSummary { minute: FIRST, ..MinuteSummary::default() };
+        let mut minute = RejectedKeysMinuteSummary { minute: FIRST, ..RejectedKeysMinuteSummary::default() };
         for (index, (key, hits)) in keys.enumerate() {
-            summary.keys.push(KeySummary { name: 0, text: key.to_string() });
-            minute.counts.push(KeyCountSummary { key: index, at_least: hits, at_most: hits });
+            summary.keys.push(RejectedKeySummary { name: 0, text: key.to_string() });
+            minute.counts.push(RejectedKeyCountSummary { key: index, at_least: hits, at_most: hits });
         }
         summary.minutes.push(minute);
         summary
@@ -278,7 +283,7 @@ mod tests {
 
     #[test]
     fn keys_are_bounded_and_those_dropped_are_in_the_bound() {
-        let mut merged = MergedKeys::default();
+        let mut merged = MergedRejectedKeys::default();
         for part in 0..5 {
             let keys = (0..MAX_KEYS_PER_MINUTE).map(|key| (part * MAX_KEYS_PER_MINUTE + key, 1 + (key % 7) as u64));
             assert!(merged.add_summary(&exact(keys), FIRST));
@@ -303,13 +308,13 @@ mod tests {
         for change in broken {
             let mut summary = exact([(1, 5)].into_iter());
             change(&mut summary);
-            let mut merged = MergedKeys::default();
+            let mut merged = MergedRejectedKeys::default();
             assert!(!merged.add_summary(&summary, FIRST), "{summary:?}");
             assert!(merged.snapshot(FIRST, 1, |_| true).keys.is_empty());
         }
         let mut far = exact([(1, 5)].into_iter());
         far.minutes[0].minute = u64::MAX;
-        let mut merged = MergedKeys::default();
+        let mut merged = MergedRejectedKeys::default();
         assert!(merged.add_summary(&far, FIRST));
         assert!(merged.snapshot(FIRST, 1, |_| true).keys.is_empty());
     }

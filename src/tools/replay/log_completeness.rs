@@ -11,10 +11,10 @@ use std::sync::Arc;
 use super::recorded_request::RecordedRequest;
 use crate::base::clock::Time;
 
-/// Numbers of a chunk.
-const CHUNK_NUMBERS: u64 = 4096;
-/// Words of a chunk.
-const CHUNK_WORDS: usize = (CHUNK_NUMBERS / 64) as usize;
+/// Record numbers in a chunk, one bit each.
+const NUMBERS_PER_CHUNK: u64 = 4096;
+/// 64-bit words in a chunk.
+const WORDS_PER_CHUNK: usize = (NUMBERS_PER_CHUNK / 64) as usize;
 /// Maximum number of chunks, of all processes; they take 128 MiB.
 const MAX_CHUNKS: usize = 1 << 18;
 /// Maximum number of processes that are checked.
@@ -61,7 +61,7 @@ pub struct NumberSpan {
 #[derive(Debug, Default)]
 struct ProcessSequence {
     id: Arc<str>,
-    chunks: BTreeMap<u64, Box<[u64; CHUNK_WORDS]>>,
+    chunks: BTreeMap<u64, Box<[u64; WORDS_PER_CHUNK]>>,
     /// Lowest and highest number; `None` before the first record.
     bounds: Option<NumberSpan>,
     /// Time of the highest number.
@@ -78,7 +78,7 @@ struct ProcessSequence {
 
 impl SequenceCheck {
     /// Notes the start of a process.
-    pub(super) fn add_start(&mut self, process: &Arc<str>) {
+    pub(super) fn note_process_start(&mut self, process: &Arc<str>) {
         if let Some(index) = self.find_or_add_process(process) {
             self.processes[index].has_start = true;
         }
@@ -103,7 +103,7 @@ impl SequenceCheck {
         let added = process.add_number(record.seq, has_room);
         self.chunks += usize::from(added.is_new_chunk);
         if added.is_new {
-            process.note_order(record.seq, record.order_time());
+            process.check_record_order(record.seq, record.order_time());
         } else {
             process.repeated += 1;
         }
@@ -134,31 +134,31 @@ impl SequenceFindings {
     }
 }
 
-/// Result of noting a number.
-struct AddedNumber {
+/// What adding a record number changed.
+struct AddNumberOutcome {
     /// The number did not occur before.
     is_new: bool,
     is_new_chunk: bool,
 }
 
 impl ProcessSequence {
-    fn add_number(&mut self, number: u64, has_room: bool) -> AddedNumber {
-        let (chunk, bit) = (number / CHUNK_NUMBERS, number % CHUNK_NUMBERS);
+    fn add_number(&mut self, number: u64, has_room: bool) -> AddNumberOutcome {
+        let (chunk, bit) = (number / NUMBERS_PER_CHUNK, number % NUMBERS_PER_CHUNK);
         let is_new_chunk = !self.chunks.contains_key(&chunk);
         if is_new_chunk && !has_room {
             self.is_unknown = true;
-            return AddedNumber { is_new: true, is_new_chunk: false };
+            return AddNumberOutcome { is_new: true, is_new_chunk: false };
         }
-        let words = self.chunks.entry(chunk).or_insert_with(|| Box::new([0; CHUNK_WORDS]));
+        let words = self.chunks.entry(chunk).or_insert_with(|| Box::new([0; WORDS_PER_CHUNK]));
         let word = &mut words[(bit / 64) as usize];
         let is_new = *word & (1 << (bit % 64)) == 0;
         *word |= 1 << (bit % 64);
         self.distinct += u64::from(is_new);
-        AddedNumber { is_new, is_new_chunk }
+        AddNumberOutcome { is_new, is_new_chunk }
     }
 
-    /// Extends the bounds; counts a record that comes after later ones.
-    fn note_order(&mut self, number: u64, at: Time) {
+    /// Counts a record as late if it comes after later ones; extends the bounds.
+    fn check_record_order(&mut self, number: u64, at: Time) {
         let Some(bounds) = &mut self.bounds else {
             self.bounds = Some(NumberSpan { from: number, to: number });
             self.highest_at = at;
@@ -196,24 +196,24 @@ impl ProcessSequence {
     fn find_first_gap(&self) -> NumberSpan {
         let Some(NumberSpan { from, to }) = self.bounds else { return NumberSpan { from: 0, to: 0 } };
         let first = if self.has_start { 1 } else { from };
-        let start = self.find_number(first, to, false);
-        NumberSpan { from: start, to: self.find_number(start, to, true) - 1 }
+        let start = self.find_first_number(first, to, false);
+        NumberSpan { from: start, to: self.find_first_number(start, to, true) - 1 }
     }
 
     /// First number of `from..=to` that occurred, or that did not; `to` if there is none.
-    fn find_number(&self, from: u64, to: u64, occurred: bool) -> u64 {
+    fn find_first_number(&self, from: u64, to: u64, occurred: bool) -> u64 {
         let mut number = from;
         while number < to {
-            let chunk = number / CHUNK_NUMBERS;
+            let chunk = number / NUMBERS_PER_CHUNK;
             let Some(words) = self.chunks.get(&chunk) else {
                 if !occurred {
                     return number;
                 }
                 let Some((next, _)) = self.chunks.range(chunk..).next() else { return to };
-                number = next * CHUNK_NUMBERS;
+                number = next * NUMBERS_PER_CHUNK;
                 continue;
             };
-            let bit = number % CHUNK_NUMBERS;
+            let bit = number % NUMBERS_PER_CHUNK;
             let is_set = words[(bit / 64) as usize] & (1 << (bit % 64)) != 0;
             if is_set == occurred {
                 return number;

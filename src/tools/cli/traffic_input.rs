@@ -43,13 +43,13 @@ impl<E: std::error::Error> From<E> for CommandFailure {
     }
 }
 
-/// Parses the memory of counters.
+/// Parses `--memory`: bytes of counters, 1 MiB to 1 TiB.
 pub(super) fn parse_memory_size(text: &str) -> Result<ByteSize, String> {
-    const SIZES: ByteSizeRange = ByteSizeRange::new(1 << 20, 1 << 40);
-    ByteSize::parse(text, &SIZES).map_err(|invalid| format!("{}; {}", invalid.what, invalid.fix))
+    const MEMORY_SIZE_RANGE: ByteSizeRange = ByteSizeRange::new(1 << 20, 1 << 40);
+    ByteSize::parse(text, &MEMORY_SIZE_RANGE).map_err(|invalid| format!("{}; {}", invalid.what, invalid.fix))
 }
 
-/// Compiles the rules of a flag.
+/// Reads and compiles the rule files of a flag; fails if they have errors.
 pub(super) fn compile_rules(
     flag: &str,
     paths: &[PathBuf],
@@ -77,7 +77,7 @@ pub(super) fn read_field_map(path: &Path) -> Result<FieldMap, CommandFailure> {
     FieldMap::parse(&text).map_err(usage)
 }
 
-/// Paths of all limits.
+/// Lists the paths of all limits of a rule set.
 pub(super) fn list_limit_paths(rules: &RuleSet) -> impl Iterator<Item = String> {
     rules.rules().flat_map(|compiled| (0..compiled.limits.len()).map(|index| compiled.rule.limit_path(index)))
 }

@@ -20,29 +20,29 @@ use crate::settings::metrics::{MetricsSettings, Mogrifier, StatsdProtocol, Stats
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::metrics::statsd::{NameRewrite, StatsdEncoder, StatsdFormat};
 
-/// Handle to the thread.
+/// Handle to the thread that reports to statsd and removes unused metrics.
 #[derive(Debug)]
-pub(super) struct StatsdReporter {
+pub(super) struct StatsdThreadHandle {
     stop: mpsc::Sender<oneshot::Sender<()>>,
     _thread: JoinHandle<()>,
 }
 
-/// A statsd server.
+/// Encoder and socket for one statsd server.
 struct StatsdClient {
     encoder: StatsdEncoder,
     socket: StatsdSocket,
 }
 
-/// Interval at which unused metrics are removed.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
+/// Interval at which statistics of limits that are no longer used are removed.
+const UNUSED_METRICS_SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum time of the last report.
 const LAST_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-impl StatsdReporter {
+impl StatsdThreadHandle {
     /// Starts the thread, also if no server is configured: it removes unused metrics.
     pub(super) fn start(settings: &MetricsSettings, collector: MetricsCollector) -> io::Result<Self> {
         let servers: Vec<_> = settings.statsd.iter().map(|server| StatsdClient::new(server, &settings.tags)).collect();
-        let interval = if servers.is_empty() { SWEEP_INTERVAL } else { settings.flush_interval };
+        let interval = if servers.is_empty() { UNUSED_METRICS_SWEEP_INTERVAL } else { settings.flush_interval };
         let (stop, stopped) = mpsc::channel();
         let work = move || {
             threads::lower_thread_priority();
@@ -76,7 +76,7 @@ fn send_reports_until_stopped(
         };
         send_report(collector, &mut servers);
         since_sweep += interval;
-        if since_sweep >= SWEEP_INTERVAL {
+        if since_sweep >= UNUSED_METRICS_SWEEP_INTERVAL {
             since_sweep = Duration::ZERO;
             collector.service.decider.metrics.limits.remove_unused_limits();
         }
@@ -89,14 +89,14 @@ fn send_reports_until_stopped(
 }
 
 fn send_report(collector: &MetricsCollector, servers: &mut [StatsdClient]) {
-    static THROTTLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
+    static SEND_FAILURE_LOG_THROTTLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
     if servers.is_empty() {
         return;
     }
     collector.collect(&mut |family| servers.iter_mut().for_each(|server| server.encoder.add_family(&family)));
     for StatsdClient { encoder, socket } in servers {
         if let Err(error) = encoder.send_report(|packet| socket.send_packet(packet))
-            && let Some(suppressed) = THROTTLE.allow(Clock::System.now())
+            && let Some(suppressed) = SEND_FAILURE_LOG_THROTTLE.allow(Clock::System.now())
         {
             let server = socket.format_address();
             tracing::warn!(server, suppressed, "metrics not sent: {error} (check STATSD_HOST and STATSD_PORT)");
@@ -110,7 +110,7 @@ impl StatsdClient {
             StatsdProtocol::Tcp => (StatsdTransport::Tcp, StatsdFormat::Statsd),
             StatsdProtocol::Udp => (StatsdTransport::Udp, StatsdFormat::Statsd),
             StatsdProtocol::DogStatsd(mogrifiers) => {
-                let rewrites = mogrifiers.iter().filter_map(compile_rewrite).collect();
+                let rewrites = mogrifiers.iter().filter_map(compile_name_rewrite).collect();
                 (StatsdTransport::Udp, StatsdFormat::DogStatsd(rewrites))
             }
         };
@@ -122,7 +122,7 @@ impl StatsdClient {
 }
 
 /// Compiles a mogrifier. The settings have already checked its pattern.
-fn compile_rewrite(mogrifier: &Mogrifier) -> Option<NameRewrite> {
+fn compile_name_rewrite(mogrifier: &Mogrifier) -> Option<NameRewrite> {
     let Mogrifier { pattern, name, tags } = mogrifier;
     Some(NameRewrite { pattern: Regex::new(pattern).ok()?, name: name.clone(), tags: tags.clone() })
 }
@@ -133,11 +133,11 @@ struct StatsdSocket {
     host: String,
     port: u16,
     transport: StatsdTransport,
-    open: Option<OpenSocket>,
+    open: Option<OpenStatsdSocket>,
 }
 
 #[derive(Debug)]
-enum OpenSocket {
+enum OpenStatsdSocket {
     Tcp(TcpStream),
     Udp(UdpSocket),
 }
@@ -162,9 +162,9 @@ impl StatsdSocket {
     /// Errors of the system, after which the next call opens a new socket.
     fn send_packet(&mut self, packet: &str) -> io::Result<()> {
         let sent = match self.ensure_connected()? {
-            OpenSocket::Tcp(stream) => stream.write_all(packet.as_bytes()),
+            OpenStatsdSocket::Tcp(stream) => stream.write_all(packet.as_bytes()),
             // In a datagram, line ends separate lines; the last line has none.
-            OpenSocket::Udp(socket) => socket.send(packet.trim_end_matches('\n').as_bytes()).map(drop),
+            OpenStatsdSocket::Udp(socket) => socket.send(packet.trim_end_matches('\n').as_bytes()).map(drop),
         };
         if sent.is_err() {
             self.open = None;
@@ -172,7 +172,7 @@ impl StatsdSocket {
         sent
     }
 
-    fn ensure_connected(&mut self) -> io::Result<&mut OpenSocket> {
+    fn ensure_connected(&mut self) -> io::Result<&mut OpenStatsdSocket> {
         let socket = match self.open.take() {
             Some(socket) => socket,
             None => self.connect()?,
@@ -180,21 +180,21 @@ impl StatsdSocket {
         Ok(self.open.insert(socket))
     }
 
-    fn connect(&self) -> io::Result<OpenSocket> {
+    fn connect(&self) -> io::Result<OpenStatsdSocket> {
         let no_address = || io::Error::new(io::ErrorKind::NotFound, "the host resolves to no address");
         let address: SocketAddr = (self.host.as_str(), self.port).to_socket_addrs()?.next().ok_or_else(no_address)?;
         match self.transport {
             StatsdTransport::Tcp => {
                 let stream = TcpStream::connect_timeout(&address, IO_TIMEOUT)?;
                 stream.set_write_timeout(Some(IO_TIMEOUT))?;
-                Ok(OpenSocket::Tcp(stream))
+                Ok(OpenStatsdSocket::Tcp(stream))
             }
             StatsdTransport::Udp => {
                 let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
                 let socket = UdpSocket::bind(any)?;
                 socket.set_write_timeout(Some(IO_TIMEOUT))?;
                 socket.connect(address)?;
-                Ok(OpenSocket::Udp(socket))
+                Ok(OpenStatsdSocket::Udp(socket))
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Gate of `--fail-if`: judges conditions, and refuses to judge those whose figures prove nothing.
+//! Judges the conditions of `--fail-if`, and refuses to judge those whose figures prove nothing.
 //!
 //! A figure proves nothing if there was too little to compare with, if the replay does not repeat what was recorded, or
 //! if no request of the traffic concerns it. Such a condition neither passes nor fails.
@@ -33,9 +33,9 @@ impl fmt::Display for MinFidelity {
     }
 }
 
-/// Facts about a simulation by which conditions are judged.
+/// Judge of conditions: the figures of a simulation, and what tells whether these prove anything.
 #[derive(Clone, Copy, Debug)]
-pub struct Gate<'r> {
+pub struct ConditionJudge<'r> {
     /// Figures.
     pub results: &'r SimulationResults,
     /// Properties of the files.
@@ -44,16 +44,16 @@ pub struct Gate<'r> {
     pub min_fidelity: Option<MinFidelity>,
 }
 
-impl Gate<'_> {
-    /// Judges a condition.
-    pub fn judge(&self, condition: &FailCondition) -> ConditionResult {
+impl ConditionJudge<'_> {
+    /// Evaluates a condition; it does not fail if it cannot be judged.
+    pub fn judge_condition(&self, condition: &FailCondition) -> ConditionResult {
         let result = condition.evaluate(self.results);
-        let not_judged = self.find_obstacle(condition);
+        let not_judged = self.find_judging_obstacle(condition);
         ConditionResult { fails: result.fails && not_judged.is_none(), not_judged, ..result }
     }
 
-    /// Reason why a condition cannot be judged.
-    fn find_obstacle(&self, condition: &FailCondition) -> Option<String> {
+    /// Finds the reason why a condition cannot be judged; `None` if it can.
+    fn find_judging_obstacle(&self, condition: &FailCondition) -> Option<String> {
         let SourceSummary { rows, absent_fields, .. } = self.summary;
         if let Some(absent) = absent_fields.iter().find(|absent| absent.rows == *rows) {
             return Some(format!("no row has the field '{}' of --map", absent.field));
@@ -65,7 +65,7 @@ impl Gate<'_> {
             return Some(obstacle);
         }
         let limit_path = condition.limit_path()?;
-        (!condition.has_basis(self.results)).then(|| format!("no request charged {limit_path}"))
+        (!condition.has_charged_requests(self.results)).then(|| format!("no request charged {limit_path}"))
     }
 
     fn find_fidelity_obstacle(&self, condition: &FailCondition, min: MinFidelity) -> Option<String> {

@@ -13,7 +13,7 @@ use crate::store::client::redis::key_connection::KeyCommandError;
 use crate::tools::cli::print::{format_count, print_error};
 
 /// Time between two messages about the same lost connection.
-const LOST_INTERVAL: Duration = Duration::from_secs(30);
+const LOST_MESSAGE_INTERVAL: Duration = Duration::from_secs(30);
 /// Maximum number of messages about single entries; the others are counted.
 const MAX_ENTRY_MESSAGES: u64 = 10;
 
@@ -31,28 +31,28 @@ pub(super) enum EventsError {
     Input(String),
 }
 
-/// Printer of messages.
+/// Printer of messages to standard error, which bounds their number.
 #[derive(Debug)]
-pub(super) struct MessagePrinter {
+pub(super) struct StderrPrinter {
     stream: String,
     group: String,
-    state: Mutex<PrintedMessages>,
+    state: Mutex<MessageThrottle>,
 }
 
 #[derive(Debug, Default)]
-struct PrintedMessages {
+struct MessageThrottle {
     /// Time of the last message about a lost connection; `None` while connected.
     lost_since: Option<Instant>,
     unusable: u64,
     trimmed: u64,
 }
 
-impl MessagePrinter {
+impl StderrPrinter {
     pub(super) fn new(args: &Args) -> Self {
         Self { stream: args.stream.clone(), group: args.group.clone(), state: Mutex::default() }
     }
 
-    /// Returns the text of an error, with what to do.
+    /// Describes an error of Redis, with what to do, as the error that ends the command.
     pub(super) fn describe_redis_error(&self, error: &KeyCommandError) -> EventsError {
         let Self { stream, group, .. } = self;
         let text = &error.text;
@@ -74,16 +74,16 @@ impl MessagePrinter {
     }
 
     /// Reports a lost connection, at most twice a minute.
-    pub(super) fn print_lost(&self, error: &KeyCommandError) {
+    pub(super) fn print_lost_connection(&self, error: &KeyCommandError) {
         let mut state = lock_ignoring_poison(&self.state);
-        if state.lost_since.is_none_or(|since| since.elapsed() >= LOST_INTERVAL) {
+        if state.lost_since.is_none_or(|since| since.elapsed() >= LOST_MESSAGE_INTERVAL) {
             state.lost_since = Some(Instant::now());
             print_error(escape_unprintable(&format!("{}; trying again", self.describe_redis_error(error))));
         }
     }
 
     /// Reports that Redis answers, if it did not.
-    pub(super) fn print_recovered(&self) {
+    pub(super) fn print_redis_recovered(&self) {
         if lock_ignoring_poison(&self.state).lost_since.take().is_some() {
             print_error("redis answers again");
         }
@@ -96,7 +96,7 @@ impl MessagePrinter {
     }
 
     /// Reports an entry that is acknowledged without being printed.
-    pub(super) fn print_unusable(&self, id: EntryId, reason: UnusableRecord) {
+    pub(super) fn print_skipped_entry(&self, id: EntryId, reason: UnusableRecord) {
         let mut state = lock_ignoring_poison(&self.state);
         state.unusable += 1;
         if state.unusable <= MAX_ENTRY_MESSAGES {
@@ -105,7 +105,7 @@ impl MessagePrinter {
     }
 
     /// Reports an entry that was removed from the stream before it was acknowledged.
-    pub(super) fn print_trimmed(&self, id: EntryId) {
+    pub(super) fn print_trimmed_entry(&self, id: EntryId) {
         let mut state = lock_ignoring_poison(&self.state);
         state.trimmed += 1;
         if state.trimmed <= MAX_ENTRY_MESSAGES {
@@ -114,18 +114,21 @@ impl MessagePrinter {
     }
 
     /// Reports the numbers of entries that were not printed.
-    pub(super) fn print_totals(&self) {
+    pub(super) fn print_unprinted_totals(&self) {
         let state = lock_ignoring_poison(&self.state);
         if state.unusable > 0 {
-            print_error(format_args!("{} without a usable record: skipped", format_entries(state.unusable)));
+            print_error(format_args!("{} without a usable record: skipped", format_entry_count(state.unusable)));
         }
         if state.trimmed > 0 {
             let advice = "raise TOLLKEEPER_DECISION_LOG_STREAM_LENGTH";
-            print_error(format_args!("{} trimmed before an acknowledgement ({advice})", format_entries(state.trimmed)));
+            print_error(format_args!(
+                "{} trimmed before an acknowledgement ({advice})",
+                format_entry_count(state.trimmed)
+            ));
         }
     }
 }
 
-fn format_entries(number: u64) -> String {
+fn format_entry_count(number: u64) -> String {
     if number == 1 { format_count(1, "entry") } else { format!("{number} entries") }
 }

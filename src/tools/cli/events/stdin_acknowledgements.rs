@@ -12,10 +12,10 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use super::messages::{EventsError, MessagePrinter};
+use super::stderr_messages::{EventsError, StderrPrinter};
 use crate::base::sharded::lock_ignoring_poison;
 use crate::decide::log::stream::EntryId;
-use crate::decide::log::stream::consumer_group::{GroupConsumer, MAX_ENTRIES};
+use crate::decide::log::stream::consumer_group::{GroupConsumer, MAX_ENTRIES_PER_COMMAND};
 use crate::store::client::redis::key_connection::KeyCommandError;
 use crate::tools::cli::print::escape_and_shorten;
 
@@ -43,7 +43,7 @@ impl OutstandingRecords {
 pub(super) struct Acknowledger {
     consumer: GroupConsumer,
     outstanding: Arc<OutstandingRecords>,
-    messages: Arc<MessagePrinter>,
+    messages: Arc<StderrPrinter>,
     keep_interval: Duration,
     ids: mpsc::Receiver<Result<EntryId, EventsError>>,
 }
@@ -53,10 +53,10 @@ impl Acknowledger {
     pub(super) fn start(
         consumer: GroupConsumer,
         outstanding: Arc<OutstandingRecords>,
-        messages: Arc<MessagePrinter>,
+        messages: Arc<StderrPrinter>,
         keep_interval: Duration,
     ) -> Self {
-        let (sender, ids) = mpsc::channel(MAX_ENTRIES);
+        let (sender, ids) = mpsc::channel(MAX_ENTRIES_PER_COMMAND);
         thread::spawn(move || read_ids_from_stdin(&sender));
         Self { consumer, outstanding, messages, keep_interval, ids }
     }
@@ -72,10 +72,10 @@ impl Acknowledger {
             let mut received = Vec::new();
             tokio::select! {
                 biased;
-                count = self.ids.recv_many(&mut received, MAX_ENTRIES) => if count == 0 {
+                count = self.ids.recv_many(&mut received, MAX_ENTRIES_PER_COMMAND) => if count == 0 {
                     return Ok(());
                 },
-                _ = keep.tick() => self.keep_claims().await?,
+                _ = keep.tick() => self.renew_claims().await?,
             }
             let ids: Vec<EntryId> = received.into_iter().collect::<Result<_, _>>()?;
             self.acknowledge(&ids).await?;
@@ -90,7 +90,7 @@ impl Acknowledger {
             return Ok(());
         }
         while let Err(error) = self.consumer.acknowledge(&ids).await {
-            self.check_transient(&error)?;
+            self.fail_unless_transient(&error)?;
             sleep(RETRY_INTERVAL).await;
         }
         self.outstanding.lock_ids().retain(|id| !ids.contains(id));
@@ -98,16 +98,16 @@ impl Acknowledger {
         Ok(())
     }
 
-    /// Keeps the outstanding records; a failure is made up for by the next time.
-    async fn keep_claims(&mut self) -> Result<(), EventsError> {
+    /// Resets the idle times of outstanding records, so that no other consumer claims them; the next call retries.
+    async fn renew_claims(&mut self) -> Result<(), EventsError> {
         let ids: Vec<EntryId> = self.outstanding.lock_ids().iter().copied().collect();
         match self.consumer.reset_idle_times(&ids).await {
-            Err(error) => self.check_transient(&error),
+            Err(error) => self.fail_unless_transient(&error),
             Ok(()) => Ok(()),
         }
     }
 
-    fn check_transient(&self, error: &KeyCommandError) -> Result<(), EventsError> {
+    fn fail_unless_transient(&self, error: &KeyCommandError) -> Result<(), EventsError> {
         // The reader creates a missing group.
         if error.is_transient() || error.text.starts_with("NOGROUP") {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Compiled rules in tree form again, for tools that change them.
+//! Converts compiled rules back to their tree form, for tools that change them.
 
 use super::set::RuleSet;
 use super::value_pattern::{MatchKind, ValuePattern};
@@ -6,16 +6,16 @@ use super::{Domain, Rule, RuleNode, SourceLocation};
 
 /// Descriptors that lead to a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RuleEntries {
+pub struct RulePath {
     /// Domain.
     pub domain: String,
     /// Descriptors from the outermost to that of the rule, at least one.
-    pub entries: Vec<RuleEntry>,
+    pub entries: Vec<RuleDescriptor>,
 }
 
 /// A descriptor as a rule file has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RuleEntry {
+pub struct RuleDescriptor {
     /// Key.
     pub key: String,
     /// Values of the key that it matches.
@@ -26,7 +26,7 @@ pub struct RuleEntry {
 
 impl RuleSet {
     /// Returns copies of all domains, with each rule changed by `edit`.
-    pub fn edit_rules(&self, mut edit: impl FnMut(&mut Rule)) -> Vec<Domain> {
+    pub fn to_edited_domains(&self, mut edit: impl FnMut(&mut Rule)) -> Vec<Domain> {
         // A child has a higher index than its parent, so one pass from the end needs no recursion.
         let mut children: Vec<Vec<RuleNode>> = self.nodes.iter().map(|_| Vec::new()).collect();
         for (id, node) in self.nodes.iter().enumerate().rev() {
@@ -36,7 +36,7 @@ impl RuleSet {
             }
             let mut descriptors = std::mem::take(&mut children[id]);
             descriptors.reverse();
-            let RuleEntry { key, value, share_threshold } = self.to_rule_entry(id);
+            let RuleDescriptor { key, value, share_threshold } = self.to_rule_descriptor(id);
             let rule = node.rule.as_deref().map(|compiled| {
                 let mut rule = compiled.rule.clone();
                 edit(&mut rule);
@@ -62,20 +62,20 @@ impl RuleSet {
     }
 
     /// Returns the descriptors that lead to the rule with this path; `None` if there is none.
-    pub fn find_rule_entries(&self, path: &str) -> Option<RuleEntries> {
+    pub fn find_rule_path(&self, path: &str) -> Option<RulePath> {
         let has_path = |id: &usize| self.nodes[*id].rule.as_deref().is_some_and(|rule| rule.rule.path == path);
         let mut id = (0..self.nodes.len()).find(has_path)?;
         let mut entries = Vec::new();
         while !self.nodes[id].composite.is_empty() {
-            entries.push(self.to_rule_entry(id));
+            entries.push(self.to_rule_descriptor(id));
             id = self.nodes[id].parent as usize;
         }
         entries.reverse();
         let domain = self.domains().find(|domain| domain.root as usize == id)?.name.clone();
-        Some(RuleEntries { domain, entries })
+        Some(RulePath { domain, entries })
     }
 
-    fn to_rule_entry(&self, id: usize) -> RuleEntry {
+    fn to_rule_descriptor(&self, id: usize) -> RuleDescriptor {
         let node = &self.nodes[id];
         let (key, rest) = node.composite.split_at(node.key_length);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -85,6 +85,6 @@ impl RuleSet {
                 ValuePattern::from(text(rest.get(1..).unwrap_or_default()))
             }
         };
-        RuleEntry { key: text(key), value, share_threshold: node.share_threshold }
+        RuleDescriptor { key: text(key), value, share_threshold: node.share_threshold }
     }
 }

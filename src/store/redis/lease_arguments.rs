@@ -45,16 +45,16 @@ pub enum LeasePurpose {
     Reset,
 }
 
-/// Part of a call that concerns leases.
+/// Arguments of a call that concern leases.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeaseCall {
+pub struct LeaseArguments {
     /// Purpose.
     pub purpose: LeasePurpose,
     /// Leases of this process.
     pub own: SmallVec<[OwnLease; 2]>,
 }
 
-impl LeaseCall {
+impl LeaseArguments {
     /// Encodes the second argument of a script.
     pub fn encode(&self) -> Bytes {
         let [purpose, requested, kept_us] = match self.purpose {
@@ -68,6 +68,6 @@ impl LeaseCall {
 }
 
 /// Returns the charge of a reset: a refund of all hits.
-pub fn full_refund(counters: SmallVec<[OwnedCounter; 1]>) -> OwnedCharge {
+pub fn build_full_refund(counters: SmallVec<[OwnedCounter; 1]>) -> OwnedCharge {
     OwnedCharge::new(counters, ChargeRequest::new(Hits::Refund(MAX_COUNT), 0))
 }

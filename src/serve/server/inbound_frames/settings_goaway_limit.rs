@@ -1,18 +1,18 @@
-//! Counts of the frames of a connection that make h2 visit each open stream.
+//! Limit on the SETTINGS and GOAWAY frames of a connection, which make h2 visit each open stream.
 //!
 //! h2 does not bound SETTINGS and GOAWAY frames. A few are allowed, and more in proportion to the requests.
 
 /// Maximum number of SETTINGS and GOAWAY frames of a connection without requests.
-const MAX_ALL_STREAM_FRAMES: u64 = 64;
-/// Number of requests that allow one more of these frames.
-const REQUESTS_PER_ALL_STREAM_FRAME: u64 = 64;
+const MAX_SETTINGS_AND_GOAWAY_FRAMES: u64 = 64;
+/// Number of requests that allow one more SETTINGS or GOAWAY frame.
+const REQUESTS_PER_SETTINGS_OR_GOAWAY_FRAME: u64 = 64;
 
 /// Kind of a frame that opens a request, or ends it with trailers.
 pub(super) const HEADERS: u8 = 1;
 const SETTINGS: u8 = 4;
 const GOAWAY: u8 = 7;
 
-/// Numbers of frames.
+/// Numbers of requests, and of SETTINGS and GOAWAY frames, on a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct FrameCounts {
     requests: u64,
@@ -35,7 +35,7 @@ impl FrameCounts {
 
     /// True if there were more SETTINGS and GOAWAY frames than allowed.
     pub(super) const fn exceeds_limit(&self) -> bool {
-        self.all_stream_frames > MAX_ALL_STREAM_FRAMES + self.requests / REQUESTS_PER_ALL_STREAM_FRAME
+        self.all_stream_frames > MAX_SETTINGS_AND_GOAWAY_FRAMES + self.requests / REQUESTS_PER_SETTINGS_OR_GOAWAY_FRAME
     }
 }
 
@@ -47,7 +47,7 @@ mod tests {
     fn client_may_change_its_settings_now_and_then() {
         let mut counts = FrameCounts::new();
         for _ in 0..10_000 {
-            (0..REQUESTS_PER_ALL_STREAM_FRAME).for_each(|_| counts.count_frame(HEADERS));
+            (0..REQUESTS_PER_SETTINGS_OR_GOAWAY_FRAME).for_each(|_| counts.count_frame(HEADERS));
             counts.count_frame(SETTINGS);
             assert!(!counts.exceeds_limit());
         }

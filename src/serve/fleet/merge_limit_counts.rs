@@ -13,16 +13,16 @@ const MAX_LIMIT_NAME_BYTES: usize = 1024;
 
 /// Decisions by limit.
 #[derive(Debug, Default)]
-pub struct MergedLimits {
+pub struct MergedCountsByLimit {
     /// Decisions by the limit's name.
-    pub by_name: HashMap<String, MergedLimit>,
+    pub by_name: HashMap<String, MergedLimitCounts>,
     /// Number of times that a limit of a replica was left out.
     pub left_out: usize,
 }
 
 /// Decisions of a limit, over all replicas.
 #[derive(Debug, Default)]
-pub struct MergedLimit {
+pub struct MergedLimitCounts {
     /// Domain, as in metrics; `None` if it is not known, or if limits of two domains have the name.
     pub domain: Option<String>,
     /// Number of replicas that have the limit.
@@ -39,14 +39,14 @@ pub struct MergedLimit {
     pub rejected_keys: MergedDistinctKeys,
 }
 
-/// Union of sketches.
+/// Distinct keys over all replicas: union of their HyperLogLog sketches.
 #[derive(Debug, Default)]
 pub struct MergedDistinctKeys {
     union: DistinctKeySketch,
     merged: usize,
 }
 
-impl MergedLimits {
+impl MergedCountsByLimit {
     /// Adds the limits of a summary; its sketches count if they have the seed `distinct_seed`.
     pub fn add_summary(&mut self, summary: &ReplicaSummary, distinct_seed: Option<&str>) {
         let has_seed = distinct_seed.is_some() && summary.distinct_seed.as_deref() == distinct_seed;
@@ -59,7 +59,7 @@ impl MergedLimits {
                     let domain_bytes = summary.domain_bytes.get(limit.name).copied();
                     let published = LimitName::from_published(name, domain_bytes);
                     let merged = self.by_name.entry(name.clone()).or_default();
-                    merged.merge_domain(published.known_domain());
+                    merged.keep_domain_if_agreed(published.known_domain());
                     merged.add_limit_summary(limit, has_seed);
                 }
                 None => self.left_out = self.left_out.saturating_add(1),
@@ -68,9 +68,9 @@ impl MergedLimits {
     }
 }
 
-impl MergedLimit {
-    /// Keeps the domain that all replicas that tell one have; to be called before a replica is counted.
-    fn merge_domain(&mut self, domain: Option<&str>) {
+impl MergedLimitCounts {
+    /// Keeps the domain while all replicas agree on it, otherwise clears it; to be called before a replica is counted.
+    fn keep_domain_if_agreed(&mut self, domain: Option<&str>) {
         let is_first = self.replicas == 0;
         match domain {
             Some(domain) if is_first => self.domain = Some(domain.to_owned()),
@@ -92,12 +92,12 @@ impl MergedLimit {
 
     /// Estimated number of distinct keys; `None` unless the sketches of all replicas were merged.
     pub fn distinct_keys(&self) -> Option<u64> {
-        self.keys.estimate(self.replicas)
+        self.keys.estimate_distinct_keys(self.replicas)
     }
 
     /// Estimated number of distinct rejected keys; `None` unless the sketches of all replicas were merged.
     pub fn distinct_rejected_keys(&self) -> Option<u64> {
-        self.rejected_keys.estimate(self.replicas)
+        self.rejected_keys.estimate_distinct_keys(self.replicas)
     }
 }
 
@@ -109,19 +109,19 @@ impl MergedDistinctKeys {
         }
     }
 
-    fn estimate(&self, replicas: usize) -> Option<u64> {
+    fn estimate_distinct_keys(&self, replicas: usize) -> Option<u64> {
         (self.merged == replicas).then(|| self.union.estimate())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{MAX_LIMITS, MergedLimits};
+    use super::{MAX_LIMITS, MergedCountsByLimit};
     use crate::serve::fleet::summary::{LimitSummary, ReplicaSummary, encode_sketch};
     use crate::telemetry::hyperloglog::DistinctKeySketch;
 
     fn with_sketch(seed: &str) -> ReplicaSummary {
-        let keys = DistinctKeySketch::from_set_registers([(1, 1), (2, 3)]).expect("both are in range");
+        let keys = DistinctKeySketch::from_nonzero_registers([(1, 1), (2, 3)]).expect("both are in range");
         ReplicaSummary {
             distinct_seed: Some(seed.to_owned()),
             names: vec!["shop.a".to_owned()],
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn distinct_keys_of_another_seed_are_not_merged() {
-        let mut merged = MergedLimits::default();
+        let mut merged = MergedCountsByLimit::default();
         merged.add_summary(&with_sketch("a"), Some("a"));
         assert_eq!(merged.by_name["shop.a"].distinct_keys(), Some(2));
         // The same sketch is the same keys.
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn limits_without_room_are_counted() {
-        let mut merged = MergedLimits::default();
+        let mut merged = MergedCountsByLimit::default();
         for part in 0..3 {
             let names: Vec<String> = (0..MAX_LIMITS / 2).map(|name| format!("{part}.{name}")).collect();
             let limits = (0..names.len()).map(|name| LimitSummary { name, ..LimitSummary::default() }).collect();

@@ -1,4 +1,4 @@
-//! Bodies of requests and responses on HTTP listeners, whose bytes count until they are dropped or written.
+//! HTTP bodies whose bytes count towards the limits on buffered bytes (`admission.rs`) while they are in memory.
 //!
 //! Without a bound, clients that ask for large pages and read nothing would fill the memory. The data of a response
 //! carries its count: hyper drops it when it is written, or when the connection ends.
@@ -15,44 +15,46 @@ use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 
 use super::admission::BufferedBytes;
 
-/// Body of a request. Handlers gather the bytes, so they count until the request is answered.
+/// Request body that adds each frame to the buffered bytes, and fails when a limit on them is reached.
+///
+/// Handlers gather the bytes, so they count until the body is dropped.
 #[derive(Debug)]
-pub(super) struct CountedRequestBody {
+pub(super) struct MemoryAccountedRequestBody {
     body: Incoming,
     received: BufferedBytes,
     /// Set when a limit is exceeded.
     is_refused: Arc<AtomicBool>,
 }
 
-/// Body of a response.
+/// Response body whose bytes are counted already, and stay counted until hyper has written or dropped its data.
 #[derive(Debug)]
-pub(super) struct CountedResponseBody {
+pub(super) struct MemoryAccountedResponseBody {
     body: Body,
     buffered: Option<Arc<BufferedBytes>>,
 }
 
-/// Data of a response, which counts until it is dropped.
+/// Frame data of a response, which keeps the bytes of the response counted until it is dropped.
 #[derive(Debug)]
-pub(super) struct CountedData {
+pub(super) struct MemoryAccountedData {
     bytes: Bytes,
     _buffered: Option<Arc<BufferedBytes>>,
 }
 
-impl CountedRequestBody {
+impl MemoryAccountedRequestBody {
     /// Body whose bytes are added to `received`; `is_refused` is set when they exceed a limit.
     pub(super) const fn new(body: Incoming, received: BufferedBytes, is_refused: Arc<AtomicBool>) -> Self {
         Self { body, received, is_refused }
     }
 }
 
-impl CountedResponseBody {
+impl MemoryAccountedResponseBody {
     /// Body whose bytes are in `buffered` already; `None` if they do not count.
     pub(super) fn new(body: Body, buffered: Option<BufferedBytes>) -> Self {
         Self { body, buffered: buffered.map(Arc::new) }
     }
 }
 
-impl HttpBody for CountedRequestBody {
+impl HttpBody for MemoryAccountedRequestBody {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -77,17 +79,17 @@ impl HttpBody for CountedRequestBody {
     }
 }
 
-impl HttpBody for CountedResponseBody {
-    type Data = CountedData;
+impl HttpBody for MemoryAccountedResponseBody {
+    type Data = MemoryAccountedData;
     type Error = axum::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<CountedData>, axum::Error>>> {
+    ) -> Poll<Option<Result<Frame<MemoryAccountedData>, axum::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
         let buffered = self.buffered.clone();
-        let count = |frame: Frame<Bytes>| frame.map_data(|bytes| CountedData { bytes, _buffered: buffered });
+        let count = |frame: Frame<Bytes>| frame.map_data(|bytes| MemoryAccountedData { bytes, _buffered: buffered });
         Poll::Ready(frame.map(|frame| frame.map(count)))
     }
 
@@ -100,7 +102,7 @@ impl HttpBody for CountedResponseBody {
     }
 }
 
-impl Buf for CountedData {
+impl Buf for MemoryAccountedData {
     fn remaining(&self) -> usize {
         self.bytes.remaining()
     }
