@@ -42,10 +42,10 @@ impl RejectionCriteria {
 /// A rejection by counters takes precedence over a failure under the policy `error`, and that over the other policies.
 /// A failure that cannot change the answer is ignored.
 pub(super) fn combine_verdicts(
-    hard_and_quota_verdicts: &(impl Iterator<Item = LimitVerdicts> + Clone),
+    limit_verdicts: &(impl Iterator<Item = LimitVerdicts> + Clone),
     may_fail: bool,
 ) -> Answer {
-    let rejected = |counted| is_request_rejected(hard_and_quota_verdicts.clone(), counted);
+    let rejected = |counted| is_request_rejected(limit_verdicts.clone(), counted);
     let counters = RejectionCriteria::COUNTERS_ONLY;
     if !rejected(RejectionCriteria { policies: true, failures: may_fail }) {
         Answer::Passes
@@ -61,12 +61,9 @@ pub(super) fn combine_verdicts(
 }
 
 /// Returns true if a hard limit rejects the request, or if the quotas do.
-fn is_request_rejected(
-    hard_and_quota_verdicts: impl Iterator<Item = LimitVerdicts>,
-    counted: RejectionCriteria,
-) -> bool {
+fn is_request_rejected(limit_verdicts: impl Iterator<Item = LimitVerdicts>, counted: RejectionCriteria) -> bool {
     let (mut any_quota, mut all_exceeded) = (false, true);
-    for LimitVerdicts { hard, quotas, by_policy } in hard_and_quota_verdicts {
+    for LimitVerdicts { hard, quotas, by_policy } in limit_verdicts {
         if counted.is_rejection(hard, by_policy) {
             return true;
         }
@@ -79,28 +76,25 @@ fn is_request_rejected(
 }
 
 /// Returns true if quotas reject the request: there are some, and those of every descriptor that has any are exceeded.
-pub(super) fn quotas_reject(hard_and_quota_verdicts: impl Iterator<Item = LimitVerdicts>) -> bool {
-    let mut quotas =
-        hard_and_quota_verdicts.filter_map(|hard_and_quota_verdicts| hard_and_quota_verdicts.quotas).peekable();
+pub(super) fn quotas_reject(limit_verdicts: impl Iterator<Item = LimitVerdicts>) -> bool {
+    let mut quotas = limit_verdicts.filter_map(|limit_verdicts| limit_verdicts.quotas).peekable();
     quotas.peek().is_some() && quotas.all(CombinedVerdict::rejects)
 }
 
 /// Microseconds until a rejected request could pass; `None`: it never will.
 ///
 /// All hard limits must admit it and, if the quotas reject it, those of any one descriptor.
-pub(super) fn retry_after_us(hard_and_quota_verdicts: impl Iterator<Item = LimitVerdicts> + Clone) -> Option<u64> {
-    let of_hard_us = hard_and_quota_verdicts.clone().try_fold(0, |longest: u64, hard_and_quota_verdicts| {
-        match hard_and_quota_verdicts.hard {
-            CombinedVerdict::Rejects(LimitRejection { retry_after_us }) => {
-                retry_after_us.map(|wait_us| wait_us.max(longest))
-            }
-            CombinedVerdict::Admits | CombinedVerdict::Fails => Some(longest),
+pub(super) fn retry_after_us(limit_verdicts: impl Iterator<Item = LimitVerdicts> + Clone) -> Option<u64> {
+    let of_hard_us = limit_verdicts.clone().try_fold(0, |longest: u64, limit_verdicts| match limit_verdicts.hard {
+        CombinedVerdict::Rejects(LimitRejection { retry_after_us }) => {
+            retry_after_us.map(|wait_us| wait_us.max(longest))
         }
+        CombinedVerdict::Admits | CombinedVerdict::Fails => Some(longest),
     })?;
-    if !quotas_reject(hard_and_quota_verdicts.clone()) {
+    if !quotas_reject(limit_verdicts.clone()) {
         return Some(of_hard_us);
     }
-    let waits = hard_and_quota_verdicts.filter_map(|hard_and_quota_verdicts| match hard_and_quota_verdicts.quotas {
+    let waits = limit_verdicts.filter_map(|limit_verdicts| match limit_verdicts.quotas {
         Some(CombinedVerdict::Rejects(LimitRejection { retry_after_us })) => retry_after_us,
         Some(CombinedVerdict::Admits | CombinedVerdict::Fails) | None => None,
     });

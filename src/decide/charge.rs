@@ -32,7 +32,7 @@ pub(super) type DryRuns = SmallVec<[DryRun; 2]>;
 /// Result of the dry run of a charge.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DryRun {
-    hard_and_quota_verdicts: LimitVerdicts,
+    limit_verdicts: LimitVerdicts,
     /// A limit rejects the hits, in shadow mode too.
     is_exceeded: bool,
     /// Failure of the store.
@@ -54,8 +54,7 @@ impl<'a> RequestCharger<'a, '_, '_> {
     pub(super) fn dry_run_descriptors(self, dry_runs: &mut DryRuns) -> Option<impl Future<Output = ()>> {
         let RequestWithSelections { request, selections } = self.selected;
         let without_limits = |selection: &Selection<'_>| DryRun {
-            hard_and_quota_verdicts: DescriptorOutcome::WithoutLimits
-                .hard_and_quota_verdicts(self.behaviour, selection),
+            limit_verdicts: DescriptorOutcome::WithoutLimits.limit_verdicts(self.behaviour, selection),
             is_exceeded: false,
             error: None,
         };
@@ -64,24 +63,24 @@ impl<'a> RequestCharger<'a, '_, '_> {
             Some((index, selection.build_charge(request, index, self.context.max_delay_us)?))
         });
         let record = move |index: usize, charge: &Charge<'_>, admissions: Result<LimitAdmissions, ChargeError>| {
-            dry_runs[index] = self.evaluate_dry_run(&selections[index], charge, admissions);
+            dry_runs[index] = self.build_dry_run(&selections[index], charge, admissions);
         };
         self.store.dry_run_all(charges, self.context.store, record)
     }
 
-    fn evaluate_dry_run(
+    fn build_dry_run(
         self,
         selection: &Selection<'_>,
         charge: &Charge<'_>,
         admissions: Result<LimitAdmissions, ChargeError>,
     ) -> DryRun {
-        let hard_and_quota_verdicts = |admissions: &LimitAdmissions| {
+        let limit_verdicts = |admissions: &LimitAdmissions| {
             let rejection = |admits: &bool| (!admits).then_some(LimitRejection { retry_after_us: None });
             LimitVerdicts::from_limits(&selection.limits, |index| admissions.get(index).and_then(rejection))
         };
         match admissions {
             Ok(admissions) => DryRun {
-                hard_and_quota_verdicts: hard_and_quota_verdicts(&admissions),
+                limit_verdicts: limit_verdicts(&admissions),
                 is_exceeded: admissions.iter().any(|admits| !admits),
                 error: None,
             },
@@ -91,8 +90,8 @@ impl<'a> RequestCharger<'a, '_, '_> {
                 if policies.uses_fallback() {
                     admissions = self.store.dry_run_fallback(charge, self.context.store.now);
                 }
-                let hard_and_quota_verdicts = hard_and_quota_verdicts(&admissions).under_policies(policies);
-                DryRun { hard_and_quota_verdicts, is_exceeded: hard_and_quota_verdicts.rejects(), error: Some(error) }
+                let limit_verdicts = limit_verdicts(&admissions).under_policies(policies);
+                DryRun { limit_verdicts, is_exceeded: limit_verdicts.rejects(), error: Some(error) }
             }
         }
     }
@@ -105,8 +104,7 @@ impl<'a> RequestCharger<'a, '_, '_> {
     ) -> Option<impl Future<Output = ()>> {
         let selections = self.selected.selections;
         outcomes.extend(selections.iter().map(|_| DescriptorOutcome::WithoutLimits));
-        let holds_back_any =
-            self.limits_reject_request(&dry_runs.iter().map(|dry_run| dry_run.hard_and_quota_verdicts));
+        let holds_back_any = self.limits_reject_request(&dry_runs.iter().map(|dry_run| dry_run.limit_verdicts));
         let charge_of = move |index: usize| {
             let charge = self.descriptor_charge(index)?;
             let is_held_back = holds_back_any && dry_runs.get(index).is_some_and(|dry_run| !dry_run.is_exceeded);
@@ -122,11 +120,11 @@ impl<'a> RequestCharger<'a, '_, '_> {
         dry_runs: &'a DryRuns,
         outcomes: &'a mut DescriptorOutcomes,
     ) -> Option<impl Future<Output = ()>> {
-        let hard_and_quota_verdicts = outcomes.iter().zip(self.selected.selections);
-        let hard_and_quota_verdicts = hard_and_quota_verdicts
-            .map(|(outcome, selection)| outcome.hard_and_quota_verdicts(self.behaviour, selection));
-        if !self.limits_reject_request(&dry_runs.iter().map(|dry_run| dry_run.hard_and_quota_verdicts))
-            || self.limits_reject_request(&hard_and_quota_verdicts)
+        let limit_verdicts = outcomes.iter().zip(self.selected.selections);
+        let limit_verdicts =
+            limit_verdicts.map(|(outcome, selection)| outcome.limit_verdicts(self.behaviour, selection));
+        if !self.limits_reject_request(&dry_runs.iter().map(|dry_run| dry_run.limit_verdicts))
+            || self.limits_reject_request(&limit_verdicts)
         {
             return None;
         }
@@ -174,8 +172,8 @@ impl<'a> RequestCharger<'a, '_, '_> {
     }
 
     /// Returns true if the limits reject the request.
-    fn limits_reject_request(self, hard_and_quota_verdicts: &(impl Iterator<Item = LimitVerdicts> + Clone)) -> bool {
-        combine_verdicts(hard_and_quota_verdicts, !self.behaviour.shadow_mode) == Answer::Rejected
+    fn limits_reject_request(self, limit_verdicts: &(impl Iterator<Item = LimitVerdicts> + Clone)) -> bool {
+        combine_verdicts(limit_verdicts, !self.behaviour.shadow_mode) == Answer::Rejected
     }
 
     /// Decides a charge that the store failed to decide. Refunds, peeks and limits in shadow mode are never rejected.

@@ -98,14 +98,12 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         let (Some(selection), Some(outcome)) = (self.selected.selections.get(index), self.outcomes.get(index)) else {
             return RecordedVerdict::Error;
         };
-        let hard_and_quota_verdicts = outcome.hard_and_quota_verdicts(self.behaviour, selection);
-        if hard_and_quota_verdicts.hard == CombinedVerdict::Fails
-            || hard_and_quota_verdicts.quotas == Some(CombinedVerdict::Fails)
-        {
+        let limit_verdicts = outcome.limit_verdicts(self.behaviour, selection);
+        if limit_verdicts.hard == CombinedVerdict::Fails || limit_verdicts.quotas == Some(CombinedVerdict::Fails) {
             return RecordedVerdict::Error;
         }
         let in_shadow = |(at, limit): (usize, &SelectedLimit<'_>)| limit.shadow && outcome.limit_rejects(at);
-        match hard_and_quota_verdicts.rejects() {
+        match limit_verdicts.rejects() {
             true => RecordedVerdict::OverLimit,
             false if selection.limits.iter().enumerate().any(in_shadow) => RecordedVerdict::Shadow,
             false => RecordedVerdict::Ok,
@@ -136,9 +134,9 @@ impl<'a> DecidedRequest<'a, '_, '_> {
     ) -> DecisionRecord<'a> {
         let LoggedDecision { decided, verdicts, .. } = logged;
         let RequestWithSelections { request, selections } = self.selected;
-        let hard_and_quota_verdicts = selections.iter().zip(self.outcomes);
-        let hard_and_quota_verdicts = hard_and_quota_verdicts
-            .map(|(selection, outcome)| outcome.hard_and_quota_verdicts(self.behaviour, selection));
+        let limit_verdicts = selections.iter().zip(self.outcomes);
+        let limit_verdicts =
+            limit_verdicts.map(|(selection, outcome)| outcome.limit_verdicts(self.behaviour, selection));
         let is_rejected = verdicts.request == RecordedVerdict::OverLimit;
         let count = verdicts.descriptors.len();
         let time_us = self.context.store.now.as_micros();
@@ -151,7 +149,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             descriptors: (0..count).map(|index| self.build_descriptor_record(log, index, logged)).collect(),
             verdict: verdicts.request,
             error: decided.as_ref().err().map(|error| error.name().into()),
-            retry_after_us: if is_rejected { retry_after_us(hard_and_quota_verdicts) } else { None },
+            retry_after_us: if is_rejected { retry_after_us(limit_verdicts) } else { None },
             delay_us: decided.as_ref().map_or(0, |decision| decision.delay_us),
             max_delay_us: self.context.max_delay_us,
             rules: self.context.rules.map(|rules| &*rules.id).unwrap_or_default().into(),

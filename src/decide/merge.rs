@@ -25,11 +25,11 @@ pub(super) fn merge_outcomes<'r>(
     let decided = selections.iter().zip(outcomes);
     let statuses: SmallVec<[DescriptorStatus<'r>; 2]> =
         decided.map(|(selection, outcome)| DescriptorStatus::from_outcome(behaviour, selection, outcome)).collect();
-    let rejected =
-        match combine_verdicts(&statuses.iter().map(|status| status.hard_and_quota_verdicts), !behaviour.shadow_mode) {
-            Answer::Failed => return Err(DecideError::Store),
-            answer => answer == Answer::Rejected,
-        };
+    let rejected = match combine_verdicts(&statuses.iter().map(|status| status.limit_verdicts), !behaviour.shadow_mode)
+    {
+        Answer::Failed => return Err(DecideError::Store),
+        answer => answer == Answer::Rejected,
+    };
     let over_limit = rejected && !behaviour.shadow_mode;
     // Delay only admitted responses; SHADOW_MODE must not add latency.
     let may_delay = !rejected && !behaviour.shadow_mode;
@@ -62,11 +62,11 @@ fn select_rejection_body<'r>(
     selections: &[Selection<'r>],
     statuses: &[DescriptorStatus<'_>],
 ) -> Option<&'r OverLimitBody> {
-    let quotas_reject = quotas_reject(statuses.iter().map(|status| status.hard_and_quota_verdicts));
-    let rejects = |hard_and_quota_verdicts: &LimitVerdicts| {
-        hard_and_quota_verdicts.hard.rejects() || quotas_reject && hard_and_quota_verdicts.quotas.is_some()
+    let quotas_reject = quotas_reject(statuses.iter().map(|status| status.limit_verdicts));
+    let rejects = |limit_verdicts: &LimitVerdicts| {
+        limit_verdicts.hard.rejects() || quotas_reject && limit_verdicts.quotas.is_some()
     };
-    let rejecting = selections.iter().zip(statuses).filter(|(_, status)| rejects(&status.hard_and_quota_verdicts));
+    let rejecting = selections.iter().zip(statuses).filter(|(_, status)| rejects(&status.limit_verdicts));
     let bodies = rejecting.filter_map(|(selection, _)| selection.over_limit_body);
     bodies.into_iter().find(|rejection| rejection.body.is_some())
 }
@@ -80,7 +80,7 @@ fn build_limit_headers<'r>(
     let mut least = (u32::MAX, None);
     for status in statuses {
         let Some(limit) = status.shown.current_limit else { continue };
-        let is_exceeded = status.hard_and_quota_verdicts.hard.rejects();
+        let is_exceeded = status.limit_verdicts.hard.rejects();
         if is_exceeded || status.shown.remaining < least.0 {
             least = (status.shown.remaining, Some((limit, &status.shown)));
         }
@@ -100,6 +100,6 @@ fn build_retry_after_header<'r>(
     statuses: &[DescriptorStatus<'r>],
 ) -> Option<Header<'r>> {
     let name = behaviour.retry_after_header.as_deref()?;
-    let wait_us = retry_after_us(statuses.iter().map(|status| status.hard_and_quota_verdicts))?;
+    let wait_us = retry_after_us(statuses.iter().map(|status| status.limit_verdicts))?;
     Some(Header { name, value: Cow::Owned(wait_us.div_ceil(1_000_000).max(1).to_string()) })
 }

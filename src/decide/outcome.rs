@@ -35,11 +35,7 @@ pub(super) struct FailedCharge {
 
 impl DescriptorOutcome {
     /// Verdicts of the limits of the descriptor.
-    pub(super) fn hard_and_quota_verdicts(
-        &self,
-        behaviour: &DecisionSettings,
-        selection: &Selection<'_>,
-    ) -> LimitVerdicts {
+    pub(super) fn limit_verdicts(&self, behaviour: &DecisionSettings, selection: &Selection<'_>) -> LimitVerdicts {
         let by_results = |results: &ChargeResults| {
             LimitVerdicts::from_limits(&selection.limits, |index| {
                 results.get(index).and_then(LimitRejection::from_result)

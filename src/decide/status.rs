@@ -20,7 +20,7 @@ pub(super) struct DescriptorStatus<'r> {
     pub(super) shown: ReportedStatus<'r>,
     /// Index of the limit that it shows, among those selected.
     pub(super) shown_limit: Option<usize>,
-    pub(super) hard_and_quota_verdicts: LimitVerdicts,
+    pub(super) limit_verdicts: LimitVerdicts,
     /// Delay of the response for this descriptor, in microseconds.
     pub(super) delay_us: u64,
 }
@@ -32,15 +32,13 @@ impl<'r> DescriptorStatus<'r> {
         selection: &Selection<'r>,
         outcome: &DescriptorOutcome,
     ) -> Self {
-        let hard_and_quota_verdicts = outcome.hard_and_quota_verdicts(behaviour, selection);
+        let limit_verdicts = outcome.limit_verdicts(behaviour, selection);
         match outcome {
             DescriptorOutcome::WithoutLimits => {
-                Self::without_limit(hard_and_quota_verdicts, if selection.unlimited { u32::MAX } else { 0 })
+                Self::without_limit(limit_verdicts, if selection.unlimited { u32::MAX } else { 0 })
             }
-            DescriptorOutcome::Charged(charged) => {
-                Self::from_results(selection, &charged.results, hard_and_quota_verdicts)
-            }
-            DescriptorOutcome::Failed(failed) => Self::from_policies(selection, failed, hard_and_quota_verdicts),
+            DescriptorOutcome::Charged(charged) => Self::from_results(selection, &charged.results, limit_verdicts),
+            DescriptorOutcome::Failed(failed) => Self::from_policies(selection, failed, limit_verdicts),
         }
     }
 
@@ -52,22 +50,21 @@ impl<'r> DescriptorStatus<'r> {
 
     /// Returns true if the store failed under the policy `error`.
     pub(super) fn answers_error(&self) -> bool {
-        self.hard_and_quota_verdicts.hard == CombinedVerdict::Fails
-            || self.hard_and_quota_verdicts.quotas == Some(CombinedVerdict::Fails)
+        self.limit_verdicts.hard == CombinedVerdict::Fails || self.limit_verdicts.quotas == Some(CombinedVerdict::Fails)
     }
 
-    fn without_limit(hard_and_quota_verdicts: LimitVerdicts, remaining: u32) -> Self {
+    fn without_limit(limit_verdicts: LimitVerdicts, remaining: u32) -> Self {
         Self {
             shown: ReportedStatus { remaining, ..ReportedStatus::default() },
             shown_limit: None,
-            hard_and_quota_verdicts,
+            limit_verdicts,
             delay_us: 0,
         }
     }
 
     /// Status by failure policies. It shows the first limit whose policy denies. If all policies admit, it
     /// shows none, because the counters are unknown.
-    fn from_policies(selection: &Selection<'r>, failed: &FailedCharge, hard_and_quota_verdicts: LimitVerdicts) -> Self {
+    fn from_policies(selection: &Selection<'r>, failed: &FailedCharge, limit_verdicts: LimitVerdicts) -> Self {
         let denies = |selected: &SelectedLimit<'_>| {
             let policy = failed.policies.policy_for_limit(selected);
             !selected.shadow && policy == StorePolicy::Deny && selected.limit.on_store_error() == policy
@@ -81,19 +78,15 @@ impl<'r> DescriptorStatus<'r> {
                     remaining: 0,
                     until_reset_s: Some(POLICY_RETRY_AFTER_S),
                 };
-                Self { shown, shown_limit: Some(index), hard_and_quota_verdicts, delay_us: 0 }
+                Self { shown, shown_limit: Some(index), limit_verdicts, delay_us: 0 }
             }
-            None if failed.fallback.is_empty() => Self::without_limit(hard_and_quota_verdicts, 0),
-            None => Self::from_results(selection, &failed.fallback, hard_and_quota_verdicts),
+            None if failed.fallback.is_empty() => Self::without_limit(limit_verdicts, 0),
+            None => Self::from_results(selection, &failed.fallback, limit_verdicts),
         }
     }
 
     /// Status by limits that were decided together.
-    fn from_results(
-        selection: &Selection<'r>,
-        results: &[ChargeResult],
-        hard_and_quota_verdicts: LimitVerdicts,
-    ) -> Self {
+    fn from_results(selection: &Selection<'r>, results: &[ChargeResult], limit_verdicts: LimitVerdicts) -> Self {
         let index = index_of_shown_limit(&selection.limits, results);
         let (selected, result) = (&selection.limits[index], &results[index]);
         let until_us = match result.retry_after_us {
@@ -112,7 +105,7 @@ impl<'r> DescriptorStatus<'r> {
                 until_reset_s: Some(until_reset_s),
             },
             shown_limit: Some(index),
-            hard_and_quota_verdicts,
+            limit_verdicts,
             delay_us: deciding.map(|(_, result)| result.delay_us).max().unwrap_or(0),
         }
     }

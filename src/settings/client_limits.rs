@@ -68,9 +68,11 @@ impl ClientLimits {
     pub(super) fn from_values(values: &Values) -> Self {
         let limit = |setting: &Setting<usize>| Some(values.get(setting)).filter(|limit| *limit > 0);
         // A message of the maximum size must fit.
-        let message_bytes = values.get(&TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES).as_usize();
+        let message_bytes = values.get(&TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES).to_usize_saturating();
         let bytes = |setting: &Setting<ByteSize>| {
-            Some(values.get(setting).as_usize()).filter(|limit| *limit > 0).map(|limit| limit.max(message_bytes))
+            Some(values.get(setting).to_usize_saturating())
+                .filter(|limit| *limit > 0)
+                .map(|limit| limit.max(message_bytes))
         };
         Self {
             connections: limit(&TOLLKEEPER_MAX_CONNECTIONS),
@@ -82,7 +84,7 @@ impl ClientLimits {
             buffered_bytes_per_connection: bytes(&TOLLKEEPER_MAX_BUFFERED_BYTES_PER_CONNECTION),
             head_bytes: u32::try_from(values.get(&TOLLKEEPER_MAX_HEADER_BYTES).0).unwrap_or(u32::MAX),
             head_timeout: values.get(&TOLLKEEPER_HEAD_TIMEOUT),
-            idle_timeout: values.nonzero_duration(&TOLLKEEPER_IDLE_TIMEOUT),
+            idle_timeout: values.duration_unless_zero(&TOLLKEEPER_IDLE_TIMEOUT),
         }
     }
 }

@@ -70,7 +70,7 @@ pub struct MemorySettings {
 
 impl MemorySettings {
     pub(super) fn from_values(values: &Values) -> Self {
-        Self { capacity_bytes: values.get(&TOLLKEEPER_MEMORY_BYTES).as_usize() }
+        Self { capacity_bytes: values.get(&TOLLKEEPER_MEMORY_BYTES).to_usize_saturating() }
     }
 }
 
@@ -86,7 +86,7 @@ pub struct OverLimitCacheSettings {
 impl OverLimitCacheSettings {
     /// Reads both sizes of the cache; envoyproxy/ratelimit's, if it is set, can only enlarge it.
     pub(super) fn from_values(values: &mut Values) -> Self {
-        let own_bytes = values.get(&TOLLKEEPER_OVER_LIMIT_CACHE_BYTES).as_usize();
+        let own_bytes = values.get(&TOLLKEEPER_OVER_LIMIT_CACHE_BYTES).to_usize_saturating();
         let peer_bytes = values.get(&LOCAL_CACHE_SIZE_IN_BYTES);
         if own_bytes == 0 {
             let why = "TOLLKEEPER_OVER_LIMIT_CACHE_BYTES=0 turns the cache off";

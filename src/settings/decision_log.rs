@@ -337,7 +337,7 @@ impl DecisionLogSettings {
             hash_key: hash_key.filter(|_| logged_values == LoggedValueForm::Hashed).cloned(),
             max_file_bytes: values.get(&TOLLKEEPER_DECISION_LOG_FILE_BYTES).0,
             max_files: values.get(&TOLLKEEPER_DECISION_LOG_FILES),
-            queue_bytes: values.get(&TOLLKEEPER_DECISION_LOG_QUEUE_BYTES).as_usize(),
+            queue_bytes: values.get(&TOLLKEEPER_DECISION_LOG_QUEUE_BYTES).to_usize_saturating(),
         })
     }
 }

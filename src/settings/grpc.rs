@@ -57,12 +57,12 @@ pub struct GrpcSettings {
 impl GrpcSettings {
     pub(super) fn from_values(values: &Values) -> Self {
         Self {
-            max_connection_age: values.nonzero_duration(&GRPC_MAX_CONNECTION_AGE),
-            max_connection_age_grace: values.nonzero_duration(&GRPC_MAX_CONNECTION_AGE_GRACE),
-            keepalive_interval: values.nonzero_duration(&TOLLKEEPER_GRPC_KEEPALIVE_INTERVAL),
+            max_connection_age: values.duration_unless_zero(&GRPC_MAX_CONNECTION_AGE),
+            max_connection_age_grace: values.duration_unless_zero(&GRPC_MAX_CONNECTION_AGE_GRACE),
+            keepalive_interval: values.duration_unless_zero(&TOLLKEEPER_GRPC_KEEPALIVE_INTERVAL),
             keepalive_timeout: values.get(&TOLLKEEPER_GRPC_KEEPALIVE_TIMEOUT),
             max_concurrent_streams: values.get(&TOLLKEEPER_GRPC_MAX_CONCURRENT_STREAMS),
-            max_message_bytes: values.get(&TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES).as_usize(),
+            max_message_bytes: values.get(&TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES).to_usize_saturating(),
             max_header_bytes: u32::try_from(values.get(&TOLLKEEPER_GRPC_MAX_HEADER_BYTES).0).unwrap_or(u32::MAX),
             reflection: values.get(&TOLLKEEPER_REFLECTION),
         }

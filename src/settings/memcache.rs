@@ -141,7 +141,7 @@ fn read_servers(values: &mut Values) -> MemcacheServers {
         (true, false) => {
             values.add_problem(&MEMCACHE_SRV, "not the name of an SRV record", "give _service._proto.name");
         }
-        (false, true) => match list.iter().map(|server| parse_endpoint(server.trim())).collect() {
+        (false, true) => match list.iter().map(|server| parse_memcached_address(server.trim())).collect() {
             Ok(servers) => return MemcacheServers::List(servers),
             Err(InvalidSetting { what, fix }) => values.add_problem(&MEMCACHE_HOST_PORT, what, fix),
         },
@@ -150,7 +150,7 @@ fn read_servers(values: &mut Values) -> MemcacheServers {
 }
 
 /// Parses `host:port`, or the path of a unix socket.
-fn parse_endpoint(text: &str) -> Result<Endpoint, InvalidSetting> {
+fn parse_memcached_address(text: &str) -> Result<Endpoint, InvalidSetting> {
     if text.starts_with('/') {
         return Ok(Endpoint::Unix(text.into()));
     }

@@ -214,7 +214,7 @@ impl RedisSettings {
             timeout: values.get(&TOLLKEEPER_STORE_TIMEOUT),
             replicas: values.get(&TOLLKEEPER_REPLICAS),
             max_replicas: values.get(&TOLLKEEPER_MAX_REPLICAS),
-            eventual_bytes: values.get(&TOLLKEEPER_EVENTUAL_BYTES).as_usize(),
+            eventual_bytes: values.get(&TOLLKEEPER_EVENTUAL_BYTES).to_usize_saturating(),
             key_prefix: read_key_prefix(values),
             key_format,
             expiration_jitter: read_expiration_jitter(values, key_format),

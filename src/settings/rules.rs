@@ -122,7 +122,7 @@ impl RuleSettings {
             healthy_with_at_least_one_config: values.get(&HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED),
             healthy_with_rules_only: values.get(&CONFIG_TYPE) == RuleSourceKind::Xds
                 && !values.get(&FORCE_START_WITHOUT_INITIAL_CONFIG),
-            poll_interval: values.nonzero_duration(&TOLLKEEPER_POLL_INTERVAL),
+            poll_interval: values.duration_unless_zero(&TOLLKEEPER_POLL_INTERVAL),
             reload_debounce: values.get(&TOLLKEEPER_RELOAD_DEBOUNCE),
             on_store_error,
             max_replicas: values.get(&TOLLKEEPER_MAX_REPLICAS).get(),

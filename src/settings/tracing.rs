@@ -116,12 +116,12 @@ pub struct OtelSampler {
     /// `true` if the caller's decision takes precedence.
     pub follows_parent: bool,
     /// Selection of the traces that no caller decided about.
-    pub selection: SamplerKind,
+    pub selection: RootTraceSelection,
 }
 
 /// Selection of traces by this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SamplerKind {
+pub enum RootTraceSelection {
     /// All traces.
     All,
     /// No trace.
@@ -131,19 +131,19 @@ pub enum SamplerKind {
 }
 
 impl OtelSampler {
-    const fn new(follows_parent: bool, selection: SamplerKind) -> Self {
+    const fn new(follows_parent: bool, selection: RootTraceSelection) -> Self {
         Self { follows_parent, selection }
     }
 }
 
 impl Choice for OtelSampler {
     const ACCEPTED_WORDS: WordTable<Self> = &[
-        ("always_on", Self::new(false, SamplerKind::All)),
-        ("always_off", Self::new(false, SamplerKind::None)),
-        ("traceidratio", Self::new(false, SamplerKind::Ratio)),
-        ("parentbased_always_on", Self::new(true, SamplerKind::All)),
-        ("parentbased_always_off", Self::new(true, SamplerKind::None)),
-        ("parentbased_traceidratio", Self::new(true, SamplerKind::Ratio)),
+        ("always_on", Self::new(false, RootTraceSelection::All)),
+        ("always_off", Self::new(false, RootTraceSelection::None)),
+        ("traceidratio", Self::new(false, RootTraceSelection::Ratio)),
+        ("parentbased_always_on", Self::new(true, RootTraceSelection::All)),
+        ("parentbased_always_off", Self::new(true, RootTraceSelection::None)),
+        ("parentbased_traceidratio", Self::new(true, RootTraceSelection::Ratio)),
     ];
     const CASE_SENSITIVE: bool = true;
     const EMPTY_IS_UNSET: bool = true;
@@ -218,9 +218,9 @@ fn read_sampler(values: &mut Values) -> TraceSampler {
         return TraceSampler { follows_parent: true, ratio: values.get(&TRACING_SAMPLING_RATE) };
     };
     let ratio = match otel.selection {
-        SamplerKind::All => 1.0,
-        SamplerKind::None => 0.0,
-        SamplerKind::Ratio => values.get(&OTEL_TRACES_SAMPLER_ARG),
+        RootTraceSelection::All => 1.0,
+        RootTraceSelection::None => 0.0,
+        RootTraceSelection::Ratio => values.get(&OTEL_TRACES_SAMPLER_ARG),
     };
     TraceSampler { follows_parent: otel.follows_parent, ratio }
 }

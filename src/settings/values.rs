@@ -126,7 +126,7 @@ impl Values {
     }
 
     /// Returns the value of a duration of which 0 means "never" or "no limit".
-    pub(crate) fn nonzero_duration(&self, setting: &Setting<Duration>) -> Option<Duration> {
+    pub(crate) fn duration_unless_zero(&self, setting: &Setting<Duration>) -> Option<Duration> {
         Some(self.get(setting)).filter(|duration| !duration.is_zero())
     }
 

@@ -218,12 +218,12 @@ impl Redis {
         if let Some(eventual) = &eventual
             && let Some(outcome) = self.admit_locally(&group, charge, eventual, now)
         {
-            return groups.set_outcome(&group.indices, outcome);
+            return groups.set_outcome_without_call(&group.indices, outcome);
         }
         let started = Instant::now();
         if let Some(results) = calls.over_limit_cache.find_rejection(group.id.counters, &group.charges, started) {
             let outcome = StoreOutcome { results, decided_by: DecidedBy::OverLimitCache, now };
-            return groups.set_outcome(&group.indices, outcome);
+            return groups.set_outcome_without_call(&group.indices, outcome);
         }
         let mut deadlines = CallDeadlines::new(deadline, started, self.timeout());
         let progress = match self.calls.join_or_lead(group.id.counters, group.charges, context) {

@@ -331,7 +331,7 @@ pub(super) trait RegionCounter: Sized {
     fn counts(&self) -> Self::Counts;
 
     /// The call and the grant cycle, to change both.
-    fn call_and_cycle_mut(&mut self) -> (&mut RegionCall, &mut GrantCycle);
+    fn terms_and_grant_cycle_mut(&mut self) -> (&mut RegionCall, &mut GrantCycle);
 
     /// Hits that grants and the region's own part admit at once; `None` if no charge may use them.
     fn room(&self) -> Option<u64>;
@@ -417,14 +417,14 @@ fn spend_and_request_grant<C: RegionCounter>(counter: &mut C, hits: u64, source:
     match source {
         Some(HitSource::Counter) => counter.spend(hits),
         Some(HitSource::Allowance) => {
-            let (call, cycle) = counter.call_and_cycle_mut();
+            let (call, cycle) = counter.terms_and_grant_cycle_mut();
             call.cut_off.used += hits;
             cycle.cut_off = call.cut_off;
         }
         None => {}
     }
     let is_low = source != Some(HitSource::Counter) || counter.is_low();
-    let (call, cycle) = counter.call_and_cycle_mut();
+    let (call, cycle) = counter.terms_and_grant_cycle_mut();
     if call.view.can_request && call.global.is_some() && is_low {
         cycle.open_request_if_due(call.now, call.period_us);
     }

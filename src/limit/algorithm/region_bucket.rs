@@ -241,7 +241,7 @@ impl RegionCounter for RegionBucket {
         self.counts
     }
 
-    fn call_and_cycle_mut(&mut self) -> (&mut RegionCall, &mut GrantCycle) {
+    fn terms_and_grant_cycle_mut(&mut self) -> (&mut RegionCall, &mut GrantCycle) {
         (&mut self.call, &mut self.counts.cycle)
     }
 

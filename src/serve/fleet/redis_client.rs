@@ -54,7 +54,7 @@ pub(super) struct FleetRedisKeys {
     summary_prefix: Vec<u8>,
 }
 
-/// Time of Redis, and of this process when Redis told it.
+/// Time of Redis when it answered, and how uncertain that is.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RedisTime {
     /// Time of Redis.

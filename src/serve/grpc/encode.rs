@@ -1,6 +1,6 @@
 //! Encodes a decision into an answer: a protobuf response with its delay, or an error with its gRPC code.
 //!
-//! Every field is copied and none computed.
+//! The numbers of a decision are copied as they are.
 //! Fields that envoyproxy/ratelimit leaves unset stay unset: a multiplier of 1, the quotas, headers for the upstream.
 //! Envoy reads only `HeaderValue.value` and whole seconds. Control characters are removed from text that Envoy writes
 //! into headers. Metadata is cut where it nests too deep: protobuf parsers stop at 100 levels, and Envoy would treat

@@ -53,8 +53,8 @@ pub fn request_from_json(text: &[u8]) -> Result<RateLimitRequest, JsonError> {
     static REQUEST_DESCRIPTOR: LazyLock<MessageDescriptor> =
         LazyLock::new(|| find_message_descriptor("RateLimitRequest"));
     let mut json = Deserializer::from_slice(text);
-    let message =
-        DynamicMessage::deserialize(REQUEST_DESCRIPTOR.clone(), StrictJson::new(&mut json)).map_err(JsonError::NotARequest)?;
+    let message = DynamicMessage::deserialize(REQUEST_DESCRIPTOR.clone(), StrictJson::new(&mut json))
+        .map_err(JsonError::NotARequest)?;
     json.end().map_err(JsonError::NotARequest)?;
     Ok(message.transcode_to()?)
 }

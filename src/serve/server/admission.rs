@@ -421,7 +421,7 @@ impl OverloadRejection {
 }
 
 /// Response over HTTP to a request whose body, or whose response, does not fit beside those in progress.
-pub(super) fn build_too_many_bytes_response() -> axum::response::Response {
+pub(super) fn build_too_many_bytes_http_response() -> axum::response::Response {
     let headers = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];
     let text = "too many bytes of requests and responses in progress; try again later\n";
     (StatusCode::SERVICE_UNAVAILABLE, headers, text).into_response()

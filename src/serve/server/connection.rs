@@ -30,7 +30,7 @@ use tokio::time::{sleep, timeout};
 use tokio_io_timeout::TimeoutWriter;
 
 use super::admission::{
-    BufferedBytes, ConnectionPermit, ListenerAdmission, ListenerKind, build_too_many_bytes_response,
+    BufferedBytes, ConnectionPermit, ListenerAdmission, ListenerKind, build_too_many_bytes_http_response,
 };
 use super::coalesced_writer::CoalescedWriter;
 use super::http2::{GracefulConnection, Http2Server};
@@ -299,7 +299,7 @@ async fn answer_with_accounted_bodies(
     let received = BufferedBytes::new(Arc::clone(connection));
     let request = request.map(|body| MemoryAccountedRequestBody::new(body, received, Arc::clone(&is_refused)));
     let Ok(response) = pages.call(request).await;
-    if is_refused.load(Ordering::Relaxed) { build_too_many_bytes_response() } else { response }
+    if is_refused.load(Ordering::Relaxed) { build_too_many_bytes_http_response() } else { response }
 }
 
 /// Counts the bytes of a response until they are written, or refuses it. Events, whose length is open, do not count.
@@ -313,7 +313,7 @@ fn count_response_bytes(
         Ok(buffered) => (response, buffered),
         Err(limit) => {
             connection.record_refusal(limit);
-            (build_too_many_bytes_response(), None)
+            (build_too_many_bytes_http_response(), None)
         }
     };
     response.map(|body| MemoryAccountedResponseBody::new(body, buffered))

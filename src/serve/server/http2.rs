@@ -308,7 +308,7 @@ async fn refuse_call(invalid: InvalidCallHead, mut body: RequestBody, mut sender
 /// Removes long values from large headers, so that a call does not hold them; returns the memory that the rest takes.
 ///
 /// No answer depends on a long value, and refusing the call would let Envoy's request through without a limit. Values
-/// above 16 KiB were replaced before (`inbound_frames/hpack.rs`), and of `tracestate` at most 512 bytes are read
+/// above 16 KiB were replaced before (`inbound_frames/hpack_filter.rs`), and of `tracestate` at most 512 bytes are read
 /// (`telemetry/traces/propagation.rs`).
 fn shrink_head(head: &mut Parts) -> usize {
     /// Size of headers that are left as they are, in bytes.

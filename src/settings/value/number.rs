@@ -232,7 +232,7 @@ pub struct ByteSize(pub u64);
 
 impl ByteSize {
     /// Returns the number of bytes, or the largest that this machine can address.
-    pub(crate) fn as_usize(self) -> usize {
+    pub(crate) fn to_usize_saturating(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
     }
 }

@@ -66,7 +66,7 @@ impl ConnectAdvice {
     /// Returns the error for a failed socket or TLS handshake.
     pub(crate) fn socket_error<K: CallErrorKind>(&self, error: &io::Error, uses_tls: bool) -> ConnectError<K> {
         let text = io_error_text(error);
-        match self.tls_settings.tls_advice(error).filter(|_| uses_tls) {
+        match self.tls_settings.handshake_failure_advice(error).filter(|_| uses_tls) {
             Some(advice) => ConnectError::misconfigured(format!("the TLS handshake failed: {text}; {advice}")),
             None => ConnectError { kind: K::BROKEN_CONNECTION_KIND, text },
         }
@@ -151,7 +151,7 @@ pub(crate) struct TlsAdviceTexts {
 
 impl TlsAdviceTexts {
     /// Returns the advice if `error` is a failed handshake.
-    pub(crate) fn tls_advice(&self, error: &io::Error) -> Option<String> {
+    pub(crate) fn handshake_failure_advice(&self, error: &io::Error) -> Option<String> {
         let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
         let Self { prefix, address, plaintext, server } = self;
         let name = format!("{error:?}");

@@ -133,7 +133,7 @@ impl<C> ServerState<C> {
     }
 
     /// Records why the server cannot be used, and logs it.
-    pub(crate) fn record_connect_error<K: CallErrorKind>(&self, error: &ConnectError<K>) {
+    pub(crate) fn log_connect_error_and_advice<K: CallErrorKind>(&self, error: &ConnectError<K>) {
         self.record_misconfigured(error);
         self.log_connect_error(error);
     }

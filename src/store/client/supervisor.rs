@@ -123,7 +123,7 @@ async fn keep_pool_slot_connected<S: SupervisedServer>(server: Arc<S>, slot: usi
                 server.request_discovery();
             }
             Err(error) => {
-                state.record_connect_error(&error);
+                state.log_connect_error_and_advice(&error);
                 state.pool.set_first_attempt_done();
                 server.request_discovery();
                 sleep(RETRY_INTERVAL).await;
@@ -188,7 +188,7 @@ async fn check_until_recovered<S: SupervisedServer>(server: Arc<S>) {
                         state.record_success();
                         break;
                     }
-                    Err(error) => state.record_connect_error(&error),
+                    Err(error) => state.log_connect_error_and_advice(&error),
                 }
             }
             server.request_discovery();

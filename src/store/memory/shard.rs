@@ -22,9 +22,10 @@ use crate::store::stats::MemoryUsage;
 const CHUNK_BYTES: usize = 4096;
 /// Entries in a chunk: 85.
 const CHUNK_ENTRIES: usize = CHUNK_BYTES / size_of::<CounterEntry>();
-/// Size of a log without its records, and of its first allocation: a deque begins with four records.
+/// Size of a log without its records.
 const EMPTY_LOG_BYTES: usize = size_of::<sliding_window_log::State>();
-const MIN_LOG_RECORDS_BYTES: usize = 4 * size_of::<sliding_window_log::LogRecord>();
+/// Size of the first allocation of a log: a deque begins with four records.
+const FIRST_LOG_ALLOCATION_BYTES: usize = 4 * size_of::<sliding_window_log::LogRecord>();
 /// Number of random counters that are considered for an eviction.
 const EVICTION_SAMPLE: u64 = 8;
 
@@ -269,9 +270,11 @@ impl MemoryShard {
         for slot in logs {
             bytes += match slot.index.and_then(|index| self.entry(index).log_index()) {
                 Some(log) if self.logs[log].records.len() < self.logs[log].records.capacity() => 0,
-                Some(log) => records_bytes(&self.logs[log]).max(MIN_LOG_RECORDS_BYTES),
-                None if !self.free_logs.is_empty() || self.logs.len() < self.logs.capacity() => MIN_LOG_RECORDS_BYTES,
-                None => MIN_LOG_RECORDS_BYTES + self.logs.capacity().max(4) * EMPTY_LOG_BYTES,
+                Some(log) => records_bytes(&self.logs[log]).max(FIRST_LOG_ALLOCATION_BYTES),
+                None if !self.free_logs.is_empty() || self.logs.len() < self.logs.capacity() => {
+                    FIRST_LOG_ALLOCATION_BYTES
+                }
+                None => FIRST_LOG_ALLOCATION_BYTES + self.logs.capacity().max(4) * EMPTY_LOG_BYTES,
             };
         }
         bytes as u64

@@ -509,7 +509,7 @@ impl PendingGroups {
     }
 
     /// Sets the outcome of charges that are decided without a call.
-    pub(super) fn set_outcome(&mut self, indices: &[usize], outcome: StoreOutcome) {
+    pub(super) fn set_outcome_without_call(&mut self, indices: &[usize], outcome: StoreOutcome) {
         let Some((last, others)) = indices.split_last() else { return };
         for &index in others {
             self.outcomes[index] = Ok(outcome.clone());

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use super::regions::GlobalGrantClient;
 use super::regions::grants::GrantRequest;
 use super::regions::resets::RegionCounter;
-use super::script::{RegionEffects, encode_global_view};
+use super::script::{RegionEffects, encode_global_redis_view};
 use crate::base::clock::Time;
 use crate::limit::algorithm::region::GlobalView;
 use crate::limit::algorithm::state::State;
@@ -45,7 +45,7 @@ impl GlobalLimitHooks {
         within: InstantRange,
     ) -> EncodedGlobalView {
         let view = self.0.view_for_call(node, || hash_slot(key), longest_period_us(charges), within);
-        EncodedGlobalView { view, argument: encode_global_view(&view) }
+        EncodedGlobalView { view, argument: encode_global_redis_view(&view) }
     }
 
     /// Records the time of `node` in the reply to a call that was sent at `sent`.

@@ -190,7 +190,7 @@ impl<'a> WindowChargeBatch<'a> {
         }
         match outcome {
             Ok(reply) => {
-                self.refunds.record_success();
+                self.refunds.record_script_ran();
                 self.record_script_reply(&reply)?;
                 self.step = BatchStep::Done;
             }
@@ -198,7 +198,7 @@ impl<'a> WindowChargeBatch<'a> {
             Err(ReplyError::Failed(RedisError::SlotDown)) if reads_reserved => {
                 self.step = BatchStep::Script { reads_reserved: false };
             }
-            Err(error) if self.refunds.record_failure(&error, Instant::now()) => self.step = BatchStep::Charge,
+            Err(error) if self.refunds.record_script_failed(&error, Instant::now()) => self.step = BatchStep::Charge,
             Err(error) => return Err(error),
         }
         Ok(())

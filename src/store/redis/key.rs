@@ -21,7 +21,7 @@ use crate::limit::charge::{Charge, Counter, CounterPath};
 use super::eventual::budget::log_extension_us;
 use super::script::script_for_countings;
 use crate::base::clock::Time;
-use crate::limit::Limit;
+use crate::limit::{Consistency, Limit};
 use crate::settings::counters::KeyFormat;
 use crate::settings::redis::RedisSettings;
 use crate::store::client::redis::connection::Script;
@@ -86,7 +86,7 @@ impl KeyScheme {
 
     /// Returns the limit as this Redis counts it.
     pub(super) fn limit_as_counted(&self, limit: &Limit) -> Limit {
-        let limit = limit.lengthened(log_extension_us(limit));
+        let limit = limit.lengthened(eventual_log_extension_us(limit));
         if self.is_regional { limit.as_counted_in_region() } else { limit }
     }
 
@@ -111,7 +111,7 @@ impl KeyScheme {
         // The log of an eventual limit keeps hits for longer. A call has one period for each counter, so strict and
         // eventual charges on a log are sent apart. So are those under a global limit and under one of the region.
         let tags = charge.counters.iter().fold(0_u128, |tags, Counter { limit, tag, .. }| {
-            let mark = log_extension_us(limit) + u64::from(self.is_regional && limit.global_scope().is_some());
+            let mark = eventual_log_extension_us(limit) + u64::from(self.is_regional && limit.global_scope().is_some());
             tags.rotate_left(1) ^ tag ^ u128::from(mark).wrapping_mul(BIT_SPREAD_MULTIPLIER)
         });
         let window = match self.format {
@@ -380,4 +380,12 @@ fn push_suffix(key: &mut Vec<u8>, counter: &Counter<'_>) {
 fn push_number(key: &mut Vec<u8>, number: u64) {
     key.push(b':');
     key.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+}
+
+/// Returns how much longer than a period the log of an eventual limit keeps hits, in microseconds; 0 for strict limits.
+fn eventual_log_extension_us(limit: &Limit) -> u64 {
+    match limit.consistency() {
+        Consistency::Strict => 0,
+        Consistency::Eventual(_) => log_extension_us(limit),
+    }
 }

@@ -99,7 +99,7 @@ impl PreparedCall {
             if let Some(span) = &mut span {
                 set_span_server(span, target.node.endpoint());
             }
-            match attempt.charge_at_node(&mut target, deadline).await {
+            match attempt.continue_call_at_node(&mut target, deadline).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(error) => target.follow_redirection(error)?,
             }
@@ -165,7 +165,7 @@ enum CallAttempt<'a> {
 
 impl CallAttempt<'_> {
     /// Does the rest of the work at the current node.
-    async fn charge_at_node(
+    async fn continue_call_at_node(
         &mut self,
         target: &mut TargetNode<'_>,
         deadline: Instant,

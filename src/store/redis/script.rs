@@ -237,7 +237,7 @@ pub fn put_time(argument: &mut BytesMut, time: Option<Time>) {
 
 /// Encodes the view of the global Redis, an argument of calls on global limits that `lua/regions/region_window.lua`
 /// documents.
-pub fn encode_global_view(view: &GlobalView) -> [u8; 40] {
+pub fn encode_global_redis_view(view: &GlobalView) -> [u8; 40] {
     let flags = i64::from(view.can_request) + 2 * i64::from(view.cut_off) + 4 * i64::from(view.parts_unusable);
     let numbers = [time_word(view.valid_from), time_word(view.valid_until), view.offset_lo, view.offset_hi, flags];
     let mut argument = [0; 40];
@@ -386,7 +386,7 @@ impl RegionCountersBefore {
     fn new(counters: &[OwnedCounter], states: &[State], now: Time) -> Self {
         Self {
             requests: states.iter().map(State::open_request_id).collect(),
-            used: total_region_use(counters, states, now),
+            used: sum_region_hits_used(counters, states, now),
         }
     }
 
@@ -394,12 +394,12 @@ impl RegionCountersBefore {
     fn compute_effects(self, counters: &[OwnedCounter], states: &[State], now: Time) -> RegionEffects {
         let is_new = |index: &usize| self.requests[*index] != states[*index].open_request_id();
         let requesting_counters = (0..states.len()).filter(is_new).collect();
-        RegionEffects { requesting_counters, used: total_region_use(counters, states, now).hits_since(self.used) }
+        RegionEffects { requesting_counters, used: sum_region_hits_used(counters, states, now).hits_since(self.used) }
     }
 }
 
 /// Returns the hits that all counters of regions have used at `now`.
-fn total_region_use(counters: &[OwnedCounter], states: &[State], now: Time) -> RegionHitsBySource {
+fn sum_region_hits_used(counters: &[OwnedCounter], states: &[State], now: Time) -> RegionHitsBySource {
     let mut used = RegionHitsBySource::default();
     counters.iter().zip(states).for_each(|(counter, state)| used += state.region_hits_by_source(&counter.limit, now));
     used

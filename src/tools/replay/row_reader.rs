@@ -84,7 +84,7 @@ impl RowReader {
     /// Reads the next request; `None` at the end.
     pub(super) fn next_request(&mut self) -> Result<Option<RecordedRequest>, RowError> {
         loop {
-            let mut counted = CountingFieldMap { map: &self.map, rows: &mut self.rows, absent: &mut self.absent };
+            let mut counted = FieldMapWithRowCounts { map: &self.map, rows: &mut self.rows, absent: &mut self.absent };
             let read = match &mut self.format {
                 RowFormat::Json { input, buffer } => {
                     self.line += 1;
@@ -113,13 +113,13 @@ impl RowReader {
 }
 
 /// A field map that counts the rows it builds requests from, and the fields that they lack.
-struct CountingFieldMap<'r> {
+struct FieldMapWithRowCounts<'r> {
     map: &'r FieldMap,
     rows: &'r mut u64,
     absent: &'r mut [u64],
 }
 
-impl CountingFieldMap<'_> {
+impl FieldMapWithRowCounts<'_> {
     /// Builds the request of a row.
     fn build_row(&mut self, values: &FieldValues<'_>) -> Result<RowOutcome, String> {
         *self.rows += 1;
@@ -158,7 +158,7 @@ impl CsvRows {
         Ok(Self { reader, record: csv::StringRecord::new(), columns })
     }
 
-    fn read_row(&mut self, map: &mut CountingFieldMap<'_>) -> Result<RowOutcome, String> {
+    fn read_row(&mut self, map: &mut FieldMapWithRowCounts<'_>) -> Result<RowOutcome, String> {
         self.reader.get_mut().left = MAX_LINE_BYTES;
         if !self.reader.read_record(&mut self.record).map_err(|error| error.to_string())? {
             return Ok(RowOutcome::End);
@@ -177,7 +177,7 @@ fn is_absent_value(text: &str) -> bool {
 fn read_json_row(
     input: &mut Box<dyn BufRead + Send>,
     buffer: &mut Vec<u8>,
-    map: &mut CountingFieldMap<'_>,
+    map: &mut FieldMapWithRowCounts<'_>,
 ) -> Result<RowOutcome, String> {
     buffer.clear();
     let read = input.take(MAX_LINE_BYTES).read_until(b'\n', buffer).map_err(|error| error.to_string())?;

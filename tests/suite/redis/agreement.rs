@@ -30,7 +30,7 @@ use tollkeeper::store::charge::{MAX_CHARGES_PER_CALL, OwnedCharge, OwnedCounter}
 use tollkeeper::store::client::redis::error::{RedisError, ReplyError};
 use tollkeeper::store::redis::lease_arguments::{LeaseArguments, LeasePurpose, RecordedLease};
 use tollkeeper::store::redis::script::{
-    ReplyContext, ScriptOutcome, encode_charges, encode_global_view, replay_charges, script_for_countings,
+    ReplyContext, ScriptOutcome, encode_charges, encode_global_redis_view, replay_charges, script_for_countings,
 };
 
 use crate::algorithms::scenario::{self, Amount, Backwards, Jump, MaxDelay};
@@ -372,10 +372,10 @@ impl Redis {
         command.arg(&encode_charges(charges, None)[..]);
         match (merged, clock) {
             (Some(_), clock) => {
-                command.arg(&clock.map(encode_global_view).map_or(Vec::new(), |argument| argument.to_vec())[..]);
+                command.arg(&clock.map(encode_global_redis_view).map_or(Vec::new(), |argument| argument.to_vec())[..]);
             }
             (None, Some(clock)) => {
-                command.arg("").arg(&encode_global_view(clock)[..]);
+                command.arg("").arg(&encode_global_redis_view(clock)[..]);
             }
             (None, None) => {}
         }
@@ -404,7 +404,7 @@ impl Redis {
             let mut command = cmd(name);
             command.arg(which).arg(keys.len()).arg(keys).arg(&arguments[..]);
             if let Some(clock) = clock {
-                command.arg("").arg(&encode_global_view(clock)[..]);
+                command.arg("").arg(&encode_global_redis_view(clock)[..]);
             }
             command.query(&mut self.connection)
         };
@@ -434,7 +434,7 @@ impl Redis {
         let leases = LeaseArguments { purpose, own: SmallVec::new() }.encode();
         let mut command = cmd("EVAL");
         command.arg(&script.text).arg(keys.len() + 1).arg(keys).arg(record);
-        command.arg(&encode_charges(charges, Some(now))[..]).arg(&leases[..]).arg(&encode_global_view(clock)[..]);
+        command.arg(&encode_charges(charges, Some(now))[..]).arg(&leases[..]).arg(&encode_global_redis_view(clock)[..]);
         let reply: Vec<u8> = command.query(&mut self.connection).expect("a script that fails has a mistake");
         let arguments = ReplyContext { has_leases: true, view: Some(clock) };
         replay_charges(charges, &reply, arguments).expect("a script's reply can be read")

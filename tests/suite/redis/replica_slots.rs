@@ -52,7 +52,7 @@ impl Table {
     }
 
     fn try_claim(&mut self, owner: u8, slots: u32, action: ClaimAction, now: Option<Time>) -> RedisResult<ClaimReply> {
-        let argument = claim::encode_claim(OwnerId([owner + 1; 16]), slots, action, now);
+        let argument = claim::encode_claim_argument(OwnerId([owner + 1; 16]), slots, action, now);
         let mut command = cmd("EVAL");
         command.arg(&script::replicas_script().text).arg(1).arg(&self.key).arg(&argument[..]);
         let reply: Vec<u8> = command.query(&mut self.connection)?;
@@ -241,7 +241,7 @@ fn waiting_processes_are_counted_up_to_a_thousand() {
     let claim_live = |table: &mut Table, number: u16| {
         let mut owner = [0xff; 16];
         owner[..2].copy_from_slice(&number.to_le_bytes());
-        let argument = claim::encode_claim(OwnerId(owner), 1, ClaimAction::Claim, Some(START));
+        let argument = claim::encode_claim_argument(OwnerId(owner), 1, ClaimAction::Claim, Some(START));
         let mut command = cmd("EVAL");
         command.arg(&script::replicas_script().text).arg(1).arg(&table.key).arg(&argument[..]);
         claim::decode_claim_reply(&command.query::<Vec<u8>>(&mut table.connection).unwrap()).unwrap().live

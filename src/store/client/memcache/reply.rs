@@ -59,6 +59,7 @@ fn find_line_end(input: &[u8]) -> io::Result<Option<usize>> {
     }
 }
 
+/// Parses a reply of one line, other than the `VALUE` lines of a read.
 fn parse_line(line: &[u8]) -> io::Result<MemcacheReply> {
     Ok(match line {
         b"NOT_FOUND" | b"END" => MemcacheReply::Missing,

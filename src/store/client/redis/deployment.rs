@@ -1,5 +1,5 @@
-//! Client of one deployment: a server, a primary that sentinels watch, or a cluster. It starts with its discovery, in
-//! `Deployment::start` there.
+//! Client of one deployment: a server, a primary that sentinels watch, or a cluster. `discovery.rs` starts it and its
+//! discovery.
 //!
 //! A deployment finds the node that owns a key, sends a command there, and follows the node's redirections. Calls read
 //! the map of slots and never wait for it: [`discovery`](super::discovery) replaces it, at intervals and at once when a

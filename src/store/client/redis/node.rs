@@ -357,7 +357,7 @@ impl SupervisedServer for NodeState {
             return outcome;
         }
         let late = health_check_timeout_error();
-        self.server.record_connect_error(&late);
+        self.server.log_connect_error_and_advice(&late);
         self.request_discovery();
         let reconnect = async {
             sleep(RECONNECT_AFTER).await;

@@ -52,9 +52,10 @@ impl LocalBudget {
                     bucket_lease_life_us(limit, overshoot, is_global),
                 ),
                 HitExpiry::WithWindow => (overshoot.milli_hits(limit.requests_per_unit()), MAX_LEASE_LIFE_US),
-                HitExpiry::AfterPeriod => {
-                    (overshoot.milli_hits(limit.requests_per_unit()), log_lease_life_us(limit.period().micros()))
-                }
+                HitExpiry::AfterPeriod => (
+                    overshoot.milli_hits(limit.requests_per_unit()),
+                    sliding_log_lease_life_us(limit.period().micros()),
+                ),
             };
             // The overshoot of a global limit is for regions.
             let for_shares = if is_global { 0 } else { for_shares };
@@ -134,7 +135,7 @@ pub fn can_be_lent(limit: &Limit) -> bool {
 /// Returns how much longer than a period the log of an eventual limit keeps hits, in microseconds.
 pub fn log_extension_us(limit: &Limit) -> u64 {
     match (limit.algorithm().properties().hit_expiry, limit.consistency()) {
-        (HitExpiry::AfterPeriod, Consistency::Eventual(_)) => log_lease_life_us(limit.period().micros()),
+        (HitExpiry::AfterPeriod, Consistency::Eventual(_)) => sliding_log_lease_life_us(limit.period().micros()),
         (HitExpiry::AfterPeriod, Consistency::Strict) => 0,
         (HitExpiry::WithWindow | HitExpiry::Continuous, _) => 0,
     }
@@ -150,7 +151,7 @@ fn longest_window_us(limit: &Limit) -> u64 {
 
 /// Returns the life of a log's leases: a fiftieth of the period in whole milliseconds. The log keeps hits longer by it,
 /// so a longer life would lower the rate that the limit admits.
-fn log_lease_life_us(period_us: u64) -> u64 {
+fn sliding_log_lease_life_us(period_us: u64) -> u64 {
     (period_us / 50 / 1000 * 1000).min(MAX_LEASE_LIFE_US)
 }
 

@@ -18,7 +18,7 @@ use crate::store::stats::EventualStats;
 /// Memory of a descriptor, table included, in bytes.
 const ENTRY_BYTES: usize = 2 * size_of::<EventualEntry>();
 /// Shortest time between two sweeps of a full shard.
-const SWEEP_INTERVAL: Duration = Duration::from_millis(100);
+const MIN_FULL_SHARD_SWEEP_INTERVAL: Duration = Duration::from_millis(100);
 /// Largest lease, in hits.
 const MAX_LEASE_HITS: u64 = 1 << 20;
 
@@ -167,7 +167,7 @@ impl EventualTable {
 
     fn make_room(&self, shard: &mut EventualShard, at: Instant) -> bool {
         let is_full = shard.entries.len() >= self.max_shard_entries;
-        if is_full && shard.swept.is_none_or(|swept| at >= swept + SWEEP_INTERVAL) {
+        if is_full && shard.swept.is_none_or(|swept| at >= swept + MIN_FULL_SHARD_SWEEP_INTERVAL) {
             shard.sweep(at);
         }
         shard.entries.len() < self.max_shard_entries

@@ -47,13 +47,13 @@ impl RefundScriptSupport {
     }
 
     /// Records that the script ran.
-    pub(super) fn record_success(&self) {
+    pub(super) fn record_script_ran(&self) {
         *lock_ignoring_poison(&self.scripts) = ScriptSupport::Supported;
     }
 
     /// Records a script that failed at `now`. Returns true if the server rejects scripts: it did not run, and commands
     /// can replace it.
-    pub(super) fn record_failure(&self, error: &ReplyError, now: Instant) -> bool {
+    pub(super) fn record_script_failed(&self, error: &ReplyError, now: Instant) -> bool {
         let mut support = lock_ignoring_poison(&self.scripts);
         let (is_rejected, retry_after) = match (error, *support) {
             // Proxies have error texts of their own.
@@ -97,7 +97,7 @@ mod tests {
     fn scripts_are_tried_again_after_a_rejection() {
         let (refunds, start) = (RefundScriptSupport::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
-        let fails = |error, now| refunds.record_failure(&ReplyError::Failed(error), now);
+        let fails = |error, now| refunds.record_script_failed(&ReplyError::Failed(error), now);
         assert!(refunds.may_use_script(start));
         assert!(fails(RedisError::Misconfigured, start));
         assert_eq!([1, 59, 60].map(|seconds| refunds.may_use_script(after(seconds))), [false, false, true]);
@@ -105,7 +105,7 @@ mod tests {
         assert!(!fails(RedisError::Broken, after(60)));
         assert_eq!([61, 120, 3660].map(|seconds| refunds.may_use_script(after(seconds))), [false, false, true]);
         // Where scripts have run, a broken connection says nothing about them.
-        refunds.record_success();
+        refunds.record_script_ran();
         assert!(!fails(RedisError::Broken, after(3661)) && !fails(RedisError::Timeout, after(3661)));
         assert!(refunds.may_use_script(after(3661)));
         assert!(fails(RedisError::BadReply, after(3662)));

@@ -56,14 +56,14 @@ pub(super) enum CallImportance {
 
 /// Reply of a script, with what a reading of the server's clock needs.
 #[derive(Debug)]
-pub(super) struct ScriptReply {
+pub(super) struct TimedScriptReply {
     pub(super) reply: Reply,
     pub(super) node: Arc<Node>,
     /// Time before the command was sent and time after its reply was received.
     pub(super) within: InstantRange,
 }
 
-impl ScriptReply {
+impl TimedScriptReply {
     /// Records the reading of the server's clock that the reply contains; returns true if it proves a jump.
     pub(super) fn record_clock(&self, server: Time) -> bool {
         self.node.record_clock(&ClockReading { within: self.within, server })
@@ -85,7 +85,7 @@ impl<'c> KeyScript<'c> {
         deployment: &Deployment,
         kind: CallImportance,
         deadline: Instant,
-    ) -> Result<ScriptReply, RedisError> {
+    ) -> Result<TimedScriptReply, RedisError> {
         let mut words: [&[u8]; 5] = [b"EVALSHA", self.script.sha1.as_bytes(), b"1", self.key, self.argument];
         let mut target = deployment.target_node(self.key, deadline).await?;
         loop {
@@ -94,7 +94,7 @@ impl<'c> KeyScript<'c> {
             match send(&target.node, &words, options).await {
                 Ok(reply) => {
                     let within = InstantRange { from, until: Instant::now() };
-                    return Ok(ScriptReply { reply, node: target.node, within });
+                    return Ok(TimedScriptReply { reply, node: target.node, within });
                 }
                 Err(ReplyError::NoScript) => (words[0], words[1]) = (b"EVAL", self.script.text.as_bytes()),
                 Err(error) => target.follow_redirection(error)?,

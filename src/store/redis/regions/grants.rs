@@ -227,7 +227,7 @@ impl GrantWorker {
         let decoded = answer.and_then(|answer| {
             let reply = reply_bytes(&answer.reply).and_then(|reply| decode(reply).ok()).ok_or(RedisError::BadReply)?;
             let is_jump = answer.record_clock(time_of(&reply));
-            self.standing.record_answer(process_us(answer.within.until));
+            self.standing.record_answer_time(process_us(answer.within.until));
             let is_usable = !is_jump && !self.standing.global_clock_jumped_recently(period_us, Instant::now());
             is_usable.then_some(reply).ok_or(RedisError::BadReply)
         });
@@ -344,7 +344,9 @@ mod tests {
     async fn ask_for_hits(worker: &GrantWorker) -> Option<u64> {
         let key = global_key(&Bytes::from_static(b"tk1:{counter}"));
         let call = KeyScript::new(global_window_script(), &key, b"");
-        let reply = worker.request_global_grant(call, 60_000_000, grant_calls::decode_global_window_reply, |reply| reply.now).await;
+        let reply = worker
+            .request_global_grant(call, 60_000_000, grant_calls::decode_global_window_reply, |reply| reply.now)
+            .await;
         reply.map(|reply| reply.hits)
     }
 

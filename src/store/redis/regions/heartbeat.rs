@@ -99,7 +99,7 @@ impl RegionHeartbeat {
             let next = Instant::now() + INTERVAL;
             let deadline = Instant::now() + REGION_TIMEOUT;
             let read_times = read_idle_clocks(&self.region, CallImportance::Unrecorded, deadline);
-            let (outcome, ()) = tokio::join!(self.report_to_region(deadline), read_times);
+            let (outcome, ()) = tokio::join!(self.exchange_identity_with_region_redis(deadline), read_times);
             if let Err(error) = outcome {
                 self.notices.log_failure("identity of the region", &self.identity_key, error);
             }
@@ -111,7 +111,7 @@ impl RegionHeartbeat {
         }
     }
 
-    async fn report_to_region(&self, deadline: Instant) -> Result<(), RedisError> {
+    async fn exchange_identity_with_region_redis(&self, deadline: Instant) -> Result<(), RedisError> {
         let findings = self.standing.findings();
         let argument = registry::encode_identity_call(&self.build_identity_call(Instant::now()), None);
         let script = KeyScript::new(region_identity_script(), &self.identity_key, &argument);
@@ -157,7 +157,7 @@ impl RegionHeartbeat {
             let is_first = self.global_now(started).is_none();
             let deadline = started + GLOBAL_TIMEOUT;
             let read_times = read_idle_clocks(&self.global, CallImportance::Recorded, deadline);
-            let (outcome, ()) = tokio::join!(self.report_globally(deadline), read_times);
+            let (outcome, ()) = tokio::join!(self.report_to_global_redis(deadline), read_times);
             if let Err(error) = outcome {
                 self.notices.log_failure("registry of regions", &self.registry_key, error);
             }
@@ -173,7 +173,7 @@ impl RegionHeartbeat {
         u64::try_from(process_us(at).saturating_add(offset.hi_us)).ok().map(Time::from_micros)
     }
 
-    async fn report_globally(&self, deadline: Instant) -> Result<(), RedisError> {
+    async fn report_to_global_redis(&self, deadline: Instant) -> Result<(), RedisError> {
         let Some(identity) = self.standing.findings().identity() else { return Ok(()) };
         let argument = registry::encode_report(self.build_region_report(identity, Instant::now()), None);
         let script = KeyScript::new(global_members_script(), &self.registry_key, &argument);
@@ -184,7 +184,7 @@ impl RegionHeartbeat {
         reply.record_clock(regions.now);
         // A reply to a report of another Redis tells nothing of this one.
         if self.standing.findings().identity().is_none_or(|known| known.id != identity.id) {
-            self.standing.record_answer(process_us(reply.within.until));
+            self.standing.record_answer_time(process_us(reply.within.until));
             return Ok(());
         }
         self.standing.record_registry(&regions, call_times(reply.within));

@@ -54,7 +54,7 @@ pub const CUT_OFF_AFTER: Duration = Duration::from_secs(5);
 /// Time without a report after which another region gets a notice.
 const SILENT_AFTER_US: u64 = 60_000_000;
 /// Minimum time for which a changed list leaves the parts unused: replicas with the old one may still run.
-const MIN_PARTS_UNUSED_US: u64 = 60_000_000;
+const MIN_PARTS_REST_US: u64 = 60_000_000;
 /// Process time of an event that never happened.
 const NEVER_US: i64 = i64::MIN;
 /// Time in which two clocks may move apart by 1.
@@ -338,7 +338,7 @@ impl RegionFindings {
     pub fn parts_usable_from_us(&self, period_us: u64) -> Option<i64> {
         self.identity?;
         let last_change_us = self.conflicts.iter().map(|rest| rest.until_us).fold(self.last_change_us(), i64::max);
-        let from_us = last_change_us.saturating_add_unsigned(period_us.max(MIN_PARTS_UNUSED_US));
+        let from_us = last_change_us.saturating_add_unsigned(period_us.max(MIN_PARTS_REST_US));
         Some(from_us.max(usable_after_jump_us(self.region_jumped_us, period_us)))
     }
 }
@@ -479,11 +479,11 @@ impl RegionStanding {
     /// Records a reply of the registry to a report with the identity that is known now.
     pub fn record_registry(&self, reply: &RegistryReply, times: CallTimes) {
         self.findings.rcu(|findings| findings.after_registry_reply(reply, times, &self.own));
-        self.record_answer(times.answered_us);
+        self.record_answer_time(times.answered_us);
     }
 
     /// Records an answer of the global Redis at a process time.
-    pub fn record_answer(&self, answered_us: i64) {
+    pub fn record_answer_time(&self, answered_us: i64) {
         self.answered_us.fetch_max(answered_us, Ordering::Relaxed);
     }
 
@@ -552,7 +552,7 @@ impl RegionStanding {
     }
 
     fn pause_left(&self, jumped_us: i64, at: Instant) -> Option<Duration> {
-        let period_us = self.longest_period_us.load(Ordering::Relaxed).max(MIN_PARTS_UNUSED_US);
+        let period_us = self.longest_period_us.load(Ordering::Relaxed).max(MIN_PARTS_REST_US);
         time_left_until(usable_after_jump_us(jumped_us, period_us), at)
     }
 

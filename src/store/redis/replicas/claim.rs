@@ -55,7 +55,7 @@ pub fn replica_registry_key(prefix: &str) -> Bytes {
 }
 
 /// Encodes the argument of the script. The claim is made at `now`, or at the server's own time if `now` is `None`.
-pub fn encode_claim(owner: OwnerId, slots: u32, action: ClaimAction, now: Option<Time>) -> Bytes {
+pub fn encode_claim_argument(owner: OwnerId, slots: u32, action: ClaimAction, now: Option<Time>) -> Bytes {
     let mut argument = BytesMut::with_capacity(40);
     put_time(&mut argument, now);
     argument.put_i64_le(i64::from(slots));

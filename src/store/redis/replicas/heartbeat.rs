@@ -135,7 +135,7 @@ impl HeartbeatState {
 
     async fn send_claim(&self, action: ClaimAction) -> Result<ClaimReply, RedisError> {
         let deadline = Instant::now() + REPLY_TIMEOUT;
-        let argument = claim::encode_claim(self.owner, self.replicas.slots().get(), action, None);
+        let argument = claim::encode_claim_argument(self.owner, self.replicas.slots().get(), action, None);
         let script = replicas_script();
         let words: [&[u8]; 5] = [b"EVAL", script.text.as_bytes(), b"1", &self.key, &argument];
         let reply = self.deployment.call_key_unrecorded(&self.key, &words, deadline).await?;
