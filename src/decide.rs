@@ -87,6 +87,8 @@ impl Decider {
         context: DecisionContext<'r>,
         request: &Request<'_>,
     ) -> Result<Decision<'r>, DecideError> {
+        let ordered = context.order_request(request);
+        let request = ordered.as_deref().unwrap_or(request);
         let selections = self.select_limits(context, request)?;
         let selected = RequestWithSelections { request, selections: &selections };
         let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
@@ -130,6 +132,8 @@ impl Decider {
         if !self.store.is_immediate() {
             return Err(DecideError::Store);
         }
+        let ordered = context.order_request(request);
+        let request = ordered.as_deref().unwrap_or(request);
         let selections = self.select_limits(context, request)?;
         let selected = RequestWithSelections { request, selections: &selections };
         let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
@@ -142,7 +146,9 @@ impl Decider {
         // Nothing to do without dry runs, that is without STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT.
         assert_completed_at_once(&charger.charge_held_back_descriptors(&dry_runs, &mut outcomes));
         for (index, (selection, outcome)) in selections.iter().zip(&outcomes).enumerate() {
-            observe(DescriptorResults { index, selection, outcome, candidates: candidates.as_ref() });
+            let ordered = ordered.as_ref().map(|request| &*request.descriptors[index].entries);
+            let candidates = candidates.as_ref();
+            observe(DescriptorResults { index, selection, outcome, candidates, ordered });
         }
         self.record_and_merge(context, selected, &outcomes, candidates)
     }

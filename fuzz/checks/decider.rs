@@ -19,7 +19,7 @@ use tollkeeper::store::memory::MemoryStore;
 /// 2026-01-01.
 const NOW: Time = Time::from_secs(1_767_225_600);
 
-/// Rules with every algorithm, wildcards, shared counters, lists, quotas, shadow mode, replacement, metadata and names
+/// Rules with every algorithm, wildcards, `match`, entries in any order, backtracking, shared counters, lists, quotas, shadow mode, replacement, metadata and names
 /// by value.
 const RULES: &str = include_str!("decider.yaml");
 

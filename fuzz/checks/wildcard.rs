@@ -1,16 +1,21 @@
-//! Rule matching, compared with an obviously correct matcher in which every `*` tries every length.
+//! Rule matching, compared with an obviously correct matcher in which every `*` tries every length, and every `match`
+//! is tried in file order. A value `in:a,b`, `cidr:10.0.0.0/8`, `regex:[a-z]+` is a `match`, with a `!` in front a
+//! negated one.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Entry;
 use tollkeeper::limit::{Limit, LimitSpec};
+use tollkeeper::rules::rule::expression::check_expression;
+use tollkeeper::rules::rule::match_pattern::{MatchPattern, Operator};
+use tollkeeper::rules::rule::network::Network;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::rule::value_pattern::ValuePattern;
 use tollkeeper::rules::rule::{
-    Allowance, Domain, OverLimitBody, OverrideDefaults, Rule, RuleLimit, RuleNode, SourceLocation,
+    Allowance, Domain, Matching, OverLimitBody, OverrideDefaults, Rule, RuleLimit, RuleNode, SourceLocation,
 };
 
 /// Maximum input: the reference matcher takes quadratic time.
@@ -25,15 +30,16 @@ pub(crate) fn check(data: &[u8]) {
         .lines()
         .filter_map(|line| {
             let (key, value) = pair(line).unwrap_or((line.to_owned(), String::new()));
-            let node = node(key, value);
+            let node = node(key, value)?;
             (!node.key.is_empty() && known.insert(node.composite_key())).then_some(node)
         })
         .collect();
-    let patterns: Vec<String> = nodes.iter().map(RuleNode::composite_key).collect();
+    let patterns = nodes.clone();
     let domain = Domain {
         name: "d".to_owned(),
         defaults: OverrideDefaults::default(),
         defaults_by_unit: Vec::new(),
+        matching: Matching::default(),
         descriptors: nodes,
     };
     let rules = RuleSet::new(vec![domain]);
@@ -42,12 +48,17 @@ pub(crate) fn check(data: &[u8]) {
     let found = rules.find_rule(rules.domain("d").expect("it was put there"), &entries);
     let found = found.map(|found| found.rule.rule.path.clone());
     let composite = format!("{key}_{value}");
-    let expected = patterns
-        .iter()
-        .find(|pattern| **pattern == composite)
-        .or_else(|| patterns.iter().find(|p| p.contains('*') && reference_matches(p.as_bytes(), composite.as_bytes())))
-        .or_else(|| patterns.iter().find(|pattern| **pattern == key));
-    assert_eq!(found.as_ref(), expected, "{patterns:?} and {composite:?}");
+    let is_match = |node: &&RuleNode| matches!(node.value, ValuePattern::Match(_));
+    let has_text = |text: &str| patterns.iter().find(|node| !is_match(node) && node.composite_key() == text);
+    let matches = |node: &&RuleNode| match &node.value {
+        ValuePattern::Match(pattern) => node.key == key && pattern.matches(value.as_bytes()),
+        ValuePattern::Any | ValuePattern::Exact(_) | ValuePattern::Wildcard(_) => {
+            let pattern = node.composite_key();
+            pattern.contains('*') && reference_matches(pattern.as_bytes(), composite.as_bytes())
+        }
+    };
+    let expected = has_text(&composite).or_else(|| patterns.iter().find(matches)).or_else(|| has_text(&key));
+    assert_eq!(found, expected.map(RuleNode::composite_key), "{patterns:?} and {composite:?}");
 }
 
 /// Matches by dynamic programming: each row has, for one more byte of the pattern, the prefixes of the text that match.
@@ -67,8 +78,35 @@ fn reference_matches(pattern: &[u8], text: &[u8]) -> bool {
     matched[text.len()]
 }
 
-/// A node whose rule is named after its composite key.
-fn node(key: String, value: String) -> RuleNode {
+/// The `match` that a value stands for; `None` if its operand is invalid.
+fn pattern(value: &str) -> Option<Option<MatchPattern>> {
+    let (plain, negated) = value.strip_prefix('!').map_or((value, false), |plain| (plain, true));
+    let operator = match plain.split_once(':') {
+        Some(("in", values)) => {
+            let values: BTreeSet<&str> = values.split(',').collect();
+            Operator::In(values.into_iter().map(Box::from).collect())
+        }
+        Some(("cidr", networks)) => {
+            let networks: Option<BTreeSet<Network>> =
+                networks.split(',').map(|network| Network::parse(network).ok()).collect();
+            Operator::Cidr(networks?.into_iter().collect())
+        }
+        Some(("regex", expression)) => {
+            check_expression(expression).ok()?;
+            Operator::Regex(expression.into())
+        }
+        _ => return Some(None),
+    };
+    Some(Some(MatchPattern::new(operator, negated)))
+}
+
+/// A node whose rule is named after its composite key; `None` if its `match` is invalid.
+fn node(key: String, value: String) -> Option<RuleNode> {
+    let value = match pattern(&value)? {
+        Some(_) if key.contains('*') => return None,
+        Some(pattern) => ValuePattern::Match(Arc::new(pattern)),
+        None => ValuePattern::from(value),
+    };
     let location = SourceLocation { file: Arc::from("f"), line: 1, column: 1 };
     let spec = LimitSpec::new(Algorithm::FixedWindow, 1, Period::new(Unit::Second, 1).expect("a second"));
     let limit = Limit::new(&spec).expect("a plain limit");
@@ -83,10 +121,11 @@ fn node(key: String, value: String) -> RuleNode {
     };
     let mut node = RuleNode {
         key,
-        value: ValuePattern::from(value),
+        value,
         rule: None,
         share_threshold: false,
         value_to_metric: false,
+        exempt: false,
         descriptors: Vec::new(),
         location: location.clone(),
     };
@@ -100,5 +139,5 @@ fn node(key: String, value: String) -> RuleNode {
         detailed_metric: false,
         logging: None,
     });
-    node
+    Some(node)
 }

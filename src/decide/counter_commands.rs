@@ -73,7 +73,8 @@ impl Decider {
     ) -> Result<CounterListing, AdminError> {
         let RuleRef { rules, domain, rule } = of;
         let is_of_rule = |path: &ScannedPath| {
-            rules.find_rule(domain, &borrow_entries(&path.entries)).is_some_and(|found| std::ptr::eq(found.rule, rule))
+            let found = rules.find_rule_of_counter(domain, &borrow_entries(&path.entries), &path.shared);
+            found.is_some_and(|found| std::ptr::eq(found, rule))
         };
         let scanned = self.store.scan(&domain.name, max, Instant::now() + REDIS_CALL_TIMEOUT, is_of_rule).await?;
         let (paths, complete, note) = match scanned {
@@ -102,6 +103,8 @@ impl Decider {
         request: &Request<'_>,
     ) -> Result<Vec<u64>, AdminError> {
         let Some(rules) = context.rules else { return Ok(Vec::new()) };
+        let ordered = rules.order_request(request);
+        let request = ordered.as_deref().unwrap_or(request);
         let selections = select_limits(&self.behaviour, rules, request);
         let mut deleted = Vec::with_capacity(selections.len());
         for (index, selection) in selections.iter().enumerate() {
@@ -118,6 +121,8 @@ impl Decider {
     /// Forgets what this process caches about the counters of `request`, which another process has reset.
     pub fn forget_cached_counters(&self, context: DecisionContext<'_>, request: &Request<'_>) {
         let Some(rules) = context.rules else { return };
+        let ordered = rules.order_request(request);
+        let request = ordered.as_deref().unwrap_or(request);
         for (index, selection) in select_limits(&self.behaviour, rules, request).iter().enumerate() {
             selection
                 .build_all_charges(request, index, 0)

@@ -9,6 +9,7 @@ use std::borrow::Cow;
 use smallvec::SmallVec;
 
 use crate::limit::period::Period;
+use crate::limit::request::Request;
 use crate::rules::rule::set::RuleSet;
 use crate::store::StoreContext;
 
@@ -21,6 +22,13 @@ pub struct DecisionContext<'r> {
     pub max_delay_us: u64,
     /// Time of the request, deadline and span of the store's operations.
     pub store: StoreContext<'r>,
+}
+
+impl DecisionContext<'_> {
+    /// Returns the request with its entries in the order of the rules, if its domain takes them in any order.
+    pub(super) fn order_request<'m>(&self, request: &Request<'m>) -> Option<Box<Request<'m>>> {
+        self.rules.and_then(|rules| rules.order_request(request))
+    }
 }
 
 /// The answer to a request.

@@ -129,6 +129,8 @@ impl Explanation {
         counters: &[Vec<Option<ChargeResult>>],
     ) -> Self {
         let domain = rules.domain(request.domain);
+        let ordered = rules.order_request(request);
+        let request = ordered.as_deref().unwrap_or(request);
         let selections = select_limits(behaviour, rules, request);
         let descriptors =
             request.descriptors.iter().zip(&selections).enumerate().map(|(index, (descriptor, selection))| {
@@ -176,6 +178,8 @@ impl Decider {
         request: &Request<'_>,
     ) -> Vec<Vec<Option<ChargeResult>>> {
         let Some(rules) = context.rules else { return vec![Vec::new(); request.descriptors.len()] };
+        let ordered = rules.order_request(request);
+        let request = ordered.as_deref().unwrap_or(request);
         let selections = select_limits(&self.behaviour, rules, request);
         self.peek_selected_counters(context, RequestWithSelections { request, selections: &selections }).await
     }
@@ -271,9 +275,12 @@ fn explain_entry_match(step: &TraceStep<'_>, entry: &Entry<'_>) -> ExplainedEntr
     let reason = |miss| match miss {
         MismatchReason::OtherValue => "it has another value",
         MismatchReason::PatternDiffers => "its wildcard does not match the value",
-        MismatchReason::LaterWildcard => "it matches too, but an earlier wildcard takes precedence",
+        MismatchReason::MatchDiffers => "its `match` does not match the value",
+        MismatchReason::NotAnAddress => "the value is not the text of an address",
+        MismatchReason::LaterWildcard => "it matches too, but an earlier wildcard or `match` takes precedence",
+        MismatchReason::NothingBelow => "it matches better, but has no rule for the entries after it",
         MismatchReason::LessExact => {
-            "it matches too, but values take precedence over wildcards, and wildcards over bare keys"
+            "it matches too, but values take precedence over wildcards and `match`, and those over bare keys"
         }
         MismatchReason::OtherKey => "it has another key",
     };

@@ -9,7 +9,7 @@ use super::selection::{SelectedLimit, Selection};
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeResult, CounterPath};
-use crate::limit::request::Request;
+use crate::limit::request::{Entry, Request};
 use crate::rules::rule::set::{CompiledRule, DomainRules};
 
 /// A decided descriptor.
@@ -20,6 +20,8 @@ pub struct DescriptorResults<'a, 'r> {
     pub(super) selection: &'a Selection<'r>,
     pub(super) outcome: &'a DescriptorOutcome,
     pub(super) candidates: Option<&'a CandidateCharges>,
+    /// Entries in the order of the rules, if they take them in any order.
+    pub(super) ordered: Option<&'a [Entry<'a>]>,
 }
 
 /// A limit of a decided descriptor.
@@ -74,7 +76,9 @@ impl<'a, 'r> DescriptorResults<'a, 'r> {
 
     /// Text of the key of its counters, `key=value,key=value`, cut off if it is long.
     pub fn key_text(&self, request: &Request<'_>) -> Arc<str> {
-        key_text(&self.selection.counter_path(request, self.index), &ValueForm::Plain)
+        let path = self.selection.counter_path(request, self.index);
+        let path = CounterPath { entries: self.ordered.unwrap_or(path.entries), ..path };
+        key_text(&path, &ValueForm::Plain)
     }
 
     /// Limits with their results, candidates last; none if the store failed, for a candidate: failed to charge it.

@@ -9,8 +9,12 @@
 //! The work is linear in the size of the texts: siblings are compared by hash, and strings are moved from the document
 //! into the rules. Rules without an error are complete, so `RuleSet::new` checks nothing.
 
+pub mod set_files;
 pub mod options;
 pub mod lints;
+mod match_pattern;
+mod any_order;
+mod hidden_rules;
 mod limit_spec;
 mod memcache;
 mod rule_defaults;
@@ -26,8 +30,9 @@ use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_mes
 use crate::rules::document::defaults::check_defaults;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{self, DescriptorSpec, Document, RateLimitSpec, read};
-use crate::rules::rule::value_pattern::ValuePattern;
-use crate::rules::rule::{Allowance, Domain, OverLimitBody, Rule, RuleNode, SourceLocation};
+use crate::rules::rule::step_bound::{MAX_BACKTRACKING_STEPS, count_steps};
+use crate::rules::rule::value_pattern::{ValuePattern, has_star};
+use crate::rules::rule::{Allowance, Domain, EntryOrder, OverLimitBody, Rule, RuleNode, SourceLocation};
 use crate::rules::yaml::{self, DocumentSelection, Position, Spanned, text};
 use domain::{DomainBuilder, LocatedDefaults, SiblingIndex};
 use limit_spec::DomainSettings;
@@ -116,6 +121,9 @@ impl<'o> Compiler<'o> {
         for document in declared {
             self.compile_descriptors(document);
         }
+        for builder in &mut self.domains {
+            finish_domain(builder, self.found.has_errors(), &mut self.found);
+        }
         self.found.sort(files);
         if self.found.has_errors() {
             return Err(self.found);
@@ -171,6 +179,10 @@ impl<'o> Compiler<'o> {
             let defaults = LocatedDefaults { keys, location: source_location(&file, at) };
             self.domains[domain].set_or_check_defaults(&mut reader, defaults);
         }
+        if let Some(Spanned { value: spec, at }) = document.matching {
+            let mut reader = DocumentReader { file: &file, found: &mut self.found };
+            self.domains[domain].set_matching(&mut reader, spec, source_location(&file, at));
+        }
         DocumentDescriptors { file, domain, descriptors: document.descriptors }
     }
 
@@ -222,6 +234,31 @@ fn source_location(file: &Arc<str>, at: Position) -> SourceLocation {
     SourceLocation { file: Arc::clone(file), line: at.line, column: at.column }
 }
 
+/// Puts the rules of a domain in the order of `matching`, and reports what only the whole domain shows.
+fn finish_domain(builder: &mut DomainBuilder, has_errors: bool, found: &mut Diagnostics) {
+    let DomainBuilder { domain, matching, .. } = builder;
+    if domain.matching.order == EntryOrder::Any {
+        any_order::sort_rules(domain, found);
+    }
+    // Rules with errors would give problems that follow from those.
+    if has_errors {
+        return;
+    }
+    hidden_rules::warn_about_hidden_rules(domain, found);
+    let steps = if domain.matching.backtrack { count_steps(&domain.descriptors, domain.matching) } else { 0 };
+    if steps > MAX_BACKTRACKING_STEPS
+        && let Some((_, location)) = matching
+    {
+        let message = format!(
+            "backtracking could try {steps} descriptors of domain '{}' for one request; at most \
+             {MAX_BACKTRACKING_STEPS} are allowed",
+            escape_for_message(&domain.name)
+        );
+        let hint = "join wildcards and `match` of one level, or leave `backtrack` out";
+        found.push(Diagnostic::at_location(Severity::Error, location, message, hint));
+    }
+}
+
 /// Compiles descriptors of one document, at any depth.
 struct DescriptorCompiler<'l, 'f> {
     reader: &'l mut DocumentReader<'f>,
@@ -265,6 +302,7 @@ impl DescriptorCompiler<'_, '_> {
             nodes.push(node);
         }
         lints::warn_about_wildcards(self.reader, nodes, &field_path);
+        lints::warn_about_expressions(self.reader, nodes, &field_path);
     }
 
     fn report_duplicate_descriptor(
@@ -287,10 +325,11 @@ impl DescriptorCompiler<'_, '_> {
         }
         let mut node = RuleNode {
             key: std::mem::take(&mut written.key.value),
-            value: ValuePattern::from(std::mem::take(&mut written.value)),
+            value: self.compile_value(&mut written, field_path),
             rule: None,
             share_threshold: written.share_threshold.is_some_and(|share| share.value),
             value_to_metric: written.value_to_metric,
+            exempt: matches!(written.rate_limit, RateLimitSpec::None) && written.descriptors.is_empty(),
             descriptors: Vec::new(),
             location: source_location(self.reader.file, written.key.at),
         };
@@ -318,6 +357,26 @@ impl DescriptorCompiler<'_, '_> {
         }
         node.rule = self.compile_rule(&mut written, path, field_path);
         node
+    }
+
+    /// Compiles `value` or `match`.
+    fn compile_value(&mut self, written: &mut DescriptorSpec, field_path: &FieldPath<'_>) -> ValuePattern {
+        let value = std::mem::take(&mut written.value);
+        let Some(matching) = written.matching.take() else {
+            lints::warn_about_value(self.reader, written.at, &value, field_path);
+            return ValuePattern::from(value);
+        };
+        let field_path = field_path.with_key("match");
+        if !value.is_empty() {
+            let hint = "leave one of them out; `in: [VALUE]` matches one value";
+            self.reader.report_error(matching.at, &field_path, "`match` beside `value`", hint);
+        }
+        if has_star(&written.key.value) {
+            let hint = "write keys without `*`, each with a descriptor of its own";
+            self.reader.report_error(matching.at, &field_path, "`match` with a `*` in the key", hint);
+        }
+        let options = self.scope.options;
+        ValuePattern::Match(match_pattern::compile_match(self.reader, matching, options, &field_path))
     }
 
     fn compile_rule(&mut self, written: &mut DescriptorSpec, path: String, field_path: &FieldPath<'_>) -> Option<Rule> {

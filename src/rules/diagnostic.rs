@@ -12,6 +12,7 @@ use std::sync::Arc;
 use serde::{Serialize, Serializer};
 
 use crate::base::printable_text::{replace_unprintable_char, truncate_printable};
+use crate::rules::rule::SourceLocation;
 
 /// Maximum number of errors, and of warnings, that are kept; the rest are counted.
 pub const MAX_KEPT_PER_SEVERITY: usize = 1000;
@@ -73,6 +74,17 @@ impl fmt::Display for Diagnostic {
 }
 
 impl Diagnostic {
+    /// A problem with a fix, at a location in a rule file.
+    pub(crate) fn at_location(
+        severity: Severity,
+        location: &SourceLocation,
+        message: String,
+        hint: impl Into<String>,
+    ) -> Self {
+        let SourceLocation { file, line, column } = location.clone();
+        Self { severity, file, line, column, path: String::new(), message, hint: Some(hint.into()) }
+    }
+
     /// Returns the line of `text` with a caret below the column, for terminals; empty if `text` has no such line.
     ///
     /// ```text

@@ -7,11 +7,13 @@
 pub mod value;
 pub mod fields;
 pub mod defaults;
+pub mod matching;
 pub mod read;
 
 use std::sync::Arc;
 
 use self::defaults::DefaultableKeys;
+use self::matching::{MatchSpec, MatchingSpec};
 use crate::rules::rule::RuleLogging;
 use crate::rules::yaml::{Position, Spanned};
 
@@ -24,6 +26,8 @@ pub struct Document {
     pub domain: Option<Spanned<String>>,
     /// `defaults`, if written.
     pub defaults: Option<Spanned<DefaultableKeys>>,
+    /// `matching`, if written.
+    pub matching: Option<Spanned<MatchingSpec>>,
     /// `descriptors`.
     pub descriptors: Vec<DescriptorSpec>,
     /// A key could not be read and was reported, so that a missing domain is not reported too.
@@ -41,6 +45,8 @@ pub struct DescriptorSpec {
     pub key: Spanned<String>,
     /// `value`; empty if not written.
     pub value: String,
+    /// `match`, if written; without a value if that was reported.
+    pub matching: Option<Spanned<Option<MatchSpec>>>,
     /// `rate_limit`.
     pub rate_limit: RateLimitSpec,
     /// `shadow_mode`.

@@ -4,9 +4,11 @@
 //! A set is complete or fails as a whole: a file is never left out because it failed. The readable part of a failed set
 //! is for `check` only. Contents are not interpreted here.
 
+mod contents;
 mod fs_events;
 pub mod read;
 mod scan;
+pub mod sets;
 mod walk;
 mod wakeup;
 pub mod watch;
@@ -17,6 +19,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
+use super::compile::set_files::SetText;
 use super::diagnostic::{Diagnostic, Severity};
 use crate::settings::rules::RuleSettings;
 
@@ -99,6 +102,8 @@ pub struct RuleFile {
 pub struct RuleFileSet {
     /// Files sorted by name, no two of one name. Empty only under `RUNTIME_*`.
     pub files: Vec<RuleFile>,
+    /// Files with sets that the rule files name, readable or not.
+    pub sets: Vec<SetText>,
     /// Paths that are probably not meant; without rule files under `RUNTIME_*`, always one with the reason.
     pub warnings: Vec<PathError>,
 }

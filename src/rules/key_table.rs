@@ -7,9 +7,12 @@
 use crate::base::named_enum::named_enum;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::{RegionLossPolicy, StorePolicy};
-use crate::rules::rule::RuleLogging;
-use Section::{Defaults, DefaultsFile, Descriptor, DomainDefaults, Limit, RateLimit, Replaces, Root};
-use ValueKind::{Choice, Count, Duration, Flag, Free, Limits, Overshoot, Percentage, Table, Tables, Text, Unit};
+use crate::rules::rule::{EntryOrder, RuleLogging};
+use Section::{
+    Defaults, DefaultsFile, Descriptor, DomainDefaults, Limit, Match, MatchSet, Matching, Negation, RateLimit,
+    Replaces, Root,
+};
+use ValueKind::{Choice, Count, Duration, Flag, Free, Limits, Overshoot, Percentage, Set, Table, Tables, Text, Unit};
 
 named_enum! {
     /// Kind of mapping in a rule file, with its name in the schema.
@@ -19,8 +22,16 @@ named_enum! {
         Root = "document",
         /// `defaults:` of the document.
         Defaults = "defaults",
+        /// `matching:` of the document.
+        Matching = "matching",
         /// An element of `descriptors:`.
         Descriptor = "descriptor",
+        /// `match:` of a descriptor.
+        Match = "match",
+        /// `not:` of a `match:`.
+        Negation = "not",
+        /// `in:` or `cidr:` of a `match:`, written as a mapping.
+        MatchSet = "match_set",
         /// `rate_limit:` written as a mapping.
         RateLimit = "rate_limit",
         /// An element of `rate_limit:` written as a list.
@@ -36,14 +47,19 @@ named_enum! {
 
 impl Section {
     /// All sections of a rule file, outermost first.
-    pub const RULE_FILE_SECTIONS: [Self; 6] = [Root, Defaults, Descriptor, RateLimit, Limit, Replaces];
+    pub const RULE_FILE_SECTIONS: [Self; 10] =
+        [Root, Defaults, Matching, Descriptor, Match, Negation, MatchSet, RateLimit, Limit, Replaces];
 
     /// Name in messages, after "in".
     pub(crate) const fn message_phrase(self) -> &'static str {
         match self {
             Root => "the document itself",
             Defaults => "`defaults`",
+            Matching => "`matching`",
             Descriptor => "a descriptor",
+            Match => "a `match`",
+            Negation => "a `not`",
+            MatchSet => "a set of a `match`",
             RateLimit => "a `rate_limit`",
             Limit => "a list of limits",
             Replaces => "`replaces`",
@@ -83,6 +99,8 @@ pub enum ValueKind {
     Tables(Section),
     /// One limit as a mapping, or several as a list of mappings.
     Limits,
+    /// List of texts, or a mapping with the name of a file.
+    Set,
     /// Mapping with any content.
     Free,
 }
@@ -153,7 +171,22 @@ pub const RULE_KEYS: &[RuleKey] = &[
         &[Root, Descriptor],
         Tables(Descriptor),
         "",
-        "The rules of this level, in order. An entry matches one of them: the exact value, else the first wildcard in this order, else the bare key.",
+        "The rules of this level, in order. An entry matches one of them: the exact value, else the first wildcard or match in this order, else the bare key.",
+    ),
+    define_tollkeeper_key("matching", &[Root], Table(Matching), "", "How the descriptors of the domain are matched."),
+    define_tollkeeper_key(
+        "order",
+        &[Matching],
+        Choice(EntryOrder::NAMES),
+        "as_written",
+        "as_written: entries must come in the order of the rules. any: in any order they match the same rule and counter.",
+    ),
+    define_tollkeeper_key(
+        "backtrack",
+        &[Matching],
+        Flag,
+        "false",
+        "If a better match has no rule for the entries after it, the next match is tried.",
     ),
     define_envoy_key("key", &[Descriptor], Text, "", "The key of a descriptor entry. Required."),
     define_envoy_key(
@@ -162,6 +195,36 @@ pub const RULE_KEYS: &[RuleKey] = &[
         Text,
         "",
         "The value of the entry. If absent: any value, each with a counter of its own. Each `*` matches any run of characters, also an empty one.",
+    ),
+    define_tollkeeper_key(
+        "match",
+        &[Descriptor],
+        Table(Match),
+        "",
+        "The values of the entry, by one operator, in place of value.",
+    ),
+    define_tollkeeper_key("in", &[Match, Negation], Set, "", "The value is one of these, or of the lines of a file."),
+    define_tollkeeper_key(
+        "cidr",
+        &[Match, Negation],
+        Set,
+        "",
+        "The value is the text of an address in one of these networks, or of the lines of a file.",
+    ),
+    define_tollkeeper_key(
+        "regex",
+        &[Match, Negation],
+        Text,
+        "",
+        "The regular expression matches the whole value, as bytes; `.` is any byte. It takes linear time.",
+    ),
+    define_tollkeeper_key("not", &[Match], Table(Negation), "", "The operator in it does not match."),
+    define_tollkeeper_key(
+        "file",
+        &[MatchSet],
+        Text,
+        "",
+        "The name of a .txt or .list file with one entry a line, relative to the directory of the rule file.",
     ),
     define_envoy_key(
         "rate_limit",
@@ -344,7 +407,7 @@ pub const RULE_KEYS: &[RuleKey] = &[
         &[Descriptor],
         Flag,
         "false",
-        "All values that the wildcard matches share one counter.",
+        "All values that the wildcard or match matches share one counter.",
     ),
     define_envoy_key(
         "metadata",

@@ -1,12 +1,21 @@
 //! Rules: the limits that apply to a descriptor.
 //!
 //! A [`set::RuleSet`] is the compiled form of all rules: valid by construction, immutable, replaced as a whole.
-//! Matching takes one step for each entry: exact value, then the first wildcard in file order, then the bare key; it
-//! never backtracks. Each step is a hash probe, whatever the number of rules.
+//! Matching takes one step for each entry: exact value, then the first wildcard or `match` in file order, then the bare
+//! key; it backtracks only in domains that ask for it. Each step is a hash probe, whatever the number of rules.
 //!
 //! The types of this file are checked rules in tree form; `RuleSet::new` compiles them and cannot fail.
 
+pub mod network;
+pub mod value_set;
+pub mod expression;
+pub mod match_pattern;
 pub mod value_pattern;
+mod operators;
+pub(crate) mod patterns;
+pub mod step_bound;
+mod backtracking;
+pub mod entry_order;
 pub mod matching;
 pub mod metric_names;
 pub mod rlconfig;
@@ -25,7 +34,7 @@ use crate::limit::period::Unit;
 use crate::limit::{Consistency, Limit, StorePolicy};
 
 /// Index of a node in the compiled tree.
-type NodeId = u32;
+pub(crate) type NodeId = u32;
 
 /// Location in the rule files, for messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,8 +66,31 @@ pub struct Domain {
     pub defaults: OverrideDefaults,
     /// Those for limits of a unit, instead.
     pub defaults_by_unit: Vec<UnitOverrideDefaults>,
+    /// `matching`: how descriptors are matched.
+    pub matching: Matching,
     /// Outermost descriptors, in file order, with distinct composite keys.
     pub descriptors: Vec<RuleNode>,
+}
+
+/// How the descriptors of a domain are matched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Matching {
+    /// `order`: order of entries.
+    pub order: EntryOrder,
+    /// If a better match has no rule for the entries after it, the next one is tried.
+    pub backtrack: bool,
+}
+
+named_enum! {
+    /// Order of entries in a descriptor.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum EntryOrder {
+        /// As the rules have it.
+        #[default]
+        AsWritten = "as_written",
+        /// Any: entries are sorted by key, those of rules and those of requests.
+        Any = "any",
+    }
 }
 
 /// Defaults of a domain for limits that are sent with a request.
@@ -113,6 +145,8 @@ pub struct RuleNode {
     pub share_threshold: bool,
     /// Metric names contain the value.
     pub value_to_metric: bool,
+    /// A path that ends here has no limit on purpose: the node is written without `rate_limit` and `descriptors`.
+    pub exempt: bool,
     /// Next level, in file order, with distinct composite keys.
     pub descriptors: Vec<RuleNode>,
     /// Location of its key.

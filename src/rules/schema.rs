@@ -74,7 +74,16 @@ fn section_schema(section: Section) -> Value {
         Section::Descriptor => mapping.insert("required".into(), json!(["key"])),
         Section::Replaces => mapping.insert("required".into(), json!(["name"])),
         Section::Limit => mapping.insert("required".into(), json!(["unit"])),
-        Section::Defaults | Section::RateLimit | Section::DefaultsFile | Section::DomainDefaults => None,
+        Section::MatchSet => mapping.insert("required".into(), json!(["file"])),
+        Section::Match | Section::Negation => {
+            mapping.insert("minProperties".into(), json!(1));
+            mapping.insert("maxProperties".into(), json!(1))
+        }
+        Section::Defaults
+        | Section::Matching
+        | Section::RateLimit
+        | Section::DefaultsFile
+        | Section::DomainDefaults => None,
     };
     Value::Object(mapping)
 }
@@ -122,6 +131,11 @@ fn value_kind_schema(kind: ValueKind) -> Value {
         ValueKind::Limits => {
             let list = json!({ "type": "array", "minItems": 1, "items": section_reference(Section::Limit) });
             json!({ "anyOf": [section_reference(Section::RateLimit), list, { "type": "null" }] })
+        }
+        ValueKind::Set => {
+            let text = json!({ "type": ["string", "number", "boolean"] });
+            let list = json!({ "type": "array", "minItems": 1, "items": text });
+            json!({ "anyOf": [list, section_reference(Section::MatchSet)] })
         }
         ValueKind::Free => json!({ "type": ["object", "null"] }),
     }

@@ -8,6 +8,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::compile::options::CompileOptions;
+use super::compile::set_files::SetFiles;
 use super::compile::{CompiledRules, NamedDocument, RuleText, compile_documents, compile_texts};
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::files::read::read_rule_files;
@@ -56,16 +57,38 @@ pub struct RuleSnapshot {
 #[derive(Clone, Debug)]
 pub enum SourceRules {
     /// Texts.
-    Texts(Vec<RuleText>),
+    Texts(RuleTexts),
     /// Documents that were not text.
     Documents(Vec<NamedDocument>),
+}
+
+/// Texts of rules, with the files that they name.
+#[derive(Clone, Debug, Default)]
+pub struct RuleTexts {
+    /// Texts.
+    pub texts: Vec<RuleText>,
+    /// Files with sets.
+    pub sets: Arc<SetFiles>,
+}
+
+/// Texts that name no files.
+impl From<Vec<RuleText>> for RuleTexts {
+    fn from(texts: Vec<RuleText>) -> Self {
+        Self { texts, sets: Arc::default() }
+    }
+}
+
+impl RuleTexts {
+    fn compile(&self, options: &CompileOptions) -> Result<CompiledRules, Diagnostics> {
+        compile_texts(&self.texts, &CompileOptions { set_files: Arc::clone(&self.sets), ..options.clone() })
+    }
 }
 
 impl SourceRules {
     /// Returns `true` if there are none.
     pub fn is_empty(&self) -> bool {
         match self {
-            Self::Texts(texts) => texts.is_empty(),
+            Self::Texts(of_files) => of_files.texts.is_empty(),
             Self::Documents(documents) => documents.is_empty(),
         }
     }
@@ -73,7 +96,7 @@ impl SourceRules {
     /// Names of the texts or documents.
     pub fn source_names(&self) -> Vec<Arc<str>> {
         match self {
-            Self::Texts(texts) => texts.iter().map(|text| Arc::clone(&text.name)).collect(),
+            Self::Texts(of_files) => of_files.texts.iter().map(|text| Arc::clone(&text.name)).collect(),
             Self::Documents(documents) => documents.iter().map(|document| Arc::clone(&document.file)).collect(),
         }
     }
@@ -84,7 +107,7 @@ impl SourceRules {
     /// Every problem, if at least one is an error.
     pub fn compile(self, options: &CompileOptions) -> Result<CompiledRules, Diagnostics> {
         match self {
-            Self::Texts(texts) => compile_texts(&texts, options),
+            Self::Texts(of_files) => of_files.compile(options),
             Self::Documents(documents) => compile_documents(documents, options),
         }
     }
@@ -113,9 +136,9 @@ impl SourceRules {
     /// Every problem, if at least one is an error.
     pub fn compile_with_error_lines(self, options: &CompileOptions) -> Result<CompiledRules, CompileFailure> {
         match self {
-            Self::Texts(texts) => compile_texts(&texts, options).map_err(|diagnostics| {
+            Self::Texts(of_files) => of_files.compile(options).map_err(|diagnostics| {
                 let errors = diagnostics.errors().iter().take(MAX_PROBLEMS);
-                let problems = errors.map(|error| build_rule_problem(error, &texts)).collect();
+                let problems = errors.map(|error| build_rule_problem(error, &of_files)).collect();
                 CompileFailure { diagnostics, problems }
             }),
             Self::Documents(documents) => compile_documents(documents, options)
@@ -124,8 +147,10 @@ impl SourceRules {
     }
 }
 
-fn build_rule_problem(error: &Diagnostic, texts: &[RuleText]) -> RuleProblem {
-    let bytes = texts.iter().find(|text| text.name == error.file).map(|text| &*text.bytes).unwrap_or_default();
+fn build_rule_problem(error: &Diagnostic, of_files: &RuleTexts) -> RuleProblem {
+    let text = of_files.texts.iter().find(|text| text.name == error.file).map(|text| &*text.bytes);
+    let set = || of_files.sets.texts.iter().find(|text| text.path == error.file)?.contents.as_deref().ok();
+    let bytes = text.or_else(set).unwrap_or_default();
     let numbered = (1..).zip(bytes.split(|byte| *byte == b'\n'));
     let around = error.line.saturating_sub(LINES_AROUND)..=error.line.saturating_add(LINES_AROUND);
     let line = |(number, line): (u32, &[u8])| {
@@ -254,7 +279,10 @@ fn build_files_update(result: ReadResult, documents: DocumentSelection) -> RuleU
     let text = |file: RuleFile| RuleText { name: file.name, bytes: file.bytes, documents };
     let set = result.map_err(|failure| failure.errors.iter().map(ToString::to_string).collect::<Vec<_>>())?;
     Ok(RuleSnapshot {
-        rules: SourceRules::Texts(set.files.into_iter().map(text).collect()),
+        rules: SourceRules::Texts(RuleTexts {
+            texts: set.files.into_iter().map(text).collect(),
+            sets: Arc::new(SetFiles { texts: set.sets }),
+        }),
         version: None,
         warnings: set.warnings.iter().map(ToString::to_string).collect(),
         // A missing volume is more likely than the wish to lift every limit.

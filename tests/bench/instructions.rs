@@ -45,6 +45,9 @@ fn steps<S: Situation>(mut situation: S) -> S {
 #[benches::exact_value(args = [10, 1000, 100_000], setup = Matching::exact)]
 #[benches::key_alone(args = [10, 1000, 100_000], setup = Matching::default_key)]
 #[benches::wildcard(args = [10, 1000, 100_000], setup = Matching::wildcard)]
+#[benches::list(args = [10, 1000, 10_000], setup = Matching::lists)]
+#[benches::network(args = [10, 1000, 10_000], setup = Matching::networks)]
+#[benches::expression(args = [10, 1000], setup = Matching::expressions)]
 #[benches::two_levels(args = [10, 1000, 100_000], setup = Matching::nested)]
 #[benches::wildcard_in_file_order(args = [10, 1000, 10_000], setup = Matching::wildcard_in_order)]
 fn find(situation: Matching) -> Matching {

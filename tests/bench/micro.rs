@@ -60,7 +60,12 @@ fn matches(group: &mut Group<'_>) {
         measure(group, &format!("exact value/{rules} rules"), || Matching::exact(rules));
         measure(group, &format!("key alone/{rules} rules"), || Matching::default_key(rules));
         measure(group, &format!("wildcard/{rules} rules"), || Matching::wildcard(rules));
+        measure(group, &format!("list/{rules} rules"), || Matching::lists(rules));
+        measure(group, &format!("network/{rules} rules"), || Matching::networks(rules));
         measure(group, &format!("two levels/{rules} rules"), || Matching::nested(rules));
+    }
+    for rules in &RULES[..3] {
+        measure(group, &format!("expression/{rules} rules"), || Matching::expressions(*rules));
     }
     // The time is linear in the number of rules, so the largest number adds no information.
     for rules in &RULES[..4] {

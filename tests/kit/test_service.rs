@@ -82,7 +82,8 @@ impl TestService {
             })
             .collect();
         let compiled = compile_texts(&sources, &self.options).unwrap_or_else(|found| panic!("{found}"));
-        let recorded = recorded_rules::record_rules(&SourceRules::Texts(sources), None, &self.options.rule_defaults);
+        let recorded =
+            recorded_rules::record_rules(&SourceRules::Texts(sources.into()), None, &self.options.rule_defaults);
         self.replace(compiled, recorded);
     }
 

@@ -34,6 +34,7 @@ mod hostile;
 mod http2_headers;
 mod http_protocol;
 mod logs;
+mod matching;
 mod mapper_file;
 mod memcache;
 mod memory;

@@ -399,7 +399,7 @@ fn body_of_a_rejection_can_be_a_default() {
 fn decision_log_records_the_defaults_with_the_rules() {
     let rules =
         RuleText { name: "rules.yaml".into(), bytes: rule(DAILY).into_bytes(), documents: DocumentSelection::All };
-    let rules = SourceRules::Texts(vec![rules]);
+    let rules = SourceRules::Texts(vec![rules].into());
     let shared = defaults("defaults: {shop: {algorithm: token_bucket}}").unwrap();
     let without = recorded_rules::record_rules(&rules, None, &RuleDefaults::default());
     let record = recorded_rules::record_rules(&rules, None, &shared);

@@ -259,7 +259,7 @@ async fn notices_all_changes(timing: fn() -> WatchTiming) {
         let mut files = read_rule_files(&layout).unwrap().files;
         write(&files[0].path, "again");
         files[0].bytes = b"again".to_vec();
-        let expected = texts(&Ok(RuleFileSet { files, warnings: Vec::new() }));
+        let expected = texts(&Ok(RuleFileSet { files, ..RuleFileSet::default() }));
         let expected: Vec<_> = expected.iter().map(String::as_str).collect();
         until(&mut changes, &expected, &format!("{name}, and then written")).await;
     }

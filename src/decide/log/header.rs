@@ -110,4 +110,8 @@ pub enum DocumentFormat {
     Xds,
     /// The file of `TOLLKEEPER_RULE_DEFAULTS`, in YAML or JSON.
     RuleDefaults,
+    /// A file with a set that a rule names; the name is that of the rule file, `#`, and that in the rule.
+    Set,
+    /// The same, with the hash of the contents in their place: they are too large for the log.
+    SetHash,
 }

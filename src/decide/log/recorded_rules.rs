@@ -5,8 +5,9 @@ use std::sync::Arc;
 use crate::decide::log::header::{DocumentFormat, DocumentRecord, RuleSetRecord, SettingsRecord};
 use crate::rules::compile::RuleText;
 use crate::rules::compile::options::CompileOptions;
+use crate::rules::compile::set_files::{SetFiles, SetText};
 use crate::rules::rule_defaults::RuleDefaults;
-use crate::rules::source::SourceRules;
+use crate::rules::source::{RuleTexts, SourceRules};
 use crate::rules::xds::resource::decode_recorded_documents;
 use crate::rules::yaml::DocumentSelection;
 use base64::Engine as _;
@@ -18,7 +19,9 @@ const ID_BYTES: usize = 16;
 /// Records rules as their source delivered them, with the version at the source and the defaults.
 pub fn record_rules(rules: &SourceRules, version: Option<&str>, defaults: &RuleDefaults) -> RuleSetRecord {
     let mut documents: Vec<DocumentRecord> = match rules {
-        SourceRules::Texts(texts) => texts.iter().map(build_text_document).collect(),
+        SourceRules::Texts(of_files) => {
+            of_files.texts.iter().map(build_text_document).chain(build_set_documents(&of_files.sets)).collect()
+        }
         SourceRules::Documents(documents) => {
             let resource = |bytes: &[u8]| Some(BASE64_STANDARD.encode(bytes));
             documents
@@ -43,6 +46,36 @@ fn build_text_document(text: &RuleText) -> DocumentRecord {
         DocumentSelection::FirstOnly => DocumentFormat::YamlFirst,
     };
     build_document(&text.name, &text.bytes, format)
+}
+
+/// Maximum number of bytes of sets in one header; larger ones are recorded by their hash.
+const MAX_RECORDED_SET_BYTES: usize = 256 << 10;
+
+fn build_set_documents(sets: &SetFiles) -> Vec<DocumentRecord> {
+    let mut bytes_left = MAX_RECORDED_SET_BYTES;
+    let mut documents = Vec::with_capacity(sets.texts.len());
+    for SetText { rule_file, name, contents, .. } in &sets.texts {
+        // Rules that name a file without contents are not loaded.
+        let Ok(contents) = contents else { continue };
+        let name = format!("{rule_file}{SET_NAME_SEPARATOR}{name}");
+        documents.push(match bytes_left.checked_sub(contents.len()) {
+            Some(left) => {
+                bytes_left = left;
+                build_document(&name, contents, DocumentFormat::Set)
+            }
+            None => build_document(&name, blake3::hash(contents).to_hex().as_bytes(), DocumentFormat::SetHash),
+        });
+    }
+    documents
+}
+
+/// Stands between the names of a rule file and of a set, which does not contain it.
+const SET_NAME_SEPARATOR: char = '#';
+
+fn decode_set(name: &str, contents: Result<Vec<u8>, String>) -> Option<SetText> {
+    let (rule_file, set) = name.rsplit_once(SET_NAME_SEPARATOR)?;
+    let contents = contents.map(Arc::from);
+    Some(SetText { rule_file: rule_file.into(), name: set.into(), path: name.into(), contents })
 }
 
 fn build_document(name: &str, bytes: &[u8], format: DocumentFormat) -> DocumentRecord {
@@ -77,6 +110,8 @@ const fn document_format_name(document: &DocumentRecord) -> &'static str {
         DocumentFormat::YamlFirst => "yaml_first",
         DocumentFormat::Xds => "xds",
         DocumentFormat::RuleDefaults => "rule_defaults",
+        DocumentFormat::Set => "set",
+        DocumentFormat::SetHash => "set_hash",
     }
 }
 
@@ -105,7 +140,7 @@ pub struct RecordedRules {
 pub fn decode_recorded_rules(record: RuleSetRecord) -> Result<RecordedRules, Vec<String>> {
     let mut defaults = RuleDefaults::default();
     let mut errors = Vec::new();
-    let (mut texts, mut resources) = (Vec::new(), Vec::new());
+    let (mut texts, mut sets, mut resources) = (Vec::new(), Vec::new(), Vec::new());
     for DocumentRecord { name, format, text, base64 } in record.documents {
         let decoded = base64.map(|base64| BASE64_STANDARD.decode(base64)).transpose();
         let bytes = match (text, decoded) {
@@ -124,6 +159,11 @@ pub fn decode_recorded_rules(record: RuleSetRecord) -> Result<RecordedRules, Vec
         match format {
             DocumentFormat::Yaml => texts.push(RuleText { name, bytes, documents: DocumentSelection::All }),
             DocumentFormat::YamlFirst => texts.push(RuleText { name, bytes, documents: DocumentSelection::FirstOnly }),
+            DocumentFormat::Set => sets.extend(decode_set(&name, Ok(bytes))),
+            DocumentFormat::SetHash => {
+                let problem = "it is too large for the decision log; name the rules with --config";
+                sets.extend(decode_set(&name, Err(problem.to_owned())));
+            }
             DocumentFormat::Xds => resources.push(bytes),
             DocumentFormat::RuleDefaults => match RuleDefaults::parse_file(&name, &bytes) {
                 Ok((read, _)) => defaults = read,
@@ -136,7 +176,7 @@ pub fn decode_recorded_rules(record: RuleSetRecord) -> Result<RecordedRules, Vec
     }
     let rules = match (errors.is_empty(), resources.is_empty()) {
         (false, _) => return Err(errors),
-        (true, true) => SourceRules::Texts(texts),
+        (true, true) => SourceRules::Texts(RuleTexts { texts, sets: Arc::new(SetFiles { texts: sets }) }),
         (true, false) => SourceRules::Documents(decode_recorded_documents(resources)?),
     };
     Ok(RecordedRules { rules, defaults })

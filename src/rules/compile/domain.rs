@@ -7,7 +7,8 @@ use super::{limit, memcache};
 use crate::rules::diagnostic::escape_for_message;
 use crate::rules::document::defaults::DefaultableKeys;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
-use crate::rules::rule::{Domain, OverrideDefaults, SourceLocation, UnitOverrideDefaults};
+use crate::rules::document::matching::MatchingSpec;
+use crate::rules::rule::{Domain, Matching, OverrideDefaults, SourceLocation, UnitOverrideDefaults};
 use crate::rules::yaml::Position;
 
 /// A domain to which documents add descriptors.
@@ -18,6 +19,8 @@ pub(super) struct DomainBuilder {
     pub(super) location: SourceLocation,
     /// `defaults` of the first document that has them.
     pub(super) defaults: Option<LocatedDefaults>,
+    /// `matching` of the first document that has it, with its location.
+    pub(super) matching: Option<(MatchingSpec, SourceLocation)>,
 }
 
 /// `defaults` of a document, with their location.
@@ -33,8 +36,14 @@ impl DomainBuilder {
     /// A domain without descriptors.
     pub(super) fn new(name: String, location: SourceLocation) -> Self {
         let defaults = OverrideDefaults::default();
-        let domain = Domain { name, defaults, defaults_by_unit: Vec::new(), descriptors: Vec::new() };
-        Self { domain, siblings: SiblingIndex::new(), location, defaults: None }
+        let domain = Domain {
+            name,
+            defaults,
+            defaults_by_unit: Vec::new(),
+            matching: Matching::default(),
+            descriptors: Vec::new(),
+        };
+        Self { domain, siblings: SiblingIndex::new(), location, defaults: None, matching: None }
     }
 
     /// Returns the domain, with the defaults for limits that are sent with a request.
@@ -53,6 +62,29 @@ impl DomainBuilder {
         domain.defaults_by_unit = layers.units_with_defaults().map(of_unit).collect();
         domain.defaults = limit::convert_override_defaults(&merged(None), options);
         domain
+    }
+
+    /// Sets how the descriptors of a domain are matched, as `set_or_check_defaults` does.
+    pub(super) fn set_matching(
+        &mut self,
+        reader: &mut DocumentReader<'_>,
+        spec: MatchingSpec,
+        location: SourceLocation,
+    ) {
+        match &self.matching {
+            None => {
+                self.domain.matching = Matching { order: spec.order, backtrack: spec.backtrack };
+                self.matching = Some((spec, location));
+            }
+            Some((first, _)) if *first == spec => {}
+            Some((_, first)) => {
+                let at = Position { line: location.line, column: location.column };
+                let message =
+                    format!("domain '{}' has two different `matching`", escape_for_message(&self.domain.name));
+                let hint = format!("make them the same as in {first}, or state them in one file only");
+                reader.report_error(at, &FieldPath::ROOT.with_key("matching"), message, hint);
+            }
+        }
     }
 
     /// Sets the defaults of a domain from the first document that has them; those of other documents must be the same.

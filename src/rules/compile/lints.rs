@@ -4,14 +4,19 @@
 //! not learn to ignore them.
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use super::options::CompileOptions;
 use crate::limit::Limit;
 use crate::limit::algorithm::CapacityRuleKey;
+use crate::rules::diagnostic::escape_for_message;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{DescriptorSpec, RateLimitEntry, RateLimitSpec};
 use crate::rules::rule::RuleNode;
-use crate::rules::rule::value_pattern::MatchKind;
+use crate::rules::rule::expression::{Expressions, MAX_AUTOMATA_WITHOUT_WARNING};
+use crate::rules::rule::match_pattern::Operator;
+use crate::rules::rule::network::{Network, NetworkError};
+use crate::rules::rule::value_pattern::{MatchKind, ValuePattern};
 use crate::rules::rule::wildcard::{Pattern, max_tried_patterns};
 use crate::rules::yaml::Position;
 use crate::store::charge::OwnedCounter;
@@ -41,11 +46,36 @@ pub(super) fn warn_about_descriptor_without_effect(
     }
 }
 
+/// Warns about a value that looks like a network or a regular expression: it is compared as it is.
+pub(super) fn warn_about_value(reader: &mut DocumentReader<'_>, at: Position, value: &str, field_path: &FieldPath<'_>) {
+    // An address alone is an ordinary value.
+    let is_network = value.contains('/') && !matches!(Network::parse(value), Err(NetworkError::NotANetwork));
+    let operator = match (is_network, looks_like_expression(value)) {
+        (true, _) => "cidr",
+        (false, true) => "regex",
+        (false, false) => return,
+    };
+    let value = escape_for_message(value);
+    let (what, hint) = match operator {
+        "cidr" => ("network", format!("write `match: {{cidr: [\"{value}\"]}}` instead of `value`")),
+        _ => ("regular expression", format!("write `match: {{regex: '{value}'}}` instead of `value`")),
+    };
+    let message = format!("this value is compared as text, not as a {what}");
+    reader.report_warning(at, &field_path.with_key("value"), message, hint);
+}
+
+/// Returns `true` for a text that is anchored as an expression is, at both ends or with an operator between.
+fn looks_like_expression(value: &str) -> bool {
+    let (starts, ends) = (value.starts_with('^'), value.ends_with('$'));
+    let has_operator = [".*", ".+", "]+", "]*", "\\d", "\\w", "(?"].iter().any(|operator| value.contains(operator));
+    value.len() > 2 && ((starts && ends) || ((starts || ends) && has_operator))
+}
+
 /// Returns `true` if a descriptor affects any request.
 fn affects_requests(written: &DescriptorSpec, node: &RuleNode) -> bool {
     let has_rule = !matches!(written.rate_limit, RateLimitSpec::None);
     let exempts_values = match node.match_kind() {
-        MatchKind::Exact | MatchKind::Wildcard => true,
+        MatchKind::Exact | MatchKind::Wildcard | MatchKind::Match => true,
         MatchKind::Any => false,
     };
     has_rule || !written.descriptors.is_empty() || exempts_values
@@ -142,6 +172,35 @@ fn warn_about_eventual_limit(
     }
 }
 
+/// Maximum number of expressions of one level.
+const MAX_EXPRESSIONS: usize = 5000;
+
+/// Warns about expressions of one level that need many automata, because their common one is too large.
+pub(super) fn warn_about_expressions(reader: &mut DocumentReader<'_>, nodes: &[RuleNode], field_path: &FieldPath<'_>) {
+    let expression = |node: &'_ RuleNode| match &node.value {
+        ValuePattern::Match(pattern) => match &pattern.operator {
+            Operator::Regex(expression) => Some(Arc::clone(expression)),
+            Operator::In(_) | Operator::InFile(_) | Operator::Cidr(_) | Operator::CidrFile(_) => None,
+        },
+        ValuePattern::Any | ValuePattern::Exact(_) | ValuePattern::Wildcard(_) => None,
+    };
+    let expressions: Vec<Arc<str>> = nodes.iter().filter_map(expression).collect();
+    let Some(first) = nodes.first().filter(|_| expressions.len() > MAX_AUTOMATA_WITHOUT_WARNING) else { return };
+    let at = Position { line: first.location.line, column: first.location.column };
+    if expressions.len() > MAX_EXPRESSIONS {
+        let message = format!("{} expressions in one level; at most {MAX_EXPRESSIONS} are allowed", expressions.len());
+        reader.report_error(at, field_path, message, "use wildcards or lists for some of them");
+        return;
+    }
+    let numbered: Vec<(&str, ())> = expressions.iter().map(|expression| (&**expression, ())).collect();
+    let automata = Expressions::new(&numbered).automata_count();
+    if automata > MAX_AUTOMATA_WITHOUT_WARNING {
+        let message = format!("the expressions of this level take {automata} passes over a value");
+        let hint = "write wildcards such as `*admin*` for expressions with `.*` in front";
+        reader.report_warning(at, field_path, message, hint);
+    }
+}
+
 /// Warns about wildcards of one level that have all their literal parts in common: they are tried one after the other.
 pub(super) fn warn_about_wildcards(reader: &mut DocumentReader<'_>, nodes: &[RuleNode], field_path: &FieldPath<'_>) {
     if nodes.len() <= MAX_WILDCARDS_WITHOUT_WARNING {
@@ -149,7 +208,7 @@ pub(super) fn warn_about_wildcards(reader: &mut DocumentReader<'_>, nodes: &[Rul
     }
     let pattern = |node: &RuleNode| match node.match_kind() {
         MatchKind::Wildcard => Some(Pattern::new(node.composite_key().as_bytes())),
-        MatchKind::Exact | MatchKind::Any => None,
+        MatchKind::Exact | MatchKind::Match | MatchKind::Any => None,
     };
     let patterns: Vec<Pattern> = nodes.iter().filter_map(pattern).collect();
     let alike = max_tried_patterns(patterns.iter());

@@ -3,6 +3,7 @@
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
+use super::set_files::{SetCache, SetFiles};
 use crate::limit::{DEFAULT_LOG_MAX, StorePolicy};
 use crate::rules::rule_defaults::RuleDefaults;
 use crate::settings::Settings;
@@ -27,6 +28,10 @@ pub struct CompileOptions {
     pub regions: Option<NonZeroU16>,
     /// Defaults of `TOLLKEEPER_RULE_DEFAULTS`; none until its file is read.
     pub rule_defaults: Arc<RuleDefaults>,
+    /// Files with sets that rules name; none until they are read.
+    pub set_files: Arc<SetFiles>,
+    /// Sets of these files that were compiled before.
+    pub set_cache: Arc<SetCache>,
 }
 
 impl Default for CompileOptions {
@@ -40,6 +45,8 @@ impl Default for CompileOptions {
             max_replicas: 16,
             regions: None,
             rule_defaults: Arc::default(),
+            set_files: Arc::default(),
+            set_cache: Arc::default(),
         }
     }
 }
@@ -55,6 +62,8 @@ impl From<&Settings> for CompileOptions {
             max_replicas: settings.rules.max_replicas,
             regions: settings.store.number_of_regions(),
             rule_defaults: Arc::default(),
+            set_files: Arc::default(),
+            set_cache: Arc::default(),
         }
     }
 }

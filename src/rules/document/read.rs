@@ -36,6 +36,10 @@ pub fn read_document(reader: &mut DocumentReader<'_>, root: &YamlNode<'_>) -> Op
                 document.unreadable |= reader.found.error_count() > errors;
             }
             "descriptors" => document.descriptors = reader.read_descriptors(&field, &field_path),
+            "matching" if !field.node.is_null() => {
+                document.matching =
+                    reader.read_matching(field.node, &field_path).map(|value| Spanned { value, at: field.at });
+            }
             "defaults" if !field.node.is_null() => {
                 document.defaults =
                     reader.read_defaults(field.node, &field_path).map(|value| Spanned { value, at: field.at });
@@ -77,6 +81,9 @@ impl DocumentReader<'_> {
                 }
                 "value" => {
                     read.value = self.read_string(&field, &field_path).map(|spanned| spanned.value).unwrap_or_default();
+                }
+                "match" if !field.node.is_null() => {
+                    read.matching = Some(Spanned { value: self.read_match(field.node, &field_path), at: field.at });
                 }
                 "rate_limit" => read.rate_limit = self.read_rate_limit(&field, &field_path),
                 "shadow_mode" => read.shadow_mode = self.read_switch(&field, &field_path),
@@ -274,7 +281,7 @@ impl DocumentReader<'_> {
 
 /// Scalars. Each is `None` if the key is not written, or if its value was reported.
 impl DocumentReader<'_> {
-    fn read_string(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<String>> {
+    pub(super) fn read_string(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<String>> {
         match field.node.as_scalar() {
             Some(scalar) if scalar.is_null() => None,
             Some(scalar) => Some(Spanned { value: scalar.text().to_owned(), at: field.at }),
@@ -285,7 +292,7 @@ impl DocumentReader<'_> {
         }
     }
 
-    fn read_switch(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> bool {
+    pub(super) fn read_switch(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> bool {
         self.read_bool(field, field_path).is_some_and(|flag| flag.value)
     }
 
@@ -338,7 +345,7 @@ impl DocumentReader<'_> {
         Some(Spanned { value: u32::try_from(count.value).ok()?, at: count.at })
     }
 
-    fn read_choice<T>(
+    pub(super) fn read_choice<T>(
         &mut self,
         field: &Field<'_, '_>,
         from_name: impl Fn(&str) -> Option<T>,

@@ -3,14 +3,9 @@
 //! Anyone who can write to the directory may put anything there, so nothing blocks and everything is bounded: only
 //! regular files are opened, and sizes, counts and depths have limits.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::Read;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::Path;
-
-use rustix::fs::OFlags;
-
-use super::scan::{FileSearchResult, FoundFile};
+use super::contents::read_contents;
+use super::scan::{FileSearchResult, FoundFile, WatchedPath};
+use super::sets::SetFilesRead;
 use super::walk::search_location;
 use super::{
     MAX_ERRORS, MAX_FILE_BYTES, MAX_TOTAL_BYTES, PathError, PathProblem, ReadFailure, ReadResult, RuleFile,
@@ -22,11 +17,18 @@ use super::{
 /// # Errors
 /// Every path that cannot be read, up to 100.
 pub fn read_rule_files(location: &RuleLocation) -> ReadResult {
-    read_found_files(search_location(location))
+    read_found_files(search_location(location)).result
 }
 
-/// Reads the files that a search found; none of them if their sum is too large.
-pub(super) fn read_found_files(mut scan: FileSearchResult) -> ReadResult {
+/// Result of reading the files that a search found.
+pub(super) struct FilesRead {
+    pub(super) result: ReadResult,
+    /// Paths that the rule files name, whose change may change the result.
+    pub(super) named: Vec<WatchedPath>,
+}
+
+/// Reads the files that a search found, and those that they name; none of them if their sum is too large.
+pub(super) fn read_found_files(mut scan: FileSearchResult) -> FilesRead {
     enforce_total_size(&mut scan);
     let FileSearchResult { found, mut errors, warnings, .. } = scan;
     let mut files = Vec::with_capacity(found.len());
@@ -43,8 +45,11 @@ pub(super) fn read_found_files(mut scan: FileSearchResult) -> ReadResult {
             Err(problem) => errors.push(PathError { path, problem }),
         }
     }
-    let set = RuleFileSet { files, warnings };
-    if errors.is_empty() { Ok(set) } else { Err(ReadFailure { errors, readable: set }) }
+    let sets = SetFilesRead::read(&mut files, bytes_left);
+    let named = sets.watched();
+    let set = RuleFileSet { files, sets: sets.texts, warnings };
+    let result = if errors.is_empty() { Ok(set) } else { Err(ReadFailure { errors, readable: set }) };
+    FilesRead { result, named }
 }
 
 /// Reports the file that takes the sum of sizes past [`MAX_TOTAL_BYTES`], and drops all files, so that none is read.
@@ -60,47 +65,4 @@ fn enforce_total_size(scan: &mut FileSearchResult) {
         scan.errors.push(PathError::new(&file.path, PathProblem::TotalTooLarge));
         scan.found.clear();
     }
-}
-
-/// Returns the bytes of a regular file, of which at most `bytes_left` may be read.
-fn read_contents(path: &Path, bytes_left: u64) -> Result<Vec<u8>, PathProblem> {
-    let file = open_regular_file(path)?;
-    let size = file.metadata().map_err(|error| PathProblem::from(&error))?.len();
-    check_size(size, bytes_left)?;
-    // One byte more than allowed shows that the file has grown; the capacity is bounded by the check above.
-    let mut bytes = Vec::with_capacity(usize::try_from(size).unwrap_or(0));
-    file.take(MAX_FILE_BYTES.min(bytes_left) + 1).read_to_end(&mut bytes).map_err(|error| PathProblem::from(&error))?;
-    check_size(bytes.len() as u64, bytes_left)?;
-    Ok(bytes)
-}
-
-/// Opens a regular file.
-///
-/// The type is checked before, because opening a device may have an effect, and after, because the path may lead
-/// elsewhere by then. Without O_NONBLOCK, a FIFO in between would block.
-fn open_regular_file(path: &Path) -> Result<File, PathProblem> {
-    check_regular(&fs::metadata(path).map_err(|error| PathProblem::from(&error))?)?;
-    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
-    let file =
-        OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(|error| PathProblem::from(&error))?;
-    check_regular(&file.metadata().map_err(|error| PathProblem::from(&error))?)?;
-    Ok(file)
-}
-
-fn check_regular(metadata: &fs::Metadata) -> Result<(), PathProblem> {
-    let file_type = metadata.file_type();
-    match () {
-        () if file_type.is_file() => Ok(()),
-        () if file_type.is_dir() => Err(PathProblem::NotAFile("a directory")),
-        () if file_type.is_fifo() => Err(PathProblem::NotAFile("a FIFO")),
-        () if file_type.is_socket() => Err(PathProblem::NotAFile("a socket")),
-        () => Err(PathProblem::NotAFile("a device")),
-    }
-}
-
-fn check_size(size: u64, bytes_left: u64) -> Result<(), PathProblem> {
-    if size > MAX_FILE_BYTES {
-        return Err(PathProblem::FileTooLarge(size));
-    }
-    if size > bytes_left { Err(PathProblem::TotalTooLarge) } else { Ok(()) }
 }

@@ -18,7 +18,8 @@ use siphasher::sip128::{Hasher128, SipHasher13};
 use tokio::sync::watch;
 
 use super::fs_events::FsWatches;
-use super::read::read_found_files;
+use super::read::{FilesRead, read_found_files};
+use super::scan::WatchedPath;
 use super::wakeup::{WakeReason, Wakeup};
 use super::walk::search_location;
 use super::{ReadResult, RuleLocation};
@@ -93,6 +94,7 @@ impl FileWatcher {
             wakeup: Arc::clone(&wakeup),
             comparisons: Arc::clone(&comparisons),
             delivered: hash_result(last),
+            named: Vec::new(),
             slot: Arc::clone(&slot),
             filled,
         };
@@ -168,6 +170,8 @@ struct WatchThread {
     comparisons: Arc<AtomicU64>,
     /// Fingerprint of the last delivered set.
     delivered: u128,
+    /// Paths that the rule files named when they were last read.
+    named: Vec<WatchedPath>,
     slot: Arc<Mutex<Option<ReadResult>>>,
     filled: watch::Sender<()>,
 }
@@ -253,18 +257,28 @@ impl WatchThread {
     /// Watches are placed before, so that a change during the read is noticed. If the paths differ after that, the
     /// watches are placed again.
     fn watch_and_read_files(&mut self, changed: bool) -> ReadResult {
-        let mut scan = search_location(&self.location);
-        if let Some(fs_watches) = &mut self.fs_watches {
-            let mut renew = changed;
-            for _ in 0..MAX_WATCH_PLACEMENTS {
-                if !fs_watches.watch_directories_of(&scan.watched, renew) {
-                    break;
+        let mut renew = changed;
+        let mut placements = 0;
+        let result = loop {
+            let mut scan = search_location(&self.location);
+            if let Some(fs_watches) = &mut self.fs_watches {
+                while placements < MAX_WATCH_PLACEMENTS {
+                    scan.watched.extend(self.named.iter().cloned());
+                    if !fs_watches.watch_directories_of(&scan.watched, renew) {
+                        break;
+                    }
+                    placements += 1;
+                    renew = false;
+                    scan = search_location(&self.location);
                 }
-                renew = false;
-                scan = search_location(&self.location);
             }
-        }
-        let result = read_found_files(scan);
+            let FilesRead { result, named } = read_found_files(scan);
+            let is_watched = self.fs_watches.is_none() || placements >= MAX_WATCH_PLACEMENTS || named == self.named;
+            self.named = named;
+            if is_watched {
+                break result;
+            }
+        };
         self.comparisons.fetch_add(1, Ordering::Relaxed);
         result
     }
@@ -290,6 +304,7 @@ fn hash_result(result: &ReadResult) -> u128 {
                 file.name.hash(&mut hasher);
                 file.bytes.hash(&mut hasher);
             }
+            set.sets.hash(&mut hasher);
             set.warnings.hash(&mut hasher);
         }
         // The readable part of a failed set has no effect.

@@ -1,7 +1,9 @@
 //! Converts compiled rules back to their tree form, for tools that change them.
 
+use std::sync::Arc;
+
 use super::set::RuleSet;
-use super::value_pattern::{MatchKind, ValuePattern};
+use super::value_pattern::ValuePattern;
 use super::{Domain, Rule, RuleNode, SourceLocation};
 
 /// Descriptors that lead to a rule.
@@ -49,6 +51,7 @@ impl RuleSet {
                 rule,
                 share_threshold,
                 value_to_metric: node.value_to_metric,
+                exempt: node.exempt,
                 descriptors,
                 location: node.location.clone().unwrap_or_else(unknown),
             });
@@ -79,11 +82,10 @@ impl RuleSet {
         let node = &self.nodes[id];
         let (key, rest) = node.composite.split_at(node.key_length);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let value = match node.match_kind {
+        let value = match &node.pattern {
+            Some(pattern) => ValuePattern::Match(Arc::clone(pattern)),
             // A value follows the key and `_`.
-            MatchKind::Exact | MatchKind::Wildcard | MatchKind::Any => {
-                ValuePattern::from(text(rest.get(1..).unwrap_or_default()))
-            }
+            None => ValuePattern::from(text(rest.get(1..).unwrap_or_default())),
         };
         RuleDescriptor { key: text(key), value, share_threshold: node.share_threshold }
     }

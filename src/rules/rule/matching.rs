@@ -1,12 +1,14 @@
 //! Matching: the rule that applies to a descriptor.
 //!
-//! Each entry takes one step down the tree: the exact value, else the first wildcard in file order, else the bare key.
-//! There is no backtracking. A rule applies only if the path ends at its node. `key_value` is compared as one text, so
-//! a rule `{key: a_b}` also matches the entry `(a, b)`; envoyproxy/ratelimit does the same.
+//! Each entry takes one step down the tree: the exact value, else the first wildcard or `match` in file order, else
+//! the bare key. There is no backtracking, unless the domain asks for it (`backtracking`). A rule applies only if the
+//! path ends at its node. `key_value` is compared as one text, so a rule `{key: a_b}` also matches the entry `(a, b)`;
+//! envoyproxy/ratelimit does the same.
 
 use smallvec::SmallVec;
 
 use super::NodeId;
+use super::backtracking::{Candidates, MatchedPath};
 use super::set::{CompiledRule, DomainRules, RuleSet};
 use super::value_pattern::MatchKind;
 use crate::limit::request::Entry;
@@ -23,6 +25,9 @@ pub struct Match<'r> {
 impl RuleSet {
     /// Returns the rule for the path of `entries` in `domain`, if any.
     pub fn find_rule<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> Option<Match<'r>> {
+        if domain.matching.backtrack {
+            return self.find_rule_by_search(domain, entries);
+        }
         let mut shared = SmallVec::new();
         let mut node = domain.root;
         let last = entries.len().checked_sub(1)?;
@@ -43,18 +48,80 @@ impl RuleSet {
         None
     }
 
+    /// Returns the rule that a search with backtracking finds.
+    #[cold]
+    fn find_rule_by_search<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> Option<Match<'r>> {
+        let path = self.search_path(domain, entries)?;
+        let mut shared = SmallVec::new();
+        for (index, ((node, match_kind), entry)) in path.iter().zip(entries).enumerate() {
+            let matched = &self.nodes[*node as usize];
+            if match_kind.can_share_counter() && matched.share_threshold {
+                shared.push((index, shared_counter_value(&matched.composite, entry.key)));
+            }
+        }
+        let (last, _) = path.last()?;
+        self.nodes[*last as usize].rule.as_deref().map(|rule| Match { rule, shared })
+    }
+
+    /// Returns the nodes that entries match: those of the rule that applies, else as many as match without
+    /// backtracking.
+    pub(super) fn find_path(&self, domain: &DomainRules, entries: &[Entry<'_>]) -> MatchedPath {
+        if domain.matching.backtrack
+            && let Some(path) = self.search_path(domain, entries)
+        {
+            return path;
+        }
+        let mut path = MatchedPath::new();
+        let mut node = domain.root;
+        for entry in entries {
+            let Some(matched) = self.match_entry(node, entry) else { break };
+            path.push(matched);
+            node = matched.0;
+        }
+        path
+    }
+
+    /// Returns the rule of a counter that is stored: `shared` has the indices of entries whose value is a pattern that
+    /// several values share.
+    pub fn find_rule_of_counter(
+        &self,
+        domain: &DomainRules,
+        entries: &[Entry<'_>],
+        shared: &[usize],
+    ) -> Option<&CompiledRule> {
+        let candidates_of = |node: NodeId, index: usize| {
+            let entry = &entries[index];
+            // A `match` is not matched by its own text, as a value.
+            let is_pattern = |child: &NodeId| {
+                let child = &self.nodes[*child as usize];
+                child.share_threshold
+                    && child.composite.get(..child.key_length) == Some(entry.key)
+                    && child.pattern.as_ref().is_some_and(|pattern| pattern.text().as_bytes() == entry.value)
+            };
+            let pattern = if shared.contains(&index) {
+                self.nodes[node as usize].children.iter().copied().find(is_pattern)
+            } else {
+                None
+            };
+            match pattern {
+                Some(pattern) => Candidates::from_iter([(pattern, MatchKind::Match)]),
+                None if domain.matching.backtrack => self.find_candidates(node, entry),
+                None => self.match_entry(node, entry).into_iter().collect(),
+            }
+        };
+        let path = self.search_path_among(domain, entries.len(), candidates_of)?;
+        path.last().and_then(|(node, _)| self.nodes[*node as usize].rule.as_deref())
+    }
+
     /// Returns the child of `node` that an entry matches.
     pub(super) fn match_entry(&self, node: NodeId, entry: &Entry<'_>) -> Option<(NodeId, MatchKind)> {
         if let Some(exact) = self.find_child(node, &[entry.key, b"_", entry.value]) {
             return Some((exact, MatchKind::Exact));
         }
-        if let Some(wildcards) = &self.nodes[node as usize].wildcards {
-            let mut composite = SmallVec::<[u8; 128]>::from_slice(entry.key);
-            composite.push(b'_');
-            composite.extend_from_slice(entry.value);
-            if let Some(wildcard) = wildcards.first_match(&composite) {
-                return Some((wildcard, MatchKind::Wildcard));
-            }
+        if let Some(patterns) = &self.nodes[node as usize].patterns
+            && let Some(found) = patterns.first_match(entry)
+        {
+            return Some(found);
         }
         self.find_child(node, &[entry.key]).map(|bare_key| (bare_key, MatchKind::Any))
     }

@@ -37,10 +37,8 @@ impl RuleSet {
         entries: &[Entry<'_>],
     ) -> NameParts {
         let mut steps: SmallVec<[MatchedEntry<'_>; 4]> = SmallVec::new();
-        let mut node = domain.root;
-        for entry in entries {
-            let Some((next, match_kind)) = self.match_entry(node, entry) else { break };
-            let matched = &self.nodes[next as usize];
+        for (node, match_kind) in self.find_path(domain, entries) {
+            let matched = &self.nodes[node as usize];
             let shares = match_kind.can_share_counter() && matched.share_threshold;
             steps.push(MatchedEntry {
                 composite: &matched.composite,
@@ -48,7 +46,6 @@ impl RuleSet {
                 shares,
                 by_value: matched.value_to_metric,
             });
-            node = next;
         }
         let any_shares = steps.iter().any(|step| step.shares);
         let part = |(entry, step): (&Entry<'_>, &MatchedEntry<'_>)| {

@@ -1,8 +1,9 @@
 //! The compiled rules: a flat tree in which every step is a hash probe.
 //!
-//! All nodes are in one vector. One hash table maps (parent, composite key) to a node; the wildcards of a node are
-//! indexed by their literal prefix. The table uses SipHash with random keys, because clients choose the keys that are
-//! looked up. SipHash hashes a stream, so `key`, `_` and `value` are not joined before a look-up.
+//! All nodes are in one vector. One hash table maps (parent, composite key) to a node; the wildcards and `match`
+//! patterns of a node have indices of their own, and nodes with a `match` are not in the table: no value is found as
+//! one. The table uses SipHash with random keys, because clients choose the keys that are looked up. SipHash hashes a
+//! stream, so `key`, `_` and `value` are not joined before a look-up.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -15,9 +16,14 @@ use siphasher::sip::SipHasher13;
 use siphasher::sip128::{Hasher128, SipHasher13 as SipHasher13_128};
 use smallvec::SmallVec;
 
-use super::value_pattern::MatchKind;
-use super::wildcard::Wildcards;
-use super::{Allowance, Domain, NodeId, OverrideDefaults, Rule, RuleNode, SourceLocation, UnitOverrideDefaults};
+use super::match_pattern::MatchPattern;
+use super::patterns::{Patterns, PatternsBuilder};
+use super::step_bound::count_repeated_keys;
+use super::value_pattern::{MatchKind, ValuePattern};
+use super::{
+    Allowance, Domain, EntryOrder, Matching, NodeId, OverrideDefaults, Rule, RuleNode, SourceLocation,
+    UnitOverrideDefaults,
+};
 use crate::base::random::random_u64_pair;
 use crate::limit::period::Unit;
 use crate::limit::{Limit, StorePolicy};
@@ -35,6 +41,8 @@ pub struct RuleSet {
     roots: Vec<NodeId>,
     rule_count: usize,
     can_error: bool,
+    /// A domain takes entries in any order.
+    has_any_order: bool,
     pub(super) nodes: Vec<CompiledNode>,
     edges: HashTable<u32>,
     hash_keys: (u64, u64),
@@ -47,6 +55,10 @@ pub struct DomainRules {
     pub name: String,
     defaults: OverrideDefaults,
     defaults_by_unit: Vec<UnitOverrideDefaults>,
+    /// How descriptors are matched.
+    pub matching: Matching,
+    /// With entries in any order: keys that a path has more than once, with the largest number of times.
+    pub(super) repeated_keys: HashMap<Box<[u8]>, u64>,
     pub(super) root: NodeId,
     /// Counts for limits that come with requests and for which there are no statistics of their own.
     pub others: Arc<LimitStats>,
@@ -62,11 +74,16 @@ pub(super) struct CompiledNode {
     pub(super) key_length: usize,
     /// Kind of match that the node gives; a wildcard is also matched by its own text, as a value.
     pub(super) match_kind: MatchKind,
+    /// The `match` of the node, if it has one.
+    pub(super) pattern: Option<Arc<MatchPattern>>,
     pub(super) rule: Option<Box<CompiledRule>>,
-    pub(super) wildcards: Option<Box<Wildcards>>,
+    /// Children that match more than one value of their key.
+    pub(super) patterns: Option<Box<Patterns>>,
     pub(super) children: SmallVec<[NodeId; 2]>,
     pub(super) share_threshold: bool,
     pub(super) value_to_metric: bool,
+    /// A path that ends here has no limit on purpose.
+    pub(super) exempt: bool,
     pub(super) location: Option<SourceLocation>,
 }
 
@@ -129,9 +146,9 @@ pub struct CompiledLimit {
 impl DomainRules {
     /// The domain in tree form, with these descriptors.
     pub(super) fn to_domain_with(&self, descriptors: Vec<RuleNode>) -> Domain {
-        let Self { name, defaults, defaults_by_unit, .. } = self;
+        let Self { name, defaults, defaults_by_unit, matching, .. } = self;
         let (name, defaults) = (name.clone(), defaults.clone());
-        Domain { name, defaults, defaults_by_unit: defaults_by_unit.clone(), descriptors }
+        Domain { name, defaults, defaults_by_unit: defaults_by_unit.clone(), matching: *matching, descriptors }
     }
 
     /// Defaults for limits of `unit` that are sent with a request.
@@ -158,16 +175,23 @@ impl RuleSet {
             roots: Vec::with_capacity(domains.len()),
             rule_count: 0,
             can_error: false,
+            has_any_order: domains.iter().any(|domain| domain.matching.order == EntryOrder::Any),
             nodes: Vec::new(),
             edges: HashTable::new(),
             hash_keys: random_u64_pair(),
         };
         for domain in domains {
             let root = set.add_node(0, Box::default(), 0, MatchKind::Any);
+            let repeated_keys = match domain.matching.order {
+                EntryOrder::AsWritten => HashMap::new(),
+                EntryOrder::Any => count_repeated_keys(&domain.descriptors),
+            };
+            let repeated_keys = repeated_keys.into_iter().map(|(key, times)| (key.as_bytes().into(), times)).collect();
             set.add_subtrees(root, domain.descriptors, &domain.name, limit_stats);
             let others = limit_stats.register_rule_limit(LimitName::new([&*domain.name, OVERFLOW_NAME]));
-            let Domain { name, defaults, defaults_by_unit, .. } = domain;
-            let rules = DomainRules { name: name.clone(), defaults, defaults_by_unit, root, others };
+            let Domain { name, defaults, defaults_by_unit, matching, .. } = domain;
+            let rules =
+                DomainRules { name: name.clone(), defaults, defaults_by_unit, matching, repeated_keys, root, others };
             set.roots.push(root);
             set.domains.insert(name, rules);
         }
@@ -202,6 +226,11 @@ impl RuleSet {
     /// fails.
     pub const fn can_error_on_store_failure(&self) -> bool {
         self.can_error
+    }
+
+    /// Returns `true` if a domain takes entries in any order.
+    pub(super) const fn has_any_order(&self) -> bool {
+        self.has_any_order
     }
 
     /// Number of domains.
@@ -258,11 +287,13 @@ impl RuleSet {
             composite,
             key_length,
             match_kind,
+            pattern: None,
             rule: None,
-            wildcards: None,
+            patterns: None,
             children: SmallVec::new(),
             share_threshold: false,
             value_to_metric: false,
+            exempt: false,
             location: None,
         });
         id
@@ -272,15 +303,22 @@ impl RuleSet {
     fn add_subtrees(&mut self, parent: NodeId, nodes: Vec<RuleNode>, domain: &str, limit_stats: &LimitRegistry) {
         let mut waiting = vec![(parent, nodes, false)];
         while let Some((parent, nodes, by_value)) = waiting.pop() {
-            let mut wildcards = Vec::new();
+            let mut patterns = PatternsBuilder::default();
             for node in nodes {
                 let composite = node.composite_key().into_bytes().into_boxed_slice();
                 let id = self.add_node(parent, composite, node.key.len(), node.match_kind());
-                self.link_child(parent, id);
-                match node.match_kind() {
-                    MatchKind::Wildcard => wildcards.push((id, self.nodes[id as usize].composite.clone())),
-                    // Found by the hash of the composite key.
-                    MatchKind::Exact | MatchKind::Any => {}
+                self.nodes[parent as usize].children.push(id);
+                match &node.value {
+                    ValuePattern::Match(pattern) => {
+                        patterns.add_operator(id, node.key.as_bytes(), pattern);
+                        self.nodes[id as usize].pattern = Some(Arc::clone(pattern));
+                    }
+                    ValuePattern::Any | ValuePattern::Exact(_) | ValuePattern::Wildcard(_) => {
+                        self.add_edge(parent, id);
+                        if node.match_kind() == MatchKind::Wildcard {
+                            patterns.add_wildcard(id, &self.nodes[id as usize].composite);
+                        }
+                    }
                 }
                 let by_value = by_value || node.value_to_metric;
                 let rule = node.rule.map(|rule| {
@@ -292,14 +330,13 @@ impl RuleSet {
                 compiled.rule = rule;
                 compiled.share_threshold = node.share_threshold;
                 compiled.value_to_metric = node.value_to_metric;
+                compiled.exempt = node.exempt;
                 compiled.location = Some(node.location);
                 if !node.descriptors.is_empty() {
                     waiting.push((id, node.descriptors, by_value));
                 }
             }
-            if !wildcards.is_empty() {
-                self.nodes[parent as usize].wildcards = Some(Box::new(Wildcards::new(wildcards)));
-            }
+            self.nodes[parent as usize].patterns = patterns.build();
         }
     }
 
@@ -317,8 +354,8 @@ impl RuleSet {
         LimitName::new(parts.iter().rev().map(|part| &**part))
     }
 
-    fn link_child(&mut self, parent: NodeId, child: NodeId) {
-        self.nodes[parent as usize].children.push(child);
+    /// Adds a child to those that are found by their composite key.
+    fn add_edge(&mut self, parent: NodeId, child: NodeId) {
         let hash = self.hash_edge(parent, &[&self.nodes[child as usize].composite]);
         let (nodes, hash_keys) = (&self.nodes, self.hash_keys);
         self.edges.insert_unique(hash, child, |child| {

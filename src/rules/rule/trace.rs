@@ -5,6 +5,8 @@
 
 use super::NodeId;
 use super::SourceLocation;
+use super::match_pattern::Operator;
+use super::network::Address;
 use super::set::{CompiledRule, DomainRules, RuleSet};
 use super::value_pattern::MatchKind;
 use super::wildcard::Pattern;
@@ -46,10 +48,16 @@ pub enum MismatchReason {
     OtherValue,
     /// Its wildcard does not match the value.
     PatternDiffers,
-    /// Its wildcard matches too, but is later in the file.
+    /// Its `match` does not match the value.
+    MatchDiffers,
+    /// It matches addresses, and the value is no address.
+    NotAnAddress,
+    /// Its wildcard or `match` matches too, but is later in the file.
     LaterWildcard,
     /// It matches too, but a value goes before a wildcard, and a wildcard before a bare key.
     LessExact,
+    /// It matches better, but has no rule for the entries after it: the search went on.
+    NothingBelow,
     /// It has another key.
     OtherKey,
 }
@@ -78,13 +86,25 @@ pub enum TraceEnd<'r> {
 /// Maximum number of near misses in a step.
 pub const MAX_NEAR_MISSES: usize = 16;
 
+/// What is known when siblings are compared with an entry.
+struct MissContext<'a> {
+    key: &'a [u8],
+    value: &'a [u8],
+    composite: &'a [u8],
+    /// Children that match, best first.
+    matching: &'a [(NodeId, MatchKind)],
+    /// The child that the path goes through.
+    matched: Option<(NodeId, MatchKind)>,
+}
+
 impl RuleSet {
     /// Traces the path of `entries` through the rules of `domain`.
     pub fn trace_match<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> MatchTrace<'r> {
         let mut steps = Vec::new();
         let mut node = domain.root;
+        let path = self.find_path(domain, entries);
         for (index, entry) in entries.iter().enumerate() {
-            let matched = self.match_entry(node, entry);
+            let matched = path.get(index).copied();
             steps.push(self.build_trace_step(node, entry, matched));
             let Some((next, _)) = matched else { return MatchTrace { steps, end: TraceEnd::NoMatch } };
             let node_reached = &self.nodes[next as usize];
@@ -113,10 +133,13 @@ impl RuleSet {
         let composite = [entry.key, b"_", entry.value].concat();
         let siblings =
             self.nodes[parent as usize].children.iter().filter(|child| matched.is_none_or(|(node, _)| node != **child));
+        let matching = self.find_candidates(parent, entry);
+        let context =
+            MissContext { key: entry.key, value: entry.value, composite: &composite, matching: &matching, matched };
         // Nodes with the entry's key come first, in file order; only as many are kept as are listed.
         let (mut near, mut far, mut count) = (Vec::new(), Vec::new(), 0);
         for child in siblings {
-            let miss = self.classify_mismatch(*child, entry.key, &composite, matched);
+            let miss = self.classify_mismatch(*child, &context);
             let kept = if miss == MismatchReason::OtherKey { &mut far } else { &mut near };
             if matched.is_some() && miss == MismatchReason::OtherKey {
                 continue;
@@ -135,23 +158,39 @@ impl RuleSet {
         }
     }
 
-    fn classify_mismatch(
-        &self,
-        child: NodeId,
-        key: &[u8],
-        composite: &[u8],
-        matched: Option<(NodeId, MatchKind)>,
-    ) -> MismatchReason {
+    fn classify_mismatch(&self, child: NodeId, context: &MissContext<'_>) -> MismatchReason {
         let node = &self.nodes[child as usize];
-        let has_key = node.composite.get(..node.key_length) == Some(key);
+        let has_key = node.composite.get(..node.key_length) == Some(context.key);
+        let place = |id: NodeId| context.matching.iter().position(|(candidate, _)| *candidate == id);
+        let matched = context.matched.and_then(|(matched, kind)| Some((place(matched)?, kind)));
+        match (place(child), matched) {
+            (Some(own), Some((matched, _))) if own < matched => return MismatchReason::NothingBelow,
+            (Some(_), None) => return MismatchReason::NothingBelow,
+            (Some(_), Some((_, matched_by))) => {
+                return match (node.match_kind, matched_by) {
+                    (MatchKind::Wildcard | MatchKind::Match, MatchKind::Wildcard | MatchKind::Match) => {
+                        MismatchReason::LaterWildcard
+                    }
+                    _ => MismatchReason::LessExact,
+                };
+            }
+            (None, _) => {}
+        }
         match node.match_kind {
-            MatchKind::Wildcard if Pattern::new(&node.composite).matches(composite) => match matched {
-                Some((_, MatchKind::Exact)) => MismatchReason::LessExact,
-                Some((_, MatchKind::Wildcard | MatchKind::Any)) | None => MismatchReason::LaterWildcard,
-            },
-            MatchKind::Exact | MatchKind::Wildcard | MatchKind::Any if !has_key => MismatchReason::OtherKey,
+            MatchKind::Wildcard if Pattern::new(&node.composite).matches(context.composite) => {
+                MismatchReason::LaterWildcard
+            }
+            MatchKind::Exact | MatchKind::Wildcard | MatchKind::Match | MatchKind::Any if !has_key => {
+                MismatchReason::OtherKey
+            }
             MatchKind::Exact => MismatchReason::OtherValue,
             MatchKind::Wildcard => MismatchReason::PatternDiffers,
+            MatchKind::Match => match node.pattern.as_ref().map(|pattern| &pattern.operator) {
+                Some(Operator::Cidr(_) | Operator::CidrFile(_)) if Address::from_value(context.value).is_none() => {
+                    MismatchReason::NotAnAddress
+                }
+                _ => MismatchReason::MatchDiffers,
+            },
             MatchKind::Any => MismatchReason::LessExact,
         }
     }

@@ -4,6 +4,9 @@
 //! which has its rank among siblings. No `match` on them has a `_` arm, so the compiler lists the places that must know
 //! a new one.
 
+use std::sync::Arc;
+
+use super::match_pattern::MatchPattern;
 use crate::base::named_enum::named_enum;
 
 /// Values of an entry that a descriptor matches.
@@ -15,6 +18,8 @@ pub enum ValuePattern {
     Exact(String),
     /// Values that this text matches; each `*` in it matches any run of bytes.
     Wildcard(String),
+    /// Values that this `match` matches.
+    Match(Arc<MatchPattern>),
 }
 
 named_enum! {
@@ -24,8 +29,10 @@ named_enum! {
     pub enum MatchKind {
         /// The value is equal.
         Exact = "exact",
-        /// A wildcard matches the value; of several, the first in the file wins.
+        /// A wildcard matches the value; of several, and of `match` patterns, the first in the file wins.
         Wildcard = "wildcard",
+        /// A `match` matches the value; it has the rank of a wildcard.
+        Match = "match",
         /// The descriptor has only the key.
         Any = "default",
     }
@@ -48,12 +55,15 @@ impl ValuePattern {
         match self {
             Self::Any => "",
             Self::Exact(text) | Self::Wildcard(text) => text,
+            Self::Match(pattern) => pattern.text(),
         }
     }
 
     /// Returns the kind of match of a descriptor with this pattern and this key. A `*` in a key is a wildcard too.
     pub fn match_kind(&self, key: &str) -> MatchKind {
         match self {
+            // The compiler refuses a `match` beside such a key.
+            Self::Match(_) => MatchKind::Match,
             Self::Any | Self::Exact(_) | Self::Wildcard(_) if has_star(key) => MatchKind::Wildcard,
             Self::Any => MatchKind::Any,
             Self::Exact(_) => MatchKind::Exact,
@@ -62,7 +72,8 @@ impl ValuePattern {
     }
 }
 
-fn has_star(text: &str) -> bool {
+/// Returns `true` if the text has a `*`, so that it is a wildcard.
+pub(crate) fn has_star(text: &str) -> bool {
     text.contains('*')
 }
 
@@ -71,14 +82,14 @@ impl MatchKind {
     pub const fn has_many_values(self) -> bool {
         match self {
             Self::Exact => false,
-            Self::Wildcard | Self::Any => true,
+            Self::Wildcard | Self::Match | Self::Any => true,
         }
     }
 
     /// Returns true if `share_threshold` applies: the values of a match can share one counter.
     pub const fn can_share_counter(self) -> bool {
         match self {
-            Self::Wildcard => true,
+            Self::Wildcard | Self::Match => true,
             Self::Exact | Self::Any => false,
         }
     }

@@ -12,6 +12,7 @@ use aho_corasick::{AhoCorasick, AhoCorasickKind};
 use smallvec::SmallVec;
 
 use super::NodeId;
+use super::operators::MatchingNodes;
 
 /// Largest number of wildcards with one prefix that are tried without an automaton.
 const MAX_WILDCARDS_WITHOUT_AUTOMATON: usize = 4;
@@ -77,6 +78,22 @@ impl Wildcards {
             }
         }
         self.patterns.get(best).map(|(node, _)| *node)
+    }
+
+    /// Adds all nodes that match, each once, in no order.
+    pub(super) fn add_matches(&self, composite: &[u8], found: &mut MatchingNodes) {
+        let mut add = |indices: &[u32]| {
+            let patterns = indices.iter().filter_map(|index| self.patterns.get(*index as usize));
+            found.extend(patterns.filter(|(_, pattern)| pattern.matches(composite)).map(|(node, _)| *node));
+        };
+        for length in &self.prefix_lengths {
+            let Some((prefix, rest)) = composite.split_at_checked(*length) else { break };
+            let Some(group) = self.by_prefix.get(prefix) else { continue };
+            add(&group.always);
+            if let Some(index) = &group.by_literal {
+                index.for_each_candidate(rest, &mut add);
+            }
+        }
     }
 
     /// Sets `best` to the first of these indices whose pattern matches, if it is lower than `best`.

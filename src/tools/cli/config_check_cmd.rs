@@ -6,6 +6,7 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::{fs, io};
 
 use super::go_flags::{self, Flag};
@@ -14,6 +15,7 @@ use super::rule_files::{self, CheckedRules};
 use crate::base::printable_text::escape_unprintable;
 use crate::rules::compile::RuleText;
 use crate::rules::compile::options::CompileOptions;
+use crate::rules::compile::set_files::{SetFiles, SetText};
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::files::read::read_rule_files;
 use crate::rules::files::{MAX_FILES, MAX_TOTAL_BYTES, RuleLocation};
@@ -54,15 +56,19 @@ fn check_directory(directory: &Path, merge_domains: bool, page: &mut String) -> 
         format!("error opening directory {}: {error}\n", escape_unprintable(&directory.to_string_lossy()))
     };
     let (mut sources, mut bytes): (Vec<RuleText>, u64) = (Vec::new(), 0);
+    let mut sets: Vec<SetText> = Vec::new();
     for path in list_directory_entries(directory).map_err(failed)? {
         *page += &format!("opening config file: {}\n", escape_unprintable(&path.to_string_lossy()));
-        let source = read_rule_file(&path)?;
+        let (source, named) = read_rule_file(&path)?;
+        sets.extend(named);
         bytes += source.bytes.len() as u64;
         if sources.len() == MAX_FILES || bytes > MAX_TOTAL_BYTES {
             return Err(format!("error opening config file: more than {MAX_FILES} files or {MAX_TOTAL_BYTES} bytes\n"));
         }
         sources.push(source);
     }
+    sources.retain(|source| sets.iter().all(|set| set.path != source.name));
+    let options = CompileOptions { set_files: Arc::new(SetFiles { texts: sets }), ..options };
     let rules = CheckedRules::compile(sources, &options, Diagnostics::default());
     rules.diagnostics.warnings().iter().for_each(|warning| print_error(escape_unprintable(&warning.to_string())));
     match rules.diagnostics.errors() {
@@ -91,8 +97,8 @@ fn list_directory_entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(entries)
 }
 
-/// Reads a rule file with any name; a directory is an error.
-fn read_rule_file(path: &Path) -> Result<RuleText, String> {
+/// Reads a rule file with any name, and the sets that it names; a directory is an error.
+fn read_rule_file(path: &Path) -> Result<(RuleText, Vec<SetText>), String> {
     let failed = |what: &dyn std::fmt::Display| {
         format!("error opening config file: {}\n", escape_unprintable(&what.to_string()))
     };
@@ -102,5 +108,6 @@ fn read_rule_file(path: &Path) -> Result<RuleText, String> {
     let read =
         read_rule_files(&RuleLocation::Paths(vec![path.to_owned()])).map_err(|refused| failed(&refused.errors[0]))?;
     let file = read.files.into_iter().next().ok_or_else(|| failed(&path.display()))?;
-    Ok(RuleText { name: file.name, bytes: file.bytes, documents: DocumentSelection::FirstOnly })
+    let text = RuleText { name: file.name, bytes: file.bytes, documents: DocumentSelection::FirstOnly };
+    Ok((text, read.sets))
 }

@@ -144,6 +144,7 @@ fn append_step_text(page: &mut String, step: &ExplainedEntryMatch) {
             let how = match MatchKind::from_name(how) {
                 Some(MatchKind::Exact) => "exactly",
                 Some(MatchKind::Wildcard) => "by its wildcard",
+                Some(MatchKind::Match) => "by its match",
                 Some(MatchKind::Any) | None => "by its key alone",
             };
             writeln!(page, "  {entry} matches {} {how}, at {}", escape_and_shorten(node), escape_unprintable(origin))

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use super::print::print_error;
 use crate::base::printable_text::escape_unprintable;
 use crate::rules::compile::options::CompileOptions;
+use crate::rules::compile::set_files::SetFiles;
 use crate::rules::compile::{CompiledRules, RuleText, compile_texts};
 use crate::rules::defaults_file;
 use crate::rules::diagnostic::{Diagnostics, Severity};
@@ -24,6 +25,8 @@ use crate::settings::Settings;
 pub(super) struct CheckedRules {
     /// The readable files.
     pub(super) sources: Vec<RuleText>,
+    /// Files with sets that they name.
+    set_files: Arc<SetFiles>,
     /// All problems and warnings.
     pub(super) diagnostics: Diagnostics,
     /// The rules, if there are no errors.
@@ -38,7 +41,7 @@ impl CheckedRules {
     ///
     /// `diagnostics` are problems found before.
     pub(super) fn read_and_compile(paths: &[PathBuf], options: &CompileOptions, mut diagnostics: Diagnostics) -> Self {
-        let mut sources = Vec::new();
+        let (mut sources, mut sets) = (Vec::new(), Vec::new());
         let (stdin, paths): (Vec<_>, Vec<_>) = paths.iter().cloned().partition(|path| path == Path::new(STDIN_PATH));
         if !paths.is_empty() {
             let read =
@@ -50,6 +53,7 @@ impl CheckedRules {
             let source =
                 |file: RuleFile| RuleText { name: file.name, bytes: file.bytes, documents: DocumentSelection::All };
             sources.extend(read.files.into_iter().map(source));
+            sets = read.sets;
         }
         if !stdin.is_empty() {
             let mut text = Vec::new();
@@ -60,7 +64,8 @@ impl CheckedRules {
             }
             sources.push(RuleText { name: STDIN_PATH.into(), bytes: text, documents: DocumentSelection::All });
         }
-        Self::compile(sources, options, diagnostics)
+        let options = CompileOptions { set_files: Arc::new(SetFiles { texts: sets }), ..options.clone() };
+        Self::compile(sources, &options, diagnostics)
     }
 
     /// Compiles files; `diagnostics` are problems of others.
@@ -75,19 +80,25 @@ impl CheckedRules {
                 None
             }
         };
-        Self { sources, diagnostics, set }
+        Self { sources, set_files: Arc::clone(&options.set_files), diagnostics, set }
     }
 
     /// Formats every problem with its line, errors first.
     pub(super) fn format_problems(&self) -> String {
         let texts: Vec<(&Arc<str>, _)> =
             self.sources.iter().filter_map(|file| Some((&file.name, text::decode_text(&file.bytes).ok()?))).collect();
+        let set_text = |name: &Arc<str>| {
+            let set = self.set_files.texts.iter().find(|text| text.path == *name)?;
+            text::decode_text(set.contents.as_ref().ok()?).ok()
+        };
         let mut page = String::new();
         for diagnostic in self.diagnostics.errors().iter().chain(self.diagnostics.warnings()) {
             page += &escape_unprintable(&diagnostic.to_string());
             page.push('\n');
             if let Some((_, text)) = texts.iter().find(|(name, _)| **name == diagnostic.file) {
                 page += &diagnostic.format_excerpt(text);
+            } else if let Some(text) = set_text(&diagnostic.file) {
+                page += &diagnostic.format_excerpt(&text);
             }
         }
         let (errors, warnings) = self.diagnostics.dropped_counts();

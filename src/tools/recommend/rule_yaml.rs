@@ -4,6 +4,7 @@ use crate::base::printable_text::escape_unprintable_json;
 use crate::limit::algorithm::DelayPolicy;
 use crate::limit::{GlobalScope, Limit};
 use crate::rules::rule::decompile::{RuleDescriptor, RulePath};
+use crate::rules::rule::match_pattern::{MatchPattern, Operator};
 use crate::rules::rule::value_pattern::ValuePattern;
 
 /// Limit of the rule file that the user pastes.
@@ -29,6 +30,7 @@ pub fn format_rule_yaml(entries: &RulePath, pasted: LimitToPaste<'_>) -> String 
             ValuePattern::Exact(value) | ValuePattern::Wildcard(value) => {
                 text += &format!("{indent}value: {}\n", quote_for_yaml(value));
             }
+            ValuePattern::Match(pattern) => text += &format!("{indent}match: {}\n", format_match(pattern)),
         }
         if *share_threshold {
             text += &format!("{indent}share_threshold: true\n");
@@ -39,6 +41,27 @@ pub fn format_rule_yaml(entries: &RulePath, pasted: LimitToPaste<'_>) -> String 
         text += &format!("{indent}  {key}: {value}\n");
     }
     text
+}
+
+/// Formats the value of a `match`, on one line.
+fn format_match(pattern: &MatchPattern) -> String {
+    let list = |items: Vec<String>| format!("[{}]", items.join(", "));
+    // Quoted: a comma or a colon would end a plain text in brackets.
+    let quote = |text: &str| escape_unprintable_json(&serde_json::Value::from(text).to_string()).into_owned();
+    let file = |name: &str| format!("{{ file: {} }}", quote(name));
+    let (operator, operand) = match &pattern.operator {
+        Operator::In(values) => ("in", list(values.iter().map(|value| quote(value)).collect())),
+        Operator::InFile(set) => ("in", file(&set.name)),
+        Operator::Cidr(networks) => {
+            ("cidr", list(networks.iter().map(|network| quote(&network.to_string())).collect()))
+        }
+        Operator::CidrFile(set) => ("cidr", file(&set.name)),
+        Operator::Regex(expression) => ("regex", quote(expression)),
+    };
+    match pattern.negated {
+        true => format!("{{ not: {{ {operator}: {operand} }} }}"),
+        false => format!("{{ {operator}: {operand} }}"),
+    }
 }
 
 fn list_limit_fields(LimitToPaste { limit, name, max_wait_us }: LimitToPaste<'_>) -> Vec<(&'static str, String)> {

@@ -1,10 +1,14 @@
 //! Matching a descriptor against a number of rules.
 
 use std::hint::black_box;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tollkeeper::limit::request::Entry;
 use tollkeeper::rules::rule::Domain;
+use tollkeeper::rules::rule::match_pattern::{MatchPattern, Operator};
+use tollkeeper::rules::rule::network::Network;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::rule::value_pattern::ValuePattern;
 
@@ -50,6 +54,32 @@ impl Matching {
         Self::new(rules, count, |i| vec![("path".into(), format!("/eu/service/{i:06}"))])
     }
 
+    /// Rules with lists of ten values.
+    pub(crate) fn lists(count: usize) -> Self {
+        let value = |i: usize, at: usize| format!("/service/{i:06}/{at}");
+        let list = |i| Operator::In((0..10).map(|at| Box::from(value(i, at))).collect());
+        Self::new(many_rules(PATH, count, |i, node| node.value = matching(list(i))), count, |i| {
+            vec![("path".into(), value(i, i % 10))]
+        })
+    }
+
+    /// Rules with networks of 16 addresses.
+    pub(crate) fn networks(count: usize) -> Self {
+        let first = |i: usize| u32::try_from(i).expect("few rules") * 16 + (10 << 24);
+        let network = |i| Operator::Cidr(Arc::new([Network::V4 { first: first(i), length: 28 }]));
+        Self::new(many_rules(PATH, count, |i, node| node.value = matching(network(i))), count, |i| {
+            vec![("path".into(), Ipv4Addr::from_bits(first(i) + 7).to_string())]
+        })
+    }
+
+    /// Rules with regular expressions.
+    pub(crate) fn expressions(count: usize) -> Self {
+        let expression = |i: usize| Operator::Regex(format!("/v[0-9]+/service-{i:04}/items/[a-z]+").into());
+        Self::new(many_rules(PATH, count, |i, node| node.value = matching(expression(i))), count, |i| {
+            vec![("path".into(), format!("/v{}/service-{i:04}/items/shoes", i % 9))]
+        })
+    }
+
     /// Rules with key and value on two levels, ten rules on the inner level.
     pub(crate) fn nested(count: usize) -> Self {
         let inner = |i| format!("  {}", PATH.replace("/,", &format!("/items/{i},")));
@@ -76,6 +106,10 @@ impl Matching {
         let domain = self.rules.domain(DOMAIN).expect("there is one");
         black_box(self.rules.find_rule(domain, black_box(&entries))).is_some()
     }
+}
+
+fn matching(operator: Operator) -> ValuePattern {
+    ValuePattern::Match(Arc::new(MatchPattern::new(operator, false)))
 }
 
 impl Situation for Matching {

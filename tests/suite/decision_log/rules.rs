@@ -45,11 +45,14 @@ fn rule_files_and_resources_are_recorded_without_loss() {
         format!("domain: {domain}\n{rules}\n---\ndomain: {domain}2\n{rules}\n")
     };
     let utf16: Vec<u8> = "\u{feff}".chars().chain(yaml("d").chars()).flat_map(|c| (c as u16).to_le_bytes()).collect();
-    let files = SourceRules::Texts(vec![
-        text("a.yaml", yaml("a").into_bytes(), DocumentSelection::All),
-        text("b.yaml", yaml("b").into_bytes(), DocumentSelection::FirstOnly),
-        text("d.yaml", utf16, DocumentSelection::All),
-    ]);
+    let files = SourceRules::Texts(
+        vec![
+            text("a.yaml", yaml("a").into_bytes(), DocumentSelection::All),
+            text("b.yaml", yaml("b").into_bytes(), DocumentSelection::FirstOnly),
+            text("d.yaml", utf16, DocumentSelection::All),
+        ]
+        .into(),
+    );
     let config = |name: &str, requests| {
         let descriptors = vec![limited("user", RateLimitUnit::Day, requests)];
         resource(&RateLimitConfig { name: name.to_owned(), domain: name.to_owned(), descriptors })

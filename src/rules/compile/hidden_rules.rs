@@ -1,0 +1,195 @@
+//! Warnings about rules that no request reaches, because other rules of their level match first.
+//!
+//! Only what can be decided is reported: a wildcard that an earlier one covers, lists and networks that earlier
+//! patterns contain, everything behind `*`. Without backtracking, also a rule below a less exact match, for the values
+//! of a more exact one that has other rules below.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::limit::request::Entry;
+use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
+use crate::rules::rule::match_pattern::{MatchPattern, Operator};
+use crate::rules::rule::network::{Network, NetworkIndex};
+use crate::rules::rule::patterns::{Patterns, PatternsBuilder};
+use crate::rules::rule::value_pattern::{MatchKind, ValuePattern};
+use crate::rules::rule::{Domain, RuleNode};
+
+/// Maximum number of pairs of rules of one level that are compared for rules below.
+const MAX_COMPARED_PAIRS: usize = 1_000_000;
+
+/// Warns about the rules of a domain that no request reaches.
+pub(super) fn warn_about_hidden_rules(domain: &Domain, found: &mut Diagnostics) {
+    let mut waiting = vec![domain.descriptors.as_slice()];
+    while let Some(nodes) = waiting.pop() {
+        let has_patterns = nodes.iter().any(|node| match node.match_kind() {
+            MatchKind::Wildcard | MatchKind::Match => true,
+            MatchKind::Exact | MatchKind::Any => false,
+        });
+        if has_patterns {
+            RuleLevel::new(nodes, domain.matching.backtrack).warn_about_covered_rules(found);
+        }
+        if !domain.matching.backtrack {
+            warn_about_hidden_subtrees(nodes, found);
+        }
+        waiting.extend(nodes.iter().map(|node| node.descriptors.as_slice()).filter(|below| !below.is_empty()));
+    }
+}
+
+/// Rules of one level; a rule is named by its index.
+struct RuleLevel<'n> {
+    nodes: &'n [RuleNode],
+    patterns: Option<Box<Patterns>>,
+    exact: HashMap<String, u32>,
+    networks: HashMap<&'n str, NetworkIndex<u32>>,
+    backtrack: bool,
+}
+
+impl<'n> RuleLevel<'n> {
+    fn new(nodes: &'n [RuleNode], backtrack: bool) -> Self {
+        let mut builder = PatternsBuilder::default();
+        let mut networks: HashMap<&str, Vec<(Network, u32)>> = HashMap::new();
+        let mut exact = HashMap::new();
+        for (index, node) in (0_u32..).zip(nodes) {
+            match (&node.value, node.match_kind()) {
+                (ValuePattern::Match(pattern), _) => {
+                    // Expressions are not compared, and automata are costly.
+                    if !matches!(pattern.operator, Operator::Regex(_)) {
+                        builder.add_operator(index, node.key.as_bytes(), pattern);
+                    }
+                    if let (Operator::Cidr(list), false) = (&pattern.operator, pattern.negated) {
+                        networks.entry(&node.key).or_default().extend(list.iter().map(|one| (*one, index)));
+                    }
+                }
+                (_, MatchKind::Wildcard) => builder.add_wildcard(index, node.composite_key().as_bytes()),
+                (_, MatchKind::Exact) => {
+                    exact.insert(node.composite_key(), index);
+                }
+                (_, MatchKind::Match | MatchKind::Any) => {}
+            }
+        }
+        let networks = networks.into_iter().map(|(key, networks)| (key, NetworkIndex::new(networks))).collect();
+        Self { nodes, patterns: builder.build(), exact, networks, backtrack }
+    }
+
+    fn warn_about_covered_rules(&self, found: &mut Diagnostics) {
+        let reached_by_key: HashMap<&str, HashSet<u32>> =
+            self.networks.iter().map(|(key, index)| (*key, index.lowest_somewhere().collect())).collect();
+        for (index, node) in (0_u32..).zip(self.nodes) {
+            let covering = match &node.value {
+                ValuePattern::Match(pattern) => {
+                    let is_reached = reached_by_key.get(&*node.key).is_some_and(|reached| reached.contains(&index));
+                    self.find_covering_key(node, index).or_else(|| self.find_covering(node, index, pattern, is_reached))
+                }
+                ValuePattern::Any | ValuePattern::Exact(_) | ValuePattern::Wildcard(_) => match node.match_kind() {
+                    MatchKind::Exact => None,
+                    // A wildcard goes before a bare key wherever it stands.
+                    MatchKind::Any => self.find_covering_key(node, u32::MAX),
+                    MatchKind::Wildcard | MatchKind::Match => {
+                        self.first_wildcard(&node.composite_key()).filter(|first| *first < index)
+                    }
+                },
+            };
+            if let Some(first) = covering.and_then(|first| self.nodes.get(first as usize))
+                && self.hides(first, node)
+            {
+                report_covered(node, first, found);
+            }
+        }
+    }
+
+    /// Returns `true` if a rule that matches whenever `hidden` does keeps it from being reached.
+    fn hides(&self, first: &RuleNode, hidden: &RuleNode) -> bool {
+        !self.backtrack || (first.descriptors.is_empty() && hidden.descriptors.is_empty())
+    }
+
+    fn first_wildcard(&self, composite: &str) -> Option<u32> {
+        self.patterns.as_ref()?.first_wildcard(composite.as_bytes())
+    }
+
+    /// Returns a wildcard before `index` that matches every value of the key.
+    fn find_covering_key(&self, node: &RuleNode, index: u32) -> Option<u32> {
+        // What matches a `*` as a character matches any text in its place.
+        self.first_wildcard(&format!("{}_*", node.key)).filter(|first| *first < index)
+    }
+
+    /// Returns a rule before `index` that matches the first value of a pattern, if earlier rules match all its values.
+    fn find_covering(&self, node: &RuleNode, index: u32, pattern: &MatchPattern, is_reached: bool) -> Option<u32> {
+        if pattern.negated {
+            return None;
+        }
+        match &pattern.operator {
+            Operator::In(values) => {
+                let mut first_found = None;
+                for value in &**values {
+                    let first = self.first_match(node, value)?;
+                    // A rule with exactly the value goes before it, wherever it stands.
+                    if first == index || self.nodes.get(first as usize).is_none_or(|first| !self.hides(first, node)) {
+                        return None;
+                    }
+                    first_found = first_found.or(Some(first));
+                }
+                first_found
+            }
+            Operator::Cidr(networks) if !is_reached => {
+                let index = self.networks.get(&*node.key)?;
+                networks.first().and_then(|network| index.lowest(network.first_address()))
+            }
+            Operator::Cidr(_) | Operator::InFile(_) | Operator::CidrFile(_) | Operator::Regex(_) => None,
+        }
+    }
+
+    fn first_match(&self, node: &RuleNode, value: &str) -> Option<u32> {
+        let exact = self.exact.get(&format!("{}_{value}", node.key)).copied();
+        let entry = Entry { key: node.key.as_bytes(), value: value.as_bytes() };
+        exact.or_else(|| self.patterns.as_ref()?.first_match(&entry).map(|(first, _)| first))
+    }
+}
+
+fn report_covered(node: &RuleNode, first: &RuleNode, found: &mut Diagnostics) {
+    let message = format!(
+        "'{}' never matches: '{}' at {} matches first",
+        escape_for_message(&node.composite_key()),
+        escape_for_message(&first.composite_key()),
+        first.location
+    );
+    let hint = match node.descriptors.is_empty() {
+        true => "put it before that one, or remove it",
+        false => "put it before that one, or write `matching: {backtrack: true}` in the document",
+    };
+    found.push(Diagnostic::at_location(Severity::Warning, &node.location, message, hint));
+}
+
+/// Warns about descriptors whose values never reach a rule below a less exact descriptor.
+fn warn_about_hidden_subtrees(nodes: &[RuleNode], found: &mut Diagnostics) {
+    let bare: HashMap<&str, &RuleNode> = nodes
+        .iter()
+        .filter(|node| node.match_kind() == MatchKind::Any && !node.descriptors.is_empty())
+        .map(|node| (&*node.key, node))
+        .collect();
+    let mut pairs_left = MAX_COMPARED_PAIRS;
+    for node in nodes.iter().filter(|node| node.match_kind() != MatchKind::Any && !node.descriptors.is_empty()) {
+        let Some(less_exact) = bare.get(&*node.key) else { continue };
+        let pairs = less_exact.descriptors.len().saturating_mul(node.descriptors.len());
+        let Some(left) = pairs_left.checked_sub(pairs) else { return };
+        pairs_left = left;
+        let is_hidden = |below: &&RuleNode| !node.descriptors.iter().any(|own| is_in_place_of(own, below));
+        if let Some(hidden) = less_exact.descriptors.iter().find(is_hidden) {
+            let message = format!(
+                "values of '{}' never reach '{}' below '{}' at {}",
+                escape_for_message(&node.composite_key()),
+                escape_for_message(&hidden.composite_key()),
+                escape_for_message(&less_exact.composite_key()),
+                hidden.location
+            );
+            let hint = "repeat that rule here, or write `matching: {backtrack: true}` in the document";
+            found.push(Diagnostic::at_location(Severity::Warning, &node.location, message, hint));
+        }
+    }
+}
+
+/// Returns `true` if `own` is there for some of the entries that `other` matches, so that it may be meant in its place.
+fn is_in_place_of(own: &RuleNode, other: &RuleNode) -> bool {
+    own.composite_key() == other.composite_key()
+        || (own.key == other.key && own.match_kind() == MatchKind::Any)
+        || (own.key == other.key && own.value.pattern_text() == "*")
+}

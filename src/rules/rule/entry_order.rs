@@ -1,0 +1,119 @@
+//! Entries in any order, for domains with `matching: { order: any }`.
+//!
+//! The compiler sorts the path of each rule by key. A request gets its entries sorted once, before anything reads them:
+//! by key, then by value. So matching, counters, metrics and the decision log see one order whatever was sent.
+//!
+//! If a descriptor has a key more than once, its entries are assigned to the levels with that key by the order of
+//! matching: at each level, of the entries that are left, the one with the best match goes there, the one with the
+//! smallest value of equal ones. A descriptor with a key more often than any rule matches nothing and stays sorted.
+
+use smallvec::SmallVec;
+
+use super::set::{DomainRules, RuleSet};
+use super::value_pattern::MatchKind;
+use super::{EntryOrder, NodeId};
+use crate::limit::request::{Entry, Request};
+
+/// Entries of a descriptor.
+type Entries<'m> = SmallVec<[Entry<'m>; 4]>;
+
+/// Candidates of one level: node, kind of match, and index of the entry.
+type AssignedCandidates = SmallVec<[(NodeId, MatchKind, usize); 4]>;
+
+impl RuleSet {
+    /// Returns the request with its entries in the order of the rules, if its domain takes them in any order.
+    pub fn order_request<'m>(&self, request: &Request<'m>) -> Option<Box<Request<'m>>> {
+        if !self.has_any_order() {
+            return None;
+        }
+        let domain = self.domain(request.domain).filter(|domain| domain.matching.order == EntryOrder::Any)?;
+        let mut ordered = Box::new(request.clone());
+        ordered.descriptors.iter_mut().for_each(|descriptor| self.order_entries(domain, &mut descriptor.entries));
+        Some(ordered)
+    }
+
+    fn order_entries(&self, domain: &DomainRules, entries: &mut Entries<'_>) {
+        entries.sort_by(|one, other| (one.key, one.value).cmp(&(other.key, other.value)));
+        let may_match = |group: &[Entry<'_>]| {
+            domain.repeated_keys.get(group[0].key).is_some_and(|times| group.len() as u64 <= *times)
+        };
+        let mut repeated =
+            entries.chunk_by(|one, other| one.key == other.key).filter(|group| group.len() > 1).peekable();
+        if repeated.peek().is_some()
+            && repeated.all(may_match)
+            && let Some(order) = self.assign_entries(domain, entries)
+        {
+            *entries = order.into_iter().map(|index| entries[index]).collect();
+        }
+    }
+
+    /// Assigns sorted entries to levels; returns their order, if all match.
+    fn assign_entries(&self, domain: &DomainRules, entries: &[Entry<'_>]) -> Option<SmallVec<[usize; 8]>> {
+        struct Level {
+            candidates: AssignedCandidates,
+            at: usize,
+        }
+        let mut levels: SmallVec<[Level; 4]> = SmallVec::new();
+        let mut used: SmallVec<[bool; 8]> = SmallVec::from_elem(false, entries.len());
+        let find_level = |node, depth, used: &[bool]| {
+            let mut candidates = self.find_assignments(node, entries, depth, used);
+            if !domain.matching.backtrack {
+                candidates.truncate(1);
+            }
+            Level { candidates, at: 0 }
+        };
+        levels.push(find_level(domain.root, 0, &used));
+        while let Some(level) = levels.last_mut() {
+            let Some((node, _, index)) = level.candidates.get(level.at).copied() else {
+                // Without backtracking each level has one candidate, so the search ends here.
+                levels.pop();
+                if let Some(above) = levels.last_mut() {
+                    used[above.candidates[above.at].2] = false;
+                    above.at += 1;
+                }
+                continue;
+            };
+            let depth = levels.len();
+            let compiled = &self.nodes[node as usize];
+            let is_end = !domain.matching.backtrack || compiled.rule.is_some() || compiled.exempt;
+            if depth == entries.len() && is_end {
+                return Some(levels.iter().map(|level| level.candidates[level.at].2).collect());
+            }
+            if depth < entries.len() && !compiled.children.is_empty() {
+                used[index] = true;
+                levels.push(find_level(node, depth, &used));
+            } else if let Some(level) = levels.last_mut() {
+                level.at += 1;
+            }
+        }
+        None
+    }
+
+    /// Returns the matches below `node` of the entries that are left and have the key of the entry at `depth`, best
+    /// first.
+    fn find_assignments(&self, node: NodeId, entries: &[Entry<'_>], depth: usize, used: &[bool]) -> AssignedCandidates {
+        let key = entries[depth].key;
+        let start = entries.partition_point(|entry| entry.key < key);
+        let mut found = AssignedCandidates::new();
+        let mut last_value = None;
+        for (index, entry) in entries.iter().enumerate().skip(start).take_while(|(_, entry)| entry.key == key) {
+            // Equal entries are interchangeable.
+            if used[index] || last_value == Some(entry.value) {
+                continue;
+            }
+            last_value = Some(entry.value);
+            found.extend(self.find_candidates(node, entry).into_iter().map(|(node, kind)| (node, kind, index)));
+        }
+        found.sort_by_key(|(node, kind, index)| (match_rank(*kind), *node, *index));
+        found
+    }
+}
+
+/// Rank of a kind of match, lowest first.
+const fn match_rank(kind: MatchKind) -> u8 {
+    match kind {
+        MatchKind::Exact => 0,
+        MatchKind::Wildcard | MatchKind::Match => 1,
+        MatchKind::Any => 2,
+    }
+}

@@ -1,0 +1,219 @@
+//! Regular expressions, compiled so that a look-up takes one table access for each byte of the value.
+//!
+//! An expression matches whole values, as bytes: `.` is any byte, classes are of ASCII, and `(?u:...)` has classes of
+//! characters. Many expressions become one automaton, so a thousand cost as much as ten. Automata can grow
+//! exponentially, as those of many expressions with `.*` in front do: then the expressions are divided over several,
+//! down to one for each. A single expression whose automaton is too large does not compile. There is no other engine
+//! behind: the work of a look-up does not depend on what was looked up before, and values cannot make it slow.
+
+use std::error::Error as _;
+
+use regex_automata::dfa::{Automaton as _, StartKind, dense};
+use regex_automata::nfa::thompson::{self, WhichCaptures};
+use regex_automata::util::{start, syntax};
+use regex_automata::{Anchored, MatchKind};
+
+/// Maximum length of an expression in bytes.
+pub const MAX_EXPRESSION_BYTES: usize = 4096;
+
+/// Maximum size of the automaton of one expression, in bytes.
+const MAX_SINGLE_BYTES: usize = 256 << 10;
+/// Maximum size of an automaton for each of its expressions, in bytes.
+const MAX_SHARED_BYTES_EACH: usize = 16 << 10;
+
+/// Largest number of automata of one level without a warning.
+pub const MAX_AUTOMATA_WITHOUT_WARNING: usize = 8;
+
+/// Expressions with an identifier each.
+#[derive(Debug)]
+pub(crate) struct Expressions<I> {
+    automata: Vec<ExpressionAutomaton<I>>,
+}
+
+#[derive(Debug)]
+struct ExpressionAutomaton<I> {
+    automaton: dense::DFA<Vec<u32>>,
+    /// Identifier of each of its expressions.
+    ids: Vec<I>,
+}
+
+impl<I: Copy> Expressions<I> {
+    /// Compiles expressions that [`check_expression`] accepts; leaves out others.
+    pub(crate) fn new(expressions: &[(&str, I)]) -> Self {
+        let mut automata = Vec::new();
+        let mut waiting = vec![expressions];
+        while let Some(group) = waiting.pop() {
+            if group.is_empty() {
+                continue;
+            }
+            let texts: Vec<&str> = group.iter().map(|(text, _)| *text).collect();
+            match build_automaton(&texts) {
+                Ok(automaton) => {
+                    automata.push(ExpressionAutomaton { automaton, ids: group.iter().map(|(_, id)| *id).collect() });
+                }
+                Err(_) if group.len() == 1 => {}
+                Err(_) => {
+                    let (first, second) = group.split_at(group.len() / 2);
+                    waiting.extend([second, first]);
+                }
+            }
+        }
+        Self { automata }
+    }
+
+    /// Number of automata that a look-up runs.
+    pub(crate) const fn automata_count(&self) -> usize {
+        self.automata.len()
+    }
+
+    /// Calls `each` with the identifier of each expression that matches the whole value.
+    pub(crate) fn for_each(&self, value: &[u8], mut each: impl FnMut(I)) {
+        for ExpressionAutomaton { automaton, ids } in &self.automata {
+            let Ok(mut state) = automaton.start_state(&start::Config::new().anchored(Anchored::Yes)) else { continue };
+            let mut is_dead = false;
+            for byte in value {
+                state = automaton.next_state(state, *byte);
+                // A quit state follows a byte that a word boundary of Unicode cannot judge; building refuses those.
+                if automaton.is_special_state(state)
+                    && (automaton.is_dead_state(state) || automaton.is_quit_state(state))
+                {
+                    is_dead = true;
+                    break;
+                }
+            }
+            if is_dead {
+                continue;
+            }
+            state = automaton.next_eoi_state(state);
+            if automaton.is_match_state(state) {
+                (0..automaton.match_len(state)).for_each(|at| each(ids[automaton.match_pattern(state, at).as_usize()]));
+            }
+        }
+    }
+}
+
+/// Returns the reason why an expression cannot be used.
+///
+/// # Errors
+/// The reason, in the words of the regex crate or as a size.
+pub fn check_expression(text: &str) -> Result<(), String> {
+    if text.len() > MAX_EXPRESSION_BYTES {
+        return Err(format!("it has {} bytes; at most {MAX_EXPRESSION_BYTES} are allowed", text.len()));
+    }
+    build_automaton(&[text]).map(|_| ())
+}
+
+/// Returns `true` if the expression matches the whole value; compiles it anew, so use it only for reports.
+pub fn expression_matches(text: &str, value: &[u8]) -> bool {
+    let mut matches = false;
+    Expressions::new(&[(text, ())]).for_each(value, |()| matches = true);
+    matches
+}
+
+fn build_automaton(expressions: &[&str]) -> Result<dense::DFA<Vec<u32>>, String> {
+    let max_bytes = MAX_SINGLE_BYTES.max(MAX_SHARED_BYTES_EACH * expressions.len());
+    let nfa = thompson::Compiler::new()
+        .syntax(syntax::Config::new().unicode(false).utf8(false).dot_matches_new_line(true))
+        .configure(
+            thompson::Config::new().utf8(false).nfa_size_limit(Some(max_bytes)).which_captures(WhichCaptures::None),
+        )
+        .build_many(expressions)
+        .map_err(|error| match error.source().map(ToString::to_string) {
+            Some(parsing) => describe_syntax_error(&parsing),
+            None => too_large(max_bytes),
+        })?;
+    let config = dense::Config::new()
+        .start_kind(StartKind::Anchored)
+        // All expressions that match, not only the first.
+        .match_kind(MatchKind::All)
+        .accelerate(false)
+        .dfa_size_limit(Some(max_bytes))
+        .determinize_size_limit(Some(4 * max_bytes));
+    dense::Builder::new().configure(config).build_from_nfa(&nfa).map_err(|error| match error.is_size_limit_exceeded() {
+        true => too_large(max_bytes),
+        false => error.source().map_or_else(|| error.to_string(), ToString::to_string),
+    })
+}
+
+fn too_large(max_bytes: usize) -> String {
+    format!("its automaton takes more than {} KiB", max_bytes >> 10)
+}
+
+/// Returns the last line of an error of the parser, which has the reason; the others show the place.
+fn describe_syntax_error(text: &str) -> String {
+    let last = text.lines().last().unwrap_or_default();
+    last.strip_prefix("error: ").unwrap_or(last).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn matched(expressions: &[&str], value: &[u8]) -> Vec<usize> {
+        let numbered: Vec<_> = expressions.iter().copied().zip(0..).collect();
+        let mut found = Vec::new();
+        Expressions::new(&numbered).for_each(value, |at| found.push(at));
+        found.sort_unstable();
+        found
+    }
+
+    #[test]
+    fn expressions_match_whole_values_of_bytes() {
+        assert_eq!(matched(&["/v[0-9]+/login", "^/v.*$", "v1", ".*"], b"/v1/login"), [0, 1, 3]);
+        assert_eq!(matched(&["", "a*", ".", "(?u:.)"], b""), [0, 1]);
+        assert_eq!(matched(&["a.c", "a(?u:.)c", r"a[^x]c", r"(?i)A\xffC"], b"a\xffc"), [0, 2, 3]);
+        assert_eq!(matched(&["a.b", r"a\nb", "(?-s)a.b"], b"a\nb"), [0, 1]);
+        assert_eq!(matched(&["(?u:[é])", "..", "a|ab", "é"], "é".as_bytes()), [0, 1, 3]);
+        assert_eq!(matched(&["a|ab", "(ab|a)"], b"ab"), [0, 1]);
+    }
+
+    #[test]
+    fn bad_and_large_expressions_have_a_reason() {
+        for (text, reason) in [
+            ("(", "unclosed group"),
+            ("[é]", "Unicode not allowed here"),
+            ("a{1000}{1000}", "more than 256 KiB"),
+            ("(a|b)*a(a|b){20}", "its automaton takes more than 256 KiB"),
+            (r"(?u:\bx\b)", "cannot build DFAs for regexes with Unicode word boundaries"),
+        ] {
+            let found = check_expression(text).unwrap_err();
+            assert!(found.contains(reason), "{text}: {found}");
+        }
+        assert!(check_expression(&"a".repeat(5000)).is_err());
+    }
+
+    #[test]
+    fn a_thousand_ordinary_expressions_are_one_automaton() {
+        let texts: Vec<String> = (0..1000).map(|at| format!("/v[0-9]+/service-{at}/items/[a-z]+")).collect();
+        let numbered: Vec<_> = texts.iter().map(String::as_str).zip(0..).collect();
+        let expressions = Expressions::new(&numbered);
+        assert_eq!(expressions.automata_count(), 1);
+        let mut found = Vec::new();
+        expressions.for_each(b"/v2/service-717/items/shoes", |at| found.push(at));
+        assert_eq!(found, [717]);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+        #[test]
+        fn expressions_agree_with_the_regex_crate(
+            texts in prop::collection::vec("(a|b|\\.|\\*|[ab.]\\+|\\(a\\|b\\)\\?|\\.\\*a){0,5}", 1..30),
+            values in prop::collection::vec("[ab]{0,8}", 1..10),
+        ) {
+            let valid: Vec<&str> =
+                texts.iter().map(String::as_str).filter(|text| check_expression(text).is_ok()).collect();
+            for value in &values {
+                let expected: Vec<usize> = (0..valid.len())
+                    .filter(|at| {
+                        let anchored = format!("^(?:{})$", valid[*at]);
+                        regex::bytes::Regex::new(&anchored).expect("it is valid").is_match(value.as_bytes())
+                    })
+                    .collect();
+                prop_assert_eq!(matched(&valid, value.as_bytes()), expected);
+            }
+        }
+    }
+}

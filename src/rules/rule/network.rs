@@ -1,0 +1,433 @@
+//! IP networks, and the addresses that values are.
+//!
+//! An IPv4-mapped IPv6 address or network (`::ffff:10.0.0.0/104`) is the IPv4 one. A value is an address if it is the
+//! whole text of one, without a port, brackets or a zone.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Number of leading bits that an IPv4-mapped address has before its IPv4 address.
+const MAPPED_BITS: u8 = 96;
+
+/// A network: all addresses that begin with these bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Network {
+    /// Addresses of IPv4.
+    V4 {
+        /// First address.
+        first: u32,
+        /// Number of leading bits, 0 to 32.
+        length: u8,
+    },
+    /// Addresses of IPv6.
+    V6 {
+        /// First address.
+        first: u128,
+        /// Number of leading bits, 0 to 128.
+        length: u8,
+    },
+}
+
+/// Reason why a text is not a network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NetworkError {
+    /// It is not an address with an optional length.
+    NotANetwork,
+    /// The address has bits beyond the length; the network that it is in.
+    HostBits(Network),
+}
+
+impl Network {
+    /// Parses `10.0.0.0/8`, `2001:db8::/32`, or an address alone.
+    ///
+    /// # Errors
+    /// The text is not a network, or its address has bits beyond the length.
+    pub fn parse(text: &str) -> Result<Self, NetworkError> {
+        let (address, length) = match text.split_once('/') {
+            Some((address, length)) => (address, Some(length)),
+            None => (text, None),
+        };
+        let length = match length {
+            // `parse` would accept a sign.
+            Some(digits) if !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) => {
+                Some(digits.parse::<u8>().map_err(|_| NetworkError::NotANetwork)?)
+            }
+            Some(_) => return Err(NetworkError::NotANetwork),
+            None => None,
+        };
+        let address: IpAddr = address.parse().map_err(|_| NetworkError::NotANetwork)?;
+        let written = match address {
+            IpAddr::V4(address) => Self::V4 { first: address.to_bits(), length: length.unwrap_or(32) },
+            IpAddr::V6(address) => Self::V6 { first: address.to_bits(), length: length.unwrap_or(128) }.without_map(),
+        };
+        written.check_bits()
+    }
+
+    /// First address of the network.
+    pub const fn first_address(self) -> Address {
+        match self {
+            Self::V4 { first, .. } => Address::V4(first),
+            Self::V6 { first, .. } => Address::V6(first),
+        }
+    }
+
+    /// Converts an IPv4-mapped network to the IPv4 one.
+    fn without_map(self) -> Self {
+        match self {
+            Self::V6 { first, length: length @ MAPPED_BITS..=128 } => match Ipv6Addr::from_bits(first).to_ipv4_mapped()
+            {
+                Some(address) => Self::V4 { first: address.to_bits(), length: length - MAPPED_BITS },
+                None => self,
+            },
+            Self::V4 { .. } | Self::V6 { .. } => self,
+        }
+    }
+
+    fn check_bits(self) -> Result<Self, NetworkError> {
+        let network = match self {
+            Self::V4 { length: 33.., .. } | Self::V6 { length: 129.., .. } => return Err(NetworkError::NotANetwork),
+            Self::V4 { first, length } => Self::V4 { first: first & !host_bits_v4(length), length },
+            Self::V6 { first, length } => Self::V6 { first: first & !host_bits_v6(length), length },
+        };
+        if network == self { Ok(self) } else { Err(NetworkError::HostBits(network)) }
+    }
+}
+
+/// Bits of an IPv4 address beyond the first `length`.
+fn host_bits_v4(length: u8) -> u32 {
+    u32::MAX.checked_shr(length.into()).unwrap_or(0)
+}
+
+/// Bits of an IPv6 address beyond the first `length`.
+fn host_bits_v6(length: u8) -> u128 {
+    u128::MAX.checked_shr(length.into()).unwrap_or(0)
+}
+
+/// Writes `10.0.0.0/8`; an address alone without its length.
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::V4 { first, length: 32 } => Ipv4Addr::from_bits(first).fmt(f),
+            Self::V4 { first, length } => write!(f, "{}/{length}", Ipv4Addr::from_bits(first)),
+            Self::V6 { first, length: 128 } => Ipv6Addr::from_bits(first).fmt(f),
+            Self::V6 { first, length } => write!(f, "{}/{length}", Ipv6Addr::from_bits(first)),
+        }
+    }
+}
+
+/// An address as a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// Of IPv4.
+    V4(u32),
+    /// Of IPv6.
+    V6(u128),
+}
+
+/// Length of the longest text of an address, in bytes.
+const MAX_ADDRESS_BYTES: usize = 45;
+
+impl Address {
+    /// Parses a value that is the text of an address; `None` if it is not.
+    pub fn from_value(value: &[u8]) -> Option<Self> {
+        if value.len() > MAX_ADDRESS_BYTES {
+            return None;
+        }
+        let address: IpAddr = std::str::from_utf8(value).ok()?.parse().ok()?;
+        Some(match address.to_canonical() {
+            IpAddr::V4(address) => Self::V4(address.to_bits()),
+            IpAddr::V6(address) => Self::V6(address.to_bits()),
+        })
+    }
+}
+
+/// First and last address of a range.
+type Range<T> = (T, T);
+
+/// Set of networks, of any size: a look-up is one binary search.
+#[derive(Debug, Default)]
+pub struct NetworkSet {
+    /// Ranges that do not touch, ascending.
+    v4: Vec<Range<u32>>,
+    v6: Vec<Range<u128>>,
+}
+
+impl FromIterator<Network> for NetworkSet {
+    fn from_iter<I: IntoIterator<Item = Network>>(networks: I) -> Self {
+        let (mut v4, mut v6) = (Vec::new(), Vec::new());
+        for network in networks {
+            match network {
+                Network::V4 { first, length } => v4.push((first, first | host_bits_v4(length))),
+                Network::V6 { first, length } => v6.push((first, first | host_bits_v6(length))),
+            }
+        }
+        Self { v4: merge_ranges(v4), v6: merge_ranges(v6) }
+    }
+}
+
+impl NetworkSet {
+    /// Returns `true` if a network contains the address.
+    pub fn contains(&self, address: Address) -> bool {
+        match address {
+            Address::V4(address) => is_in_ranges(&self.v4, address),
+            Address::V6(address) => is_in_ranges(&self.v6, address),
+        }
+    }
+}
+
+fn merge_ranges<T: Ord + Copy>(mut ranges: Vec<Range<T>>) -> Vec<Range<T>> {
+    ranges.sort_unstable();
+    // Two networks overlap only if one contains the other.
+    ranges.dedup_by(|later, kept| {
+        let overlap = later.0 <= kept.1;
+        if overlap {
+            kept.1 = kept.1.max(later.1);
+        }
+        overlap
+    });
+    ranges.shrink_to_fit();
+    ranges
+}
+
+fn is_in_ranges<T: Ord + Copy>(ranges: &[Range<T>], address: T) -> bool {
+    let after = ranges.partition_point(|(first, _)| *first <= address);
+    after.checked_sub(1).is_some_and(|at| ranges[at].1 >= address)
+}
+
+/// Networks of many patterns: which patterns contain an address.
+///
+/// The addresses are cut into intervals in which the same networks contain every address. So a look-up is one binary
+/// search, and an address in no network costs as much as one in many.
+#[derive(Debug)]
+pub(crate) struct NetworkIndex<I> {
+    v4: Intervals<u32>,
+    v6: Intervals<u128>,
+    nodes: Vec<NetworkNode<I>>,
+}
+
+/// A network, with the patterns that have it.
+#[derive(Debug)]
+struct NetworkNode<I> {
+    /// Lowest of `patterns` and of those of all networks around it.
+    lowest: I,
+    /// Ascending.
+    patterns: Vec<I>,
+    /// Smallest network around it.
+    parent: Option<u32>,
+}
+
+/// Where intervals begin, ascending, and the smallest network that contains each.
+#[derive(Debug)]
+struct Intervals<T> {
+    starts: Vec<T>,
+    nodes: Vec<Option<u32>>,
+}
+
+impl<T> Default for Intervals<T> {
+    fn default() -> Self {
+        Self { starts: Vec::new(), nodes: Vec::new() }
+    }
+}
+
+impl<T: Ord + Copy> Intervals<T> {
+    fn begin(&mut self, start: T, node: Option<u32>) {
+        if self.starts.last() == Some(&start) {
+            if let Some(last) = self.nodes.last_mut() {
+                *last = node;
+            }
+        } else {
+            self.starts.push(start);
+            self.nodes.push(node);
+        }
+    }
+
+    fn find(&self, address: T) -> Option<u32> {
+        let after = self.starts.partition_point(|start| *start <= address);
+        self.nodes[after.checked_sub(1)?]
+    }
+}
+
+impl<I: Ord + Copy> NetworkIndex<I> {
+    /// Indexes networks, each with its pattern.
+    pub(crate) fn new(mut networks: Vec<(Network, I)>) -> Self {
+        // By first address, an outer network before those inside it.
+        networks.sort_unstable();
+        let mut index = Self { v4: Intervals::default(), v6: Intervals::default(), nodes: Vec::new() };
+        let (mut v4, mut v6) = (Vec::new(), Vec::new());
+        for (network, pattern) in networks {
+            match network {
+                Network::V4 { first, length } => v4.push(((first, first | host_bits_v4(length)), pattern)),
+                Network::V6 { first, length } => v6.push(((first, first | host_bits_v6(length)), pattern)),
+            }
+        }
+        index.v4 = index.cut(&v4, |last| last.checked_add(1));
+        index.v6 = index.cut(&v6, |last| last.checked_add(1));
+        index
+    }
+
+    /// Cuts the addresses at the bounds of networks, which are sorted and nested.
+    fn cut<T: Ord + Copy>(&mut self, networks: &[(Range<T>, I)], after: impl Fn(T) -> Option<T>) -> Intervals<T> {
+        let mut intervals = Intervals::default();
+        let mut open: Vec<(Range<T>, u32)> = Vec::new();
+        for (range, pattern) in networks {
+            if let Some((last, node)) = open.last()
+                && last == range
+            {
+                let node = &mut self.nodes[*node as usize];
+                node.patterns.push(*pattern);
+                node.lowest = node.lowest.min(*pattern);
+                continue;
+            }
+            self.close_before(&mut open, &mut intervals, Some(range.0), &after);
+            let parent = open.last().map(|(_, node)| *node);
+            let around = parent.map(|node| self.nodes[node as usize].lowest);
+            let lowest = around.map_or(*pattern, |around| around.min(*pattern));
+            // Rule files are bounded far below 2^32 networks.
+            let node = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
+            self.nodes.push(NetworkNode { lowest, patterns: vec![*pattern], parent });
+            intervals.begin(range.0, Some(node));
+            open.push((*range, node));
+        }
+        self.close_before(&mut open, &mut intervals, None, &after);
+        intervals
+    }
+
+    /// Ends the open networks that end before `start`; all of them if there is none.
+    fn close_before<T: Ord + Copy>(
+        &self,
+        open: &mut Vec<(Range<T>, u32)>,
+        intervals: &mut Intervals<T>,
+        start: Option<T>,
+        after: impl Fn(T) -> Option<T>,
+    ) {
+        while let Some(((_, last), node)) = open.last().copied()
+            && start.is_none_or(|start| last < start)
+        {
+            open.pop();
+            if let Some(next) = after(last) {
+                intervals.begin(next, self.nodes[node as usize].parent);
+            }
+        }
+    }
+
+    /// Returns the lowest pattern that contains the address.
+    pub(crate) fn lowest(&self, address: Address) -> Option<I> {
+        self.find(address).map(|node| self.nodes[node as usize].lowest)
+    }
+
+    /// Calls `each` with all patterns that contain the address; with some of them more than once.
+    pub(crate) fn for_each(&self, address: Address, mut each: impl FnMut(I)) {
+        let mut at = self.find(address);
+        while let Some(node) = at {
+            let node = &self.nodes[node as usize];
+            node.patterns.iter().for_each(|pattern| each(*pattern));
+            at = node.parent;
+        }
+    }
+
+    /// Lowest pattern of each network somewhere in which that network is the smallest.
+    pub(crate) fn lowest_somewhere(&self) -> impl Iterator<Item = I> {
+        let nodes = self.v4.nodes.iter().chain(&self.v6.nodes);
+        nodes.filter_map(|node| node.map(|node| self.nodes[node as usize].lowest))
+    }
+
+    fn find(&self, address: Address) -> Option<u32> {
+        match address {
+            Address::V4(address) => self.v4.find(address),
+            Address::V6(address) => self.v6.find(address),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn network(text: &str) -> Network {
+        Network::parse(text).expect("a network")
+    }
+
+    fn contains(network: Network, address: Address) -> bool {
+        NetworkSet::from_iter([network]).contains(address)
+    }
+
+    #[test]
+    fn networks_are_parsed_and_mapped_ones_are_ipv4() {
+        for (text, shown) in [
+            ("10.0.0.0/8", "10.0.0.0/8"),
+            ("0.0.0.0/0", "0.0.0.0/0"),
+            ("::/0", "::/0"),
+            ("192.0.2.7", "192.0.2.7"),
+            ("192.0.2.7/32", "192.0.2.7"),
+            ("2001:DB8:0::/32", "2001:db8::/32"),
+            ("::ffff:10.0.0.0/104", "10.0.0.0/8"),
+            ("::ffff:10.1.2.3", "10.1.2.3"),
+            ("::ffff:0:0/96", "0.0.0.0/0"),
+        ] {
+            assert_eq!(network(text).to_string(), shown, "{text}");
+        }
+        for text in
+            ["", "10.0.0.0/", "10.0.0.0/33", "::/129", "10.0.0/8", "10.0.0.0/+8", "10.0.0.0/8/8", "x", "10.0.0.0/999"]
+        {
+            assert_eq!(Network::parse(text), Err(NetworkError::NotANetwork), "{text}");
+        }
+        assert_eq!(Network::parse("10.0.0.1/8"), Err(NetworkError::HostBits(network("10.0.0.0/8"))));
+        assert_eq!(Network::parse("2001:db8::1/32"), Err(NetworkError::HostBits(network("2001:db8::/32"))));
+    }
+
+    #[test]
+    fn only_the_whole_text_of_an_address_is_one() {
+        let mapped = Address::from_value(b"::ffff:192.0.2.1");
+        assert_eq!(mapped, Address::from_value(b"192.0.2.1"));
+        assert!(mapped.is_some());
+        for value in
+            [&b""[..], b"192.0.2.1:80", b"[::1]", b" ::1", b"fe80::1%eth0", b"\xff", b"192.0.2.01", &[b'1'; 50]]
+        {
+            assert_eq!(Address::from_value(value), None, "{value:?}");
+        }
+    }
+
+    /// Networks that often contain each other, of both families, with the ends of the number ranges.
+    fn networks() -> impl Strategy<Value = Vec<Network>> {
+        let v4 = (0..4_u32, 0..=32_u8).prop_map(|(top, length)| {
+            let address = top.wrapping_mul(0x5555_5555);
+            Network::V4 { first: address & !host_bits_v4(length), length }
+        });
+        let v6 = (0..4_u128, 0..=128_u8).prop_map(|(top, length)| {
+            let address = top.wrapping_mul(u128::MAX / 3);
+            Network::V6 { first: address & !host_bits_v6(length), length }
+        });
+        prop::collection::vec(prop_oneof![v4, v6], 0..20)
+    }
+
+    fn addresses() -> impl Strategy<Value = Vec<Address>> {
+        let v4 = (0..4_u32, any::<u32>(), 0..=32_u32).prop_map(|(top, low, bits)| {
+            Address::V4(top.wrapping_mul(0x5555_5555) ^ low.checked_shr(bits).unwrap_or(0))
+        });
+        let v6 = (0..4_u128, any::<u128>(), 0..=128_u32).prop_map(|(top, low, bits)| {
+            Address::V6(top.wrapping_mul(u128::MAX / 3) ^ low.checked_shr(bits).unwrap_or(0))
+        });
+        prop::collection::vec(prop_oneof![v4, v6], 1..20)
+    }
+
+    proptest! {
+        #[test]
+        fn index_and_set_agree_with_trying_every_network(networks in networks(), addresses in addresses()) {
+            let indexed = networks.iter().enumerate().map(|(at, network)| (*network, at)).collect();
+            let index = NetworkIndex::new(indexed);
+            let set: NetworkSet = networks.iter().copied().collect();
+            for address in addresses {
+                let expected: Vec<usize> =
+                    (0..networks.len()).filter(|at| contains(networks[*at], address)).collect();
+                prop_assert_eq!(index.lowest(address), expected.first().copied());
+                let mut found = Vec::new();
+                index.for_each(address, |at| found.push(at));
+                found.sort_unstable();
+                prop_assert_eq!(&found, &expected);
+                prop_assert_eq!(set.contains(address), !expected.is_empty());
+            }
+        }
+    }
+}
