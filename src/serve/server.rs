@@ -87,8 +87,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     let listener_stats = Arc::new(StatsByListener::default());
     let StartupResources { guards, prometheus_page, exporter, logged_values, fleet_secret } =
         StartupResources::load_files_and_check_addresses(&settings, &listener_stats).map_err(ServerError::Startup)?;
-    let listeners =
-        BoundListeners::open_listeners(&settings, guards).map_err(|error| ServerError::Startup(vec![error]))?;
+    let listeners = BoundListeners::open_all(&settings, guards).map_err(|error| ServerError::Startup(vec![error]))?;
     let tracer = settings.tracing.as_ref().zip(exporter);
     let tracer = tracer.map(|(tracing, exporter)| start_tracer(tracing, exporter));
     let mut signals = Signals::install_handlers().map_err(name_failed_resource("signal handlers"))?;

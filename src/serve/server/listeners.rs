@@ -110,7 +110,7 @@ impl BoundListeners {
     ///
     /// # Errors
     /// The first listener that cannot be opened.
-    pub(super) fn open_listeners(settings: &Settings, guards: GuardsByListener) -> Result<Self, StartupError> {
+    pub(super) fn open_all(settings: &Settings, guards: GuardsByListener) -> Result<Self, StartupError> {
         let open = |listener: ListenerAddress<'_>| {
             listen_tcp(listener.address).map_err(|error| listener.build_startup_error(error))
         };
