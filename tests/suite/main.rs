@@ -39,6 +39,7 @@ mod mapper_file;
 mod memcache;
 mod memory;
 mod metrics;
+mod plans;
 mod process;
 mod proto;
 mod recommend;
