@@ -7,6 +7,7 @@
 
 pub mod decision;
 pub mod log;
+pub mod blocks;
 mod key_text;
 mod selection;
 pub mod table_rows;
@@ -24,13 +25,16 @@ pub mod results;
 pub mod store_report;
 mod status;
 mod metadata;
+mod request_headers;
 mod merge;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use futures_util::future::OptionFuture;
 use smallvec::SmallVec;
 
+use self::blocks::{BlockedRequest, Blocks};
 use self::candidates::CandidateCharges;
 use self::charge::{DescriptorOutcomes, DryRuns, RequestCharger};
 use self::decided_request::DecidedRequest;
@@ -41,7 +45,7 @@ use self::results::DescriptorResults;
 use self::selection::{RequestWithSelections, Selection, SelectionTerms, select_limits};
 use self::store_failures::FailedChargeCounters;
 use self::table_rows::RowReads;
-use crate::decide::decision::{DecideError, Decision, DecisionContext};
+use crate::decide::decision::{DecideError, Decision, DecisionContext, Header, ReportedStatus};
 use crate::decide::log::DecisionLog;
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::StorePolicy;
@@ -63,6 +67,8 @@ pub struct Decider {
     pub metrics: Arc<ServiceMetrics>,
     /// Decision log; `None` if it is off.
     pub log: Option<Arc<DecisionLog>>,
+    /// Blocked values.
+    pub blocks: Blocks,
     /// Form of the values in rejected keys.
     pub key_values: ValueForm,
     failures: FailedChargeCounters,
@@ -77,6 +83,7 @@ impl Decider {
             behaviour,
             metrics,
             log: None,
+            blocks: Blocks::default(),
             key_values: ValueForm::Plain,
             failures: FailedChargeCounters::default(),
             row_reads: RowReads::default(),
@@ -92,6 +99,9 @@ impl Decider {
         context: DecisionContext<'r>,
         request: &Request<'_>,
     ) -> Result<Decision<'r>, DecideError> {
+        if let Some(blocked) = self.find_block(context, request) {
+            return self.reject_blocked(context, request, &blocked);
+        }
         let ordered = context.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
         let reads_rows = context.rules.is_some_and(RuleSet::reads_rows);
@@ -139,6 +149,9 @@ impl Decider {
         if !self.store.is_immediate() {
             return Err(DecideError::Store);
         }
+        if let Some(blocked) = self.find_block(context, request) {
+            return self.reject_blocked(context, request, &blocked);
+        }
         let ordered = context.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
         let selections = self.select_limits(context, request)?;
@@ -158,6 +171,46 @@ impl Decider {
             observe(DescriptorResults { index, selection, outcome, candidates, ordered });
         }
         self.record_and_merge(context, selected, &outcomes, candidates)
+    }
+
+    /// Returns the blocks that a request meets; `None` under SHADOW_MODE, which rejects nothing.
+    #[inline]
+    fn find_block(&self, context: DecisionContext<'_>, request: &Request<'_>) -> Option<BlockedRequest> {
+        self.blocks.find(request, context.store.now).filter(|_| !self.behaviour.shadow_mode)
+    }
+
+    /// Rejects a request with blocked entries, counts and logs it.
+    #[cold]
+    fn reject_blocked<'r>(
+        &'r self,
+        context: DecisionContext<'r>,
+        request: &Request<'_>,
+        blocked: &BlockedRequest,
+    ) -> Result<Decision<'r>, DecideError> {
+        let wait_s = blocked.block.until.since_us(context.store.now).div_ceil(1_000_000).max(1);
+        let status = |is_blocked: &bool| match is_blocked {
+            true => ReportedStatus { over_limit: true, until_reset_s: Some(wait_s), ..ReportedStatus::default() },
+            false => ReportedStatus::default(),
+        };
+        let retry_after = self.behaviour.retry_after_header.as_deref();
+        let retry_after = retry_after.map(|name| Header { name, value: Cow::Owned(wait_s.to_string()) });
+        let decided = Ok(Decision {
+            over_limit: true,
+            shadowed: false,
+            statuses: blocked.descriptors.iter().map(status).collect(),
+            headers: retry_after.into_iter().collect(),
+            request_headers: Vec::new(),
+            body: None,
+            metadata: None,
+            delay_us: 0,
+        });
+        if !self.metrics.is_off() {
+            self.blocks.count_rejection(request.domain);
+        }
+        let (behaviour, selected) = (&self.behaviour, RequestWithSelections { request, selections: &[] });
+        let blocked = Some(blocked);
+        self.log(DecidedRequest { behaviour, context, selected, outcomes: &[], candidates: None, blocked }, &decided);
+        decided
     }
 
     const fn build_charger<'a, 'r, 'm>(
@@ -185,7 +238,10 @@ impl Decider {
             self.metrics.record_global_shadow();
         }
         let (behaviour, charges) = (&self.behaviour, candidates.as_ref());
-        self.log(DecidedRequest { behaviour, context, selected, outcomes, candidates: charges }, &decided);
+        self.log(
+            DecidedRequest { behaviour, context, selected, outcomes, candidates: charges, blocked: None },
+            &decided,
+        );
         if let Some(candidates) = candidates {
             candidates.record_outcomes(self.metrics_recorder(), context, selected);
         }
@@ -239,7 +295,11 @@ impl Decider {
         };
         let selected = RequestWithSelections { request, selections: &[] };
         let behaviour = &self.behaviour;
-        self.log(DecidedRequest { behaviour, context, selected, outcomes: &[], candidates: None }, &Err(error));
+        let blocked = None;
+        self.log(
+            DecidedRequest { behaviour, context, selected, outcomes: &[], candidates: None, blocked },
+            &Err(error),
+        );
         Err(error)
     }
 }

@@ -2,17 +2,17 @@
 
 use prost::Message as _;
 use tollkeeper::base::pb::xds::DiscoveryResponse;
-use tollkeeper::rules::compile::compile_documents;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::rule::rlconfig::format_rlconfig;
 use tollkeeper::rules::rule::set::RuleSet;
-use tollkeeper::rules::xds::resource::decode_documents;
+use tollkeeper::rules::xds::refused_domains::compile_resources;
+use tollkeeper::rules::xds::resource::read_resources;
 
 pub(crate) fn check(data: &[u8]) {
     let Ok(mut response) = DiscoveryResponse::decode(data) else { return };
     let compiled = |response: &DiscoveryResponse| {
-        let documents = decode_documents(&response.resources).map_err(|errors| errors.join("\n"))?;
-        compile_documents(documents, &CompileOptions::default()).map_err(|problems| problems.to_string())
+        let resources = read_resources(response.resources.clone()).map_err(|errors| errors.join("\n"))?;
+        compile_resources(&resources, &CompileOptions::default()).map_err(|problems| problems.to_string())
     };
     match compiled(&response) {
         Ok(first) => {

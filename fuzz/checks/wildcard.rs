@@ -42,7 +42,7 @@ pub(crate) fn check(data: &[u8]) {
         matching: Matching::default(),
         plans: Vec::new(),
         tables: Vec::new(),
-        descriptors: nodes,
+        descriptors: nodes.into(),
     };
     let rules = RuleSet::new(vec![domain]);
     let (key, value) = pair(entry).unwrap_or((entry.to_owned(), String::new()));
@@ -130,7 +130,7 @@ fn node(key: String, value: String) -> Option<RuleNode> {
         share_threshold: false,
         value_to_metric: false,
         exempt: false,
-        descriptors: Vec::new(),
+        descriptors: Vec::new().into(),
         location: location.clone(),
     };
     node.rule = Some(Rule {

@@ -6,6 +6,7 @@
 use smallvec::SmallVec;
 
 use super::answer::retry_after_us;
+use super::blocks::BlockedRequest;
 use super::candidates::{CandidateCharges, CandidateRef};
 use super::outcome::{CombinedVerdict, DescriptorOutcome};
 use super::selection::{RequestWithSelections, SelectedLimit, Selection};
@@ -32,6 +33,8 @@ pub(super) struct DecidedRequest<'a, 'r, 'm> {
     pub(super) outcomes: &'a [DescriptorOutcome],
     /// Charges of candidates, if the rules have any.
     pub(super) candidates: Option<&'a CandidateCharges>,
+    /// Blocks that reject the request before any rule.
+    pub(super) blocked: Option<&'a BlockedRequest>,
 }
 
 /// Verdicts on a request and its descriptors.
@@ -95,6 +98,12 @@ impl<'a> DecidedRequest<'a, '_, '_> {
 
     /// Verdict on the descriptor at `index` alone.
     pub(super) fn descriptor_verdict(self, index: usize) -> RecordedVerdict {
+        if let Some(blocked) = self.blocked {
+            return match blocked.descriptors.get(index) {
+                Some(true) => RecordedVerdict::OverLimit,
+                Some(false) | None => RecordedVerdict::Ok,
+            };
+        }
         let (Some(selection), Some(outcome)) = (self.selected.selections.get(index), self.outcomes.get(index)) else {
             return RecordedVerdict::Error;
         };
@@ -149,7 +158,11 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             descriptors: (0..count).map(|index| self.build_descriptor_record(log, index, logged)).collect(),
             verdict: verdicts.request,
             error: decided.as_ref().err().map(|error| error.name().into()),
-            retry_after_us: if is_rejected { retry_after_us(limit_verdicts) } else { None },
+            retry_after_us: match self.blocked {
+                Some(blocked) => Some(blocked.block.until.since_us(self.context.store.now)),
+                None if is_rejected => retry_after_us(limit_verdicts),
+                None => None,
+            },
             delay_us: decided.as_ref().map_or(0, |decision| decision.delay_us),
             max_delay_us: self.context.max_delay_us,
             rules: self.context.rules.map(|rules| &*rules.id).unwrap_or_default().into(),
@@ -185,12 +198,16 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             rule: selection.and_then(|selection| selection.rule).map(|compiled| to_rule_record(&compiled.rule)),
             unlimited: selection.is_some_and(|selection| selection.unlimited),
             limits: selection.map(|selection| self.build_limit_records(selection, index)).unwrap_or_default(),
-            decided_by: outcome.and_then(decision_source),
+            decided_by: outcome.and_then(decision_source).or_else(|| self.block_source(index)),
             policy: failed.map(|failed| failed.policies.strictest()),
             reason: failed.map(|failed| failed.error.name().into()),
             now_us: charged_at.filter(|at| *at != self.context.store.now).map(|at| at.as_micros()),
             verdict: logged.verdicts.descriptors[index],
         }
+    }
+
+    fn block_source(self, index: usize) -> Option<DecisionSource> {
+        self.blocked?.descriptors.get(index)?.then_some(DecisionSource::Block)
     }
 
     /// Limits of the descriptor at `index`, candidates last.

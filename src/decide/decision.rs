@@ -42,6 +42,8 @@ pub struct Decision<'r> {
     pub statuses: SmallVec<[ReportedStatus<'r>; 2]>,
     /// Headers to add to the client's response, in this order.
     pub headers: SmallVec<[Header<'r>; 4]>,
+    /// Headers to add to the request for the upstream, in this order; none unless they are switched on.
+    pub request_headers: Vec<Header<'r>>,
     /// Body of a rejection, if the rule has one.
     pub body: Option<&'r str>,
     /// Dynamic metadata for Envoy, if it is switched on.
@@ -75,7 +77,7 @@ pub struct CurrentLimit<'r> {
     pub period: Period,
 }
 
-/// Header for the client's response.
+/// Header for the client's response, or for the request to the upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header<'r> {
     /// Name, as configured.

@@ -32,8 +32,22 @@ pub struct Explanation {
     /// Region of the process; absent if there is only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub region: Option<ExplainedRegion>,
+    /// Blocked entries of the request, because of which it is rejected before any rule.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blocked: Vec<ExplainedBlock>,
     /// One for each descriptor, in its order.
     pub descriptors: Vec<ExplainedDescriptor>,
+}
+
+/// A blocked entry.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct ExplainedBlock {
+    /// `key=value`.
+    pub entry: String,
+    /// End of the block, RFC 3339 in UTC.
+    pub until: String,
+    /// Reason that the operator gave.
+    pub reason: String,
 }
 
 /// Region whose counters are shown.
@@ -174,12 +188,27 @@ impl Explanation {
             known_domain: domain.is_some(),
             source_version: None,
             region: None,
+            blocked: Vec::new(),
             descriptors: descriptors.collect(),
         }
     }
 }
 
 impl Decider {
+    /// Blocked entries of a request, each once.
+    pub fn explain_blocks(&self, context: DecisionContext<'_>, request: &Request<'_>) -> Vec<ExplainedBlock> {
+        let entries = request.descriptors.iter().flat_map(|descriptor| &descriptor.entries);
+        let find = |entry: &Entry<'_>| {
+            let block = self.blocks.find_entry(request.domain, entry.key, entry.value, context.store.now)?;
+            let reason = block.reason.clone();
+            Some(ExplainedBlock { entry: entry.to_string(), until: block.until.to_string(), reason })
+        };
+        let mut found: Vec<ExplainedBlock> = entries.filter_map(find).collect();
+        found.sort_by(|a, b| a.entry.cmp(&b.entry));
+        found.dedup_by(|a, b| a.entry == b.entry);
+        found
+    }
+
     /// Region of this process; `None` if there is only one.
     pub fn own_region(&self) -> Option<ExplainedRegion> {
         let stats = self.store.stats().shared?.regions?;

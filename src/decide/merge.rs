@@ -9,11 +9,12 @@ use smallvec::SmallVec;
 use super::answer::{Answer, combine_verdicts, quotas_reject, retry_after_us};
 use super::metadata;
 use super::outcome::{DescriptorOutcome, LimitVerdicts};
+use super::request_headers::{append_descriptor_headers, build_exceeded_limits_header};
 use super::selection::{RequestWithSelections, Selection};
 use super::status::DescriptorStatus;
 use crate::decide::decision::{DecideError, Decision, Header};
 use crate::rules::rule::OverLimitBody;
-use crate::settings::decisions::DecisionSettings;
+use crate::settings::decisions::{DecisionSettings, HeaderNames};
 
 /// Merges the outcomes of all descriptors into the decision on the request.
 pub(super) fn merge_outcomes<'r>(
@@ -33,7 +34,14 @@ pub(super) fn merge_outcomes<'r>(
     let over_limit = rejected && !behaviour.shadow_mode;
     // Delay only admitted responses; SHADOW_MODE must not add latency.
     let may_delay = !rejected && !behaviour.shadow_mode;
-    let mut headers = build_limit_headers(behaviour, &statuses);
+    let mut headers = SmallVec::new();
+    append_descriptor_headers(&mut headers, behaviour, &statuses);
+    append_limit_headers(&mut headers, behaviour.limit_headers.as_ref(), &statuses);
+    let mut request_headers = Vec::new();
+    append_limit_headers(&mut request_headers, behaviour.request_limit_headers.as_ref(), &statuses);
+    if !over_limit {
+        request_headers.extend(build_exceeded_limits_header(behaviour, selections, outcomes));
+    }
     let mut body = None;
     if over_limit {
         if let Some(header) = build_retry_after_header(behaviour, &statuses) {
@@ -50,6 +58,7 @@ pub(super) fn merge_outcomes<'r>(
         over_limit,
         shadowed: rejected && !over_limit,
         headers,
+        request_headers,
         body,
         metadata: metadata::build_metadata(behaviour, request, selections, &statuses),
         delay_us: statuses.iter().map(|status| status.delay_us).max().filter(|_| may_delay).unwrap_or(0),
@@ -71,12 +80,14 @@ fn select_rejection_body<'r>(
     bodies.into_iter().find(|rejection| rejection.body.is_some())
 }
 
-/// `RateLimit-*` headers of the last exceeded limit that is not a quota, else of the first with the least remaining.
-fn build_limit_headers<'r>(
-    behaviour: &'r DecisionSettings,
+/// Appends the `RateLimit-*` headers of the last exceeded limit that is not a quota, else of the first with the least
+/// remaining.
+fn append_limit_headers<'r>(
+    headers: &mut impl Extend<Header<'r>>,
+    names: Option<&'r HeaderNames>,
     statuses: &[DescriptorStatus<'r>],
-) -> SmallVec<[Header<'r>; 4]> {
-    let Some(names) = &behaviour.limit_headers else { return SmallVec::new() };
+) {
+    let Some(names) = names else { return };
     let mut least = (u32::MAX, None);
     for status in statuses {
         let Some(limit) = status.shown.current_limit else { continue };
@@ -85,13 +96,13 @@ fn build_limit_headers<'r>(
             least = (status.shown.remaining, Some((limit, &status.shown)));
         }
     }
-    let (_, Some((limit, status))) = least else { return SmallVec::new() };
+    let (_, Some((limit, status))) = least else { return };
     let header = |name: &'r str, value: u64| Header { name, value: Cow::Owned(value.to_string()) };
-    SmallVec::from_iter([
+    headers.extend([
         header(&names.limit, u64::from(limit.requests_per_unit)),
         header(&names.remaining, u64::from(status.remaining)),
         header(&names.reset, status.until_reset_s.unwrap_or(0)),
-    ])
+    ]);
 }
 
 /// `Retry-After` header: seconds until the same request could pass, rounded up, at least 1. `None` if it never will.

@@ -25,12 +25,14 @@ pub(crate) mod plans;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
+use std::vec;
 
 use crate::limit::period::Unit;
 use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
 use crate::rules::document::defaults::check_defaults;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{self, DescriptorSpec, Document, RateLimitSpec, read};
+use crate::rules::nested_list::NestedList;
 use crate::rules::rule::step_bound::{MAX_BACKTRACKING_STEPS, count_steps};
 use crate::rules::rule::value_pattern::{ValuePattern, has_star};
 use crate::rules::rule::{Allowance, Domain, EntryOrder, OverLimitBody, Rule, RuleNode, SourceLocation};
@@ -97,15 +99,13 @@ pub struct NamedDocument {
     pub file: Arc<str>,
     /// The document.
     pub document: Document,
-    /// Encoded resource that it was converted from; empty for a text.
-    pub resource: Vec<u8>,
 }
 
 /// Descriptors of a document before they are compiled, with the index of their domain.
 struct DocumentDescriptors {
     file: Arc<str>,
     domain: usize,
-    descriptors: Vec<DescriptorSpec>,
+    descriptors: NestedList<DescriptorSpec>,
 }
 
 impl<'o> Compiler<'o> {
@@ -155,7 +155,7 @@ impl<'o> Compiler<'o> {
         if roots.len() > 1 {
             roots.retain(|root| !root.is_null());
         }
-        let named = |document| NamedDocument { file: Arc::clone(file), document, resource: Vec::new() };
+        let named = |document| NamedDocument { file: Arc::clone(file), document };
         if roots.is_empty() && self.found.error_count() == before {
             return vec![named(Document { at: Position { line: 1, column: 1 }, ..Document::default() })];
         }
@@ -164,7 +164,7 @@ impl<'o> Compiler<'o> {
     }
 
     /// Registers the domain of a document, with its defaults.
-    fn register_domain(&mut self, NamedDocument { file, document, .. }: NamedDocument) -> DocumentDescriptors {
+    fn register_domain(&mut self, NamedDocument { file, document }: NamedDocument) -> DocumentDescriptors {
         let mut reader = DocumentReader { file: &file, found: &mut self.found };
         let name = document.domain.unwrap_or(Spanned { value: String::new(), at: document.at });
         if name.value.is_empty() && !document.unreadable {
@@ -223,10 +223,9 @@ impl<'o> Compiler<'o> {
             options: self.options,
         };
         let mut reader = DocumentReader { file: &file, found: &mut self.found };
-        let level = DescriptorLevel { nodes, siblings, path: name };
         let plan_scope = PlanScope { plans, tables };
-        let mut compiler = DescriptorCompiler { reader: &mut reader, scope: &scope, plan_scope, path_keys: Vec::new() };
-        compiler.compile_into_level(level, descriptors, &FieldPath::ROOT);
+        let compiler = DescriptorCompiler { reader: &mut reader, scope: &scope, plan_scope, path_keys: Vec::new() };
+        compiler.compile_into_level(nodes, siblings, OpenLevel::new(name, descriptors));
     }
 
     /// Returns the index of the domain to add to: a new one, unless it exists and may be merged.
@@ -294,44 +293,99 @@ struct DescriptorCompiler<'l, 'f> {
     path_keys: Vec<PathKey>,
 }
 
-/// Descriptors of one level, to which more are added.
-struct DescriptorLevel<'l> {
-    nodes: &'l mut Vec<RuleNode>,
-    siblings: &'l mut SiblingIndex,
+/// Descriptors of one level that are being compiled.
+struct OpenLevel {
     /// Name of the parent: `domain.composite.composite`.
-    path: &'l str,
+    parent: String,
+    /// Descriptors that are not compiled yet.
+    waiting: vec::IntoIter<DescriptorSpec>,
+    nodes: Vec<RuleNode>,
+    siblings: SiblingIndex,
+    /// Descriptor whose children these are; `None` for the outermost level.
+    above: Option<OpenNode>,
+}
+
+/// Descriptor whose children are being compiled.
+struct OpenNode {
+    written: DescriptorSpec,
+    node: RuleNode,
+}
+
+impl OpenLevel {
+    /// Reserves space for the descriptors that wait.
+    fn reserve(&mut self) {
+        self.nodes.reserve_exact(self.waiting.len());
+        self.siblings.reserve(self.waiting.len());
+    }
+
+    fn new(parent: &str, written: NestedList<DescriptorSpec>) -> Self {
+        let waiting = written.into_vec().into_iter();
+        let (nodes, siblings) = (Vec::new(), SiblingIndex::new());
+        Self { parent: parent.to_owned(), waiting, nodes, siblings, above: None }
+    }
 }
 
 impl DescriptorCompiler<'_, '_> {
-    /// Compiles descriptors with their children, and adds them to one level.
+    /// Compiles descriptors with their children, and adds them to one level. Without recursion, because rules over xDS
+    /// can nest deeply.
     fn compile_into_level(
-        &mut self,
-        level: DescriptorLevel<'_>,
-        written: Vec<DescriptorSpec>,
-        field_path: &FieldPath<'_>,
+        mut self,
+        nodes: &mut NestedList<RuleNode>,
+        siblings: &mut SiblingIndex,
+        mut outermost: OpenLevel,
     ) {
-        let DescriptorLevel { nodes, siblings, path: parent } = level;
-        nodes.reserve_exact(written.len());
-        siblings.reserve(written.len());
-        let field_path = field_path.with_key("descriptors");
-        for descriptor in written {
-            let field_path = field_path.with_index(descriptor.index);
-            let node = self.compile_node(descriptor, parent, &field_path);
-            // A descriptor without a key was reported; do not report that two of them collide.
-            if !node.key.is_empty() {
-                match siblings.entry(node.composite_key()) {
-                    Entry::Vacant(vacant) => {
-                        vacant.insert(nodes.len());
-                    }
-                    Entry::Occupied(first) => {
-                        self.report_duplicate_descriptor(&node, &nodes[*first.get()], parent, &field_path);
-                    }
+        outermost.nodes = std::mem::take(nodes).into_vec();
+        outermost.siblings = std::mem::take(siblings);
+        let mut indices = Vec::new();
+        let (mut level, mut levels) = (outermost, Vec::new());
+        level.reserve();
+        loop {
+            if let Some(written) = level.waiting.next() {
+                indices.push(written.index);
+                let mut open = self.open_node(written, &FieldPath::of_descriptor(&indices));
+                let path = format!("{}.{}", level.parent, open.node.composite_key());
+                let children = std::mem::take(&mut open.written.descriptors);
+                if children.is_empty() {
+                    self.close_node(open, path, &mut level, &FieldPath::of_descriptor(&indices));
+                    indices.pop();
+                } else {
+                    let below = OpenLevel { above: Some(open), ..OpenLevel::new(&path, children) };
+                    levels.push(std::mem::replace(&mut level, below));
+                    level.reserve();
+                }
+                continue;
+            }
+            let field_path = FieldPath::of_descriptor(&indices);
+            lints::warn_about_wildcards(self.reader, &level.nodes, &field_path.with_key("descriptors"));
+            lints::warn_about_expressions(self.reader, &level.nodes, &field_path.with_key("descriptors"));
+            let (Some(above), Some(mut open)) = (levels.pop(), level.above.take()) else { break };
+            let done = std::mem::replace(&mut level, above);
+            open.node.descriptors = done.nodes.into();
+            self.close_node(open, done.parent, &mut level, &field_path);
+            indices.pop();
+        }
+        *nodes = level.nodes.into();
+        *siblings = level.siblings;
+    }
+
+    /// Compiles the rule of a descriptor whose children are compiled, and adds the descriptor to its level.
+    fn close_node(&mut self, open: OpenNode, path: String, level: &mut OpenLevel, field_path: &FieldPath<'_>) {
+        let OpenNode { mut written, mut node } = open;
+        node.rule = self.compile_rule(&mut written, path, field_path);
+        self.path_keys.pop();
+        // A descriptor without a key was reported; do not report that two of them collide.
+        if !node.key.is_empty() {
+            match level.siblings.entry(node.composite_key()) {
+                Entry::Vacant(vacant) => {
+                    vacant.insert(level.nodes.len());
+                }
+                Entry::Occupied(first) => {
+                    let first = &level.nodes[*first.get()];
+                    self.report_duplicate_descriptor(&node, first, &level.parent, field_path);
                 }
             }
-            nodes.push(node);
         }
-        lints::warn_about_wildcards(self.reader, nodes, &field_path);
-        lints::warn_about_expressions(self.reader, nodes, &field_path);
+        level.nodes.push(node);
     }
 
     fn report_duplicate_descriptor(
@@ -348,27 +402,27 @@ impl DescriptorCompiler<'_, '_> {
         self.reader.report_error(at, field_path, format!("duplicate descriptor composite key '{path}'"), hint);
     }
 
-    fn compile_node(&mut self, mut written: DescriptorSpec, parent: &str, field_path: &FieldPath<'_>) -> RuleNode {
+    /// Compiles a descriptor without its children and its rule.
+    fn open_node(&mut self, mut written: DescriptorSpec, field_path: &FieldPath<'_>) -> OpenNode {
         if written.key.value.is_empty() && !written.unreadable {
             self.reader.report_error(written.key.at, field_path, "descriptor has empty key", "write `key: NAME`");
         }
-        let mut node = RuleNode {
+        let node = RuleNode {
             key: std::mem::take(&mut written.key.value),
             value: self.compile_value(&mut written, field_path),
             rule: None,
             share_threshold: written.share_threshold.is_some_and(|share| share.value),
             value_to_metric: written.value_to_metric,
             exempt: matches!(written.rate_limit, RateLimitSpec::None) && written.descriptors.is_empty(),
-            descriptors: Vec::new(),
+            descriptors: NestedList::new(),
             location: source_location(self.reader.file, written.key.at),
         };
         lints::warn_about_descriptor_without_effect(self.reader, &written, &node, field_path);
-        let composite = node.composite_key();
         let cannot_share = !node.match_kind().can_share_counter();
         if let Some(share) = written.share_threshold.filter(|share| share.value && cannot_share) {
             let message = format!(
                 "share_threshold can only be used with wildcard values (containing '*'), but found key '{}'",
-                escape_for_message(&composite)
+                escape_for_message(&node.composite_key())
             );
             self.reader.report_error(
                 share.at,
@@ -377,18 +431,9 @@ impl DescriptorCompiler<'_, '_> {
                 "add a `*` to the value or leave it out",
             );
         }
-        let path = format!("{parent}.{composite}");
         let shares = node.share_threshold && node.match_kind().can_share_counter();
         self.path_keys.push(PathKey { key: node.key.clone(), shares });
-        let children = std::mem::take(&mut written.descriptors);
-        if !children.is_empty() {
-            let level =
-                DescriptorLevel { nodes: &mut node.descriptors, siblings: &mut SiblingIndex::new(), path: &path };
-            self.compile_into_level(level, children, field_path);
-        }
-        node.rule = self.compile_rule(&mut written, path, field_path);
-        self.path_keys.pop();
-        node
+        OpenNode { written, node }
     }
 
     /// Compiles `value` or `match`.

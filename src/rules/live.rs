@@ -149,7 +149,7 @@ impl LiveRules {
     ///
     /// A control plane may give the same rules a new version.
     pub fn source_version(&self) -> Option<Arc<str>> {
-        let accepted = self.stream.get().and_then(|stream| stream.snapshot().version);
+        let accepted = self.stream.get().and_then(|stream| stream.snapshot().applied_version());
         let loaded = || self.current.load().as_ref().and_then(|loaded| loaded.from.version.clone());
         accepted.map(Arc::from).or_else(loaded)
     }

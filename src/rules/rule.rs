@@ -35,6 +35,7 @@ use crate::limit::algorithm::Algorithm;
 use crate::limit::period::Unit;
 use crate::limit::window::WindowSpec;
 use crate::limit::{Consistency, Limit, StorePolicy};
+use crate::rules::nested_list::{HasChildren, NestedList};
 
 /// Index of a node in the compiled tree.
 pub(crate) type NodeId = u32;
@@ -76,7 +77,7 @@ pub struct Domain {
     /// Its tables, in file order.
     pub tables: Vec<TableDeclaration>,
     /// Outermost descriptors, in file order, with distinct composite keys.
-    pub descriptors: Vec<RuleNode>,
+    pub descriptors: NestedList<RuleNode>,
 }
 
 /// How the descriptors of a domain are matched.
@@ -182,9 +183,15 @@ pub struct RuleNode {
     /// A path that ends here has no limit on purpose: the node is written without `rate_limit` and `descriptors`.
     pub exempt: bool,
     /// Next level, in file order, with distinct composite keys.
-    pub descriptors: Vec<RuleNode>,
+    pub descriptors: NestedList<RuleNode>,
     /// Location of its key.
     pub location: SourceLocation,
+}
+
+impl HasChildren for RuleNode {
+    fn children_mut(&mut self) -> &mut NestedList<Self> {
+        &mut self.descriptors
+    }
 }
 
 impl RuleNode {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::compile::options::CompileOptions;
 use super::compile::set_files::SetFiles;
-use super::compile::{CompiledRules, NamedDocument, RuleText, compile_documents, compile_texts};
+use super::compile::{CompiledRules, RuleText, compile_texts};
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::files::read::read_rule_files;
 use super::files::watch::{FileSetReceiver, FileWatcher, WatchReloader, WatchTiming};
@@ -17,6 +17,10 @@ use super::files::{ReadResult, RuleFile, RuleLocation};
 use super::live::{FileLine, RuleProblem};
 use super::table_loader::RuleFilePaths;
 use super::xds::client::ReceivedResources;
+use super::xds::refused_domains::{
+    AcceptedResources, CompiledResources, RefusedDomain, UpdateResult, compile_each_domain, compile_resources,
+};
+use super::xds::resource::RuleResource;
 use super::xds::status::StreamStatus;
 use super::xds::{XdsConfig, XdsSource};
 use super::yaml::DocumentSelection;
@@ -52,6 +56,8 @@ pub struct RuleSnapshot {
     pub paths: Arc<RuleFilePaths>,
     /// Warnings of the source, not of the compiler.
     pub warnings: Vec<String>,
+    /// Resources that domains keep if theirs cannot be used.
+    pub accepted: Arc<AcceptedResources>,
     /// Rejects a set without texts while rules are loaded, instead of lifting every limit.
     pub keep_rules_if_empty: bool,
 }
@@ -61,8 +67,8 @@ pub struct RuleSnapshot {
 pub enum SourceRules {
     /// Texts.
     Texts(RuleTexts),
-    /// Documents that were not text.
-    Documents(Vec<NamedDocument>),
+    /// Resources of a control plane.
+    Resources(Vec<RuleResource>),
 }
 
 /// Texts of rules, with the files that they name.
@@ -91,27 +97,27 @@ impl SourceRules {
     /// Returns `true` if there are none.
     pub fn is_empty(&self) -> bool {
         match self {
-            Self::Texts(of_files) => of_files.texts.is_empty(),
-            Self::Documents(documents) => documents.is_empty(),
+            Self::Texts(texts) => texts.texts.is_empty(),
+            Self::Resources(resources) => resources.is_empty(),
         }
     }
 
-    /// Names of the texts or documents.
+    /// Names of the texts or resources.
     pub fn source_names(&self) -> Vec<Arc<str>> {
         match self {
             Self::Texts(of_files) => of_files.texts.iter().map(|text| Arc::clone(&text.name)).collect(),
-            Self::Documents(documents) => documents.iter().map(|document| Arc::clone(&document.file)).collect(),
+            Self::Resources(resources) => resources.iter().map(|resource| Arc::clone(&resource.name)).collect(),
         }
     }
 
-    /// Compiles them.
+    /// Compiles them together.
     ///
     /// # Errors
     /// Every problem, if at least one is an error.
     pub fn compile(self, options: &CompileOptions) -> Result<CompiledRules, Diagnostics> {
         match self {
             Self::Texts(of_files) => of_files.compile(options),
-            Self::Documents(documents) => compile_documents(documents, options),
+            Self::Resources(resources) => compile_resources(&resources, options),
         }
     }
 }
@@ -132,20 +138,41 @@ pub struct CompileFailure {
     pub problems: Vec<RuleProblem>,
 }
 
-impl SourceRules {
-    /// Compiles them; on failure, returns the errors with the lines of the files around them.
+/// Rules that compiled, and what of their source is in force.
+#[derive(Debug)]
+pub struct CompiledSnapshot {
+    /// The rules.
+    pub compiled: CompiledRules,
+    /// Texts or resources that they were compiled from.
+    pub rules: SourceRules,
+    /// Domains of a control plane that were refused.
+    pub refused: Vec<RefusedDomain>,
+}
+
+impl RuleSnapshot {
+    /// Compiles the rules. Domains of a control plane are refused one by one; an error in a rule file refuses all
+    /// rules, and comes with the lines around it.
     ///
     /// # Errors
-    /// Every problem, if at least one is an error.
-    pub fn compile_with_error_lines(self, options: &CompileOptions) -> Result<CompiledRules, CompileFailure> {
-        match self {
-            Self::Texts(of_files) => of_files.compile(options).map_err(|diagnostics| {
-                let errors = diagnostics.errors().iter().take(MAX_PROBLEMS);
-                let problems = errors.map(|error| build_rule_problem(error, &of_files)).collect();
-                CompileFailure { diagnostics, problems }
-            }),
-            Self::Documents(documents) => compile_documents(documents, options)
-                .map_err(|diagnostics| CompileFailure { diagnostics, problems: Vec::new() }),
+    /// Every problem, if at least one is an error that refuses all rules.
+    pub fn compile_with_error_lines(self, options: &CompileOptions) -> Result<CompiledSnapshot, CompileFailure> {
+        match self.rules {
+            SourceRules::Texts(of_files) => match of_files.compile(options) {
+                Ok(compiled) => {
+                    Ok(CompiledSnapshot { compiled, rules: SourceRules::Texts(of_files), refused: Vec::new() })
+                }
+                Err(diagnostics) => {
+                    let errors = diagnostics.errors().iter().take(MAX_PROBLEMS);
+                    let problems = errors.map(|error| build_rule_problem(error, &of_files)).collect();
+                    Err(CompileFailure { diagnostics, problems })
+                }
+            },
+            SourceRules::Resources(resources) => match compile_each_domain(resources, &self.accepted, options) {
+                Ok(CompiledResources { compiled, resources, refused }) => {
+                    Ok(CompiledSnapshot { compiled, rules: SourceRules::Resources(resources), refused })
+                }
+                Err(diagnostics) => Err(CompileFailure { diagnostics, problems: Vec::new() }),
+            },
         }
     }
 }
@@ -197,7 +224,8 @@ impl RuleSource {
             }
             SourceConfig::Xds(xds) => {
                 let (source, first) = XdsSource::start(*xds);
-                Ok((Self::Xds(source), first.map(build_xds_update)))
+                let first = first.map(|received| build_xds_update(received, source.accepted_resources()));
+                Ok((Self::Xds(source), first))
             }
         }
     }
@@ -206,12 +234,15 @@ impl RuleSource {
     pub async fn next_update(&mut self) -> Option<RuleUpdate> {
         match self {
             Self::Files(files) => files.next_update().await,
-            Self::Xds(xds) => xds.next_resources().await.map(build_xds_update),
+            Self::Xds(xds) => {
+                let received = xds.next_resources().await?;
+                Some(build_xds_update(received, xds.accepted_resources()))
+            }
         }
     }
 
     /// Reports the result of the last update to the source: applied, or rejected with this message.
-    pub fn acknowledge(&mut self, result: &Result<(), String>) {
+    pub fn acknowledge(&mut self, result: &UpdateResult) {
         match self {
             // Files need no answer.
             Self::Files(_) => {}
@@ -290,23 +321,26 @@ fn build_files_update(result: ReadResult, documents: DocumentSelection) -> RuleU
         }),
         version: None,
         warnings: set.warnings.iter().map(ToString::to_string).collect(),
+        accepted: Arc::default(),
         // A missing volume is more likely than the wish to lift every limit.
         keep_rules_if_empty: true,
     })
 }
 
-/// Builds the update of resources that a control plane sent.
-fn build_xds_update(ReceivedResources { version, documents }: ReceivedResources) -> RuleUpdate {
-    let documents = documents?;
+/// Builds the update of resources that a control plane sent; domains that cannot be used keep those of `accepted`.
+fn build_xds_update(received: ReceivedResources, accepted: &Arc<AcceptedResources>) -> RuleUpdate {
+    let ReceivedResources { version, resources } = received;
+    let resources = resources?;
     let mut warnings = Vec::new();
-    if documents.is_empty() {
+    if resources.is_empty() {
         warnings.push(format!("version '{version}' of the control plane has no rules: no request is limited"));
     }
     Ok(RuleSnapshot {
-        rules: SourceRules::Documents(documents),
-        version: Some(version.into()),
+        rules: SourceRules::Resources(resources),
+        version: Some(version),
         paths: Arc::default(),
         warnings,
+        accepted: Arc::clone(accepted),
         // A control plane says so when the last policy is deleted.
         keep_rules_if_empty: false,
     })

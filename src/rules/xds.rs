@@ -1,16 +1,20 @@
 //! Rules of a control plane, over xDS.
 //!
 //! One stream to the aggregated discovery service, State of the World, carries all rules. `client` keeps it open,
-//! `subscription` is its protocol, `resource` converts what it brings, and `status` tells what happened.
+//! `subscription` is its protocol, `resource` and `descriptors` decode what it brings, `refused_domains` sorts out
+//! domains that cannot be used, and `status` tells what happened.
 
 pub mod status;
 pub mod subscription;
+pub mod descriptors;
 pub mod resource;
+pub mod refused_domains;
 pub mod retry;
 pub mod connect;
 pub mod cache;
 pub mod client;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +27,8 @@ use crate::settings::xds::XdsSettings;
 use cache::{CachedResources, ResourceCache};
 use client::{FIRST_RESPONSE_WARNING_DELAY, ReceivedResources, XdsClient};
 use connect::{ResolveHost, resolve_host};
+use refused_domains::{AcceptedResource, AcceptedResources, RefusedDomain, UpdateResult};
+use resource::RuleResource;
 use status::StreamStatus;
 
 /// Configuration of a control plane as a source.
@@ -47,9 +53,13 @@ impl XdsConfig {
 #[derive(Debug)]
 pub struct XdsSource {
     updates: mpsc::Receiver<ReceivedResources>,
-    results: mpsc::Sender<Result<(), String>>,
+    results: mpsc::Sender<UpdateResult>,
     status: Arc<StreamStatus>,
     client: JoinHandle<()>,
+    /// Resources in force.
+    accepted: Arc<AcceptedResources>,
+    /// Version that is being applied.
+    applying: Option<Arc<str>>,
     /// Rules from the cache that are being applied.
     cached: Option<CachedVersion>,
 }
@@ -59,6 +69,8 @@ pub struct XdsSource {
 struct CachedVersion {
     version: String,
     accepted_at: Time,
+    /// Domains that had been refused.
+    refused: Vec<RefusedDomain>,
 }
 
 impl XdsSource {
@@ -79,19 +91,44 @@ impl XdsSource {
             updates: update_sender,
             results: result_receiver,
         };
-        (Self { updates, results, status, client: tokio::spawn(client.keep_stream_open()), cached }, first)
+        let client = tokio::spawn(client.keep_stream_open());
+        let (accepted, applying) = (Arc::default(), first.as_ref().map(|first| Arc::clone(&first.version)));
+        (Self { updates, results, status, client, accepted, applying, cached }, first)
     }
 
     /// Returns the next resources; `None` after the client has ended. Cancel safe.
     pub(super) async fn next_resources(&mut self) -> Option<ReceivedResources> {
-        self.updates.recv().await
+        let received = self.updates.recv().await?;
+        self.applying = Some(Arc::clone(&received.version));
+        Some(received)
+    }
+
+    /// Resources in force.
+    pub(super) const fn accepted_resources(&self) -> &Arc<AcceptedResources> {
+        &self.accepted
     }
 
     /// Passes the result of the last resources to the client, unless they are from the cache.
-    pub(super) fn acknowledge(&mut self, result: &Result<(), String>) {
-        if let Some(CachedVersion { version, accepted_at }) = self.cached.take() {
+    pub(super) fn acknowledge(&mut self, result: &UpdateResult) {
+        let cached = self.cached.take();
+        if let (Ok(applied), Some(version)) = (result, self.applying.take()) {
+            let refused_before = cached.iter().flat_map(|cached| &cached.refused);
+            let old: HashMap<_, _> =
+                refused_before.chain(&applied.refused).map(|old| (old.domain.as_str(), old)).collect();
+            let accept = |resource: &RuleResource| {
+                let kept = old.get(resource.domain.as_str()).and_then(|old| old.kept_version.clone());
+                let version = kept.unwrap_or_else(|| Arc::clone(&version));
+                (resource.domain.clone(), AcceptedResource { resource: resource.clone(), version })
+            };
+            self.accepted = Arc::new(applied.resources.iter().map(accept).collect());
+        }
+        if let Some(CachedVersion { version, accepted_at, mut refused }) = cached {
             match result {
-                Ok(()) => self.status.record_loaded_from_cache(version, accepted_at),
+                Ok(applied) => {
+                    refused.retain(|old| applied.refused.iter().all(|new| new.domain != old.domain));
+                    refused.extend(applied.refused.iter().cloned());
+                    self.status.record_loaded_from_cache(version, accepted_at, refused);
+                }
                 Err(_) => tracing::warn!("TOLLKEEPER_XDS_CACHE is ignored: its rules cannot be used"),
             }
             return;
@@ -116,12 +153,13 @@ impl Drop for XdsSource {
 fn read_cache(cache: &ResourceCache) -> Option<(CachedVersion, ReceivedResources)> {
     let path = cache.path().display();
     match cache.read_resources() {
-        Ok(Some(CachedResources { version, accepted_at, resources })) => {
+        Ok(Some(CachedResources { version, accepted_at, resources, refused })) => {
             tracing::warn!(
                 "starting with the rules in TOLLKEEPER_XDS_CACHE={path}, version '{version}' of {accepted_at}"
             );
-            let documents = resource::decode_documents(&resources);
-            Some((CachedVersion { version: version.clone(), accepted_at }, ReceivedResources { version, documents }))
+            let resources = resource::read_resources(resources);
+            let received = ReceivedResources { version: version.as_str().into(), resources };
+            Some((CachedVersion { version, accepted_at, refused }, received))
         }
         Ok(None) => None,
         Err(error) => {

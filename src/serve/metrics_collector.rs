@@ -94,6 +94,8 @@ fn emit_loaded_rules(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
         emit(Family::counter("tollkeeper_xds_accepted_total", help, xds.accepted));
         let help = "Total number of refusals sent to the control plane, repeated ones included.";
         emit(Family::counter("tollkeeper_xds_refused_total", help, xds.refused));
+        let help = "Number of domains with older rules, or none, because the control plane's last ones were refused.";
+        emit(Family::gauge("tollkeeper_xds_refused_domains", help, xds.refused_domains.len()));
     }
     emit_tables(rules, emit);
     if let Some(loaded) = rules.current_rules().as_ref() {

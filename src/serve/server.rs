@@ -55,6 +55,7 @@ use crate::rules::files::watch::WatchTiming;
 use crate::rules::live::LiveRules;
 use crate::rules::source::SourceConfig;
 use crate::rules::table_loader::TableLoader;
+use crate::serve::blocks::SharedBlocks;
 use crate::serve::fleet::authentication::AuthenticationKey;
 use crate::serve::fleet::member::FleetMembership;
 use crate::serve::grpc::health::GrpcHealth;
@@ -108,17 +109,17 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
 
     let (stop, stopping) = watch::channel(false);
     let grpc_health = GrpcHealth::new(Arc::clone(&health), Arc::clone(&service.decider.metrics));
-    let collector = MetricsCollector {
-        service: Arc::clone(&service),
-        health: Arc::clone(&health),
-        listeners: Arc::clone(&listener_stats),
-        path_label: settings.metrics.path_label,
-    };
+    let path_label = settings.metrics.path_label;
+    let (of_service, of_health) = (Arc::clone(&service), Arc::clone(&health));
+    let listeners_of_metrics = Arc::clone(&listener_stats);
+    let collector =
+        MetricsCollector { service: of_service, health: of_health, listeners: listeners_of_metrics, path_label };
     let statsd = StatsdThreadHandle::start(&settings.metrics, collector.clone())
         .map_err(name_failed_resource("the thread that reports metrics"))?;
     let fleet = start_fleet(&settings, &service, &health, fleet_secret)?;
     let (drain, draining) = watch::channel(false);
-    let pages = AppStateParts { collector, fleet: Arc::clone(&fleet), prometheus_page, draining };
+    let blocks = SharedBlocks::start(Arc::clone(&service), &settings.store).await;
+    let pages = AppStateParts { collector, blocks, fleet: Arc::clone(&fleet), prometheus_page, draining };
     let state = build_app_state(&settings, pages);
     let mut background = JoinSet::new();
     background.spawn(updates.apply_updates(grpc_health.clone()));
@@ -193,6 +194,7 @@ impl Signals {
 /// What the state of the pages is built from.
 struct AppStateParts {
     collector: MetricsCollector,
+    blocks: Arc<SharedBlocks>,
     fleet: Arc<FleetMembership>,
     prometheus_page: Option<Arc<PrometheusPage>>,
     /// Turns true when the process begins to stop.
@@ -200,12 +202,13 @@ struct AppStateParts {
 }
 
 fn build_app_state(settings: &Settings, sources: AppStateParts) -> AppState {
-    let AppStateParts { collector, fleet, prometheus_page, draining } = sources;
+    let AppStateParts { collector, blocks, fleet, prometheus_page, draining } = sources;
     let pages = PageBuilder::default();
     AppState {
         live: Arc::new(LiveEvents::new(collector.clone(), pages.clone(), draining)),
         pages,
         collector,
+        blocks,
         fleet,
         debug_hosts: AllowedHosts(settings.listeners.debug_hosts.clone().into()),
         max_body_bytes: settings.grpc.max_message_bytes,

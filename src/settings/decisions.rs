@@ -18,6 +18,17 @@ settings! { "Responses";
     LIMIT_LIMIT_HEADER: Option<HeaderName> = Some("RateLimit-Limit"), "header for the limit";
     LIMIT_REMAINING_HEADER: Option<HeaderName> = Some("RateLimit-Remaining"), "header for the remaining hits";
     LIMIT_RESET_HEADER: Option<HeaderName> = Some("RateLimit-Reset"), "header for the seconds until the limit resets";
+    LIMIT_ALL_DESCRIPTORS_HEADERS_ENABLED: bool = false,
+        "send two more headers for each descriptor with a limit: ratelimit-limit-UNITs and ratelimit-remaining-UNITs"
+        .differs_when(Condition::True, "proposed for envoyproxy/ratelimit, which does not have it yet");
+    LIMIT_REQUEST_HEADERS_ENABLED: bool = false, "send the three headers below to the upstream with every request"
+        .differs_when(Condition::True, "proposed for envoyproxy/ratelimit, which does not have it yet");
+    LIMIT_REQUEST_LIMIT_HEADER: Option<HeaderName> = Some("RateLimit-Limit"), "header for the limit";
+    LIMIT_REQUEST_REMAINING_HEADER: Option<HeaderName> = Some("RateLimit-Remaining"), "header for the remaining hits";
+    LIMIT_REQUEST_RESET_HEADER: Option<HeaderName> = Some("RateLimit-Reset"),
+        "header for the seconds until the limit resets";
+    TOLLKEEPER_EXCEEDED_LIMITS_HEADER: Option<HeaderName> = None,
+        "header for the upstream that names the limits which a passing request exceeded, such as x-ratelimit-exceeded";
     TOLLKEEPER_RETRY_AFTER_HEADER: Option<HeaderName> = Some("Retry-After"),
         "header of a rejection for the seconds until a retry can be admitted; empty: not sent";
     RESPONSE_DYNAMIC_METADATA: bool = false,
@@ -46,6 +57,12 @@ pub struct DecisionSettings {
     pub metadata_verdicts: bool,
     /// Headers of every response.
     pub limit_headers: Option<HeaderNames>,
+    /// `true` if responses have headers for each descriptor with a limit.
+    pub headers_of_all_descriptors: bool,
+    /// Headers of every request for the upstream.
+    pub request_limit_headers: Option<HeaderNames>,
+    /// Header for the upstream that names exceeded limits.
+    pub exceeded_limits_header: Option<String>,
     /// Header of rejections for the seconds until a retry.
     pub retry_after_header: Option<String>,
     /// `true` if a rejected request is charged only to the limits that reject it.
@@ -84,12 +101,41 @@ impl DecisionSettings {
                 remaining: read_required_header_name(values, &LIMIT_REMAINING_HEADER),
                 reset: read_required_header_name(values, &LIMIT_RESET_HEADER),
             }),
+            headers_of_all_descriptors: values.get(&LIMIT_ALL_DESCRIPTORS_HEADERS_ENABLED),
+            request_limit_headers: values.get(&LIMIT_REQUEST_HEADERS_ENABLED).then(|| {
+                for setting in
+                    [&LIMIT_REQUEST_LIMIT_HEADER, &LIMIT_REQUEST_REMAINING_HEADER, &LIMIT_REQUEST_RESET_HEADER]
+                {
+                    check_request_header_name(values, setting);
+                }
+                HeaderNames {
+                    limit: read_required_header_name(values, &LIMIT_REQUEST_LIMIT_HEADER),
+                    remaining: read_required_header_name(values, &LIMIT_REQUEST_REMAINING_HEADER),
+                    reset: read_required_header_name(values, &LIMIT_REQUEST_RESET_HEADER),
+                }
+            }),
+            exceeded_limits_header: {
+                check_request_header_name(values, &TOLLKEEPER_EXCEEDED_LIMITS_HEADER);
+                read_header_name(values, &TOLLKEEPER_EXCEEDED_LIMITS_HEADER)
+            },
             retry_after_header: read_header_name(values, &TOLLKEEPER_RETRY_AFTER_HEADER),
             stop_cache_key_increment_when_overlimit: values.get(&STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT),
             log_max: values.get(&TOLLKEEPER_LOG_MAX),
             calendar_months: values.get(&USE_CALENDAR_MONTH_RATE_LIMIT),
             near_limit_ratio,
         }
+    }
+}
+
+/// Headers that frame or route a request; another value for the upstream would break it.
+const RESERVED_REQUEST_HEADERS: [&str; 8] =
+    ["host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "keep-alive", "authorization"];
+
+/// Reports a header for the upstream that frames or routes requests.
+fn check_request_header_name(values: &mut Values, setting: &Setting<Option<HeaderName>>) {
+    let name = read_header_name(values, setting).unwrap_or_default();
+    if RESERVED_REQUEST_HEADERS.iter().any(|reserved| name.eq_ignore_ascii_case(reserved)) {
+        values.add_problem(setting, "a header that requests need", "give a name such as x-ratelimit-exceeded");
     }
 }
 

@@ -215,6 +215,50 @@ fn response_headers_reach_the_client_once() {
 }
 
 #[test]
+fn upstream_is_told_the_exceeded_limits_by_name() {
+    let rules = "\
+domain: gateway
+descriptors:
+- {key: api_key, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 1, name: \"a, b\\r\\nx: y\"}}
+- {key: api_key, value: paid, rate_limit: {unit: day, requests_per_unit: 2}}
+";
+    let setup = tollkeeper::with_rules(rules)
+        .env("TOLLKEEPER_EXCEEDED_LIMITS_HEADER", "x-ratelimit-exceeded")
+        .env("LIMIT_REQUEST_HEADERS_ENABLED", "true")
+        .env("LIMIT_REQUEST_REMAINING_HEADER", "x-left");
+    // The upstream shows the client what it got.
+    let pair = Pair::start_changed("gateway", setup, |bootstrap| {
+        let echo = |name: &str| {
+            format!("{{ header: {{ key: seen-{name}, value: \"%REQ({name})%\" }}, keep_empty_value: false }}")
+        };
+        let headers = [echo("x-ratelimit-exceeded"), echo("x-left")].join(", ");
+        let route = "direct_response: { status: 200,";
+        assert!(bootstrap.contains(route));
+        let changed = bootstrap
+            .replace(route, &format!("response_headers_to_add: [{headers}]\n                          {route}"));
+        // Envoy adds its header behind one that the client sent, so the latter has to go before.
+        let removal = "\
+early_header_mutation_extensions:
+                  - name: envoy.http.early_header_mutation.header_mutation
+                    typed_config:
+                      \"@type\": type.googleapis.com/envoy.extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation
+                      mutations: [ { remove: x-ratelimit-exceeded } ]";
+        let prefix = "                stat_prefix: gateway\n";
+        assert!(changed.contains(prefix));
+        changed.replace(prefix, &format!("{prefix}                {removal}\n"))
+    });
+    let request = pair.envoy.get("/").header("x-api-key", "ann");
+    let seen = |response: &Response| response.header("seen-x-ratelimit-exceeded").filter(|value| value != "-");
+    assert_eq!(seen(&request.send()), None, "the first request exceeds nothing");
+    let second = request.send();
+    assert_eq!((second.status, seen(&second).as_deref()), (200, Some("a%2C%20b%0D%0Ax:%20y;shadow")), "{second:?}");
+    assert_eq!(second.header("seen-x-left").as_deref(), Some("0"), "{second:?}");
+    let forged = request.header("x-ratelimit-exceeded", "none").send();
+    assert_eq!(seen(&forged).as_deref(), Some("a%2C%20b%0D%0Ax:%20y;shadow"), "{forged:?}");
+    pair.assert_no_call_failed();
+}
+
+#[test]
 fn rule_text_cannot_split_the_response() {
     let rules = r#"
         domain: gateway

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollkeeper::base::clock::Time;
+use tollkeeper::serve::blocks::SharedBlocks;
 use tollkeeper::serve::fleet::member::FleetMembership;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::health::GrpcHealth;
@@ -386,8 +387,10 @@ fn health_follows_the_store_as_configured() {
         let fleet = runtime.block_on(async {
             FleetMembership::start(Arc::clone(&service), Arc::clone(&health), &settings.fleet, None).unwrap()
         });
+        let blocks = runtime.block_on(SharedBlocks::start(Arc::clone(&service), &settings.store));
         let collector = MetricsCollector { service, health, listeners: Arc::default(), path_label: false };
         let site = AppState {
+            blocks,
             fleet: Arc::new(fleet),
             live: Arc::new(LiveEvents::new(
                 collector.clone(),

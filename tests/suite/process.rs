@@ -632,10 +632,10 @@ fn explain_page_is_bounded() {
     assert_eq!(
         [
             explain_status(100, 1),
-            explain_status(1, 100),
+            explain_status(1, 2048),
             explain_status(101, 1),
-            explain_status(1, 101),
-            explain_status(10, 11)
+            explain_status(1, 2049),
+            explain_status(10, 205)
         ],
         [200, 200, 400, 400, 400]
     );

@@ -180,6 +180,7 @@ fn rejection() -> Decision<'static> {
         ]
         .into_iter()
         .collect(),
+        request_headers: vec![Header { name: "x-exceeded", value: Cow::Borrowed("a;shadow\r\n") }],
         body: Some("slow down"),
         metadata: metadata.as_object().cloned(),
         delay_us: 0,
@@ -203,7 +204,9 @@ fn decision_is_encoded_in_full() {
     assert_eq!(headers, [("RateLimit-Limit", "10"), ("RateLimit-Remaining", "0")]);
     assert!(response.response_headers_to_add.iter().all(|header| header.raw_value.is_empty()));
     assert_eq!(response.raw_body, b"slow down");
-    assert_eq!((response.request_headers_to_add.len(), response.quota), (0, None));
+    let [exceeded] = response.request_headers_to_add.as_slice() else { panic!("{response:?}") };
+    assert_eq!((exceeded.key.as_str(), exceeded.value.as_str()), ("x-exceeded", "a;shadow"));
+    assert_eq!(response.quota, None);
 }
 
 #[test]
@@ -392,7 +395,8 @@ fn response_is_encoded_as_json() {
         r#"{"overallCode":"OVER_LIMIT","statuses":[{"code":"OVER_LIMIT","currentLimit":"#,
         r#"{"requestsPerUnit":10,"unit":"WEEK","name":"per-key","unitMultiplier":2},"durationUntilReset":"34s"},"#,
         r#"{"code":"OK","limitRemaining":4294967295}],"responseHeadersToAdd":[{"key":"RateLimit-Limit","value":"10"},"#,
-        r#"{"key":"RateLimit-Remaining","value":"0"}],"rawBody":"c2xvdyBkb3du","#,
+        r#"{"key":"RateLimit-Remaining","value":"0"}],"requestHeadersToAdd":[{"key":"x-exceeded","value":"a;shadow"}],"#,
+        r#""rawBody":"c2xvdyBkb3du","#,
         r#""dynamicMetadata":{"list":[1.5,{}],"none":null,"number":5,"text":"t","yes":true}}"#,
     );
     assert_eq!(response_to_json(&encode::encode_response(&rejection())).unwrap(), expected);

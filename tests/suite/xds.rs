@@ -10,6 +10,10 @@ mod containers;
 mod defaults;
 #[path = "xds/delays.rs"]
 mod delays;
+#[path = "xds/depth.rs"]
+mod depth;
+#[path = "xds/refused_domains.rs"]
+mod refused_domains;
 #[path = "xds/resources.rs"]
 mod resources;
 #[path = "xds/streams.rs"]

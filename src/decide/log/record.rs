@@ -322,6 +322,8 @@ pub enum DecisionSource {
     Lease,
     /// A failure policy.
     Policy,
+    /// A blocked value.
+    Block,
 }
 
 impl DecisionSource {
@@ -333,6 +335,7 @@ impl DecisionSource {
             Self::Share => "share",
             Self::Lease => "lease",
             Self::Policy => "policy",
+            Self::Block => "block",
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::rules::compile::options::CompileOptions;
 use crate::rules::compile::set_files::{SetFiles, SetText};
 use crate::rules::rule_defaults::RuleDefaults;
 use crate::rules::source::{RuleTexts, SourceRules};
-use crate::rules::xds::resource::decode_recorded_documents;
+use crate::rules::xds::resource::read_recorded_resources;
 use crate::rules::yaml::DocumentSelection;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -22,18 +22,15 @@ pub fn record_rules(rules: &SourceRules, version: Option<&str>, defaults: &RuleD
         SourceRules::Texts(of_files) => {
             of_files.texts.iter().map(build_text_document).chain(build_set_documents(&of_files.sets)).collect()
         }
-        SourceRules::Documents(documents) => {
-            let resource = |bytes: &[u8]| Some(BASE64_STANDARD.encode(bytes));
-            documents
-                .iter()
-                .map(|named| DocumentRecord {
-                    name: named.file.to_string(),
-                    format: DocumentFormat::Xds,
-                    text: None,
-                    base64: resource(&named.resource),
-                })
-                .collect()
-        }
+        SourceRules::Resources(resources) => resources
+            .iter()
+            .map(|resource| DocumentRecord {
+                name: resource.name.to_string(),
+                format: DocumentFormat::Xds,
+                text: None,
+                base64: Some(BASE64_STANDARD.encode(&resource.encoded)),
+            })
+            .collect(),
     };
     documents
         .extend(defaults.source_text().map(|(file, text)| build_document(file, text, DocumentFormat::RuleDefaults)));
@@ -177,7 +174,7 @@ pub fn decode_recorded_rules(record: RuleSetRecord) -> Result<RecordedRules, Vec
     let rules = match (errors.is_empty(), resources.is_empty()) {
         (false, _) => return Err(errors),
         (true, true) => SourceRules::Texts(RuleTexts { texts, sets: Arc::new(SetFiles { texts: sets }) }),
-        (true, false) => SourceRules::Documents(decode_recorded_documents(resources)?),
+        (true, false) => SourceRules::Resources(read_recorded_resources(resources)?),
     };
     Ok(RecordedRules { rules, defaults })
 }

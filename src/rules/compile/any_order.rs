@@ -27,10 +27,10 @@ struct SortedLevel {
 /// Sorts the rules of a domain; reports keys that cannot be sorted, and paths that become the same.
 pub(super) fn sort_rules(domain: &mut Domain, found: &mut Diagnostics) {
     let mut sorted = SortedLevel::default();
-    for node in std::mem::take(&mut domain.descriptors) {
+    for node in std::mem::take(&mut domain.descriptors).into_vec() {
         sort_below(node, &mut Vec::new(), &mut sorted, &domain.name, found);
     }
-    domain.descriptors = sorted.into_nodes();
+    domain.descriptors = sorted.into_nodes().into();
 }
 
 /// Adds the paths through `node`; `above` has the nodes before it, without descriptors.
@@ -65,7 +65,7 @@ fn sort_below(
         sorted.add_path(path, domain, found);
     }
     above.push(step);
-    for child in below {
+    for child in below.into_vec() {
         sort_below(child, above, sorted, domain, found);
     }
     above.pop();
@@ -104,7 +104,7 @@ impl SortedLevel {
     }
 
     fn into_nodes(self) -> Vec<RuleNode> {
-        let node = |SortedNode { node, below }| RuleNode { descriptors: below.into_nodes(), ..node };
+        let node = |SortedNode { node, below }| RuleNode { descriptors: below.into_nodes().into(), ..node };
         self.nodes.into_iter().map(node).collect()
     }
 }

@@ -11,6 +11,7 @@ use crate::rules::document::defaults::DefaultableKeys;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::matching::MatchingSpec;
 use crate::rules::document::{PlanSpec, TableSpec};
+use crate::rules::nested_list::NestedList;
 use crate::rules::rule::{
     Domain, Matching, OWN_LIMIT_NAME, OverrideDefaults, SourceLocation, TableDeclaration, UnitOverrideDefaults,
 };
@@ -52,7 +53,7 @@ impl DomainBuilder {
             matching: Matching::default(),
             plans: Vec::new(),
             tables: Vec::new(),
-            descriptors: Vec::new(),
+            descriptors: NestedList::new(),
         };
         let (siblings, written_plans, plans) = (SiblingIndex::new(), Vec::new(), Vec::new());
         Self { domain, siblings, location, defaults: None, matching: None, written_plans, plans }

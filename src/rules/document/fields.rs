@@ -25,11 +25,21 @@ pub struct FieldPath<'p> {
 enum PathStep<'p> {
     Key(&'p str),
     Index(usize),
+    /// Indices of descriptors from the outermost one.
+    Descriptors(&'p [usize]),
 }
 
 impl<'p> FieldPath<'p> {
     /// Path of the document itself.
     pub const ROOT: FieldPath<'static> = FieldPath { parent: None, step: PathStep::Key("") };
+
+    /// Path of a descriptor, or of the document: indices of descriptors from the outermost one, each from 0.
+    pub fn of_descriptor(indices: &'p [usize]) -> Self {
+        match indices {
+            [] => Self::ROOT,
+            _ => Self { parent: Some(&Self::ROOT), step: PathStep::Descriptors(indices) },
+        }
+    }
 
     /// Appends a key.
     pub fn with_key(&'p self, key: &'p str) -> Self {
@@ -51,6 +61,12 @@ impl fmt::Display for FieldPath<'_> {
             PathStep::Key(key) if parent.parent.is_none() => write!(f, "{}", escape_for_message(key)),
             PathStep::Key(key) => write!(f, ".{}", escape_for_message(key)),
             PathStep::Index(index) => write!(f, "[{index}]"),
+            PathStep::Descriptors(indices) => {
+                for (depth, index) in indices.iter().enumerate() {
+                    write!(f, "{}descriptors[{index}]", if depth == 0 { "" } else { "." })?;
+                }
+                Ok(())
+            }
         }
     }
 }

@@ -213,7 +213,7 @@ impl DomainRules {
             matching: *matching,
             plans: plans.clone(),
             tables: declared_tables.clone(),
-            descriptors,
+            descriptors: descriptors.into(),
         }
     }
 
@@ -254,7 +254,7 @@ impl RuleSet {
                 EntryOrder::Any => count_repeated_keys(&domain.descriptors),
             };
             let repeated_keys = repeated_keys.into_iter().map(|(key, times)| (key.as_bytes().into(), times)).collect();
-            set.add_subtrees(root, domain.descriptors, &domain.name, limit_stats);
+            set.add_subtrees(root, domain.descriptors.into_vec(), &domain.name, limit_stats);
             let others = limit_stats.register_rule_limit(LimitName::new([&*domain.name, OVERFLOW_NAME]));
             let Domain { name, defaults, defaults_by_unit, matching, plans, tables: declared_tables, .. } = domain;
             let empty = |declared: &TableDeclaration| LiveTable::new(Arc::clone(&declared.name), Arc::default());
@@ -448,7 +448,7 @@ impl RuleSet {
                 compiled.exempt = node.exempt;
                 compiled.location = Some(node.location);
                 if !node.descriptors.is_empty() {
-                    waiting.push((id, node.descriptors, by_value));
+                    waiting.push((id, node.descriptors.into_vec(), by_value));
                 }
             }
             self.nodes[parent as usize].patterns = patterns.build();

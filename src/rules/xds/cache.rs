@@ -1,7 +1,8 @@
 //! Last accepted resources in a file, for a start while the control plane is away.
 //!
 //! The file is replaced atomically and readable by its owner only. Its first line is a format version and a checksum of
-//! the rest; the second one says who sent the resources, and when. A file that is damaged, or of another server or
+//! the rest; the second one says who sent the resources, when, and which
+//! domains have those of an older version. A file that is damaged, or of another server or
 //! node, is not used. A failure to write concerns nothing else.
 
 use std::fs::{self, File};
@@ -13,6 +14,7 @@ use prost::Message as _;
 use prost_types::Any;
 use serde::{Deserialize, Serialize};
 
+use super::refused_domains::RefusedDomain;
 use crate::base::clock::Time;
 use crate::base::pb::xds::DiscoveryResponse;
 use crate::settings::xds::XdsSettings;
@@ -20,8 +22,11 @@ use crate::settings::xds::XdsSettings;
 /// First word of the file, with its format version.
 const CACHE_FORMAT: &str = "tollkeeper-xds-cache-1";
 
-/// Upper bound on the first two lines, in bytes.
+/// Upper bound on the first two lines without refused domains, in bytes.
 const MAX_HEAD_BYTES: u64 = 64 << 10;
+
+/// Upper bound on the file, in messages of the largest size: resources of refused domains are from older messages.
+const MAX_MESSAGES: u64 = 4;
 
 /// Cache of one subscription.
 #[derive(Clone, Debug)]
@@ -32,7 +37,7 @@ pub struct ResourceCache {
     max_bytes: u64,
 }
 
-/// Resources from a file.
+/// Resources in a file.
 #[derive(Debug)]
 pub struct CachedResources {
     /// Version at the control plane.
@@ -41,6 +46,8 @@ pub struct CachedResources {
     pub accepted_at: Time,
     /// The resources.
     pub resources: Vec<Any>,
+    /// Domains whose resource is that of an older version, because the last one was refused.
+    pub refused: Vec<RefusedDomain>,
 }
 
 /// Second line of the file.
@@ -49,6 +56,8 @@ struct CacheOrigin {
     server: String,
     node_id: String,
     accepted_at_us: u64,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    refused: Vec<RefusedDomain>,
 }
 
 impl ResourceCache {
@@ -58,7 +67,7 @@ impl ResourceCache {
             path: settings.cache.clone()?,
             server: settings.server_address(),
             node_id: settings.node_id.clone(),
-            max_bytes: settings.max_message_bytes as u64 + MAX_HEAD_BYTES,
+            max_bytes: MAX_MESSAGES * settings.max_message_bytes as u64 + MAX_HEAD_BYTES,
         })
     }
 
@@ -70,14 +79,18 @@ impl ResourceCache {
     /// Replaces the file.
     ///
     /// # Errors
-    /// The file cannot be written.
-    pub fn write_resources(&self, version: &str, resources: Vec<Any>, now: Time) -> io::Result<()> {
+    /// The file cannot be written, or would be too large to be read.
+    pub fn write_resources(&self, set: CachedResources) -> io::Result<()> {
+        let CachedResources { version, accepted_at, resources, refused } = set;
         let (server, node_id) = (self.server.clone(), self.node_id.clone());
-        let origin = CacheOrigin { server, node_id, accepted_at_us: now.as_micros() };
+        let origin = CacheOrigin { server, node_id, accepted_at_us: accepted_at.as_micros(), refused };
         let mut rest = serde_json::to_vec(&origin)?;
         rest.push(b'\n');
-        let set = DiscoveryResponse { version_info: version.to_owned(), resources, ..DiscoveryResponse::default() };
+        let set = DiscoveryResponse { version_info: version, resources, ..DiscoveryResponse::default() };
         rest.extend(set.encode_to_vec());
+        if rest.len() as u64 > self.max_bytes {
+            return Err(io::Error::other(format!("it would be larger than {} bytes", self.max_bytes)));
+        }
         let mut next = self.path.clone().into_os_string();
         next.push(".new");
         // A file that an interrupted write left has other permissions, perhaps.
@@ -113,13 +126,13 @@ impl ResourceCache {
         }
         let (origin, set) = split_first_line(rest).ok_or_else(damaged)?;
         let origin: CacheOrigin = serde_json::from_slice(origin).map_err(|_| damaged())?;
-        let CacheOrigin { server, node_id, accepted_at_us } = origin;
+        let CacheOrigin { server, node_id, accepted_at_us, refused } = origin;
         if server != self.server || node_id != self.node_id {
             return Err(format!("it is of node {node_id:?} of {server:?}"));
         }
         let set = DiscoveryResponse::decode(set).map_err(|_| damaged())?;
         let accepted_at = Time::from_micros(accepted_at_us);
-        Ok(CachedResources { version: set.version_info, accepted_at, resources: set.resources })
+        Ok(CachedResources { version: set.version_info, accepted_at, resources: set.resources, refused })
     }
 }
 

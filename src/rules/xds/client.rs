@@ -14,9 +14,10 @@ use tokio::time::{sleep, sleep_until, timeout};
 use tonic::metadata::{MetadataKey, MetadataValue};
 use tonic::{Code, Request, Status, Streaming};
 
-use super::cache::ResourceCache;
+use super::cache::{CachedResources, ResourceCache};
 use super::connect::{ResolveHost, append_causes, connect};
-use super::resource;
+use super::refused_domains::{AppliedUpdate, UpdateResult, format_refusal};
+use super::resource::{self, RuleResource};
 use super::retry::RetryDelays;
 use super::status::StreamStatus;
 use super::subscription::{Reaction, Subscription};
@@ -24,7 +25,7 @@ use crate::base::clock::Clock;
 use crate::base::pb::xds::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use crate::base::pb::xds::{DiscoveryRequest, DiscoveryResponse, Node};
 use crate::base::random::random_fraction;
-use crate::rules::compile::NamedDocument;
+use crate::rules::diagnostic::escape_for_message;
 use crate::settings::xds::XdsSettings;
 use crate::telemetry::log_throttle::ErrorDedup;
 
@@ -37,13 +38,13 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum number of requests in that queue.
 const MAX_QUEUED_REQUESTS: usize = 16;
 
-/// Resources of one accepted or refused response.
+/// Resources of one response.
 #[derive(Debug)]
 pub struct ReceivedResources {
     /// Version at the control plane.
-    pub version: String,
-    /// Documents, or the reasons why there are none.
-    pub documents: Result<Vec<NamedDocument>, Vec<String>>,
+    pub version: Arc<str>,
+    /// Resources, or the reasons why there are none.
+    pub resources: Result<Vec<RuleResource>, Vec<String>>,
 }
 
 /// Client of the control plane.
@@ -62,7 +63,7 @@ pub struct XdsClient {
     /// Receives the resources.
     pub updates: mpsc::Sender<ReceivedResources>,
     /// Results of the updates, one for each.
-    pub results: mpsc::Receiver<Result<(), String>>,
+    pub results: mpsc::Receiver<UpdateResult>,
 }
 
 /// Node of the first and all further requests.
@@ -146,20 +147,25 @@ impl XdsClient {
         answer.await
     }
 
-    /// Writes accepted resources to the cache.
-    async fn write_to_cache(&self, version: &str, resources: Vec<Any>) {
+    /// Writes the resources in force to the cache.
+    async fn write_to_cache(&self, version: &str, applied: AppliedUpdate) {
         let Some(cache) = self.cache.clone() else { return };
         let (version, path) = (version.to_owned(), cache.path().display().to_string());
-        let write = spawn_blocking(move || cache.write_resources(&version, resources, Clock::System.now()));
+        let write = spawn_blocking(move || {
+            let AppliedUpdate { resources, refused } = applied;
+            let resources = resources.iter().map(RuleResource::to_any).collect();
+            let accepted_at = Clock::System.now();
+            cache.write_resources(CachedResources { version, accepted_at, resources, refused })
+        });
         if let Ok(Err(error)) = write.await {
             tracing::warn!("TOLLKEEPER_XDS_CACHE={path} cannot be written: {error}");
         }
     }
 
     /// Passes resources on and waits until they are applied or rejected.
-    async fn apply_resources(&mut self, version: String, resources: &[Any]) -> Option<Result<(), String>> {
-        let documents = resource::decode_documents(resources);
-        self.updates.send(ReceivedResources { version, documents }).await.ok()?;
+    async fn apply_resources(&mut self, version: &str, resources: Vec<Any>) -> Option<UpdateResult> {
+        let resources = resource::read_resources(resources);
+        self.updates.send(ReceivedResources { version: version.into(), resources }).await.ok()?;
         self.results.recv().await
     }
 }
@@ -211,19 +217,10 @@ impl StreamExchange<'_> {
                 self.send_request(accepted).await
             }
             Reaction::Apply(resources) => {
-                let Some(result) = client.apply_resources(version.clone(), &resources).await else {
+                let Some(result) = client.apply_resources(&version, resources).await else {
                     return Err("the process is stopping".to_owned());
                 };
-                match &result {
-                    Ok(()) => {
-                        client.status.record_accepted(&version);
-                        client.write_to_cache(&version, resources).await;
-                    }
-                    Err(error) => {
-                        tracing::warn!("xDS version '{version}' is refused; rules stay as they are");
-                        client.status.record_refused(version, error.clone());
-                    }
-                }
+                let result = record_result(client, &version, result).await;
                 match self.subscription.conclude_apply(&result) {
                     Some(answer) => self.send_request(answer).await,
                     None => Ok(()),
@@ -237,6 +234,32 @@ impl StreamExchange<'_> {
             Ok(Ok(())) => Ok(()),
             Ok(Err(_)) => Err("the connection was lost".to_owned()),
             Err(_) => Err("the server does not read".to_owned()),
+        }
+    }
+}
+
+/// Records the result of a response; the error is the message that refuses the response.
+async fn record_result(client: &XdsClient, version: &str, result: UpdateResult) -> Result<(), String> {
+    match result {
+        Ok(applied) if applied.refused.is_empty() => {
+            client.status.record_accepted(version);
+            client.write_to_cache(version, applied).await;
+            Ok(())
+        }
+        Ok(applied) => {
+            let names: Vec<_> =
+                applied.refused.iter().map(|refused| format!("'{}'", escape_for_message(&refused.domain))).collect();
+            let names = names.join(", ");
+            tracing::warn!("xDS version '{version}' is refused for {names}: they keep their last rules, if any");
+            let message = format_refusal(&applied.refused);
+            client.status.record_refused_domains(version, applied.refused.clone());
+            client.write_to_cache(version, applied).await;
+            Err(message)
+        }
+        Err(error) => {
+            tracing::warn!("xDS version '{version}' is refused; rules stay as they are");
+            client.status.record_refused(version.to_owned(), error.clone());
+            Err(error)
         }
     }
 }

@@ -1,128 +1,96 @@
-//! Conversion of resources to rule documents.
+//! Resources: the rules of one domain each, as a control plane encodes them.
 //!
-//! A resource becomes the document that the same rules in YAML become, without positions; the compiler does the rest.
-//! Resources come in random order, so they are sorted by name and domain. Fields that the messages lack pass unnoticed.
+//! A [`RuleResource`] keeps the encoded rules with the domain that they are of, which is known even if the rest cannot
+//! be decoded. It becomes the document that the same rules in YAML become, without positions; the compiler does the
+//! rest. Resources come in random order, so they are sorted by name and domain. Fields that the messages lack pass
+//! unnoticed.
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use prost::Message as _;
-use prost_types::value::Kind;
-use prost_types::{Any, Struct};
+use prost_types::Any;
 
+use super::descriptors::{ConfigFields, decode_descriptors};
 use super::subscription::TYPE_URL;
-use crate::base::pb::xds::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit};
-use crate::limit::period::Unit;
 use crate::rules::compile::NamedDocument;
 use crate::rules::diagnostic::escape_for_message;
-use crate::rules::document::{DescriptorSpec, Document, RateLimitEntry, RateLimitSpec};
+use crate::rules::document::Document;
 use crate::rules::yaml::{Position, Spanned};
 
-/// Decodes resources to documents, sorted by name and domain.
+/// Encoded rules of a domain. Clones share them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleResource {
+    /// Name in messages: that of the resource, else the domain.
+    pub name: Arc<str>,
+    /// Domain; empty if the resource has none.
+    pub domain: String,
+    /// Encoded `RateLimitConfig`.
+    pub encoded: Bytes,
+}
+
+/// Reads names and domains of resources; sorts by them. The rules may still be such as cannot be decoded.
 ///
 /// # Errors
-/// The resources that are of another type or cannot be decoded.
-pub fn decode_documents(resources: &[Any]) -> Result<Vec<NamedDocument>, Vec<String>> {
-    let mut documents = Vec::with_capacity(resources.len());
+/// The resources that are of another type, or have no readable domain.
+pub fn read_resources(resources: Vec<Any>) -> Result<Vec<RuleResource>, Vec<String>> {
+    let count = resources.len();
+    let mut read = Vec::with_capacity(count);
     let mut errors = Vec::new();
-    for (index, resource) in resources.iter().enumerate() {
-        match decode_document(resource) {
-            Ok(document) => documents.push(document),
-            Err(error) => errors.push(format!("resource {index} of {}: {error}", resources.len())),
+    for (index, resource) in resources.into_iter().enumerate() {
+        match read_resource(resource) {
+            Ok(resource) => read.push(resource),
+            Err(error) => errors.push(format!("resource {index} of {count}: {error}")),
         }
     }
     if !errors.is_empty() {
         return Err(errors);
     }
-    let domain = |named: &NamedDocument| named.document.domain.as_ref().map(|domain| domain.value.clone());
-    documents.sort_by_cached_key(|named| (Arc::clone(&named.file), domain(named)));
-    Ok(documents)
+    read.sort_by(|a, b| (&a.name, &a.domain).cmp(&(&b.name, &b.domain)));
+    Ok(read)
 }
 
-/// Decodes resources that were accepted before, from [`NamedDocument::resource`].
+/// Reads resources that were accepted before, from [`RuleResource::encoded`].
 ///
 /// # Errors
-/// The resources that cannot be decoded.
-pub fn decode_recorded_documents(resources: Vec<Vec<u8>>) -> Result<Vec<NamedDocument>, Vec<String>> {
-    let resources = resources.into_iter().map(|value| Any { type_url: TYPE_URL.to_owned(), value });
-    decode_documents(&resources.collect::<Vec<_>>())
+/// The resources that have no readable domain.
+pub fn read_recorded_resources(encoded: Vec<Vec<u8>>) -> Result<Vec<RuleResource>, Vec<String>> {
+    let resources = encoded.into_iter().map(|value| Any { type_url: TYPE_URL.to_owned(), value });
+    read_resources(resources.collect())
 }
 
-fn decode_document(resource: &Any) -> Result<NamedDocument, String> {
+fn read_resource(resource: Any) -> Result<RuleResource, String> {
     if resource.type_url != TYPE_URL {
         return Err(format!("it is a '{}', not a RateLimitConfig", escape_for_message(&resource.type_url)));
     }
-    let config = RateLimitConfig::decode(resource.value.as_slice());
-    let config = config.map_err(|error| format!("it cannot be decoded: {error}"))?;
-    Ok(NamedDocument { resource: resource.value.clone(), ..convert_config(config) })
-}
-
-fn convert_config(config: RateLimitConfig) -> NamedDocument {
-    let RateLimitConfig { name, domain, descriptors } = config;
-    let file: Arc<str> = escape_for_message(if name.is_empty() { &domain } else { &name }).into();
-    let document = Document {
-        domain: Some(with_unknown_position(domain)),
-        descriptors: convert_descriptors(descriptors),
-        ..Document::default()
-    };
-    NamedDocument { file, document, resource: Vec::new() }
-}
-
-fn convert_descriptors(descriptors: Vec<RateLimitDescriptor>) -> Vec<DescriptorSpec> {
-    descriptors.into_iter().enumerate().map(|(index, written)| convert_descriptor(index, written)).collect()
-}
-
-fn convert_descriptor(index: usize, written: RateLimitDescriptor) -> DescriptorSpec {
-    DescriptorSpec {
-        index,
-        key: with_unknown_position(written.key),
-        value: written.value,
-        rate_limit: written.rate_limit.map_or(RateLimitSpec::None, |policy| {
-            RateLimitSpec::One(with_unknown_position(Box::new(convert_policy(policy))))
-        }),
-        shadow_mode: written.shadow_mode,
-        quota_mode: written.quota_mode,
-        detailed_metric: written.detailed_metric,
-        metadata: written.metadata.map(struct_to_json),
-        descriptors: convert_descriptors(written.descriptors),
-        ..DescriptorSpec::default()
+    let encoded = Bytes::from(resource.value);
+    let mut fields = ConfigFields::default();
+    // Fields before the error are read: control planes write the domain first.
+    let decoded = fields.merge(encoded.clone());
+    let ConfigFields { name, domain, .. } = fields;
+    if let (Err(error), true) = (decoded, domain.is_empty()) {
+        return Err(format!("it cannot be decoded: {error}"));
     }
+    let name: Arc<str> = escape_for_message(if name.is_empty() { &domain } else { &name }).into();
+    Ok(RuleResource { name, domain, encoded })
 }
 
-fn convert_policy(policy: RateLimitPolicy) -> RateLimitEntry {
-    RateLimitEntry {
-        unit: Some(with_unknown_position(unit_name(policy.unit))),
-        requests_per_unit: with_unknown_position(policy.requests_per_unit),
-        unlimited: policy.unlimited,
-        name: with_unknown_position(policy.name),
-        replaces: policy.replaces.into_iter().map(|replaced| with_unknown_position(replaced.name)).collect(),
-        ..RateLimitEntry::default()
+impl RuleResource {
+    /// The resource as a control plane sends it.
+    pub fn to_any(&self) -> Any {
+        Any { type_url: TYPE_URL.to_owned(), value: self.encoded.to_vec() }
     }
-}
 
-/// Returns the name of a unit as in YAML; that of an unknown one is no unit, which the compiler reports.
-fn unit_name(unit: i32) -> String {
-    match Unit::from_protobuf_number(unit) {
-        Some(known) => known.name().to_owned(),
-        None if unit == RateLimitUnit::Unknown as i32 => RateLimitUnit::Unknown.as_str_name().to_owned(),
-        None => unit.to_string(),
+    /// Decodes the rules.
+    ///
+    /// # Errors
+    /// The rules are not protobuf, or nest deeper than [`super::descriptors::MAX_DESCRIPTOR_DEPTH`].
+    pub fn decode(&self) -> Result<NamedDocument, String> {
+        let decoded = ConfigFields::decode(self.encoded.clone()).map_err(|error| error.to_string());
+        let descriptors = decoded.and_then(|fields| decode_descriptors(fields.descriptors));
+        let descriptors = descriptors.map_err(|error| format!("it cannot be decoded: {error}"))?;
+        let domain = Spanned { value: self.domain.clone(), at: Position::default() };
+        let document = Document { domain: Some(domain), descriptors: descriptors.into(), ..Document::default() };
+        Ok(NamedDocument { file: Arc::clone(&self.name), document })
     }
-}
-
-fn struct_to_json(fields: Struct) -> serde_json::Map<String, serde_json::Value> {
-    fields.fields.into_iter().map(|(name, value)| (name, value_to_json(value.kind))).collect()
-}
-
-fn value_to_json(value: Option<Kind>) -> serde_json::Value {
-    match value {
-        None | Some(Kind::NullValue(_)) => serde_json::Value::Null,
-        Some(Kind::NumberValue(number)) => number.into(),
-        Some(Kind::StringValue(text)) => text.into(),
-        Some(Kind::BoolValue(flag)) => flag.into(),
-        Some(Kind::StructValue(fields)) => struct_to_json(fields).into(),
-        Some(Kind::ListValue(list)) => list.values.into_iter().map(|value| value_to_json(value.kind)).collect(),
-    }
-}
-
-fn with_unknown_position<T>(value: T) -> Spanned<T> {
-    Spanned { value, at: Position::default() }
 }

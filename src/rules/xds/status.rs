@@ -4,6 +4,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use serde::Serialize;
 
+use super::refused_domains::RefusedDomain;
 use crate::base::clock::{Clock, Time};
 use crate::base::sharded::lock_ignoring_poison;
 use crate::settings::xds::XdsSettings;
@@ -44,6 +45,12 @@ pub struct StreamReport {
     /// Last version that was refused; absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_refusal: Option<RefusedVersion>,
+    /// Version whose usable domains are applied while the others were refused; absent if none was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub partly_applied_version: Option<String>,
+    /// Domains of the applied rules that have older rules, or none, because theirs were refused.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub refused_domains: Vec<RefusedDomain>,
     /// Number of streams that were opened.
     pub streams: u64,
     /// Number of accepted responses.
@@ -76,6 +83,11 @@ pub struct RefusedVersion {
 }
 
 impl StreamReport {
+    /// Returns the version of the applied rules; that of most domains if some were refused.
+    pub fn applied_version(self) -> Option<String> {
+        self.partly_applied_version.or(self.version)
+    }
+
     /// Number of responses that were accepted or refused.
     pub const fn accepted_or_refused_count(&self) -> u64 {
         self.accepted + self.refused
@@ -96,6 +108,8 @@ impl StreamStatus {
             cached_since: None,
             cached_at: None,
             last_refusal: None,
+            partly_applied_version: None,
+            refused_domains: Vec::new(),
             streams: 0,
             accepted: 0,
             refused: 0,
@@ -134,6 +148,8 @@ impl StreamStatus {
         let now = self.now();
         let mut report = self.lock_report();
         report.accepted += 1;
+        report.partly_applied_version = None;
+        report.refused_domains.clear();
         report.cached_since = None;
         let was_cached = report.cached_at.take().is_some();
         if was_cached || report.version.as_deref() != Some(version) {
@@ -143,11 +159,13 @@ impl StreamStatus {
     }
 
     /// Records that rules from the cache are applied.
-    pub(super) fn record_loaded_from_cache(&self, version: String, accepted_at: Time) {
+    pub(super) fn record_loaded_from_cache(&self, version: String, accepted_at: Time, refused: Vec<RefusedDomain>) {
         let now = self.now().to_string();
         let mut report = self.lock_report();
         // The control plane may have been faster.
         if report.accepted == 0 {
+            report.partly_applied_version = (!refused.is_empty()).then(|| version.clone());
+            report.refused_domains = refused;
             report.version = Some(version);
             report.version_since = Some(now);
             report.cached_since = Some(accepted_at.to_string());
@@ -161,6 +179,16 @@ impl StreamStatus {
         let mut report = self.lock_report();
         report.refused += 1;
         report.last_refusal = Some(RefusedVersion { version, at, error });
+    }
+
+    /// Records a version of which some domains were refused and the others applied.
+    pub(super) fn record_refused_domains(&self, version: &str, refused: Vec<RefusedDomain>) {
+        let errors: Vec<_> = refused.iter().map(|domain| domain.error.as_str()).collect();
+        self.record_refused(version.to_owned(), errors.join("\n"));
+        let mut report = self.lock_report();
+        (report.cached_since, report.cached_at) = (None, None);
+        report.partly_applied_version = Some(version.to_owned());
+        report.refused_domains = refused;
     }
 
     /// Records that the same content was refused again.

@@ -1,10 +1,11 @@
 //! Protocol of a subscription to all resources of one type, without I/O and without a clock.
 //!
 //! The first request of a stream claims no version and no nonce, because a control plane that restarted counts versions
-//! from 1 again and does not answer a client that claims the version which it has. Each response is accepted or refused
-//! as a whole. A refusal claims the version that was accepted on the same stream. The first refusal is sent at once; a
-//! server answers it with the same resources at once, so the same content is refused again after a delay that grows.
-//! Content that is applied already is accepted at once, whatever its version and the order of resources.
+//! from 1 again and does not answer a client that claims the version which it has. Each response is accepted or
+//! refused; the caller may have applied a part of what it refuses, and says so in the message. A refusal claims the
+//! version that was accepted on the same stream. The first refusal is sent at once; a server answers it with the same
+//! resources at once, so the same content is refused again after a delay that grows. Content that is applied already is
+//! accepted at once, whatever its version and the order of resources.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! Encodes a decision into an answer: a protobuf response with its delay, or an error with its gRPC code.
 //!
 //! The numbers of a decision are copied as they are.
-//! Fields that envoyproxy/ratelimit leaves unset stay unset: a multiplier of 1, the quotas, headers for the upstream.
+//! Fields that envoyproxy/ratelimit leaves unset stay unset: a multiplier of 1, the quotas.
 //! Envoy reads only `HeaderValue.value` and whole seconds. Control characters are removed from text that Envoy writes
 //! into headers. Metadata is cut where it nests too deep: protobuf parsers stop at 100 levels, and Envoy would treat
 //! the whole response as an error.
@@ -71,7 +71,7 @@ pub fn encode_response(decision: &Decision<'_>) -> RateLimitResponse {
         response_headers_to_add: decision.headers.iter().map(encode_header).collect(),
         raw_body: body.map(|text| text.as_bytes().to_vec()).unwrap_or_default(),
         dynamic_metadata: decision.metadata.as_ref().map(|fields| encode_struct(fields, MAX_METADATA_DEPTH - 1)),
-        request_headers_to_add: Vec::new(),
+        request_headers_to_add: decision.request_headers.iter().map(encode_header).collect(),
         quota: None,
     }
 }

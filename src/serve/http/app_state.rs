@@ -7,6 +7,7 @@ use super::browser_protection::AllowedHosts;
 use super::live_events::LiveEvents;
 use super::page_builder::PageBuilder;
 use super::token_attempts::TokenAttempts;
+use crate::serve::blocks::SharedBlocks;
 use crate::serve::fleet::member::FleetMembership;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::settings::listeners::AdminToken;
@@ -22,6 +23,8 @@ use crate::telemetry::metrics::prometheus::ExpositionOptions;
 pub struct AppState {
     /// The service, its health and its metrics.
     pub collector: MetricsCollector,
+    /// Blocked values.
+    pub blocks: Arc<SharedBlocks>,
     /// All replicas.
     pub fleet: Arc<FleetMembership>,
     /// Builds the pages.

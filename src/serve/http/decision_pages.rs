@@ -17,6 +17,7 @@ use super::response::{
 use crate::base::pb::rate_limit_response::Code;
 use crate::base::pb::{RateLimitRequest, RateLimitResponse};
 use crate::decide::explain::Explanation;
+use crate::rules::xds::descriptors::MAX_DESCRIPTOR_DEPTH;
 use crate::serve::grpc::decode;
 use crate::serve::grpc::service::DEFAULT_DEADLINE;
 use crate::settings::decisions::DecisionSettings;
@@ -24,6 +25,9 @@ use crate::telemetry::traces::Span;
 
 /// Maximum number of descriptors, and of entries of all descriptors, that `/explain` accepts.
 const MAX_EXPLAINED_DESCRIPTORS: usize = 100;
+
+/// Maximum number of entries of such a request: those of the deepest rule.
+const MAX_EXPLAINED_ENTRIES: usize = MAX_DESCRIPTOR_DEPTH;
 
 /// `/json`
 pub(super) async fn answer_json(
@@ -101,6 +105,7 @@ pub(super) async fn show_explanation(State(state): State<AppState>, body: Bytes)
     let context = service.build_decision_context(Some(&loaded), DEFAULT_DEADLINE);
     let now = context.store.now;
     let counters = service.decider.peek_counters(context, &decode::convert_request(&request)).await;
+    let blocked = service.decider.explain_blocks(context, &decode::convert_request(&request));
     // The search for near misses visits all rules of a level.
     let explain = move || {
         let behaviour = &service.decider.behaviour;
@@ -108,7 +113,7 @@ pub(super) async fn show_explanation(State(state): State<AppState>, body: Bytes)
             Explanation::explain_request(behaviour, &loaded.rules, &decode::convert_request(&request), &counters, now);
         let source_version = service.rules.source_version().map(|version| version.to_string());
         let region = service.decider.own_region();
-        respond_pretty_json(&Explanation { source_version, region, ..explained })
+        respond_pretty_json(&Explanation { source_version, region, blocked, ..explained })
     };
     state.pages.run_one_at_a_time(explain).await.unwrap_or_else(respond_internal_error)
 }
@@ -117,9 +122,10 @@ pub(super) async fn show_explanation(State(state): State<AppState>, body: Bytes)
 fn read_explained_request(body: &[u8]) -> Result<RateLimitRequest, String> {
     let request = proto_json::request_from_json(body).map_err(|error| format!("{error}\n"))?;
     let entries: usize = request.descriptors.iter().map(|descriptor| descriptor.entries.len()).sum();
-    if request.descriptors.len() > MAX_EXPLAINED_DESCRIPTORS || entries > MAX_EXPLAINED_DESCRIPTORS {
+    if request.descriptors.len() > MAX_EXPLAINED_DESCRIPTORS || entries > MAX_EXPLAINED_ENTRIES {
         return Err(format!(
-            "the request is too large: at most {MAX_EXPLAINED_DESCRIPTORS} descriptors and entries in total\n"
+            "the request is too large: at most {MAX_EXPLAINED_DESCRIPTORS} descriptors, and {MAX_EXPLAINED_ENTRIES} \
+             entries in total\n"
         ));
     }
     Ok(request)

@@ -16,7 +16,7 @@ use axum::routing::{any, get, post};
 use super::app_state::AppState;
 use super::browser_protection;
 use super::response::respond_error;
-use super::{admin_pages, console_pages, decision_pages, metrics_pages, report_pages, status_pages};
+use super::{admin_pages, block_pages, console_pages, decision_pages, metrics_pages, report_pages, status_pages};
 use crate::serve::grpc::service::DEFAULT_DEADLINE;
 
 /// Builds the routes of the HTTP listener, for clients and health probes.
@@ -48,6 +48,8 @@ pub fn build_debug_router(state: AppState) -> Router {
         .route("/settings", get(admin_pages::show_settings))
         .route("/counters", get(admin_pages::show_counters))
         .route("/reset", post(admin_pages::reset_counters))
+        .route("/blocks", get(block_pages::show_blocks))
+        .route("/block", post(block_pages::block_value).delete(block_pages::unblock_value))
         .route("/log_level", get(admin_pages::show_log_level).put(admin_pages::set_log_level))
         .fallback(respond_not_found)
         .layer(DefaultBodyLimit::max(state.max_body_bytes))

@@ -20,6 +20,10 @@ pub(super) fn emit_service(service: &RateLimitService, emit: &mut dyn FnMut(Fami
         Family::new("ratelimit_service_global_shadow_mode", MetricKind::Counter, help)
             .with_series(shadow.with_statsd_name("ratelimit.service.global_shadow_mode")),
     );
+    emit(build_blocked_family(service));
+    let help = "Number of blocked values.";
+    let blocked = service.decider.blocks.list(service.clock.now()).len();
+    emit(Family::gauge("tollkeeper_blocked_values", help, blocked));
     if let Some(tracer) = &service.tracer {
         emit(build_span_family(&tracer.span_queue));
     }
@@ -89,6 +93,16 @@ fn build_decision_log_family(log: &DecisionLog) -> Family {
                 Series::new(MetricValue::Counter(count)).with_label("sink", sink).with_label("outcome", outcome);
             family.series.push(series);
         }
+    }
+    family
+}
+
+/// Requests that blocked values rejected, by domain.
+fn build_blocked_family(service: &RateLimitService) -> Family {
+    let help = "Total number of requests rejected because of a blocked value, by domain.";
+    let mut family = Family::new("tollkeeper_blocked_requests_total", MetricKind::Counter, help);
+    for (domain, count) in service.decider.blocks.rejection_counts() {
+        family = family.with_series(Series::new(MetricValue::Counter(count)).with_label("domain", domain));
     }
     family
 }

@@ -29,8 +29,11 @@ use crate::rules::files::{ReadResult, RuleLocation};
 use crate::rules::live::{LiveRules, RuleProblem, SourceIdentity};
 use crate::rules::rule::set::RuleSet;
 use crate::rules::rule_defaults::RuleDefaults;
-use crate::rules::source::{CompileFailure, RuleSnapshot, RuleSource, RuleUpdate, SourceConfig, SourceReloader};
+use crate::rules::source::{
+    CompileFailure, CompiledSnapshot, RuleSource, RuleUpdate, SourceConfig, SourceReloader, SourceRules,
+};
 use crate::rules::table_loader::{RuleFilePaths, TableLoader};
+use crate::rules::xds::refused_domains::{AppliedUpdate, UpdateResult};
 use crate::serve::grpc::health::GrpcHealth;
 use crate::telemetry::logs::LIFECYCLE_TARGET;
 use crate::telemetry::service_metrics::ServiceMetrics;
@@ -55,9 +58,19 @@ pub(super) struct RuleApplier {
 #[derive(Debug, Default)]
 pub(super) struct LastAcceptedRules {
     /// Its rules, if there is a file of defaults.
-    accepted: Option<RuleSnapshot>,
+    accepted: Option<AcceptedRules>,
     /// Its warnings.
     warnings: HashSet<String>,
+}
+
+/// Rules that were accepted, as their source delivered them.
+#[derive(Clone, Debug)]
+struct AcceptedRules {
+    rules: SourceRules,
+    /// Version at the source.
+    version: Option<Arc<str>>,
+    /// Paths of the files.
+    paths: Arc<RuleFilePaths>,
 }
 
 /// Compiled rules that are about to replace the current ones, with where they come from.
@@ -98,7 +111,7 @@ pub(super) struct ReloadTrigger {
     defaults: Option<WatchReloader>,
 }
 
-/// Result of applying an update; the error is the text of all problems.
+/// Result of applying a file of defaults; the error is the text of all problems.
 type ApplyResult = Result<(), String>;
 
 /// Maximum number of problems of one set that are logged.
@@ -149,7 +162,7 @@ impl RuleUpdater {
                     let Some(update) = update else { return };
                     let applier = self.applier.clone();
                     let result = applier.run_on_thread(move |applier| applier.apply_update(update)).await;
-                    let result = result.unwrap_or_else(|failure| self.applier.reject_update(&[failure]));
+                    let result = result.unwrap_or_else(|failure| Err(self.applier.reject_update(&[failure])));
                     self.source.acknowledge(&result);
                     self.watch_tables();
                 }
@@ -227,10 +240,10 @@ impl RuleApplier {
     ///
     /// # Errors
     /// The thread cannot be started, or it panicked.
-    async fn run_on_thread(
+    async fn run_on_thread<R: Send + 'static>(
         self,
-        work: impl FnOnce(&Self) -> ApplyResult + Send + 'static,
-    ) -> Result<ApplyResult, String> {
+        work: impl FnOnce(&Self) -> R + Send + 'static,
+    ) -> Result<R, String> {
         let (done, finished) = oneshot::channel();
         let apply = move || {
             threads::lower_thread_priority();
@@ -262,16 +275,13 @@ impl RuleApplier {
             .map_err(|problems| record_refused_defaults_file(status, &texts(&problems)))?;
         let defaults = Arc::new(defaults);
         let accepted = self.lock_last_accepted().accepted.clone();
-        if let Some(snapshot) = accepted {
+        if let Some(AcceptedRules { rules, version, paths }) = accepted {
             let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
-            let recorded = recorded_rules::record_rules(&snapshot.rules, snapshot.version.as_deref(), &defaults);
-            let from = SourceIdentity { names: snapshot.rules.source_names(), version: snapshot.version };
-            let paths = snapshot.paths;
+            let recorded = recorded_rules::record_rules(&rules, version.as_deref(), &defaults);
+            let from = SourceIdentity { names: rules.source_names(), version };
             // Defaults make no rule invalid, so this does not fail.
-            let compiled = snapshot
-                .rules
-                .compile(&options)
-                .map_err(|found| record_refused_defaults_file(status, &texts(&found)))?;
+            let compiled =
+                rules.compile(&options).map_err(|found| record_refused_defaults_file(status, &texts(&found)))?;
             self.replace_rules(RuleSetReplacement { compiled, from, recorded, paths }, &defaults)
                 .map_err(|found| record_refused_defaults_file(status, &texts(&found)))?;
         }
@@ -284,34 +294,38 @@ impl RuleApplier {
     }
 
     /// Compiles an update and replaces the rules, or rejects it with all its errors.
-    fn apply_update(&self, update: RuleUpdate) -> Result<(), String> {
-        let snapshot = match update {
-            Ok(snapshot) => snapshot,
-            Err(errors) => return self.reject_update(&errors),
-        };
+    fn apply_update(&self, update: RuleUpdate) -> UpdateResult {
+        let snapshot = update.map_err(|errors| self.reject_update(&errors))?;
         if snapshot.rules.is_empty() && snapshot.keep_rules_if_empty && self.has_rules() {
-            return self.reject_update(&snapshot.warnings);
+            return Err(self.reject_update(&snapshot.warnings));
         }
         snapshot.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-        let kept = self.defaults.is_some().then(|| snapshot.clone());
         let defaults = self.defaults.as_ref().map(|status| status.defaults()).unwrap_or_default();
-        let recorded = recorded_rules::record_rules(&snapshot.rules, snapshot.version.as_deref(), &defaults);
-        let from = SourceIdentity { names: snapshot.rules.source_names(), version: snapshot.version };
-        let paths = snapshot.paths;
+        let paths = Arc::clone(&snapshot.paths);
         let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
-        let compiled = match snapshot.rules.compile_with_error_lines(&options) {
-            Ok(compiled) => compiled,
-            Err(CompileFailure { diagnostics, problems }) => {
+        let version = snapshot.version.clone();
+        let CompiledSnapshot { compiled, rules, refused } =
+            snapshot.compile_with_error_lines(&options).map_err(|CompileFailure { diagnostics, problems }| {
                 let texts: Vec<_> = diagnostics.errors().iter().map(ToString::to_string).collect();
-                return self.reject_update_with_lines(&texts, problems);
-            }
-        };
-        if let Err(found) = self.replace_rules(RuleSetReplacement { compiled, from, recorded, paths }, &defaults) {
+                self.reject_update_with_lines(&texts, problems)
+            })?;
+        let recorded = recorded_rules::record_rules(&rules, version.as_deref(), &defaults);
+        let from = SourceIdentity { names: rules.source_names(), version: version.clone() };
+        let replacement = RuleSetReplacement { compiled, from, recorded, paths: Arc::clone(&paths) };
+        self.replace_rules(replacement, &defaults).map_err(|found| {
             let texts: Vec<_> = found.errors().iter().map(ToString::to_string).collect();
-            return self.reject_update_with_lines(&texts, found.errors().iter().map(to_rule_problem).collect());
+            self.reject_update_with_lines(&texts, found.errors().iter().map(to_rule_problem).collect())
+        })?;
+        if !refused.is_empty() {
+            let errors: Vec<_> = refused.iter().flat_map(|domain| domain.error.lines().map(str::to_owned)).collect();
+            self.reject_update(&errors);
         }
-        self.lock_last_accepted().accepted = kept;
-        Ok(())
+        let resources = match &rules {
+            SourceRules::Resources(resources) => resources.clone(),
+            SourceRules::Texts(_) => Vec::new(),
+        };
+        self.lock_last_accepted().accepted = self.defaults.is_some().then_some(AcceptedRules { rules, version, paths });
+        Ok(AppliedUpdate { resources, refused })
     }
 
     /// Replaces the rules. Logs warnings that the last set did not have.
@@ -382,13 +396,13 @@ impl RuleApplier {
         self.rules.current_rules().as_ref().is_some_and(|loaded| loaded.rules.domain_count() > 0)
     }
 
-    /// Logs and records why a set was rejected. Returns the problems as an error.
-    fn reject_update(&self, problems: &[String]) -> Result<(), String> {
+    /// Logs and records why a set, or some domains of it, were rejected. Returns the text of the problems.
+    fn reject_update(&self, problems: &[String]) -> String {
         self.reject_update_with_lines(problems, Vec::new())
     }
 
     /// Rejects a set, with the lines of its files.
-    fn reject_update_with_lines(&self, problems: &[String], in_files: Vec<RuleProblem>) -> Result<(), String> {
+    fn reject_update_with_lines(&self, problems: &[String], in_files: Vec<RuleProblem>) -> String {
         for problem in problems.iter().take(MAX_LOGGED_PROBLEMS) {
             tracing::error!("Error loading new configuration: {problem}");
         }
@@ -397,7 +411,7 @@ impl RuleApplier {
         }
         let error = problems.join("\n");
         self.rules.record_rejected(error.clone(), in_files, self.clock.now());
-        Err(error)
+        error
     }
 }
 

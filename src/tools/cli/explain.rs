@@ -117,6 +117,11 @@ fn format_explanation(explanation: &Explanation, has_counters: bool) -> String {
     if let Some(version) = &explanation.source_version {
         let _ = writeln!(page, "version {} of the rules", escape_and_shorten(version));
     }
+    for block in &explanation.blocked {
+        let (entry, until, reason) =
+            (escape_and_shorten(&block.entry), escape_and_shorten(&block.until), escape_and_shorten(&block.reason));
+        let _ = writeln!(page, "blocked: {entry} until {until}: {reason}");
+    }
     if let Some(region) = &explanation.region {
         let state = if region.cut_off { ", cut off from the global Redis" } else { "" };
         let _ = write!(page, "region {}{state}", escape_and_shorten(&region.name));

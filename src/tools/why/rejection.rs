@@ -70,6 +70,7 @@ pub fn format_decider(descriptor: &DescriptorRecord<'_>) -> Option<String> {
         DecisionSource::Share => "share of an eventual limit in the process".to_owned(),
         DecisionSource::Lease => "lease of an eventual limit in the process".to_owned(),
         DecisionSource::Policy => format_policy(descriptor),
+        DecisionSource::Block => "blocked value (DELETE /block undoes it)".to_owned(),
     })
 }
 

@@ -8,7 +8,7 @@ use crate::kit::tollkeeper::without_rules;
 use crate::kit::{read, repository};
 
 /// Metrics of certificates, which these processes do not export.
-const NOT_SCRAPED: [&str; 1] = ["tollkeeper_certificate_not_after_seconds"];
+const NOT_SCRAPED: [&str; 2] = ["tollkeeper_blocked_requests_total", "tollkeeper_certificate_not_after_seconds"];
 
 /// Type and labels by name.
 type Metrics = BTreeMap<String, (String, BTreeSet<String>)>;

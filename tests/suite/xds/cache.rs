@@ -9,7 +9,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tollkeeper::base::clock::Time;
 use tollkeeper::base::pb::xds::RateLimitUnit;
-use tollkeeper::rules::xds::cache::ResourceCache;
+use tollkeeper::rules::xds::cache::{CachedResources, ResourceCache};
 
 use super::{limit, stream_status, waiting_client_of, xds_settings};
 use crate::kit::tollkeeper::Setup;
@@ -119,7 +119,11 @@ fn cached_rules_that_no_longer_compile_are_ignored() {
     let settings = xds_settings(&server.address(), &[("TOLLKEEPER_XDS_CACHE", path.to_str().unwrap())]);
     server.stop();
     let cache = ResourceCache::new(&settings).unwrap();
-    cache.write_resources("1", vec![resource(&daily("", &[]))], Time::from_secs(1)).unwrap();
+    let resources = vec![resource(&daily("", &[]))];
+    let accepted_at = Time::from_secs(1);
+    cache
+        .write_resources(CachedResources { version: "1".to_owned(), accepted_at, resources, refused: Vec::new() })
+        .unwrap();
     let tollkeeper = setup.start_unhealthy();
     assert!(tollkeeper.stderr().contains("TOLLKEEPER_XDS_CACHE is ignored"), "{}", tollkeeper.stderr());
     assert_eq!(tollkeeper.healthcheck(), 500);

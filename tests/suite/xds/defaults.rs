@@ -13,7 +13,7 @@ use tollkeeper::decide::log::recorded_rules;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::rule_defaults::RuleDefaults;
 use tollkeeper::rules::source::SourceRules;
-use tollkeeper::rules::xds::resource::decode_documents;
+use tollkeeper::rules::xds::resource::read_resources;
 
 use super::{client_of, limit, waiting_client_of};
 use crate::kit::http;
@@ -86,7 +86,7 @@ fn limit_of_a_control_plane_slides_if_the_defaults_say_so() {
         let minute_us = 60_000_000;
         let service = TestService::new([("LOG_LEVEL", "error")], Time::from_micros(1_000 * minute_us - 1_000_000));
         let options = CompileOptions { rule_defaults: Arc::new(defaults), ..CompileOptions::default() };
-        let rules = SourceRules::Documents(decode_documents(&[resource(&config)]).unwrap());
+        let rules = SourceRules::Resources(read_resources(vec![resource(&config)]).unwrap());
         let recorded = recorded_rules::record_rules(&rules, None, &options.rule_defaults);
         service.replace(rules.compile(&options).unwrap(), recorded);
         let request = || TestRequest::new("shop").descriptor(&[("user", "ann")]);

@@ -6,18 +6,22 @@ use tollkeeper::base::pb::xds::{
     RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitReplace, RateLimitUnit,
 };
 use tollkeeper::rules::compile::options::CompileOptions;
-use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_documents, compile_texts};
+use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_texts};
 use tollkeeper::rules::rule::rlconfig::format_rlconfig;
 use tollkeeper::rules::rule::set::RuleSet;
-use tollkeeper::rules::xds::resource::decode_documents;
+use tollkeeper::rules::xds::refused_domains::compile_resources;
+use tollkeeper::rules::xds::resource::read_resources;
 use tollkeeper::rules::yaml::DocumentSelection;
 
 use crate::kit::xds_server::{TYPE_URL, daily, limited, resource};
 
 fn compiled(configs: &[RateLimitConfig]) -> Result<CompiledRules, String> {
-    let resources: Vec<_> = configs.iter().map(resource).collect();
-    let documents = decode_documents(&resources).map_err(|errors| errors.join("\n"))?;
-    compile_documents(documents, &CompileOptions::default()).map_err(|problems| problems.to_string())
+    compiled_resources(configs.iter().map(resource).collect())
+}
+
+fn compiled_resources(resources: Vec<Any>) -> Result<CompiledRules, String> {
+    let resources = read_resources(resources).map_err(|errors| errors.join("\n"))?;
+    compile_resources(&resources, &CompileOptions::default()).map_err(|problems| problems.to_string())
 }
 
 fn errors(configs: &[RateLimitConfig]) -> String {
@@ -146,8 +150,7 @@ fn unknown_fields_pass() {
     let mut with_unknown = resource(&daily("d", &[("k", 1)]));
     // Field 99, length-delimited.
     with_unknown.value.extend([0x9a, 0x06, 0x02, b'x', b'y']);
-    let documents = decode_documents(&[with_unknown]).unwrap();
-    assert!(compile_documents(documents, &CompileOptions::default()).is_ok());
+    assert!(compiled_resources(vec![with_unknown]).is_ok());
 }
 
 #[test]
@@ -155,24 +158,8 @@ fn bytes_that_are_no_resource_are_errors() {
     let broken = Any { type_url: TYPE_URL.to_owned(), value: vec![0x0a, 0xff] };
     let other = Any { type_url: "type.googleapis.com/other\n".to_owned(), value: Vec::new() };
     let not_utf8 = Any { type_url: TYPE_URL.to_owned(), value: vec![0x0a, 0x01, 0xff] };
-    let errors = decode_documents(&[resource(&daily("d", &[])), broken, other, not_utf8]).unwrap_err();
+    let errors = read_resources(vec![resource(&daily("d", &[])), broken, other, not_utf8]).unwrap_err();
     assert_eq!(errors.len(), 3, "{errors:?}");
     assert!(errors[0].starts_with("resource 1 of 4: it cannot be decoded: "), "{errors:?}");
     assert_eq!(errors[1], "resource 2 of 4: it is a 'type.googleapis.com/other\\n', not a RateLimitConfig");
-    // Nesting without end does not overflow the stack.
-    let mut deep = Vec::new();
-    for _ in 0..5000 {
-        let mut outer = vec![0x22];
-        prost::encoding::encode_varint(deep.len() as u64, &mut outer);
-        outer.append(&mut deep);
-        deep = outer;
-    }
-    assert!(documents_of_bytes(deep).is_err());
-}
-
-fn documents_of_bytes(descriptor: Vec<u8>) -> Result<usize, Vec<String>> {
-    let mut value = vec![0x1a];
-    prost::encoding::encode_varint(descriptor.len() as u64, &mut value);
-    value.extend(descriptor);
-    decode_documents(&[Any { type_url: TYPE_URL.to_owned(), value }]).map(|documents| documents.len())
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tollkeeper::base::pb::xds::RateLimitUnit;
+use tollkeeper::base::pb::xds::{RateLimitConfig, RateLimitUnit};
 use tollkeeper::rules::source::{RuleSource, SourceConfig};
 use tollkeeper::rules::xds::XdsConfig;
 
@@ -61,14 +61,14 @@ fn absent_number_of_requests_rejects_all() {
 
 #[test]
 fn refused_response_changes_nothing_and_is_answered_at_a_pace() {
+    // Two resources of one domain: the fault may be that of either, so both are refused, and the good one with them.
     let server = XdsServer::start();
     server.repeat_refused();
     let tollkeeper = client_of(&server).start();
     server.send(0, "1", "a", vec![resource(&daily("shop", &[("user", 2)]))]);
     server.request(0, 1);
-    let mut wrong = daily("bad", &[]);
+    let mut wrong = RateLimitConfig { name: "bad".to_owned(), ..daily("shop", &[]) };
     wrong.descriptors.push(limited("user", RateLimitUnit::Unknown, 1));
-    // The good resource is refused together with the bad one.
     server.send(0, "2", "b", vec![resource(&daily("shop", &[("user", 9)])), resource(&wrong)]);
     let requests = server.requests(0, 5);
     let refusals: Vec<_> = requests[2..].iter().map(|received| facts(&received.request)).collect();

@@ -383,6 +383,7 @@ function explanation(explained) {
       step.near_misses?.length > 0 ? `; near: ${step.near_misses.map((miss) => (typeof miss === 'string' ? miss : JSON.stringify(miss))).join(', ')}` : ''))),
   ));
   if (explained.known_domain === false) shown.unshift(problemNotice('There are no rules for this domain.'));
+  for (const block of explained.blocked ?? []) shown.unshift(problemNotice(`${printable(block.entry)} is blocked until ${block.until}: ${printable(block.reason)}`));
   return shown;
 }
 
@@ -657,12 +658,42 @@ async function listCounters(limit) {
   }
 }
 
+async function listBlocks() {
+  try {
+    const text = await adminRequest('blocks');
+    if (text === null) return;
+    const { blocks, scope } = JSON.parse(text);
+    await tell('Blocked values',
+      element('p', { class: 'soft' }, scope === 'fleet' ? 'They hold for all replicas.' : 'They hold for this process only: its counters are not in Redis.'),
+      blocks.length === 0 ? empty('Nothing is blocked.') : table('Blocked values', [
+        { title: 'Domain', class: 'name', cell: (block) => printable(block.domain) },
+        { title: 'Entry', class: 'name', cell: ({ entry }) => element('span', { class: 'mono' }, printable(`${entry.key}=${entry.value}`)) },
+        { title: 'Until', cell: (block) => timeOf(block.until) },
+        { title: 'Reason', class: 'name', cell: (block) => printable(block.reason) },
+        { title: '', cell: ({ domain, entry }) => element('button', { type: 'button', onclick: (event) => unblock(event.currentTarget, { domain, entry }) }, 'Unblock') },
+      ], blocks));
+  } catch (error) {
+    await tell('Blocked values', problemNotice(error.message));
+  }
+}
+
+async function unblock(button, block) {
+  button.disabled = true;
+  try {
+    if ((await adminRequest('block', { method: 'DELETE', body: JSON.stringify(block) })) === null) return;
+    button.textContent = 'Unblocked';
+  } catch (error) {
+    button.textContent = error.message;
+  }
+}
+
 function keys(main) {
   const minutes = element('select', { id: 'minutes' }, ['1', '5', '10'].map((value) => element('option', { value, selected: value === '10' }, value === '1' ? 'this minute' : `last ${value} minutes`)));
   const of = element('select', { id: 'of' }, element('option', { value: 'top' }, 'this replica'), element('option', { value: 'fleet' }, 'all replicas'));
   const body = element('div');
   main.append(element('h1', {}, 'Keys'),
-    element('div', { class: 'tools' }, element('label', { for: 'minutes' }, 'Time', minutes), element('label', { for: 'of' }, 'Of', of)), body);
+    element('div', { class: 'tools' }, element('label', { for: 'minutes' }, 'Time', minutes), element('label', { for: 'of' }, 'Of', of),
+      element('button', { type: 'button', onclick: listBlocks }, 'List blocked values')), body);
   const refresh = async () => {
     const answer = await getJson(withQuery(of.value, { minutes: minutes.value, most: 50 }));
     const report = of.value === 'fleet' ? answer.top : answer;
@@ -740,7 +771,7 @@ function failures(main) {
       counts('Decided by failure policy', store.decided_by_policy),
       card('Servers of the store', servers.length === 0 ? empty(`${store.store}: no server`) : details(servers.map((server) => [server.address, serverState(server, problems.store_available)]))))];
     if (status.last_error) {
-      parts.push(element('section', { class: 'card' }, element('h2', {}, 'The last reload failed; the rules before it are in force'),
+      parts.push(element('section', { class: 'card' }, element('h2', {}, status.xds?.partly_applied_version ? 'Some domains were refused and keep their last rules; the others are in force' : 'The last reload failed; the rules before it are in force'),
         element('pre', {}, status.last_error), (problems.diagnostics ?? []).map(diagnostic)));
     }
     const log = problems.log ?? [];

@@ -1,0 +1,189 @@
+//! Blocked values: every request of a domain that has such an entry is rejected, before any rule and any counter.
+//!
+//! An operator blocks a key and a value until a time, by `POST /block`. A decision while nothing is blocked costs one
+//! relaxed load. Blocks end by the clock of this process. A refund is never rejected, and SHADOW_MODE rejects nothing.
+//! Sharing blocks between replicas is for `serve::blocks`.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use arc_swap::ArcSwap;
+use smallvec::SmallVec;
+
+use crate::base::clock::Time;
+use crate::base::sharded::lock_ignoring_poison;
+use crate::limit::request::{Hits, Request};
+
+/// Maximum number of blocks.
+pub const MAX_BLOCKS: usize = 10_000;
+
+/// Maximum number of domains whose rejections are counted apart; others are counted together.
+const MAX_COUNTED_DOMAINS: usize = 100;
+
+/// Name under which rejections in other domains are counted.
+const OTHER_DOMAINS: &str = "other";
+
+/// A blocked value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Domain.
+    pub domain: String,
+    /// Key of the entry.
+    pub key: String,
+    /// Value of the entry.
+    pub value: String,
+    /// End, by the clock of each process.
+    pub until: Time,
+    /// Reason, for operators.
+    pub reason: String,
+}
+
+/// Blocks by domain, key and value.
+type BlocksByEntry = HashMap<String, HashMap<Vec<u8>, HashMap<Vec<u8>, Arc<Block>>>>;
+
+/// Blocks in force.
+#[derive(Debug, Default)]
+pub struct Blocks {
+    /// True if there are any.
+    any: AtomicBool,
+    by_entry: ArcSwap<BlocksByEntry>,
+    rejections: Mutex<HashMap<String, u64>>,
+}
+
+/// Blocks that a request meets.
+#[derive(Debug)]
+pub(super) struct BlockedRequest {
+    /// The block that lasts longest.
+    pub(super) block: Arc<Block>,
+    /// True for each descriptor with a blocked entry.
+    pub(super) descriptors: SmallVec<[bool; 4]>,
+}
+
+impl Blocks {
+    /// Replaces all blocks.
+    pub fn replace_all(&self, blocks: Vec<Block>) {
+        let mut by_entry = BlocksByEntry::new();
+        let any = !blocks.is_empty();
+        for block in blocks {
+            let of_domain = by_entry.entry(block.domain.clone()).or_default();
+            let of_key = of_domain.entry(block.key.clone().into_bytes()).or_default();
+            of_key.insert(block.value.clone().into_bytes(), Arc::new(block));
+        }
+        self.by_entry.store(Arc::new(by_entry));
+        self.any.store(any, Ordering::Relaxed);
+    }
+
+    /// All blocks that have not ended, in order of domain, key and value.
+    pub fn list(&self, now: Time) -> Vec<Arc<Block>> {
+        let by_entry = self.by_entry.load();
+        let of_keys = by_entry.values().flat_map(HashMap::values);
+        let mut blocks: Vec<_> =
+            of_keys.flat_map(HashMap::values).filter(|block| block.until > now).map(Arc::clone).collect();
+        blocks.sort_by(|a, b| (&a.domain, &a.key, &a.value).cmp(&(&b.domain, &b.key, &b.value)));
+        blocks
+    }
+
+    /// Returns the block of an entry, if it has not ended.
+    pub fn find_entry(&self, domain: &str, key: &[u8], value: &[u8], now: Time) -> Option<Arc<Block>> {
+        if !self.any.load(Ordering::Relaxed) {
+            return None;
+        }
+        let by_entry = self.by_entry.load();
+        by_entry.get(domain)?.get(key)?.get(value).filter(|block| block.until > now).map(Arc::clone)
+    }
+
+    /// Returns the blocks that a request meets; `None` if it meets none, or only refunds hits.
+    #[inline]
+    pub(super) fn find(&self, request: &Request<'_>, now: Time) -> Option<BlockedRequest> {
+        if !self.any.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.find_among_blocks(request, now)
+    }
+
+    #[cold]
+    fn find_among_blocks(&self, request: &Request<'_>, now: Time) -> Option<BlockedRequest> {
+        let by_entry = self.by_entry.load();
+        let of_domain = by_entry.get(request.domain)?;
+        let mut longest: Option<&Arc<Block>> = None;
+        let mut descriptors = SmallVec::new();
+        for descriptor in &request.descriptors {
+            let is_refund = matches!(descriptor.hits, Hits::Refund(_));
+            let mut is_blocked = false;
+            for entry in descriptor.entries.iter().filter(|_| !is_refund) {
+                let found = of_domain.get(entry.key).and_then(|of_key| of_key.get(entry.value));
+                if let Some(block) = found.filter(|block| block.until > now) {
+                    is_blocked = true;
+                    longest = Some(longest.filter(|longest| longest.until >= block.until).unwrap_or(block));
+                }
+            }
+            descriptors.push(is_blocked);
+        }
+        longest.map(|block| BlockedRequest { block: Arc::clone(block), descriptors })
+    }
+
+    /// Counts a rejected request.
+    pub(super) fn count_rejection(&self, domain: &str) {
+        let mut rejections = lock_ignoring_poison(&self.rejections);
+        let name = match rejections.contains_key(domain) || rejections.len() < MAX_COUNTED_DOMAINS {
+            true => domain,
+            false => OTHER_DOMAINS,
+        };
+        match rejections.get_mut(name) {
+            Some(count) => *count += 1,
+            None => drop(rejections.insert(name.to_owned(), 1)),
+        }
+    }
+
+    /// Number of rejected requests since the start, by domain, sorted.
+    pub fn rejection_counts(&self) -> Vec<(String, u64)> {
+        let rejections = lock_ignoring_poison(&self.rejections);
+        let mut counts: Vec<_> = rejections.iter().map(|(domain, count)| (domain.clone(), *count)).collect();
+        counts.sort_unstable();
+        counts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Block, Blocks};
+    use crate::base::clock::Time;
+    use crate::limit::request::{Descriptor, Entry, Hits, Request};
+
+    fn block(value: &str, until_s: u64) -> Block {
+        let [domain, key, reason] = ["shop", "user", "abuse"].map(str::to_owned);
+        Block { domain, key, value: value.to_owned(), until: Time::from_secs(until_s), reason }
+    }
+
+    fn request<'r>(domain: &'r str, value: &'r str, hits: Hits) -> Request<'r> {
+        let entries = [("path", "/"), ("user", value)];
+        let entries = entries.iter().map(|(key, value)| Entry { key: key.as_bytes(), value: value.as_bytes() });
+        let descriptor = Descriptor { entries: entries.collect(), hits, hits_addend: None, limit_override: None };
+        Request { domain, descriptors: [descriptor].into_iter().collect(), hits_addend: 0 }
+    }
+
+    #[test]
+    fn entry_is_blocked_in_its_domain_until_the_end_unless_hits_are_refunded() {
+        let blocks = Blocks::default();
+        let meets = |domain, value, hits, at| blocks.find(&request(domain, value, hits), Time::from_secs(at)).is_some();
+        assert!(!meets("shop", "ann", Hits::Charge(1), 1));
+        blocks.replace_all(vec![block("ann", 10)]);
+        assert!(meets("shop", "ann", Hits::Charge(1), 9) && meets("shop", "ann", Hits::Peek, 9));
+        assert!(!meets("shop", "ann", Hits::Refund(1), 9));
+        assert!(!meets("shop", "ann", Hits::Charge(1), 10), "the block has ended");
+        assert!(!meets("shop", "bob", Hits::Charge(1), 9) && !meets("api", "ann", Hits::Charge(1), 9));
+        assert_eq!((blocks.list(Time::from_secs(9)).len(), blocks.list(Time::from_secs(10)).len()), (1, 0));
+        blocks.replace_all(Vec::new());
+        assert!(!meets("shop", "ann", Hits::Charge(1), 9));
+    }
+
+    #[test]
+    fn rejections_of_many_domains_are_counted_together() {
+        let blocks = Blocks::default();
+        (0..150).for_each(|number| blocks.count_rejection(&number.to_string()));
+        let counts = blocks.rejection_counts();
+        assert_eq!(counts.len(), 101);
+        assert_eq!(counts.iter().find(|(name, _)| name == "other").map(|(_, count)| *count), Some(50));
+    }
+}

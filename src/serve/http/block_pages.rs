@@ -1,0 +1,196 @@
+//! Pages that block a value at once, list the blocks and undo them.
+//!
+//! All need the admin token, and each change writes a line to the audit log.
+
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::admin_token::AuthenticatedAdmin;
+use super::app_state::AppState;
+use super::response::{respond_pretty_json, respond_text};
+use crate::base::clock::{Time, to_micros};
+use crate::base::go_syntax::parse_unsigned_duration;
+use crate::base::printable_text::{escape_unprintable, replace_unprintable};
+use crate::decide::blocks::{Block, MAX_BLOCKS};
+use crate::limit::period::MAX_PERIOD_US;
+use crate::serve::blocks::ChangeBlocksError;
+use crate::telemetry::logs::AUDIT_TARGET;
+
+/// Maximum length of a domain, a key and a reason, in bytes.
+const MAX_NAME_BYTES: usize = 256;
+/// Maximum length of a value, in bytes.
+const MAX_VALUE_BYTES: usize = 1024;
+
+/// Body of `POST /block` and `DELETE /block`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BlockRequest {
+    domain: String,
+    entry: BlockedEntry,
+    until: Option<String>,
+    #[serde(rename = "for")]
+    duration: Option<String>,
+    reason: Option<String>,
+}
+
+/// Blocked entry of descriptors.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct BlockedEntry {
+    key: String,
+    value: String,
+}
+
+/// A block as pages show it.
+#[derive(Debug, Serialize)]
+struct ShownBlock {
+    domain: String,
+    entry: BlockedEntry,
+    until: String,
+    reason: String,
+}
+
+/// Result of a change.
+#[derive(Debug, Serialize)]
+struct ChangeReport {
+    #[serde(flatten)]
+    block: Option<ShownBlock>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    removed: Option<bool>,
+    /// `fleet`: all replicas; `process`: this process only, because its counters are not in Redis.
+    scope: &'static str,
+    /// True if SHADOW_MODE rejects nothing, blocked values included.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    without_effect_by_shadow_mode: bool,
+}
+
+/// Page of `GET /blocks`.
+#[derive(Debug, Serialize)]
+struct BlockList {
+    scope: &'static str,
+    max_blocks: usize,
+    blocks: Vec<ShownBlock>,
+}
+
+impl From<&Block> for ShownBlock {
+    fn from(block: &Block) -> Self {
+        let Block { domain, key, value, until, reason } = block.clone();
+        Self { domain, entry: BlockedEntry { key, value }, until: until.to_string(), reason }
+    }
+}
+
+impl BlockRequest {
+    /// Reads a body; the error says what to write.
+    fn parse(body: &[u8]) -> Result<Self, String> {
+        let request: Self = serde_json::from_slice(body).map_err(|error| {
+            let example = r#"{"domain":"shop","entry":{"key":"user","value":"ann"},"for":"10m","reason":"abuse"}"#;
+            format!("{}; write {example}", replace_unprintable(&error.to_string()))
+        })?;
+        let lengths = [
+            ("domain", request.domain.len(), 1, MAX_NAME_BYTES),
+            ("entry.key", request.entry.key.len(), 1, MAX_NAME_BYTES),
+            ("entry.value", request.entry.value.len(), 0, MAX_VALUE_BYTES),
+            ("reason", request.reason.as_ref().map_or(0, String::len), 0, MAX_NAME_BYTES),
+        ];
+        match lengths.iter().find(|(_, length, min, max)| !(*min..=*max).contains(length)) {
+            Some((name, _, min, max)) => Err(format!("`{name}` must have {min} to {max} bytes")),
+            None => Ok(request),
+        }
+    }
+
+    /// Returns the block, which ends within 366 days.
+    fn to_block(&self, now: Time) -> Result<Block, String> {
+        let until = match (&self.until, &self.duration) {
+            (Some(until), None) => until
+                .parse::<Timestamp>()
+                .ok()
+                .and_then(|until| u64::try_from(until.as_microsecond()).ok())
+                .map(Time::from_micros)
+                .ok_or("`until` must be a time such as 2026-07-08T10:05:30Z")?,
+            (None, Some(duration)) => {
+                let duration = parse_unsigned_duration(duration);
+                now.plus_us(to_micros(duration.map_err(|_| "`for` must be a duration such as 10m or 1h30m")?))
+            }
+            (None, None) | (Some(_), Some(_)) => return Err("write either `until` or `for`".to_owned()),
+        };
+        if until <= now || until.since_us(now) > MAX_PERIOD_US {
+            return Err("a block must end in the future, within 366 days".to_owned());
+        }
+        let reason = self.reason.as_deref().map(str::trim).filter(|reason| !reason.is_empty());
+        let reason = escape_unprintable(reason.ok_or("write a `reason`, for the audit log and /explain")?);
+        let (domain, BlockedEntry { key, value }) = (self.domain.clone(), self.entry.clone());
+        Ok(Block { domain, key, value, until, reason })
+    }
+}
+
+/// `POST /block`: blocks a value, or changes its block.
+pub(super) async fn block_value(admin: AuthenticatedAdmin, State(state): State<AppState>, body: Bytes) -> Response {
+    let now = state.collector.service.clock.now();
+    let block = match BlockRequest::parse(&body).and_then(|request| request.to_block(now)) {
+        Ok(block) => block,
+        Err(problem) => return admin.reject_with_audit_log(StatusCode::BAD_REQUEST, problem),
+    };
+    let rules = state.collector.service.rules.current_rules_owned();
+    if rules.is_some_and(|loaded| loaded.rules.domain(&block.domain).is_none()) {
+        return admin.reject_with_audit_log(StatusCode::NOT_FOUND, "domain not found (/rlconfig lists them)");
+    }
+    let shown = ShownBlock::from(&block);
+    if let Err(error) = state.blocks.add(block).await {
+        let status = change_error_status(&error);
+        return admin.reject_with_audit_log(status, error);
+    }
+    let (AuthenticatedAdmin { peer, path }, scope) = (&admin, scope_name(&state));
+    let ShownBlock { domain, entry: BlockedEntry { key, value }, until, reason } = &shown;
+    tracing::warn!(target: AUDIT_TARGET, peer, path, domain, key, value, until, reason, scope, "value blocked");
+    let without_effect_by_shadow_mode = state.collector.service.decider.behaviour.shadow_mode;
+    respond_pretty_json(&ChangeReport { block: Some(shown), removed: None, scope, without_effect_by_shadow_mode })
+}
+
+/// `DELETE /block`: undoes a block.
+pub(super) async fn unblock_value(admin: AuthenticatedAdmin, State(state): State<AppState>, body: Bytes) -> Response {
+    let BlockRequest { domain, entry: BlockedEntry { key, value }, .. } = match BlockRequest::parse(&body) {
+        Ok(request) => request,
+        Err(problem) => return admin.reject_with_audit_log(StatusCode::BAD_REQUEST, problem),
+    };
+    let removed = match state.blocks.remove(&domain, &key, &value).await {
+        Ok(removed) => removed,
+        Err(error) => return admin.reject_with_audit_log(change_error_status(&error), error),
+    };
+    if !removed {
+        return admin.reject_with_audit_log(StatusCode::NOT_FOUND, "there is no such block (GET /blocks lists them)");
+    }
+    let (AuthenticatedAdmin { peer, path }, scope) = (&admin, scope_name(&state));
+    tracing::warn!(target: AUDIT_TARGET, peer, path, domain, key, value, scope, "value unblocked");
+    let without_effect_by_shadow_mode = false;
+    respond_pretty_json(&ChangeReport { block: None, removed: Some(true), scope, without_effect_by_shadow_mode })
+}
+
+/// `GET /blocks`: the blocks in force.
+pub(super) async fn show_blocks(admin: AuthenticatedAdmin, State(state): State<AppState>) -> Response {
+    let AuthenticatedAdmin { peer, path } = &admin;
+    tracing::warn!(target: AUDIT_TARGET, peer, path, "blocks listed");
+    let service = &state.collector.service;
+    let blocks = service.decider.blocks.list(service.clock.now());
+    let blocks = blocks.iter().map(|block| ShownBlock::from(&**block)).collect();
+    let list = BlockList { scope: scope_name(&state), max_blocks: MAX_BLOCKS, blocks };
+    let page = move || crate::base::printable_text::to_pretty_json(&list);
+    match tokio::task::spawn_blocking(page).await {
+        Ok(Ok(page)) => super::response::respond_json(StatusCode::OK, page),
+        Ok(Err(_)) | Err(_) => respond_text(StatusCode::INTERNAL_SERVER_ERROR, ""),
+    }
+}
+
+fn scope_name(state: &AppState) -> &'static str {
+    if state.blocks.is_shared() { "fleet" } else { "process" }
+}
+
+const fn change_error_status(error: &ChangeBlocksError) -> StatusCode {
+    match error {
+        ChangeBlocksError::TooMany => StatusCode::CONFLICT,
+        ChangeBlocksError::Redis(_) => StatusCode::BAD_GATEWAY,
+    }
+}

@@ -1,0 +1,232 @@
+//! Values that an operator blocks at once: in one process, and on all replicas.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::kit::http::{self, Response};
+use crate::kit::redis;
+use crate::kit::scrape::{scrape, with_prometheus};
+use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use crate::kit::wait_for;
+
+const RULES: &str = "\
+domain: shop
+descriptors:
+- {key: user, rate_limit: {unit: day, requests_per_unit: 1000}}
+";
+const TOKEN: &str = "correct horse battery staple";
+
+fn server() -> Setup {
+    with_rules(RULES).env("TOLLKEEPER_DRAIN_PERIOD", "0s").env("TOLLKEEPER_ADMIN_TOKEN", TOKEN)
+}
+
+fn sharing(redis: &redis::Server) -> Setup {
+    server().env("REDIS_URL", redis.address()).env("REDIS_SOCKET_TYPE", "tcp").env("TOLLKEEPER_STORE_TIMEOUT", "10s")
+}
+
+fn by(token: &str, request: http::Request) -> Response {
+    request.header("authorization", format!("Bearer {token}")).send()
+}
+
+fn entry(value: &str) -> Value {
+    json!({"key": "user", "value": value})
+}
+
+fn block_for(server: &Tollkeeper, value: &str, duration: &str) -> Response {
+    let body = json!({"domain": "shop", "entry": entry(value), "for": duration, "reason": "abuse\r\n"}).to_string();
+    by(TOKEN, http::post(server.debug_port(), "/block", body))
+}
+
+fn unblock(server: &Tollkeeper, value: &str) -> Response {
+    let body = json!({"domain": "shop", "entry": entry(value)}).to_string();
+    by(TOKEN, http::post(server.debug_port(), "/block", body).method("DELETE"))
+}
+
+fn request(value: &str, hits: &str) -> String {
+    let path = json!([{"key": "path", "value": "/"}, {"key": "user", "value": value}]);
+    let descriptors = json!([{"entries": [{"key": "user", "value": "other"}]}, {"entries": path, "hitsAddend": hits}]);
+    json!({"domain": "shop", "descriptors": descriptors}).to_string()
+}
+
+fn status(server: &Tollkeeper, value: &str) -> u16 {
+    server.post_json(&request(value, "1")).status
+}
+
+fn json_of(response: &Response) -> Value {
+    serde_json::from_slice(&response.body).unwrap_or_else(|error| panic!("{error}: {response:?}"))
+}
+
+/// Waits for a status, for a second at most after `since`.
+fn expect_within_a_second(server: &Tollkeeper, value: &str, expected: u16, since: Instant) {
+    wait_for("the change of a block to be known", || (status(server, value) == expected).then_some(()));
+    assert!(since.elapsed() < Duration::from_secs(1), "it took {:?}", since.elapsed());
+}
+
+#[test]
+fn blocked_value_is_rejected_in_any_descriptor_until_it_is_unblocked() {
+    let (setup, prometheus) = with_prometheus(server());
+    let server = setup.start();
+    assert_eq!(status(&server, "ann"), 200);
+    let blocked = block_for(&server, "ann", "10m");
+    assert_eq!(blocked.status, 200, "{blocked:?}");
+    let answer = json_of(&blocked);
+    assert_eq!((&answer["scope"], &answer["reason"]), (&"process".into(), &"abuse".into()), "{answer}");
+
+    let rejected = server.post_json(&request("ann", "1"));
+    assert_eq!(rejected.status, 429);
+    assert!((598..=600).contains(&rejected.number("retry-after")), "{rejected:?}");
+    let body = json_of(&rejected);
+    assert_eq!((&body["statuses"][0]["code"], &body["statuses"][1]["code"]), (&"OK".into(), &"OVER_LIMIT".into()));
+    assert!(!rejected.text().contains("abuse"), "the client is not told the reason");
+    assert_eq!(status(&server, "bob"), 200);
+    // The rule `user` matches nothing below `path`, and no counter was charged.
+    let explained = server.explain(&request("ann", "0"));
+    assert_eq!(
+        (&explained["blocked"][0]["entry"], &explained["blocked"][0]["reason"]),
+        (&"user=ann".into(), &"abuse".into())
+    );
+    let list = json_of(&by(TOKEN, http::get(server.debug_port(), "/blocks")));
+    assert_eq!((list["blocks"].as_array().unwrap().len(), &list["blocks"][0]["entry"]), (1, &entry("ann")), "{list}");
+    let metrics = scrape(prometheus.number());
+    assert_eq!(metrics.count("tollkeeper_blocked_requests_total{domain=\"shop\"}"), 1);
+    assert_eq!(metrics.count("tollkeeper_blocked_values"), 1);
+
+    assert_eq!(unblock(&server, "ann").status, 200);
+    assert_eq!((status(&server, "ann"), unblock(&server, "ann").status), (200, 404));
+    let log = server.stderr();
+    for line in ["value blocked", "value unblocked", "blocks listed"] {
+        assert!(log.contains(line), "{line}: {log}");
+    }
+    assert!(log.contains("user") && log.contains("ann") && !log.contains(TOKEN), "{log}");
+}
+
+#[test]
+fn block_ends_at_its_time_and_can_be_changed() {
+    let server = server().start();
+    assert_eq!(block_for(&server, "ann", "10m").status, 200);
+    assert_eq!(block_for(&server, "ann", "1s").status, 200);
+    assert_eq!(status(&server, "ann"), 429);
+    wait_for("the block to end", || (status(&server, "ann") == 200).then_some(()));
+    let list = json_of(&by(TOKEN, http::get(server.debug_port(), "/blocks")));
+    assert_eq!(list["blocks"], json!([]));
+}
+
+#[test]
+fn shadow_mode_rejects_no_blocked_value() {
+    let server = server().env("SHADOW_MODE", "true").start();
+    let answer = json_of(&block_for(&server, "ann", "10m"));
+    assert_eq!(answer["without_effect_by_shadow_mode"], true);
+    assert_eq!(status(&server, "ann"), 200);
+}
+
+#[test]
+fn pages_need_the_token_and_a_valid_body() {
+    let server = server().start();
+    let port = server.debug_port();
+    for request in [
+        http::get(port, "/blocks"),
+        http::post(port, "/block", "{}"),
+        http::post(port, "/block", "{}").method("DELETE"),
+    ] {
+        assert_eq!(by("wrong token", request).status, 401);
+    }
+    let valid = json!({"domain": "shop", "entry": entry("ann"), "for": "10m", "reason": "r"});
+    let with = |name: &str, value: Value| {
+        let mut body = valid.clone();
+        body[name] = value;
+        body.to_string()
+    };
+    let without = |name: &str| {
+        let mut body = valid.clone();
+        body.as_object_mut().unwrap().remove(name);
+        body.to_string()
+    };
+    for (body, status, problem) in [
+        (String::new(), 400, "write {\"domain\""),
+        ("[".repeat(100_000), 400, "write {\"domain\""),
+        (with("more", json!(1)), 400, "unknown field `more`"),
+        (with("domain", json!("unknown")), 404, "domain not found"),
+        (with("domain", json!("")), 400, "`domain` must have 1 to 256 bytes"),
+        (with("entry", json!({"key": "", "value": "x"})), 400, "`entry.key` must have 1 to 256 bytes"),
+        (with("entry", json!({"key": "k", "value": "x".repeat(1025)})), 400, "`entry.value` must have 0 to 1024 bytes"),
+        (with("reason", json!("x".repeat(257))), 400, "`reason` must have 0 to 256 bytes"),
+        (with("reason", json!(" ")), 400, "write a `reason`"),
+        (without("reason"), 400, "write a `reason`"),
+        (without("for"), 400, "write either `until` or `for`"),
+        (with("until", json!("2099-01-01T00:00:00Z")), 400, "write either `until` or `for`"),
+        (with("for", json!("soon")), 400, "`for` must be a duration such as 10m"),
+        (with("for", json!("0s")), 400, "in the future, within 366 days"),
+        (with("for", json!("10000h")), 400, "in the future, within 366 days"),
+    ] {
+        let response = by(TOKEN, http::post(port, "/block", body.clone()));
+        assert_eq!(response.status, status, "{body:.100}: {response:?}");
+        assert!(response.text().contains(problem), "{body:.100}: {}", response.text());
+    }
+    let mut past = valid.clone();
+    past.as_object_mut().unwrap().remove("for");
+    past["until"] = json!("2020-01-01T00:00:00Z");
+    assert_eq!(by(TOKEN, http::post(port, "/block", past.to_string())).status, 400);
+    assert!(server.stderr().contains("admin request rejected"), "{}", server.stderr());
+    assert_eq!(status(&server, "ann"), 200);
+}
+
+#[test]
+fn replicas_share_blocks_within_a_second_and_keep_them_over_a_restart() {
+    let redis = redis::options().start();
+    let (a, b) = (sharing(&redis).start(), sharing(&redis).start());
+    let since = Instant::now();
+    let answer = json_of(&block_for(&a, "ann", "10m"));
+    assert_eq!(answer["scope"], "fleet");
+    assert_eq!(status(&a, "ann"), 429);
+    expect_within_a_second(&b, "ann", 429, since);
+    drop(b);
+    let b = sharing(&redis).start();
+    assert_eq!(status(&b, "ann"), 429, "the first request after a restart");
+    let since = Instant::now();
+    assert_eq!(unblock(&b, "ann").status, 200);
+    expect_within_a_second(&a, "ann", 200, since);
+
+    block_for(&a, "bob", "1s");
+    wait_for("the block to reach the other", || (status(&b, "bob") == 429).then_some(()));
+    wait_for("the block to end", || ([&a, &b].map(|server| status(server, "bob")) == [200, 200]).then_some(()));
+}
+
+#[test]
+fn blocks_stay_while_redis_is_away_and_are_written_back_after_it_lost_its_data() {
+    let redis = redis::options().start();
+    let server = sharing(&redis).start();
+    assert_eq!(block_for(&server, "ann", "10m").status, 200);
+    redis.freeze();
+    assert_eq!(status(&server, "ann"), 429, "no call to Redis is needed");
+    assert_eq!(block_for(&server, "bob", "10m").status, 502);
+    redis.thaw();
+    let _: () = redis.query(&["FLUSHALL"]);
+    wait_for("the block to be written back", || {
+        (redis.query::<u64>(&["HLEN", "tk1:{blocks}:list"]) >= 1).then_some(())
+    });
+    let other = sharing(&redis).start();
+    wait_for("the other to know", || (status(&other, "ann") == 429).then_some(()));
+    assert_eq!(status(&server, "ann"), 429);
+}
+
+#[test]
+fn number_of_blocks_is_bounded_and_what_is_no_block_is_ignored() {
+    let redis = redis::options().start();
+    let fill = "local until_us = redis.call('TIME')[1] * 1000000 + 600000000
+        for i = 1, 9999 do
+            local record = '{\"domain\":\"shop\",\"key\":\"user\",\"value\":\"u' .. i .. '\",\"reason\":\"r\",\"until_us\":'
+            redis.call('HSET', KEYS[1], i, record .. string.format('%.0f', until_us) .. '}')
+        end
+        redis.call('HSET', KEYS[1], 'bad', 'no block')
+        redis.call('SET', KEYS[2], 'v')";
+    let _: () = redis.query(&["EVAL", fill, "2", "tk1:{blocks}:list", "tk1:{blocks}:version"]);
+    let server = sharing(&redis).start();
+    assert_eq!(["u1", "u9999", "ann"].map(|value| status(&server, value)), [429, 429, 200]);
+    let full = block_for(&server, "ann", "10m");
+    assert_eq!(full.status, 409, "{full:?}");
+    assert!(full.text().contains("10000 blocks already"), "{}", full.text());
+    let _: () = redis.query(&["HDEL", "tk1:{blocks}:list", "bad"]);
+    assert_eq!(block_for(&server, "ann", "10m").status, 200);
+    assert_eq!(status(&server, "ann"), 429);
+}
