@@ -37,7 +37,7 @@ use self::merge::merge_outcomes;
 use self::metrics::MetricsRecorder;
 use self::outcome::DescriptorOutcome;
 use self::results::DescriptorResults;
-use self::selection::{RequestWithSelections, Selection, select_limits};
+use self::selection::{RequestWithSelections, Selection, SelectionTerms, select_limits};
 use self::store_failures::FailedChargeCounters;
 use crate::decide::decision::{DecideError, Decision, DecisionContext};
 use crate::decide::log::DecisionLog;
@@ -224,7 +224,10 @@ impl Decider {
         let error = match context.rules {
             _ if request.domain.is_empty() => DecideError::EmptyDomain,
             _ if request.descriptors.is_empty() => DecideError::NoDescriptors,
-            Some(rules) => return Ok(select_limits(&self.behaviour, rules, request)),
+            Some(rules) => {
+                let terms = SelectionTerms { rules, active_at: Some(context.store.now) };
+                return Ok(select_limits(&self.behaviour, terms, request));
+            }
             None => DecideError::NoRules,
         };
         let selected = RequestWithSelections { request, selections: &[] };

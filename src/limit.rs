@@ -5,15 +5,21 @@
 
 pub mod request;
 pub mod charge;
-pub mod algorithm;
 pub mod period;
+pub mod ban;
+pub mod algorithm;
+pub mod calendar;
+pub mod window;
+pub mod active;
 pub mod regions;
 
 use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};
 
 use self::algorithm::{Algorithm, AlgorithmProperties, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
+use self::ban::Ban;
 use self::period::{Period, Unit, period_in_words};
+use self::window::{Window, WindowSpec};
 use crate::base::named_enum::{named_enum, serialize_by_name};
 use crate::limit::algorithm::CountingMethod;
 
@@ -138,6 +144,10 @@ pub struct LimitSpec {
     pub sole: bool,
     /// Fixed windows of months follow the calendar (UTC).
     pub calendar_months: bool,
+    /// Calendar that fixed windows follow; default: windows of the period's length, from the Unix epoch.
+    pub window: Option<WindowSpec>,
+    /// Ban of a client that exceeds the limit; default: none.
+    pub ban: Option<Ban>,
     /// Maximum `requests_per_unit` of a sliding_window_log.
     pub log_max: u32,
 }
@@ -158,6 +168,8 @@ impl LimitSpec {
             on_store_error: None,
             sole: true,
             calendar_months: false,
+            window: None,
+            ban: None,
             log_max: DEFAULT_LOG_MAX,
         }
     }
@@ -182,6 +194,14 @@ pub enum LimitError {
     Zero {
         /// Key at fault.
         key: &'static str,
+    },
+    /// A window of less than a day would be longer than the day that it is counted in.
+    #[error("`window` counts {unit}s from the start of each day, so {multiplier} {unit}s are too long")]
+    WindowTooLong {
+        /// Unit of the limit.
+        unit: &'static str,
+        /// Its multiplier.
+        multiplier: u32,
     },
     /// The log would hold more entries than allowed.
     #[error("sliding_window_log keeps an entry for each hit, {limit} here, and at most {max} are allowed")]
@@ -216,6 +236,7 @@ impl LimitError {
     pub const fn key(self) -> &'static str {
         match self {
             Self::Meaningless { key, .. } | Self::Zero { key } => key,
+            Self::WindowTooLong { .. } => "window",
             Self::LogTooLong { .. } => "requests_per_unit",
             Self::NotEventual { .. } => "consistency",
             Self::NotGlobal { .. } | Self::ReserveTooSmall { .. } => "scope",
@@ -234,11 +255,13 @@ pub struct Limit {
     max_wait_us: u64,
     count_rejected: bool,
     calendar_months: bool,
+    window: Option<Window>,
+    ban: Option<Ban>,
     consistency: Consistency,
     scope: Scope,
     on_store_error: StorePolicy,
-    /// Microseconds by which the period is longer than written.
-    extension_us: u64,
+    /// Milliseconds by which the period is longer than written.
+    extension_ms: u16,
 }
 
 impl Limit {
@@ -260,10 +283,12 @@ impl Limit {
         let counted_by_default = properties.rejected_hits == RejectedHitsPolicy::CountedByDefault
             && spec.sole
             && consistency == Consistency::Strict
-            && scope == Scope::Region;
+            && scope == Scope::Region
+            && spec.ban.is_none();
+        let window = spec.window.map(|window| build_window(&window, spec.period)).transpose()?;
         let limit = Self {
             algorithm: spec.algorithm,
-            counting: spec.algorithm.into(),
+            counting: if window.is_some() { CountingMethod::CalendarWindow } else { spec.algorithm.into() },
             requests_per_unit: spec.requests_per_unit,
             period: spec.period,
             capacity: match properties.capacity {
@@ -277,12 +302,15 @@ impl Limit {
             }),
             count_rejected: spec.count_rejected.unwrap_or(counted_by_default),
             calendar_months: spec.calendar_months
-                && properties.has_calendar_months
+                && properties.follows_calendar
+                && window.is_none()
                 && spec.period.unit() == Unit::Month,
+            window,
+            ban: spec.ban,
             consistency,
             scope,
             on_store_error: spec.on_store_error.unwrap_or_default(),
-            extension_us: 0,
+            extension_ms: 0,
         };
         limit.check_reserve()?;
         Ok(limit)
@@ -344,8 +372,9 @@ impl Limit {
     /// Returns the limit with its period extended by `by_us` microseconds.
     ///
     /// The extension is rounded down to whole milliseconds and is at most 10 s.
-    pub const fn lengthened(&self, by_us: u64) -> Self {
-        Self { extension_us: if by_us < 10_000_000 { by_us / 1000 * 1000 } else { 10_000_000 }, ..*self }
+    pub fn lengthened(&self, by_us: u64) -> Self {
+        const MAX_MS: u16 = 10_000;
+        Self { extension_ms: u16::try_from(by_us / 1000).unwrap_or(MAX_MS).min(MAX_MS), ..*self }
     }
 
     /// Algorithm that counts hits.
@@ -370,7 +399,7 @@ impl Limit {
 
     /// Period in microseconds, 1 s to 366 days.
     pub const fn period_us(&self) -> u64 {
-        self.period.micros() + self.extension_us
+        self.period.micros() + self.extension_ms as u64 * 1000
     }
 
     /// Hits that can pass at once: the limit of a window, the size of a bucket or queue.
@@ -402,6 +431,16 @@ impl Limit {
         self.calendar_months
     }
 
+    /// Windows of a calendar that the limit follows.
+    pub const fn window(&self) -> Option<Window> {
+        self.window
+    }
+
+    /// Ban of a client that exceeds the limit.
+    pub const fn ban(&self) -> Option<Ban> {
+        self.ban
+    }
+
     /// Consistency between replicas.
     pub const fn consistency(&self) -> Consistency {
         self.consistency
@@ -426,8 +465,14 @@ impl fmt::Display for Limit {
         if let Some(key) = self.algorithm.properties().capacity.rule_file_key() {
             write!(f, ", {key} {}", self.capacity)?;
         }
+        if let Some(window) = self.window {
+            write!(f, " {window}")?;
+        }
         if self.count_rejected {
             f.write_str(", rejected hits count")?;
+        }
+        if let Some(ban) = self.ban {
+            write!(f, ", ban {ban}")?;
         }
         let mut keys = self.global_scope().into_iter().flat_map(GlobalScope::keys);
         keys.try_for_each(|(key, value)| write!(f, ", {key} {value}"))
@@ -450,6 +495,9 @@ fn check_keys(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(), L
     if spec.count_rejected == Some(true) && properties.rejected_hits == RejectedHitsPolicy::NeverCounted {
         return meaningless("count_rejected");
     }
+    if spec.window.is_some() && !properties.follows_calendar {
+        return meaningless("window");
+    }
     if spec.bucket_size == Some(0) {
         return Err(LimitError::Zero { key: "bucket_size" });
     }
@@ -470,6 +518,8 @@ fn check_eventual(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(
         "`max_wait`: tokens taken in advance need one order of arrival for all replicas"
     } else if spec.count_rejected == Some(true) {
         "`count_rejected: true`: a rejection that is answered locally is not counted"
+    } else if spec.ban.is_some() {
+        "`ban`: a replica admits leased hits without knowing of a ban"
     } else {
         return Ok(());
     };
@@ -485,10 +535,18 @@ fn check_global(spec: &LimitSpec) -> Result<(), LimitError> {
         _ if spec.max_wait_us.is_some_and(|wait| wait > 0) => {
             "`max_wait`: tokens taken in advance need one order of arrival for all regions"
         }
+        _ if spec.ban.is_some() => "`ban`: a rejection is known to its own region only",
+        _ if spec.window.is_some() => "`window`: all regions number windows of one length",
         _ if spec.calendar_months && spec.period.unit() == Unit::Month => {
             "calendar months: all regions number windows of one length"
         }
         _ => return Ok(()),
     };
     Err(LimitError::NotGlobal { with })
+}
+
+/// Returns the windows of a calendar for a period.
+fn build_window(spec: &WindowSpec, period: Period) -> Result<Window, LimitError> {
+    let too_long = LimitError::WindowTooLong { unit: period.unit().name(), multiplier: period.multiplier() };
+    Window::new(spec, period).ok_or(too_long)
 }

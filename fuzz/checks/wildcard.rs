@@ -113,6 +113,8 @@ fn node(key: String, value: String) -> Option<RuleNode> {
     let limit = RuleLimit {
         limit,
         name: String::new(),
+        replaces: Vec::new(),
+        active: None,
         shadow: false,
         quota: false,
         candidate: false,

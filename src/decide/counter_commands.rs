@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use super::Decider;
 use super::decision::DecisionContext;
 use super::explain::ExplainedCounter;
-use super::selection::{RequestWithSelections, Selection, select_limits};
+use super::selection::{RequestWithSelections, Selection, SelectionTerms, select_limits};
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::request::{Descriptor, Entry, Hits, Request};
 use crate::rules::rule::RuleLogging;
@@ -105,7 +105,8 @@ impl Decider {
         let Some(rules) = context.rules else { return Ok(Vec::new()) };
         let ordered = rules.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
-        let selections = select_limits(&self.behaviour, rules, request);
+        let terms = SelectionTerms { rules, active_at: None };
+        let selections = select_limits(&self.behaviour, terms, request);
         let mut deleted = Vec::with_capacity(selections.len());
         for (index, selection) in selections.iter().enumerate() {
             let mut of_descriptor = 0;
@@ -123,7 +124,8 @@ impl Decider {
         let Some(rules) = context.rules else { return };
         let ordered = rules.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
-        for (index, selection) in select_limits(&self.behaviour, rules, request).iter().enumerate() {
+        let terms = SelectionTerms { rules, active_at: None };
+        for (index, selection) in select_limits(&self.behaviour, terms, request).iter().enumerate() {
             selection
                 .build_all_charges(request, index, 0)
                 .for_each(|charge| self.store.forget_cached(&charge, context.store.now));

@@ -71,6 +71,9 @@ impl DecidedRequest<'_, '_, '_> {
             let _ = write!(text, ": {}{mode}", limit.limit);
             if let Some(result) = result {
                 let _ = write!(text, ", {} used, {} remaining", result.after, result.remaining);
+                if result.ban_left_us > 0 {
+                    let _ = write!(text, ", banned for {} ms", result.ban_left_us.div_ceil(1000));
+                }
             }
         }
         if let Some(DescriptorOutcome::Failed(failed)) = outcome {

@@ -240,8 +240,18 @@ fn to_limit_record<'a>(selected: &SelectedLimit<'a>, result: Option<&ChargeResul
 }
 
 const fn to_result_record(result: &ChargeResult) -> LimitResultRecord {
-    let &ChargeResult { admitted, before, after, remaining, reset_us, retry_after_us, delay_us } = result;
-    LimitResultRecord { admitted, before, after, remaining, reset_us, retry_after_us, delay_us }
+    let &ChargeResult {
+        admitted,
+        before,
+        after,
+        remaining,
+        reset_us,
+        retry_after_us,
+        delay_us,
+        ban_left_us,
+        ban_begun: _,
+    } = result;
+    LimitResultRecord { admitted, before, after, remaining, reset_us, retry_after_us, delay_us, banned_us: ban_left_us }
 }
 
 const fn decision_source(outcome: &DescriptorOutcome) -> Option<DecisionSource> {

@@ -7,11 +7,12 @@ use std::borrow::Cow;
 
 use super::Decider;
 use super::decision::DecisionContext;
-use super::selection::{RequestWithSelections, SelectedLimit, Selection, select_limits};
+use super::selection::{RequestWithSelections, SelectedLimit, Selection, SelectionTerms, select_limits};
+use crate::base::clock::Time;
 use crate::limit::charge::{Charge, ChargeResult};
 use crate::limit::request::{Descriptor, Entry, Request};
 use crate::limit::{Consistency, GlobalScope, Limit, Overshoot, RegionLossPolicy};
-use crate::rules::rule::set::{DomainRules, RuleSet};
+use crate::rules::rule::set::{CompiledRule, DomainRules, RuleSet};
 use crate::rules::rule::trace::{MismatchReason, NodeRef, TraceEnd, TraceStep};
 use crate::settings::decisions::DecisionSettings;
 use crate::store::charge::StoreOutcome;
@@ -117,21 +118,25 @@ pub struct ExplainedCounter {
     pub reset_us: u64,
     /// Time until one more hit can be admitted, in microseconds.
     pub retry_after_us: Option<u64>,
+    /// Time until the ban of the client ends, in microseconds; 0: it is not banned.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub banned_us: u64,
 }
 
 impl Explanation {
     /// Explains `request` by these rules. `counters` has the results of each descriptor's limits, as
-    /// [`Decider::peek_counters`] returns them.
+    /// [`Decider::peek_counters`] returns them at `now`.
     pub fn explain_request(
         behaviour: &DecisionSettings,
         rules: &RuleSet,
         request: &Request<'_>,
         counters: &[Vec<Option<ChargeResult>>],
+        now: Time,
     ) -> Self {
         let domain = rules.domain(request.domain);
         let ordered = rules.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
-        let selections = select_limits(behaviour, rules, request);
+        let selections = select_limits(behaviour, SelectionTerms { rules, active_at: Some(now) }, request);
         let descriptors =
             request.descriptors.iter().zip(&selections).enumerate().map(|(index, (descriptor, selection))| {
                 let mut results = counters.get(index).map_or(&[][..], Vec::as_slice).iter().map(Option::as_ref);
@@ -180,7 +185,8 @@ impl Decider {
         let Some(rules) = context.rules else { return vec![Vec::new(); request.descriptors.len()] };
         let ordered = rules.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
-        let selections = select_limits(&self.behaviour, rules, request);
+        let terms = SelectionTerms { rules, active_at: Some(context.store.now) };
+        let selections = select_limits(&self.behaviour, terms, request);
         self.peek_selected_counters(context, RequestWithSelections { request, selections: &selections }).await
     }
 
@@ -237,8 +243,14 @@ fn explain_descriptor(
             "the limit that came with the request decides; the rules are ignored".to_owned()
         }
         (TraceEnd::Rule(_), _, _) if selection.unlimited => "this rule is unlimited: everything passes".to_owned(),
+        (TraceEnd::Rule(compiled), _, _) if selection.limits.is_empty() && !selection.inactive.is_empty() => {
+            format!("{}, so it passes", describe_inactive(compiled, &selection.inactive))
+        }
         (TraceEnd::Rule(_), _, _) if selection.limits.is_empty() => {
             "another rule of this request replaces this one, so it passes".to_owned()
+        }
+        (TraceEnd::Rule(compiled), _, _) if !selection.inactive.is_empty() => {
+            format!("this rule decides; {}", describe_inactive(compiled, &selection.inactive))
         }
         (TraceEnd::Rule(_), _, _) => "this rule decides".to_owned(),
         (TraceEnd::NoEntries, _, _) => "it has no entries, so no limit applies".to_owned(),
@@ -268,6 +280,16 @@ fn explain_descriptor(
         rule: rule.map(|rule| ExplainedRule { path: rule.path.clone(), origin: rule.location.to_string() }),
         limits,
     }
+}
+
+/// Describes the limits of a rule that are not active now.
+fn describe_inactive(compiled: &CompiledRule, inactive: &[usize]) -> String {
+    let limits = inactive.iter().filter_map(|index| compiled.limits.get(*index));
+    let limits = limits.map(|one| {
+        let active = one.active.map(|active| active.spec().to_string()).unwrap_or_default();
+        format!("the limit ({}) is not active now (active: {active})", one.limit)
+    });
+    limits.collect::<Vec<_>>().join("; ")
 }
 
 fn explain_entry_match(step: &TraceStep<'_>, entry: &Entry<'_>) -> ExplainedEntryMatch {
@@ -311,6 +333,11 @@ fn explain_limit(selected: &SelectedLimit<'_>, any_is_strict: bool, candidate: b
     }
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 impl ExplainedCounter {
     /// Counter of a peek's result.
     pub(super) const fn from_result(result: &ChargeResult) -> Self {
@@ -320,6 +347,7 @@ impl ExplainedCounter {
             remaining: result.remaining,
             reset_us: result.reset_us,
             retry_after_us: result.retry_after_us,
+            banned_us: result.ban_left_us,
         }
     }
 }

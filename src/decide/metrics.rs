@@ -258,6 +258,10 @@ pub(super) fn record_hits(stats: &LimitStats, limit: &Limit, hits: Hits, result:
         }
         return;
     }
+    if result.ban_left_us > 0 {
+        stats.add_to_counter(LimitStat::Banned, 1);
+        stats.add_to_counter(LimitStat::Bans, u64::from(result.ban_begun));
+    }
     let is_counted = limit.count_rejected() && decided_by != DecidedBy::OverLimitCache;
     let over =
         if is_counted && result.before < capacity { (result.before + hits).saturating_sub(capacity) } else { hits };

@@ -8,6 +8,7 @@ use std::sync::{Arc, Once};
 
 use smallvec::SmallVec;
 
+use crate::base::clock::Time;
 use crate::limit::algorithm::{Algorithm, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
 use crate::limit::charge::{Charge, ChargeRequest, Counter, CounterPath};
 use crate::limit::period::{Period, Unit};
@@ -30,6 +31,8 @@ pub(super) struct Selection<'r> {
     pub(super) candidates: Vec<SelectedLimit<'r>>,
     /// The rule is unlimited.
     pub(super) unlimited: bool,
+    /// Indices of the rule's limits that are not active now; empty for most rules.
+    pub(super) inactive: SmallVec<[usize; 1]>,
     /// Entries whose values share a counter: index of the entry, and pattern of the value.
     shared: SmallVec<[(usize, &'r [u8]); 1]>,
     /// Hash of the path of its counters, stable within this process; 0 without limits.
@@ -64,19 +67,28 @@ pub(super) struct RequestWithSelections<'a, 'r, 'm> {
     pub(super) selections: &'a [Selection<'r>],
 }
 
+/// Rules to select from, and the time of the selection.
+#[derive(Clone, Copy)]
+pub(super) struct SelectionTerms<'r> {
+    pub(super) rules: &'r RuleSet,
+    /// Only limits that are active at this time are selected; `None`: all are, for commands on their counters.
+    pub(super) active_at: Option<Time>,
+}
+
 /// Selects the limits of every descriptor, in their order.
 pub(super) fn select_limits<'r>(
     behaviour: &DecisionSettings,
-    rules: &'r RuleSet,
+    terms: SelectionTerms<'r>,
     request: &Request<'_>,
 ) -> SmallVec<[Selection<'r>; 2]> {
+    let SelectionTerms { rules, .. } = terms;
     let Some(domain) = rules.domain(request.domain) else {
         return request.descriptors.iter().map(|_| Selection::default()).collect();
     };
     let mut selections: SmallVec<[Selection<'r>; 2]> = request
         .descriptors
         .iter()
-        .map(|descriptor| Selection::for_descriptor(behaviour, rules, domain, descriptor))
+        .map(|descriptor| Selection::for_descriptor(behaviour, terms, domain, descriptor))
         .collect();
     drop_replaced_limits(&mut selections);
     selections.iter_mut().enumerate().for_each(|(index, selection)| selection.set_path_hash(request, index));
@@ -87,8 +99,12 @@ pub(super) fn select_limits<'r>(
 fn drop_replaced_limits(selections: &mut [Selection<'_>]) {
     let replaced: SmallVec<[&str; 4]> = selections
         .iter()
-        .filter_map(|selection| selection.rule)
-        .flat_map(|compiled| compiled.rule.replaces.iter().map(String::as_str))
+        .filter_map(|selection| Some((selection.rule?, selection)))
+        .flat_map(|(compiled, selection)| {
+            let names = compiled.rule.replaces.iter().map(String::as_str);
+            // An inactive limit replaces nothing.
+            names.filter(|name| selection.inactive.is_empty() || selection.replaces(compiled, name))
+        })
         .collect();
     if !replaced.is_empty() {
         for selection in selections {
@@ -102,7 +118,7 @@ fn drop_replaced_limits(selections: &mut [Selection<'_>]) {
 impl<'r> Selection<'r> {
     fn for_descriptor(
         behaviour: &DecisionSettings,
-        rules: &'r RuleSet,
+        terms: SelectionTerms<'r>,
         domain: &'r DomainRules,
         descriptor: &Descriptor<'_>,
     ) -> Self {
@@ -112,7 +128,7 @@ impl<'r> Selection<'r> {
                 None => warn_ignored_override(limit_override),
             }
         }
-        match rules.find_rule(domain, &descriptor.entries) {
+        match terms.rules.find_rule(domain, &descriptor.entries) {
             None => Self { domain: Some(domain), ..Self::default() },
             Some(found) => Self {
                 rule: Some(found.rule),
@@ -123,8 +139,31 @@ impl<'r> Selection<'r> {
                 key: 0,
                 over_limit_body: Some(&found.rule.rule.over_limit_body),
                 domain: Some(domain),
-            },
+                inactive: SmallVec::new(),
+            }
+            .without_inactive(terms.active_at),
         }
+    }
+
+    /// Drops the limits that are not active now.
+    fn without_inactive(mut self, active_at: Option<Time>) -> Self {
+        let (Some(compiled), Some(now)) = (self.rule.filter(|compiled| compiled.has_active_times), active_at) else {
+            return self;
+        };
+        let inactive = compiled.limits.iter().enumerate();
+        let inactive = inactive.filter(|(_, limit)| limit.active.is_some_and(|active| !active.contains(now)));
+        self.inactive = inactive.map(|(index, _)| index).collect();
+        let Self { limits, candidates, inactive, .. } = &mut self;
+        limits.retain(|selected| !inactive.contains(&selected.index));
+        candidates.retain(|selected| !inactive.contains(&selected.index));
+        self
+    }
+
+    /// Returns true if an active limit of the rule replaces the limits of that name.
+    fn replaces(&self, compiled: &CompiledRule, name: &str) -> bool {
+        let Allowance::Limits(limits) = &compiled.rule.allowance else { return true };
+        let mut active = limits.iter().enumerate().filter(|(index, _)| !self.inactive.contains(index));
+        active.any(|(_, limit)| limit.replaces.iter().any(|replaced| replaced == name))
     }
 
     fn for_override(limit: Limit, domain: &'r DomainRules, quota: bool) -> Self {
@@ -290,6 +329,7 @@ fn build_override_limit(behaviour: &DecisionSettings, domain: &DomainRules, sent
         consistency: defaults.consistency,
         on_store_error: defaults.on_store_error,
         calendar_months: behaviour.calendar_months,
+        window: defaults.window.filter(|window| properties.follows_calendar && window.applies_to(period)),
         log_max: behaviour.log_max,
         ..LimitSpec::new(algorithm, sent.requests_per_unit, period)
     };

@@ -90,7 +90,10 @@ impl<'r> DescriptorStatus<'r> {
         let index = index_of_shown_limit(&selection.limits, results);
         let (selected, result) = (&selection.limits[index], &results[index]);
         let until_us = match result.retry_after_us {
-            Some(retry_after_us) if !result.admitted && selected.limit.algorithm() != Algorithm::FixedWindow => {
+            Some(retry_after_us)
+                if !result.admitted
+                    && (selected.limit.algorithm() != Algorithm::FixedWindow || result.ban_left_us > 0) =>
+            {
                 retry_after_us
             }
             _ => result.reset_us,

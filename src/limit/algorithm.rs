@@ -16,6 +16,7 @@ pub mod stored_state;
 pub mod token_bucket;
 pub mod leaky_bucket;
 pub mod fixed_window;
+pub mod calendar_window;
 pub mod sliding_window_log;
 pub mod sliding_window_counter;
 pub mod region;
@@ -23,6 +24,7 @@ pub mod region_window;
 pub mod region_bucket;
 pub mod global_window;
 pub mod global_bucket;
+pub mod ban_state;
 pub mod state;
 
 use std::fmt;
@@ -42,7 +44,7 @@ macro_rules! for_each_algorithm {
                 hit_expiry: HitExpiry::Continuous,
                 rejection_end_is_fixed: false,
                 not_eventual: None,
-                has_calendar_months: false,
+                follows_calendar: false,
             };
             /// Requests leave one by one at a fixed rate; those that find others before them are delayed.
             LeakyBucket, leaky_bucket, AlgorithmProperties {
@@ -52,7 +54,7 @@ macro_rules! for_each_algorithm {
                 hit_expiry: HitExpiry::Continuous,
                 rejection_end_is_fixed: false,
                 not_eventual: Some("leaky_bucket: a queue needs one order of arrival for all replicas"),
-                has_calendar_months: false,
+                follows_calendar: false,
             };
             /// One count for each window; windows are aligned to the Unix epoch.
             #[default]
@@ -63,7 +65,7 @@ macro_rules! for_each_algorithm {
                 hit_expiry: HitExpiry::WithWindow,
                 rejection_end_is_fixed: true,
                 not_eventual: None,
-                has_calendar_months: true,
+                follows_calendar: true,
             };
             /// One entry for each admitted hit; exact in any window.
             SlidingWindowLog, sliding_window_log, AlgorithmProperties {
@@ -73,7 +75,7 @@ macro_rules! for_each_algorithm {
                 hit_expiry: HitExpiry::AfterPeriod,
                 rejection_end_is_fixed: false,
                 not_eventual: None,
-                has_calendar_months: false,
+                follows_calendar: false,
             };
             /// Count of this window plus that of the previous one, weighted by the part of it that still overlaps.
             SlidingWindowCounter, sliding_window_counter, AlgorithmProperties {
@@ -83,7 +85,7 @@ macro_rules! for_each_algorithm {
                 hit_expiry: HitExpiry::WithWindow,
                 rejection_end_is_fixed: false,
                 not_eventual: None,
-                has_calendar_months: false,
+                follows_calendar: false,
             };
         }
     };
@@ -104,8 +106,8 @@ pub struct AlgorithmProperties {
     pub rejection_end_is_fixed: bool,
     /// Reason why `consistency: eventual` does not apply; `None` if it does.
     pub not_eventual: Option<&'static str>,
-    /// Windows of months can follow the calendar.
-    pub has_calendar_months: bool,
+    /// Windows can follow a calendar: `window`, or calendar months in UTC.
+    pub follows_calendar: bool,
 }
 
 /// Key that sets the number of hits that can pass at once.
@@ -229,7 +231,8 @@ impl fmt::Display for Algorithm {
 /// Applies a macro to all rows of the table of countings: the state and the script that count a limit in one store.
 ///
 /// Each algorithm is a counting of the same name. A global limit is counted in the Redis of a region by another one,
-/// which spends the region's grants: see [`Limit::as_counted_in_region`](crate::limit::Limit::as_counted_in_region).
+/// which spends the region's grants: see [`Limit::as_counted_in_region`](crate::limit::Limit::as_counted_in_region). A
+/// fixed_window with a `window` is counted by calendar_window.
 ///
 /// A row is the variant, the module (also the name in keys of counters), the Lua file in `src/store/redis/lua/`, and
 /// its [`CountingMethodProperties`].
@@ -250,6 +253,8 @@ macro_rules! for_each_counting {
                 CountingMethodProperties { wire_id: 5, lua_helpers: &[] };
             RegionBucket, region_bucket, "regions/region_bucket.lua",
                 CountingMethodProperties { wire_id: 6, lua_helpers: &["divide"] };
+            CalendarWindow, calendar_window, "calendar_window.lua",
+                CountingMethodProperties { wire_id: 7, lua_helpers: &[] };
         }
     };
 }

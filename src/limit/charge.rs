@@ -206,6 +206,10 @@ pub struct ChargeResult {
     pub retry_after_us: Option<u64>,
     /// Delay of the response, in microseconds; 0 if the hits are rejected.
     pub delay_us: u64,
+    /// Microseconds until the ban of the client ends; 0: it is not banned. A ban rejects all hits until then.
+    pub ban_left_us: u64,
+    /// The request began the ban.
+    pub ban_begun: bool,
 }
 
 /// One of the limits that are charged together.

@@ -72,7 +72,10 @@ impl Limit {
         };
         let scope = Scope::Global(GlobalScope { max_overshoot, ..scope });
         let limit = Self { scope, count_rejected: false, ..*self };
-        let can_be_global = self.algorithm().can_be_global() && !self.calendar_months();
+        let can_be_global = self.algorithm().can_be_global()
+            && !self.calendar_months()
+            && self.window().is_none()
+            && self.ban().is_none();
         let has_reserve = limit.region_reserve() > 0 && limit.region_capacity() > 0;
         Some(limit).filter(|_| can_be_global && has_reserve)
     }

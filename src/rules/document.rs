@@ -14,6 +14,8 @@ use std::sync::Arc;
 
 use self::defaults::DefaultableKeys;
 use self::matching::{MatchSpec, MatchingSpec};
+use crate::limit::active::ActiveSpec;
+use crate::limit::ban::Ban;
 use crate::rules::rule::RuleLogging;
 use crate::rules::yaml::{Position, Spanned};
 
@@ -110,6 +112,12 @@ pub struct RateLimitEntry {
     pub shadow_mode: bool,
     /// `quota_mode` in a list.
     pub quota_mode: bool,
+    /// `requests_per_unit` is written, and 0.
+    pub rejects_all: bool,
+    /// `ban`.
+    pub ban: Option<Spanned<Ban>>,
+    /// `active`.
+    pub active: Option<Spanned<ActiveSpec>>,
     /// `bucket_size`.
     pub bucket_size: Option<Spanned<u32>>,
     /// Keys that `defaults` can contain too.

@@ -6,13 +6,19 @@
 
 use crate::base::named_enum::named_enum;
 use crate::limit::algorithm::Algorithm;
+use crate::limit::ban::MAX_AFTER;
+use crate::limit::calendar::Weekday;
+use crate::limit::window::MonthLength;
 use crate::limit::{RegionLossPolicy, StorePolicy};
 use crate::rules::rule::{EntryOrder, RuleLogging};
 use Section::{
-    Defaults, DefaultsFile, Descriptor, DomainDefaults, Limit, Match, MatchSet, Matching, Negation, RateLimit,
-    Replaces, Root,
+    Active, Ban, Defaults, DefaultsFile, Descriptor, DomainDefaults, Limit, Match, MatchSet, Matching, Negation,
+    RateLimit, Replaces, Root, Window,
 };
-use ValueKind::{Choice, Count, Duration, Flag, Free, Limits, Overshoot, Percentage, Set, Table, Tables, Text, Unit};
+use ValueKind::{
+    Choice, Count, Days, Duration, DurationOrTable, Flag, Free, Limits, Overshoot, Percentage, Set, Table, Tables,
+    Text, TimeOfDay, Unit,
+};
 
 named_enum! {
     /// Kind of mapping in a rule file, with its name in the schema.
@@ -38,6 +44,12 @@ named_enum! {
         Limit = "limit",
         /// An element of `replaces:`.
         Replaces = "replaces",
+        /// `window:` of a limit.
+        Window = "window",
+        /// `ban:` of a limit, written as a mapping.
+        Ban = "ban",
+        /// `active:` of a limit.
+        Active = "active",
         /// The file of `TOLLKEEPER_RULE_DEFAULTS`.
         DefaultsFile = "defaults_file",
         /// A domain in that file.
@@ -47,8 +59,10 @@ named_enum! {
 
 impl Section {
     /// All sections of a rule file, outermost first.
-    pub const RULE_FILE_SECTIONS: [Self; 10] =
-        [Root, Defaults, Matching, Descriptor, Match, Negation, MatchSet, RateLimit, Limit, Replaces];
+    pub const RULE_FILE_SECTIONS: [Self; 13] = [
+        Root, Defaults, Matching, Descriptor, Match, Negation, MatchSet, RateLimit, Limit, Replaces, Window, Ban,
+        Active,
+    ];
 
     /// Name in messages, after "in".
     pub(crate) const fn message_phrase(self) -> &'static str {
@@ -63,6 +77,9 @@ impl Section {
             RateLimit => "a `rate_limit`",
             Limit => "a list of limits",
             Replaces => "`replaces`",
+            Window => "`window`",
+            Ban => "`ban`",
+            Active => "`active`",
             DefaultsFile => "a file of defaults",
             DomainDefaults => "a domain of a file of defaults",
         }
@@ -83,6 +100,12 @@ pub enum ValueKind {
     Count(u64, u64),
     /// Boolean.
     Flag,
+    /// Duration, or a mapping.
+    DurationOrTable(Section),
+    /// Days of the week as text, or as a list.
+    Days,
+    /// Time of day, `HH:MM`.
+    TimeOfDay,
     /// Duration in Go's notation, such as `1h30m`, 366 days at most.
     Duration,
     /// Percentage or number of hits.
@@ -238,7 +261,7 @@ pub const RULE_KEYS: &[RuleKey] = &[
         &[RateLimit, Limit],
         Unit,
         "",
-        "The unit of the period: second, minute, hour, day, week (from Thursday 00:00 UTC), month (30 days) or year (365 days).",
+        "The unit of the period; only a limit of 0 needs none: second, minute, hour, day, week (from Thursday 00:00 UTC), month (30 days) or year (365 days).",
     ),
     define_tollkeeper_key(
         "unit_multiplier",
@@ -261,6 +284,79 @@ pub const RULE_KEYS: &[RuleKey] = &[
         Choice(Algorithm::NAMES),
         "fixed_window",
         "Algorithm that counts hits.",
+    ),
+    define_tollkeeper_key(
+        "window",
+        &[Defaults, RateLimit, Limit],
+        Table(Window),
+        "",
+        "fixed_window only: its windows follow the calendar of a time zone. Without the key they have the length of the period, counted from 1970 in UTC.",
+    ),
+    define_tollkeeper_key(
+        "timezone",
+        &[Window, Active],
+        Text,
+        "UTC",
+        "Time zone of IANA's database, such as Europe/Berlin, whose data is built in. A day has 23 or 25 hours where its clock changes.",
+    ),
+    define_tollkeeper_key(
+        "day_starts",
+        &[Window],
+        TimeOfDay,
+        "00:00",
+        "Local time at which a day begins, and with it a week, a month and a year. Hours, minutes and seconds are counted from it.",
+    ),
+    define_tollkeeper_key("week_starts", &[Window], Choice(Weekday::NAMES), "monday", "First day of a week."),
+    define_tollkeeper_key(
+        "month",
+        &[Window],
+        Choice(MonthLength::NAMES),
+        "calendar",
+        "calendar: months begin on month_day. 30_days: every 30 days, counted from 1970-01-01.",
+    ),
+    define_tollkeeper_key(
+        "month_day",
+        &[Window],
+        Count(1, 31),
+        "1",
+        "Day on which a month begins, and a year in its January. In a month without that day: its last day.",
+    ),
+    define_tollkeeper_key(
+        "ban",
+        &[RateLimit, Limit],
+        DurationOrTable(Ban),
+        "",
+        "Bans a client that exceeds the limit: its counter rejects everything for this long. Further tries do not prolong it, unless count_rejected is true. Not for eventual and global limits.",
+    ),
+    define_tollkeeper_key("for", &[Ban], Duration, "", "Length of the ban. Required."),
+    define_tollkeeper_key(
+        "after",
+        &[Ban],
+        Count(1, MAX_AFTER as u64),
+        "1",
+        "The ban begins with this rejection. Rejections add up as long as less than a period lies between two.",
+    ),
+    define_tollkeeper_key(
+        "active",
+        &[RateLimit, Limit],
+        Table(Active),
+        "",
+        "Times at which the limit exists. Outside them it counts nothing, rejects nothing and replaces nothing. If absent: always.",
+    ),
+    define_tollkeeper_key(
+        "days",
+        &[Active],
+        Days,
+        "mon-sun",
+        "Days on which the limit becomes active: mon-fri, sat,sun, or a list.",
+    ),
+    define_tollkeeper_key("from", &[Active], TimeOfDay, "00:00", "Local time at which the limit becomes active."),
+    define_tollkeeper_key(
+        "to",
+        &[Active],
+        TimeOfDay,
+        "",
+        "Local time at which the limit ends, on the next day unless it is later than from. If absent: at the end of the day.",
     ),
     define_tollkeeper_key(
         "bucket_size",

@@ -29,8 +29,10 @@ use std::sync::Arc;
 
 use self::value_pattern::{MatchKind, ValuePattern};
 use crate::base::named_enum::named_enum;
+use crate::limit::active::ActiveTimes;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::period::Unit;
+use crate::limit::window::WindowSpec;
 use crate::limit::{Consistency, Limit, StorePolicy};
 
 /// Index of a node in the compiled tree.
@@ -98,6 +100,8 @@ named_enum! {
 pub struct OverrideDefaults {
     /// Algorithm that counts hits.
     pub algorithm: Algorithm,
+    /// Calendar that fixed windows follow.
+    pub window: Option<WindowSpec>,
     /// leaky_bucket: requests in the bucket at once.
     pub queue_size: Option<u32>,
     /// leaky_bucket and token_bucket: maximum delay, in microseconds.
@@ -236,6 +240,10 @@ pub struct RuleLimit {
     pub limit: Limit,
     /// Name, for `replaces` and for the client; empty if it has none.
     pub name: String,
+    /// Names of limits that this one replaces while it is active; those of the rule have them too.
+    pub replaces: Vec<String>,
+    /// Times at which the limit is active; `None`: always.
+    pub active: Option<ActiveTimes>,
     /// Shadow mode: counted and reported, but never rejects.
     pub shadow: bool,
     /// Quota mode: rejects the request only together with all its other quotas. Candidates are no quotas.

@@ -42,7 +42,11 @@ pub fn defaults_file_schema() -> Value {
         "description": "Defaults by domain; `*` stands for all domains.",
         "additionalProperties": nullable_section_schema(Section::DomainDefaults),
     });
-    let definitions = json!({ (Section::DomainDefaults.name()): of_domain, (Section::Defaults.name()): section_schema(Section::Defaults) });
+    let mut definitions = Map::new();
+    definitions.insert(Section::DomainDefaults.name().to_owned(), of_domain);
+    for section in [Section::Defaults, Section::Window] {
+        definitions.insert(section.name().to_owned(), section_schema(section));
+    }
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "tollkeeper defaults",
@@ -73,15 +77,23 @@ fn section_schema(section: Section) -> Value {
         Section::Root => mapping.insert("required".into(), json!(["domain"])),
         Section::Descriptor => mapping.insert("required".into(), json!(["key"])),
         Section::Replaces => mapping.insert("required".into(), json!(["name"])),
-        Section::Limit => mapping.insert("required".into(), json!(["unit"])),
+        Section::Ban => mapping.insert("required".into(), json!(["for"])),
         Section::MatchSet => mapping.insert("required".into(), json!(["file"])),
         Section::Match | Section::Negation => {
             mapping.insert("minProperties".into(), json!(1));
             mapping.insert("maxProperties".into(), json!(1))
         }
+        // A limit of 0 needs no unit.
+        Section::Limit => {
+            let zero =
+                json!({ "required": ["requests_per_unit"], "properties": { "requests_per_unit": { "const": 0 } } });
+            mapping.insert("anyOf".into(), json!([{ "required": ["unit"] }, zero]))
+        }
         Section::Defaults
         | Section::Matching
         | Section::RateLimit
+        | Section::Window
+        | Section::Active
         | Section::DefaultsFile
         | Section::DomainDefaults => None,
     };
@@ -111,6 +123,13 @@ fn value_kind_schema(kind: ValueKind) -> Value {
         ValueKind::Text => json!({ "type": ["string", "number", "boolean", "null"] }),
         ValueKind::Count(min, max) => json!({ "type": ["integer", "null"], "minimum": min, "maximum": max }),
         ValueKind::Flag => json!({ "type": ["boolean", "null"] }),
+        ValueKind::TimeOfDay => json!({ "type": ["string", "null"], "pattern": "^([01][0-9]|2[0-3]):[0-5][0-9]$" }),
+        ValueKind::DurationOrTable(section) => {
+            json!({ "anyOf": [value_kind_schema(ValueKind::Duration), section_reference(section), { "type": "null" }] })
+        }
+        ValueKind::Days => {
+            json!({ "anyOf": [{ "type": ["string", "null"] }, { "type": "array", "items": { "type": "string" } }] })
+        }
         ValueKind::Duration => {
             let number = r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h)";
             json!({ "anyOf": [{ "type": "string", "pattern": format!("^({number})+$|^0$") }, { "const": 0 }] })

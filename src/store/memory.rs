@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use smallvec::SmallVec;
 
-use self::shard::MemoryShard;
+use self::shard::{MemoryShard, ban_key};
 use super::charge::LimitAdmissions;
 use crate::base::clock::Time;
 use crate::base::sharded::{Sharded, lock_ignoring_poison, upper_half};
@@ -70,7 +70,8 @@ impl MemoryStore {
     pub fn reset(&self, charge: &Charge<'_>) -> usize {
         let reset = |counter: &Counter<'_>| {
             let key = charge.path_hash ^ counter.tag;
-            self.lock_shard(charge.path_hash).remove_key(key) | lock_ignoring_poison(&self.overflow).remove_key(key)
+            let remove = |shard: &mut MemoryShard| shard.remove_key(key) | shard.remove_key(ban_key(key));
+            remove(&mut self.lock_shard(charge.path_hash)) | remove(&mut lock_ignoring_poison(&self.overflow))
         };
         charge.counters.iter().filter(|counter| reset(counter)).count()
     }

@@ -8,7 +8,8 @@
 //!
 //! Only rejections are cached: a stale entry rejects for up to 1 s, and never admits. A rejection given here is not
 //! counted in Redis, so counters whose rejected hits count (by default those of fixed windows) are not cached, unless
-//! `LOCAL_CACHE_SIZE_IN_BYTES` asks for it; then only those whose rejections end at a fixed time. Reads no clock;
+//! `LOCAL_CACHE_SIZE_IN_BYTES` asks for it; then only those whose rejections end at a fixed time. Of counters
+//! with a ban, only bans are cached that no try prolongs. Reads no clock;
 //! callers pass the time.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -157,14 +158,18 @@ impl OverLimitCache {
 
     fn insert(&self, id: u128, charge: &OwnedCharge, results: &ChargeResults, times: CallTimes) {
         let Hits::Charge(hits) = charge.request.hits else { return };
-        let is_cacheable = |counter: &OwnedCounter| {
+        let is_cacheable = |(counter, result): (&OwnedCounter, &ChargeResult)| {
             let limit = &counter.limit;
+            // The store counts the rejections before a ban, and those that prolong it.
+            if limit.ban().is_some() && !result.admitted {
+                return result.ban_left_us > 0 && !limit.count_rejected();
+            }
             // The next grant may end the rejection of a global limit at any time.
             !limit.is_counted_in_region()
                 && (!limit.count_rejected()
                     || self.cache_counted && limit.algorithm().properties().rejection_end_is_fixed)
         };
-        if !charge.counters.iter().all(is_cacheable) {
+        if !charge.counters.iter().zip(results).all(is_cacheable) {
             return;
         }
         // The results are wrong as soon as one of the rejecting limits could admit the charge.
@@ -239,6 +244,12 @@ impl CachedRejection {
             Some(ChargeResult {
                 reset_us: result.reset_us.saturating_sub(passed_us),
                 retry_after_us: result.retry_after_us.map(|wait_us| wait_us.saturating_sub(passed_us).max(1)),
+                ban_left_us: if result.ban_left_us > 0 {
+                    result.ban_left_us.saturating_sub(passed_us).max(1)
+                } else {
+                    0
+                },
+                ban_begun: false,
                 ..result
             })
         };
@@ -261,6 +272,10 @@ impl CachedLimitResult {
         let Hits::Charge(hits) = request.hits else { return None };
         if result.admitted {
             return (hits <= u64::from(result.remaining)).then_some(*result);
+        }
+        if result.ban_left_us > 0 {
+            // The wait of more hits may be that of the counter.
+            return None;
         }
         let never_fits = hits > u64::from(limit.capacity()) || limit.requests_per_unit() == 0;
         let wait_us = if never_fits { None } else { Some(State::derive_wait_from_result_us(limit, result, request)?) };

@@ -18,6 +18,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use bytes::BytesMut;
+use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
@@ -26,7 +27,7 @@ use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::client::redis::connection::Script;
 use tollkeeper::store::client::redis::resp::{Reply, decode_reply};
-use tollkeeper::store::redis::script::{encode_charges, script_for_countings};
+use tollkeeper::store::redis::script::{CallTime, encode_charges, script_for_countings};
 
 /// Charges in flight.
 const IN_FLIGHT: usize = 256;
@@ -163,7 +164,11 @@ fn cases() -> Vec<Case> {
 fn argument(algorithm: Algorithm) -> Vec<u8> {
     let counter = OwnedCounter { limit: limit(algorithm), shadow: false, quota: false, tag: 0 };
     let request = ChargeRequest::new(Hits::Charge(1), 0);
-    encode_charges(&[OwnedCharge::new([counter].into_iter().collect(), request)], None).to_vec()
+    encode_charges(
+        &[OwnedCharge::new([counter].into_iter().collect(), request)],
+        CallTime::Server { about: Time::default() },
+    )
+    .to_vec()
 }
 
 /// Returns a limit that the bench does not reach.

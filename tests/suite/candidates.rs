@@ -80,7 +80,13 @@ fn explain(service: &TestService, descriptor: &str) -> Explanation {
     let loaded = service.inner.rules.current_rules_owned().unwrap();
     let context = service.inner.build_decision_context(Some(&loaded), DEFAULT_DEADLINE);
     let counters = store_runtime().block_on(service.inner.decider.peek_counters(context, &request));
-    Explanation::explain_request(&service.inner.decider.behaviour, &loaded.rules, &request, &counters)
+    Explanation::explain_request(
+        &service.inner.decider.behaviour,
+        &loaded.rules,
+        &request,
+        &counters,
+        context.store.now,
+    )
 }
 
 #[test]

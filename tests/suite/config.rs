@@ -9,7 +9,10 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::ban::Ban;
+use tollkeeper::limit::calendar::Zone;
 use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::window::WindowSpec;
 use tollkeeper::limit::{Consistency, Limit, LimitSpec, Overshoot, StorePolicy};
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_texts};
@@ -131,12 +134,16 @@ fn reference_equals_the_defaults() {
             if node.key == "eventual" {
                 bare.consistency = Some(Consistency::Eventual(Overshoot::DEFAULT));
             }
+            if node.key == "times" {
+                bare.window = Some(WindowSpec::in_zone(Zone::utc()));
+                bare.ban = Ban::new(600_000_000, 1);
+            }
             assert_eq!(Limit::new(&bare).as_ref(), Ok(limit), "{}", node.key);
             assert_eq!((*shadow, *quota, *epoch), (false, false, 0));
             compared += 1;
         }
     }
-    assert_eq!(compared, 11);
+    assert_eq!(compared, 12);
 }
 
 #[test]

@@ -20,3 +20,4 @@ mod merged_calls;
 mod round_trips;
 mod server_clock;
 mod test_kit;
+mod time_agreement;

@@ -6,6 +6,7 @@
 
 mod candidates;
 mod model;
+mod times;
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -66,6 +67,15 @@ impl StoreUnderTest {
         let server = SERVER.get_or_start(|| memcached().start());
         let env = vec![("BACKEND_TYPE", "memcache".to_owned()), ("MEMCACHE_HOST_PORT", server.address())];
         Self { env, algorithms: &[Algorithm::FixedWindow], _servers: Some(server) }
+    }
+
+    /// The store without its cache of rejections, which knows nothing of the time that a test sets.
+    fn without_over_limit_cache(&self) -> Self {
+        let mut env = self.env.clone();
+        if !env.is_empty() {
+            env.push(("TOLLKEEPER_OVER_LIMIT_CACHE_BYTES", "0".to_owned()));
+        }
+        Self { env, algorithms: self.algorithms, _servers: self._servers.clone() }
     }
 
     /// A service with its own counters in this store and rules of the domain `shop`, at noon.
@@ -160,6 +170,22 @@ on_memcache_too![
     counter_outlives_a_change_of_its_rule,
     stop_cache_key_increment_spares_a_fixed_window,
 ];
+
+mod of_time {
+    use super::StoreUnderTest;
+    use super::times::*;
+
+    on_every_store![
+        ban_rejects_until_it_ends_with_any_algorithm,
+        ban_begins_after_as_many_rejections_as_written,
+        tries_prolong_a_ban_where_rejected_hits_count,
+        ban_of_one_limit_charges_no_other,
+        reset_lifts_a_ban,
+        window_ends_with_the_local_day_and_month,
+        changed_window_starts_a_new_counter,
+        limit_is_absent_outside_its_active_times,
+    ];
+}
 
 on_every_store![
     limits_of_a_descriptor_are_charged_all_or_none,

@@ -139,6 +139,9 @@ fn append_result(line: &mut Vec<u8>, record: &LimitResultRecord) {
     if record.delay_us != 0 {
         append_number(line, ",\"delay_us\":", record.delay_us);
     }
+    if record.banned_us != 0 {
+        append_number(line, ",\"banned_us\":", record.banned_us);
+    }
     line.push(b'}');
 }
 

@@ -274,6 +274,9 @@ pub struct LimitResultRecord {
     /// Delay that the limit asks for, in microseconds.
     #[serde(default, skip_serializing_if = "is_default")]
     pub delay_us: u64,
+    /// Microseconds until the ban of the client ends; 0: it is not banned.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub banned_us: u64,
 }
 
 /// Verdict on a request or a descriptor.

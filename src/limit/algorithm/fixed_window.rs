@@ -53,7 +53,7 @@ impl StoredState for State {
 
     /// The number of calendar months in a window, 0 if a window has the period's length.
     #[inline]
-    fn script_arguments<'c>(mut charges: impl Iterator<Item = ScriptCharge<'c>>) -> [i64; 2] {
+    fn script_arguments<'c>(mut charges: impl Iterator<Item = ScriptCharge<'c>>, _now: Time) -> [i64; 2] {
         let calendar = charges.next().map(|charge| charge.limit).filter(|limit| limit.calendar_months());
         [calendar.map_or(0, |limit| i64::from(limit.period().multiplier())), 0]
     }
@@ -66,30 +66,11 @@ impl StoredState for State {
 /// Applies a request to the count.
 pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
     let window = CurrentWindow::at_request_time(limit, state, now);
-    let fits = window.fits(limit, request);
-    let effect = request.state_change(fits, limit);
-    let after = match effect {
-        StateChange::None => window.count,
-        StateChange::Charge(hits) | StateChange::ChargeRejected(hits) => {
-            window.count.saturating_add(hits).min(MAX_COUNT)
-        }
-        StateChange::Refund(hits) => window.count.saturating_sub(hits).max(window.count.min(request.lent)),
-    };
-    if effect != StateChange::None {
-        *state = State { count: after, last: window.at };
+    let (count, result) = window.charge(limit, request);
+    if let Some(count) = count {
+        *state = State { count, last: window.at };
     }
-    let ends_us = window.ahead_us + window.end.since_us(window.at);
-    // In the next window the count is 0: a request that could not pass then never will.
-    let can_ever_pass = CurrentWindow { count: 0, ..window }.fits(limit, request);
-    ChargeResult {
-        admitted: fits,
-        before: window.count,
-        after,
-        remaining: clamp_to_u32(u64::from(limit.requests_per_unit()).saturating_sub(after)),
-        reset_us: ends_us,
-        retry_after_us: (!fits && can_ever_pass).then_some(ends_us),
-        delay_us: 0,
-    }
+    result
 }
 
 /// Returns `true` if [`charge`] would admit the hits.
@@ -99,12 +80,12 @@ pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -
 
 /// The window that contains a request, with its count.
 #[derive(Clone, Copy)]
-struct CurrentWindow {
-    count: u64,
-    at: Time,
+pub(super) struct CurrentWindow {
+    pub(super) count: u64,
+    pub(super) at: Time,
     /// Microseconds by which `at` lies ahead of the request's `now`.
-    ahead_us: u64,
-    end: Time,
+    pub(super) ahead_us: u64,
+    pub(super) end: Time,
 }
 
 impl CurrentWindow {
@@ -117,7 +98,35 @@ impl CurrentWindow {
         Self { count: if live { state.count } else { 0 }, at, ahead_us, end }
     }
 
-    fn fits(&self, limit: &Limit, request: ChargeRequest) -> bool {
+    /// Returns the new count, `None` if the request changes nothing, and the result.
+    #[inline]
+    pub(super) fn charge(&self, limit: &Limit, request: ChargeRequest) -> (Option<u64>, ChargeResult) {
+        let fits = self.fits(limit, request);
+        let effect = request.state_change(fits, limit);
+        let after = match effect {
+            StateChange::None => self.count,
+            StateChange::Charge(hits) | StateChange::ChargeRejected(hits) => {
+                self.count.saturating_add(hits).min(MAX_COUNT)
+            }
+            StateChange::Refund(hits) => self.count.saturating_sub(hits).max(self.count.min(request.lent)),
+        };
+        let ends_us = self.ahead_us + self.end.since_us(self.at);
+        // In the next window the count is 0: a request that could not pass then never will.
+        let can_ever_pass = Self { count: 0, ..*self }.fits(limit, request);
+        let result = ChargeResult {
+            admitted: fits,
+            before: self.count,
+            after,
+            remaining: clamp_to_u32(u64::from(limit.requests_per_unit()).saturating_sub(after)),
+            reset_us: ends_us,
+            retry_after_us: (!fits && can_ever_pass).then_some(ends_us),
+            delay_us: 0,
+            ..ChargeResult::default()
+        };
+        ((effect != StateChange::None).then_some(after), result)
+    }
+
+    pub(super) fn fits(&self, limit: &Limit, request: ChargeRequest) -> bool {
         let max = u64::from(limit.requests_per_unit());
         match request.hits {
             Hits::Refund(_) => true,
@@ -129,6 +138,10 @@ impl CurrentWindow {
 
 /// Returns the window that contains `at`: its start, and its end, which is the start of the next one.
 pub fn window_bounds(limit: &Limit, at: Time) -> (Time, Time) {
+    if let Some(window) = limit.window() {
+        let bounds = window.bounds(at);
+        return (bounds.start, bounds.end);
+    }
     if limit.calendar_months()
         && let Some(window) = calendar_window_bounds(limit.period().multiplier(), at)
     {

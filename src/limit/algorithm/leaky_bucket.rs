@@ -124,6 +124,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
         reset_us: level.until_empty_us(),
         retry_after_us: if fits { None } else { until_admitted_us },
         delay_us,
+        ..ChargeResult::default()
     }
 }
 

@@ -386,6 +386,7 @@ pub(super) fn charge<C: RegionCounter>(
         reset_us: counter.until_full_us().max(region_call.until_allowance_ends_us()),
         retry_after_us: if source.is_some() { None } else { counter.retry_after_us(limit, request) },
         delay_us: 0,
+        ..ChargeResult::default()
     }
 }
 

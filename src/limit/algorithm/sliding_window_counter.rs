@@ -82,6 +82,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
             Some(_) | None => None,
         },
         delay_us: 0,
+        ..ChargeResult::default()
     }
 }
 

@@ -89,7 +89,7 @@ impl StoredState for State {
 
     /// The number of hits that the reply must cover: from the oldest on, less the hits that the log holds, and from the
     /// newest back. See `log.lua`.
-    fn script_arguments<'c>(charges: impl Iterator<Item = ScriptCharge<'c>>) -> [i64; 2] {
+    fn script_arguments<'c>(charges: impl Iterator<Item = ScriptCharge<'c>>, _now: Time) -> [i64; 2] {
         let signed = |hits| i64::try_from(hits).unwrap_or(i64::MAX);
         let (mut requested, mut max_debt, mut refunded, mut min_limit) = (0, 0, 0, i64::MAX);
         for ScriptCharge { limit, hits } in charges {
@@ -149,6 +149,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
                 .map(until_expired)
         },
         delay_us: 0,
+        ..ChargeResult::default()
     }
 }
 

@@ -9,6 +9,7 @@ use super::region::{GlobalView, RegionHitsBySource};
 use super::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader, ScriptCharge, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
+use crate::limit::algorithm::ban_state::BanState;
 use crate::limit::algorithm::{CountingMethod, for_each_counting};
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit, effective_time};
 
@@ -21,6 +22,8 @@ macro_rules! define_state {
                 #[doc = concat!("State of a [", stringify!($module), "](super::", stringify!($module), ").")]
                 $variant(super::$module::State),
             )*
+            /// State of a counter with a ban.
+            WithBan(Box<CounterWithBan>),
         }
 
         impl State {
@@ -32,32 +35,33 @@ macro_rules! define_state {
             }
 
             /// Time of the last charge that changed the state.
-            pub const fn last_charge_at(&self) -> Time {
+            pub fn last_charge_at(&self) -> Time {
                 match self {
                     $(Self::$variant(state) => state.last,)*
+                    Self::WithBan(state) => state.counter.last_charge_at(),
                 }
             }
 
-            /// Applies a request to this state. A state of another counting than the limit's is empty.
-            pub fn charge(&mut self, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
+            /// Applies a request to this state, whatever bans there are.
+            fn charge_counter(&mut self, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
                 match (limit.counting(), &mut *self) {
                     $((CountingMethod::$variant, Self::$variant(state)) => {
                         super::$module::charge(limit, state, now, request)
                     })*
                     (counting, _) => {
                         *self = Self::empty(counting);
-                        self.charge(limit, now, request)
+                        self.charge_counter(limit, now, request)
                     }
                 }
             }
 
-            /// Returns `true` if [`State::charge`] would admit the hits; changes nothing.
-            pub fn admits(&self, limit: &Limit, now: Time, request: ChargeRequest) -> bool {
+            /// Returns `true` if [`State::charge_counter`] would admit the hits; changes nothing.
+            fn counter_admits(&self, limit: &Limit, now: Time, request: ChargeRequest) -> bool {
                 match (limit.counting(), self) {
                     $((CountingMethod::$variant, Self::$variant(state)) => {
                         super::$module::admits(limit, state, now, request)
                     })*
-                    (counting, _) => Self::empty(counting).admits(limit, now, request),
+                    (counting, _) => Self::empty(counting).counter_admits(limit, now, request),
                 }
             }
 
@@ -70,6 +74,7 @@ macro_rules! define_state {
                         let [a, b] = state.to_packed_words();
                         [state.last.as_micros(), a, b]
                     })*
+                    Self::WithBan(state) => state.counter.to_packed_words(),
                 }
             }
 
@@ -82,12 +87,12 @@ macro_rules! define_state {
                 }
             }
 
-            /// Decodes the state that follows the time of the last charge in a script's reply.
+            /// Decodes the state of a counter that follows the time of its last charge in a script's reply.
             ///
             /// # Errors
             /// The script cannot have returned these numbers.
             #[inline]
-            pub(crate) fn read_from_reply(
+            fn read_counter(
                 counting: CountingMethod,
                 reply: &mut ReplyReader<'_>,
                 last: Time,
@@ -102,17 +107,22 @@ macro_rules! define_state {
                 let ratio = ShareRatio::new(share, limit);
                 match self {
                     $(Self::$variant(state) => Self::$variant(state.scaled_to_fallback_share(ratio, limit, now)),)*
+                    // A ban is not shared out: it holds as it is.
+                    Self::WithBan(state) => {
+                        state.counter.scaled_to_share(limit, share, now).with_ban(state.ban)
+                    }
                 }
             }
 
-            /// Computes the script arguments `a` and `b` of a call that makes these charges on a counter.
+            /// Computes the script arguments `a` and `b` of a call that charges a counter at about `now`.
             #[inline]
             pub(crate) fn script_arguments<'c>(
                 counting: CountingMethod,
                 charges: impl Iterator<Item = ScriptCharge<'c>>,
+                now: Time,
             ) -> [i64; 2] {
                 match counting {
-                    $(CountingMethod::$variant => super::$module::State::script_arguments(charges),)*
+                    $(CountingMethod::$variant => super::$module::State::script_arguments(charges, now),)*
                 }
             }
 
@@ -142,7 +152,74 @@ macro_rules! define_state {
 }
 for_each_counting!(define_state);
 
+/// State of a counter, and that of the ban beside it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CounterWithBan {
+    /// State of the counter.
+    pub counter: State,
+    /// State of the ban.
+    pub ban: BanState,
+}
+
 impl State {
+    /// Creates the state of a counter of `limit` without hits.
+    pub fn empty_for(limit: &Limit) -> Self {
+        let counter = Self::empty(limit.counting());
+        if limit.ban().is_some() { counter.with_ban(BanState::default()) } else { counter }
+    }
+
+    /// Adds the state of a ban to that of a counter.
+    #[must_use]
+    pub fn with_ban(self, ban: BanState) -> Self {
+        Self::WithBan(Box::new(CounterWithBan { counter: self, ban }))
+    }
+
+    /// Applies a request to this state. A state of another counting than the limit's is empty.
+    pub fn charge(&mut self, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
+        match limit.ban() {
+            None => self.charge_counter(limit, now, request),
+            Some(_) => self.charge_under_ban(limit, now, request),
+        }
+    }
+
+    /// Returns `true` if [`State::charge`] would admit the hits; changes nothing.
+    pub fn admits(&self, limit: &Limit, now: Time, request: ChargeRequest) -> bool {
+        match (limit.ban(), self) {
+            (Some(_), Self::WithBan(state)) => {
+                !state.ban.rejects(limit, now, request.hits) && state.counter.counter_admits(limit, now, request)
+            }
+            _ => self.counter_admits(limit, now, request),
+        }
+    }
+
+    /// Decodes the state that follows the time of the last charge in a script's reply.
+    ///
+    /// # Errors
+    /// The script cannot have returned these numbers.
+    pub(crate) fn read_from_reply(
+        limit: &Limit,
+        reply: &mut ReplyReader<'_>,
+        last: Time,
+    ) -> Result<Self, MalformedReply> {
+        let counter = Self::read_counter(limit.counting(), reply, last)?;
+        if limit.ban().is_none() {
+            return Ok(counter);
+        }
+        let (last, until) = (reply.read_time()?, reply.read_time()?);
+        Ok(counter.with_ban(BanState { last, until, rejections: reply.read_number()? }))
+    }
+
+    fn charge_under_ban(&mut self, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
+        let Self::WithBan(state) = self else {
+            *self = Self::empty_for(limit);
+            return self.charge_under_ban(limit, now, request);
+        };
+        let rejected_elsewhere = request.rejected_elsewhere || state.ban.rejects(limit, now, request.hits);
+        let mut result = state.counter.charge_counter(limit, now, ChargeRequest { rejected_elsewhere, ..request });
+        state.ban.apply(limit, now, request.hits, &mut result);
+        result
+    }
+
     /// View of the global Redis that the last call on a region's counter had; `None` of another counter.
     fn global_view_mut(&mut self) -> Option<&mut GlobalView> {
         match self {

@@ -38,8 +38,8 @@ pub(crate) trait StoredState: Sized {
     /// Returns a state that uses the same part of a share as this one uses of `limit`, rounded up.
     fn scaled_to_fallback_share(&self, ratio: ShareRatio, limit: &Limit, now: Time) -> Self;
 
-    /// Computes the script arguments `a` and `b` of a call that makes these charges.
-    fn script_arguments<'c>(_charges: impl Iterator<Item = ScriptCharge<'c>>) -> [i64; 2] {
+    /// Computes the script arguments `a` and `b` of a call that makes these charges at about `_now`.
+    fn script_arguments<'c>(_charges: impl Iterator<Item = ScriptCharge<'c>>, _now: Time) -> [i64; 2] {
         [0, 0]
     }
 

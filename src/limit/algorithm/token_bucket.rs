@@ -114,6 +114,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
             }
             StateChange::None | StateChange::ChargeRejected(_) | StateChange::Refund(_) => 0,
         },
+        ..ChargeResult::default()
     }
 }
 

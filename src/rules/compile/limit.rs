@@ -12,6 +12,7 @@ use std::sync::Arc;
 use super::limit_spec::{CompiledLimitEntry, DomainSettings, complete_limit_spec, has_same_counter};
 use super::options::CompileOptions;
 use super::{lints, memcache, rule_defaults};
+use crate::limit::active::ActiveTimes;
 use crate::limit::period::{Period, Unit};
 use crate::limit::{Consistency, Limit, LimitError, LimitSpec, Overshoot, Scope, StorePolicy};
 use crate::rules::diagnostic::escape_for_message;
@@ -36,6 +37,7 @@ pub(super) fn convert_override_defaults(keys: &DefaultableKeys, options: &Compil
     // Exhaustive, so that a new key cannot be forgotten here.
     let DefaultableKeys {
         algorithm,
+        window,
         queue_size,
         max_wait_us,
         count_rejected,
@@ -57,6 +59,7 @@ pub(super) fn convert_override_defaults(keys: &DefaultableKeys, options: &Compil
     });
     OverrideDefaults {
         algorithm: algorithm.map(|spanned| spanned.value).unwrap_or_default(),
+        window: window.map(|spanned| spanned.value),
         queue_size: queue_size.map(|spanned| spanned.value),
         max_wait_us: max_wait_us.map(|spanned| spanned.value),
         count_rejected: count_rejected.map(|spanned| spanned.value),
@@ -102,7 +105,10 @@ pub(super) fn compile_unlimited(
         let message = "should not specify rate limit unit when unlimited";
         reader.report_error(unit.at, &field_path.with_key("unit"), message, "remove `unit` or `unlimited`");
     }
-    let other = limit.unit_multiplier.map(|spanned| Spanned { value: "unit_multiplier", at: spanned.at });
+    let other = limit.ban.map(|spanned| Spanned { value: "ban", at: spanned.at });
+    let other = other.or(limit.active.map(|spanned| Spanned { value: "active", at: spanned.at }));
+    let multiplier = limit.unit_multiplier.map(|spanned| Spanned { value: "unit_multiplier", at: spanned.at });
+    let other = other.or(multiplier);
     let other = other.or(limit.bucket_size.map(|spanned| Spanned { value: "bucket_size", at: spanned.at }));
     let defaultable =
         || limit.defaultable.first_written_key().map(|key| Spanned { value: key.value.name(), at: key.at });
@@ -153,6 +159,8 @@ pub(super) fn compile_limits(
             quota: !candidate && (descriptor.quota_mode || one.quota_mode),
             candidate,
             epoch: one.defaultable.epoch.or(scope.rule_file_defaults().epoch).map_or(0, |spanned| spanned.value),
+            replaces: one.replaces.iter().map(|name| name.value.clone()).collect(),
+            active: one.active.map(|active| ActiveTimes::new(active.value)),
             left_out_defaults: Vec::new(),
         };
         let entry = CompiledLimitEntry { limit, written: one, sole };
@@ -201,8 +209,13 @@ fn check_against_other_limits(
     field_path: &FieldPath<'_>,
 ) {
     let CompiledLimitEntry { limit: RuleLimit { limit, name, candidate, .. }, written, .. } = entry;
+    let is_active_with = |other: &RuleLimit| match (entry.limit.active, other.active) {
+        (Some(one), Some(other)) => one.spec().overlaps(&other.spec()),
+        _ => true,
+    };
     let shares_counter = |other: &CompiledLimitEntry<'_>| {
-        !candidate && !other.limit.candidate && has_same_counter(&other.limit.limit, limit)
+        let other = &other.limit;
+        !candidate && !other.candidate && has_same_counter(&other.limit, limit) && is_active_with(other)
     };
     if others.iter().any(shares_counter) {
         let message = format!("two limits of {} for {} on one descriptor", limit.algorithm(), limit.period());
@@ -236,6 +249,7 @@ fn compile_limit(
     check_global_scope_keys(reader, written, &spec, field_path);
     if scope.options.memcache {
         memcache::report_unsupported_keys(reader, &written.defaultable, field_path);
+        memcache::report_ban(reader, written.ban.map(|ban| ban.at), field_path);
     }
     loop {
         match Limit::new(&spec) {
@@ -264,7 +278,9 @@ fn read_period(
 ) -> Option<Period> {
     let name = written.unit.as_ref().map_or("", |unit| unit.value.as_str());
     let at = written.unit.as_ref().map_or(written.at, |unit| unit.at);
-    let Some(unit) = Unit::from_name(name) else {
+    // A limit of 0 rejects everything, however long its period is.
+    let is_needless = written.rejects_all && written.unit.is_none();
+    let Some(unit) = Unit::from_name(name).or(is_needless.then_some(Unit::Second)) else {
         // A unit that could not be read was reported already.
         if written.unit.is_some() || !written.unreadable {
             let message = format!("invalid rate limit unit '{}'", escape_for_message(name));
@@ -344,6 +360,8 @@ fn report_limit_error(
         LimitError::Meaningless { key: "max_wait", .. } => {
             "remove it; only leaky_bucket and token_bucket delay answers"
         }
+        LimitError::Meaningless { key: "window", .. } => "remove it, or write `algorithm: fixed_window`",
+        LimitError::WindowTooLong { .. } => "write a larger `unit`, such as day",
         LimitError::Meaningless { .. } => "remove it; a leaky_bucket never counts rejected hits",
         LimitError::Zero { .. } => "write a larger number",
         LimitError::LogTooLong { .. } => "write `algorithm: sliding_window_counter`, which keeps two numbers",
@@ -370,6 +388,7 @@ fn clear_faulty_key(spec: &mut LimitSpec, error: LimitError) -> bool {
         "bucket_size" => spec.bucket_size.take().is_some(),
         "queue_size" => spec.queue_size.take().is_some(),
         "max_wait" => spec.max_wait_us.take().is_some(),
+        "window" => spec.window.take().is_some(),
         "count_rejected" => spec.count_rejected.take().is_some(),
         "consistency" => spec.consistency.take().is_some(),
         "scope" => spec.scope.take().is_some(),

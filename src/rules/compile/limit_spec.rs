@@ -5,6 +5,7 @@ use std::num::NonZeroU16;
 use super::options::CompileOptions;
 use crate::limit::algorithm::{Algorithm, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
 use crate::limit::period::{Period, Unit};
+use crate::limit::window::WindowSpec;
 use crate::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, Scope};
 use crate::rules::document::RateLimitEntry;
 use crate::rules::document::defaults::DefaultableKeys;
@@ -46,6 +47,7 @@ pub(super) fn has_same_counter(one: &Limit, other: &Limit) -> bool {
     one.algorithm() == other.algorithm()
         && one.period_us() == other.period_us()
         && one.calendar_months() == other.calendar_months()
+        && one.window() == other.window()
 }
 
 /// Completes a limit. Defaults that do not apply to its other keys are left out.
@@ -57,14 +59,14 @@ pub(super) fn complete_limit_spec(
     options: &CompileOptions,
 ) -> LimitSpec {
     let own = &written.defaultable;
-    fn without_position<T>(spanned: Spanned<T>) -> T {
-        spanned.value
-    }
     let algorithm = own.algorithm.or(defaults.algorithm).map(without_position).unwrap_or_default();
     let properties = algorithm.properties();
     let own_wait = own.max_wait_us.map(without_position);
     let own_rejected = own.count_rejected.map(without_position);
-    let can_be_eventual = properties.can_be_eventual() && own_wait.unwrap_or(0) == 0 && own_rejected != Some(true);
+    let can_be_eventual = written.ban.is_none()
+        && properties.can_be_eventual()
+        && own_wait.unwrap_or(0) == 0
+        && own_rejected != Some(true);
     let consistency = own.consistency.or(defaults.consistency.filter(|_| can_be_eventual)).map(without_position);
     let eventual = consistency == Some(ConsistencyWord::Eventual);
     let can_wait = match properties.delay {
@@ -73,14 +75,16 @@ pub(super) fn complete_limit_spec(
         DelayPolicy::UntilDeadline => true,
     };
     let can_count_rejected = properties.rejected_hits != RejectedHitsPolicy::NeverCounted && !eventual;
-    let overshoot = own.max_overshoot.map(without_position).or_else(|| {
-        // A default of more hits than this limit has means all of them.
-        defaults.max_overshoot.map(without_position).map(|overshoot| match overshoot {
-            Overshoot::Hits(hits) => Overshoot::Hits(hits.min(written.requests_per_unit.value).max(1)),
-            Overshoot::MilliPercent(_) => overshoot,
-        })
-    });
-    let scope = resolve_global_scope(own, defaults, GlobalScopeInputs { algorithm, period, overshoot }, options);
+    let overshoot = resolve_overshoot(written, defaults);
+    let window = resolve_window(own, defaults, algorithm, period);
+    let keys = GlobalScopeInputs {
+        algorithm,
+        period,
+        overshoot,
+        has_window: window.is_some(),
+        has_ban: written.ban.is_some(),
+    };
+    let scope = resolve_global_scope(own, defaults, keys, options);
     let is_global = scope.is_some();
     let can_wait = can_wait && !(is_global && properties.delay == DelayPolicy::IfMaxWait);
     let can_count_rejected = can_count_rejected && !is_global;
@@ -100,9 +104,36 @@ pub(super) fn complete_limit_spec(
         sole,
         scope,
         calendar_months: options.calendar_months,
+        window,
+        ban: written.ban.map(without_position),
         log_max: options.log_max,
         ..LimitSpec::new(algorithm, written.requests_per_unit.value, period)
     }
+}
+
+fn without_position<T>(spanned: Spanned<T>) -> T {
+    spanned.value
+}
+
+/// Returns the overshoot of a limit. A default of more hits than the limit has means all of them.
+fn resolve_overshoot(written: &RateLimitEntry, defaults: &DefaultableKeys) -> Option<Overshoot> {
+    let default = || match defaults.max_overshoot?.value {
+        Overshoot::Hits(hits) => Some(Overshoot::Hits(hits.min(written.requests_per_unit.value).max(1))),
+        percent @ Overshoot::MilliPercent(_) => Some(percent),
+    };
+    written.defaultable.max_overshoot.map(without_position).or_else(default)
+}
+
+/// Returns the calendar of a limit. A default that does not apply to the limit's other keys is left out.
+fn resolve_window(
+    own: &DefaultableKeys,
+    defaults: &DefaultableKeys,
+    algorithm: Algorithm,
+    period: Period,
+) -> Option<WindowSpec> {
+    let can_follow = algorithm.properties().follows_calendar && own.global_scope_position().is_none();
+    let default = defaults.window.filter(|window| can_follow && window.value.applies_to(period));
+    own.window.or(default).map(|spanned| spanned.value)
 }
 
 /// Values of a limit on which its global scope depends.
@@ -111,6 +142,8 @@ struct GlobalScopeInputs {
     algorithm: Algorithm,
     period: Period,
     overshoot: Option<Overshoot>,
+    has_window: bool,
+    has_ban: bool,
 }
 
 /// Returns the scope of a limit that all regions share; `None` for another one. A default that cannot be kept with the
@@ -124,7 +157,9 @@ fn resolve_global_scope(
     let waits = own.max_wait_us.is_some_and(|wait| wait.value > 0);
     let counts_rejected = own.count_rejected.is_some_and(|counted| counted.value);
     let is_calendar_month = options.calendar_months && limit.period.unit() == Unit::Month;
-    let can_be_global = limit.algorithm.can_be_global() && !waits && !counts_rejected && !is_calendar_month;
+    let follows_calendar = is_calendar_month || limit.has_window;
+    let can_be_global =
+        limit.algorithm.can_be_global() && !waits && !counts_rejected && !follows_calendar && !limit.has_ban;
     let scope = own.scope.or(defaults.scope.filter(|_| can_be_global))?.value;
     let reserve = own.reserve_milli_percent.or(defaults.reserve_milli_percent);
     let on_region_loss = own.on_region_loss.or(defaults.on_region_loss);

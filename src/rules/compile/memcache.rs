@@ -16,6 +16,10 @@ pub(super) fn report_unsupported_keys(
     keys: &DefaultableKeys,
     field_path: &FieldPath<'_>,
 ) {
+    if let Some(window) = keys.window {
+        let message = "`window` is not possible with BACKEND_TYPE=memcache, which cannot keep the end of a window";
+        reader.report_error(window.at, &field_path.with_key("window"), message, "use Redis, or remove it");
+    }
     let mut check = |at: Option<Position>, key: &str, value: &str| {
         let Some(at) = at else { return };
         report_unsupported(reader, at, &field_path.with_key(key), &format!("`{key}: {value}`"));
@@ -28,12 +32,21 @@ pub(super) fn report_unsupported_keys(
     check(keys.global_scope_position(), "scope", "global");
 }
 
+/// Reports a `ban`.
+pub(super) fn report_ban(reader: &mut DocumentReader<'_>, at: Option<Position>, field_path: &FieldPath<'_>) {
+    if let Some(at) = at {
+        report_unsupported(reader, at, &field_path.with_key("ban"), "`ban`");
+    }
+}
+
 /// Returns `true` if a limit needs more than an increment.
 pub(super) fn needs_more_than_increment(spec: &LimitSpec) -> bool {
     spec.algorithm != Algorithm::FixedWindow
         || spec.count_rejected == Some(false)
         || spec.consistency.is_some()
         || spec.scope.is_some()
+        || spec.window.is_some()
+        || spec.ban.is_some()
 }
 
 /// Removes the keys of defaults that need more than an increment.
@@ -43,6 +56,7 @@ pub(super) fn remove_unsupported_keys(keys: DefaultableKeys) -> DefaultableKeys 
         count_rejected: keys.count_rejected.filter(|counted| counted.value),
         consistency: keys.consistency.filter(|consistency| consistency.value == ConsistencyWord::Strict),
         scope: keys.scope.filter(|scope| scope.value == ScopeWord::Region),
+        window: None,
         ..keys
     }
 }

@@ -83,6 +83,7 @@ const KEYS_TO_DEFAULT: [DefaultableKey; DefaultableKey::ALL.len() - 2] = [
     DefaultableKey::Reserve,
     DefaultableKey::OnRegionLoss,
     DefaultableKey::MaxOvershoot,
+    DefaultableKey::Window,
     DefaultableKey::QueueSize,
     DefaultableKey::MaxWait,
     DefaultableKey::CountRejected,
@@ -99,7 +100,8 @@ fn describe_key(key: DefaultableKey, keys: &DefaultableKeys) -> String {
         DefaultableKey::OnRegionLoss => keys.on_region_loss.map(|it| it.value.name()),
         DefaultableKey::OnStoreError => keys.on_store_error.map(|it| it.value.name()),
         DefaultableKey::CountRejected => keys.count_rejected.map(|it| if it.value { "true" } else { "false" }),
-        DefaultableKey::QueueSize
+        DefaultableKey::Window
+        | DefaultableKey::QueueSize
         | DefaultableKey::MaxWait
         | DefaultableKey::MaxOvershoot
         | DefaultableKey::Reserve
@@ -194,6 +196,14 @@ impl<'s> DefaultedLimit<'s> {
         {
             unused.push(contradiction("count_rejected: true", counted.at));
         }
+        if let Some(window) = self.accepted.window
+            && self.spec.window.is_none()
+            && properties.follows_calendar
+        {
+            let reason = Limit::new(&LimitSpec { window: Some(window.value), ..self.spec }).err();
+            let reason = reason.map(|error| error.to_string()).unwrap_or_default();
+            unused.push(LeftOutDefault { key: "window".to_owned(), at: window.at, reason });
+        }
         self.left_out.extend(unused);
     }
 }
@@ -201,6 +211,7 @@ impl<'s> DefaultedLimit<'s> {
 /// Returns the name of a key that has an effect in `before` but no longer in `after`, if there is one.
 fn find_disabled_key(before: &LimitSpec, after: &LimitSpec) -> Option<&'static str> {
     let lost = [
+        ("window", before.window.is_some() && after.window.is_none()),
         ("queue_size", before.queue_size.is_some() && after.queue_size.is_none()),
         ("max_wait", before.max_wait_us.is_some() && after.max_wait_us.is_none()),
         ("count_rejected", before.count_rejected.is_some() && after.count_rejected.is_none()),

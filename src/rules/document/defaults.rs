@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::fields::{DocumentReader, FieldPath};
 use crate::base::named_enum::named_enum;
 use crate::limit::algorithm::Algorithm;
+use crate::limit::window::WindowSpec;
 use crate::limit::{Overshoot, RegionLossPolicy, StorePolicy};
 use crate::rules::key_table::{ConsistencyWord, ScopeWord};
 use crate::rules::yaml::{Position, Spanned};
@@ -67,6 +68,8 @@ macro_rules! defaultable_keys {
 defaultable_keys! {
     /// `algorithm`.
     Algorithm = "algorithm", algorithm: Algorithm;
+    /// `window`.
+    Window = "window", window: WindowSpec;
     /// `queue_size`.
     QueueSize = "queue_size", queue_size: u32;
     /// `max_wait`, in microseconds.
@@ -123,6 +126,7 @@ pub fn check_defaults(reader: &mut DocumentReader<'_>, settings: &DefaultableKey
             "a strict limit is never exceeded; remove one",
         );
     }
+    check_window_defaults(reader, settings, field_path);
     check_global_scope_defaults(reader, settings, field_path);
     let Some(eventual_at) = eventual_at else { return };
     let algorithm = settings.algorithm.map(|spanned| spanned.value);
@@ -142,6 +146,17 @@ pub fn check_defaults(reader: &mut DocumentReader<'_>, settings: &DefaultableKey
             message,
             "set one of them in the rules instead",
         );
+    }
+}
+
+/// Reports a `window` that no limit can have, because the algorithm of `defaults` has none.
+fn check_window_defaults(reader: &mut DocumentReader<'_>, settings: &DefaultableKeys, field_path: &FieldPath<'_>) {
+    let algorithm = settings.algorithm.map(|spanned| spanned.value);
+    if let (Some(window), Some(algorithm)) = (settings.window, algorithm)
+        && !algorithm.properties().follows_calendar
+    {
+        let message = format!("`window` does not apply to {algorithm}");
+        reader.report_error(window.at, &field_path.with_key("window"), message, "set one of them in the rules instead");
     }
 }
 

@@ -3,6 +3,8 @@
 //! One function for each kind of mapping loops over the keys of that section. A key whose value is null counts as not
 //! written, as in envoyproxy/ratelimit. A value that cannot be read is reported and left at its default.
 
+mod times;
+
 use std::sync::Arc;
 
 use super::defaults::{DefaultableKey, DefaultableKeys};
@@ -175,14 +177,17 @@ impl DocumentReader<'_> {
                 "unit" => read.unit = self.read_string(&field, &field_path),
                 "unit_multiplier" => read.unit_multiplier = self.read_u32(&field, &field_path),
                 "requests_per_unit" => {
-                    read.requests_per_unit =
-                        self.read_u32(&field, &field_path).unwrap_or(Spanned { value: 0, at: field.at });
+                    let requests = self.read_u32(&field, &field_path);
+                    read.rejects_all = requests.is_some_and(|requests| requests.value == 0);
+                    read.requests_per_unit = requests.unwrap_or(Spanned { value: 0, at: field.at });
                 }
                 "unlimited" => read.unlimited = self.read_switch(&field, &field_path),
                 "name" => read.name = self.read_string(&field, &field_path).unwrap_or_default(),
                 "replaces" => read.replaces = self.read_replaces(&field, &field_path),
                 "shadow_mode" => read.shadow_mode = self.read_switch(&field, &field_path),
                 "quota_mode" => read.quota_mode = self.read_switch(&field, &field_path),
+                "ban" => read.ban = self.read_ban(&field, &field_path),
+                "active" => read.active = self.read_active(&field, &field_path),
                 "bucket_size" => read.bucket_size = self.read_u32(&field, &field_path),
                 _ => self.read_defaultable_key(&field, &mut read.defaultable, &field_path),
             }
@@ -227,6 +232,7 @@ impl DocumentReader<'_> {
         let Some(key) = DefaultableKey::from_name(field.key.name) else { return };
         match key {
             DefaultableKey::Algorithm => keys.algorithm = self.read_choice(field, Algorithm::from_name, field_path),
+            DefaultableKey::Window => keys.window = self.read_window(field, field_path),
             DefaultableKey::QueueSize => keys.queue_size = self.read_u32(field, field_path),
             DefaultableKey::MaxWait => {
                 keys.max_wait_us =

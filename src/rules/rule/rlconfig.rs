@@ -26,7 +26,7 @@ fn format_rule(rule: &Rule) -> Vec<String> {
     }
 }
 
-fn format_limit(path: &str, RuleLimit { limit, shadow, quota, .. }: &RuleLimit) -> String {
+fn format_limit(path: &str, RuleLimit { limit, active, shadow, quota, .. }: &RuleLimit) -> String {
     let unit = limit.period().unit().name().to_ascii_uppercase();
     let requests = limit.requests_per_unit();
     let mut line =
@@ -36,6 +36,15 @@ fn format_limit(path: &str, RuleLimit { limit, shadow, quota, .. }: &RuleLimit) 
     }
     if limit.algorithm() != Algorithm::default() {
         line.push_str(&format!(", algorithm: {}", limit.algorithm()));
+    }
+    if let Some(window) = limit.window() {
+        line.push_str(&format!(", window: {}", window.spec()));
+    }
+    if let Some(ban) = limit.ban() {
+        line.push_str(&format!(", ban: {ban}"));
+    }
+    if let Some(active) = active {
+        line.push_str(&format!(", active: {}", active.spec()));
     }
     for (key, value) in limit.global_scope().into_iter().flat_map(GlobalScope::keys) {
         line.push_str(&format!(", {key}: {value}"));

@@ -25,6 +25,7 @@ use super::{
     UnitOverrideDefaults,
 };
 use crate::base::random::random_u64_pair;
+use crate::limit::active::ActiveTimes;
 use crate::limit::period::Unit;
 use crate::limit::{Limit, StorePolicy};
 use crate::telemetry::metrics::limit_registry::{LimitRegistry, OVERFLOW_NAME};
@@ -100,6 +101,8 @@ pub struct CompiledRule {
     pub peek_warning: PeekWarning,
     /// Metric names contain the values of each request.
     pub named_by_request: bool,
+    /// A limit of the rule is not always active.
+    pub has_active_times: bool,
 }
 
 /// One-time warning about a rule that clients peek at: hits reported after the peek are lost if they are rejected.
@@ -139,6 +142,8 @@ pub struct CompiledLimit {
     pub quota: bool,
     /// Candidate: charged as if it were the only limit of the rule.
     pub candidate: bool,
+    /// Times at which the limit is active; `None`: always.
+    pub active: Option<ActiveTimes>,
     /// Statistics of the limit.
     pub stats: Arc<LimitStats>,
 }
@@ -367,7 +372,7 @@ impl RuleSet {
     }
 }
 
-/// Hashes algorithm, period and epoch to 128 bits: the part of a counter's key that comes from its limit.
+/// Hashes algorithm, period, calendar and epoch to 128 bits: the part of a counter's key that comes from its limit.
 ///
 /// The hash is not keyed: counters combine it with a hash under random keys.
 pub fn hash_limit_identity(limit: &Limit, epoch: u64) -> u128 {
@@ -376,6 +381,9 @@ pub fn hash_limit_identity(limit: &Limit, epoch: u64) -> u128 {
     hasher.write_u64(limit.period_us());
     hasher.write_u8(u8::from(limit.calendar_months()));
     hasher.write_u64(epoch);
+    if let Some(window) = limit.window() {
+        hasher.write(window.identity().as_bytes());
+    }
     hasher.finish128().as_u128()
 }
 
@@ -393,13 +401,15 @@ impl CompiledRule {
                     shadow: of_rule.shadow,
                     quota: of_rule.quota,
                     candidate: of_rule.candidate,
+                    active: of_rule.active,
                     stats: stats(rule.limit_suffix(index).as_deref()),
                 })
                 .collect(),
         };
         let named_by_request = by_value || rule.detailed_metric;
         let deciding = limits.iter().take_while(|limit| !limit.candidate).count();
-        Self { rule, limits, deciding, peek_warning: PeekWarning::default(), named_by_request }
+        let has_active_times = limits.iter().any(|limit| limit.active.is_some());
+        Self { rule, limits, deciding, peek_warning: PeekWarning::default(), named_by_request, has_active_times }
     }
 
     /// Limits that decide: all but the candidates, which are last.

@@ -99,12 +99,13 @@ pub(super) async fn show_explanation(State(state): State<AppState>, body: Bytes)
     let service = Arc::clone(&state.collector.service);
     let Some(loaded) = service.rules.current_rules_owned() else { return respond_no_rules() };
     let context = service.build_decision_context(Some(&loaded), DEFAULT_DEADLINE);
+    let now = context.store.now;
     let counters = service.decider.peek_counters(context, &decode::convert_request(&request)).await;
     // The search for near misses visits all rules of a level.
     let explain = move || {
         let behaviour = &service.decider.behaviour;
         let explained =
-            Explanation::explain_request(behaviour, &loaded.rules, &decode::convert_request(&request), &counters);
+            Explanation::explain_request(behaviour, &loaded.rules, &decode::convert_request(&request), &counters, now);
         let source_version = service.rules.source_version().map(|version| version.to_string());
         let region = service.decider.own_region();
         respond_pretty_json(&Explanation { source_version, region, ..explained })

@@ -23,6 +23,9 @@ pub(super) fn emit_limits(service: &RateLimitService, path_label: bool, emit: &m
     emit(build_decision_family(&limits).add_up_equal_labels());
     emit_configured_limits(&service.rules, emit);
     emit(build_overshoot_family(&limits).add_up_equal_labels());
+    for (stat, name, help) in BAN_COUNTERS {
+        emit(build_nonzero_family(stat, name, help, &limits).add_up_equal_labels());
+    }
     emit(build_unknown_domain_family(registry));
     let help = "Number of series named by requests.";
     emit(Family::gauge("tollkeeper_metric_series", help, registry.request_series_count()));
@@ -115,15 +118,29 @@ fn build_limit_series(compiled: &CompiledLimit) -> Series {
 }
 
 fn build_overshoot_family(limits: &[Arc<LimitStats>]) -> Family {
-    let mut family = Family::new(
-        "tollkeeper_rule_overshoot_hits_total",
-        MetricKind::Counter,
-        "Total number of hits that an eventual rule admitted from its share and never charged.",
-    );
-    let nonzero = limits.iter().filter(|limit| limit.counter_value(LimitStat::Uncharged) > 0);
-    family
-        .series
-        .extend(nonzero.map(|limit| build_rule_series(limit.name(), limit.counter_value(LimitStat::Uncharged))));
+    let help = "Total number of hits that an eventual rule admitted from its share and never charged.";
+    build_nonzero_family(LimitStat::Uncharged, "tollkeeper_rule_overshoot_hits_total", help, limits)
+}
+
+/// Counters of bans, with their names and HELP texts.
+const BAN_COUNTERS: [(LimitStat, &str, &str); 2] = [
+    (
+        LimitStat::Banned,
+        "tollkeeper_rule_banned_total",
+        "Total number of decisions that a ban rejected, or would reject without shadow mode.",
+    ),
+    (
+        LimitStat::Bans,
+        "tollkeeper_rule_bans_total",
+        "Total number of bans that a limit began, or would begin without shadow mode.",
+    ),
+];
+
+/// Builds a counter of rules whose series appear with their first count.
+fn build_nonzero_family(stat: LimitStat, name: &'static str, help: &'static str, limits: &[Arc<LimitStats>]) -> Family {
+    let mut family = Family::new(name, MetricKind::Counter, help);
+    let nonzero = limits.iter().filter(|limit| limit.counter_value(stat) > 0);
+    family.series.extend(nonzero.map(|limit| build_rule_series(limit.name(), limit.counter_value(stat))));
     family
 }
 

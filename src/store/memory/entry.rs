@@ -1,13 +1,14 @@
-//! A counter in the table: 48 bytes for every algorithm.
+//! A counter in the table, or the ban beside one: 48 bytes for every algorithm.
 //!
 //! A state is packed into three words. The records of a log are stored outside the entries, and the entry has their
 //! index. The remaining bytes are the inputs of expiry and eviction, so that neither needs the limit.
 
 use crate::base::clock::Time;
 use crate::limit::Limit;
+use crate::limit::algorithm::ban_state::BanState;
 use crate::limit::algorithm::sliding_window_log;
 use crate::limit::algorithm::state::State;
-use crate::limit::algorithm::{Algorithm, HitExpiry};
+use crate::limit::algorithm::{CountingMethod, HitExpiry};
 use crate::limit::charge::ChargeResult;
 
 /// One counter.
@@ -24,7 +25,15 @@ pub(super) struct CounterEntry {
     over_s: u16,
     /// Used share of the limit, 0 to [`ALL_USED`].
     used: u8,
-    kind: Algorithm,
+    kind: EntryKind,
+}
+
+/// What an entry holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum EntryKind {
+    Counter(CountingMethod),
+    /// The ban beside a counter.
+    Ban,
 }
 
 /// `used` of a counter without remaining hits.
@@ -32,8 +41,17 @@ const ALL_USED: u8 = u8::MAX;
 
 impl CounterEntry {
     /// Creates a counter without charges.
-    pub(super) fn new(key: u128, algorithm: Algorithm) -> Self {
-        Self { key: split_key(key), words: [0; 3], expires_s: 0, over_s: 0, used: 0, kind: algorithm }
+    pub(super) fn new(key: u128, counting: CountingMethod) -> Self {
+        Self::of_kind(key, EntryKind::Counter(counting))
+    }
+
+    /// Creates a ban.
+    pub(super) fn new_ban(key: u128) -> Self {
+        Self::of_kind(key, EntryKind::Ban)
+    }
+
+    fn of_kind(key: u128, kind: EntryKind) -> Self {
+        Self { key: split_key(key), words: [0; 3], expires_s: 0, over_s: 0, used: 0, kind }
     }
 
     pub(super) fn has_key(&self, key: u128) -> bool {
@@ -64,7 +82,8 @@ impl CounterEntry {
 
     /// Index of the counter's log, if it has one.
     pub(super) fn log_index(&self) -> Option<usize> {
-        (self.kind == Algorithm::SlidingWindowLog).then(|| usize::try_from(self.words[2]).unwrap_or(usize::MAX))
+        (self.kind == EntryKind::Counter(CountingMethod::SlidingWindowLog))
+            .then(|| usize::try_from(self.words[2]).unwrap_or(usize::MAX))
     }
 
     /// Sets the index of the counter's log.
@@ -75,9 +94,25 @@ impl CounterEntry {
     /// Unpacks the state; `log` has the records of a log.
     pub(super) fn state(&self, log: sliding_window_log::State) -> State {
         match self.kind {
-            Algorithm::SlidingWindowLog => State::SlidingWindowLog(log),
-            algorithm => State::from_packed_words(algorithm, self.words),
+            EntryKind::Counter(CountingMethod::SlidingWindowLog) => State::SlidingWindowLog(log),
+            EntryKind::Counter(counting) => State::from_packed_words(counting, self.words),
+            // The key of a ban is that of no counter.
+            EntryKind::Ban => State::empty(CountingMethod::FixedWindow),
         }
+    }
+
+    /// Unpacks the state of a ban.
+    pub(super) const fn ban(&self) -> BanState {
+        BanState::from_packed_words(self.words)
+    }
+
+    /// Packs the state of a ban, with the inputs of expiry and eviction.
+    pub(super) fn set_ban(&mut self, ban: BanState, limit: &Limit) {
+        self.words = ban.to_packed_words();
+        self.expires_s = seconds_rounded_up(ban.expires(limit));
+        self.used = ALL_USED;
+        let over_s = ban.until.since_us(ban.last).div_ceil(1_000_000);
+        self.over_s = u16::try_from(over_s).unwrap_or(u16::MAX);
     }
 
     /// Packs a state; returns the records of a log, to be stored at [`CounterEntry::log_index`].
@@ -100,7 +135,7 @@ impl CounterEntry {
         let last = Time::from_micros(self.words[0]);
         // A draining level is empty sooner if the limit is higher. It is kept for one more period, so that it still
         // counts if a reload lowers the limit. Windows end at times that do not depend on the limit.
-        let drains = self.kind.properties().hit_expiry == HitExpiry::Continuous && result.reset_us > 0;
+        let drains = limit.algorithm().properties().hit_expiry == HitExpiry::Continuous && result.reset_us > 0;
         let beyond_us = if drains { limit.period_us() } else { 0 };
         // Kept at least until its own time is past, because a counter's time never runs backwards.
         self.expires_s = seconds_rounded_up(now.plus_us(result.reset_us).plus_us(beyond_us).max(last));

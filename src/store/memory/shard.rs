@@ -10,8 +10,9 @@ use super::entry::{CounterEntry, seconds_rounded_down};
 use super::index::{EntryIndex, MAX_ENTRIES};
 use crate::base::clock::Time;
 use crate::limit::Limit;
+use crate::limit::algorithm::ban_state::BanState;
 use crate::limit::algorithm::state::{State, charge_together};
-use crate::limit::algorithm::{Algorithm, sliding_window_log};
+use crate::limit::algorithm::{Algorithm, CountingMethod, sliding_window_log};
 use crate::limit::charge::{Charge, ChargeRequest, ChargeResult, JointLimit};
 use crate::limit::request::Hits;
 use crate::store::charge::LimitAdmissions;
@@ -50,6 +51,13 @@ struct CounterLookup<'r> {
     key: u128,
     joint_limit: JointLimit<'r>,
     index: Option<usize>,
+}
+
+impl CounterLookup<'_> {
+    /// Returns true for the entry of the counter, and for that of its ban.
+    fn has_entry(&self, entry: &CounterEntry) -> bool {
+        entry.has_key(self.key) || self.joint_limit.limit.ban().is_some() && entry.has_key(ban_key(self.key))
+    }
 }
 
 impl MemoryShard {
@@ -164,13 +172,16 @@ impl MemoryShard {
     /// Replaces the state of a counter; a new counter without room is left out.
     pub(super) fn replace_state(&mut self, key: u128, limit: &Limit, mut state: State, now: Time) {
         let mut slots = [self.find_counter(key, JointLimit { limit, rejects_others: true })];
-        let is_empty = state == State::empty(limit.counting());
-        if (slots[0].index.is_none() && is_empty) || self.make_room(&mut slots, Hits::Charge(1), now).is_err() {
+        let is_empty = state == State::empty_for(limit);
+        if (slots[0].index.is_none() && is_empty && !self.has_ban(key))
+            || self.make_room(&mut slots, Hits::Charge(1), now).is_err()
+        {
             return;
         }
         // Room was made for one record, but a log has many.
         let [slot] = slots;
-        let added = if let State::SlidingWindowLog(log) = &state { records_bytes(log) } else { 0 };
+        let counter = if let State::WithBan(both) = &state { &both.counter } else { &state };
+        let added = if let State::SlidingWindowLog(log) = counter { records_bytes(log) } else { 0 };
         let replaced =
             slot.index.and_then(|index| self.entry(index).log_index()).map_or(0, |log| records_bytes(&self.logs[log]));
         if added > replaced && self.bytes() + (added - replaced) as u64 > self.capacity_bytes {
@@ -245,7 +256,7 @@ impl MemoryShard {
         }
         loop {
             let growth = self.growth_bytes(slots);
-            let countable = self.length + slots.len() <= MAX_ENTRIES;
+            let countable = self.length + 2 * slots.len() <= MAX_ENTRIES;
             if countable && (growth == 0 || self.bytes() + growth <= self.capacity_bytes) {
                 return Ok(());
             }
@@ -260,7 +271,7 @@ impl MemoryShard {
 
     /// Upper bound on the bytes that a charge of these counters adds.
     fn growth_bytes(&self, slots: &[CounterLookup<'_>]) -> u64 {
-        let missing = slots.iter().filter(|slot| slot.index.is_none()).count();
+        let missing = slots.iter().filter(|slot| slot.index.is_none()).count() + self.count_missing_bans(slots);
         let free = self.chunks.len() * CHUNK_ENTRIES - self.length;
         let mut bytes = if missing > free { CHUNK_BYTES } else { 0 };
         if self.index.needs_rebuild_for(missing) {
@@ -287,7 +298,7 @@ impl MemoryShard {
         for _ in 0..EVICTION_SAMPLE.min(self.length as u64) {
             let index = self.random_index();
             let entry = self.entry(index);
-            if kept.iter().any(|slot| entry.has_key(slot.key)) {
+            if kept.iter().any(|slot| slot.has_entry(entry)) {
                 continue;
             }
             if entry.is_expired(now_s) {
@@ -324,12 +335,20 @@ impl MemoryShard {
     }
 
     fn find_index(&self, key: u128) -> Option<usize> {
-        let probe = CounterEntry::new(key, Default::default());
+        let probe = CounterEntry::new(key, CountingMethod::FixedWindow);
         self.index.find(probe.hash(), |index| self.entry(index).has_key(key))
     }
 
     /// Takes the state of a counter; the records of a log are moved out until [`MemoryShard::put_state`] returns them.
     fn take_state(&mut self, slot: &CounterLookup<'_>) -> State {
+        if slot.joint_limit.limit.ban().is_some() {
+            let ban = self.find_ban(slot.key);
+            return self.take_counter_state(slot).with_ban(ban);
+        }
+        self.take_counter_state(slot)
+    }
+
+    fn take_counter_state(&mut self, slot: &CounterLookup<'_>) -> State {
         let Some(index) = slot.index else { return State::empty(slot.joint_limit.limit.counting()) };
         let entry = *self.entry(index);
         let log = match entry.log_index() {
@@ -346,16 +365,25 @@ impl MemoryShard {
     /// Stores the state of a counter. Adds a new counter unless its state is empty.
     fn put_state(&mut self, slot: &CounterLookup<'_>, state: State, result: &ChargeResult, now: Time) {
         let limit = slot.joint_limit.limit;
+        let state = match state {
+            State::WithBan(both) => {
+                self.put_ban(slot.key, both.ban, limit);
+                both.counter
+            }
+            state => state,
+        };
         let index = match slot.index {
             Some(index) => index,
             None if state == State::empty(limit.counting()) => return,
-            None => self.insert(CounterEntry::new(slot.key, limit.algorithm())),
+            None => self.insert(CounterEntry::new(slot.key, limit.counting())),
         };
         self.write_state(index, state);
         self.entry_mut(index).update_expiry_and_usage(limit, result, now);
     }
 
     fn write_state(&mut self, index: usize, state: State) {
+        // A ban is written by `put_state` only: other callers have not changed it.
+        let state = if let State::WithBan(both) = state { both.counter } else { state };
         let log = self.entry_mut(index).set_state(state);
         if let (Some(mut log), Some(log_index)) = (log, self.entry(index).log_index()) {
             if log.records.capacity() > 4 * log.records.len().max(4) {
@@ -364,6 +392,32 @@ impl MemoryShard {
             self.log_bytes += records_bytes(&log);
             self.logs[log_index] = log;
         }
+    }
+
+    fn has_ban(&self, key: u128) -> bool {
+        self.find_index(ban_key(key)).is_some()
+    }
+
+    /// Returns the ban beside a counter.
+    fn find_ban(&self, key: u128) -> BanState {
+        self.find_index(ban_key(key)).map_or_else(BanState::default, |index| self.entry(index).ban())
+    }
+
+    /// Stores the ban beside a counter. Adds an entry unless there is nothing to store.
+    fn put_ban(&mut self, key: u128, ban: BanState, limit: &Limit) {
+        let index = match self.find_index(ban_key(key)) {
+            Some(index) => index,
+            None if ban == BanState::default() => return,
+            None => self.insert(CounterEntry::new_ban(ban_key(key))),
+        };
+        if self.entry(index).ban() != ban {
+            self.entry_mut(index).set_ban(ban, limit);
+        }
+    }
+
+    fn count_missing_bans(&self, slots: &[CounterLookup<'_>]) -> usize {
+        let is_missing = |slot: &&CounterLookup<'_>| slot.joint_limit.limit.ban().is_some() && !self.has_ban(slot.key);
+        slots.iter().filter(is_missing).count()
     }
 
     fn insert(&mut self, mut entry: CounterEntry) -> usize {
@@ -415,6 +469,11 @@ impl MemoryShard {
         }
         self.length = last;
     }
+}
+
+/// Returns the key of the ban beside a counter.
+pub(super) const fn ban_key(key: u128) -> u128 {
+    key ^ 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d
 }
 
 fn entry_at(chunks: &[Vec<CounterEntry>], index: usize) -> &CounterEntry {

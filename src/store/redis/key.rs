@@ -1,12 +1,15 @@
 //! Keys of counters in Redis: `<prefix>tk1:{<path>}[:candidate=<name>]:<algorithm>:<period>[:<epoch>]`, with the path
 //! `<domain>|<key>=<value>|...`.
 //!
+//! - The period is in seconds, `<n>mo` for calendar months, or `<period>@<zone>[,<first day>],<start of the day>` for a
+//!   `window`, as in `month@Europe/Berlin,15,0600`.
 //! - The path is in braces: it is the hash tag, so all limits of a descriptor have one hash slot.
 //! - `\ | = { }` in a path are escaped as `\` and two hexadecimal digits, so two paths never have the same key, and a
 //!   value cannot choose its slot. The pattern of a shared value follows `\*`.
 //! - A path or a candidate's name over 200 bytes is truncated and ends in `\#` and its BLAKE3-128.
 //! - `\ { }` in the prefix are escaped too: the first brace of a key is the one before its path.
 //! - The name of a candidate limit is escaped as a path is, and `:` too.
+//! - `<key of a counter>:ban` is the ban beside it.
 //! - `<prefix>tk1:{<path>}:leases` is the record of leases of a descriptor, `...}:candidate=<name>:leases` that of a
 //!   candidate.
 //!
@@ -19,7 +22,7 @@ use smallvec::SmallVec;
 use crate::limit::charge::{Charge, Counter, CounterPath};
 
 use super::eventual::budget::log_extension_us;
-use super::script::script_for_countings;
+use super::script::script_for_limits;
 use crate::base::clock::Time;
 use crate::limit::{Consistency, Limit};
 use crate::settings::counters::KeyFormat;
@@ -111,7 +114,10 @@ impl KeyScheme {
         // The log of an eventual limit keeps hits for longer. A call has one period for each counter, so strict and
         // eventual charges on a log are sent apart. So are those under a global limit and under one of the region.
         let tags = charge.counters.iter().fold(0_u128, |tags, Counter { limit, tag, .. }| {
-            let mark = eventual_log_extension_us(limit) + u64::from(self.is_regional && limit.global_scope().is_some());
+            // Calls with other bans have other scripts or arguments.
+            let ban = limit.ban().map_or(0, |ban| ban.length_us() << 18 | ban.after() << 1);
+            let is_granted = self.is_regional && limit.global_scope().is_some();
+            let mark = eventual_log_extension_us(limit) + u64::from(is_granted) + ban;
             tags.rotate_left(1) ^ tag ^ u128::from(mark).wrapping_mul(BIT_SPREAD_MULTIPLIER)
         });
         let window = match self.format {
@@ -146,7 +152,7 @@ impl KeyScheme {
 
     fn build_script_command(&self, path: &CounterPath<'_>, counters: &[Counter<'_>]) -> CountCommand {
         CountCommand::Script {
-            script: script_for_countings(counters.iter().map(|counter| counter.limit.counting())),
+            script: script_for_limits(counters.iter().map(|counter| counter.limit)),
             keys: build_counter_keys(&self.prefix, path, counters),
         }
     }
@@ -161,7 +167,8 @@ const KEY_CAPACITY: usize = 160;
 /// Length of the digest of a truncated path: `\#` and 32 digits.
 const DIGEST_BYTES: usize = 34;
 
-/// Returns the keys of a descriptor's counters, in their order. `prefix` is `CACHE_KEY_PREFIX`.
+/// Returns the keys of a descriptor's counters, in their order, then those of the bans beside them. `prefix` is
+/// `CACHE_KEY_PREFIX`.
 pub fn build_counter_keys(prefix: &str, path: &CounterPath<'_>, counters: &[Counter<'_>]) -> SmallVec<[Bytes; 1]> {
     let mut key = Vec::with_capacity(KEY_CAPACITY);
     push_key_head(&mut key, prefix);
@@ -181,8 +188,15 @@ pub fn build_counter_keys(prefix: &str, path: &CounterPath<'_>, counters: &[Coun
         push_suffix(&mut key, counter);
         Bytes::copy_from_slice(&key)
     };
-    counters.iter().map(with_suffix).collect()
+    let mut keys: SmallVec<[Bytes; 1]> = counters.iter().map(with_suffix).collect();
+    for (index, _) in counters.iter().enumerate().filter(|(_, counter)| counter.limit.ban().is_some()) {
+        keys.push([&keys[index], BAN_SUFFIX].concat().into());
+    }
+    keys
 }
+
+/// End of the key of the ban beside a counter.
+const BAN_SUFFIX: &[u8] = b":ban";
 
 /// Begins the name of a candidate, after the path. No algorithm has this name.
 const CANDIDATE_MARK: &[u8] = b":candidate=";
@@ -365,14 +379,24 @@ fn push_suffix(key: &mut Vec<u8>, counter: &Counter<'_>) {
     let limit = counter.limit;
     key.extend_from_slice(if limit.is_counted_in_region() { REGION_MARK } else { b":" });
     key.extend_from_slice(limit.algorithm().name().as_bytes());
+    if let Some(window) = limit.window() {
+        key.push(b':');
+        key.extend_from_slice(window.identity().as_bytes());
+        return push_epoch(key, counter.epoch);
+    }
     let (period, unit) = match limit.calendar_months() {
         true => (u64::from(limit.period().multiplier()), &b"mo"[..]),
         false => (limit.period_us() / 1_000_000, &b"s"[..]),
     };
     push_number(key, period);
     key.extend_from_slice(unit);
-    if counter.epoch != 0 {
-        push_number(key, counter.epoch);
+    push_epoch(key, counter.epoch);
+}
+
+/// Appends an epoch that is not 0.
+fn push_epoch(key: &mut Vec<u8>, epoch: u64) {
+    if epoch != 0 {
+        push_number(key, epoch);
     }
 }
 

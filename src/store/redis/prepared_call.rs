@@ -19,7 +19,7 @@ use super::global_limit_hooks::{EncodedGlobalView, GlobalLimitHooks};
 use super::incrby::WindowChargeBatch;
 use super::key::{CountCommand, CounterId, leases_key};
 use super::lease_arguments::{LeaseArguments, LeasePurpose, OwnLease};
-use super::script::{ReplyContext, ScriptOutcome, encode_charges, replay_charges};
+use super::script::{CallTime, ReplyContext, ScriptOutcome, encode_charges, replay_charges};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::ChargeRequest;
@@ -85,7 +85,7 @@ impl PreparedCall {
         let mut target = self.deployment.client.target_node(self.first_key(), deadline).await?;
         let mut attempt = match &self.command {
             CountCommand::Script { script, keys } => {
-                let arguments = encode_charges(charges, self.client_clock.then_some(self.now));
+                let arguments = encode_charges(charges, self.call_time());
                 let is_mergeable = charges.len() <= MAX_MERGED_CHARGES && !self.client_clock;
                 let sending = if is_mergeable { ScriptSendMode::Mergeable } else { ScriptSendMode::Separate };
                 let call = ScriptCall::new(ScriptCommand { script, keys }, arguments, leases, sending);
@@ -118,11 +118,12 @@ impl PreparedCall {
             let reset = hooks.reset(self.command.keys(), refund, deadline).await;
             reset.map_err(AdminError::GlobalRedis)?;
         }
-        let in_script = |limit: &Limit| can_be_lent(limit) && !limit.is_counted_in_region();
+        // Counters with a ban have no leases.
+        let in_script = |limit: &Limit| can_be_lent(limit) && !limit.is_counted_in_region() && limit.ban().is_none();
         let can_be_lent = refund.counters.iter().all(|counter| in_script(&counter.limit));
         let script = match &self.command {
             CountCommand::Script { script, keys } if can_be_lent => {
-                let arguments = encode_charges(slice::from_ref(refund), self.client_clock.then_some(self.now));
+                let arguments = encode_charges(slice::from_ref(refund), self.call_time());
                 let leases = LeaseArguments { purpose: LeasePurpose::Reset, own };
                 Some(ScriptCall::new(
                     ScriptCommand { script, keys },
@@ -144,11 +145,17 @@ impl PreparedCall {
             match reply {
                 Ok(reply) => {
                     let deleted = reply_integer(&reply).and_then(|deleted| u64::try_from(deleted).ok());
+                    // Those of bans are no counters.
+                    let deleted = deleted.map(|deleted| deleted.min(refund.counters.len() as u64));
                     return deleted.ok_or(AdminError::Redis(RedisError::BadReply));
                 }
                 Err(error) => target.follow_redirection(error)?,
             }
         }
+    }
+
+    fn call_time(&self) -> CallTime {
+        if self.client_clock { CallTime::Given(self.now) } else { CallTime::Server { about: self.now } }
     }
 
     /// Key that says which node has the counters: all of a call are in one slot.

@@ -3,7 +3,8 @@
 use bytes::{Bytes, BytesMut};
 
 use super::key;
-use super::script::{encode_charges, script_for_countings};
+use super::script::{CallTime, encode_charges, script_for_countings};
+use crate::base::clock::Time;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::charge::ChargeRequest;
 use crate::limit::period::{Period, Unit};
@@ -52,7 +53,9 @@ impl CounterProbe {
             OwnedCounter { limit, shadow: false, quota: false, tag: 0 }
         });
         let charge = OwnedCharge::new(counters.into_iter().collect(), ChargeRequest::new(Hits::Charge(1), 0));
-        Self { kind, prefix: prefix.to_owned(), auth_setting, argument: encode_charges(&[charge], None) }
+        // No probed counter follows a calendar, which the time of this process would choose the window of.
+        let argument = encode_charges(&[charge], CallTime::Server { about: Time::default() });
+        Self { kind, prefix: prefix.to_owned(), auth_setting, argument }
     }
 
     /// Scripts, if most rules do not need them.

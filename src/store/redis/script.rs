@@ -24,6 +24,7 @@ use crate::limit::algorithm::region::{GlobalView, RegionHitsBySource};
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::algorithm::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader, ScriptCharge};
 use crate::limit::algorithm::{CountingMethod, for_each_counting};
+use crate::limit::ban::Ban;
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
 use crate::limit::request::Hits;
 use crate::store::charge::{OwnedCharge, OwnedCounter};
@@ -72,8 +73,23 @@ pub fn script_for_countings(countings: impl Iterator<Item = impl Into<CountingMe
         SINGLE_COUNTER_SCRIPTS[first as usize].get_or_init(|| compose_single_counter_script(first))
     } else {
         let used = CountingMethod::ALL.into_iter().filter(|&counting| set >> counting as usize & 1 == 1);
-        SEVERAL_COUNTERS_SCRIPTS[set].get_or_init(|| Script::new(compose_several_counters_script(used)))
+        SEVERAL_COUNTERS_SCRIPTS[set]
+            .get_or_init(|| Script::new(compose_several_counters_script(used, LuaParts::new())))
     }
+}
+
+/// Returns the script for counters of these limits, one for each key of the call, and the bans beside them.
+pub fn script_for_limits<'l>(limits: impl Iterator<Item = &'l Limit> + Clone) -> &'static Script {
+    static WITH_BANS: [OnceLock<Script>; 1 << COUNTING_COUNT] = [const { OnceLock::new() }; 1 << COUNTING_COUNT];
+    let has_ban = limits.clone().any(|limit| limit.ban().is_some());
+    let countings = limits.map(Limit::counting);
+    if !has_ban {
+        return script_for_countings(countings);
+    }
+    let set = countings.fold(0, |set, counting| set | 1 << counting as usize);
+    let used = CountingMethod::ALL.into_iter().filter(|&counting| set >> counting as usize & 1 == 1);
+    let parts = || split_parts(include_str!("lua/ban.lua")).collect();
+    WITH_BANS[set].get_or_init(|| Script::new(compose_several_counters_script(used, parts())))
 }
 
 /// Declares the getter of each script that charges by no algorithm, with its Lua file and the function that expands it.
@@ -142,7 +158,11 @@ fn expand_with_counting(counting: CountingMethod, text: &str) -> String {
     expand_parts(text, &parts)
 }
 
-fn compose_several_counters_script(countings: impl Iterator<Item = CountingMethod> + Clone) -> String {
+/// Returns the script of several counters; `bans` are the parts for bans, empty without any.
+fn compose_several_counters_script(
+    countings: impl Iterator<Item = CountingMethod> + Clone,
+    bans: LuaParts<'_>,
+) -> String {
     let helpers = helper_functions(&countings);
     let constructors: String = countings
         .map(|counting| {
@@ -150,7 +170,9 @@ fn compose_several_counters_script(countings: impl Iterator<Item = CountingMetho
             format!("constructors[{}] = {constructor}", counting.properties().wire_id)
         })
         .collect();
-    let mut parts = shared_parts();
+    let mut parts: LuaParts<'_> = shared_parts();
+    parts.extend([("ban_functions", ""), ("ban_count", ""), ("ban_of_counter", "")]);
+    parts.extend(bans);
     parts.extend([("helpers", helpers.as_str()), ("constructors", &constructors)]);
     expand_parts(include_str!("lua/together.lua"), &parts)
 }
@@ -194,12 +216,37 @@ fn expand_parts(text: &str, parts: &LuaParts<'_>) -> String {
     expanded
 }
 
+/// Time at which a call charges.
+#[derive(Clone, Copy, Debug)]
+pub enum CallTime {
+    /// Time of the server.
+    Server {
+        /// Time of this process, which is about the same.
+        about: Time,
+    },
+    /// This time.
+    Given(Time),
+}
+
 /// Encodes a call of at most [`MAX_CHARGES_PER_CALL`](crate::store::charge::MAX_CHARGES_PER_CALL) charges.
-/// The charges happen at `now`, or at the server's own time if `now` is `None`.
-pub fn encode_charges(charges: &[OwnedCharge], now: Option<Time>) -> Bytes {
+pub fn encode_charges(charges: &[OwnedCharge], time: CallTime) -> Bytes {
     let mut encoder = ArgumentEncoder(Vec::with_capacity(128));
-    encoder.push(now.map_or(-1, time_word));
+    let now = match time {
+        CallTime::Server { about } => {
+            encoder.push(-1);
+            about
+        }
+        CallTime::Given(now) => {
+            encoder.push(time_word(now));
+            now
+        }
+    };
     let Some(first) = charges.first() else { return encoder.0.into() };
+    let has_bans = first.counters.iter().any(|counter| counter.limit.ban().is_some());
+    let mut last_key = first.counters.len() as u64;
+    if has_bans {
+        encoder.push(signed_word(last_key));
+    }
     for (index, counter) in first.counters.iter().enumerate() {
         let limit = &counter.limit;
         encoder.push(i64::from(limit.counting().properties().wire_id));
@@ -207,13 +254,17 @@ pub fn encode_charges(charges: &[OwnedCharge], now: Option<Time>) -> Bytes {
         let call_charges = charges
             .iter()
             .map(|charge| ScriptCharge { limit: &charge.counters[index].limit, hits: charge.request.hits });
-        let [a, b] = State::script_arguments(limit.counting(), call_charges);
+        let [a, b] = State::script_arguments(limit.counting(), call_charges, now);
         encoder.push(a);
         encoder.push(b);
         encoder.push_digits(match limit.is_counted_in_region() {
             true => charges.iter().map(|charge| charge.counters[index].limit.region_ttl_ms()).fold(0, u64::max),
             false => limit.period_us() / 1000,
         });
+        if has_bans {
+            last_key += u64::from(limit.ban().is_some());
+            encoder.push_ban(limit.ban(), last_key);
+        }
     }
     let mut changing = charges.iter().filter_map(|charge| Some((charge, signed_hits(charge)?))).peekable();
     while let Some((charge, hits)) = changing.next() {
@@ -307,6 +358,13 @@ impl ArgumentEncoder {
         self.0.extend_from_slice(digits.as_bytes());
     }
 
+    /// Appends the index of a ban's key, 0 without a ban, then its length in microseconds and the rejections before it.
+    fn push_ban(&mut self, ban: Option<Ban>, key: u64) {
+        self.push(ban.map_or(0, |_| signed_word(key)));
+        self.push(ban.map_or(0, |ban| signed_word(ban.length_us())));
+        self.push(ban.map_or(0, |ban| signed_word(ban.after())));
+    }
+
     fn push_limit(&mut self, counter: &OwnedCounter, wait_word: i64) {
         self.push(i64::from(counter.limit.effective_requests_per_unit()));
         self.push(i64::from(counter.limit.effective_capacity()));
@@ -361,7 +419,7 @@ pub fn replay_charges(
     let mut states: SmallVec<[State; 1]> = SmallVec::with_capacity(counters.len());
     for counter in counters {
         let last = reader.read_time()?;
-        let mut state = State::read_from_reply(counter.limit.counting(), &mut reader, last)?;
+        let mut state = State::read_from_reply(&counter.limit, &mut reader, last)?;
         context.view.inspect(|view| state.set_global_view(view));
         states.push(state);
     }

@@ -46,11 +46,15 @@ pub enum LimitStat {
     Deny,
     /// Decisions by the policy `error`.
     Error,
+    /// Decisions that a ban rejected, in shadow mode too.
+    Banned,
+    /// Bans that the limit began, in shadow mode too.
+    Bans,
 }
 
 impl LimitStat {
     /// Number of counters.
-    pub const STAT_COUNT: usize = Self::Error as usize + 1;
+    pub const STAT_COUNT: usize = Self::Bans as usize + 1;
 
     /// Counters that envoyproxy/ratelimit also has, with their names there and HELP texts.
     pub const ENVOY_RATELIMIT_COUNTERS: [(Self, &'static str, &'static str); 7] = [

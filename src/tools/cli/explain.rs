@@ -12,6 +12,7 @@ use super::print::{
 };
 use super::request_flags::RequestArgs;
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
+use crate::base::clock::Clock;
 use crate::base::pb::RateLimitRequest;
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::decide::explain::{ExplainedCounter, ExplainedDescriptor, ExplainedEntryMatch, ExplainedLimit, Explanation};
@@ -90,7 +91,13 @@ fn explain_with_files(paths: &[PathBuf], request: &RateLimitRequest) -> Result<E
         return Err(format!("the rules have errors\n{}", rules.format_problems().trim_end()));
     };
     // Without a store there are no counters to show.
-    Ok(Explanation::explain_request(&settings.decisions, set, &decode::convert_request(request), &[]))
+    Ok(Explanation::explain_request(
+        &settings.decisions,
+        set,
+        &decode::convert_request(request),
+        &[],
+        Clock::System.now(),
+    ))
 }
 
 /// Fetches the explanation of a running server.
@@ -186,9 +193,10 @@ fn append_limit_text(page: &mut String, limit: &ExplainedLimit, has_counters: bo
 }
 
 fn format_counter(counter: &ExplainedCounter) -> String {
-    let ExplainedCounter { passes, used, remaining, reset_us, retry_after_us } = counter;
+    let ExplainedCounter { passes, used, remaining, reset_us, retry_after_us, banned_us } = counter;
     let next = match (passes, retry_after_us) {
         (true, _) => "one more hit is admitted".to_owned(),
+        _ if *banned_us > 0 => format!("banned for {}", format_micros(*banned_us)),
         (false, Some(retry)) => format!("one more hit is rejected for {}", format_micros(*retry)),
         (false, None) => "one more hit is rejected".to_owned(),
     };

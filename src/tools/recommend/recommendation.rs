@@ -8,8 +8,10 @@ use super::results::{CurvePoint, LeftOutPeriod, PeakUseResults, SmallestLimit};
 use super::smallest_limit::{SmallestLimitByKey, admits_all, find_smallest_by_key};
 use crate::base::clock::Time;
 use crate::limit::algorithm::{Algorithm, CapacityRuleKey};
+use crate::limit::ban::Ban;
 use crate::limit::period::{Period, Unit};
 use crate::limit::request::Hits;
+use crate::limit::window::{Window, WindowSpec};
 use crate::limit::{Limit, LimitSpec};
 
 /// Units of the candidate periods.
@@ -161,6 +163,11 @@ fn list_limit_families(asked: &ExistingLimit, period: Period) -> Vec<LimitFamily
         fixed_keys: FixedLimitFields {
             max_wait_us: limit.written_max_wait_us().filter(|_| algorithm == own),
             calendar_months: limit.calendar_months(),
+            window: limit
+                .window()
+                .map(Window::spec)
+                .filter(|window| algorithm.properties().follows_calendar && window.applies_to(period)),
+            ban: limit.ban(),
             log_max: asked.log_max,
         },
     };
@@ -299,6 +306,10 @@ pub struct FixedLimitFields {
     pub max_wait_us: Option<u64>,
     /// Fixed windows of months follow the calendar.
     pub calendar_months: bool,
+    /// Calendar that fixed windows follow.
+    pub window: Option<WindowSpec>,
+    /// Ban of a client that exceeds the limit.
+    pub ban: Option<Ban>,
     /// Maximum `requests_per_unit` of a sliding_window_log.
     pub log_max: u32,
 }
@@ -311,12 +322,14 @@ impl LimitFamily {
         let properties = self.algorithm.properties();
         let largest = requests_per_unit.saturating_mul(self.capacity_factor);
         let capacity = capacity.unwrap_or(largest).max(1);
-        let FixedLimitFields { max_wait_us, calendar_months, log_max } = self.fixed_keys;
+        let FixedLimitFields { max_wait_us, calendar_months, window, ban, log_max } = self.fixed_keys;
         let spec = LimitSpec {
             bucket_size: (properties.capacity == CapacityRuleKey::BucketSize).then_some(capacity),
             queue_size: (properties.capacity == CapacityRuleKey::QueueSize).then_some(capacity),
             max_wait_us,
             calendar_months,
+            window,
+            ban,
             log_max,
             ..LimitSpec::new(self.algorithm, requests_per_unit, self.period)
         };

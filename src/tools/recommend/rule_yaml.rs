@@ -78,6 +78,12 @@ fn list_limit_fields(LimitToPaste { limit, name, max_wait_us }: LimitToPaste<'_>
     let properties = limit.algorithm().properties();
     // Also the default one: defaults of rules may name another.
     keys.push(("algorithm", limit.algorithm().name().to_owned()));
+    if let Some(window) = limit.window() {
+        keys.push(("window", window.spec().to_string()));
+    }
+    if let Some(ban) = limit.ban() {
+        keys.push(("ban", ban.to_string()));
+    }
     if let Some(key) = properties.capacity.rule_file_key() {
         keys.push((key, limit.capacity().to_string()));
     }

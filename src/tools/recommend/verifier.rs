@@ -155,10 +155,13 @@ impl CandidateInserter {
         if rule.path != self.rule {
             return;
         }
+        let active = limits.iter().find(|limit| limit.name == self.name).and_then(|limit| limit.active);
         limits.retain(|limit| !limit.candidate);
         limits.extend(self.limits.iter().enumerate().map(|(index, limit)| RuleLimit {
             limit: *limit,
             name: name(index),
+            replaces: Vec::new(),
+            active,
             shadow: true,
             quota: false,
             candidate: true,

@@ -69,6 +69,7 @@ impl Model {
             retry_after_us: (!admitted && can_ever_pass(limit, request))
                 .then(|| to_u64(first_time(|wait| self.passes(limit, now + wait, request)))),
             delay_us: to_u64(delay),
+            ..ChargeResult::default()
         }
     }
 

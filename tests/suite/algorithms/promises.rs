@@ -172,6 +172,8 @@ fn last_of(state: &State) -> Time {
         State::SlidingWindowCounter(state) => state.last,
         State::RegionWindow(state) => state.last,
         State::RegionBucket(state) => state.last,
+        State::CalendarWindow(state) => state.last,
+        State::WithBan(state) => last_of(&state.counter),
     }
 }
 

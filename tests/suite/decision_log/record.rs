@@ -33,6 +33,7 @@ pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
         reset_us: 7,
         retry_after_us: Some(8),
         delay_us: 9,
+        banned_us: 10,
     };
     let limit = LimitRecord {
         name: "daily".into(),
@@ -207,6 +208,7 @@ fn a_record_without_optional_fields_is_encoded_as_it_is_serialized() {
             reset_us: 0,
             retry_after_us: None,
             delay_us: 0,
+            banned_us: 0,
         }),
     };
     let bare = LimitRecord { result: None, ..limit.clone() };

@@ -69,6 +69,7 @@ descriptors:
   - {key: strict, rate_limit: {unit: day, requests_per_unit: 2, count_rejected: false}}
   - {key: second, rate_limit: {unit: second, requests_per_unit: 2}}
   - {key: shared, rate_limit: {unit: day, requests_per_unit: 1000, consistency: eventual}}
+  - {key: banned, rate_limit: {unit: second, requests_per_unit: 0, ban: 1h}}
 ";
     // Spans are counted if tracing is on, even if none is sampled.
     let traced =
@@ -85,12 +86,16 @@ descriptors:
         .env("TOLLKEEPER_STORE_TIMEOUT", "10s");
     let shared = Watched::start(setup);
     let scrape = wait_for("a share and a rejection from memory", || {
-        for descriptor in ["strict=x", "second=x", "shared=x"] {
+        for descriptor in ["strict=x", "second=x", "shared=x", "banned=x"] {
             shared.admits("shop", descriptor, 1);
         }
         let found = shared.scrape();
-        let lacks =
-            ["ratelimit_service_rate_limit_over_limit_with_local_cache", "tollkeeper_rule_overshoot_hits_total"];
+        let lacks = [
+            "ratelimit_service_rate_limit_over_limit_with_local_cache",
+            "tollkeeper_rule_overshoot_hits_total",
+            "tollkeeper_rule_bans_total",
+            "tollkeeper_rule_banned_total",
+        ];
         lacks.iter().all(|name| found.types.contains_key(*name)).then_some(found)
     });
     let xds = [

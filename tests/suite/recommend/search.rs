@@ -36,7 +36,7 @@ proptest! {
         for algorithm in Algorithm::ALL {
             let can_wait = matches!(algorithm, Algorithm::TokenBucket | Algorithm::LeakyBucket);
             for max_wait_us in [None, can_wait.then_some(250_000)] {
-                let fixed_keys = FixedLimitFields { max_wait_us, calendar_months: false, log_max: 10_000 };
+                let fixed_keys = FixedLimitFields { max_wait_us, calendar_months: false, window: None, ban: None, log_max: 10_000 };
                 let period = Period::new(Unit::Second, 1).unwrap();
                 let family = LimitFamily { algorithm, period, capacity_factor: factor, fixed_keys };
                 let admitted_from = |limit_of: &dyn Fn(u32) -> Option<tollkeeper::limit::Limit>| {

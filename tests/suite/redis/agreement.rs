@@ -30,7 +30,7 @@ use tollkeeper::store::charge::{MAX_CHARGES_PER_CALL, OwnedCharge, OwnedCounter}
 use tollkeeper::store::client::redis::error::{RedisError, ReplyError};
 use tollkeeper::store::redis::lease_arguments::{LeaseArguments, LeasePurpose, RecordedLease};
 use tollkeeper::store::redis::script::{
-    ReplyContext, ScriptOutcome, encode_charges, encode_global_redis_view, replay_charges, script_for_countings,
+    CallTime, ReplyContext, ScriptOutcome, encode_charges, encode_global_redis_view, replay_charges, script_for_limits,
 };
 
 use crate::algorithms::scenario::{self, Amount, Backwards, Jump, MaxDelay};
@@ -265,9 +265,12 @@ pub(super) fn expected(
 }
 
 /// True if they are equal, except for merged records of a log.
-fn alike(outcome: &State, state: &State) -> bool {
+pub(super) fn alike(outcome: &State, state: &State) -> bool {
     match (outcome, state) {
         (State::SlidingWindowLog(outcome), State::SlidingWindowLog(state)) => outcome.last == state.last,
+        (State::WithBan(outcome), State::WithBan(state)) => {
+            outcome.ban == state.ban && alike(&outcome.counter, &state.counter)
+        }
         _ => outcome == state,
     }
 }
@@ -305,6 +308,8 @@ fn last(state: &State) -> Time {
         State::SlidingWindowCounter(state) => state.last,
         State::RegionWindow(state) => state.last,
         State::RegionBucket(state) => state.last,
+        State::CalendarWindow(state) => state.last,
+        State::WithBan(state) => last(&state.counter),
     }
 }
 
@@ -323,6 +328,8 @@ pub(super) enum ScriptForm {
 pub(super) struct Redis {
     pub(super) connection: Connection,
     keys: u64,
+    /// Microseconds by which the caller's clock is ahead of the server's.
+    pub(super) caller_ahead_us: i64,
     pub(super) form: ScriptForm,
     /// Time at which each key expires, in microseconds, for scripts that do not always set it.
     expiries: HashMap<String, u64>,
@@ -335,7 +342,7 @@ impl Redis {
     pub(super) fn new(server: &Server) -> Self {
         let client = redis::Client::open(format!("redis://{}", server.address())).expect("it is an address");
         let connection = client.get_connection().expect("the server answers");
-        Self { connection, keys: 0, form: ScriptForm::CallerTime, expiries: HashMap::new() }
+        Self { connection, keys: 0, caller_ahead_us: 0, form: ScriptForm::CallerTime, expiries: HashMap::new() }
     }
 
     pub(super) fn new_keys(&mut self, count: usize) -> Vec<String> {
@@ -359,17 +366,18 @@ impl Redis {
         let time = [seconds.to_string(), rest.to_string()];
         self.query::<()>(&[b"DEL", b"clock"]);
         self.query::<()>(&[b"RPUSH", b"clock", time[0].as_bytes(), time[1].as_bytes()]);
-        let script = script_for_countings(charges[0].counters.iter().map(|counter| counter.limit.counting()));
+        let script = script_for_limits(charges[0].counters.iter().map(|counter| &counter.limit));
         let merged = script.merged.as_ref().filter(|_| self.form == ScriptForm::Merged);
         let text = &merged.map_or(script, |merged| merged).text;
         assert!(text.contains("redis.call('TIME')"));
         let text = text.replace("redis.call('TIME')", "redis.call('LRANGE', 'clock', 0, 1)");
+        let about = Time::from_micros(now.as_micros().saturating_add_signed(self.caller_ahead_us));
         let mut command = cmd("EVAL");
         command.arg(text).arg(keys.len()).arg(keys);
         if merged.is_some() {
             command.arg(keys.len());
         }
-        command.arg(&encode_charges(charges, None)[..]);
+        command.arg(&encode_charges(charges, CallTime::Server { about })[..]);
         match (merged, clock) {
             (Some(_), clock) => {
                 command.arg(&clock.map(encode_global_redis_view).map_or(Vec::new(), |argument| argument.to_vec())[..]);
@@ -398,8 +406,9 @@ impl Redis {
         if let (ScriptForm::ServerTime | ScriptForm::Merged, Some(now)) = (self.form, now) {
             return self.call_at_server_time(keys, charges, now, clock);
         }
-        let script = script_for_countings(charges[0].counters.iter().map(|counter| counter.limit.counting()));
-        let arguments = encode_charges(charges, now);
+        let script = script_for_limits(charges[0].counters.iter().map(|counter| &counter.limit));
+        let arguments =
+            encode_charges(charges, now.map_or(CallTime::Server { about: Time::default() }, CallTime::Given));
         let mut call = |name: &str, which: &str| -> RedisResult<Vec<u8>> {
             let mut command = cmd(name);
             command.arg(which).arg(keys.len()).arg(keys).arg(&arguments[..]);
@@ -429,12 +438,15 @@ impl Redis {
         let record = format!("{}:leases", keys[0]);
         let state: Vec<u8> = [lent.end.as_micros(), lent.hits].into_iter().flat_map(u64::to_le_bytes).collect();
         self.query::<()>(&[b"SET", record.as_bytes(), &state]);
-        let script = script_for_countings(charges[0].counters.iter().map(|counter| counter.limit.counting()));
+        let script = script_for_limits(charges[0].counters.iter().map(|counter| &counter.limit));
         let purpose = LeasePurpose::Charge { requested: 0, kept_us: 0 };
         let leases = LeaseArguments { purpose, own: SmallVec::new() }.encode();
         let mut command = cmd("EVAL");
         command.arg(&script.text).arg(keys.len() + 1).arg(keys).arg(record);
-        command.arg(&encode_charges(charges, Some(now))[..]).arg(&leases[..]).arg(&encode_global_redis_view(clock)[..]);
+        command
+            .arg(&encode_charges(charges, CallTime::Given(now))[..])
+            .arg(&leases[..])
+            .arg(&encode_global_redis_view(clock)[..]);
         let reply: Vec<u8> = command.query(&mut self.connection).expect("a script that fails has a mistake");
         let arguments = ReplyContext { has_leases: true, view: Some(clock) };
         replay_charges(charges, &reply, arguments).expect("a script's reply can be read")
@@ -721,7 +733,10 @@ fn call_of_512_charges_admits_exactly_the_limit_of_500() {
     let admitted = |outcome: &ScriptOutcome| outcome.results.iter().filter(|results| results[0].admitted).count();
     for (place, counter) in counters.iter().enumerate() {
         let charges = vec![hit(&[*counter]); MAX_CHARGES_PER_CALL];
-        assert!(encode_charges(&charges, None).len() < 128, "equal charges travel as one");
+        assert!(
+            encode_charges(&charges, CallTime::Server { about: Time::default() }).len() < 128,
+            "equal charges travel as one"
+        );
         let outcome = redis.call(&keys[place..=place], &charges, Some(now)).unwrap();
         assert_eq!(admitted(&outcome), 500, "{}", counter.limit.algorithm());
         assert_eq!(redis.state(&keys[place], counter.limit.algorithm()).as_ref(), outcome.states.first());

@@ -18,7 +18,7 @@ use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::lease_arguments::{
     LeaseArguments, LeasePurpose, OwnLease, RecordedLease, build_full_refund,
 };
-use tollkeeper::store::redis::script::{ReplyContext, encode_charges, replay_charges, script_for_countings};
+use tollkeeper::store::redis::script::{CallTime, ReplyContext, encode_charges, replay_charges, script_for_countings};
 
 use super::agreement::Redis;
 use super::eventual_model::redis::StoredCounters;
@@ -118,7 +118,7 @@ fn eval(redis: &mut Redis, keys: &[String], commands: &[OwnedCharge], leases: &L
     let script = script_for_countings(commands[0].counters.iter().map(|counter| counter.limit.algorithm()));
     let mut command = cmd("EVAL");
     command.arg(&script.text).arg(keys.len()).arg(keys);
-    command.arg(&encode_charges(commands, Some(now))[..]).arg(&leases.encode()[..]);
+    command.arg(&encode_charges(commands, CallTime::Given(now))[..]).arg(&leases.encode()[..]);
     let reply = command.query(&mut redis.connection).expect("a script that fails has a mistake");
     redis.lives(keys);
     reply

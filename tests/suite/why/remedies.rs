@@ -74,7 +74,7 @@ impl RejectedCharge<'_> {
     fn list_remedies(&self, result: &ChargeResult) -> Vec<Remedy> {
         let Hits::Charge(hits) = self.request.hits else { unreachable!() };
         let limit = Limit::new(self.spec).unwrap();
-        let &ChargeResult { admitted, before, after, remaining, reset_us, retry_after_us, delay_us } = result;
+        let &ChargeResult { admitted, before, after, remaining, reset_us, retry_after_us, delay_us, .. } = result;
         let record = LimitRecord {
             name: "".into(),
             algorithm: self.spec.algorithm,
@@ -87,7 +87,16 @@ impl RejectedCharge<'_> {
             shadow: false,
             candidate: false,
             quota: false,
-            result: Some(LimitResultRecord { admitted, before, after, remaining, reset_us, retry_after_us, delay_us }),
+            result: Some(LimitResultRecord {
+                admitted,
+                before,
+                after,
+                remaining,
+                reset_us,
+                retry_after_us,
+                delay_us,
+                banned_us: 0,
+            }),
         };
         let descriptor = DescriptorRecord {
             entries: smallvec![],

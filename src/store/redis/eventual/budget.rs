@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use crate::base::clock::Time;
 use crate::limit::algorithm::state::State;
 use crate::limit::algorithm::{HitExpiry, fixed_window};
+use crate::limit::period::Unit;
 use crate::limit::{Consistency, Limit, Overshoot};
 use crate::store::charge::OwnedCounter;
 use crate::store::redis::eventual::{CallReport, LeaseTicket};
@@ -141,11 +142,18 @@ pub fn log_extension_us(limit: &Limit) -> u64 {
     }
 }
 
-/// Returns the longest window of a limit, in microseconds: calendar months have up to 31 days.
+/// Returns the longest window of a limit, in microseconds: calendar months have up to 31 days, years 366.
 fn longest_window_us(limit: &Limit) -> u64 {
-    match limit.calendar_months() {
-        true => u64::from(limit.period().multiplier()) * 31 * DAY_US,
-        false => limit.period_us(),
+    let months = u64::from(limit.period().multiplier()) * 31 * DAY_US;
+    match limit.period().unit() {
+        Unit::Month if limit.calendar_months() => months,
+        // Parts of a day end with it at the latest.
+        Unit::Second | Unit::Minute | Unit::Hour => limit.period_us(),
+        // A day more than the calendar's longest: clocks are put back, and `day_starts` may be skipped.
+        Unit::Month if limit.window().is_some() => months + DAY_US,
+        Unit::Year if limit.window().is_some() => 367 * DAY_US,
+        _ if limit.window().is_some() => limit.period_us() + DAY_US,
+        _ => limit.period_us(),
     }
 }
 
@@ -166,6 +174,9 @@ fn bucket_lease_life_us(limit: &Limit, overshoot: Overshoot, is_global: bool) ->
 
 /// Returns the end of the window in which hits were charged.
 fn window_end(limit: &Limit, state: &State, now: Time) -> Time {
+    if let State::CalendarWindow(calendar) = state {
+        return calendar.end;
+    }
     fixed_window::window_bounds(limit, state.effective_charge_time(limit, now)).1
 }
 

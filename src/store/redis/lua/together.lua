@@ -10,16 +10,20 @@ local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, ma
 --> helpers
 local args, global_view, constructors, lent, rejected, is_server_time = ARGV[1], ARGV[3], {}, 0
 --> constructors
+--> ban_functions
 local now, position = unpack('<i8', args)
 is_server_time = now < 0
 --> clock
 --> leases
 local counters, reply = {}, {pack('<i8', now)}
-for i = 1, #KEYS - (record and 1 or 0) do
+local count = #KEYS - (record and 1 or 0)
+--> ban_count
+for i = 1, count do
   local algorithm_id, period, a, b, period_ms
   algorithm_id, period, a, b, period_ms, position = unpack('<i8i8i8i8Bc0', args, position)
   local counter = constructors[algorithm_id](KEYS[i], now, period, a, b, period_ms)
   if counter.err then return counter end
+  --> ban_of_counter
   counters[i], reply[i + 1] = counter, counter.before
 end
 while position < #args do

@@ -1,0 +1,197 @@
+//! Times of the week at which a limit is active: outside them it does not exist.
+//!
+//! A span begins on each of its days at `from` and lasts until `to`, on the next day if `to` is not later than `from`.
+//! Both are local times, so a span is an hour longer or shorter where the clock changes. The days name the day on which
+//! a span begins.
+//!
+//! [`ActiveTimes`] is interned and remembers until when its last answer holds, so a decision costs a comparison.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{LazyLock, PoisonError, RwLock};
+
+use super::calendar::{TimeOfDay, Weekday, Zone};
+use crate::base::clock::Time;
+
+/// Minutes of a day.
+const DAY_MINUTES: usize = 1440;
+
+/// Set of weekdays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Weekdays(u8);
+
+impl Weekdays {
+    /// All days.
+    pub const ALL: Self = Self(0x7f);
+
+    /// No day.
+    pub const NONE: Self = Self(0);
+
+    /// Parses days and ranges of days, such as `mon-fri` or `sat,sun`. A range may pass Sunday.
+    pub fn parse(text: &str) -> Option<Self> {
+        let day = |name: &str| Weekday::from_name(&name.trim().to_ascii_lowercase()).map(|day| day as u8);
+        text.split(',').try_fold(Self::NONE, |days, part| {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let (first, last) = (day(first)?, day(last)?);
+            let count = (last + 7 - first) % 7;
+            Some((0..=count).fold(days, |days, offset| Self(days.0 | 1 << ((first + offset) % 7))))
+        })
+    }
+
+    /// Returns the days of both sets.
+    #[must_use]
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    const fn contains(self, day: Weekday) -> bool {
+        self.0 >> (day as u8) & 1 == 1
+    }
+}
+
+/// Writes `mon,tue`, which [`Weekdays::parse`] reads.
+impl fmt::Display for Weekdays {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let days = Weekday::ALL.into_iter().filter(|day| self.contains(*day));
+        let names: Vec<&str> = days.map(|day| &day.name()[..3]).collect();
+        f.write_str(&names.join(","))
+    }
+}
+
+/// `active` of a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ActiveSpec {
+    /// Days on which a span begins, at least one.
+    pub days: Weekdays,
+    /// Start of a span.
+    pub from: TimeOfDay,
+    /// End of a span; 00:00 is the end of the day if `from` is 00:00 too.
+    pub to: TimeOfDay,
+    /// Zone of the times.
+    pub zone: Zone,
+}
+
+impl ActiveSpec {
+    /// Marks the minutes of the week that are active, from Monday on.
+    fn mark_minutes(&self, minutes: &mut [bool]) {
+        let (from, to) = (usize::from(self.from.minutes()), usize::from(self.to.minutes()));
+        let length = if to > from { to - from } else { to + DAY_MINUTES - from };
+        for (index, _) in Weekday::ALL.into_iter().enumerate().filter(|(_, day)| self.days.contains(*day)) {
+            let start = index * DAY_MINUTES + from;
+            (start..start + length).for_each(|minute| minutes[minute % (7 * DAY_MINUTES)] = true);
+        }
+    }
+
+    /// Returns `true` if both can be active at once. Times in different zones count as such.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let minutes = |spec: &Self| {
+            let mut minutes = vec![false; 7 * DAY_MINUTES];
+            spec.mark_minutes(&mut minutes);
+            minutes
+        };
+        self.zone != other.zone || minutes(self).into_iter().zip(minutes(other)).any(|(one, other)| one && other)
+    }
+}
+
+/// Writes the value of `active` in a rule file.
+impl fmt::Display for ActiveSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { days, from, to, zone } = self;
+        write!(f, "{{days: \"{days}\", from: \"{from}\", to: \"{to}\", timezone: {}}}", zone.name())
+    }
+}
+
+/// Times at which a limit is active, with the last answer.
+#[derive(Clone, Copy)]
+pub struct ActiveTimes(&'static Definition);
+
+struct Definition {
+    spec: ActiveSpec,
+    /// Last answer: start of the time for which it holds in seconds since the Unix epoch, its length in 26 bits, and in
+    /// the lowest bit whether the limit is active. 0: none.
+    answer: AtomicU64,
+}
+
+/// Bits of the length of an answer: up to 776 days.
+const LENGTH_BITS: u32 = 26;
+
+/// Definitions in use, each once: a reload of the same rules adds none.
+static DEFINITIONS: LazyLock<RwLock<HashMap<ActiveSpec, &'static Definition>>> = LazyLock::new(Default::default);
+
+/// Time for which an answer holds.
+struct Answer {
+    is_active: bool,
+    start_s: i64,
+    end_s: i64,
+}
+
+impl ActiveTimes {
+    /// Returns the times of a definition.
+    pub fn new(spec: ActiveSpec) -> Self {
+        let mut known = DEFINITIONS.write().unwrap_or_else(PoisonError::into_inner);
+        let definition =
+            || -> &'static Definition { Box::leak(Box::new(Definition { spec, answer: AtomicU64::new(0) })) };
+        Self(known.entry(spec).or_insert_with(definition))
+    }
+
+    /// The definition.
+    pub fn spec(self) -> ActiveSpec {
+        self.0.spec
+    }
+
+    /// Returns `true` if the limit is active at `at`; beyond the year 9999 it is.
+    pub fn contains(self, at: Time) -> bool {
+        let packed = self.0.answer.load(Ordering::Relaxed);
+        let start = Time::from_micros((packed >> (LENGTH_BITS + 1)) * 1_000_000);
+        let end = start.plus_us((packed >> 1 & ((1 << LENGTH_BITS) - 1)) * 1_000_000);
+        if start <= at && at < end {
+            return packed & 1 == 1;
+        }
+        let Some(answer) = self.answer_at(at) else { return true };
+        let seconds = |from: i64, to: i64| u64::try_from(to - from).unwrap_or(0);
+        let (start_s, length_s) = (seconds(0, answer.start_s), seconds(answer.start_s.max(0), answer.end_s));
+        if start_s < 1 << (u64::BITS - LENGTH_BITS - 1) && length_s < 1 << LENGTH_BITS {
+            let packed = start_s << (LENGTH_BITS + 1) | length_s << 1 | u64::from(answer.is_active);
+            self.0.answer.store(packed, Ordering::Relaxed);
+        }
+        answer.is_active
+    }
+
+    /// Asks the calendar.
+    fn answer_at(self, at: Time) -> Option<Answer> {
+        let ActiveSpec { days, from, to, zone } = self.0.spec;
+        let at_s = i64::try_from(at.as_micros() / 1_000_000).ok()?;
+        let today = zone.local_time(at)?.day;
+        // The days around one on which a span begins; a week has at least one.
+        let (mut before, mut after) = (i64::MIN, i64::MAX);
+        for day in (today - 8..=today + 8).filter(|day| days.contains(Weekday::of_day(*day))) {
+            let start_s = zone.instant_s(day, from)?;
+            let end_s = zone.instant_s(if to > from { day } else { day + 1 }, to)?;
+            if start_s <= at_s && at_s < end_s {
+                return Some(Answer { is_active: true, start_s, end_s });
+            }
+            if end_s <= at_s {
+                before = before.max(end_s);
+            } else {
+                after = after.min(start_s);
+            }
+        }
+        // An inactive time lasts a week at most; the bounds are those of the days that were looked at.
+        Some(Answer { is_active: false, start_s: before.max(at_s - 86_400), end_s: after.min(at_s + 86_400) })
+    }
+}
+
+impl PartialEq for ActiveTimes {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.0, other.0)
+    }
+}
+
+impl Eq for ActiveTimes {}
+
+impl fmt::Debug for ActiveTimes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.spec(), f)
+    }
+}

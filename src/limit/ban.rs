@@ -1,0 +1,65 @@
+//! `ban` of a limit: how long a client that exceeded it is banned, and after how many rejections.
+//!
+//! What a ban does is in [`ban_state`](crate::limit::algorithm::ban_state).
+
+use std::fmt;
+use std::num::NonZeroU64;
+
+use super::period::MAX_PERIOD_US;
+
+/// Most rejections before a ban begins.
+pub const MAX_AFTER: u32 = 100_000;
+
+/// `ban` of a limit, in one word: limits are copied in every decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ban(NonZeroU64);
+
+/// Bits of the number of rejections; the length is in those above.
+const AFTER_BITS: u32 = 17;
+
+impl Ban {
+    /// Creates a ban of `length_us` microseconds, 366 days at most, that begins with the rejection number `after`, up
+    /// to [`MAX_AFTER`]; `None` if one is 0 or too large.
+    pub const fn new(length_us: u64, after: u32) -> Option<Self> {
+        if length_us == 0 || length_us > MAX_PERIOD_US || after == 0 || after > MAX_AFTER {
+            return None;
+        }
+        match NonZeroU64::new(length_us << AFTER_BITS | after as u64) {
+            Some(packed) => Some(Self(packed)),
+            None => None,
+        }
+    }
+
+    /// Length in microseconds, at least 1.
+    pub const fn length_us(self) -> u64 {
+        self.0.get() >> AFTER_BITS
+    }
+
+    /// Number of rejections after which the ban begins, at least 1.
+    pub const fn after(self) -> u64 {
+        self.0.get() & ((1 << AFTER_BITS) - 1)
+    }
+}
+
+/// Writes the value of `ban` in a rule file: `10m`, or `{for: 10m, after: 20}`.
+impl fmt::Display for Ban {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let length = DurationText(self.length_us());
+        match self.after() {
+            1 => write!(f, "{length}"),
+            after => write!(f, "{{for: {length}, after: {after}}}"),
+        }
+    }
+}
+
+/// Duration in Go's notation, in the largest unit that it is a multiple of.
+struct DurationText(u64);
+
+impl fmt::Display for DurationText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(u64, &str); 4] = [(3_600_000_000, "h"), (60_000_000, "m"), (1_000_000, "s"), (1_000, "ms")];
+        let whole = UNITS.into_iter().find(|(length_us, _)| self.0.is_multiple_of(*length_us));
+        let (length_us, unit) = whole.unwrap_or((1, "us"));
+        write!(f, "{}{unit}", self.0 / length_us)
+    }
+}
