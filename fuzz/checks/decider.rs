@@ -19,8 +19,8 @@ use tollkeeper::store::memory::MemoryStore;
 /// 2026-01-01.
 const NOW: Time = Time::from_secs(1_767_225_600);
 
-/// Rules with every algorithm, wildcards, `match`, entries in any order, backtracking, shared counters, lists, quotas, shadow mode, replacement, metadata and names
-/// by value.
+/// Rules with every algorithm, wildcards, `match`, entries in any order, backtracking, shared counters, lists, quotas,
+/// shadow mode, replacement, metadata, names by value, windows, bans and active times.
 const RULES: &str = include_str!("decider.yaml");
 
 static SET: LazyLock<RuleSet> = LazyLock::new(|| {

@@ -10,6 +10,8 @@ use crate::kit::{read, repository};
 /// A recipe of the page.
 #[derive(Debug)]
 pub(super) struct Recipe {
+    /// Number before its heading.
+    pub(super) number: usize,
     /// Its heading, without the number.
     pub(super) heading: String,
     /// Keys of the first YAML block, which is Envoy's.
@@ -32,15 +34,15 @@ pub(super) struct Command {
 }
 
 impl Recipe {
-    /// The recipe under that heading.
-    pub(super) fn find(heading: &str) -> Self {
-        let found = recipes().into_iter().find(|recipe| recipe.heading == heading);
-        found.unwrap_or_else(|| panic!("docs/cookbook.md has no recipe {heading:?}"))
+    /// The recipe of that number.
+    pub(super) fn find(number: usize) -> Self {
+        let found = recipes().into_iter().find(|recipe| recipe.number == number);
+        found.unwrap_or_else(|| panic!("docs/cookbook.md has no recipe {number}"))
     }
 
     fn parse(section: &str) -> Self {
         let (heading, text) = section.split_once('\n').expect("a heading is a line");
-        let (_, heading) = heading.split_once(". ").expect("recipes are numbered");
+        let (number, heading) = heading.split_once(". ").expect("recipes are numbered");
         let blocks: Vec<&str> =
             text.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().expect("a block ends")).collect();
         let [envoy, rules] = blocks[..] else { panic!("{heading}: {} blocks of YAML", blocks.len()) };
@@ -53,6 +55,7 @@ impl Recipe {
             }
         }
         Self {
+            number: number.parse().expect("a number"),
             heading: heading.to_owned(),
             envoy: serde_saphyr::from_str(envoy).unwrap_or_else(|error| panic!("{heading}: {error}")),
             rules: rules.to_owned(),

@@ -42,6 +42,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("coming-from-envoyproxy-ratelimit.md", "tollkeeper check /data/", "its files are those of the reader"),
     ("coming-from-envoyproxy-ratelimit.md", "tollkeeper call --addr", SERVER),
     ("coming-from-envoyproxy-ratelimit.md", "tollkeeper explain --addr", SERVER),
+    ("cookbook.md", "curl", SERVER),
     ("cookbook.md", "tollkeeper explain", "the module `cookbook` runs and compares them"),
     ("decision-log.md", "TOLLKEEPER_DECISION_LOG=file:/var/log/", SERVES),
     ("decision-log.md", "tollkeeper events", SERVER),
