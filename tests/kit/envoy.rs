@@ -53,7 +53,7 @@ impl Envoy {
         Self::start_file(&format!("envoy/{name}.yaml"), tollkeepers, change)
     }
 
-    /// Same as [`Self::start_with`], with a bootstrap anywhere in the repository that uses the ports of those in `envoy/`.
+    /// Same as [`Self::start_with`], with any bootstrap of the repository that uses the ports of those in `envoy/`.
     pub(crate) fn start_file(file: &str, tollkeepers: &[u16], change: impl FnOnce(String) -> String) -> Self {
         let (listener, upstream, admin) = (Port::reserve(), Port::reserve(), Port::reserve());
         let mut bootstrap = read(&repository(file));
