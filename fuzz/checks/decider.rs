@@ -36,13 +36,16 @@ static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
     Settings::from_env(variables).expect("valid settings").0
 });
 
-/// Response to the third of three equal requests; `None` if the request is an error.
-pub(crate) fn decide(message: &RateLimitRequest) -> Option<RateLimitResponse> {
+/// Times of equal requests: at once, after a minute, and in the next window of each calendar, after all bans.
+const LATER_US: [u64; 4] = [0, 1, 90_000_000, 40 * 86_400_000_000];
+
+/// Responses to equal requests at four times; none if the request is an error.
+pub(crate) fn decide(message: &RateLimitRequest) -> Vec<RateLimitResponse> {
     let decider = Decider::new(MemoryStore::new(0).into(), SETTINGS.decisions.clone(), Arc::default());
     let request = decode::convert_request(message);
-    let mut answer = None;
-    for passed_us in [0, 1, 90_000_000] {
-        let now = NOW.plus_us(passed_us);
+    let mut responses = Vec::new();
+    for later_us in LATER_US {
+        let now = NOW.plus_us(later_us);
         let context = DecisionContext {
             rules: Some(&SET),
             max_delay_us: 1_000_000,
@@ -51,7 +54,7 @@ pub(crate) fn decide(message: &RateLimitRequest) -> Option<RateLimitResponse> {
         let decided = decider.decide_synchronously(context, &request);
         let is_invalid = message.domain.is_empty() || message.descriptors.is_empty();
         assert_eq!(decided.is_err(), is_invalid, "{message:?}");
-        answer = decided.ok().map(|decision| encode::encode_response(&decision));
+        responses.extend(decided.ok().map(|decision| encode::encode_response(&decision)));
     }
-    answer
+    responses
 }
