@@ -9,6 +9,7 @@ pub mod decision;
 pub mod log;
 mod key_text;
 mod selection;
+pub mod table_rows;
 pub mod explain;
 pub mod counter_commands;
 mod store_failures;
@@ -39,11 +40,13 @@ use self::outcome::DescriptorOutcome;
 use self::results::DescriptorResults;
 use self::selection::{RequestWithSelections, Selection, SelectionTerms, select_limits};
 use self::store_failures::FailedChargeCounters;
+use self::table_rows::RowReads;
 use crate::decide::decision::{DecideError, Decision, DecisionContext};
 use crate::decide::log::DecisionLog;
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::StorePolicy;
 use crate::limit::request::Request;
+use crate::rules::rule::set::RuleSet;
 use crate::settings::decisions::DecisionSettings;
 use crate::store::Store;
 use crate::store::error::ChargeError;
@@ -63,6 +66,7 @@ pub struct Decider {
     /// Form of the values in rejected keys.
     pub key_values: ValueForm,
     failures: FailedChargeCounters,
+    row_reads: RowReads,
 }
 
 impl Decider {
@@ -75,6 +79,7 @@ impl Decider {
             log: None,
             key_values: ValueForm::Plain,
             failures: FailedChargeCounters::default(),
+            row_reads: RowReads::default(),
         }
     }
 
@@ -89,6 +94,8 @@ impl Decider {
     ) -> Result<Decision<'r>, DecideError> {
         let ordered = context.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
+        let reads_rows = context.rules.is_some_and(RuleSet::reads_rows);
+        OptionFuture::from(reads_rows.then(|| Box::pin(self.row_reads.read_rows(&self.store, context, request)))).await;
         let selections = self.select_limits(context, request)?;
         let selected = RequestWithSelections { request, selections: &selections };
         let candidates = CandidateCharges::begin_charging(&self.store, context, selected);

@@ -20,6 +20,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use smallvec::SmallVec;
 
 use self::charge::{ChargeContext, CommitMode};
@@ -271,6 +272,27 @@ impl Store {
             StoreBackend::Memory(_) | StoreBackend::Memcache(_) => None,
             StoreBackend::Redis(redis) => Some(redis.scan(domain, max, deadline, filter).await?),
         })
+    }
+
+    /// Reads the row of a value of a table in Redis by `deadline`; the future needs no store. `None`: there is no row.
+    ///
+    /// # Errors
+    /// Redis failed, or counters are not in Redis.
+    pub fn read_table_row(
+        &self,
+        table: &Arc<str>,
+        value: &[u8],
+        deadline: Instant,
+    ) -> impl Future<Output = Result<Option<Bytes>, RedisError>> + Send + use<> {
+        let redis = match &self.backend {
+            StoreBackend::Redis(redis) => Some(Arc::clone(redis)),
+            StoreBackend::Memory(_) | StoreBackend::Memcache(_) => None,
+        };
+        let (table, value) = (Arc::clone(table), Bytes::copy_from_slice(value));
+        async move {
+            let redis = redis.ok_or(RedisError::Misconfigured)?;
+            redis.read_table_row(&table, &value, deadline).await
+        }
     }
 
     /// Deletes the counters of a charge; returns how many existed.

@@ -40,6 +40,8 @@ pub(crate) fn check(data: &[u8]) {
         defaults: OverrideDefaults::default(),
         defaults_by_unit: Vec::new(),
         matching: Matching::default(),
+        plans: Vec::new(),
+        tables: Vec::new(),
         descriptors: nodes,
     };
     let rules = RuleSet::new(vec![domain]);
@@ -140,6 +142,7 @@ fn node(key: String, value: String) -> Option<RuleNode> {
         over_limit_body: OverLimitBody::default(),
         detailed_metric: false,
         logging: None,
+        plan: None,
     });
     Some(node)
 }

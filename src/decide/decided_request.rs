@@ -214,7 +214,8 @@ fn to_rule_record(rule: &Rule) -> RuleRecord<'_> {
         0 => (None, None, Some(source.into())),
         line => (Some(source.into()), Some(line), None),
     };
-    RuleRecord { path: (&*rule.path).into(), file, line, resource }
+    let plan = rule.plan.as_ref().map(|plan| (&*plan.name).into());
+    RuleRecord { path: (&*rule.path).into(), file, line, resource, plan }
 }
 
 fn to_limit_record<'a>(selected: &SelectedLimit<'a>, result: Option<&ChargeResult>) -> LimitRecord<'a> {

@@ -83,6 +83,22 @@ pub struct ExplainedRule {
     pub path: String,
     /// `file:line:column`.
     pub origin: String,
+    /// Plan whose limits decide; absent if the rule has no plans.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<ExplainedPlan>,
+}
+
+/// Plan that a table chose.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct ExplainedPlan {
+    /// Name of the plan; `own` for the limit of a row.
+    pub name: String,
+    /// Name of the table.
+    pub table: String,
+    /// `row`, `own` or `default`.
+    pub found: String,
+    /// How the plan was found, in words.
+    pub reason: String,
 }
 
 /// A limit and its counter.
@@ -185,6 +201,9 @@ impl Decider {
         let Some(rules) = context.rules else { return vec![Vec::new(); request.descriptors.len()] };
         let ordered = rules.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
+        if rules.reads_rows() {
+            self.row_reads.read_rows(&self.store, context, request).await;
+        }
         let terms = SelectionTerms { rules, active_at: Some(context.store.now) };
         let selections = select_limits(&self.behaviour, terms, request);
         self.peek_selected_counters(context, RequestWithSelections { request, selections: &selections }).await
@@ -277,7 +296,11 @@ fn explain_descriptor(
             .map(|(step, entry)| explain_entry_match(step, entry))
             .collect(),
         outcome,
-        rule: rule.map(|rule| ExplainedRule { path: rule.path.clone(), origin: rule.location.to_string() }),
+        rule: rule.map(|rule| ExplainedRule {
+            path: rule.path.clone(),
+            origin: rule.location.to_string(),
+            plan: explain_plan(selection),
+        }),
         limits,
     }
 }
@@ -290,6 +313,16 @@ fn describe_inactive(compiled: &CompiledRule, inactive: &[usize]) -> String {
         format!("the limit ({}) is not active now (active: {active})", one.limit)
     });
     limits.collect::<Vec<_>>().join("; ")
+}
+
+fn explain_plan(selection: &Selection<'_>) -> Option<ExplainedPlan> {
+    let (plan, source) = selection.plan().zip(selection.plan_source)?;
+    Some(ExplainedPlan {
+        name: plan.name.to_string(),
+        table: selection.plan_table().map(|table| table.name.to_string()).unwrap_or_default(),
+        found: source.name().to_owned(),
+        reason: source.describe().to_owned(),
+    })
 }
 
 fn explain_entry_match(step: &TraceStep<'_>, entry: &Entry<'_>) -> ExplainedEntryMatch {

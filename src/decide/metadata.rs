@@ -106,7 +106,7 @@ fn merge_into(merged: &mut Map<String, Value>, added: &Map<String, Value>) {
     }
 }
 
-/// The limit that rejected, for the access log, by its name in metrics; `None` if none did.
+/// The limit that rejected, for the access log, by its name in metrics, with its plan; `None` if none did.
 fn rejection_metadata(
     domain: &str,
     selection: &Selection<'_>,
@@ -120,5 +120,11 @@ fn rejection_metadata(
         let name = LimitName::from_request(&parts).unwrap_or_else(|| LimitName::new([domain, OVERFLOW_NAME]));
         name.as_str().to_owned()
     });
-    Some(json!({ "rule": rule, "name": shown.current_limit.map_or("", |limit| limit.name) }))
+    let mut fields = Map::new();
+    fields.insert("rule".to_owned(), json!(rule));
+    fields.insert("name".to_owned(), json!(shown.current_limit.map_or("", |limit| limit.name)));
+    if let Some(plan) = selection.plan() {
+        fields.insert("plan".to_owned(), json!(*plan.name));
+    }
+    Some(Value::Object(fields))
 }

@@ -19,6 +19,7 @@ use crate::decide::log::value_form::ValueForm;
 use crate::limit::charge::{ChargeResult, CounterPath};
 use crate::limit::request::{Descriptor, Entry, Hits};
 use crate::limit::{Limit, StorePolicy};
+use crate::rules::plan_table::live::PlanSource;
 use crate::rules::rule::RuleLogging;
 use crate::rules::rule::metric_names::build_override_metric_name;
 use crate::rules::rule::set::DomainRules;
@@ -92,6 +93,9 @@ impl<'d> MetricsRecorder<'d> {
         for (index, (selection, outcome)) in selections.iter().zip(outcomes).enumerate() {
             if selection.domain.is_none() {
                 self.metrics.limits.record_unknown_domain(request.domain);
+            }
+            if let Some(source) = selection.plan_source {
+                record_plan_source(selection, source);
             }
             let descriptor = &request.descriptors[index];
             let decided =
@@ -216,6 +220,16 @@ impl<'d> MetricsRecorder<'d> {
         let names: SmallVec<[&str; 6]> =
             std::iter::once(&*domain.name).chain(parts.iter().map(String::as_str)).collect();
         self.metrics.limits.register_request_limit(&names)
+    }
+}
+
+/// Records a decision by the default plan of a table.
+fn record_plan_source(selection: &Selection<'_>, source: PlanSource) {
+    let Some(table) = selection.plan_table() else { return };
+    match source {
+        PlanSource::Row | PlanSource::OwnLimit => {}
+        PlanSource::Default => table.stats.record_default_decision(),
+        PlanSource::NotRead => table.stats.record_unread_decision(),
     }
 }
 

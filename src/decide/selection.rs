@@ -14,8 +14,11 @@ use crate::limit::charge::{Charge, ChargeRequest, Counter, CounterPath};
 use crate::limit::period::{Period, Unit};
 use crate::limit::request::{Descriptor, Hits, LimitOverride, Request};
 use crate::limit::{Limit, LimitSpec};
-use crate::rules::rule::set::{CompiledLimit, CompiledRule, DomainRules, RuleSet, hash_limit_identity};
-use crate::rules::rule::{Allowance, OverLimitBody};
+use crate::rules::plan_table::live::{LiveTable, PlanSource};
+use crate::rules::plan_table::row::OwnLimit;
+use crate::rules::rule::matching::Match;
+use crate::rules::rule::set::{ChosenPlan, CompiledLimit, CompiledRule, DomainRules, RuleSet, hash_limit_identity};
+use crate::rules::rule::{Allowance, OverLimitBody, RulePlan};
 use crate::settings::decisions::DecisionSettings;
 use crate::store::charge::StoreOutcome;
 use crate::telemetry::metrics::limit_stats::LimitStats;
@@ -33,6 +36,8 @@ pub(super) struct Selection<'r> {
     pub(super) unlimited: bool,
     /// Indices of the rule's limits that are not active now; empty for most rules.
     pub(super) inactive: SmallVec<[usize; 1]>,
+    /// How the plan was found; `None` if the rule has no plans.
+    pub(super) plan_source: Option<PlanSource>,
     /// Entries whose values share a counter: index of the entry, and pattern of the value.
     shared: SmallVec<[(usize, &'r [u8]); 1]>,
     /// Hash of the path of its counters, stable within this process; 0 without limits.
@@ -123,26 +128,69 @@ impl<'r> Selection<'r> {
         descriptor: &Descriptor<'_>,
     ) -> Self {
         if let Some(limit_override) = &descriptor.limit_override {
-            match build_override_limit(behaviour, domain, limit_override) {
+            match read_override(limit_override).and_then(|sent| build_override_limit(behaviour, domain, sent)) {
                 Some(limit) => return Self::for_override(limit, domain, behaviour.quota_mode),
                 None => warn_ignored_override(limit_override),
             }
         }
         match terms.rules.find_rule(domain, &descriptor.entries) {
             None => Self { domain: Some(domain), ..Self::default() },
-            Some(found) => Self {
-                rule: Some(found.rule),
-                limits: select_deciding_limits(found.rule, behaviour.quota_mode),
-                candidates: select_candidates(found.rule),
-                unlimited: matches!(found.rule.rule.allowance, Allowance::Unlimited { .. }),
-                shared: found.shared,
-                key: 0,
-                over_limit_body: Some(&found.rule.rule.over_limit_body),
-                domain: Some(domain),
-                inactive: SmallVec::new(),
-            }
-            .without_inactive(terms.active_at),
+            Some(found) => match found.rule.choose_plan(domain, &descriptor.entries) {
+                None => Self::for_matched_rule(behaviour, domain, found).without_inactive(terms.active_at),
+                Some(chosen) => Self::for_plan(behaviour, domain, found, chosen).without_inactive(terms.active_at),
+            },
         }
+    }
+
+    fn for_matched_rule(behaviour: &DecisionSettings, domain: &'r DomainRules, found: Match<'r>) -> Self {
+        Self {
+            rule: Some(found.rule),
+            limits: select_deciding_limits(found.rule, behaviour.quota_mode),
+            candidates: select_candidates(found.rule),
+            unlimited: matches!(found.rule.rule.allowance, Allowance::Unlimited { .. }),
+            plan_source: None,
+            shared: found.shared,
+            key: 0,
+            over_limit_body: Some(&found.rule.rule.over_limit_body),
+            domain: Some(domain),
+            inactive: SmallVec::new(),
+        }
+    }
+
+    /// Selects the limits of the plan that a table chose for the rule that matched.
+    fn for_plan(
+        behaviour: &DecisionSettings,
+        domain: &'r DomainRules,
+        found: Match<'r>,
+        chosen: ChosenPlan<'r>,
+    ) -> Self {
+        let ChosenPlan { rule, source, own } = chosen;
+        let mut selection = Self::for_matched_rule(behaviour, domain, Match { rule, ..found });
+        selection.plan_source = Some(source);
+        if let Some(own) = own {
+            // Its period is valid, and defaults that do not apply are left out, so there is always a limit.
+            let limit = build_override_limit(behaviour, domain, own.limit);
+            selection.limits = limit
+                .into_iter()
+                .map(|limit| {
+                    let epoch = domain.defaults_for_override(limit.period().unit()).epoch;
+                    let (tag, stats) = (hash_limit_identity(&limit, epoch), Some(own.stats));
+                    let quota = own.quota || behaviour.quota_mode;
+                    SelectedLimit { limit, index: 0, name: "", shadow: own.shadow, quota, stats, tag, epoch }
+                })
+                .collect();
+        }
+        selection
+    }
+
+    /// The plan whose limits decide, if the rule has plans.
+    pub(super) fn plan(&self) -> Option<&'r RulePlan> {
+        self.plan_source.and(self.rule).and_then(|compiled| compiled.rule.plan.as_deref())
+    }
+
+    /// The table that chose the plan, if the rule has plans.
+    pub(super) fn plan_table(&self) -> Option<&'r LiveTable> {
+        self.domain?.tables.get(self.plan()?.table)
     }
 
     /// Drops the limits that are not active now.
@@ -311,13 +359,18 @@ fn select_candidates(compiled: &CompiledRule) -> Vec<SelectedLimit<'_>> {
     candidates.map(|(index, limit)| SelectedLimit::from_compiled(compiled, index, limit)).collect()
 }
 
-/// Builds the limit of a descriptor's limit override. Rate and period are those that were sent, all else has the
-/// domain's defaults for overrides. `None` if the period or the limit is invalid.
-fn build_override_limit(behaviour: &DecisionSettings, domain: &DomainRules, sent: &LimitOverride) -> Option<Limit> {
-    let unit = Unit::from_protobuf_number(sent.unit)?;
-    let period = Period::new(unit, sent.unit_multiplier)?;
+/// Returns the limit that came with a request; `None` if its period is invalid.
+fn read_override(sent: &LimitOverride) -> Option<OwnLimit> {
+    let period = Period::new(Unit::from_protobuf_number(sent.unit)?, sent.unit_multiplier)?;
+    Some(OwnLimit { requests_per_unit: sent.requests_per_unit, period })
+}
+
+/// Limit that came with a request, or of a row of a table, under the domain's defaults.
+fn build_override_limit(behaviour: &DecisionSettings, domain: &DomainRules, sent: OwnLimit) -> Option<Limit> {
+    let OwnLimit { requests_per_unit, period } = sent;
+    let unit = period.unit();
     let defaults = domain.defaults_for_override(unit);
-    let log_is_too_long = defaults.algorithm.properties().keeps_hit_log() && sent.requests_per_unit > behaviour.log_max;
+    let log_is_too_long = defaults.algorithm.properties().keeps_hit_log() && requests_per_unit > behaviour.log_max;
     let algorithm = if log_is_too_long { Algorithm::SlidingWindowCounter } else { defaults.algorithm };
     let properties = algorithm.properties();
     let spec = LimitSpec {
@@ -331,7 +384,7 @@ fn build_override_limit(behaviour: &DecisionSettings, domain: &DomainRules, sent
         calendar_months: behaviour.calendar_months,
         window: defaults.window.filter(|window| properties.follows_calendar && window.applies_to(period)),
         log_max: behaviour.log_max,
-        ..LimitSpec::new(algorithm, sent.requests_per_unit, period)
+        ..LimitSpec::new(algorithm, requests_per_unit, period)
     };
     // Limits that do not support `eventual` are decided strictly; `check` reports such defaults of a domain.
     Limit::new(&spec).or_else(|_| Limit::new(&LimitSpec { consistency: None, ..spec })).ok()

@@ -20,6 +20,7 @@ mod memcache;
 mod rule_defaults;
 mod domain;
 pub mod limit;
+pub(crate) mod plans;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -37,6 +38,7 @@ use crate::rules::yaml::{self, DocumentSelection, Position, Spanned, text};
 use domain::{DomainBuilder, LocatedDefaults, SiblingIndex};
 use limit_spec::DomainSettings;
 use options::CompileOptions;
+use plans::{CompiledPlan, PathKey, PlanRuleCompiler, PlanScope, RateLimitParts, RulePlace};
 
 /// Text of rules, such as a rule file.
 #[derive(Clone, Debug)]
@@ -118,6 +120,7 @@ impl<'o> Compiler<'o> {
         files: &[Arc<str>],
     ) -> Result<CompiledRules, Diagnostics> {
         let declared: Vec<_> = documents.into_iter().map(|document| self.register_domain(document)).collect();
+        self.compile_plans();
         for document in declared {
             self.compile_descriptors(document);
         }
@@ -183,24 +186,47 @@ impl<'o> Compiler<'o> {
             let mut reader = DocumentReader { file: &file, found: &mut self.found };
             self.domains[domain].set_matching(&mut reader, spec, source_location(&file, at));
         }
+        let mut reader = DocumentReader { file: &file, found: &mut self.found };
+        self.domains[domain].add_plans(&mut reader, document.plans);
+        self.domains[domain].add_tables(&mut reader, document.tables, self.options.memcache);
         DocumentDescriptors { file, domain, descriptors: document.descriptors }
+    }
+
+    /// Compiles the plans of all domains, with the defaults of their domain.
+    fn compile_plans(&mut self) {
+        for builder in &mut self.domains {
+            let scope = DomainSettings {
+                defaults: builder.defaults.as_ref().map(|defaults| &defaults.keys),
+                layers: self.options.rule_defaults.layers_for_domain(&builder.domain.name),
+                options: self.options,
+            };
+            for written in &builder.written_plans {
+                let mut reader = DocumentReader { file: &written.file, found: &mut self.found };
+                let (plans, none) = (FieldPath::ROOT.with_key("plans"), PlanScope { plans: &[], tables: &[] });
+                let plan = &written.plan;
+                let mut compiler =
+                    DescriptorCompiler { reader: &mut reader, scope: &scope, plan_scope: none, path_keys: Vec::new() };
+                let field_path = plans.with_key(&plan.name.value);
+                let parts = compiler.compile_limits(&plan.rate_limit, &DescriptorSpec::default(), &field_path);
+                builder.plans.push(CompiledPlan::new(&plan.name.value, parts));
+            }
+        }
     }
 
     /// Compiles the descriptors of a document, with the defaults of their domain.
     fn compile_descriptors(&mut self, DocumentDescriptors { file, domain, descriptors }: DocumentDescriptors) {
-        let DomainBuilder { domain, siblings, defaults, .. } = &mut self.domains[domain];
+        let DomainBuilder { domain, siblings, defaults, plans, .. } = &mut self.domains[domain];
+        let Domain { name, tables, descriptors: nodes, .. } = domain;
         let scope = DomainSettings {
             defaults: defaults.as_ref().map(|defaults| &defaults.keys),
-            layers: self.options.rule_defaults.layers_for_domain(&domain.name),
+            layers: self.options.rule_defaults.layers_for_domain(name),
             options: self.options,
         };
         let mut reader = DocumentReader { file: &file, found: &mut self.found };
-        let level = DescriptorLevel { nodes: &mut domain.descriptors, siblings, path: &domain.name };
-        DescriptorCompiler { reader: &mut reader, scope: &scope }.compile_into_level(
-            level,
-            descriptors,
-            &FieldPath::ROOT,
-        );
+        let level = DescriptorLevel { nodes, siblings, path: name };
+        let plan_scope = PlanScope { plans, tables };
+        let mut compiler = DescriptorCompiler { reader: &mut reader, scope: &scope, plan_scope, path_keys: Vec::new() };
+        compiler.compile_into_level(level, descriptors, &FieldPath::ROOT);
     }
 
     /// Returns the index of the domain to add to: a new one, unless it exists and may be merged.
@@ -263,6 +289,9 @@ fn finish_domain(builder: &mut DomainBuilder, has_errors: bool, found: &mut Diag
 struct DescriptorCompiler<'l, 'f> {
     reader: &'l mut DocumentReader<'f>,
     scope: &'l DomainSettings<'l>,
+    plan_scope: PlanScope<'l>,
+    /// Keys from the outermost descriptor to the current one.
+    path_keys: Vec<PathKey>,
 }
 
 /// Descriptors of one level, to which more are added.
@@ -349,6 +378,8 @@ impl DescriptorCompiler<'_, '_> {
             );
         }
         let path = format!("{parent}.{composite}");
+        let shares = node.share_threshold && node.match_kind().can_share_counter();
+        self.path_keys.push(PathKey { key: node.key.clone(), shares });
         let children = std::mem::take(&mut written.descriptors);
         if !children.is_empty() {
             let level =
@@ -356,6 +387,7 @@ impl DescriptorCompiler<'_, '_> {
             self.compile_into_level(level, children, field_path);
         }
         node.rule = self.compile_rule(&mut written, path, field_path);
+        self.path_keys.pop();
         node
     }
 
@@ -380,24 +412,20 @@ impl DescriptorCompiler<'_, '_> {
     }
 
     fn compile_rule(&mut self, written: &mut DescriptorSpec, path: String, field_path: &FieldPath<'_>) -> Option<Rule> {
-        let field_path = field_path.with_key("rate_limit");
         let rate_limit = std::mem::take(&mut written.rate_limit);
-        let (limits, at): (&[document::RateLimitEntry], Position) = match &rate_limit {
-            RateLimitSpec::None | RateLimitSpec::Unreadable => return None,
-            RateLimitSpec::One(one) => (std::slice::from_ref(&*one.value), one.at),
-            RateLimitSpec::Many(many) => (&many.value, many.at),
-        };
-        let over_limit_body = self.compile_over_limit_body(written, limits, &field_path);
-        let replaces = limit::compile_replaces(self.reader, limits, &field_path);
-        if self.scope.options.memcache {
-            memcache::check_single_limit(self.reader, at, limits.len(), &field_path);
+        if let Some(choice) = written.plan.take() {
+            let field_path = field_path.with_key("plan");
+            if !matches!(rate_limit, RateLimitSpec::None) {
+                let message = "`plan` beside `rate_limit`";
+                self.reader.report_error(choice.at, &field_path, message, "remove one of them");
+            }
+            let place = RulePlace { path, location: source_location(self.reader.file, choice.at) };
+            let (scope, path_keys) = (self.plan_scope, &self.path_keys);
+            let mut compiler = PlanRuleCompiler { reader: self.reader, scope, path_keys };
+            return compiler.compile_rule(&choice, written, &place, &field_path);
         }
-        let unlimited = limits.iter().find(|limit| limit.unlimited);
-        let allowance = if let Some(only) = unlimited {
-            limit::compile_unlimited(self.reader, only, written, &field_path)
-        } else {
-            Allowance::Limits(limit::compile_limits(self.reader, limits, written, self.scope, &field_path))
-        };
+        let parts = self.compile_limits(&rate_limit, written, &field_path.with_key("rate_limit"))?;
+        let RateLimitParts { allowance, replaces, over_limit_body, at } = parts;
         Some(Rule {
             path,
             location: source_location(self.reader.file, at),
@@ -407,7 +435,34 @@ impl DescriptorCompiler<'_, '_> {
             over_limit_body,
             detailed_metric: written.detailed_metric,
             logging: written.logging,
+            plan: None,
         })
+    }
+
+    /// Compiles the limits of a descriptor, or of a plan; `None` if there are none.
+    fn compile_limits(
+        &mut self,
+        rate_limit: &RateLimitSpec,
+        written: &DescriptorSpec,
+        field_path: &FieldPath<'_>,
+    ) -> Option<RateLimitParts> {
+        let (limits, at): (&[document::RateLimitEntry], Position) = match rate_limit {
+            RateLimitSpec::None | RateLimitSpec::Unreadable => return None,
+            RateLimitSpec::One(one) => (std::slice::from_ref(&*one.value), one.at),
+            RateLimitSpec::Many(many) => (&many.value, many.at),
+        };
+        let over_limit_body = self.compile_over_limit_body(written, limits, field_path);
+        let replaces = limit::compile_replaces(self.reader, limits, field_path);
+        if self.scope.options.memcache {
+            memcache::check_single_limit(self.reader, at, limits.len(), field_path);
+        }
+        let unlimited = limits.iter().find(|limit| limit.unlimited);
+        let allowance = if let Some(only) = unlimited {
+            limit::compile_unlimited(self.reader, only, written, field_path)
+        } else {
+            Allowance::Limits(limit::compile_limits(self.reader, limits, written, self.scope, field_path))
+        };
+        Some(RateLimitParts { allowance, replaces, over_limit_body, at })
     }
 
     /// Body of a rejection: beside or in the `rate_limit`, else that of the defaults.

@@ -30,9 +30,50 @@ pub struct Document {
     pub defaults: Option<Spanned<DefaultableKeys>>,
     /// `matching`, if written.
     pub matching: Option<Spanned<MatchingSpec>>,
+    /// `plans`, in the order written.
+    pub plans: Vec<PlanSpec>,
+    /// `tables`, in the order written.
+    pub tables: Vec<TableSpec>,
     /// `descriptors`.
     pub descriptors: Vec<DescriptorSpec>,
     /// A key could not be read and was reported, so that a missing domain is not reported too.
+    pub unreadable: bool,
+}
+
+/// An element of `plans`.
+#[derive(Clone, Debug, Default)]
+pub struct PlanSpec {
+    /// Name.
+    pub name: Spanned<String>,
+    /// Limits of the plan, as in `rate_limit`.
+    pub rate_limit: RateLimitSpec,
+}
+
+/// An element of `tables`.
+#[derive(Clone, Debug, Default)]
+pub struct TableSpec {
+    /// Name.
+    pub name: Spanned<String>,
+    /// `file`.
+    pub file: Option<Spanned<String>>,
+    /// `redis`.
+    pub redis: Option<Spanned<String>>,
+    /// `keep`, in microseconds.
+    pub keep_us: Option<Spanned<u64>>,
+    /// A key could not be read and was reported, so that a missing key is not reported too.
+    pub unreadable: bool,
+}
+
+/// Value of `plan`.
+#[derive(Clone, Debug, Default)]
+pub struct PlanChoiceSpec {
+    /// `from`: name of the table.
+    pub from: Option<Spanned<String>>,
+    /// `key`: key of the entry whose value is looked up.
+    pub key: Option<Spanned<String>>,
+    /// `default`: name of the plan of values without a row.
+    pub default: Option<Spanned<String>>,
+    /// A key could not be read and was reported, so that a missing key is not reported too.
     pub unreadable: bool,
 }
 
@@ -51,6 +92,8 @@ pub struct DescriptorSpec {
     pub matching: Option<Spanned<Option<MatchSpec>>>,
     /// `rate_limit`.
     pub rate_limit: RateLimitSpec,
+    /// `plan`, if written.
+    pub plan: Option<Spanned<PlanChoiceSpec>>,
     /// `shadow_mode`.
     pub shadow_mode: bool,
     /// `quota_mode`.

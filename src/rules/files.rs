@@ -4,11 +4,12 @@
 //! A set is complete or fails as a whole: a file is never left out because it failed. The readable part of a failed set
 //! is for `check` only. Contents are not interpreted here.
 
-mod contents;
+pub(in crate::rules) mod contents;
 mod fs_events;
 pub mod read;
 mod scan;
 pub mod sets;
+pub mod stamps;
 mod walk;
 mod wakeup;
 pub mod watch;
@@ -27,6 +28,8 @@ use crate::settings::rules::RuleSettings;
 pub const MAX_FILE_BYTES: u64 = 64 << 20;
 /// Maximum size of all rule files together, in bytes.
 pub const MAX_TOTAL_BYTES: u64 = 256 << 20;
+/// Maximum size of the file of a table, in bytes.
+pub const MAX_TABLE_BYTES: u64 = 256 << 20;
 /// Maximum number of rule files.
 pub const MAX_FILES: usize = 10_000;
 /// Maximum number of errors; reading stops there.
@@ -179,6 +182,9 @@ pub enum PathProblem {
     /// The file is larger than [`MAX_FILE_BYTES`]; its size in bytes.
     #[error("has {0} bytes, more than the {MAX_FILE_BYTES} that a rule file may have")]
     FileTooLarge(u64),
+    /// The file of a table is larger than it may be; its size in bytes.
+    #[error("has {0} bytes, more than the {MAX_TABLE_BYTES} that a table may have")]
+    TableTooLarge(u64),
     /// This file makes the set larger than [`MAX_TOTAL_BYTES`].
     #[error("takes the rule files past {MAX_TOTAL_BYTES} bytes together")]
     TotalTooLarge,
@@ -208,6 +214,7 @@ impl PathProblem {
             Self::NotADirectory => "name a directory",
             Self::NoRuleFiles => "add a .yaml, .yml or .json file or name another directory",
             Self::Unset(_) => "set it, or name the rules with --config",
+            Self::TableTooLarge(_) => "split the table",
             Self::FileTooLarge(_) => "split it, or check that it is a rule file",
             Self::TotalTooLarge | Self::TooManyFiles | Self::TooManyEntries(_) => {
                 "name a directory that holds only rule files"

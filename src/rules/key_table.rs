@@ -12,12 +12,12 @@ use crate::limit::window::MonthLength;
 use crate::limit::{RegionLossPolicy, StorePolicy};
 use crate::rules::rule::{EntryOrder, RuleLogging};
 use Section::{
-    Active, Ban, Defaults, DefaultsFile, Descriptor, DomainDefaults, Limit, Match, MatchSet, Matching, Negation,
+    Active, Ban, Defaults, DefaultsFile, Descriptor, DomainDefaults, Limit, Match, MatchSet, Matching, Negation, Plan,
     RateLimit, Replaces, Root, Window,
 };
 use ValueKind::{
-    Choice, Count, Days, Duration, DurationOrTable, Flag, Free, Limits, Overshoot, Percentage, Set, Table, Tables,
-    Text, TimeOfDay, Unit,
+    Choice, Count, Days, Duration, DurationOrTable, Flag, Free, Limits, NamedLimits, NamedTables, Overshoot,
+    Percentage, Set, Table, Tables, Text, TimeOfDay, Unit,
 };
 
 named_enum! {
@@ -50,6 +50,10 @@ named_enum! {
         Ban = "ban",
         /// `active:` of a limit.
         Active = "active",
+        /// `plan:` of a descriptor.
+        Plan = "plan",
+        /// A value of `tables:`.
+        Table = "table",
         /// The file of `TOLLKEEPER_RULE_DEFAULTS`.
         DefaultsFile = "defaults_file",
         /// A domain in that file.
@@ -59,9 +63,22 @@ named_enum! {
 
 impl Section {
     /// All sections of a rule file, outermost first.
-    pub const RULE_FILE_SECTIONS: [Self; 13] = [
-        Root, Defaults, Matching, Descriptor, Match, Negation, MatchSet, RateLimit, Limit, Replaces, Window, Ban,
+    pub const RULE_FILE_SECTIONS: [Self; 15] = [
+        Root,
+        Defaults,
+        Matching,
+        Descriptor,
+        Match,
+        Negation,
+        MatchSet,
+        RateLimit,
+        Limit,
+        Replaces,
+        Window,
+        Ban,
         Active,
+        Plan,
+        Self::Table,
     ];
 
     /// Name in messages, after "in".
@@ -80,6 +97,8 @@ impl Section {
             Window => "`window`",
             Ban => "`ban`",
             Active => "`active`",
+            Plan => "`plan`",
+            Self::Table => "a table",
             DefaultsFile => "a file of defaults",
             DomainDefaults => "a domain of a file of defaults",
         }
@@ -124,6 +143,10 @@ pub enum ValueKind {
     Limits,
     /// List of texts, or a mapping with the name of a file.
     Set,
+    /// Mapping from names to such limits.
+    NamedLimits,
+    /// Mapping from names to mappings.
+    NamedTables(Section),
     /// Mapping with any content.
     Free,
 }
@@ -189,6 +212,41 @@ pub const RULE_KEYS: &[RuleKey] = &[
         "",
         "Defaults for every rule of the domain, and for limits that are sent with a request.",
     ),
+    define_tollkeeper_key(
+        "plans",
+        &[Root],
+        NamedLimits,
+        "",
+        "Named limits for `plan`: each is one limit as a mapping, or several as a list, as in `rate_limit`.",
+    ),
+    define_tollkeeper_key(
+        "tables",
+        &[Root],
+        NamedTables(Section::Table),
+        "",
+        "Tables that map values to plans, by name.",
+    ),
+    define_tollkeeper_key(
+        "file",
+        &[Section::Table],
+        Text,
+        "",
+        "File of the table, relative to the directory of the rule file: .csv with a heading, or .jsonl. It is watched.",
+    ),
+    define_tollkeeper_key(
+        "redis",
+        &[Section::Table],
+        Text,
+        "",
+        "Name of a table in the Redis of the counters, in place of file: a hash from values to plans or limits.",
+    ),
+    define_tollkeeper_key(
+        "keep",
+        &[Section::Table],
+        Duration,
+        "5m",
+        "redis only: lifetime of a row in this process. A row that is used is looked up again after half of it. 1s to 24h.",
+    ),
     define_envoy_key(
         "descriptors",
         &[Root, Descriptor],
@@ -211,7 +269,13 @@ pub const RULE_KEYS: &[RuleKey] = &[
         "false",
         "If a better match has no rule for the entries after it, the next match is tried.",
     ),
-    define_envoy_key("key", &[Descriptor], Text, "", "The key of a descriptor entry. Required."),
+    define_envoy_key(
+        "key",
+        &[Descriptor, Plan],
+        Text,
+        "",
+        "The key of a descriptor entry. Required. In `plan`: the key of the entry whose value is looked up, if it is not the last.",
+    ),
     define_envoy_key(
         "value",
         &[Descriptor],
@@ -256,6 +320,15 @@ pub const RULE_KEYS: &[RuleKey] = &[
         "",
         "Limits of a descriptor that ends here: one as a mapping, or several as a list, all of which must pass. If absent: no limit.",
     ),
+    define_tollkeeper_key(
+        "plan",
+        &[Descriptor],
+        Table(Plan),
+        "",
+        "Plan whose limits decide, chosen by a table for each value; in place of rate_limit.",
+    ),
+    define_tollkeeper_key("from", &[Plan], Text, "", "Name of the table. Required."),
+    define_tollkeeper_key("default", &[Plan], Text, "", "Plan of values without a row. Required."),
     define_envoy_key(
         "unit",
         &[RateLimit, Limit],
@@ -557,9 +630,11 @@ const fn define_tollkeeper_key(
     RuleKey { name, peer: false, sections, kind, default, doc }
 }
 
-/// Returns the key of that name, in any section.
-pub fn find_rule_key(name: &str) -> Option<&'static RuleKey> {
-    RULE_KEYS.iter().chain([&BY_UNIT_KEY]).find(|key| key.name == name)
+/// Returns the key of that name that belongs in `section`, else that of another section.
+pub fn find_rule_key(name: &str, section: Option<Section>) -> Option<&'static RuleKey> {
+    let mut named = RULE_KEYS.iter().chain([&BY_UNIT_KEY]).filter(|key| key.name == name);
+    let belongs = |key: &&RuleKey| section.is_some_and(|section| key.belongs_in(section));
+    named.clone().find(belongs).or_else(|| named.next())
 }
 
 /// Returns the key of `section` that is most similar to `name`, if one is similar enough.

@@ -11,6 +11,7 @@ use arc_swap::{ArcSwapOption, Guard};
 use serde::Serialize;
 
 use super::defaults_file::{DefaultsReport, DefaultsStatus};
+use super::table_loader::TableReport;
 use super::xds::status::{StreamReport, StreamStatus};
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
@@ -23,6 +24,7 @@ pub struct LiveRules {
     attempt: Mutex<LoadAttempt>,
     stream: OnceLock<Arc<StreamStatus>>,
     defaults: OnceLock<Arc<DefaultsStatus>>,
+    tables: Mutex<Vec<TableReport>>,
 }
 
 /// A set of rules that was loaded.
@@ -106,6 +108,9 @@ pub struct LoadStatus {
     /// File of `TOLLKEEPER_RULE_DEFAULTS`; absent without it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule_defaults: Option<DefaultsReport>,
+    /// Tables that choose plans; absent without any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<TableReport>,
 }
 
 impl LiveRules {
@@ -119,6 +124,25 @@ impl LiveRules {
     pub fn set_defaults_status(&self, status: Arc<DefaultsStatus>) {
         // A process has one such file.
         let _ = self.defaults.set(status);
+    }
+
+    /// Sets the state of the tables after a load. Counts are read when they are shown.
+    pub fn set_table_reports(&self, reports: Vec<TableReport>) {
+        *lock_ignoring_poison(&self.tables) = reports;
+    }
+
+    /// Returns the state of the tables, with the counts of now.
+    fn table_reports(&self) -> Vec<TableReport> {
+        let mut reports = lock_ignoring_poison(&self.tables).clone();
+        if let Some(loaded) = self.current.load().as_ref() {
+            for report in &mut reports {
+                let tables = loaded.rules.domain(&report.domain).map_or(&[][..], |domain| &domain.tables);
+                if let Some(table) = tables.iter().find(|table| table.name == report.name) {
+                    report.update_counts(&table.stats);
+                }
+            }
+        }
+        reports
     }
 
     /// Returns the version at the source; `None` if it has no versions.
@@ -182,6 +206,7 @@ impl LiveRules {
             refused: attempt.refused,
             xds: self.stream.get().map(|stream| stream.snapshot()),
             rule_defaults: self.defaults.get().map(|defaults| defaults.snapshot()),
+            tables: self.table_reports(),
         }
     }
 

@@ -26,6 +26,7 @@ pub(crate) mod wildcard;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use self::value_pattern::{MatchKind, ValuePattern};
 use crate::base::named_enum::named_enum;
@@ -70,6 +71,10 @@ pub struct Domain {
     pub defaults_by_unit: Vec<UnitOverrideDefaults>,
     /// `matching`: how descriptors are matched.
     pub matching: Matching,
+    /// Names of its plans, in file order.
+    pub plans: Vec<Arc<str>>,
+    /// Its tables, in file order.
+    pub tables: Vec<TableDeclaration>,
     /// Outermost descriptors, in file order, with distinct composite keys.
     pub descriptors: Vec<RuleNode>,
 }
@@ -93,6 +98,31 @@ named_enum! {
         /// Any: entries are sorted by key, those of rules and those of requests.
         Any = "any",
     }
+}
+
+/// Table of a domain, as its rules declare it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableDeclaration {
+    /// Name.
+    pub name: Arc<str>,
+    /// Source of its rows.
+    pub source: TableSource,
+    /// Location of its name.
+    pub location: SourceLocation,
+}
+
+/// Source of the rows of a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TableSource {
+    /// File, by its path below the directory of the rule file.
+    File(String),
+    /// Hash in the Redis of the counters.
+    Redis {
+        /// Name of the table in Redis.
+        table: Arc<str>,
+        /// Lifetime of a row in this process.
+        keep: Duration,
+    },
 }
 
 /// Defaults of a domain for limits that are sent with a request.
@@ -191,9 +221,44 @@ pub struct Rule {
     pub detailed_metric: bool,
     /// `decision_log`: decisions that are logged, in place of the settings.
     pub logging: Option<RuleLogging>,
+    /// The plan that the limits are; `None` for limits of the rule itself.
+    pub plan: Option<Box<RulePlan>>,
 }
 
+/// The plan whose limits a rule has.
+#[derive(Clone, Debug)]
+pub struct RulePlan {
+    /// Name of the plan; [`OWN_LIMIT_NAME`] for limits of rows.
+    pub name: Arc<str>,
+    /// Index of the table among those of the domain.
+    pub table: usize,
+    /// Other plans that the table may choose; only in the rule of the default plan, which stands for all.
+    pub choices: Option<PlanChoices>,
+}
+
+/// Plans that a table chooses from for one rule.
+#[derive(Clone, Debug)]
+pub struct PlanChoices {
+    /// Index of the entry whose value is looked up, from 0.
+    pub entry: usize,
+    /// The rule under each plan of the domain, by its index; `None` for the default plan.
+    pub plans: Vec<Option<Rule>>,
+    /// Limits of rows are in shadow mode.
+    pub shadow: bool,
+    /// Limits of rows are quotas.
+    pub quota: bool,
+}
+
+/// Name of the limits of rows in metrics, which no plan can have.
+pub const OWN_LIMIT_NAME: &str = "own";
+
 impl Rule {
+    /// The rule under each plan but its default one.
+    pub fn plan_rules_mut(&mut self) -> impl Iterator<Item = &mut Self> {
+        let choices = self.plan.as_mut().and_then(|plan| plan.choices.as_mut());
+        choices.into_iter().flat_map(|choices| choices.plans.iter_mut().flatten())
+    }
+
     /// Name of the limit at `index` in `/rlconfig` and metrics.
     ///
     /// The first limit has the rule's own name; a later one adds its suffix.
@@ -204,8 +269,19 @@ impl Rule {
         }
     }
 
-    /// Suffix of a later limit: its name, or its period and algorithm. `None` for the first.
+    /// Suffix of a limit: its plan, if it is of one, and of a later limit its name, or its period and algorithm. `None`
+    /// for the first limit of the rule itself.
     pub fn limit_suffix(&self, index: usize) -> Option<String> {
+        let later = self.later_limit_suffix(index);
+        match (&self.plan, later) {
+            (None, later) => later,
+            (Some(plan), None) => Some(plan.name.to_string()),
+            (Some(plan), Some(later)) => Some(format!("{}.{later}", plan.name)),
+        }
+    }
+
+    /// Suffix of a limit after the first.
+    fn later_limit_suffix(&self, index: usize) -> Option<String> {
         let Allowance::Limits(limits) = &self.allowance else { return None };
         let RuleLimit { limit, name, .. } = limits.get(index).filter(|one| index > 0 || one.candidate)?;
         Some(match name.is_empty() {

@@ -89,6 +89,8 @@ fn section_schema(section: Section) -> Value {
                 json!({ "required": ["requests_per_unit"], "properties": { "requests_per_unit": { "const": 0 } } });
             mapping.insert("anyOf".into(), json!([{ "required": ["unit"] }, zero]))
         }
+        Section::Plan => mapping.insert("required".into(), json!(["from", "default"])),
+        Section::Table => mapping.insert("oneOf".into(), json!([{ "required": ["file"] }, { "required": ["redis"] }])),
         Section::Defaults
         | Section::Matching
         | Section::RateLimit
@@ -147,10 +149,9 @@ fn value_kind_schema(kind: ValueKind) -> Value {
         }
         ValueKind::Table(section) => nullable_section_schema(section),
         ValueKind::Tables(section) => json!({ "type": ["array", "null"], "items": section_reference(section) }),
-        ValueKind::Limits => {
-            let list = json!({ "type": "array", "minItems": 1, "items": section_reference(Section::Limit) });
-            json!({ "anyOf": [section_reference(Section::RateLimit), list, { "type": "null" }] })
-        }
+        ValueKind::Limits => limits_schema(),
+        ValueKind::NamedLimits => named_elements_schema(&limits_schema()),
+        ValueKind::NamedTables(section) => named_elements_schema(&section_reference(section)),
         ValueKind::Set => {
             let text = json!({ "type": ["string", "number", "boolean"] });
             let list = json!({ "type": "array", "minItems": 1, "items": text });
@@ -158,6 +159,20 @@ fn value_kind_schema(kind: ValueKind) -> Value {
         }
         ValueKind::Free => json!({ "type": ["object", "null"] }),
     }
+}
+
+fn limits_schema() -> Value {
+    let list = json!({ "type": "array", "minItems": 1, "items": section_reference(Section::Limit) });
+    json!({ "anyOf": [section_reference(Section::RateLimit), list, { "type": "null" }] })
+}
+
+/// Schema of a mapping from names that the user chooses.
+fn named_elements_schema(element: &Value) -> Value {
+    json!({
+        "type": ["object", "null"],
+        "patternProperties": { "^[A-Za-z0-9_-]{1,64}$": element, "^<<$": true },
+        "additionalProperties": false,
+    })
 }
 
 /// Returns a pattern that matches `word` in any case.

@@ -15,6 +15,7 @@ use super::files::read::read_rule_files;
 use super::files::watch::{FileSetReceiver, FileWatcher, WatchReloader, WatchTiming};
 use super::files::{ReadResult, RuleFile, RuleLocation};
 use super::live::{FileLine, RuleProblem};
+use super::table_loader::RuleFilePaths;
 use super::xds::client::ReceivedResources;
 use super::xds::status::StreamStatus;
 use super::xds::{XdsConfig, XdsSource};
@@ -47,6 +48,8 @@ pub struct RuleSnapshot {
     pub rules: SourceRules,
     /// Version that the source gives the set; `None` if it has no versions.
     pub version: Option<Arc<str>>,
+    /// Paths of the files, by the names of their texts.
+    pub paths: Arc<RuleFilePaths>,
     /// Warnings of the source, not of the compiler.
     pub warnings: Vec<String>,
     /// Rejects a set without texts while rules are loaded, instead of lifting every limit.
@@ -278,7 +281,9 @@ impl FileSource {
 fn build_files_update(result: ReadResult, documents: DocumentSelection) -> RuleUpdate {
     let text = |file: RuleFile| RuleText { name: file.name, bytes: file.bytes, documents };
     let set = result.map_err(|failure| failure.errors.iter().map(ToString::to_string).collect::<Vec<_>>())?;
+    let paths = set.files.iter().map(|file| (Arc::clone(&file.name), file.path.clone())).collect();
     Ok(RuleSnapshot {
+        paths: Arc::new(paths),
         rules: SourceRules::Texts(RuleTexts {
             texts: set.files.into_iter().map(text).collect(),
             sets: Arc::new(SetFiles { texts: set.sets }),
@@ -300,6 +305,7 @@ fn build_xds_update(ReceivedResources { version, documents }: ReceivedResources)
     Ok(RuleSnapshot {
         rules: SourceRules::Documents(documents),
         version: Some(version.into()),
+        paths: Arc::default(),
         warnings,
         // A control plane says so when the last policy is deleted.
         keep_rules_if_empty: false,

@@ -18,6 +18,7 @@ use self::service::emit_service;
 use self::store::emit_store;
 use crate::base::scheduler_lag::SCHEDULER_LAG;
 use crate::rules::live::LiveRules;
+use crate::rules::plan_table::live::LiveTable;
 use crate::rules::xds::status::StreamState;
 use crate::serve::grpc::service::RateLimitService;
 use crate::serve::health::Health;
@@ -94,11 +95,62 @@ fn emit_loaded_rules(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
         let help = "Total number of refusals sent to the control plane, repeated ones included.";
         emit(Family::counter("tollkeeper_xds_refused_total", help, xds.refused));
     }
+    emit_tables(rules, emit);
     if let Some(loaded) = rules.current_rules().as_ref() {
         let seconds = loaded.loaded_at.as_micros() / 1_000_000;
         let help = "Time when the rules were loaded, in seconds since the Unix epoch.";
         emit(Family::gauge("tollkeeper_config_last_load_timestamp_seconds", help, seconds));
     }
+}
+
+/// Emits the metrics of tables that choose plans; none without tables.
+fn emit_tables(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
+    let Some(loaded) = rules.current_rules_owned() else { return };
+    let mut domains: Vec<_> = loaded.rules.domains().filter(|domain| !domain.tables.is_empty()).collect();
+    if domains.is_empty() {
+        return;
+    }
+    domains.sort_by(|one, other| one.name.cmp(&other.name));
+    let mut emit_family = |name, kind, help, value_of: &dyn Fn(&LiveTable) -> MetricValue| {
+        let mut family = Family::new(name, kind, help);
+        for domain in &domains {
+            family.series.extend(domain.tables.iter().map(|table| {
+                let series = Series::new(value_of(table)).with_label("domain", domain.name.clone());
+                series.with_label("table", table.name.to_string())
+            }));
+        }
+        emit(family);
+    };
+    let help = "Number of rows of a table that chooses plans.";
+    emit_family("tollkeeper_table_rows", MetricKind::Gauge, help, &|table| MetricValue::gauge_from(table.row_count()));
+    let help = "Memory of the rows, in bytes.";
+    emit_family("tollkeeper_table_bytes", MetricKind::Gauge, help, &|table| {
+        MetricValue::gauge_from(table.stats.bytes())
+    });
+    let help = "Time when the rows were loaded, in seconds since the Unix epoch.";
+    emit_family("tollkeeper_table_loaded_timestamp_seconds", MetricKind::Gauge, help, &|table| {
+        MetricValue::gauge_from(table.stats.loaded_at().map_or(0, |at| at.as_micros() / 1_000_000))
+    });
+    let help = "Total number of loads of the table that failed; the last good rows stay.";
+    emit_family("tollkeeper_table_load_errors_total", MetricKind::Counter, help, &|table| {
+        MetricValue::Counter(table.stats.failed_loads())
+    });
+    let help = "Total number of decisions by the default plan, because the table has no row for the value.";
+    emit_family("tollkeeper_table_default_plan_total", MetricKind::Counter, help, &|table| {
+        MetricValue::Counter(table.stats.default_decisions())
+    });
+    let help = "Total number of decisions by the default plan, because a row could not be read from Redis in time.";
+    emit_family("tollkeeper_table_unread_total", MetricKind::Counter, help, &|table| {
+        MetricValue::Counter(table.stats.unread_decisions())
+    });
+    let help = "Total number of rows read from Redis.";
+    emit_family("tollkeeper_table_reads_total", MetricKind::Counter, help, &|table| {
+        MetricValue::Counter(table.stats.reads())
+    });
+    let help = "Total number of reads of rows from Redis that failed.";
+    emit_family("tollkeeper_table_read_errors_total", MetricKind::Counter, help, &|table| {
+        MetricValue::Counter(table.stats.failed_reads())
+    });
 }
 
 /// Emits the version and the readiness.

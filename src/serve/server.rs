@@ -22,12 +22,13 @@ mod http2;
 mod connection;
 mod listeners;
 pub mod startup;
+mod table_changes;
 mod reload;
 mod statsd_and_sweep_thread;
 mod shutdown;
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -41,6 +42,7 @@ use self::reload::{ReloadTrigger, RuleApplier, RuleUpdater};
 use self::shutdown::DrainingServer;
 use self::startup::StartupResources;
 use self::statsd_and_sweep_thread::StatsdThreadHandle;
+use self::table_changes::TableFollowers;
 use crate::base::clock::{Clock, Time};
 use crate::base::scheduler_lag::measure_forever;
 use crate::base::threads;
@@ -52,6 +54,7 @@ use crate::rules::defaults_file::DefaultsStatus;
 use crate::rules::files::watch::WatchTiming;
 use crate::rules::live::LiveRules;
 use crate::rules::source::SourceConfig;
+use crate::rules::table_loader::TableLoader;
 use crate::serve::fleet::authentication::AuthenticationKey;
 use crate::serve::fleet::member::FleetMembership;
 use crate::serve::grpc::health::GrpcHealth;
@@ -64,6 +67,7 @@ use crate::serve::http::page_builder::PageBuilder;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::settings::Settings;
 use crate::settings::fleet::TopKeyValueForm;
+use crate::settings::redis::RedisSettings;
 use crate::settings::secret::Secret;
 use crate::settings::store::StoreSettings;
 use crate::settings::tracing::TracingSettings;
@@ -305,6 +309,10 @@ fn start_rule_updates(
     source: SourceConfig,
     service: &RateLimitService,
 ) -> Result<RuleUpdater, ServerError> {
+    let redis = match &settings.store {
+        StoreSettings::Redis(redis) => Some(RedisSettings::clone(redis)),
+        StoreSettings::Memory | StoreSettings::Memcache(_) => None,
+    };
     let applier = RuleApplier {
         rules: Arc::clone(&service.rules),
         options: CompileOptions::from(settings),
@@ -313,8 +321,13 @@ fn start_rule_updates(
         log: service.decider.log.clone(),
         defaults: settings.rules.defaults.clone().map(|path| Arc::new(DefaultsStatus::new(path))),
         last: Arc::default(),
+        tables: Arc::new(Mutex::new(match redis {
+            Some(_) => TableLoader::default(),
+            None => TableLoader::default().without_redis(),
+        })),
     };
-    let updates = RuleUpdater::start(applier, source, WatchTiming::from(&settings.rules))
+    let followers = redis.map(TableFollowers::new);
+    let updates = RuleUpdater::start(applier, source, WatchTiming::from(&settings.rules), followers)
         .map_err(|error| ServerError::System { resource: "the source of the rules", error })?;
     if service.rules.current_rules().is_some() {
         return Ok(updates);

@@ -21,6 +21,7 @@ pub mod replicas;
 pub mod regions;
 mod global_limit_hooks;
 pub mod scan;
+pub mod table_rows;
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;

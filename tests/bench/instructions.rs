@@ -28,6 +28,7 @@ use self::situations::charging::Charging;
 use self::situations::deciding::{Deciding, Options};
 use self::situations::matching::Matching;
 use self::situations::messages::{Answering, Decoding, Encoding};
+use self::situations::tables::LookingUp;
 
 /// Same allocator as the program, because allocation is part of the measurement.
 #[global_allocator]
@@ -155,5 +156,14 @@ fn answering(descriptors: usize) -> Answering {
     Answering::new(Options { descriptors, ..Options::default() })
 }
 
-library_benchmark_group!(name = steps_of_a_decision, benchmarks = [find, charge, decide, decode, encode, answer]);
+#[library_benchmark(teardown = forget)]
+#[benches::rows(args = [10, 1_000_000], setup = LookingUp::new)]
+fn look_up(situation: LookingUp) -> LookingUp {
+    steps(situation)
+}
+
+library_benchmark_group!(
+    name = steps_of_a_decision,
+    benchmarks = [find, charge, decide, decode, encode, answer, look_up]
+);
 main!(library_benchmark_groups = steps_of_a_decision);

@@ -4,7 +4,7 @@
 //! With several threads, the figure is the time of a charge on its own thread: without contention it equals the time
 //! with one thread. The bench asserts nothing.
 //!
-//! `cargo bench --bench micro [-- PART-OF-A-NAME]`, groups: match, charge, decide, decode, encode, answer.
+//! `cargo bench --bench micro [-- PART-OF-A-NAME]`, groups: match, table, charge, decide, decode, encode, answer.
 
 #[path = "situations.rs"]
 mod situations;
@@ -21,6 +21,7 @@ use self::situations::charging::Charging;
 use self::situations::deciding::{Deciding, Options};
 use self::situations::matching::Matching;
 use self::situations::messages::{Answering, Decoding, Encoding};
+use self::situations::tables::LookingUp;
 
 /// Same allocator as the program, because allocation is part of the measurement.
 #[global_allocator]
@@ -37,6 +38,7 @@ fn main() {
         .measurement_time(Duration::from_millis(1500))
         .configure_from_args();
     matches(&mut criterion.benchmark_group("match"));
+    tables(&mut criterion.benchmark_group("table"));
     charges(&mut criterion.benchmark_group("charge"));
     decisions(&mut criterion.benchmark_group("decide"));
     logged_decisions(&mut criterion.benchmark_group("decide with log"));
@@ -70,6 +72,12 @@ fn matches(group: &mut Group<'_>) {
     // The time is linear in the number of rules, so the largest number adds no information.
     for rules in &RULES[..4] {
         measure(group, &format!("wildcard in file order/{rules} rules"), || Matching::wildcard_in_order(*rules));
+    }
+}
+
+fn tables(group: &mut Group<'_>) {
+    for rows in [1000, 1_000_000] {
+        measure(group, &format!("look-up/{rows} rows"), || LookingUp::new(rows));
     }
 }
 

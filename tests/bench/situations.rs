@@ -12,6 +12,8 @@ pub(crate) mod charging;
 pub(crate) mod matching;
 #[path = "situations/messages.rs"]
 pub(crate) mod messages;
+#[path = "situations/tables.rs"]
+pub(crate) mod tables;
 
 use bytes::Bytes;
 use tollkeeper::base::clock::Time;

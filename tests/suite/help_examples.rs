@@ -53,6 +53,14 @@ fn examples(help: &str) -> Vec<String> {
     examples
 }
 
+/// Rules with a table, whose file an example replaces.
+const WITH_TABLE: &str = "\
+domain: shop
+plans: {free: {unit: day, requests_per_unit: 9}}
+tables: {customers: {file: customers.csv}}
+descriptors: [{key: login, plan: {from: customers, default: free}}]
+";
+
 /// Servers that the examples call: in plain text, over mutual TLS, and at a unix socket.
 struct Servers {
     plain: Tollkeeper,
@@ -90,6 +98,8 @@ impl Servers {
             ("defaults.yaml", "defaults: {\"*\": {on_store_error: deny}}\n".to_owned()),
             ("new.yaml", rules("shop", "login")),
             ("old.yaml", rules("shop", "login")),
+            ("rules.yaml", WITH_TABLE.to_owned()),
+            ("new.csv", "value,plan\nann,free\n".to_owned()),
             ("decisions.jsonl", decision_log(&rules("shop", "login"))),
             ("access.log", json!({"start_time": "2026-01-01T00:00:00Z", "user": "ann"}).to_string() + "\n"),
             ("map.yaml", "time: start_time\ndomain: shop\ndescriptors: [[{key: login, field: user}]]\n".to_owned()),

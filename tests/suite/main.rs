@@ -40,6 +40,7 @@ mod mapper_file;
 mod memcache;
 mod memory;
 mod metrics;
+mod plans;
 mod process;
 mod proto;
 mod recommend;

@@ -93,6 +93,7 @@ fn append_rule(line: &mut Vec<u8>, record: &RuleRecord<'_>) {
     append_optional_text(line, ",\"file\":", record.file.as_ref());
     append_optional_number(line, ",\"line\":", record.line);
     append_optional_text(line, ",\"resource\":", record.resource.as_ref());
+    append_optional_text(line, ",\"plan\":", record.plan.as_ref());
     line.push(b'}');
 }
 

@@ -202,6 +202,9 @@ pub struct RuleRecord<'a> {
     /// Resource of the control plane, in place of a file.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     pub resource: Option<RecordText<'a>>,
+    /// Plan that a table chose; `own` for the limit of a row.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<RecordText<'a>>,
 }
 
 /// One limit of a descriptor.

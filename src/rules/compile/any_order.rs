@@ -49,12 +49,16 @@ fn sort_below(
     let below = std::mem::take(&mut node.descriptors);
     let step = RuleNode { rule: None, exempt: false, ..node.clone() };
     if node.rule.is_some() || node.exempt {
-        let mut path: Vec<RuleNode> = above.iter().cloned().chain([node]).collect();
         // The rule belongs to the path, not to the descriptor that has it.
-        let (rule, exempt) =
-            path.last_mut().map_or((None, false), |last| (last.rule.take(), std::mem::take(&mut last.exempt)));
+        let (mut rule, exempt) = (node.rule.take(), std::mem::take(&mut node.exempt));
+        let mut numbered: Vec<(usize, RuleNode)> = above.iter().cloned().chain([node]).enumerate().collect();
         let location = step.location.clone();
-        path.sort_by_cached_key(|node| (node.key.clone(), node.match_kind() as u8, node.composite_key()));
+        numbered.sort_by_cached_key(|(_, node)| (node.key.clone(), node.match_kind() as u8, node.composite_key()));
+        if let Some(choices) = rule.as_mut().and_then(|rule| rule.plan.as_mut()).and_then(|plan| plan.choices.as_mut())
+        {
+            choices.entry = numbered.iter().position(|(index, _)| *index == choices.entry).unwrap_or(choices.entry);
+        }
+        let mut path: Vec<RuleNode> = numbered.into_iter().map(|(_, node)| node).collect();
         if let Some(last) = path.last_mut() {
             (last.rule, last.exempt, last.location) = (rule, exempt, location);
         }
@@ -75,6 +79,7 @@ impl SortedLevel {
         for (depth, mut node) in path.into_iter().enumerate() {
             if let Some(rule) = &mut node.rule {
                 rule.path.clone_from(&name);
+                rule.plan_rules_mut().for_each(|rule| rule.path.clone_from(&name));
             }
             let composite = node.composite_key();
             let at = level.by_composite.get(&composite).copied();

@@ -1,15 +1,20 @@
 //! A domain while it is compiled.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use super::options::CompileOptions;
+use super::plans::{CompiledPlan, MAX_PLANS, MAX_TABLES, WrittenPlan, read_source};
 use super::{limit, memcache};
 use crate::rules::diagnostic::escape_for_message;
 use crate::rules::document::defaults::DefaultableKeys;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::matching::MatchingSpec;
-use crate::rules::rule::{Domain, Matching, OverrideDefaults, SourceLocation, UnitOverrideDefaults};
-use crate::rules::yaml::Position;
+use crate::rules::document::{PlanSpec, TableSpec};
+use crate::rules::rule::{
+    Domain, Matching, OWN_LIMIT_NAME, OverrideDefaults, SourceLocation, TableDeclaration, UnitOverrideDefaults,
+};
+use crate::rules::yaml::{Position, Spanned};
 
 /// A domain to which documents add descriptors.
 pub(super) struct DomainBuilder {
@@ -21,6 +26,10 @@ pub(super) struct DomainBuilder {
     pub(super) defaults: Option<LocatedDefaults>,
     /// `matching` of the first document that has it, with its location.
     pub(super) matching: Option<(MatchingSpec, SourceLocation)>,
+    /// Plans of all documents.
+    pub(super) written_plans: Vec<WrittenPlan>,
+    /// Their limits, once all documents are read.
+    pub(super) plans: Vec<CompiledPlan>,
 }
 
 /// `defaults` of a document, with their location.
@@ -41,14 +50,18 @@ impl DomainBuilder {
             defaults,
             defaults_by_unit: Vec::new(),
             matching: Matching::default(),
+            plans: Vec::new(),
+            tables: Vec::new(),
             descriptors: Vec::new(),
         };
-        Self { domain, siblings: SiblingIndex::new(), location, defaults: None, matching: None }
+        let (siblings, written_plans, plans) = (SiblingIndex::new(), Vec::new(), Vec::new());
+        Self { domain, siblings, location, defaults: None, matching: None, written_plans, plans }
     }
 
     /// Returns the domain, with the defaults for limits that are sent with a request.
     pub(super) fn build_domain(self, options: &CompileOptions) -> Domain {
-        let Self { mut domain, defaults, .. } = self;
+        let Self { mut domain, defaults, plans, .. } = self;
+        domain.plans = plans.into_iter().map(|plan| plan.name).collect();
         let layers = options.rule_defaults.layers_for_domain(&domain.name);
         let own = defaults.map(|defaults| defaults.keys).unwrap_or_default();
         let merged = |unit| {
@@ -101,4 +114,60 @@ impl DomainBuilder {
             }
         }
     }
+}
+
+impl DomainBuilder {
+    /// Adds the plans of a document. Reports names that are taken or reserved.
+    pub(super) fn add_plans(&mut self, reader: &mut DocumentReader<'_>, plans: Vec<PlanSpec>) {
+        for plan in plans {
+            let plans = FieldPath::ROOT.with_key("plans");
+            let field_path = plans.with_key(&plan.name.value);
+            let (name, at) = (&plan.name.value, plan.name.at);
+            let first = self.written_plans.iter().find(|first| first.plan.name.value == *name);
+            if let Some(WrittenPlan { file, plan: first }) = first {
+                let message = format!("the plan '{name}' is defined twice");
+                let first = locate(file, first.name.at);
+                reader.report_error(at, &field_path, message, format!("the first is at {first}; remove one"));
+            } else if name == OWN_LIMIT_NAME {
+                let message = format!("the plan '{OWN_LIMIT_NAME}' would be confused with limits of rows in metrics");
+                reader.report_error(at, &field_path, message, "rename it");
+            } else if self.written_plans.len() == MAX_PLANS {
+                let message = format!("more than {MAX_PLANS} plans in one domain");
+                reader.report_error(at, &field_path, message, "write limits of single values into the table");
+                return;
+            }
+            self.written_plans.push(WrittenPlan { file: Arc::clone(reader.file), plan });
+        }
+    }
+
+    /// Adds the tables of a document. Reports those that cannot be read.
+    pub(super) fn add_tables(&mut self, reader: &mut DocumentReader<'_>, tables: Vec<TableSpec>, memcache: bool) {
+        for table in tables {
+            let tables = FieldPath::ROOT.with_key("tables");
+            let field_path = tables.with_key(&table.name.value);
+            let Spanned { value: name, at } = &table.name;
+            if let Some(first) = self.domain.tables.iter().find(|first| *first.name == **name) {
+                let message = format!("the table '{name}' is defined twice");
+                reader.report_error(
+                    *at,
+                    &field_path,
+                    message,
+                    format!("the first is at {}; remove one", first.location),
+                );
+                continue;
+            }
+            if self.domain.tables.len() == MAX_TABLES {
+                let message = format!("more than {MAX_TABLES} tables in one domain");
+                return reader.report_error(*at, &field_path, message, "put the rows of several into one");
+            }
+            if let Some(source) = read_source(reader, &table, memcache, &field_path) {
+                let (name, location) = (name.as_str().into(), locate(reader.file, *at));
+                self.domain.tables.push(TableDeclaration { name, source, location });
+            }
+        }
+    }
+}
+
+fn locate(file: &Arc<str>, at: Position) -> SourceLocation {
+    SourceLocation { file: Arc::clone(file), line: at.line, column: at.column }
 }

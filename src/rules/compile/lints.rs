@@ -73,7 +73,7 @@ fn looks_like_expression(value: &str) -> bool {
 
 /// Returns `true` if a descriptor affects any request.
 fn affects_requests(written: &DescriptorSpec, node: &RuleNode) -> bool {
-    let has_rule = !matches!(written.rate_limit, RateLimitSpec::None);
+    let has_rule = !matches!(written.rate_limit, RateLimitSpec::None) || written.plan.is_some();
     let exempts_values = match node.match_kind() {
         MatchKind::Exact | MatchKind::Wildcard | MatchKind::Match => true,
         MatchKind::Any => false,

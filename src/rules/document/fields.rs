@@ -155,7 +155,7 @@ impl DocumentReader<'_> {
                 return None;
             }
         };
-        let known = find_rule_key(text);
+        let known = find_rule_key(text, section);
         if known.is_none() {
             let hint =
                 nearest_rule_key(text, section).map_or_else(String::new, |near| format!("did you mean `{near}`?"));

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use super::defaults::{DefaultableKey, DefaultableKeys};
 use super::fields::{DocumentReader, Field, FieldPath};
 use super::value::{self, InvalidValue};
-use super::{DescriptorSpec, Document, RateLimitEntry, RateLimitSpec};
+use super::{DescriptorSpec, Document, PlanChoiceSpec, PlanSpec, RateLimitEntry, RateLimitSpec, TableSpec};
 use crate::limit::algorithm::Algorithm;
 use crate::limit::{RegionLossPolicy, StorePolicy};
 use crate::rules::diagnostic::escape_for_message;
 use crate::rules::key_table::{ConsistencyWord, MAX_BODY_BYTES, ScopeWord, Section, ValueKind};
+use crate::rules::plan_table::row::is_valid_name;
 use crate::rules::rule::RuleLogging;
 use crate::rules::yaml::scalar::{Scalar, ScalarValue};
 use crate::rules::yaml::{Spanned, YamlContent, YamlNode};
@@ -42,6 +43,8 @@ pub fn read_document(reader: &mut DocumentReader<'_>, root: &YamlNode<'_>) -> Op
                 document.matching =
                     reader.read_matching(field.node, &field_path).map(|value| Spanned { value, at: field.at });
             }
+            "plans" => document.plans = reader.read_plans(&field, &field_path),
+            "tables" => document.tables = reader.read_tables(&field, &field_path),
             "defaults" if !field.node.is_null() => {
                 document.defaults =
                     reader.read_defaults(field.node, &field_path).map(|value| Spanned { value, at: field.at });
@@ -88,6 +91,7 @@ impl DocumentReader<'_> {
                     read.matching = Some(Spanned { value: self.read_match(field.node, &field_path), at: field.at });
                 }
                 "rate_limit" => read.rate_limit = self.read_rate_limit(&field, &field_path),
+                "plan" if !field.node.is_null() => read.plan = self.read_plan_choice(&field, &field_path),
                 "shadow_mode" => read.shadow_mode = self.read_switch(&field, &field_path),
                 "quota_mode" => read.quota_mode = self.read_switch(&field, &field_path),
                 "detailed_metric" => read.detailed_metric = self.read_switch(&field, &field_path),
@@ -105,6 +109,92 @@ impl DocumentReader<'_> {
             }
         }
         read
+    }
+
+    fn read_plans(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Vec<PlanSpec> {
+        let mut plans = Vec::new();
+        for (name, node) in self.read_named_elements(field, "plan", field_path) {
+            let field_path = field_path.with_key(&name.value);
+            let limits = Field { node, at: name.at, ..*field };
+            let rate_limit = self.read_rate_limit(&limits, &field_path);
+            if matches!(rate_limit, RateLimitSpec::None) {
+                let hint = "write a mapping such as {unit: minute, requests_per_unit: 10}";
+                self.report_error(name.at, &field_path, "a plan without limits", hint);
+            }
+            plans.push(PlanSpec { name, rate_limit });
+        }
+        plans
+    }
+
+    fn read_tables(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Vec<TableSpec> {
+        let mut tables = Vec::new();
+        for (name, node) in self.read_named_elements(field, "table", field_path) {
+            let field_path = field_path.with_key(&name.value);
+            let errors = self.found.error_count();
+            let mut read = TableSpec { name: name.clone(), ..TableSpec::default() };
+            for field in self.read_fields(node, Section::Table, "a table", &field_path).unwrap_or_default() {
+                let field_path = field_path.with_key(field.key.name);
+                match field.key.name {
+                    "file" => read.file = self.read_string(&field, &field_path),
+                    "redis" => read.redis = self.read_string(&field, &field_path),
+                    "keep" => {
+                        let parse = |scalar: &Scalar<'_>| value::parse_duration_us(scalar.text());
+                        read.keep_us = self.read_parsed_scalar(&field, parse, &field_path);
+                    }
+                    _ => {}
+                }
+            }
+            read.unreadable = self.found.error_count() > errors;
+            tables.push(read);
+        }
+        tables
+    }
+
+    /// Reads `plan`.
+    fn read_plan_choice(
+        &mut self,
+        field: &Field<'_, '_>,
+        field_path: &FieldPath<'_>,
+    ) -> Option<Spanned<PlanChoiceSpec>> {
+        let errors = self.found.error_count();
+        let mut read = PlanChoiceSpec::default();
+        for field in self.read_fields(field.node, Section::Plan, "a plan", field_path)? {
+            let field_path = field_path.with_key(field.key.name);
+            match field.key.name {
+                "from" => read.from = self.read_string(&field, &field_path),
+                "key" => read.key = self.read_string(&field, &field_path),
+                "default" => read.default = self.read_string(&field, &field_path),
+                _ => {}
+            }
+        }
+        read.unreadable = self.found.error_count() > errors;
+        Some(Spanned { value: read, at: field.at })
+    }
+
+    /// Returns the elements of a mapping from names that the user chooses. Reports invalid names, and leaves them out.
+    fn read_named_elements<'n, 'a>(
+        &mut self,
+        field: &Field<'n, 'a>,
+        kind: &str,
+        field_path: &FieldPath<'_>,
+    ) -> Vec<(Spanned<String>, &'n YamlNode<'a>)> {
+        let YamlContent::Map(map) = &field.node.content else {
+            if !field.node.is_null() {
+                self.report_wrong_type(field.node, "a mapping", "write a mapping from names", field_path);
+            }
+            return Vec::new();
+        };
+        let mut elements = Vec::with_capacity(map.len());
+        for (name, node) in map.iter() {
+            let text = name.as_scalar().map_or("", |scalar| scalar.text());
+            if is_valid_name(text) {
+                elements.push((Spanned { value: text.to_owned(), at: name.at }, node));
+            } else {
+                let message = format!("'{}' cannot be the name of a {kind}", escape_for_message(text));
+                self.report_error(name.at, field_path, message, "write up to 64 letters, digits, `_` and `-`");
+            }
+        }
+        elements
     }
 
     fn read_metadata(

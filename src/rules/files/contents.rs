@@ -25,7 +25,7 @@ pub(super) fn read_contents(path: &Path, bytes_left: u64) -> Result<Vec<u8>, Pat
 ///
 /// The type is checked before, because opening a device may have an effect, and after, because the path may lead
 /// elsewhere by then. Without O_NONBLOCK, a FIFO in between would block.
-fn open_regular_file(path: &Path) -> Result<File, PathProblem> {
+pub(in crate::rules) fn open_regular_file(path: &Path) -> Result<File, PathProblem> {
     check_regular(&fs::metadata(path).map_err(|error| PathProblem::from(&error))?)?;
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
     let file =

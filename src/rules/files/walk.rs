@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use super::scan::{FileSearchResult, FoundFile, WatchedPath};
 use super::{MAX_ERRORS, MAX_FILES, PathError, PathProblem, RuleLocation};
+use crate::rules::plan_table::is_table_file;
 
 /// Maximum number of names in one search, rule files or not.
 const MAX_ENTRIES: usize = 100_000;
@@ -237,6 +238,9 @@ impl NameFilter<'_> {
     fn rule_file_name(&self, path: &Path) -> Option<Arc<str>> {
         // The directory may contain a JSON schema for editors.
         if path.as_os_str().as_bytes().ends_with(b".schema.json") {
+            return None;
+        }
+        if is_table_file(path) {
             return None;
         }
         match self {

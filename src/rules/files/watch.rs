@@ -19,7 +19,8 @@ use tokio::sync::watch;
 
 use super::fs_events::FsWatches;
 use super::read::{FilesRead, read_found_files};
-use super::scan::WatchedPath;
+use super::scan::{FileSearchResult, WatchedPath};
+use super::stamps::FileStamps;
 use super::wakeup::{WakeReason, Wakeup};
 use super::walk::search_location;
 use super::{ReadResult, RuleLocation};
@@ -82,6 +83,35 @@ impl FileWatcher {
         timing: WatchTiming,
         last: &ReadResult,
     ) -> io::Result<(Self, FileSetReceiver)> {
+        let read = |scan: FileSearchResult| {
+            let FilesRead { result, named } = read_found_files(scan);
+            (result, named)
+        };
+        let comparison = Comparison { read, fingerprint: hash_result };
+        Self::start_comparing(location, timing, hash_result(last), comparison)
+    }
+
+    /// Starts to watch files without reading them. `last` has the stamps that the caller knows; a change since then is
+    /// delivered too.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn start_comparing_stamps(
+        location: RuleLocation,
+        timing: WatchTiming,
+        last: &FileStamps,
+    ) -> io::Result<(Self, FileSetReceiver<FileStamps>)> {
+        let comparison =
+            Comparison { read: |scan| (FileStamps::from_scan(scan), Vec::new()), fingerprint: FileStamps::fingerprint };
+        Self::start_comparing(location, timing, last.fingerprint(), comparison)
+    }
+
+    fn start_comparing<T: Send + 'static>(
+        location: RuleLocation,
+        timing: WatchTiming,
+        delivered: u128,
+        comparison: Comparison<T>,
+    ) -> io::Result<(Self, FileSetReceiver<T>)> {
         let timing = timing.clamp_intervals();
         let wakeup = Arc::new(Wakeup::default());
         let comparisons = Arc::new(AtomicU64::new(0));
@@ -93,8 +123,9 @@ impl FileWatcher {
             timing,
             wakeup: Arc::clone(&wakeup),
             comparisons: Arc::clone(&comparisons),
-            delivered: hash_result(last),
+            delivered,
             named: Vec::new(),
+            comparison,
             slot: Arc::clone(&slot),
             filled,
         };
@@ -143,14 +174,14 @@ impl WatchReloader {
 
 /// Receiver of changed sets. Holds only the newest: a slow receiver misses the sets that it replaced.
 #[derive(Debug)]
-pub struct FileSetReceiver {
-    slot: Arc<Mutex<Option<ReadResult>>>,
+pub struct FileSetReceiver<T = ReadResult> {
+    slot: Arc<Mutex<Option<T>>>,
     filled: watch::Receiver<()>,
 }
 
-impl FileSetReceiver {
+impl<T> FileSetReceiver<T> {
     /// Returns the next changed set, or its errors; `None` after the watcher has ended. Cancel safe.
-    pub async fn next_set(&mut self) -> Option<ReadResult> {
+    pub async fn next_set(&mut self) -> Option<T> {
         loop {
             self.filled.mark_unchanged();
             if let Some(result) = lock_ignoring_poison(&self.slot).take() {
@@ -161,8 +192,15 @@ impl FileSetReceiver {
     }
 }
 
+/// How files are compared.
+struct Comparison<T> {
+    /// Reads what a search found, and returns further paths to watch.
+    read: fn(FileSearchResult) -> (T, Vec<WatchedPath>),
+    fingerprint: fn(&T) -> u128,
+}
+
 /// The thread that compares files.
-struct WatchThread {
+struct WatchThread<T> {
     location: RuleLocation,
     timing: WatchTiming,
     wakeup: Arc<Wakeup>,
@@ -170,16 +208,17 @@ struct WatchThread {
     comparisons: Arc<AtomicU64>,
     /// Fingerprint of the last delivered set.
     delivered: u128,
-    /// Paths that the rule files named when they were last read.
+    /// Paths that the files named when they were last read.
     named: Vec<WatchedPath>,
-    slot: Arc<Mutex<Option<ReadResult>>>,
+    comparison: Comparison<T>,
+    slot: Arc<Mutex<Option<T>>>,
     filled: watch::Sender<()>,
 }
 
 /// The watcher was dropped.
 struct Stopped;
 
-impl WatchThread {
+impl<T> WatchThread<T> {
     fn watch_until_stopped(mut self) {
         // The first comparison is due at once: something may have changed since the caller's read.
         let mut poll_at = Instant::now();
@@ -214,14 +253,14 @@ impl WatchThread {
     /// rule file may well be valid and lack the limits at its end.
     fn deliver_if_changed(&mut self, reason: WakeReason) -> Result<(), Stopped> {
         let mut reload = reason.reload;
-        let mut last = hash_result(&self.watch_and_read_files(reason.changed || reload));
+        let mut last = (self.comparison.fingerprint)(&self.watch_and_read_files(reason.changed || reload));
         let since = Instant::now();
         let mut warned = false;
         while reload || last != self.delivered {
             let reason = self.wait_for_debounce()?;
             reload |= reason.reload;
             let result = self.watch_and_read_files(reason.changed);
-            let fingerprint = hash_result(&result);
+            let fingerprint = (self.comparison.fingerprint)(&result);
             if fingerprint == last {
                 self.deliver_result(result, fingerprint);
                 return Ok(());
@@ -256,7 +295,7 @@ impl WatchThread {
     ///
     /// Watches are placed before, so that a change during the read is noticed. If the paths differ after that, the
     /// watches are placed again.
-    fn watch_and_read_files(&mut self, changed: bool) -> ReadResult {
+    fn watch_and_read_files(&mut self, changed: bool) -> T {
         let mut renew = changed;
         let mut placements = 0;
         let result = loop {
@@ -272,7 +311,7 @@ impl WatchThread {
                     scan = search_location(&self.location);
                 }
             }
-            let FilesRead { result, named } = read_found_files(scan);
+            let (result, named) = (self.comparison.read)(scan);
             let is_watched = self.fs_watches.is_none() || placements >= MAX_WATCH_PLACEMENTS || named == self.named;
             self.named = named;
             if is_watched {
@@ -283,7 +322,7 @@ impl WatchThread {
         result
     }
 
-    fn deliver_result(&mut self, result: ReadResult, fingerprint: u128) {
+    fn deliver_result(&mut self, result: T, fingerprint: u128) {
         self.delivered = fingerprint;
         *lock_ignoring_poison(&self.slot) = Some(result);
         self.filled.send_replace(());

@@ -40,8 +40,9 @@ impl RuleSet {
             descriptors.reverse();
             let RuleDescriptor { key, value, share_threshold } = self.to_rule_descriptor(id);
             let rule = node.rule.as_deref().map(|compiled| {
-                let mut rule = compiled.rule.clone();
+                let mut rule = compiled.to_rule();
                 edit(&mut rule);
+                rule.plan_rules_mut().for_each(&mut edit);
                 rule
             });
             let unknown = || SourceLocation { file: "".into(), line: 0, column: 0 };

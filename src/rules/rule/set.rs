@@ -21,13 +21,16 @@ use super::patterns::{Patterns, PatternsBuilder};
 use super::step_bound::count_repeated_keys;
 use super::value_pattern::{MatchKind, ValuePattern};
 use super::{
-    Allowance, Domain, EntryOrder, Matching, NodeId, OverrideDefaults, Rule, RuleNode, SourceLocation,
-    UnitOverrideDefaults,
+    Allowance, Domain, EntryOrder, Matching, NodeId, OWN_LIMIT_NAME, OverrideDefaults, PlanChoices, Rule, RuleNode,
+    RulePlan, SourceLocation, TableDeclaration, UnitOverrideDefaults,
 };
 use crate::base::random::random_u64_pair;
 use crate::limit::active::ActiveTimes;
 use crate::limit::period::Unit;
+use crate::limit::request::Entry;
 use crate::limit::{Limit, StorePolicy};
+use crate::rules::plan_table::live::{LiveTable, LookUp, PlanSource};
+use crate::rules::plan_table::row::{FoundRow, OwnLimit};
 use crate::telemetry::metrics::limit_registry::{LimitRegistry, OVERFLOW_NAME};
 use crate::telemetry::metrics::limit_stats::{LimitName, LimitStats};
 
@@ -44,6 +47,8 @@ pub struct RuleSet {
     can_error: bool,
     /// A domain takes entries in any order.
     has_any_order: bool,
+    /// Rows of tables are in Redis.
+    reads_rows: bool,
     pub(super) nodes: Vec<CompiledNode>,
     edges: HashTable<u32>,
     hash_keys: (u64, u64),
@@ -61,6 +66,12 @@ pub struct DomainRules {
     /// With entries in any order: keys that a path has more than once, with the largest number of times.
     pub(super) repeated_keys: HashMap<Box<[u8]>, u64>,
     pub(super) root: NodeId,
+    /// Names of its plans.
+    pub plans: Vec<Arc<str>>,
+    /// Its tables as declared.
+    pub declared_tables: Vec<TableDeclaration>,
+    /// Its tables, in the same order.
+    pub tables: Vec<LiveTable>,
     /// Counts for limits that come with requests and for which there are no statistics of their own.
     pub others: Arc<LimitStats>,
 }
@@ -103,6 +114,49 @@ pub struct CompiledRule {
     pub named_by_request: bool,
     /// A limit of the rule is not always active.
     pub has_active_times: bool,
+    /// Plans that a table chooses from; `None` for most rules.
+    plans: Option<Box<CompiledPlans>>,
+}
+
+/// Plans that a table chooses from for one rule.
+#[derive(Debug)]
+struct CompiledPlans {
+    /// Index of the table among those of the domain.
+    table: usize,
+    /// Index of the entry whose value is looked up.
+    entry: usize,
+    /// The rule under each plan of the domain; `None` for the default plan.
+    plans: Vec<Option<CompiledRule>>,
+    /// The rule for limits of rows, without limits.
+    own: CompiledRule,
+    /// Statistics of all limits of rows.
+    own_stats: Arc<LimitStats>,
+    own_shadow: bool,
+    own_quota: bool,
+}
+
+/// Limits that a table chose.
+#[derive(Clone, Copy, Debug)]
+pub struct ChosenPlan<'r> {
+    /// The rule with the limits of the plan.
+    pub rule: &'r CompiledRule,
+    /// How the plan was found.
+    pub source: PlanSource,
+    /// Limit of the row's own, in place of those of the rule.
+    pub own: Option<ChosenOwnLimit<'r>>,
+}
+
+/// Limit of a row's own, as a rule has it.
+#[derive(Clone, Copy, Debug)]
+pub struct ChosenOwnLimit<'r> {
+    /// The limit.
+    pub limit: OwnLimit,
+    /// Shadow mode.
+    pub shadow: bool,
+    /// Quota mode.
+    pub quota: bool,
+    /// Statistics of all such limits of the rule.
+    pub stats: &'r Arc<LimitStats>,
 }
 
 /// One-time warning about a rule that clients peek at: hits reported after the peek are lost if they are rejected.
@@ -151,9 +205,16 @@ pub struct CompiledLimit {
 impl DomainRules {
     /// The domain in tree form, with these descriptors.
     pub(super) fn to_domain_with(&self, descriptors: Vec<RuleNode>) -> Domain {
-        let Self { name, defaults, defaults_by_unit, matching, .. } = self;
-        let (name, defaults) = (name.clone(), defaults.clone());
-        Domain { name, defaults, defaults_by_unit: defaults_by_unit.clone(), matching: *matching, descriptors }
+        let Self { name, defaults, defaults_by_unit, matching, plans, declared_tables, .. } = self;
+        Domain {
+            name: name.clone(),
+            defaults: defaults.clone(),
+            defaults_by_unit: defaults_by_unit.clone(),
+            matching: *matching,
+            plans: plans.clone(),
+            tables: declared_tables.clone(),
+            descriptors,
+        }
     }
 
     /// Defaults for limits of `unit` that are sent with a request.
@@ -181,6 +242,7 @@ impl RuleSet {
             rule_count: 0,
             can_error: false,
             has_any_order: domains.iter().any(|domain| domain.matching.order == EntryOrder::Any),
+            reads_rows: false,
             nodes: Vec::new(),
             edges: HashTable::new(),
             hash_keys: random_u64_pair(),
@@ -194,27 +256,74 @@ impl RuleSet {
             let repeated_keys = repeated_keys.into_iter().map(|(key, times)| (key.as_bytes().into(), times)).collect();
             set.add_subtrees(root, domain.descriptors, &domain.name, limit_stats);
             let others = limit_stats.register_rule_limit(LimitName::new([&*domain.name, OVERFLOW_NAME]));
-            let Domain { name, defaults, defaults_by_unit, matching, .. } = domain;
-            let rules =
-                DomainRules { name: name.clone(), defaults, defaults_by_unit, matching, repeated_keys, root, others };
+            let Domain { name, defaults, defaults_by_unit, matching, plans, tables: declared_tables, .. } = domain;
+            let empty = |declared: &TableDeclaration| LiveTable::new(Arc::clone(&declared.name), Arc::default());
+            let rules = DomainRules {
+                name: name.clone(),
+                defaults,
+                defaults_by_unit,
+                matching,
+                repeated_keys,
+                root,
+                plans,
+                tables: declared_tables.iter().map(empty).collect(),
+                declared_tables,
+                others,
+            };
             set.roots.push(root);
             set.domains.insert(name, rules);
         }
         set.nodes.shrink_to_fit();
-        let rules = || set.nodes.iter().filter_map(|node| node.rule.as_deref());
         let override_can_error = |domain: &DomainRules| {
             let by_unit = domain.defaults_by_unit.iter().map(|of_unit| &of_unit.defaults);
             by_unit.chain([&domain.defaults]).any(|defaults| defaults.on_store_error == Some(StorePolicy::Error))
         };
-        set.rule_count = rules().count();
+        set.rule_count = set.nodes.iter().filter(|node| node.rule.is_some()).count();
         set.can_error =
-            rules().any(CompiledRule::can_error_on_store_failure) || set.domains.values().any(override_can_error);
+            set.rules().any(CompiledRule::can_error_on_store_failure) || set.domains.values().any(override_can_error);
         set
     }
 
     /// Returns the rules of a domain.
     pub fn domain(&self, name: &str) -> Option<&DomainRules> {
         self.domains.get(name)
+    }
+
+    /// Replaces a table of a domain, before the rules decide. Returns false if there is no such table.
+    pub fn replace_table(&mut self, domain: &str, index: usize, table: LiveTable) -> bool {
+        let place = self.domains.get_mut(domain).and_then(|domain| domain.tables.get_mut(index));
+        let Some(place) = place else { return false };
+        self.reads_rows |= table.row_cache().is_some();
+        *place = table;
+        true
+    }
+
+    /// Returns true if rows of tables must be read from Redis before limits are selected.
+    pub const fn reads_rows(&self) -> bool {
+        self.reads_rows
+    }
+
+    /// Uses the rows of another rule set, of which this one is a copy with other limits.
+    pub fn share_tables(&mut self, other: &Self) {
+        for (name, domain) in &mut self.domains {
+            let Some(from) = other.domain(name) else { continue };
+            domain.tables.iter_mut().zip(&from.tables).for_each(|(table, from)| table.share_rows(from));
+        }
+    }
+
+    /// Keeps the plans of recorded decisions from now on, in place of the rows of tables, which a log does not have.
+    pub fn keep_recorded_plans(&mut self) {
+        self.domains.values_mut().flat_map(|domain| &mut domain.tables).for_each(LiveTable::keep_recorded_rows);
+    }
+
+    /// Sets the plan that a recorded decision found for a path; `own` is the limit of its row, if it had one.
+    pub fn set_recorded_plan(&self, domain: &str, entries: &[Entry<'_>], plan: &str, own: Option<OwnLimit>) {
+        let Some(domain) = self.domain(domain) else { return };
+        let Some(found) = self.find_rule(domain, entries) else { return };
+        let Some(plans) = found.rule.plans.as_deref() else { return };
+        let Some((entry, table)) = entries.get(plans.entry).zip(domain.tables.get(plans.table)) else { return };
+        let index = domain.plans.iter().position(|known| **known == *plan).and_then(|index| u16::try_from(index).ok());
+        table.set_recorded_row(entry.value, own.map(FoundRow::Own).or(index.map(FoundRow::Plan)));
     }
 
     /// All domains, in no order.
@@ -243,7 +352,7 @@ impl RuleSet {
         self.domains.len()
     }
 
-    /// Iterates over all rules in file order, a node before its children.
+    /// Iterates over all rules in file order, a node before its children. A rule with plans occurs once for each.
     pub fn rules(&self) -> impl Iterator<Item = &CompiledRule> {
         let mut waiting: Vec<NodeId> = self.roots.iter().rev().copied().collect();
         std::iter::from_fn(move || {
@@ -252,6 +361,7 @@ impl RuleSet {
             Some(node)
         })
         .filter_map(|node| node.rule.as_deref())
+        .flat_map(CompiledRule::under_each_plan)
     }
 
     /// Location of the first descriptor that matches on a value; `None` if all match on keys alone.
@@ -329,7 +439,7 @@ impl RuleSet {
                 let rule = node.rule.map(|rule| {
                     let stats =
                         |extra: Option<&str>| limit_stats.register_rule_limit(self.metric_name(domain, id, extra));
-                    Box::new(CompiledRule::new(rule, by_value, stats))
+                    Box::new(CompiledRule::new(rule, by_value, &stats))
                 });
                 let compiled = &mut self.nodes[id as usize];
                 compiled.rule = rule;
@@ -388,7 +498,9 @@ pub fn hash_limit_identity(limit: &Limit, epoch: u64) -> u128 {
 }
 
 impl CompiledRule {
-    fn new(rule: Rule, by_value: bool, stats: impl Fn(Option<&str>) -> Arc<LimitStats>) -> Self {
+    fn new(mut rule: Rule, by_value: bool, stats: &dyn Fn(Option<&str>) -> Arc<LimitStats>) -> Self {
+        let plans = rule.plan.as_mut().and_then(|plan| Some((plan.table, plan.choices.take()?)));
+        let plans = plans.map(|(table, choices)| Box::new(CompiledPlans::new(&rule, table, choices, by_value, stats)));
         let limits: SmallVec<[CompiledLimit; 1]> = match &rule.allowance {
             Allowance::Unlimited { .. } => SmallVec::new(),
             Allowance::Limits(limits) => limits
@@ -409,7 +521,44 @@ impl CompiledRule {
         let named_by_request = by_value || rule.detailed_metric;
         let deciding = limits.iter().take_while(|limit| !limit.candidate).count();
         let has_active_times = limits.iter().any(|limit| limit.active.is_some());
-        Self { rule, limits, deciding, peek_warning: PeekWarning::default(), named_by_request, has_active_times }
+        let peek_warning = PeekWarning::default();
+        Self { rule, limits, deciding, peek_warning, named_by_request, has_active_times, plans }
+    }
+
+    /// The rule under its default plan, then under each other plan; most rules have none.
+    pub fn under_each_plan(&self) -> impl Iterator<Item = &Self> {
+        let others = self.plans.iter().flat_map(|plans| plans.plans.iter().flatten());
+        std::iter::once(self).chain(others)
+    }
+
+    /// The rule in tree form, with the plans that its table chooses from.
+    pub(super) fn to_rule(&self) -> Rule {
+        let mut rule = self.rule.clone();
+        if let (Some(plan), Some(compiled)) = (rule.plan.as_mut(), self.plans.as_deref()) {
+            plan.choices = Some(PlanChoices {
+                entry: compiled.entry,
+                plans: compiled.plans.iter().map(|other| other.as_ref().map(|other| other.rule.clone())).collect(),
+                shadow: compiled.own_shadow,
+                quota: compiled.own_quota,
+            });
+        }
+        rule
+    }
+
+    /// The table that chooses the plan, and the value that is looked up; `None` if the rule has no plans.
+    pub fn looked_up_value<'a>(
+        &self,
+        domain: &'a DomainRules,
+        entries: &[Entry<'a>],
+    ) -> Option<(&'a LiveTable, &'a [u8])> {
+        let plans = self.plans.as_deref()?;
+        Some((domain.tables.get(plans.table)?, entries.get(plans.entry)?.value))
+    }
+
+    /// Chooses the plan for a request with these entries; `None` if the rule has no plans.
+    #[inline]
+    pub fn choose_plan<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> Option<ChosenPlan<'r>> {
+        self.plans.as_deref().map(|plans| plans.choose(self, domain, entries))
     }
 
     /// Limits that decide: all but the candidates, which are last.
@@ -435,6 +584,52 @@ impl CompiledRule {
         match &self.rule.allowance {
             Allowance::Unlimited { .. } => &[],
             Allowance::Limits(limits) => limits.get(index).map_or(&[], |limit| &limit.left_out_defaults),
+        }
+    }
+}
+
+impl CompiledPlans {
+    fn new(
+        default: &Rule,
+        table: usize,
+        choices: PlanChoices,
+        by_value: bool,
+        stats: &dyn Fn(Option<&str>) -> Arc<LimitStats>,
+    ) -> Self {
+        let PlanChoices { entry, plans, shadow: own_shadow, quota: own_quota } = choices;
+        let plans = plans.into_iter().map(|rule| rule.map(|rule| CompiledRule::new(rule, by_value, stats)));
+        let plan = RulePlan { name: OWN_LIMIT_NAME.into(), table, choices: None };
+        let own = Rule {
+            allowance: Allowance::Limits(Vec::new()),
+            replaces: Vec::new(),
+            plan: Some(Box::new(plan)),
+            ..default.clone()
+        };
+        Self {
+            table,
+            entry,
+            plans: plans.collect(),
+            own: CompiledRule::new(own, by_value, stats),
+            own_stats: stats(Some(OWN_LIMIT_NAME)),
+            own_shadow,
+            own_quota,
+        }
+    }
+
+    fn choose<'r>(&'r self, default: &'r CompiledRule, domain: &DomainRules, entries: &[Entry<'_>]) -> ChosenPlan<'r> {
+        let found = entries.get(self.entry).zip(domain.tables.get(self.table));
+        match found.map_or(LookUp::NoRow, |(entry, table)| table.find(entry.value)) {
+            LookUp::NoRow => ChosenPlan { rule: default, source: PlanSource::Default, own: None },
+            LookUp::NotRead => ChosenPlan { rule: default, source: PlanSource::NotRead, own: None },
+            LookUp::Row(FoundRow::Plan(index)) => {
+                let rule = self.plans.get(usize::from(index)).and_then(Option::as_ref).unwrap_or(default);
+                ChosenPlan { rule, source: PlanSource::Row, own: None }
+            }
+            LookUp::Row(FoundRow::Own(limit)) => {
+                let Self { own_shadow: shadow, own_quota: quota, own_stats: stats, .. } = self;
+                let own = ChosenOwnLimit { limit, shadow: *shadow, quota: *quota, stats };
+                ChosenPlan { rule: &self.own, source: PlanSource::OwnLimit, own: Some(own) }
+            }
         }
     }
 }

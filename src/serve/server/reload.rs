@@ -6,11 +6,13 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
 use tokio::sync::oneshot;
 
+use super::table_changes::TableFollowers;
 use crate::base::clock::Clock;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::base::threads;
@@ -20,13 +22,15 @@ use crate::decide::log::recorded_rules;
 use crate::rules::compile::CompiledRules;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::defaults_file::{self, DefaultsStatus, DefaultsWatch};
-use crate::rules::diagnostic::Diagnostics;
-use crate::rules::files::ReadResult;
-use crate::rules::files::watch::{WatchReloader, WatchTiming};
+use crate::rules::diagnostic::{Diagnostic, Diagnostics};
+use crate::rules::files::stamps::FileStamps;
+use crate::rules::files::watch::{FileSetReceiver, FileWatcher, WatchReloader, WatchTiming};
+use crate::rules::files::{ReadResult, RuleLocation};
 use crate::rules::live::{LiveRules, RuleProblem, SourceIdentity};
 use crate::rules::rule::set::RuleSet;
 use crate::rules::rule_defaults::RuleDefaults;
 use crate::rules::source::{CompileFailure, RuleSnapshot, RuleSource, RuleUpdate, SourceConfig, SourceReloader};
+use crate::rules::table_loader::{RuleFilePaths, TableLoader};
 use crate::serve::grpc::health::GrpcHealth;
 use crate::telemetry::logs::LIFECYCLE_TARGET;
 use crate::telemetry::service_metrics::ServiceMetrics;
@@ -43,6 +47,8 @@ pub(super) struct RuleApplier {
     pub(super) defaults: Option<Arc<DefaultsStatus>>,
     /// Warnings of the last set, which are not logged again, and its rules.
     pub(super) last: Arc<Mutex<LastAcceptedRules>>,
+    /// Tables of the rules.
+    pub(super) tables: Arc<Mutex<TableLoader>>,
 }
 
 /// Rules and warnings of the last accepted update.
@@ -60,6 +66,8 @@ struct RuleSetReplacement {
     from: SourceIdentity,
     /// The rules as the decision log records them; their id comes from here.
     recorded: RuleSetRecord,
+    /// Paths of its files.
+    paths: Arc<RuleFilePaths>,
 }
 
 /// Applies the updates of a running source of rules, and changes of the file of defaults.
@@ -68,6 +76,19 @@ pub(super) struct RuleUpdater {
     applier: RuleApplier,
     source: RuleSource,
     defaults: Option<DefaultsWatch>,
+    timing: WatchTiming,
+    tables: Option<TableWatch>,
+    /// Followers of tables in Redis; `None` if counters are elsewhere.
+    followers: Option<TableFollowers>,
+}
+
+/// Watch of the files of tables.
+#[derive(Debug)]
+struct TableWatch {
+    /// Ends with it.
+    _watcher: FileWatcher,
+    changes: FileSetReceiver<FileStamps>,
+    paths: Vec<PathBuf>,
 }
 
 /// Handle that makes the source read the rules, and the file of defaults, again (SIGHUP).
@@ -88,11 +109,16 @@ impl RuleUpdater {
     ///
     /// # Errors
     /// The source or the watcher of the defaults cannot be started.
-    pub(super) fn start(applier: RuleApplier, config: SourceConfig, timing: WatchTiming) -> io::Result<Self> {
+    pub(super) fn start(
+        applier: RuleApplier,
+        config: SourceConfig,
+        timing: WatchTiming,
+        followers: Option<TableFollowers>,
+    ) -> io::Result<Self> {
         let mut watch = None;
         if let Some(status) = &applier.defaults {
             applier.rules.set_defaults_status(Arc::clone(status));
-            let (started, first) = DefaultsWatch::start(status.path(), timing)?;
+            let (started, first) = DefaultsWatch::start(status.path(), timing.clone())?;
             // A file that cannot be used is logged; the built-in defaults apply.
             let _ = applier.apply_defaults_file(status, first);
             watch = Some(started);
@@ -104,7 +130,9 @@ impl RuleUpdater {
         if let Some(update) = first {
             source.acknowledge(&applier.apply_update(update));
         }
-        Ok(Self { applier, source, defaults: watch })
+        let mut updates = Self { applier, source, defaults: watch, timing, tables: None, followers };
+        updates.watch_tables();
+        Ok(updates)
     }
 
     /// Handle that requests the rules again.
@@ -123,6 +151,13 @@ impl RuleUpdater {
                     let result = applier.run_on_thread(move |applier| applier.apply_update(update)).await;
                     let result = result.unwrap_or_else(|failure| self.applier.reject_update(&[failure]));
                     self.source.acknowledge(&result);
+                    self.watch_tables();
+                }
+                Some(_) = next_table_change(&mut self.tables) => {
+                    let applier = self.applier.clone();
+                    if let Err(failure) = applier.run_on_thread(RuleApplier::apply_changed_tables).await {
+                        tracing::error!("the tables stay as they are: {failure}");
+                    }
                 }
                 Some(changed) = wait_for_defaults_file_change(&mut self.defaults) => {
                     self.applier.apply_changed_defaults_file(changed).await;
@@ -130,6 +165,39 @@ impl RuleUpdater {
             }
             health.send_changed_status();
         }
+    }
+}
+
+impl RuleUpdater {
+    /// Watches the files of the tables that the rules have now, and follows those in Redis.
+    fn watch_tables(&mut self) {
+        let tables = lock_ignoring_poison(&self.applier.tables);
+        if let Some(followers) = &mut self.followers {
+            followers.follow(tables.row_caches());
+        }
+        let stamps = tables.stamps();
+        drop(tables);
+        let paths: Vec<PathBuf> = stamps.0.iter().map(|(path, _)| path.clone()).collect();
+        if self.tables.as_ref().is_some_and(|watch| watch.paths == paths) {
+            return;
+        }
+        self.tables = None;
+        if paths.is_empty() {
+            return;
+        }
+        let location = RuleLocation::Paths(paths.clone());
+        match FileWatcher::start_comparing_stamps(location, self.timing.clone(), &stamps) {
+            Ok((watcher, changes)) => self.tables = Some(TableWatch { _watcher: watcher, changes, paths }),
+            Err(error) => tracing::error!(%error, "tables are not watched: no thread can be started (send SIGHUP)"),
+        }
+    }
+}
+
+/// Waits for a change of the file of a table; for ever without tables. Cancel safe.
+async fn next_table_change(tables: &mut Option<TableWatch>) -> Option<FileStamps> {
+    match tables {
+        Some(tables) => tables.changes.next_set().await,
+        None => std::future::pending().await,
     }
 }
 
@@ -198,12 +266,14 @@ impl RuleApplier {
             let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
             let recorded = recorded_rules::record_rules(&snapshot.rules, snapshot.version.as_deref(), &defaults);
             let from = SourceIdentity { names: snapshot.rules.source_names(), version: snapshot.version };
+            let paths = snapshot.paths;
             // Defaults make no rule invalid, so this does not fail.
             let compiled = snapshot
                 .rules
                 .compile(&options)
                 .map_err(|found| record_refused_defaults_file(status, &texts(&found)))?;
-            self.replace_rules(RuleSetReplacement { compiled, from, recorded }, &defaults);
+            self.replace_rules(RuleSetReplacement { compiled, from, recorded, paths }, &defaults)
+                .map_err(|found| record_refused_defaults_file(status, &texts(&found)))?;
         }
         for warning in warnings.warnings().iter().take(MAX_LOGGED_PROBLEMS) {
             tracing::warn!("TOLLKEEPER_RULE_DEFAULTS: {warning}");
@@ -227,6 +297,7 @@ impl RuleApplier {
         let defaults = self.defaults.as_ref().map(|status| status.defaults()).unwrap_or_default();
         let recorded = recorded_rules::record_rules(&snapshot.rules, snapshot.version.as_deref(), &defaults);
         let from = SourceIdentity { names: snapshot.rules.source_names(), version: snapshot.version };
+        let paths = snapshot.paths;
         let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
         let compiled = match snapshot.rules.compile_with_error_lines(&options) {
             Ok(compiled) => compiled,
@@ -235,19 +306,31 @@ impl RuleApplier {
                 return self.reject_update_with_lines(&texts, problems);
             }
         };
-        self.replace_rules(RuleSetReplacement { compiled, from, recorded }, &defaults);
+        if let Err(found) = self.replace_rules(RuleSetReplacement { compiled, from, recorded, paths }, &defaults) {
+            let texts: Vec<_> = found.errors().iter().map(ToString::to_string).collect();
+            return self.reject_update_with_lines(&texts, found.errors().iter().map(to_rule_problem).collect());
+        }
         self.lock_last_accepted().accepted = kept;
         Ok(())
     }
 
     /// Replaces the rules. Logs warnings that the last set did not have.
-    fn replace_rules(&self, set: RuleSetReplacement, defaults: &RuleDefaults) {
-        let RuleSetReplacement { compiled, from, recorded } = set;
+    ///
+    /// # Errors
+    /// Problems of a table; nothing changed.
+    fn replace_rules(&self, set: RuleSetReplacement, defaults: &RuleDefaults) -> Result<(), Diagnostics> {
+        let RuleSetReplacement { compiled, from, recorded, paths } = set;
+        let mut tables = lock_ignoring_poison(&self.tables);
+        let prepared = tables.prepare(&compiled.domains, &paths, self.clock.now())?;
+        log_kept_tables(&prepared.kept);
         let warnings = compiled.warnings.warnings().iter().take(MAX_LOGGED_PROBLEMS).map(ToString::to_string);
         let warnings: Vec<String> = warnings.collect();
         let known = std::mem::replace(&mut self.lock_last_accepted().warnings, warnings.iter().cloned().collect());
         warnings.iter().filter(|warning| !known.contains(*warning)).for_each(|warning| tracing::warn!("{warning}"));
         let mut rules = RuleSet::from_domains(compiled.domains, &self.metrics.limits);
+        tables.attach(prepared, &mut rules);
+        let reports = tables.report();
+        drop(tables);
         rules.id = recorded.id.as_str().into();
         rules.contents_hash = recorded_rules::hash_contents(&recorded.documents).into();
         if let Some(log) = &self.log {
@@ -257,12 +340,37 @@ impl RuleApplier {
             status.record_use(&rules, defaults);
         }
         let version = self.rules.replace_rules(rules, from, self.clock.now());
+        self.rules.set_table_reports(reports);
         let status = self.rules.status();
         let (domains, rules) = (status.domains, status.rules);
         // The line of the start has the first rules.
         match version {
             1 => tracing::info!(version, domains, rules, "rules loaded"),
             _ => tracing::info!(target: LIFECYCLE_TARGET, version, domains, rules, "rules loaded"),
+        }
+        Ok(())
+    }
+
+    /// Reads tables whose files have changed, and replaces their rows.
+    ///
+    /// # Errors
+    /// The problems, which were logged; the last good rows stay.
+    fn apply_changed_tables(&self) -> ApplyResult {
+        let Some(loaded) = self.rules.current_rules_owned() else { return Ok(()) };
+        let mut tables = lock_ignoring_poison(&self.tables);
+        let result = tables.reload_changed(&loaded.rules, self.clock.now());
+        self.rules.set_table_reports(tables.report());
+        match result {
+            Ok(replaced) => {
+                for (domain, table, rows) in replaced {
+                    tracing::info!(target: LIFECYCLE_TARGET, domain, table = &*table, rows, "table loaded");
+                }
+                Ok(())
+            }
+            Err(problems) => {
+                log_kept_tables(&problems);
+                Err(problems.to_string())
+            }
         }
     }
 
@@ -291,6 +399,21 @@ impl RuleApplier {
         self.rules.record_rejected(error.clone(), in_files, self.clock.now());
         Err(error)
     }
+}
+
+/// Logs problems of tables whose last good rows stay.
+fn log_kept_tables(problems: &Diagnostics) {
+    for problem in problems.errors().iter().take(MAX_LOGGED_PROBLEMS) {
+        tracing::error!("a table cannot be used, its last good rows stay: {problem}");
+    }
+    if let Some(more) = problems.error_count().checked_sub(MAX_LOGGED_PROBLEMS as u64).filter(|more| *more > 0) {
+        tracing::error!("a table cannot be used: {more} more problems; `tollkeeper check` lists them");
+    }
+}
+
+/// A problem of a table, without the lines around it.
+fn to_rule_problem(problem: &Diagnostic) -> RuleProblem {
+    RuleProblem { message: problem.to_string(), file: Arc::clone(&problem.file), line: problem.line, lines: Vec::new() }
 }
 
 /// Logs and records why a file of defaults cannot be used. Returns the problems as an error.

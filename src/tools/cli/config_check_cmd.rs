@@ -19,6 +19,7 @@ use crate::rules::compile::set_files::{SetFiles, SetText};
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::files::read::read_rule_files;
 use crate::rules::files::{MAX_FILES, MAX_TOTAL_BYTES, RuleLocation};
+use crate::rules::plan_table::is_table_file;
 use crate::rules::yaml::DocumentSelection;
 
 const FLAGS: [Flag; 2] = [
@@ -58,6 +59,9 @@ fn check_directory(directory: &Path, merge_domains: bool, page: &mut String) -> 
     let (mut sources, mut bytes): (Vec<RuleText>, u64) = (Vec::new(), 0);
     let mut sets: Vec<SetText> = Vec::new();
     for path in list_directory_entries(directory).map_err(failed)? {
+        if is_table_file(&path) {
+            continue;
+        }
         *page += &format!("opening config file: {}\n", escape_unprintable(&path.to_string_lossy()));
         let (source, named) = read_rule_file(&path)?;
         sets.extend(named);
@@ -69,7 +73,7 @@ fn check_directory(directory: &Path, merge_domains: bool, page: &mut String) -> 
     }
     sources.retain(|source| sets.iter().all(|set| set.path != source.name));
     let options = CompileOptions { set_files: Arc::new(SetFiles { texts: sets }), ..options };
-    let rules = CheckedRules::compile(sources, &options, Diagnostics::default());
+    let rules = CheckedRules::compile(sources, &options, Diagnostics::default(), None);
     rules.diagnostics.warnings().iter().for_each(|warning| print_error(escape_unprintable(&warning.to_string())));
     match rules.diagnostics.errors() {
         [] => *page += "all rate limit configs ok\n",

@@ -15,7 +15,9 @@ use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
 use crate::base::clock::Clock;
 use crate::base::pb::RateLimitRequest;
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
-use crate::decide::explain::{ExplainedCounter, ExplainedDescriptor, ExplainedEntryMatch, ExplainedLimit, Explanation};
+use crate::decide::explain::{
+    ExplainedCounter, ExplainedDescriptor, ExplainedEntryMatch, ExplainedLimit, ExplainedPlan, Explanation,
+};
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::rule::value_pattern::MatchKind;
 use crate::serve::grpc::decode;
@@ -140,6 +142,10 @@ fn append_descriptor_text(page: &mut String, descriptor: &ExplainedDescriptor, h
     let _ = writeln!(page, "  => {}", escape_unprintable(&descriptor.outcome));
     if let Some(rule) = &descriptor.rule {
         let _ = writeln!(page, "     {} at {}", escape_unprintable(&rule.path), escape_unprintable(&rule.origin));
+        if let Some(ExplainedPlan { name, table, reason, .. }) = &rule.plan {
+            let [name, table, reason] = [name, table, reason].map(|text| escape_unprintable(text));
+            let _ = writeln!(page, "     plan {name} of the table {table}: {reason}");
+        }
     }
     descriptor.limits.iter().for_each(|limit| append_limit_text(page, limit, has_counters));
 }

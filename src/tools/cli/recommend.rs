@@ -12,7 +12,7 @@ use super::print::{
     CommandOutcome, fail_if_unwritten, format_count, format_micros, format_seconds, format_with_share, print_error,
     print_to_stdout,
 };
-use super::rule_files::read_settings_or_defaults;
+use super::rule_files::{TableFiles, read_settings_or_defaults};
 use super::traffic_input::{
     CommandFailure, build_progress_bar, compile_rules, list_limit_paths, open_traffic, parse_memory_size,
     read_field_map, refuse_rules_on_hashed_values, suggest_similar_paths,
@@ -126,7 +126,9 @@ fn recommend_from_traffic(args: &Args) -> Result<CommandOutcome, CommandFailure>
     check_usage(args)?;
     let settings = read_settings_or_defaults();
     let map = args.map.as_deref().map(read_field_map).transpose()?;
-    let fixed = (!args.rules.is_empty()).then(|| compile_rules("--rules", &args.rules, &settings)).transpose()?;
+    let fixed = (!args.rules.is_empty())
+        .then(|| compile_rules("--rules", &args.rules, &settings, &TableFiles::default()))
+        .transpose()?;
     let replay = ReplayOptions { memory_bytes: args.memory.0, behaviour: Arc::new(settings.decisions.clone()) };
     let rule_sets: Vec<_> = fixed.iter().cloned().collect();
     if !rule_sets.is_empty() {

@@ -4,11 +4,13 @@
 //! the meaning of rules come from the environment. Invalid ones are replaced by their defaults, so that rules can be
 //! checked on any machine.
 
+use std::collections::HashMap;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::print::print_error;
+use crate::base::clock::Time;
 use crate::base::printable_text::escape_unprintable;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::compile::set_files::SetFiles;
@@ -17,7 +19,9 @@ use crate::rules::defaults_file;
 use crate::rules::diagnostic::{Diagnostics, Severity};
 use crate::rules::files::read::read_rule_files;
 use crate::rules::files::{MAX_FILE_BYTES, PathError, PathProblem, ReadFailure, RuleFile, RuleLocation};
+use crate::rules::rule::Domain;
 use crate::rules::rule::set::RuleSet;
+use crate::rules::table_loader::{RuleFilePaths, TableLoader};
 use crate::rules::yaml::{DocumentSelection, text};
 use crate::settings::Settings;
 
@@ -29,9 +33,12 @@ pub(super) struct CheckedRules {
     set_files: Arc<SetFiles>,
     /// All problems and warnings.
     pub(super) diagnostics: Diagnostics,
-    /// The rules, if there are no errors.
+    /// The rules with their tables, if there are no errors.
     pub(super) set: Option<RuleSet>,
 }
+
+/// Files of tables by their names, in place of those that rules name.
+pub(super) type TableFiles = HashMap<String, PathBuf>;
 
 /// Path that means standard input.
 const STDIN_PATH: &str = "-";
@@ -40,7 +47,17 @@ impl CheckedRules {
     /// Reads and compiles files, directories and `-`.
     ///
     /// `diagnostics` are problems found before.
-    pub(super) fn read_and_compile(paths: &[PathBuf], options: &CompileOptions, mut diagnostics: Diagnostics) -> Self {
+    pub(super) fn read_and_compile(paths: &[PathBuf], options: &CompileOptions, diagnostics: Diagnostics) -> Self {
+        Self::read_with_tables(paths, options, diagnostics, &TableFiles::default())
+    }
+
+    /// Reads and compiles as [`CheckedRules::read_and_compile`], with other files of tables.
+    pub(super) fn read_with_tables(
+        paths: &[PathBuf],
+        options: &CompileOptions,
+        mut diagnostics: Diagnostics,
+        tables: &TableFiles,
+    ) -> Self {
         let (mut sources, mut sets) = (Vec::new(), Vec::new());
         let (stdin, paths): (Vec<_>, Vec<_>) = paths.iter().cloned().partition(|path| path == Path::new(STDIN_PATH));
         if !paths.is_empty() {
@@ -65,15 +82,22 @@ impl CheckedRules {
             sources.push(RuleText { name: STDIN_PATH.into(), bytes: text, documents: DocumentSelection::All });
         }
         let options = CompileOptions { set_files: Arc::new(SetFiles { texts: sets }), ..options.clone() };
-        Self::compile(sources, &options, diagnostics)
+        Self::compile(sources, &options, diagnostics, Some(tables))
     }
 
-    /// Compiles files; `diagnostics` are problems of others.
-    pub(super) fn compile(sources: Vec<RuleText>, options: &CompileOptions, mut diagnostics: Diagnostics) -> Self {
+    /// Compiles files; `diagnostics` are problems of others. `tables` replace files that the rules name; `None`: no
+    /// table is read.
+    pub(super) fn compile(
+        sources: Vec<RuleText>,
+        options: &CompileOptions,
+        mut diagnostics: Diagnostics,
+        tables: Option<&TableFiles>,
+    ) -> Self {
         let set = match compile_texts(&sources, options) {
             Ok(CompiledRules { domains, warnings }) => {
                 diagnostics.append(warnings);
-                (!diagnostics.has_errors()).then(|| RuleSet::new(domains))
+                let set = build_rule_set(domains, tables, &mut diagnostics);
+                set.filter(|_| !diagnostics.has_errors())
             }
             Err(problems) => {
                 diagnostics.append(problems);
@@ -108,6 +132,23 @@ impl CheckedRules {
             }
         }
         page
+    }
+}
+
+/// Builds the rule set with its tables, or reports the problems of tables.
+fn build_rule_set(domains: Vec<Domain>, tables: Option<&TableFiles>, found: &mut Diagnostics) -> Option<RuleSet> {
+    let Some(tables) = tables else { return Some(RuleSet::new(domains)) };
+    let mut loader = TableLoader::with_files(tables.clone());
+    match loader.prepare(&domains, &RuleFilePaths::default(), Time::from_micros(0)) {
+        Ok(prepared) => {
+            let mut set = RuleSet::new(domains);
+            loader.attach(prepared, &mut set);
+            Some(set)
+        }
+        Err(problems) => {
+            found.append(problems);
+            None
+        }
     }
 }
 

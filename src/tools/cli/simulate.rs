@@ -10,7 +10,7 @@ use super::print::{
     CommandOutcome, escape_and_shorten, fail_if_unwritten, format_count, format_latency, format_micros, format_seconds,
     format_with_share, print_error, print_to_stdout,
 };
-use super::rule_files::read_settings_or_defaults;
+use super::rule_files::{TableFiles, read_settings_or_defaults};
 use super::traffic_input::{
     CommandFailure, build_progress_bar, compile_rules, list_limit_paths, open_traffic, parse_memory_size,
     read_field_map, refuse_rules_on_hashed_values, suggest_similar_paths,
@@ -42,6 +42,9 @@ pub(super) struct Args {
     /// Rules to compare with; without them those that the log recorded
     #[arg(long, value_name = "PATH", num_args = 1.., requires = "rules")]
     against: Vec<PathBuf>,
+    /// Use this file for a table of the new rules, in place of the one that they name; repeatable
+    #[arg(long, value_name = "NAME=FILE", requires = "rules", value_parser = parse_table_file)]
+    table: Vec<(String, PathBuf)>,
     /// Decision logs: files, plain or compressed (zstd, gzip), redis:STREAM, or - for standard input
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     traffic: Vec<PathBuf>,
@@ -90,6 +93,8 @@ Examples:
     --report effect.html
   tollkeeper simulate --rules new.yaml --against old.yaml \\
     --traffic decisions.jsonl --fail-if 'newly_rejected(*) > 60%'
+  tollkeeper simulate --rules rules.yaml --table customers=new.csv \
+    --traffic decisions.jsonl
   tollkeeper simulate --rules new.yaml --traffic access.log --map map.yaml
   tollkeeper simulate --traffic decisions.jsonl --json
 
@@ -111,9 +116,13 @@ fn simulate(args: &Args) -> Result<CommandOutcome, CommandFailure> {
     check_usage(args)?;
     let settings = read_settings_or_defaults();
     let map = args.map.as_deref().map(read_field_map).transpose()?;
-    let new = (!args.rules.is_empty()).then(|| compile_rules("--rules", &args.rules, &settings)).transpose()?;
-    let against =
-        (!args.against.is_empty()).then(|| compile_rules("--against", &args.against, &settings)).transpose()?;
+    let tables: TableFiles = args.table.iter().cloned().collect();
+    let new =
+        (!args.rules.is_empty()).then(|| compile_rules("--rules", &args.rules, &settings, &tables)).transpose()?;
+    check_table_names(args, new.as_deref())?;
+    let against = (!args.against.is_empty())
+        .then(|| compile_rules("--against", &args.against, &settings, &TableFiles::default()))
+        .transpose()?;
     check_condition_limits(args, new.as_deref(), against.as_deref())?;
     let fixed: Vec<Arc<RuleSet>> = new.iter().chain(&against).cloned().collect();
     let old = match (&new, against, &map) {
@@ -259,6 +268,28 @@ fn check_usage(args: &Args) -> Result<(), CommandFailure> {
         return Ok(());
     };
     Err(CommandFailure::usage_error(problem))
+}
+
+/// Parses `NAME=FILE`.
+fn parse_table_file(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, file)) if !name.is_empty() && !file.is_empty() => Ok((name.to_owned(), file.into())),
+        _ => Err("write the name of a table and a file, such as customers=new.csv".to_owned()),
+    }
+}
+
+/// Checks that the rules have the tables whose files are replaced.
+fn check_table_names(args: &Args, new: Option<&RuleSet>) -> Result<(), CommandFailure> {
+    let Some(rules) = new else { return Ok(()) };
+    let names = || rules.domains().flat_map(|domain| &domain.tables).map(|table| table.name.to_string());
+    for (name, _) in &args.table {
+        if !names().any(|known| known == *name) {
+            let hint = suggest_similar_paths(names(), name);
+            let problem = format!("--table {name}: the rules have no table of this name{hint}");
+            return Err(CommandFailure::usage_error(escape_unprintable(&problem)));
+        }
+    }
+    Ok(())
 }
 
 /// Checks that the rules have the limits of all conditions.

@@ -10,7 +10,7 @@ use std::{env, fs};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::print::CommandOutcome;
-use super::rule_files::{self, CheckedRules};
+use super::rule_files::{self, CheckedRules, TableFiles};
 use crate::base::printable_text::escape_unprintable;
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::rule::set::RuleSet;
@@ -49,15 +49,16 @@ pub(super) fn parse_memory_size(text: &str) -> Result<ByteSize, String> {
     ByteSize::parse(text, &MEMORY_SIZE_RANGE).map_err(|invalid| format!("{}; {}", invalid.what, invalid.fix))
 }
 
-/// Reads and compiles the rule files of a flag; fails if they have errors.
+/// Compiles the rules of a flag, with these files of tables.
 pub(super) fn compile_rules(
     flag: &str,
     paths: &[PathBuf],
     settings: &Settings,
+    tables: &TableFiles,
 ) -> Result<Arc<RuleSet>, CommandFailure> {
     let mut found = Diagnostics::default();
     let options = rule_files::build_compile_options(settings, None, &mut found);
-    let rules = CheckedRules::read_and_compile(paths, &options, found);
+    let rules = CheckedRules::read_with_tables(paths, &options, found, tables);
     let problem = || format!("the rules of {flag} have errors\n{}", rules.format_problems().trim_end());
     match rules.set {
         Some(set) => Ok(Arc::new(set)),

@@ -140,7 +140,9 @@ impl CandidateInserter {
         if let Some(known) = self.edited.iter().find(|known| Arc::ptr_eq(&known.before, rules)) {
             return Arc::clone(&known.after);
         }
-        let after = Arc::new(RuleSet::new(rules.to_edited_domains(|rule| self.insert_candidates_into_rule(rule))));
+        let mut after = RuleSet::new(rules.to_edited_domains(|rule| self.insert_candidates_into_rule(rule)));
+        after.share_tables(rules);
+        let after = Arc::new(after);
         self.edited.push(RulesWithCandidates { before: Arc::clone(rules), after: Arc::clone(&after) });
         after
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use smallvec::SmallVec;
 
-use super::recorded_request::{RecordedAnswer, RecordedDescriptor, RecordedRequest};
+use super::recorded_request::{RecordedAnswer, RecordedDescriptor, RecordedPlan, RecordedRequest};
 use super::replayer::RecordedHeader;
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
@@ -19,7 +19,10 @@ use crate::decide::log::record::{
     DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, Record, RecordText, RecordedVerdict,
 };
 use crate::decide::log::recorded_rules;
+use crate::limit::period::Period;
 use crate::rules::compile::options::CompileOptions;
+use crate::rules::plan_table::row::OwnLimit;
+use crate::rules::rule::OWN_LIMIT_NAME;
 use crate::rules::rule::set::RuleSet;
 use crate::settings::decisions::DecisionSettings;
 
@@ -247,6 +250,7 @@ fn add_descriptor(request: &mut RecordedRequest, record: &DescriptorRecord<'_>) 
     // A candidate's result may come after the answer, and be absent.
     let deciding = record.limits.iter().filter(|limit| !limit.candidate);
     descriptor.admitted = deciding.filter_map(|limit| Some(limit.result?.admitted)).collect();
+    descriptor.plan = recorded_plan(record);
     request.push_descriptor(descriptor);
     let entries = record.entries.iter().map(decode_entry).collect::<Result<Option<SmallVec<[_; 4]>>, String>>()?;
     // Without entries it matches no rule.
@@ -254,6 +258,17 @@ fn add_descriptor(request: &mut RecordedRequest, record: &DescriptorRecord<'_>) 
         request.push_entry(key, value);
     }
     Ok(entries.is_none())
+}
+
+/// The plan that a table chose for a descriptor.
+fn recorded_plan(record: &DescriptorRecord<'_>) -> Option<RecordedPlan> {
+    let name: Box<str> = (&**record.rule.as_ref()?.plan.as_ref()?).into();
+    let limit = record.limits.first().filter(|_| *name == *OWN_LIMIT_NAME);
+    let own = limit.and_then(|limit| {
+        let period = Period::new(limit.unit, limit.unit_multiplier)?;
+        Some(OwnLimit { requests_per_unit: limit.requests_per_unit, period })
+    });
+    Some(RecordedPlan { name, own })
 }
 
 fn has_logged_value(entry: &EntryRecord<'_>) -> bool {
@@ -297,7 +312,9 @@ impl RuleSetCache {
             .map_err(|problems| with_errors(problems.join("; ")))?;
         let options = CompileOptions { rule_defaults: Arc::new(source.defaults), ..options };
         let compiled = source.rules.compile(&options).map_err(|problems| with_errors(problems.to_string()))?;
-        let compiled = Arc::new(RuleSet::new(compiled.domains));
+        let mut compiled = RuleSet::new(compiled.domains);
+        compiled.keep_recorded_plans();
+        let compiled = Arc::new(compiled);
         known.insert(key, Arc::clone(&compiled));
         Ok(compiled)
     }

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use crate::base::clock::Time;
 use crate::limit::request::{Descriptor, Entry, Hits, LimitOverride, Request};
+use crate::rules::plan_table::row::OwnLimit;
 use crate::rules::rule::set::RuleSet;
 
 /// A recorded request.
@@ -56,7 +57,18 @@ pub struct RecordedDescriptor {
     pub is_sampled: bool,
     /// For each limit that decides, in the order of the rule: true if it admitted the hits. Empty if that is not known.
     pub admitted: SmallVec<[bool; 8]>,
+    /// Plan that a table chose.
+    pub plan: Option<RecordedPlan>,
     entries_end: usize,
+}
+
+/// Plan of a recorded descriptor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordedPlan {
+    /// Name.
+    pub name: Box<str>,
+    /// Limit of the row, if it had one of its own.
+    pub own: Option<OwnLimit>,
 }
 
 impl RecordedDescriptor {
@@ -68,6 +80,7 @@ impl RecordedDescriptor {
             charged_at: None,
             is_sampled: true,
             admitted: SmallVec::new(),
+            plan: None,
             entries_end: 0,
         }
     }

@@ -203,9 +203,9 @@ impl Replayer {
             _ => self.find_or_add_process(&recorded.process)?,
         };
         self.current = Some(index);
-        let Self { rules, shared, processes, rule_sets, .. } = self;
+        let Self { rules: replay_rules, shared, processes, rule_sets, .. } = self;
         let process = &mut processes[index];
-        let rules = match rules {
+        let rules = match &*replay_rules {
             ReplayRules::Fixed(rules) => Some(&**rules),
             ReplayRules::Recorded => match find_recorded_rules(process.loaded.as_ref(), recorded, rule_sets) {
                 Ok(rules) => rules,
@@ -214,6 +214,8 @@ impl Replayer {
                 }
             },
         };
+        // Has no effect on tables that were read from files.
+        rules.into_iter().for_each(|rules| set_recorded_plans(rules, recorded, request));
         let counters = process.own.as_deref_mut().unwrap_or(shared);
         counters.adopt_decision_settings(&process.behaviour);
         let charge_times = recorded.charge_times();
@@ -267,6 +269,15 @@ impl Replayer {
             return Err(ReplayError::OutOfMemory { processes: self.processes.len(), memory_bytes });
         }
         Ok(())
+    }
+}
+
+/// Sets the plans that a recorded decision found, so that it is repeated with them.
+fn set_recorded_plans(rules: &RuleSet, recorded: &RecordedRequest, request: &Request<'_>) {
+    for (of_log, descriptor) in recorded.descriptors().iter().zip(&request.descriptors) {
+        if let Some(plan) = &of_log.plan {
+            rules.set_recorded_plan(request.domain, &descriptor.entries, &plan.name, plan.own);
+        }
     }
 }
 

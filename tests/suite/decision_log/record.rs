@@ -63,6 +63,7 @@ pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
             file: Some("rules.yaml".into()),
             line: Some(12),
             resource: None,
+            plan: Some("gold".into()),
         }),
         unlimited: true,
         limits: smallvec![limit],

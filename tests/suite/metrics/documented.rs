@@ -121,6 +121,8 @@ descriptors:
 fn of_a_region() -> Scrape {
     const GLOBAL: &str = "\
 domain: shop
+plans: {free: {unit: day, requests_per_unit: 1}}
+tables: {customers: {redis: customers}}
 descriptors:
   - {key: worldwide, rate_limit: {unit: day, requests_per_unit: 1000, scope: global}}
 ";

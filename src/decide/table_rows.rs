@@ -1,0 +1,164 @@
+//! Reads rows of tables in Redis before limits are selected.
+//!
+//! A value is read once, however many requests wait for it; each waits for half of the time that it has, so that the
+//! other half is left for its charge. Then the last known row decides, else the default plan. Reads in flight are
+//! bounded, and so are reads of unknown values in a second: made-up values cost Redis no more than that.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+use tokio::sync::{Semaphore, watch};
+
+use super::decision::DecisionContext;
+use crate::base::clock::Clock;
+use crate::base::sharded::lock_ignoring_poison;
+use crate::limit::request::Request;
+use crate::rules::plan_table::live::{LiveTable, TableStats};
+use crate::rules::plan_table::row_cache::{RowAge, RowCache};
+use crate::store::Store;
+use crate::telemetry::log_throttle::LogThrottle;
+
+/// Maximum number of reads in flight.
+const MAX_READS_IN_FLIGHT: usize = 256;
+/// Maximum number of reads of unknown values per second, and in a burst.
+pub const MAX_UNKNOWN_READS_PER_S: u32 = 2000;
+/// Time that Redis has for a read.
+const READ_TIMEOUT: Duration = Duration::from_secs(1);
+/// Shortest time between two equal log lines.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Reads of rows of this process.
+#[derive(Debug)]
+pub(super) struct RowReads {
+    permits: Arc<Semaphore>,
+    /// Reads in flight, by table and value; each ends when its sender is dropped.
+    pending: Arc<Mutex<HashMap<PendingKey, watch::Receiver<()>>>>,
+    unknown: Mutex<ReadBudget>,
+}
+
+/// Table, by the address of its cache, and value.
+type PendingKey = (usize, Box<[u8]>);
+
+/// Token bucket of reads of unknown values.
+#[derive(Debug)]
+struct ReadBudget {
+    reads: f64,
+    at: Instant,
+}
+
+impl Default for RowReads {
+    fn default() -> Self {
+        let budget = ReadBudget { reads: f64::from(MAX_UNKNOWN_READS_PER_S), at: Instant::now() };
+        Self {
+            permits: Arc::new(Semaphore::new(MAX_READS_IN_FLIGHT)),
+            pending: Arc::default(),
+            unknown: Mutex::new(budget),
+        }
+    }
+}
+
+impl ReadBudget {
+    /// Takes a read, if one is left.
+    fn take(&mut self, now: Instant) -> bool {
+        let most = f64::from(MAX_UNKNOWN_READS_PER_S);
+        let refill = now.saturating_duration_since(self.at).as_secs_f64() * most;
+        self.reads = (self.reads + refill).min(most);
+        self.at = now;
+        let is_left = self.reads >= 1.0;
+        if is_left {
+            self.reads -= 1.0;
+        }
+        is_left
+    }
+}
+
+impl RowReads {
+    /// Reads the rows that the descriptors of a request need and that are not known, or not up to date.
+    pub(super) async fn read_rows(&self, store: &Store, context: DecisionContext<'_>, request: &Request<'_>) {
+        let Some(rules) = context.rules else { return };
+        let Some(domain) = rules.domain(request.domain) else { return };
+        let now = Instant::now();
+        let mut awaited: SmallVec<[watch::Receiver<()>; 2]> = SmallVec::new();
+        for descriptor in request.descriptors.iter().filter(|descriptor| descriptor.limit_override.is_none()) {
+            let found = rules.find_rule(domain, &descriptor.entries);
+            let needed = found.and_then(|found| found.rule.looked_up_value(domain, &descriptor.entries));
+            let Some((table, value)) = needed else { continue };
+            let Some(cache) = table.row_cache() else { continue };
+            let age = cache.row_age(value, now);
+            let read = match age {
+                RowAge::Fresh => None,
+                RowAge::RefreshDue | RowAge::Stale => self.begin_read(store, table, value),
+                RowAge::Unknown => {
+                    let may_read = lock_ignoring_poison(&self.unknown).take(now);
+                    may_read.then(|| self.begin_read(store, table, value)).flatten()
+                }
+            };
+            awaited.extend(read.filter(|_| age != RowAge::RefreshDue));
+        }
+        let Some(deadline) = context.store.deadline.filter(|_| !awaited.is_empty()) else { return };
+        let wait = deadline.saturating_duration_since(now) / 2;
+        // The end of a read drops its sender, which is what is waited for.
+        let all = join_all(awaited.iter_mut().map(watch::Receiver::changed));
+        let _ = tokio::time::timeout(wait, all).await;
+    }
+
+    /// Begins to read a row, unless it is being read. `None`: too many reads are in flight.
+    fn begin_read(&self, store: &Store, table: &LiveTable, value: &[u8]) -> Option<watch::Receiver<()>> {
+        let cache = table.row_cache()?;
+        let key: PendingKey = (Arc::as_ptr(cache).addr(), value.into());
+        let mut pending = lock_ignoring_poison(&self.pending);
+        if let Some(reading) = pending.get(&key) {
+            return Some(reading.clone());
+        }
+        let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
+        let (done, reading) = watch::channel(());
+        pending.insert(key.clone(), reading.clone());
+        drop(pending);
+        let read = store.read_table_row(&cache.table, value, Instant::now() + READ_TIMEOUT);
+        let (cache, stats, pending) = (Arc::clone(cache), Arc::clone(&table.stats), Arc::clone(&self.pending));
+        tokio::spawn(async move {
+            let started = Instant::now();
+            stats.record_read();
+            match read.await {
+                Ok(text) => store_row(&cache, &stats, &key.1, text.as_deref(), started),
+                Err(_) => stats.record_failed_read(),
+            }
+            lock_ignoring_poison(&pending).remove(&key);
+            drop((done, permit));
+        });
+        Some(reading)
+    }
+}
+
+/// Keeps what Redis has for a value. A row that cannot be used counts as none.
+fn store_row(cache: &RowCache, stats: &TableStats, value: &[u8], text: Option<&[u8]>, read_at: Instant) {
+    static INVALID_ROW: LogThrottle = LogThrottle::every(LOG_INTERVAL);
+    let row = text.map(|text| cache.parse_row(text)).transpose().unwrap_or_else(|error| {
+        stats.record_failed_load();
+        if let Some(suppressed) = INVALID_ROW.allow(Clock::System.now()) {
+            let (table, value) = (&*cache.table, String::from_utf8_lossy(value));
+            let fix = "write the name of a plan, or a limit such as 500/minute";
+            tracing::warn!(table, %value, %error, fix, suppressed, "row in Redis ignored: the default plan decides");
+        }
+        None
+    });
+    cache.insert(value, row, read_at);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_values_have_a_budget() {
+        let now = Instant::now();
+        let mut budget = ReadBudget { reads: f64::from(MAX_UNKNOWN_READS_PER_S), at: now };
+        let taken = |budget: &mut ReadBudget, at| (0..10_000).filter(|_| budget.take(at)).count();
+        assert_eq!(taken(&mut budget, now), 2000);
+        assert_eq!(taken(&mut budget, now + Duration::from_millis(500)), 1000);
+        assert_eq!(taken(&mut budget, now + Duration::from_secs(60)), 2000);
+    }
+}

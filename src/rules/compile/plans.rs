@@ -1,0 +1,307 @@
+//! Plans and tables of a domain, and the rules whose plan a table chooses.
+//!
+//! The limits of a plan are compiled once for a domain, so an error in them is reported once; a rule with `plan` gets a
+//! copy of the limits of every plan. Each name is defined once in a domain, in any of its files. The files of tables
+//! are not read here.
+
+use std::ops::RangeInclusive;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::limit;
+use crate::rules::diagnostic::escape_for_message;
+use crate::rules::document::fields::{DocumentReader, FieldPath};
+use crate::rules::document::{DescriptorSpec, PlanChoiceSpec, PlanSpec, TableSpec};
+use crate::rules::plan_table::is_table_file;
+use crate::rules::plan_table::row::is_valid_name;
+use crate::rules::rule::{
+    Allowance, OverLimitBody, PlanChoices, Rule, RulePlan, SourceLocation, TableDeclaration, TableSource,
+};
+use crate::rules::yaml::{Position, Spanned};
+
+/// Maximum number of plans of a domain: each rule with `plan` has the limits of all.
+pub(super) const MAX_PLANS: usize = 256;
+/// Maximum number of tables of a domain.
+pub(super) const MAX_TABLES: usize = 64;
+
+/// A plan as written, with its file.
+pub(super) struct WrittenPlan {
+    pub(super) file: Arc<str>,
+    pub(super) plan: PlanSpec,
+}
+
+/// A plan whose limits are compiled.
+pub(super) struct CompiledPlan {
+    pub(super) name: Arc<str>,
+    allowance: Allowance,
+    replaces: Vec<String>,
+    over_limit_body: OverLimitBody,
+}
+
+/// Entry of the path to a descriptor.
+pub(super) struct PathKey {
+    pub(super) key: String,
+    /// Its values share a counter.
+    pub(super) shares: bool,
+}
+
+/// Plans and tables that the rules of a domain can name.
+#[derive(Clone, Copy)]
+pub(super) struct PlanScope<'d> {
+    pub(super) plans: &'d [CompiledPlan],
+    pub(super) tables: &'d [TableDeclaration],
+}
+
+/// Lifetime of a row of a table in Redis, unless `keep` is written.
+const DEFAULT_KEEP: Duration = Duration::from_secs(300);
+/// Range of `keep`.
+const KEEP_RANGE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 60 * 60);
+
+/// Returns the source of a table, or reports why there is none.
+pub(super) fn read_source(
+    reader: &mut DocumentReader<'_>,
+    table: &TableSpec,
+    memcache: bool,
+    field_path: &FieldPath<'_>,
+) -> Option<TableSource> {
+    match (&table.file, &table.redis) {
+        (Some(_), Some(redis)) => {
+            let message = "a table with `file` and `redis`";
+            reader.report_error(redis.at, &field_path.with_key("redis"), message, "remove one of them");
+            None
+        }
+        (Some(file), None) => {
+            if let Some(keep) = table.keep_us {
+                let message = "`keep` without `redis`: a file is read whole";
+                reader.report_error(keep.at, &field_path.with_key("keep"), message, "remove it");
+            }
+            read_file_source(reader, file, field_path)
+        }
+        (None, Some(redis)) if memcache => {
+            let message = "a table in Redis is not possible with BACKEND_TYPE=memcache";
+            reader.report_error(redis.at, &field_path.with_key("redis"), message, "use `file`, or count in Redis");
+            None
+        }
+        (None, Some(redis)) => read_redis_source(reader, redis, table.keep_us, field_path),
+        (None, None) if table.unreadable => None,
+        (None, None) => {
+            let hint = "write `file: NAME.csv`, or `redis: NAME`";
+            reader.report_error(table.name.at, field_path, "a table without rows", hint);
+            None
+        }
+    }
+}
+
+fn read_file_source(
+    reader: &mut DocumentReader<'_>,
+    file: &Spanned<String>,
+    field_path: &FieldPath<'_>,
+) -> Option<TableSource> {
+    let Spanned { value: file, at } = file;
+    let field_path = field_path.with_key("file");
+    let quoted = escape_for_message(file);
+    let is_outside = file.starts_with('/') || file.split('/').any(|part| part == "..");
+    if is_outside {
+        let message = format!("the file '{quoted}' is outside the directory of the rule file");
+        let hint = "put it there or in a directory below, and name it relative to the rule file";
+        reader.report_error(*at, &field_path, message, hint);
+        None
+    } else if !is_table_file(Path::new(file)) {
+        let message = format!("the file '{quoted}' is neither .csv nor .jsonl");
+        reader.report_error(*at, &field_path, message, "write CSV with a heading, or JSON lines");
+        None
+    } else {
+        Some(TableSource::File(file.clone()))
+    }
+}
+
+fn read_redis_source(
+    reader: &mut DocumentReader<'_>,
+    redis: &Spanned<String>,
+    keep_us: Option<Spanned<u64>>,
+    field_path: &FieldPath<'_>,
+) -> Option<TableSource> {
+    let Spanned { value: table, at } = redis;
+    let keep = keep_us.map_or(DEFAULT_KEEP, |keep| Duration::from_micros(keep.value));
+    if let Some(written) = keep_us.filter(|_| !KEEP_RANGE.contains(&keep)) {
+        reader.report_error(
+            written.at,
+            &field_path.with_key("keep"),
+            format!("a `keep` of {keep:?}"),
+            "write 1s to 24h",
+        );
+    }
+    if is_valid_name(table) {
+        return Some(TableSource::Redis { table: table.as_str().into(), keep });
+    }
+    let message = format!("'{}' cannot be the name of a table in Redis", escape_for_message(table));
+    let hint = "write up to 64 letters, digits, `_` and `-`: it is a part of a key";
+    reader.report_error(*at, &field_path.with_key("redis"), message, hint);
+    None
+}
+
+/// Parts of a rule, or of a plan, that its limits decide.
+pub(super) struct RateLimitParts {
+    pub(super) allowance: Allowance,
+    pub(super) replaces: Vec<String>,
+    pub(super) over_limit_body: OverLimitBody,
+    /// Position of the limits.
+    pub(super) at: Position,
+}
+
+impl CompiledPlan {
+    /// A plan with these limits; `None`: they were reported.
+    pub(super) fn new(name: &str, parts: Option<RateLimitParts>) -> Self {
+        let name = name.into();
+        let none = || (Allowance::Limits(Vec::new()), Vec::new(), OverLimitBody::default());
+        let (allowance, replaces, over_limit_body) =
+            parts.map_or_else(none, |parts| (parts.allowance, parts.replaces, parts.over_limit_body));
+        Self { name, allowance, replaces, over_limit_body }
+    }
+
+    /// Limits of the plan for a descriptor.
+    fn allowance_for(&self, descriptor: &DescriptorSpec) -> Allowance {
+        let mut allowance = self.allowance.clone();
+        match &mut allowance {
+            Allowance::Unlimited { shadow, quota, .. } => {
+                *shadow |= descriptor.shadow_mode;
+                *quota |= descriptor.quota_mode;
+            }
+            Allowance::Limits(limits) => {
+                for limit in limits {
+                    limit.shadow |= descriptor.shadow_mode;
+                    limit.quota |= !limit.candidate && descriptor.quota_mode;
+                }
+            }
+        }
+        allowance
+    }
+}
+
+/// Place of a rule.
+pub(super) struct RulePlace {
+    /// Name of the rule.
+    pub(super) path: String,
+    /// Location of its `plan`.
+    pub(super) location: SourceLocation,
+}
+
+/// Compiler of a rule whose plan a table chooses.
+pub(super) struct PlanRuleCompiler<'l, 'f> {
+    pub(super) reader: &'l mut DocumentReader<'f>,
+    pub(super) scope: PlanScope<'l>,
+    /// Keys from the outermost descriptor to that of the rule.
+    pub(super) path_keys: &'l [PathKey],
+}
+
+impl PlanRuleCompiler<'_, '_> {
+    /// Compiles the rule; reports names that are unknown.
+    pub(super) fn compile_rule(
+        &mut self,
+        choice: &Spanned<PlanChoiceSpec>,
+        written: &mut DescriptorSpec,
+        place: &RulePlace,
+        field_path: &FieldPath<'_>,
+    ) -> Option<Rule> {
+        let Spanned { value: choice, at } = choice;
+        let PlanScope { plans, tables } = self.scope;
+        let table_names = || tables.iter().map(|table| &*table.name);
+        let plan_names = || plans.iter().map(|plan| &*plan.name);
+        let missing = (!choice.unreadable).then_some(*at);
+        let table = NameUse { key: "from", what: "table", section: "tables", written: choice.from.as_ref() }.find(
+            self.reader,
+            missing,
+            table_names(),
+            field_path,
+        );
+        let default = NameUse { key: "default", what: "plan", section: "plans", written: choice.default.as_ref() }
+            .find(self.reader, missing, plan_names(), field_path);
+        let entry = self.find_entry(choice, field_path)?;
+        let (table, default) = (table?, default?);
+        let own_body =
+            limit::build_over_limit_body(written.over_limit_body.as_ref(), written.over_limit_content_type.as_ref());
+        let metadata = written.metadata.take();
+        let rule_under = |plan: &CompiledPlan, choices: Option<PlanChoices>| Rule {
+            path: place.path.clone(),
+            location: place.location.clone(),
+            allowance: plan.allowance_for(written),
+            replaces: plan.replaces.clone(),
+            metadata: metadata.clone(),
+            over_limit_body: if own_body.body.is_some() { own_body.clone() } else { plan.over_limit_body.clone() },
+            detailed_metric: written.detailed_metric,
+            logging: written.logging,
+            plan: Some(Box::new(RulePlan { name: Arc::clone(&plan.name), table, choices })),
+        };
+        let other = |(index, plan)| (index != default).then(|| rule_under(plan, None));
+        let choices = PlanChoices {
+            entry,
+            plans: plans.iter().enumerate().map(other).collect(),
+            shadow: written.shadow_mode,
+            quota: written.quota_mode,
+        };
+        Some(rule_under(plans.get(default)?, Some(choices)))
+    }
+
+    /// Index of the entry whose value is looked up: the last, or that of `key`.
+    fn find_entry(&mut self, choice: &PlanChoiceSpec, field_path: &FieldPath<'_>) -> Option<usize> {
+        let last = self.path_keys.len().checked_sub(1)?;
+        let (entry, at) = match &choice.key {
+            None => (Some(last), choice.from.as_ref().map(|from| from.at).unwrap_or_default()),
+            Some(key) => (self.path_keys.iter().rposition(|known| known.key == key.value), key.at),
+        };
+        let field_path = field_path.with_key("key");
+        let Some(entry) = entry else {
+            let keys: Vec<_> = self.path_keys.iter().map(|known| escape_for_message(&known.key).to_string()).collect();
+            let key = choice.key.as_ref().map(|key| key.value.as_str()).unwrap_or_default();
+            let message = format!("no entry of this path has the key '{}'", escape_for_message(key));
+            self.reader.report_error(at, &field_path, message, format!("write one of {}", keys.join(", ")));
+            return None;
+        };
+        if self.path_keys[entry].shares {
+            let message = "values that share a counter (`share_threshold`) cannot have plans of their own";
+            self.reader.report_error(at, &field_path, message, "remove `share_threshold` or `plan`");
+            return None;
+        }
+        Some(entry)
+    }
+}
+
+/// Use of a name that is defined elsewhere.
+struct NameUse<'w> {
+    key: &'static str,
+    what: &'static str,
+    section: &'static str,
+    written: Option<&'w Spanned<String>>,
+}
+
+impl NameUse<'_> {
+    /// Returns the index of the name, or reports that it is unknown, or not written at `missing`.
+    fn find<'n>(
+        &self,
+        reader: &mut DocumentReader<'_>,
+        missing: Option<Position>,
+        names: impl Iterator<Item = &'n str> + Clone,
+        field_path: &FieldPath<'_>,
+    ) -> Option<usize> {
+        let Self { key, what, section, written } = self;
+        let field_path = field_path.with_key(key);
+        let Some(Spanned { value: name, at }) = written else {
+            if let Some(at) = missing {
+                reader.report_error(at, &field_path, format!("`plan` without `{key}`"), format!("name a {what}"));
+            }
+            return None;
+        };
+        let index = names.clone().position(|known| known == name);
+        if index.is_none() {
+            let likeness = |known: &&str| strsim::normalized_damerau_levenshtein(name, known);
+            let nearest = names.max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
+            let hint = match nearest {
+                Some(nearest) if likeness(&nearest) >= 0.6 => format!("did you mean `{nearest}`?"),
+                _ => format!("define it under `{section}` of the domain"),
+            };
+            reader.report_error(*at, &field_path, format!("unknown {what} '{}'", escape_for_message(name)), hint);
+        }
+        index
+    }
+}

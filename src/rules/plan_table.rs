@@ -1,0 +1,273 @@
+//! Tables that map a value of a request to a plan, or to a limit of its own.
+//!
+//! A [`PlanTable`] is immutable once it is used: an open-addressing table of 16-byte slots, so that a look-up costs one
+//! access to memory. A slot has a keyed 64-bit hash in place of the value, because a value would need a second access.
+//! The keys are random, so a client cannot find a value with the hash of another one; by chance, one of 10^13 values
+//! that are not in a table of a million rows is taken for one that is. A [`live::LiveTable`] is the table of a loaded
+//! rule set; its rows are replaced as a whole while requests are decided. No file is read here.
+
+pub mod row;
+pub mod row_cache;
+pub mod live;
+
+use std::hash::Hasher;
+use std::path::Path;
+
+use siphasher::sip::SipHasher13;
+
+use self::row::RowValue;
+use crate::base::random::random_u64_pair;
+
+/// Maximum length of a value in a table, in bytes.
+pub const MAX_VALUE_BYTES: usize = 4096;
+/// Maximum number of rows.
+const MAX_ROWS: usize = 1 << 27;
+/// Slots for three rows; two of them are free, so that few slots are looked at.
+const SLOTS_PER_THREE_ROWS: usize = 5;
+/// Maximum number of different plans that one table names.
+const MAX_NAMED_PLANS: usize = 1000;
+
+/// Extensions of the files of tables, which are never rules: CSV and JSON lines.
+pub const TABLE_EXTENSIONS: [&str; 2] = ["csv", "jsonl"];
+
+/// Returns true if a path has the extension of a table.
+pub fn is_table_file(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| TABLE_EXTENSIONS.iter().any(|known| extension == *known))
+}
+
+/// Rows of a table.
+#[derive(Debug)]
+pub struct PlanTable {
+    slots: Vec<Slot>,
+    rows: usize,
+    hash_keys: HashKeys,
+    /// Plans that rows name, in the order of their first row.
+    plans: Vec<NamedPlan>,
+}
+
+/// Place of a row. Rows of the same place follow each other, around the end of the table.
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    /// Hash of the value, which chooses the place.
+    hash: u64,
+    /// The row; 0: the slot is free.
+    row: u64,
+}
+
+/// Plan that a table names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedPlan {
+    /// Name of the plan.
+    pub name: Box<str>,
+    /// Line of the first row that names it, from 1.
+    pub line: u64,
+}
+
+/// Row that cannot be added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RowError {
+    /// The value is empty.
+    #[error("the value is empty")]
+    EmptyValue,
+    /// The value has this many bytes.
+    #[error("a value of {0} bytes, more than {MAX_VALUE_BYTES}")]
+    LongValue(usize),
+    /// Another row has the value.
+    #[error("an earlier row has the same value")]
+    Duplicate,
+    /// The table is full.
+    #[error("more than {MAX_ROWS} rows")]
+    TooManyRows,
+    /// The rows name too many different plans.
+    #[error("the rows name more than {MAX_NAMED_PLANS} different plans")]
+    TooManyPlans,
+}
+
+impl PlanTable {
+    /// Creates a table without rows, with room for `rows`.
+    pub fn with_capacity(rows: usize) -> Self {
+        let mut table = Self { slots: Vec::new(), rows: 0, hash_keys: HashKeys::random(), plans: Vec::new() };
+        table.reserve(rows);
+        table
+    }
+
+    /// Makes room for `rows` in all.
+    pub fn reserve(&mut self, rows: usize) {
+        let slots = rows.min(MAX_ROWS) * SLOTS_PER_THREE_ROWS / 3 + 1;
+        if slots > self.slots.len() {
+            let old = std::mem::replace(&mut self.slots, vec![Slot::default(); slots]);
+            old.into_iter().filter(|slot| slot.row != 0).for_each(|slot| self.place(slot));
+        }
+    }
+
+    /// Adds a row of the line `line`.
+    ///
+    /// # Errors
+    /// The value is empty, too long or known, or the table is full.
+    pub fn add_row(&mut self, value: &[u8], row: RowValue<'_>, line: u64) -> Result<(), RowError> {
+        match value.len() {
+            0 => return Err(RowError::EmptyValue),
+            length if length > MAX_VALUE_BYTES => return Err(RowError::LongValue(length)),
+            _ if self.rows == MAX_ROWS => return Err(RowError::TooManyRows),
+            _ => {}
+        }
+        let hash = self.hash_keys.hash(value);
+        if self.find_hash(hash).is_some() {
+            return Err(RowError::Duplicate);
+        }
+        let row = match row {
+            RowValue::Plan(name) => row::StoredRow::Plan(self.plan_index(name, line)?),
+            RowValue::Own(own) => row::StoredRow::Own(own),
+        };
+        if (self.rows + 1) * SLOTS_PER_THREE_ROWS / 3 >= self.slots.len() {
+            self.reserve(self.rows + self.rows / 2 + 16);
+        }
+        self.place(Slot { hash, row: row.encode() });
+        self.rows += 1;
+        Ok(())
+    }
+
+    /// Returns the row of a value; a plan is an index among [`PlanTable::named_plans`].
+    pub fn find(&self, value: &[u8]) -> Option<row::StoredRow> {
+        self.find_hash(self.hash_keys.hash(value))
+    }
+
+    /// Number of rows.
+    pub const fn row_count(&self) -> usize {
+        self.rows
+    }
+
+    /// Plans that rows name, in the order of their first row.
+    pub fn named_plans(&self) -> &[NamedPlan] {
+        &self.plans
+    }
+
+    /// Memory of the table, in bytes.
+    pub fn memory_bytes(&self) -> usize {
+        self.slots.capacity() * size_of::<Slot>() + self.plans.capacity() * size_of::<NamedPlan>()
+    }
+
+    fn find_hash(&self, hash: u64) -> Option<row::StoredRow> {
+        if self.slots.is_empty() {
+            return None;
+        }
+        let mut at = self.first_place(hash);
+        // At least one slot is free.
+        loop {
+            let slot = self.slots[at];
+            if slot.row == 0 {
+                return None;
+            }
+            if slot.hash == hash {
+                return Some(row::StoredRow::decode(slot.row));
+            }
+            at = if at + 1 == self.slots.len() { 0 } else { at + 1 };
+        }
+    }
+
+    /// Puts a row into the first free slot from its place on.
+    fn place(&mut self, slot: Slot) {
+        let mut at = self.first_place(slot.hash);
+        while self.slots[at].row != 0 {
+            at = if at + 1 == self.slots.len() { 0 } else { at + 1 };
+        }
+        self.slots[at] = slot;
+    }
+
+    /// Index of the first slot of a hash, by its upper bits.
+    fn first_place(&self, hash: u64) -> usize {
+        let index = (u128::from(hash) * self.slots.len() as u128) >> 64;
+        usize::try_from(index).expect("it is below the number of slots")
+    }
+
+    fn plan_index(&mut self, name: &str, line: u64) -> Result<u16, RowError> {
+        let known = self.plans.iter().position(|plan| &*plan.name == name);
+        let index = known.unwrap_or(self.plans.len());
+        if known.is_none() {
+            if index == MAX_NAMED_PLANS {
+                return Err(RowError::TooManyPlans);
+            }
+            self.plans.push(NamedPlan { name: name.into(), line });
+        }
+        u16::try_from(index).map_err(|_| RowError::TooManyPlans)
+    }
+}
+
+/// Random keys of a hash of values.
+#[derive(Clone, Copy, Debug)]
+struct HashKeys(u64, u64);
+
+impl HashKeys {
+    fn random() -> Self {
+        let (first, second) = random_u64_pair();
+        Self(first, second)
+    }
+
+    fn hash(self, value: &[u8]) -> u64 {
+        let mut hasher = SipHasher13::new_with_keys(self.0, self.1);
+        hasher.write(value);
+        hasher.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::row::{OwnLimit, StoredRow};
+    use super::*;
+    use crate::limit::period::{Period, Unit};
+
+    #[test]
+    fn a_million_rows_fit_in_64_mib() {
+        let mut table = PlanTable::with_capacity(0);
+        for row in 0..1_000_000 {
+            table.add_row(format!("tenant-{row:05}").as_bytes(), RowValue::Plan("gold"), row).expect("a new value");
+        }
+        assert!(table.memory_bytes() < 32 << 20, "{} bytes", table.memory_bytes());
+    }
+
+    fn value_strategy() -> impl Strategy<Value = Vec<u8>> {
+        prop_oneof![prop::collection::vec(any::<u8>(), 1..4), prop::collection::vec(any::<u8>(), 1..300)]
+    }
+
+    fn row_strategy() -> impl Strategy<Value = (u16, Option<OwnLimit>)> {
+        let own = (any::<u32>(), 0..Unit::ALL.len(), 1..4_u32);
+        let own = own.prop_filter_map("a period", |(requests_per_unit, unit, multiplier)| {
+            let period = Period::new(Unit::ALL[unit], multiplier)?;
+            Some(OwnLimit { requests_per_unit, period })
+        });
+        (0..5_u16, prop::option::of(own))
+    }
+
+    proptest! {
+        #[test]
+        fn look_ups_equal_those_of_a_hash_map(
+            rows in prop::collection::vec((value_strategy(), row_strategy()), 0..200),
+            others in prop::collection::vec(value_strategy(), 0..50),
+        ) {
+            let (mut table, mut model) = (PlanTable::with_capacity(0), HashMap::new());
+            for (line, (value, (plan, own))) in (1..).zip(&rows) {
+                let name = format!("plan{plan}");
+                let row = own.map_or(RowValue::Plan(&name), RowValue::Own);
+                let added = table.add_row(value, row, line);
+                prop_assert_eq!(added.is_ok(), !model.contains_key(value));
+                model.entry(value.clone()).or_insert((name, *own));
+            }
+            prop_assert_eq!(table.row_count(), model.len());
+            for value in rows.iter().map(|(value, _)| value).chain(&others) {
+                let found = table.find(value).map(|row| match row {
+                    StoredRow::Plan(index) => (table.named_plans()[usize::from(index)].name.to_string(), None),
+                    StoredRow::Own(own) => (String::new(), Some(own)),
+                });
+                let expected = model.get(value).map(|(name, own)| match own {
+                    None => (name.clone(), None),
+                    Some(own) => (String::new(), Some(*own)),
+                });
+                prop_assert_eq!(found, expected);
+            }
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Rows of tables that choose plans, in Redis.
+//!
+//! A table is a hash from values to plans or limits, and a stream of the values whose rows changed. Both are in one
+//! hash slot. Operators write them; this process only reads. No counter has such a key, because the hash tag of a
+//! counter contains `|`.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use super::Redis;
+use crate::store::client::redis::error::RedisError;
+use crate::store::client::redis::resp::{Reply, reply_bytes};
+
+/// Maximum length of a row, in bytes: the name of a plan or a limit.
+const MAX_ROW_BYTES: usize = 256;
+
+/// Keys of a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableKeys {
+    /// The hash of rows.
+    pub rows: Bytes,
+    /// The stream of changes.
+    pub changes: Bytes,
+}
+
+impl TableKeys {
+    /// Keys of a table under `CACHE_KEY_PREFIX`.
+    pub fn new(prefix: &str, table: &str) -> Self {
+        let key = |part: &str| Bytes::from(format!("{prefix}tk1:{{table:{table}}}:{part}"));
+        Self { rows: key("rows"), changes: key("changes") }
+    }
+}
+
+impl Redis {
+    /// Reads the row of a value by `deadline`; `None` if there is none.
+    ///
+    /// A failure does not count for the breaker: the user of Redis may lack HGET.
+    ///
+    /// # Errors
+    /// Redis failed, or its user may not run HGET.
+    pub async fn read_table_row(
+        &self,
+        table: &str,
+        value: &[u8],
+        deadline: Instant,
+    ) -> Result<Option<Bytes>, RedisError> {
+        let keys = TableKeys::new(self.keys.prefix(), table);
+        let words: [&[u8]; 3] = [b"HGET", &keys.rows, value];
+        let reply = self.deployments.main.client.call_key_unrecorded(&keys.rows, &words, deadline).await?;
+        match (&reply, reply_bytes(&reply)) {
+            (Reply::Null, _) => Ok(None),
+            (_, Some(row)) if row.len() <= MAX_ROW_BYTES => Ok(Some(Bytes::copy_from_slice(row))),
+            (_, _) => Err(RedisError::BadReply),
+        }
+    }
+}
