@@ -1,6 +1,8 @@
 //! Decides a request by rules of every kind, with counters in memory, as the service does.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 use tollkeeper::base::clock::Time;
@@ -8,8 +10,10 @@ use tollkeeper::base::pb::{RateLimitRequest, RateLimitResponse};
 use tollkeeper::decide::Decider;
 use tollkeeper::decide::decision::DecisionContext;
 use tollkeeper::rules::compile::options::CompileOptions;
+use tollkeeper::rules::compile::set_files::{SetFiles, SetText};
 use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::rule::set::RuleSet;
+use tollkeeper::rules::table_loader::{RuleFilePaths, TableLoader};
 use tollkeeper::rules::yaml::DocumentSelection;
 use tollkeeper::serve::grpc::{decode, encode};
 use tollkeeper::settings::Settings;
@@ -20,15 +24,39 @@ use tollkeeper::store::memory::MemoryStore;
 const NOW: Time = Time::from_secs(1_767_225_600);
 
 /// Rules with every algorithm, wildcards, `match`, entries in any order, backtracking, shared counters, lists, quotas,
-/// shadow mode, replacement, metadata, names by value, windows, bans and active times.
+/// shadow mode, replacement, metadata, names by value, windows, bans, active times, sets from files, plans and
+/// a table.
 const RULES: &str = include_str!("decider.yaml");
+
+/// Files with sets that the rules name.
+const SETS: [(&str, &str); 2] = [("values.txt", "x\nyy\n10.1.2.3\n"), ("networks.txt", "10.0.0.0/8\n2001:db8::/32\n")];
 
 static SET: LazyLock<RuleSet> = LazyLock::new(|| {
     let source =
         RuleText { name: Arc::from("decider"), bytes: RULES.as_bytes().to_vec(), documents: DocumentSelection::All };
-    let compiled = compile_texts(&[source], &CompileOptions::default()).unwrap_or_else(|problems| panic!("{problems}"));
-    RuleSet::new(compiled.domains)
+    let set = |(name, text): (&str, &str)| SetText {
+        rule_file: Arc::from("decider"),
+        name: Arc::from(name),
+        path: Arc::from(name),
+        contents: Ok(text.as_bytes().into()),
+    };
+    let set_files = Arc::new(SetFiles { texts: SETS.map(set).into() });
+    let options = CompileOptions { set_files, ..CompileOptions::default() };
+    let compiled = compile_texts(&[source], &options).unwrap_or_else(|problems| panic!("{problems}"));
+    let mut loader = TableLoader::with_files(HashMap::from([("customers".to_owned(), table_path())]));
+    let tables = loader.prepare(&compiled.domains, &RuleFilePaths::default(), NOW);
+    let tables = tables.unwrap_or_else(|problems| panic!("{problems}"));
+    let mut rules = RuleSet::new(compiled.domains);
+    loader.attach(tables, &mut rules);
+    rules
 });
+
+/// Path of the table, from the directory of this repository or from that of the fuzzers.
+fn table_path() -> PathBuf {
+    let mut directories = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    let path = directories.find_map(|path| Some(path.join("fuzz/checks/decider.csv")).filter(|path| path.exists()));
+    path.expect("the table stands beside the checks")
+}
 
 static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
     let on = ["LIMIT_RESPONSE_HEADERS_ENABLED", "RESPONSE_DYNAMIC_METADATA", "TOLLKEEPER_METADATA_VERDICTS"];
