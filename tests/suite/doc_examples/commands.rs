@@ -56,6 +56,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("operations.md", "curl", SERVER),
     ("performance.md", "tollkeeper bench", SERVER),
     ("redis.md", "REDIS_URL=redis:6379", SERVES),
+    ("rules.md", "redis-cli", SERVER),
     ("security.md", "GRPC_SERVER_USE_TLS=true", SERVES),
     ("security.md", "tollkeeper call --addr", SERVER),
     ("simulate.md", "TOLLKEEPER_DECISION_LOG=file:", SERVES),
