@@ -30,7 +30,7 @@ pub(crate) fn check(data: &[u8]) {
     let again = RateLimitRequest::decode(&*request.encode_to_vec()).expect("it is our own");
     assert_eq!(again, request);
     same_in_the_pipeline(data, &request);
-    if let Some(response) = decider::decide(&request) {
+    for response in decider::decide(&request) {
         let sent = response.encode_to_vec();
         assert_eq!(RateLimitResponse::decode(&*sent).expect("it is our own"), response);
         assert_eq!(response.statuses.len(), request.descriptors.len());

@@ -50,13 +50,18 @@ impl Envoy {
 
     /// Same as [`Self::start`], with a changed bootstrap.
     pub(crate) fn start_with(name: &str, tollkeepers: &[u16], change: impl FnOnce(String) -> String) -> Self {
+        Self::start_file(&format!("envoy/{name}.yaml"), tollkeepers, change)
+    }
+
+    /// Same as [`Self::start_with`], with any bootstrap of the repository that uses the ports of those in `envoy/`.
+    pub(crate) fn start_file(file: &str, tollkeepers: &[u16], change: impl FnOnce(String) -> String) -> Self {
         let (listener, upstream, admin) = (Port::reserve(), Port::reserve(), Port::reserve());
-        let mut bootstrap = read(&repository(&format!("envoy/{name}.yaml")));
+        let mut bootstrap = read(&repository(file));
         let ports = [(10_000, listener.number()), (10_001, upstream.number()), (9901, admin.number())];
         let tollkeepers = (8081..).zip(tollkeepers.iter().copied());
         for (shipped, own) in ports.into_iter().chain(tollkeepers) {
             let (from, to) = (format!("port_value: {shipped} "), format!("port_value: {own} "));
-            assert!(bootstrap.contains(&from), "envoy/{name}.yaml uses no port {shipped}");
+            assert!(bootstrap.contains(&from), "{file} uses no port {shipped}");
             bootstrap = bootstrap.replace(&from, &to);
         }
         // The shipped timeouts are for production: on a machine busy with tests they expire, and Envoy fails open.

@@ -16,6 +16,7 @@ mod cli;
 mod client_limits;
 mod config;
 mod console;
+mod cookbook;
 mod debug_pages;
 mod decide;
 mod decision_log;

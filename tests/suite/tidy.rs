@@ -245,6 +245,8 @@ fn rule_blocks(document: &Text) -> Vec<(usize, String)> {
 #[test]
 fn the_rules_in_the_documentation_load() {
     let mut documents = texts("docs", ".md");
+    // Some rules of the cookbook name files of values; the module `cookbook` loads all of its rules, with their files.
+    documents.retain(|document| document.name != "docs/cookbook.md");
     documents.push(Text { name: "README.md".to_owned(), content: read(&repository("README.md")) });
     let (mut found, mut checked) = (Vec::new(), 0);
     for document in &documents {

@@ -1,0 +1,143 @@
+//! `docs/cookbook.md`, taken apart: the recipes with what Envoy sends, the rules, other files and the commands.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::kit::{read, repository};
+
+/// A recipe of the page.
+#[derive(Debug)]
+pub(super) struct Recipe {
+    /// Number before its heading.
+    pub(super) number: usize,
+    /// Its heading, without the number.
+    pub(super) heading: String,
+    /// Keys of the first YAML block, which is Envoy's.
+    pub(super) envoy: Map<String, Value>,
+    /// Text of the second YAML block, which is a file of rules.
+    pub(super) rules: String,
+    /// Files that the page shows with `$ cat NAME`, with their text.
+    pub(super) files: Vec<(String, String)>,
+    /// Other commands, with the lines that the page shows of their outputs.
+    pub(super) commands: Vec<Command>,
+    /// True if a paragraph names the trap.
+    pub(super) has_trap: bool,
+}
+
+/// A command and the lines that the page shows of its output.
+#[derive(Debug)]
+pub(super) struct Command {
+    pub(super) text: String,
+    pub(super) output: Vec<String>,
+}
+
+impl Recipe {
+    /// The recipe of that number.
+    pub(super) fn find(number: usize) -> Self {
+        let found = recipes().into_iter().find(|recipe| recipe.number == number);
+        found.unwrap_or_else(|| panic!("docs/cookbook.md has no recipe {number}"))
+    }
+
+    fn parse(section: &str) -> Self {
+        let (heading, text) = section.split_once('\n').expect("a heading is a line");
+        let (number, heading) = heading.split_once(". ").expect("recipes are numbered");
+        let blocks: Vec<&str> =
+            text.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().expect("a block ends")).collect();
+        let [envoy, rules] = blocks[..] else { panic!("{heading}: {} blocks of YAML", blocks.len()) };
+        assert!(rules.starts_with("domain: "), "{heading}: {rules}");
+        let (mut files, mut commands) = (Vec::new(), Vec::new());
+        for Command { text, output } in shown_commands(text) {
+            match text.strip_prefix("cat ") {
+                Some(name) => files.push((name.to_owned(), output.join("\n") + "\n")),
+                None => commands.push(Command { text, output }),
+            }
+        }
+        Self {
+            number: number.parse().expect("a number"),
+            heading: heading.to_owned(),
+            envoy: serde_saphyr::from_str(envoy).unwrap_or_else(|error| panic!("{heading}: {error}")),
+            rules: rules.to_owned(),
+            files,
+            commands,
+            has_trap: text.contains("\n**Trap:** "),
+        }
+    }
+
+    /// Domain of the rules.
+    pub(super) fn domain(&self) -> &str {
+        self.rules["domain: ".len()..].lines().next().expect("a domain has a name")
+    }
+
+    /// Changes the rules, for the traps; panics if the page does not have `from`.
+    pub(super) fn replace_in_rules(&mut self, from: &str, to: &str) {
+        assert!(self.rules.contains(from), "{}: the rules have no {from:?}", self.heading);
+        self.rules = self.rules.replace(from, to);
+    }
+
+    /// Writes the rules, as `DOMAIN.yaml`, and the other files into a directory.
+    pub(super) fn write_files(&self, directory: &Path) {
+        fs::write(directory.join(format!("{}.yaml", self.domain())), &self.rules).expect("a file can be written");
+        for (name, text) in &self.files {
+            fs::write(directory.join(name), text).expect("a file can be written");
+        }
+    }
+
+    /// The bootstrap of an Envoy with what the page shows.
+    pub(super) fn bootstrap(&self, template: &str) -> String {
+        let mut connection_manager = vec!["use_remote_address: true".to_owned()];
+        let mut filter = vec![format!("domain: {}", self.domain())];
+        let mut route = Vec::new();
+        if !self.envoy.contains_key("timeout") {
+            // Envoy's 20 ms expire on a machine busy with tests, and Envoy fails open.
+            filter.push("timeout: 10s".to_owned());
+        }
+        for (key, value) in &self.envoy {
+            let line = format!("{key}: {value}");
+            match key.as_str() {
+                "rate_limits" => route.push(line),
+                "timeout" | "failure_mode_deny" => filter.push(line),
+                "use_remote_address" => assert_eq!(*value, Value::Bool(true), "{}", self.heading),
+                "xff_num_trusted_hops" => connection_manager.push(line),
+                _ => panic!("{}: where does {key} belong?", self.heading),
+            }
+        }
+        let places = [("CONNECTION MANAGER", connection_manager), ("FILTER", filter), ("ROUTE", route)];
+        places.into_iter().fold(template.to_owned(), |text, (place, lines)| {
+            let (before, after) = text.split_once(&format!("# {place}\n")).expect("the template has each place");
+            let indent = format!("\n{}", before.rsplit('\n').next().expect("a line begins"));
+            format!("{before}{}\n{after}", lines.join(&indent))
+        })
+    }
+}
+
+/// All recipes of the page, in its order.
+pub(super) fn recipes() -> Vec<Recipe> {
+    let page = read(&repository("docs/cookbook.md"));
+    page.split("\n## ").skip(1).map(Recipe::parse).collect()
+}
+
+/// Commands of indented lines that begin with `$ `, continued ones joined, each with the lines below it.
+fn shown_commands(text: &str) -> Vec<Command> {
+    let mut commands: Vec<Command> = Vec::new();
+    let (mut is_open, mut is_continued) = (false, false);
+    for line in text.lines() {
+        let Some(line) = line.strip_prefix("    ") else {
+            is_open = false;
+            continue;
+        };
+        let (part, continues) = line.strip_suffix('\\').map_or((line, false), |part| (part.trim_end(), true));
+        if let Some(command) = part.strip_prefix("$ ") {
+            commands.push(Command { text: command.to_owned(), output: Vec::new() });
+            (is_open, is_continued) = (true, continues);
+        } else if is_open && is_continued {
+            let command = &mut commands.last_mut().expect("it began").text;
+            *command += &format!(" {}", part.trim_start());
+            is_continued = continues;
+        } else if is_open {
+            commands.last_mut().expect("it began").output.push(line.to_owned());
+        }
+    }
+    commands
+}
