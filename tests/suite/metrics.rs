@@ -171,6 +171,7 @@ ratelimit_service_should_rate_limit_error{err_type="service_error"} 1
 ratelimit_service_total_requests{grpc_method="Check"} 1
 ratelimit_service_total_requests{grpc_method="ShouldRateLimit"} 20
 tollkeeper_answers_held 0
+tollkeeper_blocked_values 0
 tollkeeper_build_info{version="VERSION"} 1
 tollkeeper_config_last_load_successful 1
 tollkeeper_config_version 1

@@ -93,7 +93,7 @@ Examples:
     --report effect.html
   tollkeeper simulate --rules new.yaml --against old.yaml \\
     --traffic decisions.jsonl --fail-if 'newly_rejected(*) > 60%'
-  tollkeeper simulate --rules rules.yaml --table customers=new.csv \
+  tollkeeper simulate --rules rules.yaml --table customers=new.csv \\
     --traffic decisions.jsonl
   tollkeeper simulate --rules new.yaml --traffic access.log --map map.yaml
   tollkeeper simulate --traffic decisions.jsonl --json

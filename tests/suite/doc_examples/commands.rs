@@ -60,6 +60,11 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("security.md", "GRPC_SERVER_USE_TLS=true", SERVES),
     ("security.md", "tollkeeper call --addr", SERVER),
     ("simulate.md", "TOLLKEEPER_DECISION_LOG=file:", SERVES),
+    (
+        "simulate.md",
+        "tollkeeper simulate --rules rules.yaml --table",
+        "its rules have a table; `help_examples` runs it",
+    ),
     ("traces.md", "docker run", "it needs the network"),
     ("traces.md", "TRACING_ENABLED=true", SERVES),
     ("traces.md", "tollkeeper call", SERVER),
