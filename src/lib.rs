@@ -3,7 +3,7 @@
 //! The way of a request, one direction, no stage calls back:
 //!
 //! ```text
-//! serve/grpc/decode -> limit/request -> rules/rule (match) -> limit/counter (path, limit, hits)
+//! serve/grpc/decode -> limit/request -> rules/rule (match) -> limit/charge (path, limit, hits)
 //!     -> store (charge) -> decide (verdicts, merge) -> serve/grpc/encode
 //! ```
 //!

@@ -7,7 +7,7 @@ use crate::telemetry::logs::{Format, Level};
 
 settings! { "Logs";
     LOG_LEVEL: Level = Level::Warn,
-        "minimum level of log lines; start, stop and reload are logged as warnings";
+        "minimum level of log lines; start, stop and reload are shown with warn too";
     LOG_FORMAT: Format = Format::Text, "format of log lines";
 }
 
