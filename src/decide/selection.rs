@@ -135,10 +135,14 @@ impl<'r> Selection<'r> {
         }
         match terms.rules.find_rule(domain, &descriptor.entries) {
             None => Self { domain: Some(domain), ..Self::default() },
-            Some(found) => match found.rule.choose_plan(domain, &descriptor.entries) {
-                None => Self::for_matched_rule(behaviour, domain, found).without_inactive(terms.active_at),
-                Some(chosen) => Self::for_plan(behaviour, domain, found, chosen).without_inactive(terms.active_at),
-            },
+            Some(found) => {
+                let mut selection = match found.rule.choose_plan(domain, &descriptor.entries) {
+                    None => Self::for_matched_rule(behaviour, domain, found),
+                    Some(chosen) => Self::for_plan(behaviour, domain, found, chosen),
+                };
+                selection.drop_inactive_limits(terms.active_at);
+                selection
+            }
         }
     }
 
@@ -194,17 +198,17 @@ impl<'r> Selection<'r> {
     }
 
     /// Drops the limits that are not active now.
-    fn without_inactive(mut self, active_at: Option<Time>) -> Self {
+    #[inline]
+    fn drop_inactive_limits(&mut self, active_at: Option<Time>) {
         let (Some(compiled), Some(now)) = (self.rule.filter(|compiled| compiled.has_active_times), active_at) else {
-            return self;
+            return;
         };
         let inactive = compiled.limits.iter().enumerate();
         let inactive = inactive.filter(|(_, limit)| limit.active.is_some_and(|active| !active.contains(now)));
         self.inactive = inactive.map(|(index, _)| index).collect();
-        let Self { limits, candidates, inactive, .. } = &mut self;
+        let Self { limits, candidates, inactive, .. } = self;
         limits.retain(|selected| !inactive.contains(&selected.index));
         candidates.retain(|selected| !inactive.contains(&selected.index));
-        self
     }
 
     /// Returns true if an active limit of the rule replaces the limits of that name.

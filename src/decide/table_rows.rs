@@ -80,6 +80,10 @@ impl RowReads {
     pub(super) async fn read_rows(&self, store: &Store, context: DecisionContext<'_>, request: &Request<'_>) {
         let Some(rules) = context.rules else { return };
         let Some(domain) = rules.domain(request.domain) else { return };
+        // Matching here and again for the selection is for domains whose rows are in Redis only.
+        if domain.tables.iter().all(|table| table.row_cache().is_none()) {
+            return;
+        }
         let now = Instant::now();
         let mut awaited: SmallVec<[watch::Receiver<()>; 2]> = SmallVec::new();
         for descriptor in request.descriptors.iter().filter(|descriptor| descriptor.limit_override.is_none()) {

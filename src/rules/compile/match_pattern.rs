@@ -48,9 +48,8 @@ fn compile_values(
             Some(Operator::In(values.into()))
         }
         SetSpec::File(name) => {
-            let file = find_set_file(reader, &name, options, field_path)?;
-            let parse = |text: &SetText, bytes: &[u8]| options.set_cache.parse_values(&text.path, bytes);
-            Some(Operator::InFile(compile_set_file(reader, file, &name, field_path, parse)?))
+            let parse = |path: &Arc<str>, bytes: &[u8]| options.set_cache.parse_values(path, bytes);
+            Some(Operator::InFile(compile_set_file(reader, &name, options, field_path, parse)?))
         }
     }
 }
@@ -78,9 +77,8 @@ fn compile_networks(
             is_whole.then(|| Operator::Cidr(networks.into()))
         }
         SetSpec::File(name) => {
-            let file = find_set_file(reader, &name, options, field_path)?;
-            let parse = |text: &SetText, bytes: &[u8]| options.set_cache.parse_networks(&text.path, bytes);
-            Some(Operator::CidrFile(compile_set_file(reader, file, &name, field_path, parse)?))
+            let parse = |path: &Arc<str>, bytes: &[u8]| options.set_cache.parse_networks(path, bytes);
+            Some(Operator::CidrFile(compile_set_file(reader, &name, options, field_path, parse)?))
         }
     }
 }
@@ -140,16 +138,18 @@ fn find_set_file<'o>(
     None
 }
 
-/// Compiles the set of a file; reports its bad lines, and where it is named.
+/// Compiles the set of the file that the rule names; reports its bad lines, and where it is named. `parse` gets the
+/// path and the contents.
 fn compile_set_file<T>(
     reader: &mut DocumentReader<'_>,
-    file: &SetText,
     name: &Spanned<String>,
+    options: &CompileOptions,
     field_path: &FieldPath<'_>,
-    parse: impl FnOnce(&SetText, &[u8]) -> Result<Arc<T>, Vec<Diagnostic>>,
+    parse: impl FnOnce(&Arc<str>, &[u8]) -> Result<Arc<T>, Vec<Diagnostic>>,
 ) -> Option<SetFile<T>> {
+    let file = find_set_file(reader, name, options, field_path)?;
     let bytes = file.contents.as_ref().ok()?;
-    match parse(file, bytes) {
+    match parse(&file.path, bytes) {
         Ok(set) => Some(SetFile { name: Arc::clone(&file.name), set }),
         Err(problems) => {
             problems.into_iter().for_each(|problem| reader.found.push(problem));
