@@ -34,7 +34,7 @@ use std::sync::Arc;
 use futures_util::future::OptionFuture;
 use smallvec::SmallVec;
 
-use self::blocks::{BlockedRequest, Blocks};
+use self::blocks::{BlockMatch, Blocks};
 use self::candidates::CandidateCharges;
 use self::charge::{DescriptorOutcomes, DryRuns, RequestCharger};
 use self::decided_request::DecidedRequest;
@@ -44,7 +44,7 @@ use self::outcome::DescriptorOutcome;
 use self::results::DescriptorResults;
 use self::selection::{RequestWithSelections, Selection, SelectionTerms, select_limits};
 use self::store_failures::FailedChargeCounters;
-use self::table_rows::RowReads;
+use self::table_rows::RowReader;
 use crate::decide::decision::{DecideError, Decision, DecisionContext, Header, ReportedStatus};
 use crate::decide::log::DecisionLog;
 use crate::decide::log::value_form::ValueForm;
@@ -72,7 +72,7 @@ pub struct Decider {
     /// Form of the values in rejected keys.
     pub key_values: ValueForm,
     failures: FailedChargeCounters,
-    row_reads: RowReads,
+    row_reader: RowReader,
 }
 
 impl Decider {
@@ -86,7 +86,7 @@ impl Decider {
             blocks: Blocks::default(),
             key_values: ValueForm::Plain,
             failures: FailedChargeCounters::default(),
-            row_reads: RowReads::default(),
+            row_reader: RowReader::default(),
         }
     }
 
@@ -105,7 +105,8 @@ impl Decider {
         let ordered = context.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
         let reads_rows = context.rules.is_some_and(RuleSet::reads_rows);
-        OptionFuture::from(reads_rows.then(|| Box::pin(self.row_reads.read_rows(&self.store, context, request)))).await;
+        OptionFuture::from(reads_rows.then(|| Box::pin(self.row_reader.read_rows(&self.store, context, request))))
+            .await;
         let selections = self.select_limits(context, request)?;
         let selected = RequestWithSelections { request, selections: &selections };
         let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
@@ -175,7 +176,7 @@ impl Decider {
 
     /// Returns the blocks that a request meets; `None` under SHADOW_MODE, which rejects nothing.
     #[inline]
-    fn find_block(&self, context: DecisionContext<'_>, request: &Request<'_>) -> Option<BlockedRequest> {
+    fn find_block(&self, context: DecisionContext<'_>, request: &Request<'_>) -> Option<BlockMatch> {
         self.blocks.find(request, context.store.now).filter(|_| !self.behaviour.shadow_mode)
     }
 
@@ -185,7 +186,7 @@ impl Decider {
         &'r self,
         context: DecisionContext<'r>,
         request: &Request<'_>,
-        blocked: &BlockedRequest,
+        blocked: &BlockMatch,
     ) -> Result<Decision<'r>, DecideError> {
         let wait_s = blocked.block.until.since_us(context.store.now).div_ceil(1_000_000).max(1);
         let status = |is_blocked: &bool| match is_blocked {

@@ -53,7 +53,7 @@ pub struct Blocks {
 
 /// Blocks that a request meets.
 #[derive(Debug)]
-pub(super) struct BlockedRequest {
+pub(super) struct BlockMatch {
     /// The block that lasts longest.
     pub(super) block: Arc<Block>,
     /// True for each descriptor with a blocked entry.
@@ -95,7 +95,7 @@ impl Blocks {
 
     /// Returns the blocks that a request meets; `None` if it meets none, or only refunds hits.
     #[inline]
-    pub(super) fn find(&self, request: &Request<'_>, now: Time) -> Option<BlockedRequest> {
+    pub(super) fn find(&self, request: &Request<'_>, now: Time) -> Option<BlockMatch> {
         if !self.any.load(Ordering::Relaxed) {
             return None;
         }
@@ -103,7 +103,7 @@ impl Blocks {
     }
 
     #[cold]
-    fn find_among_blocks(&self, request: &Request<'_>, now: Time) -> Option<BlockedRequest> {
+    fn find_among_blocks(&self, request: &Request<'_>, now: Time) -> Option<BlockMatch> {
         let by_entry = self.by_entry.load();
         let of_domain = by_entry.get(request.domain)?;
         let mut longest: Option<&Arc<Block>> = None;
@@ -120,7 +120,7 @@ impl Blocks {
             }
             descriptors.push(is_blocked);
         }
-        longest.map(|block| BlockedRequest { block: Arc::clone(block), descriptors })
+        longest.map(|block| BlockMatch { block: Arc::clone(block), descriptors })
     }
 
     /// Counts a rejected request.

@@ -6,7 +6,7 @@
 use smallvec::SmallVec;
 
 use super::answer::retry_after_us;
-use super::blocks::BlockedRequest;
+use super::blocks::BlockMatch;
 use super::candidates::{CandidateCharges, CandidateRef};
 use super::outcome::{CombinedVerdict, DescriptorOutcome};
 use super::selection::{RequestWithSelections, SelectedLimit, Selection};
@@ -34,7 +34,7 @@ pub(super) struct DecidedRequest<'a, 'r, 'm> {
     /// Charges of candidates, if the rules have any.
     pub(super) candidates: Option<&'a CandidateCharges>,
     /// Blocks that reject the request before any rule.
-    pub(super) blocked: Option<&'a BlockedRequest>,
+    pub(super) blocked: Option<&'a BlockMatch>,
 }
 
 /// Verdicts on a request and its descriptors.

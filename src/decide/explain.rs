@@ -231,7 +231,7 @@ impl Decider {
         let ordered = rules.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
         if rules.reads_rows() {
-            self.row_reads.read_rows(&self.store, context, request).await;
+            self.row_reader.read_rows(&self.store, context, request).await;
         }
         let terms = SelectionTerms { rules, active_at: Some(context.store.now) };
         let selections = select_limits(&self.behaviour, terms, request);

@@ -17,7 +17,7 @@ use crate::limit::{Limit, LimitSpec};
 use crate::rules::plan_table::live::{LiveTable, PlanSource};
 use crate::rules::plan_table::row::OwnLimit;
 use crate::rules::rule::matching::Match;
-use crate::rules::rule::set::{ChosenPlan, CompiledLimit, CompiledRule, DomainRules, RuleSet, hash_limit_identity};
+use crate::rules::rule::set::{CompiledLimit, CompiledRule, DomainRules, RuleSet, TableChoice, hash_limit_identity};
 use crate::rules::rule::{Allowance, OverLimitBody, RulePlan};
 use crate::settings::decisions::DecisionSettings;
 use crate::store::charge::StoreOutcome;
@@ -166,9 +166,9 @@ impl<'r> Selection<'r> {
         behaviour: &DecisionSettings,
         domain: &'r DomainRules,
         found: Match<'r>,
-        chosen: ChosenPlan<'r>,
+        chosen: TableChoice<'r>,
     ) -> Self {
-        let ChosenPlan { rule, source, own } = chosen;
+        let TableChoice { rule, source, own } = chosen;
         let mut selection = Self::for_matched_rule(behaviour, domain, Match { rule, ..found });
         selection.plan_source = Some(source);
         if let Some(own) = own {

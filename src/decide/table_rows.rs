@@ -30,9 +30,9 @@ const READ_TIMEOUT: Duration = Duration::from_secs(1);
 /// Shortest time between two equal log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Reads of rows of this process.
+/// Reader of rows for all decisions of this process.
 #[derive(Debug)]
-pub(super) struct RowReads {
+pub(super) struct RowReader {
     permits: Arc<Semaphore>,
     /// Reads in flight, by table and value; each ends when its sender is dropped.
     pending: Arc<Mutex<HashMap<PendingKey, watch::Receiver<()>>>>,
@@ -49,7 +49,7 @@ struct ReadBudget {
     at: Instant,
 }
 
-impl Default for RowReads {
+impl Default for RowReader {
     fn default() -> Self {
         let budget = ReadBudget { reads: f64::from(MAX_UNKNOWN_READS_PER_S), at: Instant::now() };
         Self {
@@ -75,7 +75,7 @@ impl ReadBudget {
     }
 }
 
-impl RowReads {
+impl RowReader {
     /// Reads the rows that the descriptors of a request need and that are not known, or not up to date.
     pub(super) async fn read_rows(&self, store: &Store, context: DecisionContext<'_>, request: &Request<'_>) {
         let Some(rules) = context.rules else { return };

@@ -28,12 +28,12 @@ use std::sync::Arc;
 use std::vec;
 
 use crate::limit::period::Unit;
+use crate::rules::child_list::ChildList;
 use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
 use crate::rules::document::defaults::check_defaults;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{self, DescriptorSpec, Document, RateLimitSpec, read};
-use crate::rules::nested_list::NestedList;
-use crate::rules::rule::step_bound::{MAX_BACKTRACKING_STEPS, count_steps};
+use crate::rules::rule::backtracking_bound::{MAX_BACKTRACKING_STEPS, count_steps};
 use crate::rules::rule::value_pattern::{ValuePattern, has_star};
 use crate::rules::rule::{Allowance, Domain, EntryOrder, OverLimitBody, Rule, RuleNode, SourceLocation};
 use crate::rules::yaml::{self, DocumentSelection, Position, Spanned, text};
@@ -105,7 +105,7 @@ pub struct NamedDocument {
 struct DocumentDescriptors {
     file: Arc<str>,
     domain: usize,
-    descriptors: NestedList<DescriptorSpec>,
+    descriptors: ChildList<DescriptorSpec>,
 }
 
 impl<'o> Compiler<'o> {
@@ -318,7 +318,7 @@ impl OpenLevel {
         self.siblings.reserve(self.waiting.len());
     }
 
-    fn new(parent: &str, written: NestedList<DescriptorSpec>) -> Self {
+    fn new(parent: &str, written: ChildList<DescriptorSpec>) -> Self {
         let waiting = written.into_vec().into_iter();
         let (nodes, siblings) = (Vec::new(), SiblingIndex::new());
         Self { parent: parent.to_owned(), waiting, nodes, siblings, above: None }
@@ -330,7 +330,7 @@ impl DescriptorCompiler<'_, '_> {
     /// can nest deeply.
     fn compile_into_level(
         mut self,
-        nodes: &mut NestedList<RuleNode>,
+        nodes: &mut ChildList<RuleNode>,
         siblings: &mut SiblingIndex,
         mut outermost: OpenLevel,
     ) {
@@ -414,7 +414,7 @@ impl DescriptorCompiler<'_, '_> {
             share_threshold: written.share_threshold.is_some_and(|share| share.value),
             value_to_metric: written.value_to_metric,
             exempt: matches!(written.rate_limit, RateLimitSpec::None) && written.descriptors.is_empty(),
-            descriptors: NestedList::new(),
+            descriptors: ChildList::new(),
             location: source_location(self.reader.file, written.key.at),
         };
         lints::warn_about_descriptor_without_effect(self.reader, &written, &node, field_path);

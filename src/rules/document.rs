@@ -16,7 +16,7 @@ use self::defaults::DefaultableKeys;
 use self::matching::{MatchSpec, MatchingSpec};
 use crate::limit::active::ActiveSpec;
 use crate::limit::ban::Ban;
-use crate::rules::nested_list::{HasChildren, NestedList};
+use crate::rules::child_list::{ChildList, HasChildren};
 use crate::rules::rule::RuleLogging;
 use crate::rules::yaml::{Position, Spanned};
 
@@ -36,7 +36,7 @@ pub struct Document {
     /// `tables`, in the order written.
     pub tables: Vec<TableSpec>,
     /// `descriptors`.
-    pub descriptors: NestedList<DescriptorSpec>,
+    pub descriptors: ChildList<DescriptorSpec>,
     /// A key could not be read and was reported, so that a missing domain is not reported too.
     pub unreadable: bool,
 }
@@ -114,13 +114,13 @@ pub struct DescriptorSpec {
     /// `over_limit_content_type`.
     pub over_limit_content_type: Option<Spanned<Arc<str>>>,
     /// `descriptors`.
-    pub descriptors: NestedList<DescriptorSpec>,
+    pub descriptors: ChildList<DescriptorSpec>,
     /// A key could not be read and was reported, so that a missing key is not reported too.
     pub unreadable: bool,
 }
 
 impl HasChildren for DescriptorSpec {
-    fn children_mut(&mut self) -> &mut NestedList<Self> {
+    fn children_mut(&mut self) -> &mut ChildList<Self> {
         &mut self.descriptors
     }
 }

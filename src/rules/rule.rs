@@ -13,7 +13,7 @@ pub mod match_pattern;
 pub mod value_pattern;
 mod operators;
 pub(crate) mod patterns;
-pub mod step_bound;
+pub mod backtracking_bound;
 mod backtracking;
 pub mod entry_order;
 pub mod matching;
@@ -35,7 +35,7 @@ use crate::limit::algorithm::Algorithm;
 use crate::limit::period::Unit;
 use crate::limit::window::WindowSpec;
 use crate::limit::{Consistency, Limit, StorePolicy};
-use crate::rules::nested_list::{HasChildren, NestedList};
+use crate::rules::child_list::{ChildList, HasChildren};
 
 /// Index of a node in the compiled tree.
 pub(crate) type NodeId = u32;
@@ -77,7 +77,7 @@ pub struct Domain {
     /// Its tables, in file order.
     pub tables: Vec<TableDeclaration>,
     /// Outermost descriptors, in file order, with distinct composite keys.
-    pub descriptors: NestedList<RuleNode>,
+    pub descriptors: ChildList<RuleNode>,
 }
 
 /// How the descriptors of a domain are matched.
@@ -183,13 +183,13 @@ pub struct RuleNode {
     /// A path that ends here has no limit on purpose: the node is written without `rate_limit` and `descriptors`.
     pub exempt: bool,
     /// Next level, in file order, with distinct composite keys.
-    pub descriptors: NestedList<RuleNode>,
+    pub descriptors: ChildList<RuleNode>,
     /// Location of its key.
     pub location: SourceLocation,
 }
 
 impl HasChildren for RuleNode {
-    fn children_mut(&mut self) -> &mut NestedList<Self> {
+    fn children_mut(&mut self) -> &mut ChildList<Self> {
         &mut self.descriptors
     }
 }

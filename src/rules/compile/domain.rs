@@ -6,12 +6,12 @@ use std::sync::Arc;
 use super::options::CompileOptions;
 use super::plans::{CompiledPlan, MAX_PLANS, MAX_TABLES, WrittenPlan, read_source};
 use super::{limit, memcache};
+use crate::rules::child_list::ChildList;
 use crate::rules::diagnostic::escape_for_message;
 use crate::rules::document::defaults::DefaultableKeys;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::matching::MatchingSpec;
 use crate::rules::document::{PlanSpec, TableSpec};
-use crate::rules::nested_list::NestedList;
 use crate::rules::rule::{
     Domain, Matching, OWN_LIMIT_NAME, OverrideDefaults, SourceLocation, TableDeclaration, UnitOverrideDefaults,
 };
@@ -53,7 +53,7 @@ impl DomainBuilder {
             matching: Matching::default(),
             plans: Vec::new(),
             tables: Vec::new(),
-            descriptors: NestedList::new(),
+            descriptors: ChildList::new(),
         };
         let (siblings, written_plans, plans) = (SiblingIndex::new(), Vec::new(), Vec::new());
         Self { domain, siblings, location, defaults: None, matching: None, written_plans, plans }

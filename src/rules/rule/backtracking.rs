@@ -3,7 +3,7 @@
 //! A search in depth first tries the nodes that match an entry in their order: the exact value, wildcards and `match`
 //! patterns in file order, the bare key. It ends at the first node for the last entry that has a rule, or that exempts
 //! its values. Each node has one depth and one parent, so it is tried at most once: a search takes at most as many
-//! steps as the compiler counted (`step_bound`), whatever a descriptor contains. A domain with more than
+//! steps as the compiler counted (`backtracking_bound`), whatever a descriptor contains. A domain with more than
 //! `MAX_BACKTRACKING_STEPS` does not compile.
 
 use smallvec::SmallVec;

@@ -16,9 +16,9 @@ use siphasher::sip::SipHasher13;
 use siphasher::sip128::{Hasher128, SipHasher13 as SipHasher13_128};
 use smallvec::SmallVec;
 
+use super::backtracking_bound::count_repeated_keys;
 use super::match_pattern::MatchPattern;
 use super::patterns::{Patterns, PatternsBuilder};
-use super::step_bound::count_repeated_keys;
 use super::value_pattern::{MatchKind, ValuePattern};
 use super::{
     Allowance, Domain, EntryOrder, Matching, NodeId, OWN_LIMIT_NAME, OverrideDefaults, PlanChoices, Rule, RuleNode,
@@ -137,7 +137,7 @@ struct CompiledPlans {
 
 /// Limits that a table chose.
 #[derive(Clone, Copy, Debug)]
-pub struct ChosenPlan<'r> {
+pub struct TableChoice<'r> {
     /// The rule with the limits of the plan.
     pub rule: &'r CompiledRule,
     /// How the plan was found.
@@ -557,7 +557,7 @@ impl CompiledRule {
 
     /// Chooses the plan for a request with these entries; `None` if the rule has no plans.
     #[inline]
-    pub fn choose_plan<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> Option<ChosenPlan<'r>> {
+    pub fn choose_plan<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> Option<TableChoice<'r>> {
         self.plans.as_deref().map(|plans| plans.choose(self, domain, entries))
     }
 
@@ -616,19 +616,19 @@ impl CompiledPlans {
         }
     }
 
-    fn choose<'r>(&'r self, default: &'r CompiledRule, domain: &DomainRules, entries: &[Entry<'_>]) -> ChosenPlan<'r> {
+    fn choose<'r>(&'r self, default: &'r CompiledRule, domain: &DomainRules, entries: &[Entry<'_>]) -> TableChoice<'r> {
         let found = entries.get(self.entry).zip(domain.tables.get(self.table));
         match found.map_or(LookUp::NoRow, |(entry, table)| table.find(entry.value)) {
-            LookUp::NoRow => ChosenPlan { rule: default, source: PlanSource::Default, own: None },
-            LookUp::NotRead => ChosenPlan { rule: default, source: PlanSource::NotRead, own: None },
+            LookUp::NoRow => TableChoice { rule: default, source: PlanSource::Default, own: None },
+            LookUp::NotRead => TableChoice { rule: default, source: PlanSource::NotRead, own: None },
             LookUp::Row(FoundRow::Plan(index)) => {
                 let rule = self.plans.get(usize::from(index)).and_then(Option::as_ref).unwrap_or(default);
-                ChosenPlan { rule, source: PlanSource::Row, own: None }
+                TableChoice { rule, source: PlanSource::Row, own: None }
             }
             LookUp::Row(FoundRow::Own(limit)) => {
                 let Self { own_shadow: shadow, own_quota: quota, own_stats: stats, .. } = self;
                 let own = ChosenOwnLimit { limit, shadow: *shadow, quota: *quota, stats };
-                ChosenPlan { rule: &self.own, source: PlanSource::OwnLimit, own: Some(own) }
+                TableChoice { rule: &self.own, source: PlanSource::OwnLimit, own: Some(own) }
             }
         }
     }

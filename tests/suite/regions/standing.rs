@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::region::GlobalView;
 use tollkeeper::settings::redis::regions::DEFAULT_LEASE;
-use tollkeeper::store::client::redis::deployment_context::OpenedConnections;
+use tollkeeper::store::client::redis::deployment_context::ConnectionOpenings;
 use tollkeeper::store::client::redis::server_clock::{ClockJumps, ClockReading, InstantRange, ServerClock, process_us};
 use tollkeeper::store::redis::regions::region_notices::collect_region_notices;
 use tollkeeper::store::redis::regions::registry::{
@@ -222,7 +222,7 @@ struct Region {
     standing: RegionStanding,
     region_clock: ServerClock,
     global_clock: ServerClock,
-    connections: Arc<OpenedConnections>,
+    connections: Arc<ConnectionOpenings>,
     start: Instant,
 }
 
@@ -230,7 +230,7 @@ impl Region {
     fn new() -> Self {
         let region = Arc::<ClockJumps>::default();
         let global = Arc::new(region.for_other_deployment());
-        let connections = Arc::<OpenedConnections>::default();
+        let connections = Arc::<ConnectionOpenings>::default();
         Self {
             region_clock: ServerClock::new(Arc::clone(&region)),
             global_clock: ServerClock::new(Arc::clone(&global)),

@@ -15,7 +15,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::SetOnce;
 use tokio::task::AbortHandle;
 
-use super::deployment_context::{DeploymentContext, OpenedConnections};
+use super::deployment_context::{ConnectionOpenings, DeploymentContext};
 use super::error::{RedisError, ReplyError};
 use super::hash_slot::{HASH_SLOTS, hash_slot};
 use super::node::Node;
@@ -165,8 +165,8 @@ impl Deployment {
     }
 
     /// Connections to the nodes that were opened.
-    pub(crate) fn opened_connections(&self) -> &Arc<OpenedConnections> {
-        &self.topology.context.opened_connections
+    pub(crate) fn connection_openings(&self) -> &Arc<ConnectionOpenings> {
+        &self.topology.context.connection_openings
     }
 
     /// Connections and breakers of the nodes.
@@ -174,7 +174,7 @@ impl Deployment {
         let nodes = self.topology.nodes();
         DeploymentStats {
             open_connection_count: nodes.iter().map(|node| node.open_connection_count()).sum(),
-            opened_connections_total: self.topology.context.opened_connections.total(),
+            opened_connections_total: self.topology.context.connection_openings.total(),
             nodes: nodes.iter().map(|node| (node.endpoint().to_string(), node.is_breaker_open())).collect(),
         }
     }

@@ -37,27 +37,27 @@ pub(crate) struct DeploymentContext {
     /// Notified when a node fails, so that discovery looks for a new primary at once.
     pub(crate) refresh_topology: Notify,
     /// Connections that were opened.
-    pub(crate) opened_connections: Arc<OpenedConnections>,
+    pub(crate) connection_openings: Arc<ConnectionOpenings>,
 }
 
 /// Connections of a deployment that were opened since the start.
 ///
 /// Behind a new connection may be a server that lost its data, or another server.
 #[derive(Debug)]
-pub struct OpenedConnections {
+pub struct ConnectionOpenings {
     total: AtomicU64,
     /// Process time at which the last one was opened.
     last_us: AtomicI64,
     opened: Notify,
 }
 
-impl Default for OpenedConnections {
+impl Default for ConnectionOpenings {
     fn default() -> Self {
         Self { total: AtomicU64::new(0), last_us: AtomicI64::new(i64::MIN), opened: Notify::new() }
     }
 }
 
-impl OpenedConnections {
+impl ConnectionOpenings {
     /// Records a connection opened at a process time in microseconds, before calls use it.
     pub fn record(&self, at_us: i64) {
         self.last_us.fetch_max(at_us, Ordering::AcqRel);
@@ -88,6 +88,6 @@ impl DeploymentContext {
             // Here, because a health check has a deadline and this takes milliseconds.
             prepare_hash_tags();
         }
-        Self { options, is_cluster, refresh_topology: Notify::new(), opened_connections: Arc::default() }
+        Self { options, is_cluster, refresh_topology: Notify::new(), connection_openings: Arc::default() }
     }
 }

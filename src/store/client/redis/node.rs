@@ -330,7 +330,7 @@ impl SupervisedServer for NodeState {
     }
 
     fn record_opened_connection(&self) {
-        self.context.opened_connections.record(process_us(Instant::now()));
+        self.context.connection_openings.record(process_us(Instant::now()));
     }
 
     fn hash_connect_files(&self) -> Option<[u8; 32]> {

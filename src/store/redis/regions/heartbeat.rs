@@ -70,7 +70,7 @@ impl RegionHeartbeat {
     ) -> Self {
         let events = ClientEvents {
             region_jumps: Arc::clone(region.clock_jumps()),
-            region_connections: Arc::clone(region.opened_connections()),
+            region_connections: Arc::clone(region.connection_openings()),
             global_jumps: Arc::clone(global.clock_jumps()),
         };
         Self {
@@ -106,7 +106,7 @@ impl RegionHeartbeat {
             tokio::select! {
                 () = sleep_until(next.into()) => {}
                 () = self.tell_region.notified() => {}
-                () = self.region.opened_connections().wait_for_next() => {}
+                () = self.region.connection_openings().wait_for_next() => {}
             }
         }
     }

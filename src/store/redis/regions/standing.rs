@@ -46,7 +46,7 @@ use super::registry::{IdentityClaim, IdentityReply, OtherRegion, RegionIdentity,
 use crate::base::clock::{Time, to_micros};
 use crate::limit::algorithm::region::GlobalView;
 use crate::settings::redis::regions::{DEFAULT_LEASE, RegionSettings};
-use crate::store::client::redis::deployment_context::OpenedConnections;
+use crate::store::client::redis::deployment_context::ConnectionOpenings;
 use crate::store::client::redis::server_clock::{ClockJumps, process_us};
 
 /// Time without an answer of the global Redis after which a region is cut off.
@@ -424,7 +424,7 @@ pub struct ClientEvents {
     /// Jumps of the clocks of the region's Redis.
     pub region_jumps: Arc<ClockJumps>,
     /// Connections to the region's Redis.
-    pub region_connections: Arc<OpenedConnections>,
+    pub region_connections: Arc<ConnectionOpenings>,
     /// Jumps of the clocks of the global Redis.
     pub global_jumps: Arc<ClockJumps>,
 }

@@ -10,14 +10,14 @@ use std::slice;
 /// An element with elements of the same type below it.
 pub trait HasChildren: Sized {
     /// Elements below.
-    fn children_mut(&mut self) -> &mut NestedList<Self>;
+    fn children_mut(&mut self) -> &mut ChildList<Self>;
 }
 
 /// Elements of one level, with all that is below them.
 #[derive(Clone, Debug)]
-pub struct NestedList<T: HasChildren>(Vec<T>);
+pub struct ChildList<T: HasChildren>(Vec<T>);
 
-impl<T: HasChildren> NestedList<T> {
+impl<T: HasChildren> ChildList<T> {
     /// An empty list.
     pub const fn new() -> Self {
         Self(Vec::new())
@@ -29,19 +29,19 @@ impl<T: HasChildren> NestedList<T> {
     }
 }
 
-impl<T: HasChildren> Default for NestedList<T> {
+impl<T: HasChildren> Default for ChildList<T> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<T: HasChildren> From<Vec<T>> for NestedList<T> {
+impl<T: HasChildren> From<Vec<T>> for ChildList<T> {
     fn from(elements: Vec<T>) -> Self {
         Self(elements)
     }
 }
 
-impl<T: HasChildren> Deref for NestedList<T> {
+impl<T: HasChildren> Deref for ChildList<T> {
     type Target = Vec<T>;
 
     fn deref(&self) -> &Vec<T> {
@@ -49,13 +49,13 @@ impl<T: HasChildren> Deref for NestedList<T> {
     }
 }
 
-impl<T: HasChildren> DerefMut for NestedList<T> {
+impl<T: HasChildren> DerefMut for ChildList<T> {
     fn deref_mut(&mut self) -> &mut Vec<T> {
         &mut self.0
     }
 }
 
-impl<'l, T: HasChildren> IntoIterator for &'l NestedList<T> {
+impl<'l, T: HasChildren> IntoIterator for &'l ChildList<T> {
     type Item = &'l T;
     type IntoIter = slice::Iter<'l, T>;
 
@@ -64,7 +64,7 @@ impl<'l, T: HasChildren> IntoIterator for &'l NestedList<T> {
     }
 }
 
-impl<T: HasChildren> Drop for NestedList<T> {
+impl<T: HasChildren> Drop for ChildList<T> {
     fn drop(&mut self) {
         let mut waiting = mem::take(&mut self.0);
         while let Some(mut element) = waiting.pop() {
