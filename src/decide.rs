@@ -28,9 +28,9 @@ mod metadata;
 mod request_headers;
 mod merge;
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
 use futures_util::future::OptionFuture;
 use smallvec::SmallVec;
 
@@ -38,18 +38,18 @@ use self::blocks::{BlockMatch, Blocks};
 use self::candidates::CandidateCharges;
 use self::charge::{DescriptorOutcomes, DryRuns, RequestCharger};
 use self::decided_request::DecidedRequest;
-use self::merge::merge_outcomes;
+use self::merge::{merge_blocked, merge_outcomes};
 use self::metrics::MetricsRecorder;
 use self::outcome::DescriptorOutcome;
 use self::results::DescriptorResults;
 use self::selection::{RequestWithSelections, Selection, SelectionTerms, select_limits};
 use self::store_failures::FailedChargeCounters;
 use self::table_rows::RowReader;
-use crate::decide::decision::{DecideError, Decision, DecisionContext, Header, ReportedStatus};
+use crate::decide::decision::{DecideError, Decision, DecisionContext};
 use crate::decide::log::DecisionLog;
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::StorePolicy;
-use crate::limit::request::Request;
+use crate::limit::request::{Hits, Request};
 use crate::rules::rule::set::RuleSet;
 use crate::settings::decisions::DecisionSettings;
 use crate::store::Store;
@@ -100,7 +100,7 @@ impl Decider {
         request: &Request<'_>,
     ) -> Result<Decision<'r>, DecideError> {
         if let Some(blocked) = self.find_block(context, request) {
-            return self.reject_blocked(context, request, &blocked);
+            return Box::pin(self.decide_blocked(context, request, blocked)).await;
         }
         let ordered = context.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
@@ -151,7 +151,8 @@ impl Decider {
             return Err(DecideError::Store);
         }
         if let Some(blocked) = self.find_block(context, request) {
-            return self.reject_blocked(context, request, &blocked);
+            let decided = Box::pin(self.decide_blocked(context, request, blocked)).now_or_never();
+            return decided.unwrap_or(Err(DecideError::Store));
         }
         let ordered = context.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
@@ -180,37 +181,61 @@ impl Decider {
         self.blocks.find(request, context.store.now).filter(|_| !self.behaviour.shadow_mode)
     }
 
-    /// Rejects a request with blocked entries, counts and logs it.
+    /// Rejects a request with blocked entries. Only hits that it refunds reach counters.
     #[cold]
-    fn reject_blocked<'r>(
+    async fn decide_blocked<'r>(
         &'r self,
         context: DecisionContext<'r>,
         request: &Request<'_>,
+        blocked: BlockMatch,
+    ) -> Result<Decision<'r>, DecideError> {
+        if !blocked.has_refund || context.rules.is_none() {
+            let selected = RequestWithSelections { request, selections: &[] };
+            return self.reject_blocked(context, selected, &[], None, &blocked);
+        }
+        let ordered = context.order_request(request);
+        let request = ordered.as_deref().unwrap_or(request);
+        let reads_rows = context.rules.is_some_and(RuleSet::reads_rows);
+        OptionFuture::from(reads_rows.then(|| self.row_reader.read_rows(&self.store, context, request))).await;
+        let mut selections = self.select_limits(context, request)?;
+        for (selection, descriptor) in selections.iter_mut().zip(&request.descriptors) {
+            if !matches!(descriptor.hits, Hits::Refund(_)) {
+                selection.limits.clear();
+                selection.candidates.clear();
+            }
+        }
+        let selected = RequestWithSelections { request, selections: &selections };
+        let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
+        let (dry_runs, mut outcomes) = (DryRuns::new(), DescriptorOutcomes::new());
+        let charger = self.build_charger(context, selected);
+        OptionFuture::from(charger.charge_descriptors(&dry_runs, &mut outcomes)).await;
+        if !self.metrics.is_off() {
+            self.metrics_recorder().record_outcomes(context, selected, &outcomes);
+        }
+        let candidates = candidates.map(CandidateCharges::poll_outcomes);
+        let decided = self.reject_blocked(context, selected, &outcomes, candidates.as_ref(), &blocked);
+        if let Some(candidates) = candidates {
+            candidates.record_outcomes(self.metrics_recorder(), context, selected);
+        }
+        decided
+    }
+
+    /// Builds the rejection of a request with blocked entries, counts and logs it.
+    fn reject_blocked<'r>(
+        &'r self,
+        context: DecisionContext<'r>,
+        selected: RequestWithSelections<'_, 'r, '_>,
+        outcomes: &[DescriptorOutcome],
+        candidates: Option<&CandidateCharges>,
         blocked: &BlockMatch,
     ) -> Result<Decision<'r>, DecideError> {
-        let wait_s = blocked.block.until.since_us(context.store.now).div_ceil(1_000_000).max(1);
-        let status = |is_blocked: &bool| match is_blocked {
-            true => ReportedStatus { over_limit: true, until_reset_s: Some(wait_s), ..ReportedStatus::default() },
-            false => ReportedStatus::default(),
-        };
-        let retry_after = self.behaviour.retry_after_header.as_deref();
-        let retry_after = retry_after.map(|name| Header { name, value: Cow::Owned(wait_s.to_string()) });
-        let decided = Ok(Decision {
-            over_limit: true,
-            shadowed: false,
-            statuses: blocked.descriptors.iter().map(status).collect(),
-            headers: retry_after.into_iter().collect(),
-            request_headers: Vec::new(),
-            body: None,
-            metadata: None,
-            delay_us: 0,
-        });
+        let behaviour = &self.behaviour;
+        let decided = Ok(merge_blocked(behaviour, context.store.now, selected, outcomes, blocked));
         if !self.metrics.is_off() {
-            self.blocks.count_rejection(request.domain);
+            self.blocks.count_rejection(selected.request.domain);
         }
-        let (behaviour, selected) = (&self.behaviour, RequestWithSelections { request, selections: &[] });
         let blocked = Some(blocked);
-        self.log(DecidedRequest { behaviour, context, selected, outcomes: &[], candidates: None, blocked }, &decided);
+        self.log(DecidedRequest { behaviour, context, selected, outcomes, candidates, blocked }, &decided);
         decided
     }
 

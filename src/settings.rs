@@ -52,7 +52,7 @@ use environment::Environment;
 use fleet::FleetSettings;
 use groups::SETTING_GROUPS;
 use grpc::GrpcSettings;
-use listeners::{AdminToken, Listeners};
+use listeners::{AdminToken, Listeners, TOLLKEEPER_ADMIN_TOKEN, TOLLKEEPER_ADMIN_TOKEN_FILE};
 use logs::LogSettings;
 use metrics::MetricsSettings;
 use problem::{Notice, SettingsError};
@@ -132,6 +132,22 @@ impl Settings {
         let key = HashKey::from_values(&mut values);
         let problems = environment.sort_and_complete_findings(values.into_findings()).problems;
         if problems.is_empty() { Ok(key) } else { Err(SettingsError { problems }) }
+    }
+
+    /// Reads the admin token alone.
+    ///
+    /// # Errors
+    /// The token is too short, or is given twice.
+    pub fn admin_token_from_env(
+        vars: impl Iterator<Item = (OsString, OsString)>,
+    ) -> Result<Option<AdminToken>, SettingsError> {
+        let names = [TOLLKEEPER_ADMIN_TOKEN.name(), TOLLKEEPER_ADMIN_TOKEN_FILE.name()];
+        let environment =
+            Environment::select_variables(vars.filter(|(name, _)| names.iter().any(|known| name == known)));
+        let mut values = Values::new(&environment.known);
+        let token = AdminToken::from_values(&mut values);
+        let problems = environment.sort_and_complete_findings(values.into_findings()).problems;
+        if problems.is_empty() { Ok(token) } else { Err(SettingsError { problems }) }
     }
 
     /// Reads the settings, unusable if the findings have a problem.

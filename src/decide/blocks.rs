@@ -1,7 +1,8 @@
 //! Blocked values: every request of a domain that has such an entry is rejected, before any rule and any counter.
 //!
 //! An operator blocks a key and a value until a time, by `POST /block`. A decision while nothing is blocked costs one
-//! relaxed load. Blocks end by the clock of this process. A refund is never rejected, and SHADOW_MODE rejects nothing.
+//! relaxed load. Blocks end by the clock of this process. A refund is never rejected, also beside a descriptor that is,
+//! and SHADOW_MODE rejects nothing. Keys and values are bytes, as in requests.
 //! Sharing blocks between replicas is for `serve::blocks`.
 
 use std::collections::HashMap;
@@ -30,9 +31,9 @@ pub struct Block {
     /// Domain.
     pub domain: String,
     /// Key of the entry.
-    pub key: String,
+    pub key: Vec<u8>,
     /// Value of the entry.
-    pub value: String,
+    pub value: Vec<u8>,
     /// End, by the clock of each process.
     pub until: Time,
     /// Reason, for operators.
@@ -54,10 +55,19 @@ pub struct Blocks {
 /// Blocks that a request meets.
 #[derive(Debug)]
 pub(super) struct BlockMatch {
-    /// The block that lasts longest.
-    pub(super) block: Arc<Block>,
-    /// True for each descriptor with a blocked entry.
-    pub(super) descriptors: SmallVec<[bool; 4]>,
+    /// The block of each descriptor that lasts longest; `None`: no entry is blocked, or hits are refunded.
+    pub(super) descriptors: SmallVec<[Option<Arc<Block>>; 4]>,
+    /// End of the block that lasts longest.
+    pub(super) until: Time,
+    /// True if a descriptor refunds hits, which are given back all the same.
+    pub(super) has_refund: bool,
+}
+
+impl BlockMatch {
+    /// The block of the descriptor at `index`.
+    pub(super) fn of_descriptor(&self, index: usize) -> Option<&Block> {
+        self.descriptors.get(index)?.as_deref()
+    }
 }
 
 impl Blocks {
@@ -67,8 +77,8 @@ impl Blocks {
         let any = !blocks.is_empty();
         for block in blocks {
             let of_domain = by_entry.entry(block.domain.clone()).or_default();
-            let of_key = of_domain.entry(block.key.clone().into_bytes()).or_default();
-            of_key.insert(block.value.clone().into_bytes(), Arc::new(block));
+            let of_key = of_domain.entry(block.key.clone()).or_default();
+            of_key.insert(block.value.clone(), Arc::new(block));
         }
         self.by_entry.store(Arc::new(by_entry));
         self.any.store(any, Ordering::Relaxed);
@@ -106,21 +116,17 @@ impl Blocks {
     fn find_among_blocks(&self, request: &Request<'_>, now: Time) -> Option<BlockMatch> {
         let by_entry = self.by_entry.load();
         let of_domain = by_entry.get(request.domain)?;
-        let mut longest: Option<&Arc<Block>> = None;
-        let mut descriptors = SmallVec::new();
+        let mut found = BlockMatch { descriptors: SmallVec::new(), until: Time::default(), has_refund: false };
         for descriptor in &request.descriptors {
             let is_refund = matches!(descriptor.hits, Hits::Refund(_));
-            let mut is_blocked = false;
-            for entry in descriptor.entries.iter().filter(|_| !is_refund) {
-                let found = of_domain.get(entry.key).and_then(|of_key| of_key.get(entry.value));
-                if let Some(block) = found.filter(|block| block.until > now) {
-                    is_blocked = true;
-                    longest = Some(longest.filter(|longest| longest.until >= block.until).unwrap_or(block));
-                }
-            }
-            descriptors.push(is_blocked);
+            let entries = descriptor.entries.iter().filter(|_| !is_refund);
+            let blocks = entries.filter_map(|entry| of_domain.get(entry.key)?.get(entry.value));
+            let longest = blocks.filter(|block| block.until > now).max_by_key(|block| block.until);
+            found.until = longest.map_or(found.until, |block| block.until.max(found.until));
+            found.has_refund |= is_refund;
+            found.descriptors.push(longest.map(Arc::clone));
         }
-        longest.map(|block| BlockMatch { block: Arc::clone(block), descriptors })
+        found.descriptors.iter().any(Option::is_some).then_some(found)
     }
 
     /// Counts a rejected request.
@@ -152,8 +158,8 @@ mod tests {
     use crate::limit::request::{Descriptor, Entry, Hits, Request};
 
     fn block(value: &str, until_s: u64) -> Block {
-        let [domain, key, reason] = ["shop", "user", "abuse"].map(str::to_owned);
-        Block { domain, key, value: value.to_owned(), until: Time::from_secs(until_s), reason }
+        let [domain, reason] = ["shop", "abuse"].map(str::to_owned);
+        Block { domain, key: b"user".to_vec(), value: value.into(), until: Time::from_secs(until_s), reason }
     }
 
     fn request<'r>(domain: &'r str, value: &'r str, hits: Hits) -> Request<'r> {

@@ -6,15 +6,15 @@
 use smallvec::SmallVec;
 
 use super::answer::retry_after_us;
-use super::blocks::BlockMatch;
+use super::blocks::{Block, BlockMatch};
 use super::candidates::{CandidateCharges, CandidateRef};
 use super::outcome::{CombinedVerdict, DescriptorOutcome};
 use super::selection::{RequestWithSelections, SelectedLimit, Selection};
 use crate::decide::decision::{DecideError, Decision, DecisionContext};
 use crate::decide::log::convert::hits_to_number;
 use crate::decide::log::record::{
-    DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, GlobalRecord, LimitRecord, LimitResultRecord,
-    OverrideRecord, RecordedVerdict, RuleRecord,
+    BlockRecord, DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, GlobalRecord, LimitRecord,
+    LimitResultRecord, OverrideRecord, RecordedVerdict, RuleRecord,
 };
 use crate::decide::log::selection::DecisionFacts;
 use crate::decide::log::{DecisionLog, RecordStamp};
@@ -99,9 +99,9 @@ impl<'a> DecidedRequest<'a, '_, '_> {
     /// Verdict on the descriptor at `index` alone.
     pub(super) fn descriptor_verdict(self, index: usize) -> RecordedVerdict {
         if let Some(blocked) = self.blocked {
-            return match blocked.descriptors.get(index) {
-                Some(true) => RecordedVerdict::OverLimit,
-                Some(false) | None => RecordedVerdict::Ok,
+            return match blocked.of_descriptor(index) {
+                Some(_) => RecordedVerdict::OverLimit,
+                None => RecordedVerdict::Ok,
             };
         }
         let (Some(selection), Some(outcome)) = (self.selected.selections.get(index), self.outcomes.get(index)) else {
@@ -159,7 +159,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             verdict: verdicts.request,
             error: decided.as_ref().err().map(|error| error.name().into()),
             retry_after_us: match self.blocked {
-                Some(blocked) => Some(blocked.block.until.since_us(self.context.store.now)),
+                Some(blocked) => Some(blocked.until.since_us(self.context.store.now)),
                 None if is_rejected => retry_after_us(limit_verdicts),
                 None => None,
             },
@@ -182,6 +182,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         let (selection, outcome) = (selections.get(index), self.outcomes.get(index));
         let is_hidden = self.rule_logging(index) == Some(RuleLogging::None);
         let entry = |entry| if is_hidden { EntryRecord::from_key(entry) } else { log.values.build_entry_record(entry) };
+        let block = self.blocked.and_then(|blocked| blocked.of_descriptor(index));
         let failed = match outcome {
             Some(DescriptorOutcome::Failed(failed)) => Some(failed),
             _ => None,
@@ -198,30 +199,38 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             rule: selection.and_then(|selection| selection.rule).map(|compiled| to_rule_record(&compiled.rule)),
             unlimited: selection.is_some_and(|selection| selection.unlimited),
             limits: selection.map(|selection| self.build_limit_records(selection, index)).unwrap_or_default(),
-            decided_by: outcome.and_then(decision_source).or_else(|| self.block_source(index)),
+            decided_by: match block {
+                Some(_) => Some(DecisionSource::Block),
+                None => outcome.and_then(decision_source),
+            },
             policy: failed.map(|failed| failed.policies.strictest()),
             reason: failed.map(|failed| failed.error.name().into()),
+            block: block.map(to_block_record),
             now_us: charged_at.filter(|at| *at != self.context.store.now).map(|at| at.as_micros()),
             verdict: logged.verdicts.descriptors[index],
         }
-    }
-
-    fn block_source(self, index: usize) -> Option<DecisionSource> {
-        self.blocked?.descriptors.get(index)?.then_some(DecisionSource::Block)
     }
 
     /// Limits of the descriptor at `index`, candidates last.
     fn build_limit_records(self, selection: &'a Selection<'_>, index: usize) -> SmallVec<[LimitRecord<'a>; 1]> {
         let outcome = self.outcomes.get(index);
         let deciding = selection.limits.iter().enumerate();
-        let deciding =
-            deciding.map(|(at, selected)| to_limit_record(selected, outcome.and_then(|it| it.limit_result(at))));
+        let deciding = deciding
+            .map(|(at, selected)| to_limit_record(selection, selected, outcome.and_then(|it| it.limit_result(at))));
         let candidates = selection.candidates.iter().enumerate().map(|(at, selected)| {
             let charged = self.candidates.and_then(|charges| charges.result_of(CandidateRef { descriptor: index, at }));
-            LimitRecord { candidate: true, ..to_limit_record(selected, charged) }
+            LimitRecord { candidate: true, ..to_limit_record(selection, selected, charged) }
         });
         deciding.chain(candidates).collect()
     }
+}
+
+fn to_block_record(block: &Block) -> BlockRecord<'_> {
+    let key = match std::str::from_utf8(&block.key) {
+        Ok(key) => key.into(),
+        Err(_) => String::from_utf8_lossy(&block.key).into_owned().into(),
+    };
+    BlockRecord { key, until_us: block.until.as_micros(), reason: (&*block.reason).into() }
 }
 
 fn to_rule_record(rule: &Rule) -> RuleRecord<'_> {
@@ -235,8 +244,13 @@ fn to_rule_record(rule: &Rule) -> RuleRecord<'_> {
     RuleRecord { path: (&*rule.path).into(), file, line, resource, plan }
 }
 
-fn to_limit_record<'a>(selected: &SelectedLimit<'a>, result: Option<&ChargeResult>) -> LimitRecord<'a> {
+fn to_limit_record<'a>(
+    selection: &Selection<'_>,
+    selected: &SelectedLimit<'a>,
+    result: Option<&ChargeResult>,
+) -> LimitRecord<'a> {
     let (limit, period) = (&selected.limit, selected.limit.period());
+    let compiled = selection.rule.and_then(|rule| rule.limits.get(selected.index));
     LimitRecord {
         name: selected.name.into(),
         algorithm: limit.algorithm(),
@@ -245,6 +259,9 @@ fn to_limit_record<'a>(selected: &SelectedLimit<'a>, result: Option<&ChargeResul
         unit_multiplier: period.multiplier(),
         capacity: Some(limit.capacity()).filter(|capacity| *capacity != limit.requests_per_unit()),
         max_wait_us: limit.written_max_wait_us(),
+        window: limit.window().map(|window| window.spec().to_string().into()),
+        ban: limit.ban().map(|ban| ban.to_string().into()),
+        active: compiled.and_then(|compiled| compiled.active).map(|active| active.spec().to_string().into()),
         global: limit.global_scope().map(|scope| GlobalRecord {
             reserve_milli_percent: scope.reserve_milli_percent,
             max_overshoot: scope.max_overshoot.milli_hits(limit.requests_per_unit()) / 1000,

@@ -1,18 +1,22 @@
 //! Merges the outcomes of all descriptors into one decision: statuses, the overall code, headers and body.
 //!
-//! [`answer`] tells if the request is rejected. Body and retry time are those of the descriptors that reject it.
+//! [`answer`] tells if the request is rejected. Body and retry time are those of the descriptors that reject it. A
+//! request with blocked entries is rejected whatever its refunds come to.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::answer::{Answer, combine_verdicts, quotas_reject, retry_after_us};
+use super::blocks::{Block, BlockMatch};
 use super::metadata;
 use super::outcome::{DescriptorOutcome, LimitVerdicts};
 use super::request_headers::{append_descriptor_headers, build_exceeded_limits_header};
 use super::selection::{RequestWithSelections, Selection};
 use super::status::DescriptorStatus;
-use crate::decide::decision::{DecideError, Decision, Header};
+use crate::base::clock::Time;
+use crate::decide::decision::{DecideError, Decision, Header, ReportedStatus};
 use crate::rules::rule::OverLimitBody;
 use crate::settings::decisions::{DecisionSettings, HeaderNames};
 
@@ -64,6 +68,38 @@ pub(super) fn merge_outcomes<'r>(
         delay_us: statuses.iter().map(|status| status.delay_us).max().filter(|_| may_delay).unwrap_or(0),
         statuses: statuses.into_iter().map(|status| status.shown).collect(),
     })
+}
+
+/// Builds the rejection of a request with blocked entries; `outcomes` are those of its refunds, or none.
+pub(super) fn merge_blocked<'r>(
+    behaviour: &'r DecisionSettings,
+    now: Time,
+    selected: RequestWithSelections<'_, 'r, '_>,
+    outcomes: &[DescriptorOutcome],
+    blocked: &BlockMatch,
+) -> Decision<'r> {
+    let wait_s = |until: Time| until.since_us(now).div_ceil(1_000_000).max(1);
+    let status = |(index, block): (usize, &Option<Arc<Block>>)| match (block, selected.selections.get(index)) {
+        (Some(block), _) => {
+            ReportedStatus { over_limit: true, until_reset_s: Some(wait_s(block.until)), ..ReportedStatus::default() }
+        }
+        (None, Some(selection)) if index < outcomes.len() => {
+            DescriptorStatus::from_outcome(behaviour, selection, &outcomes[index]).shown
+        }
+        (None, _) => ReportedStatus::default(),
+    };
+    let retry_after = behaviour.retry_after_header.as_deref();
+    let retry_after = retry_after.map(|name| Header { name, value: Cow::Owned(wait_s(blocked.until).to_string()) });
+    Decision {
+        over_limit: true,
+        shadowed: false,
+        statuses: blocked.descriptors.iter().enumerate().map(status).collect(),
+        headers: retry_after.into_iter().collect(),
+        request_headers: Vec::new(),
+        body: None,
+        metadata: metadata::build_block_metadata(behaviour, selected.request, blocked),
+        delay_us: 0,
+    }
 }
 
 /// First body of the descriptors that reject the request. Exceeded quotas do only if all are.

@@ -1,9 +1,13 @@
-//! Dynamic metadata for Envoy: the request, the metadata of rules whose descriptors pass, and the rules that rejected.
+//! Dynamic metadata for Envoy: the request, the metadata of rules whose descriptors pass, and the rules or blocks that
+//! rejected.
 //!
 //! Everything is copied, so that merging never changes a rule.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value, json};
 
+use super::blocks::{Block, BlockMatch};
 use super::selection::Selection;
 use super::status::DescriptorStatus;
 use crate::limit::period::Unit;
@@ -25,12 +29,7 @@ pub(super) fn build_metadata(
     }
     let mut fields = Map::new();
     if behaviour.response_dynamic_metadata {
-        fields.insert("domain".to_owned(), json!(request.domain));
-        let descriptors: Vec<_> = request.descriptors.iter().map(descriptor_metadata).collect();
-        fields.insert("descriptors".to_owned(), Value::Array(descriptors));
-        if request.hits_addend != 0 {
-            fields.insert("hitsAddend".to_owned(), json!(request.hits_addend));
-        }
+        insert_request(&mut fields, request);
         let attached = merge_rule_metadata(selections, statuses);
         if !attached.is_empty() {
             fields.insert("metadata".to_owned(), Value::Object(attached));
@@ -49,6 +48,40 @@ pub(super) fn build_metadata(
         }
     }
     Some(fields)
+}
+
+/// Metadata of the rejection of a request with blocked entries; `None` if it is switched off.
+pub(super) fn build_block_metadata(
+    behaviour: &DecisionSettings,
+    request: &Request<'_>,
+    blocked: &BlockMatch,
+) -> Option<Map<String, Value>> {
+    if !behaviour.response_dynamic_metadata && !behaviour.metadata_verdicts {
+        return None;
+    }
+    let mut fields = Map::new();
+    if behaviour.response_dynamic_metadata {
+        insert_request(&mut fields, request);
+    }
+    if behaviour.metadata_verdicts {
+        let rejection = |block: &Arc<Block>| {
+            let Block { key, until, reason, domain: _, value: _ } = &**block;
+            let key = String::from_utf8_lossy(key);
+            json!({ "blocked": { "key": key, "reason": reason, "until": until.to_string() } })
+        };
+        let rejections = blocked.descriptors.iter().flatten().map(rejection).collect();
+        fields.insert("over_limit".to_owned(), Value::Array(rejections));
+    }
+    Some(fields)
+}
+
+fn insert_request(fields: &mut Map<String, Value>, request: &Request<'_>) {
+    fields.insert("domain".to_owned(), json!(request.domain));
+    let descriptors: Vec<_> = request.descriptors.iter().map(descriptor_metadata).collect();
+    fields.insert("descriptors".to_owned(), Value::Array(descriptors));
+    if request.hits_addend != 0 {
+        fields.insert("hitsAddend".to_owned(), json!(request.hits_addend));
+    }
 }
 
 fn descriptor_metadata(descriptor: &Descriptor<'_>) -> Value {

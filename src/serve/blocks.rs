@@ -9,6 +9,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, Notify, watch};
@@ -59,14 +61,75 @@ struct RedisBlocks {
     loaded: watch::Sender<bool>,
 }
 
-/// Block as Redis has it.
+/// Block as Redis has it. Versions that know no base64 ignore a block whose key or value is not UTF-8.
 #[derive(Debug, Serialize, Deserialize)]
 struct BlockRecord {
     domain: String,
-    key: String,
-    value: String,
+    #[serde(flatten)]
+    entry: BlockedEntry,
     until_us: u64,
     reason: String,
+}
+
+/// Entry of descriptors in JSON: a key or value that is not UTF-8 is in base64, in a field of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) struct BlockedEntry {
+    /// Key, if it is UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) key: Option<String>,
+    /// Bytes of any key, in base64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) key_base64: Option<String>,
+    /// Value, if it is UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) value: Option<String>,
+    /// Bytes of any value, in base64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) value_base64: Option<String>,
+}
+
+/// Key and value of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EntryBytes<'a> {
+    /// Key.
+    pub(crate) key: &'a [u8],
+    /// Value.
+    pub(crate) value: &'a [u8],
+}
+
+impl BlockedEntry {
+    /// Entry of a block.
+    pub(crate) fn of_block(block: &Block) -> Self {
+        let (key, key_base64) = encode_bytes(&block.key);
+        let (value, value_base64) = encode_bytes(&block.value);
+        Self { key, key_base64, value, value_base64 }
+    }
+
+    /// Returns the bytes of the key and of the value. The error names the field and the fix.
+    pub(crate) fn decode(&self) -> Result<(Vec<u8>, Vec<u8>), String> {
+        let key = decode_bytes("key", self.key.as_ref(), self.key_base64.as_ref())?;
+        Ok((key, decode_bytes("value", self.value.as_ref(), self.value_base64.as_ref())?))
+    }
+}
+
+/// Returns bytes as text if they are UTF-8, or else in base64.
+fn encode_bytes(bytes: &[u8]) -> (Option<String>, Option<String>) {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => (Some(text.to_owned()), None),
+        Err(_) => (None, Some(BASE64_STANDARD.encode(bytes))),
+    }
+}
+
+fn decode_bytes(name: &str, text: Option<&String>, base64: Option<&String>) -> Result<Vec<u8>, String> {
+    match (text, base64) {
+        (Some(text), None) => Ok(text.clone().into_bytes()),
+        (None, Some(base64)) => {
+            BASE64_STANDARD.decode(base64).map_err(|_| format!("`entry.{name}_base64` must be base64, such as /w=="))
+        }
+        (None, None) | (Some(_), Some(_)) => {
+            Err(format!("write either `entry.{name}`, or `entry.{name}_base64` for bytes that are not UTF-8"))
+        }
+    }
 }
 
 /// Reason why blocks cannot be changed.
@@ -82,25 +145,32 @@ pub(crate) enum ChangeBlocksError {
 
 impl From<&Block> for BlockRecord {
     fn from(block: &Block) -> Self {
-        let Block { domain, key, value, until, reason } = block.clone();
-        Self { domain, key, value, until_us: until.as_micros(), reason }
+        let (domain, reason) = (block.domain.clone(), block.reason.clone());
+        Self { domain, entry: BlockedEntry::of_block(block), until_us: block.until.as_micros(), reason }
     }
 }
 
-impl From<BlockRecord> for Block {
-    fn from(record: BlockRecord) -> Self {
-        let BlockRecord { domain, key, value, until_us, reason } = record;
-        Self { domain, key, value, until: Time::from_micros(until_us), reason }
+impl BlockRecord {
+    /// Returns the block in a record; `None` if it is none.
+    fn parse(record: &[u8]) -> Option<Block> {
+        let Self { domain, entry, until_us, reason } = serde_json::from_slice(record).ok()?;
+        let (key, value) = entry.decode().ok()?;
+        Some(Block { domain, key, value, until: Time::from_micros(until_us), reason })
     }
 }
 
 /// Name of a block in the hash: a hash of domain, key and value, each preceded by its length.
-fn block_field(domain: &str, key: &str, value: &str) -> Vec<u8> {
+fn block_field(domain: &str, entry: EntryBytes<'_>) -> Vec<u8> {
     let mut hasher = blake3::Hasher::new();
-    for part in [domain, key, value] {
-        hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+    for part in [domain.as_bytes(), entry.key, entry.value] {
+        hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
     }
     hasher.finalize().to_hex()[..32].as_bytes().to_vec()
+}
+
+/// Name of a block in the hash.
+fn field_of_block(block: &Block) -> Vec<u8> {
+    block_field(&block.domain, EntryBytes { key: &block.key, value: &block.value })
 }
 
 /// New version, other than all before.
@@ -140,7 +210,7 @@ impl SharedBlocks {
     /// There are too many, or Redis failed.
     pub(crate) async fn add(&self, block: Block) -> Result<(), ChangeBlocksError> {
         let _changing = self.changing.lock().await;
-        let mut blocks = self.list_others(&block.domain, &block.key, &block.value);
+        let mut blocks = self.list_others(&block.domain, EntryBytes { key: &block.key, value: &block.value });
         if let Some(redis) = &self.redis {
             redis.add(&block).await?;
         } else if blocks.len() >= MAX_BLOCKS {
@@ -156,23 +226,24 @@ impl SharedBlocks {
     ///
     /// # Errors
     /// Redis failed.
-    pub(crate) async fn remove(&self, domain: &str, key: &str, value: &str) -> Result<bool, ChangeBlocksError> {
+    pub(crate) async fn remove(&self, domain: &str, entry: EntryBytes<'_>) -> Result<bool, ChangeBlocksError> {
         let _changing = self.changing.lock().await;
         let now = self.service.clock.now();
-        let mut existed =
-            self.service.decider.blocks.find_entry(domain, key.as_bytes(), value.as_bytes(), now).is_some();
+        let mut existed = self.service.decider.blocks.find_entry(domain, entry.key, entry.value, now).is_some();
         if let Some(redis) = &self.redis {
-            existed |= redis.remove(&[block_field(domain, key, value)]).await?;
+            existed |= redis.remove(&[block_field(domain, entry)]).await?;
         }
-        self.service.decider.blocks.replace_all(self.list_others(domain, key, value));
+        self.service.decider.blocks.replace_all(self.list_others(domain, entry));
         self.notify_changed();
         Ok(existed)
     }
 
     /// Blocks of this process but that of an entry.
-    fn list_others(&self, domain: &str, key: &str, value: &str) -> Vec<Block> {
+    fn list_others(&self, domain: &str, entry: EntryBytes<'_>) -> Vec<Block> {
         let blocks = self.service.decider.blocks.list(self.service.clock.now());
-        let is_other = |block: &&Arc<Block>| (&*block.domain, &*block.key, &*block.value) != (domain, key, value);
+        let is_other = |block: &&Arc<Block>| {
+            block.domain != domain || EntryBytes { key: &block.key, value: &block.value } != entry
+        };
         blocks.iter().filter(is_other).map(|block| Block::clone(block)).collect()
     }
 
@@ -227,8 +298,7 @@ impl SharedBlocks {
         let blocks = redis.read_all(reader).await?;
         let _changing = self.changing.lock().await;
         let is_outdated = |block: &&Block| block.until.plus_us(REMOVAL_DELAY_US) <= now;
-        let field = |block: &Block| block_field(&block.domain, &block.key, &block.value);
-        let outdated: Vec<_> = blocks.iter().filter(is_outdated).map(field).collect();
+        let outdated: Vec<_> = blocks.iter().filter(is_outdated).map(field_of_block).collect();
         self.service.decider.blocks.replace_all(blocks.into_iter().filter(|block| block.until > now).collect());
         *known = version;
         if !outdated.is_empty() {
@@ -243,7 +313,7 @@ impl SharedBlocks {
 impl RedisBlocks {
     async fn add(&self, block: &Block) -> Result<(), ChangeBlocksError> {
         let mut writer = self.writer.lock().await;
-        let field = block_field(&block.domain, &block.key, &block.value);
+        let field = field_of_block(block);
         let count = reply_count(&writer.call(&[b"HLEN", &self.list], REPLY_TIMEOUT).await?);
         if count >= MAX_BLOCKS as u64
             && reply_count(&writer.call(&[b"HEXISTS", &self.list, &field], REPLY_TIMEOUT).await?) == 0
@@ -265,7 +335,7 @@ impl RedisBlocks {
     }
 
     async fn write(&self, connection: &mut KeyConnection, block: &Block) -> Result<(), KeyCommandError> {
-        let field = block_field(&block.domain, &block.key, &block.value);
+        let field = field_of_block(block);
         let record = serde_json::to_vec(&BlockRecord::from(block)).unwrap_or_default();
         connection.call(&[b"HSET", &self.list, &field, &record], REPLY_TIMEOUT).await?;
         Ok(())
@@ -288,9 +358,7 @@ impl RedisBlocks {
             if let Some(Reply::Array(entries)) = entries {
                 let records = entries.chunks_exact(2).filter_map(|entry| reply_bytes(&entry[1]));
                 let records = records.filter(|record| record.len() <= MAX_RECORD_BYTES);
-                blocks.extend(
-                    records.filter_map(|record| serde_json::from_slice::<BlockRecord>(record).ok()).map(Block::from),
-                );
+                blocks.extend(records.filter_map(BlockRecord::parse));
             }
             match next {
                 Some(next) if next != b"0" && blocks.len() < MAX_BLOCKS => cursor = next.to_vec(),

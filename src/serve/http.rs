@@ -14,6 +14,6 @@ mod status_pages;
 mod report_pages;
 pub mod metrics_pages;
 mod admin_pages;
-mod block_pages;
+pub(crate) mod block_pages;
 mod console_pages;
 pub mod routes;

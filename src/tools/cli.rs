@@ -13,6 +13,7 @@ mod check;
 mod explain;
 mod call;
 mod top;
+mod blocks;
 mod bench;
 mod traffic_input;
 mod simulate;
@@ -64,6 +65,15 @@ enum Command {
     /// Show the most rejected keys of a running server, or findings about its limits
     #[command(after_long_help = top::HELP)]
     Top(top::Args),
+    /// Reject every request with a value at once, until a time
+    #[command(after_long_help = blocks::BLOCK_HELP)]
+    Block(blocks::BlockArgs),
+    /// Undo a block
+    #[command(after_long_help = blocks::UNBLOCK_HELP)]
+    Unblock(blocks::UnblockArgs),
+    /// List the blocked values of a running server
+    #[command(after_long_help = blocks::LIST_HELP)]
+    Blocks(blocks::ListArgs),
     /// Load-test any rate limit service: throughput, latencies, accuracy
     #[command(after_long_help = bench::HELP)]
     Bench(Box<bench::Args>),
@@ -126,6 +136,9 @@ fn run_command(cli: Cli) -> CommandOutcome {
         Some(Command::Explain(args)) => explain::run(&args),
         Some(Command::Call(args)) => call::run(&args),
         Some(Command::Top(args)) => top::run(&args),
+        Some(Command::Block(args)) => blocks::run_block(&args),
+        Some(Command::Unblock(args)) => blocks::run_unblock(&args),
+        Some(Command::Blocks(args)) => blocks::run_list(&args),
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::Schema(args)) => schema::run(&args),
         Some(Command::Simulate(args)) => simulate::run(&args),

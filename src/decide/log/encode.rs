@@ -4,8 +4,8 @@
 //! scanned eight bytes at a time. A test compares both encodings.
 
 use super::record::{
-    DecisionRecord, DescriptorRecord, EntryRecord, GlobalRecord, LimitRecord, LimitResultRecord, OverrideRecord,
-    RecordText, RuleRecord,
+    BlockRecord, DecisionRecord, DescriptorRecord, EntryRecord, GlobalRecord, LimitRecord, LimitResultRecord,
+    OverrideRecord, RecordText, RuleRecord,
 };
 
 /// Length of most records with one descriptor, in bytes.
@@ -60,6 +60,12 @@ fn append_descriptor(line: &mut Vec<u8>, record: &DescriptorRecord<'_>) {
         append_unescaped(line, ",\"policy\":\"", policy.name());
     }
     append_optional_text(line, ",\"reason\":", record.reason.as_ref());
+    if let Some(BlockRecord { key, until_us, reason }) = &record.block {
+        append_text(line, ",\"block\":{\"key\":", key);
+        append_number(line, ",\"until_us\":", *until_us);
+        append_text(line, ",\"reason\":", reason);
+        line.push(b'}');
+    }
     append_optional_number(line, ",\"now_us\":", record.now_us);
     append_unescaped(line, ",\"verdict\":\"", record.verdict.name());
     line.push(b'}');
@@ -111,6 +117,9 @@ fn append_limit(line: &mut Vec<u8>, record: &LimitRecord<'_>) {
     }
     append_optional_number(line, ",\"capacity\":", record.capacity);
     append_optional_number(line, ",\"max_wait_us\":", record.max_wait_us);
+    append_optional_text(line, ",\"window\":", record.window.as_ref());
+    append_optional_text(line, ",\"ban\":", record.ban.as_ref());
+    append_optional_text(line, ",\"active\":", record.active.as_ref());
     if let Some(GlobalRecord { reserve_milli_percent, max_overshoot, on_region_loss }) = record.global {
         append_number(line, ",\"global\":{\"reserve_milli_percent\":", reserve_milli_percent);
         append_number(line, ",\"max_overshoot\":", max_overshoot);

@@ -146,6 +146,9 @@ pub struct DescriptorRecord<'a> {
     /// Kind of failure that made the policy decide, as in metrics.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<RecordText<'a>>,
+    /// Block that rejected, with `decided_by: block`; absent otherwise.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    pub block: Option<BlockRecord<'a>>,
     /// Time that the counters worked at, if it is not the arrival: the time of Redis, in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub now_us: Option<u64>,
@@ -173,6 +176,19 @@ pub struct EntryRecord<'a> {
     /// Keyed hash of the value.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     pub value_hash: Option<RecordText<'a>>,
+}
+
+/// Block of a value, because of which a descriptor was rejected.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockRecord<'a> {
+    /// Key of the blocked entry; the value is in the entries, in their form.
+    #[serde(borrow)]
+    pub key: RecordText<'a>,
+    /// End of the block, in microseconds since the Unix epoch.
+    pub until_us: u64,
+    /// Reason that the operator gave.
+    #[serde(borrow)]
+    pub reason: RecordText<'a>,
 }
 
 /// Limit that came with a request.
@@ -229,6 +245,15 @@ pub struct LimitRecord<'a> {
     /// long as the caller waits (leaky_bucket).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_wait_us: Option<u64>,
+    /// `window` as in a rule file; absent: windows do not follow a time zone.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<RecordText<'a>>,
+    /// `ban` as in a rule file; absent: none.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    pub ban: Option<RecordText<'a>>,
+    /// `active` as in a rule file; absent: always.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    pub active: Option<RecordText<'a>>,
     /// Keys of a limit that all regions share; absent: each region has the limit for itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub global: Option<GlobalRecord>,

@@ -1,18 +1,21 @@
 //! Report on the fleet: the body of `/fleet`, as data and as text.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use super::findings::{FleetFinding, abbreviate_hash, find_differences, is_silent};
 use super::merge_limit_counts::MergedLimitCounts;
 use super::summary::{
-    DecisionsByVerdict, LatencySummary, PublishedKeyForm, ReplicaSummary, RulesSummary, StoreSummary,
+    BlocksSummary, DecisionsByVerdict, LatencySummary, PublishedKeyForm, ReplicaSummary, RulesSummary, StoreSummary,
 };
 use super::view::FleetView;
-use crate::base::printable_text::escape_unprintable;
+use crate::base::printable_text::{escape_unprintable, truncate_printable};
 use crate::base::table::{NumberAlignment, format_table};
+use crate::decide::blocks::Block;
 use crate::rules::rule::set::RuleSet;
 use crate::serve::report::Format;
 use crate::serve::report::domain_names::DomainsByMetricName;
@@ -48,6 +51,9 @@ pub enum FleetTextContent {
 }
 
 const DEFAULT_SHOWN_LIMITS: usize = 100;
+const DEFAULT_SHOWN_BLOCKS: usize = 100;
+/// Number of blocks in the text form.
+const MAX_BLOCKS_IN_TEXT: usize = 10;
 /// Shortest time that a rate is computed from, in microseconds: a call in the first millisecond is not 1000 a second.
 const MIN_RATE_SPAN_US: u64 = 1_000_000;
 const MAX_SHOWN_LIMITS: usize = 1000;
@@ -67,6 +73,12 @@ pub struct FleetReport {
     pub findings: Vec<FleetFinding>,
     /// Decisions of all replicas in about the last minute.
     pub recent: RecentDecisionRates,
+    /// Values that this replica blocks, the last to end first; with Redis those of all replicas.
+    #[serde(default)]
+    pub blocks: Vec<BlockReport>,
+    /// Number of blocked values, in the report or not.
+    #[serde(default)]
+    pub blocked_values: usize,
     /// Keys that all replicas together rejected most.
     pub top: TopReport,
     /// Number of limits that match the query, in the report or not.
@@ -77,6 +89,19 @@ pub struct FleetReport {
     pub distinct_standard_error: f64,
     /// Limits, ordered by rejected and then by matched decisions.
     pub rules: Vec<FleetLimitReport>,
+}
+
+/// A block, without its value: that needs the admin token, at `/blocks`.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct BlockReport {
+    /// Domain.
+    pub domain: String,
+    /// Key of the blocked entry.
+    pub key: String,
+    /// End, RFC 3339 in UTC.
+    pub until: String,
+    /// Reason that the operator gave.
+    pub reason: String,
 }
 
 /// Row of one replica in the report.
@@ -109,6 +134,9 @@ pub struct ReplicaReport {
     pub values: PublishedKeyForm,
     /// Decisions in about the last minute.
     pub recent: RecentDecisionRates,
+    /// Blocked values.
+    #[serde(default)]
+    pub blocks: BlocksSummary,
 }
 
 /// Rates, verdicts and latency of the decisions in about the last minute.
@@ -206,6 +234,8 @@ impl FleetReport {
                 .map(|(reason, count)| LeftOutSummaries { reason: reason.description().to_owned(), summaries: *count })
                 .collect(),
             findings: find_differences(&view.replicas, view.now),
+            blocks: Vec::new(),
+            blocked_values: 0,
             recent: sum_recent_decisions(view.replicas.iter().filter(|replica| !is_silent(replica, view.now))),
             top: TopReport::from_snapshot(snapshot, &domains, &top),
             limits: all_limits,
@@ -213,6 +243,31 @@ impl FleetReport {
             distinct_standard_error: RELATIVE_STANDARD_ERROR,
             rules: limits,
         }
+    }
+}
+
+impl FleetReport {
+    /// Adds the values that this replica blocks: the rows that `query` asks for, 100 by default.
+    #[must_use]
+    pub fn with_blocks(mut self, mut blocks: Vec<Arc<Block>>, query: &FleetQuery) -> Self {
+        self.blocked_values = blocks.len();
+        blocks.sort_by_key(|block| Reverse(block.until));
+        blocks.truncate(query.most.unwrap_or(DEFAULT_SHOWN_BLOCKS).clamp(1, MAX_SHOWN_LIMITS));
+        self.blocks = blocks.iter().map(|block| BlockReport::new(block)).collect();
+        self
+    }
+}
+
+impl BlockReport {
+    fn new(block: &Block) -> Self {
+        let key = String::from_utf8_lossy(&block.key).into_owned();
+        Self { domain: block.domain.clone(), key, until: block.until.to_string(), reason: block.reason.clone() }
+    }
+
+    /// Formats the cells of the text form.
+    fn format_row(&self) -> [String; 3] {
+        let entry = format!("{} {}", self.domain, self.key);
+        [escape_unprintable(&self.until), truncate_printable(&entry, 24), truncate_printable(&self.reason, 28)]
     }
 }
 
@@ -240,6 +295,7 @@ fn build_replica_report(view: &FleetView, index: usize, replica: &ReplicaSummary
         store: replica.store.clone(),
         values: replica.values,
         recent: sum_recent_decisions(std::iter::once(replica)),
+        blocks: replica.blocks,
     }
 }
 
@@ -329,6 +385,7 @@ impl FleetReport {
             let names: Vec<String> = finding.replicas.iter().map(|name| escape_unprintable(name)).collect();
             page += &wrap_text(&names.join(", "), "  ");
         }
+        page += &self.format_blocks();
         page.push('\n');
         match part {
             FleetTextContent::Keys => page += &self.top.format_text(),
@@ -351,6 +408,21 @@ impl FleetReport {
                 writeln!(page, "\nLimits without room in the summary of a replica: {count}. Counts leave them out.");
         }
         page
+    }
+
+    /// Formats the blocked values, if there are any.
+    fn format_blocks(&self) -> String {
+        if self.blocked_values == 0 {
+            return String::new();
+        }
+        let rejected =
+            self.replicas.iter().fold(0, |sum: u64, replica| sum.saturating_add(replica.blocks.rejected_requests));
+        let rows = self.blocks.iter().take(MAX_BLOCKS_IN_TEXT).map(BlockReport::format_row);
+        format!(
+            "\nBlocked values: {}, which rejected {rejected} requests (`tollkeeper blocks` lists them)\n{}",
+            self.blocked_values,
+            format_table(&["UNTIL", "DOMAIN AND KEY", "REASON"], rows, NumberAlignment::Left)
+        )
     }
 
     /// Formats the cells of the sum over all replicas.

@@ -43,6 +43,9 @@ pub struct ReplicaSummary {
     pub store: StoreSummary,
     /// Decisions of about the last minute.
     pub recent: RecentDecisionsSummary,
+    /// Blocked values; zeros from older versions.
+    #[serde(default)]
+    pub blocks: BlocksSummary,
     /// Hash of the seed of distinct keys; only sketches of one seed can be merged.
     pub distinct_seed: Option<String>,
     /// Names of limits.
@@ -73,6 +76,15 @@ pub struct RulesSummary {
     pub rules: usize,
     /// True if the last attempt to load rules failed.
     pub load_failed: bool,
+}
+
+/// Blocked values of a replica.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlocksSummary {
+    /// Number of blocked values.
+    pub values: u64,
+    /// Number of requests that were rejected because of them, since the start.
+    pub rejected_requests: u64,
 }
 
 /// State of a replica's store.

@@ -98,6 +98,7 @@ impl SummaryCollector {
             clock_offset_us,
             rules: self.summarize_rules(),
             recent: self.summarize_recent_decisions(),
+            blocks: self.summarize_blocks(now),
             distinct_seed: metrics.distinct_key_seed().map(|seed| seed.fingerprint()),
             values: self.facts.values,
             ..ReplicaSummary::default()
@@ -136,6 +137,12 @@ impl SummaryCollector {
             rules: status.rules,
             load_failed: status.last_error.is_some(),
         }
+    }
+
+    fn summarize_blocks(&self, now: Time) -> BlocksSummary {
+        let blocks = &self.service.decider.blocks;
+        let rejected = blocks.rejection_counts().iter().map(|(_, count)| count).sum();
+        BlocksSummary { values: blocks.list(now).len() as u64, rejected_requests: rejected }
     }
 
     fn add_store_summary(&self, summary: &mut ReplicaSummary) {

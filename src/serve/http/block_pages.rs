@@ -1,13 +1,15 @@
 //! Pages that block a value at once, list the blocks and undo them.
 //!
-//! All need the admin token, and each change writes a line to the audit log.
+//! All need the admin token, and each change writes a line to the audit log. Keys and values that are not UTF-8 are in
+//! base64, as in the decision log.
 
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::admin_token::AuthenticatedAdmin;
 use super::app_state::AppState;
@@ -17,7 +19,7 @@ use crate::base::go_syntax::parse_unsigned_duration;
 use crate::base::printable_text::{escape_unprintable, replace_unprintable};
 use crate::decide::blocks::{Block, MAX_BLOCKS};
 use crate::limit::period::MAX_PERIOD_US;
-use crate::serve::blocks::ChangeBlocksError;
+use crate::serve::blocks::{BlockedEntry, ChangeBlocksError, EntryBytes};
 use crate::telemetry::logs::AUDIT_TARGET;
 
 /// Maximum length of a domain, a key and a reason, in bytes.
@@ -30,6 +32,7 @@ const MAX_VALUE_BYTES: usize = 1024;
 #[serde(deny_unknown_fields)]
 struct BlockRequest {
     domain: String,
+    #[serde(deserialize_with = "deserialize_entry")]
     entry: BlockedEntry,
     until: Option<String>,
     #[serde(rename = "for")]
@@ -37,21 +40,27 @@ struct BlockRequest {
     reason: Option<String>,
 }
 
-/// Blocked entry of descriptors.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-struct BlockedEntry {
-    key: String,
-    value: String,
+/// Keys of `entry`.
+const ENTRY_KEYS: [&str; 4] = ["key", "key_base64", "value", "value_base64"];
+
+/// A valid body, and the bytes of its entry.
+struct ParsedRequest {
+    request: BlockRequest,
+    key: Vec<u8>,
+    value: Vec<u8>,
 }
 
 /// A block as pages show it.
-#[derive(Debug, Serialize)]
-struct ShownBlock {
-    domain: String,
-    entry: BlockedEntry,
-    until: String,
-    reason: String,
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct ShownBlock {
+    /// Domain.
+    pub(crate) domain: String,
+    /// Blocked entry.
+    pub(crate) entry: BlockedEntry,
+    /// End, RFC 3339 in UTC.
+    pub(crate) until: String,
+    /// Reason that the operator gave.
+    pub(crate) reason: String,
 }
 
 /// Result of a change.
@@ -69,42 +78,58 @@ struct ChangeReport {
 }
 
 /// Page of `GET /blocks`.
-#[derive(Debug, Serialize)]
-struct BlockList {
-    scope: &'static str,
-    max_blocks: usize,
-    blocks: Vec<ShownBlock>,
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct BlockList {
+    /// `fleet`: they hold for all replicas; `process`: for this process only.
+    pub(crate) scope: String,
+    /// Largest number of blocks.
+    pub(crate) max_blocks: usize,
+    /// The blocks, by domain, key and value.
+    pub(crate) blocks: Vec<ShownBlock>,
 }
 
 impl From<&Block> for ShownBlock {
     fn from(block: &Block) -> Self {
-        let Block { domain, key, value, until, reason } = block.clone();
-        Self { domain, entry: BlockedEntry { key, value }, until: until.to_string(), reason }
+        let (domain, reason) = (block.domain.clone(), block.reason.clone());
+        Self { domain, entry: BlockedEntry::of_block(block), until: block.until.to_string(), reason }
     }
+}
+
+/// Reads an entry, and refuses keys that it does not have.
+fn deserialize_entry<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BlockedEntry, D::Error> {
+    let fields = serde_json::Map::deserialize(deserializer)?;
+    if let Some(unknown) = fields.keys().find(|key| !ENTRY_KEYS.contains(&key.as_str())) {
+        return Err(D::Error::unknown_field(unknown, &ENTRY_KEYS));
+    }
+    BlockedEntry::deserialize(serde_json::Value::Object(fields)).map_err(D::Error::custom)
 }
 
 impl BlockRequest {
     /// Reads a body; the error says what to write.
-    fn parse(body: &[u8]) -> Result<Self, String> {
+    fn parse(body: &[u8]) -> Result<ParsedRequest, String> {
         let request: Self = serde_json::from_slice(body).map_err(|error| {
             let example = r#"{"domain":"shop","entry":{"key":"user","value":"ann"},"for":"10m","reason":"abuse"}"#;
             format!("{}; write {example}", replace_unprintable(&error.to_string()))
         })?;
+        let (key, value) = request.entry.decode()?;
         let lengths = [
             ("domain", request.domain.len(), 1, MAX_NAME_BYTES),
-            ("entry.key", request.entry.key.len(), 1, MAX_NAME_BYTES),
-            ("entry.value", request.entry.value.len(), 0, MAX_VALUE_BYTES),
+            ("entry.key", key.len(), 1, MAX_NAME_BYTES),
+            ("entry.value", value.len(), 0, MAX_VALUE_BYTES),
             ("reason", request.reason.as_ref().map_or(0, String::len), 0, MAX_NAME_BYTES),
         ];
         match lengths.iter().find(|(_, length, min, max)| !(*min..=*max).contains(length)) {
             Some((name, _, min, max)) => Err(format!("`{name}` must have {min} to {max} bytes")),
-            None => Ok(request),
+            None => Ok(ParsedRequest { request, key, value }),
         }
     }
+}
 
+impl ParsedRequest {
     /// Returns the block, which ends within 366 days.
-    fn to_block(&self, now: Time) -> Result<Block, String> {
-        let until = match (&self.until, &self.duration) {
+    fn into_block(self, now: Time) -> Result<Block, String> {
+        let Self { request, key, value } = self;
+        let until = match (&request.until, &request.duration) {
             (Some(until), None) => until
                 .parse::<Timestamp>()
                 .ok()
@@ -120,17 +145,16 @@ impl BlockRequest {
         if until <= now || until.since_us(now) > MAX_PERIOD_US {
             return Err("a block must end in the future, within 366 days".to_owned());
         }
-        let reason = self.reason.as_deref().map(str::trim).filter(|reason| !reason.is_empty());
+        let reason = request.reason.as_deref().map(str::trim).filter(|reason| !reason.is_empty());
         let reason = escape_unprintable(reason.ok_or("write a `reason`, for the audit log and /explain")?);
-        let (domain, BlockedEntry { key, value }) = (self.domain.clone(), self.entry.clone());
-        Ok(Block { domain, key, value, until, reason })
+        Ok(Block { domain: request.domain, key, value, until, reason })
     }
 }
 
 /// `POST /block`: blocks a value, or changes its block.
 pub(super) async fn block_value(admin: AuthenticatedAdmin, State(state): State<AppState>, body: Bytes) -> Response {
     let now = state.collector.service.clock.now();
-    let block = match BlockRequest::parse(&body).and_then(|request| request.to_block(now)) {
+    let block = match BlockRequest::parse(&body).and_then(|request| request.into_block(now)) {
         Ok(block) => block,
         Err(problem) => return admin.reject_with_audit_log(StatusCode::BAD_REQUEST, problem),
     };
@@ -139,12 +163,13 @@ pub(super) async fn block_value(admin: AuthenticatedAdmin, State(state): State<A
         return admin.reject_with_audit_log(StatusCode::NOT_FOUND, "domain not found (/rlconfig lists them)");
     }
     let shown = ShownBlock::from(&block);
+    let [key, value] = [&block.key, &block.value].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
     if let Err(error) = state.blocks.add(block).await {
         let status = change_error_status(&error);
         return admin.reject_with_audit_log(status, error);
     }
     let (AuthenticatedAdmin { peer, path }, scope) = (&admin, scope_name(&state));
-    let ShownBlock { domain, entry: BlockedEntry { key, value }, until, reason } = &shown;
+    let ShownBlock { domain, until, reason, entry: _ } = &shown;
     tracing::warn!(target: AUDIT_TARGET, peer, path, domain, key, value, until, reason, scope, "value blocked");
     let without_effect_by_shadow_mode = state.collector.service.decider.behaviour.shadow_mode;
     respond_pretty_json(&ChangeReport { block: Some(shown), removed: None, scope, without_effect_by_shadow_mode })
@@ -152,11 +177,11 @@ pub(super) async fn block_value(admin: AuthenticatedAdmin, State(state): State<A
 
 /// `DELETE /block`: undoes a block.
 pub(super) async fn unblock_value(admin: AuthenticatedAdmin, State(state): State<AppState>, body: Bytes) -> Response {
-    let BlockRequest { domain, entry: BlockedEntry { key, value }, .. } = match BlockRequest::parse(&body) {
-        Ok(request) => request,
+    let ParsedRequest { request: BlockRequest { domain, .. }, key, value } = match BlockRequest::parse(&body) {
+        Ok(parsed) => parsed,
         Err(problem) => return admin.reject_with_audit_log(StatusCode::BAD_REQUEST, problem),
     };
-    let removed = match state.blocks.remove(&domain, &key, &value).await {
+    let removed = match state.blocks.remove(&domain, EntryBytes { key: &key, value: &value }).await {
         Ok(removed) => removed,
         Err(error) => return admin.reject_with_audit_log(change_error_status(&error), error),
     };
@@ -164,6 +189,7 @@ pub(super) async fn unblock_value(admin: AuthenticatedAdmin, State(state): State
         return admin.reject_with_audit_log(StatusCode::NOT_FOUND, "there is no such block (GET /blocks lists them)");
     }
     let (AuthenticatedAdmin { peer, path }, scope) = (&admin, scope_name(&state));
+    let [key, value] = [key, value].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     tracing::warn!(target: AUDIT_TARGET, peer, path, domain, key, value, scope, "value unblocked");
     let without_effect_by_shadow_mode = false;
     respond_pretty_json(&ChangeReport { block: None, removed: Some(true), scope, without_effect_by_shadow_mode })
@@ -176,7 +202,7 @@ pub(super) async fn show_blocks(admin: AuthenticatedAdmin, State(state): State<A
     let service = &state.collector.service;
     let blocks = service.decider.blocks.list(service.clock.now());
     let blocks = blocks.iter().map(|block| ShownBlock::from(&**block)).collect();
-    let list = BlockList { scope: scope_name(&state), max_blocks: MAX_BLOCKS, blocks };
+    let list = BlockList { scope: scope_name(&state).to_owned(), max_blocks: MAX_BLOCKS, blocks };
     let page = move || crate::base::printable_text::to_pretty_json(&list);
     match tokio::task::spawn_blocking(page).await {
         Ok(Ok(page)) => super::response::respond_json(StatusCode::OK, page),

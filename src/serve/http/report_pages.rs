@@ -100,6 +100,7 @@ pub(super) async fn show_fleet(
     let loaded = service.rules.current_rules_owned();
     let render = move || {
         let report = FleetReport::new(&view, loaded.as_ref().map(|loaded| &loaded.rules), &query);
+        let report = report.with_blocks(service.decider.blocks.list(service.clock.now()), &query);
         encode_report(format, &report, |report| report.format_text(query.show))
     };
     state.pages.respond_with_page(&uri, render).await

@@ -24,6 +24,7 @@ use crate::base::pb::{RateLimitRequest, RateLimitResponse};
 use crate::base::printable_text::escape_unprintable;
 use crate::settings::address::ServerAddress;
 use crate::settings::pem::{ClientCertificate, PemFile, collect_trusted_roots, with_client_certificate};
+use crate::settings::secret::Secret;
 
 /// Connection to a server.
 pub(super) struct RateLimitClient {
@@ -246,8 +247,42 @@ const MAX_PAGE_BYTES: u64 = 64 << 20;
 /// Maximum number of bytes of an error page that a message shows.
 const MAX_SHOWN_ERROR_BYTES: usize = 300;
 
+/// Request to the debug listener, with its body.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum PageRequest<'a> {
+    /// GET.
+    Get,
+    /// POST.
+    Post(&'a str),
+    /// DELETE.
+    Delete(&'a str),
+}
+
 /// Fetches the page at `path`, by POST if there is a body. The error is a message for the user.
 pub(super) fn fetch_page(target: &ServerAddress, path: &str, body: Option<&str>) -> Result<Vec<u8>, String> {
+    let (status, page) = call_page(target, path, body.map_or(PageRequest::Get, PageRequest::Post), None)?;
+    match status {
+        200 => Ok(page),
+        404 => {
+            let path = path.split('?').next().unwrap_or(path);
+            Err(format!("{target} has no {path}; is it the debug listener (DEBUG_PORT) of tollkeeper?"))
+        }
+        _ => {
+            let text = String::from_utf8_lossy(&page[..page.len().min(MAX_SHOWN_ERROR_BYTES)]);
+            let message = escape_unprintable(text.trim_end());
+            Err(format!("{target} answered {status}: {message}"))
+        }
+    }
+}
+
+/// Sends a request to the debug listener, with the admin token if there is one, and returns the status and the body of
+/// its answer. The error is a message for the user.
+pub(super) fn call_page(
+    target: &ServerAddress,
+    path: &str,
+    request: PageRequest<'_>,
+    token: Option<&Secret>,
+) -> Result<(u16, Vec<u8>), String> {
     let ServerAddress::Tcp(address) = target else {
         return Err(format!("--addr {target}: the debug listener has no unix socket; give HOST:PORT"));
     };
@@ -264,20 +299,19 @@ pub(super) fn fetch_page(target: &ServerAddress, path: &str, body: Option<&str>)
         .build()
         .new_agent();
     let url = format!("http://{address}{path}");
-    let response = match body {
-        Some(body) => agent.post(url).send(body),
-        None => agent.get(url).call(),
+    let authorization = token.map(|token| format!("Bearer {}", token.reveal()));
+    let headers = authorization.iter().map(|value| ("authorization", value.as_str()));
+    let response = match request {
+        PageRequest::Get => headers.fold(agent.get(url), |call, (name, value)| call.header(name, value)).call(),
+        PageRequest::Post(body) => {
+            headers.fold(agent.post(url), |call, (name, value)| call.header(name, value)).send(body)
+        }
+        PageRequest::Delete(body) => {
+            let call = agent.delete(url).force_send_body();
+            headers.fold(call, |call, (name, value)| call.header(name, value)).send(body)
+        }
     };
     let mut response = response.map_err(failed)?;
     let page = response.body_mut().with_config().limit(MAX_PAGE_BYTES).read_to_vec().map_err(failed)?;
-    if response.status() == 404 {
-        let path = path.split('?').next().unwrap_or(path);
-        return Err(format!("{address} has no {path}; is it the debug listener (DEBUG_PORT) of tollkeeper?"));
-    }
-    if response.status() != 200 {
-        let text = String::from_utf8_lossy(&page[..page.len().min(MAX_SHOWN_ERROR_BYTES)]);
-        let message = escape_unprintable(text.trim_end());
-        return Err(format!("{address} answered {}: {message}", response.status()));
-    }
-    Ok(page)
+    Ok((response.status().as_u16(), page))
 }

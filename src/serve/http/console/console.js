@@ -508,10 +508,20 @@ function fleet(main) {
       { title: 'Store', cell: store },
       { title: 'Rules', cell: (replica) => [element('code', {}, replica.rules.hash.slice(0, 8) || 'none'), replica.rules.load_failed ? element('span', { class: 'badge bad' }, 'reload failed') : ''] },
       { title: 'Slot', number: true, cell: (replica) => number(replica.slot) },
+      { title: 'Blocked values', number: true, cell: (replica) => number(replica.blocks.values) },
       { title: 'Clock', number: true, cell: (replica) => `${number(replica.clock_offset_ms)} ms` },
       { title: 'Version', cell: (replica) => replica.build },
       { title: 'Age', number: true, cell: (replica) => duration(replica.age_s * 1e6) },
     ], report.replicas)));
+    if (report.blocked_values > 0) {
+      parts.push(element('section', { class: 'card' }, table('Blocked values', [
+        { title: 'Domain', class: 'name', cell: (block) => printable(block.domain) },
+        { title: 'Key', class: 'name', cell: (block) => printable(block.key) },
+        { title: 'Until', cell: (block) => timeOf(block.until) },
+        { title: 'Reason', class: 'name', cell: (block) => printable(block.reason) },
+      ], report.blocks), element('p', { class: 'soft' }, `${number(report.blocked_values)} in all; the values need the admin token.`),
+        element('button', { type: 'button', onclick: listBlocks }, 'List blocked values')));
+    }
     parts.push(element('section', { class: 'card' }, keysTable('Keys that all replicas rejected most in ten minutes', report.top.overall)));
     parts.push(element('section', { class: 'card' }, table('Limits over all replicas', [
       { title: 'Limit', class: 'name', cell: (limit) => [ruleLink(limit.rule), modeBadge(limit) ?? ''] },
@@ -658,6 +668,9 @@ async function listCounters(limit) {
   }
 }
 
+/** A blocked entry; bytes that are not UTF-8 are in base64. */
+const entryText = (entry) => `${entry.key ?? `base64:${entry.key_base64}`}=${entry.value ?? `base64:${entry.value_base64}`}`;
+
 async function listBlocks() {
   try {
     const text = await adminRequest('blocks');
@@ -667,7 +680,7 @@ async function listBlocks() {
       element('p', { class: 'soft' }, scope === 'fleet' ? 'They hold for all replicas.' : 'They hold for this process only: its counters are not in Redis.'),
       blocks.length === 0 ? empty('Nothing is blocked.') : table('Blocked values', [
         { title: 'Domain', class: 'name', cell: (block) => printable(block.domain) },
-        { title: 'Entry', class: 'name', cell: ({ entry }) => element('span', { class: 'mono' }, printable(`${entry.key}=${entry.value}`)) },
+        { title: 'Entry', class: 'name', cell: ({ entry }) => element('span', { class: 'mono' }, printable(entryText(entry))) },
         { title: 'Until', cell: (block) => timeOf(block.until) },
         { title: 'Reason', class: 'name', cell: (block) => printable(block.reason) },
         { title: '', cell: ({ domain, entry }) => element('button', { type: 'button', onclick: (event) => unblock(event.currentTarget, { domain, entry }) }, 'Unblock') },
