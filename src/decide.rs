@@ -52,6 +52,7 @@ use crate::limit::StorePolicy;
 use crate::limit::request::{Hits, Request};
 use crate::rules::rule::set::RuleSet;
 use crate::settings::decisions::DecisionSettings;
+use crate::settings::redis::TableLookupSettings;
 use crate::store::Store;
 use crate::store::error::ChargeError;
 use crate::telemetry::service_metrics::ServiceMetrics;
@@ -86,8 +87,13 @@ impl Decider {
             blocks: Blocks::default(),
             key_values: ValueForm::Plain,
             failures: FailedChargeCounters::default(),
-            row_reader: RowReader::default(),
+            row_reader: RowReader::new(TableLookupSettings::default().unknown_reads_per_s),
         }
+    }
+
+    /// Sets the maximum number of look-ups of unknown values in tables in Redis, per second.
+    pub fn limit_unknown_reads(&mut self, per_s: u32) {
+        self.row_reader = RowReader::new(per_s);
     }
 
     /// Decides a request, by the context's deadline.

@@ -23,8 +23,6 @@ use crate::telemetry::log_throttle::LogThrottle;
 
 /// Maximum number of reads in flight.
 const MAX_READS_IN_FLIGHT: usize = 256;
-/// Maximum number of reads of unknown values per second, and in a burst.
-pub const MAX_UNKNOWN_READS_PER_S: u32 = 2000;
 /// Time that Redis has for a read.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
 /// Shortest time between two equal log lines.
@@ -45,27 +43,22 @@ type PendingKey = (usize, Box<[u8]>);
 /// Token bucket of reads of unknown values.
 #[derive(Debug)]
 struct ReadBudget {
+    /// Reads per second, and in a burst.
+    most: f64,
     reads: f64,
     at: Instant,
 }
 
-impl Default for RowReader {
-    fn default() -> Self {
-        let budget = ReadBudget { reads: f64::from(MAX_UNKNOWN_READS_PER_S), at: Instant::now() };
-        Self {
-            permits: Arc::new(Semaphore::new(MAX_READS_IN_FLIGHT)),
-            pending: Arc::default(),
-            unknown: Mutex::new(budget),
-        }
-    }
-}
-
 impl ReadBudget {
+    /// A full budget of so many reads per second.
+    fn new(per_s: u32, now: Instant) -> Self {
+        Self { most: f64::from(per_s), reads: f64::from(per_s), at: now }
+    }
+
     /// Takes a read, if one is left.
     fn take(&mut self, now: Instant) -> bool {
-        let most = f64::from(MAX_UNKNOWN_READS_PER_S);
-        let refill = now.saturating_duration_since(self.at).as_secs_f64() * most;
-        self.reads = (self.reads + refill).min(most);
+        let refill = now.saturating_duration_since(self.at).as_secs_f64() * self.most;
+        self.reads = (self.reads + refill).min(self.most);
         self.at = now;
         let is_left = self.reads >= 1.0;
         if is_left {
@@ -76,6 +69,15 @@ impl ReadBudget {
 }
 
 impl RowReader {
+    /// A reader that reads so many unknown values per second.
+    pub(super) fn new(unknown_reads_per_s: u32) -> Self {
+        Self {
+            permits: Arc::new(Semaphore::new(MAX_READS_IN_FLIGHT)),
+            pending: Arc::default(),
+            unknown: Mutex::new(ReadBudget::new(unknown_reads_per_s, Instant::now())),
+        }
+    }
+
     /// Reads the rows that the descriptors of a request need and that are not known, or not up to date.
     pub(super) async fn read_rows(&self, store: &Store, context: DecisionContext<'_>, request: &Request<'_>) {
         let Some(rules) = context.rules else { return };
@@ -159,7 +161,7 @@ mod tests {
     #[test]
     fn unknown_values_have_a_budget() {
         let now = Instant::now();
-        let mut budget = ReadBudget { reads: f64::from(MAX_UNKNOWN_READS_PER_S), at: now };
+        let mut budget = ReadBudget::new(2000, now);
         let taken = |budget: &mut ReadBudget, at| (0..10_000).filter(|_| budget.take(at)).count();
         assert_eq!(taken(&mut budget, now), 2000);
         assert_eq!(taken(&mut budget, now + Duration::from_millis(500)), 1000);

@@ -6,6 +6,8 @@ use std::fmt;
 use std::num::NonZeroU64;
 
 use super::period::MAX_PERIOD_US;
+use crate::base::clock::to_micros;
+use crate::base::go_syntax::parse_unsigned_duration;
 
 /// Most rejections before a ban begins.
 pub const MAX_AFTER: u32 = 100_000;
@@ -28,6 +30,15 @@ impl Ban {
             Some(packed) => Some(Self(packed)),
             None => None,
         }
+    }
+
+    /// Reads what `Display` writes, as in the decision log.
+    pub fn from_text(text: &str) -> Option<Self> {
+        let (length, after) = match text.strip_prefix("{for: ").and_then(|keys| keys.strip_suffix('}')) {
+            Some(keys) => keys.split_once(", after: ")?,
+            None => (text, "1"),
+        };
+        Self::new(to_micros(parse_unsigned_duration(length).ok()?), after.parse().ok()?)
     }
 
     /// Length in microseconds, at least 1.
@@ -61,5 +72,21 @@ impl fmt::Display for DurationText {
         let whole = UNITS.into_iter().find(|(length_us, _)| self.0.is_multiple_of(*length_us));
         let (length_us, unit) = whole.unwrap_or((1, "us"));
         write!(f, "{}{unit}", self.0 / length_us)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Ban;
+
+    #[test]
+    fn text_of_a_ban_is_read_again() {
+        for (length_us, after) in [(1, 1), (90_000_000, 1), (3_600_000_000, 20), (1_500, 100_000), (7_000_001, 2)] {
+            let ban = Ban::new(length_us, after).unwrap();
+            assert_eq!(Ban::from_text(&ban.to_string()), Some(ban), "{ban}");
+        }
+        for text in ["", "10", "0s", "{for: 10m}", "{for: 10m, after: 0}", "{for: 10m, after: x}", "10m,"] {
+            assert_eq!(Ban::from_text(text), None, "{text}");
+        }
     }
 }

@@ -244,8 +244,8 @@ pub const RULE_KEYS: &[RuleKey] = &[
         "keep",
         &[Section::Table],
         Duration,
-        "5m",
-        "redis only: lifetime of a row in this process. A row that is used is looked up again after half of it. 1s to 24h.",
+        "",
+        "redis only: lifetime of a row in this process; absent: TOLLKEEPER_TABLE_KEEP, 5m. A row that is used is looked up again after half of it. 1s to 24h.",
     ),
     define_envoy_key(
         "descriptors",

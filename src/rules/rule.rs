@@ -121,8 +121,8 @@ pub enum TableSource {
     Redis {
         /// Name of the table in Redis.
         table: Arc<str>,
-        /// Lifetime of a row in this process.
-        keep: Duration,
+        /// Lifetime of a row in this process; `None`: that of the settings.
+        keep: Option<Duration>,
     },
 }
 

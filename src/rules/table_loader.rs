@@ -16,11 +16,12 @@ use super::files::PathProblem;
 use super::files::stamps::{FileStamp, FileStamps};
 use super::plan_table::PlanTable;
 use super::plan_table::live::{BoundTable, LiveTable, TableStats};
-use super::plan_table::row_cache::{MAX_CACHE_BYTES, RowCache};
+use super::plan_table::row_cache::RowCache;
 use super::rule::set::RuleSet;
 use super::rule::{Domain, SourceLocation, TableDeclaration, TableSource};
 use super::table_file::{ReadTable, read_table};
 use crate::base::clock::Time;
+use crate::settings::redis::TableLookupSettings;
 
 /// Maximum number of problems of one table in a report.
 const MAX_REPORTED_PROBLEMS: usize = 20;
@@ -42,6 +43,7 @@ pub struct TableLoader {
     /// Known rows of tables in Redis.
     caches: Vec<Arc<RowCache>>,
     redis: RedisTables,
+    lookup: TableLookupSettings,
 }
 
 /// Whether tables can be in Redis.
@@ -131,6 +133,11 @@ impl TableLoader {
         Self { replaced_files, ..Self::default() }
     }
 
+    /// A loader that keeps rows of tables in Redis within these bounds.
+    pub fn with_lookup(lookup: TableLookupSettings) -> Self {
+        Self { lookup, ..Self::default() }
+    }
+
     /// Refuses tables in Redis, because counters are elsewhere.
     #[must_use]
     pub fn without_redis(self) -> Self {
@@ -160,7 +167,7 @@ impl TableLoader {
                         if self.redis == RedisTables::Refused {
                             errors.push(refuse_redis_table(declared));
                         }
-                        Ok(PreparedRows::Redis(self.find_or_add_cache(domain, table, *keep)))
+                        Ok(PreparedRows::Redis(self.find_or_add_cache(domain, table, keep.unwrap_or(self.lookup.keep))))
                     }
                     (TableSource::Redis { .. }, Some(path)) => {
                         let rows = self.prepare_file(&path, domain, now, &stats);
@@ -206,7 +213,7 @@ impl TableLoader {
         let is_same =
             |cache: &&Arc<RowCache>| cache.table == *table && cache.keep == keep && cache.plans == domain.plans;
         let known = self.caches.iter().find(is_same).cloned();
-        let new = || RowCache::new(Arc::clone(table), keep, domain.plans.clone(), MAX_CACHE_BYTES);
+        let new = || RowCache::new(Arc::clone(table), keep, domain.plans.clone(), self.lookup.cache_bytes);
         known.unwrap_or_else(|| Arc::new(new()))
     }
 

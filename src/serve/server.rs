@@ -251,7 +251,10 @@ fn build_health(settings: &Settings, rules: &Arc<LiveRules>, store: &Arc<StoreHe
 fn build_service(settings: &Settings, rules: Arc<LiveRules>) -> RateLimitService {
     let metrics = ServiceMetrics::new(settings.metrics.max_request_series, settings.metrics.top_keys);
     let metrics = Arc::new(if settings.metrics.is_off { metrics.without_request_counts() } else { metrics });
-    let decider = Decider::new(open_store(settings), settings.decisions.clone(), metrics);
+    let mut decider = Decider::new(open_store(settings), settings.decisions.clone(), metrics);
+    if let StoreSettings::Redis(redis) = &settings.store {
+        decider.limit_unknown_reads(redis.tables.unknown_reads_per_s);
+    }
     RateLimitService::new(Clock::System, rules, decider)
 }
 
@@ -324,8 +327,8 @@ fn start_rule_updates(
         log: service.decider.log.clone(),
         defaults: settings.rules.defaults.clone().map(|path| Arc::new(DefaultsStatus::new(path))),
         last: Arc::default(),
-        tables: Arc::new(Mutex::new(match redis {
-            Some(_) => TableLoader::default(),
+        tables: Arc::new(Mutex::new(match &redis {
+            Some(redis) => TableLoader::with_lookup(redis.tables),
             None => TableLoader::default().without_redis(),
         })),
     };

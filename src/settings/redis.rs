@@ -25,6 +25,7 @@ use super::values::Values;
 
 const CONNECT_TIMEOUT_RANGE: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(3600));
 const STORE_TIMEOUT_RANGE: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(10));
+const TABLE_KEEP_RANGE: DurationRange = DurationRange::new(Duration::from_secs(1), Duration::from_secs(24 * 3600));
 const DEFAULT_MAX_REPLICAS: NonZeroU32 = NonZeroU32::new(16).expect("it is not 0");
 
 const NO_EFFECT_PIPELINED: Support =
@@ -77,6 +78,14 @@ settings! { "Counters in Redis";
     TOLLKEEPER_EVENTUAL_BYTES: ByteSize = 64 << 20,
         "approximate memory for descriptors with `consistency: eventual`; further ones are counted strictly"
         .with_allowed(ByteSizeRange::new(0, 1 << 40));
+    TOLLKEEPER_TABLE_BYTES: ByteSize = 32 << 20,
+        "memory for the known rows of each table in Redis; beyond it, those not used for longest are looked up again"
+        .with_allowed(ByteSizeRange::new(1 << 20, 1 << 40));
+    TOLLKEEPER_TABLE_KEEP: Duration = Duration::from_secs(300),
+        "lifetime of a row of a table in Redis, unless its table has `keep`" .with_allowed(TABLE_KEEP_RANGE);
+    TOLLKEEPER_TABLE_UNKNOWN_READS: u32 = 2000,
+        "maximum look-ups of unknown values in tables in Redis, per second; beyond it the default plan decides"
+        .with_allowed(IntRange::new(1, 1_000_000));
     REDIS_HEALTH_CHECK_ACTIVE_CONNECTION: bool = false, "report unhealthy without a connection to Redis";
     REDIS_SENTINEL_AUTH: Option<Secret> = None, "password or user:password for the sentinels";
     TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE: Option<PathBuf> = None, "file that holds REDIS_SENTINEL_AUTH";
@@ -188,8 +197,27 @@ pub struct RedisSettings {
     pub expiration_jitter: Duration,
     /// Cache of exceeded limits.
     pub over_limit_cache: OverLimitCacheSettings,
+    /// Bounds of look-ups in tables in Redis.
+    pub tables: TableLookupSettings,
     /// `true` if the process is unhealthy without a connection.
     pub health_needs_connection: bool,
+}
+
+/// Bounds of look-ups in tables in Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableLookupSettings {
+    /// Memory of the known rows of each table, in bytes, at least 1 MiB.
+    pub cache_bytes: usize,
+    /// Lifetime of a row whose table has no `keep`, 1 s to 24 h.
+    pub keep: Duration,
+    /// Maximum number of look-ups of unknown values per second, and in a burst, at least 1.
+    pub unknown_reads_per_s: u32,
+}
+
+impl Default for TableLookupSettings {
+    fn default() -> Self {
+        Self { cache_bytes: 32 << 20, keep: Duration::from_secs(300), unknown_reads_per_s: 2000 }
+    }
 }
 
 impl RedisSettings {
@@ -219,6 +247,11 @@ impl RedisSettings {
             key_format,
             expiration_jitter: read_expiration_jitter(values, key_format),
             over_limit_cache: OverLimitCacheSettings::from_values(values),
+            tables: TableLookupSettings {
+                cache_bytes: values.get(&TOLLKEEPER_TABLE_BYTES).to_usize_saturating(),
+                keep: values.get(&TOLLKEEPER_TABLE_KEEP),
+                unknown_reads_per_s: values.get(&TOLLKEEPER_TABLE_UNKNOWN_READS),
+            },
             health_needs_connection: values.get(&REDIS_HEALTH_CHECK_ACTIVE_CONNECTION),
         }
     }

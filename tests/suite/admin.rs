@@ -113,6 +113,60 @@ fn lists_and_resets(setup: Setup, complete: bool) {
     assert!(!log.contains(TOKEN), "{log}");
 }
 
+/// Rules of `match` whose values share a counter, each with two values of it and one of none.
+const SHARED_MATCHES: [(&str, [&str; 2], &str); 5] = [
+    ("in: [\"a,b\", \"c)\"]", ["a,b", "c)"], "a"),
+    ("cidr: [10.0.0.0/8, \"2001:db8::/32\"]", ["10.1.2.3", "2001:db8::1"], "11.0.0.1"),
+    ("regex: \"/v[0-9]+/(login|x)\"", ["/v1/login", "/v22/x"], "/v/login"),
+    ("not: { in: [x, y] }", ["z", ""], "x"),
+    ("not: { cidr: [10.0.0.0/8] }", ["11.0.0.1", "no address"], "10.0.0.1"),
+];
+
+/// Lists and resets counters that all values of a `match` share.
+fn lists_and_resets_shared(setup: impl Fn(&str) -> Setup) {
+    for (pattern, [one, other], unmatched) in SHARED_MATCHES {
+        let rules = format!(
+            "domain: shop\ndescriptors:\n- key: k\n  match: {{ {pattern} }}\n  share_threshold: true\n  \
+             rate_limit: {{unit: day, requests_per_unit: 3}}\n"
+        );
+        let server = setup(&rules).env("TOLLKEEPER_ADMIN_TOKEN", TOKEN).start();
+        let body = |value: &str| {
+            json!({"domain": "shop", "descriptors": [{"entries": [{"key": "k", "value": value}]}]}).to_string()
+        };
+        let path = server.explain(&body(one))["descriptors"][0]["rule"]["path"].as_str().unwrap().to_owned();
+        let encoded: String = path.bytes().map(|byte| format!("%{byte:02X}")).collect();
+        wait_for("the store to be there", || {
+            let page = format!("/counters?domain=shop&rule={encoded}");
+            (by(TOKEN, http::get(server.debug_port(), &page)).status == 200).then_some(())
+        });
+        assert!(charge(&server, "k", one) && charge(&server, "k", other) && charge(&server, "k", unmatched));
+        let listing = counters(&server, &encoded);
+        let [counter] = listing["counters"].as_array().unwrap().as_slice() else { panic!("{pattern}: {listing}") };
+        assert_eq!((&counter["limits"][0]["used"], &counter["entries"][0][0]), (&2.into(), &"k".into()), "{listing}");
+        assert!(charge(&server, "k", one) && !charge(&server, "k", other), "{pattern}: one counter");
+        // By a value other than the one that was charged first.
+        let response = reset(&server, TOKEN, "k", other);
+        assert_eq!(response.text().replace(char::is_whitespace, ""), r#"{"reset":[1]}"#, "{pattern}");
+        assert!(charge(&server, "k", one), "{pattern}: it starts at 0");
+        assert_eq!(counters(&server, &encoded)["counters"][0]["limits"][0]["used"], 1, "{pattern}");
+        assert_eq!(reset(&server, TOKEN, "k", unmatched).text().replace(char::is_whitespace, ""), r#"{"reset":[0]}"#);
+    }
+}
+
+#[test]
+fn memory_counters_that_values_of_a_match_share_are_listed_and_reset() {
+    lists_and_resets_shared(|rules| with_rules(rules).env("TOLLKEEPER_DRAIN_PERIOD", "0s"));
+}
+
+#[test]
+fn redis_counters_that_values_of_a_match_share_are_listed_and_reset() {
+    let redis = redis::options().start();
+    lists_and_resets_shared(|rules| {
+        let _: () = redis.query(&["FLUSHALL"]);
+        counting_in(&redis, with_rules(rules).env("TOLLKEEPER_DRAIN_PERIOD", "0s"))
+    });
+}
+
 #[test]
 fn memory_counters_are_listed_and_reset() {
     lists_and_resets(server(), false);

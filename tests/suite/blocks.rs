@@ -1,13 +1,19 @@
 //! Values that an operator blocks at once: in one process, and on all replicas.
 
+use std::fs;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use tollkeeper::base::pb::RateLimitRequest;
+use tollkeeper::base::pb::rate_limit_descriptor::Entry;
+use tollkeeper::serve::http::proto_json::response_to_json;
 
+use crate::kit::grpc::{Client, descriptor, rate_limit_request};
 use crate::kit::http::{self, Response};
 use crate::kit::redis;
 use crate::kit::scrape::{scrape, with_prometheus};
-use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use crate::kit::tollkeeper::{PROGRAM, Setup, Tollkeeper, inherited_env, with_rules};
 use crate::kit::wait_for;
 
 const RULES: &str = "\
@@ -229,4 +235,184 @@ fn number_of_blocks_is_bounded_and_what_is_no_block_is_ignored() {
     let _: () = redis.query(&["HDEL", "tk1:{blocks}:list", "bad"]);
     assert_eq!(block_for(&server, "ann", "10m").status, 200);
     assert_eq!(status(&server, "ann"), 429);
+}
+
+/// Runs a command against the server, with its token.
+fn command(server: &Tollkeeper, words: &[&str]) -> Output {
+    let mut command = Command::new(PROGRAM);
+    command.args(words).args(["--addr", &format!("127.0.0.1:{}", server.debug_port())]);
+    command.env_clear().envs(inherited_env()).env("TOLLKEEPER_ADMIN_TOKEN", TOKEN).output().unwrap()
+}
+
+/// Standard output of a command that succeeds.
+fn output(server: &Tollkeeper, words: &[&str]) -> String {
+    let output = command(server, words);
+    assert!(output.status.success(), "{words:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Standard error of a command that fails.
+fn failure(server: &Tollkeeper, words: &[&str]) -> String {
+    let output = command(server, words);
+    assert_eq!(output.status.code(), Some(1), "{words:?}: {output:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn commands_block_list_and_unblock() {
+    let server = server().start();
+    assert_eq!(output(&server, &["blocks"]), "nothing is blocked\n");
+    let entry = ["--domain", "shop", "--key", "user", "--value", "ann"];
+    let blocked = output(&server, &[&["block"], &entry[..], &["--for", "10m", "--reason", "abuse"]].concat());
+    assert!(blocked.starts_with("blocked user=ann until 2") && blocked.contains("on this server only"), "{blocked}");
+    assert_eq!((status(&server, "ann"), status(&server, "bob")), (429, 200));
+    let list = output(&server, &["blocks"]);
+    assert!(["user=ann", "abuse", "1 of at most 10000"].iter().all(|text| list.contains(text)), "{list}");
+    let json: Value = serde_json::from_str(&output(&server, &["blocks", "--json"])).unwrap();
+    assert_eq!(json["blocks"][0]["entry"], self::entry("ann"));
+    let unblock = [&["unblock"], &entry[..]].concat();
+    assert!(output(&server, &unblock).starts_with("unblocked on this server only"));
+    assert_eq!(status(&server, "ann"), 200);
+    assert!(failure(&server, &unblock).contains("answered 404: there is no such block"));
+    let long = [&["block"], &entry[..], &["--until", "2999-01-01T00:00:00Z", "--reason", "r"]].concat();
+    assert!(failure(&server, &long).contains("within 366 days"));
+    let unknown = ["block", "--domain", "nowhere", "--key", "k", "--value", "v", "--for", "1m", "--reason", "r"];
+    assert!(failure(&server, &unknown).contains("domain not found"));
+}
+
+#[test]
+fn commands_say_which_token_is_missing() {
+    let server = server().start();
+    let mut command = Command::new(PROGRAM);
+    command.args(["blocks", "--addr", &format!("127.0.0.1:{}", server.debug_port())]).env_clear().envs(inherited_env());
+    let without = command.output().unwrap();
+    assert_eq!(without.status.code(), Some(1), "{without:?}");
+    assert!(String::from_utf8_lossy(&without.stderr).contains("set TOLLKEEPER_ADMIN_TOKEN or"), "{without:?}");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("token");
+    fs::write(&file, format!("{TOKEN}\n")).unwrap();
+    assert!(command.env("TOLLKEEPER_ADMIN_TOKEN_FILE", &file).output().unwrap().status.success());
+    fs::write(&file, "another token, long enough").unwrap();
+    let wrong = command.output().unwrap();
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("answered 401"), "{wrong:?}");
+    let hidden = String::from_utf8_lossy(&wrong.stderr).contains("another token");
+    assert!(!hidden, "{wrong:?}");
+}
+
+/// A request whose second descriptor has the value.
+fn bytes_request(value: &'static [u8]) -> RateLimitRequest {
+    let mut request = rate_limit_request("shop", &[("user", "other")]);
+    let mut with_bytes = descriptor(&[("user", "")]);
+    with_bytes.entries = vec![Entry { key: "user".into(), value: value.into() }];
+    request.descriptors.push(with_bytes);
+    request
+}
+
+#[test]
+fn bytes_that_are_not_utf8_are_blocked_in_base64_and_survive_redis() {
+    let redis = redis::options().start();
+    let (a, b) = (sharing(&redis).start(), sharing(&redis).start());
+    let entry = ["--domain", "shop", "--key", "user", "--value-base64", "/wA="];
+    output(&a, &[&["block"], &entry[..], &["--for", "10m", "--reason", "r"]].concat());
+    for server in [&a, &b] {
+        let client = Client::connect(server.grpc_port());
+        let code = |value| client.call(&bytes_request(value)).unwrap().overall_code;
+        wait_for("the block to be known", || (code(b"\xff\0") == 2).then_some(()));
+        assert_eq!((code(b"\xff"), code(b"")), (1, 1));
+    }
+    let listed = json_of(&by(TOKEN, http::get(b.debug_port(), "/blocks")));
+    assert_eq!(listed["blocks"][0]["entry"], json!({"key": "user", "value_base64": "/wA="}), "{listed}");
+    assert!(output(&b, &["blocks"]).contains("user=base64:/wA="));
+    output(&b, &[&["unblock"], &entry[..]].concat());
+    assert_eq!(Client::connect(b.grpc_port()).call(&bytes_request(b"\xff\0")).unwrap().overall_code, 1);
+
+    let post = |entry: Value| {
+        let body = json!({"domain": "shop", "entry": entry, "for": "1m", "reason": "r"}).to_string();
+        let response = by(TOKEN, http::post(a.debug_port(), "/block", body));
+        (response.status, response.text().to_owned())
+    };
+    for (entry, problem) in [
+        (json!({"key": "user"}), "write either `entry.value`, or `entry.value_base64`"),
+        (json!({"key": "user", "value": "a", "value_base64": "YQ=="}), "write either `entry.value`"),
+        (json!({"key": "user", "value_base64": "?"}), "`entry.value_base64` must be base64"),
+        (json!({"key": "user", "value_base32": "A"}), "unknown field `value_base32`"),
+    ] {
+        let (status, text) = post(entry.clone());
+        assert!(status == 400 && text.contains(problem), "{entry}: {status} {text}");
+    }
+}
+
+#[test]
+fn refund_beside_a_blocked_entry_is_not_lost() {
+    let redis = redis::options().start();
+    for setup in [server(), sharing(&redis)] {
+        let server = setup.start();
+        let client = Client::connect(server.grpc_port());
+        let mut charge = rate_limit_request("shop", &[("user", "bob")]);
+        charge.descriptors[0].hits_addend = Some(10);
+        assert_eq!(client.call(&charge).unwrap().overall_code, 1);
+        assert_eq!(block_for(&server, "ann", "10m").status, 200);
+        let mut request = rate_limit_request("shop", &[("user", "bob")]);
+        (request.descriptors[0].hits_addend, request.descriptors[0].is_negative_hits) = (Some(4), true);
+        request.descriptors.push(descriptor(&[("user", "ann")]));
+        request.descriptors.push(descriptor(&[("user", "cat")]));
+        let rejected = client.call(&request).unwrap();
+        assert_eq!(rejected.overall_code, 2);
+        assert_eq!(rejected.statuses.iter().map(|status| status.code).collect::<Vec<_>>(), [1, 2, 1]);
+        let used = |user: &str| {
+            let body = json!({"domain": "shop", "descriptors": [{"entries": [{"key": "user", "value": user}]}]});
+            server.explain(&body.to_string())["descriptors"][0]["limits"][0]["counter"]["used"].as_u64()
+        };
+        assert_eq!((used("bob"), used("ann"), used("cat")), (Some(6), Some(0), Some(0)), "only the refund counts");
+    }
+}
+
+#[test]
+fn reason_is_in_the_metadata_the_decision_log_and_why() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("log.jsonl");
+    let mut server = server()
+        .env("TOLLKEEPER_METADATA_VERDICTS", "true")
+        .env("TOLLKEEPER_DECISION_LOG", format!("file:{}", log.display()))
+        .env("TOLLKEEPER_DECISION_LOG_WHEN", "all")
+        .start();
+    assert_eq!(block_for(&server, "ann", "10m").status, 200);
+    let mut request = rate_limit_request("shop", &[("user", "ann")]);
+    request.descriptors.push(descriptor(&[("user", "bob")]));
+    let response = Client::connect(server.grpc_port()).call(&request).unwrap();
+    let metadata: Value = serde_json::from_str(&response_to_json(&response).unwrap()).unwrap();
+    let blocked = &metadata["dynamicMetadata"]["over_limit"][0]["blocked"];
+    assert_eq!((&blocked["key"], &blocked["reason"]), (&"user".into(), &"abuse".into()), "{metadata}");
+    assert!(!metadata.to_string().contains("ann"), "values stay out: {metadata}");
+    server.signal("TERM");
+    assert!(server.wait().success());
+    let lines = fs::read_to_string(&log).unwrap();
+    let decision: Value = lines.lines().find(|line| line.contains("\"decision\"")).unwrap().parse().unwrap();
+    let [of_ann, of_bob] = [0, 1].map(|index| decision["descriptors"][index].clone());
+    assert_eq!((&of_ann["decided_by"], &of_ann["block"]["reason"]), (&"block".into(), &"abuse".into()), "{decision}");
+    assert_eq!((&of_bob["decided_by"], &of_bob["block"]), (&Value::Null, &Value::Null), "{decision}");
+    let mut why = Command::new(PROGRAM);
+    why.args(["why", "--domain", "shop", "--descriptor", "user=ann", "--log"]).arg(&log);
+    let text = String::from_utf8(why.env_clear().envs(inherited_env()).output().unwrap().stdout).unwrap();
+    assert!(text.contains("1 by the block of user until 2") && text.contains(": abuse"), "{text}");
+    assert!(text.contains("would have passed after `tollkeeper unblock`"), "{text}");
+}
+
+#[test]
+fn fleet_shows_blocks_without_their_values() {
+    let redis = redis::options().start();
+    let server = sharing(&redis).start();
+    assert_eq!(block_for(&server, "ann", "10m").status, 200);
+    assert_eq!(status(&server, "ann"), 429);
+    let fleet = wait_for("the block in /fleet", || {
+        let fleet = json_of(&http::get(server.debug_port(), "/fleet").send());
+        (fleet["replicas"][0]["blocks"]["rejected_requests"] == 1).then_some(fleet)
+    });
+    assert_eq!((&fleet["blocked_values"], &fleet["replicas"][0]["blocks"]["values"]), (&1.into(), &1.into()));
+    let block = &fleet["blocks"][0];
+    assert_eq!((&block["domain"], &block["key"], &block["reason"]), (&"shop".into(), &"user".into(), &"abuse".into()));
+    assert!(!fleet["blocks"].to_string().contains("ann"), "{fleet}");
+    let text = http::get(server.debug_port(), "/fleet?format=text").send();
+    assert!(text.text().contains("Blocked values: 1, which rejected 1 requests"), "{}", text.text());
+    assert!(text.text().contains("shop user") && text.text().contains("abuse"), "{}", text.text());
 }

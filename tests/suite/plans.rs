@@ -5,6 +5,7 @@
 
 mod redis_table;
 mod tables;
+mod tools;
 
 use std::fs;
 use std::path::PathBuf;

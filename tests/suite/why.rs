@@ -1,5 +1,6 @@
 //! `why`: the time line of a descriptor from decision logs.
 
+mod bans;
 mod gaps;
 mod remedies;
 mod served;

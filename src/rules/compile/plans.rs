@@ -53,8 +53,6 @@ pub(super) struct PlanScope<'d> {
     pub(super) tables: &'d [TableDeclaration],
 }
 
-/// Lifetime of a row of a table in Redis, unless `keep` is written.
-const DEFAULT_KEEP: Duration = Duration::from_secs(300);
 /// Range of `keep`.
 const KEEP_RANGE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 60 * 60);
 
@@ -123,8 +121,8 @@ fn read_redis_source(
     field_path: &FieldPath<'_>,
 ) -> Option<TableSource> {
     let Spanned { value: table, at } = redis;
-    let keep = keep_us.map_or(DEFAULT_KEEP, |keep| Duration::from_micros(keep.value));
-    if let Some(written) = keep_us.filter(|_| !KEEP_RANGE.contains(&keep)) {
+    let keep = keep_us.map(|keep| Duration::from_micros(keep.value));
+    if let (Some(written), Some(keep)) = (keep_us, keep.filter(|keep| !KEEP_RANGE.contains(keep))) {
         reader.report_error(
             written.at,
             &field_path.with_key("keep"),

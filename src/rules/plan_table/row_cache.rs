@@ -14,8 +14,6 @@ use super::HashKeys;
 use super::row::{FoundRow, RowTextError, RowValue};
 use crate::base::sharded::{DEFAULT_SHARDS, Sharded};
 
-/// Maximum memory of the rows of one table, in bytes.
-pub const MAX_CACHE_BYTES: usize = 32 << 20;
 /// Memory of a row beside its value, in bytes: its place in a map, and the allocation of the value.
 const BYTES_PER_ROW: usize = 112;
 /// Part of the lifetime after which a row that is used is looked up again in the background.
@@ -79,7 +77,7 @@ pub enum InvalidRow {
 }
 
 impl RowCache {
-    /// A cache without rows.
+    /// A cache without rows, for `max_bytes` bytes of them.
     pub fn new(table: Arc<str>, keep: Duration, plans: Vec<Arc<str>>, max_bytes: usize) -> Self {
         Self {
             table,
@@ -209,7 +207,7 @@ mod tests {
 
     #[test]
     fn rows_age_and_stay_known() {
-        let cache = RowCache::new("t".into(), Duration::from_secs(60), vec!["gold".into()], MAX_CACHE_BYTES);
+        let cache = RowCache::new("t".into(), Duration::from_secs(60), vec!["gold".into()], 32 << 20);
         let now = Instant::now();
         assert_eq!(cache.row_age(b"a", now), RowAge::Unknown);
         cache.insert(b"a", Some(FoundRow::Plan(0)), now);

@@ -1,7 +1,7 @@
 //! `config_check_cmd`: the rule checker of envoyproxy/ratelimit, with its flags and output.
 //!
 //! It checks the files directly in a directory, with any extension, in the order of their names, and reads the first
-//! document of each. Unlike the original it reports all problems, and skips versions of a Kubernetes ConfigMap
+//! document of each, and the sets and tables that they name. Unlike the original it reports all problems, and skips versions of a Kubernetes ConfigMap
 //! (`..data`). Warnings go to standard error.
 
 use std::ffi::OsString;
@@ -11,7 +11,7 @@ use std::{fs, io};
 
 use super::go_flags::{self, Flag};
 use super::print::{CommandOutcome, fail_if_unwritten, print_error, print_to_stdout};
-use super::rule_files::{self, CheckedRules};
+use super::rule_files::{self, CheckedRules, TableFiles};
 use crate::base::printable_text::escape_unprintable;
 use crate::rules::compile::RuleText;
 use crate::rules::compile::options::CompileOptions;
@@ -73,7 +73,7 @@ fn check_directory(directory: &Path, merge_domains: bool, page: &mut String) -> 
     }
     sources.retain(|source| sets.iter().all(|set| set.path != source.name));
     let options = CompileOptions { set_files: Arc::new(SetFiles { texts: sets }), ..options };
-    let rules = CheckedRules::compile(sources, &options, Diagnostics::default(), None);
+    let rules = CheckedRules::compile(sources, &options, Diagnostics::default(), &TableFiles::default());
     rules.diagnostics.warnings().iter().for_each(|warning| print_error(escape_unprintable(&warning.to_string())));
     match rules.diagnostics.errors() {
         [] => *page += "all rate limit configs ok\n",

@@ -1,5 +1,6 @@
 //! `recommend`: finds the smallest limits that reject few keys of recorded traffic.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,8 +15,8 @@ use super::print::{
 };
 use super::rule_files::{TableFiles, read_settings_or_defaults};
 use super::traffic_input::{
-    CommandFailure, build_progress_bar, compile_rules, list_limit_paths, open_traffic, parse_memory_size,
-    read_field_map, refuse_rules_on_hashed_values, suggest_similar_paths,
+    CommandFailure, build_progress_bar, check_table_names, compile_rules, list_limit_paths, open_traffic,
+    parse_memory_size, parse_table_file, read_field_map, refuse_rules_on_hashed_values, suggest_similar_paths,
 };
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::base::table::{NumberAlignment, format_table};
@@ -49,6 +50,9 @@ pub(super) struct Args {
     /// Rules with the limit, in place of the recorded ones
     #[arg(long, value_name = "FILE", num_args = 1..)]
     rules: Vec<PathBuf>,
+    /// Use this file for a table of the rules, in place of the one that they name; repeatable
+    #[arg(long, value_name = "NAME=FILE", requires = "rules", value_parser = parse_table_file)]
+    table: Vec<(String, PathBuf)>,
     /// Mapping of the fields of an access log (JSON lines) or of CSV to requests, in YAML
     #[arg(long, value_name = "FILE", requires = "rules")]
     map: Option<PathBuf>,
@@ -81,6 +85,8 @@ Examples:
   tollkeeper recommend --rule shop.login --traffic decisions.jsonl
   tollkeeper recommend --rule shop.login --traffic decisions.jsonl \\
     --rejected-keys 1% --report limits.html
+  tollkeeper recommend --rule shop.tenant.gold --rules rules.yaml \\
+    --table customers=new.csv --traffic decisions.jsonl
   tollkeeper recommend --rule shop.login --rules new.yaml \\
     --traffic access.log --map map.yaml --json
 
@@ -126,9 +132,10 @@ fn recommend_from_traffic(args: &Args) -> Result<CommandOutcome, CommandFailure>
     check_usage(args)?;
     let settings = read_settings_or_defaults();
     let map = args.map.as_deref().map(read_field_map).transpose()?;
-    let fixed = (!args.rules.is_empty())
-        .then(|| compile_rules("--rules", &args.rules, &settings, &TableFiles::default()))
-        .transpose()?;
+    let tables: TableFiles = args.table.iter().cloned().collect();
+    let fixed =
+        (!args.rules.is_empty()).then(|| compile_rules("--rules", &args.rules, &settings, &tables)).transpose()?;
+    check_table_names(&args.table, fixed.as_deref())?;
     let replay = ReplayOptions { memory_bytes: args.memory.0, behaviour: Arc::new(settings.decisions.clone()) };
     let rule_sets: Vec<_> = fixed.iter().cloned().collect();
     if !rule_sets.is_empty() {
@@ -296,6 +303,9 @@ fn check_usage(args: &Args) -> Result<(), CommandFailure> {
     Err(CommandFailure::usage_error(problem))
 }
 
+/// Maximum number of limits of plans that a message names.
+const MAX_NAMED_PLANS: usize = 10;
+
 /// Checks that one of the rule sets has the limit.
 fn check_limit_path(path: &str, rule_sets: &[Arc<RuleSet>]) -> Result<(), CommandFailure> {
     let paths = || rule_sets.iter().flat_map(|rules| list_limit_paths(rules));
@@ -303,7 +313,13 @@ fn check_limit_path(path: &str, rule_sets: &[Arc<RuleSet>]) -> Result<(), Comman
         return Ok(());
     }
     let mut rules = rule_sets.iter().flat_map(|rules| rules.rules());
-    let problem = if rules.any(|compiled| compiled.rule.path == path) {
+    let of_rule = rules.find(|compiled| compiled.rule.path == path);
+    let problem = if of_rule.is_some_and(|compiled| compiled.rule.plan.is_some()) {
+        let plans = paths().filter(|known| known.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')));
+        let plans: BTreeSet<String> = plans.take(MAX_NAMED_PLANS).collect();
+        let plans = plans.into_iter().collect::<Vec<_>>().join(" or ");
+        format!("--rule {path}: the rule has plans (name the limit of one: {plans})")
+    } else if of_rule.is_some() {
         format!("--rule {path}: the rule is unlimited (give --rules with any limit for it)")
     } else if rule_sets.is_empty() {
         "the traffic has no rules (give --rules)".to_owned()

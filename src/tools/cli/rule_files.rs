@@ -82,16 +82,16 @@ impl CheckedRules {
             sources.push(RuleText { name: STDIN_PATH.into(), bytes: text, documents: DocumentSelection::All });
         }
         let options = CompileOptions { set_files: Arc::new(SetFiles { texts: sets }), ..options.clone() };
-        Self::compile(sources, &options, diagnostics, Some(tables))
+        Self::compile(sources, &options, diagnostics, tables)
     }
 
-    /// Compiles files; `diagnostics` are problems of others. `tables` replace files that the rules name; `None`: no
-    /// table is read.
+    /// Compiles files, and reads their tables; `diagnostics` are problems of others. `tables` replace files that the
+    /// rules name.
     pub(super) fn compile(
         sources: Vec<RuleText>,
         options: &CompileOptions,
         mut diagnostics: Diagnostics,
-        tables: Option<&TableFiles>,
+        tables: &TableFiles,
     ) -> Self {
         let set = match compile_texts(&sources, options) {
             Ok(CompiledRules { domains, warnings }) => {
@@ -136,8 +136,7 @@ impl CheckedRules {
 }
 
 /// Builds the rule set with its tables, or reports the problems of tables.
-fn build_rule_set(domains: Vec<Domain>, tables: Option<&TableFiles>, found: &mut Diagnostics) -> Option<RuleSet> {
-    let Some(tables) = tables else { return Some(RuleSet::new(domains)) };
+fn build_rule_set(domains: Vec<Domain>, tables: &TableFiles, found: &mut Diagnostics) -> Option<RuleSet> {
     let mut loader = TableLoader::with_files(tables.clone());
     match loader.prepare(&domains, &RuleFilePaths::default(), Time::from_micros(0)) {
         Ok(prepared) => {

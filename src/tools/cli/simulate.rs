@@ -12,8 +12,8 @@ use super::print::{
 };
 use super::rule_files::{TableFiles, read_settings_or_defaults};
 use super::traffic_input::{
-    CommandFailure, build_progress_bar, compile_rules, list_limit_paths, open_traffic, parse_memory_size,
-    read_field_map, refuse_rules_on_hashed_values, suggest_similar_paths,
+    CommandFailure, build_progress_bar, check_table_names, compile_rules, list_limit_paths, open_traffic,
+    parse_memory_size, parse_table_file, read_field_map, refuse_rules_on_hashed_values, suggest_similar_paths,
 };
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::base::table::{NumberAlignment, format_table};
@@ -119,7 +119,7 @@ fn simulate(args: &Args) -> Result<CommandOutcome, CommandFailure> {
     let tables: TableFiles = args.table.iter().cloned().collect();
     let new =
         (!args.rules.is_empty()).then(|| compile_rules("--rules", &args.rules, &settings, &tables)).transpose()?;
-    check_table_names(args, new.as_deref())?;
+    check_table_names(&args.table, new.as_deref())?;
     let against = (!args.against.is_empty())
         .then(|| compile_rules("--against", &args.against, &settings, &TableFiles::default()))
         .transpose()?;
@@ -268,28 +268,6 @@ fn check_usage(args: &Args) -> Result<(), CommandFailure> {
         return Ok(());
     };
     Err(CommandFailure::usage_error(problem))
-}
-
-/// Parses `NAME=FILE`.
-fn parse_table_file(text: &str) -> Result<(String, PathBuf), String> {
-    match text.split_once('=') {
-        Some((name, file)) if !name.is_empty() && !file.is_empty() => Ok((name.to_owned(), file.into())),
-        _ => Err("write the name of a table and a file, such as customers=new.csv".to_owned()),
-    }
-}
-
-/// Checks that the rules have the tables whose files are replaced.
-fn check_table_names(args: &Args, new: Option<&RuleSet>) -> Result<(), CommandFailure> {
-    let Some(rules) = new else { return Ok(()) };
-    let names = || rules.domains().flat_map(|domain| &domain.tables).map(|table| table.name.to_string());
-    for (name, _) in &args.table {
-        if !names().any(|known| known == *name) {
-            let hint = suggest_similar_paths(names(), name);
-            let problem = format!("--table {name}: the rules have no table of this name{hint}");
-            return Err(CommandFailure::usage_error(escape_unprintable(&problem)));
-        }
-    }
-    Ok(())
 }
 
 /// Checks that the rules have the limits of all conditions.

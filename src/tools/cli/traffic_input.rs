@@ -49,6 +49,28 @@ pub(super) fn parse_memory_size(text: &str) -> Result<ByteSize, String> {
     ByteSize::parse(text, &MEMORY_SIZE_RANGE).map_err(|invalid| format!("{}; {}", invalid.what, invalid.fix))
 }
 
+/// Parses `NAME=FILE`.
+pub(super) fn parse_table_file(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, file)) if !name.is_empty() && !file.is_empty() => Ok((name.to_owned(), file.into())),
+        _ => Err("write the name of a table and a file, such as customers=new.csv".to_owned()),
+    }
+}
+
+/// Checks that the rules have the tables whose files are replaced.
+pub(super) fn check_table_names(tables: &[(String, PathBuf)], rules: Option<&RuleSet>) -> Result<(), CommandFailure> {
+    let Some(rules) = rules else { return Ok(()) };
+    let names = || rules.domains().flat_map(|domain| &domain.tables).map(|table| table.name.to_string());
+    for (name, _) in tables {
+        if !names().any(|known| known == *name) {
+            let hint = suggest_similar_paths(names(), name);
+            let problem = format!("--table {name}: the rules have no table of this name{hint}");
+            return Err(CommandFailure::usage_error(escape_unprintable(&problem)));
+        }
+    }
+    Ok(())
+}
+
 /// Compiles the rules of a flag, with these files of tables.
 pub(super) fn compile_rules(
     flag: &str,

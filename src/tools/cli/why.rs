@@ -24,6 +24,7 @@ use crate::limit::request::Entry;
 use crate::settings::Settings;
 use crate::settings::value::number::DurationRange;
 use crate::tools::why::asked_descriptor::{AskedDescriptor, format_entries};
+use crate::tools::why::ban_history::BanFacts;
 use crate::tools::why::descriptor_history::{DecisionFilter, DescriptorHistory, RuleChange};
 use crate::tools::why::rejection::{NeverPassesReason, Remedy, format_decider, format_limit, format_origin};
 use crate::tools::why::results::{LimitRemedies, ShownDecision, WhyResults};
@@ -372,6 +373,9 @@ fn format_limit_line(limit: &LimitRecord<'_>) -> String {
             if result.delay_us > 0 {
                 let _ = write!(text, ", delay {}", format_micros(result.delay_us));
             }
+            if result.banned_us > 0 {
+                let _ = write!(text, ", banned for {}", format_micros(result.banned_us));
+            }
         }
         None => text += ": no counter was read",
     }
@@ -380,6 +384,9 @@ fn format_limit_line(limit: &LimitRecord<'_>) -> String {
 
 /// Formats changes; the summary has `shadow_mode`.
 fn append_remedies_text(page: &mut String, rejected_by: &LimitRemedies) {
+    if let Some(ban) = &rejected_by.ban {
+        let _ = writeln!(page, "      {}", format_ban(ban));
+    }
     for remedy in &rejected_by.remedies {
         let text = match remedy {
             Remedy::Wait { until, wait_us } => {
@@ -400,10 +407,36 @@ fn append_remedies_text(page: &mut String, rejected_by: &LimitRemedies) {
             Remedy::LongerDelay { delay_us, max_wait_us } => format!("with {}", format_delay(*delay_us, *max_wait_us)),
             Remedy::FewerHits { hits } => format!("with {}", format_count(*hits, "hit")),
             Remedy::ShadowMode => continue,
+            Remedy::Unblock => "after `tollkeeper unblock`".to_owned(),
             Remedy::WorkingStore => "with a store that answers, or with on_store_error: allow".to_owned(),
         };
         let _ = writeln!(page, "      would have passed {text}");
     }
+}
+
+/// Formats a ban: until when it lasts, and the rejections that began it.
+fn format_ban(ban: &BanFacts) -> String {
+    let BanFacts { since, until, ban: _, after, found, rejections } = ban;
+    let mut text = format!("banned from {} until {} UTC, begun by ", format_moment(since), format_moment(until));
+    match (rejections.as_slice(), after) {
+        ([], _) => text += "rejections that the logs do not have",
+        ([only], 1) => text += &format!("the rejection at {}", format_time_of_day(only)),
+        ([first, .., last], _) => {
+            text += &format!("{found} rejections, ");
+            let shown = if rejections.len() < *found { "the last of them from" } else { "from" };
+            text += &format!("{shown} {} to {}", format_time_of_day(first), format_time_of_day(last));
+        }
+        ([only], _) => text += &format!("{found} rejection, at {}", format_time_of_day(only)),
+    }
+    if !rejections.is_empty() && (*found as u64) < *after {
+        text += &format!(" (the logs have {found} of {after})");
+    }
+    text
+}
+
+/// Formats the time of day of a moment: `10:05:30.000000`.
+fn format_time_of_day(time: &str) -> &str {
+    time.get(DATE_CHARS + 1..).unwrap_or_default().trim_end_matches('Z')
 }
 
 /// Formats a delay, with the bounds on it that must be raised. `max_wait_us` is that of the rule, if it must.

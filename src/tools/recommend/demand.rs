@@ -10,6 +10,7 @@ use crate::base::clock::Time;
 use crate::base::sharded::PrehashedMap;
 use crate::decide::results::{DescriptorResults, LimitWithResult};
 use crate::limit::Limit;
+use crate::limit::active::ActiveTimes;
 use crate::limit::request::Hits;
 use crate::tools::replay::recorded_request::{RecordedDescriptor, RecordedRequest};
 use crate::tools::replay::replayer::{
@@ -59,10 +60,14 @@ pub struct ExistingLimit {
     pub rule: String,
     /// File, line and column of the rule.
     pub location: String,
+    /// Plan that the limit is of; `None`: the rule has no plans.
+    pub plan: Option<Arc<str>>,
     /// Name; empty if it has none.
     pub name: String,
     /// The limit.
     pub limit: Limit,
+    /// Times at which it is active; `None`: always. The demand is that of these times.
+    pub active: Option<ActiveTimes>,
     /// Maximum `requests_per_unit` of a sliding_window_log.
     pub log_max: u32,
 }
@@ -281,15 +286,20 @@ impl IndexedDemand {
 
     /// Keeps the limit as the rules have it now; the last version counts.
     fn update_existing_limit(&mut self, descriptor: &DescriptorResults<'_, '_>, limit: &LimitWithResult<'_, '_>) {
-        if self.demand.asked.as_ref().is_some_and(|asked| asked.limit == *limit.limit) {
+        let Some(compiled) = descriptor.rule() else { return };
+        let active = compiled.limits.get(limit.index).and_then(|limit| limit.active);
+        let spec = |active: Option<ActiveTimes>| active.map(ActiveTimes::spec);
+        let is_known = |asked: &ExistingLimit| asked.limit == *limit.limit && spec(asked.active) == spec(active);
+        if self.demand.asked.as_ref().is_some_and(is_known) {
             return;
         }
-        let Some(compiled) = descriptor.rule() else { return };
         self.demand.asked = Some(ExistingLimit {
             rule: compiled.rule.path.clone(),
             location: compiled.rule.location.to_string(),
+            plan: compiled.rule.plan.as_ref().map(|plan| Arc::clone(&plan.name)),
             name: limit.name.to_owned(),
             limit: *limit.limit,
+            active,
             log_max: self.log_max,
         });
     }

@@ -8,7 +8,7 @@ use super::results::{
     ExistingLimitResults, RecommendationResults, RecordedRejections, RejectionGoalResults, SmallestLimit,
     TrafficBasisResults, VerifiedFigures,
 };
-use super::rule_yaml::{LimitToPaste, format_rule_yaml};
+use super::rule_yaml::{LimitToPaste, format_plan_yaml, format_rule_yaml};
 use crate::base::printable_text::escape_unprintable;
 use crate::limit::Consistency;
 use crate::rules::rule::decompile::RulePath;
@@ -86,7 +86,10 @@ impl RecommendationResults {
             rule: ExistingLimitResults {
                 path: path.to_owned(),
                 location: asked.location.clone(),
-                limit: asked.limit.to_string(),
+                limit: match asked.active {
+                    Some(active) => format!("{}, active {}", asked.limit, active.spec()),
+                    None => asked.limit.to_string(),
+                },
                 rejected_keys: rejected_now,
                 rejected_keys_share: compute_share(rejected_now, keys),
             },
@@ -161,8 +164,16 @@ fn format_yaml_to_paste(parts: RecommendationParts<'_>) -> Option<String> {
     let limit = recommendation.candidates.first()?.limit?;
     let max_wait_us = asked.limit.written_max_wait_us().filter(|_| limit.algorithm() == asked.limit.algorithm());
     let global = asked.limit.global_scope().and_then(|scope| limit.with_global_scope(scope));
-    let text =
-        format_rule_yaml(entries?, LimitToPaste { limit: &global.unwrap_or(limit), name: &asked.name, max_wait_us });
+    let limit = &global.unwrap_or(limit);
+    let pasted = LimitToPaste { limit, name: &asked.name, active: asked.active, max_wait_us };
+    if let Some(plan) = &asked.plan {
+        let text = format_plan_yaml(entries?, plan, pasted);
+        return Some(format!(
+            "# {}: all rules with the plan get it; other keys and limits of the plan stay as they are\n{text}",
+            escape_unprintable(path)
+        ));
+    }
+    let text = format_rule_yaml(entries?, pasted);
     Some(format!("# {}: other keys and limits of the rule stay as they are\n{text}", escape_unprintable(path)))
 }
 

@@ -1,6 +1,7 @@
-//! A rule file with one limit, to paste.
+//! A rule file with one limit, or a plan with one, to paste.
 
 use crate::base::printable_text::escape_unprintable_json;
+use crate::limit::active::ActiveTimes;
 use crate::limit::algorithm::DelayPolicy;
 use crate::limit::{GlobalScope, Limit};
 use crate::rules::rule::decompile::{RuleDescriptor, RulePath};
@@ -14,6 +15,8 @@ pub struct LimitToPaste<'a> {
     pub limit: &'a Limit,
     /// Name; empty for none.
     pub name: &'a str,
+    /// Times at which it is active; `None`: always.
+    pub active: Option<ActiveTimes>,
     /// `max_wait` in microseconds, if it is written.
     pub max_wait_us: Option<u64>,
 }
@@ -43,6 +46,15 @@ pub fn format_rule_yaml(entries: &RulePath, pasted: LimitToPaste<'_>) -> String 
     text
 }
 
+/// Formats the rule file of a plan with one limit. Other plans and keys of the plan are absent.
+pub fn format_plan_yaml(entries: &RulePath, plan: &str, pasted: LimitToPaste<'_>) -> String {
+    let mut text = format!("domain: {}\nplans:\n  {}:\n", quote_for_yaml(&entries.domain), quote_for_yaml(plan));
+    for (key, value) in list_limit_fields(pasted) {
+        text += &format!("    {key}: {value}\n");
+    }
+    text
+}
+
 /// Formats the value of a `match`, on one line.
 fn format_match(pattern: &MatchPattern) -> String {
     let list = |items: Vec<String>| format!("[{}]", items.join(", "));
@@ -64,7 +76,9 @@ fn format_match(pattern: &MatchPattern) -> String {
     }
 }
 
-fn list_limit_fields(LimitToPaste { limit, name, max_wait_us }: LimitToPaste<'_>) -> Vec<(&'static str, String)> {
+fn list_limit_fields(
+    LimitToPaste { limit, name, active, max_wait_us }: LimitToPaste<'_>,
+) -> Vec<(&'static str, String)> {
     let period = limit.period();
     let mut keys = Vec::new();
     if !name.is_empty() {
@@ -83,6 +97,9 @@ fn list_limit_fields(LimitToPaste { limit, name, max_wait_us }: LimitToPaste<'_>
     }
     if let Some(ban) = limit.ban() {
         keys.push(("ban", ban.to_string()));
+    }
+    if let Some(active) = active {
+        keys.push(("active", active.spec().to_string()));
     }
     if let Some(key) = properties.capacity.rule_file_key() {
         keys.push((key, limit.capacity().to_string()));

@@ -2,10 +2,13 @@
 
 use std::collections::HashSet;
 
+use smallvec::SmallVec;
+
 use crate::base::printable_text::first_chars_if_longer;
 use crate::decide::log::record::{DescriptorRecord, EntryRecord};
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::request::Entry;
+use crate::rules::rule::EntryOrder;
 
 /// A domain and a whole descriptor.
 #[derive(Clone, Debug)]
@@ -18,8 +21,8 @@ pub struct AskedDescriptor<'a> {
     hashed: Option<Vec<EntryRecord<'a>>>,
 }
 
-/// Likeness of a recorded descriptor to the asked one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Likeness of a recorded descriptor to the asked one; the greatest of its entries is that of the whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Likeness {
     /// The same keys and values.
     Same,
@@ -49,26 +52,46 @@ impl<'a> AskedDescriptor<'a> {
         format_entries(&self.plain)
     }
 
-    /// Compares a recorded descriptor, apart from its domain.
-    pub fn compare_descriptor(&self, record: &DescriptorRecord<'_>) -> Likeness {
-        let same_keys = record.entries.len() == self.plain.len()
-            && record.entries.iter().zip(&self.plain).all(|(one, other)| one.key_bytes() == other.key_bytes());
-        if !same_keys {
+    /// Compares a recorded descriptor, apart from its domain, whose entries have the order of the asked ones or any.
+    pub fn compare_descriptor(&self, record: &DescriptorRecord<'_>, order: EntryOrder) -> Likeness {
+        if record.entries.len() != self.plain.len() {
             return Likeness::Different;
         }
         let mut likeness = Likeness::Same;
-        for (index, entry) in record.entries.iter().enumerate() {
-            let asked_hash = self.hashed.as_ref().and_then(|hashed| hashed[index].value_hash.as_ref());
-            match (entry.value_bytes(), &entry.value_hash) {
-                (Some(value), _) if Some(&value) == self.plain[index].value_bytes().as_ref() => {}
-                (Some(_), _) => return Likeness::Different,
-                (None, Some(hash)) if Some(hash) == asked_hash => {}
-                (None, Some(_)) => likeness = Likeness::OtherHashes,
-                (None, None) if likeness == Likeness::Same => likeness = Likeness::HiddenValues,
-                (None, None) => {}
+        let mut left: SmallVec<[usize; 8]> = (0..self.plain.len()).collect();
+        for entry in &record.entries {
+            let found = match order {
+                EntryOrder::AsWritten => Some((0, self.compare_entry(entry, left[0]))),
+                EntryOrder::Any => {
+                    let likeness = left.iter().map(|index| self.compare_entry(entry, *index));
+                    likeness.enumerate().min_by_key(|(_, likeness)| *likeness)
+                }
+            };
+            match found {
+                None | Some((_, Likeness::Different)) => return Likeness::Different,
+                Some((position, of_entry)) => {
+                    left.remove(position);
+                    likeness = likeness.max(of_entry);
+                }
             }
         }
         likeness
+    }
+
+    /// Compares a recorded entry with the asked one at `index`.
+    fn compare_entry(&self, entry: &EntryRecord<'_>, index: usize) -> Likeness {
+        let asked = &self.plain[index];
+        if entry.key_bytes() != asked.key_bytes() {
+            return Likeness::Different;
+        }
+        let asked_hash = self.hashed.as_ref().and_then(|hashed| hashed[index].value_hash.as_ref());
+        match (entry.value_bytes(), &entry.value_hash) {
+            (Some(value), _) if Some(&value) == asked.value_bytes().as_ref() => Likeness::Same,
+            (Some(_), _) => Likeness::Different,
+            (None, Some(hash)) if Some(hash) == asked_hash => Likeness::Same,
+            (None, Some(_)) => Likeness::OtherHashes,
+            (None, None) => Likeness::HiddenValues,
+        }
     }
 }
 

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 use serde::Serialize;
 use smallvec::SmallVec;
 
+use super::any_order::AnyOrderRules;
 use super::asked_descriptor::{AskedDescriptor, Likeness, NearestDescriptors, format_entries};
+use super::ban_history::BanHistory;
 use super::rejection;
 use super::time_range::{TimeRange, format_time};
 use crate::decide::log::header::{HeaderReason, HeaderRecord, SettingsRecord};
@@ -43,6 +45,10 @@ pub struct DescriptorHistory<'q> {
     pub(super) log: LogCounts,
     pub(super) headers: HeaderFacts,
     pub(super) nearest: NearestDescriptors,
+    /// Rejections that may have begun a ban.
+    pub(super) bans: BanHistory,
+    /// Rule sets under which the domain takes entries in any order.
+    any_order: AnyOrderRules,
     /// Problems of the logs.
     pub(super) problems: Vec<String>,
 }
@@ -123,6 +129,8 @@ impl<'q> DescriptorHistory<'q> {
             log: LogCounts::default(),
             headers: HeaderFacts::default(),
             nearest,
+            bans: BanHistory::default(),
+            any_order: AnyOrderRules::default(),
             problems: Vec::new(),
         }
     }
@@ -160,6 +168,7 @@ impl<'q> DescriptorHistory<'q> {
             Record::Header(header) => {
                 self.note_process_time(&header.process, time_us);
                 self.headers.add_header(&header, is_in_range);
+                self.any_order.add_header(&header, self.asked.domain);
             }
             Record::Dropped(dropped) => {
                 // The records are missing since the last one of the process.
@@ -190,6 +199,8 @@ impl<'q> DescriptorHistory<'q> {
         }
         self.log.found += 1;
         extend_span(&mut self.log.first_found_us, &mut self.log.last_found_us, time_us);
+        let asked = positions.iter().filter_map(|index| decision.descriptors.get(*index));
+        asked.for_each(|descriptor| self.bans.add_descriptor(decision, descriptor));
         if is_in_range {
             self.counts.add_decision(decision, &positions);
             self.keep_decision(decision, positions);
@@ -200,8 +211,9 @@ impl<'q> DescriptorHistory<'q> {
     fn find_asked_positions(&mut self, decision: &DecisionRecord<'_>) -> SmallVec<[usize; 1]> {
         let is_domain = *decision.domain == *self.asked.domain;
         let mut positions = SmallVec::new();
+        let order = self.any_order.order_under(&decision.rules);
         for (index, descriptor) in decision.descriptors.iter().enumerate() {
-            match (is_domain, self.asked.compare_descriptor(descriptor)) {
+            match (is_domain, self.asked.compare_descriptor(descriptor, order)) {
                 (true, Likeness::Same) => positions.push(index),
                 (true, Likeness::HiddenValues) => self.log.hidden += 1,
                 (true, Likeness::OtherHashes) => self.log.other_hashes += 1,

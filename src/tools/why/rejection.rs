@@ -10,11 +10,12 @@ use serde::Serialize;
 
 use super::time_range::format_time;
 use crate::decide::log::record::{
-    DecisionRecord, DecisionSource, DescriptorRecord, GlobalRecord, LimitRecord, OverrideRecord, RecordedVerdict,
-    RuleRecord,
+    BlockRecord, DecisionRecord, DecisionSource, DescriptorRecord, GlobalRecord, LimitRecord, OverrideRecord,
+    RecordedVerdict, RuleRecord,
 };
 use crate::limit::StorePolicy;
 use crate::limit::algorithm::Algorithm;
+use crate::limit::ban::Ban;
 use crate::limit::period::period_in_words;
 use crate::limit::regions::format_milli_percent;
 
@@ -28,6 +29,9 @@ pub fn format_limit(limit: &LimitRecord<'_>) -> String {
     }
     if let Some(max_wait_us) = limit.max_wait_us {
         text += &format!(", max_wait {:?}", Duration::from_micros(max_wait_us));
+    }
+    for (key, value) in [("window", &limit.window), ("ban", &limit.ban), ("active", &limit.active)] {
+        text += &value.as_ref().map_or_else(String::new, |value| format!(", {key} {}", &**value));
     }
     if let Some(GlobalRecord { reserve_milli_percent, max_overshoot, on_region_loss }) = limit.global {
         let reserve = format_milli_percent(reserve_milli_percent);
@@ -52,6 +56,9 @@ pub fn format_rule(rule: &RuleRecord<'_>) -> String {
 
 /// Formats the origin of the limits of a descriptor.
 pub fn format_origin(descriptor: &DescriptorRecord<'_>) -> String {
+    if let Some(BlockRecord { key, until_us, reason }) = &descriptor.block {
+        return format!("the block of {} until {}: {}", &**key, format_time(*until_us), &**reason);
+    }
     match (&descriptor.rule, &descriptor.limit_override) {
         (Some(rule), _) => format_rule(rule),
         (None, Some(OverrideRecord { requests_per_unit, unit, multiplier })) => {
@@ -70,7 +77,7 @@ pub fn format_decider(descriptor: &DescriptorRecord<'_>) -> Option<String> {
         DecisionSource::Share => "share of an eventual limit in the process".to_owned(),
         DecisionSource::Lease => "lease of an eventual limit in the process".to_owned(),
         DecisionSource::Policy => format_policy(descriptor),
-        DecisionSource::Block => "blocked value (DELETE /block undoes it)".to_owned(),
+        DecisionSource::Block => "a blocked value".to_owned(),
     })
 }
 
@@ -89,11 +96,25 @@ pub fn list_causes(descriptor: &DescriptorRecord<'_>) -> Vec<String> {
     let by_policy = descriptor.decided_by == Some(DecisionSource::Policy);
     let suffix = if by_policy { format!(", {}", format_policy(descriptor)) } else { String::new() };
     let rejecting = descriptor.limits.iter().filter(|limit| limit_rejects(limit));
-    let mut causes: Vec<String> = rejecting.map(|limit| format!("{origin}, {}{suffix}", format_limit(limit))).collect();
+    let during_ban = |limit: &LimitRecord<'_>| if is_within_ban(limit) { ", during its ban" } else { "" };
+    let cause = |limit: &LimitRecord<'_>| format!("{origin}, {}{}{suffix}", format_limit(limit), during_ban(limit));
+    let mut causes: Vec<String> = rejecting.map(cause).collect();
     if causes.is_empty() {
         causes.push(format!("{origin}{suffix}"));
     }
     causes
+}
+
+/// Returns the changes that would have let hits pass that no limit rejected: a block or a failure policy did.
+pub fn list_remedies_without_limit(decision: &DecisionRecord<'_>, descriptor: &DescriptorRecord<'_>) -> Vec<Remedy> {
+    match (&descriptor.block, descriptor.decided_by) {
+        (Some(block), _) => {
+            let wait_us = block.until_us.saturating_sub(decision.time_us);
+            vec![Remedy::Wait { until: format_time(block.until_us), wait_us }, Remedy::Unblock]
+        }
+        (None, Some(DecisionSource::Policy)) => vec![Remedy::WorkingStore, Remedy::ShadowMode],
+        (None, _) => Vec::new(),
+    }
 }
 
 /// Change that would have let rejected hits pass a limit.
@@ -144,6 +165,8 @@ pub enum Remedy {
     ShadowMode,
     /// A store that answers, or another failure policy.
     WorkingStore,
+    /// `tollkeeper unblock`.
+    Unblock,
 }
 
 /// Reason why hits never pass a limit.
@@ -167,6 +190,14 @@ pub struct RejectingLimit<'r, 't> {
     pub limit: &'r LimitRecord<'t>,
 }
 
+/// True if a ban that began before rejected the hits.
+///
+/// The rejection that begins a ban has the whole length of it left.
+pub fn is_within_ban(limit: &LimitRecord<'_>) -> bool {
+    let Some(result) = limit.result.filter(|result| result.banned_us > 0) else { return false };
+    limit.ban.as_ref().and_then(|ban| Ban::from_text(ban)).is_none_or(|ban| result.banned_us < ban.length_us())
+}
+
 /// True if the limit rejected the hits, and does not only record.
 pub fn limit_rejects(limit: &LimitRecord<'_>) -> bool {
     !limit.shadow && !limit.candidate && limit.result.is_some_and(|result| !result.admitted)
@@ -187,7 +218,8 @@ impl RejectingLimit<'_, '_> {
     pub fn list_remedies(&self) -> Vec<Remedy> {
         let mut remedies: Vec<Remedy> = self.find_wait_remedy().into_iter().collect();
         // Other parts of the service do not know the counter, or count a share of the limit.
-        if self.descriptor.decided_by == Some(DecisionSource::Counter) && self.limit.requests_per_unit > 0 {
+        let is_by_counter = self.descriptor.decided_by == Some(DecisionSource::Counter);
+        if is_by_counter && self.limit.requests_per_unit > 0 && !is_within_ban(self.limit) {
             remedies.extend(self.find_fewer_hits_remedy());
             remedies.extend(self.find_larger_limit_remedy());
         }

@@ -2,11 +2,12 @@
 
 use serde::Serialize;
 
+use super::ban_history::BanFacts;
 use super::descriptor_history::{AskedDecision, DescriptorHistory, RuleChange};
-use super::rejection::{RejectingLimit, Remedy, limit_rejects};
+use super::rejection::{RejectingLimit, Remedy, limit_rejects, list_remedies_without_limit};
 use super::time_range::format_time;
 use crate::decide::log::header::SettingsRecord;
-use crate::decide::log::record::{DecisionRecord, DecisionSource, RecordedVerdict};
+use crate::decide::log::record::{DecisionRecord, RecordedVerdict};
 
 /// Decisions on one descriptor, and the reasons for them.
 #[derive(Debug, Serialize)]
@@ -106,6 +107,9 @@ pub struct LimitRemedies {
     /// Position of the limit, from 0; absent if a failure policy rejected without a limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
+    /// Ban that the limit began, or that rejected the hits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ban: Option<BanFacts>,
     /// Changes.
     pub remedies: Vec<Remedy>,
 }
@@ -119,7 +123,8 @@ impl<'l> WhyResults<'l> {
             counts.causes.iter().map(|(cause, requests)| CauseCount { requests: *requests, cause: cause.clone() }),
         );
         causes.sort_by(|one, other| other.requests.cmp(&one.requests).then_with(|| one.cause.cmp(&other.cause)));
-        let decisions: Vec<_> = history.decisions_by_time().into_iter().map(build_shown_decision).collect();
+        let decisions = history.decisions_by_time();
+        let decisions: Vec<_> = decisions.into_iter().map(|decision| build_shown_decision(history, decision)).collect();
         let mut rule_changes = history.headers.changes.clone();
         rule_changes.sort_by_key(|change| change.time_us);
         Self {
@@ -154,7 +159,10 @@ impl<'l> WhyResults<'l> {
     }
 }
 
-fn build_shown_decision(AskedDecision { record, asked_positions }: AskedDecision<'_>) -> ShownDecision<'_> {
+fn build_shown_decision<'l>(
+    history: &DescriptorHistory<'_>,
+    AskedDecision { record, asked_positions }: AskedDecision<'l>,
+) -> ShownDecision<'l> {
     let mut rejected_by = Vec::new();
     if record.verdict == RecordedVerdict::OverLimit {
         for (index, descriptor) in record.descriptors.iter().enumerate() {
@@ -164,12 +172,14 @@ fn build_shown_decision(AskedDecision { record, asked_positions }: AskedDecision
             let before = rejected_by.len();
             for (at, limit) in descriptor.limits.iter().enumerate().filter(|(_, limit)| limit_rejects(limit)) {
                 let remedies = RejectingLimit { decision: &record, descriptor, limit }.list_remedies();
-                rejected_by.push(LimitRemedies { descriptor: index, limit: Some(at), remedies });
+                // Rejections are kept of the asked descriptor only.
+                let ban = asked_positions.contains(&index).then(|| history.bans.explain_ban(&record, descriptor, at));
+                let ban = ban.flatten();
+                rejected_by.push(LimitRemedies { descriptor: index, limit: Some(at), ban, remedies });
             }
             if rejected_by.len() == before {
-                let by_policy = descriptor.decided_by == Some(DecisionSource::Policy);
-                let remedies = if by_policy { vec![Remedy::WorkingStore, Remedy::ShadowMode] } else { Vec::new() };
-                rejected_by.push(LimitRemedies { descriptor: index, limit: None, remedies });
+                let remedies = list_remedies_without_limit(&record, descriptor);
+                rejected_by.push(LimitRemedies { descriptor: index, limit: None, ban: None, remedies });
             }
         }
     }

@@ -10,8 +10,8 @@ use tollkeeper::decide::log::header::{
 };
 use tollkeeper::decide::log::reader::RecordReader;
 use tollkeeper::decide::log::record::{
-    DecisionRecord, DecisionSource, DescriptorRecord, DropReason, DroppedCountRecord, EntryRecord, FORMAT_VERSION,
-    GlobalRecord, LimitRecord, LimitResultRecord, OverrideRecord, Record, RecordedVerdict, RuleRecord,
+    BlockRecord, DecisionRecord, DecisionSource, DescriptorRecord, DropReason, DroppedCountRecord, EntryRecord,
+    FORMAT_VERSION, GlobalRecord, LimitRecord, LimitResultRecord, OverrideRecord, Record, RecordedVerdict, RuleRecord,
 };
 use tollkeeper::limit::RegionLossPolicy;
 use tollkeeper::limit::StorePolicy;
@@ -43,6 +43,9 @@ pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
         unit_multiplier: 2,
         capacity: Some(20),
         max_wait_us: Some(1_500_000),
+        window: Some("{timezone: Europe/Berlin, day_starts: \"06:00\"}".into()),
+        ban: Some("{for: 10m, after: 20}".into()),
+        active: Some("{days: \"mon\", from: \"08:00\", to: \"20:00\", timezone: UTC}".into()),
         global: Some(GlobalRecord {
             reserve_milli_percent: 10_000,
             max_overshoot: 60,
@@ -70,6 +73,7 @@ pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
         decided_by: Some(DecisionSource::Policy),
         policy: Some(StorePolicy::Local),
         reason: Some("timeout".into()),
+        block: Some(BlockRecord { key: "us\"er".into(), until_us: 2, reason: "abuse".into() }),
         now_us: Some(1),
         verdict: RecordedVerdict::Shadow,
     };
@@ -197,6 +201,9 @@ fn a_record_without_optional_fields_is_encoded_as_it_is_serialized() {
         unit_multiplier: 1,
         capacity: None,
         max_wait_us: None,
+        window: None,
+        ban: None,
+        active: None,
         global: None,
         shadow: false,
         candidate: false,
@@ -224,6 +231,7 @@ fn a_record_without_optional_fields_is_encoded_as_it_is_serialized() {
         decided_by: None,
         policy: None,
         reason: None,
+        block: None,
         now_us: None,
         verdict: RecordedVerdict::OverLimit,
     };

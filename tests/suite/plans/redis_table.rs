@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::{Files, RULES, TABLE, body, limit, passed, wait_for_limit};
-use crate::kit::redis::{self, Server};
+use crate::kit::redis::cluster::Cluster;
+use crate::kit::redis::sentinels::{NAME, Sentinels};
+use crate::kit::redis::{self, Server, options};
 use crate::kit::scrape::{scrape, with_prometheus};
 use crate::kit::tollkeeper::{Setup, Tollkeeper};
 use crate::kit::{wait_at_most, wait_for};
@@ -147,4 +149,58 @@ fn table_in_redis_needs_counters_in_redis() {
     let server = files.setup().start_unhealthy();
     let expected = "rules.yaml:12:3: the table 'customers' is in Redis, and the counters are not, set REDIS_URL";
     assert!(server.stderr().contains(expected), "{}", server.stderr());
+}
+
+#[test]
+fn bounds_of_look_ups_are_settings() {
+    let redis = redis::options().start();
+    let rules = RULES.replace("{ file: customers.csv }", "{ redis: customers }");
+    let files = Files::new(&rules, TABLE);
+    set(&redis, "acme", "gold");
+    let setup = setup(&files, &redis).env("TOLLKEEPER_TABLE_KEEP", "1s").env("TOLLKEEPER_TABLE_UNKNOWN_READS", "3");
+    let server = setup.start();
+    wait_until_followed(&server, &redis);
+    wait_for_limit(&server, "acme", 5);
+    // The lifetime of the settings, as the table has no `keep`: a change that nothing tells of is seen.
+    set(&redis, "acme", "9/day");
+    wait_for_limit(&server, "acme", 9);
+    redis.reset_stats();
+    let began = Instant::now();
+    (0..200).for_each(|number| drop(limit(&server, &format!("v{number}"))));
+    let reads = redis.command_counts().get("hget").copied().unwrap_or(0);
+    // Rows that are known may be read again besides: `acme` and `first`.
+    assert!(reads as f64 <= 3.0 * (1.0 + began.elapsed().as_secs_f64()) + 2.0, "{reads} reads");
+}
+
+#[test]
+fn table_is_read_and_followed_in_a_cluster() {
+    let (cluster, files) = (Cluster::start(), files("24h"));
+    let primary = cluster.node(cluster.primary_of(cluster.slot(ROWS)));
+    set(primary, "acme", "gold");
+    let setup = files.setup().env("REDIS_TYPE", "cluster").env("REDIS_URL", cluster.addresses().join(","));
+    let server = setup.env("TOLLKEEPER_STORE_TIMEOUT", "5s").start();
+    wait_for_limit(&server, "acme", 5);
+    assert_eq!((passed(&server, "acme", 6), passed(&server, "nobody", 3)), (5, 2));
+    wait_for("the change", || {
+        set(primary, "acme", "9/day");
+        announce(primary, "acme");
+        (limit(&server, "acme") == Some(9)).then_some(())
+    });
+}
+
+#[test]
+fn table_is_read_and_followed_after_a_failover_of_sentinels() {
+    let (sentinels, files) = (Sentinels::start_with(&options(), &options()), files("24h"));
+    set(sentinels.server(sentinels.primary()), "acme", "gold");
+    let addresses: Vec<String> = [NAME.to_owned()].into_iter().chain(sentinels.addresses()).collect();
+    let setup = files.setup().env("REDIS_TYPE", "sentinel").env("REDIS_URL", addresses.join(","));
+    let server = setup.env("TOLLKEEPER_STORE_TIMEOUT", "5s").start();
+    wait_for_limit(&server, "acme", 5);
+    let primary = sentinels.planned_failover();
+    assert_eq!(limit(&server, "acme"), Some(5), "the known row stays");
+    wait_for("the change", || {
+        set(sentinels.server(primary), "acme", "9/day");
+        announce(sentinels.server(primary), "acme");
+        (limit(&server, "acme") == Some(9)).then_some(())
+    });
 }

@@ -8,8 +8,8 @@ use tollkeeper::settings::counters::{KeyFormat, OverLimitCacheSettings};
 use tollkeeper::settings::credentials::Credentials;
 use tollkeeper::settings::endpoint::Endpoint;
 use tollkeeper::settings::pem::{ClientCertificate, PemFile};
-use tollkeeper::settings::redis::RedisSettings;
 use tollkeeper::settings::redis::deployment::{DeploymentSettings, TopologySettings};
+use tollkeeper::settings::redis::{RedisSettings, TableLookupSettings};
 use tollkeeper::settings::report::{Disposition, report_variables};
 use tollkeeper::settings::secret::Secret;
 use tollkeeper::settings::store::StoreSettings;
@@ -82,9 +82,18 @@ fn redis_defaults_match_envoyproxy_ratelimit() {
         key_format: KeyFormat::Tollkeeper,
         expiration_jitter: Duration::from_secs(300),
         over_limit_cache: OverLimitCacheSettings { capacity_bytes: 4 << 20, caches_counting_windows: false },
+        tables: TableLookupSettings::default(),
         health_needs_connection: false,
     };
     assert_eq!(redis(&[("BACKEND_TYPE", "redis")]), expected);
+    let tables = redis(&[
+        ("BACKEND_TYPE", "redis"),
+        ("TOLLKEEPER_TABLE_BYTES", "1MiB"),
+        ("TOLLKEEPER_TABLE_KEEP", "1m"),
+        ("TOLLKEEPER_TABLE_UNKNOWN_READS", "7"),
+    ]);
+    let bounds = TableLookupSettings { cache_bytes: 1 << 20, keep: Duration::from_secs(60), unknown_reads_per_s: 7 };
+    assert_eq!(tables, RedisSettings { tables: bounds, ..expected.clone() });
     let per_second = DeploymentSettings {
         setting: "REDIS_PERSECOND_URL",
         topology: unix("/var/run/nutcracker/ratelimitpersecond.sock"),

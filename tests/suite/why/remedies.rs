@@ -83,6 +83,9 @@ impl RejectedCharge<'_> {
             unit_multiplier: 1,
             capacity: Some(limit.capacity()).filter(|capacity| *capacity != self.spec.requests_per_unit),
             max_wait_us: limit.written_max_wait_us(),
+            window: None,
+            ban: None,
+            active: None,
             global: None,
             shadow: false,
             candidate: false,
@@ -109,6 +112,7 @@ impl RejectedCharge<'_> {
             decided_by: Some(DecisionSource::Counter),
             policy: None,
             reason: None,
+            block: None,
             now_us: None,
             verdict: RecordedVerdict::OverLimit,
         };
@@ -181,6 +185,7 @@ impl RejectedCharge<'_> {
                 }
                 Remedy::ShadowMode => {}
                 Remedy::WorkingStore => prop_assert!(false, "the store works"),
+                Remedy::Unblock => prop_assert!(false, "nothing is blocked"),
             }
         }
         Ok(())
