@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{Files, RULES, TABLE, body, limit, passed, wait_for_limit};
 use crate::kit::redis::cluster::Cluster;
 use crate::kit::redis::sentinels::{NAME, Sentinels};
-use crate::kit::redis::{self, Server, options};
+use crate::kit::redis::{Server, options};
 use crate::kit::scrape::{scrape, with_prometheus};
 use crate::kit::tollkeeper::{Setup, Tollkeeper};
 use crate::kit::{wait_at_most, wait_for};
@@ -43,7 +43,7 @@ fn wait_until_followed(server: &Tollkeeper, redis: &Server) {
 
 #[test]
 fn rows_decide_and_a_change_is_seen_within_a_second() {
-    let (redis, files) = (redis::options().start(), files("24h"));
+    let (redis, files) = (options().start(), files("24h"));
     for (tenant, row) in [("acme", "gold"), ("own", "7/day"), ("bad", "nonsense")] {
         set(&redis, tenant, row);
     }
@@ -70,7 +70,7 @@ fn rows_decide_and_a_change_is_seen_within_a_second() {
 
 #[test]
 fn unannounced_change_is_seen_after_the_lifetime() {
-    let (redis, files) = (redis::options().start(), files("1s"));
+    let (redis, files) = (options().start(), files("1s"));
     set(&redis, "acme", "gold");
     let server = setup(&files, &redis).start();
     wait_for_limit(&server, "acme", 5);
@@ -80,7 +80,7 @@ fn unannounced_change_is_seen_after_the_lifetime() {
 
 #[test]
 fn last_known_row_then_the_default_decides_without_redis() {
-    let (redis, files) = (redis::options().start(), files("1s"));
+    let (redis, files) = (options().start(), files("1s"));
     set(&redis, "acme", "gold");
     let (setup, port) = with_prometheus(setup(&files, &redis).env("TOLLKEEPER_STORE_TIMEOUT", "200ms"));
     let server = setup.start();
@@ -112,7 +112,7 @@ fn last_known_row_then_the_default_decides_without_redis() {
 fn rotated_values_cost_bounded_reads() {
     const REQUESTS: usize = 20;
     const DESCRIPTORS: usize = 100;
-    let (redis, files) = (redis::options().start(), files("24h"));
+    let (redis, files) = (options().start(), files("24h"));
     let server = setup(&files, &redis).start();
     wait_until_followed(&server, &redis);
     redis.reset_stats();
@@ -153,7 +153,7 @@ fn table_in_redis_needs_counters_in_redis() {
 
 #[test]
 fn bounds_of_look_ups_are_settings() {
-    let redis = redis::options().start();
+    let redis = options().start();
     let rules = RULES.replace("{ file: customers.csv }", "{ redis: customers }");
     let files = Files::new(&rules, TABLE);
     set(&redis, "acme", "gold");

@@ -178,6 +178,6 @@ fn copy_of_rules_with_other_limits_has_the_rows_of_the_original() {
     assert_eq!(plan_of(&copy, "acme"), ("free".to_owned(), PlanSource::Default), "no rows yet");
     copy.share_tables(&rules);
     assert_eq!(plan_of(&copy, "acme"), ("gold".to_owned(), PlanSource::Row));
-    assert_eq!(plan_of(&copy, "own").1, PlanSource::Own);
+    assert_eq!(plan_of(&copy, "own"), ("own".to_owned(), PlanSource::OwnLimit));
     assert_eq!(plan_of(&copy, "nobody"), ("free".to_owned(), PlanSource::Default));
 }
