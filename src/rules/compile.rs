@@ -28,6 +28,7 @@ use std::sync::Arc;
 use std::vec;
 
 use crate::limit::period::Unit;
+use crate::rules::acknowledged::AcknowledgedLines;
 use crate::rules::child_list::ChildList;
 use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
 use crate::rules::document::defaults::check_defaults;
@@ -88,6 +89,7 @@ pub fn compile_documents(
 struct Compiler<'o> {
     options: &'o CompileOptions,
     found: Diagnostics,
+    acknowledged: Vec<(Arc<str>, AcknowledgedLines)>,
     domains: Vec<DomainBuilder>,
     by_name: HashMap<String, usize>,
 }
@@ -110,7 +112,13 @@ struct DocumentDescriptors {
 
 impl<'o> Compiler<'o> {
     fn new(options: &'o CompileOptions) -> Self {
-        Self { options, found: Diagnostics::default(), domains: Vec::new(), by_name: HashMap::new() }
+        Self {
+            options,
+            found: Diagnostics::default(),
+            acknowledged: Vec::new(),
+            domains: Vec::new(),
+            by_name: HashMap::new(),
+        }
     }
 
     /// Compiles the documents of `files`.
@@ -126,6 +134,9 @@ impl<'o> Compiler<'o> {
         }
         for builder in &mut self.domains {
             finish_domain(builder, self.found.has_errors(), &mut self.found);
+        }
+        for (file, lines) in &self.acknowledged {
+            self.found.acknowledge(file, lines);
         }
         self.found.sort(files);
         if self.found.has_errors() {
@@ -149,6 +160,10 @@ impl<'o> Compiler<'o> {
                 return Vec::new();
             }
         };
+        let acknowledged = AcknowledgedLines::find(&text);
+        if !acknowledged.is_empty() {
+            self.acknowledged.push((Arc::clone(file), acknowledged));
+        }
         let before = self.found.error_count();
         let mut roots = yaml::parse::parse_documents(&text, source.documents, file, &mut self.found);
         // An empty document beside others is a stray `---`; an empty document alone is the text.

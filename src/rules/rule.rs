@@ -21,6 +21,7 @@ pub mod metric_names;
 pub mod rlconfig;
 pub mod set;
 pub mod trace;
+pub mod near_miss;
 pub mod decompile;
 pub(crate) mod wildcard;
 
