@@ -15,6 +15,7 @@ pub mod lints;
 mod match_pattern;
 mod any_order;
 mod hidden_rules;
+mod replaced_names;
 mod limit_spec;
 mod memcache;
 mod rule_defaults;
@@ -276,7 +277,7 @@ fn source_location(file: &Arc<str>, at: Position) -> SourceLocation {
 
 /// Puts the rules of a domain in the order of `matching`, and reports what only the whole domain shows.
 fn finish_domain(builder: &mut DomainBuilder, has_errors: bool, found: &mut Diagnostics) {
-    let DomainBuilder { domain, matching, .. } = builder;
+    let DomainBuilder { domain, matching, plans, .. } = builder;
     if domain.matching.order == EntryOrder::Any {
         any_order::sort_rules(domain, found);
     }
@@ -285,6 +286,7 @@ fn finish_domain(builder: &mut DomainBuilder, has_errors: bool, found: &mut Diag
         return;
     }
     hidden_rules::warn_about_hidden_rules(domain, found);
+    replaced_names::warn_about_unknown_names(domain, plans, found);
     let steps = if domain.matching.backtrack { count_steps(&domain.descriptors, domain.matching) } else { 0 };
     if steps > MAX_BACKTRACKING_STEPS
         && let Some((_, location)) = matching

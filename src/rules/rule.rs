@@ -317,6 +317,17 @@ pub enum Allowance {
     Limits(Vec<RuleLimit>),
 }
 
+impl Allowance {
+    /// Names of the limits that have one.
+    pub fn limit_names(&self) -> Vec<&str> {
+        let names = match self {
+            Self::Unlimited { name, .. } => vec![&**name],
+            Self::Limits(limits) => limits.iter().map(|limit| &*limit.name).collect(),
+        };
+        names.into_iter().filter(|name| !name.is_empty()).collect()
+    }
+}
+
 /// One limit of a rule.
 #[derive(Clone, Debug)]
 pub struct RuleLimit {

@@ -108,7 +108,8 @@ pub fn main(arguments: &[OsString]) -> ExitCode {
         Some("client_cmd") => client_cmd::run(arguments),
         _ => match Cli::try_parse_from(arguments) {
             Ok(cli) => run_command(cli),
-            Err(error) => {
+            Err(mut error) => {
+                serve::suggest_config_flag(&mut error);
                 // `--help` and `--version` are errors for clap too; it chooses the right stream.
                 let _ = error.print();
                 if error.use_stderr() { CommandOutcome::UsageError } else { CommandOutcome::Success }

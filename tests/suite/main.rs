@@ -23,6 +23,7 @@ mod decision_log;
 mod descriptors;
 mod doc_examples;
 mod envoy;
+mod envoy_check;
 mod events;
 mod example_rules;
 mod failure_policies;
