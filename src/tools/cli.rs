@@ -61,7 +61,7 @@ enum Command {
     /// Send rate limit requests to a running server, as Envoy does
     #[command(after_long_help = call::HELP)]
     Call(call::Args),
-    /// Show the most rejected keys of a running server, or findings about its limits
+    /// Show the most rejected or busiest keys of a running server, unmatched descriptors, or findings about its limits
     #[command(after_long_help = top::HELP)]
     Top(top::Args),
     /// Load-test any rate limit service: throughput, latencies, accuracy
