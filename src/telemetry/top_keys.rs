@@ -2,9 +2,9 @@
 //! the decisions.
 //!
 //! Rejections are counted by one [`SpaceSaving`] sketch per minute, in shards, so that threads rarely contend. A
-//! rejection takes a short lock; admitted requests come here only as part of a sample. A window is one minute, by the clock of Redis once
-//! its offset is known, and the last [`KEPT_MINUTES`] windows are kept. The count of a key is known as a lower and an
-//! upper bound.
+//! rejection takes a short lock; admitted requests come here only as part of a sample. A window is one minute, by the
+//! clock of Redis once its offset is known, and the last [`KEPT_MINUTES`] windows are kept. The count of a key is known
+//! as a lower and an upper bound.
 
 pub mod space_saving;
 

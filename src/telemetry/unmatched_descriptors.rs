@@ -192,10 +192,7 @@ mod tests {
             paths.into_iter().map(|path| (path.domain, path.example, path.count)).collect()
         };
         let row = |domain: &str, example: &str, count| (domain.to_owned(), example.to_owned(), count);
-        assert_eq!(
-            counts(start + WINDOW_S),
-            [row("shop", "user", 3), row("edge", "user", 1), row("shop", "us,er", 1)]
-        );
+        assert_eq!(counts(start + WINDOW_S), [row("shop", "user", 3), row("edge", "user", 1), row("shop", "us,er", 1)]);
         assert_eq!(counts(start + 2 * WINDOW_S), [row("edge", "user", 1)]);
         unmatched.drop_old_windows(Time::from_secs(start + 3 * WINDOW_S));
         assert_eq!(counts(start + WINDOW_S), []);

@@ -1,8 +1,8 @@
 //! Why a limit will not work: checks of an Envoy bootstrap.
 //!
 //! Envoy accepts much that does not limit: text of formatters that is sent as it is, costs that are left out, a cluster
-//! that does not exist, a filter that is never asked. Each check is one of [`finding::EnvoyCheck`]; what it says was seen
-//! with Envoy 1.40. With rules it also says which descriptors match none of them.
+//! that does not exist, a filter that is never asked. Each check is one of [`finding::EnvoyCheck`]; what it says was
+//! seen with Envoy 1.40. With rules it also says which descriptors match none of them.
 //!
 //! The file is read as Envoy reads it, in YAML or JSON, with names in `snake_case` or `lowerCamelCase`. What no check
 //! concerns is ignored, so a file of another version is no error. A configuration dump of a running Envoy works too.
@@ -30,11 +30,7 @@ use crate::rules::yaml::{DocumentSelection, parse};
 ///
 /// # Errors
 /// The problems of text that is neither YAML nor JSON.
-pub fn check_bootstrap(
-    file: &Arc<str>,
-    text: &str,
-    rules: Option<&RuleSet>,
-) -> Result<EnvoyFindings, Diagnostics> {
+pub fn check_bootstrap(file: &Arc<str>, text: &str, rules: Option<&RuleSet>) -> Result<EnvoyFindings, Diagnostics> {
     let mut problems = Diagnostics::default();
     let roots = parse::parse_documents(text, DocumentSelection::All, file, &mut problems);
     if problems.has_errors() {

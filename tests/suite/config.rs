@@ -466,9 +466,13 @@ fn replaced_name_that_no_limit_has_gets_a_warning() {
         )
     };
     good(&rules("name: per-address, "));
-    for (first, hint) in [("name: per-adress, ", "did you mean `per-adress`?"), ("", "give the limit that it replaces")] {
+    for (first, hint) in [("name: per-adress, ", "did you mean `per-adress`?"), ("", "give the limit that it replaces")]
+    {
         let warnings = load(rules(first)).expect("a warning only").warnings.to_string();
-        assert!(warnings.starts_with("x.yaml:5:5: warning: `replaces` names 'per-address', and no limit"), "{warnings}");
+        assert!(
+            warnings.starts_with("x.yaml:5:5: warning: `replaces` names 'per-address', and no limit"),
+            "{warnings}"
+        );
         assert!(warnings.contains(hint), "{warnings}");
     }
     // A plan has the name.

@@ -65,7 +65,10 @@ fn each_check_has_a_sample_with_the_expected_findings() {
         let lines = found.kept().iter().map(|one| {
             let (severity, check) = (one.severity.name(), one.check.name());
             let place = format!("{}:{} {}", one.line, one.column, one.path);
-            format!("{severity} {check}\n  at: {place}\n  {}\n  so: {}\n  fix: {}\n", one.message, one.consequence, one.fix)
+            format!(
+                "{severity} {check}\n  at: {place}\n  {}\n  so: {}\n  fix: {}\n",
+                one.message, one.consequence, one.fix
+            )
         });
         let text: String = lines.collect();
         let beside = path.with_extension("txt");
@@ -138,7 +141,8 @@ fn json_with_names_in_camel_case_is_read_too() {
 
 #[test]
 fn routes_and_clusters_of_a_configuration_dump_are_found() {
-    let manager = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
+    let manager =
+        "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
     let text = format!(
         r#"{{"configs": [
         {{"dynamic_listeners": [{{"active_state": {{"listener": {{"filter_chains": [{{"filters": [{{"typed_config": {{
@@ -203,9 +207,8 @@ bad/rlqs-crash.yaml:27:66: error: a `token_bucket` in `no_assignment_behavior` [
     let (place, rest) = ended.stdout.split_once(": error").expect("an error");
     let (_, expected_rest) = expected.split_once(": error").expect("an error");
     assert!(place.starts_with("bad/rlqs-crash.yaml:"), "{place}");
-    let without_excerpt = |text: &str| -> Vec<String> {
-        text.lines().filter(|line| !line.contains(" | ")).map(str::to_owned).collect()
-    };
+    let without_excerpt =
+        |text: &str| -> Vec<String> { text.lines().filter(|line| !line.contains(" | ")).map(str::to_owned).collect() };
     assert_eq!(without_excerpt(rest), without_excerpt(expected_rest));
 }
 
@@ -250,7 +253,8 @@ fn hostile_files_are_bounded() {
     // Each level doubles what the aliases expand to.
     let bomb: String = (1..40).map(|at| format!("a{at}: &a{at} [*a{}, *a{}]\n", at - 1, at - 1)).collect();
     assert!(check_bootstrap(&Arc::from("x"), &format!("a0: &a0 [x, x]\n{bomb}"), None).is_err());
-    let manager = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
+    let manager =
+        "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
     let filter = "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit";
     let one = format!("{{ name: x, typed_config: {{ \"@type\": {filter} }} }}");
     let filters: Vec<String> = (0..20_000).map(|_| format!("  - {one}\n")).collect();

@@ -63,6 +63,7 @@ mod tidy;
 mod times;
 mod tls;
 mod traces;
+mod unmatched;
 mod vectors;
 mod watch;
 mod why;

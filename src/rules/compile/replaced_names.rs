@@ -18,7 +18,8 @@ pub(super) fn warn_about_unknown_names(domain: &Domain, plans: &[CompiledPlan], 
     let known: HashSet<&str> = rules.iter().flat_map(|rule| rule.allowance.limit_names()).chain(of_plans).collect();
     for rule in rules {
         for name in rule.replaces.iter().filter(|name| !known.contains(&***name)) {
-            let message = format!("`replaces` names '{}', and no limit of this domain has that name", escape_for_message(name));
+            let message =
+                format!("`replaces` names '{}', and no limit of this domain has that name", escape_for_message(name));
             let likeness = |known: &&&str| strsim::normalized_damerau_levenshtein(name, known);
             let near = known.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)).then(other.cmp(one)));
             let hint = match near.filter(|near| likeness(near) >= 0.6) {

@@ -143,7 +143,8 @@ impl Search<'_> {
     fn search(&mut self, node: NodeId, unused: UnusedEntries, lacking: usize) -> bool {
         let set = self.set;
         let reached = &set.nodes[node as usize];
-        let is_complete = (0..self.entries.len()).all(|index| !unused.contains(index) || self.entries[index].is_optional);
+        let is_complete =
+            (0..self.entries.len()).all(|index| !unused.contains(index) || self.entries[index].is_optional);
         if is_complete && !self.path.is_empty() && (reached.rule.is_some() || reached.exempt) {
             return true;
         }
@@ -182,9 +183,7 @@ impl Search<'_> {
 fn node_fits(node: &CompiledNode, entry: &PossibleEntry<'_>, comparison: Comparison) -> bool {
     let key = node.composite.get(..node.key_length).unwrap_or_default();
     match comparison {
-        Comparison::Exact => {
-            composite_fits(&node.composite, key, node, entry.key, entry.value)
-        }
+        Comparison::Exact => composite_fits(&node.composite, key, node, entry.key, entry.value),
         Comparison::IgnoringCase => {
             let [composite, node_key, entry_key] = [&node.composite, key, entry.key].map(fold_case);
             let value = entry.value.map(fold_case);
@@ -192,8 +191,7 @@ fn node_fits(node: &CompiledNode, entry: &PossibleEntry<'_>, comparison: Compari
         }
         Comparison::SimilarKeys => {
             key == entry.key && node_fits(node, entry, Comparison::Exact)
-                || (are_alike(key, entry.key)
-                    && node_fits(node, &PossibleEntry { key, ..*entry }, Comparison::Exact))
+                || (are_alike(key, entry.key) && node_fits(node, &PossibleEntry { key, ..*entry }, Comparison::Exact))
         }
         Comparison::KeysOnly => key == entry.key,
     }
@@ -265,8 +263,7 @@ impl RuleSet {
             return None;
         }
         let find = |comparison, any_order, lacking| self.search_miss(domain, entries, comparison, any_order, lacking);
-        let miss =
-            |reason, path: Vec<(NodeId, Option<usize>)>| self.describe_path(reason, &path, entries);
+        let miss = |reason, path: Vec<(NodeId, Option<usize>)>| self.describe_path(reason, &path, entries);
         if let Some(path) = find(Comparison::IgnoringCase, false, 0) {
             return miss(MissReason::Case, path);
         }
@@ -305,9 +302,10 @@ impl RuleSet {
     fn find_in_other_domain(&self, domain: &DomainRules, entries: &[PossibleEntry<'_>]) -> Option<NearMiss> {
         let mut others: Vec<&DomainRules> = self.domains().filter(|other| other.name != domain.name).collect();
         others.sort_unstable_by_key(|other| &*other.name);
-        let other = others.into_iter().take(MAX_DOMAINS).find(|other| {
-            matches!(self.possible_rule(other, entries), PossibleRule::Found)
-        })?;
+        let other = others
+            .into_iter()
+            .take(MAX_DOMAINS)
+            .find(|other| matches!(self.possible_rule(other, entries), PossibleRule::Found))?;
         let suggestion = truncate_printable(&other.name, MAX_TEXT_CHARS);
         Some(NearMiss { reason: MissReason::Domain, rule: other.name.clone(), location: None, suggestion })
     }
@@ -390,6 +388,7 @@ fn format_suggested_entry(node: &CompiledNode, entry: Option<&PossibleEntry<'_>>
     let value = match (node.match_kind, own, entry.and_then(|entry| entry.value)) {
         (MatchKind::Exact, Some(own), _) => text(own),
         (MatchKind::Wildcard | MatchKind::Match, Some(own), _) if reason == MissReason::Value => text(own),
+        (MatchKind::Wildcard | MatchKind::Match, Some(own), None) => text(own),
         (_, _, Some(value)) => text(value),
         (_, _, None) => "...".to_owned(),
     };

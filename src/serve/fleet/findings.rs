@@ -360,7 +360,9 @@ mod tests {
             replicas[1].recent.unmatched = unmatched;
             let found = find_problems(&replicas, NOW);
             assert_eq!(found.len(), usize::from(is_found), "{found:?}");
-            assert!(found.iter().all(|one| one.kind == FleetFindingKind::UnmatchedDescriptors && one.replicas == ["b"]));
+            assert!(
+                found.iter().all(|one| one.kind == FleetFindingKind::UnmatchedDescriptors && one.replicas == ["b"])
+            );
             // One replica alone has it too.
             assert_eq!(find_problems(&replicas[1..], NOW).len(), usize::from(is_found));
         }

@@ -75,7 +75,8 @@ mod tests {
     use crate::serve::fleet::summary::{BusyKeySummary, PublishedKeyForm, ReplicaSummary};
 
     fn summary(keys: &[(usize, &str, u64)]) -> ReplicaSummary {
-        let busy = keys.iter().map(|(name, text, hits)| BusyKeySummary { name: *name, text: (*text).into(), hits: *hits });
+        let busy =
+            keys.iter().map(|(name, text, hits)| BusyKeySummary { name: *name, text: (*text).into(), hits: *hits });
         ReplicaSummary {
             names: vec!["shop.user".to_owned(), "shop.path".to_owned()],
             domain_bytes: vec![4, 4],

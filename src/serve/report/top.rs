@@ -164,7 +164,12 @@ impl TopReport {
 
     /// Adds the keys with most hits, the busiest first.
     #[must_use]
-    pub fn with_busiest_keys(mut self, snapshot: &TopKeysSnapshot, domains: &DomainsByMetricName, query: &TopQuery) -> Self {
+    pub fn with_busiest_keys(
+        mut self,
+        snapshot: &TopKeysSnapshot,
+        domains: &DomainsByMetricName,
+        query: &TopQuery,
+    ) -> Self {
         let max_keys = query.most.unwrap_or(DEFAULT_SHOWN_KEYS).clamp(1, MAX_SHOWN_KEYS);
         self.busiest = snapshot
             .keys
@@ -218,14 +223,7 @@ impl TopReport {
         by_limit.sort_by(|a, b| (b.rejected_at_least, &a.rule).cmp(&(a.rejected_at_least, &b.rule)));
         by_limit.truncate(MAX_SHOWN_LIMITS);
         let overall = keys.iter().take(max_keys).map(|rejected| TopKey::new(rejected, domains)).collect();
-        Self {
-            minutes,
-            max_missed_hits: max_missed,
-            overall,
-            by_limit,
-            by_minute: Vec::new(),
-            busiest: Vec::new(),
-        }
+        Self { minutes, max_missed_hits: max_missed, overall, by_limit, by_minute: Vec::new(), busiest: Vec::new() }
     }
 
     fn minutes_in_words(&self) -> String {
@@ -238,9 +236,8 @@ impl TopReport {
         if self.busiest.is_empty() {
             return format!("no hits were counted in {minutes}\n");
         }
-        let row = |key: &BusyKey| {
-            [key.hits_about.to_string(), escape_unprintable(&key.rule), escape_unprintable(&key.key)]
-        };
+        let row =
+            |key: &BusyKey| [key.hits_about.to_string(), escape_unprintable(&key.rule), escape_unprintable(&key.key)];
         format!("Hits in {minutes}, rejected or not, by an estimate from a sample.\n\n")
             + &format_table(&["ABOUT", "RULE", "KEY"], self.busiest.iter().map(row), NumberAlignment::Right)
     }

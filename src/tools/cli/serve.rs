@@ -55,8 +55,8 @@ pub(super) fn suggest_config_flag(error: &mut clap::Error) {
         _ => return,
     };
     let Some(ContextValue::String(argument)) = error.get(kind) else { return };
-    let is_rule_file = [".yaml", ".yml", ".json"].iter().any(|ending| argument.ends_with(ending))
-        || Path::new(argument).is_dir();
+    let is_rule_file =
+        [".yaml", ".yml", ".json"].iter().any(|ending| argument.ends_with(ending)) || Path::new(argument).is_dir();
     if is_rule_file && !argument.starts_with('-') {
         let tip = format!("write `--config {}`", escape_unprintable(argument));
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));

@@ -97,9 +97,8 @@ impl<'n, 'a> Bootstrap<'n, 'a> {
 
     /// Returns `true` if no filter asks for limits.
     pub(super) fn has_no_limits(&self) -> bool {
-        let has_filter = |manager: &ConnectionManager<'_, '_>| {
-            !manager.filters.is_empty() || !manager.quota_filters.is_empty()
-        };
+        let has_filter =
+            |manager: &ConnectionManager<'_, '_>| !manager.filters.is_empty() || !manager.quota_filters.is_empty();
         self.network_filters.is_empty() && self.thrift_filters.is_empty() && !self.managers.iter().any(has_filter)
     }
 }
@@ -196,9 +195,7 @@ impl<'n, 'a> ConnectionManager<'n, 'a> {
         let has_own = !filter.entries.is_empty();
         let of_routes = self.route_entries.iter().filter(|entry| match entry.place {
             LimitPlace::PerRoute => true,
-            LimitPlace::Filter | LimitPlace::Route | LimitPlace::VirtualHost => {
-                !has_own && entry.stage == filter.stage
-            }
+            LimitPlace::Filter | LimitPlace::Route | LimitPlace::VirtualHost => !has_own && entry.stage == filter.stage,
         });
         filter.entries.iter().chain(of_routes).cloned().collect()
     }
@@ -231,10 +228,7 @@ fn read_thrift_proxy<'n, 'a>(proxy: &ConfigNode<'n, 'a>) -> Vec<(ConfigNode<'n, 
         .flat_map(|action| LimitEntry::read_all(&action, LimitPlace::Route))
         .collect();
     let filters = proxy.items("thrift_filters");
-    filters
-        .iter()
-        .filter_map(|filter| Some((filter.typed_config(THRIFT_FILTER_TYPE)?, entries.clone())))
-        .collect()
+    filters.iter().filter_map(|filter| Some((filter.typed_config(THRIFT_FILTER_TYPE)?, entries.clone()))).collect()
 }
 
 /// Reads the runtime flag from the static layers; a later layer takes precedence.

@@ -122,9 +122,14 @@ fn check_cluster(cluster: &ConfigNode<'_, '_>, service: &ServiceUse<'_, '_>, fou
         };
         found.report_as(severity, EnvoyCheck::DefaultCircuitBreakers, cluster, message);
     }
-    let options = options.and_then(|options| options.field_at(&["common_http_protocol_options", "max_stream_duration"]));
+    let options =
+        options.and_then(|options| options.field_at(&["common_http_protocol_options", "max_stream_duration"]));
     if let Some(duration) = options.filter(|_| service.is_quota_stream) {
-        found.report(EnvoyCheck::RlqsStreamDuration, &duration, "`max_stream_duration` in the cluster of a quota stream");
+        found.report(
+            EnvoyCheck::RlqsStreamDuration,
+            &duration,
+            "`max_stream_duration` in the cluster of a quota stream",
+        );
     }
 }
 
@@ -138,4 +143,3 @@ fn find_http2_options<'n, 'a>(
         .iter()
         .find_map(|config| options.field_at(&[config, "http2_protocol_options"]))
 }
-

@@ -1,7 +1,7 @@
 //! A message of Envoy's configuration: fields by name, with position and path.
 //!
-//! A name is found in `snake_case` and in `lowerCamelCase`, as protobuf's JSON has both. A field that is null is absent.
-//! A field of another type than expected is absent too: Envoy refuses such a file by itself.
+//! A name is found in `snake_case` and in `lowerCamelCase`, as protobuf's JSON has both. A field that is null is
+//! absent. A field of another type than expected is absent too: Envoy refuses such a file by itself.
 
 use std::fmt::Write as _;
 use std::rc::Rc;
@@ -76,9 +76,11 @@ impl<'n, 'a> ConfigNode<'n, 'a> {
             YamlContent::List(list) => list.as_slice(),
             YamlContent::Map(_) | YamlContent::Scalar(_) => &[],
         };
-        list.iter()
-            .enumerate()
-            .map(|(index, node)| Self { node, at: node.at, path: self.extend_path(Step::Index(index)) })
+        list.iter().enumerate().map(|(index, node)| Self {
+            node,
+            at: node.at,
+            path: self.extend_path(Step::Index(index)),
+        })
     }
 
     /// Text of the node, if it is a scalar.

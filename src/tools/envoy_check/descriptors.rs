@@ -166,7 +166,8 @@ pub(super) fn find_formatter(text: &str) -> Option<&str> {
     let mut start = 0;
     while let Some(open) = text.get(start..)?.find('%').map(|at| start + at) {
         let rest = &text[open + 1..];
-        let name = rest.find(|c: char| !(c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_')).unwrap_or(rest.len());
+        let name =
+            rest.find(|c: char| !(c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_')).unwrap_or(rest.len());
         let after = &rest[name..];
         let arguments = if after.starts_with('(') { after.find(")%").map(|end| end + 1) } else { Some(0) };
         if rest.starts_with(|c: char| c.is_ascii_uppercase())

@@ -1,8 +1,8 @@
 //! Checks of filters and of the places of `rate_limits`: what is never sent, and what is sent otherwise than written.
 
 use super::bootstrap::{Bootstrap, ConnectionManager, HttpFilter, RuntimeFlag};
-use super::descriptors::{LimitEntry, LimitPlace, find_formatter};
 use super::config_node::ConfigNode;
+use super::descriptors::{LimitEntry, LimitPlace, find_formatter};
 use super::finding::{EnvoyCheck, EnvoyFindings, FindingSeverity};
 
 /// Checks the rate limit filters of a connection manager and their descriptors.

@@ -120,12 +120,7 @@ fn describe_entries(entries: &[PossibleEntry<'_>]) -> String {
 }
 
 /// Warns about a queue whose requests wait longer than the filter waits.
-fn check_queue(
-    filter: &ConfigNode<'_, '_>,
-    domain: Option<&DomainRules>,
-    rules: &RuleSet,
-    found: &mut EnvoyFindings,
-) {
+fn check_queue(filter: &ConfigNode<'_, '_>, domain: Option<&DomainRules>, rules: &RuleSet, found: &mut EnvoyFindings) {
     let Some(domain) = domain else { return };
     let timeout_us = filter.seconds("timeout").unwrap_or(DEFAULT_TIMEOUT_S) * 1e6;
     let limits = rules.rules_of_domain(domain).flat_map(|compiled| &compiled.limits).map(|limit| &limit.limit);

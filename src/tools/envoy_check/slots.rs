@@ -1,7 +1,7 @@
 //! Checks of concurrency limits: the filters that acquire and release slots, and the heartbeats of their holder.
 //!
-//! An item with an entry `slot` acquires; with `apply_on_stream_done` it releases. What goes wrong without each part was
-//! measured with Envoy 1.40 under cancelled requests, restarts and crashes.
+//! An item with an entry `slot` acquires; with `apply_on_stream_done` it releases. What goes wrong without each part
+//! was measured with Envoy 1.40 under cancelled requests, restarts and crashes.
 
 use super::bootstrap::{Bootstrap, ConnectionManager, HttpFilter};
 use super::config_node::ConfigNode;
@@ -108,7 +108,8 @@ fn check_release(release: &SlotFilter<'_, '_, '_>, found: &mut EnvoyFindings) {
     let is_long = filter.node.seconds("timeout").is_some_and(|seconds| seconds >= MIN_RELEASE_TIMEOUT_S);
     if !is_long {
         let node = filter.node.field("timeout").unwrap_or_else(|| filter.listed.clone());
-        let message = format!("a release may take {} only", filter.node.text("timeout").unwrap_or("20 ms (the default)"));
+        let message =
+            format!("a release may take {} only", filter.node.text("timeout").unwrap_or("20 ms (the default)"));
         found.report(EnvoyCheck::ReleaseTimeoutShort, &node, message);
     }
     for entry in &release.entries {
@@ -132,17 +133,14 @@ fn check_order(release: &SlotFilter<'_, '_, '_>, acquires: &[SlotFilter<'_, '_, 
         let message = format!("the filter '{}' acquires slots and releases them", release.filter.name);
         found.report(EnvoyCheck::ReleaseInAcquireFilter, listed, message);
     } else if release.index > first {
-        let message = format!("the filter '{}' releases slots, and is behind the one that acquires", release.filter.name);
+        let message =
+            format!("the filter '{}' releases slots, and is behind the one that acquires", release.filter.name);
         found.report(EnvoyCheck::ReleaseBehindAcquire, listed, message);
     }
 }
 
 /// Checks that each release names the slot of an acquire.
-fn check_slots_agree(
-    release: &SlotFilter<'_, '_, '_>,
-    acquires: &[SlotFilter<'_, '_, '_>],
-    found: &mut EnvoyFindings,
-) {
+fn check_slots_agree(release: &SlotFilter<'_, '_, '_>, acquires: &[SlotFilter<'_, '_, '_>], found: &mut EnvoyFindings) {
     let mut acquired = acquires.iter().flat_map(|acquire| &acquire.entries).map(describe_slot).peekable();
     if acquired.peek().is_none() {
         return;
@@ -184,7 +182,8 @@ fn check_holder(filter: &HttpFilter<'_, '_>, bootstrap: &Bootstrap<'_, '_>, foun
     let named = service.field_at(&["envoy_grpc", "cluster_name"]).and_then(|name| name.as_text());
     let Some(cluster) = named.and_then(|name| bootstrap.clusters.get(name)) else { return };
     let header = |list: Vec<ConfigNode<'_, '_>>| {
-        let of_holder = list.iter().find(|header| header.text("key").is_some_and(|key| key.eq_ignore_ascii_case(HOLDER)));
+        let of_holder =
+            list.iter().find(|header| header.text("key").is_some_and(|key| key.eq_ignore_ascii_case(HOLDER)));
         of_holder.and_then(|header| header.text("value")).map(str::to_owned)
     };
     let own = header(service.items("initial_metadata"));
