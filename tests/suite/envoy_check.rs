@@ -260,8 +260,18 @@ fn hostile_files_are_bounded() {
     let filters: Vec<String> = (0..20_000).map(|_| format!("  - {one}\n")).collect();
     let text = format!("\"@type\": {manager}\nroute_config: {{}}\nhttp_filters:\n{}", filters.concat());
     let found = check(&text, None);
+    assert_eq!(found.count(FindingSeverity::Warning), 64, "no more filters are checked");
+    // Each cluster of many is checked once.
+    let clusters: Vec<String> = (0..20_000).map(|at| format!("  - {{ name: c{at} }}\n")).collect();
+    let entries =
+        "    - actions: [{ generic_key: { descriptor_value: x } }]\n      hits_addend: { number: 1 }\n".repeat(20_000);
+    let text = format!(
+        "static_resources:\n  clusters:\n{}\"@type\": {manager}\nroute_config:\n  virtual_hosts:\n  - rate_limits:\n{entries}http_filters: [{one}]\n",
+        clusters.concat()
+    );
+    let found = check(&text, Some("domain: edge\n"));
     assert!(found.kept().len() <= 1000, "{}", found.kept().len());
-    assert!(found.count(FindingSeverity::Warning) > 5000);
+    assert!(found.count(FindingSeverity::Error) > 9000, "{}", found.count(FindingSeverity::Error));
 }
 
 proptest! {

@@ -205,23 +205,24 @@ fn composite_fits(
     entry_key: &[u8],
     value: Option<&[u8]>,
 ) -> bool {
-    let prefix = [entry_key, b"_"].concat();
+    // The value that the node has if its text begins with the key of the entry.
+    let own_value = composite.strip_prefix(entry_key).and_then(|rest| rest.strip_prefix(b"_"));
     let Some(value) = value else {
         return match node.match_kind {
-            MatchKind::Any => node_key == entry_key || composite.starts_with(&prefix),
-            MatchKind::Exact => composite.starts_with(&prefix),
+            MatchKind::Any => node_key == entry_key || own_value.is_some(),
+            MatchKind::Exact => own_value.is_some(),
             MatchKind::Match => node_key == entry_key,
             MatchKind::Wildcard => {
                 let literal = composite.split(|byte| *byte == b'*').next().unwrap_or_default();
+                let prefix = [entry_key, b"_"].concat();
                 literal.starts_with(&prefix) || prefix.starts_with(literal)
             }
         };
     };
-    let written = [&*prefix, value].concat();
     match node.match_kind {
-        MatchKind::Any => node_key == entry_key || composite == written,
-        MatchKind::Exact => composite == written,
-        MatchKind::Wildcard => Pattern::new(composite).matches(&written),
+        MatchKind::Any => node_key == entry_key || own_value == Some(value),
+        MatchKind::Exact => own_value == Some(value),
+        MatchKind::Wildcard => Pattern::new(composite).matches(&[entry_key, b"_", value].concat()),
         MatchKind::Match => {
             node_key == entry_key && node.pattern.as_ref().is_some_and(|pattern| pattern.matches(value))
         }

@@ -21,6 +21,9 @@ const CLUSTER_TYPE: &str = "envoy.config.cluster.v3.Cluster";
 /// Runtime flag by which Envoy expands formatters in values of descriptors.
 const FORMATTER_FLAG: &str = "envoy.reloadable_features.enable_formatter_for_ratelimit_action_descriptor_value";
 
+/// Maximum number of rate limit filters of a connection manager that are checked: each is compared with all routes.
+const MAX_FILTERS: usize = 64;
+
 /// What the file says of a runtime flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RuntimeFlag {
@@ -138,7 +141,7 @@ impl<'n, 'a> FoundParts<'n, 'a> {
 impl<'n, 'a> ConnectionManager<'n, 'a> {
     fn read(node: ConfigNode<'n, 'a>, routes: &HashMap<&'n str, ConfigNode<'n, 'a>>) -> Self {
         let listed = node.items("http_filters");
-        let filters = listed.iter().filter_map(HttpFilter::read).collect();
+        let filters = listed.iter().filter_map(HttpFilter::read).take(MAX_FILTERS).collect();
         let quota_filters = listed.iter().filter_map(|filter| filter.typed_config(QUOTA_FILTER_TYPE)).collect();
         let dynamic = node.field_at(&["rds", "route_config_name"]).and_then(|name| name.as_text());
         let configuration = node.field("route_config").or_else(|| routes.get(dynamic?).cloned());

@@ -1,5 +1,7 @@
 //! Checks of what Envoy sends against rules: domains, and descriptors that no value makes match.
 
+use std::collections::HashMap;
+
 use super::bootstrap::{Bootstrap, RuntimeFlag};
 use super::config_node::ConfigNode;
 use super::descriptors::LimitEntry;
@@ -12,23 +14,25 @@ use crate::rules::rule::set::{DomainRules, RuleSet};
 /// Default timeout of Envoy's rate limit filter, in seconds.
 const DEFAULT_TIMEOUT_S: f64 = 0.02;
 
+/// Maximum number of different descriptors that are searched in the rules.
+const MAX_SEARCHED_DESCRIPTORS: usize = 2000;
+
 /// Maximum number of characters of a domain or value in a message.
 const MAX_TEXT_CHARS: usize = 60;
 
 /// Checks all filters against the rules.
 pub(super) fn check_rules(bootstrap: &Bootstrap<'_, '_>, rules: &RuleSet, found: &mut EnvoyFindings) {
     let has_formatters = bootstrap.formatters != RuntimeFlag::Off;
+    let mut checker = RuleChecker { rules, has_formatters, searched: HashMap::new() };
     for manager in &bootstrap.managers {
-        let mut domains = Vec::new();
-        for per_route in &manager.route_domains {
-            domains.extend(find_domain(per_route, rules, found));
-        }
+        let of_routes: Vec<_> =
+            manager.route_domains.iter().filter_map(|domain| find_domain(domain, rules, found)).collect();
         for filter in &manager.filters {
             let own = filter.node.field("domain").and_then(|domain| find_domain(&domain, rules, found));
             check_queue(&filter.node, own, rules, found);
-            let possible: Vec<&DomainRules> = own.into_iter().chain(domains.iter().copied()).collect();
+            let possible: Vec<&DomainRules> = own.into_iter().chain(of_routes.iter().copied()).collect();
             for entry in manager.entries_of(filter) {
-                check_entry(&entry, &possible, rules, has_formatters, found);
+                checker.check_entry(&entry, &possible, found);
             }
         }
         for filter in &manager.quota_filters {
@@ -37,16 +41,14 @@ pub(super) fn check_rules(bootstrap: &Bootstrap<'_, '_>, rules: &RuleSet, found:
     }
     for (filter, entries) in &bootstrap.thrift_filters {
         let domain = filter.field("domain").and_then(|domain| find_domain(&domain, rules, found));
-        for entry in entries {
-            check_entry(entry, domain.as_slice(), rules, has_formatters, found);
-        }
+        entries.iter().for_each(|entry| checker.check_entry(entry, domain.as_slice(), found));
     }
     for filter in &bootstrap.network_filters {
         let domain = filter.field("domain").and_then(|domain| find_domain(&domain, rules, found));
         for descriptor in filter.items("descriptors") {
             let entries = descriptor.items("entries");
             let entries: Vec<_> = entries.iter().filter_map(read_network_entry).collect();
-            check_entries(&descriptor, &entries, domain.as_slice(), rules, found);
+            checker.check_entries(&descriptor, &entries, domain.as_slice(), found);
         }
     }
 }
@@ -73,40 +75,68 @@ fn find_domain<'r>(
     None
 }
 
-fn check_entry(
-    entry: &LimitEntry<'_, '_>,
-    domains: &[&DomainRules],
-    rules: &RuleSet,
-    has_formatters: bool,
-    found: &mut EnvoyFindings,
-) {
-    // A limit that comes with the request needs no rule, and an entry of an unknown action may match any.
-    if entry.node.field("limit").is_some() {
-        return;
-    }
-    if let Some(entries) = entry.possible_entries(has_formatters) {
-        check_entries(&entry.node, &entries, domains, rules, found);
-    }
+/// A descriptor that matches no rule, whatever its values.
+#[derive(Clone)]
+struct Mismatch {
+    message: String,
+    /// What to do, if a rule is near.
+    fix: Option<String>,
 }
 
-fn check_entries(
-    node: &ConfigNode<'_, '_>,
-    entries: &[PossibleEntry<'_>],
-    domains: &[&DomainRules],
-    rules: &RuleSet,
-    found: &mut EnvoyFindings,
-) {
-    let Some(first) = domains.first() else { return };
-    if entries.is_empty() || domains.iter().any(|domain| rules.can_match(domain, entries)) {
-        return;
+/// Searches the rules of descriptors, once for equal ones: routes repeat them.
+struct RuleChecker<'r> {
+    rules: &'r RuleSet,
+    /// Envoy expands formatters in values.
+    has_formatters: bool,
+    /// Mismatches of the descriptors that were searched, by domains and entries; `None`: a rule can match.
+    searched: HashMap<String, Option<Mismatch>>,
+}
+
+impl RuleChecker<'_> {
+    fn check_entry(&mut self, entry: &LimitEntry<'_, '_>, domains: &[&DomainRules], found: &mut EnvoyFindings) {
+        // A limit that comes with the request needs no rule, and an entry of an unknown action may match any.
+        if entry.node.field("limit").is_some() {
+            return;
+        }
+        if let Some(entries) = entry.possible_entries(self.has_formatters) {
+            self.check_entries(&entry.node, &entries, domains, found);
+        }
     }
-    let near = rules.find_near_miss(first, entries);
-    let message = format!("({}) matches no rule of the domain '{}'", describe_entries(entries), first.name);
-    let fix = near.map(|near| match &near.location {
-        Some(location) => format!("{} ({location})", near.describe()),
-        None => near.describe(),
-    });
-    found.report_with_fix(EnvoyCheck::DescriptorUnmatched, node, message, fix);
+
+    fn check_entries(
+        &mut self,
+        node: &ConfigNode<'_, '_>,
+        entries: &[PossibleEntry<'_>],
+        domains: &[&DomainRules],
+        found: &mut EnvoyFindings,
+    ) {
+        let names: Vec<&str> = domains.iter().map(|domain| &*domain.name).collect();
+        let id = format!("{names:?} {entries:?}");
+        let known = self.searched.get(&id).cloned();
+        // Beyond the bound descriptors are not searched.
+        let mismatch = known.unwrap_or_else(|| {
+            let is_searched = !entries.is_empty() && self.searched.len() < MAX_SEARCHED_DESCRIPTORS;
+            let mismatch = is_searched.then(|| self.find_mismatch(entries, domains)).flatten();
+            self.searched.insert(id, mismatch.clone());
+            mismatch
+        });
+        if let Some(Mismatch { message, fix }) = mismatch {
+            found.report_with_fix(EnvoyCheck::DescriptorUnmatched, node, message, fix);
+        }
+    }
+
+    fn find_mismatch(&self, entries: &[PossibleEntry<'_>], domains: &[&DomainRules]) -> Option<Mismatch> {
+        let first = domains.first()?;
+        if domains.iter().any(|domain| self.rules.can_match(domain, entries)) {
+            return None;
+        }
+        let message = format!("({}) matches no rule of the domain '{}'", describe_entries(entries), first.name);
+        let fix = self.rules.find_near_miss(first, entries).map(|near| match &near.location {
+            Some(location) => format!("{} ({location})", near.describe()),
+            None => near.describe(),
+        });
+        Some(Mismatch { message, fix })
+    }
 }
 
 /// Writes `key=value,key=...`.

@@ -3,6 +3,8 @@
 //! An item with an entry `slot` acquires; with `apply_on_stream_done` it releases. What goes wrong without each part
 //! was measured with Envoy 1.40 under cancelled requests, restarts and crashes.
 
+use std::collections::HashSet;
+
 use super::bootstrap::{Bootstrap, ConnectionManager, HttpFilter};
 use super::config_node::ConfigNode;
 use super::descriptors::{Action, LimitEntry, RELEASE_KEY, SLOT_KEY};
@@ -44,10 +46,11 @@ pub(super) fn check_manager(
             found.report(EnvoyCheck::ReleaseMissing, &entry.node, message);
         }
     }
+    let acquired: HashSet<_> = acquires.iter().flat_map(|acquire| &acquire.entries).map(describe_slot).collect();
     for release in &releases {
         check_release(release, found);
         check_order(release, &acquires, found);
-        check_slots_agree(release, &acquires, found);
+        check_slots_agree(release, &acquired, found);
     }
     for slot_filter in acquires.iter().chain(&releases) {
         check_holder(slot_filter.filter, bootstrap, found);
@@ -140,14 +143,9 @@ fn check_order(release: &SlotFilter<'_, '_, '_>, acquires: &[SlotFilter<'_, '_, 
 }
 
 /// Checks that each release names the slot of an acquire.
-fn check_slots_agree(release: &SlotFilter<'_, '_, '_>, acquires: &[SlotFilter<'_, '_, '_>], found: &mut EnvoyFindings) {
-    let mut acquired = acquires.iter().flat_map(|acquire| &acquire.entries).map(describe_slot).peekable();
-    if acquired.peek().is_none() {
-        return;
-    }
-    let acquired: Vec<_> = acquired.collect();
+fn check_slots_agree(release: &SlotFilter<'_, '_, '_>, acquired: &HashSet<Vec<String>>, found: &mut EnvoyFindings) {
     for entry in release.entries.iter().filter(|entry| entry.has_slot()) {
-        if !acquired.contains(&describe_slot(entry)) {
+        if !acquired.is_empty() && !acquired.contains(&describe_slot(entry)) {
             found.report(EnvoyCheck::SlotDiffers, &entry.node, "no acquire has the same entries as this release");
         }
     }
